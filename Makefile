@@ -1,0 +1,42 @@
+# make demo    the real thing on real input, in about two minutes after the build
+# make test    unit, integration and documentation tests against real servers
+# make check   formatter, lints, documentation without warnings
+# Each installs what is missing first: see scripts/setup.
+
+SHELL := /bin/sh
+CARGO ?= cargo
+
+# The one that scripts/setup installed, if none was there.
+ifneq ($(wildcard .tools/nats/bin/nats-server),)
+TENURE_NATS_SERVER ?= $(CURDIR)/.tools/nats/bin/nats-server
+endif
+export TENURE_NATS_SERVER
+
+.PHONY: demo test check setup setup-test
+
+setup:
+	@scripts/setup
+
+setup-test:
+	@scripts/setup test
+
+# Again, so that make sees what setup has installed.
+demo: setup
+	@$(MAKE) --no-print-directory run-demo
+
+test: setup-test
+	@$(MAKE) --no-print-directory run-test
+
+.PHONY: run-demo run-test
+run-demo:
+	$(CARGO) build --quiet --locked --all-features --bin tenure --example code_evolution
+	$${CARGO_TARGET_DIR:-target}/debug/examples/code_evolution demo
+
+run-test:
+	PYTHONPATH=$(CURDIR)/.tools/python $(CARGO) test --locked --all-features
+
+check: setup
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --locked --all-targets --all-features -- -D warnings
+	$(CARGO) clippy --locked --lib -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --all-features

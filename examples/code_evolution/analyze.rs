@@ -1,0 +1,254 @@
+//! The job: one repository's life, from its first commit on.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use anyhow::Context;
+use git2::{Commit, DiffOptions, Patch, Repository, Sort};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use sqlx::PgPool;
+use tenure::{Job, JobContext, JobError, Outcome};
+use tokio::sync::mpsc;
+
+/// How often a checkpoint is saved, at most.
+const CHECKPOINT_EVERY: Duration = Duration::from_secs(1);
+/// How many points the timeline of lines by language has.
+const TIMELINE_POINTS: usize = 50;
+
+/// Analyze a repository: a path on this machine, or a URL to clone.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct AnalyzeRepo {
+    pub repo: String,
+}
+
+impl Job for AnalyzeRepo {
+    const KIND: &'static str = "code_evolution";
+    const QUEUE: &'static str = "repos";
+}
+
+/// What the handlers share.
+pub struct App {
+    /// Where clones are kept.
+    clones: PathBuf,
+}
+
+impl App {
+    /// Makes sure that the results have their table, which is the application's own, not tenure's.
+    pub async fn connect() -> anyhow::Result<Self> {
+        let pool = PgPool::connect(&std::env::var("DATABASE_URL").context("DATABASE_URL is not set")?).await?;
+        Self::create_table(&pool).await?;
+        pool.close().await;
+        Ok(Self { clones: std::env::temp_dir().join("code-evolution-clones") })
+    }
+
+    /// The table of results.
+    pub async fn create_table(pool: &PgPool) -> anyhow::Result<()> {
+        sqlx::raw_sql(
+            "BEGIN;
+             SELECT pg_advisory_xact_lock(7071);
+             CREATE SCHEMA IF NOT EXISTS code_evolution;
+             CREATE TABLE IF NOT EXISTS code_evolution.results (
+                 job_id        uuid        NOT NULL,
+                 fencing_token bigint      NOT NULL,
+                 worker_pid    int         NOT NULL,
+                 repo          text        NOT NULL,
+                 commits       int         NOT NULL,
+                 analyzed_here int         NOT NULL,  -- by this attempt; the rest came from a checkpoint
+                 report        jsonb       NOT NULL,
+                 written_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
+                 PRIMARY KEY (job_id, fencing_token));
+             COMMIT",
+        )
+        .execute(pool)
+        .await
+        .context("create the table of results")?;
+        Ok(())
+    }
+}
+
+/// What is known after some commits; also the checkpoint.
+#[derive(Debug, Default, Clone, Serialize, Deserialize)]
+struct Evolution {
+    commits: usize,
+    lines: BTreeMap<String, i64>,
+    churn_by_file: BTreeMap<String, u64>,
+    churn_by_author: BTreeMap<String, u64>,
+    timeline: Vec<(i64, BTreeMap<String, i64>)>,
+}
+
+/// The handler.
+pub async fn analyze(job: AnalyzeRepo, ctx: JobContext<App>) -> Result<Outcome, JobError> {
+    ctx.progress("opening", 0.0, &job.repo).await?;
+    let resumed: Evolution = ctx.checkpoint().unwrap_or_default();
+    let resumed_at = resumed.commits;
+    let repo = job.repo.clone();
+    let clones = ctx.state().clones.clone();
+
+    // libgit2 blocks: it walks on a thread of its own, and stops when nobody listens any more.
+    let (steps, mut walked) = mpsc::channel(16);
+    let walk = tokio::task::spawn_blocking(move || walk(&repo, &clones, resumed, &steps));
+    let mut last = Evolution::default();
+    let mut total = 0;
+    let mut saved_at = Instant::now();
+    while let Some((evolution, of)) = walked.recv().await {
+        (last, total) = (evolution, of);
+        #[expect(clippy::cast_precision_loss, reason = "a percentage")]
+        let percent = last.commits as f32 / total.max(1) as f32 * 100.0;
+        ctx.progress("walking", percent, &format!("commit {} of {total}", last.commits)).await?;
+        if saved_at.elapsed() >= CHECKPOINT_EVERY {
+            ctx.save_checkpoint(&last).await?;
+            saved_at = Instant::now();
+        }
+    }
+    walk.await??;
+
+    let report = report(&last, total);
+    let summary = json!({
+        "commits": last.commits,
+        "lines": last.lines.values().sum::<i64>(),
+        "languages": report["languages"],
+        "hottest_files": report["hottest_files"],
+    });
+    let (id, token, repo) = (ctx.id(), ctx.token(), job.repo.clone());
+    let commits = i32::try_from(last.commits)?;
+    let here = i32::try_from(last.commits.saturating_sub(resumed_at))?;
+    // Checked against the fence in the same transaction: a worker that lost the job writes no result.
+    ctx.fenced_tx(move |tx| {
+        Box::pin(async move {
+            sqlx::query(
+                "INSERT INTO code_evolution.results
+                        (job_id, fencing_token, worker_pid, repo, commits, analyzed_here, report)
+                 VALUES ($1, $2, $3, $4, $5, $6, $7)",
+            )
+            .bind(id)
+            .bind(token)
+            .bind(i32::try_from(std::process::id())?)
+            .bind(repo)
+            .bind(commits)
+            .bind(here)
+            .bind(report)
+            .execute(tx)
+            .await?;
+            Ok(())
+        })
+    })
+    .await?;
+    Outcome::done(summary)
+}
+
+/// Walks the first-parent history, so that the lines of a merged branch are counted once.
+fn walk(
+    repo: &str,
+    clones: &Path,
+    mut evolution: Evolution,
+    steps: &mpsc::Sender<(Evolution, usize)>,
+) -> anyhow::Result<()> {
+    let repository = open(repo, clones)?;
+    let mut walk = repository.revwalk()?;
+    walk.push_head().context("the repository has no commits")?;
+    walk.simplify_first_parent()?;
+    walk.set_sorting(Sort::TOPOLOGICAL | Sort::REVERSE)?;
+    let commits = walk.collect::<Result<Vec<_>, _>>()?;
+    let point_every = commits.len().div_ceil(TIMELINE_POINTS).max(1);
+    let report_every = (commits.len() / 1_000).max(1);
+    for oid in commits.iter().skip(evolution.commits) {
+        let commit = repository.find_commit(*oid)?;
+        add(&repository, &commit, &mut evolution)?;
+        evolution.commits += 1;
+        if evolution.commits.is_multiple_of(point_every) || evolution.commits == commits.len() {
+            evolution.timeline.push((commit.time().seconds(), evolution.lines.clone()));
+        }
+        let due = evolution.commits.is_multiple_of(report_every) || evolution.commits == commits.len();
+        if due && steps.blocking_send((evolution.clone(), commits.len())).is_err() {
+            // The handler was dropped: the job is cancelled, or another's.
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+fn open(repo: &str, clones: &Path) -> anyhow::Result<Repository> {
+    if Path::new(repo).exists() {
+        return Repository::open(repo).with_context(|| format!("open {repo}"));
+    }
+    let name: String = repo.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
+    let folder = clones.join(name);
+    if let Ok(known) = Repository::open_bare(&folder) {
+        known.find_remote("origin")?.fetch(&["+HEAD:refs/heads/tenure"], None, None)?;
+        known.set_head("refs/heads/tenure")?;
+        return Ok(known);
+    }
+    // Beside its place first: a clone that was cut off must not be taken for a whole one.
+    std::fs::create_dir_all(clones)?;
+    let unfinished = clones.join(format!("unfinished-{}", std::process::id()));
+    std::fs::remove_dir_all(&unfinished).ok();
+    git2::build::RepoBuilder::new().bare(true).clone(repo, &unfinished).with_context(|| format!("clone {repo}"))?;
+    // Another worker may have been faster; then its clone serves.
+    std::fs::rename(&unfinished, &folder).ok();
+    Ok(Repository::open_bare(&folder)?)
+}
+
+/// Adds what one commit changed against its first parent.
+fn add(repository: &Repository, commit: &Commit<'_>, evolution: &mut Evolution) -> anyhow::Result<()> {
+    let before = commit.parent(0).ok().map(|parent| parent.tree()).transpose()?;
+    let mut options = DiffOptions::new();
+    options.context_lines(0).skip_binary_check(false);
+    let diff = repository.diff_tree_to_tree(before.as_ref(), Some(&commit.tree()?), Some(&mut options))?;
+    let mut churn = 0;
+    for index in 0..diff.deltas().len() {
+        // None: a binary file.
+        let Some(patch) = Patch::from_diff(&diff, index)? else { continue };
+        let (_, added, removed) = patch.line_stats()?;
+        let delta = patch.delta();
+        let path = delta.new_file().path().or_else(|| delta.old_file().path()).unwrap_or(Path::new("?"));
+        let changed = u64::try_from(added + removed)?;
+        churn += changed;
+        *evolution.lines.entry(language(path).to_owned()).or_default() += i64::try_from(added)? - i64::try_from(removed)?;
+        *evolution.churn_by_file.entry(path.to_string_lossy().into_owned()).or_default() += changed;
+    }
+    let author = String::from_utf8_lossy(commit.author().name_bytes()).into_owned();
+    *evolution.churn_by_author.entry(author).or_default() += churn;
+    Ok(())
+}
+
+fn language(path: &Path) -> &'static str {
+    match path.extension().and_then(|extension| extension.to_str()).unwrap_or_default() {
+        "rs" => "Rust",
+        "go" => "Go",
+        "py" => "Python",
+        "sh" | "bash" | "bats" => "Shell",
+        "js" | "mjs" | "jsx" => "JavaScript",
+        "ts" | "tsx" => "TypeScript",
+        "c" | "h" => "C",
+        "cc" | "cpp" | "hpp" => "C++",
+        "java" => "Java",
+        "rb" => "Ruby",
+        "sql" => "SQL",
+        "html" | "css" => "HTML and CSS",
+        "md" | "rst" | "txt" => "Text",
+        "json" | "toml" | "yml" | "yaml" => "Data",
+        _ => "Other",
+    }
+}
+
+fn report(evolution: &Evolution, total: usize) -> serde_json::Value {
+    json!({
+        "commits": total,
+        "languages": evolution.lines,
+        "timeline": evolution.timeline,
+        "hottest_files": top(&evolution.churn_by_file),
+        "churn_by_author": top(&evolution.churn_by_author),
+    })
+}
+
+/// The ten greatest.
+fn top(churn: &BTreeMap<String, u64>) -> Vec<(&str, u64)> {
+    let mut all: Vec<_> = churn.iter().map(|(name, lines)| (name.as_str(), *lines)).collect();
+    all.sort_by_key(|(name, lines)| (std::cmp::Reverse(*lines), *name));
+    all.truncate(10);
+    all
+}

@@ -1,0 +1,359 @@
+//! The demo: three workers, one killed and one frozen, and every job completes exactly once.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitCode, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, ensure};
+use comfy_table::{Table, presets::UTF8_FULL_CONDENSED};
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
+use sqlx::{PgPool, Row};
+use tenure::{Config, JobId, Status, Tenure, dev::Servers};
+
+use crate::{
+    analyze::{AnalyzeRepo, App},
+    repositories,
+};
+
+/// Short timers, so that the show is short. In production these are minutes.
+const TIMERS: [(&str, &str); 7] = [
+    ("TENURE_STALE_AFTER", "5s"),
+    ("TENURE_SCAN_EVERY", "1s"),
+    ("TENURE_ACK_WAIT", "15s"),
+    ("TENURE_FLUSH_EVERY", "250ms"),
+    ("TENURE_KEEPALIVE_EVERY", "1s"),
+    ("TENURE_RENEW_EVERY", "1s"),
+    ("TENURE_SHUTDOWN_GRACE", "10s"),
+];
+
+/// The show ends after this time, one way or the other.
+const LONGEST: Duration = Duration::from_mins(6);
+
+struct Worker {
+    name: &'static str,
+    process: Child,
+    log: PathBuf,
+}
+
+impl Worker {
+    fn start(name: &'static str, folder: &Path, urls: &[(&str, String)]) -> anyhow::Result<Self> {
+        let log = folder.join(format!("{name}.log"));
+        let output = fs::File::create(&log)?;
+        let process = Command::new(std::env::current_exe()?)
+            .arg("work")
+            .envs(urls.iter().map(|(name, url)| (*name, url.as_str())))
+            .envs(TIMERS)
+            .env("TENURE_RUNTIME_DIR", folder.join("run"))
+            .stdin(Stdio::null())
+            .stdout(output.try_clone()?)
+            .stderr(output)
+            .spawn()?;
+        Ok(Self { name, process, log })
+    }
+
+    fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    fn signal(&self, signal: Signal) -> anyhow::Result<()> {
+        let pid = Pid::from_raw(i32::try_from(self.pid())?).context("a pid")?;
+        Ok(kill_process(pid, signal)?)
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // Whatever happened, nothing of the demo is left behind; a stopped process dies of it, too.
+        self.process.kill().ok();
+        self.process.wait().ok();
+    }
+}
+
+/// What is shown while the jobs run.
+struct Screen {
+    bars: MultiProgress,
+    shown: BTreeMap<JobId, ProgressBar>,
+    style: ProgressStyle,
+    said_at: Instant,
+    started: Instant,
+}
+
+impl Screen {
+    fn new() -> anyhow::Result<Self> {
+        Ok(Self {
+            bars: MultiProgress::new(),
+            shown: BTreeMap::new(),
+            style: ProgressStyle::with_template("{prefix:24!} {bar:24} {pos:>3} % {wide_msg}")?,
+            said_at: Instant::now(),
+            started: Instant::now(),
+        })
+    }
+
+    fn say(&self, text: &str) {
+        let line = format!("[{:>5.1} s] {text}", self.started.elapsed().as_secs_f32());
+        if self.bars.is_hidden() {
+            println!("{line}");
+        } else {
+            // Without it the line is not shown, which is no reason to stop.
+            self.bars.println(line).ok();
+        }
+    }
+
+    fn show(&mut self, jobs: &[(JobId, String)], rows: &[tenure::JobRow]) {
+        let hidden = self.bars.is_hidden();
+        let mut words = Vec::new();
+        for row in rows {
+            let name = jobs.iter().find(|(id, _)| *id == row.id).map_or("a submission", |(_, name)| name.as_str());
+            let percent = if row.status == Status::Completed { 100.0 } else { row.progress.unwrap_or(0.0) };
+            let bar = self.shown.entry(row.id).or_insert_with(|| {
+                self.bars.add(ProgressBar::new(100).with_style(self.style.clone()).with_prefix(name.to_owned()))
+            });
+            bar.set_position(format!("{percent:.0}").parse().unwrap_or(0));
+            let message = row.message.clone().unwrap_or_default();
+            bar.set_message(format!("{} · attempt {} · {message}", row.status, row.attempt));
+            words.push(format!("{name} {percent:.0} %"));
+        }
+        if hidden && self.said_at.elapsed() > Duration::from_secs(3) {
+            self.said_at = Instant::now();
+            self.say(&words.join(" · "));
+        }
+    }
+}
+
+pub async fn run() -> anyhow::Result<ExitCode> {
+    let folder = tempfile::Builder::new().prefix("tenure-demo-").tempdir()?;
+    // Postgres may have to run as another user, who must get to its folder inside.
+    fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o711))?;
+    let commits = std::env::var("DEMO_COMMITS").ok().map(|n| n.parse()).transpose()?.unwrap_or(12_000);
+
+    println!("tenure demo: private Postgres and NATS, three workers, real repositories");
+    println!("short timers: {}", TIMERS.map(|(name, value)| format!("{name}={value}")).join(" "));
+    let mut servers = Servers::start(folder.path())?;
+    let urls = [("DATABASE_URL", servers.postgres.url()), ("NATS_URL", servers.nats.url())];
+    // The timers as everybody else reads them: from the environment.
+    let mut config = Config::new(&urls[0].1, &urls[1].1);
+    config.timing.ack_wait = Duration::from_secs(15);
+    config.timing.stale_after = Duration::from_secs(5);
+    config.timing.scan_every = Duration::from_secs(1);
+    config.timing.flush_every = Duration::from_millis(250);
+    config.timing.keepalive_every = Duration::from_secs(1);
+    let tenure = Tenure::connect(&config).await?;
+    tenure.setup(&["repos".into()]).await?;
+    let pool = PgPool::connect(&urls[0].1).await?;
+    App::create_table(&pool).await?;
+
+    let mut repositories = repositories::found();
+    for seed in 1..=5 {
+        let made = folder.path().join(format!("made-{seed}"));
+        repositories::make(&made, seed, commits)?;
+        repositories.push(made);
+    }
+    let names: Vec<String> = repositories.iter().map(|path| path.display().to_string()).collect();
+    println!("repositories: {}", names.join(", "));
+
+    let mut workers = Vec::new();
+    for name in ["worker-1", "worker-2", "worker-3"] {
+        workers.push(Worker::start(name, folder.path(), &urls)?);
+    }
+    let jobs = enqueue(&tenure, &pool, &urls[1].1, &names).await?;
+    let shown = show(&tenure, &pool, &mut workers, &jobs, names.len()).await;
+    if let Err(error) = &shown {
+        println!("\nthe demo failed: {error:#}");
+        for worker in &workers {
+            println!("--- {}\n{}", worker.name, fs::read_to_string(&worker.log).unwrap_or_default());
+        }
+    }
+    for worker in &mut workers {
+        // One was killed.
+        worker.signal(Signal::TERM).ok();
+    }
+    let mut clean = true;
+    for worker in &mut workers {
+        let code = worker.process.wait()?.code();
+        // None: the one that was killed.
+        clean &= matches!(code, Some(0) | None);
+        println!("{} ended: {}", worker.name, code.map_or("killed".into(), |code| format!("exit {code}")));
+    }
+    let proven = report(&pool, names.len()).await?;
+    tenure.close().await;
+    pool.close().await;
+    servers.stop();
+    let good = shown.is_ok() && proven && clean;
+    println!("{}", if good { "demo: every job completed exactly once" } else { "demo: FAILED" });
+    Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Three ways in: a transaction of our own, the library, and a plain NATS message.
+async fn enqueue(
+    tenure: &Tenure,
+    pool: &PgPool,
+    nats_url: &str,
+    names: &[String],
+) -> anyhow::Result<Vec<(JobId, String)>> {
+    let mut jobs = Vec::new();
+    let (first, rest) = names.split_at(names.len().div_ceil(3));
+    let (second, third) = rest.split_at(rest.len() / 2);
+    let short = |name: &String| Path::new(name).file_name().map_or(name.clone(), |n| n.to_string_lossy().into_owned());
+
+    let mut tx = pool.begin().await?;
+    sqlx::query("CREATE TABLE code_evolution.requests (repo text)").execute(&mut *tx).await?;
+    for name in first {
+        sqlx::query("INSERT INTO code_evolution.requests VALUES ($1)").bind(name).execute(&mut *tx).await?;
+        let enqueued = tenure.enqueue(AnalyzeRepo { repo: name.clone() }).unique_key(name.as_str()).tx(&mut tx).await?;
+        jobs.push((enqueued.id, short(name)));
+    }
+    tx.commit().await?;
+    println!("enqueued {} in a transaction, with a row of our own", first.len());
+
+    let requests = second.iter().map(|name| AnalyzeRepo { repo: name.clone() });
+    for (enqueued, name) in tenure.enqueue_many(requests).await?.into_iter().zip(second) {
+        jobs.push((enqueued.id, short(name)));
+    }
+    println!("enqueued {} by the library", second.len());
+
+    let nats = async_nats::connect(nats_url).await?;
+    let jetstream = async_nats::jetstream::new(nats);
+    for name in third {
+        let body = json!({ "repo": name }).to_string();
+        jetstream.publish("jobs.repos.code_evolution", body.into()).await?.await?;
+    }
+    println!("published {} as plain NATS messages", third.len());
+    Ok(jobs)
+}
+
+/// Runs the show: kills one worker in the middle, freezes another beyond the threshold.
+async fn show(
+    tenure: &Tenure,
+    pool: &PgPool,
+    workers: &mut [Worker],
+    jobs: &[(JobId, String)],
+    expected: usize,
+) -> anyhow::Result<()> {
+    let mut screen = Screen::new()?;
+    let mut killed: Option<String> = None;
+    let mut frozen: Option<(usize, String, JobId)> = None;
+    let mut thawed = false;
+    loop {
+        ensure!(screen.started.elapsed() < LONGEST, "not done after {LONGEST:?}");
+        let rows = tenure.jobs(None, None, None, 100).await?;
+        screen.show(jobs, &rows);
+        let midway = |row: &&tenure::JobRow| {
+            row.status == Status::Processing && row.progress.is_some_and(|percent| (15.0..80.0).contains(&percent))
+        };
+        let owner_of = |row: &tenure::JobRow| {
+            let owner = row.worker_id.clone()?;
+            let index = workers.iter().position(|worker| owner.contains(&format!("-{}-", worker.pid())))?;
+            Some((index, owner, row.id))
+        };
+        if killed.is_none() {
+            if let Some((index, owner, _)) = rows.iter().filter(midway).find_map(owner_of) {
+                screen.say(&format!("SIGKILL for {} ({owner}), in the middle of its jobs", workers[index].name));
+                workers[index].process.kill()?;
+                workers[index].process.wait()?;
+                killed = Some(owner);
+            }
+        } else if frozen.is_none() {
+            let other = rows.iter().filter(midway).filter(|row| row.worker_id != killed).find_map(owner_of);
+            if let Some((index, owner, job)) = other {
+                screen.say(&format!("SIGSTOP for {} ({owner}), for longer than stale_after", workers[index].name));
+                workers[index].signal(Signal::STOP)?;
+                frozen = Some((index, owner, job));
+            }
+        } else if let (Some((index, owner, job)), false) = (&frozen, thawed) {
+            // Beyond the threshold: until its job has a new owner.
+            let row = rows.iter().find(|row| row.id == *job);
+            let taken = row.is_some_and(|row| row.fencing_token > 1 && row.worker_id.as_ref() != Some(owner));
+            if taken {
+                screen.say(&format!("its job was taken over; SIGCONT for {}", workers[*index].name));
+                workers[*index].signal(Signal::CONT)?;
+                thawed = true;
+            }
+        }
+        let done = rows.iter().filter(|row| row.status.is_finished()).count();
+        if done == expected && rows.len() == expected {
+            ensure!(killed.is_some(), "the jobs were done before a worker could be killed; raise DEMO_COMMITS");
+            ensure!(thawed, "the jobs were done before a worker could be frozen; raise DEMO_COMMITS");
+            let refused: i64 =
+                sqlx::query_scalar("SELECT count(*) FROM tenure.recovery_events WHERE event = 'refused_write'")
+                    .fetch_one(pool)
+                    .await?;
+            if refused > 0 {
+                return Ok(());
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// Prints what happened, and checks it by SQL alone.
+async fn report(pool: &PgPool, expected: usize) -> anyhow::Result<bool> {
+    let mut table = Table::new();
+    table.load_style(UTF8_FULL_CONDENSED);
+    table.set_header(["repository", "commits", "status", "attempts", "recovered by", "after", "commits redone"]);
+    let rows = sqlx::query(
+        "SELECT j.payload->>'repo' AS repo, j.output->>'commits' AS commits, j.status,
+                (SELECT string_agg(coalesce(outcome, 'running'), ', ' ORDER BY fencing_token)
+                   FROM tenure.job_executions_all e WHERE e.job_id = j.id) AS attempts,
+                (SELECT string_agg(path, ', ' ORDER BY r.id)
+                   FROM tenure.recovery_events r WHERE r.job_id = j.id AND event = 'reset') AS recovered_by,
+                (SELECT string_agg(round(extract(epoch FROM silence), 1) || ' s', ', ' ORDER BY r.id)
+                   FROM tenure.recovery_events r WHERE r.job_id = j.id AND event = 'reset') AS after,
+                (SELECT r.analyzed_here::text FROM code_evolution.results r
+                  WHERE r.job_id = j.id ORDER BY fencing_token DESC LIMIT 1) AS redone
+           FROM tenure.all_jobs j ORDER BY j.id",
+    )
+    .fetch_all(pool)
+    .await?;
+    for row in rows {
+        let text = |name: &str| row.try_get::<Option<String>, _>(name).ok().flatten().unwrap_or_default();
+        table.add_row(["repo", "commits", "status", "attempts", "recovered_by", "after", "redone"].map(text));
+    }
+    println!("\n{table}");
+    let refused = sqlx::query(
+        "SELECT reason, owner_before, count(*) AS writes FROM tenure.recovery_events
+          WHERE event = 'refused_write' GROUP BY 1, 2 ORDER BY 1, 2",
+    )
+    .fetch_all(pool)
+    .await?;
+    for row in &refused {
+        let (write, owner): (String, String) = (row.try_get("reason")?, row.try_get("owner_before")?);
+        println!("refused: {write} of {owner} (stale), {} time(s)", row.try_get::<i64, _>("writes")?);
+    }
+    let checks = [
+        ("every job is completed", "SELECT count(*) = $1 FROM tenure.all_jobs WHERE status = 'completed'"),
+        ("no job is anything else", "SELECT count(*) = $1 FROM tenure.all_jobs"),
+        (
+            "each was completed by exactly one attempt",
+            "SELECT count(*) = $1 AND count(DISTINCT job_id) = $1
+               FROM tenure.job_executions_all WHERE outcome = 'completed'",
+        ),
+        (
+            "every result was written by the attempt that owned the job then",
+            "SELECT count(*) FILTER (WHERE e.job_id IS NULL OR r.written_at < e.started_at OR r.written_at > e.finished_at) = 0
+                    AND count(DISTINCT r.job_id) = $1
+               FROM code_evolution.results r
+               LEFT JOIN tenure.job_executions_all e USING (job_id, fencing_token)",
+        ),
+        (
+            "at least two jobs were taken from a silent worker",
+            "SELECT count(DISTINCT owner_before) >= 2 AND $1 > 0 FROM tenure.recovery_events WHERE event = 'reset'",
+        ),
+        (
+            "the thawed worker's stale writes were refused",
+            "SELECT count(*) > 0 AND $1 > 0 FROM tenure.recovery_events WHERE event = 'refused_write'",
+        ),
+    ];
+    let mut proven = true;
+    for (what, sql) in checks {
+        let holds: bool = sqlx::query_scalar(sql).bind(i64::try_from(expected)?).fetch_one(pool).await?;
+        println!("{} {what}", if holds { "ok  " } else { "FAIL" });
+        proven &= holds;
+    }
+    Ok(proven)
+}

@@ -1,0 +1,55 @@
+//! A code evolution analyzer: the job that tenure was born for.
+//!
+//! It opens or clones a repository, walks its history from the first commit, and computes what people want
+//! to see of a codebase's life. `cargo run --all-features --example code_evolution -- demo` runs the whole
+//! show: private servers, three workers, one killed and one frozen in the middle.
+//!
+//! ```text
+//! code_evolution work              a worker, with the settings of the environment
+//! code_evolution enqueue REPO…     jobs for these repositories: paths or URLs
+//! code_evolution demo              what `make demo` runs
+//! ```
+
+mod analyze;
+mod demo;
+mod repositories;
+
+use std::process::ExitCode;
+
+use tenure::{Config, Tenure, Worker};
+use tracing_subscriber::EnvFilter;
+
+use analyze::{AnalyzeRepo, App, analyze};
+
+#[tokio::main]
+async fn main() -> anyhow::Result<ExitCode> {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn,tenure=info,async_nats=error"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
+        ["work"] => {
+            let tenure = Tenure::connect(&Config::from_env()?).await?;
+            let app = App::connect().await?;
+            Worker::builder(&tenure)
+                .state(app)
+                .handle(analyze)
+                .concurrency("repos", 2)
+                .run_until(tenure::shutdown_signal())
+                .await?;
+        }
+        ["enqueue", repositories @ ..] if !repositories.is_empty() => {
+            let tenure = Tenure::connect(&Config::from_env()?).await?;
+            let jobs = repositories.iter().map(|repo| AnalyzeRepo { repo: (*repo).to_owned() });
+            for enqueued in tenure.enqueue_many(jobs).await? {
+                println!("{}", enqueued.id);
+            }
+            tenure.close().await;
+        }
+        ["demo"] => return demo::run().await,
+        _ => {
+            eprintln!("usage: code_evolution work | enqueue REPO… | demo");
+            return Ok(ExitCode::from(2));
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,73 @@
+//! Repositories to analyze: this one, what `REPO` names, and large ones made here, the same every time.
+
+use std::{
+    io::{BufWriter, Write},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, ensure};
+
+/// Numbers that look random and are the same every time (Knuth's MMIX generator).
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % n
+    }
+}
+
+/// The repositories that this machine has: `REPO`, and the one that this program was built from.
+pub fn found() -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for candidate in [std::env::var_os("REPO"), Some(env!("CARGO_MANIFEST_DIR").into())].into_iter().flatten() {
+        match git2::Repository::open(&candidate) {
+            Ok(repository) if repository.head().is_ok() => found.push(PathBuf::from(candidate)),
+            _ => eprintln!("no repository with commits: {}", Path::new(&candidate).display()),
+        }
+    }
+    found
+}
+
+/// Makes a repository of so many commits: a hundred files in five languages, seven authors, each commit
+/// rewriting a part of some files. `git fast-import` writes it in a second or two.
+pub fn make(folder: &Path, seed: u64, commits: u64) -> anyhow::Result<()> {
+    let git = |arguments: &[&str]| {
+        let mut command = Command::new("git");
+        command.arg("-C").arg(folder).args(arguments).stderr(Stdio::null());
+        command
+    };
+    std::fs::create_dir_all(folder)?;
+    let made = git(&["init", "-q", "-b", "main", "--bare"]).status().context("run git; is it installed?")?;
+    ensure!(made.success(), "git init failed in {}", folder.display());
+    let mut import = git(&["fast-import", "--quiet"]).stdin(Stdio::piped()).spawn()?;
+    let mut out = BufWriter::new(import.stdin.take().context("git's standard input")?);
+    let mut numbers = Numbers(seed);
+    let mut sizes = [0_u64; 100];
+    for n in 0..commits {
+        let author = numbers.below(7);
+        let at = 1_500_000_000 + n * 3_600;
+        let message = format!("change {n}");
+        writeln!(out, "commit refs/heads/main")?;
+        writeln!(out, "committer author{author} <author{author}@example.com> {at} +0000")?;
+        writeln!(out, "data {}\n{message}", message.len())?;
+        for _ in 0..=numbers.below(4) {
+            // The square makes some files hot.
+            let file = usize::try_from(numbers.below(10) * numbers.below(10))?;
+            sizes[file] = (sizes[file] + numbers.below(12)).clamp(1, 400);
+            let mut text = String::new();
+            let part = numbers.below(8);
+            for line in 0..sizes[file] {
+                let version = if line % 8 == part { n } else { 0 };
+                text.push_str(&format!("line {line} of file {file}, version {version}\n"));
+            }
+            let extension = ["rs", "go", "py", "sql", "md"][file % 5];
+            writeln!(out, "M 100644 inline src/file{file}.{extension}\ndata {}\n{text}", text.len())?;
+        }
+    }
+    out.flush()?;
+    drop(out);
+    ensure!(import.wait()?.success(), "git fast-import failed in {}", folder.display());
+    Ok(())
+}

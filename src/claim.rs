@@ -1,0 +1,176 @@
+//! Claim: the gate between a delivery and a handler.
+//!
+//! JetStream may deliver one job twice, late, or to two workers at once. None of that matters here: a
+//! delivery is a hint that a job may be runnable. Who runs it is decided by one conditional UPDATE
+//! (`store/claim.sql`), and the row it touches is the proof.
+//!
+//! ```text
+//! deliver ──► claim ──► run ──► settle
+//!               └─────► Missed ──► ack, put off or drop the delivery; never run it
+//! ```
+//!
+//! Invariants, each held by the test of that name:
+//!
+//! - `of_a_hundred_claimants_on_one_job_one_wins`
+//! - `a_woken_worker_whose_job_was_taken_can_write_nothing`
+//! - `completing_again_under_the_same_claim_is_the_same_completion`
+//!
+//! Not here: what happens after a failure (`settle`), or to a silent owner (`recover`).
+
+use std::time::Duration;
+
+use serde_json::Value;
+use uuid::Uuid;
+
+use crate::job::JobId;
+
+/// The number of a claim. Every claim of a job gets a greater one; it is never reset.
+///
+/// Pass it to whatever a handler writes outside Postgres, and let that side refuse lower ones
+/// (Kleppmann, *How to do distributed locking*, 2016).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, sqlx::Type)]
+#[sqlx(transparent)]
+pub struct FencingToken(pub i64);
+
+impl std::fmt::Display for FencingToken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// What names one claim in every later write: the job, the token and the claimer's nonce.
+///
+/// The nonce is there because a token alone can be issued twice, by an old and a new primary after an
+/// asynchronous failover.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct ClaimKey {
+    pub(crate) job: JobId,
+    pub(crate) token: FencingToken,
+    pub(crate) claim: Uuid,
+}
+
+/// Ownership of one job: the only ticket to its writes.
+#[derive(Debug, Clone)]
+pub(crate) struct Claim {
+    pub(crate) key: ClaimKey,
+    pub(crate) queue: String,
+    pub(crate) kind: String,
+    pub(crate) payload: String,
+    pub(crate) attempt: u32,
+    pub(crate) max_attempts: u32,
+    pub(crate) checkpoint: Option<Value>,
+    pub(crate) trace_context: Option<String>,
+}
+
+/// Why a delivery did not become a [`Claim`]. An everyday outcome, not an error.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Missed {
+    /// Completed, cancelled or dead: a redelivery of a job that has ended.
+    Finished,
+    /// A message of a later dispatch is known to be in the stream: this one has nothing to add.
+    Superseded,
+    /// Owned by a worker that would be stale in this time, unless it writes.
+    Held {
+        /// Who runs it.
+        owner: String,
+        /// Under which claim.
+        claim: Uuid,
+        /// Under which token.
+        token: FencingToken,
+        /// How long until its silence makes it stale.
+        stale_in: Duration,
+    },
+    /// Owned by a worker that was silent for longer than its job allows.
+    Stale,
+    /// Queued for later.
+    NotDue {
+        /// How much later.
+        due_in: Duration,
+        /// Whether the relay knows, and will publish it then.
+        relayed: bool,
+    },
+    /// Runnable a moment ago, taken and given back since: ask again.
+    Free,
+    /// No such row: purged, or published by someone who never wrote it, or not committed yet.
+    NoSuchRow,
+}
+
+/// What the queue is told about a delivery that was not run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ack {
+    /// The message has done its work.
+    Done,
+    /// Deliver it again after this time: it stays as the backstop.
+    Later(Duration),
+    /// Nothing can ever come of it.
+    Never,
+}
+
+/// After this many deliveries a message that names no row is given up.
+const NO_SUCH_ROW_DELIVERIES_MAX: i64 = 10;
+
+/// The longest a message is put off. Longer waits belong to the database.
+const LATER_MAX: Duration = Duration::from_secs(15 * 60);
+
+/// Turns the database's answer into an ack. The one place where that is decided.
+///
+/// | the database says | the queue is told |
+/// |---|---|
+/// | finished, or a later message exists | done |
+/// | held by a live owner | later: when that owner would be stale. Usually it has settled by then; if the owner and every scanner are dead, this very message is the backstop |
+/// | held by a stale owner | later, soon: the takeover was refused (a grace, or the owner wrote after all) |
+/// | not due | done, the relay publishes when due; later, if the relay does not know |
+/// | no such row | later a few times (its transaction may be about to commit), then never |
+/// | no answer | see [`ack_when_unavailable`] |
+pub(crate) fn ack_for(missed: &Missed, deliveries: i64) -> Ack {
+    match missed {
+        Missed::Finished | Missed::Superseded | Missed::NotDue { relayed: true, .. } => Ack::Done,
+        Missed::Held { stale_in, .. } => Ack::Later((*stale_in + Duration::from_millis(500)).min(LATER_MAX)),
+        Missed::Stale => Ack::Later(Duration::from_secs(2)),
+        Missed::NotDue { due_in, relayed: false } => Ack::Later((*due_in).min(LATER_MAX)),
+        Missed::Free => Ack::Later(Duration::from_millis(200)),
+        Missed::NoSuchRow if deliveries >= NO_SUCH_ROW_DELIVERIES_MAX => Ack::Never,
+        Missed::NoSuchRow => Ack::Later(Duration::from_secs(if deliveries < 4 { 1 } else { 5 })),
+    }
+}
+
+/// The ack while Postgres does not answer: later, spread out, or every worker would ask at once.
+pub(crate) fn ack_when_unavailable() -> Ack {
+    Ack::Later(Duration::from_millis(rand::random_range(1_000..5_000)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn held(stale_in: Duration) -> Missed {
+        Missed::Held { owner: "w".into(), claim: Uuid::nil(), token: FencingToken(1), stale_in }
+    }
+
+    #[test]
+    fn a_message_is_given_up_only_when_the_database_said_that_it_is_done() {
+        assert_eq!(ack_for(&Missed::Finished, 1), Ack::Done);
+        assert_eq!(ack_for(&Missed::Superseded, 1), Ack::Done);
+        let later = Duration::from_secs(60);
+        assert_eq!(ack_for(&Missed::NotDue { due_in: later, relayed: true }, 1), Ack::Done);
+        assert_eq!(ack_for(&Missed::NotDue { due_in: later, relayed: false }, 1), Ack::Later(later));
+        for missed in [held(later), Missed::Stale, Missed::Free] {
+            assert!(matches!(ack_for(&missed, 1_000), Ack::Later(_)), "{missed:?}");
+        }
+        assert!(matches!(ack_when_unavailable(), Ack::Later(_)));
+    }
+
+    #[test]
+    fn the_message_of_a_held_job_comes_back_just_after_its_owner_would_be_stale() {
+        let Ack::Later(wait) = ack_for(&held(Duration::from_secs(300)), 1) else { panic!() };
+        assert!(wait > Duration::from_secs(300) && wait < Duration::from_secs(302), "{wait:?}");
+        assert_eq!(ack_for(&held(Duration::from_secs(86_400)), 1), Ack::Later(LATER_MAX));
+    }
+
+    #[test]
+    fn a_message_that_names_no_row_is_given_time_then_terminated() {
+        assert!(matches!(ack_for(&Missed::NoSuchRow, 1), Ack::Later(_)));
+        assert!(matches!(ack_for(&Missed::NoSuchRow, 9), Ack::Later(_)));
+        assert_eq!(ack_for(&Missed::NoSuchRow, 10), Ack::Never);
+    }
+}

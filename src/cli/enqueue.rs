@@ -1,0 +1,44 @@
+//! `tenure enqueue`.
+
+use std::{io::Read, process::ExitCode};
+
+use anyhow::Context;
+
+use super::{Cli, EnqueueArgs, Output};
+use crate::JobRequest;
+
+pub(super) async fn run(cli: &Cli, args: &EnqueueArgs) -> anyhow::Result<ExitCode> {
+    let mut json = args.json.clone();
+    if json == "-" {
+        json.clear();
+        std::io::stdin().read_to_string(&mut json).context("read the payload from standard input")?;
+    }
+    let payload = serde_json::from_str(&json)
+        .context("the payload is not JSON; a text needs quotes of its own, as in '\"text\"'")?;
+    let mut request = JobRequest::new(&args.queue, &args.kind, payload).max_attempts(args.max_attempts);
+    if let Some(key) = &args.unique_key {
+        request = request.unique_key(key);
+    }
+    if let Some(delay) = args.delay {
+        request = request.delay(delay);
+    }
+    if let Some(at) = args.run_at {
+        request = request.run_at(at);
+    }
+    if let Some(context) = &args.traceparent {
+        request = request.trace_context(context);
+    }
+    let tenure = cli.connect().await?;
+    // The row is enough; but with NATS there, the message should go out before this process ends.
+    drop(tokio::time::timeout(std::time::Duration::from_secs(1), tenure.queue().connected()).await);
+    let enqueued = tenure.enqueue(request).await?;
+    match cli.output {
+        Output::Json => println!("{}", serde_json::to_string(&enqueued)?),
+        Output::Table => println!("{}", enqueued.id),
+    }
+    if enqueued.duplicate {
+        eprintln!("the unique key is held by this job; nothing was enqueued");
+    }
+    tenure.close().await;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,221 @@
+//! Command line: for the operator, and for workers that are not written in Rust.
+//!
+//! Data go to standard output, words to standard error. Exit codes: 0 done, 1 failed, 2 usage.
+
+mod dev;
+mod enqueue;
+mod exec;
+mod guard;
+mod jobs;
+mod watch;
+mod work;
+
+use std::{io::IsTerminal, path::PathBuf, process::ExitCode, time::Duration};
+
+use chrono::{DateTime, Utc};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use tracing_subscriber::EnvFilter;
+
+use crate::{Config, JobId, Status, Tenure};
+
+/// Durable background jobs: NATS JetStream delivers, Postgres owns.
+#[derive(Debug, Parser)]
+#[command(name = "tenure", version, max_term_width = 100)]
+struct Cli {
+    /// How to print.
+    #[arg(long, global = true, value_enum, default_value_t = Output::Table)]
+    output: Output,
+    /// Postgres, for example postgres://user:password@host/database.
+    #[arg(long, global = true, env = "DATABASE_URL", hide_env_values = true)]
+    database_url: Option<String>,
+    /// NATS, for example nats://host:4222; several joined by commas.
+    #[arg(long, global = true, env = "NATS_URL", hide_env_values = true)]
+    nats_url: Option<String>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Output {
+    /// For people.
+    Table,
+    /// For programs.
+    Json,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run a private Postgres and NATS from a folder, until Ctrl-C.
+    Dev(DevArgs),
+    /// Create or update the schema, the stream and the consumers of these queues.
+    Migrate {
+        /// Queues whose consumers are created or changed. Workers create missing ones by themselves.
+        #[arg(long = "queue")]
+        queues: Vec<String>,
+    },
+    /// Enqueue a job.
+    Enqueue(EnqueueArgs),
+    /// Run the jobs of these queues, each by a command.
+    Work(WorkArgs),
+    /// Look at jobs.
+    #[command(subcommand)]
+    Jobs(JobsCommand),
+    /// Runs one command for `work`, and ends it when the worker goes.
+    #[command(hide = true)]
+    ExecGuard {
+        command: String,
+    },
+}
+
+#[derive(Debug, Args)]
+struct DevArgs {
+    /// Where the data are kept. Default: tenure/dev in your data folder.
+    #[arg(long)]
+    folder: Option<PathBuf>,
+    /// Keep nothing: use a temporary folder.
+    #[arg(long, conflicts_with = "folder")]
+    ephemeral: bool,
+}
+
+#[derive(Debug, Args)]
+struct EnqueueArgs {
+    /// The queue.
+    queue: String,
+    /// The kind: which handler runs it.
+    kind: String,
+    /// The payload, as JSON; `-` reads it from standard input.
+    json: String,
+    /// At most one job of this key in its queue.
+    #[arg(long)]
+    unique_key: Option<String>,
+    /// Not before this time has passed, for example 90s or 2h.
+    #[arg(long, value_parser = duration, conflicts_with = "run_at")]
+    delay: Option<Duration>,
+    /// Not before this time, for example 2030-01-31T12:00:00Z.
+    #[arg(long)]
+    run_at: Option<DateTime<Utc>>,
+    /// How often it is tried, at most.
+    #[arg(long, default_value_t = 5)]
+    max_attempts: u32,
+    /// The W3C trace context that the handler gets.
+    #[arg(long)]
+    traceparent: Option<String>,
+}
+
+#[derive(Debug, Args)]
+struct WorkArgs {
+    /// The queues to serve.
+    #[arg(required = true)]
+    queues: Vec<String>,
+    /// The command, run by `sh -c`. The payload is its standard input; see the README.
+    #[arg(long)]
+    exec: String,
+    /// Only jobs of these kinds; others wait for a worker that knows them. Default: all.
+    #[arg(long = "kind")]
+    kinds: Vec<String>,
+    /// How many jobs of each queue run at once.
+    #[arg(long, default_value_t = 1)]
+    concurrency: usize,
+    /// Report for a command that says nothing for long. Use --timeout as well.
+    #[arg(long)]
+    keepalive: bool,
+    /// How long one attempt may run, for example 30m.
+    #[arg(long, value_parser = duration)]
+    timeout: Option<Duration>,
+}
+
+#[derive(Debug, Subcommand)]
+enum JobsCommand {
+    /// Jobs, newest first.
+    List {
+        /// Only jobs of this status.
+        #[arg(long)]
+        status: Option<Status>,
+        /// Only jobs of this queue.
+        #[arg(long)]
+        queue: Option<String>,
+        /// Only jobs of this kind.
+        #[arg(long)]
+        kind: Option<String>,
+        /// How many, at most.
+        #[arg(long, default_value_t = 50)]
+        limit: u32,
+    },
+    /// One job with its attempts, and what was recovered of it.
+    Show {
+        /// The job's id.
+        id: JobId,
+    },
+    /// Jobs as they run, until they have ended. Exit 1 if one failed or was cancelled.
+    Watch {
+        /// The jobs' ids. Default: all that are queued or running.
+        ids: Vec<JobId>,
+    },
+}
+
+fn duration(text: &str) -> Result<Duration, humantime::DurationError> {
+    humantime::parse_duration(text)
+}
+
+impl Cli {
+    /// Settings: flags, then the environment.
+    fn config(&self) -> anyhow::Result<Config> {
+        Ok(Config::from_env_with(&[
+            ("DATABASE_URL", self.database_url.as_deref()),
+            ("NATS_URL", self.nats_url.as_deref()),
+        ])?)
+    }
+
+    async fn connect(&self) -> anyhow::Result<Tenure> {
+        Ok(Tenure::connect(&self.config()?).await?)
+    }
+}
+
+/// Runs the program. Public for `src/main.rs` alone.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    if let Command::ExecGuard { command } = &cli.command {
+        return guard::run(command);
+    }
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn,tenure=info,async_nats=error"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .init();
+    let runtime = match tokio::runtime::Runtime::new() {
+        Ok(runtime) => runtime,
+        Err(error) => return failed(&error.into()),
+    };
+    let answer = runtime.block_on(run(cli));
+    // A hung connection must not hold up the end.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    answer.unwrap_or_else(|error| failed(&error))
+}
+
+fn failed(error: &anyhow::Error) -> ExitCode {
+    eprintln!("tenure: {error:#}");
+    ExitCode::FAILURE
+}
+
+async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
+    match &cli.command {
+        Command::Dev(args) => dev::run(args).await,
+        Command::Migrate { queues } => {
+            let tenure = cli.connect().await?;
+            let applied = tenure.setup(queues).await?;
+            match cli.output {
+                Output::Json => println!("{}", serde_json::json!({ "applied": applied, "queues": queues })),
+                Output::Table if applied.is_empty() => println!("the schema is current"),
+                Output::Table => println!("applied migrations {applied:?}"),
+            }
+            tenure.close().await;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Enqueue(args) => enqueue::run(&cli, args).await,
+        Command::Work(args) => work::run(&cli, args).await,
+        Command::Jobs(command) => jobs::run(&cli, command).await,
+        // Run before there is a runtime.
+        Command::ExecGuard { .. } => Ok(ExitCode::FAILURE),
+    }
+}

@@ -1,0 +1,390 @@
+//! Deliver: from a message to a claim, or to the ack that says why not.
+//!
+//! ```text
+//! message ──► ticket ─────────────────────► claim ──► run
+//!        ├──► submission ──► row ───────────┘   └──► missed ──► ack (claim::ack_for)
+//!        └──► neither ──► dead letter, terminated
+//! ```
+//!
+//! Invariants, each held by the test of that name:
+//!
+//! - `a_delivery_of_a_job_that_runs_here_is_kept_for_the_ack_and_not_run`
+//! - `a_submission_delivered_again_after_its_job_completed_is_not_run_again`
+//! - `a_kind_nobody_knows_waits_for_a_worker_that_does`
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use chrono::{DateTime, Utc};
+
+use crate::{
+    batch::Batcher,
+    claim::{Ack, Claim, ClaimKey, Missed, ack_for, ack_when_unavailable},
+    job::{JobId, check_kind, check_queue, unstorable},
+    metrics,
+    queue::{Delivery, JOB_ID, TicketBody, nonce},
+    running::{Here, Reservation, Running},
+    store::{AttemptEnd, ClaimRequest, NewJob, Refused, Route, Store, StoreError, Told},
+};
+
+/// What a message is.
+#[derive(Debug)]
+enum Message {
+    /// A row exists.
+    Ticket { job: JobId, kind: String, dispatch: i32 },
+    /// A row is to be made.
+    Submission(Box<NewJob>),
+    /// Neither.
+    Neither { category: &'static str, reason: String },
+}
+
+/// What became of a delivery.
+pub(crate) enum Delivered {
+    /// It is ours to run.
+    Ours(Box<Claim>, Reservation),
+    /// It is not; the message is to be told this.
+    Answer(Ack),
+    /// It runs here already: the receipt is kept for its end.
+    Kept,
+}
+
+/// What turning deliveries into claims takes. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Deliver {
+    store: Store,
+    running: Running,
+    claims: Batcher<ClaimRequest, Result<Option<Claim>, StoreError>>,
+    worker_id: Arc<str>,
+    prefix: Arc<str>,
+    payload_bytes_max: usize,
+    unknown_kind_after: Duration,
+    /// A worker takes nothing over until it has had Postgres for this long.
+    take_over_after: Duration,
+    unknown_kinds: Arc<AtomicU64>,
+}
+
+/// The settings of [`Deliver`].
+pub(crate) struct DeliverSettings {
+    pub(crate) worker_id: Arc<str>,
+    pub(crate) worker_host: Arc<str>,
+    pub(crate) prefix: Arc<str>,
+    pub(crate) payload_bytes_max: usize,
+    pub(crate) unknown_kind_after: Duration,
+    pub(crate) scan_every: Duration,
+}
+
+impl Deliver {
+    pub(crate) fn new(store: Store, running: Running, settings: DeliverSettings) -> Self {
+        let claims = {
+            let (store, worker_id, host) = (store.clone(), settings.worker_id.clone(), settings.worker_host.clone());
+            Batcher::spawn(move |mut batch: Vec<ClaimRequest>| {
+                let (store, worker_id, host) = (store.clone(), worker_id.clone(), host.clone());
+                async move {
+                    let asked: Vec<_> = batch.iter().map(|request| request.claim).collect();
+                    // In order of id, or two batches could wait for each other. There are no duplicates:
+                    // whoever claims holds the job's reservation in this process.
+                    batch.sort_unstable_by_key(|request| request.job);
+                    match store.claim(&batch, &worker_id, &host).await {
+                        Ok(claims) => asked
+                            .iter()
+                            .map(|asked| Ok(claims.iter().flatten().find(|claim| claim.key.claim == *asked).cloned()))
+                            .collect(),
+                        Err(error) => asked.iter().map(|_| Err(error.clone())).collect(),
+                    }
+                }
+            })
+        };
+        Self {
+            store,
+            running,
+            claims,
+            worker_id: settings.worker_id,
+            prefix: settings.prefix,
+            payload_bytes_max: settings.payload_bytes_max,
+            unknown_kind_after: settings.unknown_kind_after,
+            take_over_after: settings.scan_every * 2,
+            unknown_kinds: Arc::default(),
+        }
+    }
+
+    /// Decides what a delivery is and whose. `stale_after` gives a kind's own, or `None` for a kind that
+    /// this worker does not know.
+    pub(crate) async fn decide(
+        &self,
+        delivery: &Delivery,
+        stale_after: impl Fn(&str) -> Option<Duration>,
+    ) -> Delivered {
+        match self.try_decide(delivery, stale_after).await {
+            Ok(delivered) => delivered,
+            Err(error) => {
+                tracing::warn!(%error, subject = delivery.subject, "a message was put off");
+                Delivered::Answer(ack_when_unavailable())
+            }
+        }
+    }
+
+    async fn try_decide(
+        &self,
+        delivery: &Delivery,
+        stale_after: impl Fn(&str) -> Option<Duration>,
+    ) -> Result<Delivered, StoreError> {
+        let (job, kind, dispatch) = match self.read(delivery) {
+            Message::Ticket { job, kind, dispatch } => (job, kind, Some(dispatch)),
+            Message::Submission(new) => {
+                let kind = new.kind.clone();
+                match self.make_row(*new).await {
+                    Ok(Some(job)) => (job, kind, None),
+                    // Its key is another job's: a submission like this one was accepted before.
+                    Ok(None) => return Ok(Delivered::Answer(Ack::Done)),
+                    Err(StoreError::Refused(error)) => {
+                        let reason = format!("the database refused it: {error}");
+                        return self.refuse(delivery, "malformed", reason).await;
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+            Message::Neither { category, reason } => return self.refuse(delivery, category, reason).await,
+        };
+        let reservation = match self.running.reserve(job) {
+            Here::No(reservation) => reservation,
+            Here::Claiming => return Ok(Delivered::Answer(Ack::Later(Duration::from_secs(1)))),
+            Here::Ending => return Ok(Delivered::Answer(Ack::Later(Duration::from_secs(3)))),
+            Here::Running(running) => {
+                running.keep(delivery.receipt.clone());
+                return Ok(Delivered::Kept);
+            }
+        };
+        let Some(stale_after) = stale_after(&kind) else {
+            return self.put_off(job, &kind).await;
+        };
+        for _ in 0..3 {
+            if let Some(claim) = self.claim(job, stale_after).await? {
+                metrics::claims("won", 1);
+                return Ok(Delivered::Ours(Box::new(claim), reservation));
+            }
+            let missed = self.store.missed(job, dispatch).await?;
+            tracing::debug!(%job, ?missed, "not claimed");
+            match missed {
+                Missed::Free => {}
+                Missed::Stale if self.may_take_over() => match self.take_over(job).await? {
+                    Some(Route::Queued) => {}
+                    Some(Route::Failed | Route::Cancelled) => return Ok(Delivered::Answer(Ack::Done)),
+                    None => return Ok(Delivered::Answer(ack_for(&Missed::Stale, delivery.deliveries))),
+                },
+                // A claim of ours whose answer was lost: nobody runs it. We hold the reservation, so no
+                // other delivery of this process can be about to.
+                Missed::Held { owner, claim, token, .. } if *owner == *self.worker_id => {
+                    self.release_orphan(ClaimKey { job, token, claim }).await?;
+                }
+                missed => {
+                    metrics::claims(label(&missed), 1);
+                    let ack = ack_for(&missed, delivery.deliveries);
+                    if ack == Ack::Never {
+                        metrics::terminated("no_such_row");
+                        tracing::error!(%job, "a message names a job that does not exist; it was given up");
+                    }
+                    return Ok(Delivered::Answer(ack));
+                }
+            }
+        }
+        Ok(Delivered::Answer(ack_for(&Missed::Free, delivery.deliveries)))
+    }
+
+    async fn claim(&self, job: JobId, stale_after: Duration) -> Result<Option<Claim>, StoreError> {
+        let request = ClaimRequest { job, claim: nonce(), stale_after };
+        let answer = self.claims.run(request).await;
+        answer.unwrap_or_else(|| Err(StoreError::from(sqlx::Error::WorkerCrashed)))
+    }
+
+    /// After an outage every job looks stale. Give live owners time to write before any is taken.
+    fn may_take_over(&self) -> bool {
+        let now = *self.store.availability().borrow();
+        now.up && now.since.elapsed() >= self.take_over_after
+    }
+
+    async fn take_over(&self, job: JobId) -> Result<Option<Route>, StoreError> {
+        let taken = self.store.take_over(job, &self.worker_id).await?;
+        if let Some(taken) = &taken {
+            metrics::recovered("redelivery", 1);
+            tracing::warn!(%job, owner = taken.owner, silence = ?taken.silence, "took a silent job over on redelivery");
+        }
+        Ok(taken.map(|taken| taken.route))
+    }
+
+    async fn release_orphan(&self, key: ClaimKey) -> Result<(), StoreError> {
+        let end = AttemptEnd {
+            key,
+            verdict: "released",
+            error: None,
+            category: None,
+            delay: Duration::ZERO,
+            reason: Some("the answer to its claim was lost"),
+        };
+        self.store.settle(&[end], &self.worker_id).await.map(drop)
+    }
+
+    /// Another worker may know the kind: a rolling deploy is under way, or a typo is.
+    async fn put_off(&self, job: JobId, kind: &str) -> Result<Delivered, StoreError> {
+        let hours = self.unknown_kind_after.as_secs_f64() / 3600.0;
+        let error = format!("no worker knew the kind {kind:?} within {hours:.1} h; deploy one that does, then redrive");
+        if self.store.bury_unknown(job, self.unknown_kind_after, &error).await?.is_some() {
+            tracing::error!(%job, kind, "dead letter: no worker knows its kind");
+            return Ok(Delivered::Answer(Ack::Done));
+        }
+        // The first, and then now and then.
+        if self.unknown_kinds.fetch_add(1, Ordering::Relaxed).is_multiple_of(100) {
+            tracing::warn!(%job, kind, "no handler for this kind here; put off for a worker that has one");
+        }
+        metrics::claims("unknown_kind", 1);
+        let wait = Duration::from_millis(rand::random_range(20_000..40_000)).min(self.unknown_kind_after / 2);
+        self.store.put_off(job, wait).await?;
+        Ok(Delivered::Answer(Ack::Later(wait)))
+    }
+
+    /// Makes the row of a submission. `None`: its key belongs to another job.
+    async fn make_row(&self, new: NewJob) -> Result<Option<JobId>, StoreError> {
+        let job = new.id;
+        let key = new.key.clone();
+        if self.store.enqueue(std::slice::from_ref(&new)).await?.contains_key(&job) {
+            metrics::enqueued(&new.queue, 1);
+            return Ok(Some(job));
+        }
+        let holders = self.store.held_keys(key.as_slice()).await?;
+        Ok(holders.first().copied().flatten().filter(|holder| *holder == job))
+    }
+
+    async fn refuse(
+        &self,
+        delivery: &Delivery,
+        category: &'static str,
+        reason: String,
+    ) -> Result<Delivered, StoreError> {
+        let (queue, kind) = self.names(&delivery.subject).unwrap_or(("?", "?"));
+        tracing::error!(subject = delivery.subject, category, reason, "dead letter: a message cannot be a job");
+        let refused = Refused {
+            id: delivery.derived_id(),
+            queue: queue.into(),
+            kind: kind.into(),
+            subject: delivery.subject.clone(),
+            raw: delivery.body.to_vec(),
+            category,
+            reason,
+            published: delivery.published(),
+        };
+        self.store.refuse(&refused).await?;
+        metrics::terminated(category);
+        Ok(Delivered::Answer(Ack::Never))
+    }
+
+    /// The queue and the kind that a subject names.
+    fn names<'s>(&self, subject: &'s str) -> Option<(&'s str, &'s str)> {
+        subject.strip_prefix(&*self.prefix)?.strip_prefix('.')?.split_once('.')
+    }
+
+    /// What a message is. Pure.
+    fn read(&self, delivery: &Delivery) -> Message {
+        let malformed = |reason: String| Message::Neither { category: "malformed", reason };
+        let Some((queue, kind)) = self.names(&delivery.subject) else {
+            return malformed(format!("the subject is not {}.<queue>.<kind>", self.prefix));
+        };
+        if let Err(error) = check_queue(queue).and_then(|()| check_kind(kind)) {
+            return malformed(error.to_string());
+        }
+        if let Some(id) = delivery.header(JOB_ID) {
+            return match (id.parse(), serde_json::from_slice::<TicketBody>(&delivery.body)) {
+                (Ok(job), Ok(body)) if job == body.job_id => {
+                    Message::Ticket { job, kind: kind.into(), dispatch: body.dispatch }
+                }
+                _ => malformed(format!("it has the header {JOB_ID}, but is not a ticket of tenure")),
+            };
+        }
+        if delivery.body.len() > self.payload_bytes_max {
+            let reason = format!(
+                "the payload has {} bytes, but at most {} are allowed",
+                delivery.body.len(),
+                self.payload_bytes_max
+            );
+            return Message::Neither { category: "too_large", reason };
+        }
+        let payload = match serde_json::from_slice::<serde_json::Value>(&delivery.body) {
+            Ok(payload) => payload,
+            Err(error) => return malformed(format!("the payload is not JSON: {error}")),
+        };
+        if let Some(why) = unstorable(&payload) {
+            return malformed(format!("the payload cannot be stored: {why}"));
+        }
+        match Headers::read(delivery) {
+            Ok(headers) => Message::Submission(Box::new(NewJob {
+                id: delivery.derived_id(),
+                queue: queue.into(),
+                kind: kind.into(),
+                // As it came, not as a parser understood it: numbers keep all their digits.
+                payload: String::from_utf8_lossy(&delivery.body).into_owned(),
+                max_attempts: headers.max_attempts,
+                run_at: headers.run_at,
+                delay: None,
+                trace_context: headers.trace_context,
+                key: Some(match headers.message_id {
+                    Some(id) => (queue.into(), id),
+                    None => (String::new(), delivery.identity()),
+                }),
+                message: Some((delivery.sequence, delivery.published())),
+                told: Told::Message,
+            })),
+            Err(reason) => malformed(reason),
+        }
+    }
+}
+
+/// What a submission's headers ask for.
+struct Headers {
+    message_id: Option<String>,
+    max_attempts: u32,
+    run_at: Option<DateTime<Utc>>,
+    trace_context: Option<String>,
+}
+
+impl Headers {
+    fn read(delivery: &Delivery) -> Result<Self, String> {
+        let max_attempts = match delivery.header("Tenure-Max-Attempts") {
+            None => 5,
+            Some(text) => match text.trim().parse() {
+                Ok(attempts) if (1..=1_000).contains(&attempts) => attempts,
+                _ => return Err(format!("the header Tenure-Max-Attempts is {text:?}, but must be 1 to 1000")),
+            },
+        };
+        let run_at = match delivery.header("Tenure-Run-At") {
+            None => None,
+            Some(text) => Some(DateTime::parse_from_rfc3339(text.trim()).map_err(|_| {
+                format!("the header Tenure-Run-At is {text:?}, but must be like 2030-01-31T12:00:00Z")
+            })?),
+        };
+        let short = |name: &str| match delivery.header(name) {
+            Some(text) if text.len() > 512 => Err(format!("the header {name} has {} bytes, but at most 512 are allowed", text.len())),
+            text => Ok(text.filter(|text| !text.is_empty()).map(str::to_owned)),
+        };
+        Ok(Self {
+            message_id: short("Nats-Msg-Id")?,
+            max_attempts,
+            run_at: run_at.map(Into::into),
+            trace_context: short("traceparent")?,
+        })
+    }
+}
+
+fn label(missed: &Missed) -> &'static str {
+    match missed {
+        Missed::Finished => "finished",
+        Missed::Superseded => "superseded",
+        Missed::Held { .. } => "held",
+        Missed::Stale => "stale",
+        Missed::NotDue { .. } => "not_due",
+        Missed::Free => "free",
+        Missed::NoSuchRow => "no_such_row",
+    }
+}

@@ -1,0 +1,185 @@
+//! Dev: private Postgres and NATS servers in a folder, found on this machine. For `tenure dev`, demos and
+//! tests; never for production.
+//!
+//! Each server listens on a free loopback port, under a small shell that ends it when this process goes,
+//! however it goes: the shell waits on a pipe whose other end is here.
+
+mod find;
+mod nats;
+mod postgres;
+
+use std::{
+    fs,
+    io::{self, Read, Seek, SeekFrom},
+    net::{Ipv4Addr, TcpListener},
+    os::unix::process::CommandExt,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+pub use find::{nats_server, postgres_bin, postgres_user};
+pub use nats::Nats;
+pub use postgres::Postgres;
+
+/// A server did not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DevError {
+    /// The program is not on this machine.
+    #[error("{what} was not found; {hint}")]
+    NotFound {
+        /// Which program.
+        what: &'static str,
+        /// How to get it.
+        hint: &'static str,
+    },
+    /// It ended, or did not answer in time.
+    #[error("{what} did not start; the end of {}:\n{tail}", .log.display())]
+    NotStarted {
+        /// Which server.
+        what: &'static str,
+        /// Its log.
+        log: PathBuf,
+        /// The log's last lines.
+        tail: String,
+    },
+    /// A file or a process.
+    #[error("{what}")]
+    Io {
+        /// What was tried.
+        what: String,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl DevError {
+    fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        let what = what.into();
+        move |source| Self::Io { what, source }
+    }
+}
+
+/// A private Postgres and a private NATS.
+#[derive(Debug)]
+pub struct Servers {
+    /// The database.
+    pub postgres: Postgres,
+    /// The queue.
+    pub nats: Nats,
+}
+
+impl Servers {
+    /// Starts both in a folder, which is created. What is in it from an earlier time is used again.
+    pub fn start(folder: &Path) -> Result<Self, DevError> {
+        let postgres = Postgres::start(&folder.join("postgres"), true)?;
+        let nats = Nats::start(&folder.join("nats"))?;
+        Ok(Self { postgres, nats })
+    }
+
+    /// Ends both in good order.
+    pub fn stop(&mut self) {
+        self.nats.stop();
+        self.postgres.stop();
+    }
+}
+
+/// A server under its shell. Dropped, it is ended.
+#[derive(Debug)]
+struct Guarded {
+    shell: Option<Child>,
+}
+
+impl Guarded {
+    /// Starts a server that gets `signal` when this process ends or drops it.
+    fn start(
+        program: &Path,
+        arguments: &[String],
+        signal: &str,
+        user: Option<(u32, u32)>,
+        folder: &Path,
+        log: &Path,
+    ) -> Result<Self, DevError> {
+        let failed = || DevError::io(format!("start {}", program.display()));
+        let output = fs::OpenOptions::new().create(true).append(true).open(log).map_err(failed())?;
+        let mut command = Command::new("sh");
+        command
+            .arg("-c")
+            .arg(format!(r#""$@" & child=$!; read -r _; kill -{signal} $child 2>/dev/null; wait $child"#))
+            .arg("sh")
+            .arg(program)
+            .args(arguments)
+            .current_dir(folder)
+            // Ctrl-C is for us; the server ends after us.
+            .process_group(0)
+            .stdin(Stdio::piped())
+            .stdout(output.try_clone().map_err(failed())?)
+            .stderr(output);
+        if let Some((uid, gid)) = user {
+            command.gid(gid).uid(uid);
+        }
+        Ok(Self { shell: Some(command.spawn().map_err(failed())?) })
+    }
+
+    /// Ends the server, and waits for it.
+    fn stop(&mut self) {
+        if let Some(mut shell) = self.shell.take() {
+            drop(shell.stdin.take());
+            // It cannot be waited for twice, and an error here leaves nothing to do.
+            shell.wait().ok();
+        }
+    }
+
+    fn has_ended(&mut self) -> bool {
+        self.shell.as_mut().is_none_or(|shell| !matches!(shell.try_wait(), Ok(None)))
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// A loopback port that was free a moment ago.
+fn free_port() -> Result<u16, DevError> {
+    let bound = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
+    Ok(bound.map_err(DevError::io("find a free port"))?.port())
+}
+
+/// Waits until a server answers.
+fn wait_ready(
+    what: &'static str,
+    log: &Path,
+    mut is_ready: impl FnMut() -> bool,
+    mut has_ended: impl FnMut() -> bool,
+) -> Result<(), DevError> {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !is_ready() {
+        if has_ended() || Instant::now() > deadline {
+            return Err(DevError::NotStarted { what, log: log.into(), tail: tail(log) });
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+fn tail(log: &Path) -> String {
+    let read = || {
+        let mut file = fs::File::open(log)?;
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(2_000)))?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes)?;
+        Ok::<_, io::Error>(String::from_utf8_lossy(&bytes).into_owned())
+    };
+    read().unwrap_or_else(|error| error.to_string())
+}
+
+/// The process that wrote this pid file, if it can be read.
+fn pid_in(file: &Path) -> Option<rustix::process::Pid> {
+    let text = fs::read_to_string(file).ok()?;
+    rustix::process::Pid::from_raw(text.lines().next()?.trim().parse().ok()?)
+}

@@ -1,0 +1,111 @@
+//! NATS: a private server with JetStream.
+
+use std::{
+    fs,
+    io::Read,
+    net::{Ipv4Addr, TcpStream},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use rustix::process::{Signal, kill_process};
+
+use super::{DevError, Guarded, find, free_port, pid_in, wait_ready};
+
+/// A private NATS server. Dropped, it is ended.
+#[derive(Debug)]
+pub struct Nats {
+    folder: PathBuf,
+    program: PathBuf,
+    port: u16,
+    config: Option<PathBuf>,
+    guard: Guarded,
+}
+
+impl Nats {
+    /// Starts a server whose data are in this folder, which is created if it is missing.
+    pub fn start(folder: &Path) -> Result<Self, DevError> {
+        Self::start_with(folder, None)
+    }
+
+    /// [`Nats::start`] with a configuration of its own; the port and the folder are set on top of it.
+    pub fn start_with(folder: &Path, config: Option<&Path>) -> Result<Self, DevError> {
+        fs::create_dir_all(folder).map_err(DevError::io(format!("create {}", folder.display())))?;
+        let mut server = Self {
+            folder: folder.into(),
+            program: find::nats_server()?,
+            port: free_port()?,
+            config: config.map(Path::to_path_buf),
+            guard: Guarded { shell: None },
+        };
+        server.restart()?;
+        Ok(server)
+    }
+
+    /// Where it is.
+    pub fn url(&self) -> String {
+        format!("nats://127.0.0.1:{}", self.port)
+    }
+
+    /// Its port on the loopback interface.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Ends it in good order.
+    pub fn stop(&mut self) {
+        self.guard.stop();
+    }
+
+    /// Kills it.
+    pub fn kill(&mut self) {
+        self.signal(Signal::KILL);
+        self.guard.stop();
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) {
+        if let Some(pid) = pid_in(&self.folder.join("nats.pid")) {
+            // It may have ended by itself.
+            kill_process(pid, signal).ok();
+        }
+    }
+
+    /// Removes everything it stored. Stop it first.
+    pub fn wipe(&self) -> Result<(), DevError> {
+        fs::remove_dir_all(self.folder.join("data")).map_err(DevError::io("wipe NATS"))
+    }
+
+    /// Starts it again, on the same port.
+    pub fn restart(&mut self) -> Result<(), DevError> {
+        let path = |name: &str| self.folder.join(name).to_string_lossy().into_owned();
+        let log = self.folder.join("nats.log");
+        let port = self.port.to_string();
+        let mut arguments: Vec<String> = ["-a", "127.0.0.1", "-p", &port, "-js", "-sd", &path("data"), "-P", &path("nats.pid")]
+            .map(String::from)
+            .to_vec();
+        if let Some(config) = &self.config {
+            arguments.extend(["-c".into(), config.to_string_lossy().into_owned()]);
+        }
+        fs::remove_file(self.folder.join("nats.pid")).ok();
+        self.guard = Guarded::start(&self.program, &arguments, "TERM", None, &self.folder, &log)?;
+        let port = self.port;
+        let guard = &mut self.guard;
+        let pid_file = self.folder.join("nats.pid");
+        let started_at = std::time::Instant::now();
+        wait_ready(
+            "nats-server",
+            &log,
+            || greets(port),
+            || guard.has_ended() || (started_at.elapsed().as_secs() > 10 && pid_in(&pid_file).is_none()),
+        )
+    }
+}
+
+/// Whether a server says hello on this port.
+fn greets(port: u16) -> bool {
+    let Ok(mut stream) = TcpStream::connect((Ipv4Addr::LOCALHOST, port)) else { return false };
+    stream.set_read_timeout(Some(Duration::from_secs(1))).ok();
+    let mut hello = [0; 4];
+    stream.read_exact(&mut hello).is_ok() && &hello == b"INFO"
+}

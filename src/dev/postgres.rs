@@ -1,0 +1,150 @@
+//! Postgres: a private server.
+
+use std::{
+    fs,
+    net::{Ipv4Addr, TcpStream},
+    os::unix::{fs::PermissionsExt, process::CommandExt},
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use rand::distr::{Alphanumeric, SampleString};
+use rustix::process::{Signal, kill_process};
+
+use super::{DevError, Guarded, find, free_port, pid_in, wait_ready};
+
+/// A private Postgres. Dropped, it is ended.
+#[derive(Debug)]
+pub struct Postgres {
+    folder: PathBuf,
+    bin: PathBuf,
+    port: u16,
+    password: String,
+    durable: bool,
+    guard: Guarded,
+}
+
+impl Postgres {
+    /// Starts a server whose data are in this folder, which is created if it is missing.
+    ///
+    /// Not `durable`, it does not wait for the disk: it survives its own death, not the machine's.
+    pub fn start(folder: &Path, durable: bool) -> Result<Self, DevError> {
+        let bin = find::postgres_bin()?;
+        let failed = |what: &str| DevError::io(format!("{what} {}", folder.display()));
+        fs::create_dir_all(folder).map_err(failed("create"))?;
+        let folder = &fs::canonicalize(folder).map_err(failed("find"))?;
+        if let Some((uid, gid)) = find::postgres_user() {
+            std::os::unix::fs::chown(folder, Some(uid), Some(gid)).map_err(failed("give to postgres"))?;
+        }
+        fs::set_permissions(folder, fs::Permissions::from_mode(0o700)).map_err(failed("close"))?;
+        let password_file = folder.join("password");
+        if !folder.join("data/PG_VERSION").is_file() {
+            let password = Alphanumeric.sample_string(&mut rand::rng(), 24);
+            fs::write(&password_file, &password).map_err(failed("write the password to"))?;
+            initdb(&bin, folder, &password_file)?;
+        }
+        let password = fs::read_to_string(&password_file).map_err(failed("read the password in"))?;
+        let mut server = Self {
+            folder: folder.clone(),
+            bin,
+            port: free_port()?,
+            password,
+            durable,
+            guard: Guarded { shell: None },
+        };
+        server.restart()?;
+        Ok(server)
+    }
+
+    /// Where it is.
+    pub fn url(&self) -> String {
+        self.url_of("postgres")
+    }
+
+    /// Where one of its databases is.
+    pub fn url_of(&self, database: &str) -> String {
+        format!("postgres://tenure:{}@127.0.0.1:{}/{database}", self.password, self.port)
+    }
+
+    /// Its port on the loopback interface.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Ends it as `pg_ctl stop -m fast` does: open transactions are rolled back.
+    pub fn stop(&mut self) {
+        self.guard.stop();
+    }
+
+    /// Kills it, as a power cut does to a process.
+    pub fn kill(&mut self) {
+        self.signal(Signal::KILL);
+        self.guard.stop();
+        // Its children notice by themselves; the next start waits for them.
+    }
+
+    /// Sends its first process a signal.
+    pub fn signal(&self, signal: Signal) {
+        if let Some(pid) = pid_in(&self.folder.join("data/postmaster.pid")) {
+            // It may have ended by itself.
+            kill_process(pid, signal).ok();
+        }
+    }
+
+    /// Starts it again, on the same port.
+    pub fn restart(&mut self) -> Result<(), DevError> {
+        let log = self.folder.join("postgres.log");
+        let mut arguments: Vec<String> = vec!["-D".into(), self.folder.join("data").to_string_lossy().into_owned()];
+        let port = format!("port={}", self.port);
+        let settings = ["listen_addresses=127.0.0.1", "unix_socket_directories=", "max_connections=300", &port];
+        let fast = ["fsync=off", "synchronous_commit=off", "full_page_writes=off"];
+        for setting in settings.iter().chain(if self.durable { [].iter() } else { fast.iter() }) {
+            arguments.extend(["-c".into(), (*setting).to_owned()]);
+        }
+        for _ in 0..50 {
+            let program = self.bin.join("postgres");
+            self.guard = Guarded::start(&program, &arguments, "INT", find::postgres_user(), &self.folder, &log)?;
+            let (bin, port) = (self.bin.clone(), self.port);
+            let is_ready = || {
+                // pg_isready knows a server that listens but is still recovering.
+                TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok()
+                    && Command::new(bin.join("pg_isready"))
+                        .args(["-q", "-h", "127.0.0.1", "-p", &port.to_string()])
+                        .status()
+                        .is_ok_and(|status| status.success())
+            };
+            let data = self.folder.join("data/postmaster.pid");
+            let started_at = std::time::Instant::now();
+            let ended = || started_at.elapsed().as_millis() > 500 && pid_in(&data).is_none();
+            match wait_ready("Postgres", &log, is_ready, ended) {
+                // After a kill, the old server's children may hold its memory for a moment.
+                Err(DevError::NotStarted { tail, .. }) if tail.contains("pre-existing shared memory") => {
+                    fs::write(&log, "").map_err(DevError::io("empty the log"))?;
+                    self.guard.stop();
+                }
+                started => return started,
+            }
+        }
+        Err(DevError::NotStarted { what: "Postgres", log, tail: "an old server's processes do not end".into() })
+    }
+}
+
+fn initdb(bin: &Path, folder: &Path, password_file: &Path) -> Result<(), DevError> {
+    let mut command = Command::new(bin.join("initdb"));
+    command
+        .arg("-D")
+        .arg(folder.join("data"))
+        .args(["-U", "tenure", "-A", "scram-sha-256", "-E", "UTF8", "--locale=C.UTF-8", "--no-sync", "--pwfile"])
+        .arg(password_file)
+        .current_dir(folder);
+    if let Some((uid, gid)) = find::postgres_user() {
+        std::os::unix::fs::chown(password_file, Some(uid), Some(gid)).map_err(DevError::io("give to postgres"))?;
+        command.gid(gid).uid(uid);
+    }
+    let output = command.output().map_err(DevError::io("run initdb"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let tail = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    Err(DevError::NotStarted { what: "initdb", log: folder.into(), tail })
+}

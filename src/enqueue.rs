@@ -1,0 +1,438 @@
+//! Enqueue: the row first, then the message.
+//!
+//! Enqueue returns once the row is committed, NATS away or not. The first message is published right
+//! after; if that fails, or the process dies in between, the relay of any worker publishes it.
+//!
+//! Not here: jobs that arrive as messages (`deliver`).
+
+use std::{
+    collections::HashMap,
+    future::{Future, IntoFuture},
+    pin::Pin,
+    time::Duration,
+};
+
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+use serde_json::Value;
+use tokio_util::task::TaskTracker;
+
+use crate::{
+    batch::Batcher,
+    job::{Job, JobId, NameError, check_kind, check_queue, unstorable},
+    metrics,
+    queue::{Queue, Ticket},
+    store::{NewJob, Store, StoreError, Told},
+    tenure::Tenure,
+};
+
+/// The longest unique key.
+const KEY_BYTES_MAX: usize = 512;
+/// The longest delay: more is a mistake in a unit.
+const DELAY_MAX: Duration = Duration::from_hours(24 * 365 * 10);
+
+/// A job was not enqueued.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum EnqueueError {
+    /// The queue's or the kind's name.
+    #[error(transparent)]
+    Name(#[from] NameError),
+    /// The payload is not JSON that Postgres can hold.
+    #[error("the payload cannot be stored: {0}")]
+    Payload(String),
+    /// The payload is too large.
+    #[error(
+        "the payload has {bytes} bytes, but at most {bytes_max} are allowed; \
+         store it elsewhere and enqueue a reference, or raise TENURE_PAYLOAD_BYTES_MAX"
+    )]
+    TooLarge {
+        /// Its size.
+        bytes: usize,
+        /// The limit.
+        bytes_max: usize,
+    },
+    /// Another option.
+    #[error("{what} is {value}, but must be {expected}")]
+    Option {
+        /// Which one.
+        what: &'static str,
+        /// What was given.
+        value: String,
+        /// What may be given.
+        expected: &'static str,
+    },
+    /// Postgres gave no answer. With a unique key, try again; without one the job may exist already.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The key's holder cannot be seen from this transaction's snapshot. Roll back and try again.
+    #[error("the unique key is held by a job that this transaction cannot see; roll back and try again")]
+    KeyNotVisible,
+}
+
+/// What enqueueing did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Enqueued {
+    /// The job: the new one, or the one that holds the unique key.
+    pub id: JobId,
+    /// Whether the unique key was taken, and nothing was created.
+    pub duplicate: bool,
+}
+
+/// A job to be enqueued, with its options. Any [`Job`] turns into one.
+#[derive(Debug, Clone)]
+pub struct JobRequest {
+    queue: String,
+    kind: String,
+    payload: Result<Value, String>,
+    max_attempts: u32,
+    unique_key: Option<String>,
+    delay: Option<Duration>,
+    run_at: Option<DateTime<Utc>>,
+    trace_context: Option<String>,
+}
+
+impl<J: Job> From<J> for JobRequest {
+    fn from(job: J) -> Self {
+        let payload = serde_json::to_value(job).map_err(|error| error.to_string());
+        Self { max_attempts: J::MAX_ATTEMPTS, payload, ..Self::new(J::QUEUE, J::KIND, Value::Null) }
+    }
+}
+
+impl JobRequest {
+    /// A job without a Rust type.
+    pub fn new(queue: impl Into<String>, kind: impl Into<String>, payload: Value) -> Self {
+        Self {
+            queue: queue.into(),
+            kind: kind.into(),
+            payload: Ok(payload),
+            max_attempts: 5,
+            unique_key: None,
+            delay: None,
+            run_at: None,
+            trace_context: None,
+        }
+    }
+
+    /// Into another queue than the type's own.
+    #[must_use]
+    pub fn queue(mut self, queue: impl Into<String>) -> Self {
+        self.queue = queue.into();
+        self
+    }
+
+    /// At most one job of this key in its queue: a second enqueue returns the first one's id.
+    /// The key is held while that job is queued, running or dead, and for a while after it finished.
+    #[must_use]
+    pub fn unique_key(mut self, key: impl Into<String>) -> Self {
+        self.unique_key = Some(key.into());
+        self
+    }
+
+    /// Not before this time has passed, by the database's clock.
+    #[must_use]
+    pub fn delay(mut self, delay: Duration) -> Self {
+        (self.delay, self.run_at) = (Some(delay), None);
+        self
+    }
+
+    /// Not before this time, by the database's clock.
+    #[must_use]
+    pub fn run_at(mut self, at: DateTime<Utc>) -> Self {
+        (self.delay, self.run_at) = (None, Some(at));
+        self
+    }
+
+    /// How often it is tried, at most, the first attempt included.
+    #[must_use]
+    pub fn max_attempts(mut self, attempts: u32) -> Self {
+        self.max_attempts = attempts;
+        self
+    }
+
+    /// The enqueuer's W3C `traceparent`, which the handler gets back.
+    #[must_use]
+    pub fn trace_context(mut self, traceparent: impl Into<String>) -> Self {
+        self.trace_context = Some(traceparent.into());
+        self
+    }
+
+    fn checked(self, bytes_max: usize, told: Told) -> Result<NewJob, EnqueueError> {
+        check_queue(&self.queue)?;
+        check_kind(&self.kind)?;
+        let payload = self.payload.map_err(EnqueueError::Payload)?;
+        if let Some(why) = unstorable(&payload) {
+            return Err(EnqueueError::Payload(why.into()));
+        }
+        let payload = payload.to_string();
+        if payload.len() > bytes_max {
+            return Err(EnqueueError::TooLarge { bytes: payload.len(), bytes_max });
+        }
+        let wrong = |what, value: String, expected| Err(EnqueueError::Option { what, value, expected });
+        if !(1..=1_000).contains(&self.max_attempts) {
+            return wrong("max_attempts", self.max_attempts.to_string(), "1 to 1000");
+        }
+        if let Some(delay) = self.delay.filter(|delay| *delay > DELAY_MAX) {
+            return wrong("delay", format!("{delay:?}"), "at most ten years");
+        }
+        for (what, text) in [("unique_key", &self.unique_key), ("trace_context", &self.trace_context)] {
+            if let Some(text) = text
+                && (text.is_empty() || text.len() > KEY_BYTES_MAX || text.contains('\0'))
+            {
+                return wrong(what, format!("{} bytes", text.len()), "1 to 512 bytes without NUL");
+            }
+        }
+        Ok(NewJob {
+            id: JobId::generate(),
+            key: self.unique_key.map(|key| (self.queue.clone(), key)),
+            queue: self.queue,
+            kind: self.kind,
+            payload,
+            max_attempts: self.max_attempts,
+            run_at: self.run_at,
+            delay: self.delay,
+            trace_context: self.trace_context,
+            message: None,
+            told,
+        })
+    }
+}
+
+/// One job about to be enqueued: set its options, then `.await` it, or give it to a transaction.
+#[derive(Debug)]
+#[must_use = "nothing is enqueued until this is awaited, or given to a transaction"]
+pub struct Enqueue<'t> {
+    tenure: &'t Tenure,
+    request: JobRequest,
+}
+
+/// Many jobs about to be enqueued, in one statement.
+#[derive(Debug)]
+#[must_use = "nothing is enqueued until this is awaited, or given to a transaction"]
+pub struct EnqueueMany<'t> {
+    tenure: &'t Tenure,
+    requests: Vec<JobRequest>,
+}
+
+impl Tenure {
+    /// Enqueues a job: a [`Job`], or a [`JobRequest`].
+    ///
+    /// Await it: `tenure.enqueue(job).unique_key("..").await?`. It returns once the row is committed.
+    ///
+    /// Cancel safe in this sense: dropped, the job was enqueued or was not.
+    pub fn enqueue(&self, job: impl Into<JobRequest>) -> Enqueue<'_> {
+        Enqueue { tenure: self, request: job.into() }
+    }
+
+    /// Enqueues many jobs in one statement: all of them, or none.
+    pub fn enqueue_many<R: Into<JobRequest>>(&self, jobs: impl IntoIterator<Item = R>) -> EnqueueMany<'_> {
+        EnqueueMany { tenure: self, requests: jobs.into_iter().map(Into::into).collect() }
+    }
+}
+
+macro_rules! options {
+    ($($(#[$doc:meta])* $name:ident($value:ident: $type:ty);)+) => {
+        impl Enqueue<'_> {
+            $($(#[$doc])* pub fn $name(mut self, $value: $type) -> Self {
+                self.request = self.request.$name($value);
+                self
+            })+
+        }
+    };
+}
+
+options! {
+    /// See [`JobRequest::queue`].
+    queue(name: impl Into<String>);
+    /// See [`JobRequest::unique_key`].
+    unique_key(key: impl Into<String>);
+    /// See [`JobRequest::delay`].
+    delay(delay: Duration);
+    /// See [`JobRequest::run_at`].
+    run_at(at: DateTime<Utc>);
+    /// See [`JobRequest::max_attempts`].
+    max_attempts(attempts: u32);
+    /// See [`JobRequest::trace_context`].
+    trace_context(traceparent: impl Into<String>);
+}
+
+impl Enqueue<'_> {
+    /// Enqueues inside the user's transaction: the job exists if and when that commits. The relay
+    /// publishes it within [`Timing::relay_every`](crate::Timing::relay_every).
+    pub async fn tx(self, tx: &mut sqlx::PgTransaction<'_>) -> Result<Enqueued, EnqueueError> {
+        let job = self.request.checked(self.tenure.config().payload_bytes_max, Told::Relay)?;
+        let mut enqueued = insert_in(tx, vec![job]).await?;
+        enqueued.pop().ok_or(EnqueueError::KeyNotVisible)
+    }
+}
+
+impl EnqueueMany<'_> {
+    /// See [`Enqueue::tx`].
+    pub async fn tx(self, tx: &mut sqlx::PgTransaction<'_>) -> Result<Vec<Enqueued>, EnqueueError> {
+        let bytes_max = self.tenure.config().payload_bytes_max;
+        let jobs = self.requests.into_iter().map(|request| request.checked(bytes_max, Told::Relay));
+        insert_in(tx, jobs.collect::<Result<_, _>>()?).await
+    }
+}
+
+type EnqueueFuture<'t, T> = Pin<Box<dyn Future<Output = Result<T, EnqueueError>> + Send + 't>>;
+
+impl<'t> IntoFuture for Enqueue<'t> {
+    type Output = Result<Enqueued, EnqueueError>;
+    type IntoFuture = EnqueueFuture<'t, Enqueued>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move {
+            let job = self.request.checked(self.tenure.config().payload_bytes_max, Told::Ticket)?;
+            let id = job.id;
+            let created = self.tenure.enqueues().run(job).await;
+            // Only a runtime that shuts down leaves a batch unanswered.
+            let created = created.ok_or(StoreError::from(sqlx::Error::WorkerCrashed))??;
+            Ok(match created {
+                Created::New => Enqueued { id, duplicate: false },
+                Created::HeldBy(id) => Enqueued { id, duplicate: true },
+            })
+        })
+    }
+}
+
+impl<'t> IntoFuture for EnqueueMany<'t> {
+    type Output = Result<Vec<Enqueued>, EnqueueError>;
+    type IntoFuture = EnqueueFuture<'t, Vec<Enqueued>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move {
+            let bytes_max = self.tenure.config().payload_bytes_max;
+            let jobs = self.requests.into_iter().map(|request| request.checked(bytes_max, Told::Ticket));
+            let jobs: Vec<_> = jobs.collect::<Result<_, _>>()?;
+            let ids: Vec<_> = jobs.iter().map(|job| job.id).collect();
+            let (store, queue) = (self.tenure.store().clone(), self.tenure.queue().clone());
+            let created = insert(store, queue, self.tenure.publications(), jobs).await?;
+            Ok(answers(&ids, &created))
+        })
+    }
+}
+
+fn answers(ids: &[JobId], created: &[Created]) -> Vec<Enqueued> {
+    ids.iter()
+        .zip(created)
+        .map(|(&id, created)| match *created {
+            Created::New => Enqueued { id, duplicate: false },
+            Created::HeldBy(id) => Enqueued { id, duplicate: true },
+        })
+        .collect()
+}
+
+/// Whether an insert created its job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Created {
+    New,
+    HeldBy(JobId),
+}
+
+/// Single enqueues of many tasks, committed together.
+pub(crate) fn batcher(
+    store: Store,
+    queue: Queue,
+    publications: TaskTracker,
+) -> Batcher<NewJob, Result<Created, EnqueueError>> {
+    Batcher::spawn(move |jobs: Vec<NewJob>| {
+        let (store, queue, publications) = (store.clone(), queue.clone(), publications.clone());
+        async move {
+            match insert(store.clone(), queue.clone(), &publications, jobs.clone()).await {
+                Ok(created) => created.into_iter().map(Ok).collect(),
+                Err(EnqueueError::Store(StoreError::Refused(_))) if jobs.len() > 1 => {
+                    // One of them cannot be stored; the others must not suffer for it.
+                    let mut answers = Vec::with_capacity(jobs.len());
+                    for job in jobs {
+                        let one = insert(store.clone(), queue.clone(), &publications, vec![job]).await;
+                        answers.push(one.and_then(|created| created.first().copied().ok_or(EnqueueError::KeyNotVisible)));
+                    }
+                    answers
+                }
+                Err(error) => jobs.iter().map(|_| Err(error.clone())).collect(),
+            }
+        }
+    })
+}
+
+/// Inserts the rows, and publishes their first messages without waiting for the stream.
+async fn insert(
+    store: Store,
+    queue: Queue,
+    publications: &TaskTracker,
+    jobs: Vec<NewJob>,
+) -> Result<Vec<Created>, EnqueueError> {
+    let new = store.enqueue(&jobs).await?;
+    for job in &jobs {
+        if new.contains_key(&job.id) {
+            metrics::enqueued(&job.queue, 1);
+        }
+    }
+    let created = match keys_of_others(&jobs, &new) {
+        keys if keys.is_empty() => created(&jobs, &new, &[]),
+        keys => {
+            let holders = store.held_keys(&keys).await?;
+            created(&jobs, &new, &holders)
+        }
+    };
+    let tickets: Vec<_> = jobs
+        .into_iter()
+        .filter(|job| new.get(&job.id).is_some_and(|has_message| *has_message))
+        .map(|job| Ticket {
+            job: job.id,
+            queue: job.queue,
+            kind: job.kind,
+            dispatch: 1,
+            clear_reason: None,
+            trace_context: job.trace_context,
+        })
+        .collect();
+    if !tickets.is_empty() {
+        publications.spawn(publish_first(store, queue, tickets));
+    }
+    created.ok_or(EnqueueError::KeyNotVisible)
+}
+
+async fn publish_first(store: Store, queue: Queue, tickets: Vec<Ticket>) {
+    let jobs: Vec<_> = tickets.iter().map(|ticket| ticket.job).collect();
+    let answers = queue.publish(tickets).await;
+    let failed: Vec<_> =
+        jobs.iter().zip(&answers).filter(|(_, answer)| answer.is_err()).map(|(job, _)| *job).collect();
+    metrics::published(jobs.len() - failed.len());
+    if let Some(Err(error)) = answers.iter().find(|answer| answer.is_err()) {
+        tracing::warn!(jobs = failed.len(), %error, "enqueued, but not published; the relay will");
+        if let Err(error) = store.unpublished(&failed).await {
+            tracing::warn!(%error, "the relay will find out by itself, which takes longer");
+        }
+    }
+}
+
+async fn insert_in(tx: &mut sqlx::PgTransaction<'_>, jobs: Vec<NewJob>) -> Result<Vec<Enqueued>, EnqueueError> {
+    let ids: Vec<_> = jobs.iter().map(|job| job.id).collect();
+    let new = Store::enqueue_in(tx, &jobs).await?;
+    let keys = keys_of_others(&jobs, &new);
+    let holders = if keys.is_empty() { vec![] } else { Store::held_keys_in(tx, &keys).await? };
+    let created = created(&jobs, &new, &holders).ok_or(EnqueueError::KeyNotVisible)?;
+    Ok(answers(&ids, &created))
+}
+
+/// The keys of the jobs that were not created.
+fn keys_of_others(jobs: &[NewJob], new: &HashMap<JobId, bool>) -> Vec<(String, String)> {
+    let others = jobs.iter().filter(|job| !new.contains_key(&job.id));
+    others.filter_map(|job| job.key.clone()).collect()
+}
+
+/// What became of each job; `holders` answers those that are not new, in order. `None`: a holder is missing.
+fn created(jobs: &[NewJob], new: &HashMap<JobId, bool>, holders: &[Option<JobId>]) -> Option<Vec<Created>> {
+    let mut holders = holders.iter();
+    jobs.iter()
+        .map(|job| {
+            if new.contains_key(&job.id) {
+                Some(Created::New)
+            } else {
+                holders.next().copied().flatten().map(Created::HeldBy)
+            }
+        })
+        .collect()
+}

@@ -1,0 +1,81 @@
+//! Durable background jobs: *the queue delivers; the database owns.*
+//!
+//! Producers publish to NATS JetStream; a delivery is a hint that a job may be runnable. Who runs it is
+//! decided by one conditional `UPDATE` in Postgres, under a fencing token that every later write must
+//! name. Progress is the heartbeat: a job that is silent too long is taken back, by any worker, with no
+//! leader, and whoever lost it can write nothing any more.
+//!
+//! ```no_run
+//! use serde::{Deserialize, Serialize};
+//! use tenure::{Config, Job, JobContext, JobError, Outcome, Tenure, Worker};
+//!
+//! #[derive(Serialize, Deserialize)]
+//! struct Resize { image: String }
+//!
+//! impl Job for Resize {
+//!     const KIND: &'static str = "resize";
+//!     const QUEUE: &'static str = "images";
+//! }
+//!
+//! async fn resize(job: Resize, ctx: JobContext) -> Result<Outcome, JobError> {
+//!     for percent in 0..100 {
+//!         // … some work; an error means: try again
+//!         ctx.progress("resizing", percent as f32, &job.image).await?;
+//!     }
+//!     Outcome::done("800x600")
+//! }
+//!
+//! # #[tokio::main]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let tenure = Tenure::connect(&Config::from_env()?).await?;
+//! tenure.migrate().await?;
+//! tenure.enqueue(Resize { image: "cat.png".into() }).unique_key("cat").await?;
+//! Worker::builder(&tenure).handle(resize).concurrency("images", 8).run_until(tenure::shutdown_signal()).await?;
+//! # Ok(()) }
+//! ```
+//!
+//! What is promised: a job is delivered at least once, owned by one worker at a time, *run* at least once,
+//! and settled once. Effects written through [`JobContext::complete_in`] and [`JobContext::once`] happen
+//! exactly once.
+
+// In the order in which a job meets them.
+mod job;
+mod claim;
+mod backoff;
+mod config;
+mod metrics;
+mod batch;
+mod store;
+mod queue;
+mod tenure;
+mod enqueue;
+mod deliver;
+mod running;
+mod run;
+mod heartbeat;
+mod context;
+mod settle;
+mod recover;
+mod worker;
+
+#[cfg(feature = "cli")]
+#[doc(hidden)]
+pub mod cli;
+#[cfg(feature = "dev")]
+pub mod dev;
+
+pub use backoff::Backoff;
+pub use claim::FencingToken;
+pub use config::{Config, ConfigError, Timing, TimingError};
+pub use context::{ContextError, JobContext};
+pub use enqueue::{Enqueue, EnqueueError, EnqueueMany, Enqueued, JobRequest};
+pub use job::{Job, JobError, JobId, NameError, Outcome, Status, check_kind, check_queue};
+pub use queue::QueueError;
+pub use run::{HandlerError, IntoOutcome, KindOptions};
+pub use running::CancelReason;
+pub use store::{ExecutionRow, JobRow, MigrateError, RecoveryRow, StoreError};
+pub use tenure::{ConnectError, SetupError, Tenure};
+pub use worker::{Worker, WorkerBuilder, WorkerError, shutdown_signal};
+
+#[doc(hidden)]
+pub use store::STATEMENTS;

@@ -1,0 +1,5 @@
+//! The `tenure` program.
+
+fn main() -> std::process::ExitCode {
+    tenure::cli::main()
+}

@@ -1,0 +1,150 @@
+//! Connect: one client, which reconnects for ever.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use async_nats::{
+    Client, ConnectOptions, Event, ServerAddr,
+    connection::State,
+    jetstream::{self, context::ContextBuilder},
+};
+use tokio::sync::watch;
+
+use crate::config::{Config, masked};
+
+/// NATS gave no answer, or refused.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum QueueError {
+    /// The address is none.
+    #[error("NATS_URL {url:?} is not a NATS address; write nats://host:4222, several joined by commas")]
+    Address {
+        /// What was given, without its password.
+        url: String,
+    },
+    /// No answer. A message may have been stored all the same: publish it again under the same id.
+    #[error("NATS is unavailable: {0}")]
+    Unavailable(String),
+    /// The server refused.
+    #[error("NATS refused to {what}: {reason}")]
+    Refused {
+        /// What was asked.
+        what: String,
+        /// What it said.
+        reason: String,
+    },
+}
+
+/// The connection, and where the jobs' messages live.
+#[derive(Clone)]
+pub(crate) struct Queue {
+    pub(super) client: Client,
+    pub(super) context: jetstream::Context,
+    pub(super) stream: Arc<str>,
+    pub(super) prefix: Arc<str>,
+    pub(super) ack_wait: Duration,
+    /// Grows with every connection that was made.
+    pub(super) connections: watch::Receiver<u64>,
+    /// Grows when the stream turns out to be a new one: receipts of the old must not be sent.
+    pub(super) epoch: Arc<AtomicU64>,
+    pub(super) stream_created: Arc<std::sync::Mutex<Option<String>>>,
+}
+
+impl std::fmt::Debug for Queue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Queue").field("stream", &self.stream).finish_non_exhaustive()
+    }
+}
+
+impl Queue {
+    /// Starts connecting, and returns at once: NATS may be away.
+    pub(crate) async fn open(config: &Config) -> Result<Self, QueueError> {
+        let addresses = config
+            .nats_url
+            .split(',')
+            .map(|url| url.trim().parse::<ServerAddr>())
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(|_| QueueError::Address { url: masked(&config.nats_url) })?;
+        let (connected, connections) = watch::channel(0);
+        let mut options = ConnectOptions::new()
+            .name("tenure")
+            .retry_on_initial_connect()
+            .ping_interval(Duration::from_secs(10))
+            .request_timeout(Some(config.timing.publish_within))
+            .reconnect_delay_callback(|attempt| {
+                let step = 50_u64 << attempt.min(6);
+                Duration::from_millis(rand::random_range(step / 2..=step))
+            })
+            .event_callback(move |event| {
+                if matches!(event, Event::Connected) {
+                    connected.send_modify(|n| *n += 1);
+                }
+                async move {
+                    match event {
+                        Event::Connected => tracing::info!("connected to NATS"),
+                        Event::ServerError(error) => tracing::error!(%error, "NATS reports an error"),
+                        Event::SlowConsumer(_) => tracing::error!("messages were dropped: the process is too slow"),
+                        event => tracing::warn!(%event, "NATS connection"),
+                    }
+                }
+            });
+        if let Some(prefix) = &config.inbox_prefix {
+            options = options.custom_inbox_prefix(prefix);
+        }
+        let client = options.connect(addresses).await.map_err(|error| QueueError::Unavailable(error.to_string()))?;
+        let context = ContextBuilder::new()
+            .timeout(config.timing.publish_within)
+            .ack_timeout(config.timing.publish_within)
+            .max_ack_inflight(4_096)
+            .backpressure_on_inflight(true)
+            .build(client.clone());
+        Ok(Self {
+            client,
+            context,
+            stream: config.stream.as_str().into(),
+            prefix: config.subject_prefix.as_str().into(),
+            ack_wait: config.timing.ack_wait,
+            connections,
+            epoch: Arc::new(AtomicU64::new(0)),
+            stream_created: Arc::default(),
+        })
+    }
+
+    /// Whether there is a connection right now.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.client.connection_state() == State::Connected
+    }
+
+    /// Waits until there is a connection.
+    ///
+    /// Cancel safe.
+    pub(crate) async fn connected(&self) {
+        let mut connections = self.connections.clone();
+        while !self.is_connected() {
+            // Either the event, or a look now and then: the event may have come just before.
+            drop(tokio::time::timeout(Duration::from_millis(100), connections.changed()).await);
+        }
+    }
+
+    /// Which stream this is: receipts of another are void.
+    pub(super) fn epoch_now(&self) -> u64 {
+        self.epoch.load(Ordering::Acquire)
+    }
+
+    /// Writes out what was published and acknowledged, and waits until the server has read it.
+    pub(crate) async fn flush(&self) {
+        let round_trip = async {
+            self.client.flush().await.ok();
+            // Any request will do: its answer comes after the server has read what went before.
+            self.stream_state().await.ok();
+        };
+        if self.is_connected() {
+            drop(tokio::time::timeout(Duration::from_secs(2), round_trip).await);
+        }
+    }
+}

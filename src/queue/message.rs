@@ -1,0 +1,162 @@
+//! Message: what was delivered, and the receipt that answers it.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use async_nats::{
+    HeaderMap,
+    jetstream::{self, AckKind, message::Acker},
+};
+use bytes::Bytes;
+use chrono::{DateTime, Utc};
+use sha2::{Digest, Sha256};
+use uuid::Uuid;
+
+use super::connect::Queue;
+use crate::{claim::Ack, job::JobId};
+
+/// A message, as it was delivered this time.
+#[derive(Debug)]
+pub(crate) struct Delivery {
+    pub(crate) subject: String,
+    pub(crate) body: Bytes,
+    headers: HeaderMap,
+    pub(crate) sequence: u64,
+    published_ns: i128,
+    /// How often it was delivered, this time included. A hint: the server may lose count.
+    pub(crate) deliveries: i64,
+    pub(crate) receipt: Receipt,
+}
+
+impl Delivery {
+    pub(super) fn new(queue: &Queue, message: jetstream::Message) -> Result<Self, async_nats::Error> {
+        let (sequence, published_ns, deliveries) = {
+            let info = message.info()?;
+            (info.stream_sequence, info.published.unix_timestamp_nanos(), info.delivered)
+        };
+        let (message, acker) = message.split();
+        Ok(Self {
+            subject: message.subject.into_string(),
+            body: message.payload,
+            headers: message.headers.unwrap_or_default(),
+            sequence,
+            published_ns,
+            deliveries,
+            receipt: Receipt {
+                acker: Arc::new(acker),
+                sequence,
+                epoch: queue.epoch_now(),
+                current_epoch: queue.epoch.clone(),
+            },
+        })
+    }
+
+    /// A header's value, whatever the case of its name.
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.headers
+            .iter()
+            .find(|(key, _)| AsRef::<str>::as_ref(*key).eq_ignore_ascii_case(name))
+            .and_then(|(_, values)| values.first())
+            .map(async_nats::HeaderValue::as_str)
+    }
+
+    /// When the stream stored it.
+    pub(crate) fn published(&self) -> DateTime<Utc> {
+        let micros = i64::try_from(self.published_ns / 1_000).unwrap_or_default();
+        DateTime::from_timestamp_micros(micros).unwrap_or_default()
+    }
+
+    /// What tells this message from every other, the same for all its deliveries on all workers.
+    ///
+    /// The time of storage and the sequence, both out of the delivery itself. The stream's creation time
+    /// would have to be asked for, and one worker's answer could be older than another's: two ids, two
+    /// runs. A stream that is created anew repeats neither.
+    pub(crate) fn identity(&self) -> String {
+        format!("{}:{}", self.published_ns, self.sequence)
+    }
+
+    /// The id of the job that this submission is: UUID v7, its time that of the message.
+    pub(crate) fn derived_id(&self) -> JobId {
+        derive_id(self.published_ns, &self.identity())
+    }
+}
+
+fn derive_id(published_ns: i128, identity: &str) -> JobId {
+    let millis = u64::try_from(published_ns / 1_000_000).unwrap_or_default();
+    let hash = Sha256::digest(identity.as_bytes());
+    let mut random = [0; 10];
+    random.copy_from_slice(&hash[..10]);
+    JobId(uuid::Builder::from_unix_timestamp_millis(millis, &random).into_uuid())
+}
+
+/// The right to answer one message. Answers are sent, not confirmed: a lost one is harmless.
+#[derive(Clone)]
+pub(crate) struct Receipt {
+    acker: Arc<Acker>,
+    pub(crate) sequence: u64,
+    epoch: u64,
+    current_epoch: Arc<AtomicU64>,
+}
+
+impl std::fmt::Debug for Receipt {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Receipt").field("sequence", &self.sequence).finish_non_exhaustive()
+    }
+}
+
+impl Receipt {
+    /// Answers the message.
+    pub(crate) async fn send(&self, ack: Ack) {
+        let kind = match ack {
+            Ack::Done => AckKind::Ack,
+            // Without a delay it would come back within 100 µs, before every new message.
+            Ack::Later(wait) => AckKind::Nak(Some(wait.max(Duration::from_millis(50)))),
+            Ack::Never => AckKind::Term,
+        };
+        self.send_kind(kind).await;
+    }
+
+    /// Asks for another `ack_wait`.
+    pub(crate) async fn in_progress(&self) {
+        self.send_kind(AckKind::Progress).await;
+    }
+
+    /// Gives the message back at once, for another worker.
+    pub(crate) async fn give_back(&self) {
+        self.send_kind(AckKind::Nak(None)).await;
+    }
+
+    async fn send_kind(&self, kind: AckKind) {
+        if self.epoch != self.current_epoch.load(Ordering::Acquire) {
+            return;
+        }
+        if let Err(error) = self.acker.ack_with(kind).await {
+            tracing::debug!(%error, "an ack was not sent; the message will come again");
+        }
+    }
+}
+
+/// A claim id: random, so that no two claims ever share one.
+pub(crate) fn nonce() -> Uuid {
+    Uuid::new_v4()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_derived_id_is_a_v7_of_the_messages_time_and_the_same_for_every_delivery() {
+        let at_ns = 1_795_000_000_123_456_789_i128;
+        let id = derive_id(at_ns, "1795000000123456789:42");
+        assert_eq!(id, derive_id(at_ns, "1795000000123456789:42"));
+        assert_ne!(id, derive_id(at_ns, "1795000000123456789:43"));
+        assert_eq!(id.0.get_version_num(), 7);
+        assert_eq!(id.0.get_timestamp().map(|t| t.to_unix()), Some((1_795_000_000, 123_000_000)));
+    }
+}

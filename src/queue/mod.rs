@@ -1,0 +1,18 @@
+//! Queue: publish, pull, ack. The only place that names `async_nats`.
+//!
+//! JetStream is durable, fast, at-least-once delivery, and nothing more. Losing every message in it loses
+//! no job whose row exists.
+//!
+//! Not here: what a message means (`deliver`), and whether a job may run (`claim`).
+
+mod connect;
+mod message;
+mod publish;
+mod pull;
+mod topology;
+
+pub use connect::QueueError;
+pub(crate) use connect::Queue;
+pub(crate) use message::{Delivery, Receipt, nonce};
+pub(crate) use publish::{JOB_ID, Ticket, TicketBody};
+pub(crate) use pull::{Pull, Pulled};

@@ -1,0 +1,219 @@
+//! Topology: the stream and its consumers, as `nats/*.json` define them.
+//!
+//! A worker creates what is missing, reports what differs, and changes nothing: two versions would fight.
+//! `tenure migrate` changes.
+
+use std::sync::{PoisonError, atomic::Ordering};
+
+use async_nats::jetstream::{
+    self,
+    consumer::{PullConsumer, pull},
+    context::{CreateStreamErrorKind, GetStreamErrorKind},
+    stream,
+};
+
+use super::connect::{Queue, QueueError};
+
+const STREAM: &str = include_str!("../../nats/stream.json");
+const CONSUMER: &str = include_str!("../../nats/consumer.json");
+
+/// How far a queue's consumer has come, and in which stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Progress {
+    /// When the stream was created, in the server's words.
+    pub(crate) stream_created: String,
+    pub(crate) last_seq: u64,
+    /// The sequence last delivered to any worker.
+    pub(crate) delivered: u64,
+    /// How many messages were never delivered.
+    pub(crate) pending: u64,
+}
+
+fn stream_definition(queue: &Queue) -> Result<stream::Config, QueueError> {
+    let mut config: stream::Config = serde_json::from_str(STREAM).map_err(|error| definition_error(&error))?;
+    config.name = queue.stream.to_string();
+    config.subjects = vec![format!("{}.*.>", queue.prefix)];
+    Ok(config)
+}
+
+fn consumer_definition(queue: &Queue, name: &str) -> Result<pull::Config, QueueError> {
+    let mut config: pull::Config = serde_json::from_str(CONSUMER).map_err(|error| definition_error(&error))?;
+    config.durable_name = Some(name.into());
+    config.name = Some(name.into());
+    config.filter_subject = format!("{}.{name}.>", queue.prefix);
+    config.ack_wait = queue.ack_wait;
+    Ok(config)
+}
+
+fn definition_error(error: &serde_json::Error) -> QueueError {
+    QueueError::Refused { what: "read the definitions under nats/".into(), reason: error.to_string() }
+}
+
+/// What of a stream's definition tenure's guarantees rest on, compared.
+fn stream_drift(is: &stream::Config, should: &stream::Config) -> Vec<String> {
+    let mut drift = Vec::new();
+    let mut compare = |what: &str, is: String, should: String| {
+        if is != should {
+            drift.push(format!("{what} is {is}, expected {should}"));
+        }
+    };
+    compare("subjects", format!("{:?}", is.subjects), format!("{:?}", should.subjects));
+    compare("retention", format!("{:?}", is.retention), format!("{:?}", should.retention));
+    compare("storage", format!("{:?}", is.storage), format!("{:?}", should.storage));
+    compare("discard", format!("{:?}", is.discard), format!("{:?}", should.discard));
+    compare("max_age", format!("{:?}", is.max_age), format!("{:?}", should.max_age));
+    drift
+}
+
+fn consumer_drift(is: &jetstream::consumer::Config, should: &pull::Config) -> Vec<String> {
+    let mut drift = Vec::new();
+    let mut compare = |what: &str, is: String, should: String| {
+        if is != should {
+            drift.push(format!("{what} is {is}, expected {should}"));
+        }
+    };
+    compare("filter_subject", is.filter_subject.clone(), should.filter_subject.clone());
+    compare("ack_policy", format!("{:?}", is.ack_policy), format!("{:?}", should.ack_policy));
+    compare("ack_wait", format!("{:?}", is.ack_wait), format!("{:?}", should.ack_wait));
+    compare("max_deliver", is.max_deliver.to_string(), should.max_deliver.to_string());
+    compare("backoff", format!("{:?}", is.backoff), format!("{:?}", should.backoff));
+    drift
+}
+
+fn unavailable(what: &str, error: &dyn std::fmt::Display) -> QueueError {
+    QueueError::Unavailable(format!("{what}: {error}"))
+}
+
+impl Queue {
+    /// Creates the stream if it is missing; returns what differs from its definition.
+    pub(crate) async fn ensure_stream(&self) -> Result<Vec<String>, QueueError> {
+        let mut should = stream_definition(self)?;
+        let info = match self.context.get_stream(self.stream.as_ref()).await {
+            Ok(stream) => stream.cached_info().clone(),
+            Err(error) if matches!(error.kind(), GetStreamErrorKind::JetStream(e) if e.code() == 404) => {
+                // Sequences of an older stream of this name must not come again: an ack of then would
+                // remove a message of now.
+                should.first_sequence = u64::try_from(chrono::Utc::now().timestamp_micros()).ok();
+                match self.context.create_stream(should.clone()).await {
+                    Ok(stream) => {
+                        tracing::warn!(stream = %self.stream, "created the stream, which was missing");
+                        stream.cached_info().clone()
+                    }
+                    // Another worker was faster.
+                    Err(error) if matches!(error.kind(), CreateStreamErrorKind::JetStream(e) if e.error_code().0 == 10058) => {
+                        let stream = self.context.get_stream(self.stream.as_ref()).await;
+                        stream.map_err(|error| unavailable("get the stream", &error))?.cached_info().clone()
+                    }
+                    Err(error) => {
+                        return Err(QueueError::Refused { what: "create the stream".into(), reason: error.to_string() });
+                    }
+                }
+            }
+            Err(error) => return Err(unavailable("get the stream", &error)),
+        };
+        self.note_created(&info);
+        Ok(stream_drift(&info.config, &should))
+    }
+
+    /// Creates a queue's consumer if it is missing; returns it, and what differs from its definition.
+    pub(crate) async fn ensure_consumer(&self, name: &str) -> Result<(PullConsumer, Vec<String>), QueueError> {
+        let should = consumer_definition(self, name)?;
+        let found = self.context.get_consumer_from_stream::<pull::Config, _, _>(name, self.stream.as_ref()).await;
+        let consumer = match found {
+            Ok(consumer) => consumer,
+            Err(_) => match self.context.create_consumer_strict_on_stream(should.clone(), self.stream.as_ref()).await {
+                Ok(consumer) => {
+                    tracing::warn!(queue = name, "created the queue's consumer, which was missing");
+                    consumer
+                }
+                // Another worker was faster, or NATS is away: the second look tells.
+                Err(error) => self
+                    .context
+                    .get_consumer_from_stream::<pull::Config, _, _>(name, self.stream.as_ref())
+                    .await
+                    .map_err(|_| unavailable("create the consumer", &error))?,
+            },
+        };
+        let drift = consumer_drift(&consumer.cached_info().config, &should);
+        Ok((consumer, drift))
+    }
+
+    /// Creates or changes the stream and the consumers of these queues: the admin's call.
+    pub(crate) async fn apply_topology(&self, queues: &[String]) -> Result<(), QueueError> {
+        let refused = |what: &str, error: &dyn std::fmt::Display| QueueError::Refused {
+            what: what.into(),
+            reason: error.to_string(),
+        };
+        if !self.ensure_stream().await?.is_empty() {
+            let mut config = stream_definition(self)?;
+            // How many replicas, and from which sequence on, is the operator's business.
+            let stream = self.context.get_stream(self.stream.as_ref()).await;
+            let now = stream.map_err(|error| unavailable("get the stream", &error))?.cached_info().config.clone();
+            config.num_replicas = now.num_replicas;
+            config.first_sequence = now.first_sequence;
+            self.context.update_stream(config).await.map_err(|error| refused("change the stream", &error))?;
+        }
+        for name in queues {
+            let (_, drift) = self.ensure_consumer(name).await?;
+            if !drift.is_empty() {
+                let config = consumer_definition(self, name)?;
+                self.context
+                    .update_consumer_on_stream(config, self.stream.as_ref())
+                    .await
+                    .map_err(|error| refused("change the consumer", &error))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The stream's creation and its last sequence.
+    pub(crate) async fn stream_state(&self) -> Result<(String, u64), QueueError> {
+        let stream = self.context.get_stream(self.stream.as_ref()).await;
+        let stream = stream.map_err(|error| unavailable("get the stream", &error))?;
+        let info = stream.cached_info();
+        Ok((self.note_created(info), info.state.last_sequence))
+    }
+
+    /// How far a queue's consumer has come. `None`: there is no such consumer.
+    pub(crate) async fn progress(&self, name: &str) -> Result<Progress, QueueError> {
+        let (stream_created, last_seq) = self.stream_state().await?;
+        let consumer = self
+            .context
+            .get_consumer_from_stream::<pull::Config, _, _>(name, self.stream.as_ref())
+            .await
+            .map_err(|error| unavailable("get the consumer", &error))?;
+        let info = consumer.cached_info();
+        Ok(Progress { stream_created, last_seq, delivered: info.delivered.stream_sequence, pending: info.num_pending })
+    }
+
+    /// Remembers which stream this is; a new one makes every receipt of the old void.
+    fn note_created(&self, info: &stream::Info) -> String {
+        let created = info.created.unix_timestamp_nanos().to_string();
+        let mut known = self.stream_created.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = known.as_ref().filter(|known| **known != created) {
+            tracing::warn!(stream = %self.stream, known, created, "the stream was created anew");
+            self.epoch.fetch_add(1, Ordering::AcqRel);
+        }
+        *known = Some(created.clone());
+        created
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test may panic")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_shipped_definitions_hold_what_the_guarantees_rest_on() {
+        let stream: stream::Config = serde_json::from_str(STREAM).unwrap();
+        assert_eq!(stream.retention, stream::RetentionPolicy::WorkQueue);
+        assert_eq!(stream.discard, stream::DiscardPolicy::New);
+        assert_eq!(stream.storage, stream::StorageType::File);
+        assert!(stream.max_age.is_zero());
+        let consumer: pull::Config = serde_json::from_str(CONSUMER).unwrap();
+        assert_eq!(consumer.max_deliver, -1);
+        assert!(consumer.backoff.is_empty());
+        assert_eq!(consumer.ack_wait, crate::config::Timing::DEFAULT.ack_wait);
+    }
+}

@@ -1,0 +1,15 @@
+//! Recover: on every worker, with no leader.
+//!
+//! | path | when | finds |
+//! |---|---|---|
+//! | [`reconcile`] | a worker starts | jobs of earlier processes of this host, proven dead |
+//! | [`scanner`] | every `scan_every`, by one worker | jobs that were silent for longer than their `stale_after` |
+//! | [`relay`] | every `relay_every`, by each worker | queued jobs without a message |
+//! | redelivery (`deliver`) | after `ack_wait` | a silent job whose message came again: the backstop |
+//!
+//! Every reset is one UPDATE that repeats its condition; the publication follows, and if the process dies
+//! in between, another relay publishes.
+
+pub(crate) mod reconcile;
+pub(crate) mod relay;
+pub(crate) mod scanner;

@@ -1,0 +1,187 @@
+//! Reconcile: at start, take back what earlier processes of this host left behind.
+//!
+//! A hostname proves nothing: two workers may share a host, containers share names, and names share
+//! prefixes. A process is proven dead when its lock file can be locked (the kernel drops the lock on any
+//! death), or when this very kernel and pid namespace has no process of its pid and start time. What is
+//! not proven is the scanner's.
+//!
+//! A restarted container keeps its hostname and, on a shared volume, its lock files; a replaced pod keeps
+//! neither.
+//!
+//! Invariants, each held by the test of that name:
+//!
+//! - `a_restarted_worker_takes_back_its_own_jobs_at_once`
+//! - `a_live_sibling_on_the_same_host_is_not_robbed`
+//! - `a_host_whose_name_starts_with_ours_or_holds_a_wildcard_is_not_us`
+
+use std::{
+    fs::{self, File, TryLockError},
+    path::{Path, PathBuf},
+};
+
+use crate::{
+    metrics,
+    store::{HostWorker, Registration, Store, StoreError},
+};
+
+/// This process's proof of life: a file that is locked for as long as the process lives.
+#[derive(Debug)]
+pub(crate) struct LifeSign {
+    file: Option<(File, PathBuf)>,
+}
+
+impl LifeSign {
+    /// Locks a file of this worker's own. Without one, a death is proven by the pid alone.
+    pub(crate) fn create(folder: &Path, worker_id: &str) -> Self {
+        let path = folder.join(format!("{worker_id}.lock"));
+        let locked = fs::create_dir_all(folder).and_then(|()| File::create(&path)).and_then(|file| {
+            file.lock()?;
+            Ok(file)
+        });
+        match locked {
+            Ok(file) => Self { file: Some((file, path)) },
+            Err(error) => {
+                tracing::warn!(%error, path = %path.display(), "no lock file; set TENURE_RUNTIME_DIR to a writable folder");
+                Self { file: None }
+            }
+        }
+    }
+
+    pub(crate) fn path(&self) -> Option<String> {
+        self.file.as_ref().map(|(_, path)| path.to_string_lossy().into_owned())
+    }
+}
+
+impl Drop for LifeSign {
+    fn drop(&mut self) {
+        if let Some((_, path)) = &self.file {
+            // A left-over file is unlocked, and proves the death as well.
+            fs::remove_file(path).ok();
+        }
+    }
+}
+
+/// What this kernel says of this process.
+pub(crate) struct Identity {
+    pub(crate) boot_id: Option<String>,
+    pub(crate) pid_namespace: Option<String>,
+    pub(crate) pid_started_at: Option<String>,
+}
+
+impl Identity {
+    pub(crate) fn of_this_process() -> Self {
+        Self {
+            boot_id: fs::read_to_string("/proc/sys/kernel/random/boot_id").ok().map(|id| id.trim().to_owned()),
+            pid_namespace: fs::read_link("/proc/self/ns/pid").ok().map(|link| link.to_string_lossy().into_owned()),
+            pid_started_at: started_at(i32::try_from(std::process::id()).unwrap_or_default()),
+        }
+    }
+}
+
+/// When a process of this pid namespace started, in the kernel's ticks. `None`: there is none.
+fn started_at(pid: i32) -> Option<String> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name in parentheses may hold anything; the fields after it count from 3.
+    let fields = &stat[stat.rfind(')')? + 1..];
+    fields.split_whitespace().nth(22 - 3).map(str::to_owned)
+}
+
+/// Whether another process of this host is proven dead.
+fn is_dead(other: &HostWorker, us: &Identity, folder: &Path) -> bool {
+    let in_our_folder = other.lock_file.as_deref().map(Path::new).filter(|path| path.parent() == Some(folder));
+    if let Some(path) = in_our_folder
+        && let Ok(file) = File::open(path)
+    {
+        match file.try_lock() {
+            Ok(()) => {
+                fs::remove_file(path).ok();
+                return true;
+            }
+            Err(TryLockError::WouldBlock) => return false,
+            // A file system without locks: ask the kernel.
+            Err(TryLockError::Error(_)) => {}
+        }
+    }
+    let same_kernel = us.boot_id.is_some() && other.boot_id == us.boot_id;
+    let same_namespace = us.pid_namespace.is_some() && other.pid_namespace == us.pid_namespace;
+    same_kernel && same_namespace && other.pid_started_at.is_some() && started_at(other.pid) != other.pid_started_at
+}
+
+/// Resets the jobs of dead processes of this host. Returns how many.
+pub(crate) async fn reconcile(store: &Store, us: &Registration, folder: &Path) -> Result<usize, StoreError> {
+    let identity = Identity {
+        boot_id: us.boot_id.clone(),
+        pid_namespace: us.pid_namespace.clone(),
+        pid_started_at: us.pid_started_at.clone(),
+    };
+    let others = store.workers_of_host(&us.hostname, &us.worker_id).await?;
+    let dead: Vec<_> = others
+        .into_iter()
+        .filter(|other| is_dead(other, &identity, folder))
+        .map(|other| other.worker_id)
+        .collect();
+    if dead.is_empty() {
+        return Ok(0);
+    }
+    let taken = store.reset_workers(&dead, &us.hostname, &us.worker_id).await?;
+    for attempt in &taken {
+        tracing::warn!(
+            job = %attempt.job, token = %attempt.token, owner = attempt.owner, route = ?attempt.route,
+            queue = attempt.queue, kind = attempt.kind, silence = ?attempt.silence, "took a dead process's job back"
+        );
+    }
+    metrics::recovered("reconcile", taken.len());
+    // Last: were it first, a crash in between would leave jobs whose owner nobody can prove dead.
+    store.remove_workers(&dead).await?;
+    Ok(taken.len())
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test may panic")]
+mod tests {
+    use super::*;
+
+    fn other(us: &Identity) -> HostWorker {
+        HostWorker {
+            worker_id: "web-1-1-abc".into(),
+            pid: i32::try_from(std::process::id()).unwrap(),
+            boot_id: us.boot_id.clone(),
+            pid_namespace: us.pid_namespace.clone(),
+            pid_started_at: us.pid_started_at.clone(),
+            lock_file: None,
+        }
+    }
+
+    #[test]
+    fn a_death_is_believed_only_when_this_kernel_can_tell() {
+        let us = Identity::of_this_process();
+        let nowhere = Path::new("/nowhere");
+        assert!(!is_dead(&other(&us), &us, nowhere), "it is this very process");
+        assert!(is_dead(&HostWorker { pid_started_at: Some("1".into()), ..other(&us) }, &us, nowhere), "pid reused");
+        assert!(is_dead(&HostWorker { pid: 0x3fff_ffff, ..other(&us) }, &us, nowhere), "no such pid");
+        let elsewhere = HostWorker { boot_id: Some("x".into()), pid: 0x3fff_ffff, ..other(&us) };
+        assert!(!is_dead(&elsewhere, &us, nowhere), "another kernel");
+        let contained = HostWorker { pid_namespace: Some("pid:[1]".into()), pid: 0x3fff_ffff, ..other(&us) };
+        assert!(!is_dead(&contained, &us, nowhere), "another container");
+        let unknown = HostWorker { pid_started_at: None, boot_id: None, pid_namespace: None, ..other(&us) };
+        assert!(!is_dead(&unknown, &us, nowhere), "nothing is known");
+    }
+
+    #[test]
+    fn a_locked_file_proves_life_and_an_unlocked_one_death_across_pid_namespaces() {
+        let folder = std::env::temp_dir().join(format!("tenure-test-{}", uuid::Uuid::new_v4()));
+        let us = Identity::of_this_process();
+        let sign = LifeSign::create(&folder, "web-1-7-abc");
+        let contained =
+            || HostWorker { lock_file: sign.path(), pid_namespace: Some("pid:[1]".into()), ..other(&us) };
+        assert!(!is_dead(&contained(), &us, &folder));
+        assert!(!is_dead(&contained(), &us, Path::new("/another")), "not our folder: no proof either way");
+        let path = PathBuf::from(sign.path().unwrap());
+        let gone = contained();
+        drop(sign);
+        assert!(!is_dead(&gone, &us, &folder), "the file is gone: no proof");
+        File::create(&path).unwrap();
+        assert!(is_dead(&gone, &us, &folder), "the file is there, and nobody holds it");
+        fs::remove_dir_all(&folder).unwrap();
+    }
+}

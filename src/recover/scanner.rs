@@ -1,0 +1,65 @@
+//! Scanner: resets jobs that were silent for too long.
+//!
+//! Leaderless: every worker asks the database whether it is its turn (`store/scan_gate.sql`), which also
+//! says whether anything may be reset at all just now.
+//!
+//! Invariants, each held by the test of that name:
+//!
+//! - `n_scanners_at_once_reset_each_job_once`
+//! - `after_a_gap_between_scans_live_owners_get_time_to_write`
+
+use std::{ops::ControlFlow, time::Duration};
+
+use crate::{
+    metrics,
+    store::{Store, StoreError},
+};
+
+/// The most jobs of one statement.
+const RESETS_MAX: i64 = 100;
+/// The most statements of one scan: the next scan goes on.
+const STATEMENTS_MAX: usize = 100;
+
+/// Scans, if it is this worker's turn. Returns how many jobs were reset.
+pub(crate) async fn scan(
+    store: &Store,
+    worker_id: &str,
+    scan_every: Duration,
+    stale_after: Duration,
+) -> Result<usize, StoreError> {
+    let Some(gate) = store.scan_gate(scan_every, stale_after).await? else { return Ok(0) };
+    if gate.stale > 0 && (gate.in_grace || gate.breaker_open) {
+        tracing::warn!(
+            stale = gate.stale,
+            running = gate.running,
+            in_grace = gate.in_grace,
+            breaker_open = gate.breaker_open,
+            "jobs look dead, but so many at once, or after a gap, are given time to write"
+        );
+        return Ok(0);
+    }
+    let mut reset = 0;
+    for _ in 0..STATEMENTS_MAX {
+        let (n, flow) = reset_some(store, worker_id).await?;
+        reset += n;
+        if flow.is_break() {
+            break;
+        }
+    }
+    // A day's partition is made a week ahead: once in every scan is plenty, and costs a look.
+    store.create_partitions().await?;
+    Ok(reset)
+}
+
+async fn reset_some(store: &Store, worker_id: &str) -> Result<(usize, ControlFlow<()>), StoreError> {
+    let taken = store.reset_stale(RESETS_MAX, worker_id).await?;
+    for attempt in &taken {
+        tracing::warn!(
+            job = %attempt.job, token = %attempt.token, owner = attempt.owner, route = ?attempt.route,
+            queue = attempt.queue, kind = attempt.kind, silence = ?attempt.silence, "took a silent job back"
+        );
+    }
+    metrics::recovered("scanner", taken.len());
+    let more = i64::try_from(taken.len()).is_ok_and(|n| n == RESETS_MAX);
+    Ok((taken.len(), if more { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }))
+}

@@ -1,0 +1,281 @@
+//! Run: from a claim to what its handler said.
+//!
+//! Not here: the writes that follow (`settle`).
+
+use std::{collections::HashMap, future::Future, panic::AssertUnwindSafe, sync::Arc, time::Duration};
+
+use futures::{FutureExt, future::BoxFuture};
+use serde_json::Value;
+
+use crate::{
+    backoff::Backoff,
+    config::{Timing, TimingError},
+    context::JobContext,
+    job::{Job, JobError, NameError, Outcome, check_kind},
+    running::{CancelReason, RunningJob},
+};
+
+/// What a handler may return: an [`Outcome`], `()` for "done", or a `Result` of either.
+pub trait IntoOutcome {
+    /// What it means.
+    fn into_outcome(self) -> Result<Outcome, JobError>;
+}
+
+impl IntoOutcome for Outcome {
+    fn into_outcome(self) -> Result<Outcome, JobError> {
+        Ok(self)
+    }
+}
+
+impl IntoOutcome for () {
+    fn into_outcome(self) -> Result<Outcome, JobError> {
+        Ok(Outcome::Done(None))
+    }
+}
+
+impl<T: IntoOutcome, E: Into<JobError>> IntoOutcome for Result<T, E> {
+    fn into_outcome(self) -> Result<Outcome, JobError> {
+        self.map_err(Into::into)?.into_outcome()
+    }
+}
+
+/// How jobs of one kind are run. The defaults are the worker's.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct KindOptions {
+    pub(crate) backoff: Option<Backoff>,
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) stale_after: Option<Duration>,
+    pub(crate) keepalive: bool,
+}
+
+impl KindOptions {
+    /// The worker's defaults.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// When failed attempts are tried again. Default [`Backoff::DEFAULT`].
+    #[must_use]
+    pub fn backoff(mut self, backoff: Backoff) -> Self {
+        self.backoff = Some(backoff);
+        self
+    }
+
+    /// How long an attempt may run, at most. Default: for ever, as long as it shows signs of life.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Silence after which a job of this kind is taken back. Default [`Timing::stale_after`].
+    #[must_use]
+    pub fn stale_after(mut self, silence: Duration) -> Self {
+        self.stale_after = Some(silence);
+        self
+    }
+
+    /// Has tenure report for the handler while it runs: for handlers with long silent stretches. Such a
+    /// job is taken back only when its process is gone, not when the handler hangs; set a
+    /// [`KindOptions::timeout`] as well.
+    #[must_use]
+    pub fn keepalive(mut self) -> Self {
+        self.keepalive = true;
+        self
+    }
+}
+
+type Run<S> = dyn Fn(String, JobContext<S>) -> BoxFuture<'static, Result<Outcome, JobError>> + Send + Sync;
+
+/// A handler and how its jobs are run.
+pub(crate) struct Kind<S> {
+    pub(crate) run: Box<Run<S>>,
+    pub(crate) backoff: Backoff,
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) stale_after: Duration,
+    pub(crate) keepalive: bool,
+}
+
+/// The kinds that a worker knows.
+pub(crate) struct Kinds<S> {
+    named: HashMap<String, Kind<S>>,
+    any: Option<Kind<S>>,
+}
+
+impl<S> Default for Kinds<S> {
+    fn default() -> Self {
+        Self { named: HashMap::new(), any: None }
+    }
+}
+
+/// What the payload of a job is not.
+#[derive(Debug, thiserror::Error)]
+#[error("the payload does not fit the type of its handler: {0}")]
+pub(crate) struct PayloadError(pub(crate) serde_json::Error);
+
+/// A handler that is not registered.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HandlerError {
+    /// The kind's name.
+    #[error(transparent)]
+    Name(#[from] NameError),
+    /// The kind has a handler already.
+    #[error("kind {0:?} has two handlers; remove one")]
+    Twice(String),
+    /// The kind's timers.
+    #[error("kind {kind:?}: {source}")]
+    Timing {
+        /// Which kind.
+        kind: String,
+        /// What is wrong.
+        source: TimingError,
+    },
+}
+
+impl<S: Send + Sync + 'static> Kinds<S> {
+    pub(crate) fn add<F, Fut>(&mut self, name: Option<&str>, options: KindOptions, handler: F)  -> Result<(), HandlerError>
+    where
+        F: Fn(Value, JobContext<S>) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output: IntoOutcome> + Send + 'static,
+    {
+        self.insert(name, options, Box::new(move |payload, context| {
+            match serde_json::from_str(&payload) {
+                Ok(payload) => handler(payload, context).map(IntoOutcome::into_outcome).boxed(),
+                Err(error) => futures::future::err(PayloadError(error).into()).boxed(),
+            }
+        }))
+    }
+
+    pub(crate) fn add_typed<J, F, Fut>(&mut self, options: KindOptions, handler: F) -> Result<(), HandlerError>
+    where
+        J: Job,
+        F: Fn(J, JobContext<S>) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output: IntoOutcome> + Send + 'static,
+    {
+        self.insert(Some(J::KIND), options, Box::new(move |payload, context| {
+            match serde_json::from_str::<J>(&payload) {
+                Ok(job) => handler(job, context).map(IntoOutcome::into_outcome).boxed(),
+                Err(error) => futures::future::err(PayloadError(error).into()).boxed(),
+            }
+        }))
+    }
+
+    fn insert(&mut self, name: Option<&str>, options: KindOptions, run: Box<Run<S>>) -> Result<(), HandlerError> {
+        let kind = Kind {
+            run,
+            backoff: options.backoff.unwrap_or_default(),
+            timeout: options.timeout,
+            // Filled in when the worker's timers are known.
+            stale_after: options.stale_after.unwrap_or_default(),
+            keepalive: options.keepalive,
+        };
+        let before = match name {
+            Some(name) => {
+                check_kind(name)?;
+                self.named.insert(name.to_owned(), kind).is_some()
+            }
+            None => self.any.replace(kind).is_some(),
+        };
+        if before { Err(HandlerError::Twice(name.unwrap_or("*").into())) } else { Ok(()) }
+    }
+
+    /// Fills in the worker's `stale_after`, and checks every kind's own.
+    pub(crate) fn settle_timing(&mut self, timing: &Timing) -> Result<(), HandlerError> {
+        let any = self.any.as_mut().map(|kind| ("*", kind));
+        for (name, kind) in self.named.iter_mut().map(|(name, kind)| (name.as_str(), kind)).chain(any) {
+            if kind.stale_after.is_zero() {
+                kind.stale_after = timing.stale_after;
+            }
+            timing
+                .validate_stale_after(kind.stale_after)
+                .map_err(|source| HandlerError::Timing { kind: name.into(), source })?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn get(&self, name: &str) -> Option<&Kind<S>> {
+        self.named.get(name).or(self.any.as_ref())
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.named.is_empty() && self.any.is_none()
+    }
+}
+
+/// How an attempt ended, before anything was written about it.
+#[derive(Debug)]
+pub(crate) enum Ended {
+    /// The handler returned.
+    Returned(Result<Outcome, JobError>),
+    /// The handler panicked, with this text.
+    Panicked(String),
+    /// The handler was asked to stop, and did not: it was dropped.
+    Dropped,
+}
+
+/// Runs a handler to its end. It is asked to stop when it exceeds its time, and dropped when it does not
+/// stop within the grace.
+pub(crate) async fn run<S: Send + Sync + 'static>(
+    kind: &Kind<S>,
+    context: JobContext<S>,
+    cancel_grace: Duration,
+) -> Ended {
+    let job = context.job.clone();
+    let payload = job.claim.payload.clone();
+    // A task of its own: a panic stays in it, and dropping it does not depend on this one.
+    let handler = (kind.run)(payload, context);
+    let mut task = tokio::spawn(AssertUnwindSafe(handler).catch_unwind());
+    let _abort = AbortOnDrop(task.abort_handle());
+
+    let timeout = kind.timeout;
+    let out_of_time = async {
+        match timeout {
+            Some(timeout) => tokio::time::sleep(timeout).await,
+            None => std::future::pending().await,
+        }
+    };
+    let stopped = stop_asked(&job, out_of_time);
+    let joined = tokio::select! {
+        joined = &mut task => joined,
+        () = stopped => match tokio::time::timeout(cancel_grace, &mut task).await {
+            Ok(joined) => joined,
+            Err(_) => return Ended::Dropped,
+        },
+    };
+    match joined {
+        Ok(Ok(returned)) => Ended::Returned(returned),
+        Ok(Err(panic)) => Ended::Panicked(panic_text(&*panic)),
+        Err(error) if error.is_panic() => Ended::Panicked(panic_text(&*error.into_panic())),
+        Err(_) => Ended::Dropped,
+    }
+}
+
+async fn stop_asked(job: &RunningJob, out_of_time: impl Future<Output = ()>) {
+    tokio::select! {
+        () = job.cancellation.cancelled() => {}
+        () = out_of_time => job.cancel(CancelReason::Timeout),
+    }
+}
+
+struct AbortOnDrop(tokio::task::AbortHandle);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic
+        .downcast_ref::<&str>()
+        .map(|text| (*text).to_owned())
+        .or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "with something that is not a text".into());
+    format!("the handler panicked: {text}")
+}
+
+/// Shared by everything that runs jobs of one worker.
+pub(crate) type SharedKinds<S> = Arc<Kinds<S>>;

@@ -1,0 +1,302 @@
+//! Settle: the row first, the ack after.
+//!
+//! ```text
+//! Ended ──► Verdict (pure) ──► one statement under the claim ──► Settled | Lost ──► ack
+//! ```
+//!
+//! A write whose answer was lost is repeated; a repeated settle under the same claim answers as the first
+//! did. Only Postgres says that a job is lost, never a timeout.
+//!
+//! Invariants, each held by the test of that name:
+//!
+//! - `completing_again_under_the_same_claim_is_the_same_completion`
+//! - `a_woken_worker_whose_job_was_taken_can_write_nothing`
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::sleep;
+
+use crate::{
+    backoff::Backoff,
+    batch::Batcher,
+    claim::ClaimKey,
+    job::{JobError, Outcome, unstorable},
+    metrics,
+    run::{Ended, PayloadError},
+    running::{CancelReason, RunningJob},
+    store::{AttemptEnd, Completion, Route, Store, StoreError},
+};
+
+/// What is to be written about an attempt.
+#[derive(Debug, Clone)]
+pub(crate) enum Verdict {
+    /// The job is done.
+    Complete(Completion),
+    /// The attempt ended otherwise.
+    End(AttemptEnd),
+    /// The handler wrote it itself, in its own transaction.
+    Written,
+    /// Nothing may be written: the job is another's.
+    Lost,
+}
+
+/// What became of a verdict.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Settled {
+    /// It is written. The job's message has done its work.
+    Written,
+    /// This worker did not own the job any more.
+    Lost,
+}
+
+/// Decides what is written about an attempt that ended. Pure, but for the jitter.
+pub(crate) fn verdict(job: &RunningJob, ended: Ended, backoff: &Backoff, timeout: Option<Duration>) -> Verdict {
+    let reason = job.cancel_reason();
+    if job.settled.load(std::sync::atomic::Ordering::Acquire) {
+        return Verdict::Written;
+    }
+    if reason == Some(CancelReason::Lost) {
+        return Verdict::Lost;
+    }
+    let end = |verdict, error: Option<String>| AttemptEnd {
+        key: job.key,
+        verdict,
+        error,
+        category: None,
+        delay: Duration::ZERO,
+        reason: None,
+    };
+    let retry = |error: String| {
+        Verdict::End(AttemptEnd { delay: backoff.delay(job.claim.attempt), ..end("retried", Some(error)) })
+    };
+    let timed_out = || {
+        let limit = timeout.unwrap_or_default();
+        retry(format!("it ran longer than the {limit:?} that its kind allows"))
+    };
+    let release = |why: &'static str| Verdict::End(AttemptEnd { reason: Some(why), ..end("released", None) });
+    let stopped = |error: Option<String>| match reason {
+        Some(CancelReason::User) => Some(Verdict::End(end("cancelled", error))),
+        Some(CancelReason::Shutdown) => Some(release("the worker was stopped")),
+        Some(CancelReason::Timeout) => Some(timed_out()),
+        Some(CancelReason::Lost) => Some(Verdict::Lost),
+        None => None,
+    };
+    match ended {
+        Ended::Returned(Ok(Outcome::Done(output))) => match output.as_ref().and_then(unstorable) {
+            None => Verdict::Complete(Completion { key: job.key, output: output.map(|output| output.to_string()) }),
+            Some(why) => Verdict::End(AttemptEnd {
+                category: Some("invalid_output"),
+                ..end("failed", Some(format!("the output cannot be stored: {why}")))
+            }),
+        },
+        Ended::Returned(Ok(Outcome::Snooze(delay))) => {
+            Verdict::End(AttemptEnd { delay, ..end("snoozed", None) })
+        }
+        Ended::Returned(Ok(Outcome::Cancel(why))) => Verdict::End(end("cancelled", Some(why))),
+        Ended::Returned(Err(error)) => {
+            if error.is_lost() {
+                return Verdict::Lost;
+            }
+            stopped(Some(error.text())).unwrap_or_else(|| failed(job, &error, &end, &retry, &release))
+        }
+        Ended::Panicked(text) => stopped(Some(text.clone())).unwrap_or_else(|| retry(text)),
+        // Dropped without having been asked to stop: the runtime ends.
+        Ended::Dropped => stopped(None).unwrap_or_else(|| release("the worker was stopped")),
+    }
+}
+
+fn failed(
+    job: &RunningJob,
+    error: &JobError,
+    end: &impl Fn(&'static str, Option<String>) -> AttemptEnd,
+    retry: &impl Fn(String) -> Verdict,
+    release: &impl Fn(&'static str) -> Verdict,
+) -> Verdict {
+    // The database's outage is not the job's fault.
+    if error.is_unavailable() || job.unavailable.load(std::sync::atomic::Ordering::Acquire) {
+        return release("the database was away while the handler needed it");
+    }
+    let category = error.source.downcast_ref::<PayloadError>().map(|_| "invalid_payload");
+    if error.permanent {
+        return Verdict::End(AttemptEnd { category, ..end("failed", Some(error.text())) });
+    }
+    match (retry(error.text()), error.retry_after) {
+        (Verdict::End(retried), after) => {
+            Verdict::End(AttemptEnd { category, delay: after.unwrap_or(retried.delay), ..retried })
+        }
+        (other, _) => other,
+    }
+}
+
+/// Writes verdicts, many at a time. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Settle {
+    store: Store,
+    completions: Batcher<Completion, Result<bool, StoreError>>,
+    ends: Batcher<AttemptEnd, Result<Option<Route>, StoreError>>,
+}
+
+impl Settle {
+    pub(crate) fn new(store: Store, worker_id: Arc<str>) -> Self {
+        let completions = {
+            let store = store.clone();
+            Batcher::spawn(move |batch: Vec<Completion>| {
+                let store = store.clone();
+                async move { complete(&store, batch).await }
+            })
+        };
+        let ends = {
+            let store = store.clone();
+            Batcher::spawn(move |batch: Vec<AttemptEnd>| {
+                let (store, worker_id) = (store.clone(), worker_id.clone());
+                async move { end(&store, &worker_id, batch).await }
+            })
+        };
+        Self { store, completions, ends }
+    }
+
+    /// Writes a verdict, for as long as it takes: while Postgres is away there is nothing better to do.
+    pub(crate) async fn write(&self, job: &RunningJob, verdict: Verdict) -> Settled {
+        let kind = &job.claim.kind;
+        let (outcome, settled) = match verdict {
+            Verdict::Written => ("completed", Settled::Written),
+            Verdict::Lost => return Settled::Lost,
+            Verdict::Complete(completion) => match self.complete(completion).await {
+                Ok(settled) => ("completed", settled),
+                Err(error) => {
+                    // An output that Postgres does not take, for a reason that was not foreseen.
+                    let error = JobError::permanent(error).text();
+                    let end = AttemptEnd {
+                        key: job.key,
+                        verdict: "failed",
+                        error: Some(format!("the completion was refused: {error}")),
+                        category: Some("invalid_output"),
+                        delay: Duration::ZERO,
+                        reason: None,
+                    };
+                    ("failed", self.end(end).await)
+                }
+            },
+            Verdict::End(end) => (end.verdict, self.end(end).await),
+        };
+        if settled == Settled::Written {
+            metrics::settled(kind, outcome);
+            tracing::info!(job = %job.key.job, token = %job.key.token, kind, attempt = job.claim.attempt, outcome, "attempt ended");
+        }
+        settled
+    }
+
+    async fn complete(&self, completion: Completion) -> Result<Settled, StoreError> {
+        let mut wait = Waits::new();
+        loop {
+            match self.completions.run(completion.clone()).await {
+                Some(Ok(true)) => return Ok(Settled::Written),
+                Some(Ok(false)) => {
+                    if let Some(settled) = self.ask(&completion.key).await {
+                        return Ok(settled);
+                    }
+                }
+                Some(Err(error)) if error.is_unavailable() => {
+                    tracing::warn!(%error, job = %completion.key.job, "not completed yet; trying again");
+                }
+                Some(Err(error)) => return Err(error),
+                None => return Ok(Settled::Lost),
+            }
+            wait.next().await;
+        }
+    }
+
+    async fn end(&self, end: AttemptEnd) -> Settled {
+        let mut wait = Waits::new();
+        loop {
+            match self.ends.run(end.clone()).await {
+                Some(Ok(Some(_))) => return Settled::Written,
+                Some(Ok(None)) => {
+                    if let Some(settled) = self.ask(&end.key).await {
+                        return settled;
+                    }
+                }
+                Some(Err(error)) => {
+                    tracing::warn!(%error, job = %end.key.job, verdict = end.verdict, "not settled yet; trying again");
+                }
+                None => return Settled::Lost,
+            }
+            wait.next().await;
+        }
+    }
+
+    /// How this claim ended, if it did; `None`: it did not, or nobody answered: try the write again.
+    async fn ask(&self, key: &ClaimKey) -> Option<Settled> {
+        match self.store.settled_as(key).await {
+            // A row of the reset says `lost`, with our own claim; everything else only we can have written.
+            Ok(Some(Some(outcome))) if outcome != "lost" => Some(Settled::Written),
+            Ok(Some(Some(_)) | None) => Some(Settled::Lost),
+            Ok(Some(None)) | Err(_) => None,
+        }
+    }
+}
+
+/// Waits that grow to two seconds.
+struct Waits(Duration);
+
+impl Waits {
+    fn new() -> Self {
+        Self(Duration::from_millis(50))
+    }
+
+    async fn next(&mut self) {
+        sleep(self.0.mul_f64(rand::random_range(0.5..1.0))).await;
+        self.0 = (self.0 * 2).min(Duration::from_secs(2));
+    }
+}
+
+async fn complete(store: &Store, mut batch: Vec<Completion>) -> Vec<Result<bool, StoreError>> {
+    let mut order: Vec<usize> = (0..batch.len()).collect();
+    order.sort_unstable_by_key(|&i| batch[i].key);
+    let places = order.clone();
+    batch.sort_unstable_by_key(|completion| completion.key);
+    let answers = match store.complete(&batch).await {
+        Ok(answers) => answers.into_iter().map(Ok).collect(),
+        Err(StoreError::Refused(_)) if batch.len() > 1 => {
+            // One output is refused; the others must not suffer for it.
+            let mut answers = Vec::with_capacity(batch.len());
+            for one in &batch {
+                let answer = store.complete(std::slice::from_ref(one)).await;
+                answers.push(answer.map(|done| done.first().copied().unwrap_or(false)));
+            }
+            answers
+        }
+        Err(error) => batch.iter().map(|_| Err(error.clone())).collect(),
+    };
+    in_order(places, answers)
+}
+
+async fn end(store: &Store, worker_id: &str, batch: Vec<AttemptEnd>) -> Vec<Result<Option<Route>, StoreError>> {
+    match store.settle(&batch, worker_id).await {
+        Ok(ended) => {
+            let mut answers: Vec<_> = batch.iter().map(|_| Ok(None)).collect();
+            for attempt in ended {
+                if let Some(answer) = answers.get_mut(attempt.ord) {
+                    *answer = Ok(Some(attempt.route));
+                }
+            }
+            answers
+        }
+        Err(StoreError::Refused(_)) if batch.len() > 1 => {
+            let mut answers = Vec::with_capacity(batch.len());
+            for one in &batch {
+                let ended = store.settle(std::slice::from_ref(one), worker_id).await;
+                answers.push(ended.map(|ended| ended.first().map(|attempt| attempt.route)));
+            }
+            answers
+        }
+        Err(error) => batch.iter().map(|_| Err(error.clone())).collect(),
+    }
+}
+
+/// Puts answers back where their questions stood.
+fn in_order<T>(places: Vec<usize>, answers: Vec<T>) -> Vec<T> {
+    let mut placed: Vec<_> = places.into_iter().zip(answers).collect();
+    placed.sort_unstable_by_key(|(place, _)| *place);
+    placed.into_iter().map(|(_, answer)| answer).collect()
+}

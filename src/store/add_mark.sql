@@ -1,0 +1,14 @@
+-- add_mark: what the stream held at a moment, unless somebody marked one just before.
+--
+--   $1 the database's time, read *before* the stream was asked  $2 the stream's creation  $3 its last sequence
+--   $4 shortest gap between marks in seconds
+--
+-- Marks older than the newest of an older stream, or than a week, tell nothing more.
+WITH pruned AS (
+    DELETE FROM tenure.relay_marks WHERE marked_at < $1 - interval '7 days'
+)
+INSERT INTO tenure.relay_marks (marked_at, stream_created, last_seq)
+SELECT $1, $2, $3
+ WHERE NOT EXISTS (
+       SELECT FROM tenure.relay_marks
+        WHERE marked_at > $1 - $4::float8 * interval '1 second' AND stream_created = $2)

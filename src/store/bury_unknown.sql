@@ -1,0 +1,17 @@
+-- bury_unknown: a queued job whose kind no worker knew for too long goes to the dead letters.
+--
+--   $1 job id  $2 the longest wait in seconds  $3 the error
+--
+-- No row: it has not waited that long, or is not queued any more.
+WITH locked AS MATERIALIZED (
+    SELECT 0 AS ord, 'failed' AS verdict, $3::text AS error, 'unknown_kind' AS category,
+           0::float8 AS delay_s, NULL::text AS path, NULL::text AS reason, NULL::text AS recovered_by,
+           NULL::interval AS silence,
+           j.id, j.queue, j.kind, j.attempt, j.max_attempts, j.fencing_token, j.claim_id, j.worker_id,
+           j.started_at, j.cancel_requested_at, j.losses
+      FROM tenure.jobs j
+     WHERE j.id = $1
+       AND j.status = 'queued'
+       AND greatest(j.created_at, j.scheduled_at) < statement_timestamp() - $2::float8 * interval '1 second'
+       FOR UPDATE OF j
+)

@@ -1,0 +1,247 @@
+//! Call: the one way to reach Postgres, with a deadline.
+
+use std::{
+    future::Future,
+    io,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use futures::future::BoxFuture;
+use sqlx::{
+    ConnectOptions, Connection, PgConnection, Postgres,
+    pool::PoolConnection,
+    postgres::{PgArguments, PgConnectOptions, PgPool, PgPoolOptions, PgRow},
+    query::Query,
+};
+use tokio::{sync::watch, time::timeout};
+
+use crate::config::Config;
+
+/// Connections for tenure's own statements. Handlers' transactions have others, so that a handler that
+/// holds them all cannot stop a heartbeat.
+const OWN_CONNECTIONS: u32 = 6;
+
+/// Postgres gave no answer, or refused.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// No answer, or one that says "not now". What was tried may have happened: ask, or try again.
+    #[error("the database is unavailable")]
+    Unavailable(#[source] Arc<sqlx::Error>),
+    /// The schema is missing or too old.
+    #[error("tenure's schema is missing or too old in this database; run `tenure migrate`")]
+    NotMigrated(#[source] Arc<sqlx::Error>),
+    /// The statement was refused, and would be again.
+    #[error("the database refused the statement")]
+    Refused(#[source] Arc<sqlx::Error>),
+}
+
+impl StoreError {
+    /// Whether the same call may succeed later.
+    #[must_use]
+    pub fn is_unavailable(&self) -> bool {
+        matches!(self, Self::Unavailable(_))
+    }
+}
+
+impl StoreError {
+    /// Whether the server said "not now", or nothing at all.
+    pub(crate) fn says_unavailable(error: &sqlx::Error) -> bool {
+        if let Some(code) = error.as_database_error().and_then(|error| error.code()) {
+            // Connection, rollback (deadlock, serialization), resources, operator, system, a lock that
+            // was not to be had; a read-only server is an old primary.
+            let class = code.get(..2).unwrap_or_default();
+            return matches!(class, "08" | "40" | "53" | "57" | "58") || code == "55P03" || code == "25006";
+        }
+        matches!(
+            error,
+            sqlx::Error::Io(_)
+                | sqlx::Error::Tls(_)
+                | sqlx::Error::Protocol(_)
+                | sqlx::Error::PoolTimedOut
+                | sqlx::Error::PoolClosed
+                | sqlx::Error::WorkerCrashed
+        )
+    }
+}
+
+impl From<sqlx::Error> for StoreError {
+    fn from(error: sqlx::Error) -> Self {
+        if Self::says_unavailable(&error) {
+            return Self::Unavailable(Arc::new(error));
+        }
+        let code = error.as_database_error().and_then(|error| error.code()).unwrap_or_default();
+        // No such table, column, schema, function.
+        if matches!(&*code, "42P01" | "42703" | "3F000" | "42883") {
+            return Self::NotMigrated(Arc::new(error));
+        }
+        Self::Refused(Arc::new(error))
+    }
+}
+
+/// Where Postgres is, as far as calls have shown.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Availability {
+    pub(crate) up: bool,
+    pub(crate) since: Instant,
+}
+
+/// The two pools, and what is known about the server.
+#[derive(Debug, Clone)]
+pub(crate) struct Store {
+    own: PgPool,
+    handlers: PgPool,
+    within: Duration,
+    availability: Arc<watch::Sender<Availability>>,
+    last_error: Arc<Mutex<String>>,
+}
+
+/// A connection that is closed, not reused, unless its call came to an end.
+struct Held {
+    connection: PoolConnection<Postgres>,
+    finished: bool,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if !self.finished {
+            self.connection.close_on_drop();
+        }
+    }
+}
+
+impl Store {
+    /// Prepares the pools. Connects only when something is asked, so that Postgres may be away.
+    pub(crate) fn open(config: &Config) -> Result<Self, StoreError> {
+        let connect: PgConnectOptions = config.database_url.parse::<PgConnectOptions>()?.application_name("tenure");
+        let within = config.timing.database_within;
+        let pool = |connections| {
+            PgPoolOptions::new()
+                .max_connections(connections)
+                .acquire_timeout(within)
+                // A dead connection shows in the call itself; asking first costs a round trip each.
+                .test_before_acquire(false)
+                .connect_lazy_with(connect.clone())
+        };
+        let now = Availability { up: true, since: Instant::now() };
+        Ok(Self {
+            own: pool(OWN_CONNECTIONS),
+            handlers: pool(config.handler_connections),
+            within,
+            availability: Arc::new(watch::Sender::new(now)),
+            last_error: Arc::default(),
+        })
+    }
+
+    /// Closes both pools.
+    pub(crate) async fn close(&self) {
+        // A pool that waits for a connection held by a hung call must not hold up the shutdown.
+        for pool in [&self.own, &self.handlers] {
+            drop(timeout(Duration::from_secs(2), pool.close()).await);
+        }
+    }
+
+    /// Tells whether the last call got through, and since when that has been so.
+    pub(crate) fn availability(&self) -> watch::Receiver<Availability> {
+        self.availability.subscribe()
+    }
+
+    /// What the last failed call said.
+    pub(crate) fn last_error(&self) -> String {
+        self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Runs one statement and reads all its rows.
+    ///
+    /// Cancel safe: a call that is dropped either reached Postgres or did not; its connection is closed.
+    pub(crate) async fn rows(&self, query: Query<'_, Postgres, PgArguments>) -> Result<Vec<PgRow>, StoreError> {
+        let answer = Self::acquire(&self.own).await;
+        let mut held = self.observe(answer)?;
+        let answer = self.deadline(query.fetch_all(&mut *held.connection)).await;
+        held.finished = is_answer(&answer);
+        self.observe(answer)
+    }
+
+    /// Runs `work` in a transaction of its own, and commits if it returns `Ok`.
+    ///
+    /// `work` has no deadline: it is the user's. It is rolled back when this future is dropped.
+    /// sqlx says `Ok` when it commits an aborted transaction; `work` must therefore end with a statement
+    /// whose answer proves that the transaction lives.
+    pub(crate) async fn in_transaction<T, E, W>(&self, work: W) -> Result<T, E>
+    where
+        W: for<'t> FnOnce(&'t mut PgConnection) -> BoxFuture<'t, Result<T, E>>,
+        E: From<StoreError>,
+    {
+        let mut held = match Self::acquire(&self.handlers).await {
+            // Handlers that hold all connections say nothing about the server.
+            Err(error @ sqlx::Error::PoolTimedOut) => return Err(StoreError::from(error).into()),
+            answer => self.observe(answer)?,
+        };
+        let answer = self.deadline(held.connection.begin()).await;
+        let mut transaction = self.observe(answer)?;
+        match work(&mut transaction).await {
+            Ok(value) => {
+                let answer = self.deadline(transaction.commit()).await;
+                held.finished = is_answer(&answer);
+                self.observe(answer)?;
+                Ok(value)
+            }
+            Err(error) => {
+                // If even the rollback fails, closing the connection rolls back.
+                held.finished = self.deadline(transaction.rollback()).await.is_ok();
+                Err(error)
+            }
+        }
+    }
+
+    /// A connection of its own for a migration, which may take long.
+    pub(crate) async fn migration_connection(&self) -> Result<PgConnection, StoreError> {
+        let options = self.own.connect_options();
+        let answer = self.deadline(options.connect()).await;
+        self.observe(answer)
+    }
+
+    async fn acquire(pool: &PgPool) -> Result<Held, sqlx::Error> {
+        Ok(Held { connection: pool.acquire().await?, finished: false })
+    }
+
+    async fn deadline<T>(&self, call: impl Future<Output = Result<T, sqlx::Error>>) -> Result<T, sqlx::Error> {
+        timeout(self.within, call).await.unwrap_or_else(|_| {
+            let text = format!("no answer within {:?}", self.within);
+            Err(sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, text)))
+        })
+    }
+
+    /// Sorts an answer, and remembers whether there was one.
+    fn observe<T>(&self, answer: Result<T, sqlx::Error>) -> Result<T, StoreError> {
+        let answer = answer.map_err(StoreError::from);
+        let up = match &answer {
+            Err(StoreError::Unavailable(error)) => {
+                let text = crate::job::JobError::from(StoreError::Unavailable(error.clone())).text();
+                *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = text;
+                // A deadlock or a lock timeout is an answer of a server that is there.
+                error.as_database_error().and_then(|error| error.code()).is_some_and(|code| {
+                    code.starts_with("40") || code == "55P03" || code == "57014"
+                })
+            }
+            _ => true,
+        };
+        self.availability.send_if_modified(|now| {
+            let changed = now.up != up;
+            if changed {
+                *now = Availability { up, since: Instant::now() };
+            }
+            changed
+        });
+        answer
+    }
+}
+
+/// Whether the server answered, so that the connection can be used again.
+fn is_answer<T>(answer: &Result<T, sqlx::Error>) -> bool {
+    match answer {
+        Ok(_) => true,
+        Err(error) => error.as_database_error().is_some(),
+    }
+}

@@ -1,0 +1,32 @@
+-- claim: take ownership of jobs that are queued and due, or touch nothing.
+--
+--   $1 ids (sorted, no duplicates)  $2 claim ids  $3 stale_after in seconds  $4 ordinals
+--   $5 worker id  $6 worker host
+--
+-- One row a job: now ours, under its new token. No row: not ours; ask missed.sql why.
+--
+-- Claims of one job queue up on its row lock. When the winner commits, the others re-read the row,
+-- find it processing and match nothing. SKIP LOCKED would be wrong here: the caller acks its message on
+-- the strength of this verdict, so it has to wait for the verdict.
+-- No indexed column changes: the update is HOT. All times are the database's.
+UPDATE tenure.jobs j
+   SET status           = 'processing',
+       attempt          = j.attempt + 1,
+       fencing_token    = j.fencing_token + 1,
+       claim_id         = u.claim_id,
+       worker_id        = $5,
+       worker_host      = $6,
+       stale_after      = u.stale_after_s * interval '1 second',
+       last_activity_at = clock_timestamp(),
+       started_at       = clock_timestamp(),
+       stage            = NULL,
+       progress         = NULL,
+       message          = NULL,
+       clear_reason     = NULL
+  FROM unnest($1::uuid[], $2::uuid[], $3::float8[], $4::int[]) AS u(id, claim_id, stale_after_s, ord)
+ WHERE j.id = u.id
+   AND j.status = 'queued'
+   AND j.scheduled_at <= statement_timestamp()
+RETURNING u.ord, j.id, j.queue, j.kind, j.payload::text AS payload, j.attempt, j.max_attempts,
+          j.fencing_token, j.claim_id, j.checkpoint::text AS checkpoint, j.trace_context, j.dispatch,
+          j.created_at

@@ -1,0 +1,25 @@
+-- complete: the job is done; its row moves to the history.
+--
+--   $1 ids (sorted, no duplicates)  $2 tokens  $3 claim ids  $4 outputs (JSON text)  $5 ordinals
+--
+-- One row a job completed. A job that is missing: ask settled_as.sql; a repeated completion under the
+-- same claim is the same completion, anything else is a stale worker.
+WITH done AS (
+    DELETE FROM tenure.jobs j
+     USING unnest($1::uuid[], $2::bigint[], $3::uuid[], $4::text[], $5::int[])
+           AS u(id, token, claim_id, output, ord)
+     WHERE j.id = u.id
+       AND j.fencing_token = u.token
+       AND j.claim_id = u.claim_id
+       AND j.status = 'processing'
+    RETURNING u.ord, u.output, j.*
+), moved AS (
+    INSERT INTO tenure.job_history (id, queue, kind, payload, status, attempt, max_attempts, fencing_token,
+           claim_id, worker_id, created_at, scheduled_at, started_at, last_activity_at, finished_at,
+           stage, progress, message, output, trace_context, last_error)
+    SELECT id, queue, kind, payload, 'completed', attempt, max_attempts, fencing_token,
+           claim_id, worker_id, created_at, scheduled_at, started_at, last_activity_at, clock_timestamp(),
+           stage, progress, message, output::jsonb, trace_context, last_error
+      FROM done
+)
+SELECT ord FROM done

@@ -1,0 +1,2 @@
+-- database_time: the only clock.
+SELECT statement_timestamp() AS at

@@ -1,0 +1,72 @@
+//! Store: every statement that tenure sends to Postgres, and nothing else does.
+//!
+//! One file, one thing that can happen to a job, with its contract on top: `ls src/store/*.sql` is the
+//! state machine. Every call goes through [`Store::rows`] or [`Store::in_transaction`], which put a
+//! deadline on it and close the connection of a call that was cut off: sqlx 0.9 would hand it out again,
+//! and a silently dead connection would wedge the pool.
+//!
+//! Not here: what the answers mean (`claim`, `settle`, `recover`).
+
+mod call;
+mod migrate;
+mod rows;
+
+pub use call::StoreError;
+pub(crate) use call::Store;
+pub use migrate::MigrateError;
+pub(crate) use migrate::MIGRATIONS;
+pub(crate) use rows::{
+    AttemptEnd, Completion, DueJob, EndedAttempt, Gate, HostWorker, NewJob, ProgressWrite, Refused, Registration,
+    Route, Told, ClaimRequest,
+};
+pub use rows::{ExecutionRow, JobRow, RecoveryRow};
+
+macro_rules! statements {
+    ($($name:ident = $($part:literal)+;)+) => {
+        $(pub(crate) const $name: &str = concat!($(include_str!(concat!($part, ".sql")), "\n"),+);)+
+        /// Every statement, under the name of its first file. For tests that prepare and explain them.
+        #[doc(hidden)]
+        pub const STATEMENTS: &[(&str, &str)] = &[$((concat!($($part, " "),+), $name)),+];
+    };
+}
+
+statements! {
+    ENQUEUE = "enqueue";
+    HELD_KEYS = "held_keys";
+    UNPUBLISHED = "unpublished";
+    CLAIM = "claim";
+    MISSED = "missed";
+    PROGRESS = "progress";
+    STILL_MINE = "still_mine";
+    FENCE = "fence";
+    ONCE = "once";
+    EFFECT = "effect";
+    EFFECT_RESULT = "effect_result";
+    COMPLETE = "complete";
+    COMPLETE_IN = "complete_in";
+    SETTLE = "settle" "end_attempt";
+    SETTLED_AS = "settled_as";
+    RESET_STALE = "reset_stale" "end_attempt";
+    RESET_WORKERS = "reset_workers" "end_attempt";
+    TAKE_OVER = "take_over" "end_attempt";
+    BURY_UNKNOWN = "bury_unknown" "end_attempt";
+    REFUSE = "refuse";
+    PUT_OFF = "put_off";
+    TAKE_DUE = "take_due";
+    PUBLISHED = "published";
+    DATABASE_TIME = "database_time";
+    ADD_MARK = "add_mark";
+    PASSED_MARK = "passed_mark";
+    RECLAIM_LOST = "reclaim_lost";
+    SCAN_GATE = "scan_gate";
+    CREATE_PARTITIONS = "create_partitions";
+    NOTE_REFUSED = "note_refused";
+    REGISTER_WORKER = "register_worker";
+    REMOVE_WORKER = "remove_worker";
+    WORKERS_OF_HOST = "workers_of_host";
+    SCHEMA_VERSION = "schema_version";
+    LIST_JOBS = "list_jobs";
+    SHOW_JOB = "show_job";
+    EXECUTIONS = "executions";
+    RECOVERIES = "recoveries";
+}

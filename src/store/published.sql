@@ -1,0 +1,10 @@
+-- published: the stream confirmed these messages.
+--
+--   $1 ids  $2 dispatches  $3 tokens
+--
+-- Only while the job waits as it did when the message was built: a claim since then raised the token,
+-- and a retry after it waits for a publication of its own.
+UPDATE tenure.jobs j
+   SET publish_at = NULL, published_at = clock_timestamp()
+  FROM unnest($1::uuid[], $2::int[], $3::bigint[]) AS u(id, dispatch, token)
+ WHERE j.id = u.id AND j.dispatch = u.dispatch AND j.fencing_token = u.token AND j.status = 'queued'

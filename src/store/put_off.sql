@@ -1,0 +1,8 @@
+-- put_off: this job's message is alive, but waits for a worker that knows the kind.
+--
+--   $1 job id  $2 seconds until the message comes again
+--
+-- Keeps the relay from taking the message for lost.
+UPDATE tenure.jobs
+   SET published_at = clock_timestamp() + $2::float8 * interval '1 second'
+ WHERE id = $1 AND status = 'queued' AND published_at IS NOT NULL

@@ -1,0 +1,7 @@
+-- recoveries: what was recovered or refused of one job, oldest first.
+--
+--   $1 id
+SELECT at, event, path, fencing_token, owner_before, extract(epoch FROM silence)::float8 AS silence_s, reason, recovered_by
+  FROM tenure.recovery_events
+ WHERE job_id = $1
+ ORDER BY id

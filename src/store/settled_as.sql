@@ -1,0 +1,18 @@
+-- settled_as: how an attempt ended, for whoever lost the answer to its settle.
+--
+--   $1 ids  $2 tokens  $3 claim ids  $4 ordinals
+--
+-- The outcome of exactly this claim: NULL while it runs, no row if it never was or is not known.
+SELECT u.ord, s.outcome
+  FROM unnest($1::uuid[], $2::bigint[], $3::uuid[], $4::int[]) AS u(id, token, claim_id, ord)
+  JOIN LATERAL (
+       SELECT NULL::text AS outcome FROM tenure.jobs j
+        WHERE j.id = u.id AND j.fencing_token = u.token AND j.claim_id = u.claim_id AND j.status = 'processing'
+       UNION ALL
+       SELECT h.status FROM tenure.job_history h WHERE h.id = u.id AND h.claim_id = u.claim_id
+       UNION ALL
+       SELECT e.outcome FROM tenure.job_executions e
+        WHERE e.job_id = u.id AND e.fencing_token = u.token AND e.claim_id = u.claim_id
+       UNION ALL
+       SELECT d.last_outcome FROM tenure.dead_letter_jobs d WHERE d.id = u.id AND d.claim_id = u.claim_id
+       LIMIT 1) s ON true

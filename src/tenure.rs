@@ -1,0 +1,155 @@
+//! Tenure: the handle that producers and workers share.
+
+use std::sync::Arc;
+
+use tokio_util::task::TaskTracker;
+
+use crate::{
+    batch::Batcher,
+    config::{Config, TimingError},
+    enqueue::{self, Created, EnqueueError},
+    job::{JobId, Status},
+    queue::{Queue, QueueError},
+    store::{ExecutionRow, JobRow, MigrateError, NewJob, RecoveryRow, Store, StoreError},
+};
+
+/// A connection to tenure: Postgres, NATS and what is in flight to them. Cheap to clone.
+#[derive(Clone)]
+pub struct Tenure {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    config: Config,
+    store: Store,
+    queue: Queue,
+    enqueues: Batcher<NewJob, Result<Created, EnqueueError>>,
+    /// Publications that the callers of enqueue did not wait for.
+    publications: TaskTracker,
+}
+
+impl std::fmt::Debug for Tenure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tenure").field("config", &self.inner.config).finish_non_exhaustive()
+    }
+}
+
+/// tenure could not be set up.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// The timers contradict each other.
+    #[error(transparent)]
+    Timing(#[from] TimingError),
+    /// `DATABASE_URL` cannot be used.
+    #[error("DATABASE_URL cannot be used; write postgres://user:password@host/database")]
+    Database(#[source] StoreError),
+    /// `NATS_URL` cannot be used.
+    #[error(transparent)]
+    Queue(#[from] QueueError),
+}
+
+/// Setting up the schema and the stream failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SetupError {
+    /// The schema.
+    #[error(transparent)]
+    Migrate(#[from] MigrateError),
+    /// The stream or a consumer.
+    #[error(transparent)]
+    Queue(#[from] QueueError),
+}
+
+impl Tenure {
+    /// Prepares both connections. Either server may be away: each call says so when it matters, and
+    /// both connections come back by themselves.
+    ///
+    /// # Errors
+    ///
+    /// Settings that cannot be used.
+    pub async fn connect(config: &Config) -> Result<Self, ConnectError> {
+        config.timing.validate()?;
+        let store = Store::open(config).map_err(ConnectError::Database)?;
+        let queue = Queue::open(config).await?;
+        let publications = TaskTracker::new();
+        let enqueues = enqueue::batcher(store.clone(), queue.clone(), publications.clone());
+        Ok(Self { inner: Arc::new(Inner { config: config.clone(), store, queue, enqueues, publications }) })
+    }
+
+    /// Creates or updates the schema. Returns the versions that were applied; none when it was current.
+    /// Any number of these may run at once.
+    pub async fn migrate(&self) -> Result<Vec<i64>, MigrateError> {
+        self.inner.store.migrate().await
+    }
+
+    /// [`Tenure::migrate`], and the stream and the consumers of these queues: created if missing,
+    /// changed if they differ from their definitions.
+    pub async fn setup(&self, queues: &[String]) -> Result<Vec<i64>, SetupError> {
+        let applied = self.migrate().await?;
+        self.inner.queue.apply_topology(queues).await?;
+        Ok(applied)
+    }
+
+    /// One job, wherever it stands; `None` if there is none of this id.
+    pub async fn job(&self, id: JobId) -> Result<Option<JobRow>, StoreError> {
+        self.inner.store.show_job(id).await
+    }
+
+    /// Jobs, newest first, at most `limit`.
+    pub async fn jobs(
+        &self,
+        status: Option<Status>,
+        queue: Option<&str>,
+        kind: Option<&str>,
+        limit: u32,
+    ) -> Result<Vec<JobRow>, StoreError> {
+        self.inner.store.list_jobs(status, queue, kind, limit.into()).await
+    }
+
+    /// Every attempt of one job, oldest first.
+    pub async fn executions(&self, id: JobId) -> Result<Vec<ExecutionRow>, StoreError> {
+        self.inner.store.executions(id).await
+    }
+
+    /// What was recovered or refused of one job, oldest first.
+    pub async fn recoveries(&self, id: JobId) -> Result<Vec<RecoveryRow>, StoreError> {
+        self.inner.store.recoveries(id).await
+    }
+
+    /// Waits until the messages of everything enqueued so far were confirmed, or were left to the relay.
+    ///
+    /// A program that ends without it loses no job: the relay of any worker publishes later.
+    pub async fn flush(&self) {
+        self.inner.publications.close();
+        self.inner.publications.wait().await;
+        self.inner.publications.reopen();
+    }
+
+    /// [`Tenure::flush`], then closes both connections.
+    pub async fn close(&self) {
+        self.flush().await;
+        self.inner.queue.flush().await;
+        self.inner.store.close().await;
+    }
+
+    pub(crate) fn config(&self) -> &Config {
+        &self.inner.config
+    }
+
+    pub(crate) fn store(&self) -> &Store {
+        &self.inner.store
+    }
+
+    pub(crate) fn queue(&self) -> &Queue {
+        &self.inner.queue
+    }
+
+    pub(crate) fn enqueues(&self) -> &Batcher<NewJob, Result<Created, EnqueueError>> {
+        &self.inner.enqueues
+    }
+
+    pub(crate) fn publications(&self) -> &TaskTracker {
+        &self.inner.publications
+    }
+}

@@ -1,0 +1,272 @@
+//! Harness: real servers for one run of the tests, a database and a stream for each test.
+//!
+//! The servers start on free ports with the first test, and end with this process, however it ends.
+
+mod worker;
+
+use std::{
+    path::PathBuf,
+    process::Stdio,
+    sync::{
+        OnceLock,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use async_nats::jetstream;
+use sqlx::{AssertSqlSafe, PgPool, postgres::PgPoolOptions};
+use tenure::{Config, JobId, Tenure, dev::Servers};
+
+pub use worker::{Child, Running};
+
+struct Shared {
+    servers: Servers,
+    folder: PathBuf,
+}
+
+static SHARED: OnceLock<Shared> = OnceLock::new();
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
+/// A folder of this run's own.
+pub fn run_folder() -> PathBuf {
+    std::env::temp_dir().join(format!("tenure-it-{}", std::process::id()))
+}
+
+fn shared() -> &'static Shared {
+    SHARED.get_or_init(|| {
+        sweep();
+        let folder = run_folder();
+        std::fs::create_dir_all(&folder).unwrap();
+        let postgres = tenure::dev::Postgres::start(&folder.join("postgres"), false).unwrap();
+        let nats = tenure::dev::Nats::start(&folder.join("nats")).unwrap();
+        let servers = Servers { postgres, nats };
+        let config = Config::new(servers.postgres.url_of("template_tenure"), servers.nats.url());
+        let url = servers.postgres.url();
+        // A runtime of its own: the first caller's ends with its test.
+        std::thread::spawn(move || {
+            tokio::runtime::Runtime::new().unwrap().block_on(async {
+                let pool = PgPool::connect(&url).await.unwrap();
+                sqlx::query("CREATE DATABASE template_tenure").execute(&pool).await.unwrap();
+                pool.close().await;
+                let tenure = Tenure::connect(&config).await.unwrap();
+                assert_eq!(tenure.migrate().await.unwrap().len(), 1);
+                tenure.close().await;
+            });
+        })
+        .join()
+        .unwrap();
+        Shared { servers, folder }
+    })
+}
+
+/// Removes what runs that were killed have left.
+fn sweep() {
+    for entry in std::fs::read_dir(std::env::temp_dir()).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let pid = name.strip_prefix("tenure-it-").and_then(|pid| pid.parse::<i32>().ok());
+        if let Some(pid) = pid
+            && !std::path::Path::new(&format!("/proc/{pid}")).exists()
+        {
+            std::fs::remove_dir_all(entry.path()).ok();
+        }
+    }
+}
+
+/// One test's world.
+pub struct Bench {
+    pub config: Config,
+    pub tenure: Tenure,
+    pub pool: PgPool,
+    pub nats: async_nats::Client,
+    pub js: jetstream::Context,
+    /// Servers of this test alone, if it asked for them.
+    pub own: Option<Servers>,
+}
+
+/// A world with the shared servers.
+pub async fn bench() -> Bench {
+    bench_with(|_| {}).await
+}
+
+/// [`bench`] with other settings.
+pub async fn bench_with(change: impl FnOnce(&mut Config)) -> Bench {
+    let shared = tokio::task::spawn_blocking(shared).await.unwrap();
+    let n = NEXT.fetch_add(1, Ordering::Relaxed);
+    let database = format!("t{n}");
+    // Connections from outside keep a template busy: one at a time.
+    static CREATING: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+    {
+        let _one = CREATING.lock().await;
+        let admin = PgPool::connect(&shared.servers.postgres.url()).await.unwrap();
+        let sql = format!("CREATE DATABASE {database} TEMPLATE template_tenure");
+        sqlx::query(AssertSqlSafe(sql)).execute(&admin).await.unwrap();
+        admin.close().await;
+    }
+    let mut config = Config::new(shared.servers.postgres.url_of(&database), shared.servers.nats.url());
+    config.stream = format!("T{n}");
+    config.subject_prefix = format!("t{n}");
+    config.runtime_dir = shared.folder.join(format!("run{n}"));
+    world(config, None, change).await
+}
+
+/// A world with a Postgres and a NATS of its own, to be stopped and killed.
+pub async fn bench_with_servers(change: impl FnOnce(&mut Config)) -> Bench {
+    let shared = tokio::task::spawn_blocking(shared).await.unwrap();
+    let n = NEXT.fetch_add(1, Ordering::Relaxed);
+    let folder = shared.folder.join(format!("own{n}"));
+    let servers = tokio::task::spawn_blocking({
+        let folder = folder.clone();
+        move || Servers {
+            postgres: tenure::dev::Postgres::start(&folder.join("postgres"), false).unwrap(),
+            nats: tenure::dev::Nats::start(&folder.join("nats")).unwrap(),
+        }
+    })
+    .await
+    .unwrap();
+    let mut config = Config::new(servers.postgres.url(), servers.nats.url());
+    config.runtime_dir = folder.join("run");
+    let bench = world(config, Some(servers), change).await;
+    bench.tenure.migrate().await.unwrap();
+    bench
+}
+
+async fn world(mut config: Config, own: Option<Servers>, change: impl FnOnce(&mut Config)) -> Bench {
+    // Timers of a test: a stale job is recovered in a second or two.
+    config.timing.stale_after = Duration::from_millis(1_500);
+    config.timing.scan_every = Duration::from_millis(300);
+    config.timing.ack_wait = Duration::from_secs(4);
+    config.timing.flush_every = Duration::from_millis(50);
+    config.timing.keepalive_every = Duration::from_millis(200);
+    config.timing.renew_every = Duration::from_millis(500);
+    config.timing.relay_every = Duration::from_millis(50);
+    config.timing.publish_within = Duration::from_secs(1);
+    config.timing.shutdown_grace = Duration::from_secs(5);
+    config.timing.cancel_grace = Duration::from_millis(500);
+    config.timing.database_within = Duration::from_secs(3);
+    change(&mut config);
+    let pool = PgPoolOptions::new().max_connections(4).connect(&config.database_url).await.unwrap();
+    let nats = async_nats::connect(&config.nats_url).await.unwrap();
+    let js = jetstream::new(nats.clone());
+    let tenure = Tenure::connect(&config).await.unwrap();
+    Bench { config, tenure, pool, nats, js, own }
+}
+
+impl Bench {
+    /// One value of the database.
+    pub async fn value<T>(&self, sql: &str) -> T
+    where
+        T: Send + Unpin + for<'r> sqlx::Decode<'r, sqlx::Postgres> + sqlx::Type<sqlx::Postgres>,
+    {
+        sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&self.pool).await.unwrap_or_else(|e| panic!("{sql}: {e}"))
+    }
+
+    pub async fn count(&self, sql: &str) -> i64 {
+        self.value(&format!("SELECT count(*) FROM {sql}")).await
+    }
+
+    pub async fn execute(&self, sql: &str) -> u64 {
+        sqlx::query(AssertSqlSafe(sql)).execute(&self.pool).await.unwrap_or_else(|e| panic!("{sql}: {e}")).rows_affected()
+    }
+
+    /// Rows as one text, for an assertion that shows them all.
+    pub async fn text(&self, sql: &str) -> String {
+        self.value::<Option<String>>(&format!("SELECT string_agg(t::text, E'\\n') FROM ({sql}) t")).await.unwrap_or_default()
+    }
+
+    /// Waits until a count is reached; fails with what the database holds.
+    pub async fn until_count(&self, sql: &str, n: i64) {
+        self.until(&format!("(SELECT count(*) FROM {sql}) = {n}")).await;
+    }
+
+    /// Waits until a condition over the database holds.
+    pub async fn until(&self, condition: &str) {
+        self.until_within(condition, Duration::from_secs(60)).await;
+    }
+
+    pub async fn until_within(&self, condition: &str, within: Duration) {
+        let deadline = Instant::now() + within;
+        loop {
+            let sql = format!("SELECT {condition}");
+            // The server may be away in this test.
+            if let Ok(true) = sqlx::query_scalar::<_, bool>(AssertSqlSafe(sql)).fetch_one(&self.pool).await {
+                return;
+            }
+            if Instant::now() >= deadline {
+                let jobs = self.text("SELECT id, kind, status, attempt, fencing_token, worker_id, last_error FROM tenure.all_jobs ORDER BY id LIMIT 20").await;
+                let executions = self.text("SELECT * FROM tenure.job_executions_all LIMIT 20").await;
+                let rows = self.text("SELECT id, status, scheduled_at - now() AS due_in, publish_at, published_at, dispatch FROM tenure.jobs LIMIT 20").await;
+                panic!("not within {within:?}: {condition}\njobs:\n{jobs}\nexecutions:\n{executions}\nlive:\n{rows}");
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    pub async fn until_finished(&self, id: JobId) -> tenure::JobRow {
+        self.until(&format!("EXISTS (SELECT FROM tenure.all_jobs WHERE id = '{id}' AND finished_at IS NOT NULL)")).await;
+        self.tenure.job(id).await.unwrap().unwrap()
+    }
+
+    /// How many messages the stream holds.
+    pub async fn messages(&self) -> u64 {
+        match self.js.get_stream(&self.config.stream).await {
+            Ok(stream) => stream.cached_info().state.messages,
+            Err(_) => 0,
+        }
+    }
+
+    pub async fn until_stream_is_empty(&self, within: Duration) {
+        let deadline = Instant::now() + within;
+        loop {
+            let left = self.messages().await;
+            if left == 0 {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{left} messages are left in the stream after {within:?}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Publishes as any NATS client does: a submission.
+    pub async fn publish(&self, subject: &str, body: &str) {
+        let subject = format!("{}.{subject}", self.config.subject_prefix);
+        self.js.publish(subject, body.to_owned().into()).await.unwrap().await.unwrap();
+    }
+
+    /// The environment of a process that works in this world.
+    pub fn environment(&self) -> Vec<(String, String)> {
+        let timing = &self.config.timing;
+        let ms = |duration: Duration| format!("{}ms", duration.as_millis());
+        let mut vars: Vec<(String, String)> = [
+            ("DATABASE_URL", self.config.database_url.clone()),
+            ("NATS_URL", self.config.nats_url.clone()),
+            ("TENURE_STREAM", self.config.stream.clone()),
+            ("TENURE_SUBJECT_PREFIX", self.config.subject_prefix.clone()),
+            ("TENURE_RUNTIME_DIR", self.config.runtime_dir.to_string_lossy().into_owned()),
+            ("TENURE_STALE_AFTER", ms(timing.stale_after)),
+            ("TENURE_SCAN_EVERY", ms(timing.scan_every)),
+            ("TENURE_ACK_WAIT", ms(timing.ack_wait)),
+            ("TENURE_FLUSH_EVERY", ms(timing.flush_every)),
+            ("TENURE_KEEPALIVE_EVERY", ms(timing.keepalive_every)),
+            ("TENURE_RENEW_EVERY", ms(timing.renew_every)),
+            ("TENURE_RELAY_EVERY", ms(timing.relay_every)),
+            ("TENURE_PUBLISH_WITHIN", ms(timing.publish_within)),
+            ("TENURE_SHUTDOWN_GRACE", ms(timing.shutdown_grace)),
+            ("TENURE_CANCEL_GRACE", ms(timing.cancel_grace)),
+            ("TENURE_DATABASE_WITHIN", ms(timing.database_within)),
+        ]
+        .map(|(name, value)| (name.to_owned(), value))
+        .to_vec();
+        if let Some(hostname) = &self.config.hostname {
+            vars.push(("TENURE_HOSTNAME".into(), hostname.clone()));
+        }
+        vars
+    }
+
+    /// The `tenure` program in this world.
+    pub fn program(&self, arguments: &[&str]) -> tokio::process::Command {
+        let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_tenure"));
+        command.args(arguments).envs(self.environment()).stdin(Stdio::null()).kill_on_drop(true);
+        command
+    }
+}

@@ -1,0 +1,114 @@
+//! Workers of a test: in this process, or in one of their own that can be killed.
+
+use std::{
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tenure::WorkerBuilder;
+use tokio::{sync::oneshot, task::JoinHandle};
+
+/// A worker in this process.
+pub struct Running {
+    stop: Option<oneshot::Sender<()>>,
+    task: JoinHandle<Result<(), tenure::WorkerError>>,
+}
+
+impl Running {
+    pub fn start<S: Send + Sync + 'static>(worker: WorkerBuilder<S>) -> Self {
+        let (stop, stopped) = oneshot::channel();
+        let task = tokio::spawn(worker.run_until(async {
+            stopped.await.ok();
+        }));
+        Self { stop: Some(stop), task }
+    }
+
+    /// Stops it in good order.
+    pub async fn stop(mut self) {
+        drop(self.stop.take());
+        (&mut self.task).await.unwrap().unwrap();
+    }
+
+    /// Ends it as a crash does: nothing is released.
+    pub async fn crash(mut self) {
+        self.task.abort();
+        (&mut self.task).await.ok();
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// A worker in a process of its own: this test program, started again with a scenario's name.
+pub struct Child {
+    process: tokio::process::Child,
+    pid: Pid,
+    log: PathBuf,
+}
+
+impl Child {
+    /// Starts `tests/it/scenarios.rs`'s worker of this name.
+    pub fn start(bench: &super::Bench, scenario: &str) -> Self {
+        let exe = std::env::current_exe().unwrap();
+        let mut command = tokio::process::Command::new(exe);
+        command.envs(bench.environment());
+        command.args(["--exact", "scenarios::child", "--nocapture", "--test-threads=1"]).env("TENURE_SCENARIO", scenario);
+        Self::spawn(command, scenario)
+    }
+
+    pub fn spawn(mut command: tokio::process::Command, name: &str) -> Self {
+        static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let n = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let log = super::run_folder().join(format!("{name}-{n}.log"));
+        let file = std::fs::File::create(&log).unwrap();
+        command.stdin(std::process::Stdio::null()).stdout(file.try_clone().unwrap()).stderr(file).kill_on_drop(true);
+        let process = command.spawn().unwrap();
+        let pid = Pid::from_raw(i32::try_from(process.id().unwrap()).unwrap()).unwrap();
+        Self { process, pid, log }
+    }
+
+    pub fn pid(&self) -> i32 {
+        self.pid.as_raw_nonzero().get()
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill_process(self.pid, signal).unwrap();
+    }
+
+    /// SIGKILL, and waits until it is gone.
+    pub async fn kill(&mut self) {
+        self.process.kill().await.unwrap();
+    }
+
+    /// Waits for its end; the exit code.
+    pub async fn wait(&mut self) -> Option<i32> {
+        let waited = tokio::time::timeout(Duration::from_secs(60), self.process.wait()).await;
+        waited.unwrap_or_else(|_| panic!("it does not end:\n{}", self.log())).unwrap().code()
+    }
+
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Waits until its log holds a text.
+    pub async fn until_log(&mut self, text: &str) {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !self.log().contains(text) {
+            assert!(Instant::now() < deadline, "no {text:?} in:\n{}", self.log());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+/// Waits until a file exists: how a child tells that it has come to a point.
+pub async fn until_file(path: &Path) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !path.exists() {
+        assert!(Instant::now() < deadline, "{} does not appear", path.display());
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
