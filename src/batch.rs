@@ -76,11 +76,19 @@ mod tests {
                 items.into_iter().map(|n| n * 2).collect()
             }
         });
-        let first = tokio::spawn({ let b = batcher.clone(); async move { b.run(1).await } });
+        let first = tokio::spawn({
+            let b = batcher.clone();
+            async move { b.run(1).await }
+        });
         while sizes.lock().await.is_empty() {
             tokio::task::yield_now().await;
         }
-        let rest: Vec<_> = (2..=20).map(|n| { let b = batcher.clone(); tokio::spawn(async move { b.run(n).await }) }).collect();
+        let rest: Vec<_> = (2..=20)
+            .map(|n| {
+                let b = batcher.clone();
+                tokio::spawn(async move { b.run(n).await })
+            })
+            .collect();
         while batcher.items.capacity() > ITEMS_MAX - 19 {
             tokio::task::yield_now().await;
         }

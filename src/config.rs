@@ -127,7 +127,11 @@ impl Timing {
             return Err(TimingError::Zero { name: "stale_after" });
         }
         if self.ack_wait <= stale_after + self.scan_every {
-            return Err(TimingError::AckWait { ack_wait: self.ack_wait, stale_after, scan_every: self.scan_every });
+            return Err(TimingError::AckWait {
+                ack_wait: self.ack_wait,
+                stale_after,
+                scan_every: self.scan_every,
+            });
         }
         for (name, value) in [("flush_every", self.flush_every), ("keepalive_every", self.keepalive_every)] {
             if value > stale_after / 3 {
@@ -195,7 +199,8 @@ pub enum ConfigError {
 impl Config {
     /// The defaults, and these two URLs.
     pub fn new(database_url: impl Into<String>, nats_url: impl Into<String>) -> Self {
-        let user = std::env::var("USER").or_else(|_| std::env::var("LOGNAME")).unwrap_or_else(|_| "worker".into());
+        let user =
+            std::env::var("USER").or_else(|_| std::env::var("LOGNAME")).unwrap_or_else(|_| "worker".into());
         Self {
             database_url: database_url.into(),
             nats_url: nats_url.into(),
@@ -222,12 +227,13 @@ impl Config {
     /// [`Config::from_env`], with some variables set otherwise where there is a value.
     pub(crate) fn from_env_with(over: &[(&str, Option<&str>)]) -> Result<Self, ConfigError> {
         // A name or a value that is not UTF-8 is none of ours.
-        let env = std::env::vars_os().filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
+        let env =
+            std::env::vars_os().filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
         let over = over.iter().filter_map(|(k, v)| Some(((*k).to_owned(), (*v)?.to_owned())));
-        Self::from_vars(env.chain(over).collect())
+        Self::from_vars(&env.chain(over).collect())
     }
 
-    fn from_vars(vars: BTreeMap<String, String>) -> Result<Self, ConfigError> {
+    fn from_vars(vars: &BTreeMap<String, String>) -> Result<Self, ConfigError> {
         let url = |name: &'static str, hint| {
             vars.get(name).filter(|url| !url.is_empty()).cloned().ok_or(ConfigError::Missing { name, hint })
         };
@@ -235,7 +241,7 @@ impl Config {
             url("DATABASE_URL", "for example postgres://user:password@host/database")?,
             url("NATS_URL", "for example nats://host:4222")?,
         );
-        for (name, value) in &vars {
+        for (name, value) in vars {
             let invalid =
                 |expected| ConfigError::Invalid { name: name.clone(), value: value.clone(), expected };
             match name.as_str() {
@@ -258,8 +264,11 @@ impl Config {
                 "TENURE_HOSTNAME" => config.hostname = Some(value.clone()),
                 "TENURE_RUNTIME_DIR" => config.runtime_dir = PathBuf::from(value),
                 "TENURE_PAYLOAD_BYTES_MAX" => {
-                    config.payload_bytes_max =
-                        value.parse().ok().filter(|n| *n > 0).ok_or_else(|| invalid("a number of bytes above 0"))?;
+                    config.payload_bytes_max = value
+                        .parse()
+                        .ok()
+                        .filter(|n| *n > 0)
+                        .ok_or_else(|| invalid("a number of bytes above 0"))?;
                 }
                 "TENURE_HANDLER_CONNECTIONS" => {
                     config.handler_connections =
@@ -316,7 +325,7 @@ mod tests {
 
     fn vars(more: &[(&str, &str)]) -> Result<Config, ConfigError> {
         let urls = [("DATABASE_URL", "postgres://me:secret@db/jobs"), ("NATS_URL", "nats://n:4222")];
-        Config::from_vars(urls.iter().chain(more).map(|(k, v)| ((*k).into(), (*v).into())).collect())
+        Config::from_vars(&urls.iter().chain(more).map(|(k, v)| ((*k).into(), (*v).into())).collect())
     }
 
     fn message(more: &[(&str, &str)]) -> String {
@@ -360,13 +369,16 @@ mod tests {
             let text = message(&[(&variable, "0s")]);
             assert!(text.contains(name) && text.contains("0 s") && text.contains(&variable), "{text}");
             let text = message(&[(&variable, "-5s")]);
-            assert!(text.contains(&variable) && text.contains("-5s") && text.contains("a duration such as"), "{text}");
+            assert!(
+                text.contains(&variable) && text.contains("-5s") && text.contains("a duration such as"),
+                "{text}"
+            );
         }
     }
 
     #[test]
     fn what_is_missing_or_cannot_be_read_is_named_with_what_to_write() {
-        let text = Config::from_vars(BTreeMap::new()).unwrap_err().to_string();
+        let text = Config::from_vars(&BTreeMap::new()).unwrap_err().to_string();
         assert!(text.contains("DATABASE_URL is not set") && text.contains("postgres://"), "{text}");
         assert!(message(&[("TENURE_PAYLOAD_BYTES_MAX", "lots")]).contains("number of bytes"));
         assert!(message(&[("TENURE_STREAM", "a.b")]).contains("TENURE_STREAM"));

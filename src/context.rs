@@ -24,7 +24,9 @@ use crate::{
 pub enum ContextError {
     /// This worker no longer owns the job: it was silent too long and taken back, and may be running
     /// elsewhere. Stop. Nothing was written, and nothing will be.
-    #[error("job {job} is no longer owned under fencing token {token}: it was taken back, and may run elsewhere")]
+    #[error(
+        "job {job} is no longer owned under fencing token {token}: it was taken back, and may run elsewhere"
+    )]
     Lost {
         /// Which job.
         job: JobId,
@@ -58,7 +60,10 @@ impl<S> Clone for JobContext<S> {
 
 impl<S> std::fmt::Debug for JobContext<S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("JobContext").field("job", &self.id()).field("token", &self.token()).finish_non_exhaustive()
+        f.debug_struct("JobContext")
+            .field("job", &self.id())
+            .field("token", &self.token())
+            .finish_non_exhaustive()
     }
 }
 
@@ -153,7 +158,7 @@ impl<S> JobContext<S> {
     ) -> Result<(), ContextError> {
         self.check_owned()?;
         let write = ProgressWrite { key: self.job.key, stage, percent, message, checkpoint };
-        self.heartbeat.report(&self.job, write);
+        Heartbeat::report(&self.job, write);
         let overdue = |job: &RunningJob| job.pulse().written_at.elapsed() > job.stale_after / 2;
         if overdue(&self.job) {
             let mut writes = self.job.writes.subscribe();
@@ -257,12 +262,15 @@ impl<S> JobContext<S> {
         let (job, token, name) = (self.id(), self.token(), key.to_owned());
         self.fenced_tx(move |tx| {
             Box::pin(async move {
-                let mine = sqlx::query(ONCE).bind(job).bind(&name).bind(token).fetch_optional(&mut *tx).await?;
+                let mine =
+                    sqlx::query(ONCE).bind(job).bind(&name).bind(token).fetch_optional(&mut *tx).await?;
                 if mine.is_none() {
                     let row = sqlx::query(EFFECT).bind(job).bind(&name).fetch_one(tx).await?;
                     let result: String = row.try_get("result")?;
                     return serde_json::from_str(&result).map_err(|error| {
-                        JobError::permanent(format!("the result of effect {name:?} does not fit its type: {error}"))
+                        JobError::permanent(format!(
+                            "the result of effect {name:?} does not fit its type: {error}"
+                        ))
                     });
                 }
                 let result = work(&mut *tx).await?;

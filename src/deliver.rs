@@ -81,7 +81,8 @@ pub(crate) struct DeliverSettings {
 impl Deliver {
     pub(crate) fn new(store: Store, running: Running, settings: DeliverSettings) -> Self {
         let claims = {
-            let (store, worker_id, host) = (store.clone(), settings.worker_id.clone(), settings.worker_host.clone());
+            let (store, worker_id, host) =
+                (store.clone(), settings.worker_id.clone(), settings.worker_host.clone());
             Batcher::spawn(move |mut batch: Vec<ClaimRequest>| {
                 let (store, worker_id, host) = (store.clone(), worker_id.clone(), host.clone());
                 async move {
@@ -92,7 +93,9 @@ impl Deliver {
                     match store.claim(&batch, &worker_id, &host).await {
                         Ok(claims) => asked
                             .iter()
-                            .map(|asked| Ok(claims.iter().flatten().find(|claim| claim.key.claim == *asked).cloned()))
+                            .map(|asked| {
+                                Ok(claims.iter().flatten().find(|claim| claim.key.claim == *asked).cloned())
+                            })
                             .collect(),
                         Err(error) => asked.iter().map(|_| Err(error.clone())).collect(),
                     }
@@ -231,7 +234,9 @@ impl Deliver {
     /// Another worker may know the kind: a rolling deploy is under way, or a typo is.
     async fn put_off(&self, job: JobId, kind: &str) -> Result<Delivered, StoreError> {
         let hours = self.unknown_kind_after.as_secs_f64() / 3600.0;
-        let error = format!("no worker knew the kind {kind:?} within {hours:.1} h; deploy one that does, then redrive");
+        let error = format!(
+            "no worker knew the kind {kind:?} within {hours:.1} h; deploy one that does, then redrive"
+        );
         if self.store.bury_unknown(job, self.unknown_kind_after, &error).await?.is_some() {
             tracing::error!(%job, kind, "dead letter: no worker knows its kind");
             return Ok(Delivered::Answer(Ack::Done));
@@ -265,7 +270,12 @@ impl Deliver {
         reason: String,
     ) -> Result<Delivered, StoreError> {
         let (queue, kind) = self.names(&delivery.subject).unwrap_or(("?", "?"));
-        tracing::error!(subject = delivery.subject, category, reason, "dead letter: a message cannot be a job");
+        tracing::error!(
+            subject = delivery.subject,
+            category,
+            reason,
+            "dead letter: a message cannot be a job"
+        );
         let refused = Refused {
             id: delivery.derived_id(),
             queue: queue.into(),
@@ -355,7 +365,9 @@ impl Headers {
             None => 5,
             Some(text) => match text.trim().parse() {
                 Ok(attempts) if (1..=1_000).contains(&attempts) => attempts,
-                _ => return Err(format!("the header Tenure-Max-Attempts is {text:?}, but must be 1 to 1000")),
+                _ => {
+                    return Err(format!("the header Tenure-Max-Attempts is {text:?}, but must be 1 to 1000"));
+                }
             },
         };
         let run_at = match delivery.header("Tenure-Run-At") {
@@ -365,7 +377,9 @@ impl Headers {
             })?),
         };
         let short = |name: &str| match delivery.header(name) {
-            Some(text) if text.len() > 512 => Err(format!("the header {name} has {} bytes, but at most 512 are allowed", text.len())),
+            Some(text) if text.len() > 512 => {
+                Err(format!("the header {name} has {} bytes, but at most 512 are allowed", text.len()))
+            }
             text => Ok(text.filter(|text| !text.is_empty()).map(str::to_owned)),
         };
         Ok(Self {

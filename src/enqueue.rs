@@ -19,6 +19,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::{
     batch::Batcher,
+    fault,
     job::{Job, JobId, NameError, check_kind, check_queue, unstorable},
     metrics,
     queue::{Queue, Ticket},
@@ -346,7 +347,11 @@ pub(crate) fn batcher(
                     let mut answers = Vec::with_capacity(jobs.len());
                     for job in jobs {
                         let one = insert(store.clone(), queue.clone(), &publications, vec![job]).await;
-                        answers.push(one.and_then(|created| created.first().copied().ok_or(EnqueueError::KeyNotVisible)));
+                        answers.push(
+                            one.and_then(|created| {
+                                created.first().copied().ok_or(EnqueueError::KeyNotVisible)
+                            }),
+                        );
                     }
                     answers
                 }
@@ -364,6 +369,7 @@ async fn insert(
     jobs: Vec<NewJob>,
 ) -> Result<Vec<Created>, EnqueueError> {
     let new = store.enqueue(&jobs).await?;
+    fault::point("enqueued");
     for job in &jobs {
         if new.contains_key(&job.id) {
             metrics::enqueued(&job.queue, 1);
@@ -408,7 +414,10 @@ async fn publish_first(store: Store, queue: Queue, tickets: Vec<Ticket>) {
     }
 }
 
-async fn insert_in(tx: &mut sqlx::PgTransaction<'_>, jobs: Vec<NewJob>) -> Result<Vec<Enqueued>, EnqueueError> {
+async fn insert_in(
+    tx: &mut sqlx::PgTransaction<'_>,
+    jobs: Vec<NewJob>,
+) -> Result<Vec<Enqueued>, EnqueueError> {
     let ids: Vec<_> = jobs.iter().map(|job| job.id).collect();
     let new = Store::enqueue_in(tx, &jobs).await?;
     let keys = keys_of_others(&jobs, &new);

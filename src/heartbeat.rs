@@ -50,7 +50,7 @@ impl Heartbeat {
     }
 
     /// Takes a report; a later one replaces it, field by field.
-    pub(crate) fn report(&self, job: &RunningJob, write: ProgressWrite) {
+    pub(crate) fn report(job: &RunningJob, write: ProgressWrite) {
         let mut pulse = job.pulse();
         pulse.pending = Some(match pulse.pending.take() {
             None => write,
@@ -122,7 +122,13 @@ impl Heartbeat {
             .map(|job| {
                 let mut pulse = job.pulse();
                 pulse.flushed_at = sent_at;
-                let empty = ProgressWrite { key: job.key, stage: None, percent: None, message: None, checkpoint: None };
+                let empty = ProgressWrite {
+                    key: job.key,
+                    stage: None,
+                    percent: None,
+                    message: None,
+                    checkpoint: None,
+                };
                 pulse.pending.take().unwrap_or(empty)
             })
             .collect();
@@ -133,9 +139,9 @@ impl Heartbeat {
                     job.unavailable.store(error.is_unavailable(), std::sync::atomic::Ordering::Release);
                     // What was reported since is newer.
                     let newer = job.pulse().pending.take();
-                    self.report(job, write);
+                    Self::report(job, write);
                     if let Some(newer) = newer {
-                        self.report(job, newer);
+                        Self::report(job, newer);
                     }
                 }
                 return Err(error);

@@ -9,7 +9,7 @@ use serde_json::Value;
 use uuid::Uuid;
 
 /// The most characters a queue's name, or one part of a kind, may have.
-pub const NAME_CHARS_MAX: usize = 64;
+const NAME_CHARS_MAX: usize = 64;
 
 /// Names one job, for ever. A UUID v7: ids sort by the time they were made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, sqlx::Type)]
@@ -118,7 +118,8 @@ pub enum Status {
 
 impl Status {
     /// Every status, in the order a job meets them.
-    pub const ALL: [Self; 5] = [Self::Queued, Self::Processing, Self::Completed, Self::Failed, Self::Cancelled];
+    pub const ALL: [Self; 5] =
+        [Self::Queued, Self::Processing, Self::Completed, Self::Failed, Self::Cancelled];
 
     /// The word that the database and the command line use.
     #[must_use]
@@ -263,9 +264,9 @@ pub(crate) fn unstorable(value: &Value) -> Option<&'static str> {
         Value::Null | Value::Bool(_) | Value::Number(_) => None,
         Value::String(text) => text.contains('\0').then_some(NUL),
         Value::Array(items) => items.iter().find_map(unstorable),
-        Value::Object(fields) => {
-            fields.iter().find_map(|(key, value)| key.contains('\0').then_some(NUL).or_else(|| unstorable(value)))
-        }
+        Value::Object(fields) => fields
+            .iter()
+            .find_map(|(key, value)| key.contains('\0').then_some(NUL).or_else(|| unstorable(value))),
     }
 }
 

@@ -45,6 +45,7 @@ mod backoff;
 mod config;
 mod metrics;
 mod batch;
+mod fault;
 mod store;
 mod queue;
 mod tenure;

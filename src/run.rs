@@ -2,7 +2,7 @@
 //!
 //! Not here: the writes that follow (`settle`).
 
-use std::{collections::HashMap, future::Future, panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{collections::HashMap, future::Future, panic::AssertUnwindSafe, time::Duration};
 
 use futures::{FutureExt, future::BoxFuture};
 use serde_json::Value;
@@ -136,34 +136,52 @@ pub enum HandlerError {
 }
 
 impl<S: Send + Sync + 'static> Kinds<S> {
-    pub(crate) fn add<F, Fut>(&mut self, name: Option<&str>, options: KindOptions, handler: F)  -> Result<(), HandlerError>
+    pub(crate) fn add<F, Fut>(
+        &mut self,
+        name: Option<&str>,
+        options: &KindOptions,
+        handler: F,
+    ) -> Result<(), HandlerError>
     where
         F: Fn(Value, JobContext<S>) -> Fut + Send + Sync + 'static,
         Fut: Future<Output: IntoOutcome> + Send + 'static,
     {
-        self.insert(name, options, Box::new(move |payload, context| {
-            match serde_json::from_str(&payload) {
+        self.insert(
+            name,
+            options,
+            Box::new(move |payload, context| match serde_json::from_str(&payload) {
                 Ok(payload) => handler(payload, context).map(IntoOutcome::into_outcome).boxed(),
                 Err(error) => futures::future::err(PayloadError(error).into()).boxed(),
-            }
-        }))
+            }),
+        )
     }
 
-    pub(crate) fn add_typed<J, F, Fut>(&mut self, options: KindOptions, handler: F) -> Result<(), HandlerError>
+    pub(crate) fn add_typed<J, F, Fut>(
+        &mut self,
+        options: &KindOptions,
+        handler: F,
+    ) -> Result<(), HandlerError>
     where
         J: Job,
         F: Fn(J, JobContext<S>) -> Fut + Send + Sync + 'static,
         Fut: Future<Output: IntoOutcome> + Send + 'static,
     {
-        self.insert(Some(J::KIND), options, Box::new(move |payload, context| {
-            match serde_json::from_str::<J>(&payload) {
+        self.insert(
+            Some(J::KIND),
+            options,
+            Box::new(move |payload, context| match serde_json::from_str::<J>(&payload) {
                 Ok(job) => handler(job, context).map(IntoOutcome::into_outcome).boxed(),
                 Err(error) => futures::future::err(PayloadError(error).into()).boxed(),
-            }
-        }))
+            }),
+        )
     }
 
-    fn insert(&mut self, name: Option<&str>, options: KindOptions, run: Box<Run<S>>) -> Result<(), HandlerError> {
+    fn insert(
+        &mut self,
+        name: Option<&str>,
+        options: &KindOptions,
+        run: Box<Run<S>>,
+    ) -> Result<(), HandlerError> {
         let kind = Kind {
             run,
             backoff: options.backoff.unwrap_or_default(),
@@ -276,6 +294,3 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
         .unwrap_or_else(|| "with something that is not a text".into());
     format!("the handler panicked: {text}")
 }
-
-/// Shared by everything that runs jobs of one worker.
-pub(crate) type SharedKinds<S> = Arc<Kinds<S>>;

@@ -4,7 +4,7 @@ use std::{
     collections::HashMap,
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
@@ -68,7 +68,7 @@ pub(crate) struct RunningJob {
     pub(crate) stale_after: Duration,
     pub(crate) keepalive: bool,
     pub(crate) cancellation: CancellationToken,
-    reason: OnceLock<CancelReason>,
+    reason: Mutex<Option<CancelReason>>,
     pulse: Mutex<Pulse>,
     /// Counts the successful writes.
     pub(crate) writes: watch::Sender<u64>,
@@ -88,7 +88,7 @@ impl RunningJob {
             stale_after,
             keepalive,
             cancellation: CancellationToken::new(),
-            reason: OnceLock::new(),
+            reason: Mutex::new(None),
             pulse: Mutex::new(Pulse { pending: None, written_at: now, flushed_at: now, extended_at: now }),
             writes: watch::Sender::new(0),
             receipts: Mutex::new(vec![receipt]),
@@ -99,12 +99,17 @@ impl RunningJob {
 
     /// Asks the handler to stop. The first reason stays, except that a lost job is lost.
     pub(crate) fn cancel(&self, reason: CancelReason) {
-        drop(self.reason.set(reason));
+        {
+            let mut first = self.reason.lock().unwrap_or_else(PoisonError::into_inner);
+            if first.is_none() || reason == CancelReason::Lost {
+                *first = Some(reason);
+            }
+        }
         self.cancellation.cancel();
     }
 
     pub(crate) fn cancel_reason(&self) -> Option<CancelReason> {
-        self.reason.get().copied()
+        *self.reason.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn is_lost(&self) -> bool {

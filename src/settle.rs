@@ -50,7 +50,12 @@ pub(crate) enum Settled {
 }
 
 /// Decides what is written about an attempt that ended. Pure, but for the jitter.
-pub(crate) fn verdict(job: &RunningJob, ended: Ended, backoff: &Backoff, timeout: Option<Duration>) -> Verdict {
+pub(crate) fn verdict(
+    job: &RunningJob,
+    ended: Ended,
+    backoff: &Backoff,
+    timeout: Option<Duration>,
+) -> Verdict {
     let reason = job.cancel_reason();
     if job.settled.load(std::sync::atomic::Ordering::Acquire) {
         return Verdict::Written;
@@ -83,7 +88,10 @@ pub(crate) fn verdict(job: &RunningJob, ended: Ended, backoff: &Backoff, timeout
     };
     match ended {
         Ended::Returned(Ok(Outcome::Done(output))) => match output.as_ref().and_then(unstorable) {
-            None => Verdict::Complete(Completion { key: job.key, output: output.map(|output| output.to_string()) }),
+            None => Verdict::Complete(Completion {
+                key: job.key,
+                output: output.map(|output| output.to_string()),
+            }),
             Some(why) => Verdict::End(AttemptEnd {
                 category: Some("invalid_output"),
                 ..end("failed", Some(format!("the output cannot be stored: {why}")))
@@ -271,7 +279,11 @@ async fn complete(store: &Store, mut batch: Vec<Completion>) -> Vec<Result<bool,
     in_order(places, answers)
 }
 
-async fn end(store: &Store, worker_id: &str, batch: Vec<AttemptEnd>) -> Vec<Result<Option<Route>, StoreError>> {
+async fn end(
+    store: &Store,
+    worker_id: &str,
+    batch: Vec<AttemptEnd>,
+) -> Vec<Result<Option<Route>, StoreError>> {
     match store.settle(&batch, worker_id).await {
         Ok(ended) => {
             let mut answers: Vec<_> = batch.iter().map(|_| Ok(None)).collect();
@@ -296,7 +308,7 @@ async fn end(store: &Store, worker_id: &str, batch: Vec<AttemptEnd>) -> Vec<Resu
 
 /// Puts answers back where their questions stood.
 fn in_order<T>(places: Vec<usize>, answers: Vec<T>) -> Vec<T> {
-    let mut placed: Vec<_> = places.into_iter().zip(answers).collect();
-    placed.sort_unstable_by_key(|(place, _)| *place);
-    placed.into_iter().map(|(_, answer)| answer).collect()
+    let mut sorted: Vec<_> = places.into_iter().zip(answers).collect();
+    sorted.sort_unstable_by_key(|(place, _)| *place);
+    sorted.into_iter().map(|(_, answer)| answer).collect()
 }

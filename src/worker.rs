@@ -23,6 +23,7 @@ use crate::{
     config::Timing,
     context::JobContext,
     deliver::{Deliver, DeliverSettings, Delivered},
+    fault,
     heartbeat::Heartbeat,
     job::{Job, NameError, check_queue},
     queue::{Delivery, Pull, Pulled, Queue, QueueError},
@@ -171,7 +172,7 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
         F: Fn(J, JobContext<S>) -> Fut + Send + Sync + 'static,
         Fut: Future<Output: IntoOutcome> + Send + 'static,
     {
-        let added = self.kinds.add_typed(options, handler);
+        let added = self.kinds.add_typed(&options, handler);
         self.note(added);
         self.queues.entry(J::QUEUE.into()).or_default();
         self
@@ -183,7 +184,7 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
         F: Fn(Value, JobContext<S>) -> Fut + Send + Sync + 'static,
         Fut: Future<Output: IntoOutcome> + Send + 'static,
     {
-        let added = self.kinds.add(Some(kind), options, handler);
+        let added = self.kinds.add(Some(kind), &options, handler);
         self.note(added);
         self
     }
@@ -194,7 +195,7 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
         F: Fn(Value, JobContext<S>) -> Fut + Send + Sync + 'static,
         Fut: Future<Output: IntoOutcome> + Send + 'static,
     {
-        let added = self.kinds.add(None, options, handler);
+        let added = self.kinds.add(None, &options, handler);
         self.note(added);
         self
     }
@@ -246,7 +247,9 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
         }
         let hostname = match &config.hostname {
             Some(name) => name.clone(),
-            None => hostname::get().ok().and_then(|name| name.into_string().ok()).ok_or(WorkerError::Hostname)?,
+            None => {
+                hostname::get().ok().and_then(|name| name.into_string().ok()).ok_or(WorkerError::Hostname)?
+            }
         };
         let random = Alphanumeric.sample_string(&mut rand::rng(), 8).to_lowercase();
         let worker_id = format!("{hostname}-{}-{random}", std::process::id());
@@ -256,7 +259,8 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
         let store = self.tenure.store().clone();
         let queue = self.tenure.queue().clone();
         let running = Running::default();
-        let heartbeat = Heartbeat::new(store.clone(), running.clone(), config.timing.clone(), worker_id.clone());
+        let heartbeat =
+            Heartbeat::new(store.clone(), running.clone(), config.timing.clone(), worker_id.clone());
         let deliver = Deliver::new(
             store.clone(),
             running.clone(),
@@ -384,7 +388,11 @@ impl<S: Send + Sync + 'static> Shared<S> {
             drop(timeout(self.timing.publish_within, self.publish_due()).await);
         }
         background.shutdown().await;
-        let removed = timeout(self.timing.database_within, self.store.remove_workers(&[self.worker_id.clone()])).await;
+        let removed = timeout(
+            self.timing.database_within,
+            self.store.remove_workers(std::slice::from_ref(&self.worker_id)),
+        )
+        .await;
         if !matches!(removed, Ok(Ok(()))) {
             tracing::warn!("the worker's row was not removed; its death will be proven");
         }
@@ -465,7 +473,11 @@ impl<S: Send + Sync + 'static> Shared<S> {
         for name in self.queues.keys() {
             let (_, drift) = self.queue.ensure_consumer(name).await?;
             if !drift.is_empty() {
-                tracing::error!(queue = name, ?drift, "the consumer differs from its definition; `tenure migrate` changes it");
+                tracing::error!(
+                    queue = name,
+                    ?drift,
+                    "the consumer differs from its definition; `tenure migrate` changes it"
+                );
             }
         }
         Ok(())
@@ -515,7 +527,8 @@ impl<S: Send + Sync + 'static> Shared<S> {
             for name in self.queues.keys() {
                 let within = self.timing.publish_within;
                 let looked =
-                    relay::reclaim_lost(&self.store, &self.queue, name, within, every / 2, &self.worker_id).await;
+                    relay::reclaim_lost(&self.store, &self.queue, name, within, every / 2, &self.worker_id)
+                        .await;
                 match looked {
                     Ok(0) => {}
                     Ok(_) => self.publish_due().await,
@@ -530,12 +543,22 @@ impl<S: Send + Sync + 'static> Shared<S> {
     }
 
     /// Pulls one queue's messages until told to stop.
-    async fn pull(self: Arc<Self>, name: String, slots: usize, stop: CancellationToken, stop_all: CancellationToken) {
+    async fn pull(
+        self: Arc<Self>,
+        name: String,
+        slots: usize,
+        stop: CancellationToken,
+        stop_all: CancellationToken,
+    ) {
         let slots = Arc::new(Semaphore::new(slots));
         let mut database = self.store.availability();
         while !stop.is_cancelled() {
             if !database.borrow().up {
-                tracing::warn!(queue = name, reason = self.store.last_error(), "Postgres is away: not pulling");
+                tracing::warn!(
+                    queue = name,
+                    reason = self.store.last_error(),
+                    "Postgres is away: not pulling"
+                );
                 tokio::select! {
                     () = stop.cancelled() => break,
                     up = database.wait_for(|now| now.up) => if up.is_err() { break },
@@ -615,6 +638,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
         };
         let job = Arc::new(RunningJob::new(claim, delivery.receipt, kind.stale_after, kind.keepalive));
         reservation.run(job.clone());
+        fault::point("claimed");
         tracing::debug!(job = %job.key.job, token = %job.key.token, kind = job.claim.kind, "running");
         let context = JobContext {
             job: job.clone(),
@@ -634,7 +658,9 @@ impl<S: Send + Sync + 'static> Shared<S> {
             Verdict::Written | Verdict::Lost => "settle",
         };
         let lost_already = job.is_lost();
-        match self.settle.write(&job, verdict).await {
+        let settled = self.settle.write(&job, verdict).await;
+        fault::point("settled");
+        match settled {
             Settled::Written => job.answer(Ack::Done).await,
             Settled::Lost => {
                 if !lost_already {

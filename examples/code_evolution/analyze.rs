@@ -21,7 +21,7 @@ const TIMELINE_POINTS: usize = 50;
 
 /// Analyze a repository: a path on this machine, or a URL to clone.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct AnalyzeRepo {
+pub(crate) struct AnalyzeRepo {
     pub repo: String,
 }
 
@@ -31,22 +31,23 @@ impl Job for AnalyzeRepo {
 }
 
 /// What the handlers share.
-pub struct App {
+pub(crate) struct App {
     /// Where clones are kept.
     clones: PathBuf,
 }
 
 impl App {
     /// Makes sure that the results have their table, which is the application's own, not tenure's.
-    pub async fn connect() -> anyhow::Result<Self> {
-        let pool = PgPool::connect(&std::env::var("DATABASE_URL").context("DATABASE_URL is not set")?).await?;
+    pub(crate) async fn connect() -> anyhow::Result<Self> {
+        let pool =
+            PgPool::connect(&std::env::var("DATABASE_URL").context("DATABASE_URL is not set")?).await?;
         Self::create_table(&pool).await?;
         pool.close().await;
         Ok(Self { clones: std::env::temp_dir().join("code-evolution-clones") })
     }
 
     /// The table of results.
-    pub async fn create_table(pool: &PgPool) -> anyhow::Result<()> {
+    pub(crate) async fn create_table(pool: &PgPool) -> anyhow::Result<()> {
         sqlx::raw_sql(
             "BEGIN;
              SELECT pg_advisory_xact_lock(7071);
@@ -81,7 +82,7 @@ struct Evolution {
 }
 
 /// The handler.
-pub async fn analyze(job: AnalyzeRepo, ctx: JobContext<App>) -> Result<Outcome, JobError> {
+pub(crate) async fn analyze(job: AnalyzeRepo, ctx: JobContext<App>) -> Result<Outcome, JobError> {
     ctx.progress("opening", 0.0, &job.repo).await?;
     let resumed: Evolution = ctx.checkpoint().unwrap_or_default();
     let resumed_at = resumed.commits;
@@ -186,7 +187,10 @@ fn open(repo: &str, clones: &Path) -> anyhow::Result<Repository> {
     std::fs::create_dir_all(clones)?;
     let unfinished = clones.join(format!("unfinished-{}", std::process::id()));
     std::fs::remove_dir_all(&unfinished).ok();
-    git2::build::RepoBuilder::new().bare(true).clone(repo, &unfinished).with_context(|| format!("clone {repo}"))?;
+    git2::build::RepoBuilder::new()
+        .bare(true)
+        .clone(repo, &unfinished)
+        .with_context(|| format!("clone {repo}"))?;
     // Another worker may have been faster; then its clone serves.
     std::fs::rename(&unfinished, &folder).ok();
     Ok(Repository::open_bare(&folder)?)
@@ -201,13 +205,14 @@ fn add(repository: &Repository, commit: &Commit<'_>, evolution: &mut Evolution) 
     let mut churn = 0;
     for index in 0..diff.deltas().len() {
         // None: a binary file.
-        let Some(patch) = Patch::from_diff(&diff, index)? else { continue };
-        let (_, added, removed) = patch.line_stats()?;
-        let delta = patch.delta();
+        let Some(file) = Patch::from_diff(&diff, index)? else { continue };
+        let (_, added, removed) = file.line_stats()?;
+        let delta = file.delta();
         let path = delta.new_file().path().or_else(|| delta.old_file().path()).unwrap_or(Path::new("?"));
         let changed = u64::try_from(added + removed)?;
         churn += changed;
-        *evolution.lines.entry(language(path).to_owned()).or_default() += i64::try_from(added)? - i64::try_from(removed)?;
+        *evolution.lines.entry(language(path).to_owned()).or_default() +=
+            i64::try_from(added)? - i64::try_from(removed)?;
         *evolution.churn_by_file.entry(path.to_string_lossy().into_owned()).or_default() += changed;
     }
     let author = String::from_utf8_lossy(commit.author().name_bytes()).into_owned();

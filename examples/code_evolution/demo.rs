@@ -109,10 +109,12 @@ impl Screen {
         let hidden = self.bars.is_hidden();
         let mut words = Vec::new();
         for row in rows {
-            let name = jobs.iter().find(|(id, _)| *id == row.id).map_or("a submission", |(_, name)| name.as_str());
+            let name =
+                jobs.iter().find(|(id, _)| *id == row.id).map_or("a submission", |(_, name)| name.as_str());
             let percent = if row.status == Status::Completed { 100.0 } else { row.progress.unwrap_or(0.0) };
             let bar = self.shown.entry(row.id).or_insert_with(|| {
-                self.bars.add(ProgressBar::new(100).with_style(self.style.clone()).with_prefix(name.to_owned()))
+                self.bars
+                    .add(ProgressBar::new(100).with_style(self.style.clone()).with_prefix(name.to_owned()))
             });
             bar.set_position(format!("{percent:.0}").parse().unwrap_or(0));
             let message = row.message.clone().unwrap_or_default();
@@ -126,7 +128,7 @@ impl Screen {
     }
 }
 
-pub async fn run() -> anyhow::Result<ExitCode> {
+pub(crate) async fn run() -> anyhow::Result<ExitCode> {
     let folder = tempfile::Builder::new().prefix("tenure-demo-").tempdir()?;
     // Postgres may have to run as another user, who must get to its folder inside.
     fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o711))?;
@@ -199,13 +201,16 @@ async fn enqueue(
     let mut jobs = Vec::new();
     let (first, rest) = names.split_at(names.len().div_ceil(3));
     let (second, third) = rest.split_at(rest.len() / 2);
-    let short = |name: &String| Path::new(name).file_name().map_or(name.clone(), |n| n.to_string_lossy().into_owned());
+    let short = |name: &String| {
+        Path::new(name).file_name().map_or(name.clone(), |n| n.to_string_lossy().into_owned())
+    };
 
     let mut tx = pool.begin().await?;
     sqlx::query("CREATE TABLE code_evolution.requests (repo text)").execute(&mut *tx).await?;
     for name in first {
         sqlx::query("INSERT INTO code_evolution.requests VALUES ($1)").bind(name).execute(&mut *tx).await?;
-        let enqueued = tenure.enqueue(AnalyzeRepo { repo: name.clone() }).unique_key(name.as_str()).tx(&mut tx).await?;
+        let enqueued =
+            tenure.enqueue(AnalyzeRepo { repo: name.clone() }).unique_key(name.as_str()).tx(&mut tx).await?;
         jobs.push((enqueued.id, short(name)));
     }
     tx.commit().await?;
@@ -244,7 +249,8 @@ async fn show(
         let rows = tenure.jobs(None, None, None, 100).await?;
         screen.show(jobs, &rows);
         let midway = |row: &&tenure::JobRow| {
-            row.status == Status::Processing && row.progress.is_some_and(|percent| (15.0..80.0).contains(&percent))
+            row.status == Status::Processing
+                && row.progress.is_some_and(|percent| (15.0..80.0).contains(&percent))
         };
         let owner_of = |row: &tenure::JobRow| {
             let owner = row.worker_id.clone()?;
@@ -253,7 +259,10 @@ async fn show(
         };
         if killed.is_none() {
             if let Some((index, owner, _)) = rows.iter().filter(midway).find_map(owner_of) {
-                screen.say(&format!("SIGKILL for {} ({owner}), in the middle of its jobs", workers[index].name));
+                screen.say(&format!(
+                    "SIGKILL for {} ({owner}), in the middle of its jobs",
+                    workers[index].name
+                ));
                 workers[index].process.kill()?;
                 workers[index].process.wait()?;
                 killed = Some(owner);
@@ -261,7 +270,10 @@ async fn show(
         } else if frozen.is_none() {
             let other = rows.iter().filter(midway).filter(|row| row.worker_id != killed).find_map(owner_of);
             if let Some((index, owner, job)) = other {
-                screen.say(&format!("SIGSTOP for {} ({owner}), for longer than stale_after", workers[index].name));
+                screen.say(&format!(
+                    "SIGSTOP for {} ({owner}), for longer than stale_after",
+                    workers[index].name
+                ));
                 workers[index].signal(Signal::STOP)?;
                 frozen = Some((index, owner, job));
             }
@@ -277,12 +289,16 @@ async fn show(
         }
         let done = rows.iter().filter(|row| row.status.is_finished()).count();
         if done == expected && rows.len() == expected {
-            ensure!(killed.is_some(), "the jobs were done before a worker could be killed; raise DEMO_COMMITS");
+            ensure!(
+                killed.is_some(),
+                "the jobs were done before a worker could be killed; raise DEMO_COMMITS"
+            );
             ensure!(thawed, "the jobs were done before a worker could be frozen; raise DEMO_COMMITS");
-            let refused: i64 =
-                sqlx::query_scalar("SELECT count(*) FROM tenure.recovery_events WHERE event = 'refused_write'")
-                    .fetch_one(pool)
-                    .await?;
+            let refused: i64 = sqlx::query_scalar(
+                "SELECT count(*) FROM tenure.recovery_events WHERE event = 'refused_write'",
+            )
+            .fetch_one(pool)
+            .await?;
             if refused > 0 {
                 return Ok(());
             }
@@ -295,7 +311,15 @@ async fn show(
 async fn report(pool: &PgPool, expected: usize) -> anyhow::Result<bool> {
     let mut table = Table::new();
     table.load_style(UTF8_FULL_CONDENSED);
-    table.set_header(["repository", "commits", "status", "attempts", "recovered by", "after", "commits redone"]);
+    table.set_header([
+        "repository",
+        "commits",
+        "status",
+        "attempts",
+        "recovered by",
+        "after",
+        "commits redone",
+    ]);
     let rows = sqlx::query(
         "SELECT j.payload->>'repo' AS repo, j.output->>'commits' AS commits, j.status,
                 (SELECT string_agg(coalesce(outcome, 'running'), ', ' ORDER BY fencing_token)

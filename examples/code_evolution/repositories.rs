@@ -19,9 +19,10 @@ impl Numbers {
 }
 
 /// The repositories that this machine has: `REPO`, and the one that this program was built from.
-pub fn found() -> Vec<PathBuf> {
+pub(crate) fn found() -> Vec<PathBuf> {
     let mut found = Vec::new();
-    for candidate in [std::env::var_os("REPO"), Some(env!("CARGO_MANIFEST_DIR").into())].into_iter().flatten() {
+    for candidate in [std::env::var_os("REPO"), Some(env!("CARGO_MANIFEST_DIR").into())].into_iter().flatten()
+    {
         match git2::Repository::open(&candidate) {
             Ok(repository) if repository.head().is_ok() => found.push(PathBuf::from(candidate)),
             _ => eprintln!("no repository with commits: {}", Path::new(&candidate).display()),
@@ -32,7 +33,7 @@ pub fn found() -> Vec<PathBuf> {
 
 /// Makes a repository of so many commits: a hundred files in five languages, seven authors, each commit
 /// rewriting a part of some files. `git fast-import` writes it in a second or two.
-pub fn make(folder: &Path, seed: u64, commits: u64) -> anyhow::Result<()> {
+pub(crate) fn make(folder: &Path, seed: u64, commits: u64) -> anyhow::Result<()> {
     let git = |arguments: &[&str]| {
         let mut command = Command::new("git");
         command.arg("-C").arg(folder).args(arguments).stderr(Stdio::null());
@@ -60,7 +61,7 @@ pub fn make(folder: &Path, seed: u64, commits: u64) -> anyhow::Result<()> {
             let part = numbers.below(8);
             for line in 0..sizes[file] {
                 let version = if line % 8 == part { n } else { 0 };
-                text.push_str(&format!("line {line} of file {file}, version {version}\n"));
+                text += &format!("line {line} of file {file}, version {version}\n");
             }
             let extension = ["rs", "go", "py", "sql", "md"][file % 5];
             writeln!(out, "M 100644 inline src/file{file}.{extension}\ndata {}\n{text}", text.len())?;

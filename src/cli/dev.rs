@@ -52,11 +52,13 @@ fn write_private(path: &std::path::Path, text: &str) -> anyhow::Result<()> {
     use std::{io::Write, os::unix::fs::OpenOptionsExt};
     let mut options = fs::OpenOptions::new();
     let file = options.create(true).write(true).truncate(true).mode(0o600).open(path);
-    file.and_then(|mut file| file.write_all(text.as_bytes())).with_context(|| format!("write {}", path.display()))
+    file.and_then(|mut file| file.write_all(text.as_bytes()))
+        .with_context(|| format!("write {}", path.display()))
 }
 
 fn temporary_folder() -> anyhow::Result<tempfile::TempDir> {
-    let folder = tempfile::Builder::new().prefix("tenure-dev-").tempdir().context("create a temporary folder")?;
+    let folder =
+        tempfile::Builder::new().prefix("tenure-dev-").tempdir().context("create a temporary folder")?;
     open_for_postgres(folder.path())?;
     Ok(folder)
 }
@@ -80,7 +82,8 @@ fn default_folder() -> anyhow::Result<PathBuf> {
 fn open_for_postgres(folder: &std::path::Path) -> anyhow::Result<()> {
     use std::os::unix::fs::PermissionsExt;
     if postgres_user().is_some() {
-        fs::set_permissions(folder, fs::Permissions::from_mode(0o711)).context("open the folder for postgres")?;
+        fs::set_permissions(folder, fs::Permissions::from_mode(0o711))
+            .context("open the folder for postgres")?;
     }
     Ok(())
 }

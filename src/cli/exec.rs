@@ -65,9 +65,10 @@ pub(super) async fn run(command: &str, payload: Value, ctx: JobContext) -> Resul
         // Ctrl-C is for the worker, which then ends its commands in good order.
         .process_group(0)
         .spawn()?;
-    let (mut stdin, stdout, stderr) = match (guard.stdin.take(), guard.stdout.take(), guard.stderr.take()) {
-        (Some(stdin), Some(stdout), Some(stderr)) => (stdin, stdout, stderr),
-        _ => return Err(JobError::msg("the command's pipes are missing")),
+    let (Some(mut stdin), Some(stdout), Some(stderr)) =
+        (guard.stdin.take(), guard.stdout.take(), guard.stderr.take())
+    else {
+        return Err(JobError::msg("the command's pipes are missing"));
     };
     let body = payload.to_string();
     stdin.write_all(&(body.len() as u64).to_be_bytes()).await?;
@@ -97,7 +98,9 @@ pub(super) async fn run(command: &str, payload: Value, ctx: JobContext) -> Resul
         (Some(0), _) => Ok(Outcome::Done(output)),
         (Some(EXIT_PERMANENT), _) => Err(JobError::permanent(format!("exit {EXIT_PERMANENT}: {last_words}"))),
         (Some(code), _) => Err(JobError::msg(format!("exit {code}: {last_words}"))),
-        (None, signal) => Err(JobError::msg(format!("the guard was killed by signal {signal:?}: {last_words}"))),
+        (None, signal) => {
+            Err(JobError::msg(format!("the guard was killed by signal {signal:?}: {last_words}")))
+        }
     }
 }
 
@@ -140,7 +143,8 @@ async fn read_stdout(stdout: impl AsyncRead + Unpin, ctx: JobContext) -> Result<
             ctx.save_checkpoint(&checkpoint).await?;
         }
         if line.stage.is_some() || line.progress.is_some() || line.message.is_some() {
-            let percent = line.progress.filter(|percent| !percent.is_nan()).map(|percent| percent.clamp(0.0, 100.0));
+            let percent =
+                line.progress.filter(|percent| !percent.is_nan()).map(|percent| percent.clamp(0.0, 100.0));
             ctx.report(line.stage, percent, line.message, None).await?;
         }
         output = line.output.or(output);

@@ -46,15 +46,16 @@ fn guard(command: &str) -> std::io::Result<u8> {
         std::thread::spawn(move || stdin.write_all(&payload).ok());
     }
     std::thread::spawn(move || {
-        // Whatever comes now, the worker wants an end: a byte, the end of the pipe, an error.
-        worker.read(&mut [0]).ok();
+        // Whatever comes now, the worker wants an end: the end of the pipe, or an error.
+        std::io::copy(&mut worker, &mut std::io::sink()).ok();
         let group = getpgrp();
         kill_process_group(group, Signal::TERM).ok();
         std::thread::sleep(TERM_GRACE);
         kill_process_group(group, Signal::KILL).ok();
     });
     let status = child.wait()?;
-    let signal = std::os::unix::process::ExitStatusExt::signal(&status).and_then(|signal| u8::try_from(signal).ok());
+    let signal =
+        std::os::unix::process::ExitStatusExt::signal(&status).and_then(|signal| u8::try_from(signal).ok());
     Ok(match (status.code(), signal) {
         (Some(code), _) => u8::try_from(code).unwrap_or(1),
         (None, Some(signal)) => SIGNAL_BASE.saturating_add(signal),

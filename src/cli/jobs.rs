@@ -62,7 +62,8 @@ async fn show(cli: &Cli, tenure: &Tenure, id: JobId) -> anyhow::Result<ExitCode>
         return Ok(ExitCode::SUCCESS);
     }
     let mut about = table(&[]);
-    let json = |value: &Option<serde_json::Value>| value.as_ref().map(ToString::to_string).unwrap_or_default();
+    let json =
+        |value: &Option<serde_json::Value>| value.as_ref().map(ToString::to_string).unwrap_or_default();
     for (name, value) in [
         ("id", job.id.to_string()),
         ("queue", job.queue.clone()),

@@ -25,10 +25,10 @@ struct Cli {
     /// How to print.
     #[arg(long, global = true, value_enum, default_value_t = Output::Table)]
     output: Output,
-    /// Postgres, for example postgres://user:password@host/database.
+    /// Postgres, for example `postgres://user:password@host/database`.
     #[arg(long, global = true, env = "DATABASE_URL", hide_env_values = true)]
     database_url: Option<String>,
-    /// NATS, for example nats://host:4222; several joined by commas.
+    /// NATS, for example `nats://host:4222`; several joined by commas.
     #[arg(long, global = true, env = "NATS_URL", hide_env_values = true)]
     nats_url: Option<String>,
     #[command(subcommand)]
@@ -62,9 +62,7 @@ enum Command {
     Jobs(JobsCommand),
     /// Runs one command for `work`, and ends it when the worker goes.
     #[command(hide = true)]
-    ExecGuard {
-        command: String,
-    },
+    ExecGuard { command: String },
 }
 
 #[derive(Debug, Args)]
@@ -177,7 +175,8 @@ pub fn main() -> ExitCode {
     if let Command::ExecGuard { command } = &cli.command {
         return guard::run(command);
     }
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn,tenure=info,async_nats=error"));
+    let filter = EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| EnvFilter::new("warn,tenure=info,async_nats=error"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)

@@ -15,7 +15,7 @@ fn in_path(program: &str) -> Option<PathBuf> {
 /// The folder of Postgres's programs: `TENURE_PG_BIN`, `pg_config`, the usual places, `PATH`.
 pub fn postgres_bin() -> Result<PathBuf, DevError> {
     let holds_it = |folder: &Path| folder.join("initdb").is_file() && folder.join("postgres").is_file();
-    if let Some(folder) = env::var_os("TENURE_PG_BIN").map(PathBuf::from) {
+    if let Some(folder) = setting("TENURE_PG_BIN") {
         return if holds_it(&folder) {
             Ok(folder)
         } else {
@@ -46,7 +46,7 @@ pub fn postgres_bin() -> Result<PathBuf, DevError> {
 
 /// The `nats-server` program: `TENURE_NATS_SERVER`, `PATH`, the usual places.
 pub fn nats_server() -> Result<PathBuf, DevError> {
-    if let Some(path) = env::var_os("TENURE_NATS_SERVER").map(PathBuf::from) {
+    if let Some(path) = setting("TENURE_NATS_SERVER") {
         return if path.is_file() {
             Ok(path)
         } else {
@@ -73,8 +73,14 @@ pub fn postgres_user() -> Option<(u32, u32)> {
     }
     let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
     let ids = |name: &str| {
-        let mut fields = users.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?.split(':').skip(1);
+        let mut fields =
+            users.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?.split(':').skip(1);
         Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
     };
     ids("postgres").or_else(|| ids("nobody"))
+}
+
+/// A path that the environment names; an empty one is none.
+fn setting(name: &str) -> Option<PathBuf> {
+    env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }

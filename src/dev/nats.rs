@@ -81,9 +81,10 @@ impl Nats {
         let path = |name: &str| self.folder.join(name).to_string_lossy().into_owned();
         let log = self.folder.join("nats.log");
         let port = self.port.to_string();
-        let mut arguments: Vec<String> = ["-a", "127.0.0.1", "-p", &port, "-js", "-sd", &path("data"), "-P", &path("nats.pid")]
-            .map(String::from)
-            .to_vec();
+        let mut arguments: Vec<String> =
+            ["-a", "127.0.0.1", "-p", &port, "-js", "-sd", &path("data"), "-P", &path("nats.pid")]
+                .map(String::from)
+                .to_vec();
         if let Some(config) = &self.config {
             arguments.extend(["-c".into(), config.to_string_lossy().into_owned()]);
         }

@@ -94,16 +94,19 @@ impl Postgres {
     /// Starts it again, on the same port.
     pub fn restart(&mut self) -> Result<(), DevError> {
         let log = self.folder.join("postgres.log");
-        let mut arguments: Vec<String> = vec!["-D".into(), self.folder.join("data").to_string_lossy().into_owned()];
+        let mut arguments: Vec<String> =
+            vec!["-D".into(), self.folder.join("data").to_string_lossy().into_owned()];
         let port = format!("port={}", self.port);
-        let settings = ["listen_addresses=127.0.0.1", "unix_socket_directories=", "max_connections=300", &port];
+        let settings =
+            ["listen_addresses=127.0.0.1", "unix_socket_directories=", "max_connections=300", &port];
         let fast = ["fsync=off", "synchronous_commit=off", "full_page_writes=off"];
         for setting in settings.iter().chain(if self.durable { [].iter() } else { fast.iter() }) {
             arguments.extend(["-c".into(), (*setting).to_owned()]);
         }
         for _ in 0..50 {
             let program = self.bin.join("postgres");
-            self.guard = Guarded::start(&program, &arguments, "INT", find::postgres_user(), &self.folder, &log)?;
+            self.guard =
+                Guarded::start(&program, &arguments, "INT", find::postgres_user(), &self.folder, &log)?;
             let (bin, port) = (self.bin.clone(), self.port);
             let is_ready = || {
                 // pg_isready knows a server that listens but is still recovering.
@@ -125,7 +128,11 @@ impl Postgres {
                 started => return started,
             }
         }
-        Err(DevError::NotStarted { what: "Postgres", log, tail: "an old server's processes do not end".into() })
+        Err(DevError::NotStarted {
+            what: "Postgres",
+            log,
+            tail: "an old server's processes do not end".into(),
+        })
     }
 }
 
@@ -134,11 +141,22 @@ fn initdb(bin: &Path, folder: &Path, password_file: &Path) -> Result<(), DevErro
     command
         .arg("-D")
         .arg(folder.join("data"))
-        .args(["-U", "tenure", "-A", "scram-sha-256", "-E", "UTF8", "--locale=C.UTF-8", "--no-sync", "--pwfile"])
+        .args([
+            "-U",
+            "tenure",
+            "-A",
+            "scram-sha-256",
+            "-E",
+            "UTF8",
+            "--locale=C.UTF-8",
+            "--no-sync",
+            "--pwfile",
+        ])
         .arg(password_file)
         .current_dir(folder);
     if let Some((uid, gid)) = find::postgres_user() {
-        std::os::unix::fs::chown(password_file, Some(uid), Some(gid)).map_err(DevError::io("give to postgres"))?;
+        std::os::unix::fs::chown(password_file, Some(uid), Some(gid))
+            .map_err(DevError::io("give to postgres"))?;
         command.gid(gid).uid(uid);
     }
     let output = command.output().map_err(DevError::io("run initdb"))?;

@@ -88,7 +88,9 @@ impl Queue {
                     match event {
                         Event::Connected => tracing::info!("connected to NATS"),
                         Event::ServerError(error) => tracing::error!(%error, "NATS reports an error"),
-                        Event::SlowConsumer(_) => tracing::error!("messages were dropped: the process is too slow"),
+                        Event::SlowConsumer(_) => {
+                            tracing::error!("messages were dropped: the process is too slow");
+                        }
                         event => tracing::warn!(%event, "NATS connection"),
                     }
                 }
@@ -96,7 +98,8 @@ impl Queue {
         if let Some(prefix) = &config.inbox_prefix {
             options = options.custom_inbox_prefix(prefix);
         }
-        let client = options.connect(addresses).await.map_err(|error| QueueError::Unavailable(error.to_string()))?;
+        let client =
+            options.connect(addresses).await.map_err(|error| QueueError::Unavailable(error.to_string()))?;
         let context = ContextBuilder::new()
             .timeout(config.timing.publish_within)
             .ack_timeout(config.timing.publish_within)

@@ -11,8 +11,8 @@ mod publish;
 mod pull;
 mod topology;
 
-pub use connect::QueueError;
 pub(crate) use connect::Queue;
+pub use connect::QueueError;
 pub(crate) use message::{Delivery, Receipt, nonce};
 pub(crate) use publish::{JOB_ID, Ticket, TicketBody};
 pub(crate) use pull::{Pull, Pulled};

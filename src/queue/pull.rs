@@ -21,10 +21,7 @@ use tokio::{
     time::{Instant, sleep, sleep_until},
 };
 
-use super::{
-    connect::Queue,
-    message::Delivery,
-};
+use super::{connect::Queue, message::Delivery};
 
 /// How long a request may wait on the server. A dead worker's request takes messages for this long.
 const EXPIRES: Duration = Duration::from_secs(30);
@@ -134,7 +131,9 @@ impl Pull {
         }
         let rest = async {
             while let Some(message) = self.old.next().await {
-                if is_job(&message) && let Ok(delivery) = self.delivery(message) {
+                if is_job(&message)
+                    && let Ok(delivery) = self.delivery(message)
+                {
                     left.push(delivery);
                 }
             }
@@ -143,7 +142,10 @@ impl Pull {
         left
     }
 
-    async fn on_message(&mut self, message: async_nats::Message) -> Result<Option<Pulled>, async_nats::Error> {
+    async fn on_message(
+        &mut self,
+        message: async_nats::Message,
+    ) -> Result<Option<Pulled>, async_nats::Error> {
         match message.status {
             None | Some(StatusCode::OK) => {
                 self.unanswered = 0;
@@ -154,7 +156,9 @@ impl Pull {
                 self.held.clear();
                 self.unanswered += 1;
                 if self.unanswered.is_multiple_of(4) {
-                    return Ok(Some(Pulled::Broken("no responders: the stream or its consumer is gone".into())));
+                    return Ok(Some(Pulled::Broken(
+                        "no responders: the stream or its consumer is gone".into(),
+                    )));
                 }
                 sleep(Duration::from_millis(250)).await;
             }
@@ -202,12 +206,8 @@ impl Pull {
         if batch == 0 {
             return Ok(());
         }
-        let request = BatchConfig {
-            batch,
-            expires: Some(EXPIRES),
-            idle_heartbeat: HEARTBEAT,
-            ..Default::default()
-        };
+        let request =
+            BatchConfig { batch, expires: Some(EXPIRES), idle_heartbeat: HEARTBEAT, ..Default::default() };
         self.consumer.request_batch(request, self.inbox.clone().into()).await?;
         self.heard_at = Instant::now();
         Ok(())

@@ -30,14 +30,16 @@ pub(crate) struct Progress {
 }
 
 fn stream_definition(queue: &Queue) -> Result<stream::Config, QueueError> {
-    let mut config: stream::Config = serde_json::from_str(STREAM).map_err(|error| definition_error(&error))?;
+    let mut config: stream::Config =
+        serde_json::from_str(STREAM).map_err(|error| definition_error(&error))?;
     config.name = queue.stream.to_string();
     config.subjects = vec![format!("{}.*.>", queue.prefix)];
     Ok(config)
 }
 
 fn consumer_definition(queue: &Queue, name: &str) -> Result<pull::Config, QueueError> {
-    let mut config: pull::Config = serde_json::from_str(CONSUMER).map_err(|error| definition_error(&error))?;
+    let mut config: pull::Config =
+        serde_json::from_str(CONSUMER).map_err(|error| definition_error(&error))?;
     config.durable_name = Some(name.into());
     config.name = Some(name.into());
     config.filter_subject = format!("{}.{name}.>", queue.prefix);
@@ -100,12 +102,16 @@ impl Queue {
                         stream.cached_info().clone()
                     }
                     // Another worker was faster.
-                    Err(error) if matches!(error.kind(), CreateStreamErrorKind::JetStream(e) if e.error_code().0 == 10058) => {
+                    Err(error) if matches!(error.kind(), CreateStreamErrorKind::JetStream(e) if e.error_code().0 == 10058) =>
+                    {
                         let stream = self.context.get_stream(self.stream.as_ref()).await;
                         stream.map_err(|error| unavailable("get the stream", &error))?.cached_info().clone()
                     }
                     Err(error) => {
-                        return Err(QueueError::Refused { what: "create the stream".into(), reason: error.to_string() });
+                        return Err(QueueError::Refused {
+                            what: "create the stream".into(),
+                            reason: error.to_string(),
+                        });
                     }
                 }
             }
@@ -116,12 +122,20 @@ impl Queue {
     }
 
     /// Creates a queue's consumer if it is missing; returns it, and what differs from its definition.
-    pub(crate) async fn ensure_consumer(&self, name: &str) -> Result<(PullConsumer, Vec<String>), QueueError> {
+    pub(crate) async fn ensure_consumer(
+        &self,
+        name: &str,
+    ) -> Result<(PullConsumer, Vec<String>), QueueError> {
         let should = consumer_definition(self, name)?;
-        let found = self.context.get_consumer_from_stream::<pull::Config, _, _>(name, self.stream.as_ref()).await;
+        let found =
+            self.context.get_consumer_from_stream::<pull::Config, _, _>(name, self.stream.as_ref()).await;
         let consumer = match found {
             Ok(consumer) => consumer,
-            Err(_) => match self.context.create_consumer_strict_on_stream(should.clone(), self.stream.as_ref()).await {
+            Err(_) => match self
+                .context
+                .create_consumer_strict_on_stream(should.clone(), self.stream.as_ref())
+                .await
+            {
                 Ok(consumer) => {
                     tracing::warn!(queue = name, "created the queue's consumer, which was missing");
                     consumer
@@ -148,7 +162,8 @@ impl Queue {
             let mut config = stream_definition(self)?;
             // How many replicas, and from which sequence on, is the operator's business.
             let stream = self.context.get_stream(self.stream.as_ref()).await;
-            let now = stream.map_err(|error| unavailable("get the stream", &error))?.cached_info().config.clone();
+            let now =
+                stream.map_err(|error| unavailable("get the stream", &error))?.cached_info().config.clone();
             config.num_replicas = now.num_replicas;
             config.first_sequence = now.first_sequence;
             self.context.update_stream(config).await.map_err(|error| refused("change the stream", &error))?;
@@ -183,7 +198,12 @@ impl Queue {
             .await
             .map_err(|error| unavailable("get the consumer", &error))?;
         let info = consumer.cached_info();
-        Ok(Progress { stream_created, last_seq, delivered: info.delivered.stream_sequence, pending: info.num_pending })
+        Ok(Progress {
+            stream_created,
+            last_seq,
+            delivered: info.delivered.stream_sequence,
+            pending: info.num_pending,
+        })
     }
 
     /// Remembers which stream this is; a new one makes every receipt of the old void.

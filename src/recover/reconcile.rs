@@ -71,8 +71,12 @@ pub(crate) struct Identity {
 impl Identity {
     pub(crate) fn of_this_process() -> Self {
         Self {
-            boot_id: fs::read_to_string("/proc/sys/kernel/random/boot_id").ok().map(|id| id.trim().to_owned()),
-            pid_namespace: fs::read_link("/proc/self/ns/pid").ok().map(|link| link.to_string_lossy().into_owned()),
+            boot_id: fs::read_to_string("/proc/sys/kernel/random/boot_id")
+                .ok()
+                .map(|id| id.trim().to_owned()),
+            pid_namespace: fs::read_link("/proc/self/ns/pid")
+                .ok()
+                .map(|link| link.to_string_lossy().into_owned()),
             pid_started_at: started_at(i32::try_from(std::process::id()).unwrap_or_default()),
         }
     }
@@ -88,7 +92,8 @@ fn started_at(pid: i32) -> Option<String> {
 
 /// Whether another process of this host is proven dead.
 fn is_dead(other: &HostWorker, us: &Identity, folder: &Path) -> bool {
-    let in_our_folder = other.lock_file.as_deref().map(Path::new).filter(|path| path.parent() == Some(folder));
+    let in_our_folder =
+        other.lock_file.as_deref().map(Path::new).filter(|path| path.parent() == Some(folder));
     if let Some(path) = in_our_folder
         && let Ok(file) = File::open(path)
     {
@@ -104,7 +109,10 @@ fn is_dead(other: &HostWorker, us: &Identity, folder: &Path) -> bool {
     }
     let same_kernel = us.boot_id.is_some() && other.boot_id == us.boot_id;
     let same_namespace = us.pid_namespace.is_some() && other.pid_namespace == us.pid_namespace;
-    same_kernel && same_namespace && other.pid_started_at.is_some() && started_at(other.pid) != other.pid_started_at
+    same_kernel
+        && same_namespace
+        && other.pid_started_at.is_some()
+        && started_at(other.pid) != other.pid_started_at
 }
 
 /// Resets the jobs of dead processes of this host. Returns how many.
@@ -157,7 +165,10 @@ mod tests {
         let us = Identity::of_this_process();
         let nowhere = Path::new("/nowhere");
         assert!(!is_dead(&other(&us), &us, nowhere), "it is this very process");
-        assert!(is_dead(&HostWorker { pid_started_at: Some("1".into()), ..other(&us) }, &us, nowhere), "pid reused");
+        assert!(
+            is_dead(&HostWorker { pid_started_at: Some("1".into()), ..other(&us) }, &us, nowhere),
+            "pid reused"
+        );
         assert!(is_dead(&HostWorker { pid: 0x3fff_ffff, ..other(&us) }, &us, nowhere), "no such pid");
         let elsewhere = HostWorker { boot_id: Some("x".into()), pid: 0x3fff_ffff, ..other(&us) };
         assert!(!is_dead(&elsewhere, &us, nowhere), "another kernel");

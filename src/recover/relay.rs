@@ -17,7 +17,7 @@ use std::time::Duration;
 use chrono::TimeDelta;
 
 use crate::{
-    metrics,
+    fault, metrics,
     queue::{Queue, QueueError, Ticket},
     store::{DueJob, Store, StoreError},
 };
@@ -37,7 +37,11 @@ pub(crate) enum RelayError {
 }
 
 /// Publishes unpublished jobs that are due. Returns how many.
-pub(crate) async fn publish_due(store: &Store, queue: &Queue, publish_within: Duration) -> Result<usize, RelayError> {
+pub(crate) async fn publish_due(
+    store: &Store,
+    queue: &Queue,
+    publish_within: Duration,
+) -> Result<usize, RelayError> {
     let mut total = 0;
     for _ in 0..BURSTS_MAX {
         if !queue.is_connected() {
@@ -50,6 +54,7 @@ pub(crate) async fn publish_due(store: &Store, queue: &Queue, publish_within: Du
         }
         let taken = due.len();
         let answers = queue.publish(due.iter().map(ticket).collect()).await;
+        fault::point("relayed");
         let mut failed = None;
         let mut published = Vec::with_capacity(taken);
         for (job, answer) in due.into_iter().zip(answers) {

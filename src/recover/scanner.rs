@@ -11,7 +11,7 @@
 use std::{ops::ControlFlow, time::Duration};
 
 use crate::{
-    metrics,
+    fault, metrics,
     store::{Store, StoreError},
 };
 
@@ -53,6 +53,9 @@ pub(crate) async fn scan(
 
 async fn reset_some(store: &Store, worker_id: &str) -> Result<(usize, ControlFlow<()>), StoreError> {
     let taken = store.reset_stale(RESETS_MAX, worker_id).await?;
+    if !taken.is_empty() {
+        fault::point("reset");
+    }
     for attempt in &taken {
         tracing::warn!(
             job = %attempt.job, token = %attempt.token, owner = attempt.owner, route = ?attempt.route,

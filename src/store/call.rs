@@ -48,7 +48,7 @@ impl StoreError {
 impl StoreError {
     /// Whether the server said "not now", or nothing at all.
     pub(crate) fn says_unavailable(error: &sqlx::Error) -> bool {
-        if let Some(code) = error.as_database_error().and_then(|error| error.code()) {
+        if let Some(code) = error.as_database_error().and_then(sqlx::error::DatabaseError::code) {
             // Connection, rollback (deadlock, serialization), resources, operator, system, a lock that
             // was not to be had; a read-only server is an old primary.
             let class = code.get(..2).unwrap_or_default();
@@ -71,7 +71,7 @@ impl From<sqlx::Error> for StoreError {
         if Self::says_unavailable(&error) {
             return Self::Unavailable(Arc::new(error));
         }
-        let code = error.as_database_error().and_then(|error| error.code()).unwrap_or_default();
+        let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code).unwrap_or_default();
         // No such table, column, schema, function.
         if matches!(&*code, "42P01" | "42703" | "3F000" | "42883") {
             return Self::NotMigrated(Arc::new(error));
@@ -114,7 +114,8 @@ impl Drop for Held {
 impl Store {
     /// Prepares the pools. Connects only when something is asked, so that Postgres may be away.
     pub(crate) fn open(config: &Config) -> Result<Self, StoreError> {
-        let connect: PgConnectOptions = config.database_url.parse::<PgConnectOptions>()?.application_name("tenure");
+        let connect: PgConnectOptions =
+            config.database_url.parse::<PgConnectOptions>()?.application_name("tenure");
         let within = config.timing.database_within;
         let pool = |connections| {
             PgPoolOptions::new()
@@ -155,7 +156,10 @@ impl Store {
     /// Runs one statement and reads all its rows.
     ///
     /// Cancel safe: a call that is dropped either reached Postgres or did not; its connection is closed.
-    pub(crate) async fn rows(&self, query: Query<'_, Postgres, PgArguments>) -> Result<Vec<PgRow>, StoreError> {
+    pub(crate) async fn rows(
+        &self,
+        query: Query<'_, Postgres, PgArguments>,
+    ) -> Result<Vec<PgRow>, StoreError> {
         let answer = Self::acquire(&self.own).await;
         let mut held = self.observe(answer)?;
         let answer = self.deadline(query.fetch_all(&mut *held.connection)).await;
@@ -206,7 +210,10 @@ impl Store {
         Ok(Held { connection: pool.acquire().await?, finished: false })
     }
 
-    async fn deadline<T>(&self, call: impl Future<Output = Result<T, sqlx::Error>>) -> Result<T, sqlx::Error> {
+    async fn deadline<T>(
+        &self,
+        call: impl Future<Output = Result<T, sqlx::Error>>,
+    ) -> Result<T, sqlx::Error> {
         timeout(self.within, call).await.unwrap_or_else(|_| {
             let text = format!("no answer within {:?}", self.within);
             Err(sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, text)))
@@ -221,9 +228,10 @@ impl Store {
                 let text = crate::job::JobError::from(StoreError::Unavailable(error.clone())).text();
                 *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = text;
                 // A deadlock or a lock timeout is an answer of a server that is there.
-                error.as_database_error().and_then(|error| error.code()).is_some_and(|code| {
-                    code.starts_with("40") || code == "55P03" || code == "57014"
-                })
+                error
+                    .as_database_error()
+                    .and_then(sqlx::error::DatabaseError::code)
+                    .is_some_and(|code| code.starts_with("40") || code == "55P03" || code == "57014")
             }
             _ => true,
         };

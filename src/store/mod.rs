@@ -11,13 +11,13 @@ mod call;
 mod migrate;
 mod rows;
 
-pub use call::StoreError;
 pub(crate) use call::Store;
-pub use migrate::MigrateError;
+pub use call::StoreError;
 pub(crate) use migrate::MIGRATIONS;
+pub use migrate::MigrateError;
 pub(crate) use rows::{
-    AttemptEnd, Completion, DueJob, EndedAttempt, Gate, HostWorker, NewJob, ProgressWrite, Refused, Registration,
-    Route, Told, ClaimRequest,
+    AttemptEnd, ClaimRequest, Completion, DueJob, HostWorker, NewJob, ProgressWrite, Refused, Registration,
+    Route, Told,
 };
 pub use rows::{ExecutionRow, JobRow, RecoveryRow};
 

@@ -9,10 +9,11 @@ use sqlx::{Row, postgres::PgRow, query};
 use uuid::Uuid;
 
 use super::{
-    ADD_MARK, BURY_UNKNOWN, CLAIM, COMPLETE, CREATE_PARTITIONS, DATABASE_TIME, ENQUEUE, EXECUTIONS, HELD_KEYS,
-    LIST_JOBS, MISSED, NOTE_REFUSED, PASSED_MARK, PROGRESS, PUBLISHED, PUT_OFF, RECLAIM_LOST, RECOVERIES, REFUSE,
-    REGISTER_WORKER, REMOVE_WORKER, RESET_STALE, RESET_WORKERS, SCAN_GATE, SCHEMA_VERSION, SETTLE, SETTLED_AS,
-    SHOW_JOB, STILL_MINE, TAKE_DUE, TAKE_OVER, UNPUBLISHED, WORKERS_OF_HOST,
+    ADD_MARK, BURY_UNKNOWN, CLAIM, COMPLETE, CREATE_PARTITIONS, DATABASE_TIME, ENQUEUE, EXECUTIONS,
+    HELD_KEYS, LIST_JOBS, MISSED, NOTE_REFUSED, PASSED_MARK, PROGRESS, PUBLISHED, PUT_OFF, RECLAIM_LOST,
+    RECOVERIES, REFUSE, REGISTER_WORKER, REMOVE_WORKER, RESET_STALE, RESET_WORKERS, SCAN_GATE,
+    SCHEMA_VERSION, SETTLE, SETTLED_AS, SHOW_JOB, STILL_MINE, TAKE_DUE, TAKE_OVER, UNPUBLISHED,
+    WORKERS_OF_HOST,
     call::{Store, StoreError},
 };
 use crate::{
@@ -290,7 +291,9 @@ fn created(rows: &[PgRow]) -> Result<HashMap<JobId, bool>, sqlx::Error> {
     rows.iter().map(|row| Ok((row.try_get("id")?, row.try_get("has_message")?))).collect()
 }
 
-fn held_keys_query(keys: &[(String, String)]) -> sqlx::query::Query<'_, sqlx::Postgres, sqlx::postgres::PgArguments> {
+fn held_keys_query(
+    keys: &[(String, String)],
+) -> sqlx::query::Query<'_, sqlx::Postgres, sqlx::postgres::PgArguments> {
     query(HELD_KEYS)
         .bind(keys.iter().map(|(scope, _)| scope.clone()).collect::<Vec<_>>())
         .bind(keys.iter().map(|(_, key)| key.clone()).collect::<Vec<_>>())
@@ -322,7 +325,10 @@ impl Store {
     }
 
     /// Who holds each key.
-    pub(crate) async fn held_keys(&self, keys: &[(String, String)]) -> Result<Vec<Option<JobId>>, StoreError> {
+    pub(crate) async fn held_keys(
+        &self,
+        keys: &[(String, String)],
+    ) -> Result<Vec<Option<JobId>>, StoreError> {
         Ok(holders(&self.rows(held_keys_query(keys)).await?, keys.len())?)
     }
 
@@ -422,10 +428,18 @@ impl Store {
                     .bind(keys.jobs)
                     .bind(keys.tokens)
                     .bind(keys.claims)
-                    .bind(writes.iter().map(|w| w.stage.as_deref().map(|s| storable(s).into_owned())).collect::<Vec<_>>())
+                    .bind(
+                        writes
+                            .iter()
+                            .map(|w| w.stage.as_deref().map(|s| storable(s).into_owned()))
+                            .collect::<Vec<_>>(),
+                    )
                     .bind(writes.iter().map(|w| w.percent).collect::<Vec<_>>())
                     .bind(
-                        writes.iter().map(|w| w.message.as_deref().map(|s| storable(s).into_owned())).collect::<Vec<_>>(),
+                        writes
+                            .iter()
+                            .map(|w| w.message.as_deref().map(|s| storable(s).into_owned()))
+                            .collect::<Vec<_>>(),
                     )
                     .bind(writes.iter().map(|w| w.checkpoint.clone()).collect::<Vec<_>>())
                     .bind(keys.ords),
@@ -478,7 +492,11 @@ impl Store {
     }
 
     /// Ends attempts that did not complete. Those that are missing from the answer were not ours.
-    pub(crate) async fn settle(&self, ends: &[AttemptEnd], worker_id: &str) -> Result<Vec<EndedAttempt>, StoreError> {
+    pub(crate) async fn settle(
+        &self,
+        ends: &[AttemptEnd],
+        worker_id: &str,
+    ) -> Result<Vec<EndedAttempt>, StoreError> {
         let keys: Keys = ends.iter().map(|end| &end.key).collect();
         let rows = self
             .rows(
@@ -487,7 +505,11 @@ impl Store {
                     .bind(keys.tokens)
                     .bind(keys.claims)
                     .bind(ends.iter().map(|e| e.verdict).collect::<Vec<_>>())
-                    .bind(ends.iter().map(|e| e.error.as_deref().map(|s| storable(s).into_owned())).collect::<Vec<_>>())
+                    .bind(
+                        ends.iter()
+                            .map(|e| e.error.as_deref().map(|s| storable(s).into_owned()))
+                            .collect::<Vec<_>>(),
+                    )
                     .bind(ends.iter().map(|e| e.category).collect::<Vec<_>>())
                     .bind(ends.iter().map(|e| e.delay.as_secs_f64()).collect::<Vec<_>>())
                     .bind(ends.iter().map(|e| e.reason).collect::<Vec<_>>())
@@ -508,7 +530,11 @@ impl Store {
     }
 
     /// Resets silent jobs, the quietest first.
-    pub(crate) async fn reset_stale(&self, limit: i64, worker_id: &str) -> Result<Vec<EndedAttempt>, StoreError> {
+    pub(crate) async fn reset_stale(
+        &self,
+        limit: i64,
+        worker_id: &str,
+    ) -> Result<Vec<EndedAttempt>, StoreError> {
         Ok(ended(&self.rows(query(RESET_STALE).bind(limit).bind(worker_id)).await?)?)
     }
 
@@ -523,7 +549,11 @@ impl Store {
     }
 
     /// Resets one silent job whose message came again.
-    pub(crate) async fn take_over(&self, job: JobId, worker_id: &str) -> Result<Option<EndedAttempt>, StoreError> {
+    pub(crate) async fn take_over(
+        &self,
+        job: JobId,
+        worker_id: &str,
+    ) -> Result<Option<EndedAttempt>, StoreError> {
         Ok(ended(&self.rows(query(TAKE_OVER).bind(job).bind(worker_id)).await?)?.pop())
     }
 
@@ -605,7 +635,11 @@ impl Store {
         gap: Duration,
     ) -> Result<(), StoreError> {
         self.rows(
-            query(ADD_MARK).bind(at).bind(stream_created).bind(last_seq.cast_signed()).bind(gap.as_secs_f64()),
+            query(ADD_MARK)
+                .bind(at)
+                .bind(stream_created)
+                .bind(last_seq.cast_signed())
+                .bind(gap.as_secs_f64()),
         )
         .await
         .map(drop)
@@ -619,7 +653,12 @@ impl Store {
         margin: Duration,
     ) -> Result<Option<DateTime<Utc>>, StoreError> {
         let rows = self
-            .rows(query(PASSED_MARK).bind(stream_created).bind(delivered.cast_signed()).bind(margin.as_secs_f64()))
+            .rows(
+                query(PASSED_MARK)
+                    .bind(stream_created)
+                    .bind(delivered.cast_signed())
+                    .bind(margin.as_secs_f64()),
+            )
             .await?;
         Ok(rows.first().map(|row| row.try_get("before")).transpose()?.flatten())
     }
@@ -632,9 +671,8 @@ impl Store {
         limit: i64,
         worker_id: &str,
     ) -> Result<u64, StoreError> {
-        let rows = self
-            .rows(query(RECLAIM_LOST).bind(queue).bind(before).bind(limit).bind(worker_id))
-            .await?;
+        let rows =
+            self.rows(query(RECLAIM_LOST).bind(queue).bind(before).bind(limit).bind(worker_id)).await?;
         Ok(rows.len() as u64)
     }
 
@@ -644,7 +682,9 @@ impl Store {
         scan_every: Duration,
         stale_after: Duration,
     ) -> Result<Option<Gate>, StoreError> {
-        let rows = self.rows(query(SCAN_GATE).bind(scan_every.as_secs_f64()).bind(stale_after.as_secs_f64())).await?;
+        let rows = self
+            .rows(query(SCAN_GATE).bind(scan_every.as_secs_f64()).bind(stale_after.as_secs_f64()))
+            .await?;
         let gate = |row: &PgRow| {
             Ok::<_, sqlx::Error>(Gate {
                 in_grace: row.try_get("in_grace")?,

@@ -18,7 +18,7 @@ use async_nats::jetstream;
 use sqlx::{AssertSqlSafe, PgPool, postgres::PgPoolOptions};
 use tenure::{Config, JobId, Tenure, dev::Servers};
 
-pub use worker::{Child, Running};
+pub use worker::{Child, Running, until_file};
 
 struct Shared {
     servers: Servers,
@@ -158,7 +158,10 @@ impl Bench {
     where
         T: Send + Unpin + for<'r> sqlx::Decode<'r, sqlx::Postgres> + sqlx::Type<sqlx::Postgres>,
     {
-        sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&self.pool).await.unwrap_or_else(|e| panic!("{sql}: {e}"))
+        sqlx::query_scalar(AssertSqlSafe(sql))
+            .fetch_one(&self.pool)
+            .await
+            .unwrap_or_else(|e| panic!("{sql}: {e}"))
     }
 
     pub async fn count(&self, sql: &str) -> i64 {
@@ -166,12 +169,18 @@ impl Bench {
     }
 
     pub async fn execute(&self, sql: &str) -> u64 {
-        sqlx::query(AssertSqlSafe(sql)).execute(&self.pool).await.unwrap_or_else(|e| panic!("{sql}: {e}")).rows_affected()
+        sqlx::query(AssertSqlSafe(sql))
+            .execute(&self.pool)
+            .await
+            .unwrap_or_else(|e| panic!("{sql}: {e}"))
+            .rows_affected()
     }
 
     /// Rows as one text, for an assertion that shows them all.
     pub async fn text(&self, sql: &str) -> String {
-        self.value::<Option<String>>(&format!("SELECT string_agg(t::text, E'\\n') FROM ({sql}) t")).await.unwrap_or_default()
+        self.value::<Option<String>>(&format!("SELECT string_agg(t::text, E'\\n') FROM ({sql}) t"))
+            .await
+            .unwrap_or_default()
     }
 
     /// Waits until a count is reached; fails with what the database holds.
@@ -196,14 +205,19 @@ impl Bench {
                 let jobs = self.text("SELECT id, kind, status, attempt, fencing_token, worker_id, last_error FROM tenure.all_jobs ORDER BY id LIMIT 20").await;
                 let executions = self.text("SELECT * FROM tenure.job_executions_all LIMIT 20").await;
                 let rows = self.text("SELECT id, status, scheduled_at - now() AS due_in, publish_at, published_at, dispatch FROM tenure.jobs LIMIT 20").await;
-                panic!("not within {within:?}: {condition}\njobs:\n{jobs}\nexecutions:\n{executions}\nlive:\n{rows}");
+                panic!(
+                    "not within {within:?}: {condition}\njobs:\n{jobs}\nexecutions:\n{executions}\nlive:\n{rows}"
+                );
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
 
     pub async fn until_finished(&self, id: JobId) -> tenure::JobRow {
-        self.until(&format!("EXISTS (SELECT FROM tenure.all_jobs WHERE id = '{id}' AND finished_at IS NOT NULL)")).await;
+        self.until(&format!(
+            "EXISTS (SELECT FROM tenure.all_jobs WHERE id = '{id}' AND finished_at IS NOT NULL)"
+        ))
+        .await;
         self.tenure.job(id).await.unwrap().unwrap()
     }
 

@@ -56,7 +56,9 @@ impl Child {
         let exe = std::env::current_exe().unwrap();
         let mut command = tokio::process::Command::new(exe);
         command.envs(bench.environment());
-        command.args(["--exact", "scenarios::child", "--nocapture", "--test-threads=1"]).env("TENURE_SCENARIO", scenario);
+        command
+            .args(["--exact", "scenarios::child", "--nocapture", "--test-threads=1"])
+            .env("TENURE_SCENARIO", scenario);
         Self::spawn(command, scenario)
     }
 
@@ -65,7 +67,11 @@ impl Child {
         let n = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let log = super::run_folder().join(format!("{name}-{n}.log"));
         let file = std::fs::File::create(&log).unwrap();
-        command.stdin(std::process::Stdio::null()).stdout(file.try_clone().unwrap()).stderr(file).kill_on_drop(true);
+        command
+            .stdin(std::process::Stdio::null())
+            .stdout(file.try_clone().unwrap())
+            .stderr(file)
+            .kill_on_drop(true);
         let process = command.spawn().unwrap();
         let pid = Pid::from_raw(i32::try_from(process.id().unwrap()).unwrap()).unwrap();
         Self { process, pid, log }

@@ -1,0 +1,21 @@
+//! Fault: points at which a test has this very process killed or stopped.
+//!
+//! Without the feature `faults` there are none. With it, `TENURE_FAULT=<point>=kill` or `=stop` names one.
+
+/// Comes to a point.
+#[cfg(feature = "faults")]
+pub(crate) fn point(name: &str) {
+    use rustix::process::{Signal, getpid, kill_process};
+    let Ok(fault) = std::env::var("TENURE_FAULT") else { return };
+    let signal = match fault.split_once('=') {
+        Some((point, "kill")) if point == name => Signal::KILL,
+        Some((point, "stop")) if point == name => Signal::STOP,
+        _ => return,
+    };
+    // If even this fails, the test does.
+    kill_process(getpid(), signal).ok();
+}
+
+/// Comes to a point.
+#[cfg(not(feature = "faults"))]
+pub(crate) fn point(_name: &str) {}

@@ -1,0 +1,215 @@
+//! The claim: one winner, and no write for anybody else.
+
+use std::{sync::Arc, time::Duration};
+
+use rustix::process::Signal;
+use sqlx::{PgPool, Row, postgres::PgPoolOptions};
+use tenure::{STATEMENTS, Worker};
+use tokio::sync::Barrier;
+use uuid::Uuid;
+
+use crate::{
+    harness::{Bench, Child, Running, bench, until_file},
+    scenarios::{Step, step},
+};
+
+fn statement(name: &str) -> &'static str {
+    STATEMENTS
+        .iter()
+        .find(|(known, _)| known.trim() == name)
+        .unwrap_or_else(|| panic!("no statement {name}"))
+        .1
+}
+
+/// The production statement, for one job.
+async fn claim(pool: &PgPool, job: Uuid, worker: &str) -> Option<i64> {
+    let rows = sqlx::query(statement("claim"))
+        .bind(vec![job])
+        .bind(vec![Uuid::new_v4()])
+        .bind(vec![300.0_f64])
+        .bind(vec![0])
+        .bind(worker)
+        .bind("host")
+        .fetch_all(pool)
+        .await
+        .unwrap();
+    rows.first().map(|row| row.try_get("fencing_token").unwrap())
+}
+
+async fn queued(bench: &Bench) -> Uuid {
+    let step = Step::new(bench, "report");
+    bench.tenure.enqueue(step).await.unwrap().id.0
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_a_hundred_claimants_on_one_job_one_wins() {
+    let bench = bench().await;
+    let pool = PgPoolOptions::new().max_connections(100).connect(&bench.config.database_url).await.unwrap();
+    for _ in 0..5 {
+        let job = queued(&bench).await;
+        // All hundred have a connection, and have sent nothing, when the barrier opens.
+        let barrier = Arc::new(Barrier::new(100));
+        let claims: Vec<_> = (0..100)
+            .map(|n| {
+                let (pool, barrier) = (pool.clone(), barrier.clone());
+                tokio::spawn(async move {
+                    let held = pool.acquire().await.unwrap();
+                    barrier.wait().await;
+                    drop(held);
+                    claim(&pool, job, &format!("w{n}")).await
+                })
+            })
+            .collect();
+        let mut won = Vec::new();
+        for task in claims {
+            won.extend(task.await.unwrap());
+        }
+        assert_eq!(won, [1], "the tokens that were won");
+    }
+}
+
+/// The interleaving that a plain read would get wrong: the claim waits for a row lock, and the winner commits.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_that_waited_for_the_winner_sees_the_winner() {
+    let bench = bench().await;
+    let job = queued(&bench).await;
+    let mut winner = bench.pool.begin().await.unwrap();
+    let won = sqlx::query(statement("claim"))
+        .bind(vec![job])
+        .bind(vec![Uuid::new_v4()])
+        .bind(vec![300.0_f64])
+        .bind(vec![0])
+        .bind("winner")
+        .bind("host")
+        .fetch_all(&mut *winner)
+        .await
+        .unwrap();
+    assert_eq!(won.len(), 1);
+    let pool = bench.pool.clone();
+    let loser = tokio::spawn(async move { claim(&pool, job, "loser").await });
+    bench.until("EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')").await;
+    winner.commit().await.unwrap();
+    assert_eq!(loser.await.unwrap(), None);
+    let why =
+        sqlx::query(statement("missed")).bind(vec![job]).bind(vec![0]).fetch_one(&bench.pool).await.unwrap();
+    assert_eq!(why.try_get::<String, _>("worker_id").unwrap(), "winner");
+}
+
+/// SIGSTOP for longer than the threshold, then SIGCONT, for each thing that the woken worker may try.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_woken_worker_whose_job_was_taken_can_write_nothing() {
+    let bench = bench().await;
+    bench.execute("CREATE TABLE public.app_effects (job uuid, token bigint)").await;
+    let sleeper = Child::start(&bench, "worker");
+    let steps = ["then complete", "then fail", "then progress", "then fenced_tx"]
+        .map(|first| Step::new(&bench, first));
+    let jobs = bench.tenure.enqueue_many(steps.clone()).await.unwrap();
+    for step in &steps {
+        until_file(&step.file("started")).await;
+    }
+    sleeper.signal(Signal::STOP);
+    let rival = Running::start(Worker::builder(&bench.tenure).handle(step));
+    // The rival's scanner takes all four, and its handler completes them.
+    bench.until_count("tenure.job_history WHERE status = 'completed' AND fencing_token = 2", 4).await;
+    for step in &steps {
+        std::fs::write(step.file("go"), "").unwrap();
+    }
+    sleeper.signal(Signal::CONT);
+    for step in &steps[2..] {
+        until_file(&step.file("result")).await;
+        let result = std::fs::read_to_string(step.file("result")).unwrap();
+        assert!(result.starts_with("lost=true reason=Lost"), "{result}");
+        assert!(result.contains("no longer owned under fencing token 1"), "{result}");
+    }
+    // Each attempt to write is on record, under the stale token.
+    for (write, job) in ["complete", "retried", "progress", "fenced_tx"].iter().zip(&jobs) {
+        let id = job.id;
+        bench
+            .until_count(
+                &format!(
+                    "tenure.recovery_events WHERE event = 'refused_write' AND job_id = '{id}' AND reason = '{write}' AND fencing_token = 1"
+                ),
+                1,
+            )
+            .await;
+    }
+    assert_eq!(bench.count("public.app_effects").await, 0);
+    assert_eq!(bench.count("tenure.job_history WHERE output = '\"second\"'").await, 4);
+    assert_eq!(bench.count("tenure.job_executions WHERE outcome = 'lost'").await, 4);
+    assert_eq!(bench.count("tenure.job_executions_all").await, 8);
+    bench.until_stream_is_empty(Duration::from_secs(10)).await;
+    rival.stop().await;
+    drop(sleeper);
+}
+
+/// Two ways to the same row: a lost reply must not turn a completed job into a lost one.
+#[tokio::test(flavor = "multi_thread")]
+async fn completing_again_under_the_same_claim_is_the_same_completion() {
+    let bench = bench().await;
+    let job = queued(&bench).await;
+    let claim_id = Uuid::new_v4();
+    sqlx::query(statement("claim"))
+        .bind(vec![job])
+        .bind(vec![claim_id])
+        .bind(vec![300.0_f64])
+        .bind(vec![0])
+        .bind("w")
+        .bind("host")
+        .execute(&bench.pool)
+        .await
+        .unwrap();
+    let complete = || async {
+        sqlx::query(statement("complete"))
+            .bind(vec![job])
+            .bind(vec![1_i64])
+            .bind(vec![claim_id])
+            .bind(vec![Some("1")])
+            .bind(vec![0])
+            .fetch_all(&bench.pool)
+            .await
+            .unwrap()
+            .len()
+    };
+    let settled_as = |claim: Uuid| {
+        let pool = bench.pool.clone();
+        async move {
+            let row = sqlx::query(statement("settled_as"))
+                .bind(vec![job])
+                .bind(vec![1_i64])
+                .bind(vec![claim])
+                .bind(vec![0])
+                .fetch_optional(&pool)
+                .await
+                .unwrap();
+            row.map(|row| row.try_get::<Option<String>, _>("outcome").unwrap())
+        }
+    };
+    assert_eq!(settled_as(claim_id).await, Some(None), "it runs");
+    assert_eq!(complete().await, 1);
+    assert_eq!(complete().await, 0, "the row has moved");
+    assert_eq!(settled_as(claim_id).await, Some(Some("completed".into())), "and by this very claim");
+    assert_eq!(settled_as(Uuid::new_v4()).await, None, "not by another claim under the same token");
+    assert_eq!(bench.count("tenure.job_history").await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_without_the_claim_id_writes_nothing() {
+    let bench = bench().await;
+    let job = queued(&bench).await;
+    assert_eq!(claim(&bench.pool, job, "new primary's").await, Some(1));
+    // A token issued twice, as after an asynchronous failover: the same number, another claim.
+    let stale = Uuid::new_v4();
+    for name in ["complete", "still_mine"] {
+        let mut query = sqlx::query(statement(name)).bind(vec![job]).bind(vec![1_i64]).bind(vec![stale]);
+        if name == "complete" {
+            query = query.bind(vec![None::<String>]);
+        }
+        assert_eq!(query.bind(vec![0]).fetch_all(&bench.pool).await.unwrap().len(), 0, "{name}");
+    }
+    let fence = sqlx::query(statement("fence")).bind(job).bind(1_i64).bind(stale);
+    assert_eq!(fence.fetch_all(&bench.pool).await.unwrap().len(), 0);
+    let complete_in =
+        sqlx::query(statement("complete_in")).bind(job).bind(1_i64).bind(stale).bind(None::<String>);
+    assert_eq!(complete_in.fetch_all(&bench.pool).await.unwrap().len(), 0);
+    assert_eq!(bench.count("tenure.jobs WHERE status = 'processing'").await, 1);
+}

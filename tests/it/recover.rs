@@ -1,0 +1,369 @@
+//! Recovery: reconcile, scanner, relay, redelivery, each with its traps.
+
+use std::{sync::Arc, time::Duration};
+
+use rustix::process::Signal;
+use sqlx::AssertSqlSafe;
+use tenure::{JobRequest, STATEMENTS, Tenure, Worker};
+use tokio::sync::Barrier;
+
+use crate::{
+    harness::{Bench, Child, Running, bench, bench_with, until_file},
+    scenarios::{Step, step},
+};
+
+/// A worker of this name's host, in a process of its own.
+fn child_on(bench: &Bench, host: &str) -> Child {
+    let mut command = tokio::process::Command::new(std::env::current_exe().unwrap());
+    command
+        .envs(bench.environment())
+        .args(["--exact", "scenarios::child", "--nocapture", "--test-threads=1"])
+        .env("TENURE_SCENARIO", "worker")
+        .env("TENURE_HOSTNAME", host);
+    Child::spawn(command, host)
+}
+
+async fn running_job(bench: &Bench) -> (Step, tenure::JobId) {
+    let job = Step::new(bench, "report");
+    let id = bench.tenure.enqueue(job.clone()).await.unwrap().id;
+    until_file(&job.file("started")).await;
+    (job, id)
+}
+
+/// Long timers: whatever is recovered here, the scanner did not do it.
+fn patient(config: &mut tenure::Config) {
+    config.timing.stale_after = Duration::from_secs(300);
+    config.timing.scan_every = Duration::from_secs(30);
+    config.timing.ack_wait = Duration::from_secs(600);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restarted_worker_takes_back_its_own_jobs_at_once() {
+    let bench = bench_with(patient).await;
+    let mut first = child_on(&bench, "web-1");
+    let (_, job) = running_job(&bench).await;
+    first.kill().await;
+    let _second = child_on(&bench, "web-1");
+    bench.until_finished(job).await;
+    let event = bench.text("SELECT path, owner_before LIKE 'web-1-%', recovered_by LIKE 'web-1-%' FROM tenure.recovery_events").await;
+    assert_eq!(event, "(reconcile,t,t)");
+    // The dead process's row went with it.
+    bench.until_count("tenure.workers", 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_live_sibling_on_the_same_host_is_not_robbed() {
+    let bench = bench_with(patient).await;
+    let sibling = child_on(&bench, "web-1");
+    let (job, id) = running_job(&bench).await;
+    // Frozen is not dead: its file stays locked, its pid is there.
+    sibling.signal(Signal::STOP);
+    let mut second = child_on(&bench, "web-1");
+    second.until_log("worker started").await;
+    assert_eq!(bench.count("tenure.recovery_events").await, 0);
+    assert_eq!(bench.count("tenure.jobs WHERE status = 'processing' AND fencing_token = 1").await, 1);
+    sibling.signal(Signal::CONT);
+    std::fs::write(job.file("go"), "").unwrap();
+    assert_eq!(bench.until_finished(id).await.fencing_token, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_whose_name_starts_with_ours_or_holds_a_wildcard_is_not_us() {
+    for (dead, ours) in [("web-1-2", "web-1"), ("webX1", "web_1"), ("web-1", "web%"), ("%", "_")] {
+        let bench = bench_with(patient).await;
+        let mut first = child_on(&bench, dead);
+        let (_, id) = running_job(&bench).await;
+        first.kill().await;
+        let mut other = child_on(&bench, ours);
+        other.until_log("worker started").await;
+        assert_eq!(bench.count("tenure.recovery_events").await, 0, "{ours} took a job of {dead}");
+        let owner: String =
+            bench.value(&format!("SELECT worker_host FROM tenure.jobs WHERE id = '{id}'")).await;
+        assert_eq!(owner, dead);
+        // And the right host takes it.
+        let _again = child_on(&bench, dead);
+        bench.until_finished(id).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn n_scanners_at_once_reset_each_job_once() {
+    let bench = bench().await;
+    let requests = (0..1_000).map(|n| JobRequest::new("q", "k", serde_json::json!(n)));
+    bench.tenure.enqueue_many(requests).await.unwrap();
+    bench
+        .execute(
+            "UPDATE tenure.jobs SET status = 'processing', attempt = 1, fencing_token = 1, claim_id = gen_random_uuid(),
+                    worker_id = 'gone', worker_host = 'gone', stale_after = '1 s', started_at = now() - interval '1 min',
+                    last_activity_at = now() - interval '1 min'",
+        )
+        .await;
+    let reset = STATEMENTS.iter().find(|(name, _)| name.starts_with("reset_stale")).unwrap().1;
+    let pool = sqlx::postgres::PgPoolOptions::new()
+        .max_connections(8)
+        .connect(&bench.config.database_url)
+        .await
+        .unwrap();
+    let barrier = Arc::new(Barrier::new(8));
+    let scanners: Vec<_> = (0..8)
+        .map(|n| {
+            let (pool, barrier) = (pool.clone(), barrier.clone());
+            tokio::spawn(async move {
+                barrier.wait().await;
+                let mut total = 0;
+                loop {
+                    let rows = sqlx::query(reset)
+                        .bind(100_i64)
+                        .bind(format!("s{n}"))
+                        .fetch_all(&pool)
+                        .await
+                        .unwrap()
+                        .len();
+                    total += rows;
+                    if rows == 0 {
+                        return total;
+                    }
+                }
+            })
+        })
+        .collect();
+    let mut total = 0;
+    for scanner in scanners {
+        total += scanner.await.unwrap();
+    }
+    assert_eq!(total, 1_000);
+    assert_eq!(bench.count("tenure.job_executions WHERE outcome = 'lost'").await, 1_000);
+    assert_eq!(bench.count("tenure.recovery_events WHERE event = 'reset' AND path = 'scanner'").await, 1_000);
+    assert_eq!(
+        bench.count("tenure.jobs WHERE status = 'queued' AND attempt = 1 AND losses = 1").await,
+        1_000
+    );
+}
+
+/// Right before the reset locks its row, the owner writes: the reset must find that out.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_shows_a_sign_of_life_while_it_is_being_reset_is_not_reset() {
+    let bench = bench().await;
+    let worker = Running::start(Worker::builder(&bench.tenure).handle(step).recovery(false, true, false));
+    let (job, id) = running_job(&bench).await;
+    bench.until_count("tenure.jobs WHERE progress = 50", 1).await;
+    // The takeover waits for the lock that the owner's write holds, unlike the scanner, which skips.
+    let mut owner = bench.pool.begin().await.unwrap();
+    sqlx::query(AssertSqlSafe(format!(
+        "UPDATE tenure.jobs SET last_activity_at = now() - interval '1 h' WHERE id = '{id}'"
+    )))
+    .execute(&mut *owner)
+    .await
+    .unwrap();
+    owner.commit().await.unwrap();
+    let mut owner = bench.pool.begin().await.unwrap();
+    sqlx::query(AssertSqlSafe(format!(
+        "UPDATE tenure.jobs SET last_activity_at = clock_timestamp() WHERE id = '{id}'"
+    )))
+    .execute(&mut *owner)
+    .await
+    .unwrap();
+    let take_over = STATEMENTS.iter().find(|(name, _)| name.starts_with("take_over")).unwrap().1;
+    let pool = bench.pool.clone();
+    let taken = tokio::spawn(async move {
+        sqlx::query(take_over).bind(id).bind("rival").fetch_all(&pool).await.unwrap().len()
+    });
+    bench.until("EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')").await;
+    owner.commit().await.unwrap();
+    assert_eq!(taken.await.unwrap(), 0);
+    std::fs::write(job.file("go"), "").unwrap();
+    assert_eq!(bench.until_finished(id).await.fencing_token, 1);
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn after_a_gap_between_scans_live_owners_get_time_to_write() {
+    let bench = bench().await;
+    let gate = STATEMENTS.iter().find(|(name, _)| name.starts_with("scan_gate")).unwrap().1;
+    let scan = || async {
+        let row = sqlx::query_as::<_, (bool, bool, i64, i64)>(gate).bind(1.0_f64).bind(60.0_f64);
+        row.fetch_optional(&bench.pool)
+            .await
+            .unwrap()
+            .map(|(in_grace, breaker_open, _, _)| (in_grace, breaker_open))
+    };
+    assert_eq!(scan().await, Some((false, false)), "the first scan ever");
+    assert_eq!(scan().await, None, "somebody just did");
+    bench.execute("UPDATE tenure.scanner_state SET last_scan_at = now() - interval '2 s'").await;
+    assert_eq!(scan().await, Some((false, false)));
+    bench.execute("UPDATE tenure.scanner_state SET last_scan_at = now() - interval '4 s'").await;
+    assert_eq!(scan().await, Some((true, false)), "nobody scanned for more than three intervals");
+    bench.execute("UPDATE tenure.scanner_state SET last_scan_at = now() - interval '1 s'").await;
+    assert_eq!(scan().await, Some((true, false)), "and the grace lasts");
+    bench.execute("UPDATE tenure.scanner_state SET last_scan_at = now() - interval '1 s', grace_until = NULL, server_started_at = '2000-01-01'").await;
+    assert_eq!(scan().await, Some((true, false)), "the server was restarted");
+    // The breaker: 30 of 40 jobs look stale at once.
+    bench
+        .execute("UPDATE tenure.scanner_state SET last_scan_at = now() - interval '1 s', grace_until = NULL")
+        .await;
+    bench
+        .tenure
+        .enqueue_many((0..40).map(|n| JobRequest::new("q", "k", serde_json::json!(n))))
+        .await
+        .unwrap();
+    bench
+        .execute(
+            "UPDATE tenure.jobs SET status = 'processing', attempt = 1, claim_id = gen_random_uuid(), worker_id = 'w',
+                    worker_host = 'h', stale_after = '1 min', started_at = now(),
+                    last_activity_at = now() - CASE WHEN payload::text::int < 30 THEN interval '2 min' ELSE '0 s' END",
+        )
+        .await;
+    assert_eq!(scan().await, Some((false, true)));
+    bench.execute("UPDATE tenure.scanner_state SET last_scan_at = now() - interval '1 s', breaker_since = now() - interval '61 s'").await;
+    assert_eq!(scan().await, Some((false, false)), "held for stale_after, then it must be true");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_silent_job_is_taken_over_on_redelivery_with_every_scanner_switched_off() {
+    let bench = bench().await;
+    let mut owner = Child::start(&bench, "worker");
+    // Its process must not prove its death either.
+    let other = Running::start(
+        Worker::builder(&bench.tenure).handle(step).recovery(false, false, false).concurrency("steps", 1),
+    );
+    // Whichever of the two gets them: the child's are taken over.
+    let jobs: Vec<_> = (0..8).map(|_| Step::new(&bench, "report")).collect();
+    let ids = bench.tenure.enqueue_many(jobs.clone()).await.unwrap();
+    bench
+        .until(&format!("(SELECT count(*) FROM tenure.jobs WHERE worker_id LIKE '%-{}-%') > 0", owner.pid()))
+        .await;
+    owner.kill().await;
+    for job in &jobs {
+        std::fs::write(job.file("go"), "").unwrap();
+    }
+    for id in &ids {
+        bench.until_finished(id.id).await;
+    }
+    let paths = bench.text("SELECT DISTINCT event, path FROM tenure.recovery_events").await;
+    assert_eq!(paths, "(reset,redelivery)");
+    bench.until_stream_is_empty(Duration::from_secs(15)).await;
+    other.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_was_never_published_is_found() {
+    let bench = bench().await;
+    let worker = Running::start(Worker::builder(&bench.tenure).handle(step));
+    bench.until_count("tenure.workers", 1).await;
+    // As a producer leaves it that dies between the row and the message, with the row in doubt or not.
+    let job = Step::new(&bench, "report");
+    std::fs::write(job.file("go"), "").unwrap();
+    let payload = serde_json::to_string(&job).unwrap();
+    for publication in ["now(), NULL", "NULL, now()"] {
+        bench
+            .execute(&format!(
+                "INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, scheduled_at, publish_at, published_at)
+                 VALUES (gen_random_uuid(), 'steps', 'step', '{payload}', 5, now(), {publication})"
+            ))
+            .await;
+    }
+    bench.until_count("tenure.job_history WHERE status = 'completed'", 2).await;
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_backlog_is_not_published_again() {
+    let bench = bench().await;
+    bench.tenure.setup(&["steps".into()]).await.unwrap();
+    // Nobody runs these; but a worker scans and relays for them, and holds the first one.
+    let first = Step::new(&bench, "report");
+    let mut requests: Vec<JobRequest> = vec![first.clone().into()];
+    requests.extend((0..2_000).map(|n| JobRequest::new("steps", "step", serde_json::json!(n))));
+    bench.tenure.enqueue_many(requests).await.unwrap();
+    bench.tenure.flush().await;
+    let worker = Running::start(Worker::builder(&bench.tenure).handle(step).concurrency("steps", 1));
+    until_file(&first.file("started")).await;
+    // Long enough for many marks, and for every message to be older than any publication may take.
+    bench.until("(SELECT count(*) FROM tenure.relay_marks) > 10").await;
+    bench.until("(SELECT max(marked_at) - min(marked_at) FROM tenure.relay_marks) > interval '4 s'").await;
+    assert_eq!(bench.count("tenure.jobs WHERE dispatch > 1").await, 0);
+    assert_eq!(bench.count("tenure.recovery_events").await, 0);
+    assert_eq!(bench.messages().await, 2_001);
+    drop(worker);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deleted_stream_loses_no_job() {
+    let bench = bench().await;
+    let tenure = Tenure::connect(&bench.config).await.unwrap();
+    tenure.setup(&["sums".into()]).await.unwrap();
+    let requests = (0..1_000).map(|n| JobRequest::new("sums", "noop", serde_json::json!(n)));
+    tenure.enqueue_many(requests).await.unwrap();
+    tenure.flush().await;
+    assert_eq!(bench.messages().await, 1_000);
+    let sequence = || async {
+        bench.js.get_stream(&bench.config.stream).await.unwrap().cached_info().state.last_sequence
+    };
+    let before = sequence().await;
+    bench.js.delete_stream(&bench.config.stream).await.unwrap();
+    let worker = Running::start(
+        Worker::builder(&bench.tenure)
+            .handle_any(tenure::KindOptions::new(), |_, _| async {})
+            .concurrency("sums", 20),
+    );
+    bench.until_count("tenure.job_history WHERE status = 'completed'", 1_000).await;
+    assert_eq!(bench.count("tenure.job_executions_all").await, 1_000);
+    assert!(sequence().await > before, "no sequence comes again");
+    bench.until_stream_is_empty(Duration::from_secs(10)).await;
+
+    // And once more, under a worker that runs.
+    let requests = (0..1_000)
+        .map(|n| JobRequest::new("sums", "noop", serde_json::json!(n)).delay(Duration::from_millis(n / 4)));
+    let enqueued = tokio::spawn({
+        let tenure = tenure.clone();
+        async move { tenure.enqueue_many(requests).await.unwrap() }
+    });
+    bench.until("(SELECT count(*) FROM tenure.job_history) > 1200").await;
+    bench.js.delete_stream(&bench.config.stream).await.unwrap();
+    enqueued.await.unwrap();
+    bench.until_count("tenure.job_history WHERE status = 'completed'", 2_000).await;
+    assert_eq!(bench.count("tenure.job_executions_all").await, 2_000);
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deleted_consumer_is_created_again() {
+    let bench = bench().await;
+    let worker = Running::start(
+        Worker::builder(&bench.tenure)
+            .handle_any(tenure::KindOptions::new(), |_, _| async {})
+            .concurrency("sums", 2),
+    );
+    let one = || bench.tenure.enqueue(JobRequest::new("sums", "noop", serde_json::json!(1)));
+    let first = one().await.unwrap();
+    bench.until_finished(first.id).await;
+    let stream = bench.js.get_stream(&bench.config.stream).await.unwrap();
+    stream.delete_consumer("sums").await.unwrap();
+    let second = one().await.unwrap();
+    bench.until_finished(second.id).await;
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_kills_its_worker_each_time_ends_in_the_dead_letters() {
+    let bench = bench_with(|config| config.hostname = Some("one-host".into())).await;
+    let job = Step::new(&bench, "report");
+    let request: JobRequest = job.clone().into();
+    let id = bench.tenure.enqueue(request.max_attempts(2)).await.unwrap().id;
+    for _ in 0..2 {
+        let mut victim = tokio::process::Command::new(std::env::current_exe().unwrap());
+        victim
+            .envs(bench.environment())
+            .args(["--exact", "scenarios::child", "--nocapture", "--test-threads=1"])
+            .env("TENURE_SCENARIO", "worker")
+            .env("TENURE_FAULT", "claimed=kill");
+        assert_eq!(Child::spawn(victim, "victim").wait().await, None);
+    }
+    let worker = Running::start(Worker::builder(&bench.tenure).handle(step));
+    let dead = bench.until_finished(id).await;
+    assert_eq!(dead.status, tenure::Status::Failed);
+    let letter = bench.text("SELECT category, last_outcome, jsonb_array_length(execution_history), execution_history->0->>'outcome', execution_history->1->>'outcome' FROM tenure.dead_letter_jobs").await;
+    assert_eq!(letter, "(lost,lost,2,lost,lost)");
+    assert!(dead.last_error.unwrap().contains("died"));
+    worker.stop().await;
+}

@@ -1,0 +1,132 @@
+//! What a worker in a process of its own does: this test program, started again by `harness::Child`.
+
+use std::{path::PathBuf, time::Duration};
+
+use serde::{Deserialize, Serialize};
+use tenure::{Config, ContextError, Job, JobContext, JobError, Outcome, Tenure, Worker};
+
+/// A job whose handler tells a folder how far it is, and waits there for permission to go on.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Step {
+    pub folder: PathBuf,
+    /// What the first attempt does; later attempts just complete.
+    pub first: String,
+}
+
+impl Job for Step {
+    const KIND: &'static str = "step";
+    const QUEUE: &'static str = "steps";
+}
+
+impl Step {
+    pub fn new(bench: &crate::harness::Bench, first: &str) -> Self {
+        let folder = bench.config.runtime_dir.join(format!("step-{}", uuid::Uuid::new_v4()));
+        std::fs::create_dir_all(&folder).unwrap();
+        Self { folder, first: first.into() }
+    }
+
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    fn touch(&self, name: &str, text: &str) {
+        // Whole or not at all: somebody waits for it.
+        std::fs::write(self.file("new"), text).unwrap();
+        std::fs::rename(self.file("new"), self.file(name)).unwrap();
+    }
+
+    async fn permission(&self) {
+        while !self.file("go").exists() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+/// An application's own write, fenced.
+pub async fn effect(ctx: &JobContext) -> Result<(), JobError> {
+    let (job, token) = (ctx.id(), ctx.token());
+    ctx.fenced_tx(move |tx| {
+        Box::pin(async move {
+            sqlx::query("INSERT INTO public.app_effects VALUES ($1, $2)")
+                .bind(job)
+                .bind(token)
+                .execute(tx)
+                .await?;
+            Ok(())
+        })
+    })
+    .await
+}
+
+pub async fn step(job: Step, ctx: JobContext) -> Result<Outcome, JobError> {
+    if ctx.token().0 > 1 {
+        return Outcome::done("second");
+    }
+    job.touch("started", "");
+    match job.first.as_str() {
+        "report" => loop {
+            ctx.progress("reporting", 50.0, "alive").await?;
+            if job.file("go").exists() {
+                return Outcome::done("first");
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        },
+        "commit" => {
+            effect(&ctx).await?;
+            job.touch("committed", "");
+            loop {
+                ctx.progress("committed", 90.0, "").await?;
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        }
+        // The rest is silent until it has permission, by when the job is another's.
+        "then complete" => {
+            job.permission().await;
+            Outcome::done("stale")
+        }
+        "then fail" => {
+            job.permission().await;
+            Err(JobError::msg("a stale failure"))
+        }
+        "then progress" => {
+            job.permission().await;
+            let error = ctx.progress("late", 99.0, "stale").await.err();
+            let lost = matches!(error, Some(ContextError::Lost { .. }));
+            let reason = ctx.cancelled().await;
+            job.touch("result", &format!("lost={lost} reason={reason:?} error={}", error.unwrap()));
+            Outcome::done("stale")
+        }
+        "then fenced_tx" => {
+            job.permission().await;
+            let error = effect(&ctx).await.unwrap_err();
+            let reason = ctx.cancelled().await;
+            job.touch("result", &format!("lost={} reason={reason:?} error={error:?}", error.is_lost()));
+            Err(error)
+        }
+        other => panic!("no such step: {other}"),
+    }
+}
+
+/// Not a test: the body of `harness::Child`. Without its variable it does nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn child() {
+    let Ok(scenario) = std::env::var("TENURE_SCENARIO") else { return };
+    let filter = tracing_subscriber::EnvFilter::new("info,async_nats=error");
+    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(std::io::stderr).init();
+    let tenure = Tenure::connect(&Config::from_env().unwrap()).await.unwrap();
+    match scenario.as_str() {
+        "worker" => Worker::builder(&tenure)
+            .handle(step)
+            .concurrency("steps", 4)
+            .run_until(tenure::shutdown_signal())
+            .await
+            .unwrap(),
+        "enqueue" => {
+            let job = Step { folder: "/".into(), first: "complete".into() };
+            tenure.enqueue(job).await.unwrap();
+            tenure.flush().await;
+        }
+        other => panic!("no such scenario: {other}"),
+    }
+    tenure.close().await;
+}
