@@ -7,5 +7,8 @@ mod scenarios;
 
 mod claim;
 mod crash;
+mod enqueue;
 mod life;
 mod recover;
+mod run;
+mod submit;

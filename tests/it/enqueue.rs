@@ -1,0 +1,187 @@
+//! Enqueue: the row first, then the message.
+
+use std::{sync::Arc, time::Duration};
+
+use serde_json::{Value, json};
+use tenure::{EnqueueError, JobRequest, KindOptions, Tenure, Worker};
+use tokio::sync::Barrier;
+
+use crate::harness::{Bench, Running, bench, bench_with_servers};
+
+fn request(payload: Value) -> JobRequest {
+    JobRequest::new("q", "k", payload)
+}
+
+fn worker(bench: &Bench) -> Running {
+    Running::start(
+        Worker::builder(&bench.tenure)
+            .handle_any(KindOptions::new(), |value, _| async move { tenure::Outcome::done(value) })
+            .concurrency("q", 10),
+    )
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_fifty_enqueues_of_one_unique_key_one_creates_the_job_and_all_get_its_id() {
+    let bench = bench().await;
+    let barrier = Arc::new(Barrier::new(50));
+    let tasks: Vec<_> = (0..50)
+        .map(|n| {
+            let (config, barrier) = (bench.config.clone(), barrier.clone());
+            tokio::spawn(async move {
+                // A connection each, or one batch would carry them all.
+                let tenure = Tenure::connect(&config).await.unwrap();
+                barrier.wait().await;
+                let enqueued = tenure.enqueue(request(json!(n))).unique_key("order-7").await.unwrap();
+                tenure.close().await;
+                enqueued
+            })
+        })
+        .collect();
+    let mut all = Vec::new();
+    for task in tasks {
+        all.push(task.await.unwrap());
+    }
+    assert_eq!(all.iter().filter(|enqueued| !enqueued.duplicate).count(), 1);
+    assert!(all.iter().all(|enqueued| enqueued.id == all[0].id));
+    assert_eq!(bench.count("tenure.jobs").await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_unique_key_is_of_its_queue_and_is_held_after_the_job_completed() {
+    let bench = bench().await;
+    let worker = worker(&bench);
+    let first = bench.tenure.enqueue(request(json!(1))).unique_key("k").await.unwrap();
+    bench.until_finished(first.id).await;
+    let again = bench.tenure.enqueue(request(json!(2))).unique_key("k").await.unwrap();
+    assert_eq!((again.id, again.duplicate), (first.id, true));
+    let elsewhere = bench.tenure.enqueue(request(json!(3))).queue("other").unique_key("k").await.unwrap();
+    assert!(!elsewhere.duplicate);
+    // In one statement, too: the second and the fourth are duplicates, of the first and of the third.
+    let keys = ["a", "a", "b", "b"].map(|key| request(json!(key)).unique_key(key));
+    let many = bench.tenure.enqueue_many(keys).await.unwrap();
+    assert_eq!(many.iter().map(|one| one.duplicate).collect::<Vec<_>>(), [false, true, false, true]);
+    assert_eq!((many[0].id, many[2].id), (many[1].id, many[3].id));
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn in_the_users_transaction_the_job_exists_if_and_when_it_commits() {
+    let bench = bench().await;
+    let worker = worker(&bench);
+    bench.until_count("tenure.workers", 1).await;
+    let mut tx = bench.pool.begin().await.unwrap();
+    bench.tenure.enqueue(request(json!("rolled back"))).tx(&mut tx).await.unwrap();
+    tx.rollback().await.unwrap();
+    let mut tx = bench.pool.begin().await.unwrap();
+    let one = bench.tenure.enqueue(request(json!("kept"))).unique_key("u").tx(&mut tx).await.unwrap();
+    let two = bench
+        .tenure
+        .enqueue_many([request(json!(1)), request(json!(2)).unique_key("u")])
+        .tx(&mut tx)
+        .await
+        .unwrap();
+    assert_eq!((two[1].id, two[1].duplicate), (one.id, true), "the transaction sees its own key");
+    assert_eq!(bench.count("tenure.all_jobs").await, 0, "nobody else sees it yet");
+    tx.commit().await.unwrap();
+    bench.until_count("tenure.job_history", 2).await;
+    assert_eq!(bench.count("tenure.all_jobs").await, 2);
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_delayed_job_runs_when_it_is_due_and_not_before() {
+    let bench = bench().await;
+    let worker = worker(&bench);
+    let delayed = bench.tenure.enqueue(request(json!(1))).delay(Duration::from_millis(1_500)).await.unwrap();
+    let at = chrono::Utc::now() + chrono::TimeDelta::milliseconds(1_500);
+    let dated = bench.tenure.enqueue(request(json!(2))).run_at(at).await.unwrap();
+    let past = chrono::Utc::now() - chrono::TimeDelta::days(1);
+    let overdue = bench.tenure.enqueue(request(json!(3))).run_at(past).await.unwrap();
+    bench.until_finished(overdue.id).await;
+    assert_eq!(bench.count("tenure.jobs WHERE status = 'queued'").await, 2);
+    for id in [delayed.id, dated.id] {
+        bench.until_finished(id).await;
+    }
+    assert_eq!(bench.count("tenure.job_history WHERE started_at < scheduled_at").await, 0);
+    // No extra deliveries: it was published when due, once.
+    assert_eq!(bench.count("tenure.job_executions_all").await, 3);
+    bench.until_stream_is_empty(Duration::from_secs(5)).await;
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_a_job_is_refused_by_name_and_nothing_is_stored() {
+    let bench = bench().await;
+    let message = |request: JobRequest| {
+        let tenure = bench.tenure.clone();
+        async move { tenure.enqueue(request).await.unwrap_err().to_string() }
+    };
+    assert!(message(JobRequest::new("a.b", "k", json!(1))).await.contains("queue \"a.b\""));
+    assert!(message(JobRequest::new("q", "a.*", json!(1))).await.contains("kind \"a.*\""));
+    assert!(message(request(json!({"text": "a\0b"}))).await.contains("\\u0000"));
+    assert!(message(request(json!({"a\0b": 1}))).await.contains("\\u0000"));
+    let large = message(request(json!("x".repeat(300_000)))).await;
+    assert!(large.contains("300002 bytes") && large.contains("262144"), "{large}");
+    assert!(message(request(json!(1)).max_attempts(0)).await.contains("max_attempts is 0"));
+    assert!(message(request(json!(1)).unique_key("")).await.contains("unique_key"));
+    assert!(message(request(json!(1)).delay(Duration::MAX)).await.contains("ten years"));
+    assert_eq!(bench.count("tenure.jobs").await, 0);
+    // The limit itself is allowed.
+    bench.tenure.enqueue(request(json!("x".repeat(262_142)))).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_job_that_postgres_refuses_does_not_fail_the_others_of_its_batch() {
+    let bench = bench().await;
+    // Only Postgres knows that this one cannot be: a check that tenure does not know of.
+    bench.execute("ALTER TABLE tenure.jobs ADD CONSTRAINT no_poison CHECK (payload <> '\"poison\"')").await;
+    let jobs: Vec<_> = (0..64)
+        .map(|n| {
+            let tenure = bench.tenure.clone();
+            let payload = if n == 13 { json!("poison") } else { json!(n) };
+            tokio::spawn(async move { tenure.enqueue(request(payload)).await })
+        })
+        .collect();
+    let mut failed = Vec::new();
+    for (n, job) in jobs.into_iter().enumerate() {
+        if let Err(error) = job.await.unwrap() {
+            assert!(matches!(error, EnqueueError::Store(_)), "{error:?}");
+            failed.push(n);
+        }
+    }
+    assert_eq!(failed, [13]);
+    assert_eq!(bench.count("tenure.jobs").await, 63);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn enqueue_succeeds_while_nats_is_away_and_the_job_runs_when_it_is_back() {
+    let mut bench = bench_with_servers(|_| {}).await;
+    bench.own.as_mut().unwrap().nats.stop();
+    let started = std::time::Instant::now();
+    let job = bench.tenure.enqueue(request(json!(1))).await.unwrap();
+    assert!(started.elapsed() < Duration::from_secs(2), "it does not wait for NATS");
+    bench.tenure.flush().await;
+    assert_eq!(bench.count("tenure.jobs WHERE publish_at IS NOT NULL").await, 1, "the relay has it");
+    bench.own.as_mut().unwrap().nats.restart().unwrap();
+    let worker = worker(&bench);
+    bench.until_finished(job.id).await;
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_payload_comes_back_equal_and_the_trace_context_with_it() {
+    let bench = bench().await;
+    let payload = json!({"big": 9_007_199_254_740_993_i64, "float": 1.5e-7, "text": "ü\u{1F600}\"\\", "none": null, "list": [[], {}]});
+    let trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+    let worker = Running::start(
+        Worker::builder(&bench.tenure)
+            .handle_any(KindOptions::new(), |value, ctx| async move {
+                tenure::Outcome::done(json!({"payload": value, "trace": ctx.trace_context()}))
+            })
+            .concurrency("q", 1),
+    );
+    let job = bench.tenure.enqueue(request(payload.clone())).trace_context(trace).await.unwrap();
+    let output = bench.until_finished(job.id).await.output.unwrap();
+    assert_eq!(output, json!({"payload": payload, "trace": trace}));
+    worker.stop().await;
+}

@@ -1,0 +1,458 @@
+//! Running and settling: whatever a handler does is recorded as what it was, and the worker goes on.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tenure::{
+    Backoff, CancelReason, Job, JobContext, JobError, JobRequest, KindOptions, Outcome, Status, Worker,
+};
+
+use crate::harness::{Bench, Running, bench, bench_with};
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Typed {
+    number: u32,
+}
+
+impl Job for Typed {
+    const KIND: &'static str = "typed";
+    const QUEUE: &'static str = "q";
+    const MAX_ATTEMPTS: u32 = 1;
+}
+
+fn quick() -> KindOptions {
+    let backoff =
+        Backoff { first: Duration::from_millis(20), longest: Duration::from_millis(50), jitter: 0.25 };
+    KindOptions::new().backoff(backoff)
+}
+
+/// A worker of one handler for whatever kind.
+fn worker<F, Fut, O>(bench: &Bench, options: KindOptions, handler: F) -> Running
+where
+    F: Fn(Value, JobContext) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output = O> + Send + 'static,
+    O: tenure::IntoOutcome,
+{
+    Running::start(Worker::builder(&bench.tenure).handle_any(options, handler).concurrency("q", 4))
+}
+
+async fn enqueue(bench: &Bench, payload: Value, attempts: u32) -> tenure::JobId {
+    // With its stream there, so that the first message is the only one.
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    bench.tenure.enqueue(JobRequest::new("q", "k", payload).max_attempts(attempts)).await.unwrap().id
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn handlers_share_a_state() {
+    let bench = bench().await;
+    let worker = Running::start(
+        Worker::builder(&bench.tenure)
+            .state(AtomicU32::new(0))
+            .handle(|job: Typed, ctx: JobContext<AtomicU32>| async move {
+                ctx.state().fetch_add(job.number, Ordering::SeqCst);
+                Outcome::done(ctx.state().load(Ordering::SeqCst))
+            })
+            .concurrency("q", 1),
+    );
+    for number in [1, 2, 3] {
+        bench.tenure.enqueue(Typed { number }).await.unwrap();
+    }
+    bench.until_count("tenure.job_history WHERE output = '6'", 1).await;
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_payload_of_another_type_a_panic_an_error_and_a_timeout_are_each_recorded_as_such() {
+    let bench = bench().await;
+    let worker = Running::start(
+        Worker::builder(&bench.tenure)
+            .handle(|job: Typed, _: JobContext| async move { Outcome::done(job.number) })
+            .handle_any(
+                KindOptions::new().timeout(Duration::from_millis(200)),
+                |payload: Value, _: JobContext| async move {
+                    match payload.as_str().unwrap() {
+                        "panic" => panic!("the roof is {}", "on fire"),
+                        "odd panic" => std::panic::panic_any(7),
+                        "error" => Err(JobError::from(std::io::Error::other("no such host"))),
+                        "nul" => Err(JobError::msg("bad\0byte")),
+                        "permanent" => Err(JobError::permanent("no such customer")),
+                        _ => {
+                            tokio::time::sleep(Duration::from_secs(3600)).await;
+                            Ok(())
+                        }
+                    }
+                },
+            )
+            .concurrency("q", 2),
+    );
+    let cases = [
+        ("panic", "exhausted", "the handler panicked: the roof is on fire"),
+        ("odd panic", "exhausted", "the handler panicked: with something that is not a text"),
+        ("error", "exhausted", "no such host"),
+        ("nul", "exhausted", "bad\u{fffd}byte"),
+        ("permanent", "permanent", "no such customer"),
+        ("sleep", "exhausted", "it ran longer than the 200ms that its kind allows"),
+    ];
+    let mut expected = vec![];
+    for (what, category, error) in cases {
+        let attempts = if what == "permanent" { 5 } else { 1 };
+        expected.push((enqueue(&bench, json!(what), attempts).await, category, error));
+    }
+    let odd = JobRequest::new("q", "typed", json!({"number": "seven"})).max_attempts(1);
+    let odd = bench.tenure.enqueue(odd).await.unwrap().id;
+    expected.push((
+        odd,
+        "invalid_payload",
+        "the payload does not fit the type of its handler: invalid type: string \"seven\", expected u32",
+    ));
+    for (id, category, error) in expected {
+        let job = bench.until_finished(id).await;
+        assert_eq!(job.status, Status::Failed);
+        let found = job.last_error.unwrap();
+        assert!(found.starts_with(error), "{found:?} is not {error:?}");
+        let letter = bench.text(&format!("SELECT category, attempt, execution_history->0->>'outcome' FROM tenure.dead_letter_jobs WHERE id = '{id}'")).await;
+        assert_eq!(letter, format!("({category},1,failed)"));
+    }
+    // The worker is none the worse.
+    let fine = bench.tenure.enqueue(Typed { number: 1 }).await;
+    assert!(fine.is_ok());
+    bench.until_stream_is_empty(Duration::from_secs(5)).await;
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failing_job_is_tried_with_growing_waits_and_dies_with_its_whole_history() {
+    let bench = bench().await;
+    let backoff =
+        Backoff { first: Duration::from_millis(200), longest: Duration::from_millis(400), jitter: 0.0 };
+    let worker = worker(&bench, KindOptions::new().backoff(backoff), |_, ctx| async move {
+        Err::<(), _>(JobError::msg(format!("failure {}", ctx.attempt())))
+    });
+    let id = enqueue(&bench, json!(1), 4).await;
+    let job = bench.until_finished(id).await;
+    assert_eq!((job.status, job.attempt, job.fencing_token), (Status::Failed, 4, 4));
+    let history = bench
+        .text("SELECT e->>'attempt', e->>'outcome', e->>'error' FROM tenure.dead_letter_jobs, jsonb_array_elements(execution_history) WITH ORDINALITY h(e, n) ORDER BY n")
+        .await;
+    assert_eq!(
+        history,
+        "(1,retried,\"failure 1\")\n(2,retried,\"failure 2\")\n(3,retried,\"failure 3\")\n(4,failed,\"failure 4\")"
+    );
+    let waits: Vec<f64> = sqlx::query_scalar(
+        "SELECT extract(epoch FROM started_at - lag(finished_at) OVER (ORDER BY fencing_token))::float8
+           FROM tenure.job_executions_all ORDER BY fencing_token OFFSET 1",
+    )
+    .fetch_all(&bench.pool)
+    .await
+    .unwrap();
+    // Not before the wait is over; the relay looks every 50 ms.
+    for (wait, least) in waits.iter().zip([0.2, 0.4, 0.4]) {
+        assert!(*wait >= least && *wait < least + 1.0, "{waits:?}");
+    }
+    bench.until_stream_is_empty(Duration::from_secs(5)).await;
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_retry_after_a_given_time_a_snooze_and_a_cancel_are_what_the_handler_said() {
+    let bench = bench().await;
+    let worker = worker(&bench, KindOptions::new(), |payload: Value, ctx: JobContext| async move {
+        match payload.as_str().unwrap() {
+            _ if ctx.token().0 > 1 => Outcome::done(ctx.attempt()),
+            "retry" => Err(JobError::retry_after(Duration::from_millis(100), "busy")),
+            "snooze" => Ok(Outcome::Snooze(Duration::from_millis(100))),
+            _ => Ok(Outcome::Cancel("not needed any more".into())),
+        }
+    });
+    let retry = enqueue(&bench, json!("retry"), 5).await;
+    let snooze = enqueue(&bench, json!("snooze"), 1).await;
+    let cancel = enqueue(&bench, json!("cancel"), 5).await;
+    assert_eq!(bench.until_finished(retry).await.output, Some(json!(2)));
+    let snoozed = bench.until_finished(snooze).await;
+    assert_eq!(
+        (snoozed.output, snoozed.attempt, snoozed.fencing_token),
+        (Some(json!(1)), 1, 2),
+        "no attempt burnt"
+    );
+    let cancelled = bench.until_finished(cancel).await;
+    assert_eq!(
+        (cancelled.status, cancelled.last_error.as_deref()),
+        (Status::Cancelled, Some("not needed any more"))
+    );
+    let outcomes =
+        bench.text("SELECT outcome, count(*) FROM tenure.job_executions_all GROUP BY 1 ORDER BY 1").await;
+    assert_eq!(outcomes, "(cancelled,1)\n(completed,2)\n(retried,1)\n(snoozed,1)");
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thousand_reports_are_a_few_writes_and_the_last_one_stands() {
+    let bench = bench_with(|config| config.timing.flush_every = Duration::from_millis(200)).await;
+    let worker = worker(&bench, KindOptions::new(), |_, ctx: JobContext| async move {
+        for n in 0..1_000_u16 {
+            ctx.progress("counting", f32::from(n) / 10.0, &n.to_string()).await?;
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        ctx.progress("counting", f32::NAN, "last").await?;
+        ctx.progress("counting", 1e9, "last").await?;
+        // Until the last report is written.
+        tokio::time::sleep(Duration::from_millis(600)).await;
+        Ok::<_, JobError>(())
+    });
+    let before: (i64, i64) = updates(&bench).await;
+    let id = enqueue(&bench, json!(1), 1).await;
+    let job = bench.until_finished(id).await;
+    assert_eq!((job.progress, job.message.as_deref()), (Some(100.0), Some("last")));
+    bench.execute("SELECT pg_stat_force_next_flush()").await;
+    bench
+        .until(&format!(
+            "(SELECT n_tup_upd FROM pg_stat_user_tables WHERE relname = 'jobs') > {}",
+            before.0 + 4
+        ))
+        .await;
+    let after = updates(&bench).await;
+    let (all, hot) = (after.0 - before.0, after.1 - before.1);
+    // The claim and the progress writes: at most one in 200 ms, over some 2 s; all of them HOT.
+    assert!((5..=20).contains(&all), "{all} updates");
+    assert_eq!(hot, all, "HOT updates");
+    worker.stop().await;
+}
+
+async fn updates(bench: &Bench) -> (i64, i64) {
+    sqlx::query_as("SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'jobs'")
+        .fetch_one(&bench.pool)
+        .await
+        .unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_chatty_job_outlives_ack_wait_without_being_delivered_again() {
+    let bench = bench().await;
+    let worker = worker(&bench, KindOptions::new(), |_, ctx: JobContext| async move {
+        // ack_wait is 4 s.
+        for n in 0..60_u8 {
+            ctx.progress("working", f32::from(n), "").await?;
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        Ok::<_, JobError>(())
+    });
+    let id = enqueue(&bench, json!(1), 1).await;
+    bench.until_count("tenure.jobs WHERE progress > 50", 1).await;
+    let info = bench
+        .js
+        .get_consumer_from_stream::<async_nats::jetstream::consumer::pull::Config, _, _>(
+            "q",
+            &bench.config.stream,
+        )
+        .await
+        .unwrap();
+    assert_eq!((info.cached_info().num_redelivered, info.cached_info().num_ack_pending), (0, 1));
+    assert_eq!(bench.until_finished(id).await.fencing_token, 1);
+    bench.until_stream_is_empty(Duration::from_secs(5)).await;
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_silent_job_is_taken_back_unless_its_kind_is_kept_alive() {
+    let bench = bench().await;
+    let silent = |_, ctx: JobContext| async move {
+        if ctx.token().0 == 1 {
+            tokio::time::sleep(Duration::from_secs(4)).await;
+        }
+        Outcome::done(ctx.token().0)
+    };
+    let worker = Running::start(
+        Worker::builder(&bench.tenure)
+            .handle_kind("kept", KindOptions::new().keepalive(), silent)
+            .handle_kind("silent", KindOptions::new(), silent)
+            .concurrency("q", 4),
+    );
+    let kept = bench.tenure.enqueue(JobRequest::new("q", "kept", json!(1))).await.unwrap().id;
+    let lost = bench.tenure.enqueue(JobRequest::new("q", "silent", json!(1))).await.unwrap().id;
+    assert_eq!(bench.until_finished(kept).await.output, Some(json!(1)));
+    // Its process lives, but it did not say so within stale_after (1.5 s).
+    assert_eq!(bench.until_finished(lost).await.output, Some(json!(2)));
+    let event =
+        bench.text("SELECT DISTINCT event, path FROM tenure.recovery_events WHERE event = 'reset'").await;
+    assert_eq!(event, "(reset,scanner)");
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_delivery_of_a_job_that_runs_here_is_kept_for_the_ack_and_not_run() {
+    let bench = bench().await;
+    let runs = Arc::new(AtomicU32::new(0));
+    let (counted, gate) = (runs.clone(), Arc::new(tokio::sync::Semaphore::new(0)));
+    let opened = gate.clone();
+    let worker = worker(&bench, KindOptions::new(), move |_, ctx: JobContext| {
+        let (counted, opened) = (counted.clone(), opened.clone());
+        async move {
+            counted.fetch_add(1, Ordering::SeqCst);
+            tokio::select! {
+                permit = opened.acquire() => permit.unwrap().forget(),
+                () = async { loop { ctx.progress("", 0.0, "").await.unwrap(); tokio::time::sleep(Duration::from_millis(50)).await; } } => {}
+            }
+        }
+    });
+    let id = enqueue(&bench, json!(1), 3).await;
+    bench.until_count("tenure.jobs WHERE status = 'processing'", 1).await;
+    // Twenty more messages for it, as a relay in doubt would publish them.
+    for dispatch in 2..22 {
+        let mut headers = async_nats::HeaderMap::new();
+        headers.insert("Tenure-Job-Id", id.to_string());
+        headers.insert("Nats-Msg-Id", format!("{id}:{dispatch}"));
+        let body = json!({"job_id": id, "dispatch": dispatch}).to_string();
+        let subject = format!("{}.q.k", bench.config.subject_prefix);
+        bench.js.publish_with_headers(subject, headers, body.into()).await.unwrap().await.unwrap();
+    }
+    // All are delivered, none is acknowledged, none is run.
+    let deadline = std::time::Instant::now() + Duration::from_secs(10);
+    loop {
+        let consumer = bench
+            .js
+            .get_consumer_from_stream::<async_nats::jetstream::consumer::pull::Config, _, _>(
+                "q",
+                &bench.config.stream,
+            )
+            .await
+            .unwrap();
+        if consumer.cached_info().num_ack_pending == 21 && consumer.cached_info().num_pending == 0 {
+            break;
+        }
+        assert!(std::time::Instant::now() < deadline, "{:?}", consumer.cached_info());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(runs.load(Ordering::SeqCst), 1);
+    assert_eq!(bench.messages().await, 21);
+    gate.add_permits(1);
+    bench.until_finished(id).await;
+    bench.until_stream_is_empty(Duration::from_secs(3)).await;
+    assert_eq!(runs.load(Ordering::SeqCst), 1);
+    assert_eq!(bench.count("tenure.job_executions_all").await, 1);
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_checkpoint_saved_right_before_a_failure_reaches_the_next_attempt() {
+    let bench = bench().await;
+    let worker = worker(&bench, quick(), |_, ctx: JobContext| async move {
+        let done: u32 = ctx.checkpoint().unwrap_or_default();
+        if done == 3 {
+            return Outcome::done(json!({"attempts": ctx.attempt()}));
+        }
+        ctx.save_checkpoint(&(done + 1)).await?;
+        Err(JobError::msg("one step each"))
+    });
+    let id = enqueue(&bench, json!(1), 5).await;
+    assert_eq!(bench.until_finished(id).await.output, Some(json!({"attempts": 4})));
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_effect_of_once_is_done_once_and_its_result_is_given_again() {
+    let bench = bench().await;
+    bench.execute("CREATE TABLE public.charges (job uuid)").await;
+    let worker = worker(&bench, quick(), |_, ctx: JobContext| async move {
+        let job = ctx.id();
+        let token = ctx.token().0;
+        let receipt: i64 = ctx
+            .once("charge-card", move |tx| {
+                Box::pin(async move {
+                    sqlx::query("INSERT INTO public.charges VALUES ($1)").bind(job).execute(tx).await?;
+                    Ok(token)
+                })
+            })
+            .await?;
+        if ctx.attempt() < 3 {
+            return Err(JobError::msg("after the effect"));
+        }
+        Outcome::done(receipt)
+    });
+    let id = enqueue(&bench, json!(1), 5).await;
+    assert_eq!(bench.until_finished(id).await.output, Some(json!(1)), "the first attempt's result");
+    assert_eq!(bench.count("public.charges").await, 1);
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn business_writes_and_completion_are_one_commit() {
+    let bench = bench().await;
+    bench.execute("CREATE TABLE public.charges (job uuid, attempt int)").await;
+    let pool = bench.pool.clone();
+    let worker = worker(&bench, quick(), move |_, ctx: JobContext| {
+        let pool = pool.clone();
+        async move {
+            let mut tx = pool.begin().await?;
+            sqlx::query("INSERT INTO public.charges VALUES ($1, $2)")
+                .bind(ctx.id())
+                .bind(i32::try_from(ctx.attempt()).unwrap())
+                .execute(&mut *tx)
+                .await?;
+            if ctx.attempt() == 1 {
+                return Err(JobError::msg("dropped before the commit"));
+            }
+            ctx.complete_in(tx, Some(json!("paid"))).await
+        }
+    });
+    let id = enqueue(&bench, json!(1), 5).await;
+    let job = bench.until_finished(id).await;
+    assert_eq!((job.status, job.output), (Status::Completed, Some(json!("paid"))));
+    assert_eq!(bench.text("SELECT attempt FROM public.charges").await, "(2)");
+    bench.until_stream_is_empty(Duration::from_secs(5)).await;
+    assert_eq!(bench.count("tenure.recovery_events").await, 0);
+    worker.stop().await;
+}
+
+/// The row is reset and claimed anew between the handler's write and its commit.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_whose_job_was_taken_meanwhile_is_rolled_back() {
+    let bench = bench().await;
+    bench.execute("CREATE TABLE public.app_effects (token bigint)").await;
+    let errors = Arc::new(Mutex::new(Vec::new()));
+    let (seen, pool) = (errors.clone(), bench.pool.clone());
+    let worker = worker(&bench, KindOptions::new(), move |_, ctx: JobContext| {
+        let (seen, pool) = (seen.clone(), pool.clone());
+        async move {
+            let token = ctx.token();
+            if token.0 > 1 {
+                return Outcome::done("second");
+            }
+            let id = ctx.id();
+            let steal = pool.clone();
+            let fenced = ctx
+                .fenced_tx(move |tx| {
+                    Box::pin(async move {
+                        sqlx::query("INSERT INTO public.app_effects VALUES ($1)").bind(token).execute(tx).await?;
+                        // The fence is not checked yet, and holds nobody up: another takes the job and runs it.
+                        sqlx::query("UPDATE tenure.jobs SET last_activity_at = now() - interval '1 h' WHERE id = $1").bind(id).execute(&steal).await?;
+                        loop {
+                            let taken: i64 = sqlx::query_scalar("SELECT count(*) FROM tenure.all_jobs WHERE id = $1 AND (fencing_token > 1 OR status = 'queued')").bind(id).fetch_one(&steal).await?;
+                            if taken == 1 {
+                                return Ok(());
+                            }
+                        }
+                    })
+                })
+                .await;
+            let error = fenced.unwrap_err();
+            let reason = ctx.cancelled().await;
+            seen.lock().unwrap().push((error.is_lost(), reason));
+            Err(error)
+        }
+    });
+    let id = enqueue(&bench, json!(1), 5).await;
+    assert_eq!(bench.until_finished(id).await.output, Some(json!("second")));
+    bench
+        .until_count("tenure.recovery_events WHERE event = 'refused_write' AND reason = 'fenced_tx'", 1)
+        .await;
+    assert_eq!(*errors.lock().unwrap(), [(true, CancelReason::Lost)]);
+    assert_eq!(bench.count("public.app_effects").await, 0);
+    worker.stop().await;
+}

@@ -1,0 +1,246 @@
+//! Submissions: producers with nothing but a NATS client.
+
+use std::time::Duration;
+
+use async_nats::HeaderMap;
+use serde_json::json;
+use tenure::{KindOptions, Status, Worker};
+
+use crate::harness::{Bench, Running, bench, bench_with, bench_with_servers};
+
+fn worker(bench: &Bench) -> Running {
+    let echo = |value, _| async move { tenure::Outcome::done(value) };
+    Running::start(
+        Worker::builder(&bench.tenure).handle_kind("known", KindOptions::new(), echo).concurrency("q", 10),
+    )
+}
+
+async fn publish(bench: &Bench, headers: &[(&str, &str)], body: impl Into<Vec<u8>>) {
+    let mut map = HeaderMap::new();
+    for (name, value) in headers {
+        map.insert(*name, *value);
+    }
+    let subject = format!("{}.q.known", bench.config.subject_prefix);
+    let body: Vec<u8> = body.into();
+    bench.js.publish_with_headers(subject, map, body.into()).await.unwrap().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_no_job_goes_to_the_dead_letters_with_its_bytes_and_the_worker_goes_on() {
+    let bench = bench().await;
+    let worker = worker(&bench);
+    bench.until_count("tenure.workers", 1).await;
+    let deep = "[".repeat(100_000);
+    let bad: [(&str, &[(&str, &str)], Vec<u8>); 9] = [
+        ("not JSON", &[], b"{oops".to_vec()),
+        ("not UTF-8", &[], vec![b'"', 0xff, b'"']),
+        ("empty", &[], vec![]),
+        ("NUL", &[], br#"{"a": "\u0000"}"#.to_vec()),
+        ("deep", &[], deep.into_bytes()),
+        ("too large", &[], vec![b' '; 300_000]),
+        ("bad attempts", &[("Tenure-Max-Attempts", "many")], b"{}".to_vec()),
+        ("bad time", &[("Tenure-Run-At", "tomorrow")], b"{}".to_vec()),
+        ("no ticket", &[("Tenure-Job-Id", "1")], b"{}".to_vec()),
+    ];
+    for (_, headers, body) in &bad {
+        publish(&bench, headers, body.clone()).await;
+    }
+    publish(&bench, &[], b"{\"good\": 1}".to_vec()).await;
+    bench.until_count("tenure.dead_letter_jobs", 9).await;
+    bench.until_count("tenure.job_history WHERE output = '{\"good\": 1}'", 1).await;
+    for (what, _, body) in &bad {
+        let found: i64 = sqlx::query_scalar("SELECT count(*) FROM tenure.dead_letter_jobs WHERE raw_payload = $1 AND queue = 'q' AND kind = 'known'")
+            .bind(body)
+            .fetch_one(&bench.pool)
+            .await
+            .unwrap();
+        assert!(found >= 1, "{what}");
+    }
+    let reasons =
+        bench.text("SELECT category, left(last_error, 60) FROM tenure.dead_letter_jobs ORDER BY 1, 2").await;
+    for reason in [
+        "(malformed,\"the payload is not JSON",
+        "(too_large,\"the payload has 300000 bytes",
+        "Tenure-Max-Attempts is",
+        "Tenure-Run-At is",
+        "Tenure-Job-Id, but is not a ticket",
+        "contains the character",
+    ] {
+        assert!(reasons.contains(reason), "{reason} is not in\n{reasons}");
+    }
+    // Terminated, not redelivered for ever.
+    bench.until_stream_is_empty(Duration::from_secs(5)).await;
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn headers_set_the_attempts_the_time_the_key_and_the_trace() {
+    let bench = bench().await;
+    let worker = worker(&bench);
+    bench.until_count("tenure.workers", 1).await;
+    let at = (chrono::Utc::now() + chrono::TimeDelta::seconds(1)).to_rfc3339();
+    let headers = [
+        ("Tenure-Max-Attempts", "9"),
+        ("tenure-run-at", at.as_str()),
+        ("Nats-Msg-Id", "order-1"),
+        ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
+    ];
+    publish(&bench, &headers, b"1".to_vec()).await;
+    bench.until_count("tenure.jobs WHERE status = 'queued'", 1).await;
+    let job = bench
+        .text("SELECT max_attempts, trace_context LIKE '00-0af%', scheduled_at > created_at FROM tenure.jobs")
+        .await;
+    assert_eq!(job, "(9,t,t)");
+    bench.until_count("tenure.job_history WHERE started_at >= scheduled_at", 1).await;
+    // The same again, after the stream has forgotten the id: the key remembers.
+    let stream = bench.js.get_stream(&bench.config.stream).await.unwrap();
+    stream.purge().await.unwrap();
+    bench.js.delete_stream(&bench.config.stream).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(20), async {
+        while bench.js.get_stream(&bench.config.stream).await.is_err() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await
+    .unwrap();
+    publish(&bench, &[("Nats-Msg-Id", "order-1")], b"1".to_vec()).await;
+    publish(&bench, &[("Nats-Msg-Id", "order-2")], b"2".to_vec()).await;
+    bench.until_count("tenure.job_history WHERE output = '2'", 1).await;
+    bench.until_stream_is_empty(Duration::from_secs(10)).await;
+    assert_eq!(bench.count("tenure.job_executions_all").await, 2);
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_submission_delivered_again_after_its_job_completed_is_not_run_again() {
+    let bench = bench().await;
+    let worker = worker(&bench);
+    bench.until_count("tenure.workers", 1).await;
+    publish(&bench, &[], b"7".to_vec()).await;
+    bench.until_count("tenure.job_history", 1).await;
+    bench.until_stream_is_empty(Duration::from_secs(5)).await;
+    worker.stop().await;
+    // The very same message again, and its job's row gone since: what redelivery after a lost ack and a
+    // retention period looks like. The stream is rebuilt around the message's own sequence and time.
+    let (id, key): (uuid::Uuid, String) =
+        sqlx::query_as("SELECT job_id, key FROM tenure.job_keys").fetch_one(&bench.pool).await.unwrap();
+    bench.execute("DELETE FROM tenure.job_history").await;
+    let enqueue = tenure::STATEMENTS.iter().find(|(name, _)| name.trim() == "enqueue").unwrap().1;
+    let created = sqlx::query(enqueue)
+        .bind(vec![id])
+        .bind(vec!["q"])
+        .bind(vec!["known"])
+        .bind(vec!["7"])
+        .bind(vec![5])
+        .bind(vec![None::<chrono::DateTime<chrono::Utc>>])
+        .bind(vec![None::<f64>])
+        .bind(vec![None::<String>])
+        .bind(vec![Some("")])
+        .bind(vec![Some(key)])
+        .bind(vec![Some(1_i64)])
+        .bind(vec![Some(chrono::Utc::now())])
+        .bind(vec!["message"])
+        .fetch_all(&bench.pool)
+        .await
+        .unwrap();
+    assert_eq!(created.len(), 0, "only the statement that inserted the key creates the job");
+    assert_eq!(bench.count("tenure.jobs").await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn submissions_of_a_time_without_postgres_become_jobs_when_it_is_back() {
+    let mut bench = bench_with_servers(|_| {}).await;
+    let worker = worker(&bench);
+    bench.until_count("tenure.workers", 1).await;
+    bench.own.as_mut().unwrap().postgres.stop();
+    for n in 0..50 {
+        publish(&bench, &[], n.to_string()).await;
+    }
+    bench.own.as_mut().unwrap().postgres.restart().unwrap();
+    bench.until_count("tenure.job_history WHERE status = 'completed'", 50).await;
+    assert_eq!(bench.count("tenure.job_executions_all").await, 50);
+    bench.until_stream_is_empty(Duration::from_secs(10)).await;
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_kind_nobody_knows_waits_for_a_worker_that_does() {
+    let bench = bench().await;
+    let old = worker(&bench);
+    bench.until_count("tenure.workers", 1).await;
+    bench.publish("q.new.kind", "1").await;
+    let ticket = bench.tenure.enqueue(tenure::JobRequest::new("q", "new.kind", json!(2))).await.unwrap();
+    publish(&bench, &[], b"3".to_vec()).await;
+    bench.until_count("tenure.job_history WHERE output = '3'", 1).await;
+    // Put off: the row is there, the message too, nobody ran it, and it is not published over and over.
+    bench
+        .until_count("tenure.jobs WHERE kind = 'new.kind' AND published_at > now() + interval '10 s'", 2)
+        .await;
+    assert_eq!(bench.count("tenure.dead_letter_jobs").await, 0);
+    bench.until("(SELECT count(*) FROM tenure.relay_marks) > 5").await;
+    assert_eq!(bench.count("tenure.jobs WHERE dispatch > 1").await, 0);
+    // The new worker is there; the messages come again in 20 to 40 s, so let the relay be sooner.
+    let new = Running::start(
+        Worker::builder(&bench.tenure).handle_any(KindOptions::new(), |_, _| async {}).concurrency("q", 1),
+    );
+    old.stop().await;
+    bench
+        .execute("UPDATE tenure.jobs SET published_at = now() - interval '1 min' WHERE kind = 'new.kind'")
+        .await;
+    assert_eq!(bench.until_finished(ticket.id).await.status, Status::Completed);
+    bench.until_count("tenure.job_history WHERE kind = 'new.kind'", 2).await;
+    new.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_kind_nobody_knows_for_too_long_is_a_dead_letter_with_its_payload() {
+    let bench = bench_with(|config| config.timing.unknown_kind_after = Duration::from_secs(2)).await;
+    let worker = worker(&bench);
+    bench.until_count("tenure.workers", 1).await;
+    bench.publish("q.typo", "{\"keep\": true}").await;
+    bench
+        .until_count(
+            "tenure.dead_letter_jobs WHERE category = 'unknown_kind' AND payload = '{\"keep\": true}'",
+            1,
+        )
+        .await;
+    let error: String = bench.value("SELECT last_error FROM tenure.dead_letter_jobs").await;
+    assert!(error.contains("\"typo\"") && error.contains("redrive"), "{error}");
+    bench.until_stream_is_empty(Duration::from_secs(10)).await;
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_python_program_with_nothing_but_nats_py_is_a_producer() {
+    let bench = bench().await;
+    let worker = worker(&bench);
+    bench.until_count("tenure.workers", 1).await;
+    let program = "
+import asyncio, json, os, nats
+async def main():
+    nc = await nats.connect(os.environ['NATS_URL'])
+    js = nc.jetstream()
+    subject = os.environ['TENURE_SUBJECT_PREFIX'] + '.q.known'
+    await js.publish(subject, json.dumps({'from': 'python'}).encode())
+    for _ in range(2):
+        await js.publish(subject, b'{\"once\": 1}', headers={'Nats-Msg-Id': 'order-9'})
+    await nc.close()
+asyncio.run(main())
+";
+    let output = tokio::process::Command::new("python3")
+        .args(["-c", program])
+        .envs(bench.environment())
+        .output()
+        .await
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{}\nIs nats-py installed? `make test` installs it.",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    bench.until_count("tenure.job_history WHERE output = '{\"from\": \"python\"}'", 1).await;
+    bench.until_count("tenure.job_history WHERE output = '{\"once\": 1}'", 1).await;
+    bench.until_stream_is_empty(Duration::from_secs(5)).await;
+    assert_eq!(bench.count("tenure.all_jobs").await, 2);
+    worker.stop().await;
+}
