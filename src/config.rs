@@ -61,6 +61,9 @@ pub struct Timing {
     pub relay_every: Duration,
     /// The longest a publication may take before its message counts as not sent. Default 10 s.
     pub publish_within: Duration,
+    /// How long one request for jobs waits on the NATS server. A worker that dies takes messages for this
+    /// long, and an idle one takes this long to stop. Default 5 s.
+    pub pull_for: Duration,
     /// How long running jobs may go on after the worker was told to stop. Default 25 s.
     pub shutdown_grace: Duration,
     /// How long a cancelled handler may tidy up before it is dropped. Default 3 s.
@@ -82,6 +85,7 @@ impl Timing {
         renew_every: Duration::from_secs(5),
         relay_every: Duration::from_secs(1),
         publish_within: Duration::from_secs(10),
+        pull_for: Duration::from_secs(5),
         shutdown_grace: Duration::from_secs(25),
         cancel_grace: Duration::from_secs(3),
         unknown_kind_after: Duration::from_hours(24),
@@ -89,7 +93,7 @@ impl Timing {
     };
 
     /// Every timer with the name that its environment variable has after `TENURE_`, in lower case.
-    fn all_mut(&mut self) -> [(&'static str, &mut Duration); 12] {
+    fn all_mut(&mut self) -> [(&'static str, &mut Duration); 13] {
         [
             ("stale_after", &mut self.stale_after),
             ("scan_every", &mut self.scan_every),
@@ -99,6 +103,7 @@ impl Timing {
             ("renew_every", &mut self.renew_every),
             ("relay_every", &mut self.relay_every),
             ("publish_within", &mut self.publish_within),
+            ("pull_for", &mut self.pull_for),
             ("shutdown_grace", &mut self.shutdown_grace),
             ("cancel_grace", &mut self.cancel_grace),
             ("unknown_kind_after", &mut self.unknown_kind_after),

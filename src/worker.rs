@@ -579,7 +579,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
                     continue;
                 }
             };
-            let mut pull = Pull::new(self.queue.clone(), consumer, slots.clone());
+            let mut pull = Pull::new(self.queue.clone(), consumer, slots.clone(), self.timing.pull_for);
             let why = loop {
                 let pulled = tokio::select! { biased;
                     () = stop.cancelled() => break "stopping".into(),

@@ -83,6 +83,11 @@ impl Postgres {
         // Its children notice by themselves; the next start waits for them.
     }
 
+    /// Its first process, while it runs.
+    pub fn pid(&self) -> Option<i32> {
+        pid_in(&self.folder.join("data/postmaster.pid")).map(|pid| pid.as_raw_nonzero().get())
+    }
+
     /// Sends its first process a signal.
     pub fn signal(&self, signal: Signal) {
         if let Some(pid) = pid_in(&self.folder.join("data/postmaster.pid")) {
@@ -99,7 +104,7 @@ impl Postgres {
         let port = format!("port={}", self.port);
         let settings =
             ["listen_addresses=127.0.0.1", "unix_socket_directories=", "max_connections=300", &port];
-        let fast = ["fsync=off", "synchronous_commit=off", "full_page_writes=off"];
+        let fast = ["fsync=off", "full_page_writes=off"];
         for setting in settings.iter().chain(if self.durable { [].iter() } else { fast.iter() }) {
             arguments.extend(["-c".into(), (*setting).to_owned()]);
         }

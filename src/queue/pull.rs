@@ -5,9 +5,12 @@
 //!
 //! The rules: permits first, then a request for just that many; each message takes one permit of `held`;
 //! a request that ended early gives its own back. A new request only when as many slots are free as are
-//! asked for, so that at most log2(slots) + 1 wait. Silence for two heartbeats, or a new connection:
-//! a new inbox (the server drops the requests of the old one), while the old is drained, not dropped,
-//! because messages may be on their way to it.
+//! asked for, so that at most log2(slots) + 1 wait. Every request ends by itself after `pull_for`; when
+//! nothing at all was heard for longer, or there is a new connection, the loop starts on a new inbox.
+//!
+//! An inbox is given up only when every request made on it must have ended. async-nats's `drain()` does
+//! not wait for the server, so that messages on their way would be dropped, and kept from everybody for
+//! a whole `ack_wait` (seen: one or two of 2,000 when a worker stopped under load).
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,18 +18,20 @@ use async_nats::{
     StatusCode, Subscriber,
     jetstream::{self, consumer::PullConsumer, consumer::pull::BatchConfig},
 };
-use futures::{StreamExt, stream::SelectAll};
+use futures::{
+    StreamExt,
+    stream::{BoxStream, SelectAll},
+};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, watch},
     time::{Instant, sleep, sleep_until},
 };
 
 use super::{connect::Queue, message::Delivery};
+use crate::claim::Ack;
 
-/// How long a request may wait on the server. A dead worker's request takes messages for this long.
-const EXPIRES: Duration = Duration::from_secs(30);
-/// How often the server says that the request still waits.
-const HEARTBEAT: Duration = Duration::from_secs(5);
+/// How much later than the end of a request its last message may arrive.
+const LATE: Duration = Duration::from_millis(1_500);
 /// The most messages of one request.
 const BATCH_MAX: usize = 256;
 
@@ -43,37 +48,45 @@ pub(crate) struct Pull {
     queue: Queue,
     consumer: PullConsumer,
     slots: Arc<Semaphore>,
+    /// How long a request waits on the server. A dead worker's request takes messages for this long.
+    pull_for: Duration,
     connections: watch::Receiver<u64>,
     inbox: String,
     subscriber: Option<Subscriber>,
-    /// Inboxes that are being drained.
-    old: SelectAll<Subscriber>,
+    /// Inboxes that were left, each until nothing can come any more.
+    old: SelectAll<BoxStream<'static, async_nats::Message>>,
     /// Permits that were asked for on the server's side.
     held: Vec<OwnedSemaphorePermit>,
-    heard_at: Instant,
+    requested_at: Instant,
     unanswered: u32,
 }
 
 impl Pull {
-    pub(crate) fn new(queue: Queue, consumer: PullConsumer, slots: Arc<Semaphore>) -> Self {
+    pub(crate) fn new(
+        queue: Queue,
+        consumer: PullConsumer,
+        slots: Arc<Semaphore>,
+        pull_for: Duration,
+    ) -> Self {
         let connections = queue.connections.clone();
         Self {
             queue,
             consumer,
             slots,
+            pull_for,
             connections,
             inbox: String::new(),
             subscriber: None,
             old: SelectAll::new(),
             held: Vec::new(),
-            heard_at: Instant::now(),
+            requested_at: Instant::now(),
             unanswered: 0,
         }
     }
 
     /// The next message, or that something is wrong. Asks for as many as there are free slots.
     ///
-    /// Cancel safe: what was asked for stays asked for, and is read by the next call.
+    /// Cancel safe: what was asked for stays asked for, and is read by the next call, or by `stop`.
     pub(crate) async fn next(&mut self) -> Result<Pulled, async_nats::Error> {
         if self.subscriber.is_none() {
             self.reset().await?;
@@ -87,7 +100,7 @@ impl Pull {
                 self.request(self.held.len() - before).await?;
             }
             let idle = self.held.is_empty();
-            let silent_at = self.heard_at + HEARTBEAT * 2 + Duration::from_millis(500);
+            let silent_at = self.requested_at + self.pull_for + LATE;
             let Some(subscriber) = self.subscriber.as_mut() else { continue };
             tokio::select! { biased;
                 message = subscriber.next() => {
@@ -95,7 +108,6 @@ impl Pull {
                         self.subscriber = None;
                         return Ok(Pulled::Broken("the subscription was closed".into()));
                     };
-                    self.heard_at = Instant::now();
                     if let Some(pulled) = self.on_message(message).await? {
                         return Ok(pulled);
                     }
@@ -116,29 +128,42 @@ impl Pull {
                 }
                 () = sleep_until(silent_at), if !idle => {
                     self.reset().await?;
-                    return Ok(Pulled::Broken("no heartbeat from the server".into()));
+                    return Ok(Pulled::Broken("the server does not answer".into()));
                 }
             }
         }
     }
 
-    /// Stops asking, and returns every message that was on its way, so that they can be given back.
+    /// Stops asking, waits until every request has ended, and returns what they brought, to be given
+    /// back: given back earlier, it would come right back here.
     pub(crate) async fn stop(mut self) -> Vec<Delivery> {
         let mut left = Vec::new();
-        if let Some(mut subscriber) = self.subscriber.take() {
-            subscriber.drain().await.ok();
-            self.old.push(subscriber);
-        }
-        let rest = async {
-            while let Some(message) = self.old.next().await {
-                if is_job(&message)
-                    && let Ok(delivery) = self.delivery(message)
-                {
-                    left.push(delivery);
+        let ended_at = self.requested_at + self.pull_for + LATE;
+        while !self.held.is_empty() || !self.old.is_empty() {
+            let Some(subscriber) = self.subscriber.as_mut() else { break };
+            let message = tokio::select! { biased;
+                message = subscriber.next(), if !self.held.is_empty() => message,
+                message = self.old.next(), if !self.old.is_empty() => {
+                    // Its requests hold no permits any more.
+                    left.extend(message.filter(is_job).and_then(|message| self.delivery(message).ok()));
+                    continue;
+                }
+                () = sleep_until(ended_at) => break,
+            };
+            let Some(message) = message else { break };
+            if is_job(&message) {
+                self.held.pop();
+                left.extend(self.delivery(message).ok());
+            } else if message.status == Some(StatusCode::NO_RESPONDERS) {
+                break;
+            } else {
+                match unused(&message) {
+                    Some(unused) => self.held.truncate(self.held.len().saturating_sub(unused)),
+                    // The consumer is gone, and with it every request.
+                    None => break,
                 }
             }
-        };
-        drop(tokio::time::timeout(Duration::from_secs(2), rest).await);
+        }
         left
     }
 
@@ -151,7 +176,7 @@ impl Pull {
                 self.unanswered = 0;
                 return self.on_job(message).await;
             }
-            Some(StatusCode::IDLE_HEARTBEAT) => self.unanswered = 0,
+            Some(StatusCode::IDLE_HEARTBEAT) => {}
             Some(StatusCode::NO_RESPONDERS) => {
                 self.held.clear();
                 self.unanswered += 1;
@@ -164,12 +189,8 @@ impl Pull {
             }
             Some(_) => {
                 // The end of one request: it tells how many of its messages never came.
-                let unused = message
-                    .headers
-                    .as_ref()
-                    .and_then(|headers| headers.get("Nats-Pending-Messages"))
-                    .and_then(|value| value.as_str().parse::<usize>().ok());
-                if let Some(unused) = unused {
+                self.unanswered = 0;
+                if let Some(unused) = unused(&message) {
                     self.held.truncate(self.held.len().saturating_sub(unused));
                 } else {
                     let why = message.description.unwrap_or_default();
@@ -188,7 +209,7 @@ impl Pull {
         let permit = self.held.pop().or_else(|| self.slots.clone().try_acquire_owned().ok());
         let Some(permit) = permit else {
             // Asked for before a reset, and no slot is free any more.
-            delivery.receipt.give_back().await;
+            delivery.receipt.send(Ack::Later(Duration::ZERO)).await;
             return Ok(None);
         };
         Ok(Some(Pulled::Delivery(Box::new(delivery), permit)))
@@ -206,10 +227,9 @@ impl Pull {
         if batch == 0 {
             return Ok(());
         }
-        let request =
-            BatchConfig { batch, expires: Some(EXPIRES), idle_heartbeat: HEARTBEAT, ..Default::default() };
+        let request = BatchConfig { batch, expires: Some(self.pull_for), ..Default::default() };
         self.consumer.request_batch(request, self.inbox.clone().into()).await?;
-        self.heard_at = Instant::now();
+        self.requested_at = Instant::now();
         Ok(())
     }
 
@@ -218,12 +238,17 @@ impl Pull {
         self.connections.borrow_and_update();
         self.inbox = self.queue.client.new_inbox();
         let subscriber = self.queue.client.subscribe(self.inbox.clone()).await?;
-        if let Some(mut old) = self.subscriber.replace(subscriber) {
-            old.drain().await?;
-            self.old.push(old);
+        if let Some(old) = self.subscriber.replace(subscriber) {
+            let over = sleep_until(self.requested_at + self.pull_for + LATE);
+            self.old.push(old.take_until(over).boxed());
         }
         Ok(())
     }
+}
+
+/// How many of a request's messages never came, if this is its end.
+fn unused(message: &async_nats::Message) -> Option<usize> {
+    message.headers.as_ref()?.get("Nats-Pending-Messages")?.as_str().parse().ok()
 }
 
 fn is_job(message: &async_nats::Message) -> bool {

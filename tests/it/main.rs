@@ -9,6 +9,8 @@ mod claim;
 mod crash;
 mod enqueue;
 mod life;
+mod outage;
 mod recover;
 mod run;
+mod shutdown;
 mod submit;

@@ -141,6 +141,7 @@ async fn world(mut config: Config, own: Option<Servers>, change: impl FnOnce(&mu
     config.timing.renew_every = Duration::from_millis(500);
     config.timing.relay_every = Duration::from_millis(50);
     config.timing.publish_within = Duration::from_secs(1);
+    config.timing.pull_for = Duration::from_millis(500);
     config.timing.shutdown_grace = Duration::from_secs(5);
     config.timing.cancel_grace = Duration::from_millis(500);
     config.timing.database_within = Duration::from_secs(3);
@@ -236,7 +237,22 @@ impl Bench {
             if left == 0 {
                 return;
             }
-            assert!(Instant::now() < deadline, "{left} messages are left in the stream after {within:?}");
+            if Instant::now() >= deadline {
+                let events =
+                    self.text("SELECT * FROM tenure.recovery_events ORDER BY id DESC LIMIT 10").await;
+                let stream = self.js.get_stream(&self.config.stream).await.unwrap();
+                let state = &stream.cached_info().state;
+                let mut rest = String::new();
+                for sequence in (state.first_sequence..=state.last_sequence).take(5_000) {
+                    if let Ok(message) = stream.get_raw_message(sequence).await {
+                        rest.push_str(&format!("{sequence} {} {:?}\n", message.subject, message.payload));
+                        if rest.len() > 2_000 {
+                            break;
+                        }
+                    }
+                }
+                panic!("{left} messages are left in the stream after {within:?}:\n{rest}\nevents:\n{events}");
+            }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
@@ -265,6 +281,7 @@ impl Bench {
             ("TENURE_RENEW_EVERY", ms(timing.renew_every)),
             ("TENURE_RELAY_EVERY", ms(timing.relay_every)),
             ("TENURE_PUBLISH_WITHIN", ms(timing.publish_within)),
+            ("TENURE_PULL_FOR", ms(timing.pull_for)),
             ("TENURE_SHUTDOWN_GRACE", ms(timing.shutdown_grace)),
             ("TENURE_CANCEL_GRACE", ms(timing.cancel_grace)),
             ("TENURE_DATABASE_WITHIN", ms(timing.database_within)),

@@ -1,0 +1,182 @@
+//! Servers that go away in the middle of a thousand jobs, and a day's work without any trouble.
+
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::json;
+use tenure::{JobContext, JobError, JobRequest, KindOptions, Worker, WorkerBuilder};
+
+use crate::harness::{Bench, Running, bench, bench_with_servers};
+
+/// Handlers that lean on the database the whole time: progress, and a write of their own.
+fn chatty(bench: &Bench) -> WorkerBuilder {
+    let handler = |_, ctx: JobContext| async move {
+        ctx.progress("working", 10.0, "").await?;
+        let (id, token) = (ctx.id(), ctx.token());
+        ctx.fenced_tx(move |tx| {
+            Box::pin(async move {
+                sqlx::query("INSERT INTO public.app_effects VALUES ($1, $2)")
+                    .bind(id)
+                    .bind(token)
+                    .execute(tx)
+                    .await?;
+                Ok(())
+            })
+        })
+        .await?;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        ctx.progress("working", 90.0, "").await?;
+        Ok::<_, JobError>(())
+    };
+    Worker::builder(&bench.tenure).handle_any(KindOptions::new(), handler).concurrency("q", 10)
+}
+
+/// As in production, relative to the outage: longer than it.
+fn steady(config: &mut tenure::Config) {
+    config.timing.stale_after = Duration::from_secs(20);
+    config.timing.scan_every = Duration::from_secs(1);
+    config.timing.ack_wait = Duration::from_secs(30);
+}
+
+async fn a_thousand_jobs(bench: &Bench) {
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    bench.execute("CREATE TABLE public.app_effects (job uuid, token bigint)").await;
+    bench
+        .tenure
+        .enqueue_many((0..1_000).map(|n| JobRequest::new("q", "k", json!(n)).max_attempts(1)))
+        .await
+        .unwrap();
+}
+
+async fn all_completed_with_one_attempt_each(bench: &Bench) {
+    bench
+        .until_within(
+            "(SELECT count(*) FROM tenure.job_history WHERE status = 'completed') = 1000",
+            Duration::from_secs(90),
+        )
+        .await;
+    // max_attempts is 1: an error of the outage that was charged would have made a dead letter.
+    assert_eq!(bench.count("tenure.dead_letter_jobs").await, 0);
+    assert_eq!(
+        bench.count("tenure.job_executions WHERE outcome <> 'released'").await,
+        0,
+        "{}",
+        bench.text("SELECT outcome, error, count(*) FROM tenure.job_executions GROUP BY 1, 2").await
+    );
+    assert_eq!(bench.count("tenure.job_executions_all WHERE outcome = 'completed'").await, 1_000);
+    // A fenced write stands only under a token that was the job's at that moment; the last one completed it.
+    assert_eq!(bench.count("(SELECT DISTINCT job FROM public.app_effects) e").await, 1_000);
+    let foreign = "public.app_effects e LEFT JOIN tenure.job_executions_all x ON x.job_id = e.job AND x.fencing_token = e.token WHERE x.job_id IS NULL";
+    assert_eq!(bench.count(foreign).await, 0);
+    bench.until_stream_is_empty(Duration::from_secs(40)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn postgres_is_restarted_in_the_middle_of_a_thousand_jobs() {
+    let mut bench = bench_with_servers(steady).await;
+    a_thousand_jobs(&bench).await;
+    let workers = [Running::start(chatty(&bench)), Running::start(chatty(&bench))];
+    bench.until("(SELECT count(*) FROM tenure.job_history) > 200").await;
+    let own = bench.own.as_mut().unwrap();
+    own.postgres.stop();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    own.postgres.restart().unwrap();
+    bench.until("(SELECT count(*) FROM tenure.job_history) > 500").await;
+    // And once more, without a goodbye.
+    let own = bench.own.as_mut().unwrap();
+    own.postgres.kill();
+    own.postgres.restart().unwrap();
+    all_completed_with_one_attempt_each(&bench).await;
+    for worker in workers {
+        worker.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nats_is_restarted_in_the_middle_of_a_thousand_jobs() {
+    let mut bench = bench_with_servers(steady).await;
+    a_thousand_jobs(&bench).await;
+    let workers = [Running::start(chatty(&bench)), Running::start(chatty(&bench))];
+    bench.until("(SELECT count(*) FROM tenure.job_history) > 200").await;
+    let own = bench.own.as_mut().unwrap();
+    own.nats.stop();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    own.nats.restart().unwrap();
+    bench.until("(SELECT count(*) FROM tenure.job_history) > 500").await;
+    // Killed, and everything it stored is gone.
+    let own = bench.own.as_mut().unwrap();
+    own.nats.kill();
+    own.nats.wipe().unwrap();
+    own.nats.restart().unwrap();
+    all_completed_with_one_attempt_each(&bench).await;
+    for worker in workers {
+        worker.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn postgres_that_does_not_answer_wedges_nothing() {
+    let bench = bench_with_servers(|config| {
+        steady(config);
+        config.timing.database_within = Duration::from_secs(1);
+    })
+    .await;
+    a_thousand_jobs(&bench).await;
+    let worker = Running::start(chatty(&bench));
+    bench.until("(SELECT count(*) FROM tenure.job_history) > 100").await;
+    // Frozen, not gone: connections stay open, and nothing comes. Longer than the deadline of a call.
+    let children = || {
+        let postmaster = bench.own.as_ref().unwrap().postgres.pid().unwrap();
+        let output = std::process::Command::new("ps")
+            .args(["-o", "pid=", "--ppid", &postmaster.to_string()])
+            .output()
+            .unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let mut pids: Vec<i32> = text.split_whitespace().map(|pid| pid.parse().unwrap()).collect();
+        pids.push(postmaster);
+        pids
+    };
+    let frozen = children();
+    let signal = |signal| {
+        for pid in &frozen {
+            rustix::process::kill_process(rustix::process::Pid::from_raw(*pid).unwrap(), signal).ok();
+        }
+    };
+    signal(Signal::STOP);
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    signal(Signal::CONT);
+    all_completed_with_one_attempt_each(&bench).await;
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ten_thousand_jobs_through_two_workers_complete_once_each_and_leave_nothing_behind() {
+    let bench = bench().await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    let build = || {
+        Worker::builder(&bench.tenure).handle_any(KindOptions::new(), |_, _| async {}).concurrency("q", 100)
+    };
+    let workers = [Running::start(build()), Running::start(build())];
+    for chunk in 0..10 {
+        let requests = (0..1_000).map(|n| JobRequest::new("q", "k", json!(chunk * 1_000 + n)));
+        bench.tenure.enqueue_many(requests).await.unwrap();
+    }
+    bench.until_count("tenure.job_history WHERE status = 'completed'", 10_000).await;
+    bench.until_stream_is_empty(Duration::from_secs(10)).await;
+    let consumer = bench
+        .js
+        .get_consumer_from_stream::<async_nats::jetstream::consumer::pull::Config, _, _>(
+            "q",
+            &bench.config.stream,
+        )
+        .await
+        .unwrap();
+    assert_eq!((consumer.cached_info().num_ack_pending, consumer.cached_info().num_pending), (0, 0));
+    assert_eq!(bench.count("tenure.job_executions_all").await, 10_000);
+    assert_eq!(bench.count("tenure.job_executions_all WHERE outcome = 'completed'").await, 10_000);
+    assert_eq!(bench.count("(SELECT DISTINCT job_id FROM tenure.job_executions_all) j").await, 10_000);
+    assert_eq!(bench.count("tenure.recovery_events").await, 0);
+    for worker in workers {
+        worker.stop().await;
+    }
+}
