@@ -12,6 +12,8 @@ pub struct Config {
     pub database_url: String,
     /// NATS: one URL, or several joined by commas. `NATS_URL`.
     pub nats_url: String,
+    /// A NATS credentials file (JWT and seed), instead of a user in the URL. `TENURE_NATS_CREDENTIALS`.
+    pub nats_credentials: Option<PathBuf>,
     /// The JetStream stream. `TENURE_STREAM`, default `JOBS`.
     pub stream: String,
     /// The first token of every subject. `TENURE_SUBJECT_PREFIX`, default `jobs`.
@@ -209,6 +211,7 @@ impl Config {
         Self {
             database_url: database_url.into(),
             nats_url: nats_url.into(),
+            nats_credentials: None,
             stream: "JOBS".into(),
             subject_prefix: "jobs".into(),
             inbox_prefix: None,
@@ -265,6 +268,7 @@ impl Config {
                     }
                     config.inbox_prefix = Some(value.clone());
                 }
+                "TENURE_NATS_CREDENTIALS" => config.nats_credentials = Some(PathBuf::from(value)),
                 "TENURE_HOSTNAME" if value.is_empty() => return Err(invalid("a name, not empty")),
                 "TENURE_HOSTNAME" => config.hostname = Some(value.clone()),
                 "TENURE_RUNTIME_DIR" => config.runtime_dir = PathBuf::from(value),

@@ -193,7 +193,8 @@ impl Heartbeat {
 
     /// This worker no longer owns the job: its handler is told, and the refused write is recorded.
     pub(crate) async fn lost(&self, job: &RunningJob, write: &'static str) {
-        tracing::warn!(job = %job.key.job, token = %job.key.token, write, "a stale write was refused: the job was taken back");
+        let (id, token) = (job.key.job, job.key.token);
+        tracing::warn!(job = %id, %token, write, "a stale write was refused: the job was taken back");
         metrics::refused_write(write);
         job.cancel(CancelReason::Lost);
         let noted = self.shared.store.note_refused(&[(job.key, write.into())], &self.shared.worker_id).await;

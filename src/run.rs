@@ -139,7 +139,7 @@ impl<S: Send + Sync + 'static> Kinds<S> {
     pub(crate) fn add<F, Fut>(
         &mut self,
         name: Option<&str>,
-        options: &KindOptions,
+        options: KindOptions,
         handler: F,
     ) -> Result<(), HandlerError>
     where
@@ -158,7 +158,7 @@ impl<S: Send + Sync + 'static> Kinds<S> {
 
     pub(crate) fn add_typed<J, F, Fut>(
         &mut self,
-        options: &KindOptions,
+        options: KindOptions,
         handler: F,
     ) -> Result<(), HandlerError>
     where
@@ -179,16 +179,17 @@ impl<S: Send + Sync + 'static> Kinds<S> {
     fn insert(
         &mut self,
         name: Option<&str>,
-        options: &KindOptions,
+        options: KindOptions,
         run: Box<Run<S>>,
     ) -> Result<(), HandlerError> {
+        let KindOptions { backoff, timeout, stale_after, keepalive } = options;
         let kind = Kind {
             run,
-            backoff: options.backoff.unwrap_or_default(),
-            timeout: options.timeout,
+            backoff: backoff.unwrap_or_default(),
+            timeout,
             // Filled in when the worker's timers are known.
-            stale_after: options.stale_after.unwrap_or_default(),
-            keepalive: options.keepalive,
+            stale_after: stale_after.unwrap_or_default(),
+            keepalive,
         };
         let before = match name {
             Some(name) => {

@@ -189,7 +189,8 @@ impl Settle {
         };
         if settled == Settled::Written {
             metrics::settled(kind, outcome);
-            tracing::info!(job = %job.key.job, token = %job.key.token, kind, attempt = job.claim.attempt, outcome, "attempt ended");
+            let (id, token, attempt) = (job.key.job, job.key.token, job.claim.attempt);
+            tracing::info!(job = %id, %token, kind, attempt, outcome, "attempt ended");
         }
         settled
     }

@@ -7,7 +7,7 @@ use tokio_util::task::TaskTracker;
 use crate::{
     batch::Batcher,
     config::{Config, TimingError},
-    enqueue::{self, Created, EnqueueError},
+    insert::{self, Created, EnqueueError},
     job::{JobId, Status},
     queue::{Queue, QueueError},
     store::{ExecutionRow, JobRow, MigrateError, NewJob, RecoveryRow, Store, StoreError},
@@ -73,7 +73,7 @@ impl Tenure {
         let store = Store::open(config).map_err(ConnectError::Database)?;
         let queue = Queue::open(config).await?;
         let publications = TaskTracker::new();
-        let enqueues = enqueue::batcher(store.clone(), queue.clone(), publications.clone());
+        let enqueues = insert::batcher(store.clone(), queue.clone(), publications.clone());
         Ok(Self { inner: Arc::new(Inner { config: config.clone(), store, queue, enqueues, publications }) })
     }
 

@@ -172,7 +172,7 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
         F: Fn(J, JobContext<S>) -> Fut + Send + Sync + 'static,
         Fut: Future<Output: IntoOutcome> + Send + 'static,
     {
-        let added = self.kinds.add_typed(&options, handler);
+        let added = self.kinds.add_typed(options, handler);
         self.note(added);
         self.queues.entry(J::QUEUE.into()).or_default();
         self
@@ -184,7 +184,7 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
         F: Fn(Value, JobContext<S>) -> Fut + Send + Sync + 'static,
         Fut: Future<Output: IntoOutcome> + Send + 'static,
     {
-        let added = self.kinds.add(Some(kind), &options, handler);
+        let added = self.kinds.add(Some(kind), options, handler);
         self.note(added);
         self
     }
@@ -195,7 +195,7 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
         F: Fn(Value, JobContext<S>) -> Fut + Send + Sync + 'static,
         Fut: Future<Output: IntoOutcome> + Send + 'static,
     {
-        let added = self.kinds.add(None, &options, handler);
+        let added = self.kinds.add(None, options, handler);
         self.note(added);
         self
     }

@@ -359,7 +359,8 @@ async fn report(pool: &PgPool, expected: usize) -> anyhow::Result<bool> {
         ),
         (
             "every result was written by the attempt that owned the job then",
-            "SELECT count(*) FILTER (WHERE e.job_id IS NULL OR r.written_at < e.started_at OR r.written_at > e.finished_at) = 0
+            "SELECT count(*) FILTER (WHERE e.job_id IS NULL
+                                        OR r.written_at < e.started_at OR r.written_at > e.finished_at) = 0
                     AND count(DISTINCT r.job_id) = $1
                FROM code_evolution.results r
                LEFT JOIN tenure.job_executions_all e USING (job_id, fencing_token)",

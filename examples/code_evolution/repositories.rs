@@ -57,14 +57,16 @@ pub(crate) fn make(folder: &Path, seed: u64, commits: u64) -> anyhow::Result<()>
             // The square makes some files hot.
             let file = usize::try_from(numbers.below(10) * numbers.below(10))?;
             sizes[file] = (sizes[file] + numbers.below(12)).clamp(1, 400);
-            let mut text = String::new();
+            let mut text = Vec::new();
             let part = numbers.below(8);
             for line in 0..sizes[file] {
                 let version = if line % 8 == part { n } else { 0 };
-                text += &format!("line {line} of file {file}, version {version}\n");
+                writeln!(text, "line {line} of file {file}, version {version}")?;
             }
             let extension = ["rs", "go", "py", "sql", "md"][file % 5];
-            writeln!(out, "M 100644 inline src/file{file}.{extension}\ndata {}\n{text}", text.len())?;
+            writeln!(out, "M 100644 inline src/file{file}.{extension}\ndata {}", text.len())?;
+            out.write_all(&text)?;
+            writeln!(out)?;
         }
     }
     out.flush()?;

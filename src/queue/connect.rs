@@ -13,6 +13,7 @@ use async_nats::{
     connection::State,
     jetstream::{self, context::ContextBuilder},
 };
+use percent_encoding::percent_decode_str;
 use tokio::sync::watch;
 
 use crate::config::{Config, masked};
@@ -26,6 +27,14 @@ pub enum QueueError {
     Address {
         /// What was given, without its password.
         url: String,
+    },
+    /// The credentials cannot be read.
+    #[error("TENURE_NATS_CREDENTIALS: {path} cannot be read: {reason}")]
+    Credentials {
+        /// Which file.
+        path: String,
+        /// Why not.
+        reason: String,
     },
     /// No answer. A message may have been stored all the same: publish it again under the same id.
     #[error("NATS is unavailable: {0}")]
@@ -95,6 +104,21 @@ impl Queue {
                     }
                 }
             });
+        // async-nats leaves what stands before the @ of a URL unused.
+        if let Some(server) = addresses.iter().find(|server| server.has_user_pass()) {
+            let decoded = |text: &str| percent_decode_str(text).decode_utf8_lossy().into_owned();
+            let user = decoded(server.username().unwrap_or_default());
+            options = match server.password() {
+                Some(password) => options.user_and_password(user, decoded(password)),
+                None => options.token(user),
+            };
+        }
+        if let Some(path) = &config.nats_credentials {
+            options = options.credentials_file(path).await.map_err(|error| QueueError::Credentials {
+                path: path.display().to_string(),
+                reason: error.to_string(),
+            })?;
+        }
         if let Some(prefix) = &config.inbox_prefix {
             options = options.custom_inbox_prefix(prefix);
         }

@@ -49,7 +49,7 @@ pub(crate) struct Pull {
     consumer: PullConsumer,
     slots: Arc<Semaphore>,
     /// How long a request waits on the server. A dead worker's request takes messages for this long.
-    pull_for: Duration,
+    requests_last: Duration,
     connections: watch::Receiver<u64>,
     inbox: String,
     subscriber: Option<Subscriber>,
@@ -66,14 +66,14 @@ impl Pull {
         queue: Queue,
         consumer: PullConsumer,
         slots: Arc<Semaphore>,
-        pull_for: Duration,
+        requests_last: Duration,
     ) -> Self {
         let connections = queue.connections.clone();
         Self {
             queue,
             consumer,
             slots,
-            pull_for,
+            requests_last,
             connections,
             inbox: String::new(),
             subscriber: None,
@@ -100,7 +100,7 @@ impl Pull {
                 self.request(self.held.len() - before).await?;
             }
             let idle = self.held.is_empty();
-            let silent_at = self.requested_at + self.pull_for + LATE;
+            let silent_at = self.requested_at + self.requests_last + LATE;
             let Some(subscriber) = self.subscriber.as_mut() else { continue };
             tokio::select! { biased;
                 message = subscriber.next() => {
@@ -138,7 +138,7 @@ impl Pull {
     /// back: given back earlier, it would come right back here.
     pub(crate) async fn stop(mut self) -> Vec<Delivery> {
         let mut left = Vec::new();
-        let ended_at = self.requested_at + self.pull_for + LATE;
+        let ended_at = self.requested_at + self.requests_last + LATE;
         while !self.held.is_empty() || !self.old.is_empty() {
             let Some(subscriber) = self.subscriber.as_mut() else { break };
             let message = tokio::select! { biased;
@@ -227,7 +227,7 @@ impl Pull {
         if batch == 0 {
             return Ok(());
         }
-        let request = BatchConfig { batch, expires: Some(self.pull_for), ..Default::default() };
+        let request = BatchConfig { batch, expires: Some(self.requests_last), ..Default::default() };
         self.consumer.request_batch(request, self.inbox.clone().into()).await?;
         self.requested_at = Instant::now();
         Ok(())
@@ -239,7 +239,7 @@ impl Pull {
         self.inbox = self.queue.client.new_inbox();
         let subscriber = self.queue.client.subscribe(self.inbox.clone()).await?;
         if let Some(old) = self.subscriber.replace(subscriber) {
-            let over = sleep_until(self.requested_at + self.pull_for + LATE);
+            let over = sleep_until(self.requested_at + self.requests_last + LATE);
             self.old.push(old.take_until(over).boxed());
         }
         Ok(())

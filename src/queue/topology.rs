@@ -82,6 +82,11 @@ fn consumer_drift(is: &jetstream::consumer::Config, should: &pull::Config) -> Ve
     drift
 }
 
+/// 10058: a stream of this name exists, with another first sequence.
+fn is_there_already(error: &jetstream::context::CreateStreamError) -> bool {
+    matches!(error.kind(), CreateStreamErrorKind::JetStream(e) if e.error_code().0 == 10058)
+}
+
 fn unavailable(what: &str, error: &dyn std::fmt::Display) -> QueueError {
     QueueError::Unavailable(format!("{what}: {error}"))
 }
@@ -102,8 +107,7 @@ impl Queue {
                         stream.cached_info().clone()
                     }
                     // Another worker was faster.
-                    Err(error) if matches!(error.kind(), CreateStreamErrorKind::JetStream(e) if e.error_code().0 == 10058) =>
-                    {
+                    Err(error) if is_there_already(&error) => {
                         let stream = self.context.get_stream(self.stream.as_ref()).await;
                         stream.map_err(|error| unavailable("get the stream", &error))?.cached_info().clone()
                     }

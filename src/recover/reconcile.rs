@@ -41,7 +41,8 @@ impl LifeSign {
         match locked {
             Ok(file) => Self { file: Some((file, path)) },
             Err(error) => {
-                tracing::warn!(%error, path = %path.display(), "no lock file; set TENURE_RUNTIME_DIR to a writable folder");
+                let path = path.display();
+                tracing::warn!(%error, %path, "no lock file; set TENURE_RUNTIME_DIR to a writable folder");
                 Self { file: None }
             }
         }

@@ -5,10 +5,10 @@
 --
 -- Marks older than the newest of an older stream, or than a week, tell nothing more.
 WITH pruned AS (
-    DELETE FROM tenure.relay_marks WHERE marked_at < $1 - interval '7 days'
+    DELETE FROM tenure.relay_marks WHERE marked_at < $1::timestamptz - interval '7 days'
 )
 INSERT INTO tenure.relay_marks (marked_at, stream_created, last_seq)
-SELECT $1, $2, $3
+SELECT $1::timestamptz, $2::text, $3::bigint
  WHERE NOT EXISTS (
        SELECT FROM tenure.relay_marks
-        WHERE marked_at > $1 - $4::float8 * interval '1 second' AND stream_created = $2)
+        WHERE marked_at > $1::timestamptz - $4::float8 * interval '1 second' AND stream_created = $2)

@@ -8,8 +8,11 @@
 //! Not here: what the answers mean (`claim`, `settle`, `recover`).
 
 mod call;
-mod migrate;
 mod rows;
+mod jobs;
+mod recovery;
+mod views;
+mod migrate;
 
 pub(crate) use call::Store;
 pub use call::StoreError;

@@ -1,16 +1,29 @@
 //! The tests of tenure against real servers. One program, so that they share what they start.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 #![allow(unreachable_pub, missing_docs, reason = "nothing here is published")]
+#![allow(
+    clippy::case_sensitive_file_extension_comparisons,
+    clippy::format_push_string,
+    clippy::items_after_statements,
+    clippy::similar_names,
+    clippy::type_complexity,
+    reason = "a test reads better with its parts where they are used"
+)]
 
 mod harness;
 mod scenarios;
 
 mod claim;
+mod cli;
 mod crash;
 mod enqueue;
+mod exec;
 mod life;
 mod outage;
 mod recover;
+mod roles;
 mod run;
+mod schema;
 mod shutdown;
 mod submit;
+mod tidy;

@@ -433,8 +433,8 @@ async fn a_transaction_whose_job_was_taken_meanwhile_is_rolled_back() {
                         // The fence is not checked yet, and holds nobody up: another takes the job and runs it.
                         sqlx::query("UPDATE tenure.jobs SET last_activity_at = now() - interval '1 h' WHERE id = $1").bind(id).execute(&steal).await?;
                         loop {
-                            let taken: i64 = sqlx::query_scalar("SELECT count(*) FROM tenure.all_jobs WHERE id = $1 AND (fencing_token > 1 OR status = 'queued')").bind(id).fetch_one(&steal).await?;
-                            if taken == 1 {
+                            let gone: i64 = sqlx::query_scalar("SELECT count(*) FROM tenure.all_jobs WHERE id = $1 AND (fencing_token > 1 OR status = 'queued')").bind(id).fetch_one(&steal).await?;
+                            if gone == 1 {
                                 return Ok(());
                             }
                         }

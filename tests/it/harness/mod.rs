@@ -78,7 +78,6 @@ pub struct Bench {
     pub config: Config,
     pub tenure: Tenure,
     pub pool: PgPool,
-    pub nats: async_nats::Client,
     pub js: jetstream::Context,
     /// Servers of this test alone, if it asked for them.
     pub own: Option<Servers>,
@@ -148,9 +147,9 @@ async fn world(mut config: Config, own: Option<Servers>, change: impl FnOnce(&mu
     change(&mut config);
     let pool = PgPoolOptions::new().max_connections(4).connect(&config.database_url).await.unwrap();
     let nats = async_nats::connect(&config.nats_url).await.unwrap();
-    let js = jetstream::new(nats.clone());
+    let js = jetstream::new(nats);
     let tenure = Tenure::connect(&config).await.unwrap();
-    Bench { config, tenure, pool, nats, js, own }
+    Bench { config, tenure, pool, js, own }
 }
 
 impl Bench {

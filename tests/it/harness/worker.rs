@@ -29,12 +29,6 @@ impl Running {
         drop(self.stop.take());
         (&mut self.task).await.unwrap().unwrap();
     }
-
-    /// Ends it as a crash does: nothing is released.
-    pub async fn crash(mut self) {
-        self.task.abort();
-        (&mut self.task).await.ok();
-    }
 }
 
 impl Drop for Running {

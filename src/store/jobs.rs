@@ -1,0 +1,325 @@
+//! Jobs: the statements of a job's way, from its row to its end. One method, one statement.
+
+use std::{collections::HashMap, time::Duration};
+
+use sqlx::{Row, postgres::PgRow, query};
+
+use super::{
+    BURY_UNKNOWN, CLAIM, COMPLETE, ENQUEUE, HELD_KEYS, MISSED, PROGRESS, PUT_OFF, REFUSE, SETTLE, SETTLED_AS,
+    STILL_MINE, UNPUBLISHED,
+    call::{Store, StoreError},
+    rows::{
+        AttemptEnd, ClaimRequest, Completion, EndedAttempt, Keys, NewJob, ProgressWrite, Refused, Told,
+        ended, json, ord, ordinals,
+    },
+};
+use crate::{
+    claim::{Claim, ClaimKey, Missed},
+    job::{JobId, storable},
+};
+
+/// Builds the one query for many new jobs.
+macro_rules! enqueue_query {
+    ($jobs:expr) => {{
+        let jobs: &[NewJob] = $jobs;
+        macro_rules! column {
+            ($of:expr) => {
+                jobs.iter().map($of).collect::<Vec<_>>()
+            };
+        }
+        query(ENQUEUE)
+            .bind(column!(|job| job.id))
+            .bind(column!(|job| job.queue.clone()))
+            .bind(column!(|job| job.kind.clone()))
+            .bind(column!(|job| job.payload.clone()))
+            .bind(column!(|job| i32::try_from(job.max_attempts).unwrap_or(i32::MAX)))
+            .bind(column!(|job| job.run_at))
+            .bind(column!(|job| job.delay.map(|delay| delay.as_secs_f64())))
+            .bind(column!(|job| job.trace_context.clone()))
+            .bind(column!(|job| job.key.as_ref().map(|(scope, _)| scope.clone())))
+            .bind(column!(|job| job.key.as_ref().map(|(_, key)| key.clone())))
+            .bind(column!(|job| job.message.map(|(seq, _)| seq.cast_signed())))
+            .bind(column!(|job| job.message.map(|(_, at)| at)))
+            .bind(column!(|job| match job.told {
+                Told::Relay => "relay",
+                Told::Ticket => "ticket",
+                Told::Message => "message",
+            }))
+    }};
+}
+
+fn created(rows: &[PgRow]) -> Result<HashMap<JobId, bool>, sqlx::Error> {
+    rows.iter().map(|row| Ok((row.try_get("id")?, row.try_get("has_message")?))).collect()
+}
+
+fn held_keys_query(
+    keys: &[(String, String)],
+) -> sqlx::query::Query<'_, sqlx::Postgres, sqlx::postgres::PgArguments> {
+    query(HELD_KEYS)
+        .bind(keys.iter().map(|(scope, _)| scope.clone()).collect::<Vec<_>>())
+        .bind(keys.iter().map(|(_, key)| key.clone()).collect::<Vec<_>>())
+        .bind(ordinals(keys.len()))
+}
+
+fn holders(rows: &[PgRow], keys: usize) -> Result<Vec<Option<JobId>>, sqlx::Error> {
+    let mut holders = vec![None; keys];
+    for row in rows {
+        if let Some(holder) = holders.get_mut(ord(row)?) {
+            *holder = Some(row.try_get("job_id")?);
+        }
+    }
+    Ok(holders)
+}
+
+impl Store {
+    /// Creates jobs. Returns those that were created, and whether each needs its ticket published now.
+    pub(crate) async fn enqueue(&self, jobs: &[NewJob]) -> Result<HashMap<JobId, bool>, StoreError> {
+        Ok(created(&self.rows(enqueue_query!(jobs)).await?)?)
+    }
+
+    /// [`Store::enqueue`] inside the user's transaction.
+    pub(crate) async fn enqueue_in(
+        connection: &mut sqlx::PgConnection,
+        jobs: &[NewJob],
+    ) -> Result<HashMap<JobId, bool>, StoreError> {
+        Ok(created(&enqueue_query!(jobs).fetch_all(connection).await?)?)
+    }
+
+    /// Who holds each key.
+    pub(crate) async fn held_keys(
+        &self,
+        keys: &[(String, String)],
+    ) -> Result<Vec<Option<JobId>>, StoreError> {
+        Ok(holders(&self.rows(held_keys_query(keys)).await?, keys.len())?)
+    }
+
+    /// [`Store::held_keys`] inside the user's transaction.
+    pub(crate) async fn held_keys_in(
+        connection: &mut sqlx::PgConnection,
+        keys: &[(String, String)],
+    ) -> Result<Vec<Option<JobId>>, StoreError> {
+        Ok(holders(&held_keys_query(keys).fetch_all(connection).await?, keys.len())?)
+    }
+
+    /// Hands jobs to the relay whose first publication failed.
+    pub(crate) async fn unpublished(&self, jobs: &[JobId]) -> Result<(), StoreError> {
+        self.rows(query(UNPUBLISHED).bind(jobs)).await.map(drop)
+    }
+
+    /// Claims jobs. The answer stands at the place of its request. `requests` is sorted by job, without
+    /// duplicates.
+    pub(crate) async fn claim(
+        &self,
+        requests: &[ClaimRequest],
+        worker_id: &str,
+        worker_host: &str,
+    ) -> Result<Vec<Option<Claim>>, StoreError> {
+        let rows = self
+            .rows(
+                query(CLAIM)
+                    .bind(requests.iter().map(|r| r.job).collect::<Vec<_>>())
+                    .bind(requests.iter().map(|r| r.claim).collect::<Vec<_>>())
+                    .bind(requests.iter().map(|r| r.stale_after.as_secs_f64()).collect::<Vec<_>>())
+                    .bind(ordinals(requests.len()))
+                    .bind(worker_id)
+                    .bind(worker_host),
+            )
+            .await?;
+        let mut claims = vec![None; requests.len()];
+        for row in &rows {
+            let claim = Claim {
+                key: ClaimKey {
+                    job: row.try_get("id")?,
+                    token: row.try_get("fencing_token")?,
+                    claim: row.try_get("claim_id")?,
+                },
+                queue: row.try_get("queue")?,
+                kind: row.try_get("kind")?,
+                payload: row.try_get("payload")?,
+                attempt: row.try_get::<i32, _>("attempt")?.cast_unsigned(),
+                max_attempts: row.try_get::<i32, _>("max_attempts")?.cast_unsigned(),
+                checkpoint: json(row.try_get("checkpoint")?),
+                trace_context: row.try_get("trace_context")?,
+            };
+            if let Some(place) = claims.get_mut(ord(row)?) {
+                *place = Some(claim);
+            }
+        }
+        Ok(claims)
+    }
+
+    /// Why a claim was refused. `dispatch` is the message's; `None` for a submission.
+    pub(crate) async fn missed(&self, job: JobId, dispatch: Option<i32>) -> Result<Missed, StoreError> {
+        let rows = self.rows(query(MISSED).bind(vec![job]).bind(vec![0])).await?;
+        let Some(row) = rows.first() else { return Ok(Missed::NoSuchRow) };
+        let Some(status) = row.try_get::<Option<String>, _>("status")? else {
+            let finished = row.try_get::<bool, _>("finished")?;
+            return Ok(if finished { Missed::Finished } else { Missed::NoSuchRow });
+        };
+        let newest: i32 = row.try_get("dispatch")?;
+        let message_known: bool = row.try_get("message_known")?;
+        if message_known && newest > dispatch.unwrap_or(0) {
+            return Ok(Missed::Superseded);
+        }
+        if status == "processing" {
+            let stale_in_s: f64 = row.try_get("stale_in_s")?;
+            return Ok(match Duration::try_from_secs_f64(stale_in_s) {
+                Ok(stale_in) => Missed::Held {
+                    owner: row.try_get("worker_id")?,
+                    claim: row.try_get("claim_id")?,
+                    token: row.try_get("fencing_token")?,
+                    stale_in,
+                },
+                Err(_) => Missed::Stale,
+            });
+        }
+        Ok(match Duration::try_from_secs_f64(row.try_get("due_in_s")?) {
+            Ok(due_in) if !due_in.is_zero() => Missed::NotDue { due_in, relayed: !message_known },
+            _ => Missed::Free,
+        })
+    }
+
+    /// Writes progress. `Some(cancel_requested)` at the place of each write whose job still is ours.
+    /// `writes` is sorted by job, without duplicates.
+    pub(crate) async fn progress(&self, writes: &[ProgressWrite]) -> Result<Vec<Option<bool>>, StoreError> {
+        let keys: Keys = writes.iter().map(|write| &write.key).collect();
+        let rows = self
+            .rows(
+                query(PROGRESS)
+                    .bind(keys.jobs)
+                    .bind(keys.tokens)
+                    .bind(keys.claims)
+                    .bind(
+                        writes
+                            .iter()
+                            .map(|w| w.stage.as_deref().map(|s| storable(s).into_owned()))
+                            .collect::<Vec<_>>(),
+                    )
+                    .bind(writes.iter().map(|w| w.percent).collect::<Vec<_>>())
+                    .bind(
+                        writes
+                            .iter()
+                            .map(|w| w.message.as_deref().map(|s| storable(s).into_owned()))
+                            .collect::<Vec<_>>(),
+                    )
+                    .bind(writes.iter().map(|w| w.checkpoint.clone()).collect::<Vec<_>>())
+                    .bind(keys.ords),
+            )
+            .await?;
+        let mut answers = vec![None; writes.len()];
+        for row in &rows {
+            if let Some(answer) = answers.get_mut(ord(row)?) {
+                *answer = Some(row.try_get("cancel_requested")?);
+            }
+        }
+        Ok(answers)
+    }
+
+    /// Which of these claims are current.
+    pub(crate) async fn still_mine(&self, claims: &[ClaimKey]) -> Result<Vec<bool>, StoreError> {
+        let keys: Keys = claims.iter().collect();
+        let rows = self
+            .rows(query(STILL_MINE).bind(keys.jobs).bind(keys.tokens).bind(keys.claims).bind(keys.ords))
+            .await?;
+        let mut mine = vec![false; claims.len()];
+        for row in &rows {
+            if let Some(answer) = mine.get_mut(ord(row)?) {
+                *answer = true;
+            }
+        }
+        Ok(mine)
+    }
+
+    /// Completes jobs. `true` at the place of each that this call completed. Sorted, without duplicates.
+    pub(crate) async fn complete(&self, completions: &[Completion]) -> Result<Vec<bool>, StoreError> {
+        let keys: Keys = completions.iter().map(|completion| &completion.key).collect();
+        let rows = self
+            .rows(
+                query(COMPLETE)
+                    .bind(keys.jobs)
+                    .bind(keys.tokens)
+                    .bind(keys.claims)
+                    .bind(completions.iter().map(|c| c.output.clone()).collect::<Vec<_>>())
+                    .bind(keys.ords),
+            )
+            .await?;
+        let mut done = vec![false; completions.len()];
+        for row in &rows {
+            if let Some(answer) = done.get_mut(ord(row)?) {
+                *answer = true;
+            }
+        }
+        Ok(done)
+    }
+
+    /// Ends attempts that did not complete. Those that are missing from the answer were not ours.
+    pub(crate) async fn settle(
+        &self,
+        ends: &[AttemptEnd],
+        worker_id: &str,
+    ) -> Result<Vec<EndedAttempt>, StoreError> {
+        let keys: Keys = ends.iter().map(|end| &end.key).collect();
+        let rows = self
+            .rows(
+                query(SETTLE)
+                    .bind(keys.jobs)
+                    .bind(keys.tokens)
+                    .bind(keys.claims)
+                    .bind(ends.iter().map(|e| e.verdict).collect::<Vec<_>>())
+                    .bind(
+                        ends.iter()
+                            .map(|e| e.error.as_deref().map(|s| storable(s).into_owned()))
+                            .collect::<Vec<_>>(),
+                    )
+                    .bind(ends.iter().map(|e| e.category).collect::<Vec<_>>())
+                    .bind(ends.iter().map(|e| e.delay.as_secs_f64()).collect::<Vec<_>>())
+                    .bind(ends.iter().map(|e| e.reason).collect::<Vec<_>>())
+                    .bind(keys.ords)
+                    .bind(worker_id),
+            )
+            .await?;
+        Ok(ended(&rows)?)
+    }
+
+    /// How exactly this claim ended: `None` if nothing is known of it, `Some(None)` while it runs.
+    pub(crate) async fn settled_as(&self, claim: &ClaimKey) -> Result<Option<Option<String>>, StoreError> {
+        let keys: Keys = [claim].into_iter().collect();
+        let rows = self
+            .rows(query(SETTLED_AS).bind(keys.jobs).bind(keys.tokens).bind(keys.claims).bind(keys.ords))
+            .await?;
+        Ok(rows.first().map(|row| row.try_get("outcome")).transpose()?)
+    }
+
+    /// Writes a submission that cannot be a job to the dead letters.
+    pub(crate) async fn refuse(&self, refused: &Refused) -> Result<(), StoreError> {
+        self.rows(
+            query(REFUSE)
+                .bind(refused.id)
+                .bind(&refused.queue)
+                .bind(&refused.kind)
+                .bind(&refused.subject)
+                .bind(&refused.raw)
+                .bind(refused.category)
+                .bind(storable(&refused.reason))
+                .bind(refused.published),
+        )
+        .await
+        .map(drop)
+    }
+
+    /// Tells the relay that a job's message is alive and comes again.
+    pub(crate) async fn put_off(&self, job: JobId, again_in: Duration) -> Result<(), StoreError> {
+        self.rows(query(PUT_OFF).bind(job).bind(again_in.as_secs_f64())).await.map(drop)
+    }
+
+    /// Buries a queued job whose kind nobody knew for too long.
+    pub(crate) async fn bury_unknown(
+        &self,
+        job: JobId,
+        longest: Duration,
+        error: &str,
+    ) -> Result<Option<EndedAttempt>, StoreError> {
+        let rows = self.rows(query(BURY_UNKNOWN).bind(job).bind(longest.as_secs_f64()).bind(error)).await?;
+        Ok(ended(&rows)?.pop())
+    }
+}

@@ -1,0 +1,218 @@
+//! Recovery: the statements of scanner, reconcile, takeover and relay. One method, one statement.
+
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use sqlx::{Row, postgres::PgRow, query};
+
+use super::{
+    ADD_MARK, CREATE_PARTITIONS, DATABASE_TIME, NOTE_REFUSED, PASSED_MARK, PUBLISHED, RECLAIM_LOST,
+    REGISTER_WORKER, REMOVE_WORKER, RESET_STALE, RESET_WORKERS, SCAN_GATE, TAKE_DUE, TAKE_OVER,
+    WORKERS_OF_HOST,
+    call::{Store, StoreError},
+    rows::{DueJob, EndedAttempt, Gate, HostWorker, Registration, ended},
+};
+use crate::{claim::ClaimKey, job::JobId};
+
+impl Store {
+    /// Resets silent jobs, the quietest first.
+    pub(crate) async fn reset_stale(
+        &self,
+        limit: i64,
+        worker_id: &str,
+    ) -> Result<Vec<EndedAttempt>, StoreError> {
+        Ok(ended(&self.rows(query(RESET_STALE).bind(limit).bind(worker_id)).await?)?)
+    }
+
+    /// Resets the jobs of dead processes of one host.
+    pub(crate) async fn reset_workers(
+        &self,
+        dead: &[String],
+        hostname: &str,
+        worker_id: &str,
+    ) -> Result<Vec<EndedAttempt>, StoreError> {
+        Ok(ended(&self.rows(query(RESET_WORKERS).bind(dead).bind(hostname).bind(worker_id)).await?)?)
+    }
+
+    /// Resets one silent job whose message came again.
+    pub(crate) async fn take_over(
+        &self,
+        job: JobId,
+        worker_id: &str,
+    ) -> Result<Option<EndedAttempt>, StoreError> {
+        Ok(ended(&self.rows(query(TAKE_OVER).bind(job).bind(worker_id)).await?)?.pop())
+    }
+
+    /// Takes jobs whose message shall be published now.
+    pub(crate) async fn take_due(&self, limit: i64, again_in: Duration) -> Result<Vec<DueJob>, StoreError> {
+        let rows = self.rows(query(TAKE_DUE).bind(limit).bind(again_in.as_secs_f64())).await?;
+        let due = |row: &PgRow| {
+            Ok(DueJob {
+                id: row.try_get("id")?,
+                queue: row.try_get("queue")?,
+                kind: row.try_get("kind")?,
+                dispatch: row.try_get("dispatch")?,
+                token: row.try_get("fencing_token")?,
+                clear_reason: row.try_get("clear_reason")?,
+                trace_context: row.try_get("trace_context")?,
+            })
+        };
+        Ok(rows.iter().map(due).collect::<Result<_, sqlx::Error>>()?)
+    }
+
+    /// Records that the stream confirmed these messages.
+    pub(crate) async fn published(&self, jobs: &[DueJob]) -> Result<(), StoreError> {
+        self.rows(
+            query(PUBLISHED)
+                .bind(jobs.iter().map(|job| job.id).collect::<Vec<_>>())
+                .bind(jobs.iter().map(|job| job.dispatch).collect::<Vec<_>>())
+                .bind(jobs.iter().map(|job| job.token).collect::<Vec<_>>()),
+        )
+        .await
+        .map(drop)
+    }
+
+    /// The only clock.
+    pub(crate) async fn database_time(&self) -> Result<DateTime<Utc>, StoreError> {
+        let rows = self.rows(query(DATABASE_TIME)).await?;
+        let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
+        Ok(row.try_get("at")?)
+    }
+
+    /// Remembers what the stream held at a moment.
+    pub(crate) async fn add_mark(
+        &self,
+        at: DateTime<Utc>,
+        stream_created: &str,
+        last_seq: u64,
+        gap: Duration,
+    ) -> Result<(), StoreError> {
+        self.rows(
+            query(ADD_MARK)
+                .bind(at)
+                .bind(stream_created)
+                .bind(last_seq.cast_signed())
+                .bind(gap.as_secs_f64()),
+        )
+        .await
+        .map(drop)
+    }
+
+    /// Until when a published job cannot have a message left, by the marks that were passed.
+    pub(crate) async fn passed_mark(
+        &self,
+        stream_created: &str,
+        delivered: u64,
+        margin: Duration,
+    ) -> Result<Option<DateTime<Utc>>, StoreError> {
+        let rows = self
+            .rows(
+                query(PASSED_MARK)
+                    .bind(stream_created)
+                    .bind(delivered.cast_signed())
+                    .bind(margin.as_secs_f64()),
+            )
+            .await?;
+        Ok(rows.first().map(|row| row.try_get("before")).transpose()?.flatten())
+    }
+
+    /// Gives jobs without a message back to the relay; returns how many.
+    pub(crate) async fn reclaim_lost(
+        &self,
+        queue: &str,
+        before: DateTime<Utc>,
+        limit: i64,
+        worker_id: &str,
+    ) -> Result<u64, StoreError> {
+        let rows =
+            self.rows(query(RECLAIM_LOST).bind(queue).bind(before).bind(limit).bind(worker_id)).await?;
+        Ok(rows.len() as u64)
+    }
+
+    /// Asks whether this worker scans now. `None`: another did.
+    pub(crate) async fn scan_gate(
+        &self,
+        scan_every: Duration,
+        stale_after: Duration,
+    ) -> Result<Option<Gate>, StoreError> {
+        let rows = self
+            .rows(query(SCAN_GATE).bind(scan_every.as_secs_f64()).bind(stale_after.as_secs_f64()))
+            .await?;
+        let gate = |row: &PgRow| {
+            Ok::<_, sqlx::Error>(Gate {
+                in_grace: row.try_get("in_grace")?,
+                breaker_open: row.try_get("breaker_open")?,
+                running: row.try_get("running")?,
+                stale: row.try_get("stale")?,
+            })
+        };
+        Ok(rows.first().map(gate).transpose()?)
+    }
+
+    /// Makes sure that a week of history partitions exists.
+    pub(crate) async fn create_partitions(&self) -> Result<(), StoreError> {
+        self.rows(query(CREATE_PARTITIONS)).await.map(drop)
+    }
+
+    /// Records writes of a worker that no longer owned the job.
+    pub(crate) async fn note_refused(
+        &self,
+        writes: &[(ClaimKey, String)],
+        worker_id: &str,
+    ) -> Result<(), StoreError> {
+        self.rows(
+            query(NOTE_REFUSED)
+                .bind(writes.iter().map(|(key, _)| key.job).collect::<Vec<_>>())
+                .bind(writes.iter().map(|(key, _)| key.token).collect::<Vec<_>>())
+                .bind(writes.iter().map(|(_, what)| what.clone()).collect::<Vec<_>>())
+                .bind(worker_id),
+        )
+        .await
+        .map(drop)
+    }
+
+    /// Registers this process, or renews its row.
+    pub(crate) async fn register_worker(&self, worker: &Registration) -> Result<(), StoreError> {
+        self.rows(
+            query(REGISTER_WORKER)
+                .bind(&worker.worker_id)
+                .bind(&worker.hostname)
+                .bind(worker.pid)
+                .bind(&worker.boot_id)
+                .bind(&worker.pid_namespace)
+                .bind(&worker.pid_started_at)
+                .bind(&worker.lock_file)
+                .bind(None::<String>)
+                .bind(&worker.queues)
+                .bind(worker.slots)
+                .bind(env!("CARGO_PKG_VERSION")),
+        )
+        .await
+        .map(drop)
+    }
+
+    /// Forgets processes that have ended.
+    pub(crate) async fn remove_workers(&self, worker_ids: &[String]) -> Result<(), StoreError> {
+        self.rows(query(REMOVE_WORKER).bind(worker_ids)).await.map(drop)
+    }
+
+    /// The other processes that registered from this host.
+    pub(crate) async fn workers_of_host(
+        &self,
+        hostname: &str,
+        worker_id: &str,
+    ) -> Result<Vec<HostWorker>, StoreError> {
+        let rows = self.rows(query(WORKERS_OF_HOST).bind(hostname).bind(worker_id)).await?;
+        let worker = |row: &PgRow| {
+            Ok(HostWorker {
+                worker_id: row.try_get("worker_id")?,
+                pid: row.try_get("pid")?,
+                boot_id: row.try_get("boot_id")?,
+                pid_namespace: row.try_get("pid_namespace")?,
+                pid_started_at: row.try_get("pid_started_at")?,
+                lock_file: row.try_get("lock_file")?,
+            })
+        };
+        Ok(rows.iter().map(worker).collect::<Result<_, sqlx::Error>>()?)
+    }
+}

@@ -1,0 +1,98 @@
+//! Views: the statements for people. One method, one statement.
+
+use sqlx::{Row, postgres::PgRow, query};
+
+use super::{
+    EXECUTIONS, LIST_JOBS, RECOVERIES, SCHEMA_VERSION, SHOW_JOB,
+    call::{Store, StoreError},
+    rows::{ExecutionRow, JobRow, RecoveryRow, json},
+};
+use crate::job::{JobId, Status};
+
+impl Store {
+    /// The newest migration applied.
+    pub(crate) async fn schema_version(&self) -> Result<i64, StoreError> {
+        let rows = self.rows(query(SCHEMA_VERSION)).await?;
+        Ok(rows.first().map(|row| row.try_get("version")).transpose()?.unwrap_or(0))
+    }
+
+    /// Jobs, newest first.
+    pub(crate) async fn list_jobs(
+        &self,
+        status: Option<Status>,
+        queue: Option<&str>,
+        kind: Option<&str>,
+        limit: i64,
+    ) -> Result<Vec<JobRow>, StoreError> {
+        let rows = self
+            .rows(query(LIST_JOBS).bind(status.map(Status::as_str)).bind(queue).bind(kind).bind(limit))
+            .await?;
+        Ok(rows.iter().map(job_row).collect::<Result<_, _>>()?)
+    }
+
+    /// One job, wherever it stands.
+    pub(crate) async fn show_job(&self, job: JobId) -> Result<Option<JobRow>, StoreError> {
+        let rows = self.rows(query(SHOW_JOB).bind(job)).await?;
+        Ok(rows.first().map(job_row).transpose()?)
+    }
+
+    /// Every attempt of one job.
+    pub(crate) async fn executions(&self, job: JobId) -> Result<Vec<ExecutionRow>, StoreError> {
+        let rows = self.rows(query(EXECUTIONS).bind(job)).await?;
+        let execution = |row: &PgRow| {
+            Ok(ExecutionRow {
+                fencing_token: row.try_get("fencing_token")?,
+                attempt: row.try_get("attempt")?,
+                worker_id: row.try_get("worker_id")?,
+                started_at: row.try_get("started_at")?,
+                finished_at: row.try_get("finished_at")?,
+                outcome: row.try_get("outcome")?,
+                error: row.try_get("error")?,
+            })
+        };
+        Ok(rows.iter().map(execution).collect::<Result<_, sqlx::Error>>()?)
+    }
+
+    /// What was recovered or refused of one job.
+    pub(crate) async fn recoveries(&self, job: JobId) -> Result<Vec<RecoveryRow>, StoreError> {
+        let rows = self.rows(query(RECOVERIES).bind(job)).await?;
+        let event = |row: &PgRow| {
+            Ok(RecoveryRow {
+                at: row.try_get("at")?,
+                event: row.try_get("event")?,
+                path: row.try_get("path")?,
+                fencing_token: row.try_get("fencing_token")?,
+                owner_before: row.try_get("owner_before")?,
+                silence_s: row.try_get("silence_s")?,
+                reason: row.try_get("reason")?,
+                recovered_by: row.try_get("recovered_by")?,
+            })
+        };
+        Ok(rows.iter().map(event).collect::<Result<_, sqlx::Error>>()?)
+    }
+}
+
+fn job_row(row: &PgRow) -> Result<JobRow, sqlx::Error> {
+    let status: &str = row.try_get("status")?;
+    Ok(JobRow {
+        id: row.try_get("id")?,
+        queue: row.try_get("queue")?,
+        kind: row.try_get("kind")?,
+        payload: json(row.try_get("payload")?),
+        status: status.parse().map_err(|error: String| sqlx::Error::Decode(error.into()))?,
+        attempt: row.try_get("attempt")?,
+        max_attempts: row.try_get("max_attempts")?,
+        fencing_token: row.try_get("fencing_token")?,
+        worker_id: row.try_get("worker_id")?,
+        created_at: row.try_get("created_at")?,
+        scheduled_at: row.try_get("scheduled_at")?,
+        started_at: row.try_get("started_at")?,
+        last_activity_at: row.try_get("last_activity_at")?,
+        finished_at: row.try_get("finished_at")?,
+        stage: row.try_get("stage")?,
+        progress: row.try_get("progress")?,
+        message: row.try_get("message")?,
+        output: json(row.try_get("output")?),
+        last_error: row.try_get("last_error")?,
+    })
+}

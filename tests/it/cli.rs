@@ -1,0 +1,227 @@
+//! The program, as its user types it.
+
+use std::{process::Stdio, time::Duration};
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use tenure::{JobContext, JobError, KindOptions, Outcome, Worker};
+
+use crate::harness::{Bench, Child, Running, bench};
+
+struct Ran {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+async fn run(bench: &Bench, arguments: &[&str]) -> Ran {
+    let output = bench.program(arguments).output().await.unwrap();
+    Ran {
+        code: output.status.code(),
+        out: String::from_utf8(output.stdout).unwrap(),
+        err: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn enqueue_prints_the_id_and_says_when_the_key_was_taken() {
+    let bench = bench().await;
+    let first =
+        run(&bench, &["enqueue", "q", "k", "{\"a\": 1}", "--unique-key", "u", "--max-attempts", "9"]).await;
+    assert_eq!(first.code, Some(0), "{}", first.err);
+    let id: tenure::JobId = first.out.trim().parse().unwrap();
+    let again = run(&bench, &["enqueue", "q", "k", "2", "--unique-key", "u", "--output", "json"]).await;
+    assert_eq!(serde_json::from_str::<Value>(&again.out).unwrap(), json!({"id": id, "duplicate": true}));
+    assert!(again.err.contains("nothing was enqueued"), "{}", again.err);
+    let later = run(&bench, &["enqueue", "q", "k", "3", "--delay", "1h"]).await;
+    assert_eq!(later.code, Some(0));
+    let rows = bench.text("SELECT payload, max_attempts, scheduled_at > now() + interval '50 min' FROM tenure.jobs ORDER BY id").await;
+    assert_eq!(rows, "(\"{\"\"a\"\": 1}\",9,f)\n(3,5,t)");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bad_input_exits_1_or_2_and_says_what_to_do() {
+    let bench = bench().await;
+    let cases: [(&[&str], i32, &str); 6] = [
+        (&["enqueue", "q", "k", "oops"], 1, "not JSON"),
+        (&["enqueue", "a.b", "k", "1"], 1, "queue \"a.b\" is not valid"),
+        (&["enqueue", "q", "k", "1", "--delay", "soon"], 2, "--delay"),
+        (&["jobs", "show", "01a1fb9b-f0d9-7081-8339-62abe2722240"], 1, "there is no job"),
+        (&["jobs", "list", "--status", "done"], 2, "completed"),
+        (&["work", "q"], 2, "--exec"),
+    ];
+    for (arguments, code, text) in cases {
+        let ran = run(&bench, arguments).await;
+        assert_eq!(ran.code, Some(code), "{arguments:?}: {}", ran.err);
+        assert!(ran.err.contains(text), "{arguments:?}: {}", ran.err);
+        assert!(ran.out.is_empty());
+    }
+    let nowhere = bench.program(&["jobs", "list"]).env_remove("DATABASE_URL").output().await.unwrap();
+    assert!(String::from_utf8(nowhere.stderr).unwrap().contains("DATABASE_URL is not set"));
+    let wrong =
+        bench.program(&["work", "q", "--exec", "true"]).env("TENURE_ACK_WAIT", "1s").output().await.unwrap();
+    let text = String::from_utf8(wrong.stderr).unwrap();
+    assert!(text.contains("ack_wait (1s)") && text.contains("stale_after (1.5s)"), "{text}");
+    assert_eq!(wrong.status.code(), Some(1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_list_show_and_watch_tell_a_jobs_story() {
+    let bench = bench().await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    let handler = |payload: Value, ctx: JobContext| async move {
+        if payload == json!("bad") {
+            return Err(JobError::permanent("\u{1b}[31mno\u{1b}[0m"));
+        }
+        for percent in [20_u8, 60, 90] {
+            ctx.progress("walking", f32::from(percent), "a step").await?;
+            tokio::time::sleep(Duration::from_millis(600)).await;
+        }
+        Outcome::done("there")
+    };
+    let worker = Running::start(
+        Worker::builder(&bench.tenure).handle_any(KindOptions::new(), handler).concurrency("q", 2),
+    );
+    let good = bench.tenure.enqueue(tenure::JobRequest::new("q", "walk", json!("good"))).await.unwrap().id;
+    let watched = run(&bench, &["jobs", "watch", &good.to_string()]).await;
+    assert_eq!(watched.code, Some(0), "{}", watched.err);
+    // Not a terminal: a line a change.
+    for part in ["processing · attempt 1 · 60 % · walking · a step", "completed · attempt 1"] {
+        assert!(watched.out.contains(part), "no {part:?} in\n{}", watched.out);
+    }
+    let bad = bench.tenure.enqueue(tenure::JobRequest::new("q", "walk", json!("bad"))).await.unwrap().id;
+    assert_eq!(run(&bench, &["jobs", "watch", &bad.to_string()]).await.code, Some(1));
+
+    let list = run(&bench, &["jobs", "list"]).await.out;
+    assert!(
+        list.contains(&good.to_string()) && list.contains(&bad.to_string()) && list.contains("completed"),
+        "{list}"
+    );
+    assert!(!list.contains('\u{1b}'), "an error text must not steer the terminal");
+    let failed: Value = serde_json::from_str(
+        &run(&bench, &["jobs", "list", "--status", "failed", "--output", "json"]).await.out,
+    )
+    .unwrap();
+    assert_eq!((failed.as_array().unwrap().len(), &failed[0]["id"]), (1, &json!(bad)));
+    let show = run(&bench, &["jobs", "show", &good.to_string()]).await.out;
+    for part in ["completed", "1 of 5", "\"there\"", "TOKEN", "walk"] {
+        assert!(show.contains(part), "no {part:?} in\n{show}");
+    }
+    let shown: Value =
+        serde_json::from_str(&run(&bench, &["jobs", "show", &bad.to_string(), "--output", "json"]).await.out)
+            .unwrap();
+    assert_eq!(shown["executions"][0]["outcome"], "failed");
+    worker.stop().await;
+}
+
+/// A real terminal, made by `script`, so that the bar is drawn.
+#[tokio::test(flavor = "multi_thread")]
+async fn watching_on_a_terminal_draws_a_bar_that_moves() {
+    let bench = bench().await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    let handler = |_, ctx: JobContext| async move {
+        for percent in [30_u8, 60] {
+            ctx.progress("walking", f32::from(percent), "").await?;
+            tokio::time::sleep(Duration::from_millis(800)).await;
+        }
+        Ok::<_, JobError>(())
+    };
+    let worker = Running::start(
+        Worker::builder(&bench.tenure).handle_any(KindOptions::new(), handler).concurrency("q", 2),
+    );
+    let id = bench.tenure.enqueue(tenure::JobRequest::new("q", "walk", json!(1))).await.unwrap().id;
+    let command = format!("{} jobs watch {id}", env!("CARGO_BIN_EXE_tenure"));
+    let output = tokio::process::Command::new("script")
+        .args(["-qec", &command, "/dev/null"])
+        .envs(bench.environment())
+        .env("TERM", "xterm")
+        .stdin(Stdio::null())
+        .output()
+        .await
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    for part in ["█", "30 %", "60 %", "100 %"] {
+        assert!(text.contains(part), "no {part:?} in\n{text}");
+    }
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dev_runs_private_servers_prints_their_urls_and_ends_them() {
+    let bench = bench().await;
+    let folder = bench.config.runtime_dir.join("dev");
+    std::fs::create_dir_all(&folder).unwrap();
+    #[cfg(unix)]
+    std::fs::set_permissions(&bench.config.runtime_dir, std::os::unix::fs::PermissionsExt::from_mode(0o755))
+        .unwrap();
+    let path = folder.to_string_lossy().into_owned();
+    let command = bench.program(&["dev", "--folder", &path]);
+    let mut dev = Child::spawn(command, "dev");
+    dev.until_log("export NATS_URL=").await;
+    let log = dev.log();
+    let var = |name: &str| {
+        let line = log.lines().find_map(|line| line.strip_prefix(&format!("export {name}="))).unwrap();
+        (name.to_owned(), line.to_owned())
+    };
+    let urls = [var("DATABASE_URL"), var("NATS_URL")];
+    let tenure = |arguments: &'static [&'static str]| {
+        let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_tenure"));
+        command.args(arguments).envs(urls.clone()).stdin(Stdio::null());
+        command
+    };
+    // Migrated, and good for a first job without any Rust.
+    let enqueued = tenure(&["enqueue", "demo", "hello", "{\"name\": \"world\"}"]).output().await.unwrap();
+    assert!(enqueued.status.success(), "{}", String::from_utf8_lossy(&enqueued.stderr));
+    let id = String::from_utf8(enqueued.stdout).unwrap().trim().to_owned();
+    let mut worker =
+        Child::spawn(tenure(&["work", "demo", "--exec", "echo '{\"output\": \"hello\"}'"]), "dev-work");
+    let watched = tenure(&["jobs", "watch", "--output", "json"]).arg(&id).output().await.unwrap();
+    assert!(String::from_utf8(watched.stdout).unwrap().contains("\"output\":\"hello\""));
+    worker.signal(Signal::TERM);
+    assert_eq!(worker.wait().await, Some(0));
+    // A second one in the same folder says where the first is.
+    let second = bench.program(&["dev", "--folder", &path]).output().await.unwrap();
+    assert_eq!(second.status.code(), Some(1));
+    assert!(String::from_utf8(second.stderr).unwrap().contains(&urls[1].1));
+
+    let pids: Vec<i32> = ["postgres/data/postmaster.pid", "nats/nats.pid"]
+        .iter()
+        .map(|file| {
+            std::fs::read_to_string(folder.join(file))
+                .unwrap()
+                .lines()
+                .next()
+                .unwrap()
+                .trim()
+                .parse()
+                .unwrap()
+        })
+        .collect();
+    dev.signal(Signal::INT);
+    assert_eq!(dev.wait().await, Some(0), "{}", dev.log());
+    for pid in &pids {
+        assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists(), "server {pid} was left behind");
+    }
+    // Killed, it leaves no server behind either; and what was stored is there again.
+    let mut dev = Child::spawn(bench.program(&["dev", "--folder", &path]), "dev");
+    dev.until_log("export NATS_URL=").await;
+    let pid: i32 = std::fs::read_to_string(folder.join("postgres/data/postmaster.pid"))
+        .unwrap()
+        .lines()
+        .next()
+        .unwrap()
+        .trim()
+        .parse()
+        .unwrap();
+    let log = dev.log();
+    let url = log.lines().find_map(|line| line.strip_prefix("export DATABASE_URL=")).unwrap().to_owned();
+    let listed =
+        bench.program(&["jobs", "list", "--output", "json"]).env("DATABASE_URL", url).output().await.unwrap();
+    assert!(String::from_utf8(listed.stdout).unwrap().contains(&id));
+    dev.kill().await;
+    let deadline = std::time::Instant::now() + Duration::from_secs(10);
+    while std::path::Path::new(&format!("/proc/{pid}")).exists() {
+        assert!(std::time::Instant::now() < deadline, "postgres outlives a killed `tenure dev`");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}

@@ -1,0 +1,204 @@
+//! `tenure work --exec`: any program as the handler.
+
+use std::{path::PathBuf, time::Duration};
+
+use rustix::process::Signal;
+use serde_json::json;
+use tenure::{JobRequest, Status};
+
+use crate::harness::{Bench, Child, bench, until_file};
+
+fn work(bench: &Bench, arguments: &[&str]) -> Child {
+    let mut all = vec!["work", "q"];
+    all.extend(arguments);
+    Child::spawn(bench.program(&all), "work")
+}
+
+fn folder(bench: &Bench) -> PathBuf {
+    let folder = bench.config.runtime_dir.join("exec");
+    std::fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+async fn enqueue(bench: &Bench, kind: &str, payload: serde_json::Value) -> tenure::JobId {
+    bench.tenure.enqueue(JobRequest::new("q", kind, payload).max_attempts(2)).await.unwrap().id
+}
+
+/// Whether a process runs; one that only waits to be reaped does not.
+fn alive(pid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))
+}
+
+async fn until_dead(pid: i32, within: Duration) {
+    let deadline = std::time::Instant::now() + within;
+    while alive(pid) {
+        assert!(std::time::Instant::now() < deadline, "process {pid} outlives its worker");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_gets_the_payload_and_its_environment_and_says_progress_output_and_logs() {
+    let bench = bench().await;
+    let folder = folder(&bench);
+    let script = format!(
+        r#"cat > {0}/payload
+        env | grep ^TENURE_ | grep -v -e _AFTER -e _EVERY > {0}/env
+        echo 'a plain line'
+        echo '{{"unknown": "is logged"}}'
+        echo '{{"stage": "half", "progress": 50, "message": "on the way"}}'
+        while [ ! -e {0}/go ]; do sleep 0.02; done
+        echo '{{"output": {{"lines": 3}}}}'"#,
+        folder.display()
+    );
+    let mut worker = work(&bench, &["--exec", &script]);
+    let id = enqueue(&bench, "any.kind", json!({"a": [1, "ü"]})).await;
+    bench
+        .until_count("tenure.jobs WHERE stage = 'half' AND progress = 50 AND message = 'on the way'", 1)
+        .await;
+    std::fs::write(folder.join("go"), "").unwrap();
+    let job = bench.until_finished(id).await;
+    assert_eq!((job.status, job.output), (Status::Completed, Some(json!({"lines": 3}))));
+    let payload = std::fs::read_to_string(folder.join("payload")).unwrap();
+    assert_eq!(serde_json::from_str::<serde_json::Value>(&payload).unwrap(), json!({"a": [1, "ü"]}));
+    let env = std::fs::read_to_string(folder.join("env")).unwrap();
+    for line in [
+        &format!("TENURE_JOB_ID={id}"),
+        "TENURE_QUEUE=q",
+        "TENURE_KIND=any.kind",
+        "TENURE_ATTEMPT=1",
+        "TENURE_FENCING_TOKEN=1",
+        "TENURE_CHECKPOINT_FILE=/",
+    ] {
+        assert!(env.contains(line), "no {line} in\n{env}");
+    }
+    worker.until_log("a plain line").await;
+    worker.until_log("is logged").await;
+    worker.signal(Signal::TERM);
+    assert_eq!(worker.wait().await, Some(0), "{}", worker.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn exit_codes_complete_fail_for_good_and_retry() {
+    let bench = bench().await;
+    let script = r#"echo "the reason" >&2; exit "$(cat)""#;
+    let _worker = work(&bench, &["--exec", script, "--concurrency", "3"]);
+    let done = enqueue(&bench, "k", json!(0)).await;
+    let wrong = enqueue(&bench, "k", json!(65)).await;
+    let again = enqueue(&bench, "k", json!(3)).await;
+    assert_eq!(bench.until_finished(done).await.status, Status::Completed);
+    let failed = bench.until_finished(wrong).await;
+    assert_eq!((failed.status, failed.attempt), (Status::Failed, 1));
+    assert_eq!(failed.last_error.as_deref(), Some("exit 65: the reason"));
+    bench.until_count(&format!("tenure.jobs WHERE id = '{again}' AND status = 'queued' AND attempt = 1 AND last_error = 'exit 3: the reason'"), 1).await;
+    // And the second attempt, without the wait of 5 s.
+    bench.execute("UPDATE tenure.jobs SET scheduled_at = now(), publish_at = now()").await;
+    let dead = bench.until_finished(again).await;
+    assert_eq!((dead.status, dead.attempt), (Status::Failed, 2));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_checkpoint_is_in_the_file_of_the_next_attempt() {
+    let bench = bench().await;
+    let script = r#"n=$(cat "$TENURE_CHECKPOINT_FILE"); if [ -n "$n" ]; then echo "{\"output\": $n}"; exit 0; fi
+                    echo '{"checkpoint": {"page": 7}}'; exit 1"#;
+    let _worker = work(&bench, &["--exec", script]);
+    let id = enqueue(&bench, "k", json!(1)).await;
+    bench
+        .until_count(
+            "tenure.jobs WHERE status = 'queued' AND attempt = 1 AND checkpoint = '{\"page\": 7}'",
+            1,
+        )
+        .await;
+    bench.execute("UPDATE tenure.jobs SET scheduled_at = now(), publish_at = now()").await;
+    assert_eq!(bench.until_finished(id).await.output, Some(json!({"page": 7})));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_the_named_kinds_are_run() {
+    let bench = bench().await;
+    let _worker = work(&bench, &["--exec", "true", "--kind", "mine", "--kind", "ours"]);
+    let theirs = enqueue(&bench, "theirs", json!(1)).await;
+    for kind in ["mine", "ours"] {
+        let id = enqueue(&bench, kind, json!(1)).await;
+        assert_eq!(bench.until_finished(id).await.status, Status::Completed);
+    }
+    assert_eq!(bench.count(&format!("tenure.jobs WHERE id = '{theirs}' AND status = 'queued'")).await, 1);
+}
+
+/// Writes its own pid and that of a child, and ignores SIGTERM: as stubborn as a program can be.
+fn stubborn(folder: &std::path::Path) -> String {
+    format!(
+        r#"trap '' TERM; sh -c 'trap "" TERM; while :; do sleep 0.1; done' & echo $! > {0}/child.new; mv {0}/child.new {0}/child
+           echo $$ > {0}/pid.new; mv {0}/pid.new {0}/pid; while :; do sleep 0.1; done"#,
+        folder.display()
+    )
+}
+
+async fn pids(folder: &std::path::Path) -> [i32; 2] {
+    let mut pids = [0; 2];
+    for (pid, name) in pids.iter_mut().zip(["pid", "child"]) {
+        until_file(&folder.join(name)).await;
+        *pid = std::fs::read_to_string(folder.join(name)).unwrap().trim().parse().unwrap();
+    }
+    pids
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_does_not_outlive_a_worker_that_was_killed() {
+    let bench = bench().await;
+    let folder = folder(&bench);
+    let mut worker = work(&bench, &["--exec", &stubborn(&folder), "--keepalive"]);
+    enqueue(&bench, "k", json!(1)).await;
+    let pids = pids(&folder).await;
+    assert!(pids.iter().all(|pid| alive(*pid)));
+    worker.kill().await;
+    // SIGTERM, which they ignore; 10 s later SIGKILL.
+    for pid in pids {
+        until_dead(pid, Duration::from_secs(14)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_whose_job_was_taken_back_is_ended() {
+    let bench = bench().await;
+    let folder = folder(&bench);
+    let script = format!(
+        "echo $$ > {0}/pid.new; mv {0}/pid.new {0}/pid; while :; do echo '{{\"message\": \"working\"}}'; sleep 0.05; done",
+        folder.display()
+    );
+    let _worker = work(&bench, &["--exec", &script]);
+    let id = enqueue(&bench, "k", json!(1)).await;
+    until_file(&folder.join("pid")).await;
+    let pid: i32 = std::fs::read_to_string(folder.join("pid")).unwrap().trim().parse().unwrap();
+    bench.until_count("tenure.jobs WHERE message = 'working'", 1).await;
+    // As a reset by another leaves it, due in an hour.
+    bench
+        .execute(&format!(
+            "UPDATE tenure.jobs SET status = 'queued', claim_id = NULL, worker_id = NULL, worker_host = NULL, stale_after = NULL,
+                    last_activity_at = NULL, started_at = NULL, scheduled_at = now() + interval '1 h',
+                    publish_at = now() + interval '1 h', published_at = NULL WHERE id = '{id}'"
+        ))
+        .await;
+    until_dead(pid, Duration::from_secs(5)).await;
+    bench.until_count("tenure.recovery_events WHERE event = 'refused_write'", 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_timeout_ends_the_command() {
+    let bench = bench().await;
+    let folder = folder(&bench);
+    let script = format!("echo $$ > {0}/pid.new; mv {0}/pid.new {0}/pid; sleep 600", folder.display());
+    let _worker = work(&bench, &["--exec", &script, "--timeout", "500ms"]);
+    let id = enqueue(&bench, "k", json!(1)).await;
+    until_file(&folder.join("pid")).await;
+    let pid: i32 = std::fs::read_to_string(folder.join("pid")).unwrap().trim().parse().unwrap();
+    bench
+        .until_count(
+            &format!("tenure.jobs WHERE id = '{id}' AND last_error LIKE 'it ran longer than the 500ms%'"),
+            1,
+        )
+        .await;
+    until_dead(pid, Duration::from_secs(5)).await;
+}

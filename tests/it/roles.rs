@@ -1,0 +1,123 @@
+//! The shipped NATS configuration: each role can do what it needs, and no more.
+
+use std::time::Duration;
+
+use tenure::{KindOptions, Tenure, Worker};
+
+use crate::harness::{Bench, Running, bench_with_servers, run_folder};
+
+const CONF: &str = include_str!("../../nats/server.conf");
+
+/// A server with the shipped roles; its port, folder and passwords are the test's.
+async fn server(bench: &Bench) -> (tenure::dev::Nats, impl Fn(&str) -> String + use<>) {
+    let folder = run_folder()
+        .join(format!("roles-{}", bench.config.database_url.rsplit(':').next().unwrap().replace('/', "-")));
+    std::fs::create_dir_all(&folder).unwrap();
+    let mut conf = CONF
+        .replace("listen: 0.0.0.0:4222\n", "")
+        .replace("http: 127.0.0.1:8222\n", "")
+        .replace("  store_dir: \"/data\"\n", "");
+    assert!(!conf.contains("4222") && !conf.contains("/data"), "the shipped configuration has changed");
+    for role in ["producer", "worker", "admin"] {
+        conf = conf
+            .replace(&format!("$TENURE_NATS_{}_PASSWORD", role.to_uppercase()), &format!("{role}-password"));
+    }
+    let path = folder.join("server.conf");
+    std::fs::write(&path, conf).unwrap();
+    let nats = tokio::task::spawn_blocking(move || {
+        tenure::dev::Nats::start_with(&folder.join("nats"), Some(&path)).unwrap()
+    })
+    .await
+    .unwrap();
+    let port = nats.port();
+    (nats, move |role: &str| format!("nats://{role}:{role}-password@127.0.0.1:{port}"))
+}
+
+async fn client(url: &str, role: &str) -> async_nats::Client {
+    async_nats::ConnectOptions::with_user_and_password(role.into(), format!("{role}-password"))
+        .custom_inbox_prefix(format!("_INBOX_{role}"))
+        .request_timeout(Some(Duration::from_millis(700)))
+        .connect(url)
+        .await
+        .unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_role_creates_what_is_missing_works_and_changes_and_deletes_nothing() {
+    let bench = bench_with_servers(|_| {}).await;
+    let (_nats, url) = server(&bench).await;
+    let mut config = bench.config.clone();
+    config.nats_url = url("worker");
+    config.inbox_prefix = Some("_INBOX_worker".into());
+    let tenure = Tenure::connect(&config).await.unwrap();
+    let worker = Running::start(
+        Worker::builder(&tenure).handle_any(KindOptions::new(), |_, _| async {}).concurrency("q", 2),
+    );
+    bench.until_count("tenure.workers", 1).await;
+    // Tickets by the worker role, submissions by the producer role.
+    tenure.enqueue(tenure::JobRequest::new("q", "k", serde_json::json!(1))).await.unwrap();
+    let producer = client(&url("producer"), "producer").await;
+    let js = async_nats::jetstream::new(producer.clone());
+    js.publish("jobs.q.k", "2".into()).await.unwrap().await.unwrap();
+    bench.until_count("tenure.job_history WHERE status = 'completed'", 2).await;
+
+    // What none of the two may.
+    let denied = |client: async_nats::Client, subject: &'static str, body: &'static str| async move {
+        let answer = client.request(subject, body.into()).await;
+        assert!(answer.is_err(), "{subject}: {answer:?}");
+    };
+    let as_worker = client(&url("worker"), "worker").await;
+    for subject in [
+        "$JS.API.STREAM.DELETE.JOBS",
+        "$JS.API.STREAM.PURGE.JOBS",
+        "$JS.API.STREAM.UPDATE.JOBS",
+        "$JS.API.CONSUMER.DELETE.JOBS.q",
+        "$JS.API.STREAM.CREATE.OTHER",
+        "$JS.API.STREAM.MSG.DELETE.JOBS",
+    ] {
+        denied(as_worker.clone(), subject, "{}").await;
+    }
+    for subject in ["$JS.API.STREAM.INFO.JOBS", "$JS.API.CONSUMER.MSG.NEXT.JOBS.q", "$JS.API.STREAM.NAMES"] {
+        denied(producer.clone(), subject, "").await;
+    }
+    // A producer cannot read jobs, nor answers to others.
+    for subject in ["jobs.>", "_INBOX_worker.>", "_INBOX.>", ">"] {
+        let mut spy = producer.subscribe(subject).await.unwrap();
+        producer.flush().await.unwrap();
+        js.publish("jobs.q.k", "3".into()).await.unwrap().await.unwrap();
+        let heard =
+            tokio::time::timeout(Duration::from_millis(300), futures::StreamExt::next(&mut spy)).await;
+        assert!(!matches!(heard, Ok(Some(_))), "{subject}: {heard:?}");
+    }
+    bench.until_count("tenure.job_history WHERE status = 'completed'", 6).await;
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn migrate_as_admin_changes_a_definition_that_a_worker_only_reports() {
+    let bench = bench_with_servers(|_| {}).await;
+    let (_nats, url) = server(&bench).await;
+    let mut config = bench.config.clone();
+    config.nats_url = url("admin");
+    config.inbox_prefix = Some("_INBOX_admin".into());
+    let admin = Tenure::connect(&config).await.unwrap();
+    admin.setup(&["q".into()]).await.unwrap();
+    let ack_wait = || async {
+        let js = async_nats::jetstream::new(client(&url("admin"), "admin").await);
+        let consumer: async_nats::jetstream::consumer::PullConsumer =
+            js.get_consumer_from_stream("q", "JOBS").await.unwrap();
+        consumer.cached_info().config.ack_wait
+    };
+    assert_eq!(ack_wait().await, Duration::from_secs(4));
+    // Longer, says the new release. Its worker says so, and changes nothing.
+    config.timing.ack_wait = Duration::from_secs(9);
+    let newer = Tenure::connect(&config).await.unwrap();
+    let worker = Running::start(
+        Worker::builder(&newer).handle_any(KindOptions::new(), |_, _| async {}).concurrency("q", 1),
+    );
+    bench.until_count("tenure.workers", 1).await;
+    assert_eq!(ack_wait().await, Duration::from_secs(4));
+    worker.stop().await;
+    newer.setup(&["q".into()]).await.unwrap();
+    assert_eq!(ack_wait().await, Duration::from_secs(9));
+}

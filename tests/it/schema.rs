@@ -1,0 +1,141 @@
+//! The schema, its migrations, its statements, and the views that people and outside tests read.
+
+use std::collections::BTreeSet;
+
+use sqlx::{AssertSqlSafe, Executor, PgPool, SqlSafeStr};
+use tenure::{STATEMENTS, Tenure};
+
+use crate::harness::{bench, bench_with_servers};
+
+/// What `sqlx::query!` would check at build time, without needing a database to build.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_statement_fits_the_schema_and_opens_with_its_name_and_contract() {
+    let bench = bench().await;
+    for (names, sql) in STATEMENTS {
+        let name = names.split_whitespace().next().unwrap();
+        assert!(sql.starts_with(&format!("-- {name}: ")), "{name}.sql must open with its name and contract");
+        (&bench.pool)
+            .prepare(AssertSqlSafe(*sql).into_sql_str())
+            .await
+            .unwrap_or_else(|error| panic!("{name}.sql: {error}"));
+    }
+}
+
+#[test]
+fn every_sql_file_is_in_the_list_of_statements() {
+    let listed: BTreeSet<String> = STATEMENTS
+        .iter()
+        .flat_map(|(names, _)| names.split_whitespace())
+        .map(|name| format!("{name}.sql"))
+        .collect();
+    let files: BTreeSet<String> = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/src/store"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name.ends_with(".sql"))
+        .collect();
+    assert_eq!(listed, files);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn eight_migrations_at_once_apply_each_version_once() {
+    let bench = bench_with_servers(|_| {}).await;
+    let admin = &bench.pool;
+    sqlx::query("CREATE DATABASE fresh").execute(admin).await.unwrap();
+    let mut config = bench.config.clone();
+    config.database_url = bench.own.as_ref().unwrap().postgres.url_of("fresh");
+    let tasks: Vec<_> = (0..8)
+        .map(|_| {
+            let config = config.clone();
+            tokio::spawn(async move { Tenure::connect(&config).await.unwrap().migrate().await.unwrap() })
+        })
+        .collect();
+    let mut applied = Vec::new();
+    for task in tasks {
+        applied.extend(task.await.unwrap());
+    }
+    assert_eq!(applied, [1]);
+    let pool = PgPool::connect(&config.database_url).await.unwrap();
+    let ledger: Vec<(i64, String)> = sqlx::query_as("SELECT version, name FROM tenure.migrations ORDER BY 1")
+        .fetch_all(&pool)
+        .await
+        .unwrap();
+    assert_eq!(ledger, [(1, "tenure".to_owned())]);
+    // tenure's ledger is its own: the user's is not touched.
+    let others: i64 = sqlx::query_scalar("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'")
+        .fetch_one(&pool)
+        .await
+        .unwrap();
+    assert_eq!(others, 0);
+    // An applied migration that reads otherwise is refused, with the number.
+    sqlx::query("UPDATE tenure.migrations SET checksum = '\\x00'").execute(&pool).await.unwrap();
+    let error = Tenure::connect(&config).await.unwrap().migrate().await.unwrap_err().to_string();
+    assert!(error.contains("migration 1") && error.contains("other contents"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_the_schema_everyone_says_to_migrate() {
+    let bench = bench_with_servers(|_| {}).await;
+    bench.execute("DROP SCHEMA tenure CASCADE").await;
+    let job = tenure::JobRequest::new("q", "k", serde_json::json!(1));
+    let error = bench.tenure.enqueue(job).await.unwrap_err().to_string();
+    assert!(error.contains("tenure migrate"), "{error}");
+    let worker = tenure::Worker::builder(&bench.tenure)
+        .handle_any(tenure::KindOptions::new(), |_, _| async {})
+        .concurrency("q", 1);
+    let error = worker.run_until(std::future::pending()).await.unwrap_err().to_string();
+    assert!(error.contains("tenure migrate"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_views_have_the_columns_that_others_rely_on() {
+    let bench = bench().await;
+    let columns = |view: &'static str| {
+        let pool = bench.pool.clone();
+        async move {
+            sqlx::query_scalar::<_, String>(
+                "SELECT string_agg(column_name, ' ' ORDER BY ordinal_position) FROM information_schema.columns
+                  WHERE table_schema = 'tenure' AND table_name = $1",
+            )
+            .bind(view)
+            .fetch_one(&pool)
+            .await
+            .unwrap()
+        }
+    };
+    assert_eq!(
+        columns("all_jobs").await,
+        "id queue kind payload status attempt max_attempts fencing_token worker_id created_at scheduled_at started_at \
+         last_activity_at finished_at stage progress message output last_error"
+    );
+    assert_eq!(
+        columns("job_executions_all").await,
+        "job_id fencing_token attempt worker_id started_at finished_at outcome error"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn history_is_kept_by_day_and_a_missing_day_stops_no_completion() {
+    let bench = bench().await;
+    let partitions = "pg_inherits WHERE inhparent = 'tenure.job_history'::regclass";
+    assert_eq!(bench.count(partitions).await, 10, "yesterday, today, a week ahead, and the rest");
+    assert_eq!(bench.value::<i32>("SELECT tenure.create_history_partitions(7)").await, 0);
+    assert_eq!(bench.value::<i32>("SELECT tenure.create_history_partitions(9)").await, 2);
+    // A job whose id is of 2001, as a producer with a broken clock makes it.
+    let row = "INSERT INTO tenure.job_history (id, queue, kind, payload, status, attempt, max_attempts, fencing_token, created_at, scheduled_at, finished_at)
+               VALUES ($1, 'q', 'k', '1', 'completed', 1, 1, 1, now(), now(), now())";
+    for id in [uuid::Uuid::from_u128(0x00e7_0000_0000_7000_8000_0000_0000_0001), uuid::Uuid::now_v7()] {
+        sqlx::query(row).bind(id).execute(&bench.pool).await.unwrap();
+    }
+    assert_eq!(bench.count("tenure.job_history_default").await, 1);
+    let today = format!("tenure.job_history_{}", chrono::Utc::now().format("%Y%m%d"));
+    assert_eq!(bench.count(&today).await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_index_predicates_never_name_a_status() {
+    let bench = bench().await;
+    let predicates = bench
+        .text("SELECT indexdef FROM pg_indexes WHERE schemaname = 'tenure' AND indexdef LIKE '%WHERE%'")
+        .await;
+    assert!(!predicates.is_empty() && !predicates.contains("status"), "{predicates}");
+}

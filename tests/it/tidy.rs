@@ -1,0 +1,146 @@
+//! The rules of the house, as tests.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// The layers of `src`, bottom first. A module uses those below it, never its own layer or above.
+const LAYERS: &[&[&str]] = &[
+    &["job", "backoff", "metrics", "batch", "fault"],
+    &["config", "claim"],
+    &["store", "queue"],
+    &["running"],
+    &["heartbeat"],
+    &["context"],
+    &["run"],
+    &["insert", "deliver", "settle", "recover"],
+    &["tenure"],
+    &["enqueue", "worker"],
+    &["dev", "cli"],
+];
+
+fn sources(folder: &Path) -> BTreeMap<PathBuf, String> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(sources(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let text = fs::read_to_string(&path).unwrap();
+            found.insert(path, text);
+        }
+    }
+    found
+}
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// What stands before a file's own tests.
+fn production(text: &str) -> &str {
+    text.split("#[cfg(test)]").next().unwrap_or(text)
+}
+
+#[test]
+fn dependencies_point_down() {
+    let layer = |module: &str| LAYERS.iter().position(|names| names.contains(&module));
+    let src = root().join("src");
+    for (path, text) in sources(&src) {
+        let inside = path.strip_prefix(&src).unwrap();
+        let module = inside.iter().next().unwrap().to_str().unwrap().trim_end_matches(".rs");
+        if ["lib", "main"].contains(&module) {
+            continue;
+        }
+        let own = layer(module).unwrap_or_else(|| panic!("{module} has no layer"));
+        // `use crate::{a::B, c}` over several lines, and paths in the code.
+        let flat = production(&text).replace(['\n', ' '], "");
+        let mut used: Vec<String> = Vec::new();
+        for part in flat.split("crate::").skip(1) {
+            if let Some(group) = part.strip_prefix('{') {
+                let mut depth = 0;
+                let mut name = String::new();
+                let mut names = vec![];
+                for c in group.chars() {
+                    match c {
+                        '{' => depth += 1,
+                        '}' if depth == 0 => break,
+                        '}' => depth -= 1,
+                        ',' if depth == 0 => names.push(std::mem::take(&mut name)),
+                        _ if depth == 0 => name.push(c),
+                        _ => {}
+                    }
+                }
+                names.push(name);
+                used.extend(names.iter().filter_map(|name| name.split("::").next()).map(str::to_owned));
+            } else {
+                used.push(part.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect());
+            }
+        }
+        for name in used {
+            let Some(theirs) = layer(&name) else { continue };
+            // The topmost layers use one another's helpers: the command line runs the servers.
+            let fine = theirs < own || name == module || module == "cli";
+            assert!(fine, "{}: uses {name}, which is not below it", inside.display());
+        }
+    }
+}
+
+#[test]
+fn sql_and_nats_have_one_home_each() {
+    let src = root().join("src");
+    for (path, text) in sources(&src) {
+        let inside = path.strip_prefix(&src).unwrap().to_string_lossy().into_owned();
+        let code = production(&text);
+        if !inside.starts_with("queue/") {
+            let names = code
+                .lines()
+                .filter(|line| !line.trim_start().starts_with("//"))
+                .any(|line| line.contains("async_nats::"));
+            assert!(!names, "{inside} names async_nats");
+        }
+        if !inside.starts_with("store/") {
+            for word in ["SELECT ", "INSERT INTO", "DELETE FROM", "UPDATE tenure"] {
+                let lines = code.lines().filter(|line| !line.trim_start().starts_with("//"));
+                assert!(!lines.into_iter().any(|line| line.contains(word)), "{inside} holds SQL");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_file_says_what_it_is_and_none_has_grown_too_long() {
+    for folder in ["src", "tests/it", "examples"] {
+        for (path, text) in sources(&root().join(folder)) {
+            assert!(text.starts_with("//! "), "{} does not open with what it is", path.display());
+            let lines = production(&text).lines().count();
+            assert!(lines <= 800, "{} has {lines} lines", path.display());
+            // A table cannot be broken, and a test's SQL reads better whole.
+            let is_long =
+                |line: &str| line.chars().count() > 120 && !line.contains("/// |") && !line.contains("//! |");
+            let long = text.lines().position(is_long).filter(|_| folder != "tests/it");
+            assert_eq!(long, None, "{}: a line of more than 120 characters", path.display());
+        }
+    }
+}
+
+/// "Invariants, each held by the test of that name".
+#[test]
+fn every_invariant_that_a_module_names_has_its_test() {
+    let tests: String = sources(&root().join("tests/it")).into_values().collect();
+    for (path, text) in sources(&root().join("src")) {
+        for line in text.lines().take_while(|line| line.starts_with("//!")) {
+            let Some(name) = line.strip_prefix("//! - `").and_then(|rest| rest.split('`').next()) else {
+                continue;
+            };
+            let name = name.trim_end_matches("()");
+            assert!(
+                tests.contains(&format!("fn {name}(")) || text.contains(&format!("fn {name}(")),
+                "{}: no test {name}",
+                path.display()
+            );
+        }
+    }
+}
