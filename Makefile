@@ -1,10 +1,12 @@
 # make demo    the real thing on real input, in about two minutes after the build
 # make test    unit, integration and documentation tests against real servers
+# make test-postgres-17   the same on the other supported Postgres
 # make check   formatter, lints, documentation without warnings
 # Each installs what is missing first: see scripts/setup.
 
 SHELL := /bin/sh
 CARGO ?= cargo
+PG17 := $(or $(TMPDIR),/tmp)/tenure-postgres-17-$(shell id -u)
 
 # The one that scripts/setup installed, if none was there.
 ifneq ($(wildcard .tools/nats/bin/nats-server),)
@@ -12,7 +14,7 @@ TENURE_NATS_SERVER ?= $(CURDIR)/.tools/nats/bin/nats-server
 endif
 export TENURE_NATS_SERVER
 
-.PHONY: demo test check setup setup-test
+.PHONY: demo test test-postgres-17 check setup setup-test
 
 setup:
 	@scripts/setup
@@ -27,13 +29,19 @@ demo: setup
 test: setup-test
 	@$(MAKE) --no-print-directory run-test
 
+# The tests' Postgres may have to run as another user, who cannot reach into a home folder.
+test-postgres-17:
+	@scripts/setup postgres-17
+	@rm -rf $(PG17) && cp -r .tools/postgres-17/native $(PG17)
+	@TENURE_PG_BIN=$(PG17)/bin $(MAKE) --no-print-directory run-test TESTS="--test it"; code=$$?; rm -rf $(PG17); exit $$code
+
 .PHONY: run-demo run-test
 run-demo:
 	$(CARGO) build --quiet --locked --all-features --bin tenure --example code_evolution
 	$${CARGO_TARGET_DIR:-target}/debug/examples/code_evolution demo
 
 run-test:
-	PYTHONPATH=$(CURDIR)/.tools/python $(CARGO) test --locked --all-features
+	PYTHONPATH=$(CURDIR)/.tools/python $(CARGO) test --locked --all-features $(TESTS)
 
 check: setup
 	$(CARGO) fmt --all --check

@@ -82,3 +82,8 @@ pub use worker::{Worker, WorkerBuilder, WorkerError, shutdown_signal};
 
 #[doc(hidden)]
 pub use store::STATEMENTS;
+
+/// The README's Rust is compiled with the documentation's tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

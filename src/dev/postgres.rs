@@ -2,7 +2,6 @@
 
 use std::{
     fs,
-    net::{Ipv4Addr, TcpStream},
     os::unix::{fs::PermissionsExt, process::CommandExt},
     path::{Path, PathBuf},
     process::Command,
@@ -112,16 +111,12 @@ impl Postgres {
             let program = self.bin.join("postgres");
             self.guard =
                 Guarded::start(&program, &arguments, "INT", find::postgres_user(), &self.folder, &log)?;
-            let (bin, port) = (self.bin.clone(), self.port);
-            let is_ready = || {
-                // pg_isready knows a server that listens but is still recovering.
-                TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok()
-                    && Command::new(bin.join("pg_isready"))
-                        .args(["-q", "-h", "127.0.0.1", "-p", &port.to_string()])
-                        .status()
-                        .is_ok_and(|status| status.success())
-            };
             let data = self.folder.join("data/postmaster.pid");
+            // The eighth line tells a server that accepts queries from one that is still recovering.
+            let is_ready = || {
+                let text = fs::read_to_string(&data).unwrap_or_default();
+                text.lines().nth(7).is_some_and(|status| status.trim() == "ready")
+            };
             let started_at = std::time::Instant::now();
             let ended = || started_at.elapsed().as_millis() > 500 && pid_in(&data).is_none();
             match wait_ready("Postgres", &log, is_ready, ended) {

@@ -225,3 +225,37 @@ async fn dev_runs_private_servers_prints_their_urls_and_ends_them() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
+
+/// The README's second job, word for word.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_readmes_job_in_a_shell_script_runs() {
+    let bench = bench().await;
+    let readme = include_str!("../../README.md");
+    let script = readme
+        .split("```sh")
+        .find(|block| block.contains("word-count.sh"))
+        .unwrap()
+        .split("```")
+        .next()
+        .unwrap();
+    let folder = bench.config.runtime_dir.join("readme");
+    std::fs::create_dir_all(&folder).unwrap();
+    let programs = std::path::Path::new(env!("CARGO_BIN_EXE_tenure")).parent().unwrap();
+    let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap());
+    let output = tokio::process::Command::new("sh")
+        .args(["-euc", script])
+        .current_dir(&folder)
+        .envs(bench.environment())
+        .env("PATH", path)
+        .output()
+        .await
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(
+        bench.count("tenure.job_history WHERE output = '5' AND kind = 'word_count'").await,
+        1,
+        "{text}"
+    );
+    assert!(text.contains("completed"), "{text}");
+}
