@@ -151,11 +151,17 @@ pub(crate) async fn run() -> anyhow::Result<ExitCode> {
     App::create_table(&pool).await?;
 
     let mut repositories = repositories::found();
-    for seed in 1..=5 {
-        let made = folder.path().join(format!("made-{seed}"));
-        repositories::make(&made, seed, commits)?;
-        repositories.push(made);
-    }
+    let made: Vec<_> = (1..=5).map(|seed| (seed, folder.path().join(format!("made-{seed}")))).collect();
+    std::thread::scope(|scope| {
+        let making: Vec<_> = made
+            .iter()
+            .map(|(seed, path)| scope.spawn(move || repositories::make(path, *seed, commits)))
+            .collect();
+        making
+            .into_iter()
+            .try_for_each(|thread| thread.join().map_err(|_| anyhow::anyhow!("a thread panicked"))?)
+    })?;
+    repositories.extend(made.into_iter().map(|(_, path)| path));
     let names: Vec<String> = repositories.iter().map(|path| path.display().to_string()).collect();
     println!("repositories: {}", names.join(", "));
 
@@ -318,7 +324,7 @@ async fn report(pool: &PgPool, expected: usize) -> anyhow::Result<bool> {
         "attempts",
         "recovered by",
         "after",
-        "commits redone",
+        "by the last attempt",
     ]);
     let rows = sqlx::query(
         "SELECT j.payload->>'repo' AS repo, j.output->>'commits' AS commits, j.status,

@@ -23,10 +23,11 @@ use analyze::{AnalyzeRepo, App, analyze};
 
 #[tokio::main]
 async fn main() -> anyhow::Result<ExitCode> {
-    let filter = EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| EnvFilter::new("warn,tenure=info,async_nats=error"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
     let arguments: Vec<String> = std::env::args().skip(1).collect();
+    // The demo shows what happens by itself; its workers have logs of their own.
+    let usual = if arguments == ["demo"] { "error" } else { "warn,tenure=info,async_nats=error" };
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(usual));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
         ["work"] => {
             let tenure = Tenure::connect(&Config::from_env()?).await?;
