@@ -6,7 +6,6 @@
 
 SHELL := /bin/sh
 CARGO ?= cargo
-PG17 := $(or $(TMPDIR),/tmp)/tenure-postgres-17-$(shell id -u)
 
 # The one that scripts/setup installed, if none was there.
 ifneq ($(wildcard .tools/nats/bin/nats-server),)
@@ -32,8 +31,9 @@ test: setup-test
 # The tests' Postgres may have to run as another user, who cannot reach into a home folder.
 test-postgres-17:
 	@scripts/setup postgres-17
-	@rm -rf $(PG17) && cp -r .tools/postgres-17/native $(PG17)
-	@TENURE_PG_BIN=$(PG17)/bin $(MAKE) --no-print-directory run-test TESTS="--test it"; code=$$?; rm -rf $(PG17); exit $$code
+	@copy=$$(mktemp -d) && chmod 755 $$copy && cp -r .tools/postgres-17/native $$copy/postgres && \
+		TENURE_PG_BIN=$$copy/postgres/bin $(MAKE) --no-print-directory run-test TESTS="--test it"; \
+		code=$$?; rm -rf $$copy; exit $$code
 
 .PHONY: run-demo run-test
 run-demo:

@@ -165,6 +165,7 @@ impl Deliver {
         let Some(stale_after) = stale_after(&kind) else {
             return self.put_off(job, &kind).await;
         };
+        let mut taken_over = false;
         for _ in 0..3 {
             if let Some(claim) = self.claim(job, stale_after).await? {
                 metrics::claims("won", 1);
@@ -175,7 +176,7 @@ impl Deliver {
             match missed {
                 Missed::Free => {}
                 Missed::Stale if self.may_take_over() => match self.take_over(job).await? {
-                    Some(Route::Queued) => {}
+                    Some(Route::Queued) => taken_over = true,
                     Some(Route::Failed | Route::Cancelled) => return Ok(Delivered::Answer(Ack::Done)),
                     None => return Ok(Delivered::Answer(ack_for(&Missed::Stale, delivery.deliveries))),
                 },
@@ -183,6 +184,13 @@ impl Deliver {
                 // other delivery of this process can be about to.
                 Missed::Held { owner, claim, token, .. } if *owner == *self.worker_id => {
                     self.release_orphan(ClaimKey { job, token, claim }).await?;
+                }
+                // Lost before, so it waits. Its message stays the backstop: no relay may be alive either.
+                Missed::NotDue { due_in, .. } if taken_over => {
+                    return Ok(Delivered::Answer(ack_for(
+                        &Missed::NotDue { due_in, relayed: false },
+                        delivery.deliveries,
+                    )));
                 }
                 missed => {
                     metrics::claims(label(&missed), 1);

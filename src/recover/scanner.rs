@@ -31,7 +31,6 @@ pub(crate) async fn scan(
     if gate.stale > 0 && (gate.in_grace || gate.breaker_open) {
         tracing::warn!(
             stale = gate.stale,
-            running = gate.running,
             in_grace = gate.in_grace,
             breaker_open = gate.breaker_open,
             "jobs look dead, but so many at once, or after a gap, are given time to write"
@@ -46,8 +45,9 @@ pub(crate) async fn scan(
             break;
         }
     }
-    // A day's partition is made a week ahead: once in every scan is plenty, and costs a look.
+    // Housekeeping: partitions are made a week ahead, so once in every scan is plenty, and costs a look.
     store.create_partitions().await?;
+    store.forget_workers().await?;
     Ok(reset)
 }
 

@@ -3,7 +3,7 @@
 --   $1 the database's time, read *before* the stream was asked  $2 the stream's creation  $3 its last sequence
 --   $4 shortest gap between marks in seconds
 --
--- Marks older than the newest of an older stream, or than a week, tell nothing more.
+-- Marks older than a week go: a newer one tells as much, a little later.
 WITH pruned AS (
     DELETE FROM tenure.relay_marks WHERE marked_at < $1::timestamptz - interval '7 days'
 )

@@ -66,6 +66,7 @@ statements! {
     NOTE_REFUSED = "note_refused";
     REGISTER_WORKER = "register_worker";
     REMOVE_WORKER = "remove_worker";
+    FORGET_WORKERS = "forget_workers";
     WORKERS_OF_HOST = "workers_of_host";
     SCHEMA_VERSION = "schema_version";
     LIST_JOBS = "list_jobs";

@@ -4,7 +4,16 @@
 --
 -- Only while the job waits as it did when the message was built: a claim since then raised the token,
 -- and a retry after it waits for a publication of its own.
+-- Rows are locked in order of id, as the claims that these messages set off lock them.
+WITH waiting AS MATERIALIZED (
+    SELECT j.id
+      FROM unnest($1::uuid[], $2::int[], $3::bigint[]) AS u(id, dispatch, token)
+      JOIN tenure.jobs j ON j.id = u.id
+     WHERE j.dispatch = u.dispatch AND j.fencing_token = u.token AND j.status = 'queued'
+     ORDER BY j.id
+       FOR NO KEY UPDATE OF j
+)
 UPDATE tenure.jobs j
    SET publish_at = NULL, published_at = clock_timestamp()
-  FROM unnest($1::uuid[], $2::int[], $3::bigint[]) AS u(id, dispatch, token)
- WHERE j.id = u.id AND j.dispatch = u.dispatch AND j.fencing_token = u.token AND j.status = 'queued'
+  FROM waiting
+ WHERE j.id = waiting.id

@@ -6,8 +6,8 @@ use chrono::{DateTime, Utc};
 use sqlx::{Row, postgres::PgRow, query};
 
 use super::{
-    ADD_MARK, CREATE_PARTITIONS, DATABASE_TIME, NOTE_REFUSED, PASSED_MARK, PUBLISHED, RECLAIM_LOST,
-    REGISTER_WORKER, REMOVE_WORKER, RESET_STALE, RESET_WORKERS, SCAN_GATE, TAKE_DUE, TAKE_OVER,
+    ADD_MARK, CREATE_PARTITIONS, DATABASE_TIME, FORGET_WORKERS, NOTE_REFUSED, PASSED_MARK, PUBLISHED,
+    RECLAIM_LOST, REGISTER_WORKER, REMOVE_WORKER, RESET_STALE, RESET_WORKERS, SCAN_GATE, TAKE_DUE, TAKE_OVER,
     WORKERS_OF_HOST,
     call::{Store, StoreError},
     rows::{DueJob, EndedAttempt, Gate, HostWorker, Registration, ended},
@@ -142,11 +142,15 @@ impl Store {
             Ok::<_, sqlx::Error>(Gate {
                 in_grace: row.try_get("in_grace")?,
                 breaker_open: row.try_get("breaker_open")?,
-                running: row.try_get("running")?,
                 stale: row.try_get("stale")?,
             })
         };
         Ok(rows.first().map(gate).transpose()?)
+    }
+
+    /// Forgets processes that were not heard of for a week.
+    pub(crate) async fn forget_workers(&self) -> Result<(), StoreError> {
+        self.rows(query(FORGET_WORKERS)).await.map(drop)
     }
 
     /// Makes sure that a week of history partitions exists.

@@ -118,7 +118,6 @@ pub(crate) struct DueJob {
 pub(crate) struct Gate {
     pub(crate) in_grace: bool,
     pub(crate) breaker_open: bool,
-    pub(crate) running: i64,
     pub(crate) stale: i64,
 }
 

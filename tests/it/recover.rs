@@ -181,11 +181,11 @@ async fn after_a_gap_between_scans_live_owners_get_time_to_write() {
     let bench = bench().await;
     let gate = STATEMENTS.iter().find(|(name, _)| name.starts_with("scan_gate")).unwrap().1;
     let scan = || async {
-        let row = sqlx::query_as::<_, (bool, bool, i64, i64)>(gate).bind(1.0_f64).bind(60.0_f64);
+        let row = sqlx::query_as::<_, (bool, bool, i64)>(gate).bind(1.0_f64).bind(60.0_f64);
         row.fetch_optional(&bench.pool)
             .await
             .unwrap()
-            .map(|(in_grace, breaker_open, _, _)| (in_grace, breaker_open))
+            .map(|(in_grace, breaker_open, _)| (in_grace, breaker_open))
     };
     assert_eq!(scan().await, Some((false, false)), "the first scan ever");
     assert_eq!(scan().await, None, "somebody just did");
@@ -366,4 +366,40 @@ async fn a_job_that_kills_its_worker_each_time_ends_in_the_dead_letters() {
     assert_eq!(letter, "(lost,lost,2,lost,lost)");
     assert!(dead.last_error.unwrap().contains("died"));
     worker.stop().await;
+}
+
+/// What a silent job of this many losses becomes, by the scanner's own statement.
+async fn reset_silent(bench: &Bench, change: &str) -> String {
+    bench.execute("DELETE FROM tenure.jobs").await;
+    bench.tenure.enqueue(JobRequest::new("q", "k", serde_json::json!(1))).await.unwrap();
+    bench
+        .execute(&format!(
+            "UPDATE tenure.jobs SET status = 'processing', attempt = 1, fencing_token = 1, claim_id = gen_random_uuid(),
+                    worker_id = 'gone', worker_host = 'gone', stale_after = '1 s', started_at = now() - interval '1 min',
+                    last_activity_at = now() - interval '1 min', {change}"
+        ))
+        .await;
+    let reset = STATEMENTS.iter().find(|(name, _)| name.starts_with("reset_stale")).unwrap().1;
+    assert_eq!(sqlx::query(reset).bind(100_i64).bind("s").fetch_all(&bench.pool).await.unwrap().len(), 1);
+    bench
+        .text(
+            "SELECT status, CASE WHEN scheduled_at <= clock_timestamp() THEN 'now'
+                                 WHEN scheduled_at < clock_timestamp() + interval '3.5 s' THEN 'too soon'
+                                 WHEN scheduled_at < clock_timestamp() + interval '6.3 s' THEN '5 s'
+                                 WHEN scheduled_at < clock_timestamp() + interval '220 s' THEN 'too soon'
+                                 WHEN scheduled_at < clock_timestamp() + interval '376 s' THEN '300 s' END
+               FROM tenure.all_jobs ORDER BY id DESC LIMIT 1",
+        )
+        .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_first_loss_is_retried_at_once_repeated_ones_back_off_and_a_cancelled_job_stays_cancelled() {
+    let bench = bench().await;
+    assert_eq!(reset_silent(&bench, "losses = 0").await, "(queued,now)");
+    assert_eq!(reset_silent(&bench, "losses = 1").await, "(queued,\"5 s\")");
+    assert_eq!(reset_silent(&bench, "losses = 1000000, max_attempts = 9").await, "(queued,\"300 s\")");
+    assert_eq!(reset_silent(&bench, "cancel_requested_at = now()").await, "(cancelled,now)");
+    assert_eq!(reset_silent(&bench, "max_attempts = 1").await, "(failed,now)");
+    assert_eq!(bench.count("tenure.jobs").await, 0);
 }
