@@ -8,10 +8,11 @@ SHELL := /bin/sh
 CARGO ?= cargo
 
 # The one that scripts/setup installed, if none was there.
+ifeq ($(TENURE_NATS_SERVER),)
 ifneq ($(wildcard .tools/nats/bin/nats-server),)
-TENURE_NATS_SERVER ?= $(CURDIR)/.tools/nats/bin/nats-server
+export TENURE_NATS_SERVER := $(CURDIR)/.tools/nats/bin/nats-server
 endif
-export TENURE_NATS_SERVER
+endif
 
 .PHONY: demo test test-postgres-17 check setup setup-test
 
@@ -47,4 +48,6 @@ check: setup
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --all-targets --all-features -- -D warnings
 	$(CARGO) clippy --locked --lib -- -D warnings
+	@! $(CARGO) tree --locked --edges normal --prefix none | grep -E '^(anyhow|clap|comfy-table|indicatif|tracing-subscriber) ' || \
+		{ echo 'a library user would pay for these of the program'; exit 1; }
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --all-features

@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::Context;
-use git2::{Commit, DiffOptions, Patch, Repository, Sort};
+use git2::{Commit, DiffOptions, FetchOptions, Patch, RemoteCallbacks, Repository, Sort, build::RepoBuilder};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use sqlx::PgPool;
@@ -81,6 +81,13 @@ struct Evolution {
     timeline: Vec<(i64, BTreeMap<String, i64>)>,
 }
 
+/// What the walk says on its way.
+enum Step {
+    Clone { received: usize, of: usize },
+    Commit { n: usize, of: usize },
+    Checkpoint(Box<Evolution>),
+}
+
 /// The handler.
 pub(crate) async fn analyze(job: AnalyzeRepo, ctx: JobContext<App>) -> Result<Outcome, JobError> {
     ctx.progress("opening", 0.0, &job.repo).await?;
@@ -90,24 +97,24 @@ pub(crate) async fn analyze(job: AnalyzeRepo, ctx: JobContext<App>) -> Result<Ou
     let clones = ctx.state().clones.clone();
 
     // libgit2 blocks: it walks on a thread of its own, and stops when nobody listens any more.
-    let (steps, mut walked) = mpsc::channel(16);
+    let (steps, mut walked) = mpsc::channel(64);
     let walk = tokio::task::spawn_blocking(move || walk(&repo, &clones, resumed, &steps));
-    let mut last = Evolution::default();
-    let mut total = 0;
-    let mut saved_at = Instant::now();
-    while let Some((evolution, of)) = walked.recv().await {
-        (last, total) = (evolution, of);
-        #[expect(clippy::cast_precision_loss, reason = "a percentage")]
-        let percent = last.commits as f32 / total.max(1) as f32 * 100.0;
-        ctx.progress("walking", percent, &format!("commit {} of {total}", last.commits)).await?;
-        if saved_at.elapsed() >= CHECKPOINT_EVERY {
-            ctx.save_checkpoint(&last).await?;
-            saved_at = Instant::now();
+    while let Some(step) = walked.recv().await {
+        match step {
+            Step::Commit { n, of } => {
+                #[expect(clippy::cast_precision_loss, reason = "a percentage")]
+                let percent = n as f32 / of as f32 * 100.0;
+                ctx.progress("walking", percent, &format!("commit {n} of {of}")).await?;
+            }
+            Step::Clone { received, of } => {
+                ctx.progress("cloning", 0.0, &format!("object {received} of {of}")).await?;
+            }
+            Step::Checkpoint(evolution) => ctx.save_checkpoint(&evolution).await?,
         }
     }
-    walk.await??;
+    let last = walk.await??;
 
-    let report = report(&last, total);
+    let report = report(&last);
     let summary = json!({
         "commits": last.commits,
         "lines": last.lines.values().sum::<i64>(),
@@ -146,16 +153,16 @@ fn walk(
     repo: &str,
     clones: &Path,
     mut evolution: Evolution,
-    steps: &mpsc::Sender<(Evolution, usize)>,
-) -> anyhow::Result<()> {
-    let repository = open(repo, clones)?;
+    steps: &mpsc::Sender<Step>,
+) -> anyhow::Result<Evolution> {
+    let repository = open(repo, clones, steps)?;
     let mut walk = repository.revwalk()?;
     walk.push_head().context("the repository has no commits")?;
     walk.simplify_first_parent()?;
     walk.set_sorting(Sort::TOPOLOGICAL | Sort::REVERSE)?;
     let commits = walk.collect::<Result<Vec<_>, _>>()?;
     let point_every = commits.len().div_ceil(TIMELINE_POINTS).max(1);
-    let report_every = (commits.len() / 1_000).max(1);
+    let mut saved_at = Instant::now();
     for oid in commits.iter().skip(evolution.commits) {
         let commit = repository.find_commit(*oid)?;
         add(&repository, &commit, &mut evolution)?;
@@ -163,36 +170,52 @@ fn walk(
         if evolution.commits.is_multiple_of(point_every) || evolution.commits == commits.len() {
             evolution.timeline.push((commit.time().seconds(), evolution.lines.clone()));
         }
-        let due = evolution.commits.is_multiple_of(report_every) || evolution.commits == commits.len();
-        if due && steps.blocking_send((evolution.clone(), commits.len())).is_err() {
-            // The handler was dropped: the job is cancelled, or another's.
-            return Ok(());
+        let mut sent = steps.blocking_send(Step::Commit { n: evolution.commits, of: commits.len() });
+        if saved_at.elapsed() >= CHECKPOINT_EVERY {
+            sent = sent.and_then(|()| steps.blocking_send(Step::Checkpoint(Box::new(evolution.clone()))));
+            saved_at = Instant::now();
         }
+        // Nobody listens: the job is cancelled, or another's.
+        sent.context("the handler was dropped")?;
     }
-    Ok(())
+    Ok(evolution)
 }
 
-fn open(repo: &str, clones: &Path) -> anyhow::Result<Repository> {
+fn open(repo: &str, clones: &Path, steps: &mpsc::Sender<Step>) -> anyhow::Result<Repository> {
     if Path::new(repo).exists() {
         return Repository::open(repo).with_context(|| format!("open {repo}"));
     }
     let name: String = repo.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
     let folder = clones.join(name);
+    // A large repository takes long, and a job that says nothing is presumed dead.
+    let fetch = || {
+        let mut callbacks = RemoteCallbacks::new();
+        callbacks.transfer_progress(|progress| {
+            let (received, of) = (progress.received_objects(), progress.total_objects());
+            // False stops the transfer: nobody listens any more.
+            steps.blocking_send(Step::Clone { received, of }).is_ok()
+        });
+        let mut fetch = FetchOptions::new();
+        fetch.remote_callbacks(callbacks);
+        fetch
+    };
     if let Ok(known) = Repository::open_bare(&folder) {
-        known.find_remote("origin")?.fetch(&["+HEAD:refs/heads/tenure"], None, None)?;
+        known.find_remote("origin")?.fetch(&["+HEAD:refs/heads/tenure"], Some(&mut fetch()), None)?;
         known.set_head("refs/heads/tenure")?;
         return Ok(known);
     }
     // Beside its place first: a clone that was cut off must not be taken for a whole one.
     std::fs::create_dir_all(clones)?;
-    let unfinished = clones.join(format!("unfinished-{}", std::process::id()));
-    std::fs::remove_dir_all(&unfinished).ok();
-    git2::build::RepoBuilder::new()
+    let unfinished = clones.join(format!("unfinished-{}", uuid::Uuid::new_v4()));
+    RepoBuilder::new()
         .bare(true)
+        .fetch_options(fetch())
         .clone(repo, &unfinished)
         .with_context(|| format!("clone {repo}"))?;
     // Another worker may have been faster; then its clone serves.
-    std::fs::rename(&unfinished, &folder).ok();
+    if std::fs::rename(&unfinished, &folder).is_err() {
+        std::fs::remove_dir_all(&unfinished).ok();
+    }
     Ok(Repository::open_bare(&folder)?)
 }
 
@@ -240,9 +263,9 @@ fn language(path: &Path) -> &'static str {
     }
 }
 
-fn report(evolution: &Evolution, total: usize) -> serde_json::Value {
+fn report(evolution: &Evolution) -> serde_json::Value {
     json!({
-        "commits": total,
+        "commits": evolution.commits,
         "languages": evolution.lines,
         "timeline": evolution.timeline,
         "hottest_files": top(&evolution.churn_by_file),

@@ -345,6 +345,13 @@ async fn report(pool: &PgPool, expected: usize) -> anyhow::Result<bool> {
         table.add_row(["repo", "commits", "status", "attempts", "recovered_by", "after", "redone"].map(text));
     }
     println!("\n{table}");
+    let failed = sqlx::query(
+        "SELECT payload->>'repo' AS repo, last_error FROM tenure.all_jobs WHERE status = 'failed'",
+    );
+    for row in failed.fetch_all(pool).await? {
+        let (repo, error): (Option<String>, String) = (row.try_get("repo")?, row.try_get("last_error")?);
+        println!("failed: {}: {error}", repo.unwrap_or_default());
+    }
     let refused = sqlx::query(
         "SELECT reason, owner_before, count(*) AS writes FROM tenure.recovery_events
           WHERE event = 'refused_write' GROUP BY 1, 2 ORDER BY 1, 2",

@@ -21,12 +21,17 @@ impl Numbers {
 /// The repositories that this machine has: `REPO`, and the one that this program was built from.
 pub(crate) fn found() -> Vec<PathBuf> {
     let mut found = Vec::new();
-    for candidate in [std::env::var_os("REPO"), Some(env!("CARGO_MANIFEST_DIR").into())].into_iter().flatten()
-    {
-        match git2::Repository::open(&candidate) {
-            Ok(repository) if repository.head().is_ok() => found.push(PathBuf::from(candidate)),
-            _ => eprintln!("no repository with commits: {}", Path::new(&candidate).display()),
+    if let Some(own) = std::env::var_os("REPO").filter(|own| !own.is_empty()) {
+        // A URL is cloned by the job itself; a path is looked at now.
+        if own.to_string_lossy().contains("://") || git2::Repository::open(&own).is_ok() {
+            found.push(std::fs::canonicalize(&own).unwrap_or(own.into()));
+        } else {
+            eprintln!("REPO={} is no git repository, and no URL", Path::new(&own).display());
         }
+    }
+    let this = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    if git2::Repository::open(&this).is_ok_and(|repository| repository.head().is_ok()) {
+        found.push(this);
     }
     found
 }
