@@ -255,8 +255,10 @@ async fn show(
         let rows = tenure.jobs(None, None, None, 100).await?;
         screen.show(jobs, &rows);
         let midway = |row: &&tenure::JobRow| {
+            let ran_for = row.last_activity_at.zip(row.started_at).map(|(last, started)| last - started);
             row.status == Status::Processing
                 && row.progress.is_some_and(|percent| (15.0..80.0).contains(&percent))
+                && ran_for.is_some_and(|ran| ran > chrono::TimeDelta::seconds(1))
         };
         let owner_of = |row: &tenure::JobRow| {
             let owner = row.worker_id.clone()?;
