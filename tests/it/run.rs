@@ -14,7 +14,7 @@ use tenure::{
     Backoff, CancelReason, Job, JobContext, JobError, JobRequest, KindOptions, Outcome, Status, Worker,
 };
 
-use crate::harness::{Bench, Running, bench, bench_with};
+use crate::harness::{Bench, Running, bench, bench_with, counted};
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Typed {
@@ -283,6 +283,10 @@ async fn a_silent_job_is_taken_back_unless_its_kind_is_kept_alive() {
         bench.text("SELECT DISTINCT event, path FROM tenure.recovery_events WHERE event = 'reset'").await;
     assert_eq!(event, "(reset,scanner)");
     worker.stop().await;
+    // On record, and counted.
+    assert!(counted("tenure_recoveries_total{path=scanner}") >= 1);
+    assert!(counted("tenure_attempts_total{kind=kept,outcome=completed}") >= 1);
+    assert!(counted("tenure_refused_writes_total{write=complete}") >= 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -2,6 +2,7 @@
 //!
 //! The servers start on free ports with the first test, and end with this process, however it ends.
 
+mod counters;
 mod worker;
 
 use std::{
@@ -18,6 +19,7 @@ use async_nats::jetstream;
 use sqlx::{AssertSqlSafe, PgPool, postgres::PgPoolOptions};
 use tenure::{Config, JobId, Tenure, dev::Servers};
 
+pub use counters::counted;
 pub use worker::{Child, Running, until_file};
 
 struct Shared {
@@ -35,6 +37,7 @@ pub fn run_folder() -> PathBuf {
 
 fn shared() -> &'static Shared {
     SHARED.get_or_init(|| {
+        counters::install();
         sweep();
         let folder = run_folder();
         std::fs::create_dir_all(&folder).unwrap();
