@@ -15,7 +15,7 @@ use crate::{
     heartbeat::Heartbeat,
     job::{JobError, JobId, Outcome, unstorable},
     running::{CancelReason, RunningJob},
-    store::{COMPLETE_IN, EFFECT, EFFECT_RESULT, FENCE, ONCE, ProgressWrite, Store, StoreError},
+    store::{COMPLETE, EFFECT, EFFECT_RESULT, FENCE, ONCE, ProgressWrite, Store, StoreError},
 };
 
 /// A call of the context that did not happen.
@@ -304,11 +304,12 @@ impl<S> JobContext<S> {
         let lost = self.lost();
         let store = &self.store;
         let completed: Result<(), JobError> = async {
-            let owned = sqlx::query(COMPLETE_IN)
-                .bind(key.job)
-                .bind(key.token)
-                .bind(key.claim)
-                .bind(output.as_ref().map(ToString::to_string))
+            let owned = sqlx::query(COMPLETE)
+                .bind(vec![key.job])
+                .bind(vec![key.token])
+                .bind(vec![key.claim])
+                .bind(vec![output.as_ref().map(ToString::to_string)])
+                .bind(vec![0])
                 .fetch_optional(&mut *tx)
                 .await
                 .map_err(StoreError::from)?;

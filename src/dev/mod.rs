@@ -107,7 +107,16 @@ impl Guarded {
         let mut command = Command::new("sh");
         command
             .arg("-c")
-            .arg(format!(r#""$@" & child=$!; read -r _; kill -{signal} $child 2>/dev/null; wait $child"#))
+            // The shell ends when the server does; another waits for the end of the pipe.
+            .arg(format!(
+                r#"exec 3<&0
+                "$@" 3<&- &
+                server=$!
+                (read -r _ <&3; kill -{signal} $server) 2>/dev/null &
+                watcher=$!
+                wait $server
+                kill $watcher 2>/dev/null"#
+            ))
             .arg("sh")
             .arg(program)
             .args(arguments)

@@ -91,15 +91,7 @@ impl Nats {
         fs::remove_file(self.folder.join("nats.pid")).ok();
         self.guard = Guarded::start(&self.program, &arguments, "TERM", None, &self.folder, &log)?;
         let port = self.port;
-        let guard = &mut self.guard;
-        let pid_file = self.folder.join("nats.pid");
-        let started_at = std::time::Instant::now();
-        wait_ready(
-            "nats-server",
-            &log,
-            || greets(port),
-            || guard.has_ended() || (started_at.elapsed().as_secs() > 10 && pid_in(&pid_file).is_none()),
-        )
+        wait_ready("nats-server", &log, || greets(port), || self.guard.has_ended())
     }
 }
 

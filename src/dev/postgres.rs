@@ -109,21 +109,22 @@ impl Postgres {
         }
         for _ in 0..50 {
             let program = self.bin.join("postgres");
+            let data = self.folder.join("data/postmaster.pid");
+            // A server that was killed leaves its file behind.
+            let before = pid_in(&data);
             self.guard =
                 Guarded::start(&program, &arguments, "INT", find::postgres_user(), &self.folder, &log)?;
-            let data = self.folder.join("data/postmaster.pid");
             // The eighth line tells a server that accepts queries from one that is still recovering.
             let is_ready = || {
                 let text = fs::read_to_string(&data).unwrap_or_default();
-                text.lines().nth(7).is_some_and(|status| status.trim() == "ready")
+                pid_in(&data) != before && text.lines().nth(7).is_some_and(|status| status.trim() == "ready")
             };
-            let started_at = std::time::Instant::now();
-            let ended = || started_at.elapsed().as_millis() > 500 && pid_in(&data).is_none();
-            match wait_ready("Postgres", &log, is_ready, ended) {
+            match wait_ready("Postgres", &log, is_ready, || self.guard.has_ended()) {
                 // After a kill, the old server's children may hold its memory for a moment.
                 Err(DevError::NotStarted { tail, .. }) if tail.contains("pre-existing shared memory") => {
                     fs::write(&log, "").map_err(DevError::io("empty the log"))?;
                     self.guard.stop();
+                    std::thread::sleep(std::time::Duration::from_millis(50));
                 }
                 started => return started,
             }

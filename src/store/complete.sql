@@ -2,6 +2,8 @@
 --
 --   $1 ids (sorted, no duplicates)  $2 tokens  $3 claim ids  $4 outputs (JSON text)  $5 ordinals
 --
+-- Also the last statement of the user's transaction in `complete_in`, for one job: without a row, that
+-- transaction must be rolled back.
 -- One row a job completed. A job that is missing: ask settled_as.sql; a repeated completion under the
 -- same claim is the same completion, anything else is a stale worker.
 WITH done AS (

@@ -46,7 +46,6 @@ statements! {
     EFFECT = "effect";
     EFFECT_RESULT = "effect_result";
     COMPLETE = "complete";
-    COMPLETE_IN = "complete_in";
     SETTLE = "settle" "end_attempt";
     SETTLED_AS = "settled_as";
     RESET_STALE = "reset_stale" "end_attempt";

@@ -208,8 +208,5 @@ async fn a_token_without_the_claim_id_writes_nothing() {
     }
     let fence = sqlx::query(statement("fence")).bind(job).bind(1_i64).bind(stale);
     assert_eq!(fence.fetch_all(&bench.pool).await.unwrap().len(), 0);
-    let complete_in =
-        sqlx::query(statement("complete_in")).bind(job).bind(1_i64).bind(stale).bind(None::<String>);
-    assert_eq!(complete_in.fetch_all(&bench.pool).await.unwrap().len(), 0);
     assert_eq!(bench.count("tenure.jobs WHERE status = 'processing'").await, 1);
 }
