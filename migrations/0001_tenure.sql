@@ -36,6 +36,7 @@ CREATE TABLE tenure.jobs (
     publish_at          timestamptz,
     published_at        timestamptz,
     clear_reason        text,                               -- why the next ticket says "cleared"
+    put_off_since       timestamptz,                        -- since when no worker that got it knew its kind
 
     CONSTRAINT status_is_live CHECK (status IN ('queued', 'processing')),
     CONSTRAINT progress_is_percent CHECK (progress BETWEEN 0 AND 100),
@@ -189,6 +190,7 @@ CREATE TABLE tenure.workers (
     lock_file      text,
     probe_subject  text,
     queues         text[]      NOT NULL,
+    kinds          text[],                                  -- NULL: every kind
     slots          int         NOT NULL,
     version        text        NOT NULL,
     started_at     timestamptz NOT NULL DEFAULT clock_timestamp(),

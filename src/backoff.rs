@@ -32,8 +32,10 @@ impl Backoff {
     /// The wait after the given failed attempt (1 is the first), jitter included.
     #[must_use]
     pub fn delay(&self, attempt: u32) -> Duration {
-        let jitter = self.jitter.clamp(0.0, 1.0);
-        self.base(attempt).mul_f64(rand::random_range(1.0 - jitter..=1.0 + jitter))
+        // What is no number is no jitter, and nothing waits for centuries.
+        let jitter = if self.jitter.is_nan() { 0.0 } else { self.jitter.clamp(0.0, 1.0) };
+        let base = self.base(attempt).min(Duration::from_hours(24 * 365));
+        base.mul_f64(rand::random_range(1.0 - jitter..=1.0 + jitter))
     }
 
     /// The wait before jitter.
@@ -59,6 +61,13 @@ mod tests {
         assert_eq!(waits, [5, 10, 20, 40, 80, 160, 300, 300]);
         assert_eq!(Backoff::DEFAULT.base(u32::MAX).as_secs(), 300);
         assert_eq!(Backoff::DEFAULT.base(0).as_secs(), 5);
+    }
+
+    #[test]
+    fn odd_settings_panic_nowhere() {
+        let odd = Backoff { first: Duration::MAX, longest: Duration::MAX, jitter: f64::NAN };
+        assert_eq!(odd.delay(u32::MAX), Duration::from_hours(24 * 365));
+        assert_eq!(Backoff { jitter: -1.0, ..Backoff::DEFAULT }.delay(1), Duration::from_secs(5));
     }
 
     #[test]

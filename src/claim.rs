@@ -60,6 +60,8 @@ pub(crate) struct Claim {
     pub(crate) max_attempts: u32,
     pub(crate) checkpoint: Option<Value>,
     pub(crate) trace_context: Option<String>,
+    /// How often the job had been published when it was claimed.
+    pub(crate) dispatch: i32,
 }
 
 /// Why a delivery did not become a [`Claim`]. An everyday outcome, not an error.
@@ -91,6 +93,8 @@ pub(crate) enum Missed {
     },
     /// Runnable a moment ago, taken and given back since: ask again.
     Free,
+    /// The row is of another queue or kind than the message's subject: not published by tenure.
+    Foreign,
     /// No such row: purged, or published by someone who never wrote it, or not committed yet.
     NoSuchRow,
 }
@@ -120,6 +124,7 @@ const LATER_MAX: Duration = Duration::from_secs(15 * 60);
 /// | held by a live owner | later: when that owner would be stale. Usually it has settled by then; if the owner and every scanner are dead, this very message is the backstop |
 /// | held by a stale owner | later, soon: the takeover was refused (a grace, or the owner wrote after all) |
 /// | not due | done, the relay publishes when due; later, if the relay does not know |
+/// | of another queue or kind | never: it is a forgery, or a mistake |
 /// | no such row | later a few times (its transaction may be about to commit), then never |
 /// | no answer | see [`ack_when_unavailable`] |
 pub(crate) fn ack_for(missed: &Missed, deliveries: i64) -> Ack {
@@ -129,6 +134,7 @@ pub(crate) fn ack_for(missed: &Missed, deliveries: i64) -> Ack {
         Missed::Stale => Ack::Later(Duration::from_secs(2)),
         Missed::NotDue { due_in, relayed: false } => Ack::Later((*due_in).min(LATER_MAX)),
         Missed::Free => Ack::Later(Duration::from_millis(200)),
+        Missed::Foreign => Ack::Never,
         Missed::NoSuchRow if deliveries >= NO_SUCH_ROW_DELIVERIES_MAX => Ack::Never,
         Missed::NoSuchRow => Ack::Later(Duration::from_secs(if deliveries < 4 { 1 } else { 5 })),
     }

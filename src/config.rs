@@ -155,6 +155,9 @@ impl Default for Timing {
     }
 }
 
+/// The longest timer: more is a mistake in a unit.
+const LONGEST: Duration = Duration::from_hours(24 * 366);
+
 /// Timers that contradict each other.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the timers of these names")]
@@ -165,7 +168,7 @@ pub enum TimingError {
     #[error(
         "ack_wait ({ack_wait:?}) must be longer than stale_after ({stale_after:?}) + scan_every ({scan_every:?}), \
          or the queue delivers a slow job again before anyone could ask whether its owner is alive; \
-         raise TENURE_ACK_WAIT (and run `tenure migrate`) or lower TENURE_STALE_AFTER"
+         raise TENURE_ACK_WAIT (and run `tenure migrate --queue NAME`) or lower TENURE_STALE_AFTER"
     )]
     AckWait { ack_wait: Duration, stale_after: Duration, scan_every: Duration },
     #[error(
@@ -288,7 +291,11 @@ impl Config {
                     for (known, duration) in config.timing.all_mut() {
                         if known == timer {
                             *duration = humantime::parse_duration(value)
-                                .map_err(|_| invalid("a duration such as 500ms, 30s or 5min"))?;
+                                .ok()
+                                .filter(|duration| *duration <= LONGEST)
+                                .ok_or_else(|| {
+                                    invalid("a duration such as 500ms, 30s or 5min, at most a year")
+                                })?;
                         }
                     }
                 }
@@ -383,6 +390,12 @@ mod tests {
                 "{text}"
             );
         }
+    }
+
+    #[test]
+    fn a_timer_of_centuries_is_a_mistake() {
+        let text = message(&[("TENURE_STALE_AFTER", "18446744073709551615s")]);
+        assert!(text.contains("TENURE_STALE_AFTER") && text.contains("at most a year"), "{text}");
     }
 
     #[test]

@@ -18,6 +18,9 @@ use crate::{
     store::{COMPLETE, EFFECT, EFFECT_RESULT, FENCE, ONCE, ProgressWrite, Store, StoreError},
 };
 
+/// How often a report that waits for its write looks whether there still is anything to wait for.
+const OVERDUE_LOOK: std::time::Duration = std::time::Duration::from_millis(500);
+
 /// A call of the context that did not happen.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
@@ -149,28 +152,58 @@ impl<S> JobContext<S> {
         Ok(())
     }
 
-    pub(crate) async fn report(
+    async fn report(
         &self,
         stage: Option<String>,
         percent: Option<f32>,
         message: Option<String>,
         checkpoint: Option<String>,
     ) -> Result<(), ContextError> {
-        self.check_owned()?;
+        self.check_owned("progress").await?;
         let write = ProgressWrite { key: self.job.key, stage, percent, message, checkpoint };
         Heartbeat::report(&self.job, write);
         let overdue = |job: &RunningJob| job.pulse().written_at.elapsed() > job.stale_after / 2;
         if overdue(&self.job) {
             let mut writes = self.job.writes.subscribe();
-            while overdue(&self.job) {
+            while overdue(&self.job) && !self.job.is_ending() {
                 self.heartbeat.hurry();
                 tokio::select! {
                     changed = writes.changed() => if changed.is_err() { break },
                     () = self.job.cancellation.cancelled() => break,
+                    () = tokio::time::sleep(OVERDUE_LOOK) => {}
                 }
             }
         }
-        self.check_owned()
+        self.check_owned("progress").await
+    }
+
+    /// [`JobContext::progress`] and [`JobContext::save_checkpoint`] at once, and without ever waiting.
+    #[cfg(feature = "cli")]
+    pub(crate) fn report_now(
+        &self,
+        stage: Option<String>,
+        percent: Option<f32>,
+        message: Option<String>,
+        checkpoint: Option<&serde_json::Value>,
+    ) -> Result<(), JobError> {
+        if self.job.is_lost() {
+            return Err(self.lost().into());
+        }
+        if let Some(why) = checkpoint.and_then(unstorable) {
+            return Err(JobError::permanent(format!("the checkpoint cannot be stored: {why}")));
+        }
+        let checkpoint = checkpoint.map(ToString::to_string);
+        Heartbeat::report(
+            &self.job,
+            ProgressWrite { key: self.job.key, stage, percent, message, checkpoint },
+        );
+        Ok(())
+    }
+
+    /// The payload, as it was enqueued.
+    #[cfg(feature = "cli")]
+    pub(crate) fn raw_payload(&self) -> &str {
+        &self.job.claim.payload
     }
 
     /// Completes when the handler should stop, and says why. Never completes otherwise.
@@ -220,7 +253,7 @@ impl<S> JobContext<S> {
         T: Send + 'static,
         W: for<'t> FnOnce(&'t mut PgConnection) -> BoxFuture<'t, Result<T, JobError>> + Send + 'static,
     {
-        self.check_owned()?;
+        self.check_owned("fenced_tx").await?;
         let key = self.job.key;
         let lost = self.lost();
         let sent_at = Instant::now();
@@ -296,7 +329,7 @@ impl<S> JobContext<S> {
         mut tx: sqlx::PgTransaction<'_>,
         output: Option<serde_json::Value>,
     ) -> Result<Outcome, JobError> {
-        self.check_owned()?;
+        self.check_owned("complete_in").await?;
         if let Some(why) = output.as_ref().and_then(unstorable) {
             return Err(JobError::permanent(format!("the output cannot be stored: {why}")));
         }
@@ -333,18 +366,22 @@ impl<S> JobContext<S> {
         ContextError::Lost { job: self.job.key.job, token: self.job.key.token }
     }
 
-    fn check_owned(&self) -> Result<(), ContextError> {
-        if self.job.is_lost() { Err(self.lost()) } else { Ok(()) }
+    /// Refuses a write of a job that is known to be lost: the database would refuse it, too.
+    async fn check_owned(&self, write: &'static str) -> Result<(), ContextError> {
+        if !self.job.is_lost() {
+            return Ok(());
+        }
+        self.heartbeat.lost(&self.job, write).await;
+        Err(self.lost())
     }
 
     /// Draws the conclusions from a transaction's end.
     async fn note<T>(&self, done: Result<T, JobError>, what: &'static str) -> Result<T, JobError> {
-        if let Err(error) = &done {
-            if error.is_lost() {
-                self.heartbeat.lost(&self.job, what).await;
-            }
-            self.job.unavailable.store(error.is_unavailable(), Ordering::Release);
+        if done.as_ref().is_err_and(JobError::is_lost) {
+            self.heartbeat.lost(&self.job, what).await;
         }
+        let unavailable = done.as_ref().is_err_and(JobError::is_unavailable);
+        self.job.unavailable.store(unavailable, Ordering::Release);
         done
     }
 }
@@ -356,13 +393,15 @@ impl JobError {
         self.causes().any(|cause| matches!(cause.downcast_ref(), Some(ContextError::Lost { .. })))
     }
 
-    /// Whether it says that Postgres gave no answer.
+    /// Whether it says that tenure's Postgres went away: a call of the context found none, or the
+    /// connection broke under the SQL in one. A statement that was refused, or ran out of its own time, is
+    /// the attempt's failure like any other.
     #[must_use]
     pub fn is_unavailable(&self) -> bool {
         self.causes().any(|cause| {
             cause.downcast_ref::<StoreError>().is_some_and(StoreError::is_unavailable)
                 || matches!(cause.downcast_ref(), Some(ContextError::Store(StoreError::Unavailable(_))))
-                || cause.downcast_ref::<sqlx::Error>().is_some_and(StoreError::says_unavailable)
+                || cause.downcast_ref::<sqlx::Error>().is_some_and(StoreError::says_gone)
         })
     }
 

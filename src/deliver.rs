@@ -25,10 +25,11 @@ use chrono::{DateTime, Utc};
 use crate::{
     batch::Batcher,
     claim::{Ack, Claim, ClaimKey, Missed, ack_for, ack_when_unavailable},
-    job::{JobId, check_kind, check_queue, unstorable},
+    heartbeat::Heartbeat,
+    job::{JobError, JobId, check_kind, check_queue, unstorable},
     metrics,
     queue::{Delivery, JOB_ID, TicketBody, nonce},
-    running::{Here, Reservation, Running},
+    running::{Here, Message as Held, Reservation, Running, RunningJob},
     store::{AttemptEnd, ClaimRequest, NewJob, Refused, Route, Store, StoreError, Told},
 };
 
@@ -36,17 +37,30 @@ use crate::{
 #[derive(Debug)]
 enum Message {
     /// A row exists.
-    Ticket { job: JobId, kind: String, dispatch: i32 },
+    Ticket(Named),
     /// A row is to be made.
     Submission(Box<NewJob>),
     /// Neither.
     Neither { category: &'static str, reason: String },
 }
 
+/// The job that a message names, and under which subject.
+#[derive(Debug)]
+struct Named {
+    job: JobId,
+    queue: String,
+    kind: String,
+    /// A submission has none.
+    dispatch: Option<i32>,
+}
+
+/// How long a delivery waits for the end of an attempt that is over, or not ours any more.
+const ENDING: Duration = Duration::from_secs(1);
+
 /// What became of a delivery.
 pub(crate) enum Delivered {
-    /// It is ours to run.
-    Ours(Box<Claim>, Reservation),
+    /// It is ours to run; the dispatch of its ticket.
+    Ours(Box<Claim>, Reservation, Option<i32>),
     /// It is not; the message is to be told this.
     Answer(Ack),
     /// It runs here already: the receipt is kept for its end.
@@ -58,6 +72,7 @@ pub(crate) enum Delivered {
 pub(crate) struct Deliver {
     store: Store,
     running: Running,
+    heartbeat: Heartbeat,
     claims: Batcher<ClaimRequest, Result<Option<Claim>, StoreError>>,
     worker_id: Arc<str>,
     prefix: Arc<str>,
@@ -79,7 +94,12 @@ pub(crate) struct DeliverSettings {
 }
 
 impl Deliver {
-    pub(crate) fn new(store: Store, running: Running, settings: DeliverSettings) -> Self {
+    pub(crate) fn new(
+        store: Store,
+        running: Running,
+        heartbeat: Heartbeat,
+        settings: DeliverSettings,
+    ) -> Self {
         let claims = {
             let (store, worker_id, host) =
                 (store.clone(), settings.worker_id.clone(), settings.worker_host.clone());
@@ -105,6 +125,7 @@ impl Deliver {
         Self {
             store,
             running,
+            heartbeat,
             claims,
             worker_id: settings.worker_id,
             prefix: settings.prefix,
@@ -136,16 +157,17 @@ impl Deliver {
         delivery: &Delivery,
         stale_after: impl Fn(&str) -> Option<Duration>,
     ) -> Result<Delivered, StoreError> {
-        let (job, kind, dispatch) = match self.read(delivery) {
-            Message::Ticket { job, kind, dispatch } => (job, kind, Some(dispatch)),
+        let Named { job, queue, kind, dispatch } = match self.read(delivery) {
+            Message::Ticket(named) => named,
             Message::Submission(new) => {
-                let kind = new.kind.clone();
+                let (queue, kind) = (new.queue.clone(), new.kind.clone());
                 match self.make_row(*new).await {
-                    Ok(Some(job)) => (job, kind, None),
+                    Ok(Some(job)) => Named { job, queue, kind, dispatch: None },
                     // Its key is another job's: a submission like this one was accepted before.
                     Ok(None) => return Ok(Delivered::Answer(Ack::Done)),
-                    Err(StoreError::Refused(error)) => {
-                        let reason = format!("the database refused it: {error}");
+                    // A missing right, say, is not the producer's fault, and may be mended.
+                    Err(error) if error.is_the_datas_fault() => {
+                        let reason = format!("the database refused it: {}", JobError::from(error).text());
                         return self.refuse(delivery, "malformed", reason).await;
                     }
                     Err(error) => return Err(error),
@@ -153,32 +175,31 @@ impl Deliver {
             }
             Message::Neither { category, reason } => return self.refuse(delivery, category, reason).await,
         };
+        let named = Named { job, queue, kind, dispatch };
         let reservation = match self.running.reserve(job) {
             Here::No(reservation) => reservation,
             Here::Claiming => return Ok(Delivered::Answer(Ack::Later(Duration::from_secs(1)))),
-            Here::Ending => return Ok(Delivered::Answer(Ack::Later(Duration::from_secs(3)))),
-            Here::Running(running) => {
-                running.keep(delivery.receipt.clone());
-                return Ok(Delivered::Kept);
-            }
+            Here::Ending => return Ok(Delivered::Answer(Ack::Later(ENDING))),
+            Here::Running(running) => return self.keep(delivery, &named, &running).await,
         };
-        let Some(stale_after) = stale_after(&kind) else {
-            return self.put_off(job, &kind).await;
+        let Some(stale_after) = stale_after(&named.kind) else {
+            return match self.missed(&named).await? {
+                Missed::Free => self.put_off(&named, delivery.deliveries).await,
+                missed => Ok(self.answer(&named, &missed, delivery.deliveries)),
+            };
         };
         let mut taken_over = false;
         for _ in 0..3 {
-            if let Some(claim) = self.claim(job, stale_after).await? {
+            if let Some(claim) = self.claim(&named, stale_after).await? {
                 metrics::claims("won", 1);
-                return Ok(Delivered::Ours(Box::new(claim), reservation));
+                return Ok(Delivered::Ours(Box::new(claim), reservation, dispatch));
             }
-            let missed = self.store.missed(job, dispatch).await?;
-            tracing::debug!(%job, ?missed, "not claimed");
-            match missed {
+            match self.missed(&named).await? {
                 Missed::Free => {}
                 Missed::Stale if self.may_take_over() => match self.take_over(job).await? {
                     Some(Route::Queued) => taken_over = true,
                     Some(Route::Failed | Route::Cancelled) => return Ok(Delivered::Answer(Ack::Done)),
-                    None => return Ok(Delivered::Answer(ack_for(&Missed::Stale, delivery.deliveries))),
+                    None => return Ok(self.answer(&named, &Missed::Stale, delivery.deliveries)),
                 },
                 // A claim of ours whose answer was lost: nobody runs it. We hold the reservation, so no
                 // other delivery of this process can be about to.
@@ -187,27 +208,52 @@ impl Deliver {
                 }
                 // Lost before, so it waits. Its message stays the backstop: no relay may be alive either.
                 Missed::NotDue { due_in, .. } if taken_over => {
-                    return Ok(Delivered::Answer(ack_for(
-                        &Missed::NotDue { due_in, relayed: false },
-                        delivery.deliveries,
-                    )));
+                    let missed = Missed::NotDue { due_in, relayed: false };
+                    return Ok(self.answer(&named, &missed, delivery.deliveries));
                 }
-                missed => {
-                    metrics::claims(label(&missed), 1);
-                    let ack = ack_for(&missed, delivery.deliveries);
-                    if ack == Ack::Never {
-                        metrics::terminated("no_such_row");
-                        tracing::error!(%job, "a message names a job that does not exist; it was given up");
-                    }
-                    return Ok(Delivered::Answer(ack));
-                }
+                missed => return Ok(self.answer(&named, &missed, delivery.deliveries)),
             }
         }
-        Ok(Delivered::Answer(ack_for(&Missed::Free, delivery.deliveries)))
+        Ok(self.answer(&named, &Missed::Free, delivery.deliveries))
     }
 
-    async fn claim(&self, job: JobId, stale_after: Duration) -> Result<Option<Claim>, StoreError> {
-        let request = ClaimRequest { job, claim: nonce(), stale_after };
+    /// A delivery of a job that runs here: kept for the ack, unless the job is ours no longer.
+    async fn keep(
+        &self,
+        delivery: &Delivery,
+        named: &Named,
+        running: &Arc<RunningJob>,
+    ) -> Result<Delivered, StoreError> {
+        // Published since our claim: by a relay in doubt, or because the job was taken back.
+        let newer = named.dispatch.is_some_and(|dispatch| dispatch > running.claim.dispatch);
+        if newer && !self.heartbeat.is_ours(running).await? {
+            return Ok(Delivered::Answer(Ack::Later(ENDING)));
+        }
+        let message = Held { receipt: delivery.receipt.clone(), dispatch: named.dispatch };
+        Ok(if running.keep(message) { Delivered::Kept } else { Delivered::Answer(Ack::Later(ENDING)) })
+    }
+
+    async fn missed(&self, named: &Named) -> Result<Missed, StoreError> {
+        let missed = self.store.missed(named.job, &named.queue, &named.kind, named.dispatch).await?;
+        tracing::debug!(job = %named.job, ?missed, "not claimed");
+        Ok(missed)
+    }
+
+    fn answer(&self, named: &Named, missed: &Missed, deliveries: i64) -> Delivered {
+        metrics::claims(label(missed), 1);
+        let ack = ack_for(missed, deliveries);
+        if ack == Ack::Never {
+            metrics::terminated(label(missed));
+            let worker = &self.worker_id;
+            tracing::error!(job = %named.job, queue = named.queue, kind = named.kind, ?missed, %worker,
+                "a message was given up: it names no job of its queue and kind");
+        }
+        Delivered::Answer(ack)
+    }
+
+    async fn claim(&self, named: &Named, stale_after: Duration) -> Result<Option<Claim>, StoreError> {
+        let (queue, kind) = (named.queue.clone(), named.kind.clone());
+        let request = ClaimRequest { job: named.job, queue, kind, claim: nonce(), stale_after };
         let answer = self.claims.run(request).await;
         answer.unwrap_or_else(|| Err(StoreError::from(sqlx::Error::WorkerCrashed)))
     }
@@ -240,7 +286,8 @@ impl Deliver {
     }
 
     /// Another worker may know the kind: a rolling deploy is under way, or a typo is.
-    async fn put_off(&self, job: JobId, kind: &str) -> Result<Delivered, StoreError> {
+    async fn put_off(&self, named: &Named, deliveries: i64) -> Result<Delivered, StoreError> {
+        let (job, kind) = (named.job, &named.kind);
         let hours = self.unknown_kind_after.as_secs_f64() / 3600.0;
         let error = format!(
             "no worker knew the kind {kind:?} within {hours:.1} h; deploy one that does, then redrive"
@@ -254,7 +301,10 @@ impl Deliver {
             tracing::warn!(%job, kind, "no handler for this kind here; put off for a worker that has one");
         }
         metrics::claims("unknown_kind", 1);
-        let wait = Duration::from_millis(rand::random_range(20_000..40_000)).min(self.unknown_kind_after / 2);
+        // Soon at first, for a deploy that is under way; later less often, up to ten minutes.
+        let doublings = u32::try_from(deliveries.clamp(1, 6) - 1).unwrap_or(0);
+        let wait = Duration::from_millis(rand::random_range(15_000..25_000)) * (1 << doublings);
+        let wait = wait.min(self.unknown_kind_after / 2);
         self.store.put_off(job, wait).await?;
         Ok(Delivered::Answer(Ack::Later(wait)))
     }
@@ -316,7 +366,8 @@ impl Deliver {
         if let Some(id) = delivery.header(JOB_ID) {
             return match (id.parse(), serde_json::from_slice::<TicketBody>(&delivery.body)) {
                 (Ok(job), Ok(body)) if job == body.job_id => {
-                    Message::Ticket { job, kind: kind.into(), dispatch: body.dispatch }
+                    let dispatch = Some(body.dispatch);
+                    Message::Ticket(Named { job, queue: queue.into(), kind: kind.into(), dispatch })
                 }
                 _ => malformed(format!("it has the header {JOB_ID}, but is not a ticket of tenure")),
             };
@@ -407,6 +458,7 @@ fn label(missed: &Missed) -> &'static str {
         Missed::Stale => "stale",
         Missed::NotDue { .. } => "not_due",
         Missed::Free => "free",
+        Missed::Foreign => "foreign",
         Missed::NoSuchRow => "no_such_row",
     }
 }

@@ -38,7 +38,8 @@ pub struct Enqueued {
 pub struct JobRequest {
     queue: String,
     kind: String,
-    payload: Result<Value, String>,
+    /// JSON text, as it will be stored.
+    payload: Result<String, String>,
     max_attempts: u32,
     unique_key: Option<String>,
     delay: Option<Duration>,
@@ -48,7 +49,7 @@ pub struct JobRequest {
 
 impl<J: Job> From<J> for JobRequest {
     fn from(job: J) -> Self {
-        let payload = serde_json::to_value(job).map_err(|error| error.to_string());
+        let payload = serde_json::to_string(&job).map_err(|error| error.to_string());
         Self { max_attempts: J::MAX_ATTEMPTS, payload, ..Self::new(J::QUEUE, J::KIND, Value::Null) }
     }
 }
@@ -59,13 +60,18 @@ impl JobRequest {
         Self {
             queue: queue.into(),
             kind: kind.into(),
-            payload: Ok(payload),
+            payload: Ok(payload.to_string()),
             max_attempts: 5,
             unique_key: None,
             delay: None,
             run_at: None,
             trace_context: None,
         }
+    }
+
+    /// A job whose payload is JSON text, stored as it is: a number keeps all its digits.
+    pub fn from_json(queue: impl Into<String>, kind: impl Into<String>, json: impl Into<String>) -> Self {
+        Self { payload: Ok(json.into()), ..Self::new(queue, kind, Value::Null) }
     }
 
     /// Into another queue than the type's own.
@@ -76,7 +82,8 @@ impl JobRequest {
     }
 
     /// At most one job of this key in its queue: a second enqueue returns the first one's id.
-    /// The key is held while that job is queued, running or dead, and for a while after it finished.
+    /// The key is held from then on, also after that job has finished. A submission's `Nats-Msg-Id` is a
+    /// unique key of its queue, too.
     #[must_use]
     pub fn unique_key(mut self, key: impl Into<String>) -> Self {
         self.unique_key = Some(key.into());
@@ -115,12 +122,13 @@ impl JobRequest {
         check_queue(&self.queue)?;
         check_kind(&self.kind)?;
         let payload = self.payload.map_err(EnqueueError::Payload)?;
-        if let Some(why) = unstorable(&payload) {
-            return Err(EnqueueError::Payload(why.into()));
-        }
-        let payload = payload.to_string();
         if payload.len() > bytes_max {
             return Err(EnqueueError::TooLarge { bytes: payload.len(), bytes_max });
+        }
+        let parsed: Value = serde_json::from_str(&payload)
+            .map_err(|error| EnqueueError::Payload(format!("it is not JSON: {error}")))?;
+        if let Some(why) = unstorable(&parsed) {
+            return Err(EnqueueError::Payload(why.into()));
         }
         let wrong = |what, value: String, expected| Err(EnqueueError::Option { what, value, expected });
         if !(1..=1_000).contains(&self.max_attempts) {

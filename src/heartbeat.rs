@@ -11,12 +11,12 @@
 //! - `a_woken_worker_whose_job_was_taken_can_write_nothing`
 
 use std::{
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 
 use tokio::{
-    sync::Notify,
+    sync::{Mutex, Notify},
     time::{MissedTickBehavior, interval},
 };
 
@@ -42,11 +42,22 @@ struct Shared {
     timing: Timing,
     worker_id: String,
     hurry: Notify,
+    /// One statement at a time, or an older report could overtake a newer one.
+    turn: Mutex<()>,
 }
 
 impl Heartbeat {
     pub(crate) fn new(store: Store, running: Running, timing: Timing, worker_id: String) -> Self {
-        Self { shared: Arc::new(Shared { store, running, timing, worker_id, hurry: Notify::new() }) }
+        Self {
+            shared: Arc::new(Shared {
+                store,
+                running,
+                timing,
+                worker_id,
+                hurry: Notify::new(),
+                turn: Mutex::new(()),
+            }),
+        }
     }
 
     /// Takes a report; a later one replaces it, field by field.
@@ -54,13 +65,7 @@ impl Heartbeat {
         let mut pulse = job.pulse();
         pulse.pending = Some(match pulse.pending.take() {
             None => write,
-            Some(earlier) => ProgressWrite {
-                key: write.key,
-                stage: write.stage.or(earlier.stage),
-                percent: write.percent.or(earlier.percent),
-                message: write.message.or(earlier.message),
-                checkpoint: write.checkpoint.or(earlier.checkpoint),
-            },
+            Some(earlier) => merged(earlier, write),
         });
     }
 
@@ -83,41 +88,57 @@ impl Heartbeat {
         }
     }
 
-    /// Writes what is due.
+    /// Writes what is due, and asks after the jobs that have long written nothing.
     async fn beat(&self) {
         let timing = &self.shared.timing;
-        let due: Vec<_> = self
-            .shared
-            .running
-            .all()
-            .into_iter()
+        let running: Vec<_> = self.shared.running.all().into_iter().filter(|job| writes(job)).collect();
+        let due: Vec<_> = running
+            .iter()
             .filter(|job| {
                 let pulse = job.pulse();
                 let since = pulse.flushed_at.elapsed();
                 let reported = pulse.pending.is_some() && since >= timing.flush_every;
-                let kept_alive = job.keepalive && since >= timing.keepalive_every.min(job.stale_after / 3);
-                !job.is_lost() && (reported || kept_alive)
+                reported || job.keepalive && since >= timing.keepalive_every.min(job.stale_after / 3)
             })
+            .cloned()
             .collect();
         for jobs in due.chunks(WRITES_MAX) {
             if let Err(error) = self.write(jobs).await {
                 tracing::warn!(%error, jobs = jobs.len(), "progress was not written; trying again");
             }
         }
+        // A handler that says nothing is not told by its own writes that its job was taken back.
+        let doubtful: Vec<_> = running
+            .into_iter()
+            .filter(|job| {
+                let mut pulse = job.pulse();
+                let silent = pulse.written_at.elapsed() > job.stale_after / 2;
+                let doubtful = silent && pulse.checked_at.elapsed() > job.stale_after / 6;
+                if doubtful {
+                    pulse.checked_at = Instant::now();
+                }
+                doubtful
+            })
+            .collect();
+        for jobs in doubtful.chunks(WRITES_MAX) {
+            if let Err(error) = self.check(jobs, None).await {
+                tracing::debug!(%error, "silent jobs were not looked after");
+            }
+        }
     }
 
     /// Writes what waits of one job, whether or not it is due.
     pub(crate) async fn flush(&self, job: &Arc<RunningJob>) {
-        if job.pulse().pending.is_some()
-            && let Err(error) = self.write(std::slice::from_ref(job)).await
-        {
+        let waits = job.pulse().pending.is_some();
+        if waits && let Err(error) = self.write(std::slice::from_ref(job)).await {
             tracing::warn!(%error, job = %job.key.job, "the last progress was not written");
         }
     }
 
     async fn write(&self, jobs: &[Arc<RunningJob>]) -> Result<(), StoreError> {
+        let _turn = self.shared.turn.lock().await;
         let sent_at = Instant::now();
-        let writes: Vec<_> = jobs
+        let batch: Vec<_> = jobs
             .iter()
             .map(|job| {
                 let mut pulse = job.pulse();
@@ -132,17 +153,31 @@ impl Heartbeat {
                 pulse.pending.take().unwrap_or(empty)
             })
             .collect();
-        let answers = match self.shared.store.progress(&writes).await {
+        let answers = match self.shared.store.progress(&batch).await {
             Ok(answers) => answers,
+            // One of them is refused; the others must not fall silent for it.
+            Err(StoreError::Refused(_)) => {
+                let mut answers = Vec::with_capacity(batch.len());
+                for one in &batch {
+                    let answer = self.shared.store.progress(std::slice::from_ref(one)).await;
+                    answers.push(match answer {
+                        Ok(answer) => answer.first().copied().flatten(),
+                        Err(error) => {
+                            tracing::error!(%error, job = %one.key.job, "a report was refused, and is dropped");
+                            None
+                        }
+                    });
+                }
+                answers
+            }
             Err(error) => {
-                for (job, write) in jobs.iter().zip(writes) {
-                    job.unavailable.store(error.is_unavailable(), std::sync::atomic::Ordering::Release);
+                for (job, earlier) in jobs.iter().zip(batch) {
                     // What was reported since is newer.
-                    let newer = job.pulse().pending.take();
-                    Self::report(job, write);
-                    if let Some(newer) = newer {
-                        Self::report(job, newer);
-                    }
+                    let mut pulse = job.pulse();
+                    pulse.pending = Some(match pulse.pending.take() {
+                        None => earlier,
+                        Some(later) => merged(earlier, later),
+                    });
                 }
                 return Err(error);
             }
@@ -160,21 +195,35 @@ impl Heartbeat {
                 None => missing.push(job.clone()),
             }
         }
-        if !missing.is_empty() {
-            let keys: Vec<_> = missing.iter().map(|job| job.key).collect();
-            let mine = self.shared.store.still_mine(&keys).await?;
-            for (job, mine) in missing.iter().zip(mine) {
-                // Completed by its own handler a moment ago is no loss.
-                if !mine && !job.settled.load(std::sync::atomic::Ordering::Acquire) && self.still_runs(job) {
-                    self.lost(job, "progress").await;
-                }
+        self.check(&missing, Some("progress")).await
+    }
+
+    /// Asks which of these jobs still are ours, and tells the handlers of the others. `write` was refused.
+    async fn check(&self, jobs: &[Arc<RunningJob>], write: Option<&'static str>) -> Result<(), StoreError> {
+        if jobs.is_empty() {
+            return Ok(());
+        }
+        let keys: Vec<_> = jobs.iter().map(|job| job.key).collect();
+        let mine = self.shared.store.still_mine(&keys).await?;
+        for (job, mine) in jobs.iter().zip(mine) {
+            // While an attempt is being settled, the row is gone because it was: settle will know.
+            if mine || !writes(job) {
+                continue;
+            }
+            if let Some(write) = write {
+                self.lost(job, write).await;
+            } else {
+                tracing::warn!(job = %job.key.job, token = %job.key.token, "a silent job was taken back");
+                job.cancel(CancelReason::Lost);
             }
         }
         Ok(())
     }
 
-    fn still_runs(&self, job: &Arc<RunningJob>) -> bool {
-        self.shared.running.all().iter().any(|running| Arc::ptr_eq(running, job))
+    /// Whether a job that runs here still is ours; if not, its handler is told.
+    pub(crate) async fn is_ours(&self, job: &Arc<RunningJob>) -> Result<bool, StoreError> {
+        self.check(std::slice::from_ref(job), None).await?;
+        Ok(!job.is_lost())
     }
 
     /// Keeps the queue from delivering a job again that shows signs of life, and only such a one.
@@ -191,15 +240,35 @@ impl Heartbeat {
         }
     }
 
-    /// This worker no longer owns the job: its handler is told, and the refused write is recorded.
+    /// A write of a job that this worker no longer owns: its handler is told, and the refusal recorded,
+    /// once a job.
     pub(crate) async fn lost(&self, job: &RunningJob, write: &'static str) {
+        job.cancel(CancelReason::Lost);
+        if job.refusal_noted.swap(true, Ordering::AcqRel) {
+            return;
+        }
         let (id, token) = (job.key.job, job.key.token);
         tracing::warn!(job = %id, %token, write, "a stale write was refused: the job was taken back");
         metrics::refused_write(write);
-        job.cancel(CancelReason::Lost);
         let noted = self.shared.store.note_refused(&[(job.key, write.into())], &self.shared.worker_id).await;
         if let Err(error) = noted {
             tracing::warn!(%error, "the refused write was not recorded");
         }
+    }
+}
+
+/// Whether anything may still be written of a job's progress.
+fn writes(job: &RunningJob) -> bool {
+    !job.is_lost() && !job.is_ending() && !job.settled.load(Ordering::Acquire)
+}
+
+/// Two reports as one: what the later one does not say, the earlier one does.
+fn merged(earlier: ProgressWrite, later: ProgressWrite) -> ProgressWrite {
+    ProgressWrite {
+        key: later.key,
+        stage: later.stage.or(earlier.stage),
+        percent: later.percent.or(earlier.percent),
+        message: later.message.or(earlier.message),
+        checkpoint: later.checkpoint.or(earlier.checkpoint),
     }
 }

@@ -108,29 +108,25 @@ pub(crate) async fn insert(
             metrics::enqueued(&job.queue, 1);
         }
     }
-    let created = match keys_of_others(&jobs, &new) {
-        keys if keys.is_empty() => created(&jobs, &new, &[]),
-        keys => {
-            let holders = store.held_keys(&keys).await?;
-            created(&jobs, &new, &holders)
-        }
-    };
     let tickets: Vec<_> = jobs
-        .into_iter()
+        .iter()
         .filter(|job| new.get(&job.id).is_some_and(|has_message| *has_message))
         .map(|job| Ticket {
             job: job.id,
-            queue: job.queue,
-            kind: job.kind,
+            queue: job.queue.clone(),
+            kind: job.kind.clone(),
             dispatch: 1,
             clear_reason: None,
-            trace_context: job.trace_context,
+            trace_context: job.trace_context.clone(),
         })
         .collect();
     if !tickets.is_empty() {
-        publications.spawn(publish_first(store, queue, tickets));
+        // Before anything else can fail: these jobs exist.
+        publications.spawn(publish_first(store.clone(), queue, tickets));
     }
-    created.ok_or(EnqueueError::KeyNotVisible)
+    let keys = keys_of_others(&jobs, &new);
+    let holders = if keys.is_empty() { vec![] } else { store.held_keys(&keys).await? };
+    created(&jobs, &new, &holders).ok_or(EnqueueError::KeyNotVisible)
 }
 
 async fn publish_first(store: Store, queue: Queue, tickets: Vec<Ticket>) {

@@ -47,6 +47,7 @@ pub struct KindOptions {
     pub(crate) timeout: Option<Duration>,
     pub(crate) stale_after: Option<Duration>,
     pub(crate) keepalive: bool,
+    pub(crate) cancel_grace: Option<Duration>,
 }
 
 impl KindOptions {
@@ -77,6 +78,14 @@ impl KindOptions {
         self
     }
 
+    /// How long a cancelled handler of this kind may tidy up before it is dropped. Default
+    /// [`Timing::cancel_grace`].
+    #[must_use]
+    pub fn cancel_grace(mut self, grace: Duration) -> Self {
+        self.cancel_grace = Some(grace);
+        self
+    }
+
     /// Has tenure report for the handler while it runs: for handlers with long silent stretches. Such a
     /// job is taken back only when its process is gone, not when the handler hangs; set a
     /// [`KindOptions::timeout`] as well.
@@ -96,6 +105,7 @@ pub(crate) struct Kind<S> {
     pub(crate) timeout: Option<Duration>,
     pub(crate) stale_after: Duration,
     pub(crate) keepalive: bool,
+    pub(crate) cancel_grace: Option<Duration>,
 }
 
 /// The kinds that a worker knows.
@@ -182,7 +192,7 @@ impl<S: Send + Sync + 'static> Kinds<S> {
         options: KindOptions,
         run: Box<Run<S>>,
     ) -> Result<(), HandlerError> {
-        let KindOptions { backoff, timeout, stale_after, keepalive } = options;
+        let KindOptions { backoff, timeout, stale_after, keepalive, cancel_grace } = options;
         let kind = Kind {
             run,
             backoff: backoff.unwrap_or_default(),
@@ -190,6 +200,7 @@ impl<S: Send + Sync + 'static> Kinds<S> {
             // Filled in when the worker's timers are known.
             stale_after: stale_after.unwrap_or_default(),
             keepalive,
+            cancel_grace,
         };
         let before = match name {
             Some(name) => {
@@ -217,6 +228,16 @@ impl<S: Send + Sync + 'static> Kinds<S> {
 
     pub(crate) fn get(&self, name: &str) -> Option<&Kind<S>> {
         self.named.get(name).or(self.any.as_ref())
+    }
+
+    /// Every kind that has a handler.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Kind<S>> {
+        self.named.values().chain(&self.any)
+    }
+
+    /// The kinds' names; `None`: every kind has a handler.
+    pub(crate) fn names(&self) -> Option<Vec<String>> {
+        self.any.is_none().then(|| self.named.keys().cloned().collect())
     }
 
     pub(crate) fn is_empty(&self) -> bool {

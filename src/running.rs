@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    claim::{Ack, Claim, ClaimKey},
+    claim::{Claim, ClaimKey},
     job::JobId,
     queue::Receipt,
     store::ProgressWrite,
@@ -58,6 +58,8 @@ pub(crate) struct Pulse {
     pub(crate) flushed_at: Instant,
     /// When the messages' `ack_wait` was last extended.
     pub(crate) extended_at: Instant,
+    /// When the database was last asked whether the job still is ours.
+    pub(crate) checked_at: Instant,
 }
 
 /// A job that runs here.
@@ -72,15 +74,18 @@ pub(crate) struct RunningJob {
     pulse: Mutex<Pulse>,
     /// Counts the successful writes.
     pub(crate) writes: watch::Sender<u64>,
-    receipts: Mutex<Vec<Receipt>>,
+    /// `None` once the attempt is being settled: what comes from then on is not ours to answer.
+    messages: Mutex<Option<Vec<Message>>>,
     /// Ended by the handler itself, inside a transaction.
     pub(crate) settled: AtomicBool,
+    /// A refused write of this job is on record.
+    pub(crate) refusal_noted: AtomicBool,
     /// The last call of the context found no database.
     pub(crate) unavailable: AtomicBool,
 }
 
 impl RunningJob {
-    pub(crate) fn new(claim: Claim, receipt: Receipt, stale_after: Duration, keepalive: bool) -> Self {
+    pub(crate) fn new(claim: Claim, message: Message, stale_after: Duration, keepalive: bool) -> Self {
         let now = Instant::now();
         Self {
             key: claim.key,
@@ -89,10 +94,17 @@ impl RunningJob {
             keepalive,
             cancellation: CancellationToken::new(),
             reason: Mutex::new(None),
-            pulse: Mutex::new(Pulse { pending: None, written_at: now, flushed_at: now, extended_at: now }),
+            pulse: Mutex::new(Pulse {
+                pending: None,
+                written_at: now,
+                flushed_at: now,
+                extended_at: now,
+                checked_at: now,
+            }),
             writes: watch::Sender::new(0),
-            receipts: Mutex::new(vec![receipt]),
+            messages: Mutex::new(Some(vec![message])),
             settled: AtomicBool::new(false),
+            refusal_noted: AtomicBool::new(false),
             unavailable: AtomicBool::new(false),
         }
     }
@@ -127,23 +139,43 @@ impl RunningJob {
         self.writes.send_modify(|n| *n += 1);
     }
 
-    /// Keeps a newer delivery for the ack. One message has one receipt: its latest.
-    pub(crate) fn keep(&self, receipt: Receipt) {
-        let mut receipts = self.receipts.lock().unwrap_or_else(PoisonError::into_inner);
-        receipts.retain(|held| held.sequence != receipt.sequence);
-        receipts.push(receipt);
+    fn messages(&self) -> MutexGuard<'_, Option<Vec<Message>>> {
+        self.messages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Keeps a newer delivery for the ack. One message has one receipt: its latest. `false`: too late,
+    /// the attempt is being settled.
+    pub(crate) fn keep(&self, message: Message) -> bool {
+        let mut messages = self.messages();
+        let Some(held) = messages.as_mut() else { return false };
+        held.retain(|other| other.receipt.sequence != message.receipt.sequence);
+        held.push(message);
+        true
+    }
+
+    /// The receipts of the messages that stand behind this job.
     pub(crate) fn receipts(&self) -> Vec<Receipt> {
-        self.receipts.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.messages().iter().flatten().map(|message| message.receipt.clone()).collect()
     }
 
-    /// Answers every message of this job.
-    pub(crate) async fn answer(&self, ack: Ack) {
-        for receipt in self.receipts() {
-            receipt.send(ack).await;
-        }
+    /// From here on the attempt is settled: no progress is written any more, and no delivery kept. In
+    /// particular not that of the next attempt's ticket, which may come before our answer does.
+    pub(crate) fn end(&self) -> Vec<Message> {
+        self.messages().take().unwrap_or_default()
     }
+
+    /// Whether the attempt is being settled.
+    pub(crate) fn is_ending(&self) -> bool {
+        self.messages().is_none()
+    }
+}
+
+/// A message that stands behind a running job.
+#[derive(Debug, Clone)]
+pub(crate) struct Message {
+    pub(crate) receipt: Receipt,
+    /// Of a ticket; a submission has none.
+    pub(crate) dispatch: Option<i32>,
 }
 
 enum Entry {
@@ -203,7 +235,7 @@ impl Running {
                 Here::No(Reservation { table: self.clone(), job })
             }
             Some(Entry::Claiming) => Here::Claiming,
-            Some(Entry::Running(running)) if running.is_lost() => Here::Ending,
+            Some(Entry::Running(running)) if running.is_lost() || running.is_ending() => Here::Ending,
             Some(Entry::Running(running)) => Here::Running(running.clone()),
         }
     }

@@ -27,6 +27,9 @@ use crate::{
     store::{AttemptEnd, Completion, Route, Store, StoreError},
 };
 
+/// The longest wait: more is a mistake in a unit, and beyond what Postgres can add to a time.
+const DELAY_MAX: Duration = Duration::from_hours(24 * 365 * 10);
+
 /// What is to be written about an attempt.
 #[derive(Debug, Clone)]
 pub(crate) enum Verdict {
@@ -98,7 +101,7 @@ pub(crate) fn verdict(
             }),
         },
         Ended::Returned(Ok(Outcome::Snooze(delay))) => {
-            Verdict::End(AttemptEnd { delay, ..end("snoozed", None) })
+            Verdict::End(AttemptEnd { delay: delay.min(DELAY_MAX), ..end("snoozed", None) })
         }
         Ended::Returned(Ok(Outcome::Cancel(why))) => Verdict::End(end("cancelled", Some(why))),
         Ended::Returned(Err(error)) => {
@@ -120,18 +123,24 @@ fn failed(
     retry: &impl Fn(String) -> Verdict,
     release: &impl Fn(&'static str) -> Verdict,
 ) -> Verdict {
-    // The database's outage is not the job's fault.
-    if error.is_unavailable() || job.unavailable.load(std::sync::atomic::Ordering::Acquire) {
-        return release("the database was away while the handler needed it");
-    }
     let category = error.source.downcast_ref::<PayloadError>().map(|_| "invalid_payload");
     if error.permanent {
         return Verdict::End(AttemptEnd { category, ..end("failed", Some(error.text())) });
     }
+    // An outage is not the job's fault. It waits like a failed one, or one that breaks its own connection
+    // would go round and round.
+    if job.unavailable.load(std::sync::atomic::Ordering::Acquire)
+        && let (Verdict::End(released), Verdict::End(retried)) =
+            (release("the database was away while the handler needed it"), retry(String::new()))
+    {
+        return Verdict::End(AttemptEnd { error: Some(error.text()), delay: retried.delay, ..released });
+    }
     match (retry(error.text()), error.retry_after) {
-        (Verdict::End(retried), after) => {
-            Verdict::End(AttemptEnd { category, delay: after.unwrap_or(retried.delay), ..retried })
-        }
+        (Verdict::End(retried), after) => Verdict::End(AttemptEnd {
+            category,
+            delay: after.unwrap_or(retried.delay).min(DELAY_MAX),
+            ..retried
+        }),
         (other, _) => other,
     }
 }
@@ -215,7 +224,7 @@ impl Settle {
         }
     }
 
-    async fn end(&self, end: AttemptEnd) -> Settled {
+    async fn end(&self, mut end: AttemptEnd) -> Settled {
         let mut wait = Waits::new();
         loop {
             match self.ends.run(end.clone()).await {
@@ -227,6 +236,11 @@ impl Settle {
                 }
                 Some(Err(error)) => {
                     tracing::warn!(%error, job = %end.key.job, verdict = end.verdict, "not settled yet; trying again");
+                    if matches!(error, StoreError::Refused(_)) {
+                        // Whatever it was that Postgres does not take, this it does.
+                        end.error = Some(format!("the verdict {} was refused: {error}", end.verdict));
+                        (end.verdict, end.category, end.delay) = ("failed", Some("refused"), Duration::ZERO);
+                    }
                 }
                 None => return Settled::Lost,
             }

@@ -31,8 +31,8 @@ use crate::{
         reconcile::{Identity, LifeSign, reconcile},
         relay, scanner,
     },
-    run::{HandlerError, IntoOutcome, KindOptions, Kinds, run},
-    running::{CancelReason, Reservation, Running, RunningJob},
+    run::{Ended, HandlerError, IntoOutcome, Kind, KindOptions, Kinds, run},
+    running::{CancelReason, Message, Reservation, Running, RunningJob},
     settle::{Settle, Settled, Verdict, verdict},
     store::{MIGRATIONS, Registration, Store, StoreError},
     tenure::Tenure,
@@ -264,6 +264,7 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
         let deliver = Deliver::new(
             store.clone(),
             running.clone(),
+            heartbeat.clone(),
             DeliverSettings {
                 worker_id: worker_id.as_str().into(),
                 worker_host: hostname.as_str().into(),
@@ -296,7 +297,20 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
 }
 
 /// Completes when the process is told to stop: SIGTERM, or SIGINT (Ctrl-C).
+///
+/// From then on a second signal ends the process at once, with exit code 1; its jobs are recovered by
+/// others.
 pub async fn shutdown_signal() {
+    signalled().await;
+    tracing::info!("told to stop; a second signal exits at once");
+    tokio::spawn(async {
+        signalled().await;
+        tracing::warn!("a second signal: exiting at once");
+        std::process::exit(1);
+    });
+}
+
+async fn signalled() {
     #[cfg(unix)]
     {
         use tokio::signal::unix::{SignalKind, signal};
@@ -379,7 +393,8 @@ impl<S: Send + Sync + 'static> Shared<S> {
             for job in rest {
                 job.cancel(CancelReason::Shutdown);
             }
-            let within = self.timing.cancel_grace + self.timing.database_within;
+            let longest = self.kinds.all().map(|kind| self.cancel_grace(kind)).max().unwrap_or_default();
+            let within = longest + self.timing.database_within;
             if timeout(within, self.jobs.wait()).await.is_err() {
                 tracing::error!(jobs = self.running.all().len(), "not released; others will take them back");
             }
@@ -412,6 +427,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
             pid_started_at: identity.pid_started_at,
             lock_file: life_sign.path(),
             queues: self.queues.keys().cloned().collect(),
+            kinds: self.kinds.names(),
             slots: i32::try_from(self.queues.values().sum::<usize>()).unwrap_or(i32::MAX),
         }
     }
@@ -476,7 +492,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
                 tracing::error!(
                     queue = name,
                     ?drift,
-                    "the consumer differs from its definition; `tenure migrate` changes it"
+                    "the consumer differs from its definition; `tenure migrate --queue NAME` changes it"
                 );
             }
         }
@@ -624,19 +640,22 @@ impl<S: Send + Sync + 'static> Shared<S> {
     async fn take(&self, delivery: Delivery, _slot: OwnedSemaphorePermit) {
         let stale_after = |kind: &str| self.kinds.get(kind).map(|kind| kind.stale_after);
         match self.deliver.decide(&delivery, stale_after).await {
-            Delivered::Ours(claim, reservation) => self.run(*claim, reservation, delivery).await,
+            Delivered::Ours(claim, reservation, dispatch) => {
+                let message = Message { receipt: delivery.receipt, dispatch };
+                self.run(*claim, reservation, message).await;
+            }
             Delivered::Answer(ack) => delivery.receipt.send(ack).await,
             Delivered::Kept => {}
         }
     }
 
-    async fn run(&self, claim: Claim, reservation: Reservation, delivery: Delivery) {
+    async fn run(&self, claim: Claim, reservation: Reservation, message: Message) {
         let Some(kind) = self.kinds.get(&claim.kind) else {
-            // The message was published under another kind than its row has: not by tenure.
-            tracing::error!(job = %claim.key.job, kind = claim.kind, "claimed by a message of another kind");
+            // A claim is of the kind that its message's subject names, and that one was looked up.
+            tracing::error!(job = %claim.key.job, kind = claim.kind, "claimed without a handler");
             return;
         };
-        let job = Arc::new(RunningJob::new(claim, delivery.receipt, kind.stale_after, kind.keepalive));
+        let job = Arc::new(RunningJob::new(claim, message, kind.stale_after, kind.keepalive));
         reservation.run(job.clone());
         fault::point("claimed");
         tracing::debug!(job = %job.key.job, token = %job.key.token, kind = job.claim.kind, "running");
@@ -646,35 +665,47 @@ impl<S: Send + Sync + 'static> Shared<S> {
             store: self.store.clone(),
             heartbeat: self.heartbeat.clone(),
         };
-        let ended = run(kind, context, self.timing.cancel_grace).await;
+        let ended = run(kind, context, self.cancel_grace(kind)).await;
+        // A handler that was told to stop may fail; one that says it is done wants that written.
+        let says_done = matches!(ended, Ended::Returned(Ok(_)));
         let verdict = verdict(&job, ended, &kind.backoff, kind.timeout);
         let write = match &verdict {
-            Verdict::Complete(_) => "complete",
             Verdict::End(end) => {
                 // The last checkpoint belongs to the next attempt.
                 self.heartbeat.flush(&job).await;
                 end.verdict
             }
-            Verdict::Written | Verdict::Lost => "settle",
+            Verdict::Complete(_) | Verdict::Written | Verdict::Lost => "complete",
         };
-        let lost_already = job.is_lost();
+        let told = job.is_lost();
+        let messages = job.end();
         let settled = self.settle.write(&job, verdict).await;
         fault::point("settled");
-        match settled {
-            Settled::Written => job.answer(Ack::Done).await,
-            Settled::Lost => {
-                if !lost_already {
-                    self.heartbeat.lost(&job, write).await;
-                }
-                let ack = match self.store.missed(job.key.job, None).await {
-                    Ok(missed) => ack_for(&missed, 1),
-                    Err(_) => ack_when_unavailable(),
-                };
-                job.answer(ack).await;
-            }
+        if settled == Settled::Lost && (says_done || !told) {
+            self.heartbeat.lost(&job, write).await;
+        }
+        for message in messages {
+            let ack = match settled {
+                Settled::Written => Ack::Done,
+                // Each by its own verdict: one of them may be the next attempt's.
+                Settled::Lost => self.ack_of_lost(&job, message.dispatch).await,
+            };
+            message.receipt.send(ack).await;
         }
         // Not before the ack: until then a redelivery must find the job here.
         drop(reservation);
+    }
+
+    async fn ack_of_lost(&self, job: &RunningJob, dispatch: Option<i32>) -> Ack {
+        let claim = &job.claim;
+        match self.store.missed(job.key.job, &claim.queue, &claim.kind, dispatch).await {
+            Ok(missed) => ack_for(&missed, 1),
+            Err(_) => ack_when_unavailable(),
+        }
+    }
+
+    fn cancel_grace(&self, kind: &Kind<S>) -> Duration {
+        kind.cancel_grace.unwrap_or(self.timing.cancel_grace)
     }
 }
 

@@ -385,8 +385,12 @@ async fn report(pool: &PgPool, expected: usize) -> anyhow::Result<bool> {
             "SELECT count(DISTINCT owner_before) >= 2 AND $1 > 0 FROM tenure.recovery_events WHERE event = 'reset'",
         ),
         (
-            "the thawed worker's stale writes were refused",
-            "SELECT count(*) > 0 AND $1 > 0 FROM tenure.recovery_events WHERE event = 'refused_write'",
+            "writes were refused, and only of workers that had lost the job",
+            "SELECT count(*) > 0 AND $1 > 0 AND bool_and(EXISTS (
+                        SELECT FROM tenure.job_executions e
+                         WHERE e.job_id = r.job_id AND e.fencing_token = r.fencing_token
+                           AND e.worker_id = r.owner_before AND e.outcome = 'lost'))
+               FROM tenure.recovery_events r WHERE event = 'refused_write'",
         ),
     ];
     let mut proven = true;

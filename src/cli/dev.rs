@@ -66,8 +66,8 @@ fn temporary_folder() -> anyhow::Result<tempfile::TempDir> {
 fn default_folder() -> anyhow::Result<PathBuf> {
     if postgres_user().is_some() {
         // Root's own folders are closed to the user whom Postgres runs as.
-        let folder = PathBuf::from("/var/tmp/tenure-dev");
-        fs::create_dir_all(&folder).context("create /var/tmp/tenure-dev")?;
+        let folder = PathBuf::from("/var/lib/tenure-dev");
+        fs::create_dir_all(&folder).context("create /var/lib/tenure-dev")?;
         open_for_postgres(&folder)?;
         return Ok(folder);
     }

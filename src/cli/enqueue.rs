@@ -4,7 +4,7 @@ use std::{io::Read, process::ExitCode};
 
 use anyhow::Context;
 
-use super::{Cli, EnqueueArgs, Output};
+use super::{Cli, EnqueueArgs, Output, print};
 use crate::JobRequest;
 
 pub(super) async fn run(cli: &Cli, args: &EnqueueArgs) -> anyhow::Result<ExitCode> {
@@ -13,9 +13,10 @@ pub(super) async fn run(cli: &Cli, args: &EnqueueArgs) -> anyhow::Result<ExitCod
         json.clear();
         std::io::stdin().read_to_string(&mut json).context("read the payload from standard input")?;
     }
-    let payload = serde_json::from_str(&json)
+    // Refused here, so that the hint about quotes can be given.
+    serde_json::from_str::<serde::de::IgnoredAny>(&json)
         .context("the payload is not JSON; a text needs quotes of its own, as in '\"text\"'")?;
-    let mut request = JobRequest::new(&args.queue, &args.kind, payload).max_attempts(args.max_attempts);
+    let mut request = JobRequest::from_json(&args.queue, &args.kind, json).max_attempts(args.max_attempts);
     if let Some(key) = &args.unique_key {
         request = request.unique_key(key);
     }
@@ -33,8 +34,8 @@ pub(super) async fn run(cli: &Cli, args: &EnqueueArgs) -> anyhow::Result<ExitCod
     drop(tokio::time::timeout(std::time::Duration::from_secs(1), tenure.queue().connected()).await);
     let enqueued = tenure.enqueue(request).await?;
     match cli.output {
-        Output::Json => println!("{}", serde_json::to_string(&enqueued)?),
-        Output::Table => println!("{}", enqueued.id),
+        Output::Json => print::line(serde_json::to_string(&enqueued)?),
+        Output::Table => print::line(enqueued.id),
     }
     if enqueued.duplicate {
         eprintln!("the unique key is held by this job; nothing was enqueued");

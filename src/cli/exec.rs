@@ -1,57 +1,72 @@
 //! Exec: a command as the handler.
 
-use std::{collections::VecDeque, io::Write, os::unix::process::ExitStatusExt, process::Stdio};
+use std::{
+    collections::VecDeque,
+    io::Write,
+    os::unix::process::ExitStatusExt,
+    path::{Path, PathBuf},
+    process::Stdio,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use futures::{Stream, StreamExt};
-use serde::Deserialize;
+use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value;
 use tokio::{
     io::{AsyncRead, AsyncWriteExt},
-    process::Command,
+    process::{Child, Command},
 };
 use tokio_util::codec::{FramedRead, LinesCodec, LinesCodecError};
 
 use crate::{JobContext, JobError, Outcome};
 
-/// The longest line that is read as a report.
-const LINE_BYTES_MAX: usize = 256 * 1024;
+/// The longest line that is read.
+const LINE_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// How much of the end of standard error is recorded with a failure.
 const STDERR_LINES_KEPT: usize = 20;
 /// `EX_DATAERR` of sysexits.h: the input is wrong, and will be the next time.
 const EXIT_PERMANENT: i32 = 65;
+/// How long a job waits again when the worker itself could not start its command.
+const NOT_STARTED: Duration = Duration::from_secs(10);
+/// How long the pipes of a command that has ended are read on.
+const LAST_WORDS: Duration = Duration::from_secs(5);
 
-/// A line of standard output that means something.
-#[derive(Debug, Default, Deserialize)]
-struct Line {
-    stage: Option<String>,
-    progress: Option<f32>,
-    message: Option<String>,
-    checkpoint: Option<Value>,
+/// What a command has said.
+#[derive(Debug, Default)]
+struct Said {
     output: Option<Value>,
+    last_words: VecDeque<String>,
 }
 
-impl Line {
-    /// `None`: it is for the log.
-    fn read(text: &str) -> Option<Self> {
-        let is_object = text.trim_start().starts_with('{');
-        let line: Self = if is_object { serde_json::from_str(text).ok()? } else { return None };
-        let says = line.stage.is_some()
-            || line.progress.is_some()
-            || line.message.is_some()
-            || line.checkpoint.is_some()
-            || line.output.is_some();
-        says.then_some(line)
-    }
+type Heard = Arc<Mutex<Said>>;
+
+fn heard(said: &Heard) -> std::sync::MutexGuard<'_, Said> {
+    said.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs one job by a command.
-pub(super) async fn run(command: &str, payload: Value, ctx: JobContext) -> Result<Outcome, JobError> {
+/// A command under its guard.
+struct Started {
+    guard: Child,
+    stdin: tokio::process::ChildStdin,
+    checkpoint: tempfile::NamedTempFile,
+    group: tempfile::NamedTempFile,
+}
+
+/// What would be wrong with the worker's machine, not with the job.
+fn start(command: &str, ctx: &JobContext) -> std::io::Result<Started> {
     let mut checkpoint = tempfile::NamedTempFile::with_prefix("tenure-checkpoint-")?;
     if let Some(value) = ctx.checkpoint::<Value>() {
         checkpoint.write_all(value.to_string().as_bytes())?;
     }
-    let mut guard = Command::new(std::env::current_exe()?)
-        .args(["exec-guard", "--", command])
+    let group = tempfile::NamedTempFile::with_prefix("tenure-group-")?;
+    // This very program, even after an upgrade has put another in its place.
+    let this = Path::new("/proc/self/exe");
+    let this = if this.exists() { this.to_path_buf() } else { std::env::current_exe()? };
+    let mut guard = Command::new::<PathBuf>(this)
+        .args(["exec-guard", "--group-file"])
+        .arg(group.path())
+        .args(["--", command])
         .env("TENURE_JOB_ID", ctx.id().to_string())
         .env("TENURE_QUEUE", ctx.queue())
         .env("TENURE_KIND", ctx.kind())
@@ -65,20 +80,34 @@ pub(super) async fn run(command: &str, payload: Value, ctx: JobContext) -> Resul
         // Ctrl-C is for the worker, which then ends its commands in good order.
         .process_group(0)
         .spawn()?;
-    let (Some(mut stdin), Some(stdout), Some(stderr)) =
-        (guard.stdin.take(), guard.stdout.take(), guard.stderr.take())
-    else {
+    let stdin = guard.stdin.take().ok_or(std::io::ErrorKind::BrokenPipe)?;
+    Ok(Started { guard, stdin, checkpoint, group })
+}
+
+/// Runs one job by a command.
+pub(super) async fn run(command: &str, ctx: JobContext) -> Result<Outcome, JobError> {
+    let Started { mut guard, mut stdin, checkpoint, group } = match start(command, &ctx) {
+        Ok(started) => started,
+        Err(error) => {
+            tracing::error!(job = %ctx.id(), %error, "the command could not be started; the attempt is given back");
+            return Ok(Outcome::Snooze(NOT_STARTED));
+        }
+    };
+    let (Some(stdout), Some(stderr)) = (guard.stdout.take(), guard.stderr.take()) else {
         return Err(JobError::msg("the command's pipes are missing"));
     };
-    let body = payload.to_string();
+    // The payload as it was enqueued: a parser would round large numbers.
+    let body = ctx.raw_payload().as_bytes();
     stdin.write_all(&(body.len() as u64).to_be_bytes()).await?;
-    stdin.write_all(body.as_bytes()).await?;
+    stdin.write_all(body).await?;
     // From here on the pipe says that we live, and want the command to go on. Dropped with this future,
     // too: then the guard ends the command.
     let alive = stdin;
 
-    let reports = tokio::spawn(read_stdout(stdout, ctx.clone()));
-    let errors = tokio::spawn(read_stderr(stderr, ctx.clone()));
+    let said = Heard::default();
+    let mut readers = tokio::task::JoinSet::new();
+    readers.spawn(read_stdout(stdout, ctx.clone(), said.clone()));
+    readers.spawn(read_stderr(stderr, ctx.clone(), said.clone()));
     let status = tokio::select! {
         status = guard.wait() => status?,
         reason = ctx.cancelled() => {
@@ -88,12 +117,18 @@ pub(super) async fn run(command: &str, payload: Value, ctx: JobContext) -> Resul
         }
     };
     drop(alive);
-    // A grandchild may hold the pipes open; what the command itself wrote is read by then.
-    let read = async { (reports.await, errors.await) };
-    let (output, last_words) = match tokio::time::timeout(std::time::Duration::from_secs(2), read).await {
-        Ok((output, words)) => (output??, words.unwrap_or_default()),
-        Err(_) => (None, String::new()),
-    };
+    if status.code().is_none() {
+        // The guard was killed, and what it guarded was not.
+        end_group(group.path());
+    }
+    drop((checkpoint, group));
+    // Only a process that left the group can still hold the pipes.
+    let read = async { while readers.join_next().await.is_some() {} };
+    if tokio::time::timeout(LAST_WORDS, read).await.is_err() {
+        tracing::warn!(job = %ctx.id(), "something still holds the command's output open; it is read no further");
+    }
+    let Said { output, last_words } = std::mem::take(&mut *heard(&said));
+    let last_words = Vec::from(last_words).join("\n");
     match (status.code(), status.signal()) {
         (Some(0), _) => Ok(Outcome::Done(output)),
         (Some(EXIT_PERMANENT), _) => Err(JobError::permanent(format!("exit {EXIT_PERMANENT}: {last_words}"))),
@@ -101,6 +136,14 @@ pub(super) async fn run(command: &str, payload: Value, ctx: JobContext) -> Resul
         (None, signal) => {
             Err(JobError::msg(format!("the guard was killed by signal {signal:?}: {last_words}")))
         }
+    }
+}
+
+fn end_group(file: &Path) {
+    let group = std::fs::read_to_string(file).ok().and_then(|text| text.trim().parse().ok());
+    if let Some(group) = group.and_then(Pid::from_raw) {
+        // It may have ended by itself.
+        kill_process_group(group, Signal::KILL).ok();
     }
 }
 
@@ -118,51 +161,51 @@ fn lines(pipe: impl AsyncRead + Unpin) -> impl Stream<Item = Result<String, Line
     }))
 }
 
-/// Reports what standard output says; returns the last output.
-async fn read_stdout(stdout: impl AsyncRead + Unpin, ctx: JobContext) -> Result<Option<Value>, JobError> {
+/// Reports what standard output says, and keeps the last output. Never waits for the database: a command
+/// that writes must not be held up, nor what it says last be lost.
+async fn read_stdout(stdout: impl AsyncRead + Unpin, ctx: JobContext, said: Heard) {
     let mut lines = lines(stdout);
-    let mut output = None;
     while let Some(line) = lines.next().await {
         let text = match line {
             Ok(text) => text,
-            Err(LinesCodecError::MaxLineLengthExceeded) => {
-                tracing::warn!(job = %ctx.id(), "a line of more than {LINE_BYTES_MAX} bytes was left out");
-                continue;
-            }
-            // Not UTF-8, or the pipe broke: the exit code decides.
-            Err(LinesCodecError::Io(error)) => {
-                tracing::warn!(job = %ctx.id(), %error, "a line of standard output cannot be read");
+            Err(error) => {
+                tracing::warn!(job = %ctx.id(), %error, "a line of standard output was left out");
                 continue;
             }
         };
-        let Some(line) = Line::read(&text) else {
+        let fields = match serde_json::from_str(&text) {
+            Ok(Value::Object(fields)) => fields,
+            _ => serde_json::Map::new(),
+        };
+        let text_of = |name: &str| fields.get(name).and_then(Value::as_str).map(str::to_owned);
+        #[expect(clippy::cast_possible_truncation, reason = "a percentage")]
+        let percent =
+            fields.get("progress").and_then(Value::as_f64).map(|percent| percent.clamp(0.0, 100.0) as f32);
+        let (stage, message) = (text_of("stage"), text_of("message"));
+        let checkpoint = fields.get("checkpoint");
+        if stage.is_some() || percent.is_some() || message.is_some() || checkpoint.is_some() {
+            if let Err(error) = ctx.report_now(stage, percent, message, checkpoint) {
+                tracing::warn!(job = %ctx.id(), error = ?error, "a report was not taken");
+            }
+        } else if !fields.contains_key("output") {
             tracing::info!(job = %ctx.id(), "{text}");
-            continue;
-        };
-        if let Some(checkpoint) = line.checkpoint {
-            ctx.save_checkpoint(&checkpoint).await?;
         }
-        if line.stage.is_some() || line.progress.is_some() || line.message.is_some() {
-            let percent =
-                line.progress.filter(|percent| !percent.is_nan()).map(|percent| percent.clamp(0.0, 100.0));
-            ctx.report(line.stage, percent, line.message, None).await?;
+        if let Some(output) = fields.get("output") {
+            heard(&said).output = Some(output.clone());
         }
-        output = line.output.or(output);
     }
-    Ok(output)
 }
 
-/// Logs standard error; returns its last lines.
-async fn read_stderr(stderr: impl AsyncRead + Unpin, ctx: JobContext) -> String {
+/// Logs standard error, and keeps its last lines.
+async fn read_stderr(stderr: impl AsyncRead + Unpin, ctx: JobContext, said: Heard) {
     let mut lines = lines(stderr);
-    let mut last = VecDeque::new();
     while let Some(line) = lines.next().await {
         let Ok(text) = line else { continue };
         tracing::info!(job = %ctx.id(), "{text}");
+        let last = &mut heard(&said).last_words;
         if last.len() == STDERR_LINES_KEPT {
             last.pop_front();
         }
         last.push_back(text);
     }
-    Vec::from(last).join("\n")
 }

@@ -1,24 +1,33 @@
 //! Guard: stands between a worker and a command, so that the command never outlives the worker.
 //!
 //! The worker holds the other end of our standard input: first the payload with its length in front,
-//! then nothing until the worker wants the command ended, or dies. The guard leads the process group.
+//! then nothing until the worker wants the command ended, or dies. The command leads a process group of
+//! its own; the guard ends when that group is empty.
 
 use std::{
-    io::{Read, Write},
+    fs,
+    io::{self, Read, Write},
+    os::unix::process::{CommandExt, ExitStatusExt},
+    path::Path,
     process::{Command, ExitCode, Stdio},
-    time::Duration,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
 };
 
-use rustix::process::{Signal, getpgrp, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 
 /// How long a command may take to end after SIGTERM.
-const TERM_GRACE: Duration = Duration::from_secs(10);
+pub(super) const TERM_GRACE: Duration = Duration::from_secs(10);
 
 /// A command was ended by a signal: its number is added to this, as shells do.
 const SIGNAL_BASE: u8 = 128;
 
-pub(super) fn run(command: &str) -> ExitCode {
-    match guard(command) {
+/// Runs a command, and writes its process group to a file: should the guard be killed, the worker ends it.
+pub(super) fn run(command: &str, group_file: &Path) -> ExitCode {
+    match guard(command, group_file) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             eprintln!("tenure: the command could not be run: {error}");
@@ -27,38 +36,61 @@ pub(super) fn run(command: &str) -> ExitCode {
     }
 }
 
-fn guard(command: &str) -> std::io::Result<u8> {
-    // SIGTERM goes to the whole group, and must not end the guard before the command.
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let _ignored = {
-        let _entered = runtime.enter();
-        tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?
-    };
-    let mut worker = std::io::stdin();
+fn guard(command: &str, group_file: &Path) -> io::Result<u8> {
+    let mut worker = io::stdin();
     let mut length = [0; 8];
     worker.read_exact(&mut length)?;
     let mut payload = vec![0; usize::try_from(u64::from_be_bytes(length)).unwrap_or(usize::MAX)];
     worker.read_exact(&mut payload)?;
 
-    let mut child = Command::new("sh").arg("-c").arg(command).stdin(Stdio::piped()).spawn()?;
+    let mut child =
+        Command::new("sh").arg("-c").arg(command).stdin(Stdio::piped()).process_group(0).spawn()?;
+    let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidData)?;
+    fs::write(group_file, group.as_raw_nonzero().to_string())?;
     if let Some(mut stdin) = child.stdin.take() {
         // A command that does not read its payload is no error; nor may it hold us up.
         std::thread::spawn(move || stdin.write_all(&payload).ok());
     }
+    let ending = Arc::new(AtomicBool::new(false));
+    let told = ending.clone();
     std::thread::spawn(move || {
         // Whatever comes now, the worker wants an end: the end of the pipe, or an error.
-        std::io::copy(&mut worker, &mut std::io::sink()).ok();
-        let group = getpgrp();
+        io::copy(&mut worker, &mut io::sink()).ok();
+        told.store(true, Ordering::SeqCst);
         kill_process_group(group, Signal::TERM).ok();
         std::thread::sleep(TERM_GRACE);
         kill_process_group(group, Signal::KILL).ok();
     });
     let status = child.wait()?;
-    let signal =
-        std::os::unix::process::ExitStatusExt::signal(&status).and_then(|signal| u8::try_from(signal).ok());
+    if ending.load(Ordering::SeqCst) {
+        // What the command started may tidy up as long as the command itself.
+        let deadline = Instant::now() + TERM_GRACE;
+        while is_alive(group) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+    // A job that has ended leaves nothing running behind.
+    kill_process_group(group, Signal::KILL).ok();
+    let signal = status.signal().and_then(|signal| u8::try_from(signal).ok());
     Ok(match (status.code(), signal) {
         (Some(code), _) => u8::try_from(code).unwrap_or(1),
         (None, Some(signal)) => SIGNAL_BASE.saturating_add(signal),
         (None, None) => 1,
+    })
+}
+
+/// Whether any process of a group still runs. One that only waits to be reaped does not: in a container
+/// without an init process it may wait for ever.
+fn is_alive(group: Pid) -> bool {
+    let Ok(processes) = fs::read_dir("/proc") else {
+        return test_kill_process_group(group).is_ok();
+    };
+    let group = group.as_raw_nonzero().to_string();
+    processes.flatten().any(|process| {
+        let stat = fs::read_to_string(process.path().join("stat")).unwrap_or_default();
+        // After the name in parentheses: state, parent, group.
+        let mut fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+        let state = fields.next();
+        state.is_some_and(|state| state != "Z") && fields.nth(1) == Some(&group)
     })
 }

@@ -6,7 +6,7 @@ use chrono::{DateTime, Utc};
 use comfy_table::{ContentArrangement, Table, presets::NOTHING};
 use serde_json::json;
 
-use super::{Cli, JobsCommand, Output, watch};
+use super::{Cli, JobsCommand, Output, print, watch};
 use crate::{JobId, JobRow, Tenure};
 
 pub(super) async fn run(cli: &Cli, command: &JobsCommand) -> anyhow::Result<ExitCode> {
@@ -15,8 +15,8 @@ pub(super) async fn run(cli: &Cli, command: &JobsCommand) -> anyhow::Result<Exit
         JobsCommand::List { status, queue, kind, limit } => {
             let jobs = tenure.jobs(*status, queue.as_deref(), kind.as_deref(), *limit).await?;
             match cli.output {
-                Output::Json => println!("{}", serde_json::to_string_pretty(&jobs)?),
-                Output::Table => println!("{}", list(&jobs)),
+                Output::Json => print::line(serde_json::to_string_pretty(&jobs)?),
+                Output::Table => print::line(list(&jobs)),
             }
             ExitCode::SUCCESS
         }
@@ -58,7 +58,7 @@ async fn show(cli: &Cli, tenure: &Tenure, id: JobId) -> anyhow::Result<ExitCode>
     let recoveries = tenure.recoveries(id).await?;
     if cli.output == Output::Json {
         let all = json!({ "job": job, "executions": executions, "recoveries": recoveries });
-        println!("{}", serde_json::to_string_pretty(&all)?);
+        print::line(serde_json::to_string_pretty(&all)?);
         return Ok(ExitCode::SUCCESS);
     }
     let mut about = table(&[]);
@@ -85,7 +85,7 @@ async fn show(cli: &Cli, tenure: &Tenure, id: JobId) -> anyhow::Result<ExitCode>
             about.add_row([name.to_owned(), printable(&value)]);
         }
     }
-    println!("{about}");
+    print::line(&about);
     if !executions.is_empty() {
         let mut attempts = table(&["TOKEN", "ATTEMPT", "STARTED", "FINISHED", "OUTCOME", "WORKER", "ERROR"]);
         for attempt in executions {
@@ -99,7 +99,7 @@ async fn show(cli: &Cli, tenure: &Tenure, id: JobId) -> anyhow::Result<ExitCode>
                 printable(&attempt.error.unwrap_or_default()),
             ]);
         }
-        println!("\n{attempts}");
+        print::line(format!("\n{attempts}"));
     }
     if !recoveries.is_empty() {
         let mut events = table(&["AT", "EVENT", "PATH", "TOKEN", "OWNER BEFORE", "SILENCE", "REASON"]);
@@ -114,7 +114,7 @@ async fn show(cli: &Cli, tenure: &Tenure, id: JobId) -> anyhow::Result<ExitCode>
                 printable(&event.reason),
             ]);
         }
-        println!("\n{events}");
+        print::line(format!("\n{events}"));
     }
     Ok(ExitCode::SUCCESS)
 }

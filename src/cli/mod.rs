@@ -7,6 +7,7 @@ mod enqueue;
 mod exec;
 mod guard;
 mod jobs;
+mod print;
 mod watch;
 mod work;
 
@@ -62,7 +63,11 @@ enum Command {
     Jobs(JobsCommand),
     /// Runs one command for `work`, and ends it when the worker goes.
     #[command(hide = true)]
-    ExecGuard { command: String },
+    ExecGuard {
+        #[arg(long)]
+        group_file: PathBuf,
+        command: String,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -172,8 +177,8 @@ impl Cli {
 /// Runs the program. Public for `src/main.rs` alone.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
-    if let Command::ExecGuard { command } = &cli.command {
-        return guard::run(command);
+    if let Command::ExecGuard { group_file, command } = &cli.command {
+        return guard::run(command, group_file);
     }
     let filter = EnvFilter::try_from_default_env()
         .unwrap_or_else(|_| EnvFilter::new("warn,tenure=info,async_nats=error"));
@@ -204,9 +209,11 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             let tenure = cli.connect().await?;
             let applied = tenure.setup(queues).await?;
             match cli.output {
-                Output::Json => println!("{}", serde_json::json!({ "applied": applied, "queues": queues })),
-                Output::Table if applied.is_empty() => println!("the schema is current"),
-                Output::Table => println!("applied migrations {applied:?}"),
+                Output::Json => print::line(serde_json::json!({ "applied": applied, "queues": queues })),
+                Output::Table if applied.is_empty() => {
+                    print::line("the schema is current; consumers are created or changed by --queue NAME");
+                }
+                Output::Table => print::line(format!("applied migrations {applied:?}")),
             }
             tenure.close().await;
             Ok(ExitCode::SUCCESS)

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, process::ExitCode, time::Duration};
 use anyhow::bail;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
-use super::{Cli, Output, jobs::progress};
+use super::{Cli, Output, jobs::progress, print};
 use crate::{JobId, JobRow, Status, Tenure};
 
 /// How often the database is asked.
@@ -78,12 +78,12 @@ impl Screen {
         }
         before.clone_from(&text);
         if self.output == Output::Json {
-            println!("{}", serde_json::to_string(job)?);
+            print::line(serde_json::to_string(job)?);
             return Ok(());
         }
         if bar.is_hidden() {
             // Not a terminal: a line a change.
-            println!("{} {} {text}", job.id, job.kind);
+            print::line(format!("{} {} {text}", job.id, job.kind));
             return Ok(());
         }
         let percent = if job.status == Status::Completed { 100.0 } else { job.progress.unwrap_or(0.0) };

@@ -1,13 +1,14 @@
 //! `tenure work --exec`: a worker that needs no Rust.
 
-use std::process::ExitCode;
+use std::{process::ExitCode, time::Duration};
 
-use super::{Cli, WorkArgs, exec};
-use crate::{KindOptions, Worker, shutdown_signal};
+use super::{Cli, WorkArgs, exec, guard};
+use crate::{JobContext, KindOptions, Worker, shutdown_signal};
 
 pub(super) async fn run(cli: &Cli, args: &WorkArgs) -> anyhow::Result<ExitCode> {
     let tenure = cli.connect().await?;
-    let mut options = KindOptions::new();
+    // As long as a command may take to end, or its job would run elsewhere while it still does.
+    let mut options = KindOptions::new().cancel_grace(guard::TERM_GRACE + Duration::from_secs(2));
     if args.keepalive {
         options = options.keepalive();
     }
@@ -16,9 +17,9 @@ pub(super) async fn run(cli: &Cli, args: &WorkArgs) -> anyhow::Result<ExitCode> 
     }
     let handler = || {
         let command = args.exec.clone();
-        move |payload, ctx| {
+        move |_payload: serde_json::Value, ctx: JobContext| {
             let command = command.clone();
-            async move { exec::run(&command, payload, ctx).await }
+            async move { exec::run(&command, ctx).await }
         }
     };
     let mut worker = Worker::builder(&tenure);
@@ -32,18 +33,7 @@ pub(super) async fn run(cli: &Cli, args: &WorkArgs) -> anyhow::Result<ExitCode> 
             worker = worker.handle_kind(kind, options.clone(), handler());
         }
     }
-    worker.run_until(first_signal_stops_second_exits()).await?;
+    worker.run_until(shutdown_signal()).await?;
     tenure.close().await;
     Ok(ExitCode::SUCCESS)
-}
-
-/// Completes with the first signal. The second one ends the process at once: its jobs are recovered.
-async fn first_signal_stops_second_exits() {
-    shutdown_signal().await;
-    eprintln!("stopping; running jobs may finish. Once more to exit at once");
-    tokio::spawn(async {
-        shutdown_signal().await;
-        eprintln!("exiting at once");
-        std::process::exit(1);
-    });
 }

@@ -2,7 +2,10 @@
 
 use std::{
     fs,
-    os::unix::{fs::PermissionsExt, process::CommandExt},
+    os::unix::{
+        fs::{MetadataExt, PermissionsExt},
+        process::CommandExt,
+    },
     path::{Path, PathBuf},
     process::Command,
 };
@@ -31,6 +34,13 @@ impl Postgres {
         let bin = find::postgres_bin()?;
         let failed = |what: &str| DevError::io(format!("{what} {}", folder.display()));
         fs::create_dir_all(folder).map_err(failed("create"))?;
+        // It is given away below: not through a link, and not what is another's.
+        let found = fs::symlink_metadata(folder).map_err(failed("look at"))?;
+        let ours = [Some(rustix::process::geteuid().as_raw()), find::postgres_user().map(|(uid, _)| uid)];
+        if !found.is_dir() || !ours.contains(&Some(found.uid())) {
+            let source = std::io::Error::other("it is a link, or belongs to another user");
+            return Err(failed("use")(source));
+        }
         let folder = &fs::canonicalize(folder).map_err(failed("find"))?;
         if let Some((uid, gid)) = find::postgres_user() {
             std::os::unix::fs::chown(folder, Some(uid), Some(gid)).map_err(failed("give to postgres"))?;

@@ -78,6 +78,8 @@ fn consumer_drift(is: &jetstream::consumer::Config, should: &pull::Config) -> Ve
     compare("ack_policy", format!("{:?}", is.ack_policy), format!("{:?}", should.ack_policy));
     compare("ack_wait", format!("{:?}", is.ack_wait), format!("{:?}", should.ack_wait));
     compare("max_deliver", is.max_deliver.to_string(), should.max_deliver.to_string());
+    compare("max_ack_pending", is.max_ack_pending.to_string(), should.max_ack_pending.to_string());
+    compare("max_waiting", is.max_waiting.to_string(), should.max_waiting.to_string());
     compare("backoff", format!("{:?}", is.backoff), format!("{:?}", should.backoff));
     drift
 }

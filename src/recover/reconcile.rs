@@ -99,14 +99,15 @@ fn is_dead(other: &HostWorker, us: &Identity, folder: &Path) -> bool {
         && let Ok(file) = File::open(path)
     {
         match file.try_lock() {
-            Ok(()) => {
-                fs::remove_file(path).ok();
-                return true;
-            }
+            Ok(()) => return true,
             Err(TryLockError::WouldBlock) => return false,
             // A file system without locks: ask the kernel.
             Err(TryLockError::Error(_)) => {}
         }
+    }
+    // Where other users' processes are hidden, not to be seen proves nothing.
+    if started_at(1).is_none() {
+        return false;
     }
     let same_kernel = us.boot_id.is_some() && other.boot_id == us.boot_id;
     let same_namespace = us.pid_namespace.is_some() && other.pid_namespace == us.pid_namespace;
@@ -124,11 +125,11 @@ pub(crate) async fn reconcile(store: &Store, us: &Registration, folder: &Path) -
         pid_started_at: us.pid_started_at.clone(),
     };
     let others = store.workers_of_host(&us.hostname, &us.worker_id).await?;
-    let dead: Vec<_> = others
+    let (dead, proofs): (Vec<_>, Vec<_>) = others
         .into_iter()
         .filter(|other| is_dead(other, &identity, folder))
-        .map(|other| other.worker_id)
-        .collect();
+        .map(|other| (other.worker_id, other.lock_file))
+        .unzip();
     if dead.is_empty() {
         return Ok(0);
     }
@@ -142,6 +143,9 @@ pub(crate) async fn reconcile(store: &Store, us: &Registration, folder: &Path) -
     metrics::recovered("reconcile", taken.len());
     // Last: were it first, a crash in between would leave jobs whose owner nobody can prove dead.
     store.remove_workers(&dead).await?;
+    for path in proofs.into_iter().flatten() {
+        fs::remove_file(path).ok();
+    }
     Ok(taken.len())
 }
 

@@ -16,6 +16,7 @@ use sqlx::{
 };
 use tokio::{sync::watch, time::timeout};
 
+use super::LIMIT_IDLE;
 use crate::config::Config;
 
 /// Connections for tenure's own statements. Handlers' transactions have others, so that a handler that
@@ -66,6 +67,30 @@ impl StoreError {
     }
 }
 
+impl StoreError {
+    /// Whether the connection or the server went away under the statement: not its own fault, nor that of
+    /// the rows, as a deadlock or a timeout may be.
+    pub(crate) fn says_gone(error: &sqlx::Error) -> bool {
+        match error.as_database_error().and_then(sqlx::error::DatabaseError::code) {
+            Some(code) => code.starts_with("08") || matches!(&*code, "57P01" | "57P02" | "57P03"),
+            None => matches!(
+                error,
+                sqlx::Error::Io(_)
+                    | sqlx::Error::Protocol(_)
+                    | sqlx::Error::PoolClosed
+                    | sqlx::Error::WorkerCrashed
+            ),
+        }
+    }
+
+    /// Whether the values themselves were refused (a data exception, a limit), and always will be.
+    pub(crate) fn is_the_datas_fault(&self) -> bool {
+        let Self::Refused(error) = self else { return false };
+        let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code).unwrap_or_default();
+        code.starts_with("22") || code.starts_with("54")
+    }
+}
+
 impl From<sqlx::Error> for StoreError {
     fn from(error: sqlx::Error) -> Self {
         if Self::says_unavailable(&error) {
@@ -93,6 +118,7 @@ pub(crate) struct Store {
     own: PgPool,
     handlers: PgPool,
     within: Duration,
+    idle_in_transaction: Duration,
     availability: Arc<watch::Sender<Availability>>,
     last_error: Arc<Mutex<String>>,
 }
@@ -130,6 +156,7 @@ impl Store {
             own: pool(OWN_CONNECTIONS),
             handlers: pool(config.handler_connections),
             within,
+            idle_in_transaction: (config.timing.stale_after / 2).max(Duration::from_secs(1)),
             availability: Arc::new(watch::Sender::new(now)),
             last_error: Arc::default(),
         })
@@ -184,6 +211,11 @@ impl Store {
         };
         let answer = self.deadline(held.connection.begin()).await;
         let mut transaction = self.observe(answer)?;
+        // A worker that freezes between the fence and the commit must not hold the job's row for ever.
+        let limit = format!("{}ms", self.idle_in_transaction.as_millis());
+        let limited = sqlx::query(LIMIT_IDLE).bind(limit).execute(&mut *transaction);
+        let answer = self.deadline(limited).await;
+        self.observe(answer)?;
         match work(&mut transaction).await {
             Ok(value) => {
                 let answer = self.deadline(transaction.commit()).await;

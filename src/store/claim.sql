@@ -1,7 +1,7 @@
 -- claim: take ownership of jobs that are queued and due, or touch nothing.
 --
 --   $1 ids (sorted, no duplicates)  $2 claim ids  $3 stale_after in seconds  $4 ordinals
---   $5 worker id  $6 worker host
+--   $5 worker id  $6 worker host  $7 queues  $8 kinds: what the messages' subjects say
 --
 -- One row a job: now ours, under its new token. No row: not ours; ask missed.sql why.
 --
@@ -22,9 +22,13 @@ UPDATE tenure.jobs j
        stage            = NULL,
        progress         = NULL,
        message          = NULL,
-       clear_reason     = NULL
-  FROM unnest($1::uuid[], $2::uuid[], $3::float8[], $4::int[]) AS u(id, claim_id, stale_after_s, ord)
+       clear_reason     = NULL,
+       put_off_since    = NULL
+  FROM unnest($1::uuid[], $2::uuid[], $3::float8[], $4::int[], $7::text[], $8::text[])
+       AS u(id, claim_id, stale_after_s, ord, queue, kind)
  WHERE j.id = u.id
+   AND j.queue = u.queue
+   AND j.kind = u.kind
    AND j.status = 'queued'
    AND j.scheduled_at <= statement_timestamp()
 RETURNING u.ord, j.id, j.queue, j.kind, j.payload::text AS payload, j.attempt, j.max_attempts,

@@ -122,7 +122,9 @@ impl Store {
                     .bind(requests.iter().map(|r| r.stale_after.as_secs_f64()).collect::<Vec<_>>())
                     .bind(ordinals(requests.len()))
                     .bind(worker_id)
-                    .bind(worker_host),
+                    .bind(worker_host)
+                    .bind(requests.iter().map(|r| r.queue.clone()).collect::<Vec<_>>())
+                    .bind(requests.iter().map(|r| r.kind.clone()).collect::<Vec<_>>()),
             )
             .await?;
         let mut claims = vec![None; requests.len()];
@@ -140,6 +142,7 @@ impl Store {
                 max_attempts: row.try_get::<i32, _>("max_attempts")?.cast_unsigned(),
                 checkpoint: json(row.try_get("checkpoint")?),
                 trace_context: row.try_get("trace_context")?,
+                dispatch: row.try_get("dispatch")?,
             };
             if let Some(place) = claims.get_mut(ord(row)?) {
                 *place = Some(claim);
@@ -149,13 +152,22 @@ impl Store {
     }
 
     /// Why a claim was refused. `dispatch` is the message's; `None` for a submission.
-    pub(crate) async fn missed(&self, job: JobId, dispatch: Option<i32>) -> Result<Missed, StoreError> {
+    pub(crate) async fn missed(
+        &self,
+        job: JobId,
+        queue: &str,
+        kind: &str,
+        dispatch: Option<i32>,
+    ) -> Result<Missed, StoreError> {
         let rows = self.rows(query(MISSED).bind(vec![job]).bind(vec![0])).await?;
         let Some(row) = rows.first() else { return Ok(Missed::NoSuchRow) };
         let Some(status) = row.try_get::<Option<String>, _>("status")? else {
             let finished = row.try_get::<bool, _>("finished")?;
             return Ok(if finished { Missed::Finished } else { Missed::NoSuchRow });
         };
+        if row.try_get::<&str, _>("queue")? != queue || row.try_get::<&str, _>("kind")? != kind {
+            return Ok(Missed::Foreign);
+        }
         let newest: i32 = row.try_get("dispatch")?;
         let message_known: bool = row.try_get("message_known")?;
         if message_known && newest > dispatch.unwrap_or(0) {

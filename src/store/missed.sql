@@ -5,7 +5,7 @@
 -- A statement of its own, after the claim: the claim's own snapshot is older than its wait for the row
 -- lock, and would answer 'queued, owned by nobody'.
 SELECT u.ord,
-       j.status, j.worker_id, j.claim_id, j.fencing_token, j.dispatch,
+       j.queue, j.kind, j.status, j.worker_id, j.claim_id, j.fencing_token, j.dispatch,
        j.published_at IS NOT NULL AS message_known,
        extract(epoch FROM j.scheduled_at - statement_timestamp())::float8 AS due_in_s,
        extract(epoch FROM j.last_activity_at + j.stale_after - statement_timestamp())::float8 AS stale_in_s,

@@ -41,6 +41,7 @@ statements! {
     MISSED = "missed";
     PROGRESS = "progress";
     STILL_MINE = "still_mine";
+    LIMIT_IDLE = "limit_idle";
     FENCE = "fence";
     ONCE = "once";
     EFFECT = "effect";

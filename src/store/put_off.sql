@@ -2,7 +2,8 @@
 --
 --   $1 job id  $2 seconds until the message comes again
 --
--- Keeps the relay from taking the message for lost.
+-- Keeps the relay from taking the message for lost, and remembers since when it is so.
 UPDATE tenure.jobs
-   SET published_at = clock_timestamp() + $2::float8 * interval '1 second'
+   SET published_at  = clock_timestamp() + $2::float8 * interval '1 second',
+       put_off_since = coalesce(put_off_since, clock_timestamp())
  WHERE id = $1 AND status = 'queued' AND published_at IS NOT NULL

@@ -189,7 +189,8 @@ impl Store {
                 .bind(None::<String>)
                 .bind(&worker.queues)
                 .bind(worker.slots)
-                .bind(env!("CARGO_PKG_VERSION")),
+                .bind(env!("CARGO_PKG_VERSION"))
+                .bind(&worker.kinds),
         )
         .await
         .map(drop)

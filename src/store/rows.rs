@@ -46,6 +46,9 @@ pub(crate) struct NewJob {
 #[derive(Debug, Clone)]
 pub(crate) struct ClaimRequest {
     pub(crate) job: JobId,
+    /// What the message's subject says; a row of another queue or kind is not claimed.
+    pub(crate) queue: String,
+    pub(crate) kind: String,
     pub(crate) claim: Uuid,
     pub(crate) stale_after: Duration,
 }
@@ -145,6 +148,8 @@ pub(crate) struct Registration {
     pub(crate) pid_started_at: Option<String>,
     pub(crate) lock_file: Option<String>,
     pub(crate) queues: Vec<String>,
+    /// `None`: every kind.
+    pub(crate) kinds: Option<Vec<String>>,
     pub(crate) slots: i32,
 }
 

@@ -56,6 +56,15 @@ async fn bad_input_exits_1_or_2_and_says_what_to_do() {
         assert!(ran.err.contains(text), "{arguments:?}: {}", ran.err);
         assert!(ran.out.is_empty());
     }
+    // A reader that has had enough is no failure.
+    let closed = format!("{} jobs list | true", env!("CARGO_BIN_EXE_tenure"));
+    let piped = tokio::process::Command::new("sh")
+        .args(["-c", &closed])
+        .envs(bench.environment())
+        .output()
+        .await
+        .unwrap();
+    assert!(!String::from_utf8_lossy(&piped.stderr).contains("panicked"));
     let nowhere = bench.program(&["jobs", "list"]).env_remove("DATABASE_URL").output().await.unwrap();
     assert!(String::from_utf8(nowhere.stderr).unwrap().contains("DATABASE_URL is not set"));
     let wrong =

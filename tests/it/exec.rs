@@ -202,3 +202,49 @@ async fn a_timeout_ends_the_command() {
         .await;
     until_dead(pid, Duration::from_secs(5)).await;
 }
+
+/// The command goes at once; what it started ignores SIGTERM.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_command_started_does_not_outlive_the_worker_either() {
+    let bench = bench().await;
+    let folder = folder(&bench);
+    let script = format!(
+        r#"(trap "" TERM; sh -c 'echo $PPID > {0}/pid.new; mv {0}/pid.new {0}/pid'; while :; do sleep 0.1; done) & wait"#,
+        folder.display()
+    );
+    let mut worker = work(&bench, &["--exec", &script, "--keepalive"]);
+    enqueue(&bench, "k", json!(1)).await;
+    until_file(&folder.join("pid")).await;
+    let pid: i32 = std::fs::read_to_string(folder.join("pid")).unwrap().trim().parse().unwrap();
+    assert!(alive(pid));
+    worker.kill().await;
+    until_dead(pid, Duration::from_secs(14)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_output_is_kept_whatever_else_the_command_left_behind_and_numbers_keep_their_digits() {
+    let bench = bench().await;
+    // A child that would hold the pipe for a minute; a field of the wrong type beside the output.
+    let script =
+        r#"sleep 60 & payload=$(cat); echo "{\"output\": {\"got\": \"$payload\"}, \"progress\": \"50\"}""#;
+    let _worker = work(&bench, &["--exec", script]);
+    let id =
+        bench.tenure.enqueue(JobRequest::from_json("q", "k", "12345678901234567890123")).await.unwrap().id;
+    let job = bench.until_finished(id).await;
+    assert_eq!(job.output, Some(json!({"got": "12345678901234567890123"})));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_whose_program_was_replaced_goes_on() {
+    let bench = bench().await;
+    let copy = folder(&bench).join("tenure");
+    std::fs::copy(env!("CARGO_BIN_EXE_tenure"), &copy).unwrap();
+    let mut command = tokio::process::Command::new(&copy);
+    command.args(["work", "q", "--exec", "true"]).envs(bench.environment());
+    let mut worker = Child::spawn(command, "work");
+    worker.until_log("worker started").await;
+    std::fs::remove_file(&copy).unwrap();
+    let id = enqueue(&bench, "k", json!(1)).await;
+    let job = bench.until_finished(id).await;
+    assert_eq!((job.status, job.attempt), (Status::Completed, 1));
+}

@@ -286,7 +286,6 @@ async fn a_silent_job_is_taken_back_unless_its_kind_is_kept_alive() {
     // On record, and counted.
     assert!(counted("tenure_recoveries_total{path=scanner}") >= 1);
     assert!(counted("tenure_attempts_total{kind=kept,outcome=completed}") >= 1);
-    assert!(counted("tenure_refused_writes_total{write=complete}") >= 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -458,5 +457,83 @@ async fn a_transaction_whose_job_was_taken_meanwhile_is_rolled_back() {
         .await;
     assert_eq!(*errors.lock().unwrap(), [(true, CancelReason::Lost)]);
     assert_eq!(bench.count("public.app_effects").await, 0);
+    worker.stop().await;
+}
+
+/// Nothing but the heartbeat can tell a handler that says nothing; and its slot must come back.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_silent_handler_learns_that_its_job_was_taken_back_and_the_job_runs_again_on_the_same_worker() {
+    let bench = bench().await;
+    let reasons = Arc::new(Mutex::new(Vec::new()));
+    let seen = reasons.clone();
+    let options = KindOptions::new();
+    let worker = worker(&bench, options, move |payload: Value, ctx: JobContext| {
+        let seen = seen.clone();
+        async move {
+            if ctx.token().0 > 1 {
+                return Outcome::done("again");
+            }
+            if payload == json!("listens") {
+                let reason = ctx.cancelled().await;
+                seen.lock().unwrap().push(reason);
+                return Err(JobError::msg("stopped"));
+            }
+            std::future::pending().await
+        }
+    });
+    let started = std::time::Instant::now();
+    let listens = enqueue(&bench, json!("listens"), 3).await;
+    let hangs = enqueue(&bench, json!("hangs"), 3).await;
+    for id in [listens, hangs] {
+        assert_eq!(bench.until_finished(id).await.output, Some(json!("again")));
+    }
+    // 1.5 s of silence, a scan, the grace of a cancelled handler: not a wait for ack_wait or a lost message.
+    assert!(started.elapsed() < Duration::from_secs(8), "{:?}", started.elapsed());
+    assert_eq!(*reasons.lock().unwrap(), [CancelReason::Lost]);
+    let events = bench.text("SELECT event, path, count(*) FROM tenure.recovery_events GROUP BY 1, 2").await;
+    assert_eq!(events, "(reset,scanner,2)", "no message was lost, and no write refused");
+    bench.until_stream_is_empty(Duration::from_secs(8)).await;
+    worker.stop().await;
+}
+
+/// A statement that runs into its own time limit, or a deadlock, is the attempt's failure: charged, and
+/// backed off. Only an outage is not.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_statement_of_the_users_own_is_charged_like_any_failure() {
+    let bench = bench().await;
+    let worker = worker(&bench, quick(), |payload: Value, ctx: JobContext| async move {
+        let code = payload.as_str().unwrap().to_owned();
+        ctx.fenced_tx(move |tx| {
+            Box::pin(async move {
+                let sql =
+                    format!("DO $$ BEGIN RAISE EXCEPTION 'on purpose' USING ERRCODE = '{code}'; END $$");
+                sqlx::query(sqlx::AssertSqlSafe(sql)).execute(tx).await?;
+                Ok(())
+            })
+        })
+        .await
+    });
+    for code in ["57014", "40001", "55P03", "53300"] {
+        let id = enqueue(&bench, json!(code), 2).await;
+        let job = bench.until_finished(id).await;
+        assert_eq!((job.status, job.attempt), (Status::Failed, 2), "{code}");
+        assert!(job.last_error.unwrap().contains("on purpose"));
+    }
+    assert_eq!(bench.count("tenure.recovery_events").await, 0);
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_snooze_or_a_retry_for_ever_is_bounded_and_settled() {
+    let bench = bench().await;
+    let worker = worker(&bench, KindOptions::new(), |payload: Value, _| async move {
+        if payload == json!("snooze") {
+            return Ok(Outcome::Snooze(Duration::MAX));
+        }
+        Err(JobError::retry_after(Duration::MAX, "never"))
+    });
+    enqueue(&bench, json!("snooze"), 2).await;
+    enqueue(&bench, json!("retry"), 2).await;
+    bench.until_count("tenure.jobs WHERE status = 'queued' AND scheduled_at > now() + interval '9 years' AND fencing_token = 1", 2).await;
     worker.stop().await;
 }

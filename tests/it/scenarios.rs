@@ -58,8 +58,27 @@ pub async fn effect(ctx: &JobContext) -> Result<(), JobError> {
     .await
 }
 
+/// The same, once for the job.
+async fn effect_once(ctx: &JobContext) -> Result<(), JobError> {
+    let (job, token) = (ctx.id(), ctx.token());
+    ctx.once("effect", move |tx| {
+        Box::pin(async move {
+            sqlx::query("INSERT INTO public.app_effects VALUES ($1, $2)")
+                .bind(job)
+                .bind(token)
+                .execute(tx)
+                .await?;
+            Ok(())
+        })
+    })
+    .await
+}
+
 pub async fn step(job: Step, ctx: JobContext) -> Result<Outcome, JobError> {
     if ctx.token().0 > 1 {
+        if job.first == "commit" {
+            effect_once(&ctx).await?;
+        }
         return Outcome::done("second");
     }
     job.touch("started", "");
@@ -72,7 +91,7 @@ pub async fn step(job: Step, ctx: JobContext) -> Result<Outcome, JobError> {
             tokio::time::sleep(Duration::from_millis(20)).await;
         },
         "commit" => {
-            effect(&ctx).await?;
+            effect_once(&ctx).await?;
             job.touch("committed", "");
             loop {
                 ctx.progress("committed", 90.0, "").await?;
@@ -122,7 +141,7 @@ async fn child() {
             .await
             .unwrap(),
         "enqueue" => {
-            let job = Step { folder: "/".into(), first: "complete".into() };
+            let job = tenure::JobRequest::new("steps", "noop", serde_json::json!(1));
             tenure.enqueue(job).await.unwrap();
             tenure.flush().await;
         }

@@ -112,42 +112,6 @@ async fn headers_set_the_attempts_the_time_the_key_and_the_trace() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_submission_delivered_again_after_its_job_completed_is_not_run_again() {
-    let bench = bench().await;
-    let worker = worker(&bench);
-    bench.until_count("tenure.workers", 1).await;
-    publish(&bench, &[], b"7".to_vec()).await;
-    bench.until_count("tenure.job_history", 1).await;
-    bench.until_stream_is_empty(Duration::from_secs(5)).await;
-    worker.stop().await;
-    // The very same message again, and its job's row gone since: what redelivery after a lost ack and a
-    // retention period looks like. The stream is rebuilt around the message's own sequence and time.
-    let (id, key): (uuid::Uuid, String) =
-        sqlx::query_as("SELECT job_id, key FROM tenure.job_keys").fetch_one(&bench.pool).await.unwrap();
-    bench.execute("DELETE FROM tenure.job_history").await;
-    let enqueue = tenure::STATEMENTS.iter().find(|(name, _)| name.trim() == "enqueue").unwrap().1;
-    let created = sqlx::query(enqueue)
-        .bind(vec![id])
-        .bind(vec!["q"])
-        .bind(vec!["known"])
-        .bind(vec!["7"])
-        .bind(vec![5])
-        .bind(vec![None::<chrono::DateTime<chrono::Utc>>])
-        .bind(vec![None::<f64>])
-        .bind(vec![None::<String>])
-        .bind(vec![Some("")])
-        .bind(vec![Some(key)])
-        .bind(vec![Some(1_i64)])
-        .bind(vec![Some(chrono::Utc::now())])
-        .bind(vec!["message"])
-        .fetch_all(&bench.pool)
-        .await
-        .unwrap();
-    assert_eq!(created.len(), 0, "only the statement that inserted the key creates the job");
-    assert_eq!(bench.count("tenure.jobs").await, 0);
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn submissions_of_a_time_without_postgres_become_jobs_when_it_is_back() {
     let mut bench = bench_with_servers(|_| {}).await;
     let worker = worker(&bench);
@@ -242,5 +206,67 @@ asyncio.run(main())
     bench.until_count("tenure.job_history WHERE output = '{\"once\": 1}'", 1).await;
     bench.until_stream_is_empty(Duration::from_secs(5)).await;
     assert_eq!(bench.count("tenure.all_jobs").await, 2);
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_kind_that_a_busy_worker_knows_is_not_a_dead_letter_however_long_it_waits() {
+    let bench = bench_with(|config| config.timing.unknown_kind_after = Duration::from_secs(2)).await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    let slow = |_, ctx: tenure::JobContext| async move {
+        while ctx.progress("busy", 0.0, "").await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let busy = Running::start(
+        Worker::builder(&bench.tenure).handle_kind("rare", KindOptions::new(), slow).concurrency("q", 1),
+    );
+    bench.tenure.enqueue(tenure::JobRequest::new("q", "rare", json!(1))).await.unwrap();
+    bench.until_count("tenure.jobs WHERE status = 'processing'", 1).await;
+    let waiting = bench.tenure.enqueue(tenure::JobRequest::new("q", "rare", json!(2))).await.unwrap().id;
+    let other = worker(&bench);
+    // Put off for longer than it takes to bury a kind that nobody knows.
+    bench.until(&format!("EXISTS (SELECT FROM tenure.jobs WHERE id = '{waiting}' AND put_off_since < now() - interval '4 s')")).await;
+    assert_eq!(bench.count("tenure.dead_letter_jobs").await, 0);
+    drop(busy);
+    other.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_forged_ticket_claims_nothing_and_a_finished_job_of_an_unknown_kind_is_acknowledged() {
+    let bench = bench().await;
+    let worker = worker(&bench);
+    bench.until_count("tenure.workers", 1).await;
+    let other =
+        bench.tenure.enqueue(tenure::JobRequest::new("elsewhere", "other", json!(1))).await.unwrap().id;
+    let done = bench.tenure.enqueue(tenure::JobRequest::new("q", "known", json!(1))).await.unwrap().id;
+    bench.until_finished(done).await;
+    let nobody = tenure::JobId::generate();
+    // A job of another queue and kind under a known subject; a finished one and none under an unknown kind.
+    for (n, (kind, job)) in [("known", other), ("strange", done), ("strange", nobody)].into_iter().enumerate()
+    {
+        let mut headers = HeaderMap::new();
+        headers.insert("Tenure-Job-Id", job.to_string());
+        headers.insert("Nats-Msg-Id", format!("forged-{n}"));
+        let body = json!({"job_id": job, "dispatch": 1}).to_string();
+        let subject = format!("{}.q.{kind}", bench.config.subject_prefix);
+        bench.js.publish_with_headers(subject, headers, body.into()).await.unwrap().await.unwrap();
+    }
+    // Only the ticket of the other queue's own job is left, which nobody here serves.
+    let deadline = std::time::Instant::now() + Duration::from_secs(60);
+    loop {
+        let consumer: async_nats::jetstream::consumer::PullConsumer =
+            bench.js.get_consumer_from_stream("q", &bench.config.stream).await.unwrap();
+        let info = consumer.cached_info();
+        if info.num_pending == 0 && info.num_ack_pending == 0 {
+            break;
+        }
+        assert!(std::time::Instant::now() < deadline, "{info:?}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(
+        bench.count(&format!("tenure.jobs WHERE id = '{other}' AND attempt = 0 AND fencing_token = 0")).await,
+        1
+    );
     worker.stop().await;
 }

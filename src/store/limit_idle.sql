@@ -1,0 +1,4 @@
+-- limit_idle: how long this transaction may sit idle before the server ends it.
+--
+--   $1 a duration, as in '150s'
+SELECT set_config('idle_in_transaction_session_timeout', $1, true)
