@@ -44,7 +44,7 @@ fn list(jobs: &[JobRow]) -> Table {
             format!("{}/{}", job.attempt, job.max_attempts),
             job.progress.map(|percent| format!("{percent:.0} %")).unwrap_or_default(),
             time(Some(job.created_at)),
-            printable(job.last_error.as_deref().unwrap_or_default()).chars().take(60).collect(),
+            print::printable(job.last_error.as_deref().unwrap_or_default()).chars().take(60).collect(),
         ]);
     }
     table
@@ -76,13 +76,13 @@ async fn show(cli: &Cli, tenure: &Tenure, id: JobId) -> anyhow::Result<ExitCode>
         ("started", time(job.started_at)),
         ("last activity", time(job.last_activity_at)),
         ("finished", time(job.finished_at)),
-        ("progress", progress(&job)),
+        ("progress", print::progress(&job)),
         ("payload", json(&job.payload)),
         ("output", json(&job.output)),
         ("last error", job.last_error.clone().unwrap_or_default()),
     ] {
         if !value.is_empty() {
-            about.add_row([name.to_owned(), printable(&value)]);
+            about.add_row([name.to_owned(), print::printable(&value)]);
         }
     }
     print::line(&about);
@@ -96,7 +96,7 @@ async fn show(cli: &Cli, tenure: &Tenure, id: JobId) -> anyhow::Result<ExitCode>
                 time(attempt.finished_at),
                 attempt.outcome.unwrap_or_else(|| "running".into()),
                 attempt.worker_id,
-                printable(&attempt.error.unwrap_or_default()),
+                print::printable(&attempt.error.unwrap_or_default()),
             ]);
         }
         print::line(format!("\n{attempts}"));
@@ -111,7 +111,7 @@ async fn show(cli: &Cli, tenure: &Tenure, id: JobId) -> anyhow::Result<ExitCode>
                 event.fencing_token.to_string(),
                 event.owner_before.unwrap_or_default(),
                 event.silence_s.map(|s| format!("{s:.1} s")).unwrap_or_default(),
-                printable(&event.reason),
+                print::printable(&event.reason),
             ]);
         }
         print::line(format!("\n{events}"));
@@ -119,17 +119,6 @@ async fn show(cli: &Cli, tenure: &Tenure, id: JobId) -> anyhow::Result<ExitCode>
     Ok(ExitCode::SUCCESS)
 }
 
-pub(super) fn progress(job: &JobRow) -> String {
-    let percent = job.progress.map(|percent| format!("{percent:.0} %"));
-    let parts = [percent, job.stage.clone(), job.message.clone()];
-    printable(&parts.into_iter().flatten().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" · "))
-}
-
 fn time(at: Option<DateTime<Utc>>) -> String {
     at.map(|at| at.format("%Y-%m-%d %H:%M:%S%.3f").to_string()).unwrap_or_default()
-}
-
-/// A text of a user's, without what could steer the terminal.
-fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c }).collect()
 }

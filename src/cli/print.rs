@@ -1,10 +1,24 @@
-//! Print: to standard output, whose reader may have had enough.
+//! Print: to standard output, whose reader may have had enough, and without steering the terminal.
 
 use std::io::Write;
+
+use crate::JobRow;
 
 /// Prints a line. When nobody reads any more (`| head`), the program is done.
 pub(super) fn line(text: impl std::fmt::Display) {
     if writeln!(std::io::stdout(), "{text}").is_err() {
         std::process::exit(0);
     }
+}
+
+/// How far a job is, in its handler's words.
+pub(super) fn progress(job: &JobRow) -> String {
+    let percent = job.progress.map(|percent| format!("{percent:.0} %"));
+    let parts = [percent, job.stage.clone(), job.message.clone()];
+    printable(&parts.into_iter().flatten().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" · "))
+}
+
+/// A text of a user's, without what could steer the terminal.
+pub(super) fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c }).collect()
 }

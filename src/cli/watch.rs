@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, process::ExitCode, time::Duration};
 use anyhow::bail;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
-use super::{Cli, Output, jobs::progress, print};
+use super::{Cli, Output, print};
 use crate::{JobId, JobRow, Status, Tenure};
 
 /// How often the database is asked.
@@ -67,7 +67,7 @@ impl Screen {
     }
 
     fn show(&mut self, job: &JobRow) -> anyhow::Result<()> {
-        let text = format!("{} · attempt {} · {}", job.status, job.attempt, progress(job));
+        let text = format!("{} · attempt {} · {}", job.status, job.attempt, print::progress(job));
         let (bar, before) = self.shown.entry(job.id).or_insert_with(|| {
             let bar = self.bars.add(ProgressBar::new(100).with_style(self.style.clone()));
             bar.set_prefix(format!("{} {}", job.id, job.kind));
