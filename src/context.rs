@@ -15,7 +15,7 @@ use crate::{
     heartbeat::Heartbeat,
     job::{JobError, JobId, Outcome, unstorable},
     running::{CancelReason, RunningJob},
-    store::{COMPLETE, EFFECT, EFFECT_RESULT, FENCE, ONCE, ProgressWrite, Store, StoreError},
+    store::{COMPLETE, EFFECT, EFFECT_RESULT, FENCE, LIMIT_IDLE, ONCE, ProgressWrite, Store, StoreError},
 };
 
 /// How often a report that waits for its write looks whether there still is anything to wait for.
@@ -256,12 +256,14 @@ impl<S> JobContext<S> {
         self.check_owned("fenced_tx").await?;
         let key = self.job.key;
         let lost = self.lost();
+        let idle = self.idle_limit();
         let sent_at = Instant::now();
         let done = self
             .store
             .in_transaction(move |tx| {
                 Box::pin(async move {
                     let value = work(&mut *tx).await?;
+                    sqlx::query(LIMIT_IDLE).bind(&idle).execute(&mut *tx).await.map_err(StoreError::from)?;
                     let owned = sqlx::query(FENCE)
                         .bind(key.job)
                         .bind(key.token)
@@ -336,7 +338,11 @@ impl<S> JobContext<S> {
         let key = self.job.key;
         let lost = self.lost();
         let store = &self.store;
+        // Until the commit has an answer the row is gone because of us.
+        self.job.completing.store(true, Ordering::Release);
         let completed: Result<(), JobError> = async {
+            let idle = self.idle_limit();
+            sqlx::query(LIMIT_IDLE).bind(idle).execute(&mut *tx).await.map_err(StoreError::from)?;
             let owned = sqlx::query(COMPLETE)
                 .bind(vec![key.job])
                 .bind(vec![key.token])
@@ -357,9 +363,14 @@ impl<S> JobContext<S> {
             }
         }
         .await;
+        self.job.settled.store(completed.is_ok(), Ordering::Release);
+        self.job.completing.store(false, Ordering::Release);
         self.note(completed, "complete_in").await?;
-        self.job.settled.store(true, Ordering::Release);
         Ok(Outcome::Done(output))
+    }
+
+    fn idle_limit(&self) -> String {
+        format!("{}ms", (self.job.stale_after / 2).as_millis().max(1_000))
     }
 
     fn lost(&self) -> ContextError {
@@ -382,7 +393,8 @@ impl<S> JobContext<S> {
         }
         let unavailable = done.as_ref().is_err_and(JobError::is_unavailable);
         self.job.unavailable.store(unavailable, Ordering::Release);
-        done
+        // Marked as the context's, whatever the handler does with it before it is returned.
+        done.map_err(|error| if unavailable { error.into_outage() } else { error })
     }
 }
 
@@ -403,6 +415,25 @@ impl JobError {
                 || matches!(cause.downcast_ref(), Some(ContextError::Store(StoreError::Unavailable(_))))
                 || cause.downcast_ref::<sqlx::Error>().is_some_and(StoreError::says_gone)
         })
+    }
+
+    /// Whether a call of the context said so.
+    pub(crate) fn is_outage(&self) -> bool {
+        self.causes().any(|cause| {
+            matches!(cause.downcast_ref(), Some(ContextError::Store(StoreError::Unavailable(_))))
+        })
+    }
+
+    /// The connection's error as the context's own.
+    fn into_outage(mut self) -> Self {
+        self.source = match self.source.downcast::<sqlx::Error>() {
+            Ok(error) => Box::new(ContextError::Store(StoreError::from(*error))),
+            Err(source) => match source.downcast::<StoreError>() {
+                Ok(error) => Box::new(ContextError::Store(*error)),
+                Err(source) => source,
+            },
+        };
+        self
     }
 
     fn causes(&self) -> impl Iterator<Item = &(dyn std::error::Error + 'static)> {

@@ -27,6 +27,9 @@ use crate::{
     store::{ProgressWrite, Store, StoreError},
 };
 
+/// How often the last progress of an attempt is tried, and how long apart.
+const FLUSHES_MAX: usize = 10;
+const FLUSH_AGAIN: Duration = Duration::from_millis(500);
 /// The most jobs of one statement.
 const WRITES_MAX: usize = 512;
 
@@ -127,60 +130,38 @@ impl Heartbeat {
         }
     }
 
-    /// Writes what waits of one job, whether or not it is due.
+    /// Writes what waits of one job, whether or not it is due, and also while it is being written: the
+    /// last checkpoint belongs to the next attempt. Gives up after some seconds without the database.
     pub(crate) async fn flush(&self, job: &Arc<RunningJob>) {
-        let waits = job.pulse().pending.is_some();
-        if waits && let Err(error) = self.write(std::slice::from_ref(job)).await {
-            tracing::warn!(%error, job = %job.key.job, "the last progress was not written");
+        let jobs = std::slice::from_ref(job);
+        for _ in 0..FLUSHES_MAX {
+            let sent = {
+                let _turn = self.shared.turn.lock().await;
+                if job.pulse().pending.is_none() {
+                    return;
+                }
+                self.send(jobs).await
+            };
+            match sent {
+                Ok((sent_at, answers)) => {
+                    // Whether it still is ours, settle is about to learn.
+                    if answers.first().copied().flatten().is_some() {
+                        job.written(sent_at);
+                    }
+                    return;
+                }
+                Err(error) => {
+                    tracing::warn!(%error, job = %job.key.job, "the last progress was not written yet");
+                    tokio::time::sleep(FLUSH_AGAIN).await;
+                }
+            }
         }
     }
 
     async fn write(&self, jobs: &[Arc<RunningJob>]) -> Result<(), StoreError> {
-        let _turn = self.shared.turn.lock().await;
-        let sent_at = Instant::now();
-        let batch: Vec<_> = jobs
-            .iter()
-            .map(|job| {
-                let mut pulse = job.pulse();
-                pulse.flushed_at = sent_at;
-                let empty = ProgressWrite {
-                    key: job.key,
-                    stage: None,
-                    percent: None,
-                    message: None,
-                    checkpoint: None,
-                };
-                pulse.pending.take().unwrap_or(empty)
-            })
-            .collect();
-        let answers = match self.shared.store.progress(&batch).await {
-            Ok(answers) => answers,
-            // One of them is refused; the others must not fall silent for it.
-            Err(StoreError::Refused(_)) => {
-                let mut answers = Vec::with_capacity(batch.len());
-                for one in &batch {
-                    let answer = self.shared.store.progress(std::slice::from_ref(one)).await;
-                    answers.push(match answer {
-                        Ok(answer) => answer.first().copied().flatten(),
-                        Err(error) => {
-                            tracing::error!(%error, job = %one.key.job, "a report was refused, and is dropped");
-                            None
-                        }
-                    });
-                }
-                answers
-            }
-            Err(error) => {
-                for (job, earlier) in jobs.iter().zip(batch) {
-                    // What was reported since is newer.
-                    let mut pulse = job.pulse();
-                    pulse.pending = Some(match pulse.pending.take() {
-                        None => earlier,
-                        Some(later) => merged(earlier, later),
-                    });
-                }
-                return Err(error);
-            }
+        let (sent_at, answers) = {
+            let _turn = self.shared.turn.lock().await;
+            self.send(jobs).await?
         };
         let mut missing = Vec::new();
         for (job, answer) in jobs.iter().zip(answers) {
@@ -196,6 +177,49 @@ impl Heartbeat {
             }
         }
         self.check(&missing, Some("progress")).await
+    }
+
+    /// Sends what waits, in one statement. The caller has the turn.
+    async fn send(&self, jobs: &[Arc<RunningJob>]) -> Result<(Instant, Vec<Option<bool>>), StoreError> {
+        let sent_at = Instant::now();
+        let take = |job: &Arc<RunningJob>| {
+            let mut pulse = job.pulse();
+            pulse.flushed_at = sent_at;
+            pulse.pending.take().unwrap_or_else(|| nothing(job))
+        };
+        let batch: Vec<_> = jobs.iter().map(take).collect();
+        match self.shared.store.progress(&batch).await {
+            Ok(answers) => Ok((sent_at, answers)),
+            // One of them is refused; the others must not fall silent for it, nor it for itself.
+            Err(error) if error.is_the_datas_fault() => {
+                let mut answers = Vec::with_capacity(batch.len());
+                let mut rest = jobs.iter().zip(batch);
+                while let Some((job, one)) = rest.next() {
+                    let mut answer = self.shared.store.progress(std::slice::from_ref(&one)).await;
+                    if let Err(error) = &answer
+                        && error.is_the_datas_fault()
+                    {
+                        tracing::error!(%error, job = %job.key.job, "a report was refused, and is dropped");
+                        answer = self.shared.store.progress(&[nothing(job)]).await;
+                    }
+                    match answer {
+                        Ok(answer) => answers.push(answer.first().copied().flatten()),
+                        Err(error) => {
+                            put_back(job, one);
+                            rest.for_each(|(job, one)| put_back(job, one));
+                            return Err(error);
+                        }
+                    }
+                }
+                Ok((sent_at, answers))
+            }
+            Err(error) => {
+                for (job, earlier) in jobs.iter().zip(batch) {
+                    put_back(job, earlier);
+                }
+                Err(error)
+            }
+        }
     }
 
     /// Asks which of these jobs still are ours, and tells the handlers of the others. `write` was refused.
@@ -259,7 +283,8 @@ impl Heartbeat {
 
 /// Whether anything may still be written of a job's progress.
 fn writes(job: &RunningJob) -> bool {
-    !job.is_lost() && !job.is_ending() && !job.settled.load(Ordering::Acquire)
+    let done = job.settled.load(Ordering::Acquire) || job.completing.load(Ordering::Acquire);
+    !job.is_lost() && !job.is_ending() && !done
 }
 
 /// Two reports as one: what the later one does not say, the earlier one does.
@@ -271,4 +296,18 @@ fn merged(earlier: ProgressWrite, later: ProgressWrite) -> ProgressWrite {
         message: later.message.or(earlier.message),
         checkpoint: later.checkpoint.or(earlier.checkpoint),
     }
+}
+
+/// A sign of life that says nothing.
+fn nothing(job: &RunningJob) -> ProgressWrite {
+    ProgressWrite { key: job.key, stage: None, percent: None, message: None, checkpoint: None }
+}
+
+/// What could not be written waits again, behind what was reported since.
+fn put_back(job: &RunningJob, earlier: ProgressWrite) {
+    let mut pulse = job.pulse();
+    pulse.pending = Some(match pulse.pending.take() {
+        None => earlier,
+        Some(later) => merged(earlier, later),
+    });
 }

@@ -3,10 +3,7 @@
 use std::{
     collections::HashMap,
     fmt,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicBool},
     time::{Duration, Instant},
 };
 
@@ -78,6 +75,8 @@ pub(crate) struct RunningJob {
     messages: Mutex<Option<Vec<Message>>>,
     /// Ended by the handler itself, inside a transaction.
     pub(crate) settled: AtomicBool,
+    /// The handler is committing the completion itself.
+    pub(crate) completing: AtomicBool,
     /// A refused write of this job is on record.
     pub(crate) refusal_noted: AtomicBool,
     /// The last call of the context found no database.
@@ -104,6 +103,7 @@ impl RunningJob {
             writes: watch::Sender::new(0),
             messages: Mutex::new(Some(vec![message])),
             settled: AtomicBool::new(false),
+            completing: AtomicBool::new(false),
             refusal_noted: AtomicBool::new(false),
             unavailable: AtomicBool::new(false),
         }
@@ -134,7 +134,6 @@ impl RunningJob {
 
     /// Notes a successful write that was sent at `sent_at`.
     pub(crate) fn written(&self, sent_at: Instant) {
-        self.unavailable.store(false, Ordering::Release);
         self.pulse().written_at = sent_at;
         self.writes.send_modify(|n| *n += 1);
     }

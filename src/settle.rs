@@ -129,7 +129,7 @@ fn failed(
     }
     // An outage is not the job's fault. It waits like a failed one, or one that breaks its own connection
     // would go round and round.
-    if job.unavailable.load(std::sync::atomic::Ordering::Acquire)
+    if (error.is_outage() || job.unavailable.load(std::sync::atomic::Ordering::Acquire))
         && let (Verdict::End(released), Verdict::End(retried)) =
             (release("the database was away while the handler needed it"), retry(String::new()))
     {
@@ -191,10 +191,10 @@ impl Settle {
                         delay: Duration::ZERO,
                         reason: None,
                     };
-                    ("failed", self.end(end).await)
+                    self.end(end).await
                 }
             },
-            Verdict::End(end) => (end.verdict, self.end(end).await),
+            Verdict::End(end) => self.end(end).await,
         };
         if settled == Settled::Written {
             metrics::settled(kind, outcome);
@@ -214,7 +214,8 @@ impl Settle {
                         return Ok(settled);
                     }
                 }
-                Some(Err(error)) if error.is_unavailable() => {
+                // Only the values themselves never will be taken; a right or a server may come back.
+                Some(Err(error)) if !error.is_the_datas_fault() => {
                     tracing::warn!(%error, job = %completion.key.job, "not completed yet; trying again");
                 }
                 Some(Err(error)) => return Err(error),
@@ -224,25 +225,29 @@ impl Settle {
         }
     }
 
-    async fn end(&self, mut end: AttemptEnd) -> Settled {
+    /// Writes the end of an attempt; returns the verdict that was written, too.
+    async fn end(&self, mut end: AttemptEnd) -> (&'static str, Settled) {
         let mut wait = Waits::new();
         loop {
             match self.ends.run(end.clone()).await {
-                Some(Ok(Some(_))) => return Settled::Written,
+                Some(Ok(Some(_))) => return (end.verdict, Settled::Written),
                 Some(Ok(None)) => {
                     if let Some(settled) = self.ask(&end.key).await {
-                        return settled;
+                        return (end.verdict, settled);
                     }
                 }
                 Some(Err(error)) => {
                     tracing::warn!(%error, job = %end.key.job, verdict = end.verdict, "not settled yet; trying again");
-                    if matches!(error, StoreError::Refused(_)) {
+                    if error.is_the_datas_fault() && end.category != Some("refused") {
                         // Whatever it was that Postgres does not take, this it does.
-                        end.error = Some(format!("the verdict {} was refused: {error}", end.verdict));
-                        (end.verdict, end.category, end.delay) = ("failed", Some("refused"), Duration::ZERO);
+                        let why = JobError::from(error).text();
+                        let said = end.error.take().unwrap_or_default();
+                        end.error = Some(format!("{said} (the verdict {} was refused: {why})", end.verdict));
+                        (end.verdict, end.category) = ("failed", Some("refused"));
+                        (end.delay, end.reason) = (Duration::ZERO, None);
                     }
                 }
-                None => return Settled::Lost,
+                None => return (end.verdict, Settled::Lost),
             }
             wait.next().await;
         }

@@ -25,7 +25,7 @@ use crate::{
     deliver::{Deliver, DeliverSettings, Delivered},
     fault,
     heartbeat::Heartbeat,
-    job::{Job, NameError, check_queue},
+    job::{Job, NameError, Outcome, check_queue},
     queue::{Delivery, Pull, Pulled, Queue, QueueError},
     recover::{
         reconcile::{Identity, LifeSign, reconcile},
@@ -667,7 +667,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
         };
         let ended = run(kind, context, self.cancel_grace(kind)).await;
         // A handler that was told to stop may fail; one that says it is done wants that written.
-        let says_done = matches!(ended, Ended::Returned(Ok(_)));
+        let says_done = matches!(ended, Ended::Returned(Ok(Outcome::Done(_))));
         let verdict = verdict(&job, ended, &kind.backoff, kind.timeout);
         let write = match &verdict {
             Verdict::End(end) => {

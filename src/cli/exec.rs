@@ -112,7 +112,9 @@ pub(super) async fn run(command: &str, ctx: JobContext) -> Result<Outcome, JobEr
         status = guard.wait() => status?,
         reason = ctx.cancelled() => {
             drop(alive);
-            guard.wait().await?;
+            if guard.wait().await?.code().is_none() {
+                end_group(group.path());
+            }
             return Err(JobError::msg(format!("the command was ended: {reason}")));
         }
     };
@@ -182,7 +184,7 @@ async fn read_stdout(stdout: impl AsyncRead + Unpin, ctx: JobContext, said: Hear
         let percent =
             fields.get("progress").and_then(Value::as_f64).map(|percent| percent.clamp(0.0, 100.0) as f32);
         let (stage, message) = (text_of("stage"), text_of("message"));
-        let checkpoint = fields.get("checkpoint");
+        let checkpoint = fields.get("checkpoint").filter(|value| !value.is_null());
         if stage.is_some() || percent.is_some() || message.is_some() || checkpoint.is_some() {
             if let Err(error) = ctx.report_now(stage, percent, message, checkpoint) {
                 tracing::warn!(job = %ctx.id(), error = ?error, "a report was not taken");
@@ -190,7 +192,7 @@ async fn read_stdout(stdout: impl AsyncRead + Unpin, ctx: JobContext, said: Hear
         } else if !fields.contains_key("output") {
             tracing::info!(job = %ctx.id(), "{text}");
         }
-        if let Some(output) = fields.get("output") {
+        if let Some(output) = fields.get("output").filter(|value| !value.is_null()) {
             heard(&said).output = Some(output.clone());
         }
     }

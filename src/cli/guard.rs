@@ -18,6 +18,7 @@ use std::{
 };
 
 use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
+use tokio::signal::unix::{SignalKind, signal};
 
 /// How long a command may take to end after SIGTERM.
 pub(super) const TERM_GRACE: Duration = Duration::from_secs(10);
@@ -37,16 +38,30 @@ pub(super) fn run(command: &str, group_file: &Path) -> ExitCode {
 }
 
 fn guard(command: &str, group_file: &Path) -> io::Result<u8> {
+    // A supervisor that signals every process it knows (systemd does) means the worker, which will tell
+    // us. Caught, not ignored: the command would inherit that.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let _entered = runtime.enter();
+    let _caught = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()]
+        .map(signal)
+        .into_iter()
+        .collect::<io::Result<Vec<_>>>()?;
     let mut worker = io::stdin();
     let mut length = [0; 8];
     worker.read_exact(&mut length)?;
     let mut payload = vec![0; usize::try_from(u64::from_be_bytes(length)).unwrap_or(usize::MAX)];
     worker.read_exact(&mut payload)?;
 
+    let mut group_file = fs::OpenOptions::new().write(true).open(group_file)?;
     let mut child =
         Command::new("sh").arg("-c").arg(command).stdin(Stdio::piped()).process_group(0).spawn()?;
     let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidData)?;
-    fs::write(group_file, group.as_raw_nonzero().to_string())?;
+    if let Err(error) = write!(group_file, "{}", group.as_raw_nonzero()) {
+        // Nothing runs unguarded; and the worker could not end it.
+        kill_process_group(group, Signal::KILL).ok();
+        child.wait()?;
+        return Err(error);
+    }
     if let Some(mut stdin) = child.stdin.take() {
         // A command that does not read its payload is no error; nor may it hold us up.
         std::thread::spawn(move || stdin.write_all(&payload).ok());
@@ -71,8 +86,8 @@ fn guard(command: &str, group_file: &Path) -> io::Result<u8> {
     }
     // A job that has ended leaves nothing running behind.
     kill_process_group(group, Signal::KILL).ok();
-    let signal = status.signal().and_then(|signal| u8::try_from(signal).ok());
-    Ok(match (status.code(), signal) {
+    let ended_by = status.signal().and_then(|signal| u8::try_from(signal).ok());
+    Ok(match (status.code(), ended_by) {
         (Some(code), _) => u8::try_from(code).unwrap_or(1),
         (None, Some(signal)) => SIGNAL_BASE.saturating_add(signal),
         (None, None) => 1,

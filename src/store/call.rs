@@ -16,7 +16,6 @@ use sqlx::{
 };
 use tokio::{sync::watch, time::timeout};
 
-use super::LIMIT_IDLE;
 use crate::config::Config;
 
 /// Connections for tenure's own statements. Handlers' transactions have others, so that a handler that
@@ -50,10 +49,12 @@ impl StoreError {
     /// Whether the server said "not now", or nothing at all.
     pub(crate) fn says_unavailable(error: &sqlx::Error) -> bool {
         if let Some(code) = error.as_database_error().and_then(sqlx::error::DatabaseError::code) {
-            // Connection, rollback (deadlock, serialization), resources, operator, system, a lock that
+            // Connection, authorization, database, rollback (deadlock, serialization), resources, operator,
+            // system, a lock that
             // was not to be had; a read-only server is an old primary.
             let class = code.get(..2).unwrap_or_default();
-            return matches!(class, "08" | "40" | "53" | "57" | "58") || code == "55P03" || code == "25006";
+            let passing = matches!(class, "08" | "28" | "3D" | "40" | "53" | "57" | "58");
+            return passing || code == "55P03" || code == "25006";
         }
         matches!(
             error,
@@ -118,7 +119,6 @@ pub(crate) struct Store {
     own: PgPool,
     handlers: PgPool,
     within: Duration,
-    idle_in_transaction: Duration,
     availability: Arc<watch::Sender<Availability>>,
     last_error: Arc<Mutex<String>>,
 }
@@ -156,7 +156,6 @@ impl Store {
             own: pool(OWN_CONNECTIONS),
             handlers: pool(config.handler_connections),
             within,
-            idle_in_transaction: (config.timing.stale_after / 2).max(Duration::from_secs(1)),
             availability: Arc::new(watch::Sender::new(now)),
             last_error: Arc::default(),
         })
@@ -211,11 +210,6 @@ impl Store {
         };
         let answer = self.deadline(held.connection.begin()).await;
         let mut transaction = self.observe(answer)?;
-        // A worker that freezes between the fence and the commit must not hold the job's row for ever.
-        let limit = format!("{}ms", self.idle_in_transaction.as_millis());
-        let limited = sqlx::query(LIMIT_IDLE).bind(limit).execute(&mut *transaction);
-        let answer = self.deadline(limited).await;
-        self.observe(answer)?;
         match work(&mut transaction).await {
             Ok(value) => {
                 let answer = self.deadline(transaction.commit()).await;

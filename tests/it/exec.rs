@@ -248,3 +248,26 @@ async fn a_worker_whose_program_was_replaced_goes_on() {
     let job = bench.until_finished(id).await;
     assert_eq!((job.status, job.attempt), (Status::Completed, 1));
 }
+
+/// As systemd stops a service: every process of it is told at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signal_to_the_guard_as_well_does_not_end_the_command_early() {
+    let bench = bench().await;
+    let folder = folder(&bench);
+    let script = format!(
+        r#"echo $PPID > {0}/guard.new; mv {0}/guard.new {0}/guard; while [ ! -e {0}/go ]; do sleep 0.05; done; echo '{{"output": 1}}'"#,
+        folder.display()
+    );
+    let mut worker = work(&bench, &["--exec", &script, "--keepalive"]);
+    let id = enqueue(&bench, "k", json!(1)).await;
+    until_file(&folder.join("guard")).await;
+    let guard: i32 = std::fs::read_to_string(folder.join("guard")).unwrap().trim().parse().unwrap();
+    worker.signal(Signal::TERM);
+    rustix::process::kill_process(rustix::process::Pid::from_raw(guard).unwrap(), Signal::TERM).unwrap();
+    worker.until_log("stopping: no new jobs").await;
+    assert!(alive(guard));
+    std::fs::write(folder.join("go"), "").unwrap();
+    assert_eq!(worker.wait().await, Some(0), "{}", worker.log());
+    let job = bench.tenure.job(id).await.unwrap().unwrap();
+    assert_eq!((job.status, job.output, job.attempt), (Status::Completed, Some(json!(1)), 1));
+}

@@ -537,3 +537,42 @@ async fn a_snooze_or_a_retry_for_ever_is_bounded_and_settled() {
     bench.until_count("tenure.jobs WHERE status = 'queued' AND scheduled_at > now() + interval '9 years' AND fencing_token = 1", 2).await;
     worker.stop().await;
 }
+
+/// A right that is missing for a while is nobody's failure: the completion waits for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_completion_that_postgres_refuses_for_a_while_is_written_when_it_is_mended() {
+    let bench = bench_with(|config| {
+        config.timing.stale_after = Duration::from_secs(60);
+        config.timing.ack_wait = Duration::from_secs(120);
+    })
+    .await;
+    let ended = Arc::new(AtomicU32::new(0));
+    let counted = ended.clone();
+    let worker = worker(&bench, KindOptions::new(), move |_, _| {
+        let counted = counted.clone();
+        async move {
+            counted.fetch_add(1, Ordering::SeqCst);
+            Outcome::done("precious")
+        }
+    });
+    bench
+        .execute(
+            "CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS
+             $$ BEGIN RAISE EXCEPTION 'permission denied' USING ERRCODE = '42501'; END $$",
+        )
+        .await;
+    bench.execute("CREATE TRIGGER refuse BEFORE DELETE ON tenure.jobs FOR EACH ROW EXECUTE FUNCTION public.refuse()").await;
+    let id = enqueue(&bench, json!(1), 1).await;
+    let deadline = std::time::Instant::now() + Duration::from_secs(20);
+    while ended.load(Ordering::SeqCst) == 0 {
+        assert!(std::time::Instant::now() < deadline);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    // It is being tried, and stays processing.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(bench.count("tenure.jobs WHERE status = 'processing'").await, 1);
+    bench.execute("DROP TRIGGER refuse ON tenure.jobs").await;
+    let job = bench.until_finished(id).await;
+    assert_eq!((job.status, job.output, job.fencing_token), (Status::Completed, Some(json!("precious")), 1));
+    worker.stop().await;
+}
