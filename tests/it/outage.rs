@@ -165,15 +165,8 @@ async fn ten_thousand_jobs_through_two_workers_complete_once_each_and_leave_noth
     }
     bench.until_count("tenure.job_history WHERE status = 'completed'", 10_000).await;
     bench.until_stream_is_empty(Duration::from_secs(10)).await;
-    let consumer = bench
-        .js
-        .get_consumer_from_stream::<async_nats::jetstream::consumer::pull::Config, _, _>(
-            "q",
-            &bench.config.stream,
-        )
-        .await
-        .unwrap();
-    assert_eq!((consumer.cached_info().num_ack_pending, consumer.cached_info().num_pending), (0, 0));
+    let consumer = bench.consumer("q").await;
+    assert_eq!((consumer.num_ack_pending, consumer.num_pending), (0, 0));
     assert_eq!(bench.count("tenure.job_executions_all").await, 10_000);
     assert_eq!(bench.count("tenure.job_executions_all WHERE outcome = 'completed'").await, 10_000);
     assert_eq!(bench.count("(SELECT DISTINCT job_id FROM tenure.job_executions_all) j").await, 10_000);

@@ -245,15 +245,8 @@ async fn a_chatty_job_outlives_ack_wait_without_being_delivered_again() {
     });
     let id = enqueue(&bench, json!(1), 1).await;
     bench.until_count("tenure.jobs WHERE progress > 50", 1).await;
-    let info = bench
-        .js
-        .get_consumer_from_stream::<async_nats::jetstream::consumer::pull::Config, _, _>(
-            "q",
-            &bench.config.stream,
-        )
-        .await
-        .unwrap();
-    assert_eq!((info.cached_info().num_redelivered, info.cached_info().num_ack_pending), (0, 1));
+    let info = bench.consumer("q").await;
+    assert_eq!((info.num_redelivered, info.num_ack_pending), (0, 1));
     assert_eq!(bench.until_finished(id).await.fencing_token, 1);
     bench.until_stream_is_empty(Duration::from_secs(5)).await;
     worker.stop().await;
@@ -318,18 +311,11 @@ async fn a_delivery_of_a_job_that_runs_here_is_kept_for_the_ack_and_not_run() {
     // All are delivered, none is acknowledged, none is run.
     let deadline = std::time::Instant::now() + Duration::from_secs(10);
     loop {
-        let consumer = bench
-            .js
-            .get_consumer_from_stream::<async_nats::jetstream::consumer::pull::Config, _, _>(
-                "q",
-                &bench.config.stream,
-            )
-            .await
-            .unwrap();
-        if consumer.cached_info().num_ack_pending == 21 && consumer.cached_info().num_pending == 0 {
+        let consumer = bench.consumer("q").await;
+        if consumer.num_ack_pending == 21 && consumer.num_pending == 0 {
             break;
         }
-        assert!(std::time::Instant::now() < deadline, "{:?}", consumer.cached_info());
+        assert!(std::time::Instant::now() < deadline, "{consumer:?}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert_eq!(runs.load(Ordering::SeqCst), 1);

@@ -2,8 +2,10 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use futures::future::BoxFuture;
 use serde::{Deserialize, Serialize};
-use tenure::{Config, ContextError, Job, JobContext, JobError, Outcome, Tenure, Worker};
+use sqlx::PgConnection;
+use tenure::{Config, ContextError, FencingToken, Job, JobContext, JobError, JobId, Outcome, Tenure, Worker};
 
 /// A job whose handler tells a folder how far it is, and waits there for permission to go on.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -42,36 +44,28 @@ impl Step {
     }
 }
 
-/// An application's own write, fenced.
-pub async fn effect(ctx: &JobContext) -> Result<(), JobError> {
-    let (job, token) = (ctx.id(), ctx.token());
-    ctx.fenced_tx(move |tx| {
-        Box::pin(async move {
-            sqlx::query("INSERT INTO public.app_effects VALUES ($1, $2)")
-                .bind(job)
-                .bind(token)
-                .execute(tx)
-                .await?;
-            Ok(())
-        })
+/// An application's own write.
+fn insert(tx: &mut PgConnection, job: JobId, token: FencingToken) -> BoxFuture<'_, Result<(), JobError>> {
+    Box::pin(async move {
+        sqlx::query("INSERT INTO public.app_effects VALUES ($1, $2)")
+            .bind(job)
+            .bind(token)
+            .execute(tx)
+            .await?;
+        Ok(())
     })
-    .await
 }
 
-/// The same, once for the job.
+/// It, fenced.
+async fn effect(ctx: &JobContext) -> Result<(), JobError> {
+    let (job, token) = (ctx.id(), ctx.token());
+    ctx.fenced_tx(move |tx| insert(tx, job, token)).await
+}
+
+/// It, once for the job.
 async fn effect_once(ctx: &JobContext) -> Result<(), JobError> {
     let (job, token) = (ctx.id(), ctx.token());
-    ctx.once("effect", move |tx| {
-        Box::pin(async move {
-            sqlx::query("INSERT INTO public.app_effects VALUES ($1, $2)")
-                .bind(job)
-                .bind(token)
-                .execute(tx)
-                .await?;
-            Ok(())
-        })
-    })
-    .await
+    ctx.once("effect", move |tx| insert(tx, job, token)).await
 }
 
 pub async fn step(job: Step, ctx: JobContext) -> Result<Outcome, JobError> {

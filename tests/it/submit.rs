@@ -255,9 +255,7 @@ async fn a_forged_ticket_claims_nothing_and_a_finished_job_of_an_unknown_kind_is
     // Only the ticket of the other queue's own job is left, which nobody here serves.
     let deadline = std::time::Instant::now() + Duration::from_secs(60);
     loop {
-        let consumer: async_nats::jetstream::consumer::PullConsumer =
-            bench.js.get_consumer_from_stream("q", &bench.config.stream).await.unwrap();
-        let info = consumer.cached_info();
+        let info = bench.consumer("q").await;
         if info.num_pending == 0 && info.num_ack_pending == 0 {
             break;
         }

@@ -224,6 +224,13 @@ impl Bench {
         self.tenure.job(id).await.unwrap().unwrap()
     }
 
+    /// What a queue's consumer has delivered, and what it waits for.
+    pub async fn consumer(&self, queue: &str) -> jetstream::consumer::Info {
+        let consumer = self.js.get_consumer_from_stream(queue, &self.config.stream).await;
+        let consumer: jetstream::consumer::PullConsumer = consumer.unwrap();
+        consumer.cached_info().clone()
+    }
+
     /// How many messages the stream holds.
     pub async fn messages(&self) -> u64 {
         match self.js.get_stream(&self.config.stream).await {
