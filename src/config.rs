@@ -27,6 +27,8 @@ pub struct Config {
     pub runtime_dir: PathBuf,
     /// The largest payload. `TENURE_PAYLOAD_BYTES_MAX`, default 256 KiB.
     pub payload_bytes_max: usize,
+    /// The largest checkpoint. `TENURE_CHECKPOINT_BYTES_MAX`, default 1 MiB.
+    pub checkpoint_bytes_max: usize,
     /// The most connections for handlers' transactions; tenure's own work has others.
     /// `TENURE_HANDLER_CONNECTIONS`, default 10.
     pub handler_connections: u32,
@@ -155,6 +157,9 @@ impl Default for Timing {
     }
 }
 
+/// The first token of the subjects of what workers say to each other.
+pub(crate) const OWN_SUBJECTS: &str = "tenure";
+
 /// The longest timer: more is a mistake in a unit.
 const LONGEST: Duration = Duration::from_hours(24 * 366);
 
@@ -221,6 +226,7 @@ impl Config {
             hostname: None,
             runtime_dir: std::env::temp_dir().join(format!("tenure-{}", user.replace('/', "_"))),
             payload_bytes_max: 256 * 1024,
+            checkpoint_bytes_max: 1024 * 1024,
             handler_connections: 10,
             timing: Timing::DEFAULT,
         }
@@ -258,6 +264,9 @@ impl Config {
             match name.as_str() {
                 "TENURE_STREAM" | "TENURE_SUBJECT_PREFIX" => {
                     check_queue(value).map_err(|_| invalid("1 to 64 of A-Z a-z 0-9 _ -"))?;
+                    if name == "TENURE_SUBJECT_PREFIX" && value == OWN_SUBJECTS {
+                        return Err(invalid("another word: tenure's own messages have that one"));
+                    }
                     if name == "TENURE_STREAM" {
                         config.stream.clone_from(value);
                     } else {
@@ -275,12 +284,14 @@ impl Config {
                 "TENURE_HOSTNAME" if value.is_empty() => return Err(invalid("a name, not empty")),
                 "TENURE_HOSTNAME" => config.hostname = Some(value.clone()),
                 "TENURE_RUNTIME_DIR" => config.runtime_dir = PathBuf::from(value),
-                "TENURE_PAYLOAD_BYTES_MAX" => {
-                    config.payload_bytes_max = value
-                        .parse()
-                        .ok()
-                        .filter(|n| *n > 0)
-                        .ok_or_else(|| invalid("a number of bytes above 0"))?;
+                "TENURE_PAYLOAD_BYTES_MAX" | "TENURE_CHECKPOINT_BYTES_MAX" => {
+                    let bytes = value.parse().ok().filter(|n| *n > 0);
+                    let bytes = bytes.ok_or_else(|| invalid("a number of bytes above 0"))?;
+                    if name == "TENURE_PAYLOAD_BYTES_MAX" {
+                        config.payload_bytes_max = bytes;
+                    } else {
+                        config.checkpoint_bytes_max = bytes;
+                    }
                 }
                 "TENURE_HANDLER_CONNECTIONS" => {
                     config.handler_connections =

@@ -2,8 +2,8 @@
 
 use std::{
     future::Future,
-    sync::{Arc, atomic::Ordering},
-    time::Instant,
+    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
+    time::{Duration, Instant},
 };
 
 use futures::future::BoxFuture;
@@ -13,13 +13,20 @@ use sqlx::{PgConnection, Row};
 use crate::{
     claim::FencingToken,
     heartbeat::Heartbeat,
-    job::{JobError, JobId, Outcome, unstorable},
+    job::{JobError, JobId, Outcome, check_key, unstorable},
     running::{CancelReason, RunningJob},
-    store::{COMPLETE, EFFECT, EFFECT_RESULT, FENCE, LIMIT_IDLE, ONCE, ProgressWrite, Store, StoreError},
+    store::{
+        COMPLETE, EFFECT, EFFECT_RESULT, FENCE, HOLD, Isolation, LIMIT_IDLE, LIMIT_TRANSACTION, ONCE,
+        ProgressWrite, Store, StoreError,
+    },
 };
 
 /// How often a report that waits for its write looks whether there still is anything to wait for.
-const OVERDUE_LOOK: std::time::Duration = std::time::Duration::from_millis(500);
+const OVERDUE_LOOK: Duration = Duration::from_millis(500);
+/// The longest that a transaction may sit idle between the fence and the commit.
+const IDLE_MAX: Duration = Duration::from_secs(10);
+/// How often a transaction is begun anew because the job's row changed under its first statement.
+const HOLDS_MAX: usize = 5;
 
 /// A call of the context that did not happen.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -36,6 +43,38 @@ pub enum ContextError {
         /// The token that is no longer current.
         token: FencingToken,
     },
+    /// Nothing could be written for 80 % of `stale_after`: others may take the job soon. Stop. If it still
+    /// is ours when Postgres is back, it goes back to the queue, the attempt not charged.
+    #[error(
+        "job {job}: nothing could be written for too long under fencing token {token}; \
+         it must be assumed that others take it"
+    )]
+    CutOff {
+        /// Which job.
+        job: JobId,
+        /// Its token.
+        token: FencingToken,
+    },
+    /// The job's row changed since the snapshot of a repeatable-read transaction, which is rolled back:
+    /// its own progress was written, or its cancellation asked for.
+    #[error(
+        "the row of job {job} changed since the transaction's snapshot; nothing was committed. \
+         Begin it with `ctx.hold(&mut tx)`, or use READ COMMITTED"
+    )]
+    Conflict {
+        /// Which job.
+        job: JobId,
+    },
+    /// A repeatable-read transaction took too long, and is rolled back: while it runs, nobody can take the
+    /// job back.
+    #[error(
+        "the transaction took longer than {limit:?}, a quarter of the kind's stale_after; nothing was committed. \
+         Make it shorter, use READ COMMITTED, or raise stale_after"
+    )]
+    TooLong {
+        /// How long it may take.
+        limit: Duration,
+    },
     /// Postgres gave no answer. The job may still be ours; return the error, and the attempt is not
     /// charged unless the job really was lost.
     #[error(transparent)]
@@ -48,6 +87,7 @@ pub struct JobContext<S = ()> {
     pub(crate) state: Arc<S>,
     pub(crate) store: Store,
     pub(crate) heartbeat: Heartbeat,
+    pub(crate) checkpoint_bytes_max: usize,
 }
 
 impl<S> Clone for JobContext<S> {
@@ -57,6 +97,7 @@ impl<S> Clone for JobContext<S> {
             state: self.state.clone(),
             store: self.store.clone(),
             heartbeat: self.heartbeat.clone(),
+            checkpoint_bytes_max: self.checkpoint_bytes_max,
         }
     }
 }
@@ -141,15 +182,31 @@ impl<S> JobContext<S> {
     ///
     /// # Errors
     ///
-    /// [`JobError`] that is permanent if the value cannot be stored; [`ContextError::Lost`] inside otherwise.
+    /// [`JobError`] that is permanent if the value cannot be stored, or has more bytes than
+    /// [`Config::checkpoint_bytes_max`](crate::Config::checkpoint_bytes_max); [`ContextError::Lost`] inside
+    /// otherwise.
     pub async fn save_checkpoint<T: Serialize>(&self, checkpoint: &T) -> Result<(), JobError> {
         let value = serde_json::to_value(checkpoint)
             .map_err(|error| JobError::permanent(format!("the checkpoint is not JSON: {error}")))?;
-        if let Some(why) = unstorable(&value) {
-            return Err(JobError::permanent(format!("the checkpoint cannot be stored: {why}")));
-        }
-        self.report(None, None, None, Some(value.to_string())).await?;
+        let text = self.storable_checkpoint(&value)?;
+        self.report(None, None, None, Some(text)).await?;
         Ok(())
+    }
+
+    fn storable_checkpoint(&self, value: &serde_json::Value) -> Result<String, JobError> {
+        let refused = |why: &str| JobError::permanent(format!("the checkpoint cannot be stored: {why}"));
+        if let Some(why) = unstorable(value) {
+            return Err(refused(why));
+        }
+        let text = value.to_string();
+        let (bytes, bytes_max) = (text.len(), self.checkpoint_bytes_max);
+        if bytes > bytes_max {
+            return Err(refused(&format!(
+                "it has {bytes} bytes, but at most {bytes_max} are allowed; save where to go on instead of \
+                 what was found, store that elsewhere, or raise TENURE_CHECKPOINT_BYTES_MAX"
+            )));
+        }
+        Ok(text)
     }
 
     async fn report(
@@ -162,7 +219,7 @@ impl<S> JobContext<S> {
         self.check_owned("progress").await?;
         let write = ProgressWrite { key: self.job.key, stage, percent, message, checkpoint };
         Heartbeat::report(&self.job, write);
-        let overdue = |job: &RunningJob| job.pulse().written_at.elapsed() > job.stale_after / 2;
+        let overdue = |job: &RunningJob| job.pulse().written_at.elapsed() > job.rules.stale_after / 2;
         if overdue(&self.job) {
             let mut writes = self.job.writes.subscribe();
             while overdue(&self.job) && !self.job.is_ending() {
@@ -189,10 +246,7 @@ impl<S> JobContext<S> {
         if self.job.is_lost() {
             return Err(self.lost().into());
         }
-        if let Some(why) = checkpoint.and_then(unstorable) {
-            return Err(JobError::permanent(format!("the checkpoint cannot be stored: {why}")));
-        }
-        let checkpoint = checkpoint.map(ToString::to_string);
+        let checkpoint = checkpoint.map(|value| self.storable_checkpoint(value)).transpose()?;
         Heartbeat::report(
             &self.job,
             ProgressWrite { key: self.job.key, stage, percent, message, checkpoint },
@@ -213,23 +267,27 @@ impl<S> JobContext<S> {
         let job = self.job.clone();
         async move {
             job.cancellation.cancelled().await;
-            job.cancel_reason().unwrap_or(CancelReason::Shutdown)
+            // Cut off: nobody else gave a reason.
+            job.cancel_reason().unwrap_or(CancelReason::Lost)
         }
     }
 
     /// Why the handler should stop, if it should.
     pub fn cancel_reason(&self) -> Option<CancelReason> {
-        self.job.cancel_reason()
+        self.job.cancel_reason().or_else(|| self.job.is_cut_off().then_some(CancelReason::Lost))
     }
 
     /// Runs the user's SQL and the fence check in one transaction, and commits it: a worker that lost
     /// the job can commit nothing.
     ///
-    /// READ COMMITTED. The fence is checked last, so that the job's row is locked only for the commit,
-    /// and the job's progress, its cancellation and other jobs are not held up. It counts as a sign of
-    /// life. Retried, the SQL runs again: see [`JobContext::once`].
+    /// READ COMMITTED; [`JobContext::fenced_tx_with`] has the other levels. The fence is checked last, so
+    /// that the job's row is locked only for the commit, and the job's progress, its cancellation and other
+    /// jobs are not held up. It counts as a sign of life. An attempt that is retried runs the SQL again: see
+    /// [`JobContext::once`].
     ///
-    /// Not protected: other databases, e-mails, anything that is not in this transaction.
+    /// Not protected: other databases, e-mails, anything that is not in this transaction. Pass
+    /// [`JobContext::token`] on to what can refuse a lower one, and [`JobContext::idempotency_key`] to what
+    /// can recognise a repetition.
     ///
     /// ```no_run
     /// # async fn f(ctx: tenure::JobContext) -> Result<(), tenure::JobError> {
@@ -253,24 +311,49 @@ impl<S> JobContext<S> {
         T: Send + 'static,
         W: for<'t> FnOnce(&'t mut PgConnection) -> BoxFuture<'t, Result<T, JobError>> + Send + 'static,
     {
+        self.fenced_tx_with(Isolation::ReadCommitted, work).await
+    }
+
+    /// [`JobContext::fenced_tx`] at another isolation level.
+    ///
+    /// From REPEATABLE READ on, the fence is checked first: what a transaction's snapshot shows of the job
+    /// says nothing about now. From then on nobody can take the job back until the transaction ends, and so
+    /// it must end within a quarter of the kind's `stale_after`. The job's progress is written meanwhile,
+    /// and a cancellation arrives.
+    ///
+    /// # Errors
+    ///
+    /// As [`JobContext::fenced_tx`]; also [`ContextError::TooLong`], rolled back. A serialization failure of
+    /// the closure's own SQL is the closure's error: return it, and the job is tried again.
+    pub async fn fenced_tx_with<T, W>(&self, isolation: Isolation, work: W) -> Result<T, JobError>
+    where
+        T: Send + 'static,
+        W: for<'t> FnOnce(&'t mut PgConnection) -> BoxFuture<'t, Result<T, JobError>> + Send + 'static,
+    {
         self.check_owned("fenced_tx").await?;
-        let key = self.job.key;
-        let lost = self.lost();
-        let idle = self.idle_limit();
+        let done = match isolation {
+            Isolation::ReadCommitted => self.fenced_last(work).await,
+            _ => self.fenced_first(isolation, work).await,
+        };
+        self.note(done, "fenced_tx").await
+    }
+
+    async fn fenced_last<T, W>(&self, work: W) -> Result<T, JobError>
+    where
+        T: Send + 'static,
+        W: for<'t> FnOnce(&'t mut PgConnection) -> BoxFuture<'t, Result<T, JobError>> + Send + 'static,
+    {
+        let (key, lost, idle, store) = (self.job.key, self.lost(), self.idle_limit(), self.store.clone());
         let sent_at = Instant::now();
         let done = self
             .store
-            .in_transaction(move |tx| {
+            .in_transaction(Isolation::ReadCommitted, move |tx| {
                 Box::pin(async move {
                     let value = work(&mut *tx).await?;
-                    sqlx::query(LIMIT_IDLE).bind(&idle).execute(&mut *tx).await.map_err(StoreError::from)?;
-                    let owned = sqlx::query(FENCE)
-                        .bind(key.job)
-                        .bind(key.token)
-                        .bind(key.claim)
-                        .fetch_optional(tx)
-                        .await
-                        .map_err(StoreError::from)?;
+                    let limit = sqlx::query(LIMIT_IDLE).bind(&idle).execute(&mut *tx);
+                    store.deadline(limit).await.map_err(StoreError::from)?;
+                    let fence = sqlx::query(FENCE).bind(key.job).bind(key.token).bind(key.claim);
+                    let owned = store.deadline(fence.fetch_optional(tx)).await.map_err(StoreError::from)?;
                     if owned.is_none() { Err(lost.into()) } else { Ok(value) }
                 })
             })
@@ -278,24 +361,105 @@ impl<S> JobContext<S> {
         if done.is_ok() {
             self.job.written(sent_at);
         }
-        self.note(done, "fenced_tx").await
+        done
+    }
+
+    async fn fenced_first<T, W>(&self, isolation: Isolation, work: W) -> Result<T, JobError>
+    where
+        T: Send + 'static,
+        W: for<'t> FnOnce(&'t mut PgConnection) -> BoxFuture<'t, Result<T, JobError>> + Send + 'static,
+    {
+        let limit = self.hold_limit();
+        let work = Arc::new(Mutex::new(Some(work)));
+        for _ in 0..HOLDS_MAX {
+            let (context, work) = (self.unstated(), work.clone());
+            let done = self.store.in_transaction(isolation, move |tx| {
+                Box::pin(async move {
+                    context.hold_row(&mut *tx).await?;
+                    let work = work.lock().unwrap_or_else(PoisonError::into_inner).take();
+                    match work {
+                        Some(work) => work(tx).await,
+                        None => Err(JobError::msg("the transaction was begun twice")),
+                    }
+                })
+            });
+            let done = tokio::time::timeout(limit, done)
+                .await
+                .unwrap_or_else(|_| Err(ContextError::TooLong { limit }.into()));
+            // The row changed between the snapshot and the lock; the user's SQL has not begun.
+            let again = done.as_ref().is_err_and(|error| error.is(&ContextError::is_conflict));
+            if !again {
+                return done;
+            }
+        }
+        Err(self.conflict_or_lost().await.into())
+    }
+
+    /// For REPEATABLE READ and SERIALIZABLE, where [`JobContext::complete_in`] shall commit: the first
+    /// statement of such a transaction.
+    ///
+    /// Checks the fence. Until the transaction ends, at most for a quarter of the kind's `stale_after`,
+    /// nobody can take the job back, and its progress waits: otherwise the completion would find that the
+    /// job's row changed since the transaction's snapshot, and be refused.
+    ///
+    /// # Errors
+    ///
+    /// [`ContextError::Lost`]; [`ContextError::Conflict`]: roll back, and begin again.
+    pub async fn hold(&self, tx: &mut PgConnection) -> Result<(), ContextError> {
+        self.check_owned("hold").await?;
+        self.job.pulse().held_until = Some(Instant::now() + self.hold_limit());
+        let held = self.hold_row(tx).await;
+        if held.is_err() {
+            self.job.pulse().held_until = None;
+        }
+        if matches!(held, Err(ContextError::Lost { .. })) {
+            self.heartbeat.lost(&self.job, "hold").await;
+        }
+        held
+    }
+
+    async fn hold_row(&self, tx: &mut PgConnection) -> Result<(), ContextError> {
+        let key = self.job.key;
+        let hold = sqlx::query(HOLD).bind(key.job).bind(key.token).bind(key.claim);
+        match self.store.deadline(hold.fetch_optional(&mut *tx)).await.map_err(StoreError::from) {
+            Ok(Some(_)) => {}
+            Ok(None) => return Err(self.lost()),
+            Err(error) if error.is_serialization_failure() => return Err(self.conflict()),
+            Err(error) => return Err(error.into()),
+        }
+        let limit = format!("{}ms", self.hold_limit().as_millis().max(1));
+        let limit = sqlx::query(LIMIT_TRANSACTION).bind(limit).execute(tx);
+        self.store.deadline(limit).await.map_err(StoreError::from)?;
+        Ok(())
     }
 
     /// Runs an effect that must happen once for the job, however often it is retried: a later attempt
     /// gets the stored result of the first that committed.
     ///
-    /// The effect, its record and the fence check are one transaction; see [`JobContext::fenced_tx`].
+    /// The effect, its record and the fence check are one transaction; see [`JobContext::fenced_tx`]. `key`
+    /// names the effect within the job: 1 to 512 bytes without control characters.
     ///
     /// # Errors
     ///
-    /// As [`JobContext::fenced_tx`]; also, permanently, if a stored result does not fit the type.
+    /// As [`JobContext::fenced_tx`]; also, permanently, for a key that is none, and if a stored result does
+    /// not fit the type.
     pub async fn once<T, W>(&self, key: &str, work: W) -> Result<T, JobError>
     where
         T: Serialize + DeserializeOwned + Send + 'static,
         W: for<'t> FnOnce(&'t mut PgConnection) -> BoxFuture<'t, Result<T, JobError>> + Send + 'static,
     {
+        self.once_with(Isolation::ReadCommitted, key, work).await
+    }
+
+    /// [`JobContext::once`] at another isolation level; see [`JobContext::fenced_tx_with`].
+    pub async fn once_with<T, W>(&self, isolation: Isolation, key: &str, work: W) -> Result<T, JobError>
+    where
+        T: Serialize + DeserializeOwned + Send + 'static,
+        W: for<'t> FnOnce(&'t mut PgConnection) -> BoxFuture<'t, Result<T, JobError>> + Send + 'static,
+    {
+        check_key(key).map_err(|rule| JobError::permanent(format!("the key of `once` {rule}: {key:?}")))?;
         let (job, token, name) = (self.id(), self.token(), key.to_owned());
-        self.fenced_tx(move |tx| {
+        self.fenced_tx_with(isolation, move |tx| {
             Box::pin(async move {
                 let mine =
                     sqlx::query(ONCE).bind(job).bind(&name).bind(token).fetch_optional(&mut *tx).await?;
@@ -309,7 +473,12 @@ impl<S> JobContext<S> {
                     });
                 }
                 let result = work(&mut *tx).await?;
-                let text = serde_json::to_string(&result).map_err(JobError::permanent)?;
+                let value = serde_json::to_value(&result).map_err(JobError::permanent)?;
+                if let Some(why) = unstorable(&value) {
+                    let text = format!("the result of effect {name:?} cannot be stored: {why}");
+                    return Err(JobError::permanent(text));
+                }
+                let text = value.to_string();
                 sqlx::query(EFFECT_RESULT).bind(job).bind(&name).bind(text).execute(tx).await?;
                 Ok(result)
             })
@@ -317,60 +486,118 @@ impl<S> JobContext<S> {
         .await
     }
 
+    /// A key for a system outside Postgres that recognises repetitions: the same for every attempt of this
+    /// job at this step, and for no other job.
+    pub fn idempotency_key(&self, step: &str) -> String {
+        format!("{}:{step}", self.id())
+    }
+
     /// Completes the job in the user's transaction, and commits it: business writes and completion are
     /// one. Return what it returns.
     ///
-    /// tenure makes the commit, because sqlx's says `Ok` for a transaction that was aborted.
+    /// tenure makes the commit, because sqlx's says `Ok` for a transaction that was aborted. Any isolation
+    /// level; from REPEATABLE READ on, begin with [`JobContext::hold`].
+    ///
+    /// ```no_run
+    /// # async fn f(ctx: tenure::JobContext, pool: sqlx::PgPool) -> Result<tenure::Outcome, tenure::JobError> {
+    /// let mut tx = pool.begin().await?;
+    /// sqlx::query("UPDATE orders SET paid = true").execute(&mut *tx).await?;
+    /// ctx.complete_in(tx, Some(serde_json::json!("paid"))).await
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
-    /// As [`JobContext::fenced_tx`]. When Postgres did not answer to the commit, tenure looks whether it
-    /// happened before it says so.
+    /// As [`JobContext::fenced_tx`]; [`ContextError::Conflict`] inside if the job's row changed since the
+    /// transaction's snapshot. When Postgres did not answer to the commit, tenure looks whether it happened
+    /// before it says so.
     pub async fn complete_in(
         &self,
-        mut tx: sqlx::PgTransaction<'_>,
+        tx: sqlx::PgTransaction<'_>,
         output: Option<serde_json::Value>,
     ) -> Result<Outcome, JobError> {
         self.check_owned("complete_in").await?;
         if let Some(why) = output.as_ref().and_then(unstorable) {
             return Err(JobError::permanent(format!("the output cannot be stored: {why}")));
         }
-        let key = self.job.key;
-        let lost = self.lost();
-        let store = &self.store;
         // Until the commit has an answer the row is gone because of us.
         self.job.completing.store(true, Ordering::Release);
-        let completed: Result<(), JobError> = async {
-            let idle = self.idle_limit();
-            sqlx::query(LIMIT_IDLE).bind(idle).execute(&mut *tx).await.map_err(StoreError::from)?;
-            let owned = sqlx::query(COMPLETE)
-                .bind(vec![key.job])
-                .bind(vec![key.token])
-                .bind(vec![key.claim])
-                .bind(vec![output.as_ref().map(ToString::to_string)])
-                .bind(vec![0])
-                .fetch_optional(&mut *tx)
-                .await
-                .map_err(StoreError::from)?;
-            if owned.is_none() {
-                tx.rollback().await.map_err(StoreError::from)?;
-                return Err(lost.into());
-            }
-            let Err(error) = tx.commit().await else { return Ok(()) };
-            match store.settled_as(&key).await?.flatten().as_deref() {
-                Some("completed") => Ok(()),
-                _ => Err(StoreError::from(error).into()),
-            }
-        }
-        .await;
+        let completed = self.try_complete_in(tx, output.as_ref()).await;
         self.job.settled.store(completed.is_ok(), Ordering::Release);
         self.job.completing.store(false, Ordering::Release);
+        self.job.pulse().held_until = None;
         self.note(completed, "complete_in").await?;
         Ok(Outcome::Done(output))
     }
 
+    async fn try_complete_in(
+        &self,
+        mut tx: sqlx::PgTransaction<'_>,
+        output: Option<&serde_json::Value>,
+    ) -> Result<(), JobError> {
+        let (key, store) = (self.job.key, &self.store);
+        let limit = sqlx::query(LIMIT_IDLE).bind(self.idle_limit()).execute(&mut *tx);
+        store.deadline(limit).await.map_err(StoreError::from)?;
+        let complete = sqlx::query(COMPLETE)
+            .bind(vec![key.job])
+            .bind(vec![key.token])
+            .bind(vec![key.claim])
+            .bind(vec![output.map(ToString::to_string)])
+            .bind(vec![0]);
+        match store.deadline(complete.fetch_optional(&mut *tx)).await.map_err(StoreError::from) {
+            Ok(Some(_)) => {}
+            Ok(None) => {
+                store.deadline(tx.rollback()).await.map_err(StoreError::from)?;
+                return Err(self.lost().into());
+            }
+            Err(error) if error.is_serialization_failure() => {
+                store.deadline(tx.rollback()).await.map_err(StoreError::from)?;
+                return Err(self.conflict_or_lost().await.into());
+            }
+            Err(error) => return Err(error.into()),
+        }
+        let Err(error) = store.deadline(tx.commit()).await.map_err(StoreError::from) else { return Ok(()) };
+        match store.settled_as(&key).await?.flatten().as_deref() {
+            Some("completed") => Ok(()),
+            // SERIALIZABLE may refuse at the commit.
+            _ if error.is_serialization_failure() => Err(self.conflict_or_lost().await.into()),
+            _ => Err(error.into()),
+        }
+    }
+
+    /// This context without the worker's state: what a transaction's closure can own.
+    fn unstated(&self) -> JobContext {
+        JobContext {
+            job: self.job.clone(),
+            state: Arc::new(()),
+            store: self.store.clone(),
+            heartbeat: self.heartbeat.clone(),
+            checkpoint_bytes_max: self.checkpoint_bytes_max,
+        }
+    }
+
+    /// How long a transaction may keep the job from being taken back.
+    fn hold_limit(&self) -> Duration {
+        self.job.rules.stale_after / 4
+    }
+
+    fn conflict(&self) -> ContextError {
+        ContextError::Conflict { job: self.job.key.job }
+    }
+
+    /// The job's row changed under a transaction: because the job was taken back, or not.
+    async fn conflict_or_lost(&self) -> ContextError {
+        match self.store.still_mine(&[self.job.key]).await {
+            Ok(mine) if mine.first().copied().flatten().is_none() => self.lost(),
+            Ok(_) => self.conflict(),
+            Err(error) => error.into(),
+        }
+    }
+
+    /// Only a frozen worker sits idle between its last statement and the commit.
     fn idle_limit(&self) -> String {
-        format!("{}ms", (self.job.stale_after / 2).as_millis().max(1_000))
+        let limit = (self.job.rules.stale_after / 4).clamp(Duration::from_secs(1), IDLE_MAX);
+        format!("{}ms", limit.as_millis())
     }
 
     fn lost(&self) -> ContextError {
@@ -380,6 +607,9 @@ impl<S> JobContext<S> {
     /// Refuses a write of a job that is known to be lost: the database would refuse it, too.
     async fn check_owned(&self, write: &'static str) -> Result<(), ContextError> {
         if !self.job.is_lost() {
+            if self.job.is_cut_off() {
+                return Err(ContextError::CutOff { job: self.job.key.job, token: self.job.key.token });
+            }
             return Ok(());
         }
         self.heartbeat.lost(&self.job, write).await;
@@ -398,7 +628,29 @@ impl<S> JobContext<S> {
     }
 }
 
+impl ContextError {
+    fn is_conflict(&self) -> bool {
+        matches!(self, Self::Conflict { .. })
+    }
+}
+
 impl JobError {
+    fn is(&self, what: &dyn Fn(&ContextError) -> bool) -> bool {
+        self.causes().any(|cause| cause.downcast_ref().is_some_and(what))
+    }
+
+    /// The first of the error and its causes that is of this type.
+    ///
+    /// ```
+    /// # use tenure::JobError;
+    /// let error: JobError = std::io::Error::other("no route").into();
+    /// assert!(error.downcast_ref::<std::io::Error>().is_some());
+    /// ```
+    #[must_use]
+    pub fn downcast_ref<E: std::error::Error + 'static>(&self) -> Option<&E> {
+        self.causes().find_map(|cause| cause.downcast_ref())
+    }
+
     /// Whether it says that this worker no longer owns the job.
     #[must_use]
     pub fn is_lost(&self) -> bool {

@@ -26,10 +26,10 @@ use crate::{
     batch::Batcher,
     claim::{Ack, Claim, ClaimKey, Missed, ack_for, ack_when_unavailable},
     heartbeat::Heartbeat,
-    job::{JobError, JobId, check_kind, check_queue, unstorable},
+    job::{JobError, JobId, check_key, check_kind, check_queue, unstorable},
     metrics,
     queue::{Delivery, JOB_ID, TicketBody, nonce},
-    running::{Here, Message as Held, Reservation, Running, RunningJob},
+    running::{Here, Message as Held, Reservation, Rules, Running, RunningJob},
     store::{AttemptEnd, ClaimRequest, NewJob, Refused, Route, Store, StoreError, Told},
 };
 
@@ -136,14 +136,14 @@ impl Deliver {
         }
     }
 
-    /// Decides what a delivery is and whose. `stale_after` gives a kind's own, or `None` for a kind that
-    /// this worker does not know.
+    /// Decides what a delivery is and whose. `rules` gives a kind's own, or `None` for a kind that this
+    /// worker does not know.
     pub(crate) async fn decide(
         &self,
         delivery: &Delivery,
-        stale_after: impl Fn(&str) -> Option<Duration>,
+        rules: impl Fn(&str) -> Option<Rules>,
     ) -> Delivered {
-        match self.try_decide(delivery, stale_after).await {
+        match self.try_decide(delivery, rules).await {
             Ok(delivered) => delivered,
             Err(error) => {
                 tracing::warn!(%error, subject = delivery.subject, "a message was put off");
@@ -155,7 +155,7 @@ impl Deliver {
     async fn try_decide(
         &self,
         delivery: &Delivery,
-        stale_after: impl Fn(&str) -> Option<Duration>,
+        rules: impl Fn(&str) -> Option<Rules>,
     ) -> Result<Delivered, StoreError> {
         let Named { job, queue, kind, dispatch } = match self.read(delivery) {
             Message::Ticket(named) => named,
@@ -182,7 +182,7 @@ impl Deliver {
             Here::Ending => return Ok(Delivered::Answer(Ack::Later(ENDING))),
             Here::Running(running) => return self.keep(delivery, &named, &running).await,
         };
-        let Some(stale_after) = stale_after(&named.kind) else {
+        let Some(rules) = rules(&named.kind) else {
             return match self.missed(&named).await? {
                 Missed::Free => self.put_off(&named, delivery.deliveries).await,
                 missed => Ok(self.answer(&named, &missed, delivery.deliveries)),
@@ -190,7 +190,7 @@ impl Deliver {
         };
         let mut taken_over = false;
         for _ in 0..3 {
-            if let Some(claim) = self.claim(&named, stale_after).await? {
+            if let Some(claim) = self.claim(&named, rules).await? {
                 metrics::claims("won", 1);
                 return Ok(Delivered::Ours(Box::new(claim), reservation, dispatch));
             }
@@ -251,17 +251,22 @@ impl Deliver {
         Delivered::Answer(ack)
     }
 
-    async fn claim(&self, named: &Named, stale_after: Duration) -> Result<Option<Claim>, StoreError> {
-        let (queue, kind) = (named.queue.clone(), named.kind.clone());
-        let request = ClaimRequest { job: named.job, queue, kind, claim: nonce(), stale_after };
+    async fn claim(&self, named: &Named, rules: Rules) -> Result<Option<Claim>, StoreError> {
+        let request = ClaimRequest {
+            job: named.job,
+            queue: named.queue.clone(),
+            kind: named.kind.clone(),
+            claim: nonce(),
+            stale_after: rules.stale_after,
+            on_crash: rules.on_crash.as_str(),
+        };
         let answer = self.claims.run(request).await;
         answer.unwrap_or_else(|| Err(StoreError::from(sqlx::Error::WorkerCrashed)))
     }
 
     /// After an outage every job looks stale. Give live owners time to write before any is taken.
     fn may_take_over(&self) -> bool {
-        let now = *self.store.availability().borrow();
-        now.up && now.since.elapsed() >= self.take_over_after
+        self.store.up_for() >= self.take_over_after
     }
 
     async fn take_over(&self, job: JobId) -> Result<Option<Route>, StoreError> {
@@ -436,10 +441,11 @@ impl Headers {
             })?),
         };
         let short = |name: &str| match delivery.header(name) {
-            Some(text) if text.len() > 512 => {
-                Err(format!("the header {name} has {} bytes, but at most 512 are allowed", text.len()))
-            }
-            text => Ok(text.filter(|text| !text.is_empty()).map(str::to_owned)),
+            None | Some("") => Ok(None),
+            Some(text) => match check_key(text) {
+                Ok(()) => Ok(Some(text.to_owned())),
+                Err(rule) => Err(format!("the header {name} ({} bytes) {rule}", text.len())),
+            },
         };
         Ok(Self {
             message_id: short("Nats-Msg-Id")?,

@@ -14,13 +14,11 @@ use serde_json::Value;
 
 use crate::{
     insert::{Created, EnqueueError, insert, insert_in},
-    job::{Job, JobId, check_kind, check_queue, unstorable},
+    job::{Job, JobId, check_key, check_kind, check_queue, unstorable},
     store::{NewJob, StoreError, Told},
     tenure::Tenure,
 };
 
-/// The longest unique key.
-const KEY_BYTES_MAX: usize = 512;
 /// The longest delay: more is a mistake in a unit.
 const DELAY_MAX: Duration = Duration::from_hours(24 * 365 * 10);
 
@@ -139,9 +137,11 @@ impl JobRequest {
         }
         for (what, text) in [("unique_key", &self.unique_key), ("trace_context", &self.trace_context)] {
             if let Some(text) = text
-                && (text.is_empty() || text.len() > KEY_BYTES_MAX || text.contains('\0'))
+                && check_key(text).is_err()
             {
-                return wrong(what, format!("{} bytes", text.len()), "1 to 512 bytes without NUL");
+                let shown: String = text.chars().take(80).collect();
+                let value = format!("{shown:?} ({} bytes)", text.len());
+                return wrong(what, value, "1 to 512 bytes without control characters; escape or hash it");
             }
         }
         Ok(NewJob {

@@ -23,13 +23,17 @@ use tokio::{
 use crate::{
     config::Timing,
     metrics,
-    running::{CancelReason, Running, RunningJob},
+    running::{CancelReason, OnWriteLoss, Running, RunningJob},
     store::{ProgressWrite, Store, StoreError},
 };
 
 /// How often the last progress of an attempt is tried, and how long apart.
 const FLUSHES_MAX: usize = 10;
 const FLUSH_AGAIN: Duration = Duration::from_millis(500);
+/// How often running jobs are looked after from outside.
+const WATCH_EVERY: Duration = Duration::from_millis(100);
+/// A handler that keeps its thread for longer is reported.
+const BLOCKED_AFTER: Duration = Duration::from_secs(1);
 /// The most jobs of one statement.
 const WRITES_MAX: usize = 512;
 
@@ -77,8 +81,13 @@ impl Heartbeat {
         self.shared.hurry.notify_one();
     }
 
-    /// Writes for ever; end it by dropping it.
+    /// Writes for ever, and watches the jobs that cannot be written or whose handlers block; end it by
+    /// dropping it.
     pub(crate) async fn run(self) {
+        tokio::join!(self.write_for_ever(), self.watch());
+    }
+
+    async fn write_for_ever(&self) {
         let every = self.shared.timing.flush_every / 4;
         let mut ticks = interval(every.clamp(Duration::from_millis(10), Duration::from_millis(250)));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -88,6 +97,29 @@ impl Heartbeat {
                 () = self.shared.hurry.notified() => {}
             }
             self.beat().await;
+        }
+    }
+
+    /// Apart from the writing, which may hang.
+    async fn watch(&self) {
+        let mut ticks = interval(WATCH_EVERY);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut looked_at = Instant::now();
+        loop {
+            ticks.tick().await;
+            // Frozen until now, we know nothing yet about the writes that were under way.
+            let awake = looked_at.elapsed() < WATCH_EVERY * 4;
+            looked_at = Instant::now();
+            for job in self.shared.running.all() {
+                report_blocked(&job);
+                if awake && writes(&job) && cannot_be_written(&job) {
+                    let silence = job.pulse().written_at.elapsed();
+                    tracing::warn!(job = %job.key.job, token = %job.key.token, ?silence,
+                        "nothing could be written for too long; its handler is cancelled, before others take the job");
+                    metrics::cut_off(&job.claim.kind);
+                    job.cut_off();
+                }
+            }
         }
     }
 
@@ -101,7 +133,8 @@ impl Heartbeat {
                 let pulse = job.pulse();
                 let since = pulse.flushed_at.elapsed();
                 let reported = pulse.pending.is_some() && since >= timing.flush_every;
-                reported || job.keepalive && since >= timing.keepalive_every.min(job.stale_after / 3)
+                let rules = &job.rules;
+                reported || rules.keepalive && since >= timing.keepalive_every.min(rules.stale_after / 3)
             })
             .cloned()
             .collect();
@@ -115,10 +148,12 @@ impl Heartbeat {
             .into_iter()
             .filter(|job| {
                 let mut pulse = job.pulse();
-                let silent = pulse.written_at.elapsed() > job.stale_after / 2;
-                let doubtful = silent && pulse.checked_at.elapsed() > job.stale_after / 6;
+                let silent = pulse.written_at.elapsed() > job.rules.stale_after / 2;
+                let doubtful = silent && pulse.checked_at.elapsed() > job.rules.stale_after / 6;
                 if doubtful {
-                    pulse.checked_at = Instant::now();
+                    let now = Instant::now();
+                    pulse.checked_at = now;
+                    pulse.trying_since.get_or_insert(now);
                 }
                 doubtful
             })
@@ -185,6 +220,7 @@ impl Heartbeat {
         let take = |job: &Arc<RunningJob>| {
             let mut pulse = job.pulse();
             pulse.flushed_at = sent_at;
+            pulse.trying_since.get_or_insert(sent_at);
             pulse.pending.take().unwrap_or_else(|| nothing(job))
         };
         let batch: Vec<_> = jobs.iter().map(take).collect();
@@ -230,8 +266,19 @@ impl Heartbeat {
         let keys: Vec<_> = jobs.iter().map(|job| job.key).collect();
         let mine = self.shared.store.still_mine(&keys).await?;
         for (job, mine) in jobs.iter().zip(mine) {
+            if let Some(cancel_requested) = mine {
+                if cancel_requested {
+                    job.cancel(CancelReason::User);
+                }
+                if write.is_none() {
+                    let mut pulse = job.pulse();
+                    // There was nothing to write, and Postgres is there.
+                    pulse.trying_since = pulse.trying_since.filter(|_| pulse.pending.is_some());
+                }
+                continue;
+            }
             // While an attempt is being settled, the row is gone because it was: settle will know.
-            if mine || !writes(job) {
+            if !writes(job) {
                 continue;
             }
             if let Some(write) = write {
@@ -242,6 +289,15 @@ impl Heartbeat {
             }
         }
         Ok(())
+    }
+
+    /// Looks whether these jobs were cancelled, or taken back: somebody says so.
+    pub(crate) async fn look_after(&self, jobs: &[Arc<RunningJob>]) {
+        for jobs in jobs.chunks(WRITES_MAX) {
+            if let Err(error) = self.check(jobs, None).await {
+                tracing::warn!(%error, "a cancellation was announced, but not seen; the next progress write will");
+            }
+        }
     }
 
     /// Whether a job that runs here still is ours; if not, its handler is told.
@@ -284,7 +340,30 @@ impl Heartbeat {
 /// Whether anything may still be written of a job's progress.
 fn writes(job: &RunningJob) -> bool {
     let done = job.settled.load(Ordering::Acquire) || job.completing.load(Ordering::Acquire);
-    !job.is_lost() && !job.is_ending() && !done
+    let held = job.pulse().held_until.is_some_and(|until| until > Instant::now());
+    !job.is_lost() && !job.is_ending() && !done && !held
+}
+
+/// Whether nothing could be written for 80 % of the time after which others take the job. A handler that
+/// just says nothing is not meant: of it, nothing was tried.
+fn cannot_be_written(job: &RunningJob) -> bool {
+    if job.is_cut_off() || job.rules.on_write_loss == OnWriteLoss::KeepRunning {
+        return false;
+    }
+    let pulse = job.pulse();
+    let stale_after = job.rules.stale_after;
+    let tried = pulse.trying_since.is_some_and(|since| since.elapsed() > stale_after / 10);
+    tried && pulse.written_at.elapsed() > stale_after.mul_f64(0.8)
+}
+
+fn report_blocked(job: &RunningJob) {
+    let Some(blocked) = job.thread.blocked_for().filter(|blocked| *blocked >= BLOCKED_AFTER) else { return };
+    if job.thread.report() {
+        metrics::blocked(&job.claim.kind);
+        tracing::warn!(job = %job.key.job, kind = job.claim.kind, ?blocked,
+            "a handler blocks its thread: it cannot be cancelled, and others may wait for it; \
+             use tokio::task::spawn_blocking for what does not await");
+    }
 }
 
 /// Two reports as one: what the later one does not say, the earlier one does.

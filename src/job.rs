@@ -89,6 +89,21 @@ pub fn check_kind(name: &str) -> Result<(), NameError> {
     }
 }
 
+/// The longest unique key, or key of an effect.
+const KEY_BYTES_MAX: usize = 512;
+
+/// Checks a key; says what is wrong with it.
+pub(crate) fn check_key(key: &str) -> Result<(), &'static str> {
+    if key.is_empty() || key.len() > KEY_BYTES_MAX {
+        return Err("must have 1 to 512 bytes; hash a longer one");
+    }
+    // They are shown, and NUL cannot be stored.
+    if key.chars().any(char::is_control) {
+        return Err("must not contain control characters; escape or hash it");
+    }
+    Ok(())
+}
+
 /// Where a job stands.
 ///
 /// ```text

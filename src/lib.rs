@@ -46,11 +46,13 @@ mod config;
 mod metrics;
 mod batch;
 mod fault;
+mod threads;
 mod store;
 mod queue;
 mod insert;
 mod tenure;
 mod enqueue;
+mod manage;
 mod deliver;
 mod running;
 mod run;
@@ -73,10 +75,13 @@ pub use context::{ContextError, JobContext};
 pub use enqueue::{Enqueue, EnqueueMany, Enqueued, JobRequest};
 pub use insert::EnqueueError;
 pub use job::{Job, JobError, JobId, NameError, Outcome, Status, check_kind, check_queue};
+pub use manage::{Cancelled, CancelledMany, ManageError, Retried, WaitError};
 pub use queue::QueueError;
-pub use run::{HandlerError, IntoOutcome, KindOptions};
-pub use running::CancelReason;
-pub use store::{ExecutionRow, JobRow, MigrateError, RecoveryRow, StoreError};
+pub use run::{HandlerError, IntoOutcome, KindOptions, Retry};
+pub use running::{CancelReason, OnCrash, OnWriteLoss};
+pub use store::{
+    DeadCount, DeadFilter, DeadLetter, ExecutionRow, Isolation, JobRow, MigrateError, RecoveryRow, StoreError,
+};
 pub use tenure::{ConnectError, SetupError, Tenure};
 pub use worker::{Worker, WorkerBuilder, WorkerError, shutdown_signal};
 

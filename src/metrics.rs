@@ -36,3 +36,23 @@ pub(crate) fn published(messages: usize) {
 pub(crate) fn terminated(reason: &'static str) {
     counter!("tenure_terminated_messages_total", "reason" => reason).increment(1);
 }
+
+/// Handlers that kept their thread for longer than a second.
+pub(crate) fn blocked(kind: &str) {
+    counter!("tenure_blocked_handlers_total", "kind" => kind.to_owned()).increment(1);
+}
+
+/// Handlers that were cancelled because nothing could be written for too long.
+pub(crate) fn cut_off(kind: &str) {
+    counter!("tenure_cut_off_jobs_total", "kind" => kind.to_owned()).increment(1);
+}
+
+/// Cancellations, by what the job was doing.
+pub(crate) fn cancelled(of: &'static str, jobs: usize) {
+    counter!("tenure_cancellations_total", "of" => of).increment(jobs as u64);
+}
+
+/// Dead letters that went back to the queue.
+pub(crate) fn redriven(jobs: usize) {
+    counter!("tenure_redriven_total").increment(jobs as u64);
+}

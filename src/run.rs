@@ -2,7 +2,7 @@
 //!
 //! Not here: the writes that follow (`settle`).
 
-use std::{collections::HashMap, future::Future, panic::AssertUnwindSafe, time::Duration};
+use std::{collections::HashMap, future::Future, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures::{FutureExt, future::BoxFuture};
 use serde_json::Value;
@@ -12,7 +12,8 @@ use crate::{
     config::{Timing, TimingError},
     context::JobContext,
     job::{Job, JobError, NameError, Outcome, check_kind},
-    running::{CancelReason, RunningJob},
+    running::{CancelReason, OnCrash, OnWriteLoss, Rules, RunningJob},
+    threads::{Threads, Watched},
 };
 
 /// What a handler may return: an [`Outcome`], `()` for "done", or a `Result` of either.
@@ -39,15 +40,77 @@ impl<T: IntoOutcome, E: Into<JobError>> IntoOutcome for Result<T, E> {
     }
 }
 
+/// What follows an error that a handler returned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Retry {
+    /// What the error itself says; else another attempt, after the kind's backoff, while there is one left.
+    Usual,
+    /// Another attempt after just this time, while there is one left.
+    After(Duration),
+    /// No other attempt: a dead letter.
+    Never,
+}
+
+type Decide = dyn Fn(&JobError, u32) -> Retry + Send + Sync;
+
+/// When failed attempts of a kind are tried again.
+#[derive(Clone, Default)]
+pub(crate) struct RetryPolicy {
+    pub(crate) backoff: Backoff,
+    decide: Option<Arc<Decide>>,
+}
+
+impl RetryPolicy {
+    /// What follows this error of this attempt.
+    pub(crate) fn decide(&self, error: &JobError, attempt: u32) -> Retry {
+        let Some(decide) = &self.decide else { return Retry::Usual };
+        std::panic::catch_unwind(AssertUnwindSafe(|| decide(error, attempt))).unwrap_or_else(|_| {
+            tracing::error!(error = error.text(), "the kind's retry policy panicked; the usual one is used");
+            Retry::Usual
+        })
+    }
+}
+
 /// How jobs of one kind are run. The defaults are the worker's.
-#[derive(Debug, Clone, Default)]
+///
+/// ```
+/// use std::time::Duration;
+/// use tenure::{Backoff, KindOptions, OnCrash, Retry};
+///
+/// let options = KindOptions::new()
+///     .timeout(Duration::from_secs(3600))
+///     .backoff(Backoff { first: Duration::from_secs(60), ..Backoff::DEFAULT })
+///     .retry(|error, attempt| match error.downcast_ref::<std::io::Error>() {
+///         Some(_) if attempt < 3 => Retry::After(Duration::from_secs(1)),
+///         _ => Retry::Usual,
+///     })
+///     .on_crash(OnCrash::DeadLetter);
+/// ```
+#[derive(Clone, Default)]
 #[non_exhaustive]
 pub struct KindOptions {
-    pub(crate) backoff: Option<Backoff>,
+    pub(crate) retry: RetryPolicy,
     pub(crate) timeout: Option<Duration>,
     pub(crate) stale_after: Option<Duration>,
     pub(crate) keepalive: bool,
     pub(crate) cancel_grace: Option<Duration>,
+    pub(crate) on_crash: OnCrash,
+    pub(crate) on_write_loss: OnWriteLoss,
+}
+
+impl std::fmt::Debug for KindOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("KindOptions")
+            .field("backoff", &self.retry.backoff)
+            .field("timeout", &self.timeout)
+            .field("stale_after", &self.stale_after)
+            .field("keepalive", &self.keepalive)
+            .field("cancel_grace", &self.cancel_grace)
+            .field("on_crash", &self.on_crash)
+            .field("on_write_loss", &self.on_write_loss)
+            .finish_non_exhaustive()
+    }
 }
 
 impl KindOptions {
@@ -60,18 +123,49 @@ impl KindOptions {
     /// When failed attempts are tried again. Default [`Backoff::DEFAULT`].
     #[must_use]
     pub fn backoff(mut self, backoff: Backoff) -> Self {
-        self.backoff = Some(backoff);
+        self.retry.backoff = backoff;
+        self
+    }
+
+    /// Decides what follows an error, given the error and the attempt that returned it (1 is the first).
+    /// Not asked about panics, timeouts and lost workers. Must not block. Default [`Retry::Usual`].
+    #[must_use]
+    pub fn retry(mut self, decide: impl Fn(&JobError, u32) -> Retry + Send + Sync + 'static) -> Self {
+        self.retry.decide = Some(Arc::new(decide));
+        self
+    }
+
+    /// What becomes of a job whose worker is lost while it runs. Default [`OnCrash::Retry`].
+    ///
+    /// With [`OnCrash::DeadLetter`] a handler that has to be dropped in the middle, because the worker stops
+    /// and the handler does not, makes a dead letter, too; one that returns when it is asked to stop does not.
+    #[must_use]
+    pub fn on_crash(mut self, on_crash: OnCrash) -> Self {
+        self.on_crash = on_crash;
+        self
+    }
+
+    /// What the worker does with a running job when it could not write for too long. Default
+    /// [`OnWriteLoss::Cancel`].
+    #[must_use]
+    pub fn on_write_loss(mut self, on_write_loss: OnWriteLoss) -> Self {
+        self.on_write_loss = on_write_loss;
         self
     }
 
     /// How long an attempt may run, at most. Default: for ever, as long as it shows signs of life.
+    ///
+    /// A handler that runs longer is cancelled with [`CancelReason::Timeout`]; when it has not returned
+    /// within [`KindOptions::cancel_grace`], it is dropped. The attempt is a failed one.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// Silence after which a job of this kind is taken back. Default [`Timing::stale_after`].
+    /// Silence after which a job of this kind is taken back. Default [`Timing::stale_after`]. Bounded by the
+    /// other timers: `flush_every` and `keepalive_every` are at most a third of it, and
+    /// [`Timing::ack_wait`] is longer than it and `scan_every` together.
     #[must_use]
     pub fn stale_after(mut self, silence: Duration) -> Self {
         self.stale_after = Some(silence);
@@ -100,11 +194,10 @@ type Run<S> = dyn Fn(String, JobContext<S>) -> BoxFuture<'static, Result<Outcome
 
 /// A handler and how its jobs are run.
 pub(crate) struct Kind<S> {
-    pub(crate) run: Box<Run<S>>,
-    pub(crate) backoff: Backoff,
+    pub(crate) run: Arc<Run<S>>,
+    pub(crate) retry: RetryPolicy,
     pub(crate) timeout: Option<Duration>,
-    pub(crate) stale_after: Duration,
-    pub(crate) keepalive: bool,
+    pub(crate) rules: Rules,
     pub(crate) cancel_grace: Option<Duration>,
 }
 
@@ -135,6 +228,14 @@ pub enum HandlerError {
     /// The kind has a handler already.
     #[error("kind {0:?} has two handlers; remove one")]
     Twice(String),
+    /// A time limit of nothing.
+    #[error("kind {kind:?}: {what} is 0 s, so that no job of it could run; set it longer, or leave it out")]
+    Zero {
+        /// Which kind.
+        kind: String,
+        /// Which limit.
+        what: &'static str,
+    },
     /// The kind's timers.
     #[error("kind {kind:?}: {source}")]
     Timing {
@@ -159,7 +260,7 @@ impl<S: Send + Sync + 'static> Kinds<S> {
         self.insert(
             name,
             options,
-            Box::new(move |payload, context| match serde_json::from_str(&payload) {
+            Arc::new(move |payload, context| match serde_json::from_str(&payload) {
                 Ok(payload) => handler(payload, context).map(IntoOutcome::into_outcome).boxed(),
                 Err(error) => futures::future::err(PayloadError(error).into()).boxed(),
             }),
@@ -179,7 +280,7 @@ impl<S: Send + Sync + 'static> Kinds<S> {
         self.insert(
             Some(J::KIND),
             options,
-            Box::new(move |payload, context| match serde_json::from_str::<J>(&payload) {
+            Arc::new(move |payload, context| match serde_json::from_str::<J>(&payload) {
                 Ok(job) => handler(job, context).map(IntoOutcome::into_outcome).boxed(),
                 Err(error) => futures::future::err(PayloadError(error).into()).boxed(),
             }),
@@ -190,18 +291,20 @@ impl<S: Send + Sync + 'static> Kinds<S> {
         &mut self,
         name: Option<&str>,
         options: KindOptions,
-        run: Box<Run<S>>,
+        run: Arc<Run<S>>,
     ) -> Result<(), HandlerError> {
-        let KindOptions { backoff, timeout, stale_after, keepalive, cancel_grace } = options;
-        let kind = Kind {
-            run,
-            backoff: backoff.unwrap_or_default(),
-            timeout,
-            // Filled in when the worker's timers are known.
-            stale_after: stale_after.unwrap_or_default(),
-            keepalive,
-            cancel_grace,
-        };
+        let KindOptions { retry, timeout, stale_after, keepalive, cancel_grace, on_crash, on_write_loss } =
+            options;
+        let shown = name.unwrap_or("*");
+        for (what, time) in [("timeout", timeout), ("stale_after", stale_after)] {
+            if time.is_some_and(|time| time.is_zero()) {
+                return Err(HandlerError::Zero { kind: shown.into(), what });
+            }
+        }
+        // Filled in when the worker's timers are known.
+        let stale_after = stale_after.unwrap_or_default();
+        let rules = Rules { stale_after, keepalive, on_crash, on_write_loss };
+        let kind = Kind { run, retry, timeout, rules, cancel_grace };
         let before = match name {
             Some(name) => {
                 check_kind(name)?;
@@ -209,18 +312,18 @@ impl<S: Send + Sync + 'static> Kinds<S> {
             }
             None => self.any.replace(kind).is_some(),
         };
-        if before { Err(HandlerError::Twice(name.unwrap_or("*").into())) } else { Ok(()) }
+        if before { Err(HandlerError::Twice(shown.into())) } else { Ok(()) }
     }
 
     /// Fills in the worker's `stale_after`, and checks every kind's own.
     pub(crate) fn settle_timing(&mut self, timing: &Timing) -> Result<(), HandlerError> {
         let any = self.any.as_mut().map(|kind| ("*", kind));
         for (name, kind) in self.named.iter_mut().map(|(name, kind)| (name.as_str(), kind)).chain(any) {
-            if kind.stale_after.is_zero() {
-                kind.stale_after = timing.stale_after;
+            if kind.rules.stale_after.is_zero() {
+                kind.rules.stale_after = timing.stale_after;
             }
             timing
-                .validate_stale_after(kind.stale_after)
+                .validate_stale_after(kind.rules.stale_after)
                 .map_err(|source| HandlerError::Timing { kind: name.into(), source })?;
         }
         Ok(())
@@ -262,12 +365,15 @@ pub(crate) async fn run<S: Send + Sync + 'static>(
     kind: &Kind<S>,
     context: JobContext<S>,
     cancel_grace: Duration,
+    threads: &Threads,
 ) -> Ended {
     let job = context.job.clone();
     let payload = job.claim.payload.clone();
+    let handler = kind.run.clone();
+    // The call itself is the handler's code already: it belongs on the handlers' threads, too.
+    let handler = Watched::new(async move { handler(payload, context).await }, job.thread.clone());
     // A task of its own: a panic stays in it, and dropping it does not depend on this one.
-    let handler = (kind.run)(payload, context);
-    let mut task = tokio::spawn(AssertUnwindSafe(handler).catch_unwind());
+    let mut task = threads.handle().spawn(AssertUnwindSafe(handler).catch_unwind());
     let _abort = AbortOnDrop(task.abort_handle());
 
     let timeout = kind.timeout;
@@ -280,10 +386,13 @@ pub(crate) async fn run<S: Send + Sync + 'static>(
     let stopped = stop_asked(&job, out_of_time);
     let joined = tokio::select! {
         joined = &mut task => joined,
-        () = stopped => match tokio::time::timeout(cancel_grace, &mut task).await {
-            Ok(joined) => joined,
-            Err(_) => return Ended::Dropped,
-        },
+        () = stopped => {
+            let Ok(joined) = tokio::time::timeout(cancel_grace, &mut task).await else {
+                threads.abandon(&job.thread);
+                return Ended::Dropped;
+            };
+            joined
+        }
     };
     match joined {
         Ok(Ok(returned)) => Ended::Returned(returned),

@@ -3,7 +3,10 @@
 use std::{
     collections::HashMap,
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicBool},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -16,6 +19,7 @@ use crate::{
     job::JobId,
     queue::Receipt,
     store::ProgressWrite,
+    threads::Thread,
 };
 
 /// Why a handler is asked to stop.
@@ -25,7 +29,8 @@ use crate::{
 pub enum CancelReason {
     /// Somebody cancelled the job.
     User,
-    /// This worker no longer owns the job: another may be running it. Nothing it writes will count.
+    /// This worker no longer owns the job, or could not write to Postgres for so long that it must assume
+    /// so: another may be running it.
     Lost,
     /// It ran longer than its kind allows.
     Timeout,
@@ -57,6 +62,53 @@ pub(crate) struct Pulse {
     pub(crate) extended_at: Instant,
     /// When the database was last asked whether the job still is ours.
     pub(crate) checked_at: Instant,
+    /// Since when writing has been tried without success.
+    pub(crate) trying_since: Option<Instant>,
+    /// Until when nothing is written, because a transaction of the handler's holds the row.
+    pub(crate) held_until: Option<Instant>,
+}
+
+/// What becomes of a job whose worker is lost while it runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum OnCrash {
+    /// It is tried again, as long as it has attempts left.
+    #[default]
+    Retry,
+    /// It is a dead letter at once: for work that must not be done twice, and that cannot be made safe to
+    /// repeat. A person looks at it, and redrives it.
+    DeadLetter,
+}
+
+impl OnCrash {
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Retry => "retry",
+            Self::DeadLetter => "dead_letter",
+        }
+    }
+}
+
+/// What a worker does with a running job when it could not write for 80 % of the job's `stale_after`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum OnWriteLoss {
+    /// The handler is cancelled, with [`CancelReason::Lost`]: others may take the job soon. When Postgres
+    /// is back, and the job still is this worker's, it goes back to the queue, its attempt not charged.
+    #[default]
+    Cancel,
+    /// The handler goes on. The job may then run twice at once; what it writes through its context does
+    /// not, but what it does elsewhere may.
+    KeepRunning,
+}
+
+/// How one kind's jobs are watched.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rules {
+    pub(crate) stale_after: Duration,
+    pub(crate) keepalive: bool,
+    pub(crate) on_crash: OnCrash,
+    pub(crate) on_write_loss: OnWriteLoss,
 }
 
 /// A job that runs here.
@@ -64,10 +116,12 @@ pub(crate) struct Pulse {
 pub(crate) struct RunningJob {
     pub(crate) key: ClaimKey,
     pub(crate) claim: Claim,
-    pub(crate) stale_after: Duration,
-    pub(crate) keepalive: bool,
+    pub(crate) rules: Rules,
     pub(crate) cancellation: CancellationToken,
     reason: Mutex<Option<CancelReason>>,
+    /// This worker could not write for too long, and must assume that the job is another's.
+    cut_off: AtomicBool,
+    pub(crate) thread: Arc<Thread>,
     pulse: Mutex<Pulse>,
     /// Counts the successful writes.
     pub(crate) writes: watch::Sender<u64>,
@@ -84,21 +138,24 @@ pub(crate) struct RunningJob {
 }
 
 impl RunningJob {
-    pub(crate) fn new(claim: Claim, message: Message, stale_after: Duration, keepalive: bool) -> Self {
+    pub(crate) fn new(claim: Claim, message: Message, rules: Rules) -> Self {
         let now = Instant::now();
         Self {
             key: claim.key,
             claim,
-            stale_after,
-            keepalive,
+            rules,
             cancellation: CancellationToken::new(),
             reason: Mutex::new(None),
+            cut_off: AtomicBool::new(false),
+            thread: Arc::default(),
             pulse: Mutex::new(Pulse {
                 pending: None,
                 written_at: now,
                 flushed_at: now,
                 extended_at: now,
                 checked_at: now,
+                trying_since: None,
+                held_until: None,
             }),
             writes: watch::Sender::new(0),
             messages: Mutex::new(Some(vec![message])),
@@ -120,10 +177,23 @@ impl RunningJob {
         self.cancellation.cancel();
     }
 
+    /// Asks the handler to stop because nothing could be written for too long.
+    pub(crate) fn cut_off(&self) {
+        self.cut_off.store(true, Ordering::Release);
+        self.cancellation.cancel();
+    }
+
+    /// Whether nothing could be written for too long. The job may still be ours.
+    pub(crate) fn is_cut_off(&self) -> bool {
+        self.cut_off.load(Ordering::Acquire)
+    }
+
+    /// Why the handler was asked to stop, by whoever asked first.
     pub(crate) fn cancel_reason(&self) -> Option<CancelReason> {
         *self.reason.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether the database said that the job is another's.
     pub(crate) fn is_lost(&self) -> bool {
         self.cancel_reason() == Some(CancelReason::Lost)
     }
@@ -134,7 +204,11 @@ impl RunningJob {
 
     /// Notes a successful write that was sent at `sent_at`.
     pub(crate) fn written(&self, sent_at: Instant) {
-        self.pulse().written_at = sent_at;
+        {
+            let mut pulse = self.pulse();
+            pulse.written_at = sent_at;
+            pulse.trying_since = None;
+        }
         self.writes.send_modify(|n| *n += 1);
     }
 
@@ -178,8 +252,10 @@ pub(crate) struct Message {
 }
 
 enum Entry {
-    /// A claim is on its way.
-    Claiming,
+    /// A claim is on its way; whether a cancellation was announced meanwhile.
+    Claiming {
+        cancelled: bool,
+    },
     Running(Arc<RunningJob>),
 }
 
@@ -208,9 +284,11 @@ impl Drop for Reservation {
 }
 
 impl Reservation {
-    /// The claim was won: other deliveries find it running from here on.
-    pub(crate) fn run(&self, job: Arc<RunningJob>) {
-        self.table.lock().insert(self.job, Entry::Running(job));
+    /// The claim was won: other deliveries find it running from here on. Returns whether a cancellation
+    /// was announced before that.
+    pub(crate) fn run(&self, job: Arc<RunningJob>) -> bool {
+        let before = self.table.lock().insert(self.job, Entry::Running(job));
+        matches!(before, Some(Entry::Claiming { cancelled: true }))
     }
 }
 
@@ -230,13 +308,27 @@ impl Running {
         let mut jobs = self.lock();
         match jobs.get(&job) {
             None => {
-                jobs.insert(job, Entry::Claiming);
+                jobs.insert(job, Entry::Claiming { cancelled: false });
                 Here::No(Reservation { table: self.clone(), job })
             }
-            Some(Entry::Claiming) => Here::Claiming,
+            Some(Entry::Claiming { .. }) => Here::Claiming,
             Some(Entry::Running(running)) if running.is_lost() || running.is_ending() => Here::Ending,
             Some(Entry::Running(running)) => Here::Running(running.clone()),
         }
+    }
+
+    /// Those of these jobs that run here. One that is just being claimed is marked.
+    pub(crate) fn announce_cancelled(&self, ids: &[JobId]) -> Vec<Arc<RunningJob>> {
+        let mut jobs = self.lock();
+        let mut found = Vec::new();
+        for id in ids {
+            match jobs.get_mut(id) {
+                None => {}
+                Some(Entry::Claiming { cancelled }) => *cancelled = true,
+                Some(Entry::Running(job)) => found.push(job.clone()),
+            }
+        }
+        found
     }
 
     /// Every running job, in order of id.
@@ -245,7 +337,7 @@ impl Running {
             .lock()
             .values()
             .filter_map(|entry| match entry {
-                Entry::Claiming => None,
+                Entry::Claiming { .. } => None,
                 Entry::Running(job) => Some(job.clone()),
             })
             .collect();

@@ -17,13 +17,12 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::sleep;
 
 use crate::{
-    backoff::Backoff,
     batch::Batcher,
     claim::ClaimKey,
     job::{JobError, Outcome, unstorable},
     metrics,
-    run::{Ended, PayloadError},
-    running::{CancelReason, RunningJob},
+    run::{Ended, PayloadError, Retry, RetryPolicy},
+    running::{CancelReason, OnCrash, RunningJob},
     store::{AttemptEnd, Completion, Route, Store, StoreError},
 };
 
@@ -56,7 +55,7 @@ pub(crate) enum Settled {
 pub(crate) fn verdict(
     job: &RunningJob,
     ended: Ended,
-    backoff: &Backoff,
+    policy: &RetryPolicy,
     timeout: Option<Duration>,
 ) -> Verdict {
     let reason = job.cancel_reason();
@@ -75,7 +74,10 @@ pub(crate) fn verdict(
         reason: None,
     };
     let retry = |error: String| {
-        Verdict::End(AttemptEnd { delay: backoff.delay(job.claim.attempt), ..end("retried", Some(error)) })
+        Verdict::End(AttemptEnd {
+            delay: policy.backoff.delay(job.claim.attempt),
+            ..end("retried", Some(error))
+        })
     };
     let timed_out = || {
         let limit = timeout.unwrap_or_default();
@@ -87,7 +89,7 @@ pub(crate) fn verdict(
         Some(CancelReason::Shutdown) => Some(release("the worker was stopped")),
         Some(CancelReason::Timeout) => Some(timed_out()),
         Some(CancelReason::Lost) => Some(Verdict::Lost),
-        None => None,
+        None => job.is_cut_off().then(|| release("nothing could be written for too long")),
     };
     match ended {
         Ended::Returned(Ok(Outcome::Done(output))) => match output.as_ref().and_then(unstorable) {
@@ -108,9 +110,17 @@ pub(crate) fn verdict(
             if error.is_lost() {
                 return Verdict::Lost;
             }
-            stopped(Some(error.text())).unwrap_or_else(|| failed(job, &error, &end, &retry, &release))
+            stopped(Some(error.text())).unwrap_or_else(|| failed(job, &error, policy, &end, &retry, &release))
         }
         Ended::Panicked(text) => stopped(Some(text.clone())).unwrap_or_else(|| retry(text)),
+        // In the middle of what must not be done twice: as good as a crash.
+        Ended::Dropped
+            if job.rules.on_crash == OnCrash::DeadLetter
+                && !matches!(reason, Some(CancelReason::User | CancelReason::Timeout)) =>
+        {
+            let why = "it was dropped in the middle when its worker stopped, and its kind must not run twice";
+            Verdict::End(AttemptEnd { category: Some("interrupted"), ..end("failed", Some(why.into())) })
+        }
         // Dropped without having been asked to stop: the runtime ends.
         Ended::Dropped => stopped(None).unwrap_or_else(|| release("the worker was stopped")),
     }
@@ -119,23 +129,30 @@ pub(crate) fn verdict(
 fn failed(
     job: &RunningJob,
     error: &JobError,
+    policy: &RetryPolicy,
     end: &impl Fn(&'static str, Option<String>) -> AttemptEnd,
     retry: &impl Fn(String) -> Verdict,
     release: &impl Fn(&'static str) -> Verdict,
 ) -> Verdict {
     let category = error.source.downcast_ref::<PayloadError>().map(|_| "invalid_payload");
-    if error.permanent {
+    let is_outage = error.is_outage() || job.unavailable.load(std::sync::atomic::Ordering::Acquire);
+    let decided = if is_outage { Retry::Usual } else { policy.decide(error, job.claim.attempt) };
+    if decided == Retry::Never || decided == Retry::Usual && error.permanent {
         return Verdict::End(AttemptEnd { category, ..end("failed", Some(error.text())) });
     }
     // An outage is not the job's fault. It waits like a failed one, or one that breaks its own connection
     // would go round and round.
-    if (error.is_outage() || job.unavailable.load(std::sync::atomic::Ordering::Acquire))
+    if is_outage
         && let (Verdict::End(released), Verdict::End(retried)) =
             (release("the database was away while the handler needed it"), retry(String::new()))
     {
         return Verdict::End(AttemptEnd { error: Some(error.text()), delay: retried.delay, ..released });
     }
-    match (retry(error.text()), error.retry_after) {
+    let after = match decided {
+        Retry::After(after) => Some(after),
+        Retry::Usual | Retry::Never => error.retry_after,
+    };
+    match (retry(error.text()), after) {
         (Verdict::End(retried), after) => Verdict::End(AttemptEnd {
             category,
             delay: after.unwrap_or(retried.delay).min(DELAY_MAX),

@@ -5,7 +5,7 @@ use std::{io::Read, process::ExitCode};
 use anyhow::Context;
 
 use super::{Cli, EnqueueArgs, Output, print};
-use crate::JobRequest;
+use crate::{JobRequest, Status};
 
 pub(super) async fn run(cli: &Cli, args: &EnqueueArgs) -> anyhow::Result<ExitCode> {
     let mut json = args.json.clone();
@@ -33,13 +33,29 @@ pub(super) async fn run(cli: &Cli, args: &EnqueueArgs) -> anyhow::Result<ExitCod
     // The row is enough; but with NATS there, the message should go out before this process ends.
     drop(tokio::time::timeout(std::time::Duration::from_secs(1), tenure.queue().connected()).await);
     let enqueued = tenure.enqueue(request).await?;
-    match cli.output {
-        Output::Json => print::line(serde_json::to_string(&enqueued)?),
-        Output::Table => print::line(enqueued.id),
-    }
     if enqueued.duplicate {
-        eprintln!("the unique key is held by this job; nothing was enqueued");
+        eprintln!("the unique key is held by {}; nothing was enqueued", enqueued.id);
+    }
+    let mut code = ExitCode::SUCCESS;
+    if args.wait {
+        eprintln!("waiting for {}", enqueued.id);
+        let job = tenure.wait(enqueued.id).await?;
+        if job.status != Status::Completed {
+            code = ExitCode::FAILURE;
+            let error = print::printable(job.last_error.as_deref().unwrap_or_default());
+            eprintln!("tenure: {} is {}: {error}", job.id, job.status);
+        }
+        match (cli.output, job.output.as_ref()) {
+            (Output::Json, _) => print::line(serde_json::to_string(&job)?),
+            (Output::Table, Some(output)) => print::line(output),
+            (Output::Table, None) => {}
+        }
+    } else {
+        match cli.output {
+            Output::Json => print::line(serde_json::to_string(&enqueued)?),
+            Output::Table => print::line(enqueued.id),
+        }
     }
     tenure.close().await;
-    Ok(ExitCode::SUCCESS)
+    Ok(code)
 }

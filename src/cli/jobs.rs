@@ -6,8 +6,8 @@ use chrono::{DateTime, Utc};
 use comfy_table::{ContentArrangement, Table, presets::NOTHING};
 use serde_json::json;
 
-use super::{Cli, JobsCommand, Output, print, watch};
-use crate::{JobId, JobRow, Tenure};
+use super::{CancelArgs, Cli, JobsCommand, Output, dead, print, watch};
+use crate::{Cancelled, ExecutionRow, JobId, JobRow, Tenure};
 
 pub(super) async fn run(cli: &Cli, command: &JobsCommand) -> anyhow::Result<ExitCode> {
     let tenure = cli.connect().await?;
@@ -22,12 +22,66 @@ pub(super) async fn run(cli: &Cli, command: &JobsCommand) -> anyhow::Result<Exit
         }
         JobsCommand::Show { id } => show(cli, &tenure, *id).await?,
         JobsCommand::Watch { ids } => watch::run(cli, &tenure, ids).await?,
+        JobsCommand::Cancel(args) => cancel(cli, &tenure, args).await?,
+        JobsCommand::Retry { ids } => {
+            let mut answers = Vec::with_capacity(ids.len());
+            for id in ids {
+                answers.push(tenure.retry(*id).await?);
+            }
+            dead::print_retried(cli, ids, &answers)
+        }
     };
     tenure.close().await;
     Ok(code)
 }
 
-fn table(header: &[&str]) -> Table {
+async fn cancel(cli: &Cli, tenure: &Tenure, args: &CancelArgs) -> anyhow::Result<ExitCode> {
+    let answers = match (&args.queue, &args.unique_key) {
+        (Some(queue), Some(key)) => match tenure.cancel_key(queue, key).await? {
+            Some(answer) => vec![answer],
+            None => anyhow::bail!("no job holds the unique key {key:?} in queue {queue:?}"),
+        },
+        (Some(queue), None) => {
+            let done = tenure.cancel_all(queue, args.kind.as_deref()).await?;
+            match cli.output {
+                Output::Json => print::line(json!(done)),
+                Output::Table => {
+                    print::line(format!(
+                        "{} cancelled, {} running and told to stop",
+                        done.cancelled, done.asked
+                    ));
+                }
+            }
+            return Ok(ExitCode::SUCCESS);
+        }
+        (None, _) if args.ids.is_empty() => {
+            anyhow::bail!("say which: ids, or --queue with or without --kind or --unique-key")
+        }
+        (None, _) => {
+            let answers = tenure.cancel_many(&args.ids).await?;
+            args.ids.iter().copied().zip(answers).collect()
+        }
+    };
+    let mut code = ExitCode::SUCCESS;
+    for (id, answer) in answers {
+        let text = match &answer {
+            Cancelled::Cancelled => "is cancelled".into(),
+            Cancelled::Asked { worker } => format!("runs on {worker}, which is told to stop it"),
+            Cancelled::Finished { status } => format!("is {status} already"),
+            Cancelled::NotFound => {
+                code = ExitCode::FAILURE;
+                "does not exist".into()
+            }
+        };
+        match cli.output {
+            Output::Json => print::line(print::answer(id, &answer)),
+            Output::Table => print::line(format!("{id} {text}")),
+        }
+    }
+    Ok(code)
+}
+
+pub(super) fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Dynamic).set_header(header);
     table
@@ -87,19 +141,7 @@ async fn show(cli: &Cli, tenure: &Tenure, id: JobId) -> anyhow::Result<ExitCode>
     }
     print::line(&about);
     if !executions.is_empty() {
-        let mut attempts = table(&["TOKEN", "ATTEMPT", "STARTED", "FINISHED", "OUTCOME", "WORKER", "ERROR"]);
-        for attempt in executions {
-            attempts.add_row([
-                attempt.fencing_token.to_string(),
-                attempt.attempt.to_string(),
-                time(Some(attempt.started_at)),
-                time(attempt.finished_at),
-                attempt.outcome.unwrap_or_else(|| "running".into()),
-                attempt.worker_id,
-                print::printable(&attempt.error.unwrap_or_default()),
-            ]);
-        }
-        print::line(format!("\n{attempts}"));
+        print::line(format!("\n{}", attempts(executions)));
     }
     if !recoveries.is_empty() {
         let mut events = table(&["AT", "EVENT", "PATH", "TOKEN", "OWNER BEFORE", "SILENCE", "REASON"]);
@@ -119,6 +161,23 @@ async fn show(cli: &Cli, tenure: &Tenure, id: JobId) -> anyhow::Result<ExitCode>
     Ok(ExitCode::SUCCESS)
 }
 
-fn time(at: Option<DateTime<Utc>>) -> String {
+/// Attempts as a table.
+pub(super) fn attempts(executions: Vec<ExecutionRow>) -> Table {
+    let mut attempts = table(&["TOKEN", "ATTEMPT", "STARTED", "FINISHED", "OUTCOME", "WORKER", "ERROR"]);
+    for attempt in executions {
+        attempts.add_row([
+            attempt.fencing_token.to_string(),
+            attempt.attempt.to_string(),
+            time(Some(attempt.started_at)),
+            time(attempt.finished_at),
+            attempt.outcome.unwrap_or_else(|| "running".into()),
+            attempt.worker_id,
+            print::printable(&attempt.error.unwrap_or_default()),
+        ]);
+    }
+    attempts
+}
+
+pub(super) fn time(at: Option<DateTime<Utc>>) -> String {
     at.map(|at| at.format("%Y-%m-%d %H:%M:%S%.3f").to_string()).unwrap_or_default()
 }

@@ -2,6 +2,7 @@
 //!
 //! Data go to standard output, words to standard error. Exit codes: 0 done, 1 failed, 2 usage.
 
+mod dead;
 mod dev;
 mod enqueue;
 mod exec;
@@ -58,9 +59,12 @@ enum Command {
     Enqueue(EnqueueArgs),
     /// Run the jobs of these queues, each by a command.
     Work(WorkArgs),
-    /// Look at jobs.
+    /// Look at jobs, cancel them, have them tried again.
     #[command(subcommand)]
     Jobs(JobsCommand),
+    /// Jobs that failed for good, and messages that could not become jobs.
+    #[command(subcommand)]
+    Dead(DeadCommand),
     /// Runs one command for `work`, and ends it when the worker goes.
     #[command(hide = true)]
     ExecGuard {
@@ -103,6 +107,9 @@ struct EnqueueArgs {
     /// The W3C trace context that the handler gets.
     #[arg(long)]
     traceparent: Option<String>,
+    /// Wait until the job has ended, and print its output. Exit 1 if it failed or was cancelled.
+    #[arg(long)]
+    wait: bool,
 }
 
 #[derive(Debug, Args)]
@@ -125,6 +132,12 @@ struct WorkArgs {
     /// How long one attempt may run, for example 30m.
     #[arg(long, value_parser = duration)]
     timeout: Option<Duration>,
+    /// Silence after which a job is taken back, for example 90s. Default: `TENURE_STALE_AFTER`.
+    #[arg(long, value_parser = duration)]
+    stale_after: Option<Duration>,
+    /// What becomes of a job whose worker is lost while it runs.
+    #[arg(long, value_enum, default_value_t = CrashPolicy::Retry)]
+    on_crash: CrashPolicy,
 }
 
 #[derive(Debug, Subcommand)]
@@ -141,7 +154,7 @@ enum JobsCommand {
         #[arg(long)]
         kind: Option<String>,
         /// How many, at most.
-        #[arg(long, default_value_t = 50)]
+        #[arg(long, default_value_t = 50, value_parser = limit, allow_negative_numbers = true)]
         limit: u32,
     },
     /// One job with its attempts, and what was recovered of it.
@@ -154,6 +167,95 @@ enum JobsCommand {
         /// The jobs' ids. Default: all that are queued or running.
         ids: Vec<JobId>,
     },
+    /// Cancel jobs: queued ones at once, running ones within a second.
+    Cancel(CancelArgs),
+    /// Have jobs tried now: what waits becomes due, what is dead is queued again.
+    Retry {
+        /// The jobs' ids.
+        #[arg(required = true)]
+        ids: Vec<JobId>,
+    },
+}
+
+#[derive(Debug, Args)]
+struct CancelArgs {
+    /// The jobs' ids.
+    #[arg(conflicts_with = "queue")]
+    ids: Vec<JobId>,
+    /// All jobs of this queue.
+    #[arg(long)]
+    queue: Option<String>,
+    /// Only those of this kind.
+    #[arg(long, requires = "queue", conflicts_with = "unique_key")]
+    kind: Option<String>,
+    /// Only the one that holds this unique key.
+    #[arg(long, requires = "queue")]
+    unique_key: Option<String>,
+}
+
+#[derive(Debug, Subcommand)]
+enum DeadCommand {
+    /// Dead letters, the latest first.
+    List {
+        #[command(flatten)]
+        selection: DeadSelection,
+        /// How many, at most.
+        #[arg(long, default_value_t = 50, value_parser = limit, allow_negative_numbers = true)]
+        limit: u32,
+    },
+    /// How many there are, by queue, kind and category.
+    Count,
+    /// One of them, with every attempt.
+    Show {
+        /// Its id.
+        id: JobId,
+        /// Print the bytes of a refused message, and nothing else.
+        #[arg(long)]
+        raw: bool,
+    },
+    /// Put dead jobs back in the queue, under the same id. Exit 1 if one of these ids was not.
+    Redrive {
+        /// Their ids.
+        ids: Vec<JobId>,
+        /// All of them.
+        #[arg(long)]
+        all: bool,
+        #[command(flatten)]
+        selection: DeadSelection,
+    },
+    /// Remove dead letters for good.
+    Purge {
+        /// Only those that died so long ago, for example 30d; 0s is all.
+        #[arg(long, value_parser = duration)]
+        older_than: Duration,
+        #[command(flatten)]
+        selection: DeadSelection,
+    },
+}
+
+#[derive(Debug, Args)]
+struct DeadSelection {
+    /// Only those of this queue.
+    #[arg(long)]
+    queue: Option<String>,
+    /// Only those of this kind.
+    #[arg(long)]
+    kind: Option<String>,
+    /// Only those that died for this reason, for example lost, exhausted, permanent or malformed.
+    #[arg(long)]
+    category: Option<String>,
+}
+
+fn limit(text: &str) -> Result<u32, String> {
+    text.parse().ok().filter(|n| *n > 0).ok_or_else(|| "it must be a number above 0, such as 50".into())
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum CrashPolicy {
+    /// Try again, while there are attempts left.
+    Retry,
+    /// Make it a dead letter at once: it must not run twice.
+    DeadLetter,
 }
 
 fn duration(text: &str) -> Result<Duration, humantime::DurationError> {
@@ -221,6 +323,7 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Enqueue(args) => enqueue::run(&cli, args).await,
         Command::Work(args) => work::run(&cli, args).await,
         Command::Jobs(command) => jobs::run(&cli, command).await,
+        Command::Dead(command) => dead::run(&cli, command).await,
         // Run before there is a runtime.
         Command::ExecGuard { .. } => Ok(ExitCode::FAILURE),
     }

@@ -2,7 +2,9 @@
 
 use std::io::Write;
 
-use crate::JobRow;
+use serde::Serialize;
+
+use crate::{JobId, JobRow};
 
 /// Prints a line. When nobody reads any more (`| head`), the program is done.
 pub(super) fn line(text: impl std::fmt::Display) {
@@ -21,4 +23,11 @@ pub(super) fn progress(job: &JobRow) -> String {
 /// A text of a user's, without what could steer the terminal.
 pub(super) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c }).collect()
+}
+
+/// What was done to one job, as JSON.
+pub(super) fn answer(id: JobId, answer: &impl Serialize) -> serde_json::Value {
+    let mut value = serde_json::to_value(answer).unwrap_or_default();
+    value["id"] = id.to_string().into();
+    value
 }

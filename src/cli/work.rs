@@ -2,8 +2,8 @@
 
 use std::{process::ExitCode, time::Duration};
 
-use super::{Cli, WorkArgs, exec, guard};
-use crate::{JobContext, KindOptions, Worker, shutdown_signal};
+use super::{Cli, CrashPolicy, WorkArgs, exec, guard};
+use crate::{JobContext, KindOptions, OnCrash, Worker, shutdown_signal};
 
 pub(super) async fn run(cli: &Cli, args: &WorkArgs) -> anyhow::Result<ExitCode> {
     let tenure = cli.connect().await?;
@@ -11,6 +11,12 @@ pub(super) async fn run(cli: &Cli, args: &WorkArgs) -> anyhow::Result<ExitCode> 
     let mut options = KindOptions::new().cancel_grace(guard::TERM_GRACE + Duration::from_secs(2));
     if args.keepalive {
         options = options.keepalive();
+    }
+    if let Some(silence) = args.stale_after {
+        options = options.stale_after(silence);
+    }
+    if args.on_crash == CrashPolicy::DeadLetter {
+        options = options.on_crash(OnCrash::DeadLetter);
     }
     if let Some(timeout) = args.timeout {
         options = options.timeout(timeout);

@@ -2,10 +2,10 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use async_nats::{
@@ -59,9 +59,11 @@ pub(crate) struct Queue {
     pub(super) ack_wait: Duration,
     /// Grows with every connection that was made.
     pub(super) connections: watch::Receiver<u64>,
+    /// Since when the connection has been up.
+    up_since: Arc<Mutex<Option<Instant>>>,
     /// Grows when the stream turns out to be a new one: receipts of the old must not be sent.
     pub(super) epoch: Arc<AtomicU64>,
-    pub(super) stream_created: Arc<std::sync::Mutex<Option<String>>>,
+    pub(super) stream_created: Arc<Mutex<Option<String>>>,
 }
 
 impl std::fmt::Debug for Queue {
@@ -80,6 +82,8 @@ impl Queue {
             .collect::<Result<Vec<_>, _>>()
             .map_err(|_| QueueError::Address { url: masked(&config.nats_url) })?;
         let (connected, connections) = watch::channel(0);
+        let up_since = Arc::new(Mutex::new(None));
+        let noted = up_since.clone();
         let mut options = ConnectOptions::new()
             .name("tenure")
             .retry_on_initial_connect()
@@ -90,8 +94,13 @@ impl Queue {
                 Duration::from_millis(rand::random_range(step / 2..=step))
             })
             .event_callback(move |event| {
-                if matches!(event, Event::Connected) {
-                    connected.send_modify(|n| *n += 1);
+                match event {
+                    Event::Connected => {
+                        *noted.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+                        connected.send_modify(|n| *n += 1);
+                    }
+                    Event::Disconnected => *noted.lock().unwrap_or_else(PoisonError::into_inner) = None,
+                    _ => {}
                 }
                 async move {
                     match event {
@@ -137,6 +146,7 @@ impl Queue {
             prefix: config.subject_prefix.as_str().into(),
             ack_wait: config.timing.ack_wait,
             connections,
+            up_since,
             epoch: Arc::new(AtomicU64::new(0)),
             stream_created: Arc::default(),
         })
@@ -145,6 +155,12 @@ impl Queue {
     /// Whether there is a connection right now.
     pub(crate) fn is_connected(&self) -> bool {
         self.client.connection_state() == State::Connected
+    }
+
+    /// For how long the connection has been up without a break.
+    pub(crate) fn up_for(&self) -> Duration {
+        let since = *self.up_since.lock().unwrap_or_else(PoisonError::into_inner);
+        since.filter(|_| self.is_connected()).map(|since| since.elapsed()).unwrap_or_default()
     }
 
     /// Waits until there is a connection.

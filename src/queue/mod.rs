@@ -6,6 +6,7 @@
 //! Not here: what a message means (`deliver`), and whether a job may run (`claim`).
 
 mod connect;
+mod control;
 mod message;
 mod publish;
 mod pull;
@@ -13,6 +14,7 @@ mod topology;
 
 pub(crate) use connect::Queue;
 pub use connect::QueueError;
+pub(crate) use control::{Control, Probed};
 pub(crate) use message::{Delivery, Receipt, nonce};
 pub(crate) use publish::{JOB_ID, Ticket, TicketBody};
 pub(crate) use pull::{Pull, Pulled};

@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | [`reconcile`] | a worker starts | jobs of earlier processes of this host, proven dead |
 //! | [`scanner`] | every `scan_every`, by one worker | jobs that were silent for longer than their `stale_after` |
+//! | [`vanished`] | every fifth of `renew_every`, by each worker | jobs of processes that are gone |
 //! | [`relay`] | every `relay_every`, by each worker | queued jobs without a message |
 //! | redelivery (`deliver`) | after `ack_wait` | a silent job whose message came again: the backstop |
 //!
@@ -13,3 +14,4 @@
 pub(crate) mod reconcile;
 pub(crate) mod relay;
 pub(crate) mod scanner;
+pub(crate) mod vanished;

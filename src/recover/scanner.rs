@@ -17,6 +17,8 @@ use crate::{
 
 /// The most jobs of one statement.
 const RESETS_MAX: i64 = 100;
+/// How long a worker that died without a trace is remembered, once it owns nothing.
+const FORGOTTEN_AFTER: Duration = Duration::from_hours(24 * 7);
 /// The most statements of one scan: the next scan goes on.
 const STATEMENTS_MAX: usize = 100;
 
@@ -47,7 +49,7 @@ pub(crate) async fn scan(
     }
     // Housekeeping: partitions are made a week ahead, so once in every scan is plenty, and costs a look.
     store.create_partitions().await?;
-    store.forget_workers().await?;
+    store.forget_workers(None, FORGOTTEN_AFTER).await?;
     Ok(reset)
 }
 

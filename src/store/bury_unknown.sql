@@ -9,7 +9,7 @@ WITH locked AS MATERIALIZED (
            0::float8 AS delay_s, NULL::text AS path, NULL::text AS reason, NULL::text AS recovered_by,
            NULL::interval AS silence,
            j.id, j.queue, j.kind, j.attempt, j.max_attempts, j.fencing_token, j.claim_id, j.worker_id,
-           j.started_at, j.cancel_requested_at, j.losses
+           j.started_at, j.cancel_requested_at, j.losses, j.on_crash
       FROM tenure.jobs j
      WHERE j.id = $1
        AND j.status = 'queued'

@@ -9,12 +9,12 @@ use std::{
 
 use futures::future::BoxFuture;
 use sqlx::{
-    ConnectOptions, Connection, PgConnection, Postgres,
+    ConnectOptions, Connection, Execute, PgConnection, Postgres,
     pool::PoolConnection,
     postgres::{PgArguments, PgConnectOptions, PgPool, PgPoolOptions, PgRow},
     query::Query,
 };
-use tokio::{sync::watch, time::timeout};
+use tokio::{runtime::Handle, sync::watch, time::timeout};
 
 use crate::config::Config;
 
@@ -106,6 +106,38 @@ impl From<sqlx::Error> for StoreError {
     }
 }
 
+impl StoreError {
+    /// Whether a transaction's snapshot was too old for what it touched.
+    pub(crate) fn is_serialization_failure(&self) -> bool {
+        let (Self::Unavailable(error) | Self::NotMigrated(error) | Self::Refused(error)) = self;
+        let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code);
+        code.is_some_and(|code| code == "40001")
+    }
+}
+
+/// What a transaction of a handler sees of others' commits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Isolation {
+    /// Each statement sees what was committed before it.
+    #[default]
+    ReadCommitted,
+    /// The whole transaction sees what was committed before its first statement.
+    RepeatableRead,
+    /// As if the transactions had run one after the other; some must be tried again.
+    Serializable,
+}
+
+impl Isolation {
+    const fn begin(self) -> &'static str {
+        match self {
+            Self::ReadCommitted => "BEGIN ISOLATION LEVEL READ COMMITTED",
+            Self::RepeatableRead => "BEGIN ISOLATION LEVEL REPEATABLE READ",
+            Self::Serializable => "BEGIN ISOLATION LEVEL SERIALIZABLE",
+        }
+    }
+}
+
 /// Where Postgres is, as far as calls have shown.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Availability {
@@ -121,6 +153,9 @@ pub(crate) struct Store {
     within: Duration,
     availability: Arc<watch::Sender<Availability>>,
     last_error: Arc<Mutex<String>>,
+    /// The runtime that tenure's own connections belong to. Handlers run on another: one that blocks its
+    /// threads must not stop the socket of a heartbeat.
+    home: Handle,
 }
 
 /// A connection that is closed, not reused, unless its call came to an end.
@@ -158,6 +193,7 @@ impl Store {
             within,
             availability: Arc::new(watch::Sender::new(now)),
             last_error: Arc::default(),
+            home: Handle::current(),
         })
     }
 
@@ -174,6 +210,12 @@ impl Store {
         self.availability.subscribe()
     }
 
+    /// For how long every call has been answered.
+    pub(crate) fn up_for(&self) -> Duration {
+        let now = *self.availability.borrow();
+        if now.up { now.since.elapsed() } else { Duration::ZERO }
+    }
+
     /// What the last failed call said.
     pub(crate) fn last_error(&self) -> String {
         self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -184,8 +226,18 @@ impl Store {
     /// Cancel safe: a call that is dropped either reached Postgres or did not; its connection is closed.
     pub(crate) async fn rows(
         &self,
-        query: Query<'_, Postgres, PgArguments>,
+        mut query: Query<'_, Postgres, PgArguments>,
     ) -> Result<Vec<PgRow>, StoreError> {
+        if Handle::current().id() == self.home.id() {
+            return self.rows_at_home(query).await;
+        }
+        let arguments = query.take_arguments().map_err(sqlx::Error::Encode)?.unwrap_or_default();
+        let (store, sql) = (self.clone(), query.sql());
+        let call = async move { store.rows_at_home(sqlx::query_with(sql, arguments)).await };
+        self.home.spawn(call).await.unwrap_or_else(|_| Err(sqlx::Error::WorkerCrashed.into()))
+    }
+
+    async fn rows_at_home(&self, query: Query<'_, Postgres, PgArguments>) -> Result<Vec<PgRow>, StoreError> {
         let answer = Self::acquire(&self.own).await;
         let mut held = self.observe(answer)?;
         let answer = self.deadline(query.fetch_all(&mut *held.connection)).await;
@@ -198,7 +250,7 @@ impl Store {
     /// `work` has no deadline: it is the user's. It is rolled back when this future is dropped.
     /// sqlx says `Ok` when it commits an aborted transaction; `work` must therefore end with a statement
     /// whose answer proves that the transaction lives.
-    pub(crate) async fn in_transaction<T, E, W>(&self, work: W) -> Result<T, E>
+    pub(crate) async fn in_transaction<T, E, W>(&self, isolation: Isolation, work: W) -> Result<T, E>
     where
         W: for<'t> FnOnce(&'t mut PgConnection) -> BoxFuture<'t, Result<T, E>>,
         E: From<StoreError>,
@@ -208,7 +260,7 @@ impl Store {
             Err(error @ sqlx::Error::PoolTimedOut) => return Err(StoreError::from(error).into()),
             answer => self.observe(answer)?,
         };
-        let answer = self.deadline(held.connection.begin()).await;
+        let answer = self.deadline(held.connection.begin_with(isolation.begin())).await;
         let mut transaction = self.observe(answer)?;
         match work(&mut transaction).await {
             Ok(value) => {
@@ -236,7 +288,8 @@ impl Store {
         Ok(Held { connection: pool.acquire().await?, finished: false })
     }
 
-    async fn deadline<T>(
+    /// Gives one call to Postgres the time that any of tenure's has.
+    pub(crate) async fn deadline<T>(
         &self,
         call: impl Future<Output = Result<T, sqlx::Error>>,
     ) -> Result<T, sqlx::Error> {

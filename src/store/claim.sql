@@ -2,6 +2,7 @@
 --
 --   $1 ids (sorted, no duplicates)  $2 claim ids  $3 stale_after in seconds  $4 ordinals
 --   $5 worker id  $6 worker host  $7 queues  $8 kinds: what the messages' subjects say
+--   $9 what becomes of each when its worker is lost: 'retry' or 'dead_letter'
 --
 -- One row a job: now ours, under its new token. No row: not ours; ask missed.sql why.
 --
@@ -17,6 +18,7 @@ UPDATE tenure.jobs j
        worker_id        = $5,
        worker_host      = $6,
        stale_after      = u.stale_after_s * interval '1 second',
+       on_crash         = u.on_crash,
        last_activity_at = clock_timestamp(),
        started_at       = clock_timestamp(),
        stage            = NULL,
@@ -24,8 +26,9 @@ UPDATE tenure.jobs j
        message          = NULL,
        clear_reason     = NULL,
        put_off_since    = NULL
-  FROM unnest($1::uuid[], $2::uuid[], $3::float8[], $4::int[], $7::text[], $8::text[])
-       AS u(id, claim_id, stale_after_s, ord, queue, kind)
+  FROM unnest($1::uuid[], $2::uuid[], $3::float8[], $4::int[], $7::text[], $8::text[],
+              $9::text[])
+       AS u(id, claim_id, stale_after_s, ord, queue, kind, on_crash)
  WHERE j.id = u.id
    AND j.queue = u.queue
    AND j.kind = u.kind

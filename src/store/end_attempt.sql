@@ -1,9 +1,10 @@
 -- end_attempt: every way an attempt ends but completion. Follows the statements that open with
--- `locked` (settle, reset_stale, reset_workers, take_over, bury_unknown): they say which jobs, and why;
+-- `locked` (settle, reset_stale, reset_workers, reset_vanished, take_over, bury_unknown, cancel): they say which jobs, and why;
 -- this says where each goes, and what is written about it.
 --
 --   cancel asked for, or the handler cancelled         → job_history, cancelled
---   failed for good, or out of attempts                → dead_letter_jobs, with every attempt
+--   failed for good, out of attempts, or lost while its
+--   kind must not run twice                            → dead_letter_jobs, with every attempt
 --   else                                               → queued; the relay publishes when due
 --
 -- The rows are locked and were read after the wait for the lock, so the two branches below can neither
@@ -14,6 +15,7 @@
            CASE WHEN cancel_requested_at IS NOT NULL OR verdict = 'cancelled' THEN 'cancelled'
                 WHEN verdict = 'failed' THEN 'failed'
                 WHEN verdict IN ('retried', 'lost') AND attempt >= max_attempts THEN 'failed'
+                WHEN verdict = 'lost' AND on_crash = 'dead_letter' THEN 'failed'
                 ELSE 'queued'
            END AS route,
            clock_timestamp() + interval '1 second' * coalesce(delay_s,

@@ -1,4 +1,7 @@
--- forget_workers: processes that were not heard of for a week, and own nothing any more.
+-- forget_workers: processes that were not heard of for long, and own nothing any more.
+--
+--   $1 worker ids, or NULL for all  $2 seconds of silence
 DELETE FROM tenure.workers w
- WHERE w.last_seen_at < statement_timestamp() - interval '7 days'
+ WHERE ($1::text[] IS NULL OR w.worker_id = ANY ($1::text[]))
+   AND w.last_seen_at < statement_timestamp() - $2::float8 * interval '1 second'
    AND NOT EXISTS (SELECT FROM tenure.jobs j WHERE j.worker_id = w.worker_id)

@@ -2,20 +2,22 @@
 
 use std::{collections::HashMap, time::Duration};
 
+use chrono::{DateTime, Utc};
+
 use sqlx::{Row, postgres::PgRow, query};
 
 use super::{
-    BURY_UNKNOWN, CLAIM, COMPLETE, ENQUEUE, HELD_KEYS, MISSED, PROGRESS, PUT_OFF, REFUSE, SETTLE, SETTLED_AS,
-    STILL_MINE, UNPUBLISHED,
+    BURY_UNKNOWN, CANCEL, CLAIM, COMPLETE, ENQUEUE, HELD_KEYS, LIVE_JOBS, MISSED, PROGRESS, PUT_OFF, REFUSE,
+    RUN_NOW, SETTLE, SETTLED_AS, STANDING, STILL_MINE, UNPUBLISHED,
     call::{Store, StoreError},
     rows::{
-        AttemptEnd, ClaimRequest, Completion, EndedAttempt, Keys, NewJob, ProgressWrite, Refused, Told,
-        ended, json, ord, ordinals,
+        AttemptEnd, CancelAnswer, ClaimRequest, Completion, EndedAttempt, Keys, NewJob, ProgressWrite,
+        Refused, Told, ended, json, ord, ordinals, status,
     },
 };
 use crate::{
     claim::{Claim, ClaimKey, Missed},
-    job::{JobId, storable},
+    job::{JobId, Status, storable},
 };
 
 /// Builds the one query for many new jobs.
@@ -124,7 +126,8 @@ impl Store {
                     .bind(worker_id)
                     .bind(worker_host)
                     .bind(requests.iter().map(|r| r.queue.clone()).collect::<Vec<_>>())
-                    .bind(requests.iter().map(|r| r.kind.clone()).collect::<Vec<_>>()),
+                    .bind(requests.iter().map(|r| r.kind.clone()).collect::<Vec<_>>())
+                    .bind(requests.iter().map(|r| r.on_crash).collect::<Vec<_>>()),
             )
             .await?;
         let mut claims = vec![None; requests.len()];
@@ -227,16 +230,16 @@ impl Store {
         Ok(answers)
     }
 
-    /// Which of these claims are current.
-    pub(crate) async fn still_mine(&self, claims: &[ClaimKey]) -> Result<Vec<bool>, StoreError> {
+    /// Which of these claims are current: `Some(cancel_requested)` at the place of each that is.
+    pub(crate) async fn still_mine(&self, claims: &[ClaimKey]) -> Result<Vec<Option<bool>>, StoreError> {
         let keys: Keys = claims.iter().collect();
         let rows = self
             .rows(query(STILL_MINE).bind(keys.jobs).bind(keys.tokens).bind(keys.claims).bind(keys.ords))
             .await?;
-        let mut mine = vec![false; claims.len()];
+        let mut mine = vec![None; claims.len()];
         for row in &rows {
             if let Some(answer) = mine.get_mut(ord(row)?) {
-                *answer = true;
+                *answer = Some(row.try_get("cancel_requested")?);
             }
         }
         Ok(mine)
@@ -333,5 +336,53 @@ impl Store {
     ) -> Result<Option<EndedAttempt>, StoreError> {
         let rows = self.rows(query(BURY_UNKNOWN).bind(job).bind(longest.as_secs_f64()).bind(error)).await?;
         Ok(ended(&rows)?.pop())
+    }
+
+    /// Cancels those of these jobs that are queued, and asks it of those that run. The others are missing
+    /// from the answer.
+    pub(crate) async fn cancel(&self, jobs: &[JobId]) -> Result<HashMap<JobId, CancelAnswer>, StoreError> {
+        let rows = self.rows(query(CANCEL).bind(jobs)).await?;
+        let answer = |row: &PgRow| {
+            let asked = row.try_get::<&str, _>("route")? == "asked";
+            let worker: Option<String> = row.try_get("worker_id")?;
+            let answer = match worker {
+                Some(worker) if asked => CancelAnswer::Asked(worker),
+                _ => CancelAnswer::Cancelled,
+            };
+            Ok((row.try_get("id")?, answer))
+        };
+        Ok(rows.iter().map(answer).collect::<Result<_, sqlx::Error>>()?)
+    }
+
+    /// The ids of a queue's live jobs that were created by then, after `after`.
+    pub(crate) async fn live_jobs(
+        &self,
+        queue: &str,
+        kind: Option<&str>,
+        after: JobId,
+        limit: i64,
+        created_by: DateTime<Utc>,
+    ) -> Result<Vec<JobId>, StoreError> {
+        let query = query(LIVE_JOBS).bind(queue).bind(kind).bind(after).bind(limit).bind(created_by);
+        let rows = self.rows(query).await?;
+        Ok(rows.iter().map(|row| row.try_get("id")).collect::<Result<_, sqlx::Error>>()?)
+    }
+
+    /// Where jobs stand; `None` at the place of each that does not exist.
+    pub(crate) async fn standing(&self, jobs: &[JobId]) -> Result<Vec<Option<Status>>, StoreError> {
+        let rows = self.rows(query(STANDING).bind(jobs).bind(ordinals(jobs.len()))).await?;
+        let mut standing = vec![None; jobs.len()];
+        for row in &rows {
+            if let Some(place) = standing.get_mut(ord(row)?) {
+                *place = Some(status(row)?);
+            }
+        }
+        Ok(standing)
+    }
+
+    /// Makes waiting jobs due; returns those that waited.
+    pub(crate) async fn run_now(&self, jobs: &[JobId]) -> Result<Vec<JobId>, StoreError> {
+        let rows = self.rows(query(RUN_NOW).bind(jobs)).await?;
+        Ok(rows.iter().map(|row| row.try_get("id")).collect::<Result<_, sqlx::Error>>()?)
     }
 }

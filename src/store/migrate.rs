@@ -6,8 +6,10 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection, Row, SqlSafeStr, raw_sql};
 use super::call::{Store, StoreError};
 
 /// Every migration: version, name, SQL. Append-only; a released one never changes.
-pub(crate) const MIGRATIONS: &[(i64, &str, &str)] =
-    &[(1, "tenure", include_str!("../../migrations/0001_tenure.sql"))];
+pub(crate) const MIGRATIONS: &[(i64, &str, &str)] = &[
+    (1, "tenure", include_str!("../../migrations/0001_tenure.sql")),
+    (2, "every_end", include_str!("../../migrations/0002_every_end.sql")),
+];
 
 /// "tenure" in ASCII: the key of the lock that makes migrations wait for each other.
 const LOCK_KEY: i64 = 0x7465_6e75_7265;

@@ -12,15 +12,17 @@ mod rows;
 mod jobs;
 mod recovery;
 mod views;
+mod dead;
 mod migrate;
 
 pub(crate) use call::Store;
-pub use call::StoreError;
+pub use call::{Isolation, StoreError};
+pub use dead::{DeadCount, DeadFilter, DeadLetter};
 pub(crate) use migrate::MIGRATIONS;
 pub use migrate::MigrateError;
 pub(crate) use rows::{
-    AttemptEnd, ClaimRequest, Completion, DueJob, HostWorker, NewJob, ProgressWrite, Refused, Registration,
-    Route, Told,
+    AttemptEnd, CancelAnswer, ClaimRequest, Completion, DueJob, HostWorker, NewJob, ProgressWrite, Refused,
+    Registration, Route, Told,
 };
 pub use rows::{ExecutionRow, JobRow, RecoveryRow};
 
@@ -43,6 +45,8 @@ statements! {
     STILL_MINE = "still_mine";
     LIMIT_IDLE = "limit_idle";
     FENCE = "fence";
+    LIMIT_TRANSACTION = "limit_transaction";
+    HOLD = "hold";
     ONCE = "once";
     EFFECT = "effect";
     EFFECT_RESULT = "effect_result";
@@ -51,7 +55,9 @@ statements! {
     SETTLED_AS = "settled_as";
     RESET_STALE = "reset_stale" "end_attempt";
     RESET_WORKERS = "reset_workers" "end_attempt";
+    RESET_VANISHED = "reset_vanished" "end_attempt";
     TAKE_OVER = "take_over" "end_attempt";
+    CANCEL = "cancel" "end_attempt" "cancel_asked";
     BURY_UNKNOWN = "bury_unknown" "end_attempt";
     REFUSE = "refuse";
     PUT_OFF = "put_off";
@@ -68,6 +74,17 @@ statements! {
     REMOVE_WORKER = "remove_worker";
     FORGET_WORKERS = "forget_workers";
     WORKERS_OF_HOST = "workers_of_host";
+    SILENT_WORKERS = "silent_workers";
+    SUSPECT = "suspect";
+    LIVE_JOBS = "live_jobs";
+    STANDING = "standing";
+    RUN_NOW = "run_now";
+    DEAD_LETTERS = "dead_letters";
+    DEAD_LETTER = "dead_letter";
+    DEAD_COUNTS = "dead_counts";
+    DEAD_IDS = "dead_ids";
+    REDRIVE = "redrive";
+    PURGE_DEAD = "purge_dead";
     SCHEMA_VERSION = "schema_version";
     LIST_JOBS = "list_jobs";
     SHOW_JOB = "show_job";

@@ -7,8 +7,8 @@ use sqlx::{Row, postgres::PgRow, query};
 
 use super::{
     ADD_MARK, CREATE_PARTITIONS, DATABASE_TIME, FORGET_WORKERS, NOTE_REFUSED, PASSED_MARK, PUBLISHED,
-    RECLAIM_LOST, REGISTER_WORKER, REMOVE_WORKER, RESET_STALE, RESET_WORKERS, SCAN_GATE, TAKE_DUE, TAKE_OVER,
-    WORKERS_OF_HOST,
+    RECLAIM_LOST, REGISTER_WORKER, REMOVE_WORKER, RESET_STALE, RESET_VANISHED, RESET_WORKERS, SCAN_GATE,
+    SILENT_WORKERS, SUSPECT, TAKE_DUE, TAKE_OVER, WORKERS_OF_HOST,
     call::{Store, StoreError},
     rows::{DueJob, EndedAttempt, Gate, HostWorker, Registration, ended},
 };
@@ -148,9 +148,60 @@ impl Store {
         Ok(rows.first().map(gate).transpose()?)
     }
 
-    /// Forgets processes that were not heard of for a week.
-    pub(crate) async fn forget_workers(&self) -> Result<(), StoreError> {
-        self.rows(query(FORGET_WORKERS)).await.map(drop)
+    /// Forgets processes that own nothing and were not heard of for so long: these, or all.
+    pub(crate) async fn forget_workers(
+        &self,
+        workers: Option<&[String]>,
+        silence: Duration,
+    ) -> Result<(), StoreError> {
+        self.rows(query(FORGET_WORKERS).bind(workers).bind(silence.as_secs_f64())).await.map(drop)
+    }
+
+    /// Processes that were silent for so long, each with the subject to ask on.
+    pub(crate) async fn silent_workers(
+        &self,
+        silence: Duration,
+        worker_id: &str,
+    ) -> Result<Vec<(String, String)>, StoreError> {
+        let rows = self.rows(query(SILENT_WORKERS).bind(silence.as_secs_f64()).bind(worker_id)).await?;
+        let worker = |row: &PgRow| Ok((row.try_get("worker_id")?, row.try_get("probe_subject")?));
+        Ok(rows.iter().map(worker).collect::<Result<_, sqlx::Error>>()?)
+    }
+
+    /// Records what a look found: whether nobody is there any more.
+    pub(crate) async fn suspect(
+        &self,
+        looked: &[(String, bool)],
+        silence: Duration,
+    ) -> Result<(), StoreError> {
+        self.rows(
+            query(SUSPECT)
+                .bind(looked.iter().map(|(worker, _)| worker.clone()).collect::<Vec<_>>())
+                .bind(looked.iter().map(|(_, gone)| *gone).collect::<Vec<_>>())
+                .bind(silence.as_secs_f64()),
+        )
+        .await
+        .map(drop)
+    }
+
+    /// Resets the jobs of processes that are gone.
+    pub(crate) async fn reset_vanished(
+        &self,
+        gone: &[String],
+        silence: Duration,
+        between_looks: Duration,
+        scan_every: Duration,
+        stale_after: Duration,
+        worker_id: &str,
+    ) -> Result<Vec<EndedAttempt>, StoreError> {
+        let query = query(RESET_VANISHED)
+            .bind(gone)
+            .bind(silence.as_secs_f64())
+            .bind(between_looks.as_secs_f64())
+            .bind(scan_every.as_secs_f64())
+            .bind(stale_after.as_secs_f64())
+            .bind(worker_id);
+        Ok(ended(&self.rows(query).await?)?)
     }
 
     /// Makes sure that a week of history partitions exists.
@@ -186,7 +237,7 @@ impl Store {
                 .bind(&worker.pid_namespace)
                 .bind(&worker.pid_started_at)
                 .bind(&worker.lock_file)
-                .bind(None::<String>)
+                .bind(&worker.probe_subject)
                 .bind(&worker.queues)
                 .bind(worker.slots)
                 .bind(env!("CARGO_PKG_VERSION"))

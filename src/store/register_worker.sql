@@ -5,4 +5,5 @@
 INSERT INTO tenure.workers (worker_id, hostname, pid, boot_id, pid_namespace, pid_started_at, lock_file,
        probe_subject, queues, slots, version, kinds)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
-ON CONFLICT (worker_id) DO UPDATE SET last_seen_at = clock_timestamp()
+ON CONFLICT (worker_id) DO UPDATE
+   SET last_seen_at = clock_timestamp(), suspected_at = NULL, probe_subject = excluded.probe_subject

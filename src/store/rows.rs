@@ -51,6 +51,8 @@ pub(crate) struct ClaimRequest {
     pub(crate) kind: String,
     pub(crate) claim: Uuid,
     pub(crate) stale_after: Duration,
+    /// `retry` or `dead_letter`.
+    pub(crate) on_crash: &'static str,
 }
 
 /// A progress write. `None` leaves what is there.
@@ -89,6 +91,15 @@ pub(crate) enum Route {
     Queued,
     Failed,
     Cancelled,
+}
+
+/// What a cancellation did to a live job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum CancelAnswer {
+    /// It was queued, and is cancelled.
+    Cancelled,
+    /// It runs, on this worker, which is to be told.
+    Asked(String),
 }
 
 /// An attempt that ended without completing.
@@ -147,6 +158,8 @@ pub(crate) struct Registration {
     pub(crate) pid_namespace: Option<String>,
     pub(crate) pid_started_at: Option<String>,
     pub(crate) lock_file: Option<String>,
+    /// `None`: the process could not reach itself over it.
+    pub(crate) probe_subject: Option<String>,
     pub(crate) queues: Vec<String>,
     /// `None`: every kind.
     pub(crate) kinds: Option<Vec<String>>,
@@ -226,6 +239,11 @@ pub(super) fn ordinals(n: usize) -> Vec<i32> {
 
 pub(super) fn ord(row: &PgRow) -> Result<usize, sqlx::Error> {
     Ok(usize::try_from(row.try_get::<i32, _>("ord")?).unwrap_or(usize::MAX))
+}
+
+pub(super) fn status(row: &PgRow) -> Result<Status, sqlx::Error> {
+    let status: &str = row.try_get("status")?;
+    status.parse().map_err(|error: String| sqlx::Error::Decode(error.into()))
 }
 
 pub(super) fn json(text: Option<String>) -> Option<Value> {

@@ -5,7 +5,7 @@ use sqlx::{Row, postgres::PgRow, query};
 use super::{
     EXECUTIONS, LIST_JOBS, RECOVERIES, SCHEMA_VERSION, SHOW_JOB,
     call::{Store, StoreError},
-    rows::{ExecutionRow, JobRow, RecoveryRow, json},
+    rows::{ExecutionRow, JobRow, RecoveryRow, json, status},
 };
 use crate::job::{JobId, Status};
 
@@ -19,13 +19,13 @@ impl Store {
     /// Jobs, newest first.
     pub(crate) async fn list_jobs(
         &self,
-        status: Option<Status>,
+        of_status: Option<Status>,
         queue: Option<&str>,
         kind: Option<&str>,
         limit: i64,
     ) -> Result<Vec<JobRow>, StoreError> {
         let rows = self
-            .rows(query(LIST_JOBS).bind(status.map(Status::as_str)).bind(queue).bind(kind).bind(limit))
+            .rows(query(LIST_JOBS).bind(of_status.map(Status::as_str)).bind(queue).bind(kind).bind(limit))
             .await?;
         Ok(rows.iter().map(job_row).collect::<Result<_, _>>()?)
     }
@@ -73,13 +73,12 @@ impl Store {
 }
 
 fn job_row(row: &PgRow) -> Result<JobRow, sqlx::Error> {
-    let status: &str = row.try_get("status")?;
     Ok(JobRow {
         id: row.try_get("id")?,
         queue: row.try_get("queue")?,
         kind: row.try_get("kind")?,
         payload: json(row.try_get("payload")?),
-        status: status.parse().map_err(|error: String| sqlx::Error::Decode(error.into()))?,
+        status: status(row)?,
         attempt: row.try_get("attempt")?,
         max_attempts: row.try_get("max_attempts")?,
         fencing_token: row.try_get("fencing_token")?,

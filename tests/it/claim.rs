@@ -32,6 +32,7 @@ async fn claim(pool: &PgPool, job: Uuid, worker: &str) -> Option<i64> {
         .bind("host")
         .bind(vec!["steps"])
         .bind(vec!["step"])
+        .bind(vec!["retry"])
         .fetch_all(pool)
         .await
         .unwrap();
@@ -85,6 +86,7 @@ async fn a_claim_that_waited_for_the_winner_sees_the_winner() {
         .bind("host")
         .bind(vec!["steps"])
         .bind(vec!["step"])
+        .bind(vec!["retry"])
         .fetch_all(&mut *winner)
         .await
         .unwrap();
@@ -165,6 +167,7 @@ async fn completing_again_under_the_same_claim_is_the_same_completion() {
         .bind("host")
         .bind(vec!["steps"])
         .bind(vec!["step"])
+        .bind(vec!["retry"])
         .execute(&bench.pool)
         .await
         .unwrap();

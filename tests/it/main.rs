@@ -13,9 +13,12 @@
 mod harness;
 mod scenarios;
 
+mod cancel;
 mod claim;
 mod cli;
 mod crash;
+mod dead;
+mod effects;
 mod enqueue;
 mod exec;
 mod life;

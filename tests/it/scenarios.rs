@@ -92,6 +92,11 @@ pub async fn step(job: Step, ctx: JobContext) -> Result<Outcome, JobError> {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         }
+        "until cancelled" => {
+            let reason = ctx.cancelled().await;
+            job.touch("result", &format!("{reason:?}"));
+            Err(JobError::msg("stopped"))
+        }
         // The rest is silent until it has permission, by when the job is another's.
         "then complete" => {
             job.permission().await;

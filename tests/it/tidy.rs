@@ -8,7 +8,7 @@ use std::{
 
 /// The layers of `src`, bottom first. A module uses those below it, never its own layer or above.
 const LAYERS: &[&[&str]] = &[
-    &["job", "backoff", "metrics", "batch", "fault"],
+    &["job", "backoff", "metrics", "batch", "fault", "threads"],
     &["config", "claim"],
     &["store", "queue"],
     &["running"],
@@ -17,7 +17,7 @@ const LAYERS: &[&[&str]] = &[
     &["run"],
     &["insert", "deliver", "settle", "recover"],
     &["tenure"],
-    &["enqueue", "worker"],
+    &["enqueue", "manage", "worker"],
     &["dev", "cli"],
 ];
 

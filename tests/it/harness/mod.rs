@@ -53,7 +53,7 @@ fn shared() -> &'static Shared {
                 sqlx::query("CREATE DATABASE template_tenure").execute(&pool).await.unwrap();
                 pool.close().await;
                 let tenure = Tenure::connect(&config).await.unwrap();
-                assert_eq!(tenure.migrate().await.unwrap().len(), 1);
+                assert_eq!(tenure.migrate().await.unwrap().len(), 2);
                 tenure.close().await;
             });
         })
@@ -140,7 +140,8 @@ async fn world(mut config: Config, own: Option<Servers>, change: impl FnOnce(&mu
     config.timing.ack_wait = Duration::from_secs(4);
     config.timing.flush_every = Duration::from_millis(50);
     config.timing.keepalive_every = Duration::from_millis(200);
-    config.timing.renew_every = Duration::from_millis(500);
+    // Long enough that vanished workers are a matter of the tests that shorten it.
+    config.timing.renew_every = Duration::from_secs(5);
     config.timing.relay_every = Duration::from_millis(50);
     config.timing.publish_within = Duration::from_secs(1);
     config.timing.pull_for = Duration::from_millis(500);

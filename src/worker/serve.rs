@@ -1,8 +1,8 @@
-//! Worker: composes the steps, and stops them in order.
+//! Serve: composes the steps, and stops them in order.
 //!
 //! ```text
-//! pull ──► deliver ──► run ──► settle ──► ack          a task a job
-//! heartbeat · renew · scanner · relay                  a task each, until the last job has ended
+//! pull ──► deliver ──► run ──► settle ──► ack          a task a job; the handler on threads of its own
+//! heartbeat · renew · listen · scanner · vanished · relay      a task each, until the last job has ended
 //! ```
 //!
 //! The order of shutdown: stop pulling and give back what was on its way; let running jobs finish; ask
@@ -10,355 +10,68 @@
 
 use std::{collections::BTreeMap, future::Future, path::PathBuf, sync::Arc, time::Duration};
 
-use rand::distr::{Alphanumeric, SampleString};
-use serde_json::Value;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::{sleep, timeout},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
+use super::{Recovery, WorkerError};
 use crate::{
     claim::{Ack, Claim, ack_for, ack_when_unavailable},
     config::Timing,
     context::JobContext,
-    deliver::{Deliver, DeliverSettings, Delivered},
+    deliver::{Deliver, Delivered},
     fault,
     heartbeat::Heartbeat,
-    job::{Job, NameError, Outcome, check_queue},
-    queue::{Delivery, Pull, Pulled, Queue, QueueError},
+    job::Outcome,
+    queue::{Control, Delivery, Probed, Pull, Pulled, Queue, QueueError},
     recover::{
         reconcile::{Identity, LifeSign, reconcile},
-        relay, scanner,
+        relay, scanner, vanished,
     },
-    run::{Ended, HandlerError, IntoOutcome, Kind, KindOptions, Kinds, run},
+    run::{Ended, Kind, Kinds, run},
     running::{CancelReason, Message, Reservation, Running, RunningJob},
     settle::{Settle, Settled, Verdict, verdict},
     store::{MIGRATIONS, Registration, Store, StoreError},
-    tenure::Tenure,
+    threads::Threads,
 };
 
-/// How many jobs of a queue run at once, unless said otherwise.
-const SLOTS_DEFAULT: usize = 10;
-/// The most slots of one queue: the database bounds what is useful long before.
-const SLOTS_MAX: usize = 100_000;
-
-/// A worker did not start, or ended before it was told to.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum WorkerError {
-    /// A queue's name.
-    #[error(transparent)]
-    Name(#[from] NameError),
-    /// A handler.
-    #[error(transparent)]
-    Handler(#[from] HandlerError),
-    /// A number of slots.
-    #[error("queue {queue:?} has {slots} slots, but must have 1 to {SLOTS_MAX}")]
-    Slots {
-        /// Which queue.
-        queue: String,
-        /// How many were asked for.
-        slots: usize,
-    },
-    /// Nothing to do.
-    #[error("the worker has no {0}; give it at least one")]
-    Nothing(&'static str),
-    /// The schema is missing or older than this program.
-    #[error("the schema is at version {is}, but this program needs {needs}; run `tenure migrate`")]
-    Schema {
-        /// What the database has.
-        is: i64,
-        /// What the program needs.
-        needs: i64,
-    },
-    /// Postgres refused.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    /// The system does not tell the host's name.
-    #[error("the host's name cannot be read; set TENURE_HOSTNAME")]
-    Hostname,
-}
-
-/// Runs jobs. See [`Worker::builder`].
-#[derive(Debug)]
-pub struct Worker;
-
-impl Worker {
-    /// Starts to describe a worker.
-    ///
-    /// ```no_run
-    /// use tenure::{Job, JobContext, JobError, Outcome, Tenure, Worker};
-    ///
-    /// #[derive(serde::Serialize, serde::Deserialize)]
-    /// struct Greet { name: String }
-    /// impl Job for Greet { const KIND: &'static str = "greet"; }
-    ///
-    /// async fn greet(job: Greet, ctx: JobContext) -> Result<Outcome, JobError> {
-    ///     ctx.progress("greeting", 50.0, &job.name).await?;
-    ///     Outcome::done(format!("hello, {}", job.name))
-    /// }
-    ///
-    /// # async fn f(tenure: Tenure) -> Result<(), tenure::WorkerError> {
-    /// Worker::builder(&tenure).handle(greet).concurrency("default", 8).run_until(tenure::shutdown_signal()).await
-    /// # }
-    /// ```
-    pub fn builder(tenure: &Tenure) -> WorkerBuilder {
-        WorkerBuilder {
-            tenure: tenure.clone(),
-            state: Arc::new(()),
-            kinds: Kinds::default(),
-            queues: BTreeMap::new(),
-            error: None,
-            recovery: Recovery { scanner: true, relay: true, reconcile: true },
-        }
-    }
-}
-
-/// Which ways of recovery a worker takes part in.
-#[derive(Debug, Clone, Copy)]
-struct Recovery {
-    scanner: bool,
-    relay: bool,
-    reconcile: bool,
-}
-
-/// A worker being described.
-#[must_use = "a worker runs when `run_until` is awaited"]
-pub struct WorkerBuilder<S = ()> {
-    tenure: Tenure,
-    state: Arc<S>,
-    kinds: Kinds<S>,
-    queues: BTreeMap<String, Option<usize>>,
-    error: Option<WorkerError>,
-    recovery: Recovery,
-}
-
-impl<S> std::fmt::Debug for WorkerBuilder<S> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("WorkerBuilder").field("queues", &self.queues).finish_non_exhaustive()
-    }
-}
-
-impl WorkerBuilder {
-    /// What every handler gets as `ctx.state()`. Before the first handler.
-    pub fn state<T: Send + Sync + 'static>(self, state: T) -> WorkerBuilder<T> {
-        WorkerBuilder {
-            tenure: self.tenure,
-            state: Arc::new(state),
-            kinds: Kinds::default(),
-            queues: self.queues,
-            error: self.error,
-            recovery: self.recovery,
-        }
-    }
-}
-
-impl<S: Send + Sync + 'static> WorkerBuilder<S> {
-    /// Handles the jobs of one type; its queue is served.
-    pub fn handle<J, F, Fut>(self, handler: F) -> Self
-    where
-        J: Job,
-        F: Fn(J, JobContext<S>) -> Fut + Send + Sync + 'static,
-        Fut: Future<Output: IntoOutcome> + Send + 'static,
-    {
-        self.handle_with(KindOptions::new(), handler)
-    }
-
-    /// [`WorkerBuilder::handle`] with options of the kind's own.
-    pub fn handle_with<J, F, Fut>(mut self, options: KindOptions, handler: F) -> Self
-    where
-        J: Job,
-        F: Fn(J, JobContext<S>) -> Fut + Send + Sync + 'static,
-        Fut: Future<Output: IntoOutcome> + Send + 'static,
-    {
-        let added = self.kinds.add_typed(options, handler);
-        self.note(added);
-        self.queues.entry(J::QUEUE.into()).or_default();
-        self
-    }
-
-    /// Handles the jobs of a kind that has no Rust type.
-    pub fn handle_kind<F, Fut>(mut self, kind: &str, options: KindOptions, handler: F) -> Self
-    where
-        F: Fn(Value, JobContext<S>) -> Fut + Send + Sync + 'static,
-        Fut: Future<Output: IntoOutcome> + Send + 'static,
-    {
-        let added = self.kinds.add(Some(kind), options, handler);
-        self.note(added);
-        self
-    }
-
-    /// Handles the jobs of every kind that has no handler of its own: no kind is unknown any more.
-    pub fn handle_any<F, Fut>(mut self, options: KindOptions, handler: F) -> Self
-    where
-        F: Fn(Value, JobContext<S>) -> Fut + Send + Sync + 'static,
-        Fut: Future<Output: IntoOutcome> + Send + 'static,
-    {
-        let added = self.kinds.add(None, options, handler);
-        self.note(added);
-        self
-    }
-
-    /// Serves a queue, running at most so many of its jobs at once. Default 10 for the queues of typed
-    /// handlers.
-    pub fn concurrency(mut self, queue: &str, slots: usize) -> Self {
-        if let Err(error) = check_queue(queue) {
-            self.error.get_or_insert(error.into());
-        } else if slots == 0 || slots > SLOTS_MAX {
-            self.error.get_or_insert(WorkerError::Slots { queue: queue.into(), slots });
-        }
-        self.queues.insert(queue.into(), Some(slots));
-        self
-    }
-
-    /// For tests of one way of recovery: switches the others off.
-    #[doc(hidden)]
-    pub fn recovery(mut self, scanner: bool, relay: bool, reconcile: bool) -> Self {
-        self.recovery = Recovery { scanner, relay, reconcile };
-        self
-    }
-
-    fn note(&mut self, added: Result<(), HandlerError>) {
-        if let Err(error) = added {
-            self.error.get_or_insert(error.into());
-        }
-    }
-
-    /// Runs jobs until `shutdown` completes, then stops in good order: running jobs may finish within
-    /// [`Timing::shutdown_grace`]; the rest is released, back in the queue at once, its attempt not
-    /// charged.
-    ///
-    /// Waits for servers that are away. Dropped, it leaves its jobs to be recovered, as a crash does.
-    ///
-    /// # Errors
-    ///
-    /// What can be known at the start to be wrong: see [`WorkerError`].
-    pub async fn run_until(mut self, shutdown: impl Future<Output = ()>) -> Result<(), WorkerError> {
-        if let Some(error) = self.error.take() {
-            return Err(error);
-        }
-        let config = self.tenure.config().clone();
-        self.kinds.settle_timing(&config.timing)?;
-        for (name, what) in [(self.kinds.is_empty(), "handler"), (self.queues.is_empty(), "queue")] {
-            if name {
-                return Err(WorkerError::Nothing(what));
-            }
-        }
-        let hostname = match &config.hostname {
-            Some(name) => name.clone(),
-            None => {
-                hostname::get().ok().and_then(|name| name.into_string().ok()).ok_or(WorkerError::Hostname)?
-            }
-        };
-        let random = Alphanumeric.sample_string(&mut rand::rng(), 8).to_lowercase();
-        let worker_id = format!("{hostname}-{}-{random}", std::process::id());
-        let queues: BTreeMap<_, _> =
-            self.queues.iter().map(|(name, slots)| (name.clone(), slots.unwrap_or(SLOTS_DEFAULT))).collect();
-
-        let store = self.tenure.store().clone();
-        let queue = self.tenure.queue().clone();
-        let running = Running::default();
-        let heartbeat =
-            Heartbeat::new(store.clone(), running.clone(), config.timing.clone(), worker_id.clone());
-        let deliver = Deliver::new(
-            store.clone(),
-            running.clone(),
-            heartbeat.clone(),
-            DeliverSettings {
-                worker_id: worker_id.as_str().into(),
-                worker_host: hostname.as_str().into(),
-                prefix: config.subject_prefix.as_str().into(),
-                payload_bytes_max: config.payload_bytes_max,
-                unknown_kind_after: config.timing.unknown_kind_after,
-                scan_every: config.timing.scan_every,
-            },
-        );
-        let settle = Settle::new(store.clone(), worker_id.as_str().into());
-        let shared = Arc::new(Shared {
-            store,
-            queue,
-            state: self.state,
-            kinds: self.kinds,
-            running,
-            heartbeat,
-            deliver,
-            settle,
-            timing: config.timing.clone(),
-            worker_id,
-            hostname,
-            queues,
-            recovery: self.recovery,
-            runtime_dir: config.runtime_dir.clone(),
-            jobs: TaskTracker::new(),
-        });
-        shared.run_until(shutdown).await
-    }
-}
-
-/// Completes when the process is told to stop: SIGTERM, or SIGINT (Ctrl-C).
-///
-/// From then on a second signal ends the process at once, with exit code 1; its jobs are recovered by
-/// others.
-pub async fn shutdown_signal() {
-    signalled().await;
-    tracing::info!("told to stop; a second signal exits at once");
-    tokio::spawn(async {
-        signalled().await;
-        tracing::warn!("a second signal: exiting at once");
-        std::process::exit(1);
-    });
-}
-
-async fn signalled() {
-    #[cfg(unix)]
-    {
-        use tokio::signal::unix::{SignalKind, signal};
-        let mut terminate = match signal(SignalKind::terminate()) {
-            Ok(signal) => signal,
-            Err(error) => {
-                tracing::error!(%error, "SIGTERM cannot be caught; stop with Ctrl-C");
-                drop(tokio::signal::ctrl_c().await);
-                return;
-            }
-        };
-        tokio::select! {
-            _ = tokio::signal::ctrl_c() => {}
-            _ = terminate.recv() => {}
-        }
-    }
-    #[cfg(not(unix))]
-    drop(tokio::signal::ctrl_c().await);
-}
-
 /// A running worker.
-struct Shared<S> {
-    store: Store,
-    queue: Queue,
-    state: Arc<S>,
-    kinds: Kinds<S>,
-    running: Running,
-    heartbeat: Heartbeat,
-    deliver: Deliver,
-    settle: Settle,
-    timing: Timing,
-    worker_id: String,
-    hostname: String,
-    queues: BTreeMap<String, usize>,
-    recovery: Recovery,
-    runtime_dir: PathBuf,
-    jobs: TaskTracker,
+pub(super) struct Shared<S> {
+    pub(super) store: Store,
+    pub(super) queue: Queue,
+    pub(super) state: Arc<S>,
+    pub(super) kinds: Kinds<S>,
+    pub(super) running: Running,
+    pub(super) heartbeat: Heartbeat,
+    pub(super) deliver: Deliver,
+    pub(super) settle: Settle,
+    pub(super) timing: Timing,
+    pub(super) worker_id: String,
+    pub(super) hostname: String,
+    pub(super) queues: BTreeMap<String, usize>,
+    pub(super) recovery: Recovery,
+    pub(super) runtime_dir: PathBuf,
+    pub(super) jobs: TaskTracker,
+    pub(super) threads: Threads,
+    /// Where this process can be asked whether it is there.
+    pub(super) probe_subject: String,
+    pub(super) checkpoint_bytes_max: usize,
 }
 
 impl<S: Send + Sync + 'static> Shared<S> {
-    async fn run_until(self: Arc<Self>, shutdown: impl Future<Output = ()>) -> Result<(), WorkerError> {
+    pub(super) async fn run_until(
+        self: Arc<Self>,
+        shutdown: impl Future<Output = ()>,
+    ) -> Result<(), WorkerError> {
         let life_sign = LifeSign::create(&self.runtime_dir, &self.worker_id);
-        let registration = self.registration(&life_sign);
+        let mut registration = self.registration(&life_sign);
         let mut shutdown = std::pin::pin!(shutdown);
-        tokio::select! {
-            started = self.start(&registration) => started?,
+        let control = tokio::select! {
+            started = self.start(&mut registration) => started?,
             () = &mut shutdown => return Ok(()),
-        }
+        };
         let stop_pulling = CancellationToken::new();
         // Dropped on every way out, also when this future is dropped: nothing of it outlives it.
         let stop_all = CancellationToken::new();
@@ -367,9 +80,13 @@ impl<S: Send + Sync + 'static> Shared<S> {
 
         let mut background = tokio::task::JoinSet::new();
         background.spawn(self.heartbeat.clone().run());
+        background.spawn(self.clone().listen(control));
         background.spawn(self.clone().renew(registration));
         if self.recovery.scanner {
             background.spawn(self.clone().scan());
+        }
+        if self.recovery.vanished {
+            background.spawn(self.clone().look());
         }
         if self.recovery.relay {
             background.spawn(self.clone().relay());
@@ -381,7 +98,16 @@ impl<S: Send + Sync + 'static> Shared<S> {
         }
         tracing::info!(worker = %self.worker_id, queues = ?self.queues, "worker started");
 
-        shutdown.await;
+        let all_blocked = tokio::select! {
+            () = shutdown => false,
+            () = self.threads.all_lost() => true,
+        };
+        if all_blocked {
+            tracing::error!(
+                threads = self.threads.count(),
+                "every thread for handlers is blocked; the worker ends"
+            );
+        }
         tracing::info!(worker = %self.worker_id, running = self.running.all().len(), "stopping: no new jobs");
         stop_pulling.cancel();
         pulls.close();
@@ -413,7 +139,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
         }
         self.queue.flush().await;
         tracing::info!(worker = %self.worker_id, "worker stopped");
-        Ok(())
+        if all_blocked { Err(WorkerError::Blocked { threads: self.threads.count() }) } else { Ok(()) }
     }
 
     fn registration(&self, life_sign: &LifeSign) -> Registration {
@@ -426,6 +152,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
             pid_namespace: identity.pid_namespace,
             pid_started_at: identity.pid_started_at,
             lock_file: life_sign.path(),
+            probe_subject: None,
             queues: self.queues.keys().cloned().collect(),
             kinds: self.kinds.names(),
             slots: i32::try_from(self.queues.values().sum::<usize>()).unwrap_or(i32::MAX),
@@ -433,7 +160,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
     }
 
     /// Waits for both servers, and takes back what earlier processes of this host left.
-    async fn start(&self, registration: &Registration) -> Result<(), WorkerError> {
+    async fn start(&self, registration: &mut Registration) -> Result<Control, WorkerError> {
         let needs = MIGRATIONS.last().map_or(0, |(version, _, _)| *version);
         loop {
             match self.store.schema_version().await {
@@ -450,6 +177,8 @@ impl<S: Send + Sync + 'static> Shared<S> {
             tracing::warn!("waiting for NATS");
         }
         self.look_after_topology().await;
+        let control = self.listen_anew().await;
+        self.probe_ourselves(registration).await;
         // Registered before the first claim, so that every owner can be found.
         loop {
             let started = async {
@@ -460,11 +189,53 @@ impl<S: Send + Sync + 'static> Shared<S> {
                 Ok::<_, StoreError>(())
             };
             match started.await {
-                Ok(()) => return Ok(()),
+                Ok(()) => return Ok(control),
                 Err(error) if error.is_unavailable() => sleep(Duration::from_millis(500)).await,
                 Err(error) => return Err(error.into()),
             }
         }
+    }
+
+    /// Subscribes to what others say to this process, however long it takes.
+    async fn listen_anew(&self) -> Control {
+        loop {
+            match self.queue.listen(&self.probe_subject).await {
+                Ok(control) => return control,
+                Err(error) => {
+                    tracing::warn!(%error, "not listening to cancellations and probes yet");
+                    sleep(Duration::from_millis(500)).await;
+                }
+            }
+        }
+    }
+
+    async fn listen(self: Arc<Self>, mut control: Control) {
+        loop {
+            while let Some(cancelled) = control.next().await {
+                // Only a hint: the database is asked.
+                self.heartbeat.look_after(&self.running.announce_cancelled(&cancelled)).await;
+            }
+            sleep(Duration::from_millis(100)).await;
+            control = self.listen_anew().await;
+        }
+    }
+
+    /// Names our subject only while we reach ourselves over it: where subscribing is not permitted, nobody
+    /// may conclude anything from its silence.
+    async fn probe_ourselves(&self, registration: &mut Registration) {
+        let before = registration.probe_subject.take();
+        registration.probe_subject = match self.queue.probe(&self.probe_subject).await {
+            Probed::Here => Some(self.probe_subject.clone()),
+            Probed::NoAnswer => before,
+            Probed::Gone => {
+                tracing::warn!(
+                    subject = self.probe_subject,
+                    "this worker does not reach itself over NATS; \
+                    should it die, its jobs are taken back after stale_after, not within seconds"
+                );
+                None
+            }
+        };
     }
 
     /// Creates what is missing of the stream and the consumers, however long it takes.
@@ -499,12 +270,13 @@ impl<S: Send + Sync + 'static> Shared<S> {
         Ok(())
     }
 
-    async fn renew(self: Arc<Self>, registration: Registration) {
+    async fn renew(self: Arc<Self>, mut registration: Registration) {
         loop {
             sleep(jittered(self.timing.renew_every)).await;
             if let Err(error) = self.store.register_worker(&registration).await {
                 tracing::warn!(%error, "the worker's row was not renewed");
             }
+            self.probe_ourselves(&mut registration).await;
         }
     }
 
@@ -516,6 +288,17 @@ impl<S: Send + Sync + 'static> Shared<S> {
                 Ok(0) => {}
                 Ok(_) => self.publish_due().await,
                 Err(error) => tracing::warn!(%error, "the scan came to nothing"),
+            }
+        }
+    }
+
+    async fn look(self: Arc<Self>) {
+        loop {
+            sleep(jittered(vanished::look_every(&self.timing))).await;
+            match vanished::look(&self.store, &self.queue, &self.timing, &self.worker_id).await {
+                Ok(0) => {}
+                Ok(_) => self.publish_due().await,
+                Err(error) => tracing::debug!(%error, "no look for vanished workers"),
             }
         }
     }
@@ -638,8 +421,8 @@ impl<S: Send + Sync + 'static> Shared<S> {
 
     /// Takes one delivery to its end. The slot is free when this returns.
     async fn take(&self, delivery: Delivery, _slot: OwnedSemaphorePermit) {
-        let stale_after = |kind: &str| self.kinds.get(kind).map(|kind| kind.stale_after);
-        match self.deliver.decide(&delivery, stale_after).await {
+        let rules = |kind: &str| self.kinds.get(kind).map(|kind| kind.rules);
+        match self.deliver.decide(&delivery, rules).await {
             Delivered::Ours(claim, reservation, dispatch) => {
                 let message = Message { receipt: delivery.receipt, dispatch };
                 self.run(*claim, reservation, message).await;
@@ -655,8 +438,10 @@ impl<S: Send + Sync + 'static> Shared<S> {
             tracing::error!(job = %claim.key.job, kind = claim.kind, "claimed without a handler");
             return;
         };
-        let job = Arc::new(RunningJob::new(claim, message, kind.stale_after, kind.keepalive));
-        reservation.run(job.clone());
+        let job = Arc::new(RunningJob::new(claim, message, kind.rules));
+        if reservation.run(job.clone()) {
+            self.heartbeat.look_after(std::slice::from_ref(&job)).await;
+        }
         fault::point("claimed");
         tracing::debug!(job = %job.key.job, token = %job.key.token, kind = job.claim.kind, "running");
         let context = JobContext {
@@ -664,11 +449,12 @@ impl<S: Send + Sync + 'static> Shared<S> {
             state: self.state.clone(),
             store: self.store.clone(),
             heartbeat: self.heartbeat.clone(),
+            checkpoint_bytes_max: self.checkpoint_bytes_max,
         };
-        let ended = run(kind, context, self.cancel_grace(kind)).await;
+        let ended = run(kind, context, self.cancel_grace(kind), &self.threads).await;
         // A handler that was told to stop may fail; one that says it is done wants that written.
         let says_done = matches!(ended, Ended::Returned(Ok(Outcome::Done(_))));
-        let verdict = verdict(&job, ended, &kind.backoff, kind.timeout);
+        let verdict = verdict(&job, ended, &kind.retry, kind.timeout);
         let write = match &verdict {
             Verdict::End(end) => {
                 // The last checkpoint belongs to the next attempt.

@@ -1,0 +1,198 @@
+//! `tenure dead`.
+
+use std::{io::Write, process::ExitCode};
+
+use anyhow::bail;
+use serde_json::json;
+
+use super::{Cli, DeadCommand, DeadSelection, Output, jobs, print};
+use crate::{DeadFilter, DeadLetter, JobId, Retried, Tenure};
+
+pub(super) async fn run(cli: &Cli, command: &DeadCommand) -> anyhow::Result<ExitCode> {
+    let tenure = cli.connect().await?;
+    let code = match command {
+        DeadCommand::List { selection, limit } => {
+            let letters = tenure.dead_letters(&selection.filter(), *limit).await?;
+            match cli.output {
+                Output::Json => print::line(serde_json::to_string_pretty(&letters)?),
+                Output::Table => print::line(list(&letters)),
+            }
+            ExitCode::SUCCESS
+        }
+        DeadCommand::Count => count(cli, &tenure).await?,
+        DeadCommand::Show { id, raw } => show(cli, &tenure, *id, *raw).await?,
+        DeadCommand::Redrive { ids, all, selection } => redrive(cli, &tenure, ids, *all, selection).await?,
+        DeadCommand::Purge { older_than, selection } => {
+            let purged = tenure.purge_dead(&selection.filter().older_than(*older_than)).await?;
+            match cli.output {
+                Output::Json => print::line(json!({ "purged": purged })),
+                Output::Table => print::line(format!("{purged} dead letters purged")),
+            }
+            ExitCode::SUCCESS
+        }
+    };
+    tenure.close().await;
+    Ok(code)
+}
+
+impl DeadSelection {
+    fn filter(&self) -> DeadFilter {
+        let mut filter = DeadFilter::new();
+        if let Some(queue) = &self.queue {
+            filter = filter.queue(queue);
+        }
+        if let Some(kind) = &self.kind {
+            filter = filter.kind(kind);
+        }
+        if let Some(category) = &self.category {
+            filter = filter.category(category);
+        }
+        filter
+    }
+
+    fn is_empty(&self) -> bool {
+        self.queue.is_none() && self.kind.is_none() && self.category.is_none()
+    }
+}
+
+fn list(letters: &[DeadLetter]) -> comfy_table::Table {
+    let mut table = jobs::table(&["ID", "QUEUE", "KIND", "CATEGORY", "ATTEMPT", "DIED", "LAST ERROR"]);
+    for letter in letters {
+        table.add_row([
+            letter.id.to_string(),
+            print::printable(&letter.queue),
+            print::printable(&letter.kind),
+            letter.category.clone(),
+            format!("{}/{}", letter.attempt, letter.max_attempts),
+            jobs::time(Some(letter.died_at)),
+            print::printable(&letter.last_error).chars().take(80).collect(),
+        ]);
+    }
+    table
+}
+
+async fn count(cli: &Cli, tenure: &Tenure) -> anyhow::Result<ExitCode> {
+    let counts = tenure.dead_counts().await?;
+    if cli.output == Output::Json {
+        print::line(serde_json::to_string_pretty(&counts)?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut table = jobs::table(&["JOBS", "QUEUE", "KIND", "CATEGORY", "OLDEST", "NEWEST"]);
+    for count in counts {
+        table.add_row([
+            count.jobs.to_string(),
+            print::printable(&count.queue),
+            print::printable(&count.kind),
+            count.category,
+            jobs::time(Some(count.oldest)),
+            jobs::time(Some(count.newest)),
+        ]);
+    }
+    print::line(table);
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn show(cli: &Cli, tenure: &Tenure, id: JobId, raw: bool) -> anyhow::Result<ExitCode> {
+    let Some(letter) = tenure.dead_letter(id).await? else {
+        bail!("there is no dead letter {id}; `tenure dead list` shows the latest");
+    };
+    if raw {
+        let Some(bytes) = &letter.raw_payload else {
+            bail!("{id} was a job: its payload is JSON, which `tenure dead show {id} --output json` prints");
+        };
+        std::io::stdout().write_all(bytes)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if cli.output == Output::Json {
+        let mut value = serde_json::to_value(&letter)?;
+        // As text where it is one; the bytes themselves are what --raw is for.
+        value["raw_text"] =
+            letter.raw_payload.as_deref().and_then(|raw| std::str::from_utf8(raw).ok()).into();
+        print::line(serde_json::to_string_pretty(&value)?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut about = jobs::table(&[]);
+    let json =
+        |value: &Option<serde_json::Value>| value.as_ref().map(ToString::to_string).unwrap_or_default();
+    for (name, value) in [
+        ("id", letter.id.to_string()),
+        ("queue", letter.queue.clone()),
+        ("kind", letter.kind.clone()),
+        ("subject", letter.subject.clone().unwrap_or_default()),
+        ("category", letter.category.clone()),
+        ("last error", letter.last_error.clone()),
+        ("attempt", format!("{} of {}", letter.attempt, letter.max_attempts)),
+        ("losses", letter.losses.to_string()),
+        ("worker", letter.worker_id.clone().unwrap_or_default()),
+        ("created", jobs::time(Some(letter.created_at))),
+        ("died", jobs::time(Some(letter.died_at))),
+        ("payload", json(&letter.payload)),
+        ("checkpoint", json(&letter.checkpoint)),
+        (
+            "raw payload",
+            letter.raw_bytes.map(|n| format!("{n} bytes; --raw prints them")).unwrap_or_default(),
+        ),
+    ] {
+        if !value.is_empty() {
+            about.add_row([name.to_owned(), print::printable(&value)]);
+        }
+    }
+    print::line(&about);
+    let attempts = tenure.executions(id).await?;
+    if !attempts.is_empty() {
+        print::line(format!("\n{}", jobs::attempts(attempts)));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn redrive(
+    cli: &Cli,
+    tenure: &Tenure,
+    ids: &[JobId],
+    all: bool,
+    selection: &DeadSelection,
+) -> anyhow::Result<ExitCode> {
+    if ids.is_empty() {
+        if selection.is_empty() && !all {
+            bail!("say which: ids, --queue, --kind or --category, or --all");
+        }
+        let redriven = tenure.redrive_all(&selection.filter()).await?;
+        match cli.output {
+            Output::Json => print::line(json!({ "redriven": redriven })),
+            Output::Table => print::line(format!("{redriven} jobs are queued again")),
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    if all || !selection.is_empty() {
+        bail!("give ids, or a selection, not both");
+    }
+    let answers = tenure.redrive(ids).await?;
+    Ok(print_retried(cli, ids, &answers))
+}
+
+/// Prints what became of each; fails if one was not retried.
+pub(super) fn print_retried(cli: &Cli, ids: &[JobId], answers: &[Retried]) -> ExitCode {
+    let mut code = ExitCode::SUCCESS;
+    for (id, answer) in ids.iter().zip(answers) {
+        if !matches!(answer, Retried::Due | Retried::Redriven | Retried::Live { .. }) {
+            code = ExitCode::FAILURE;
+        }
+        let text = match answer {
+            Retried::Due => "was waiting; it is due now".into(),
+            Retried::Redriven => "was dead; it is queued again".into(),
+            Retried::Live { status } => format!("is {status}; there is nothing to do"),
+            Retried::Finished { status } => {
+                format!("is {status}: a finished job is not run again; enqueue a new one")
+            }
+            Retried::Refused => format!(
+                "was refused before it became a job; correct what `tenure dead show {id} --raw` prints, and publish it"
+            ),
+            Retried::NotFound => "does not exist".into(),
+        };
+        match cli.output {
+            Output::Json => print::line(print::answer(*id, answer)),
+            Output::Table => print::line(format!("{id} {text}")),
+        }
+    }
+    code
+}

@@ -1,0 +1,116 @@
+//! Control: what workers, and those who cancel, say to each other. Plain NATS messages, never stored.
+//!
+//! A *probe* asks whether a process still is there: it subscribes to a subject of its own, and the server
+//! tells at once when nobody does. A frozen process is there, and does not answer.
+//! An *announcement* of cancellations is a hint: each worker asks the database about its own jobs.
+
+use std::time::Duration;
+
+use async_nats::{Request, Subscriber, client::RequestErrorKind};
+use futures::StreamExt;
+use serde::{Deserialize, Serialize};
+
+use super::connect::{Queue, QueueError};
+use crate::{config::OWN_SUBJECTS, job::JobId};
+
+/// How long a process may take to answer a probe. It is not gone if it takes longer.
+const ANSWER_WITHIN: Duration = Duration::from_secs(1);
+/// The most jobs of one announcement: some 40 KB.
+const ANNOUNCED_MAX: usize = 1_000;
+
+/// What a probe has found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Probed {
+    /// The process answered.
+    Here,
+    /// It may be frozen, or NATS is slow or away: nothing is known.
+    NoAnswer,
+    /// The server says that nobody subscribes to its subject.
+    Gone,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Announcement {
+    cancelled: Vec<JobId>,
+}
+
+/// What is said to this process.
+pub(crate) struct Control {
+    queue: Queue,
+    probes: Subscriber,
+    announcements: Subscriber,
+}
+
+impl Queue {
+    /// A subject of one process's own.
+    pub(crate) fn new_probe_subject(&self) -> String {
+        format!("{OWN_SUBJECTS}.{}.worker.{}", self.prefix, uuid::Uuid::new_v4().simple())
+    }
+
+    fn cancel_subject(&self) -> String {
+        format!("{OWN_SUBJECTS}.{}.cancel", self.prefix)
+    }
+
+    /// Listens to probes on this subject, and to announcements.
+    pub(crate) async fn listen(&self, probe_subject: &str) -> Result<Control, QueueError> {
+        let subscribe = |subject: String| async move {
+            self.client.subscribe(subject).await.map_err(|error| QueueError::Unavailable(error.to_string()))
+        };
+        Ok(Control {
+            queue: self.clone(),
+            probes: subscribe(probe_subject.to_owned()).await?,
+            announcements: subscribe(self.cancel_subject()).await?,
+        })
+    }
+
+    /// Asks whether the process of this subject is there.
+    pub(crate) async fn probe(&self, subject: &str) -> Probed {
+        if !self.is_connected() {
+            return Probed::NoAnswer;
+        }
+        let request = Request::new().timeout(Some(ANSWER_WITHIN));
+        match self.client.send_request(subject.to_owned(), request).await {
+            Ok(_) => Probed::Here,
+            Err(error) if error.kind() == RequestErrorKind::NoResponders => Probed::Gone,
+            Err(_) => Probed::NoAnswer,
+        }
+    }
+
+    /// Tells every worker that these jobs were cancelled. Without NATS they find out by themselves.
+    pub(crate) async fn announce_cancelled(&self, jobs: &[JobId]) {
+        for some in jobs.chunks(ANNOUNCED_MAX) {
+            let Ok(body) = serde_json::to_vec(&Announcement { cancelled: some.to_vec() }) else { continue };
+            if !self.is_connected() {
+                return;
+            }
+            if let Err(error) = self.client.publish(self.cancel_subject(), body.into()).await {
+                tracing::debug!(%error, "a cancellation was not announced");
+            }
+        }
+    }
+}
+
+impl Control {
+    /// The jobs of the next announcement; answers probes meanwhile. `None`: nothing will come any more.
+    ///
+    /// Cancel safe.
+    pub(crate) async fn next(&mut self) -> Option<Vec<JobId>> {
+        loop {
+            tokio::select! {
+                probe = self.probes.next() => {
+                    if let Some(reply) = probe?.reply
+                        && let Err(error) = self.queue.client.publish(reply, "here".into()).await
+                    {
+                        tracing::debug!(%error, "a probe was not answered");
+                    }
+                }
+                announcement = self.announcements.next() => {
+                    match serde_json::from_slice::<Announcement>(&announcement?.payload) {
+                        Ok(announcement) => return Some(announcement.cancelled),
+                        Err(error) => tracing::warn!(%error, "an announcement that tenure did not write"),
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Vanished: takes back the jobs of processes that are gone, long before they would be stale.
+//!
+//! Two channels must agree, on two looks: the process has not renewed its row in Postgres, and NATS says
+//! that nobody subscribes to its subject. One that is frozen, or cut off from one of the two servers, is
+//! not gone. One that is cut off from both looks like a dead one; fencing keeps it from writing, but what
+//! it does elsewhere may overlap with the next attempt.
+//!
+//! The suspicion is kept in the process's row, so that the two looks may be two workers'.
+//!
+//! Invariants, each held by the test of that name:
+//!
+//! - `a_killed_workers_jobs_run_elsewhere_within_15_seconds`
+//! - `no_healthy_job_is_taken_when_nats_restarts`
+//! - `no_healthy_job_is_taken_when_postgres_restarts`
+//! - `a_worker_that_is_paused_for_less_than_stale_after_keeps_its_jobs`
+
+use std::time::Duration;
+
+use futures::future::join_all;
+
+use crate::{
+    config::Timing,
+    fault, metrics,
+    queue::{Probed, Queue},
+    store::{Store, StoreError},
+};
+
+/// How many renewals a process may miss, in tenths, before it is asked for, and before it is gone. The
+/// first look comes early, so that the second need not come late.
+const ASKED_AFTER_TENTHS: u32 = 14;
+const GONE_AFTER_TENTHS: u32 = 20;
+/// How far apart two looks are, in tenths of the time between renewals.
+const BETWEEN_LOOKS_TENTHS: u32 = 4;
+/// For how many renewals our own connections must have been up: others come back after an outage, too.
+const SETTLED_RENEWALS: u32 = 3;
+
+/// How long to wait between looks.
+pub(crate) fn look_every(timing: &Timing) -> Duration {
+    timing.renew_every / 5
+}
+
+/// Looks for processes that are gone. Returns how many jobs were reset.
+pub(crate) async fn look(
+    store: &Store,
+    queue: &Queue,
+    timing: &Timing,
+    worker_id: &str,
+) -> Result<usize, StoreError> {
+    let tenths = |n: u32| timing.renew_every * n / 10;
+    let settled = || {
+        let least = timing.renew_every * SETTLED_RENEWALS;
+        store.up_for() >= least && queue.up_for() >= least
+    };
+    if !settled() {
+        return Ok(0);
+    }
+    let asked_after = tenths(ASKED_AFTER_TENTHS);
+    let silent = store.silent_workers(asked_after, worker_id).await?;
+    if silent.is_empty() {
+        return Ok(0);
+    }
+    let answers = join_all(silent.iter().map(|(_, subject)| queue.probe(subject))).await;
+    // Asked over a connection that broke meanwhile, nobody answers.
+    if !settled() {
+        return Ok(0);
+    }
+    let looked: Vec<_> = silent
+        .into_iter()
+        .zip(answers)
+        .map(|((worker, _), answer)| (worker, answer == Probed::Gone))
+        .collect();
+    store.suspect(&looked, asked_after).await?;
+    let gone: Vec<_> = looked.into_iter().filter(|(_, gone)| *gone).map(|(worker, _)| worker).collect();
+    if gone.is_empty() {
+        return Ok(0);
+    }
+    let (gone_after, between) = (tenths(GONE_AFTER_TENTHS), tenths(BETWEEN_LOOKS_TENTHS));
+    let taken = store
+        .reset_vanished(&gone, gone_after, between, timing.scan_every, timing.stale_after, worker_id)
+        .await?;
+    if !taken.is_empty() {
+        fault::point("reset");
+    }
+    for attempt in &taken {
+        tracing::warn!(
+            job = %attempt.job, token = %attempt.token, owner = attempt.owner, route = ?attempt.route,
+            queue = attempt.queue, kind = attempt.kind, silence = ?attempt.silence, "took a vanished worker's job back"
+        );
+    }
+    metrics::recovered("vanished", taken.len());
+    // A wrong guess enters itself again.
+    store.forget_workers(Some(&gone), gone_after).await?;
+    Ok(taken.len())
+}

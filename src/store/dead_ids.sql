@@ -1,0 +1,16 @@
+-- dead_ids: those that can be redriven, a page at a time, the oldest first.
+--
+--   $1 queue or NULL  $2 kind or NULL  $3 category or NULL  $4 seconds since they died, at least
+--   $5 died no later than this  $6 row limit
+--
+-- What was refused before it became a job is none of them. A job that dies again meanwhile is not met twice.
+SELECT id
+  FROM tenure.dead_letter_jobs
+ WHERE ($1::text IS NULL OR queue = $1)
+   AND ($2::text IS NULL OR kind = $2)
+   AND ($3::text IS NULL OR category = $3)
+   AND died_at <= statement_timestamp() - $4::float8 * interval '1 second'
+   AND died_at <= $5
+   AND payload IS NOT NULL
+ ORDER BY died_at
+ LIMIT $6

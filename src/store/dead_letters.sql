@@ -1,0 +1,13 @@
+-- dead_letters: jobs that failed, the latest first, without their payloads.
+--
+--   $1 queue or NULL  $2 kind or NULL  $3 category or NULL  $4 seconds since they died, at least
+--   $5 row limit
+SELECT id, queue, kind, subject, attempt, max_attempts, fencing_token, worker_id, created_at, died_at,
+       losses, last_error, category, payload IS NULL AS refused, octet_length(raw_payload) AS raw_bytes
+  FROM tenure.dead_letter_jobs
+ WHERE ($1::text IS NULL OR queue = $1)
+   AND ($2::text IS NULL OR kind = $2)
+   AND ($3::text IS NULL OR category = $3)
+   AND died_at <= statement_timestamp() - $4::float8 * interval '1 second'
+ ORDER BY died_at DESC, id DESC
+ LIMIT $5

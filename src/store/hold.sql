@@ -1,0 +1,10 @@
+-- hold: the first statement of a transaction whose snapshot lasts. Nobody can take the job back, or end
+-- it, until that transaction ends.
+--
+--   $1 job id  $2 token  $3 claim id
+--
+-- No row: this worker no longer owns the job.
+-- KEY SHARE stops what locks the row to end its attempt, and nothing else: progress goes on.
+SELECT id FROM tenure.jobs
+ WHERE id = $1 AND fencing_token = $2 AND claim_id = $3 AND status = 'processing'
+   FOR KEY SHARE

@@ -1,0 +1,22 @@
+-- purge_dead: dead letters of some age go, with what else is known of their jobs.
+--
+--   $1 queue or NULL  $2 kind or NULL  $3 category or NULL  $4 seconds since they died, at least
+--   $5 row limit
+--
+-- Their unique keys stay: a key outlives its job.
+WITH old AS MATERIALIZED (
+    SELECT id FROM tenure.dead_letter_jobs
+     WHERE ($1::text IS NULL OR queue = $1)
+       AND ($2::text IS NULL OR kind = $2)
+       AND ($3::text IS NULL OR category = $3)
+       AND died_at <= statement_timestamp() - $4::float8 * interval '1 second'
+     ORDER BY died_at
+     LIMIT $5
+       FOR UPDATE SKIP LOCKED
+), attempts AS (
+    DELETE FROM tenure.job_executions e USING old WHERE e.job_id = old.id
+), effects AS (
+    DELETE FROM tenure.effects e USING old WHERE e.job_id = old.id
+)
+DELETE FROM tenure.dead_letter_jobs d USING old WHERE d.id = old.id
+RETURNING d.id

@@ -1,0 +1,28 @@
+-- redrive: dead jobs go back to the queue, under the same id.
+--
+--   $1 ids
+--
+-- One row a job that went back. A job that is missing is not dead, or was refused before it was a job.
+-- Attempts and losses start anew; the token and the dispatch go on, so that neither a write of an old
+-- attempt nor a message of an old publication can pass for a new one. The attempt that ended the job
+-- joins the others in job_executions.
+WITH picked AS MATERIALIZED (
+    SELECT * FROM tenure.dead_letter_jobs
+     WHERE id = ANY ($1::uuid[]) AND payload IS NOT NULL
+     ORDER BY id
+       FOR UPDATE
+), audited AS (
+    INSERT INTO tenure.job_executions (job_id, fencing_token, attempt, claim_id, worker_id, started_at,
+           finished_at, outcome, error)
+    SELECT id, fencing_token, attempt, claim_id, worker_id, started_at, died_at, last_outcome, last_error
+      FROM picked
+     WHERE claim_id IS NOT NULL
+), gone AS (
+    DELETE FROM tenure.dead_letter_jobs d USING picked WHERE d.id = picked.id
+)
+INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, fencing_token, created_at, scheduled_at,
+       checkpoint, trace_context, last_error, dispatch, publish_at, clear_reason)
+SELECT id, queue, kind, payload, max_attempts, fencing_token, created_at, clock_timestamp(),
+       checkpoint, trace_context, last_error, dispatch, clock_timestamp(), 'redriven'
+  FROM picked
+RETURNING id

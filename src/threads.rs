@@ -1,0 +1,154 @@
+//! Threads: where handlers run, and what is known of one that blocks its thread.
+//!
+//! Handlers run on threads of their own. One that blocks (a computation, a lock, a library without
+//! `async`) then holds up neither heartbeats nor claims nor the shutdown. It cannot be dropped while it
+//! blocks: nothing can end a thread from outside. It is reported, its job goes on without it, and when
+//! every thread is held by a handler that was given up, the worker ends.
+
+use std::{
+    future::Future,
+    io,
+    pin::Pin,
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    task::{Context, Poll},
+    time::{Duration, Instant},
+};
+
+use tokio::runtime::{Handle, Runtime};
+
+/// The fewest threads for handlers: one that blocks for a moment should not hold up all others.
+const THREADS_MIN: usize = 4;
+/// How often abandoned handlers are looked after.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// Milliseconds of this process; 0 is none.
+fn now() -> u64 {
+    static START: OnceLock<Instant> = OnceLock::new();
+    let since = START.get_or_init(Instant::now).elapsed().as_millis();
+    u64::try_from(since).unwrap_or(u64::MAX).saturating_add(1)
+}
+
+/// When a handler was last given its thread, until it gave it back.
+#[derive(Debug, Default)]
+pub(crate) struct Thread {
+    since: AtomicU64,
+    reported: AtomicBool,
+}
+
+impl Thread {
+    /// For how long the handler has not given its thread back.
+    pub(crate) fn blocked_for(&self) -> Option<Duration> {
+        let since = self.since.load(Ordering::Acquire);
+        (since > 0).then(|| Duration::from_millis(now().saturating_sub(since)))
+    }
+
+    /// Whether this is the first report of this time.
+    pub(crate) fn report(&self) -> bool {
+        !self.reported.swap(true, Ordering::AcqRel)
+    }
+
+    fn taken(&self) {
+        self.reported.store(false, Ordering::Release);
+        self.since.store(now(), Ordering::Release);
+    }
+
+    fn given_back(&self) {
+        self.since.store(0, Ordering::Release);
+    }
+}
+
+/// A handler's future that notes when it has a thread.
+pub(crate) struct Watched<T> {
+    handler: Pin<Box<dyn Future<Output = T> + Send>>,
+    thread: Arc<Thread>,
+}
+
+impl<T> Watched<T> {
+    pub(crate) fn new(handler: impl Future<Output = T> + Send + 'static, thread: Arc<Thread>) -> Self {
+        Self { handler: Box::pin(handler), thread }
+    }
+}
+
+impl<T> Future for Watched<T> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
+        self.thread.taken();
+        let polled = self.handler.as_mut().poll(context);
+        self.thread.given_back();
+        polled
+    }
+}
+
+impl<T> Drop for Watched<T> {
+    fn drop(&mut self) {
+        // After a panic, too.
+        self.thread.given_back();
+    }
+}
+
+/// The runtime of one worker's handlers, and those of them that were given up.
+#[derive(Debug, Clone)]
+pub(crate) struct Threads {
+    handle: Handle,
+    abandoned: Arc<Mutex<Vec<Arc<Thread>>>>,
+}
+
+impl Threads {
+    /// The user's runtime, or the process's own for handlers.
+    ///
+    /// That one is never shut down: what a handler left behind (a pool's connection, say) may be used by
+    /// others, and would break with it.
+    pub(crate) fn new(of_user: Option<Handle>) -> io::Result<Self> {
+        static OWN: Mutex<Option<Runtime>> = Mutex::new(None);
+        let handle = if let Some(handle) = of_user {
+            handle
+        } else {
+            let mut own = OWN.lock().unwrap_or_else(PoisonError::into_inner);
+            if own.is_none() {
+                let cores = std::thread::available_parallelism().map_or(1, usize::from);
+                let mut builder = tokio::runtime::Builder::new_multi_thread();
+                builder.thread_name("tenure-handler").enable_all().worker_threads(cores.max(THREADS_MIN));
+                *own = Some(builder.build()?);
+            }
+            own.as_ref().map(|runtime| runtime.handle().clone()).ok_or(io::ErrorKind::Other)?
+        };
+        Ok(Self { handle, abandoned: Arc::default() })
+    }
+
+    pub(crate) fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        self.handle.metrics().num_workers()
+    }
+
+    /// A handler was dropped, or would be if it gave its thread back.
+    pub(crate) fn abandon(&self, thread: &Arc<Thread>) {
+        if thread.blocked_for().is_some() {
+            self.abandoned.lock().unwrap_or_else(PoisonError::into_inner).push(thread.clone());
+        }
+    }
+
+    /// Completes when every thread is held by a handler that was given up: no job can run any more.
+    ///
+    /// Cancel safe.
+    pub(crate) async fn all_lost(&self) {
+        loop {
+            let held = {
+                let mut abandoned = self.abandoned.lock().unwrap_or_else(PoisonError::into_inner);
+                abandoned.retain(|thread| thread.blocked_for().is_some());
+                abandoned.len()
+            };
+            if held >= self.count() {
+                return;
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+}

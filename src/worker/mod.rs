@@ -1,0 +1,351 @@
+//! Worker: what users say about a worker, and what can be wrong with it.
+//!
+//! Not here: what a running worker does (`serve`).
+
+mod serve;
+
+use std::{collections::BTreeMap, future::Future, io, sync::Arc};
+
+use rand::distr::{Alphanumeric, SampleString};
+use serde_json::Value;
+use tokio::runtime::Handle;
+use tokio_util::task::TaskTracker;
+
+use self::serve::Shared;
+use crate::{
+    context::JobContext,
+    deliver::{Deliver, DeliverSettings},
+    heartbeat::Heartbeat,
+    job::{Job, NameError, check_queue},
+    run::{HandlerError, IntoOutcome, KindOptions, Kinds},
+    running::Running,
+    settle::Settle,
+    store::StoreError,
+    tenure::Tenure,
+    threads::Threads,
+};
+
+/// How many jobs of a queue run at once, unless said otherwise.
+const SLOTS_DEFAULT: usize = 10;
+/// The most slots of one queue: the database bounds what is useful long before.
+const SLOTS_MAX: usize = 100_000;
+
+/// A worker did not start, or ended before it was told to.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum WorkerError {
+    /// A queue's name.
+    #[error(transparent)]
+    Name(#[from] NameError),
+    /// A handler.
+    #[error(transparent)]
+    Handler(#[from] HandlerError),
+    /// A number of slots.
+    #[error("queue {queue:?} has {slots} slots, but must have 1 to {SLOTS_MAX}")]
+    Slots {
+        /// Which queue.
+        queue: String,
+        /// How many were asked for.
+        slots: usize,
+    },
+    /// Nothing to do.
+    #[error("the worker has no {0}; give it at least one")]
+    Nothing(&'static str),
+    /// The schema is missing or older than this program.
+    #[error("the schema is at version {is}, but this program needs {needs}; run `tenure migrate`")]
+    Schema {
+        /// What the database has.
+        is: i64,
+        /// What the program needs.
+        needs: i64,
+    },
+    /// Postgres refused.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// Every thread for handlers is held by one that blocks it and was given up: nothing can run any more.
+    /// The worker stopped in good order. Start the process anew: a blocked thread cannot be ended from inside.
+    #[error(
+        "all {threads} threads for handlers are held by handlers that block and were given up; \
+         restart the process, and use tokio::task::spawn_blocking for what does not await"
+    )]
+    Blocked {
+        /// How many threads there are.
+        threads: usize,
+    },
+    /// The system has no threads left for handlers.
+    #[error("the threads for handlers could not be started: {0}")]
+    Threads(io::Error),
+    /// The system does not tell the host's name.
+    #[error("the host's name cannot be read; set TENURE_HOSTNAME")]
+    Hostname,
+}
+
+/// Runs jobs. See [`Worker::builder`].
+#[derive(Debug)]
+pub struct Worker;
+
+impl Worker {
+    /// Starts to describe a worker.
+    ///
+    /// ```no_run
+    /// use tenure::{Job, JobContext, JobError, Outcome, Tenure, Worker};
+    ///
+    /// #[derive(serde::Serialize, serde::Deserialize)]
+    /// struct Greet { name: String }
+    /// impl Job for Greet { const KIND: &'static str = "greet"; }
+    ///
+    /// async fn greet(job: Greet, ctx: JobContext) -> Result<Outcome, JobError> {
+    ///     ctx.progress("greeting", 50.0, &job.name).await?;
+    ///     Outcome::done(format!("hello, {}", job.name))
+    /// }
+    ///
+    /// # async fn f(tenure: Tenure) -> Result<(), tenure::WorkerError> {
+    /// Worker::builder(&tenure).handle(greet).concurrency("default", 8).run_until(tenure::shutdown_signal()).await
+    /// # }
+    /// ```
+    pub fn builder(tenure: &Tenure) -> WorkerBuilder {
+        WorkerBuilder {
+            tenure: tenure.clone(),
+            state: Arc::new(()),
+            kinds: Kinds::default(),
+            queues: BTreeMap::new(),
+            error: None,
+            recovery: Recovery { scanner: true, relay: true, reconcile: true, vanished: true },
+            handlers_on: None,
+        }
+    }
+}
+
+/// Which ways of recovery a worker takes part in.
+#[derive(Debug, Clone, Copy)]
+#[expect(clippy::struct_excessive_bools, reason = "each is one of the ways")]
+struct Recovery {
+    scanner: bool,
+    relay: bool,
+    reconcile: bool,
+    vanished: bool,
+}
+
+/// A worker being described.
+#[must_use = "a worker runs when `run_until` is awaited"]
+pub struct WorkerBuilder<S = ()> {
+    tenure: Tenure,
+    state: Arc<S>,
+    kinds: Kinds<S>,
+    queues: BTreeMap<String, Option<usize>>,
+    error: Option<WorkerError>,
+    recovery: Recovery,
+    handlers_on: Option<Handle>,
+}
+
+impl<S> std::fmt::Debug for WorkerBuilder<S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("WorkerBuilder").field("queues", &self.queues).finish_non_exhaustive()
+    }
+}
+
+impl WorkerBuilder {
+    /// What every handler gets as `ctx.state()`. Before the first handler.
+    pub fn state<T: Send + Sync + 'static>(self, state: T) -> WorkerBuilder<T> {
+        WorkerBuilder {
+            tenure: self.tenure,
+            state: Arc::new(state),
+            kinds: Kinds::default(),
+            queues: self.queues,
+            error: self.error,
+            recovery: self.recovery,
+            handlers_on: self.handlers_on,
+        }
+    }
+}
+
+impl<S: Send + Sync + 'static> WorkerBuilder<S> {
+    /// Handles the jobs of one type; its queue is served.
+    pub fn handle<J, F, Fut>(self, handler: F) -> Self
+    where
+        J: Job,
+        F: Fn(J, JobContext<S>) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output: IntoOutcome> + Send + 'static,
+    {
+        self.handle_with(KindOptions::new(), handler)
+    }
+
+    /// [`WorkerBuilder::handle`] with options of the kind's own.
+    pub fn handle_with<J, F, Fut>(mut self, options: KindOptions, handler: F) -> Self
+    where
+        J: Job,
+        F: Fn(J, JobContext<S>) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output: IntoOutcome> + Send + 'static,
+    {
+        let added = self.kinds.add_typed(options, handler);
+        self.note(added);
+        self.queues.entry(J::QUEUE.into()).or_default();
+        self
+    }
+
+    /// Handles the jobs of a kind that has no Rust type.
+    pub fn handle_kind<F, Fut>(mut self, kind: &str, options: KindOptions, handler: F) -> Self
+    where
+        F: Fn(Value, JobContext<S>) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output: IntoOutcome> + Send + 'static,
+    {
+        let added = self.kinds.add(Some(kind), options, handler);
+        self.note(added);
+        self
+    }
+
+    /// Handles the jobs of every kind that has no handler of its own: no kind is unknown any more.
+    pub fn handle_any<F, Fut>(mut self, options: KindOptions, handler: F) -> Self
+    where
+        F: Fn(Value, JobContext<S>) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output: IntoOutcome> + Send + 'static,
+    {
+        let added = self.kinds.add(None, options, handler);
+        self.note(added);
+        self
+    }
+
+    /// Serves a queue, running at most so many of its jobs at once. Default 10 for the queues of typed
+    /// handlers.
+    pub fn concurrency(mut self, queue: &str, slots: usize) -> Self {
+        if let Err(error) = check_queue(queue) {
+            self.error.get_or_insert(error.into());
+        } else if slots == 0 || slots > SLOTS_MAX {
+            self.error.get_or_insert(WorkerError::Slots { queue: queue.into(), slots });
+        }
+        self.queues.insert(queue.into(), Some(slots));
+        self
+    }
+
+    /// Runs handlers on this runtime. Default: on one of tenure's own, whose threads (at least 4, or one a
+    /// core) are named `tenure-handler` and serve all workers of the process, so that a handler which blocks
+    /// its thread holds up neither heartbeats nor claims nor the shutdown.
+    ///
+    /// Give another than the one that calls [`WorkerBuilder::run_until`], or that protection is gone.
+    pub fn handlers_on(mut self, runtime: Handle) -> Self {
+        self.handlers_on = Some(runtime);
+        self
+    }
+
+    /// For tests of one way of recovery: switches the others off.
+    #[doc(hidden)]
+    pub fn recovery(mut self, scanner: bool, relay: bool, reconcile: bool) -> Self {
+        self.recovery = Recovery { scanner, relay, reconcile, vanished: scanner };
+        self
+    }
+
+    fn note(&mut self, added: Result<(), HandlerError>) {
+        if let Err(error) = added {
+            self.error.get_or_insert(error.into());
+        }
+    }
+
+    /// Runs jobs until `shutdown` completes, then stops in good order: running jobs may finish within
+    /// [`Timing::shutdown_grace`]; the rest is released, back in the queue at once, its attempt not
+    /// charged.
+    ///
+    /// Waits for servers that are away. Dropped, it leaves its jobs to be recovered, as a crash does.
+    ///
+    /// # Errors
+    ///
+    /// What can be known at the start to be wrong, and [`WorkerError::Blocked`].
+    pub async fn run_until(mut self, shutdown: impl Future<Output = ()>) -> Result<(), WorkerError> {
+        if let Some(error) = self.error.take() {
+            return Err(error);
+        }
+        let config = self.tenure.config().clone();
+        self.kinds.settle_timing(&config.timing)?;
+        for (name, what) in [(self.kinds.is_empty(), "handler"), (self.queues.is_empty(), "queue")] {
+            if name {
+                return Err(WorkerError::Nothing(what));
+            }
+        }
+        let hostname = match &config.hostname {
+            Some(name) => name.clone(),
+            None => {
+                hostname::get().ok().and_then(|name| name.into_string().ok()).ok_or(WorkerError::Hostname)?
+            }
+        };
+        let random = Alphanumeric.sample_string(&mut rand::rng(), 8).to_lowercase();
+        let worker_id = format!("{hostname}-{}-{random}", std::process::id());
+        let queues: BTreeMap<_, _> =
+            self.queues.iter().map(|(name, slots)| (name.clone(), slots.unwrap_or(SLOTS_DEFAULT))).collect();
+
+        let store = self.tenure.store().clone();
+        let queue = self.tenure.queue().clone();
+        let running = Running::default();
+        let heartbeat =
+            Heartbeat::new(store.clone(), running.clone(), config.timing.clone(), worker_id.clone());
+        let deliver = Deliver::new(
+            store.clone(),
+            running.clone(),
+            heartbeat.clone(),
+            DeliverSettings {
+                worker_id: worker_id.as_str().into(),
+                worker_host: hostname.as_str().into(),
+                prefix: config.subject_prefix.as_str().into(),
+                payload_bytes_max: config.payload_bytes_max,
+                unknown_kind_after: config.timing.unknown_kind_after,
+                scan_every: config.timing.scan_every,
+            },
+        );
+        let settle = Settle::new(store.clone(), worker_id.as_str().into());
+        let threads = Threads::new(self.handlers_on).map_err(WorkerError::Threads)?;
+        let shared = Arc::new(Shared {
+            probe_subject: queue.new_probe_subject(),
+            threads,
+            checkpoint_bytes_max: config.checkpoint_bytes_max,
+            store,
+            queue,
+            state: self.state,
+            kinds: self.kinds,
+            running,
+            heartbeat,
+            deliver,
+            settle,
+            timing: config.timing.clone(),
+            worker_id,
+            hostname,
+            queues,
+            recovery: self.recovery,
+            runtime_dir: config.runtime_dir.clone(),
+            jobs: TaskTracker::new(),
+        });
+        shared.run_until(shutdown).await
+    }
+}
+
+/// Completes when the process is told to stop: SIGTERM, or SIGINT (Ctrl-C).
+///
+/// From then on a second signal ends the process at once, with exit code 1; its jobs are recovered by
+/// others.
+pub async fn shutdown_signal() {
+    signalled().await;
+    tracing::info!("told to stop; a second signal exits at once");
+    tokio::spawn(async {
+        signalled().await;
+        tracing::warn!("a second signal: exiting at once");
+        std::process::exit(1);
+    });
+}
+
+async fn signalled() {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        let mut terminate = match signal(SignalKind::terminate()) {
+            Ok(signal) => signal,
+            Err(error) => {
+                tracing::error!(%error, "SIGTERM cannot be caught; stop with Ctrl-C");
+                drop(tokio::signal::ctrl_c().await);
+                return;
+            }
+        };
+        tokio::select! {
+            _ = tokio::signal::ctrl_c() => {}
+            _ = terminate.recv() => {}
+        }
+    }
+    #[cfg(not(unix))]
+    drop(tokio::signal::ctrl_c().await);
+}

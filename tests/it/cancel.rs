@@ -1,0 +1,280 @@
+//! Cancellation: of queued jobs at once, of running ones within a second, wherever they run.
+
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use tenure::{
+    CancelReason, Cancelled, JobContext, JobError, JobRequest, KindOptions, Outcome, Status, Worker,
+};
+use tokio::sync::mpsc;
+
+use crate::{
+    harness::{Bench, Child, Running, bench, bench_with, bench_with_servers, until_file},
+    scenarios::{Step, step},
+};
+
+/// Nobody takes a job back here, and no progress write tells of anything by chance.
+fn patient(config: &mut tenure::Config) {
+    config.timing.stale_after = Duration::from_secs(300);
+    config.timing.scan_every = Duration::from_secs(30);
+    config.timing.ack_wait = Duration::from_secs(600);
+}
+
+fn job(n: u32) -> JobRequest {
+    JobRequest::new("q", "k", json!(n))
+}
+
+/// A worker of silent handlers, which tell why they were stopped and when.
+fn silent(bench: &Bench, slots: usize) -> (Running, mpsc::UnboundedReceiver<(CancelReason, Instant)>) {
+    let (tell, told) = mpsc::unbounded_channel();
+    let handler = move |_: Value, ctx: JobContext| {
+        let tell = tell.clone();
+        async move {
+            let reason = ctx.cancelled().await;
+            assert_eq!(ctx.cancel_reason(), Some(reason));
+            tell.send((reason, Instant::now())).ok();
+            Err::<Outcome, _>(JobError::msg("stopped"))
+        }
+    };
+    let worker = Worker::builder(&bench.tenure).handle_any(KindOptions::new(), handler);
+    (Running::start(worker.concurrency("q", slots)), told)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queued_job_is_cancelled_at_once_and_its_message_runs_nothing() {
+    let bench = bench().await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    let now = bench.tenure.enqueue(job(1)).await.unwrap().id;
+    let later = bench.tenure.enqueue(job(2)).delay(Duration::from_secs(600)).await.unwrap().id;
+    bench.tenure.flush().await;
+    for id in [now, later] {
+        assert_eq!(bench.tenure.cancel(id).await.unwrap(), Cancelled::Cancelled);
+        // Twice is as good as once.
+        let again = bench.tenure.cancel(id).await.unwrap();
+        assert_eq!(again, Cancelled::Finished { status: Status::Cancelled });
+        assert_eq!(bench.tenure.job(id).await.unwrap().unwrap().status, Status::Cancelled);
+    }
+    assert_eq!(bench.messages().await, 1);
+    let worker = Running::start(
+        Worker::builder(&bench.tenure)
+            .handle_any(KindOptions::new(), |_, _| async {
+                assert!(std::env::args().count() == 0, "it runs")
+            })
+            .concurrency("q", 2),
+    );
+    bench.until_stream_is_empty(Duration::from_secs(10)).await;
+    assert_eq!(bench.count("tenure.job_executions_all").await, 0);
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_running_job_is_cancelled_within_a_second_wherever_it_runs() {
+    let bench = bench_with(patient).await;
+    // In another process, silent, with a write of its own only in minutes.
+    let mut other = Child::start(&bench, "worker");
+    let job = Step::new(&bench, "until cancelled");
+    let id = bench.tenure.enqueue(job.clone()).await.unwrap().id;
+    until_file(&job.file("started")).await;
+    let asked = Instant::now();
+    let Cancelled::Asked { worker } = bench.tenure.cancel(id).await.unwrap() else { panic!("not running") };
+    assert!(worker.contains(&other.pid().to_string()), "{worker}");
+    until_file(&job.file("result")).await;
+    let took = asked.elapsed();
+    assert!(took < Duration::from_secs(1), "{took:?}");
+    assert_eq!(std::fs::read_to_string(job.file("result")).unwrap(), "User");
+    let ended = bench.until_finished(id).await;
+    assert_eq!((ended.status, ended.attempt), (Status::Cancelled, 1));
+    let outcome = bench.text("SELECT outcome FROM tenure.job_executions_all").await;
+    assert_eq!(outcome, "(cancelled)");
+    bench.until_stream_is_empty(Duration::from_secs(5)).await;
+    other.signal(Signal::TERM);
+    assert_eq!(other.wait().await, Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_nats_a_running_job_learns_with_its_next_progress_write() {
+    let mut bench = bench_with_servers(patient).await;
+    let worker = Running::start(Worker::builder(&bench.tenure).handle(step));
+    let job = Step::new(&bench, "report");
+    let id = bench.tenure.enqueue(job.clone()).await.unwrap().id;
+    until_file(&job.file("started")).await;
+    bench.own.as_mut().unwrap().nats.stop();
+    let asked = Instant::now();
+    assert!(matches!(bench.tenure.cancel(id).await.unwrap(), Cancelled::Asked { .. }));
+    // It reports, and is dropped after its grace of half a second: it does not listen.
+    assert_eq!(bench.until_finished(id).await.status, Status::Cancelled);
+    assert!(asked.elapsed() < Duration::from_secs(3), "{:?}", asked.elapsed());
+    bench.own.as_mut().unwrap().nats.restart().unwrap();
+    bench.until_stream_is_empty(Duration::from_secs(20)).await;
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_is_cancelled_by_its_unique_key_and_jobs_by_queue_and_kind() {
+    let bench = bench_with(patient).await;
+    let (worker, mut told) = silent(&bench, 3);
+    let keyed = bench.tenure.enqueue(job(0)).unique_key("order 7").await.unwrap().id;
+    bench.until_count("tenure.jobs WHERE status = 'processing'", 1).await;
+    assert_eq!(bench.tenure.cancel_key("q", "order 8").await.unwrap(), None);
+    assert_eq!(bench.tenure.cancel_key("other", "order 7").await.unwrap(), None);
+    let (id, answer) = bench.tenure.cancel_key("q", "order 7").await.unwrap().unwrap();
+    assert!(id == keyed && matches!(answer, Cancelled::Asked { .. }));
+    assert_eq!(told.recv().await.unwrap().0, CancelReason::User);
+    bench.until_finished(keyed).await;
+
+    // More than one page of jobs, some of them running, in two queues and of two kinds.
+    let of = |queue: &'static str, kind: &'static str, n: u32| {
+        (0..n).map(move |n| JobRequest::new(queue, kind, json!(n)))
+    };
+    let jobs = of("q", "a", 700).chain(of("q", "b", 5)).chain(of("elsewhere", "a", 5));
+    bench.tenure.enqueue_many(jobs).await.unwrap();
+    bench.until_count("tenure.jobs WHERE status = 'processing'", 3).await;
+    let running_a =
+        bench.count("tenure.jobs WHERE status = 'processing' AND kind = 'a'").await.unsigned_abs();
+    let done = bench.tenure.cancel_all("q", Some("a")).await.unwrap();
+    assert_eq!(done.asked + done.cancelled, 700, "{done:?}");
+    assert!(done.asked >= running_a, "{done:?}");
+    bench
+        .until_count("tenure.job_history WHERE status = 'cancelled' AND kind = 'a' AND queue = 'q'", 700)
+        .await;
+    assert_eq!(bench.count("tenure.jobs WHERE queue = 'elsewhere'").await, 5);
+    let done = bench.tenure.cancel_all("q", None).await.unwrap();
+    assert_eq!(done.asked + done.cancelled, 5);
+    bench.until_count("tenure.jobs WHERE queue = 'q'", 0).await;
+    for bad in ["*", "", "a b"] {
+        let error = bench.tenure.cancel_all(bad, None).await.unwrap_err().to_string();
+        assert!(error.contains("use 1 to 64 of"), "{error}");
+    }
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancelled_job_whose_worker_died_is_cancelled_by_whoever_takes_it_back() {
+    let bench = bench().await;
+    let mut victim = Child::start(&bench, "worker");
+    let job = Step::new(&bench, "report");
+    let id = bench.tenure.enqueue(job.clone()).await.unwrap().id;
+    until_file(&job.file("started")).await;
+    victim.signal(Signal::STOP);
+    assert!(matches!(bench.tenure.cancel(id).await.unwrap(), Cancelled::Asked { .. }));
+    victim.kill().await;
+    let next = Running::start(Worker::builder(&bench.tenure).handle(step));
+    let ended = bench.until_finished(id).await;
+    assert_eq!((ended.status, ended.fencing_token), (Status::Cancelled, 1), "it never ran again");
+    next.stop().await;
+}
+
+/// A thousand times: a job that is cancelled while it completes is one or the other, and stays it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancellation_that_races_with_the_completion_has_one_winner() {
+    let bench = bench().await;
+    let worker = Running::start(
+        Worker::builder(&bench.tenure).handle_any(KindOptions::new(), |_, _| async {}).concurrency("q", 20),
+    );
+    bench.until_count("tenure.workers", 1).await;
+    let mut answers = std::collections::BTreeMap::new();
+    for n in 0..20_u32 {
+        let jobs = bench.tenure.enqueue_many((0..50).map(job)).await.unwrap();
+        let ids: Vec<_> = jobs.iter().map(|job| job.id).collect();
+        // At another moment each time: while they wait, run, settle.
+        tokio::time::sleep(Duration::from_micros(u64::from(n) * 700)).await;
+        for (id, answer) in ids.iter().zip(bench.tenure.cancel_many(&ids).await.unwrap()) {
+            let ended = bench.until_finished(*id).await;
+            match answer {
+                Cancelled::Cancelled => assert_eq!((ended.status, ended.attempt), (Status::Cancelled, 0)),
+                Cancelled::Asked { .. } => assert!(ended.status.is_finished()),
+                Cancelled::Finished { status } => {
+                    assert_eq!((status, ended.status), (Status::Completed, status))
+                }
+                other => panic!("{other:?}"),
+            }
+            *answers.entry(format!("{answer:?}").split(' ').next().unwrap().to_owned()).or_insert(0) += 1;
+        }
+    }
+    assert_eq!(bench.count("tenure.job_history").await, 1_000);
+    assert_eq!(bench.count("tenure.jobs").await, 0);
+    assert!(answers.len() > 1, "no race was run: {answers:?}");
+    bench.until_stream_is_empty(Duration::from_secs(10)).await;
+    worker.stop().await;
+}
+
+/// The four reasons, each as the handler sees it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_sees_why_it_is_stopped() {
+    let bench = bench_with(|config| config.timing.shutdown_grace = Duration::ZERO).await;
+    let (tell, mut told) = mpsc::unbounded_channel();
+    let handler = move |_: Value, ctx: JobContext| {
+        let tell = tell.clone();
+        async move {
+            tell.send(ctx.cancelled().await).unwrap();
+            Ok::<_, JobError>(Outcome::Cancel("seen".into()))
+        }
+    };
+    let worker = Running::start(
+        Worker::builder(&bench.tenure)
+            .handle_kind("limited", KindOptions::new().timeout(Duration::from_millis(50)), handler.clone())
+            .handle_any(KindOptions::new().keepalive(), handler)
+            .concurrency("q", 4),
+    );
+    bench.tenure.enqueue(JobRequest::new("q", "limited", json!(1))).await.unwrap();
+    assert_eq!(told.recv().await, Some(CancelReason::Timeout));
+
+    let user = bench.tenure.enqueue(job(1)).await.unwrap().id;
+    let running = "tenure.jobs WHERE status = 'processing' AND kind = 'k'";
+    bench.until_count(running, 1).await;
+    bench.tenure.cancel(user).await.unwrap();
+    assert_eq!(told.recv().await, Some(CancelReason::User));
+    bench.until_finished(user).await;
+
+    bench.tenure.enqueue(job(2)).await.unwrap();
+    bench.until_count(running, 1).await;
+    bench.execute("UPDATE tenure.jobs SET fencing_token = 9, claim_id = gen_random_uuid()").await;
+    assert_eq!(told.recv().await, Some(CancelReason::Lost));
+    bench.execute("DELETE FROM tenure.jobs").await;
+
+    bench.tenure.enqueue(job(3)).await.unwrap();
+    bench.until_count(running, 1).await;
+    worker.stop().await;
+    assert_eq!(told.recv().await, Some(CancelReason::Shutdown));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_command_line_cancels_and_says_what_it_found() {
+    let bench = bench().await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    let waiting = bench.tenure.enqueue(job(1)).delay(Duration::from_secs(600)).await.unwrap().id;
+    let keyed = bench.tenure.enqueue(job(2)).unique_key("k7").await.unwrap().id;
+    bench.tenure.enqueue_many((0..3).map(job)).await.unwrap();
+    let run = |arguments: Vec<String>| {
+        let mut command = bench.program(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+        async move {
+            let output = command.output().await.unwrap();
+            let text = |bytes| String::from_utf8(bytes).unwrap();
+            (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+        }
+    };
+    let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let (code, out, _) = run(words(&format!("jobs cancel {waiting}"))).await;
+    assert_eq!((code, out.trim()), (0, format!("{waiting} is cancelled").as_str()));
+    let (code, out, _) = run(words(&format!("jobs cancel {waiting} --output json"))).await;
+    let answer: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, &answer["result"], &answer["status"]), (0, &json!("finished"), &json!("cancelled")));
+    let (code, out, _) = run(words("jobs cancel --queue q --unique-key k7")).await;
+    assert!(code == 0 && out.contains(&keyed.to_string()), "{out}");
+    let (code, out, _) = run(words("jobs cancel --queue q --kind k")).await;
+    assert_eq!((code, out.trim()), (0, "3 cancelled, 0 running and told to stop"));
+    let nobody = uuid::Uuid::now_v7();
+    let (code, out, _) = run(words(&format!("jobs cancel {nobody}"))).await;
+    assert!(code == 1 && out.contains("does not exist"), "{out}");
+    for (arguments, expected) in [
+        ("jobs cancel", "say which: ids, or --queue"),
+        ("jobs cancel --queue q --unique-key none", "no job holds the unique key \"none\" in queue \"q\""),
+        ("jobs cancel --queue a.b", "use 1 to 64 of"),
+    ] {
+        let (code, _, error) = run(words(arguments)).await;
+        assert!(code == 1 && error.contains(expected), "{arguments}: {error}");
+    }
+    let (code, _, error) = run(words("jobs list --limit -5")).await;
+    assert!(code == 2 && error.contains("a number above 0, such as 50"), "{error}");
+}

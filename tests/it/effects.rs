@@ -1,0 +1,506 @@
+//! Exactly-once effects: a transaction of a handler against a reset, a second claim, and a retry, with the
+//! interleaving forced, at each isolation level.
+
+use std::{sync::Arc, time::Duration};
+
+use futures::future::BoxFuture;
+use serde_json::{Value, json};
+use sqlx::{PgConnection, PgPool};
+use tenure::{
+    ContextError, FencingToken, Isolation, JobContext, JobError, JobId, JobRequest, KindOptions, Outcome,
+    STATEMENTS, Status, Worker,
+};
+use tokio::sync::{Mutex, Semaphore, mpsc};
+use uuid::Uuid;
+
+use crate::harness::{Bench, Running, bench_with};
+
+/// What a handler and its test share: the handler says where it is, and goes on when it may.
+struct App {
+    pool: PgPool,
+    said: mpsc::UnboundedSender<String>,
+    /// For the first attempt, and for later ones.
+    go: [Semaphore; 2],
+}
+
+impl App {
+    /// Says where the handler is, and waits for permission.
+    async fn gate(&self, place: &str, token: FencingToken) {
+        self.said.send(place.into()).unwrap();
+        self.go[usize::from(token.0 > 1)].acquire().await.unwrap().forget();
+    }
+}
+
+struct World {
+    bench: Bench,
+    app: Arc<App>,
+    heard: Mutex<mpsc::UnboundedReceiver<String>>,
+}
+
+async fn world() -> World {
+    // Nobody takes a job back here but the test itself.
+    let bench = bench_with(|config| {
+        config.timing.stale_after = Duration::from_secs(300);
+        config.timing.scan_every = Duration::from_secs(30);
+        config.timing.ack_wait = Duration::from_secs(600);
+    })
+    .await;
+    bench.execute("CREATE TABLE public.app_effects (job uuid, token bigint)").await;
+    let (said, heard) = mpsc::unbounded_channel();
+    let pool = PgPool::connect(&bench.config.database_url).await.unwrap();
+    World {
+        bench,
+        app: Arc::new(App { pool, said, go: [Semaphore::new(0), Semaphore::new(0)] }),
+        heard: Mutex::new(heard),
+    }
+}
+
+impl World {
+    fn worker<F, Fut>(&self, handler: F) -> Running
+    where
+        F: Fn(Value, JobContext<Arc<App>>) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<Outcome, JobError>> + Send + 'static,
+    {
+        Running::start(
+            Worker::builder(&self.bench.tenure)
+                .state(self.app.clone())
+                .handle_any(KindOptions::new(), handler)
+                .concurrency("q", 4),
+        )
+    }
+
+    async fn enqueue(&self, payload: Value) -> JobId {
+        self.bench.tenure.enqueue(JobRequest::new("q", "k", payload)).await.unwrap().id
+    }
+
+    /// Waits until the handler says that it is somewhere.
+    async fn hear(&self) -> String {
+        let heard = async { self.heard.lock().await.recv().await.unwrap() };
+        tokio::time::timeout(Duration::from_secs(20), heard).await.expect("the handler says nothing")
+    }
+
+    fn go(&self) {
+        self.app.go[0].add_permits(1);
+    }
+
+    fn second_goes(&self) {
+        self.app.go[1].add_permits(1);
+    }
+
+    /// The scanner's own statement, with the job made to look silent. How many were reset.
+    async fn reset(&self, job: JobId) -> usize {
+        let silent = "UPDATE tenure.jobs SET last_activity_at = now() - interval '1 hour' WHERE id = ";
+        self.bench.execute(&format!("{silent}'{job}'")).await;
+        let reset = statement("reset_stale");
+        sqlx::query(reset).bind(100_i64).bind("the test").fetch_all(&self.bench.pool).await.unwrap().len()
+    }
+
+    /// The claim's own statement, by a worker that only the database knows.
+    async fn claim_elsewhere(&self, job: JobId) {
+        let claimed = sqlx::query(statement("claim"))
+            .bind(vec![job])
+            .bind(vec![Uuid::new_v4()])
+            .bind(vec![300.0_f64])
+            .bind(vec![0])
+            .bind("rival-1-x")
+            .bind("rival")
+            .bind(vec!["q"])
+            .bind(vec!["k"])
+            .bind(vec!["retry"])
+            .fetch_all(&self.bench.pool)
+            .await
+            .unwrap();
+        assert_eq!(claimed.len(), 1);
+    }
+
+    async fn effects(&self) -> i64 {
+        self.bench.count("public.app_effects").await
+    }
+}
+
+fn statement(name: &str) -> &'static str {
+    STATEMENTS.iter().find(|(names, _)| names.split(' ').next() == Some(name)).unwrap().1
+}
+
+fn insert(tx: &mut PgConnection, job: JobId, token: FencingToken) -> BoxFuture<'_, Result<(), JobError>> {
+    Box::pin(async move {
+        let insert = sqlx::query("INSERT INTO public.app_effects VALUES ($1, $2)").bind(job).bind(token);
+        insert.execute(tx).await?;
+        Ok(())
+    })
+}
+
+const LEVELS: [Isolation; 3] = [Isolation::ReadCommitted, Isolation::RepeatableRead, Isolation::Serializable];
+
+fn level(payload: &Value) -> Isolation {
+    LEVELS[usize::try_from(payload["level"].as_u64().unwrap()).unwrap()]
+}
+
+fn at_gate(
+    tx: &mut PgConnection,
+    job: JobId,
+    token: FencingToken,
+    app: Arc<App>,
+) -> BoxFuture<'_, Result<u32, JobError>> {
+    Box::pin(async move {
+        insert(tx, job, token).await?;
+        app.gate("inside", token).await;
+        Ok(7)
+    })
+}
+
+/// A handler that fences an insert, with a gate before the transaction and one inside.
+async fn fenced(payload: Value, ctx: JobContext<Arc<App>>) -> Result<Outcome, JobError> {
+    let (id, token, app) = (ctx.id(), ctx.token(), ctx.state().clone());
+    app.gate("before", token).await;
+    let inside = app.clone();
+    let done = if payload["once"] == json!(true) {
+        ctx.once_with(level(&payload), "effect", move |tx| at_gate(tx, id, token, inside)).await
+    } else {
+        ctx.fenced_tx_with(level(&payload), move |tx| at_gate(tx, id, token, inside)).await
+    };
+    let said = match &done {
+        Ok(n) => format!("committed {n}"),
+        Err(error) => format!("lost={} {error:?}", error.is_lost()),
+    };
+    app.said.send(said).unwrap();
+    Outcome::done(done?)
+}
+
+/// READ COMMITTED: the fence comes last, so whatever happened until then counts.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_read_committed_transaction_whose_job_was_reset_or_claimed_meanwhile_commits_nothing() {
+    let world = world().await;
+    let worker = world.worker(fenced);
+    for once in [false, true] {
+        for claimed in [false, true] {
+            let job = world.enqueue(json!({"level": 0, "once": once})).await;
+            assert_eq!(world.hear().await, "before");
+            world.go();
+            assert_eq!(world.hear().await, "inside");
+            assert_eq!(world.reset(job).await, 1, "an open transaction does not keep the job");
+            if claimed {
+                world.claim_elsewhere(job).await;
+            }
+            world.go();
+            let said = world.hear().await;
+            assert!(said.starts_with("lost=true") && said.contains("no longer owned"), "{said}");
+            assert_eq!(world.effects().await, 0);
+            assert_eq!(world.bench.count("tenure.effects").await, 0);
+            let noted = format!("tenure.recovery_events WHERE event = 'refused_write' AND job_id = '{job}'");
+            world.bench.until_count(&noted, 1).await;
+            world.bench.execute("DELETE FROM tenure.jobs").await;
+        }
+    }
+    worker.stop().await;
+}
+
+/// From REPEATABLE READ on, the fence comes first, and holds the job until the commit.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_repeatable_read_transaction_is_refused_before_it_begins_or_keeps_the_job_until_it_commits() {
+    let world = world().await;
+    let worker = world.worker(fenced);
+    for (n, once) in [(1, false), (1, true), (2, false), (2, true)] {
+        // Taken back, and claimed elsewhere, before it begins.
+        let job = world.enqueue(json!({"level": n, "once": once})).await;
+        assert_eq!(world.hear().await, "before");
+        assert_eq!(world.reset(job).await, 1);
+        world.claim_elsewhere(job).await;
+        world.go();
+        let said = world.hear().await;
+        assert!(said.starts_with("lost=true"), "{said}");
+        assert_eq!(world.effects().await, 0);
+        world.bench.execute("DELETE FROM tenure.jobs").await;
+
+        // The reset finds it held, and passes by; a takeover waits.
+        let job = world.enqueue(json!({"level": n, "once": once})).await;
+        assert_eq!(world.hear().await, "before");
+        world.go();
+        assert_eq!(world.hear().await, "inside");
+        assert_eq!(world.reset(job).await, 0, "held");
+        let pool = world.bench.pool.clone();
+        let takeover = tokio::spawn(async move {
+            sqlx::query(statement("take_over")).bind(job).bind("w").fetch_all(&pool).await.unwrap().len()
+        });
+        world.bench.until("EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')").await;
+        world.go();
+        assert_eq!(world.hear().await, "committed 7");
+        // Committed while the job was its own; then the job was taken.
+        assert_eq!(takeover.await.unwrap(), 1);
+        assert_eq!(world.effects().await, 1);
+        world.bench.execute("DELETE FROM public.app_effects").await;
+        // The next attempt: `fenced_tx` does it again, `once` does not.
+        assert_eq!(world.hear().await, "before");
+        world.second_goes();
+        if once {
+            assert_eq!(world.hear().await, "committed 7", "the stored result");
+            assert_eq!(world.effects().await, 0);
+        } else {
+            assert_eq!(world.hear().await, "inside");
+            world.second_goes();
+            assert_eq!(world.hear().await, "committed 7");
+            assert_eq!(world.effects().await, 1);
+        }
+        let job = world.bench.until_finished(job).await;
+        assert_eq!((job.status, job.fencing_token), (Status::Completed, 2));
+        world.bench.execute("DELETE FROM public.app_effects").await;
+    }
+    worker.stop().await;
+}
+
+/// A snapshot that is older than the reset, by any means, must not pass for ownership.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_old_snapshot_of_the_jobs_row_is_no_ownership() {
+    let world = world().await;
+    let worker = world.worker(|payload, ctx| async move {
+        let app = ctx.state().clone();
+        let begin = if payload["level"] == json!(1) { "REPEATABLE READ" } else { "SERIALIZABLE" };
+        let mut tx =
+            app.pool.begin_with(sqlx::AssertSqlSafe(format!("BEGIN ISOLATION LEVEL {begin}"))).await?;
+        sqlx::query("SELECT count(*) FROM tenure.jobs").execute(&mut *tx).await?;
+        insert(&mut tx, ctx.id(), ctx.token()).await?;
+        app.gate("snapshot taken", ctx.token()).await;
+        let refused = if payload["hold"] == json!(true) {
+            let held = ctx.hold(&mut tx).await;
+            assert!(
+                matches!(held, Err(ContextError::Conflict { .. } | ContextError::Lost { .. })),
+                "{held:?}"
+            );
+            JobError::from(held.unwrap_err())
+        } else {
+            ctx.complete_in(tx, None).await.unwrap_err()
+        };
+        app.said.send(format!("lost={} {refused:?}", refused.is_lost())).unwrap();
+        Err(refused)
+    });
+    for n in [1, 2] {
+        for hold in [false, true] {
+            for claimed in [false, true] {
+                let job = world.enqueue(json!({"level": n, "hold": hold})).await;
+                assert_eq!(world.hear().await, "snapshot taken");
+                assert_eq!(world.reset(job).await, 1);
+                if claimed {
+                    world.claim_elsewhere(job).await;
+                }
+                world.go();
+                let said = world.hear().await;
+                assert!(hold || said.starts_with("lost=true"), "{said}");
+                assert_eq!(world.effects().await, 0);
+                world.bench.execute("DELETE FROM tenure.jobs").await;
+            }
+        }
+    }
+    worker.stop().await;
+}
+
+/// Business writes and the completion in one commit, against a reset and a second claim.
+#[tokio::test(flavor = "multi_thread")]
+async fn complete_in_commits_both_or_neither() {
+    let world = world().await;
+    let worker = world.worker(|_, ctx| async move {
+        let app = ctx.state().clone();
+        let mut tx = app.pool.begin().await?;
+        insert(&mut tx, ctx.id(), ctx.token()).await?;
+        app.gate("inside", ctx.token()).await;
+        let done = ctx.complete_in(tx, Some(json!("paid"))).await;
+        let lost = done.as_ref().is_err_and(JobError::is_lost);
+        app.said.send(format!("ok={} lost={lost}", done.is_ok())).unwrap();
+        done
+    });
+    for (reset, claimed) in [(true, false), (true, true), (false, false)] {
+        let job = world.enqueue(json!(1)).await;
+        assert_eq!(world.hear().await, "inside");
+        if reset {
+            assert_eq!(world.reset(job).await, 1);
+        }
+        if claimed {
+            world.claim_elsewhere(job).await;
+        }
+        world.go();
+        assert_eq!(world.hear().await, format!("ok={} lost={reset}", !reset));
+        assert_eq!(world.effects().await, i64::from(!reset));
+        if reset {
+            world.bench.execute("DELETE FROM tenure.jobs").await;
+        } else {
+            let done = world.bench.until_finished(job).await;
+            assert_eq!((done.status, done.output), (Status::Completed, Some(json!("paid"))));
+        }
+    }
+    worker.stop().await;
+}
+
+/// The job's own progress changes its row: under a lasting snapshot the completion must still find it, if
+/// the transaction began with `hold`, and say what to do if it did not.
+#[tokio::test(flavor = "multi_thread")]
+async fn complete_in_under_repeatable_read_goes_with_hold_and_says_so_without() {
+    let world = world().await;
+    let worker = world.worker(|payload, ctx| async move {
+        let app = ctx.state().clone();
+        let mut tx = app.pool.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ").await?;
+        if payload == json!("held") {
+            ctx.hold(&mut tx).await?;
+        } else {
+            sqlx::query("SELECT 1").execute(&mut *tx).await?;
+        }
+        ctx.progress("working", 40.0, "in the middle").await?;
+        app.gate("inside", ctx.token()).await;
+        insert(&mut tx, ctx.id(), ctx.token()).await?;
+        let done = ctx.complete_in(tx, None).await;
+        if let Err(error) = &done {
+            assert!(matches!(error.downcast_ref(), Some(ContextError::Conflict { .. })), "{error:?}");
+            app.said.send(format!("{error:?}")).unwrap();
+            return Ok(Outcome::Cancel("as expected".into()));
+        }
+        done
+    });
+    let held = world.enqueue(json!("held")).await;
+    assert_eq!(world.hear().await, "inside");
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(world.bench.count("tenure.jobs WHERE stage = 'working'").await, 0, "its progress waits");
+    world.go();
+    assert_eq!(world.bench.until_finished(held).await.status, Status::Completed);
+    assert_eq!(world.effects().await, 1);
+
+    let unheld = world.enqueue(json!("unheld")).await;
+    assert_eq!(world.hear().await, "inside");
+    world.bench.until_count("tenure.jobs WHERE stage = 'working'", 1).await;
+    world.go();
+    let said = world.hear().await;
+    assert!(said.contains("ctx.hold(&mut tx)"), "{said}");
+    assert_eq!(world.bench.until_finished(unheld).await.status, Status::Cancelled);
+    assert_eq!(world.effects().await, 1, "rolled back");
+    worker.stop().await;
+}
+
+/// Whatever level: while a handler's transaction is open, the job's progress is written, its cancellation
+/// arrives, and others' batches do not wait.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_open_transaction_holds_up_neither_progress_nor_cancellation_nor_others() {
+    let world = world().await;
+    let worker = world.worker(|payload, ctx| async move {
+        if payload == json!("other") {
+            ctx.progress("other", 1.0, "").await?;
+            return Ok(Outcome::Done(None));
+        }
+        let app = ctx.state().clone();
+        let report = ctx.clone();
+        let reason = ctx.clone();
+        ctx.fenced_tx_with(level(&payload), move |tx| {
+            Box::pin(async move {
+                sqlx::query("SELECT 1").execute(&mut *tx).await?;
+                report.progress("inside", 50.0, "written meanwhile").await?;
+                app.said.send("inside".into()).unwrap();
+                let why = reason.cancelled().await;
+                app.said.send(format!("cancelled: {why:?}")).unwrap();
+                Err::<(), _>(JobError::msg("rolled back"))
+            })
+        })
+        .await?;
+        Ok(Outcome::Done(None))
+    });
+    for n in 0..3 {
+        let job = world.enqueue(json!({ "level": n })).await;
+        assert_eq!(world.hear().await, "inside");
+        world
+            .bench
+            .until_count(&format!("tenure.jobs WHERE id = '{job}' AND message = 'written meanwhile'"), 1)
+            .await;
+        let other = world.enqueue(json!("other")).await;
+        world.bench.until_finished(other).await;
+        let cancelled = tokio::time::timeout(Duration::from_secs(2), world.bench.tenure.cancel(job)).await;
+        assert!(matches!(cancelled, Ok(Ok(tenure::Cancelled::Asked { .. }))), "{cancelled:?}");
+        assert_eq!(world.hear().await, "cancelled: User");
+        assert_eq!(world.bench.until_finished(job).await.status, Status::Cancelled);
+    }
+    worker.stop().await;
+}
+
+/// While it holds the job, nobody can take it back: so it must not last.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_repeatable_read_transaction_that_lasts_is_ended_with_an_error_that_says_what_to_do() {
+    let bench = bench_with(|_| {}).await;
+    let handler = |_: Value, ctx: JobContext| async move {
+        ctx.fenced_tx_with(Isolation::RepeatableRead, |tx| {
+            Box::pin(async move {
+                sqlx::query("SELECT pg_sleep(60)").execute(tx).await?;
+                Ok(())
+            })
+        })
+        .await
+        .map_err(JobError::from)
+    };
+    let worker = Running::start(
+        Worker::builder(&bench.tenure).handle_any(KindOptions::new(), handler).concurrency("q", 1),
+    );
+    let started = std::time::Instant::now();
+    let job = bench.tenure.enqueue(JobRequest::new("q", "k", json!(1)).max_attempts(1)).await.unwrap().id;
+    let job = bench.until_finished(job).await;
+    assert!(started.elapsed() < Duration::from_secs(10));
+    assert_eq!(job.status, Status::Failed);
+    let error = job.last_error.unwrap();
+    // Our own limit, or the server's, whichever came first.
+    assert!(error.contains("375ms, a quarter of") || error.contains("statement timeout"), "{error}");
+    bench.until("NOT EXISTS (SELECT FROM pg_stat_activity WHERE query LIKE '%pg_sleep(60)%' AND pid <> pg_backend_pid() AND datname = current_database())").await;
+    worker.stop().await;
+}
+
+/// Two claims of one job at its one effect, at the same time: the second waits for the first, whose fence
+/// fails, and then does it.
+#[tokio::test(flavor = "multi_thread")]
+async fn once_happens_once_under_two_claims_at_the_same_time() {
+    for n in 0..3 {
+        let world = world().await;
+        let workers = [world.worker(fenced), world.worker(fenced)];
+        let job = world.enqueue(json!({"level": n, "once": true})).await;
+        assert_eq!(world.hear().await, "before");
+        if n == 0 {
+            world.go();
+            assert_eq!(world.hear().await, "inside");
+        }
+        assert_eq!(world.reset(job).await, 1);
+        // The second attempt, by the other worker, or by this one if the first gives up in time.
+        assert_eq!(world.hear().await, "before");
+        world.second_goes();
+        if n == 0 {
+            // It waits for the first one's uncommitted key.
+            world.bench.until("EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')").await;
+        }
+        world.go();
+        world.second_goes();
+        let mut said = vec![world.hear().await, world.hear().await, world.hear().await];
+        said.sort();
+        assert_eq!(said[0], "committed 7");
+        assert_eq!(said[1], "inside");
+        assert!(said[2].starts_with("lost=true"), "{said:?}");
+        let done = world.bench.until_finished(job).await;
+        assert_eq!((done.fencing_token, done.output), (2, Some(json!(7))));
+        assert_eq!(world.bench.text("SELECT token FROM public.app_effects").await, "(2)");
+        for worker in workers {
+            worker.stop().await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_of_an_effect_that_is_none_and_a_result_with_nul_say_so() {
+    let world = world().await;
+    let worker = world.worker(|payload, ctx| async move {
+        let key = payload["key"].as_str().unwrap().to_owned();
+        let result = payload["result"].as_str().unwrap().to_owned() + "\0";
+        ctx.once(&key, move |_| Box::pin(async move { Ok(result) })).await?;
+        Ok(Outcome::Done(None))
+    });
+    let long = "x".repeat(513);
+    for (key, expected) in [
+        ("a\nb", "must not contain control characters; escape or hash it"),
+        ("", "must have 1 to 512 bytes; hash a longer one"),
+        (&long, "must have 1 to 512 bytes; hash a longer one"),
+        ("good", "the result of effect \"good\" cannot be stored"),
+    ] {
+        let job = world.enqueue(json!({"key": key, "result": "r"})).await;
+        let job = world.bench.until_finished(job).await;
+        assert_eq!((job.status, job.attempt), (Status::Failed, 1));
+        assert!(job.last_error.as_ref().unwrap().contains(expected), "{job:?}");
+    }
+    worker.stop().await;
+}
