@@ -111,7 +111,7 @@ impl Heartbeat {
             let awake = looked_at.elapsed() < WATCH_EVERY * 4;
             looked_at = Instant::now();
             for job in self.shared.running.all() {
-                report_blocked(&job);
+                job.report_blocked(BLOCKED_AFTER);
                 if awake && writes(&job) && cannot_be_written(&job) {
                     let silence = job.pulse().written_at.elapsed();
                     tracing::warn!(job = %job.key.job, token = %job.key.token, ?silence,
@@ -354,16 +354,6 @@ fn cannot_be_written(job: &RunningJob) -> bool {
     let stale_after = job.rules.stale_after;
     let tried = pulse.trying_since.is_some_and(|since| since.elapsed() > stale_after / 10);
     tried && pulse.written_at.elapsed() > stale_after.mul_f64(0.8)
-}
-
-fn report_blocked(job: &RunningJob) {
-    let Some(blocked) = job.thread.blocked_for().filter(|blocked| *blocked >= BLOCKED_AFTER) else { return };
-    if job.thread.report() {
-        metrics::blocked(&job.claim.kind);
-        tracing::warn!(job = %job.key.job, kind = job.claim.kind, ?blocked,
-            "a handler blocks its thread: it cannot be cancelled, and others may wait for it; \
-             use tokio::task::spawn_blocking for what does not await");
-    }
 }
 
 /// Two reports as one: what the later one does not say, the earlier one does.

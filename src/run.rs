@@ -357,6 +357,8 @@ pub(crate) enum Ended {
     Panicked(String),
     /// The handler was asked to stop, and did not: it was dropped.
     Dropped,
+    /// No thread was free for it in time: the handler never began.
+    NeverBegan,
 }
 
 /// Runs a handler to its end. It is asked to stop when it exceeds its time, and dropped when it does not
@@ -384,10 +386,19 @@ pub(crate) async fn run<S: Send + Sync + 'static>(
         }
     };
     let stopped = stop_asked(&job, out_of_time);
+    // It says nothing until it begins, and is better off elsewhere before it looks dead.
+    let no_thread = async {
+        tokio::time::sleep(kind.rules.stale_after / 3).await;
+        if !job.thread.revoke() {
+            std::future::pending::<()>().await;
+        }
+    };
     let joined = tokio::select! {
         joined = &mut task => joined,
+        () = no_thread => return Ended::NeverBegan,
         () = stopped => {
             let Ok(joined) = tokio::time::timeout(cancel_grace, &mut task).await else {
+                job.report_blocked(Duration::ZERO);
                 threads.abandon(&job.thread);
                 return Ended::Dropped;
             };

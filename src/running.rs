@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     claim::{Claim, ClaimKey},
     job::JobId,
+    metrics,
     queue::Receipt,
     store::ProgressWrite,
     threads::Thread,
@@ -210,6 +211,18 @@ impl RunningJob {
             pulse.trying_since = None;
         }
         self.writes.send_modify(|n| *n += 1);
+    }
+
+    /// Reports a handler that has kept its thread for so long, once each time.
+    pub(crate) fn report_blocked(&self, least: Duration) {
+        let Some(blocked) = self.thread.blocked_for().filter(|blocked| *blocked >= least) else { return };
+        if self.thread.report() {
+            let kind = &self.claim.kind;
+            metrics::blocked(kind);
+            tracing::warn!(job = %self.key.job, kind, ?blocked,
+                "a handler blocks its thread: it cannot be cancelled, and others may wait for it; \
+                 use tokio::task::spawn_blocking for what does not await");
+        }
     }
 
     fn messages(&self) -> MutexGuard<'_, Option<Vec<Message>>> {

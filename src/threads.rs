@@ -3,7 +3,7 @@
 //! Handlers run on threads of their own. One that blocks (a computation, a lock, a library without
 //! `async`) then holds up neither heartbeats nor claims nor the shutdown. It cannot be dropped while it
 //! blocks: nothing can end a thread from outside. It is reported, its job goes on without it, and when
-//! every thread is held by a handler that was given up, the worker ends.
+//! every thread stays held by a handler that was given up, the worker ends.
 
 use std::{
     future::Future,
@@ -11,7 +11,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc, Mutex, OnceLock, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
     },
     task::{Context, Poll},
     time::{Duration, Instant},
@@ -31,14 +31,30 @@ fn now() -> u64 {
     u64::try_from(since).unwrap_or(u64::MAX).saturating_add(1)
 }
 
+/// A handler has not been given a thread yet, has begun, or must not begin any more.
+const WAITING: u8 = 0;
+const BEGUN: u8 = 1;
+const REVOKED: u8 = 2;
+
 /// When a handler was last given its thread, until it gave it back.
 #[derive(Debug, Default)]
 pub(crate) struct Thread {
+    stage: AtomicU8,
     since: AtomicU64,
     reported: AtomicBool,
 }
 
 impl Thread {
+    /// Keeps a handler that has not begun from ever beginning. `false`: it has begun.
+    pub(crate) fn revoke(&self) -> bool {
+        self.stage.compare_exchange(WAITING, REVOKED, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    fn may_run(&self) -> bool {
+        let begun = self.stage.compare_exchange(WAITING, BEGUN, Ordering::AcqRel, Ordering::Acquire);
+        begun != Err(REVOKED)
+    }
+
     /// For how long the handler has not given its thread back.
     pub(crate) fn blocked_for(&self) -> Option<Duration> {
         let since = self.since.load(Ordering::Acquire);
@@ -76,6 +92,10 @@ impl<T> Future for Watched<T> {
     type Output = T;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
+        if !self.thread.may_run() {
+            // It was given back before it got a thread; the task is about to be dropped.
+            return Poll::Pending;
+        }
         self.thread.taken();
         let polled = self.handler.as_mut().poll(context);
         self.thread.given_back();
@@ -135,20 +155,39 @@ impl Threads {
         }
     }
 
-    /// Completes when every thread is held by a handler that was given up: no job can run any more.
-    ///
-    /// Cancel safe.
-    pub(crate) async fn all_lost(&self) {
+    /// Completes when every thread has been held for so long by handlers that were given up: no job can
+    /// run any more.
+    pub(crate) async fn all_lost(&self, for_long: Duration) {
+        let mut since = None;
         loop {
             let held = {
                 let mut abandoned = self.abandoned.lock().unwrap_or_else(PoisonError::into_inner);
                 abandoned.retain(|thread| thread.blocked_for().is_some());
                 abandoned.len()
             };
-            if held >= self.count() {
+            if held < self.count() {
+                since = None;
+            } else if since.get_or_insert_with(Instant::now).elapsed() >= for_long {
                 return;
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_handler_that_was_revoked_never_begins_and_one_that_has_begun_cannot_be_revoked() {
+        let thread = Arc::new(Thread::default());
+        assert!(thread.revoke());
+        let mut handler = Box::pin(Watched::new(async { 1 }, thread));
+        assert!(futures::poll!(&mut handler).is_pending());
+        let thread = Arc::new(Thread::default());
+        assert_eq!(Watched::new(async { 1 }, thread.clone()).await, 1);
+        assert!(!thread.revoke());
+        assert_eq!(thread.blocked_for(), None);
     }
 }

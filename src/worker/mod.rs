@@ -62,7 +62,8 @@ pub enum WorkerError {
     /// Postgres refused.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// Every thread for handlers is held by one that blocks it and was given up: nothing can run any more.
+    /// For as long as `stale_after`, every thread for handlers was held by one that blocks it and was given
+    /// up: nothing can run any more.
     /// The worker stopped in good order. Start the process anew: a blocked thread cannot be ended from inside.
     #[error(
         "all {threads} threads for handlers are held by handlers that block and were given up; \
@@ -241,7 +242,7 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
     }
 
     /// Runs jobs until `shutdown` completes, then stops in good order: running jobs may finish within
-    /// [`Timing::shutdown_grace`]; the rest is released, back in the queue at once, its attempt not
+    /// [`Timing::shutdown_grace`](crate::Timing::shutdown_grace); the rest is released, back in the queue at once, its attempt not
     /// charged.
     ///
     /// Waits for servers that are away. Dropped, it leaves its jobs to be recovered, as a crash does.

@@ -100,7 +100,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
 
         let all_blocked = tokio::select! {
             () = shutdown => false,
-            () = self.threads.all_lost() => true,
+            () = self.threads.all_lost(self.timing.stale_after) => true,
         };
         if all_blocked {
             tracing::error!(

@@ -59,7 +59,7 @@ async fn a_queued_job_is_cancelled_at_once_and_its_message_runs_nothing() {
     let worker = Running::start(
         Worker::builder(&bench.tenure)
             .handle_any(KindOptions::new(), |_, _| async {
-                assert!(std::env::args().count() == 0, "it runs")
+                assert!(std::env::args().count() == 0, "it runs");
             })
             .concurrency("q", 2),
     );
@@ -185,7 +185,7 @@ async fn a_cancellation_that_races_with_the_completion_has_one_winner() {
                 Cancelled::Cancelled => assert_eq!((ended.status, ended.attempt), (Status::Cancelled, 0)),
                 Cancelled::Asked { .. } => assert!(ended.status.is_finished()),
                 Cancelled::Finished { status } => {
-                    assert_eq!((status, ended.status), (Status::Completed, status))
+                    assert_eq!((status, ended.status), (Status::Completed, status));
                 }
                 other => panic!("{other:?}"),
             }

@@ -427,7 +427,6 @@ async fn a_repeatable_read_transaction_that_lasts_is_ended_with_an_error_that_sa
             })
         })
         .await
-        .map_err(JobError::from)
     };
     let worker = Running::start(
         Worker::builder(&bench.tenure).handle_any(KindOptions::new(), handler).concurrency("q", 1),

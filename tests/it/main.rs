@@ -22,6 +22,7 @@ mod effects;
 mod enqueue;
 mod exec;
 mod life;
+mod limits;
 mod outage;
 mod recover;
 mod roles;

@@ -5,7 +5,10 @@ use std::{path::PathBuf, time::Duration};
 use futures::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 use sqlx::PgConnection;
-use tenure::{Config, ContextError, FencingToken, Job, JobContext, JobError, JobId, Outcome, Tenure, Worker};
+use tenure::{
+    Config, ContextError, FencingToken, Job, JobContext, JobError, JobId, KindOptions, OnCrash, Outcome,
+    Tenure, Worker,
+};
 
 /// A job whose handler tells a folder how far it is, and waits there for permission to go on.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -125,6 +128,27 @@ pub async fn step(job: Step, ctx: JobContext) -> Result<Outcome, JobError> {
     }
 }
 
+/// A job that reports all the time, until a file appears.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Chat {
+    pub until: PathBuf,
+}
+
+impl Job for Chat {
+    const KIND: &'static str = "chat";
+    const QUEUE: &'static str = "chats";
+}
+
+pub async fn chat(job: Chat, ctx: JobContext) -> Result<Outcome, JobError> {
+    let mut n = 0_u32;
+    while !job.until.exists() {
+        n += 1;
+        ctx.progress("chatting", 50.0, &n.to_string()).await?;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    Outcome::done(ctx.attempt())
+}
+
 /// Not a test: the body of `harness::Child`. Without its variable it does nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn child() {
@@ -136,6 +160,17 @@ async fn child() {
         "worker" => Worker::builder(&tenure)
             .handle(step)
             .concurrency("steps", 4)
+            .run_until(tenure::shutdown_signal())
+            .await
+            .unwrap(),
+        "never twice" => Worker::builder(&tenure)
+            .handle_with(KindOptions::new().on_crash(OnCrash::DeadLetter), step)
+            .run_until(tenure::shutdown_signal())
+            .await
+            .unwrap(),
+        "chats" => Worker::builder(&tenure)
+            .handle(chat)
+            .concurrency("chats", 100)
             .run_until(tenure::shutdown_signal())
             .await
             .unwrap(),
