@@ -177,8 +177,12 @@ impl<S: Send + Sync + 'static> Shared<S> {
             tracing::warn!("waiting for NATS");
         }
         self.look_after_topology().await;
-        let control = self.listen_anew().await;
-        self.probe_ourselves(registration).await;
+        let mut control = self.listen_anew().await;
+        tokio::select! {
+            () = self.probe_ourselves(registration) => {}
+            // Answers the probe. No job runs yet that an announcement could be about.
+            () = async { while control.next().await.is_some() {} } => {}
+        }
         // Registered before the first claim, so that every owner can be found.
         loop {
             let started = async {

@@ -31,3 +31,5 @@ mod schema;
 mod shutdown;
 mod submit;
 mod tidy;
+mod vanished;
+mod write_loss;

@@ -3,6 +3,7 @@
 //! The servers start on free ports with the first test, and end with this process, however it ends.
 
 mod counters;
+mod proxy;
 mod worker;
 
 use std::{
@@ -20,6 +21,7 @@ use sqlx::{AssertSqlSafe, PgPool, postgres::PgPoolOptions};
 use tenure::{Config, JobId, Tenure, dev::Servers};
 
 pub use counters::counted;
+pub use proxy::Proxy;
 pub use worker::{Child, Running, until_file};
 
 struct Shared {
@@ -222,7 +224,13 @@ impl Bench {
             "EXISTS (SELECT FROM tenure.all_jobs WHERE id = '{id}' AND finished_at IS NOT NULL)"
         ))
         .await;
-        self.tenure.job(id).await.unwrap().unwrap()
+        loop {
+            // A connection from before the server's restart may be met first.
+            match self.tenure.job(id).await {
+                Ok(job) => return job.unwrap(),
+                Err(error) => assert!(error.is_unavailable(), "{error}"),
+            }
+        }
     }
 
     /// What a queue's consumer has delivered, and what it waits for.
