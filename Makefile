@@ -1,6 +1,7 @@
 # make demo    the real thing on real input, in about two minutes after the build
 # make test    unit, integration and documentation tests against real servers
 # make test-postgres-17   the same on the other supported Postgres
+# make trials   a hundred workers killed with default settings: how long until their jobs run elsewhere
 # make check   formatter, lints, documentation without warnings
 # Each installs what is missing first: see scripts/setup.
 
@@ -14,7 +15,7 @@ export TENURE_NATS_SERVER := $(CURDIR)/.tools/nats/bin/nats-server
 endif
 endif
 
-.PHONY: demo test test-postgres-17 check setup setup-test
+.PHONY: demo test test-postgres-17 trials check setup setup-test
 
 setup:
 	@scripts/setup
@@ -35,6 +36,12 @@ test-postgres-17:
 	@copy=$$(mktemp -d) && chmod 755 $$copy && cp -r .tools/postgres-17/native $$copy/postgres && \
 		TENURE_PG_BIN=$$copy/postgres/bin $(MAKE) --no-print-directory run-test TESTS="--test it"; \
 		code=$$?; rm -rf $$copy; exit $$code
+
+# TRIALS=20 make trials: fewer of them. Ten at a time, half a minute each.
+TRIALS ?= 100
+trials: setup-test
+	@TENURE_TRIALS=$(TRIALS) $(MAKE) --no-print-directory run-test \
+		TESTS="--test it a_killed_workers_jobs_run_elsewhere_within_15_seconds -- --nocapture"
 
 .PHONY: run-demo run-test
 run-demo:

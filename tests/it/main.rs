@@ -20,6 +20,7 @@ mod crash;
 mod dead;
 mod effects;
 mod enqueue;
+mod example;
 mod exec;
 mod life;
 mod limits;

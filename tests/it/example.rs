@@ -1,0 +1,84 @@
+//! The example, killed at 60 %: the next attempt resumes from the last checkpoint.
+
+use tenure::Status;
+
+use crate::harness::{Bench, Child, bench};
+
+#[path = "../../examples/code_evolution/repositories.rs"]
+#[allow(dead_code, reason = "the demo uses the rest")]
+mod repositories;
+
+/// How many commits the repository has: some ten seconds of work for a debug build.
+const COMMITS: u64 = 4_000;
+
+async fn build_the_example() -> std::path::PathBuf {
+    // The same build as this very program's, whether or not it was asked for.
+    let mut cargo = tokio::process::Command::new(env!("CARGO"));
+    for (name, _) in std::env::vars_os() {
+        // Cargo tells its children about this package; a build script that listens would be run anew.
+        let name = name.to_string_lossy().into_owned();
+        if ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "CARGO_CRATE_", "LD_LIBRARY_PATH"]
+            .iter()
+            .any(|of_cargo| name.starts_with(of_cargo))
+        {
+            cargo.env_remove(name);
+        }
+    }
+    let built = cargo
+        .args(["build", "--quiet", "--locked", "--all-features", "--example", "code_evolution"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .status()
+        .await
+        .unwrap();
+    assert!(built.success());
+    let this = std::env::current_exe().unwrap();
+    this.parent().unwrap().parent().unwrap().join("examples/code_evolution")
+}
+
+fn start(bench: &Bench, program: &std::path::Path) -> Child {
+    let mut command = tokio::process::Command::new(program);
+    command.arg("work").envs(bench.environment());
+    Child::spawn(command, "example")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_example_killed_at_60_percent_resumes_and_repeats_less_than_half() {
+    let program = build_the_example().await;
+    let bench = bench().await;
+    let repo = bench.config.runtime_dir.join("repo");
+    let path = repo.clone();
+    tokio::task::spawn_blocking(move || repositories::make(&path, 7, COMMITS).unwrap()).await.unwrap();
+
+    let mut first = start(&bench, &program);
+    let mut enqueue = tokio::process::Command::new(&program);
+    enqueue.args(["enqueue", repo.to_str().unwrap()]).envs(bench.environment());
+    let id = String::from_utf8(enqueue.output().await.unwrap().stdout).unwrap();
+    let id = id.trim().parse().unwrap();
+    bench.until(&format!("(SELECT progress >= 60 FROM tenure.jobs WHERE id = '{id}')")).await;
+    first.kill().await;
+    let killed_at: f32 = bench.value("SELECT progress FROM tenure.jobs").await;
+    let saved: i64 = bench.value("SELECT (checkpoint->>'commits')::bigint FROM tenure.jobs").await;
+    let _second = start(&bench, &program);
+    let done = bench.until_finished(id).await;
+    assert_eq!((done.status, done.fencing_token), (Status::Completed, 2), "{done:?}");
+
+    let (commits, here): (i32, i32) =
+        sqlx::query_as("SELECT commits, analyzed_here FROM code_evolution.results")
+            .fetch_one(&bench.pool)
+            .await
+            .unwrap();
+    let commits = f64::from(commits);
+    assert!((commits - 4_000.0).abs() < 0.5, "{commits}");
+    let done_before = f64::from(killed_at) / 100.0 * commits;
+    let resumed_at = commits - f64::from(here);
+    let repeated = (done_before - resumed_at) / done_before;
+    eprintln!(
+        "killed at {killed_at:.0} %, resumed at {:.0} %: {:.0} % of the work was repeated",
+        resumed_at / commits * 100.0,
+        repeated * 100.0
+    );
+    #[expect(clippy::cast_precision_loss, reason = "a number of commits")]
+    let saved = saved as f64;
+    assert!((resumed_at - saved).abs() < 0.5, "from the checkpoint");
+    assert!(killed_at < 99.0 && repeated < 0.5, "killed at {killed_at}, resumed at {resumed_at}");
+}
