@@ -59,7 +59,8 @@ pub struct Timing {
     pub flush_every: Duration,
     /// How often tenure reports for a kind with `keepalive`. Default 30 s; at most a third of `stale_after`.
     pub keepalive_every: Duration,
-    /// How often a worker renews its own row. Default 5 s.
+    /// How often a worker renews its own row. Default 5 s. One that has missed two renewals, and cannot be
+    /// reached over NATS, is gone: its jobs are taken back.
     pub renew_every: Duration,
     /// How often the relay looks for jobs to publish. Default 1 s.
     pub relay_every: Duration,

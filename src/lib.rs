@@ -92,3 +92,8 @@ pub use store::STATEMENTS;
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+/// And that of the guide.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/jobs.md")]
+struct JobsGuide;

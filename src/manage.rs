@@ -159,7 +159,7 @@ impl Tenure {
         let mut all = Vec::with_capacity(jobs.len());
         for some in jobs.chunks(JOBS_MAX) {
             let answers = self.store().cancel(some).await?;
-            self.announce(&answers).await;
+            self.announce(&answers);
             let standing =
                 if answers.len() < some.len() { self.store().standing(some).await? } else { vec![] };
             for (i, job) in some.iter().enumerate() {
@@ -204,15 +204,15 @@ impl Tenure {
             let Some(last) = jobs.last() else { return Ok(done) };
             after = *last;
             let answers = self.store().cancel(&jobs).await?;
-            self.announce(&answers).await;
+            self.announce(&answers);
             let asked = answers.values().filter(|answer| matches!(answer, CancelAnswer::Asked(_))).count();
             done.asked += asked as u64;
             done.cancelled += (answers.len() - asked) as u64;
         }
     }
 
-    /// Tells the workers of jobs that run.
-    async fn announce(&self, answers: &std::collections::HashMap<JobId, CancelAnswer>) {
+    /// Tells the workers of jobs that run, without waiting for it.
+    fn announce(&self, answers: &std::collections::HashMap<JobId, CancelAnswer>) {
         let asked: Vec<_> = answers
             .iter()
             .filter(|(_, answer)| matches!(answer, CancelAnswer::Asked(_)))
@@ -220,7 +220,10 @@ impl Tenure {
             .collect();
         metrics::cancelled("queued", answers.len() - asked.len());
         metrics::cancelled("running", asked.len());
-        self.queue().announce_cancelled(&asked).await;
+        if !asked.is_empty() {
+            let queue = self.queue().clone();
+            self.publications().spawn(async move { queue.announce_cancelled(&asked).await });
+        }
     }
 
     /// Has a job tried again now: one that waits for its time (a retry's backoff, a delay) becomes due, a

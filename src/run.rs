@@ -398,6 +398,9 @@ pub(crate) async fn run<S: Send + Sync + 'static>(
         () = no_thread => return Ended::NeverBegan,
         () = stopped => {
             let Ok(joined) = tokio::time::timeout(cancel_grace, &mut task).await else {
+                if job.thread.revoke() {
+                    return Ended::NeverBegan;
+                }
                 job.report_blocked(Duration::ZERO);
                 threads.abandon(&job.thread);
                 return Ended::Dropped;

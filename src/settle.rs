@@ -121,10 +121,11 @@ pub(crate) fn verdict(
             let why = "it was dropped in the middle when its worker stopped, and its kind must not run twice";
             Verdict::End(AttemptEnd { category: Some("interrupted"), ..end("failed", Some(why.into())) })
         }
-        Ended::NeverBegan => stopped(None).unwrap_or_else(|| {
+        Ended::NeverBegan if reason == Some(CancelReason::User) => Verdict::End(end("cancelled", None)),
+        Ended::NeverBegan => {
             tracing::warn!(job = %job.key.job, "no thread was free for its handler; released for another worker");
             release("no thread was free for its handler")
-        }),
+        }
         // Dropped without having been asked to stop: the runtime ends.
         Ended::Dropped => stopped(None).unwrap_or_else(|| release("the worker was stopped")),
     }

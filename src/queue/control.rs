@@ -15,6 +15,8 @@ use crate::{config::OWN_SUBJECTS, job::JobId};
 
 /// How long a process may take to answer a probe. It is not gone if it takes longer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
+/// How long an announcement waits for the connection: it is worth nothing later.
+const ANNOUNCED_WITHIN: Duration = Duration::from_secs(1);
 /// The most jobs of one announcement: some 40 KB.
 const ANNOUNCED_MAX: usize = 1_000;
 
@@ -78,11 +80,12 @@ impl Queue {
 
     /// Tells every worker that these jobs were cancelled. Without NATS they find out by themselves.
     pub(crate) async fn announce_cancelled(&self, jobs: &[JobId]) {
+        // A program that has just started may still be connecting.
+        if tokio::time::timeout(ANNOUNCED_WITHIN, self.connected()).await.is_err() {
+            return;
+        }
         for some in jobs.chunks(ANNOUNCED_MAX) {
             let Ok(body) = serde_json::to_vec(&Announcement { cancelled: some.to_vec() }) else { continue };
-            if !self.is_connected() {
-                return;
-            }
             if let Err(error) = self.client.publish(self.cancel_subject(), body.into()).await {
                 tracing::debug!(%error, "a cancellation was not announced");
             }

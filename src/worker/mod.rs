@@ -242,8 +242,8 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
     }
 
     /// Runs jobs until `shutdown` completes, then stops in good order: running jobs may finish within
-    /// [`Timing::shutdown_grace`](crate::Timing::shutdown_grace); the rest is released, back in the queue at once, its attempt not
-    /// charged.
+    /// [`Timing::shutdown_grace`](crate::Timing::shutdown_grace); the rest is released, back in the queue at
+    /// once, its attempt not charged.
     ///
     /// Waits for servers that are away. Dropped, it leaves its jobs to be recovered, as a crash does.
     ///

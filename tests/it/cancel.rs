@@ -241,7 +241,7 @@ async fn a_handler_sees_why_it_is_stopped() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_command_line_cancels_and_says_what_it_found() {
-    let bench = bench().await;
+    let bench = bench_with(patient).await;
     bench.tenure.setup(&["q".into()]).await.unwrap();
     let waiting = bench.tenure.enqueue(job(1)).delay(Duration::from_secs(600)).await.unwrap().id;
     let keyed = bench.tenure.enqueue(job(2)).unique_key("k7").await.unwrap().id;
@@ -264,6 +264,17 @@ async fn the_command_line_cancels_and_says_what_it_found() {
     assert!(code == 0 && out.contains(&keyed.to_string()), "{out}");
     let (code, out, _) = run(words("jobs cancel --queue q --kind k")).await;
     assert_eq!((code, out.trim()), (0, "3 cancelled, 0 running and told to stop"));
+    // Of a running one, too, the handler is told within a second: the program waits for its connection.
+    let (worker, mut told) = silent(&bench, 1);
+    let runs = bench.tenure.enqueue(job(3)).await.unwrap().id;
+    bench.until_count("tenure.jobs WHERE status = 'processing'", 1).await;
+    let (code, out, _) = run(words(&format!("jobs cancel {runs}"))).await;
+    let ended_at = Instant::now();
+    assert!(code == 0 && out.contains("which is told to stop it"), "{out}");
+    let (reason, at) = told.recv().await.unwrap();
+    assert_eq!(reason, CancelReason::User);
+    assert!(at.saturating_duration_since(ended_at) < Duration::from_secs(1));
+    worker.stop().await;
     let nobody = uuid::Uuid::now_v7();
     let (code, out, _) = run(words(&format!("jobs cancel {nobody}"))).await;
     assert!(code == 1 && out.contains("does not exist"), "{out}");

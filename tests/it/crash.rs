@@ -11,16 +11,10 @@ use crate::{
 
 /// A worker process that is killed at a point of the production code.
 fn killed_at(bench: &Bench, scenario: &str, point: &str) -> Child {
-    let exe = std::env::current_exe().unwrap();
-    let mut command = tokio::process::Command::new(exe);
-    command
-        .envs(bench.environment())
-        .args(["--exact", "scenarios::child", "--nocapture", "--test-threads=1"])
-        .env("TENURE_SCENARIO", scenario)
-        .env("TENURE_FAULT", format!("{point}=kill"))
-        // Not a host of the others, or reconcile would be faster than the path that is tested.
-        .env("TENURE_HOSTNAME", "elsewhere");
-    Child::spawn(command, scenario)
+    let fault = ("TENURE_FAULT", format!("{point}=kill"));
+    // Not a host of the others, or reconcile would be faster than the path that is tested.
+    let host = ("TENURE_HOSTNAME", "elsewhere".to_owned());
+    Child::start_with(bench, scenario, &[fault, host])
 }
 
 async fn completed_once(bench: &Bench, job: tenure::JobId, attempts: i64) {
@@ -134,7 +128,8 @@ async fn killed_between_a_publication_and_its_record_the_job_runs_once() {
     let job = bench.tenure.enqueue(step_job.clone()).await.unwrap().id;
     until_file(&step_job.file("started")).await;
     owner.kill().await;
-    let mut relay = killed_at(&bench, "worker", "relayed");
+    // It must not run what it publishes before it dies.
+    let mut relay = killed_at(&bench, "idle", "relayed");
     assert_eq!(relay.wait().await, None, "killed by the signal:\n{}", relay.log());
     let other = Running::start(Worker::builder(&bench.tenure).handle(step));
     completed_once(&bench, job, 2).await;

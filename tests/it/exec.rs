@@ -271,3 +271,19 @@ async fn a_signal_to_the_guard_as_well_does_not_end_the_command_early() {
     let job = bench.tenure.job(id).await.unwrap().unwrap();
     assert_eq!((job.status, job.output, job.attempt), (Status::Completed, Some(json!(1)), 1));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancelled_job_ends_its_command_with_sigterm() {
+    let bench = bench().await;
+    let command =
+        "trap 'echo ended >&2; exit 0' TERM; echo '{\"progress\": 1}'; while :; do sleep 0.05; done";
+    let worker = work(&bench, &["--exec", command]);
+    let id = enqueue(&bench, "loops", json!(1)).await;
+    bench.until_count("tenure.jobs WHERE progress = 1", 1).await;
+    let asked = std::time::Instant::now();
+    bench.tenure.cancel(id).await.unwrap();
+    let job = bench.until_finished(id).await;
+    assert!(asked.elapsed() < Duration::from_secs(3), "{:?}", asked.elapsed());
+    assert_eq!(job.status, Status::Cancelled, "{}", worker.log());
+    assert!(worker.log().contains("ended"), "{}", worker.log());
+}

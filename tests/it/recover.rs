@@ -12,17 +12,6 @@ use crate::{
     scenarios::{Step, step},
 };
 
-/// A worker of this name's host, in a process of its own.
-fn child_on(bench: &Bench, host: &str) -> Child {
-    let mut command = tokio::process::Command::new(std::env::current_exe().unwrap());
-    command
-        .envs(bench.environment())
-        .args(["--exact", "scenarios::child", "--nocapture", "--test-threads=1"])
-        .env("TENURE_SCENARIO", "worker")
-        .env("TENURE_HOSTNAME", host);
-    Child::spawn(command, host)
-}
-
 async fn running_job(bench: &Bench) -> (Step, tenure::JobId) {
     let job = Step::new(bench, "report");
     let id = bench.tenure.enqueue(job.clone()).await.unwrap().id;
@@ -40,10 +29,10 @@ fn patient(config: &mut tenure::Config) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restarted_worker_takes_back_its_own_jobs_at_once() {
     let bench = bench_with(patient).await;
-    let mut first = child_on(&bench, "web-1");
+    let mut first = Child::on(&bench, "web-1", "worker");
     let (_, job) = running_job(&bench).await;
     first.kill().await;
-    let _second = child_on(&bench, "web-1");
+    let _second = Child::on(&bench, "web-1", "worker");
     bench.until_finished(job).await;
     let event = bench.text("SELECT path, owner_before LIKE 'web-1-%', recovered_by LIKE 'web-1-%' FROM tenure.recovery_events").await;
     assert_eq!(event, "(reconcile,t,t)");
@@ -54,11 +43,11 @@ async fn a_restarted_worker_takes_back_its_own_jobs_at_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_live_sibling_on_the_same_host_is_not_robbed() {
     let bench = bench_with(patient).await;
-    let sibling = child_on(&bench, "web-1");
+    let sibling = Child::on(&bench, "web-1", "worker");
     let (job, id) = running_job(&bench).await;
     // Frozen is not dead: its file stays locked, its pid is there.
     sibling.signal(Signal::STOP);
-    let mut second = child_on(&bench, "web-1");
+    let mut second = Child::on(&bench, "web-1", "worker");
     second.until_log("worker started").await;
     assert_eq!(bench.count("tenure.recovery_events").await, 0);
     assert_eq!(bench.count("tenure.jobs WHERE status = 'processing' AND fencing_token = 1").await, 1);
@@ -71,17 +60,17 @@ async fn a_live_sibling_on_the_same_host_is_not_robbed() {
 async fn a_host_whose_name_starts_with_ours_or_holds_a_wildcard_is_not_us() {
     for (dead, ours) in [("web-1-2", "web-1"), ("webX1", "web_1"), ("web-1", "web%"), ("%", "_")] {
         let bench = bench_with(patient).await;
-        let mut first = child_on(&bench, dead);
+        let mut first = Child::on(&bench, dead, "worker");
         let (_, id) = running_job(&bench).await;
         first.kill().await;
-        let mut other = child_on(&bench, ours);
+        let mut other = Child::on(&bench, ours, "worker");
         other.until_log("worker started").await;
         assert_eq!(bench.count("tenure.recovery_events").await, 0, "{ours} took a job of {dead}");
         let owner: String =
             bench.value(&format!("SELECT worker_host FROM tenure.jobs WHERE id = '{id}'")).await;
         assert_eq!(owner, dead);
         // And the right host takes it.
-        let _again = child_on(&bench, dead);
+        let _again = Child::on(&bench, dead, "worker");
         bench.until_finished(id).await;
     }
 }
@@ -351,13 +340,8 @@ async fn a_job_that_kills_its_worker_each_time_ends_in_the_dead_letters() {
     let request: JobRequest = job.clone().into();
     let id = bench.tenure.enqueue(request.max_attempts(2)).await.unwrap().id;
     for _ in 0..2 {
-        let mut victim = tokio::process::Command::new(std::env::current_exe().unwrap());
-        victim
-            .envs(bench.environment())
-            .args(["--exact", "scenarios::child", "--nocapture", "--test-threads=1"])
-            .env("TENURE_SCENARIO", "worker")
-            .env("TENURE_FAULT", "claimed=kill");
-        assert_eq!(Child::spawn(victim, "victim").wait().await, None);
+        let fault = [("TENURE_FAULT", "claimed=kill".to_owned())];
+        assert_eq!(Child::start_with(&bench, "worker", &fault).wait().await, None);
     }
     let worker = Running::start(Worker::builder(&bench.tenure).handle(step));
     let dead = bench.until_finished(id).await;

@@ -53,7 +53,8 @@ async fn a_worker_role_creates_what_is_missing_works_and_changes_and_deletes_not
     let worker = Running::start(
         Worker::builder(&tenure).handle_any(KindOptions::new(), |_, _| async {}).concurrency("q", 2),
     );
-    bench.until_count("tenure.workers", 1).await;
+    // It reaches itself, so that its death can be noticed at once.
+    bench.until_count("tenure.workers WHERE probe_subject LIKE 'tenure.jobs.worker.%'", 1).await;
     // Tickets by the worker role, submissions by the producer role.
     tenure.enqueue(tenure::JobRequest::new("q", "k", serde_json::json!(1))).await.unwrap();
     let producer = client(&url("producer"), "producer").await;

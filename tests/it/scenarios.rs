@@ -168,6 +168,13 @@ async fn child() {
             .run_until(tenure::shutdown_signal())
             .await
             .unwrap(),
+        // Recovers and relays for all queues, and runs nothing.
+        "idle" => Worker::builder(&tenure)
+            .handle_any(KindOptions::new(), |_, _| async {})
+            .concurrency("idle", 1)
+            .run_until(tenure::shutdown_signal())
+            .await
+            .unwrap(),
         "chats" => Worker::builder(&tenure)
             .handle(chat)
             .concurrency("chats", 100)

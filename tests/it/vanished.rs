@@ -16,14 +16,8 @@ use crate::{
 
 /// A worker in a process of its own, on a host of its own, with some variables set otherwise.
 fn worker_on(bench: &Bench, host: &str, variables: &[(&str, String)]) -> Child {
-    let mut command = tokio::process::Command::new(std::env::current_exe().unwrap());
-    command
-        .envs(bench.environment())
-        .args(["--exact", "scenarios::child", "--nocapture", "--test-threads=1"])
-        .env("TENURE_SCENARIO", "worker")
-        .env("TENURE_HOSTNAME", host)
-        .envs(variables.iter().map(|(name, value)| (*name, value.as_str())));
-    Child::spawn(command, host)
+    let host = [("TENURE_HOSTNAME", host.to_owned())];
+    Child::start_with(bench, "worker", &[&host, variables].concat())
 }
 
 async fn running_job(bench: &Bench) -> (Step, JobId) {
@@ -173,7 +167,7 @@ async fn no_healthy_job_is_taken_when_its_worker_cannot_reach_one_of_the_servers
     postgres.cut();
     // Its row is silent; but NATS says that it is there.
     bench.until("(SELECT count(*) FROM tenure.workers WHERE last_seen_at < clock_timestamp() - interval '3 s') = 1").await;
-    tokio::time::sleep(OUTAGE - Duration::from_secs(3)).await;
+    tokio::time::sleep(OUTAGE / 2).await;
     assert_eq!(bench.count("tenure.recovery_events").await, 0);
     assert_eq!(bench.count("tenure.workers WHERE suspected_at IS NOT NULL").await, 0);
     postgres.mend();

@@ -152,8 +152,8 @@ async fn after_an_outage_only_the_jobs_of_dead_workers_are_lost() {
     })
     .await;
     let until = bench.config.runtime_dir.join("enough");
-    let mut dies = chats_on(&bench, "web-a");
-    let mut lives = chats_on(&bench, "web-b");
+    let mut dies = Child::on(&bench, "web-a", "chats");
+    let mut lives = Child::on(&bench, "web-b", "chats");
     for worker in [&mut dies, &mut lives] {
         worker.until_log("worker started").await;
     }
@@ -192,14 +192,4 @@ async fn after_an_outage_only_the_jobs_of_dead_workers_are_lost() {
     // Released, an attempt is not burnt: output is the attempt that completed the job.
     let attempts = bench.text("SELECT output, count(*) FROM tenure.job_history GROUP BY 1 ORDER BY 1").await;
     assert_eq!(attempts, "(1,100)\n(2,100)");
-}
-
-fn chats_on(bench: &Bench, host: &str) -> Child {
-    let mut command = tokio::process::Command::new(std::env::current_exe().unwrap());
-    command
-        .envs(bench.environment())
-        .args(["--exact", "scenarios::child", "--nocapture", "--test-threads=1"])
-        .env("TENURE_SCENARIO", "chats")
-        .env("TENURE_HOSTNAME", host);
-    Child::spawn(command, host)
 }

@@ -47,13 +47,24 @@ pub struct Child {
 impl Child {
     /// Starts `tests/it/scenarios.rs`'s worker of this name.
     pub fn start(bench: &super::Bench, scenario: &str) -> Self {
+        Self::start_with(bench, scenario, &[])
+    }
+
+    /// [`Child::start`], with some variables set otherwise.
+    pub fn start_with(bench: &super::Bench, scenario: &str, variables: &[(&str, String)]) -> Self {
         let exe = std::env::current_exe().unwrap();
         let mut command = tokio::process::Command::new(exe);
-        command.envs(bench.environment());
         command
             .args(["--exact", "scenarios::child", "--nocapture", "--test-threads=1"])
-            .env("TENURE_SCENARIO", scenario);
+            .envs(bench.environment())
+            .env("TENURE_SCENARIO", scenario)
+            .envs(variables.iter().map(|(name, value)| (*name, value.as_str())));
         Self::spawn(command, scenario)
+    }
+
+    /// [`Child::start`] on a host of this name.
+    pub fn on(bench: &super::Bench, host: &str, scenario: &str) -> Self {
+        Self::start_with(bench, scenario, &[("TENURE_HOSTNAME", host.to_owned())])
     }
 
     pub fn spawn(mut command: tokio::process::Command, name: &str) -> Self {
