@@ -1,7 +1,8 @@
 # make demo    the real thing on real input, in about two minutes after the build
 # make test    unit, integration and documentation tests against real servers
 # make test-postgres-17   the same on the other supported Postgres
-# make trials   a hundred workers killed with default settings: how long until their jobs run elsewhere
+# make trials   with default settings: a hundred workers killed, and how long until their jobs run elsewhere;
+#               servers restarted or out of reach for a minute, and nobody else's jobs taken
 # make check   formatter, lints, documentation without warnings
 # Each installs what is missing first: see scripts/setup.
 
@@ -41,7 +42,7 @@ test-postgres-17:
 TRIALS ?= 100
 trials: setup-test
 	@TENURE_TRIALS=$(TRIALS) $(MAKE) --no-print-directory run-test \
-		TESTS="--test it a_killed_workers_jobs_run_elsewhere_within_15_seconds -- --nocapture"
+		TESTS="--test it -- --nocapture a_killed_workers_jobs no_healthy_job_is_taken a_worker_that_is_paused wrong_clocks"
 
 .PHONY: run-demo run-test
 run-demo:

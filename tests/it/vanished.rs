@@ -77,17 +77,40 @@ async fn a_killed_workers_jobs_run_elsewhere_within_15_seconds() {
     assert!(at(0.99) < 15.0, "{took:?}");
 }
 
+/// `make trials` has everything at its default, and real minutes.
+fn in_real_time() -> bool {
+    std::env::var_os("TENURE_TRIALS").is_some()
+}
+
 /// As the defaults are to each other: gone after 2 renewals, stale after 60; an outage lasts 12.
 fn quick(config: &mut tenure::Config) {
+    if in_real_time() {
+        config.timing = Timing::DEFAULT;
+        return;
+    }
     config.timing.renew_every = Duration::from_millis(500);
     config.timing.stale_after = Duration::from_secs(30);
     config.timing.scan_every = Duration::from_secs(1);
     config.timing.ack_wait = Duration::from_secs(60);
 }
 
-const OUTAGE: Duration = Duration::from_secs(6);
+/// A minute with the defaults.
+fn outage() -> Duration {
+    Duration::from_secs(if in_real_time() { 60 } else { 6 })
+}
+
 /// After which every prober has been connected for long enough to judge, and has looked more than twice.
-const JUDGED: Duration = Duration::from_secs(4);
+fn judged() -> Duration {
+    Duration::from_secs(if in_real_time() { 30 } else { 4 })
+}
+
+/// How many workers have been silent for this part of an outage, as an SQL condition.
+fn silent(part: f64, workers: u32) -> String {
+    let seconds = outage().as_secs_f64() * part;
+    format!(
+        "(SELECT count(*) FROM tenure.workers WHERE last_seen_at < clock_timestamp() - interval '{seconds} s') = {workers}"
+    )
+}
 
 /// Two healthy workers, each with a job.
 async fn two_workers(bench: &Bench, variables: [&[(&str, String)]; 2]) -> ([Child; 2], [(Step, JobId); 2]) {
@@ -117,7 +140,7 @@ async fn two_workers(bench: &Bench, variables: [&[(&str, String)]; 2]) -> ([Chil
 
 /// Nothing was taken, and both jobs complete under their first token.
 async fn nothing_was_taken(bench: &Bench, jobs: [(Step, JobId); 2]) {
-    tokio::time::sleep(JUDGED).await;
+    tokio::time::sleep(judged()).await;
     assert_eq!(bench.text("SELECT * FROM tenure.recovery_events").await, "");
     for (job, id) in jobs {
         std::fs::write(job.file("go"), "").unwrap();
@@ -132,7 +155,7 @@ async fn no_healthy_job_is_taken_when_nats_restarts() {
     let (_workers, jobs) = two_workers(&bench, [&[], &[]]).await;
     let own = bench.own.as_mut().unwrap();
     own.nats.stop();
-    tokio::time::sleep(OUTAGE).await;
+    tokio::time::sleep(outage()).await;
     own.nats.restart().unwrap();
     nothing_was_taken(&bench, jobs).await;
 }
@@ -143,7 +166,7 @@ async fn no_healthy_job_is_taken_when_postgres_restarts() {
     let (_workers, jobs) = two_workers(&bench, [&[], &[]]).await;
     let own = bench.own.as_mut().unwrap();
     own.postgres.stop();
-    tokio::time::sleep(OUTAGE).await;
+    tokio::time::sleep(outage()).await;
     own.postgres.restart().unwrap();
     nothing_was_taken(&bench, jobs).await;
 }
@@ -153,7 +176,7 @@ async fn no_healthy_job_is_taken_when_postgres_restarts() {
 async fn no_healthy_job_is_taken_when_its_worker_cannot_reach_one_of_the_servers() {
     let bench = bench_with_servers(|config| {
         quick(config);
-        config.timing.database_within = Duration::from_secs(2);
+        config.timing.database_within = config.timing.database_within.min(Duration::from_secs(2));
     })
     .await;
     let own = bench.own.as_ref().unwrap();
@@ -166,14 +189,14 @@ async fn no_healthy_job_is_taken_when_its_worker_cannot_reach_one_of_the_servers
     let (_workers, jobs) = two_workers(&bench, [&over, &[]]).await;
     postgres.cut();
     // Its row is silent; but NATS says that it is there.
-    bench.until("(SELECT count(*) FROM tenure.workers WHERE last_seen_at < clock_timestamp() - interval '3 s') = 1").await;
-    tokio::time::sleep(OUTAGE / 2).await;
+    bench.until(&silent(0.5, 1)).await;
+    tokio::time::sleep(outage() / 2).await;
     assert_eq!(bench.count("tenure.recovery_events").await, 0);
     assert_eq!(bench.count("tenure.workers WHERE suspected_at IS NOT NULL").await, 0);
     postgres.mend();
-    bench.until("(SELECT count(*) FROM tenure.workers WHERE last_seen_at < clock_timestamp() - interval '1 s') = 0").await;
+    bench.until(&silent(0.15, 0)).await;
     nats.cut();
-    tokio::time::sleep(OUTAGE).await;
+    tokio::time::sleep(outage()).await;
     nats.mend();
     nothing_was_taken(&bench, jobs).await;
 }
@@ -183,7 +206,7 @@ async fn a_worker_that_is_paused_for_less_than_stale_after_keeps_its_jobs() {
     let bench = bench_with(quick).await;
     let (workers, jobs) = two_workers(&bench, [&[], &[]]).await;
     workers[0].signal(Signal::STOP);
-    bench.until("(SELECT count(*) FROM tenure.workers WHERE last_seen_at < clock_timestamp() - interval '6 s') = 1").await;
+    bench.until_within(&silent(1.0, 1), outage() * 3).await;
     workers[0].signal(Signal::CONT);
     nothing_was_taken(&bench, jobs).await;
 }
@@ -241,12 +264,12 @@ async fn wrong_clocks_of_workers_decide_nothing() {
     let log = workers[0].log();
     let today = chrono::Utc::now().format("%Y-%m-%dT").to_string();
     assert!(!log.contains(&today) && log.contains("worker started"), "{log}");
-    tokio::time::sleep(OUTAGE).await;
+    tokio::time::sleep(outage()).await;
     assert_eq!(bench.text("SELECT * FROM tenure.recovery_events").await, "");
     // And a death is noticed all the same.
     workers[0].kill().await;
     let dead = jobs[0].1;
-    bench.until_within(&taken_once(dead), Duration::from_secs(10)).await;
+    bench.until_within(&taken_once(dead), Duration::from_secs(20)).await;
     let (job, id) = &jobs[1];
     std::fs::write(job.file("go"), "").unwrap();
     assert_eq!(bench.until_finished(*id).await.fencing_token, 1);
@@ -261,7 +284,7 @@ async fn a_worker_that_does_not_reach_itself_names_no_subject() {
     // As a worker leaves its row that is not permitted to subscribe.
     workers[0].kill().await;
     bench.execute("UPDATE tenure.workers SET probe_subject = NULL WHERE hostname = 'web-a'").await;
-    tokio::time::sleep(JUDGED).await;
+    tokio::time::sleep(judged()).await;
     assert_eq!(bench.count("tenure.recovery_events").await, 0);
     drop(jobs);
 }
@@ -276,7 +299,7 @@ async fn nobody_is_judged_during_a_grace() {
     tokio::time::sleep(Duration::from_secs(2)).await;
     bench.execute("UPDATE tenure.scanner_state SET grace_until = now() + interval '5 s'").await;
     victim.kill().await;
-    tokio::time::sleep(JUDGED).await;
+    tokio::time::sleep(judged()).await;
     assert_eq!(bench.count("tenure.recovery_events").await, 0, "in grace");
     assert_eq!(bench.count("tenure.workers WHERE suspected_at IS NOT NULL").await, 1, "but suspected");
     // The grace is over.
@@ -312,7 +335,7 @@ async fn nobody_is_judged_while_most_workers_look_gone() {
         .await;
     victim.kill().await;
     bench.until_count("tenure.workers WHERE suspected_at IS NOT NULL", 4).await;
-    tokio::time::sleep(JUDGED).await;
+    tokio::time::sleep(judged()).await;
     assert_eq!(
         bench.count(&format!("tenure.recovery_events WHERE job_id = '{id}'")).await,
         0,
