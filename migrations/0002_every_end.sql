@@ -7,3 +7,6 @@ ALTER TABLE tenure.jobs ADD COLUMN on_crash text NOT NULL DEFAULT 'retry'
 
 -- Since when nobody answers for this process; its own renewal, or an answer, clears it.
 ALTER TABLE tenure.workers ADD COLUMN suspected_at timestamptz;
+-- When somebody last asked for it, and how often it renews its row: by that it is judged.
+ALTER TABLE tenure.workers ADD COLUMN probed_at timestamptz;
+ALTER TABLE tenure.workers ADD COLUMN renew_every interval NOT NULL DEFAULT '5 seconds';

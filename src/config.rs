@@ -131,19 +131,28 @@ impl Timing {
         self.validate_stale_after(self.stale_after)
     }
 
-    /// Checks a kind's own `stale_after` against the timers that hold for all kinds.
-    pub(crate) fn validate_stale_after(&self, stale_after: Duration) -> Result<(), TimingError> {
+    fn validate_stale_after(&self, stale_after: Duration) -> Result<(), TimingError> {
+        self.validate_kind(stale_after, Some(self.keepalive_every))
+    }
+
+    /// Checks a kind's own timers against those that hold for all kinds.
+    pub(crate) fn validate_kind(
+        &self,
+        stale_after: Duration,
+        keepalive_every: Option<Duration>,
+    ) -> Result<(), TimingError> {
         if stale_after.is_zero() {
             return Err(TimingError::Zero { name: "stale_after" });
         }
-        if self.ack_wait <= stale_after + self.scan_every {
+        if self.ack_wait <= stale_after.saturating_add(self.scan_every) {
             return Err(TimingError::AckWait {
                 ack_wait: self.ack_wait,
                 stale_after,
                 scan_every: self.scan_every,
             });
         }
-        for (name, value) in [("flush_every", self.flush_every), ("keepalive_every", self.keepalive_every)] {
+        let keepalive = keepalive_every.map(|every| ("keepalive_every", every));
+        for (name, value) in [("flush_every", self.flush_every)].into_iter().chain(keepalive) {
             if value > stale_after / 3 {
                 return Err(TimingError::Interval { name, value, stale_after });
             }

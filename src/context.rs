@@ -6,6 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use chrono::{DateTime, Utc};
 use futures::future::BoxFuture;
 use serde::{Serialize, de::DeserializeOwned};
 use sqlx::{PgConnection, Row};
@@ -14,7 +15,7 @@ use crate::{
     claim::FencingToken,
     heartbeat::Heartbeat,
     job::{JobError, JobId, Outcome, check_key, unstorable},
-    running::{CancelReason, RunningJob},
+    running::{CancelReason, OnWriteLoss, RunningJob},
     store::{
         COMPLETE, EFFECT, EFFECT_RESULT, FENCE, HOLD, Isolation, LIMIT_IDLE, LIMIT_TRANSACTION, ONCE,
         ProgressWrite, Store, StoreError,
@@ -55,11 +56,11 @@ pub enum ContextError {
         /// Its token.
         token: FencingToken,
     },
-    /// The job's row changed since the snapshot of a repeatable-read transaction, which is rolled back:
-    /// its own progress was written, or its cancellation asked for.
+    /// A transaction whose snapshot lasts was rolled back: the job's row has changed since (its own progress
+    /// was written, or its cancellation asked for), or, under SERIALIZABLE, something else did.
     #[error(
-        "the row of job {job} changed since the transaction's snapshot; nothing was committed. \
-         Begin it with `ctx.hold(&mut tx)`, or use READ COMMITTED"
+        "the transaction of job {job} conflicts with another change; nothing was committed. Return the error, and \
+         the job is tried again; begin what `complete_in` shall commit with `ctx.hold(&mut tx)`"
     )]
     Conflict {
         /// Which job.
@@ -79,6 +80,60 @@ pub enum ContextError {
     /// charged unless the job really was lost.
     #[error(transparent)]
     Store(#[from] StoreError),
+}
+
+/// What names a transaction on the server.
+#[derive(Debug, Clone, Copy)]
+struct Transaction {
+    pid: i32,
+    began: DateTime<Utc>,
+}
+
+/// Ends a transaction on the server, unless it came to its end.
+struct GivenUp {
+    store: Store,
+    transaction: Arc<Mutex<Option<Transaction>>>,
+}
+
+impl GivenUp {
+    fn came_to_its_end(&mut self) {
+        self.transaction.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+}
+
+impl Drop for GivenUp {
+    fn drop(&mut self) {
+        let transaction = self.transaction.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(Transaction { pid, began }) = transaction {
+            self.store.end_transaction(pid, began);
+        }
+    }
+}
+
+/// Has progress written again.
+struct Resume<'j>(&'j RunningJob);
+
+impl Drop for Resume<'_> {
+    fn drop(&mut self) {
+        self.0.pulse().held_until = None;
+    }
+}
+
+/// The handler completes the job itself; dropped in the middle, it does not any more.
+struct Completing<'j>(&'j RunningJob);
+
+impl<'j> Completing<'j> {
+    fn new(job: &'j RunningJob) -> Self {
+        job.completing.store(true, Ordering::Release);
+        Self(job)
+    }
+}
+
+impl Drop for Completing<'_> {
+    fn drop(&mut self) {
+        self.0.completing.store(false, Ordering::Release);
+        self.0.pulse().held_until = None;
+    }
 }
 
 /// A running job, as its handler sees it. Cheap to clone.
@@ -219,8 +274,12 @@ impl<S> JobContext<S> {
         self.check_owned("progress").await?;
         let write = ProgressWrite { key: self.job.key, stage, percent, message, checkpoint };
         Heartbeat::report(&self.job, write);
-        let overdue = |job: &RunningJob| job.pulse().written_at.elapsed() > job.rules.stale_after / 2;
-        if overdue(&self.job) {
+        let overdue = |job: &RunningJob| {
+            let pulse = job.pulse();
+            let held = pulse.held_until.is_some_and(|until| until > Instant::now());
+            !held && pulse.written_at.elapsed() > job.rules.stale_after / 2
+        };
+        if self.job.rules.on_write_loss == OnWriteLoss::Cancel && overdue(&self.job) {
             let mut writes = self.job.writes.subscribe();
             while overdue(&self.job) && !self.job.is_ending() {
                 self.heartbeat.hurry();
@@ -246,12 +305,18 @@ impl<S> JobContext<S> {
         if self.job.is_lost() {
             return Err(self.lost().into());
         }
-        let checkpoint = checkpoint.map(|value| self.storable_checkpoint(value)).transpose()?;
+        // It is a sign of life all the same.
+        let (checkpoint, refused) = match checkpoint.map(|value| self.storable_checkpoint(value)).transpose()
+        {
+            Ok(checkpoint) => (checkpoint, None),
+            Err(refused) => (None, Some(refused)),
+        };
+        let message = message.or_else(|| refused.as_ref().map(JobError::text));
         Heartbeat::report(
             &self.job,
             ProgressWrite { key: self.job.key, stage, percent, message, checkpoint },
         );
-        Ok(())
+        refused.map_or(Ok(()), Err)
     }
 
     /// The payload, as it was enqueued.
@@ -335,6 +400,14 @@ impl<S> JobContext<S> {
             Isolation::ReadCommitted => self.fenced_last(work).await,
             _ => self.fenced_first(isolation, work).await,
         };
+        // Ours, not the closure's: at the commit, SERIALIZABLE may find a conflict.
+        let conflicts = |error: &JobError| {
+            error.downcast_ref::<StoreError>().is_some_and(StoreError::is_serialization_failure)
+        };
+        let done = match done {
+            Err(error) if conflicts(&error) => Err(self.conflict_or_lost().await.into()),
+            done => done,
+        };
         self.note(done, "fenced_tx").await
     }
 
@@ -344,24 +417,22 @@ impl<S> JobContext<S> {
         W: for<'t> FnOnce(&'t mut PgConnection) -> BoxFuture<'t, Result<T, JobError>> + Send + 'static,
     {
         let (key, lost, idle, store) = (self.job.key, self.lost(), self.idle_limit(), self.store.clone());
-        let sent_at = Instant::now();
-        let done = self
+        let (value, sent_at) = self
             .store
-            .in_transaction(Isolation::ReadCommitted, move |tx| {
+            .in_transaction(Isolation::ReadCommitted, self.job.rules.stale_after / 2, move |tx| {
                 Box::pin(async move {
                     let value = work(&mut *tx).await?;
                     let limit = sqlx::query(LIMIT_IDLE).bind(&idle).execute(&mut *tx);
                     store.deadline(limit).await.map_err(StoreError::from)?;
+                    let sent_at = Instant::now();
                     let fence = sqlx::query(FENCE).bind(key.job).bind(key.token).bind(key.claim);
                     let owned = store.deadline(fence.fetch_optional(tx)).await.map_err(StoreError::from)?;
-                    if owned.is_none() { Err(lost.into()) } else { Ok(value) }
+                    if owned.is_none() { Err(JobError::from(lost)) } else { Ok((value, sent_at)) }
                 })
             })
-            .await;
-        if done.is_ok() {
-            self.job.written(sent_at);
-        }
-        done
+            .await?;
+        self.job.written(sent_at);
+        Ok(value)
     }
 
     async fn fenced_first<T, W>(&self, isolation: Isolation, work: W) -> Result<T, JobError>
@@ -372,22 +443,33 @@ impl<S> JobContext<S> {
         let limit = self.hold_limit();
         let work = Arc::new(Mutex::new(Some(work)));
         for _ in 0..HOLDS_MAX {
-            let (context, work) = (self.unstated(), work.clone());
-            let done = self.store.in_transaction(isolation, move |tx| {
+            let (context, shared) = (self.unstated(), work.clone());
+            // Given up in the middle, by us or with this future, the server would go on.
+            let mut given_up = GivenUp { store: self.store.clone(), transaction: Arc::default() };
+            let begun = given_up.transaction.clone();
+            let done = self.store.in_transaction(isolation, limit, move |tx| {
                 Box::pin(async move {
-                    context.hold_row(&mut *tx).await?;
-                    let work = work.lock().unwrap_or_else(PoisonError::into_inner).take();
-                    match work {
-                        Some(work) => work(tx).await,
-                        None => Err(JobError::msg("the transaction was begun twice")),
-                    }
+                    let transaction = context.hold_row(&mut *tx).await?;
+                    *begun.lock().unwrap_or_else(PoisonError::into_inner) = Some(transaction);
+                    let work = shared.lock().unwrap_or_else(PoisonError::into_inner).take();
+                    let Some(work) = work else {
+                        return Err(JobError::msg("the transaction was begun twice"));
+                    };
+                    let value = work(&mut *tx).await?;
+                    // A statement whose error the closure ignored has aborted the transaction, which sqlx's
+                    // commit would not tell.
+                    context.hold_row(tx).await?;
+                    Ok(value)
                 })
             });
-            let done = tokio::time::timeout(limit, done)
-                .await
-                .unwrap_or_else(|_| Err(ContextError::TooLong { limit }.into()));
+            let done = tokio::time::timeout(limit, done).await;
+            if done.is_ok() {
+                given_up.came_to_its_end();
+            }
+            let done = done.unwrap_or_else(|_| Err(ContextError::TooLong { limit }.into()));
             // The row changed between the snapshot and the lock; the user's SQL has not begun.
-            let again = done.as_ref().is_err_and(|error| error.is(&ContextError::is_conflict));
+            let unused = work.lock().unwrap_or_else(PoisonError::into_inner).is_some();
+            let again = unused && done.as_ref().is_err_and(|error| error.is(&ContextError::is_conflict));
             if !again {
                 return done;
             }
@@ -398,39 +480,43 @@ impl<S> JobContext<S> {
     /// For REPEATABLE READ and SERIALIZABLE, where [`JobContext::complete_in`] shall commit: the first
     /// statement of such a transaction.
     ///
-    /// Checks the fence. Until the transaction ends, at most for a quarter of the kind's `stale_after`,
-    /// nobody can take the job back, and its progress waits: otherwise the completion would find that the
-    /// job's row changed since the transaction's snapshot, and be refused.
+    /// Checks the fence. Until the transaction ends nobody can take the job back, and its progress waits:
+    /// otherwise the completion would find that the job's row changed since the transaction's snapshot, and
+    /// be refused. No statement, and no pause between two, may last longer than a quarter of the kind's
+    /// `stale_after`; from Postgres 17 on, neither may the whole. After that time progress goes on.
     ///
     /// # Errors
     ///
     /// [`ContextError::Lost`]; [`ContextError::Conflict`]: roll back, and begin again.
     pub async fn hold(&self, tx: &mut PgConnection) -> Result<(), ContextError> {
         self.check_owned("hold").await?;
-        self.job.pulse().held_until = Some(Instant::now() + self.hold_limit());
+        self.heartbeat.pause(&self.job, self.hold_limit()).await;
+        let resume = Resume(&self.job);
         let held = self.hold_row(tx).await;
-        if held.is_err() {
-            self.job.pulse().held_until = None;
+        if held.is_ok() {
+            std::mem::forget(resume);
         }
         if matches!(held, Err(ContextError::Lost { .. })) {
             self.heartbeat.lost(&self.job, "hold").await;
         }
-        held
+        held.map(drop)
     }
 
-    async fn hold_row(&self, tx: &mut PgConnection) -> Result<(), ContextError> {
+    /// Checks the fence, and keeps the job; returns what names this transaction.
+    async fn hold_row(&self, tx: &mut PgConnection) -> Result<Transaction, ContextError> {
         let key = self.job.key;
         let hold = sqlx::query(HOLD).bind(key.job).bind(key.token).bind(key.claim);
-        match self.store.deadline(hold.fetch_optional(&mut *tx)).await.map_err(StoreError::from) {
-            Ok(Some(_)) => {}
+        let row = match self.store.deadline(hold.fetch_optional(&mut *tx)).await.map_err(StoreError::from) {
+            Ok(Some(row)) => row,
             Ok(None) => return Err(self.lost()),
             Err(error) if error.is_serialization_failure() => return Err(self.conflict()),
             Err(error) => return Err(error.into()),
-        }
+        };
         let limit = format!("{}ms", self.hold_limit().as_millis().max(1));
         let limit = sqlx::query(LIMIT_TRANSACTION).bind(limit).execute(tx);
         self.store.deadline(limit).await.map_err(StoreError::from)?;
-        Ok(())
+        let transaction = || Ok(Transaction { pid: row.try_get("pid")?, began: row.try_get("began")? });
+        transaction().map_err(|error: sqlx::Error| StoreError::from(error).into())
     }
 
     /// Runs an effect that must happen once for the job, however often it is retried: a later attempt
@@ -459,12 +545,21 @@ impl<S> JobContext<S> {
     {
         check_key(key).map_err(|rule| JobError::permanent(format!("the key of `once` {rule}: {key:?}")))?;
         let (job, token, name) = (self.id(), self.token(), key.to_owned());
+        let store = self.store.clone();
         self.fenced_tx_with(isolation, move |tx| {
             Box::pin(async move {
-                let mine =
-                    sqlx::query(ONCE).bind(job).bind(&name).bind(token).fetch_optional(&mut *tx).await?;
+                let once = sqlx::query(ONCE).bind(job).bind(&name).bind(token).fetch_optional(&mut *tx);
+                let mine = match store.deadline(once).await {
+                    Err(sqlx::Error::Io(error)) if error.kind() == std::io::ErrorKind::TimedOut => {
+                        return Err(JobError::msg(format!(
+                            "effect {name:?} is being done in another transaction of this job that does not end"
+                        )));
+                    }
+                    mine => mine?,
+                };
                 if mine.is_none() {
-                    let row = sqlx::query(EFFECT).bind(job).bind(&name).fetch_one(tx).await?;
+                    let effect = sqlx::query(EFFECT).bind(job).bind(&name).fetch_one(tx);
+                    let row = store.deadline(effect).await?;
                     let result: String = row.try_get("result")?;
                     return serde_json::from_str(&result).map_err(|error| {
                         JobError::permanent(format!(
@@ -479,7 +574,8 @@ impl<S> JobContext<S> {
                     return Err(JobError::permanent(text));
                 }
                 let text = value.to_string();
-                sqlx::query(EFFECT_RESULT).bind(job).bind(&name).bind(text).execute(tx).await?;
+                let record = sqlx::query(EFFECT_RESULT).bind(job).bind(&name).bind(text).execute(tx);
+                store.deadline(record).await?;
                 Ok(result)
             })
         })
@@ -521,11 +617,12 @@ impl<S> JobContext<S> {
             return Err(JobError::permanent(format!("the output cannot be stored: {why}")));
         }
         // Until the commit has an answer the row is gone because of us.
-        self.job.completing.store(true, Ordering::Release);
+        let completing = Completing::new(&self.job);
         let completed = self.try_complete_in(tx, output.as_ref()).await;
-        self.job.settled.store(completed.is_ok(), Ordering::Release);
-        self.job.completing.store(false, Ordering::Release);
-        self.job.pulse().held_until = None;
+        if completed.is_ok() {
+            self.job.settled.store(true, Ordering::Release);
+        }
+        drop(completing);
         self.note(completed, "complete_in").await?;
         Ok(Outcome::Done(output))
     }
@@ -548,6 +645,10 @@ impl<S> JobContext<S> {
             Ok(Some(_)) => {}
             Ok(None) => {
                 store.deadline(tx.rollback()).await.map_err(StoreError::from)?;
+                // A second call, after a commit whose answer was lost.
+                if store.settled_as(&key).await?.flatten().as_deref() == Some("completed") {
+                    return Ok(());
+                }
                 return Err(self.lost().into());
             }
             Err(error) if error.is_serialization_failure() => {
@@ -622,7 +723,7 @@ impl<S> JobContext<S> {
             self.heartbeat.lost(&self.job, what).await;
         }
         let unavailable = done.as_ref().is_err_and(JobError::is_unavailable);
-        self.job.unavailable.store(unavailable, Ordering::Release);
+        *self.job.unavailable_at() = unavailable.then(Instant::now);
         // Marked as the context's, whatever the handler does with it before it is returned.
         done.map_err(|error| if unavailable { error.into_outage() } else { error })
     }
@@ -631,6 +732,10 @@ impl<S> JobContext<S> {
 impl ContextError {
     fn is_conflict(&self) -> bool {
         matches!(self, Self::Conflict { .. })
+    }
+
+    fn is_outage(&self) -> bool {
+        matches!(self, Self::Store(error) if error.is_outage())
     }
 }
 
@@ -663,17 +768,15 @@ impl JobError {
     #[must_use]
     pub fn is_unavailable(&self) -> bool {
         self.causes().any(|cause| {
-            cause.downcast_ref::<StoreError>().is_some_and(StoreError::is_unavailable)
-                || matches!(cause.downcast_ref(), Some(ContextError::Store(StoreError::Unavailable(_))))
+            cause.downcast_ref::<StoreError>().is_some_and(StoreError::is_outage)
+                || cause.downcast_ref().is_some_and(ContextError::is_outage)
                 || cause.downcast_ref::<sqlx::Error>().is_some_and(StoreError::says_gone)
         })
     }
 
     /// Whether a call of the context said so.
     pub(crate) fn is_outage(&self) -> bool {
-        self.causes().any(|cause| {
-            matches!(cause.downcast_ref(), Some(ContextError::Store(StoreError::Unavailable(_))))
-        })
+        self.is(&ContextError::is_outage)
     }
 
     /// The connection's error as the context's own.

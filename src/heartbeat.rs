@@ -34,6 +34,8 @@ const FLUSH_AGAIN: Duration = Duration::from_millis(500);
 const WATCH_EVERY: Duration = Duration::from_millis(100);
 /// A handler that keeps its thread for longer is reported.
 const BLOCKED_AFTER: Duration = Duration::from_secs(1);
+/// How often the database is asked about jobs that write nothing.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// The most jobs of one statement.
 const WRITES_MAX: usize = 512;
 
@@ -133,8 +135,7 @@ impl Heartbeat {
                 let pulse = job.pulse();
                 let since = pulse.flushed_at.elapsed();
                 let reported = pulse.pending.is_some() && since >= timing.flush_every;
-                let rules = &job.rules;
-                reported || rules.keepalive && since >= timing.keepalive_every.min(rules.stale_after / 3)
+                reported || job.rules.keepalive.is_some_and(|every| since >= every)
             })
             .cloned()
             .collect();
@@ -143,31 +144,41 @@ impl Heartbeat {
                 tracing::warn!(%error, jobs = jobs.len(), "progress was not written; trying again");
             }
         }
-        // A handler that says nothing is not told by its own writes that its job was taken back.
-        let doubtful: Vec<_> = running
+        // A handler that says nothing is not told by its own writes that its job was taken back, or cancelled.
+        let silent: Vec<_> = running
             .into_iter()
             .filter(|job| {
+                let every = look_every(job);
                 let mut pulse = job.pulse();
-                let silent = pulse.written_at.elapsed() > job.rules.stale_after / 2;
-                let doubtful = silent && pulse.checked_at.elapsed() > job.rules.stale_after / 6;
-                if doubtful {
+                let due = pulse.written_at.elapsed() > every && pulse.check_at <= Instant::now();
+                if due {
                     let now = Instant::now();
-                    pulse.checked_at = now;
+                    pulse.check_at = now + every;
                     pulse.trying_since.get_or_insert(now);
                 }
-                doubtful
+                due
             })
             .collect();
-        for jobs in doubtful.chunks(WRITES_MAX) {
+        for jobs in silent.chunks(WRITES_MAX) {
             if let Err(error) = self.check(jobs, None).await {
                 tracing::debug!(%error, "silent jobs were not looked after");
             }
         }
     }
 
+    /// Stops the writing of a job's progress for a while. When this returns, none is on its way.
+    pub(crate) async fn pause(&self, job: &RunningJob, for_long: Duration) {
+        let _turn = self.shared.turn.lock().await;
+        job.pulse().held_until = Some(Instant::now() + for_long);
+    }
+
     /// Writes what waits of one job, whether or not it is due, and also while it is being written: the
-    /// last checkpoint belongs to the next attempt. Gives up after some seconds without the database.
+    /// last checkpoint belongs to the next attempt. Gives up when the database does not answer in its time.
     pub(crate) async fn flush(&self, job: &Arc<RunningJob>) {
+        drop(tokio::time::timeout(self.shared.timing.database_within, self.try_flush(job)).await);
+    }
+
+    async fn try_flush(&self, job: &Arc<RunningJob>) {
         let jobs = std::slice::from_ref(job);
         for _ in 0..FLUSHES_MAX {
             let sent = {
@@ -194,9 +205,15 @@ impl Heartbeat {
     }
 
     async fn write(&self, jobs: &[Arc<RunningJob>]) -> Result<(), StoreError> {
-        let (sent_at, answers) = {
+        let (jobs, sent_at, answers) = {
             let _turn = self.shared.turn.lock().await;
-            self.send(jobs).await?
+            // A transaction may have come to hold one while we waited for our turn.
+            let jobs: Vec<_> = jobs.iter().filter(|job| writes(job)).cloned().collect();
+            if jobs.is_empty() {
+                return Ok(());
+            }
+            let (sent_at, answers) = self.send(&jobs).await?;
+            (jobs, sent_at, answers)
         };
         let mut missing = Vec::new();
         for (job, answer) in jobs.iter().zip(answers) {
@@ -337,6 +354,11 @@ impl Heartbeat {
     }
 }
 
+/// How often a silent job is looked after: soon enough for its cancellation to arrive without NATS.
+fn look_every(job: &RunningJob) -> Duration {
+    LOOK_EVERY.min(job.rules.stale_after / 6)
+}
+
 /// Whether anything may still be written of a job's progress.
 fn writes(job: &RunningJob) -> bool {
     let done = job.settled.load(Ordering::Acquire) || job.completing.load(Ordering::Acquire);
@@ -352,7 +374,9 @@ fn cannot_be_written(job: &RunningJob) -> bool {
     }
     let pulse = job.pulse();
     let stale_after = job.rules.stale_after;
-    let tried = pulse.trying_since.is_some_and(|since| since.elapsed() > stale_after / 10);
+    // One failed look is not enough.
+    let long = (stale_after / 10).max(look_every(job) * 6 / 5);
+    let tried = pulse.trying_since.is_some_and(|since| since.elapsed() > long);
     tried && pulse.written_at.elapsed() > stale_after.mul_f64(0.8)
 }
 

@@ -13,7 +13,7 @@ use serde::Serialize;
 use uuid::Uuid;
 
 use crate::{
-    job::{JobId, NameError, Status, check_kind, check_queue},
+    job::{JobId, NameError, Status, check_key, check_kind, check_queue},
     metrics,
     store::{CancelAnswer, DeadCount, DeadFilter, DeadLetter, JobRow, StoreError},
     tenure::Tenure,
@@ -21,6 +21,8 @@ use crate::{
 
 /// The most jobs of one statement.
 const JOBS_MAX: usize = 500;
+/// How often a job is cancelled again that came back to life in between.
+const REDRIVEN_MEANWHILE_MAX: usize = 5;
 /// How often a waiting caller looks, at first and at most.
 const LOOK_FIRST: Duration = Duration::from_millis(10);
 const LOOK_SELDOM: Duration = Duration::from_millis(500);
@@ -100,6 +102,14 @@ pub enum ManageError {
     /// A name that is none.
     #[error(transparent)]
     Name(#[from] NameError),
+    /// A unique key that is none.
+    #[error("the unique key {key:?} {rule}")]
+    Key {
+        /// What was given.
+        key: String,
+        /// What may be given.
+        rule: &'static str,
+    },
     /// Postgres gave no answer, or refused. Try again: it is safe to repeat.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -148,20 +158,40 @@ impl Tenure {
 
     /// Cancels a job. A queued one is cancelled when this returns; of a running one it is asked, and its
     /// handler sees [`CancelReason::User`](crate::CancelReason::User) within a second, wherever it runs: by
-    /// a NATS message, or without NATS with its next progress write.
+    /// a NATS message, or without NATS with its next progress write; one that writes nothing, within 5 s.
+    ///
+    /// Cancel safe: dropped, the job was cancelled or was not.
     pub async fn cancel(&self, job: JobId) -> Result<Cancelled, StoreError> {
         let answers = self.cancel_many(&[job]).await?;
         Ok(answers.into_iter().next().unwrap_or(Cancelled::NotFound))
     }
 
-    /// Cancels jobs, and says for each what happened.
+    /// Cancels jobs, and says for each what happened. Cancel safe: what was not tried was not cancelled.
     pub async fn cancel_many(&self, jobs: &[JobId]) -> Result<Vec<Cancelled>, StoreError> {
         let mut all = Vec::with_capacity(jobs.len());
         for some in jobs.chunks(JOBS_MAX) {
-            let answers = self.store().cancel(some).await?;
+            let mut answers = self.store().cancel(some).await?;
+            let mut standing = vec![];
+            for _ in 0..REDRIVEN_MEANWHILE_MAX {
+                if answers.len() == some.len() {
+                    break;
+                }
+                standing = self.store().standing(some).await?;
+                // Dead a moment ago, and redriven since.
+                let again: Vec<_> = some
+                    .iter()
+                    .zip(&standing)
+                    .filter(|(job, status)| {
+                        status.is_some_and(|status| !status.is_finished()) && !answers.contains_key(job)
+                    })
+                    .map(|(job, _)| *job)
+                    .collect();
+                if again.is_empty() {
+                    break;
+                }
+                answers.extend(self.store().cancel(&again).await?);
+            }
             self.announce(&answers);
-            let standing =
-                if answers.len() < some.len() { self.store().standing(some).await? } else { vec![] };
             for (i, job) in some.iter().enumerate() {
                 all.push(match answers.get(job) {
                     Some(CancelAnswer::Cancelled) => Cancelled::Cancelled,
@@ -184,14 +214,16 @@ impl Tenure {
         key: &str,
     ) -> Result<Option<(JobId, Cancelled)>, ManageError> {
         check_queue(queue)?;
+        check_key(key).map_err(|rule| ManageError::Key { key: key.into(), rule })?;
         let holders = self.store().held_keys(&[(queue.to_owned(), key.to_owned())]).await?;
         let Some(job) = holders.first().copied().flatten() else { return Ok(None) };
         Ok(Some((job, self.cancel(job).await?)))
     }
 
-    /// Cancels every live job of a queue, or of one kind in it, that was there when this was called.
+    /// Cancels every live job of a queue, or of one kind in it, that was there when this was called. A
+    /// message that no worker has received yet (a submission) is no row yet, and is not cancelled.
     ///
-    /// In steps of 500 jobs: if it fails in between, those before are cancelled; call it again.
+    /// Cancel safe, in steps of 500 jobs: if it fails in between, those before are cancelled; call it again.
     pub async fn cancel_all(&self, queue: &str, kind: Option<&str>) -> Result<CancelledMany, ManageError> {
         check_queue(queue)?;
         kind.map(check_kind).transpose()?;
@@ -227,7 +259,7 @@ impl Tenure {
     }
 
     /// Has a job tried again now: one that waits for its time (a retry's backoff, a delay) becomes due, a
-    /// dead letter is redriven.
+    /// dead letter is redriven. Cancel safe.
     pub async fn retry(&self, job: JobId) -> Result<Retried, StoreError> {
         if !self.store().run_now(&[job]).await?.is_empty() {
             return Ok(Retried::Due);
@@ -253,7 +285,7 @@ impl Tenure {
 
     /// Puts dead jobs back in the queue, and says for each what happened. The same job goes back: the same
     /// id, payload and last checkpoint; its token goes on; attempts start anew. What its effects under
-    /// [`JobContext::once`](crate::JobContext::once) did stays done.
+    /// [`JobContext::once`](crate::JobContext::once) did stays done. Cancel safe.
     pub async fn redrive(&self, jobs: &[JobId]) -> Result<Vec<Retried>, StoreError> {
         let mut all = Vec::with_capacity(jobs.len());
         for some in jobs.chunks(JOBS_MAX) {
@@ -277,7 +309,8 @@ impl Tenure {
     }
 
     /// Puts every dead job that the filter names back in the queue, the oldest first; returns how many.
-    /// What was refused before it became a job stays. In steps: call it again if it fails in between.
+    /// What was refused before it became a job stays. Cancel safe, in steps: call it again if it did not come
+    /// to its end.
     pub async fn redrive_all(&self, filter: &DeadFilter) -> Result<u64, StoreError> {
         let now = self.store().database_time().await?;
         let page = i64::try_from(JOBS_MAX).unwrap_or(i64::MAX);
@@ -293,8 +326,8 @@ impl Tenure {
         }
     }
 
-    /// Removes the dead letters that the filter names, with their history; returns how many. Their unique
-    /// keys stay held. In steps: call it again if it fails in between.
+    /// Removes the dead letters that the filter names, with their history and their unique keys; returns how
+    /// many. Cancel safe, in steps: call it again if it did not come to its end.
     pub async fn purge_dead(&self, filter: &DeadFilter) -> Result<u64, StoreError> {
         let page = i64::try_from(JOBS_MAX).unwrap_or(i64::MAX);
         let mut total = 0;

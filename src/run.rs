@@ -16,6 +16,9 @@ use crate::{
     threads::{Threads, Watched},
 };
 
+/// A handler that was to be dropped, and has kept its thread for so long, is reported.
+const BLOCKED_AT_ITS_END: Duration = Duration::from_millis(100);
+
 /// What a handler may return: an [`Outcome`], `()` for "done", or a `Result` of either.
 pub trait IntoOutcome {
     /// What it means.
@@ -94,6 +97,7 @@ pub struct KindOptions {
     pub(crate) timeout: Option<Duration>,
     pub(crate) stale_after: Option<Duration>,
     pub(crate) keepalive: bool,
+    pub(crate) keepalive_every: Option<Duration>,
     pub(crate) cancel_grace: Option<Duration>,
     pub(crate) on_crash: OnCrash,
     pub(crate) on_write_loss: OnWriteLoss,
@@ -106,6 +110,7 @@ impl std::fmt::Debug for KindOptions {
             .field("timeout", &self.timeout)
             .field("stale_after", &self.stale_after)
             .field("keepalive", &self.keepalive)
+            .field("keepalive_every", &self.keepalive_every)
             .field("cancel_grace", &self.cancel_grace)
             .field("on_crash", &self.on_crash)
             .field("on_write_loss", &self.on_write_loss)
@@ -164,8 +169,8 @@ impl KindOptions {
     }
 
     /// Silence after which a job of this kind is taken back. Default [`Timing::stale_after`]. Bounded by the
-    /// other timers: `flush_every` and `keepalive_every` are at most a third of it, and
-    /// [`Timing::ack_wait`] is longer than it and `scan_every` together.
+    /// other timers: `flush_every` is at most a third of it, and [`Timing::ack_wait`] is longer than it and
+    /// `scan_every` together.
     #[must_use]
     pub fn stale_after(mut self, silence: Duration) -> Self {
         self.stale_after = Some(silence);
@@ -186,6 +191,15 @@ impl KindOptions {
     #[must_use]
     pub fn keepalive(mut self) -> Self {
         self.keepalive = true;
+        self
+    }
+
+    /// [`KindOptions::keepalive`], this often: at most a third of the kind's `stale_after`. Default
+    /// [`Timing::keepalive_every`], or that third if it is shorter.
+    #[must_use]
+    pub fn keepalive_every(mut self, every: Duration) -> Self {
+        self.keepalive = true;
+        self.keepalive_every = Some(every);
         self
     }
 }
@@ -218,6 +232,12 @@ impl<S> Default for Kinds<S> {
 #[error("the payload does not fit the type of its handler: {0}")]
 pub(crate) struct PayloadError(pub(crate) serde_json::Error);
 
+/// A handler's word that it was ended in the middle, when it was asked to stop: as good as dropped.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+#[cfg_attr(not(feature = "cli"), expect(dead_code, reason = "only commands are ended in the middle"))]
+pub(crate) struct EndedInTheMiddle(pub(crate) String);
+
 /// A handler that is not registered.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -237,12 +257,12 @@ pub enum HandlerError {
         what: &'static str,
     },
     /// The kind's timers.
-    #[error("kind {kind:?}: {source}")]
+    #[error("kind {kind:?}: {why}")]
     Timing {
         /// Which kind.
         kind: String,
         /// What is wrong.
-        source: TimingError,
+        why: TimingError,
     },
 }
 
@@ -293,16 +313,27 @@ impl<S: Send + Sync + 'static> Kinds<S> {
         options: KindOptions,
         run: Arc<Run<S>>,
     ) -> Result<(), HandlerError> {
-        let KindOptions { retry, timeout, stale_after, keepalive, cancel_grace, on_crash, on_write_loss } =
-            options;
+        let KindOptions {
+            retry,
+            timeout,
+            stale_after,
+            keepalive,
+            keepalive_every,
+            cancel_grace,
+            on_crash,
+            on_write_loss,
+        } = options;
         let shown = name.unwrap_or("*");
-        for (what, time) in [("timeout", timeout), ("stale_after", stale_after)] {
+        let times =
+            [("timeout", timeout), ("stale_after", stale_after), ("keepalive_every", keepalive_every)];
+        for (what, time) in times {
             if time.is_some_and(|time| time.is_zero()) {
                 return Err(HandlerError::Zero { kind: shown.into(), what });
             }
         }
         // Filled in when the worker's timers are known.
         let stale_after = stale_after.unwrap_or_default();
+        let keepalive = keepalive.then(|| keepalive_every.unwrap_or_default());
         let rules = Rules { stale_after, keepalive, on_crash, on_write_loss };
         let kind = Kind { run, retry, timeout, rules, cancel_grace };
         let before = match name {
@@ -322,9 +353,12 @@ impl<S: Send + Sync + 'static> Kinds<S> {
             if kind.rules.stale_after.is_zero() {
                 kind.rules.stale_after = timing.stale_after;
             }
+            let own = kind.rules.keepalive.filter(|every| !every.is_zero());
             timing
-                .validate_stale_after(kind.rules.stale_after)
-                .map_err(|source| HandlerError::Timing { kind: name.into(), source })?;
+                .validate_kind(kind.rules.stale_after, own)
+                .map_err(|why| HandlerError::Timing { kind: name.into(), why })?;
+            let usual = timing.keepalive_every.min(kind.rules.stale_after / 3);
+            kind.rules.keepalive = kind.rules.keepalive.map(|_| own.unwrap_or(usual));
         }
         Ok(())
     }
@@ -401,7 +435,7 @@ pub(crate) async fn run<S: Send + Sync + 'static>(
                 if job.thread.revoke() {
                     return Ended::NeverBegan;
                 }
-                job.report_blocked(Duration::ZERO);
+                job.report_blocked(BLOCKED_AT_ITS_END);
                 threads.abandon(&job.thread);
                 return Ended::Dropped;
             };

@@ -23,6 +23,9 @@ use crate::{
     threads::Thread,
 };
 
+/// For how long after an outage an error of the handler is put down to it.
+const OUTAGE_REMEMBERED: Duration = Duration::from_secs(60);
+
 /// Why a handler is asked to stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -61,8 +64,8 @@ pub(crate) struct Pulse {
     pub(crate) flushed_at: Instant,
     /// When the messages' `ack_wait` was last extended.
     pub(crate) extended_at: Instant,
-    /// When the database was last asked whether the job still is ours.
-    pub(crate) checked_at: Instant,
+    /// When the database is next asked whether the job still is ours, if nothing is written until then.
+    pub(crate) check_at: Instant,
     /// Since when writing has been tried without success.
     pub(crate) trying_since: Option<Instant>,
     /// Until when nothing is written, because a transaction of the handler's holds the row.
@@ -107,7 +110,8 @@ pub enum OnWriteLoss {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rules {
     pub(crate) stale_after: Duration,
-    pub(crate) keepalive: bool,
+    /// How often tenure reports for the handler, if it does.
+    pub(crate) keepalive: Option<Duration>,
     pub(crate) on_crash: OnCrash,
     pub(crate) on_write_loss: OnWriteLoss,
 }
@@ -134,8 +138,8 @@ pub(crate) struct RunningJob {
     pub(crate) completing: AtomicBool,
     /// A refused write of this job is on record.
     pub(crate) refusal_noted: AtomicBool,
-    /// The last call of the context found no database.
-    pub(crate) unavailable: AtomicBool,
+    /// When a call of the context found no database, if the last one did.
+    unavailable_at: Mutex<Option<Instant>>,
 }
 
 impl RunningJob {
@@ -154,7 +158,7 @@ impl RunningJob {
                 written_at: now,
                 flushed_at: now,
                 extended_at: now,
-                checked_at: now,
+                check_at: now,
                 trying_since: None,
                 held_until: None,
             }),
@@ -163,7 +167,7 @@ impl RunningJob {
             settled: AtomicBool::new(false),
             completing: AtomicBool::new(false),
             refusal_noted: AtomicBool::new(false),
-            unavailable: AtomicBool::new(false),
+            unavailable_at: Mutex::new(None),
         }
     }
 
@@ -199,6 +203,15 @@ impl RunningJob {
         self.cancel_reason() == Some(CancelReason::Lost)
     }
 
+    pub(crate) fn unavailable_at(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.unavailable_at.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a call of the context has just found no database: what the handler says now is about that.
+    pub(crate) fn met_an_outage(&self) -> bool {
+        self.unavailable_at().is_some_and(|at| at.elapsed() < OUTAGE_REMEMBERED)
+    }
+
     pub(crate) fn pulse(&self) -> MutexGuard<'_, Pulse> {
         self.pulse.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -207,7 +220,7 @@ impl RunningJob {
     pub(crate) fn written(&self, sent_at: Instant) {
         {
             let mut pulse = self.pulse();
-            pulse.written_at = sent_at;
+            pulse.written_at = pulse.written_at.max(sent_at);
             pulse.trying_since = None;
         }
         self.writes.send_modify(|n| *n += 1);
@@ -300,7 +313,11 @@ impl Reservation {
     /// The claim was won: other deliveries find it running from here on. Returns whether a cancellation
     /// was announced before that.
     pub(crate) fn run(&self, job: Arc<RunningJob>) -> bool {
-        let before = self.table.lock().insert(self.job, Entry::Running(job));
+        let before = self.table.lock().insert(self.job, Entry::Running(job.clone()));
+        // After the insert: whoever stops everything either sees this job, or is seen here.
+        if self.table.stopping.load(Ordering::SeqCst) {
+            job.cancel(CancelReason::Shutdown);
+        }
         matches!(before, Some(Entry::Claiming { cancelled: true }))
     }
 }
@@ -309,6 +326,7 @@ impl Reservation {
 #[derive(Clone, Default)]
 pub(crate) struct Running {
     jobs: Arc<Mutex<HashMap<JobId, Entry>>>,
+    stopping: Arc<AtomicBool>,
 }
 
 impl Running {
@@ -342,6 +360,16 @@ impl Running {
             }
         }
         found
+    }
+
+    /// Asks every job to stop, and every one that comes from now on. Returns how many there are.
+    pub(crate) fn stop_all(&self) -> usize {
+        self.stopping.store(true, Ordering::SeqCst);
+        let all = self.all();
+        for job in &all {
+            job.cancel(CancelReason::Shutdown);
+        }
+        all.len()
     }
 
     /// Every running job, in order of id.

@@ -21,7 +21,7 @@ use crate::{
     claim::ClaimKey,
     job::{JobError, Outcome, unstorable},
     metrics,
-    run::{Ended, PayloadError, Retry, RetryPolicy},
+    run::{Ended, EndedInTheMiddle, PayloadError, Retry, RetryPolicy},
     running::{CancelReason, OnCrash, RunningJob},
     store::{AttemptEnd, Completion, Route, Store, StoreError},
 };
@@ -91,6 +91,12 @@ pub(crate) fn verdict(
         Some(CancelReason::Lost) => Some(Verdict::Lost),
         None => job.is_cut_off().then(|| release("nothing could be written for too long")),
     };
+    // In the middle of what must not be done twice: as good as a crash. What a person cancelled is cancelled.
+    let never_twice = job.rules.on_crash == OnCrash::DeadLetter && reason != Some(CancelReason::User);
+    let interrupted = || {
+        let why = "it was ended in the middle, and its kind must not run twice";
+        Verdict::End(AttemptEnd { category: Some("interrupted"), ..end("failed", Some(why.into())) })
+    };
     match ended {
         Ended::Returned(Ok(Outcome::Done(output))) => match output.as_ref().and_then(unstorable) {
             None => Verdict::Complete(Completion {
@@ -110,17 +116,13 @@ pub(crate) fn verdict(
             if error.is_lost() {
                 return Verdict::Lost;
             }
+            if never_twice && error.downcast_ref::<EndedInTheMiddle>().is_some() {
+                return interrupted();
+            }
             stopped(Some(error.text())).unwrap_or_else(|| failed(job, &error, policy, &end, &retry, &release))
         }
         Ended::Panicked(text) => stopped(Some(text.clone())).unwrap_or_else(|| retry(text)),
-        // In the middle of what must not be done twice: as good as a crash.
-        Ended::Dropped
-            if job.rules.on_crash == OnCrash::DeadLetter
-                && !matches!(reason, Some(CancelReason::User | CancelReason::Timeout)) =>
-        {
-            let why = "it was dropped in the middle when its worker stopped, and its kind must not run twice";
-            Verdict::End(AttemptEnd { category: Some("interrupted"), ..end("failed", Some(why.into())) })
-        }
+        Ended::Dropped if never_twice => interrupted(),
         Ended::NeverBegan if reason == Some(CancelReason::User) => Verdict::End(end("cancelled", None)),
         Ended::NeverBegan => {
             tracing::warn!(job = %job.key.job, "no thread was free for its handler; released for another worker");
@@ -140,7 +142,7 @@ fn failed(
     release: &impl Fn(&'static str) -> Verdict,
 ) -> Verdict {
     let category = error.source.downcast_ref::<PayloadError>().map(|_| "invalid_payload");
-    let is_outage = error.is_outage() || job.unavailable.load(std::sync::atomic::Ordering::Acquire);
+    let is_outage = error.is_outage() || job.met_an_outage();
     let decided = if is_outage { Retry::Usual } else { policy.decide(error, job.claim.attempt) };
     if decided == Retry::Never || decided == Retry::Usual && error.permanent {
         return Verdict::End(AttemptEnd { category, ..end("failed", Some(error.text())) });

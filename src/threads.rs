@@ -110,7 +110,7 @@ impl<T> Drop for Watched<T> {
     }
 }
 
-/// The runtime of one worker's handlers, and those of them that were given up.
+/// A runtime for handlers, and those of them that were given up. The process's own serves all its workers.
 #[derive(Debug, Clone)]
 pub(crate) struct Threads {
     handle: Handle,
@@ -123,20 +123,21 @@ impl Threads {
     /// That one is never shut down: what a handler left behind (a pool's connection, say) may be used by
     /// others, and would break with it.
     pub(crate) fn new(of_user: Option<Handle>) -> io::Result<Self> {
-        static OWN: Mutex<Option<Runtime>> = Mutex::new(None);
-        let handle = if let Some(handle) = of_user {
-            handle
-        } else {
-            let mut own = OWN.lock().unwrap_or_else(PoisonError::into_inner);
-            if own.is_none() {
-                let cores = std::thread::available_parallelism().map_or(1, usize::from);
-                let mut builder = tokio::runtime::Builder::new_multi_thread();
-                builder.thread_name("tenure-handler").enable_all().worker_threads(cores.max(THREADS_MIN));
-                *own = Some(builder.build()?);
-            }
-            own.as_ref().map(|runtime| runtime.handle().clone()).ok_or(io::ErrorKind::Other)?
-        };
-        Ok(Self { handle, abandoned: Arc::default() })
+        static OWN: Mutex<Option<(Runtime, Threads)>> = Mutex::new(None);
+        if let Some(handle) = of_user {
+            return Ok(Self { handle, abandoned: Arc::default() });
+        }
+        let mut own = OWN.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, threads)) = own.as_ref() {
+            return Ok(threads.clone());
+        }
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        builder.thread_name("tenure-handler").enable_all().worker_threads(cores.max(THREADS_MIN));
+        let runtime = builder.build()?;
+        let threads = Self { handle: runtime.handle().clone(), abandoned: Arc::default() };
+        *own = Some((runtime, threads.clone()));
+        Ok(threads)
     }
 
     pub(crate) fn handle(&self) -> &Handle {
@@ -152,6 +153,13 @@ impl Threads {
     pub(crate) fn abandon(&self, thread: &Arc<Thread>) {
         if thread.blocked_for().is_some() {
             self.abandoned.lock().unwrap_or_else(PoisonError::into_inner).push(thread.clone());
+        }
+    }
+
+    /// Completes when a handler that was given up has given its thread back.
+    pub(crate) async fn returned(thread: &Thread) {
+        while thread.blocked_for().is_some() {
+            tokio::time::sleep(LOOK_EVERY).await;
         }
     }
 

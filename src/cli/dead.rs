@@ -3,16 +3,30 @@
 use std::{io::Write, process::ExitCode};
 
 use anyhow::bail;
-use serde_json::json;
+use serde_json::{json, value::RawValue};
 
-use super::{Cli, DeadCommand, DeadSelection, Output, jobs, print};
-use crate::{DeadFilter, DeadLetter, JobId, Retried, Tenure};
+use super::{Cli, DeadCommand, DeadSelection, Output, Usage, jobs, print};
+use crate::{DeadFilter, DeadLetter, JobId, Retried, Tenure, check_kind, check_queue};
+
+/// Every category: a word that is none of them is a mistake, not an empty list.
+const CATEGORIES: [&str; 10] = [
+    "exhausted",
+    "permanent",
+    "lost",
+    "interrupted",
+    "invalid_payload",
+    "invalid_output",
+    "refused",
+    "unknown_kind",
+    "malformed",
+    "too_large",
+];
 
 pub(super) async fn run(cli: &Cli, command: &DeadCommand) -> anyhow::Result<ExitCode> {
     let tenure = cli.connect().await?;
     let code = match command {
         DeadCommand::List { selection, limit } => {
-            let letters = tenure.dead_letters(&selection.filter(), *limit).await?;
+            let letters = tenure.dead_letters(&selection.filter()?, *limit).await?;
             match cli.output {
                 Output::Json => print::line(serde_json::to_string_pretty(&letters)?),
                 Output::Table => print::line(list(&letters)),
@@ -23,7 +37,7 @@ pub(super) async fn run(cli: &Cli, command: &DeadCommand) -> anyhow::Result<Exit
         DeadCommand::Show { id, raw } => show(cli, &tenure, *id, *raw).await?,
         DeadCommand::Redrive { ids, all, selection } => redrive(cli, &tenure, ids, *all, selection).await?,
         DeadCommand::Purge { older_than, selection } => {
-            let purged = tenure.purge_dead(&selection.filter().older_than(*older_than)).await?;
+            let purged = tenure.purge_dead(&selection.filter()?.older_than(*older_than)).await?;
             match cli.output {
                 Output::Json => print::line(json!({ "purged": purged })),
                 Output::Table => print::line(format!("{purged} dead letters purged")),
@@ -36,18 +50,29 @@ pub(super) async fn run(cli: &Cli, command: &DeadCommand) -> anyhow::Result<Exit
 }
 
 impl DeadSelection {
-    fn filter(&self) -> DeadFilter {
+    fn filter(&self) -> anyhow::Result<DeadFilter> {
         let mut filter = DeadFilter::new();
+        // A refused message's subject may have named neither.
         if let Some(queue) = &self.queue {
+            if queue != "?" {
+                check_queue(queue)?;
+            }
             filter = filter.queue(queue);
         }
         if let Some(kind) = &self.kind {
+            if kind != "?" {
+                check_kind(kind)?;
+            }
             filter = filter.kind(kind);
         }
         if let Some(category) = &self.category {
+            if !CATEGORIES.contains(&category.as_str()) {
+                let known = CATEGORIES.join(", ");
+                return Err(Usage(format!("{category:?} is no category; it is one of {known}")).into());
+            }
             filter = filter.category(category);
         }
-        filter
+        Ok(filter)
     }
 
     fn is_empty(&self) -> bool {
@@ -104,16 +129,12 @@ async fn show(cli: &Cli, tenure: &Tenure, id: JobId, raw: bool) -> anyhow::Resul
         return Ok(ExitCode::SUCCESS);
     }
     if cli.output == Output::Json {
-        let mut value = serde_json::to_value(&letter)?;
-        // As text where it is one; the bytes themselves are what --raw is for.
-        value["raw_text"] =
-            letter.raw_payload.as_deref().and_then(|raw| std::str::from_utf8(raw).ok()).into();
-        print::line(serde_json::to_string_pretty(&value)?);
+        // Not by way of a value, which would round the payload's numbers.
+        print::line(serde_json::to_string_pretty(&letter)?);
         return Ok(ExitCode::SUCCESS);
     }
     let mut about = jobs::table(&[]);
-    let json =
-        |value: &Option<serde_json::Value>| value.as_ref().map(ToString::to_string).unwrap_or_default();
+    let json = |value: &Option<Box<RawValue>>| value.as_ref().map(ToString::to_string).unwrap_or_default();
     for (name, value) in [
         ("id", letter.id.to_string()),
         ("queue", letter.queue.clone()),
@@ -154,9 +175,9 @@ async fn redrive(
 ) -> anyhow::Result<ExitCode> {
     if ids.is_empty() {
         if selection.is_empty() && !all {
-            bail!("say which: ids, --queue, --kind or --category, or --all");
+            return Err(Usage("say which: ids, --queue, --kind or --category, or --all".into()).into());
         }
-        let redriven = tenure.redrive_all(&selection.filter()).await?;
+        let redriven = tenure.redrive_all(&selection.filter()?).await?;
         match cli.output {
             Output::Json => print::line(json!({ "redriven": redriven })),
             Output::Table => print::line(format!("{redriven} jobs are queued again")),
@@ -164,19 +185,17 @@ async fn redrive(
         return Ok(ExitCode::SUCCESS);
     }
     if all || !selection.is_empty() {
-        bail!("give ids, or a selection, not both");
+        return Err(Usage("give ids, or a selection, not both".into()).into());
     }
     let answers = tenure.redrive(ids).await?;
-    Ok(print_retried(cli, ids, &answers))
+    print_retried(cli, ids, &answers);
+    let all = answers.iter().all(|answer| *answer == Retried::Redriven);
+    Ok(if all { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Prints what became of each; fails if one was not retried.
-pub(super) fn print_retried(cli: &Cli, ids: &[JobId], answers: &[Retried]) -> ExitCode {
-    let mut code = ExitCode::SUCCESS;
+/// Prints what became of each.
+pub(super) fn print_retried(cli: &Cli, ids: &[JobId], answers: &[Retried]) {
     for (id, answer) in ids.iter().zip(answers) {
-        if !matches!(answer, Retried::Due | Retried::Redriven | Retried::Live { .. }) {
-            code = ExitCode::FAILURE;
-        }
         let text = match answer {
             Retried::Due => "was waiting; it is due now".into(),
             Retried::Redriven => "was dead; it is queued again".into(),
@@ -194,5 +213,4 @@ pub(super) fn print_retried(cli: &Cli, ids: &[JobId], answers: &[Retried]) -> Ex
             Output::Table => print::line(format!("{id} {text}")),
         }
     }
-    code
 }

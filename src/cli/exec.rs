@@ -19,7 +19,7 @@ use tokio::{
 };
 use tokio_util::codec::{FramedRead, LinesCodec, LinesCodecError};
 
-use crate::{JobContext, JobError, Outcome};
+use crate::{JobContext, JobError, Outcome, run::EndedInTheMiddle};
 
 /// The longest line that is read.
 const LINE_BYTES_MAX: usize = 4 * 1024 * 1024;
@@ -112,10 +112,18 @@ pub(super) async fn run(command: &str, ctx: JobContext) -> Result<Outcome, JobEr
         status = guard.wait() => status?,
         reason = ctx.cancelled() => {
             drop(alive);
-            if guard.wait().await?.code().is_none() {
+            let status = guard.wait().await?;
+            if status.code().is_none() {
                 end_group(group.path());
             }
-            return Err(JobError::msg(format!("the command was ended: {reason}")));
+            let read = async { while readers.join_next().await.is_some() {} };
+            drop(tokio::time::timeout(LAST_WORDS, read).await);
+            // It ended well, and said so: with exit 0 alone, many programs only say that they heard SIGTERM.
+            let output = std::mem::take(&mut *heard(&said)).output;
+            if status.success() && output.is_some() {
+                return Ok(Outcome::Done(output));
+            }
+            return Err(JobError::from(EndedInTheMiddle(format!("the command was ended: {reason}"))));
         }
     };
     drop(alive);

@@ -6,8 +6,8 @@ use chrono::{DateTime, Utc};
 use comfy_table::{ContentArrangement, Table, presets::NOTHING};
 use serde_json::json;
 
-use super::{CancelArgs, Cli, JobsCommand, Output, dead, print, watch};
-use crate::{Cancelled, ExecutionRow, JobId, JobRow, Tenure};
+use super::{CancelArgs, Cli, JobsCommand, Output, Usage, dead, print, watch};
+use crate::{Cancelled, ExecutionRow, JobId, JobRow, Retried, Tenure};
 
 pub(super) async fn run(cli: &Cli, command: &JobsCommand) -> anyhow::Result<ExitCode> {
     let tenure = cli.connect().await?;
@@ -28,7 +28,11 @@ pub(super) async fn run(cli: &Cli, command: &JobsCommand) -> anyhow::Result<Exit
             for id in ids {
                 answers.push(tenure.retry(*id).await?);
             }
-            dead::print_retried(cli, ids, &answers)
+            dead::print_retried(cli, ids, &answers);
+            // One that runs, or is about to, is as good as retried.
+            let good =
+                |answer: &Retried| matches!(answer, Retried::Due | Retried::Redriven | Retried::Live { .. });
+            if answers.iter().all(good) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }
     };
     tenure.close().await;
@@ -55,7 +59,9 @@ async fn cancel(cli: &Cli, tenure: &Tenure, args: &CancelArgs) -> anyhow::Result
             return Ok(ExitCode::SUCCESS);
         }
         (None, _) if args.ids.is_empty() => {
-            anyhow::bail!("say which: ids, or --queue with or without --kind or --unique-key")
+            return Err(
+                Usage("say which: ids, or --queue with or without --kind or --unique-key".into()).into()
+            );
         }
         (None, _) => {
             let answers = tenure.cancel_many(&args.ids).await?;

@@ -18,7 +18,7 @@ use chrono::{DateTime, Utc};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use tracing_subscriber::EnvFilter;
 
-use crate::{Config, JobId, Status, Tenure};
+use crate::{Config, EnqueueError, HandlerError, JobId, ManageError, NameError, Status, Tenure, WorkerError};
 
 /// Durable background jobs: NATS JetStream delivers, Postgres owns.
 #[derive(Debug, Parser)]
@@ -96,13 +96,13 @@ struct EnqueueArgs {
     #[arg(long)]
     unique_key: Option<String>,
     /// Not before this time has passed, for example 90s or 2h.
-    #[arg(long, value_parser = duration, conflicts_with = "run_at")]
+    #[arg(long, value_parser = duration, allow_hyphen_values = true, conflicts_with = "run_at")]
     delay: Option<Duration>,
     /// Not before this time, for example 2030-01-31T12:00:00Z.
     #[arg(long)]
     run_at: Option<DateTime<Utc>>,
     /// How often it is tried, at most.
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, default_value_t = 5, value_parser = limit, allow_negative_numbers = true)]
     max_attempts: u32,
     /// The W3C trace context that the handler gets.
     #[arg(long)]
@@ -124,16 +124,19 @@ struct WorkArgs {
     #[arg(long = "kind")]
     kinds: Vec<String>,
     /// How many jobs of each queue run at once.
-    #[arg(long, default_value_t = 1)]
-    concurrency: usize,
+    #[arg(long, default_value_t = 1, value_parser = limit, allow_negative_numbers = true)]
+    concurrency: u32,
     /// Report for a command that says nothing for long. Use --timeout as well.
     #[arg(long)]
     keepalive: bool,
+    /// Report so often. Default: `TENURE_KEEPALIVE_EVERY`, at most a third of --stale-after.
+    #[arg(long, value_parser = duration, allow_hyphen_values = true, requires = "keepalive")]
+    keepalive_every: Option<Duration>,
     /// How long one attempt may run, for example 30m.
-    #[arg(long, value_parser = duration)]
+    #[arg(long, value_parser = duration, allow_hyphen_values = true)]
     timeout: Option<Duration>,
     /// Silence after which a job is taken back, for example 90s. Default: `TENURE_STALE_AFTER`.
-    #[arg(long, value_parser = duration)]
+    #[arg(long, value_parser = duration, allow_hyphen_values = true)]
     stale_after: Option<Duration>,
     /// What becomes of a job whose worker is lost while it runs.
     #[arg(long, value_enum, default_value_t = CrashPolicy::Retry)]
@@ -167,7 +170,8 @@ enum JobsCommand {
         /// The jobs' ids. Default: all that are queued or running.
         ids: Vec<JobId>,
     },
-    /// Cancel jobs: queued ones at once, running ones within a second.
+    /// Cancel jobs: queued ones at once, running ones within a second. A message that no worker has received
+    /// yet is no job yet, and is not cancelled.
     Cancel(CancelArgs),
     /// Have jobs tried now: what waits becomes due, what is dead is queued again.
     Retry {
@@ -226,7 +230,7 @@ enum DeadCommand {
     /// Remove dead letters for good.
     Purge {
         /// Only those that died so long ago, for example 30d; 0s is all.
-        #[arg(long, value_parser = duration)]
+        #[arg(long, value_parser = duration, allow_hyphen_values = true)]
         older_than: Duration,
         #[command(flatten)]
         selection: DeadSelection,
@@ -247,7 +251,10 @@ struct DeadSelection {
 }
 
 fn limit(text: &str) -> Result<u32, String> {
-    text.parse().ok().filter(|n| *n > 0).ok_or_else(|| "it must be a number above 0, such as 50".into())
+    text.parse()
+        .ok()
+        .filter(|n| *n > 0)
+        .ok_or_else(|| "it must be a number from 1 to 4294967295, such as 50".into())
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -258,8 +265,8 @@ enum CrashPolicy {
     DeadLetter,
 }
 
-fn duration(text: &str) -> Result<Duration, humantime::DurationError> {
-    humantime::parse_duration(text)
+fn duration(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text).map_err(|_| "it must be a duration such as 500ms, 30s, 2h or 30d".into())
 }
 
 impl Cli {
@@ -299,9 +306,33 @@ pub fn main() -> ExitCode {
     answer.unwrap_or_else(|error| failed(&error))
 }
 
+/// What was asked for makes no sense, whatever the servers say.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Usage(String);
+
 fn failed(error: &anyhow::Error) -> ExitCode {
     eprintln!("tenure: {error:#}");
-    ExitCode::FAILURE
+    let usage = error.chain().any(|cause| {
+        cause.is::<Usage>()
+            || cause.is::<NameError>()
+            || cause.is::<HandlerError>()
+            || matches!(cause.downcast_ref(), Some(ManageError::Name(_) | ManageError::Key { .. }))
+            || matches!(
+                cause.downcast_ref(),
+                Some(WorkerError::Slots { .. } | WorkerError::Handler(_) | WorkerError::Name(_))
+            )
+            || matches!(
+                cause.downcast_ref(),
+                Some(
+                    EnqueueError::Name(_)
+                        | EnqueueError::Option { .. }
+                        | EnqueueError::Payload(_)
+                        | EnqueueError::TooLarge { .. }
+                )
+            )
+    });
+    if usage { ExitCode::from(2) } else { ExitCode::FAILURE }
 }
 
 async fn run(cli: Cli) -> anyhow::Result<ExitCode> {

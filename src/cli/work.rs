@@ -11,6 +11,9 @@ pub(super) async fn run(cli: &Cli, args: &WorkArgs) -> anyhow::Result<ExitCode> 
     let mut options = KindOptions::new().cancel_grace(guard::TERM_GRACE + Duration::from_secs(2));
     if args.keepalive {
         options = options.keepalive();
+        if let Some(every) = args.keepalive_every {
+            options = options.keepalive_every(every);
+        }
     }
     if let Some(silence) = args.stale_after {
         options = options.stale_after(silence);
@@ -30,7 +33,7 @@ pub(super) async fn run(cli: &Cli, args: &WorkArgs) -> anyhow::Result<ExitCode> 
     };
     let mut worker = Worker::builder(&tenure);
     for queue in &args.queues {
-        worker = worker.concurrency(queue, args.concurrency);
+        worker = worker.concurrency(queue, usize::try_from(args.concurrency)?);
     }
     if args.kinds.is_empty() {
         worker = worker.handle_any(options, handler());

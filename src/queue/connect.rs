@@ -163,6 +163,11 @@ impl Queue {
         since.filter(|_| self.is_connected()).map(|since| since.elapsed()).unwrap_or_default()
     }
 
+    /// Changes with every connection that is made.
+    pub(crate) fn connections(&self) -> watch::Receiver<u64> {
+        self.connections.clone()
+    }
+
     /// Waits until there is a connection.
     ///
     /// Cancel safe.

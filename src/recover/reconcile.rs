@@ -17,6 +17,7 @@
 use std::{
     fs::{self, File, TryLockError},
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use crate::{
@@ -142,7 +143,8 @@ pub(crate) async fn reconcile(store: &Store, us: &Registration, folder: &Path) -
     }
     metrics::recovered("reconcile", taken.len());
     // Last: were it first, a crash in between would leave jobs whose owner nobody can prove dead.
-    store.remove_workers(&dead).await?;
+    // One that still owns a job (its transaction holds the row for a while) stays known, for `vanished`.
+    store.forget_workers(Some(&dead), Duration::ZERO).await?;
     for path in proofs.into_iter().flatten() {
         fs::remove_file(path).ok();
     }

@@ -25,14 +25,13 @@ use crate::{
     store::{Store, StoreError},
 };
 
-/// How many renewals a process may miss, in tenths, before it is asked for, and before it is gone. The
-/// first look comes early, so that the second need not come late.
-const ASKED_AFTER_TENTHS: u32 = 14;
-const GONE_AFTER_TENTHS: u32 = 20;
-/// How far apart two looks are, in tenths of the time between renewals.
+/// How far apart two looks are, in tenths of the time between renewals. (How many renewals a process may
+/// miss before it is asked for, 1.4, and before it is gone, 2, stands in the statements.)
 const BETWEEN_LOOKS_TENTHS: u32 = 4;
 /// For how many renewals our own connections must have been up: others come back after an outage, too.
 const SETTLED_RENEWALS: u32 = 3;
+/// A process that has renewed nothing for so many of our renewals, owns nothing and is gone, is forgotten.
+const FORGOTTEN_RENEWALS: u32 = 2;
 
 /// How long to wait between looks.
 pub(crate) fn look_every(timing: &Timing) -> Duration {
@@ -46,7 +45,6 @@ pub(crate) async fn look(
     timing: &Timing,
     worker_id: &str,
 ) -> Result<usize, StoreError> {
-    let tenths = |n: u32| timing.renew_every * n / 10;
     let settled = || {
         let least = timing.renew_every * SETTLED_RENEWALS;
         store.up_for() >= least && queue.up_for() >= least
@@ -54,8 +52,8 @@ pub(crate) async fn look(
     if !settled() {
         return Ok(0);
     }
-    let asked_after = tenths(ASKED_AFTER_TENTHS);
-    let silent = store.silent_workers(asked_after, worker_id).await?;
+    let between = timing.renew_every * BETWEEN_LOOKS_TENTHS / 10;
+    let silent = store.silent_workers(between / 2, worker_id).await?;
     if silent.is_empty() {
         return Ok(0);
     }
@@ -67,17 +65,17 @@ pub(crate) async fn look(
     let looked: Vec<_> = silent
         .into_iter()
         .zip(answers)
+        // No answer is no news: it may be ours that does not arrive.
+        .filter(|(_, answer)| *answer != Probed::NoAnswer)
         .map(|((worker, _), answer)| (worker, answer == Probed::Gone))
         .collect();
-    store.suspect(&looked, asked_after).await?;
+    store.suspect(&looked).await?;
     let gone: Vec<_> = looked.into_iter().filter(|(_, gone)| *gone).map(|(worker, _)| worker).collect();
     if gone.is_empty() {
         return Ok(0);
     }
-    let (gone_after, between) = (tenths(GONE_AFTER_TENTHS), tenths(BETWEEN_LOOKS_TENTHS));
-    let taken = store
-        .reset_vanished(&gone, gone_after, between, timing.scan_every, timing.stale_after, worker_id)
-        .await?;
+    let taken =
+        store.reset_vanished(&gone, between, timing.scan_every, timing.stale_after, worker_id).await?;
     if !taken.is_empty() {
         fault::point("reset");
     }
@@ -89,6 +87,6 @@ pub(crate) async fn look(
     }
     metrics::recovered("vanished", taken.len());
     // A wrong guess enters itself again.
-    store.forget_workers(Some(&gone), gone_after).await?;
+    store.forget_workers(Some(&gone), timing.renew_every * FORGOTTEN_RENEWALS).await?;
     Ok(taken.len())
 }

@@ -9,7 +9,7 @@ use std::{
 
 use futures::future::BoxFuture;
 use sqlx::{
-    ConnectOptions, Connection, Execute, PgConnection, Postgres,
+    AssertSqlSafe, ConnectOptions, Connection, Execute, PgConnection, Postgres,
     pool::PoolConnection,
     postgres::{PgArguments, PgConnectOptions, PgPool, PgPoolOptions, PgRow},
     query::Query,
@@ -21,6 +21,9 @@ use crate::config::Config;
 /// Connections for tenure's own statements. Handlers' transactions have others, so that a handler that
 /// holds them all cannot stop a heartbeat.
 const OWN_CONNECTIONS: u32 = 6;
+
+/// How often a statement is sent that is the victim of a deadlock.
+const DEADLOCKS_MAX: u32 = 4;
 
 /// Postgres gave no answer, or refused.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -107,11 +110,25 @@ impl From<sqlx::Error> for StoreError {
 }
 
 impl StoreError {
+    fn has_code(&self, wanted: impl Fn(&str) -> bool) -> bool {
+        let (Self::Unavailable(error) | Self::NotMigrated(error) | Self::Refused(error)) = self;
+        error.as_database_error().and_then(sqlx::error::DatabaseError::code).is_some_and(|code| wanted(&code))
+    }
+
     /// Whether a transaction's snapshot was too old for what it touched.
     pub(crate) fn is_serialization_failure(&self) -> bool {
-        let (Self::Unavailable(error) | Self::NotMigrated(error) | Self::Refused(error)) = self;
-        let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code);
-        code.is_some_and(|code| code == "40001")
+        self.has_code(|code| code == "40001")
+    }
+
+    fn is_deadlock(&self) -> bool {
+        self.has_code(|code| code == "40P01")
+    }
+
+    /// Whether Postgres was away, or had no room: nobody's fault. Not a lock that was not to be had, or a
+    /// time limit of the statement.
+    pub(crate) fn is_outage(&self) -> bool {
+        let in_the_way = |code: &str| code.starts_with("40") || code == "55P03" || code == "57014";
+        self.is_unavailable() && !self.has_code(in_the_way)
     }
 }
 
@@ -129,12 +146,16 @@ pub enum Isolation {
 }
 
 impl Isolation {
-    const fn begin(self) -> &'static str {
-        match self {
-            Self::ReadCommitted => "BEGIN ISOLATION LEVEL READ COMMITTED",
-            Self::RepeatableRead => "BEGIN ISOLATION LEVEL REPEATABLE READ",
-            Self::Serializable => "BEGIN ISOLATION LEVEL SERIALIZABLE",
-        }
+    /// Opens a transaction that the server ends when its caller falls silent for so long: a frozen worker
+    /// must not keep what it has locked from the next attempt.
+    fn begin(self, idle: Duration) -> String {
+        let level = match self {
+            Self::ReadCommitted => "READ COMMITTED",
+            Self::RepeatableRead => "REPEATABLE READ",
+            Self::Serializable => "SERIALIZABLE",
+        };
+        let idle = idle.as_millis().clamp(1, 2_147_483_647);
+        format!("BEGIN ISOLATION LEVEL {level}; SET LOCAL idle_in_transaction_session_timeout = {idle}")
     }
 }
 
@@ -237,7 +258,24 @@ impl Store {
         self.home.spawn(call).await.unwrap_or_else(|_| Err(sqlx::Error::WorkerCrashed.into()))
     }
 
-    async fn rows_at_home(&self, query: Query<'_, Postgres, PgArguments>) -> Result<Vec<PgRow>, StoreError> {
+    /// A deadlock's victim has changed nothing: its statement is sent again.
+    async fn rows_at_home(
+        &self,
+        mut query: Query<'_, Postgres, PgArguments>,
+    ) -> Result<Vec<PgRow>, StoreError> {
+        let arguments = query.take_arguments().map_err(sqlx::Error::Encode)?.unwrap_or_default();
+        let sql = query.sql();
+        let mut tries = 0;
+        loop {
+            let answer = self.try_rows(sqlx::query_with(sql.clone(), arguments.clone())).await;
+            tries += 1;
+            if tries == DEADLOCKS_MAX || !answer.as_ref().is_err_and(StoreError::is_deadlock) {
+                return answer;
+            }
+        }
+    }
+
+    async fn try_rows(&self, query: Query<'_, Postgres, PgArguments>) -> Result<Vec<PgRow>, StoreError> {
         let answer = Self::acquire(&self.own).await;
         let mut held = self.observe(answer)?;
         let answer = self.deadline(query.fetch_all(&mut *held.connection)).await;
@@ -250,7 +288,12 @@ impl Store {
     /// `work` has no deadline: it is the user's. It is rolled back when this future is dropped.
     /// sqlx says `Ok` when it commits an aborted transaction; `work` must therefore end with a statement
     /// whose answer proves that the transaction lives.
-    pub(crate) async fn in_transaction<T, E, W>(&self, isolation: Isolation, work: W) -> Result<T, E>
+    pub(crate) async fn in_transaction<T, E, W>(
+        &self,
+        isolation: Isolation,
+        idle: Duration,
+        work: W,
+    ) -> Result<T, E>
     where
         W: for<'t> FnOnce(&'t mut PgConnection) -> BoxFuture<'t, Result<T, E>>,
         E: From<StoreError>,
@@ -260,7 +303,7 @@ impl Store {
             Err(error @ sqlx::Error::PoolTimedOut) => return Err(StoreError::from(error).into()),
             answer => self.observe(answer)?,
         };
-        let answer = self.deadline(held.connection.begin_with(isolation.begin())).await;
+        let answer = self.deadline(held.connection.begin_with(AssertSqlSafe(isolation.begin(idle)))).await;
         let mut transaction = self.observe(answer)?;
         match work(&mut transaction).await {
             Ok(value) => {
@@ -275,6 +318,17 @@ impl Store {
                 Err(error)
             }
         }
+    }
+
+    /// Ends the session of a transaction that was given up, whatever it is doing. Returns at once.
+    pub(crate) fn end_transaction(&self, pid: i32, began: chrono::DateTime<chrono::Utc>) {
+        let store = self.clone();
+        self.home.spawn(async move {
+            let end = sqlx::query(super::END_TRANSACTION).bind(pid).bind(began);
+            if let Err(error) = store.rows_at_home(end).await {
+                tracing::warn!(%error, "a transaction that was given up goes on until its own time limit");
+            }
+        });
     }
 
     /// A connection of its own for a migration, which may take long.

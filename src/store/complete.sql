@@ -1,20 +1,27 @@
 -- complete: the job is done; its row moves to the history.
 --
---   $1 ids (sorted, no duplicates)  $2 tokens  $3 claim ids  $4 outputs (JSON text)  $5 ordinals
+--   $1 ids (no duplicates)  $2 tokens  $3 claim ids  $4 outputs (JSON text)  $5 ordinals
 --
 -- Also the last statement of the user's transaction in `complete_in`, for one job: without a row, that
 -- transaction must be rolled back.
 -- One row a job completed. A job that is missing: ask settled_as.sql; a repeated completion under the
 -- same claim is the same completion, anything else is a stale worker.
-WITH done AS (
-    DELETE FROM tenure.jobs j
-     USING unnest($1::uuid[], $2::bigint[], $3::uuid[], $4::text[], $5::int[])
+-- Rows are locked in order of id, whatever the plan.
+WITH mine AS MATERIALIZED (
+    SELECT u.id, u.output, u.ord
+      FROM unnest($1::uuid[], $2::bigint[], $3::uuid[], $4::text[], $5::int[])
            AS u(id, token, claim_id, output, ord)
-     WHERE j.id = u.id
-       AND j.fencing_token = u.token
+      JOIN tenure.jobs j ON j.id = u.id
+     WHERE j.fencing_token = u.token
        AND j.claim_id = u.claim_id
        AND j.status = 'processing'
-    RETURNING u.ord, u.output, j.*
+     ORDER BY j.id
+       FOR UPDATE OF j
+), done AS (
+    DELETE FROM tenure.jobs j
+     USING mine
+     WHERE j.id = mine.id
+    RETURNING mine.ord, mine.output, j.*
 ), moved AS (
     INSERT INTO tenure.job_history (id, queue, kind, payload, status, attempt, max_attempts, fencing_token,
            claim_id, worker_id, created_at, scheduled_at, started_at, last_activity_at, finished_at,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, value::RawValue};
 use sqlx::{Postgres, Row, postgres::PgArguments, postgres::PgRow, query, query::Query};
 
 use super::{
@@ -115,13 +115,13 @@ pub struct DeadLetter {
     pub refused: bool,
     /// How many bytes a refused message has.
     pub raw_bytes: Option<i32>,
-    /// What it was enqueued with. Not in a list.
-    pub payload: Option<Value>,
+    /// What it was enqueued with, as the database has it: numbers keep all their digits. Not in a list.
+    pub payload: Option<Box<RawValue>>,
     /// The bytes of a refused message. Not in a list.
     #[serde(skip)]
     pub raw_payload: Option<Vec<u8>>,
     /// What its last attempt had saved. Not in a list.
-    pub checkpoint: Option<Value>,
+    pub checkpoint: Option<Box<RawValue>>,
     /// Every attempt, oldest first. Not in a list.
     pub execution_history: Option<Value>,
 }
@@ -155,9 +155,9 @@ impl Store {
         let rows = self.rows(query(DEAD_LETTER).bind(id)).await?;
         let whole = |row: &PgRow| {
             Ok::<_, sqlx::Error>(DeadLetter {
-                payload: json(row.try_get("payload")?),
+                payload: raw(row.try_get("payload")?),
                 raw_payload: row.try_get("raw_payload")?,
-                checkpoint: json(row.try_get("checkpoint")?),
+                checkpoint: raw(row.try_get("checkpoint")?),
                 execution_history: json(row.try_get("execution_history")?),
                 ..letter(row)?
             })
@@ -202,6 +202,11 @@ impl Store {
     pub(crate) async fn purge_dead(&self, filter: &DeadFilter, limit: i64) -> Result<u64, StoreError> {
         Ok(self.rows(filter.bind(query(PURGE_DEAD)).bind(limit)).await?.len() as u64)
     }
+}
+
+/// JSON from a jsonb column, untouched.
+fn raw(text: Option<String>) -> Option<Box<RawValue>> {
+    text.and_then(|text| RawValue::from_string(text).ok())
 }
 
 fn letter(row: &PgRow) -> Result<DeadLetter, sqlx::Error> {

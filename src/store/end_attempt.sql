@@ -68,7 +68,8 @@
            category, execution_history)
     SELECT id, queue, kind, payload, attempt, max_attempts, fencing_token,
            claim_id, worker_id, created_at, scheduled_at, started_at, last_activity_at, clock_timestamp(),
-           stage, progress, message, checkpoint, trace_context, losses, dispatch,
+           stage, progress, message, checkpoint, trace_context,
+           losses + CASE WHEN verdict = 'lost' THEN 1 ELSE 0 END, dispatch,
            CASE WHEN claim_id IS NULL THEN NULL WHEN verdict = 'lost' THEN 'lost' ELSE 'failed' END,
            coalesce(error, last_error, 'no reason given'),
            coalesce(category, CASE verdict WHEN 'retried' THEN 'exhausted' ELSE 'permanent' END),

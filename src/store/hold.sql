@@ -3,8 +3,9 @@
 --
 --   $1 job id  $2 token  $3 claim id
 --
--- No row: this worker no longer owns the job.
+-- No row: this worker no longer owns the job. Else, what names this transaction to end_transaction.sql.
+-- Also the last statement: its answer proves that the transaction was not aborted in between.
 -- KEY SHARE stops what locks the row to end its attempt, and nothing else: progress goes on.
-SELECT id FROM tenure.jobs
+SELECT id, pg_backend_pid() AS pid, now() AS began FROM tenure.jobs
  WHERE id = $1 AND fencing_token = $2 AND claim_id = $3 AND status = 'processing'
    FOR KEY SHARE

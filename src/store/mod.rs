@@ -47,6 +47,7 @@ statements! {
     FENCE = "fence";
     LIMIT_TRANSACTION = "limit_transaction";
     HOLD = "hold";
+    END_TRANSACTION = "end_transaction";
     ONCE = "once";
     EFFECT = "effect";
     EFFECT_RESULT = "effect_result";
@@ -71,7 +72,6 @@ statements! {
     CREATE_PARTITIONS = "create_partitions";
     NOTE_REFUSED = "note_refused";
     REGISTER_WORKER = "register_worker";
-    REMOVE_WORKER = "remove_worker";
     FORGET_WORKERS = "forget_workers";
     WORKERS_OF_HOST = "workers_of_host";
     SILENT_WORKERS = "silent_workers";

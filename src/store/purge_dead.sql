@@ -3,7 +3,7 @@
 --   $1 queue or NULL  $2 kind or NULL  $3 category or NULL  $4 seconds since they died, at least
 --   $5 row limit
 --
--- Their unique keys stay: a key outlives its job.
+-- Their unique keys are free again. A submission's identity stays: its message may still come.
 WITH old AS MATERIALIZED (
     SELECT id FROM tenure.dead_letter_jobs
      WHERE ($1::text IS NULL OR queue = $1)
@@ -15,6 +15,8 @@ WITH old AS MATERIALIZED (
        FOR UPDATE SKIP LOCKED
 ), attempts AS (
     DELETE FROM tenure.job_executions e USING old WHERE e.job_id = old.id
+), keys AS (
+    DELETE FROM tenure.job_keys k USING old WHERE k.job_id = old.id AND k.stream_seq IS NULL
 ), effects AS (
     DELETE FROM tenure.effects e USING old WHERE e.job_id = old.id
 )

@@ -7,8 +7,8 @@ use sqlx::{Row, postgres::PgRow, query};
 
 use super::{
     ADD_MARK, CREATE_PARTITIONS, DATABASE_TIME, FORGET_WORKERS, NOTE_REFUSED, PASSED_MARK, PUBLISHED,
-    RECLAIM_LOST, REGISTER_WORKER, REMOVE_WORKER, RESET_STALE, RESET_VANISHED, RESET_WORKERS, SCAN_GATE,
-    SILENT_WORKERS, SUSPECT, TAKE_DUE, TAKE_OVER, WORKERS_OF_HOST,
+    RECLAIM_LOST, REGISTER_WORKER, RESET_STALE, RESET_VANISHED, RESET_WORKERS, SCAN_GATE, SILENT_WORKERS,
+    SUSPECT, TAKE_DUE, TAKE_OVER, WORKERS_OF_HOST,
     call::{Store, StoreError},
     rows::{DueJob, EndedAttempt, Gate, HostWorker, Registration, ended},
 };
@@ -157,28 +157,24 @@ impl Store {
         self.rows(query(FORGET_WORKERS).bind(workers).bind(silence.as_secs_f64())).await.map(drop)
     }
 
-    /// Processes that were silent for so long, each with the subject to ask on.
+    /// Processes that were silent for too long, each with the subject to ask on.
     pub(crate) async fn silent_workers(
         &self,
-        silence: Duration,
+        between_looks: Duration,
         worker_id: &str,
     ) -> Result<Vec<(String, String)>, StoreError> {
-        let rows = self.rows(query(SILENT_WORKERS).bind(silence.as_secs_f64()).bind(worker_id)).await?;
+        let query = query(SILENT_WORKERS).bind(between_looks.as_secs_f64()).bind(worker_id);
+        let rows = self.rows(query).await?;
         let worker = |row: &PgRow| Ok((row.try_get("worker_id")?, row.try_get("probe_subject")?));
         Ok(rows.iter().map(worker).collect::<Result<_, sqlx::Error>>()?)
     }
 
     /// Records what a look found: whether nobody is there any more.
-    pub(crate) async fn suspect(
-        &self,
-        looked: &[(String, bool)],
-        silence: Duration,
-    ) -> Result<(), StoreError> {
+    pub(crate) async fn suspect(&self, looked: &[(String, bool)]) -> Result<(), StoreError> {
         self.rows(
             query(SUSPECT)
                 .bind(looked.iter().map(|(worker, _)| worker.clone()).collect::<Vec<_>>())
-                .bind(looked.iter().map(|(_, gone)| *gone).collect::<Vec<_>>())
-                .bind(silence.as_secs_f64()),
+                .bind(looked.iter().map(|(_, gone)| *gone).collect::<Vec<_>>()),
         )
         .await
         .map(drop)
@@ -188,7 +184,6 @@ impl Store {
     pub(crate) async fn reset_vanished(
         &self,
         gone: &[String],
-        silence: Duration,
         between_looks: Duration,
         scan_every: Duration,
         stale_after: Duration,
@@ -196,7 +191,6 @@ impl Store {
     ) -> Result<Vec<EndedAttempt>, StoreError> {
         let query = query(RESET_VANISHED)
             .bind(gone)
-            .bind(silence.as_secs_f64())
             .bind(between_looks.as_secs_f64())
             .bind(scan_every.as_secs_f64())
             .bind(stale_after.as_secs_f64())
@@ -241,15 +235,11 @@ impl Store {
                 .bind(&worker.queues)
                 .bind(worker.slots)
                 .bind(env!("CARGO_PKG_VERSION"))
-                .bind(&worker.kinds),
+                .bind(&worker.kinds)
+                .bind(worker.renew_every.as_secs_f64()),
         )
         .await
         .map(drop)
-    }
-
-    /// Forgets processes that have ended.
-    pub(crate) async fn remove_workers(&self, worker_ids: &[String]) -> Result<(), StoreError> {
-        self.rows(query(REMOVE_WORKER).bind(worker_ids)).await.map(drop)
     }
 
     /// The other processes that registered from this host.

@@ -1,43 +1,43 @@
 -- reset_vanished: take the jobs of processes that are gone. The statement of `vanished`.
 --
---   $1 worker ids that nobody answered for on this look  $2 seconds of silence of a process that is gone
---   $3 seconds between two looks  $4 scan_every in seconds  $5 stale_after in seconds
---   $6 worker id of the caller
+--   $1 worker ids that nobody answered for on this look  $2 seconds between two looks
+--   $3 scan_every in seconds  $4 stale_after in seconds  $5 worker id of the caller
 --
--- Both channels must agree, on two looks: the row was not renewed, and nobody subscribes to its subject.
--- A sign of life of a job itself speaks for its owner, too.
+-- Both channels must agree, on two looks: the row was not renewed for two of its renewals, and nobody
+-- subscribes to its subject. A sign of life of a job itself speaks for its owner, too.
 -- Nothing is taken while owners are given time to write (a grace, or one that the next scan will start;
 -- an open breaker), nor when more than half of the workers, and more than three, look gone at once: that
 -- is rarely their own fault. The scanner's turn comes after stale_after.
+-- SKIP LOCKED: another prober is at it; or a transaction of the dead still holds the row, for a while.
 WITH calm AS (
     SELECT FROM tenure.scanner_state s
      WHERE coalesce(s.grace_until < statement_timestamp(), true)
        AND coalesce(s.server_started_at = pg_postmaster_start_time(), true)
-       AND coalesce(s.last_scan_at > statement_timestamp() - 3 * $4::float8 * interval '1 second', true)
-       AND coalesce(s.breaker_since < statement_timestamp() - $5::float8 * interval '1 second', true)
-       AND (SELECT count(*) FILTER (WHERE last_seen_at < statement_timestamp() - $2::float8 * interval '1 second')
+       AND coalesce(s.last_scan_at > statement_timestamp() - 3 * $3::float8 * interval '1 second', true)
+       AND coalesce(s.breaker_since < statement_timestamp() - $4::float8 * interval '1 second', true)
+       AND (SELECT count(*) FILTER (WHERE last_seen_at < statement_timestamp() - 2 * renew_every)
                        <= greatest(3, count(*) / 2)
               FROM tenure.workers
              WHERE last_seen_at > statement_timestamp() - interval '10 minutes')
 ), vanished AS MATERIALIZED (
-    SELECT w.worker_id FROM tenure.workers w
+    SELECT w.worker_id, w.renew_every FROM tenure.workers w
      WHERE w.worker_id = ANY ($1::text[])
-       AND w.last_seen_at < statement_timestamp() - $2::float8 * interval '1 second'
-       AND w.suspected_at < statement_timestamp() - $3::float8 * interval '1 second'
+       AND w.last_seen_at < statement_timestamp() - 2 * w.renew_every
+       AND w.suspected_at < statement_timestamp() - $2::float8 * interval '1 second'
        AND EXISTS (SELECT FROM calm)
      ORDER BY w.worker_id
-       FOR UPDATE OF w
+       FOR UPDATE OF w SKIP LOCKED
 ), locked AS MATERIALIZED (
     SELECT 0 AS ord, 'lost' AS verdict, format('worker lost: %s is gone', j.worker_id) AS error,
            'lost' AS category, NULL::float8 AS delay_s,
            'vanished' AS path, 'its worker neither renewed its row nor could be reached over NATS' AS reason,
-           $6::text AS recovered_by, statement_timestamp() - j.last_activity_at AS silence,
+           $5::text AS recovered_by, statement_timestamp() - j.last_activity_at AS silence,
            j.id, j.queue, j.kind, j.attempt, j.max_attempts, j.fencing_token, j.claim_id, j.worker_id,
            j.started_at, j.cancel_requested_at, j.losses, j.on_crash
       FROM tenure.jobs j
       JOIN vanished ON vanished.worker_id = j.worker_id
      WHERE j.status = 'processing'
-       AND j.last_activity_at < statement_timestamp() - $2::float8 * interval '1 second'
+       AND j.last_activity_at < statement_timestamp() - 2 * vanished.renew_every
      ORDER BY j.id
-       FOR UPDATE OF j
+       FOR UPDATE OF j SKIP LOCKED
 )

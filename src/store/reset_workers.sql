@@ -2,6 +2,7 @@
 --
 --   $1 worker ids proven dead  $2 their host  $3 worker id of the caller
 --
+-- SKIP LOCKED: what the dead left locked for a while is the scanner's.
 -- Exact ids and the exact host: a prefix would rob web-1-2 for web-1, and _ or % whole fleets.
 WITH locked AS MATERIALIZED (
     SELECT 0 AS ord, 'lost' AS verdict, format('worker lost: %s died', j.worker_id) AS error,
@@ -15,5 +16,5 @@ WITH locked AS MATERIALIZED (
        AND j.worker_host = $2
        AND j.status = 'processing'
      ORDER BY j.id
-       FOR UPDATE OF j
+       FOR UPDATE OF j SKIP LOCKED
 )

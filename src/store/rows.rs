@@ -164,6 +164,7 @@ pub(crate) struct Registration {
     /// `None`: every kind.
     pub(crate) kinds: Option<Vec<String>>,
     pub(crate) slots: i32,
+    pub(crate) renew_every: Duration,
 }
 
 /// What is known of another process of the same host.

@@ -4,7 +4,9 @@
 --   $8 recovery reasons (a release; else NULL)  $9 ordinals  $10 worker id
 --
 -- One row an attempt ended, and where its job went. A job that is missing: ask settled_as.sql.
--- Rows are locked in order of id, then routed by what they are *after* the wait for the lock.
+-- Rows are locked in order of id, then routed by what they are *after* the lock.
+-- SKIP LOCKED: a transaction of one handler may hold its row for long, and must not hold up the ends of
+-- all others. Its own is tried again: settled_as.sql says that nothing has happened yet.
 WITH locked AS MATERIALIZED (
     SELECT u.ord, u.verdict, u.error, u.category, u.delay_s,
            CASE WHEN u.reason IS NOT NULL THEN 'worker' END AS path, u.reason, $10::text AS recovered_by,
@@ -19,5 +21,5 @@ WITH locked AS MATERIALIZED (
        AND j.claim_id = u.claim_id
        AND j.status = 'processing'
      ORDER BY j.id
-       FOR UPDATE OF j
+       FOR UPDATE OF j SKIP LOCKED
 )

@@ -1,10 +1,18 @@
--- silent_workers: processes that have not renewed their row for some time, and can be asked about.
+-- silent_workers: processes that have not renewed their row for some time, and are to be asked about.
 --
---   $1 seconds of silence  $2 worker id of the caller
-SELECT worker_id, probe_subject
-  FROM tenure.workers
- WHERE probe_subject IS NOT NULL
-   AND worker_id <> $2
-   AND last_seen_at < statement_timestamp() - $1::float8 * interval '1 second'
- ORDER BY last_seen_at
- LIMIT 100
+--   $1 seconds between two looks  $2 worker id of the caller
+--
+-- Each is asked about by one prober at a time, however many there are: a frozen process reads no probes,
+-- and too many would have NATS close its connection.
+UPDATE tenure.workers w
+   SET probed_at = clock_timestamp()
+  FROM (SELECT worker_id FROM tenure.workers
+         WHERE probe_subject IS NOT NULL
+           AND worker_id <> $2
+           AND last_seen_at < statement_timestamp() - 1.4 * renew_every
+           AND coalesce(probed_at < statement_timestamp() - $1::float8 * interval '1 second', true)
+         ORDER BY last_seen_at
+         LIMIT 100
+           FOR NO KEY UPDATE SKIP LOCKED) silent
+ WHERE w.worker_id = silent.worker_id
+RETURNING w.worker_id, w.probe_subject

@@ -1,12 +1,12 @@
 -- suspect: what a look at silent processes has found. Nobody there: suspected from now on, if not before.
--- Anybody, or no answer at all: not suspected.
+-- An answer: not suspected.
 --
---   $1 worker ids  $2 whether nobody is there  $3 seconds of silence
+--   $1 worker ids  $2 whether nobody is there
 --
 -- A process that has renewed its row meanwhile is left alone.
 UPDATE tenure.workers w
    SET suspected_at = CASE WHEN u.gone THEN coalesce(w.suspected_at, clock_timestamp()) END
   FROM unnest($1::text[], $2::bool[]) AS u(worker_id, gone)
  WHERE w.worker_id = u.worker_id
-   AND w.last_seen_at < statement_timestamp() - $3::float8 * interval '1 second'
+   AND w.last_seen_at < statement_timestamp() - 1.4 * w.renew_every
    AND (w.suspected_at IS NULL) = u.gone

@@ -4,7 +4,12 @@
 
 mod serve;
 
-use std::{collections::BTreeMap, future::Future, io, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    future::Future,
+    io,
+    sync::{Arc, atomic::AtomicBool},
+};
 
 use rand::distr::{Alphanumeric, SampleString};
 use serde_json::Value;
@@ -294,6 +299,7 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
         let threads = Threads::new(self.handlers_on).map_err(WorkerError::Threads)?;
         let shared = Arc::new(Shared {
             probe_subject: queue.new_probe_subject(),
+            reaches_itself: AtomicBool::new(false),
             threads,
             checkpoint_bytes_max: config.checkpoint_bytes_max,
             store,

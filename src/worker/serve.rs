@@ -8,7 +8,16 @@
 //! The order of shutdown: stop pulling and give back what was on its way; let running jobs finish; ask
 //! the rest to stop; release them; publish what was released; sign off.
 
-use std::{collections::BTreeMap, future::Future, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    future::Future,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
@@ -31,7 +40,7 @@ use crate::{
         relay, scanner, vanished,
     },
     run::{Ended, Kind, Kinds, run},
-    running::{CancelReason, Message, Reservation, Running, RunningJob},
+    running::{Message, Reservation, Running, RunningJob},
     settle::{Settle, Settled, Verdict, verdict},
     store::{MIGRATIONS, Registration, Store, StoreError},
     threads::Threads,
@@ -57,6 +66,7 @@ pub(super) struct Shared<S> {
     pub(super) threads: Threads,
     /// Where this process can be asked whether it is there.
     pub(super) probe_subject: String,
+    pub(super) reaches_itself: AtomicBool,
     pub(super) checkpoint_bytes_max: usize,
 }
 
@@ -114,11 +124,8 @@ impl<S: Send + Sync + 'static> Shared<S> {
         pulls.wait().await;
         self.jobs.close();
         if timeout(self.timing.shutdown_grace, self.jobs.wait()).await.is_err() {
-            let rest = self.running.all();
-            tracing::warn!(jobs = rest.len(), "still running after the grace; asked to stop");
-            for job in rest {
-                job.cancel(CancelReason::Shutdown);
-            }
+            let rest = self.running.stop_all();
+            tracing::warn!(jobs = rest, "still running after the grace; asked to stop");
             let longest = self.kinds.all().map(|kind| self.cancel_grace(kind)).max().unwrap_or_default();
             let within = longest + self.timing.database_within;
             if timeout(within, self.jobs.wait()).await.is_err() {
@@ -129,11 +136,10 @@ impl<S: Send + Sync + 'static> Shared<S> {
             drop(timeout(self.timing.publish_within, self.publish_due()).await);
         }
         background.shutdown().await;
-        let removed = timeout(
-            self.timing.database_within,
-            self.store.remove_workers(std::slice::from_ref(&self.worker_id)),
-        )
-        .await;
+        // Not while it owns a job that could not be released: others find it by its worker's row.
+        let us = std::slice::from_ref(&self.worker_id);
+        let removed =
+            timeout(self.timing.database_within, self.store.forget_workers(Some(us), Duration::ZERO)).await;
         if !matches!(removed, Ok(Ok(()))) {
             tracing::warn!("the worker's row was not removed; its death will be proven");
         }
@@ -153,6 +159,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
             pid_started_at: identity.pid_started_at,
             lock_file: life_sign.path(),
             probe_subject: None,
+            renew_every: self.timing.renew_every,
             queues: self.queues.keys().cloned().collect(),
             kinds: self.kinds.names(),
             slots: i32::try_from(self.queues.values().sum::<usize>()).unwrap_or(i32::MAX),
@@ -214,13 +221,21 @@ impl<S: Send + Sync + 'static> Shared<S> {
     }
 
     async fn listen(self: Arc<Self>, mut control: Control) {
+        let mut connections = self.queue.connections();
         loop {
-            while let Some(cancelled) = control.next().await {
-                // Only a hint: the database is asked.
-                self.heartbeat.look_after(&self.running.announce_cancelled(&cancelled)).await;
+            tokio::select! {
+                cancelled = control.next() => {
+                    if let Some(cancelled) = cancelled {
+                        // Only a hint: the database is asked.
+                        self.heartbeat.look_after(&self.running.announce_cancelled(&cancelled)).await;
+                    } else {
+                        sleep(Duration::from_millis(100)).await;
+                        control = self.listen_anew().await;
+                    }
+                }
+                // What was announced meanwhile was not heard.
+                Ok(()) = connections.changed() => self.heartbeat.look_after(&self.running.all()).await,
             }
-            sleep(Duration::from_millis(100)).await;
-            control = self.listen_anew().await;
         }
     }
 
@@ -240,6 +255,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
                 None
             }
         };
+        self.reaches_itself.store(registration.probe_subject.is_some(), Ordering::Release);
     }
 
     /// Creates what is missing of the stream and the consumers, however long it takes.
@@ -299,6 +315,10 @@ impl<S: Send + Sync + 'static> Shared<S> {
     async fn look(self: Arc<Self>) {
         loop {
             sleep(jittered(vanished::look_every(&self.timing))).await;
+            // Who does not hear himself cannot conclude anything from the silence of others.
+            if !self.reaches_itself.load(Ordering::Acquire) {
+                continue;
+            }
             match vanished::look(&self.store, &self.queue, &self.timing, &self.worker_id).await {
                 Ok(0) => {}
                 Ok(_) => self.publish_due().await,
@@ -482,8 +502,16 @@ impl<S: Send + Sync + 'static> Shared<S> {
             };
             message.receipt.send(ack).await;
         }
-        // Not before the ack: until then a redelivery must find the job here.
-        drop(reservation);
+        // Not before the ack: until then a redelivery must find the job here. Nor while the handler keeps its
+        // thread, though it was given up: the next attempt must not run beside it.
+        if job.thread.blocked_for().is_some() {
+            tokio::spawn(async move {
+                Threads::returned(&job.thread).await;
+                drop(reservation);
+            });
+        } else {
+            drop(reservation);
+        }
     }
 
     async fn ack_of_lost(&self, job: &RunningJob, dispatch: Option<i32>) -> Ack {

@@ -110,6 +110,31 @@ async fn without_nats_a_running_job_learns_with_its_next_progress_write() {
     worker.stop().await;
 }
 
+/// One that writes nothing has no progress write to learn from: it is looked after every five seconds.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_nats_a_silent_job_learns_within_seconds_and_on_a_new_connection_at_once() {
+    let mut bench = bench_with_servers(patient).await;
+    let (worker, mut told) = silent(&bench, 2);
+    let mut ids = vec![];
+    for n in 0..2 {
+        ids.push(bench.tenure.enqueue(job(n)).await.unwrap().id);
+    }
+    bench.until_count("tenure.jobs WHERE status = 'processing'", 2).await;
+    bench.own.as_mut().unwrap().nats.stop();
+    let asked = Instant::now();
+    bench.tenure.cancel(ids[0]).await.unwrap();
+    assert_eq!(told.recv().await.unwrap().0, CancelReason::User);
+    assert!(asked.elapsed() < Duration::from_secs(7), "{:?}", asked.elapsed());
+    // Just after a look, so that the next one is seconds away; the server is back before.
+    bench.tenure.cancel(ids[1]).await.unwrap();
+    bench.own.as_mut().unwrap().nats.restart().unwrap();
+    assert_eq!(told.recv().await.unwrap().0, CancelReason::User);
+    for id in ids {
+        assert_eq!(bench.until_finished(id).await.status, Status::Cancelled);
+    }
+    worker.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_is_cancelled_by_its_unique_key_and_jobs_by_queue_and_kind() {
     let bench = bench_with(patient).await;
@@ -239,6 +264,65 @@ async fn a_handler_sees_why_it_is_stopped() {
     assert_eq!(told.recv().await, Some(CancelReason::Shutdown));
 }
 
+/// Batches of progress and cancellations meet on the same rows, in whatever order they came.
+#[tokio::test(flavor = "multi_thread")]
+async fn cancellations_and_batches_of_progress_never_wait_for_each_other_in_a_circle() {
+    let bench = bench_with(patient).await;
+    bench.tenure.enqueue_many((0..60).map(job)).await.unwrap();
+    bench
+        .execute(
+            "UPDATE tenure.jobs SET status = 'processing', attempt = 1, fencing_token = 1, claim_id = id, worker_id = 'w',
+                    worker_host = 'h', stale_after = '1 h', last_activity_at = now(), started_at = now()",
+        )
+        .await;
+    // Rows in another order than their ids.
+    bench.execute("UPDATE tenure.jobs SET message = 'x' WHERE random() < 0.5").await;
+    let ids: Vec<uuid::Uuid> = sqlx::query_scalar("SELECT id FROM tenure.jobs ORDER BY id DESC")
+        .fetch_all(&bench.pool)
+        .await
+        .unwrap();
+    let statement = |name: &str| {
+        tenure::STATEMENTS.iter().find(|(names, _)| names.split(' ').next() == Some(name)).unwrap().1
+    };
+    let (progress, cancel) = (statement("progress"), statement("cancel"));
+    let until = Instant::now() + Duration::from_secs(3);
+    let tasks: Vec<_> = (0..4)
+        .map(|n| {
+            let (pool, mut ids) = (bench.pool.clone(), ids.clone());
+            tokio::spawn(async move {
+                let mut done = 0;
+                while Instant::now() < until {
+                    ids.rotate_left(7 * n + 1);
+                    let none = vec![None::<String>; ids.len()];
+                    let query = if n % 2 == 0 {
+                        sqlx::query(cancel).bind(&ids)
+                    } else {
+                        sqlx::query(progress)
+                            .bind(&ids)
+                            .bind(vec![1_i64; ids.len()])
+                            .bind(&ids)
+                            .bind(none.clone())
+                            .bind(vec![Some(1.0_f32); ids.len()])
+                            .bind(none.clone())
+                            .bind(none)
+                            .bind((0..i32::try_from(ids.len()).unwrap()).collect::<Vec<_>>())
+                    };
+                    assert_eq!(query.fetch_all(&pool).await.unwrap().len(), 60);
+                    done += 1;
+                }
+                done
+            })
+        })
+        .collect();
+    for task in tasks {
+        assert!(task.await.unwrap() > 10);
+    }
+    assert_eq!(
+        bench.value::<i64>("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()").await,
+        0
+    );
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_command_line_cancels_and_says_what_it_found() {
     let bench = bench_with(patient).await;
@@ -278,14 +362,24 @@ async fn the_command_line_cancels_and_says_what_it_found() {
     let nobody = uuid::Uuid::now_v7();
     let (code, out, _) = run(words(&format!("jobs cancel {nobody}"))).await;
     assert!(code == 1 && out.contains("does not exist"), "{out}");
-    for (arguments, expected) in [
-        ("jobs cancel", "say which: ids, or --queue"),
-        ("jobs cancel --queue q --unique-key none", "no job holds the unique key \"none\" in queue \"q\""),
-        ("jobs cancel --queue a.b", "use 1 to 64 of"),
+    for (arguments, code, expected) in [
+        ("jobs cancel", 2, "say which: ids, or --queue"),
+        ("jobs cancel --queue q --unique-key none", 1, "no job holds the unique key \"none\" in queue \"q\""),
+        (
+            "jobs cancel --queue q --unique-key a\u{1}b",
+            2,
+            "must not contain control characters; escape or hash it",
+        ),
+        ("jobs cancel --queue a.b", 2, "use 1 to 64 of"),
+        ("jobs list --limit -5", 2, "a number from 1 to 4294967295, such as 50"),
+        ("enqueue q k 1 --delay -5s", 2, "it must be a duration such as 500ms"),
+        ("enqueue q k 1 --max-attempts -1", 2, "a number from 1 to"),
+        ("enqueue q k 1 --max-attempts 5000", 2, "1 to 1000"),
+        ("enqueue a.b k 1", 2, "use 1 to 64 of"),
+        ("work q --exec true --concurrency -1", 2, "a number from 1 to"),
+        ("work q --exec true --timeout -5s", 2, "it must be a duration such as"),
     ] {
-        let (code, _, error) = run(words(arguments)).await;
-        assert!(code == 1 && error.contains(expected), "{arguments}: {error}");
+        let (is, _, error) = run(words(arguments)).await;
+        assert!(is == code && error.contains(expected), "{arguments}: {is} {error}");
     }
-    let (code, _, error) = run(words("jobs list --limit -5")).await;
-    assert!(code == 2 && error.contains("a number above 0, such as 50"), "{error}");
 }

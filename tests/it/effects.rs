@@ -13,7 +13,10 @@ use tenure::{
 use tokio::sync::{Mutex, Semaphore, mpsc};
 use uuid::Uuid;
 
-use crate::harness::{Bench, Running, bench_with};
+use crate::{
+    harness::{Bench, Child, Running, bench, bench_with, until_file},
+    scenarios::{Step, step},
+};
 
 /// What a handler and its test share: the handler says where it is, and goes on when it may.
 struct App {
@@ -502,4 +505,190 @@ async fn a_key_of_an_effect_that_is_none_and_a_result_with_nul_say_so() {
         assert!(job.last_error.as_ref().unwrap().contains(expected), "{job:?}");
     }
     worker.stop().await;
+}
+
+/// A statement whose error the closure ignores has aborted the transaction: sqlx's commit would say `Ok`.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_that_was_aborted_is_never_said_to_be_committed() {
+    let world = world().await;
+    let worker = world.worker(|payload, ctx| async move {
+        let (id, token) = (ctx.id(), ctx.token());
+        let done = ctx
+            .fenced_tx_with(level(&payload), move |tx| {
+                Box::pin(async move {
+                    insert(tx, id, token).await?;
+                    sqlx::query("SELECT 1 / 0").execute(tx).await.ok();
+                    Ok(())
+                })
+            })
+            .await;
+        ctx.state().said.send(format!("ok={}", done.is_ok())).unwrap();
+        Ok(Outcome::Cancel("seen".into()))
+    });
+    for n in 0..3 {
+        let job = world.enqueue(json!({ "level": n })).await;
+        assert_eq!(world.hear().await, "ok=false", "level {n}");
+        world.bench.until_finished(job).await;
+    }
+    assert_eq!(world.effects().await, 0);
+    worker.stop().await;
+}
+
+/// SERIALIZABLE may find a conflict only when it commits: a failure like any other, charged and typed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_conflict_at_the_commit_is_a_failure_that_says_so() {
+    let world = world().await;
+    world.bench.execute("CREATE TABLE public.on_call (name text PRIMARY KEY, active bool)").await;
+    world.bench.execute("INSERT INTO public.on_call VALUES ('a', true), ('b', true)").await;
+    let worker = world.worker(|_, ctx| async move {
+        let (app, token) = (ctx.state().clone(), ctx.token());
+        let inside = app.clone();
+        let done = ctx
+            .fenced_tx_with(Isolation::Serializable, move |tx| {
+                Box::pin(async move {
+                    sqlx::query("SELECT count(*) FROM public.on_call WHERE active").execute(&mut *tx).await?;
+                    sqlx::query("UPDATE public.on_call SET active = false WHERE name = 'a'")
+                        .execute(tx)
+                        .await?;
+                    inside.gate("inside", token).await;
+                    Ok(())
+                })
+            })
+            .await;
+        let conflict = |error: &JobError| matches!(error.downcast_ref(), Some(ContextError::Conflict { .. }));
+        app.said.send(format!("conflict={}", done.as_ref().is_err_and(conflict))).unwrap();
+        done?;
+        Ok(Outcome::Done(None))
+    });
+    let request = JobRequest::new("q", "k", json!(1)).max_attempts(1);
+    let job = world.bench.tenure.enqueue(request).await.unwrap().id;
+    assert_eq!(world.hear().await, "inside");
+    // Write skew: each saw two, each takes one away, and the other one is faster.
+    let mut other = world.bench.pool.begin_with("BEGIN ISOLATION LEVEL SERIALIZABLE").await.unwrap();
+    sqlx::query("SELECT count(*) FROM public.on_call WHERE active").execute(&mut *other).await.unwrap();
+    sqlx::query("UPDATE public.on_call SET active = false WHERE name = 'b'")
+        .execute(&mut *other)
+        .await
+        .unwrap();
+    other.commit().await.unwrap();
+    world.go();
+    assert_eq!(world.hear().await, "conflict=true");
+    let failed = world.bench.until_finished(job).await;
+    assert_eq!((failed.status, failed.attempt), (Status::Failed, 1), "charged, not for ever");
+    assert_eq!(world.bench.count("public.on_call WHERE active").await, 1);
+    worker.stop().await;
+}
+
+/// Dropped in the middle of a long statement, a transaction must not go on on the server: it holds the job.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_that_is_dropped_ends_on_the_server_and_holds_up_no_other_job() {
+    let world = world().await;
+    let worker = world.worker(|payload, ctx| async move {
+        if payload == json!("other") {
+            return Err(JobError::permanent("an end that is settled"));
+        }
+        let app = ctx.state().clone();
+        ctx.fenced_tx_with(level(&payload), move |tx| {
+            Box::pin(async move {
+                app.said.send("inside".into()).unwrap();
+                sqlx::query("SELECT pg_sleep(61)").execute(tx).await?;
+                Ok(())
+            })
+        })
+        .await?;
+        Ok(Outcome::Done(None))
+    });
+    for n in [1, 2] {
+        let job = world.enqueue(json!({ "level": n })).await;
+        assert_eq!(world.hear().await, "inside");
+        world.bench.tenure.cancel(job).await.unwrap();
+        let started = std::time::Instant::now();
+        // It is dropped after its grace of half a second.
+        assert_eq!(world.bench.until_finished(job).await.status, Status::Cancelled);
+        let other = world.enqueue(json!("other")).await;
+        world.bench.until_finished(other).await;
+        assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
+        world.bench.until("NOT EXISTS (SELECT FROM pg_stat_activity WHERE query LIKE '%pg_sleep(61)%' AND pid <> pg_backend_pid() AND datname = current_database())").await;
+    }
+    worker.stop().await;
+}
+
+/// A handler that follows the rules gets no conflict, however much it reports.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_held_job_that_chats_all_the_time_completes_in_its_transaction() {
+    let world = world().await;
+    let worker = world.worker(|_, ctx| async move {
+        let chatter = ctx.clone();
+        let chat = tokio::spawn(async move {
+            while chatter.progress("chatting", 1.0, "").await.is_ok() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        });
+        tokio::time::sleep(Duration::from_millis(60)).await;
+        let mut tx = ctx.state().pool.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ").await?;
+        ctx.hold(&mut tx).await?;
+        insert(&mut tx, ctx.id(), ctx.token()).await?;
+        tokio::time::sleep(Duration::from_millis(60)).await;
+        let done = ctx.complete_in(tx, None).await;
+        chat.abort();
+        done
+    });
+    let jobs = (0..60).map(|n| JobRequest::new("q", "k", json!(n)).max_attempts(1));
+    world.bench.tenure.enqueue_many(jobs).await.unwrap();
+    world.bench.until("(SELECT count(*) FROM tenure.all_jobs WHERE finished_at IS NOT NULL) = 60").await;
+    let dead = world.bench.text("SELECT last_error FROM tenure.dead_letter_jobs").await;
+    assert_eq!(dead, "");
+    assert_eq!(world.effects().await, 60);
+    worker.stop().await;
+}
+
+/// Dropped in the middle, `complete_in` leaves the job as it was: reporting, and owned.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_completion_that_is_dropped_does_not_silence_the_job() {
+    let world = world().await;
+    let worker = world.worker(|_, ctx| async move {
+        let mut tx = ctx.state().pool.begin().await?;
+        insert(&mut tx, ctx.id(), ctx.token()).await?;
+        tokio::time::timeout(Duration::from_millis(200), ctx.complete_in(tx, None)).await.unwrap_err();
+        ctx.progress("afterwards", 1.0, "").await?;
+        ctx.state().gate("dropped", ctx.token()).await;
+        Ok(Outcome::Done(None))
+    });
+    // The completion waits for its row; the claim does not.
+    let job = world.bench.tenure.enqueue(JobRequest::new("q", "k", json!(1)).delay(Duration::from_secs(1)));
+    let job = job.await.unwrap().id;
+    let mut locked = world.bench.pool.begin().await.unwrap();
+    sqlx::query("SELECT FROM tenure.jobs WHERE id = $1 FOR KEY SHARE")
+        .bind(job)
+        .execute(&mut *locked)
+        .await
+        .unwrap();
+    let heard = world.hear().await;
+    locked.rollback().await.unwrap();
+    assert_eq!(heard, "dropped");
+    world.bench.until_count("tenure.jobs WHERE stage = 'afterwards'", 1).await;
+    world.go();
+    assert_eq!(world.bench.until_finished(job).await.status, Status::Completed);
+    assert_eq!(world.effects().await, 0);
+    worker.stop().await;
+}
+
+/// A worker that freezes inside `once` holds the effect's key: not longer than the next attempt can wait.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_freezes_inside_once_does_not_hold_up_the_next_attempt() {
+    let bench = bench().await;
+    bench.execute("CREATE TABLE public.app_effects (job uuid, token bigint)").await;
+    let frozen = Child::start(&bench, "worker");
+    let job = Step::new(&bench, "once");
+    let id = bench.tenure.enqueue(job.clone()).await.unwrap().id;
+    until_file(&job.file("inside")).await;
+    frozen.signal(rustix::process::Signal::STOP);
+    let other = Running::start(Worker::builder(&bench.tenure).handle(step));
+    let done = bench.until_finished(id).await;
+    assert_eq!((done.status, done.fencing_token), (Status::Completed, 2));
+    assert_eq!(bench.text("SELECT token FROM public.app_effects").await, "(2)");
+    std::fs::write(job.file("go"), "").unwrap();
+    frozen.signal(rustix::process::Signal::CONT);
+    other.stop().await;
+    assert_eq!(bench.text("SELECT token FROM public.app_effects").await, "(2)");
 }

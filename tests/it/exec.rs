@@ -6,7 +6,7 @@ use rustix::process::Signal;
 use serde_json::json;
 use tenure::{JobRequest, Status};
 
-use crate::harness::{Bench, Child, bench, until_file};
+use crate::harness::{Bench, Child, bench, bench_with, until_file};
 
 fn work(bench: &Bench, arguments: &[&str]) -> Child {
     let mut all = vec!["work", "q"];
@@ -286,4 +286,41 @@ async fn a_cancelled_job_ends_its_command_with_sigterm() {
     assert!(asked.elapsed() < Duration::from_secs(3), "{:?}", asked.elapsed());
     assert_eq!(job.status, Status::Cancelled, "{}", worker.log());
     assert!(worker.log().contains("ended"), "{}", worker.log());
+}
+
+/// SIGTERM in the middle, with a kind that must not run twice: a dead letter. One that says what it has done
+/// is done.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_that_is_ended_in_the_middle_counts_as_that_unless_it_says_its_output() {
+    let bench = bench_with(|config| config.timing.shutdown_grace = Duration::from_millis(100)).await;
+    for (trap, status) in [("exit 1", "failed"), ("echo '{\"output\": 7}'; exit 0", "completed")] {
+        let trap = trap.replace('\'', "'\\''");
+        let command = format!("trap '{trap}' TERM; echo '{{\"progress\": 1}}'; while :; do sleep 0.05; done");
+        let mut worker = work(&bench, &["--on-crash", "dead-letter", "--exec", &command]);
+        let id = enqueue(&bench, "loops", json!(1)).await;
+        bench.until_count("tenure.jobs WHERE progress = 1", 1).await;
+        worker.signal(Signal::TERM);
+        assert_eq!(worker.wait().await, Some(0), "{}", worker.log());
+        let job = bench.tenure.job(id).await.unwrap().unwrap();
+        assert_eq!(job.status.as_str(), status, "{job:?}\n{}", worker.log());
+        if status == "failed" {
+            assert_eq!(bench.tenure.dead_letter(id).await.unwrap().unwrap().category, "interrupted");
+        } else {
+            assert_eq!(job.output, Some(json!(7)));
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_checkpoint_that_is_too_large_is_said_on_the_job_and_the_rest_is_a_sign_of_life() {
+    let bench = bench().await;
+    let command = "for n in 1 2 3 4 5 6 7 8; do echo '{\"stage\": \"s\", \"checkpoint\": \"more than twenty bytes of text\"}'; sleep 0.4; done";
+    let mut program = bench.program(&["work", "q", "--exec", command]);
+    program.env("TENURE_CHECKPOINT_BYTES_MAX", "20");
+    let worker = Child::spawn(program, "work");
+    let id = enqueue(&bench, "loops", json!(1)).await;
+    bench.until_count("tenure.jobs WHERE stage = 's' AND message LIKE '%at most 20 are allowed%'", 1).await;
+    // Twice the silence after which it would be taken back.
+    let done = bench.until_finished(id).await;
+    assert_eq!((done.status, done.fencing_token), (Status::Completed, 1), "{}", worker.log());
 }

@@ -138,11 +138,17 @@ async fn a_time_limit_of_nothing_or_beyond_the_timers_is_refused_at_the_start() 
         (KindOptions::new().stale_after(Duration::ZERO), "kind \"k\": stale_after is 0 s"),
         (KindOptions::new().stale_after(Duration::from_secs(60)), "raise TENURE_ACK_WAIT"),
         (
-            KindOptions::new().stale_after(Duration::from_millis(400)),
-            "at most a third of stale_after (400ms)",
+            KindOptions::new().stale_after(Duration::from_millis(100)),
+            "at most a third of stale_after (100ms)",
+        ),
+        (KindOptions::new().stale_after(Duration::MAX), "raise TENURE_ACK_WAIT"),
+        (KindOptions::new().keepalive_every(Duration::ZERO), "kind \"k\": keepalive_every is 0 s"),
+        (
+            KindOptions::new().keepalive_every(Duration::from_millis(600)),
+            "keepalive_every (600ms) must be at most a third of stale_after (1.5s)",
         ),
     ] {
-        let error = refused(options).await;
+        let error = tokio::time::timeout(Duration::from_secs(10), refused(options)).await.expect(expected);
         assert!(error.contains(expected), "{error}");
     }
 }
@@ -358,6 +364,54 @@ async fn a_caller_waits_for_a_jobs_end_and_gets_its_output() {
     worker.stop().await;
 }
 
+/// Its handler was given up in the middle of what must not be done twice: by a time limit, as by a crash.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_kind_that_must_not_run_twice_is_dead_after_its_time_limit_too() {
+    let bench = bench().await;
+    let options = KindOptions::new().timeout(Duration::from_millis(100)).on_crash(OnCrash::DeadLetter);
+    let handler = |_: Value, _: JobContext| std::future::pending::<()>();
+    let worker =
+        Running::start(Worker::builder(&bench.tenure).handle_any(options, handler).concurrency("q", 1));
+    let id = bench.tenure.enqueue(job("k").max_attempts(5)).await.unwrap().id;
+    assert_eq!(bench.until_finished(id).await.status, Status::Failed);
+    assert_eq!(bench.tenure.dead_letter(id).await.unwrap().unwrap().category, "interrupted");
+    worker.stop().await;
+}
+
+/// Given up, it may still hold its thread: the next attempt does not begin beside it in the same process.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_next_attempt_waits_for_the_thread_that_the_last_one_holds() {
+    let bench = bench().await;
+    let threads = two_threads();
+    let running = Arc::new(AtomicU32::new(0));
+    let most = Arc::new(AtomicU32::new(0));
+    let (now, seen) = (running.clone(), most.clone());
+    let handler = move |_: Value, ctx: JobContext| {
+        let (now, seen) = (now.clone(), seen.clone());
+        async move {
+            seen.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            if ctx.token().0 == 1 {
+                std::thread::sleep(Duration::from_millis(1_500));
+            }
+            now.fetch_sub(1, Ordering::SeqCst);
+        }
+    };
+    let backoff =
+        Backoff { first: Duration::from_millis(10), longest: Duration::from_millis(10), jitter: 0.0 };
+    let options = KindOptions::new().timeout(Duration::from_millis(100)).backoff(backoff);
+    let worker = Running::start(
+        Worker::builder(&bench.tenure)
+            .handlers_on(threads.handle().clone())
+            .handle_any(options, handler)
+            .concurrency("q", 2),
+    );
+    let id = bench.tenure.enqueue(job("k").max_attempts(2)).await.unwrap().id;
+    assert_eq!(bench.until_finished(id).await.status, Status::Completed);
+    assert_eq!(most.load(Ordering::SeqCst), 1, "both attempts ran at once");
+    worker.stop().await;
+    threads.shutdown_background();
+}
+
 /// A command whose worker is killed, and whose kind must not run twice.
 #[tokio::test(flavor = "multi_thread")]
 async fn work_exec_knows_on_crash_and_stale_after() {
@@ -381,5 +435,5 @@ async fn work_exec_knows_on_crash_and_stale_after() {
     next.stop().await;
     let refused = bench.program(&["work", "q", "--exec", "true", "--timeout", "0s"]).output().await.unwrap();
     let error = String::from_utf8(refused.stderr).unwrap();
-    assert!(refused.status.code() == Some(1) && error.contains("timeout is 0 s"), "{error}");
+    assert!(refused.status.code() == Some(2) && error.contains("timeout is 0 s"), "{error}");
 }

@@ -10,10 +10,15 @@ const CONF: &str = include_str!("../../nats/server.conf");
 
 /// A server with the shipped roles; its port, folder and passwords are the test's.
 async fn server(bench: &Bench) -> (tenure::dev::Nats, impl Fn(&str) -> String + use<>) {
+    server_with(bench, CONF).await
+}
+
+/// [`server`], with another configuration.
+async fn server_with(bench: &Bench, conf: &str) -> (tenure::dev::Nats, impl Fn(&str) -> String + use<>) {
     let folder = run_folder()
         .join(format!("roles-{}", bench.config.database_url.rsplit(':').next().unwrap().replace('/', "-")));
     std::fs::create_dir_all(&folder).unwrap();
-    let mut conf = CONF
+    let mut conf = conf
         .replace("listen: 0.0.0.0:4222\n", "")
         .replace("http: 127.0.0.1:8222\n", "")
         .replace("  store_dir: \"/data\"\n", "");
@@ -121,4 +126,25 @@ async fn migrate_as_admin_changes_a_definition_that_a_worker_only_reports() {
     worker.stop().await;
     newer.setup(&["q".into()]).await.unwrap();
     assert_eq!(ack_wait().await, Duration::from_secs(9));
+}
+
+/// Where a worker may not listen, its silence proves nothing: it names no subject, and judges nobody.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_may_not_listen_names_no_subject() {
+    let bench = bench_with_servers(|config| config.timing.renew_every = Duration::from_millis(300)).await;
+    let deaf = CONF.replace("[\"_INBOX_worker.>\", \"tenure.>\"]", "[\"_INBOX_worker.>\"]");
+    assert_ne!(deaf, CONF);
+    let (_nats, url) = server_with(&bench, &deaf).await;
+    let mut config = bench.config.clone();
+    config.nats_url = url("worker");
+    config.inbox_prefix = Some("_INBOX_worker".into());
+    let tenure = Tenure::connect(&config).await.unwrap();
+    let worker = Running::start(
+        Worker::builder(&tenure).handle_any(KindOptions::new(), |_, _| async {}).concurrency("q", 1),
+    );
+    bench.until("(SELECT max(last_seen_at) - min(started_at) > interval '1 s' FROM tenure.workers)").await;
+    assert_eq!(bench.count("tenure.workers WHERE probe_subject IS NULL").await, 1);
+    tenure.enqueue(tenure::JobRequest::new("q", "k", serde_json::json!(1))).await.unwrap();
+    bench.until_count("tenure.job_history WHERE status = 'completed'", 1).await;
+    worker.stop().await;
 }

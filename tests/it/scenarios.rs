@@ -73,7 +73,7 @@ async fn effect_once(ctx: &JobContext) -> Result<(), JobError> {
 
 pub async fn step(job: Step, ctx: JobContext) -> Result<Outcome, JobError> {
     if ctx.token().0 > 1 {
-        if job.first == "commit" {
+        if job.first == "commit" || job.first == "once" {
             effect_once(&ctx).await?;
         }
         return Outcome::done("second");
@@ -94,6 +94,19 @@ pub async fn step(job: Step, ctx: JobContext) -> Result<Outcome, JobError> {
                 ctx.progress("committed", 90.0, "").await?;
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
+        }
+        "once" => {
+            let (id, token, inside) = (ctx.id(), ctx.token(), job.clone());
+            ctx.once("effect", move |tx| {
+                Box::pin(async move {
+                    insert(tx, id, token).await?;
+                    inside.touch("inside", "");
+                    inside.permission().await;
+                    Ok(())
+                })
+            })
+            .await?;
+            Outcome::done("first")
         }
         "until cancelled" => {
             let reason = ctx.cancelled().await;

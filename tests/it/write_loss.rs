@@ -1,7 +1,10 @@
 //! What a worker does that cannot write, and what an outage costs.
 
 use std::{
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU32, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -31,6 +34,9 @@ fn timers(config: &mut tenure::Config) {
     config.timing.database_within = Duration::from_millis(700);
 }
 
+/// How many reports the handler that keeps running has made.
+static STEPS: AtomicU32 = AtomicU32::new(0);
+
 type Seen = Arc<Mutex<Vec<(Option<CancelReason>, Instant, String)>>>;
 
 /// Reports all the time, and tells what ended it.
@@ -40,6 +46,9 @@ async fn chatty(seen: Seen, ctx: JobContext) -> Result<Outcome, JobError> {
     }
     let started = Instant::now();
     loop {
+        if ctx.kind() == "k" {
+            STEPS.fetch_add(1, Ordering::SeqCst);
+        }
         match ctx.progress("chatting", 50.0, "").await {
             Ok(()) if started.elapsed() > Duration::from_secs(12) => return Outcome::done("first"),
             Ok(()) => {}
@@ -131,9 +140,15 @@ async fn a_kind_that_keeps_running_does_and_completes_if_nobody_took_its_job() {
     bench.until_count("tenure.jobs WHERE stage = 'chatting'", 1).await;
     link.cut();
     // Longer than stale_after: another worker would have taken it.
-    bench
-        .until("EXISTS (SELECT FROM tenure.jobs WHERE last_activity_at < clock_timestamp() - interval '5 s')")
-        .await;
+    let silent_for = |seconds: f64| {
+        format!(
+            "EXISTS (SELECT FROM tenure.jobs WHERE last_activity_at < clock_timestamp() - interval '{seconds} s')"
+        )
+    };
+    bench.until(&silent_for(4.5)).await;
+    let steps = STEPS.load(Ordering::SeqCst);
+    bench.until(&silent_for(5.0)).await;
+    assert!(STEPS.load(Ordering::SeqCst) > steps + 5, "it goes on");
     link.mend();
     let done = bench.until_finished(id).await;
     assert_eq!((done.status, done.output, done.fencing_token), (Status::Completed, Some(json!("first")), 1));
