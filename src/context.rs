@@ -235,6 +235,8 @@ impl<S> JobContext<S> {
     /// Saves a checkpoint with the next progress write, in the same statement; the next attempt reads it
     /// with [`JobContext::checkpoint`]. A sign of life, too, with the same rules as [`JobContext::progress`].
     ///
+    /// Cancel safe: it is saved with the next write, whether or not this is waited for.
+    ///
     /// # Errors
     ///
     /// [`JobError`] that is permanent if the value cannot be stored, or has more bytes than
@@ -386,6 +388,8 @@ impl<S> JobContext<S> {
     /// it must end within a quarter of the kind's `stale_after`. The job's progress is written meanwhile,
     /// and a cancellation arrives.
     ///
+    /// Cancel safe: dropped, it is rolled back, and its session on the server is ended.
+    ///
     /// # Errors
     ///
     /// As [`JobContext::fenced_tx`]; also [`ContextError::TooLong`], rolled back. A serialization failure of
@@ -485,6 +489,8 @@ impl<S> JobContext<S> {
     /// be refused. No statement, and no pause between two, may last longer than a quarter of the kind's
     /// `stale_after`; from Postgres 17 on, neither may the whole. After that time progress goes on.
     ///
+    /// Cancel safe.
+    ///
     /// # Errors
     ///
     /// [`ContextError::Lost`]; [`ContextError::Conflict`]: roll back, and begin again.
@@ -524,6 +530,8 @@ impl<S> JobContext<S> {
     ///
     /// The effect, its record and the fence check are one transaction; see [`JobContext::fenced_tx`]. `key`
     /// names the effect within the job: 1 to 512 bytes without control characters.
+    ///
+    /// Cancel safe: dropped, it is rolled back.
     ///
     /// # Errors
     ///
@@ -593,6 +601,9 @@ impl<S> JobContext<S> {
     ///
     /// tenure makes the commit, because sqlx's says `Ok` for a transaction that was aborted. Any isolation
     /// level; from REPEATABLE READ on, begin with [`JobContext::hold`].
+    ///
+    /// Not cancel safe in this sense: dropped, it may have been committed. Call it again, in a new transaction,
+    /// and it says so.
     ///
     /// ```no_run
     /// # async fn f(ctx: tenure::JobContext, pool: sqlx::PgPool) -> Result<tenure::Outcome, tenure::JobError> {

@@ -142,8 +142,9 @@ impl KindOptions {
 
     /// What becomes of a job whose worker is lost while it runs. Default [`OnCrash::Retry`].
     ///
-    /// With [`OnCrash::DeadLetter`] a handler that has to be dropped in the middle, because the worker stops
-    /// and the handler does not, makes a dead letter, too; one that returns when it is asked to stop does not.
+    /// With [`OnCrash::DeadLetter`] a handler that has to be dropped in the middle makes a dead letter, too:
+    /// when the worker stops, its time is up, or nothing could be written, and it does not return. One that
+    /// returns when it is asked to stop is released, or tried again, as any other.
     #[must_use]
     pub fn on_crash(mut self, on_crash: OnCrash) -> Self {
         self.on_crash = on_crash;

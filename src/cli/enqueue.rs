@@ -4,7 +4,7 @@ use std::{io::Read, process::ExitCode};
 
 use anyhow::Context;
 
-use super::{Cli, EnqueueArgs, Output, print};
+use super::{Cli, EnqueueArgs, Output, Usage, print};
 use crate::{JobRequest, Status};
 
 pub(super) async fn run(cli: &Cli, args: &EnqueueArgs) -> anyhow::Result<ExitCode> {
@@ -14,8 +14,9 @@ pub(super) async fn run(cli: &Cli, args: &EnqueueArgs) -> anyhow::Result<ExitCod
         std::io::stdin().read_to_string(&mut json).context("read the payload from standard input")?;
     }
     // Refused here, so that the hint about quotes can be given.
-    serde_json::from_str::<serde::de::IgnoredAny>(&json)
-        .context("the payload is not JSON; a text needs quotes of its own, as in '\"text\"'")?;
+    serde_json::from_str::<serde::de::IgnoredAny>(&json).map_err(|error| {
+        Usage(format!("the payload is not JSON; a text needs quotes of its own, as in '\"text\"': {error}"))
+    })?;
     let mut request = JobRequest::from_json(&args.queue, &args.kind, json).max_attempts(args.max_attempts);
     if let Some(key) = &args.unique_key {
         request = request.unique_key(key);

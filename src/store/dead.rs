@@ -106,7 +106,7 @@ pub struct DeadLetter {
     /// What the last attempt said, or why it was refused.
     pub last_error: String,
     /// Why, as a word to count and filter by: `exhausted` (no attempt left), `permanent` (the handler said
-    /// so), `lost` (its worker was, too often or once too often for its kind), `interrupted` (stopped in the
+    /// so), `lost` (its worker was, too often or once too often for its kind), `interrupted` (ended in the
     /// middle, and its kind must not run twice), `invalid_payload` (not what the handler's type expects),
     /// `invalid_output`, `refused` (Postgres did not take what was to be written), `unknown_kind`; of
     /// messages: `malformed`, `too_large`.

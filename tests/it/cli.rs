@@ -43,8 +43,8 @@ async fn enqueue_prints_the_id_and_says_when_the_key_was_taken() {
 async fn bad_input_exits_1_or_2_and_says_what_to_do() {
     let bench = bench().await;
     let cases: [(&[&str], i32, &str); 6] = [
-        (&["enqueue", "q", "k", "oops"], 1, "not JSON"),
-        (&["enqueue", "a.b", "k", "1"], 1, "queue \"a.b\" is not valid"),
+        (&["enqueue", "q", "k", "oops"], 2, "not JSON"),
+        (&["enqueue", "a.b", "k", "1"], 2, "queue \"a.b\" is not valid"),
         (&["enqueue", "q", "k", "1", "--delay", "soon"], 2, "--delay"),
         (&["jobs", "show", "01a1fb9b-f0d9-7081-8339-62abe2722240"], 1, "there is no job"),
         (&["jobs", "list", "--status", "done"], 2, "completed"),
