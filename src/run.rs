@@ -236,7 +236,6 @@ pub(crate) struct PayloadError(pub(crate) serde_json::Error);
 /// A handler's word that it was ended in the middle, when it was asked to stop: as good as dropped.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-#[cfg_attr(not(feature = "cli"), expect(dead_code, reason = "only commands are ended in the middle"))]
 pub(crate) struct EndedInTheMiddle(pub(crate) String);
 
 /// A handler that is not registered.
