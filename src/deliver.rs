@@ -179,7 +179,11 @@ impl Deliver {
         let reservation = match self.running.reserve(job) {
             Here::No(reservation) => reservation,
             Here::Claiming => return Ok(Delivered::Answer(Ack::Later(Duration::from_secs(1)))),
-            Here::Ending => return Ok(Delivered::Answer(Ack::Later(ENDING))),
+            Here::Ending => {
+                // It may take long, where a handler that was given up keeps its thread: the message is alive.
+                self.store.put_off(job, ENDING).await?;
+                return Ok(Delivered::Answer(Ack::Later(ENDING)));
+            }
             Here::Running(running) => return self.keep(delivery, &named, &running).await,
         };
         let Some(rules) = rules(&named.kind) else {

@@ -171,6 +171,7 @@ impl Tenure {
         let mut all = Vec::with_capacity(jobs.len());
         for some in jobs.chunks(JOBS_MAX) {
             let mut answers = self.store().cancel(some).await?;
+            self.announce(&answers);
             let mut standing = vec![];
             for _ in 0..REDRIVEN_MEANWHILE_MAX {
                 if answers.len() == some.len() {
@@ -189,9 +190,10 @@ impl Tenure {
                 if again.is_empty() {
                     break;
                 }
-                answers.extend(self.store().cancel(&again).await?);
+                let more = self.store().cancel(&again).await?;
+                self.announce(&more);
+                answers.extend(more);
             }
-            self.announce(&answers);
             for (i, job) in some.iter().enumerate() {
                 all.push(match answers.get(job) {
                     Some(CancelAnswer::Cancelled) => Cancelled::Cancelled,

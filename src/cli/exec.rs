@@ -30,7 +30,7 @@ const EXIT_PERMANENT: i32 = 65;
 /// How long a job waits again when the worker itself could not start its command.
 const NOT_STARTED: Duration = Duration::from_secs(10);
 /// How long the pipes of a command that has ended are read on.
-const LAST_WORDS: Duration = Duration::from_secs(5);
+pub(super) const LAST_WORDS: Duration = Duration::from_secs(5);
 
 /// What a command has said.
 #[derive(Debug, Default)]
@@ -108,7 +108,8 @@ pub(super) async fn run(command: &str, ctx: JobContext) -> Result<Outcome, JobEr
     let mut readers = tokio::task::JoinSet::new();
     readers.spawn(read_stdout(stdout, ctx.clone(), said.clone()));
     readers.spawn(read_stderr(stderr, ctx.clone(), said.clone()));
-    let status = tokio::select! {
+    // One that has ended has ended, whoever is about to end it.
+    let status = tokio::select! { biased;
         status = guard.wait() => status?,
         reason = ctx.cancelled() => {
             drop(alive);

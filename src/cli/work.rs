@@ -8,7 +8,8 @@ use crate::{JobContext, KindOptions, OnCrash, Worker, shutdown_signal};
 pub(super) async fn run(cli: &Cli, args: &WorkArgs) -> anyhow::Result<ExitCode> {
     let tenure = cli.connect().await?;
     // As long as a command may take to end, or its job would run elsewhere while it still does.
-    let mut options = KindOptions::new().cancel_grace(guard::TERM_GRACE + Duration::from_secs(2));
+    let mut options =
+        KindOptions::new().cancel_grace(guard::TERM_GRACE + exec::LAST_WORDS + Duration::from_secs(2));
     if args.keepalive {
         options = options.keepalive();
         if let Some(every) = args.keepalive_every {

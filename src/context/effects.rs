@@ -15,8 +15,8 @@ use crate::{
     job::{JobError, Outcome, check_key, unstorable},
     running::RunningJob,
     store::{
-        COMPLETE, EFFECT, EFFECT_RESULT, FENCE, HOLD, Isolation, LIMIT_IDLE, LIMIT_TRANSACTION, ONCE, Store,
-        StoreError,
+        COMPLETE_IN, EFFECT, EFFECT_RESULT, FENCE, HOLD, Isolation, LIMIT_IDLE, LIMIT_TRANSACTION, ONCE,
+        Store, StoreError,
     },
 };
 
@@ -32,22 +32,15 @@ struct Transaction {
     began: DateTime<Utc>,
 }
 
-/// Ends a transaction on the server, unless it came to its end.
+/// Ends a transaction on the server that is given up. One that was rolled back is not found there any more.
 struct GivenUp {
     store: Store,
-    transaction: Arc<Mutex<Option<Transaction>>>,
-}
-
-impl GivenUp {
-    fn came_to_its_end(&mut self) {
-        self.transaction.lock().unwrap_or_else(PoisonError::into_inner).take();
-    }
+    transaction: Option<Transaction>,
 }
 
 impl Drop for GivenUp {
     fn drop(&mut self) {
-        let transaction = self.transaction.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(Transaction { pid, began }) = transaction {
+        if let Some(Transaction { pid, began }) = self.transaction {
             self.store.end_transaction(pid, began);
         }
     }
@@ -102,7 +95,7 @@ impl<S> JobContext<S> {
     /// # Ok(()) }
     /// ```
     ///
-    /// Cancel safe: dropped, it is rolled back.
+    /// Cancel safe: dropped before its commit, it is rolled back.
     ///
     /// # Errors
     ///
@@ -124,7 +117,7 @@ impl<S> JobContext<S> {
     /// it must end within a quarter of the kind's `stale_after`. The job's progress is written meanwhile,
     /// and a cancellation arrives.
     ///
-    /// Cancel safe: dropped, it is rolled back, and its session on the server is ended.
+    /// Cancel safe: dropped before its commit, it is rolled back, and its session on the server is ended.
     ///
     /// # Errors
     ///
@@ -184,29 +177,33 @@ impl<S> JobContext<S> {
         let work = Arc::new(Mutex::new(Some(work)));
         for _ in 0..HOLDS_MAX {
             let (context, shared) = (self.unstated(), work.clone());
-            // Given up in the middle, by us or with this future, the server would go on.
-            let mut given_up = GivenUp { store: self.store.clone(), transaction: Arc::default() };
-            let begun = given_up.transaction.clone();
+            let store = self.store.clone();
             let done = self.store.in_transaction(isolation, limit, move |tx| {
                 Box::pin(async move {
-                    let transaction = context.hold_row(&mut *tx).await?;
-                    *begun.lock().unwrap_or_else(PoisonError::into_inner) = Some(transaction);
-                    let work = shared.lock().unwrap_or_else(PoisonError::into_inner).take();
-                    let Some(work) = work else {
-                        return Err(JobError::msg("the transaction was begun twice"));
+                    // Given up in the middle, by us or with this future, the server would go on.
+                    let mut given_up = GivenUp { store, transaction: None };
+                    let within = async {
+                        given_up.transaction = Some(context.hold_row(&mut *tx).await?);
+                        let work = shared.lock().unwrap_or_else(PoisonError::into_inner).take();
+                        let Some(work) = work else {
+                            return Err(JobError::msg("the transaction was begun twice"));
+                        };
+                        let value = work(&mut *tx).await?;
+                        // A statement whose error the closure ignored has aborted the transaction, which
+                        // sqlx's commit would not tell.
+                        context.hold_row(tx).await?;
+                        Ok(value)
                     };
-                    let value = work(&mut *tx).await?;
-                    // A statement whose error the closure ignored has aborted the transaction, which sqlx's
-                    // commit would not tell.
-                    context.hold_row(tx).await?;
+                    let value = match tokio::time::timeout(limit, within).await {
+                        Ok(done) => done?,
+                        Err(_) => return Err(ContextError::TooLong { limit }.into()),
+                    };
+                    // What comes now is the commit, which must not be cut off.
+                    given_up.transaction = None;
                     Ok(value)
                 })
             });
-            let done = tokio::time::timeout(limit, done).await;
-            if done.is_ok() {
-                given_up.came_to_its_end();
-            }
-            let done = done.unwrap_or_else(|_| Err(ContextError::TooLong { limit }.into()));
+            let done: Result<T, JobError> = done.await;
             // The row changed between the snapshot and the lock; the user's SQL has not begun.
             let unused = work.lock().unwrap_or_else(PoisonError::into_inner).is_some();
             let again = unused && done.as_ref().is_err_and(|error| error.is(&ContextError::is_conflict));
@@ -267,7 +264,7 @@ impl<S> JobContext<S> {
     /// The effect, its record and the fence check are one transaction; see [`JobContext::fenced_tx`]. `key`
     /// names the effect within the job: 1 to 512 bytes without control characters.
     ///
-    /// Cancel safe: dropped, it is rolled back.
+    /// Cancel safe: dropped before its commit, it is rolled back.
     ///
     /// # Errors
     ///
@@ -338,8 +335,8 @@ impl<S> JobContext<S> {
     /// tenure makes the commit, because sqlx's says `Ok` for a transaction that was aborted. Any isolation
     /// level; from REPEATABLE READ on, begin with [`JobContext::hold`].
     ///
-    /// Not cancel safe in this sense: dropped, it may have been committed. Call it again, in a new transaction,
-    /// and it says so.
+    /// Not cancel safe: dropped while it commits, the job may be completed, and the handler is then told that
+    /// it is [`Lost`](crate::CancelReason::Lost).
     ///
     /// ```no_run
     /// # async fn f(ctx: tenure::JobContext, pool: sqlx::PgPool) -> Result<tenure::Outcome, tenure::JobError> {
@@ -382,7 +379,7 @@ impl<S> JobContext<S> {
         let (key, store) = (self.job.key, &self.store);
         let limit = sqlx::query(LIMIT_IDLE).bind(self.idle_limit()).execute(&mut *tx);
         store.deadline(limit).await.map_err(StoreError::from)?;
-        let complete = sqlx::query(COMPLETE)
+        let complete = sqlx::query(COMPLETE_IN)
             .bind(vec![key.job])
             .bind(vec![key.token])
             .bind(vec![key.claim])

@@ -144,9 +144,11 @@ pub(crate) async fn reconcile(store: &Store, us: &Registration, folder: &Path) -
     metrics::recovered("reconcile", taken.len());
     // Last: were it first, a crash in between would leave jobs whose owner nobody can prove dead.
     // One that still owns a job (its transaction holds the row for a while) stays known, for `vanished`.
-    store.forget_workers(Some(&dead), Duration::ZERO).await?;
-    for path in proofs.into_iter().flatten() {
-        fs::remove_file(path).ok();
+    let forgotten = store.forget_workers(Some(&dead), Duration::ZERO).await?;
+    for (worker, proof) in dead.iter().zip(proofs) {
+        if let Some(path) = proof.filter(|_| forgotten.contains(worker)) {
+            fs::remove_file(path).ok();
+        }
     }
     Ok(taken.len())
 }

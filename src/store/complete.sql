@@ -2,8 +2,8 @@
 --
 --   $1 ids (no duplicates)  $2 tokens  $3 claim ids  $4 outputs (JSON text)  $5 ordinals
 --
--- Also the last statement of the user's transaction in `complete_in`, for one job: without a row, that
--- transaction must be rolled back.
+-- Followed by complete_skip.sql, or, as the last statement of the user's transaction in `complete_in`, for
+-- one job, by complete_wait.sql: without a row, that transaction must be rolled back. Then complete_move.sql.
 -- One row a job completed. A job that is missing: ask settled_as.sql; a repeated completion under the
 -- same claim is the same completion, anything else is a stale worker.
 -- Rows are locked in order of id, whatever the plan.
@@ -16,19 +16,3 @@ WITH mine AS MATERIALIZED (
        AND j.claim_id = u.claim_id
        AND j.status = 'processing'
      ORDER BY j.id
-       FOR UPDATE OF j
-), done AS (
-    DELETE FROM tenure.jobs j
-     USING mine
-     WHERE j.id = mine.id
-    RETURNING mine.ord, mine.output, j.*
-), moved AS (
-    INSERT INTO tenure.job_history (id, queue, kind, payload, status, attempt, max_attempts, fencing_token,
-           claim_id, worker_id, created_at, scheduled_at, started_at, last_activity_at, finished_at,
-           stage, progress, message, output, trace_context, last_error)
-    SELECT id, queue, kind, payload, 'completed', attempt, max_attempts, fencing_token,
-           claim_id, worker_id, created_at, scheduled_at, started_at, last_activity_at, clock_timestamp(),
-           stage, progress, message, output::jsonb, trace_context, last_error
-      FROM done
-)
-SELECT ord FROM done

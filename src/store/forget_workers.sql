@@ -1,7 +1,10 @@
 -- forget_workers: processes that were not heard of for long, and own nothing any more.
 --
 --   $1 worker ids, or NULL for all  $2 seconds of silence
+--
+-- One row a process that is forgotten.
 DELETE FROM tenure.workers w
  WHERE ($1::text[] IS NULL OR w.worker_id = ANY ($1::text[]))
    AND w.last_seen_at < statement_timestamp() - $2::float8 * interval '1 second'
    AND NOT EXISTS (SELECT FROM tenure.jobs j WHERE j.worker_id = w.worker_id)
+RETURNING w.worker_id

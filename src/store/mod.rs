@@ -51,7 +51,8 @@ statements! {
     ONCE = "once";
     EFFECT = "effect";
     EFFECT_RESULT = "effect_result";
-    COMPLETE = "complete";
+    COMPLETE = "complete" "complete_skip" "complete_move";
+    COMPLETE_IN = "complete" "complete_wait" "complete_move";
     SETTLE = "settle" "end_attempt";
     SETTLED_AS = "settled_as";
     RESET_STALE = "reset_stale" "end_attempt";

@@ -1,4 +1,5 @@
--- put_off: this job's message is alive, but waits for a worker that knows the kind.
+-- put_off: this job's message is alive, but waits: for a worker that knows the kind, or for an old handler
+-- in this process to give its thread back.
 --
 --   $1 job id  $2 seconds until the message comes again
 --

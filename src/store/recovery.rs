@@ -148,13 +148,14 @@ impl Store {
         Ok(rows.first().map(gate).transpose()?)
     }
 
-    /// Forgets processes that own nothing and were not heard of for so long: these, or all.
+    /// Forgets processes that own nothing and were not heard of for so long: these, or all. Returns which.
     pub(crate) async fn forget_workers(
         &self,
         workers: Option<&[String]>,
         silence: Duration,
-    ) -> Result<(), StoreError> {
-        self.rows(query(FORGET_WORKERS).bind(workers).bind(silence.as_secs_f64())).await.map(drop)
+    ) -> Result<Vec<String>, StoreError> {
+        let rows = self.rows(query(FORGET_WORKERS).bind(workers).bind(silence.as_secs_f64())).await?;
+        Ok(rows.iter().map(|row| row.try_get("worker_id")).collect::<Result<_, sqlx::Error>>()?)
     }
 
     /// Processes that were silent for too long, each with the subject to ask on.

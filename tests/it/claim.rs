@@ -16,7 +16,7 @@ use crate::{
 fn statement(name: &str) -> &'static str {
     STATEMENTS
         .iter()
-        .find(|(known, _)| known.trim() == name)
+        .find(|(known, _)| known.split(' ').next() == name.split(' ').next())
         .unwrap_or_else(|| panic!("no statement {name}"))
         .1
 }

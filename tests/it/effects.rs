@@ -167,6 +167,10 @@ async fn fenced(payload: Value, ctx: JobContext<Arc<App>>) -> Result<Outcome, Jo
         Err(error) => format!("lost={} {error:?}", error.is_lost()),
     };
     app.said.send(said).unwrap();
+    if payload["stays"] == json!(true) && token.0 == 1 {
+        // Its completion must not be faster than what the test has in mind.
+        app.gate("after", token).await;
+    }
     Outcome::done(done?)
 }
 
@@ -216,7 +220,7 @@ async fn a_repeatable_read_transaction_is_refused_before_it_begins_or_keeps_the_
         world.bench.execute("DELETE FROM tenure.jobs").await;
 
         // The reset finds it held, and passes by; a takeover waits.
-        let job = world.enqueue(json!({"level": n, "once": once})).await;
+        let job = world.enqueue(json!({"level": n, "once": once, "stays": true})).await;
         assert_eq!(world.hear().await, "before");
         world.go();
         assert_eq!(world.hear().await, "inside");
@@ -228,8 +232,10 @@ async fn a_repeatable_read_transaction_is_refused_before_it_begins_or_keeps_the_
         world.bench.until("EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')").await;
         world.go();
         assert_eq!(world.hear().await, "committed 7");
+        assert_eq!(world.hear().await, "after");
         // Committed while the job was its own; then the job was taken.
         assert_eq!(takeover.await.unwrap(), 1);
+        world.go();
         assert_eq!(world.effects().await, 1);
         world.bench.execute("DELETE FROM public.app_effects").await;
         // The next attempt: `fenced_tx` does it again, `once` does not.

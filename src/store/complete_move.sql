@@ -1,0 +1,16 @@
+-- complete_move: out of the live rows, into the history.
+), done AS (
+    DELETE FROM tenure.jobs j
+     USING mine
+     WHERE j.id = mine.id
+    RETURNING mine.ord, mine.output, j.*
+), moved AS (
+    INSERT INTO tenure.job_history (id, queue, kind, payload, status, attempt, max_attempts, fencing_token,
+           claim_id, worker_id, created_at, scheduled_at, started_at, last_activity_at, finished_at,
+           stage, progress, message, output, trace_context, last_error)
+    SELECT id, queue, kind, payload, 'completed', attempt, max_attempts, fencing_token,
+           claim_id, worker_id, created_at, scheduled_at, started_at, last_activity_at, clock_timestamp(),
+           stage, progress, message, output::jsonb, trace_context, last_error
+      FROM done
+)
+SELECT ord FROM done
