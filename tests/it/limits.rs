@@ -391,7 +391,8 @@ async fn the_next_attempt_waits_for_the_thread_that_the_last_one_holds() {
         async move {
             seen.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
             if ctx.token().0 == 1 {
-                std::thread::sleep(Duration::from_millis(1_500));
+                // Longer than the relay waits before it takes a message for lost.
+                std::thread::sleep(Duration::from_secs(4));
             }
             now.fetch_sub(1, Ordering::SeqCst);
         }
@@ -408,6 +409,7 @@ async fn the_next_attempt_waits_for_the_thread_that_the_last_one_holds() {
     let id = bench.tenure.enqueue(job("k").max_attempts(2)).await.unwrap().id;
     assert_eq!(bench.until_finished(id).await.status, Status::Completed);
     assert_eq!(most.load(Ordering::SeqCst), 1, "both attempts ran at once");
+    assert_eq!(bench.text("SELECT * FROM tenure.recovery_events").await, "", "its message was not lost");
     worker.stop().await;
     threads.shutdown_background();
 }
