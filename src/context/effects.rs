@@ -219,7 +219,7 @@ impl<S> JobContext<S> {
     ///
     /// Checks the fence. Until the transaction ends nobody can take the job back, and its progress waits:
     /// otherwise the completion would find that the job's row changed since the transaction's snapshot, and
-    /// be refused. No statement, and no pause between two, may last longer than a quarter of the kind's
+    /// be refused. No statement, and no pause between two, may last longer than a third of the kind's
     /// `stale_after`; from Postgres 17 on, neither may the whole. After that time progress goes on.
     ///
     /// Cancel safe.
@@ -251,7 +251,8 @@ impl<S> JobContext<S> {
             Err(error) if error.is_serialization_failure() => return Err(self.conflict()),
             Err(error) => return Err(error.into()),
         };
-        let limit = format!("{}ms", self.hold_limit().as_millis().max(1));
+        // The server's limits come after ours, which says what to do.
+        let limit = format!("{}ms", (self.hold_limit() * 5 / 4).as_millis().max(1));
         let limit = sqlx::query(LIMIT_TRANSACTION).bind(limit).execute(tx);
         self.store.deadline(limit).await.map_err(StoreError::from)?;
         let transaction = || Ok(Transaction { pid: row.try_get("pid")?, began: row.try_get("began")? });
