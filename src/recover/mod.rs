@@ -15,3 +15,16 @@ pub(crate) mod reconcile;
 pub(crate) mod relay;
 pub(crate) mod scanner;
 pub(crate) mod vanished;
+
+use crate::{metrics, store::EndedAttempt};
+
+/// Tells of jobs that were taken back, by which path.
+fn report_taken(path: &'static str, taken: &[EndedAttempt]) {
+    for attempt in taken {
+        tracing::warn!(
+            path, job = %attempt.job, token = %attempt.token, owner = attempt.owner, route = ?attempt.route,
+            queue = attempt.queue, kind = attempt.kind, silence = ?attempt.silence, "took a job back"
+        );
+    }
+    metrics::recovered(path, taken.len());
+}

@@ -20,10 +20,8 @@ use std::{
     time::Duration,
 };
 
-use crate::{
-    metrics,
-    store::{HostWorker, Registration, Store, StoreError},
-};
+use super::report_taken;
+use crate::store::{HostWorker, Registration, Store, StoreError};
 
 /// This process's proof of life: a file that is locked for as long as the process lives.
 #[derive(Debug)]
@@ -135,13 +133,7 @@ pub(crate) async fn reconcile(store: &Store, us: &Registration, folder: &Path) -
         return Ok(0);
     }
     let taken = store.reset_workers(&dead, &us.hostname, &us.worker_id).await?;
-    for attempt in &taken {
-        tracing::warn!(
-            job = %attempt.job, token = %attempt.token, owner = attempt.owner, route = ?attempt.route,
-            queue = attempt.queue, kind = attempt.kind, silence = ?attempt.silence, "took a dead process's job back"
-        );
-    }
-    metrics::recovered("reconcile", taken.len());
+    report_taken("reconcile", &taken);
     // Last: were it first, a crash in between would leave jobs whose owner nobody can prove dead.
     // One that still owns a job (its transaction holds the row for a while) stays known, for `vanished`.
     let forgotten = store.forget_workers(Some(&dead), Duration::ZERO).await?;

@@ -10,8 +10,9 @@
 
 use std::{ops::ControlFlow, time::Duration};
 
+use super::report_taken;
 use crate::{
-    fault, metrics,
+    fault,
     store::{Store, StoreError},
 };
 
@@ -58,13 +59,7 @@ async fn reset_some(store: &Store, worker_id: &str) -> Result<(usize, ControlFlo
     if !taken.is_empty() {
         fault::point("reset");
     }
-    for attempt in &taken {
-        tracing::warn!(
-            job = %attempt.job, token = %attempt.token, owner = attempt.owner, route = ?attempt.route,
-            queue = attempt.queue, kind = attempt.kind, silence = ?attempt.silence, "took a silent job back"
-        );
-    }
-    metrics::recovered("scanner", taken.len());
+    report_taken("scanner", &taken);
     let more = i64::try_from(taken.len()).is_ok_and(|n| n == RESETS_MAX);
     Ok((taken.len(), if more { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }))
 }

@@ -18,9 +18,10 @@ use std::time::Duration;
 
 use futures::future::join_all;
 
+use super::report_taken;
 use crate::{
     config::Timing,
-    fault, metrics,
+    fault,
     queue::{Probed, Queue},
     store::{Store, StoreError},
 };
@@ -79,13 +80,7 @@ pub(crate) async fn look(
     if !taken.is_empty() {
         fault::point("reset");
     }
-    for attempt in &taken {
-        tracing::warn!(
-            job = %attempt.job, token = %attempt.token, owner = attempt.owner, route = ?attempt.route,
-            queue = attempt.queue, kind = attempt.kind, silence = ?attempt.silence, "took a vanished worker's job back"
-        );
-    }
-    metrics::recovered("vanished", taken.len());
+    report_taken("vanished", &taken);
     // A wrong guess enters itself again.
     store.forget_workers(Some(&gone), timing.renew_every * FORGOTTEN_RENEWALS).await?;
     Ok(taken.len())

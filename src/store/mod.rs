@@ -21,8 +21,8 @@ pub use dead::{DeadCount, DeadFilter, DeadLetter};
 pub(crate) use migrate::MIGRATIONS;
 pub use migrate::MigrateError;
 pub(crate) use rows::{
-    AttemptEnd, CancelAnswer, ClaimRequest, Completion, DueJob, HostWorker, NewJob, ProgressWrite, Refused,
-    Registration, Route, Told,
+    AttemptEnd, CancelAnswer, ClaimRequest, Completion, DueJob, EndedAttempt, HostWorker, NewJob,
+    ProgressWrite, Refused, Registration, Route, Told,
 };
 pub use rows::{ExecutionRow, JobRow, RecoveryRow};
 
