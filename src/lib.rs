@@ -63,6 +63,8 @@ mod recover;
 mod worker;
 
 #[cfg(feature = "cli")]
+mod bench;
+#[cfg(feature = "cli")]
 #[doc(hidden)]
 pub mod cli;
 #[cfg(feature = "dev")]

@@ -2,6 +2,7 @@
 //!
 //! Data go to standard output, words to standard error. Exit codes: 0 done, 1 failed, 2 usage.
 
+mod bench;
 mod dead;
 mod dev;
 mod enqueue;
@@ -18,7 +19,10 @@ use chrono::{DateTime, Utc};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use tracing_subscriber::EnvFilter;
 
-use crate::{Config, EnqueueError, HandlerError, JobId, ManageError, NameError, Status, Tenure, WorkerError};
+use crate::{
+    Config, EnqueueError, HandlerError, JobId, ManageError, NameError, Status, Tenure, WorkerError,
+    bench::{Work, WorkerMode},
+};
 
 /// Durable background jobs: NATS JetStream delivers, Postgres owns.
 #[derive(Debug, Parser)]
@@ -65,6 +69,17 @@ enum Command {
     /// Jobs that failed for good, and messages that could not become jobs.
     #[command(subcommand)]
     Dead(DeadCommand),
+    /// Measure tenure on this machine: a private pair of servers, unless --on-servers is given.
+    Bench(BenchArgs),
+    /// Runs jobs for `bench`.
+    #[command(hide = true)]
+    BenchWorker {
+        queue: String,
+        #[arg(long)]
+        slots: usize,
+        #[arg(long, value_enum)]
+        mode: WorkerMode,
+    },
     /// Runs one command for `work`, and ends it when the worker goes.
     #[command(hide = true)]
     ExecGuard {
@@ -141,6 +156,32 @@ struct WorkArgs {
     /// What becomes of a job whose worker is lost while it runs.
     #[arg(long, value_enum, default_value_t = CrashPolicy::Retry)]
     on_crash: CrashPolicy,
+}
+
+#[derive(Debug, Args)]
+struct BenchArgs {
+    /// What to measure. Default: all but `age`.
+    #[arg(value_enum)]
+    works: Vec<Work>,
+    /// How often each is measured; the median is printed. Default 3, or 1 with --quick.
+    #[arg(long, value_parser = limit, allow_negative_numbers = true)]
+    runs: Option<u32>,
+    /// How many jobs of a run; some works take a part of them. Default 100000, or 20000 with --quick.
+    #[arg(long, value_parser = limit, allow_negative_numbers = true)]
+    jobs: Option<u32>,
+    /// How many jobs a worker runs at once.
+    #[arg(long, default_value_t = 1_000, value_parser = limit, allow_negative_numbers = true)]
+    slots: u32,
+    /// How many finished jobs make an old database, for `age`.
+    #[arg(long, default_value_t = 1_000_000, value_parser = limit, allow_negative_numbers = true)]
+    finished: u32,
+    /// Fewer jobs, and one run of each: about a minute.
+    #[arg(long)]
+    quick: bool,
+    /// Measure `DATABASE_URL` and `NATS_URL`. It enqueues jobs into queues of its own, named bench-…, and
+    /// removes them afterwards; the load is real.
+    #[arg(long)]
+    on_servers: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -355,6 +396,11 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Work(args) => work::run(&cli, args).await,
         Command::Jobs(command) => jobs::run(&cli, command).await,
         Command::Dead(command) => dead::run(&cli, command).await,
+        Command::Bench(args) => bench::run(&cli, args).await,
+        Command::BenchWorker { queue, slots, mode } => {
+            crate::bench::work(&cli.config()?, queue, *slots, *mode).await?;
+            Ok(ExitCode::SUCCESS)
+        }
         // Run before there is a runtime.
         Command::ExecGuard { .. } => Ok(ExitCode::FAILURE),
     }

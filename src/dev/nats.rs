@@ -63,6 +63,11 @@ impl Nats {
         self.guard.stop();
     }
 
+    /// Its process, while it runs.
+    pub fn pid(&self) -> Option<i32> {
+        pid_in(&self.folder.join("nats.pid")).map(|pid| pid.as_raw_nonzero().get())
+    }
+
     /// Sends it a signal.
     pub fn signal(&self, signal: Signal) {
         if let Some(pid) = pid_in(&self.folder.join("nats.pid")) {

@@ -23,6 +23,7 @@ pub struct Postgres {
     port: u16,
     password: String,
     durable: bool,
+    settings: Vec<String>,
     guard: Guarded,
 }
 
@@ -31,6 +32,11 @@ impl Postgres {
     ///
     /// Not `durable`, it does not wait for the disk: it survives its own death, not the machine's.
     pub fn start(folder: &Path, durable: bool) -> Result<Self, DevError> {
+        Self::start_with(folder, durable, &[])
+    }
+
+    /// [`Postgres::start`] with settings of its own, such as `shared_buffers=256MB`.
+    pub fn start_with(folder: &Path, durable: bool, settings: &[&str]) -> Result<Self, DevError> {
         let bin = find::postgres_bin()?;
         let failed = |what: &str| DevError::io(format!("{what} {}", folder.display()));
         fs::create_dir_all(folder).map_err(failed("create"))?;
@@ -59,6 +65,7 @@ impl Postgres {
             port: free_port()?,
             password,
             durable,
+            settings: settings.iter().map(|setting| (*setting).to_owned()).collect(),
             guard: Guarded { shell: None },
         };
         server.restart()?;
@@ -116,6 +123,9 @@ impl Postgres {
         let fast = ["fsync=off", "full_page_writes=off"];
         for setting in settings.iter().chain(if self.durable { [].iter() } else { fast.iter() }) {
             arguments.extend(["-c".into(), (*setting).to_owned()]);
+        }
+        for setting in &self.settings {
+            arguments.extend(["-c".into(), setting.clone()]);
         }
         for _ in 0..50 {
             let program = self.bin.join("postgres");

@@ -27,6 +27,9 @@ pub(crate) struct Progress {
     pub(crate) delivered: u64,
     /// How many messages were never delivered.
     pub(crate) pending: u64,
+    /// How many were delivered, and not acknowledged yet.
+    #[cfg_attr(not(feature = "cli"), expect(dead_code, reason = "the command line reads it"))]
+    pub(crate) unacknowledged: u64,
 }
 
 fn stream_definition(queue: &Queue) -> Result<stream::Config, QueueError> {
@@ -209,7 +212,26 @@ impl Queue {
             last_seq,
             delivered: info.delivered.stream_sequence,
             pending: info.num_pending,
+            unacknowledged: info.num_ack_pending as u64,
         })
+    }
+
+    /// Removes a queue's messages and its consumer.
+    #[cfg(feature = "cli")]
+    pub(crate) async fn forget(&self, name: &str) -> Result<(), QueueError> {
+        let stream = self.context.get_stream(self.stream.as_ref()).await;
+        let stream = stream.map_err(|error| unavailable("get the stream", &error))?;
+        let messages = stream.purge().filter(format!("{}.{name}.>", self.prefix)).await;
+        messages.map_err(|error| unavailable("purge the queue", &error))?;
+        // There may be none.
+        stream.delete_consumer(name).await.ok();
+        Ok(())
+    }
+
+    /// The server's version, as it told when it was connected to.
+    #[cfg(feature = "cli")]
+    pub(crate) fn server_version(&self) -> String {
+        self.client.server_info().version
     }
 
     /// Remembers which stream this is; a new one makes every receipt of the old void.

@@ -13,8 +13,12 @@ mod jobs;
 mod recovery;
 mod views;
 mod dead;
+#[cfg(feature = "cli")]
+mod bench;
 mod migrate;
 
+#[cfg(feature = "cli")]
+pub(crate) use bench::{BenchCounters, BenchState};
 pub(crate) use call::Store;
 pub use call::{Isolation, StoreError};
 pub use dead::{DeadCount, DeadFilter, DeadLetter};

@@ -223,6 +223,13 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
         self
     }
 
+    /// Serves this queue and no other, also not those that the types of handlers name; runs at most so many
+    /// of its jobs at once. After the handlers.
+    pub fn only_queue(mut self, queue: &str, slots: usize) -> Self {
+        self.queues.clear();
+        self.concurrency(queue, slots)
+    }
+
     /// Runs handlers on this runtime. Default: on one of tenure's own, whose threads (at least 4, or one a
     /// core) are named `tenure-handler` and serve all workers of the process, so that a handler which blocks
     /// its thread holds up neither heartbeats nor claims nor the shutdown.

@@ -18,7 +18,9 @@ const LAYERS: &[&[&str]] = &[
     &["insert", "deliver", "settle", "recover"],
     &["tenure"],
     &["enqueue", "manage", "worker"],
-    &["dev", "cli"],
+    &["dev"],
+    &["bench"],
+    &["cli"],
 ];
 
 fn sources(folder: &Path) -> BTreeMap<PathBuf, String> {

@@ -1,0 +1,151 @@
+//! Consume: how fast jobs are run, and how soon.
+
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::bail;
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::{
+    Plan, Values,
+    arena::{Arena, cost, count},
+    percentile,
+    produce::{TASKS, enqueue_from, fill, request},
+    worker::WorkerMode,
+};
+
+/// How many jobs tell their latency.
+const SAMPLES: usize = 500;
+
+/// From the first start to the last end, as their rows say.
+pub(super) async fn drain(
+    arena: &Arena,
+    plan: &Plan,
+    workers: usize,
+    values: &mut Values,
+) -> anyhow::Result<()> {
+    let queue = arena.queue();
+    fill(arena, &queue, plan.jobs).await?;
+    let before = arena.cpu(&[]);
+    let started: Vec<_> = (0..workers)
+        .map(|_| arena.worker(&queue, plan.slots, WorkerMode::Decode))
+        .collect::<anyhow::Result<_>>()?;
+    arena.workers_ready(&queue, workers).await?;
+    arena.drained(&queue).await?;
+    let mut cpu = cost(&before, &arena.cpu(&started), plan.jobs);
+    // They began at nothing.
+    let clients: f64 = arena.cpu(&started).get("client").copied().unwrap_or_default();
+    cpu.entry("client").and_modify(|us| *us = clients * 1e6 / count(plan.jobs));
+    let state = arena.state(&queue).await?;
+    all_completed(&state, plan.jobs)?;
+    let name = if workers == 1 { "drain, one worker" } else { "drain, two workers" };
+    let rate = count(plan.jobs) / (state.last_finished - state.first_started);
+    values.add(name, "jobs/s", rate).cpu_us = cpu;
+    Ok(())
+}
+
+/// From the first row to the last end.
+pub(super) async fn mixed(arena: &Arena, plan: &Plan, values: &mut Values) -> anyhow::Result<()> {
+    let queue: Arc<str> = arena.queue().into();
+    let worker = arena.worker(&queue, plan.slots, WorkerMode::Decode)?;
+    arena.workers_ready(&queue, 1).await?;
+    let jobs = plan.jobs / 3;
+    enqueue_from(arena, &queue, jobs, TASKS).await?;
+    arena.tenure.flush().await;
+    arena.drained(&queue).await?;
+    let state = arena.state(&queue).await?;
+    all_completed(&state, jobs)?;
+    let rate = count(jobs) / (state.last_finished - state.first_created);
+    values.add("enqueue from 32 tasks while one worker drains", "jobs/s", rate);
+    drop(worker);
+    Ok(())
+}
+
+/// From the moment at which enqueue returns, its row being committed, to the first line of the handler.
+pub(super) async fn pickup(arena: &Arena, plan: &Plan, values: &mut Values) -> anyhow::Result<()> {
+    let queue: Arc<str> = arena.queue().into();
+    let worker = arena.worker(&queue, plan.slots, WorkerMode::Stamp)?;
+    arena.workers_ready(&queue, 1).await?;
+    // Connections, plans and caches are there from then on.
+    latencies(arena, &queue, 50, Duration::from_millis(5)).await?;
+    let idle = latencies(arena, &queue, SAMPLES, Duration::from_millis(20)).await?;
+    values.add("pick-up when idle, p50", "ms", percentile(&idle, 0.5));
+    values.add("pick-up when idle, p99", "ms", percentile(&idle, 0.99));
+
+    // Half of what a run of `mixed` takes on the machine at hand.
+    let rate = half_load(values);
+    let load = {
+        let (tenure, queue) = (arena.tenure.clone(), arena.queue());
+        let loaded = arena.worker(&queue, plan.slots, WorkerMode::Decode)?;
+        arena.workers_ready(&queue, 1).await?;
+        let task = tokio::spawn(async move {
+            let mut ticks = interval(Duration::from_millis(10));
+            ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
+            let mut owed = 0.0;
+            loop {
+                ticks.tick().await;
+                owed += rate / 100.0;
+                while owed >= 1.0 {
+                    owed -= 1.0;
+                    let (tenure, queue) = (tenure.clone(), queue.clone());
+                    tokio::spawn(async move { tenure.enqueue(request(&queue, 1)).await });
+                }
+            }
+        });
+        (task, loaded)
+    };
+    let busy = latencies(arena, &queue, SAMPLES, Duration::from_millis(20)).await;
+    load.0.abort();
+    let busy = busy?;
+    values.add("pick-up at half load, p50", "ms", percentile(&busy, 0.5));
+    values.add("pick-up at half load, p99", "ms", percentile(&busy, 0.99));
+    drop((worker, load.1));
+    Ok(())
+}
+
+fn half_load(values: &Values) -> f64 {
+    let mixed = values.0.iter().rfind(|value| value.work == "enqueue from 32 tasks while one worker drains");
+    mixed.map_or(5_000.0, |mixed| mixed.value / 2.0)
+}
+
+/// In milliseconds, of jobs enqueued one every so often.
+async fn latencies(arena: &Arena, queue: &str, jobs: usize, every: Duration) -> anyhow::Result<Vec<f64>> {
+    let mut committed = BTreeMap::new();
+    let mut ticks = interval(every);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    for order in 0..jobs {
+        ticks.tick().await;
+        let id = arena.tenure.enqueue(request(queue, order)).await?.id;
+        committed.insert(id, now_us());
+    }
+    arena.tenure.flush().await;
+    arena.drained(queue).await?;
+    let started = arena.outputs(queue).await?;
+    let of_job = |(id, committed): (_, &i64)| started.get(id).map(|started| (started - committed).max(0));
+    let latencies: Vec<_> = committed.iter().filter_map(of_job).map(ms).collect();
+    if latencies.len() != jobs {
+        bail!("{jobs} were enqueued, but {} have told when they began", latencies.len());
+    }
+    Ok(latencies)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "microseconds of a few seconds")]
+fn ms(us: i64) -> f64 {
+    us as f64 / 1e3
+}
+
+/// Of the machine's clock, which both processes read.
+pub(super) fn now_us() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
+}
+
+fn all_completed(state: &crate::store::BenchState, jobs: usize) -> anyhow::Result<()> {
+    if usize::try_from(state.completed) != Ok(jobs) {
+        bail!("{jobs} were enqueued, but the database says {state:?}");
+    }
+    Ok(())
+}

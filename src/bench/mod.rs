@@ -1,0 +1,271 @@
+//! Bench: what tenure costs, measured on the servers at hand. The work of `tenure bench`.
+//!
+//! Workers are processes of their own, as they are for users. Every rate is computed from the database's
+//! own rows and by its clock: what was counted is what was committed, not what the program believes.
+//!
+//! Not here: how it is asked for and printed (`cli::bench`).
+
+mod age;
+mod arena;
+mod consume;
+mod cpu;
+mod endure;
+mod produce;
+mod worker;
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{config::Config, job::Job};
+use arena::Arena;
+pub(crate) use worker::{WorkerMode, work};
+
+/// What can be measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
+pub(crate) enum Work {
+    /// Enqueue one by one, from 32 tasks, and in batches; beside raw INSERTs.
+    Enqueue,
+    /// One worker, then two, run what is queued.
+    Drain,
+    /// 32 tasks enqueue while one worker runs the jobs.
+    Mixed,
+    /// From the commit to the handler's start, when idle and at half load.
+    Pickup,
+    /// A worker is killed: how long until its job runs elsewhere.
+    Recovery,
+    /// 1,000 jobs report ten times a second each.
+    Progress,
+    /// A worker's memory: idle, and with 1,000 jobs in flight.
+    Memory,
+    /// Claims and scans, empty and with many finished jobs. Private servers only; not part of the default.
+    Age,
+}
+
+impl Work {
+    /// All but those that must be asked for.
+    pub(crate) const DEFAULT: [Self; 7] =
+        [Self::Enqueue, Self::Drain, Self::Mixed, Self::Pickup, Self::Recovery, Self::Progress, Self::Memory];
+}
+
+/// How it is measured.
+#[derive(Debug, Clone)]
+pub(crate) struct Plan {
+    pub(crate) works: Vec<Work>,
+    /// How often each is measured; the median is printed.
+    pub(crate) runs: usize,
+    /// How many jobs of a run; some works take a part of them.
+    pub(crate) jobs: usize,
+    /// How many jobs a worker runs at once.
+    pub(crate) slots: usize,
+    /// How many finished jobs make an old database.
+    pub(crate) finished: usize,
+    /// The user's own servers; `None`: a private pair.
+    pub(crate) servers: Option<Config>,
+    /// This program, which is started again as a worker.
+    pub(crate) program: PathBuf,
+}
+
+/// One thing that was measured.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Figure {
+    pub(crate) work: &'static str,
+    /// The median of the runs.
+    pub(crate) median: f64,
+    pub(crate) unit: &'static str,
+    pub(crate) runs: Vec<f64>,
+    /// Against another figure of the same run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ratio: Option<Ratio>,
+    /// CPU time of each part, in microseconds a job. Of private servers only.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) cpu_us: BTreeMap<&'static str, f64>,
+}
+
+/// How one figure stands to another.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Ratio {
+    pub(crate) value: f64,
+    pub(crate) of: &'static str,
+}
+
+/// What was measured, and where.
+#[derive(Debug, Serialize)]
+pub(crate) struct Report {
+    pub(crate) tenure: &'static str,
+    pub(crate) servers: &'static str,
+    pub(crate) postgres: String,
+    pub(crate) nats: String,
+    pub(crate) cores: usize,
+    pub(crate) runs: usize,
+    pub(crate) payload_bytes: usize,
+    pub(crate) figures: Vec<Figure>,
+}
+
+/// One run's values, by the name of what they measure.
+#[derive(Debug, Default)]
+struct Values(Vec<Value>);
+
+#[derive(Debug)]
+struct Value {
+    work: &'static str,
+    unit: &'static str,
+    value: f64,
+    ratio: Option<Ratio>,
+    cpu_us: BTreeMap<&'static str, f64>,
+}
+
+impl Values {
+    fn add(&mut self, work: &'static str, unit: &'static str, value: f64) -> &mut Value {
+        let at = self.0.len();
+        self.0.push(Value { work, unit, value, ratio: None, cpu_us: BTreeMap::new() });
+        &mut self.0[at]
+    }
+}
+
+/// Measures. `tick` is told what is being measured, and called once for every step of [`steps`].
+pub(crate) async fn run(plan: &Plan, mut tick: impl FnMut(&str)) -> anyhow::Result<Report> {
+    let arena = Arena::open(plan).await?;
+    let measured = measure(plan, &arena, &mut tick).await;
+    let (postgres, nats) = arena.versions().await;
+    arena.close().await;
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    Ok(Report {
+        tenure: env!("CARGO_PKG_VERSION"),
+        servers: if plan.servers.is_some() { "yours" } else { "a private pair on this machine" },
+        postgres,
+        nats,
+        cores,
+        runs: plan.runs,
+        payload_bytes: serde_json::to_vec(&Order::example(1))?.len(),
+        figures: figures(measured?),
+    })
+}
+
+/// How many steps a plan has.
+pub(crate) fn steps(plan: &Plan) -> u64 {
+    (plan.works.len() * plan.runs) as u64
+}
+
+async fn measure(plan: &Plan, arena: &Arena, tick: &mut impl FnMut(&str)) -> anyhow::Result<Values> {
+    let mut values = Values::default();
+    for run in 0..plan.runs {
+        for work in &plan.works {
+            tick(&format!("{work:?}, run {} of {}", run + 1, plan.runs).to_lowercase());
+            match work {
+                Work::Enqueue => produce::enqueue(arena, plan, &mut values).await?,
+                Work::Drain => {
+                    consume::drain(arena, plan, 1, &mut values).await?;
+                    consume::drain(arena, plan, 2, &mut values).await?;
+                }
+                Work::Mixed => consume::mixed(arena, plan, &mut values).await?,
+                Work::Pickup => consume::pickup(arena, plan, &mut values).await?,
+                Work::Recovery => endure::recovery(arena, &mut values).await?,
+                Work::Progress => endure::progress(arena, &mut values).await?,
+                Work::Memory => endure::memory(arena, &mut values).await?,
+                // The history only grows: once is enough.
+                Work::Age if run > 0 => {}
+                Work::Age => age::age(arena, plan, &mut values).await?,
+            }
+        }
+    }
+    Ok(values)
+}
+
+fn figures(values: Values) -> Vec<Figure> {
+    let mut figures: Vec<Figure> = Vec::new();
+    let mut all: BTreeMap<&str, Vec<Value>> = BTreeMap::new();
+    for value in values.0 {
+        if !all.contains_key(value.work) {
+            figures.push(Figure {
+                work: value.work,
+                unit: value.unit,
+                median: 0.0,
+                runs: Vec::new(),
+                ratio: None,
+                cpu_us: BTreeMap::new(),
+            });
+        }
+        all.entry(value.work).or_default().push(value);
+    }
+    for figure in &mut figures {
+        let of_work = all.remove(figure.work).unwrap_or_default();
+        figure.runs = of_work.iter().map(|value| value.value).collect();
+        figure.median = median(&figure.runs);
+        let ratios: Vec<_> = of_work.iter().filter_map(|value| value.ratio.as_ref()).collect();
+        figure.ratio = ratios.first().map(|first| Ratio {
+            of: first.of,
+            value: median(&ratios.iter().map(|ratio| ratio.value).collect::<Vec<_>>()),
+        });
+        let parts: Vec<_> = of_work.iter().flat_map(|value| value.cpu_us.keys().copied()).collect();
+        for part in parts {
+            let of_part: Vec<_> =
+                of_work.iter().filter_map(|value| value.cpu_us.get(part).copied()).collect();
+            figure.cpu_us.insert(part, median(&of_part));
+        }
+    }
+    figures
+}
+
+/// The middle one; of an even number, the mean of the middle two. Of none, 0.
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_unstable_by(f64::total_cmp);
+    match sorted.len() {
+        0 => 0.0,
+        n if n % 2 == 1 => sorted[n / 2],
+        n => f64::midpoint(sorted[n / 2 - 1], sorted[n / 2]),
+    }
+}
+
+/// The value below which this share of the others lies.
+fn percentile(values: &[f64], share: f64) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_unstable_by(f64::total_cmp);
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "an index of a short list"
+    )]
+    let at = ((sorted.len() as f64 * share).ceil() as usize).saturating_sub(1);
+    sorted.get(at).copied().unwrap_or_default()
+}
+
+/// What every job of the bench carries: some 200 bytes of JSON, which the handler decodes.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Order {
+    order: u64,
+    customer: String,
+    lines: Vec<Line>,
+    note: String,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Line {
+    sku: String,
+    quantity: u32,
+    cents: u64,
+}
+
+impl Job for Order {
+    const KIND: &'static str = "order";
+}
+
+impl Order {
+    fn example(order: usize) -> Self {
+        let line = |sku: &str, quantity, cents| Line { sku: sku.into(), quantity, cents };
+        Self {
+            order: order as u64,
+            customer: "customer-00042".into(),
+            lines: vec![line("socket-12", 3, 1_250), line("wrench-09", 1, 4_999)],
+            note: "deliver to the back door, please ring".into(),
+        }
+    }
+
+    /// Reads all of it, as a handler would.
+    fn total(&self) -> u64 {
+        self.lines.iter().map(|line| u64::from(line.quantity) * line.cents).sum()
+    }
+}

@@ -1,0 +1,133 @@
+//! Produce: how fast jobs are enqueued, beside raw INSERTs of the same rows.
+
+use std::{sync::Arc, time::Instant};
+
+use anyhow::bail;
+
+use super::{
+    Order, Plan, Ratio, Values,
+    arena::{Arena, cost, count},
+};
+use crate::{enqueue::JobRequest, job::Job};
+
+/// How many tasks enqueue at once.
+pub(super) const TASKS: usize = 32;
+/// The size of a batch.
+const BATCH: usize = 1_000;
+
+pub(super) fn request(queue: &str, order: usize) -> JobRequest {
+    JobRequest::from(Order::example(order)).queue(queue)
+}
+
+pub(super) async fn enqueue(arena: &Arena, plan: &Plan, values: &mut Values) -> anyhow::Result<()> {
+    let alone = raw(arena, plan.jobs / 10, 1).await?;
+    values.add("raw INSERT, one by one", "rows/s", alone);
+    let (rate, cpu) = by_tasks(arena, plan.jobs / 10, 1).await?;
+    let value = values.add("enqueue, one by one", "jobs/s", rate);
+    (value.ratio, value.cpu_us) = (Some(Ratio { value: rate / alone, of: "raw INSERT, one by one" }), cpu);
+
+    let together = raw(arena, plan.jobs / 5, TASKS).await?;
+    values.add("raw INSERT, 32 connections", "rows/s", together);
+    let (rate, cpu) = by_tasks(arena, plan.jobs / 2, TASKS).await?;
+    let value = values.add("enqueue, one by one, from 32 tasks", "jobs/s", rate);
+    (value.ratio, value.cpu_us) =
+        (Some(Ratio { value: rate / together, of: "raw INSERT, 32 connections" }), cpu);
+
+    let (rate, cpu) = in_batches(arena, plan.jobs).await?;
+    values.add("enqueue, batches of 1,000, published and confirmed", "jobs/s", rate).cpu_us = cpu;
+    Ok(())
+}
+
+/// Rows of the same size, each by a statement of its own, in a table without any of tenure's work.
+async fn raw(arena: &Arena, rows: usize, connections: usize) -> anyhow::Result<f64> {
+    let payload = serde_json::to_string(&Order::example(1))?;
+    let store = arena.tenure.store();
+    store.bench_raw_table(true).await?;
+    let since = Instant::now();
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..connections {
+        let (store, payload) = (store.clone(), payload.clone());
+        let rows = rows / connections;
+        tasks.spawn(async move { store.bench_raw_inserts(Order::KIND, &payload, rows).await });
+    }
+    while let Some(done) = tasks.join_next().await {
+        done??;
+    }
+    let seconds = store.bench_raw_seconds().await?;
+    tracing::debug!(?seconds, elapsed = ?since.elapsed(), "raw inserts");
+    store.bench_raw_table(false).await?;
+    Ok(count(rows / connections * connections) / seconds)
+}
+
+/// One at a time by each task: the rate at which rows are there. All are published in the end.
+async fn by_tasks(
+    arena: &Arena,
+    jobs: usize,
+    tasks: usize,
+) -> anyhow::Result<(f64, std::collections::BTreeMap<&'static str, f64>)> {
+    let queue: Arc<str> = arena.queue().into();
+    // Connections, plans and caches are there from then on.
+    enqueue_from(arena, &queue, tasks, tasks).await?;
+    arena.tenure.flush().await;
+    let before = arena.state(&queue).await?;
+    let cpu = arena.cpu(&[]);
+    enqueue_from(arena, &queue, jobs, tasks).await?;
+    arena.tenure.flush().await;
+    let cpu = cost(&cpu, &arena.cpu(&[]), jobs);
+    let after = arena.state(&queue).await?;
+    all_confirmed(&after, jobs + tasks)?;
+    Ok((count(jobs) / (after.last_created - before.now), cpu))
+}
+
+pub(super) async fn enqueue_from(
+    arena: &Arena,
+    queue: &Arc<str>,
+    jobs: usize,
+    tasks: usize,
+) -> anyhow::Result<()> {
+    let mut producers = tokio::task::JoinSet::new();
+    for task in 0..tasks {
+        let (tenure, queue) = (arena.tenure.clone(), queue.clone());
+        producers.spawn(async move {
+            for order in (task..jobs).step_by(tasks) {
+                tenure.enqueue(request(&queue, order)).await?;
+            }
+            anyhow::Ok(())
+        });
+    }
+    while let Some(done) = producers.join_next().await {
+        done??;
+    }
+    Ok(())
+}
+
+/// Until every row is there, and every message is confirmed.
+async fn in_batches(
+    arena: &Arena,
+    jobs: usize,
+) -> anyhow::Result<(f64, std::collections::BTreeMap<&'static str, f64>)> {
+    let queue = arena.queue();
+    let before = arena.state(&queue).await?;
+    let cpu = arena.cpu(&[]);
+    fill(arena, &queue, jobs).await?;
+    let after = arena.state(&queue).await?;
+    all_confirmed(&after, jobs)?;
+    Ok((count(jobs) / (after.now - before.now), cost(&cpu, &arena.cpu(&[]), jobs)))
+}
+
+/// Enqueues in batches, and waits until all is published.
+pub(super) async fn fill(arena: &Arena, queue: &str, jobs: usize) -> anyhow::Result<()> {
+    for batch in (0..jobs).step_by(BATCH) {
+        let orders = batch..(batch + BATCH).min(jobs);
+        arena.tenure.enqueue_many(orders.map(|order| request(queue, order))).await?;
+    }
+    arena.tenure.flush().await;
+    Ok(())
+}
+
+fn all_confirmed(state: &crate::store::BenchState, jobs: usize) -> anyhow::Result<()> {
+    if usize::try_from(state.queued) != Ok(jobs) || state.unpublished != 0 {
+        bail!("{jobs} were enqueued, but the database says {state:?}");
+    }
+    Ok(())
+}

@@ -1,0 +1,80 @@
+//! Worker: the process that runs the bench's jobs.
+
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, stdin};
+
+use super::{Order, consume::now_us};
+use crate::{
+    config::Config,
+    context::JobContext,
+    job::{JobError, Outcome},
+    run::KindOptions,
+    tenure::Tenure,
+    worker::Worker,
+};
+
+/// What the handler does with a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
+pub(crate) enum WorkerMode {
+    /// Decodes it, and is done.
+    Decode,
+    /// Tells when it began.
+    Stamp,
+    /// Reports once, then waits to be stopped.
+    Hold,
+    /// Reports ten times a second, until it is stopped.
+    Report,
+}
+
+impl WorkerMode {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Decode => "decode",
+            Self::Stamp => "stamp",
+            Self::Hold => "hold",
+            Self::Report => "report",
+        }
+    }
+}
+
+/// Runs a queue's jobs until the standard input ends.
+pub(crate) async fn work(config: &Config, queue: &str, slots: usize, mode: WorkerMode) -> anyhow::Result<()> {
+    let tenure = Tenure::connect(config).await?;
+    let ended = async {
+        let mut nothing = [0; 16];
+        while stdin().read(&mut nothing).await.is_ok_and(|n| n > 0) {}
+    };
+    Worker::builder(&tenure)
+        .handle_with(KindOptions::new(), move |order: Order, ctx: JobContext| handle(order, ctx, mode))
+        .only_queue(queue, slots)
+        .run_until(ended)
+        .await?;
+    tenure.close().await;
+    Ok(())
+}
+
+async fn handle(order: Order, ctx: JobContext, mode: WorkerMode) -> Result<Outcome, JobError> {
+    let began = now_us();
+    std::hint::black_box(order.total());
+    match mode {
+        WorkerMode::Decode => Ok(Outcome::Done(None)),
+        WorkerMode::Stamp => Outcome::done(began),
+        WorkerMode::Hold => {
+            ctx.progress("held", 0.0, "").await?;
+            Err(JobError::from(format!("stopped: {}", ctx.cancelled().await)))
+        }
+        WorkerMode::Report => {
+            for n in 0_u32.. {
+                let percent = f32::from(u8::try_from(n % 100).unwrap_or_default());
+                ctx.progress("reporting", percent, "a line of some forty characters, as usual").await?;
+                if ctx.cancel_reason().is_some() {
+                    break;
+                }
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            Outcome::done(())
+        }
+    }
+}
