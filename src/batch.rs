@@ -8,7 +8,7 @@ use std::future::Future;
 use tokio::sync::{mpsc, oneshot};
 
 /// The most items of one statement: it should stay below some 50 ms.
-const ITEMS_MAX: usize = 512;
+const ITEMS_MAX: usize = 1_024;
 
 /// Collects items, runs them together, and gives each caller its own answer.
 pub(crate) struct Batcher<I, O> {
@@ -53,6 +53,19 @@ impl<I: Send + 'static, O: Send + 'static> Batcher<I, O> {
         self.items.send((item, answer)).await.ok()?;
         answered.await.ok()
     }
+}
+
+/// Splits a batch that was refused: its halves are tried next, in order, down to the item that is at fault.
+pub(crate) fn halve<I>(mut batch: Vec<I>, rest: &mut Vec<Vec<I>>) {
+    let second = batch.split_off(batch.len() / 2);
+    rest.extend([second, batch]);
+}
+
+/// Puts answers back where their questions stood.
+pub(crate) fn in_order<T>(places: Vec<usize>, answers: Vec<T>) -> Vec<T> {
+    let mut sorted: Vec<_> = places.into_iter().zip(answers).collect();
+    sorted.sort_unstable_by_key(|(place, _)| *place);
+    sorted.into_iter().map(|(_, answer)| answer).collect()
 }
 
 #[cfg(test)]

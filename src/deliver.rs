@@ -23,8 +23,9 @@ use std::{
 use chrono::{DateTime, Utc};
 
 use crate::{
-    batch::Batcher,
+    batch::{Batcher, halve, in_order},
     claim::{Ack, Claim, ClaimKey, Missed, ack_for, ack_when_unavailable},
+    fault,
     heartbeat::Heartbeat,
     job::{JobError, JobId, check_key, check_kind, check_queue, unstorable},
     metrics,
@@ -56,6 +57,9 @@ struct Named {
 
 /// How long a delivery waits for the end of an attempt that is over, or not ours any more.
 const ENDING: Duration = Duration::from_secs(1);
+
+/// How often a claim is tried again that was refused for no lasting reason.
+const CLAIMS_MAX: usize = 3;
 
 /// What became of a delivery.
 pub(crate) enum Delivered {
@@ -106,19 +110,28 @@ impl Deliver {
             Batcher::spawn(move |mut batch: Vec<ClaimRequest>| {
                 let (store, worker_id, host) = (store.clone(), worker_id.clone(), host.clone());
                 async move {
-                    let asked: Vec<_> = batch.iter().map(|request| request.claim).collect();
                     // In order of id, or two batches could wait for each other. There are no duplicates:
                     // whoever claims holds the job's reservation in this process.
+                    let mut places: Vec<usize> = (0..batch.len()).collect();
+                    places.sort_unstable_by_key(|&at| batch[at].job);
                     batch.sort_unstable_by_key(|request| request.job);
-                    match store.claim(&batch, &worker_id, &host).await {
-                        Ok(claims) => asked
-                            .iter()
-                            .map(|asked| {
-                                Ok(claims.iter().flatten().find(|claim| claim.key.claim == *asked).cloned())
-                            })
-                            .collect(),
-                        Err(error) => asked.iter().map(|_| Err(error.clone())).collect(),
+                    let mut answers = Vec::with_capacity(batch.len());
+                    let mut rest = vec![batch];
+                    while let Some(part) = rest.pop() {
+                        match store.claim(&part, &worker_id, &host).await {
+                            Ok(claims) => {
+                                if part.len() > 1 {
+                                    fault::point("batch_claimed");
+                                }
+                                metrics::claims("won", claims.iter().flatten().count());
+                                answers.extend(claims.into_iter().map(Ok));
+                            }
+                            // Somebody holds one of the rows; the others must not wait for it.
+                            Err(error) if part.len() > 1 && error.is_of_one_item() => halve(part, &mut rest),
+                            Err(error) => answers.extend(part.iter().map(|_| Err(error.clone()))),
+                        }
                     }
+                    in_order(places, answers)
                 }
             })
         };
@@ -161,19 +174,21 @@ impl Deliver {
             Message::Ticket(named) => named,
             Message::Submission(new) => {
                 let (queue, kind) = (new.queue.clone(), new.kind.clone());
-                match self.make_row(*new).await {
+                match Box::pin(self.make_row(*new)).await {
                     Ok(Some(job)) => Named { job, queue, kind, dispatch: None },
                     // Its key is another job's: a submission like this one was accepted before.
                     Ok(None) => return Ok(Delivered::Answer(Ack::Done)),
                     // A missing right, say, is not the producer's fault, and may be mended.
                     Err(error) if error.is_the_datas_fault() => {
                         let reason = format!("the database refused it: {}", JobError::from(error).text());
-                        return self.refuse(delivery, "malformed", reason).await;
+                        return Box::pin(self.refuse(delivery, "malformed", reason)).await;
                     }
                     Err(error) => return Err(error),
                 }
             }
-            Message::Neither { category, reason } => return self.refuse(delivery, category, reason).await,
+            Message::Neither { category, reason } => {
+                return Box::pin(self.refuse(delivery, category, reason)).await;
+            }
         };
         let named = Named { job, queue, kind, dispatch };
         let reservation = match self.running.reserve(job) {
@@ -184,26 +199,38 @@ impl Deliver {
                 self.store.put_off(job, ENDING).await?;
                 return Ok(Delivered::Answer(Ack::Later(ENDING)));
             }
-            Here::Running(running) => return self.keep(delivery, &named, &running).await,
+            Here::Running(running) => return Box::pin(self.keep(delivery, &named, &running)).await,
         };
         let Some(rules) = rules(&named.kind) else {
             return match self.missed(&named).await? {
-                Missed::Free => self.put_off(&named, delivery.deliveries).await,
+                Missed::Free => Box::pin(self.put_off(&named, delivery.deliveries)).await,
                 missed => Ok(self.answer(&named, &missed, delivery.deliveries)),
             };
         };
+        if let Some(claim) = self.claim(&named, rules).await? {
+            return Ok(Delivered::Ours(Box::new(claim), reservation, dispatch));
+        }
+        // In boxes, here and above: rare, and large. Every job's task would have room for them.
+        Box::pin(self.try_again(&named, delivery.deliveries, rules, reservation)).await
+    }
+
+    /// Asks why a claim was refused, and claims again where that may help.
+    async fn try_again(
+        &self,
+        named: &Named,
+        deliveries: i64,
+        rules: Rules,
+        reservation: Reservation,
+    ) -> Result<Delivered, StoreError> {
+        let job = named.job;
         let mut taken_over = false;
-        for _ in 0..3 {
-            if let Some(claim) = self.claim(&named, rules).await? {
-                metrics::claims("won", 1);
-                return Ok(Delivered::Ours(Box::new(claim), reservation, dispatch));
-            }
-            match self.missed(&named).await? {
+        for _ in 0..CLAIMS_MAX {
+            match self.missed(named).await? {
                 Missed::Free => {}
                 Missed::Stale if self.may_take_over() => match self.take_over(job).await? {
                     Some(Route::Queued) => taken_over = true,
                     Some(Route::Failed | Route::Cancelled) => return Ok(Delivered::Answer(Ack::Done)),
-                    None => return Ok(self.answer(&named, &Missed::Stale, delivery.deliveries)),
+                    None => return Ok(self.answer(named, &Missed::Stale, deliveries)),
                 },
                 // A claim of ours whose answer was lost: nobody runs it. We hold the reservation, so no
                 // other delivery of this process can be about to.
@@ -213,12 +240,15 @@ impl Deliver {
                 // Lost before, so it waits. Its message stays the backstop: no relay may be alive either.
                 Missed::NotDue { due_in, .. } if taken_over => {
                     let missed = Missed::NotDue { due_in, relayed: false };
-                    return Ok(self.answer(&named, &missed, delivery.deliveries));
+                    return Ok(self.answer(named, &missed, deliveries));
                 }
-                missed => return Ok(self.answer(&named, &missed, delivery.deliveries)),
+                missed => return Ok(self.answer(named, &missed, deliveries)),
+            }
+            if let Some(claim) = self.claim(named, rules).await? {
+                return Ok(Delivered::Ours(Box::new(claim), reservation, named.dispatch));
             }
         }
-        Ok(self.answer(&named, &Missed::Free, delivery.deliveries))
+        Ok(self.answer(named, &Missed::Free, deliveries))
     }
 
     /// A delivery of a job that runs here: kept for the ack, unless the job is ours no longer.
@@ -322,7 +352,7 @@ impl Deliver {
     async fn make_row(&self, new: NewJob) -> Result<Option<JobId>, StoreError> {
         let job = new.id;
         let key = new.key.clone();
-        if self.store.enqueue(std::slice::from_ref(&new)).await?.contains_key(&job) {
+        if self.store.enqueue(std::slice::from_ref(&new), false).await?.contains_key(&job) {
             metrics::enqueued(&new.queue, 1);
             return Ok(Some(job));
         }

@@ -250,10 +250,20 @@ impl<'t> IntoFuture for Enqueue<'t> {
         Box::pin(async move {
             let job = self.request.checked(self.tenure.config().payload_bytes_max, Told::Ticket)?;
             let id = job.id;
+            // Only a key can make it wait for somebody's transaction.
+            let spare = job.key.is_some().then(|| job.clone());
             let created = self.tenure.enqueues().run(job).await;
             // Only a runtime that shuts down leaves a batch unanswered.
-            let created = created.ok_or(StoreError::from(sqlx::Error::WorkerCrashed))??;
-            Ok(match created {
+            let created = created.ok_or(StoreError::from(sqlx::Error::WorkerCrashed))?;
+            let created = match (created, spare) {
+                (Err(EnqueueError::Store(error)), Some(job)) if error.is_locked() => {
+                    let (store, publications) = (self.tenure.store(), self.tenure.publications());
+                    let alone = insert(store, publications, &mut [job], false).await?;
+                    alone.into_iter().next().ok_or(EnqueueError::KeyNotVisible)?
+                }
+                (created, _) => created,
+            };
+            Ok(match created? {
                 Created::New => Enqueued { id, duplicate: false },
                 Created::HeldBy(id) => Enqueued { id, duplicate: true },
             })
@@ -269,10 +279,10 @@ impl<'t> IntoFuture for EnqueueMany<'t> {
         Box::pin(async move {
             let bytes_max = self.tenure.config().payload_bytes_max;
             let jobs = self.requests.into_iter().map(|request| request.checked(bytes_max, Told::Ticket));
-            let jobs: Vec<_> = jobs.collect::<Result<_, _>>()?;
+            let mut jobs: Vec<_> = jobs.collect::<Result<_, _>>()?;
             let ids: Vec<_> = jobs.iter().map(|job| job.id).collect();
-            let (store, queue) = (self.tenure.store().clone(), self.tenure.queue().clone());
-            let created = insert(store, queue, self.tenure.publications(), jobs).await?;
+            let created = insert(self.tenure.store(), self.tenure.publications(), &mut jobs, false).await?;
+            let created: Vec<_> = created.into_iter().collect::<Result<_, _>>()?;
             Ok(answers(&ids, &created))
         })
     }

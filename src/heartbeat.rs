@@ -37,7 +37,7 @@ const BLOCKED_AFTER: Duration = Duration::from_secs(1);
 /// How often the database is asked about jobs that write nothing.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// The most jobs of one statement.
-const WRITES_MAX: usize = 512;
+const WRITES_MAX: usize = 1_024;
 
 /// Writes the progress of all jobs of this process. Cheap to clone.
 #[derive(Clone)]
@@ -90,8 +90,9 @@ impl Heartbeat {
     }
 
     async fn write_for_ever(&self) {
-        let every = self.shared.timing.flush_every / 4;
-        let mut ticks = interval(every.clamp(Duration::from_millis(10), Duration::from_millis(250)));
+        // Jobs that report all the time are written together, in two or three statements a second.
+        let every = self.shared.timing.flush_every.mul_f64(0.4);
+        let mut ticks = interval(every.clamp(Duration::from_millis(10), Duration::from_millis(400)));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
@@ -190,11 +191,15 @@ impl Heartbeat {
             };
             match sent {
                 Ok((sent_at, answers)) => {
-                    // Whether it still is ours, settle is about to learn.
                     if answers.first().copied().flatten().is_some() {
                         job.written(sent_at);
+                        return;
                     }
-                    return;
+                    // Ours, but locked by somebody: once more. Otherwise settle is about to learn.
+                    if !matches!(self.shared.store.still_mine(&[job.key]).await.as_deref(), Ok([Some(_)])) {
+                        return;
+                    }
+                    tokio::time::sleep(FLUSH_AGAIN).await;
                 }
                 Err(error) => {
                     tracing::warn!(%error, job = %job.key.job, "the last progress was not written yet");
@@ -242,7 +247,15 @@ impl Heartbeat {
         };
         let batch: Vec<_> = jobs.iter().map(take).collect();
         match self.shared.store.progress(&batch).await {
-            Ok(answers) => Ok((sent_at, answers)),
+            Ok(answers) => {
+                for ((job, write), answer) in jobs.iter().zip(batch).zip(&answers) {
+                    // Not written: no longer ours, or locked by somebody for a moment.
+                    if answer.is_none() {
+                        put_back(job, write);
+                    }
+                }
+                Ok((sent_at, answers))
+            }
             // One of them is refused; the others must not fall silent for it, nor it for itself.
             Err(error) if error.is_the_datas_fault() => {
                 let mut answers = Vec::with_capacity(batch.len());

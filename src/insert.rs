@@ -7,15 +7,14 @@
 
 use std::collections::HashMap;
 
-use tokio_util::task::TaskTracker;
-
 use crate::{
-    batch::Batcher,
+    batch::{Batcher, halve},
     fault,
     job::{JobId, NameError},
     metrics,
-    queue::{Queue, Ticket},
-    store::{NewJob, Store, StoreError},
+    publish::{Publications, Room},
+    queue::Ticket,
+    store::{NewJob, Store, StoreError, Told},
 };
 
 /// A job was not enqueued.
@@ -67,79 +66,87 @@ pub(crate) enum Created {
 /// Single enqueues of many tasks, committed together.
 pub(crate) fn batcher(
     store: Store,
-    queue: Queue,
-    publications: TaskTracker,
+    publications: Publications,
 ) -> Batcher<NewJob, Result<Created, EnqueueError>> {
     Batcher::spawn(move |jobs: Vec<NewJob>| {
-        let (store, queue, publications) = (store.clone(), queue.clone(), publications.clone());
+        let (store, publications) = (store.clone(), publications.clone());
         async move {
-            match insert(store.clone(), queue.clone(), &publications, jobs.clone()).await {
-                Ok(created) => created.into_iter().map(Ok).collect(),
-                Err(EnqueueError::Store(StoreError::Refused(_))) if jobs.len() > 1 => {
-                    // One of them cannot be stored; the others must not suffer for it.
-                    let mut answers = Vec::with_capacity(jobs.len());
-                    for job in jobs {
-                        let one = insert(store.clone(), queue.clone(), &publications, vec![job]).await;
-                        answers.push(
-                            one.and_then(|created| {
-                                created.first().copied().ok_or(EnqueueError::KeyNotVisible)
-                            }),
-                        );
+            let mut answers = Vec::with_capacity(jobs.len());
+            let mut rest = vec![jobs];
+            while let Some(mut part) = rest.pop() {
+                match insert(&store, &publications, &mut part, true).await {
+                    Ok(created) => answers.extend(created),
+                    // One of them cannot be stored, or waits for a transaction of somebody's; the others must
+                    // not suffer for it.
+                    Err(EnqueueError::Store(error)) if part.len() > 1 && error.is_of_one_item() => {
+                        halve(part, &mut rest);
                     }
-                    answers
+                    Err(error) => answers.extend(part.iter().map(|_| Err(error.clone()))),
                 }
-                Err(error) => jobs.iter().map(|_| Err(error.clone())).collect(),
             }
+            answers
         }
     })
 }
 
-/// Inserts the rows, and publishes their first messages without waiting for the stream.
+/// Inserts the rows, all or none, and has their first messages published. An error of one of them is about
+/// who holds its key; the others are there all the same.
 pub(crate) async fn insert(
-    store: Store,
-    queue: Queue,
-    publications: &TaskTracker,
-    jobs: Vec<NewJob>,
-) -> Result<Vec<Created>, EnqueueError> {
-    let new = store.enqueue(&jobs).await?;
-    fault::point("enqueued");
-    for job in &jobs {
-        if new.contains_key(&job.id) {
-            metrics::enqueued(&job.queue, 1);
+    store: &Store,
+    publications: &Publications,
+    jobs: &mut [NewJob],
+    in_a_hurry: bool,
+) -> Result<Vec<Result<Created, EnqueueError>>, EnqueueError> {
+    let room = publications.room(jobs.len()).await;
+    if room.is_none() {
+        for job in jobs.iter_mut() {
+            job.told = Told::Relay;
         }
     }
-    let tickets: Vec<_> = jobs
-        .iter()
-        .filter(|job| new.get(&job.id).is_some_and(|has_message| *has_message))
-        .map(|job| Ticket {
-            job: job.id,
-            queue: job.queue.clone(),
-            kind: job.kind.clone(),
-            dispatch: 1,
-            clear_reason: None,
-            trace_context: job.trace_context.clone(),
-        })
-        .collect();
-    if !tickets.is_empty() {
-        // Before anything else can fail: these jobs exist.
-        publications.spawn(publish_first(store.clone(), queue, tickets));
+    let new = store.enqueue(jobs, in_a_hurry).await?;
+    fault::point("enqueued");
+    publish_first(publications, jobs, &new, room);
+    let keys = keys_of_others(jobs, &new);
+    if keys.is_empty() {
+        return Ok(created(jobs, &new, &[]));
     }
-    let keys = keys_of_others(&jobs, &new);
-    let holders = if keys.is_empty() { vec![] } else { store.held_keys(&keys).await? };
-    created(&jobs, &new, &holders).ok_or(EnqueueError::KeyNotVisible)
+    match store.held_keys(&keys).await {
+        Ok(holders) => Ok(created(jobs, &new, &holders)),
+        Err(error) => {
+            let answer = |job: &NewJob| {
+                if new.contains_key(&job.id) { Ok(Created::New) } else { Err(error.clone().into()) }
+            };
+            Ok(jobs.iter().map(answer).collect())
+        }
+    }
 }
 
-async fn publish_first(store: Store, queue: Queue, tickets: Vec<Ticket>) {
-    let jobs: Vec<_> = tickets.iter().map(|ticket| ticket.job).collect();
-    let answers = queue.publish(tickets).await;
-    let failed: Vec<_> =
-        jobs.iter().zip(&answers).filter(|(_, answer)| answer.is_err()).map(|(job, _)| *job).collect();
-    metrics::published(jobs.len() - failed.len());
-    if let Some(Err(error)) = answers.iter().find(|answer| answer.is_err()) {
-        tracing::warn!(jobs = failed.len(), %error, "enqueued, but not published; the relay will");
-        if let Err(error) = store.unpublished(&failed).await {
-            tracing::warn!(%error, "the relay will find out by itself, which takes longer");
+/// Before anything else can fail: these jobs exist.
+fn publish_first(
+    publications: &Publications,
+    jobs: &[NewJob],
+    new: &HashMap<JobId, bool>,
+    room: Option<Room>,
+) {
+    let mut tickets = Vec::with_capacity(jobs.len());
+    for job in jobs {
+        let Some(has_message) = new.get(&job.id) else { continue };
+        metrics::enqueued(&job.queue, 1);
+        if *has_message {
+            tickets.push(Ticket {
+                job: job.id,
+                queue: job.queue.clone(),
+                kind: job.kind.clone(),
+                dispatch: 1,
+                clear_reason: None,
+                trace_context: job.trace_context.clone(),
+            });
         }
+    }
+    if let Some(room) = room
+        && !tickets.is_empty()
+    {
+        publications.publish(tickets, room);
     }
 }
 
@@ -149,16 +156,20 @@ fn keys_of_others(jobs: &[NewJob], new: &HashMap<JobId, bool>) -> Vec<(String, S
     others.filter_map(|job| job.key.clone()).collect()
 }
 
-/// What became of each job; `holders` answers those that are not new, in order. `None`: a holder is missing.
-fn created(jobs: &[NewJob], new: &HashMap<JobId, bool>, holders: &[Option<JobId>]) -> Option<Vec<Created>> {
+/// What became of each job; `holders` answers those that are not new, in order.
+fn created(
+    jobs: &[NewJob],
+    new: &HashMap<JobId, bool>,
+    holders: &[Option<JobId>],
+) -> Vec<Result<Created, EnqueueError>> {
     let mut holders = holders.iter();
     jobs.iter()
         .map(|job| {
             if new.contains_key(&job.id) {
-                Some(Created::New)
-            } else {
-                holders.next().copied().flatten().map(Created::HeldBy)
+                return Ok(Created::New);
             }
+            let holder = holders.next().copied().flatten();
+            holder.map(Created::HeldBy).ok_or(EnqueueError::KeyNotVisible)
         })
         .collect()
 }
@@ -171,5 +182,5 @@ pub(crate) async fn insert_in(
     let new = Store::enqueue_in(connection, jobs).await?;
     let keys = keys_of_others(jobs, &new);
     let holders = if keys.is_empty() { vec![] } else { Store::held_keys_in(connection, &keys).await? };
-    created(jobs, &new, &holders).ok_or(EnqueueError::KeyNotVisible)
+    created(jobs, &new, &holders).into_iter().collect()
 }

@@ -49,6 +49,7 @@ mod fault;
 mod threads;
 mod store;
 mod queue;
+mod publish;
 mod insert;
 mod tenure;
 mod enqueue;

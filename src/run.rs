@@ -214,6 +214,8 @@ pub(crate) struct Kind<S> {
     pub(crate) timeout: Option<Duration>,
     pub(crate) rules: Rules,
     pub(crate) cancel_grace: Option<Duration>,
+    /// Of a kind with a name.
+    pub(crate) completions: Option<metrics::Counter>,
 }
 
 /// The kinds that a worker knows.
@@ -335,7 +337,8 @@ impl<S: Send + Sync + 'static> Kinds<S> {
         let stale_after = stale_after.unwrap_or_default();
         let keepalive = keepalive.then(|| keepalive_every.unwrap_or_default());
         let rules = Rules { stale_after, keepalive, on_crash, on_write_loss };
-        let kind = Kind { run, retry, timeout, rules, cancel_grace };
+        let completions = name.map(crate::metrics::completions);
+        let kind = Kind { run, retry, timeout, rules, cancel_grace, completions };
         let before = match name {
             Some(name) => {
                 check_kind(name)?;

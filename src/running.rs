@@ -11,7 +11,7 @@ use std::{
 };
 
 use serde::Serialize;
-use tokio::sync::watch;
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -128,8 +128,8 @@ pub(crate) struct RunningJob {
     cut_off: AtomicBool,
     pub(crate) thread: Arc<Thread>,
     pulse: Mutex<Pulse>,
-    /// Counts the successful writes.
-    pub(crate) writes: watch::Sender<u64>,
+    /// Told of every successful write.
+    pub(crate) writes: Notify,
     /// `None` once the attempt is being settled: what comes from then on is not ours to answer.
     messages: Mutex<Option<Vec<Message>>>,
     /// Ended by the handler itself, inside a transaction.
@@ -162,7 +162,7 @@ impl RunningJob {
                 trying_since: None,
                 held_until: None,
             }),
-            writes: watch::Sender::new(0),
+            writes: Notify::new(),
             messages: Mutex::new(Some(vec![message])),
             settled: AtomicBool::new(false),
             completing: AtomicBool::new(false),
@@ -223,7 +223,7 @@ impl RunningJob {
             pulse.written_at = pulse.written_at.max(sent_at);
             pulse.trying_since = None;
         }
-        self.writes.send_modify(|n| *n += 1);
+        self.writes.notify_waiters();
     }
 
     /// Reports a handler that has kept its thread for so long, once each time.

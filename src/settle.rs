@@ -17,10 +17,10 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::sleep;
 
 use crate::{
-    batch::Batcher,
+    batch::{Batcher, halve, in_order},
     claim::ClaimKey,
+    fault,
     job::{JobError, Outcome, unstorable},
-    metrics,
     run::{Ended, EndedInTheMiddle, PayloadError, Retry, RetryPolicy},
     running::{CancelReason, OnCrash, RunningJob},
     store::{AttemptEnd, Completion, Route, Store, StoreError},
@@ -197,7 +197,13 @@ impl Settle {
     }
 
     /// Writes a verdict, for as long as it takes: while Postgres is away there is nothing better to do.
-    pub(crate) async fn write(&self, job: &RunningJob, verdict: Verdict) -> Settled {
+    /// `completions` counts those of the job's kind.
+    pub(crate) async fn write(
+        &self,
+        job: &RunningJob,
+        verdict: Verdict,
+        completions: Option<&metrics::Counter>,
+    ) -> Settled {
         let kind = &job.claim.kind;
         let (outcome, settled) = match verdict {
             Verdict::Written => ("completed", Settled::Written),
@@ -215,13 +221,16 @@ impl Settle {
                         delay: Duration::ZERO,
                         reason: None,
                     };
-                    self.end(end).await
+                    Box::pin(self.end(end)).await
                 }
             },
-            Verdict::End(end) => self.end(end).await,
+            Verdict::End(end) => Box::pin(self.end(end)).await,
         };
         if settled == Settled::Written {
-            metrics::settled(kind, outcome);
+            match completions.filter(|_| outcome == "completed") {
+                Some(completions) => completions.increment(1),
+                None => crate::metrics::settled(kind, outcome),
+            }
             let (id, token, attempt) = (job.key.job, job.key.token, job.claim.attempt);
             tracing::info!(job = %id, %token, kind, attempt, outcome, "attempt ended");
         }
@@ -234,7 +243,7 @@ impl Settle {
             match self.completions.run(completion.clone()).await {
                 Some(Ok(true)) => return Ok(Settled::Written),
                 Some(Ok(false)) => {
-                    if let Some(settled) = self.ask(&completion.key).await {
+                    if let Some(settled) = Box::pin(self.ask(&completion.key)).await {
                         return Ok(settled);
                     }
                 }
@@ -303,23 +312,24 @@ impl Waits {
 }
 
 async fn complete(store: &Store, mut batch: Vec<Completion>) -> Vec<Result<bool, StoreError>> {
-    let mut order: Vec<usize> = (0..batch.len()).collect();
-    order.sort_unstable_by_key(|&i| batch[i].key);
-    let places = order.clone();
+    let mut places: Vec<usize> = (0..batch.len()).collect();
+    places.sort_unstable_by_key(|&i| batch[i].key);
     batch.sort_unstable_by_key(|completion| completion.key);
-    let answers = match store.complete(&batch).await {
-        Ok(answers) => answers.into_iter().map(Ok).collect(),
-        Err(StoreError::Refused(_)) if batch.len() > 1 => {
-            // One output is refused; the others must not suffer for it.
-            let mut answers = Vec::with_capacity(batch.len());
-            for one in &batch {
-                let answer = store.complete(std::slice::from_ref(one)).await;
-                answers.push(answer.map(|done| done.first().copied().unwrap_or(false)));
+    let mut answers = Vec::with_capacity(batch.len());
+    let mut rest = vec![batch];
+    while let Some(part) = rest.pop() {
+        match store.complete(&part).await {
+            Ok(done) => {
+                if part.len() > 1 {
+                    fault::point("batch_completed");
+                }
+                answers.extend(done.into_iter().map(Ok));
             }
-            answers
+            // One output is refused; the others must not suffer for it.
+            Err(StoreError::Refused(_)) if part.len() > 1 => halve(part, &mut rest),
+            Err(error) => answers.extend(part.iter().map(|_| Err(error.clone()))),
         }
-        Err(error) => batch.iter().map(|_| Err(error.clone())).collect(),
-    };
+    }
     in_order(places, answers)
 }
 
@@ -328,31 +338,22 @@ async fn end(
     worker_id: &str,
     batch: Vec<AttemptEnd>,
 ) -> Vec<Result<Option<Route>, StoreError>> {
-    match store.settle(&batch, worker_id).await {
-        Ok(ended) => {
-            let mut answers: Vec<_> = batch.iter().map(|_| Ok(None)).collect();
-            for attempt in ended {
-                if let Some(answer) = answers.get_mut(attempt.ord) {
-                    *answer = Ok(Some(attempt.route));
+    let mut answers = Vec::with_capacity(batch.len());
+    let mut rest = vec![batch];
+    while let Some(part) = rest.pop() {
+        match store.settle(&part, worker_id).await {
+            Ok(ended) => {
+                let mut routes = vec![None; part.len()];
+                for attempt in ended {
+                    if let Some(route) = routes.get_mut(attempt.ord) {
+                        *route = Some(attempt.route);
+                    }
                 }
+                answers.extend(routes.into_iter().map(Ok));
             }
-            answers
+            Err(StoreError::Refused(_)) if part.len() > 1 => halve(part, &mut rest),
+            Err(error) => answers.extend(part.iter().map(|_| Err(error.clone()))),
         }
-        Err(StoreError::Refused(_)) if batch.len() > 1 => {
-            let mut answers = Vec::with_capacity(batch.len());
-            for one in &batch {
-                let ended = store.settle(std::slice::from_ref(one), worker_id).await;
-                answers.push(ended.map(|ended| ended.first().map(|attempt| attempt.route)));
-            }
-            answers
-        }
-        Err(error) => batch.iter().map(|_| Err(error.clone())).collect(),
     }
-}
-
-/// Puts answers back where their questions stood.
-fn in_order<T>(places: Vec<usize>, answers: Vec<T>) -> Vec<T> {
-    let mut sorted: Vec<_> = places.into_iter().zip(answers).collect();
-    sorted.sort_unstable_by_key(|(place, _)| *place);
-    sorted.into_iter().map(|(_, answer)| answer).collect()
+    answers
 }

@@ -2,13 +2,12 @@
 
 use std::sync::Arc;
 
-use tokio_util::task::TaskTracker;
-
 use crate::{
     batch::Batcher,
     config::{Config, TimingError},
     insert::{self, Created, EnqueueError},
     job::{JobId, Status},
+    publish::Publications,
     queue::{Queue, QueueError},
     store::{ExecutionRow, JobRow, MigrateError, NewJob, RecoveryRow, Store, StoreError},
 };
@@ -25,7 +24,7 @@ struct Inner {
     queue: Queue,
     enqueues: Batcher<NewJob, Result<Created, EnqueueError>>,
     /// Publications that the callers of enqueue did not wait for.
-    publications: TaskTracker,
+    publications: Publications,
 }
 
 impl std::fmt::Debug for Tenure {
@@ -72,8 +71,8 @@ impl Tenure {
         config.timing.validate()?;
         let store = Store::open(config).map_err(ConnectError::Database)?;
         let queue = Queue::open(config).await?;
-        let publications = TaskTracker::new();
-        let enqueues = insert::batcher(store.clone(), queue.clone(), publications.clone());
+        let publications = Publications::start(store.clone(), queue.clone());
+        let enqueues = insert::batcher(store.clone(), publications.clone());
         Ok(Self { inner: Arc::new(Inner { config: config.clone(), store, queue, enqueues, publications }) })
     }
 
@@ -121,9 +120,7 @@ impl Tenure {
     ///
     /// A program that ends without it loses no job: the relay of any worker publishes later.
     pub async fn flush(&self) {
-        self.inner.publications.close();
         self.inner.publications.wait().await;
-        self.inner.publications.reopen();
     }
 
     /// [`Tenure::flush`], then closes both connections.
@@ -149,7 +146,7 @@ impl Tenure {
         &self.inner.enqueues
     }
 
-    pub(crate) fn publications(&self) -> &TaskTracker {
+    pub(crate) fn publications(&self) -> &Publications {
         &self.inner.publications
     }
 }

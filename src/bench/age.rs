@@ -1,8 +1,90 @@
 //! Age: whether finished jobs slow anything down.
 
-use super::{Order, Plan, Values, arena::Arena};
+use std::{
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
 
-pub(super) async fn age(_arena: &Arena, _plan: &Plan, _values: &mut Values) -> anyhow::Result<()> {
-    let _ = Order::example(1);
+use anyhow::Context;
+
+use super::{Order, Plan, Ratio, Values, arena::Arena, produce::request};
+use crate::{
+    job::{Job, JobId},
+    queue::nonce,
+    store::{ClaimRequest, Completion, Store, StoreError},
+};
+
+/// How often each statement is timed.
+const TIMES: usize = 200;
+/// How many jobs stand around meanwhile.
+const QUEUED: usize = 1_000;
+
+/// What is timed, and what it is called when the database is old.
+const STATEMENTS: [(&str, &str); 5] = [
+    ("empty database: claim", "old database: claim"),
+    ("empty database: complete", "old database: complete"),
+    ("empty database: scan", "old database: scan"),
+    ("empty database: relay", "old database: relay"),
+    ("empty database: reconcile", "old database: reconcile"),
+];
+
+/// The same statements in an empty database, and in one with many finished jobs.
+pub(super) async fn age(arena: &Arena, plan: &Plan, values: &mut Values) -> anyhow::Result<()> {
+    let store = arena.tenure.store();
+    let empty = times(arena, store).await?;
+    store.bench_history(plan.finished, &serde_json::to_string(&Order::example(1))?).await?;
+    // As autovacuum would have by then.
+    store.bench_vacuum().await?;
+    let old = times(arena, store).await?;
+    for ((names, empty), old) in STATEMENTS.iter().zip(empty).zip(old) {
+        values.add(names.0, "ms", empty);
+        values.add(names.1, "ms", old).ratio = Some(Ratio { value: old / empty, of: names.0 });
+    }
     Ok(())
+}
+
+async fn times(arena: &Arena, store: &Store) -> anyhow::Result<[f64; 5]> {
+    let queue = arena.queue();
+    let made = arena.tenure.enqueue_many((0..QUEUED).map(|order| request(&queue, order))).await?;
+    arena.tenure.flush().await;
+    let ids: Vec<JobId> = made.iter().map(|job| job.id).collect();
+    let (next_claim, next_end) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let claims = std::sync::Mutex::new(Vec::new());
+    let claim = store
+        .bench_time(TIMES, async || {
+            let job = ids[next_claim.fetch_add(1, Ordering::Relaxed)];
+            let request = ClaimRequest {
+                job,
+                queue: queue.clone(),
+                kind: Order::KIND.into(),
+                claim: nonce(),
+                stale_after: Duration::from_mins(5),
+                on_crash: "retry",
+            };
+            let claimed = store.claim(&[request], "bench-1-aaaaaaaa", "bench").await?;
+            claims.lock().unwrap_or_else(std::sync::PoisonError::into_inner).extend(claimed);
+            Ok(())
+        })
+        .await?;
+    let claims: Option<Vec<_>> = claims.into_inner()?.into_iter().collect();
+    let claims = claims.context("a job that was just enqueued was not claimed")?;
+    let complete = store
+        .bench_time(TIMES / 2, async || {
+            let key = claims[next_end.fetch_add(1, Ordering::Relaxed)].key;
+            store.complete(&[Completion { key, output: None }]).await.map(drop)
+        })
+        .await?;
+    // The other half of them is running, and nothing is stale, due or dead.
+    let scan = store.bench_time(TIMES, async || store.reset_stale(100, "bench").await.map(drop)).await?;
+    let relay = store
+        .bench_time(TIMES, async || store.take_due(500, Duration::from_secs(30)).await.map(drop))
+        .await?;
+    let dead = ["bench-2-bbbbbbbb".to_owned()];
+    let reconcile = store
+        .bench_time(TIMES, async || store.reset_workers(&dead, "bench", "bench").await.map(drop))
+        .await?;
+    for part in ids.chunks(500) {
+        let _: Result<_, StoreError> = store.cancel(part).await;
+    }
+    Ok([claim, complete, scan, relay, reconcile])
 }

@@ -42,16 +42,15 @@ pub(super) struct Arena {
 
 impl Arena {
     pub(super) async fn open(plan: &Plan) -> anyhow::Result<Self> {
-        let (config, private) = match &plan.servers {
-            Some(config) => (config.clone(), None),
-            None => {
-                let folder = private_folder()?;
-                let postgres = Postgres::start_with(&folder.path().join("postgres"), true, &SETTINGS)?;
-                let nats = Nats::start(&folder.path().join("nats"))?;
-                let servers = Servers { postgres, nats };
-                let config = Config::new(servers.postgres.url(), servers.nats.url());
-                (config, Some((servers, folder)))
-            }
+        let (config, private) = if let Some(config) = &plan.servers {
+            (config.clone(), None)
+        } else {
+            let folder = private_folder()?;
+            let postgres = Postgres::start_with(&folder.path().join("postgres"), true, &SETTINGS)?;
+            let nats = Nats::start(&folder.path().join("nats"))?;
+            let servers = Servers { postgres, nats };
+            let config = Config::new(servers.postgres.url(), servers.nats.url());
+            (config, Some((servers, folder)))
         };
         let tenure = Tenure::connect(&config).await?;
         tenure.setup(&[]).await.context("set up the schema and the stream")?;
@@ -64,10 +63,6 @@ impl Arena {
             queues: AtomicU32::new(0),
             first: JobId::generate(),
         })
-    }
-
-    pub(super) fn is_private(&self) -> bool {
-        self.private.is_some()
     }
 
     /// A queue that nobody has used.
@@ -230,14 +225,6 @@ impl WorkerProcess {
         self.child.kill().ok();
         self.child.wait().ok();
         self.stopped = true;
-    }
-
-    /// Lets it stop in good order: it waits for the end of its standard input.
-    pub(super) fn stop(mut self) -> anyhow::Result<()> {
-        drop(self.child.stdin.take());
-        let status = self.child.wait().context("wait for a worker")?;
-        self.stopped = true;
-        if status.success() { Ok(()) } else { bail!("a worker ended with {status}") }
     }
 }
 

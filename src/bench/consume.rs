@@ -10,15 +10,16 @@ use anyhow::bail;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::{
-    Plan, Values,
+    Order, Plan, Ratio, Values,
     arena::{Arena, cost, count},
     percentile,
     produce::{TASKS, enqueue_from, fill, request},
     worker::WorkerMode,
 };
+use crate::job::Job;
 
-/// How many jobs tell their latency.
-const SAMPLES: usize = 500;
+/// How far apart the jobs are that tell their latency.
+const PACE: Duration = Duration::from_millis(20);
 
 /// From the first start to the last end, as their rows say.
 pub(super) async fn drain(
@@ -71,8 +72,14 @@ pub(super) async fn pickup(arena: &Arena, plan: &Plan, values: &mut Values) -> a
     arena.workers_ready(&queue, 1).await?;
     // Connections, plans and caches are there from then on.
     latencies(arena, &queue, 50, Duration::from_millis(5)).await?;
-    let idle = latencies(arena, &queue, SAMPLES, Duration::from_millis(20)).await?;
-    values.add("pick-up when idle, p50", "ms", percentile(&idle, 0.5));
+    // Every hop of an idle machine wakes a processor that sleeps: what one to Postgres costs is told beside it.
+    let samples = (plan.jobs / 100).clamp(100, 500);
+    let raw = idle_inserts(arena, samples / 2).await?;
+    values.add("raw INSERT, one every 20 ms, p50", "ms", raw);
+    let idle = latencies(arena, &queue, samples, PACE).await?;
+    let p50 = percentile(&idle, 0.5);
+    values.add("pick-up when idle, p50", "ms", p50).ratio =
+        Some(Ratio { value: p50 / raw, of: "raw INSERT, one every 20 ms, p50" });
     values.add("pick-up when idle, p99", "ms", percentile(&idle, 0.99));
 
     // Half of what a run of `mixed` takes on the machine at hand.
@@ -97,13 +104,24 @@ pub(super) async fn pickup(arena: &Arena, plan: &Plan, values: &mut Values) -> a
         });
         (task, loaded)
     };
-    let busy = latencies(arena, &queue, SAMPLES, Duration::from_millis(20)).await;
+    let busy = latencies(arena, &queue, samples, PACE).await;
     load.0.abort();
     let busy = busy?;
     values.add("pick-up at half load, p50", "ms", percentile(&busy, 0.5));
     values.add("pick-up at half load, p99", "ms", percentile(&busy, 0.99));
     drop((worker, load.1));
     Ok(())
+}
+
+/// The time of a raw INSERT when nothing else happens.
+async fn idle_inserts(arena: &Arena, rows: usize) -> anyhow::Result<f64> {
+    let store = arena.tenure.store();
+    store.bench_raw_table(true).await?;
+    let payload = serde_json::to_string(&Order::example(1))?;
+    let taken = store.bench_raw_inserts(Order::KIND, &payload, rows, Some(PACE)).await?;
+    store.bench_raw_table(false).await?;
+    let taken: Vec<_> = taken.iter().map(|taken| taken.as_secs_f64() * 1e3).collect();
+    Ok(percentile(&taken, 0.5))
 }
 
 fn half_load(values: &Values) -> f64 {
@@ -138,6 +156,7 @@ fn ms(us: i64) -> f64 {
 }
 
 /// Of the machine's clock, which both processes read.
+#[expect(clippy::disallowed_methods, reason = "the moments are two processes', not the database's")]
 pub(super) fn now_us() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_micros()).unwrap_or(i64::MAX)

@@ -48,6 +48,8 @@ pub(super) async fn progress(arena: &Arena, values: &mut Values) -> anyhow::Resu
     let queue = arena.queue();
     let worker = arena.worker(&queue, IN_FLIGHT, WorkerMode::Report)?;
     arena.workers_ready(&queue, 1).await?;
+    // What was counted before, but not told yet, is not this worker's.
+    sleep(Duration::from_secs(2)).await;
     let idle = counted(arena, std::slice::from_ref(&worker)).await?;
     start_jobs(arena, &queue).await?;
     sleep(Duration::from_secs(3)).await;

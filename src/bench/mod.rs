@@ -25,8 +25,12 @@ pub(crate) use worker::{WorkerMode, work};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
 pub(crate) enum Work {
-    /// Enqueue one by one, from 32 tasks, and in batches; beside raw INSERTs.
-    Enqueue,
+    /// Enqueue one by one, beside raw INSERTs.
+    OneByOne,
+    /// Enqueue one by one from each of 32 tasks, beside raw INSERTs over 32 connections.
+    Tasks,
+    /// Enqueue in batches of 1,000.
+    Batches,
     /// One worker, then two, run what is queued.
     Drain,
     /// 32 tasks enqueue while one worker runs the jobs.
@@ -45,8 +49,17 @@ pub(crate) enum Work {
 
 impl Work {
     /// All but those that must be asked for.
-    pub(crate) const DEFAULT: [Self; 7] =
-        [Self::Enqueue, Self::Drain, Self::Mixed, Self::Pickup, Self::Recovery, Self::Progress, Self::Memory];
+    pub(crate) const DEFAULT: [Self; 9] = [
+        Self::OneByOne,
+        Self::Tasks,
+        Self::Batches,
+        Self::Drain,
+        Self::Mixed,
+        Self::Pickup,
+        Self::Recovery,
+        Self::Progress,
+        Self::Memory,
+    ];
 }
 
 /// How it is measured.
@@ -105,10 +118,10 @@ pub(crate) struct Report {
 
 /// One run's values, by the name of what they measure.
 #[derive(Debug, Default)]
-struct Values(Vec<Value>);
+struct Values(Vec<Measured>);
 
 #[derive(Debug)]
-struct Value {
+struct Measured {
     work: &'static str,
     unit: &'static str,
     value: f64,
@@ -117,9 +130,9 @@ struct Value {
 }
 
 impl Values {
-    fn add(&mut self, work: &'static str, unit: &'static str, value: f64) -> &mut Value {
+    fn add(&mut self, work: &'static str, unit: &'static str, value: f64) -> &mut Measured {
         let at = self.0.len();
-        self.0.push(Value { work, unit, value, ratio: None, cpu_us: BTreeMap::new() });
+        self.0.push(Measured { work, unit, value, ratio: None, cpu_us: BTreeMap::new() });
         &mut self.0[at]
     }
 }
@@ -154,7 +167,9 @@ async fn measure(plan: &Plan, arena: &Arena, tick: &mut impl FnMut(&str)) -> any
         for work in &plan.works {
             tick(&format!("{work:?}, run {} of {}", run + 1, plan.runs).to_lowercase());
             match work {
-                Work::Enqueue => produce::enqueue(arena, plan, &mut values).await?,
+                Work::OneByOne => produce::one_by_one(arena, plan, &mut values).await?,
+                Work::Tasks => produce::from_tasks(arena, plan, &mut values).await?,
+                Work::Batches => produce::in_batches(arena, plan, &mut values).await?,
                 Work::Drain => {
                     consume::drain(arena, plan, 1, &mut values).await?;
                     consume::drain(arena, plan, 2, &mut values).await?;
@@ -175,7 +190,7 @@ async fn measure(plan: &Plan, arena: &Arena, tick: &mut impl FnMut(&str)) -> any
 
 fn figures(values: Values) -> Vec<Figure> {
     let mut figures: Vec<Figure> = Vec::new();
-    let mut all: BTreeMap<&str, Vec<Value>> = BTreeMap::new();
+    let mut all: BTreeMap<&str, Vec<Measured>> = BTreeMap::new();
     for value in values.0 {
         if !all.contains_key(value.work) {
             figures.push(Figure {
@@ -236,7 +251,7 @@ fn percentile(values: &[f64], share: f64) -> f64 {
 /// What every job of the bench carries: some 200 bytes of JSON, which the handler decodes.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Order {
-    order: u64,
+    number: u64,
     customer: String,
     lines: Vec<Line>,
     note: String,
@@ -254,10 +269,10 @@ impl Job for Order {
 }
 
 impl Order {
-    fn example(order: usize) -> Self {
+    fn example(number: usize) -> Self {
         let line = |sku: &str, quantity, cents| Line { sku: sku.into(), quantity, cents };
         Self {
-            order: order as u64,
+            number: number as u64,
             customer: "customer-00042".into(),
             lines: vec![line("socket-12", 3, 1_250), line("wrench-09", 1, 4_999)],
             note: "deliver to the back door, please ring".into(),

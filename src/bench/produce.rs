@@ -19,21 +19,34 @@ pub(super) fn request(queue: &str, order: usize) -> JobRequest {
     JobRequest::from(Order::example(order)).queue(queue)
 }
 
-pub(super) async fn enqueue(arena: &Arena, plan: &Plan, values: &mut Values) -> anyhow::Result<()> {
-    let alone = raw(arena, plan.jobs / 10, 1).await?;
-    values.add("raw INSERT, one by one", "rows/s", alone);
+pub(super) async fn one_by_one(arena: &Arena, plan: &Plan, values: &mut Values) -> anyhow::Result<()> {
+    let raw = raw(arena, plan.jobs / 10, 1).await?;
+    values.add("raw INSERT, one by one", "rows/s", raw);
     let (rate, cpu) = by_tasks(arena, plan.jobs / 10, 1).await?;
     let value = values.add("enqueue, one by one", "jobs/s", rate);
-    (value.ratio, value.cpu_us) = (Some(Ratio { value: rate / alone, of: "raw INSERT, one by one" }), cpu);
+    (value.ratio, value.cpu_us) = (Some(Ratio { value: rate / raw, of: "raw INSERT, one by one" }), cpu);
+    Ok(())
+}
 
-    let together = raw(arena, plan.jobs / 5, TASKS).await?;
-    values.add("raw INSERT, 32 connections", "rows/s", together);
+pub(super) async fn from_tasks(arena: &Arena, plan: &Plan, values: &mut Values) -> anyhow::Result<()> {
+    let raw = raw(arena, plan.jobs / 5, TASKS).await?;
+    values.add("raw INSERT, 32 connections", "rows/s", raw);
     let (rate, cpu) = by_tasks(arena, plan.jobs / 2, TASKS).await?;
     let value = values.add("enqueue, one by one, from 32 tasks", "jobs/s", rate);
-    (value.ratio, value.cpu_us) =
-        (Some(Ratio { value: rate / together, of: "raw INSERT, 32 connections" }), cpu);
+    (value.ratio, value.cpu_us) = (Some(Ratio { value: rate / raw, of: "raw INSERT, 32 connections" }), cpu);
+    Ok(())
+}
 
-    let (rate, cpu) = in_batches(arena, plan.jobs).await?;
+/// Until every row is there, and every message is confirmed.
+pub(super) async fn in_batches(arena: &Arena, plan: &Plan, values: &mut Values) -> anyhow::Result<()> {
+    let queue = arena.queue();
+    let before = arena.state(&queue).await?;
+    let cpu = arena.cpu(&[]);
+    fill(arena, &queue, plan.jobs).await?;
+    let after = arena.state(&queue).await?;
+    all_confirmed(&after, plan.jobs)?;
+    let rate = count(plan.jobs) / (after.now - before.now);
+    let cpu = cost(&cpu, &arena.cpu(&[]), plan.jobs);
     values.add("enqueue, batches of 1,000, published and confirmed", "jobs/s", rate).cpu_us = cpu;
     Ok(())
 }
@@ -48,7 +61,7 @@ async fn raw(arena: &Arena, rows: usize, connections: usize) -> anyhow::Result<f
     for _ in 0..connections {
         let (store, payload) = (store.clone(), payload.clone());
         let rows = rows / connections;
-        tasks.spawn(async move { store.bench_raw_inserts(Order::KIND, &payload, rows).await });
+        tasks.spawn(async move { store.bench_raw_inserts(Order::KIND, &payload, rows, None).await });
     }
     while let Some(done) = tasks.join_next().await {
         done??;
@@ -99,20 +112,6 @@ pub(super) async fn enqueue_from(
         done??;
     }
     Ok(())
-}
-
-/// Until every row is there, and every message is confirmed.
-async fn in_batches(
-    arena: &Arena,
-    jobs: usize,
-) -> anyhow::Result<(f64, std::collections::BTreeMap<&'static str, f64>)> {
-    let queue = arena.queue();
-    let before = arena.state(&queue).await?;
-    let cpu = arena.cpu(&[]);
-    fill(arena, &queue, jobs).await?;
-    let after = arena.state(&queue).await?;
-    all_confirmed(&after, jobs)?;
-    Ok((count(jobs) / (after.now - before.now), cost(&cpu, &arena.cpu(&[]), jobs)))
 }
 
 /// Enqueues in batches, and waits until all is published.

@@ -18,6 +18,10 @@ pub(super) async fn run(cli: &Cli, args: &BenchArgs) -> anyhow::Result<ExitCode>
         let why = "age fills the database with finished jobs: not with --on-servers";
         return Err(Usage(why.into()).into());
     }
+    // As a worker would say, but before anything is started.
+    if args.slots > 100_000 {
+        return Err(Usage(format!("--slots {} is too many; a queue has 1 to 100000", args.slots)).into());
+    }
     let plan = Plan {
         works: if args.works.is_empty() { Work::DEFAULT.to_vec() } else { args.works.clone() },
         runs: usize::try_from(args.runs.unwrap_or(if args.quick { 1 } else { 3 }))?,

@@ -384,8 +384,7 @@ impl<S> JobContext<S> {
             .bind(vec![key.job])
             .bind(vec![key.token])
             .bind(vec![key.claim])
-            .bind(vec![output.map(ToString::to_string)])
-            .bind(vec![0]);
+            .bind(vec![output.map(ToString::to_string)]);
         match store.deadline(complete.fetch_optional(&mut *tx)).await.map_err(StoreError::from) {
             Ok(Some(_)) => {}
             Ok(None) => {

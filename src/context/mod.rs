@@ -221,11 +221,11 @@ impl<S> JobContext<S> {
             !held && pulse.written_at.elapsed() > job.rules.stale_after / 2
         };
         if self.job.rules.on_write_loss == OnWriteLoss::Cancel && overdue(&self.job) {
-            let mut writes = self.job.writes.subscribe();
             while overdue(&self.job) && !self.job.is_ending() {
+                let written = self.job.writes.notified();
                 self.heartbeat.hurry();
                 tokio::select! {
-                    changed = writes.changed() => if changed.is_err() { break },
+                    () = written => {}
                     () = self.job.cancellation.cancelled() => break,
                     () = tokio::time::sleep(OVERDUE_LOOK) => {}
                 }

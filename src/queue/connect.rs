@@ -49,21 +49,32 @@ pub enum QueueError {
     },
 }
 
-/// The connection, and where the jobs' messages live.
+/// The connection, and where the jobs' messages live. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct Queue {
+pub(crate) struct Queue(Arc<Inner>);
+
+impl std::ops::Deref for Queue {
+    type Target = Inner;
+
+    fn deref(&self) -> &Inner {
+        &self.0
+    }
+}
+
+pub(crate) struct Inner {
     pub(super) client: Client,
     pub(super) context: jetstream::Context,
-    pub(super) stream: Arc<str>,
-    pub(super) prefix: Arc<str>,
+    pub(super) stream: String,
+    pub(super) prefix: String,
     pub(super) ack_wait: Duration,
+    pub(super) publish_within: Duration,
     /// Grows with every connection that was made.
     pub(super) connections: watch::Receiver<u64>,
     /// Since when the connection has been up.
     up_since: Arc<Mutex<Option<Instant>>>,
     /// Grows when the stream turns out to be a new one: receipts of the old must not be sent.
-    pub(super) epoch: Arc<AtomicU64>,
-    pub(super) stream_created: Arc<Mutex<Option<String>>>,
+    pub(super) epoch: AtomicU64,
+    pub(super) stream_created: Mutex<Option<String>>,
 }
 
 impl std::fmt::Debug for Queue {
@@ -136,20 +147,21 @@ impl Queue {
         let context = ContextBuilder::new()
             .timeout(config.timing.publish_within)
             .ack_timeout(config.timing.publish_within)
-            .max_ack_inflight(4_096)
+            .max_ack_inflight(16_384)
             .backpressure_on_inflight(true)
             .build(client.clone());
-        Ok(Self {
+        Ok(Self(Arc::new(Inner {
             client,
             context,
-            stream: config.stream.as_str().into(),
-            prefix: config.subject_prefix.as_str().into(),
+            stream: config.stream.clone(),
+            prefix: config.subject_prefix.clone(),
             ack_wait: config.timing.ack_wait,
+            publish_within: config.timing.publish_within,
             connections,
             up_since,
-            epoch: Arc::new(AtomicU64::new(0)),
-            stream_created: Arc::default(),
-        })
+            epoch: AtomicU64::new(0),
+            stream_created: Mutex::default(),
+        })))
     }
 
     /// Whether there is a connection right now.

@@ -1,16 +1,10 @@
 //! Message: what was delivered, and the receipt that answers it.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::time::Duration;
 
 use async_nats::{
     HeaderMap,
-    jetstream::{self, AckKind, message::Acker},
+    jetstream::{self, AckKind},
 };
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
@@ -34,12 +28,20 @@ pub(crate) struct Delivery {
 }
 
 impl Delivery {
-    pub(super) fn new(queue: &Queue, message: jetstream::Message) -> Result<Self, async_nats::Error> {
-        let (sequence, published_ns, deliveries) = {
-            let info = message.info()?;
-            (info.stream_sequence, info.published.unix_timestamp_nanos(), info.delivered)
-        };
-        let (message, acker) = message.split();
+    /// `context` is only borrowed from the caller: a clone of it for each message would cost more than the rest.
+    pub(super) fn new(
+        queue: &Queue,
+        context: &mut Option<jetstream::Context>,
+        message: async_nats::Message,
+    ) -> Result<Self, async_nats::Error> {
+        let lent = context.take().unwrap_or_else(|| queue.context.clone());
+        let message = jetstream::Message { message, context: lent };
+        let numbers = message
+            .info()
+            .map(|info| (info.stream_sequence, info.published.unix_timestamp_nanos(), info.delivered));
+        let jetstream::Message { message, context: lent } = message;
+        *context = Some(lent);
+        let (sequence, published_ns, deliveries) = numbers?;
         Ok(Self {
             subject: message.subject.into_string(),
             body: message.payload,
@@ -48,10 +50,10 @@ impl Delivery {
             published_ns,
             deliveries,
             receipt: Receipt {
-                acker: Arc::new(acker),
+                reply: message.reply,
                 sequence,
                 epoch: queue.epoch_now(),
-                current_epoch: queue.epoch.clone(),
+                queue: queue.clone(),
             },
         })
     }
@@ -97,10 +99,10 @@ fn derive_id(published_ns: i128, identity: &str) -> JobId {
 /// The right to answer one message. Answers are sent, not confirmed: a lost one is harmless.
 #[derive(Clone)]
 pub(crate) struct Receipt {
-    acker: Arc<Acker>,
+    reply: Option<async_nats::Subject>,
     pub(crate) sequence: u64,
     epoch: u64,
-    current_epoch: Arc<AtomicU64>,
+    queue: Queue,
 }
 
 impl std::fmt::Debug for Receipt {
@@ -132,10 +134,8 @@ impl Receipt {
     }
 
     async fn send_kind(&self, kind: AckKind) {
-        if self.epoch != self.current_epoch.load(Ordering::Acquire) {
-            return;
-        }
-        if let Err(error) = self.acker.ack_with(kind).await {
+        let Some(reply) = self.reply.clone().filter(|_| self.epoch == self.queue.epoch_now()) else { return };
+        if let Err(error) = self.queue.client.publish(reply, kind.into()).await {
             tracing::debug!(%error, "an ack was not sent; the message will come again");
         }
     }

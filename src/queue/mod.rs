@@ -16,5 +16,5 @@ pub(crate) use connect::Queue;
 pub use connect::QueueError;
 pub(crate) use control::{Control, Probed};
 pub(crate) use message::{Delivery, Receipt, nonce};
-pub(crate) use publish::{JOB_ID, Ticket, TicketBody};
+pub(crate) use publish::{JOB_ID, Ticket, TicketBody, Unconfirmed};
 pub(crate) use pull::{Pull, Pulled};

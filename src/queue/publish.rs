@@ -1,17 +1,16 @@
 //! Publish: a ticket is a message for a row that exists.
 
-use async_nats::{HeaderMap, header::NATS_MESSAGE_ID};
-use futures::{StreamExt, stream};
+use std::future::IntoFuture;
+
+use async_nats::{HeaderMap, header::NATS_MESSAGE_ID, jetstream::context::PublishAckFuture};
 use serde::{Deserialize, Serialize};
+use tokio::time::{Instant, timeout_at};
 
 use super::connect::{Queue, QueueError};
 use crate::job::JobId;
 
 /// The header that makes a message a ticket.
 pub(crate) const JOB_ID: &str = "Tenure-Job-Id";
-
-/// How many publications may be unconfirmed at once.
-const UNCONFIRMED_MAX: usize = 512;
 
 /// "This row may be runnable."
 #[derive(Debug, Clone)]
@@ -43,18 +42,29 @@ impl Queue {
     }
 
     /// Publishes tickets, many at a time; tells for each whether the stream confirmed it.
+    pub(crate) async fn publish(&self, tickets: Vec<Ticket>) -> Vec<Result<(), QueueError>> {
+        let mut sent = Vec::with_capacity(tickets.len());
+        for ticket in tickets {
+            sent.push(self.send(ticket).await);
+        }
+        let mut answers = Vec::with_capacity(sent.len());
+        for unconfirmed in sent {
+            answers.push(match unconfirmed {
+                Ok(mut unconfirmed) => unconfirmed.confirmed().await,
+                Err(error) => Err(error),
+            });
+        }
+        answers
+    }
+
+    /// Sends one ticket, whose confirmation is still to come.
     ///
     /// The id of a message holds its dispatch: under the job's id alone the stream would drop a
     /// legitimate re-publication as a duplicate.
-    pub(crate) async fn publish(&self, tickets: Vec<Ticket>) -> Vec<Result<(), QueueError>> {
+    pub(crate) async fn send(&self, ticket: Ticket) -> Result<Unconfirmed, QueueError> {
         if !self.is_connected() {
-            return tickets.iter().map(|_| Err(QueueError::Unavailable("not connected".into()))).collect();
+            return Err(QueueError::Unavailable("not connected".into()));
         }
-        stream::iter(tickets).map(|ticket| self.publish_one(ticket)).buffered(UNCONFIRMED_MAX).collect().await
-    }
-
-    async fn publish_one(&self, ticket: Ticket) -> Result<(), QueueError> {
-        let unavailable = |error: &dyn std::fmt::Display| QueueError::Unavailable(error.to_string());
         let body = TicketBody {
             job_id: ticket.job,
             dispatch: ticket.dispatch,
@@ -68,11 +78,33 @@ impl Queue {
         if let Some(context) = &ticket.trace_context {
             headers.insert("traceparent", context.as_str());
         }
-        let confirmation = self
-            .context
-            .publish_with_headers(self.subject(&ticket.queue, &ticket.kind), headers, body.into())
-            .await
-            .map_err(|error| unavailable(&error))?;
-        confirmation.await.map(drop).map_err(|error| unavailable(&error))
+        let subject = self.subject(&ticket.queue, &ticket.kind);
+        let sent = self.context.publish_with_headers(subject, headers, body.into()).await;
+        let confirmation = sent.map_err(|error| unavailable(&error))?;
+        // Its own limit would begin when it is first asked, which may be late.
+        let within = Instant::now() + self.publish_within;
+        Ok(Unconfirmed { confirmation: confirmation.into_future(), within })
     }
+}
+
+/// A message that was sent, and not confirmed yet.
+pub(crate) struct Unconfirmed {
+    confirmation: <PublishAckFuture as IntoFuture>::IntoFuture,
+    within: Instant,
+}
+
+impl Unconfirmed {
+    /// Waits for the stream's answer, within the time that a publication may take.
+    ///
+    /// Cancel safe. Not to be called again after it answered.
+    pub(crate) async fn confirmed(&mut self) -> Result<(), QueueError> {
+        match timeout_at(self.within, &mut self.confirmation).await {
+            Ok(answer) => answer.map(drop).map_err(|error| unavailable(&error)),
+            Err(_) => Err(unavailable(&"the stream did not confirm in time")),
+        }
+    }
+}
+
+fn unavailable(error: &dyn std::fmt::Display) -> QueueError {
+    QueueError::Unavailable(error.to_string())
 }

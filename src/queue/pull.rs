@@ -19,7 +19,7 @@ use async_nats::{
     jetstream::{self, consumer::PullConsumer, consumer::pull::BatchConfig},
 };
 use futures::{
-    StreamExt,
+    FutureExt, StreamExt,
     stream::{BoxStream, SelectAll},
 };
 use tokio::{
@@ -33,12 +33,15 @@ use crate::claim::Ack;
 /// How much later than the end of a request its last message may arrive.
 const LATE: Duration = Duration::from_millis(1_500);
 /// The most messages of one request.
-const BATCH_MAX: usize = 256;
+const BATCH_MAX: usize = 1_024;
+
+/// The most messages that are handed on at once.
+const TOGETHER_MAX: usize = 64;
 
 /// What a pull brought.
 pub(crate) enum Pulled {
-    /// A message, and the slot it may run in.
-    Delivery(Box<Delivery>, OwnedSemaphorePermit),
+    /// Messages, each with the slot it may run in.
+    Deliveries(Vec<(Delivery, OwnedSemaphorePermit)>),
     /// Nobody answers, or the consumer is gone: look after the topology.
     Broken(String),
 }
@@ -46,6 +49,8 @@ pub(crate) enum Pulled {
 /// One queue's pull loop.
 pub(crate) struct Pull {
     queue: Queue,
+    /// Lent to each message while it is read.
+    context: Option<jetstream::Context>,
     consumer: PullConsumer,
     slots: Arc<Semaphore>,
     /// How long a request waits on the server. A dead worker's request takes messages for this long.
@@ -59,6 +64,8 @@ pub(crate) struct Pull {
     held: Vec<OwnedSemaphorePermit>,
     requested_at: Instant,
     unanswered: u32,
+    /// Read from the subscriber, and still to be looked at.
+    next_message: Option<async_nats::Message>,
 }
 
 impl Pull {
@@ -71,6 +78,7 @@ impl Pull {
         let connections = queue.connections.clone();
         Self {
             queue,
+            context: None,
             consumer,
             slots,
             requests_last,
@@ -81,10 +89,11 @@ impl Pull {
             held: Vec::new(),
             requested_at: Instant::now(),
             unanswered: 0,
+            next_message: None,
         }
     }
 
-    /// The next message, or that something is wrong. Asks for as many as there are free slots.
+    /// The next messages, or that something is wrong. Asks for as many as there are free slots.
     ///
     /// Cancel safe: what was asked for stays asked for, and is read by the next call, or by `stop`.
     pub(crate) async fn next(&mut self) -> Result<Pulled, async_nats::Error> {
@@ -102,14 +111,15 @@ impl Pull {
             let idle = self.held.is_empty();
             let silent_at = self.requested_at + self.requests_last + LATE;
             let Some(subscriber) = self.subscriber.as_mut() else { continue };
+            let next_message = self.next_message.take();
             tokio::select! { biased;
-                message = subscriber.next() => {
+                message = async { if next_message.is_some() { next_message } else { subscriber.next().await } } => {
                     let Some(message) = message else {
                         self.subscriber = None;
                         return Ok(Pulled::Broken("the subscription was closed".into()));
                     };
                     if let Some(pulled) = self.on_message(message).await? {
-                        return Ok(pulled);
+                        return Ok(self.with_more(pulled));
                     }
                 }
                 Some(message) = self.old.next(), if !self.old.is_empty() => {
@@ -141,8 +151,10 @@ impl Pull {
         let ended_at = self.requested_at + self.requests_last + LATE;
         while !self.held.is_empty() || !self.old.is_empty() {
             let Some(subscriber) = self.subscriber.as_mut() else { break };
+            let next_message = self.next_message.take();
             let message = tokio::select! { biased;
-                message = subscriber.next(), if !self.held.is_empty() => message,
+                message = async { if next_message.is_some() { next_message } else { subscriber.next().await } },
+                    if !self.held.is_empty() => message,
                 message = self.old.next(), if !self.old.is_empty() => {
                     // Its requests hold no permits any more.
                     left.extend(message.filter(is_job).and_then(|message| self.delivery(message).ok()));
@@ -212,11 +224,32 @@ impl Pull {
             delivery.receipt.send(Ack::Later(Duration::ZERO)).await;
             return Ok(None);
         };
-        Ok(Some(Pulled::Delivery(Box::new(delivery), permit)))
+        Ok(Some(Pulled::Deliveries(vec![(delivery, permit)])))
     }
 
-    fn delivery(&self, message: async_nats::Message) -> Result<Delivery, async_nats::Error> {
-        Delivery::new(&self.queue, jetstream::Message { message, context: self.queue.context.clone() })
+    /// Adds the messages that are here already and have a slot.
+    fn with_more(&mut self, mut pulled: Pulled) -> Pulled {
+        if let Pulled::Deliveries(deliveries) = &mut pulled {
+            while deliveries.len() < TOGETHER_MAX && !self.held.is_empty() {
+                let Some(subscriber) = self.subscriber.as_mut() else { break };
+                let Some(Some(message)) = subscriber.next().now_or_never() else { break };
+                if !is_job(&message) {
+                    self.next_message = Some(message);
+                    break;
+                }
+                let Some(permit) = self.held.pop() else { break };
+                match self.delivery(message) {
+                    Ok(delivery) => deliveries.push((delivery, permit)),
+                    // Not one of JetStream's: nothing to run, and nobody to answer.
+                    Err(error) => tracing::warn!(%error, "an unreadable message was dropped"),
+                }
+            }
+        }
+        pulled
+    }
+
+    fn delivery(&mut self, message: async_nats::Message) -> Result<Delivery, async_nats::Error> {
+        Delivery::new(&self.queue, &mut self.context, message)
     }
 
     fn take_permits(&mut self, n: usize) {

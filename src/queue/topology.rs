@@ -28,14 +28,13 @@ pub(crate) struct Progress {
     /// How many messages were never delivered.
     pub(crate) pending: u64,
     /// How many were delivered, and not acknowledged yet.
-    #[cfg_attr(not(feature = "cli"), expect(dead_code, reason = "the command line reads it"))]
     pub(crate) unacknowledged: u64,
 }
 
 fn stream_definition(queue: &Queue) -> Result<stream::Config, QueueError> {
     let mut config: stream::Config =
         serde_json::from_str(STREAM).map_err(|error| definition_error(&error))?;
-    config.name = queue.stream.to_string();
+    config.name.clone_from(&queue.stream);
     config.subjects = vec![format!("{}.*.>", queue.prefix)];
     Ok(config)
 }
@@ -100,7 +99,7 @@ impl Queue {
     /// Creates the stream if it is missing; returns what differs from its definition.
     pub(crate) async fn ensure_stream(&self) -> Result<Vec<String>, QueueError> {
         let mut should = stream_definition(self)?;
-        let info = match self.context.get_stream(self.stream.as_ref()).await {
+        let info = match self.context.get_stream(self.stream.as_str()).await {
             Ok(stream) => stream.cached_info().clone(),
             Err(error) if matches!(error.kind(), GetStreamErrorKind::JetStream(e) if e.code() == 404) => {
                 // Sequences of an older stream of this name must not come again: an ack of then would
@@ -113,7 +112,7 @@ impl Queue {
                     }
                     // Another worker was faster.
                     Err(error) if is_there_already(&error) => {
-                        let stream = self.context.get_stream(self.stream.as_ref()).await;
+                        let stream = self.context.get_stream(self.stream.as_str()).await;
                         stream.map_err(|error| unavailable("get the stream", &error))?.cached_info().clone()
                     }
                     Err(error) => {
@@ -137,12 +136,12 @@ impl Queue {
     ) -> Result<(PullConsumer, Vec<String>), QueueError> {
         let should = consumer_definition(self, name)?;
         let found =
-            self.context.get_consumer_from_stream::<pull::Config, _, _>(name, self.stream.as_ref()).await;
+            self.context.get_consumer_from_stream::<pull::Config, _, _>(name, self.stream.as_str()).await;
         let consumer = match found {
             Ok(consumer) => consumer,
             Err(_) => match self
                 .context
-                .create_consumer_strict_on_stream(should.clone(), self.stream.as_ref())
+                .create_consumer_strict_on_stream(should.clone(), self.stream.as_str())
                 .await
             {
                 Ok(consumer) => {
@@ -152,7 +151,7 @@ impl Queue {
                 // Another worker was faster, or NATS is away: the second look tells.
                 Err(error) => self
                     .context
-                    .get_consumer_from_stream::<pull::Config, _, _>(name, self.stream.as_ref())
+                    .get_consumer_from_stream::<pull::Config, _, _>(name, self.stream.as_str())
                     .await
                     .map_err(|_| unavailable("create the consumer", &error))?,
             },
@@ -170,7 +169,7 @@ impl Queue {
         if !self.ensure_stream().await?.is_empty() {
             let mut config = stream_definition(self)?;
             // How many replicas, and from which sequence on, is the operator's business.
-            let stream = self.context.get_stream(self.stream.as_ref()).await;
+            let stream = self.context.get_stream(self.stream.as_str()).await;
             let now =
                 stream.map_err(|error| unavailable("get the stream", &error))?.cached_info().config.clone();
             config.num_replicas = now.num_replicas;
@@ -182,7 +181,7 @@ impl Queue {
             if !drift.is_empty() {
                 let config = consumer_definition(self, name)?;
                 self.context
-                    .update_consumer_on_stream(config, self.stream.as_ref())
+                    .update_consumer_on_stream(config, self.stream.as_str())
                     .await
                     .map_err(|error| refused("change the consumer", &error))?;
             }
@@ -192,7 +191,7 @@ impl Queue {
 
     /// The stream's creation and its last sequence.
     pub(crate) async fn stream_state(&self) -> Result<(String, u64), QueueError> {
-        let stream = self.context.get_stream(self.stream.as_ref()).await;
+        let stream = self.context.get_stream(self.stream.as_str()).await;
         let stream = stream.map_err(|error| unavailable("get the stream", &error))?;
         let info = stream.cached_info();
         Ok((self.note_created(info), info.state.last_sequence))
@@ -203,7 +202,7 @@ impl Queue {
         let (stream_created, last_seq) = self.stream_state().await?;
         let consumer = self
             .context
-            .get_consumer_from_stream::<pull::Config, _, _>(name, self.stream.as_ref())
+            .get_consumer_from_stream::<pull::Config, _, _>(name, self.stream.as_str())
             .await
             .map_err(|error| unavailable("get the consumer", &error))?;
         let info = consumer.cached_info();
@@ -219,7 +218,7 @@ impl Queue {
     /// Removes a queue's messages and its consumer.
     #[cfg(feature = "cli")]
     pub(crate) async fn forget(&self, name: &str) -> Result<(), QueueError> {
-        let stream = self.context.get_stream(self.stream.as_ref()).await;
+        let stream = self.context.get_stream(self.stream.as_str()).await;
         let stream = stream.map_err(|error| unavailable("get the stream", &error))?;
         let messages = stream.purge().filter(format!("{}.{name}.>", self.prefix)).await;
         messages.map_err(|error| unavailable("purge the queue", &error))?;

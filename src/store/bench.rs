@@ -1,6 +1,9 @@
 //! Bench: what `tenure bench` asks the database. Nothing else uses it.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
 use sqlx::{Connection, Row, query};
 use uuid::Uuid;
@@ -147,15 +150,21 @@ impl Store {
         Ok(())
     }
 
-    /// Inserts rows over a connection of its own, each by a statement of its own.
+    /// Inserts rows over a connection of its own, each by a statement of its own. Returns how long each took.
     pub(crate) async fn bench_raw_inserts(
         &self,
         kind: &str,
         payload: &str,
         rows: usize,
-    ) -> Result<(), StoreError> {
+        pace: Option<Duration>,
+    ) -> Result<Vec<Duration>, StoreError> {
         let mut connection = self.migration_connection().await?;
+        let mut taken = Vec::with_capacity(rows);
         for _ in 0..rows {
+            if let Some(pace) = pace {
+                tokio::time::sleep(pace).await;
+            }
+            let since = Instant::now();
             query(
                 "INSERT INTO tenure.bench_raw (id, queue, kind, payload) VALUES ($1, 'bench', $2, $3::jsonb)",
             )
@@ -164,8 +173,10 @@ impl Store {
             .bind(payload)
             .execute(&mut connection)
             .await?;
+            taken.push(since.elapsed());
         }
-        Ok(connection.close().await?)
+        connection.close().await?;
+        Ok(taken)
     }
 
     /// From the first raw row to the last.
@@ -177,20 +188,23 @@ impl Store {
     }
 
     /// Makes finished jobs that nobody ran.
-    pub(crate) async fn bench_history(
-        &self,
-        jobs: usize,
-        payload: &str,
-        mut made: impl FnMut(usize),
-    ) -> Result<(), StoreError> {
+    pub(crate) async fn bench_history(&self, jobs: usize, payload: &str) -> Result<(), StoreError> {
         for from in (0..jobs).step_by(HISTORY_STEP) {
             let to = (from + HISTORY_STEP).min(jobs);
             let bounds = (i64::try_from(from + 1), i64::try_from(to));
             let (Ok(low), Ok(high)) = bounds else { break };
             self.rows(query(HISTORY).bind(low).bind(high).bind(payload)).await?;
-            made(to);
         }
         Ok(())
+    }
+
+    /// Tells the planner what there is, as autovacuum does by and by.
+    pub(crate) async fn bench_vacuum(&self) -> Result<(), StoreError> {
+        let mut connection = self.migration_connection().await?;
+        for table in ["VACUUM ANALYZE tenure.job_history", "VACUUM ANALYZE tenure.jobs"] {
+            query(table).execute(&mut connection).await?;
+        }
+        Ok(connection.close().await?)
     }
 
     /// Removes a queue's jobs, and the workers that served it alone.
@@ -205,13 +219,14 @@ impl Store {
     }
 
     /// How long each of these calls takes, in milliseconds; the median.
-    pub(crate) async fn bench_time<F>(&self, times: usize, call: impl Fn() -> F) -> Result<f64, StoreError>
-    where
-        F: Future<Output = Result<(), StoreError>>,
-    {
+    pub(crate) async fn bench_time(
+        &self,
+        times: usize,
+        call: impl AsyncFn() -> Result<(), StoreError>,
+    ) -> Result<f64, StoreError> {
         let mut taken = Vec::with_capacity(times);
         for _ in 0..times {
-            let since = std::time::Instant::now();
+            let since = Instant::now();
             call().await?;
             taken.push(since.elapsed());
         }

@@ -9,7 +9,7 @@ use std::{
 
 use futures::future::BoxFuture;
 use sqlx::{
-    AssertSqlSafe, ConnectOptions, Connection, Execute, PgConnection, Postgres,
+    AssertSqlSafe, ConnectOptions, Connection, Execute, PgConnection, Postgres, SqlStr,
     pool::PoolConnection,
     postgres::{PgArguments, PgConnectOptions, PgPool, PgPoolOptions, PgRow},
     query::Query,
@@ -120,6 +120,16 @@ impl StoreError {
         self.has_code(|code| code == "40001")
     }
 
+    /// Whether a lock was not to be had in time: another transaction is in the way of one of the rows.
+    pub(crate) fn is_locked(&self) -> bool {
+        self.has_code(|code| code == "55P03")
+    }
+
+    /// Whether it is about some item of a batch, and the others may succeed without it.
+    pub(crate) fn is_of_one_item(&self) -> bool {
+        matches!(self, Self::Refused(_)) || self.is_locked()
+    }
+
     fn is_deadlock(&self) -> bool {
         self.has_code(|code| code == "40P01")
     }
@@ -166,18 +176,54 @@ pub(crate) struct Availability {
     pub(crate) since: Instant,
 }
 
-/// The two pools, and what is known about the server.
+/// A kind of statement that runs all the time, and keeps a connection for itself.
+///
+/// A pool costs a task and some wake-ups a call, which is more than the statement itself when it is the only
+/// one in flight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Line {
+    Enqueue,
+    Claim,
+    Progress,
+    Complete,
+}
+
+const LINES: usize = 4;
+
+/// After so long a connection of a line is replaced, as a pool does: a proxy's or a failover's leftovers go,
+/// and what the server has cached for it.
+const LINE_LASTS: Duration = Duration::from_mins(30);
+
+/// A line's connection, and since when it has been open.
+type LineConnection = tokio::sync::Mutex<Option<(PgConnection, Instant)>>;
+
+/// The two pools, the lines, and what is known about the server. Cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct Store {
+pub(crate) struct Store(Arc<Inner>);
+
+impl std::ops::Deref for Store {
+    type Target = Inner;
+
+    fn deref(&self) -> &Inner {
+        &self.0
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Inner {
     own: PgPool,
     handlers: PgPool,
+    lines: [LineConnection; LINES],
     within: Duration,
-    availability: Arc<watch::Sender<Availability>>,
-    last_error: Arc<Mutex<String>>,
+    availability: watch::Sender<Availability>,
+    last_error: Mutex<String>,
     /// The runtime that tenure's own connections belong to. Handlers run on another: one that blocks its
     /// threads must not stop the socket of a heartbeat.
     home: Handle,
 }
+
+/// What a statement answers.
+pub(crate) type Rows = Result<Vec<PgRow>, StoreError>;
 
 /// A connection that is closed, not reused, unless its call came to an end.
 struct Held {
@@ -208,18 +254,26 @@ impl Store {
                 .connect_lazy_with(connect.clone())
         };
         let now = Availability { up: true, since: Instant::now() };
-        Ok(Self {
+        Ok(Self(Arc::new(Inner {
             own: pool(OWN_CONNECTIONS),
             handlers: pool(config.handler_connections),
+            lines: Default::default(),
             within,
-            availability: Arc::new(watch::Sender::new(now)),
-            last_error: Arc::default(),
+            availability: watch::Sender::new(now),
+            last_error: Mutex::default(),
             home: Handle::current(),
-        })
+        })))
     }
 
     /// Closes both pools.
     pub(crate) async fn close(&self) {
+        for line in &self.lines {
+            if let Ok(mut line) = line.try_lock()
+                && let Some((connection, _)) = line.take()
+            {
+                drop(timeout(Duration::from_secs(2), connection.close()).await);
+            }
+        }
         // A pool that waits for a connection held by a hung call must not hold up the shutdown.
         for pool in [&self.own, &self.handlers] {
             drop(timeout(Duration::from_secs(2), pool.close()).await);
@@ -245,41 +299,85 @@ impl Store {
     /// Runs one statement and reads all its rows.
     ///
     /// Cancel safe: a call that is dropped either reached Postgres or did not; its connection is closed.
-    pub(crate) async fn rows(
+    pub(crate) fn rows<'q>(&self, query: Query<'q, Postgres, PgArguments>) -> BoxFuture<'q, Rows> {
+        self.send(None, query)
+    }
+
+    /// [`Store::rows`] over the line of its kind, if no other such statement is in flight.
+    pub(crate) fn rows_over<'q>(
         &self,
-        mut query: Query<'_, Postgres, PgArguments>,
-    ) -> Result<Vec<PgRow>, StoreError> {
-        if Handle::current().id() == self.home.id() {
-            return self.rows_at_home(query).await;
-        }
-        let arguments = query.take_arguments().map_err(sqlx::Error::Encode)?.unwrap_or_default();
-        let (store, sql) = (self.clone(), query.sql());
-        let call = async move { store.rows_at_home(sqlx::query_with(sql, arguments)).await };
-        self.home.spawn(call).await.unwrap_or_else(|_| Err(sqlx::Error::WorkerCrashed.into()))
+        line: Line,
+        query: Query<'q, Postgres, PgArguments>,
+    ) -> BoxFuture<'q, Rows> {
+        self.send(Some(line), query)
+    }
+
+    /// In a box: it is large, and whatever awaits it would be, too. A job's task is moved more than once.
+    fn send<'q>(
+        &self,
+        line: Option<Line>,
+        mut query: Query<'q, Postgres, PgArguments>,
+    ) -> BoxFuture<'q, Rows> {
+        let store = self.clone();
+        Box::pin(async move {
+            let arguments = query.take_arguments().map_err(sqlx::Error::Encode)?.unwrap_or_default();
+            let sql = query.sql();
+            if Handle::current().id() == store.home.id() {
+                return store.rows_at_home(line, sql, arguments).await;
+            }
+            let home = store.home.clone();
+            let call = home.spawn(async move { store.rows_at_home(line, sql, arguments).await });
+            call.await.unwrap_or_else(|_| Err(sqlx::Error::WorkerCrashed.into()))
+        })
     }
 
     /// A deadlock's victim has changed nothing: its statement is sent again.
-    async fn rows_at_home(
-        &self,
-        mut query: Query<'_, Postgres, PgArguments>,
-    ) -> Result<Vec<PgRow>, StoreError> {
-        let arguments = query.take_arguments().map_err(sqlx::Error::Encode)?.unwrap_or_default();
-        let sql = query.sql();
-        let mut tries = 0;
+    async fn rows_at_home(&self, line: Option<Line>, sql: SqlStr, arguments: PgArguments) -> Rows {
+        let mut tries = 1;
         loop {
-            let answer = self.try_rows(sqlx::query_with(sql.clone(), arguments.clone())).await;
+            // The last time, it need not be kept for another.
+            if tries == DEADLOCKS_MAX {
+                return self.try_rows(line, sqlx::query_with(sql, arguments)).await;
+            }
+            let answer = self.try_rows(line, sqlx::query_with(sql.clone(), arguments.clone())).await;
             tries += 1;
-            if tries == DEADLOCKS_MAX || !answer.as_ref().is_err_and(StoreError::is_deadlock) {
+            if !answer.as_ref().is_err_and(StoreError::is_deadlock) {
                 return answer;
             }
         }
     }
 
-    async fn try_rows(&self, query: Query<'_, Postgres, PgArguments>) -> Result<Vec<PgRow>, StoreError> {
+    async fn try_rows(&self, line: Option<Line>, query: Query<'_, Postgres, PgArguments>) -> Rows {
+        if let Some(line) = line
+            && let Ok(mut line) = self.lines[line as usize].try_lock()
+        {
+            return self.try_line(&mut line, query).await;
+        }
         let answer = Self::acquire(&self.own).await;
         let mut held = self.observe(answer)?;
         let answer = self.deadline(query.fetch_all(&mut *held.connection)).await;
         held.finished = is_answer(&answer);
+        self.observe(answer)
+    }
+
+    async fn try_line(
+        &self,
+        line: &mut Option<(PgConnection, Instant)>,
+        query: Query<'_, Postgres, PgArguments>,
+    ) -> Rows {
+        // Taken out, so that a call that is cut off leaves none behind.
+        let (mut connection, since) = match line.take() {
+            Some((connection, since)) if since.elapsed() < LINE_LASTS => (connection, since),
+            old => {
+                drop(old);
+                let answer = self.deadline(self.own.connect_options().connect()).await;
+                (self.observe(answer)?, Instant::now())
+            }
+        };
+        let answer = self.deadline(query.fetch_all(&mut connection)).await;
+        if is_answer(&answer) {
+            *line = Some((connection, since));
+        }
         self.observe(answer)
     }
 
@@ -325,7 +423,7 @@ impl Store {
         let store = self.clone();
         self.home.spawn(async move {
             let end = sqlx::query(super::END_TRANSACTION).bind(pid).bind(began);
-            if let Err(error) = store.rows_at_home(end).await {
+            if let Err(error) = store.rows(end).await {
                 tracing::warn!(%error, "a transaction that was given up goes on until its own time limit");
             }
         });

@@ -1,18 +1,21 @@
--- complete: the job is done; its row moves to the history.
+-- complete: jobs are done; their rows move to the history.
 --
---   $1 ids (no duplicates)  $2 tokens  $3 claim ids  $4 outputs (JSON text)  $5 ordinals
+--   $1 ids (sorted, no duplicates)  $2 tokens  $3 claim ids  $4 outputs (JSON text)
 --
--- Followed by complete_skip.sql, or, as the last statement of the user's transaction in `complete_in`, for
--- one job, by complete_wait.sql: without a row, that transaction must be rolled back. Then complete_move.sql.
--- One row a job completed. A job that is missing: ask settled_as.sql; a repeated completion under the
--- same claim is the same completion, anything else is a stale worker.
--- Rows are locked in order of id, whatever the plan.
-WITH mine AS MATERIALIZED (
-    SELECT u.id, u.output, u.ord
-      FROM unnest($1::uuid[], $2::bigint[], $3::uuid[], $4::text[], $5::int[])
-           AS u(id, token, claim_id, output, ord)
-      JOIN tenure.jobs j ON j.id = u.id
-     WHERE j.fencing_token = u.token
+-- Followed by complete_move.sql. One row a job completed. A job that is missing: ask settled_as.sql; a
+-- repeated completion under the same claim is the same completion, anything else is a stale worker.
+-- The fast path: one pass over the rows. A transaction of one handler may hold its row for long, and must
+-- not hold up the completions of all others: after 100 ms the statement gives up (55P03), and
+-- complete_locked.sql completes what is free. The limit ends with the statement, which is a transaction of
+-- its own. It also ends any deadlock long before the server would look for one.
+WITH done AS (
+    DELETE FROM tenure.jobs j
+     USING unnest((SELECT $1::uuid[]), $2::bigint[], $3::uuid[], $4::text[])
+           WITH ORDINALITY AS u(id, token, claim_id, output, ord)
+     WHERE (SELECT set_config('lock_timeout', '100ms', true)) IS NOT NULL
+       AND j.id = u.id
+       AND j.fencing_token = u.token
        AND j.claim_id = u.claim_id
        AND j.status = 'processing'
-     ORDER BY j.id
+    RETURNING (u.ord - 1)::int AS ord, u.output, j.*
+)

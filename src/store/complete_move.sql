@@ -1,10 +1,5 @@
 -- complete_move: out of the live rows, into the history.
-), done AS (
-    DELETE FROM tenure.jobs j
-     USING mine
-     WHERE j.id = mine.id
-    RETURNING mine.ord, mine.output, j.*
-), moved AS (
+, moved AS (
     INSERT INTO tenure.job_history (id, queue, kind, payload, status, attempt, max_attempts, fencing_token,
            claim_id, worker_id, created_at, scheduled_at, started_at, last_activity_at, finished_at,
            stage, progress, message, output, trace_context, last_error)

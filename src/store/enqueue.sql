@@ -5,6 +5,8 @@
 --   $9 key scopes  $10 keys (NULL: no key)  $11, $12 of a submission: its message's sequence and time
 --   $13 told: 'relay' (the relay shall publish), 'ticket' (the caller publishes dispatch 1 once this is
 --       committed), 'message' (the message exists already: a submission)
+--   $14 how long to wait for another transaction that is about to insert one of the keys, for example
+--       '100ms'; NULL: as the session says, as in a user's transaction
 --
 -- One row a job created. An id that is missing: its key is taken; ask held_keys.sql by whom. That is a
 -- second statement because this one's snapshot may be older than the insert that won.
@@ -13,10 +15,11 @@
 WITH input AS MATERIALIZED (
     SELECT u.*,
            coalesce(u.run_at, statement_timestamp() + coalesce(u.delay_s, 0) * interval '1 second') AS due_at
-      FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::int[], $6::timestamptz[], $7::float8[],
+      FROM unnest((SELECT $1::uuid[]), $2::text[], $3::text[], $4::text[], $5::int[], $6::timestamptz[], $7::float8[],
                   $8::text[], $9::text[], $10::text[], $11::bigint[], $12::timestamptz[], $13::text[])
            AS u(id, queue, kind, payload, max_attempts, run_at, delay_s, trace_context, key_scope, key,
                 stream_seq, stream_published_at, told)
+     WHERE (SELECT set_config('lock_timeout', coalesce($14, current_setting('lock_timeout')), true)) IS NOT NULL
 ), keyed AS (
     INSERT INTO tenure.job_keys (scope, key, job_id, stream_seq, stream_published_at)
     SELECT key_scope, key, id, stream_seq, stream_published_at

@@ -7,12 +7,13 @@ use chrono::{DateTime, Utc};
 use sqlx::{Row, postgres::PgRow, query};
 
 use super::{
-    BURY_UNKNOWN, CANCEL, CLAIM, COMPLETE, ENQUEUE, HELD_KEYS, LIVE_JOBS, MISSED, PROGRESS, PUT_OFF, REFUSE,
-    RUN_NOW, SETTLE, SETTLED_AS, STANDING, STILL_MINE, UNPUBLISHED,
-    call::{Store, StoreError},
+    BURY_UNKNOWN, CANCEL, CLAIM, CLAIM_ONE, COMPLETE, COMPLETE_ONE, COMPLETE_SKIP, ENQUEUE, ENQUEUE_ONE,
+    ENQUEUE_PLAIN, HELD_KEYS, LIVE_JOBS, MISSED, PROGRESS, PUT_OFF, REFUSE, RUN_NOW, SETTLE, SETTLED_AS,
+    STANDING, STILL_MINE, UNPUBLISHED,
+    call::{Line, Store, StoreError},
     rows::{
         AttemptEnd, CancelAnswer, ClaimRequest, Completion, EndedAttempt, Keys, NewJob, ProgressWrite,
-        Refused, Told, ended, json, ord, ordinals, status,
+        Refused, Shapes, Told, ended, json, ord, ordinals, status,
     },
 };
 use crate::{
@@ -22,7 +23,7 @@ use crate::{
 
 /// Builds the one query for many new jobs.
 macro_rules! enqueue_query {
-    ($jobs:expr) => {{
+    ($jobs:expr, $within:expr) => {{
         let jobs: &[NewJob] = $jobs;
         macro_rules! column {
             ($of:expr) => {
@@ -47,7 +48,39 @@ macro_rules! enqueue_query {
                 Told::Ticket => "ticket",
                 Told::Message => "message",
             }))
+            .bind($within)
     }};
+}
+
+fn enqueue_one(job: &NewJob) -> sqlx::query::Query<'_, sqlx::Postgres, sqlx::postgres::PgArguments> {
+    query(ENQUEUE_ONE)
+        .bind(job.id)
+        .bind(&job.queue)
+        .bind(&job.kind)
+        .bind(&job.payload)
+        .bind(i32::try_from(job.max_attempts).unwrap_or(i32::MAX))
+        .bind(&job.trace_context)
+}
+
+fn enqueue_plain(jobs: &[NewJob]) -> sqlx::query::Query<'_, sqlx::Postgres, sqlx::postgres::PgArguments> {
+    let mut shapes = Shapes::default();
+    let places: Vec<_> = jobs
+        .iter()
+        .map(|job| {
+            let is_same = |(queue, kind, max_attempts): &(&str, &str, u32)| {
+                *queue == job.queue && *kind == job.kind && *max_attempts == job.max_attempts
+            };
+            shapes.place(is_same, || (job.queue.as_str(), job.kind.as_str(), job.max_attempts))
+        })
+        .collect();
+    query(ENQUEUE_PLAIN)
+        .bind(jobs.iter().map(|job| job.id).collect::<Vec<_>>())
+        .bind(places)
+        .bind(jobs.iter().map(|job| job.payload.as_str()).collect::<Vec<_>>())
+        .bind(jobs.iter().map(|job| job.trace_context.as_deref()).collect::<Vec<_>>())
+        .bind(shapes.column(|shape| shape.0))
+        .bind(shapes.column(|shape| shape.1))
+        .bind(shapes.column(|shape| i32::try_from(shape.2).unwrap_or(i32::MAX)))
 }
 
 fn created(rows: &[PgRow]) -> Result<HashMap<JobId, bool>, sqlx::Error> {
@@ -75,8 +108,25 @@ fn holders(rows: &[PgRow], keys: usize) -> Result<Vec<Option<JobId>>, sqlx::Erro
 
 impl Store {
     /// Creates jobs. Returns those that were created, and whether each needs its ticket published now.
-    pub(crate) async fn enqueue(&self, jobs: &[NewJob]) -> Result<HashMap<JobId, bool>, StoreError> {
-        Ok(created(&self.rows(enqueue_query!(jobs)).await?)?)
+    ///
+    /// In a hurry, it gives up early when another transaction holds one of the keys; see
+    /// [`StoreError::is_locked`].
+    pub(crate) async fn enqueue(
+        &self,
+        jobs: &[NewJob],
+        in_a_hurry: bool,
+    ) -> Result<HashMap<JobId, bool>, StoreError> {
+        let rows = match jobs {
+            [job] if job.is_plain() => self.rows_over(Line::Enqueue, enqueue_one(job)).await?,
+            jobs if jobs.iter().all(NewJob::is_plain) => {
+                self.rows_over(Line::Enqueue, enqueue_plain(jobs)).await?
+            }
+            jobs => {
+                let within = in_a_hurry.then_some("100ms");
+                self.rows_over(Line::Enqueue, enqueue_query!(jobs, within)).await?
+            }
+        };
+        Ok(created(&rows)?)
     }
 
     /// [`Store::enqueue`] inside the user's transaction.
@@ -84,7 +134,7 @@ impl Store {
         connection: &mut sqlx::PgConnection,
         jobs: &[NewJob],
     ) -> Result<HashMap<JobId, bool>, StoreError> {
-        Ok(created(&enqueue_query!(jobs).fetch_all(connection).await?)?)
+        Ok(created(&enqueue_query!(jobs, None::<&str>).fetch_all(connection).await?)?)
     }
 
     /// Who holds each key.
@@ -116,40 +166,55 @@ impl Store {
         worker_id: &str,
         worker_host: &str,
     ) -> Result<Vec<Option<Claim>>, StoreError> {
-        let rows = self
-            .rows(
-                query(CLAIM)
+        let rows = match requests {
+            [one] => {
+                let query = query(CLAIM_ONE).bind(one.job).bind(one.claim).bind(&one.queue).bind(&one.kind);
+                let query = query.bind(one.stale_after.as_secs_f64()).bind(one.on_crash);
+                self.rows_over(Line::Claim, query.bind(worker_id).bind(worker_host)).await?
+            }
+            requests => {
+                let mut shapes = Shapes::default();
+                let shape = |r: &ClaimRequest| (r.queue.clone(), r.kind.clone(), r.stale_after, r.on_crash);
+                let places: Vec<_> = requests
+                    .iter()
+                    .map(|r| {
+                        let is_same = |(queue, kind, stale_after, on_crash): &(String, String, _, _)| {
+                            *queue == r.queue
+                                && *kind == r.kind
+                                && *stale_after == r.stale_after
+                                && *on_crash == r.on_crash
+                        };
+                        shapes.place(is_same, || shape(r))
+                    })
+                    .collect();
+                let query = query(CLAIM)
                     .bind(requests.iter().map(|r| r.job).collect::<Vec<_>>())
                     .bind(requests.iter().map(|r| r.claim).collect::<Vec<_>>())
-                    .bind(requests.iter().map(|r| r.stale_after.as_secs_f64()).collect::<Vec<_>>())
-                    .bind(ordinals(requests.len()))
-                    .bind(worker_id)
-                    .bind(worker_host)
-                    .bind(requests.iter().map(|r| r.queue.clone()).collect::<Vec<_>>())
-                    .bind(requests.iter().map(|r| r.kind.clone()).collect::<Vec<_>>())
-                    .bind(requests.iter().map(|r| r.on_crash).collect::<Vec<_>>()),
-            )
-            .await?;
+                    .bind(places)
+                    .bind(shapes.column(|shape| shape.0.clone()))
+                    .bind(shapes.column(|shape| shape.1.clone()))
+                    .bind(shapes.column(|shape| shape.2.as_secs_f64()))
+                    .bind(shapes.column(|shape| shape.3));
+                self.rows_over(Line::Claim, query.bind(worker_id).bind(worker_host)).await?
+            }
+        };
         let mut claims = vec![None; requests.len()];
         for row in &rows {
-            let claim = Claim {
-                key: ClaimKey {
-                    job: row.try_get("id")?,
-                    token: row.try_get("fencing_token")?,
-                    claim: row.try_get("claim_id")?,
-                },
-                queue: row.try_get("queue")?,
-                kind: row.try_get("kind")?,
-                payload: row.try_get("payload")?,
-                attempt: row.try_get::<i32, _>("attempt")?.cast_unsigned(),
-                max_attempts: row.try_get::<i32, _>("max_attempts")?.cast_unsigned(),
-                checkpoint: json(row.try_get("checkpoint")?),
-                trace_context: row.try_get("trace_context")?,
-                dispatch: row.try_get("dispatch")?,
-            };
-            if let Some(place) = claims.get_mut(ord(row)?) {
-                *place = Some(claim);
-            }
+            // By position, as the statement returns them: a look-up of each name costs as much as the rest.
+            let at = usize::try_from(row.try_get::<i32, _>(0)?).unwrap_or(usize::MAX);
+            let Some((place, request)) = claims.get_mut(at).zip(requests.get(at)) else { continue };
+            *place = Some(Claim {
+                key: ClaimKey { job: row.try_get(1)?, token: row.try_get(2)?, claim: row.try_get(3)? },
+                // What was claimed is of the queue and the kind that were asked for.
+                queue: request.queue.clone(),
+                kind: request.kind.clone(),
+                payload: row.try_get(4)?,
+                attempt: row.try_get::<i32, _>(5)?.cast_unsigned(),
+                max_attempts: row.try_get::<i32, _>(6)?.cast_unsigned(),
+                checkpoint: json(row.try_get(7)?),
+                trace_context: row.try_get(8)?,
+                dispatch: row.try_get(9)?,
+            });
         }
         Ok(claims)
     }
@@ -199,7 +264,8 @@ impl Store {
     pub(crate) async fn progress(&self, writes: &[ProgressWrite]) -> Result<Vec<Option<bool>>, StoreError> {
         let keys: Keys = writes.iter().map(|write| &write.key).collect();
         let rows = self
-            .rows(
+            .rows_over(
+                Line::Progress,
                 query(PROGRESS)
                     .bind(keys.jobs)
                     .bind(keys.tokens)
@@ -246,18 +312,26 @@ impl Store {
     }
 
     /// Completes jobs. `true` at the place of each that this call completed. Sorted, without duplicates.
+    ///
+    /// A row that another transaction holds is passed over: not completed, and not lost either.
     pub(crate) async fn complete(&self, completions: &[Completion]) -> Result<Vec<bool>, StoreError> {
-        let keys: Keys = completions.iter().map(|completion| &completion.key).collect();
-        let rows = self
-            .rows(
-                query(COMPLETE)
-                    .bind(keys.jobs)
-                    .bind(keys.tokens)
-                    .bind(keys.claims)
-                    .bind(completions.iter().map(|c| c.output.clone()).collect::<Vec<_>>())
-                    .bind(keys.ords),
-            )
-            .await?;
+        let complete = |statement: &'static str| {
+            let keys: Keys = completions.iter().map(|completion| &completion.key).collect();
+            let outputs: Vec<_> = completions.iter().map(|c| c.output.as_deref()).collect();
+            let query = query(statement).bind(keys.jobs).bind(keys.tokens).bind(keys.claims).bind(outputs);
+            self.rows_over(Line::Complete, query)
+        };
+        let rows = match completions {
+            [Completion { key, output }] => {
+                let query = query(COMPLETE_ONE).bind(key.job).bind(key.token).bind(key.claim);
+                self.rows_over(Line::Complete, query.bind(output.as_deref())).await
+            }
+            _ => complete(COMPLETE).await,
+        };
+        let rows = match rows {
+            Err(error) if error.is_locked() => complete(COMPLETE_SKIP).await?,
+            rows => rows?,
+        };
         let mut done = vec![false; completions.len()];
         for row in &rows {
             if let Some(answer) = done.get_mut(ord(row)?) {

@@ -9,6 +9,7 @@ use super::call::{Store, StoreError};
 pub(crate) const MIGRATIONS: &[(i64, &str, &str)] = &[
     (1, "tenure", include_str!("../../migrations/0001_tenure.sql")),
     (2, "every_end", include_str!("../../migrations/0002_every_end.sql")),
+    (3, "lean_checks", include_str!("../../migrations/0003_lean_checks.sql")),
 ];
 
 /// "tenure" in ASCII: the key of the lock that makes migrations wait for each other.

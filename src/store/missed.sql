@@ -10,7 +10,7 @@ SELECT u.ord,
        extract(epoch FROM j.scheduled_at - statement_timestamp())::float8 AS due_in_s,
        extract(epoch FROM j.last_activity_at + j.stale_after - statement_timestamp())::float8 AS stale_in_s,
        f.finished IS NOT NULL AS finished
-  FROM unnest($1::uuid[], $2::int[]) AS u(id, ord)
+  FROM unnest((SELECT $1::uuid[]), $2::int[]) AS u(id, ord)
   LEFT JOIN tenure.jobs j ON j.id = u.id
   LEFT JOIN LATERAL (
        SELECT 1 AS finished FROM tenure.job_history h WHERE h.id = u.id

@@ -41,9 +41,12 @@ macro_rules! statements {
 
 statements! {
     ENQUEUE = "enqueue";
+    ENQUEUE_PLAIN = "enqueue_plain";
+    ENQUEUE_ONE = "enqueue_one";
     HELD_KEYS = "held_keys";
     UNPUBLISHED = "unpublished";
     CLAIM = "claim";
+    CLAIM_ONE = "claim_one";
     MISSED = "missed";
     PROGRESS = "progress";
     STILL_MINE = "still_mine";
@@ -55,8 +58,10 @@ statements! {
     ONCE = "once";
     EFFECT = "effect";
     EFFECT_RESULT = "effect_result";
-    COMPLETE = "complete" "complete_skip" "complete_move";
-    COMPLETE_IN = "complete" "complete_wait" "complete_move";
+    COMPLETE = "complete" "complete_move";
+    COMPLETE_ONE = "complete_one" "complete_move";
+    COMPLETE_SKIP = "complete_locked" "complete_skip" "complete_taken" "complete_move";
+    COMPLETE_IN = "complete_locked" "complete_wait" "complete_taken" "complete_move";
     SETTLE = "settle" "end_attempt";
     SETTLED_AS = "settled_as";
     RESET_STALE = "reset_stale" "end_attempt";

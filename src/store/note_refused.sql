@@ -3,4 +3,4 @@
 --   $1 job ids  $2 the tokens it wrote under  $3 what it tried  $4 worker id
 INSERT INTO tenure.recovery_events (event, path, job_id, fencing_token, owner_before, reason, recovered_by)
 SELECT 'refused_write', 'worker', u.id, u.token, $4, u.reason, $4
-  FROM unnest($1::uuid[], $2::bigint[], $3::text[]) AS u(id, token, reason)
+  FROM unnest((SELECT $1::uuid[]), $2::bigint[], $3::text[]) AS u(id, token, reason)

@@ -7,7 +7,7 @@
 -- Rows are locked in order of id, as the claims that these messages set off lock them.
 WITH waiting AS MATERIALIZED (
     SELECT j.id
-      FROM unnest($1::uuid[], $2::int[], $3::bigint[]) AS u(id, dispatch, token)
+      FROM unnest((SELECT $1::uuid[]), $2::int[], $3::bigint[]) AS u(id, dispatch, token)
       JOIN tenure.jobs j ON j.id = u.id
      WHERE j.dispatch = u.dispatch AND j.fencing_token = u.token AND j.status = 'queued'
      ORDER BY j.id

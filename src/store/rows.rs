@@ -42,6 +42,14 @@ pub(crate) struct NewJob {
     pub(crate) told: Told,
 }
 
+impl NewJob {
+    /// Due, without a key, and published by whoever enqueues it.
+    pub(super) fn is_plain(&self) -> bool {
+        let is_due = self.run_at.is_none() && self.delay.is_none();
+        is_due && self.key.is_none() && self.message.is_none() && self.told == Told::Ticket
+    }
+}
+
 /// A claim to be made.
 #[derive(Debug, Clone)]
 pub(crate) struct ClaimRequest {
@@ -250,6 +258,30 @@ pub(super) fn status(row: &PgRow) -> Result<Status, sqlx::Error> {
 pub(super) fn json(text: Option<String>) -> Option<Value> {
     // It comes from a jsonb column: it is JSON. A number too large for f64 is shown as null.
     text.map(|text| serde_json::from_str(&text).unwrap_or_default())
+}
+
+/// What the items of a batch have in common: sent once, and named by its place.
+pub(super) struct Shapes<T>(Vec<T>);
+
+impl<T> Default for Shapes<T> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<T> Shapes<T> {
+    /// The place of a shape, from 1, as SQL counts. A batch has few: the latest are looked at first.
+    pub(super) fn place(&mut self, is_same: impl Fn(&T) -> bool, new: impl FnOnce() -> T) -> i32 {
+        let found = self.0.iter().rposition(is_same).unwrap_or_else(|| {
+            self.0.push(new());
+            self.0.len() - 1
+        });
+        i32::try_from(found + 1).unwrap_or(i32::MAX)
+    }
+
+    pub(super) fn column<C>(&self, of: impl Fn(&T) -> C) -> Vec<C> {
+        self.0.iter().map(of).collect()
+    }
 }
 
 pub(super) struct Keys {

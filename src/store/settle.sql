@@ -13,7 +13,7 @@ WITH locked AS MATERIALIZED (
            statement_timestamp() - j.last_activity_at AS silence,
            j.id, j.queue, j.kind, j.attempt, j.max_attempts, j.fencing_token, j.claim_id, j.worker_id,
            j.started_at, j.cancel_requested_at, j.losses, j.on_crash
-      FROM unnest($1::uuid[], $2::bigint[], $3::uuid[], $4::text[], $5::text[], $6::text[], $7::float8[],
+      FROM unnest((SELECT $1::uuid[]), $2::bigint[], $3::uuid[], $4::text[], $5::text[], $6::text[], $7::float8[],
                   $8::text[], $9::int[])
            AS u(id, token, claim_id, verdict, error, category, delay_s, reason, ord)
       JOIN tenure.jobs j ON j.id = u.id

@@ -4,7 +4,7 @@
 --
 -- The outcome of exactly this claim: NULL while it runs, no row if it never was or is not known.
 SELECT u.ord, s.outcome
-  FROM unnest($1::uuid[], $2::bigint[], $3::uuid[], $4::int[]) AS u(id, token, claim_id, ord)
+  FROM unnest((SELECT $1::uuid[]), $2::bigint[], $3::uuid[], $4::int[]) AS u(id, token, claim_id, ord)
   JOIN LATERAL (
        SELECT NULL::text AS outcome FROM tenure.jobs j
         WHERE j.id = u.id AND j.fencing_token = u.token AND j.claim_id = u.claim_id AND j.status = 'processing'

@@ -2,7 +2,7 @@
 --
 --   $1 ids  $2 ordinals
 SELECT u.ord, s.status
-  FROM unnest($1::uuid[], $2::int[]) AS u(id, ord)
+  FROM unnest((SELECT $1::uuid[]), $2::int[]) AS u(id, ord)
   JOIN LATERAL (
        SELECT j.status FROM tenure.jobs j WHERE j.id = u.id
        UNION ALL

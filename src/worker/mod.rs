@@ -14,7 +14,6 @@ use std::{
 use rand::distr::{Alphanumeric, SampleString};
 use serde_json::Value;
 use tokio::runtime::Handle;
-use tokio_util::task::TaskTracker;
 
 use self::serve::Shared;
 use crate::{
@@ -323,7 +322,6 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
             queues,
             recovery: self.recovery,
             runtime_dir: config.runtime_dir.clone(),
-            jobs: TaskTracker::new(),
         });
         shared.run_until(shutdown).await
     }

@@ -21,9 +21,10 @@ use std::{
 
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
+    task::JoinSet,
     time::{sleep, timeout},
 };
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::sync::CancellationToken;
 
 use super::{Recovery, WorkerError};
 use crate::{
@@ -62,7 +63,6 @@ pub(super) struct Shared<S> {
     pub(super) queues: BTreeMap<String, usize>,
     pub(super) recovery: Recovery,
     pub(super) runtime_dir: PathBuf,
-    pub(super) jobs: TaskTracker,
     pub(super) threads: Threads,
     /// Where this process can be asked whether it is there.
     pub(super) probe_subject: String,
@@ -84,11 +84,8 @@ impl<S: Send + Sync + 'static> Shared<S> {
         };
         let stop_pulling = CancellationToken::new();
         // Dropped on every way out, also when this future is dropped: nothing of it outlives it.
-        let stop_all = CancellationToken::new();
-        let _stop_all = stop_all.clone().drop_guard();
-        let _stop_pulling = stop_pulling.clone().drop_guard();
-
-        let mut background = tokio::task::JoinSet::new();
+        let mut background = JoinSet::new();
+        let mut pulls = JoinSet::new();
         background.spawn(self.heartbeat.clone().run());
         background.spawn(self.clone().listen(control));
         background.spawn(self.clone().renew(registration));
@@ -102,9 +99,8 @@ impl<S: Send + Sync + 'static> Shared<S> {
             background.spawn(self.clone().relay());
             background.spawn(self.clone().reclaim());
         }
-        let pulls = TaskTracker::new();
         for (name, slots) in self.queues.clone() {
-            pulls.spawn(self.clone().pull(name, slots, stop_pulling.clone(), stop_all.clone()));
+            pulls.spawn(self.clone().pull(name, slots, stop_pulling.clone()));
         }
         tracing::info!(worker = %self.worker_id, queues = ?self.queues, "worker started");
 
@@ -120,15 +116,17 @@ impl<S: Send + Sync + 'static> Shared<S> {
         }
         tracing::info!(worker = %self.worker_id, running = self.running.all().len(), "stopping: no new jobs");
         stop_pulling.cancel();
-        pulls.close();
-        pulls.wait().await;
-        self.jobs.close();
-        if timeout(self.timing.shutdown_grace, self.jobs.wait()).await.is_err() {
+        let mut jobs = Vec::new();
+        while let Some(pulled) = pulls.join_next().await {
+            // One that panicked has dropped its jobs, which others take back.
+            jobs.extend(pulled.ok());
+        }
+        if timeout(self.timing.shutdown_grace, ended(&mut jobs)).await.is_err() {
             let rest = self.running.stop_all();
             tracing::warn!(jobs = rest, "still running after the grace; asked to stop");
             let longest = self.kinds.all().map(|kind| self.cancel_grace(kind)).max().unwrap_or_default();
             let within = longest + self.timing.database_within;
-            if timeout(within, self.jobs.wait()).await.is_err() {
+            if timeout(within, ended(&mut jobs)).await.is_err() {
                 tracing::error!(jobs = self.running.all().len(), "not released; others will take them back");
             }
         }
@@ -365,14 +363,10 @@ impl<S: Send + Sync + 'static> Shared<S> {
         }
     }
 
-    /// Pulls one queue's messages until told to stop.
-    async fn pull(
-        self: Arc<Self>,
-        name: String,
-        slots: usize,
-        stop: CancellationToken,
-        stop_all: CancellationToken,
-    ) {
+    /// Pulls one queue's messages until told to stop. Returns what still runs.
+    async fn pull(self: Arc<Self>, name: String, slots: usize, stop: CancellationToken) -> JoinSet<()> {
+        // Dropped with this future, so that nothing outlives the worker.
+        let mut jobs = JoinSet::new();
         let slots = Arc::new(Semaphore::new(slots));
         let mut database = self.store.availability();
         while !stop.is_cancelled() {
@@ -410,14 +404,13 @@ impl<S: Send + Sync + 'static> Shared<S> {
                     pulled = pull.next() => pulled,
                 };
                 match pulled {
-                    Ok(Pulled::Delivery(delivery, permit)) => {
-                        let (shared, stop_all) = (self.clone(), stop_all.clone());
-                        self.jobs.spawn(async move {
-                            tokio::select! {
-                                () = shared.take(*delivery, permit) => {}
-                                () = stop_all.cancelled() => {}
-                            }
-                        });
+                    Ok(Pulled::Deliveries(deliveries)) => {
+                        // What has ended leaves nothing behind.
+                        while jobs.try_join_next().is_some() {}
+                        for (delivery, slot) in deliveries {
+                            let shared = self.clone();
+                            jobs.spawn(async move { shared.take(delivery, slot).await });
+                        }
                     }
                     Ok(Pulled::Broken(why)) => break why,
                     Err(error) => break error.to_string(),
@@ -441,6 +434,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
                 }
             }
         }
+        jobs
     }
 
     /// Takes one delivery to its end. The slot is free when this returns.
@@ -464,7 +458,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
         };
         let job = Arc::new(RunningJob::new(claim, message, kind.rules));
         if reservation.run(job.clone()) {
-            self.heartbeat.look_after(std::slice::from_ref(&job)).await;
+            Box::pin(self.heartbeat.look_after(std::slice::from_ref(&job))).await;
         }
         fault::point("claimed");
         tracing::debug!(job = %job.key.job, token = %job.key.token, kind = job.claim.kind, "running");
@@ -482,23 +476,23 @@ impl<S: Send + Sync + 'static> Shared<S> {
         let write = match &verdict {
             Verdict::End(end) => {
                 // The last checkpoint belongs to the next attempt.
-                self.heartbeat.flush(&job).await;
+                Box::pin(self.heartbeat.flush(&job)).await;
                 end.verdict
             }
             Verdict::Complete(_) | Verdict::Written | Verdict::Lost => "complete",
         };
         let told = job.is_lost();
         let messages = job.end();
-        let settled = self.settle.write(&job, verdict).await;
+        let settled = self.settle.write(&job, verdict, kind.completions.as_ref()).await;
         fault::point("settled");
         if settled == Settled::Lost && (says_done || !told) {
-            self.heartbeat.lost(&job, write).await;
+            Box::pin(self.heartbeat.lost(&job, write)).await;
         }
         for message in messages {
             let ack = match settled {
                 Settled::Written => Ack::Done,
                 // Each by its own verdict: one of them may be the next attempt's.
-                Settled::Lost => self.ack_of_lost(&job, message.dispatch).await,
+                Settled::Lost => Box::pin(self.ack_of_lost(&job, message.dispatch)).await,
             };
             message.receipt.send(ack).await;
         }
@@ -524,6 +518,13 @@ impl<S: Send + Sync + 'static> Shared<S> {
 
     fn cancel_grace(&self, kind: &Kind<S>) -> Duration {
         kind.cancel_grace.unwrap_or(self.timing.cancel_grace)
+    }
+}
+
+/// Waits for the end of all jobs. Cancel safe.
+async fn ended(jobs: &mut [JoinSet<()>]) {
+    for jobs in jobs {
+        while jobs.join_next().await.is_some() {}
     }
 }
 

@@ -103,13 +103,13 @@ impl World {
         let claimed = sqlx::query(statement("claim"))
             .bind(vec![job])
             .bind(vec![Uuid::new_v4()])
-            .bind(vec![300.0_f64])
-            .bind(vec![0])
-            .bind("rival-1-x")
-            .bind("rival")
+            .bind(vec![1])
             .bind(vec!["q"])
             .bind(vec!["k"])
+            .bind(vec![300.0_f64])
             .bind(vec!["retry"])
+            .bind("rival-1-x")
+            .bind("rival")
             .fetch_all(&self.bench.pool)
             .await
             .unwrap();

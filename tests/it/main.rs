@@ -13,6 +13,8 @@
 mod harness;
 mod scenarios;
 
+mod batches;
+mod bench;
 mod cancel;
 mod claim;
 mod cli;
@@ -25,6 +27,7 @@ mod exec;
 mod life;
 mod limits;
 mod outage;
+mod plans;
 mod recover;
 mod roles;
 mod run;

@@ -11,7 +11,7 @@ const LAYERS: &[&[&str]] = &[
     &["job", "backoff", "metrics", "batch", "fault", "threads"],
     &["config", "claim"],
     &["store", "queue"],
-    &["running"],
+    &["running", "publish"],
     &["heartbeat"],
     &["context"],
     &["run"],

@@ -1,0 +1,12 @@
+-- complete_one: complete.sql for one job, in less than half of its time. Followed by complete_move.sql.
+--
+--   $1 id  $2 token  $3 claim id  $4 output (JSON text)
+WITH done AS (
+    DELETE FROM tenure.jobs j
+     WHERE (SELECT set_config('lock_timeout', '100ms', true)) IS NOT NULL
+       AND j.id = $1
+       AND j.fencing_token = $2
+       AND j.claim_id = $3
+       AND j.status = 'processing'
+    RETURNING 0 AS ord, $4::text AS output, j.*
+)

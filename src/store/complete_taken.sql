@@ -1,0 +1,7 @@
+-- complete_taken: what was locked goes.
+), done AS (
+    DELETE FROM tenure.jobs j
+     USING mine
+     WHERE j.id = mine.id
+    RETURNING mine.ord, mine.output, j.*
+)

@@ -1,0 +1,315 @@
+//! Batches: what group commit makes possible, and must not.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use sqlx::Row;
+use tenure::{EnqueueError, JobContext, JobRequest, KindOptions, Outcome, STATEMENTS, Worker};
+use tokio::time::{sleep, timeout};
+use uuid::Uuid;
+
+use crate::harness::{Bench, Running, bench, bench_with, bench_with_servers};
+
+/// As `tenure bench` enqueues them, so that its workers run them.
+fn order(n: usize) -> JobRequest {
+    JobRequest::new("q", "order", json!({ "number": n, "customer": "c", "lines": [], "note": "" }))
+}
+
+fn statement(names: &str) -> &'static str {
+    STATEMENTS.iter().find(|(known, _)| known.trim() == names).unwrap().1
+}
+
+fn worker(bench: &Bench, slots: usize) -> Running {
+    Running::start(
+        Worker::builder(&bench.tenure)
+            .handle_kind("order", KindOptions::new(), |_: Value, _: JobContext| async {})
+            .concurrency("q", slots),
+    )
+}
+
+/// Claims by the production statement; `(ordinal, token)` of each that was won.
+async fn claim(bench: &Bench, jobs: &[Uuid], claims: &[Uuid]) -> Vec<(i32, i64)> {
+    let rows = sqlx::query(statement("claim"))
+        .bind(jobs)
+        .bind(claims)
+        .bind(vec![1; jobs.len()])
+        .bind(vec!["q"])
+        .bind(vec!["order"])
+        .bind(vec![300.0_f64])
+        .bind(vec!["retry"])
+        .bind("w")
+        .bind("h")
+        .fetch_all(&bench.pool)
+        .await
+        .unwrap();
+    rows.iter().map(|row| (row.get("ord"), row.get("fencing_token"))).collect()
+}
+
+async fn complete(bench: &Bench, jobs: &[Uuid], tokens: &[i64], claims: &[Uuid]) -> Vec<i32> {
+    let rows = sqlx::query(statement("complete complete_move"))
+        .bind(jobs)
+        .bind(tokens)
+        .bind(claims)
+        .bind(vec![None::<String>; jobs.len()])
+        .fetch_all(&bench.pool)
+        .await
+        .unwrap();
+    rows.iter().map(|row| row.get("ord")).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_duplicate_inside_one_batch_of_claims_wins_once() {
+    let bench = bench().await;
+    let job = bench.tenure.enqueue(order(1)).await.unwrap().id.0;
+    let claims = [Uuid::new_v4(), Uuid::new_v4(), Uuid::new_v4()];
+    let won = claim(&bench, &[job, job, job], &claims).await;
+    assert_eq!(won.len(), 1, "{won:?}");
+    assert_eq!(won[0].1, 1, "the token was raised once");
+    let owner: Uuid = bench.value("SELECT claim_id FROM tenure.jobs").await;
+    assert_eq!(
+        owner,
+        claims[usize::try_from(won[0].0).unwrap()],
+        "the answer is about the claim that owns it"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_a_stale_and_a_current_completion_in_one_batch_only_the_current_one_completes() {
+    let bench = bench().await;
+    let job = bench.tenure.enqueue(order(1)).await.unwrap().id.0;
+    let (stale, current) = (Uuid::new_v4(), Uuid::new_v4());
+    assert_eq!(claim(&bench, &[job], &[stale]).await, [(0, 1)]);
+    bench
+        .execute(
+            "UPDATE tenure.jobs SET status = 'queued', claim_id = NULL, worker_id = NULL, worker_host = NULL,
+                    stale_after = NULL, last_activity_at = NULL, started_at = NULL",
+        )
+        .await;
+    assert_eq!(claim(&bench, &[job], &[current]).await, [(0, 2)]);
+    for (batch, place) in [([(1, stale), (2, current)], 1), ([(2, current), (1, stale)], 0)] {
+        let mut tx = bench.pool.begin().await.unwrap();
+        let done: Vec<i32> = sqlx::query(statement("complete complete_move"))
+            .bind(vec![job, job])
+            .bind(batch.map(|(token, _)| i64::from(token)).to_vec())
+            .bind(batch.map(|(_, claim)| claim).to_vec())
+            .bind(vec![Some("\"x\""); 2])
+            .fetch_all(&mut *tx)
+            .await
+            .unwrap()
+            .iter()
+            .map(|row| row.get("ord"))
+            .collect();
+        assert_eq!(done, [place]);
+        tx.rollback().await.unwrap();
+    }
+    // The same completion twice in one batch, as after a lost answer: it is done once, and one is told so.
+    assert_eq!(complete(&bench, &[job, job], &[2, 2], &[current, current]).await.len(), 1);
+    assert_eq!(bench.count("tenure.job_history WHERE fencing_token = 2").await, 1);
+    assert_eq!(complete(&bench, &[job], &[1], &[stale]).await.len(), 0);
+}
+
+/// 200 jobs, of which the victim has claimed or completed a batch when it dies: nobody got an answer.
+async fn killed_with_a_batch(point: &str) {
+    let bench = bench().await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    bench.tenure.enqueue_many((0..200).map(order)).await.unwrap();
+    bench.tenure.flush().await;
+    let mut command = bench.program(&["bench-worker", "q", "--slots", "100", "--mode", "decode"]);
+    command.env("TENURE_FAULT", format!("{point}=kill")).env("TENURE_HOSTNAME", "elsewhere");
+    // It ends when its standard input does.
+    let mut victim = command.stdin(std::process::Stdio::piped()).kill_on_drop(true).spawn().unwrap();
+    let input = victim.stdin.take();
+    let status = timeout(Duration::from_secs(60), victim.wait()).await.unwrap().unwrap();
+    assert_eq!(status.code(), None, "killed by the signal");
+    drop(input);
+    let touched = "tenure.all_jobs WHERE fencing_token = 1";
+    assert!(bench.count(touched).await > 1, "a batch, not one");
+    let other = worker(&bench, 100);
+    bench.until_count("tenure.job_history WHERE status = 'completed'", 200).await;
+    bench.until_stream_is_empty(Duration::from_secs(20)).await;
+    let doubled = "tenure.job_executions_all WHERE outcome = 'completed' GROUP BY job_id HAVING count(*) > 1";
+    assert_eq!(bench.text(&format!("SELECT job_id FROM {doubled}")).await, "");
+    assert_eq!(bench.count("tenure.jobs").await, 0);
+    other.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_killed_between_a_batch_of_claims_and_its_answer_loses_no_job() {
+    killed_with_a_batch("batch_claimed").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_killed_between_a_batch_of_completions_and_its_answer_completes_none_twice() {
+    killed_with_a_batch("batch_completed").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_refused_job_fails_alone_and_the_others_of_its_batch_are_enqueued() {
+    let bench = bench().await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    bench
+        .execute(
+            "CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+             BEGIN RAISE EXCEPTION 'poison'; END $$",
+        )
+        .await;
+    bench
+        .execute(
+            "CREATE TRIGGER refuse BEFORE INSERT ON tenure.jobs FOR EACH ROW
+             WHEN (NEW.payload ->> 'number' = '13') EXECUTE FUNCTION public.refuse()",
+        )
+        .await;
+    let tasks: Vec<_> = (0..60)
+        .map(|n| {
+            let tenure = bench.tenure.clone();
+            tokio::spawn(async move { tenure.enqueue(order(n)).await })
+        })
+        .collect();
+    for (n, task) in tasks.into_iter().enumerate() {
+        let answer = task.await.unwrap();
+        assert_eq!(answer.is_err(), n == 13, "{n}: {answer:?}");
+    }
+    assert_eq!(bench.count("tenure.jobs").await, 59);
+    bench.tenure.flush().await;
+    assert_eq!(bench.messages().await, 59);
+    // All or none, where that was asked for.
+    assert!(bench.tenure.enqueue_many((0..20).map(order)).await.is_err());
+    assert_eq!(bench.count("tenure.jobs").await, 59);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_that_an_open_transaction_is_about_to_take_delays_nobody_else() {
+    let bench = bench().await;
+    let mut tx = bench.pool.begin().await.unwrap();
+    let holder = bench.tenure.enqueue(order(0)).unique_key("held").tx(&mut tx).await.unwrap();
+    let enqueue = |key: String| {
+        let tenure = bench.tenure.clone();
+        tokio::spawn(async move { tenure.enqueue(order(1)).unique_key(key).await })
+    };
+    let waiting = enqueue("held".into());
+    let others: Vec<_> = (0..30).map(|n| enqueue(format!("free {n}"))).collect();
+    for other in others {
+        let other = timeout(Duration::from_secs(2), other).await.expect("it waited for the transaction");
+        assert!(!other.unwrap().unwrap().duplicate);
+    }
+    assert!(!waiting.is_finished());
+    tx.commit().await.unwrap();
+    let waited = waiting.await.unwrap().unwrap();
+    assert_eq!((waited.id, waited.duplicate), (holder.id, true));
+    assert_eq!(bench.count("tenure.jobs").await, 31);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_somebody_locks_delays_no_other_claim() {
+    let bench = bench().await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    let jobs = bench.tenure.enqueue_many((0..40).map(order)).await.unwrap();
+    let mut tx = bench.pool.begin().await.unwrap();
+    sqlx::query("SELECT FROM tenure.jobs WHERE id = $1 FOR UPDATE")
+        .bind(jobs[17].id.0)
+        .execute(&mut *tx)
+        .await
+        .unwrap();
+    let worker = worker(&bench, 40);
+    bench.until_within("(SELECT count(*) FROM tenure.job_history) = 39", Duration::from_secs(10)).await;
+    tx.rollback().await.unwrap();
+    bench.until_count("tenure.job_history", 40).await;
+    assert_eq!(bench.count("tenure.job_history WHERE attempt > 1").await, 0);
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_somebody_locks_delays_no_other_progress_and_no_other_completion() {
+    // A write takes no longer than the lock is held: what must not wait would fail.
+    let bench = bench_with(|config| {
+        config.timing.stale_after = Duration::from_secs(30);
+        config.timing.ack_wait = Duration::from_secs(60);
+    })
+    .await;
+    let go = bench.config.runtime_dir.join("go");
+    std::fs::create_dir_all(&bench.config.runtime_dir).unwrap();
+    let seen = go.clone();
+    let reporter = move |_: Value, ctx: JobContext| {
+        let go = seen.clone();
+        async move {
+            for n in 0_u8.. {
+                ctx.progress("reporting", f32::from(n % 100), "").await?;
+                if go.exists() {
+                    break;
+                }
+                sleep(Duration::from_millis(20)).await;
+            }
+            Ok::<_, tenure::JobError>(Outcome::Done(None))
+        }
+    };
+    let worker = Running::start(
+        Worker::builder(&bench.tenure)
+            .handle_kind("order", KindOptions::new(), reporter)
+            .concurrency("q", 20),
+    );
+    let jobs = bench.tenure.enqueue_many((0..20).map(order)).await.unwrap();
+    bench.until_count("tenure.jobs WHERE progress > 0", 20).await;
+    let mut tx = bench.pool.begin().await.unwrap();
+    let locked = jobs[7].id.0;
+    sqlx::query("SELECT FROM tenure.jobs WHERE id = $1 FOR UPDATE")
+        .bind(locked)
+        .execute(&mut *tx)
+        .await
+        .unwrap();
+    let since: chrono::DateTime<chrono::Utc> = bench.value("SELECT clock_timestamp()").await;
+    let alive = format!("(SELECT count(*) FROM tenure.jobs WHERE last_activity_at > '{since}') = 19");
+    bench.until_within(&alive, Duration::from_secs(2)).await;
+    std::fs::write(&go, "").unwrap();
+    bench.until_within("(SELECT count(*) FROM tenure.job_history) = 19", Duration::from_secs(2)).await;
+    assert_eq!(bench.value::<Uuid>("SELECT id FROM tenure.jobs").await, locked);
+    tx.rollback().await.unwrap();
+    bench.until_count("tenure.job_history WHERE attempt = 1", 20).await;
+    assert_eq!(bench.count("tenure.recovery_events").await, 0, "nobody took it for lost");
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn callers_that_give_up_leave_nothing_half_done() {
+    let bench = bench().await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    for n in 0..300 {
+        let enqueue = bench.tenure.enqueue(order(n)).into_future();
+        // Some are dropped before they were sent, some while their statement is in flight.
+        let patience = Duration::from_micros(u64::try_from(n).unwrap() * 10);
+        drop(timeout(patience, enqueue).await);
+    }
+    // The connection is whole, and so is the order of its answers.
+    let last = bench.tenure.enqueue(order(1_000)).await.unwrap();
+    assert_eq!(bench.tenure.job(last.id).await.unwrap().unwrap().payload.unwrap()["number"], 1_000);
+    bench.tenure.flush().await;
+    let rows = bench.count("tenure.jobs").await;
+    assert!((1..=301).contains(&rows));
+    assert_eq!(bench.messages().await, u64::try_from(rows).unwrap(), "each row has its message");
+    let worker = worker(&bench, 50);
+    bench.until_count("tenure.job_history", rows).await;
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_postgres_every_caller_gets_its_own_answer_and_may_try_again() {
+    let mut bench = bench_with_servers(|_| {}).await;
+    bench.tenure.enqueue(order(0)).await.unwrap();
+    let mut servers = bench.own.take().unwrap();
+    servers.postgres.stop();
+    let tasks: Vec<_> = (0..40)
+        .map(|n| {
+            let tenure = bench.tenure.clone();
+            tokio::spawn(async move { tenure.enqueue(order(n)).await })
+        })
+        .collect();
+    for task in tasks {
+        let error = task.await.unwrap().unwrap_err();
+        assert!(matches!(&error, EnqueueError::Store(store) if store.is_unavailable()), "{error:?}");
+    }
+    servers.postgres.restart().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while bench.tenure.enqueue(order(1)).await.is_err() {
+        assert!(Instant::now() < deadline, "it does not come back");
+    }
+    drop(servers);
+}

@@ -1,0 +1,78 @@
+//! `tenure bench`: it measures what it says, and leaves nothing behind.
+
+use serde_json::Value;
+
+use crate::harness::bench;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_bench_measures_the_users_own_servers_and_removes_what_it_made() {
+    let bench = bench().await;
+    bench.tenure.enqueue(tenure::JobRequest::new("users", "own", Value::Null)).await.unwrap();
+    let works = ["one-by-one", "tasks", "batches", "drain", "mixed", "pickup"];
+    let mut command =
+        bench.program(&["bench", "--on-servers", "--jobs", "1000", "--slots", "50", "--runs", "1"]);
+    let output = command.args(works).args(["--output", "json"]).output().await.unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let figures = report["figures"].as_array().unwrap();
+    let figure = |work: &str| {
+        let of_work = figures.iter().find(|figure| figure["work"] == work);
+        of_work.unwrap_or_else(|| panic!("no {work} in {report}"))["median"].as_f64().unwrap()
+    };
+    for work in [
+        "raw INSERT, one by one",
+        "enqueue, one by one",
+        "enqueue, one by one, from 32 tasks",
+        "enqueue, batches of 1,000, published and confirmed",
+        "drain, one worker",
+        "drain, two workers",
+        "enqueue from 32 tasks while one worker drains",
+        "pick-up when idle, p50",
+        "pick-up at half load, p99",
+    ] {
+        assert!(figure(work) > 0.0, "{work}");
+    }
+    assert!(figure("pick-up when idle, p50") < 5_000.0, "in milliseconds");
+    assert_eq!(report["servers"], "yours");
+    // The user's own job, and nothing else.
+    assert_eq!(bench.text("SELECT queue, kind FROM tenure.all_jobs").await, "(users,own)");
+    assert_eq!(bench.count("tenure.workers").await, 0);
+    assert_eq!(bench.count("pg_tables WHERE tablename = 'bench_raw'").await, 0);
+    assert_eq!(bench.messages().await, 1);
+    let stream = bench.js.get_stream(&bench.config.stream).await.unwrap();
+    assert_eq!(stream.cached_info().state.consumer_count, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_bench_starts_servers_of_its_own_and_prints_a_table() {
+    let bench = bench().await;
+    let mut command = bench.program(&["bench", "batches", "memory", "--jobs", "1000", "--runs", "1"]);
+    // Nothing of the user's is touched, or needed.
+    let output = command.env_remove("DATABASE_URL").env_remove("NATS_URL").output().await.unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    for part in
+        ["a private pair on this machine", "published and confirmed", "jobs/s", "postgres ", "in flight"]
+    {
+        assert!(text.contains(part), "no {part:?} in:\n{text}");
+    }
+    assert_eq!(bench.count("tenure.all_jobs").await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bench_that_makes_no_sense_is_refused() {
+    let bench = bench().await;
+    for (arguments, says) in [
+        (&["bench", "--jobs", "10"][..], "take 1000 or more"),
+        (&["bench", "age", "--on-servers"], "not with --on-servers"),
+        (&["bench", "speed"], "possible values: one-by-one"),
+        (&["bench", "--runs", "0"], "a number from 1"),
+        (&["bench", "--slots", "1000000"], "1 to 100000"),
+    ] {
+        let output = bench.program(arguments).output().await.unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {errors}");
+        assert!(errors.contains(says), "{arguments:?}: {errors}");
+    }
+}

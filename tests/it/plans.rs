@@ -1,0 +1,191 @@
+//! Plans: every statement that runs all the time goes by primary key, whatever the statistics say.
+
+use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
+use tenure::STATEMENTS;
+
+use crate::harness::{Bench, bench};
+
+fn statement(names: &str) -> &'static str {
+    STATEMENTS
+        .iter()
+        .find(|(known, _)| known.trim() == names)
+        .unwrap_or_else(|| panic!("no statement {names}"))
+        .1
+}
+
+/// The plan of a statement for so many jobs.
+async fn plan(connection: &mut PgConnection, names: &str, arguments: &str) -> String {
+    let prepare = format!("PREPARE hot AS {}", statement(names));
+    sqlx::raw_sql(AssertSqlSafe(prepare)).execute(&mut *connection).await.unwrap();
+    let explain = format!("EXPLAIN EXECUTE hot ({arguments})");
+    let rows = sqlx::raw_sql(AssertSqlSafe(explain)).fetch_all(&mut *connection).await;
+    let rows = rows.unwrap_or_else(|error| panic!("{names}: {error}"));
+    sqlx::raw_sql("DEALLOCATE hot").execute(connection).await.unwrap();
+    rows.iter().map(|row| row.get::<String, _>(0)).collect::<Vec<_>>().join("\n")
+}
+
+/// Every hot statement with its arguments for these jobs.
+fn hot(ids: &[String]) -> Vec<(&'static str, String)> {
+    let n = ids.len();
+    let array = |of: &str, cast: &str| format!("ARRAY[{}]::{cast}[]", vec![of; n].join(","));
+    let id = format!("'{}'::uuid", ids[0]);
+    let keys = format!("ARRAY['{}']::uuid[]", ids.join("','"));
+    let (tokens, nulls, texts) = (array("1", "bigint"), array("NULL", "text"), array("'x'", "text"));
+    let ords = format!("ARRAY[{}]", (0..n).map(|n| n.to_string()).collect::<Vec<_>>().join(","));
+    let mine = format!("{keys}, {tokens}, {keys}");
+    let mut all = vec![
+        (
+            "claim",
+            format!(
+                "{keys}, {keys}, {}, ARRAY['q'], ARRAY['k'], ARRAY[300], ARRAY['retry'], 'w', 'h'",
+                array("1", "int")
+            ),
+        ),
+        ("progress", format!("{mine}, {nulls}, {}, {nulls}, {nulls}, {ords}", array("50", "real"))),
+        ("complete complete_move", format!("{mine}, {nulls}")),
+        ("complete_locked complete_skip complete_taken complete_move", format!("{mine}, {nulls}")),
+        (
+            "settle end_attempt",
+            format!("{mine}, {texts}, {nulls}, {nulls}, {}, {nulls}, {ords}, 'w'", array("1", "float8")),
+        ),
+        ("still_mine", format!("{mine}, {ords}")),
+        ("settled_as", format!("{mine}, {ords}")),
+        ("missed", format!("{keys}, {ords}")),
+        ("published", format!("{keys}, {}, {tokens}", array("1", "int"))),
+    ];
+    if n == 1 {
+        all.extend([
+            ("claim_one", format!("{id}, {id}, 'q', 'k', 300, 'retry', 'w', 'h'")),
+            ("complete_one complete_move", format!("{id}, 1, {id}, NULL")),
+            ("fence", format!("{id}, 1, {id}")),
+        ]);
+    }
+    all
+}
+
+async fn finished(bench: &Bench, rows: usize) {
+    bench
+        .execute(&format!(
+            "INSERT INTO tenure.job_history (id, queue, kind, payload, status, attempt, max_attempts, fencing_token,
+                    claim_id, worker_id, created_at, scheduled_at, started_at, last_activity_at, finished_at)
+             SELECT gen_random_uuid(), 'q', 'k', '{{}}', 'completed', 1, 5, 1, gen_random_uuid(), 'w', now(), now(),
+                    now(), now(), now()
+               FROM generate_series(1, {rows})"
+        ))
+        .await;
+}
+
+async fn burst(bench: &Bench, queued: usize, processing: usize) {
+    bench
+        .execute(&format!(
+            "INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, scheduled_at, dispatch, published_at,
+                    status, attempt, fencing_token, claim_id, worker_id, worker_host, stale_after, last_activity_at,
+                    started_at)
+             SELECT gen_random_uuid(), 'q', 'k', '{{\"order\": 1}}', 5, now(), 1, now(),
+                    CASE WHEN runs THEN 'processing' ELSE 'queued' END, runs::int, runs::int,
+                    CASE WHEN runs THEN gen_random_uuid() END, CASE WHEN runs THEN 'w' END,
+                    CASE WHEN runs THEN 'h' END, CASE WHEN runs THEN interval '5 min' END,
+                    CASE WHEN runs THEN now() END, CASE WHEN runs THEN now() END
+               FROM (SELECT n <= {processing} AS runs FROM generate_series(1, {processing} + {queued}) n) AS jobs"
+        ))
+        .await;
+}
+
+/// A million finished, statistics of an idle time, then a burst: what made a claim 500 times slower where an
+/// index told of the status.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_hot_statement_goes_by_primary_key_whatever_the_statistics_say() {
+    let bench = bench().await;
+    // Autovacuum would mend the statistics in the middle of it, now and then.
+    bench.execute("ALTER TABLE tenure.jobs SET (autovacuum_enabled = false)").await;
+    finished(&bench, 1_000_000).await;
+    burst(&bench, 1_000, 0).await;
+    bench.execute("DELETE FROM tenure.jobs").await;
+    bench.execute("VACUUM ANALYZE tenure.jobs").await;
+    bench.execute("ANALYZE tenure.job_history").await;
+    burst(&bench, 100_000, 10_000).await;
+    let ids: Vec<String> = sqlx::query_scalar("SELECT id::text FROM tenure.jobs ORDER BY id LIMIT 500")
+        .fetch_all(&bench.pool)
+        .await
+        .unwrap();
+    let mut connection = PgConnection::connect(&bench.config.database_url).await.unwrap();
+    for statistics in ["of an idle time", "of the burst"] {
+        for mode in ["force_generic_plan", "force_custom_plan"] {
+            let set = format!("SET plan_cache_mode = {mode}");
+            sqlx::raw_sql(AssertSqlSafe(set)).execute(&mut connection).await.unwrap();
+            for n in [1, 500] {
+                for (names, arguments) in hot(&ids[..n]) {
+                    let plan = plan(&mut connection, names, &arguments).await;
+                    let scans: Vec<_> = plan
+                        .lines()
+                        .filter(|line| line.contains("Scan") && line.contains(" on jobs"))
+                        .collect();
+                    assert!(
+                        !scans.is_empty() && scans.iter().all(|scan| scan.contains("using jobs_pkey")),
+                        "{names}, {n} jobs, {mode}, statistics {statistics}:\n{plan}"
+                    );
+                }
+            }
+        }
+        bench.execute("ANALYZE tenure.jobs").await;
+    }
+}
+
+/// How many updates there were, and how many of them touched no index.
+async fn updates(connection: &mut PgConnection) -> (i64, i64) {
+    // The counters come late otherwise, by up to a second.
+    sqlx::query("SELECT pg_stat_force_next_flush()").execute(&mut *connection).await.unwrap();
+    let counted =
+        "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relid = 'tenure.jobs'::regclass";
+    sqlx::query_as(counted).fetch_one(connection).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn claims_and_progress_touch_no_index() {
+    let bench = bench().await;
+    burst(&bench, 500, 0).await;
+    let mut connection = PgConnection::connect(&bench.config.database_url).await.unwrap();
+    let ids: Vec<uuid::Uuid> = sqlx::query_scalar("SELECT id FROM tenure.jobs ORDER BY id")
+        .fetch_all(&mut connection)
+        .await
+        .unwrap();
+    let claimed = sqlx::query(statement("claim"))
+        .bind(&ids)
+        .bind(&ids)
+        .bind(vec![1; 500])
+        .bind(vec!["q"])
+        .bind(vec!["k"])
+        .bind(vec![300.0_f64])
+        .bind(vec!["retry"])
+        .bind("w-1-aaaaaaaa")
+        .bind("w")
+        .fetch_all(&mut connection)
+        .await
+        .unwrap();
+    assert_eq!(claimed.len(), 500);
+    // Half of each page was left free. A claimed row is larger than a queued one: the last of a page may find
+    // it full. Were an index touched, none would be.
+    let (claims, hot) = updates(&mut connection).await;
+    assert_eq!(claims, 500);
+    assert!(hot > 250, "{hot} of {claims} claims were HOT");
+    for round in 0_u8..30 {
+        let none = vec![None::<String>; 500];
+        let reported = sqlx::query(statement("progress"))
+            .bind(&ids)
+            .bind(vec![1_i64; 500])
+            .bind(&ids)
+            .bind(vec![Some("a stage"); 500])
+            .bind(vec![Some(f32::from(round)); 500])
+            .bind(&none)
+            .bind(&none)
+            .bind((0..500).collect::<Vec<i32>>())
+            .fetch_all(&mut connection)
+            .await
+            .unwrap();
+        assert_eq!(reported.len(), 500);
+    }
+    let (all, all_hot) = updates(&mut connection).await;
+    let (reports, hot) = (all - claims, all_hot - hot);
+    assert_eq!(reports, 15_000);
+    assert!(hot * 100 > reports * 90, "{hot} of {reports} reports were HOT");
+}
