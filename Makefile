@@ -3,6 +3,8 @@
 # make test-postgres-17   the same on the other supported Postgres
 # make trials   with default settings: a hundred workers killed, and how long until their jobs run elsewhere;
 #               servers restarted or out of reach for a minute, and nobody else's jobs taken
+# make bench   what tenure costs on this machine, in a minute, and the same work on four other libraries
+# make bench-peers   the whole comparison: three rounds
 # make check   formatter, lints, documentation without warnings
 # Each installs what is missing first: see scripts/setup.
 
@@ -16,7 +18,7 @@ export TENURE_NATS_SERVER := $(CURDIR)/.tools/nats/bin/nats-server
 endif
 endif
 
-.PHONY: demo test test-postgres-17 trials check setup setup-test
+.PHONY: demo test test-postgres-17 trials bench bench-tenure bench-peers check setup setup-test
 
 setup:
 	@scripts/setup
@@ -43,6 +45,26 @@ TRIALS ?= 100
 trials: setup-test
 	@TENURE_TRIALS=$(TRIALS) $(MAKE) --no-print-directory run-test \
 		TESTS="--test it -- --nocapture a_killed_workers_jobs no_healthy_job_is_taken a_worker_that_is_paused wrong_clocks"
+
+bench: bench-tenure
+	@$(MAKE) --no-print-directory run-peers PEERS="--rounds 1 --jobs 10000"
+
+bench-tenure: setup
+	@$(MAKE) --no-print-directory run-bench
+
+bench-peers: setup
+	@$(MAKE) --no-print-directory run-peers
+
+.PHONY: run-bench run-peers
+run-bench:
+	$(CARGO) build --release --quiet --locked --features cli --bin tenure
+	$${CARGO_TARGET_DIR:-target}/release/tenure bench --quick --slots 2000 $(BENCH)
+
+# A crate of its own, so that nobody who builds tenure builds its peers.
+run-peers:
+	$(CARGO) build --release --quiet --locked --features cli --bin tenure
+	$(CARGO) run --release --quiet --locked --manifest-path benches/peers/Cargo.toml -- \
+		--tenure $${CARGO_TARGET_DIR:-target}/release/tenure $(PEERS)
 
 .PHONY: run-demo run-test
 run-demo:
