@@ -23,7 +23,7 @@ use std::{
 use chrono::{DateTime, Utc};
 
 use crate::{
-    batch::{Batcher, halve, in_order},
+    batch::{Batcher, in_order},
     claim::{Ack, Claim, ClaimKey, Missed, ack_for, ack_when_unavailable},
     fault,
     heartbeat::Heartbeat,
@@ -31,7 +31,7 @@ use crate::{
     metrics,
     queue::{Delivery, JOB_ID, TicketBody, nonce},
     running::{Here, Message as Held, Reservation, Rules, Running, RunningJob},
-    store::{AttemptEnd, ClaimRequest, NewJob, Refused, Route, Store, StoreError, Told},
+    store::{AttemptEnd, ClaimHow, ClaimRequest, NewJob, Refused, Route, Store, StoreError, Told},
 };
 
 /// What a message is.
@@ -115,21 +115,18 @@ impl Deliver {
                     let mut places: Vec<usize> = (0..batch.len()).collect();
                     places.sort_unstable_by_key(|&at| batch[at].job);
                     batch.sort_unstable_by_key(|request| request.job);
-                    let mut answers = Vec::with_capacity(batch.len());
-                    let mut rest = vec![batch];
-                    while let Some(part) = rest.pop() {
-                        match store.claim(&part, &worker_id, &host).await {
-                            Ok(claims) => {
-                                if part.len() > 1 {
-                                    fault::point("batch_claimed");
-                                }
-                                metrics::claims("won", claims.iter().flatten().count());
-                                answers.extend(claims.into_iter().map(Ok));
-                            }
-                            // Somebody holds one of the rows; the others must not wait for it.
-                            Err(error) if part.len() > 1 && error.is_of_one_item() => halve(part, &mut rest),
-                            Err(error) => answers.extend(part.iter().map(|_| Err(error.clone()))),
+                    let mut answers: Vec<_> = batch.iter().map(|_| Ok(None)).collect();
+                    // A statement for each kind; a batch has few.
+                    let mut rest: Vec<usize> = (0..batch.len()).collect();
+                    while let Some(&first) = rest.first() {
+                        let (alike, others): (Vec<usize>, Vec<usize>) =
+                            rest.iter().partition(|&&at| batch[at].is_like(&batch[first]));
+                        let part: Vec<_> = alike.iter().map(|&at| batch[at].clone()).collect();
+                        let claims = claim_all(&store, &part, &worker_id, &host).await;
+                        for (at, claim) in alike.into_iter().zip(claims) {
+                            answers[at] = claim;
                         }
+                        rest = others;
                     }
                     in_order(places, answers)
                 }
@@ -447,6 +444,36 @@ impl Deliver {
             Err(reason) => malformed(reason),
         }
     }
+}
+
+/// Claims jobs of one kind. Where somebody has locked a row, the others are claimed all the same.
+async fn claim_all(
+    store: &Store,
+    part: &[ClaimRequest],
+    worker_id: &str,
+    host: &str,
+) -> Vec<Result<Option<Claim>, StoreError>> {
+    let waited = store.claim(ClaimHow::Waiting, part, worker_id, host).await;
+    let answers: Vec<Result<Option<Claim>, StoreError>> = match waited {
+        Ok(claims) => claims.into_iter().map(Ok).collect(),
+        Err(locked) if part.len() > 1 && locked.is_locked() => {
+            match store.claim(ClaimHow::Skipping, part, worker_id, host).await {
+                // Locked or not ours: to be asked again when the lock may be gone.
+                Ok(claims) => claims
+                    .into_iter()
+                    .map(|claim| claim.map_or_else(|| Err(locked.clone()), |claim| Ok(Some(claim))))
+                    .collect(),
+                Err(error) => vec![Err(error); part.len()],
+            }
+        }
+        Err(error) => vec![Err(error); part.len()],
+    };
+    let won = answers.iter().filter(|answer| matches!(answer, Ok(Some(_)))).count();
+    metrics::claims("won", won);
+    if won > 1 {
+        fault::point("batch_claimed");
+    }
+    answers
 }
 
 /// What a submission's headers ask for.

@@ -13,7 +13,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::{
-    insert::{Created, EnqueueError, insert, insert_in},
+    insert::{Created, EnqueueError, insert, insert_alone, insert_in},
     job::{Job, JobId, check_key, check_kind, check_queue, unstorable},
     store::{NewJob, StoreError, Told},
     tenure::Tenure,
@@ -258,8 +258,7 @@ impl<'t> IntoFuture for Enqueue<'t> {
             let created = match (created, spare) {
                 (Err(EnqueueError::Store(error)), Some(job)) if error.is_locked() => {
                     let (store, publications) = (self.tenure.store(), self.tenure.publications());
-                    let alone = insert(store, publications, &mut [job], false).await?;
-                    alone.into_iter().next().ok_or(EnqueueError::KeyNotVisible)?
+                    insert_alone(store, publications, job).await
                 }
                 (created, _) => created,
             };

@@ -7,6 +7,8 @@
 
 use std::collections::HashMap;
 
+use tokio::sync::Semaphore;
+
 use crate::{
     batch::{Batcher, halve},
     fault,
@@ -76,10 +78,13 @@ pub(crate) fn batcher(
             while let Some(mut part) = rest.pop() {
                 match insert(&store, &publications, &mut part, true).await {
                     Ok(created) => answers.extend(created),
-                    // One of them cannot be stored, or waits for a transaction of somebody's; the others must
-                    // not suffer for it.
-                    Err(EnqueueError::Store(error)) if part.len() > 1 && error.is_of_one_item() => {
+                    // One of them cannot be stored; the others must not suffer for it.
+                    Err(EnqueueError::Store(StoreError::Refused(_))) if part.len() > 1 => {
                         halve(part, &mut rest);
+                    }
+                    // A key is waited for: only those with one may have to, each by itself.
+                    Err(EnqueueError::Store(error)) if error.is_locked() => {
+                        answers.extend(without_keys(&store, &publications, part, &error).await);
                     }
                     Err(error) => answers.extend(part.iter().map(|_| Err(error.clone()))),
                 }
@@ -87,6 +92,49 @@ pub(crate) fn batcher(
             answers
         }
     })
+}
+
+/// Inserts those of the jobs that have no key; the others get this error, and try alone.
+async fn without_keys(
+    store: &Store,
+    publications: &Publications,
+    part: Vec<NewJob>,
+    locked: &StoreError,
+) -> Vec<Result<Created, EnqueueError>> {
+    let keyed: Vec<bool> = part.iter().map(|job| job.key.is_some()).collect();
+    let mut plain: Vec<_> = part.into_iter().filter(|job| job.key.is_none()).collect();
+    let mut done = if plain.is_empty() {
+        Vec::new()
+    } else {
+        match insert(store, publications, &mut plain, true).await {
+            Ok(created) => created,
+            Err(error) => vec![Err(error); plain.len()],
+        }
+    }
+    .into_iter();
+    let answer = |keyed| {
+        let plain = if keyed { None } else { done.next() };
+        plain.unwrap_or_else(|| Err(locked.clone().into()))
+    };
+    keyed.into_iter().map(answer).collect()
+}
+
+/// How many callers wait at once for a key that somebody's transaction is about to take: each has a
+/// connection, and tenure's other work needs some, too.
+static ALONE: Semaphore = Semaphore::const_new(2);
+
+/// Inserts one job whose key somebody's transaction is about to take, and waits for its end.
+pub(crate) async fn insert_alone(
+    store: &Store,
+    publications: &Publications,
+    job: NewJob,
+) -> Result<Created, EnqueueError> {
+    let waited = tokio::time::timeout(store.within(), ALONE.acquire()).await;
+    let Ok(Ok(_turn)) = waited else {
+        return Err(StoreError::from(sqlx::Error::PoolTimedOut).into());
+    };
+    let alone = insert(store, publications, &mut [job], false).await?;
+    alone.into_iter().next().unwrap_or(Err(EnqueueError::KeyNotVisible))
 }
 
 /// Inserts the rows, all or none, and has their first messages published. An error of one of them is about

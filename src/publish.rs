@@ -65,7 +65,7 @@ impl Publications {
     pub(crate) fn start(store: Store, queue: Queue) -> Self {
         let (groups, waiting) = mpsc::unbounded_channel();
         let tracker = TaskTracker::new();
-        let publisher = Publisher { store, queue, tracker: tracker.clone(), failed: Vec::new() };
+        let publisher = Publisher { store, queue, tracker: tracker.clone(), failed: Vec::new(), noted: 0 };
         tokio::spawn(publisher.run(waiting));
         Self { groups, room: Arc::new(Semaphore::new(WAITING_MAX)), stalled: Arc::default(), tracker }
     }
@@ -73,7 +73,8 @@ impl Publications {
     /// Room for the messages of so many rows that are about to be inserted. `None`: the relay must publish
     /// them.
     pub(crate) async fn room(&self, rows: usize) -> Option<Room> {
-        let permits = u32::try_from(rows.min(WAITING_MAX)).unwrap_or(u32::MAX);
+        // One caller with very many rows leaves room for others.
+        let permits = u32::try_from(rows.min(WAITING_MAX / 4)).unwrap_or(u32::MAX);
         let within = if self.stalled.load(Ordering::Acquire) { Duration::ZERO } else { ROOM_WITHIN };
         let room = timeout(within, self.room.clone().acquire_many_owned(permits)).await;
         if self.stalled.swap(room.is_err(), Ordering::AcqRel) != room.is_err() {
@@ -118,6 +119,7 @@ struct Publisher {
     queue: Queue,
     tracker: TaskTracker,
     failed: Vec<JobId>,
+    noted: usize,
 }
 
 impl Publisher {
@@ -126,12 +128,20 @@ impl Publisher {
         loop {
             tokio::select! { biased;
                 answer = first(&mut sent), if !sent.is_empty() => {
-                    let job = sent.pop_front().map(|sent| sent.job);
-                    self.note(job, answer, sent.is_empty());
+                    // Held until what follows from its answer is under way, or whoever waits for all of them
+                    // would not wait for that.
+                    let first = sent.pop_front();
+                    self.note(first.as_ref().map(|sent| sent.job), answer, sent.is_empty());
                 }
                 group = waiting.recv(), if sent.len() < UNCONFIRMED_MAX => match group {
                     Some(group) => self.send(group, &mut sent).await,
-                    None => break,
+                    // Nobody enqueues any more; what was sent is still noted.
+                    None if sent.is_empty() => break,
+                    None => {
+                        let answer = first(&mut sent).await;
+                        let first = sent.pop_front();
+                        self.note(first.as_ref().map(|sent| sent.job), answer, sent.is_empty());
+                    }
                 },
             }
         }
@@ -143,8 +153,8 @@ impl Publisher {
         for (n, ticket) in group.tickets.into_iter().enumerate() {
             while sent.len() >= UNCONFIRMED_MAX {
                 let answer = first(sent).await;
-                let job = sent.pop_front().map(|sent| sent.job);
-                self.note(job, answer, false);
+                let first = sent.pop_front();
+                self.note(first.as_ref().map(|sent| sent.job), answer, false);
             }
             let job = ticket.job;
             let confirmation = self.queue.send(ticket).await;
@@ -163,7 +173,9 @@ impl Publisher {
                 self.failed.extend(job);
             }
         }
-        if !self.failed.is_empty() && (is_last || self.failed.len() >= FAILED_MAX) {
+        self.noted += 1;
+        let is_time = is_last || self.failed.len() >= FAILED_MAX || self.noted.is_multiple_of(FAILED_MAX);
+        if !self.failed.is_empty() && is_time {
             let (store, failed) = (self.store.clone(), std::mem::take(&mut self.failed));
             self.tracker.spawn(async move {
                 if let Err(error) = store.unpublished(&failed).await {

@@ -11,7 +11,7 @@ use super::{Order, Plan, Ratio, Values, arena::Arena, produce::request};
 use crate::{
     job::{Job, JobId},
     queue::nonce,
-    store::{ClaimRequest, Completion, Store, StoreError},
+    store::{ClaimHow, ClaimRequest, Completion, Store, StoreError},
 };
 
 /// How often each statement is timed.
@@ -61,7 +61,7 @@ async fn times(arena: &Arena, store: &Store) -> anyhow::Result<[f64; 5]> {
                 stale_after: Duration::from_mins(5),
                 on_crash: "retry",
             };
-            let claimed = store.claim(&[request], "bench-1-aaaaaaaa", "bench").await?;
+            let claimed = store.claim(ClaimHow::Waiting, &[request], "bench-1-aaaaaaaa", "bench").await?;
             claims.lock().unwrap_or_else(std::sync::PoisonError::into_inner).extend(claimed);
             Ok(())
         })

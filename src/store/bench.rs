@@ -209,6 +209,14 @@ impl Store {
 
     /// Removes a queue's jobs, and the workers that served it alone.
     pub(crate) async fn bench_clear(&self, queue: &str, first: JobId) -> Result<(), StoreError> {
+        for table in [
+            "DELETE FROM tenure.job_executions WHERE job_id IN
+                 (SELECT id FROM tenure.all_jobs WHERE id >= $2 AND queue = $1)",
+            "DELETE FROM tenure.recovery_events WHERE job_id IN
+                 (SELECT id FROM tenure.all_jobs WHERE id >= $2 AND queue = $1)",
+        ] {
+            self.rows(query(table).bind(queue).bind(first)).await?;
+        }
         self.rows(query("DELETE FROM tenure.jobs WHERE queue = $1").bind(queue)).await?;
         self.rows(
             query("DELETE FROM tenure.job_history WHERE id >= $2 AND queue = $1").bind(queue).bind(first),

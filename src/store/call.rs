@@ -125,11 +125,6 @@ impl StoreError {
         self.has_code(|code| code == "55P03")
     }
 
-    /// Whether it is about some item of a batch, and the others may succeed without it.
-    pub(crate) fn is_of_one_item(&self) -> bool {
-        matches!(self, Self::Refused(_)) || self.is_locked()
-    }
-
     fn is_deadlock(&self) -> bool {
         self.has_code(|code| code == "40P01")
     }
@@ -190,9 +185,9 @@ pub(crate) enum Line {
 
 const LINES: usize = 4;
 
-/// After so long a connection of a line is replaced, as a pool does: a proxy's or a failover's leftovers go,
-/// and what the server has cached for it.
-const LINE_LASTS: Duration = Duration::from_mins(30);
+/// After so long a connection of a line is replaced: a proxy's or a failover's leftovers go, and so do the
+/// plans, which were made for the tables as they were then.
+const LINE_LASTS: Duration = Duration::from_mins(1);
 
 /// A line's connection, and since when it has been open.
 type LineConnection = tokio::sync::Mutex<Option<(PgConnection, Instant)>>;
@@ -291,6 +286,11 @@ impl Store {
         if now.up { now.since.elapsed() } else { Duration::ZERO }
     }
 
+    /// The longest that one call may take.
+    pub(crate) fn within(&self) -> Duration {
+        self.within
+    }
+
     /// What the last failed call said.
     pub(crate) fn last_error(&self) -> String {
         self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -375,7 +375,7 @@ impl Store {
             }
         };
         let answer = self.deadline(query.fetch_all(&mut connection)).await;
-        if is_answer(&answer) {
+        if is_answer(&answer) && !answer.as_ref().is_err_and(StoreError::says_gone) {
             *line = Some((connection, since));
         }
         self.observe(answer)

@@ -24,5 +24,5 @@ UPDATE tenure.jobs j
    AND j.kind = $4
    AND j.status = 'queued'
    AND j.scheduled_at <= statement_timestamp()
-RETURNING 0 AS ord, j.id, j.fencing_token, j.claim_id, j.payload::text AS payload, j.attempt, j.max_attempts,
+RETURNING j.id, j.fencing_token, j.claim_id, j.payload::text AS payload, j.attempt, j.max_attempts,
           j.checkpoint::text AS checkpoint, j.trace_context, j.dispatch

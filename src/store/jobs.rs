@@ -7,13 +7,13 @@ use chrono::{DateTime, Utc};
 use sqlx::{Row, postgres::PgRow, query};
 
 use super::{
-    BURY_UNKNOWN, CANCEL, CLAIM, CLAIM_ONE, COMPLETE, COMPLETE_ONE, COMPLETE_SKIP, ENQUEUE, ENQUEUE_ONE,
-    ENQUEUE_PLAIN, HELD_KEYS, LIVE_JOBS, MISSED, PROGRESS, PUT_OFF, REFUSE, RUN_NOW, SETTLE, SETTLED_AS,
-    STANDING, STILL_MINE, UNPUBLISHED,
+    BURY_UNKNOWN, CANCEL, CLAIM, CLAIM_ONE, CLAIM_SKIP, COMPLETE, COMPLETE_ONE, COMPLETE_SKIP, ENQUEUE,
+    ENQUEUE_ONE, ENQUEUE_PLAIN, HELD_KEYS, LIVE_JOBS, MISSED, PROGRESS, PUT_OFF, REFUSE, RUN_NOW, SETTLE,
+    SETTLED_AS, STANDING, STILL_MINE, UNPUBLISHED,
     call::{Line, Store, StoreError},
     rows::{
-        AttemptEnd, CancelAnswer, ClaimRequest, Completion, EndedAttempt, Keys, NewJob, ProgressWrite,
-        Refused, Shapes, Told, ended, json, ord, ordinals, status,
+        AttemptEnd, CancelAnswer, ClaimHow, ClaimRequest, Completion, EndedAttempt, Keys, NewJob,
+        ProgressWrite, Refused, Shapes, Told, ended, json, ord, ordinals, status,
     },
 };
 use crate::{
@@ -116,14 +116,16 @@ impl Store {
         jobs: &[NewJob],
         in_a_hurry: bool,
     ) -> Result<HashMap<JobId, bool>, StoreError> {
+        // Not as long as the call itself: a statement whose caller has gone would go on waiting, and insert.
+        let patience = format!("{}ms", self.within().mul_f64(0.8).as_millis());
         let rows = match jobs {
             [job] if job.is_plain() => self.rows_over(Line::Enqueue, enqueue_one(job)).await?,
             jobs if jobs.iter().all(NewJob::is_plain) => {
                 self.rows_over(Line::Enqueue, enqueue_plain(jobs)).await?
             }
             jobs => {
-                let within = in_a_hurry.then_some("100ms");
-                self.rows_over(Line::Enqueue, enqueue_query!(jobs, within)).await?
+                let within = if in_a_hurry { "100ms" } else { &patience };
+                self.rows_over(Line::Enqueue, enqueue_query!(jobs, Some(within))).await?
             }
         };
         Ok(created(&rows)?)
@@ -159,61 +161,41 @@ impl Store {
     }
 
     /// Claims jobs. The answer stands at the place of its request. `requests` is sorted by job, without
-    /// duplicates.
+    /// duplicates, and all of them are like the first but for job and nonce.
     pub(crate) async fn claim(
         &self,
+        statement: ClaimHow,
         requests: &[ClaimRequest],
         worker_id: &str,
         worker_host: &str,
     ) -> Result<Vec<Option<Claim>>, StoreError> {
-        let rows = match requests {
-            [one] => {
-                let query = query(CLAIM_ONE).bind(one.job).bind(one.claim).bind(&one.queue).bind(&one.kind);
-                let query = query.bind(one.stale_after.as_secs_f64()).bind(one.on_crash);
-                self.rows_over(Line::Claim, query.bind(worker_id).bind(worker_host)).await?
-            }
-            requests => {
-                let mut shapes = Shapes::default();
-                let shape = |r: &ClaimRequest| (r.queue.clone(), r.kind.clone(), r.stale_after, r.on_crash);
-                let places: Vec<_> = requests
-                    .iter()
-                    .map(|r| {
-                        let is_same = |(queue, kind, stale_after, on_crash): &(String, String, _, _)| {
-                            *queue == r.queue
-                                && *kind == r.kind
-                                && *stale_after == r.stale_after
-                                && *on_crash == r.on_crash
-                        };
-                        shapes.place(is_same, || shape(r))
-                    })
-                    .collect();
-                let query = query(CLAIM)
-                    .bind(requests.iter().map(|r| r.job).collect::<Vec<_>>())
-                    .bind(requests.iter().map(|r| r.claim).collect::<Vec<_>>())
-                    .bind(places)
-                    .bind(shapes.column(|shape| shape.0.clone()))
-                    .bind(shapes.column(|shape| shape.1.clone()))
-                    .bind(shapes.column(|shape| shape.2.as_secs_f64()))
-                    .bind(shapes.column(|shape| shape.3));
-                self.rows_over(Line::Claim, query.bind(worker_id).bind(worker_host)).await?
-            }
+        let Some(first) = requests.first() else { return Ok(Vec::new()) };
+        let ids: Vec<_> = requests.iter().map(|r| r.job).collect();
+        let nonces: Vec<_> = requests.iter().map(|r| r.claim).collect();
+        let query = match statement {
+            ClaimHow::Waiting if requests.len() == 1 => query(CLAIM_ONE).bind(first.job).bind(first.claim),
+            ClaimHow::Waiting => query(CLAIM).bind(&ids).bind(&nonces),
+            ClaimHow::Skipping => query(CLAIM_SKIP).bind(&ids).bind(&nonces),
         };
+        let query = query.bind(&first.queue).bind(&first.kind).bind(first.stale_after.as_secs_f64());
+        let query = query.bind(first.on_crash).bind(worker_id).bind(worker_host);
+        let rows = self.rows_over(Line::Claim, query).await?;
         let mut claims = vec![None; requests.len()];
         for row in &rows {
             // By position, as the statement returns them: a look-up of each name costs as much as the rest.
-            let at = usize::try_from(row.try_get::<i32, _>(0)?).unwrap_or(usize::MAX);
-            let Some((place, request)) = claims.get_mut(at).zip(requests.get(at)) else { continue };
-            *place = Some(Claim {
-                key: ClaimKey { job: row.try_get(1)?, token: row.try_get(2)?, claim: row.try_get(3)? },
+            let job = row.try_get(0)?;
+            let Ok(at) = ids.binary_search(&job) else { continue };
+            claims[at] = Some(Claim {
+                key: ClaimKey { job, token: row.try_get(1)?, claim: row.try_get(2)? },
                 // What was claimed is of the queue and the kind that were asked for.
-                queue: request.queue.clone(),
-                kind: request.kind.clone(),
-                payload: row.try_get(4)?,
-                attempt: row.try_get::<i32, _>(5)?.cast_unsigned(),
-                max_attempts: row.try_get::<i32, _>(6)?.cast_unsigned(),
-                checkpoint: json(row.try_get(7)?),
-                trace_context: row.try_get(8)?,
-                dispatch: row.try_get(9)?,
+                queue: first.queue.clone(),
+                kind: first.kind.clone(),
+                payload: row.try_get(3)?,
+                attempt: row.try_get::<i32, _>(4)?.cast_unsigned(),
+                max_attempts: row.try_get::<i32, _>(5)?.cast_unsigned(),
+                checkpoint: json(row.try_get(6)?),
+                trace_context: row.try_get(7)?,
+                dispatch: row.try_get(8)?,
             });
         }
         Ok(claims)
@@ -326,7 +308,9 @@ impl Store {
                 let query = query(COMPLETE_ONE).bind(key.job).bind(key.token).bind(key.claim);
                 self.rows_over(Line::Complete, query.bind(output.as_deref())).await
             }
-            _ => complete(COMPLETE).await,
+            // A stale and a current completion of one job: only the other form tells them apart.
+            many if many.is_sorted_by(|a, b| a.key.job < b.key.job) => complete(COMPLETE).await,
+            _ => complete(COMPLETE_SKIP).await,
         };
         let rows = match rows {
             Err(error) if error.is_locked() => complete(COMPLETE_SKIP).await?,

@@ -25,7 +25,7 @@ pub use dead::{DeadCount, DeadFilter, DeadLetter};
 pub(crate) use migrate::MIGRATIONS;
 pub use migrate::MigrateError;
 pub(crate) use rows::{
-    AttemptEnd, CancelAnswer, ClaimRequest, Completion, DueJob, EndedAttempt, HostWorker, NewJob,
+    AttemptEnd, CancelAnswer, ClaimHow, ClaimRequest, Completion, DueJob, EndedAttempt, HostWorker, NewJob,
     ProgressWrite, Refused, Registration, Route, Told,
 };
 pub use rows::{ExecutionRow, JobRow, RecoveryRow};
@@ -47,6 +47,7 @@ statements! {
     UNPUBLISHED = "unpublished";
     CLAIM = "claim";
     CLAIM_ONE = "claim_one";
+    CLAIM_SKIP = "claim_skip";
     MISSED = "missed";
     PROGRESS = "progress";
     STILL_MINE = "still_mine";

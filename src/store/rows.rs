@@ -50,8 +50,17 @@ impl NewJob {
     }
 }
 
+/// What becomes of a claim whose row somebody has locked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ClaimHow {
+    /// It waits for a moment; then all claims of the statement fail.
+    Waiting,
+    /// It is passed over.
+    Skipping,
+}
+
 /// A claim to be made.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ClaimRequest {
     pub(crate) job: JobId,
     /// What the message's subject says; a row of another queue or kind is not claimed.
@@ -61,6 +70,16 @@ pub(crate) struct ClaimRequest {
     pub(crate) stale_after: Duration,
     /// `retry` or `dead_letter`.
     pub(crate) on_crash: &'static str,
+}
+
+impl ClaimRequest {
+    /// Whether one statement can make both.
+    pub(crate) fn is_like(&self, other: &Self) -> bool {
+        self.queue == other.queue
+            && self.kind == other.kind
+            && self.stale_after == other.stale_after
+            && self.on_crash == other.on_crash
+    }
 }
 
 /// A progress write. `None` leaves what is there.

@@ -34,13 +34,8 @@ fn hot(ids: &[String]) -> Vec<(&'static str, String)> {
     let ords = format!("ARRAY[{}]", (0..n).map(|n| n.to_string()).collect::<Vec<_>>().join(","));
     let mine = format!("{keys}, {tokens}, {keys}");
     let mut all = vec![
-        (
-            "claim",
-            format!(
-                "{keys}, {keys}, {}, ARRAY['q'], ARRAY['k'], ARRAY[300], ARRAY['retry'], 'w', 'h'",
-                array("1", "int")
-            ),
-        ),
+        ("claim", format!("{keys}, {keys}, 'q', 'k', 300, 'retry', 'w', 'h'")),
+        ("claim_skip", format!("{keys}, {keys}, 'q', 'k', 300, 'retry', 'w', 'h'")),
         ("progress", format!("{mine}, {nulls}, {}, {nulls}, {nulls}, {ords}", array("50", "real"))),
         ("complete complete_move", format!("{mine}, {nulls}")),
         ("complete_locked complete_skip complete_taken complete_move", format!("{mine}, {nulls}")),
@@ -91,8 +86,23 @@ async fn burst(bench: &Bench, queued: usize, processing: usize) {
         .await;
 }
 
+/// The statements that every job needs. They have no join, so that no statistics can mislead their plans.
+const WITHOUT_JOINS: [&str; 6] =
+    ["claim", "claim_one", "claim_skip", "complete complete_move", "complete_one complete_move", "fence"];
+
+/// That live jobs are found by id, and by nothing else. A walk over the whole primary key has no condition.
+fn goes_by_id(plan: &str) -> bool {
+    let lines: Vec<_> = plan.lines().collect();
+    let mut scans =
+        lines.iter().enumerate().filter(|(_, line)| line.contains("Scan") && line.contains(" on jobs"));
+    let by_id = |(at, _): (usize, &&str)| {
+        lines.get(at + 1).is_some_and(|next| next.contains("Cond: (id = ") || next.contains("Cond: (j.id = "))
+    };
+    scans.clone().count() > 0 && scans.all(by_id)
+}
+
 /// A million finished, statistics of an idle time, then a burst: what made a claim 500 times slower where an
-/// index told of the status.
+/// index told of the status, and where a join could be walked the wrong way round.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_hot_statement_goes_by_primary_key_whatever_the_statistics_say() {
     let bench = bench().await;
@@ -103,11 +113,32 @@ async fn every_hot_statement_goes_by_primary_key_whatever_the_statistics_say() {
     bench.execute("DELETE FROM tenure.jobs").await;
     bench.execute("VACUUM ANALYZE tenure.jobs").await;
     bench.execute("ANALYZE tenure.job_history").await;
+    // Workers that have been idle for long: their plans are made, on a table that looks empty.
+    let nobody = [uuid::Uuid::now_v7().to_string()];
+    let mut idle = Vec::new();
+    for (names, arguments) in hot(&nobody).into_iter().filter(|(names, _)| WITHOUT_JOINS.contains(names)) {
+        let mut connection = PgConnection::connect(&bench.config.database_url).await.unwrap();
+        let prepare = format!("PREPARE hot AS {}", statement(names));
+        sqlx::raw_sql(AssertSqlSafe(prepare)).execute(&mut connection).await.unwrap();
+        for _ in 0..10 {
+            let execute = format!("EXECUTE hot ({arguments})");
+            sqlx::raw_sql(AssertSqlSafe(execute)).execute(&mut connection).await.unwrap();
+        }
+        idle.push((names, connection));
+    }
     burst(&bench, 100_000, 10_000).await;
     let ids: Vec<String> = sqlx::query_scalar("SELECT id::text FROM tenure.jobs ORDER BY id LIMIT 500")
         .fetch_all(&bench.pool)
         .await
         .unwrap();
+    for (names, mut connection) in idle {
+        let n = if names.contains("_one") || names == "fence" { 1 } else { 500 };
+        let (_, arguments) = hot(&ids[..n]).into_iter().find(|(known, _)| *known == names).unwrap();
+        let explain = format!("EXPLAIN EXECUTE hot ({arguments})");
+        let rows = sqlx::raw_sql(AssertSqlSafe(explain)).fetch_all(&mut connection).await.unwrap();
+        let plan: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
+        assert!(goes_by_id(&plan.join("\n")), "{names}, planned while idle:\n{}", plan.join("\n"));
+    }
     let mut connection = PgConnection::connect(&bench.config.database_url).await.unwrap();
     for statistics in ["of an idle time", "of the burst"] {
         for mode in ["force_generic_plan", "force_custom_plan"] {
@@ -115,15 +146,12 @@ async fn every_hot_statement_goes_by_primary_key_whatever_the_statistics_say() {
             sqlx::raw_sql(AssertSqlSafe(set)).execute(&mut connection).await.unwrap();
             for n in [1, 500] {
                 for (names, arguments) in hot(&ids[..n]) {
+                    // The others are joined with what they write; theirs are right once somebody has looked.
+                    if statistics == "of an idle time" && !WITHOUT_JOINS.contains(&names) {
+                        continue;
+                    }
                     let plan = plan(&mut connection, names, &arguments).await;
-                    let scans: Vec<_> = plan
-                        .lines()
-                        .filter(|line| line.contains("Scan") && line.contains(" on jobs"))
-                        .collect();
-                    assert!(
-                        !scans.is_empty() && scans.iter().all(|scan| scan.contains("using jobs_pkey")),
-                        "{names}, {n} jobs, {mode}, statistics {statistics}:\n{plan}"
-                    );
+                    assert!(goes_by_id(&plan), "{names}, {n} jobs, {mode}, statistics {statistics}:\n{plan}");
                 }
             }
         }
@@ -152,11 +180,10 @@ async fn claims_and_progress_touch_no_index() {
     let claimed = sqlx::query(statement("claim"))
         .bind(&ids)
         .bind(&ids)
-        .bind(vec![1; 500])
-        .bind(vec!["q"])
-        .bind(vec!["k"])
-        .bind(vec![300.0_f64])
-        .bind(vec!["retry"])
+        .bind("q")
+        .bind("k")
+        .bind(300.0_f64)
+        .bind("retry")
         .bind("w-1-aaaaaaaa")
         .bind("w")
         .fetch_all(&mut connection)
