@@ -29,7 +29,7 @@ use crate::{
     heartbeat::Heartbeat,
     job::{JobError, JobId, check_key, check_kind, check_queue, unstorable},
     metrics,
-    queue::{Delivery, JOB_ID, TicketBody, nonce},
+    queue::{Delivery, JOB_ID, TicketBody},
     running::{Here, Message as Held, Reservation, Rules, Running, RunningJob},
     store::{AttemptEnd, ClaimHow, ClaimRequest, NewJob, Refused, Route, Store, StoreError, Told},
 };
@@ -287,7 +287,6 @@ impl Deliver {
             job: named.job,
             queue: named.queue.clone(),
             kind: named.kind.clone(),
-            claim: nonce(),
             stale_after: rules.stale_after,
             on_crash: rules.on_crash.as_str(),
         };

@@ -10,7 +10,6 @@ use anyhow::Context;
 use super::{Order, Plan, Ratio, Values, arena::Arena, produce::request};
 use crate::{
     job::{Job, JobId},
-    queue::nonce,
     store::{ClaimHow, ClaimRequest, Completion, Store, StoreError},
 };
 
@@ -57,7 +56,6 @@ async fn times(arena: &Arena, store: &Store) -> anyhow::Result<[f64; 5]> {
                 job,
                 queue: queue.clone(),
                 kind: Order::KIND.into(),
-                claim: nonce(),
                 stale_after: Duration::from_mins(5),
                 on_crash: "retry",
             };

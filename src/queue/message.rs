@@ -9,7 +9,6 @@ use async_nats::{
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
 use sha2::{Digest, Sha256};
-use uuid::Uuid;
 
 use super::connect::Queue;
 use crate::{claim::Ack, job::JobId};
@@ -139,11 +138,6 @@ impl Receipt {
             tracing::debug!(%error, "an ack was not sent; the message will come again");
         }
     }
-}
-
-/// A claim id: random, so that no two claims ever share one.
-pub(crate) fn nonce() -> Uuid {
-    Uuid::new_v4()
 }
 
 #[cfg(test)]

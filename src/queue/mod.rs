@@ -15,6 +15,6 @@ mod topology;
 pub(crate) use connect::Queue;
 pub use connect::QueueError;
 pub(crate) use control::{Control, Probed};
-pub(crate) use message::{Delivery, Receipt, nonce};
+pub(crate) use message::{Delivery, Receipt};
 pub(crate) use publish::{JOB_ID, Ticket, TicketBody, Unconfirmed};
 pub(crate) use pull::{Pull, Pulled};

@@ -1,8 +1,8 @@
 -- claim: take ownership of jobs that are queued and due, or touch nothing.
 --
---   $1 ids (sorted, no duplicates)  $2 claim ids  $3 queue  $4 kind: what the messages' subjects say
---   $5 stale_after in seconds  $6 what becomes of each when its worker is lost: 'retry' or 'dead_letter'
---   $7 worker id  $8 worker host
+--   $1 ids (sorted, no duplicates)  $2 queue  $3 kind: what the messages' subjects say
+--   $4 stale_after in seconds  $5 what becomes of each when its worker is lost: 'retry' or 'dead_letter'
+--   $6 worker id  $7 worker host
 --
 -- One row a job: now ours, under its new token. No row: not ours; ask missed.sql why.
 --
@@ -13,16 +13,17 @@
 -- that one locked row holds up nobody else. The limit ends with the statement, a transaction of its own.
 -- One table and no join: whatever the statistics say, there is no other way to the rows than by their ids.
 -- (Joined with a list, a table that looked empty when the plan was made was walked once for each job.)
+-- The claim id is random: the tokens alone could repeat after an asynchronous failover.
 -- No indexed column changes: the update is HOT. All times are the database's.
 UPDATE tenure.jobs j
    SET status           = 'processing',
        attempt          = j.attempt + 1,
        fencing_token    = j.fencing_token + 1,
-       claim_id         = ($2::uuid[])[array_position($1::uuid[], j.id)],
-       worker_id        = $7,
-       worker_host      = $8,
-       stale_after      = $5::float8 * interval '1 second',
-       on_crash         = $6,
+       claim_id         = gen_random_uuid(),
+       worker_id        = $6,
+       worker_host      = $7,
+       stale_after      = $4::float8 * interval '1 second',
+       on_crash         = $5,
        last_activity_at = clock_timestamp(),
        started_at       = clock_timestamp(),
        stage            = NULL,
@@ -32,8 +33,8 @@ UPDATE tenure.jobs j
        put_off_since    = NULL
  WHERE (SELECT set_config('lock_timeout', '100ms', true)) IS NOT NULL
    AND j.id = ANY ($1::uuid[])
-   AND j.queue = $3
-   AND j.kind = $4
+   AND j.queue = $2
+   AND j.kind = $3
    AND j.status = 'queued'
    AND j.scheduled_at <= statement_timestamp()
 RETURNING j.id, j.fencing_token, j.claim_id, j.payload::text AS payload, j.attempt, j.max_attempts,

@@ -4,11 +4,11 @@ UPDATE tenure.jobs j
    SET status           = 'processing',
        attempt          = j.attempt + 1,
        fencing_token    = j.fencing_token + 1,
-       claim_id         = ($2::uuid[])[array_position($1::uuid[], j.id)],
-       worker_id        = $7,
-       worker_host      = $8,
-       stale_after      = $5::float8 * interval '1 second',
-       on_crash         = $6,
+       claim_id         = gen_random_uuid(),
+       worker_id        = $6,
+       worker_host      = $7,
+       stale_after      = $4::float8 * interval '1 second',
+       on_crash         = $5,
        last_activity_at = clock_timestamp(),
        started_at       = clock_timestamp(),
        stage            = NULL,
@@ -19,8 +19,8 @@ UPDATE tenure.jobs j
  WHERE j.id = ANY (ARRAY (
            SELECT free.id FROM tenure.jobs free WHERE free.id = ANY ($1::uuid[])
             ORDER BY free.id FOR NO KEY UPDATE SKIP LOCKED))
-   AND j.queue = $3
-   AND j.kind = $4
+   AND j.queue = $2
+   AND j.kind = $3
    AND j.status = 'queued'
    AND j.scheduled_at <= statement_timestamp()
 RETURNING j.id, j.fencing_token, j.claim_id, j.payload::text AS payload, j.attempt, j.max_attempts,

@@ -8,4 +8,4 @@
            stage, progress, message, output::jsonb, trace_context, last_error
       FROM done
 )
-SELECT ord FROM done
+SELECT id, claim_id FROM done

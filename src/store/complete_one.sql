@@ -8,5 +8,5 @@ WITH done AS (
        AND j.fencing_token = $2
        AND j.claim_id = $3
        AND j.status = 'processing'
-    RETURNING 0 AS ord, $4::text AS output, j.*
+    RETURNING $4::text AS output, j.*
 )

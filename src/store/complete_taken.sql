@@ -3,5 +3,5 @@
     DELETE FROM tenure.jobs j
      USING mine
      WHERE j.id = mine.id
-    RETURNING mine.ord, mine.output, j.*
+    RETURNING mine.output, j.*
 )

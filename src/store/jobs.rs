@@ -5,6 +5,7 @@ use std::{collections::HashMap, time::Duration};
 use chrono::{DateTime, Utc};
 
 use sqlx::{Row, postgres::PgRow, query};
+use uuid::Uuid;
 
 use super::{
     BURY_UNKNOWN, CANCEL, CLAIM, CLAIM_ONE, CLAIM_SKIP, COMPLETE, COMPLETE_ONE, COMPLETE_SKIP, ENQUEUE,
@@ -161,7 +162,7 @@ impl Store {
     }
 
     /// Claims jobs. The answer stands at the place of its request. `requests` is sorted by job, without
-    /// duplicates, and all of them are like the first but for job and nonce.
+    /// duplicates, and all of them are like the first but for the job.
     pub(crate) async fn claim(
         &self,
         statement: ClaimHow,
@@ -171,11 +172,10 @@ impl Store {
     ) -> Result<Vec<Option<Claim>>, StoreError> {
         let Some(first) = requests.first() else { return Ok(Vec::new()) };
         let ids: Vec<_> = requests.iter().map(|r| r.job).collect();
-        let nonces: Vec<_> = requests.iter().map(|r| r.claim).collect();
         let query = match statement {
-            ClaimHow::Waiting if requests.len() == 1 => query(CLAIM_ONE).bind(first.job).bind(first.claim),
-            ClaimHow::Waiting => query(CLAIM).bind(&ids).bind(&nonces),
-            ClaimHow::Skipping => query(CLAIM_SKIP).bind(&ids).bind(&nonces),
+            ClaimHow::Waiting if requests.len() == 1 => query(CLAIM_ONE).bind(first.job),
+            ClaimHow::Waiting => query(CLAIM).bind(&ids),
+            ClaimHow::Skipping => query(CLAIM_SKIP).bind(&ids),
         };
         let query = query.bind(&first.queue).bind(&first.kind).bind(first.stale_after.as_secs_f64());
         let query = query.bind(first.on_crash).bind(worker_id).bind(worker_host);
@@ -297,11 +297,11 @@ impl Store {
     ///
     /// A row that another transaction holds is passed over: not completed, and not lost either.
     pub(crate) async fn complete(&self, completions: &[Completion]) -> Result<Vec<bool>, StoreError> {
-        let complete = |statement: &'static str| {
+        let pairwise = || {
             let keys: Keys = completions.iter().map(|completion| &completion.key).collect();
             let outputs: Vec<_> = completions.iter().map(|c| c.output.as_deref()).collect();
-            let query = query(statement).bind(keys.jobs).bind(keys.tokens).bind(keys.claims).bind(outputs);
-            self.rows_over(Line::Complete, query)
+            let query = query(COMPLETE_SKIP).bind(keys.jobs).bind(keys.tokens).bind(keys.claims);
+            self.rows_over(Line::Complete, query.bind(outputs))
         };
         let rows = match completions {
             [Completion { key, output }] => {
@@ -309,17 +309,28 @@ impl Store {
                 self.rows_over(Line::Complete, query.bind(output.as_deref())).await
             }
             // A stale and a current completion of one job: only the other form tells them apart.
-            many if many.is_sorted_by(|a, b| a.key.job < b.key.job) => complete(COMPLETE).await,
-            _ => complete(COMPLETE_SKIP).await,
+            many if many.is_sorted_by(|a, b| a.key.job < b.key.job) => {
+                let mut keys: Keys = many.iter().map(|completion| &completion.key).collect();
+                keys.tokens.sort_unstable();
+                keys.tokens.dedup();
+                let some = many.iter().any(|c| c.output.is_some());
+                let outputs = some.then(|| many.iter().map(|c| c.output.as_deref()).collect::<Vec<_>>());
+                let query = query(COMPLETE).bind(keys.jobs).bind(keys.tokens).bind(keys.claims);
+                self.rows_over(Line::Complete, query.bind(outputs)).await
+            }
+            _ => pairwise().await,
         };
         let rows = match rows {
-            Err(error) if error.is_locked() => complete(COMPLETE_SKIP).await?,
+            Err(error) if error.is_locked() => pairwise().await?,
             rows => rows?,
         };
         let mut done = vec![false; completions.len()];
         for row in &rows {
-            if let Some(answer) = done.get_mut(ord(row)?) {
-                *answer = true;
+            let (job, claim): (JobId, Uuid) = (row.try_get(0)?, row.try_get(1)?);
+            let first = completions.partition_point(|c| c.key.job < job);
+            let of_job = completions[first..].iter().take_while(|c| c.key.job == job);
+            if let Some(at) = of_job.enumerate().find(|(_, c)| c.key.claim == claim).map(|(at, _)| at) {
+                done[first + at] = true;
             }
         }
         Ok(done)

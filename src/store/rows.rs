@@ -66,7 +66,6 @@ pub(crate) struct ClaimRequest {
     /// What the message's subject says; a row of another queue or kind is not claimed.
     pub(crate) queue: String,
     pub(crate) kind: String,
-    pub(crate) claim: Uuid,
     pub(crate) stale_after: Duration,
     /// `retry` or `dead_letter`.
     pub(crate) on_crash: &'static str,

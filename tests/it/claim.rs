@@ -26,7 +26,6 @@ async fn claim(pool: &PgPool, job: Uuid, worker: &str) -> Option<i64> {
     loop {
         let rows = sqlx::query(statement("claim"))
             .bind(vec![job])
-            .bind(vec![Uuid::new_v4()])
             .bind("steps")
             .bind("step")
             .bind(300.0_f64)
@@ -83,7 +82,6 @@ async fn a_claim_that_waited_for_the_winner_sees_the_winner() {
     let mut winner = bench.pool.begin().await.unwrap();
     let won = sqlx::query(statement("claim"))
         .bind(vec![job])
-        .bind(vec![Uuid::new_v4()])
         .bind("steps")
         .bind("step")
         .bind(300.0_f64)
@@ -160,19 +158,18 @@ async fn a_woken_worker_whose_job_was_taken_can_write_nothing() {
 async fn completing_again_under_the_same_claim_is_the_same_completion() {
     let bench = bench().await;
     let job = queued(&bench).await;
-    let claim_id = Uuid::new_v4();
-    sqlx::query(statement("claim"))
+    let claimed = sqlx::query(statement("claim"))
         .bind(vec![job])
-        .bind(vec![claim_id])
         .bind("steps")
         .bind("step")
         .bind(300.0_f64)
         .bind("retry")
         .bind("w")
         .bind("host")
-        .execute(&bench.pool)
+        .fetch_one(&bench.pool)
         .await
         .unwrap();
+    let claim_id: Uuid = claimed.get("claim_id");
     let complete = || async {
         sqlx::query(statement("complete"))
             .bind(vec![job])

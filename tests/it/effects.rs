@@ -11,7 +11,6 @@ use tenure::{
     STATEMENTS, Status, Worker,
 };
 use tokio::sync::{Mutex, Semaphore, mpsc};
-use uuid::Uuid;
 
 use crate::{
     harness::{Bench, Child, Running, bench, bench_with, until_file},
@@ -102,7 +101,6 @@ impl World {
     async fn claim_elsewhere(&self, job: JobId) {
         let claimed = sqlx::query(statement("claim"))
             .bind(vec![job])
-            .bind(vec![Uuid::new_v4()])
             .bind("q")
             .bind("k")
             .bind(300.0_f64)
