@@ -1,9 +1,10 @@
 -- claim: take ownership of jobs that are queued and due, or touch nothing.
 --
---   $1 ids (sorted, no duplicates)  $2 queue  $3 kind: what the messages' subjects say
+--   $1 ids (sorted, no duplicates); one id for claim_one.sql  $2 queue  $3 kind: what the messages' subjects say
 --   $4 stale_after in seconds  $5 what becomes of each when its worker is lost: 'retry' or 'dead_letter'
 --   $6 worker id  $7 worker host
 --
+-- Followed by claim_wait.sql, claim_one.sql or claim_skip.sql, which say by which ids; then by claim_won.sql.
 -- One row a job: now ours, under its new token. No row: not ours; ask missed.sql why.
 --
 -- Claims of one job queue up on its row lock. When the winner commits, the others re-read the row,
@@ -31,11 +32,3 @@ UPDATE tenure.jobs j
        message          = NULL,
        clear_reason     = NULL,
        put_off_since    = NULL
- WHERE (SELECT set_config('lock_timeout', '100ms', true)) IS NOT NULL
-   AND j.id = ANY ($1::uuid[])
-   AND j.queue = $2
-   AND j.kind = $3
-   AND j.status = 'queued'
-   AND j.scheduled_at <= statement_timestamp()
-RETURNING j.id, j.fencing_token, j.claim_id, j.payload::text AS payload, j.attempt, j.max_attempts,
-          j.checkpoint::text AS checkpoint, j.trace_context, j.dispatch

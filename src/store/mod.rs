@@ -45,9 +45,9 @@ statements! {
     ENQUEUE_ONE = "enqueue_one";
     HELD_KEYS = "held_keys";
     UNPUBLISHED = "unpublished";
-    CLAIM = "claim";
-    CLAIM_ONE = "claim_one";
-    CLAIM_SKIP = "claim_skip";
+    CLAIM = "claim" "claim_wait" "claim_won";
+    CLAIM_ONE = "claim" "claim_one" "claim_won";
+    CLAIM_SKIP = "claim" "claim_skip" "claim_won";
     MISSED = "missed";
     PROGRESS = "progress";
     STILL_MINE = "still_mine";

@@ -34,8 +34,8 @@ fn hot(ids: &[String]) -> Vec<(&'static str, String)> {
     let ords = format!("ARRAY[{}]", (0..n).map(|n| n.to_string()).collect::<Vec<_>>().join(","));
     let mine = format!("{keys}, {tokens}, {keys}");
     let mut all = vec![
-        ("claim", format!("{keys}, 'q', 'k', 300, 'retry', 'w', 'h'")),
-        ("claim_skip", format!("{keys}, 'q', 'k', 300, 'retry', 'w', 'h'")),
+        ("claim claim_wait claim_won", format!("{keys}, 'q', 'k', 300, 'retry', 'w', 'h'")),
+        ("claim claim_skip claim_won", format!("{keys}, 'q', 'k', 300, 'retry', 'w', 'h'")),
         ("progress", format!("{mine}, {nulls}, {}, {nulls}, {nulls}, {ords}", array("50", "real"))),
         ("complete complete_move", format!("{mine}, {nulls}")),
         ("complete_locked complete_skip complete_taken complete_move", format!("{mine}, {nulls}")),
@@ -50,7 +50,7 @@ fn hot(ids: &[String]) -> Vec<(&'static str, String)> {
     ];
     if n == 1 {
         all.extend([
-            ("claim_one", format!("{id}, 'q', 'k', 300, 'retry', 'w', 'h'")),
+            ("claim claim_one claim_won", format!("{id}, 'q', 'k', 300, 'retry', 'w', 'h'")),
             ("complete_one complete_move", format!("{id}, 1, {id}, NULL")),
             ("fence", format!("{id}, 1, {id}")),
         ]);
@@ -87,8 +87,14 @@ async fn burst(bench: &Bench, queued: usize, processing: usize) {
 }
 
 /// The statements that every job needs. They have no join, so that no statistics can mislead their plans.
-const WITHOUT_JOINS: [&str; 6] =
-    ["claim", "claim_one", "claim_skip", "complete complete_move", "complete_one complete_move", "fence"];
+const WITHOUT_JOINS: [&str; 6] = [
+    "claim claim_wait claim_won",
+    "claim claim_one claim_won",
+    "claim claim_skip claim_won",
+    "complete complete_move",
+    "complete_one complete_move",
+    "fence",
+];
 
 /// That live jobs are found by id, and by nothing else. A walk over the whole primary key has no condition.
 fn goes_by_id(plan: &str) -> bool {
@@ -177,7 +183,7 @@ async fn claims_and_progress_touch_no_index() {
         .fetch_all(&mut connection)
         .await
         .unwrap();
-    let claimed = sqlx::query(statement("claim"))
+    let claimed = sqlx::query(statement("claim claim_wait claim_won"))
         .bind(&ids)
         .bind("q")
         .bind("k")
