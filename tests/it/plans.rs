@@ -204,7 +204,17 @@ async fn claims_and_progress_touch_no_index() {
     let (claims, hot) = updates(&mut connection).await;
     assert_eq!(claims, 500);
     assert!(hot > 250, "{hot} of {claims} claims were HOT");
-    for round in 0_u8..30 {
+    for round in 0_u8..10 {
+        // What any transaction of the server may still see is not pruned, and leaves no room in its page. Others
+        // run here: the tests beside this one, and autovacuum.
+        let now: i64 = bench.value("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint").await;
+        bench
+            .until(&format!(
+                "pg_snapshot_xmin(pg_current_snapshot())::text::bigint >= {now} AND NOT EXISTS (
+                    SELECT FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
+                       AND backend_xmin::text::bigint < {now})"
+            ))
+            .await;
         let none = vec![None::<String>; 500];
         let reported = sqlx::query(statement("progress"))
             .bind(&ids)
@@ -222,6 +232,6 @@ async fn claims_and_progress_touch_no_index() {
     }
     let (all, all_hot) = updates(&mut connection).await;
     let (reports, hot) = (all - claims, all_hot - hot);
-    assert_eq!(reports, 15_000);
+    assert_eq!(reports, 5_000);
     assert!(hot * 100 > reports * 90, "{hot} of {reports} reports were HOT");
 }

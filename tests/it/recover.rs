@@ -137,21 +137,26 @@ async fn a_job_that_shows_a_sign_of_life_while_it_is_being_reset_is_not_reset() 
     let (job, id) = running_job(&bench).await;
     bench.until_count("tenure.jobs WHERE progress = 50", 1).await;
     // The takeover waits for the lock that the owner's write holds, unlike the scanner, which skips.
-    let mut owner = bench.pool.begin().await.unwrap();
-    sqlx::query(AssertSqlSafe(format!(
-        "UPDATE tenure.jobs SET last_activity_at = now() - interval '1 h' WHERE id = '{id}'"
-    )))
-    .execute(&mut *owner)
-    .await
-    .unwrap();
-    owner.commit().await.unwrap();
-    let mut owner = bench.pool.begin().await.unwrap();
-    sqlx::query(AssertSqlSafe(format!(
-        "UPDATE tenure.jobs SET last_activity_at = clock_timestamp() WHERE id = '{id}'"
-    )))
-    .execute(&mut *owner)
-    .await
-    .unwrap();
+    let owner = loop {
+        let stale =
+            format!("UPDATE tenure.jobs SET last_activity_at = now() - interval '1 h' WHERE id = '{id}'");
+        bench.execute(&stale).await;
+        let mut owner = bench.pool.begin().await.unwrap();
+        sqlx::query(AssertSqlSafe(format!(
+            "UPDATE tenure.jobs SET last_activity_at = clock_timestamp() WHERE id = '{id}'"
+        )))
+        .execute(&mut *owner)
+        .await
+        .unwrap();
+        // The worker writes too: had it done so between the two, there would be nothing to take over.
+        if bench
+            .count(&format!("tenure.jobs WHERE id = '{id}' AND last_activity_at < now() - stale_after"))
+            .await
+            == 1
+        {
+            break owner;
+        }
+    };
     let take_over = STATEMENTS.iter().find(|(name, _)| name.starts_with("take_over")).unwrap().1;
     let pool = bench.pool.clone();
     let taken = tokio::spawn(async move {
