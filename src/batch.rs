@@ -3,12 +3,15 @@
 //! One task per kind of statement. Whatever waits while its last statement was in flight goes out in the
 //! next one. There is no timer: an idle batcher sends at once.
 
-use std::future::Future;
+use std::{future::Future, panic::AssertUnwindSafe};
 
+use futures::FutureExt;
 use tokio::sync::{mpsc, oneshot};
 
 /// The most items of one statement: it should stay below some 50 ms.
-const ITEMS_MAX: usize = 1_024;
+pub(crate) const ITEMS_MAX: usize = 1_024;
+/// The most bytes that they may carry together; an item that is larger goes alone.
+const BYTES_MAX: usize = 2 << 20;
 
 /// Collects items, runs them together, and gives each caller its own answer.
 pub(crate) struct Batcher<I, O> {
@@ -24,9 +27,9 @@ impl<I, O> Clone for Batcher<I, O> {
 impl<I: Send + 'static, O: Send + 'static> Batcher<I, O> {
     /// Starts the task. It ends when the last batcher is dropped.
     ///
-    /// `run` answers every item, in order. It is never cancelled: a caller that gives up leaves its item
-    /// in the batch, and nothing half done.
-    pub(crate) fn spawn<F, Fut>(run: F) -> Self
+    /// `bytes` is how many an item carries, as far as they may be many. `run` answers every item, in order.
+    /// It is never cancelled: a caller that gives up leaves its item in the batch, and nothing half done.
+    pub(crate) fn spawn<F, Fut>(bytes: fn(&I) -> usize, run: F) -> Self
     where
         F: Fn(Vec<I>) -> Fut + Send + 'static,
         Fut: Future<Output = Vec<O>> + Send,
@@ -35,24 +38,39 @@ impl<I: Send + 'static, O: Send + 'static> Batcher<I, O> {
         tokio::spawn(async move {
             let mut batch = Vec::with_capacity(ITEMS_MAX);
             while waiting.recv_many(&mut batch, ITEMS_MAX).await > 0 {
-                let (items, callers): (Vec<_>, Vec<_>) = batch.drain(..).unzip();
-                let answers = run(items).await;
-                debug_assert_eq!(answers.len(), callers.len());
-                for (caller, answer) in callers.into_iter().zip(answers) {
-                    // A caller that gave up does not want its answer.
-                    drop(caller.send(answer));
+                while !batch.is_empty() {
+                    let n = fitting(batch.iter().map(|(item, _)| bytes(item)));
+                    let (items, callers): (Vec<_>, Vec<_>) = batch.drain(..n).unzip();
+                    // A panic is of this batch; those that come after it are answered all the same.
+                    let Ok(answers) = AssertUnwindSafe(run(items)).catch_unwind().await else { continue };
+                    debug_assert_eq!(answers.len(), callers.len());
+                    for (caller, answer) in callers.into_iter().zip(answers) {
+                        // A caller that gave up does not want its answer.
+                        drop(caller.send(answer));
+                    }
                 }
             }
         });
         Self { items }
     }
 
-    /// Runs one item with whatever else waits. `None` only when the runtime shuts down.
+    /// Runs one item with whatever else waits. `None`: nobody answered, because its batch panicked or the
+    /// runtime shuts down. What was to be done may have been.
     pub(crate) async fn run(&self, item: I) -> Option<O> {
         let (answer, answered) = oneshot::channel();
         self.items.send((item, answer)).await.ok()?;
         answered.await.ok()
     }
+}
+
+/// How many of these items go into one statement: as many as its bytes allow, but one at least.
+pub(crate) fn fitting(bytes: impl Iterator<Item = usize>) -> usize {
+    let mut total = 0_usize;
+    let within = bytes.take(ITEMS_MAX).take_while(|bytes| {
+        total = total.saturating_add(*bytes);
+        total <= BYTES_MAX
+    });
+    within.count().max(1)
 }
 
 /// Splits a batch that was refused: its halves are tried next, in order, down to the item that is at fault.
@@ -81,14 +99,17 @@ mod tests {
         let gate = Arc::new(Semaphore::new(0));
         let sizes = Arc::new(Mutex::new(Vec::new()));
         let (held, seen) = (gate.clone(), sizes.clone());
-        let batcher = Batcher::spawn(move |items: Vec<u32>| {
-            let (held, seen) = (held.clone(), seen.clone());
-            async move {
-                seen.lock().await.push(items.len());
-                held.acquire().await.map(tokio::sync::SemaphorePermit::forget).ok();
-                items.into_iter().map(|n| n * 2).collect()
-            }
-        });
+        let batcher = Batcher::spawn(
+            |_| 0,
+            move |items: Vec<u32>| {
+                let (held, seen) = (held.clone(), seen.clone());
+                async move {
+                    seen.lock().await.push(items.len());
+                    held.acquire().await.map(tokio::sync::SemaphorePermit::forget).ok();
+                    items.into_iter().map(|n| n * 2).collect()
+                }
+            },
+        );
         let first = tokio::spawn({
             let b = batcher.clone();
             async move { b.run(1).await }
@@ -111,5 +132,38 @@ mod tests {
             assert_eq!(task.await.ok().flatten(), Some(n * 2));
         }
         assert_eq!(*sizes.lock().await, [1, 19]);
+    }
+
+    #[test]
+    fn a_statement_carries_so_many_bytes_or_one_item() {
+        assert_eq!(fitting(std::iter::repeat_n(BYTES_MAX / 4, 10)), 4);
+        assert_eq!(fitting(std::iter::repeat_n(BYTES_MAX * 2, 10)), 1);
+        assert_eq!(fitting([1, BYTES_MAX, 1].into_iter()), 1);
+        assert_eq!(fitting(std::iter::repeat_n(0, ITEMS_MAX * 2)), ITEMS_MAX);
+    }
+
+    #[tokio::test]
+    async fn large_items_go_apart_and_a_panic_ends_only_its_own_batch() {
+        let sizes = Arc::new(Mutex::new(Vec::new()));
+        let seen = sizes.clone();
+        let batcher = Batcher::spawn(
+            |bytes| *bytes,
+            move |items: Vec<usize>| {
+                let seen = seen.clone();
+                async move {
+                    assert_ne!(items[0], 13, "a panic that was asked for");
+                    seen.lock().await.push(items.len());
+                    items
+                }
+            },
+        );
+        assert_eq!(batcher.run(13).await, None);
+        let large = [BYTES_MAX / 2 + 1; 3].map(|bytes| {
+            let batcher = batcher.clone();
+            async move { batcher.run(bytes).await }
+        });
+        let answers = futures::future::join_all(large).await;
+        assert_eq!(answers, [Some(BYTES_MAX / 2 + 1); 3]);
+        assert_eq!(*sizes.lock().await, [1, 1, 1]);
     }
 }

@@ -17,7 +17,7 @@
 //!
 //! Not here: what happens after a failure (`settle`), or to a silent owner (`recover`).
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use uuid::Uuid;
@@ -62,6 +62,8 @@ pub(crate) struct Claim {
     pub(crate) trace_context: Option<String>,
     /// How often the job had been published when it was claimed.
     pub(crate) dispatch: i32,
+    /// When the claim was sent: its answer may have been long on its way, and staleness counts from before.
+    pub(crate) sent_at: Instant,
 }
 
 /// Why a delivery did not become a [`Claim`]. An everyday outcome, not an error.

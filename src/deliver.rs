@@ -27,11 +27,12 @@ use crate::{
     claim::{Ack, Claim, ClaimKey, Missed, ack_for, ack_when_unavailable},
     fault,
     heartbeat::Heartbeat,
+    insert::{self, Created, EnqueueError},
     job::{JobError, JobId, check_key, check_kind, check_queue, unstorable},
     metrics,
     queue::{Delivery, JOB_ID, TicketBody},
     running::{Here, Message as Held, Reservation, Rules, Running, RunningJob},
-    store::{AttemptEnd, ClaimHow, ClaimRequest, NewJob, Refused, Route, Store, StoreError, Told},
+    store::{AttemptEnd, ClaimRequest, NewJob, OfLocked, Refused, Route, Store, StoreError, Told},
 };
 
 /// What a message is.
@@ -77,6 +78,7 @@ pub(crate) struct Deliver {
     store: Store,
     running: Running,
     heartbeat: Heartbeat,
+    rows: Batcher<NewJob, Result<Created, EnqueueError>>,
     claims: Batcher<ClaimRequest, Result<Option<Claim>, StoreError>>,
     worker_id: Arc<str>,
     prefix: Arc<str>,
@@ -107,32 +109,36 @@ impl Deliver {
         let claims = {
             let (store, worker_id, host) =
                 (store.clone(), settings.worker_id.clone(), settings.worker_host.clone());
-            Batcher::spawn(move |mut batch: Vec<ClaimRequest>| {
-                let (store, worker_id, host) = (store.clone(), worker_id.clone(), host.clone());
-                async move {
-                    // In order of id, or two batches could wait for each other. There are no duplicates:
-                    // whoever claims holds the job's reservation in this process.
-                    let mut places: Vec<usize> = (0..batch.len()).collect();
-                    places.sort_unstable_by_key(|&at| batch[at].job);
-                    batch.sort_unstable_by_key(|request| request.job);
-                    let mut answers: Vec<_> = batch.iter().map(|_| Ok(None)).collect();
-                    // A statement for each kind; a batch has few.
-                    let mut rest: Vec<usize> = (0..batch.len()).collect();
-                    while let Some(&first) = rest.first() {
-                        let (alike, others): (Vec<usize>, Vec<usize>) =
-                            rest.iter().partition(|&&at| batch[at].is_like(&batch[first]));
-                        let part: Vec<_> = alike.iter().map(|&at| batch[at].clone()).collect();
-                        let claims = claim_all(&store, &part, &worker_id, &host).await;
-                        for (at, claim) in alike.into_iter().zip(claims) {
-                            answers[at] = claim;
+            Batcher::spawn(
+                |_| 0,
+                move |mut batch: Vec<ClaimRequest>| {
+                    let (store, worker_id, host) = (store.clone(), worker_id.clone(), host.clone());
+                    async move {
+                        // In order of id, or two batches could wait for each other. There are no duplicates:
+                        // whoever claims holds the job's reservation in this process.
+                        let mut places: Vec<usize> = (0..batch.len()).collect();
+                        places.sort_unstable_by_key(|&at| batch[at].job);
+                        batch.sort_unstable_by_key(|request| request.job);
+                        let mut answers: Vec<_> = batch.iter().map(|_| Ok(None)).collect();
+                        // A statement for each kind; a batch has few.
+                        let mut rest: Vec<usize> = (0..batch.len()).collect();
+                        while let Some(&first) = rest.first() {
+                            let (alike, others): (Vec<usize>, Vec<usize>) =
+                                rest.iter().partition(|&&at| batch[at].is_like(&batch[first]));
+                            let part: Vec<_> = alike.iter().map(|&at| batch[at].clone()).collect();
+                            let claims = claim_all(&store, &part, &worker_id, &host).await;
+                            for (at, claim) in alike.into_iter().zip(claims) {
+                                answers[at] = claim;
+                            }
+                            rest = others;
                         }
-                        rest = others;
+                        in_order(places, answers)
                     }
-                    in_order(places, answers)
-                }
-            })
+                },
+            )
         };
         Self {
+            rows: insert::batcher(store.clone(), None),
             store,
             running,
             heartbeat,
@@ -347,13 +353,14 @@ impl Deliver {
     /// Makes the row of a submission. `None`: its key belongs to another job.
     async fn make_row(&self, new: NewJob) -> Result<Option<JobId>, StoreError> {
         let job = new.id;
-        let key = new.key.clone();
-        if self.store.enqueue(std::slice::from_ref(&new), false).await?.contains_key(&job) {
-            metrics::enqueued(&new.queue, 1);
-            return Ok(Some(job));
+        let unanswered = || StoreError::from(sqlx::Error::WorkerCrashed);
+        match self.rows.run(new).await {
+            Some(Ok(Created::New)) => Ok(Some(job)),
+            Some(Ok(Created::HeldBy(holder))) => Ok((holder == job).then_some(job)),
+            Some(Err(EnqueueError::Store(error))) => Err(error),
+            // Put off: whoever held the key has let go of it meanwhile, or the runtime shuts down.
+            Some(Err(_)) | None => Err(unanswered()),
         }
-        let holders = self.store.held_keys(key.as_slice()).await?;
-        Ok(holders.first().copied().flatten().filter(|holder| *holder == job))
     }
 
     async fn refuse(
@@ -452,11 +459,11 @@ async fn claim_all(
     worker_id: &str,
     host: &str,
 ) -> Vec<Result<Option<Claim>, StoreError>> {
-    let waited = store.claim(ClaimHow::Waiting, part, worker_id, host).await;
+    let waited = store.claim(OfLocked::Wait, part, worker_id, host).await;
     let answers: Vec<Result<Option<Claim>, StoreError>> = match waited {
         Ok(claims) => claims.into_iter().map(Ok).collect(),
         Err(locked) if part.len() > 1 && locked.is_locked() => {
-            match store.claim(ClaimHow::Skipping, part, worker_id, host).await {
+            match store.claim(OfLocked::Skip, part, worker_id, host).await {
                 // Locked or not ours: to be asked again when the lock may be gone.
                 Ok(claims) => claims
                     .into_iter()

@@ -280,7 +280,9 @@ impl<'t> IntoFuture for EnqueueMany<'t> {
             let jobs = self.requests.into_iter().map(|request| request.checked(bytes_max, Told::Ticket));
             let mut jobs: Vec<_> = jobs.collect::<Result<_, _>>()?;
             let ids: Vec<_> = jobs.iter().map(|job| job.id).collect();
-            let created = insert(self.tenure.store(), self.tenure.publications(), &mut jobs, false).await?;
+            let created =
+                insert(self.tenure.store(), Some(self.tenure.publications()), &mut jobs, Duration::MAX)
+                    .await?;
             let created: Vec<_> = created.into_iter().collect::<Result<_, _>>()?;
             Ok(answers(&ids, &created))
         })

@@ -21,6 +21,7 @@ use tokio::{
 };
 
 use crate::{
+    batch::{ITEMS_MAX, fitting},
     config::Timing,
     metrics,
     running::{CancelReason, OnWriteLoss, Running, RunningJob},
@@ -36,8 +37,6 @@ const WATCH_EVERY: Duration = Duration::from_millis(100);
 const BLOCKED_AFTER: Duration = Duration::from_secs(1);
 /// How often the database is asked about jobs that write nothing.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// The most jobs of one statement.
-const WRITES_MAX: usize = 1_024;
 
 /// Writes the progress of all jobs of this process. Cheap to clone.
 #[derive(Clone)]
@@ -140,7 +139,10 @@ impl Heartbeat {
             })
             .cloned()
             .collect();
-        for jobs in due.chunks(WRITES_MAX) {
+        let mut rest = due.as_slice();
+        while !rest.is_empty() {
+            let (jobs, later) = rest.split_at(fitting(rest.iter().map(pending_bytes)));
+            rest = later;
             if let Err(error) = self.write(jobs).await {
                 tracing::warn!(%error, jobs = jobs.len(), "progress was not written; trying again");
             }
@@ -160,7 +162,7 @@ impl Heartbeat {
                 due
             })
             .collect();
-        for jobs in silent.chunks(WRITES_MAX) {
+        for jobs in silent.chunks(ITEMS_MAX) {
             if let Err(error) = self.check(jobs, None).await {
                 tracing::debug!(%error, "silent jobs were not looked after");
             }
@@ -323,7 +325,7 @@ impl Heartbeat {
 
     /// Looks whether these jobs were cancelled, or taken back: somebody says so.
     pub(crate) async fn look_after(&self, jobs: &[Arc<RunningJob>]) {
-        for jobs in jobs.chunks(WRITES_MAX) {
+        for jobs in jobs.chunks(ITEMS_MAX) {
             if let Err(error) = self.check(jobs, None).await {
                 tracing::warn!(%error, "a cancellation was announced, but not seen; the next progress write will");
             }
@@ -407,6 +409,13 @@ fn merged(earlier: ProgressWrite, later: ProgressWrite) -> ProgressWrite {
 /// A sign of life that says nothing.
 fn nothing(job: &RunningJob) -> ProgressWrite {
     ProgressWrite { key: job.key, stage: None, percent: None, message: None, checkpoint: None }
+}
+
+/// How much of a job waits to be written, as far as it may be much.
+fn pending_bytes(job: &Arc<RunningJob>) -> usize {
+    let pulse = job.pulse();
+    let checkpoint = pulse.pending.as_ref().and_then(|write| write.checkpoint.as_ref());
+    checkpoint.map_or(0, String::len)
 }
 
 /// What could not be written waits again, behind what was reported since.

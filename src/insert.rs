@@ -5,12 +5,12 @@
 //!
 //! Not here: what users write to get here (`enqueue`).
 
-use std::collections::HashMap;
+use std::{collections::HashMap, time::Duration};
 
 use tokio::sync::Semaphore;
 
 use crate::{
-    batch::{Batcher, halve},
+    batch::{Batcher, in_order},
     fault,
     job::{JobId, NameError},
     metrics,
@@ -65,58 +65,66 @@ pub(crate) enum Created {
     HeldBy(JobId),
 }
 
-/// Single enqueues of many tasks, committed together.
+/// How long a batch waits for transactions that are about to take one of its keys, and how long a part of it.
+const PATIENCE: Duration = Duration::from_millis(100);
+const PATIENCE_OF_A_PART: Duration = Duration::from_millis(20);
+
+/// Inserts of single jobs, committed together. `None` publishes nothing: the jobs have their messages.
 pub(crate) fn batcher(
     store: Store,
-    publications: Publications,
+    publications: Option<Publications>,
 ) -> Batcher<NewJob, Result<Created, EnqueueError>> {
-    Batcher::spawn(move |jobs: Vec<NewJob>| {
+    let bytes = |job: &NewJob| job.payload.len();
+    Batcher::spawn(bytes, move |jobs: Vec<NewJob>| {
         let (store, publications) = (store.clone(), publications.clone());
-        async move {
-            let mut answers = Vec::with_capacity(jobs.len());
-            let mut rest = vec![jobs];
-            while let Some(mut part) = rest.pop() {
-                match insert(&store, &publications, &mut part, true).await {
-                    Ok(created) => answers.extend(created),
-                    // One of them cannot be stored; the others must not suffer for it.
-                    Err(EnqueueError::Store(StoreError::Refused(_))) if part.len() > 1 => {
-                        halve(part, &mut rest);
-                    }
-                    // A key is waited for: only those with one may have to, each by itself.
-                    Err(EnqueueError::Store(error)) if error.is_locked() => {
-                        answers.extend(without_keys(&store, &publications, part, &error).await);
-                    }
-                    Err(error) => answers.extend(part.iter().map(|_| Err(error.clone()))),
-                }
-            }
-            answers
-        }
+        async move { insert_each(&store, publications.as_ref(), jobs).await }
     })
 }
 
-/// Inserts those of the jobs that have no key; the others get this error, and try alone.
-async fn without_keys(
+/// Inserts jobs that have nothing to do with one another: what hinders one is its own answer only.
+async fn insert_each(
     store: &Store,
-    publications: &Publications,
-    part: Vec<NewJob>,
-    locked: &StoreError,
+    publications: Option<&Publications>,
+    jobs: Vec<NewJob>,
 ) -> Vec<Result<Created, EnqueueError>> {
-    let keyed: Vec<bool> = part.iter().map(|job| job.key.is_some()).collect();
-    let mut plain: Vec<_> = part.into_iter().filter(|job| job.key.is_none()).collect();
-    let mut done = if plain.is_empty() {
-        Vec::new()
-    } else {
-        match insert(store, publications, &mut plain, true).await {
-            Ok(created) => created,
-            Err(error) => vec![Err(error); plain.len()],
+    let mut places = Vec::with_capacity(jobs.len());
+    let mut answers = Vec::with_capacity(jobs.len());
+    let mut rest = vec![((0..jobs.len()).collect::<Vec<_>>(), jobs)];
+    let mut patience = PATIENCE;
+    while let Some((at, mut part)) = rest.pop() {
+        let split = match insert(store, publications, &mut part, patience).await {
+            Ok(created) => {
+                answers.extend(created);
+                places.extend(at);
+                continue;
+            }
+            // One of them cannot be stored; the others must not suffer for it.
+            Err(EnqueueError::Store(StoreError::Refused(_))) if part.len() > 1 => None,
+            // A key is waited for. Jobs without one never have to wait.
+            Err(EnqueueError::Store(error)) if error.is_locked() && part.len() > 1 => {
+                patience = PATIENCE_OF_A_PART;
+                Some(part.iter().map(|job| job.key.is_some()).collect::<Vec<_>>())
+            }
+            Err(error) => {
+                answers.extend(part.iter().map(|_| Err(error.clone())));
+                places.extend(at);
+                continue;
+            }
+        };
+        let half = part.len() / 2;
+        let is_second = |n: usize| match &split {
+            Some(has_key) if !has_key.iter().all(|has_key| *has_key) => has_key[n],
+            _ => n >= half,
+        };
+        let (mut first, mut second) = ((Vec::new(), Vec::new()), (Vec::new(), Vec::new()));
+        for (n, (at, job)) in at.into_iter().zip(part).enumerate() {
+            let half = if is_second(n) { &mut second } else { &mut first };
+            half.0.push(at);
+            half.1.push(job);
         }
+        rest.extend([second, first]);
     }
-    .into_iter();
-    let answer = |keyed| {
-        let plain = if keyed { None } else { done.next() };
-        plain.unwrap_or_else(|| Err(locked.clone().into()))
-    };
-    keyed.into_iter().map(answer).collect()
+    in_order(places, answers)
 }
 
 /// How many callers wait at once for a key that somebody's transaction is about to take: each has a
@@ -133,27 +141,39 @@ pub(crate) async fn insert_alone(
     let Ok(Ok(_turn)) = waited else {
         return Err(StoreError::from(sqlx::Error::PoolTimedOut).into());
     };
-    let alone = insert(store, publications, &mut [job], false).await?;
+    let alone = insert(store, Some(publications), &mut [job], Duration::MAX).await?;
     alone.into_iter().next().unwrap_or(Err(EnqueueError::KeyNotVisible))
 }
 
 /// Inserts the rows, all or none, and has their first messages published. An error of one of them is about
-/// who holds its key; the others are there all the same.
+/// who holds its key; the others are there all the same. It waits so long for somebody's transaction that is
+/// about to take a key.
 pub(crate) async fn insert(
     store: &Store,
-    publications: &Publications,
+    publications: Option<&Publications>,
     jobs: &mut [NewJob],
-    in_a_hurry: bool,
+    patience: Duration,
 ) -> Result<Vec<Result<Created, EnqueueError>>, EnqueueError> {
-    let room = publications.room(jobs.len()).await;
-    if room.is_none() {
-        for job in jobs.iter_mut() {
-            job.told = Told::Relay;
+    let room = match publications {
+        Some(publications) => {
+            let room = publications.room(jobs.len()).await;
+            if room.is_none() {
+                for job in jobs.iter_mut() {
+                    job.told = Told::Relay;
+                }
+            }
+            room.map(|room| (publications, room))
         }
-    }
-    let new = store.enqueue(jobs, in_a_hurry).await?;
+        None => None,
+    };
+    let new = store.enqueue(jobs, patience).await?;
     fault::point("enqueued");
-    publish_first(publications, jobs, &new, room);
+    for job in jobs.iter().filter(|job| new.contains_key(&job.id)) {
+        metrics::enqueued(&job.queue, 1);
+    }
+    if let Some((publications, room)) = room {
+        publish_first(publications, jobs, &new, room);
+    }
     let keys = keys_of_others(jobs, &new);
     if keys.is_empty() {
         return Ok(created(jobs, &new, &[]));
@@ -170,30 +190,18 @@ pub(crate) async fn insert(
 }
 
 /// Before anything else can fail: these jobs exist.
-fn publish_first(
-    publications: &Publications,
-    jobs: &[NewJob],
-    new: &HashMap<JobId, bool>,
-    room: Option<Room>,
-) {
-    let mut tickets = Vec::with_capacity(jobs.len());
-    for job in jobs {
-        let Some(has_message) = new.get(&job.id) else { continue };
-        metrics::enqueued(&job.queue, 1);
-        if *has_message {
-            tickets.push(Ticket {
-                job: job.id,
-                queue: job.queue.clone(),
-                kind: job.kind.clone(),
-                dispatch: 1,
-                clear_reason: None,
-                trace_context: job.trace_context.clone(),
-            });
-        }
-    }
-    if let Some(room) = room
-        && !tickets.is_empty()
-    {
+fn publish_first(publications: &Publications, jobs: &[NewJob], new: &HashMap<JobId, bool>, room: Room) {
+    let has_message = |job: &&NewJob| new.get(&job.id).is_some_and(|has_message| *has_message);
+    let ticket = |job: &NewJob| Ticket {
+        job: job.id,
+        queue: job.queue.clone(),
+        kind: job.kind.clone(),
+        dispatch: 1,
+        clear_reason: None,
+        trace_context: job.trace_context.clone(),
+    };
+    let tickets: Vec<_> = jobs.iter().filter(has_message).map(ticket).collect();
+    if !tickets.is_empty() {
         publications.publish(tickets, room);
     }
 }

@@ -7,7 +7,7 @@
 use std::{
     collections::VecDeque,
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -38,7 +38,7 @@ const FAILED_MAX: usize = 500;
 /// Tickets of one insert; what stands behind them is given back when the last is confirmed.
 struct Group {
     tickets: Vec<Ticket>,
-    held: Held,
+    held: Arc<Held>,
 }
 
 /// Room for a group, and whoever waits for all publications.
@@ -57,17 +57,56 @@ pub(crate) struct Publications {
     room: Arc<Semaphore>,
     /// The stream confirms so little that nobody waits for room.
     stalled: Arc<AtomicBool>,
-    tracker: TaskTracker,
+    pending: Pending,
+}
+
+/// What is under way, by when it began: whoever waits for all of it does not wait for what begins later.
+#[derive(Clone, Default)]
+struct Pending(Arc<Mutex<Trackers>>);
+
+#[derive(Default)]
+struct Trackers {
+    now: TaskTracker,
+    /// Closed; somebody waits for them.
+    before: Vec<TaskTracker>,
+}
+
+impl Pending {
+    fn trackers(&self) -> MutexGuard<'_, Trackers> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn token(&self) -> TaskTrackerToken {
+        self.trackers().now.token()
+    }
+
+    async fn wait(&self) {
+        let all = {
+            let mut trackers = self.trackers();
+            let now = std::mem::take(&mut trackers.now);
+            now.close();
+            trackers.before.retain(|tracker| !tracker.is_empty());
+            trackers.before.push(now);
+            trackers.before.clone()
+        };
+        for tracker in all {
+            tracker.wait().await;
+        }
+    }
 }
 
 impl Publications {
     /// Starts the task. It ends when the last of these is dropped.
     pub(crate) fn start(store: Store, queue: Queue) -> Self {
         let (groups, waiting) = mpsc::unbounded_channel();
-        let tracker = TaskTracker::new();
-        let publisher = Publisher { store, queue, tracker: tracker.clone(), failed: Vec::new(), noted: 0 };
+        let publisher = Publisher { store, queue, failed: Vec::new(), of_failed: Vec::new(), noted: 0 };
         tokio::spawn(publisher.run(waiting));
-        Self { groups, room: Arc::new(Semaphore::new(WAITING_MAX)), stalled: Arc::default(), tracker }
+        Self {
+            groups,
+            room: Arc::new(Semaphore::new(WAITING_MAX)),
+            stalled: Arc::default(),
+            pending: Pending::default(),
+        }
     }
 
     /// Room for the messages of so many rows that are about to be inserted. `None`: the relay must publish
@@ -88,21 +127,23 @@ impl Publications {
 
     /// Publishes soon, in order. These rows are committed.
     pub(crate) fn publish(&self, tickets: Vec<Ticket>, room: Room) {
-        let held = Held { _room: room, _token: self.tracker.token() };
+        let held = Arc::new(Held { _room: room, _token: self.pending.token() });
         // The task ends only with the runtime; then the relay publishes.
         drop(self.groups.send(Group { tickets, held }));
     }
 
     /// Has something done that [`Publications::wait`] waits for.
     pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
-        self.tracker.spawn(work);
+        let token = self.pending.token();
+        tokio::spawn(async move {
+            work.await;
+            drop(token);
+        });
     }
 
     /// Waits until everything so far is confirmed, or left to the relay.
     pub(crate) async fn wait(&self) {
-        self.tracker.close();
-        self.tracker.wait().await;
-        self.tracker.reopen();
+        self.pending.wait().await;
     }
 }
 
@@ -110,15 +151,16 @@ impl Publications {
 struct Sent {
     job: JobId,
     confirmation: Result<Unconfirmed, QueueError>,
-    /// With the last of its group.
-    _held: Option<Held>,
+    /// Of its group.
+    held: Arc<Held>,
 }
 
 struct Publisher {
     store: Store,
     queue: Queue,
-    tracker: TaskTracker,
     failed: Vec<JobId>,
+    /// Their groups': whoever waits for these waits until the relay has them.
+    of_failed: Vec<Arc<Held>>,
     noted: usize,
 }
 
@@ -127,20 +169,14 @@ impl Publisher {
         let mut sent: VecDeque<Sent> = VecDeque::new();
         loop {
             tokio::select! { biased;
-                answer = first(&mut sent), if !sent.is_empty() => {
-                    // Held until what follows from its answer is under way, or whoever waits for all of them
-                    // would not wait for that.
-                    let first = sent.pop_front();
-                    self.note(first.as_ref().map(|sent| sent.job), answer, sent.is_empty());
-                }
+                answer = first(&mut sent), if !sent.is_empty() => self.note(&mut sent, answer),
                 group = waiting.recv(), if sent.len() < UNCONFIRMED_MAX => match group {
                     Some(group) => self.send(group, &mut sent).await,
                     // Nobody enqueues any more; what was sent is still noted.
                     None if sent.is_empty() => break,
                     None => {
                         let answer = first(&mut sent).await;
-                        let first = sent.pop_front();
-                        self.note(first.as_ref().map(|sent| sent.job), answer, sent.is_empty());
+                        self.note(&mut sent, answer);
                     }
                 },
             }
@@ -149,38 +185,42 @@ impl Publisher {
 
     /// Sends a group, waiting for the oldest confirmations whenever too many are missing.
     async fn send(&mut self, group: Group, sent: &mut VecDeque<Sent>) {
-        let (mut held, last) = (Some(group.held), group.tickets.len());
-        for (n, ticket) in group.tickets.into_iter().enumerate() {
+        for ticket in group.tickets {
             while sent.len() >= UNCONFIRMED_MAX {
                 let answer = first(sent).await;
-                let first = sent.pop_front();
-                self.note(first.as_ref().map(|sent| sent.job), answer, false);
+                self.note(sent, answer);
             }
             let job = ticket.job;
             let confirmation = self.queue.send(ticket).await;
-            let held = if n + 1 == last { held.take() } else { None };
-            sent.push_back(Sent { job, confirmation, _held: held });
+            sent.push_back(Sent { job, confirmation, held: group.held.clone() });
         }
     }
 
-    fn note(&mut self, job: Option<JobId>, answer: Result<(), QueueError>, is_last: bool) {
+    /// Notes the answer about the message that was sent first.
+    fn note(&mut self, sent: &mut VecDeque<Sent>, answer: Result<(), QueueError>) {
+        let Some(Sent { job, held, .. }) = sent.pop_front() else { return };
         match answer {
             Ok(()) => metrics::published(1),
             Err(error) => {
                 if self.failed.is_empty() {
                     tracing::warn!(%error, "enqueued, but not published; the relay will");
                 }
-                self.failed.extend(job);
+                self.failed.push(job);
+                self.of_failed.push(held);
             }
         }
         self.noted += 1;
-        let is_time = is_last || self.failed.len() >= FAILED_MAX || self.noted.is_multiple_of(FAILED_MAX);
-        if !self.failed.is_empty() && is_time {
+        if self.failed.is_empty() {
+            return;
+        }
+        if sent.is_empty() || self.failed.len() >= FAILED_MAX || self.noted.is_multiple_of(FAILED_MAX) {
             let (store, failed) = (self.store.clone(), std::mem::take(&mut self.failed));
-            self.tracker.spawn(async move {
+            let held = std::mem::take(&mut self.of_failed);
+            tokio::spawn(async move {
                 if let Err(error) = store.unpublished(&failed).await {
                     tracing::warn!(%error, "the relay will find out by itself, which takes longer");
                 }
+                drop(held);
             });
         }
     }

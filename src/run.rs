@@ -214,7 +214,7 @@ pub(crate) struct Kind<S> {
     pub(crate) timeout: Option<Duration>,
     pub(crate) rules: Rules,
     pub(crate) cancel_grace: Option<Duration>,
-    /// Of a kind with a name.
+    /// Of a kind with a name, once the worker starts: the program's recorder is there by then.
     pub(crate) completions: Option<metrics::Counter>,
 }
 
@@ -337,8 +337,7 @@ impl<S: Send + Sync + 'static> Kinds<S> {
         let stale_after = stale_after.unwrap_or_default();
         let keepalive = keepalive.then(|| keepalive_every.unwrap_or_default());
         let rules = Rules { stale_after, keepalive, on_crash, on_write_loss };
-        let completions = name.map(crate::metrics::completions);
-        let kind = Kind { run, retry, timeout, rules, cancel_grace, completions };
+        let kind = Kind { run, retry, timeout, rules, cancel_grace, completions: None };
         let before = match name {
             Some(name) => {
                 check_kind(name)?;
@@ -362,6 +361,9 @@ impl<S: Send + Sync + 'static> Kinds<S> {
                 .map_err(|why| HandlerError::Timing { kind: name.into(), why })?;
             let usual = timing.keepalive_every.min(kind.rules.stale_after / 3);
             kind.rules.keepalive = kind.rules.keepalive.map(|_| own.unwrap_or(usual));
+        }
+        for (name, kind) in &mut self.named {
+            kind.completions = Some(crate::metrics::completions(name));
         }
         Ok(())
     }

@@ -145,6 +145,7 @@ pub(crate) struct RunningJob {
 impl RunningJob {
     pub(crate) fn new(claim: Claim, message: Message, rules: Rules) -> Self {
         let now = Instant::now();
+        let written_at = claim.sent_at;
         Self {
             key: claim.key,
             claim,
@@ -155,7 +156,7 @@ impl RunningJob {
             thread: Arc::default(),
             pulse: Mutex::new(Pulse {
                 pending: None,
-                written_at: now,
+                written_at,
                 flushed_at: now,
                 extended_at: now,
                 check_at: now,

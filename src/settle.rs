@@ -23,7 +23,7 @@ use crate::{
     job::{JobError, Outcome, unstorable},
     run::{Ended, EndedInTheMiddle, PayloadError, Retry, RetryPolicy},
     running::{CancelReason, OnCrash, RunningJob},
-    store::{AttemptEnd, Completion, Route, Store, StoreError},
+    store::{AttemptEnd, Completion, OfLocked, Route, Store, StoreError},
 };
 
 /// The longest wait: more is a mistake in a unit, and beyond what Postgres can add to a time.
@@ -174,26 +174,31 @@ fn failed(
 pub(crate) struct Settle {
     store: Store,
     completions: Batcher<Completion, Result<bool, StoreError>>,
+    /// Completions of rows that somebody locks: tried again without holding up the others.
+    locked: Batcher<Completion, Result<bool, StoreError>>,
     ends: Batcher<AttemptEnd, Result<Option<Route>, StoreError>>,
 }
 
 impl Settle {
     pub(crate) fn new(store: Store, worker_id: Arc<str>) -> Self {
-        let completions = {
+        let completions = |how| {
             let store = store.clone();
-            Batcher::spawn(move |batch: Vec<Completion>| {
+            let bytes = |completion: &Completion| completion.output.as_ref().map_or(0, String::len);
+            Batcher::spawn(bytes, move |batch: Vec<Completion>| {
                 let store = store.clone();
-                async move { complete(&store, batch).await }
+                async move { complete(&store, how, batch).await }
             })
         };
         let ends = {
             let store = store.clone();
-            Batcher::spawn(move |batch: Vec<AttemptEnd>| {
+            let bytes = |end: &AttemptEnd| end.error.as_ref().map_or(0, String::len);
+            Batcher::spawn(bytes, move |batch: Vec<AttemptEnd>| {
                 let (store, worker_id) = (store.clone(), worker_id.clone());
                 async move { end(&store, &worker_id, batch).await }
             })
         };
-        Self { store, completions, ends }
+        let (completions, locked) = (completions(OfLocked::Wait), completions(OfLocked::Skip));
+        Self { store, completions, locked, ends }
     }
 
     /// Writes a verdict, for as long as it takes: while Postgres is away there is nothing better to do.
@@ -239,20 +244,24 @@ impl Settle {
 
     async fn complete(&self, completion: Completion) -> Result<Settled, StoreError> {
         let mut wait = Waits::new();
+        let mut completions = &self.completions;
         loop {
-            match self.completions.run(completion.clone()).await {
+            match completions.run(completion.clone()).await {
                 Some(Ok(true)) => return Ok(Settled::Written),
                 Some(Ok(false)) => {
                     if let Some(settled) = Box::pin(self.ask(&completion.key)).await {
                         return Ok(settled);
                     }
+                    completions = &self.locked;
                 }
                 // Only the values themselves never will be taken; a right or a server may come back.
                 Some(Err(error)) if !error.is_the_datas_fault() => {
                     tracing::warn!(%error, job = %completion.key.job, "not completed yet; trying again");
                 }
                 Some(Err(error)) => return Err(error),
-                None => return Ok(Settled::Lost),
+                None => {
+                    tracing::error!(job = %completion.key.job, "its completion was not answered; trying again");
+                }
             }
             wait.next().await;
         }
@@ -280,7 +289,7 @@ impl Settle {
                         (end.delay, end.reason) = (Duration::ZERO, None);
                     }
                 }
-                None => return (end.verdict, Settled::Lost),
+                None => tracing::error!(job = %end.key.job, "its end was not answered; trying again"),
             }
             wait.next().await;
         }
@@ -311,14 +320,18 @@ impl Waits {
     }
 }
 
-async fn complete(store: &Store, mut batch: Vec<Completion>) -> Vec<Result<bool, StoreError>> {
+async fn complete(
+    store: &Store,
+    of_locked: OfLocked,
+    mut batch: Vec<Completion>,
+) -> Vec<Result<bool, StoreError>> {
     let mut places: Vec<usize> = (0..batch.len()).collect();
     places.sort_unstable_by_key(|&i| batch[i].key);
     batch.sort_unstable_by_key(|completion| completion.key);
     let mut answers = Vec::with_capacity(batch.len());
     let mut rest = vec![batch];
     while let Some(part) = rest.pop() {
-        match store.complete(&part).await {
+        match store.complete(&part, of_locked).await {
             Ok(done) => {
                 if part.len() > 1 {
                     fault::point("batch_completed");

@@ -72,7 +72,7 @@ impl Tenure {
         let store = Store::open(config).map_err(ConnectError::Database)?;
         let queue = Queue::open(config).await?;
         let publications = Publications::start(store.clone(), queue.clone());
-        let enqueues = insert::batcher(store.clone(), publications.clone());
+        let enqueues = insert::batcher(store.clone(), Some(publications.clone()));
         Ok(Self { inner: Arc::new(Inner { config: config.clone(), store, queue, enqueues, publications }) })
     }
 

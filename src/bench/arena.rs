@@ -12,7 +12,7 @@ use rand::distr::{Alphanumeric, SampleString};
 use tempfile::TempDir;
 use tokio::time::sleep;
 
-use super::{Plan, cpu, worker::WorkerMode};
+use super::{Plan, cpu, produce::request, worker::WorkerMode};
 use crate::{
     config::Config,
     dev::{Nats, Postgres, Servers, postgres_user},
@@ -68,6 +68,11 @@ impl Arena {
     /// A queue that nobody has used.
     pub(super) fn queue(&self) -> String {
         format!("bench-{}-{}", self.random, self.queues.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// A table for raw INSERTs that nobody else has.
+    pub(super) fn raw_table(&self) -> String {
+        format!("bench_raw_{}", self.random)
     }
 
     /// What the database holds of a queue.
@@ -163,6 +168,12 @@ impl Arena {
     /// Removes what was made, and ends what was started.
     pub(super) async fn close(self) {
         if self.private.is_none() {
+            // Enqueues that nobody waits for any more may be in a batch. This one comes after them.
+            self.tenure.enqueue(request(&self.queue(), 1)).await.ok();
+            self.tenure.flush().await;
+            if let Err(error) = self.tenure.store().bench_raw_table(&self.raw_table(), false).await {
+                tracing::warn!(%error, "the bench's table was not removed");
+            }
             for n in 0..self.queues.load(Ordering::Relaxed) {
                 let queue = format!("bench-{}-{n}", self.random);
                 let removed = self.tenure.store().bench_clear(&queue, self.first).await;

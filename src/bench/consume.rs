@@ -7,7 +7,10 @@ use std::{
 };
 
 use anyhow::bail;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::{
+    task::JoinSet,
+    time::{MissedTickBehavior, interval},
+};
 
 use super::{
     Order, Plan, Ratio, Values,
@@ -16,7 +19,6 @@ use super::{
     produce::{TASKS, enqueue_from, fill, request},
     worker::WorkerMode,
 };
-use crate::job::Job;
 
 /// How far apart the jobs are that tell their latency.
 const PACE: Duration = Duration::from_millis(20);
@@ -88,38 +90,42 @@ pub(super) async fn pickup(arena: &Arena, plan: &Plan, values: &mut Values) -> a
         let (tenure, queue) = (arena.tenure.clone(), arena.queue());
         let loaded = arena.worker(&queue, plan.slots, WorkerMode::Decode)?;
         arena.workers_ready(&queue, 1).await?;
-        let task = tokio::spawn(async move {
+        let mut task = JoinSet::new();
+        task.spawn(async move {
             let mut ticks = interval(Duration::from_millis(10));
             ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
             let mut owed = 0.0;
+            let mut enqueues = JoinSet::new();
             loop {
                 ticks.tick().await;
+                while enqueues.try_join_next().is_some() {}
                 owed += rate / 100.0;
                 while owed >= 1.0 {
                     owed -= 1.0;
                     let (tenure, queue) = (tenure.clone(), queue.clone());
-                    tokio::spawn(async move { tenure.enqueue(request(&queue, 1)).await });
+                    enqueues.spawn(async move { tenure.enqueue(request(&queue, 1)).await });
                 }
             }
         });
         (task, loaded)
     };
     let busy = latencies(arena, &queue, samples, PACE).await;
-    load.0.abort();
+    drop(load);
     let busy = busy?;
     values.add("pick-up at half load, p50", "ms", percentile(&busy, 0.5));
     values.add("pick-up at half load, p99", "ms", percentile(&busy, 0.99));
-    drop((worker, load.1));
+    drop(worker);
     Ok(())
 }
 
 /// The time of a raw INSERT when nothing else happens.
 async fn idle_inserts(arena: &Arena, rows: usize) -> anyhow::Result<f64> {
     let store = arena.tenure.store();
-    store.bench_raw_table(true).await?;
+    let table = arena.raw_table();
+    store.bench_raw_table(&table, true).await?;
     let payload = serde_json::to_string(&Order::example(1))?;
-    let taken = store.bench_raw_inserts(Order::KIND, &payload, rows, Some(PACE)).await?;
-    store.bench_raw_table(false).await?;
+    let taken = store.bench_raw_inserts(&table, &payload, rows, Some(PACE)).await?;
+    store.bench_raw_table(&table, false).await?;
     let taken: Vec<_> = taken.iter().map(|taken| taken.as_secs_f64() * 1e3).collect();
     Ok(percentile(&taken, 0.5))
 }

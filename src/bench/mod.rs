@@ -137,10 +137,18 @@ impl Values {
     }
 }
 
-/// Measures. `tick` is told what is being measured, and called once for every step of [`steps`].
-pub(crate) async fn run(plan: &Plan, mut tick: impl FnMut(&str)) -> anyhow::Result<Report> {
+/// Measures, unless `stop` completes before it is done. `tick` is told what is being measured, and called once
+/// for every step of [`steps`].
+pub(crate) async fn run(
+    plan: &Plan,
+    stop: impl Future<Output = ()>,
+    mut tick: impl FnMut(&str),
+) -> anyhow::Result<Report> {
     let arena = Arena::open(plan).await?;
-    let measured = measure(plan, &arena, &mut tick).await;
+    let measured = tokio::select! {
+        measured = measure(plan, &arena, &mut tick) => measured,
+        () = stop => Err(anyhow::anyhow!("stopped before the end; what it made was removed")),
+    };
     let (postgres, nats) = arena.versions().await;
     arena.close().await;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);

@@ -8,7 +8,7 @@ use super::{
     Order, Plan, Ratio, Values,
     arena::{Arena, cost, count},
 };
-use crate::{enqueue::JobRequest, job::Job};
+use crate::enqueue::JobRequest;
 
 /// How many tasks enqueue at once.
 pub(super) const TASKS: usize = 32;
@@ -55,20 +55,21 @@ pub(super) async fn in_batches(arena: &Arena, plan: &Plan, values: &mut Values) 
 async fn raw(arena: &Arena, rows: usize, connections: usize) -> anyhow::Result<f64> {
     let payload = serde_json::to_string(&Order::example(1))?;
     let store = arena.tenure.store();
-    store.bench_raw_table(true).await?;
+    let table = arena.raw_table();
+    store.bench_raw_table(&table, true).await?;
     let since = Instant::now();
     let mut tasks = tokio::task::JoinSet::new();
     for _ in 0..connections {
-        let (store, payload) = (store.clone(), payload.clone());
+        let (store, table, payload) = (store.clone(), table.clone(), payload.clone());
         let rows = rows / connections;
-        tasks.spawn(async move { store.bench_raw_inserts(Order::KIND, &payload, rows, None).await });
+        tasks.spawn(async move { store.bench_raw_inserts(&table, &payload, rows, None).await });
     }
     while let Some(done) = tasks.join_next().await {
         done??;
     }
-    let seconds = store.bench_raw_seconds().await?;
+    let seconds = store.bench_raw_seconds(&table).await?;
     tracing::debug!(?seconds, elapsed = ?since.elapsed(), "raw inserts");
-    store.bench_raw_table(false).await?;
+    store.bench_raw_table(&table, false).await?;
     Ok(count(rows / connections * connections) / seconds)
 }
 

@@ -7,7 +7,10 @@ use comfy_table::{CellAlignment, Table, presets::UTF8_FULL_CONDENSED};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::{BenchArgs, Cli, Output, Usage, print};
-use crate::bench::{self, Plan, Report, Work};
+use crate::{
+    bench::{self, Plan, Report, Work},
+    worker::shutdown_signal,
+};
 
 pub(super) async fn run(cli: &Cli, args: &BenchArgs) -> anyhow::Result<ExitCode> {
     let jobs = args.jobs.unwrap_or(if args.quick { 20_000 } else { 100_000 });
@@ -35,7 +38,7 @@ pub(super) async fn run(cli: &Cli, args: &BenchArgs) -> anyhow::Result<ExitCode>
     bar.set_style(ProgressStyle::with_template("{bar:24} {pos}/{len}  {msg}  {elapsed}")?);
     bar.enable_steady_tick(Duration::from_millis(200));
     let mut begun = false;
-    let report = bench::run(&plan, |what| {
+    let report = bench::run(&plan, shutdown_signal(), |what| {
         if std::mem::replace(&mut begun, true) {
             bar.inc(1);
         }

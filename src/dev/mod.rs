@@ -107,12 +107,13 @@ impl Guarded {
         let mut command = Command::new("sh");
         command
             .arg("-c")
-            // The shell ends when the server does; another waits for the end of the pipe.
+            // The shell ends when the server does; another waits for the end of the pipe. A frozen server takes
+            // its signal when it is woken.
             .arg(format!(
                 r#"exec 3<&0
                 "$@" 3<&- &
                 server=$!
-                (read -r _ <&3; kill -{signal} $server) 2>/dev/null &
+                (read -r _ <&3; kill -{signal} $server; kill -CONT $server) 2>/dev/null &
                 watcher=$!
                 wait $server
                 kill $watcher 2>/dev/null"#

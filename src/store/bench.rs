@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sqlx::{Connection, Row, query};
+use sqlx::{AssertSqlSafe, Connection, Row, query};
 use uuid::Uuid;
 
 use super::call::{Store, StoreError};
@@ -65,8 +65,7 @@ SELECT t.n_tup_upd AS updates, t.n_tup_hot_upd AS hot_updates, d.xact_commit AS 
  WHERE t.schemaname = 'tenure' AND t.relname = 'jobs' AND d.datname = current_database()";
 
 /// As wide as a job's row with nothing to report.
-const RAW_TABLE: &str = "
-CREATE TABLE tenure.bench_raw (
+const RAW_COLUMNS: &str = "(
     id         uuid        PRIMARY KEY,
     queue      text        NOT NULL,
     kind       text        NOT NULL,
@@ -141,11 +140,13 @@ impl Store {
         Ok(rows.first().map_or(Ok(String::new()), |row| row.try_get("version"))?)
     }
 
-    /// Makes an empty table for raw INSERTs, or removes it.
-    pub(crate) async fn bench_raw_table(&self, wanted: bool) -> Result<(), StoreError> {
-        self.rows(query("DROP TABLE IF EXISTS tenure.bench_raw")).await?;
+    /// Makes an empty table of this name for raw INSERTs, or removes it.
+    pub(crate) async fn bench_raw_table(&self, table: &str, wanted: bool) -> Result<(), StoreError> {
+        let drop = format!("DROP TABLE IF EXISTS tenure.{table}");
+        self.rows(query(AssertSqlSafe(drop))).await?;
         if wanted {
-            self.rows(query(RAW_TABLE)).await?;
+            let create = format!("CREATE TABLE tenure.{table} {RAW_COLUMNS}");
+            self.rows(query(AssertSqlSafe(create))).await?;
         }
         Ok(())
     }
@@ -153,26 +154,23 @@ impl Store {
     /// Inserts rows over a connection of its own, each by a statement of its own. Returns how long each took.
     pub(crate) async fn bench_raw_inserts(
         &self,
-        kind: &str,
+        table: &str,
         payload: &str,
         rows: usize,
         pace: Option<Duration>,
     ) -> Result<Vec<Duration>, StoreError> {
         let mut connection = self.migration_connection().await?;
         let mut taken = Vec::with_capacity(rows);
+        let insert = format!(
+            "INSERT INTO tenure.{table} (id, queue, kind, payload) VALUES ($1, 'bench', 'order', $2::jsonb)"
+        );
         for _ in 0..rows {
             if let Some(pace) = pace {
                 tokio::time::sleep(pace).await;
             }
             let since = Instant::now();
-            query(
-                "INSERT INTO tenure.bench_raw (id, queue, kind, payload) VALUES ($1, 'bench', $2, $3::jsonb)",
-            )
-            .bind(Uuid::now_v7())
-            .bind(kind)
-            .bind(payload)
-            .execute(&mut connection)
-            .await?;
+            let insert = query(AssertSqlSafe(insert.as_str())).bind(Uuid::now_v7()).bind(payload);
+            insert.execute(&mut connection).await?;
             taken.push(since.elapsed());
         }
         connection.close().await?;
@@ -180,10 +178,11 @@ impl Store {
     }
 
     /// From the first raw row to the last.
-    pub(crate) async fn bench_raw_seconds(&self) -> Result<f64, StoreError> {
-        let seconds =
-            "SELECT extract(epoch FROM max(created_at) - min(created_at))::float8 AS s FROM tenure.bench_raw";
-        let rows = self.rows(query(seconds)).await?;
+    pub(crate) async fn bench_raw_seconds(&self, table: &str) -> Result<f64, StoreError> {
+        let seconds = format!(
+            "SELECT extract(epoch FROM max(created_at) - min(created_at))::float8 AS s FROM tenure.{table}"
+        );
+        let rows = self.rows(query(AssertSqlSafe(seconds))).await?;
         Ok(rows.first().map_or(Ok(0.0), |row| row.try_get("s"))?)
     }
 

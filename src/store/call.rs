@@ -189,6 +189,10 @@ const LINES: usize = 4;
 /// plans, which were made for the tables as they were then.
 const LINE_LASTS: Duration = Duration::from_mins(1);
 
+/// A statement that took longer has a plan for other tables, or waits for what it need not: the next one gets
+/// a new connection, and plans anew.
+const LINE_SLOW: Duration = Duration::from_millis(500);
+
 /// A line's connection, and since when it has been open.
 type LineConnection = tokio::sync::Mutex<Option<(PgConnection, Instant)>>;
 
@@ -374,8 +378,10 @@ impl Store {
                 (self.observe(answer)?, Instant::now())
             }
         };
+        let sent_at = Instant::now();
         let answer = self.deadline(query.fetch_all(&mut connection)).await;
-        if is_answer(&answer) && !answer.as_ref().is_err_and(StoreError::says_gone) {
+        let is_whole = is_answer(&answer) && !answer.as_ref().is_err_and(StoreError::says_gone);
+        if is_whole && sent_at.elapsed() < LINE_SLOW {
             *line = Some((connection, since));
         }
         self.observe(answer)

@@ -1,6 +1,9 @@
 //! Jobs: the statements of a job's way, from its row to its end. One method, one statement.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
 
 use chrono::{DateTime, Utc};
 
@@ -13,7 +16,7 @@ use super::{
     SETTLED_AS, STANDING, STILL_MINE, UNPUBLISHED,
     call::{Line, Store, StoreError},
     rows::{
-        AttemptEnd, CancelAnswer, ClaimHow, ClaimRequest, Completion, EndedAttempt, Keys, NewJob,
+        AttemptEnd, CancelAnswer, ClaimRequest, Completion, EndedAttempt, Keys, NewJob, OfLocked,
         ProgressWrite, Refused, Shapes, Told, ended, json, ord, ordinals, status,
     },
 };
@@ -110,24 +113,21 @@ fn holders(rows: &[PgRow], keys: usize) -> Result<Vec<Option<JobId>>, sqlx::Erro
 impl Store {
     /// Creates jobs. Returns those that were created, and whether each needs its ticket published now.
     ///
-    /// In a hurry, it gives up early when another transaction holds one of the keys; see
+    /// It waits so long for another transaction that is about to take one of the keys; see
     /// [`StoreError::is_locked`].
     pub(crate) async fn enqueue(
         &self,
         jobs: &[NewJob],
-        in_a_hurry: bool,
+        patience: Duration,
     ) -> Result<HashMap<JobId, bool>, StoreError> {
         // Not as long as the call itself: a statement whose caller has gone would go on waiting, and insert.
-        let patience = format!("{}ms", self.within().mul_f64(0.8).as_millis());
+        let patience = format!("{}ms", patience.min(self.within().mul_f64(0.8)).as_millis());
         let rows = match jobs {
             [job] if job.is_plain() => self.rows_over(Line::Enqueue, enqueue_one(job)).await?,
             jobs if jobs.iter().all(NewJob::is_plain) => {
                 self.rows_over(Line::Enqueue, enqueue_plain(jobs)).await?
             }
-            jobs => {
-                let within = if in_a_hurry { "100ms" } else { &patience };
-                self.rows_over(Line::Enqueue, enqueue_query!(jobs, Some(within))).await?
-            }
+            jobs => self.rows_over(Line::Enqueue, enqueue_query!(jobs, Some(&patience))).await?,
         };
         Ok(created(&rows)?)
     }
@@ -165,20 +165,21 @@ impl Store {
     /// duplicates, and all of them are like the first but for the job.
     pub(crate) async fn claim(
         &self,
-        statement: ClaimHow,
+        of_locked: OfLocked,
         requests: &[ClaimRequest],
         worker_id: &str,
         worker_host: &str,
     ) -> Result<Vec<Option<Claim>>, StoreError> {
         let Some(first) = requests.first() else { return Ok(Vec::new()) };
         let ids: Vec<_> = requests.iter().map(|r| r.job).collect();
-        let query = match statement {
-            ClaimHow::Waiting if requests.len() == 1 => query(CLAIM_ONE).bind(first.job),
-            ClaimHow::Waiting => query(CLAIM).bind(&ids),
-            ClaimHow::Skipping => query(CLAIM_SKIP).bind(&ids),
+        let query = match of_locked {
+            OfLocked::Wait if requests.len() == 1 => query(CLAIM_ONE).bind(first.job),
+            OfLocked::Wait => query(CLAIM).bind(&ids),
+            OfLocked::Skip => query(CLAIM_SKIP).bind(&ids),
         };
         let query = query.bind(&first.queue).bind(&first.kind).bind(first.stale_after.as_secs_f64());
         let query = query.bind(first.on_crash).bind(worker_id).bind(worker_host);
+        let sent_at = Instant::now();
         let rows = self.rows_over(Line::Claim, query).await?;
         let mut claims = vec![None; requests.len()];
         for row in &rows {
@@ -196,6 +197,7 @@ impl Store {
                 checkpoint: json(row.try_get(6)?),
                 trace_context: row.try_get(7)?,
                 dispatch: row.try_get(8)?,
+                sent_at,
             });
         }
         Ok(claims)
@@ -296,7 +298,11 @@ impl Store {
     /// Completes jobs. `true` at the place of each that this call completed. Sorted, without duplicates.
     ///
     /// A row that another transaction holds is passed over: not completed, and not lost either.
-    pub(crate) async fn complete(&self, completions: &[Completion]) -> Result<Vec<bool>, StoreError> {
+    pub(crate) async fn complete(
+        &self,
+        completions: &[Completion],
+        of_locked: OfLocked,
+    ) -> Result<Vec<bool>, StoreError> {
         let pairwise = || {
             let keys: Keys = completions.iter().map(|completion| &completion.key).collect();
             let outputs: Vec<_> = completions.iter().map(|c| c.output.as_deref()).collect();
@@ -304,6 +310,7 @@ impl Store {
             self.rows_over(Line::Complete, query.bind(outputs))
         };
         let rows = match completions {
+            _ if of_locked == OfLocked::Skip => pairwise().await,
             [Completion { key, output }] => {
                 let query = query(COMPLETE_ONE).bind(key.job).bind(key.token).bind(key.claim);
                 self.rows_over(Line::Complete, query.bind(output.as_deref())).await

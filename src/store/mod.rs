@@ -25,7 +25,7 @@ pub use dead::{DeadCount, DeadFilter, DeadLetter};
 pub(crate) use migrate::MIGRATIONS;
 pub use migrate::MigrateError;
 pub(crate) use rows::{
-    AttemptEnd, CancelAnswer, ClaimHow, ClaimRequest, Completion, DueJob, EndedAttempt, HostWorker, NewJob,
+    AttemptEnd, CancelAnswer, ClaimRequest, Completion, DueJob, EndedAttempt, HostWorker, NewJob, OfLocked,
     ProgressWrite, Refused, Registration, Route, Told,
 };
 pub use rows::{ExecutionRow, JobRow, RecoveryRow};

@@ -50,13 +50,13 @@ impl NewJob {
     }
 }
 
-/// What becomes of a claim whose row somebody has locked.
+/// What a statement for many jobs does about a row that somebody has locked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ClaimHow {
-    /// It waits for a moment; then all claims of the statement fail.
-    Waiting,
-    /// It is passed over.
-    Skipping,
+pub(crate) enum OfLocked {
+    /// Waits for a moment.
+    Wait,
+    /// Passes it over.
+    Skip,
 }
 
 /// A claim to be made.

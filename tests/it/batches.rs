@@ -340,3 +340,163 @@ async fn many_locked_rows_delay_the_others_once() {
     bench.until_count("tenure.job_history WHERE attempt = 1", 100).await;
     worker.stop().await;
 }
+
+/// Producers' messages become rows together, too; one whose key is about to be taken holds up nobody.
+#[tokio::test(flavor = "multi_thread")]
+async fn submissions_share_their_commits_and_a_held_key_delays_no_other() {
+    let bench = bench().await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    let mut tx = bench.pool.begin().await.unwrap();
+    bench.tenure.enqueue(order(0)).unique_key("held").tx(&mut tx).await.unwrap();
+    let subject = format!("{}.q.order", bench.config.subject_prefix);
+    for n in 0..300 {
+        let mut headers = async_nats::HeaderMap::new();
+        if n == 100 {
+            headers.insert("Nats-Msg-Id", "held");
+        }
+        let sent = bench.js.publish_with_headers(subject.clone(), headers, n.to_string().into()).await;
+        sent.unwrap().await.unwrap();
+    }
+    let worker = worker(&bench, 300);
+    bench.until_within("(SELECT count(*) FROM tenure.job_history) = 299", Duration::from_secs(10)).await;
+    let commits = bench.count("(SELECT DISTINCT xmin::text FROM tenure.job_keys) AS commits").await;
+    assert!(commits < 60, "{commits} transactions for 299 submissions");
+    // Its job is nobody's any more: the submission makes it.
+    tx.rollback().await.unwrap();
+    bench.until_count("tenure.job_history WHERE payload = '100'", 1).await;
+    bench.until_stream_is_empty(Duration::from_secs(20)).await;
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_refused_output_fails_alone_and_the_others_of_its_batch_complete() {
+    let bench = bench().await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    bench
+        .execute(
+            "CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+             BEGIN RAISE EXCEPTION USING ERRCODE = '22000', MESSAGE = 'poison'; END $$",
+        )
+        .await;
+    bench
+        .execute(
+            "CREATE TRIGGER refuse BEFORE INSERT ON tenure.job_history FOR EACH ROW
+             WHEN (NEW.output ->> 'number' = '13') EXECUTE FUNCTION public.refuse()",
+        )
+        .await;
+    let echo =
+        |payload: Value, _: JobContext| async { Ok::<_, tenure::JobError>(Outcome::Done(Some(payload))) };
+    let worker = Running::start(
+        Worker::builder(&bench.tenure).handle_kind("order", KindOptions::new(), echo).concurrency("q", 60),
+    );
+    bench.tenure.enqueue_many((0..60).map(order)).await.unwrap();
+    bench.until_count("tenure.job_history WHERE status = 'completed' AND attempt = 1", 59).await;
+    bench.until_count("tenure.dead_letter_jobs WHERE category = 'invalid_output'", 1).await;
+    assert_eq!(
+        bench.value::<Value>("SELECT payload -> 'number' FROM tenure.dead_letter_jobs").await,
+        json!(13)
+    );
+    worker.stop().await;
+}
+
+/// While its row is locked, a completion is tried again and again: without the others, which would wait.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_locked_completion_costs_the_others_one_delay_and_not_one_each_time_it_is_tried() {
+    // It is not to be taken for lost meanwhile.
+    let bench = bench_with(|config| {
+        config.timing.stale_after = Duration::from_secs(30);
+        config.timing.ack_wait = Duration::from_secs(60);
+    })
+    .await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    let gate = std::sync::Arc::new(tokio::sync::Semaphore::new(0));
+    let held = gate.clone();
+    let worker = Running::start(
+        Worker::builder(&bench.tenure)
+            .handle_kind("order", KindOptions::new(), move |_: Value, _: JobContext| {
+                let held = held.clone();
+                async move { held.acquire().await.unwrap().forget() }
+            })
+            .concurrency("q", 10),
+    );
+    let job = bench.tenure.enqueue(order(0)).await.unwrap().id.0;
+    bench.until_count("tenure.jobs WHERE status = 'processing'", 1).await;
+    let mut tx = bench.pool.begin().await.unwrap();
+    sqlx::query("SELECT FROM tenure.jobs WHERE id = $1 FOR UPDATE")
+        .bind(job)
+        .execute(&mut *tx)
+        .await
+        .unwrap();
+    let rollbacks = "SELECT xact_rollback FROM pg_stat_database WHERE datname = current_database()";
+    let before: i64 = bench.value(rollbacks).await;
+    gate.add_permits(1);
+    // It is tried some six times meanwhile, and a lock that was not to be had rolls its transaction back.
+    sleep(Duration::from_secs(4)).await;
+    let after: i64 = bench.value(rollbacks).await;
+    assert!(after > before, "it was not tried, or did not wait");
+    assert!(after - before <= 1, "{} statements gave up waiting for the lock", after - before);
+    tx.rollback().await.unwrap();
+    bench.until_count("tenure.job_history WHERE attempt = 1", 1).await;
+    worker.stop().await;
+}
+
+/// A frozen stream confirms nothing. What waits for it is bounded, and nobody is held up for longer than once.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_frozen_stream_does_not_confirm_is_bounded_and_left_to_the_relay() {
+    let mut bench = bench_with_servers(|_| {}).await;
+    let servers = bench.own.take().unwrap();
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    bench.tenure.enqueue(order(0)).await.unwrap();
+    bench.tenure.flush().await;
+    servers.nats.signal(rustix::process::Signal::STOP);
+    for _ in 0..4 {
+        bench.tenure.enqueue_many((0..4_096).map(order)).await.unwrap();
+    }
+    let to_relay = "tenure.jobs WHERE publish_at IS NOT NULL";
+    assert_eq!(bench.count(to_relay).await, 0, "there is room for these");
+    let since = Instant::now();
+    let told = bench.tenure.enqueue(order(1)).await.unwrap().id;
+    assert!(since.elapsed() >= Duration::from_millis(900), "it did not wait for room");
+    assert_eq!(bench.count(&format!("{to_relay} AND id = '{told}'")).await, 1);
+    let since = Instant::now();
+    for n in 0..50 {
+        bench.tenure.enqueue(order(n)).await.unwrap();
+    }
+    assert!(since.elapsed() < Duration::from_secs(20), "each waited for room again");
+    servers.nats.signal(rustix::process::Signal::CONT);
+    bench.tenure.flush().await;
+    // There is room again.
+    let told = bench.tenure.enqueue(order(2)).await.unwrap().id;
+    assert_eq!(bench.count(&format!("{to_relay} AND id = '{told}'")).await, 0);
+    let worker = worker(&bench, 1_000);
+    bench.until_count("tenure.job_history", 1 + 4 * 4_096 + 51 + 1).await;
+    worker.stop().await;
+    drop(servers);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_may_wait_for_the_publications_while_others_enqueue() {
+    let bench = bench().await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    let tenure = bench.tenure.clone();
+    let busy = tokio::spawn(async move {
+        for n in 0.. {
+            tenure.enqueue(order(n)).await.unwrap();
+        }
+    });
+    let waiting: Vec<_> = (0..20)
+        .map(|_| {
+            let tenure = bench.tenure.clone();
+            tokio::spawn(async move {
+                for _ in 0..20 {
+                    tenure.enqueue(order(1)).await.unwrap();
+                    tenure.flush().await;
+                }
+            })
+        })
+        .collect();
+    for waiting in waiting {
+        timeout(Duration::from_secs(30), waiting).await.expect("it waits for what others enqueue").unwrap();
+    }
+    busy.abort();
+}

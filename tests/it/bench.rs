@@ -1,8 +1,12 @@
 //! `tenure bench`: it measures what it says, and leaves nothing behind.
 
-use serde_json::Value;
+use std::{process::Stdio, time::Duration};
 
-use crate::harness::bench;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tokio::time::timeout;
+
+use crate::harness::{Bench, bench};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_bench_measures_the_users_own_servers_and_removes_what_it_made() {
@@ -38,10 +42,39 @@ async fn the_bench_measures_the_users_own_servers_and_removes_what_it_made() {
     // The user's own job, and nothing else.
     assert_eq!(bench.text("SELECT queue, kind FROM tenure.all_jobs").await, "(users,own)");
     assert_eq!(bench.count("tenure.workers").await, 0);
-    assert_eq!(bench.count("pg_tables WHERE tablename = 'bench_raw'").await, 0);
-    assert_eq!(bench.messages().await, 1);
+    nothing_is_left(&bench, 1).await;
+}
+
+async fn nothing_is_left(bench: &Bench, messages: u64) {
+    assert_eq!(bench.count("pg_tables WHERE tablename LIKE 'bench_raw%'").await, 0);
+    assert_eq!(bench.messages().await, messages);
     let stream = bench.js.get_stream(&bench.config.stream).await.unwrap();
     assert_eq!(stream.cached_info().state.consumer_count, 0);
+}
+
+/// In the middle of a work of every kind: what it has under way then is removed, too.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bench_that_is_interrupted_removes_what_it_made() {
+    let bench = bench().await;
+    let under_way = [
+        ("one-by-one", "EXISTS (SELECT FROM pg_tables WHERE tablename LIKE 'bench_raw%')"),
+        ("mixed", "(SELECT count(*) FROM tenure.job_history) > 100"),
+        ("pickup", "(SELECT count(*) FROM tenure.workers WHERE queues::text LIKE '%bench-%') = 2"),
+    ];
+    for (work, is_under_way) in under_way {
+        let arguments = ["bench", work, "--on-servers", "--jobs", "200000", "--slots", "50"];
+        let mut command = bench.program(&arguments);
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true).spawn().unwrap();
+        bench.until(is_under_way).await;
+        let pid = Pid::from_raw(i32::try_from(child.id().unwrap()).unwrap()).unwrap();
+        kill_process(pid, Signal::INT).unwrap();
+        let output = timeout(Duration::from_secs(30), child.wait_with_output()).await.unwrap().unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{work}: {errors}");
+        assert!(errors.contains("what it made was removed"), "{work}: {errors}");
+        assert_eq!(bench.text("SELECT queue, kind FROM tenure.all_jobs").await, "", "{work}");
+        nothing_is_left(&bench, 0).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -39,6 +39,8 @@ fn hot(ids: &[String]) -> Vec<(&'static str, String)> {
         ("progress", format!("{mine}, {nulls}, {}, {nulls}, {nulls}, {ords}", array("50", "real"))),
         ("complete complete_move", format!("{mine}, {nulls}")),
         ("complete_locked complete_skip complete_taken complete_move", format!("{mine}, {nulls}")),
+        ("complete_locked complete_wait complete_taken complete_move", format!("{mine}, {nulls}")),
+        ("unpublished", keys.clone()),
         (
             "settle end_attempt",
             format!("{mine}, {texts}, {nulls}, {nulls}, {}, {nulls}, {ords}, 'w'", array("1", "float8")),
@@ -162,6 +164,38 @@ async fn every_hot_statement_goes_by_primary_key_whatever_the_statistics_say() {
             }
         }
         bench.execute("ANALYZE tenure.jobs").await;
+    }
+}
+
+/// The relay, and an enqueue that met a key: found by index, however many jobs are queued that need neither.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_relay_and_unique_keys_go_by_their_index() {
+    let bench = bench().await;
+    bench.execute("ALTER TABLE tenure.jobs SET (autovacuum_enabled = false)").await;
+    burst(&bench, 50_000, 5_000).await;
+    bench
+        .execute("INSERT INTO tenure.job_keys (scope, key, job_id) SELECT 'q', id::text, id FROM tenure.jobs")
+        .await;
+    let mut connection = PgConnection::connect(&bench.config.database_url).await.unwrap();
+    for statistics in ["none", "of the burst"] {
+        for mode in ["force_generic_plan", "force_custom_plan"] {
+            let set = format!("SET plan_cache_mode = {mode}");
+            sqlx::raw_sql(AssertSqlSafe(set)).execute(&mut connection).await.unwrap();
+            for (names, arguments, index) in [
+                ("take_due", "500, 2", "jobs_unpublished"),
+                ("held_keys", "ARRAY['q', 'q'], ARRAY['a', 'b'], ARRAY[0, 1]", "job_keys_pkey"),
+            ] {
+                let plan = plan(&mut connection, names, arguments).await;
+                let by_index =
+                    plan.contains(&format!("using {index}")) || plan.contains(&format!("on {index}"));
+                assert!(
+                    by_index && !plan.contains("Seq Scan"),
+                    "{names}, {mode}, statistics {statistics}:\n{plan}"
+                );
+            }
+        }
+        bench.execute("ANALYZE tenure.jobs").await;
+        bench.execute("ANALYZE tenure.job_keys").await;
     }
 }
 
