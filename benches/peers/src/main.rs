@@ -21,10 +21,6 @@ use report::{Figures, Report};
 use servers::Arena;
 use works::Work;
 
-/// What tenure's own program is built with; every library here gets it.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 /// No work takes longer, or it has failed.
 const LONGEST: Duration = Duration::from_mins(2);
 
