@@ -2,20 +2,23 @@
 //!
 //! Whatever waits while the last statement of its kind was in flight goes out in the next one. There is no
 //! timer: whoever finds none in flight sends at once, and by itself, which saves the way to another task and
-//! back. What waits meanwhile is sent by a task.
+//! back. A task sends what waits meanwhile; it also brings to its end what a caller began and does not go on
+//! with, because it gave up, or is not polled.
 
 use std::{
+    collections::VecDeque,
     future::Future,
     panic::AssertUnwindSafe,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll, ready},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use futures::{FutureExt, future::BoxFuture};
+use futures::{
+    FutureExt,
+    future::{BoxFuture, Shared},
+};
 use tokio::{
     runtime::Handle,
-    sync::{Mutex, mpsc, oneshot},
+    sync::{Notify, oneshot},
 };
 
 /// The most items of one statement: it should stay below some 50 ms.
@@ -24,18 +27,111 @@ pub(crate) const ITEMS_MAX: usize = 1_024;
 const BYTES_MAX: usize = 2 << 20;
 
 /// Collects items, runs them together, and gives each caller its own answer. Cheap to clone.
-pub(crate) struct Batcher<I, O> {
-    items: mpsc::Sender<(I, oneshot::Sender<O>)>,
-    run: Arc<Run<I, O>>,
-    /// Held while a statement is in flight.
-    turn: Arc<Mutex<()>>,
+pub(crate) struct Batcher<I: Send + 'static, O: Send + 'static>(Arc<Handles<I, O>>);
+
+/// Dropped with the last batcher, which ends the task.
+struct Handles<I: Send + 'static, O: Send + 'static>(Arc<Lane<I, O>>);
+
+impl<I: Send + 'static, O: Send + 'static> Drop for Handles<I, O> {
+    fn drop(&mut self) {
+        self.0.state().closed = true;
+        self.0.wake.notify_one();
+    }
 }
 
-type Run<I, O> = dyn Fn(Vec<I>) -> BoxFuture<'static, Vec<O>> + Send + Sync;
-
-impl<I, O> Clone for Batcher<I, O> {
+impl<I: Send + 'static, O: Send + 'static> Clone for Batcher<I, O> {
     fn clone(&self) -> Self {
-        Self { items: self.items.clone(), run: self.run.clone(), turn: self.turn.clone() }
+        Self(self.0.clone())
+    }
+}
+
+/// What the callers and the task share.
+struct Lane<I, O> {
+    state: Mutex<State<I, O>>,
+    /// Tells the task that something waits, or that a caller may not go on.
+    wake: Notify,
+    run: Box<dyn Fn(Vec<I>) -> BoxFuture<'static, Vec<O>> + Send + Sync>,
+    bytes: fn(&I) -> usize,
+    /// Where the task is. Who calls from another runtime leaves everything to it.
+    home: Handle,
+}
+
+struct State<I, O> {
+    in_flight: InFlight,
+    /// Empty while nothing is in flight.
+    waiting: VecDeque<(I, oneshot::Sender<O>)>,
+    closed: bool,
+}
+
+/// Who runs the statement that is in flight.
+enum InFlight {
+    Nobody,
+    /// Whoever polls it brings it on.
+    Caller(Shared<BoxFuture<'static, ()>>),
+    Task,
+}
+
+impl<I: Send + 'static, O: Send + 'static> Lane<I, O> {
+    fn state(&self) -> MutexGuard<'_, State<I, O>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs one item by itself; whoever waits by then is the task's.
+    async fn run_one(self: Arc<Self>, item: I, answer: oneshot::Sender<O>) {
+        // A panic is of this item; those that come after it are answered all the same.
+        let answers = AssertUnwindSafe((self.run)(vec![item])).catch_unwind().await;
+        if let Some(one) = answers.ok().and_then(|mut answers| answers.pop()) {
+            drop(answer.send(one));
+        }
+        let mut state = self.state();
+        if state.waiting.is_empty() {
+            state.in_flight = InFlight::Nobody;
+        } else {
+            state.in_flight = InFlight::Task;
+            self.wake.notify_one();
+        }
+    }
+
+    /// Runs what waits, together.
+    async fn run_waiting(&self, batch: Vec<(I, oneshot::Sender<O>)>) {
+        let (items, callers): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
+        let Ok(answers) = AssertUnwindSafe((self.run)(items)).catch_unwind().await else { return };
+        debug_assert_eq!(answers.len(), callers.len());
+        for (caller, answer) in callers.into_iter().zip(answers) {
+            // A caller that gave up does not want its answer.
+            drop(caller.send(answer));
+        }
+    }
+
+    /// The task: until the last batcher is dropped, and nothing is in flight any more.
+    async fn serve(self: Arc<Self>) {
+        loop {
+            self.wake.notified().await;
+            loop {
+                let next = {
+                    let mut state = self.state();
+                    match &state.in_flight {
+                        InFlight::Nobody if state.closed => return,
+                        InFlight::Nobody => break,
+                        InFlight::Caller(work) => Err(work.clone()),
+                        InFlight::Task => {
+                            // Who gave up before anything was sent has changed its mind.
+                            state.waiting.retain(|(_, caller)| !caller.is_closed());
+                            if state.waiting.is_empty() {
+                                state.in_flight = InFlight::Nobody;
+                                continue;
+                            }
+                            let n = fitting(state.waiting.iter().map(|(item, _)| (self.bytes)(item)));
+                            Ok(state.waiting.drain(..n).collect())
+                        }
+                    }
+                };
+                match next {
+                    Ok(batch) => self.run_waiting(batch).await,
+                    Err(work) => work.await,
+                }
+            }
+        }
     }
 }
 
@@ -43,87 +139,63 @@ impl<I: Send + 'static, O: Send + 'static> Batcher<I, O> {
     /// Starts the task. It ends when the last batcher is dropped.
     ///
     /// `bytes` is how many an item carries, as far as they may be many. `run` answers every item, in order.
-    /// It is never cancelled: a caller that gives up leaves its item in the batch, and nothing half done.
+    /// It is never cancelled: an item that was sent is done, whether or not its caller still waits.
     pub(crate) fn spawn<F, Fut>(bytes: fn(&I) -> usize, run: F) -> Self
     where
         F: Fn(Vec<I>) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Vec<O>> + Send + 'static,
     {
-        let (items, mut waiting) = mpsc::channel::<(I, oneshot::Sender<O>)>(ITEMS_MAX);
-        let run: Arc<Run<I, O>> = Arc::new(move |items| Box::pin(run(items)));
-        let turn = Arc::new(Mutex::new(()));
-        let (runs, turns) = (run.clone(), turn.clone());
-        tokio::spawn(async move {
-            let mut batch = Vec::with_capacity(ITEMS_MAX);
-            while waiting.recv_many(&mut batch, 1).await > 0 {
-                let turn = turns.lock().await;
-                while batch.len() < ITEMS_MAX
-                    && let Ok(item) = waiting.try_recv()
-                {
-                    batch.push(item);
-                }
-                while !batch.is_empty() {
-                    let n = fitting(batch.iter().map(|(item, _)| bytes(item)));
-                    let (items, callers): (Vec<_>, Vec<_>) = batch.drain(..n).unzip();
-                    // A panic is of this batch; those that come after it are answered all the same.
-                    let Ok(answers) = AssertUnwindSafe(runs(items)).catch_unwind().await else { continue };
-                    debug_assert_eq!(answers.len(), callers.len());
-                    for (caller, answer) in callers.into_iter().zip(answers) {
-                        // A caller that gave up does not want its answer.
-                        drop(caller.send(answer));
-                    }
-                }
-                drop(turn);
-            }
+        let state = State { in_flight: InFlight::Nobody, waiting: VecDeque::new(), closed: false };
+        let lane = Arc::new(Lane {
+            state: Mutex::new(state),
+            wake: Notify::new(),
+            run: Box::new(move |items| Box::pin(run(items))),
+            bytes,
+            home: Handle::current(),
         });
-        Self { items, run, turn }
+        tokio::spawn(lane.clone().serve());
+        Self(Arc::new(Handles(lane)))
     }
 
     /// Runs one item with whatever else waits. `None`: nobody answered, because its batch panicked or the
     /// runtime shuts down. What was to be done may have been.
+    ///
+    /// Cancel safe: an item whose caller gives up is sent, whole, or is not.
     pub(crate) async fn run(&self, item: I) -> Option<O> {
-        if let Ok(turn) = self.turn.clone().try_lock_owned() {
-            let work = (self.run)(vec![item]);
-            let answers = ToTheEnd::new(async move {
-                let answers = AssertUnwindSafe(work).catch_unwind().await;
-                drop(turn);
-                answers.ok()
-            });
-            return answers.await?.pop();
-        }
+        let lane = &self.0.0;
         let (answer, answered) = oneshot::channel();
-        self.items.send((item, answer)).await.ok()?;
+        let is_home = Handle::try_current().is_ok_and(|here| here.id() == lane.home.id());
+        let own = {
+            let mut state = lane.state();
+            if is_home && matches!(state.in_flight, InFlight::Nobody) {
+                let work = lane.clone().run_one(item, answer).boxed().shared();
+                state.in_flight = InFlight::Caller(work.clone());
+                Some(work)
+            } else {
+                state.waiting.push_back((item, answer));
+                if matches!(state.in_flight, InFlight::Nobody) {
+                    state.in_flight = InFlight::Task;
+                }
+                None
+            }
+        };
+        if let Some(work) = own {
+            let unfinished = HandOver(&lane.wake);
+            work.await;
+            std::mem::forget(unfinished);
+        } else {
+            lane.wake.notify_one();
+        }
         answered.await.ok()
     }
 }
 
-/// Work that goes on, in a task, when its caller gives up.
-struct ToTheEnd<T: Send + 'static>(Option<BoxFuture<'static, T>>);
+/// Dropped, it has the task look after what is in flight.
+struct HandOver<'l>(&'l Notify);
 
-impl<T: Send + 'static> ToTheEnd<T> {
-    fn new(work: impl Future<Output = T> + Send + 'static) -> Self {
-        Self(Some(Box::pin(work)))
-    }
-}
-
-impl<T: Send + 'static> Future for ToTheEnd<T> {
-    type Output = T;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
-        let Some(work) = self.0.as_mut() else { return Poll::Pending };
-        let output = ready!(work.as_mut().poll(context));
-        self.0 = None;
-        Poll::Ready(output)
-    }
-}
-
-impl<T: Send + 'static> Drop for ToTheEnd<T> {
+impl Drop for HandOver<'_> {
     fn drop(&mut self) {
-        if let Some(work) = self.0.take()
-            && let Ok(runtime) = Handle::try_current()
-        {
-            runtime.spawn(work);
-        }
+        self.0.notify_one();
     }
 }
 
@@ -187,8 +259,7 @@ mod tests {
                 tokio::spawn(async move { b.run(n).await })
             })
             .collect();
-        // The task has taken one of them.
-        while batcher.items.capacity() > ITEMS_MAX - 18 {
+        while batcher.0.0.state().waiting.len() < 19 {
             tokio::task::yield_now().await;
         }
         gate.add_permits(2);
@@ -234,29 +305,61 @@ mod tests {
 
     #[tokio::test]
     async fn the_item_of_a_caller_that_gives_up_in_the_middle_is_done_and_the_next_one_waits_for_it() {
-        let gate = Arc::new(Semaphore::new(0));
-        let done = Arc::new(Mutex::new(Vec::new()));
-        let (held, seen) = (gate.clone(), done.clone());
-        let batcher = Batcher::spawn(
-            |_| 0,
-            move |items: Vec<u32>| {
-                let (held, seen) = (held.clone(), seen.clone());
-                async move {
-                    held.acquire().await.map(tokio::sync::SemaphorePermit::forget).ok();
-                    seen.lock().await.extend(items.clone());
-                    items
-                }
-            },
-        );
+        let (batcher, gate, done) = gated();
         // It is in flight: the batch has been handed over, and nobody has answered.
         assert!(batcher.run(1).now_or_never().is_none());
-        assert!(batcher.run(2).now_or_never().is_none());
         let third = tokio::spawn({
             let batcher = batcher.clone();
             async move { batcher.run(3).await }
         });
         gate.add_permits(10);
         assert_eq!(third.await.ok().flatten(), Some(3));
-        assert_eq!(*done.lock().await, [1, 2, 3]);
+        assert_eq!(*done.lock().await, [1, 3]);
+    }
+
+    type Gated = (Batcher<u32, u32>, Arc<Semaphore>, Arc<Mutex<Vec<u32>>>);
+
+    /// A batcher whose items wait at a gate, and what has been done.
+    fn gated() -> Gated {
+        let gate = Arc::new(Semaphore::new(0));
+        let done = Arc::new(Mutex::new(Vec::new()));
+        let (held, seen) = (gate.clone(), done.clone());
+        let run = move |items: Vec<u32>| {
+            let (held, seen) = (held.clone(), seen.clone());
+            async move {
+                held.acquire().await.map(tokio::sync::SemaphorePermit::forget).ok();
+                seen.lock().await.extend(items.clone());
+                items
+            }
+        };
+        (Batcher::spawn(|_| 0, run), gate, done)
+    }
+
+    #[tokio::test]
+    async fn a_caller_that_is_not_polled_holds_up_nobody() {
+        let (batcher, gate, done) = gated();
+        let mut first = Box::pin(batcher.run(1));
+        assert!(first.as_mut().now_or_never().is_none());
+        gate.add_permits(10);
+        // In the same task, so that nobody polls the first one meanwhile.
+        assert_eq!(batcher.run(2).await, Some(2));
+        assert_eq!(*done.lock().await, [1, 2]);
+        assert_eq!(first.await, Some(1));
+    }
+
+    #[test]
+    fn a_caller_on_another_runtime_or_on_none_leaves_its_item_to_the_task() -> std::io::Result<()> {
+        let home = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build()?;
+        let (batcher, gate, done) = home.block_on(async { gated() });
+        let other = tokio::runtime::Builder::new_current_thread().build()?;
+        // Given up, on a runtime that nobody drives from then on.
+        assert!(other.block_on(async { batcher.run(1).now_or_never() }).is_none());
+        gate.add_permits(10);
+        assert_eq!(futures::executor::block_on(batcher.run(2)), Some(2));
+        home.block_on(async {
+            // Its caller had gone before it was sent, or it was sent.
+            assert!(done.lock().await.ends_with(&[2]));
+        });
+        Ok(())
     }
 }

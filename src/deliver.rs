@@ -15,7 +15,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -23,7 +23,7 @@ use std::{
 use chrono::{DateTime, Utc};
 
 use crate::{
-    batch::{Batcher, in_order},
+    batch::{Batcher, ITEMS_MAX, in_order},
     claim::{Ack, Claim, ClaimKey, Missed, ack_for, ack_when_unavailable},
     fault,
     heartbeat::Heartbeat,
@@ -61,6 +61,9 @@ const ENDING: Duration = Duration::from_secs(1);
 
 /// How often a claim is tried again that was refused for no lasting reason.
 const CLAIMS_MAX: usize = 3;
+
+/// How many bytes of payloads and checkpoints one answer should carry.
+const CLAIMED_BYTES_MAX: usize = 16 << 20;
 
 /// What became of a delivery.
 pub(crate) enum Delivered {
@@ -109,31 +112,13 @@ impl Deliver {
         let claims = {
             let (store, worker_id, host) =
                 (store.clone(), settings.worker_id.clone(), settings.worker_host.clone());
+            let fitting = Arc::new(AtomicUsize::new(ITEMS_MAX));
             Batcher::spawn(
                 |_| 0,
-                move |mut batch: Vec<ClaimRequest>| {
+                move |batch: Vec<ClaimRequest>| {
                     let (store, worker_id, host) = (store.clone(), worker_id.clone(), host.clone());
-                    async move {
-                        // In order of id, or two batches could wait for each other. There are no duplicates:
-                        // whoever claims holds the job's reservation in this process.
-                        let mut places: Vec<usize> = (0..batch.len()).collect();
-                        places.sort_unstable_by_key(|&at| batch[at].job);
-                        batch.sort_unstable_by_key(|request| request.job);
-                        let mut answers: Vec<_> = batch.iter().map(|_| Ok(None)).collect();
-                        // A statement for each kind; a batch has few.
-                        let mut rest: Vec<usize> = (0..batch.len()).collect();
-                        while let Some(&first) = rest.first() {
-                            let (alike, others): (Vec<usize>, Vec<usize>) =
-                                rest.iter().partition(|&&at| batch[at].is_like(&batch[first]));
-                            let part: Vec<_> = alike.iter().map(|&at| batch[at].clone()).collect();
-                            let claims = claim_all(&store, &part, &worker_id, &host).await;
-                            for (at, claim) in alike.into_iter().zip(claims) {
-                                answers[at] = claim;
-                            }
-                            rest = others;
-                        }
-                        in_order(places, answers)
-                    }
+                    let fitting = fitting.clone();
+                    async move { claim_batch(&store, batch, &fitting, &worker_id, &host).await }
                 },
             )
         };
@@ -452,6 +437,38 @@ impl Deliver {
     }
 }
 
+/// Claims a batch, a statement for each kind, of which it has few. `fitting` is how many claims an answer carries.
+async fn claim_batch(
+    store: &Store,
+    mut batch: Vec<ClaimRequest>,
+    fitting: &AtomicUsize,
+    worker_id: &str,
+    host: &str,
+) -> Vec<Result<Option<Claim>, StoreError>> {
+    // In order of id, or two batches could wait for each other. There are no duplicates: whoever claims holds the
+    // job's reservation in this process.
+    let mut places: Vec<usize> = (0..batch.len()).collect();
+    places.sort_unstable_by_key(|&at| batch[at].job);
+    batch.sort_unstable_by_key(|request| request.job);
+    let mut answers: Vec<_> = batch.iter().map(|_| Ok(None)).collect();
+    let mut rest: Vec<usize> = (0..batch.len()).collect();
+    while let Some(&first) = rest.first() {
+        let (mut alike, mut others): (Vec<usize>, Vec<usize>) =
+            rest.iter().partition(|&&at| batch[at].is_like(&batch[first]));
+        let fit = alike.len().min(fitting.load(Ordering::Relaxed));
+        others.extend(alike.split_off(fit));
+        others.sort_unstable();
+        let part: Vec<_> = alike.iter().map(|&at| batch[at].clone()).collect();
+        let claims = claim_all(store, &part, worker_id, host).await;
+        fitting.store(claims_that_fit(&claims), Ordering::Relaxed);
+        for (at, claim) in alike.into_iter().zip(claims) {
+            answers[at] = claim;
+        }
+        rest = others;
+    }
+    in_order(places, answers)
+}
+
 /// Claims jobs of one kind. Where somebody has locked a row, the others are claimed all the same.
 async fn claim_all(
     store: &Store,
@@ -480,6 +497,24 @@ async fn claim_all(
         fault::point("batch_claimed");
     }
     answers
+}
+
+/// How many claims of jobs as large as these one answer should carry. One that was not answered in time may have
+/// been too large.
+fn claims_that_fit(claims: &[Result<Option<Claim>, StoreError>]) -> usize {
+    if claims.iter().any(|claim| claim.as_ref().is_err_and(StoreError::is_outage)) {
+        return (claims.len() / 2).max(1);
+    }
+    let bytes = |claim: &Claim| claim.payload.len() + claim.checkpoint.as_ref().map_or(0, json_bytes);
+    let won = claims.iter().filter_map(|claim| claim.as_ref().ok()?.as_ref());
+    let (n, bytes) = won.fold((0, 0), |(n, total), claim| (n + 1, total + bytes(claim)));
+    let each = bytes.checked_div(n).unwrap_or_default().max(1);
+    (CLAIMED_BYTES_MAX / each).clamp(1, ITEMS_MAX)
+}
+
+/// About how large a value is as text.
+fn json_bytes(value: &serde_json::Value) -> usize {
+    value.to_string().len()
 }
 
 /// What a submission's headers ask for.

@@ -13,7 +13,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::{
-    insert::{Created, EnqueueError, insert, insert_alone, insert_in},
+    insert::{Created, EnqueueError, insert_in, insert_patiently},
     job::{Job, JobId, check_key, check_kind, check_queue, unstorable},
     store::{NewJob, StoreError, Told},
     tenure::Tenure,
@@ -181,7 +181,8 @@ impl Tenure {
     ///
     /// Await it: `tenure.enqueue(job).unique_key("..").await?`. It returns once the row is committed.
     ///
-    /// Cancel safe in this sense: dropped, the job was enqueued or was not.
+    /// Cancel safe in this sense: dropped, the job was enqueued, with its message, or was not. Drop it or poll it to
+    /// the end: while it is left half-way, the job's message may not go out.
     pub fn enqueue(&self, job: impl Into<JobRequest>) -> Enqueue<'_> {
         Enqueue { tenure: self, request: job.into() }
     }
@@ -250,15 +251,16 @@ impl<'t> IntoFuture for Enqueue<'t> {
         Box::pin(async move {
             let job = self.request.checked(self.tenure.config().payload_bytes_max, Told::Ticket)?;
             let id = job.id;
-            // Only a key can make it wait for somebody's transaction.
+            // Only a key can make it wait for somebody's transaction: those with one have a lane of their own.
             let spare = job.key.is_some().then(|| job.clone());
-            let created = self.tenure.enqueues().run(job).await;
+            let created = self.tenure.enqueues(spare.is_some()).run(job).await;
             // Only a runtime that shuts down leaves a batch unanswered.
             let created = created.ok_or(StoreError::from(sqlx::Error::WorkerCrashed))?;
             let created = match (created, spare) {
                 (Err(EnqueueError::Store(error)), Some(job)) if error.is_locked() => {
                     let (store, publications) = (self.tenure.store(), self.tenure.publications());
-                    insert_alone(store, publications, job).await
+                    let alone = insert_patiently(store, publications, vec![job]).await?;
+                    alone.into_iter().next().unwrap_or(Err(EnqueueError::KeyNotVisible))
                 }
                 (created, _) => created,
             };
@@ -278,11 +280,10 @@ impl<'t> IntoFuture for EnqueueMany<'t> {
         Box::pin(async move {
             let bytes_max = self.tenure.config().payload_bytes_max;
             let jobs = self.requests.into_iter().map(|request| request.checked(bytes_max, Told::Ticket));
-            let mut jobs: Vec<_> = jobs.collect::<Result<_, _>>()?;
+            let jobs: Vec<_> = jobs.collect::<Result<_, _>>()?;
             let ids: Vec<_> = jobs.iter().map(|job| job.id).collect();
-            let created =
-                insert(self.tenure.store(), Some(self.tenure.publications()), &mut jobs, Duration::MAX)
-                    .await?;
+            let (store, publications) = (self.tenure.store(), self.tenure.publications());
+            let created = insert_patiently(store, publications, jobs).await?;
             let created: Vec<_> = created.into_iter().collect::<Result<_, _>>()?;
             Ok(answers(&ids, &created))
         })

@@ -10,7 +10,7 @@ use std::{collections::HashMap, time::Duration};
 use tokio::sync::Semaphore;
 
 use crate::{
-    batch::{Batcher, in_order},
+    batch::{Batcher, halve},
     fault,
     job::{JobId, NameError},
     metrics,
@@ -87,62 +87,50 @@ async fn insert_each(
     publications: Option<&Publications>,
     jobs: Vec<NewJob>,
 ) -> Vec<Result<Created, EnqueueError>> {
-    let mut places = Vec::with_capacity(jobs.len());
     let mut answers = Vec::with_capacity(jobs.len());
-    let mut rest = vec![((0..jobs.len()).collect::<Vec<_>>(), jobs)];
+    let mut rest = vec![jobs];
     let mut patience = PATIENCE;
-    while let Some((at, mut part)) = rest.pop() {
-        let split = match insert(store, publications, &mut part, patience).await {
-            Ok(created) => {
-                answers.extend(created);
-                places.extend(at);
-                continue;
-            }
-            // One of them cannot be stored; the others must not suffer for it.
-            Err(EnqueueError::Store(StoreError::Refused(_))) if part.len() > 1 => None,
-            // A key is waited for. Jobs without one never have to wait.
-            Err(EnqueueError::Store(error)) if error.is_locked() && part.len() > 1 => {
+    while let Some(mut part) = rest.pop() {
+        match insert(store, publications, &mut part, patience).await {
+            Ok(created) => answers.extend(created),
+            // One of them cannot be stored, or waits for somebody; the others must not suffer for it.
+            Err(EnqueueError::Store(error)) if part.len() > 1 && error.may_be_of_one_row() => {
                 patience = PATIENCE_OF_A_PART;
-                Some(part.iter().map(|job| job.key.is_some()).collect::<Vec<_>>())
+                halve(part, &mut rest);
             }
-            Err(error) => {
-                answers.extend(part.iter().map(|_| Err(error.clone())));
-                places.extend(at);
-                continue;
-            }
-        };
-        let half = part.len() / 2;
-        let is_second = |n: usize| match &split {
-            Some(has_key) if !has_key.iter().all(|has_key| *has_key) => has_key[n],
-            _ => n >= half,
-        };
-        let (mut first, mut second) = ((Vec::new(), Vec::new()), (Vec::new(), Vec::new()));
-        for (n, (at, job)) in at.into_iter().zip(part).enumerate() {
-            let half = if is_second(n) { &mut second } else { &mut first };
-            half.0.push(at);
-            half.1.push(job);
+            Err(error) => answers.extend(part.iter().map(|_| Err(error.clone()))),
         }
-        rest.extend([second, first]);
     }
-    in_order(places, answers)
+    answers
 }
 
-/// How many callers wait at once for a key that somebody's transaction is about to take: each has a
+/// How many callers wait at once for keys that somebody's transaction is about to take: each has a
 /// connection, and tenure's other work needs some, too.
-static ALONE: Semaphore = Semaphore::const_new(2);
+static WAITING: Semaphore = Semaphore::const_new(2);
 
-/// Inserts one job whose key somebody's transaction is about to take, and waits for its end.
-pub(crate) async fn insert_alone(
+/// Inserts jobs, all or none, and waits for transactions that are about to take one of their keys.
+///
+/// Cancel safe: it goes on in a task.
+pub(crate) async fn insert_patiently(
     store: &Store,
     publications: &Publications,
-    job: NewJob,
-) -> Result<Created, EnqueueError> {
-    let waited = tokio::time::timeout(store.within(), ALONE.acquire()).await;
-    let Ok(Ok(_turn)) = waited else {
-        return Err(StoreError::from(sqlx::Error::PoolTimedOut).into());
-    };
-    let alone = insert(store, Some(publications), &mut [job], Duration::MAX).await?;
-    alone.into_iter().next().unwrap_or(Err(EnqueueError::KeyNotVisible))
+    mut jobs: Vec<NewJob>,
+) -> Result<Vec<Result<Created, EnqueueError>>, EnqueueError> {
+    let (of_task, publications) = (store.clone(), publications.clone());
+    let inserted = store.spawn(async move {
+        let store = &of_task;
+        match insert(store, Some(&publications), &mut jobs, PATIENCE).await {
+            Err(EnqueueError::Store(error)) if error.is_locked() => {
+                let waited = tokio::time::timeout(store.within(), WAITING.acquire()).await;
+                let Ok(Ok(_turn)) = waited else {
+                    return Err(error.into());
+                };
+                insert(store, Some(&publications), &mut jobs, Duration::MAX).await
+            }
+            inserted => inserted,
+        }
+    });
+    inserted.await.unwrap_or_else(|_| Err(StoreError::from(sqlx::Error::WorkerCrashed).into()))
 }
 
 /// Inserts the rows, all or none, and has their first messages published. An error of one of them is about

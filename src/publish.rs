@@ -10,7 +10,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use tokio::{
@@ -26,12 +26,15 @@ use crate::{
     store::Store,
 };
 
-/// The most messages that wait to be sent and confirmed. Their rows are committed already.
+/// The most messages that wait to be sent and confirmed. Their rows are committed already. A group counts for a
+/// quarter of them at most.
 const WAITING_MAX: usize = 16_384;
 /// The most of them that are sent, and not confirmed yet.
 const UNCONFIRMED_MAX: usize = 4_096;
 /// How long whoever enqueues waits for room, once: a stream that confirms nothing must not hold up every call.
 const ROOM_WITHIN: Duration = Duration::from_secs(1);
+/// For how long nothing is sent after a message was not confirmed in time.
+const GIVES_UP_FOR: Duration = Duration::from_secs(1);
 /// The most jobs handed to the relay by one statement.
 const FAILED_MAX: usize = 500;
 
@@ -99,7 +102,14 @@ impl Publications {
     /// Starts the task. It ends when the last of these is dropped.
     pub(crate) fn start(store: Store, queue: Queue) -> Self {
         let (groups, waiting) = mpsc::unbounded_channel();
-        let publisher = Publisher { store, queue, failed: Vec::new(), of_failed: Vec::new(), noted: 0 };
+        let publisher = Publisher {
+            store,
+            queue,
+            gives_up_until: None,
+            failed: Vec::new(),
+            of_failed: Vec::new(),
+            noted: 0,
+        };
         tokio::spawn(publisher.run(waiting));
         Self {
             groups,
@@ -158,6 +168,9 @@ struct Sent {
 struct Publisher {
     store: Store,
     queue: Queue,
+    /// Until when nothing is sent, because the stream has just confirmed nothing: each message would wait for as
+    /// long in vain. What comes meanwhile has failed.
+    gives_up_until: Option<Instant>,
     failed: Vec<JobId>,
     /// Their groups': whoever waits for these waits until the relay has them.
     of_failed: Vec<Arc<Held>>,
@@ -191,17 +204,28 @@ impl Publisher {
                 self.note(sent, answer);
             }
             let job = ticket.job;
-            let confirmation = self.queue.send(ticket).await;
+            let confirmation = if self.gives_up_until.is_some_and(|until| Instant::now() < until) {
+                Err(QueueError::Unavailable("the stream confirms nothing".into()))
+            } else {
+                self.queue.send(ticket).await
+            };
             sent.push_back(Sent { job, confirmation, held: group.held.clone() });
         }
     }
 
     /// Notes the answer about the message that was sent first.
     fn note(&mut self, sent: &mut VecDeque<Sent>, answer: Result<(), QueueError>) {
-        let Some(Sent { job, held, .. }) = sent.pop_front() else { return };
+        let Some(Sent { job, held, confirmation }) = sent.pop_front() else { return };
+        let sent_at_all = confirmation.is_ok();
         match answer {
-            Ok(()) => metrics::published(1),
+            Ok(()) => {
+                metrics::published(1);
+                self.gives_up_until = None;
+            }
             Err(error) => {
+                if sent_at_all {
+                    self.gives_up_until = Some(Instant::now() + GIVES_UP_FOR);
+                }
                 if self.failed.is_empty() {
                     tracing::warn!(%error, "enqueued, but not published; the relay will");
                 }

@@ -174,9 +174,10 @@ fn failed(
 pub(crate) struct Settle {
     store: Store,
     completions: Batcher<Completion, Result<bool, StoreError>>,
-    /// Completions of rows that somebody locks: tried again without holding up the others.
-    locked: Batcher<Completion, Result<bool, StoreError>>,
     ends: Batcher<AttemptEnd, Result<Option<Route>, StoreError>>,
+    /// What somebody locks, or what is refused, is tried again without holding up the others.
+    completions_again: Batcher<Completion, Result<bool, StoreError>>,
+    ends_again: Batcher<AttemptEnd, Result<Option<Route>, StoreError>>,
 }
 
 impl Settle {
@@ -189,16 +190,21 @@ impl Settle {
                 async move { complete(&store, how, batch).await }
             })
         };
-        let ends = {
-            let store = store.clone();
+        let ends = || {
+            let (store, worker_id) = (store.clone(), worker_id.clone());
             let bytes = |end: &AttemptEnd| end.error.as_ref().map_or(0, String::len);
             Batcher::spawn(bytes, move |batch: Vec<AttemptEnd>| {
                 let (store, worker_id) = (store.clone(), worker_id.clone());
                 async move { end(&store, &worker_id, batch).await }
             })
         };
-        let (completions, locked) = (completions(OfLocked::Wait), completions(OfLocked::Skip));
-        Self { store, completions, locked, ends }
+        Self {
+            completions: completions(OfLocked::Wait),
+            completions_again: completions(OfLocked::Skip),
+            ends: ends(),
+            ends_again: ends(),
+            store,
+        }
     }
 
     /// Writes a verdict, for as long as it takes: while Postgres is away there is nothing better to do.
@@ -252,7 +258,6 @@ impl Settle {
                     if let Some(settled) = Box::pin(self.ask(&completion.key)).await {
                         return Ok(settled);
                     }
-                    completions = &self.locked;
                 }
                 // Only the values themselves never will be taken; a right or a server may come back.
                 Some(Err(error)) if !error.is_the_datas_fault() => {
@@ -263,6 +268,7 @@ impl Settle {
                     tracing::error!(job = %completion.key.job, "its completion was not answered; trying again");
                 }
             }
+            completions = &self.completions_again;
             wait.next().await;
         }
     }
@@ -270,8 +276,9 @@ impl Settle {
     /// Writes the end of an attempt; returns the verdict that was written, too.
     async fn end(&self, mut end: AttemptEnd) -> (&'static str, Settled) {
         let mut wait = Waits::new();
+        let mut ends = &self.ends;
         loop {
-            match self.ends.run(end.clone()).await {
+            match ends.run(end.clone()).await {
                 Some(Ok(Some(_))) => return (end.verdict, Settled::Written),
                 Some(Ok(None)) => {
                     if let Some(settled) = self.ask(&end.key).await {
@@ -291,6 +298,7 @@ impl Settle {
                 }
                 None => tracing::error!(job = %end.key.job, "its end was not answered; trying again"),
             }
+            ends = &self.ends_again;
             wait.next().await;
         }
     }
@@ -339,7 +347,7 @@ async fn complete(
                 answers.extend(done.into_iter().map(Ok));
             }
             // One output is refused; the others must not suffer for it.
-            Err(StoreError::Refused(_)) if part.len() > 1 => halve(part, &mut rest),
+            Err(error) if part.len() > 1 && error.may_be_of_one_row() => halve(part, &mut rest),
             Err(error) => answers.extend(part.iter().map(|_| Err(error.clone()))),
         }
     }
@@ -364,7 +372,7 @@ async fn end(
                 }
                 answers.extend(routes.into_iter().map(Ok));
             }
-            Err(StoreError::Refused(_)) if part.len() > 1 => halve(part, &mut rest),
+            Err(error) if part.len() > 1 && error.may_be_of_one_row() => halve(part, &mut rest),
             Err(error) => answers.extend(part.iter().map(|_| Err(error.clone()))),
         }
     }

@@ -23,6 +23,7 @@ struct Inner {
     store: Store,
     queue: Queue,
     enqueues: Batcher<NewJob, Result<Created, EnqueueError>>,
+    keyed: Batcher<NewJob, Result<Created, EnqueueError>>,
     /// Publications that the callers of enqueue did not wait for.
     publications: Publications,
 }
@@ -72,8 +73,10 @@ impl Tenure {
         let store = Store::open(config).map_err(ConnectError::Database)?;
         let queue = Queue::open(config).await?;
         let publications = Publications::start(store.clone(), queue.clone());
-        let enqueues = insert::batcher(store.clone(), Some(publications.clone()));
-        Ok(Self { inner: Arc::new(Inner { config: config.clone(), store, queue, enqueues, publications }) })
+        let lane = || insert::batcher(store.clone(), Some(publications.clone()));
+        let (enqueues, keyed) = (lane(), lane());
+        let config = config.clone();
+        Ok(Self { inner: Arc::new(Inner { config, store, queue, enqueues, keyed, publications }) })
     }
 
     /// Creates or updates the schema. Returns the versions that were applied; none when it was current.
@@ -142,8 +145,8 @@ impl Tenure {
         &self.inner.queue
     }
 
-    pub(crate) fn enqueues(&self) -> &Batcher<NewJob, Result<Created, EnqueueError>> {
-        &self.inner.enqueues
+    pub(crate) fn enqueues(&self, keyed: bool) -> &Batcher<NewJob, Result<Created, EnqueueError>> {
+        if keyed { &self.inner.keyed } else { &self.inner.enqueues }
     }
 
     pub(crate) fn publications(&self) -> &Publications {

@@ -85,6 +85,13 @@ impl Arena {
         Ok(self.tenure.store().bench_outputs(queue, self.first).await?)
     }
 
+    /// How many messages the stream has of a queue that no worker has.
+    pub(super) async fn messages(&self, queue: &str) -> anyhow::Result<u64> {
+        let queues = self.tenure.queue();
+        queues.ensure_consumer(queue).await?;
+        Ok(queues.progress(queue).await?.pending)
+    }
+
     /// Starts a worker in a process of its own.
     pub(super) fn worker(
         &self,

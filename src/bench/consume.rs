@@ -86,31 +86,26 @@ pub(super) async fn pickup(arena: &Arena, plan: &Plan, values: &mut Values) -> a
 
     // Half of what a run of `mixed` takes on the machine at hand.
     let rate = half_load(values);
-    let load = {
-        let (tenure, queue) = (arena.tenure.clone(), arena.queue());
-        let loaded = arena.worker(&queue, plan.slots, WorkerMode::Decode)?;
-        arena.workers_ready(&queue, 1).await?;
-        let mut task = JoinSet::new();
-        task.spawn(async move {
-            let mut ticks = interval(Duration::from_millis(10));
-            ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
-            let mut owed = 0.0;
-            let mut enqueues = JoinSet::new();
-            loop {
-                ticks.tick().await;
-                while enqueues.try_join_next().is_some() {}
-                owed += rate / 100.0;
-                while owed >= 1.0 {
-                    owed -= 1.0;
-                    let (tenure, queue) = (tenure.clone(), queue.clone());
-                    enqueues.spawn(async move { tenure.enqueue(request(&queue, 1)).await });
-                }
+    // Of the same queue and the same worker, beside the jobs that are looked at.
+    let mut load = JoinSet::new();
+    let (tenure, loaded) = (arena.tenure.clone(), queue.clone());
+    load.spawn(async move {
+        let mut ticks = interval(Duration::from_millis(10));
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
+        let mut owed = 0.0;
+        let mut enqueues = JoinSet::new();
+        loop {
+            ticks.tick().await;
+            while enqueues.try_join_next().is_some() {}
+            owed += rate / 100.0;
+            while owed >= 1.0 {
+                owed -= 1.0;
+                let (tenure, queue) = (tenure.clone(), loaded.clone());
+                enqueues.spawn(async move { tenure.enqueue(request(&queue, 1)).await });
             }
-        });
-        (task, loaded)
-    };
-    let busy = latencies(arena, &queue, samples, PACE).await;
-    drop(load);
+        }
+    });
+    let busy = latencies_beside(arena, &queue, samples, PACE, load).await;
     let busy = busy?;
     values.add("pick-up at half load, p50", "ms", percentile(&busy, 0.5));
     values.add("pick-up at half load, p99", "ms", percentile(&busy, 0.99));
@@ -137,6 +132,17 @@ fn half_load(values: &Values) -> f64 {
 
 /// In milliseconds, of jobs enqueued one every so often.
 async fn latencies(arena: &Arena, queue: &str, jobs: usize, every: Duration) -> anyhow::Result<Vec<f64>> {
+    latencies_beside(arena, queue, jobs, every, JoinSet::new()).await
+}
+
+/// The same, while others do something.
+async fn latencies_beside(
+    arena: &Arena,
+    queue: &str,
+    jobs: usize,
+    every: Duration,
+    others: JoinSet<()>,
+) -> anyhow::Result<Vec<f64>> {
     let mut committed = BTreeMap::new();
     let mut ticks = interval(every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -145,6 +151,7 @@ async fn latencies(arena: &Arena, queue: &str, jobs: usize, every: Duration) -> 
         let id = arena.tenure.enqueue(request(queue, order)).await?.id;
         committed.insert(id, now_us());
     }
+    drop(others);
     arena.tenure.flush().await;
     arena.drained(queue).await?;
     let started = arena.outputs(queue).await?;

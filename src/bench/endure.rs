@@ -32,9 +32,9 @@ pub(super) async fn recovery(arena: &Arena, values: &mut Values) -> anyhow::Resu
     for _ in 0..1_200 {
         sleep(Duration::from_millis(50)).await;
         let attempts = arena.tenure.executions(id).await?;
-        if let Some(again) = attempts.get(1) {
-            #[expect(clippy::cast_precision_loss, reason = "microseconds since 1970 are below 2^52")]
-            let started = again.started_at.timestamp_micros() as f64 / 1e6;
+        #[expect(clippy::cast_precision_loss, reason = "microseconds since 1970 are below 2^52")]
+        let starts = attempts.iter().map(|attempt| attempt.started_at.timestamp_micros() as f64 / 1e6);
+        if let Some(started) = starts.into_iter().find(|started| *started > killed) {
             values.add("from SIGKILL to running elsewhere", "s", started - killed);
             drop(second);
             return Ok(());

@@ -44,7 +44,7 @@ pub(super) async fn in_batches(arena: &Arena, plan: &Plan, values: &mut Values) 
     let cpu = arena.cpu(&[]);
     fill(arena, &queue, plan.jobs).await?;
     let after = arena.state(&queue).await?;
-    all_confirmed(&after, plan.jobs)?;
+    all_confirmed(arena, &queue, &after, plan.jobs).await?;
     let rate = count(plan.jobs) / (after.now - before.now);
     let cpu = cost(&cpu, &arena.cpu(&[]), plan.jobs);
     values.add("enqueue, batches of 1,000, published and confirmed", "jobs/s", rate).cpu_us = cpu;
@@ -89,7 +89,7 @@ async fn by_tasks(
     arena.tenure.flush().await;
     let cpu = cost(&cpu, &arena.cpu(&[]), jobs);
     let after = arena.state(&queue).await?;
-    all_confirmed(&after, jobs + tasks)?;
+    all_confirmed(arena, &queue, &after, jobs + tasks).await?;
     Ok((count(jobs) / (after.last_created - before.now), cpu))
 }
 
@@ -125,9 +125,19 @@ pub(super) async fn fill(arena: &Arena, queue: &str, jobs: usize) -> anyhow::Res
     Ok(())
 }
 
-fn all_confirmed(state: &crate::store::BenchState, jobs: usize) -> anyhow::Result<()> {
-    if usize::try_from(state.queued) != Ok(jobs) || state.unpublished != 0 {
-        bail!("{jobs} were enqueued, but the database says {state:?}");
+/// Every row is there, as the database says, and every message, as the stream does.
+async fn all_confirmed(
+    arena: &Arena,
+    queue: &str,
+    state: &crate::store::BenchState,
+    jobs: usize,
+) -> anyhow::Result<()> {
+    let messages = arena.messages(queue).await?;
+    let all = [state.queued.cast_unsigned(), messages].iter().all(|found| *found == jobs as u64);
+    if !all || state.unpublished != 0 {
+        bail!(
+            "{jobs} were enqueued, but the stream has {messages} messages, and the database says {state:?}"
+        );
     }
     Ok(())
 }

@@ -46,8 +46,11 @@ pub(crate) async fn work(config: &Config, queue: &str, slots: usize, mode: Worke
         let mut nothing = [0; 16];
         while stdin().read(&mut nothing).await.is_ok_and(|n| n > 0) {}
     };
+    let options = KindOptions::new();
+    // Silent, and not dead: also where silence is not allowed for long.
+    let options = if mode == WorkerMode::Hold { options.keepalive() } else { options };
     Worker::builder(&tenure)
-        .handle_with(KindOptions::new(), move |order: Order, ctx: JobContext| handle(order, ctx, mode))
+        .handle_with(options, move |order: Order, ctx: JobContext| handle(order, ctx, mode))
         .only_queue(queue, slots)
         .run_until(ended)
         .await?;

@@ -14,7 +14,11 @@ use sqlx::{
     postgres::{PgArguments, PgConnectOptions, PgPool, PgPoolOptions, PgRow},
     query::Query,
 };
-use tokio::{runtime::Handle, sync::watch, time::timeout};
+use tokio::{
+    runtime::Handle,
+    sync::{OwnedMutexGuard, watch},
+    time::timeout,
+};
 
 use crate::config::Config;
 
@@ -125,6 +129,12 @@ impl StoreError {
         self.has_code(|code| code == "55P03")
     }
 
+    /// Whether it may be the fault of one row of many: not of the statement, nor of the server.
+    pub(crate) fn may_be_of_one_row(&self) -> bool {
+        let of_a_value = matches!(self, Self::Refused(_)) && !self.has_code(|code| code.starts_with("42"));
+        of_a_value || self.is_locked()
+    }
+
     fn is_deadlock(&self) -> bool {
         self.has_code(|code| code == "40P01")
     }
@@ -194,7 +204,7 @@ const LINE_LASTS: Duration = Duration::from_mins(1);
 const LINE_SLOW: Duration = Duration::from_millis(500);
 
 /// A line's connection, and since when it has been open.
-type LineConnection = tokio::sync::Mutex<Option<(PgConnection, Instant)>>;
+type LineConnection = Option<(PgConnection, Instant)>;
 
 /// The two pools, the lines, and what is known about the server. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -212,7 +222,7 @@ impl std::ops::Deref for Store {
 pub(crate) struct Inner {
     own: PgPool,
     handlers: PgPool,
-    lines: [LineConnection; LINES],
+    lines: [Arc<tokio::sync::Mutex<LineConnection>>; LINES],
     within: Duration,
     availability: watch::Sender<Availability>,
     last_error: Mutex<String>,
@@ -353,9 +363,18 @@ impl Store {
 
     async fn try_rows(&self, line: Option<Line>, query: Query<'_, Postgres, PgArguments>) -> Rows {
         if let Some(line) = line
-            && let Ok(mut line) = self.lines[line as usize].try_lock()
+            && let Ok(mut line) = self.lines[line as usize].clone().try_lock_owned()
         {
-            return self.try_line(&mut line, query).await;
+            let open = match line.take() {
+                Some(open) => Ok(open),
+                None => self.open_line().await,
+            };
+            match open {
+                Ok(open) => return self.try_line(line, open, query).await,
+                // It takes no more connections; the pool has some.
+                Err(_) if self.own.num_idle() > 0 => {}
+                Err(error) => return self.observe(Err(error)),
+            }
         }
         let answer = Self::acquire(&self.own).await;
         let mut held = self.observe(answer)?;
@@ -364,25 +383,31 @@ impl Store {
         self.observe(answer)
     }
 
+    async fn open_line(&self) -> Result<(PgConnection, Instant), sqlx::Error> {
+        let connection = self.deadline(self.own.connect_options().connect()).await?;
+        Ok((connection, Instant::now()))
+    }
+
+    /// The connection is taken out, so that a call that is cut off leaves none behind.
     async fn try_line(
         &self,
-        line: &mut Option<(PgConnection, Instant)>,
+        mut line: OwnedMutexGuard<LineConnection>,
+        (mut connection, since): (PgConnection, Instant),
         query: Query<'_, Postgres, PgArguments>,
     ) -> Rows {
-        // Taken out, so that a call that is cut off leaves none behind.
-        let (mut connection, since) = match line.take() {
-            Some((connection, since)) if since.elapsed() < LINE_LASTS => (connection, since),
-            old => {
-                drop(old);
-                let answer = self.deadline(self.own.connect_options().connect()).await;
-                (self.observe(answer)?, Instant::now())
-            }
-        };
         let sent_at = Instant::now();
         let answer = self.deadline(query.fetch_all(&mut connection)).await;
-        let is_whole = is_answer(&answer) && !answer.as_ref().is_err_and(StoreError::says_gone);
-        if is_whole && sent_at.elapsed() < LINE_SLOW {
+        if is_answer(&answer) && !answer.as_ref().is_err_and(StoreError::says_gone) {
             *line = Some((connection, since));
+            if since.elapsed() > LINE_LASTS || sent_at.elapsed() > LINE_SLOW {
+                // Not while somebody waits. Meanwhile the pool serves.
+                let store = self.clone();
+                self.home.spawn(async move {
+                    if let Ok(open) = store.open_line().await {
+                        *line = Some(open);
+                    }
+                });
+            }
         }
         self.observe(answer)
     }
@@ -433,6 +458,14 @@ impl Store {
                 tracing::warn!(%error, "a transaction that was given up goes on until its own time limit");
             }
         });
+    }
+
+    /// Has something done, whether or not its caller goes on.
+    pub(crate) fn spawn<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> tokio::task::JoinHandle<T> {
+        self.home.spawn(work)
     }
 
     /// A connection of its own for a migration, which may take long.

@@ -10,7 +10,8 @@ WITH mine AS MATERIALIZED (
       FROM unnest((SELECT $1::uuid[]), $2::bigint[], $3::uuid[], $4::text[])
            AS u(id, token, claim_id, output)
       JOIN tenure.jobs j ON j.id = u.id
-     WHERE j.fencing_token = u.token
+     WHERE j.id = ANY ((SELECT $1::uuid[])::uuid[])
+       AND j.fencing_token = u.token
        AND j.claim_id = u.claim_id
        AND j.status = 'processing'
      ORDER BY j.id

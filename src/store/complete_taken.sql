@@ -3,5 +3,6 @@
     DELETE FROM tenure.jobs j
      USING mine
      WHERE j.id = mine.id
+       AND j.id = ANY (ARRAY(SELECT id FROM mine))
     RETURNING mine.output, j.*
 )

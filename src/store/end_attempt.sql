@@ -41,6 +41,7 @@
            last_error       = coalesce(r.error, j.last_error)
       FROM routed r
      WHERE j.id = r.id AND r.route = 'queued'
+       AND j.id = ANY (ARRAY(SELECT id FROM locked))
 ), audited AS (
     INSERT INTO tenure.job_executions (job_id, fencing_token, attempt, claim_id, worker_id, started_at,
            finished_at, outcome, error)
@@ -51,6 +52,7 @@
     DELETE FROM tenure.jobs j
      USING routed r
      WHERE j.id = r.id AND r.route <> 'queued'
+       AND j.id = ANY (ARRAY(SELECT id FROM locked))
     RETURNING j.*, r.route, r.verdict, r.error, r.category
 ), cancelled AS (
     INSERT INTO tenure.job_history (id, queue, kind, payload, status, attempt, max_attempts, fencing_token,

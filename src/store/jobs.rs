@@ -87,6 +87,13 @@ fn enqueue_plain(jobs: &[NewJob]) -> sqlx::query::Query<'_, sqlx::Postgres, sqlx
         .bind(shapes.column(|shape| i32::try_from(shape.2).unwrap_or(i32::MAX)))
 }
 
+/// Whether a cancellation was asked for, at the place of each claim that was answered.
+fn answered(claims: &[Uuid], rows: &[PgRow]) -> Result<Vec<Option<bool>>, StoreError> {
+    let answers: HashMap<Uuid, bool> =
+        rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect::<Result<_, sqlx::Error>>()?;
+    Ok(claims.iter().map(|claim| answers.get(claim).copied()).collect())
+}
+
 fn created(rows: &[PgRow]) -> Result<HashMap<JobId, bool>, sqlx::Error> {
     rows.iter().map(|row| Ok((row.try_get("id")?, row.try_get("has_message")?))).collect()
 }
@@ -244,55 +251,18 @@ impl Store {
     }
 
     /// Writes progress. `Some(cancel_requested)` at the place of each write whose job still is ours.
-    /// `writes` is sorted by job, without duplicates.
     pub(crate) async fn progress(&self, writes: &[ProgressWrite]) -> Result<Vec<Option<bool>>, StoreError> {
         let keys: Keys = writes.iter().map(|write| &write.key).collect();
-        let rows = self
-            .rows_over(
-                Line::Progress,
-                query(PROGRESS)
-                    .bind(keys.jobs)
-                    .bind(keys.tokens)
-                    .bind(keys.claims)
-                    .bind(
-                        writes
-                            .iter()
-                            .map(|w| w.stage.as_deref().map(|s| storable(s).into_owned()))
-                            .collect::<Vec<_>>(),
-                    )
-                    .bind(writes.iter().map(|w| w.percent).collect::<Vec<_>>())
-                    .bind(
-                        writes
-                            .iter()
-                            .map(|w| w.message.as_deref().map(|s| storable(s).into_owned()))
-                            .collect::<Vec<_>>(),
-                    )
-                    .bind(writes.iter().map(|w| w.checkpoint.clone()).collect::<Vec<_>>())
-                    .bind(keys.ords),
-            )
-            .await?;
-        let mut answers = vec![None; writes.len()];
-        for row in &rows {
-            if let Some(answer) = answers.get_mut(ord(row)?) {
-                *answer = Some(row.try_get("cancel_requested")?);
-            }
-        }
-        Ok(answers)
+        let reports: Vec<_> = writes.iter().map(ProgressWrite::report).collect();
+        let query = query(PROGRESS).bind(&keys.jobs).bind(&keys.tokens).bind(&keys.claims).bind(reports);
+        answered(&keys.claims, &self.rows_over(Line::Progress, query).await?)
     }
 
     /// Which of these claims are current: `Some(cancel_requested)` at the place of each that is.
     pub(crate) async fn still_mine(&self, claims: &[ClaimKey]) -> Result<Vec<Option<bool>>, StoreError> {
         let keys: Keys = claims.iter().collect();
-        let rows = self
-            .rows(query(STILL_MINE).bind(keys.jobs).bind(keys.tokens).bind(keys.claims).bind(keys.ords))
-            .await?;
-        let mut mine = vec![None; claims.len()];
-        for row in &rows {
-            if let Some(answer) = mine.get_mut(ord(row)?) {
-                *answer = Some(row.try_get("cancel_requested")?);
-            }
-        }
-        Ok(mine)
+        let query = query(STILL_MINE).bind(&keys.jobs).bind(&keys.tokens).bind(&keys.claims);
+        answered(&keys.claims, &self.rows(query).await?)
     }
 
     /// Completes jobs. `true` at the place of each that this call completed. Sorted, without duplicates.

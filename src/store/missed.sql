@@ -11,7 +11,7 @@ SELECT u.ord,
        extract(epoch FROM j.last_activity_at + j.stale_after - statement_timestamp())::float8 AS stale_in_s,
        f.finished IS NOT NULL AS finished
   FROM unnest((SELECT $1::uuid[]), $2::int[]) AS u(id, ord)
-  LEFT JOIN tenure.jobs j ON j.id = u.id
+  LEFT JOIN tenure.jobs j ON j.id = u.id AND j.id = ANY ((SELECT $1::uuid[])::uuid[])
   LEFT JOIN LATERAL (
        SELECT 1 AS finished FROM tenure.job_history h WHERE h.id = u.id
        UNION ALL

@@ -9,7 +9,8 @@ WITH waiting AS MATERIALIZED (
     SELECT j.id
       FROM unnest((SELECT $1::uuid[]), $2::int[], $3::bigint[]) AS u(id, dispatch, token)
       JOIN tenure.jobs j ON j.id = u.id
-     WHERE j.dispatch = u.dispatch AND j.fencing_token = u.token AND j.status = 'queued'
+     WHERE j.id = ANY ((SELECT $1::uuid[])::uuid[])
+       AND j.dispatch = u.dispatch AND j.fencing_token = u.token AND j.status = 'queued'
      ORDER BY j.id
        FOR NO KEY UPDATE OF j
 )
@@ -17,3 +18,4 @@ UPDATE tenure.jobs j
    SET publish_at = NULL, published_at = clock_timestamp()
   FROM waiting
  WHERE j.id = waiting.id
+   AND j.id = ANY (ARRAY(SELECT id FROM waiting))

@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use crate::{
     claim::{ClaimKey, FencingToken},
-    job::{JobId, Status},
+    job::{JobId, Status, storable},
 };
 
 /// Who publishes the first message of a new job.
@@ -88,7 +88,25 @@ pub(crate) struct ProgressWrite {
     pub(crate) stage: Option<String>,
     pub(crate) percent: Option<f32>,
     pub(crate) message: Option<String>,
+    /// JSON text.
     pub(crate) checkpoint: Option<String>,
+}
+
+impl ProgressWrite {
+    /// As JSON text, if there is anything to say. The checkpoint as it is: numbers keep all their digits.
+    pub(crate) fn report(&self) -> Option<String> {
+        let text =
+            |text: &Option<String>| text.as_deref().map(|text| Value::from(storable(text)).to_string());
+        let parts = [
+            ("stage", text(&self.stage)),
+            ("progress", self.percent.map(|percent| Value::from(percent).to_string())),
+            ("message", text(&self.message)),
+            ("checkpoint", self.checkpoint.clone()),
+        ];
+        let said: Vec<_> =
+            parts.into_iter().filter_map(|(name, value)| Some(format!("\"{name}\":{}", value?))).collect();
+        (!said.is_empty()).then(|| format!("{{{}}}", said.join(",")))
+    }
 }
 
 /// A completion to be written.

@@ -5,6 +5,7 @@
 --
 -- One row an attempt ended, and where its job went. A job that is missing: ask settled_as.sql.
 -- Rows are locked in order of id, then routed by what they are *after* the lock.
+-- The ids once more by array: see progress.sql.
 -- SKIP LOCKED: a transaction of one handler may hold its row for long, and must not hold up the ends of
 -- all others. Its own is tried again: settled_as.sql says that nothing has happened yet.
 WITH locked AS MATERIALIZED (
@@ -17,7 +18,8 @@ WITH locked AS MATERIALIZED (
                   $8::text[], $9::int[])
            AS u(id, token, claim_id, verdict, error, category, delay_s, reason, ord)
       JOIN tenure.jobs j ON j.id = u.id
-     WHERE j.fencing_token = u.token
+     WHERE j.id = ANY ((SELECT $1::uuid[])::uuid[])
+       AND j.fencing_token = u.token
        AND j.claim_id = u.claim_id
        AND j.status = 'processing'
      ORDER BY j.id

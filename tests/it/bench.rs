@@ -12,7 +12,7 @@ use crate::harness::{Bench, bench};
 async fn the_bench_measures_the_users_own_servers_and_removes_what_it_made() {
     let bench = bench().await;
     bench.tenure.enqueue(tenure::JobRequest::new("users", "own", Value::Null)).await.unwrap();
-    let works = ["one-by-one", "tasks", "batches", "drain", "mixed", "pickup"];
+    let works = ["one-by-one", "tasks", "batches", "drain", "mixed", "pickup", "recovery"];
     let mut command =
         bench.program(&["bench", "--on-servers", "--jobs", "1000", "--slots", "50", "--runs", "1"]);
     let output = command.args(works).args(["--output", "json"]).output().await.unwrap();
@@ -37,6 +37,9 @@ async fn the_bench_measures_the_users_own_servers_and_removes_what_it_made() {
     ] {
         assert!(figure(work) > 0.0, "{work}");
     }
+    let recovery = figures.iter().find(|figure| figure["work"].as_str().unwrap().contains("SIGKILL"));
+    let seconds = recovery.unwrap_or_else(|| panic!("no recovery in {report}"))["median"].as_f64().unwrap();
+    assert!((0.1..60.0).contains(&seconds), "{seconds} s");
     assert!(figure("pick-up when idle, p50") < 5_000.0, "in milliseconds");
     assert_eq!(report["servers"], "yours");
     // The user's own job, and nothing else.
@@ -80,14 +83,22 @@ async fn a_bench_that_is_interrupted_removes_what_it_made() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_bench_starts_servers_of_its_own_and_prints_a_table() {
     let bench = bench().await;
-    let mut command = bench.program(&["bench", "batches", "memory", "--jobs", "1000", "--runs", "1"]);
+    let works = ["batches", "memory", "progress", "age", "--finished", "10000"];
+    let mut command = bench.program(&["bench", "--jobs", "1000", "--runs", "1"]);
+    command.args(works);
     // Nothing of the user's is touched, or needed.
     let output = command.env_remove("DATABASE_URL").env_remove("NATS_URL").output().await.unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    for part in
-        ["a private pair on this machine", "published and confirmed", "jobs/s", "postgres ", "in flight"]
-    {
+    for part in [
+        "a private pair on this machine",
+        "published and confirmed",
+        "jobs/s",
+        "postgres ",
+        "in flight",
+        "HOT updates",
+        "old database: reconcile",
+    ] {
         assert!(text.contains(part), "no {part:?} in:\n{text}");
     }
     assert_eq!(bench.count("tenure.all_jobs").await, 0);
