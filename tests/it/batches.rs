@@ -518,8 +518,9 @@ async fn what_a_frozen_stream_does_not_confirm_is_bounded_and_left_to_the_relay(
     assert_eq!(bench.count(to_relay).await, 0, "there is room for these");
     let since = Instant::now();
     let told = bench.tenure.enqueue(order(1)).await.unwrap().id;
-    assert!(since.elapsed() >= Duration::from_millis(900), "it did not wait for room");
-    assert_eq!(bench.count(&format!("{to_relay} AND id = '{told}'")).await, 1);
+    assert!(since.elapsed() >= Duration::from_millis(500), "it did not wait for room");
+    // There was none, or what had it has failed; this one fails like the others.
+    bench.until_count(&format!("{to_relay} AND id = '{told}'"), 1).await;
     let since = Instant::now();
     for n in 0..50 {
         bench.tenure.enqueue(order(n)).await.unwrap();
