@@ -62,6 +62,7 @@ mod context;
 mod settle;
 mod recover;
 mod worker;
+mod verify;
 
 #[cfg(feature = "cli")]
 mod bench;
@@ -86,6 +87,7 @@ pub use store::{
     DeadCount, DeadFilter, DeadLetter, ExecutionRow, Isolation, JobRow, MigrateError, RecoveryRow, StoreError,
 };
 pub use tenure::{ConnectError, SetupError, Tenure};
+pub use verify::Verified;
 pub use worker::{Worker, WorkerBuilder, WorkerError, shutdown_signal};
 
 #[doc(hidden)]

@@ -10,6 +10,7 @@ mod exec;
 mod guard;
 mod jobs;
 mod print;
+mod verify;
 mod watch;
 mod work;
 
@@ -69,6 +70,9 @@ enum Command {
     /// Jobs that failed for good, and messages that could not become jobs.
     #[command(subcommand)]
     Dead(DeadCommand),
+    /// Look at every job for what must never be: lost jobs, two owners at once, a second completion. Exit 1 if
+    /// anything is wrong.
+    Verify,
     /// Measure tenure on this machine: a private pair of servers, unless --on-servers is given.
     Bench(BenchArgs),
     /// Runs jobs for `bench`.
@@ -396,6 +400,7 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Work(args) => work::run(&cli, args).await,
         Command::Jobs(command) => jobs::run(&cli, command).await,
         Command::Dead(command) => dead::run(&cli, command).await,
+        Command::Verify => verify::run(&cli).await,
         Command::Bench(args) => bench::run(&cli, args).await,
         Command::BenchWorker { queue, slots, mode } => {
             crate::bench::work(&cli.config()?, queue, *slots, *mode).await?;

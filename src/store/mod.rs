@@ -26,7 +26,7 @@ pub(crate) use migrate::MIGRATIONS;
 pub use migrate::MigrateError;
 pub(crate) use rows::{
     AttemptEnd, CancelAnswer, ClaimRequest, Completion, DueJob, EndedAttempt, HostWorker, NewJob, OfLocked,
-    ProgressWrite, Refused, Registration, Route, Told,
+    ProgressWrite, Refused, Registration, Route, RuleBroken, Told,
 };
 pub use rows::{ExecutionRow, JobRow, RecoveryRow};
 
@@ -101,4 +101,5 @@ statements! {
     SHOW_JOB = "show_job";
     EXECUTIONS = "executions";
     RECOVERIES = "recoveries";
+    VERIFY = "verify";
 }

@@ -362,3 +362,10 @@ pub(super) fn ended(rows: &[PgRow]) -> Result<Vec<EndedAttempt>, sqlx::Error> {
         })
         .collect()
 }
+
+/// How many jobs break a rule, and the first of them.
+#[derive(Debug, Clone)]
+pub(crate) struct RuleBroken {
+    pub(crate) jobs: u64,
+    pub(crate) examples: Vec<JobId>,
+}

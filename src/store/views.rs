@@ -1,11 +1,13 @@
 //! Views: the statements for people. One method, one statement.
 
+use std::collections::HashMap;
+
 use sqlx::{Row, postgres::PgRow, query};
 
 use super::{
-    EXECUTIONS, LIST_JOBS, RECOVERIES, SCHEMA_VERSION, SHOW_JOB,
+    EXECUTIONS, LIST_JOBS, RECOVERIES, SCHEMA_VERSION, SHOW_JOB, VERIFY,
     call::{Store, StoreError},
-    rows::{ExecutionRow, JobRow, RecoveryRow, json, status},
+    rows::{ExecutionRow, JobRow, RecoveryRow, RuleBroken, json, status},
 };
 use crate::job::{JobId, Status};
 
@@ -51,6 +53,19 @@ impl Store {
             })
         };
         Ok(rows.iter().map(execution).collect::<Result<_, sqlx::Error>>()?)
+    }
+
+    /// How many jobs break each rule. It may take long, and has a connection of its own.
+    pub(crate) async fn verify(&self) -> Result<HashMap<String, RuleBroken>, StoreError> {
+        let mut connection = self.migration_connection().await?;
+        let rows = query(VERIFY).fetch_all(&mut connection).await?;
+        let rule = |row: &PgRow| {
+            let jobs: i64 = row.try_get("jobs")?;
+            let examples: Option<Vec<JobId>> = row.try_get("examples")?;
+            let broken = RuleBroken { jobs: jobs.unsigned_abs(), examples: examples.unwrap_or_default() };
+            Ok((row.try_get("rule")?, broken))
+        };
+        Ok(rows.iter().map(rule).collect::<Result<_, sqlx::Error>>()?)
     }
 
     /// What was recovered or refused of one job.

@@ -36,4 +36,5 @@ mod shutdown;
 mod submit;
 mod tidy;
 mod vanished;
+mod verify;
 mod write_loss;

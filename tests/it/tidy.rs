@@ -18,7 +18,7 @@ const LAYERS: &[&[&str]] = &[
     &["insert"],
     &["deliver", "settle", "recover"],
     &["tenure"],
-    &["enqueue", "manage", "worker"],
+    &["enqueue", "manage", "verify", "worker"],
     &["dev"],
     &["bench"],
     &["cli"],

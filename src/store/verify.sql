@@ -1,0 +1,65 @@
+-- verify: what must be true of every job, looked for where it is not. In one statement, so of one moment: jobs
+-- that run meanwhile look whole.
+--
+-- One row a rule: its name, how many jobs break it, and the first ten of them. Reads every table as a whole.
+WITH attempts AS MATERIALIZED (
+    SELECT job_id, fencing_token, started_at, finished_at, outcome,
+           lead(fencing_token) OVER of_job AS next_token, lead(started_at) OVER of_job AS next_started_at
+      FROM tenure.job_executions_all
+    WINDOW of_job AS (PARTITION BY job_id ORDER BY fencing_token)
+), standing AS MATERIALIZED (
+    SELECT id, fencing_token FROM tenure.jobs
+     UNION ALL
+    SELECT id, fencing_token FROM tenure.job_history
+     UNION ALL
+    SELECT id, fencing_token FROM tenure.dead_letter_jobs
+), broken (rule, job_id) AS (
+    SELECT 'stands_in_one_place', id FROM standing GROUP BY id HAVING count(*) > 1
+     UNION ALL
+    -- Only a job that was there can have been tried, or have had an effect, or hold a key.
+    SELECT 'is_not_lost', job_id
+      FROM (SELECT job_id FROM tenure.job_executions
+             UNION SELECT job_id FROM tenure.effects
+             UNION SELECT job_id FROM tenure.job_keys WHERE stream_seq IS NULL) known
+     WHERE NOT EXISTS (SELECT FROM standing WHERE standing.id = known.job_id)
+     UNION ALL
+    SELECT 'is_owned_while_processing', id FROM tenure.jobs
+     WHERE status NOT IN ('queued', 'processing')
+        OR num_nonnulls(claim_id, worker_id, worker_host, stale_after, last_activity_at, started_at)
+           <> CASE status WHEN 'processing' THEN 6 ELSE 0 END
+     UNION ALL
+    SELECT 'waits_for_its_message_or_the_relay', id FROM tenure.jobs
+     WHERE status = 'queued' AND num_nonnulls(publish_at, published_at) <> 1
+     UNION ALL
+    SELECT 'keeps_its_bounds', id FROM tenure.jobs
+     WHERE NOT (attempt BETWEEN 0 AND max_attempts AND max_attempts >= 1 AND attempt <= fencing_token)
+        OR NOT progress BETWEEN 0 AND 100
+     UNION ALL
+    SELECT 'completes_once', job_id FROM attempts
+     WHERE outcome = 'completed'
+     GROUP BY job_id HAVING count(*) > 1
+     UNION ALL
+    -- Every claim raised the token by one, and left a record.
+    SELECT 'has_a_record_of_every_token', standing.id
+      FROM standing
+      LEFT JOIN (SELECT job_id, count(*) AS claims, min(fencing_token) AS lowest, max(fencing_token) AS highest
+                   FROM attempts GROUP BY job_id) known ON known.job_id = standing.id
+     WHERE standing.fencing_token <> coalesce(known.claims, 0)
+        OR known.claims > 0 AND (known.lowest <> 1 OR known.highest <> standing.fencing_token)
+     UNION ALL
+    SELECT 'ends_each_attempt_before_the_next', job_id FROM attempts
+     WHERE next_token IS NOT NULL AND (outcome IS NULL OR finished_at > next_started_at)
+     UNION ALL
+    SELECT 'has_effects_of_its_own_attempts', e.job_id
+      FROM tenure.effects e
+     WHERE NOT EXISTS (SELECT FROM attempts a WHERE a.job_id = e.job_id AND a.fencing_token = e.fencing_token)
+)
+SELECT rule.name AS rule, count(DISTINCT broken.job_id) AS jobs,
+       (array_agg(DISTINCT broken.job_id) FILTER (WHERE broken.job_id IS NOT NULL))[:10] AS examples
+  FROM unnest(ARRAY['stands_in_one_place', 'is_not_lost', 'is_owned_while_processing',
+                    'waits_for_its_message_or_the_relay', 'keeps_its_bounds', 'completes_once',
+                    'has_a_record_of_every_token', 'ends_each_attempt_before_the_next',
+                    'has_effects_of_its_own_attempts']) WITH ORDINALITY AS rule (name, ord)
+  LEFT JOIN broken ON broken.rule = rule.name
+ GROUP BY rule.ord, rule.name
+ ORDER BY rule.ord
