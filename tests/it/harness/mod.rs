@@ -248,12 +248,20 @@ impl Bench {
         }
     }
 
+    /// Fails if `verify` finds anything.
+    pub async fn every_job_is_as_it_must_be(&self) {
+        let mut rules = self.tenure.verify().await.unwrap();
+        rules.retain(|rule| rule.jobs > 0);
+        assert!(rules.is_empty(), "{rules:#?}");
+    }
+
+    /// Waits until every message has been acknowledged. Then everything is over, and can be looked at.
     pub async fn until_stream_is_empty(&self, within: Duration) {
         let deadline = Instant::now() + within;
         loop {
             let left = self.messages().await;
             if left == 0 {
-                return;
+                return self.every_job_is_as_it_must_be().await;
             }
             if Instant::now() >= deadline {
                 let events =
