@@ -3,6 +3,7 @@
 # make test-postgres-17   the same on the other supported Postgres
 # make trials   with default settings: a hundred workers killed, and how long until their jobs run elsewhere;
 #               servers restarted or out of reach for a minute, and nobody else's jobs taken
+# make chaos    a minute of faults in random order, and an account of every job; MINUTES=60 SEED=7 make chaos
 # make bench   what tenure costs on this machine, in a minute, and the same work on four other libraries
 # make bench-peers   the whole comparison: three rounds
 # make check   formatter, lints, documentation without warnings
@@ -45,6 +46,15 @@ TRIALS ?= 100
 trials: setup-test
 	@TENURE_TRIALS=$(TRIALS) $(MAKE) --no-print-directory run-test \
 		TESTS="--test it -- --nocapture a_killed_workers_jobs no_healthy_job_is_taken a_worker_that_is_paused wrong_clocks"
+
+# Workers, producers and servers while things go wrong, then an account. SEED=7 repeats a plan; MINUTES=60 lasts.
+MINUTES ?= 1
+.PHONY: chaos run-chaos
+chaos: setup-test
+	@$(MAKE) --no-print-directory run-chaos
+
+run-chaos:
+	$(CARGO) test --quiet --locked --all-features --test chaos -- --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(CHAOS)
 
 bench: bench-tenure
 	@$(MAKE) --no-print-directory run-peers PEERS="--rounds 1 --jobs 10000"

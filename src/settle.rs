@@ -364,6 +364,7 @@ async fn end(
     while let Some(part) = rest.pop() {
         match store.settle(&part, worker_id).await {
             Ok(ended) => {
+                fault::point("attempt_ended");
                 let mut routes = vec![None; part.len()];
                 for attempt in ended {
                     if let Some(route) = routes.get_mut(attempt.ord) {

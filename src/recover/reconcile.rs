@@ -21,7 +21,10 @@ use std::{
 };
 
 use super::report_taken;
-use crate::store::{HostWorker, Registration, Store, StoreError};
+use crate::{
+    fault,
+    store::{HostWorker, Registration, Store, StoreError},
+};
 
 /// This process's proof of life: a file that is locked for as long as the process lives.
 #[derive(Debug)]
@@ -133,6 +136,7 @@ pub(crate) async fn reconcile(store: &Store, us: &Registration, folder: &Path) -
         return Ok(0);
     }
     let taken = store.reset_workers(&dead, &us.hostname, &us.worker_id).await?;
+    fault::point("reconciled");
     report_taken("reconcile", &taken);
     // Last: were it first, a crash in between would leave jobs whose owner nobody can prove dead.
     // One that still owns a job (its transaction holds the row for a while) stays known, for `vanished`.

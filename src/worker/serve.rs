@@ -439,6 +439,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
 
     /// Takes one delivery to its end. The slot is free when this returns.
     async fn take(&self, delivery: Delivery, _slot: OwnedSemaphorePermit) {
+        fault::point("delivered");
         let rules = |kind: &str| self.kinds.get(kind).map(|kind| kind.rules);
         match self.deliver.decide(&delivery, rules).await {
             Delivered::Ours(claim, reservation, dispatch) => {
@@ -496,6 +497,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
             };
             message.receipt.send(ack).await;
         }
+        fault::point("acknowledged");
         // Not before the ack: until then a redelivery must find the job here. Nor while the handler keeps its
         // thread, though it was given up: the next attempt must not run beside it.
         if job.thread.blocked_for().is_some() {

@@ -1,6 +1,13 @@
-//! A proxy between a worker and a server, whose link can be cut as a network cuts it: silently.
+//! A proxy between a worker and a server, whose link can be disturbed as a network disturbs it: silently.
 
-use std::net::Ipv4Addr;
+use std::{
+    net::Ipv4Addr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    time::Duration,
+};
 
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -12,11 +19,27 @@ use tokio::{
     task::{AbortHandle, JoinSet},
 };
 
+/// What a link does to what passes.
+#[derive(Debug, Clone, Copy)]
+struct State {
+    requests_pass: bool,
+    answers_pass: bool,
+    delay: Duration,
+    /// Grows when every connection is to be broken off.
+    broken: u32,
+    /// A connection that sends this is broken off once the server has answered, before the answer passes.
+    fatal: Option<&'static [u8]>,
+}
+
+const CLEAR: State =
+    State { requests_pass: true, answers_pass: true, delay: Duration::ZERO, broken: 0, fatal: None };
+
 /// A link to one port of the loopback interface. Dropped, it is gone.
 pub struct Proxy {
     port: u16,
     to: u16,
-    passes: watch::Sender<bool>,
+    state: watch::Sender<State>,
+    lost: Arc<AtomicU32>,
     task: AbortHandle,
 }
 
@@ -30,19 +53,25 @@ impl Proxy {
     pub async fn to(port: u16) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let own = listener.local_addr().unwrap().port();
-        let (passes, watched) = watch::channel(true);
+        let (state, watched) = watch::channel(CLEAR);
+        let lost = Arc::new(AtomicU32::new(0));
+        let counter = lost.clone();
         let task = tokio::spawn(async move {
             let mut links = JoinSet::new();
             loop {
                 let (client, _) = listener.accept().await.unwrap();
                 let Ok(server) = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await else { continue };
-                let ((from_client, to_client), (from_server, to_server)) =
-                    (client.into_split(), server.into_split());
-                links.spawn(copy(from_client, to_server, watched.clone()));
-                links.spawn(copy(from_server, to_client, watched.clone()));
+                links.spawn(pass(client, server, watched.clone(), counter.clone()));
             }
         });
-        Self { port: own, to: port, passes, task: task.abort_handle() }
+        Self { port: own, to: port, state, lost, task: task.abort_handle() }
+    }
+
+    /// A link to the server that a URL names.
+    pub async fn to_url(url: &str) -> Self {
+        let host = url.rsplit('@').next().unwrap().rsplit("//").next().unwrap();
+        let port = host.split('/').next().unwrap().rsplit(':').next().unwrap();
+        Self::to(port.parse().unwrap()).await
     }
 
     /// A URL of the server, by way of this link.
@@ -54,22 +83,97 @@ impl Proxy {
 
     /// From now on nothing passes; nobody is told.
     pub fn cut(&self) {
-        self.passes.send_replace(false);
+        self.state.send_modify(|state| (state.requests_pass, state.answers_pass) = (false, false));
+    }
+
+    /// From now on requests pass, and no answer does.
+    pub fn cut_answers(&self) {
+        self.state.send_modify(|state| state.answers_pass = false);
+    }
+
+    /// From now on answers pass, and no request does.
+    pub fn cut_requests(&self) {
+        self.state.send_modify(|state| state.requests_pass = false);
+    }
+
+    /// From now on everything takes this much longer, each way.
+    pub fn delay(&self, delay: Duration) {
+        self.state.send_modify(|state| state.delay = delay);
     }
 
     /// What waited passes, and everything after it.
     pub fn mend(&self) {
-        self.passes.send_replace(true);
+        self.state.send_modify(|state| *state = State { broken: state.broken, ..CLEAR });
+    }
+
+    /// Every connection is broken off; new ones may be made.
+    pub fn break_off(&self) {
+        self.state.send_modify(|state| state.broken += 1);
+    }
+
+    /// From now on a connection that sends these bytes is broken off when the server has carried them out: its
+    /// client never learns of it.
+    pub fn lose_answer_to(&self, bytes: &'static [u8]) {
+        self.state.send_modify(|state| state.fatal = Some(bytes));
+    }
+
+    /// How many answers were lost so.
+    pub fn lost(&self) -> u32 {
+        self.lost.load(Ordering::SeqCst)
     }
 }
 
-async fn copy(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut passes: watch::Receiver<bool>) {
+async fn pass(client: TcpStream, server: TcpStream, state: watch::Receiver<State>, lost: Arc<AtomicU32>) {
+    let ((from_client, to_client), (from_server, to_server)) = (client.into_split(), server.into_split());
+    let doomed = Arc::new(AtomicBool::new(false));
+    let mut broken = state.clone();
+    let before = broken.borrow().broken;
+    tokio::select! {
+        () = requests(from_client, to_server, state.clone(), doomed.clone()) => {}
+        () = answers(from_server, to_client, state, &doomed) => {
+            if doomed.load(Ordering::SeqCst) {
+                lost.fetch_add(1, Ordering::SeqCst);
+            }
+        }
+        _ = broken.wait_for(|state| state.broken != before) => {}
+    }
+}
+
+async fn requests(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    mut state: watch::Receiver<State>,
+    doomed: Arc<AtomicBool>,
+) {
     let mut buffer = vec![0; 64 * 1024];
     while let Ok(n) = from.read(&mut buffer).await {
-        if passes.wait_for(|passes| *passes).await.is_err()
-            || n == 0
-            || to.write_all(&buffer[..n]).await.is_err()
-        {
+        let Ok(State { delay, fatal, .. }) = state.wait_for(|state| state.requests_pass).await.map(|s| *s)
+        else {
+            return;
+        };
+        tokio::time::sleep(delay).await;
+        if fatal.is_some_and(|bytes| buffer[..n].windows(bytes.len()).any(|window| window == bytes)) {
+            doomed.store(true, Ordering::SeqCst);
+        }
+        if n == 0 || to.write_all(&buffer[..n]).await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn answers(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    mut state: watch::Receiver<State>,
+    doomed: &AtomicBool,
+) {
+    let mut buffer = vec![0; 64 * 1024];
+    while let Ok(n) = from.read(&mut buffer).await {
+        let Ok(State { delay, .. }) = state.wait_for(|state| state.answers_pass).await.map(|s| *s) else {
+            return;
+        };
+        tokio::time::sleep(delay).await;
+        if n == 0 || doomed.load(Ordering::SeqCst) || to.write_all(&buffer[..n]).await.is_err() {
             return;
         }
     }

@@ -1,0 +1,297 @@
+//! The account of a run: what was accepted, what became of it, and whether anything happened that never may.
+//!
+//! It asks the tables, the effects that handlers left and the producer's journal; nothing of tenure's own code but
+//! `verify`, which it runs as well.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use chrono::{DateTime, Utc};
+use sqlx::{AssertSqlSafe, PgPool};
+use tenure::Tenure;
+
+use crate::{
+    nemesis::Nemesis,
+    process::{Death, Journal},
+};
+
+async fn one<T>(pool: &PgPool, sql: &str) -> T
+where
+    T: Send + Unpin + for<'r> sqlx::Decode<'r, sqlx::Postgres> + sqlx::Type<sqlx::Postgres>,
+{
+    sqlx::query_scalar(AssertSqlSafe(sql))
+        .fetch_one(pool)
+        .await
+        .unwrap_or_else(|error| panic!("{sql}: {error}"))
+}
+
+/// Waits until every job has ended and every message is gone. Whether that came true.
+pub async fn everything_ended(pool: &PgPool, nemesis: &Nemesis, within: Duration) -> Option<Duration> {
+    let began = Instant::now();
+    while began.elapsed() < within {
+        let live: Result<i64, _> =
+            sqlx::query_scalar("SELECT count(*) FROM tenure.jobs").fetch_one(pool).await;
+        if live.is_ok_and(|live| live == 0) && nemesis.messages().await == Some(0) {
+            return Some(began.elapsed());
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let left: Option<String> =
+        one(pool, "SELECT string_agg(t::text, E'\\n') FROM (SELECT * FROM tenure.jobs LIMIT 5) t").await;
+    println!("NOT ENDED within {within:?}; messages: {:?}; live: {left:?}", nemesis.messages().await);
+    None
+}
+
+/// Something that never may happen.
+struct Never {
+    what: &'static str,
+    /// Lists where it did.
+    found: &'static str,
+    /// Makes it happen in the tables of the account: a look that does not see that is blind.
+    breaks: &'static str,
+}
+
+const NEVER: &[Never] = &[
+    Never {
+        what: "accepted jobs that are nowhere",
+        found: "SELECT n FROM chaos.journal WHERE accepted AND NOT EXISTS (SELECT FROM chaos.found f WHERE f.n = journal.n)",
+        breaks: "DELETE FROM chaos.found WHERE n = (SELECT n FROM chaos.journal WHERE accepted LIMIT 1)",
+    },
+    Never {
+        what: "committed transactions whose job is nowhere",
+        found: "SELECT n FROM chaos.orders WHERE NOT EXISTS (SELECT FROM chaos.found f WHERE f.n = orders.n)",
+        breaks: "DELETE FROM chaos.found WHERE n = (SELECT n FROM chaos.orders LIMIT 1)",
+    },
+    Never {
+        what: "jobs of transactions that were rolled back",
+        found: "SELECT f.n FROM chaos.found f JOIN chaos.journal j USING (n)
+          WHERE j.way = 'transaction' AND NOT EXISTS (SELECT FROM chaos.orders o WHERE o.n = f.n)",
+        breaks: "DELETE FROM chaos.orders WHERE n = (SELECT n FROM chaos.orders JOIN chaos.found USING (n) LIMIT 1)",
+    },
+    Never {
+        what: "jobs that nobody asked for",
+        found: "SELECT id FROM chaos.found f WHERE NOT EXISTS (SELECT FROM chaos.journal j WHERE j.n = f.n)",
+        breaks: "DELETE FROM chaos.journal WHERE n = (SELECT n FROM chaos.found LIMIT 1)",
+    },
+    Never {
+        what: "jobs that exist twice",
+        found: "SELECT n FROM chaos.found GROUP BY n HAVING count(*) > 1",
+        breaks: "INSERT INTO chaos.found SELECT * FROM chaos.found LIMIT 1",
+    },
+    Never {
+        what: "jobs without an end",
+        found: "SELECT id FROM chaos.found WHERE status NOT IN ('completed', 'cancelled', 'failed')",
+        breaks: "UPDATE chaos.found SET status = 'processing' WHERE id = (SELECT id FROM chaos.found LIMIT 1)",
+    },
+    Never {
+        what: "jobs that completed twice",
+        found: "SELECT job_id FROM chaos.attempts WHERE outcome = 'completed' GROUP BY job_id HAVING count(*) > 1",
+        breaks: "INSERT INTO chaos.attempts SELECT * FROM chaos.attempts WHERE outcome = 'completed' LIMIT 1",
+    },
+    Never {
+        what: "completed jobs whose last attempt did not complete",
+        found: "SELECT f.id FROM chaos.found f
+          WHERE status = 'completed' AND 'completed' IS DISTINCT FROM (SELECT outcome FROM chaos.attempts a
+                WHERE a.job_id = f.id ORDER BY fencing_token DESC LIMIT 1)",
+        breaks: "UPDATE chaos.attempts SET outcome = 'lost' WHERE outcome = 'completed'",
+    },
+    Never {
+        what: "dead jobs that had attempts left",
+        found: "SELECT f.id FROM chaos.found f WHERE status = 'failed' AND attempt < max_attempts
+            AND act NOT IN ('never', 'panics')",
+        breaks: "UPDATE chaos.found SET status = 'failed' WHERE id = (SELECT id FROM chaos.found WHERE act = 'once' LIMIT 1)",
+    },
+    Never {
+        what: "jobs that were said to be cancelled and are not",
+        found: "SELECT f.id FROM chaos.found f JOIN chaos.journal j USING (n) WHERE j.cancelled AND f.status <> 'cancelled'",
+        breaks: "UPDATE chaos.journal SET cancelled = true WHERE n = (SELECT n FROM chaos.found WHERE status = 'completed' LIMIT 1)",
+    },
+    Never {
+        what: "effects of `once` or `complete_in` that are doubled",
+        found: "SELECT way, n FROM chaos.effects WHERE way IN ('once', 'together') GROUP BY way, n HAVING count(*) > 1",
+        breaks: "INSERT INTO chaos.effects SELECT * FROM chaos.effects WHERE way = 'once' LIMIT 1",
+    },
+    Never {
+        what: "completed jobs without their effect",
+        found: "SELECT f.id FROM chaos.found f WHERE status = 'completed' AND NOT EXISTS (SELECT FROM chaos.effects e
+            WHERE e.n = f.n AND e.way = CASE f.act WHEN 'together' THEN 'together' ELSE 'once' END)",
+        breaks: "DELETE FROM chaos.effects WHERE n = (SELECT n FROM chaos.found WHERE status = 'completed' LIMIT 1)",
+    },
+    Never {
+        what: "effects of `complete_in` whose job did not complete under that token",
+        found: "SELECT e.n FROM chaos.effects e JOIN chaos.found f USING (n)
+          WHERE e.way = 'together' AND NOT EXISTS (SELECT FROM chaos.attempts a
+                WHERE a.job_id = f.id AND a.fencing_token = e.token AND a.outcome = 'completed')",
+        breaks: "UPDATE chaos.effects SET token = token + 1 WHERE way = 'together'",
+    },
+    Never {
+        what: "effects written twice by one attempt",
+        found: "SELECT n FROM chaos.effects WHERE way = 'fenced' GROUP BY n, token HAVING count(*) > 1",
+        breaks: "INSERT INTO chaos.effects SELECT * FROM chaos.effects WHERE way = 'fenced' LIMIT 1",
+    },
+    Never {
+        what: "writes accepted under a superseded token",
+        found: "SELECT e.n, e.token FROM chaos.effects e JOIN chaos.found f USING (n) JOIN chaos.attempts a
+             ON a.job_id = f.id AND a.fencing_token > e.token AND a.started_at <= e.at",
+        breaks: "UPDATE chaos.effects SET token = token - 1",
+    },
+    Never {
+        what: "writes under a token that nobody was given",
+        found: "SELECT e.n, e.token FROM chaos.effects e JOIN chaos.found f USING (n)
+          WHERE NOT EXISTS (SELECT FROM chaos.attempts a WHERE a.job_id = f.id AND a.fencing_token = e.token
+                               AND a.started_at <= e.at AND e.at <= a.finished_at)",
+        breaks: "UPDATE chaos.effects SET at = at + interval '1 h'",
+    },
+    Never {
+        what: "jobs with two owners at a time",
+        found: "SELECT a.job_id FROM chaos.attempts a JOIN chaos.attempts b
+             ON a.job_id = b.job_id AND a.fencing_token < b.fencing_token AND b.started_at < a.finished_at",
+        breaks: "INSERT INTO chaos.attempts SELECT (jsonb_populate_record(a, jsonb_build_object('fencing_token', fencing_token + 1))).*
+           FROM chaos.attempts a",
+    },
+];
+
+/// Prints it. Whether nothing is wrong.
+pub async fn account(
+    pool: &PgPool,
+    tenure: &Tenure,
+    journal: &Arc<Mutex<Journal>>,
+    deaths: &[Death],
+    ended: Option<Duration>,
+) -> bool {
+    load(pool, journal).await;
+    let mut fine = ended.is_some();
+    println!();
+    for (what, sql) in [
+        ("jobs tried to be enqueued", "SELECT count(*) FROM chaos.journal"),
+        ("accepted", "SELECT count(*) FROM chaos.journal WHERE accepted"),
+        ("  by `enqueue`", "SELECT count(*) FROM chaos.journal WHERE accepted AND way = 'enqueue'"),
+        (
+            "  in the user's transaction",
+            "SELECT count(*) FROM chaos.journal WHERE accepted AND way = 'transaction'",
+        ),
+        ("  as a message", "SELECT count(*) FROM chaos.journal WHERE accepted AND way = 'submission'"),
+        (
+            "of unknown outcome, and done",
+            "SELECT count(*) FROM chaos.journal j JOIN chaos.found USING (n) WHERE NOT accepted",
+        ),
+        ("completed", "SELECT count(*) FROM chaos.found WHERE status = 'completed'"),
+        ("cancelled", "SELECT count(*) FROM chaos.found WHERE status = 'cancelled'"),
+        ("dead letters", "SELECT count(*) FROM chaos.found WHERE status = 'failed'"),
+        ("attempts", "SELECT count(*) FROM chaos.attempts"),
+        ("  lost", "SELECT count(*) FROM chaos.attempts WHERE outcome = 'lost'"),
+        ("  released", "SELECT count(*) FROM chaos.attempts WHERE outcome = 'released'"),
+        ("stale writes refused", "SELECT count(*) FROM tenure.recovery_events WHERE event = 'refused_write'"),
+    ] {
+        println!("{:>9}  {what}", one::<i64>(pool, sql).await);
+    }
+    let paths: Option<String> = one(
+        pool,
+        "SELECT string_agg(path || ' ' || n, ', ' ORDER BY path) FROM (SELECT path, count(*) AS n
+           FROM tenure.recovery_events GROUP BY path) t",
+    )
+    .await;
+    println!("           recovered by: {}", paths.unwrap_or_default());
+    println!("\nwhat must never happen, each look tried on tables in which it did:");
+    for Never { what, found: sql, .. } in NEVER {
+        let found: i64 = one(pool, &format!("SELECT count(*) FROM ({sql}) t")).await;
+        println!("{found:>9}  {what}");
+        if found > 0 {
+            fine = false;
+            let which: Option<String> = one(
+                pool,
+                &format!("SELECT string_agg(t::text, ' ') FROM (SELECT * FROM ({sql}) t LIMIT 5) t"),
+            )
+            .await;
+            println!("           for example {}", which.unwrap_or_default());
+        }
+    }
+    for blind in blind(pool).await {
+        fine = false;
+        println!("this was not seen although it was there: {blind}");
+    }
+    for rule in tenure.verify().await.unwrap() {
+        if rule.jobs > 0 {
+            fine = false;
+            println!("verify: {rule:?}");
+        }
+    }
+    println!();
+    match ended {
+        Some(after) => {
+            println!("all jobs and messages gone {:.1} s after the last fault", after.as_secs_f64())
+        }
+        None => println!("NOT ALL JOBS CAME TO AN END"),
+    }
+    longest_wait(pool, deaths).await;
+    fine
+}
+
+/// What would not be seen if it had happened.
+async fn blind(pool: &PgPool) -> Vec<&'static str> {
+    let mut blind = Vec::new();
+    for Never { what, found, breaks } in NEVER {
+        let mut tx = pool.begin().await.unwrap();
+        sqlx::query(*breaks).execute(&mut *tx).await.unwrap();
+        let sql = format!("SELECT count(*) FROM ({found}) t");
+        let seen: i64 = sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&mut *tx).await.unwrap();
+        if seen == 0 {
+            blind.push(*what);
+        }
+        tx.rollback().await.unwrap();
+    }
+    blind
+}
+
+/// Tables of what is there, so that each look is cheap.
+async fn load(pool: &PgPool, journal: &Arc<Mutex<Journal>>) {
+    let (mut n, mut way, mut accepted, mut cancelled) = (vec![], vec![], vec![], vec![]);
+    for (number, entry) in journal.lock().unwrap().entries() {
+        n.push(*number);
+        way.push(entry.way.clone());
+        accepted.push(entry.accepted);
+        cancelled.push(entry.cancelled);
+    }
+    let insert =
+        "INSERT INTO chaos.journal SELECT * FROM unnest($1::uuid[], $2::text[], $3::bool[], $4::bool[])";
+    sqlx::query(insert).bind(n).bind(way).bind(accepted).bind(cancelled).execute(pool).await.unwrap();
+    for sql in [
+        "CREATE TABLE chaos.found AS SELECT id, status, attempt, max_attempts, (payload->>'n')::uuid AS n,
+                payload->>'act' AS act FROM tenure.all_jobs",
+        "CREATE TABLE chaos.attempts AS SELECT * FROM tenure.job_executions_all",
+        "CREATE INDEX ON chaos.found (n)",
+        "CREATE INDEX ON chaos.attempts (job_id, fencing_token)",
+        "CREATE INDEX ON chaos.effects (n)",
+        "ANALYZE chaos.found, chaos.attempts, chaos.effects, chaos.journal, chaos.orders",
+    ] {
+        sqlx::query(sql).execute(pool).await.unwrap();
+    }
+}
+
+/// How long the jobs of processes that died waited until they ran again.
+async fn longest_wait(pool: &PgPool, deaths: &[Death]) {
+    let mut waits: Vec<f64> = Vec::new();
+    for death in deaths {
+        let sql = "SELECT extract(epoch FROM (SELECT min(started_at) FROM chaos.attempts b
+                       WHERE b.job_id = a.job_id AND b.fencing_token > a.fencing_token) - $2)::float8
+                     FROM chaos.attempts a
+                    WHERE starts_with(a.worker_id, $1) AND a.outcome = 'lost' AND a.finished_at > $2";
+        let at: DateTime<Utc> = death.at.into();
+        let of_this: Vec<Option<f64>> = sqlx::query_scalar(sql)
+            .bind(format!("{}-{}-", death.host, death.pid))
+            .bind(at)
+            .fetch_all(pool)
+            .await
+            .unwrap();
+        waits.extend(of_this.into_iter().flatten());
+    }
+    waits.sort_by(f64::total_cmp);
+    if let (Some(longest), Some(median)) = (waits.last(), waits.get(waits.len() / 2)) {
+        println!(
+            "from a death to the next run, {} jobs: median {median:.1} s, longest {longest:.1} s (stale_after is 3 s)",
+            waits.len()
+        );
+    }
+}

@@ -1,0 +1,225 @@
+//! Chaos: workers, a producer and their servers for as long as one says, while things go wrong; then an account.
+//!
+//! ```sh
+//! make chaos                                    # a minute, another seed each time
+//! make chaos MINUTES=60 SEED=7                  # an hour, with this plan
+//! make chaos SEED=7 CHAOS=--plan                # only shows what would go wrong, and when
+//! ```
+//!
+//! Exit 1 if a job was lost, an effect doubled, or anything else happened that never may.
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+#![allow(missing_docs, unreachable_pub, reason = "nothing here is published")]
+#![allow(clippy::print_stdout, reason = "the account is its output")]
+
+mod account;
+mod nemesis;
+mod plan;
+mod process;
+#[path = "../it/harness/proxy.rs"]
+#[allow(dead_code, reason = "shared with the other tests")]
+mod proxy;
+mod roles;
+
+use std::{
+    path::PathBuf,
+    process::ExitCode,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use clap::Parser;
+use sqlx::{PgPool, postgres::PgPoolOptions};
+use tenure::{Config, Tenure, dev::Servers};
+
+use crate::{
+    nemesis::Nemesis,
+    plan::{WORKERS, counts, plan},
+    process::{Journal, Process},
+};
+
+#[derive(Debug, Parser)]
+struct Args {
+    /// The plan of what goes wrong follows from it. Default: another each time.
+    #[arg(long)]
+    seed: Option<u64>,
+    #[arg(long, default_value_t = 1.0)]
+    minutes: f64,
+    /// Jobs per second, together.
+    #[arg(long, default_value_t = 30.0)]
+    rate: f64,
+    /// Show what would go wrong, and end.
+    #[arg(long)]
+    plan: bool,
+    /// Keep the servers' data and all logs here.
+    #[arg(long)]
+    folder: Option<PathBuf>,
+    /// Cargo says so to benchmarks; nothing follows.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+fn main() -> ExitCode {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    match std::env::var("TENURE_CHAOS_ROLE").as_deref() {
+        Ok(role) => {
+            let filter = tracing_subscriber::EnvFilter::new("warn,tenure=info,async_nats=error");
+            tracing_subscriber::fmt()
+                .with_env_filter(filter)
+                .with_ansi(false)
+                .with_writer(std::io::stderr)
+                .init();
+            match role {
+                "producer" => {
+                    let hold = std::env::var_os("TENURE_CHAOS_HOLD").expect("where to look for the hold");
+                    runtime.block_on(roles::producer(hold.as_ref()));
+                }
+                _ => runtime.block_on(roles::worker()),
+            }
+            ExitCode::SUCCESS
+        }
+        Err(_) => {
+            let fine = runtime.block_on(chaos(Args::parse()));
+            runtime.shutdown_timeout(Duration::from_secs(1));
+            if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        }
+    }
+}
+
+/// The timers of a run: everything that takes minutes by default takes seconds.
+const TIMERS: &[(&str, &str)] = &[
+    ("TENURE_STALE_AFTER", "3s"),
+    ("TENURE_SCAN_EVERY", "1s"),
+    ("TENURE_ACK_WAIT", "8s"),
+    ("TENURE_FLUSH_EVERY", "200ms"),
+    ("TENURE_KEEPALIVE_EVERY", "500ms"),
+    ("TENURE_RENEW_EVERY", "500ms"),
+    ("TENURE_RELAY_EVERY", "200ms"),
+    ("TENURE_PUBLISH_WITHIN", "1s"),
+    ("TENURE_PULL_FOR", "1s"),
+    ("TENURE_SHUTDOWN_GRACE", "2s"),
+    ("TENURE_CANCEL_GRACE", "500ms"),
+    ("TENURE_DATABASE_WITHIN", "1500ms"),
+];
+
+/// Two names of which one is the start of the other, and wildcards of SQL.
+const HOSTS: [&str; WORKERS] = ["chaos-1", "chaos-1-2", "chaos_1", "chaos%"];
+
+async fn chaos(args: Args) -> bool {
+    let seed = args.seed.unwrap_or_else(|| rand::random_range(0..1_000_000));
+    let length = Duration::from_secs_f64(args.minutes * 60.0);
+    let events = plan(seed, length);
+    if args.plan {
+        for event in &events {
+            println!("{event}");
+        }
+        return true;
+    }
+    println!("chaos: seed {seed}, {} minutes, {} faults planned", args.minutes, events.len());
+    let temporary = tempfile();
+    let folder = args.folder.clone().unwrap_or_else(|| temporary.clone());
+    std::fs::create_dir_all(&folder).unwrap();
+    let servers = {
+        let folder = folder.clone();
+        tokio::task::spawn_blocking(move || {
+            let postgres = tenure::dev::Postgres::start(&folder.join("postgres"), false).unwrap();
+            let nats = tenure::dev::Nats::start(&folder.join("nats")).unwrap();
+            Servers { postgres, nats }
+        })
+        .await
+        .unwrap()
+    };
+    let config = Config::new(servers.postgres.url(), servers.nats.url());
+    let pool = PgPoolOptions::new().max_connections(4).connect(&config.database_url).await.unwrap();
+    let tenure = Tenure::connect(&config).await.unwrap();
+    prepare(&tenure, &pool).await;
+
+    let hold = folder.join("hold");
+    let journal = Arc::new(Mutex::new(Journal::default()));
+    let mut processes = Vec::new();
+    for host in HOSTS {
+        let mut variables: Vec<(String, String)> =
+            TIMERS.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        variables.push(("TENURE_CHAOS_ROLE".into(), "worker".into()));
+        variables.push(("TENURE_HOSTNAME".into(), host.into()));
+        variables.push(("TENURE_RUNTIME_DIR".into(), folder.join("run").to_string_lossy().into_owned()));
+        processes.push(Process::start(host, variables, &config, &folder, None).await);
+    }
+    let producer = vec![
+        ("TENURE_CHAOS_ROLE".into(), "producer".into()),
+        ("TENURE_CHAOS_RATE".into(), args.rate.to_string()),
+        ("TENURE_CHAOS_HOLD".into(), hold.to_string_lossy().into_owned()),
+        ("TENURE_DATABASE_WITHIN".into(), "1500ms".into()),
+        ("TENURE_PUBLISH_WITHIN".into(), "1s".into()),
+    ];
+    processes.push(Process::start("producer", producer, &config, &folder, Some(journal.clone())).await);
+
+    let nemesis =
+        Arc::new(Nemesis::new(servers, processes, config.clone(), pool.clone(), journal.clone(), hold));
+    let over = Arc::new(AtomicBool::new(false));
+    let canceller = tokio::spawn(cancel_some(tenure.clone(), journal.clone(), over.clone()));
+    let began = Instant::now();
+    let mut under_way = tokio::task::JoinSet::new();
+    for event in &events {
+        tokio::time::sleep(event.after.saturating_sub(began.elapsed())).await;
+        let (nemesis, event) = (nemesis.clone(), *event);
+        under_way.spawn(async move { nemesis.inflict(event).await });
+        while under_way.try_join_next().is_some() {}
+    }
+    tokio::time::sleep(length.saturating_sub(began.elapsed())).await;
+    while under_way.join_next().await.is_some() {}
+    over.store(true, Ordering::SeqCst);
+    canceller.await.unwrap();
+
+    println!("chaos: no more faults; everything must come to its end");
+    nemesis.heal().await;
+    let ended = account::everything_ended(&pool, &nemesis, Duration::from_secs(180)).await;
+    let deaths = nemesis.stop().await;
+    let (done, skipped) = nemesis.injected();
+    let fine = account::account(&pool, &tenure, &journal, &deaths, ended).await;
+    println!("\nfaults ({} of them skipped, because their target was already in trouble):", skipped);
+    for (kind, n) in counts(&done) {
+        println!("{n:>6}  {kind}");
+    }
+    println!("{:>6}  deaths of processes", deaths.len());
+    let verdict = if fine { "nothing is wrong" } else { "SOMETHING IS WRONG" };
+    println!("\nchaos: seed {seed}, {} minutes: {verdict}", args.minutes);
+    tenure.close().await;
+    pool.close().await;
+    drop(nemesis);
+    if args.folder.is_none() && fine {
+        std::fs::remove_dir_all(&temporary).ok();
+    } else {
+        println!("logs and data: {}", folder.display());
+    }
+    fine
+}
+
+fn tempfile() -> PathBuf {
+    std::env::temp_dir().join(format!("tenure-chaos-{}", std::process::id()))
+}
+
+async fn prepare(tenure: &Tenure, pool: &PgPool) {
+    tenure.setup(&["chaos".into()]).await.unwrap();
+    for sql in [
+        "CREATE SCHEMA chaos",
+        "CREATE TABLE chaos.effects (way text, n uuid, token bigint, at timestamptz DEFAULT clock_timestamp())",
+        "CREATE TABLE chaos.orders (n uuid)",
+        "CREATE TABLE chaos.journal (n uuid PRIMARY KEY, way text, accepted bool, cancelled bool)",
+    ] {
+        sqlx::query(sql).execute(pool).await.unwrap();
+    }
+}
+
+/// Cancels a job now and then, and remembers which were promised to be cancelled.
+async fn cancel_some(tenure: Tenure, journal: Arc<Mutex<Journal>>, over: Arc<AtomicBool>) {
+    while !over.load(Ordering::SeqCst) {
+        tokio::time::sleep(Duration::from_millis(700)).await;
+        let Some((n, id)) = journal.lock().unwrap().youngest() else { continue };
+        if let Ok(tenure::Cancelled::Cancelled) = tenure.cancel(id).await {
+            journal.lock().unwrap().cancelled(n);
+        }
+    }
+}

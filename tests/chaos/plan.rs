@@ -1,0 +1,204 @@
+//! The plan: what goes wrong, when and for how long. It follows from the seed alone.
+
+use std::{collections::BTreeMap, fmt, time::Duration};
+
+use rand::{RngExt, SeedableRng, rngs::StdRng};
+
+/// How many workers there are at a time.
+pub const WORKERS: usize = 4;
+
+/// Which of a process's links.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Link {
+    Postgres,
+    Nats,
+    Both,
+}
+
+/// What happens to a link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Trouble {
+    Cut,
+    AnswersCut,
+    RequestsCut,
+    Slow(u32),
+    BrokenOff,
+    CommitsUnanswered,
+}
+
+/// What goes wrong. A process is a worker, by its number, or the producer: [`WORKERS`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Fault {
+    Kill {
+        process: usize,
+    },
+    /// Killed by itself at a point of its code, once it has been started anew.
+    KillAt {
+        process: usize,
+        point: &'static str,
+    },
+    Pause {
+        process: usize,
+    },
+    Stop {
+        worker: usize,
+    },
+    /// SIGKILL in the middle of a shutdown.
+    StopThenKill {
+        worker: usize,
+    },
+    Disturb {
+        process: usize,
+        link: Link,
+        trouble: Trouble,
+    },
+    PostgresRestarted,
+    PostgresKilled,
+    PostgresFrozen,
+    SessionsEnded,
+    TableLocked,
+    NatsRestarted,
+    NatsKilled,
+    NatsFrozen,
+    NatsWiped,
+    StreamDeleted,
+    ConsumerDeleted,
+    Duplicates,
+}
+
+impl Fault {
+    /// What is counted in the report.
+    pub fn kind(&self) -> String {
+        match self {
+            Self::Kill { process: WORKERS } => "producer killed".into(),
+            Self::Kill { .. } => "worker killed".into(),
+            Self::KillAt { point, .. } => format!("killed at the point `{point}`"),
+            Self::Pause { process: WORKERS } => "producer paused".into(),
+            Self::Pause { .. } => "worker paused".into(),
+            Self::Stop { .. } => "worker told to stop".into(),
+            Self::StopThenKill { .. } => "worker killed in its shutdown".into(),
+            Self::Disturb { link, trouble, .. } => {
+                let link = match link {
+                    Link::Postgres => "link to Postgres",
+                    Link::Nats => "link to NATS",
+                    Link::Both => "both links",
+                };
+                match trouble {
+                    Trouble::Cut => format!("{link} cut"),
+                    Trouble::AnswersCut => format!("{link} cut, answers only"),
+                    Trouble::RequestsCut => format!("{link} cut, requests only"),
+                    Trouble::Slow(_) => format!("{link} slow"),
+                    Trouble::BrokenOff => format!("{link} broken off"),
+                    Trouble::CommitsUnanswered => "commits unanswered".into(),
+                }
+            }
+            Self::PostgresRestarted => "Postgres restarted".into(),
+            Self::PostgresKilled => "Postgres killed".into(),
+            Self::PostgresFrozen => "Postgres frozen".into(),
+            Self::SessionsEnded => "all sessions of Postgres ended".into(),
+            Self::TableLocked => "the jobs' table locked".into(),
+            Self::NatsRestarted => "NATS restarted".into(),
+            Self::NatsKilled => "NATS killed".into(),
+            Self::NatsFrozen => "NATS frozen".into(),
+            Self::NatsWiped => "NATS lost all it stored".into(),
+            Self::StreamDeleted => "stream deleted".into(),
+            Self::ConsumerDeleted => "consumer deleted".into(),
+            Self::Duplicates => "duplicate and forged messages".into(),
+        }
+    }
+}
+
+/// One fault of the plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Event {
+    pub after: Duration,
+    pub fault: Fault,
+    /// How long, where it lasts.
+    pub lasts: Duration,
+}
+
+impl fmt::Display for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:>9.3} s  {:?}, {} ms", self.after.as_secs_f64(), self.fault, self.lasts.as_millis())
+    }
+}
+
+/// The points at which a worker can be killed.
+const POINTS: &[&str] = &[
+    "delivered",
+    "batch_claimed",
+    "claimed",
+    "attempt_ended",
+    "settled",
+    "batch_completed",
+    "acknowledged",
+    "reset",
+    "reconciled",
+    "relayed",
+];
+
+/// What a seed means, for a run of this length.
+pub fn plan(seed: u64, length: Duration) -> Vec<Event> {
+    let mut random = StdRng::seed_from_u64(seed);
+    let mut after = Duration::from_secs(2);
+    let mut events = Vec::new();
+    while after < length {
+        let fault = fault(&mut random);
+        // Shorter and longer than stale_after, and than a call's deadline.
+        let lasts = Duration::from_millis(pick(&mut random, &[150, 600, 1_500, 2_500, 4_500, 8_000]));
+        events.push(Event { after, fault, lasts });
+        after += Duration::from_millis(random.random_range(100..3_500));
+    }
+    events
+}
+
+fn fault(random: &mut StdRng) -> Fault {
+    let process = random.random_range(0..=WORKERS);
+    let worker = random.random_range(0..WORKERS);
+    match random.random_range(0..100) {
+        0..12 => Fault::Kill { process },
+        12..14 => Fault::KillAt { process: WORKERS, point: "enqueued" },
+        14..26 => Fault::KillAt { process: worker, point: pick(random, POINTS) },
+        26..34 => Fault::Pause { process },
+        34..39 => Fault::Stop { worker },
+        39..42 => Fault::StopThenKill { worker },
+        42..70 => {
+            let link = pick(random, &[Link::Postgres, Link::Nats, Link::Both]);
+            let trouble = match random.random_range(0..7) {
+                0 | 1 => Trouble::Cut,
+                2 => Trouble::AnswersCut,
+                3 => Trouble::RequestsCut,
+                4 => Trouble::Slow(random.random_range(20..400)),
+                5 => Trouble::BrokenOff,
+                _ => Trouble::CommitsUnanswered,
+            };
+            let link = if trouble == Trouble::CommitsUnanswered { Link::Postgres } else { link };
+            Fault::Disturb { process, link, trouble }
+        }
+        70..73 => Fault::PostgresRestarted,
+        73..75 => Fault::PostgresKilled,
+        75..78 => Fault::PostgresFrozen,
+        78..82 => Fault::SessionsEnded,
+        82..84 => Fault::TableLocked,
+        84..87 => Fault::NatsRestarted,
+        87..89 => Fault::NatsKilled,
+        89..91 => Fault::NatsFrozen,
+        91..93 => Fault::NatsWiped,
+        93..94 => Fault::StreamDeleted,
+        94..96 => Fault::ConsumerDeleted,
+        _ => Fault::Duplicates,
+    }
+}
+
+fn pick<T: Copy>(random: &mut StdRng, from: &[T]) -> T {
+    from[random.random_range(0..from.len())]
+}
+
+/// How many of each kind.
+pub fn counts<'e>(events: impl IntoIterator<Item = &'e Event>) -> BTreeMap<String, u32> {
+    let mut counts = BTreeMap::new();
+    for event in events {
+        *counts.entry(event.fault.kind()).or_default() += 1;
+    }
+    counts
+}

@@ -1,0 +1,199 @@
+//! A process of a chaos run: started again whenever it ends, and connected by links that can be disturbed.
+
+use std::{
+    collections::HashMap,
+    io::Write,
+    path::{Path, PathBuf},
+    process::Stdio,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicI32, Ordering},
+    },
+    time::{Duration, SystemTime},
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tenure::{Config, JobId};
+use tokio::{
+    io::{AsyncBufReadExt, BufReader},
+    task::JoinHandle,
+};
+use uuid::Uuid;
+
+use crate::proxy::Proxy;
+
+/// What the producer noted of its jobs.
+#[derive(Debug, Default)]
+pub struct Journal {
+    entries: HashMap<Uuid, Entry>,
+    youngest: Option<(Uuid, JobId)>,
+}
+
+#[derive(Debug, Default)]
+pub struct Entry {
+    pub way: String,
+    pub accepted: bool,
+    pub cancelled: bool,
+}
+
+impl Journal {
+    fn note(&mut self, line: &str) {
+        let words: Vec<&str> = line.split(' ').collect();
+        let [what, way, n, _ms, id] = words[..] else { return };
+        let Ok(n) = n.parse() else { return };
+        let entry = self.entries.entry(n).or_default();
+        way.clone_into(&mut entry.way);
+        entry.accepted |= what == "accepted";
+        if let Ok(id) = id.parse() {
+            self.youngest = Some((n, id));
+        }
+    }
+
+    /// The last job of which the id is known, if nobody has asked for it yet.
+    pub fn youngest(&mut self) -> Option<(Uuid, JobId)> {
+        self.youngest.take()
+    }
+
+    pub fn cancelled(&mut self, n: Uuid) {
+        self.entries.entry(n).or_default().cancelled = true;
+    }
+
+    pub fn entries(&self) -> impl Iterator<Item = (&Uuid, &Entry)> {
+        self.entries.iter()
+    }
+
+    /// All that were accepted this way.
+    pub fn accepted(&self, way: &str) -> Vec<Uuid> {
+        self.entries.iter().filter(|(_, entry)| entry.accepted && entry.way == way).map(|(n, _)| *n).collect()
+    }
+}
+
+/// A process that ended otherwise than by itself and in good order.
+#[derive(Debug, Clone)]
+pub struct Death {
+    pub host: String,
+    pub pid: i32,
+    pub at: SystemTime,
+}
+
+pub struct Process {
+    pub postgres: Proxy,
+    pub nats: Proxy,
+    /// Somebody is at it.
+    pub busy: AtomicBool,
+    state: Arc<State>,
+    supervisor: JoinHandle<()>,
+}
+
+struct State {
+    name: String,
+    variables: Vec<(String, String)>,
+    log: PathBuf,
+    journal: Option<Arc<Mutex<Journal>>>,
+    pid: AtomicI32,
+    /// Where the next process will kill itself.
+    point: Mutex<Option<&'static str>>,
+    /// Where this one will, unless something else happens to it first.
+    armed: Mutex<Option<&'static str>>,
+    deaths: Mutex<Vec<Death>>,
+    over: AtomicBool,
+}
+
+impl Process {
+    pub async fn start(
+        name: &str,
+        mut variables: Vec<(String, String)>,
+        config: &Config,
+        folder: &Path,
+        journal: Option<Arc<Mutex<Journal>>>,
+    ) -> Self {
+        let postgres = Proxy::to_url(&config.database_url).await;
+        let nats = Proxy::to_url(&config.nats_url).await;
+        variables.push(("DATABASE_URL".into(), postgres.of(&config.database_url)));
+        variables.push(("NATS_URL".into(), nats.of(&config.nats_url)));
+        let state = Arc::new(State {
+            name: name.to_owned(),
+            variables,
+            log: folder.join(format!("{}.log", name.replace('%', "percent"))),
+            journal,
+            pid: AtomicI32::new(0),
+            point: Mutex::default(),
+            armed: Mutex::default(),
+            deaths: Mutex::default(),
+            over: AtomicBool::new(false),
+        });
+        let supervisor = tokio::spawn(state.clone().supervise());
+        Self { postgres, nats, busy: AtomicBool::new(false), state, supervisor }
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        if let Some(pid) = Pid::from_raw(self.state.pid.load(Ordering::SeqCst)) {
+            // It may have ended by itself.
+            kill_process(pid, signal).ok();
+        }
+    }
+
+    /// The next process kills itself there.
+    pub fn arm(&self, point: &'static str) {
+        *self.state.point.lock().unwrap() = Some(point);
+    }
+
+    /// Whether the process that runs is going to kill itself.
+    pub fn is_armed(&self) -> bool {
+        self.state.armed.lock().unwrap().is_some()
+    }
+
+    /// Ends it for good.
+    pub async fn stop(&self, signal: Signal) -> Vec<Death> {
+        self.state.over.store(true, Ordering::SeqCst);
+        self.signal(signal);
+        for _ in 0..1_000 {
+            if self.supervisor.is_finished() {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        assert!(
+            self.supervisor.is_finished(),
+            "{} does not end: {}",
+            self.state.name,
+            self.state.log.display()
+        );
+        self.state.deaths.lock().unwrap().clone()
+    }
+}
+
+impl State {
+    async fn supervise(self: Arc<Self>) {
+        while !self.over.load(Ordering::SeqCst) {
+            let point = self.point.lock().unwrap().take();
+            *self.armed.lock().unwrap() = point;
+            let mut log = std::fs::OpenOptions::new().create(true).append(true).open(&self.log).unwrap();
+            writeln!(log, "--- a new process, killed at {point:?}").unwrap();
+            let mut command = tokio::process::Command::new(std::env::current_exe().unwrap());
+            command.envs(self.variables.iter().map(|(name, value)| (name, value)));
+            if let Some(point) = point {
+                command.env("TENURE_FAULT", format!("{point}=kill"));
+            }
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).kill_on_drop(true);
+            let mut child = command.spawn().unwrap();
+            let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).unwrap();
+            self.pid.store(pid, Ordering::SeqCst);
+            let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+            while let Ok(Some(line)) = lines.next_line().await {
+                if let Some(journal) = &self.journal {
+                    journal.lock().unwrap().note(&line);
+                }
+            }
+            let ended = child.wait().await.unwrap();
+            self.pid.store(0, Ordering::SeqCst);
+            if !ended.success() {
+                let death = Death { host: self.name.clone(), pid, at: SystemTime::now() };
+                self.deaths.lock().unwrap().push(death);
+            }
+            if !self.over.load(Ordering::SeqCst) {
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
+        }
+    }
+}

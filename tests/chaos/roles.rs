@@ -1,0 +1,232 @@
+//! What the processes of a chaos run do: workers whose handlers leave effects, and a producer that keeps a journal.
+
+use std::{
+    io::Write,
+    path::Path,
+    time::{Duration, SystemTime},
+};
+
+use async_nats::jetstream;
+use futures::future::BoxFuture;
+use rand::RngExt;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use sqlx::{PgConnection, PgPool, postgres::PgPoolOptions};
+use tenure::{
+    Backoff, Config, FencingToken, Job, JobContext, JobError, JobRequest, KindOptions, Outcome, Tenure,
+    Worker,
+};
+use uuid::Uuid;
+
+/// A job: its number is the producer's, so that nothing depends on tenure's ids.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Task {
+    pub n: Uuid,
+    pub act: String,
+    pub lasts_ms: u64,
+}
+
+impl Job for Task {
+    const KIND: &'static str = "task";
+    const QUEUE: &'static str = "chaos";
+    /// So many that a job does not run out of them because of others' deaths.
+    const MAX_ATTEMPTS: u32 = 60;
+}
+
+/// Acts and how often, in a thousand.
+const ACTS: &[(&str, u32)] = &[
+    ("once", 380),
+    ("fenced", 250),
+    ("together", 200),
+    ("fails at first", 60),
+    ("silent at first", 25),
+    ("blocks", 25),
+    ("snoozes", 25),
+    ("never", 20),
+    ("panics", 10),
+    ("aborts at first", 5),
+];
+
+fn act() -> String {
+    let mut at = rand::random_range(0..ACTS.iter().map(|(_, share)| share).sum::<u32>());
+    for (act, share) in ACTS {
+        if at < *share {
+            return (*act).to_owned();
+        }
+        at -= share;
+    }
+    ACTS[0].0.to_owned()
+}
+
+fn task() -> Task {
+    let lasts_ms = if rand::random_range(0..10) == 0 { 2_000 } else { 300 };
+    Task { n: Uuid::new_v4(), act: act(), lasts_ms: rand::random_range(0..lasts_ms) }
+}
+
+fn insert<'t>(
+    tx: &'t mut PgConnection,
+    table: &'static str,
+    n: Uuid,
+    token: FencingToken,
+) -> BoxFuture<'t, Result<(), JobError>> {
+    let sql = match table {
+        "once" => "INSERT INTO chaos.effects (way, n, token) VALUES ('once', $1, $2)",
+        "fenced" => "INSERT INTO chaos.effects (way, n, token) VALUES ('fenced', $1, $2)",
+        _ => "INSERT INTO chaos.effects (way, n, token) VALUES ('together', $1, $2)",
+    };
+    Box::pin(async move {
+        sqlx::query(sql).bind(n).bind(token).execute(tx).await?;
+        Ok(())
+    })
+}
+
+async fn run(task: Task, ctx: JobContext<PgPool>) -> Result<Outcome, JobError> {
+    let (n, token) = (task.n, ctx.token());
+    let first = token.0 == 1;
+    let steps = task.lasts_ms / 50;
+    for step in 0..steps {
+        #[expect(clippy::cast_precision_loss, reason = "percents")]
+        ctx.progress("working", 100.0 * step as f32 / steps as f32, "").await?;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    match task.act.as_str() {
+        "fenced" => ctx.fenced_tx(move |tx| insert(tx, "fenced", n, token)).await?,
+        "together" => {
+            let mut tx = ctx.state().begin().await?;
+            insert(&mut tx, "together", n, token).await?;
+            return ctx.complete_in(tx, Some(json!(n))).await;
+        }
+        "fails at first" if ctx.attempt() < 3 => return Err(JobError::msg("as planned")),
+        "never" => return Err(JobError::permanent("as planned")),
+        "panics" if ctx.attempt() < 4 => panic!("as planned"),
+        "panics" => return Err(JobError::permanent("as planned, at last")),
+        "aborts at first" if first => std::process::abort(),
+        "snoozes" if first => return Ok(Outcome::Snooze(Duration::from_millis(700))),
+        "blocks" => std::thread::sleep(Duration::from_millis(1_500)),
+        // Longer than stale_after, without a sign of life.
+        "silent at first" if first => tokio::time::sleep(Duration::from_secs(5)).await,
+        _ => {}
+    }
+    ctx.once("effect", move |tx| insert(tx, "once", n, token)).await?;
+    Outcome::done(n)
+}
+
+pub async fn worker() {
+    let config = Config::from_env().expect("the configuration");
+    let tenure = Tenure::connect(&config).await.expect("a connection");
+    let pool = PgPoolOptions::new()
+        .max_connections(8)
+        .acquire_timeout(Duration::from_secs(3))
+        .connect_lazy(&config.database_url)
+        .expect("a pool");
+    let backoff =
+        Backoff { first: Duration::from_millis(100), longest: Duration::from_secs(1), ..Backoff::DEFAULT };
+    let ended = Worker::builder(&tenure)
+        .state(pool)
+        .handle_with(KindOptions::new().backoff(backoff), run)
+        .concurrency("chaos", 20)
+        .run_until(tenure::shutdown_signal())
+        .await;
+    tenure.close().await;
+    if let Err(error) = ended {
+        eprintln!("the worker ended: {error}");
+        std::process::exit(1);
+    }
+}
+
+/// What a line of the journal says: tried, accepted, or nobody knows.
+fn note(what: &str, way: &str, n: Uuid, id: &str) {
+    let ms = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis();
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{what} {way} {n} {ms} {id}").and_then(|()| out.flush()).expect("the journal");
+}
+
+pub async fn producer(hold: &Path) {
+    let config = Config::from_env().expect("the configuration");
+    let rate: f64 = std::env::var("TENURE_CHAOS_RATE").expect("a rate").parse().expect("a number");
+    let tenure = Tenure::connect(&config).await.expect("a connection");
+    let pool = PgPoolOptions::new()
+        .max_connections(4)
+        .acquire_timeout(Duration::from_secs(3))
+        .connect_lazy(&config.database_url)
+        .expect("a pool");
+    let nats = async_nats::ConnectOptions::new()
+        .retry_on_initial_connect()
+        .connect(&config.nats_url)
+        .await
+        .expect("a client");
+    let mut js = jetstream::new(nats);
+    js.set_timeout(Duration::from_secs(2));
+    let pause = move || {
+        let mean = 3.0 / rate;
+        tokio::time::sleep(Duration::from_secs_f64(rand::rng().random_range(0.0..2.0 * mean)))
+    };
+    let alone = async {
+        loop {
+            pause().await;
+            let task = task();
+            let n = task.n;
+            note("tried", "enqueue", n, "");
+            let request = JobRequest::from(task).unique_key(n.to_string());
+            // Asked again under its key, an answer that was lost is given again.
+            for _ in 0..5 {
+                match tenure.enqueue(request.clone()).await {
+                    Ok(enqueued) => {
+                        note("accepted", "enqueue", n, &enqueued.id.to_string());
+                        break;
+                    }
+                    Err(_) => tokio::time::sleep(Duration::from_millis(500)).await,
+                }
+            }
+        }
+    };
+    let in_transactions = async {
+        loop {
+            pause().await;
+            let task = task();
+            let n = task.n;
+            note("tried", "transaction", n, "");
+            let committed = async {
+                let mut tx = pool.begin().await?;
+                sqlx::query("INSERT INTO chaos.orders VALUES ($1)").bind(n).execute(&mut *tx).await?;
+                let enqueued = tenure.enqueue(task).tx(&mut tx).await.map_err(JobError::permanent)?;
+                // Sometimes the user thinks better of it.
+                if n.as_u128() % 10 == 0 {
+                    tx.rollback().await?;
+                } else {
+                    tx.commit().await?;
+                    note("accepted", "transaction", n, &enqueued.id.to_string());
+                }
+                Ok::<_, JobError>(())
+            };
+            drop(tokio::time::timeout(Duration::from_secs(5), committed).await);
+        }
+    };
+    let submissions = async {
+        loop {
+            pause().await;
+            if hold.exists() {
+                continue;
+            }
+            let task = task();
+            let n = task.n;
+            note("tried", "submission", n, "");
+            let body = serde_json::to_vec(&task).expect("JSON");
+            for _ in 0..5 {
+                let message = jetstream::message::PublishMessage::build()
+                    .payload(body.clone().into())
+                    .message_id(n.to_string());
+                let published = async { js.send_publish("jobs.chaos.task", message).await?.await };
+                match tokio::time::timeout(Duration::from_secs(3), published).await {
+                    Ok(Ok(_)) => {
+                        note("accepted", "submission", n, "");
+                        break;
+                    }
+                    _ if hold.exists() => break,
+                    _ => tokio::time::sleep(Duration::from_millis(500)).await,
+                }
+            }
+        }
+    };
+    tokio::join!(alone, in_transactions, submissions);
+}
