@@ -61,6 +61,8 @@ struct State<I, O> {
     /// Empty while nothing is in flight.
     waiting: VecDeque<(I, oneshot::Sender<O>)>,
     closed: bool,
+    /// The task has ended with its runtime: nobody is left to answer.
+    dead: bool,
 }
 
 /// Who runs the statement that is in flight.
@@ -105,6 +107,7 @@ impl<I: Send + 'static, O: Send + 'static> Lane<I, O> {
 
     /// The task: until the last batcher is dropped, and nothing is in flight any more.
     async fn serve(self: Arc<Self>) {
+        let _end = End(&self);
         loop {
             self.wake.notified().await;
             loop {
@@ -145,7 +148,8 @@ impl<I: Send + 'static, O: Send + 'static> Batcher<I, O> {
         F: Fn(Vec<I>) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Vec<O>> + Send + 'static,
     {
-        let state = State { in_flight: InFlight::Nobody, waiting: VecDeque::new(), closed: false };
+        let state =
+            State { in_flight: InFlight::Nobody, waiting: VecDeque::new(), closed: false, dead: false };
         let lane = Arc::new(Lane {
             state: Mutex::new(state),
             wake: Notify::new(),
@@ -167,6 +171,9 @@ impl<I: Send + 'static, O: Send + 'static> Batcher<I, O> {
         let is_home = Handle::try_current().is_ok_and(|here| here.id() == lane.home.id());
         let own = {
             let mut state = lane.state();
+            if state.dead {
+                return None;
+            }
             if is_home && matches!(state.in_flight, InFlight::Nobody) {
                 let work = lane.clone().run_one(item, answer).boxed().shared();
                 state.in_flight = InFlight::Caller(work.clone());
@@ -187,6 +194,19 @@ impl<I: Send + 'static, O: Send + 'static> Batcher<I, O> {
             lane.wake.notify_one();
         }
         answered.await.ok()
+    }
+}
+
+/// Dropped with the task, it answers everybody who waits: there will be no answer.
+struct End<'l, I: Send + 'static, O: Send + 'static>(&'l Lane<I, O>);
+
+impl<I: Send + 'static, O: Send + 'static> Drop for End<'_, I, O> {
+    fn drop(&mut self) {
+        let mut state = self.0.state();
+        state.dead = true;
+        let unanswered = std::mem::take(&mut state.waiting);
+        drop(state);
+        drop(unanswered);
     }
 }
 

@@ -13,11 +13,12 @@
 //! - `a_kind_nobody_knows_waits_for_a_worker_that_does`
 
 use std::{
+    collections::HashMap,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use chrono::{DateTime, Utc};
@@ -90,6 +91,8 @@ pub(crate) struct Deliver {
     /// A worker takes nothing over until it has had Postgres for this long.
     take_over_after: Duration,
     unknown_kinds: Arc<AtomicU64>,
+    /// Jobs whose claim was sent and not answered, and when.
+    unanswered: Arc<Mutex<HashMap<JobId, Instant>>>,
 }
 
 /// The settings of [`Deliver`].
@@ -134,6 +137,7 @@ impl Deliver {
             unknown_kind_after: settings.unknown_kind_after,
             take_over_after: settings.scan_every * 2,
             unknown_kinds: Arc::default(),
+            unanswered: Arc::default(),
         }
     }
 
@@ -169,13 +173,19 @@ impl Deliver {
                     // A missing right, say, is not the producer's fault, and may be mended.
                     Err(error) if error.is_the_datas_fault() => {
                         let reason = format!("the database refused it: {}", JobError::from(error).text());
-                        return Box::pin(self.refuse(delivery, "malformed", reason)).await;
+                        match Box::pin(self.refuse(delivery, "malformed", reason)).await? {
+                            Some(named) => named,
+                            None => return Ok(Delivered::Answer(Ack::Never)),
+                        }
                     }
                     Err(error) => return Err(error),
                 }
             }
             Message::Neither { category, reason } => {
-                return Box::pin(self.refuse(delivery, category, reason)).await;
+                match Box::pin(self.refuse(delivery, category, reason)).await? {
+                    Some(named) => named,
+                    None => return Ok(Delivered::Answer(Ack::Never)),
+                }
             }
         };
         let named = Named { job, queue, kind, dispatch };
@@ -281,8 +291,36 @@ impl Deliver {
             stale_after: rules.stale_after,
             on_crash: rules.on_crash.as_str(),
         };
+        // Dropped before the answer is there, it counts as not answered, too.
+        let unanswered = Unanswered { table: &self.unanswered, job: named.job };
         let answer = self.claims.run(request).await;
-        answer.unwrap_or_else(|| Err(StoreError::from(sqlx::Error::WorkerCrashed)))
+        let answer = answer.unwrap_or_else(|| Err(StoreError::from(sqlx::Error::WorkerCrashed)));
+        if answer.as_ref().map_or_else(StoreError::is_locked, |_| true) {
+            std::mem::forget(unanswered);
+        }
+        answer
+    }
+
+    /// Gives back what a claim of ours has won although its answer was lost: its message may come to another
+    /// worker next, which would take us for a live owner.
+    pub(crate) async fn give_back_unanswered(&self) -> Result<(), StoreError> {
+        let unanswered = || self.unanswered.lock().unwrap_or_else(PoisonError::into_inner);
+        let jobs: Vec<_> = unanswered().keys().copied().collect();
+        if jobs.is_empty() {
+            return Ok(());
+        }
+        let asked_at = Instant::now();
+        for key in self.store.unanswered(&jobs, &self.worker_id).await? {
+            // Whoever has the reservation knows of the claim, or is about to.
+            if let Here::No(_reservation) = self.running.reserve(key.job) {
+                tracing::warn!(job = %key.job, token = %key.token, "given back: the answer to its claim was lost");
+                self.release_orphan(key).await?;
+            }
+        }
+        // A statement that was cut off may still be carried out for a while.
+        let late = self.store.within() * 3;
+        unanswered().retain(|_, sent_at| asked_at.duration_since(*sent_at) < late);
+        Ok(())
     }
 
     /// After an outage every job looks stale. Give live owners time to write before any is taken.
@@ -348,19 +386,14 @@ impl Deliver {
         }
     }
 
+    /// Writes it to the dead letters. `Some`: a worker with other limits has made a job of it already.
     async fn refuse(
         &self,
         delivery: &Delivery,
         category: &'static str,
         reason: String,
-    ) -> Result<Delivered, StoreError> {
+    ) -> Result<Option<Named>, StoreError> {
         let (queue, kind) = self.names(&delivery.subject).unwrap_or(("?", "?"));
-        tracing::error!(
-            subject = delivery.subject,
-            category,
-            reason,
-            "dead letter: a message cannot be a job"
-        );
         let refused = Refused {
             id: delivery.derived_id(),
             queue: queue.into(),
@@ -371,9 +404,18 @@ impl Deliver {
             reason,
             published: delivery.published(),
         };
-        self.store.refuse(&refused).await?;
+        if !self.store.refuse(&refused).await? {
+            return Ok(Some(Named {
+                job: refused.id,
+                queue: refused.queue,
+                kind: refused.kind,
+                dispatch: None,
+            }));
+        }
+        let (subject, reason) = (&refused.subject, &refused.reason);
+        tracing::error!(subject, category, reason, "dead letter: a message cannot be a job");
         metrics::terminated(category);
-        Ok(Delivered::Answer(Ack::Never))
+        Ok(None)
     }
 
     /// The queue and the kind that a subject names.
@@ -434,6 +476,18 @@ impl Deliver {
             })),
             Err(reason) => malformed(reason),
         }
+    }
+}
+
+/// Dropped, it has a job looked after whose claim was not answered.
+struct Unanswered<'t> {
+    table: &'t Mutex<HashMap<JobId, Instant>>,
+    job: JobId,
+}
+
+impl Drop for Unanswered<'_> {
+    fn drop(&mut self) {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner).insert(self.job, Instant::now());
     }
 }
 

@@ -31,6 +31,8 @@ use crate::{
 /// How often the last progress of an attempt is tried, and how long apart.
 const FLUSHES_MAX: usize = 10;
 const FLUSH_AGAIN: Duration = Duration::from_millis(500);
+/// How long the messages of one batch may take to be extended.
+const EXTENDED_WITHIN: Duration = Duration::from_millis(500);
 /// How often running jobs are looked after from outside.
 const WATCH_EVERY: Duration = Duration::from_millis(100);
 /// A handler that keeps its thread for longer is reported.
@@ -139,6 +141,11 @@ impl Heartbeat {
             })
             .cloned()
             .collect();
+        let now = Instant::now();
+        for job in &due {
+            // From here on it counts as tried, whatever keeps it from being sent.
+            job.pulse().trying_since.get_or_insert(now);
+        }
         let mut rest = due.as_slice();
         while !rest.is_empty() {
             let (jobs, later) = rest.split_at(fitting(rest.iter().map(pending_bytes)));
@@ -176,9 +183,21 @@ impl Heartbeat {
     }
 
     /// Writes what waits of one job, whether or not it is due, and also while it is being written: the
-    /// last checkpoint belongs to the next attempt. Gives up when the database does not answer in its time.
+    /// last checkpoint belongs to the next attempt. For its sake it goes on for as long as the database is away,
+    /// as does the write of the attempt's end, which comes next.
     pub(crate) async fn flush(&self, job: &Arc<RunningJob>) {
-        drop(tokio::time::timeout(self.shared.timing.database_within, self.try_flush(job)).await);
+        loop {
+            drop(tokio::time::timeout(self.shared.timing.database_within, self.try_flush(job)).await);
+            let holds_a_checkpoint =
+                job.pulse().pending.as_ref().is_some_and(|write| write.checkpoint.is_some());
+            if !holds_a_checkpoint || job.is_lost() {
+                return;
+            }
+            match self.shared.store.still_mine(&[job.key]).await.as_deref() {
+                Ok([None]) => return,
+                _ => tokio::time::sleep(FLUSH_AGAIN).await,
+            }
+        }
     }
 
     async fn try_flush(&self, job: &Arc<RunningJob>) {
@@ -198,7 +217,7 @@ impl Heartbeat {
                         return;
                     }
                     // Ours, but locked by somebody: once more. Otherwise settle is about to learn.
-                    if !matches!(self.shared.store.still_mine(&[job.key]).await.as_deref(), Ok([Some(_)])) {
+                    if matches!(self.shared.store.still_mine(&[job.key]).await.as_deref(), Ok([None])) {
                         return;
                     }
                     tokio::time::sleep(FLUSH_AGAIN).await;
@@ -223,6 +242,7 @@ impl Heartbeat {
             (jobs, sent_at, answers)
         };
         let mut missing = Vec::new();
+        let mut alive = Vec::new();
         for (job, answer) in jobs.iter().zip(answers) {
             match answer {
                 Some(cancel_requested) => {
@@ -230,11 +250,13 @@ impl Heartbeat {
                     if cancel_requested {
                         job.cancel(CancelReason::User);
                     }
-                    self.extend(job).await;
+                    alive.push(job);
                 }
                 None => missing.push(job.clone()),
             }
         }
+        // A NATS that takes nothing must not stop the signs of life.
+        drop(tokio::time::timeout(EXTENDED_WITHIN, self.extend(&alive)).await);
         self.check(&missing, Some("progress")).await
     }
 
@@ -247,8 +269,10 @@ impl Heartbeat {
             pulse.trying_since.get_or_insert(sent_at);
             pulse.pending.take().unwrap_or_else(|| nothing(job))
         };
-        let batch: Vec<_> = jobs.iter().map(take).collect();
-        match self.shared.store.progress(&batch).await {
+        let mut unsent = Unsent { jobs, batch: jobs.iter().map(take).collect() };
+        let answer = self.shared.store.progress(&unsent.batch).await;
+        let batch = std::mem::take(&mut unsent.batch);
+        match answer {
             Ok(answers) => {
                 for ((job, write), answer) in jobs.iter().zip(batch).zip(&answers) {
                     // Not written: no longer ours, or locked by somebody for a moment.
@@ -271,7 +295,13 @@ impl Heartbeat {
                         answer = self.shared.store.progress(&[nothing(job)]).await;
                     }
                     match answer {
-                        Ok(answer) => answers.push(answer.first().copied().flatten()),
+                        Ok(answer) => {
+                            let answer = answer.first().copied().flatten();
+                            if answer.is_none() {
+                                put_back(job, one);
+                            }
+                            answers.push(answer);
+                        }
                         Err(error) => {
                             put_back(job, one);
                             rest.for_each(|(job, one)| put_back(job, one));
@@ -339,16 +369,18 @@ impl Heartbeat {
     }
 
     /// Keeps the queue from delivering a job again that shows signs of life, and only such a one.
-    async fn extend(&self, job: &RunningJob) {
-        {
-            let mut pulse = job.pulse();
-            if pulse.extended_at.elapsed() < self.shared.timing.ack_wait / 3 {
-                return;
+    async fn extend(&self, jobs: &[&Arc<RunningJob>]) {
+        for job in jobs {
+            {
+                let mut pulse = job.pulse();
+                if pulse.extended_at.elapsed() < self.shared.timing.ack_wait / 3 {
+                    continue;
+                }
+                pulse.extended_at = Instant::now();
             }
-            pulse.extended_at = Instant::now();
-        }
-        for receipt in job.receipts() {
-            receipt.in_progress().await;
+            for receipt in job.receipts() {
+                receipt.in_progress().await;
+            }
         }
     }
 
@@ -416,6 +448,20 @@ fn pending_bytes(job: &Arc<RunningJob>) -> usize {
     let pulse = job.pulse();
     let checkpoint = pulse.pending.as_ref().and_then(|write| write.checkpoint.as_ref());
     checkpoint.map_or(0, String::len)
+}
+
+/// What was taken to be sent. Dropped with it, the call was cut off: it waits again.
+struct Unsent<'j> {
+    jobs: &'j [Arc<RunningJob>],
+    batch: Vec<ProgressWrite>,
+}
+
+impl Drop for Unsent<'_> {
+    fn drop(&mut self) {
+        for (job, write) in self.jobs.iter().zip(self.batch.drain(..)) {
+            put_back(job, write);
+        }
+    }
 }
 
 /// What could not be written waits again, behind what was reported since.

@@ -207,22 +207,24 @@ pub struct JobError {
     pub(crate) source: Box<dyn std::error::Error + Send + Sync>,
     pub(crate) permanent: bool,
     pub(crate) retry_after: Option<Duration>,
+    /// Of SQL over a connection that worked afterwards: whatever it says, Postgres had not gone away.
+    pub(crate) answered: bool,
 }
 
 impl JobError {
     /// A failure that no further attempt can mend: the job goes to the dead letters at once.
     pub fn permanent(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
-        Self { source: error.into(), permanent: true, retry_after: None }
+        Self { source: error.into(), permanent: true, retry_after: None, answered: false }
     }
 
     /// A failure to be retried after just this time, whatever the kind's policy says.
     pub fn retry_after(after: Duration, error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
-        Self { source: error.into(), permanent: false, retry_after: Some(after) }
+        Self { source: error.into(), permanent: false, retry_after: Some(after), answered: false }
     }
 
     /// A failure described by a text, to be retried.
     pub fn msg(text: impl Into<String>) -> Self {
-        Self { source: text.into().into(), permanent: false, retry_after: None }
+        Self { source: text.into().into(), permanent: false, retry_after: None, answered: false }
     }
 
     /// The error and its causes, as they are recorded.
@@ -250,7 +252,7 @@ impl fmt::Debug for JobError {
 /// Every error, `anyhow::Error` included, and plain texts.
 impl<E: Into<Box<dyn std::error::Error + Send + Sync>>> From<E> for JobError {
     fn from(error: E) -> Self {
-        Self { source: error.into(), permanent: false, retry_after: None }
+        Self { source: error.into(), permanent: false, retry_after: None, answered: false }
     }
 }
 

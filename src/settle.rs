@@ -142,7 +142,9 @@ fn failed(
     release: &impl Fn(&'static str) -> Verdict,
 ) -> Verdict {
     let category = error.source.downcast_ref::<PayloadError>().map(|_| "invalid_payload");
-    let is_outage = error.is_outage() || job.met_an_outage();
+    // Given back so often, the job may be what takes the database away.
+    let given_back = job.key.token.0.saturating_sub(i64::from(job.claim.attempt));
+    let is_outage = (error.is_outage() || job.met_an_outage()) && given_back < GIVEN_BACK_MAX;
     let decided = if is_outage { Retry::Usual } else { policy.decide(error, job.claim.attempt) };
     if decided == Retry::Never || decided == Retry::Usual && error.permanent {
         return Verdict::End(AttemptEnd { category, ..end("failed", Some(error.text())) });
@@ -168,6 +170,9 @@ fn failed(
         (other, _) => other,
     }
 }
+
+/// After so many claims of a job that were not charged, an outage in its handler is.
+const GIVEN_BACK_MAX: i64 = 20;
 
 /// Writes verdicts, many at a time. Cheap to clone.
 #[derive(Clone)]

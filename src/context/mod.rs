@@ -352,7 +352,7 @@ impl JobError {
         self.causes().any(|cause| {
             cause.downcast_ref::<StoreError>().is_some_and(StoreError::is_outage)
                 || cause.downcast_ref().is_some_and(ContextError::is_outage)
-                || cause.downcast_ref::<sqlx::Error>().is_some_and(StoreError::says_gone)
+                || !self.answered && cause.downcast_ref::<sqlx::Error>().is_some_and(StoreError::says_gone)
         })
     }
 

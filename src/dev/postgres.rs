@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::{self, Read, Seek, SeekFrom},
     os::unix::{
         fs::{MetadataExt, PermissionsExt},
         process::CommandExt,
@@ -127,7 +128,9 @@ impl Postgres {
         for setting in &self.settings {
             arguments.extend(["-c".into(), setting.clone()]);
         }
+        let length = || fs::metadata(&log).map_or(0, |file| file.len());
         for _ in 0..50 {
+            let before_start = length();
             let program = self.bin.join("postgres");
             let data = self.folder.join("data/postmaster.pid");
             // A server that was killed leaves its file behind.
@@ -137,12 +140,14 @@ impl Postgres {
             // The eighth line tells a server that accepts queries from one that is still recovering.
             let is_ready = || {
                 let text = fs::read_to_string(&data).unwrap_or_default();
-                pid_in(&data) != before && text.lines().nth(7).is_some_and(|status| status.trim() == "ready")
+                pid_in(&data) != before
+                    && text.lines().nth(7).is_some_and(|status| ["ready", "standby"].contains(&status.trim()))
             };
             match wait_ready("Postgres", &log, is_ready, || self.guard.has_ended()) {
                 // After a kill, the old server's children may hold its memory for a moment.
-                Err(DevError::NotStarted { tail, .. }) if tail.contains("pre-existing shared memory") => {
-                    fs::write(&log, "").map_err(DevError::io("empty the log"))?;
+                Err(DevError::NotStarted { .. })
+                    if said_since(&log, before_start, "pre-existing shared memory") =>
+                {
                     self.guard.stop();
                     std::thread::sleep(std::time::Duration::from_millis(50));
                 }
@@ -155,6 +160,18 @@ impl Postgres {
             tail: "an old server's processes do not end".into(),
         })
     }
+}
+
+/// Whether a log has come to hold a text. What the old server's children say as they end may stand after it.
+fn said_since(log: &Path, start: u64, text: &str) -> bool {
+    let read = || {
+        let mut file = fs::File::open(log)?;
+        file.seek(SeekFrom::Start(start))?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes)?;
+        Ok::<_, io::Error>(String::from_utf8_lossy(&bytes).contains(text))
+    };
+    read().unwrap_or_default()
 }
 
 fn initdb(bin: &Path, folder: &Path, password_file: &Path) -> Result<(), DevError> {

@@ -13,6 +13,7 @@ use async_nats::{
     connection::State,
     jetstream::{self, context::ContextBuilder},
 };
+use bytes::Bytes;
 use percent_encoding::percent_decode_str;
 use tokio::sync::watch;
 
@@ -178,6 +179,22 @@ impl Queue {
     /// Changes with every connection that is made.
     pub(crate) fn connections(&self) -> watch::Receiver<u64> {
         self.connections.clone()
+    }
+
+    /// Publishes a plain message, and says whether the client took it. While NATS is away the client takes some
+    /// 2,000 and then makes its callers wait: nobody may, who also has to keep a job alive.
+    pub(super) async fn tell(&self, subject: impl async_nats::subject::ToSubject, body: Bytes) -> bool {
+        match tokio::time::timeout(self.publish_within, self.client.publish(subject, body)).await {
+            Ok(Ok(())) => true,
+            Ok(Err(error)) => {
+                tracing::debug!(%error, "a message was not sent");
+                false
+            }
+            Err(_) => {
+                tracing::debug!("a message was not sent: too many wait for NATS");
+                false
+            }
+        }
     }
 
     /// Waits until there is a connection.

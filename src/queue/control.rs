@@ -71,10 +71,12 @@ impl Queue {
             return Probed::NoAnswer;
         }
         let request = Request::new().timeout(Some(ANSWER_WITHIN));
-        match self.client.send_request(subject.to_owned(), request).await {
-            Ok(_) => Probed::Here,
-            Err(error) if error.kind() == RequestErrorKind::NoResponders => Probed::Gone,
-            Err(_) => Probed::NoAnswer,
+        // The request's own limit begins when the client has taken it.
+        let asked = self.client.send_request(subject.to_owned(), request);
+        match tokio::time::timeout(ANSWER_WITHIN * 2, asked).await {
+            Ok(Ok(_)) => Probed::Here,
+            Ok(Err(error)) if error.kind() == RequestErrorKind::NoResponders => Probed::Gone,
+            Ok(Err(_)) | Err(_) => Probed::NoAnswer,
         }
     }
 
@@ -86,9 +88,7 @@ impl Queue {
         }
         for some in jobs.chunks(ANNOUNCED_MAX) {
             let Ok(body) = serde_json::to_vec(&Announcement { cancelled: some.to_vec() }) else { continue };
-            if let Err(error) = self.client.publish(self.cancel_subject(), body.into()).await {
-                tracing::debug!(%error, "a cancellation was not announced");
-            }
+            self.tell(self.cancel_subject(), body.into()).await;
         }
     }
 }
@@ -101,10 +101,8 @@ impl Control {
         loop {
             tokio::select! {
                 probe = self.probes.next() => {
-                    if let Some(reply) = probe?.reply
-                        && let Err(error) = self.queue.client.publish(reply, "here".into()).await
-                    {
-                        tracing::debug!(%error, "a probe was not answered");
+                    if let Some(reply) = probe?.reply {
+                        self.queue.tell(reply, "here".into()).await;
                     }
                 }
                 announcement = self.announcements.next() => {

@@ -134,9 +134,8 @@ impl Receipt {
 
     async fn send_kind(&self, kind: AckKind) {
         let Some(reply) = self.reply.clone().filter(|_| self.epoch == self.queue.epoch_now()) else { return };
-        if let Err(error) = self.queue.client.publish(reply, kind.into()).await {
-            tracing::debug!(%error, "an ack was not sent; the message will come again");
-        }
+        // One that was not sent is harmless: the message comes again.
+        self.queue.tell(reply, kind.into()).await;
     }
 }
 

@@ -20,7 +20,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::config::Config;
+use crate::{config::Config, job::JobError};
 
 /// Connections for tenure's own statements. Handlers' transactions have others, so that a handler that
 /// holds them all cannot stop a heartbeat.
@@ -89,6 +89,12 @@ impl StoreError {
                     | sqlx::Error::WorkerCrashed
             ),
         }
+    }
+
+    /// The answer of a server that does not know the latest.
+    pub(super) fn standby() -> Self {
+        let error = io::Error::other("this server is a standby; the primary was asked for");
+        Self::Unavailable(Arc::new(sqlx::Error::Io(error)))
     }
 
     /// Whether the values themselves were refused (a data exception, a limit), and always will be.
@@ -251,8 +257,12 @@ impl Drop for Held {
 impl Store {
     /// Prepares the pools. Connects only when something is asked, so that Postgres may be away.
     pub(crate) fn open(config: &Config) -> Result<Self, StoreError> {
-        let connect: PgConnectOptions =
-            config.database_url.parse::<PgConnectOptions>()?.application_name("tenure");
+        let connect: PgConnectOptions = config
+            .database_url
+            .parse::<PgConnectOptions>()?
+            .application_name("tenure")
+            // PgBouncer refuses a connection that sets it; from Postgres 12 on it says nothing new.
+            .extra_float_digits(None);
         let within = config.timing.database_within;
         let pool = |connections| {
             PgPoolOptions::new()
@@ -372,7 +382,7 @@ impl Store {
             match open {
                 Ok(open) => return self.try_line(line, open, query).await,
                 // It takes no more connections; the pool has some.
-                Err(_) if self.own.num_idle() > 0 => {}
+                Err(_) if self.own.size() > 0 => {}
                 Err(error) => return self.observe(Err(error)),
             }
         }
@@ -397,7 +407,7 @@ impl Store {
     ) -> Rows {
         let sent_at = Instant::now();
         let answer = self.deadline(query.fetch_all(&mut connection)).await;
-        if is_answer(&answer) && !answer.as_ref().is_err_and(StoreError::says_gone) {
+        if is_answer(&answer) {
             *line = Some((connection, since));
             if since.elapsed() > LINE_LASTS || sent_at.elapsed() > LINE_SLOW {
                 // Not while somebody waits. Meanwhile the pool serves.
@@ -417,15 +427,14 @@ impl Store {
     /// `work` has no deadline: it is the user's. It is rolled back when this future is dropped.
     /// sqlx says `Ok` when it commits an aborted transaction; `work` must therefore end with a statement
     /// whose answer proves that the transaction lives.
-    pub(crate) async fn in_transaction<T, E, W>(
+    pub(crate) async fn in_transaction<T, W>(
         &self,
         isolation: Isolation,
         idle: Duration,
         work: W,
-    ) -> Result<T, E>
+    ) -> Result<T, JobError>
     where
-        W: for<'t> FnOnce(&'t mut PgConnection) -> BoxFuture<'t, Result<T, E>>,
-        E: From<StoreError>,
+        W: for<'t> FnOnce(&'t mut PgConnection) -> BoxFuture<'t, Result<T, JobError>>,
     {
         let mut held = match Self::acquire(&self.handlers).await {
             // Handlers that hold all connections say nothing about the server.
@@ -444,7 +453,8 @@ impl Store {
             Err(error) => {
                 // If even the rollback fails, closing the connection rolls back.
                 held.finished = self.deadline(transaction.rollback()).await.is_ok();
-                Err(error)
+                // sqlx has one error for a broken protocol and for a mistake that it sees before it sends anything.
+                Err(JobError { answered: held.finished, ..error })
             }
         }
     }
@@ -495,7 +505,7 @@ impl Store {
         let answer = answer.map_err(StoreError::from);
         let up = match &answer {
             Err(StoreError::Unavailable(error)) => {
-                let text = crate::job::JobError::from(StoreError::Unavailable(error.clone())).text();
+                let text = JobError::from(StoreError::Unavailable(error.clone())).text();
                 *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = text;
                 // A deadlock or a lock timeout is an answer of a server that is there.
                 error
@@ -516,10 +526,13 @@ impl Store {
     }
 }
 
-/// Whether the server answered, so that the connection can be used again.
+/// Whether the server answered, so that the connection can be used again. Not one of a server that is going, or
+/// that does not write: after a failover another connection leads to its successor.
 fn is_answer<T>(answer: &Result<T, sqlx::Error>) -> bool {
     match answer {
         Ok(_) => true,
-        Err(error) => error.as_database_error().is_some(),
+        Err(error) => error.as_database_error().is_some_and(|said| {
+            !StoreError::says_gone(error) && said.code().is_none_or(|code| code != "25006")
+        }),
     }
 }

@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::{
     BURY_UNKNOWN, CANCEL, CLAIM, CLAIM_ONE, CLAIM_SKIP, COMPLETE, COMPLETE_ONE, COMPLETE_SKIP, ENQUEUE,
     ENQUEUE_ONE, ENQUEUE_PLAIN, HELD_KEYS, LIVE_JOBS, MISSED, PROGRESS, PUT_OFF, REFUSE, RUN_NOW, SETTLE,
-    SETTLED_AS, STANDING, STILL_MINE, UNPUBLISHED,
+    SETTLED_AS, STANDING, STILL_MINE, UNANSWERED, UNPUBLISHED,
     call::{Line, Store, StoreError},
     rows::{
         AttemptEnd, CancelAnswer, ClaimRequest, Completion, EndedAttempt, Keys, NewJob, OfLocked,
@@ -89,9 +89,12 @@ fn enqueue_plain(jobs: &[NewJob]) -> sqlx::query::Query<'_, sqlx::Postgres, sqlx
 
 /// Whether a cancellation was asked for, at the place of each claim that was answered.
 fn answered(claims: &[Uuid], rows: &[PgRow]) -> Result<Vec<Option<bool>>, StoreError> {
-    let answers: HashMap<Uuid, bool> =
+    let answers: HashMap<Option<Uuid>, bool> =
         rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect::<Result<_, sqlx::Error>>()?;
-    Ok(claims.iter().map(|claim| answers.get(claim).copied()).collect())
+    if answers.contains_key(&None) {
+        return Err(StoreError::standby());
+    }
+    Ok(claims.iter().map(|claim| answers.get(&Some(*claim)).copied()).collect())
 }
 
 fn created(rows: &[PgRow]) -> Result<HashMap<JobId, bool>, sqlx::Error> {
@@ -258,6 +261,23 @@ impl Store {
         answered(&keys.claims, &self.rows_over(Line::Progress, query).await?)
     }
 
+    /// The claims by which this worker holds some of these jobs.
+    pub(crate) async fn unanswered(
+        &self,
+        jobs: &[JobId],
+        worker_id: &str,
+    ) -> Result<Vec<ClaimKey>, StoreError> {
+        let rows = self.rows(query(UNANSWERED).bind(jobs).bind(worker_id)).await?;
+        let key = |row: &PgRow| {
+            Ok(ClaimKey {
+                job: row.try_get("id")?,
+                token: row.try_get("fencing_token")?,
+                claim: row.try_get("claim_id")?,
+            })
+        };
+        Ok(rows.iter().map(key).collect::<Result<_, sqlx::Error>>()?)
+    }
+
     /// Which of these claims are current: `Some(cancel_requested)` at the place of each that is.
     pub(crate) async fn still_mine(&self, claims: &[ClaimKey]) -> Result<Vec<Option<bool>>, StoreError> {
         let keys: Keys = claims.iter().collect();
@@ -351,21 +371,23 @@ impl Store {
         Ok(rows.first().map(|row| row.try_get("outcome")).transpose()?)
     }
 
-    /// Writes a submission that cannot be a job to the dead letters.
-    pub(crate) async fn refuse(&self, refused: &Refused) -> Result<(), StoreError> {
-        self.rows(
-            query(REFUSE)
-                .bind(refused.id)
-                .bind(&refused.queue)
-                .bind(&refused.kind)
-                .bind(&refused.subject)
-                .bind(&refused.raw)
-                .bind(refused.category)
-                .bind(storable(&refused.reason))
-                .bind(refused.published),
-        )
-        .await
-        .map(drop)
+    /// Writes a submission that cannot be a job to the dead letters. `false`: it is one already.
+    pub(crate) async fn refuse(&self, refused: &Refused) -> Result<bool, StoreError> {
+        let rows = self
+            .rows(
+                query(REFUSE)
+                    .bind(refused.id)
+                    .bind(&refused.queue)
+                    .bind(&refused.kind)
+                    .bind(&refused.subject)
+                    .bind(&refused.raw)
+                    .bind(refused.category)
+                    .bind(storable(&refused.reason))
+                    .bind(refused.published),
+            )
+            .await?;
+        let is_known: bool = rows.first().map(|row| row.try_get("is_known")).transpose()?.unwrap_or_default();
+        Ok(!is_known)
     }
 
     /// Tells the relay that a job's message is alive and comes again.

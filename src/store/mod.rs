@@ -49,6 +49,7 @@ statements! {
     CLAIM_ONE = "claim" "claim_one" "claim_won";
     CLAIM_SKIP = "claim" "claim_skip" "claim_won";
     MISSED = "missed";
+    UNANSWERED = "unanswered";
     PROGRESS = "progress";
     STILL_MINE = "still_mine";
     LIMIT_IDLE = "limit_idle";

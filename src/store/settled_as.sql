@@ -2,11 +2,14 @@
 --
 --   $1 ids  $2 tokens  $3 claim ids  $4 ordinals
 --
--- The outcome of exactly this claim: NULL while it runs, no row if it never was or is not known.
+-- The outcome of exactly this claim: NULL while it runs, no row if it never was or is not known. NULL from a
+-- standby, too, which may not have heard of it yet.
 SELECT u.ord, s.outcome
   FROM unnest((SELECT $1::uuid[]), $2::bigint[], $3::uuid[], $4::int[]) AS u(id, token, claim_id, ord)
   JOIN LATERAL (
-       SELECT NULL::text AS outcome FROM tenure.jobs j
+       SELECT NULL::text AS outcome WHERE pg_is_in_recovery()
+       UNION ALL
+       SELECT NULL FROM tenure.jobs j
         WHERE j.id = u.id AND j.fencing_token = u.token AND j.claim_id = u.claim_id AND j.status = 'processing'
        UNION ALL
        SELECT h.status FROM tenure.job_history h WHERE h.id = u.id AND h.claim_id = u.claim_id

@@ -1,8 +1,9 @@
 //! Views: the statements for people. One method, one statement.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, time::Duration};
 
 use sqlx::{Row, postgres::PgRow, query};
+use tokio::time::timeout;
 
 use super::{
     EXECUTIONS, LIST_JOBS, RECOVERIES, SCHEMA_VERSION, SHOW_JOB, VERIFY,
@@ -10,6 +11,9 @@ use super::{
     rows::{ExecutionRow, JobRow, RecoveryRow, RuleBroken, json, status},
 };
 use crate::job::{JobId, Status};
+
+/// How long the look at every job may take. A history of a hundred million jobs takes some minutes.
+const VERIFIED_WITHIN: Duration = Duration::from_hours(1);
 
 impl Store {
     /// The newest migration applied.
@@ -58,7 +62,10 @@ impl Store {
     /// How many jobs break each rule. It may take long, and has a connection of its own.
     pub(crate) async fn verify(&self) -> Result<HashMap<String, RuleBroken>, StoreError> {
         let mut connection = self.migration_connection().await?;
-        let rows = query(VERIFY).fetch_all(&mut connection).await?;
+        // A connection that dies silently would never be heard of again.
+        let read = timeout(VERIFIED_WITHIN, query(VERIFY).fetch_all(&mut connection)).await;
+        let rows =
+            read.map_err(|_| sqlx::Error::Io(std::io::Error::from(std::io::ErrorKind::TimedOut)))??;
         let rule = |row: &PgRow| {
             let jobs: i64 = row.try_get("jobs")?;
             let examples: Option<Vec<JobId>> = row.try_get("examples")?;

@@ -89,6 +89,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
         background.spawn(self.heartbeat.clone().run());
         background.spawn(self.clone().listen(control));
         background.spawn(self.clone().renew(registration));
+        background.spawn(self.clone().give_back());
         if self.recovery.scanner {
             background.spawn(self.clone().scan());
         }
@@ -178,9 +179,6 @@ impl<S: Send + Sync + 'static> Shared<S> {
                 Err(error) => return Err(error.into()),
             }
         }
-        while timeout(Duration::from_secs(5), self.queue.connected()).await.is_err() {
-            tracing::warn!("waiting for NATS");
-        }
         self.look_after_topology().await;
         let mut control = self.listen_anew().await;
         tokio::select! {
@@ -193,7 +191,13 @@ impl<S: Send + Sync + 'static> Shared<S> {
             let started = async {
                 self.store.register_worker(registration).await?;
                 if self.recovery.reconcile {
-                    reconcile(&self.store, registration, &self.runtime_dir).await?;
+                    match reconcile(&self.store, registration, &self.runtime_dir).await {
+                        // What it would have taken back is left to the others' looks.
+                        Err(error) if !error.is_unavailable() => {
+                            tracing::error!(%error, "what earlier processes of this host left was not taken back");
+                        }
+                        answer => drop(answer?),
+                    }
                 }
                 Ok::<_, StoreError>(())
             };
@@ -259,6 +263,10 @@ impl<S: Send + Sync + 'static> Shared<S> {
     /// Creates what is missing of the stream and the consumers, however long it takes.
     async fn look_after_topology(&self) {
         loop {
+            // Requests that nobody takes would pile up in the client.
+            while timeout(Duration::from_secs(5), self.queue.connected()).await.is_err() {
+                tracing::warn!("waiting for NATS");
+            }
             match self.try_topology().await {
                 Ok(()) => return,
                 Err(error) => {
@@ -295,6 +303,15 @@ impl<S: Send + Sync + 'static> Shared<S> {
                 tracing::warn!(%error, "the worker's row was not renewed");
             }
             self.probe_ourselves(&mut registration).await;
+        }
+    }
+
+    async fn give_back(self: Arc<Self>) {
+        loop {
+            sleep(jittered(Duration::from_secs(1))).await;
+            if let Err(error) = self.deliver.give_back_unanswered().await {
+                tracing::debug!(%error, "claims without an answer were not looked for");
+            }
         }
     }
 

@@ -24,6 +24,7 @@ mod effects;
 mod enqueue;
 mod example;
 mod exec;
+mod faults;
 mod life;
 mod limits;
 mod outage;

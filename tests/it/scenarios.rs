@@ -76,6 +76,9 @@ pub async fn step(job: Step, ctx: JobContext) -> Result<Outcome, JobError> {
         if job.first == "commit" || job.first == "once" {
             effect_once(&ctx).await?;
         }
+        if job.first == "complete in" {
+            return complete_in(&job, &ctx, false).await;
+        }
         return Outcome::done("second");
     }
     job.touch("started", "");
@@ -108,6 +111,11 @@ pub async fn step(job: Step, ctx: JobContext) -> Result<Outcome, JobError> {
             .await?;
             Outcome::done("first")
         }
+        "complete in" => complete_in(&job, &ctx, true).await,
+        "exits" => std::process::exit(0),
+        "aborts" => std::process::abort(),
+        "overflows" => Outcome::done(deep(1)),
+        "devours" => Outcome::done(vec![1_u8; 1 << 50].len()),
         "until cancelled" => {
             let reason = ctx.cancelled().await;
             job.touch("result", &format!("{reason:?}"));
@@ -139,6 +147,25 @@ pub async fn step(job: Step, ctx: JobContext) -> Result<Outcome, JobError> {
         }
         other => panic!("no such step: {other}"),
     }
+}
+
+/// An effect and the completion in one transaction of the user's own.
+async fn complete_in(job: &Step, ctx: &JobContext, waits: bool) -> Result<Outcome, JobError> {
+    let url = Config::from_env().map_err(JobError::permanent)?.database_url;
+    let pool = sqlx::PgPool::connect(&url).await?;
+    let mut tx = pool.begin().await?;
+    insert(&mut tx, ctx.id(), ctx.token()).await?;
+    if waits {
+        job.touch("inside", "");
+        job.permission().await;
+    }
+    ctx.complete_in(tx, None).await
+}
+
+/// Deeper than any stack.
+#[expect(unconditional_recursion, reason = "it is to overflow")]
+fn deep(n: u64) -> u64 {
+    std::hint::black_box(n) + std::hint::black_box(deep(n + 1))
 }
 
 /// A job that reports all the time, until a file appears.
@@ -194,10 +221,24 @@ async fn child() {
             .run_until(tenure::shutdown_signal())
             .await
             .unwrap(),
+        "noops" => Worker::builder(&tenure)
+            .handle_any(KindOptions::new(), |_, _| async {})
+            .concurrency("noops", 500)
+            .run_until(tenure::shutdown_signal())
+            .await
+            .unwrap(),
         "enqueue" => {
             let job = tenure::JobRequest::new("steps", "noop", serde_json::json!(1));
             tenure.enqueue(job).await.unwrap();
             tenure.flush().await;
+        }
+        "enqueue in a transaction" => {
+            let pool = sqlx::PgPool::connect(&Config::from_env().unwrap().database_url).await.unwrap();
+            let mut tx = pool.begin().await.unwrap();
+            let job = tenure::JobRequest::new("steps", "noop", serde_json::json!(1));
+            tenure.enqueue(job).tx(&mut tx).await.unwrap();
+            tracing::info!("about to commit");
+            std::future::pending::<()>().await;
         }
         other => panic!("no such scenario: {other}"),
     }

@@ -21,8 +21,7 @@ use crate::{
 
 /// A worker whose Postgres is behind a link that can be cut.
 async fn behind_a_link(bench: &Bench) -> (Tenure, Proxy) {
-    let port = bench.config.database_url.rsplit(':').next().unwrap().split('/').next().unwrap();
-    let link = Proxy::to(port.parse().unwrap()).await;
+    let link = Proxy::to_url(&bench.config.database_url).await;
     let mut config = bench.config.clone();
     config.database_url = link.of(&config.database_url);
     (Tenure::connect(&config).await.unwrap(), link)

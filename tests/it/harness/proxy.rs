@@ -20,25 +20,29 @@ use tokio::{
 };
 
 /// What a link does to what passes.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct State {
+    to: u16,
     requests_pass: bool,
     answers_pass: bool,
     delay: Duration,
     /// Grows when every connection is to be broken off.
     broken: u32,
-    /// A connection that sends this is broken off once the server has answered, before the answer passes.
-    fatal: Option<&'static [u8]>,
+    /// The next connection that sends this is broken off once the server has answered, before the answer passes.
+    fatal: Option<Arc<[u8]>>,
 }
 
-const CLEAR: State =
-    State { requests_pass: true, answers_pass: true, delay: Duration::ZERO, broken: 0, fatal: None };
+impl State {
+    fn clear(to: u16, broken: u32) -> Self {
+        Self { to, requests_pass: true, answers_pass: true, delay: Duration::ZERO, broken, fatal: None }
+    }
+}
 
 /// A link to one port of the loopback interface. Dropped, it is gone.
 pub struct Proxy {
     port: u16,
     to: u16,
-    state: watch::Sender<State>,
+    state: Arc<watch::Sender<State>>,
     lost: Arc<AtomicU32>,
     task: AbortHandle,
 }
@@ -53,15 +57,17 @@ impl Proxy {
     pub async fn to(port: u16) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let own = listener.local_addr().unwrap().port();
-        let (state, watched) = watch::channel(CLEAR);
+        let state = Arc::new(watch::Sender::new(State::clear(port, 0)));
+        let shared = state.clone();
         let lost = Arc::new(AtomicU32::new(0));
         let counter = lost.clone();
         let task = tokio::spawn(async move {
             let mut links = JoinSet::new();
             loop {
                 let (client, _) = listener.accept().await.unwrap();
-                let Ok(server) = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await else { continue };
-                links.spawn(pass(client, server, watched.clone(), counter.clone()));
+                let to = shared.borrow().to;
+                let Ok(server) = TcpStream::connect((Ipv4Addr::LOCALHOST, to)).await else { continue };
+                links.spawn(pass(client, server, shared.clone(), counter.clone()));
             }
         });
         Self { port: own, to: port, state, lost, task: task.abort_handle() }
@@ -103,18 +109,24 @@ impl Proxy {
 
     /// What waited passes, and everything after it.
     pub fn mend(&self) {
-        self.state.send_modify(|state| *state = State { broken: state.broken, ..CLEAR });
+        self.state.send_modify(|state| *state = State::clear(state.to, state.broken));
+    }
+
+    /// From now on it leads to another server; connections to the old one are broken off.
+    pub fn lead_to(&self, port: u16) {
+        self.state.send_modify(|state| *state = State::clear(port, state.broken + 1));
     }
 
     /// Every connection is broken off; new ones may be made.
+    #[allow(dead_code, reason = "the chaos run does")]
     pub fn break_off(&self) {
         self.state.send_modify(|state| state.broken += 1);
     }
 
-    /// From now on a connection that sends these bytes is broken off when the server has carried them out: its
+    /// The next connection that sends these bytes is broken off when the server has carried them out: its
     /// client never learns of it.
-    pub fn lose_answer_to(&self, bytes: &'static [u8]) {
-        self.state.send_modify(|state| state.fatal = Some(bytes));
+    pub fn lose_answer_to(&self, bytes: &[u8]) {
+        self.state.send_modify(|state| state.fatal = Some(bytes.into()));
     }
 
     /// How many answers were lost so.
@@ -123,14 +135,14 @@ impl Proxy {
     }
 }
 
-async fn pass(client: TcpStream, server: TcpStream, state: watch::Receiver<State>, lost: Arc<AtomicU32>) {
+async fn pass(client: TcpStream, server: TcpStream, state: Arc<watch::Sender<State>>, lost: Arc<AtomicU32>) {
     let ((from_client, to_client), (from_server, to_server)) = (client.into_split(), server.into_split());
     let doomed = Arc::new(AtomicBool::new(false));
-    let mut broken = state.clone();
+    let (watched, mut broken) = (state.subscribe(), state.subscribe());
     let before = broken.borrow().broken;
     tokio::select! {
-        () = requests(from_client, to_server, state.clone(), doomed.clone()) => {}
-        () = answers(from_server, to_client, state, &doomed) => {
+        () = requests(from_client, to_server, &state, &doomed) => {}
+        () = answers(from_server, to_client, watched, &doomed) => {
             if doomed.load(Ordering::SeqCst) {
                 lost.fetch_add(1, Ordering::SeqCst);
             }
@@ -142,18 +154,18 @@ async fn pass(client: TcpStream, server: TcpStream, state: watch::Receiver<State
 async fn requests(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
-    mut state: watch::Receiver<State>,
-    doomed: Arc<AtomicBool>,
+    shared: &watch::Sender<State>,
+    doomed: &AtomicBool,
 ) {
+    let mut state = shared.subscribe();
     let mut buffer = vec![0; 64 * 1024];
     while let Ok(n) = from.read(&mut buffer).await {
-        let Ok(State { delay, fatal, .. }) = state.wait_for(|state| state.requests_pass).await.map(|s| *s)
-        else {
-            return;
-        };
+        let passes = state.wait_for(|state| state.requests_pass).await;
+        let Ok((delay, fatal)) = passes.map(|state| (state.delay, state.fatal.clone())) else { return };
         tokio::time::sleep(delay).await;
-        if fatal.is_some_and(|bytes| buffer[..n].windows(bytes.len()).any(|window| window == bytes)) {
-            doomed.store(true, Ordering::SeqCst);
+        if fatal.is_some_and(|bytes| buffer[..n].windows(bytes.len()).any(|window| window == &*bytes)) {
+            // Only one: the first to take it.
+            doomed.store(shared.send_if_modified(|state| state.fatal.take().is_some()), Ordering::SeqCst);
         }
         if n == 0 || to.write_all(&buffer[..n]).await.is_err() {
             return;
@@ -169,9 +181,8 @@ async fn answers(
 ) {
     let mut buffer = vec![0; 64 * 1024];
     while let Ok(n) = from.read(&mut buffer).await {
-        let Ok(State { delay, .. }) = state.wait_for(|state| state.answers_pass).await.map(|s| *s) else {
-            return;
-        };
+        let passes = state.wait_for(|state| state.answers_pass).await;
+        let Ok(delay) = passes.map(|state| state.delay) else { return };
         tokio::time::sleep(delay).await;
         if n == 0 || doomed.load(Ordering::SeqCst) || to.write_all(&buffer[..n]).await.is_err() {
             return;

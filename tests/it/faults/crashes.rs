@@ -1,0 +1,310 @@
+//! kill -9, exits and aborts at the steps of a job's life that `crash.rs` does not kill at.
+
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::json;
+use tenure::{JobId, JobRequest, KindOptions, Status, Worker};
+
+use crate::{
+    harness::{Bench, Child, Running, bench, bench_with, until_file},
+    scenarios::{Step, step},
+};
+
+fn killed_at(bench: &Bench, host: &str, point: &str) -> Child {
+    let fault = ("TENURE_FAULT", format!("{point}=kill"));
+    Child::start_with(bench, "worker", &[fault, ("TENURE_HOSTNAME", host.to_owned())])
+}
+
+/// It has killed itself.
+async fn killed(victim: &mut Child) {
+    assert_eq!(victim.wait().await, None, "killed by the signal:\n{}", victim.log());
+}
+
+/// How the job's attempts ended, in order.
+async fn completed_after(bench: &Bench, job: JobId, outcomes: &str) {
+    assert_eq!(bench.until_finished(job).await.status, Status::Completed);
+    bench.until_stream_is_empty(Duration::from_secs(15)).await;
+    let sql = format!(
+        "SELECT string_agg(outcome, ' ' ORDER BY fencing_token) FROM tenure.job_executions_all WHERE job_id = '{job}'"
+    );
+    assert_eq!(bench.value::<String>(&sql).await, outcomes);
+}
+
+async fn enqueue(bench: &Bench, first: &str) -> (Step, JobId) {
+    bench.tenure.setup(&["steps".into()]).await.unwrap();
+    let job = Step::new(bench, first);
+    if first != "complete in" {
+        std::fs::write(job.file("go"), "").unwrap();
+    }
+    let id = bench.tenure.enqueue(job.clone()).await.unwrap().id;
+    (job, id)
+}
+
+fn other(bench: &Bench) -> Running {
+    Running::start(Worker::builder(&bench.tenure).handle(step))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_producer_killed_before_its_commit_leaves_no_job() {
+    let bench = bench().await;
+    let mut victim = Child::start(&bench, "enqueue in a transaction");
+    victim.until_log("about to commit").await;
+    victim.kill().await;
+    bench.until("NOT EXISTS (SELECT FROM pg_stat_activity WHERE state = 'idle in transaction' AND datname = current_database())").await;
+    assert_eq!(bench.count("tenure.jobs").await, 0);
+    assert_eq!(bench.messages().await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_before_the_claim_the_message_comes_again_and_the_job_runs_once() {
+    let bench = bench().await;
+    let (_, id) = enqueue(&bench, "report").await;
+    killed(&mut killed_at(&bench, "a", "delivered")).await;
+    assert_eq!(bench.count("tenure.jobs WHERE status = 'queued' AND fencing_token = 0").await, 1);
+    let other = other(&bench);
+    completed_after(&bench, id, "completed").await;
+    other.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_inside_the_transaction_that_completes_the_job_both_are_rolled_back() {
+    let bench = bench().await;
+    bench.execute("CREATE TABLE public.app_effects (job uuid, token bigint)").await;
+    let mut victim = Child::on(&bench, "a", "worker");
+    let (job, id) = enqueue(&bench, "complete in").await;
+    until_file(&job.file("inside")).await;
+    victim.kill().await;
+    let other = Child::on(&bench, "b", "worker");
+    completed_after(&bench, id, "lost completed").await;
+    assert_eq!(bench.text("SELECT token FROM public.app_effects").await, "(2)");
+    drop(other);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_after_the_ack_nothing_is_left_to_do() {
+    let bench = bench().await;
+    let (_, id) = enqueue(&bench, "report").await;
+    killed(&mut killed_at(&bench, "a", "acknowledged")).await;
+    let other = other(&bench);
+    completed_after(&bench, id, "completed").await;
+    other.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_after_a_failed_attempt_was_written_it_is_tried_again_once() {
+    let bench = bench().await;
+    let (_, id) = enqueue(&bench, "then fail").await;
+    killed(&mut killed_at(&bench, "a", "attempt_ended")).await;
+    assert_eq!(bench.count("tenure.jobs WHERE status = 'queued' AND attempt = 1").await, 1);
+    bench.tenure.retry(id).await.unwrap();
+    let other = other(&bench);
+    completed_after(&bench, id, "retried completed").await;
+    other.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_while_it_moves_a_job_to_the_dead_letters_it_is_there_once_with_its_history() {
+    let bench = bench().await;
+    bench.tenure.setup(&["steps".into()]).await.unwrap();
+    let job = Step::new(&bench, "then fail");
+    std::fs::write(job.file("go"), "").unwrap();
+    bench.tenure.enqueue(job).max_attempts(1).await.unwrap();
+    killed(&mut killed_at(&bench, "a", "attempt_ended")).await;
+    let other = other(&bench);
+    bench.until_stream_is_empty(Duration::from_secs(15)).await;
+    let dead = bench
+        .text("SELECT attempt, category, jsonb_array_length(execution_history) FROM tenure.dead_letter_jobs")
+        .await;
+    assert_eq!(dead, "(1,exhausted,1)");
+    assert_eq!(bench.count("tenure.all_jobs").await, 1);
+    other.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_in_the_middle_of_reconcile_the_jobs_are_taken_back_once() {
+    let bench = bench().await;
+    let mut owner = Child::on(&bench, "a", "worker");
+    let (job, id) = {
+        let job = Step::new(&bench, "report");
+        let id = bench.tenure.enqueue(job.clone()).await.unwrap().id;
+        (job, id)
+    };
+    until_file(&job.file("started")).await;
+    owner.kill().await;
+    killed(&mut killed_at(&bench, "a", "reconciled")).await;
+    assert_eq!(bench.count("tenure.jobs WHERE status = 'queued'").await, 1);
+    assert_eq!(bench.text("SELECT path, fencing_token FROM tenure.recovery_events").await, "(reconcile,1)");
+    let next = Child::on(&bench, "a", "worker");
+    completed_after(&bench, id, "lost completed").await;
+    drop(next);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_while_it_releases_its_jobs_no_attempt_is_burnt() {
+    let bench = bench_with(|config| config.timing.shutdown_grace = Duration::from_millis(200)).await;
+    let mut victim = killed_at(&bench, "a", "attempt_ended");
+    let job = Step::new(&bench, "until cancelled");
+    let id = bench.tenure.enqueue(job.clone()).await.unwrap().id;
+    until_file(&job.file("started")).await;
+    victim.signal(Signal::TERM);
+    killed(&mut victim).await;
+    assert_eq!(bench.count("tenure.jobs WHERE status = 'queued' AND attempt = 0").await, 1);
+    let other = other(&bench);
+    completed_after(&bench, id, "released completed").await;
+    other.stop().await;
+}
+
+/// Exit, abort, an overflown stack, more memory than there is: each ends the whole process, and all jobs in it.
+#[tokio::test(flavor = "multi_thread")]
+async fn handlers_that_end_their_process_end_in_the_dead_letters_and_the_others_complete() {
+    let bench = bench().await;
+    bench.tenure.setup(&["steps".into()]).await.unwrap();
+    for way in ["exits", "aborts", "overflows", "devours"] {
+        // Dead after its first loss: each costs a worker.
+        bench.tenure.enqueue(Step::new(&bench, way)).max_attempts(1).await.unwrap();
+    }
+    let good: Vec<_> = (0..20).map(|_| Step::new(&bench, "report")).collect();
+    for job in &good {
+        std::fs::write(job.file("go"), "").unwrap();
+    }
+    bench
+        .tenure
+        .enqueue_many(good.into_iter().map(|job| JobRequest::from(job).max_attempts(10)))
+        .await
+        .unwrap();
+    let mut deaths = 0;
+    while bench.count("tenure.jobs").await > 0 {
+        let mut worker = Child::on(&bench, "a", "worker");
+        let ended = async { worker.wait().await };
+        let over = bench.until_count("tenure.jobs", 0);
+        tokio::select! {
+            _ = ended => deaths += 1,
+            () = over => break,
+        }
+        assert!(deaths < 10);
+    }
+    assert!((1..=4).contains(&deaths), "{deaths}");
+    let dead = bench.text("SELECT category, payload->>'first' FROM tenure.dead_letter_jobs ORDER BY 2").await;
+    assert_eq!(dead, "(lost,aborts)\n(lost,devours)\n(lost,exits)\n(lost,overflows)");
+    assert_eq!(bench.count("tenure.job_history WHERE status = 'completed'").await, 20);
+}
+
+/// Where containers share a name and each has its process 1, neither proves anything about the other.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs root: it makes pid namespaces"]
+async fn two_containers_of_one_name_with_pid_1_each_do_not_rob_each_other() {
+    let bench = bench().await;
+    let contained = |n: u32| {
+        let mut command = tokio::process::Command::new("unshare");
+        command
+            .args(["--pid", "--fork", "--kill-child", "--mount-proc", "--"])
+            .arg(std::env::current_exe().unwrap())
+            .args(["--exact", "scenarios::child", "--nocapture", "--test-threads=1"])
+            .envs(bench.environment())
+            .env("TENURE_SCENARIO", "worker")
+            .env("TENURE_HOSTNAME", "web")
+            // Containers share no folder.
+            .env("TENURE_RUNTIME_DIR", bench.config.runtime_dir.join(n.to_string()));
+        Child::spawn(command, "contained")
+    };
+    let mut first = contained(1);
+    let job = Step::new(&bench, "report");
+    let id = bench.tenure.enqueue(job.clone()).await.unwrap().id;
+    until_file(&job.file("started")).await;
+    first.until_log("worker started").await;
+    let mut second = contained(2);
+    second.until_log("worker started").await;
+    assert_eq!(bench.text("SELECT DISTINCT pid FROM tenure.workers").await, "(1)");
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(bench.count("tenure.recovery_events").await, 0);
+    std::fs::write(job.file("go"), "").unwrap();
+    completed_after(&bench, id, "completed").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hostnames_of_any_length_are_told_apart_and_an_empty_one_is_refused() {
+    {
+        let bench = bench().await;
+        let mut nameless = Child::on(&bench, "", "worker");
+        assert_ne!(nameless.wait().await, Some(0));
+        assert!(nameless.log().contains("a name, not empty"), "{}", nameless.log());
+    }
+    let long = "h".repeat(253);
+    for host in [long.as_str(), "ä ö\u{1F600}", "a'b\"c\\d"] {
+        let bench = bench().await;
+        let mut owner = Child::on(&bench, host, "worker");
+        owner.until_log("worker started").await;
+        let job = Step::new(&bench, "report");
+        let id = bench.tenure.enqueue(job.clone()).await.unwrap().id;
+        until_file(&job.file("started")).await;
+        // One that begins like it, and lives.
+        let other_host = format!("{host}x");
+        let mut sibling = Child::on(&bench, &other_host, "worker");
+        sibling.until_log("worker started").await;
+        assert_eq!(bench.count("tenure.recovery_events").await, 0, "{host}");
+        owner.kill().await;
+        let next = Child::on(&bench, host, "worker");
+        completed_after(&bench, id, "lost completed").await;
+        let path = bench.text("SELECT path FROM tenure.recovery_events").await;
+        assert!(path == "(reconcile)" || path == "(scanner)", "{host}: {path}");
+        drop(next);
+    }
+}
+
+/// Three workers are replaced one after the other in the middle of many jobs.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rolling_deploy_burns_no_attempt() {
+    let bench = bench_with(|config| config.timing.shutdown_grace = Duration::from_secs(10)).await;
+    bench.tenure.setup(&["steps".into()]).await.unwrap();
+    let jobs: Vec<_> = (0..400).map(|_| Step::new(&bench, "report")).collect();
+    for job in &jobs {
+        std::fs::write(job.file("go"), "").unwrap();
+    }
+    let mut old = Vec::new();
+    for n in 0..3 {
+        let mut worker = Child::on(&bench, &format!("old-{n}"), "worker");
+        worker.until_log("worker started").await;
+        old.push(worker);
+    }
+    bench
+        .tenure
+        .enqueue_many(jobs.into_iter().map(|job| JobRequest::from(job).max_attempts(1)))
+        .await
+        .unwrap();
+    let mut new = Vec::new();
+    for (n, mut worker) in old.into_iter().enumerate() {
+        let mut next = Child::on(&bench, &format!("new-{n}"), "worker");
+        next.until_log("worker started").await;
+        new.push(next);
+        worker.signal(Signal::TERM);
+        assert_eq!(worker.wait().await, Some(0), "{}", worker.log());
+    }
+    bench.until_count("tenure.job_history WHERE status = 'completed'", 400).await;
+    super::none_was_charged(&bench).await;
+    bench.until_stream_is_empty(Duration::from_secs(15)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_idle_worker_gets_what_a_busy_one_has_no_slot_for() {
+    let bench = bench().await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    let slow = |_, _| async { tokio::time::sleep(Duration::from_millis(300)).await };
+    let start = || {
+        Running::start(
+            Worker::builder(&bench.tenure).handle_any(KindOptions::new(), slow).concurrency("q", 1),
+        )
+    };
+    let workers = [start(), start()];
+    bench.until_count("tenure.workers", 2).await;
+    bench.tenure.enqueue_many((0..10).map(|n| JobRequest::new("q", "k", json!(n)))).await.unwrap();
+    bench.until_count("tenure.job_history", 10).await;
+    let least: i64 = bench
+        .value("SELECT min(n) FROM (SELECT count(*) AS n FROM tenure.job_history GROUP BY worker_id) t")
+        .await;
+    assert!(least >= 4, "{least} of 10");
+    assert_eq!(bench.consumer("q").await.num_redelivered, 0);
+    for worker in workers {
+        worker.stop().await;
+    }
+}

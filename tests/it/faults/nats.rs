@@ -1,0 +1,273 @@
+//! NATS that is killed, frozen, restored from a backup, full, changed by hand, or a cluster that loses its leader.
+
+use std::{path::Path, time::Duration};
+
+use async_nats::jetstream::{
+    self,
+    consumer::{FromConsumer, pull},
+};
+use rustix::process::Signal;
+use serde_json::json;
+use tenure::{Config, JobRequest, Tenure, dev::Nats};
+
+use super::{all_done_once, enqueue, linked, none_was_charged, worker};
+use crate::{
+    harness::{Child, Running, bench, bench_with, bench_with_servers, run_folder, until_file},
+    scenarios::{Step, step},
+};
+
+fn steady(config: &mut Config) {
+    config.timing.stale_after = Duration::from_secs(20);
+    config.timing.ack_wait = Duration::from_secs(25);
+    config.timing.scan_every = Duration::from_secs(1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nats_is_killed_and_frozen_in_the_middle_and_nothing_is_lost() {
+    let mut bench = bench_with_servers(steady).await;
+    enqueue(&bench, 600, 5).await;
+    let workers = [Running::start(worker(&bench.tenure, 10)), Running::start(worker(&bench.tenure, 10))];
+    bench.until("(SELECT count(*) FROM tenure.job_history) > 100").await;
+    let nats = &mut bench.own.as_mut().unwrap().nats;
+    nats.kill();
+    nats.restart().unwrap();
+    bench.until("(SELECT count(*) FROM tenure.job_history) > 250").await;
+    let nats = &mut bench.own.as_mut().unwrap().nats;
+    nats.signal(Signal::STOP);
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    bench.own.as_mut().unwrap().nats.signal(Signal::CONT);
+    all_done_once(&bench, 600).await;
+    none_was_charged(&bench).await;
+    for worker in workers {
+        worker.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_is_full_refuses_messages_and_no_job() {
+    let bench = bench().await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    let stream = bench.js.get_stream(&bench.config.stream).await.unwrap();
+    let mut config = stream.cached_info().config.clone();
+    config.max_messages = 3;
+    bench.js.update_stream(config).await.unwrap();
+    enqueue(&bench, 20, 1).await;
+    bench.tenure.flush().await;
+    assert_eq!(bench.messages().await, 3);
+    assert_eq!(bench.count("tenure.jobs WHERE published_at IS NULL").await, 17, "the relay has them");
+    let working = Running::start(worker(&bench.tenure, 2));
+    all_done_once(&bench, 20).await;
+    working.stop().await;
+}
+
+/// As an operator may do it in an evil hour: every limit that tenure leaves open is closed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_consumer_that_was_changed_by_hand_is_worked_with_and_reported() {
+    let bench = bench().await;
+    bench.tenure.setup(&["steps".into()]).await.unwrap();
+    let mut config: pull::Config =
+        FromConsumer::try_from_consumer_config(bench.consumer("steps").await.config).unwrap();
+    config.max_deliver = 1;
+    config.max_ack_pending = 2;
+    bench.js.update_consumer_on_stream(config, &bench.config.stream).await.unwrap();
+    let mut victim = Child::on(&bench, "a", "worker");
+    let first = Step::new(&bench, "report");
+    let id = bench.tenure.enqueue(first.clone()).await.unwrap().id;
+    until_file(&first.file("started")).await;
+    assert!(victim.log().contains("the consumer differs from its definition"), "{}", victim.log());
+    victim.kill().await;
+    // Its message never comes again; the reset's own does.
+    let next = Running::start(tenure::Worker::builder(&bench.tenure).handle(step).concurrency("steps", 8));
+    let many: Vec<_> = (0..20).map(|_| Step::new(&bench, "report")).collect();
+    for job in &many {
+        std::fs::write(job.file("go"), "").unwrap();
+    }
+    bench.tenure.enqueue_many(many).await.unwrap();
+    bench.until_finished(id).await;
+    bench.until_count("tenure.job_history WHERE status = 'completed'", 21).await;
+    // `migrate` puts it right.
+    bench.tenure.setup(&["steps".into()]).await.unwrap();
+    assert_eq!(bench.consumer("steps").await.config.max_deliver, -1);
+    next.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_consumer_that_is_paused_delivers_when_it_is_resumed() {
+    let bench = bench().await;
+    enqueue(&bench, 1, 1).await;
+    let subject = format!("$JS.API.CONSUMER.PAUSE.{}.q", bench.config.stream);
+    let client = async_nats::connect(&bench.config.nats_url).await.unwrap();
+    let until = (chrono::Utc::now() + chrono::TimeDelta::hours(1)).to_rfc3339();
+    let answer =
+        client.request(subject.clone(), json!({ "pause_until": until }).to_string().into()).await.unwrap();
+    assert!(std::str::from_utf8(&answer.payload).unwrap().contains("\"paused\":true"), "{answer:?}");
+    let working = Running::start(worker(&bench.tenure, 2));
+    bench.until_count("tenure.workers", 1).await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(bench.count("tenure.jobs WHERE status = 'queued'").await, 1);
+    client.request(subject, "{}".into()).await.unwrap();
+    all_done_once(&bench, 1).await;
+    working.stop().await;
+}
+
+fn copy(from: &Path, to: &Path) {
+    let copied = std::process::Command::new("cp").arg("-a").args([from, to]).status().unwrap();
+    assert!(copied.success());
+}
+
+/// What a power cut leaves of a stream that was not written out, or a backup: messages of then, and none of now.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_comes_back_as_it_was_before_loses_no_job_and_repeats_none() {
+    let mut bench = bench_with_servers(steady).await;
+    enqueue(&bench, 20, 1).await;
+    bench.tenure.flush().await;
+    let folder = bench.config.runtime_dir.parent().unwrap().join("nats");
+    let nats = &mut bench.own.as_mut().unwrap().nats;
+    nats.stop();
+    copy(&folder.join("data"), &folder.join("before"));
+    nats.restart().unwrap();
+    // These twenty run; of the next twenty the backup knows nothing.
+    let working = Running::start(worker(&bench.tenure, 10));
+    bench.until_count("tenure.job_history", 20).await;
+    working.stop().await;
+    enqueue(&bench, 20, 1).await;
+    bench.tenure.flush().await;
+    assert_eq!(bench.count("tenure.jobs WHERE published_at IS NULL").await, 0);
+    let nats = &mut bench.own.as_mut().unwrap().nats;
+    nats.stop();
+    nats.wipe().unwrap();
+    copy(&folder.join("before"), &folder.join("data"));
+    nats.restart().unwrap();
+    let working = Running::start(worker(&bench.tenure, 10));
+    all_done_once(&bench, 40).await;
+    assert_eq!(bench.count("tenure.job_executions_all").await, 40);
+    working.stop().await;
+}
+
+const ACCOUNTS: &str = r#"
+accounts { A { jetstream: enabled, users: [ { user: u, password: p PERMISSIONS } ] } }
+"#;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_permission_that_is_taken_away_is_said_and_work_goes_on_when_it_is_back() {
+    let bench = bench_with_servers(steady).await;
+    let folder = run_folder().join(format!("rights-{}", bench.own.as_ref().unwrap().nats.port()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let conf = folder.join("server.conf");
+    let write =
+        |permissions: &str| std::fs::write(&conf, ACCOUNTS.replace("PERMISSIONS", permissions)).unwrap();
+    write("");
+    let nats = tokio::task::spawn_blocking({
+        let (folder, conf) = (folder.clone(), conf.clone());
+        move || Nats::start_with(&folder.join("nats"), Some(&conf)).unwrap()
+    })
+    .await
+    .unwrap();
+    let mut config = bench.config.clone();
+    config.nats_url = format!("nats://u:p@127.0.0.1:{}", nats.port());
+    let tenure = Tenure::connect(&config).await.unwrap();
+    tenure.setup(&["q".into()]).await.unwrap();
+    bench.execute("CREATE TABLE IF NOT EXISTS public.effects (job uuid, token bigint)").await;
+    let working = Running::start(worker(&tenure, 2));
+    bench.until_count("tenure.workers", 1).await;
+    write(", permissions: { publish: { deny: [\"$JS.API.CONSUMER.MSG.NEXT.>\"] } }");
+    nats.signal(Signal::HUP);
+    // Until the reload has told every connection, a job may still be delivered.
+    let many = (0..50).map(|_| JobRequest::new("q", "k", json!({ "steps": 40 })));
+    tenure.enqueue_many(many).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert!(bench.count("tenure.jobs").await > 20, "it may not ask for jobs");
+    write("");
+    nats.signal(Signal::HUP);
+    bench.until_count("tenure.job_history WHERE status = 'completed'", 50).await;
+    none_was_charged(&bench).await;
+    working.stop().await;
+}
+
+/// Three servers, of which each holds every message.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_goes_on_without_the_streams_leader_and_without_a_majority_enqueues_are_kept() {
+    let bench = bench_with(steady).await;
+    let folder = run_folder().join(format!("cluster-{}", bench.config.stream));
+    std::fs::create_dir_all(&folder).unwrap();
+    let ports: Vec<u16> = (0..3)
+        .map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port())
+        .collect();
+    let routes: Vec<_> = ports.iter().map(|port| format!("\"nats://127.0.0.1:{port}\"")).collect();
+    let mut servers = Vec::new();
+    for (n, port) in ports.iter().enumerate() {
+        let conf = folder.join(format!("{n}.conf"));
+        let text = format!(
+            "server_name: n{n}\ncluster {{ name: c, listen: \"127.0.0.1:{port}\", routes: [{}] }}\n",
+            routes.join(", ")
+        );
+        std::fs::write(&conf, text).unwrap();
+        let folder = folder.join(n.to_string());
+        servers.push(
+            tokio::task::spawn_blocking(move || Nats::start_with(&folder, Some(&conf)).unwrap())
+                .await
+                .unwrap(),
+        );
+    }
+    let mut config = bench.config.clone();
+    config.nats_url = servers.iter().map(Nats::url).collect::<Vec<_>>().join(",");
+    let client = async_nats::connect(
+        servers.iter().map(|nats| nats.url().parse().unwrap()).collect::<Vec<async_nats::ServerAddr>>(),
+    );
+    let js = jetstream::new(client.await.unwrap());
+    // The operator chooses the replicas; tenure keeps them.
+    let mut definition: jetstream::stream::Config =
+        serde_json::from_str(include_str!("../../../nats/stream.json")).unwrap();
+    definition.name.clone_from(&config.stream);
+    definition.subjects = vec![format!("{}.*.>", config.subject_prefix)];
+    definition.num_replicas = 3;
+    let deadline = std::time::Instant::now() + Duration::from_secs(30);
+    while let Err(error) = js.create_stream(definition.clone()).await {
+        assert!(std::time::Instant::now() < deadline, "{error}");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    let tenure = Tenure::connect(&config).await.unwrap();
+    tenure.setup(&["q".into()]).await.unwrap();
+    bench.execute("CREATE TABLE IF NOT EXISTS public.effects (job uuid, token bigint)").await;
+    let job = || JobRequest::new("q", "k", json!({ "steps": 5 }));
+    tenure.enqueue_many((0..300).map(|_| job())).await.unwrap();
+    let working = Running::start(worker(&tenure, 10));
+    bench.until("(SELECT count(*) FROM tenure.job_history) > 50").await;
+    let leader =
+        js.get_stream(&config.stream).await.unwrap().cached_info().cluster.clone().unwrap().leader.unwrap();
+    let leader: usize = leader.trim_start_matches('n').parse().unwrap();
+    servers[leader].kill();
+    bench.until_count("tenure.job_history WHERE status = 'completed'", 300).await;
+    // One more, and there is no majority.
+    let second = (leader + 1) % 3;
+    servers[second].kill();
+    for _ in 0..5 {
+        tenure.enqueue(job()).await.unwrap();
+    }
+    servers[leader].restart().unwrap();
+    bench.until_count("tenure.job_history WHERE status = 'completed'", 305).await;
+    none_was_charged(&bench).await;
+    working.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn half_a_second_of_latency_to_both_servers_resets_nothing() {
+    let bench = bench_with(|config| {
+        steady(config);
+        config.timing.publish_within = Duration::from_secs(5);
+        // Each transaction is six round trips.
+        config.handler_connections = 20;
+    })
+    .await;
+    enqueue(&bench, 20, 10).await;
+    let link = linked(&bench).await;
+    link.postgres.delay(Duration::from_millis(250));
+    link.nats.delay(Duration::from_millis(250));
+    let working = Running::start(worker(&link.tenure, 20));
+    all_done_once(&bench, 20).await;
+    none_was_charged(&bench).await;
+    assert_eq!(bench.text("SELECT event, path, reason FROM tenure.recovery_events").await, "");
+    link.postgres.mend();
+    link.nats.mend();
+    working.stop().await;
+}

@@ -1,0 +1,355 @@
+//! Postgres that ends sessions, has no room, or says "not now".
+
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use sqlx::{AssertSqlSafe, Connection, PgConnection};
+use tenure::{EnqueueError, JobRequest, Tenure, dev::Postgres};
+
+use super::{all_done_once, enqueue, none_was_charged, worker};
+use crate::harness::{Bench, Running, bench, bench_with, bench_with_servers, run_folder};
+
+fn steady(config: &mut tenure::Config) {
+    config.timing.stale_after = Duration::from_secs(20);
+    config.timing.ack_wait = Duration::from_secs(30);
+    config.timing.scan_every = Duration::from_secs(1);
+}
+
+fn database(bench: &Bench) -> String {
+    bench.config.database_url.rsplit('/').next().unwrap().to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sessions_that_are_ended_all_the_time_lose_nothing() {
+    let bench = bench_with(steady).await;
+    enqueue(&bench, 300, 5).await;
+    let workers = [Running::start(worker(&bench.tenure, 10)), Running::start(worker(&bench.tenure, 10))];
+    let until = Instant::now() + Duration::from_secs(4);
+    while Instant::now() < until {
+        bench
+            .execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+                  WHERE datname = current_database() AND application_name = 'tenure'",
+            )
+            .await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    all_done_once(&bench, 300).await;
+    none_was_charged(&bench).await;
+    for worker in workers {
+        worker.stop().await;
+    }
+}
+
+/// SIGKILL for one session: Postgres ends all others, and recovers from its log.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_that_is_killed_takes_postgres_down_for_a_moment_and_nothing_else() {
+    let bench = bench_with_servers(steady).await;
+    enqueue(&bench, 300, 5).await;
+    let working = Running::start(worker(&bench.tenure, 20));
+    bench.until("(SELECT count(*) FROM tenure.job_history) > 50").await;
+    let pid: i32 =
+        bench.value("SELECT pid FROM pg_stat_activity WHERE application_name = 'tenure' LIMIT 1").await;
+    rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
+    all_done_once(&bench, 300).await;
+    none_was_charged(&bench).await;
+    working.stop().await;
+}
+
+/// Every level that a database may have as its default.
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_run_whatever_isolation_level_is_the_databases_default() {
+    for level in ["repeatable read", "serializable"] {
+        let bench = bench_with(steady).await;
+        let database = database(&bench);
+        let set = format!("ALTER DATABASE {database} SET default_transaction_isolation = '{level}'");
+        bench.execute(&set).await;
+        let tenure = Tenure::connect(&bench.config).await.unwrap();
+        enqueue(&bench, 200, 2).await;
+        let workers = [Running::start(worker(&tenure, 20)), Running::start(worker(&tenure, 20))];
+        tenure
+            .enqueue_many(
+                (0..100).map(|n| JobRequest::new("q", "k", json!({})).unique_key(format!("{}", n % 50))),
+            )
+            .await
+            .unwrap();
+        all_done_once(&bench, 250).await;
+        none_was_charged(&bench).await;
+        for worker in workers {
+            worker.stop().await;
+        }
+    }
+}
+
+/// As administrators set them for everybody, and shorter than what holds the rows.
+#[tokio::test(flavor = "multi_thread")]
+async fn lock_and_statement_timeouts_of_the_database_delay_and_lose_nothing() {
+    let bench = bench_with(steady).await;
+    let database = database(&bench);
+    for limit in ["lock_timeout = '150ms'", "statement_timeout = '400ms'"] {
+        bench.execute(&format!("ALTER DATABASE {database} SET {limit}")).await;
+    }
+    let tenure = Tenure::connect(&bench.config).await.unwrap();
+    enqueue(&bench, 200, 10).await;
+    let working = Running::start(worker(&tenure, 50));
+    let mut holder = PgConnection::connect(&bench.config.database_url).await.unwrap();
+    for lock in [
+        "SELECT id FROM tenure.jobs ORDER BY id LIMIT 50 FOR UPDATE",
+        "LOCK TABLE tenure.jobs IN ACCESS EXCLUSIVE MODE",
+        "LOCK TABLE tenure.job_history IN SHARE MODE",
+    ] {
+        let mut tx = holder.begin().await.unwrap();
+        sqlx::query(AssertSqlSafe(lock)).execute(&mut *tx).await.ok();
+        tokio::time::sleep(Duration::from_millis(1_200)).await;
+        tx.rollback().await.unwrap();
+    }
+    all_done_once(&bench, 200).await;
+    none_was_charged(&bench).await;
+    working.stop().await;
+}
+
+/// Somebody else's transaction takes the rows in the other order, again and again.
+#[tokio::test(flavor = "multi_thread")]
+async fn deadlocks_with_others_transactions_are_tried_again() {
+    let bench = bench_with(steady).await;
+    let database = database(&bench);
+    bench.execute(&format!("ALTER DATABASE {database} SET deadlock_timeout = '20ms'")).await;
+    let tenure = Tenure::connect(&bench.config).await.unwrap();
+    enqueue(&bench, 60, 60).await;
+    let working = Running::start(worker(&tenure, 60));
+    bench.until_count("tenure.jobs WHERE stage = 'working'", 60).await;
+    let before: i64 =
+        bench.value("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()").await;
+    let mut other = PgConnection::connect(&bench.config.database_url).await.unwrap();
+    for _ in 0..30 {
+        // Cancellations lock many rows, in order of id; this goes from the last to the first.
+        let backwards = async {
+            let mut tx = other.begin().await?;
+            let ids: Vec<uuid::Uuid> =
+                sqlx::query_scalar("SELECT id FROM tenure.jobs ORDER BY id DESC").fetch_all(&mut *tx).await?;
+            for id in ids {
+                sqlx::query("UPDATE tenure.jobs SET message = 'touched' WHERE id = $1")
+                    .bind(id)
+                    .execute(&mut *tx)
+                    .await?;
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            tx.commit().await
+        };
+        // It may be the victim.
+        let (touched, cancelled) = tokio::join!(backwards, tenure.cancel_all("q", Some("nobody")));
+        drop(touched);
+        cancelled.unwrap();
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    all_done_once(&bench, 60).await;
+    none_was_charged(&bench).await;
+    let after: i64 =
+        bench.value("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()").await;
+    eprintln!("{} deadlocks", after - before);
+    working.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_free_connection_enqueues_say_so_and_running_jobs_go_on() {
+    let bench = bench_with_servers(|config| {
+        steady(config);
+        config.timing.database_within = Duration::from_secs(1);
+    })
+    .await;
+    enqueue(&bench, 10, 200).await;
+    let working = Running::start(worker(&bench.tenure, 10));
+    bench.until_count("tenure.jobs WHERE stage = 'working'", 10).await;
+    let mut hogs = Vec::new();
+    while let Ok(hog) = PgConnection::connect(&bench.config.database_url).await {
+        hogs.push(hog);
+        assert!(hogs.len() < 400);
+    }
+    let stranger = Tenure::connect(&bench.config).await.unwrap();
+    let error = stranger.enqueue(JobRequest::new("q", "k", json!({}))).await.unwrap_err();
+    assert!(matches!(&error, EnqueueError::Store(error) if error.is_unavailable()), "{error:?}");
+    let quiet: f64 = bench
+        .value(
+            "SELECT max(extract(epoch FROM clock_timestamp() - last_activity_at))::float8 FROM tenure.jobs",
+        )
+        .await;
+    assert!(quiet < 2.0, "{quiet}");
+    drop(hogs);
+    stranger.enqueue(JobRequest::new("q", "k", json!({}))).await.unwrap();
+    all_done_once(&bench, 11).await;
+    none_was_charged(&bench).await;
+    working.stop().await;
+}
+
+/// A tablespace on a small disk.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs root: it mounts a small disk"]
+async fn a_disk_that_is_full_refuses_enqueues_by_name_and_loses_nothing() {
+    let bench = bench_with_servers(steady).await;
+    let disk = run_folder().join(format!("disk-{}", bench.own.as_ref().unwrap().postgres.port()));
+    std::fs::create_dir_all(&disk).unwrap();
+    let run = |program: &str, arguments: &[&str]| {
+        assert!(std::process::Command::new(program).args(arguments).status().unwrap().success(), "{program}");
+    };
+    let path = disk.to_str().unwrap();
+    run("mount", &["-t", "tmpfs", "-o", "size=40m", "tmpfs", path]);
+    struct Mounted(String);
+    impl Drop for Mounted {
+        fn drop(&mut self) {
+            std::process::Command::new("umount").args(["-l", &self.0]).status().ok();
+        }
+    }
+    let _mounted = Mounted(path.to_owned());
+    run("chown", &["postgres", path]);
+    bench.execute(&format!("CREATE TABLESPACE small LOCATION '{path}'")).await;
+    bench.execute("CREATE DATABASE small TABLESPACE small").await;
+    let mut config = bench.config.clone();
+    config.database_url = config.database_url.replace("/postgres", "/small");
+    let tenure = Tenure::connect(&config).await.unwrap();
+    tenure.setup(&["q".into()]).await.unwrap();
+    let pool = sqlx::PgPool::connect(&config.database_url).await.unwrap();
+    sqlx::query("CREATE TABLE public.effects (job uuid, token bigint)").execute(&pool).await.unwrap();
+    for _ in 0..20 {
+        tenure.enqueue(JobRequest::new("q", "k", json!({ "steps": 100 }))).await.unwrap();
+    }
+    let working = Running::start(worker(&tenure, 10));
+    sqlx::query("CREATE TABLE public.ballast (data text)").execute(&pool).await.unwrap();
+    let fill =
+        "INSERT INTO public.ballast SELECT repeat(md5(random()::text), 20) FROM generate_series(1, 500)";
+    while sqlx::query(fill).execute(&pool).await.is_ok() {}
+    let mut refused = None;
+    let mut accepted = 20;
+    for _ in 0..400 {
+        let payload = json!({ "steps": 1, "pad": "x".repeat(50_000) });
+        match tenure.enqueue(JobRequest::new("q", "k", payload)).await {
+            Ok(_) => accepted += 1,
+            Err(error) => {
+                refused = Some(error);
+                break;
+            }
+        }
+    }
+    let refused = refused.expect("the disk is full");
+    assert!(matches!(&refused, EnqueueError::Store(error) if error.is_unavailable()), "{refused:?}");
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    sqlx::query("DROP TABLE public.ballast").execute(&pool).await.unwrap();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let sql = "SELECT count(*) FROM tenure.job_history WHERE status = 'completed'";
+        let done: Result<i64, _> = sqlx::query_scalar(sql).fetch_one(&pool).await;
+        if done.as_ref().is_ok_and(|done| *done == accepted) {
+            break;
+        }
+        assert!(Instant::now() < deadline, "{done:?} of {accepted}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let wrong: Vec<_> = tenure.verify().await.unwrap().into_iter().filter(|rule| rule.jobs > 0).collect();
+    assert!(wrong.is_empty(), "{wrong:?}");
+    working.stop().await;
+    tenure.close().await;
+    pool.close().await;
+}
+
+/// A session of a user's that holds a job's row and sleeps: one job waits, nobody else.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_that_sleeps_in_its_transaction_holds_up_one_job() {
+    let bench = bench_with(steady).await;
+    let ids = enqueue(&bench, 50, 2).await;
+    let mut holder = PgConnection::connect(&bench.config.database_url).await.unwrap();
+    let mut tx = holder.begin().await.unwrap();
+    let held: Value = sqlx::query_scalar("SELECT payload FROM tenure.jobs WHERE id = $1 FOR UPDATE")
+        .bind(ids[7])
+        .fetch_one(&mut *tx)
+        .await
+        .unwrap();
+    assert_eq!(held, json!({ "steps": 2 }));
+    let working = Running::start(worker(&bench.tenure, 10));
+    bench.until_count("tenure.job_history WHERE status = 'completed'", 49).await;
+    tx.rollback().await.unwrap();
+    all_done_once(&bench, 50).await;
+    working.stop().await;
+}
+
+/// A worker of an older release on a newer schema works; on an older schema it says what to do.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_works_on_a_newer_schema_and_refuses_an_older_one() {
+    let bench = bench().await;
+    enqueue(&bench, 5, 1).await;
+    bench
+        .execute(
+            "INSERT INTO tenure.migrations SELECT (jsonb_populate_record(m, '{\"version\": 99}')).* FROM tenure.migrations m
+              ORDER BY version DESC LIMIT 1",
+        )
+        .await;
+    let working = Running::start(worker(&bench.tenure, 2));
+    all_done_once(&bench, 5).await;
+    working.stop().await;
+    bench.execute("DELETE FROM tenure.migrations WHERE version >= 3").await;
+    let error = worker(&bench.tenure, 2).run_until(std::future::pending()).await.unwrap_err();
+    assert!(error.to_string().contains("tenure migrate"), "{error}");
+}
+
+/// The pooler's transaction mode, with default settings: another session for each transaction.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs PgBouncer"]
+async fn everything_works_behind_pgbouncer_in_transaction_mode() {
+    let bench = bench_with_servers(steady).await;
+    let postgres: &Postgres = &bench.own.as_ref().unwrap().postgres;
+    let folder = run_folder().join(format!("pgbouncer-{}", postgres.port()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let password = bench.config.database_url.split(':').nth(2).unwrap().split('@').next().unwrap();
+    let users = folder.join("users.txt");
+    std::fs::write(&users, format!("\"tenure\" \"{password}\"\n")).unwrap();
+    let ini = folder.join("pgbouncer.ini");
+    std::fs::write(
+        &ini,
+        format!(
+            "[databases]\npostgres = host=127.0.0.1 port={} dbname=postgres\n[pgbouncer]\nlisten_addr = 127.0.0.1\n\
+             listen_port = {port}\nauth_type = scram-sha-256\nauth_file = {}\npool_mode = transaction\n\
+             max_prepared_statements = 200\nmax_client_conn = 500\ndefault_pool_size = 20\nunix_socket_dir =\n\
+             logfile = {}\n",
+            postgres.port(),
+            users.display(),
+            folder.join("log").display(),
+        ),
+    )
+    .unwrap();
+    let status = std::process::Command::new("chown").args(["-R", "postgres"]).arg(&folder).status().unwrap();
+    assert!(status.success());
+    let mut command = tokio::process::Command::new("pgbouncer");
+    if rustix::process::geteuid().is_root() {
+        command.args(["-u", "postgres"]);
+    }
+    let _pooler = command.arg(&ini).kill_on_drop(true).spawn().unwrap();
+    let mut config = bench.config.clone();
+    config.database_url =
+        config.database_url.replace(&format!(":{}/", postgres.port()), &format!(":{port}/"));
+    let tenure = Tenure::connect(&config).await.unwrap();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while tenure.migrate().await.is_err() {
+        assert!(Instant::now() < deadline, "PgBouncer does not answer");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    enqueue(&bench, 100, 3).await;
+    let workers = [Running::start(worker(&tenure, 10)), Running::start(worker(&tenure, 10))];
+    let many = (0..200).map(|n| JobRequest::new("q", "k", json!({})).unique_key(format!("{n}")));
+    tenure.enqueue_many(many).await.unwrap();
+    let alone: Vec<_> =
+        (0..50).map(|_| tenure.enqueue(JobRequest::new("q", "k", json!({}))).into_future()).collect();
+    for enqueued in futures::future::join_all(alone).await {
+        enqueued.unwrap();
+    }
+    let id = tenure
+        .enqueue(JobRequest::new("q", "k", json!({})).delay(Duration::from_secs(600)))
+        .await
+        .unwrap()
+        .id;
+    assert_eq!(tenure.cancel(id).await.unwrap(), tenure::Cancelled::Cancelled);
+    all_done_once(&bench, 350).await;
+    none_was_charged(&bench).await;
+    for worker in workers {
+        worker.stop().await;
+    }
+}

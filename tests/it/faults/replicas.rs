@@ -1,0 +1,214 @@
+//! Failover to a streaming replica: what a synchronous one keeps, and what an asynchronous one may lose.
+
+use std::{path::PathBuf, time::Duration};
+
+use serde_json::{Value, json};
+use sqlx::{AssertSqlSafe, PgPool};
+use tenure::{EnqueueError, JobContext, JobRequest, KindOptions, Tenure, Worker, dev::Postgres};
+
+use super::{enqueue, worker};
+use crate::harness::{Bench, Proxy, Running, bench_with_servers, run_folder};
+
+fn steady(config: &mut tenure::Config) {
+    config.timing.stale_after = Duration::from_secs(3);
+    config.timing.ack_wait = Duration::from_secs(6);
+    config.timing.scan_every = Duration::from_millis(500);
+    config.timing.database_within = Duration::from_secs(1);
+}
+
+/// A replica of the bench's Postgres, which follows it over this link.
+async fn replica(bench: &Bench, link: &Proxy) -> Postgres {
+    let folder: PathBuf =
+        run_folder().join(format!("replica-{}", bench.own.as_ref().unwrap().postgres.port()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let url = link.of(&bench.config.database_url);
+    let password = url.split(':').nth(2).unwrap().split('@').next().unwrap().to_owned();
+    std::fs::write(folder.join("password"), &password).unwrap();
+    if rustix::process::geteuid().is_root() {
+        let status =
+            std::process::Command::new("chown").args(["-R", "postgres"]).arg(&folder).status().unwrap();
+        assert!(status.success());
+    }
+    tokio::task::spawn_blocking(move || {
+        use std::os::unix::process::CommandExt;
+        let mut command =
+            std::process::Command::new(tenure::dev::postgres_bin().unwrap().join("pg_basebackup"));
+        command.args(["--write-recovery-conf", "--checkpoint=fast", "--no-sync", "-d", &url, "-D"]);
+        command.arg(folder.join("data")).current_dir(&folder);
+        if let Some((uid, gid)) = tenure::dev::postgres_user() {
+            command.uid(uid).gid(gid);
+        }
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        // The settings of the command line win over what the backup brought along.
+        Postgres::start_with(&folder, false, &["hot_standby=on"]).unwrap()
+    })
+    .await
+    .unwrap()
+}
+
+/// A bench whose client goes by a link to the primary, with a replica.
+async fn with_a_replica() -> (Bench, Tenure, Proxy, Proxy, Postgres) {
+    let bench = bench_with_servers(steady).await;
+    let to_primary = Proxy::to_url(&bench.config.database_url).await;
+    let replication = Proxy::to_url(&bench.config.database_url).await;
+    let replica = replica(&bench, &replication).await;
+    let mut config = bench.config.clone();
+    config.database_url = to_primary.of(&config.database_url);
+    let tenure = Tenure::connect(&config).await.unwrap();
+    (bench, tenure, to_primary, replication, replica)
+}
+
+async fn promoted(bench: &mut Bench, link: &Proxy, replica: &Postgres) {
+    bench.own.as_mut().unwrap().postgres.kill();
+    let pool = PgPool::connect(&replica.url()).await.unwrap();
+    let done: bool = sqlx::query_scalar("SELECT pg_promote()").fetch_one(&pool).await.unwrap();
+    assert!(done);
+    link.lead_to(replica.port());
+    bench.pool = pool;
+}
+
+async fn reconfigured(bench: &Bench, setting: &str) {
+    for sql in [setting, "SELECT pg_reload_conf()"] {
+        bench.execute(sql).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failover_to_a_synchronous_replica_loses_nothing() {
+    let (mut bench, tenure, link, _replication, replica) = with_a_replica().await;
+    reconfigured(&bench, "ALTER SYSTEM SET synchronous_standby_names = '*'").await;
+    bench.until("EXISTS (SELECT FROM pg_stat_replication WHERE sync_state = 'sync')").await;
+    enqueue(&bench, 200, 20).await;
+    let workers = [Running::start(worker(&tenure, 20)), Running::start(worker(&tenure, 20))];
+    let mut known = Vec::new();
+    while bench.count("tenure.job_history").await < 60 {
+        known.push(tenure.enqueue(JobRequest::new("q", "k", json!({}))).await.unwrap().id);
+    }
+    promoted(&mut bench, &link, &replica).await;
+    bench.until_count("tenure.jobs", 0).await;
+    let all = 200 + i64::try_from(known.len()).unwrap();
+    assert_eq!(bench.count("tenure.job_history WHERE status = 'completed'").await, all);
+    assert_eq!(bench.count("(SELECT DISTINCT job FROM public.effects) e").await, all);
+    assert_eq!(bench.count("public.effects").await, all);
+    let wrong: Vec<_> = tenure.verify().await.unwrap().into_iter().filter(|rule| rule.jobs > 0).collect();
+    assert!(wrong.is_empty(), "{wrong:?}");
+    for worker in workers {
+        worker.stop().await;
+    }
+}
+
+/// What was committed and had not reached the replica is gone: a claim among it, whose token is given out again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failover_that_loses_commits_repeats_jobs_and_lets_no_stale_worker_write() {
+    let (mut bench, tenure, link, replication, replica) = with_a_replica().await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    bench.execute("CREATE TABLE public.effects (job uuid, token bigint)").await;
+    let queued = bench.tenure.enqueue(JobRequest::new("q", "k", json!("before"))).await.unwrap().id;
+    bench.until("(SELECT bool_and(replay_lsn = pg_current_wal_lsn()) FROM pg_stat_replication)").await;
+    replication.cut();
+    // From here on the replica hears nothing: a claim, a completion, and a job that was enqueued.
+    let go = bench.config.runtime_dir.join("go");
+    let begun = bench.config.runtime_dir.join("begun");
+    std::fs::create_dir_all(&bench.config.runtime_dir).unwrap();
+    let (waits, tells) = (go.clone(), begun.clone());
+    let stale = Running::start(
+        Worker::builder(&tenure)
+            .handle_any(KindOptions::new(), move |payload: Value, ctx: JobContext| {
+                let (waits, tells) = (waits.clone(), tells.clone());
+                async move {
+                    std::fs::write(&tells, ctx.token().0.to_string())?;
+                    while payload == json!("before") && !waits.exists() {
+                        tokio::time::sleep(Duration::from_millis(20)).await;
+                    }
+                    tenure::Outcome::done("stale")
+                }
+            })
+            .concurrency("q", 1)
+            .recovery(false, false, false),
+    );
+    crate::harness::until_file(&begun).await;
+    assert_eq!(std::fs::read_to_string(&begun).unwrap(), "1");
+    let lost = tenure.enqueue(JobRequest::new("q", "k", json!("lost"))).await.unwrap().id;
+    promoted(&mut bench, &link, &replica).await;
+    // The new primary knows the first job as queued, and the other not at all.
+    assert_eq!(
+        bench.text("SELECT id, status, fencing_token FROM tenure.jobs").await,
+        format!("({queued},queued,0)")
+    );
+    let mut config = bench.config.clone();
+    config.database_url = replica.url();
+    config.hostname = Some("next".into());
+    let next_tenure = Tenure::connect(&config).await.unwrap();
+    let hold = bench.config.runtime_dir.join("hold");
+    let held = hold.clone();
+    let next = Running::start(
+        Worker::builder(&next_tenure)
+            .handle_any(KindOptions::new(), move |_: Value, ctx: JobContext| {
+                let held = held.clone();
+                async move {
+                    while !held.exists() {
+                        ctx.progress("again", 1.0, "").await?;
+                        tokio::time::sleep(Duration::from_millis(50)).await;
+                    }
+                    Ok::<_, tenure::JobError>(tenure::Outcome::Done(Some(json!("next"))))
+                }
+            })
+            .concurrency("q", 1),
+    );
+    // The same token once more, under another claim.
+    bench.until("EXISTS (SELECT FROM tenure.jobs WHERE stage = 'again' AND fencing_token = 1)").await;
+    std::fs::write(&go, "").unwrap();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(bench.count("tenure.job_history").await, 0, "the stale completion was refused");
+    std::fs::write(&hold, "").unwrap();
+    bench.until_count("tenure.job_history", 1).await;
+    assert_eq!(
+        bench.text("SELECT id, output FROM tenure.job_history").await,
+        format!("({queued},\"\"\"next\"\"\")")
+    );
+    // What is lost is said: its message names a row that does not exist.
+    assert_eq!(bench.count(&format!("tenure.all_jobs WHERE id = '{lost}'")).await, 0);
+    next.stop().await;
+    drop(stale);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_its_synchronous_standby_calls_end_in_time_and_nothing_happens_twice() {
+    let bench = bench_with_servers(|config| {
+        steady(config);
+        config.timing.stale_after = Duration::from_secs(20);
+        config.timing.ack_wait = Duration::from_secs(30);
+    })
+    .await;
+    enqueue(&bench, 40, 20).await;
+    let working = Running::start(worker(&bench.tenure, 20));
+    bench.until("(SELECT count(*) FROM tenure.job_history) > 5").await;
+    reconfigured(&bench, "ALTER SYSTEM SET synchronous_standby_names = 'gone'").await;
+    // The commit has happened here; nobody says so.
+    let request = || JobRequest::new("q", "k", json!({ "steps": 1 })).unique_key("order-1");
+    let mut error = None;
+    for _ in 0..20 {
+        if let Err(unanswered) = bench.tenure.enqueue(request()).await {
+            error = Some(unanswered);
+            break;
+        }
+        bench.execute("DELETE FROM tenure.job_keys WHERE key = 'order-1'").await;
+    }
+    let error = error.expect("a commit that waits for its standby is not answered");
+    assert!(matches!(&error, EnqueueError::Store(error) if error.is_unavailable()), "{error:?}");
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let admin = PgPool::connect(&bench.config.database_url).await.unwrap();
+    for sql in ["ALTER SYSTEM RESET synchronous_standby_names", "SELECT pg_reload_conf()"] {
+        sqlx::query(AssertSqlSafe(sql)).execute(&admin).await.unwrap();
+    }
+    while bench.tenure.enqueue(request()).await.is_err() {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    bench.until_count("tenure.jobs", 0).await;
+    assert_eq!(bench.count("tenure.job_history WHERE status = 'completed'").await, 41);
+    assert_eq!(bench.count("public.effects").await, 41);
+    super::none_was_charged(&bench).await;
+    bench.until_stream_is_empty(Duration::from_secs(40)).await;
+    working.stop().await;
+}
