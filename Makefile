@@ -3,6 +3,8 @@
 # make test-postgres-17   the same on the other supported Postgres
 # make trials   with default settings: a hundred workers killed, and how long until their jobs run elsewhere;
 #               servers restarted or out of reach for a minute, and nobody else's jobs taken
+# make faults   every fault of docs/reliability.md, forced
+# make mutants  mistakes in tenure's own statements, each of which a test must catch
 # make chaos    a minute of faults in random order, and an account of every job; MINUTES=60 SEED=7 make chaos
 # make bench   what tenure costs on this machine, in a minute, and the same work on four other libraries
 # make bench-peers   the whole comparison: three rounds
@@ -55,6 +57,16 @@ chaos: setup-test
 
 run-chaos:
 	$(CARGO) test --quiet --locked --all-features --test chaos -- --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(CHAOS)
+
+# Mistakes in tenure's own statements and code, each of which a test must catch.
+.PHONY: mutants
+mutants: setup-test
+	@ONLY="$(ONLY)" scripts/mutants
+
+# All faults of docs/reliability.md, and only them; also those that need root, minutes or PgBouncer 1.21.
+.PHONY: faults
+faults: setup-test
+	@scripts/faults
 
 bench: bench-tenure
 	@$(MAKE) --no-print-directory run-peers PEERS="--rounds 1 --jobs 10000"

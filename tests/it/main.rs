@@ -29,6 +29,7 @@ mod life;
 mod limits;
 mod outage;
 mod plans;
+mod properties;
 mod recover;
 mod roles;
 mod run;

@@ -65,30 +65,30 @@ pub(crate) struct Protocol {
 /// One life of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Life {
-    worker: usize,
-    life: u8,
+    pub(crate) worker: usize,
+    pub(crate) life: u8,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Owned {
-    owner: Life,
-    token: u8,
-    stale: bool,
+    pub(crate) owner: Life,
+    pub(crate) token: u8,
+    pub(crate) stale: bool,
 }
 
 /// The live row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Row {
     /// `None`: queued.
-    owned: Option<Owned>,
-    token: u8,
-    attempt: u8,
-    losses: u8,
-    cancel: bool,
-    due: bool,
-    dispatch: u8,
+    pub(crate) owned: Option<Owned>,
+    pub(crate) token: u8,
+    pub(crate) attempt: u8,
+    pub(crate) losses: u8,
+    pub(crate) cancel: bool,
+    pub(crate) due: bool,
+    pub(crate) dispatch: u8,
     /// Its message is known; otherwise the relay publishes one.
-    told: bool,
+    pub(crate) told: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -134,36 +134,36 @@ pub(crate) enum Step {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Worker {
-    life: u8,
-    up: bool,
-    step: Step,
+    pub(crate) life: u8,
+    pub(crate) up: bool,
+    pub(crate) step: Step,
     /// Of which dispatches it has receipts. A receipt acknowledges its message also when others hold it by then.
-    receipts: Vec<u8>,
+    pub(crate) receipts: Vec<u8>,
 }
 
 /// Who publishes: the producer first, then relays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Publication {
-    dispatch: u8,
-    token: u8,
-    sent: bool,
+    pub(crate) dispatch: u8,
+    pub(crate) token: u8,
+    pub(crate) sent: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct State {
-    row: Option<Row>,
-    end: Option<(End, u8)>,
+    pub(crate) row: Option<Row>,
+    pub(crate) end: Option<(End, u8)>,
     /// Attempts that ended under their own token, and not by being lost.
-    settled: Vec<u8>,
-    key: bool,
-    messages: Vec<Message>,
-    workers: [Worker; 2],
-    publication: Option<Publication>,
+    pub(crate) settled: Vec<u8>,
+    pub(crate) key: bool,
+    pub(crate) messages: Vec<Message>,
+    pub(crate) workers: [Worker; 2],
+    pub(crate) publication: Option<Publication>,
     /// What the scanner found, and has not reset yet; only with that mutation.
-    found: bool,
-    faults: u8,
-    cancelled: bool,
-    wrong: Option<&'static str>,
+    pub(crate) found: bool,
+    pub(crate) faults: u8,
+    pub(crate) cancelled: bool,
+    pub(crate) wrong: Option<&'static str>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -489,6 +489,16 @@ impl Protocol {
 
     /// What it leads to; `None`: nothing changes.
     pub(crate) fn next(&self, before: &State, action: Action) -> Option<State> {
+        let mut state = self.after(before, action);
+        // Only where the name of a host decides something are the workers not alike.
+        if !self.has(Mutation::ReconcileByPrefix) {
+            state = state.mirrored().min(state);
+        }
+        (state != *before).then_some(state)
+    }
+
+    /// What it leads to, each worker under its own name.
+    pub(crate) fn after(&self, before: &State, action: Action) -> State {
         let mut state = before.clone();
         if action.is_fault() && action != Action::Cancel {
             state.faults -= 1;
@@ -506,11 +516,7 @@ impl Protocol {
                 state.wrong = Some("it was cancelled, and is queued");
             }
         }
-        // Only where the name of a host decides something are the workers not alike.
-        if !self.has(Mutation::ReconcileByPrefix) {
-            state = state.mirrored().min(state);
-        }
-        (state != *before).then_some(state)
+        state
     }
 
     fn has(&self, mutation: Mutation) -> bool {

@@ -266,7 +266,9 @@ async fn half_a_second_of_latency_to_both_servers_resets_nothing() {
     let working = Running::start(worker(&link.tenure, 20));
     all_done_once(&bench, 20).await;
     none_was_charged(&bench).await;
-    assert_eq!(bench.text("SELECT event, path, reason FROM tenure.recovery_events").await, "");
+    // A message that is long on its way may be published again; nothing else.
+    let events = "SELECT event, path, reason FROM tenure.recovery_events WHERE event <> 'republished'";
+    assert_eq!(bench.text(events).await, "");
     link.postgres.mend();
     link.nats.mend();
     working.stop().await;

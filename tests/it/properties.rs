@@ -1,0 +1,401 @@
+//! The model of the protocol (`tests/model`) as the oracle of the real statements: random lists of its steps are done
+//! by both, and after each the row must be as the model says.
+//!
+//! A list that fails is made shorter, and kept in `proptest-regressions`.
+
+use proptest::{
+    prelude::*,
+    test_runner::{Config as Proptest, FileFailurePersistence, TestCaseError, TestRunner},
+};
+use sqlx::{AssertSqlSafe, PgPool, Row as _};
+use tenure::STATEMENTS;
+use uuid::Uuid;
+
+#[path = "../model/protocol.rs"]
+#[allow(dead_code, reason = "the model's own test uses the rest")]
+mod protocol;
+
+use protocol::{Action, End, Life, Protocol, State, Step};
+
+use crate::harness::bench;
+
+/// The statement that opens with these files.
+fn statement(name: &str) -> &'static str {
+    let found = STATEMENTS.iter().find(|(files, _)| files.trim() == name);
+    found.unwrap_or_else(|| panic!("no statement {name}")).1
+}
+
+fn name(life: Life) -> String {
+    format!("w{}-{}", life.worker, life.life)
+}
+
+/// The real thing.
+struct Real {
+    pool: PgPool,
+    job: Uuid,
+    /// Which claim stands behind each token.
+    claims: Vec<Uuid>,
+}
+
+impl Real {
+    async fn execute(&self, sql: &str) {
+        sqlx::query(AssertSqlSafe(sql))
+            .execute(&self.pool)
+            .await
+            .unwrap_or_else(|error| panic!("{sql}: {error}"));
+    }
+
+    /// An empty world, and the job, unless it is to arrive as a message.
+    async fn first(pool: &PgPool, protocol: &Protocol) -> Self {
+        let real = Self { pool: pool.clone(), job: Uuid::new_v4(), claims: Vec::new() };
+        for table in
+            ["jobs", "job_history", "dead_letter_jobs", "job_keys", "job_executions", "recovery_events"]
+        {
+            real.execute(&format!("DELETE FROM tenure.{table}")).await;
+        }
+        if !protocol.submission {
+            real.execute(&format!(
+                "INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, scheduled_at, dispatch, published_at)
+                 VALUES ('{}', 'q', 'k', '1', {}, now(), 1, now())",
+                real.job, protocol.attempts_max
+            ))
+            .await;
+        }
+        real
+    }
+
+    /// Whether the submission's row was made.
+    async fn make_row(&self, protocol: &Protocol) -> bool {
+        let made = sqlx::query(statement("enqueue"))
+            .bind(vec![self.job])
+            .bind(vec!["q"])
+            .bind(vec!["k"])
+            .bind(vec!["1"])
+            .bind(vec![i32::from(protocol.attempts_max)])
+            .bind(vec![None::<chrono::DateTime<chrono::Utc>>])
+            .bind(vec![None::<f64>])
+            .bind(vec![None::<&str>])
+            .bind(vec![""])
+            .bind(vec!["stream:1"])
+            .bind(vec![Some(1_i64)])
+            .bind(vec![Some(chrono::Utc::now())])
+            .bind(vec!["message"])
+            .bind(None::<&str>);
+        !made.fetch_all(&self.pool).await.unwrap().is_empty()
+    }
+
+    async fn claim(&mut self, life: Life) -> Option<u8> {
+        let row = sqlx::query(statement("claim claim_one claim_won"))
+            .bind(self.job)
+            .bind("q")
+            .bind("k")
+            .bind(60.0_f64)
+            .bind("retry")
+            .bind(name(life))
+            .bind(format!("h{}", life.worker))
+            .fetch_optional(&self.pool)
+            .await
+            .unwrap()?;
+        let token: i64 = row.get("fencing_token");
+        assert_eq!(usize::try_from(token).unwrap(), self.claims.len() + 1, "tokens grow by one");
+        self.claims.push(row.get("claim_id"));
+        Some(u8::try_from(token).unwrap())
+    }
+
+    fn claim_of(&self, token: u8) -> (i64, Uuid) {
+        (token.into(), self.claims[usize::from(token) - 1])
+    }
+
+    /// `Some(whether its cancellation was asked for)` if it was written.
+    async fn progress(&self, token: u8) -> Option<bool> {
+        let (token, claim) = self.claim_of(token);
+        let row = sqlx::query(statement("progress"))
+            .bind(vec![self.job])
+            .bind(vec![token])
+            .bind(vec![claim])
+            .bind(vec![r#"{"stage": "s"}"#]);
+        row.fetch_optional(&self.pool).await.unwrap().map(|row| row.get(1))
+    }
+
+    async fn fence(&self, token: u8) -> bool {
+        let (token, claim) = self.claim_of(token);
+        let fence = sqlx::query(statement("fence")).bind(self.job).bind(token).bind(claim);
+        fence.fetch_optional(&self.pool).await.unwrap().is_some()
+    }
+
+    async fn end(&self, token: u8, verdict: &str, delay: f64) -> bool {
+        let (token, claim) = self.claim_of(token);
+        let ended = sqlx::query(statement("settle end_attempt"))
+            .bind(vec![self.job])
+            .bind(vec![token])
+            .bind(vec![claim])
+            .bind(vec![verdict])
+            .bind(vec![Some("an error")])
+            .bind(vec![None::<&str>])
+            .bind(vec![delay])
+            .bind(vec![None::<&str>])
+            .bind(vec![0_i32])
+            .bind("w");
+        !ended.fetch_all(&self.pool).await.unwrap().is_empty()
+    }
+
+    async fn complete(&self, token: u8) -> bool {
+        let (token, claim) = self.claim_of(token);
+        let done = sqlx::query(statement("complete_one complete_move"))
+            .bind(self.job)
+            .bind(token)
+            .bind(claim)
+            .bind(None::<&str>);
+        !done.fetch_all(&self.pool).await.unwrap().is_empty()
+    }
+
+    /// Whether this claim has ended otherwise than by being lost.
+    async fn has_settled(&self, token: u8) -> bool {
+        let (token, claim) = self.claim_of(token);
+        let row = sqlx::query(statement("settled_as"))
+            .bind(vec![self.job])
+            .bind(vec![token])
+            .bind(vec![claim])
+            .bind(vec![0_i32]);
+        let row = row.fetch_optional(&self.pool).await.unwrap();
+        row.and_then(|row| row.get::<Option<String>, _>("outcome")).is_some_and(|outcome| outcome != "lost")
+    }
+
+    async fn take_back(&self, owners: Vec<String>, worker: usize) {
+        let reset =
+            sqlx::query(statement("reset_workers end_attempt")).bind(owners).bind(format!("h{worker}"));
+        reset.bind("w").fetch_all(&self.pool).await.unwrap();
+    }
+
+    /// Does what the model did. Returns where the worker is now, if that says something.
+    async fn act(
+        &mut self,
+        protocol: &Protocol,
+        before: &State,
+        after: &State,
+        action: Action,
+    ) -> Option<Step> {
+        let life = |worker: usize| Life { worker, life: before.workers[worker].life };
+        let step = |worker: usize| before.workers[worker].step;
+        match action {
+            Action::MakeRow { .. } => assert!(self.make_row(protocol).await, "its row is made"),
+            Action::Claim { worker } | Action::ClaimUnanswered { worker } => {
+                if protocol.submission && before.key {
+                    assert!(!self.make_row(protocol).await, "its row is made once");
+                }
+                let won = self.claim(life(worker)).await;
+                if let (Action::Claim { .. }, Step::Got { dispatch }) = (action, step(worker)) {
+                    return Some(won.map_or(Step::Asking { dispatch }, |token| Step::Running { token }));
+                }
+            }
+            Action::Ask { worker } => {
+                let orphan = before.row.and_then(|row| row.owned).filter(|owned| owned.owner == life(worker));
+                if let Some(owned) = orphan.filter(|_| after.row != before.row) {
+                    assert!(self.end(owned.token, "released", 0.0).await);
+                }
+            }
+            Action::TakeOver { worker } => {
+                let taken =
+                    sqlx::query(statement("take_over end_attempt")).bind(self.job).bind(name(life(worker)));
+                taken.fetch_all(&self.pool).await.unwrap();
+            }
+            Action::Progress { worker } => {
+                let Step::Running { token } = step(worker) else { panic!("{action:?}") };
+                match self.progress(token).await {
+                    None => return Some(Step::Lost),
+                    Some(false) => return Some(step(worker)),
+                    Some(true) => {
+                        let ended = self.end(token, "cancelled", 0.0).await;
+                        return Some(if ended { Step::Acking } else { Step::Lost });
+                    }
+                }
+            }
+            Action::Effect { worker } => {
+                let Step::Running { token } = step(worker) else { panic!("{action:?}") };
+                return Some(if self.fence(token).await { step(worker) } else { Step::Lost });
+            }
+            Action::Settle { worker, failed } | Action::SettleUnanswered { worker, failed } => {
+                let (Step::Running { token } | Step::Settling { token, .. }) = step(worker) else {
+                    panic!("{action:?}")
+                };
+                let written = if failed {
+                    self.end(token, "retried", 3_600.0).await
+                } else {
+                    self.complete(token).await
+                };
+                if matches!(action, Action::Settle { .. }) {
+                    let settled = written || self.has_settled(token).await;
+                    return Some(if settled { Step::Acking } else { Step::Lost });
+                }
+            }
+            Action::Restart { worker } => {
+                let lives = (0..=before.workers[worker].life).map(|life| name(Life { worker, life }));
+                self.take_back(lives.collect(), worker).await;
+            }
+            Action::Vanished => {
+                if let Some(owned) = before.row.and_then(|row| row.owned) {
+                    self.take_back(vec![name(owned.owner)], owned.owner.worker).await;
+                }
+            }
+            Action::Scan => {
+                let reset = sqlx::query(statement("reset_stale end_attempt")).bind(100_i64).bind("w");
+                reset.fetch_all(&self.pool).await.unwrap();
+            }
+            Action::Due => {
+                sqlx::query(statement("run_now")).bind(vec![self.job]).fetch_all(&self.pool).await.unwrap();
+            }
+            Action::Relay => {
+                let due = sqlx::query(statement("take_due")).bind(500_i64).bind(0.0_f64);
+                assert_eq!(due.fetch_all(&self.pool).await.unwrap().len(), 1, "the relay finds it");
+            }
+            Action::Note => {
+                let publication = before.publication.expect("what was published");
+                let published = sqlx::query(statement("published"))
+                    .bind(vec![self.job])
+                    .bind(vec![i32::from(publication.dispatch)])
+                    .bind(vec![i64::from(publication.token)]);
+                published.fetch_all(&self.pool).await.unwrap();
+            }
+            Action::Reclaim => {
+                let lost = sqlx::query(statement("reclaim_lost"))
+                    .bind("q")
+                    .bind(chrono::Utc::now() + chrono::TimeDelta::hours(1))
+                    .bind(500_i64)
+                    .bind("w");
+                assert_eq!(lost.fetch_all(&self.pool).await.unwrap().len(), 1, "its message is lost");
+            }
+            Action::Cancel => {
+                let cancelled =
+                    sqlx::query(statement("cancel end_attempt cancel_asked")).bind(vec![self.job]);
+                cancelled.fetch_all(&self.pool).await.unwrap();
+            }
+            // Nothing that Postgres hears of.
+            Action::Stale
+            | Action::Publish
+            | Action::PublishUnanswered { .. }
+            | Action::PublisherDies
+            | Action::Wipe
+            | Action::Deliver { .. }
+            | Action::Redeliver { .. }
+            | Action::Ack { .. }
+            | Action::GiveUp { .. }
+            | Action::Crash { .. }
+            | Action::FindLocked { .. }
+            | Action::ResetFound => {}
+        }
+        None
+    }
+
+    /// Both as text, so that a difference can be read.
+    async fn seen(&self) -> String {
+        let row =
+            "SELECT format('%s by %s, token %s, attempt %s, losses %s, cancel %s, dispatch %s%s', status,
+                          coalesce(worker_id, 'nobody'), fencing_token, attempt, least(losses, 2),
+                          cancel_requested_at IS NOT NULL, dispatch,
+                          CASE WHEN status = 'queued' THEN format(', due %s, told %s',
+                               scheduled_at <= clock_timestamp(), published_at IS NOT NULL) END)
+                     FROM tenure.jobs
+                   UNION ALL SELECT format('%s under %s', status, fencing_token) FROM tenure.job_history
+                   UNION ALL SELECT format('dead under %s', fencing_token) FROM tenure.dead_letter_jobs";
+        let rows: Vec<String> = sqlx::query_scalar(row).fetch_all(&self.pool).await.unwrap();
+        rows.join("; ")
+    }
+
+    /// Time is no part of the model: a job looks stale exactly when it says so.
+    async fn let_time_pass(&self, state: &State) {
+        if state.row.and_then(|row| row.owned).is_some_and(|owned| owned.stale) {
+            self.execute("UPDATE tenure.jobs SET last_activity_at = now() - interval '1 h'").await;
+        }
+    }
+}
+
+fn expected(state: &State) -> String {
+    let sql_bool = |value: bool| if value { "t" } else { "f" };
+    match (state.row, state.end) {
+        (Some(row), None) => {
+            let (status, owner) = match row.owned {
+                Some(owned) => ("processing", name(owned.owner)),
+                None => ("queued", "nobody".into()),
+            };
+            let waits = match row.owned {
+                Some(_) => String::new(),
+                None => format!(", due {}, told {}", sql_bool(row.due), sql_bool(row.told)),
+            };
+            format!(
+                "{status} by {owner}, token {}, attempt {}, losses {}, cancel {}, dispatch {}{waits}",
+                row.token,
+                row.attempt,
+                row.losses,
+                sql_bool(row.cancel),
+                row.dispatch
+            )
+        }
+        (None, Some((end, token))) => {
+            let end = match end {
+                End::Completed => "completed",
+                End::Cancelled => "cancelled",
+                End::Dead => "dead",
+            };
+            format!("{end} under {token}")
+        }
+        (None, None) => String::new(),
+        (Some(_), Some(_)) => "it has ended, and is there again".into(),
+    }
+}
+
+async fn agree(pool: &PgPool, protocol: &Protocol, choices: &[u16]) -> Result<(), TestCaseError> {
+    let mut state = protocol.first();
+    let mut real = Real::first(pool, protocol).await;
+    let mut done = Vec::new();
+    for choice in choices {
+        let actions = protocol.actions(&state);
+        if actions.is_empty() {
+            break;
+        }
+        let action = actions[usize::from(*choice) % actions.len()];
+        done.push(action);
+        let after = protocol.after(&state, action);
+        let step = real.act(protocol, &state, &after, action).await;
+        let (is, should) = (real.seen().await, expected(&after));
+        prop_assert_eq!(is, should, "after {:#?}", done);
+        if let (
+            Some(step),
+            Action::Claim { worker }
+            | Action::Progress { worker }
+            | Action::Effect { worker }
+            | Action::Settle { worker, .. },
+        ) = (step, action)
+        {
+            prop_assert_eq!(step, after.workers[worker].step, "worker {} after {:#?}", worker, done);
+        }
+        real.let_time_pass(&after).await;
+        state = after;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_real_statements_do_what_the_model_does_whatever_happens() {
+    let bench = bench().await;
+    let runtime = tokio::runtime::Handle::current();
+    for (submission, attempts_max, cancels) in [(false, 3, false), (false, 2, true), (true, 2, true)] {
+        let protocol =
+            Protocol { mutation: None, submission, faults: 6, attempts_max, alone: false, cancels };
+        let cases = std::env::var("TENURE_CASES").map_or(60, |cases| cases.parse().unwrap());
+        let persistence = FileFailurePersistence::Direct("tests/it/properties.proptest-regressions");
+        let config = Proptest {
+            cases,
+            failure_persistence: Some(Box::new(persistence)),
+            max_shrink_iters: 2_000,
+            ..Proptest::default()
+        };
+        let pool = bench.pool.clone();
+        let lists = prop::collection::vec(any::<u16>(), 20..120);
+        let outcome = tokio::task::block_in_place(|| {
+            TestRunner::new(config).run(&lists, |choices| runtime.block_on(agree(&pool, &protocol, &choices)))
+        });
+        if let Err(failure) = outcome {
+            panic!("{submission} {attempts_max} {cancels}: {failure}");
+        }
+    }
+}
