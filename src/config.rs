@@ -14,6 +14,10 @@ pub struct Config {
     pub nats_url: String,
     /// A NATS credentials file (JWT and seed), instead of a user in the URL. `TENURE_NATS_CREDENTIALS`.
     pub nats_credentials: Option<PathBuf>,
+    /// Certificates (PEM) that NATS's own is checked by, besides the system's. `TENURE_NATS_CA`.
+    pub nats_ca: Option<PathBuf>,
+    /// The certificate (PEM) that this client shows to NATS, and its key. `TENURE_NATS_CERT`, `TENURE_NATS_KEY`.
+    pub nats_certificate: Option<(PathBuf, PathBuf)>,
     /// The JetStream stream. `TENURE_STREAM`, default `JOBS`.
     pub stream: String,
     /// The first token of every subject. `TENURE_SUBJECT_PREFIX`, default `jobs`.
@@ -230,6 +234,8 @@ impl Config {
             database_url: database_url.into(),
             nats_url: nats_url.into(),
             nats_credentials: None,
+            nats_ca: None,
+            nats_certificate: None,
             stream: "JOBS".into(),
             subject_prefix: "jobs".into(),
             inbox_prefix: None,
@@ -260,7 +266,7 @@ impl Config {
         Self::from_vars(&env.chain(over).collect())
     }
 
-    fn from_vars(vars: &BTreeMap<String, String>) -> Result<Self, ConfigError> {
+    pub(crate) fn from_vars(vars: &BTreeMap<String, String>) -> Result<Self, ConfigError> {
         let url = |name: &'static str, hint| {
             vars.get(name).filter(|url| !url.is_empty()).cloned().ok_or(ConfigError::Missing { name, hint })
         };
@@ -291,6 +297,16 @@ impl Config {
                     config.inbox_prefix = Some(value.clone());
                 }
                 "TENURE_NATS_CREDENTIALS" => config.nats_credentials = Some(PathBuf::from(value)),
+                "TENURE_NATS_CA" => config.nats_ca = Some(PathBuf::from(value)),
+                "TENURE_NATS_CERT" => {
+                    let key = vars.get("TENURE_NATS_KEY");
+                    let key =
+                        key.ok_or_else(|| invalid("a certificate whose key is named by TENURE_NATS_KEY"))?;
+                    config.nats_certificate = Some((PathBuf::from(value), PathBuf::from(key)));
+                }
+                "TENURE_NATS_KEY" if !vars.contains_key("TENURE_NATS_CERT") => {
+                    return Err(invalid("the key of a certificate that TENURE_NATS_CERT names"));
+                }
                 "TENURE_HOSTNAME" if value.is_empty() => return Err(invalid("a name, not empty")),
                 "TENURE_HOSTNAME" => config.hostname = Some(value.clone()),
                 "TENURE_RUNTIME_DIR" => config.runtime_dir = PathBuf::from(value),
@@ -426,6 +442,8 @@ mod tests {
         assert!(message(&[("TENURE_PAYLOAD_BYTES_MAX", "lots")]).contains("number of bytes"));
         assert!(message(&[("TENURE_STREAM", "a.b")]).contains("TENURE_STREAM"));
         assert!(message(&[("TENURE_HOSTNAME", "")]).contains("TENURE_HOSTNAME"));
+        assert!(message(&[("TENURE_NATS_CERT", "c.pem")]).contains("TENURE_NATS_KEY"));
+        assert!(message(&[("TENURE_NATS_KEY", "k.pem")]).contains("TENURE_NATS_CERT"));
     }
 
     #[test]

@@ -21,41 +21,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-use chrono::{DateTime, Utc};
-
 use crate::{
     batch::{Batcher, ITEMS_MAX, in_order},
     claim::{Ack, Claim, ClaimKey, Missed, ack_for, ack_when_unavailable},
     fault,
     heartbeat::Heartbeat,
     insert::{self, Created, EnqueueError},
-    job::{JobError, JobId, check_key, check_kind, check_queue, unstorable},
+    job::{JobError, JobId},
     metrics,
-    queue::{Delivery, JOB_ID, TicketBody},
+    queue::Delivery,
+    read::{Message, Named, names, read},
     running::{Here, Message as Held, Reservation, Rules, Running, RunningJob},
-    store::{AttemptEnd, ClaimRequest, NewJob, OfLocked, Refused, Route, Store, StoreError, Told},
+    store::{AttemptEnd, ClaimRequest, NewJob, OfLocked, Refused, Route, Store, StoreError},
 };
-
-/// What a message is.
-#[derive(Debug)]
-enum Message {
-    /// A row exists.
-    Ticket(Named),
-    /// A row is to be made.
-    Submission(Box<NewJob>),
-    /// Neither.
-    Neither { category: &'static str, reason: String },
-}
-
-/// The job that a message names, and under which subject.
-#[derive(Debug)]
-struct Named {
-    job: JobId,
-    queue: String,
-    kind: String,
-    /// A submission has none.
-    dispatch: Option<i32>,
-}
 
 /// How long a delivery waits for the end of an attempt that is over, or not ours any more.
 const ENDING: Duration = Duration::from_secs(1);
@@ -162,7 +140,8 @@ impl Deliver {
         delivery: &Delivery,
         rules: impl Fn(&str) -> Option<Rules>,
     ) -> Result<Delivered, StoreError> {
-        let Named { job, queue, kind, dispatch } = match self.read(delivery) {
+        let Named { job, queue, kind, dispatch } = match read(delivery, &self.prefix, self.payload_bytes_max)
+        {
             Message::Ticket(named) => named,
             Message::Submission(new) => {
                 let (queue, kind) = (new.queue.clone(), new.kind.clone());
@@ -393,7 +372,7 @@ impl Deliver {
         category: &'static str,
         reason: String,
     ) -> Result<Option<Named>, StoreError> {
-        let (queue, kind) = self.names(&delivery.subject).unwrap_or(("?", "?"));
+        let (queue, kind) = names(&delivery.subject, &self.prefix).unwrap_or(("?", "?"));
         let refused = Refused {
             id: delivery.derived_id(),
             queue: queue.into(),
@@ -416,66 +395,6 @@ impl Deliver {
         tracing::error!(subject, category, reason, "dead letter: a message cannot be a job");
         metrics::terminated(category);
         Ok(None)
-    }
-
-    /// The queue and the kind that a subject names.
-    fn names<'s>(&self, subject: &'s str) -> Option<(&'s str, &'s str)> {
-        subject.strip_prefix(&*self.prefix)?.strip_prefix('.')?.split_once('.')
-    }
-
-    /// What a message is. Pure.
-    fn read(&self, delivery: &Delivery) -> Message {
-        let malformed = |reason: String| Message::Neither { category: "malformed", reason };
-        let Some((queue, kind)) = self.names(&delivery.subject) else {
-            return malformed(format!("the subject is not {}.<queue>.<kind>", self.prefix));
-        };
-        if let Err(error) = check_queue(queue).and_then(|()| check_kind(kind)) {
-            return malformed(error.to_string());
-        }
-        if let Some(id) = delivery.header(JOB_ID) {
-            return match (id.parse(), serde_json::from_slice::<TicketBody>(&delivery.body)) {
-                (Ok(job), Ok(body)) if job == body.job_id => {
-                    let dispatch = Some(body.dispatch);
-                    Message::Ticket(Named { job, queue: queue.into(), kind: kind.into(), dispatch })
-                }
-                _ => malformed(format!("it has the header {JOB_ID}, but is not a ticket of tenure")),
-            };
-        }
-        if delivery.body.len() > self.payload_bytes_max {
-            let reason = format!(
-                "the payload has {} bytes, but at most {} are allowed",
-                delivery.body.len(),
-                self.payload_bytes_max
-            );
-            return Message::Neither { category: "too_large", reason };
-        }
-        let payload = match serde_json::from_slice::<serde_json::Value>(&delivery.body) {
-            Ok(payload) => payload,
-            Err(error) => return malformed(format!("the payload is not JSON: {error}")),
-        };
-        if let Some(why) = unstorable(&payload) {
-            return malformed(format!("the payload cannot be stored: {why}"));
-        }
-        match Headers::read(delivery) {
-            Ok(headers) => Message::Submission(Box::new(NewJob {
-                id: delivery.derived_id(),
-                queue: queue.into(),
-                kind: kind.into(),
-                // As it came, not as a parser understood it: numbers keep all their digits.
-                payload: String::from_utf8_lossy(&delivery.body).into_owned(),
-                max_attempts: headers.max_attempts,
-                run_at: headers.run_at,
-                delay: None,
-                trace_context: headers.trace_context,
-                key: Some(match headers.message_id {
-                    Some(id) => (queue.into(), id),
-                    None => (String::new(), delivery.identity()),
-                }),
-                message: Some((delivery.sequence, delivery.published())),
-                told: Told::Message,
-            })),
-            Err(reason) => malformed(reason),
-        }
     }
 }
 
@@ -569,47 +488,6 @@ fn claims_that_fit(claims: &[Result<Option<Claim>, StoreError>]) -> usize {
 /// About how large a value is as text.
 fn json_bytes(value: &serde_json::Value) -> usize {
     value.to_string().len()
-}
-
-/// What a submission's headers ask for.
-struct Headers {
-    message_id: Option<String>,
-    max_attempts: u32,
-    run_at: Option<DateTime<Utc>>,
-    trace_context: Option<String>,
-}
-
-impl Headers {
-    fn read(delivery: &Delivery) -> Result<Self, String> {
-        let max_attempts = match delivery.header("Tenure-Max-Attempts") {
-            None => 5,
-            Some(text) => match text.trim().parse() {
-                Ok(attempts) if (1..=1_000).contains(&attempts) => attempts,
-                _ => {
-                    return Err(format!("the header Tenure-Max-Attempts is {text:?}, but must be 1 to 1000"));
-                }
-            },
-        };
-        let run_at = match delivery.header("Tenure-Run-At") {
-            None => None,
-            Some(text) => Some(DateTime::parse_from_rfc3339(text.trim()).map_err(|_| {
-                format!("the header Tenure-Run-At is {text:?}, but must be like 2030-01-31T12:00:00Z")
-            })?),
-        };
-        let short = |name: &str| match delivery.header(name) {
-            None | Some("") => Ok(None),
-            Some(text) => match check_key(text) {
-                Ok(()) => Ok(Some(text.to_owned())),
-                Err(rule) => Err(format!("the header {name} ({} bytes) {rule}", text.len())),
-            },
-        };
-        Ok(Self {
-            message_id: short("Nats-Msg-Id")?,
-            max_attempts,
-            run_at: run_at.map(Into::into),
-            trace_context: short("traceparent")?,
-        })
-    }
 }
 
 fn label(missed: &Missed) -> &'static str {

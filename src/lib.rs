@@ -51,6 +51,7 @@ mod store;
 mod queue;
 mod publish;
 mod insert;
+mod read;
 mod tenure;
 mod enqueue;
 mod manage;
@@ -71,6 +72,9 @@ mod bench;
 pub mod cli;
 #[cfg(feature = "dev")]
 pub mod dev;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzz;
 
 pub use backoff::Backoff;
 pub use claim::FencingToken;

@@ -159,7 +159,9 @@ fn end_group(file: &Path) {
 }
 
 /// The lines of a pipe, to its end: a line that cannot be read does not hide the next ones.
-fn lines(pipe: impl AsyncRead + Unpin) -> impl Stream<Item = Result<String, LinesCodecError>> + Unpin {
+pub(crate) fn lines(
+    pipe: impl AsyncRead + Unpin,
+) -> impl Stream<Item = Result<String, LinesCodecError>> + Unpin {
     let framed = FramedRead::new(pipe, LinesCodec::new_with_max_length(LINE_BYTES_MAX));
     Box::pin(futures::stream::unfold((framed, false), |(mut framed, failed)| async move {
         let line = match framed.next().await {
@@ -184,26 +186,47 @@ async fn read_stdout(stdout: impl AsyncRead + Unpin, ctx: JobContext, said: Hear
                 continue;
             }
         };
-        let fields = match serde_json::from_str(&text) {
-            Ok(Value::Object(fields)) => fields,
-            _ => serde_json::Map::new(),
-        };
+        let Line { stage, percent, message, checkpoint, output, is_report, is_output } = Line::read(&text);
+        if is_report {
+            if let Err(error) = ctx.report_now(stage, percent, message, checkpoint.as_ref()) {
+                tracing::warn!(job = %ctx.id(), error = ?error, "a report was not taken");
+            }
+        } else if !is_output {
+            tracing::info!(job = %ctx.id(), "{text}");
+        }
+        if output.is_some() {
+            heard(&said).output = output;
+        }
+    }
+}
+
+/// A line of standard output.
+#[derive(Debug, Default)]
+pub(crate) struct Line {
+    pub(crate) stage: Option<String>,
+    pub(crate) percent: Option<f32>,
+    pub(crate) message: Option<String>,
+    pub(crate) checkpoint: Option<Value>,
+    pub(crate) output: Option<Value>,
+    /// Whether it says anything of the job's progress.
+    pub(crate) is_report: bool,
+    /// Whether it says what the result is, if only that there is none.
+    pub(crate) is_output: bool,
+}
+
+impl Line {
+    pub(crate) fn read(text: &str) -> Self {
+        let Ok(Value::Object(mut fields)) = serde_json::from_str(text) else { return Self::default() };
         let text_of = |name: &str| fields.get(name).and_then(Value::as_str).map(str::to_owned);
         #[expect(clippy::cast_possible_truncation, reason = "a percentage")]
         let percent =
             fields.get("progress").and_then(Value::as_f64).map(|percent| percent.clamp(0.0, 100.0) as f32);
         let (stage, message) = (text_of("stage"), text_of("message"));
-        let checkpoint = fields.get("checkpoint").filter(|value| !value.is_null());
-        if stage.is_some() || percent.is_some() || message.is_some() || checkpoint.is_some() {
-            if let Err(error) = ctx.report_now(stage, percent, message, checkpoint) {
-                tracing::warn!(job = %ctx.id(), error = ?error, "a report was not taken");
-            }
-        } else if !fields.contains_key("output") {
-            tracing::info!(job = %ctx.id(), "{text}");
-        }
-        if let Some(output) = fields.get("output").filter(|value| !value.is_null()) {
-            heard(&said).output = Some(output.clone());
-        }
+        let is_output = fields.contains_key("output");
+        let mut take = |name: &str| fields.remove(name).filter(|value| !value.is_null());
+        let (checkpoint, output) = (take("checkpoint"), take("output"));
+        let is_report = stage.is_some() || percent.is_some() || message.is_some() || checkpoint.is_some();
+        Self { stage, percent, message, checkpoint, output, is_report, is_output }
     }
 }
 

@@ -14,6 +14,13 @@ mod verify;
 mod watch;
 mod work;
 
+#[cfg(fuzzing)]
+pub(crate) use exec::lines as lines_of_a_command;
+#[cfg(fuzzing)]
+pub(crate) fn said_by_a_command(text: &str) -> exec::Line {
+    exec::Line::read(text)
+}
+
 use std::{io::IsTerminal, path::PathBuf, process::ExitCode, time::Duration};
 
 use chrono::{DateTime, Utc};

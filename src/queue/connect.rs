@@ -1,6 +1,7 @@
 //! Connect: one client, which reconnects for ever.
 
 use std::{
+    path::PathBuf,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -29,9 +30,11 @@ pub enum QueueError {
         /// What was given, without its password.
         url: String,
     },
-    /// The credentials cannot be read.
-    #[error("TENURE_NATS_CREDENTIALS: {path} cannot be read: {reason}")]
+    /// The credentials, or a certificate or key, cannot be read.
+    #[error("{name}: {path} cannot be read: {reason}")]
     Credentials {
+        /// The setting.
+        name: &'static str,
         /// Which file.
         path: String,
         /// Why not.
@@ -82,6 +85,13 @@ impl std::fmt::Debug for Queue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Queue").field("stream", &self.stream).finish_non_exhaustive()
     }
+}
+
+/// The files that a connection with TLS takes, and what names them.
+fn tls_files(config: &Config) -> impl Iterator<Item = (&'static str, &PathBuf)> {
+    let ca = config.nats_ca.iter().map(|path| ("TENURE_NATS_CA", path));
+    let own = config.nats_certificate.iter();
+    ca.chain(own.flat_map(|(certificate, key)| [("TENURE_NATS_CERT", certificate), ("TENURE_NATS_KEY", key)]))
 }
 
 impl Queue {
@@ -136,9 +146,24 @@ impl Queue {
         }
         if let Some(path) = &config.nats_credentials {
             options = options.credentials_file(path).await.map_err(|error| QueueError::Credentials {
+                name: "TENURE_NATS_CREDENTIALS",
                 path: path.display().to_string(),
                 reason: error.to_string(),
             })?;
+        }
+        for (name, path) in tls_files(config) {
+            // async-nats would try to connect for ever, and not say why.
+            std::fs::File::open(path).map_err(|error| QueueError::Credentials {
+                name,
+                path: path.display().to_string(),
+                reason: error.to_string(),
+            })?;
+        }
+        if let Some(path) = &config.nats_ca {
+            options = options.add_root_certificates(path.clone()).require_tls(true);
+        }
+        if let Some((certificate, key)) = &config.nats_certificate {
+            options = options.add_client_certificate(certificate.clone(), key.clone()).require_tls(true);
         }
         if let Some(prefix) = &config.inbox_prefix {
             options = options.custom_inbox_prefix(prefix);

@@ -16,7 +16,7 @@ use crate::{
 fn statement(name: &str) -> &'static str {
     STATEMENTS
         .iter()
-        .find(|(known, _)| known.split(' ').next() == name.split(' ').next())
+        .find(|(known, _)| known.trim() == name || known.split(' ').next() == Some(name))
         .unwrap_or_else(|| panic!("no statement {name}"))
         .1
 }
@@ -208,17 +208,34 @@ async fn a_token_without_the_claim_id_writes_nothing() {
     let bench = bench().await;
     let job = queued(&bench).await;
     assert_eq!(claim(&bench.pool, job, "new primary's").await, Some(1));
-    // A token issued twice, as after an asynchronous failover: the same number, another claim.
+    let row = async || bench.text("SELECT * FROM tenure.jobs").await;
+    let before = row().await;
+    let current: Uuid = bench.value("SELECT claim_id FROM tenure.jobs").await;
     let stale = Uuid::new_v4();
-    for name in ["complete", "still_mine"] {
-        let mut query = sqlx::query(statement(name)).bind(vec![job]).bind(vec![1_i64]).bind(vec![stale]);
-        if name == "complete" {
-            query = query.bind(vec![None::<String>]);
+    // A token issued twice, as after an asynchronous failover: the same number, another claim. And the reverse.
+    for (token, claim) in [(1_i64, stale), (2, current), (0, current)] {
+        for (name, says) in [
+            ("progress", Some("{\"stage\": \"stale\"}")),
+            ("still_mine", None),
+            ("complete complete_move", Some("1")),
+            ("complete_locked complete_skip complete_taken complete_move", Some("1")),
+            ("complete_locked complete_wait complete_taken complete_move", Some("1")),
+        ] {
+            let mut query = sqlx::query(statement(name)).bind(vec![job]).bind(vec![token]).bind(vec![claim]);
+            if says.is_some() {
+                query = query.bind(vec![says]);
+            }
+            assert_eq!(query.fetch_all(&bench.pool).await.unwrap().len(), 0, "{name} {token} {claim}");
         }
-        assert_eq!(query.fetch_all(&bench.pool).await.unwrap().len(), 0, "{name}");
+        for name in ["fence", "hold", "complete_one complete_move"] {
+            let mut query = sqlx::query(statement(name)).bind(job).bind(token).bind(claim);
+            if name.starts_with("complete") {
+                query = query.bind("1");
+            }
+            assert_eq!(query.fetch_all(&bench.pool).await.unwrap().len(), 0, "{name} {token} {claim}");
+        }
     }
-    let fence = sqlx::query(statement("fence")).bind(job).bind(1_i64).bind(stale);
-    assert_eq!(fence.fetch_all(&bench.pool).await.unwrap().len(), 0);
+    assert_eq!(row().await, before, "nothing was written");
     // Every way to end the attempt, a retry included.
     for verdict in ["retried", "snoozed", "released", "failed", "cancelled"] {
         let settle = statement("settle end_attempt");

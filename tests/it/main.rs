@@ -34,6 +34,7 @@ mod recover;
 mod roles;
 mod run;
 mod schema;
+mod security;
 mod shutdown;
 mod submit;
 mod tidy;

@@ -54,11 +54,11 @@ async fn a_poison_job_among_ten_thousand_good_ones_ends_alone() {
     let mut workers: Vec<_> = (0..2).map(|n| Child::on(&bench, &format!("web-{n}"), "worker")).collect();
     let mut deaths = 0;
     while bench.count("tenure.jobs").await > 0 {
-        for n in 0..workers.len() {
-            let ended = tokio::time::timeout(Duration::from_millis(100), workers[n].wait()).await;
+        for (n, worker) in workers.iter_mut().enumerate() {
+            let ended = tokio::time::timeout(Duration::from_millis(100), worker.wait()).await;
             if ended.is_ok() {
                 deaths += 1;
-                workers[n] = Child::on(&bench, &format!("web-{n}"), "worker");
+                *worker = Child::on(&bench, &format!("web-{n}"), "worker");
             }
         }
     }

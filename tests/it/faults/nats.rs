@@ -144,9 +144,9 @@ async fn a_stream_that_comes_back_as_it_was_before_loses_no_job_and_repeats_none
     working.stop().await;
 }
 
-const ACCOUNTS: &str = r#"
+const ACCOUNTS: &str = r"
 accounts { A { jetstream: enabled, users: [ { user: u, password: p PERMISSIONS } ] } }
-"#;
+";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_permission_that_is_taken_away_is_said_and_work_goes_on_when_it_is_back() {

@@ -1,0 +1,61 @@
+-- Roles for tenure, as groups that log nobody in: give each to the login roles of your programs.
+--
+--   psql "$DATABASE_URL" -f postgres/roles.sql      after `tenure migrate`, as the owner of the schema; again after
+--   CREATE ROLE web LOGIN PASSWORD '…' IN ROLE tenure_producer;                      each migration that says so
+--
+--   tenure_producer  enqueues; reads no payload and no job, changes and deletes none
+--   tenure_worker    runs and recovers jobs; changes no payload, deletes no history and no dead letter
+--   tenure_operator  a worker that also cancels, redrives and purges: the command line of whoever is on call
+--   tenure_viewer    reads everything, writes nothing: dashboards
+--
+-- `tenure migrate` itself runs as the owner of the schema.
+
+DO $$
+DECLARE
+    role text;
+BEGIN
+    FOREACH role IN ARRAY ARRAY['tenure_producer', 'tenure_worker', 'tenure_operator', 'tenure_viewer'] LOOP
+        BEGIN
+            EXECUTE format('CREATE ROLE %I NOLOGIN', role);
+        EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL;
+        END;
+        -- Whatever was granted before is granted anew below, or not at all.
+        EXECUTE format('REVOKE ALL ON ALL TABLES IN SCHEMA tenure FROM %I', role);
+        EXECUTE format('GRANT USAGE ON SCHEMA tenure TO %I', role);
+        EXECUTE format('GRANT SELECT ON tenure.migrations TO %I', role);
+    END LOOP;
+END $$;
+
+REVOKE ALL ON ALL TABLES IN SCHEMA tenure FROM PUBLIC;
+REVOKE ALL ON FUNCTION tenure.create_history_partitions(int) FROM PUBLIC;
+
+-- Producers. What an INSERT says of the row it made, and who holds a key, has to be read.
+GRANT INSERT, SELECT (id, publish_at, published_at, dispatch, fencing_token, status) ON tenure.jobs TO tenure_producer;
+-- Back to the relay, when NATS did not take the message.
+GRANT UPDATE (publish_at, published_at) ON tenure.jobs TO tenure_producer;
+GRANT INSERT, SELECT (scope, key, job_id) ON tenure.job_keys TO tenure_producer;
+
+-- Workers. Of a job that exists they change what its running changes: not its payload, name or limits.
+GRANT SELECT, INSERT, DELETE ON tenure.jobs TO tenure_worker;
+GRANT UPDATE (status, attempt, fencing_token, claim_id, worker_id, worker_host, stale_after, on_crash, losses,
+              last_activity_at, started_at, scheduled_at, stage, progress, message, checkpoint, cancel_requested_at,
+              last_error, dispatch, publish_at, published_at, clear_reason, put_off_since)
+    ON tenure.jobs TO tenure_worker;
+GRANT SELECT, INSERT ON tenure.job_history, tenure.job_keys, tenure.job_executions, tenure.recovery_events
+    TO tenure_worker;
+-- UPDATE: a job that dies replaces the refusal of its own message by a worker with other limits.
+GRANT SELECT, INSERT, UPDATE ON tenure.dead_letter_jobs TO tenure_worker;
+GRANT SELECT, INSERT ON tenure.effects TO tenure_worker;
+GRANT UPDATE (result, fencing_token) ON tenure.effects TO tenure_worker;
+GRANT SELECT, INSERT, UPDATE, DELETE ON tenure.workers TO tenure_worker;
+GRANT SELECT, UPDATE ON tenure.scanner_state TO tenure_worker;
+GRANT SELECT, INSERT, DELETE ON tenure.relay_marks TO tenure_worker;
+GRANT SELECT ON tenure.queues, tenure.all_jobs, tenure.job_executions_all TO tenure_worker;
+GRANT EXECUTE ON FUNCTION tenure.create_history_partitions(int) TO tenure_worker;
+
+-- Operators. A dead letter goes back to the queue, or for good, with all that is remembered of it.
+GRANT tenure_worker TO tenure_operator;
+GRANT DELETE ON tenure.dead_letter_jobs, tenure.job_keys, tenure.job_executions, tenure.effects TO tenure_operator;
+
+GRANT SELECT ON ALL TABLES IN SCHEMA tenure TO tenure_viewer;
+ALTER DEFAULT PRIVILEGES IN SCHEMA tenure GRANT SELECT ON TABLES TO tenure_viewer;

@@ -1,0 +1,432 @@
+//! Security: roles of Postgres, TLS and credentials with both servers, and what stands in the logs.
+
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use data_encoding::BASE64URL_NOPAD;
+use nkeys::{KeyPair, KeyPairType};
+use serde_json::{Value, json};
+use sqlx::{AssertSqlSafe, PgPool};
+use tenure::{
+    Config, DeadFilter, JobContext, JobError, JobRequest, KindOptions, Outcome, Tenure, Worker,
+    dev::{Nats, Postgres, postgres_user},
+};
+
+use crate::harness::{Bench, Child, Running, bench, bench_with_servers, run_folder};
+
+fn request(kind: &str) -> JobRequest {
+    JobRequest::new("q", kind, json!({ "n": 1 }))
+}
+
+fn with(config: &Config, change: impl FnOnce(&mut Config)) -> Config {
+    let mut config = config.clone();
+    change(&mut config);
+    config
+}
+
+/// The shipped roles, and a login role in each; a client by any of them.
+async fn with_roles(bench: &Bench) -> impl AsyncFn(&str) -> (Tenure, PgPool) {
+    sqlx::raw_sql(include_str!("../../postgres/roles.sql")).execute(&bench.pool).await.unwrap();
+    for role in ["producer", "worker", "operator", "viewer"] {
+        bench.execute(&format!("CREATE ROLE a_{role} LOGIN PASSWORD 'pw' IN ROLE tenure_{role}")).await;
+    }
+    let (before, host) = bench.config.database_url.split_once('@').unwrap();
+    let before = before.split_once("//").unwrap().0.to_owned();
+    let (host, config) = (host.to_owned(), bench.config.clone());
+    async move |role: &str| {
+        let url = format!("{before}//a_{role}:pw@{host}");
+        let pool = PgPool::connect(&url).await.unwrap();
+        (Tenure::connect(&with(&config, |config| config.database_url = url)).await.unwrap(), pool)
+    }
+}
+
+/// Each is refused for the want of a right.
+async fn denied(pool: &PgPool, statements: &[&str]) {
+    for sql in statements {
+        let error = sqlx::query(AssertSqlSafe(*sql)).execute(pool).await.expect_err(sql);
+        let code = error.as_database_error().and_then(|error| error.code().map(std::borrow::Cow::into_owned));
+        assert_eq!(code.as_deref(), Some("42501"), "{sql}: {error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[expect(clippy::too_many_lines, reason = "one role after the other")]
+async fn each_role_of_postgres_can_do_its_work_and_no_more() {
+    let bench = bench_with_servers(|_| {}).await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    bench.execute("CREATE TABLE public.app (n int)").await;
+    bench.execute("GRANT ALL ON public.app TO PUBLIC").await;
+    let by = with_roles(&bench).await;
+
+    let (producer, pool) = by("producer").await;
+    producer.enqueue(request("done")).await.unwrap();
+    let keyed = producer.enqueue(request("done").unique_key("one")).await.unwrap();
+    assert!(producer.enqueue(request("done").unique_key("one")).await.unwrap().duplicate);
+    producer.enqueue_many((0..10).map(|_| request("done"))).await.unwrap();
+    producer.enqueue(request("done").delay(Duration::from_millis(100))).await.unwrap();
+    let mut tx = pool.begin().await.unwrap();
+    producer.enqueue(request("done")).tx(&mut tx).await.unwrap();
+    tx.commit().await.unwrap();
+    for kind in ["fails", "dies", "once", "complete_in", "silent"] {
+        producer.enqueue(request(kind).max_attempts(3)).await.unwrap();
+    }
+    producer.flush().await;
+    denied(
+        &pool,
+        &[
+            "SELECT payload FROM tenure.jobs",
+            "SELECT * FROM tenure.all_jobs",
+            "SELECT * FROM tenure.job_history",
+            "SELECT * FROM tenure.dead_letter_jobs",
+            "UPDATE tenure.jobs SET status = 'processing'",
+            "UPDATE tenure.jobs SET payload = '1'",
+            "DELETE FROM tenure.jobs",
+            "DELETE FROM tenure.job_keys",
+            "INSERT INTO tenure.job_history SELECT FROM tenure.jobs",
+            "SELECT tenure.create_history_partitions(400)",
+            "CREATE TABLE tenure.mine (n int)",
+        ],
+    )
+    .await;
+
+    let (worker, pool) = by("worker").await;
+    let app = pool.clone();
+    let handler = move |_: Value, ctx: JobContext| {
+        let app = app.clone();
+        async move {
+            match (ctx.kind(), ctx.attempt()) {
+                ("fails", 1) => return Err(JobError::retry_after(Duration::from_millis(50), "once more")),
+                ("dies", _) => return Err(JobError::permanent("for good")),
+                ("once", _) => {
+                    ctx.save_checkpoint(&1).await?;
+                    let insert = "INSERT INTO public.app VALUES (1)";
+                    ctx.once("k", move |tx| {
+                        Box::pin(async move {
+                            sqlx::query(insert).execute(tx).await?;
+                            Ok(())
+                        })
+                    })
+                    .await?;
+                }
+                ("complete_in", _) => {
+                    let mut tx = app.begin().await?;
+                    sqlx::query("INSERT INTO public.app VALUES (2)").execute(&mut *tx).await?;
+                    return ctx.complete_in(tx, None).await;
+                }
+                // Taken back by the scanner, or by its message.
+                ("silent", 1) => tokio::time::sleep(Duration::from_secs(4)).await,
+                _ => ctx.progress("working", 50.0, "").await?,
+            }
+            Outcome::done(1)
+        }
+    };
+    let working =
+        Running::start(Worker::builder(&worker).handle_any(KindOptions::new(), handler).concurrency("q", 20));
+    bench.publish("q.done", "{}").await;
+    bench.publish("q.done", "no JSON").await;
+    bench.until_count("tenure.job_history WHERE status = 'completed'", 19).await;
+    bench.until_count("tenure.dead_letter_jobs", 2).await;
+    assert_eq!(bench.count("public.app").await, 2);
+    assert_eq!(bench.count("tenure.job_executions WHERE outcome = 'lost'").await, 1);
+    bench.until_stream_is_empty(Duration::from_secs(20)).await;
+    working.stop().await;
+    denied(
+        &pool,
+        &[
+            "UPDATE tenure.jobs SET payload = '1'",
+            "UPDATE tenure.jobs SET queue = 'other'",
+            "UPDATE tenure.jobs SET max_attempts = 1000",
+            "UPDATE tenure.job_history SET output = '1'",
+            "DELETE FROM tenure.job_history",
+            "DELETE FROM tenure.dead_letter_jobs",
+            "DELETE FROM tenure.job_executions",
+            "DELETE FROM tenure.recovery_events",
+            "UPDATE tenure.recovery_events SET reason = ''",
+            "DELETE FROM tenure.effects",
+            "INSERT INTO tenure.migrations (version, name, checksum) VALUES (9, '', '')",
+            "DROP TABLE tenure.job_history",
+            "ALTER TABLE tenure.jobs DROP COLUMN payload",
+            "CREATE TABLE tenure.mine (n int)",
+        ],
+    )
+    .await;
+
+    let (operator, pool) = by("operator").await;
+    let later = operator.enqueue(request("done").delay(Duration::from_secs(600))).await.unwrap().id;
+    assert_eq!(operator.cancel(later).await.unwrap(), tenure::Cancelled::Cancelled);
+    let dies = DeadFilter::new().kind("dies");
+    assert_eq!(operator.redrive_all(&dies).await.unwrap(), 1);
+    assert_eq!(operator.purge_dead(&DeadFilter::default()).await.unwrap(), 1);
+    assert!(operator.job(keyed.id).await.unwrap().is_some());
+    denied(&pool, &["UPDATE tenure.jobs SET payload = '1'", "DELETE FROM tenure.job_history"]).await;
+
+    let (viewer, pool) = by("viewer").await;
+    assert!(!viewer.jobs(None, None, None, 100).await.unwrap().is_empty());
+    assert!(viewer.job(keyed.id).await.unwrap().is_some());
+    assert!(viewer.verify().await.unwrap().iter().all(|rule| rule.jobs == 0));
+    let tables: Vec<String> = sqlx::query_scalar(
+        "SELECT format('%I.%I', schemaname, tablename) FROM pg_tables WHERE schemaname = 'tenure'",
+    )
+    .fetch_all(&bench.pool)
+    .await
+    .unwrap();
+    assert!(tables.len() > 10);
+    for table in tables {
+        denied(
+            &pool,
+            &[
+                &format!("DELETE FROM {table}"),
+                &format!("INSERT INTO {table} DEFAULT VALUES"),
+                &format!("TRUNCATE {table}"),
+            ],
+        )
+        .await;
+    }
+    denied(
+        &pool,
+        &["UPDATE tenure.jobs SET status = 'queued'", "UPDATE tenure.queues SET paused_at = now()"],
+    )
+    .await;
+}
+
+/// A certificate authority, and a certificate of it for this machine and one for its client.
+fn certificates(folder: &Path) {
+    std::fs::create_dir_all(folder).unwrap();
+    let openssl = |arguments: &str| {
+        let output = std::process::Command::new("openssl")
+            .args(arguments.split(' '))
+            .current_dir(folder)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "openssl {arguments}: {}", String::from_utf8_lossy(&output.stderr));
+    };
+    std::fs::write(
+        folder.join("names"),
+        "subjectAltName=DNS:localhost,IP:127.0.0.1\nbasicConstraints=CA:FALSE\n",
+    )
+    .unwrap();
+    openssl(
+        "req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.pem -days 2 -subj /CN=ca -addext basicConstraints=critical,CA:TRUE",
+    );
+    for name in ["server", "client"] {
+        openssl(&format!("req -newkey rsa:2048 -nodes -keyout {name}.key -out {name}.csr -subj /CN=tenure"));
+        openssl(&format!(
+            "x509 -req -in {name}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -out {name}.pem -days 2 -extfile names"
+        ));
+    }
+    // Another authority, which nobody trusts.
+    openssl("req -x509 -newkey rsa:2048 -nodes -keyout other.key -out other.pem -days 2 -subj /CN=other");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn both_servers_are_reached_by_tls_with_certificates_and_only_with_the_right_ones() {
+    let folder = run_folder().join(format!("tls-{}", uuid::Uuid::new_v4()));
+    let certs = folder.join("certs");
+    certificates(&certs);
+    let (pg, nats_folder, conf) = (folder.join("postgres"), folder.join("nats"), folder.join("nats.conf"));
+    let path = |name: &str| certs.join(name).display().to_string();
+    std::fs::write(
+        &conf,
+        format!(
+            "tls {{ cert_file: \"{}\", key_file: \"{}\", ca_file: \"{}\", verify: true }}\n",
+            path("server.pem"),
+            path("server.key"),
+            path("ca.pem")
+        ),
+    )
+    .unwrap();
+    // Its key must be Postgres's own.
+    std::fs::create_dir_all(&pg).unwrap();
+    for name in ["server.pem", "server.key", "ca.pem"] {
+        std::fs::copy(certs.join(name), pg.join(name)).unwrap();
+        std::os::unix::fs::chown(pg.join(name), postgres_user().map(|user| user.0), None).unwrap();
+    }
+    std::process::Command::new("chmod").arg("600").arg(pg.join("server.key")).status().unwrap();
+    let settings: Vec<String> =
+        [("ssl_cert_file", "server.pem"), ("ssl_key_file", "server.key"), ("ssl_ca_file", "ca.pem")]
+            .iter()
+            .map(|(name, file)| format!("{name}={}", pg.join(file).display()))
+            .chain(["ssl=on".to_owned()])
+            .collect();
+    let (postgres, nats) = tokio::task::spawn_blocking(move || {
+        let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
+        (
+            Postgres::start_with(&pg, false, &settings).unwrap(),
+            Nats::start_with(&nats_folder, Some(&conf)).unwrap(),
+        )
+    })
+    .await
+    .unwrap();
+    let database = |ca: &str| format!("{}?sslmode=verify-full&sslrootcert={}", postgres.url(), path(ca));
+    let mut config = Config::new(database("ca.pem"), format!("tls://localhost:{}", nats.port()));
+    config.runtime_dir = folder.join("run");
+    config.nats_ca = Some(certs.join("ca.pem"));
+    config.nats_certificate = Some((certs.join("client.pem"), certs.join("client.key")));
+    config.timing.database_within = Duration::from_secs(3);
+    let tenure = Tenure::connect(&config).await.unwrap();
+    tenure.setup(&["q".into()]).await.unwrap();
+    let pool = PgPool::connect(&config.database_url).await.unwrap();
+    let working = Running::start(
+        Worker::builder(&tenure).handle_any(KindOptions::new(), |_, _| async {}).concurrency("q", 2),
+    );
+    let id = tenure.enqueue(request("k")).await.unwrap().id;
+    assert_eq!(tenure.wait(id).await.unwrap().status, tenure::Status::Completed);
+    let encrypted: bool =
+        sqlx::query_scalar("SELECT bool_and(ssl) FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) WHERE application_name = 'tenure'")
+            .fetch_one(&pool)
+            .await
+            .unwrap();
+    assert!(encrypted);
+    working.stop().await;
+
+    // Another authority's word is worth nothing, and a client must show a certificate.
+    let stranger =
+        Tenure::connect(&with(&config, |config| config.database_url = database("other.pem"))).await.unwrap();
+    let error = stranger.enqueue(request("k")).await.unwrap_err();
+    assert!(format!("{:?}", JobError::from(error)).to_lowercase().contains("certificate"), "of Postgres");
+    for wrong in [
+        with(&config, |config| config.nats_ca = Some(certs.join("other.pem"))),
+        with(&config, |config| config.nats_certificate = None),
+    ] {
+        let stranger = Tenure::connect(&wrong).await.unwrap();
+        let answer = tokio::time::timeout(Duration::from_secs(3), stranger.setup(&["r".into()])).await;
+        assert!(!matches!(answer, Ok(Ok(_))), "NATS let it in");
+    }
+    let missing = with(&config, |config| config.nats_ca = Some(PathBuf::from("/nowhere/ca.pem")));
+    let error = Tenure::connect(&missing).await.unwrap_err().to_string();
+    assert!(error.contains("TENURE_NATS_CA") && error.contains("/nowhere/ca.pem"), "{error}");
+}
+
+fn jwt(issuer: &KeyPair, subject: &KeyPair, name: &str, nats: &Value) -> String {
+    let encode = |value: &Value| BASE64URL_NOPAD.encode(value.to_string().as_bytes());
+    let head = encode(&json!({ "typ": "JWT", "alg": "ed25519-nkey" }));
+    let claims = encode(&json!({
+        "jti": name, "iat": 1_700_000_000, "iss": issuer.public_key(), "name": name, "sub": subject.public_key(), "nats": nats,
+    }));
+    let text = format!("{head}.{claims}");
+    let signature = issuer.sign(text.as_bytes()).unwrap();
+    format!("{text}.{}", BASE64URL_NOPAD.encode(&signature))
+}
+
+/// As `nsc` makes it: an operator, an account, and a user's credentials in a file.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_credentials_file_opens_nats_and_another_users_does_not() {
+    let bench = bench().await;
+    let folder = run_folder().join(format!("creds-{}", bench.config.stream));
+    std::fs::create_dir_all(&folder).unwrap();
+    let key = |kind: KeyPairType| KeyPair::new(kind);
+    let (operator, system, account) =
+        (key(KeyPairType::Operator), key(KeyPairType::Account), key(KeyPairType::Account));
+    let limits = json!({
+        "subs": -1, "data": -1, "payload": -1, "imports": -1, "exports": -1, "wildcards": true, "conn": -1, "leaf": -1,
+        "mem_storage": -1, "disk_storage": -1, "streams": -1, "consumer": -1,
+    });
+    let of_account = json!({ "type": "account", "version": 2, "limits": limits });
+    let conf = folder.join("server.conf");
+    std::fs::write(
+        &conf,
+        format!(
+            "operator: {}\nsystem_account: {}\nresolver: MEMORY\nresolver_preload: {{\n  {}: {}\n  {}: {}\n}}\n",
+            jwt(&operator, &operator, "O", &json!({ "type": "operator", "version": 2 })),
+            system.public_key(),
+            system.public_key(),
+            jwt(&operator, &system, "SYS", &json!({ "type": "account", "version": 2, "limits": { "subs": -1, "conn": -1, "data": -1, "payload": -1 } })),
+            account.public_key(),
+            jwt(&operator, &account, "A", &of_account),
+        ),
+    )
+    .unwrap();
+    let credentials = |name: &str, issuer: &KeyPair| {
+        let user = key(KeyPairType::User);
+        let token = jwt(
+            issuer,
+            &user,
+            name,
+            &json!({ "type": "user", "version": 2, "subs": -1, "data": -1, "payload": -1 }),
+        );
+        let file = folder.join(format!("{name}.creds"));
+        let seed = user.seed().unwrap();
+        let text = format!(
+            "-----BEGIN NATS USER JWT-----\n{token}\n------END NATS USER JWT------\n\n\
+             -----BEGIN USER NKEY SEED-----\n{seed}\n------END USER NKEY SEED------\n"
+        );
+        std::fs::write(&file, text).unwrap();
+        file
+    };
+    let (good, bad) = (credentials("good", &account), credentials("bad", &key(KeyPairType::Account)));
+    let nats_folder = folder.join("nats");
+    let nats = tokio::task::spawn_blocking(move || Nats::start_with(&nats_folder, Some(&conf)).unwrap())
+        .await
+        .unwrap();
+    let config = |file: &Path| {
+        with(&bench.config, |config| {
+            config.nats_url = nats.url();
+            config.nats_credentials = Some(file.to_path_buf());
+        })
+    };
+    let tenure = Tenure::connect(&config(&good)).await.unwrap();
+    tenure.setup(&["q".into()]).await.unwrap();
+    let working = Running::start(
+        Worker::builder(&tenure).handle_any(KindOptions::new(), |_, _| async {}).concurrency("q", 1),
+    );
+    let id = tenure.enqueue(request("k")).await.unwrap().id;
+    assert_eq!(tenure.wait(id).await.unwrap().status, tenure::Status::Completed);
+    working.stop().await;
+    let stranger = Tenure::connect(&config(&bad)).await.unwrap();
+    let answer = tokio::time::timeout(Duration::from_secs(3), stranger.setup(&["r".into()])).await;
+    assert!(!matches!(answer, Ok(Ok(_))), "NATS let it in");
+    let error = Tenure::connect(&config(&folder.join("none.creds"))).await.unwrap_err().to_string();
+    assert!(error.contains("TENURE_NATS_CREDENTIALS") && error.contains("none.creds"), "{error}");
+}
+
+/// A worker's log at its default level, while jobs complete, fail, die and are refused, and the servers go away.
+#[tokio::test(flavor = "multi_thread")]
+async fn neither_passwords_nor_payloads_stand_in_the_logs() {
+    let mut bench = bench_with_servers(|_| {}).await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    // In a payload, a checkpoint, an output, a key and a refused message.
+    let secret = "s3cr3t-8f1c";
+    let command = "case $TENURE_KIND in fails) exit 1;; dies) exit 65;; esac; \
+                   read line; echo \"{\\\"checkpoint\\\": $line, \\\"stage\\\": \\\"s\\\"}\"; echo \"{\\\"output\\\": $line}\"";
+    let program = bench.program(&["work", "q", "--exec", command, "--concurrency", "2"]);
+    let mut worker = Child::spawn(program, "work");
+    worker.until_log("worker started").await;
+    for kind in ["done", "fails", "dies"] {
+        let request = JobRequest::new("q", kind, json!({ "card": secret })).max_attempts(1);
+        bench.tenure.enqueue(request.unique_key(format!("{secret}-{kind}"))).await.unwrap();
+    }
+    bench.publish("q.done", secret).await;
+    bench.publish("q.done", &format!("{{\"card\": \"{secret}\\u0000\"}}")).await;
+    bench.until_count("tenure.dead_letter_jobs", 4).await;
+    bench
+        .until_count("tenure.job_history WHERE status = 'completed' AND output->>'card' IS NOT NULL", 1)
+        .await;
+    let own = bench.own.as_mut().unwrap();
+    own.postgres.stop();
+    own.nats.stop();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    own.postgres.restart().unwrap();
+    own.nats.restart().unwrap();
+    // Its connections are from before.
+    while bench.tenure.enqueue(request("done")).await.is_err() {}
+    bench.until_count("tenure.job_history WHERE status = 'completed'", 2).await;
+    worker.signal(rustix::process::Signal::TERM);
+    assert_eq!(worker.wait().await, Some(0));
+    let log = worker.log();
+    assert!(log.contains("dead letter") && log.contains("attempt ended"), "it is a real log:\n{log}");
+    assert!(!log.contains(secret), "{log}");
+    let password = bench.config.database_url.split(':').nth(2).unwrap().split('@').next().unwrap();
+    assert!(password.len() > 10 && !log.contains(password), "{log}");
+    // Nor in what the command line says when it cannot connect.
+    for (name, value) in
+        [("DATABASE_URL", "postgres://u:s3cr3t-8f1c@127.0.0.1:1/x"), ("NATS_URL", "nats://u:s3cr3t-8f1c@:x")]
+    {
+        let output =
+            bench.program(&["jobs", "list"]).env(name, value).env("TENURE_DATABASE_WITHIN", "500ms").output();
+        let output = output.await.unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && !said.contains(secret), "{said}");
+    }
+}
