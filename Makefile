@@ -4,6 +4,8 @@
 # make trials   with default settings: a hundred workers killed, and how long until their jobs run elsewhere;
 #               servers restarted or out of reach for a minute, and nobody else's jobs taken
 # make faults   every fault of docs/reliability.md, forced
+# make fuzz     what others send, ten minutes each: MINUTES=10
+# make deny     the dependencies' licences, sources and advisories
 # make mutants  mistakes in tenure's own statements, each of which a test must catch
 # make chaos    a minute of faults in random order, and an account of every job; MINUTES=60 SEED=7 make chaos
 # make bench   what tenure costs on this machine, in a minute, and the same work on four other libraries
@@ -67,6 +69,22 @@ mutants: setup-test
 .PHONY: faults
 faults: setup-test
 	@scripts/faults
+
+# Coverage-guided, on a nightly compiler: what anybody may publish, what a command prints, settings. MINUTES each.
+.PHONY: fuzz
+fuzz:
+	@cargo fuzz --version >/dev/null 2>&1 || $(CARGO) install --quiet --locked cargo-fuzz
+	@cd fuzz && for target in message exec_output config; do mkdir -p corpus/$$target && \
+		cargo +nightly fuzz run --sanitizer none $$target corpus/$$target seeds/$$target -- \
+			-max_total_time=$$(( $(MINUTES) * 60 )) -max_len=8192 -print_final_stats=1 || exit 1; done
+
+# Licences, sources, and advisories as far as their list can be fetched.
+.PHONY: deny
+deny:
+	@cargo deny --version >/dev/null 2>&1 || $(CARGO) install --quiet --locked cargo-deny
+	cargo deny check bans licenses sources
+	cargo deny check advisories || { cargo deny fetch db 2>/dev/null && exit 1; \
+		echo 'advisories: their list cannot be fetched from here' >&2; }
 
 bench: bench-tenure
 	@$(MAKE) --no-print-directory run-peers PEERS="--rounds 1 --jobs 10000"

@@ -131,7 +131,13 @@ async fn chaos(args: Args) -> bool {
         .await
         .unwrap()
     };
-    let config = Config::new(servers.postgres.url(), servers.nats.url());
+    let mut config = Config::new(servers.postgres.url(), servers.nats.url());
+    // The consumer is defined by it.
+    config.timing.ack_wait = Duration::from_secs(8);
+    config.timing.stale_after = Duration::from_secs(3);
+    config.timing.scan_every = Duration::from_secs(1);
+    config.timing.flush_every = Duration::from_millis(200);
+    config.timing.keepalive_every = Duration::from_millis(500);
     let pool = PgPoolOptions::new().max_connections(4).connect(&config.database_url).await.unwrap();
     let tenure = Tenure::connect(&config).await.unwrap();
     prepare(&tenure, &pool).await;
