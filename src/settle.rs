@@ -142,9 +142,7 @@ fn failed(
     release: &impl Fn(&'static str) -> Verdict,
 ) -> Verdict {
     let category = error.source.downcast_ref::<PayloadError>().map(|_| "invalid_payload");
-    // Given back so often, the job may be what takes the database away.
-    let given_back = job.key.token.0.saturating_sub(i64::from(job.claim.attempt));
-    let is_outage = (error.is_outage() || job.met_an_outage()) && given_back < GIVEN_BACK_MAX;
+    let is_outage = error.is_outage() || job.met_an_outage();
     let decided = if is_outage { Retry::Usual } else { policy.decide(error, job.claim.attempt) };
     if decided == Retry::Never || decided == Retry::Usual && error.permanent {
         return Verdict::End(AttemptEnd { category, ..end("failed", Some(error.text())) });
@@ -155,7 +153,8 @@ fn failed(
         && let (Verdict::End(released), Verdict::End(retried)) =
             (release("the database was away while the handler needed it"), retry(String::new()))
     {
-        return Verdict::End(AttemptEnd { error: Some(error.text()), delay: retried.delay, ..released });
+        let (error, category) = (Some(error.text()), Some("outage"));
+        return Verdict::End(AttemptEnd { error, category, delay: retried.delay, ..released });
     }
     let after = match decided {
         Retry::After(after) => Some(after),
@@ -170,9 +169,6 @@ fn failed(
         (other, _) => other,
     }
 }
-
-/// After so many claims of a job that were not charged, an outage in its handler is.
-const GIVEN_BACK_MAX: i64 = 20;
 
 /// Writes verdicts, many at a time. Cheap to clone.
 #[derive(Clone)]
@@ -260,7 +256,9 @@ impl Settle {
             match completions.run(completion.clone()).await {
                 Some(Ok(true)) => return Ok(Settled::Written),
                 Some(Ok(false)) => {
-                    if let Some(settled) = Box::pin(self.ask(&completion.key)).await {
+                    // Cancelled, it was by whoever took it back: we wanted it completed.
+                    let is_ours = |outcome: &str| outcome == "completed";
+                    if let Some(settled) = Box::pin(self.ask(&completion.key, is_ours)).await {
                         return Ok(settled);
                     }
                 }
@@ -286,7 +284,9 @@ impl Settle {
             match ends.run(end.clone()).await {
                 Some(Ok(Some(_))) => return (end.verdict, Settled::Written),
                 Some(Ok(None)) => {
-                    if let Some(settled) = self.ask(&end.key).await {
+                    // A row of the reset says `lost`, with our own claim. Where it was cancelled, whoever did it
+                    // did what we wanted.
+                    if let Some(settled) = self.ask(&end.key, |outcome| outcome != "lost").await {
                         return (end.verdict, settled);
                     }
                 }
@@ -309,10 +309,10 @@ impl Settle {
     }
 
     /// How this claim ended, if it did; `None`: it did not, or nobody answered: try the write again.
-    async fn ask(&self, key: &ClaimKey) -> Option<Settled> {
+    /// `is_ours` tells the outcomes that only this claim's own write can have left, or that it would have.
+    async fn ask(&self, key: &ClaimKey, is_ours: impl Fn(&str) -> bool) -> Option<Settled> {
         match self.store.settled_as(key).await {
-            // A row of the reset says `lost`, with our own claim; everything else only we can have written.
-            Ok(Some(Some(outcome))) if outcome != "lost" => Some(Settled::Written),
+            Ok(Some(Some(outcome))) if is_ours(&outcome) => Some(Settled::Written),
             Ok(Some(Some(_)) | None) => Some(Settled::Lost),
             Ok(Some(None)) | Err(_) => None,
         }

@@ -149,8 +149,8 @@ impl Real {
         !done.fetch_all(&self.pool).await.unwrap().is_empty()
     }
 
-    /// Whether this claim has ended otherwise than by being lost.
-    async fn has_settled(&self, token: u8) -> bool {
+    /// How this claim has ended, if it has.
+    async fn settled_as(&self, token: u8) -> Option<String> {
         let (token, claim) = self.claim_of(token);
         let row = sqlx::query(statement("settled_as"))
             .bind(vec![self.job])
@@ -158,7 +158,7 @@ impl Real {
             .bind(vec![claim])
             .bind(vec![0_i32]);
         let row = row.fetch_optional(&self.pool).await.unwrap();
-        row.and_then(|row| row.get::<Option<String>, _>("outcome")).is_some_and(|outcome| outcome != "lost")
+        row.and_then(|row| row.get("outcome"))
     }
 
     async fn take_back(&self, owners: Vec<String>, worker: usize) {
@@ -225,7 +225,14 @@ impl Real {
                     self.complete(token).await
                 };
                 if matches!(action, Action::Settle { .. }) {
-                    let settled = written || self.has_settled(token).await;
+                    let settled = match self.settled_as(token).await.as_deref() {
+                        _ if written => true,
+                        // By its own end, or by whoever took it back: which of them, nobody has to know.
+                        Some("cancelled") if failed => return Some(after.workers[worker].step),
+                        Some("completed") => !failed,
+                        Some(outcome) => failed && outcome != "lost",
+                        None => false,
+                    };
                     return Some(if settled { Step::Acking } else { Step::Lost });
                 }
             }
