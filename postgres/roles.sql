@@ -29,11 +29,16 @@ END $$;
 REVOKE ALL ON ALL TABLES IN SCHEMA tenure FROM PUBLIC;
 REVOKE ALL ON FUNCTION tenure.create_history_partitions(int) FROM PUBLIC;
 
--- Producers. What an INSERT says of the row it made, and who holds a key, has to be read.
-GRANT INSERT, SELECT (id, publish_at, published_at, dispatch, fencing_token, status) ON tenure.jobs TO tenure_producer;
--- Back to the relay, when NATS did not take the message.
+-- Producers. A job that they insert is queued and nobody's. What an INSERT says of the row it made, and who holds a
+-- key, has to be read.
+GRANT INSERT (id, queue, kind, payload, max_attempts, scheduled_at, trace_context, dispatch, publish_at, published_at),
+      SELECT (id, publish_at, published_at, dispatch, fencing_token, status)
+    ON tenure.jobs TO tenure_producer;
+-- Back to the relay, when NATS did not take the message. By this right a producer can have any job published again,
+-- which is harmless, or hide one that is due until the relay finds that it has no message.
 GRANT UPDATE (publish_at, published_at) ON tenure.jobs TO tenure_producer;
-GRANT INSERT, SELECT (scope, key, job_id) ON tenure.job_keys TO tenure_producer;
+GRANT INSERT (scope, key, job_id, stream_seq, stream_published_at), SELECT (scope, key, job_id)
+    ON tenure.job_keys TO tenure_producer;
 
 -- Workers. Of a job that exists they change what its running changes: not its payload, name or limits.
 GRANT SELECT, INSERT, DELETE ON tenure.jobs TO tenure_worker;

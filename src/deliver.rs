@@ -145,6 +145,10 @@ impl Deliver {
             Message::Ticket(named) => named,
             Message::Submission(new) => {
                 let (queue, kind) = (new.queue.clone(), new.kind.clone());
+                // A worker with other limits may have refused it, and its answer have been lost.
+                if delivery.deliveries > 1 && Box::pin(self.was_refused(&new)).await? {
+                    return Ok(Delivered::Answer(Ack::Done));
+                }
                 match Box::pin(self.make_row(*new)).await {
                     Ok(Some(job)) => Named { job, queue, kind, dispatch: None },
                     // Its key is another job's: a submission like this one was accepted before.
@@ -350,6 +354,10 @@ impl Deliver {
         let wait = wait.min(self.unknown_kind_after / 2);
         self.store.put_off(job, wait).await?;
         Ok(Delivered::Answer(Ack::Later(wait)))
+    }
+
+    async fn was_refused(&self, new: &NewJob) -> Result<bool, StoreError> {
+        Ok(self.store.missed(new.id, &new.queue, &new.kind, None).await? == Missed::Finished)
     }
 
     /// Makes the row of a submission. `None`: its key belongs to another job.

@@ -16,6 +16,18 @@ pub(crate) fn point(name: &str) {
     kill_process(getpid(), signal).ok();
 }
 
+/// Whether a test wants something at this point.
+#[cfg(feature = "faults")]
+pub(crate) fn is_near(name: &str) -> bool {
+    std::env::var("TENURE_FAULT").is_ok_and(|fault| fault.starts_with(name))
+}
+
+/// Whether a test wants something at this point.
+#[cfg(not(feature = "faults"))]
+pub(crate) fn is_near(_name: &str) -> bool {
+    false
+}
+
 /// Comes to a point.
 #[cfg(not(feature = "faults"))]
 pub(crate) fn point(_name: &str) {}

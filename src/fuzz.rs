@@ -1,4 +1,5 @@
-//! Fuzz: what others send, as the fuzzer's targets take it (`fuzz/`). Built with `--cfg fuzzing` alone.
+//! Fuzz: what others send, as the fuzzer's targets take it (`fuzz/`). Built with `--cfg fuzzing`, and for the tests
+//! below, which try the seeds and what comes of them by chance.
 //!
 //! Each takes any bytes, and panics if what comes out breaks what the rest of tenure relies on.
 
@@ -122,5 +123,53 @@ pub fn config(data: &[u8]) {
         for url in [format!("postgres://{text}:s3cr3t@host/d"), format!("nats://a,tls://u:s3cr3t@{text}")] {
             assert!(!masked(&url).contains("s3cr3t"), "{}", masked(&url));
         }
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test may panic")]
+mod tests {
+    use rand::RngExt;
+
+    /// The seeds of a target, and a few thousand accidents that befall each.
+    fn accidents(target: &str, run: fn(&[u8])) {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds").join(target);
+        let mut random = rand::rng();
+        let mut seeds = 0;
+        for seed in std::fs::read_dir(folder).unwrap() {
+            let seed = std::fs::read(seed.unwrap().path()).unwrap();
+            run(&seed);
+            seeds += 1;
+            for _ in 0..2_000 {
+                let mut data = seed.clone();
+                for _ in 0..random.random_range(1..6) {
+                    let at = random.random_range(0..data.len());
+                    match random.random_range(0..4) {
+                        0 => data[at] = random.random(),
+                        1 => data.truncate(at.max(1)),
+                        2 => data.insert(at, random.random()),
+                        _ => data[at] ^= 1 << random.random_range(0..8),
+                    }
+                }
+                run(&data);
+            }
+        }
+        assert!(seeds > 0, "{target} has no seeds");
+    }
+
+    #[test]
+    fn messages_as_anybody_may_publish_them() {
+        accidents("message", super::message);
+    }
+
+    #[test]
+    #[cfg(feature = "cli")]
+    fn the_output_of_commands() {
+        accidents("exec_output", super::exec_output);
+    }
+
+    #[test]
+    fn settings() {
+        accidents("config", super::config);
     }
 }

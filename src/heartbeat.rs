@@ -182,51 +182,48 @@ impl Heartbeat {
         job.pulse().held_until = Some(Instant::now() + for_long);
     }
 
-    /// Writes what waits of one job, whether or not it is due, and also while it is being written: the
-    /// last checkpoint belongs to the next attempt. For its sake it goes on for as long as the database is away,
-    /// as does the write of the attempt's end, which comes next.
+    /// Writes what waits of one job, whether or not it is due: the last checkpoint belongs to the next attempt.
+    /// For its sake it goes on for as long as the database is away, as does the write of the attempt's end, which
+    /// comes next. Other reports are not worth that.
     pub(crate) async fn flush(&self, job: &Arc<RunningJob>) {
-        loop {
-            drop(tokio::time::timeout(self.shared.timing.database_within, self.try_flush(job)).await);
-            let holds_a_checkpoint =
-                job.pulse().pending.as_ref().is_some_and(|write| write.checkpoint.is_some());
-            if !holds_a_checkpoint || job.is_lost() {
-                return;
-            }
-            match self.shared.store.still_mine(&[job.key]).await.as_deref() {
-                Ok([None]) => return,
-                _ => tokio::time::sleep(FLUSH_AGAIN).await,
-            }
-        }
-    }
-
-    async fn try_flush(&self, job: &Arc<RunningJob>) {
-        let jobs = std::slice::from_ref(job);
-        for _ in 0..FLUSHES_MAX {
+        job.last_words.store(true, Ordering::Release);
+        let mut refused = 0;
+        let mut locked = 0;
+        while !job.is_lost() {
             let sent = {
+                // A batch that has taken a report of this job has deadlines of its own; then the report waits again.
                 let _turn = self.shared.turn.lock().await;
                 if job.pulse().pending.is_none() {
                     return;
                 }
-                self.send(jobs).await
+                self.send(std::slice::from_ref(job)).await
             };
+            let holds_a_checkpoint =
+                job.pulse().pending.as_ref().is_some_and(|write| write.checkpoint.is_some());
             match sent {
-                Ok((sent_at, answers)) => {
-                    if answers.first().copied().flatten().is_some() {
-                        job.written(sent_at);
+                Ok((sent_at, answers)) if answers.first().copied().flatten().is_some() => {
+                    job.written(sent_at);
+                    return;
+                }
+                // Ours, but locked by somebody: once more. Otherwise settle is about to learn.
+                Ok(_) => {
+                    locked += 1;
+                    let not_ours =
+                        matches!(self.shared.store.still_mine(&[job.key]).await.as_deref(), Ok([None]));
+                    if not_ours || locked == FLUSHES_MAX && !holds_a_checkpoint {
                         return;
                     }
-                    // Ours, but locked by somebody: once more. Otherwise settle is about to learn.
-                    if matches!(self.shared.store.still_mine(&[job.key]).await.as_deref(), Ok([None])) {
-                        return;
-                    }
-                    tokio::time::sleep(FLUSH_AGAIN).await;
                 }
                 Err(error) => {
                     tracing::warn!(%error, job = %job.key.job, "the last progress was not written yet");
-                    tokio::time::sleep(FLUSH_AGAIN).await;
+                    refused += usize::from(!error.is_unavailable());
+                    if refused == FLUSHES_MAX || !holds_a_checkpoint {
+                        tracing::error!(job = %job.key.job, "the last progress is given up");
+                        return;
+                    }
                 }
             }
+            tokio::time::sleep(FLUSH_AGAIN).await;
         }
     }
 
@@ -410,7 +407,8 @@ fn look_every(job: &RunningJob) -> Duration {
 fn writes(job: &RunningJob) -> bool {
     let done = job.settled.load(Ordering::Acquire) || job.completing.load(Ordering::Acquire);
     let held = job.pulse().held_until.is_some_and(|until| until > Instant::now());
-    !job.is_lost() && !job.is_ending() && !done && !held
+    let flushed = job.last_words.load(Ordering::Acquire);
+    !job.is_lost() && !job.is_ending() && !done && !held && !flushed
 }
 
 /// Whether nothing could be written for 80 % of the time after which others take the job. A handler that

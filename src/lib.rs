@@ -72,7 +72,7 @@ mod bench;
 pub mod cli;
 #[cfg(feature = "dev")]
 pub mod dev;
-#[cfg(fuzzing)]
+#[cfg(any(fuzzing, test))]
 #[doc(hidden)]
 pub mod fuzz;
 

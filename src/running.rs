@@ -136,6 +136,8 @@ pub(crate) struct RunningJob {
     pub(crate) settled: AtomicBool,
     /// The handler is committing the completion itself.
     pub(crate) completing: AtomicBool,
+    /// Its last report is being written: no batch takes it along.
+    pub(crate) last_words: AtomicBool,
     /// A refused write of this job is on record.
     pub(crate) refusal_noted: AtomicBool,
     /// When a call of the context found no database, if the last one did.
@@ -167,6 +169,7 @@ impl RunningJob {
             messages: Mutex::new(Some(vec![message])),
             settled: AtomicBool::new(false),
             completing: AtomicBool::new(false),
+            last_words: AtomicBool::new(false),
             refusal_noted: AtomicBool::new(false),
             unavailable_at: Mutex::new(None),
         }

@@ -14,9 +14,9 @@ mod verify;
 mod watch;
 mod work;
 
-#[cfg(fuzzing)]
+#[cfg(any(fuzzing, test))]
 pub(crate) use exec::lines as lines_of_a_command;
-#[cfg(fuzzing)]
+#[cfg(any(fuzzing, test))]
 pub(crate) fn said_by_a_command(text: &str) -> exec::Line {
     exec::Line::read(text)
 }

@@ -87,11 +87,13 @@ impl std::fmt::Debug for Queue {
     }
 }
 
-/// The files that a connection with TLS takes, and what names them.
-fn tls_files(config: &Config) -> impl Iterator<Item = (&'static str, &PathBuf)> {
-    let ca = config.nats_ca.iter().map(|path| ("TENURE_NATS_CA", path));
-    let own = config.nats_certificate.iter();
-    ca.chain(own.flat_map(|(certificate, key)| [("TENURE_NATS_CERT", certificate), ("TENURE_NATS_KEY", key)]))
+/// The files that a connection with TLS takes: what names each, and what it holds.
+fn tls_files(config: &Config) -> impl Iterator<Item = (&'static str, &PathBuf, &'static str)> {
+    let ca = config.nats_ca.iter().map(|path| ("TENURE_NATS_CA", path, "CERTIFICATE"));
+    let own = config.nats_certificate.iter().flat_map(|(certificate, key)| {
+        [("TENURE_NATS_CERT", certificate, "CERTIFICATE"), ("TENURE_NATS_KEY", key, "PRIVATE KEY")]
+    });
+    ca.chain(own)
 }
 
 impl Queue {
@@ -151,13 +153,17 @@ impl Queue {
                 reason: error.to_string(),
             })?;
         }
-        for (name, path) in tls_files(config) {
+        for (name, path, holds) in tls_files(config) {
             // async-nats would try to connect for ever, and not say why.
-            std::fs::File::open(path).map_err(|error| QueueError::Credentials {
-                name,
-                path: path.display().to_string(),
-                reason: error.to_string(),
-            })?;
+            let read = std::fs::read_to_string(path).map_err(|error| error.to_string());
+            let unfit = match read {
+                Ok(text) if text.contains(&format!("{holds}-----")) => None,
+                Ok(_) => Some(format!("it holds no {holds} in PEM")),
+                Err(error) => Some(error),
+            };
+            if let Some(reason) = unfit {
+                return Err(QueueError::Credentials { name, path: path.display().to_string(), reason });
+            }
         }
         if let Some(path) = &config.nats_ca {
             options = options.add_root_certificates(path.clone()).require_tls(true);

@@ -368,6 +368,8 @@ impl Store {
             if !answer.as_ref().is_err_and(StoreError::is_deadlock) {
                 return answer;
             }
+            // Whoever won goes on meanwhile.
+            tokio::time::sleep(Duration::from_millis(rand::random_range(20..80)) * tries).await;
         }
     }
 

@@ -514,6 +514,10 @@ impl<S: Send + Sync + 'static> Shared<S> {
             };
             message.receipt.send(ack).await;
         }
+        if fault::is_near("acknowledged") {
+            // The client's task would die before it has sent anything.
+            self.queue.flush().await;
+        }
         fault::point("acknowledged");
         // Not before the ack: until then a redelivery must find the job here. Nor while the handler keeps its
         // thread, though it was given up: the next attempt must not run beside it.

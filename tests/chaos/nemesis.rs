@@ -73,24 +73,32 @@ impl Nemesis {
         if process.busy.swap(true, Ordering::SeqCst) {
             return false;
         }
+        let mut happened = true;
         match fault {
-            Fault::Kill { .. } => process.signal(Signal::KILL),
+            Fault::Kill { .. } => happened = process.signal(Signal::KILL),
             Fault::KillAt { point, .. } => {
                 process.arm(point);
                 process.signal(Signal::KILL);
+                let before = process.fired().len();
                 // Left alone until it has come there.
-                sleep(Duration::from_secs(4)).await;
+                for _ in 0..50 {
+                    sleep(Duration::from_millis(100)).await;
+                    if process.fired().len() > before {
+                        break;
+                    }
+                }
+                happened = process.fired().len() > before;
             }
             Fault::Pause { .. } => {
-                process.signal(Signal::STOP);
+                happened = process.signal(Signal::STOP);
                 sleep(lasts).await;
                 process.signal(Signal::CONT);
             }
-            Fault::Stop { .. } => process.signal(Signal::TERM),
+            Fault::Stop { .. } => happened = process.signal(Signal::TERM),
             Fault::StopThenKill { .. } => {
                 process.signal(Signal::TERM);
                 sleep(lasts / 4).await;
-                process.signal(Signal::KILL);
+                happened = process.signal(Signal::KILL);
             }
             Fault::Disturb { link, trouble, .. } => {
                 let links: &[&Proxy] = match link {
@@ -109,15 +117,18 @@ impl Nemesis {
                         Trouble::CommitsUnanswered => link.lose_answer_to(b"COMMIT"),
                     }
                 }
+                let before: u32 = links.iter().map(|link| link.lost()).sum();
                 sleep(lasts).await;
                 for link in links {
                     link.mend();
                 }
+                let lost = links.iter().map(|link| link.lost()).sum::<u32>() > before;
+                happened = trouble != Trouble::CommitsUnanswered || lost;
             }
             _ => unreachable!("a server's"),
         }
         process.busy.store(false, Ordering::SeqCst);
-        true
+        happened
     }
 
     async fn to_a_server(&self, fault: Fault, lasts: Duration) -> bool {

@@ -3,6 +3,7 @@
 use std::{
     collections::HashMap,
     io::Write,
+    os::unix::process::ExitStatusExt,
     path::{Path, PathBuf},
     process::Stdio,
     sync::{
@@ -96,6 +97,9 @@ struct State {
     /// Where this one will, unless something else happens to it first.
     armed: Mutex<Option<&'static str>>,
     deaths: Mutex<Vec<Death>>,
+    /// At which points it has killed itself.
+    fired: Mutex<Vec<&'static str>>,
+    killed: AtomicBool,
     over: AtomicBool,
 }
 
@@ -120,17 +124,27 @@ impl Process {
             point: Mutex::default(),
             armed: Mutex::default(),
             deaths: Mutex::default(),
+            fired: Mutex::default(),
+            killed: AtomicBool::new(false),
             over: AtomicBool::new(false),
         });
         let supervisor = tokio::spawn(state.clone().supervise());
         Self { postgres, nats, busy: AtomicBool::new(false), state, supervisor }
     }
 
-    pub fn signal(&self, signal: Signal) {
-        if let Some(pid) = Pid::from_raw(self.state.pid.load(Ordering::SeqCst)) {
-            // It may have ended by itself.
-            kill_process(pid, signal).ok();
+    /// Whether it was there to hear it.
+    pub fn signal(&self, signal: Signal) -> bool {
+        let Some(pid) = Pid::from_raw(self.state.pid.load(Ordering::SeqCst)) else { return false };
+        if signal == Signal::KILL {
+            self.state.killed.store(true, Ordering::SeqCst);
         }
+        // It may have ended by itself.
+        kill_process(pid, signal).is_ok()
+    }
+
+    /// The points at which its processes have killed themselves.
+    pub fn fired(&self) -> Vec<&'static str> {
+        self.state.fired.lock().unwrap().clone()
     }
 
     /// The next process kills itself there.
@@ -178,6 +192,7 @@ impl State {
             command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).kill_on_drop(true);
             let mut child = command.spawn().unwrap();
             let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).unwrap();
+            self.killed.store(false, Ordering::SeqCst);
             self.pid.store(pid, Ordering::SeqCst);
             let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
             while let Ok(Some(line)) = lines.next_line().await {
@@ -187,6 +202,10 @@ impl State {
             }
             let ended = child.wait().await.unwrap();
             self.pid.store(0, Ordering::SeqCst);
+            let by_itself = !self.killed.load(Ordering::SeqCst);
+            if let Some(point) = point.filter(|_| by_itself && ended.signal() == Some(9)) {
+                self.fired.lock().unwrap().push(point);
+            }
             if !ended.success() {
                 let death = Death { host: self.name.clone(), pid, at: SystemTime::now() };
                 self.deaths.lock().unwrap().push(death);

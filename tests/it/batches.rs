@@ -266,7 +266,13 @@ async fn a_row_that_somebody_locks_delays_no_other_claim() {
         .execute(&mut *tx)
         .await
         .unwrap();
-    let worker = worker(&bench, 40);
+    // Nothing but the message brings it back: it must not be acknowledged.
+    let worker = Running::start(
+        Worker::builder(&bench.tenure)
+            .handle_kind("order", KindOptions::new(), |_: Value, _: JobContext| async {})
+            .concurrency("q", 40)
+            .recovery(false, false, false),
+    );
     bench.until_within("(SELECT count(*) FROM tenure.job_history) = 39", Duration::from_secs(10)).await;
     tx.rollback().await.unwrap();
     bench.until_count("tenure.job_history", 40).await;

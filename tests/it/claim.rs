@@ -257,3 +257,45 @@ async fn a_token_without_the_claim_id_writes_nothing() {
     }
     assert_eq!(bench.count("tenure.jobs WHERE status = 'processing'").await, 1);
 }
+
+/// Cancelled while its worker is frozen, the job is ended by the scanner, under the frozen worker's own claim. What that
+/// worker writes later is refused, and must not be taken for a completion.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_completion_of_a_job_that_was_cancelled_by_whoever_took_it_back_is_not_ours() {
+    let bench = bench().await;
+    let go = bench.config.runtime_dir.join("go");
+    std::fs::create_dir_all(&bench.config.runtime_dir).unwrap();
+    let until = go.clone();
+    let silent = move |_: serde_json::Value, _: tenure::JobContext| {
+        let until = until.clone();
+        async move {
+            // It blocks its thread: nobody can drop it before it is done.
+            while !until.exists() {
+                std::thread::sleep(std::time::Duration::from_millis(10));
+            }
+            tenure::Outcome::done("stale")
+        }
+    };
+    let worker = Running::start(
+        tenure::Worker::builder(&bench.tenure)
+            .handle_kind("cancelled-elsewhere", tenure::KindOptions::new(), silent)
+            .concurrency("q", 1),
+    );
+    let request = tenure::JobRequest::new("q", "cancelled-elsewhere", serde_json::json!(1));
+    let id = bench.tenure.enqueue(request).await.unwrap().id;
+    bench.until_count("tenure.jobs WHERE status = 'processing'", 1).await;
+    // As somebody does it who cannot announce it; and as the scanner ends it, at once.
+    bench
+        .execute(
+            "UPDATE tenure.jobs SET cancel_requested_at = now(), last_activity_at = now() - interval '1 h'",
+        )
+        .await;
+    assert_eq!(bench.until_finished(id).await.status, tenure::Status::Cancelled);
+    let before = crate::harness::counted("tenure_attempts_total{kind=cancelled-elsewhere,outcome=completed}");
+    std::fs::write(&go, "").unwrap();
+    bench.until_stream_is_empty(std::time::Duration::from_secs(15)).await;
+    worker.stop().await;
+    let after = crate::harness::counted("tenure_attempts_total{kind=cancelled-elsewhere,outcome=completed}");
+    assert_eq!(after, before, "no completion is counted");
+    assert_eq!(bench.until_finished(id).await.status, tenure::Status::Cancelled);
+}

@@ -35,6 +35,8 @@ struct Real {
     job: Uuid,
     /// Which claim stands behind each token.
     claims: Vec<Uuid>,
+    /// Chooses among the forms of a statement, as load does.
+    turn: usize,
 }
 
 impl Real {
@@ -46,8 +48,8 @@ impl Real {
     }
 
     /// An empty world, and the job, unless it is to arrive as a message.
-    async fn first(pool: &PgPool, protocol: &Protocol) -> Self {
-        let real = Self { pool: pool.clone(), job: Uuid::new_v4(), claims: Vec::new() };
+    async fn first(pool: &PgPool, protocol: &Protocol, choices: usize) -> Self {
+        let real = Self { pool: pool.clone(), job: Uuid::new_v4(), claims: Vec::new(), turn: choices };
         for table in
             ["jobs", "job_history", "dead_letter_jobs", "job_keys", "job_executions", "recovery_events"]
         {
@@ -85,8 +87,13 @@ impl Real {
     }
 
     async fn claim(&mut self, life: Life) -> Option<u8> {
-        let row = sqlx::query(statement("claim claim_one claim_won"))
-            .bind(self.job)
+        self.turn += 1;
+        let claim = match self.turn % 3 {
+            0 => sqlx::query(statement("claim claim_one claim_won")).bind(self.job),
+            1 => sqlx::query(statement("claim claim_wait claim_won")).bind(vec![self.job]),
+            _ => sqlx::query(statement("claim claim_skip claim_won")).bind(vec![self.job]),
+        };
+        let row = claim
             .bind("q")
             .bind("k")
             .bind(60.0_f64)
@@ -117,9 +124,13 @@ impl Real {
         row.fetch_optional(&self.pool).await.unwrap().map(|row| row.get(1))
     }
 
-    async fn fence(&self, token: u8) -> bool {
+    async fn fence(&mut self, token: u8) -> bool {
         let (token, claim) = self.claim_of(token);
-        let fence = sqlx::query(statement("fence")).bind(self.job).bind(token).bind(claim);
+        self.turn += 1;
+        let fence = sqlx::query(statement(if self.turn.is_multiple_of(2) { "fence" } else { "hold" }))
+            .bind(self.job)
+            .bind(token)
+            .bind(claim);
         fence.fetch_optional(&self.pool).await.unwrap().is_some()
     }
 
@@ -139,13 +150,24 @@ impl Real {
         !ended.fetch_all(&self.pool).await.unwrap().is_empty()
     }
 
-    async fn complete(&self, token: u8) -> bool {
+    async fn complete(&mut self, token: u8) -> bool {
         let (token, claim) = self.claim_of(token);
-        let done = sqlx::query(statement("complete_one complete_move"))
-            .bind(self.job)
-            .bind(token)
-            .bind(claim)
-            .bind(None::<&str>);
+        self.turn += 1;
+        let many = |names| {
+            let query =
+                sqlx::query(statement(names)).bind(vec![self.job]).bind(vec![token]).bind(vec![claim]);
+            query.bind(vec![None::<&str>])
+        };
+        let done = match self.turn % 4 {
+            0 => sqlx::query(statement("complete_one complete_move"))
+                .bind(self.job)
+                .bind(token)
+                .bind(claim)
+                .bind(None::<&str>),
+            1 => many("complete complete_move"),
+            2 => many("complete_locked complete_skip complete_taken complete_move"),
+            _ => many("complete_locked complete_wait complete_taken complete_move"),
+        };
         !done.fetch_all(&self.pool).await.unwrap().is_empty()
     }
 
@@ -353,7 +375,7 @@ fn expected(state: &State) -> String {
 
 async fn agree(pool: &PgPool, protocol: &Protocol, choices: &[u16]) -> Result<(), TestCaseError> {
     let mut state = protocol.first();
-    let mut real = Real::first(pool, protocol).await;
+    let mut real = Real::first(pool, protocol, choices.len()).await;
     let mut done = Vec::new();
     for choice in choices {
         let actions = protocol.actions(&state);

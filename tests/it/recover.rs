@@ -239,6 +239,38 @@ async fn a_silent_job_is_taken_over_on_redelivery_with_every_scanner_switched_of
     other.stop().await;
 }
 
+/// Of all its messages the only one left is a duplicate, which met a live owner. The owner dies, and nobody scans.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_duplicate_that_meets_a_live_owner_stays_as_the_backstop() {
+    let bench = bench().await;
+    bench.tenure.setup(&["steps".into()]).await.unwrap();
+    let mut owner = Child::start(&bench, "worker");
+    let (job, id) = running_job(&bench).await;
+    let other = Running::start(
+        Worker::builder(&bench.tenure).handle(step).recovery(false, false, false).concurrency("steps", 1),
+    );
+    bench.until_count("tenure.workers", 2).await;
+    owner.signal(rustix::process::Signal::STOP);
+    let stream = bench.js.get_stream(&bench.config.stream).await.unwrap();
+    stream.delete_message(stream.cached_info().state.last_sequence).await.unwrap();
+    let mut headers = async_nats::HeaderMap::new();
+    headers.insert("Tenure-Job-Id", id.to_string());
+    let body = format!(r#"{{"job_id": "{id}", "dispatch": 1, "cleared": false}}"#);
+    let subject = format!("{}.steps.step", bench.config.subject_prefix);
+    bench.js.publish_with_headers(subject, headers, body.into()).await.unwrap().await.unwrap();
+    let delivered = async {
+        while bench.consumer("steps").await.delivered.consumer_sequence < 2 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), delivered).await.unwrap();
+    owner.kill().await;
+    assert_eq!(bench.until_finished(id).await.fencing_token, 2);
+    assert_eq!(bench.text("SELECT path FROM tenure.recovery_events").await, "(redelivery)");
+    other.stop().await;
+    drop(job);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_that_was_never_published_is_found() {
     let bench = bench().await;

@@ -47,6 +47,35 @@ async fn client(url: &str, role: &str) -> async_nats::Client {
         .unwrap()
 }
 
+/// The server refuses what this role publishes there, and says so.
+async fn refused(url: &str, role: &str, subjects: &[&str]) {
+    let (said, mut heard) = tokio::sync::mpsc::unbounded_channel();
+    let client = async_nats::ConnectOptions::with_user_and_password(role.into(), format!("{role}-password"))
+        .custom_inbox_prefix(format!("_INBOX_{role}"))
+        .event_callback(move |event| {
+            let said = said.clone();
+            async move {
+                said.send(event.to_string()).ok();
+            }
+        })
+        .connect(url)
+        .await
+        .unwrap();
+    for subject in subjects {
+        client.publish((*subject).to_owned(), "x".into()).await.unwrap();
+        let violation = async {
+            loop {
+                let event = heard.recv().await.unwrap();
+                if event.to_lowercase().contains("permissions violation") && event.contains(subject) {
+                    return;
+                }
+            }
+        };
+        let told = tokio::time::timeout(Duration::from_secs(5), violation).await;
+        assert!(told.is_ok(), "{role} wrote to {subject}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_role_creates_what_is_missing_works_and_changes_and_deletes_nothing() {
     let bench = bench_with_servers(|_| {}).await;
@@ -97,6 +126,31 @@ async fn a_worker_role_creates_what_is_missing_works_and_changes_and_deletes_not
     }
     bench.until_count("tenure.job_history WHERE status = 'completed'", 6).await;
     worker.stop().await;
+
+    // Nor does either write where it has no business. The server says so, and nobody hears it.
+    // A message that a worker holds, and its reply subject, which anybody could guess.
+    let held = async_nats::jetstream::new(client(&url("worker"), "worker").await);
+    js.publish("jobs.q.k", "4".into()).await.unwrap().await.unwrap();
+    let consumer: async_nats::jetstream::consumer::PullConsumer =
+        held.get_consumer_from_stream("q", "JOBS").await.unwrap();
+    let mut messages = consumer.fetch().max_messages(1).messages().await.unwrap();
+    let message = futures::StreamExt::next(&mut messages).await.unwrap().unwrap();
+    let ack = message.reply.clone().unwrap().to_string();
+    let of_producer = [
+        ack.as_str(),
+        "$JS.API.CONSUMER.MSG.NEXT.JOBS.q",
+        "$JS.API.STREAM.PURGE.JOBS",
+        "$JS.API.STREAM.DELETE.JOBS",
+        "_INBOX_worker.x",
+        "other.x",
+    ];
+    refused(&url("producer"), "producer", &of_producer).await;
+    refused(&url("worker"), "worker", &["other.x", "_INBOX_admin.x", "$SYS.REQ.SERVER.PING"]).await;
+    let pending = held
+        .get_consumer_from_stream::<async_nats::jetstream::consumer::pull::Config, _, _>("q", "JOBS")
+        .await;
+    assert_eq!(pending.unwrap().cached_info().num_ack_pending, 1, "the producer acknowledged nothing");
+    message.ack().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

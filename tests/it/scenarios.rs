@@ -112,10 +112,22 @@ pub async fn step(job: Step, ctx: JobContext) -> Result<Outcome, JobError> {
             Outcome::done("first")
         }
         "complete in" => complete_in(&job, &ctx, true).await,
+        "takes its time" => {
+            for step in 0_u8..8 {
+                ctx.progress("working", f32::from(step) * 12.0, "").await?;
+                tokio::time::sleep(Duration::from_millis(40)).await;
+            }
+            Outcome::done("first")
+        }
         "exits" => std::process::exit(0),
         "aborts" => std::process::abort(),
         "overflows" => Outcome::done(deep(1)),
-        "devours" => Outcome::done(vec![1_u8; 1 << 50].len()),
+        "devours" => {
+            let mut held = Vec::new();
+            loop {
+                held.push(vec![1_u8; 64 << 20]);
+            }
+        }
         "until cancelled" => {
             let reason = ctx.cancelled().await;
             job.touch("result", &format!("{reason:?}"));

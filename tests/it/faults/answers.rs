@@ -16,8 +16,9 @@ use crate::{
 #[tokio::test(flavor = "multi_thread")]
 async fn a_nats_that_takes_nothing_does_not_stop_the_signs_of_life() {
     let mut bench = bench_with_servers(|config| {
-        config.timing.stale_after = Duration::from_secs(5);
-        config.timing.ack_wait = Duration::from_secs(9);
+        config.timing.stale_after = Duration::from_secs(8);
+        config.timing.ack_wait = Duration::from_secs(12);
+        config.timing.flush_every = Duration::from_secs(1);
     })
     .await;
     let go = bench.config.runtime_dir.join("go");
@@ -28,7 +29,7 @@ async fn a_nats_that_takes_nothing_does_not_stop_the_signs_of_life() {
         async move {
             while !until.exists() {
                 ctx.progress("waiting", 1.0, "").await?;
-                tokio::time::sleep(Duration::from_millis(100)).await;
+                tokio::time::sleep(Duration::from_millis(500)).await;
             }
             Ok::<_, JobError>(())
         }
@@ -50,7 +51,7 @@ async fn a_nats_that_takes_nothing_does_not_stop_the_signs_of_life() {
     let quiet: f64 = bench
         .value("SELECT extract(epoch FROM clock_timestamp() - last_activity_at)::float8 FROM tenure.jobs")
         .await;
-    assert!(quiet < 2.0, "its last sign of life was {quiet} s ago");
+    assert!(quiet < 4.0, "its last sign of life was {quiet} s ago");
     bench.own.as_mut().unwrap().nats.restart().unwrap();
     std::fs::write(&end, "").unwrap();
     let done = bench.until_finished(chat).await;
@@ -272,7 +273,8 @@ async fn a_server_that_was_read_only_for_a_while_is_left_as_soon_as_it_says_so()
     let request = || JobRequest::new("q", "k", json!({}));
     let error = loop {
         match bench.tenure.enqueue(request()).await {
-            Err(error) if error.to_string().contains("unavailable") => break error,
+            // The first answer is that of a session that was ended.
+            Err(error) if format!("{error:?}").contains("25006") => break error,
             other => assert!(other.is_err(), "written to a read-only database"),
         }
     };

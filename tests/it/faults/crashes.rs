@@ -86,6 +86,7 @@ async fn killed_after_the_ack_nothing_is_left_to_do() {
     let bench = bench().await;
     let (_, id) = enqueue(&bench, "report").await;
     killed(&mut killed_at(&bench, "a", "acknowledged")).await;
+    assert_eq!(bench.messages().await, 0, "the server has read the ack");
     let other = other(&bench);
     completed_after(&bench, id, "completed").await;
     other.stop().await;
@@ -141,7 +142,7 @@ async fn killed_in_the_middle_of_reconcile_the_jobs_are_taken_back_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn killed_while_it_releases_its_jobs_no_attempt_is_burnt() {
+async fn killed_right_after_it_released_a_job_no_attempt_is_burnt() {
     let bench = bench_with(|config| config.timing.shutdown_grace = Duration::from_millis(200)).await;
     let mut victim = killed_at(&bench, "a", "attempt_ended");
     let job = Step::new(&bench, "until cancelled");
@@ -155,15 +156,11 @@ async fn killed_while_it_releases_its_jobs_no_attempt_is_burnt() {
     other.stop().await;
 }
 
-/// Exit, abort, an overflown stack, more memory than there is: each ends the whole process, and all jobs in it.
+/// Exit, abort, an overflown stack, more memory than it may have: each ends the whole process, and all jobs in it.
 #[tokio::test(flavor = "multi_thread")]
 async fn handlers_that_end_their_process_end_in_the_dead_letters_and_the_others_complete() {
     let bench = bench().await;
     bench.tenure.setup(&["steps".into()]).await.unwrap();
-    for way in ["exits", "aborts", "overflows", "devours"] {
-        // Dead after its first loss: each costs a worker.
-        bench.tenure.enqueue(Step::new(&bench, way)).max_attempts(1).await.unwrap();
-    }
     let good: Vec<_> = (0..20).map(|_| Step::new(&bench, "report")).collect();
     for job in &good {
         std::fs::write(job.file("go"), "").unwrap();
@@ -173,21 +170,35 @@ async fn handlers_that_end_their_process_end_in_the_dead_letters_and_the_others_
         .enqueue_many(good.into_iter().map(|job| JobRequest::from(job).max_attempts(10)))
         .await
         .unwrap();
-    let mut deaths = 0;
-    while bench.count("tenure.jobs").await > 0 {
-        let mut worker = Child::on(&bench, "a", "worker");
-        let ended = async { worker.wait().await };
-        let over = bench.until_count("tenure.jobs", 0);
-        tokio::select! {
-            _ = ended => deaths += 1,
-            () = over => break,
-        }
-        assert!(deaths < 10);
+    // None of them gets to the end of its test: exit 0 is what the handler itself said.
+    for (way, code, says) in [
+        ("exits", Some(0), ""),
+        ("aborts", None, ""),
+        ("overflows", None, "overflowed its stack"),
+        ("devours", None, "memory allocation of"),
+    ] {
+        let job = Step::new(&bench, way);
+        // Dead after its first loss.
+        let id = bench.tenure.enqueue(job.clone()).max_attempts(1).await.unwrap().id;
+        let mut command = tokio::process::Command::new("prlimit");
+        command
+            .args(["--data=2147483648", "--"])
+            .arg(std::env::current_exe().unwrap())
+            .args(["--exact", "scenarios::child", "--nocapture", "--test-threads=1"])
+            .envs(bench.environment())
+            .env("TENURE_SCENARIO", "worker")
+            .env("TENURE_HOSTNAME", "a");
+        let mut victim = Child::spawn(command, way);
+        assert_eq!(victim.wait().await, code, "{way}: {}", victim.log());
+        assert!(job.file("started").exists() && victim.log().contains(says), "{way}: {}", victim.log());
+        assert!(!victim.log().contains("worker stopped"), "{way}: it was not asked to");
+        let other = other(&bench);
+        assert_eq!(bench.until_finished(id).await.status, Status::Failed, "{way}");
+        other.stop().await;
     }
-    assert!((1..=4).contains(&deaths), "{deaths}");
     let dead = bench.text("SELECT category, payload->>'first' FROM tenure.dead_letter_jobs ORDER BY 2").await;
     assert_eq!(dead, "(lost,aborts)\n(lost,devours)\n(lost,exits)\n(lost,overflows)");
-    assert_eq!(bench.count("tenure.job_history WHERE status = 'completed'").await, 20);
+    bench.until_count("tenure.job_history WHERE status = 'completed'", 20).await;
 }
 
 /// Where containers share a name and each has its process 1, neither proves anything about the other.
@@ -257,10 +268,7 @@ async fn hostnames_of_any_length_are_told_apart_and_an_empty_one_is_refused() {
 async fn a_rolling_deploy_burns_no_attempt() {
     let bench = bench_with(|config| config.timing.shutdown_grace = Duration::from_secs(10)).await;
     bench.tenure.setup(&["steps".into()]).await.unwrap();
-    let jobs: Vec<_> = (0..400).map(|_| Step::new(&bench, "report")).collect();
-    for job in &jobs {
-        std::fs::write(job.file("go"), "").unwrap();
-    }
+    let jobs: Vec<_> = (0..300).map(|_| Step::new(&bench, "takes its time")).collect();
     let mut old = Vec::new();
     for n in 0..3 {
         let mut worker = Child::on(&bench, &format!("old-{n}"), "worker");
@@ -277,10 +285,11 @@ async fn a_rolling_deploy_burns_no_attempt() {
         let mut next = Child::on(&bench, &format!("new-{n}"), "worker");
         next.until_log("worker started").await;
         new.push(next);
+        assert!(bench.count("tenure.jobs").await > 12, "in the middle of the jobs");
         worker.signal(Signal::TERM);
         assert_eq!(worker.wait().await, Some(0), "{}", worker.log());
     }
-    bench.until_count("tenure.job_history WHERE status = 'completed'", 400).await;
+    bench.until_count("tenure.job_history WHERE status = 'completed'", 300).await;
     super::none_was_charged(&bench).await;
     bench.until_stream_is_empty(Duration::from_secs(15)).await;
 }
@@ -302,7 +311,7 @@ async fn an_idle_worker_gets_what_a_busy_one_has_no_slot_for() {
     let least: i64 = bench
         .value("SELECT min(n) FROM (SELECT count(*) AS n FROM tenure.job_history GROUP BY worker_id) t")
         .await;
-    assert!(least >= 4, "{least} of 10");
+    assert!(least >= 3, "{least} of 10");
     assert_eq!(bench.consumer("q").await.num_redelivered, 0);
     for worker in workers {
         worker.stop().await;

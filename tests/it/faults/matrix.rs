@@ -277,9 +277,9 @@ const FAULTS: &[(&str, &[Fault])] = &[
                 ],
             ),
             fault(
-                "killed while it releases its jobs",
+                "killed right after it released a job",
                 "no attempt burnt",
-                &["faults::crashes::killed_while_it_releases_its_jobs_no_attempt_is_burnt"],
+                &["faults::crashes::killed_right_after_it_released_a_job_no_attempt_is_burnt"],
             ),
             fault(
                 "a second SIGTERM",
@@ -397,7 +397,7 @@ const FAULTS: &[(&str, &[Fault])] = &[
                 "a permission is taken away and given back",
                 "waits, and goes on",
                 &[
-                    "faults::nats::a_permission_that_is_taken_away_is_said_and_work_goes_on_when_it_is_back",
+                    "faults::nats::a_permission_that_is_taken_away_stops_deliveries_and_work_goes_on_when_it_is_back",
                     "roles::a_worker_that_may_not_listen_names_no_subject",
                 ],
             ),

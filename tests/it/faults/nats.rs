@@ -149,7 +149,7 @@ accounts { A { jetstream: enabled, users: [ { user: u, password: p PERMISSIONS }
 ";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_permission_that_is_taken_away_is_said_and_work_goes_on_when_it_is_back() {
+async fn a_permission_that_is_taken_away_stops_deliveries_and_work_goes_on_when_it_is_back() {
     let bench = bench_with_servers(steady).await;
     let folder = run_folder().join(format!("rights-{}", bench.own.as_ref().unwrap().nats.port()));
     std::fs::create_dir_all(&folder).unwrap();

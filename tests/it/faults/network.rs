@@ -54,7 +54,7 @@ async fn a_worker_that_is_cut_off_from_both_servers_for_a_moment_loses_nothing()
     let (link, workers) = two(&bench, 100).await;
     link.postgres.cut();
     link.nats.cut();
-    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    tokio::time::sleep(Duration::from_millis(1_000)).await;
     link.postgres.mend();
     link.nats.mend();
     all_done_once(&bench, 100).await;
@@ -88,20 +88,34 @@ async fn requests_without_answers_and_answers_without_requests_double_no_effect(
     }
 }
 
-/// The worker alone, and cut off from NATS for longer than its job is silent for the queue.
+/// Cut off for longer than the queue waits for an ack: it delivers the messages again, to the other worker.
 #[tokio::test(flavor = "multi_thread")]
 async fn jobs_end_while_their_worker_is_cut_off_from_nats() {
-    let bench = bench_with(timers).await;
-    enqueue(&bench, 20, 100).await;
+    let bench = bench_with(|config| {
+        timers(config);
+        config.timing.ack_wait = Duration::from_secs(5);
+    })
+    .await;
+    enqueue(&bench, 20, 400).await;
     let link = linked(&bench).await;
     let working = Running::start(worker(&link.tenure, 20));
     bench.until_count("tenure.jobs WHERE stage = 'working'", 20).await;
+    let other = Running::start(worker(&bench.tenure, 20));
     link.nats.cut();
+    let again = async {
+        while bench.consumer("q").await.num_redelivered == 0 {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), again).await.expect("a redelivery");
+    assert_eq!(bench.count("tenure.jobs WHERE status = 'processing'").await, 20, "all of them run on");
     bench.until_count("tenure.job_history WHERE status = 'completed'", 20).await;
     link.nats.mend();
     all_done_once(&bench, 20).await;
     none_was_charged(&bench).await;
-    working.stop().await;
+    for worker in [working, other] {
+        worker.stop().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

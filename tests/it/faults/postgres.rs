@@ -91,21 +91,26 @@ async fn lock_and_statement_timeouts_of_the_database_delay_and_lose_nothing() {
         bench.execute(&format!("ALTER DATABASE {database} SET {limit}")).await;
     }
     let tenure = Tenure::connect(&bench.config).await.unwrap();
-    enqueue(&bench, 200, 10).await;
+    enqueue(&bench, 400, 20).await;
     let working = Running::start(worker(&tenure, 50));
     let mut holder = PgConnection::connect(&bench.config.database_url).await.unwrap();
+    for own in ["SET lock_timeout = 0", "SET statement_timeout = 0"] {
+        sqlx::query(own).execute(&mut holder).await.unwrap();
+    }
     for lock in [
         "SELECT id FROM tenure.jobs ORDER BY id LIMIT 50 FOR UPDATE",
         "LOCK TABLE tenure.jobs IN ACCESS EXCLUSIVE MODE",
         "LOCK TABLE tenure.job_history IN SHARE MODE",
     ] {
         let mut tx = holder.begin().await.unwrap();
-        sqlx::query(AssertSqlSafe(lock)).execute(&mut *tx).await.ok();
+        sqlx::query(AssertSqlSafe(lock)).execute(&mut *tx).await.unwrap();
         tokio::time::sleep(Duration::from_millis(1_200)).await;
         tx.rollback().await.unwrap();
+        assert!(bench.count("tenure.jobs").await > 0, "jobs were waiting for it");
     }
-    all_done_once(&bench, 200).await;
-    none_was_charged(&bench).await;
+    // A fence that came too late for its transaction is an attempt that failed; the others waited.
+    all_done_once(&bench, 400).await;
+    assert_eq!(bench.count("tenure.job_executions WHERE outcome NOT IN ('retried', 'released')").await, 0);
     working.stop().await;
 }
 
@@ -122,32 +127,39 @@ async fn deadlocks_with_others_transactions_are_tried_again() {
     let before: i64 =
         bench.value("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()").await;
     let mut other = PgConnection::connect(&bench.config.database_url).await.unwrap();
-    for _ in 0..30 {
-        // Cancellations lock many rows, in order of id; this goes from the last to the first.
+    // Not due for an hour, they are only there to be cancelled.
+    let later = (0..300).map(|_| JobRequest::new("q", "later", json!({})).delay(Duration::from_secs(3_600)));
+    let later: Vec<_> =
+        tenure.enqueue_many(later).await.unwrap().into_iter().map(|enqueued| enqueued.id).collect();
+    for ids in later.chunks(30) {
+        // A cancellation locks its rows in order of id; this goes from the last to the first, and waits in the middle.
         let backwards = async {
             let mut tx = other.begin().await?;
-            let ids: Vec<uuid::Uuid> =
-                sqlx::query_scalar("SELECT id FROM tenure.jobs ORDER BY id DESC").fetch_all(&mut *tx).await?;
-            for id in ids {
+            for id in ids.iter().rev() {
                 sqlx::query("UPDATE tenure.jobs SET message = 'touched' WHERE id = $1")
                     .bind(id)
                     .execute(&mut *tx)
                     .await?;
-                tokio::time::sleep(Duration::from_millis(1)).await;
+                tokio::time::sleep(Duration::from_millis(5)).await;
             }
             tx.commit().await
         };
-        // It may be the victim.
-        let (touched, cancelled) = tokio::join!(backwards, tenure.cancel_all("q", Some("nobody")));
+        let cancelled = async {
+            tokio::time::sleep(Duration::from_millis(60)).await;
+            tenure.cancel_many(ids).await
+        };
+        // It may be the victim; tenure's statement is tried again, or goes on.
+        let (touched, cancelled) = tokio::join!(backwards, cancelled);
         drop(touched);
-        cancelled.unwrap();
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        assert_eq!(cancelled.unwrap().len(), 30);
     }
-    all_done_once(&bench, 60).await;
-    none_was_charged(&bench).await;
+    assert_eq!(bench.count("tenure.job_history WHERE status = 'cancelled'").await, 300);
     let after: i64 =
         bench.value("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()").await;
-    eprintln!("{} deadlocks", after - before);
+    assert!(after > before, "no deadlock was forced");
+    bench.until_count("tenure.job_history WHERE status = 'completed'", 60).await;
+    none_was_charged(&bench).await;
+    bench.until_stream_is_empty(Duration::from_secs(20)).await;
     working.stop().await;
 }
 
@@ -158,9 +170,11 @@ async fn without_a_free_connection_enqueues_say_so_and_running_jobs_go_on() {
         config.timing.database_within = Duration::from_secs(1);
     })
     .await;
-    enqueue(&bench, 10, 200).await;
+    enqueue(&bench, 10, 700).await;
     let working = Running::start(worker(&bench.tenure, 10));
     bench.until_count("tenure.jobs WHERE stage = 'working'", 10).await;
+    // Opened while there is room.
+    let mut admin = PgConnection::connect(&bench.config.database_url).await.unwrap();
     let mut hogs = Vec::new();
     while let Ok(hog) = PgConnection::connect(&bench.config.database_url).await {
         hogs.push(hog);
@@ -169,12 +183,13 @@ async fn without_a_free_connection_enqueues_say_so_and_running_jobs_go_on() {
     let stranger = Tenure::connect(&bench.config).await.unwrap();
     let error = stranger.enqueue(JobRequest::new("q", "k", json!({}))).await.unwrap_err();
     assert!(matches!(&error, EnqueueError::Store(error) if error.is_unavailable()), "{error:?}");
-    let quiet: f64 = bench
-        .value(
-            "SELECT max(extract(epoch FROM clock_timestamp() - last_activity_at))::float8 FROM tenure.jobs",
-        )
-        .await;
-    assert!(quiet < 2.0, "{quiet}");
+    let quiet = "SELECT max(extract(epoch FROM clock_timestamp() - last_activity_at))::float8, count(*)
+                   FROM tenure.jobs WHERE status = 'processing'";
+    let (quiet, running): (Option<f64>, i64) = sqlx::query_as(quiet).fetch_one(&mut admin).await.unwrap();
+    assert!(
+        running == 10 && quiet.is_some_and(|quiet| quiet < 10.0),
+        "{running} run, silent for {quiet:?} s"
+    );
     drop(hogs);
     stranger.enqueue(JobRequest::new("q", "k", json!({}))).await.unwrap();
     all_done_once(&bench, 11).await;

@@ -112,6 +112,15 @@ async fn a_scanner_that_freezes_holds_up_nobody() {
     let next = Running::start(Worker::builder(&bench.tenure).handle(step));
     assert_eq!(bench.until_finished(id).await.fencing_token, 2);
     bench.until_stream_is_empty(Duration::from_secs(20)).await;
+    // And what is lost from now on is taken back by the one that is awake.
+    let mut second = Child::on(&bench, "c", "worker");
+    next.stop().await;
+    let job = Step::new(&bench, "report");
+    let id = bench.tenure.enqueue(job.clone()).await.unwrap().id;
+    until_file(&job.file("started")).await;
+    let next = Running::start(Worker::builder(&bench.tenure).handle(step));
+    second.kill().await;
+    assert_eq!(bench.until_finished(id).await.fencing_token, 2);
     frozen.signal(Signal::CONT);
     next.stop().await;
 }
