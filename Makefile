@@ -120,6 +120,7 @@ check: setup
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --all-targets --all-features -- -D warnings
 	$(CARGO) clippy --locked --lib -- -D warnings
+	$(CARGO) clippy --locked --all-features --test chaos -- -D warnings
 	@! $(CARGO) tree --locked --edges normal --prefix none | grep -E '^(anyhow|clap|comfy-table|indicatif|tracing-subscriber) ' || \
 		{ echo 'a library user would pay for these of the program'; exit 1; }
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --all-features

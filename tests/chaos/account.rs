@@ -99,8 +99,8 @@ const NEVER: &[Never] = &[
     },
     Never {
         what: "dead jobs that had attempts left",
-        found: "SELECT f.id FROM chaos.found f JOIN tenure.dead_letter_jobs d USING (id)
-          WHERE f.attempt < f.max_attempts AND NOT (f.act IN ('never', 'panics') AND d.category = 'permanent')",
+        found: "SELECT f.id FROM chaos.found f WHERE status = 'failed' AND attempt < max_attempts
+            AND NOT (act IN ('never', 'panics') AND category = 'permanent')",
         breaks: "UPDATE chaos.found SET status = 'failed' WHERE id = (SELECT id FROM chaos.found WHERE act = 'once' LIMIT 1)",
     },
     Never {
@@ -141,8 +141,9 @@ const NEVER: &[Never] = &[
         what: "writes committed when the next attempt had begun",
         found: "SELECT e.n, e.token FROM chaos.effects e JOIN chaos.found f USING (n) JOIN chaos.attempts a
              ON a.job_id = f.id AND a.fencing_token > e.token AND a.started_at <= e.committed_at",
-        breaks: "UPDATE chaos.effects e SET committed_at = now() FROM chaos.found f JOIN chaos.attempts a ON a.job_id = f.id
-                  WHERE f.n = e.n AND a.fencing_token > e.token",
+        breaks: "INSERT INTO chaos.effects (way, n, token, at, committed_at)
+                 SELECT 'fenced', f.n, a.fencing_token, a.started_at, now() FROM chaos.found f JOIN chaos.attempts a ON a.job_id = f.id
+                  WHERE EXISTS (SELECT FROM chaos.attempts b WHERE b.job_id = f.id AND b.fencing_token > a.fencing_token)",
     },
     Never {
         what: "writes under a token that nobody was given",
@@ -228,7 +229,7 @@ pub async fn account(
     println!();
     match ended {
         Some(after) => {
-            println!("all jobs and messages gone {:.1} s after the last fault", after.as_secs_f64())
+            println!("all jobs and messages gone {:.1} s after the last fault", after.as_secs_f64());
         }
         None => println!("NOT ALL JOBS CAME TO AN END"),
     }
@@ -261,6 +262,8 @@ async fn load(pool: &PgPool, journal: &Arc<Mutex<Journal>>) {
         accepted.push(entry.accepted);
         cancelled.push(entry.cancelled);
     }
+    // A temporary table is its session's.
+    let mut session = pool.acquire().await.unwrap();
     let insert =
         "INSERT INTO chaos.journal SELECT * FROM unnest($1::uuid[], $2::text[], $3::bool[], $4::bool[])";
     sqlx::query(insert)
@@ -273,7 +276,8 @@ async fn load(pool: &PgPool, journal: &Arc<Mutex<Journal>>) {
         .unwrap();
     for sql in [
         "CREATE TABLE chaos.found AS SELECT id, status, attempt, max_attempts, (payload->>'n')::uuid AS n,
-                payload->>'act' AS act FROM tenure.all_jobs",
+                payload->>'act' AS act,
+                (SELECT category FROM tenure.dead_letter_jobs d WHERE d.id = all_jobs.id) AS category FROM tenure.all_jobs",
         "CREATE TABLE chaos.attempts AS SELECT * FROM tenure.job_executions_all",
         // The time of the statement is not that of the commit, before which the fence is asked.
         "ALTER TABLE chaos.effects ADD COLUMN committed_at timestamptz",

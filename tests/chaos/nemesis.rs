@@ -73,7 +73,7 @@ impl Nemesis {
         if process.busy.swap(true, Ordering::SeqCst) {
             return false;
         }
-        let mut happened = true;
+        let happened;
         match fault {
             Fault::Kill { .. } => happened = process.signal(Signal::KILL),
             Fault::KillAt { point, .. } => {
@@ -141,14 +141,14 @@ impl Nemesis {
                     std::thread::sleep(lasts);
                     servers.postgres.restart().unwrap();
                 })
-                .await
+                .await;
             }
             Fault::PostgresKilled => {
                 blocking(servers, move |servers| {
                     servers.postgres.kill();
                     servers.postgres.restart().unwrap();
                 })
-                .await
+                .await;
             }
             Fault::PostgresFrozen => {
                 blocking(servers, move |servers| {
@@ -157,7 +157,7 @@ impl Nemesis {
                     std::thread::sleep(lasts);
                     signal_all(&frozen, Signal::CONT);
                 })
-                .await
+                .await;
             }
             Fault::NatsRestarted => {
                 blocking(servers, move |servers| {
@@ -165,14 +165,14 @@ impl Nemesis {
                     std::thread::sleep(lasts);
                     servers.nats.restart().unwrap();
                 })
-                .await
+                .await;
             }
             Fault::NatsKilled => {
                 blocking(servers, move |servers| {
                     servers.nats.kill();
                     servers.nats.restart().unwrap();
                 })
-                .await
+                .await;
             }
             Fault::NatsFrozen => {
                 blocking(servers, move |servers| {
@@ -180,7 +180,7 @@ impl Nemesis {
                     std::thread::sleep(lasts);
                     servers.nats.signal(Signal::CONT);
                 })
-                .await
+                .await;
             }
             Fault::NatsWiped => {
                 return self
@@ -192,11 +192,10 @@ impl Nemesis {
                     .await;
             }
             Fault::StreamDeleted => {
-                return self
-                    .without_submissions(async {
-                        drop(self.js().await.delete_stream(&self.config.stream).await);
-                    })
-                    .await;
+                let delete = async {
+                    drop(self.js().await.delete_stream(&self.config.stream).await);
+                };
+                return Box::pin(self.without_submissions(delete)).await;
             }
             Fault::ConsumerDeleted => {
                 drop(self.js().await.delete_consumer_from_stream("chaos", &self.config.stream).await);

@@ -191,7 +191,7 @@ pub async fn producer(hold: &Path) {
                 sqlx::query("INSERT INTO chaos.orders VALUES ($1)").bind(n).execute(&mut *tx).await?;
                 let enqueued = tenure.enqueue(task).tx(&mut tx).await.map_err(JobError::permanent)?;
                 // Sometimes the user thinks better of it.
-                if n.as_u128() % 10 == 0 {
+                if n.as_u128().is_multiple_of(10) {
                     tx.rollback().await?;
                 } else {
                     tx.commit().await?;
