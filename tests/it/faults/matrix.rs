@@ -252,6 +252,11 @@ const FAULTS: &[(&str, &[Fault])] = &[
                 ],
             ),
             fault(
+                "a pod's name is used again",
+                "its earlier jobs are taken back at once",
+                &["recover::a_restarted_worker_takes_back_its_own_jobs_at_once"],
+            ),
+            fault(
                 "hostnames that start alike, with `_` and `%`, of 253 characters, empty",
                 "told apart, or refused",
                 &[
@@ -500,7 +505,7 @@ const FAULTS: &[(&str, &[Fault])] = &[
             ),
             fault(
                 "lock and statement timeouts",
-                "tried again, none charged",
+                "tried again; all complete",
                 &["faults::postgres::lock_and_statement_timeouts_of_the_database_delay_and_lose_nothing"],
             ),
             fault(
@@ -655,6 +660,11 @@ const FAULTS: &[(&str, &[Fault])] = &[
                 "a scanner freezes in the middle",
                 "the others go on",
                 &["faults::recovery::a_scanner_that_freezes_holds_up_nobody"],
+            ),
+            fault(
+                "a duplicate meets a live owner, who dies; no other message is left, and nobody scans",
+                "the duplicate is the backstop",
+                &["recover::a_duplicate_that_meets_a_live_owner_stays_as_the_backstop"],
             ),
             fault(
                 "every scanner is off",
