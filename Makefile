@@ -80,11 +80,12 @@ fuzz:
 
 # Licences, sources, and advisories as far as their list can be fetched.
 .PHONY: deny
+deny: export PATH := $(CURDIR)/.tools/cargo-deny/bin:$(PATH)
 deny:
-	@cargo deny --version >/dev/null 2>&1 || $(CARGO) install --quiet --locked cargo-deny
-	cargo deny check bans licenses sources
-	cargo deny check advisories || { cargo deny fetch db 2>/dev/null && exit 1; \
-		echo 'advisories: their list cannot be fetched from here' >&2; }
+	@cargo deny --version >/dev/null 2>&1 || $(CARGO) install --quiet --locked --debug --root .tools/cargo-deny cargo-deny
+	cargo deny --log-level error check bans licenses sources
+	@cargo deny --log-level error check advisories || { cargo deny fetch db >/dev/null 2>&1 && exit 1; \
+		echo 'deny: the list of advisories cannot be fetched from here; they were not checked' >&2; }
 
 bench: bench-tenure
 	@$(MAKE) --no-print-directory run-peers PEERS="--rounds 1 --jobs 10000"

@@ -242,7 +242,11 @@ async fn a_silent_job_is_taken_over_on_redelivery_with_every_scanner_switched_of
 /// Of all its messages the only one left is a duplicate, which met a live owner. The owner dies, and nobody scans.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_duplicate_that_meets_a_live_owner_stays_as_the_backstop() {
-    let bench = bench().await;
+    let bench = bench_with(|config| {
+        config.timing.stale_after = Duration::from_secs(4);
+        config.timing.ack_wait = Duration::from_secs(8);
+    })
+    .await;
     bench.tenure.setup(&["steps".into()]).await.unwrap();
     let mut owner = Child::start(&bench, "worker");
     let (job, id) = running_job(&bench).await;
@@ -251,6 +255,10 @@ async fn a_duplicate_that_meets_a_live_owner_stays_as_the_backstop() {
     );
     bench.until_count("tenure.workers", 2).await;
     owner.signal(rustix::process::Signal::STOP);
+    // What it had asked for is over: the duplicate is the other's.
+    while bench.consumer("steps").await.num_waiting != 1 {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
     let stream = bench.js.get_stream(&bench.config.stream).await.unwrap();
     stream.delete_message(stream.cached_info().state.last_sequence).await.unwrap();
     let mut headers = async_nats::HeaderMap::new();
