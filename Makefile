@@ -84,7 +84,7 @@ fuzz:
 .PHONY: deny
 deny: export PATH := $(CURDIR)/.tools/cargo-deny/bin:$(PATH)
 deny:
-	@cargo deny --version >/dev/null 2>&1 || $(CARGO) install --quiet --locked --debug --root .tools/cargo-deny cargo-deny
+	@cargo deny --version >/dev/null 2>&1 || CARGO_PROFILE_DEV_DEBUG=0 $(CARGO) install --quiet --locked --debug --root .tools/cargo-deny cargo-deny
 	cargo deny --log-level error check bans licenses sources
 	@cargo deny --log-level error check advisories || { cargo deny fetch db >/dev/null 2>&1 && exit 1; \
 		echo 'deny: the list of advisories cannot be fetched from here; they were not checked' >&2; }
