@@ -142,11 +142,7 @@ async fn pass(client: TcpStream, server: TcpStream, state: Arc<watch::Sender<Sta
     let before = broken.borrow().broken;
     tokio::select! {
         () = requests(from_client, to_server, &state, &doomed) => {}
-        () = answers(from_server, to_client, watched, &doomed) => {
-            if doomed.load(Ordering::SeqCst) {
-                lost.fetch_add(1, Ordering::SeqCst);
-            }
-        }
+        () = answers(from_server, to_client, watched, &doomed, &lost) => {}
         _ = broken.wait_for(|state| state.broken != before) => {}
     }
 }
@@ -178,13 +174,19 @@ async fn answers(
     mut to: OwnedWriteHalf,
     mut state: watch::Receiver<State>,
     doomed: &AtomicBool,
+    lost: &AtomicU32,
 ) {
     let mut buffer = vec![0; 64 * 1024];
     while let Ok(n) = from.read(&mut buffer).await {
         let passes = state.wait_for(|state| state.answers_pass).await;
         let Ok(delay) = passes.map(|state| state.delay) else { return };
         tokio::time::sleep(delay).await;
-        if n == 0 || doomed.load(Ordering::SeqCst) || to.write_all(&buffer[..n]).await.is_err() {
+        if doomed.load(Ordering::SeqCst) {
+            // Counted before the client can notice.
+            lost.fetch_add(1, Ordering::SeqCst);
+            return;
+        }
+        if n == 0 || to.write_all(&buffer[..n]).await.is_err() {
             return;
         }
     }
