@@ -74,22 +74,24 @@ async fn a_payload_of_another_type_a_panic_an_error_and_a_timeout_are_each_recor
     let worker = Running::start(
         Worker::builder(&bench.tenure)
             .handle(|job: Typed, _: JobContext| async move { Outcome::done(job.number) })
-            .handle_any(
+            .handle_kind(
+                "sleep",
                 KindOptions::new().timeout(Duration::from_millis(200)),
-                |payload: Value, _: JobContext| async move {
-                    match payload.as_str().unwrap() {
-                        "panic" => panic!("the roof is {}", "on fire"),
-                        "odd panic" => std::panic::panic_any(7),
-                        "error" => Err(JobError::from(std::io::Error::other("no such host"))),
-                        "nul" => Err(JobError::msg("bad\0byte")),
-                        "permanent" => Err(JobError::permanent("no such customer")),
-                        _ => {
-                            tokio::time::sleep(Duration::from_secs(3600)).await;
-                            Ok(())
-                        }
-                    }
+                |_: Value, _: JobContext| async move {
+                    tokio::time::sleep(Duration::from_secs(3600)).await;
+                    Outcome::done(())
                 },
             )
+            .handle_any(KindOptions::new(), |payload: Value, _: JobContext| async move {
+                match payload.as_str().unwrap() {
+                    "panic" => panic!("the roof is {}", "on fire"),
+                    "odd panic" => std::panic::panic_any(7),
+                    "error" => Err(JobError::from(std::io::Error::other("no such host"))),
+                    "nul" => Err(JobError::msg("bad\0byte")),
+                    "permanent" => Err(JobError::permanent("no such customer")),
+                    _ => Ok(()),
+                }
+            })
             .concurrency("q", 2),
     );
     let cases = [
@@ -103,7 +105,10 @@ async fn a_payload_of_another_type_a_panic_an_error_and_a_timeout_are_each_recor
     let mut expected = vec![];
     for (what, category, error) in cases {
         let attempts = if what == "permanent" { 5 } else { 1 };
-        expected.push((enqueue(&bench, json!(what), attempts).await, category, error));
+        bench.tenure.setup(&["q".into()]).await.unwrap();
+        let kind = if what == "sleep" { "sleep" } else { "k" };
+        let request = JobRequest::new("q", kind, json!(what)).max_attempts(attempts);
+        expected.push((bench.tenure.enqueue(request).await.unwrap().id, category, error));
     }
     let odd = JobRequest::new("q", "typed", json!({"number": "seven"})).max_attempts(1);
     let odd = bench.tenure.enqueue(odd).await.unwrap().id;

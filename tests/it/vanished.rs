@@ -324,18 +324,19 @@ async fn nobody_is_judged_while_most_workers_look_gone() {
     survivor.until_log("worker started").await;
     tokio::time::sleep(Duration::from_secs(2)).await;
     // Three more workers with a job each, of which nobody hears.
-    bench
-        .execute(
-            "INSERT INTO tenure.workers (worker_id, hostname, pid, probe_subject, queues, slots, version, last_seen_at)
-             SELECT 'x-' || n, 'x', 1, 'tenure.nobody.' || n, '{}', 1, '0', now() - interval '1 min' FROM generate_series(1, 3) n",
-        )
-        .await;
+    // The jobs first: a worker without any would be forgotten at once.
     bench
         .execute(
             "INSERT INTO tenure.jobs (id, queue, kind, payload, status, attempt, max_attempts, fencing_token, claim_id,
                     worker_id, worker_host, stale_after, last_activity_at, scheduled_at, started_at)
              SELECT gen_random_uuid(), 'other', 'k', '1', 'processing', 1, 5, 1, gen_random_uuid(),
                     'x-' || n, 'x', '1 h', now(), now(), now() FROM generate_series(1, 3) n",
+        )
+        .await;
+    bench
+        .execute(
+            "INSERT INTO tenure.workers (worker_id, hostname, pid, probe_subject, queues, slots, version, last_seen_at)
+             SELECT 'x-' || n, 'x', 1, 'tenure.nobody.' || n, '{}', 1, '0', now() - interval '1 min' FROM generate_series(1, 3) n",
         )
         .await;
     victim.kill().await;
