@@ -5,7 +5,8 @@
 --
 --   tenure_producer  enqueues; reads no payload and no job, changes and deletes none
 --   tenure_worker    runs and recovers jobs; changes no payload, deletes no history and no dead letter
---   tenure_operator  a worker that also cancels, redrives and purges: the command line of whoever is on call
+--   tenure_operator  a worker that also cancels, redrives, purges, pauses, limits and schedules: the command line of
+--                    whoever is on call
 --   tenure_viewer    reads everything, writes nothing: dashboards
 --
 -- `tenure migrate` itself runs as the owner of the schema.
@@ -32,13 +33,14 @@ REVOKE ALL ON FUNCTION tenure.create_history_partitions(int) FROM PUBLIC;
 -- Producers. A job that they insert is queued and nobody's. What an INSERT says of the row it made, and who holds a
 -- key, has to be read.
 GRANT INSERT (id, queue, kind, payload, max_attempts, scheduled_at, trace_context, dispatch, publish_at, published_at),
-      SELECT (id, publish_at, published_at, dispatch, fencing_token, status)
+      SELECT (id, queue, publish_at, published_at, dispatch, fencing_token, status)
     ON tenure.jobs TO tenure_producer;
 -- Back to the relay, when NATS did not take the message. By this right a producer can have any job published again,
 -- which is harmless, or hide one that is due until the relay finds that it has no message.
 GRANT UPDATE (publish_at, published_at) ON tenure.jobs TO tenure_producer;
 GRANT INSERT (scope, key, job_id, stream_seq, stream_published_at), SELECT (scope, key, job_id)
     ON tenure.job_keys TO tenure_producer;
+GRANT SELECT (queue, max_queued) ON tenure.queues TO tenure_producer;
 
 -- Workers. Of a job that exists they change what its running changes: not its payload, name or limits.
 GRANT SELECT, INSERT, DELETE ON tenure.jobs TO tenure_worker;
@@ -55,11 +57,16 @@ GRANT UPDATE (result, fencing_token) ON tenure.effects TO tenure_worker;
 GRANT SELECT, INSERT, UPDATE, DELETE ON tenure.workers TO tenure_worker;
 GRANT SELECT, UPDATE ON tenure.scanner_state TO tenure_worker;
 GRANT SELECT, INSERT, DELETE ON tenure.relay_marks TO tenure_worker;
-GRANT SELECT ON tenure.queues, tenure.all_jobs, tenure.job_executions_all TO tenure_worker;
+GRANT SELECT ON tenure.queues, tenure.queue_slots, tenure.schedules, tenure.all_jobs, tenure.job_executions_all
+    TO tenure_worker;
+GRANT UPDATE (job_id, fencing_token) ON tenure.queue_slots TO tenure_worker;
+GRANT UPDATE (next_at, last_tick_at, last_job_id) ON tenure.schedules TO tenure_worker;
+GRANT SELECT, INSERT, UPDATE, DELETE ON tenure.queue_stats TO tenure_worker;
 GRANT EXECUTE ON FUNCTION tenure.create_history_partitions(int) TO tenure_worker;
 
 -- Operators. A dead letter goes back to the queue, or for good, with all that is remembered of it.
 GRANT tenure_worker TO tenure_operator;
+GRANT INSERT, UPDATE, DELETE ON tenure.queues, tenure.queue_slots, tenure.schedules TO tenure_operator;
 GRANT DELETE ON tenure.dead_letter_jobs, tenure.job_keys, tenure.job_executions, tenure.effects TO tenure_operator;
 
 GRANT SELECT ON ALL TABLES IN SCHEMA tenure TO tenure_viewer;

@@ -58,6 +58,8 @@ pub(crate) struct Claim {
     pub(crate) payload: String,
     pub(crate) attempt: u32,
     pub(crate) max_attempts: u32,
+    /// How long it was due before it was claimed, by the database's clock.
+    pub(crate) waited: Duration,
     pub(crate) checkpoint: Option<Value>,
     pub(crate) trace_context: Option<String>,
     /// How often the job had been published when it was claimed.
@@ -95,6 +97,10 @@ pub(crate) enum Missed {
     },
     /// Runnable a moment ago, taken and given back since: ask again.
     Free,
+    /// Runnable, but its queue is paused.
+    Paused,
+    /// Runnable, but as many jobs of its queue run as may.
+    Full,
     /// The row is of another queue or kind than the message's subject: not published by tenure.
     Foreign,
     /// No such row: purged, or published by someone who never wrote it, or not committed yet.
@@ -126,6 +132,7 @@ const LATER_MAX: Duration = Duration::from_secs(15 * 60);
 /// | held by a live owner | later: when that owner would be stale. Usually it has settled by then; if the owner and every scanner are dead, this very message is the backstop |
 /// | held by a stale owner | later, soon: the takeover was refused (a grace, or the owner wrote after all) |
 /// | not due | done, the relay publishes when due; later, if the relay does not know |
+/// | of a paused queue, or one that is full | later, soon: the worker asks for no more of it, and this message came before it knew |
 /// | of another queue or kind | never: it is a forgery, or a mistake |
 /// | no such row | later a few times (its transaction may be about to commit), then never |
 /// | no answer | see [`ack_when_unavailable`] |
@@ -136,6 +143,8 @@ pub(crate) fn ack_for(missed: &Missed, deliveries: i64) -> Ack {
         Missed::Stale => Ack::Later(Duration::from_secs(2)),
         Missed::NotDue { due_in, relayed: false } => Ack::Later((*due_in).min(LATER_MAX)),
         Missed::Free => Ack::Later(Duration::from_millis(200)),
+        Missed::Paused => Ack::Later(Duration::from_secs(1)),
+        Missed::Full => Ack::Later(Duration::from_millis(rand::random_range(300..700))),
         Missed::Foreign => Ack::Never,
         Missed::NoSuchRow if deliveries >= NO_SUCH_ROW_DELIVERIES_MAX => Ack::Never,
         Missed::NoSuchRow => Ack::Later(Duration::from_secs(if deliveries < 4 { 1 } else { 5 })),
@@ -162,7 +171,7 @@ mod tests {
         let later = Duration::from_secs(60);
         assert_eq!(ack_for(&Missed::NotDue { due_in: later, relayed: true }, 1), Ack::Done);
         assert_eq!(ack_for(&Missed::NotDue { due_in: later, relayed: false }, 1), Ack::Later(later));
-        for missed in [held(later), Missed::Stale, Missed::Free] {
+        for missed in [held(later), Missed::Stale, Missed::Free, Missed::Paused, Missed::Full] {
             assert!(matches!(ack_for(&missed, 1_000), Ack::Later(_)), "{missed:?}");
         }
         assert!(matches!(ack_when_unavailable(), Ack::Later(_)));

@@ -32,6 +32,7 @@ use crate::{
     queue::Delivery,
     read::{Message, Named, names, read},
     running::{Here, Message as Held, Reservation, Rules, Running, RunningJob},
+    slots::Slots,
     store::{AttemptEnd, ClaimRequest, NewJob, OfLocked, Refused, Route, Store, StoreError},
 };
 
@@ -69,6 +70,8 @@ pub(crate) struct Deliver {
     /// A worker takes nothing over until it has had Postgres for this long.
     take_over_after: Duration,
     unknown_kinds: Arc<AtomicU64>,
+    /// Of each queue that is served.
+    slots: Arc<HashMap<String, Slots>>,
     /// Jobs whose claim was sent and not answered, and when.
     unanswered: Arc<Mutex<HashMap<JobId, Instant>>>,
 }
@@ -81,6 +84,7 @@ pub(crate) struct DeliverSettings {
     pub(crate) payload_bytes_max: usize,
     pub(crate) unknown_kind_after: Duration,
     pub(crate) scan_every: Duration,
+    pub(crate) slots: Arc<HashMap<String, Slots>>,
 }
 
 impl Deliver {
@@ -94,12 +98,13 @@ impl Deliver {
             let (store, worker_id, host) =
                 (store.clone(), settings.worker_id.clone(), settings.worker_host.clone());
             let fitting = Arc::new(AtomicUsize::new(ITEMS_MAX));
+            let slots = settings.slots.clone();
             Batcher::spawn(
                 |_| 0,
                 move |batch: Vec<ClaimRequest>| {
                     let (store, worker_id, host) = (store.clone(), worker_id.clone(), host.clone());
-                    let fitting = fitting.clone();
-                    async move { claim_batch(&store, batch, &fitting, &worker_id, &host).await }
+                    let (fitting, slots) = (fitting.clone(), slots.clone());
+                    async move { claim_batch(Claimant { store, worker_id, host, slots }, batch, &fitting).await }
                 },
             )
         };
@@ -115,6 +120,7 @@ impl Deliver {
             unknown_kind_after: settings.unknown_kind_after,
             take_over_after: settings.scan_every * 2,
             unknown_kinds: Arc::default(),
+            slots: settings.slots,
             unanswered: Arc::default(),
         }
     }
@@ -256,6 +262,13 @@ impl Deliver {
 
     fn answer(&self, named: &Named, missed: &Missed, deliveries: i64) -> Delivered {
         metrics::claims(label(missed), 1);
+        if let Some(slots) = self.slots.get(&named.queue) {
+            match missed {
+                Missed::Paused => slots.pause(),
+                Missed::Full => slots.has_room(0),
+                _ => {}
+            }
+        }
         let ack = ack_for(missed, deliveries);
         if ack == Ack::Never {
             metrics::terminated(label(missed));
@@ -418,13 +431,19 @@ impl Drop for Unanswered<'_> {
     }
 }
 
+/// Who claims, and what it knows of the queues.
+struct Claimant {
+    store: Store,
+    worker_id: Arc<str>,
+    host: Arc<str>,
+    slots: Arc<HashMap<String, Slots>>,
+}
+
 /// Claims a batch, a statement for each kind, of which it has few. `fitting` is how many claims an answer carries.
 async fn claim_batch(
-    store: &Store,
+    claimant: Claimant,
     mut batch: Vec<ClaimRequest>,
     fitting: &AtomicUsize,
-    worker_id: &str,
-    host: &str,
 ) -> Vec<Result<Option<Claim>, StoreError>> {
     // In order of id, or two batches could wait for each other. There are no duplicates: whoever claims holds the
     // job's reservation in this process.
@@ -440,7 +459,11 @@ async fn claim_batch(
         others.extend(alike.split_off(fit));
         others.sort_unstable();
         let part: Vec<_> = alike.iter().map(|&at| batch[at].clone()).collect();
-        let claims = claim_all(store, &part, worker_id, host).await;
+        let limited = part.first().and_then(|first| claimant.slots.get(&first.queue));
+        let claims = match limited.filter(|slots| slots.is_limited()) {
+            Some(slots) => claim_limited(&claimant, slots, &part).await,
+            None => claim_all(&claimant, &part).await,
+        };
         fitting.store(claims_that_fit(&claims), Ordering::Relaxed);
         for (at, claim) in alike.into_iter().zip(claims) {
             answers[at] = claim;
@@ -451,12 +474,8 @@ async fn claim_batch(
 }
 
 /// Claims jobs of one kind. Where somebody has locked a row, the others are claimed all the same.
-async fn claim_all(
-    store: &Store,
-    part: &[ClaimRequest],
-    worker_id: &str,
-    host: &str,
-) -> Vec<Result<Option<Claim>, StoreError>> {
+async fn claim_all(claimant: &Claimant, part: &[ClaimRequest]) -> Vec<Result<Option<Claim>, StoreError>> {
+    let Claimant { store, worker_id, host, .. } = claimant;
     let waited = store.claim(OfLocked::Wait, part, worker_id, host).await;
     let answers: Vec<Result<Option<Claim>, StoreError>> = match waited {
         Ok(claims) => claims.into_iter().map(Ok).collect(),
@@ -478,6 +497,27 @@ async fn claim_all(
         fault::point("batch_claimed");
     }
     answers
+}
+
+/// Claims jobs of a queue of which only so many may run at once.
+async fn claim_limited(
+    claimant: &Claimant,
+    slots: &Slots,
+    part: &[ClaimRequest],
+) -> Vec<Result<Option<Claim>, StoreError>> {
+    match claimant.store.claim_limited(part, &claimant.worker_id, &claimant.host).await {
+        Ok(limited) => {
+            match limited.room {
+                Some(room) => slots.has_room(room),
+                None => slots.settings(false, None),
+            }
+            metrics::claims("won", limited.claims.iter().flatten().count());
+            limited.claims.into_iter().map(Ok).collect()
+        }
+        // Others claim of this queue: they are asked for again in a moment, as if it were full.
+        Err(error) if error.is_locked() => vec![Ok(None); part.len()],
+        Err(error) => vec![Err(error); part.len()],
+    }
 }
 
 /// How many claims of jobs as large as these one answer should carry. One that was not answered in time may have
@@ -506,6 +546,8 @@ fn label(missed: &Missed) -> &'static str {
         Missed::Stale => "stale",
         Missed::NotDue { .. } => "not_due",
         Missed::Free => "free",
+        Missed::Paused => "paused",
+        Missed::Full => "full",
         Missed::Foreign => "foreign",
         Missed::NoSuchRow => "no_such_row",
     }

@@ -3,6 +3,7 @@
 //! Not here: the rows and their first messages (`insert`), jobs that arrive as messages (`deliver`).
 
 use std::{
+    collections::HashMap,
     future::{Future, IntoFuture},
     pin::Pin,
     time::Duration,
@@ -224,6 +225,7 @@ impl Enqueue<'_> {
     /// publishes it within [`Timing::relay_every`](crate::Timing::relay_every).
     pub async fn tx(self, tx: &mut sqlx::PgTransaction<'_>) -> Result<Enqueued, EnqueueError> {
         let job = self.request.checked(self.tenure.config().payload_bytes_max, Told::Relay)?;
+        self.tenure.limits().admit(&job.queue, 1).await?;
         let id = job.id;
         let created = insert_in(tx, &[job]).await?;
         answers(&[id], &created).pop().ok_or(EnqueueError::KeyNotVisible)
@@ -236,6 +238,7 @@ impl EnqueueMany<'_> {
         let bytes_max = self.tenure.config().payload_bytes_max;
         let jobs = self.requests.into_iter().map(|request| request.checked(bytes_max, Told::Relay));
         let jobs: Vec<_> = jobs.collect::<Result<_, _>>()?;
+        admit(self.tenure, &jobs).await?;
         let ids: Vec<_> = jobs.iter().map(|job| job.id).collect();
         Ok(answers(&ids, &insert_in(tx, &jobs).await?))
     }
@@ -250,6 +253,7 @@ impl<'t> IntoFuture for Enqueue<'t> {
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
             let job = self.request.checked(self.tenure.config().payload_bytes_max, Told::Ticket)?;
+            self.tenure.limits().admit(&job.queue, 1).await?;
             let id = job.id;
             // Only a key can make it wait for somebody's transaction: those with one have a lane of their own.
             let spare = job.key.is_some().then(|| job.clone());
@@ -281,6 +285,7 @@ impl<'t> IntoFuture for EnqueueMany<'t> {
             let bytes_max = self.tenure.config().payload_bytes_max;
             let jobs = self.requests.into_iter().map(|request| request.checked(bytes_max, Told::Ticket));
             let jobs: Vec<_> = jobs.collect::<Result<_, _>>()?;
+            admit(self.tenure, &jobs).await?;
             let ids: Vec<_> = jobs.iter().map(|job| job.id).collect();
             let (store, publications) = (self.tenure.store(), self.tenure.publications());
             let created = insert_patiently(store, publications, jobs).await?;
@@ -288,6 +293,18 @@ impl<'t> IntoFuture for EnqueueMany<'t> {
             Ok(answers(&ids, &created))
         })
     }
+}
+
+/// All of them, or none.
+async fn admit(tenure: &Tenure, jobs: &[NewJob]) -> Result<(), EnqueueError> {
+    let mut queues: HashMap<&str, usize> = HashMap::new();
+    for job in jobs {
+        *queues.entry(&job.queue).or_default() += 1;
+    }
+    for (queue, jobs) in queues {
+        tenure.limits().admit(queue, jobs).await?;
+    }
+    Ok(())
 }
 
 fn answers(ids: &[JobId], created: &[Created]) -> Vec<Enqueued> {

@@ -40,6 +40,19 @@ pub enum EnqueueError {
         /// The limit.
         bytes_max: usize,
     },
+    /// The queue takes no more jobs for now. Nothing was enqueued; try again later, or slow down.
+    #[error(
+        "queue {queue:?} is full: {queued} jobs wait, and it takes {max_queued}; \
+         try again later, or raise its limit with `tenure queues limit`"
+    )]
+    QueueFull {
+        /// Which.
+        queue: String,
+        /// How many jobs were found waiting in it.
+        queued: u64,
+        /// How many may.
+        max_queued: u64,
+    },
     /// Another option.
     #[error("{what} is {value}, but must be {expected}")]
     Option {

@@ -47,10 +47,12 @@ mod metrics;
 mod batch;
 mod fault;
 mod threads;
+mod slots;
 mod store;
 mod queue;
 mod publish;
 mod insert;
+mod limits;
 mod read;
 mod tenure;
 mod enqueue;
@@ -63,6 +65,7 @@ mod context;
 mod settle;
 mod recover;
 mod worker;
+mod queues;
 mod verify;
 
 #[cfg(feature = "cli")]
@@ -85,10 +88,12 @@ pub use insert::EnqueueError;
 pub use job::{Job, JobError, JobId, NameError, Outcome, Status, check_kind, check_queue};
 pub use manage::{Cancelled, CancelledMany, ManageError, Retried, WaitError};
 pub use queue::QueueError;
+pub use queues::{Paused, QueueLimits, QueueSettingsError};
 pub use run::{HandlerError, IntoOutcome, KindOptions, Retry};
 pub use running::{CancelReason, OnCrash, OnWriteLoss};
 pub use store::{
-    DeadCount, DeadFilter, DeadLetter, ExecutionRow, Isolation, JobRow, MigrateError, RecoveryRow, StoreError,
+    DeadCount, DeadFilter, DeadLetter, ExecutionRow, Isolation, JobRow, MigrateError, QueueRow, RecoveryRow,
+    StoreError,
 };
 pub use tenure::{ConnectError, SetupError, Tenure};
 pub use verify::Verified;

@@ -7,6 +7,7 @@ use crate::{
     config::{Config, TimingError},
     insert::{self, Created, EnqueueError},
     job::{JobId, Status},
+    limits::Limits,
     publish::Publications,
     queue::{Queue, QueueError},
     store::{ExecutionRow, JobRow, MigrateError, NewJob, RecoveryRow, Store, StoreError},
@@ -24,6 +25,7 @@ struct Inner {
     queue: Queue,
     enqueues: Batcher<NewJob, Result<Created, EnqueueError>>,
     keyed: Batcher<NewJob, Result<Created, EnqueueError>>,
+    limits: Limits,
     /// Publications that the callers of enqueue did not wait for.
     publications: Publications,
 }
@@ -75,8 +77,8 @@ impl Tenure {
         let publications = Publications::start(store.clone(), queue.clone());
         let lane = || insert::batcher(store.clone(), Some(publications.clone()));
         let (enqueues, keyed) = (lane(), lane());
-        let config = config.clone();
-        Ok(Self { inner: Arc::new(Inner { config, store, queue, enqueues, keyed, publications }) })
+        let (config, limits) = (config.clone(), Limits::new(store.clone()));
+        Ok(Self { inner: Arc::new(Inner { config, store, queue, enqueues, keyed, limits, publications }) })
     }
 
     /// Creates or updates the schema. Returns the versions that were applied; none when it was current.
@@ -147,6 +149,10 @@ impl Tenure {
 
     pub(crate) fn enqueues(&self, keyed: bool) -> &Batcher<NewJob, Result<Created, EnqueueError>> {
         if keyed { &self.inner.keyed } else { &self.inner.enqueues }
+    }
+
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.inner.limits
     }
 
     pub(crate) fn publications(&self) -> &Publications {

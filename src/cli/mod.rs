@@ -10,6 +10,7 @@ mod exec;
 mod guard;
 mod jobs;
 mod print;
+mod queues;
 mod verify;
 mod watch;
 mod work;
@@ -28,7 +29,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use tracing_subscriber::EnvFilter;
 
 use crate::{
-    Config, EnqueueError, HandlerError, JobId, ManageError, NameError, Status, Tenure, WorkerError,
+    Config, EnqueueError, HandlerError, JobId, ManageError, NameError, QueueSettingsError, Status, Tenure,
+    WorkerError,
     bench::{Work, WorkerMode},
 };
 
@@ -77,6 +79,9 @@ enum Command {
     /// Jobs that failed for good, and messages that could not become jobs.
     #[command(subcommand)]
     Dead(DeadCommand),
+    /// Look at queues; pause, resume and limit them, on all workers.
+    #[command(subcommand)]
+    Queues(QueuesCommand),
     /// Look at every job for what must never be: lost jobs, two owners at once, a second completion. Exit 1 if
     /// anything is wrong.
     Verify,
@@ -140,8 +145,9 @@ struct EnqueueArgs {
 
 #[derive(Debug, Args)]
 struct WorkArgs {
-    /// The queues to serve.
-    #[arg(required = true)]
+    /// The queues to serve. With weights (`urgent=8 bulk=1`) they share the slots of --concurrency: where all have
+    /// jobs waiting, each gets its part.
+    #[arg(required = true, value_name = "QUEUE[=WEIGHT]")]
     queues: Vec<String>,
     /// The command, run by `sh -c`. The payload is its standard input; see the README.
     #[arg(long)]
@@ -149,7 +155,7 @@ struct WorkArgs {
     /// Only jobs of these kinds; others wait for a worker that knows them. Default: all.
     #[arg(long = "kind")]
     kinds: Vec<String>,
-    /// How many jobs of each queue run at once.
+    /// How many jobs of each queue run at once; with weights, of all of them.
     #[arg(long, default_value_t = 1, value_parser = limit, allow_negative_numbers = true)]
     concurrency: u32,
     /// Report for a command that says nothing for long. Use --timeout as well.
@@ -289,6 +295,52 @@ enum DeadCommand {
     },
 }
 
+#[derive(Debug, Subcommand)]
+enum QueuesCommand {
+    /// Every queue that has jobs, workers or settings.
+    List,
+    /// Start none of their jobs, until they are resumed. What runs goes on.
+    Pause {
+        /// The queues.
+        #[arg(required = true)]
+        queues: Vec<String>,
+    },
+    /// Start their jobs again.
+    Resume {
+        /// The queues.
+        #[arg(required = true)]
+        queues: Vec<String>,
+    },
+    /// How many jobs of a queue may run at once, on all workers together, and how many may wait.
+    Limit {
+        /// The queue.
+        queue: String,
+        /// A number, or none.
+        #[arg(long, allow_negative_numbers = true)]
+        max_running: Option<LimitChange>,
+        /// A number, or none. More are refused when they are enqueued.
+        #[arg(long, allow_negative_numbers = true)]
+        max_queued: Option<LimitChange>,
+    },
+}
+
+/// A limit, or that there is to be none.
+#[derive(Debug, Clone, Copy)]
+struct LimitChange(Option<u64>);
+
+impl std::str::FromStr for LimitChange {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "none" => Ok(Self(None)),
+            number => {
+                number.parse().map(|n| Self(Some(n))).map_err(|_| "it must be a number above 0, or none")
+            }
+        }
+    }
+}
+
 #[derive(Debug, Args)]
 struct DeadSelection {
     /// Only those of this queue.
@@ -372,7 +424,16 @@ fn failed(error: &anyhow::Error) -> ExitCode {
             || matches!(cause.downcast_ref(), Some(ManageError::Name(_) | ManageError::Key { .. }))
             || matches!(
                 cause.downcast_ref(),
-                Some(WorkerError::Slots { .. } | WorkerError::Handler(_) | WorkerError::Name(_))
+                Some(
+                    WorkerError::Slots { .. }
+                        | WorkerError::Shared { .. }
+                        | WorkerError::Handler(_)
+                        | WorkerError::Name(_)
+                )
+            )
+            || matches!(
+                cause.downcast_ref(),
+                Some(QueueSettingsError::Name(_) | QueueSettingsError::Limit { .. })
             )
             || matches!(
                 cause.downcast_ref(),
@@ -407,6 +468,7 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Work(args) => work::run(&cli, args).await,
         Command::Jobs(command) => jobs::run(&cli, command).await,
         Command::Dead(command) => dead::run(&cli, command).await,
+        Command::Queues(command) => queues::run(&cli, command).await,
         Command::Verify => verify::run(&cli).await,
         Command::Bench(args) => bench::run(&cli, args).await,
         Command::BenchWorker { queue, slots, mode } => {

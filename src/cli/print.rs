@@ -31,3 +31,14 @@ pub(super) fn answer(id: JobId, answer: &impl Serialize) -> serde_json::Value {
     value["id"] = id.to_string().into();
     value
 }
+
+/// A time span, to the second where that says enough.
+pub(super) fn seconds(seconds: f64) -> String {
+    let span = std::time::Duration::try_from_secs_f64(seconds).unwrap_or_default();
+    let shown = if span.as_secs() < 10 {
+        std::time::Duration::from_millis(u64::try_from(span.as_millis()).unwrap_or_default())
+    } else {
+        std::time::Duration::from_secs(span.as_secs())
+    };
+    humantime::format_duration(shown).to_string()
+}

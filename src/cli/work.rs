@@ -2,7 +2,7 @@
 
 use std::{process::ExitCode, time::Duration};
 
-use super::{Cli, CrashPolicy, WorkArgs, exec, guard};
+use super::{Cli, CrashPolicy, Usage, WorkArgs, exec, guard};
 use crate::{JobContext, KindOptions, OnCrash, Worker, shutdown_signal};
 
 pub(super) async fn run(cli: &Cli, args: &WorkArgs) -> anyhow::Result<ExitCode> {
@@ -33,8 +33,13 @@ pub(super) async fn run(cli: &Cli, args: &WorkArgs) -> anyhow::Result<ExitCode> 
         }
     };
     let mut worker = Worker::builder(&tenure);
-    for queue in &args.queues {
-        worker = worker.concurrency(queue, usize::try_from(args.concurrency)?);
+    let slots = usize::try_from(args.concurrency)?;
+    if args.queues.iter().any(|queue| queue.contains('=')) {
+        worker = worker.shared(slots, weights(&args.queues)?);
+    } else {
+        for queue in &args.queues {
+            worker = worker.concurrency(queue, slots);
+        }
     }
     if args.kinds.is_empty() {
         worker = worker.handle_any(options, handler());
@@ -46,4 +51,17 @@ pub(super) async fn run(cli: &Cli, args: &WorkArgs) -> anyhow::Result<ExitCode> 
     worker.run_until(shutdown_signal()).await?;
     tenure.close().await;
     Ok(ExitCode::SUCCESS)
+}
+
+fn weights(queues: &[String]) -> Result<Vec<(&str, u32)>, Usage> {
+    let weight = |text: &String| {
+        Usage(format!(
+            "{text:?} has no weight; write QUEUE=WEIGHT for each queue, such as urgent=8, or for none"
+        ))
+    };
+    let weighted = queues.iter().map(|text| {
+        let (queue, of) = text.split_once('=').ok_or_else(|| weight(text))?;
+        Ok((queue, of.parse().map_err(|_| weight(text))?))
+    });
+    weighted.collect()
 }

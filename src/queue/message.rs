@@ -23,6 +23,8 @@ pub(crate) struct Delivery {
     published_ns: i128,
     /// How often it was delivered, this time included. A hint: the server may lose count.
     pub(crate) deliveries: i64,
+    /// How many messages of its queue were never delivered, when it was.
+    pub(crate) pending: u64,
     pub(crate) receipt: Receipt,
 }
 
@@ -35,12 +37,12 @@ impl Delivery {
     ) -> Result<Self, async_nats::Error> {
         let lent = context.take().unwrap_or_else(|| queue.context.clone());
         let message = jetstream::Message { message, context: lent };
-        let numbers = message
-            .info()
-            .map(|info| (info.stream_sequence, info.published.unix_timestamp_nanos(), info.delivered));
+        let numbers = message.info().map(|info| {
+            (info.stream_sequence, info.published.unix_timestamp_nanos(), info.delivered, info.pending)
+        });
         let jetstream::Message { message, context: lent } = message;
         *context = Some(lent);
-        let (sequence, published_ns, deliveries) = numbers?;
+        let (sequence, published_ns, deliveries, pending) = numbers?;
         Ok(Self {
             subject: message.subject.into_string(),
             body: message.payload,
@@ -48,6 +50,7 @@ impl Delivery {
             sequence,
             published_ns,
             deliveries,
+            pending,
             receipt: Receipt {
                 reply: message.reply,
                 sequence,

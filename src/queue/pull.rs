@@ -3,7 +3,7 @@
 //! A loop of our own: async-nats 0.51's `batch()` with a heartbeat loses a wake-up, and its `stream()`
 //! fetches beyond the free slots; a dead worker would keep those messages for a whole `ack_wait`.
 //!
-//! The rules: permits first, then a request for just that many; each message takes one permit of `held`;
+//! The rules: slots first, then a request for just that many; each message takes one slot of `held`;
 //! a request that ended early gives its own back. A new request only when as many slots are free as are
 //! asked for, so that at most log2(slots) + 1 wait. Every request ends by itself after `pull_for`; when
 //! nothing at all was heard for longer, or there is a new connection, the loop starts on a new inbox.
@@ -12,7 +12,7 @@
 //! not wait for the server, so that messages on their way would be dropped, and kept from everybody for
 //! a whole `ack_wait` (seen: one or two of 2,000 when a worker stopped under load).
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use async_nats::{
     StatusCode, Subscriber,
@@ -23,12 +23,15 @@ use futures::{
     stream::{BoxStream, SelectAll},
 };
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    sync::watch,
     time::{Instant, sleep, sleep_until},
 };
 
 use super::{connect::Queue, message::Delivery};
-use crate::claim::Ack;
+use crate::{
+    claim::Ack,
+    slots::{Slot, Slots},
+};
 
 /// How much later than the end of a request its last message may arrive.
 const LATE: Duration = Duration::from_millis(1_500);
@@ -41,7 +44,7 @@ const TOGETHER_MAX: usize = 64;
 /// What a pull brought.
 pub(crate) enum Pulled {
     /// Messages, each with the slot it may run in.
-    Deliveries(Vec<(Delivery, OwnedSemaphorePermit)>),
+    Deliveries(Vec<(Delivery, Slot)>),
     /// Nobody answers, or the consumer is gone: look after the topology.
     Broken(String),
 }
@@ -52,7 +55,7 @@ pub(crate) struct Pull {
     /// Lent to each message while it is read.
     context: Option<jetstream::Context>,
     consumer: PullConsumer,
-    slots: Arc<Semaphore>,
+    slots: Slots,
     /// How long a request waits on the server. A dead worker's request takes messages for this long.
     requests_last: Duration,
     connections: watch::Receiver<u64>,
@@ -60,8 +63,8 @@ pub(crate) struct Pull {
     subscriber: Option<Subscriber>,
     /// Inboxes that were left, each until nothing can come any more.
     old: SelectAll<BoxStream<'static, async_nats::Message>>,
-    /// Permits that were asked for on the server's side.
-    held: Vec<OwnedSemaphorePermit>,
+    /// Slots for which jobs were asked for on the server's side.
+    held: Vec<Slot>,
     requested_at: Instant,
     unanswered: u32,
     /// Read from the subscriber, and still to be looked at.
@@ -69,12 +72,7 @@ pub(crate) struct Pull {
 }
 
 impl Pull {
-    pub(crate) fn new(
-        queue: Queue,
-        consumer: PullConsumer,
-        slots: Arc<Semaphore>,
-        requests_last: Duration,
-    ) -> Self {
+    pub(crate) fn new(queue: Queue, consumer: PullConsumer, slots: Slots, requests_last: Duration) -> Self {
         let connections = queue.connections.clone();
         Self {
             queue,
@@ -102,10 +100,14 @@ impl Pull {
         }
         loop {
             let wanted = BATCH_MAX.saturating_sub(self.held.len());
-            let free = self.slots.available_permits().min(wanted);
+            let slots = self.slots.clone();
+            // Told of changes from here on, or one would be missed between the look and the wait.
+            let mut changed = std::pin::pin!(slots.changed());
+            changed.as_mut().enable();
+            let free = slots.available(self.held.len()).min(wanted);
             if free > 0 && free >= self.held.len() {
                 let before = self.held.len();
-                self.take_permits(free);
+                self.held.extend(slots.take(free, before));
                 self.request(self.held.len() - before).await?;
             }
             let idle = self.held.is_empty();
@@ -131,11 +133,7 @@ impl Pull {
                     changed?;
                     self.reset().await?;
                 }
-                permit = self.slots.clone().acquire_owned(), if idle => {
-                    self.held.push(permit?);
-                    self.take_permits(BATCH_MAX - 1);
-                    self.request(self.held.len()).await?;
-                }
+                () = changed, if idle => {}
                 () = sleep_until(silent_at), if !idle => {
                     self.reset().await?;
                     return Ok(Pulled::Broken("the server does not answer".into()));
@@ -204,6 +202,9 @@ impl Pull {
                 self.unanswered = 0;
                 if let Some(unused) = unused(&message) {
                     self.held.truncate(self.held.len().saturating_sub(unused));
+                    if unused > 0 {
+                        self.slots.has_more(false);
+                    }
                 } else {
                     let why = message.description.unwrap_or_default();
                     self.reset().await?;
@@ -218,13 +219,13 @@ impl Pull {
 
     async fn on_job(&mut self, message: async_nats::Message) -> Result<Option<Pulled>, async_nats::Error> {
         let delivery = self.delivery(message)?;
-        let permit = self.held.pop().or_else(|| self.slots.clone().try_acquire_owned().ok());
-        let Some(permit) = permit else {
+        self.slots.has_more(delivery.pending > 0);
+        let Some(slot) = self.held.pop().or_else(|| self.slots.take_for_message()) else {
             // Asked for before a reset, and no slot is free any more.
             delivery.receipt.send(Ack::Later(Duration::ZERO)).await;
             return Ok(None);
         };
-        Ok(Some(Pulled::Deliveries(vec![(delivery, permit)])))
+        Ok(Some(Pulled::Deliveries(vec![(delivery, slot)])))
     }
 
     /// Adds the messages that are here already and have a slot.
@@ -237,9 +238,9 @@ impl Pull {
                     self.next_message = Some(message);
                     break;
                 }
-                let Some(permit) = self.held.pop() else { break };
+                let Some(slot) = self.held.pop() else { break };
                 match self.delivery(message) {
-                    Ok(delivery) => deliveries.push((delivery, permit)),
+                    Ok(delivery) => deliveries.push((delivery, slot)),
                     // Not one of JetStream's: nothing to run, and nobody to answer.
                     Err(error) => tracing::warn!(%error, "an unreadable message was dropped"),
                 }
@@ -250,10 +251,6 @@ impl Pull {
 
     fn delivery(&mut self, message: async_nats::Message) -> Result<Delivery, async_nats::Error> {
         Delivery::new(&self.queue, &mut self.context, message)
-    }
-
-    fn take_permits(&mut self, n: usize) {
-        self.held.extend((0..n).map_while(|_| self.slots.clone().try_acquire_owned().ok()));
     }
 
     async fn request(&mut self, batch: usize) -> Result<(), async_nats::Error> {

@@ -461,6 +461,26 @@ impl Store {
         }
     }
 
+    /// Runs statements of tenure's own in one transaction, all of them in the time of one call.
+    pub(super) async fn own_transaction<T, W>(&self, work: W) -> Result<T, StoreError>
+    where
+        W: for<'t> FnOnce(&'t mut PgConnection) -> BoxFuture<'t, Result<T, sqlx::Error>>,
+    {
+        let answer = Self::acquire(&self.own).await;
+        let mut held = self.observe(answer)?;
+        let answer = self
+            .deadline(async {
+                let mut transaction = held.connection.begin().await?;
+                let value = work(&mut transaction).await?;
+                transaction.commit().await?;
+                Ok(value)
+            })
+            .await;
+        // Otherwise its transaction may be open still: the connection is closed, and rolls it back.
+        held.finished = answer.is_ok();
+        self.observe(answer)
+    }
+
     /// Ends the session of a transaction that was given up, whatever it is doing. Returns at once.
     pub(crate) fn end_transaction(&self, pid: i32, began: chrono::DateTime<chrono::Utc>) {
         let store = self.clone();

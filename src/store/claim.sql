@@ -4,7 +4,8 @@
 --   $4 stale_after in seconds  $5 what becomes of each when its worker is lost: 'retry' or 'dead_letter'
 --   $6 worker id  $7 worker host
 --
--- Followed by claim_wait.sql, claim_one.sql or claim_skip.sql, which say by which ids; then by claim_won.sql.
+-- Followed by claim_wait.sql, claim_one.sql or claim_skip.sql, which say by which ids; by claim_unlimited.sql or
+-- claim_limited.sql, which say of which queues; then by claim_won.sql.
 -- One row a job: now ours, under its new token. No row: not ours; ask missed.sql why.
 --
 -- Claims of one job queue up on its row lock. When the winner commits, the others re-read the row,

@@ -190,27 +190,7 @@ impl Store {
         let query = query.bind(&first.queue).bind(&first.kind).bind(first.stale_after.as_secs_f64());
         let query = query.bind(first.on_crash).bind(worker_id).bind(worker_host);
         let sent_at = Instant::now();
-        let rows = self.rows_over(Line::Claim, query).await?;
-        let mut claims = vec![None; requests.len()];
-        for row in &rows {
-            // By position, as the statement returns them: a look-up of each name costs as much as the rest.
-            let job = row.try_get(0)?;
-            let Ok(at) = ids.binary_search(&job) else { continue };
-            claims[at] = Some(Claim {
-                key: ClaimKey { job, token: row.try_get(1)?, claim: row.try_get(2)? },
-                // What was claimed is of the queue and the kind that were asked for.
-                queue: first.queue.clone(),
-                kind: first.kind.clone(),
-                payload: row.try_get(3)?,
-                attempt: row.try_get::<i32, _>(4)?.cast_unsigned(),
-                max_attempts: row.try_get::<i32, _>(5)?.cast_unsigned(),
-                checkpoint: json(row.try_get(6)?),
-                trace_context: row.try_get(7)?,
-                dispatch: row.try_get(8)?,
-                sent_at,
-            });
-        }
-        Ok(claims)
+        Ok(claims_of(&self.rows_over(Line::Claim, query).await?, requests, sent_at)?)
     }
 
     /// Why a claim was refused. `dispatch` is the message's; `None` for a submission.
@@ -249,6 +229,8 @@ impl Store {
         }
         Ok(match Duration::try_from_secs_f64(row.try_get("due_in_s")?) {
             Ok(due_in) if !due_in.is_zero() => Missed::NotDue { due_in, relayed: !message_known },
+            _ if row.try_get("paused")? => Missed::Paused,
+            _ if row.try_get("limited")? => Missed::Full,
             _ => Missed::Free,
         })
     }
@@ -453,4 +435,34 @@ impl Store {
         let rows = self.rows(query(RUN_NOW).bind(jobs)).await?;
         Ok(rows.iter().map(|row| row.try_get("id")).collect::<Result<_, sqlx::Error>>()?)
     }
+}
+
+/// What a claim answered, at the place of each request. They are sorted, and like the first but for the job.
+pub(super) fn claims_of(
+    rows: &[PgRow],
+    requests: &[ClaimRequest],
+    sent_at: Instant,
+) -> Result<Vec<Option<Claim>>, sqlx::Error> {
+    let mut claims = vec![None; requests.len()];
+    for row in rows {
+        // By position, as the statement returns them: a look-up of each name costs as much as the rest.
+        let job = row.try_get(0)?;
+        let Ok(at) = requests.binary_search_by_key(&job, |request| request.job) else { continue };
+        let of = &requests[at];
+        claims[at] = Some(Claim {
+            key: ClaimKey { job, token: row.try_get(1)?, claim: row.try_get(2)? },
+            // What was claimed is of the queue and the kind that were asked for.
+            queue: of.queue.clone(),
+            kind: of.kind.clone(),
+            payload: row.try_get(3)?,
+            attempt: row.try_get::<i32, _>(4)?.cast_unsigned(),
+            max_attempts: row.try_get::<i32, _>(5)?.cast_unsigned(),
+            checkpoint: json(row.try_get(6)?),
+            trace_context: row.try_get(7)?,
+            dispatch: row.try_get(8)?,
+            waited: Duration::try_from_secs_f64(row.try_get(9)?).unwrap_or_default(),
+            sent_at,
+        });
+    }
+    Ok(claims)
 }

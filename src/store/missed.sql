@@ -7,11 +7,13 @@
 SELECT u.ord,
        j.queue, j.kind, j.status, j.worker_id, j.claim_id, j.fencing_token, j.dispatch,
        j.published_at IS NOT NULL AS message_known,
+       q.paused_at IS NOT NULL AS paused, q.max_running IS NOT NULL AS limited,
        extract(epoch FROM j.scheduled_at - statement_timestamp())::float8 AS due_in_s,
        extract(epoch FROM j.last_activity_at + j.stale_after - statement_timestamp())::float8 AS stale_in_s,
        f.finished IS NOT NULL AS finished
   FROM unnest((SELECT $1::uuid[]), $2::int[]) AS u(id, ord)
   LEFT JOIN tenure.jobs j ON j.id = u.id AND j.id = ANY ((SELECT $1::uuid[])::uuid[])
+  LEFT JOIN tenure.queues q ON q.queue = j.queue
   LEFT JOIN LATERAL (
        SELECT 1 AS finished FROM tenure.job_history h WHERE h.id = u.id
        UNION ALL

@@ -11,6 +11,7 @@ mod call;
 mod rows;
 mod jobs;
 mod recovery;
+mod queues;
 mod views;
 mod dead;
 #[cfg(feature = "cli")]
@@ -24,6 +25,8 @@ pub use call::{Isolation, StoreError};
 pub use dead::{DeadCount, DeadFilter, DeadLetter};
 pub(crate) use migrate::MIGRATIONS;
 pub use migrate::MigrateError;
+pub(crate) use queues::Change;
+pub use queues::QueueRow;
 pub(crate) use rows::{
     AttemptEnd, CancelAnswer, ClaimRequest, Completion, DueJob, EndedAttempt, HostWorker, NewJob, OfLocked,
     ProgressWrite, Refused, Registration, Route, RuleBroken, Told,
@@ -45,9 +48,20 @@ statements! {
     ENQUEUE_ONE = "enqueue_one";
     HELD_KEYS = "held_keys";
     UNPUBLISHED = "unpublished";
-    CLAIM = "claim" "claim_wait" "claim_won";
-    CLAIM_ONE = "claim" "claim_one" "claim_won";
-    CLAIM_SKIP = "claim" "claim_skip" "claim_won";
+    CLAIM = "claim" "claim_wait" "claim_unlimited" "claim_won";
+    CLAIM_ONE = "claim" "claim_one" "claim_unlimited" "claim_won";
+    CLAIM_SKIP = "claim" "claim_skip" "claim_unlimited" "claim_won";
+    CLAIM_LIMITED = "claim" "claim_skip" "claim_limited" "claim_won";
+    LOCK_QUEUE = "lock_queue";
+    QUEUE_ROOM = "queue_room";
+    TAKE_SLOTS = "take_slots";
+    QUEUE_SETTINGS = "queue_settings";
+    PAUSE_QUEUE = "pause_queue";
+    RESUME_QUEUE = "resume_queue";
+    LIMIT_QUEUE = "limit_queue";
+    QUEUE_LIMITS = "queue_limits";
+    COUNT_QUEUED = "count_queued";
+    LIST_QUEUES = "list_queues";
     MISSED = "missed";
     UNANSWERED = "unanswered";
     PROGRESS = "progress";

@@ -9,7 +9,7 @@
 //! the rest to stop; release them; publish what was released; sign off.
 
 use std::{
-    collections::BTreeMap,
+    collections::HashMap,
     future::Future,
     path::PathBuf,
     sync::{
@@ -20,7 +20,6 @@ use std::{
 };
 
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
     task::JoinSet,
     time::{sleep, timeout},
 };
@@ -43,9 +42,13 @@ use crate::{
     run::{Ended, Kind, Kinds, run},
     running::{Message, Reservation, Running, RunningJob},
     settle::{Settle, Settled, Verdict, verdict},
+    slots::{Slot, Slots},
     store::{MIGRATIONS, Registration, Store, StoreError},
     threads::Threads,
 };
+
+/// How often a worker asks whether its queues were paused, resumed or limited: with its jitter, within a second.
+const SETTINGS_READ_EVERY: Duration = Duration::from_millis(700);
 
 /// A running worker.
 pub(super) struct Shared<S> {
@@ -60,7 +63,10 @@ pub(super) struct Shared<S> {
     pub(super) timing: Timing,
     pub(super) worker_id: String,
     pub(super) hostname: String,
-    pub(super) queues: BTreeMap<String, usize>,
+    /// The queues served, and the slots of each.
+    pub(super) queues: Arc<HashMap<String, Slots>>,
+    /// How many jobs run at once, of all of them.
+    pub(super) slots: usize,
     pub(super) recovery: Recovery,
     pub(super) runtime_dir: PathBuf,
     pub(super) threads: Threads,
@@ -90,6 +96,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
         background.spawn(self.clone().listen(control));
         background.spawn(self.clone().renew(registration));
         background.spawn(self.clone().give_back());
+        background.spawn(self.clone().follow_settings());
         if self.recovery.scanner {
             background.spawn(self.clone().scan());
         }
@@ -100,10 +107,11 @@ impl<S: Send + Sync + 'static> Shared<S> {
             background.spawn(self.clone().relay());
             background.spawn(self.clone().reclaim());
         }
-        for (name, slots) in self.queues.clone() {
-            pulls.spawn(self.clone().pull(name, slots, stop_pulling.clone()));
+        for (name, slots) in &*self.queues {
+            pulls.spawn(self.clone().pull(name.clone(), slots.clone(), stop_pulling.clone()));
         }
-        tracing::info!(worker = %self.worker_id, queues = ?self.queues, "worker started");
+        let queues: Vec<_> = self.queues.keys().collect();
+        tracing::info!(worker = %self.worker_id, ?queues, slots = self.slots, "worker started");
 
         let all_blocked = tokio::select! {
             () = shutdown => false,
@@ -161,7 +169,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
             renew_every: self.timing.renew_every,
             queues: self.queues.keys().cloned().collect(),
             kinds: self.kinds.names(),
-            slots: i32::try_from(self.queues.values().sum::<usize>()).unwrap_or(i32::MAX),
+            slots: i32::try_from(self.slots).unwrap_or(i32::MAX),
         }
     }
 
@@ -315,6 +323,26 @@ impl<S: Send + Sync + 'static> Shared<S> {
         }
     }
 
+    /// Asks what operators have said of the queues. A claim is told by the database itself; this is so that
+    /// nothing is asked for in vain, and that a queue that is resumed goes on at once.
+    async fn follow_settings(self: Arc<Self>) {
+        let names: Vec<_> = self.queues.keys().cloned().collect();
+        loop {
+            match self.store.queue_settings(&names).await {
+                Ok(said) => {
+                    let mut said: HashMap<_, _> =
+                        said.into_iter().map(|of| (of.queue, (of.paused, of.room))).collect();
+                    for (name, slots) in &*self.queues {
+                        let (paused, room) = said.remove(name).unwrap_or((false, None));
+                        slots.settings(paused, room);
+                    }
+                }
+                Err(error) => tracing::debug!(%error, "the queues' settings were not read"),
+            }
+            sleep(jittered(SETTINGS_READ_EVERY)).await;
+        }
+    }
+
     async fn scan(self: Arc<Self>) {
         let (every, stale_after) = (self.timing.scan_every, self.timing.stale_after);
         loop {
@@ -362,8 +390,12 @@ impl<S: Send + Sync + 'static> Shared<S> {
             if !self.queue.is_connected() {
                 continue;
             }
-            for name in self.queues.keys() {
+            for (name, slots) in &*self.queues {
                 let within = self.timing.publish_within;
+                // A message that came too late for a pause waits on the server: delivered, but not lost.
+                if slots.was_closed_within(within) {
+                    continue;
+                }
                 let looked =
                     relay::reclaim_lost(&self.store, &self.queue, name, within, every / 2, &self.worker_id)
                         .await;
@@ -381,10 +413,9 @@ impl<S: Send + Sync + 'static> Shared<S> {
     }
 
     /// Pulls one queue's messages until told to stop. Returns what still runs.
-    async fn pull(self: Arc<Self>, name: String, slots: usize, stop: CancellationToken) -> JoinSet<()> {
+    async fn pull(self: Arc<Self>, name: String, slots: Slots, stop: CancellationToken) -> JoinSet<()> {
         // Dropped with this future, so that nothing outlives the worker.
         let mut jobs = JoinSet::new();
-        let slots = Arc::new(Semaphore::new(slots));
         let mut database = self.store.availability();
         while !stop.is_cancelled() {
             if !database.borrow().up {
@@ -455,7 +486,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
     }
 
     /// Takes one delivery to its end. The slot is free when this returns.
-    async fn take(&self, delivery: Delivery, _slot: OwnedSemaphorePermit) {
+    async fn take(&self, delivery: Delivery, _slot: Slot) {
         fault::point("delivered");
         let rules = |kind: &str| self.kinds.get(kind).map(|kind| kind.rules);
         match self.deliver.decide(&delivery, rules).await {
@@ -519,6 +550,9 @@ impl<S: Send + Sync + 'static> Shared<S> {
             self.queue.flush().await;
         }
         fault::point("acknowledged");
+        if let Some(slots) = self.queues.get(&job.claim.queue) {
+            slots.ended();
+        }
         // Not before the ack: until then a redelivery must find the job here. Nor while the handler keeps its
         // thread, though it was given up: the next attempt must not run beside it.
         if job.thread.blocked_for().is_some() {

@@ -38,7 +38,7 @@ fn worker(bench: &Bench, slots: usize) -> Running {
 
 /// Claims by the production statement; `(claim id, token)` of each that was won.
 async fn claim(bench: &Bench, jobs: &[Uuid]) -> Vec<(Uuid, i64)> {
-    let rows = sqlx::query(statement("claim claim_wait claim_won"))
+    let rows = sqlx::query(statement("claim claim_wait claim_unlimited claim_won"))
         .bind(jobs)
         .bind("q")
         .bind("order")

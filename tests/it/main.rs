@@ -30,6 +30,7 @@ mod limits;
 mod outage;
 mod plans;
 mod properties;
+mod queues;
 mod recover;
 mod roles;
 mod run;

@@ -34,8 +34,8 @@ fn hot(ids: &[String]) -> Vec<(&'static str, String)> {
     let ords = format!("ARRAY[{}]", (0..n).map(|n| n.to_string()).collect::<Vec<_>>().join(","));
     let mine = format!("{keys}, {tokens}, {keys}");
     let mut all = vec![
-        ("claim claim_wait claim_won", format!("{keys}, 'q', 'k', 300, 'retry', 'w', 'h'")),
-        ("claim claim_skip claim_won", format!("{keys}, 'q', 'k', 300, 'retry', 'w', 'h'")),
+        ("claim claim_wait claim_unlimited claim_won", format!("{keys}, 'q', 'k', 300, 'retry', 'w', 'h'")),
+        ("claim claim_skip claim_unlimited claim_won", format!("{keys}, 'q', 'k', 300, 'retry', 'w', 'h'")),
         ("progress", format!("{mine}, {}", array("'{\"progress\": 50}'", "text"))),
         ("complete complete_move", format!("{mine}, {nulls}")),
         ("complete_locked complete_skip complete_taken complete_move", format!("{mine}, {nulls}")),
@@ -48,11 +48,14 @@ fn hot(ids: &[String]) -> Vec<(&'static str, String)> {
         ("still_mine", mine.clone()),
         ("settled_as", format!("{mine}, {ords}")),
         ("missed", format!("{keys}, {ords}")),
+        ("queue_room", "'limited'".into()),
+        ("queue_settings", "ARRAY['limited']".into()),
+        ("claim claim_skip claim_limited claim_won", format!("{keys}, 'q', 'k', 300, 'retry', 'w', 'h'")),
         ("published", format!("{keys}, {}, {tokens}", array("1", "int"))),
     ];
     if n == 1 {
         all.extend([
-            ("claim claim_one claim_won", format!("{id}, 'q', 'k', 300, 'retry', 'w', 'h'")),
+            ("claim claim_one claim_unlimited claim_won", format!("{id}, 'q', 'k', 300, 'retry', 'w', 'h'")),
             ("complete_one complete_move", format!("{id}, 1, {id}, NULL")),
             ("fence", format!("{id}, 1, {id}")),
         ]);
@@ -205,7 +208,7 @@ async fn claims_and_progress_touch_no_index() {
         .fetch_all(&mut connection)
         .await
         .unwrap();
-    let claimed = sqlx::query(statement("claim claim_wait claim_won"))
+    let claimed = sqlx::query(statement("claim claim_wait claim_unlimited claim_won"))
         .bind(&ids)
         .bind("q")
         .bind("k")

@@ -89,9 +89,9 @@ impl Real {
     async fn claim(&mut self, life: Life) -> Option<u8> {
         self.turn += 1;
         let claim = match self.turn % 3 {
-            0 => sqlx::query(statement("claim claim_one claim_won")).bind(self.job),
-            1 => sqlx::query(statement("claim claim_wait claim_won")).bind(vec![self.job]),
-            _ => sqlx::query(statement("claim claim_skip claim_won")).bind(vec![self.job]),
+            0 => sqlx::query(statement("claim claim_one claim_unlimited claim_won")).bind(self.job),
+            1 => sqlx::query(statement("claim claim_wait claim_unlimited claim_won")).bind(vec![self.job]),
+            _ => sqlx::query(statement("claim claim_skip claim_unlimited claim_won")).bind(vec![self.job]),
         };
         let row = claim
             .bind("q")

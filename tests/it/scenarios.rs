@@ -233,6 +233,14 @@ async fn child() {
             .run_until(tenure::shutdown_signal())
             .await
             .unwrap(),
+        "sleepy" => Worker::builder(&tenure)
+            .handle_any(KindOptions::new().keepalive(), |_: serde_json::Value, _| {
+                tokio::time::sleep(Duration::from_millis(60))
+            })
+            .concurrency("q", 5)
+            .run_until(std::future::pending())
+            .await
+            .unwrap(),
         "noops" => Worker::builder(&tenure)
             .handle_any(KindOptions::new(), |_, _| async {})
             .concurrency("noops", 500)

@@ -8,7 +8,7 @@ use std::{
 
 /// The layers of `src`, bottom first. A module uses those below it, never its own layer or above.
 const LAYERS: &[&[&str]] = &[
-    &["job", "backoff", "metrics", "batch", "fault", "threads"],
+    &["job", "backoff", "metrics", "batch", "fault", "threads", "slots"],
     &["config", "claim"],
     &["store", "queue"],
     &["read", "running", "publish"],
@@ -16,9 +16,10 @@ const LAYERS: &[&[&str]] = &[
     &["context"],
     &["run"],
     &["insert"],
+    &["limits"],
     &["deliver", "settle", "recover"],
     &["tenure"],
-    &["enqueue", "manage", "verify", "worker"],
+    &["enqueue", "manage", "queues", "verify", "worker"],
     &["dev"],
     &["bench"],
     &["cli"],

@@ -1,0 +1,95 @@
+//! `tenure queues`.
+
+use std::process::ExitCode;
+
+use serde_json::json;
+
+use super::{Cli, LimitChange, Output, QueuesCommand, Usage, jobs::table, jobs::time, print};
+use crate::{QueueLimits, QueueRow};
+
+pub(super) async fn run(cli: &Cli, command: &QueuesCommand) -> anyhow::Result<ExitCode> {
+    let tenure = cli.connect().await?;
+    match command {
+        QueuesCommand::List => {
+            let queues = tenure.queues().await?;
+            match cli.output {
+                Output::Json => print::line(serde_json::to_string_pretty(&queues)?),
+                Output::Table => print::line(list(&queues)),
+            }
+        }
+        QueuesCommand::Pause { queues } => {
+            for queue in queues {
+                let paused = tenure.pause_queue(queue).await?;
+                match cli.output {
+                    Output::Json => print::line(json!({ "queue": queue, "paused": paused })),
+                    Output::Table if paused.was_paused => {
+                        print::line(format!("{queue} was paused already, at {}", time(Some(paused.since))));
+                    }
+                    Output::Table => {
+                        print::line(format!("{queue} is paused: none of its jobs starts; what runs goes on"))
+                    }
+                }
+            }
+        }
+        QueuesCommand::Resume { queues } => {
+            for queue in queues {
+                let resumed = tenure.resume_queue(queue).await?;
+                match cli.output {
+                    Output::Json => print::line(json!({ "queue": queue, "resumed": resumed })),
+                    Output::Table if resumed => print::line(format!("{queue} is resumed")),
+                    Output::Table => print::line(format!("{queue} was not paused")),
+                }
+            }
+        }
+        QueuesCommand::Limit { queue, max_running, max_queued } => {
+            if max_running.is_none() && max_queued.is_none() {
+                return Err(
+                    Usage("say which: --max-running N, --max-queued N, or either with none".into()).into()
+                );
+            }
+            let mut limits = QueueLimits::new();
+            if let Some(LimitChange(jobs)) = max_running {
+                limits = limits.max_running(jobs.map(|jobs| u32::try_from(jobs).unwrap_or(u32::MAX)));
+            }
+            if let Some(LimitChange(jobs)) = max_queued {
+                limits = limits.max_queued(*jobs);
+            }
+            tenure.limit_queue(queue, limits).await?;
+            match cli.output {
+                Output::Json => print::line(json!({ "queue": queue, "limited": true })),
+                Output::Table => {
+                    print::line(format!("{queue} has new limits; `tenure queues list` shows them"))
+                }
+            }
+        }
+    }
+    tenure.close().await;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn list(queues: &[QueueRow]) -> comfy_table::Table {
+    let header = ["QUEUE", "STATE", "DUE", "OLDEST DUE", "SCHEDULED", "RUNNING", "DEAD", "WORKERS", "LIMITS"];
+    let mut table = table(&header);
+    for queue in queues {
+        let limits = [
+            queue.max_running.map(|jobs| format!("{jobs} running")),
+            queue.max_queued.map(|jobs| format!("{jobs} queued")),
+        ];
+        table.add_row([
+            queue.queue.clone(),
+            match queue.paused_at {
+                Some(at) => format!("paused since {}", time(Some(at))),
+                None if queue.workers == 0 && queue.due > 0 => "no worker".into(),
+                None => "active".into(),
+            },
+            queue.due.to_string(),
+            queue.oldest_due_s.map(print::seconds).unwrap_or_default(),
+            queue.scheduled.to_string(),
+            queue.processing.to_string(),
+            queue.dead.to_string(),
+            queue.workers.to_string(),
+            limits.into_iter().flatten().collect::<Vec<_>>().join(", "),
+        ]);
+    }
+    table
+}

@@ -1,0 +1,10 @@
+-- pause_queue: no job of this queue is claimed from now on, by anyone. What runs goes on.
+--
+--   $1 queue
+--
+-- One row: since when it has been paused, and whether it was before.
+INSERT INTO tenure.queues AS q (queue, paused_at)
+VALUES ($1, clock_timestamp())
+    ON CONFLICT (queue) DO UPDATE
+   SET paused_at = coalesce(q.paused_at, excluded.paused_at)
+RETURNING paused_at, paused_at < statement_timestamp() AS was_paused

@@ -1,0 +1,13 @@
+-- queue_settings: what an operator has said of these queues. Asked by every worker, every second.
+--
+--   $1 queues
+--
+-- One row a queue of which anything was said. The room is counted only where there is a limit.
+SELECT q.queue, q.paused_at IS NOT NULL AS paused, q.max_running,
+       CASE WHEN q.max_running IS NOT NULL THEN
+            (SELECT count(*) FILTER (WHERE (SELECT j.status = 'processing' AND j.fencing_token = s.fencing_token
+                                              FROM tenure.jobs j WHERE j.id = s.job_id))
+               FROM tenure.queue_slots s WHERE s.queue = q.queue)
+       END AS running
+  FROM tenure.queues q
+ WHERE q.queue = ANY ($1::text[])

@@ -1,0 +1,229 @@
+//! Queues: the statements about a queue as a whole. One method, one statement, but for a limited claim.
+
+use std::time::Instant;
+
+use chrono::{DateTime, Utc};
+use futures::FutureExt;
+use serde::Serialize;
+use sqlx::{Row, postgres::PgRow, query};
+
+use super::{
+    CLAIM_LIMITED, COUNT_QUEUED, LIMIT_QUEUE, LIST_QUEUES, LOCK_QUEUE, PAUSE_QUEUE, QUEUE_LIMITS, QUEUE_ROOM,
+    QUEUE_SETTINGS, RESUME_QUEUE, TAKE_SLOTS,
+    call::{Store, StoreError},
+    jobs::claims_of,
+    rows::ClaimRequest,
+};
+use crate::claim::Claim;
+
+/// What to do to a limit.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Change<T> {
+    #[default]
+    Leave,
+    Remove,
+    Set(T),
+}
+
+impl<T: Copy> Change<T> {
+    pub(crate) fn map<U>(self, to: impl Fn(T) -> U) -> Change<U> {
+        match self {
+            Self::Leave => Change::Leave,
+            Self::Remove => Change::Remove,
+            Self::Set(value) => Change::Set(to(value)),
+        }
+    }
+
+    pub(crate) fn value(self) -> Option<T> {
+        if let Self::Set(value) = self { Some(value) } else { None }
+    }
+
+    fn is_set(self) -> bool {
+        !matches!(self, Self::Leave)
+    }
+}
+
+impl<T> From<Option<T>> for Change<T> {
+    fn from(value: Option<T>) -> Self {
+        value.map_or(Self::Remove, Self::Set)
+    }
+}
+
+/// A queue, as the person on call sees it.
+#[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
+pub struct QueueRow {
+    /// Its name.
+    pub queue: String,
+    /// Since when it is paused.
+    pub paused_at: Option<DateTime<Utc>>,
+    /// How many of its jobs may run at once, in the whole fleet.
+    pub max_running: Option<i32>,
+    /// How many of its jobs may wait.
+    pub max_queued: Option<i64>,
+    /// Jobs that wait for nothing but a worker.
+    pub due: i64,
+    /// Jobs that wait for their time.
+    pub scheduled: i64,
+    /// Jobs that run.
+    pub processing: i64,
+    /// Dead letters.
+    pub dead: i64,
+    /// Worker processes that serve it, and were heard of lately.
+    pub workers: i64,
+    /// For how many seconds the longest waiting of the due jobs has been due.
+    pub oldest_due_s: Option<f64>,
+}
+
+/// What an operator has said of a queue, as far as a worker has to know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct QueueSettings {
+    pub(crate) queue: String,
+    pub(crate) paused: bool,
+    /// How many more of its jobs may start, if they are limited.
+    pub(crate) room: Option<usize>,
+}
+
+/// What claims of a limited queue have got.
+#[derive(Debug, Default)]
+pub(crate) struct LimitedClaims {
+    /// One for each request.
+    pub(crate) claims: Vec<Option<Claim>>,
+    /// How many more may start; `None`: the queue has no limit any more.
+    pub(crate) room: Option<usize>,
+}
+
+impl Store {
+    /// [`Store::claim`] for a queue with a limit: at most as many as it has room for.
+    ///
+    /// Four statements, because each but the first has to see what was committed before its transaction got
+    /// the lock: a single statement's snapshot is older than its wait for it.
+    pub(crate) async fn claim_limited(
+        &self,
+        requests: &[ClaimRequest],
+        worker_id: &str,
+        worker_host: &str,
+    ) -> Result<LimitedClaims, StoreError> {
+        let (requests, worker_id, worker_host) =
+            (requests.to_vec(), worker_id.to_owned(), worker_host.to_owned());
+        self.own_transaction(move |transaction| {
+            async move {
+                let mut limited = LimitedClaims { claims: vec![None; requests.len()], room: None };
+                let Some(first) = requests.first() else { return Ok(limited) };
+                query(LOCK_QUEUE).bind(&first.queue).fetch_all(&mut *transaction).await?;
+                let room = query(QUEUE_ROOM).bind(&first.queue).fetch_all(&mut *transaction).await?;
+                // No limit any more: the next claim is one like others.
+                if room.first().map(|row| row.try_get::<Option<i32>, _>(0)).transpose()?.flatten().is_none() {
+                    return Ok(limited);
+                }
+                let free = room.iter().filter_map(|row| row.try_get(1).transpose());
+                let slots = free.collect::<Result<Vec<i32>, _>>()?;
+                let some = &requests[..requests.len().min(slots.len())];
+                if some.is_empty() {
+                    limited.room = Some(0);
+                    return Ok(limited);
+                }
+                let ids: Vec<_> = some.iter().map(|request| request.job).collect();
+                let claim = query(CLAIM_LIMITED)
+                    .bind(&ids)
+                    .bind(&first.queue)
+                    .bind(&first.kind)
+                    .bind(first.stale_after.as_secs_f64())
+                    .bind(first.on_crash)
+                    .bind(&worker_id)
+                    .bind(&worker_host);
+                let sent_at = Instant::now();
+                let claims = claims_of(&claim.fetch_all(&mut *transaction).await?, some, sent_at)?;
+                let won: Vec<_> = claims.iter().flatten().map(|claim| claim.key).collect();
+                if !won.is_empty() {
+                    query(TAKE_SLOTS)
+                        .bind(&first.queue)
+                        .bind(&slots[..won.len()])
+                        .bind(won.iter().map(|key| key.job).collect::<Vec<_>>())
+                        .bind(won.iter().map(|key| key.token).collect::<Vec<_>>())
+                        .execute(&mut *transaction)
+                        .await?;
+                }
+                limited.room = Some(slots.len() - won.len());
+                limited.claims[..claims.len()].clone_from_slice(&claims);
+                Ok(limited)
+            }
+            .boxed()
+        })
+        .await
+    }
+
+    /// What was said of these queues. One that is missing: nothing.
+    pub(crate) async fn queue_settings(&self, queues: &[String]) -> Result<Vec<QueueSettings>, StoreError> {
+        let rows = self.rows(query(QUEUE_SETTINGS).bind(queues)).await?;
+        let settings = |row: &PgRow| {
+            let limit: Option<i32> = row.try_get("max_running")?;
+            let running: Option<i64> = row.try_get("running")?;
+            let room = limit.map(|limit| i64::from(limit) - running.unwrap_or(0));
+            Ok(QueueSettings {
+                queue: row.try_get("queue")?,
+                paused: row.try_get("paused")?,
+                room: room.map(|room| usize::try_from(room).unwrap_or(0)),
+            })
+        };
+        Ok(rows.iter().map(settings).collect::<Result<_, sqlx::Error>>()?)
+    }
+
+    /// Every queue that has jobs, workers or settings.
+    pub(crate) async fn list_queues(&self) -> Result<Vec<QueueRow>, StoreError> {
+        let rows = self.rows(query(LIST_QUEUES)).await?;
+        let queue = |row: &PgRow| {
+            Ok(QueueRow {
+                queue: row.try_get("queue")?,
+                paused_at: row.try_get("paused_at")?,
+                max_running: row.try_get("max_running")?,
+                max_queued: row.try_get("max_queued")?,
+                due: row.try_get("due")?,
+                scheduled: row.try_get("scheduled")?,
+                processing: row.try_get("processing")?,
+                dead: row.try_get("dead")?,
+                workers: row.try_get("workers")?,
+                oldest_due_s: row.try_get("oldest_due_s")?,
+            })
+        };
+        Ok(rows.iter().map(queue).collect::<Result<_, sqlx::Error>>()?)
+    }
+
+    /// Pauses a queue. Returns since when it is, and whether it was before.
+    pub(crate) async fn pause_queue(&self, queue: &str) -> Result<(DateTime<Utc>, bool), StoreError> {
+        let rows = self.rows(query(PAUSE_QUEUE).bind(queue)).await?;
+        let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
+        Ok((row.try_get("paused_at")?, row.try_get("was_paused")?))
+    }
+
+    /// Resumes a queue; `false`: it was not paused.
+    pub(crate) async fn resume_queue(&self, queue: &str) -> Result<bool, StoreError> {
+        Ok(!self.rows(query(RESUME_QUEUE).bind(queue)).await?.is_empty())
+    }
+
+    /// Changes those of a queue's limits that are given.
+    pub(crate) async fn limit_queue(
+        &self,
+        queue: &str,
+        max_running: Change<i32>,
+        max_queued: Change<i64>,
+    ) -> Result<(), StoreError> {
+        let query = query(LIMIT_QUEUE).bind(queue);
+        let query = query.bind(max_running.is_set()).bind(max_running.value());
+        self.rows(query.bind(max_queued.is_set()).bind(max_queued.value())).await.map(drop)
+    }
+
+    /// The queues that take no more than so many jobs.
+    pub(crate) async fn queue_limits(&self) -> Result<Vec<(String, u64)>, StoreError> {
+        let rows = self.rows(query(QUEUE_LIMITS)).await?;
+        let limit = |row: &PgRow| Ok((row.try_get(0)?, row.try_get::<i64, _>(1)?.unsigned_abs()));
+        Ok(rows.iter().map(limit).collect::<Result<_, sqlx::Error>>()?)
+    }
+
+    /// How many jobs of a queue wait, counted to this number.
+    pub(crate) async fn count_queued(&self, queue: &str, count_to: u64) -> Result<u64, StoreError> {
+        let rows = self.rows(query(COUNT_QUEUED).bind(queue).bind(count_to.cast_signed())).await?;
+        let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
+        Ok(row.try_get::<i64, _>(0)?.unsigned_abs())
+    }
+}

@@ -1,0 +1,355 @@
+//! Queues: paused, limited, bounded, and served by weight.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+use tenure::{
+    EnqueueError, JobContext, JobRequest, KindOptions, QueueLimits, STATEMENTS, Worker, WorkerError,
+};
+use tokio::sync::Semaphore;
+
+use crate::harness::{Bench, Child, Running, bench, bench_with};
+
+fn job(queue: &str) -> JobRequest {
+    JobRequest::new(queue, "k", json!(1))
+}
+
+async fn enqueue(bench: &Bench, queue: &str, n: usize) {
+    bench.tenure.enqueue_many((0..n).map(|_| job(queue))).await.unwrap();
+}
+
+/// A worker whose jobs take this long.
+fn taking(bench: &Bench, ms: u64, slots: usize) -> Running {
+    let handler = move |_: Value, _: JobContext| tokio::time::sleep(Duration::from_millis(ms));
+    Running::start(
+        Worker::builder(&bench.tenure).handle_any(KindOptions::new(), handler).concurrency("q", slots),
+    )
+}
+
+/// How many attempts ran at once, at most, by the database's clock.
+async fn at_once(bench: &Bench) -> i64 {
+    bench
+        .value(
+            "SELECT max(n)::bigint FROM (
+              SELECT sum(step) OVER (ORDER BY at, step) AS n FROM (
+                 SELECT started_at AS at, 1 AS step FROM tenure.job_executions_all
+                  UNION ALL SELECT coalesce(finished_at, 'infinity'), -1 FROM tenure.job_executions_all) ends
+             ) running",
+        )
+        .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_of_a_paused_queue_starts_and_all_of_it_runs_once_it_is_resumed() {
+    let bench = bench().await;
+    let worker = taking(&bench, 1, 5);
+    enqueue(&bench, "q", 5).await;
+    bench.until_count("tenure.job_history", 5).await;
+
+    let paused = bench.tenure.pause_queue("q").await.unwrap();
+    assert!(!paused.was_paused);
+    assert!(bench.tenure.pause_queue("q").await.unwrap().was_paused);
+    enqueue(&bench, "q", 40).await;
+    bench.publish("q.k", "2").await;
+    // A worker that has not heard of the pause: its claim touches nothing.
+    let claim = STATEMENTS.iter().find(|(names, _)| names.starts_with("claim claim_one")).unwrap().1;
+    let id: uuid::Uuid = bench.value("SELECT id FROM tenure.jobs LIMIT 1").await;
+    let query = sqlx::query(claim).bind(id).bind("q").bind("k").bind(300.0).bind("retry").bind("w").bind("h");
+    assert!(query.fetch_optional(&bench.pool).await.unwrap().is_none());
+    // One that starts while it is paused, and other queues.
+    let second = taking(&bench, 1, 5);
+    let other = Running::start(
+        Worker::builder(&bench.tenure)
+            .handle_any(KindOptions::new(), |_, _| async {})
+            .concurrency("other", 1),
+    );
+    enqueue(&bench, "other", 3).await;
+    bench.until_count("tenure.job_history WHERE queue = 'other'", 3).await;
+    // Longer than a lost message takes to be noticed: one that waits for a resumption is not lost.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(bench.count("tenure.job_executions_all WHERE started_at > (SELECT paused_at FROM tenure.queues WHERE queue = 'q') AND job_id IN (SELECT id FROM tenure.all_jobs WHERE queue = 'q')").await, 0);
+    assert_eq!(bench.count("tenure.recovery_events").await, 0);
+
+    let resumed = Instant::now();
+    assert!(bench.tenure.resume_queue("q").await.unwrap());
+    assert!(!bench.tenure.resume_queue("q").await.unwrap());
+    bench.until("EXISTS (SELECT FROM tenure.job_history h JOIN tenure.queues q USING (queue) WHERE h.queue = 'q' AND h.id <> ALL (SELECT id FROM tenure.job_history ORDER BY finished_at LIMIT 8))").await;
+    assert!(resumed.elapsed() < Duration::from_secs(2), "{:?}", resumed.elapsed());
+    bench.until_count("tenure.job_history WHERE queue = 'q'", 46).await;
+    bench.until_stream_is_empty(Duration::from_secs(10)).await;
+    worker.stop().await;
+    second.stop().await;
+    other.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_a_limited_queue_no_more_jobs_run_than_may_whoever_asks_and_whoever_dies() {
+    let bench = bench_with(|config| config.timing.renew_every = Duration::from_millis(500)).await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    bench.tenure.limit_queue("q", QueueLimits::new().max_running(3)).await.unwrap();
+    enqueue(&bench, "q", 60).await;
+    let mut dies = Child::start(&bench, "sleepy");
+    let workers: Vec<_> = (0..3).map(|_| taking(&bench, 60, 5)).collect();
+    bench.until("EXISTS (SELECT FROM tenure.jobs WHERE status = 'processing' AND kind = 'k')").await;
+    bench.until("(SELECT count(*) FROM tenure.job_history) > 10").await;
+    dies.kill().await;
+    bench.until_count("tenure.job_history", 60).await;
+    assert_eq!(at_once(&bench).await, 3);
+    bench.until_stream_is_empty(Duration::from_secs(20)).await;
+
+    // Without it, as many as there are slots.
+    bench.tenure.limit_queue("q", QueueLimits::new().max_running(None)).await.unwrap();
+    bench.execute("TRUNCATE tenure.job_history, tenure.job_executions, tenure.recovery_events").await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    enqueue(&bench, "q", 60).await;
+    bench.until_count("tenure.job_history", 60).await;
+    assert!(at_once(&bench).await > 8);
+    for worker in workers {
+        worker.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_that_run_when_a_limit_comes_count_and_a_lowered_limit_waits_for_them() {
+    let bench = bench().await;
+    let go = Arc::new(Semaphore::new(0));
+    let waits = go.clone();
+    let worker = Running::start(
+        Worker::builder(&bench.tenure)
+            .handle_any(KindOptions::new().keepalive(), move |_: Value, _: JobContext| {
+                let waits = waits.clone();
+                async move { waits.acquire().await.unwrap().forget() }
+            })
+            .concurrency("q", 10),
+    );
+    enqueue(&bench, "q", 4).await;
+    bench.until_count("tenure.jobs WHERE status = 'processing'", 4).await;
+    bench.tenure.limit_queue("q", QueueLimits::new().max_running(2)).await.unwrap();
+    enqueue(&bench, "q", 4).await;
+    let running = "tenure.jobs WHERE status = 'processing'";
+    // Two of the four end: still as many run as may.
+    go.add_permits(2);
+    bench.until_count("tenure.job_history", 2).await;
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    assert_eq!(bench.count(running).await, 2);
+    // The third: one takes its place.
+    go.add_permits(1);
+    bench.until_count("tenure.job_history", 3).await;
+    bench.until_count(running, 2).await;
+    bench.tenure.limit_queue("q", QueueLimits::new().max_running(4)).await.unwrap();
+    bench.until_count(running, 4).await;
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    assert_eq!(bench.count(running).await, 4);
+    assert_eq!(bench.count("tenure.recovery_events").await, 0);
+    go.add_permits(10);
+    bench.until_count("tenure.job_history", 8).await;
+    bench.until_stream_is_empty(Duration::from_secs(10)).await;
+    worker.stop().await;
+}
+
+/// Forces what each alone would find free: claims of one slot, all at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn of_twenty_claims_of_one_free_slot_at_once_one_wins() {
+    let bench = bench().await;
+    bench.tenure.limit_queue("q", QueueLimits::new().max_running(1)).await.unwrap();
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    let started = Arc::new(AtomicUsize::new(0));
+    let workers: Vec<_> = (0..20)
+        .map(|_| {
+            let started = started.clone();
+            Running::start(
+                Worker::builder(&bench.tenure)
+                    .handle_any(KindOptions::new().keepalive(), move |_: Value, _: JobContext| {
+                        started.fetch_add(1, Ordering::SeqCst);
+                        tokio::time::sleep(Duration::from_secs(2))
+                    })
+                    .concurrency("q", 2),
+            )
+        })
+        .collect();
+    // All of them have their requests on the server.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    enqueue(&bench, "q", 20).await;
+    bench.until_count("tenure.jobs WHERE status = 'processing'", 1).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!((started.load(Ordering::SeqCst), at_once(&bench).await), (1, 1));
+    drop(workers);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_enqueue_beyond_a_queues_limit_is_refused_with_a_typed_error_and_nothing_is_lost() {
+    let bench = bench().await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    bench.tenure.limit_queue("q", QueueLimits::new().max_queued(5)).await.unwrap();
+    for _ in 0..3 {
+        bench.tenure.enqueue(job("q")).await.unwrap();
+    }
+    // All or none.
+    let many = bench.tenure.enqueue_many((0..3).map(|_| job("q"))).await;
+    assert!(matches!(many, Err(EnqueueError::QueueFull { queued: 3, max_queued: 5, .. })), "{many:?}");
+    bench.tenure.enqueue(job("q").delay(Duration::from_secs(3600))).await.unwrap();
+    let mut tx = bench.pool.begin().await.unwrap();
+    bench.tenure.enqueue(job("q")).tx(&mut tx).await.unwrap();
+    tx.commit().await.unwrap();
+    let refused = bench.tenure.enqueue(job("q")).await.unwrap_err();
+    let text = refused.to_string();
+    assert!(text.contains("\"q\" is full") && text.contains("tenure queues limit"), "{text}");
+    let mut tx = bench.pool.begin().await.unwrap();
+    assert!(matches!(bench.tenure.enqueue(job("q")).tx(&mut tx).await, Err(EnqueueError::QueueFull { .. })));
+    tx.commit().await.unwrap();
+    assert_eq!(bench.count("tenure.jobs").await, 5);
+    // Other queues, and messages, which the stream has accepted.
+    bench.tenure.enqueue(job("other")).await.unwrap();
+    let worker = taking(&bench, 1, 2);
+    bench.publish("q.k", "1").await;
+    bench.until_count("tenure.job_history", 5).await;
+    // There is room again.
+    bench.tenure.enqueue(job("q")).await.unwrap();
+    // The limit goes.
+    bench.tenure.limit_queue("q", QueueLimits::new().max_queued(None)).await.unwrap();
+    worker.stop().await;
+    tokio::time::sleep(Duration::from_millis(1_100)).await;
+    bench.tenure.enqueue(job("q")).await.unwrap();
+    enqueue(&bench, "q", 20).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_producers_fill_a_queue_to_its_limit_and_hardly_beyond() {
+    let bench = bench().await;
+    bench.tenure.limit_queue("q", QueueLimits::new().max_queued(200)).await.unwrap();
+    let other = tenure::Tenure::connect(&bench.config).await.unwrap();
+    let fill = |tenure: tenure::Tenure| async move {
+        let mut accepted = 0;
+        while tenure.enqueue(job("q")).await.is_ok() {
+            accepted += 1;
+        }
+        accepted
+    };
+    let (a, b) = tokio::join!(fill(bench.tenure.clone()), fill(other.clone()));
+    let queued = bench.count("tenure.jobs").await;
+    assert_eq!(queued, a + b);
+    // Each had a tenth of the room in hand, when it was empty.
+    assert!((200..=220).contains(&queued), "{queued}");
+    other.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_urgent_queue_is_served_first_and_a_slow_one_does_not_starve() {
+    let bench = bench().await;
+    bench.tenure.setup(&["urgent".into(), "bulk".into()]).await.unwrap();
+    enqueue(&bench, "bulk", 300).await;
+    enqueue(&bench, "urgent", 80).await;
+    let handler = |_: Value, _: JobContext| tokio::time::sleep(Duration::from_millis(40));
+    let worker = Running::start(
+        Worker::builder(&bench.tenure)
+            .handle_any(KindOptions::new(), handler)
+            .shared(10, [("urgent", 8), ("bulk", 2)]),
+    );
+    bench.until_count("tenure.job_history WHERE queue = 'urgent'", 80).await;
+    let bulk = bench.count("tenure.job_history WHERE queue = 'bulk' AND started_at < (SELECT max(started_at) FROM tenure.job_history WHERE queue = 'urgent')").await;
+    // A fifth of the slots, with some more at the beginning, while nobody knew what waits.
+    assert!((10..=60).contains(&bulk), "{bulk} of the bulk beside 80 urgent ones");
+    // Then all the slots but one.
+    bench.until_count("tenure.job_history", 380).await;
+    assert!(at_once(&bench).await >= 9, "{}", at_once(&bench).await);
+    bench.until_stream_is_empty(Duration::from_secs(10)).await;
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_of_endless_jobs_leaves_the_other_a_slot() {
+    let bench = bench().await;
+    bench.tenure.setup(&["slow".into(), "quick".into()]).await.unwrap();
+    enqueue(&bench, "slow", 20).await;
+    let ends = Arc::new(AtomicBool::new(false));
+    let over = ends.clone();
+    let worker = Running::start(
+        Worker::builder(&bench.tenure)
+            .handle_any(KindOptions::new().keepalive(), move |_: Value, ctx: JobContext| {
+                let over = over.clone();
+                async move {
+                    while ctx.queue() == "slow" && !over.load(Ordering::SeqCst) {
+                        tokio::time::sleep(Duration::from_millis(10)).await;
+                    }
+                }
+            })
+            .shared(3, [("slow", 100), ("quick", 1)]),
+    );
+    bench.until_count("tenure.jobs WHERE queue = 'slow' AND status = 'processing'", 2).await;
+    enqueue(&bench, "quick", 30).await;
+    bench.until_count("tenure.job_history WHERE queue = 'quick'", 30).await;
+    assert_eq!(bench.count("tenure.job_history WHERE queue = 'slow'").await, 0);
+    ends.store(true, Ordering::SeqCst);
+    bench.until_count("tenure.job_history", 50).await;
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn shares_that_cannot_be_are_refused() {
+    let bench = bench().await;
+    for (slots, queues, why) in [
+        (1, vec![("a", 1), ("b", 1)], "at least one slot"),
+        (5, vec![("a", 1), ("b", 0)], "weight"),
+        (5, vec![("a", 1), ("a", 2)], "twice"),
+        (5, vec![("a.b", 1)], "a.b"),
+    ] {
+        let worker = Worker::builder(&bench.tenure).handle_any(KindOptions::new(), |_, _| async {});
+        let refused = worker.shared(slots, queues).run_until(async {}).await.unwrap_err();
+        assert!(matches!(refused, WorkerError::Shared { .. } | WorkerError::Name(_)));
+        assert!(refused.to_string().contains(why), "{refused}");
+    }
+    let limits = QueueLimits::new().max_running(0);
+    let refused = bench.tenure.limit_queue("q", limits).await.unwrap_err().to_string();
+    assert!(refused.contains("max_running is 0") && refused.contains("pause"), "{refused}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_program_lists_pauses_resumes_and_limits_queues() {
+    let bench = bench().await;
+    let run = |arguments: &'static [&'static str]| {
+        let mut program = bench.program(arguments);
+        async move {
+            let output = program.output().await.unwrap();
+            let text = |bytes| String::from_utf8(bytes).unwrap();
+            (output.status.code(), text(output.stdout), text(output.stderr))
+        }
+    };
+    enqueue(&bench, "q", 3).await;
+    let (code, out, err) = run(&["queues", "pause", "q", "new"]).await;
+    assert_eq!((code, out.lines().count()), (Some(0), 2), "{err}");
+    assert_eq!(run(&["queues", "limit", "q", "--max-running", "7", "--max-queued", "9"]).await.0, Some(0));
+    let listed: Value = serde_json::from_str(&run(&["queues", "list", "--output", "json"]).await.1).unwrap();
+    let q = &listed[1];
+    assert_eq!(
+        (&q["queue"], &q["due"], &q["max_running"], &q["max_queued"]),
+        (&json!("q"), &json!(3), &json!(7), &json!(9))
+    );
+    assert!(q["paused_at"].is_string() && q["oldest_due_s"].as_f64().unwrap() >= 0.0);
+    let (_, out, _) = run(&["queues", "list"]).await;
+    assert!(out.contains("paused since") && out.contains("7 running, 9 queued"), "{out}");
+    assert_eq!(run(&["queues", "resume", "q"]).await.1.trim(), "q is resumed");
+    assert_eq!(run(&["queues", "limit", "q", "--max-running", "none"]).await.0, Some(0));
+    assert_eq!(
+        bench.text("SELECT max_running, max_queued, paused_at FROM tenure.queues WHERE queue = 'q'").await,
+        "(,9,)"
+    );
+    for (arguments, text) in [
+        (["queues", "limit", "q", "--max-running", "0"].as_slice(), "max_running is 0"),
+        (&["queues", "limit", "q", "--max-running", "-1"], "a number above 0, or none"),
+        (&["queues", "limit", "q"], "say which"),
+        (&["queues", "pause", "a b"], "not valid"),
+        (&["work", "a=1", "b", "--exec", "true"], "\"b\" has no weight"),
+        (&["work", "a=1", "b=x", "--exec", "true"], "\"b=x\" has no weight"),
+        (&["work", "a=1", "b=2", "--exec", "true"], "cannot share 1 slots"),
+    ] {
+        let output = bench.program(arguments).output().await.unwrap();
+        let err = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(2) && err.contains(text), "{arguments:?}: {err}");
+    }
+}
