@@ -117,6 +117,24 @@ impl JobRequest {
         self
     }
 
+    /// The job of a schedule's ticks.
+    pub(crate) fn for_schedule(self, bytes_max: usize) -> Result<NewJob, EnqueueError> {
+        let own = "left out: each tick of a schedule has a job of its own, due then";
+        let delay = self.delay.map(|delay| format!("{delay:?}"));
+        let run_at = self.run_at.map(|at| at.to_rfc3339());
+        for (what, value) in [
+            ("unique_key", self.unique_key.clone()),
+            ("delay", delay),
+            ("run_at", run_at),
+            ("trace_context", self.trace_context.clone()),
+        ] {
+            if let Some(value) = value {
+                return Err(EnqueueError::Option { what, value, expected: own });
+            }
+        }
+        self.checked(bytes_max, Told::Relay)
+    }
+
     fn checked(self, bytes_max: usize, told: Told) -> Result<NewJob, EnqueueError> {
         check_queue(&self.queue)?;
         check_kind(&self.kind)?;

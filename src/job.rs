@@ -287,6 +287,48 @@ pub(crate) fn unstorable(value: &Value) -> Option<&'static str> {
     }
 }
 
+/// What becomes of ticks for which nobody was there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum MissedTicks {
+    /// Nothing: the next one is in the future.
+    Skip,
+    /// One job, for the latest of them.
+    #[default]
+    Once,
+    /// A job for each of them.
+    All,
+}
+
+impl MissedTicks {
+    /// The word that the database knows.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Skip => "skip",
+            Self::Once => "once",
+            Self::All => "all",
+        }
+    }
+}
+
+impl fmt::Display for MissedTicks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for MissedTicks {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        [Self::Skip, Self::Once, Self::All]
+            .into_iter()
+            .find(|policy| policy.as_str() == text)
+            .ok_or_else(|| format!("{text:?} is none of skip, once and all"))
+    }
+}
+
 #[cfg(test)]
 #[expect(clippy::unwrap_used, reason = "a test may panic")]
 mod tests {

@@ -64,8 +64,10 @@ mod heartbeat;
 mod context;
 mod settle;
 mod recover;
+mod ticks;
 mod worker;
 mod queues;
+mod schedules;
 mod verify;
 
 #[cfg(feature = "cli")]
@@ -85,15 +87,16 @@ pub use config::{Config, ConfigError, Timing, TimingError};
 pub use context::{ContextError, JobContext};
 pub use enqueue::{Enqueue, EnqueueMany, Enqueued, JobRequest};
 pub use insert::EnqueueError;
-pub use job::{Job, JobError, JobId, NameError, Outcome, Status, check_kind, check_queue};
+pub use job::{Job, JobError, JobId, MissedTicks, NameError, Outcome, Status, check_kind, check_queue};
 pub use manage::{Cancelled, CancelledMany, ManageError, Retried, WaitError};
 pub use queue::QueueError;
 pub use queues::{Paused, QueueLimits, QueueSettingsError};
 pub use run::{HandlerError, IntoOutcome, KindOptions, Retry};
 pub use running::{CancelReason, OnCrash, OnWriteLoss};
+pub use schedules::{Schedule, ScheduleError, Scheduled};
 pub use store::{
     DeadCount, DeadFilter, DeadLetter, ExecutionRow, Isolation, JobRow, MigrateError, QueueRow, RecoveryRow,
-    StoreError,
+    ScheduleRow, StoreError,
 };
 pub use tenure::{ConnectError, SetupError, Tenure};
 pub use verify::Verified;

@@ -61,3 +61,8 @@ pub(crate) fn cancelled(of: &'static str, jobs: usize) {
 pub(crate) fn redriven(jobs: usize) {
     counter!("tenure_redriven_total").increment(jobs as u64);
 }
+
+/// Ticks of schedules: each enqueued a job, or was missed and skipped.
+pub(crate) fn ticked(result: &'static str, ticks: usize) {
+    counter!("tenure_schedule_ticks_total", "result" => result).increment(ticks as u64);
+}

@@ -8,15 +8,7 @@ use super::{Cli, EnqueueArgs, Output, Usage, print};
 use crate::{JobRequest, Status};
 
 pub(super) async fn run(cli: &Cli, args: &EnqueueArgs) -> anyhow::Result<ExitCode> {
-    let mut json = args.json.clone();
-    if json == "-" {
-        json.clear();
-        std::io::stdin().read_to_string(&mut json).context("read the payload from standard input")?;
-    }
-    // Refused here, so that the hint about quotes can be given.
-    serde_json::from_str::<serde::de::IgnoredAny>(&json).map_err(|error| {
-        Usage(format!("the payload is not JSON; a text needs quotes of its own, as in '\"text\"': {error}"))
-    })?;
+    let json = payload(&args.json)?;
     let mut request = JobRequest::from_json(&args.queue, &args.kind, json).max_attempts(args.max_attempts);
     if let Some(key) = &args.unique_key {
         request = request.unique_key(key);
@@ -59,4 +51,18 @@ pub(super) async fn run(cli: &Cli, args: &EnqueueArgs) -> anyhow::Result<ExitCod
     }
     tenure.close().await;
     Ok(code)
+}
+
+/// A payload as it was given; `-` reads it from standard input.
+pub(super) fn payload(given: &str) -> anyhow::Result<String> {
+    let mut json = given.to_owned();
+    if json == "-" {
+        json.clear();
+        std::io::stdin().read_to_string(&mut json).context("read the payload from standard input")?;
+    }
+    // Refused here, so that the hint about quotes can be given.
+    serde_json::from_str::<serde::de::IgnoredAny>(&json).map_err(|error| {
+        Usage(format!("the payload is not JSON; a text needs quotes of its own, as in '\"text\"': {error}"))
+    })?;
+    Ok(json)
 }

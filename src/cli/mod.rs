@@ -11,6 +11,7 @@ mod guard;
 mod jobs;
 mod print;
 mod queues;
+mod schedules;
 mod verify;
 mod watch;
 mod work;
@@ -29,8 +30,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use tracing_subscriber::EnvFilter;
 
 use crate::{
-    Config, EnqueueError, HandlerError, JobId, ManageError, NameError, QueueSettingsError, Status, Tenure,
-    WorkerError,
+    Config, EnqueueError, HandlerError, JobId, ManageError, MissedTicks, NameError, QueueSettingsError,
+    ScheduleError, Status, Tenure, WorkerError,
     bench::{Work, WorkerMode},
 };
 
@@ -82,6 +83,9 @@ enum Command {
     /// Look at queues; pause, resume and limit them, on all workers.
     #[command(subcommand)]
     Queues(QueuesCommand),
+    /// A job at each tick of a cron expression: add, list, pause, resume, remove.
+    #[command(subcommand)]
+    Schedules(SchedulesCommand),
     /// Look at every job for what must never be: lost jobs, two owners at once, a second completion. Exit 1 if
     /// anything is wrong.
     Verify,
@@ -341,6 +345,61 @@ impl std::str::FromStr for LimitChange {
     }
 }
 
+#[derive(Debug, Subcommand)]
+enum SchedulesCommand {
+    /// All schedules, with their next ticks.
+    List,
+    /// Enqueue a job at each tick of a cron expression, from now on.
+    Add(ScheduleArgs),
+    /// Have no ticks, until they are resumed.
+    Pause {
+        /// The schedules' names.
+        #[arg(required = true)]
+        names: Vec<String>,
+    },
+    /// Have ticks again, from the next one on.
+    Resume {
+        /// The schedules' names.
+        #[arg(required = true)]
+        names: Vec<String>,
+    },
+    /// Remove schedules; the jobs of their ticks stay. Exit 1 if there was none of a name.
+    Remove {
+        /// The schedules' names.
+        #[arg(required = true)]
+        names: Vec<String>,
+    },
+}
+
+#[derive(Debug, Args)]
+struct ScheduleArgs {
+    /// Its name.
+    name: String,
+    /// Minute, hour, day, month and weekday, with or without seconds before them: '0 3 * * MON'.
+    cron: String,
+    /// The queue.
+    queue: String,
+    /// The kind: which handler runs its jobs.
+    kind: String,
+    /// The payload, as JSON; `-` reads it from standard input.
+    json: String,
+    /// The time zone of the cron expression, such as Europe/Berlin.
+    #[arg(long, default_value = "UTC")]
+    time_zone: String,
+    /// What becomes of ticks that nobody was there for: skip them, make up for them once, or for all of them.
+    #[arg(long, default_value_t = MissedTicks::Once)]
+    missed: MissedTicks,
+    /// The payload's field that gets the time of the tick.
+    #[arg(long)]
+    tick_field: Option<String>,
+    /// How often each job is tried, at most.
+    #[arg(long, default_value_t = 5, value_parser = limit, allow_negative_numbers = true)]
+    max_attempts: u32,
+    /// Change the schedule of this name, if there is one.
+    #[arg(long)]
+    replace: bool,
+}
+
 #[derive(Debug, Args)]
 struct DeadSelection {
     /// Only those of this queue.
@@ -438,6 +497,15 @@ fn failed(error: &anyhow::Error) -> ExitCode {
             || matches!(
                 cause.downcast_ref(),
                 Some(
+                    ScheduleError::Name { .. }
+                        | ScheduleError::Ticks(_)
+                        | ScheduleError::Never { .. }
+                        | ScheduleError::Option(_)
+                )
+            )
+            || matches!(
+                cause.downcast_ref(),
+                Some(
                     EnqueueError::Name(_)
                         | EnqueueError::Option { .. }
                         | EnqueueError::Payload(_)
@@ -469,6 +537,7 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Jobs(command) => jobs::run(&cli, command).await,
         Command::Dead(command) => dead::run(&cli, command).await,
         Command::Queues(command) => queues::run(&cli, command).await,
+        Command::Schedules(command) => schedules::run(&cli, command).await,
         Command::Verify => verify::run(&cli).await,
         Command::Bench(args) => bench::run(&cli, args).await,
         Command::BenchWorker { queue, slots, mode } => {

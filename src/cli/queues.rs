@@ -26,7 +26,7 @@ pub(super) async fn run(cli: &Cli, command: &QueuesCommand) -> anyhow::Result<Ex
                         print::line(format!("{queue} was paused already, at {}", time(Some(paused.since))));
                     }
                     Output::Table => {
-                        print::line(format!("{queue} is paused: none of its jobs starts; what runs goes on"))
+                        print::line(format!("{queue} is paused: none of its jobs starts; what runs goes on"));
                     }
                 }
             }
@@ -58,7 +58,7 @@ pub(super) async fn run(cli: &Cli, command: &QueuesCommand) -> anyhow::Result<Ex
             match cli.output {
                 Output::Json => print::line(json!({ "queue": queue, "limited": true })),
                 Output::Table => {
-                    print::line(format!("{queue} has new limits; `tenure queues list` shows them"))
+                    print::line(format!("{queue} has new limits; `tenure queues list` shows them"));
                 }
             }
         }

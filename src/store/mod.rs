@@ -12,6 +12,7 @@ mod rows;
 mod jobs;
 mod recovery;
 mod queues;
+mod schedules;
 mod views;
 mod dead;
 #[cfg(feature = "cli")]
@@ -32,6 +33,8 @@ pub(crate) use rows::{
     ProgressWrite, Refused, Registration, Route, RuleBroken, Told,
 };
 pub use rows::{ExecutionRow, JobRow, RecoveryRow};
+pub use schedules::ScheduleRow;
+pub(crate) use schedules::{DueSchedule, NewSchedule};
 
 macro_rules! statements {
     ($($name:ident = $($part:literal)+;)+) => {
@@ -62,6 +65,13 @@ statements! {
     QUEUE_LIMITS = "queue_limits";
     COUNT_QUEUED = "count_queued";
     LIST_QUEUES = "list_queues";
+    DUE_SCHEDULES = "due_schedules";
+    TICK = "tick";
+    PUT_SCHEDULE = "put_schedule";
+    LIST_SCHEDULES = "list_schedules";
+    PAUSE_SCHEDULE = "pause_schedule";
+    RESUME_SCHEDULE = "resume_schedule";
+    REMOVE_SCHEDULE = "remove_schedule";
     MISSED = "missed";
     UNANSWERED = "unanswered";
     PROGRESS = "progress";

@@ -45,10 +45,14 @@ use crate::{
     slots::{Slot, Slots},
     store::{MIGRATIONS, Registration, Store, StoreError},
     threads::Threads,
+    ticks,
 };
 
 /// How often a worker asks whether its queues were paused, resumed or limited: with its jitter, within a second.
 const SETTINGS_READ_EVERY: Duration = Duration::from_millis(700);
+
+/// How often a worker looks for ticks of schedules.
+const TICKS_EVERY: Duration = Duration::from_secs(1);
 
 /// A running worker.
 pub(super) struct Shared<S> {
@@ -105,6 +109,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
         }
         if self.recovery.relay {
             background.spawn(self.clone().relay());
+            background.spawn(self.clone().tick());
             background.spawn(self.clone().reclaim());
         }
         for (name, slots) in &*self.queues {
@@ -374,6 +379,17 @@ impl<S: Send + Sync + 'static> Shared<S> {
         loop {
             sleep(jittered(self.timing.relay_every)).await;
             self.publish_due().await;
+        }
+    }
+
+    async fn tick(self: Arc<Self>) {
+        loop {
+            sleep(jittered(TICKS_EVERY)).await;
+            match ticks::tick(&self.store).await {
+                Ok(0) => {}
+                Ok(_) => self.publish_due().await,
+                Err(error) => tracing::debug!(%error, "no look for ticks"),
+            }
         }
     }
 

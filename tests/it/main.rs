@@ -34,6 +34,7 @@ mod queues;
 mod recover;
 mod roles;
 mod run;
+mod schedules;
 mod schema;
 mod security;
 mod shutdown;

@@ -1,0 +1,6 @@
+-- due_schedules: schedules whose next tick has come. Asked by every worker, every second.
+SELECT name, cron, time_zone, missed, next_at, statement_timestamp() AS now
+  FROM tenure.schedules
+ WHERE next_at <= statement_timestamp() AND paused_at IS NULL
+ ORDER BY next_at
+ LIMIT 100

@@ -1,0 +1,9 @@
+-- resume_schedule: ticks again, from the next one on; those of the pause were not missed.
+--
+--   $1 name  $2 the next tick  $3 cron  $4 time zone: what that one was computed from
+--
+-- One row if it was paused, and still has these ticks.
+UPDATE tenure.schedules
+   SET paused_at = NULL, next_at = greatest(next_at, $2)
+ WHERE name = $1 AND paused_at IS NOT NULL AND cron = $3 AND time_zone = $4
+RETURNING next_at

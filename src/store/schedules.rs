@@ -1,0 +1,162 @@
+//! Schedules: the statements about them. One method, one statement.
+
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+use serde_json::Value;
+use sqlx::{Row, postgres::PgRow, query};
+
+use super::{
+    DUE_SCHEDULES, LIST_SCHEDULES, PAUSE_SCHEDULE, PUT_SCHEDULE, REMOVE_SCHEDULE, RESUME_SCHEDULE, TICK,
+    call::{Store, StoreError},
+    rows::{NewJob, json},
+};
+use crate::job::{JobId, MissedTicks};
+
+/// A schedule whose next tick has come.
+#[derive(Debug, Clone)]
+pub(crate) struct DueSchedule {
+    pub(crate) name: String,
+    pub(crate) cron: String,
+    pub(crate) time_zone: String,
+    pub(crate) missed: MissedTicks,
+    pub(crate) next_at: DateTime<Utc>,
+    /// The database's time.
+    pub(crate) now: DateTime<Utc>,
+}
+
+/// A schedule to be put.
+#[derive(Debug)]
+pub(crate) struct NewSchedule<'s> {
+    pub(crate) name: &'s str,
+    pub(crate) cron: &'s str,
+    pub(crate) time_zone: &'s str,
+    pub(crate) job: &'s NewJob,
+    pub(crate) tick_field: Option<&'s str>,
+    pub(crate) missed: MissedTicks,
+    pub(crate) first: DateTime<Utc>,
+}
+
+/// A schedule, as it stands.
+#[derive(Debug, Clone, Serialize)]
+#[expect(missing_docs, reason = "the fields are the table's columns")]
+#[non_exhaustive]
+pub struct ScheduleRow {
+    pub name: String,
+    pub cron: String,
+    pub time_zone: String,
+    pub queue: String,
+    pub kind: String,
+    pub payload: Option<Value>,
+    pub tick_field: Option<String>,
+    pub max_attempts: i32,
+    pub missed: MissedTicks,
+    pub paused_at: Option<DateTime<Utc>>,
+    pub next_at: DateTime<Utc>,
+    pub last_tick_at: Option<DateTime<Utc>>,
+    pub last_job_id: Option<JobId>,
+    pub created_at: DateTime<Utc>,
+    pub changed_at: DateTime<Utc>,
+}
+
+fn missed(row: &PgRow) -> Result<MissedTicks, sqlx::Error> {
+    row.try_get::<&str, _>("missed")?.parse().map_err(|error: String| sqlx::Error::Decode(error.into()))
+}
+
+impl Store {
+    /// Schedules whose next tick has come.
+    pub(crate) async fn due_schedules(&self) -> Result<Vec<DueSchedule>, StoreError> {
+        let rows = self.rows(query(DUE_SCHEDULES)).await?;
+        let due = |row: &PgRow| {
+            Ok(DueSchedule {
+                name: row.try_get("name")?,
+                cron: row.try_get("cron")?,
+                time_zone: row.try_get("time_zone")?,
+                missed: missed(row)?,
+                next_at: row.try_get("next_at")?,
+                now: row.try_get("now")?,
+            })
+        };
+        Ok(rows.iter().map(due).collect::<Result<_, sqlx::Error>>()?)
+    }
+
+    /// Moves a schedule's next tick forward, and enqueues these jobs. `false`: another did.
+    pub(crate) async fn tick(
+        &self,
+        name: &str,
+        due: DateTime<Utc>,
+        next: Option<DateTime<Utc>>,
+        jobs: &[JobId],
+        ticks: &[DateTime<Utc>],
+    ) -> Result<bool, StoreError> {
+        let query = query(TICK).bind(name).bind(due).bind(next).bind(jobs).bind(ticks);
+        Ok(!self.rows(query).await?.is_empty())
+    }
+
+    /// Creates or changes a schedule. Its next tick, and whether it is new.
+    pub(crate) async fn put_schedule(
+        &self,
+        new: &NewSchedule<'_>,
+    ) -> Result<(DateTime<Utc>, bool), StoreError> {
+        let query = query(PUT_SCHEDULE)
+            .bind(new.name)
+            .bind(new.cron)
+            .bind(new.time_zone)
+            .bind(&new.job.queue)
+            .bind(&new.job.kind)
+            .bind(&new.job.payload)
+            .bind(new.tick_field)
+            .bind(i32::try_from(new.job.max_attempts).unwrap_or(i32::MAX))
+            .bind(new.missed.as_str())
+            .bind(new.first);
+        let rows = self.rows(query).await?;
+        let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
+        Ok((row.try_get("next_at")?, row.try_get("is_new")?))
+    }
+
+    /// All schedules, or the one of this name.
+    pub(crate) async fn list_schedules(&self, name: Option<&str>) -> Result<Vec<ScheduleRow>, StoreError> {
+        let rows = self.rows(query(LIST_SCHEDULES).bind(name)).await?;
+        let schedule = |row: &PgRow| {
+            Ok(ScheduleRow {
+                name: row.try_get("name")?,
+                cron: row.try_get("cron")?,
+                time_zone: row.try_get("time_zone")?,
+                queue: row.try_get("queue")?,
+                kind: row.try_get("kind")?,
+                payload: json(row.try_get("payload")?),
+                tick_field: row.try_get("tick_field")?,
+                max_attempts: row.try_get("max_attempts")?,
+                missed: missed(row)?,
+                paused_at: row.try_get("paused_at")?,
+                next_at: row.try_get("next_at")?,
+                last_tick_at: row.try_get("last_tick_at")?,
+                last_job_id: row.try_get("last_job_id")?,
+                created_at: row.try_get("created_at")?,
+                changed_at: row.try_get("changed_at")?,
+            })
+        };
+        Ok(rows.iter().map(schedule).collect::<Result<_, sqlx::Error>>()?)
+    }
+
+    /// Pauses a schedule. `None`: there is none of this name; else whether it was paused before.
+    pub(crate) async fn pause_schedule(&self, name: &str) -> Result<Option<bool>, StoreError> {
+        let rows = self.rows(query(PAUSE_SCHEDULE).bind(name)).await?;
+        Ok(rows.first().map(|row| row.try_get("was_paused")).transpose()?)
+    }
+
+    /// Resumes a schedule. `None`: it was not paused, or has other ticks by now.
+    pub(crate) async fn resume_schedule(
+        &self,
+        schedule: &ScheduleRow,
+        next: DateTime<Utc>,
+    ) -> Result<Option<DateTime<Utc>>, StoreError> {
+        let ScheduleRow { name, cron, time_zone, .. } = schedule;
+        let rows = self.rows(query(RESUME_SCHEDULE).bind(name).bind(next).bind(cron).bind(time_zone)).await?;
+        Ok(rows.first().map(|row| row.try_get("next_at")).transpose()?)
+    }
+
+    /// Removes a schedule; `false`: there is none of this name.
+    pub(crate) async fn remove_schedule(&self, name: &str) -> Result<bool, StoreError> {
+        Ok(!self.rows(query(REMOVE_SCHEDULE).bind(name)).await?.is_empty())
+    }
+}

@@ -1,0 +1,25 @@
+-- tick: move a schedule's next tick forward, and enqueue the jobs of those that were due. Both or neither.
+--
+--   $1 name  $2 the tick that was due  $3 the next one; NULL: there is none, and the schedule pauses
+--   $4 ids of the new jobs  $5 the tick of each, in order
+--
+-- One row if it was moved. Of several workers that saw the same tick, the first moves it; the others wait for its row,
+-- find another tick in it, and touch nothing. So does one whose answer was lost, and which asks again.
+-- The relay publishes the jobs.
+WITH moved AS (
+    UPDATE tenure.schedules
+       SET next_at = coalesce($3, next_at), paused_at = CASE WHEN $3::timestamptz IS NULL THEN clock_timestamp() END,
+           last_tick_at = coalesce(($5::timestamptz[])[cardinality($5::timestamptz[])], last_tick_at),
+           last_job_id = coalesce(($4::uuid[])[cardinality($4::uuid[])], last_job_id)
+     WHERE name = $1 AND next_at = $2 AND paused_at IS NULL AND coalesce($3 > $2, true)
+    RETURNING queue, kind, payload, tick_field, max_attempts
+), created AS (
+    INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, scheduled_at, publish_at)
+    SELECT u.id, m.queue, m.kind,
+           CASE WHEN m.tick_field IS NULL THEN m.payload
+                ELSE m.payload || jsonb_build_object(m.tick_field,
+                     to_char(u.tick AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'))
+           END, m.max_attempts, statement_timestamp(), statement_timestamp()
+      FROM moved m, unnest($4::uuid[], $5::timestamptz[]) AS u(id, tick)
+)
+SELECT queue FROM moved

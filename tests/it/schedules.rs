@@ -1,0 +1,245 @@
+//! Schedules: one job a tick, whoever looks, whoever dies, and whatever the clock does.
+
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use tenure::{EnqueueError, JobRequest, KindOptions, MissedTicks, Schedule, ScheduleError, Worker};
+
+use crate::harness::{Bench, Child, Running, bench, bench_with, bench_with_servers};
+
+fn every_second(name: &str) -> Schedule {
+    Schedule::new(name, "* * * * * *", JobRequest::new("q", "tick", json!({"n": 1}))).tick_field("at")
+}
+
+fn worker(bench: &Bench) -> Running {
+    Running::start(
+        Worker::builder(&bench.tenure).handle_any(KindOptions::new(), |_, _| async {}).concurrency("q", 5),
+    )
+}
+
+/// Every job has a tick of its own, and from the first to the last none is missing.
+async fn one_a_tick(bench: &Bench) {
+    let ticks = "SELECT (payload->>'at')::timestamptz AS at FROM tenure.all_jobs WHERE kind = 'tick'";
+    let (jobs, ticks, span): (i64, i64, i64) = (
+        bench.value(&format!("SELECT count(*) FROM ({ticks}) t")).await,
+        bench.value(&format!("SELECT count(DISTINCT at) FROM ({ticks}) t")).await,
+        bench
+            .value(&format!("SELECT extract(epoch FROM max(at) - min(at))::bigint + 1 FROM ({ticks}) t"))
+            .await,
+    );
+    assert_eq!((jobs, ticks), (span, span));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_many_workers_one_enqueues_the_job_of_a_tick() {
+    let bench = bench().await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    let mut child = Child::start(&bench, "idle");
+    let workers: Vec<_> = (0..5).map(|_| worker(&bench)).collect();
+    child.until_log("worker started").await;
+    let done = bench.tenure.put_schedule(every_second("s").missed(MissedTicks::All)).await.unwrap();
+    assert!(done.is_new);
+    bench.until("(SELECT count(*) FROM tenure.job_history) >= 4").await;
+    child.signal(Signal::STOP);
+    bench.until("(SELECT count(*) FROM tenure.job_history) >= 6").await;
+    child.signal(Signal::CONT);
+    child.kill().await;
+    // Put again, as by a program that starts: nothing moves.
+    assert!(!bench.tenure.put_schedule(every_second("s").missed(MissedTicks::All)).await.unwrap().is_new);
+    bench.until("(SELECT count(*) FROM tenure.job_history) >= 8").await;
+    bench.tenure.pause_schedule("s").await.unwrap();
+    for worker in workers {
+        worker.stop().await;
+    }
+    one_a_tick(&bench).await;
+    let last = bench.text("SELECT s.last_job_id = j.id AND s.last_tick_at = (j.payload->>'at')::timestamptz FROM tenure.schedules s, LATERAL (SELECT * FROM tenure.all_jobs ORDER BY payload->>'at' DESC LIMIT 1) j").await;
+    assert_eq!(last, "(t)");
+}
+
+/// The interleaving is forced: a tick's statement twice with what both had read.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tick_that_was_taken_is_not_taken_again() {
+    let bench = bench().await;
+    bench.tenure.put_schedule(every_second("s")).await.unwrap();
+    let tick = tenure::STATEMENTS.iter().find(|(names, _)| names.trim() == "tick").unwrap().1;
+    let due: chrono::DateTime<chrono::Utc> = bench.value("SELECT next_at FROM tenure.schedules").await;
+    let take = move || {
+        sqlx::query(tick)
+            .bind("s")
+            .bind(due)
+            .bind(Some(due + chrono::TimeDelta::seconds(1)))
+            .bind(vec![uuid::Uuid::now_v7()])
+            .bind(vec![due])
+    };
+    let mut first = bench.pool.begin().await.unwrap();
+    assert_eq!(take().fetch_all(&mut *first).await.unwrap().len(), 1);
+    let waits = tokio::spawn({
+        let pool = bench.pool.clone();
+        async move { take().fetch_all(&pool).await.unwrap().len() }
+    });
+    bench.until("EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')").await;
+    first.commit().await.unwrap();
+    assert_eq!(waits.await.unwrap(), 0);
+    assert_eq!(bench.count("tenure.jobs").await, 1);
+    // And one that would move it back: never.
+    let back = sqlx::query(tick)
+        .bind("s")
+        .bind(due + chrono::TimeDelta::seconds(1))
+        .bind(Some(due))
+        .bind(vec![uuid::Uuid::now_v7()])
+        .bind(vec![due]);
+    assert!(back.fetch_all(&bench.pool).await.unwrap().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ticks_that_nobody_was_there_for_are_skipped_made_good_once_or_all_made_good() {
+    let bench = bench().await;
+    for missed in [MissedTicks::Skip, MissedTicks::Once, MissedTicks::All] {
+        let job = JobRequest::new("q", missed.as_str(), json!({}));
+        let schedule = Schedule::new(missed.as_str(), "*/10 * * * *", job).missed(missed).tick_field("at");
+        bench.tenure.put_schedule(schedule).await.unwrap();
+    }
+    // As if nobody had been there for an hour, which ended two minutes after a tick.
+    bench
+        .execute(
+            "UPDATE tenure.schedules SET next_at = next_at - interval '70 min'
+              WHERE extract(minute FROM now())::int % 10 BETWEEN 0 AND 9",
+        )
+        .await;
+    let due: i64 = bench
+        .value("SELECT (extract(epoch FROM now() - min(next_at))::bigint / 600) + 1 FROM tenure.schedules")
+        .await;
+    let late: bool = bench.value("SELECT extract(epoch FROM now())::bigint % 600 > 75").await;
+    let worker = worker(&bench);
+    bench.until("(SELECT bool_and(next_at > now()) FROM tenure.schedules)").await;
+    bench.until_count("tenure.job_history WHERE kind = 'all'", due).await;
+    bench.until_count("tenure.job_history WHERE kind = 'once'", 1).await;
+    // Within a minute of a tick, that one was not missed.
+    if late {
+        assert_eq!(bench.count("tenure.all_jobs WHERE kind = 'skip'").await, 0);
+    }
+    let ticks: i64 =
+        bench.value("SELECT count(DISTINCT payload->>'at') FROM tenure.job_history WHERE kind = 'all'").await;
+    assert_eq!(ticks, due);
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_paused_schedule_has_no_ticks_and_a_resumed_one_goes_on_with_the_next() {
+    let bench = bench().await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    let worker = worker(&bench);
+    bench.tenure.put_schedule(every_second("s").missed(MissedTicks::All)).await.unwrap();
+    bench.until("EXISTS (SELECT FROM tenure.job_history)").await;
+    assert!(!bench.tenure.pause_schedule("s").await.unwrap());
+    assert!(bench.tenure.pause_schedule("s").await.unwrap());
+    let paused: chrono::DateTime<chrono::Utc> = bench.value("SELECT paused_at FROM tenure.schedules").await;
+    tokio::time::sleep(Duration::from_millis(2_500)).await;
+    let resumed = bench.tenure.resume_schedule("s").await.unwrap();
+    assert_eq!(bench.tenure.resume_schedule("s").await.unwrap(), resumed);
+    bench
+        .until(&format!(
+            "EXISTS (SELECT FROM tenure.job_history WHERE (payload->>'at')::timestamptz >= '{resumed}')"
+        ))
+        .await;
+    let between = format!(
+        "tenure.all_jobs WHERE (payload->>'at')::timestamptz > '{paused}' AND (payload->>'at')::timestamptz < '{resumed}'"
+    );
+    assert_eq!(bench.count(&between).await, 0);
+    assert!(bench.tenure.remove_schedule("s").await.unwrap());
+    assert!(!bench.tenure.remove_schedule("s").await.unwrap());
+    let after = bench.count("tenure.all_jobs").await;
+    tokio::time::sleep(Duration::from_millis(2_200)).await;
+    assert_eq!(bench.count("tenure.all_jobs").await, after);
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restart_of_postgres_costs_no_tick_and_repeats_none() {
+    let mut bench = bench_with_servers(|_| {}).await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    let workers: Vec<_> = (0..3).map(|_| worker(&bench)).collect();
+    bench.tenure.put_schedule(every_second("s").missed(MissedTicks::All)).await.unwrap();
+    bench.until("(SELECT count(*) FROM tenure.job_history) >= 2").await;
+    let postgres = &mut bench.own.as_mut().unwrap().postgres;
+    postgres.kill();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    postgres.restart().unwrap();
+    bench.until("(SELECT count(*) FROM tenure.job_history) >= 8").await;
+    bench.tenure.pause_schedule("s").await.unwrap();
+    bench.until("NOT EXISTS (SELECT FROM tenure.jobs)").await;
+    one_a_tick(&bench).await;
+    for worker in workers {
+        worker.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schedule_that_cannot_be_is_refused_with_what_to_write() {
+    let bench = bench_with(|config| config.payload_bytes_max = 100).await;
+    let job = || JobRequest::new("q", "k", json!({}));
+    let put = async |schedule: Schedule| bench.tenure.put_schedule(schedule).await.unwrap_err();
+    for (schedule, said) in [
+        (Schedule::new("s", "0 0 30 2 *", job()), "never comes"),
+        (Schedule::new("s", "* * *", job()), "is no cron expression"),
+        (Schedule::new("s", "0 3 * * *", job()).time_zone("Berlin"), "Europe/Berlin"),
+        (Schedule::new("a b", "0 3 * * *", job()), "1 to 64 of"),
+        (
+            Schedule::new("s", "0 3 * * *", JobRequest::new("q", "k", json!(1))).tick_field("at"),
+            "JSON object",
+        ),
+        (Schedule::new("s", "0 3 * * *", job().unique_key("u")), "a job of its own"),
+        (Schedule::new("s", "0 3 * * *", job().delay(Duration::from_secs(1))), "a job of its own"),
+    ] {
+        let error = put(schedule).await.to_string();
+        assert!(error.contains(said), "{error}");
+    }
+    let large = JobRequest::new("q", "k", json!({"text": "x".repeat(200)}));
+    let error = put(Schedule::new("s", "0 3 * * *", large)).await;
+    assert!(matches!(error, ScheduleError::Job(EnqueueError::TooLarge { .. })), "{error}");
+    let missing = bench.tenure.pause_schedule("s").await.unwrap_err();
+    assert!(matches!(&missing, ScheduleError::NotFound { .. }), "{missing}");
+    assert_eq!(bench.count("tenure.schedules").await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_program_adds_lists_pauses_resumes_and_removes_schedules() {
+    let bench = bench().await;
+    let run = async |arguments: &[&str], code: i32| {
+        let output = bench.program(arguments).output().await.unwrap();
+        let text =
+            format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {text}");
+        text
+    };
+    let add = ["schedules", "add", "nightly", "0 3 * * *", "q", "report", "{\"a\": 1}"];
+    assert!(
+        run(&[&add[..], &["--time-zone", "Asia/Tokyo", "--missed", "all"]].concat(), 0)
+            .await
+            .contains("18:00:00")
+    );
+    assert!(run(&add, 1).await.contains("--replace"));
+    assert!(run(&[&add[..], &["--replace"]].concat(), 0).await.contains("is changed"));
+    let listed: Value =
+        serde_json::from_str(&run(&["schedules", "list", "--output", "json"], 0).await).unwrap();
+    assert_eq!(
+        (&listed[0]["name"], &listed[0]["time_zone"], &listed[0]["payload"]),
+        (&json!("nightly"), &json!("UTC"), &json!({"a": 1}))
+    );
+    run(&["schedules", "pause", "nightly"], 0).await;
+    assert!(run(&["schedules", "list"], 0).await.contains("paused"));
+    assert!(run(&["schedules", "resume", "nightly"], 0).await.contains("03:00:00"));
+    assert!(run(&["schedules", "pause", "other"], 1).await.contains("no schedule \"other\""));
+    run(&["schedules", "remove", "nightly"], 0).await;
+    run(&["schedules", "remove", "nightly"], 1).await;
+    for (arguments, said) in [
+        (["schedules", "add", "s", "0 3 * * *", "q", "k", "1", "--time-zone", "Mars"].as_slice(), "IANA"),
+        (&["schedules", "add", "s", "0 0 30 2 *", "q", "k", "1"], "never comes"),
+        (&["schedules", "add", "s", "x", "q", "k", "1"], "no cron expression"),
+        (&["schedules", "add", "s", "0 3 * * *", "q", "k", "1", "--missed", "some"], "skip, once and all"),
+    ] {
+        let text = run(arguments, 2).await;
+        assert!(text.contains(said), "{text}");
+    }
+}
