@@ -99,10 +99,16 @@ impl Arena {
         slots: usize,
         mode: WorkerMode,
     ) -> anyhow::Result<WorkerProcess> {
-        let child = Command::new(&self.program)
+        let mut command = Command::new(&self.program);
+        // The settings of this process, wherever they are from: a flag or a file that the worker is not given.
+        for (name, value) in self.config.variables() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        let child = command
             .args(["bench-worker", queue, "--slots", &slots.to_string(), "--mode", mode.name()])
-            .env("DATABASE_URL", &self.config.database_url)
-            .env("NATS_URL", &self.config.nats_url)
             .env("RUST_LOG", std::env::var("RUST_LOG").unwrap_or_else(|_| "error".into()))
             // It ends when we do, however we do.
             .stdin(Stdio::piped())

@@ -3,6 +3,7 @@
 //! Data go to standard output, words to standard error. Exit codes: 0 done, 1 failed, 2 usage.
 
 mod bench;
+mod config;
 mod dead;
 mod dev;
 mod enqueue;
@@ -30,9 +31,10 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use tracing_subscriber::EnvFilter;
 
 use crate::{
-    Config, EnqueueError, HandlerError, JobId, ManageError, MissedTicks, NameError, QueueSettingsError,
-    ScheduleError, Status, Tenure, WorkerError,
+    Config, ConfigError, EnqueueError, HandlerError, JobId, ManageError, MissedTicks, NameError,
+    QueueSettingsError, ScheduleError, Status, Tenure, WorkerError,
     bench::{Work, WorkerMode},
+    config::Settings,
 };
 
 /// Durable background jobs: NATS JetStream delivers, Postgres owns.
@@ -42,11 +44,15 @@ struct Cli {
     /// How to print.
     #[arg(long, global = true, value_enum, default_value_t = Output::Table)]
     output: Output,
-    /// Postgres, for example `postgres://user:password@host/database`.
-    #[arg(long, global = true, env = "DATABASE_URL", hide_env_values = true)]
+    /// A file of settings, in TOML. Default: `TENURE_CONFIG`, or tenure.toml in the working directory, if it is there.
+    #[arg(long = "config", global = true, value_name = "FILE")]
+    settings_file: Option<PathBuf>,
+    // Not clap's `env`: it would hide which of the two a URL is from.
+    /// Postgres, for example `postgres://user:password@host/database`. Default: `DATABASE_URL`.
+    #[arg(long, global = true)]
     database_url: Option<String>,
-    /// NATS, for example `nats://host:4222`; several joined by commas.
-    #[arg(long, global = true, env = "NATS_URL", hide_env_values = true)]
+    /// NATS, for example `nats://host:4222`; several joined by commas. Default: `NATS_URL`.
+    #[arg(long, global = true)]
     nats_url: Option<String>,
     #[command(subcommand)]
     command: Command,
@@ -89,6 +95,8 @@ enum Command {
     /// Look at every job for what must never be: lost jobs, two owners at once, a second completion. Exit 1 if
     /// anything is wrong.
     Verify,
+    /// Print the settings that are in force, and where each comes from. Passwords are masked.
+    Config,
     /// Measure tenure on this machine: a private pair of servers, unless --on-servers is given.
     Bench(BenchArgs),
     /// Runs jobs for `bench`.
@@ -433,12 +441,18 @@ fn duration(text: &str) -> Result<Duration, String> {
 }
 
 impl Cli {
-    /// Settings: flags, then the environment.
+    /// What is given: in the file, over it in the environment, over that by flags.
+    fn settings(&self) -> anyhow::Result<Settings> {
+        let file = self.settings_file.as_deref().map(|path| (path, "--config"));
+        let flags = [
+            ("DATABASE_URL", "--database-url", self.database_url.as_deref()),
+            ("NATS_URL", "--nats-url", self.nats_url.as_deref()),
+        ];
+        Ok(Settings::load(file, &flags)?)
+    }
+
     fn config(&self) -> anyhow::Result<Config> {
-        Ok(Config::from_env_with(&[
-            ("DATABASE_URL", self.database_url.as_deref()),
-            ("NATS_URL", self.nats_url.as_deref()),
-        ])?)
+        Ok(self.settings()?.config()?)
     }
 
     async fn connect(&self) -> anyhow::Result<Tenure> {
@@ -480,6 +494,7 @@ fn failed(error: &anyhow::Error) -> ExitCode {
         cause.is::<Usage>()
             || cause.is::<NameError>()
             || cause.is::<HandlerError>()
+            || matches!(cause.downcast_ref(), Some(ConfigError::Unknown { .. }))
             || matches!(cause.downcast_ref(), Some(ManageError::Name(_) | ManageError::Key { .. }))
             || matches!(
                 cause.downcast_ref(),
@@ -539,6 +554,7 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Queues(command) => queues::run(&cli, command).await,
         Command::Schedules(command) => schedules::run(&cli, command).await,
         Command::Verify => verify::run(&cli).await,
+        Command::Config => config::run(&cli),
         Command::Bench(args) => bench::run(&cli, args).await,
         Command::BenchWorker { queue, slots, mode } => {
             crate::bench::work(&cli.config()?, queue, *slots, *mode).await?;

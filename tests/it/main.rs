@@ -18,6 +18,7 @@ mod bench;
 mod cancel;
 mod claim;
 mod cli;
+mod config;
 mod crash;
 mod dead;
 mod effects;

@@ -1,0 +1,308 @@
+//! Config: where the servers are, and when a worker is believed dead. No I/O but reading the settings.
+//!
+//! Not here: the list of the settings (`settings`), where they are read from (`sources`), the timers (`timing`).
+
+mod settings;
+mod sources;
+mod timing;
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    path::{Path, PathBuf},
+};
+
+pub(crate) use sources::Settings;
+pub use timing::{Timing, TimingError};
+
+/// Everything tenure needs to know. Only the two URLs have no default.
+#[derive(Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Config {
+    /// Postgres. `DATABASE_URL`.
+    pub database_url: String,
+    /// NATS: one URL, or several joined by commas. `NATS_URL`.
+    pub nats_url: String,
+    /// A NATS credentials file (JWT and seed), instead of a user in the URL. `TENURE_NATS_CREDENTIALS`.
+    pub nats_credentials: Option<PathBuf>,
+    /// Certificates (PEM) that NATS's own is checked by, besides the system's. `TENURE_NATS_CA`.
+    pub nats_ca: Option<PathBuf>,
+    /// The certificate (PEM) that this client shows to NATS, and its key. `TENURE_NATS_CERT`, `TENURE_NATS_KEY`.
+    pub nats_certificate: Option<(PathBuf, PathBuf)>,
+    /// The JetStream stream. `TENURE_STREAM`, default `JOBS`.
+    pub stream: String,
+    /// The first token of every subject. `TENURE_SUBJECT_PREFIX`, default `jobs`.
+    pub subject_prefix: String,
+    /// The inbox prefix of this role, if its NATS permissions name one. `TENURE_NATS_INBOX_PREFIX`.
+    pub inbox_prefix: Option<String>,
+    /// What this host is called; must differ between hosts. `TENURE_HOSTNAME`, default the system's.
+    pub hostname: Option<String>,
+    /// Where workers keep their lock files, which prove a death to the next process of the same host.
+    /// `TENURE_RUNTIME_DIR`, default `tenure-<user>` in the system's temporary folder.
+    pub runtime_dir: PathBuf,
+    /// The largest payload. `TENURE_PAYLOAD_BYTES_MAX`, default 256 KiB.
+    pub payload_bytes_max: usize,
+    /// The largest checkpoint. `TENURE_CHECKPOINT_BYTES_MAX`, default 1 MiB.
+    pub checkpoint_bytes_max: usize,
+    /// The most connections for handlers' transactions; tenure's own work has others.
+    /// `TENURE_HANDLER_CONNECTIONS`, default 10.
+    pub handler_connections: u32,
+    /// When things happen.
+    pub timing: Timing,
+}
+
+/// The first token of the subjects of what workers say to each other.
+pub(crate) const OWN_SUBJECTS: &str = "tenure";
+
+/// A setting that cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// A setting without a default is missing.
+    #[error("{name} is not set; {hint}")]
+    Missing {
+        /// The environment variable.
+        name: &'static str,
+        /// What to set it to.
+        hint: &'static str,
+    },
+    /// A setting's value cannot be used.
+    #[error("{name} is {value:?}, but must be {expected}")]
+    Invalid {
+        /// The environment variable, or the flag, or the name in a file with the place where it stands.
+        name: String,
+        /// What it holds; `***` if that is a secret.
+        value: String,
+        /// What it should hold.
+        expected: &'static str,
+    },
+    /// There is no such setting.
+    #[error("{name} is not a setting; {hint}")]
+    Unknown {
+        /// The environment variable, or the name in a file with the place where it stands.
+        name: String,
+        /// What was probably meant, or where to look.
+        hint: String,
+    },
+    /// A setting of a file has a value of another type.
+    #[error("{name} is {is}, but must be {expected}")]
+    WrongType {
+        /// Its name, and the place where it stands.
+        name: String,
+        /// The type that it has.
+        is: &'static str,
+        /// The type that it should have.
+        expected: &'static str,
+    },
+    /// A secret is given, and so is a file that holds it.
+    #[error("{name} and {other} are both set; remove one of them")]
+    GivenTwice {
+        /// The one.
+        name: String,
+        /// The other.
+        other: String,
+    },
+    /// A file cannot be read: that of the settings, or one that holds a secret.
+    #[error("{named_by}: {} must be a file that can be read", .path.display())]
+    Unreadable {
+        /// What names the file.
+        named_by: String,
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// The file of the settings is not TOML.
+    #[error("{}, line {line}: {reason}; a setting is a line such as stale_after = \"5min\"", .path.display())]
+    NotToml {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// What is wrong there.
+        reason: String,
+    },
+    /// The timers contradict each other.
+    #[error(transparent)]
+    Timing(#[from] TimingError),
+}
+
+impl Config {
+    /// The defaults, and these two URLs.
+    pub fn new(database_url: impl Into<String>, nats_url: impl Into<String>) -> Self {
+        let user =
+            std::env::var("USER").or_else(|_| std::env::var("LOGNAME")).unwrap_or_else(|_| "worker".into());
+        Self {
+            database_url: database_url.into(),
+            nats_url: nats_url.into(),
+            nats_credentials: None,
+            nats_ca: None,
+            nats_certificate: None,
+            stream: "JOBS".into(),
+            subject_prefix: "jobs".into(),
+            inbox_prefix: None,
+            hostname: None,
+            runtime_dir: std::env::temp_dir().join(format!("tenure-{}", user.replace('/', "_"))),
+            payload_bytes_max: 256 * 1024,
+            checkpoint_bytes_max: 1024 * 1024,
+            handler_connections: 10,
+            timing: Timing::DEFAULT,
+        }
+    }
+
+    /// Reads the environment: `DATABASE_URL`, `NATS_URL` and whatever starts with `TENURE_`. No file of settings, but
+    /// those that `DATABASE_URL_FILE` and `NATS_URL_FILE` name.
+    ///
+    /// # Errors
+    ///
+    /// A URL that is missing, a value that cannot be used, a variable that starts with `TENURE_` and is no setting,
+    /// timers that contradict each other. The message says what to change.
+    pub fn from_env() -> Result<Self, ConfigError> {
+        Self::from_vars(&sources::environment()?)
+    }
+
+    /// Reads the settings as the program does: the defaults, over them a file, over it the environment.
+    ///
+    /// The file is TOML, one setting a line; each is called as its variable without `TENURE_`, in lower case:
+    /// `stale_after = "5min"`. It is `file`, or the one that `TENURE_CONFIG` names, and must exist; without either it
+    /// is `tenure.toml` in the working directory, if that exists. `docs/configuration.md` lists the settings.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Config::from_env`]; a file that cannot be read or is not TOML, a value of the wrong type, a name in
+    /// it that is no setting. The message says what to change, and in which line.
+    pub fn load(file: Option<&Path>) -> Result<Self, ConfigError> {
+        Settings::load(file.map(|path| (path, "the file of settings")), &[])?.config()
+    }
+
+    pub(crate) fn from_vars(vars: &BTreeMap<String, String>) -> Result<Self, ConfigError> {
+        Settings::of_environment(vars)?.config()
+    }
+
+    /// The environment in which another process reads this very configuration. `None` is to be removed from it.
+    #[cfg(any(feature = "cli", test))]
+    pub(crate) fn variables(&self) -> Vec<(String, Option<String>)> {
+        let mut variables = Vec::new();
+        for setting in settings::SETTINGS {
+            variables.push((setting.name.to_owned(), setting.get(self)));
+            if setting.is_secret {
+                variables.push((format!("{}_FILE", setting.name), None));
+            }
+        }
+        // Nothing more is read from a file, were it only `tenure.toml`: this one is empty.
+        variables.push((sources::FILE_VARIABLE.to_owned(), Some("/dev/null".to_owned())));
+        variables
+    }
+}
+
+/// Passwords do not belong in a log.
+impl fmt::Debug for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Config")
+            .field("database_url", &masked(&self.database_url))
+            .field("nats_url", &masked(&self.nats_url))
+            .field("stream", &self.stream)
+            .field("subject_prefix", &self.subject_prefix)
+            .field("hostname", &self.hostname)
+            .field("runtime_dir", &self.runtime_dir)
+            .field("payload_bytes_max", &self.payload_bytes_max)
+            .field("timing", &self.timing)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A URL (or several) without what stands before the `@`'s host, and without its parameters.
+pub(crate) fn masked(urls: &str) -> String {
+    let mask = |url: &str| {
+        let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
+        let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
+        let host = host.split_once('?').map_or(host, |(host, _)| host);
+        let user = if host.len() < rest.len() && rest.contains('@') { "***@" } else { "" };
+        if scheme.is_empty() { format!("{user}{host}") } else { format!("{scheme}://{user}{host}") }
+    };
+    urls.split(',').map(mask).collect::<Vec<_>>().join(",")
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test may panic")]
+mod tests {
+    use super::*;
+
+    fn vars(more: &[(&str, &str)]) -> Result<Config, ConfigError> {
+        let urls = [("DATABASE_URL", "postgres://me:secret@db/jobs"), ("NATS_URL", "nats://n:4222")];
+        Config::from_vars(&urls.iter().chain(more).map(|(k, v)| ((*k).into(), (*v).into())).collect())
+    }
+
+    fn message(more: &[(&str, &str)]) -> String {
+        vars(more).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn the_defaults_obey_their_own_rules() {
+        Timing::DEFAULT.validate().unwrap();
+        assert_eq!(vars(&[]).unwrap().timing, Timing::DEFAULT);
+    }
+
+    #[test]
+    fn an_ack_wait_that_is_not_above_the_stale_threshold_and_a_scan_is_refused_with_the_three_values() {
+        let text = message(&[("TENURE_ACK_WAIT", "330s")]);
+        for part in ["ack_wait (330s)", "stale_after (300s)", "scan_every (30s)", "TENURE_ACK_WAIT"] {
+            assert!(text.contains(part), "{part} is not in: {text}");
+        }
+        vars(&[("TENURE_ACK_WAIT", "331s")]).unwrap();
+        assert!(message(&[("TENURE_STALE_AFTER", "10min")]).contains("ack_wait (600s)"));
+        assert!(message(&[("TENURE_SCAN_EVERY", "5min")]).contains("scan_every (300s)"));
+    }
+
+    #[test]
+    fn an_interval_above_a_third_of_the_stale_threshold_is_refused_with_both_values() {
+        let text = message(&[("TENURE_FLUSH_EVERY", "101s")]);
+        assert!(text.contains("flush_every (101s)") && text.contains("stale_after (300s)"), "{text}");
+        assert!(text.contains("a third"), "{text}");
+        let text = message(&[("TENURE_KEEPALIVE_EVERY", "2min")]);
+        assert!(text.contains("keepalive_every (120s)") && text.contains("stale_after (300s)"), "{text}");
+        vars(&[("TENURE_FLUSH_EVERY", "100s"), ("TENURE_KEEPALIVE_EVERY", "100s")]).unwrap();
+    }
+
+    #[test]
+    fn zero_and_negative_timers_are_refused_by_name() {
+        for (name, _) in Timing::DEFAULT.clone().all_mut() {
+            if name.ends_with("_grace") {
+                continue;
+            }
+            let variable = format!("TENURE_{}", name.to_uppercase());
+            let text = message(&[(&variable, "0s")]);
+            assert!(text.contains(name) && text.contains("0 s") && text.contains(&variable), "{text}");
+            let text = message(&[(&variable, "-5s")]);
+            assert!(
+                text.contains(&variable) && text.contains("-5s") && text.contains("a duration such as"),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_timer_of_centuries_is_a_mistake() {
+        let text = message(&[("TENURE_STALE_AFTER", "18446744073709551615s")]);
+        assert!(text.contains("TENURE_STALE_AFTER") && text.contains("at most a year"), "{text}");
+    }
+
+    #[test]
+    fn what_is_missing_or_cannot_be_read_is_named_with_what_to_write() {
+        let text = Config::from_vars(&BTreeMap::new()).unwrap_err().to_string();
+        assert!(text.contains("DATABASE_URL is not set") && text.contains("postgres://"), "{text}");
+        assert!(message(&[("TENURE_PAYLOAD_BYTES_MAX", "lots")]).contains("number of bytes"));
+        assert!(message(&[("TENURE_STREAM", "a.b")]).contains("TENURE_STREAM"));
+        assert!(message(&[("TENURE_HOSTNAME", "")]).contains("TENURE_HOSTNAME"));
+        assert!(message(&[("TENURE_NATS_CERT", "c.pem")]).contains("TENURE_NATS_KEY"));
+        assert!(message(&[("TENURE_NATS_KEY", "k.pem")]).contains("TENURE_NATS_CERT"));
+    }
+
+    #[test]
+    fn a_password_is_never_printed() {
+        let config = vars(&[]).unwrap();
+        assert!(!format!("{config:?}").contains("secret"));
+        assert_eq!(masked("postgres://u:p@h/d?password=x"), "postgres://***@h/d");
+        assert_eq!(masked("nats://a,nats://u:p@b"), "nats://a,nats://***@b");
+    }
+}

@@ -1,0 +1,724 @@
+//! Sources: what each setting is given as, and where: in a file, over it in the environment, over that by a flag.
+//!
+//! What is given and is no setting is refused: one that is misspelt would silently mean nothing.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use toml::de::{DeTable, DeValue};
+
+use super::{
+    Config, ConfigError,
+    settings::{PREFIX, SETTINGS, Setting, Takes},
+};
+
+/// The variable that names the file.
+pub(super) const FILE_VARIABLE: &str = "TENURE_CONFIG";
+
+/// The file that is read if it exists and no other is named.
+const USUAL_FILE: &str = "tenure.toml";
+
+/// Variables that start as ours do, and are no settings.
+const OTHERS: &[&str] = &[
+    // Which file is read.
+    FILE_VARIABLE,
+    // What `work --exec` tells a command, which may run `tenure enqueue`.
+    "TENURE_JOB_ID",
+    "TENURE_QUEUE",
+    "TENURE_KIND",
+    "TENURE_ATTEMPT",
+    "TENURE_FENCING_TOKEN",
+    "TENURE_CHECKPOINT_FILE",
+    // Where `tenure dev`, the tests and `scripts/setup` find the servers' programs.
+    "TENURE_PG_BIN",
+    "TENURE_NATS_SERVER",
+    // The passwords of `nats/server.conf`, which stand beside ours where docker-compose.yml has them from.
+    "TENURE_NATS_PRODUCER_PASSWORD",
+    "TENURE_NATS_WORKER_PASSWORD",
+    "TENURE_NATS_ADMIN_PASSWORD",
+    // What the tests tell their workers, and are told. `TENURE_CHAOS_…` is `make chaos`.
+    "TENURE_FAULT",
+    "TENURE_SCENARIO",
+    "TENURE_CASES",
+    "TENURE_TRIALS",
+    "TENURE_MILLION",
+    "TENURE_WRITE_DOCS",
+];
+
+/// A name of more bytes than this is no slip of the fingers, and takes long to compare.
+const COMPARED_BYTES_MAX: usize = 64;
+
+type Vars = BTreeMap<String, String>;
+
+/// What one source gives, by the setting's name.
+type Level = BTreeMap<&'static str, Given>;
+
+/// A setting's name, the flag that gives it, and what it gives.
+pub(crate) type Flag<'a> = (&'a str, &'static str, Option<&'a str>);
+
+/// How a setting is given.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Form {
+    /// By its value.
+    Value,
+    /// By the path of a file that holds its value: a secret.
+    File,
+}
+
+enum Origin {
+    File { path: PathBuf, line: usize },
+    Environment,
+    Flag(&'static str),
+}
+
+/// A setting as it is given. No `Debug`: it may be a password.
+struct Given {
+    setting: &'static Setting,
+    form: Form,
+    text: String,
+    origin: Origin,
+}
+
+impl Given {
+    /// What it is called where it is given, for a message.
+    fn called(&self) -> String {
+        let is_file = self.form == Form::File;
+        match &self.origin {
+            Origin::File { path, line } => {
+                place(&format!("{}{}", self.setting.key(), if is_file { "_file" } else { "" }), path, *line)
+            }
+            Origin::Environment => format!("{}{}", self.setting.name, if is_file { "_FILE" } else { "" }),
+            Origin::Flag(flag) => (*flag).to_owned(),
+        }
+    }
+
+    /// Its value; that of a secret may have to be read.
+    fn value(&self) -> Result<String, ConfigError> {
+        if self.form == Form::Value {
+            return Ok(self.text.clone());
+        }
+        let path = Path::new(&self.text);
+        let text = fs::read_to_string(path).map_err(|error| unreadable(self.called(), path, error))?;
+        match text.trim() {
+            "" => Err(ConfigError::Invalid {
+                name: self.called(),
+                value: self.text.clone(),
+                expected: "a file that is not empty",
+            }),
+            value => Ok(value.to_owned()),
+        }
+    }
+
+    fn invalid(&self, value: String, expected: &'static str) -> ConfigError {
+        let value = if self.setting.is_secret { "***".to_owned() } else { value };
+        ConfigError::Invalid { name: self.called(), value, expected }
+    }
+
+    /// Where its value is from, for `tenure config`.
+    #[cfg(any(feature = "cli", test))]
+    fn source(&self) -> String {
+        match &self.origin {
+            _ if self.form == Form::File => self.text.clone(),
+            Origin::File { path, .. } => path.display().to_string(),
+            Origin::Environment => "environment".to_owned(),
+            Origin::Flag(_) => "flag".to_owned(),
+        }
+    }
+}
+
+/// What is given, each setting by the highest source that has it. Every other has its default.
+pub(crate) struct Settings(Level);
+
+/// A setting as it is in force.
+#[cfg(any(feature = "cli", test))]
+#[derive(Debug, serde::Serialize)]
+pub(crate) struct InForce {
+    /// The environment variable.
+    pub(crate) name: &'static str,
+    /// `None`: it is not set, and there is no default. Passwords are masked.
+    pub(crate) value: Option<String>,
+    /// `default`, `environment`, `flag`, or the file.
+    pub(crate) from: String,
+}
+
+impl Settings {
+    /// Reads the file, this process's environment, and these flags. A file may be named, and by what.
+    pub(crate) fn load(named: Option<(&Path, &str)>, flags: &[Flag<'_>]) -> Result<Self, ConfigError> {
+        Self::read(named, &environment()?, flags)
+    }
+
+    fn read(named: Option<(&Path, &str)>, vars: &Vars, flags: &[Flag<'_>]) -> Result<Self, ConfigError> {
+        let mut all = of_file(named, vars)?;
+        all.extend(of_vars(vars)?);
+        all.extend(of_flags(flags));
+        Ok(Self(all))
+    }
+
+    /// These variables, and nothing else.
+    pub(super) fn of_environment(vars: &Vars) -> Result<Self, ConfigError> {
+        Ok(Self(of_vars(vars)?))
+    }
+
+    /// The configuration; it can be connected with.
+    pub(crate) fn config(&self) -> Result<Config, ConfigError> {
+        let config = self.check()?;
+        for (name, url, hint) in [
+            ("DATABASE_URL", &config.database_url, "for example postgres://user:password@host/database"),
+            ("NATS_URL", &config.nats_url, "for example nats://host:4222"),
+        ] {
+            if url.is_empty() {
+                return Err(ConfigError::Missing { name, hint });
+            }
+        }
+        Ok(config)
+    }
+
+    /// The configuration; a URL that is not set is empty.
+    pub(crate) fn check(&self) -> Result<Config, ConfigError> {
+        let mut config = Config::new("", "");
+        for given in self.0.values() {
+            let value = given.value()?;
+            let put = given.setting.put(&mut config, &value);
+            put.map_err(|expected| given.invalid(value, expected))?;
+        }
+        for (name, other, expected) in [
+            ("TENURE_NATS_CERT", "TENURE_NATS_KEY", "a certificate whose key is named by TENURE_NATS_KEY"),
+            ("TENURE_NATS_KEY", "TENURE_NATS_CERT", "the key of a certificate that TENURE_NATS_CERT names"),
+        ] {
+            if let Some(given) = self.0.get(name)
+                && !self.0.contains_key(other)
+            {
+                return Err(given.invalid(given.text.clone(), expected));
+            }
+        }
+        config.timing.validate()?;
+        Ok(config)
+    }
+
+    /// Every setting as it is in force, whether or not they go together.
+    #[cfg(any(feature = "cli", test))]
+    pub(crate) fn in_force(&self) -> Result<Vec<InForce>, ConfigError> {
+        let defaults = Config::new("", "");
+        let mut all = Vec::with_capacity(SETTINGS.len());
+        for setting in SETTINGS {
+            let (value, from) = match self.0.get(setting.name) {
+                Some(given) => (Some(given.value()?), given.source()),
+                None => (setting.get(&defaults), "default".to_owned()),
+            };
+            let shown = |value: String| if setting.is_secret { super::masked(&value) } else { value };
+            let value = value.filter(|value| !value.is_empty()).map(shown);
+            all.push(InForce { name: setting.name, value, from });
+        }
+        Ok(all)
+    }
+}
+
+/// The variables of this process.
+pub(super) fn environment() -> Result<Vars, ConfigError> {
+    let mut vars = Vars::new();
+    for (name, value) in std::env::vars_os() {
+        // No name of ours.
+        let Ok(name) = name.into_string() else { continue };
+        match (value.into_string(), by_variable(&name)) {
+            (Ok(value), _) => {
+                vars.insert(name, value);
+            }
+            (Err(value), Some((setting, form))) => {
+                let text = value.to_string_lossy().into_owned();
+                let given = Given { setting, form, text: text.clone(), origin: Origin::Environment };
+                return Err(given.invalid(text, "text in UTF-8"));
+            }
+            // Not read; but it may have been meant for a setting.
+            (Err(value), None) => {
+                vars.insert(name, value.to_string_lossy().into_owned());
+            }
+        }
+    }
+    Ok(vars)
+}
+
+fn of_vars(vars: &Vars) -> Result<Level, ConfigError> {
+    let mut level = Level::new();
+    for (name, text) in vars {
+        let Some((setting, form)) = by_variable(name) else {
+            if name.starts_with(PREFIX) && !is_of_others(name, vars) {
+                return Err(unknown(&name.escape_debug().to_string(), name, |setting| {
+                    setting.name.to_owned()
+                }));
+            }
+            continue;
+        };
+        // What `DATABASE_URL: ${DATABASE_URL:-}` makes of a variable that is not set.
+        if setting.is_secret && text.is_empty() {
+            continue;
+        }
+        add(&mut level, Given { setting, form, text: text.clone(), origin: Origin::Environment })?;
+    }
+    Ok(level)
+}
+
+fn of_flags(flags: &[Flag<'_>]) -> Level {
+    let given = flags.iter().filter_map(|&(name, flag, text)| {
+        let (setting, form) = by_variable(name)?;
+        Some((setting.name, Given { setting, form, text: text?.to_owned(), origin: Origin::Flag(flag) }))
+    });
+    given.collect()
+}
+
+fn of_file(named: Option<(&Path, &str)>, vars: &Vars) -> Result<Level, ConfigError> {
+    let variable = vars.get(FILE_VARIABLE).filter(|path| !path.is_empty());
+    let named = named.or_else(|| Some((Path::new(variable?), FILE_VARIABLE)));
+    let (path, named_by) = named.unwrap_or((Path::new(USUAL_FILE), "the working directory"));
+    match fs::read_to_string(path) {
+        Ok(text) => of_toml(&text, path),
+        Err(error) if named.is_none() && error.kind() == io::ErrorKind::NotFound => Ok(Level::new()),
+        Err(error) => Err(unreadable(named_by.to_owned(), path, error)),
+    }
+}
+
+fn of_toml(text: &str, path: &Path) -> Result<Level, ConfigError> {
+    let line = |at: usize| text.get(..at).unwrap_or(text).matches('\n').count() + 1;
+    // The error's own text shows the line, in which there may be a password.
+    let table = DeTable::parse(text).map_err(|error| ConfigError::NotToml {
+        path: path.to_owned(),
+        line: line(error.span().map_or(0, |span| span.start)),
+        reason: error.message().to_owned(),
+    })?;
+    let mut level = Level::new();
+    for (key, value) in table.get_ref() {
+        let line = line(key.span().start);
+        let name: &str = key.get_ref();
+        let value = value.get_ref();
+        let Some((setting, form)) = by_key(name) else {
+            let called = place(name, path, line);
+            if matches!(value, DeValue::Table(_)) {
+                let hint = "there are no sections, only lines such as stale_after = \"5min\"".to_owned();
+                return Err(ConfigError::Unknown { name: called, hint });
+            }
+            return Err(unknown(&called, name, Setting::key));
+        };
+        let text = match (value, &setting.takes) {
+            (DeValue::String(text), _) => text.to_string(),
+            (DeValue::Integer(number), Takes::Number(..)) => {
+                let decimal = i64::from_str_radix(number.as_str(), number.radix());
+                decimal.map_or_else(|_| number.to_string(), |number| number.to_string())
+            }
+            (_, takes) => {
+                let expected = match takes {
+                    Takes::Text(..) => "a string, in quotes",
+                    Takes::Number(..) => "an integer",
+                    Takes::Duration(_) => "a duration in quotes, such as \"500ms\", \"30s\" or \"5min\"",
+                };
+                return Err(ConfigError::WrongType {
+                    name: place(name, path, line),
+                    is: kind(value),
+                    expected,
+                });
+            }
+        };
+        let origin = Origin::File { path: path.to_owned(), line };
+        add(&mut level, Given { setting, form, text, origin })?;
+    }
+    Ok(level)
+}
+
+/// The type of a value, in a sentence.
+fn kind(value: &DeValue<'_>) -> &'static str {
+    match value {
+        DeValue::String(_) => "a string",
+        DeValue::Integer(_) => "an integer",
+        DeValue::Float(_) => "a float",
+        DeValue::Boolean(_) => "a boolean",
+        DeValue::Datetime(_) => "a date or time",
+        DeValue::Array(_) => "an array",
+        DeValue::Table(_) => "a table",
+    }
+}
+
+/// Adds to a level what is given only once there.
+fn add(level: &mut Level, given: Given) -> Result<(), ConfigError> {
+    let called = given.called();
+    match level.insert(given.setting.name, given) {
+        None => Ok(()),
+        Some(before) => Err(ConfigError::GivenTwice { name: before.called(), other: called }),
+    }
+}
+
+fn by_variable(name: &str) -> Option<(&'static Setting, Form)> {
+    SETTINGS.iter().find_map(|setting| Some((setting, form(setting, setting.name, name, "_FILE")?)))
+}
+
+fn by_key(key: &str) -> Option<(&'static Setting, Form)> {
+    SETTINGS.iter().find_map(|setting| Some((setting, form(setting, &setting.key(), key, "_file")?)))
+}
+
+/// In which form a setting of this name is given under another one, if it is.
+fn form(setting: &Setting, own: &str, given: &str, suffix: &str) -> Option<Form> {
+    match given.strip_prefix(own)? {
+        "" => Some(Form::Value),
+        rest if rest == suffix && setting.is_secret => Some(Form::File),
+        _ => None,
+    }
+}
+
+/// Whether a variable that starts as ours do, and is no setting, is somebody else's.
+fn is_of_others(name: &str, vars: &Vars) -> bool {
+    OTHERS.contains(&name) || name.starts_with("TENURE_CHAOS_") || is_of_a_service(name, vars)
+}
+
+/// Kubernetes tells every container about the Services of its namespace. For one that is called `tenure` it sets
+/// `TENURE_SERVICE_HOST`, `TENURE_SERVICE_PORT`, `TENURE_SERVICE_PORT_HTTP`, `TENURE_PORT`, `TENURE_PORT_80_TCP_ADDR`
+/// and so on; for a `tenure-nats` those that start with `TENURE_NATS_`. Of the latter only a host proves that there is
+/// such a Service.
+fn is_of_a_service(name: &str, vars: &Vars) -> bool {
+    if name.ends_with("_SERVICE_HOST") {
+        return true;
+    }
+    ["_SERVICE_PORT", "_PORT"].into_iter().any(|mark| {
+        name.match_indices(mark).any(|(at, _)| {
+            let (service, rest) = (&name[..at], &name[at + mark.len()..]);
+            let is_whole = rest.is_empty() || rest.starts_with('_');
+            is_whole && (service == "TENURE" || vars.contains_key(&format!("{service}_SERVICE_HOST")))
+        })
+    })
+}
+
+fn unknown(called: &str, name: &str, spelt: impl FnOnce(&Setting) -> String) -> ConfigError {
+    let hint = match meant(name) {
+        Some(setting) => format!("did you mean {}?", spelt(setting)),
+        None => "`tenure config` lists them".to_owned(),
+    };
+    ConfigError::Unknown { name: called.to_owned(), hint }
+}
+
+/// The setting that was probably meant: at most a third of its letters are wrong.
+fn meant(name: &str) -> Option<&'static Setting> {
+    if name.len() > COMPARED_BYTES_MAX {
+        return None;
+    }
+    let name = name.to_lowercase();
+    let key = name.strip_prefix("tenure_").unwrap_or(&name);
+    let distances = SETTINGS.iter().map(|setting| {
+        let own = setting.key();
+        (strsim::damerau_levenshtein(key, &own), own.len(), setting)
+    });
+    let (distance, letters, setting) = distances.min_by_key(|(distance, ..)| *distance)?;
+    (distance * 3 <= letters).then_some(setting)
+}
+
+/// What stands in a file, and where, for a message.
+fn place(name: &str, path: &Path, line: usize) -> String {
+    format!("{} ({}, line {line})", name.escape_debug(), path.display())
+}
+
+fn unreadable(named_by: String, path: &Path, source: io::Error) -> ConfigError {
+    ConfigError::Unreadable { named_by, path: path.to_owned(), source }
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test may panic")]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const URLS: &str = "database_url = \"postgres://u:s3cr3t@file/d\"\nnats_url = \"nats://u:s3cr3t@file\"\n";
+
+    fn vars(given: &[(&str, &str)]) -> Vars {
+        given.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    }
+
+    /// A folder of one test's own.
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("tenure-config-{name}-{}", std::process::id()));
+            fs::create_dir_all(&path).unwrap();
+            Self(path)
+        }
+
+        fn file(&self, name: &str, text: &str) -> PathBuf {
+            let path = self.0.join(name);
+            fs::write(&path, text).unwrap();
+            path
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            fs::remove_dir_all(&self.0).ok();
+        }
+    }
+
+    fn of_text(text: &str) -> Result<Settings, ConfigError> {
+        of_toml(text, Path::new("some/tenure.toml")).map(Settings)
+    }
+
+    fn config_of(text: &str) -> Result<Config, ConfigError> {
+        of_text(&format!("{URLS}{text}"))?.config()
+    }
+
+    /// With the two lines of the URLs before it: the text is line 3.
+    fn refused(text: &str) -> String {
+        config_of(text).unwrap_err().to_string()
+    }
+
+    fn refused_in_the_environment(given: &[(&str, &str)]) -> String {
+        Settings::of_environment(&vars(given)).err().unwrap().to_string()
+    }
+
+    #[test]
+    fn a_flag_is_over_the_environment_which_is_over_the_file_which_is_over_the_defaults() {
+        let folder = Folder::new("layers");
+        let text = format!("{URLS}stream = \"FILE\"\nstale_after = \"4min\"\nhandler_connections = 3\n");
+        let path = folder.file("a.toml", &text);
+        let env =
+            vars(&[("TENURE_STREAM", "ENV"), ("NATS_URL", "nats://env"), ("DATABASE_URL", "postgres://env")]);
+        let flags =
+            [("DATABASE_URL", "--database-url", Some("postgres://flag")), ("NATS_URL", "--nats-url", None)];
+        let settings = Settings::read(Some((path.as_path(), "--config")), &env, &flags).unwrap();
+        let config = settings.config().unwrap();
+        assert_eq!(config.database_url, "postgres://flag");
+        assert_eq!(config.nats_url, "nats://env");
+        assert_eq!(config.stream, "ENV");
+        assert_eq!(config.timing.stale_after, Duration::from_mins(4));
+        assert_eq!((config.handler_connections, config.subject_prefix.as_str()), (3, "jobs"));
+        let all = settings.in_force().unwrap();
+        let of = |name: &str| {
+            let one = all.iter().find(|setting| setting.name == name).unwrap();
+            (one.value.as_deref().unwrap_or("-"), one.from.as_str())
+        };
+        let path = path.display().to_string();
+        assert_eq!(of("DATABASE_URL"), ("postgres://flag", "flag"));
+        assert_eq!(of("NATS_URL"), ("nats://env", "environment"));
+        assert_eq!(of("TENURE_STREAM"), ("ENV", "environment"));
+        assert_eq!(of("TENURE_STALE_AFTER"), ("4min", path.as_str()));
+        assert_eq!(of("TENURE_HANDLER_CONNECTIONS"), ("3", path.as_str()));
+        assert_eq!(of("TENURE_SCAN_EVERY"), ("30s", "default"));
+        assert_eq!(of("TENURE_HOSTNAME"), ("-", "default"));
+        assert_eq!(all.len(), SETTINGS.len());
+    }
+
+    #[test]
+    fn the_file_is_the_named_one_or_that_of_the_variable_and_must_exist() {
+        let folder = Folder::new("named");
+        let (a, b) = (folder.file("a.toml", "stream = \"A\""), folder.file("b.toml", "stream = \"B\""));
+        let env = vars(&[("TENURE_CONFIG", b.to_str().unwrap())]);
+        let stream = |named| Settings::read(named, &env, &[]).unwrap().check().unwrap().stream;
+        assert_eq!(stream(None), "B");
+        assert_eq!(stream(Some((a.as_path(), "--config"))), "A");
+        let nowhere = folder.0.join("nowhere.toml");
+        let missing = |named, env: &Vars| Settings::read(named, env, &[]).err().unwrap().to_string();
+        let text = missing(Some((nowhere.as_path(), "--config")), &env);
+        assert!(text.starts_with("--config: ") && text.contains("nowhere.toml must be a file"), "{text}");
+        let text = missing(None, &vars(&[("TENURE_CONFIG", nowhere.to_str().unwrap())]));
+        assert!(text.starts_with("TENURE_CONFIG: ") && text.contains("nowhere.toml"), "{text}");
+        // These tests run where there is no `tenure.toml`; a variable that is empty names none.
+        assert!(Settings::read(None, &vars(&[("TENURE_CONFIG", "")]), &[]).unwrap().0.is_empty());
+        let error = Config::load(Some(&nowhere)).unwrap_err();
+        assert!(matches!(error, ConfigError::Unreadable { .. }), "{error}");
+    }
+
+    #[test]
+    fn what_is_no_setting_is_refused_with_the_one_that_was_probably_meant() {
+        let refused_variable = |name: &str| refused_in_the_environment(&[(name, "1")]);
+        for (name, hint) in [
+            ("TENURE_STALE_AFTR", "did you mean TENURE_STALE_AFTER?"),
+            ("TENURE_SALTE_AFTER", "did you mean TENURE_STALE_AFTER?"),
+            ("TENURE_stale_after", "did you mean TENURE_STALE_AFTER?"),
+            ("TENURE_DATABASE_URL", "did you mean DATABASE_URL?"),
+            ("TENURE_NATS_CERTS", "did you mean TENURE_NATS_CERT?"),
+            ("TENURE_STREAM_FILE", "`tenure config` lists them"),
+            ("TENURE_COLOUR_OF_THE_SKY", "`tenure config` lists them"),
+            ("TENURE_", "`tenure config` lists them"),
+        ] {
+            assert_eq!(refused_variable(name), format!("{name} is not a setting; {hint}"));
+        }
+        assert!(refused_variable(&format!("TENURE_{}", "A".repeat(100_000))).contains("lists them"));
+        let at = "(some/tenure.toml, line 3) is not a setting";
+        for (text, hint) in [
+            ("stale_aftr = \"1min\"", format!("stale_aftr {at}; did you mean stale_after?")),
+            ("TENURE_STREAM = \"A\"", format!("TENURE_STREAM {at}; did you mean stream?")),
+            ("sky = \"blue\"", format!("sky {at}; `tenure config` lists them")),
+            ("stream_file = \"/f\"", format!("stream_file {at}; `tenure config` lists them")),
+            ("\"\\u001b[31m\" = 1", format!("\\u{{1b}}[31m {at}; `tenure config` lists them")),
+        ] {
+            assert_eq!(refused(text), hint);
+        }
+        assert!(
+            refused("[timing]\nstale_after = \"1min\"").contains("timing (some/tenure.toml, line 3) is not")
+        );
+        assert!(refused("[timing]\nstale_after = \"1min\"").contains("there are no sections"));
+    }
+
+    #[test]
+    fn what_others_set_is_not_refused() {
+        for name in OTHERS.iter().copied().chain([
+            "TENURE_CHAOS_ROLE",
+            "TENURE_SERVICE_HOST",
+            "TENURE_SERVICE_PORT",
+            "TENURE_SERVICE_PORT_HTTP",
+            "TENURE_PORT",
+            "TENURE_PORT_80_TCP",
+            "TENURE_PORT_80_TCP_PROTO",
+            "TENURE_PORT_80_TCP_ADDR",
+        ]) {
+            let given = Settings::of_environment(&vars(&[(name, "tcp://10.0.0.1:80")]));
+            assert!(given.unwrap().0.is_empty(), "{name}");
+        }
+        // A Service called `tenure-nats`: only with its host.
+        let port = ("TENURE_NATS_PORT_4222_TCP", "tcp://10.0.0.1:4222");
+        assert!(refused_in_the_environment(&[port]).contains("is not a setting"));
+        let both = [port, ("TENURE_NATS_SERVICE_HOST", "10.0.0.1"), ("TENURE_NATS_SERVICE_PORT", "4222")];
+        Settings::of_environment(&vars(&both)).unwrap();
+    }
+
+    #[test]
+    fn a_value_of_another_type_is_refused_with_its_place() {
+        let at = |key: &str| format!("{key} (some/tenure.toml, line 3)");
+        for (text, should) in [
+            (
+                "stale_after = 300",
+                format!("{} is an integer, but must be a duration in quotes", at("stale_after")),
+            ),
+            ("stream = 5", format!("{} is an integer, but must be a string, in quotes", at("stream"))),
+            ("hostname = true", format!("{} is a boolean, but must be a string", at("hostname"))),
+            (
+                "handler_connections = 1.5",
+                format!("{} is a float, but must be an integer", at("handler_connections")),
+            ),
+            ("stream = [\"A\"]", format!("{} is an array, but must be a string", at("stream"))),
+            ("stream.of = \"A\"", format!("{} is a table, but must be a string", at("stream"))),
+            // The right type, and a value that cannot be.
+            (
+                "stale_after = \"soon\"",
+                format!("{} is \"soon\", but must be a duration such as", at("stale_after")),
+            ),
+            (
+                "handler_connections = -1",
+                format!("{} is \"-1\", but must be a number above 0", at("handler_connections")),
+            ),
+            (
+                "nats_key = \"k\"",
+                format!("{} is \"k\", but must be the key of a certificate", at("nats_key")),
+            ),
+            ("ack_wait = \"1s\"", "ack_wait (1s) must be longer than stale_after (300s)".to_owned()),
+        ] {
+            let is = refused(text);
+            assert!(is.starts_with(&should), "{is}");
+        }
+        for number in ["4096", "4_096", "0x1000", "\"4096\""] {
+            let config = config_of(&format!("payload_bytes_max = {number}")).unwrap();
+            assert_eq!(config.payload_bytes_max, 4_096, "{number}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_not_toml_is_refused_with_the_line_and_without_what_stands_there() {
+        for text in ["database_url postgres://u:s3cr3t@h", "stream = \"s3cr3t", "scan_every = 5min s3cr3t"] {
+            let error = of_text(&format!("# words\n\n{text}\n")).err().unwrap();
+            assert!(matches!(error, ConfigError::NotToml { line: 3, .. }), "{error:?}");
+            assert!(error.to_string().starts_with("some/tenure.toml, line 3: "), "{error}");
+            assert!(!format!("{error} {error:?}").contains("s3cr3t"), "{error:?}");
+        }
+        let twice = of_text("stream = \"A\"\nstream = \"B\"\n").err().unwrap();
+        assert!(matches!(twice, ConfigError::NotToml { line: 2, .. }), "{twice:?}");
+    }
+
+    #[test]
+    fn a_secret_may_stand_in_a_file_of_its_own_but_not_twice() {
+        let folder = Folder::new("secrets");
+        let database = folder.file("database", "  postgres://u:s3cr3t@of-file/d\n\n");
+        let database = database.to_str().unwrap();
+        let settings = Settings::of_environment(&vars(&[
+            ("DATABASE_URL_FILE", database),
+            ("DATABASE_URL", ""),
+            ("NATS_URL", "nats://n"),
+        ]))
+        .unwrap();
+        assert_eq!(settings.config().unwrap().database_url, "postgres://u:s3cr3t@of-file/d");
+        let all = settings.in_force().unwrap();
+        assert_eq!(
+            (all[0].value.as_deref(), all[0].from.as_str()),
+            (Some("postgres://***@of-file/d"), database)
+        );
+
+        let text = format!("database_url_file = {database:?}\nnats_url = \"nats://n\"");
+        assert_eq!(of_text(&text).unwrap().config().unwrap().database_url, "postgres://u:s3cr3t@of-file/d");
+        let toml = folder.file("a.toml", "database_url_file = \"/nowhere/database\"\n");
+        let named = Some((toml.as_path(), "--config"));
+        // What is overridden is not read.
+        let env = vars(&[("DATABASE_URL", "postgres://env")]);
+        assert_eq!(Settings::read(named, &env, &[]).unwrap().check().unwrap().database_url, "postgres://env");
+        let text = Settings::read(named, &vars(&[]), &[]).unwrap().check().unwrap_err().to_string();
+        assert!(text.contains("database_url_file (") && text.contains("/nowhere/database must be"), "{text}");
+        let empty = folder.file("empty", "\n");
+        let settings =
+            Settings::of_environment(&vars(&[("NATS_URL_FILE", empty.to_str().unwrap())])).unwrap();
+        let text = settings.check().unwrap_err().to_string();
+        assert!(text.starts_with("NATS_URL_FILE is ") && text.contains("a file that is not empty"), "{text}");
+
+        let text = refused_in_the_environment(&[("NATS_URL", "nats://u:s3cr3t@n"), ("NATS_URL_FILE", "/f")]);
+        assert_eq!(text, "NATS_URL and NATS_URL_FILE are both set; remove one of them");
+        let text = refused("nats_url_file = \"/f\"");
+        assert!(text.contains("nats_url (some/tenure.toml, line 2)"), "{text}");
+        assert!(text.contains("nats_url_file (some/tenure.toml, line 3)"), "{text}");
+        assert!(!text.contains("s3cr3t"));
+    }
+
+    #[test]
+    fn no_secret_is_shown_by_what_is_in_force() {
+        let settings = of_text(URLS).unwrap();
+        let shown = format!("{:?}", settings.in_force().unwrap());
+        assert!(!shown.contains("s3cr3t") && shown.contains("postgres://***@file/d"), "{shown}");
+        let error = of_text("database_url = { password = \"s3cr3t\" }").err().unwrap();
+        assert!(!format!("{error} {error:?}").contains("s3cr3t"), "{error:?}");
+        // In force whether or not they go together; and without a URL.
+        let settings = of_text("ack_wait = \"1s\"").unwrap();
+        let all = settings.in_force().unwrap();
+        assert!(all[0].value.is_none() && all[1].value.is_none());
+        assert!(all.iter().any(|setting| setting.value.as_deref() == Some("1s")));
+        assert!(matches!(settings.check(), Err(ConfigError::Timing(_))));
+        assert!(matches!(
+            of_text("").unwrap().config(),
+            Err(ConfigError::Missing { name: "DATABASE_URL", .. })
+        ));
+        of_text("").unwrap().check().unwrap();
+    }
+
+    #[test]
+    fn another_process_gets_the_same_configuration_by_its_environment() {
+        let mut config = Config::new("postgres://u:p@h/d?sslmode=require", "nats://a,nats://b");
+        config.nats_ca = Some("ca.pem".into());
+        config.nats_certificate = Some(("c.pem".into(), "k.pem".into()));
+        config.inbox_prefix = Some("_INBOX_worker".into());
+        config.timing.flush_every = Duration::from_millis(1_500);
+        let given: Vars =
+            config.variables().into_iter().filter_map(|(name, value)| Some((name, value?))).collect();
+        let settings = Settings::read(None, &given, &[]).unwrap();
+        assert!(settings.config().unwrap() == config);
+        assert_eq!(given[FILE_VARIABLE], "/dev/null");
+        let removed = |name: &str| config.variables().contains(&(name.to_owned(), None));
+        assert!(removed("DATABASE_URL_FILE") && removed("NATS_URL_FILE") && removed("TENURE_HOSTNAME"));
+    }
+
+    /// Word for word, but for the file of the secret.
+    #[test]
+    fn the_example_of_the_docs_is_a_configuration() {
+        let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/configuration.md");
+        let docs = fs::read_to_string(docs).unwrap();
+        let example = docs.split("```toml\n").nth(1).unwrap().split("```").next().unwrap();
+        let folder = Folder::new("docs");
+        let secret = folder.file("database_url", "postgres://u:p@h/d\n");
+        assert!(example.contains("\"/run/secrets/database_url\""), "{example}");
+        let example = example.replace("/run/secrets/database_url", secret.to_str().unwrap());
+        let config = of_text(&example).unwrap().config().unwrap();
+        assert_eq!(config.database_url, "postgres://u:p@h/d");
+        assert_eq!(config.handler_connections, 20);
+        assert_eq!(config.timing.stale_after, Duration::from_mins(15));
+    }
+}

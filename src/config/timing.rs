@@ -1,0 +1,155 @@
+//! Timing: when a worker is believed dead, and which timers contradict each other.
+
+use std::time::Duration;
+
+/// When a worker is believed dead, and how soon anyone notices.
+///
+/// ```text
+/// flush_every ×3 ≤ stale_after        stale_after + scan_every < ack_wait
+///     1 s            5 min                5 min       30 s        10 min
+/// ```
+///
+/// Recovery by the database comes first; redelivery by the queue is the backstop. Turn the second
+/// inequality round, and every slow job is delivered again before anyone could ask whether its owner
+/// is alive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Timing {
+    /// Silence after which a running job is taken back. Default 5 min.
+    pub stale_after: Duration,
+    /// How often some worker looks for silent jobs. Default 30 s.
+    pub scan_every: Duration,
+    /// After this time JetStream delivers an unacknowledged message again. Default 10 min.
+    pub ack_wait: Duration,
+    /// The shortest time between two progress writes of one job. Default 1 s; at most a third of `stale_after`.
+    pub flush_every: Duration,
+    /// How often tenure reports for a kind with `keepalive`. Default 30 s; at most a third of `stale_after`.
+    pub keepalive_every: Duration,
+    /// How often a worker renews its own row. Default 5 s. One that has missed two renewals, and cannot be
+    /// reached over NATS, is gone: its jobs are taken back.
+    pub renew_every: Duration,
+    /// How often the relay looks for jobs to publish. Default 1 s.
+    pub relay_every: Duration,
+    /// The longest a publication may take before its message counts as not sent. Default 10 s.
+    pub publish_within: Duration,
+    /// How long one request for jobs waits on the NATS server. A worker that dies takes messages for this
+    /// long, and an idle one takes this long to stop. Default 5 s.
+    pub pull_for: Duration,
+    /// How long running jobs may go on after the worker was told to stop. Default 25 s.
+    pub shutdown_grace: Duration,
+    /// How long a cancelled handler may tidy up before it is dropped. Default 3 s.
+    pub cancel_grace: Duration,
+    /// How long a job of a kind that no worker knows waits before it is a dead letter. Default 24 h.
+    pub unknown_kind_after: Duration,
+    /// The longest one database call may take. Default 10 s.
+    pub database_within: Duration,
+}
+
+impl Timing {
+    /// The defaults.
+    pub const DEFAULT: Self = Self {
+        stale_after: Duration::from_mins(5),
+        scan_every: Duration::from_secs(30),
+        ack_wait: Duration::from_mins(10),
+        flush_every: Duration::from_secs(1),
+        keepalive_every: Duration::from_secs(30),
+        renew_every: Duration::from_secs(5),
+        relay_every: Duration::from_secs(1),
+        publish_within: Duration::from_secs(10),
+        pull_for: Duration::from_secs(5),
+        shutdown_grace: Duration::from_secs(25),
+        cancel_grace: Duration::from_secs(3),
+        unknown_kind_after: Duration::from_hours(24),
+        database_within: Duration::from_secs(10),
+    };
+
+    /// Every timer with the name that its environment variable has after `TENURE_`, in lower case.
+    pub(super) fn all_mut(&mut self) -> [(&'static str, &mut Duration); 13] {
+        [
+            ("stale_after", &mut self.stale_after),
+            ("scan_every", &mut self.scan_every),
+            ("ack_wait", &mut self.ack_wait),
+            ("flush_every", &mut self.flush_every),
+            ("keepalive_every", &mut self.keepalive_every),
+            ("renew_every", &mut self.renew_every),
+            ("relay_every", &mut self.relay_every),
+            ("publish_within", &mut self.publish_within),
+            ("pull_for", &mut self.pull_for),
+            ("shutdown_grace", &mut self.shutdown_grace),
+            ("cancel_grace", &mut self.cancel_grace),
+            ("unknown_kind_after", &mut self.unknown_kind_after),
+            ("database_within", &mut self.database_within),
+        ]
+    }
+
+    /// Checks that the timers do not contradict each other.
+    ///
+    /// # Errors
+    ///
+    /// Names both values and the rule. Change one of the two.
+    pub fn validate(&self) -> Result<(), TimingError> {
+        for (name, value) in self.clone().all_mut() {
+            // The two graces may be nothing: stop at once.
+            if value.is_zero() && !name.ends_with("_grace") {
+                return Err(TimingError::Zero { name });
+            }
+        }
+        self.validate_stale_after(self.stale_after)
+    }
+
+    fn validate_stale_after(&self, stale_after: Duration) -> Result<(), TimingError> {
+        self.validate_kind(stale_after, Some(self.keepalive_every))
+    }
+
+    /// Checks a kind's own timers against those that hold for all kinds.
+    pub(crate) fn validate_kind(
+        &self,
+        stale_after: Duration,
+        keepalive_every: Option<Duration>,
+    ) -> Result<(), TimingError> {
+        if stale_after.is_zero() {
+            return Err(TimingError::Zero { name: "stale_after" });
+        }
+        if self.ack_wait <= stale_after.saturating_add(self.scan_every) {
+            return Err(TimingError::AckWait {
+                ack_wait: self.ack_wait,
+                stale_after,
+                scan_every: self.scan_every,
+            });
+        }
+        let keepalive = keepalive_every.map(|every| ("keepalive_every", every));
+        for (name, value) in [("flush_every", self.flush_every)].into_iter().chain(keepalive) {
+            if value > stale_after / 3 {
+                return Err(TimingError::Interval { name, value, stale_after });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self::DEFAULT
+    }
+}
+
+/// Timers that contradict each other.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the fields are the timers of these names")]
+#[non_exhaustive]
+pub enum TimingError {
+    #[error("{name} is 0 s, but must be longer; set TENURE_{} to a duration such as 30s", .name.to_uppercase())]
+    Zero { name: &'static str },
+    #[error(
+        "ack_wait ({ack_wait:?}) must be longer than stale_after ({stale_after:?}) + scan_every ({scan_every:?}), \
+         or the queue delivers a slow job again before anyone could ask whether its owner is alive; \
+         raise TENURE_ACK_WAIT (and run `tenure migrate --queue NAME`) or lower TENURE_STALE_AFTER"
+    )]
+    AckWait { ack_wait: Duration, stale_after: Duration, scan_every: Duration },
+    #[error(
+        "{name} ({value:?}) must be at most a third of stale_after ({stale_after:?}), \
+         or one late write makes a healthy job look dead; lower TENURE_{} or raise TENURE_STALE_AFTER",
+        .name.to_uppercase()
+    )]
+    Interval { name: &'static str, value: Duration, stale_after: Duration },
+}
