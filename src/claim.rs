@@ -60,6 +60,8 @@ pub(crate) struct Claim {
     pub(crate) max_attempts: u32,
     /// How long it was due before it was claimed, by the database's clock.
     pub(crate) waited: Duration,
+    /// Whether its last attempt was taken or given back.
+    pub(crate) after_reset: bool,
     pub(crate) checkpoint: Option<Value>,
     pub(crate) trace_context: Option<String>,
     /// How often the job had been published when it was claimed.

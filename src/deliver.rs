@@ -146,8 +146,7 @@ impl Deliver {
         delivery: &Delivery,
         rules: impl Fn(&str) -> Option<Rules>,
     ) -> Result<Delivered, StoreError> {
-        let Named { job, queue, kind, dispatch } = match read(delivery, &self.prefix, self.payload_bytes_max)
-        {
+        let named = match read(delivery, &self.prefix, self.payload_bytes_max) {
             Message::Ticket(named) => named,
             Message::Submission(new) => {
                 let (queue, kind) = (new.queue.clone(), new.kind.clone());
@@ -156,7 +155,7 @@ impl Deliver {
                     return Ok(Delivered::Answer(Ack::Done));
                 }
                 match Box::pin(self.make_row(*new)).await {
-                    Ok(Some(job)) => Named { job, queue, kind, dispatch: None },
+                    Ok(Some(job)) => Named { job, queue, kind, dispatch: None, cleared: false },
                     // Its key is another job's: a submission like this one was accepted before.
                     Ok(None) => return Ok(Delivered::Answer(Ack::Done)),
                     // A missing right, say, is not the producer's fault, and may be mended.
@@ -177,7 +176,7 @@ impl Deliver {
                 }
             }
         };
-        let named = Named { job, queue, kind, dispatch };
+        let job = named.job;
         let reservation = match self.running.reserve(job) {
             Here::No(reservation) => reservation,
             Here::Claiming => return Ok(Delivered::Answer(Ack::Later(Duration::from_secs(1)))),
@@ -195,7 +194,7 @@ impl Deliver {
             };
         };
         if let Some(claim) = self.claim(&named, rules).await? {
-            return Ok(Delivered::Ours(Box::new(claim), reservation, dispatch));
+            return Ok(Delivered::Ours(Box::new(claim), reservation, named.dispatch));
         }
         // In boxes, here and above: rare, and large. Every job's task would have room for them.
         Box::pin(self.try_again(&named, delivery.deliveries, rules, reservation)).await
@@ -231,7 +230,8 @@ impl Deliver {
                 }
                 missed => return Ok(self.answer(named, &missed, deliveries)),
             }
-            if let Some(claim) = self.claim(named, rules).await? {
+            if let Some(mut claim) = self.claim(named, rules).await? {
+                claim.after_reset |= taken_over;
                 return Ok(Delivered::Ours(Box::new(claim), reservation, named.dispatch));
             }
         }
@@ -290,7 +290,10 @@ impl Deliver {
         // Dropped before the answer is there, it counts as not answered, too.
         let unanswered = Unanswered { table: &self.unanswered, job: named.job };
         let answer = self.claims.run(request).await;
-        let answer = answer.unwrap_or_else(|| Err(StoreError::from(sqlx::Error::WorkerCrashed)));
+        let mut answer = answer.unwrap_or_else(|| Err(StoreError::from(sqlx::Error::WorkerCrashed)));
+        if let Ok(Some(claim)) = &mut answer {
+            claim.after_reset = named.cleared;
+        }
         if answer.as_ref().map_or_else(StoreError::is_locked, |_| true) {
             std::mem::forget(unanswered);
         }
@@ -327,7 +330,11 @@ impl Deliver {
     async fn take_over(&self, job: JobId) -> Result<Option<Route>, StoreError> {
         let taken = self.store.take_over(job, &self.worker_id).await?;
         if let Some(taken) = &taken {
-            metrics::recovered("redelivery", 1);
+            metrics::recovered("redelivery", "silent", 1);
+            metrics::lost(&taken.kind);
+            if taken.route == Route::Failed {
+                metrics::died("lost");
+            }
             tracing::warn!(%job, owner = taken.owner, silence = ?taken.silence, "took a silent job over on redelivery");
         }
         Ok(taken.map(|taken| taken.route))
@@ -342,7 +349,9 @@ impl Deliver {
             delay: Duration::ZERO,
             reason: Some("the answer to its claim was lost"),
         };
-        self.store.settle(&[end], &self.worker_id).await.map(drop)
+        self.store.settle(&[end], &self.worker_id).await?;
+        metrics::recovered("worker", "answer_lost", 1);
+        Ok(())
     }
 
     /// Another worker may know the kind: a rolling deploy is under way, or a typo is.
@@ -353,6 +362,7 @@ impl Deliver {
             "no worker knew the kind {kind:?} within {hours:.1} h; deploy one that does, then redrive"
         );
         if self.store.bury_unknown(job, self.unknown_kind_after, &error).await?.is_some() {
+            metrics::died("unknown_kind");
             tracing::error!(%job, kind, "dead letter: no worker knows its kind");
             return Ok(Delivered::Answer(Ack::Done));
         }
@@ -410,11 +420,13 @@ impl Deliver {
                 queue: refused.queue,
                 kind: refused.kind,
                 dispatch: None,
+                cleared: false,
             }));
         }
         let (subject, reason) = (&refused.subject, &refused.reason);
         tracing::error!(subject, category, reason, "dead letter: a message cannot be a job");
         metrics::terminated(category);
+        metrics::died(category);
         Ok(None)
     }
 }
@@ -493,6 +505,7 @@ async fn claim_all(claimant: &Claimant, part: &[ClaimRequest]) -> Vec<Result<Opt
     };
     let won = answers.iter().filter(|answer| matches!(answer, Ok(Some(_)))).count();
     metrics::claims("won", won);
+    metrics::batch("claim", part.len());
     if won > 1 {
         fault::point("batch_claimed");
     }
@@ -511,6 +524,7 @@ async fn claim_limited(
                 Some(room) => slots.has_room(room),
                 None => slots.settings(false, None),
             }
+            metrics::batch("claim", part.len());
             metrics::claims("won", limited.claims.iter().flatten().count());
             limited.claims.into_iter().map(Ok).collect()
         }

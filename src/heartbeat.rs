@@ -267,6 +267,7 @@ impl Heartbeat {
             pulse.pending.take().unwrap_or_else(|| nothing(job))
         };
         let mut unsent = Unsent { jobs, batch: jobs.iter().map(take).collect() };
+        crate::metrics::batch("progress", unsent.batch.len());
         let answer = self.shared.store.progress(&unsent.batch).await;
         let batch = std::mem::take(&mut unsent.batch);
         match answer {

@@ -168,6 +168,7 @@ pub(crate) async fn insert(
         None => None,
     };
     let new = store.enqueue(jobs, patience).await?;
+    metrics::batch("enqueue", jobs.len());
     fault::point("enqueued");
     for job in jobs.iter().filter(|job| new.contains_key(&job.id)) {
         metrics::enqueued(&job.queue, 1);

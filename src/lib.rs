@@ -44,6 +44,7 @@ mod claim;
 mod backoff;
 mod config;
 mod metrics;
+mod health;
 mod batch;
 mod fault;
 mod threads;
@@ -77,6 +78,8 @@ mod bench;
 pub mod cli;
 #[cfg(feature = "dev")]
 pub mod dev;
+#[cfg(feature = "http")]
+mod http;
 #[cfg(any(fuzzing, test))]
 #[doc(hidden)]
 pub mod fuzz;
@@ -86,6 +89,9 @@ pub use claim::FencingToken;
 pub use config::{Config, ConfigError, Timing, TimingError};
 pub use context::{ContextError, JobContext};
 pub use enqueue::{Enqueue, EnqueueMany, Enqueued, JobRequest};
+pub use health::Health;
+#[cfg(feature = "http")]
+pub use http::install_metrics;
 pub use insert::EnqueueError;
 pub use job::{Job, JobError, JobId, MissedTicks, NameError, Outcome, Status, check_kind, check_queue};
 pub use manage::{Cancelled, CancelledMany, ManageError, Retried, WaitError};

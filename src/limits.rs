@@ -20,6 +20,7 @@ use std::{
 
 use crate::{
     insert::EnqueueError,
+    metrics,
     store::{Store, StoreError},
 };
 
@@ -113,6 +114,7 @@ impl Limits {
         };
         match answer {
             Answer::Full { queued } => {
+                metrics::refused_enqueue(queue, jobs);
                 Err(EnqueueError::QueueFull { queue: queue.to_owned(), queued, max_queued: limit })
             }
             Answer::Admitted | Answer::CountAnew => Ok(()),

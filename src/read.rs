@@ -27,6 +27,8 @@ pub(crate) struct Named {
     pub(crate) kind: String,
     /// A submission has none.
     pub(crate) dispatch: Option<i32>,
+    /// It tells of a job that was taken or given back.
+    pub(crate) cleared: bool,
 }
 
 /// A message, as far as reading it goes.
@@ -87,7 +89,13 @@ pub(crate) fn read(sent: &impl Sent, prefix: &str, payload_bytes_max: usize) -> 
         return match (id.parse(), serde_json::from_slice::<TicketBody>(sent.body())) {
             (Ok(job), Ok(body)) if job == body.job_id => {
                 let dispatch = Some(body.dispatch);
-                Message::Ticket(Named { job, queue: queue.into(), kind: kind.into(), dispatch })
+                Message::Ticket(Named {
+                    job,
+                    queue: queue.into(),
+                    kind: kind.into(),
+                    dispatch,
+                    cleared: body.cleared,
+                })
             }
             _ => malformed(format!("it has the header {JOB_ID}, but is not a ticket of tenure")),
         };

@@ -12,6 +12,7 @@ use crate::{
     config::{Timing, TimingError},
     context::JobContext,
     job::{Job, JobError, NameError, Outcome, check_kind},
+    metrics::KindMeasures,
     running::{CancelReason, OnCrash, OnWriteLoss, Rules, RunningJob},
     threads::{Threads, Watched},
 };
@@ -215,7 +216,7 @@ pub(crate) struct Kind<S> {
     pub(crate) rules: Rules,
     pub(crate) cancel_grace: Option<Duration>,
     /// Of a kind with a name, once the worker starts: the program's recorder is there by then.
-    pub(crate) completions: Option<metrics::Counter>,
+    pub(crate) measures: Option<KindMeasures>,
 }
 
 /// The kinds that a worker knows.
@@ -337,7 +338,7 @@ impl<S: Send + Sync + 'static> Kinds<S> {
         let stale_after = stale_after.unwrap_or_default();
         let keepalive = keepalive.then(|| keepalive_every.unwrap_or_default());
         let rules = Rules { stale_after, keepalive, on_crash, on_write_loss };
-        let kind = Kind { run, retry, timeout, rules, cancel_grace, completions: None };
+        let kind = Kind { run, retry, timeout, rules, cancel_grace, measures: None };
         let before = match name {
             Some(name) => {
                 check_kind(name)?;
@@ -362,10 +363,14 @@ impl<S: Send + Sync + 'static> Kinds<S> {
             let usual = timing.keepalive_every.min(kind.rules.stale_after / 3);
             kind.rules.keepalive = kind.rules.keepalive.map(|_| own.unwrap_or(usual));
         }
-        for (name, kind) in &mut self.named {
-            kind.completions = Some(crate::metrics::completions(name));
-        }
         Ok(())
+    }
+
+    /// Looks up what is measured of each kind, in the recorder that is there by now.
+    pub(crate) fn measure(&mut self) {
+        for (name, kind) in &mut self.named {
+            kind.measures = Some(KindMeasures::new(name));
+        }
     }
 
     pub(crate) fn get(&self, name: &str) -> Option<&Kind<S>> {

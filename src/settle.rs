@@ -21,6 +21,7 @@ use crate::{
     claim::ClaimKey,
     fault,
     job::{JobError, Outcome, unstorable},
+    metrics::{self, KindMeasures},
     run::{Ended, EndedInTheMiddle, PayloadError, Retry, RetryPolicy},
     running::{CancelReason, OnCrash, RunningJob},
     store::{AttemptEnd, Completion, OfLocked, Route, Store, StoreError},
@@ -28,6 +29,10 @@ use crate::{
 
 /// The longest wait: more is a mistake in a unit, and beyond what Postgres can add to a time.
 const DELAY_MAX: Duration = Duration::from_hours(24 * 365 * 10);
+
+/// Why a job was given back, as its recovery event says.
+const STOPPED: &str = "the worker was stopped";
+const CUT_OFF: &str = "nothing could be written for too long";
 
 /// What is to be written about an attempt.
 #[derive(Debug, Clone)]
@@ -86,10 +91,10 @@ pub(crate) fn verdict(
     let release = |why: &'static str| Verdict::End(AttemptEnd { reason: Some(why), ..end("released", None) });
     let stopped = |error: Option<String>| match reason {
         Some(CancelReason::User) => Some(Verdict::End(end("cancelled", error))),
-        Some(CancelReason::Shutdown) => Some(release("the worker was stopped")),
+        Some(CancelReason::Shutdown) => Some(release(STOPPED)),
         Some(CancelReason::Timeout) => Some(timed_out()),
         Some(CancelReason::Lost) => Some(Verdict::Lost),
-        None => job.is_cut_off().then(|| release("nothing could be written for too long")),
+        None => job.is_cut_off().then(|| release(CUT_OFF)),
     };
     // In the middle of what must not be done twice: as good as a crash. What a person cancelled is cancelled.
     let never_twice = job.rules.on_crash == OnCrash::DeadLetter && reason != Some(CancelReason::User);
@@ -129,7 +134,7 @@ pub(crate) fn verdict(
             release("no thread was free for its handler")
         }
         // Dropped without having been asked to stop: the runtime ends.
-        Ended::Dropped => stopped(None).unwrap_or_else(|| release("the worker was stopped")),
+        Ended::Dropped => stopped(None).unwrap_or_else(|| release(STOPPED)),
     }
 }
 
@@ -209,12 +214,13 @@ impl Settle {
     }
 
     /// Writes a verdict, for as long as it takes: while Postgres is away there is nothing better to do.
-    /// `completions` counts those of the job's kind.
+    /// The attempt ran for so long; `measures` are those of its kind.
     pub(crate) async fn write(
         &self,
         job: &RunningJob,
         verdict: Verdict,
-        completions: Option<&metrics::Counter>,
+        ran: Duration,
+        measures: Option<&KindMeasures>,
     ) -> Settled {
         let kind = &job.claim.kind;
         let (outcome, settled) = match verdict {
@@ -239,10 +245,7 @@ impl Settle {
             Verdict::End(end) => Box::pin(self.end(end)).await,
         };
         if settled == Settled::Written {
-            match completions.filter(|_| outcome == "completed") {
-                Some(completions) => completions.increment(1),
-                None => crate::metrics::settled(kind, outcome),
-            }
+            metrics::settled(kind, outcome, ran, measures);
             let (id, token, attempt) = (job.key.job, job.key.token, job.claim.attempt);
             tracing::info!(job = %id, %token, kind, attempt, outcome, "attempt ended");
         }
@@ -333,6 +336,25 @@ impl Waits {
     }
 }
 
+/// Counts what has become of an attempt that did not complete.
+fn measure(end: &AttemptEnd, route: Route) {
+    if route == Route::Failed {
+        metrics::died(end.category.unwrap_or(if end.verdict == "retried" {
+            "exhausted"
+        } else {
+            "permanent"
+        }));
+    }
+    if let Some(reason) = end.reason {
+        let reason = match reason {
+            STOPPED => "shutdown",
+            CUT_OFF => "could_not_write",
+            _ => "no_thread",
+        };
+        metrics::recovered("worker", reason, 1);
+    }
+}
+
 async fn complete(
     store: &Store,
     of_locked: OfLocked,
@@ -346,6 +368,7 @@ async fn complete(
     while let Some(part) = rest.pop() {
         match store.complete(&part, of_locked).await {
             Ok(done) => {
+                metrics::batch("complete", part.len());
                 if part.len() > 1 {
                     fault::point("batch_completed");
                 }
@@ -370,10 +393,12 @@ async fn end(
         match store.settle(&part, worker_id).await {
             Ok(ended) => {
                 fault::point("attempt_ended");
+                metrics::batch("settle", part.len());
                 let mut routes = vec![None; part.len()];
                 for attempt in ended {
                     if let Some(route) = routes.get_mut(attempt.ord) {
                         *route = Some(attempt.route);
+                        measure(&part[attempt.ord], attempt.route);
                     }
                 }
                 answers.extend(routes.into_iter().map(Ok));

@@ -135,6 +135,11 @@ impl Slots {
         queues.iter().enumerate().map(of).collect()
     }
 
+    /// How many its group has.
+    pub(crate) fn slots(&self) -> usize {
+        self.group.slots
+    }
+
     /// How many may be taken now. `asked` of the queue's are for jobs that it has asked for, and not got.
     pub(crate) fn available(&self, asked: usize) -> usize {
         available(self.group.slots, &self.group.queues(), self.at, asked)

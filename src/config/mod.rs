@@ -9,6 +9,7 @@ mod timing;
 use std::{
     collections::BTreeMap,
     fmt,
+    net::SocketAddr,
     path::{Path, PathBuf},
 };
 
@@ -47,6 +48,9 @@ pub struct Config {
     /// The most connections for handlers' transactions; tenure's own work has others.
     /// `TENURE_HANDLER_CONNECTIONS`, default 10.
     pub handler_connections: u32,
+    /// Where a worker answers `/metrics`, `/livez`, `/readyz` and `/startupz`; needs the feature `http`.
+    /// `TENURE_LISTEN`.
+    pub listen: Option<SocketAddr>,
     /// When things happen.
     pub timing: Timing,
 }
@@ -146,6 +150,7 @@ impl Config {
             payload_bytes_max: 256 * 1024,
             checkpoint_bytes_max: 1024 * 1024,
             handler_connections: 10,
+            listen: None,
             timing: Timing::DEFAULT,
         }
     }

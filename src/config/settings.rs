@@ -249,6 +249,18 @@ pub(super) static SETTINGS: &[Setting] = &[
         },
         |config| Some(config.handler_connections.to_string()),
     ),
+    optional(
+        "TENURE_LISTEN",
+        "Where a worker answers `/metrics`, `/livez`, `/readyz` and `/startupz`, such as `0.0.0.0:9090`.",
+        "nowhere",
+        |config, text| {
+            let address =
+                text.parse().map_err(|_| "an address and a port, such as 0.0.0.0:9090 or [::]:9090")?;
+            config.listen = Some(address);
+            Ok(())
+        },
+        |config| config.listen.map(|address| address.to_string()),
+    ),
     timer("TENURE_STALE_AFTER", "Silence after which a running job is taken back.", |timing| {
         &mut timing.stale_after
     }),
@@ -365,6 +377,7 @@ mod tests {
         let mut given = Config::new("postgres://a", "nats://b");
         given.nats_certificate = Some(("c.pem".into(), "k.pem".into()));
         given.hostname = Some("h".into());
+        given.listen = Some(([127, 0, 0, 1], 9090).into());
         given.timing.stale_after = Duration::from_millis(90_007);
         let mut read = Config::new("", "");
         for setting in SETTINGS {

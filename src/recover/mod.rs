@@ -16,7 +16,10 @@ pub(crate) mod relay;
 pub(crate) mod scanner;
 pub(crate) mod vanished;
 
-use crate::{metrics, store::EndedAttempt};
+use crate::{
+    metrics,
+    store::{EndedAttempt, Route},
+};
 
 /// Tells of jobs that were taken back, by which path.
 fn report_taken(path: &'static str, taken: &[EndedAttempt]) {
@@ -26,5 +29,16 @@ fn report_taken(path: &'static str, taken: &[EndedAttempt]) {
             queue = attempt.queue, kind = attempt.kind, silence = ?attempt.silence, "took a job back"
         );
     }
-    metrics::recovered(path, taken.len());
+    for attempt in taken {
+        metrics::lost(&attempt.kind);
+        if attempt.route == Route::Failed {
+            metrics::died("lost");
+        }
+    }
+    let reason = match path {
+        "reconcile" => "process_died",
+        "vanished" => "worker_gone",
+        _ => "silent",
+    };
+    metrics::recovered(path, reason, taken.len());
 }

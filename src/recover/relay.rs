@@ -100,6 +100,7 @@ pub(crate) async fn reclaim_lost(
     // is in the stream by then, or never will be.
     let now = store.database_time().await?;
     let progress = queue.progress(name).await?;
+    metrics::messages(name, progress.pending, progress.unacknowledged);
     store.add_mark(now, &progress.stream_created, progress.last_seq, mark_every).await?;
     let margin = publish_within * 2;
     let before = if progress.pending == 0 {
@@ -118,7 +119,7 @@ pub(crate) async fn reclaim_lost(
         }
     }
     if reclaimed > 0 {
-        metrics::recovered("relay", usize::try_from(reclaimed).unwrap_or(usize::MAX));
+        metrics::recovered("relay", "message_lost", usize::try_from(reclaimed).unwrap_or(usize::MAX));
         tracing::warn!(jobs = reclaimed, queue = name, "messages were lost; their jobs are published again");
     }
     Ok(reclaimed)

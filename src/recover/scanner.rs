@@ -50,6 +50,7 @@ pub(crate) async fn scan(
     }
     // Housekeeping: partitions are made a week ahead, so once in every scan is plenty, and costs a look.
     store.create_partitions().await?;
+    store.measure().await?;
     store.forget_workers(None, FORGOTTEN_AFTER).await?;
     Ok(reset)
 }

@@ -20,7 +20,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::{config::Config, job::JobError};
+use crate::{config::Config, job::JobError, metrics};
 
 /// Connections for tenure's own statements. Handlers' transactions have others, so that a handler that
 /// holds them all cannot stop a heartbeat.
@@ -524,7 +524,10 @@ impl Store {
 
     /// Sorts an answer, and remembers whether there was one.
     fn observe<T>(&self, answer: Result<T, sqlx::Error>) -> Result<T, StoreError> {
-        let answer = answer.map_err(StoreError::from);
+        let answer = answer.map_err(|error| {
+            metrics::database_error(&class(&error));
+            StoreError::from(error)
+        });
         let up = match &answer {
             Err(StoreError::Unavailable(error)) => {
                 let text = JobError::from(StoreError::Unavailable(error.clone())).text();
@@ -545,6 +548,20 @@ impl Store {
             changed
         });
         answer
+    }
+}
+
+/// What went wrong, for a counter: the class of what Postgres said (the first two characters of its code), or how
+/// nothing was heard of it.
+fn class(error: &sqlx::Error) -> String {
+    match error {
+        sqlx::Error::Io(error) if error.kind() == io::ErrorKind::TimedOut => "timeout".into(),
+        sqlx::Error::Io(_) | sqlx::Error::Tls(_) => "connection".into(),
+        sqlx::Error::PoolTimedOut => "pool".into(),
+        other => match other.as_database_error().and_then(sqlx::error::DatabaseError::code) {
+            Some(code) => code.get(..2).unwrap_or_default().to_owned(),
+            None => "other".into(),
+        },
     }
 }
 

@@ -461,6 +461,7 @@ pub(super) fn claims_of(
             trace_context: row.try_get(7)?,
             dispatch: row.try_get(8)?,
             waited: Duration::try_from_secs_f64(row.try_get(9)?).unwrap_or_default(),
+            after_reset: false,
             sent_at,
         });
     }

@@ -106,6 +106,8 @@ statements! {
     RECLAIM_LOST = "reclaim_lost";
     SCAN_GATE = "scan_gate";
     CREATE_PARTITIONS = "create_partitions";
+    MEASURE = "measure";
+    FLEET = "fleet";
     NOTE_REFUSED = "note_refused";
     REGISTER_WORKER = "register_worker";
     FORGET_WORKERS = "forget_workers";

@@ -6,11 +6,11 @@ use chrono::{DateTime, Utc};
 use sqlx::{Row, postgres::PgRow, query};
 
 use super::{
-    ADD_MARK, CREATE_PARTITIONS, DATABASE_TIME, FORGET_WORKERS, NOTE_REFUSED, PASSED_MARK, PUBLISHED,
-    RECLAIM_LOST, REGISTER_WORKER, RESET_STALE, RESET_VANISHED, RESET_WORKERS, SCAN_GATE, SILENT_WORKERS,
-    SUSPECT, TAKE_DUE, TAKE_OVER, WORKERS_OF_HOST,
+    ADD_MARK, CREATE_PARTITIONS, DATABASE_TIME, FLEET, FORGET_WORKERS, MEASURE, NOTE_REFUSED, PASSED_MARK,
+    PUBLISHED, RECLAIM_LOST, REGISTER_WORKER, RESET_STALE, RESET_VANISHED, RESET_WORKERS, SCAN_GATE,
+    SILENT_WORKERS, SUSPECT, TAKE_DUE, TAKE_OVER, WORKERS_OF_HOST,
     call::{Store, StoreError},
-    rows::{DueJob, EndedAttempt, Gate, HostWorker, Registration, ended},
+    rows::{DueJob, EndedAttempt, Fleet, Gate, HostWorker, QueueStats, Registration, ended},
 };
 use crate::{claim::ClaimKey, job::JobId};
 
@@ -197,6 +197,28 @@ impl Store {
             .bind(stale_after.as_secs_f64())
             .bind(worker_id);
         Ok(ended(&self.rows(query).await?)?)
+    }
+
+    /// Counts live jobs by queue, for everybody.
+    pub(crate) async fn measure(&self) -> Result<(), StoreError> {
+        self.rows(query(MEASURE)).await.map(drop)
+    }
+
+    /// What was last counted.
+    pub(crate) async fn fleet(&self) -> Result<Fleet, StoreError> {
+        let mut fleet = Fleet::default();
+        for row in &self.rows(query(FLEET)).await? {
+            let (lag_s, held) = (row.try_get("lag_s")?, row.try_get("held")?);
+            if let Some(queue) = row.try_get::<Option<String>, _>("queue")? {
+                let jobs = [row.try_get("due")?, row.try_get("scheduled")?, row.try_get("processing")?];
+                fleet.queues.push(QueueStats { queue, jobs, oldest_due_s: lag_s, is_paused: held });
+            } else {
+                (fleet.relay_lag_s, fleet.is_held_back) = (lag_s, held);
+                (fleet.dead, fleet.workers) = (row.try_get("dead")?, row.try_get("workers")?);
+                fleet.age_s = row.try_get("age_s")?;
+            }
+        }
+        Ok(fleet)
     }
 
     /// Makes sure that a week of history partitions exists.

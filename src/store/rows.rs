@@ -179,6 +179,29 @@ pub(crate) struct Gate {
     pub(crate) stale: i64,
 }
 
+/// What the last scan counted.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Fleet {
+    pub(crate) queues: Vec<QueueStats>,
+    pub(crate) relay_lag_s: f64,
+    pub(crate) dead: i64,
+    pub(crate) workers: i64,
+    /// How long ago it did; `None`: never.
+    pub(crate) age_s: Option<f64>,
+    /// Whether a grace or the breaker keeps the scanner from resetting.
+    pub(crate) is_held_back: bool,
+}
+
+/// What it counted of one queue.
+#[derive(Debug, Clone)]
+pub(crate) struct QueueStats {
+    pub(crate) queue: String,
+    /// Due, scheduled, processing.
+    pub(crate) jobs: [i64; 3],
+    pub(crate) oldest_due_s: f64,
+    pub(crate) is_paused: bool,
+}
+
 /// A submission that cannot be a job.
 #[derive(Debug, Clone)]
 pub(crate) struct Refused {

@@ -19,8 +19,10 @@ use self::serve::Shared;
 use crate::{
     context::JobContext,
     deliver::{Deliver, DeliverSettings},
+    health::Health,
     heartbeat::Heartbeat,
     job::{Job, NameError, check_queue},
+    metrics::QueueMeasures,
     run::{HandlerError, IntoOutcome, KindOptions, Kinds},
     running::Running,
     settle::Settle,
@@ -32,6 +34,8 @@ use crate::{
 
 /// How many jobs of a queue run at once, unless said otherwise.
 const SLOTS_DEFAULT: usize = 10;
+/// A worker whose runtime has not run for so many renewals of its row hangs.
+const HUNG_RENEWALS: u32 = 6;
 /// The most slots of one queue: the database bounds what is useful long before.
 const SLOTS_MAX: usize = 100_000;
 
@@ -88,6 +92,14 @@ pub enum WorkerError {
         /// How many threads there are.
         threads: usize,
     },
+    /// The address of [`Config::listen`](crate::Config::listen) cannot be listened on.
+    #[error("TENURE_LISTEN is {address}, which cannot be listened on: {reason}")]
+    Listen {
+        /// The address.
+        address: std::net::SocketAddr,
+        /// Why not.
+        reason: String,
+    },
     /// The system has no threads left for handlers.
     #[error("the threads for handlers could not be started: {0}")]
     Threads(io::Error),
@@ -122,6 +134,7 @@ impl Worker {
     pub fn builder(tenure: &Tenure) -> WorkerBuilder {
         WorkerBuilder {
             tenure: tenure.clone(),
+            health: Health::new(tenure.config().timing.renew_every * HUNG_RENEWALS),
             state: Arc::new(()),
             kinds: Kinds::default(),
             queues: BTreeMap::new(),
@@ -147,6 +160,7 @@ struct Recovery {
 #[must_use = "a worker runs when `run_until` is awaited"]
 pub struct WorkerBuilder<S = ()> {
     tenure: Tenure,
+    health: Health,
     state: Arc<S>,
     kinds: Kinds<S>,
     queues: BTreeMap<String, Option<usize>>,
@@ -167,6 +181,7 @@ impl WorkerBuilder {
     pub fn state<T: Send + Sync + 'static>(self, state: T) -> WorkerBuilder<T> {
         WorkerBuilder {
             tenure: self.tenure,
+            health: self.health,
             state: Arc::new(state),
             kinds: Kinds::default(),
             queues: self.queues,
@@ -278,6 +293,12 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
         self.concurrency(queue, slots)
     }
 
+    /// The health of this worker, to be asked while it runs. Keep it, and serve it from a thread or a runtime that is
+    /// not the worker's; or set `TENURE_LISTEN`, with the feature `http`.
+    pub fn health(&self) -> Health {
+        self.health.clone()
+    }
+
     /// Runs handlers on this runtime. Default: on one of tenure's own, whose threads (at least 4, or one a
     /// core) are named `tenure-handler` and serve all workers of the process, so that a handler which blocks
     /// its thread holds up neither heartbeats nor claims nor the shutdown.
@@ -346,6 +367,21 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
         let worker_id = format!("{hostname}-{}-{random}", std::process::id());
         let (queues, slots) = self.slots();
 
+        #[cfg(feature = "http")]
+        let _server = match config.listen {
+            Some(address) => Some(
+                crate::http::Server::start(address, self.health.clone())
+                    .map_err(|error| WorkerError::Listen { address, reason: error.to_string() })?,
+            ),
+            None => None,
+        };
+        #[cfg(not(feature = "http"))]
+        if let Some(address) = config.listen {
+            let reason = "this program was built without tenure's feature `http`".to_owned();
+            return Err(WorkerError::Listen { address, reason });
+        }
+        self.kinds.measure();
+        let measures = queues.keys().map(|name| (name.clone(), QueueMeasures::new(name))).collect();
         let store = self.tenure.store().clone();
         let queue = self.tenure.queue().clone();
         let running = Running::default();
@@ -385,6 +421,8 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
             hostname,
             queues,
             slots,
+            measures,
+            health: self.health,
             recovery: self.recovery,
             runtime_dir: config.runtime_dir.clone(),
         });

@@ -9,18 +9,18 @@
 //! the rest to stop; release them; publish what was released; sign off.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     future::Future,
     path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use tokio::{
-    task::JoinSet,
+    task::{self, JoinSet},
     time::{sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
@@ -32,18 +32,20 @@ use crate::{
     context::JobContext,
     deliver::{Deliver, Delivered},
     fault,
+    health::Health,
     heartbeat::Heartbeat,
-    job::Outcome,
+    job::{JobError, JobId, Outcome},
+    metrics::{self, QueueMeasures},
     queue::{Control, Delivery, Probed, Pull, Pulled, Queue, QueueError},
     recover::{
         reconcile::{Identity, LifeSign, reconcile},
         relay, scanner, vanished,
     },
     run::{Ended, Kind, Kinds, run},
-    running::{Message, Reservation, Running, RunningJob},
+    running::{Message, OnCrash, Reservation, Running, RunningJob},
     settle::{Settle, Settled, Verdict, verdict},
     slots::{Slot, Slots},
-    store::{MIGRATIONS, Registration, Store, StoreError},
+    store::{ClaimRequest, MIGRATIONS, OfLocked, Registration, Store, StoreError},
     threads::Threads,
     ticks,
 };
@@ -53,6 +55,9 @@ const SETTINGS_READ_EVERY: Duration = Duration::from_millis(700);
 
 /// How often a worker looks for ticks of schedules.
 const TICKS_EVERY: Duration = Duration::from_secs(1);
+
+/// How often a worker tells that it is alive.
+const BEAT_EVERY: Duration = Duration::from_millis(500);
 
 /// A running worker.
 pub(super) struct Shared<S> {
@@ -71,6 +76,8 @@ pub(super) struct Shared<S> {
     pub(super) queues: Arc<HashMap<String, Slots>>,
     /// How many jobs run at once, of all of them.
     pub(super) slots: usize,
+    pub(super) measures: HashMap<String, QueueMeasures>,
+    pub(super) health: Health,
     pub(super) recovery: Recovery,
     pub(super) runtime_dir: PathBuf,
     pub(super) threads: Threads,
@@ -88,29 +95,35 @@ impl<S: Send + Sync + 'static> Shared<S> {
         let life_sign = LifeSign::create(&self.runtime_dir, &self.worker_id);
         let mut registration = self.registration(&life_sign);
         let mut shutdown = std::pin::pin!(shutdown);
+        self.health.lacks("claims", "not tried yet");
+        for name in self.queues.keys() {
+            self.health.lacks(&queue_of(name), "not pulled yet");
+        }
+        // Dropped on every way out, also when this future is dropped: nothing of it outlives it.
+        let mut background = Loops::default();
+        background.spawn("health", self.clone().beat());
         let control = tokio::select! {
             started = self.start(&mut registration) => started?,
             () = &mut shutdown => return Ok(()),
         };
         let stop_pulling = CancellationToken::new();
-        // Dropped on every way out, also when this future is dropped: nothing of it outlives it.
-        let mut background = JoinSet::new();
         let mut pulls = JoinSet::new();
-        background.spawn(self.heartbeat.clone().run());
-        background.spawn(self.clone().listen(control));
-        background.spawn(self.clone().renew(registration));
-        background.spawn(self.clone().give_back());
-        background.spawn(self.clone().follow_settings());
+        background.spawn("heartbeat", self.heartbeat.clone().run());
+        background.spawn("listen", self.clone().listen(control));
+        background.spawn("renew", self.clone().renew(registration));
+        background.spawn("give back", self.clone().give_back());
+        background.spawn("settings", self.clone().follow_settings());
+        background.spawn("fleet", self.clone().show_fleet());
         if self.recovery.scanner {
-            background.spawn(self.clone().scan());
+            background.spawn("scan", self.clone().scan());
         }
         if self.recovery.vanished {
-            background.spawn(self.clone().look());
+            background.spawn("look", self.clone().look());
         }
         if self.recovery.relay {
-            background.spawn(self.clone().relay());
-            background.spawn(self.clone().tick());
-            background.spawn(self.clone().reclaim());
+            background.spawn("relay", self.clone().relay());
+            background.spawn("tick", self.clone().tick());
+            background.spawn("reclaim", self.clone().reclaim());
         }
         for (name, slots) in &*self.queues {
             pulls.spawn(self.clone().pull(name.clone(), slots.clone(), stop_pulling.clone()));
@@ -118,10 +131,22 @@ impl<S: Send + Sync + 'static> Shared<S> {
         let queues: Vec<_> = self.queues.keys().collect();
         tracing::info!(worker = %self.worker_id, ?queues, slots = self.slots, "worker started");
 
-        let all_blocked = tokio::select! {
-            () = shutdown => false,
-            () = self.threads.all_lost(self.timing.stale_after) => true,
+        self.health.started();
+        let mut jobs = Vec::new();
+        let mut all_lost = std::pin::pin!(self.threads.all_lost(self.timing.stale_after));
+        let all_blocked = loop {
+            tokio::select! {
+                () = &mut shutdown => break false,
+                () = &mut all_lost => break true,
+                name = background.ended() => self.lost_loop(name),
+                Some(pulled) = pulls.join_next() => {
+                    // What it has begun goes on.
+                    jobs.extend(pulled.ok());
+                    self.lost_loop("pull");
+                }
+            }
         };
+        self.health.draining();
         if all_blocked {
             tracing::error!(
                 threads = self.threads.count(),
@@ -130,7 +155,6 @@ impl<S: Send + Sync + 'static> Shared<S> {
         }
         tracing::info!(worker = %self.worker_id, running = self.running.all().len(), "stopping: no new jobs");
         stop_pulling.cancel();
-        let mut jobs = Vec::new();
         while let Some(pulled) = pulls.join_next().await {
             // One that panicked has dropped its jobs, which others take back.
             jobs.extend(pulled.ok());
@@ -147,7 +171,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
         if self.recovery.relay {
             drop(timeout(self.timing.publish_within, self.publish_due()).await);
         }
-        background.shutdown().await;
+        background.tasks.shutdown().await;
         // Not while it owns a job that could not be released: others find it by its worker's row.
         let us = std::slice::from_ref(&self.worker_id);
         let removed =
@@ -158,6 +182,15 @@ impl<S: Send + Sync + 'static> Shared<S> {
         self.queue.flush().await;
         tracing::info!(worker = %self.worker_id, "worker stopped");
         if all_blocked { Err(WorkerError::Blocked { threads: self.threads.count() }) } else { Ok(()) }
+    }
+
+    /// A loop ends with the worker, or by a panic. Others go on, but only a restart brings it back.
+    fn lost_loop(&self, name: &'static str) {
+        tracing::error!(
+            name,
+            "a loop of the worker has ended; it is not alive any more, and should be restarted"
+        );
+        self.health.loop_ended(name);
     }
 
     fn registration(&self, life_sign: &LifeSign) -> Registration {
@@ -311,6 +344,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
 
     async fn renew(self: Arc<Self>, mut registration: Registration) {
         loop {
+            self.check_claims().await;
             sleep(jittered(self.timing.renew_every)).await;
             if let Err(error) = self.store.register_worker(&registration).await {
                 tracing::warn!(%error, "the worker's row was not renewed");
@@ -345,6 +379,80 @@ impl<S: Send + Sync + 'static> Shared<S> {
                 Err(error) => tracing::debug!(%error, "the queues' settings were not read"),
             }
             sleep(jittered(SETTINGS_READ_EVERY)).await;
+        }
+    }
+
+    /// Tells that the runtime runs, and what the servers are like.
+    async fn beat(self: Arc<Self>) {
+        let database = self.store.availability();
+        loop {
+            self.health.beat();
+            let (postgres_up, nats_up) = (database.borrow().up, self.queue.is_connected());
+            if postgres_up {
+                self.health.has("Postgres");
+            } else {
+                self.health.lacks("Postgres", self.store.last_error());
+            }
+            if nats_up {
+                self.health.has("NATS");
+            } else {
+                self.health.lacks("NATS", "not connected");
+            }
+            metrics::worker(self.health.ready().is_ok(), self.health.is_draining(), postgres_up, nats_up);
+            let mut active: HashMap<&str, usize> = HashMap::new();
+            let running = self.running.all();
+            for job in &running {
+                *active.entry(&job.claim.queue).or_default() += 1;
+            }
+            for (name, slots) in &*self.queues {
+                metrics::slots(name, active.get(name.as_str()).copied().unwrap_or_default(), slots.slots());
+            }
+            sleep(BEAT_EVERY).await;
+        }
+    }
+
+    /// Shows what the last scan has counted.
+    async fn show_fleet(self: Arc<Self>) {
+        let mut shown = HashSet::new();
+        loop {
+            match self.store.fleet().await {
+                Ok(fleet) => {
+                    let mut gone = std::mem::take(&mut shown);
+                    for of in fleet.queues {
+                        metrics::queue(&of.queue, of.jobs, of.oldest_due_s, of.is_paused);
+                        gone.remove(&of.queue);
+                        shown.insert(of.queue);
+                    }
+                    for queue in gone {
+                        metrics::queue(&queue, [0; 3], 0.0, false);
+                    }
+                    metrics::fleet(
+                        fleet.relay_lag_s,
+                        fleet.dead,
+                        fleet.workers,
+                        fleet.age_s,
+                        fleet.is_held_back,
+                    );
+                }
+                Err(error) => tracing::debug!(%error, "what the last scan counted was not read"),
+            }
+            sleep(jittered(self.timing.scan_every / 3)).await;
+        }
+    }
+
+    /// Asks for a claim of a job that there is not: whether this worker may.
+    async fn check_claims(&self) {
+        let Some(queue) = self.queues.keys().next() else { return };
+        let nobody = ClaimRequest {
+            job: JobId(uuid::Uuid::nil()),
+            queue: queue.clone(),
+            kind: "none".into(),
+            stale_after: self.timing.stale_after,
+            on_crash: OnCrash::Retry.as_str(),
+        };
+        match self.store.claim(OfLocked::Wait, &[nobody], &self.worker_id, &self.hostname).await {
+            Ok(_) => self.health.has("claims"),
+            Err(error) => self.health.lacks("claims", JobError::from(error).text()),
         }
     }
 
@@ -450,8 +558,12 @@ impl<S: Send + Sync + 'static> Shared<S> {
                 consumer = self.queue.ensure_consumer(&name) => consumer,
             };
             let (consumer, _) = match consumer {
-                Ok(consumer) => consumer,
+                Ok(consumer) => {
+                    self.health.has(&queue_of(&name));
+                    consumer
+                }
                 Err(error) => {
+                    self.health.lacks(&queue_of(&name), error.to_string());
                     tracing::warn!(%error, queue = name, "not pulling");
                     tokio::select! {
                         () = stop.cancelled() => break,
@@ -472,6 +584,11 @@ impl<S: Send + Sync + 'static> Shared<S> {
                         // What has ended leaves nothing behind.
                         while jobs.try_join_next().is_some() {}
                         for (delivery, slot) in deliveries {
+                            if let Some(measures) = self.measures.get(&name) {
+                                measures.deliveries.increment(1);
+                                measures.redeliveries.increment(u64::from(delivery.deliveries > 1));
+                                measures.slot_idle.record(slot.taken_at.elapsed());
+                            }
                             let shared = self.clone();
                             jobs.spawn(async move { shared.take(delivery, slot).await });
                         }
@@ -488,6 +605,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
                 }
             }
             if !stop.is_cancelled() {
+                self.health.lacks(&queue_of(&name), why.clone());
                 tracing::warn!(queue = name, why, "pulling starts anew");
                 sleep(Duration::from_millis(50)).await;
                 if database.borrow().up {
@@ -504,10 +622,18 @@ impl<S: Send + Sync + 'static> Shared<S> {
     /// Takes one delivery to its end. The slot is free when this returns.
     async fn take(&self, delivery: Delivery, _slot: Slot) {
         fault::point("delivered");
+        let delivered_at = Instant::now();
         let rules = |kind: &str| self.kinds.get(kind).map(|kind| kind.rules);
         match self.deliver.decide(&delivery, rules).await {
             Delivered::Ours(claim, reservation, dispatch) => {
                 let message = Message { receipt: delivery.receipt, dispatch };
+                if let Some(measures) = self.measures.get(&claim.queue) {
+                    measures.wait.record(claim.waited);
+                    measures.pickup.record(delivered_at.elapsed());
+                    if claim.after_reset {
+                        measures.reset_to_running.record(claim.waited);
+                    }
+                }
                 self.run(*claim, reservation, message).await;
             }
             Delivered::Answer(ack) => delivery.receipt.send(ack).await,
@@ -534,6 +660,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
             heartbeat: self.heartbeat.clone(),
             checkpoint_bytes_max: self.checkpoint_bytes_max,
         };
+        let began_at = Instant::now();
         let ended = run(kind, context, self.cancel_grace(kind), &self.threads).await;
         // A handler that was told to stop may fail; one that says it is done wants that written.
         let says_done = matches!(ended, Ended::Returned(Ok(Outcome::Done(_))));
@@ -548,7 +675,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
         };
         let told = job.is_lost();
         let messages = job.end();
-        let settled = self.settle.write(&job, verdict, kind.completions.as_ref()).await;
+        let settled = self.settle.write(&job, verdict, began_at.elapsed(), kind.measures.as_ref()).await;
         fault::point("settled");
         if settled == Settled::Lost && (says_done || !told) {
             Box::pin(self.heartbeat.lost(&job, write)).await;
@@ -591,6 +718,35 @@ impl<S: Send + Sync + 'static> Shared<S> {
 
     fn cancel_grace(&self, kind: &Kind<S>) -> Duration {
         kind.cancel_grace.unwrap_or(self.timing.cancel_grace)
+    }
+}
+
+/// What a queue is called where its health is told.
+fn queue_of(name: &str) -> String {
+    format!("queue {name}")
+}
+
+/// The worker's own loops, each by its name.
+#[derive(Default)]
+struct Loops {
+    tasks: JoinSet<()>,
+    names: HashMap<task::Id, &'static str>,
+}
+
+impl Loops {
+    fn spawn(&mut self, name: &'static str, work: impl Future<Output = ()> + Send + 'static) {
+        self.names.insert(self.tasks.spawn(work).id(), name);
+    }
+
+    /// The name of the next one that ends. Cancel safe.
+    async fn ended(&mut self) -> &'static str {
+        match self.tasks.join_next_with_id().await {
+            Some(ended) => {
+                let id = ended.map_or_else(|error| error.id(), |(id, ())| id);
+                self.names.get(&id).copied().unwrap_or("?")
+            }
+            None => std::future::pending().await,
+        }
     }
 }
 

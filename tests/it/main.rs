@@ -26,6 +26,7 @@ mod enqueue;
 mod example;
 mod exec;
 mod faults;
+mod health;
 mod life;
 mod limits;
 mod outage;

@@ -8,7 +8,8 @@ use std::{
 
 /// The layers of `src`, bottom first. A module uses those below it, never its own layer or above.
 const LAYERS: &[&[&str]] = &[
-    &["job", "backoff", "metrics", "batch", "fault", "threads", "slots"],
+    &["job", "backoff", "metrics", "batch", "fault", "threads", "slots", "health"],
+    &["http"],
     &["config", "claim"],
     &["store", "queue"],
     &["read", "running", "publish"],

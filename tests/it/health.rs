@@ -1,0 +1,247 @@
+//! Health and metrics: what a worker tells Prometheus and the platform's probes.
+
+use std::{
+    io::{Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
+    time::{Duration, Instant},
+};
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use tenure::{JobContext, JobRequest, KindOptions, Tenure, Worker, WorkerError};
+
+use crate::harness::{Bench, Child, Running, bench, bench_with, bench_with_servers};
+
+fn free_address() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+/// The status and the body of a page; `None`: nobody listens.
+fn get(address: SocketAddr, path: &str) -> Option<(u16, String)> {
+    let mut stream = TcpStream::connect(address).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    let (head, body) = answer.split_once("\r\n\r\n")?;
+    Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
+}
+
+async fn until(address: SocketAddr, path: &'static str, status: u16) -> String {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        let answer = tokio::task::spawn_blocking(move || get(address, path)).await.unwrap();
+        match answer {
+            Some((is, body)) if is == status => return body,
+            _ if Instant::now() < deadline => tokio::time::sleep(Duration::from_millis(50)).await,
+            other => panic!("{path} is not {status}, but {other:?}"),
+        }
+    }
+}
+
+fn worker(bench: &Bench) -> Running {
+    Running::start(
+        Worker::builder(&bench.tenure).handle_any(KindOptions::new(), |_, _| async {}).concurrency("q", 3),
+    )
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_outage_makes_a_worker_unready_and_leaves_it_alive() {
+    let address = free_address();
+    let mut bench = bench_with_servers(|config| {
+        config.listen = Some(address);
+        config.timing.renew_every = Duration::from_millis(500);
+    })
+    .await;
+    let worker = worker(&bench);
+    assert_eq!(until(address, "/readyz", 200).await, "ok\n");
+    until(address, "/startupz", 200).await;
+    let servers = bench.own.as_mut().unwrap();
+    servers.postgres.kill();
+    let why = until(address, "/readyz", 503).await;
+    assert!(why.contains("Postgres"), "{why}");
+    // Longer than a runtime may be silent.
+    tokio::time::sleep(Duration::from_millis(3_500)).await;
+    assert_eq!(get(address, "/livez").unwrap().0, 200);
+    servers.postgres.restart().unwrap();
+    until(address, "/readyz", 200).await;
+    servers.nats.kill();
+    let why = until(address, "/readyz", 503).await;
+    assert!(why.contains("NATS"), "{why}");
+    tokio::time::sleep(Duration::from_millis(3_500)).await;
+    assert_eq!(get(address, "/livez").unwrap().0, 200);
+    servers.nats.restart().unwrap();
+    until(address, "/readyz", 200).await;
+    worker.stop().await;
+    assert_eq!(get(address, "/livez"), None, "nobody listens any more");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_may_not_claim_is_not_ready_and_says_why() {
+    let bench = bench_with(|config| config.timing.renew_every = Duration::from_millis(300)).await;
+    let builder =
+        Worker::builder(&bench.tenure).handle_any(KindOptions::new(), |_, _| async {}).concurrency("q", 1);
+    let health = builder.health();
+    assert!(!health.has_started());
+    let worker = Running::start(builder);
+    let until = async |wanted: &str| {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        loop {
+            let reasons = health.ready().err().unwrap_or_default().join("; ");
+            if (wanted.is_empty() && reasons.is_empty()) || (!wanted.is_empty() && reasons.contains(wanted)) {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{wanted:?} is not {reasons:?}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    until("").await;
+    bench.execute("ALTER TABLE tenure.queues RENAME TO elsewhere").await;
+    until("claims: ").await;
+    bench.execute("ALTER TABLE tenure.elsewhere RENAME TO queues").await;
+    until("").await;
+    // The consumer goes: the queue is not pulled, until it is there again.
+    assert!(health.live().is_ok());
+    worker.stop().await;
+    assert!(health.is_draining() && health.ready().is_err());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_waits_for_its_servers_is_alive_and_has_not_started() {
+    let address = free_address();
+    let mut bench = bench_with_servers(|config| {
+        config.listen = Some(address);
+        config.timing.renew_every = Duration::from_millis(300);
+    })
+    .await;
+    bench.own.as_mut().unwrap().postgres.kill();
+    let worker = worker(&bench);
+    until(address, "/startupz", 503).await;
+    tokio::time::sleep(Duration::from_millis(2_500)).await;
+    assert_eq!(get(address, "/livez").unwrap().0, 200);
+    assert!(get(address, "/readyz").unwrap().1.contains("it is starting"));
+    bench.own.as_mut().unwrap().postgres.restart().unwrap();
+    until(address, "/startupz", 200).await;
+    until(address, "/readyz", 200).await;
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_whose_runtime_hangs_is_not_alive() {
+    let address = free_address();
+    let bench = bench_with(|config| {
+        config.listen = Some(address);
+        config.timing.renew_every = Duration::from_millis(300);
+    })
+    .await;
+    let config = bench.config.clone();
+    // A runtime of one thread, which is then blocked.
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    runtime.spawn(async move {
+        let tenure = Tenure::connect(&config).await.unwrap();
+        let worker =
+            Worker::builder(&tenure).handle_any(KindOptions::new(), |_, _| async {}).concurrency("q", 1);
+        worker.run_until(std::future::pending()).await.unwrap();
+    });
+    until(address, "/readyz", 200).await;
+    runtime.spawn(async { std::thread::sleep(Duration::from_secs(5)) });
+    let why = until(address, "/livez", 503).await;
+    assert!(why.contains("something blocks its threads"), "{why}");
+    assert_eq!(get(address, "/readyz").unwrap().0, 503);
+    // It was only slow.
+    until(address, "/livez", 200).await;
+    runtime.shutdown_background();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn draining_ends_readiness_while_jobs_still_run() {
+    let address = free_address();
+    let bench = bench_with(|config| config.listen = Some(address)).await;
+    let mut program = bench.program(&["work", "q", "--exec", "sleep 2", "--keepalive"]);
+    program.env("TENURE_LISTEN", address.to_string());
+    let mut worker = Child::spawn(program, "draining");
+    until(address, "/readyz", 200).await;
+    let id = bench.tenure.enqueue(JobRequest::new("q", "k", json!(1))).await.unwrap().id;
+    bench.until_count("tenure.jobs WHERE status = 'processing'", 1).await;
+    worker.signal(Signal::TERM);
+    let why = until(address, "/readyz", 503).await;
+    assert!(why.contains("stopping"), "{why}");
+    assert_eq!(get(address, "/livez").unwrap().0, 200);
+    assert_eq!(worker.wait().await, Some(0));
+    assert_eq!(bench.until_finished(id).await.status, tenure::Status::Completed);
+}
+
+/// A program of its own: the tests' process has a recorder that tests read.
+#[tokio::test(flavor = "multi_thread")]
+async fn prometheus_is_served_what_the_worker_has_done() {
+    let address = free_address();
+    let bench = bench().await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    let command = "grep -q bad && exit 65; exit 0";
+    let mut program = bench.program(&["work", "q", "--exec", command, "--concurrency", "4"]);
+    program.env("TENURE_LISTEN", address.to_string());
+    let mut worker = Child::spawn(program, "metrics");
+    until(address, "/readyz", 200).await;
+    for n in 0..5 {
+        let payload: Value = if n == 0 { json!("bad") } else { json!(n) };
+        bench.tenure.enqueue(JobRequest::new("q", "k", payload)).await.unwrap();
+    }
+    bench.tenure.enqueue(JobRequest::new("q", "k", json!(9)).delay(Duration::from_secs(3600))).await.unwrap();
+    bench.publish("q.k", "not json").await;
+    bench.until_count("tenure.job_history", 4).await;
+    bench.until_count("tenure.dead_letter_jobs", 2).await;
+    bench.until("EXISTS (SELECT FROM tenure.queue_stats WHERE scheduled = 1 AND due = 0)").await;
+    let expected = [
+        "tenure_attempts_total{kind=\"k\",outcome=\"completed\"} 4",
+        "tenure_attempts_total{kind=\"k\",outcome=\"failed\"} 1",
+        "tenure_dead_letters_total{category=\"permanent\"} 1",
+        "tenure_dead_letters_total{category=\"malformed\"} 1",
+        "tenure_deliveries_total{queue=\"q\"} 6",
+        "tenure_claims_total{result=\"won\"} 5",
+        "tenure_job_wait_seconds_count{queue=\"q\"} 5",
+        "tenure_job_run_seconds_count{kind=\"k\",outcome=\"completed\"} 4",
+        "tenure_job_run_seconds_bucket{kind=\"k\",outcome=\"completed\",le=\"600\"} 4",
+        "tenure_slots{queue=\"q\"} 4",
+        "tenure_active_jobs{queue=\"q\"} 0",
+        "tenure_ready 1",
+        "tenure_draining 0",
+        "tenure_postgres_up 1",
+        "tenure_nats_up 1",
+        "tenure_queue_jobs{queue=\"q\",state=\"scheduled\"} 1",
+        "tenure_queue_paused{queue=\"q\"} 0",
+        "tenure_dead_jobs 2",
+        "tenure_workers 1",
+        "tenure_scanner_held_back 0",
+        "tenure_nats_pending{queue=\"q\"} 0",
+        "# TYPE tenure_job_wait_seconds histogram",
+        "# HELP tenure_claims_total Claims, by what the database said.",
+    ];
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        let page = tokio::task::spawn_blocking(move || get(address, "/metrics")).await.unwrap().unwrap().1;
+        let missing: Vec<_> = expected.iter().filter(|line| !page.lines().any(|is| is == **line)).collect();
+        if missing.is_empty() {
+            for secret in ["postgres://", "not json", "bad"] {
+                assert!(!page.contains(secret));
+            }
+            break;
+        }
+        assert!(Instant::now() < deadline, "{missing:#?} are not in\n{page}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    worker.kill().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_address_that_is_taken_is_said_at_the_start() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let bench = bench_with(|config| config.listen = Some(address)).await;
+    let worker =
+        Worker::builder(&bench.tenure).handle_any(KindOptions::new(), |_: Value, _: JobContext| async {});
+    let refused = worker.concurrency("q", 1).run_until(async {}).await.unwrap_err();
+    assert!(matches!(refused, WorkerError::Listen { .. }), "{refused}");
+    assert!(refused.to_string().contains("TENURE_LISTEN"), "{refused}");
+    let wrong = bench.program(&["jobs", "list"]).env("TENURE_LISTEN", "9090").output().await.unwrap();
+    assert!(String::from_utf8_lossy(&wrong.stderr).contains("0.0.0.0:9090"));
+}
