@@ -28,7 +28,10 @@ BEGIN
 END $$;
 
 REVOKE ALL ON ALL TABLES IN SCHEMA tenure FROM PUBLIC;
-REVOKE ALL ON FUNCTION tenure.create_history_partitions(int) FROM PUBLIC;
+REVOKE ALL ON FUNCTION tenure.create_history_partitions(int), tenure.purge_day(interval, interval),
+       tenure.purge_rows(interval, interval, uuid, int), tenure.purge_cancelled(interval, int),
+       tenure.purge_dead(interval, int), tenure.purge_traces(uuid, int),
+       tenure.purge_keys(interval, bigint, uuid, int), tenure.purge_events(interval, int) FROM PUBLIC;
 
 -- Producers. A job that they insert is queued and nobody's. What an INSERT says of the row it made, and who holds a
 -- key, has to be read.
@@ -63,6 +66,10 @@ GRANT UPDATE (job_id, fencing_token) ON tenure.queue_slots TO tenure_worker;
 GRANT UPDATE (next_at, last_tick_at, last_job_id) ON tenure.schedules TO tenure_worker;
 GRANT SELECT, INSERT, UPDATE, DELETE ON tenure.queue_stats TO tenure_worker;
 GRANT EXECUTE ON FUNCTION tenure.create_history_partitions(int) TO tenure_worker;
+-- What is old enough, and nothing that is younger than an hour.
+GRANT EXECUTE ON FUNCTION tenure.purge_day(interval, interval), tenure.purge_rows(interval, interval, uuid, int),
+      tenure.purge_cancelled(interval, int), tenure.purge_dead(interval, int), tenure.purge_traces(uuid, int),
+      tenure.purge_keys(interval, bigint, uuid, int), tenure.purge_events(interval, int) TO tenure_worker;
 
 -- Operators. A dead letter goes back to the queue, or for good, with all that is remembered of it.
 GRANT tenure_worker TO tenure_operator;

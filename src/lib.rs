@@ -66,6 +66,7 @@ mod context;
 mod settle;
 mod recover;
 mod ticks;
+mod retention;
 mod worker;
 mod queues;
 mod schedules;
@@ -86,7 +87,7 @@ pub mod fuzz;
 
 pub use backoff::Backoff;
 pub use claim::FencingToken;
-pub use config::{Config, ConfigError, Timing, TimingError};
+pub use config::{Config, ConfigError, Retention, Timing, TimingError};
 pub use context::{ContextError, JobContext};
 pub use enqueue::{Enqueue, EnqueueMany, Enqueued, JobRequest};
 pub use health::Health;

@@ -11,6 +11,7 @@ use std::{
     fmt,
     net::SocketAddr,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 pub(crate) use sources::Settings;
@@ -51,8 +52,46 @@ pub struct Config {
     /// Where a worker answers `/metrics`, `/livez`, `/readyz` and `/startupz`; needs the feature `http`.
     /// `TENURE_LISTEN`.
     pub listen: Option<SocketAddr>,
+    /// How long what has ended is kept.
+    pub retention: Retention,
     /// When things happen.
     pub timing: Timing,
+}
+
+/// How long what has ended is kept; `None` is for ever. At least an hour.
+///
+/// Completed jobs leave by days, counted in UTC: up to a day later, and together with the cancelled ones of their day.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Retention {
+    /// Completed jobs, with their attempts and effects. Default 7 days.
+    pub completed: Option<Duration>,
+    /// Cancelled jobs. Default 7 days.
+    pub cancelled: Option<Duration>,
+    /// Dead letters. Default for ever: somebody has to look at them.
+    pub dead: Option<Duration>,
+    /// Unique keys, from the end of their jobs on; that of a dead letter is held as long as it is there.
+    /// Default 30 days.
+    pub keys: Option<Duration>,
+    /// What was recovered and refused. Default 30 days.
+    pub events: Option<Duration>,
+}
+
+impl Retention {
+    /// The defaults.
+    pub const DEFAULT: Self = Self {
+        completed: Some(Duration::from_hours(24 * 7)),
+        cancelled: Some(Duration::from_hours(24 * 7)),
+        dead: None,
+        keys: Some(Duration::from_hours(24 * 30)),
+        events: Some(Duration::from_hours(24 * 30)),
+    };
+}
+
+impl Default for Retention {
+    fn default() -> Self {
+        Self::DEFAULT
+    }
 }
 
 /// The first token of the subjects of what workers say to each other.
@@ -151,6 +190,7 @@ impl Config {
             checkpoint_bytes_max: 1024 * 1024,
             handler_connections: 10,
             listen: None,
+            retention: Retention::DEFAULT,
             timing: Timing::DEFAULT,
         }
     }

@@ -40,6 +40,7 @@ pub(super) enum Takes {
     Text(Put, Get),
     Number(Put, Get),
     Duration(fn(&mut Timing) -> &mut Duration),
+    Age(fn(&mut Config) -> &mut Option<Duration>),
 }
 
 impl Setting {
@@ -60,6 +61,13 @@ impl Setting {
                 *timer(&mut config.timing) = duration(text)?;
                 Ok(())
             }
+            Takes::Age(age) => {
+                *age(config) = match text {
+                    "forever" => None,
+                    text => Some(kept(text)?),
+                };
+                Ok(())
+            }
         }
     }
 
@@ -72,6 +80,10 @@ impl Setting {
                 let duration = *timer(&mut config.timing.clone());
                 Some(humantime::format_duration(duration).to_string())
             }
+            Takes::Age(age) => Some(match age(&mut config.clone()) {
+                Some(age) => humantime::format_duration(*age).to_string(),
+                None => "forever".to_owned(),
+            }),
         }
     }
 }
@@ -101,6 +113,14 @@ const fn number(name: &'static str, about: &'static str, put: Put, get: Get) -> 
 
 const fn timer(name: &'static str, about: &'static str, field: fn(&mut Timing) -> &mut Duration) -> Setting {
     Setting { name, about, unset: None, is_secret: false, takes: Takes::Duration(field) }
+}
+
+const fn age(
+    name: &'static str,
+    about: &'static str,
+    field: fn(&mut Config) -> &mut Option<Duration>,
+) -> Setting {
+    Setting { name, about, unset: None, is_secret: false, takes: Takes::Age(field) }
 }
 
 /// All of them, in the order in which they are shown.
@@ -261,6 +281,25 @@ pub(super) static SETTINGS: &[Setting] = &[
         },
         |config| config.listen.map(|address| address.to_string()),
     ),
+    age("TENURE_KEEP_COMPLETED", "How long completed jobs are kept; at least 1h, or forever.", |config| {
+        &mut config.retention.completed
+    }),
+    age("TENURE_KEEP_CANCELLED", "How long cancelled jobs are kept; at least 1h, or forever.", |config| {
+        &mut config.retention.cancelled
+    }),
+    age("TENURE_KEEP_DEAD", "How long dead letters are kept; at least 1h, or forever.", |config| {
+        &mut config.retention.dead
+    }),
+    age(
+        "TENURE_KEEP_KEYS",
+        "How long a unique key is held after its job has ended; at least 1h, or forever.",
+        |config| &mut config.retention.keys,
+    ),
+    age(
+        "TENURE_KEEP_EVENTS",
+        "How long it is kept what was recovered and refused; at least 1h, or forever.",
+        |config| &mut config.retention.events,
+    ),
     timer("TENURE_STALE_AFTER", "Silence after which a running job is taken back.", |timing| {
         &mut timing.stale_after
     }),
@@ -347,6 +386,14 @@ fn duration(text: &str) -> Result<Duration, &'static str> {
         .ok_or("a duration such as 500ms, 30s or 5min, at most a year")
 }
 
+/// How long something is kept. The database does not purge what is younger than an hour.
+fn kept(text: &str) -> Result<Duration, &'static str> {
+    let age = humantime::parse_duration(text).ok();
+    let ages = Duration::from_hours(1)..=Duration::from_hours(24 * 366 * 100);
+    age.filter(|age| ages.contains(age))
+        .ok_or("a duration from 1h to a hundred years, such as 7d, or forever")
+}
+
 #[cfg(test)]
 #[expect(clippy::unwrap_used, reason = "a test may panic")]
 mod tests {
@@ -378,6 +425,8 @@ mod tests {
         given.nats_certificate = Some(("c.pem".into(), "k.pem".into()));
         given.hostname = Some("h".into());
         given.listen = Some(([127, 0, 0, 1], 9090).into());
+        given.retention.dead = Some(Duration::from_hours(36));
+        given.retention.keys = None;
         given.timing.stale_after = Duration::from_millis(90_007);
         let mut read = Config::new("", "");
         for setting in SETTINGS {

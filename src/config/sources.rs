@@ -311,6 +311,7 @@ fn of_toml(text: &str, path: &Path) -> Result<Level, ConfigError> {
                     Takes::Text(..) => "a string, in quotes",
                     Takes::Number(..) => "an integer",
                     Takes::Duration(_) => "a duration in quotes, such as \"500ms\", \"30s\" or \"5min\"",
+                    Takes::Age(_) => "a duration in quotes, such as \"7d\", or \"forever\"",
                 };
                 return Err(ConfigError::WrongType {
                     name: place(name, path, line),

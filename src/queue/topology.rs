@@ -197,6 +197,13 @@ impl Queue {
         Ok((self.note_created(info), info.state.last_sequence))
     }
 
+    /// The first sequence that the stream still holds, or will.
+    pub(crate) async fn first_sequence(&self) -> Result<u64, QueueError> {
+        let stream = self.context.get_stream(self.stream.as_str()).await;
+        let stream = stream.map_err(|error| unavailable("get the stream", &error))?;
+        Ok(stream.cached_info().state.first_sequence)
+    }
+
     /// How far a queue's consumer has come. `None`: there is no such consumer.
     pub(crate) async fn progress(&self, name: &str) -> Result<Progress, QueueError> {
         let (stream_created, last_seq) = self.stream_state().await?;

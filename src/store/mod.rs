@@ -11,6 +11,7 @@ mod call;
 mod rows;
 mod jobs;
 mod recovery;
+mod retention;
 mod queues;
 mod schedules;
 mod views;
@@ -28,6 +29,7 @@ pub(crate) use migrate::MIGRATIONS;
 pub use migrate::MigrateError;
 pub(crate) use queues::Change;
 pub use queues::QueueRow;
+pub(crate) use retention::Purged;
 pub(crate) use rows::{
     AttemptEnd, CancelAnswer, ClaimRequest, Completion, DueJob, EndedAttempt, HostWorker, NewJob, OfLocked,
     ProgressWrite, Refused, Registration, Route, RuleBroken, Told,
@@ -107,6 +109,14 @@ statements! {
     SCAN_GATE = "scan_gate";
     CREATE_PARTITIONS = "create_partitions";
     MEASURE = "measure";
+    PURGE_GATE = "purge_gate";
+    PURGE_DAY = "purge_day";
+    PURGE_ROWS = "purge_rows";
+    PURGE_CANCELLED = "purge_cancelled";
+    PURGE_OLD_DEAD = "purge_old_dead";
+    PURGE_TRACES = "purge_traces";
+    PURGE_KEYS = "purge_keys";
+    PURGE_EVENTS = "purge_events";
     FLEET = "fleet";
     NOTE_REFUSED = "note_refused";
     REGISTER_WORKER = "register_worker";

@@ -22,6 +22,8 @@ WITH attempts AS MATERIALIZED (
              UNION SELECT job_id FROM tenure.effects
              UNION SELECT job_id FROM tenure.job_keys WHERE stream_seq IS NULL) known
      WHERE NOT EXISTS (SELECT FROM standing WHERE standing.id = known.job_id)
+       -- Retention removes the job first, and then what is remembered of it.
+       AND known.job_id >= (SELECT tenure.id_of_time(coalesce(purged_until, 'epoch')) FROM tenure.scanner_state)
      UNION ALL
     SELECT 'is_owned_while_processing', id FROM tenure.jobs
      WHERE status NOT IN ('queued', 'processing')

@@ -417,6 +417,7 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
             deliver,
             settle,
             timing: config.timing.clone(),
+            retention: config.retention.clone(),
             worker_id,
             hostname,
             queues,

@@ -28,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 use super::{Recovery, WorkerError};
 use crate::{
     claim::{Ack, Claim, ack_for, ack_when_unavailable},
-    config::Timing,
+    config::{Retention, Timing},
     context::JobContext,
     deliver::{Deliver, Delivered},
     fault,
@@ -41,6 +41,7 @@ use crate::{
         reconcile::{Identity, LifeSign, reconcile},
         relay, scanner, vanished,
     },
+    retention,
     run::{Ended, Kind, Kinds, run},
     running::{Message, OnCrash, Reservation, Running, RunningJob},
     settle::{Settle, Settled, Verdict, verdict},
@@ -70,6 +71,7 @@ pub(super) struct Shared<S> {
     pub(super) deliver: Deliver,
     pub(super) settle: Settle,
     pub(super) timing: Timing,
+    pub(super) retention: Retention,
     pub(super) worker_id: String,
     pub(super) hostname: String,
     /// The queues served, and the slots of each.
@@ -116,6 +118,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
         background.spawn("fleet", self.clone().show_fleet());
         if self.recovery.scanner {
             background.spawn("scan", self.clone().scan());
+            background.spawn("sweep", self.clone().sweep());
         }
         if self.recovery.vanished {
             background.spawn("look", self.clone().look());
@@ -464,6 +467,17 @@ impl<S: Send + Sync + 'static> Shared<S> {
                 Ok(0) => {}
                 Ok(_) => self.publish_due().await,
                 Err(error) => tracing::warn!(%error, "the scan came to nothing"),
+            }
+        }
+    }
+
+    /// Removes what ended long enough ago, if it is this worker's turn.
+    async fn sweep(self: Arc<Self>) {
+        let every = self.timing.scan_every * retention::SWEEP_EVERY_SCANS;
+        loop {
+            sleep(jittered(every / 4)).await;
+            if let Err(error) = retention::sweep(&self.store, &self.queue, &self.retention, every).await {
+                tracing::warn!(%error, "retention goes on with the next sweep");
             }
         }
     }

@@ -34,6 +34,7 @@ mod plans;
 mod properties;
 mod queues;
 mod recover;
+mod retention;
 mod roles;
 mod run;
 mod schedules;

@@ -18,7 +18,7 @@ const LAYERS: &[&[&str]] = &[
     &["run"],
     &["insert"],
     &["limits"],
-    &["deliver", "settle", "recover", "ticks"],
+    &["deliver", "settle", "recover", "ticks", "retention"],
     &["tenure"],
     &["enqueue", "manage", "queues", "verify", "worker"],
     &["schedules"],

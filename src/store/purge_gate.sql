@@ -1,0 +1,10 @@
+-- purge_gate: whether it is this worker's turn to sweep: nobody has for so long.
+--
+--   $1 seconds between sweeps  $2 seconds that the shortest kept of finished jobs are kept; NULL: for ever
+--
+-- One row if it is. What finished before then may be gone from now on, and with it what is remembered of it.
+UPDATE tenure.scanner_state
+   SET purged_at = clock_timestamp(),
+       purged_until = greatest(purged_until, statement_timestamp() - $2::float8 * interval '1 second')
+ WHERE coalesce(purged_at < statement_timestamp() - $1::float8 * interval '1 second', true)
+RETURNING purged_at

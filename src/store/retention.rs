@@ -1,0 +1,125 @@
+//! Retention: the statements that remove what is old enough. One method, one statement, one bounded step.
+
+use std::time::Duration;
+
+use sqlx::{Row, postgres::PgRow, query};
+use uuid::Uuid;
+
+use super::{
+    PURGE_CANCELLED, PURGE_DAY, PURGE_EVENTS, PURGE_GATE, PURGE_KEYS, PURGE_OLD_DEAD, PURGE_ROWS,
+    PURGE_TRACES,
+    call::{Store, StoreError},
+};
+
+/// What one step has removed, and where it has come to.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Purged {
+    pub(crate) completed: u64,
+    pub(crate) cancelled: u64,
+    /// What is neither.
+    pub(crate) others: u64,
+    /// `None`: to the end.
+    pub(crate) last: Option<Uuid>,
+}
+
+fn seconds(age: Option<Duration>) -> Option<f64> {
+    age.map(|age| age.as_secs_f64())
+}
+
+fn count(row: &PgRow, column: &str) -> Result<u64, sqlx::Error> {
+    Ok(row.try_get::<i64, _>(column)?.unsigned_abs())
+}
+
+impl Store {
+    /// Whether it is this worker's turn to sweep.
+    pub(crate) async fn purge_gate(
+        &self,
+        every: Duration,
+        shortest: Option<Duration>,
+    ) -> Result<bool, StoreError> {
+        let query = query(PURGE_GATE).bind(every.as_secs_f64()).bind(seconds(shortest));
+        Ok(!self.rows(query).await?.is_empty())
+    }
+
+    /// Removes a day of the history. `None`: none is old enough as a whole.
+    pub(crate) async fn purge_day(
+        &self,
+        completed: Option<Duration>,
+        cancelled: Option<Duration>,
+    ) -> Result<Option<Purged>, StoreError> {
+        let rows = self.rows(query(PURGE_DAY).bind(seconds(completed)).bind(seconds(cancelled))).await?;
+        let day = |row: &PgRow| {
+            Ok(Purged {
+                completed: count(row, "completed")?,
+                cancelled: count(row, "cancelled")?,
+                ..Purged::default()
+            })
+        };
+        Ok(rows.first().map(day).transpose().map_err(|error: sqlx::Error| error)?)
+    }
+
+    /// Removes finished jobs of days of which others are kept.
+    pub(crate) async fn purge_rows(
+        &self,
+        completed: Option<Duration>,
+        cancelled: Option<Duration>,
+        after: Uuid,
+        step: i32,
+    ) -> Result<Purged, StoreError> {
+        let query =
+            query(PURGE_ROWS).bind(seconds(completed)).bind(seconds(cancelled)).bind(after).bind(step);
+        let rows = self.rows(query).await?;
+        let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
+        Ok(Purged {
+            completed: count(row, "completed")?,
+            cancelled: count(row, "cancelled")?,
+            others: 0,
+            last: row.try_get("last")?,
+        })
+    }
+
+    /// Removes cancelled jobs.
+    pub(crate) async fn purge_cancelled(&self, keep: Duration, step: i32) -> Result<u64, StoreError> {
+        self.purge_some(PURGE_CANCELLED, keep, step).await
+    }
+
+    /// Removes dead letters.
+    pub(crate) async fn purge_old_dead(&self, keep: Duration, step: i32) -> Result<u64, StoreError> {
+        self.purge_some(PURGE_OLD_DEAD, keep, step).await
+    }
+
+    /// Removes recovery events.
+    pub(crate) async fn purge_events(&self, keep: Duration, step: i32) -> Result<u64, StoreError> {
+        self.purge_some(PURGE_EVENTS, keep, step).await
+    }
+
+    async fn purge_some(&self, sql: &'static str, keep: Duration, step: i32) -> Result<u64, StoreError> {
+        let rows = self.rows(query(sql).bind(keep.as_secs_f64()).bind(step)).await?;
+        Ok(count(rows.first().ok_or(sqlx::Error::RowNotFound)?, "gone")?)
+    }
+
+    /// Removes what is remembered of jobs that are gone.
+    pub(crate) async fn purge_traces(&self, after: Uuid, step: i32) -> Result<Purged, StoreError> {
+        let rows = self.rows(query(PURGE_TRACES).bind(after).bind(step)).await?;
+        let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
+        Ok(Purged { others: count(row, "gone")?, last: row.try_get("last")?, ..Purged::default() })
+    }
+
+    /// Removes keys. `first_seq` is the first sequence that the stream still has, if that is known.
+    pub(crate) async fn purge_keys(
+        &self,
+        keep: Duration,
+        first_seq: Option<u64>,
+        after: Uuid,
+        step: i32,
+    ) -> Result<Purged, StoreError> {
+        let query = query(PURGE_KEYS)
+            .bind(keep.as_secs_f64())
+            .bind(first_seq.map(u64::cast_signed))
+            .bind(after)
+            .bind(step);
+        let rows = self.rows(query).await?;
+        let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
+        Ok(Purged { others: count(row, "gone")?, last: row.try_get("last")?, ..Purged::default() })
+    }
+}

@@ -1,0 +1,243 @@
+//! Retention: what is old enough leaves, and nothing else does.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tenure::{JobContext, JobError, JobRequest, KindOptions, Outcome, Worker};
+
+use crate::harness::{Bench, Running, bench, bench_with};
+
+/// As if this many days had passed since: also by the ids.
+async fn age(bench: &Bench, days: u32) {
+    let id = |column: &str| {
+        format!(
+            "(lpad(to_hex((('x' || left(replace({column}::text, '-', ''), 12))::bit(48)::bigint - {days}::bigint * 86400000)), 12, '0')
+              || substr(replace({column}::text, '-', ''), 13))::uuid"
+        )
+    };
+    // Rows of the past belong to partitions that there would have been.
+    bench
+        .execute(&format!(
+            "DO $$ DECLARE day date; low uuid; high uuid; BEGIN
+                 FOR n IN 0 .. 45 LOOP
+                     day := (now() AT TIME ZONE 'UTC')::date - n;
+                     CONTINUE WHEN to_regclass('tenure.job_history_' || to_char(day, 'YYYYMMDD')) IS NOT NULL;
+                     low := tenure.id_of_time(day::timestamp AT TIME ZONE 'UTC');
+                     high := tenure.id_of_time((day + 1)::timestamp AT TIME ZONE 'UTC');
+                     EXECUTE format('CREATE TABLE tenure.job_history_%s PARTITION OF tenure.job_history FOR VALUES FROM (%L) TO (%L)',
+                                    to_char(day, 'YYYYMMDD'), low, high);
+                 END LOOP;
+             END $$"
+        ))
+        .await;
+    for (table, column, times) in [
+        ("job_history", "id", vec!["created_at", "finished_at"]),
+        ("dead_letter_jobs", "id", vec!["created_at", "died_at"]),
+        ("job_executions", "job_id", vec!["started_at", "finished_at"]),
+        ("effects", "job_id", vec!["created_at"]),
+        ("job_keys", "job_id", vec!["created_at"]),
+        ("recovery_events", "job_id", vec!["at"]),
+    ] {
+        let times: Vec<_> = times.iter().map(|at| format!("{at} = {at} - interval '{days} days'")).collect();
+        bench
+            .execute(&format!("UPDATE tenure.{table} SET {column} = {}, {}", id(column), times.join(", ")))
+            .await;
+    }
+}
+
+fn worker(bench: &Bench) -> Running {
+    let handler = |how: Value, ctx: JobContext| async move {
+        match how.as_str().unwrap_or_default() {
+            "twice" if ctx.attempt() == 1 => Err(JobError::retry_after(Duration::ZERO, "once more")),
+            "cancel" => Ok(Outcome::Cancel("it says so".into())),
+            "die" => Err(JobError::permanent("never")),
+            "effect" => {
+                ctx.once("effect", |_| Box::pin(async { Ok::<_, JobError>(json!(1)) })).await?;
+                Ok(Outcome::Done(None))
+            }
+            _ => Ok(Outcome::Done(None)),
+        }
+    };
+    Running::start(
+        Worker::builder(&bench.tenure).handle_any(KindOptions::new(), handler).concurrency("q", 10),
+    )
+}
+
+async fn one_of_each(bench: &Bench) {
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    let worker = worker(bench);
+    for how in ["done", "twice", "cancel", "die", "effect"] {
+        let job = JobRequest::new("q", "way", json!(how)).unique_key(how);
+        bench.tenure.enqueue(job).await.unwrap();
+    }
+    bench.publish("q.way", "\"done\"").await;
+    bench.until("(SELECT count(*) FROM tenure.all_jobs WHERE finished_at IS NOT NULL) = 6").await;
+    bench.until_stream_is_empty(Duration::from_secs(10)).await;
+    worker.stop().await;
+    bench.execute("INSERT INTO tenure.recovery_events (event, path, job_id, fencing_token, reason, recovered_by) SELECT 'reset', 'scanner', id, 1, 'x', 'x' FROM tenure.job_history LIMIT 1").await;
+}
+
+const HELD: &str = "SELECT (SELECT count(*) FROM tenure.job_history WHERE status = 'completed'),
+    (SELECT count(*) FROM tenure.job_history WHERE status = 'cancelled'), (SELECT count(*) FROM tenure.dead_letter_jobs),
+    (SELECT count(*) FROM tenure.job_executions), (SELECT count(*) FROM tenure.effects),
+    (SELECT count(*) FROM tenure.job_keys), (SELECT count(*) FROM tenure.recovery_events)";
+
+/// Has somebody sweep, and waits until it was done.
+async fn sweep(bench: &Bench) {
+    bench.execute("UPDATE tenure.scanner_state SET purged_at = NULL").await;
+    let worker = worker(bench);
+    bench.until("(SELECT purged_at IS NOT NULL FROM tenure.scanner_state)").await;
+    // Until nothing more leaves.
+    let mut before = String::new();
+    loop {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let now = bench.text(HELD).await;
+        if now == before {
+            break;
+        }
+        before = now;
+    }
+    worker.stop().await;
+    bench.every_job_is_as_it_must_be().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_old_enough_leaves_and_nothing_else() {
+    let bench = bench_with(|config| {
+        config.timing.scan_every = Duration::from_millis(100);
+        config.retention.completed = Some(Duration::from_secs(10 * 86_400));
+        config.retention.cancelled = Some(Duration::from_secs(5 * 86_400));
+        config.retention.dead = Some(Duration::from_secs(20 * 86_400));
+        config.retention.keys = Some(Duration::from_secs(15 * 86_400));
+        config.retention.events = Some(Duration::from_secs(12 * 86_400));
+    })
+    .await;
+    one_of_each(&bench).await;
+    // Completed, cancelled, dead, attempts, effects, keys, events.
+    assert_eq!(bench.text(HELD).await, "(4,1,1,1,1,6,1)");
+    sweep(&bench).await;
+    assert_eq!(bench.text(HELD).await, "(4,1,1,1,1,6,1)");
+    for (days, held) in [
+        (6, "(4,0,1,1,1,6,1)"),
+        (3, "(4,0,1,1,1,6,1)"),
+        // Completed jobs leave by days: those of a day that has begun wait for its end.
+        (3, "(0,0,1,0,0,6,0)"),
+        // The dead letter holds its key.
+        (5, "(0,0,1,0,0,1,0)"),
+        (5, "(0,0,0,0,0,0,0)"),
+    ] {
+        age(&bench, days).await;
+        sweep(&bench).await;
+        assert_eq!(bench.text(HELD).await, held, "{days} days later");
+    }
+    let days = bench.count("pg_class WHERE relname ~ '^job_history_[0-9]{8}$' AND relname < 'job_history_' || to_char(now() - interval '12 days', 'YYYYMMDD')").await;
+    assert_eq!(days, 0, "days without jobs leave, too");
+}
+
+/// A job of an old day that ended lately keeps its day; the others of that day leave all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_ended_late_is_kept_and_its_day_leaves_around_it() {
+    let bench = bench_with(|config| {
+        config.timing.scan_every = Duration::from_millis(100);
+        config.retention.completed = Some(Duration::from_secs(2 * 86_400));
+        config.retention.cancelled = Some(Duration::from_secs(40 * 86_400));
+    })
+    .await;
+    one_of_each(&bench).await;
+    age(&bench, 9).await;
+    let late = "UPDATE tenure.job_history SET finished_at = now() WHERE payload = '\"effect\"'";
+    assert_eq!(bench.execute(late).await, 1);
+    sweep(&bench).await;
+    // It, with its effect, and the cancelled one, which is kept for longer.
+    assert_eq!(bench.text(HELD).await, "(1,1,1,0,1,6,1)");
+    age(&bench, 9).await;
+    sweep(&bench).await;
+    assert_eq!(bench.text(HELD).await, "(0,1,1,0,0,6,1)");
+}
+
+/// Forced: a completion of a job of an old day is under way while the day is about to leave.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_completes_while_its_day_leaves_is_not_lost() {
+    let bench = bench().await;
+    one_of_each(&bench).await;
+    age(&bench, 9).await;
+    let copy = "INSERT INTO tenure.job_history
+                SELECT (left(id::text, 14) || '7fff-8000-000000000001')::uuid, queue, kind, payload, status, attempt,
+                       max_attempts, fencing_token, claim_id, worker_id, created_at, scheduled_at, started_at,
+                       last_activity_at, now(), stage, progress, message, output, trace_context, last_error
+                  FROM tenure.job_history WHERE payload = '\"effect\"'";
+    let purge = "SELECT completed FROM tenure.purge_day('2 days', '2 days')";
+    let mut completing = bench.pool.begin().await.unwrap();
+    sqlx::query(copy).execute(&mut *completing).await.unwrap();
+    // Days without jobs go.
+    let purge_all = async || while !sqlx::query(purge).fetch_all(&bench.pool).await.unwrap().is_empty() {};
+    // It does not wait for long, and nothing has gone.
+    purge_all().await;
+    assert_eq!(bench.count("tenure.job_history WHERE status = 'completed'").await, 4);
+    completing.commit().await.unwrap();
+    // Now it sees that one of the day is new.
+    purge_all().await;
+    assert_eq!(bench.count("tenure.job_history WHERE status = 'completed'").await, 5);
+    bench.execute("DELETE FROM tenure.job_history WHERE finished_at > now() - interval '1 day'").await;
+    // The other way round: the day leaves, and the completion comes while it does.
+    let mut purging = bench.pool.begin().await.unwrap();
+    assert_eq!(sqlx::query(purge).fetch_all(&mut *purging).await.unwrap().len(), 1);
+    let late = tokio::spawn({
+        let pool = bench.pool.clone();
+        let copy = copy.replace(
+            "FROM tenure.job_history WHERE payload = '\"effect\"'",
+            "FROM tenure.dead_letter_jobs, LATERAL (SELECT 'completed' AS status, NULL::jsonb AS output) d",
+        );
+        async move { sqlx::query(sqlx::AssertSqlSafe(copy)).execute(&pool).await }
+    });
+    bench.until("EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')").await;
+    purging.commit().await.unwrap();
+    assert_eq!(late.await.unwrap().unwrap().rows_affected(), 1);
+    assert_eq!(bench.count("tenure.job_history WHERE status = 'completed'").await, 1);
+}
+
+/// A submission whose message is still in the stream is not made anew when it comes again, however old it is.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_identity_of_a_submission_stays_as_long_as_its_message() {
+    let bench = bench().await;
+    one_of_each(&bench).await;
+    age(&bench, 90).await;
+    let identity: i64 =
+        bench.value("SELECT stream_seq FROM tenure.job_keys WHERE stream_seq IS NOT NULL").await;
+    let purge = |first: i64| {
+        format!(
+            "tenure.purge_keys('30 days', {first}, '00000000-0000-0000-0000-000000000000', 1000) WHERE gone > 0"
+        )
+    };
+    assert_eq!(bench.count(&purge(identity)).await, 1, "the other keys");
+    assert_eq!(bench.count("tenure.job_keys WHERE stream_seq IS NOT NULL").await, 1);
+    assert_eq!(bench.count(&purge(identity + 1)).await, 1);
+    assert_eq!(bench.count("tenure.job_keys WHERE stream_seq IS NOT NULL").await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_that_is_younger_than_an_hour_is_purged_whoever_asks() {
+    let bench = bench().await;
+    one_of_each(&bench).await;
+    for call in [
+        "tenure.purge_day('59 min', '1 day')",
+        "tenure.purge_day('1 day', '0')",
+        "tenure.purge_rows('1 day', '1 min', '00000000-0000-0000-0000-000000000000', 10)",
+        "tenure.purge_cancelled('1 min', 10)",
+        "tenure.purge_dead('1 min', 10)",
+        "tenure.purge_keys('1 min', 1, '00000000-0000-0000-0000-000000000000', 10)",
+        "tenure.purge_events('1 min', 10)",
+    ] {
+        let refused =
+            sqlx::query(sqlx::AssertSqlSafe(format!("SELECT * FROM {call}"))).execute(&bench.pool).await;
+        // Where nothing is looked at, nothing is refused either.
+        if let Err(error) = refused {
+            assert!(error.to_string().contains("less than an hour"), "{call}: {error}");
+        }
+    }
+    assert_eq!(bench.text(HELD).await, "(4,1,1,1,1,6,1)");
+    let wrong = bench.program(&["jobs", "list"]).env("TENURE_KEEP_DEAD", "5min").output().await.unwrap();
+    assert!(String::from_utf8_lossy(&wrong.stderr).contains("from 1h to a hundred years"), "{wrong:?}");
+    let right = bench.program(&["jobs", "list"]).env("TENURE_KEEP_DEAD", "forever").output().await.unwrap();
+    assert!(right.status.success());
+}
