@@ -1,8 +1,8 @@
 //! Health: whether a worker has started, is ready for jobs, and is alive at all.
 //!
-//! *Alive* says nothing of Postgres and NATS: an outage would have every worker restarted, and make of a pause the loss
-//! of all that runs. It says that the worker's own loops run: a runtime that hangs, or a loop that has ended, can only be
-//! mended by a restart.
+//! *Alive* says nothing of Postgres and NATS: an outage would have every worker restarted, and make of a pause the
+//! loss of all that runs. It says that the worker's own loops run: a runtime that hangs, or a loop that has ended, can
+//! only be mended by a restart.
 //!
 //! *Ready* says that a job that is published now can be claimed: both servers answer, the stream and the consumers are
 //! there, the database lets this worker claim, and it was not told to stop.

@@ -71,6 +71,7 @@ mod worker;
 mod queues;
 mod schedules;
 mod verify;
+mod doctor;
 
 #[cfg(feature = "cli")]
 mod bench;
@@ -89,6 +90,7 @@ pub use backoff::Backoff;
 pub use claim::FencingToken;
 pub use config::{Config, ConfigError, Retention, Timing, TimingError};
 pub use context::{ContextError, JobContext};
+pub use doctor::{CheckState, Checked, DoctorOptions};
 pub use enqueue::{Enqueue, EnqueueMany, Enqueued, JobRequest};
 pub use health::Health;
 #[cfg(feature = "http")]

@@ -6,6 +6,7 @@ mod bench;
 mod config;
 mod dead;
 mod dev;
+mod doctor;
 mod enqueue;
 mod exec;
 mod guard;
@@ -97,6 +98,13 @@ enum Command {
     Verify,
     /// Print the settings that are in force, and where each comes from. Passwords are masked.
     Config,
+    /// Look at both servers, the schema, rights, timers, workers and queues for what is wrong around the jobs, and say
+    /// what to do. Changes nothing. Exit 1 if anything is wrong.
+    Doctor {
+        /// Only these queues. Default: all that a worker serves or in which a job waits.
+        #[arg(long = "queue")]
+        queues: Vec<String>,
+    },
     /// Measure tenure on this machine: a private pair of servers, unless --on-servers is given.
     Bench(BenchArgs),
     /// Runs jobs for `bench`.
@@ -555,6 +563,7 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Schedules(command) => schedules::run(&cli, command).await,
         Command::Verify => verify::run(&cli).await,
         Command::Config => config::run(&cli),
+        Command::Doctor { queues } => doctor::run(&cli, queues).await,
         Command::Bench(args) => bench::run(&cli, args).await,
         Command::BenchWorker { queue, slots, mode } => {
             crate::bench::work(&cli.config()?, queue, *slots, *mode).await?;

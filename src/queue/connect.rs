@@ -74,6 +74,8 @@ pub(crate) struct Inner {
     pub(super) publish_within: Duration,
     /// Grows with every connection that was made.
     pub(super) connections: watch::Receiver<u64>,
+    /// What went wrong last, in the server's words or the client's: a denied permission is told in no other way.
+    pub(super) said: watch::Receiver<String>,
     /// Since when the connection has been up.
     up_since: Arc<Mutex<Option<Instant>>>,
     /// Grows when the stream turns out to be a new one: receipts of the old must not be sent.
@@ -106,6 +108,7 @@ impl Queue {
             .collect::<Result<Vec<_>, _>>()
             .map_err(|_| QueueError::Address { url: masked(&config.nats_url) })?;
         let (connected, connections) = watch::channel(0);
+        let (say, said) = watch::channel(String::new());
         let up_since = Arc::new(Mutex::new(None));
         let noted = up_since.clone();
         let mut options = ConnectOptions::new()
@@ -124,6 +127,9 @@ impl Queue {
                         connected.send_modify(|n| *n += 1);
                     }
                     Event::Disconnected => *noted.lock().unwrap_or_else(PoisonError::into_inner) = None,
+                    Event::ServerError(_) | Event::ClientError(_) => {
+                        say.send_modify(|text| *text = event.to_string());
+                    }
                     _ => {}
                 }
                 async move {
@@ -190,6 +196,7 @@ impl Queue {
             ack_wait: config.timing.ack_wait,
             publish_within: config.timing.publish_within,
             connections,
+            said,
             up_since,
             epoch: AtomicU64::new(0),
             stream_created: Mutex::default(),

@@ -7,6 +7,7 @@
 
 mod connect;
 mod control;
+mod inspect;
 mod message;
 mod publish;
 mod pull;
@@ -15,6 +16,7 @@ mod topology;
 pub(crate) use connect::Queue;
 pub use connect::QueueError;
 pub(crate) use control::{Control, Probed};
+pub(crate) use inspect::{ConsumerSeen, NatsSeen, StreamSeen, Unseen};
 pub(crate) use message::{Delivery, Receipt};
 pub(crate) use publish::{JOB_ID, Ticket, TicketBody, Unconfirmed};
 pub(crate) use pull::{Pull, Pulled};

@@ -31,7 +31,7 @@ pub(crate) struct Progress {
     pub(crate) unacknowledged: u64,
 }
 
-fn stream_definition(queue: &Queue) -> Result<stream::Config, QueueError> {
+pub(super) fn stream_definition(queue: &Queue) -> Result<stream::Config, QueueError> {
     let mut config: stream::Config =
         serde_json::from_str(STREAM).map_err(|error| definition_error(&error))?;
     config.name.clone_from(&queue.stream);
@@ -39,7 +39,7 @@ fn stream_definition(queue: &Queue) -> Result<stream::Config, QueueError> {
     Ok(config)
 }
 
-fn consumer_definition(queue: &Queue, name: &str) -> Result<pull::Config, QueueError> {
+pub(super) fn consumer_definition(queue: &Queue, name: &str) -> Result<pull::Config, QueueError> {
     let mut config: pull::Config =
         serde_json::from_str(CONSUMER).map_err(|error| definition_error(&error))?;
     config.durable_name = Some(name.into());
@@ -54,7 +54,7 @@ fn definition_error(error: &serde_json::Error) -> QueueError {
 }
 
 /// What of a stream's definition tenure's guarantees rest on, compared.
-fn stream_drift(is: &stream::Config, should: &stream::Config) -> Vec<String> {
+pub(super) fn stream_drift(is: &stream::Config, should: &stream::Config) -> Vec<String> {
     let mut drift = Vec::new();
     let mut compare = |what: &str, is: String, should: String| {
         if is != should {
@@ -69,7 +69,7 @@ fn stream_drift(is: &stream::Config, should: &stream::Config) -> Vec<String> {
     drift
 }
 
-fn consumer_drift(is: &jetstream::consumer::Config, should: &pull::Config) -> Vec<String> {
+pub(super) fn consumer_drift(is: &jetstream::consumer::Config, should: &pull::Config) -> Vec<String> {
     let mut drift = Vec::new();
     let mut compare = |what: &str, is: String, should: String| {
         if is != should {

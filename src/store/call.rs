@@ -141,6 +141,11 @@ impl StoreError {
         of_a_value || self.is_locked()
     }
 
+    /// Whether this role has not the right.
+    pub(crate) fn is_denied(&self) -> bool {
+        self.has_code(|code| code == "42501")
+    }
+
     fn is_deadlock(&self) -> bool {
         self.has_code(|code| code == "40P01")
     }

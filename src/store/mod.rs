@@ -15,6 +15,7 @@ mod retention;
 mod queues;
 mod schedules;
 mod views;
+mod doctor;
 mod dead;
 #[cfg(feature = "cli")]
 mod bench;
@@ -25,6 +26,7 @@ pub(crate) use bench::{BenchCounters, BenchState};
 pub(crate) use call::Store;
 pub use call::{Isolation, StoreError};
 pub use dead::{DeadCount, DeadFilter, DeadLetter};
+pub(crate) use doctor::{Holder, JobsSeen, PostgresSeen, QueueSeen, RightsSeen, WorkerSeen};
 pub(crate) use migrate::MIGRATIONS;
 pub use migrate::MigrateError;
 pub(crate) use queues::Change;
@@ -139,4 +141,10 @@ statements! {
     EXECUTIONS = "executions";
     RECOVERIES = "recoveries";
     VERIFY = "verify";
+    DOCTOR_SERVER = "doctor_server";
+    DOCTOR_HOLDERS = "doctor_holders";
+    DOCTOR_RIGHTS = "doctor_rights";
+    DOCTOR_JOBS = "doctor_jobs";
+    DOCTOR_WORKERS = "doctor_workers";
+    DOCTOR_QUEUES = "doctor_queues";
 }

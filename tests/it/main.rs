@@ -21,6 +21,7 @@ mod cli;
 mod config;
 mod crash;
 mod dead;
+mod doctor;
 mod effects;
 mod enqueue;
 mod example;

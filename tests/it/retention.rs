@@ -17,7 +17,7 @@ async fn age(bench: &Bench, days: u32) {
     };
     // Rows of the past belong to partitions that there would have been.
     bench
-        .execute(&format!(
+        .execute(
             "DO $$ DECLARE day date; low uuid; high uuid; BEGIN
                  FOR n IN 0 .. 45 LOOP
                      day := (now() AT TIME ZONE 'UTC')::date - n;
@@ -27,8 +27,8 @@ async fn age(bench: &Bench, days: u32) {
                      EXECUTE format('CREATE TABLE tenure.job_history_%s PARTITION OF tenure.job_history FOR VALUES FROM (%L) TO (%L)',
                                     to_char(day, 'YYYYMMDD'), low, high);
                  END LOOP;
-             END $$"
-        ))
+             END $$",
+        )
         .await;
     for (table, column, times) in [
         ("job_history", "id", vec!["created_at", "finished_at"]),

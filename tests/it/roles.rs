@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tenure::{KindOptions, Tenure, Worker};
+use tenure::{CheckState, DoctorOptions, KindOptions, Tenure, Worker};
 
 use crate::harness::{Bench, Running, bench_with_servers, run_folder};
 
@@ -201,4 +201,41 @@ async fn a_worker_that_may_not_listen_names_no_subject() {
     tenure.enqueue(tenure::JobRequest::new("q", "k", serde_json::json!(1))).await.unwrap();
     bench.until_count("tenure.job_history WHERE status = 'completed'", 1).await;
     worker.stop().await;
+}
+
+/// A denied permission looks like no answer; what the server complains about tells the two apart.
+#[tokio::test(flavor = "multi_thread")]
+async fn doctor_tells_a_user_what_it_may_not_ask() {
+    let bench = bench_with_servers(|_| {}).await;
+    let (_nats, url) = server(&bench).await;
+    let by = async |role: &str| {
+        let mut config = bench.config.clone();
+        config.nats_url = url(role);
+        config.inbox_prefix = Some(format!("_INBOX_{role}"));
+        let tenure = Tenure::connect(&config).await.unwrap();
+        if role == "admin" {
+            tenure.setup(&["q".into()]).await.unwrap();
+        }
+        let mut options = DoctorOptions::default();
+        options.queues.push("q".into());
+        let checks = tenure.doctor(&options).await;
+        move |check: &str| checks.iter().find(|checked| checked.check == check).unwrap().clone()
+    };
+    for role in ["admin", "worker"] {
+        let of = by(role).await;
+        for check in ["nats", "jetstream", "stream", "consumer", "nats_rights"] {
+            assert_eq!(of(check).state, CheckState::Ok, "{role}: {:?}", of(check));
+        }
+    }
+    let of = by("producer").await;
+    assert_eq!(of("nats").state, CheckState::Ok);
+    let rights = of("nats_rights");
+    let both = "$JS.API.STREAM.INFO.JOBS, $JS.API.CONSUMER.INFO.JOBS.q";
+    assert_eq!(
+        (rights.state, rights.found),
+        (CheckState::Warning, format!("this user may not publish to {both}"))
+    );
+    for check in ["jetstream", "stream", "consumer"] {
+        assert_eq!(of(check).state, CheckState::Skipped, "{:?}", of(check));
+    }
 }

@@ -20,7 +20,7 @@ const LAYERS: &[&[&str]] = &[
     &["limits"],
     &["deliver", "settle", "recover", "ticks", "retention"],
     &["tenure"],
-    &["enqueue", "manage", "queues", "verify", "worker"],
+    &["enqueue", "manage", "queues", "verify", "doctor", "worker"],
     &["schedules"],
     &["dev"],
     &["bench"],

@@ -1,0 +1,199 @@
+//! Inspect: what the server, the stream and a consumer are like. Asks, and changes nothing.
+
+use std::{
+    future::pending,
+    time::{Duration, Instant},
+};
+
+use async_nats::jetstream::{ErrorCode, consumer, context::RequestErrorKind, response::Response, stream};
+use chrono::{DateTime, Utc};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use super::{
+    connect::Queue,
+    topology::{consumer_definition, consumer_drift, stream_definition, stream_drift},
+};
+
+/// The first release that does not lose whole streams when its process is killed.
+const OLDEST: (i64, i64, i64) = (2, 10, 23);
+
+/// The server that this client is connected to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct NatsSeen {
+    pub(crate) version: String,
+    pub(crate) is_too_old: bool,
+    pub(crate) is_clustered: bool,
+}
+
+/// Why something was not seen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Unseen {
+    /// There is no such stream, or consumer.
+    Missing,
+    /// The server, or this account, has no JetStream.
+    NoJetStream,
+    /// The server said that this user may not ask on this subject.
+    Denied(String),
+    /// Nobody answered on this subject.
+    NoAnswer(String),
+    /// Anything else that was answered.
+    Refused(String),
+}
+
+/// The stream, beside what it should be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct StreamSeen {
+    /// What differs from its definition.
+    pub(crate) drift: Vec<String>,
+    pub(crate) messages: u64,
+    pub(crate) replicas: usize,
+    pub(crate) duplicate_window: Duration,
+    pub(crate) duplicate_window_defined: Duration,
+    /// The server's time of its answer.
+    pub(crate) answered_at: Option<DateTime<Utc>>,
+    /// This host's time when it was asked, and how long the answer took.
+    pub(crate) asked_at: DateTime<Utc>,
+    pub(crate) took: Duration,
+}
+
+/// A queue's consumer, beside what it should be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ConsumerSeen {
+    /// What differs from its definition.
+    pub(crate) drift: Vec<String>,
+    pub(crate) ack_wait: Duration,
+    /// How many messages were never delivered.
+    pub(crate) pending: u64,
+    pub(crate) unacknowledged: u64,
+    /// At so many, no more are delivered. `None`: there is no limit.
+    pub(crate) unacknowledged_max: Option<u64>,
+    /// Somebody paused it, in NATS itself.
+    pub(crate) is_paused: bool,
+}
+
+impl Queue {
+    /// The server, as it told when it was connected to.
+    pub(crate) fn nats_seen(&self) -> NatsSeen {
+        let (major, minor, patch) = OLDEST;
+        let info = self.client.server_info();
+        NatsSeen {
+            version: info.version,
+            is_too_old: !self.client.is_server_compatible(major, minor, patch),
+            is_clustered: info.cluster.is_some_and(|name| !name.is_empty()),
+        }
+    }
+
+    /// What went wrong last with the connection. Empty: nothing did.
+    pub(crate) fn last_said(&self) -> String {
+        self.said.borrow().clone()
+    }
+
+    /// The stream, if it can be seen.
+    pub(crate) async fn stream_seen(&self) -> Result<StreamSeen, Unseen> {
+        let should = stream_definition(self).map_err(|error| Unseen::Refused(error.to_string()))?;
+        let (asked_at, since) = (Utc::now(), Instant::now());
+        let answer = self.ask(format!("STREAM.INFO.{}", self.stream)).await?;
+        let took = since.elapsed();
+        let answered_at = answer.get("ts").and_then(Value::as_str);
+        let answered_at = answered_at.and_then(|text| DateTime::parse_from_rfc3339(text).ok());
+        let answered_at = answered_at.map(|at| at.with_timezone(&Utc));
+        let info: stream::Info = read(answer)?;
+        Ok(StreamSeen {
+            drift: stream_drift(&info.config, &should),
+            messages: info.state.messages,
+            replicas: info.config.num_replicas,
+            duplicate_window: info.config.duplicate_window,
+            duplicate_window_defined: should.duplicate_window,
+            answered_at,
+            asked_at,
+            took,
+        })
+    }
+
+    /// A queue's consumer, if it can be seen.
+    pub(crate) async fn consumer_seen(&self, name: &str) -> Result<ConsumerSeen, Unseen> {
+        let should = consumer_definition(self, name).map_err(|error| Unseen::Refused(error.to_string()))?;
+        let answer = self.ask(format!("CONSUMER.INFO.{}.{name}", self.stream)).await?;
+        // Told from 2.11 on.
+        let is_paused = answer.get("paused").and_then(Value::as_bool).unwrap_or_default();
+        let info: consumer::Info = read(answer)?;
+        Ok(ConsumerSeen {
+            drift: consumer_drift(&info.config, &should),
+            ack_wait: info.config.ack_wait,
+            pending: info.num_pending,
+            unacknowledged: info.num_ack_pending as u64,
+            unacknowledged_max: u64::try_from(info.config.max_ack_pending).ok(),
+            is_paused,
+        })
+    }
+
+    /// One question to JetStream. One that this user may not put has no answer: the server only complains.
+    async fn ask(&self, what: String) -> Result<Value, Unseen> {
+        let subject = format!("$JS.API.{what}");
+        let question = json!({});
+        let asked = self.context.request::<_, _, Response<Value>>(what, &question);
+        // A request's own limit begins when the client has taken it.
+        let answer = tokio::select! {
+            answer = timeout(self.publish_within * 2, asked) => answer,
+            () = self.denied(&subject) => return Err(Unseen::Denied(subject)),
+        };
+        match answer {
+            Ok(Ok(Response::Ok(answer))) => Ok(answer),
+            Ok(Ok(Response::Err { error })) => Err(match error.error_code() {
+                ErrorCode::JETSTREAM_NOT_ENABLED | ErrorCode::JETSTREAM_NOT_ENABLED_FOR_ACCOUNT => {
+                    Unseen::NoJetStream
+                }
+                _ if error.code() == 404 => Unseen::Missing,
+                _ => Unseen::Refused(error.to_string()),
+            }),
+            Ok(Err(error)) => Err(match error.kind() {
+                RequestErrorKind::TimedOut => Unseen::NoAnswer(subject),
+                RequestErrorKind::NoResponders => Unseen::NoJetStream,
+                _ => Unseen::Refused(error.to_string()),
+            }),
+            Err(_) => Err(Unseen::NoAnswer(subject)),
+        }
+    }
+
+    /// Waits until the server complains about a publication to this subject. What it has said before is not about it.
+    async fn denied(&self, subject: &str) {
+        let mut said = self.said.clone();
+        said.mark_unchanged();
+        loop {
+            if said.changed().await.is_err() {
+                // The client is gone, and will not say anything any more.
+                pending::<()>().await;
+            }
+            let is_denied = is_denial(&said.borrow_and_update(), subject);
+            if is_denied {
+                return;
+            }
+        }
+    }
+}
+
+/// Whether the server says that nobody of this user may publish to this subject.
+fn is_denial(said: &str, subject: &str) -> bool {
+    said.to_lowercase().contains("permissions violation for publish")
+        && said.contains(&format!("\"{subject}\""))
+}
+
+fn read<T: DeserializeOwned>(answer: Value) -> Result<T, Unseen> {
+    serde_json::from_value(answer)
+        .map_err(|error| Unseen::Refused(format!("an answer that cannot be read: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_denial_is_one_of_this_very_subject() {
+        let said = "server error: nats: Permissions Violation for Publish to \"$JS.API.STREAM.INFO.JOBS\"";
+        assert!(is_denial(said, "$JS.API.STREAM.INFO.JOBS"));
+        assert!(!is_denial(said, "$JS.API.STREAM.INFO.JOB"));
+        assert!(!is_denial("client error: nats: IO error", "$JS.API.STREAM.INFO.JOBS"));
+    }
+}

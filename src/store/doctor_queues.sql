@@ -1,0 +1,40 @@
+-- doctor_queues: for each queue, whether a worker serves it, whether it is paused, and what waits in it.
+--
+--   $1 queues, or NULL for those that a worker serves, in which a job waits, or that have settings
+--
+-- One row each. Which queues have jobs is read off the index, one step a queue. Of a backlog the first 1,000 jobs
+-- that are published and due are counted.
+WITH RECURSIVE filled (queue) AS (
+    (SELECT queue FROM tenure.jobs WHERE published_at IS NOT NULL ORDER BY queue LIMIT 1)
+     UNION ALL
+    SELECT (SELECT j.queue FROM tenure.jobs j
+             WHERE j.published_at IS NOT NULL AND j.queue > filled.queue
+             ORDER BY j.queue LIMIT 1)
+      FROM filled
+     WHERE filled.queue IS NOT NULL
+), served (queue) AS (
+    SELECT DISTINCT unnest(queues) FROM tenure.workers
+     WHERE last_seen_at >= statement_timestamp() - 3 * renew_every
+), names (queue) AS (
+    SELECT unnest($1::text[])
+     UNION
+    SELECT queue FROM filled WHERE $1::text[] IS NULL AND queue IS NOT NULL
+     UNION
+    SELECT queue FROM served WHERE $1::text[] IS NULL
+     UNION
+    SELECT queue FROM tenure.queues WHERE $1::text[] IS NULL
+)
+SELECT n.queue,
+       EXISTS (SELECT FROM served WHERE served.queue = n.queue) AS is_served,
+       extract(epoch FROM statement_timestamp() - q.paused_at)::float8 AS paused_s,
+       waiting.jobs AS waiting,
+       extract(epoch FROM statement_timestamp() - waiting.oldest)::float8 AS waiting_s
+  FROM names n
+  LEFT JOIN tenure.queues q ON q.queue = n.queue
+ CROSS JOIN LATERAL (
+       SELECT count(*) AS jobs, min(scheduled_at) AS oldest
+         FROM (SELECT j.scheduled_at FROM tenure.jobs j
+                WHERE j.queue = n.queue AND j.published_at IS NOT NULL
+                  AND j.status = 'queued' AND j.scheduled_at <= statement_timestamp()
+                ORDER BY j.published_at LIMIT 1000) AS due) AS waiting
+ ORDER BY n.queue

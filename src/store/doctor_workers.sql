@@ -1,0 +1,22 @@
+-- doctor_workers: every process that registered, whether it was seen lately, and what a silent one owns.
+--
+-- One row each. Silent: it has missed three renewals of its row. Only for the silent ones are the jobs read.
+WITH known AS MATERIALIZED (
+    SELECT worker_id, version, last_seen_at, started_at,
+           last_seen_at < statement_timestamp() - 3 * renew_every AS is_silent
+      FROM tenure.workers
+), owned AS (
+    SELECT j.worker_id, count(*) AS jobs
+      FROM tenure.jobs j
+     WHERE j.status = 'processing'
+       AND EXISTS (SELECT FROM known WHERE is_silent)
+       AND j.worker_id IN (SELECT worker_id FROM known WHERE is_silent)
+     GROUP BY j.worker_id
+)
+SELECT k.worker_id, k.version, k.is_silent,
+       extract(epoch FROM statement_timestamp() - k.last_seen_at)::float8 AS silence_s,
+       extract(epoch FROM statement_timestamp() - k.started_at)::float8 AS started_s,
+       coalesce(o.jobs, 0) AS jobs
+  FROM known k
+  LEFT JOIN owned o USING (worker_id)
+ ORDER BY k.last_seen_at, k.worker_id
