@@ -9,6 +9,7 @@
 # make mutants  mistakes in tenure's own statements, each of which a test must catch
 # make chaos    a minute of faults in random order, and an account of every job; MINUTES=60 SEED=7 make chaos
 # make bench   what tenure costs on this machine, in a minute, and the same work on four other libraries
+# make bench-retention   what removing finished jobs costs running work
 # make bench-peers   the whole comparison: three rounds
 # make check   formatter, lints, documentation without warnings
 # Each installs what is missing first: see scripts/setup.
@@ -94,6 +95,12 @@ bench: bench-tenure
 
 bench-tenure: setup
 	@$(MAKE) --no-print-directory run-bench
+
+# What retention costs running work: ROWS finished jobs are swept while one worker drains.
+ROWS ?= 300000
+.PHONY: bench-retention
+bench-retention: setup
+	@$(MAKE) --no-print-directory run-bench BENCH="retention --runs 3 --jobs 50000 --finished $(ROWS)"
 
 bench-peers: setup
 	@$(MAKE) --no-print-directory run-peers

@@ -22,7 +22,8 @@ ALTER TABLE tenure.scanner_state
     ADD COLUMN measured_at  timestamptz,
     ADD COLUMN relay_due_at timestamptz,                    -- since when the relay owes the longest waiting publication
     ADD COLUMN dead         bigint,
-    ADD COLUMN purged_at    timestamptz;                    -- when retention last looked
+    ADD COLUMN purged_at    timestamptz,                    -- when retention last began to look
+    ADD COLUMN swept_at     timestamptz;                    -- and when it last came to its end
 
 -- A job at each tick of a cron expression. next_at is the only clock hand: it only moves forward, and whoever moves
 -- it enqueues, in the same statement.
@@ -84,23 +85,28 @@ BEGIN
     LOOP
         EXIT WHEN (to_date(right(day, 8), 'YYYYMMDD') + 1)::timestamp AT TIME ZONE 'UTC'
                   > statement_timestamp() - keep_completed;
-        BEGIN
-            -- A job that completes between the look and the drop would be lost: it waits, and finds no such day.
-            EXECUTE format('LOCK TABLE tenure.%I IN SHARE ROW EXCLUSIVE MODE', day);
+        -- Looked at first, so that a day that stays is not locked; and again under the lock, or a job that completes
+        -- in between would be lost: it waits, and then finds no such day.
+        FOR look IN 1..2 LOOP
             EXECUTE format(
                 'SELECT count(*) FILTER (WHERE status = ''completed''), count(*) FILTER (WHERE status = ''cancelled''),
                         coalesce(bool_or(NOT coalesce(finished_at < statement_timestamp()
                                  - CASE status WHEN ''completed'' THEN $1 ELSE $2 END, false)), false)
                    FROM tenure.%I', day)
                INTO completed, cancelled, kept USING keep_completed, keep_cancelled;
-            IF NOT kept THEN
-                EXECUTE format('DROP TABLE tenure.%I', day);
-                RETURN NEXT;
-                RETURN;
-            END IF;
-        EXCEPTION
-            WHEN lock_not_available OR deadlock_detected THEN RETURN;
-        END;
+            EXIT WHEN kept;
+            BEGIN
+                IF look = 1 THEN
+                    EXECUTE format('LOCK TABLE tenure.%I IN SHARE ROW EXCLUSIVE MODE', day);
+                ELSE
+                    EXECUTE format('DROP TABLE tenure.%I', day);
+                    RETURN NEXT;
+                    RETURN;
+                END IF;
+            EXCEPTION
+                WHEN lock_not_available OR deadlock_detected THEN RETURN;
+            END;
+        END LOOP;
     END LOOP;
 END $$;
 

@@ -123,3 +123,9 @@ struct Readme;
 #[cfg(doctest)]
 #[doc = include_str!("../docs/jobs.md")]
 struct JobsGuide;
+
+/// And those of the pages for operators.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/operations.md")]
+#[doc = include_str!("../docs/schedules.md")]
+struct OperatorsPages;

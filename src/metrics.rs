@@ -301,6 +301,20 @@ mod tests {
     }
 
     #[test]
+    fn every_alert_leads_to_its_section_of_the_docs() {
+        let (alerts, docs) = (read("deploy/prometheus/alerts.yaml"), read("docs/metrics.md"));
+        let names: Vec<_> = alerts.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
+        assert!(names.len() > 20);
+        for name in names {
+            assert!(docs.contains(&format!("\n### {name}\n")), "{name} has no section");
+            assert!(
+                alerts.contains(&format!("docs/metrics.md#{}\n", name.to_lowercase())),
+                "{name} leads elsewhere"
+            );
+        }
+    }
+
+    #[test]
     fn every_metric_is_in_the_docs_the_dashboard_or_the_alerts_and_in_the_code() {
         let docs = read("docs/metrics.md");
         let shown = named(&(read("deploy/grafana/tenure.json") + &read("deploy/prometheus/alerts.yaml")));

@@ -66,6 +66,7 @@ pub(crate) async fn sweep(
     if let Some(age) = keep.events {
         all(store, Oldest::Events, age).await?;
     }
+    store.purge_done().await?;
     if left > 0 {
         tracing::info!(jobs = left, "what ended long enough ago has left");
     }

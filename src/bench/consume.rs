@@ -50,6 +50,19 @@ pub(super) async fn drain(
     Ok(())
 }
 
+/// How fast one worker runs what is queued.
+pub(super) async fn rate_of_one_worker(arena: &Arena, plan: &Plan) -> anyhow::Result<f64> {
+    let queue = arena.queue();
+    fill(arena, &queue, plan.jobs).await?;
+    let worker = arena.worker(&queue, plan.slots, WorkerMode::Decode)?;
+    arena.workers_ready(&queue, 1).await?;
+    arena.drained(&queue).await?;
+    drop(worker);
+    let state = arena.state(&queue).await?;
+    all_completed(&state, plan.jobs)?;
+    Ok(count(plan.jobs) / (state.last_finished - state.first_started))
+}
+
 /// From the first row to the last end.
 pub(super) async fn mixed(arena: &Arena, plan: &Plan, values: &mut Values) -> anyhow::Result<()> {
     let queue: Arc<str> = arena.queue().into();

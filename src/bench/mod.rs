@@ -11,6 +11,7 @@ mod consume;
 mod cpu;
 mod endure;
 mod produce;
+mod purge;
 mod worker;
 
 use std::{collections::BTreeMap, path::PathBuf};
@@ -45,6 +46,8 @@ pub(crate) enum Work {
     Memory,
     /// Claims and scans, empty and with many finished jobs. Private servers only; not part of the default.
     Age,
+    /// Draining while retention removes many finished jobs. Private servers only; not part of the default.
+    Retention,
 }
 
 impl Work {
@@ -190,6 +193,7 @@ async fn measure(plan: &Plan, arena: &Arena, tick: &mut impl FnMut(&str)) -> any
                 // The history only grows: once is enough.
                 Work::Age if run > 0 => {}
                 Work::Age => age::age(arena, plan, &mut values).await?,
+                Work::Retention => purge::retention(arena, plan, &mut values).await?,
             }
         }
     }

@@ -17,8 +17,8 @@ pub(super) async fn run(cli: &Cli, args: &BenchArgs) -> anyhow::Result<ExitCode>
     if jobs < 1_000 {
         return Err(Usage(format!("--jobs {jobs} is too few to measure anything; take 1000 or more")).into());
     }
-    if args.on_servers && args.works.contains(&Work::Age) {
-        let why = "age fills the database with finished jobs: not with --on-servers";
+    if args.on_servers && (args.works.contains(&Work::Age) || args.works.contains(&Work::Retention)) {
+        let why = "age and retention fill the database with finished jobs: not with --on-servers";
         return Err(Usage(why.into()).into());
     }
     // As a worker would say, but before anything is started.

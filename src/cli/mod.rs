@@ -197,7 +197,7 @@ struct WorkArgs {
 
 #[derive(Debug, Args)]
 struct BenchArgs {
-    /// What to measure. Default: all but `age`.
+    /// What to measure. Default: all but `age` and `retention`.
     #[arg(value_enum)]
     works: Vec<Work>,
     /// How often each is measured; the median is printed. Default 3, or 1 with --quick.
@@ -209,7 +209,7 @@ struct BenchArgs {
     /// How many jobs a worker runs at once.
     #[arg(long, default_value_t = 1_000, value_parser = limit, allow_negative_numbers = true)]
     slots: u32,
-    /// How many finished jobs make an old database, for `age`.
+    /// How many finished jobs make an old database, for `age` and `retention`.
     #[arg(long, default_value_t = 1_000_000, value_parser = limit, allow_negative_numbers = true)]
     finished: u32,
     /// Fewer jobs, and one run of each: about a minute.

@@ -88,6 +88,14 @@ SELECT overlay(overlay(gen_random_uuid()::text
   FROM (SELECT statement_timestamp() - interval '1 day' - n * interval '20 ms' AS at
           FROM generate_series($1::bigint, $2::bigint) AS n) AS times";
 
+/// The latest of each day.
+const LATE: &str = "
+UPDATE tenure.job_history SET finished_at = now()
+ WHERE id IN (SELECT DISTINCT ON (created_at::date) id FROM tenure.job_history
+               WHERE queue = 'bench-age' ORDER BY created_at::date, created_at DESC)";
+
+const LEFT: &str = "SELECT count(*) FROM tenure.job_history WHERE queue = 'bench-age'";
+
 impl Store {
     pub(crate) async fn bench_state(&self, queue: &str, first: JobId) -> Result<BenchState, StoreError> {
         let rows = self.rows(query(STATE).bind(queue).bind(first)).await?;
@@ -197,6 +205,15 @@ impl Store {
             query(HISTORY).bind(low).bind(high).bind(payload).execute(&mut connection).await?;
         }
         Ok(connection.close().await?)
+    }
+
+    /// Has one job of each day of [`Store::bench_history`] end just now; returns how many of its jobs are left.
+    pub(crate) async fn bench_finish_late(&self) -> Result<i64, StoreError> {
+        let mut connection = self.migration_connection().await?;
+        query(LATE).execute(&mut connection).await?;
+        let row = query(LEFT).fetch_one(&mut connection).await?;
+        connection.close().await?;
+        Ok(row.try_get(0)?)
     }
 
     /// Tells the planner what there is, as autovacuum does by and by.

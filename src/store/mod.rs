@@ -112,6 +112,7 @@ statements! {
     CREATE_PARTITIONS = "create_partitions";
     MEASURE = "measure";
     PURGE_GATE = "purge_gate";
+    PURGE_DONE = "purge_done";
     PURGE_DAY = "purge_day";
     PURGE_ROWS = "purge_rows";
     PURGE_CANCELLED = "purge_cancelled";

@@ -2,14 +2,18 @@
 
 use std::time::Duration;
 
-use sqlx::{Row, postgres::PgRow, query};
+use sqlx::{Connection, Row, postgres::PgRow, query};
+use tokio::time::timeout;
 use uuid::Uuid;
 
 use super::{
-    PURGE_CANCELLED, PURGE_DAY, PURGE_EVENTS, PURGE_GATE, PURGE_KEYS, PURGE_OLD_DEAD, PURGE_ROWS,
+    PURGE_CANCELLED, PURGE_DAY, PURGE_DONE, PURGE_EVENTS, PURGE_GATE, PURGE_KEYS, PURGE_OLD_DEAD, PURGE_ROWS,
     PURGE_TRACES,
     call::{Store, StoreError},
 };
+
+/// How long a look at a day of the history may take.
+const DAY_WITHIN: Duration = Duration::from_mins(10);
 
 /// What one step has removed, and where it has come to.
 #[derive(Debug, Clone, Copy, Default)]
@@ -41,13 +45,24 @@ impl Store {
         Ok(!self.rows(query).await?.is_empty())
     }
 
-    /// Removes a day of the history. `None`: none is old enough as a whole.
+    /// Records that a sweep has come to its end.
+    pub(crate) async fn purge_done(&self) -> Result<(), StoreError> {
+        self.rows(query(PURGE_DONE)).await.map(drop)
+    }
+
+    /// Removes a day of the history. `None`: none is old enough as a whole. Each row of the day is looked at, which
+    /// may take longer than other calls may; it has a connection of its own.
     pub(crate) async fn purge_day(
         &self,
         completed: Option<Duration>,
         cancelled: Option<Duration>,
     ) -> Result<Option<Purged>, StoreError> {
-        let rows = self.rows(query(PURGE_DAY).bind(seconds(completed)).bind(seconds(cancelled))).await?;
+        let mut connection = self.migration_connection().await?;
+        let query = query(PURGE_DAY).bind(seconds(completed)).bind(seconds(cancelled));
+        let read = timeout(DAY_WITHIN, query.fetch_all(&mut connection)).await;
+        let rows =
+            read.map_err(|_| sqlx::Error::Io(std::io::Error::from(std::io::ErrorKind::TimedOut)))??;
+        drop(connection.close().await);
         let day = |row: &PgRow| {
             Ok(Purged {
                 completed: count(row, "completed")?,

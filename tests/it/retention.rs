@@ -84,19 +84,9 @@ const HELD: &str = "SELECT (SELECT count(*) FROM tenure.job_history WHERE status
 
 /// Has somebody sweep, and waits until it was done.
 async fn sweep(bench: &Bench) {
-    bench.execute("UPDATE tenure.scanner_state SET purged_at = NULL").await;
+    bench.execute("UPDATE tenure.scanner_state SET purged_at = NULL, swept_at = NULL").await;
     let worker = worker(bench);
-    bench.until("(SELECT purged_at IS NOT NULL FROM tenure.scanner_state)").await;
-    // Until nothing more leaves.
-    let mut before = String::new();
-    loop {
-        tokio::time::sleep(Duration::from_millis(500)).await;
-        let now = bench.text(HELD).await;
-        if now == before {
-            break;
-        }
-        before = now;
-    }
+    bench.until("(SELECT swept_at >= purged_at FROM tenure.scanner_state)").await;
     worker.stop().await;
     bench.every_job_is_as_it_must_be().await;
 }

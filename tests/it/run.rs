@@ -282,7 +282,7 @@ async fn a_silent_job_is_taken_back_unless_its_kind_is_kept_alive() {
     assert_eq!(event, "(reset,scanner)");
     worker.stop().await;
     // On record, and counted.
-    assert!(counted("tenure_recoveries_total{path=scanner}") >= 1);
+    assert!(counted("tenure_recoveries_total{path=scanner,reason=silent}") >= 1);
     assert!(counted("tenure_attempts_total{kind=kept,outcome=completed}") >= 1);
 }
 

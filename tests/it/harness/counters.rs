@@ -53,7 +53,7 @@ pub fn install() {
     ONCE.call_once(|| metrics::set_global_recorder(Recording).unwrap());
 }
 
-/// What a counter has come to, under its name and labels, as in `tenure_recoveries_total{path=scanner}`.
+/// What a counter has come to, under its name and labels, as in `tenure_recoveries_total{path=scanner,reason=silent}`.
 pub fn counted(name: &str) -> u64 {
     COUNTERS.lock().unwrap().get(name).map_or(0, |count| count.0.load(Ordering::Relaxed))
 }
