@@ -104,8 +104,8 @@ pub use run::{HandlerError, IntoOutcome, KindOptions, Retry};
 pub use running::{CancelReason, OnCrash, OnWriteLoss};
 pub use schedules::{Schedule, ScheduleError, Scheduled};
 pub use store::{
-    DeadCount, DeadFilter, DeadLetter, ExecutionRow, Isolation, JobRow, MigrateError, QueueRow, RecoveryRow,
-    ScheduleRow, StoreError,
+    DeadCount, DeadFilter, DeadLetter, ExecutionRow, Isolation, JobFilter, JobRow, MigrateError, QueueRow,
+    RecoveryRow, ScheduleRow, StoreError, WorkerRow, WorkerState,
 };
 pub use tenure::{ConnectError, SetupError, Tenure};
 pub use verify::Verified;

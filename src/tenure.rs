@@ -6,11 +6,13 @@ use crate::{
     batch::Batcher,
     config::{Config, TimingError},
     insert::{self, Created, EnqueueError},
-    job::{JobId, Status},
+    job::JobId,
     limits::Limits,
     publish::Publications,
     queue::{Queue, QueueError},
-    store::{ExecutionRow, JobRow, MigrateError, NewJob, RecoveryRow, Store, StoreError},
+    store::{
+        ExecutionRow, JobFilter, JobRow, MigrateError, NewJob, RecoveryRow, Store, StoreError, WorkerRow,
+    },
 };
 
 /// A connection to tenure: Postgres, NATS and what is in flight to them. Cheap to clone.
@@ -100,15 +102,22 @@ impl Tenure {
         self.inner.store.show_job(id).await
     }
 
-    /// Jobs, newest first, at most `limit`.
-    pub async fn jobs(
-        &self,
-        status: Option<Status>,
-        queue: Option<&str>,
-        kind: Option<&str>,
-        limit: u32,
-    ) -> Result<Vec<JobRow>, StoreError> {
-        self.inner.store.list_jobs(status, queue, kind, limit.into()).await
+    /// Jobs, newest first, at most `limit`. The next page is that of [`JobFilter::before`] the last id of this one.
+    ///
+    /// A filter that few jobs pass looks at many of them; in a large history, name an age as well.
+    pub async fn jobs(&self, filter: &JobFilter, limit: u32) -> Result<Vec<JobRow>, StoreError> {
+        self.inner.store.list_jobs(filter, limit.into()).await
+    }
+
+    /// How many bytes the checkpoint of a job has, as JSON. `None`: it saved none, or has no more use for it.
+    pub async fn checkpoint_bytes(&self, id: JobId) -> Result<Option<i32>, StoreError> {
+        self.inner.store.checkpoint_size(id).await
+    }
+
+    /// The worker processes that are known, the latest started first. One that has stopped in good order is none of
+    /// them; one that died is, until its jobs are taken back and it is forgotten.
+    pub async fn workers(&self) -> Result<Vec<WorkerRow>, StoreError> {
+        self.inner.store.list_workers().await
     }
 
     /// Every attempt of one job, oldest first.

@@ -14,7 +14,7 @@ use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use sqlx::{PgPool, Row};
-use tenure::{Config, JobId, Status, Tenure, dev::Servers};
+use tenure::{Config, JobFilter, JobId, Status, Tenure, dev::Servers};
 
 use crate::{
     analyze::{AnalyzeRepo, App},
@@ -252,7 +252,7 @@ async fn show(
     let mut thawed = false;
     loop {
         ensure!(screen.started.elapsed() < LONGEST, "not done after {LONGEST:?}");
-        let rows = tenure.jobs(None, None, None, 100).await?;
+        let rows = tenure.jobs(&JobFilter::new(), 100).await?;
         screen.show(jobs, &rows);
         let midway = |row: &&tenure::JobRow| {
             let ran_for = row.last_activity_at.zip(row.started_at).map(|(last, started)| last - started);

@@ -6,17 +6,20 @@ use chrono::{DateTime, Utc};
 use comfy_table::{ContentArrangement, Table, presets::NOTHING};
 use serde_json::json;
 
-use super::{CancelArgs, Cli, JobsCommand, Output, Usage, dead, print, watch};
-use crate::{Cancelled, ExecutionRow, JobId, JobRow, Retried, Tenure};
+use super::{CancelArgs, Cli, JobsCommand, ListArgs, Output, Usage, dead, print, timeline, watch};
+use crate::{Cancelled, ExecutionRow, JobFilter, JobId, JobRow, Retried, Tenure, check_kind, check_queue};
 
 pub(super) async fn run(cli: &Cli, command: &JobsCommand) -> anyhow::Result<ExitCode> {
     let tenure = cli.connect().await?;
     let code = match command {
-        JobsCommand::List { status, queue, kind, limit } => {
-            let jobs = tenure.jobs(*status, queue.as_deref(), kind.as_deref(), *limit).await?;
+        JobsCommand::List(args) => {
+            let jobs = tenure.jobs(&args.filter()?, args.limit).await?;
             match cli.output {
                 Output::Json => print::line(serde_json::to_string_pretty(&jobs)?),
                 Output::Table => print::line(list(&jobs)),
+            }
+            if let Some(hint) = args.hint(cli.output, &jobs) {
+                eprintln!("{hint}");
             }
             ExitCode::SUCCESS
         }
@@ -37,6 +40,78 @@ pub(super) async fn run(cli: &Cli, command: &JobsCommand) -> anyhow::Result<Exit
     };
     tenure.close().await;
     Ok(code)
+}
+
+impl ListArgs {
+    fn filter(&self) -> anyhow::Result<JobFilter> {
+        let mut filter = JobFilter::new();
+        if let Some(status) = self.status {
+            filter = filter.status(status);
+        }
+        // A refused message's subject may have named neither.
+        if let Some(queue) = &self.queue {
+            if queue != "?" {
+                check_queue(queue)?;
+            }
+            filter = filter.queue(queue);
+        }
+        if let Some(kind) = &self.kind {
+            if kind != "?" {
+                check_kind(kind)?;
+            }
+            filter = filter.kind(kind);
+        }
+        if let Some(worker) = &self.worker {
+            if worker.is_empty() {
+                return Err(Usage("--worker is empty; `tenure workers` lists the ids".into()).into());
+            }
+            filter = filter.worker(worker);
+        }
+        if let (Some(older), Some(newer)) = (self.older_than, self.newer_than)
+            && older >= newer
+        {
+            let [older, newer] = [older, newer].map(humantime::format_duration);
+            let text = format!("no job is both older than {older} and newer than {newer}; exchange the two");
+            return Err(Usage(text).into());
+        }
+        if let Some(age) = self.older_than {
+            filter = filter.older_than(age);
+        }
+        if let Some(age) = self.newer_than {
+            filter = filter.newer_than(age);
+        }
+        if let Some(text) = &self.error {
+            filter = filter.error(text);
+        }
+        if let Some(id) = self.before {
+            filter = filter.before(id);
+        }
+        Ok(filter)
+    }
+
+    fn is_filtered(&self) -> bool {
+        let Self { status, queue, kind, worker, older_than, newer_than, error, before: _, limit: _ } = self;
+        let texts = [queue, kind, worker, error];
+        status.is_some() || older_than.or(*newer_than).is_some() || texts.into_iter().any(Option::is_some)
+    }
+
+    /// What to try next: where there is nothing, or more.
+    fn hint(&self, output: Output, jobs: &[JobRow]) -> Option<String> {
+        match jobs.last() {
+            None if self.before.is_some() => {
+                Some("no job comes after that one; leave out --before to begin with the newest".into())
+            }
+            None if self.is_filtered() => {
+                Some("no job is like that; leave out a filter, or look among `tenure dead list`".into())
+            }
+            None => Some("there is no job yet; `tenure enqueue QUEUE KIND JSON` makes one".into()),
+            // For a program, a full page says the same.
+            Some(last) if output == Output::Table && u32::try_from(jobs.len()) == Ok(self.limit) => {
+                Some(format!("there may be more: --before {}", last.id))
+            }
+            Some(_) => None,
+        }
+    }
 }
 
 async fn cancel(cli: &Cli, tenure: &Tenure, args: &CancelArgs) -> anyhow::Result<ExitCode> {
@@ -116,11 +191,31 @@ async fn show(cli: &Cli, tenure: &Tenure, id: JobId) -> anyhow::Result<ExitCode>
     };
     let executions = tenure.executions(id).await?;
     let recoveries = tenure.recoveries(id).await?;
+    let checkpoint_bytes = tenure.checkpoint_bytes(id).await?;
+    let timeline = timeline::merged(&job, &executions, &recoveries);
     if cli.output == Output::Json {
-        let all = json!({ "job": job, "executions": executions, "recoveries": recoveries });
+        let all = json!({
+            "job": job,
+            "executions": executions,
+            "recoveries": recoveries,
+            "timeline": timeline,
+            "checkpoint_bytes": checkpoint_bytes,
+        });
         print::line(serde_json::to_string_pretty(&all)?);
         return Ok(ExitCode::SUCCESS);
     }
+    let mut events = table(&["AT", "EVENT", "ATTEMPT", "TOKEN", "WORKER", "WHAT"]);
+    for entry in timeline {
+        events.add_row([
+            time(Some(entry.at)),
+            entry.event,
+            entry.attempt.map(|attempt| attempt.to_string()).unwrap_or_default(),
+            entry.token.map(|token| token.to_string()).unwrap_or_default(),
+            entry.worker.unwrap_or_default(),
+            print::printable(&entry.text),
+        ]);
+    }
+    print::line(format!("{events}\n"));
     let mut about = table(&[]);
     let json =
         |value: &Option<serde_json::Value>| value.as_ref().map(ToString::to_string).unwrap_or_default();
@@ -137,6 +232,7 @@ async fn show(cli: &Cli, tenure: &Tenure, id: JobId) -> anyhow::Result<ExitCode>
         ("last activity", time(job.last_activity_at)),
         ("finished", time(job.finished_at)),
         ("progress", print::progress(&job)),
+        ("checkpoint", checkpoint_bytes.map(|bytes| format!("{bytes} bytes")).unwrap_or_default()),
         ("payload", json(&job.payload)),
         ("output", json(&job.output)),
         ("last error", job.last_error.clone().unwrap_or_default()),
@@ -146,24 +242,6 @@ async fn show(cli: &Cli, tenure: &Tenure, id: JobId) -> anyhow::Result<ExitCode>
         }
     }
     print::line(&about);
-    if !executions.is_empty() {
-        print::line(format!("\n{}", attempts(executions)));
-    }
-    if !recoveries.is_empty() {
-        let mut events = table(&["AT", "EVENT", "PATH", "TOKEN", "OWNER BEFORE", "SILENCE", "REASON"]);
-        for event in recoveries {
-            events.add_row([
-                time(Some(event.at)),
-                event.event,
-                event.path,
-                event.fencing_token.to_string(),
-                event.owner_before.unwrap_or_default(),
-                event.silence_s.map(|s| format!("{s:.1} s")).unwrap_or_default(),
-                print::printable(&event.reason),
-            ]);
-        }
-        print::line(format!("\n{events}"));
-    }
     Ok(ExitCode::SUCCESS)
 }
 

@@ -14,9 +14,12 @@ mod jobs;
 mod print;
 mod queues;
 mod schedules;
+mod shell;
+mod timeline;
 mod verify;
 mod watch;
 mod work;
+mod workers;
 
 #[cfg(any(fuzzing, test))]
 pub(crate) use exec::lines as lines_of_a_command;
@@ -93,6 +96,8 @@ enum Command {
     /// A job at each tick of a cron expression: add, list, pause, resume, remove.
     #[command(subcommand)]
     Schedules(SchedulesCommand),
+    /// The worker processes that are known: where they run, what they serve, and whether they are there.
+    Workers,
     /// Look at every job for what must never be: lost jobs, two owners at once, a second completion. Exit 1 if
     /// anything is wrong.
     Verify,
@@ -107,6 +112,18 @@ enum Command {
     },
     /// Measure tenure on this machine: a private pair of servers, unless --on-servers is given.
     Bench(BenchArgs),
+    /// Print a script that completes this command line in a shell.
+    Completions {
+        /// Which shell.
+        #[arg(value_enum)]
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page; or write a page for each command.
+    Man {
+        /// The folder to write them to; it is made if need be.
+        #[arg(long, value_name = "FOLDER")]
+        dir: Option<PathBuf>,
+    },
     /// Runs jobs for `bench`.
     #[command(hide = true)]
     BenchWorker {
@@ -224,21 +241,8 @@ struct BenchArgs {
 #[derive(Debug, Subcommand)]
 enum JobsCommand {
     /// Jobs, newest first.
-    List {
-        /// Only jobs of this status.
-        #[arg(long)]
-        status: Option<Status>,
-        /// Only jobs of this queue.
-        #[arg(long)]
-        queue: Option<String>,
-        /// Only jobs of this kind.
-        #[arg(long)]
-        kind: Option<String>,
-        /// How many, at most.
-        #[arg(long, default_value_t = 50, value_parser = limit, allow_negative_numbers = true)]
-        limit: u32,
-    },
-    /// One job with its attempts, and what was recovered of it.
+    List(ListArgs),
+    /// One job, with all that happened to it in order of time.
     Show {
         /// The job's id.
         id: JobId,
@@ -257,6 +261,37 @@ enum JobsCommand {
         #[arg(required = true)]
         ids: Vec<JobId>,
     },
+}
+
+#[derive(Debug, Args)]
+struct ListArgs {
+    /// Only jobs of this status.
+    #[arg(long)]
+    status: Option<Status>,
+    /// Only jobs of this queue.
+    #[arg(long)]
+    queue: Option<String>,
+    /// Only jobs of this kind.
+    #[arg(long)]
+    kind: Option<String>,
+    /// Only jobs that this worker runs, or was the last to run; `tenure workers` lists the ids.
+    #[arg(long, value_name = "ID")]
+    worker: Option<String>,
+    /// Only jobs created at least so long ago, for example 2h or 30d.
+    #[arg(long, value_name = "AGE", value_parser = duration, allow_hyphen_values = true)]
+    older_than: Option<Duration>,
+    /// Only jobs created at most so long ago. In a large history it makes every other filter quick.
+    #[arg(long, value_name = "AGE", value_parser = duration, allow_hyphen_values = true)]
+    newer_than: Option<Duration>,
+    /// Only jobs whose last error contains this text, just as it is written.
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    error: Option<String>,
+    /// Only what comes after this job in the list: the next page.
+    #[arg(long, value_name = "ID")]
+    before: Option<JobId>,
+    /// How many, at most.
+    #[arg(long, default_value_t = 50, value_parser = limit, allow_negative_numbers = true)]
+    limit: u32,
 }
 
 #[derive(Debug, Args)]
@@ -476,10 +511,12 @@ pub fn main() -> ExitCode {
     }
     let filter = EnvFilter::try_from_default_env()
         .unwrap_or_else(|_| EnvFilter::new("warn,tenure=info,async_nats=error"));
+    // Whatever it is set to; empty is not set. clap sees to its own messages, and nothing else has colours.
+    let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
+        .with_ansi(std::io::stderr().is_terminal() && !no_color)
         .init();
     let runtime = match tokio::runtime::Runtime::new() {
         Ok(runtime) => runtime,
@@ -561,9 +598,12 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Dead(command) => dead::run(&cli, command).await,
         Command::Queues(command) => queues::run(&cli, command).await,
         Command::Schedules(command) => schedules::run(&cli, command).await,
+        Command::Workers => workers::run(&cli).await,
         Command::Verify => verify::run(&cli).await,
         Command::Config => config::run(&cli),
         Command::Doctor { queues } => doctor::run(&cli, queues).await,
+        Command::Completions { shell } => Ok(shell::completions(*shell)),
+        Command::Man { dir } => shell::man(dir.as_deref()),
         Command::Bench(args) => bench::run(&cli, args).await,
         Command::BenchWorker { queue, slots, mode } => {
             crate::bench::work(&cli.config()?, queue, *slots, *mode).await?;

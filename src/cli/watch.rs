@@ -1,21 +1,28 @@
 //! `tenure jobs watch`: a progress bar a job, until all have ended.
 
-use std::{collections::BTreeMap, process::ExitCode, time::Duration};
+use std::{collections::BTreeMap, io::IsTerminal, process::ExitCode, time::Duration};
 
 use anyhow::bail;
+use chrono::{DateTime, Utc};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
 use super::{Cli, Output, print};
-use crate::{JobId, JobRow, Status, Tenure};
+use crate::{JobFilter, JobId, JobRow, Status, Tenure};
 
 /// How often the database is asked.
 const EVERY: Duration = Duration::from_millis(250);
+/// How many jobs of each status are watched when none is named.
+const WATCHED_MAX: u32 = 50;
 
 pub(super) async fn run(cli: &Cli, tenure: &Tenure, ids: &[JobId]) -> anyhow::Result<ExitCode> {
     let mut ids = ids.to_vec();
     if ids.is_empty() {
         for status in [Status::Processing, Status::Queued] {
-            ids.extend(tenure.jobs(Some(status), None, None, 50).await?.iter().map(|job| job.id));
+            let jobs = tenure.jobs(&JobFilter::new().status(status), WATCHED_MAX).await?;
+            if u32::try_from(jobs.len()) == Ok(WATCHED_MAX) {
+                eprintln!("watching the newest {WATCHED_MAX} that are {status}; give ids to watch others");
+            }
+            ids.extend(jobs.iter().map(|job| job.id));
         }
         if ids.is_empty() {
             eprintln!("no job is queued or running");
@@ -52,46 +59,116 @@ pub(super) async fn run(cli: &Cli, tenure: &Tenure, ids: &[JobId]) -> anyhow::Re
     Ok(worst)
 }
 
+/// A bar a job on a terminal; else a line a change.
 struct Screen {
     output: Output,
+    is_live: bool,
     bars: MultiProgress,
-    shown: BTreeMap<JobId, (ProgressBar, String)>,
     style: ProgressStyle,
+    shown: BTreeMap<JobId, (Option<ProgressBar>, String)>,
 }
 
 impl Screen {
     fn new(output: Output) -> Self {
-        let style = ProgressStyle::with_template("{prefix} {bar:30} {pos:>3} % {wide_msg}");
+        let style = ProgressStyle::with_template("{prefix} {bar:20} {pos:>3} % {wide_msg}");
         let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
-        Self { output, bars: MultiProgress::new(), shown: BTreeMap::new(), style }
+        let bars = MultiProgress::new();
+        // The bars go to standard error: who sends standard output elsewhere wants the lines there.
+        let is_live = output == Output::Table && std::io::stdout().is_terminal() && !bars.is_hidden();
+        Self { output, is_live, bars, style, shown: BTreeMap::new() }
     }
 
     fn show(&mut self, job: &JobRow) -> anyhow::Result<()> {
-        let text = format!("{} · attempt {} · {}", job.status, job.attempt, print::progress(job));
+        let ran_for = ran_for(job, Utc::now()).map(|ran| print::seconds(ran.as_secs_f64()));
+        let text = told(job, ran_for.filter(|_| self.is_live || job.status.is_finished()));
         let (bar, before) = self.shown.entry(job.id).or_insert_with(|| {
-            let bar = self.bars.add(ProgressBar::new(100).with_style(self.style.clone()));
-            bar.set_prefix(format!("{} {}", job.id, job.kind));
+            let bar = self.is_live.then(|| {
+                let bar = self.bars.add(ProgressBar::new(100).with_style(self.style.clone()));
+                bar.set_prefix(format!("{} {} {}", job.id, job.queue, job.kind));
+                bar
+            });
             (bar, String::new())
         });
         if *before == text {
             return Ok(());
         }
         before.clone_from(&text);
-        if self.output == Output::Json {
-            print::line(serde_json::to_string(job)?);
-            return Ok(());
-        }
-        if bar.is_hidden() {
-            // Not a terminal: a line a change.
-            print::line(format!("{} {} {text}", job.id, job.kind));
-            return Ok(());
-        }
-        let percent = if job.status == Status::Completed { 100.0 } else { job.progress.unwrap_or(0.0) };
-        bar.set_position(format!("{percent:.0}").parse().unwrap_or(0));
-        bar.set_message(text.clone());
-        if job.status.is_finished() {
-            bar.abandon_with_message(text);
+        match (self.output, bar) {
+            (Output::Json, _) => print::line(serde_json::to_string(job)?),
+            (Output::Table, None) => print::line(format!("{} {} {} {text}", job.id, job.queue, job.kind)),
+            (Output::Table, Some(bar)) => {
+                let percent =
+                    if job.status == Status::Completed { 100.0 } else { job.progress.unwrap_or(0.0) };
+                bar.set_position(format!("{percent:.0}").parse().unwrap_or(0));
+                bar.set_message(text.clone());
+                if job.status.is_finished() {
+                    bar.abandon_with_message(text);
+                }
+            }
         }
         Ok(())
+    }
+}
+
+/// How long the attempt has run, or ran. By this machine's clock and the database's: none of it below zero, and in
+/// whole seconds while it goes on.
+fn ran_for(job: &JobRow, now: DateTime<Utc>) -> Option<Duration> {
+    let started_at = job.started_at?;
+    let ran = (job.finished_at.unwrap_or(now) - started_at).to_std().unwrap_or_default();
+    Some(if job.finished_at.is_some() { ran } else { Duration::from_secs(ran.as_secs()) })
+}
+
+/// How a job stands, in a line.
+fn told(job: &JobRow, ran_for: Option<String>) -> String {
+    let parts = [
+        Some(job.status.to_string()),
+        Some(format!("attempt {}", job.attempt)),
+        Some(print::progress(job)).filter(|progress| !progress.is_empty()),
+        ran_for,
+    ];
+    parts.into_iter().flatten().collect::<Vec<_>>().join(" · ")
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test may panic")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_is_told_with_its_progress_and_for_how_long_it_has_run() {
+        let at = |ms: i64| DateTime::from_timestamp_millis(1_800_000_000_000 + ms).unwrap();
+        let mut job = JobRow {
+            id: JobId::generate(),
+            queue: "q".into(),
+            kind: "k".into(),
+            payload: None,
+            status: Status::Processing,
+            attempt: 2,
+            max_attempts: 5,
+            fencing_token: 2,
+            worker_id: Some("w".into()),
+            created_at: at(0),
+            scheduled_at: at(0),
+            started_at: Some(at(0)),
+            last_activity_at: Some(at(0)),
+            finished_at: None,
+            stage: Some("walking\u{1b}[2J".into()),
+            progress: Some(60.0),
+            message: None,
+            output: None,
+            last_error: None,
+        };
+        let ran = ran_for(&job, at(61_500));
+        assert_eq!(ran, Some(Duration::from_secs(61)));
+        assert_eq!(
+            told(&job, Some("1m 1s".into())),
+            "processing · attempt 2 · 60 % · walking\u{fffd}[2J · 1m 1s"
+        );
+        // The database's clock is ahead.
+        assert_eq!(ran_for(&job, at(-5_000)), Some(Duration::ZERO));
+        job.finished_at = Some(at(1_834));
+        assert_eq!(ran_for(&job, at(99_000)), Some(Duration::from_millis(1_834)));
+        (job.started_at, job.stage, job.progress, job.status) = (None, None, None, Status::Queued);
+        assert_eq!((ran_for(&job, at(0)), told(&job, None)), (None, "queued · attempt 2".into()));
     }
 }

@@ -39,6 +39,7 @@ pub(crate) use rows::{
 pub use rows::{ExecutionRow, JobRow, RecoveryRow};
 pub use schedules::ScheduleRow;
 pub(crate) use schedules::{DueSchedule, NewSchedule};
+pub use views::{JobFilter, WorkerRow, WorkerState};
 
 macro_rules! statements {
     ($($name:ident = $($part:literal)+;)+) => {
@@ -139,6 +140,8 @@ statements! {
     SCHEMA_VERSION = "schema_version";
     LIST_JOBS = "list_jobs";
     SHOW_JOB = "show_job";
+    CHECKPOINT_SIZE = "checkpoint_size";
+    LIST_WORKERS = "list_workers";
     EXECUTIONS = "executions";
     RECOVERIES = "recoveries";
     VERIFY = "verify";

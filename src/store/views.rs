@@ -2,11 +2,13 @@
 
 use std::{collections::HashMap, time::Duration};
 
+use chrono::{DateTime, Utc};
+use serde::Serialize;
 use sqlx::{Row, postgres::PgRow, query};
 use tokio::time::timeout;
 
 use super::{
-    EXECUTIONS, LIST_JOBS, RECOVERIES, SCHEMA_VERSION, SHOW_JOB, VERIFY,
+    CHECKPOINT_SIZE, EXECUTIONS, LIST_JOBS, LIST_WORKERS, RECOVERIES, SCHEMA_VERSION, SHOW_JOB, VERIFY,
     call::{Store, StoreError},
     rows::{ExecutionRow, JobRow, RecoveryRow, RuleBroken, json, status},
 };
@@ -14,6 +16,152 @@ use crate::job::{JobId, Status};
 
 /// How long the look at every job may take. A history of a hundred million jobs takes some minutes.
 const VERIFIED_WITHIN: Duration = Duration::from_hours(1);
+/// Longer ago is for ever, and more than Postgres's time can hold.
+const AGE_MAX: Duration = Duration::from_hours(24 * 365_000);
+
+/// Which jobs. The default is all of them.
+///
+/// ```
+/// use std::time::Duration;
+/// use tenure::{JobFilter, Status};
+///
+/// let today = Duration::from_secs(24 * 3600);
+/// let filter = JobFilter::new().status(Status::Failed).queue("mail").newer_than(today).error("550");
+/// ```
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct JobFilter {
+    status: Option<Status>,
+    queue: Option<String>,
+    kind: Option<String>,
+    worker: Option<String>,
+    older_than: Option<Duration>,
+    newer_than: Option<Duration>,
+    error: Option<String>,
+    before: Option<JobId>,
+}
+
+impl JobFilter {
+    /// All.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Only those that stand so.
+    #[must_use]
+    pub fn status(mut self, status: Status) -> Self {
+        self.status = Some(status);
+        self
+    }
+
+    /// Only those of this queue.
+    #[must_use]
+    pub fn queue(mut self, queue: impl Into<String>) -> Self {
+        self.queue = Some(queue.into());
+        self
+    }
+
+    /// Only those of this kind.
+    #[must_use]
+    pub fn kind(mut self, kind: impl Into<String>) -> Self {
+        self.kind = Some(kind.into());
+        self
+    }
+
+    /// Only those that this worker runs, or was the last to run. Its whole id.
+    #[must_use]
+    pub fn worker(mut self, worker_id: impl Into<String>) -> Self {
+        self.worker = Some(worker_id.into());
+        self
+    }
+
+    /// Only those that were created at least this long ago, by the database's clock.
+    ///
+    /// With it, and with [`JobFilter::newer_than`], a job is missed whose id is more than a day off: its producer's
+    /// clock was, or its message waited so long in the stream.
+    #[must_use]
+    pub fn older_than(mut self, age: Duration) -> Self {
+        self.older_than = Some(age);
+        self
+    }
+
+    /// Only those that were created at most this long ago.
+    #[must_use]
+    pub fn newer_than(mut self, age: Duration) -> Self {
+        self.newer_than = Some(age);
+        self
+    }
+
+    /// Only those whose last error contains this text, just as it is written: `%` and `_` stand for themselves.
+    #[must_use]
+    pub fn error(mut self, text: impl Into<String>) -> Self {
+        self.error = Some(text.into());
+        self
+    }
+
+    /// Only those whose ids are lower: what comes after this job in a list.
+    #[must_use]
+    pub fn before(mut self, id: JobId) -> Self {
+        self.before = Some(id);
+        self
+    }
+}
+
+/// Whether a worker process is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum WorkerState {
+    /// It has renewed its row lately.
+    Alive,
+    /// It has not, three times over; nobody has found it gone.
+    Silent,
+    /// It has not, and nobody answers for it over NATS: its jobs are about to be taken back.
+    Vanishing,
+}
+
+impl WorkerState {
+    /// The word that the database and the command line use.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Alive => "alive",
+            Self::Silent => "silent",
+            Self::Vanishing => "vanishing",
+        }
+    }
+}
+
+/// A worker process, as the person on call sees it.
+#[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
+pub struct WorkerRow {
+    /// Its id: host, pid and some letters.
+    pub worker_id: String,
+    /// The host it runs on.
+    pub hostname: String,
+    /// Its process there.
+    pub pid: i32,
+    /// The version of tenure in it.
+    pub version: String,
+    /// The queues it serves.
+    pub queues: Vec<String>,
+    /// The kinds it knows; `None`: every kind.
+    pub kinds: Option<Vec<String>>,
+    /// How many jobs it runs at once, at most.
+    pub slots: i32,
+    /// How many it runs now.
+    pub running: i64,
+    /// When it started.
+    pub started_at: DateTime<Utc>,
+    /// When it was last heard of.
+    pub last_seen_at: DateTime<Utc>,
+    /// How many seconds ago that is, by the database's clock.
+    pub last_seen_s: f64,
+    /// Whether it is there.
+    pub state: WorkerState,
+}
 
 impl Store {
     /// The newest migration applied.
@@ -23,17 +171,55 @@ impl Store {
     }
 
     /// Jobs, newest first.
-    pub(crate) async fn list_jobs(
-        &self,
-        of_status: Option<Status>,
-        queue: Option<&str>,
-        kind: Option<&str>,
-        limit: i64,
-    ) -> Result<Vec<JobRow>, StoreError> {
+    pub(crate) async fn list_jobs(&self, filter: &JobFilter, limit: i64) -> Result<Vec<JobRow>, StoreError> {
+        let age = |age: Option<Duration>| age.map(|age| age.min(AGE_MAX).as_secs_f64());
         let rows = self
-            .rows(query(LIST_JOBS).bind(of_status.map(Status::as_str)).bind(queue).bind(kind).bind(limit))
+            .rows(
+                query(LIST_JOBS)
+                    .bind(filter.status.map(Status::as_str))
+                    .bind(filter.queue.clone())
+                    .bind(filter.kind.clone())
+                    .bind(filter.worker.clone())
+                    .bind(age(filter.older_than))
+                    .bind(age(filter.newer_than))
+                    .bind(filter.error.clone())
+                    .bind(filter.before)
+                    .bind(limit),
+            )
             .await?;
         Ok(rows.iter().map(job_row).collect::<Result<_, _>>()?)
+    }
+
+    /// How many bytes a job's checkpoint has.
+    pub(crate) async fn checkpoint_size(&self, job: JobId) -> Result<Option<i32>, StoreError> {
+        let rows = self.rows(query(CHECKPOINT_SIZE).bind(job)).await?;
+        Ok(rows.first().map(|row| row.try_get("bytes")).transpose()?)
+    }
+
+    /// Every worker process that is known.
+    pub(crate) async fn list_workers(&self) -> Result<Vec<WorkerRow>, StoreError> {
+        let rows = self.rows(query(LIST_WORKERS)).await?;
+        let worker = |row: &PgRow| {
+            Ok(WorkerRow {
+                worker_id: row.try_get("worker_id")?,
+                hostname: row.try_get("hostname")?,
+                pid: row.try_get("pid")?,
+                version: row.try_get("version")?,
+                queues: row.try_get("queues")?,
+                kinds: row.try_get("kinds")?,
+                slots: row.try_get("slots")?,
+                running: row.try_get("running")?,
+                started_at: row.try_get("started_at")?,
+                last_seen_at: row.try_get("last_seen_at")?,
+                last_seen_s: row.try_get("last_seen_s")?,
+                state: match row.try_get::<&str, _>("state")? {
+                    "vanishing" => WorkerState::Vanishing,
+                    "silent" => WorkerState::Silent,
+                    _ => WorkerState::Alive,
+                },
+            })
+        };
+        Ok(rows.iter().map(worker).collect::<Result<_, sqlx::Error>>()?)
     }
 
     /// One job, wherever it stands.
@@ -85,7 +271,8 @@ impl Store {
                 path: row.try_get("path")?,
                 fencing_token: row.try_get("fencing_token")?,
                 owner_before: row.try_get("owner_before")?,
-                silence_s: row.try_get("silence_s")?,
+                // An owner may write while it is judged.
+                silence_s: row.try_get::<Option<f64>, _>("silence_s")?.map(|s| s.max(0.0)),
                 reason: row.try_get("reason")?,
                 recovered_by: row.try_get("recovered_by")?,
             })

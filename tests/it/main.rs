@@ -18,6 +18,8 @@ mod bench;
 mod cancel;
 mod claim;
 mod cli;
+mod cli_json;
+mod cli_list;
 mod config;
 mod crash;
 mod dead;

@@ -256,3 +256,42 @@ async fn claims_and_progress_touch_no_index() {
     assert_eq!(reports, 5_000);
     assert!(hot * 100 > reports * 90, "{hot} of {reports} reports were HOT");
 }
+
+/// A list that names an age reads the history from there on, by primary key, in both ways to plan it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_list_by_age_goes_by_primary_key() {
+    let bench = bench().await;
+    bench
+        .execute(
+            "INSERT INTO tenure.job_history (id, queue, kind, payload, status, attempt, max_attempts, fencing_token,
+                    claim_id, worker_id, created_at, scheduled_at, started_at, last_activity_at, finished_at)
+             SELECT (lpad(to_hex((extract(epoch FROM at) * 1000)::bigint), 12, '0') || '70008000'
+                     || lpad(to_hex(n), 12, '0'))::uuid,
+                    'q', 'k', '{}', 'completed', 1, 5, 1, gen_random_uuid(), 'w', at, at, at, at, at
+               FROM (SELECT n, now() - n * interval '26 seconds' AS at FROM generate_series(1, 100000) n) jobs",
+        )
+        .await;
+    bench.execute("ANALYZE tenure.job_history").await;
+    let mut connection = PgConnection::connect(&bench.config.database_url).await.unwrap();
+    let id = uuid::Uuid::now_v7();
+    for mode in ["force_generic_plan", "force_custom_plan"] {
+        let set = format!("SET plan_cache_mode = {mode}");
+        sqlx::raw_sql(AssertSqlSafe(set)).execute(&mut connection).await.unwrap();
+        for arguments in [
+            "NULL, NULL, NULL, NULL, 2000000, NULL, NULL, NULL, 50".to_owned(),
+            "'cancelled', 'q', NULL, 'w', 2000000, 2003600, 'text', NULL, 50".to_owned(),
+            format!("NULL, 'q', NULL, NULL, NULL, NULL, NULL, '{id}', 50"),
+        ] {
+            let plan = plan(&mut connection, "list_jobs", &arguments).await;
+            let lines: Vec<_> = plan.lines().collect();
+            let mut scans = lines
+                .iter()
+                .enumerate()
+                .filter(|(_, line)| line.contains("Scan") && line.contains("job_history_default"));
+            let by_id = |(at, _): (usize, &&str)| {
+                lines.get(at + 1).is_some_and(|next| next.contains("Cond: ((id <= "))
+            };
+            assert!(scans.clone().count() > 0 && scans.all(by_id), "{mode}, {arguments}:\n{plan}");
+        }
+    }
+}

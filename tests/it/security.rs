@@ -172,7 +172,7 @@ async fn each_role_of_postgres_can_do_its_work_and_no_more() {
     denied(&pool, &["UPDATE tenure.jobs SET payload = '1'", "DELETE FROM tenure.job_history"]).await;
 
     let (viewer, pool) = by("viewer").await;
-    assert!(!viewer.jobs(None, None, None, 100).await.unwrap().is_empty());
+    assert!(!viewer.jobs(&tenure::JobFilter::new(), 100).await.unwrap().is_empty());
     assert!(viewer.job(keyed.id).await.unwrap().is_some());
     assert!(viewer.verify().await.unwrap().iter().all(|rule| rule.jobs == 0));
     let tables: Vec<String> = sqlx::query_scalar(

@@ -1,0 +1,204 @@
+//! What the program prints as JSON is what docs/cli.md says, key for key.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Value, json};
+use tenure::{JobContext, JobError, JobRequest, KindOptions, Worker};
+
+use crate::harness::{Bench, Running, bench};
+
+const DOCS: &str = include_str!("../../docs/cli.md");
+
+/// The keys of a shape, and whether each is optional.
+type Shape = BTreeMap<&'static str, bool>;
+
+/// "#### shape", and its table: "| `key` | (optional) … |".
+fn shapes() -> BTreeMap<&'static str, Shape> {
+    let mut shapes: BTreeMap<&str, Shape> = BTreeMap::new();
+    let mut heading = None;
+    for line in DOCS.lines() {
+        if line.starts_with('#') {
+            heading = line.strip_prefix("#### ");
+        } else if let Some(shape) = heading
+            && let Some((key, about)) = line.strip_prefix("| `").and_then(|rest| rest.split_once("` |"))
+        {
+            let known =
+                shapes.entry(shape).or_default().insert(key, about.trim_start().starts_with("(optional)"));
+            assert!(known.is_none(), "{shape} has {key} twice");
+        }
+    }
+    shapes
+}
+
+/// What was printed, compared with the docs, shape by shape.
+struct Compared {
+    shapes: BTreeMap<&'static str, Shape>,
+    seen: BTreeSet<&'static str>,
+}
+
+impl Compared {
+    fn one(&mut self, shape: &'static str, value: &Value) {
+        let known = self.shapes.get(shape).unwrap_or_else(|| panic!("docs/cli.md has no {shape:?}"));
+        let keys: BTreeSet<&str> = value
+            .as_object()
+            .unwrap_or_else(|| panic!("{shape}: {value}"))
+            .keys()
+            .map(String::as_str)
+            .collect();
+        for key in &keys {
+            assert!(known.contains_key(key), "docs/cli.md does not know {key:?} of {shape}: {value}");
+        }
+        for (key, optional) in known {
+            assert!(*optional || keys.contains(key), "{shape} has no {key:?}: {value}");
+        }
+        self.seen.insert(shape);
+    }
+
+    /// There must be some, or nothing would be compared.
+    fn many(&mut self, shape: &'static str, value: &Value) {
+        let items = value.as_array().unwrap_or_else(|| panic!("{shape}: {value}"));
+        assert!(!items.is_empty(), "no {shape} to look at");
+        for item in items {
+            self.one(shape, item);
+        }
+    }
+
+    fn shown(&mut self, value: &Value) {
+        self.one("shown job", value);
+        self.one("job", &value["job"]);
+        self.many("execution", &value["executions"]);
+        self.many("event", &value["timeline"]);
+        let recoveries = value["recoveries"].as_array().unwrap();
+        assert!(recoveries.iter().filter_map(|row| row["silence_s"].as_f64()).all(|s| s >= 0.0), "{value}");
+    }
+}
+
+/// The program's JSON; of several lines, the first.
+async fn run(bench: &Bench, arguments: &[&str], code: i32) -> Value {
+    let output = bench.program(arguments).args(["--output", "json"]).output().await.unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {text}{said}");
+    let first = serde_json::Deserializer::from_str(&text).into_iter().next();
+    first.unwrap_or_else(|| panic!("{arguments:?} printed nothing")).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_printed_as_json_has_the_keys_that_the_docs_name() {
+    let bench = bench().await;
+    let mut compared = Compared { shapes: shapes(), seen: BTreeSet::new() };
+    compared.one("migrated", &run(&bench, &["migrate", "--queue", "q"], 0).await);
+    let handler = |payload: Value, ctx: JobContext| async move {
+        if payload == json!("dies") {
+            return Err(JobError::permanent("no such customer"));
+        }
+        ctx.progress("walking", 50.0, "a step").await?;
+        if payload == json!("waits") {
+            ctx.cancelled().await;
+        }
+        Ok(())
+    };
+    let worker = Running::start(
+        Worker::builder(&bench.tenure).handle_any(KindOptions::new(), handler).concurrency("q", 3),
+    );
+
+    let done = run(&bench, &["enqueue", "q", "k", "1", "--wait"], 0).await;
+    compared.one("job", &done);
+    let done = done["id"].as_str().unwrap().to_owned();
+    let dead = run(&bench, &["enqueue", "q", "k", "\"dies\""], 0).await;
+    compared.one("enqueued", &dead);
+    let dead = dead["id"].as_str().unwrap().to_owned();
+    bench.until_count("tenure.dead_letter_jobs", 1).await;
+    compared.one("job", &run(&bench, &["jobs", "watch", &done], 0).await);
+    compared.many("job", &run(&bench, &["jobs", "list"], 0).await);
+    compared.shown(&run(&bench, &["jobs", "show", &done], 0).await);
+    compared.shown(&run(&bench, &["jobs", "show", &dead], 0).await);
+    compared.many("worker", &run(&bench, &["workers"], 0).await);
+
+    compared.many("dead letter", &run(&bench, &["dead", "list"], 0).await);
+    compared.one("dead letter", &run(&bench, &["dead", "show", &dead], 0).await);
+    compared.many("dead count", &run(&bench, &["dead", "count"], 0).await);
+    compared.one("answer", &run(&bench, &["dead", "redrive", &dead], 0).await);
+    bench.until_count("tenure.dead_letter_jobs", 1).await;
+    let again = run(&bench, &["jobs", "show", &dead], 0).await;
+    let events: Vec<_> = again["timeline"].as_array().unwrap().iter().map(|e| &e["event"]).collect();
+    assert_eq!(
+        events,
+        ["enqueued", "claimed", "ended", "dead", "redriven", "claimed", "ended", "dead"],
+        "{again}"
+    );
+    compared.one("redriven", &run(&bench, &["dead", "redrive", "--kind", "other"], 0).await);
+    compared.one("purged", &run(&bench, &["dead", "purge", "--older-than", "0s"], 0).await);
+
+    // One that runs, one that has ended, one that does not exist.
+    let waits = bench.tenure.enqueue(JobRequest::new("q", "k", json!("waits"))).await.unwrap().id;
+    bench.until(&format!("EXISTS (SELECT FROM tenure.jobs WHERE id = '{waits}' AND progress > 0)")).await;
+    let asked = run(&bench, &["jobs", "cancel", &waits.to_string()], 0).await;
+    assert_eq!(asked["result"], "asked");
+    compared.one("answer", &asked);
+    compared.one("answer", &run(&bench, &["jobs", "cancel", &done], 0).await);
+    compared.one("answer", &run(&bench, &["jobs", "retry", &uuid::Uuid::now_v7().to_string()], 1).await);
+    compared.one("cancelled", &run(&bench, &["jobs", "cancel", "--queue", "q"], 0).await);
+
+    compared.many("queue", &run(&bench, &["queues", "list"], 0).await);
+    compared.one("paused queue", &run(&bench, &["queues", "pause", "p"], 0).await);
+    compared.one("resumed queue", &run(&bench, &["queues", "resume", "p"], 0).await);
+    compared.one("limited queue", &run(&bench, &["queues", "limit", "p", "--max-running", "3"], 0).await);
+    let add = ["schedules", "add", "s", "0 3 * * *", "q", "k", "1"];
+    compared.one("scheduled", &run(&bench, &add, 0).await);
+    compared.many("schedule", &run(&bench, &["schedules", "list"], 0).await);
+    compared.one("paused schedule", &run(&bench, &["schedules", "pause", "s"], 0).await);
+    compared.one("resumed schedule", &run(&bench, &["schedules", "resume", "s"], 0).await);
+    compared.one("removed schedule", &run(&bench, &["schedules", "remove", "s"], 0).await);
+    compared.many("rule", &run(&bench, &["verify"], 0).await);
+    compared.many("setting", &run(&bench, &["config"], 0).await);
+    worker.stop().await;
+
+    // A recovery, as the scanner writes it.
+    let insert = format!(
+        "INSERT INTO tenure.recovery_events (event, path, job_id, fencing_token, owner_before, silence, reason, recovered_by)
+         VALUES ('reset', 'scanner', '{done}', 1, 'w', interval '-1 second', 'silent', 'v')"
+    );
+    bench.execute(&insert).await;
+    let recovered = run(&bench, &["jobs", "show", &done], 0).await;
+    compared.many("recovery", &recovered["recoveries"]);
+    compared.shown(&recovered);
+
+    let all: BTreeSet<_> = compared.shapes.keys().copied().collect();
+    assert_eq!(all, compared.seen, "docs/cli.md has shapes that nothing was compared with");
+}
+
+/// The pages are made of the command line itself, so that a new command has to be in the docs.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_command_is_in_the_docs_and_has_a_page_and_a_completion() {
+    let folder = tempfile::tempdir().unwrap();
+    let pages = folder.path().join("man1");
+    // No server, and no settings.
+    let program = |arguments: &[&str]| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_tenure"));
+        command.args(arguments).env_clear().current_dir(folder.path());
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{arguments:?}: {said}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    program(&["man", "--dir", pages.to_str().unwrap()]);
+    let names: BTreeSet<String> = std::fs::read_dir(&pages)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap().trim_end_matches(".1").to_owned())
+        .collect();
+    assert!(names.contains("tenure-jobs-list") && names.contains("tenure"), "{names:?}");
+    assert!(!names.iter().any(|name| name.contains("guard") || name.contains("bench-worker")), "{names:?}");
+    for name in &names {
+        let is_group = names.iter().any(|other| other.starts_with(&format!("{name}-")));
+        let command = format!("| `{}` |", name.replace('-', " "));
+        assert!(is_group || DOCS.contains(&command), "docs/cli.md has no line for {command}");
+    }
+    let page = program(&["man"]);
+    assert!(page.contains(".TH tenure 1") && page.contains("tenure\\-jobs(1)"), "{page}");
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let script = program(&["completions", shell]);
+        assert!(script.contains("schedules") && script.contains("older-than"), "{shell}: {script}");
+        assert!(!script.contains("exec-guard"), "{shell} offers what is not for people");
+    }
+}
