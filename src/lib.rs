@@ -82,6 +82,8 @@ pub mod cli;
 pub mod dev;
 #[cfg(feature = "http")]
 mod http;
+#[cfg(feature = "testing")]
+pub mod testing;
 #[cfg(any(fuzzing, test))]
 #[doc(hidden)]
 pub mod fuzz;
@@ -129,3 +131,8 @@ struct JobsGuide;
 #[doc = include_str!("../docs/operations.md")]
 #[doc = include_str!("../docs/schedules.md")]
 struct OperatorsPages;
+
+/// And that of the page about tests.
+#[cfg(all(doctest, feature = "testing"))]
+#[doc = include_str!("../docs/testing.md")]
+struct TestingGuide;

@@ -234,6 +234,13 @@ impl Queue {
         Ok(())
     }
 
+    /// Removes the stream, with all that is in it.
+    #[cfg(feature = "testing")]
+    pub(crate) async fn remove_stream(&self) -> Result<(), QueueError> {
+        let removed = self.context.delete_stream(self.stream.as_str()).await;
+        removed.map(drop).map_err(|error| unavailable("remove the stream", &error))
+    }
+
     /// The server's version, as it told when it was connected to.
     #[cfg(feature = "cli")]
     pub(crate) fn server_version(&self) -> String {

@@ -1,5 +1,6 @@
 -- end_attempt: every way an attempt ends but completion. Follows the statements that open with
--- `locked` (settle, reset_stale, reset_workers, reset_vanished, take_over, bury_unknown, cancel): they say which jobs, and why;
+-- `locked` (settle, reset_stale, reset_workers, reset_vanished, take_over, bury_unknown, cancel, lose): they say which
+-- jobs, and why;
 -- this says where each goes, and what is written about it.
 --
 --   cancel asked for, or the handler cancelled         → job_history, cancelled

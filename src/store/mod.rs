@@ -19,6 +19,8 @@ mod doctor;
 mod dead;
 #[cfg(feature = "cli")]
 mod bench;
+#[cfg(feature = "testing")]
+mod testing;
 mod migrate;
 
 #[cfg(feature = "cli")]
@@ -40,6 +42,8 @@ pub use rows::{ExecutionRow, JobRow, RecoveryRow};
 pub use schedules::ScheduleRow;
 pub(crate) use schedules::{DueSchedule, NewSchedule};
 pub use views::{JobFilter, WorkerRow, WorkerState};
+#[cfg(feature = "testing")]
+pub(crate) use testing::pool_of_test;
 
 macro_rules! statements {
     ($($name:ident = $($part:literal)+;)+) => {
@@ -151,4 +155,7 @@ statements! {
     DOCTOR_JOBS = "doctor_jobs";
     DOCTOR_WORKERS = "doctor_workers";
     DOCTOR_QUEUES = "doctor_queues";
+    ADVANCE = "advance";
+    DUE_NOW = "due_now";
+    LOSE = "lose" "end_attempt";
 }

@@ -142,6 +142,8 @@ impl Worker {
             error: None,
             recovery: Recovery { scanner: true, relay: true, reconcile: true, vanished: true },
             handlers_on: None,
+            #[cfg(feature = "testing")]
+            loses_first: false,
         }
     }
 }
@@ -168,6 +170,8 @@ pub struct WorkerBuilder<S = ()> {
     error: Option<WorkerError>,
     recovery: Recovery,
     handlers_on: Option<Handle>,
+    #[cfg(feature = "testing")]
+    loses_first: bool,
 }
 
 impl<S> std::fmt::Debug for WorkerBuilder<S> {
@@ -189,6 +193,8 @@ impl WorkerBuilder {
             error: self.error,
             recovery: self.recovery,
             handlers_on: self.handlers_on,
+            #[cfg(feature = "testing")]
+            loses_first: self.loses_first,
         }
     }
 }
@@ -316,6 +322,19 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
         self
     }
 
+    /// The queues that it serves, and the kinds that it knows; `None`: every kind.
+    #[cfg(feature = "testing")]
+    pub(crate) fn serves(&self) -> (Vec<String>, Option<Vec<String>>) {
+        (self.queues.keys().cloned().collect(), self.kinds.names())
+    }
+
+    /// For tests: of each job, the first claim is lost when its handler has ended, before that is written.
+    #[cfg(feature = "testing")]
+    pub(crate) fn losing_first(mut self) -> Self {
+        self.loses_first = true;
+        self
+    }
+
     /// The slots of each queue, and how many there are.
     fn slots(&self) -> (Arc<HashMap<String, Slots>>, usize) {
         let mut total = 0;
@@ -425,6 +444,8 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
             measures,
             health: self.health,
             recovery: self.recovery,
+            #[cfg(feature = "testing")]
+            loses_first: self.loses_first,
             runtime_dir: config.runtime_dir.clone(),
         });
         shared.run_until(shutdown).await

@@ -81,6 +81,8 @@ pub(super) struct Shared<S> {
     pub(super) measures: HashMap<String, QueueMeasures>,
     pub(super) health: Health,
     pub(super) recovery: Recovery,
+    #[cfg(feature = "testing")]
+    pub(super) loses_first: bool,
     pub(super) runtime_dir: PathBuf,
     pub(super) threads: Threads,
     /// Where this process can be asked whether it is there.
@@ -676,6 +678,13 @@ impl<S: Send + Sync + 'static> Shared<S> {
         };
         let began_at = Instant::now();
         let ended = run(kind, context, self.cancel_grace(kind), &self.threads).await;
+        #[cfg(feature = "testing")]
+        if self.loses_first
+            && job.key.token.0 == 1
+            && let Err(error) = Box::pin(self.store.lose(job.key.job)).await
+        {
+            tracing::error!(%error, "a test's first attempt was not taken back");
+        }
         // A handler that was told to stop may fail; one that says it is done wants that written.
         let says_done = matches!(ended, Ended::Returned(Ok(Outcome::Done(_))));
         let verdict = verdict(&job, ended, &kind.retry, kind.timeout);

@@ -45,6 +45,8 @@ mod schema;
 mod security;
 mod shutdown;
 mod submit;
+#[cfg(feature = "testing")]
+mod testing;
 mod tidy;
 mod vanished;
 mod verify;

@@ -1,0 +1,587 @@
+//! Testing: for the tests of those who use tenure. Real servers, a database and a stream of each test's own.
+//!
+//! ```no_run
+//! use serde::{Deserialize, Serialize};
+//! use tenure::{Job, JobContext, JobError, Outcome, Status, Worker, testing::TestTenure};
+//!
+//! #[derive(Serialize, Deserialize)]
+//! struct Greet { name: String }
+//! impl Job for Greet { const KIND: &'static str = "greet"; }
+//!
+//! async fn greet(job: Greet, _ctx: JobContext) -> Result<Outcome, JobError> {
+//!     Outcome::done(format!("hello, {}", job.name))
+//! }
+//!
+//! // In a test: #[tokio::test]
+//! async fn a_greeting_names_whom_it_greets() {
+//!     let test = TestTenure::start().await;
+//!     let job = test.run(Worker::builder(&test).handle(greet), Greet { name: "world".into() }).await;
+//!     assert_eq!(job.status, Status::Completed);
+//!     assert_eq!(job.output, Some("hello, world".into()));
+//! }
+//! ```
+//!
+//! `docs/testing.md` is the guide, and `examples/tested.rs` a whole program to copy from.
+//!
+//! Everything here panics instead of returning errors, with the line of the test that called it: a test has
+//! nothing better to do with them. Nothing here is for production.
+
+mod servers;
+
+use std::{
+    error::Error,
+    fmt,
+    future::Future,
+    ops::Deref,
+    panic::Location,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use chrono::Utc;
+use sqlx::PgPool;
+use tokio::{
+    sync::oneshot,
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
+
+use self::servers::{Place, told};
+use crate::{
+    config::{Config, masked},
+    enqueue::JobRequest,
+    job::{Job, JobId, Status},
+    store::{JobRow, pool_of_test},
+    tenure::Tenure,
+    worker::{WorkerBuilder, WorkerError},
+};
+
+/// How long anything may take, unless said otherwise.
+const LIMIT: Duration = Duration::from_secs(10);
+/// How often something is looked at that is waited for.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+/// For how long nothing may have been due while messages are put off: nobody here will take those.
+const QUIET: Duration = Duration::from_millis(500);
+/// The most jobs that a failed assertion shows.
+const SHOWN_MAX: u32 = 20;
+
+/// The line of a test that called.
+type At = &'static Location<'static>;
+
+/// A tenure of one test's own: a Postgres database with tenure's schema, and a stream in NATS. Cheap to clone.
+///
+/// It is a [`Tenure`] (it derefs to one), so that everything of it can be called. When the last clone is dropped, the
+/// database and the stream are removed.
+#[derive(Clone)]
+pub struct TestTenure {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    tenure: Tenure,
+    pool: PgPool,
+    place: Place,
+}
+
+impl fmt::Debug for TestTenure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TestTenure").field("config", self.config()).finish_non_exhaustive()
+    }
+}
+
+impl Deref for TestTenure {
+    type Target = Tenure;
+
+    fn deref(&self) -> &Tenure {
+        self.tenure()
+    }
+}
+
+impl TestTenure {
+    /// On a private Postgres and a private NATS, which the first test of a process starts (some two seconds) and which
+    /// end with the process. They are found on the machine as `tenure dev` finds them: `TENURE_PG_BIN`, `pg_config`,
+    /// the usual places and `PATH`; `TENURE_NATS_SERVER`, `PATH` and the usual places. Nothing is downloaded.
+    ///
+    /// # Panics
+    ///
+    /// If a server is not installed, or does not start; says what to install.
+    #[track_caller]
+    pub fn start() -> impl Future<Output = Self> {
+        Self::start_with(|_| {})
+    }
+
+    /// [`TestTenure::start`] with other settings. Those of a test differ from the defaults in its timers: nothing
+    /// waits for long. `stale_after` is the usual 5 minutes: see [`TestTenure::advance`] and [`TestTenure::lose`].
+    ///
+    /// # Panics
+    ///
+    /// As [`TestTenure::start`]; also for settings that contradict each other.
+    #[track_caller]
+    pub fn start_with(change: impl FnOnce(&mut Config)) -> impl Future<Output = Self> {
+        let at = Location::caller();
+        async move { Self::open(at, servers::on_private().await, change).await }
+    }
+
+    /// On servers that run already. The test's jobs are in a new database of that Postgres, and in a new stream of that
+    /// NATS: nothing else is touched, and both are removed in the end (not if the process is killed: their names start
+    /// with `tenure_test_` and `TEST_`). The user of the URL must be allowed to create databases.
+    ///
+    /// # Panics
+    ///
+    /// If a server does not answer or refuses; also if there are tenure jobs in the database that the URL names, as
+    /// in production: name another, such as `postgres`.
+    #[track_caller]
+    pub fn on(database_url: &str, nats_url: &str) -> impl Future<Output = Self> {
+        let at = Location::caller();
+        async move { Self::open(at, servers::on(database_url, nats_url).await, |_| {}).await }
+    }
+
+    async fn open(at: At, place: Result<Place, String>, change: impl FnOnce(&mut Config)) -> Self {
+        let mut place = place.unwrap_or_else(|reason| panic!("{at}: {reason}"));
+        change(&mut place.config);
+        let (tenure, pool) = connect(&place.config).await.unwrap_or_else(|reason| panic!("{at}: {reason}"));
+        Self { inner: Arc::new(Inner { tenure, pool, place }) }
+    }
+
+    /// The handle, as the tested program has it.
+    pub fn tenure(&self) -> &Tenure {
+        &self.inner.tenure
+    }
+
+    /// Where the servers are, and the timers: for a tested program that connects by itself.
+    pub fn config(&self) -> &Config {
+        &self.inner.place.config
+    }
+
+    /// The same database, for the test's own tables: at most five connections. It has tenure's schema and nothing else;
+    /// run your migrations here.
+    pub fn pool(&self) -> &PgPool {
+        &self.inner.pool
+    }
+
+    /// Enqueues one job, and runs this worker until that job has ended: completed, cancelled, or failed for good.
+    /// Returns it as it stands then. At most 10 s; see [`TestTenure::run_within`].
+    ///
+    /// A wait of the job itself is skipped, be it a delay, a retry's backoff or a snooze: three attempts take no longer
+    /// than their handlers. For no other job does time pass; use [`TestTenure::advance`]. What else is due in the
+    /// worker's queues may run meanwhile, too.
+    ///
+    /// Dropped, it drops the worker, as a crash does.
+    ///
+    /// # Panics
+    ///
+    /// If the job is refused or is not created (its unique key is held by another), if the worker does not start, or
+    /// if the job has not ended in time: then with what is known of it, and of each attempt.
+    #[track_caller]
+    pub fn run<S: Send + Sync + 'static>(
+        &self,
+        worker: WorkerBuilder<S>,
+        job: impl Into<JobRequest>,
+    ) -> impl Future<Output = JobRow> {
+        self.run_within(LIMIT, worker, job)
+    }
+
+    /// [`TestTenure::run`] with another limit than 10 s.
+    ///
+    /// # Panics
+    ///
+    /// As [`TestTenure::run`].
+    #[track_caller]
+    pub fn run_within<S: Send + Sync + 'static>(
+        &self,
+        limit: Duration,
+        worker: WorkerBuilder<S>,
+        job: impl Into<JobRequest>,
+    ) -> impl Future<Output = JobRow> {
+        let (at, job): (At, JobRequest) = (Location::caller(), job.into());
+        async move {
+            let id = self.create(at, job).await;
+            self.until_ended(at, limit, worker, id).await
+        }
+    }
+
+    /// [`TestTenure::run`] of a job that exists already.
+    ///
+    /// # Panics
+    ///
+    /// As [`TestTenure::run`]; also if there is no such job.
+    #[track_caller]
+    pub fn finish<S: Send + Sync + 'static>(
+        &self,
+        worker: WorkerBuilder<S>,
+        job: JobId,
+    ) -> impl Future<Output = JobRow> {
+        let at = Location::caller();
+        async move { self.until_ended(at, LIMIT, worker, job).await }
+    }
+
+    /// [`TestTenure::run`] of a job whose first worker is believed dead at the worst moment: the handler has ended, and
+    /// nothing is written of that yet. So another attempt does everything again, as after a crash: look whether what is
+    /// there afterwards is what one attempt leaves.
+    ///
+    /// Of a job that the handler completed with [`JobContext::complete_in`](crate::JobContext::complete_in) there is
+    /// nothing left to lose: it ends with its first attempt. One of a kind with
+    /// [`OnCrash::DeadLetter`](crate::OnCrash::DeadLetter), or that may be tried once, ends as a dead letter. Any other
+    /// job that the worker runs meanwhile loses its first attempt, too.
+    ///
+    /// # Panics
+    ///
+    /// As [`TestTenure::run`].
+    #[track_caller]
+    pub fn run_twice<S: Send + Sync + 'static>(
+        &self,
+        worker: WorkerBuilder<S>,
+        job: impl Into<JobRequest>,
+    ) -> impl Future<Output = JobRow> {
+        self.run_within(LIMIT, worker.losing_first(), job)
+    }
+
+    /// Runs this worker until nothing is due any more that it serves, of its queues and its kinds: also what handlers
+    /// enqueue meanwhile, messages that a NATS client has published, and ticks of schedules; not what waits for a later
+    /// time, such as a retry. Returns the jobs that ended meanwhile, in the order in which they did. At most 10 s; see
+    /// [`TestTenure::drain_within`].
+    ///
+    /// # Panics
+    ///
+    /// If the worker does not start, or something is due still when the time is up: then with the jobs that there are.
+    #[track_caller]
+    pub fn drain<S: Send + Sync + 'static>(
+        &self,
+        worker: WorkerBuilder<S>,
+    ) -> impl Future<Output = Vec<JobRow>> {
+        self.drain_within(LIMIT, worker)
+    }
+
+    /// [`TestTenure::drain`] with another limit than 10 s.
+    ///
+    /// # Panics
+    ///
+    /// As [`TestTenure::drain`].
+    #[track_caller]
+    pub fn drain_within<S: Send + Sync + 'static>(
+        &self,
+        limit: Duration,
+        worker: WorkerBuilder<S>,
+    ) -> impl Future<Output = Vec<JobRow>> {
+        let at = Location::caller();
+        async move {
+            let (queues, kinds) = worker.serves();
+            let since = self.store().database_time().await.unwrap_or_else(|error| fail(at, &error));
+            let running = Running::start(worker);
+            let began_at = Instant::now();
+            let mut quiet_since: Option<Instant> = None;
+            loop {
+                let due = self.due(at, &queues, kinds.as_deref()).await;
+                match due {
+                    Due::Nothing => break,
+                    Due::PutOff if quiet_since.get_or_insert_with(Instant::now).elapsed() >= QUIET => break,
+                    Due::PutOff => {}
+                    Due::Some => quiet_since = None,
+                }
+                if running.task.is_finished() {
+                    return running.failed(at).await;
+                }
+                if began_at.elapsed() >= limit {
+                    let jobs = self.all_told(at).await;
+                    panic!(
+                        "{at}: after {limit:?} jobs still run or are due (is their queue paused?); the newest:\n{jobs}"
+                    );
+                }
+                sleep(LOOK_EVERY).await;
+            }
+            running.stop(at).await;
+            let all = self.store().list_jobs(None, None, None, i64::MAX).await;
+            let mut ended = all.unwrap_or_else(|error| fail(at, &error));
+            ended.retain(|job| job.finished_at.is_some_and(|finished| finished >= since));
+            ended.sort_by_key(|job| (job.finished_at, job.id));
+            ended
+        }
+    }
+
+    /// The jobs of this kind that wait, also those that wait for a later time or for another attempt; the oldest first,
+    /// of every queue. What a transaction enqueues is seen when it is committed; a message that a NATS client has
+    /// published, when a worker has received it.
+    ///
+    /// # Panics
+    ///
+    /// If a payload is not of this type.
+    #[track_caller]
+    pub fn enqueued<J: Job>(&self) -> impl Future<Output = Vec<J>> {
+        let at = Location::caller();
+        async move { self.waiting(at, J::KIND).await.iter().map(|row| typed(at, row)).collect() }
+    }
+
+    /// [`TestTenure::enqueued`] for a kind without a Rust type, or for what else there is to know: queue, time,
+    /// attempts.
+    ///
+    /// # Panics
+    ///
+    /// If the database does not answer.
+    #[track_caller]
+    pub fn enqueued_kind(&self, kind: &str) -> impl Future<Output = Vec<JobRow>> {
+        let at = Location::caller();
+        async move { self.waiting(at, kind).await }
+    }
+
+    /// Demands that one of the jobs that [`TestTenure::enqueued`] finds is as asked; returns the oldest that is.
+    ///
+    /// # Panics
+    ///
+    /// If none is: with the jobs that there are.
+    #[track_caller]
+    pub fn assert_enqueued<J: Job>(&self, is_it: impl Fn(&J) -> bool) -> impl Future<Output = J> {
+        let at = Location::caller();
+        async move {
+            let rows = self.waiting(at, J::KIND).await;
+            let found = rows.iter().map(|row| typed::<J>(at, row)).find(is_it);
+            let Some(job) = found else {
+                let (kind, n, jobs) = (J::KIND, rows.len(), self.all_told(at).await);
+                panic!(
+                    "{at}: of {n} waiting jobs of kind {kind:?} none is as asked; the newest of all jobs:\n{jobs}"
+                );
+            };
+            job
+        }
+    }
+
+    /// Demands that no job of this kind waits: [`TestTenure::enqueued`] finds none.
+    ///
+    /// # Panics
+    ///
+    /// If one does: with the jobs that there are.
+    #[track_caller]
+    pub fn assert_nothing_enqueued<J: Job>(&self) -> impl Future<Output = ()> {
+        let at = Location::caller();
+        async move {
+            let n = self.waiting(at, J::KIND).await.len();
+            if n > 0 {
+                let (kind, jobs) = (J::KIND, self.all_told(at).await);
+                panic!(
+                    "{at}: {n} jobs of kind {kind:?} wait, expected none; the newest of all jobs:\n{jobs}"
+                );
+            }
+        }
+    }
+
+    /// Lets time pass in this test's database, at once: everything that waits for a time is so much nearer, and what
+    /// has happened is so much longer ago. Nothing is run by that: [`TestTenure::drain`] runs what is due now.
+    ///
+    /// It is one jump. Schedules have had no ticks on the way: [`MissedTicks`](crate::MissedTicks) says what becomes of
+    /// those. A job that runs meanwhile has been silent all the time, and is taken back by the worker's scanner if that
+    /// is longer than its kind's `stale_after`. The clocks themselves are not moved: `now()` in SQL and in Rust is what
+    /// it was.
+    ///
+    /// # Panics
+    ///
+    /// If the database does not answer.
+    #[track_caller]
+    pub fn advance(&self, by: Duration) -> impl Future<Output = ()> {
+        let at = Location::caller();
+        async move { self.store().advance(by).await.unwrap_or_else(|error| fail(at, &error)) }
+    }
+
+    /// Waits until this job runs, and has its worker believed dead: the job is taken back at once, as the scanner takes
+    /// back one that was silent for too long, and another attempt may run.
+    ///
+    /// The old attempt goes on, as a frozen or cut-off worker does, until it hears of it: with its next write, which is
+    /// refused, or within 5 s. Under the same worker the next attempt begins when the old handler has ended (it is told
+    /// to stop); under another worker of this test they run at once. The first loss of a job is tried again at once,
+    /// repeated ones after a backoff, which [`TestTenure::finish`] skips.
+    ///
+    /// # Panics
+    ///
+    /// If the job has ended already, or does not run within 10 s. A handler that might be too quick waits for a signal
+    /// of the test; or use [`TestTenure::run_twice`].
+    #[track_caller]
+    pub fn lose(&self, job: JobId) -> impl Future<Output = ()> {
+        let at = Location::caller();
+        async move {
+            let began_at = Instant::now();
+            while !self.store().lose(job).await.unwrap_or_else(|error| fail(at, &error)) {
+                let row = self.row(at, job).await;
+                if row.status.is_finished() || began_at.elapsed() >= LIMIT {
+                    let history = self.history(at, &row).await;
+                    panic!("{at}: the job does not run, and so cannot be lost:\n{history}");
+                }
+                sleep(LOOK_EVERY).await;
+            }
+        }
+    }
+
+    async fn create(&self, at: At, job: JobRequest) -> JobId {
+        let enqueued = self.enqueue(job).await.unwrap_or_else(|error| fail(at, &error));
+        if enqueued.duplicate {
+            let row = self.row(at, enqueued.id).await;
+            let history = self.history(at, &row).await;
+            panic!("{at}: no job was created: its unique key is held by\n{history}");
+        }
+        enqueued.id
+    }
+
+    async fn until_ended<S: Send + Sync + 'static>(
+        &self,
+        at: At,
+        limit: Duration,
+        worker: WorkerBuilder<S>,
+        id: JobId,
+    ) -> JobRow {
+        let running = Running::start(worker);
+        let began_at = Instant::now();
+        loop {
+            let job = self.row(at, id).await;
+            if job.status.is_finished() {
+                running.stop(at).await;
+                return job;
+            }
+            if running.task.is_finished() {
+                return running.failed(at).await;
+            }
+            if began_at.elapsed() >= limit {
+                let is_queued = job.status == Status::Queued;
+                let hint = if is_queued {
+                    " (has the worker a handler for it, and serves it its queue?)"
+                } else {
+                    ""
+                };
+                let history = self.history(at, &job).await;
+                panic!("{at}: the job has not ended within {limit:?}{hint}:\n{history}");
+            }
+            // Whatever it waits for.
+            self.store().run_now(&[id]).await.unwrap_or_else(|error| fail(at, &error));
+            sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// What is left for a worker of these queues and kinds.
+    async fn due(&self, at: At, queues: &[String], kinds: Option<&[String]>) -> Due {
+        // First the messages, then the rows: what was a message then is a row by now, or has ended.
+        let mut put_off = 0;
+        for queue in queues {
+            match self.queue().progress(queue).await {
+                Ok(progress) if progress.pending == 0 => put_off += progress.unacknowledged,
+                // Also before the worker has made its consumers.
+                _ => return Due::Some,
+            }
+        }
+        let due = self.store().due_now(queues, kinds).await.unwrap_or_else(|error| fail(at, &error));
+        match (due, put_off) {
+            (0, 0) => Due::Nothing,
+            (0, _) => Due::PutOff,
+            _ => Due::Some,
+        }
+    }
+
+    async fn row(&self, at: At, id: JobId) -> JobRow {
+        let row = self.job(id).await.unwrap_or_else(|error| fail(at, &error));
+        row.unwrap_or_else(|| panic!("{at}: there is no job {id}"))
+    }
+
+    /// The queued jobs of a kind, the oldest first.
+    async fn waiting(&self, at: At, kind: &str) -> Vec<JobRow> {
+        let rows = self.store().list_jobs(Some(Status::Queued), None, Some(kind), i64::MAX).await;
+        let mut rows = rows.unwrap_or_else(|error| fail(at, &error));
+        rows.reverse();
+        rows
+    }
+
+    /// The newest jobs, a line each.
+    async fn all_told(&self, at: At) -> String {
+        let rows = self.jobs(None, None, None, SHOWN_MAX).await.unwrap_or_else(|error| fail(at, &error));
+        if rows.is_empty() {
+            return "  none (what a transaction enqueues is seen when it is committed)".into();
+        }
+        rows.iter().map(line).collect::<Vec<_>>().join("\n")
+    }
+
+    /// A job, and each of its attempts.
+    async fn history(&self, at: At, job: &JobRow) -> String {
+        let attempts = self.executions(job.id).await.unwrap_or_else(|error| fail(at, &error));
+        let told = attempts.iter().map(|of| {
+            let (outcome, error) =
+                (of.outcome.as_deref().unwrap_or("runs"), of.error.as_deref().unwrap_or(""));
+            format!("    attempt {}: {outcome} {error}", of.attempt)
+        });
+        std::iter::once(line(job)).chain(told).collect::<Vec<_>>().join("\n")
+    }
+}
+
+/// What a worker has to do.
+enum Due {
+    Nothing,
+    /// Nothing, but for messages that are put off, or are about to be acknowledged.
+    PutOff,
+    Some,
+}
+
+/// A worker of this process. Dropped, it is dropped, as by a crash.
+struct Running {
+    stop: Option<oneshot::Sender<()>>,
+    task: JoinHandle<Result<(), WorkerError>>,
+}
+
+impl Running {
+    fn start<S: Send + Sync + 'static>(worker: WorkerBuilder<S>) -> Self {
+        let (stop, stopped) = oneshot::channel();
+        let task = tokio::spawn(worker.run_until(async {
+            stopped.await.ok();
+        }));
+        Self { stop: Some(stop), task }
+    }
+
+    /// Stops it in good order.
+    async fn stop(mut self, at: At) {
+        drop(self.stop.take());
+        match (&mut self.task).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => panic!("{at}: the worker did not run: {}", told(&error)),
+            Err(error) => panic!("{at}: the worker did not run: {error}"),
+        }
+    }
+
+    /// Says why it ended although nobody had stopped it.
+    async fn failed<T>(self, at: At) -> T {
+        self.stop(at).await;
+        panic!("{at}: the worker ended by itself")
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn connect(config: &Config) -> Result<(Tenure, PgPool), String> {
+    let pool =
+        pool_of_test(&config.database_url, config.timing.database_within).map_err(|error| told(&error))?;
+    let tenure = Tenure::connect(config).await.map_err(|error| told(&error))?;
+    tenure.migrate().await.map_err(|error| told(&error))?;
+    if timeout(LIMIT, tenure.queue().connected()).await.is_err() {
+        return Err(format!("NATS does not answer at {}", masked(&config.nats_url)));
+    }
+    // Before the first message, or that waits for the relay.
+    tenure.queue().ensure_stream().await.map_err(|error| told(&error))?;
+    Ok((tenure, pool))
+}
+
+fn typed<J: Job>(at: At, row: &JobRow) -> J {
+    let payload = row.payload.clone().unwrap_or_default();
+    serde_json::from_value(payload)
+        .unwrap_or_else(|error| panic!("{at}: the payload is not of the job's type: {error}:\n{}", line(row)))
+}
+
+fn line(job: &JobRow) -> String {
+    let JobRow { id, queue, kind, status, attempt, max_attempts, .. } = job;
+    let mut parts = vec![format!("  {kind} in {queue}, {status}, attempt {attempt} of {max_attempts}")];
+    if *status == Status::Queued && job.scheduled_at > Utc::now() {
+        parts.push(format!("waits until {}", job.scheduled_at.to_rfc3339()));
+    }
+    parts.extend(job.payload.as_ref().map(|payload| format!("payload {payload}")));
+    parts.extend(job.last_error.as_ref().map(|error| format!("last error {error:?}")));
+    parts.push(format!("id {id}"));
+    parts.join(", ")
+}
+
+fn fail(at: At, error: &dyn Error) -> ! {
+    panic!("{at}: {}", told(error))
+}
