@@ -37,8 +37,10 @@ impl Job for AskOpinion {
 /// What the handlers need. The way to send mails is given to them, so that a test can give another.
 struct Shop {
     tenure: Tenure,
-    send: Box<dyn Fn(&str) -> Result<(), Failure> + Send + Sync>,
+    send: Box<SendMail>,
 }
+
+type SendMail = dyn Fn(&str) -> Result<(), Failure> + Send + Sync;
 
 /// The order and its job: both or neither.
 async fn place_order(tenure: &Tenure, pool: &PgPool, email: &str) -> Result<i64, Failure> {
@@ -165,9 +167,9 @@ mod tests {
         // Not the job of the order, but one like it, so that there are two who grant points.
         test.drain(worker(&test, |_| Ok(()))).await;
         let mails = Arc::new(AtomicU32::new(0));
-        let sent = mails.clone();
+        let count = mails.clone();
         let send = move |_: &str| -> Result<(), Failure> {
-            sent.fetch_add(1, Ordering::Relaxed);
+            count.fetch_add(1, Ordering::Relaxed);
             Ok(())
         };
         let job =

@@ -41,9 +41,9 @@ pub(crate) use rows::{
 pub use rows::{ExecutionRow, JobRow, RecoveryRow};
 pub use schedules::ScheduleRow;
 pub(crate) use schedules::{DueSchedule, NewSchedule};
-pub use views::{JobFilter, WorkerRow, WorkerState};
 #[cfg(feature = "testing")]
 pub(crate) use testing::pool_of_test;
+pub use views::{JobFilter, WorkerRow, WorkerState};
 
 macro_rules! statements {
     ($($name:ident = $($part:literal)+;)+) => {

@@ -51,7 +51,7 @@ use crate::{
     config::{Config, masked},
     enqueue::JobRequest,
     job::{Job, JobId, Status},
-    store::{JobRow, pool_of_test},
+    store::{JobFilter, JobRow, pool_of_test},
     tenure::Tenure,
     worker::{WorkerBuilder, WorkerError},
 };
@@ -290,7 +290,7 @@ impl TestTenure {
                 sleep(LOOK_EVERY).await;
             }
             running.stop(at).await;
-            let all = self.store().list_jobs(None, None, None, i64::MAX).await;
+            let all = self.store().list_jobs(&JobFilter::new(), i64::MAX).await;
             let mut ended = all.unwrap_or_else(|error| fail(at, &error));
             ended.retain(|job| job.finished_at.is_some_and(|finished| finished >= since));
             ended.sort_by_key(|job| (job.finished_at, job.id));
@@ -478,7 +478,8 @@ impl TestTenure {
 
     /// The queued jobs of a kind, the oldest first.
     async fn waiting(&self, at: At, kind: &str) -> Vec<JobRow> {
-        let rows = self.store().list_jobs(Some(Status::Queued), None, Some(kind), i64::MAX).await;
+        let rows =
+            self.store().list_jobs(&JobFilter::new().status(Status::Queued).kind(kind), i64::MAX).await;
         let mut rows = rows.unwrap_or_else(|error| fail(at, &error));
         rows.reverse();
         rows
@@ -486,7 +487,7 @@ impl TestTenure {
 
     /// The newest jobs, a line each.
     async fn all_told(&self, at: At) -> String {
-        let rows = self.jobs(None, None, None, SHOWN_MAX).await.unwrap_or_else(|error| fail(at, &error));
+        let rows = self.jobs(&JobFilter::new(), SHOWN_MAX).await.unwrap_or_else(|error| fail(at, &error));
         if rows.is_empty() {
             return "  none (what a transaction enqueues is seen when it is committed)".into();
         }

@@ -70,7 +70,7 @@ async fn jobs_are_found_by_age_worker_and_error_a_page_at_a_time() {
         assert_eq!(found.iter().collect::<Vec<_>>(), expected, "{filters:?}");
     }
     let both = ["--older-than", "30m", "--newer-than", "2h", "--queue", "q"];
-    assert_eq!(listed(&bench, &both).await, [hour.clone()]);
+    assert_eq!(listed(&bench, &both).await, std::slice::from_ref(&hour));
     let filter = JobFilter::new().status(Status::Cancelled).kind("k").newer_than(Duration::from_secs(600));
     assert_eq!(bench.tenure.jobs(&filter, 9).await.unwrap()[0].id.to_string(), minute);
 
