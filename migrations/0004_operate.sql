@@ -50,6 +50,9 @@ CREATE TABLE tenure.schedules (
 ALTER TABLE tenure.scanner_state ADD COLUMN purged_until timestamptz;  -- what finished before it may be gone
 CREATE INDEX job_history_cancelled ON tenure.job_history (finished_at) WHERE status = 'cancelled';
 
+-- When the job of a key ended, if that was long after the key was made: the job itself leaves before its key.
+ALTER TABLE tenure.job_keys ADD COLUMN ended_at timestamptz;
+
 -- The least id of a moment.
 CREATE FUNCTION tenure.id_of_time(moment timestamptz) RETURNS uuid
 LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
@@ -83,30 +86,36 @@ BEGIN
          WHERE i.inhparent = 'tenure.job_history'::regclass AND c.relname ~ '^job_history_[0-9]{8}$'
          ORDER BY c.relname
     LOOP
+        -- Those of today and yesterday are made anew as soon as they are missed.
         EXIT WHEN (to_date(right(day, 8), 'YYYYMMDD') + 1)::timestamp AT TIME ZONE 'UTC'
-                  > statement_timestamp() - keep_completed;
-        -- Looked at first, so that a day that stays is not locked; and again under the lock, or a job that completes
-        -- in between would be lost: it waits, and then finds no such day.
-        FOR look IN 1..2 LOOP
+                  > least(statement_timestamp() - keep_completed,
+                          date_trunc('day', statement_timestamp(), 'UTC') - interval '1 day');
+        EXECUTE format(
+            'SELECT EXISTS (SELECT FROM tenure.%I WHERE NOT coalesce(finished_at < statement_timestamp()
+                                 - CASE status WHEN ''completed'' THEN $1 ELSE $2 END, false))', day)
+           INTO kept USING keep_completed, keep_cancelled;
+        CONTINUE WHEN kept;
+        EXECUTE format(
+            'UPDATE tenure.job_keys k SET ended_at = h.finished_at FROM tenure.%I h
+              WHERE k.job_id = h.id AND h.finished_at > h.created_at + interval ''1 hour''', day);
+        BEGIN
+            -- And again under the lock: a job that completes in between would be lost. It waits, and then finds no such
+            -- day. The drop locks the whole history, for a moment; whoever reads it for long has the drop give up.
+            EXECUTE format('LOCK TABLE tenure.%I IN SHARE ROW EXCLUSIVE MODE', day);
             EXECUTE format(
                 'SELECT count(*) FILTER (WHERE status = ''completed''), count(*) FILTER (WHERE status = ''cancelled''),
                         coalesce(bool_or(NOT coalesce(finished_at < statement_timestamp()
                                  - CASE status WHEN ''completed'' THEN $1 ELSE $2 END, false)), false)
                    FROM tenure.%I', day)
                INTO completed, cancelled, kept USING keep_completed, keep_cancelled;
-            EXIT WHEN kept;
-            BEGIN
-                IF look = 1 THEN
-                    EXECUTE format('LOCK TABLE tenure.%I IN SHARE ROW EXCLUSIVE MODE', day);
-                ELSE
-                    EXECUTE format('DROP TABLE tenure.%I', day);
-                    RETURN NEXT;
-                    RETURN;
-                END IF;
-            EXCEPTION
-                WHEN lock_not_available OR deadlock_detected THEN RETURN;
-            END;
-        END LOOP;
+            IF NOT kept THEN
+                EXECUTE format('DROP TABLE tenure.%I', day);
+                RETURN NEXT;
+                RETURN;
+            END IF;
+        EXCEPTION
+            WHEN lock_not_available OR deadlock_detected THEN RETURN;
+        END;
     END LOOP;
 END $$;
 
@@ -128,7 +137,10 @@ BEGIN
          WHERE h.id = s.id
            AND s.finished_at < statement_timestamp()
                                - CASE s.status WHEN 'completed' THEN keep_completed ELSE keep_cancelled END
-        RETURNING h.status
+        RETURNING h.id, h.status, h.created_at, h.finished_at
+    ), ended AS (
+        UPDATE tenure.job_keys k SET ended_at = g.finished_at FROM gone g
+         WHERE k.job_id = g.id AND g.finished_at > g.created_at + interval '1 hour'
     )
     SELECT count(*) FILTER (WHERE g.status = 'completed'), count(*) FILTER (WHERE g.status = 'cancelled'),
            (SELECT s.id FROM part s ORDER BY s.id DESC LIMIT 1)
@@ -140,12 +152,18 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     gone bigint;
 BEGIN
-    DELETE FROM tenure.job_history
-     WHERE id IN (SELECT id FROM tenure.job_history
-                   WHERE status = 'cancelled' AND finished_at < statement_timestamp() - tenure.check_age(keep)
-                   ORDER BY finished_at LIMIT step)
-       AND status = 'cancelled';
-    GET DIAGNOSTICS gone = ROW_COUNT;
+    WITH left_us AS (
+        DELETE FROM tenure.job_history
+         WHERE id IN (SELECT id FROM tenure.job_history
+                       WHERE status = 'cancelled' AND finished_at < statement_timestamp() - tenure.check_age(keep)
+                       ORDER BY finished_at LIMIT step)
+           AND status = 'cancelled'
+        RETURNING id, created_at, finished_at
+    ), ended AS (
+        UPDATE tenure.job_keys k SET ended_at = l.finished_at FROM left_us l
+         WHERE k.job_id = l.id AND l.finished_at > l.created_at + interval '1 hour'
+    )
+    SELECT count(*) INTO gone FROM left_us;
     RETURN gone;
 END $$;
 
@@ -154,11 +172,16 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     gone bigint;
 BEGIN
-    DELETE FROM tenure.dead_letter_jobs
-     WHERE id IN (SELECT id FROM tenure.dead_letter_jobs
-                   WHERE died_at < statement_timestamp() - tenure.check_age(keep)
-                   ORDER BY died_at LIMIT step FOR UPDATE SKIP LOCKED);
-    GET DIAGNOSTICS gone = ROW_COUNT;
+    WITH left_us AS (
+        DELETE FROM tenure.dead_letter_jobs
+         WHERE id IN (SELECT id FROM tenure.dead_letter_jobs
+                       WHERE died_at < statement_timestamp() - tenure.check_age(keep)
+                       ORDER BY died_at LIMIT step FOR UPDATE SKIP LOCKED)
+        RETURNING id, died_at
+    ), ended AS (
+        UPDATE tenure.job_keys k SET ended_at = l.died_at FROM left_us l WHERE k.job_id = l.id
+    )
+    SELECT count(*) INTO gone FROM left_us;
     RETURN gone;
 END $$;
 
@@ -201,13 +224,14 @@ BEGIN
     PERFORM tenure.check_age(keep);
     RETURN QUERY
     WITH part AS MATERIALIZED (
-        SELECT k.scope, k.key, k.job_id, k.created_at, k.stream_seq FROM tenure.job_keys k
+        SELECT k.scope, k.key, k.job_id, coalesce(k.ended_at, k.created_at) AS ended_at, k.stream_seq
+          FROM tenure.job_keys k
          WHERE k.job_id > after AND k.job_id < tenure.id_of_time(statement_timestamp() - keep)
          ORDER BY k.job_id LIMIT step
     ), purged AS (
         DELETE FROM tenure.job_keys k USING part s
          WHERE k.scope = s.scope AND k.key = s.key AND k.job_id = s.job_id
-           AND s.created_at < statement_timestamp() - keep
+           AND s.ended_at < statement_timestamp() - keep
            AND (s.stream_seq IS NULL OR s.stream_seq < first_seq)
            AND NOT EXISTS (SELECT FROM tenure.jobs j WHERE j.id = s.job_id)
            AND NOT EXISTS (SELECT FROM tenure.dead_letter_jobs d WHERE d.id = s.job_id)
@@ -229,3 +253,8 @@ BEGIN
     GET DIAGNOSTICS gone = ROW_COUNT;
     RETURN gone;
 END $$;
+
+-- Who may is said by postgres/roles.sql.
+REVOKE ALL ON FUNCTION tenure.purge_day(interval, interval), tenure.purge_rows(interval, interval, uuid, int),
+       tenure.purge_cancelled(interval, int), tenure.purge_dead(interval, int), tenure.purge_traces(uuid, int),
+       tenure.purge_keys(interval, bigint, uuid, int), tenure.purge_events(interval, int) FROM PUBLIC;

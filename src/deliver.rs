@@ -189,7 +189,8 @@ impl Deliver {
         };
         let Some(rules) = rules(&named.kind) else {
             return match self.missed(&named).await? {
-                Missed::Free => Box::pin(self.put_off(&named, delivery.deliveries)).await,
+                // Whether its queue has room does not matter: here it never runs.
+                Missed::Free | Missed::Full => Box::pin(self.put_off(&named, delivery.deliveries)).await,
                 missed => Ok(self.answer(&named, &missed, delivery.deliveries)),
             };
         };
@@ -265,7 +266,8 @@ impl Deliver {
         if let Some(slots) = self.slots.get(&named.queue) {
             match missed {
                 Missed::Paused => slots.pause(),
-                Missed::Full => slots.has_room(0),
+                // News; else the claim has told how much room there is.
+                Missed::Full if !slots.is_limited() => slots.has_room(0),
                 _ => {}
             }
         }
@@ -561,7 +563,7 @@ fn label(missed: &Missed) -> &'static str {
         Missed::NotDue { .. } => "not_due",
         Missed::Free => "free",
         Missed::Paused => "paused",
-        Missed::Full => "full",
+        Missed::Full => "limited",
         Missed::Foreign => "foreign",
         Missed::NoSuchRow => "no_such_row",
     }

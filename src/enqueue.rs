@@ -16,6 +16,7 @@ use serde_json::Value;
 use crate::{
     insert::{Created, EnqueueError, insert_in, insert_patiently},
     job::{Job, JobId, check_key, check_kind, check_queue, unstorable},
+    limits::Admitted,
     store::{NewJob, StoreError, Told},
     tenure::Tenure,
 };
@@ -244,7 +245,7 @@ impl Enqueue<'_> {
     /// publishes it within [`Timing::relay_every`](crate::Timing::relay_every).
     pub async fn tx(self, tx: &mut sqlx::PgTransaction<'_>) -> Result<Enqueued, EnqueueError> {
         let job = self.request.checked(self.tenure.config().payload_bytes_max, Told::Relay)?;
-        self.tenure.limits().admit(&job.queue, 1).await?;
+        let _admitted = self.tenure.limits().admit(&job.queue, 1).await?;
         let id = job.id;
         let created = insert_in(tx, &[job]).await?;
         answers(&[id], &created).pop().ok_or(EnqueueError::KeyNotVisible)
@@ -257,7 +258,7 @@ impl EnqueueMany<'_> {
         let bytes_max = self.tenure.config().payload_bytes_max;
         let jobs = self.requests.into_iter().map(|request| request.checked(bytes_max, Told::Relay));
         let jobs: Vec<_> = jobs.collect::<Result<_, _>>()?;
-        admit(self.tenure, &jobs).await?;
+        let _admitted = admit(self.tenure, &jobs).await?;
         let ids: Vec<_> = jobs.iter().map(|job| job.id).collect();
         Ok(answers(&ids, &insert_in(tx, &jobs).await?))
     }
@@ -272,7 +273,7 @@ impl<'t> IntoFuture for Enqueue<'t> {
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
             let job = self.request.checked(self.tenure.config().payload_bytes_max, Told::Ticket)?;
-            self.tenure.limits().admit(&job.queue, 1).await?;
+            let _admitted = self.tenure.limits().admit(&job.queue, 1).await?;
             let id = job.id;
             // Only a key can make it wait for somebody's transaction: those with one have a lane of their own.
             let spare = job.key.is_some().then(|| job.clone());
@@ -304,7 +305,7 @@ impl<'t> IntoFuture for EnqueueMany<'t> {
             let bytes_max = self.tenure.config().payload_bytes_max;
             let jobs = self.requests.into_iter().map(|request| request.checked(bytes_max, Told::Ticket));
             let jobs: Vec<_> = jobs.collect::<Result<_, _>>()?;
-            admit(self.tenure, &jobs).await?;
+            let _admitted = admit(self.tenure, &jobs).await?;
             let ids: Vec<_> = jobs.iter().map(|job| job.id).collect();
             let (store, publications) = (self.tenure.store(), self.tenure.publications());
             let created = insert_patiently(store, publications, jobs).await?;
@@ -315,15 +316,16 @@ impl<'t> IntoFuture for EnqueueMany<'t> {
 }
 
 /// All of them, or none.
-async fn admit(tenure: &Tenure, jobs: &[NewJob]) -> Result<(), EnqueueError> {
+async fn admit(tenure: &Tenure, jobs: &[NewJob]) -> Result<Vec<Admitted>, EnqueueError> {
     let mut queues: HashMap<&str, usize> = HashMap::new();
     for job in jobs {
         *queues.entry(&job.queue).or_default() += 1;
     }
+    let mut admitted = Vec::with_capacity(queues.len());
     for (queue, jobs) in queues {
-        tenure.limits().admit(queue, jobs).await?;
+        admitted.push(tenure.limits().admit(queue, jobs).await?);
     }
-    Ok(())
+    Ok(admitted)
 }
 
 fn answers(ids: &[JobId], created: &[Created]) -> Vec<Enqueued> {

@@ -28,6 +28,15 @@ pub(crate) fn is_near(_name: &str) -> bool {
     false
 }
 
+/// Comes to a point at which a test has a loop end by a panic: `TENURE_FAULT=<point>=panic`.
+pub(crate) fn end_by_panic(name: &str) {
+    assert!(
+        !cfg!(feature = "faults")
+            || !std::env::var("TENURE_FAULT").is_ok_and(|fault| fault == format!("{name}=panic")),
+        "a test wants the loop {name:?} to end"
+    );
+}
+
 /// Comes to a point.
 #[cfg(not(feature = "faults"))]
 pub(crate) fn point(_name: &str) {}

@@ -42,12 +42,14 @@ pub enum EnqueueError {
     },
     /// The queue takes no more jobs for now. Nothing was enqueued; try again later, or slow down.
     #[error(
-        "queue {queue:?} is full: {queued} jobs wait, and it takes {max_queued}; \
-         try again later, or raise its limit with `tenure queues limit`"
+        "queue {queue:?} is full: {queued} jobs wait, and with {jobs} more there would be more than {max_queued}; {}",
+        advice(*jobs, *max_queued)
     )]
     QueueFull {
         /// Which.
         queue: String,
+        /// How many were to be enqueued, all or none.
+        jobs: u64,
         /// How many jobs were found waiting in it.
         queued: u64,
         /// How many may.
@@ -69,6 +71,14 @@ pub enum EnqueueError {
     /// The key's holder cannot be seen from this transaction's snapshot. Roll back and try again.
     #[error("the unique key is held by a job that this transaction cannot see; roll back and try again")]
     KeyNotVisible,
+}
+
+fn advice(jobs: u64, max_queued: u64) -> &'static str {
+    if jobs > max_queued {
+        "enqueue fewer at once, or raise its limit with `tenure queues limit`"
+    } else {
+        "try again later, or raise its limit with `tenure queues limit`"
+    }
 }
 
 /// Whether an insert created its job.

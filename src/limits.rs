@@ -11,10 +11,14 @@
 //! Invariants, each held by the test of that name:
 //!
 //! - `one_producer_never_exceeds_the_limit`
+//! - `a_thousand_enqueues_at_once_fill_a_queue_to_its_limit`
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -75,7 +79,29 @@ impl Counted {
 struct Known {
     limits: HashMap<String, u64>,
     read_at: Option<Instant>,
-    counted: HashMap<String, Counted>,
+    queues: HashMap<String, Arc<OfQueue>>,
+}
+
+/// What is known of a queue with a limit.
+#[derive(Debug, Default)]
+struct OfQueue {
+    /// Held while it is counted: whoever comes meanwhile goes by that count.
+    counted: tokio::sync::Mutex<Option<Counted>>,
+    /// Let through, and not inserted yet: no count has seen them.
+    on_their_way: AtomicU64,
+}
+
+/// Jobs that were let through. Dropped when their rows are there, or will not be.
+#[derive(Debug, Default)]
+#[must_use = "it counts until it is dropped"]
+pub(crate) struct Admitted(Option<(Arc<OfQueue>, u64)>);
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        if let Some((queue, jobs)) = &self.0 {
+            queue.on_their_way.fetch_sub(*jobs, Ordering::AcqRel);
+        }
+    }
 }
 
 /// The limits of all queues, as one process knows them. Cheap to clone.
@@ -95,29 +121,32 @@ impl Limits {
     }
 
     /// Whether so many jobs may be enqueued, and notes that they are.
-    pub(crate) async fn admit(&self, queue: &str, jobs: usize) -> Result<(), EnqueueError> {
-        let Some(limit) = self.limit(queue).await? else { return Ok(()) };
+    pub(crate) async fn admit(&self, queue: &str, jobs: usize) -> Result<Admitted, EnqueueError> {
+        let Some(limit) = self.limit(queue).await? else { return Ok(Admitted::default()) };
         let jobs = jobs as u64;
-        let known = self.known().counted.get_mut(queue).map(|counted| counted.admit(jobs, Instant::now()));
-        let answer = match known {
-            Some(Answer::CountAnew) | None => {
-                let queued = self.store.count_queued(queue, limit.saturating_add(1)).await?;
-                let mut counted = Counted::new(queued, limit, jobs, Instant::now());
-                let answer = match counted.admit(jobs, counted.at) {
-                    Answer::Admitted => Answer::Admitted,
-                    Answer::Full { .. } | Answer::CountAnew => Answer::Full { queued },
-                };
-                self.known().counted.insert(queue.to_owned(), counted);
-                answer
-            }
-            Some(answer) => answer,
-        };
+        let of = self.known().queues.entry(queue.to_owned()).or_default().clone();
+        let mut counted = of.counted.lock().await;
+        let mut answer =
+            counted.as_mut().map_or(Answer::CountAnew, |counted| counted.admit(jobs, Instant::now()));
+        if answer == Answer::CountAnew {
+            // Before the count: what is inserted meanwhile is counted twice rather than not at all.
+            let on_their_way = of.on_their_way.load(Ordering::Acquire);
+            let queued = self.store.count_queued(queue, limit.saturating_add(1)).await?;
+            let mut new = Counted::new(queued.saturating_add(on_their_way), limit, jobs, Instant::now());
+            answer = new.admit(jobs, new.at);
+            *counted = Some(new);
+        }
         match answer {
-            Answer::Full { queued } => {
-                metrics::refused_enqueue(queue, jobs);
-                Err(EnqueueError::QueueFull { queue: queue.to_owned(), queued, max_queued: limit })
+            Answer::Admitted => {
+                of.on_their_way.fetch_add(jobs, Ordering::AcqRel);
+                drop(counted);
+                Ok(Admitted(Some((of, jobs))))
             }
-            Answer::Admitted | Answer::CountAnew => Ok(()),
+            Answer::Full { .. } | Answer::CountAnew => {
+                let queued = counted.map_or(limit, |counted| counted.queued);
+                metrics::refused_enqueue(queue, jobs);
+                Err(EnqueueError::QueueFull { queue: queue.to_owned(), jobs, queued, max_queued: limit })
+            }
         }
     }
 
@@ -144,7 +173,7 @@ impl Limits {
             limits => limits?.into_iter().collect(),
         };
         let mut known = self.known();
-        known.counted.retain(|queue, _| limits.contains_key(queue));
+        known.queues.retain(|queue, _| limits.contains_key(queue));
         (known.limits, known.read_at) = (limits, Some(now));
         Ok(known.limits.get(queue).copied())
     }

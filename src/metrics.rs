@@ -14,7 +14,7 @@ pub(crate) enum Type {
 }
 
 /// Every metric, and what it says. A test compares the list with the code, the docs, the dashboard and the alerts.
-pub(crate) const METRICS: [(&str, Type, &str); 41] = {
+pub(crate) const METRICS: [(&str, Type, &str); 42] = {
     use Type::{Counter, Gauge, Histogram};
     [
         ("tenure_jobs_enqueued_total", Counter, "Jobs created; a duplicate by unique key is none."),
@@ -43,6 +43,7 @@ pub(crate) const METRICS: [(&str, Type, &str); 41] = {
         ("tenure_batch_size", Histogram, "Items of one statement."),
         ("tenure_active_jobs", Gauge, "Jobs that run on this worker."),
         ("tenure_slots", Gauge, "Jobs that may run on this worker at once."),
+        ("tenure_slots_free", Gauge, "Jobs of the queue that could start on this worker now."),
         ("tenure_postgres_up", Gauge, "1 while this worker reaches Postgres."),
         ("tenure_nats_up", Gauge, "1 while this worker reaches NATS."),
         ("tenure_ready", Gauge, "1 while this worker takes jobs."),
@@ -217,9 +218,10 @@ pub(crate) fn worker(is_ready: bool, is_draining: bool, postgres_up: bool, nats_
     gauge!("tenure_build_info", "version" => env!("CARGO_PKG_VERSION")).set(1.0);
 }
 
-/// How many jobs of a queue run on this worker, and how many may.
+/// How many jobs of a queue run on this worker, how many may, and how many more could start now.
 #[expect(clippy::cast_precision_loss, reason = "a worker has fewer slots than 2^52")]
-pub(crate) fn slots(queue: &str, active: usize, slots: usize) {
+pub(crate) fn slots(queue: &str, active: usize, slots: usize, free: usize) {
+    gauge!("tenure_slots_free", "queue" => queue.to_owned()).set(free as f64);
     gauge!("tenure_active_jobs", "queue" => queue.to_owned()).set(active as f64);
     gauge!("tenure_slots", "queue" => queue.to_owned()).set(slots as f64);
 }
@@ -237,14 +239,16 @@ pub(crate) fn queue(queue: &str, [due, scheduled, processing]: [i64; 3], oldest_
 
 /// What the last scan measured of the fleet.
 #[expect(clippy::cast_precision_loss, reason = "rows are fewer than 2^52")]
-pub(crate) fn fleet(relay_lag_s: f64, dead: i64, workers: i64, age_s: Option<f64>, is_held_back: bool) {
+pub(crate) fn fleet(relay_lag_s: f64, dead: i64, workers: i64, is_held_back: bool) {
     gauge!("tenure_relay_lag_seconds").set(relay_lag_s);
     gauge!("tenure_dead_jobs").set(dead as f64);
     gauge!("tenure_workers").set(workers as f64);
-    if let Some(age_s) = age_s {
-        gauge!("tenure_stats_age_seconds").set(age_s);
-    }
     gauge!("tenure_scanner_held_back").set(f64::from(u8::from(is_held_back)));
+}
+
+/// How long ago the fleet was measured.
+pub(crate) fn measured(age_s: f64) {
+    gauge!("tenure_stats_age_seconds").set(age_s);
 }
 
 /// What NATS says of a queue's messages.

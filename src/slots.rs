@@ -30,8 +30,8 @@ struct Queue {
     is_paused: bool,
     /// How many more of its jobs may start in the whole fleet, as far as known; `None`: it has no limit.
     room: Option<usize>,
-    /// When none of its jobs might start, most recently.
-    closed_at: Option<Instant>,
+    /// When it was paused, most recently.
+    paused_at: Option<Instant>,
 }
 
 impl Queue {
@@ -124,7 +124,7 @@ impl Slots {
             has_more: false,
             is_paused: false,
             room: None,
-            closed_at: None,
+            paused_at: None,
         };
         let group = Arc::new(Group {
             slots,
@@ -173,8 +173,8 @@ impl Slots {
         {
             let queue = &mut self.group.queues()[self.at];
             change(queue);
-            if !queue.may_start() {
-                queue.closed_at = Some(Instant::now());
+            if queue.is_paused {
+                queue.paused_at = Some(Instant::now());
             }
         }
         self.group.changed.notify_waiters();
@@ -212,15 +212,33 @@ impl Slots {
         self.change(|queue| queue.room = queue.room.map(|room| room + 1));
     }
 
-    /// Whether none of its jobs might start, at some time within this long: its messages may wait unread.
-    pub(crate) fn was_closed_within(&self, long: Duration) -> bool {
+    /// Whether it was paused at some time within this long: its messages may wait unread.
+    pub(crate) fn was_paused_within(&self, long: Duration) -> bool {
         let queues = self.group.queues();
         let queue = &queues[self.at];
-        !queue.may_start() || queue.closed_at.is_some_and(|at| at.elapsed() < long)
+        queue.is_paused || queue.paused_at.is_some_and(|at| at.elapsed() < long)
+    }
+
+    /// Whether it shares its slots with others.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.group.queues().len() > 1
     }
 
     pub(crate) fn is_limited(&self) -> bool {
         self.group.queues()[self.at].room.is_some()
+    }
+
+    /// Whether it shares its slots with this one, or is it.
+    pub(crate) fn shares_with(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.group, &other.group)
+    }
+
+    /// How many jobs of the queue could start, if so many run of all that share its slots. Not what is asked for.
+    pub(crate) fn free(&self, running: usize) -> usize {
+        let free = self.group.slots.saturating_sub(running);
+        let queues = self.group.queues();
+        let queue = &queues[self.at];
+        if queue.is_paused { 0 } else { free.min(queue.room.unwrap_or(free)) }
     }
 
     /// How many of the queue's are taken.

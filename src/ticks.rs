@@ -17,7 +17,7 @@ use chrono_tz::Tz;
 use croner::Cron;
 
 use crate::{
-    job::{JobId, MissedTicks},
+    job::{JobError, JobId, MissedTicks},
     metrics,
     store::{DueSchedule, Store, StoreError},
 };
@@ -51,9 +51,13 @@ impl Ticks {
 
     /// The first tick after this time; `None`: there is none.
     pub(crate) fn after(&self, at: DateTime<Utc>) -> Option<DateTime<Utc>> {
-        let next = self.cron.find_next_occurrence(&at.with_timezone(&self.zone), false).ok()?;
-        let next = next.with_timezone(&Utc).trunc_subsecs(0);
-        (next > at).then_some(next)
+        // A day that the zone has left out makes the search fail: it is tried from behind that day, too.
+        [TimeDelta::zero(), TimeDelta::days(2)].into_iter().find_map(|skipped| {
+            let from = at.checked_add_signed(skipped)?.with_timezone(&self.zone);
+            let next =
+                self.cron.find_next_occurrence(&from, false).ok()?.with_timezone(&Utc).trunc_subsecs(0);
+            (next > at).then_some(next)
+        })
     }
 
     /// The last tick until this time.
@@ -104,7 +108,15 @@ pub(crate) struct Plan {
 pub(crate) async fn tick(store: &Store) -> Result<usize, StoreError> {
     let mut jobs = 0;
     for schedule in store.due_schedules().await? {
-        jobs += tick_one(store, &schedule).await?;
+        match tick_one(store, &schedule).await {
+            Ok(enqueued) => jobs += enqueued,
+            Err(error) if error.is_unavailable() => return Err(error),
+            // The others have their ticks.
+            Err(error) => {
+                let why = JobError::from(error).text();
+                tracing::error!(schedule = schedule.name, error = why, "no tick; it is tried again");
+            }
+        }
     }
     Ok(jobs)
 }
@@ -124,10 +136,11 @@ async fn tick_one(store: &Store, schedule: &DueSchedule) -> Result<usize, StoreE
         tracing::warn!(schedule = name, "the last tick of a schedule; it is paused");
     }
     let ids: Vec<_> = ticks.iter().map(|_| JobId::generate()).collect();
-    if !store.tick(name, schedule.next_at, next, &ids, &ticks).await? {
+    let Some(queue) = store.tick(name, schedule.next_at, next, &ids, &ticks).await? else {
         // Another worker was faster, or somebody changed it.
         return Ok(0);
-    }
+    };
+    metrics::enqueued(&queue, ids.len());
     metrics::ticked("enqueued", ids.len());
     if ids.is_empty() {
         metrics::ticked("skipped", 1);
@@ -178,6 +191,9 @@ mod tests {
             next - autumn >= TimeDelta::hours(24),
             "once in a night of two half past twos: {autumn}, {next}"
         );
+        // Apia had no 30 December 2011.
+        let noon = ticks("0 12 * * *", "Pacific/Apia");
+        assert!(noon.after(at("2011-12-29T23:00:00Z")).is_some());
         assert_eq!(
             ticks("0 9 * * *", "Asia/Tokyo").after(at("2026-01-01T00:00:00Z")),
             Some(at("2026-01-02T00:00:00Z"))

@@ -256,16 +256,44 @@ impl fmt::Debug for Config {
     }
 }
 
-/// A URL (or several) without what stands before the `@`'s host, and without its parameters.
+/// A URL (or several, joined by commas) without what stands before the `@`'s host, and without its parameters. What is
+/// no URL is not shown at all.
 pub(crate) fn masked(urls: &str) -> String {
     let mask = |url: &str| {
-        let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
-        let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
-        let host = host.split_once('?').map_or(host, |(host, _)| host);
-        let user = if host.len() < rest.len() && rest.contains('@') { "***@" } else { "" };
-        if scheme.is_empty() { format!("{user}{host}") } else { format!("{scheme}://{user}{host}") }
+        // A server of NATS may be named without a scheme.
+        let (scheme, rest) = url.split_once("://").map_or((None, url), |(scheme, rest)| (Some(scheme), rest));
+        if scheme.is_none() && rest.contains(|c: char| c.is_whitespace() || c == '=') {
+            return "***".to_owned();
+        }
+        let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+        let authority = authority.split_once('?').map_or(authority, |(authority, _)| authority);
+        let path = path.split_once('?').map_or(path, |(path, _)| path);
+        // A password may hold a `/` that nobody has escaped: then what follows it is not shown either.
+        let (user, shown) = match (authority.rsplit_once('@'), path.rsplit_once('@')) {
+            (_, Some((_, host))) => ("***@", host.to_owned()),
+            (Some((_, host)), None) => ("***@", format!("{host}{path}")),
+            (None, None) => ("", format!("{authority}{path}")),
+        };
+        scheme.map_or_else(|| format!("{user}{shown}"), |scheme| format!("{scheme}://{user}{shown}"))
     };
-    urls.split(',').map(mask).collect::<Vec<_>>().join(",")
+    // A comma may stand in a password: only one before another server of NATS separates.
+    let separates = urls.starts_with("nats") || urls.starts_with("tls") || urls.starts_with("ws");
+    let parts: Vec<_> = if separates && !urls.contains('@') {
+        urls.split(',').map(str::to_owned).collect()
+    } else {
+        let mut parts: Vec<String> = Vec::new();
+        for part in urls.split(',') {
+            match parts.last_mut() {
+                Some(last) if !part.contains("://") => {
+                    last.push(',');
+                    last.push_str(part);
+                }
+                _ => parts.push(part.to_owned()),
+            }
+        }
+        parts
+    };
+    parts.iter().map(|url| mask(url)).collect::<Vec<_>>().join(",")
 }
 
 #[cfg(test)]
@@ -349,5 +377,18 @@ mod tests {
         assert!(!format!("{config:?}").contains("secret"));
         assert_eq!(masked("postgres://u:p@h/d?password=x"), "postgres://***@h/d");
         assert_eq!(masked("nats://a,nats://u:p@b"), "nats://a,nats://***@b");
+        assert_eq!(masked("nats://a,b:4222"), "nats://a,b:4222");
+        for secret in [
+            "postgres://me:se,cret@db/x",
+            "postgres://db/x?user=a&password=s@secret",
+            "host=db password=secret",
+            "postgres://me:s/ecret@secret-no-more/x",
+            "nats://u:se,cret@a,nats://v:secret@b",
+        ] {
+            let shown = masked(secret);
+            assert!(!shown.contains("cret@") && !shown.contains("=s") && !shown.contains("se,"), "{shown}");
+        }
+        assert_eq!(masked("postgres://me:se,cret@db/x"), "postgres://***@db/x");
+        assert_eq!(masked("postgres://db/x?user=a&password=s@secret"), "postgres://db/x");
     }
 }

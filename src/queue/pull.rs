@@ -35,6 +35,8 @@ use crate::{
 
 /// How much later than the end of a request its last message may arrive.
 const LATE: Duration = Duration::from_millis(1_500);
+/// How long a request for more than one message waits on the server, where queues share slots.
+const SHARED_LASTS: Duration = Duration::from_millis(250);
 /// The most messages of one request.
 const BATCH_MAX: usize = 1_024;
 
@@ -257,7 +259,10 @@ impl Pull {
         if batch == 0 {
             return Ok(());
         }
-        let request = BatchConfig { batch, expires: Some(self.requests_last), ..Default::default() };
+        // Slots that others could use are not asked for in vain for long: what is there comes at once.
+        let expires = if batch > 1 && self.slots.is_shared() { SHARED_LASTS } else { self.requests_last };
+        let expires = expires.min(self.requests_last);
+        let request = BatchConfig { batch, expires: Some(expires), ..Default::default() };
         self.consumer.request_batch(request, self.inbox.clone().into()).await?;
         self.requested_at = Instant::now();
         Ok(())

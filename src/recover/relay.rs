@@ -87,12 +87,13 @@ fn ticket(job: &DueJob) -> Ticket {
     }
 }
 
-/// Gives back to the relay what waits for a message that no longer exists. Returns how many.
+/// Gives back to the relay what waits for a message that no longer exists, and was published longer ago than the
+/// margin. `None`: nothing, its messages may wait unread. Returns how many.
 pub(crate) async fn reclaim_lost(
     store: &Store,
     queue: &Queue,
     name: &str,
-    publish_within: Duration,
+    margin: Option<Duration>,
     mark_every: Duration,
     worker_id: &str,
 ) -> Result<u64, RelayError> {
@@ -102,7 +103,7 @@ pub(crate) async fn reclaim_lost(
     let progress = queue.progress(name).await?;
     metrics::messages(name, progress.pending, progress.unacknowledged);
     store.add_mark(now, &progress.stream_created, progress.last_seq, mark_every).await?;
-    let margin = publish_within * 2;
+    let Some(margin) = margin else { return Ok(0) };
     let before = if progress.pending == 0 {
         // Everything the queue holds has been delivered.
         Some(now - TimeDelta::from_std(margin).unwrap_or(TimeDelta::MAX))

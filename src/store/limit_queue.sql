@@ -19,7 +19,9 @@ WITH said AS (
 ), slots AS (
     INSERT INTO tenure.queue_slots AS s (queue, slot, job_id, fencing_token)
     SELECT $1, n, runs.id, runs.fencing_token
-      FROM generate_series(1, greatest($3::int, (SELECT count(*)::int FROM runs))) AS n
+      FROM generate_series(1, greatest($3::int, (SELECT count(*)::int FROM runs),
+                              -- What an older, higher limit has left is free, or counted twice.
+                              (SELECT max(slot) FROM tenure.queue_slots WHERE queue = $1))) AS n
       LEFT JOIN runs ON runs.slot = n
      WHERE $2 AND $3::int IS NOT NULL
         ON CONFLICT (queue, slot) DO UPDATE

@@ -88,6 +88,7 @@ statements! {
     LIMIT_IDLE = "limit_idle";
     FENCE = "fence";
     LIMIT_TRANSACTION = "limit_transaction";
+    LIMIT_STATEMENT = "limit_statement";
     HOLD = "hold";
     END_TRANSACTION = "end_transaction";
     ONCE = "once";

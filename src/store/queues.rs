@@ -208,9 +208,19 @@ impl Store {
         max_running: Change<i32>,
         max_queued: Change<i64>,
     ) -> Result<(), StoreError> {
-        let query = query(LIMIT_QUEUE).bind(queue);
-        let query = query.bind(max_running.is_set()).bind(max_running.value());
-        self.rows(query.bind(max_queued.is_set()).bind(max_queued.value())).await.map(drop)
+        let queue = queue.to_owned();
+        self.own_transaction(move |transaction| {
+            async move {
+                // Claims that were under way have noted their slots by then.
+                query(LOCK_QUEUE).bind(&queue).execute(&mut *transaction).await?;
+                let limit = query(LIMIT_QUEUE).bind(&queue);
+                let limit = limit.bind(max_running.is_set()).bind(max_running.value());
+                let limit = limit.bind(max_queued.is_set()).bind(max_queued.value());
+                limit.execute(&mut *transaction).await.map(drop)
+            }
+            .boxed()
+        })
+        .await
     }
 
     /// The queues that take no more than so many jobs.

@@ -14,6 +14,9 @@ use super::{
 };
 use crate::{claim::ClaimKey, job::JobId};
 
+/// How long counting all live jobs may take.
+const MEASURED_WITHIN: Duration = Duration::from_secs(20);
+
 impl Store {
     /// Resets silent jobs, the quietest first.
     pub(crate) async fn reset_stale(
@@ -201,7 +204,7 @@ impl Store {
 
     /// Counts live jobs by queue, for everybody.
     pub(crate) async fn measure(&self) -> Result<(), StoreError> {
-        self.rows(query(MEASURE)).await.map(drop)
+        self.rows_aside(MEASURED_WITHIN, query(MEASURE)).await.map(drop)
     }
 
     /// What was last counted.

@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use sqlx::{Connection, Row, postgres::PgRow, query};
-use tokio::time::timeout;
+use sqlx::{Row, postgres::PgRow, query};
 use uuid::Uuid;
 
 use super::{
@@ -57,12 +56,8 @@ impl Store {
         completed: Option<Duration>,
         cancelled: Option<Duration>,
     ) -> Result<Option<Purged>, StoreError> {
-        let mut connection = self.migration_connection().await?;
         let query = query(PURGE_DAY).bind(seconds(completed)).bind(seconds(cancelled));
-        let read = timeout(DAY_WITHIN, query.fetch_all(&mut connection)).await;
-        let rows =
-            read.map_err(|_| sqlx::Error::Io(std::io::Error::from(std::io::ErrorKind::TimedOut)))??;
-        drop(connection.close().await);
+        let rows = self.rows_aside(DAY_WITHIN, query).await?;
         let day = |row: &PgRow| {
             Ok(Purged {
                 completed: count(row, "completed")?,

@@ -79,7 +79,7 @@ impl Store {
         Ok(rows.iter().map(due).collect::<Result<_, sqlx::Error>>()?)
     }
 
-    /// Moves a schedule's next tick forward, and enqueues these jobs. `false`: another did.
+    /// Moves a schedule's next tick forward, and enqueues these jobs; returns their queue. `None`: another did.
     pub(crate) async fn tick(
         &self,
         name: &str,
@@ -87,9 +87,10 @@ impl Store {
         next: Option<DateTime<Utc>>,
         jobs: &[JobId],
         ticks: &[DateTime<Utc>],
-    ) -> Result<bool, StoreError> {
+    ) -> Result<Option<String>, StoreError> {
         let query = query(TICK).bind(name).bind(due).bind(next).bind(jobs).bind(ticks);
-        Ok(!self.rows(query).await?.is_empty())
+        let rows = self.rows(query).await?;
+        Ok(rows.first().map(|row| row.try_get("queue")).transpose()?)
     }
 
     /// Creates or changes a schedule. Its next tick, and whether it is new.

@@ -1,7 +1,8 @@
 //! Worker: what users say about a worker, and what can be wrong with it.
 //!
-//! Not here: what a running worker does (`serve`).
+//! Not here: what a running worker does (`serve`, `loops`).
 
+mod loops;
 mod serve;
 
 use std::{

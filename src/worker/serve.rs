@@ -9,7 +9,7 @@
 //! the rest to stop; release them; publish what was released; sign off.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     future::Future,
     path::PathBuf,
     sync::{
@@ -20,12 +20,12 @@ use std::{
 };
 
 use tokio::{
-    task::{self, JoinSet},
+    task::JoinSet,
     time::{sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Recovery, WorkerError};
+use super::{Recovery, WorkerError, loops::Loops};
 use crate::{
     claim::{Ack, Claim, ack_for, ack_when_unavailable},
     config::{Retention, Timing},
@@ -34,31 +34,17 @@ use crate::{
     fault,
     health::Health,
     heartbeat::Heartbeat,
-    job::{JobError, JobId, Outcome},
-    metrics::{self, QueueMeasures},
+    job::Outcome,
+    metrics::QueueMeasures,
     queue::{Control, Delivery, Probed, Pull, Pulled, Queue, QueueError},
-    recover::{
-        reconcile::{Identity, LifeSign, reconcile},
-        relay, scanner, vanished,
-    },
-    retention,
+    recover::reconcile::{Identity, LifeSign, reconcile},
     run::{Ended, Kind, Kinds, run},
-    running::{Message, OnCrash, Reservation, Running, RunningJob},
+    running::{Message, Reservation, Running, RunningJob},
     settle::{Settle, Settled, Verdict, verdict},
     slots::{Slot, Slots},
-    store::{ClaimRequest, MIGRATIONS, OfLocked, Registration, Store, StoreError},
+    store::{MIGRATIONS, Registration, Store, StoreError},
     threads::Threads,
-    ticks,
 };
-
-/// How often a worker asks whether its queues were paused, resumed or limited: with its jitter, within a second.
-const SETTINGS_READ_EVERY: Duration = Duration::from_millis(700);
-
-/// How often a worker looks for ticks of schedules.
-const TICKS_EVERY: Duration = Duration::from_secs(1);
-
-/// How often a worker tells that it is alive.
-const BEAT_EVERY: Duration = Duration::from_millis(500);
 
 /// A running worker.
 pub(super) struct Shared<S> {
@@ -261,7 +247,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
     }
 
     /// Subscribes to what others say to this process, however long it takes.
-    async fn listen_anew(&self) -> Control {
+    pub(super) async fn listen_anew(&self) -> Control {
         loop {
             match self.queue.listen(&self.probe_subject).await {
                 Ok(control) => return control,
@@ -273,28 +259,9 @@ impl<S: Send + Sync + 'static> Shared<S> {
         }
     }
 
-    async fn listen(self: Arc<Self>, mut control: Control) {
-        let mut connections = self.queue.connections();
-        loop {
-            tokio::select! {
-                cancelled = control.next() => {
-                    if let Some(cancelled) = cancelled {
-                        // Only a hint: the database is asked.
-                        self.heartbeat.look_after(&self.running.announce_cancelled(&cancelled)).await;
-                    } else {
-                        sleep(Duration::from_millis(100)).await;
-                        control = self.listen_anew().await;
-                    }
-                }
-                // What was announced meanwhile was not heard.
-                Ok(()) = connections.changed() => self.heartbeat.look_after(&self.running.all()).await,
-            }
-        }
-    }
-
     /// Names our subject only while we reach ourselves over it: where subscribing is not permitted, nobody
     /// may conclude anything from its silence.
-    async fn probe_ourselves(&self, registration: &mut Registration) {
+    pub(super) async fn probe_ourselves(&self, registration: &mut Registration) {
         let before = registration.probe_subject.take();
         registration.probe_subject = match self.queue.probe(&self.probe_subject).await {
             Probed::Here => Some(self.probe_subject.clone()),
@@ -312,7 +279,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
     }
 
     /// Creates what is missing of the stream and the consumers, however long it takes.
-    async fn look_after_topology(&self) {
+    pub(super) async fn look_after_topology(&self) {
         loop {
             // Requests that nobody takes would pile up in the client.
             while timeout(Duration::from_secs(5), self.queue.connected()).await.is_err() {
@@ -329,7 +296,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
         }
     }
 
-    async fn try_topology(&self) -> Result<(), QueueError> {
+    pub(super) async fn try_topology(&self) -> Result<(), QueueError> {
         let drift = self.queue.ensure_stream().await?;
         if !drift.is_empty() {
             tracing::error!(?drift, "the stream differs from its definition; `tenure migrate` changes it");
@@ -345,211 +312,6 @@ impl<S: Send + Sync + 'static> Shared<S> {
             }
         }
         Ok(())
-    }
-
-    async fn renew(self: Arc<Self>, mut registration: Registration) {
-        loop {
-            self.check_claims().await;
-            sleep(jittered(self.timing.renew_every)).await;
-            if let Err(error) = self.store.register_worker(&registration).await {
-                tracing::warn!(%error, "the worker's row was not renewed");
-            }
-            self.probe_ourselves(&mut registration).await;
-        }
-    }
-
-    async fn give_back(self: Arc<Self>) {
-        loop {
-            sleep(jittered(Duration::from_secs(1))).await;
-            if let Err(error) = self.deliver.give_back_unanswered().await {
-                tracing::debug!(%error, "claims without an answer were not looked for");
-            }
-        }
-    }
-
-    /// Asks what operators have said of the queues. A claim is told by the database itself; this is so that
-    /// nothing is asked for in vain, and that a queue that is resumed goes on at once.
-    async fn follow_settings(self: Arc<Self>) {
-        let names: Vec<_> = self.queues.keys().cloned().collect();
-        loop {
-            match self.store.queue_settings(&names).await {
-                Ok(said) => {
-                    let mut said: HashMap<_, _> =
-                        said.into_iter().map(|of| (of.queue, (of.paused, of.room))).collect();
-                    for (name, slots) in &*self.queues {
-                        let (paused, room) = said.remove(name).unwrap_or((false, None));
-                        slots.settings(paused, room);
-                    }
-                }
-                Err(error) => tracing::debug!(%error, "the queues' settings were not read"),
-            }
-            sleep(jittered(SETTINGS_READ_EVERY)).await;
-        }
-    }
-
-    /// Tells that the runtime runs, and what the servers are like.
-    async fn beat(self: Arc<Self>) {
-        let database = self.store.availability();
-        loop {
-            self.health.beat();
-            let (postgres_up, nats_up) = (database.borrow().up, self.queue.is_connected());
-            if postgres_up {
-                self.health.has("Postgres");
-            } else {
-                self.health.lacks("Postgres", self.store.last_error());
-            }
-            if nats_up {
-                self.health.has("NATS");
-            } else {
-                self.health.lacks("NATS", "not connected");
-            }
-            metrics::worker(self.health.ready().is_ok(), self.health.is_draining(), postgres_up, nats_up);
-            let mut active: HashMap<&str, usize> = HashMap::new();
-            let running = self.running.all();
-            for job in &running {
-                *active.entry(&job.claim.queue).or_default() += 1;
-            }
-            for (name, slots) in &*self.queues {
-                metrics::slots(name, active.get(name.as_str()).copied().unwrap_or_default(), slots.slots());
-            }
-            sleep(BEAT_EVERY).await;
-        }
-    }
-
-    /// Shows what the last scan has counted.
-    async fn show_fleet(self: Arc<Self>) {
-        let mut shown = HashSet::new();
-        loop {
-            match self.store.fleet().await {
-                Ok(fleet) => {
-                    let mut gone = std::mem::take(&mut shown);
-                    for of in fleet.queues {
-                        metrics::queue(&of.queue, of.jobs, of.oldest_due_s, of.is_paused);
-                        gone.remove(&of.queue);
-                        shown.insert(of.queue);
-                    }
-                    for queue in gone {
-                        metrics::queue(&queue, [0; 3], 0.0, false);
-                    }
-                    metrics::fleet(
-                        fleet.relay_lag_s,
-                        fleet.dead,
-                        fleet.workers,
-                        fleet.age_s,
-                        fleet.is_held_back,
-                    );
-                }
-                Err(error) => tracing::debug!(%error, "what the last scan counted was not read"),
-            }
-            sleep(jittered(self.timing.scan_every / 3)).await;
-        }
-    }
-
-    /// Asks for a claim of a job that there is not: whether this worker may.
-    async fn check_claims(&self) {
-        let Some(queue) = self.queues.keys().next() else { return };
-        let nobody = ClaimRequest {
-            job: JobId(uuid::Uuid::nil()),
-            queue: queue.clone(),
-            kind: "none".into(),
-            stale_after: self.timing.stale_after,
-            on_crash: OnCrash::Retry.as_str(),
-        };
-        match self.store.claim(OfLocked::Wait, &[nobody], &self.worker_id, &self.hostname).await {
-            Ok(_) => self.health.has("claims"),
-            Err(error) => self.health.lacks("claims", JobError::from(error).text()),
-        }
-    }
-
-    async fn scan(self: Arc<Self>) {
-        let (every, stale_after) = (self.timing.scan_every, self.timing.stale_after);
-        loop {
-            sleep(jittered(every)).await;
-            match scanner::scan(&self.store, &self.worker_id, every, stale_after).await {
-                Ok(0) => {}
-                Ok(_) => self.publish_due().await,
-                Err(error) => tracing::warn!(%error, "the scan came to nothing"),
-            }
-        }
-    }
-
-    /// Removes what ended long enough ago, if it is this worker's turn.
-    async fn sweep(self: Arc<Self>) {
-        let every = self.timing.scan_every * retention::SWEEP_EVERY_SCANS;
-        loop {
-            sleep(jittered(every / 4)).await;
-            if let Err(error) = retention::sweep(&self.store, &self.queue, &self.retention, every).await {
-                tracing::warn!(%error, "retention goes on with the next sweep");
-            }
-        }
-    }
-
-    async fn look(self: Arc<Self>) {
-        loop {
-            sleep(jittered(vanished::look_every(&self.timing))).await;
-            // Who does not hear himself cannot conclude anything from the silence of others.
-            if !self.reaches_itself.load(Ordering::Acquire) {
-                continue;
-            }
-            match vanished::look(&self.store, &self.queue, &self.timing, &self.worker_id).await {
-                Ok(0) => {}
-                Ok(_) => self.publish_due().await,
-                Err(error) => tracing::debug!(%error, "no look for vanished workers"),
-            }
-        }
-    }
-
-    async fn relay(self: Arc<Self>) {
-        loop {
-            sleep(jittered(self.timing.relay_every)).await;
-            self.publish_due().await;
-        }
-    }
-
-    async fn tick(self: Arc<Self>) {
-        loop {
-            sleep(jittered(TICKS_EVERY)).await;
-            match ticks::tick(&self.store).await {
-                Ok(0) => {}
-                Ok(_) => self.publish_due().await,
-                Err(error) => tracing::debug!(%error, "no look for ticks"),
-            }
-        }
-    }
-
-    async fn publish_due(&self) {
-        if let Err(error) = relay::publish_due(&self.store, &self.queue, self.timing.publish_within).await {
-            tracing::debug!(%error, "relay");
-        }
-    }
-
-    async fn reclaim(self: Arc<Self>) {
-        let every = self.timing.scan_every;
-        loop {
-            sleep(jittered(every)).await;
-            if !self.queue.is_connected() {
-                continue;
-            }
-            for (name, slots) in &*self.queues {
-                let within = self.timing.publish_within;
-                // A message that came too late for a pause waits on the server: delivered, but not lost.
-                if slots.was_closed_within(within) {
-                    continue;
-                }
-                let looked =
-                    relay::reclaim_lost(&self.store, &self.queue, name, within, every / 2, &self.worker_id)
-                        .await;
-                match looked {
-                    Ok(0) => {}
-                    Ok(_) => self.publish_due().await,
-                    Err(error) => {
-                        tracing::debug!(%error, "no look for lost messages");
-                        // The commonest reason is that the stream is gone.
-                        drop(self.try_topology().await);
-                    }
-                }
-            }
-        }
     }
 
     /// Pulls one queue's messages until told to stop. Returns what still runs.
@@ -749,38 +511,9 @@ fn queue_of(name: &str) -> String {
     format!("queue {name}")
 }
 
-/// The worker's own loops, each by its name.
-#[derive(Default)]
-struct Loops {
-    tasks: JoinSet<()>,
-    names: HashMap<task::Id, &'static str>,
-}
-
-impl Loops {
-    fn spawn(&mut self, name: &'static str, work: impl Future<Output = ()> + Send + 'static) {
-        self.names.insert(self.tasks.spawn(work).id(), name);
-    }
-
-    /// The name of the next one that ends. Cancel safe.
-    async fn ended(&mut self) -> &'static str {
-        match self.tasks.join_next_with_id().await {
-            Some(ended) => {
-                let id = ended.map_or_else(|error| error.id(), |(id, ())| id);
-                self.names.get(&id).copied().unwrap_or("?")
-            }
-            None => std::future::pending().await,
-        }
-    }
-}
-
 /// Waits for the end of all jobs. Cancel safe.
 async fn ended(jobs: &mut [JoinSet<()>]) {
     for jobs in jobs {
         while jobs.join_next().await.is_some() {}
     }
-}
-
-/// Spread by ±20 %, so that many workers do not act in step.
-fn jittered(every: Duration) -> Duration {
-    every.mul_f64(rand::random_range(0.8..1.2))
 }

@@ -111,7 +111,14 @@ async fn a_worker_that_may_not_claim_is_not_ready_and_says_why() {
     until("claims: ").await;
     bench.execute("ALTER TABLE tenure.elsewhere RENAME TO queues").await;
     until("").await;
-    // The consumer goes: the queue is not pulled, until it is there again.
+    // Only what a limited queue's claims need.
+    bench.tenure.limit_queue("q", tenure::QueueLimits::new().max_running(1)).await.unwrap();
+    // The worker has heard of it by then.
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    bench.execute("ALTER TABLE tenure.queue_slots RENAME TO elsewhere").await;
+    until("claims: ").await;
+    bench.execute("ALTER TABLE tenure.elsewhere RENAME TO queue_slots").await;
+    until("").await;
     assert!(health.live().is_ok());
     worker.stop().await;
     assert!(health.is_draining() && health.ready().is_err());
@@ -162,6 +169,19 @@ async fn a_worker_whose_runtime_hangs_is_not_alive() {
     // It was only slow.
     until(address, "/livez", 200).await;
     runtime.shutdown_background();
+}
+
+/// A loop that ends by a panic is gone until the worker is restarted: the others go on, but somebody must know.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_one_of_whose_loops_has_ended_is_not_alive() {
+    let address = free_address();
+    let bench = bench().await;
+    let variables = [("TENURE_LISTEN", address.to_string()), ("TENURE_FAULT", "tick=panic".to_owned())];
+    let mut child = Child::start_with(&bench, "idle", &variables);
+    let why = until(address, "/livez", 503).await;
+    assert!(why.contains("\"tick\" has ended"), "{why}");
+    assert_eq!(get(address, "/readyz").unwrap().0, 503);
+    child.kill().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

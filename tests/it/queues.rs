@@ -9,6 +9,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
+use sqlx::Row;
 use tenure::{
     EnqueueError, JobContext, JobRequest, KindOptions, QueueLimits, STATEMENTS, Worker, WorkerError,
 };
@@ -182,6 +183,52 @@ async fn of_twenty_claims_of_one_free_slot_at_once_one_wins() {
     drop(workers);
 }
 
+/// The interleaving is forced, statement by statement: two claims that both begin while one slot is free.
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_claims_of_one_free_slot_the_second_waits_and_finds_none() {
+    let bench = bench().await;
+    bench.tenure.limit_queue("q", QueueLimits::new().max_running(1)).await.unwrap();
+    enqueue(&bench, "q", 2).await;
+    let ids: Vec<uuid::Uuid> =
+        sqlx::query_scalar("SELECT id FROM tenure.jobs ORDER BY id").fetch_all(&bench.pool).await.unwrap();
+    let statement = |name: &str| STATEMENTS.iter().find(|(names, _)| names.trim() == name).unwrap().1;
+    let (lock, room, slots) = (statement("lock_queue"), statement("queue_room"), statement("take_slots"));
+    let claim = statement("claim claim_skip claim_limited claim_won");
+    // One that goes by no limit touches nothing.
+    let unlimited = statement("claim claim_one claim_unlimited claim_won");
+    let query = sqlx::query(unlimited).bind(ids[0]).bind("q").bind("k").bind(300.0).bind("retry");
+    assert!(query.bind("w").bind("h").fetch_optional(&bench.pool).await.unwrap().is_none());
+    let mut first = bench.pool.begin().await.unwrap();
+    sqlx::query(lock).bind("q").fetch_all(&mut *first).await.unwrap();
+    let free = sqlx::query(room).bind("q").fetch_all(&mut *first).await.unwrap();
+    assert_eq!(free.iter().map(|row| row.get::<Option<i32>, _>(1)).collect::<Vec<_>>(), [Some(1)]);
+    let query = sqlx::query(claim).bind(vec![ids[0]]).bind("q").bind("k").bind(300.0).bind("retry");
+    let won = query.bind("w").bind("h").fetch_one(&mut *first).await.unwrap();
+    let token: i64 = won.get("fencing_token");
+    let query = sqlx::query(slots).bind("q").bind(vec![1]).bind(vec![ids[0]]).bind(vec![token]);
+    query.execute(&mut *first).await.unwrap();
+    // The second begins now: it has to wait for the first.
+    let second = tokio::spawn({
+        let pool = bench.pool.clone();
+        async move {
+            let mut second = pool.begin().await.unwrap();
+            sqlx::query("SET LOCAL lock_timeout = '20s'").execute(&mut *second).await.unwrap();
+            // The statement's own limit is 100 ms: long enough for the other, which is told to go on.
+            let locked = sqlx::query(lock).bind("q").fetch_all(&mut *second).await;
+            let free = match locked {
+                Ok(_) => sqlx::query(room).bind("q").fetch_all(&mut *second).await.unwrap(),
+                // It was not to be had in time: as good as none.
+                Err(_) => return vec![None],
+            };
+            free.iter().map(|row| row.get::<Option<i32>, _>(1)).collect::<Vec<_>>()
+        }
+    });
+    let waits = "EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')";
+    while !second.is_finished() && !bench.value::<bool>(&format!("SELECT {waits}")).await {}
+    first.commit().await.unwrap();
+    assert_eq!(second.await.unwrap(), [None], "it finds no free slot");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_enqueue_beyond_a_queues_limit_is_refused_with_a_typed_error_and_nothing_is_lost() {
     let bench = bench().await;
@@ -211,12 +258,101 @@ async fn an_enqueue_beyond_a_queues_limit_is_refused_with_a_typed_error_and_noth
     bench.until_count("tenure.job_history", 5).await;
     // There is room again.
     bench.tenure.enqueue(job("q")).await.unwrap();
+    // What is not an enqueue is not refused: a redriven job, and a tick.
+    bench.execute("INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, scheduled_at, publish_at) SELECT gen_random_uuid(), 'q', 'k', '1', 5, now() + interval '1 h', now() + interval '1 h' FROM generate_series(1, 9)").await;
+    tokio::time::sleep(Duration::from_millis(1_100)).await;
+    assert!(matches!(bench.tenure.enqueue(job("q")).await, Err(EnqueueError::QueueFull { .. })));
+    let tick = tenure::Schedule::new("s", "* * * * * *", JobRequest::new("q", "tick", json!({})));
+    bench.tenure.put_schedule(tick).await.unwrap();
+    bench.until("EXISTS (SELECT FROM tenure.job_history WHERE kind = 'tick')").await;
+    bench.tenure.remove_schedule("s").await.unwrap();
     // The limit goes.
     bench.tenure.limit_queue("q", QueueLimits::new().max_queued(None)).await.unwrap();
     worker.stop().await;
     tokio::time::sleep(Duration::from_millis(1_100)).await;
     bench.tenure.enqueue(job("q")).await.unwrap();
     enqueue(&bench, "q", 20).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thousand_enqueues_at_once_fill_a_queue_to_its_limit() {
+    let bench = bench().await;
+    bench.tenure.limit_queue("q", QueueLimits::new().max_queued(100)).await.unwrap();
+    let enqueues = (0..1_000).map(|_| {
+        let tenure = bench.tenure.clone();
+        tokio::spawn(async move { tenure.enqueue(job("q")).await.is_ok() })
+    });
+    let mut accepted = 0;
+    for enqueue in enqueues.collect::<Vec<_>>() {
+        accepted += i64::from(enqueue.await.unwrap());
+    }
+    let queued = bench.count("tenure.jobs").await;
+    assert_eq!(queued, accepted);
+    assert!((90..=100).contains(&queued), "{queued}");
+    let large = bench.tenure.enqueue_many((0..101).map(|_| job("q"))).await.unwrap_err().to_string();
+    assert!(large.contains("fewer at once"), "{large}");
+}
+
+/// A kind that nobody knows is put off, and its queue goes on meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unknown_kind_in_a_limited_queue_is_buried_in_the_end_and_holds_up_nobody() {
+    let bench = bench_with(|config| config.timing.unknown_kind_after = Duration::from_secs(3)).await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    bench.tenure.limit_queue("q", QueueLimits::new().max_running(2)).await.unwrap();
+    let unknown = bench.tenure.enqueue(JobRequest::new("q", "unheard", json!(1))).await.unwrap().id;
+    enqueue(&bench, "q", 50).await;
+    let worker = Running::start(
+        Worker::builder(&bench.tenure)
+            .handle_kind("k", KindOptions::new(), |_: Value, _: JobContext| async {})
+            .concurrency("q", 4),
+    );
+    bench.until_within("(SELECT count(*) FROM tenure.job_history) = 50", Duration::from_secs(15)).await;
+    let job = bench.until_finished(unknown).await;
+    assert_eq!(job.status, tenure::Status::Failed);
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lowered_limit_counts_what_runs_once() {
+    let bench = bench().await;
+    let go = Arc::new(Semaphore::new(0));
+    let waits = go.clone();
+    let worker = Running::start(
+        Worker::builder(&bench.tenure)
+            .handle_any(KindOptions::new().keepalive(), move |payload: Value, _: JobContext| {
+                let waits = waits.clone();
+                async move {
+                    if payload == json!("stays") {
+                        waits.acquire().await.unwrap().forget();
+                    }
+                }
+            })
+            .concurrency("q", 10),
+    );
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    bench.tenure.limit_queue("q", QueueLimits::new().max_running(10)).await.unwrap();
+    bench.tenure.enqueue_many((0..2).map(|_| JobRequest::new("q", "k", json!("stays")))).await.unwrap();
+    bench.until_count("tenure.jobs WHERE status = 'processing'", 2).await;
+    // As if eight others had run in the slots before theirs.
+    bench.execute("UPDATE tenure.queue_slots SET job_id = NULL, fencing_token = NULL").await;
+    bench
+        .execute(
+            "UPDATE tenure.queue_slots s SET job_id = r.id, fencing_token = r.fencing_token
+               FROM (SELECT id, fencing_token, 8 + row_number() OVER () AS slot FROM tenure.jobs) r
+              WHERE s.slot = r.slot",
+        )
+        .await;
+    bench.tenure.limit_queue("q", QueueLimits::new().max_running(4)).await.unwrap();
+    bench.tenure.enqueue_many((0..2).map(|_| JobRequest::new("q", "k", json!("stays")))).await.unwrap();
+    bench
+        .until_within(
+            "(SELECT count(*) FROM tenure.jobs WHERE status = 'processing') = 4",
+            Duration::from_secs(10),
+        )
+        .await;
+    go.add_permits(4);
+    bench.until_count("tenure.job_history", 4).await;
+    worker.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

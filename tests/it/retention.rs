@@ -164,7 +164,16 @@ async fn a_job_that_completes_while_its_day_leaves_is_not_lost() {
     // It does not wait for long, and nothing has gone.
     purge_all().await;
     assert_eq!(bench.count("tenure.job_history WHERE status = 'completed'").await, 4);
+    // It commits while the sweep waits for it: what it has written must be seen before anything is dropped.
+    let purging = tokio::spawn({
+        let pool = bench.pool.clone();
+        async move { while !sqlx::query(purge).fetch_all(&pool).await.unwrap().is_empty() {} }
+    });
+    let waits = "EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')";
+    while !purging.is_finished() && !bench.value::<bool>(&format!("SELECT {waits}")).await {}
     completing.commit().await.unwrap();
+    purging.await.unwrap();
+    assert_eq!(bench.count("tenure.job_history WHERE status = 'completed'").await, 5);
     // Now it sees that one of the day is new.
     purge_all().await;
     assert_eq!(bench.count("tenure.job_history WHERE status = 'completed'").await, 5);

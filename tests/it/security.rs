@@ -93,6 +93,8 @@ async fn each_role_of_postgres_can_do_its_work_and_no_more() {
             "INSERT INTO tenure.jobs (id, queue, kind, payload, worker_id) VALUES (gen_random_uuid(), 'q', 'k', '1', 'w')",
             "INSERT INTO tenure.jobs (id, queue, kind, payload, fencing_token) VALUES (gen_random_uuid(), 'q', 'k', '1', 9)",
             "SELECT tenure.create_history_partitions(400)",
+            "SELECT tenure.purge_dead('1 day', 10)",
+            "UPDATE tenure.queues SET max_queued = NULL",
             "CREATE TABLE tenure.mine (n int)",
         ],
     )
@@ -131,9 +133,17 @@ async fn each_role_of_postgres_can_do_its_work_and_no_more() {
     };
     let working =
         Running::start(Worker::builder(&worker).handle_any(KindOptions::new(), handler).concurrency("q", 20));
+    // What workers do for operators: limited claims, ticks, and sweeps.
+    bench.tenure.limit_queue("q", tenure::QueueLimits::new().max_running(8)).await.unwrap();
+    let tick = JobRequest::new("q", "tick", json!({}));
+    bench.tenure.put_schedule(tenure::Schedule::new("s", "* * * * * *", tick)).await.unwrap();
+    bench.until("EXISTS (SELECT FROM tenure.job_history WHERE kind = 'tick')").await;
+    bench.tenure.remove_schedule("s").await.unwrap();
+    bench.until("(SELECT swept_at IS NOT NULL AND measured_at IS NOT NULL FROM tenure.scanner_state)").await;
+    bench.until("NOT EXISTS (SELECT FROM tenure.jobs WHERE kind = 'tick')").await;
     bench.publish("q.done", "{}").await;
     bench.publish("q.done", "no JSON").await;
-    bench.until_count("tenure.job_history WHERE status = 'completed'", 19).await;
+    bench.until_count("tenure.job_history WHERE status = 'completed' AND kind <> 'tick'", 19).await;
     bench.until_count("tenure.dead_letter_jobs", 2).await;
     assert_eq!(bench.count("public.app").await, 2);
     let lost = "tenure.job_executions x JOIN tenure.all_jobs j ON j.id = x.job_id
@@ -149,6 +159,9 @@ async fn each_role_of_postgres_can_do_its_work_and_no_more() {
             "UPDATE tenure.jobs SET max_attempts = 1000",
             "UPDATE tenure.job_history SET output = '1'",
             "DELETE FROM tenure.job_history",
+            "UPDATE tenure.queues SET max_running = NULL",
+            "DELETE FROM tenure.queues",
+            "UPDATE tenure.schedules SET payload = '1'",
             "DELETE FROM tenure.dead_letter_jobs",
             "DELETE FROM tenure.job_executions",
             "DELETE FROM tenure.recovery_events",

@@ -137,6 +137,8 @@ async fn a_kind_that_keeps_running_does_and_completes_if_nobody_took_its_job() {
     );
     let id = bench.tenure.enqueue(JobRequest::new("q", "k", json!(1)).max_attempts(1)).await.unwrap().id;
     bench.until_count("tenure.jobs WHERE stage = 'chatting'", 1).await;
+    // Or there is no gap between scans to be noticed.
+    bench.until("(SELECT last_scan_at IS NOT NULL FROM tenure.scanner_state)").await;
     link.cut();
     // Longer than stale_after: another worker would have taken it.
     let silent_for = |seconds: f64| {
@@ -150,7 +152,10 @@ async fn a_kind_that_keeps_running_does_and_completes_if_nobody_took_its_job() {
     assert!(STEPS.load(Ordering::SeqCst) > steps + 5, "it goes on");
     link.mend();
     let done = bench.until_finished(id).await;
-    assert_eq!((done.status, done.output, done.fencing_token), (Status::Completed, Some(json!("first")), 1));
+    let events =
+        bench.text("SELECT event, path, reason, silence, recovered_by FROM tenure.recovery_events").await;
+    let is = (done.status, done.output, done.fencing_token);
+    assert_eq!(is, (Status::Completed, Some(json!("first")), 1), "{:?} {events}", done.last_error);
     assert!(seen.lock().unwrap().is_empty());
     worker.stop().await;
 }

@@ -55,6 +55,10 @@ async fn a_stream_that_is_full_refuses_messages_and_no_job() {
     bench.tenure.flush().await;
     assert_eq!(bench.messages().await, 3);
     assert_eq!(bench.count("tenure.jobs WHERE published_at IS NULL").await, 17, "the relay has them");
+    // A producer of messages is told, and what the stream has accepted stays.
+    let subject = format!("{}.q.k", bench.config.subject_prefix);
+    let refused = bench.js.publish(subject, "1".into()).await.unwrap().await.unwrap_err().to_string();
+    assert!(refused.contains("maximum messages exceeded"), "{refused}");
     let working = Running::start(worker(&bench.tenure, 2));
     all_done_once(&bench, 20).await;
     working.stop().await;

@@ -143,6 +143,7 @@ async fn a_jump_of_the_databases_clock_takes_no_job_from_its_owner() {
     let id = bench.tenure.enqueue(job.clone()).await.unwrap().id;
     until_file(&job.file("started")).await;
     owner.until_log("worker started").await;
+    bench.until("(SELECT last_scan_at IS NOT NULL FROM tenure.scanner_state)").await;
     for jump in ["- interval '1 h'", "+ interval '1 h'"] {
         let mut tx = bench.pool.begin().await.unwrap();
         for table in ["jobs", "workers", "scanner_state", "relay_marks"] {
