@@ -31,11 +31,16 @@ impl fmt::Display for JobId {
     }
 }
 
+/// A text that is no job's id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("it is no job's id, such as 019a3c5e-7d1b-7c3a-9f00-2b1c5d6e7f80; `tenure jobs list` shows them")]
+pub struct JobIdError;
+
 impl FromStr for JobId {
-    type Err = uuid::Error;
+    type Err = JobIdError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Uuid::from_str(text).map(Self)
+        Uuid::from_str(text).map(Self).map_err(|_| JobIdError)
     }
 }
 

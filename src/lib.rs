@@ -67,12 +67,15 @@ mod settle;
 mod recover;
 mod ticks;
 mod retention;
+mod fleet;
 mod worker;
 mod queues;
 mod schedules;
 mod verify;
 mod doctor;
 
+#[cfg(feature = "cli")]
+mod serve;
 #[cfg(feature = "cli")]
 mod bench;
 #[cfg(feature = "cli")]
@@ -98,10 +101,12 @@ pub use health::Health;
 #[cfg(feature = "http")]
 pub use http::install_metrics;
 pub use insert::EnqueueError;
-pub use job::{Job, JobError, JobId, MissedTicks, NameError, Outcome, Status, check_kind, check_queue};
+pub use job::{
+    Job, JobError, JobId, JobIdError, MissedTicks, NameError, Outcome, Status, check_kind, check_queue,
+};
 pub use manage::{Cancelled, CancelledMany, ManageError, Retried, WaitError};
 pub use queue::QueueError;
-pub use queues::{Paused, QueueLimits, QueueSettingsError};
+pub use queues::{Limited, Paused, QueueLimits, QueueSettingsError};
 pub use run::{HandlerError, IntoOutcome, KindOptions, Retry};
 pub use running::{CancelReason, OnCrash, OnWriteLoss};
 pub use schedules::{Schedule, ScheduleError, Scheduled};

@@ -208,14 +208,16 @@ pub(crate) fn batch(of: &'static str, items: usize) {
 }
 
 /// What one worker is doing.
-#[expect(clippy::fn_params_excessive_bools, reason = "each is a gauge of its own")]
-pub(crate) fn worker(is_ready: bool, is_draining: bool, postgres_up: bool, nats_up: bool) {
-    let bit = |is: bool| f64::from(u8::from(is));
-    gauge!("tenure_ready").set(bit(is_ready));
-    gauge!("tenure_draining").set(bit(is_draining));
-    gauge!("tenure_postgres_up").set(bit(postgres_up));
-    gauge!("tenure_nats_up").set(bit(nats_up));
+pub(crate) fn worker(is_ready: bool, is_draining: bool) {
+    gauge!("tenure_ready").set(f64::from(u8::from(is_ready)));
+    gauge!("tenure_draining").set(f64::from(u8::from(is_draining)));
     gauge!("tenure_build_info", "version" => env!("CARGO_PKG_VERSION")).set(1.0);
+}
+
+/// Whether this process reaches both servers.
+pub(crate) fn servers(postgres_up: bool, nats_up: bool) {
+    gauge!("tenure_postgres_up").set(f64::from(u8::from(postgres_up)));
+    gauge!("tenure_nats_up").set(f64::from(u8::from(nats_up)));
 }
 
 /// How many jobs of a queue run on this worker, how many may, and how many more could start now.

@@ -28,7 +28,7 @@ const QUEUED_MAX: u64 = 10_000_000;
 #[non_exhaustive]
 pub struct Paused {
     /// Since when the queue has been paused.
-    pub since: DateTime<Utc>,
+    pub paused_at: DateTime<Utc>,
     /// Whether it was paused before.
     pub was_paused: bool,
 }
@@ -63,6 +63,16 @@ impl QueueLimits {
         self.max_queued = jobs.into().into();
         self
     }
+}
+
+/// The limits that a queue has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Limited {
+    /// How many of its jobs may run at once; `None`: as many as there are slots.
+    pub max_running: Option<i32>,
+    /// How many of its jobs may wait; `None`: any number.
+    pub max_queued: Option<i64>,
 }
 
 /// A queue's settings were not changed.
@@ -101,8 +111,8 @@ impl Tenure {
     /// waits. It holds until the queue is resumed, whatever is restarted meanwhile.
     pub async fn pause_queue(&self, queue: &str) -> Result<Paused, QueueSettingsError> {
         check_queue(queue)?;
-        let (since, was_paused) = self.store().pause_queue(queue).await?;
-        Ok(Paused { since, was_paused })
+        let (paused_at, was_paused) = self.store().pause_queue(queue).await?;
+        Ok(Paused { paused_at, was_paused })
     }
 
     /// Resumes a queue: its jobs start again within a second. `false`: it was not paused.
@@ -111,8 +121,10 @@ impl Tenure {
         Ok(self.store().resume_queue(queue).await?)
     }
 
-    /// Limits a queue, on all workers and for all producers. It takes effect within a second.
-    pub async fn limit_queue(&self, queue: &str, limits: QueueLimits) -> Result<(), QueueSettingsError> {
+    /// Limits a queue, on all workers and for all producers, and returns the limits that it now has. Workers know of it
+    /// at once, producers within a second. Claims that are under way may exceed a new limit until as many jobs have
+    /// ended.
+    pub async fn limit_queue(&self, queue: &str, limits: QueueLimits) -> Result<Limited, QueueSettingsError> {
         check_queue(queue)?;
         let check = |what, value: Option<u64>, most| match value {
             Some(value) if value == 0 || value > most => Err(QueueSettingsError::Limit { what, value, most }),
@@ -122,6 +134,7 @@ impl Tenure {
         check("max_queued", limits.max_queued.value(), QUEUED_MAX)?;
         let (running, queued) =
             (limits.max_running.map(u32::cast_signed), limits.max_queued.map(u64::cast_signed));
-        Ok(self.store().limit_queue(queue, running, queued).await?)
+        let (max_running, max_queued) = self.store().limit_queue(queue, running, queued).await?;
+        Ok(Limited { max_running, max_queued })
     }
 }

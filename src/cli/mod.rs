@@ -14,6 +14,7 @@ mod jobs;
 mod print;
 mod queues;
 mod schedules;
+mod serve;
 mod shell;
 mod timeline;
 mod verify;
@@ -84,6 +85,12 @@ enum Command {
     Enqueue(EnqueueArgs),
     /// Run the jobs of these queues, each by a command.
     Work(WorkArgs),
+    /// Answer /metrics with the fleet's figures, and /livez, /readyz and /startupz, from a process that runs no jobs.
+    Serve {
+        /// Where. Default: `TENURE_LISTEN`, or 127.0.0.1:9090.
+        #[arg(long)]
+        listen: Option<std::net::SocketAddr>,
+    },
     /// Look at jobs, cancel them, have them tried again.
     #[command(subcommand)]
     Jobs(JobsCommand),
@@ -160,7 +167,7 @@ struct EnqueueArgs {
     kind: String,
     /// The payload, as JSON; `-` reads it from standard input.
     json: String,
-    /// At most one job of this key in its queue.
+    /// At most one job of this key in its queue, until `TENURE_KEEP_KEYS` after its end: 30 days.
     #[arg(long)]
     unique_key: Option<String>,
     /// Not before this time has passed, for example 90s or 2h.
@@ -249,7 +256,7 @@ enum JobsCommand {
     },
     /// Jobs as they run, until they have ended. Exit 1 if one failed or was cancelled.
     Watch {
-        /// The jobs' ids. Default: all that are queued or running.
+        /// The jobs' ids. Default: the newest fifty that run, and the newest fifty that are queued.
         ids: Vec<JobId>,
     },
     /// Cancel jobs: queued ones at once, running ones within a second. A message that no worker has received
@@ -370,10 +377,10 @@ enum QueuesCommand {
     Limit {
         /// The queue.
         queue: String,
-        /// A number, or none.
+        /// 1 to 10,000, or none.
         #[arg(long, allow_negative_numbers = true)]
         max_running: Option<LimitChange>,
-        /// A number, or none. More are refused when they are enqueued.
+        /// 1 to 10,000,000, or none. More are refused when they are enqueued.
         #[arg(long, allow_negative_numbers = true)]
         max_queued: Option<LimitChange>,
     },
@@ -437,7 +444,7 @@ struct ScheduleArgs {
     /// The time zone of the cron expression, such as Europe/Berlin.
     #[arg(long, default_value = "UTC")]
     time_zone: String,
-    /// What becomes of ticks that nobody was there for: skip them, make up for them once, or for all of them.
+    /// What becomes of ticks that nobody was there for: `skip` them, make up for them `once`, or for `all` of them.
     #[arg(long, default_value_t = MissedTicks::Once)]
     missed: MissedTicks,
     /// The payload's field that gets the time of the tick.
@@ -539,7 +546,7 @@ fn failed(error: &anyhow::Error) -> ExitCode {
         cause.is::<Usage>()
             || cause.is::<NameError>()
             || cause.is::<HandlerError>()
-            || matches!(cause.downcast_ref(), Some(ConfigError::Unknown { .. }))
+            || cause.is::<ConfigError>()
             || matches!(cause.downcast_ref(), Some(ManageError::Name(_) | ManageError::Key { .. }))
             || matches!(
                 cause.downcast_ref(),
@@ -594,6 +601,7 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         }
         Command::Enqueue(args) => enqueue::run(&cli, args).await,
         Command::Work(args) => work::run(&cli, args).await,
+        Command::Serve { listen } => serve::run(&cli, *listen).await,
         Command::Jobs(command) => jobs::run(&cli, command).await,
         Command::Dead(command) => dead::run(&cli, command).await,
         Command::Queues(command) => queues::run(&cli, command).await,

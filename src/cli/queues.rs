@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use serde_json::json;
 
 use super::{Cli, LimitChange, Output, QueuesCommand, Usage, jobs::table, jobs::time, print};
-use crate::{QueueLimits, QueueRow};
+use crate::{Paused, QueueLimits, QueueRow};
 
 pub(super) async fn run(cli: &Cli, command: &QueuesCommand) -> anyhow::Result<ExitCode> {
     let tenure = cli.connect().await?;
@@ -21,9 +21,17 @@ pub(super) async fn run(cli: &Cli, command: &QueuesCommand) -> anyhow::Result<Ex
             for queue in queues {
                 let paused = tenure.pause_queue(queue).await?;
                 match cli.output {
-                    Output::Json => print::line(json!({ "queue": queue, "paused": paused })),
+                    Output::Json => {
+                        let Paused { paused_at, was_paused } = paused;
+                        let answer =
+                            json!({ "queue": queue, "paused_at": paused_at, "was_paused": was_paused });
+                        print::line(answer);
+                    }
                     Output::Table if paused.was_paused => {
-                        print::line(format!("{queue} was paused already, at {}", time(Some(paused.since))));
+                        print::line(format!(
+                            "{queue} was paused already, at {}",
+                            time(Some(paused.paused_at))
+                        ));
                     }
                     Output::Table => {
                         print::line(format!("{queue} is paused: none of its jobs starts; what runs goes on"));
@@ -35,7 +43,7 @@ pub(super) async fn run(cli: &Cli, command: &QueuesCommand) -> anyhow::Result<Ex
             for queue in queues {
                 let resumed = tenure.resume_queue(queue).await?;
                 match cli.output {
-                    Output::Json => print::line(json!({ "queue": queue, "resumed": resumed })),
+                    Output::Json => print::line(json!({ "queue": queue, "was_paused": resumed })),
                     Output::Table if resumed => print::line(format!("{queue} is resumed")),
                     Output::Table => print::line(format!("{queue} was not paused")),
                 }
@@ -49,16 +57,26 @@ pub(super) async fn run(cli: &Cli, command: &QueuesCommand) -> anyhow::Result<Ex
             }
             let mut limits = QueueLimits::new();
             if let Some(LimitChange(jobs)) = max_running {
-                limits = limits.max_running(jobs.map(|jobs| u32::try_from(jobs).unwrap_or(u32::MAX)));
+                let jobs = jobs.map(|jobs| {
+                    let large = format!("--max-running {jobs} is too many; take 1 to 10000, or none");
+                    u32::try_from(jobs).map_err(|_| Usage(large))
+                });
+                limits = limits.max_running(jobs.transpose()?);
             }
             if let Some(LimitChange(jobs)) = max_queued {
                 limits = limits.max_queued(*jobs);
             }
-            tenure.limit_queue(queue, limits).await?;
+            let limits = tenure.limit_queue(queue, limits).await?;
             match cli.output {
-                Output::Json => print::line(json!({ "queue": queue, "limited": true })),
+                Output::Json => {
+                    let (running, queued) = (limits.max_running, limits.max_queued);
+                    print::line(json!({ "queue": queue, "max_running": running, "max_queued": queued }));
+                }
                 Output::Table => {
-                    print::line(format!("{queue} has new limits; `tenure queues list` shows them"));
+                    let shown =
+                        |jobs: Option<i64>| jobs.map_or_else(|| "no limit".into(), |jobs| jobs.to_string());
+                    let running = shown(limits.max_running.map(i64::from));
+                    print::line(format!("{queue}: running {running}, queued {}", shown(limits.max_queued)));
                 }
             }
         }

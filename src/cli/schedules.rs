@@ -71,7 +71,10 @@ async fn add(cli: &Cli, tenure: &Tenure, args: &ScheduleArgs) -> anyhow::Result<
     }
     let done = tenure.put_schedule(schedule).await?;
     match cli.output {
-        Output::Json => print::line(json!(done)),
+        Output::Json => {
+            let (next_at, is_new) = (done.next_at, done.is_new);
+            print::line(json!({ "name": args.name, "next_at": next_at, "is_new": is_new }));
+        }
         Output::Table => {
             let what = if done.is_new { "is scheduled" } else { "is changed" };
             print::line(format!("{} {what}; its next tick is at {}", args.name, time(Some(done.next_at))));

@@ -201,13 +201,13 @@ impl Store {
         Ok(!self.rows(query(RESUME_QUEUE).bind(queue)).await?.is_empty())
     }
 
-    /// Changes those of a queue's limits that are given.
+    /// Changes those of a queue's limits that are given. Returns both.
     pub(crate) async fn limit_queue(
         &self,
         queue: &str,
         max_running: Change<i32>,
         max_queued: Change<i64>,
-    ) -> Result<(), StoreError> {
+    ) -> Result<(Option<i32>, Option<i64>), StoreError> {
         let queue = queue.to_owned();
         self.own_transaction(move |transaction| {
             async move {
@@ -216,7 +216,8 @@ impl Store {
                 let limit = query(LIMIT_QUEUE).bind(&queue);
                 let limit = limit.bind(max_running.is_set()).bind(max_running.value());
                 let limit = limit.bind(max_queued.is_set()).bind(max_queued.value());
-                limit.execute(&mut *transaction).await.map(drop)
+                let row = limit.fetch_one(&mut *transaction).await?;
+                Ok((row.try_get("max_running")?, row.try_get("max_queued")?))
             }
             .boxed()
         })

@@ -3,10 +3,10 @@
 //! Not here: when they begin and end (`serve`), what a look does (`recover`, `ticks`, `retention`).
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     future::Future,
     sync::{Arc, atomic::Ordering},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use tokio::{
@@ -125,7 +125,8 @@ impl<S: Send + Sync + 'static> Shared<S> {
             } else {
                 self.health.lacks("NATS", "not connected");
             }
-            metrics::worker(self.health.ready().is_ok(), self.health.is_draining(), postgres_up, nats_up);
+            metrics::worker(self.health.ready().is_ok(), self.health.is_draining());
+            metrics::servers(postgres_up, nats_up);
             let mut active: HashMap<&str, usize> = HashMap::new();
             let running = self.running.all();
             for job in &running {
@@ -158,35 +159,6 @@ impl<S: Send + Sync + 'static> Shared<S> {
                 Err(error) => tracing::debug!(%error, "the queues' settings were not read"),
             }
             sleep(jittered(SETTINGS_READ_EVERY)).await;
-        }
-    }
-
-    /// Shows what the last scan has counted.
-    pub(super) async fn show_fleet(self: Arc<Self>) {
-        let mut shown = HashSet::new();
-        // While nothing is known of a measurement, it is as old as this worker.
-        let (mut age_s, mut read_at) = (0.0, Instant::now());
-        loop {
-            match self.store.fleet().await {
-                Ok(fleet) => {
-                    if let Some(is) = fleet.age_s {
-                        (age_s, read_at) = (is, Instant::now());
-                    }
-                    let mut gone = std::mem::take(&mut shown);
-                    for of in fleet.queues {
-                        metrics::queue(&of.queue, of.jobs, of.oldest_due_s, of.is_paused);
-                        gone.remove(&of.queue);
-                        shown.insert(of.queue);
-                    }
-                    for queue in gone {
-                        metrics::queue(&queue, [0; 3], 0.0, false);
-                    }
-                    metrics::fleet(fleet.relay_lag_s, fleet.dead, fleet.workers, fleet.is_held_back);
-                }
-                Err(error) => tracing::debug!(%error, "what the last scan counted was not read"),
-            }
-            metrics::measured(age_s + read_at.elapsed().as_secs_f64());
-            sleep(jittered(self.timing.scan_every / 3)).await;
         }
     }
 

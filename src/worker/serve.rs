@@ -31,7 +31,7 @@ use crate::{
     config::{Retention, Timing},
     context::JobContext,
     deliver::{Deliver, Delivered},
-    fault,
+    fault, fleet,
     health::Health,
     heartbeat::Heartbeat,
     job::Outcome,
@@ -103,7 +103,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
         background.spawn("renew", self.clone().renew(registration));
         background.spawn("give back", self.clone().give_back());
         background.spawn("settings", self.clone().follow_settings());
-        background.spawn("fleet", self.clone().show_fleet());
+        background.spawn("fleet", fleet::show(self.store.clone(), self.timing.scan_every / 3));
         if self.recovery.scanner {
             background.spawn("scan", self.clone().scan());
             background.spawn("sweep", self.clone().sweep());

@@ -121,12 +121,12 @@ async fn what_is_no_setting_is_refused_with_the_one_that_was_meant() {
         (
             number.as_path(),
             "UNSUSPICIOUS",
-            1,
+            2,
             "stale_after (tenure.toml, line 1) is an integer, but must be a duration",
         ),
-        (broken.as_path(), "UNSUSPICIOUS", 1, "tenure.toml, line 1: string values must be quoted"),
-        (nowhere, "NATS_URL_FILE", 1, "NATS_URL and NATS_URL_FILE are both set; remove one of them"),
-        (nowhere, "TENURE_CONFIG", 1, "TENURE_CONFIG: 5min must be a file that can be read: No such file"),
+        (broken.as_path(), "UNSUSPICIOUS", 2, "tenure.toml, line 1: string values must be quoted"),
+        (nowhere, "NATS_URL_FILE", 2, "NATS_URL and NATS_URL_FILE are both set; remove one of them"),
+        (nowhere, "TENURE_CONFIG", 2, "TENURE_CONFIG: 5min must be a file that can be read: No such file"),
     ] {
         for arguments in [&["config"][..], &["jobs", "list"]] {
             let mut command = bench.program(arguments);
@@ -167,7 +167,7 @@ async fn the_settings_are_printed_without_their_secrets_and_also_if_they_contrad
     assert!(line.contains("not set"), "{line}");
     assert!(ran.out.contains("SETTING") && ran.out.contains("TENURE_UNKNOWN_KIND_AFTER"), "{}", ran.out);
     let ran = run(command.env("TENURE_ACK_WAIT", "1s")).await;
-    assert_eq!(ran.code, Some(1));
+    assert_eq!(ran.code, Some(2));
     assert!(ran.err.contains("ack_wait (1s) must be longer than stale_after (1.5s)"), "{}", ran.err);
     let line = ran.out.lines().find(|line| line.contains("TENURE_ACK_WAIT")).unwrap();
     assert!(line.contains("1s") && line.contains("environment"), "{line}");

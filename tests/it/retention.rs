@@ -195,6 +195,71 @@ async fn a_job_that_completes_while_its_day_leaves_is_not_lost() {
     assert_eq!(bench.count("tenure.job_history WHERE status = 'completed'").await, 1);
 }
 
+/// Leaderless: of many that ask at once, one sweeps; and each step is bounded.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_worker_at_a_time_sweeps_in_bounded_steps() {
+    let bench = bench().await;
+    let gate = tenure::STATEMENTS.iter().find(|(names, _)| names.trim() == "purge_gate").unwrap().1;
+    let turns = (0..8).map(|_| {
+        let pool = bench.pool.clone();
+        tokio::spawn(async move {
+            sqlx::query(gate).bind(600.0).bind(86_400.0).fetch_all(&pool).await.unwrap().len()
+        })
+    });
+    let mut swept = 0;
+    for turn in turns.collect::<Vec<_>>() {
+        swept += turn.await.unwrap();
+    }
+    assert_eq!(swept, 1);
+    one_of_each(&bench).await;
+    bench
+        .execute(
+            "INSERT INTO tenure.job_history (id, queue, kind, payload, status, attempt, max_attempts, fencing_token,
+                    claim_id, worker_id, created_at, scheduled_at, started_at, last_activity_at, finished_at)
+             SELECT tenure.id_of_time(at), 'q', 'k', '1', 'completed', 1, 5, 1, gen_random_uuid(), 'w', at, at, at, at, at
+               FROM (SELECT now() - interval '90 days' + n * interval '1 s' AS at FROM generate_series(1, 25) n) rows",
+        )
+        .await;
+    let nil = uuid::Uuid::nil();
+    let step = |after: uuid::Uuid| {
+        format!(
+            "SELECT completed::text || ' ' || coalesce(last::text, 'end') FROM tenure.purge_rows('9 days', '9 days', '{after}', 10)"
+        )
+    };
+    let (mut after, mut steps) = (nil, Vec::new());
+    loop {
+        let answer: String = bench.value(&step(after)).await;
+        let (gone, last) = answer.split_once(' ').unwrap();
+        steps.push(gone.to_owned());
+        match last.parse() {
+            Ok(last) => after = last,
+            Err(_) => break,
+        }
+    }
+    assert_eq!(steps, ["10", "10", "5", "0"]);
+    assert_eq!(bench.count("tenure.job_history WHERE status = 'completed'").await, 4);
+}
+
+/// A key outlives its job by as long as it is said, also if that ended long after it was made.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_is_held_from_the_end_of_its_job_on() {
+    let bench = bench_with(|config| {
+        config.timing.scan_every = Duration::from_millis(100);
+        config.retention.completed = Some(Duration::from_secs(7 * 86_400));
+        config.retention.keys = Some(Duration::from_secs(30 * 86_400));
+    })
+    .await;
+    one_of_each(&bench).await;
+    age(&bench, 40).await;
+    // All of them ended eight days ago.
+    bench.execute("UPDATE tenure.job_history SET finished_at = now() - interval '8 days'").await;
+    sweep(&bench).await;
+    assert_eq!(bench.text(HELD).await, "(0,0,1,0,0,6,0)");
+    bench.execute("UPDATE tenure.job_keys SET ended_at = ended_at - interval '23 days'").await;
+    sweep(&bench).await;
+    assert_eq!(bench.count("tenure.job_keys").await, 1, "the dead letter's");
+}
+
 /// A submission whose message is still in the stream is not made anew when it comes again, however old it is.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_identity_of_a_submission_stays_as_long_as_its_message() {
