@@ -2,14 +2,19 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use chrono::{DateTime, TimeDelta, Utc};
+
 use super::{Asked, Checked, jobs_of, skip, skip_by, some_of, span, span_of};
 use crate::{
     config::Timing,
-    store::{JobsSeen, QueueSeen, Store, WorkerSeen},
+    store::{JobsSeen, QueueSeen, ScheduleRow, Store, WorkerSeen},
 };
 
 const OF_WORKERS: [&str; 2] = ["workers", "versions"];
 const OF_JOBS: [&str; 3] = ["scans", "relay", "dead_letters"];
+
+/// A tick that nobody has enqueued the job of for so long is missed by everybody.
+const TICK_LATE: TimeDelta = TimeDelta::minutes(1);
 
 /// As many as the statements count, at most.
 const OVERDUE_MOST: i64 = 10_000;
@@ -22,7 +27,7 @@ const SCANS_MISSED: u32 = 5;
 pub(super) fn skipped(why: &str) -> Vec<Checked> {
     let mut checks = skip(&OF_WORKERS, why);
     checks.extend(skip(&OF_JOBS, why));
-    checks.push(Checked::skipped("queue", why));
+    checks.extend(skip(&["schedules", "queue"], why));
     checks
 }
 
@@ -49,6 +54,10 @@ pub(super) async fn look(
             checks.extend([scans(&jobs, workers, timing), relay(&jobs), dead_letters(&jobs)]);
         }
         Err(error) => checks.extend(skip_by(&OF_JOBS, &error)),
+    }
+    match store.schedules_now().await {
+        Ok((rows, now)) => checks.push(schedules(&rows, now)),
+        Err(error) => checks.extend(skip_by(&["schedules"], &error)),
     }
     match store.doctor_queues(named).await {
         Ok(queues) => {
@@ -176,6 +185,35 @@ fn relay(jobs: &JobsSeen) -> Checked {
     )
 }
 
+/// Whether ticks are followed by jobs.
+fn schedules(rows: &[ScheduleRow], now: DateTime<Utc>) -> Checked {
+    const CHECK: &str = "schedules";
+    let (paused, going): (Vec<_>, Vec<_>) = rows.iter().partition(|row| row.paused_at.is_some());
+    let for_long = |since: DateTime<Utc>| span((now - since).to_std().unwrap_or_default());
+    let late = going.iter().filter(|row| now - row.next_at > TICK_LATE);
+    let late: Vec<_> =
+        late.map(|row| format!("{} was due {} ago", row.name, for_long(row.next_at))).collect();
+    if !late.is_empty() {
+        let found = format!("{}, and nobody has enqueued its job", some_of(&late));
+        return Checked::wrong(CHECK, found)
+            .advise("start a worker; where some run, their logs say what keeps them from it");
+    }
+    if paused.is_empty() {
+        return Checked::ok(
+            CHECK,
+            match going.len() {
+                0 => "there are none".to_owned(),
+                1 => "one has its ticks".to_owned(),
+                n => format!("{n} have their ticks"),
+            },
+        );
+    }
+    let since = |row: &&ScheduleRow| row.paused_at.map(|at| format!("{} for {}", row.name, for_long(at)));
+    let paused: Vec<_> = paused.iter().filter_map(since).collect();
+    Checked::warning(CHECK, format!("paused: {}", some_of(&paused)))
+        .advise("`tenure schedules resume NAME`, when it is time")
+}
+
 fn dead_letters(jobs: &JobsSeen) -> Checked {
     if jobs.died == 0 {
         return Checked::ok("dead_letters", "none within the last hour");
@@ -199,6 +237,17 @@ fn queue(seen: &QueueSeen) -> Checked {
     if let Some(paused_for) = seen.paused_for {
         return Checked::warning(CHECK, format!("paused for {}; {waiting}", span(paused_for)))
             .advise(format!("`tenure queues resume {name}`, when it is time"));
+    }
+    let waiting = match (seen.running, seen.max_running) {
+        (Some(running), Some(most)) => format!("{running} of {most} run; {waiting}"),
+        _ => waiting,
+    };
+    if let (Some(queued), Some(most)) = (seen.queued, seen.max_queued)
+        && queued >= most
+    {
+        let found = format!("full: {most} jobs wait, and enqueues are refused; {waiting}");
+        return Checked::warning(CHECK, found)
+            .advise(format!("add workers, or `tenure queues limit {name} --max-queued N`"));
     }
     if seen.is_served {
         return Checked::ok(CHECK, waiting);
@@ -305,6 +354,10 @@ mod tests {
             paused_for: None,
             waiting,
             waiting_for: Some(SECOND),
+            max_running: None,
+            running: None,
+            max_queued: None,
+            queued: None,
         };
         assert_eq!(queue(&seen(true, 5)).state, CheckState::Ok);
         assert_eq!(queue(&seen(false, 0)).state, CheckState::Ok);
@@ -317,5 +370,45 @@ mod tests {
         assert_eq!(paused.state, CheckState::Warning);
         assert_eq!(paused.found, "paused for 2h; 1000 jobs or more due, the first for 1s");
         assert!(paused.to_do.is_some_and(|to_do| to_do.contains("tenure queues resume mail")));
+        let limited = QueueSeen { max_running: Some(20), running: Some(20), ..seen(true, 5) };
+        let checked = queue(&limited);
+        assert_eq!(
+            (checked.state, &*checked.found),
+            (CheckState::Ok, "20 of 20 run; 5 jobs due, the first for 1s")
+        );
+        let full = queue(&QueueSeen { max_queued: Some(9), queued: Some(9), ..limited });
+        assert_eq!(full.state, CheckState::Warning);
+        assert!(full.found.starts_with("full: 9 jobs wait"), "{}", full.found);
+        let room = QueueSeen { max_queued: Some(9), queued: Some(8), ..seen(true, 5) };
+        assert_eq!(queue(&room).state, CheckState::Ok);
+    }
+
+    #[test]
+    fn a_tick_without_a_job_is_wrong_and_a_pause_is_told() {
+        let now = DateTime::UNIX_EPOCH + TimeDelta::days(9);
+        let row = |next_s: i64, paused_s: Option<i64>| ScheduleRow {
+            name: "nightly".into(),
+            cron: "0 3 * * *".into(),
+            time_zone: "UTC".into(),
+            queue: "q".into(),
+            kind: "k".into(),
+            payload: None,
+            tick_field: None,
+            max_attempts: 5,
+            missed: crate::MissedTicks::Once,
+            paused_at: paused_s.map(|ago| now - TimeDelta::seconds(ago)),
+            next_at: now + TimeDelta::seconds(next_s),
+            last_tick_at: None,
+            last_job_id: None,
+            created_at: now,
+            changed_at: now,
+        };
+        assert_eq!(schedules(&[], now).state, CheckState::Ok);
+        assert_eq!(schedules(&[row(60, None), row(-59, None)], now).state, CheckState::Ok);
+        let late = schedules(&[row(60, None), row(-300, None)], now);
+        assert_eq!(late.state, CheckState::Wrong);
+        assert!(late.found.contains("nightly was due 5m ago"), "{}", late.found);
+        let paused = schedules(&[row(-300, Some(7_200))], now);
+        assert_eq!((paused.state, &*paused.found), (CheckState::Warning, "paused: nightly for 2h"));
     }
 }

@@ -1,6 +1,7 @@
 //! Connect: one client, which reconnects for ever.
 
 use std::{
+    collections::VecDeque,
     path::PathBuf,
     sync::{
         Arc, Mutex, PoisonError,
@@ -75,7 +76,7 @@ pub(crate) struct Inner {
     /// Grows with every connection that was made.
     pub(super) connections: watch::Receiver<u64>,
     /// What went wrong last, in the server's words or the client's: a denied permission is told in no other way.
-    pub(super) said: watch::Receiver<String>,
+    pub(super) said: watch::Receiver<Said>,
     /// Since when the connection has been up.
     up_since: Arc<Mutex<Option<Instant>>>,
     /// Grows when the stream turns out to be a new one: receipts of the old must not be sent.
@@ -98,6 +99,37 @@ fn tls_files(config: &Config) -> impl Iterator<Item = (&'static str, &PathBuf, &
     ca.chain(own)
 }
 
+/// The latest that went wrong. More than one: two may come before whoever listens has his turn.
+#[derive(Debug, Default)]
+pub(super) struct Said {
+    /// How many there have been.
+    pub(super) count: usize,
+    texts: VecDeque<String>,
+}
+
+impl Said {
+    /// How many are kept.
+    const KEPT: usize = 16;
+
+    fn add(&mut self, text: String) {
+        self.count += 1;
+        self.texts.push_back(text);
+        if self.texts.len() > Self::KEPT {
+            self.texts.pop_front();
+        }
+    }
+
+    /// Those that came after the first so many.
+    pub(super) fn since(&self, count: usize) -> impl Iterator<Item = &String> {
+        let new = (self.count - count).min(self.texts.len());
+        self.texts.iter().skip(self.texts.len() - new)
+    }
+
+    pub(super) fn last(&self) -> String {
+        self.texts.back().cloned().unwrap_or_default()
+    }
+}
+
 impl Queue {
     /// Starts connecting, and returns at once: NATS may be away.
     pub(crate) async fn open(config: &Config) -> Result<Self, QueueError> {
@@ -108,7 +140,7 @@ impl Queue {
             .collect::<Result<Vec<_>, _>>()
             .map_err(|_| QueueError::Address { url: masked(&config.nats_url) })?;
         let (connected, connections) = watch::channel(0);
-        let (say, said) = watch::channel(String::new());
+        let (say, said) = watch::channel(Said::default());
         let up_since = Arc::new(Mutex::new(None));
         let noted = up_since.clone();
         let mut options = ConnectOptions::new()
@@ -128,7 +160,7 @@ impl Queue {
                     }
                     Event::Disconnected => *noted.lock().unwrap_or_else(PoisonError::into_inner) = None,
                     Event::ServerError(_) | Event::ClientError(_) => {
-                        say.send_modify(|text| *text = event.to_string());
+                        say.send_modify(|said| said.add(event.to_string()));
                     }
                     _ => {}
                 }

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use super::{
-    connect::Queue,
+    connect::{Queue, Said},
     topology::{consumer_definition, consumer_drift, stream_definition, stream_drift},
 };
 
@@ -87,7 +87,7 @@ impl Queue {
 
     /// What went wrong last with the connection. Empty: nothing did.
     pub(crate) fn last_said(&self) -> String {
-        self.said.borrow().clone()
+        self.said.borrow().last()
     }
 
     /// The stream, if it can be seen.
@@ -135,9 +135,10 @@ impl Queue {
         let question = json!({});
         let asked = self.context.request::<_, _, Response<Value>>(what, &question);
         // A request's own limit begins when the client has taken it.
+        let before = self.said.borrow().count;
         let answer = tokio::select! {
             answer = timeout(self.publish_within * 2, asked) => answer,
-            () = self.denied(&subject) => return Err(Unseen::Denied(subject)),
+            () = self.denied(&subject, before) => return Err(Unseen::Denied(subject)),
         };
         match answer {
             Ok(Ok(Response::Ok(answer))) => Ok(answer),
@@ -157,19 +158,13 @@ impl Queue {
         }
     }
 
-    /// Waits until the server complains about a publication to this subject. What it has said before is not about it.
-    async fn denied(&self, subject: &str) {
+    /// Waits until the server complains about a publication to this subject. What it had said before is not about it.
+    async fn denied(&self, subject: &str, before: usize) {
         let mut said = self.said.clone();
-        said.mark_unchanged();
-        loop {
-            if said.changed().await.is_err() {
-                // The client is gone, and will not say anything any more.
-                pending::<()>().await;
-            }
-            let is_denied = is_denial(&said.borrow_and_update(), subject);
-            if is_denied {
-                return;
-            }
+        let is_denied = |said: &Said| said.since(before).any(|text| is_denial(text, subject));
+        if said.wait_for(is_denied).await.is_err() {
+            // The client is gone, and will not say anything any more.
+            pending::<()>().await;
         }
     }
 }

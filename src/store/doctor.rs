@@ -98,6 +98,12 @@ pub(crate) struct QueueSeen {
     /// Jobs that are published and due, at most 1,000, and for how long the first of them.
     pub(crate) waiting: i64,
     pub(crate) waiting_for: Option<Duration>,
+    /// How many of its jobs may run at once, and do.
+    pub(crate) max_running: Option<i32>,
+    pub(crate) running: Option<i64>,
+    /// How many of its jobs may wait, and do.
+    pub(crate) max_queued: Option<i64>,
+    pub(crate) queued: Option<i64>,
 }
 
 /// A duration in seconds; less than nothing is nothing.
@@ -212,6 +218,10 @@ impl Store {
                 paused_for: duration(row, "paused_s")?,
                 waiting: row.try_get("waiting")?,
                 waiting_for: duration(row, "waiting_s")?,
+                max_running: row.try_get("max_running")?,
+                running: row.try_get("running")?,
+                max_queued: row.try_get("max_queued")?,
+                queued: row.try_get("queued")?,
             })
         };
         Ok(rows.iter().map(queue).collect::<Result<_, sqlx::Error>>()?)

@@ -27,6 +27,17 @@ WITH RECURSIVE filled (queue) AS (
 SELECT n.queue,
        EXISTS (SELECT FROM served WHERE served.queue = n.queue) AS is_served,
        extract(epoch FROM statement_timestamp() - q.paused_at)::float8 AS paused_s,
+       q.max_running, q.max_queued,
+       CASE WHEN q.max_running IS NOT NULL THEN
+            (SELECT count(*) FILTER (WHERE (SELECT j.status = 'processing' AND j.fencing_token = s.fencing_token
+                                              FROM tenure.jobs j WHERE j.id = s.job_id))
+               FROM tenure.queue_slots s WHERE s.queue = n.queue)
+       END AS running,
+       -- To its limit, and no further.
+       CASE WHEN q.max_queued IS NOT NULL THEN
+            (SELECT count(*) FROM (SELECT FROM tenure.jobs j
+                                    WHERE j.queue = n.queue AND j.status = 'queued' LIMIT q.max_queued) AS full_or_not)
+       END AS queued,
        waiting.jobs AS waiting,
        extract(epoch FROM statement_timestamp() - waiting.oldest)::float8 AS waiting_s
   FROM names n

@@ -139,6 +139,11 @@ impl Store {
         Ok(rows.iter().map(schedule).collect::<Result<_, sqlx::Error>>()?)
     }
 
+    /// All schedules, and the database's time.
+    pub(crate) async fn schedules_now(&self) -> Result<(Vec<ScheduleRow>, DateTime<Utc>), StoreError> {
+        Ok((self.list_schedules(None).await?, self.database_time().await?))
+    }
+
     /// Pauses a schedule. `None`: there is none of this name; else whether it was paused before.
     pub(crate) async fn pause_schedule(&self, name: &str) -> Result<Option<bool>, StoreError> {
         let rows = self.rows(query(PAUSE_SCHEDULE).bind(name)).await?;

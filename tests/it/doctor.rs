@@ -272,6 +272,19 @@ async fn jobs_that_no_relay_publishes_no_worker_runs_or_that_died_are_counted() 
     let checks = look(&bench).await;
     assert_eq!(that_are(CheckState::Wrong, &checks), [""; 0]);
     assert!(of(&checks, "queue").found.starts_with("paused for "), "{:?}", of(&checks, "queue"));
+    bench.tenure.resume_queue("q").await.unwrap();
+    bench.execute("INSERT INTO tenure.workers (worker_id, hostname, pid, queues, slots, version) VALUES ('w', 'h', 1, '{q}', 1, '0')").await;
+    bench.tenure.limit_queue("q", tenure::QueueLimits::new().max_queued(2).max_running(7)).await.unwrap();
+    let checks = look(&bench).await;
+    let full = &of(&checks, "queue").found;
+    assert!(full.starts_with("full: 2 jobs wait, and enqueues are refused; 0 of 7 run; "), "{full}");
+    let nightly = tenure::Schedule::new("nightly", "0 3 * * *", job());
+    bench.tenure.put_schedule(nightly).await.unwrap();
+    assert_eq!(of(&look(&bench).await, "schedules").found, "one has its ticks");
+    bench.execute("UPDATE tenure.schedules SET next_at = now() - interval '5 min'").await;
+    let checks = look(&bench).await;
+    assert!(of(&checks, "schedules").found.starts_with("nightly was due 5m"), "{checks:?}");
+    assert_eq!(of(&checks, "schedules").state, CheckState::Wrong);
 
     bench
         .execute(
