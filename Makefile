@@ -107,9 +107,12 @@ bench-peers: setup
 	@$(MAKE) --no-print-directory run-peers
 
 .PHONY: run-bench run-peers
+# BENCH_PROFILE=dev: whether it runs, with what the tests have built.
+BENCH_PROFILE ?= release
 run-bench:
-	$(CARGO) build --release --quiet --locked --features cli --bin tenure
-	$${CARGO_TARGET_DIR:-target}/release/tenure bench --quick --slots 2000 $(BENCH)
+	$(CARGO) build --profile $(BENCH_PROFILE) --quiet --locked --bin tenure \
+		$(if $(filter dev,$(BENCH_PROFILE)),--all-features,--features cli)
+	$${CARGO_TARGET_DIR:-target}/$(if $(filter dev,$(BENCH_PROFILE)),debug,release)/tenure bench --quick --slots 2000 $(BENCH)
 
 # A crate of its own, so that nobody who builds tenure builds its peers.
 run-peers:
