@@ -46,7 +46,9 @@ test-postgres-17:
 		TENURE_PG_BIN=$$copy/postgres/bin $(MAKE) --no-print-directory run-test \
 			TESTS="--test it -- --skip faults::nats --skip faults::network --skip faults::crashes --skip faults::load \
 				--skip faults::replicas --skip exec:: --skip bench:: --skip cli --skip config:: --skip health:: \
-				--skip testing:: --skip vanished::"; \
+				--skip testing:: --skip vanished:: --skip run:: --skip limits:: --skip shutdown:: --skip crash:: \
+				--skip example:: --skip roles:: --skip write_loss:: --skip faults::messages --skip faults::bodies \
+				--skip faults::recovery"; \
 		code=$$?; rm -rf $$copy; exit $$code
 
 # TRIALS=20 make trials: fewer of them. Ten at a time, half a minute each.

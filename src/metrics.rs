@@ -6,6 +6,7 @@ use std::time::Duration;
 use metrics::{Counter, Histogram, counter, gauge, histogram};
 
 /// What kind of metric it is.
+#[cfg(any(feature = "http", test))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Type {
     Counter,
@@ -14,6 +15,7 @@ pub(crate) enum Type {
 }
 
 /// Every metric, and what it says. A test compares the list with the code, the docs, the dashboard and the alerts.
+#[cfg(any(feature = "http", test))]
 pub(crate) const METRICS: [(&str, Type, &str); 42] = {
     use Type::{Counter, Gauge, Histogram};
     [
