@@ -22,6 +22,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use tokio::{sync::Notify, time::timeout};
+
 use crate::{
     insert::EnqueueError,
     metrics,
@@ -34,6 +36,8 @@ const LIMITS_LAST: Duration = Duration::from_secs(1);
 const COUNT_LASTS: Duration = Duration::from_secs(1);
 /// How long a queue is believed to be full.
 const FULL_LASTS: Duration = Duration::from_millis(100);
+/// How long to wait for those on their way before the next count.
+const LANDED_WITHIN: Duration = Duration::from_millis(20);
 /// What part of the room one count lets through.
 const PART: u64 = 10;
 
@@ -87,8 +91,10 @@ struct Known {
 struct OfQueue {
     /// Held while it is counted: whoever comes meanwhile goes by that count.
     counted: tokio::sync::Mutex<Option<Counted>>,
-    /// Let through, and not inserted yet: no count has seen them.
+    /// Let through, and not inserted yet: no count need have seen them.
     on_their_way: AtomicU64,
+    /// Told of each that no longer is on its way.
+    landed: Notify,
 }
 
 /// Jobs that were let through. Dropped when their rows are there, or will not be.
@@ -100,6 +106,7 @@ impl Drop for Admitted {
     fn drop(&mut self) {
         if let Some((queue, jobs)) = &self.0 {
             queue.on_their_way.fetch_sub(*jobs, Ordering::AcqRel);
+            queue.landed.notify_one();
         }
     }
 }
@@ -128,12 +135,21 @@ impl Limits {
         let mut counted = of.counted.lock().await;
         let mut answer =
             counted.as_mut().map_or(Answer::CountAnew, |counted| counted.admit(jobs, Instant::now()));
-        if answer == Answer::CountAnew {
+        while answer == Answer::CountAnew {
             // Before the count: what is inserted meanwhile is counted twice rather than not at all.
             let on_their_way = of.on_their_way.load(Ordering::Acquire);
             let queued = self.store.count_queued(queue, limit.saturating_add(1)).await?;
-            let mut new = Counted::new(queued.saturating_add(on_their_way), limit, jobs, Instant::now());
-            answer = new.admit(jobs, new.at);
+            let taken = queued.saturating_add(on_their_way);
+            if taken.saturating_add(jobs) > limit && queued.saturating_add(jobs) <= limit {
+                // There may be room, once it is known which of those on their way were counted.
+                drop(timeout(LANDED_WITHIN, of.landed.notified()).await);
+                continue;
+            }
+            let mut new = Counted::new(taken, limit, jobs, Instant::now());
+            answer = match new.admit(jobs, new.at) {
+                Answer::CountAnew => Answer::Full { queued },
+                answer => answer,
+            };
             *counted = Some(new);
         }
         match answer {
