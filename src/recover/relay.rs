@@ -14,7 +14,7 @@
 
 use std::time::Duration;
 
-use chrono::TimeDelta;
+use chrono::{DateTime, TimeDelta, Utc};
 
 use crate::{
     fault, metrics,
@@ -88,12 +88,14 @@ fn ticket(job: &DueJob) -> Ticket {
 }
 
 /// Gives back to the relay what waits for a message that no longer exists, and was published longer ago than the
-/// margin. `None`: nothing, its messages may wait unread. Returns how many.
+/// margin. `None`: nothing, its messages may wait unread. `drained` is when the last look found all of them delivered,
+/// if it did. Returns how many.
 pub(crate) async fn reclaim_lost(
     store: &Store,
     queue: &Queue,
     name: &str,
     margin: Option<Duration>,
+    drained: &mut Option<DateTime<Utc>>,
     mark_every: Duration,
     worker_id: &str,
 ) -> Result<u64, RelayError> {
@@ -105,9 +107,11 @@ pub(crate) async fn reclaim_lost(
     store.add_mark(now, &progress.stream_created, progress.last_seq, mark_every).await?;
     let Some(margin) = margin else { return Ok(0) };
     let before = if progress.pending == 0 {
-        // Everything the queue holds has been delivered.
-        Some(now - TimeDelta::from_std(margin).unwrap_or(TimeDelta::MAX))
+        // Everything that the queue holds has been delivered; but delivered is not claimed yet. What was delivered by
+        // the last look has had its time.
+        drained.replace(now).map(|last| last - TimeDelta::from_std(margin).unwrap_or(TimeDelta::MAX))
     } else {
+        *drained = None;
         store.passed_mark(&progress.stream_created, progress.delivered, margin).await?
     };
     let Some(before) = before else { return Ok(0) };

@@ -216,6 +216,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
 
     pub(super) async fn reclaim(self: Arc<Self>) {
         let every = self.timing.scan_every;
+        let mut drained: HashMap<String, _> = HashMap::new();
         loop {
             sleep(jittered(every)).await;
             if !self.queue.is_connected() {
@@ -232,9 +233,16 @@ impl<S: Send + Sync + 'static> Shared<S> {
                 } else {
                     Some(within * 2)
                 };
-                let looked =
-                    relay::reclaim_lost(&self.store, &self.queue, name, margin, every / 2, &self.worker_id)
-                        .await;
+                let looked = relay::reclaim_lost(
+                    &self.store,
+                    &self.queue,
+                    name,
+                    margin,
+                    drained.entry(name.clone()).or_default(),
+                    every / 2,
+                    &self.worker_id,
+                )
+                .await;
                 match looked {
                     Ok(0) => {}
                     Ok(_) => self.publish_due().await,
