@@ -460,3 +460,24 @@ async fn neither_passwords_nor_payloads_stand_in_the_logs() {
         assert!(!output.status.success() && !said.contains(secret), "{said}");
     }
 }
+
+/// Before `postgres/roles.sql` has run, or with roles of one's own: the schema's functions are not everybody's.
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_may_look_into_the_schema_may_not_purge() {
+    let bench = bench_with_servers(|_| {}).await;
+    bench.execute("CREATE ROLE anybody").await;
+    bench.execute("GRANT USAGE ON SCHEMA tenure TO anybody").await;
+    let functions: Vec<String> = sqlx::query_scalar(
+        "SELECT p.oid::regprocedure::text FROM pg_proc p
+          WHERE p.pronamespace = 'tenure'::regnamespace AND p.proname LIKE 'purge%'
+            AND has_function_privilege('anybody', p.oid, 'EXECUTE')",
+    )
+    .fetch_all(&bench.pool)
+    .await
+    .unwrap();
+    assert_eq!(functions, [""; 0]);
+    assert!(
+        bench.count("pg_proc WHERE pronamespace = 'tenure'::regnamespace AND proname LIKE 'purge%'").await
+            >= 7
+    );
+}
