@@ -64,7 +64,7 @@ GRANT SELECT ON tenure.queues, tenure.queue_slots, tenure.schedules, tenure.all_
     TO tenure_worker;
 GRANT UPDATE (job_id, fencing_token) ON tenure.queue_slots TO tenure_worker;
 GRANT UPDATE (next_at, paused_at, last_tick_at, last_job_id) ON tenure.schedules TO tenure_worker;
-GRANT SELECT, INSERT, UPDATE, DELETE ON tenure.queue_stats TO tenure_worker;
+GRANT SELECT, INSERT, UPDATE, DELETE ON tenure.queue_stats, tenure.activity TO tenure_worker;
 GRANT EXECUTE ON FUNCTION tenure.create_history_partitions(int) TO tenure_worker;
 -- What is old enough, and nothing that is younger than an hour.
 GRANT EXECUTE ON FUNCTION tenure.purge_day(interval, interval), tenure.purge_rows(interval, interval, uuid, int),

@@ -14,7 +14,7 @@ use axum::{
     extract::State,
     http::{StatusCode, header},
     response::{IntoResponse, Response},
-    routing::get,
+    routing::{MethodRouter, get},
 };
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use tokio::sync::oneshot;
@@ -50,7 +50,7 @@ fn recorder() -> Option<PrometheusHandle> {
         .and_then(|builder| builder.set_buckets_for_metric(Matcher::Suffix("_size".into()), &ITEMS));
     let recorder = builder.ok()?.build_recorder();
     let handle = recorder.handle();
-    metrics::set_global_recorder(recorder).ok()?;
+    ::metrics::set_global_recorder(recorder).ok()?;
     for (name, of, about) in METRICS {
         match of {
             Type::Counter => metrics::describe_counter!(name, about),
@@ -69,8 +69,7 @@ pub(crate) struct Server {
 
 impl Server {
     /// Listens, and answers from a thread of its own.
-    pub(crate) fn start(listen: SocketAddr, health: Health) -> io::Result<Self> {
-        install_metrics();
+    pub(crate) fn start(listen: SocketAddr, router: Router) -> io::Result<Self> {
         let listener = TcpListener::bind(listen)?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
@@ -79,7 +78,7 @@ impl Server {
         std::thread::Builder::new().name("tenure-http".into()).spawn(move || {
             runtime.block_on(async move {
                 let served = tokio::select! {
-                    served = serve(listener, health) => served,
+                    served = serve(listener, router) => served,
                     // An error is what dropping the sender gives.
                     _ = stopped => Ok(()),
                 };
@@ -93,13 +92,22 @@ impl Server {
     }
 }
 
-async fn serve(listener: TcpListener, health: Health) -> io::Result<()> {
-    let router = Router::new()
-        .route("/metrics", get(metrics_page))
+/// Whether this process is alive, ready and started. Asks nobody who they are.
+pub(crate) fn probes(health: Health) -> Router {
+    Router::new()
         .route("/livez", get(live))
         .route("/readyz", get(ready))
         .route("/startupz", get(started))
-        .with_state(health);
+        .with_state(health)
+}
+
+/// What this process measures, from now on.
+pub(crate) fn metrics() -> MethodRouter {
+    install_metrics();
+    get(metrics_page)
+}
+
+async fn serve(listener: TcpListener, router: Router) -> io::Result<()> {
     tokio::spawn(async {
         loop {
             tokio::time::sleep(UPKEEP_EVERY).await;

@@ -43,6 +43,7 @@ mod job;
 mod claim;
 mod backoff;
 mod config;
+mod tally;
 mod metrics;
 mod health;
 mod batch;
@@ -74,6 +75,10 @@ mod schedules;
 mod verify;
 mod doctor;
 
+#[cfg(feature = "cli")]
+mod timeline;
+#[cfg(feature = "cli")]
+mod dashboard;
 #[cfg(feature = "cli")]
 mod serve;
 #[cfg(feature = "cli")]

@@ -334,11 +334,23 @@ impl Tenure {
         let page = i64::try_from(JOBS_MAX).unwrap_or(i64::MAX);
         let mut total = 0;
         loop {
-            let gone = self.store().purge_dead(filter, page).await?;
+            let gone = self.store().purge_dead(filter, page, None).await?;
             total += gone;
             if gone < JOBS_MAX as u64 {
                 return Ok(total);
             }
         }
+    }
+
+    /// Removes these dead letters, with their history and their unique keys; returns how many there were. Cancel
+    /// safe, in
+    /// steps.
+    pub async fn purge_dead_jobs(&self, jobs: &[JobId]) -> Result<u64, StoreError> {
+        let mut total = 0;
+        for some in jobs.chunks(JOBS_MAX) {
+            let most = i64::try_from(some.len()).unwrap_or(i64::MAX);
+            total += self.store().purge_dead(&DeadFilter::new(), most, Some(some)).await?;
+        }
+        Ok(total)
     }
 }

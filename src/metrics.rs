@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use metrics::{Counter, Histogram, counter, gauge, histogram};
 
+use crate::tally::Tally;
+
 /// What kind of metric it is.
 #[cfg(any(feature = "http", test))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,6 +94,7 @@ pub(crate) struct QueueMeasures {
     pub(crate) pickup: Histogram,
     pub(crate) reset_to_running: Histogram,
     pub(crate) slot_idle: Histogram,
+    pub(crate) tally: Tally,
 }
 
 impl QueueMeasures {
@@ -104,6 +107,7 @@ impl QueueMeasures {
             pickup: histogram!("tenure_pickup_seconds", "queue" => queue()),
             reset_to_running: histogram!("tenure_reset_to_running_seconds", "queue" => queue()),
             slot_idle: histogram!("tenure_slot_idle_seconds", "queue" => queue()),
+            tally: Tally::default(),
         }
     }
 }

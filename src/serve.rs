@@ -1,25 +1,42 @@
-//! Serve: the fleet's figures and the health of both connections, from a process that runs no jobs: so they are there
-//! when no worker is.
+//! Serve: the dashboard, the fleet's figures and the health of both connections, from a process that runs no jobs: so
+//! they are there when no worker is.
 
 use std::{future::Future, io, net::SocketAddr, time::Duration};
 
 use tokio::time::sleep;
 
-use crate::{fleet, health::Health, http::Server, metrics, tenure::Tenure};
+use crate::{
+    dashboard, fleet,
+    health::Health,
+    http::{self, Server},
+    metrics,
+    tenure::Tenure,
+};
 
 /// How often both servers are asked.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Without a turn for longer, the runtime hangs.
 const HUNG_AFTER: Duration = Duration::from_secs(30);
 
-/// Answers `/metrics`, `/livez`, `/readyz` and `/startupz` until `shutdown` completes.
+/// It is not served.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ServeError {
+    #[error(transparent)]
+    Open(#[from] dashboard::Open),
+    #[error("listen on {address}; --listen says where else")]
+    Listen { address: SocketAddr, source: io::Error },
+}
+
+/// Answers with the dashboard, `/metrics`, `/livez`, `/readyz` and `/startupz` until `shutdown` completes.
 pub(crate) async fn serve(
     tenure: &Tenure,
     address: SocketAddr,
     shutdown: impl Future<Output = ()>,
-) -> io::Result<()> {
+) -> Result<(), ServeError> {
     let health = Health::new(HUNG_AFTER);
-    let server = Server::start(address, health.clone())?;
+    let pages = dashboard::router(tenure, address, http::metrics())?;
+    let server = Server::start(address, http::probes(health.clone()).merge(pages))
+        .map_err(|source| ServeError::Listen { address, source })?;
     let looks = async {
         loop {
             health.beat();

@@ -25,6 +25,7 @@ use crate::{
     run::{Ended, EndedInTheMiddle, PayloadError, Retry, RetryPolicy},
     running::{CancelReason, OnCrash, RunningJob},
     store::{AttemptEnd, Completion, OfLocked, Route, Store, StoreError},
+    tally::Tally,
 };
 
 /// The longest wait: more is a mistake in a unit, and beyond what Postgres can add to a time.
@@ -214,13 +215,14 @@ impl Settle {
     }
 
     /// Writes a verdict, for as long as it takes: while Postgres is away there is nothing better to do.
-    /// The attempt ran for so long; `measures` are those of its kind.
+    /// The attempt ran for so long; `measures` are those of its kind, `tally` its queue's.
     pub(crate) async fn write(
         &self,
         job: &RunningJob,
         verdict: Verdict,
         ran: Duration,
         measures: Option<&KindMeasures>,
+        tally: Option<&Tally>,
     ) -> Settled {
         let kind = &job.claim.kind;
         let (outcome, settled) = match verdict {
@@ -246,6 +248,9 @@ impl Settle {
         };
         if settled == Settled::Written {
             metrics::settled(kind, outcome, ran, measures);
+            if let Some(tally) = tally {
+                tally.ended(outcome, ran);
+            }
             let (id, token, attempt) = (job.key.job, job.key.token, job.claim.attempt);
             tracing::info!(job = %id, %token, kind, attempt, outcome, "attempt ended");
         }

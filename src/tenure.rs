@@ -106,7 +106,7 @@ impl Tenure {
     ///
     /// A filter that few jobs pass looks at many of them; in a large history, name an age as well.
     pub async fn jobs(&self, filter: &JobFilter, limit: u32) -> Result<Vec<JobRow>, StoreError> {
-        self.inner.store.list_jobs(filter, limit.into()).await
+        self.inner.store.list_jobs(filter, limit.into(), true).await
     }
 
     /// How many bytes the checkpoint of a job has, as JSON. `None`: it saved none, or has no more use for it.

@@ -6,8 +6,10 @@ use chrono::{DateTime, Utc};
 use comfy_table::{ContentArrangement, Table, presets::NOTHING};
 use serde_json::json;
 
-use super::{CancelArgs, Cli, JobsCommand, ListArgs, Output, Usage, dead, print, timeline, watch};
-use crate::{Cancelled, ExecutionRow, JobFilter, JobId, JobRow, Retried, Tenure, check_kind, check_queue};
+use super::{CancelArgs, Cli, JobsCommand, ListArgs, Output, Usage, dead, print, watch};
+use crate::{
+    Cancelled, ExecutionRow, JobFilter, JobId, JobRow, Retried, Tenure, check_kind, check_queue, timeline,
+};
 
 pub(super) async fn run(cli: &Cli, command: &JobsCommand) -> anyhow::Result<ExitCode> {
     let tenure = cli.connect().await?;

@@ -16,7 +16,6 @@ mod queues;
 mod schedules;
 mod serve;
 mod shell;
-mod timeline;
 mod verify;
 mod watch;
 mod work;
@@ -85,12 +84,8 @@ enum Command {
     Enqueue(EnqueueArgs),
     /// Run the jobs of these queues, each by a command.
     Work(WorkArgs),
-    /// Answer /metrics with the fleet's figures, and /livez, /readyz and /startupz, from a process that runs no jobs.
-    Serve {
-        /// Where. Default: `TENURE_LISTEN`, or 127.0.0.1:9090.
-        #[arg(long)]
-        listen: Option<std::net::SocketAddr>,
-    },
+    /// Show the dashboard, and answer /metrics with the fleet's figures, and /livez, /readyz and /startupz.
+    Serve(ServeArgs),
     /// Look at jobs, cancel them, have them tried again.
     #[command(subcommand)]
     Jobs(JobsCommand),
@@ -157,6 +152,19 @@ struct DevArgs {
     /// Keep nothing: use a temporary folder.
     #[arg(long, conflicts_with = "folder")]
     ephemeral: bool,
+}
+
+#[derive(Debug, Args)]
+struct ServeArgs {
+    /// Where. Default: `TENURE_LISTEN`, or 127.0.0.1:9090.
+    #[arg(long)]
+    listen: Option<std::net::SocketAddr>,
+    /// Allow what changes something: cancel, retry, redrive, purge, pause, limit. Default: `TENURE_SERVE_ACTIONS`.
+    #[arg(long)]
+    actions: bool,
+    /// Show no payload, output or checkpoint. Default: `TENURE_SERVE_PAYLOADS`.
+    #[arg(long)]
+    hide_payloads: bool,
 }
 
 #[derive(Debug, Args)]
@@ -601,7 +609,7 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         }
         Command::Enqueue(args) => enqueue::run(&cli, args).await,
         Command::Work(args) => work::run(&cli, args).await,
-        Command::Serve { listen } => serve::run(&cli, *listen).await,
+        Command::Serve(args) => serve::run(&cli, args).await,
         Command::Jobs(command) => jobs::run(&cli, command).await,
         Command::Dead(command) => dead::run(&cli, command).await,
         Command::Queues(command) => queues::run(&cli, command).await,

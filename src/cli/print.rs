@@ -4,6 +4,7 @@ use std::io::Write;
 
 use serde::Serialize;
 
+pub(super) use crate::timeline::seconds;
 use crate::{JobId, JobRow};
 
 /// Prints a line. When nobody reads any more (`| head`), the program is done.
@@ -30,15 +31,4 @@ pub(super) fn answer(id: JobId, answer: &impl Serialize) -> serde_json::Value {
     let mut value = serde_json::to_value(answer).unwrap_or_default();
     value["id"] = id.to_string().into();
     value
-}
-
-/// A time span, to the second where that says enough.
-pub(super) fn seconds(seconds: f64) -> String {
-    let span = std::time::Duration::try_from_secs_f64(seconds).unwrap_or_default();
-    let shown = if span.as_secs() < 10 {
-        std::time::Duration::from_millis(u64::try_from(span.as_millis()).unwrap_or_default())
-    } else {
-        std::time::Duration::from_secs(span.as_secs())
-    };
-    humantime::format_duration(shown).to_string()
 }

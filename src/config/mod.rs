@@ -52,10 +52,40 @@ pub struct Config {
     /// Where a worker answers `/metrics`, `/livez`, `/readyz` and `/startupz`; needs the feature `http`.
     /// `TENURE_LISTEN`.
     pub listen: Option<SocketAddr>,
+    /// What `tenure serve` shows, and to whom.
+    pub(crate) serve: Serve,
     /// How long what has ended is kept.
     pub retention: Retention,
     /// When things happen.
     pub timing: Timing,
+}
+
+/// What `tenure serve` shows, and to whom. `TENURE_SERVE_…`.
+#[derive(Clone, PartialEq)]
+pub(crate) struct Serve {
+    pub(crate) user: String,
+    pub(crate) password: Option<String>,
+    pub(crate) token: Option<String>,
+    /// Somebody else asks who they are.
+    pub(crate) is_behind_proxy: bool,
+    pub(crate) has_actions: bool,
+    pub(crate) shows_payloads: bool,
+    /// Without a slash at its end: empty at the top.
+    pub(crate) base_path: String,
+}
+
+impl Default for Serve {
+    fn default() -> Self {
+        Self {
+            user: "tenure".into(),
+            password: None,
+            token: None,
+            is_behind_proxy: false,
+            has_actions: false,
+            shows_payloads: true,
+            base_path: String::new(),
+        }
+    }
 }
 
 /// How long what has ended is kept; `None` is for ever. At least an hour.
@@ -190,6 +220,7 @@ impl Config {
             checkpoint_bytes_max: 1024 * 1024,
             handler_connections: 10,
             listen: None,
+            serve: Serve::default(),
             retention: Retention::DEFAULT,
             timing: Timing::DEFAULT,
         }

@@ -5,6 +5,8 @@ use std::{
     time::Duration,
 };
 
+#[cfg(test)]
+use super::Serve;
 use super::{Config, OWN_SUBJECTS, Timing};
 use crate::job::check_queue;
 
@@ -89,6 +91,11 @@ impl Setting {
 }
 
 const fn url(name: &'static str, about: &'static str, put: Put, get: Get) -> Setting {
+    Setting { name, about, unset: Some("none"), is_secret: true, takes: Takes::Text(put, get) }
+}
+
+/// A secret that is shown as nothing but being there.
+const fn password(name: &'static str, about: &'static str, put: Put, get: Get) -> Setting {
     Setting { name, about, unset: Some("none"), is_secret: true, takes: Takes::Text(put, get) }
 }
 
@@ -281,6 +288,76 @@ pub(super) static SETTINGS: &[Setting] = &[
         },
         |config| config.listen.map(|address| address.to_string()),
     ),
+    text(
+        "TENURE_SERVE_USER",
+        "Who signs in to the dashboard with `TENURE_SERVE_PASSWORD`.",
+        |config, text| {
+            if text.is_empty() || text.contains(':') {
+                return Err("a name, not empty and without a colon");
+            }
+            config.serve.user = text.into();
+            Ok(())
+        },
+        |config| Some(config.serve.user.clone()),
+    ),
+    password(
+        "TENURE_SERVE_PASSWORD",
+        "The dashboard's password (HTTP basic authentication), at least 8 characters.",
+        |config, text| {
+            config.serve.password = Some(long_enough(text)?);
+            Ok(())
+        },
+        |config| config.serve.password.clone(),
+    ),
+    password(
+        "TENURE_SERVE_TOKEN",
+        "A bearer token that the dashboard and its `/metrics` take, at least 8 characters.",
+        |config, text| {
+            config.serve.token = Some(long_enough(text)?);
+            Ok(())
+        },
+        |config| config.serve.token.clone(),
+    ),
+    optional(
+        "TENURE_SERVE_AUTH",
+        "`proxy`: the dashboard asks nobody who they are, because a proxy in front of it does.",
+        "the password or the token",
+        |config, text| {
+            if text != "proxy" {
+                return Err("proxy, or not set: then a password or a token is asked for");
+            }
+            config.serve.is_behind_proxy = true;
+            Ok(())
+        },
+        |config| config.serve.is_behind_proxy.then(|| "proxy".to_owned()),
+    ),
+    text(
+        "TENURE_SERVE_ACTIONS",
+        "`true`: the dashboard can also cancel, retry, redrive, purge, pause and limit.",
+        |config, text| {
+            config.serve.has_actions = yes_or_no(text)?;
+            Ok(())
+        },
+        |config| Some(config.serve.has_actions.to_string()),
+    ),
+    text(
+        "TENURE_SERVE_PAYLOADS",
+        "`false`: the dashboard shows no payload, output or checkpoint, and searches none.",
+        |config, text| {
+            config.serve.shows_payloads = yes_or_no(text)?;
+            Ok(())
+        },
+        |config| Some(config.serve.shows_payloads.to_string()),
+    ),
+    text(
+        "TENURE_SERVE_BASE_PATH",
+        "Where a proxy shows the dashboard, if not at the top, such as `/tenure`.",
+        |config, text| {
+            config.serve.base_path = path(text)?;
+            Ok(())
+        },
+        |config| Some(format!("{}/", config.serve.base_path)),
+    ),
     age("TENURE_KEEP_COMPLETED", "How long completed jobs are kept; at least 1h, or forever.", |config| {
         &mut config.retention.completed
     }),
@@ -375,6 +452,28 @@ fn word(text: &str) -> Result<String, &'static str> {
     Ok(text.to_owned())
 }
 
+fn long_enough(text: &str) -> Result<String, &'static str> {
+    if text.chars().count() < 8 { Err("at least 8 characters") } else { Ok(text.to_owned()) }
+}
+
+fn yes_or_no(text: &str) -> Result<bool, &'static str> {
+    text.parse().map_err(|_| "true or false")
+}
+
+/// A path without a slash at its end: empty at the top.
+fn path(text: &str) -> Result<String, &'static str> {
+    let inside = text.trim_matches('/');
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '~');
+    let is_name = |part: &str| !part.is_empty() && part != ".." && part != "." && part.chars().all(is_plain);
+    if inside.is_empty() {
+        return Ok(String::new());
+    }
+    if !inside.split('/').all(is_name) {
+        return Err("a path such as /tenure, of A-Z a-z 0-9 - _ . ~");
+    }
+    Ok(format!("/{inside}"))
+}
+
 fn bytes(text: &str) -> Result<usize, &'static str> {
     text.parse().ok().filter(|bytes| *bytes > 0).ok_or("a number of bytes above 0")
 }
@@ -425,6 +524,15 @@ mod tests {
         given.nats_certificate = Some(("c.pem".into(), "k.pem".into()));
         given.hostname = Some("h".into());
         given.listen = Some(([127, 0, 0, 1], 9090).into());
+        given.serve = Serve {
+            user: "u".into(),
+            password: Some("12345678".into()),
+            token: Some("87654321".into()),
+            is_behind_proxy: true,
+            has_actions: true,
+            shows_payloads: false,
+            base_path: "/a/b".into(),
+        };
         given.retention.dead = Some(Duration::from_hours(36));
         given.retention.keys = None;
         given.timing.stale_after = Duration::from_millis(90_007);

@@ -208,7 +208,11 @@ impl Settings {
                 Some(given) => (Some(given.value()?), given.source()),
                 None => (setting.get(&defaults), "default".to_owned()),
             };
-            let shown = |value: String| if setting.is_secret { super::masked(&value) } else { value };
+            let shown = |value: String| match setting.name {
+                _ if !setting.is_secret => value,
+                name if name.ends_with("_URL") => super::masked(&value),
+                _ => "***".to_owned(),
+            };
             let value = value.filter(|value| !value.is_empty()).map(shown);
             all.push(InForce { name: setting.name, value, from });
         }

@@ -29,6 +29,8 @@ pub struct DeadFilter {
     kind: Option<String>,
     category: Option<String>,
     older_than: Duration,
+    error: Option<String>,
+    before: Option<(DateTime<Utc>, JobId)>,
 }
 
 impl DeadFilter {
@@ -66,14 +68,34 @@ impl DeadFilter {
         self
     }
 
-    fn bind<'q>(&self, query: Query<'q, Postgres, PgArguments>) -> Query<'q, Postgres, PgArguments> {
+    /// Only those whose error contains this text, just as it is written: `%` and `_` stand for themselves.
+    #[must_use]
+    pub fn error(mut self, text: impl Into<String>) -> Self {
+        self.error = Some(text.into());
+        self
+    }
+
+    /// Only what comes after this one in a list: of when it died, and its id. Redriving and purging take no heed of it.
+    #[must_use]
+    pub fn before(mut self, died_at: DateTime<Utc>, id: JobId) -> Self {
+        self.before = Some((died_at, id));
+        self
+    }
+
+    pub(super) fn bind_names<'q>(
+        &self,
+        query: Query<'q, Postgres, PgArguments>,
+    ) -> Query<'q, Postgres, PgArguments> {
+        query.bind(self.queue.clone()).bind(self.kind.clone()).bind(self.category.clone())
+    }
+
+    pub(super) fn bind<'q>(
+        &self,
+        query: Query<'q, Postgres, PgArguments>,
+    ) -> Query<'q, Postgres, PgArguments> {
         // Longer than Postgres's interval is for ever, too.
         let age = self.older_than.min(Duration::from_hours(24 * 365_000));
-        query
-            .bind(self.queue.clone())
-            .bind(self.kind.clone())
-            .bind(self.category.clone())
-            .bind(age.as_secs_f64())
+        self.bind_names(query).bind(age.as_secs_f64()).bind(self.error.clone())
     }
 }
 
@@ -146,7 +168,9 @@ impl Store {
         filter: &DeadFilter,
         limit: i64,
     ) -> Result<Vec<DeadLetter>, StoreError> {
-        let rows = self.rows(filter.bind(query(DEAD_LETTERS)).bind(limit)).await?;
+        let (died_at, id) = filter.before.unzip();
+        let query = filter.bind(query(DEAD_LETTERS)).bind(limit).bind(died_at).bind(id);
+        let rows = self.rows(query).await?;
         Ok(rows.iter().map(letter).collect::<Result<_, _>>()?)
     }
 
@@ -198,9 +222,14 @@ impl Store {
         Ok(rows.iter().map(|row| row.try_get("id")).collect::<Result<_, sqlx::Error>>()?)
     }
 
-    /// Removes dead letters, the oldest first; returns how many.
-    pub(crate) async fn purge_dead(&self, filter: &DeadFilter, limit: i64) -> Result<u64, StoreError> {
-        Ok(self.rows(filter.bind(query(PURGE_DEAD)).bind(limit)).await?.len() as u64)
+    /// Removes dead letters, the oldest first, of all or of these; returns how many.
+    pub(crate) async fn purge_dead(
+        &self,
+        filter: &DeadFilter,
+        limit: i64,
+        of: Option<&[JobId]>,
+    ) -> Result<u64, StoreError> {
+        Ok(self.rows(filter.bind(query(PURGE_DEAD)).bind(limit).bind(of)).await?.len() as u64)
     }
 }
 

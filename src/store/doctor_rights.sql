@@ -32,6 +32,7 @@ WITH needs (role, relation, privileges, columns) AS (VALUES
     ('worker', 'queue_slots', '{SELECT}', NULL),
     ('worker', 'queue_slots', '{UPDATE}', '{job_id,fencing_token}'),
     ('worker', 'queue_stats', '{SELECT,INSERT,UPDATE,DELETE}', NULL),
+    ('worker', 'activity', '{SELECT,INSERT,UPDATE,DELETE}', NULL),
     ('worker', 'schedules', '{SELECT}', NULL),
     ('worker', 'schedules', '{UPDATE}', '{next_at,paused_at,last_tick_at,last_job_id}'),
     ('worker', 'all_jobs', '{SELECT}', NULL),

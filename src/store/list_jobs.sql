@@ -2,14 +2,15 @@
 --
 --   $1 status or NULL  $2 queue or NULL  $3 kind or NULL  $4 worker or NULL  $5 seconds of age at least, or NULL
 --   $6 seconds of age at most, or NULL  $7 text in the last error or NULL  $8 before this id or NULL  $9 row limit
+--   $10 text in the kind, the last error, the message or the payload, or NULL  $11 whether payloads and outputs are wanted
 --
 -- An id is time: what is asked of the age bounds the id, too, so that a large history is read from there on, by its
 -- primary key, and only as far as needed. By a day more than was asked: ids are of the producers' clocks, and those of
 -- messages are older than their rows. CASE and coalesce, not OR: an index takes the one and not the other.
 -- The worker of a job that waits for another attempt stands with its attempts.
-SELECT id, queue, kind, payload::text AS payload, status, attempt, max_attempts, fencing_token, worker_id, created_at,
+SELECT id, queue, kind, CASE WHEN $11 THEN payload::text END AS payload, status, attempt, max_attempts, fencing_token, worker_id, created_at,
        scheduled_at, started_at, last_activity_at, finished_at, stage, progress, message,
-       output::text AS output, last_error
+       CASE WHEN $11 THEN output::text END AS output, last_error
   FROM tenure.all_jobs j
  WHERE ($1::text IS NULL OR status = $1)
    AND ($2::text IS NULL OR queue = $2)
@@ -19,6 +20,7 @@ SELECT id, queue, kind, payload::text AS payload, status, attempt, max_attempts,
    AND ($5::float8 IS NULL OR created_at <= statement_timestamp() - $5 * interval '1 second')
    AND ($6::float8 IS NULL OR created_at >= statement_timestamp() - $6 * interval '1 second')
    AND ($7::text IS NULL OR strpos(last_error, $7) > 0)
+   AND ($10::text IS NULL OR strpos(lower(concat_ws(' ', kind, last_error, message, payload)), lower($10)) > 0)
    AND id <= CASE WHEN $5 IS NULL THEN 'ffffffff-ffff-ffff-ffff-ffffffffffff'
                   ELSE rpad(lpad(to_hex(greatest(0, (extract(epoch FROM statement_timestamp()
                             - $5 * interval '1 second' + interval '1 day') * 1000)::bigint)), 12, '0'), 32, 'f')::uuid

@@ -11,6 +11,7 @@ pub(crate) const MIGRATIONS: &[(i64, &str, &str)] = &[
     (2, "every_end", include_str!("../../migrations/0002_every_end.sql")),
     (3, "lean_checks", include_str!("../../migrations/0003_lean_checks.sql")),
     (4, "operate", include_str!("../../migrations/0004_operate.sql")),
+    (5, "show", include_str!("../../migrations/0005_show.sql")),
 ];
 
 /// "tenure" in ASCII: the key of the lock that makes migrations wait for each other.

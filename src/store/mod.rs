@@ -22,7 +22,12 @@ mod bench;
 #[cfg(feature = "testing")]
 mod testing;
 mod migrate;
+mod activity;
+#[cfg(feature = "cli")]
+mod show;
 
+#[cfg(feature = "cli")]
+pub(crate) use activity::Minute;
 #[cfg(feature = "cli")]
 pub(crate) use bench::{BenchCounters, BenchState};
 pub(crate) use call::Store;
@@ -34,6 +39,8 @@ pub use migrate::MigrateError;
 pub(crate) use queues::Change;
 pub use queues::QueueRow;
 pub(crate) use retention::Purged;
+#[cfg(feature = "cli")]
+pub(crate) use rows::Fleet;
 pub(crate) use rows::{
     AttemptEnd, CancelAnswer, ClaimRequest, Completion, DueJob, EndedAttempt, HostWorker, NewJob, OfLocked,
     ProgressWrite, Refused, Registration, Route, RuleBroken, Told,
@@ -41,6 +48,8 @@ pub(crate) use rows::{
 pub use rows::{ExecutionRow, JobRow, RecoveryRow};
 pub use schedules::ScheduleRow;
 pub(crate) use schedules::{DueSchedule, NewSchedule};
+#[cfg(feature = "cli")]
+pub(crate) use show::{DeadGroup, Event, EventCount, EventFilter, JobTexts};
 #[cfg(feature = "testing")]
 pub(crate) use testing::pool_of_test;
 pub use views::{JobFilter, WorkerRow, WorkerState};
@@ -127,6 +136,8 @@ statements! {
     PURGE_KEYS = "purge_keys";
     PURGE_EVENTS = "purge_events";
     FLEET = "fleet";
+    REPORT = "report";
+    ACTIVITY = "activity";
     NOTE_REFUSED = "note_refused";
     REGISTER_WORKER = "register_worker";
     FORGET_WORKERS = "forget_workers";
@@ -149,6 +160,11 @@ statements! {
     LIST_WORKERS = "list_workers";
     EXECUTIONS = "executions";
     RECOVERIES = "recoveries";
+    RECOVERY_EVENTS = "recovery_events";
+    RECOVERY_COUNTS = "recovery_counts";
+    DEAD_GROUPS = "dead_groups";
+    COUNT_DEAD = "count_dead";
+    JOB_TEXTS = "job_texts";
     VERIFY = "verify";
     DOCTOR_SERVER = "doctor_server";
     DOCTOR_HOLDERS = "doctor_holders";

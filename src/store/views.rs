@@ -39,6 +39,7 @@ pub struct JobFilter {
     newer_than: Option<Duration>,
     error: Option<String>,
     before: Option<JobId>,
+    text: Option<String>,
 }
 
 impl JobFilter {
@@ -97,6 +98,14 @@ impl JobFilter {
     #[must_use]
     pub fn error(mut self, text: impl Into<String>) -> Self {
         self.error = Some(text.into());
+        self
+    }
+
+    /// Only those that have this text in their kind, last error, message or payload, in whatever case. Reads payloads:
+    /// in a large history, use it with [`JobFilter::newer_than`].
+    #[must_use]
+    pub fn text(mut self, text: impl Into<String>) -> Self {
+        self.text = Some(text.into());
         self
     }
 
@@ -170,8 +179,13 @@ impl Store {
         Ok(rows.first().map(|row| row.try_get("version")).transpose()?.unwrap_or(0))
     }
 
-    /// Jobs, newest first.
-    pub(crate) async fn list_jobs(&self, filter: &JobFilter, limit: i64) -> Result<Vec<JobRow>, StoreError> {
+    /// Jobs, newest first; with their payloads and outputs, or without.
+    pub(crate) async fn list_jobs(
+        &self,
+        filter: &JobFilter,
+        limit: i64,
+        with_payloads: bool,
+    ) -> Result<Vec<JobRow>, StoreError> {
         let age = |age: Option<Duration>| age.map(|age| age.min(AGE_MAX).as_secs_f64());
         let rows = self
             .rows(
@@ -184,7 +198,9 @@ impl Store {
                     .bind(age(filter.newer_than))
                     .bind(filter.error.clone())
                     .bind(filter.before)
-                    .bind(limit),
+                    .bind(limit)
+                    .bind(filter.text.clone())
+                    .bind(with_payloads),
             )
             .await?;
         Ok(rows.iter().map(job_row).collect::<Result<_, _>>()?)

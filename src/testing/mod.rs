@@ -290,7 +290,7 @@ impl TestTenure {
                 sleep(LOOK_EVERY).await;
             }
             running.stop(at).await;
-            let all = self.store().list_jobs(&JobFilter::new(), i64::MAX).await;
+            let all = self.store().list_jobs(&JobFilter::new(), i64::MAX, true).await;
             let mut ended = all.unwrap_or_else(|error| fail(at, &error));
             ended.retain(|job| job.finished_at.is_some_and(|finished| finished >= since));
             ended.sort_by_key(|job| (job.finished_at, job.id));
@@ -479,7 +479,7 @@ impl TestTenure {
     /// The queued jobs of a kind, the oldest first.
     async fn waiting(&self, at: At, kind: &str) -> Vec<JobRow> {
         let rows =
-            self.store().list_jobs(&JobFilter::new().status(Status::Queued).kind(kind), i64::MAX).await;
+            self.store().list_jobs(&JobFilter::new().status(Status::Queued).kind(kind), i64::MAX, true).await;
         let mut rows = rows.unwrap_or_else(|error| fail(at, &error));
         rows.reverse();
         rows

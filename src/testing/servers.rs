@@ -85,7 +85,7 @@ pub(super) async fn on_private() -> Result<Place, String> {
 pub(super) async fn on(database_url: &str, nats_url: &str) -> Result<Place, String> {
     let server = Config::new(database_url, nats_url);
     let (store, shown) = (open(&server)?, masked(database_url));
-    let found = store.list_jobs(&JobFilter::new(), 1).await;
+    let found = store.list_jobs(&JobFilter::new(), 1, false).await;
     store.close().await;
     match found {
         Ok(jobs) if jobs.is_empty() => {}

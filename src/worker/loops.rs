@@ -63,7 +63,26 @@ impl<S: Send + Sync + 'static> Shared<S> {
             if let Err(error) = self.store.register_worker(&registration).await {
                 tracing::warn!(%error, "the worker's row was not renewed");
             }
+            self.report().await;
             self.probe_ourselves(&mut registration).await;
+        }
+    }
+
+    /// Adds what was done to what all workers have done in this minute.
+    pub(super) async fn report(&self) {
+        let done: Vec<_> = (self.measures.iter())
+            .filter_map(|(queue, of)| of.tally.take().map(|done| (queue.as_str(), done)))
+            .collect();
+        if done.is_empty() {
+            return;
+        }
+        if let Err(error) = self.store.report(&done).await {
+            tracing::debug!(%error, "what was done is reported later");
+            for (queue, done) in &done {
+                if let Some(of) = self.measures.get(*queue) {
+                    of.tally.give_back(done);
+                }
+            }
         }
     }
 

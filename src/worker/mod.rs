@@ -390,8 +390,11 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
         #[cfg(feature = "http")]
         let _server = match config.listen {
             Some(address) => Some(
-                crate::http::Server::start(address, self.health.clone())
-                    .map_err(|error| WorkerError::Listen { address, reason: error.to_string() })?,
+                crate::http::Server::start(
+                    address,
+                    crate::http::probes(self.health.clone()).route("/metrics", crate::http::metrics()),
+                )
+                .map_err(|error| WorkerError::Listen { address, reason: error.to_string() })?,
             ),
             None => None,
         };

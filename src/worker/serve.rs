@@ -163,6 +163,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
             drop(timeout(self.timing.publish_within, self.publish_due()).await);
         }
         background.tasks.shutdown().await;
+        drop(timeout(self.timing.database_within, self.report()).await);
         // Not while it owns a job that could not be released: others find it by its worker's row.
         let us = std::slice::from_ref(&self.worker_id);
         let removed =
@@ -407,6 +408,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
                 let message = Message { receipt: delivery.receipt, dispatch };
                 if let Some(measures) = self.measures.get(&claim.queue) {
                     measures.wait.record(claim.waited);
+                    measures.tally.claimed(claim.waited);
                     measures.pickup.record(delivered_at.elapsed());
                     if claim.after_reset {
                         measures.reset_to_running.record(claim.waited);
@@ -460,7 +462,9 @@ impl<S: Send + Sync + 'static> Shared<S> {
         };
         let told = job.is_lost();
         let messages = job.end();
-        let settled = self.settle.write(&job, verdict, began_at.elapsed(), kind.measures.as_ref()).await;
+        let tally = self.measures.get(&job.claim.queue).map(|measures| &measures.tally);
+        let ran = began_at.elapsed();
+        let settled = self.settle.write(&job, verdict, ran, kind.measures.as_ref(), tally).await;
         fault::point("settled");
         if settled == Settled::Lost && (says_done || !told) {
             Box::pin(self.heartbeat.lost(&job, write)).await;

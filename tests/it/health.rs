@@ -1,8 +1,7 @@
 //! Health and metrics: what a worker tells Prometheus and the platform's probes.
 
 use std::{
-    io::{Read, Write},
-    net::{SocketAddr, TcpListener, TcpStream},
+    net::{SocketAddr, TcpListener},
     time::{Duration, Instant},
 };
 
@@ -10,21 +9,11 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use tenure::{JobContext, JobRequest, KindOptions, Tenure, Worker, WorkerError};
 
-use crate::harness::{Bench, Child, Running, bench, bench_with, bench_with_servers};
-
-fn free_address() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
-}
+use crate::harness::{Bench, Child, Running, ask, bench, bench_with, bench_with_servers, free_address};
 
 /// The status and the body of a page; `None`: nobody listens.
 fn get(address: SocketAddr, path: &str) -> Option<(u16, String)> {
-    let mut stream = TcpStream::connect(address).ok()?;
-    stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).ok()?;
-    let (head, body) = answer.split_once("\r\n\r\n")?;
-    Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
+    ask(address, "GET", path, &[], "").map(|answer| (answer.status, answer.body))
 }
 
 async fn until(address: SocketAddr, path: &'static str, status: u16) -> String {

@@ -22,6 +22,7 @@ mod cli_json;
 mod cli_list;
 mod config;
 mod crash;
+mod dashboard;
 mod dead;
 mod doctor;
 mod effects;

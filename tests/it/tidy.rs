@@ -8,7 +8,8 @@ use std::{
 
 /// The layers of `src`, bottom first. A module uses those below it, never its own layer or above.
 const LAYERS: &[&[&str]] = &[
-    &["job", "backoff", "metrics", "batch", "fault", "threads", "slots", "health"],
+    &["job", "backoff", "tally", "batch", "fault", "threads", "slots", "health"],
+    &["metrics"],
     &["http"],
     &["config", "claim"],
     &["store", "queue"],
@@ -21,8 +22,9 @@ const LAYERS: &[&[&str]] = &[
     &["deliver", "settle", "recover", "ticks", "retention", "fleet"],
     &["tenure"],
     &["enqueue", "manage", "queues", "verify", "doctor", "worker"],
-    &["schedules", "serve"],
-    &["dev"],
+    &["schedules", "timeline", "dev"],
+    &["dashboard"],
+    &["serve"],
     &["testing"],
     &["bench"],
     &["cli"],

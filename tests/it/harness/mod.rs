@@ -3,6 +3,7 @@
 //! The servers start on free ports with the first test, and end with this process, however it ends.
 
 mod counters;
+mod http;
 mod proxy;
 mod worker;
 
@@ -21,6 +22,7 @@ use sqlx::{AssertSqlSafe, PgPool, postgres::PgPoolOptions};
 use tenure::{Config, JobId, Tenure, dev::Servers};
 
 pub use counters::counted;
+pub use http::{Answer, ask, free_address};
 pub use proxy::Proxy;
 pub use worker::{Child, Running, until_file};
 
@@ -55,7 +57,7 @@ fn shared() -> &'static Shared {
                 sqlx::query("CREATE DATABASE template_tenure").execute(&pool).await.unwrap();
                 pool.close().await;
                 let tenure = Tenure::connect(&config).await.unwrap();
-                assert_eq!(tenure.migrate().await.unwrap().len(), 4);
+                assert_eq!(tenure.migrate().await.unwrap().len(), 5);
                 tenure.close().await;
             });
         })

@@ -3,10 +3,11 @@
 //! Not on record: when a dead job was redriven. That it was shows in attempts that start anew. The time is when it was
 //! due then; once that is overwritten, the latest at which it can have been.
 
+use std::time::Duration;
+
 use chrono::{DateTime, TimeDelta, Utc};
 use serde::Serialize;
 
-use super::print;
 use crate::{ExecutionRow, JobRow, RecoveryRow, Status};
 
 /// A job that was due when it was enqueued, or tried again at once, was not scheduled.
@@ -14,18 +15,18 @@ const WORTH_TELLING: TimeDelta = TimeDelta::seconds(1);
 
 /// One thing that happened to a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(super) struct Entry {
-    pub(super) at: DateTime<Utc>,
+pub(crate) struct Entry {
+    pub(crate) at: DateTime<Utc>,
     /// A word: enqueued, scheduled, claimed, ended, reset, release, `refused_write`, republished, redriven, dead,
     /// completed, cancelled.
-    pub(super) event: String,
+    pub(crate) event: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) attempt: Option<i32>,
+    pub(crate) attempt: Option<i32>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) token: Option<i64>,
+    pub(crate) token: Option<i64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) worker: Option<String>,
-    pub(super) text: String,
+    pub(crate) worker: Option<String>,
+    pub(crate) text: String,
 }
 
 impl Entry {
@@ -44,7 +45,7 @@ impl Entry {
 }
 
 /// A job's history, the oldest first. The attempts are in order of their tokens.
-pub(super) fn merged(job: &JobRow, executions: &[ExecutionRow], recoveries: &[RecoveryRow]) -> Vec<Entry> {
+pub(crate) fn merged(job: &JobRow, executions: &[ExecutionRow], recoveries: &[RecoveryRow]) -> Vec<Entry> {
     let about = format!("in queue {}, of kind {}", job.queue, job.kind);
     let mut entries = vec![Entry::new(job.created_at, "enqueued", about)];
     // Each in the order in which it must have happened: sorting by time keeps it where the times are the same.
@@ -114,7 +115,7 @@ fn ended(execution: &ExecutionRow) -> Option<Entry> {
 }
 
 fn recovered(event: &RecoveryRow) -> Entry {
-    let silence = event.silence_s.map(|s| format!(", after a silence of {}", print::seconds(s)));
+    let silence = event.silence_s.map(|s| format!(", after a silence of {}", seconds(s)));
     let text = format!(
         "{}{} ({}, by {})",
         event.reason,
@@ -147,9 +148,20 @@ fn finished(job: &JobRow, last: Option<&ExecutionRow>) -> Option<Entry> {
     Some(Entry::new(at, event, text))
 }
 
+/// A time span, to the second where that says enough.
+pub(crate) fn seconds(seconds: f64) -> String {
+    let span = Duration::try_from_secs_f64(seconds).unwrap_or_default();
+    let shown = if span.as_secs() < 10 {
+        Duration::from_millis(u64::try_from(span.as_millis()).unwrap_or_default())
+    } else {
+        Duration::from_secs(span.as_secs())
+    };
+    humantime::format_duration(shown).to_string()
+}
+
 /// Clocks may go backwards; time spans do not.
 fn span(from: DateTime<Utc>, to: DateTime<Utc>) -> String {
-    print::seconds((to - from).to_std().unwrap_or_default().as_secs_f64())
+    seconds((to - from).to_std().unwrap_or_default().as_secs_f64())
 }
 
 #[cfg(test)]

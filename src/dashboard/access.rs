@@ -1,0 +1,242 @@
+//! Access: who may look, who may act, and that it was they who asked.
+
+use std::net::{IpAddr, SocketAddr};
+
+use axum::http::{HeaderMap, Uri, header, uri::Authority};
+use axum_extra::headers::{
+    Authorization, HeaderMapExt,
+    authorization::{Basic, Bearer},
+};
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+
+use crate::config::Serve;
+
+/// Where proxies say who somebody is.
+const NAMED_BY_PROXIES: [&str; 4] =
+    ["x-forwarded-user", "x-auth-request-user", "remote-user", "x-webauth-user"];
+
+/// The dashboard is not served.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the dashboard would be open to everybody who reaches {0}: set TENURE_SERVE_PASSWORD or TENURE_SERVE_TOKEN; \
+     or TENURE_SERVE_AUTH=proxy, if a proxy in front of it asks who they are; or listen on 127.0.0.1"
+)]
+pub(crate) struct Open(SocketAddr);
+
+/// Who asks, as far as it is known. For the log.
+#[derive(Debug, Clone)]
+pub(super) struct Who(pub(super) String);
+
+/// Why somebody is turned away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Refused {
+    /// They have to say who they are.
+    Unknown,
+    /// A page of another name was led here.
+    OtherHost,
+}
+
+/// Whom the dashboard lets in.
+#[derive(Debug)]
+pub(super) struct Access {
+    user: String,
+    /// Hashes, so that a comparison takes as long whatever is given.
+    password: Option<[u8; 32]>,
+    token: Option<[u8; 32]>,
+    is_behind_proxy: bool,
+}
+
+fn hash(text: &str) -> [u8; 32] {
+    Sha256::digest(text.as_bytes()).into()
+}
+
+fn is(text: &str, hashed: Option<&[u8; 32]>) -> bool {
+    hashed.is_some_and(|hashed| bool::from(hash(text).ct_eq(hashed)))
+}
+
+impl Access {
+    /// # Errors
+    ///
+    /// Nobody would be asked who they are, and others than this host can ask.
+    pub(super) fn new(serve: &Serve, address: SocketAddr) -> Result<Self, Open> {
+        let asks = serve.password.is_some() || serve.token.is_some();
+        if !asks && !serve.is_behind_proxy && !address.ip().is_loopback() {
+            return Err(Open(address));
+        }
+        Ok(Self {
+            user: serve.user.clone(),
+            password: serve.password.as_deref().map(hash),
+            token: serve.token.as_deref().map(hash),
+            is_behind_proxy: serve.is_behind_proxy,
+        })
+    }
+
+    pub(super) fn who(&self, headers: &HeaderMap) -> Result<Who, Refused> {
+        if self.password.is_some() || self.token.is_some() {
+            if let Some(Authorization(basic)) = headers.typed_get::<Authorization<Basic>>() {
+                // Both, whatever the first says.
+                let (user, password) = (
+                    is(basic.username(), Some(&hash(&self.user))),
+                    is(basic.password(), self.password.as_ref()),
+                );
+                if user & password {
+                    return Ok(Who(self.user.clone()));
+                }
+            }
+            if let Some(Authorization(bearer)) = headers.typed_get::<Authorization<Bearer>>()
+                && is(bearer.token(), self.token.as_ref())
+            {
+                return Ok(Who("token".into()));
+            }
+            return Err(Refused::Unknown);
+        }
+        if self.is_behind_proxy {
+            let named = NAMED_BY_PROXIES.iter().find_map(|name| headers.get(*name)?.to_str().ok());
+            return Ok(Who(named.unwrap_or("behind the proxy").chars().take(100).collect()));
+        }
+        // Without a password, a name that leads here for a moment must not get a page of elsewhere in.
+        if is_this_host(headers) { Ok(Who("this host".into())) } else { Err(Refused::OtherHost) }
+    }
+}
+
+fn host(headers: &HeaderMap) -> Option<Authority> {
+    headers.get(header::HOST)?.to_str().ok()?.parse().ok()
+}
+
+fn is_this_host(headers: &HeaderMap) -> bool {
+    host(headers).is_some_and(|host| {
+        let name = host.host().trim_matches(['[', ']']);
+        name == "localhost"
+            || name.ends_with(".localhost")
+            || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+    })
+}
+
+/// Whether a form was sent by one of our own pages; if not, why not.
+///
+/// Two proofs, each enough against another site: what the browser says of where the form was (Sec-Fetch-Site, or else
+/// Origin), and a token that only our page could read, in the form and in a cookie.
+pub(super) fn is_own(
+    headers: &HeaderMap,
+    sent: Option<&str>,
+    cookie: Option<&str>,
+) -> Result<(), &'static str> {
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    match (text("sec-fetch-site"), text("origin")) {
+        (Some("same-origin"), _) => {}
+        (Some(_), _) => return Err("the form was on a page of another site"),
+        (None, Some(origin)) => {
+            let of = origin.parse::<Uri>().ok().and_then(|origin| origin.authority().cloned());
+            if of.is_none() || of != host(headers) {
+                return Err("the form was on a page of another site, or a proxy changes the Host header");
+            }
+        }
+        // Of a browser so old that it says neither, or of no browser.
+        (None, None) => {}
+    }
+    match (sent, cookie) {
+        (Some(sent), Some(cookie)) if bool::from(sent.as_bytes().ct_eq(cookie.as_bytes())) => Ok(()),
+        (_, None) => {
+            Err("the page's cookie is missing; allow cookies for this site, and load the page again")
+        }
+        _ => Err("the page is too old; load it again"),
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test may panic")]
+mod tests {
+    use super::*;
+
+    fn headers(of: &[(&'static str, &str)]) -> HeaderMap {
+        of.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect()
+    }
+
+    fn access(serve: Serve) -> Access {
+        Access::new(&serve, ([127, 0, 0, 1], 9090).into()).unwrap()
+    }
+
+    #[test]
+    fn nobody_serves_an_open_dashboard_beyond_this_host() {
+        for address in ["0.0.0.0:1", "[::]:1", "10.1.2.3:1"] {
+            let address: SocketAddr = address.parse().unwrap();
+            let error = Access::new(&Serve::default(), address).unwrap_err().to_string();
+            assert!(error.contains("TENURE_SERVE_PASSWORD"), "{error}");
+            for serve in [
+                Serve { password: Some("12345678".into()), ..Serve::default() },
+                Serve { token: Some("12345678".into()), ..Serve::default() },
+                Serve { is_behind_proxy: true, ..Serve::default() },
+            ] {
+                Access::new(&serve, address).unwrap();
+            }
+        }
+        for address in ["127.0.0.1:1", "[::1]:1"] {
+            Access::new(&Serve::default(), address.parse().unwrap()).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_password_and_a_token_are_asked_for_and_neither_stands_for_the_other() {
+        let serve = Serve {
+            password: Some("open sesame".into()),
+            token: Some("t0ken-of-mine".into()),
+            ..Serve::default()
+        };
+        let access = access(serve);
+        let basic = |text: &str| format!("Basic {}", data_encoding::BASE64.encode(text.as_bytes()));
+        for (sent, is_right) in [
+            (basic("tenure:open sesame"), true),
+            (basic("tenure:open sesam"), false),
+            (basic("tenure:"), false),
+            (basic("root:open sesame"), false),
+            (basic("tenure:t0ken-of-mine"), false),
+            ("Bearer t0ken-of-mine".into(), true),
+            ("Bearer open sesame".into(), false),
+            ("Bearer ".into(), false),
+            ("Digest x".into(), false),
+        ] {
+            let who = access.who(&headers(&[("host", "localhost"), ("authorization", &sent)]));
+            assert_eq!(who.is_ok(), is_right, "{sent}");
+        }
+        assert_eq!(access.who(&HeaderMap::new()).unwrap_err(), Refused::Unknown);
+    }
+
+    #[test]
+    fn without_a_password_only_this_hosts_own_names_are_answered() {
+        let access = access(Serve::default());
+        for (host, is_fine) in [
+            ("localhost:9090", true),
+            ("127.0.0.1:9090", true),
+            ("[::1]:9090", true),
+            ("tenure.localhost", true),
+            ("evil.example", false),
+            ("localhost.evil.example:9090", false),
+            ("127.0.0.1.evil.example", false),
+        ] {
+            assert_eq!(access.who(&headers(&[("host", host)])).is_ok(), is_fine, "{host}");
+        }
+        assert_eq!(access.who(&HeaderMap::new()).unwrap_err(), Refused::OtherHost);
+    }
+
+    #[test]
+    fn a_form_of_another_site_is_refused_even_with_the_token_and_so_is_one_without_it() {
+        let own = [("host", "jobs.example:8443"), ("origin", "https://jobs.example:8443")];
+        let ok = |of: &[(&'static str, &str)], sent, cookie| is_own(&headers(of), sent, cookie).is_ok();
+        assert!(ok(&own, Some("a"), Some("a")));
+        assert!(ok(&[("sec-fetch-site", "same-origin")], Some("a"), Some("a")));
+        assert!(ok(&[], Some("a"), Some("a")));
+        for (sent, cookie) in [(None, None), (Some("a"), None), (None, Some("a")), (Some("a"), Some("b"))] {
+            assert!(!ok(&own, sent, cookie), "{sent:?} {cookie:?}");
+        }
+        for of in [
+            [("host", "jobs.example"), ("origin", "https://evil.example")],
+            [("host", "jobs.example"), ("origin", "null")],
+            [("host", "jobs.example"), ("sec-fetch-site", "cross-site")],
+            [("host", "jobs.example"), ("sec-fetch-site", "same-site")],
+            [("host", "jobs.example"), ("sec-fetch-site", "none")],
+        ] {
+            assert!(!ok(&of, Some("a"), Some("a")), "{of:?}");
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! Dead: jobs that failed for good, what they died of, and how they come back.
+
+use maud::{Markup, html};
+
+use super::{
+    Ask, Failure, View,
+    actions::{dead_filter, now_ms},
+    page::{self, Page, Regions, clip, job_link, number, time},
+};
+use crate::{DeadLetter, store::DeadGroup};
+
+const ON_A_PAGE: i64 = 50;
+const GROUPS: i64 = 20;
+/// What the form of an action repeats, so that it acts on what was shown.
+const FIELDS: [&str; 4] = ["queue", "kind", "category", "error"];
+
+pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
+    let mut filter = dead_filter(|name| ask.query.get(name));
+    let shown = filter.clone();
+    if let Some(before) = ask.query.get("before") {
+        let bad = || Failure::Bad(format!("{before:?} is no place in the list."));
+        let (micros, id) = before.split_once('-').ok_or_else(bad)?;
+        let died_at =
+            micros.parse().ok().and_then(chrono::DateTime::from_timestamp_micros).ok_or_else(bad)?;
+        filter = filter.before(died_at, id.parse().map_err(|_| bad())?);
+    }
+    let store = view.tenure.store();
+    let (letters, all) =
+        tokio::try_join!(store.dead_letters(&filter, ON_A_PAGE + 1), store.count_dead(&shown))?;
+    let most = usize::try_from(ON_A_PAGE).unwrap_or(usize::MAX);
+    let (has_more, letters) = (letters.len() > most, &letters[..letters.len().min(most)]);
+    // All of them are read for it: not each second.
+    let groups = if ask.is_live { vec![] } else { store.dead_groups(&shown, GROUPS).await? };
+    let mut live = Regions::default();
+    let older = letters.last().filter(|_| has_more).map(|last| {
+        let place = format!("{}-{}", last.died_at.timestamp_micros(), last.id);
+        format!("{}/dead?{}", view.base, ask.query.with("before", Some(&place)))
+    });
+    let newest =
+        ask.query.has("before").then(|| format!("{}/dead?{}", view.base, ask.query.with("before", None)));
+    let said = format!("{} of {}", number(i64::try_from(letters.len()).unwrap_or(i64::MAX)), number(all));
+    let list = html! {
+        div.scroll { table.cards {
+            thead { tr {
+                @if view.has_actions {
+                    th.tick { input.needs-js type="checkbox" data-all aria-label="Select all on this page"; }
+                }
+                th scope="col" { "Job" }
+                th scope="col" { "Queue" }
+                th scope="col" { "Category" }
+                th scope="col" { "Error" }
+                th.num scope="col" { "Attempts" }
+                th.num scope="col" { "Died" }
+            } }
+            (live.put("rows", html! { tbody #rows { @for letter in letters { (row(view, letter)) } } }))
+        } }
+        (page::pager(&said, newest, older))
+    };
+    let about = html! {
+        "Jobs that used up their attempts or never can succeed, and messages that could not be jobs. \
+         Kept until somebody decides."
+    };
+    let body = html! {
+        (page::head("Dead letters", about))
+        @if !groups.is_empty() { (grouped(view, ask, &groups)) }
+        (filters(view, ask))
+        @if letters.is_empty() {
+            section.panel { div.empty { strong { "No dead letter" } p { "Nothing here has failed for good." } } }
+        } @else if view.has_actions {
+            form.panel method="post" data-bulk {
+                (page::own(ask))
+                input type="hidden" name="shown" value=(now_ms());
+                @for field in FIELDS {
+                    @if let Some(value) = ask.query.get(field) { input type="hidden" name=(field) value=(value); }
+                }
+                div.bulk {
+                    label.check {
+                        input type="checkbox" name="all" value="1" data-matching=(all);
+                        " all " (number(all)) " that match"
+                    }
+                    span.actions {
+                        button.primary formaction={ (view.base) "/dead/redrive" } data-count="Redrive"
+                            data-confirm="Redrive {n} jobs? They are queued again, with new attempts." { "Redrive" }
+                        button.danger formaction={ (view.base) "/dead/purge" } data-count="Purge"
+                            data-confirm="Purge {n} dead letters? They are deleted with their history." { "Purge" }
+                    }
+                }
+                (list)
+            }
+        } @else {
+            section.panel { (list) }
+        }
+    };
+    Ok(live.page("Dead letters", "dead", body))
+}
+
+fn grouped(view: &View, ask: &Ask, groups: &[DeadGroup]) -> Markup {
+    let address = |of: &DeadGroup| {
+        let mut query = ask.query.clone();
+        for (name, value) in [("queue", &of.of.queue), ("kind", &of.of.kind), ("category", &of.of.category)] {
+            query = super::Params::read(query.with(name, Some(value)).as_bytes());
+        }
+        format!("{}/dead?{}", view.base, query.with("before", None))
+    };
+    html! {
+        section.panel #groups {
+            header { h2 { "By kind and error" } p { "the most first" } }
+            div.scroll { table.cards {
+                thead { tr {
+                    th scope="col" { "Kind" }
+                    th scope="col" { "Queue" }
+                    th scope="col" { "Category" }
+                    th scope="col" { "Error" }
+                    th.num scope="col" { "Count" }
+                    th.num scope="col" { "First" }
+                    th.num scope="col" { "Last" }
+                } }
+                tbody {
+                    @for of in groups {
+                        tr {
+                            th.tight scope="row" { a.row href=(address(of)) { (of.of.kind) } }
+                            td data-label="Queue" { (of.of.queue) }
+                            td data-label="Category" { (of.of.category) }
+                            td.text.full { (clip(&of.example)) }
+                            td.num data-label="Count" { b { (number(of.of.jobs)) } }
+                            td.num.tight data-label="First" { (time(of.of.oldest)) }
+                            td.num.tight data-label="Last" { (time(of.of.newest)) }
+                        }
+                    }
+                }
+            } }
+        }
+    }
+}
+
+fn filters(view: &View, ask: &Ask) -> Markup {
+    let value = |name: &str| ask.query.get(name);
+    html! {
+        form.filters method="get" action={ (view.base) "/dead" } role="search" {
+            input #search type="search" name="error" value=[value("error")]
+                placeholder="Search: text in the error" aria-label="Search";
+            input type="text" name="queue" value=[value("queue")] placeholder="every queue"
+                aria-label="Queue" size="14";
+            input type="text" name="kind" value=[value("kind")] placeholder="every kind" aria-label="Kind" size="14";
+            input type="text" name="category" value=[value("category")] placeholder="every category"
+                aria-label="Category" size="14";
+            button { "Search" }
+        }
+    }
+}
+
+fn row(view: &View, letter: &DeadLetter) -> Markup {
+    html! {
+        tr id={ "job-" (letter.id) } {
+            @if view.has_actions {
+                td.tick {
+                    input type="checkbox" name="id" value=(letter.id)
+                        aria-label={ "Select " (letter.kind) " " (letter.id) };
+                }
+            }
+            th.tight scope="row" { (job_link(view, letter.id, &letter.kind)) }
+            td data-label="Queue" { (letter.queue) }
+            td data-label="Category" { (letter.category) }
+            td.text.full { (clip(&letter.last_error)) }
+            td.num data-label="Attempts" { (letter.attempt) }
+            td.num.tight data-label="Died" { (time(letter.died_at)) }
+        }
+    }
+}

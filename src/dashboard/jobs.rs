@@ -1,0 +1,256 @@
+//! Jobs: a list of them, by what is known.
+
+use std::time::Duration;
+
+use maud::{Markup, html};
+
+use super::{
+    Ask, Failure, View,
+    page::{self, Page, Regions, between, clip, job_link, owner, time},
+};
+use crate::{JobFilter, JobId, JobRow, Status};
+
+const ON_A_PAGE: i64 = 50;
+const STATUSES: [Status; 5] =
+    [Status::Queued, Status::Processing, Status::Completed, Status::Failed, Status::Cancelled];
+const AGES: [(&str, &str, Duration); 4] = [
+    ("1h", "last hour", Duration::from_hours(1)),
+    ("1d", "last day", Duration::from_hours(24)),
+    ("7d", "last 7 days", Duration::from_hours(24 * 7)),
+    ("30d", "last 30 days", Duration::from_hours(24 * 30)),
+];
+
+pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
+    let (filter, status) = filter(view, ask)?;
+    let store = view.tenure.store();
+    // Somebody who has an id wants that job, whatever else is asked.
+    let id = ask.query.get("q").and_then(|text| text.trim().parse::<JobId>().ok());
+    let listed = async {
+        match id {
+            Some(id) => Ok(store.show_job(id).await?.into_iter().collect::<Vec<_>>()),
+            None => store.list_jobs(&filter, ON_A_PAGE + 1, false).await,
+        }
+    };
+    let (jobs, fleet) = tokio::try_join!(listed, store.fleet())?;
+    let has_more = jobs.len() > usize::try_from(ON_A_PAGE).unwrap_or(usize::MAX);
+    let jobs = &jobs[..jobs.len().min(usize::try_from(ON_A_PAGE).unwrap_or(usize::MAX))];
+    let address = |name: &str, value: Option<&str>| {
+        let mut query = ask.query.clone();
+        if name != "before" {
+            query = super::Params::read(query.with("before", None).as_bytes());
+        }
+        format!("{}/jobs?{}", view.base, query.with(name, value))
+    };
+    let sum = |state: usize| fleet.queues.iter().map(|of| of.jobs[state]).sum::<i64>();
+    let is_all = ["queue", "kind", "worker", "since", "q"].iter().all(|name| !ask.query.has(name));
+    let mut tabs = vec![("All".to_owned(), None, status.is_none())];
+    for of in STATUSES {
+        let count = match of {
+            _ if !is_all => None,
+            Status::Queued => Some(sum(0) + sum(1)),
+            Status::Processing => Some(sum(2)),
+            Status::Failed => Some(fleet.dead),
+            _ => None,
+        };
+        let name = of.as_str();
+        let label = name[..1].to_uppercase() + &name[1..];
+        tabs.push((label, count, status == Some(of)));
+    }
+    let tabs: Vec<_> = tabs
+        .into_iter()
+        .map(|(label, count, is_current)| {
+            let value = label.to_lowercase();
+            (address("status", (value != "all").then_some(&value)), label, count, is_current)
+        })
+        .collect();
+    let mut live = Regions::default();
+    let older = jobs.last().filter(|_| has_more).map(|last| address("before", Some(&last.id.to_string())));
+    let newest = ask.query.has("before").then(|| address("before", None));
+    let said = match jobs.len() {
+        1 => "1 job".to_owned(),
+        n => format!("{n} jobs"),
+    };
+    let list = html! {
+        div.scroll { table.cards {
+            thead { tr {
+                @if view.has_actions {
+                    th.tick { input.needs-js type="checkbox" data-all aria-label="Select all on this page"; }
+                }
+                th scope="col" { "Job" }
+                th scope="col" { "Queue" }
+                th scope="col" { "Status" }
+                th scope="col" { "Progress or error" }
+                th.num scope="col" { "Attempt" }
+                th.hide-narrow scope="col" { "Worker" }
+                th.num scope="col" { "Ran" }
+                th.num scope="col" { "Created" }
+            } }
+            (live.put("rows", html! { tbody #rows { @for job in jobs { (row(view, job)) } } }))
+        } }
+        (page::pager(&said, newest, older))
+    };
+    let worker = ask.query.get("worker");
+    let body = html! {
+        (page::head("Jobs", html! {
+            @if let Some(worker) = &worker {
+                "Those that " (owner(worker)) " runs, or was the last to run. "
+                a href=(address("worker", None)) { "Of every worker" }
+            }
+        }))
+        (page::tabs("Status", &tabs))
+        (filters(view, ask))
+        @if jobs.is_empty() {
+            section.panel { div.empty {
+                strong { "No job matches" }
+                p { "Jobs that have finished leave when their time is over; see retention." }
+                a.button href={ (view.base) "/jobs" } { "Show all jobs" }
+            } }
+        } @else if view.has_actions {
+            form.panel method="post" data-bulk {
+                (page::own(ask))
+                div.bulk {
+                    span.soft { "Tick jobs to act on them." }
+                    span.actions {
+                        button formaction={ (view.base) "/jobs/retry" } data-count="Retry now"
+                            data-confirm="Retry {n} jobs now? What waits becomes due, what is dead is queued again." {
+                            "Retry now"
+                        }
+                        button.danger formaction={ (view.base) "/jobs/cancel" } data-count="Cancel"
+                            data-confirm="Cancel {n} jobs? What runs is asked to stop." { "Cancel" }
+                    }
+                }
+                (list)
+            }
+        } @else {
+            section.panel { (list) }
+        }
+    };
+    Ok(live.page("Jobs", "jobs", body))
+}
+
+fn filter(view: &View, ask: &Ask) -> Result<(JobFilter, Option<Status>), Failure> {
+    let mut filter = JobFilter::new();
+    let status = match ask.query.get("status") {
+        Some(word) => Some(word.parse::<Status>().map_err(|_| {
+            Failure::Bad(format!(
+                "{word:?} is no status; it is one of queued, processing, completed, failed, cancelled."
+            ))
+        })?),
+        None => None,
+    };
+    if let Some(status) = status {
+        filter = filter.status(status);
+    }
+    if let Some(queue) = ask.query.get("queue") {
+        filter = filter.queue(queue);
+    }
+    if let Some(kind) = ask.query.get("kind") {
+        filter = filter.kind(kind.trim());
+    }
+    if let Some(worker) = ask.query.get("worker") {
+        filter = filter.worker(worker);
+    }
+    if let Some(since) = ask.query.get("since") {
+        let age = AGES.iter().find(|(word, ..)| *word == since);
+        let (.., age) =
+            age.ok_or_else(|| Failure::Bad(format!("{since:?} is no age that can be asked for.")))?;
+        filter = filter.newer_than(*age);
+    }
+    if let Some(text) = ask.query.get("q") {
+        // What is not shown is not searched: an answer would tell of it.
+        filter = if view.shows_payloads { filter.text(text.trim()) } else { filter.error(text.trim()) };
+    }
+    if let Some(before) = ask.query.get("before") {
+        let id = before.parse().map_err(|_| Failure::Bad(format!("{before:?} is no job's id.")))?;
+        filter = filter.before(id);
+    }
+    Ok((filter, status))
+}
+
+fn filters(view: &View, ask: &Ask) -> Markup {
+    let value = |name: &str| ask.query.get(name);
+    let since = value("since");
+    let about = if view.shows_payloads {
+        "id, or text in the kind, the error or the payload"
+    } else {
+        "id, or text in the error"
+    };
+    html! {
+        form.filters method="get" action={ (view.base) "/jobs" } role="search" {
+            input #search type="search" name="q" value=[value("q")] placeholder={ "Search: " (about) }
+                aria-label="Search";
+            input type="text" name="queue" value=[value("queue")] placeholder="every queue"
+                aria-label="Queue" size="14";
+            input type="text" name="kind" value=[value("kind")] placeholder="every kind" aria-label="Kind" size="14";
+            select name="since" aria-label="Created" data-submit {
+                option value="" { "any time" }
+                @for (word, label, _) in AGES {
+                    option value=(word) selected[since.as_deref() == Some(word)] { (label) }
+                }
+            }
+            @for name in ["status", "worker"] {
+                @if let Some(value) = value(name) { input type="hidden" name=(name) value=(value); }
+            }
+            button { "Search" }
+        }
+    }
+}
+
+fn row(view: &View, job: &JobRow) -> Markup {
+    let now = chrono::Utc::now();
+    let is_scheduled = job.status == Status::Queued && job.scheduled_at > now;
+    let word = if is_scheduled { "scheduled" } else { job.status.as_str() };
+    let ran = match (job.started_at, job.finished_at) {
+        (Some(from), Some(to)) => Some(between(from, to)),
+        (Some(from), None) if job.status == Status::Processing => Some(between(from, now)),
+        _ => None,
+    };
+    html! {
+        tr id={ "job-" (job.id) } {
+            @if view.has_actions {
+                td.tick {
+                    input type="checkbox" name="id" value=(job.id) aria-label={ "Select " (job.kind) " " (job.id) };
+                }
+            }
+            th.tight scope="row" { (job_link(view, job.id, &job.kind)) }
+            td data-label="Queue" { (job.queue) }
+            td data-label="Status" { (page::status(word, word)) }
+            (what(job, is_scheduled))
+            td.num.tight data-label="Attempt" { (job.attempt) span.soft { "/" (job.max_attempts) } }
+            td.tight.hide-narrow.none[job.worker_id.is_none()] data-label="Worker" {
+                @if let Some(worker) = &job.worker_id { (owner(worker)) }
+            }
+            td.num.tight.none[ran.is_none()] data-label="Ran" { @if let Some(ran) = ran { (ran) } }
+            td.num.tight data-label="Created" { (time(job.created_at)) }
+        }
+    }
+}
+
+/// What there is to say of it.
+fn what(job: &JobRow, is_scheduled: bool) -> Markup {
+    let said = match job.status {
+        Status::Processing => Some(progress(job)),
+        Status::Queued if is_scheduled => Some(html! { span.soft { "due " (time(job.scheduled_at)) } }),
+        Status::Completed => None,
+        _ => job.last_error.as_deref().map(clip),
+    };
+    html! {
+        td.text.full.none[said.is_none()] { @if let Some(said) = said { (said) } }
+    }
+}
+
+/// How far a running job is.
+fn progress(job: &JobRow) -> Markup {
+    let words: Vec<_> =
+        [&job.stage, &job.message].into_iter().flatten().filter(|word| !word.is_empty()).collect();
+    let words = words.iter().map(|word| word.as_str()).collect::<Vec<_>>().join(": ");
+    html! {
+        span.pair {
+            @if let Some(percent) = job.progress {
+                progress max="100" value=(format!("{percent:.1}")) aria-label=(format!("{percent:.0} %")) {}
+                span.tight { (format!("{percent:.0} %")) }
+            }
+            @if !words.is_empty() { span.clip.soft { (words) } }
+        }
+    }
+}

@@ -1,0 +1,417 @@
+//! Page: what every page has around it, and how a time, a status and a worker look on all of them.
+
+use std::time::Duration;
+
+use chrono::{DateTime, TimeDelta, Utc};
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+
+use super::{Ask, EDITION, Failure, View, params::encoded};
+use crate::{JobId, store::Event};
+
+pub(super) const READ_ONLY: &str =
+    "Nothing was changed. Whoever runs this dashboard can allow actions: `tenure serve --actions`.";
+
+/// A part of a page that changes while it is looked at. Its element has this id.
+#[derive(Debug)]
+pub(super) struct Region {
+    pub(super) id: &'static str,
+    pub(super) markup: Markup,
+}
+
+/// What stands on a page.
+#[derive(Debug)]
+pub(super) struct Page {
+    title: String,
+    /// Where it stands in the navigation.
+    of: &'static str,
+    body: Markup,
+    regions: Vec<Region>,
+}
+
+/// The regions of a page, as they are put in its body.
+#[derive(Debug, Default)]
+pub(super) struct Regions(Vec<Region>);
+
+impl Regions {
+    /// `markup` is one element with this id.
+    pub(super) fn put(&mut self, id: &'static str, markup: Markup) -> Markup {
+        self.0.push(Region { id, markup: markup.clone() });
+        markup
+    }
+
+    pub(super) fn page(self, title: impl Into<String>, of: &'static str, body: Markup) -> Page {
+        Page { title: title.into(), of, body, regions: self.0 }
+    }
+}
+
+impl Page {
+    pub(super) fn into_regions(self) -> Vec<Region> {
+        self.regions.into_iter().chain([notice(None)]).collect()
+    }
+}
+
+/// What stands above the page while something is wrong.
+pub(super) fn notice(text: Option<&str>) -> Region {
+    let markup = html! {
+        div.stack #notice hidden[text.is_none()] {
+            @if let Some(text) = text { p.notice.bad { span { (text) } } }
+        }
+    };
+    Region { id: "notice", markup }
+}
+
+const PAGES: [(&str, &str, &str, &str); 7] = [
+    ("o", "overview", "/", "Overview"),
+    ("j", "jobs", "/jobs", "Jobs"),
+    ("q", "queues", "/queues", "Queues"),
+    ("w", "workers", "/workers", "Workers"),
+    ("d", "dead", "/dead", "Dead letters"),
+    ("r", "recovery", "/recovery", "Recovery"),
+    ("s", "schedules", "/schedules", "Schedules"),
+];
+
+const KEYS: [(&[&str], &str); 16] = [
+    (&["?"], "this help"),
+    (&["/"], "search"),
+    (&["j", "k"], "next, previous row"),
+    (&["g", "o"], "Overview"),
+    (&["Enter"], "open the row"),
+    (&["g", "j"], "Jobs"),
+    (&["x"], "select the row"),
+    (&["g", "q"], "Queues"),
+    (&["p"], "pause live updates"),
+    (&["g", "w"], "Workers"),
+    (&["Esc"], "leave a field, a dialog"),
+    (&["g", "d"], "Dead letters"),
+    (&["Tab"], "everything else"),
+    (&["g", "r"], "Recovery"),
+    (&[], ""),
+    (&["g", "s"], "Schedules"),
+];
+
+/// The page's own address, without the base.
+pub(super) fn here(ask: &Ask) -> String {
+    let path: Vec<_> = ask.path.iter().map(|part| encoded(part)).collect();
+    let query = ask.query.with("live", None);
+    let mark = if query.is_empty() { "" } else { "?" };
+    format!("/{}{mark}{query}", path.join("/"))
+}
+
+pub(super) fn layout(view: &View, ask: &Ask, page: &Page) -> String {
+    let here = here(ask);
+    let live = format!("{}{here}{}live", view.base, if here.contains('?') { '&' } else { '?' });
+    let body = html! {
+        (notice(None).markup)
+        @if let Some((is_done, said)) = &ask.said {
+            p.flash.bad[!is_done] role="status" { span { (said) } }
+        }
+        (page.body)
+    };
+    document(view, &page.title, page.of, (!page.regions.is_empty()).then_some(live.as_str()), &body)
+}
+
+/// The page that says why there is none.
+pub(super) fn failed(view: &View, ask: &Ask, failure: &Failure) -> String {
+    let status = failure.status();
+    let title = match failure {
+        Failure::NotFound(_) => "Not found",
+        Failure::Bad(_) => "That was not understood",
+        Failure::Refused(_) if !view.has_actions => "This dashboard only reads",
+        Failure::Refused(_) => "Refused",
+        Failure::Store(_) | Failure::Busy => "Not now",
+    };
+    let of = ask.path.first().map_or("overview", String::as_str);
+    let of = PAGES.iter().find(|(_, name, ..)| *name == of).map_or("overview", |(_, name, ..)| name);
+    let body = html! {
+        div.lonely {
+            p.code { (status.as_u16()) }
+            h1 { (title) }
+            p { (failure.text()) }
+            a.button href={ (view.base) "/" } { "Back to the overview" }
+        }
+    };
+    document(view, title, of, None, &body)
+}
+
+fn document(view: &View, title: &str, of: &str, live: Option<&str>, body: &Markup) -> String {
+    let asset = |name: &str| format!("{}/assets/{name}?{}", view.base, *EDITION);
+    let markup = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                meta name="color-scheme" content="light dark";
+                title { (title) " · tenure" }
+                link rel="icon" href="data:,";
+                link rel="stylesheet" href=(asset("style.css"));
+                script src=(asset("live.js")) {}
+                script src=(asset("idiomorph.min.js")) defer {}
+            }
+            body {
+                a.skip href="#main" { "Skip to the content" }
+                header.side {
+                    a.brand href={ (view.base) "/" } {
+                        svg viewBox="0 0 20 20" aria-hidden="true" {
+                            path d="M2 2h16v5H2z" {}
+                            path d="M7.5 9h5v9h-5z" {}
+                        }
+                        "tenure"
+                    }
+                    nav aria-label="Pages" {
+                        ul {
+                            @for (key, name, path, label) in PAGES {
+                                li {
+                                    a href={ (view.base) (path) } data-key=(key)
+                                        aria-current=[(name == of).then_some("page")] { (label) }
+                                }
+                            }
+                        }
+                    }
+                    div.tools {
+                        div.live.needs-js hidden[live.is_none()] {
+                            span #live-state role="status" {}
+                            button.plain #live-pause type="button" { "Pause" }
+                        }
+                        button.plain.needs-js #theme type="button" { "Theme: auto" }
+                        button.plain.needs-js #keys-open type="button" { "Shortcuts " kbd { "?" } }
+                        span.version { "tenure " (env!("CARGO_PKG_VERSION")) @if !view.has_actions { " · read-only" } }
+                    }
+                }
+                main #main tabindex="-1" data-live=[live] { (body) }
+                dialog #keys aria-labelledby="keys-title" {
+                    header {
+                        h2 #keys-title { "Keyboard shortcuts" }
+                        form method="dialog" { button { "Close" } }
+                    }
+                    dl.keys {
+                        @for (keys, does) in KEYS {
+                            dt { @for key in keys { kbd { (key) } " " } }
+                            dd { (does) }
+                        }
+                    }
+                    label.check { input #keys-on type="checkbox" checked; " Use these keys" }
+                }
+            }
+        }
+    };
+    markup.into_string()
+}
+
+/// Markup of a page's head.
+pub(super) fn head(title: &str, about: Markup) -> Markup {
+    html! { header.head { div { h1 { (title) } @if !about.0.is_empty() { p { (about) } } } } }
+}
+
+/// The fields that every form has.
+pub(super) fn own(ask: &Ask) -> Markup {
+    html! {
+        @if let Some(csrf) = &ask.csrf {
+            input type="hidden" name="csrf" value=(csrf);
+            input type="hidden" name="back" value=(here(ask));
+        }
+    }
+}
+
+/// `12,345`.
+pub(super) fn number(n: i64) -> String {
+    let digits = n.unsigned_abs().to_string();
+    let mut text = if n < 0 { "-".to_owned() } else { String::new() };
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// A time span for people: `0.08 s`, `12 s`, `5 min 2 s`, `3 h 4 min`, `2 d 1 h`.
+pub(super) fn span(seconds: f64) -> String {
+    let seconds = if seconds.is_finite() { seconds.max(0.0) } else { 0.0 };
+    if seconds < 10.0 {
+        return match seconds {
+            s if s >= 1.0 => format!("{s:.1}\u{a0}s"),
+            s if s >= 0.01 => format!("{s:.2}\u{a0}s"),
+            s if s > 0.0 => format!("{:.1}\u{a0}ms", s * 1_000.0),
+            _ => "0\u{a0}s".into(),
+        };
+    }
+    let whole = Duration::from_secs_f64(seconds.min(1e12)).as_secs();
+    let two = |big: u64, unit: &str, small: u64, part: &str| match small {
+        0 => format!("{big}\u{a0}{unit}"),
+        small => format!("{big}\u{a0}{unit} {small}\u{a0}{part}"),
+    };
+    match whole {
+        s if s < 60 => format!("{s}\u{a0}s"),
+        s if s < 3_600 => two(s / 60, "min", s % 60, "s"),
+        s if s < 86_400 => two(s / 3_600, "h", s % 3_600 / 60, "min"),
+        s => two(s / 86_400, "d", s % 86_400 / 3_600, "h"),
+    }
+}
+
+/// A time span that is counted in seconds.
+pub(super) fn whole(seconds: f64) -> String {
+    if seconds < 10.0 { format!("{}\u{a0}s", seconds.max(0.0).floor()) } else { span(seconds) }
+}
+
+pub(super) fn between(from: DateTime<Utc>, to: DateTime<Utc>) -> String {
+    span((to - from).to_std().unwrap_or_default().as_secs_f64())
+}
+
+/// How long ago, or how soon, in one unit, so that it does not change all the time.
+fn relative(at: DateTime<Utc>, now: DateTime<Utc>) -> String {
+    let ahead = at - now;
+    let one = |span: TimeDelta| match span.num_seconds() {
+        s if s < 60 => format!("{s}\u{a0}s"),
+        s if s < 3_600 => format!("{}\u{a0}min", s / 60),
+        s if s < 86_400 => format!("{}\u{a0}h", s / 3_600),
+        s => format!("{}\u{a0}d", s / 86_400),
+    };
+    match ahead.num_seconds() {
+        0 => "now".into(),
+        s if s > 0 => format!("in {}", one(ahead)),
+        _ => format!("{} ago", one(-ahead)),
+    }
+}
+
+pub(super) fn time(at: DateTime<Utc>) -> Markup {
+    let whole = at.format("%Y-%m-%d %H:%M:%S%.3f UTC").to_string();
+    html! { time datetime=(at.to_rfc3339()) title=(whole) { (relative(at, Utc::now())) } }
+}
+
+/// A word with its shape and colour. `is` is one of those in the style sheet.
+pub(super) fn status(is: &str, word: &str) -> Markup {
+    html! { span.status data-is=(is) { (word) } }
+}
+
+/// The last of an id, which tells jobs of one page apart; all of it on demand.
+pub(super) fn short(id: JobId) -> Markup {
+    let whole = id.to_string();
+    html! { span.id title=(whole) { "…" (&whole[whole.len() - 6..]) } }
+}
+
+pub(super) fn job_link(view: &View, id: JobId, text: &str) -> Markup {
+    html! { a.row href={ (view.base) "/jobs/" (id) } { (text) } " " (short(id)) }
+}
+
+pub(super) fn owner(worker: &str) -> Markup {
+    html! { span.owner { (worker) } }
+}
+
+/// A text of a user's, on one line, and whole on demand.
+pub(super) fn clip(text: &str) -> Markup {
+    let line: String = text.lines().next().unwrap_or_default().chars().take(300).collect();
+    html! { span.clip title=(text.chars().take(2_000).collect::<String>()) { (line) } }
+}
+
+/// The tabs above a list: one choice each.
+pub(super) fn tabs(label: &str, tabs: &[(String, String, Option<i64>, bool)]) -> Markup {
+    html! {
+        nav.tabs aria-label=(label) {
+            @for (address, text, count, is_current) in tabs {
+                a href=(address) aria-current=[is_current.then_some("true")] {
+                    (text)
+                    @if let Some(count) = count { " " span.count { (number(*count)) } }
+                }
+            }
+        }
+    }
+}
+
+/// What an event of recovery is called.
+pub(super) fn event_word(of: &Event) -> &str {
+    match (of.event.as_str(), of.path.as_str()) {
+        ("reset", "redelivery") => "taken over",
+        ("reset", _) => "reset",
+        ("release", _) => "released",
+        ("refused_write", _) => "write refused",
+        (other, _) => other,
+    }
+}
+
+pub(super) fn event(of: &Event) -> Markup {
+    html! { span.event data-is=(of.event) { (event_word(of)) } }
+}
+
+pub(super) fn handover(of: &Event) -> Markup {
+    html! {
+        @match &of.owner_before {
+            Some(before) => {
+                span.handover {
+                    (owner(before)) " " span.unseen { "then" } " "
+                    @match &of.owner_after {
+                        Some(after) => (owner(after)),
+                        None => span.soft { "nobody yet" },
+                    }
+                }
+            }
+            None => span.soft { "had no owner" },
+        }
+    }
+}
+
+/// The token of the event, and the one that came after.
+pub(super) fn tokens(of: &Event) -> Markup {
+    html! {
+        (of.token)
+        @if let Some(after) = of.token_after { span.soft { " → " (after) } }
+    }
+}
+
+/// The pager below a list.
+pub(super) fn pager(said: &str, newest: Option<String>, older: Option<String>) -> Markup {
+    html! {
+        nav.pager aria-label="Older and newer" {
+            span { (said) }
+            div {
+                @if let Some(newest) = newest { a.button href=(newest) { "Newest" } }
+                @if let Some(older) = older { a.button href=(older) rel="next" { "Older" } }
+            }
+        }
+    }
+}
+
+/// Markup that is already text of ours, such as a chart.
+pub(super) fn drawn(svg: String) -> Markup {
+    PreEscaped(svg)
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test may panic")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_and_numbers_read_well() {
+        for (seconds, text) in [
+            (0.0, "0 s"),
+            (-3.0, "0 s"),
+            (f64::NAN, "0 s"),
+            (0.000_4, "0.4 ms"),
+            (0.08, "0.08 s"),
+            (1.44, "1.4 s"),
+            (12.9, "12 s"),
+            (302.0, "5 min 2 s"),
+            (300.0, "5 min"),
+            (11_040.0, "3 h 4 min"),
+            (176_400.0, "2 d 1 h"),
+            (f64::MAX, "11574074 d 1 h"),
+        ] {
+            assert_eq!(span(seconds).replace('\u{a0}', " "), text);
+        }
+        for (n, text) in [(0, "0"), (999, "999"), (1_000, "1,000"), (-1_234_567, "-1,234,567")] {
+            assert_eq!(number(n), text);
+        }
+    }
+
+    #[test]
+    fn a_time_is_told_in_one_unit() {
+        let now = DateTime::from_timestamp(1_800_000_000, 0).unwrap();
+        for (ahead, text) in
+            [(0, "now"), (-12, "12 s ago"), (-200, "3 min ago"), (840, "in 14 min"), (-90_000, "1 d ago")]
+        {
+            assert_eq!(relative(now + TimeDelta::seconds(ahead), now).replace('\u{a0}', " "), text);
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! Params: what an address or a form says.
+
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC};
+
+/// What an address must not hold as it is.
+const RESERVED: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
+
+/// Names and values, in order. A value that is empty is none.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Params(Vec<(String, String)>);
+
+impl Params {
+    pub(super) fn read(text: &[u8]) -> Self {
+        Self(form_urlencoded::parse(text).into_owned().collect())
+    }
+
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.0.iter().any(|(own, _)| own == name)
+    }
+
+    /// The first of this name.
+    pub(super) fn get(&self, name: &str) -> Option<String> {
+        // Postgres takes no NUL in a text.
+        let value = self.0.iter().find(|(own, value)| own == name && !value.is_empty());
+        value.map(|(_, value)| value.replace('\0', "\u{fffd}"))
+    }
+
+    pub(super) fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
+        self.0.iter().filter(move |(own, _)| own == name).map(|(_, value)| value.as_str())
+    }
+
+    /// As an address says them, with this one otherwise; `None` takes it away.
+    pub(super) fn with(&self, name: &str, value: Option<&str>) -> String {
+        let others = self.0.iter().filter(|(own, is)| own != name && own != "live" && !is.is_empty());
+        let mut text = form_urlencoded::Serializer::new(String::new());
+        text.extend_pairs(others);
+        if let Some(value) = value {
+            text.append_pair(name, value);
+        }
+        text.finish()
+    }
+}
+
+/// A part of a path, as it was meant.
+pub(super) fn decoded(text: &str) -> String {
+    percent_encoding::percent_decode_str(text).decode_utf8_lossy().into_owned()
+}
+
+/// A text as a part of a path, or in a cookie.
+pub(super) fn encoded(text: &str) -> String {
+    percent_encoding::utf8_percent_encode(text, &RESERVED).to_string()
+}

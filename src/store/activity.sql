@@ -1,0 +1,10 @@
+-- activity: what all workers have done, by minute and queue, the oldest first.
+--
+--   $1 how many minutes back
+--
+-- Minutes in which nothing was done are missing.
+SELECT extract(epoch FROM date_trunc('minute', statement_timestamp()) - minute)::bigint / 60 AS minutes_ago,
+       claimed, completed, retried, snoozed, failed, cancelled, released, waited, ran
+  FROM tenure.activity
+ WHERE minute > date_trunc('minute', statement_timestamp()) - $1 * interval '1 minute'
+ ORDER BY minute, queue

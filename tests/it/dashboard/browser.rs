@@ -1,0 +1,408 @@
+//! The dashboard in a real browser: headless Chromium, driven over WebDriver.
+
+use std::{net::SocketAddr, process::Stdio, time::Duration};
+
+use fantoccini::{Client, ClientBuilder, Locator, key::Key};
+use hyper_util::client::legacy::connect::HttpConnector;
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use tenure::{JobContext, JobRequest, KindOptions, Outcome, Schedule, Worker};
+use tokio::{
+    io::{AsyncBufReadExt, BufReader},
+    process::{Child as Process, Command},
+    sync::watch,
+};
+
+use super::{Dashboard, EVIL, PAGES, enqueue, until_processing, worker};
+use crate::harness::{Bench, Running, bench};
+
+/// A browser of this test's own; it ends with it.
+struct Browser {
+    client: Client,
+    _driver: Process,
+    _folder: tempfile::TempDir,
+    base: String,
+}
+
+impl Browser {
+    async fn at(address: SocketAddr) -> Self {
+        Self::sized(address, (1_280, 900), false).await
+    }
+
+    async fn sized(address: SocketAddr, (width, height): (u32, u32), is_dark: bool) -> Self {
+        let mut command = Command::new("chromedriver");
+        command.args(["--port=0"]).stdout(Stdio::piped()).stderr(Stdio::null()).kill_on_drop(true);
+        let mut driver = command.spawn().unwrap_or_else(|error| {
+            panic!("chromedriver: {error}. Debian: apt-get install chromium chromium-driver")
+        });
+        let mut lines = BufReader::new(driver.stdout.take().unwrap()).lines();
+        let port: u16 = loop {
+            let line = lines.next_line().await.unwrap().expect("chromedriver says its port");
+            if let Some((_, port)) = line.split_once("started successfully on port ") {
+                break port.trim_end_matches('.').parse().unwrap();
+            }
+        };
+        // Read on, or it would wait for us.
+        tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+        let folder = tempfile::tempdir().unwrap();
+        let mut options = json!({
+            "goog:loggingPrefs": { "browser": "ALL" },
+            "goog:chromeOptions": { "args": [
+                "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+                "--disable-background-networking", "--disable-component-update", "--disable-sync",
+                "--disable-dev-shm-usage", "--hide-scrollbars",
+                if is_dark { "--force-dark-mode" } else { "--disable-extensions" },
+                format!("--window-size={width},{height}"),
+                format!("--user-data-dir={}", folder.path().display()),
+            ] },
+        });
+        // A window cannot be as narrow as a phone.
+        if width < 500 {
+            let metrics = json!({ "width": width, "height": height, "pixelRatio": 1.0 });
+            options["goog:chromeOptions"]["mobileEmulation"] = json!({ "deviceMetrics": metrics });
+        }
+        let Value::Object(options) = options else { unreachable!() };
+        let client = ClientBuilder::new(HttpConnector::new())
+            .capabilities(options)
+            .connect(&format!("http://127.0.0.1:{port}"))
+            .await
+            .unwrap();
+        // A headless window has a frame of its own; the page gets this size.
+        client.set_window_size(width, height).await.unwrap();
+        Self { client, _driver: driver, _folder: folder, base: format!("http://{address}") }
+    }
+
+    async fn open(&self, path: &str) {
+        self.client.goto(&format!("{}{path}", self.base)).await.unwrap();
+        self.until("document.readyState === 'complete'").await;
+    }
+
+    async fn value(&self, script: &str) -> Value {
+        self.client
+            .execute(&format!("return ({script})"), vec![])
+            .await
+            .unwrap_or_else(|error| panic!("{script}: {error}"))
+    }
+
+    /// Waits until a script says yes.
+    async fn until(&self, script: &str) {
+        let deadline = std::time::Instant::now() + Duration::from_secs(20);
+        loop {
+            // While a page is left, there is nobody to ask.
+            let asked = self.client.execute(&format!("return Boolean({script})"), vec![]).await;
+            if asked.as_ref().is_ok_and(|is| *is == json!(true)) {
+                return;
+            }
+            if std::time::Instant::now() > deadline {
+                let shown = self.client.source().await.unwrap_or_default();
+                panic!("{script} does not become true ({asked:?}) on\n{shown}");
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    async fn until_text(&self, selector: &str, text: &str) {
+        self.until(&format!("document.querySelector({selector:?})?.innerText.includes({text:?})")).await;
+    }
+
+    async fn click(&self, selector: &str) {
+        let found = self.client.find(Locator::Css(selector)).await;
+        let found = found.unwrap_or_else(|error| panic!("{selector}: {error}"));
+        found.click().await.unwrap_or_else(|error| panic!("{selector}: {error}"));
+    }
+
+    /// Clicks what asks first, says yes, and waits for the words of the page after it.
+    async fn confirm(&self, selector: &str, said: &str) {
+        self.click(selector).await;
+        self.until("document.querySelector('dialog.ask[open]')").await;
+        self.click("dialog.ask button[value=yes]").await;
+        self.until_text(".flash", said).await;
+    }
+
+    async fn press(&self, keys: &str) {
+        let body = self.client.find(Locator::Css("body")).await.unwrap();
+        let active = self.client.active_element().await.unwrap_or(body);
+        active.send_keys(keys).await.unwrap();
+    }
+
+    async fn path(&self) -> String {
+        self.value("location.pathname + location.search").await.as_str().unwrap().to_owned()
+    }
+}
+
+/// Reports what the test tells it, and ends when it is told to.
+fn told_worker(bench: &Bench) -> (Running, watch::Sender<(f32, &'static str)>) {
+    let (tell, told) = watch::channel((0.0, "begin"));
+    let handler = move |_: Value, ctx: JobContext| {
+        let mut told = told.clone();
+        async move {
+            loop {
+                let (percent, stage) = *told.borrow_and_update();
+                if stage == "end" {
+                    return Outcome::done(json!({ "rows": 7 }));
+                }
+                ctx.progress(stage, percent, "").await?;
+                if told.changed().await.is_err() {
+                    return Outcome::done(json!(null));
+                }
+            }
+        }
+    };
+    let worker = Worker::builder(&bench.tenure)
+        .handle_any(KindOptions::new().keepalive(), handler)
+        .concurrency("q", 2);
+    (Running::start(worker), tell)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn progress_moves_and_a_job_ends_without_a_reload() {
+    let bench = bench().await;
+    let (working, tell) = told_worker(&bench);
+    let job = enqueue(&bench, json!({ "with": "a payload" })).await;
+    until_processing(&bench, job).await;
+    let dashboard = Dashboard::start(&bench, &[], &[]).await;
+    let browser = Browser::at(dashboard.address).await;
+    browser.open(&format!("/jobs/{job}")).await;
+    browser.value("window.stayed = true").await;
+    // What somebody opened stays open, and the focus where it is.
+    browser.click("#payload summary").await;
+    for (percent, stage) in [(25.0, "reading"), (60.0, "counting"), (90.0, "writing")] {
+        tell.send((percent, stage)).unwrap();
+        browser.until_text("#job-progress", &format!("{percent:.0} %")).await;
+        browser.until_text("#job-progress", stage).await;
+        let bar = browser.value("document.querySelector('#job-progress progress').value").await;
+        assert!((bar.as_f64().unwrap() - f64::from(percent)).abs() < 0.01, "{bar}");
+    }
+    assert_eq!(browser.value("document.querySelector('#payload').open").await, json!(true));
+    assert_eq!(browser.value("document.activeElement.tagName").await, json!("SUMMARY"));
+    tell.send((100.0, "end")).unwrap();
+    browser.until_text("#job-head", "completed").await;
+    browser.until_text("#job-timeline", "completed").await;
+    browser.until("document.querySelector('#output')").await;
+    assert_eq!(browser.value("window.stayed").await, json!(true), "it was loaded again");
+    // The list of jobs, too.
+    browser.open("/jobs").await;
+    browser.value("window.stayed = true").await;
+    let (again, _tell) = (enqueue(&bench, json!(1)).await, tell);
+    browser.until(&format!("document.getElementById('job-{again}')?.innerText.includes('completed')")).await;
+    assert_eq!(browser.value("window.stayed").await, json!(true));
+    working.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_button_does_what_it_says() {
+    let bench = bench().await;
+    let working = worker(&bench);
+    let dashboard = Dashboard::start(&bench, &["--actions"], &[]).await;
+    let browser = Browser::at(dashboard.address).await;
+
+    // One job: cancelled while it runs.
+    let running = enqueue(&bench, json!({ "do": "wait" })).await;
+    until_processing(&bench, running).await;
+    browser.open(&format!("/jobs/{running}")).await;
+    // Somebody who thinks again changes nothing.
+    browser.click("#job-head .danger").await;
+    browser.until("document.querySelector('dialog.ask[open]')").await;
+    browser.click("dialog.ask button[value=no]").await;
+    browser.until("!document.querySelector('dialog.ask')").await;
+    assert_eq!(bench.count("tenure.jobs WHERE cancel_requested_at IS NOT NULL").await, 0);
+    browser.confirm("#job-head .danger", "told to stop").await;
+    browser.until_text("#job-head", "cancelled").await;
+    assert_eq!(browser.path().await, format!("/jobs/{running}"));
+
+    // One that waits for its time: run now.
+    let later = JobRequest::new("q", "k", json!(1)).delay(Duration::from_secs(3_600));
+    let later = bench.tenure.enqueue(later).await.unwrap().id;
+    browser.open(&format!("/jobs/{later}")).await;
+    browser.click("#job-head .actions button").await;
+    browser.until_text(".flash", "due now").await;
+    browser.until_text("#job-head", "completed").await;
+
+    // Many: ticked in the list, counted by the button, cancelled.
+    let mut waiting = vec![];
+    for _ in 0..3 {
+        let later = JobRequest::new("q", "k", json!(1)).delay(Duration::from_secs(3_600));
+        waiting.push(bench.tenure.enqueue(later).await.unwrap().id);
+    }
+    browser.open("/jobs?status=queued").await;
+    for job in &waiting[..2] {
+        browser.click(&format!("#job-{job} input[name=id]")).await;
+    }
+    browser.until_text("button[formaction='/jobs/cancel']", "Cancel 2").await;
+    browser.confirm("button[formaction='/jobs/cancel']", "2 jobs are cancelled").await;
+    browser.until(&format!("!document.getElementById('job-{}')", waiting[0])).await;
+    assert_eq!(browser.path().await, "/jobs?status=queued");
+    // All of them by one tick: only one is left.
+    browser.click("input[data-all]").await;
+    browser.until_text("button[formaction='/jobs/retry']", "Retry now 1").await;
+    browser.confirm("button[formaction='/jobs/retry']", "1 job is due now").await;
+
+    // Dead letters: two by tick, the rest by filter, and one for good.
+    let mut dead = vec![];
+    for n in 0..5 {
+        dead.push(enqueue(&bench, json!({ "do": "fail", "with": format!("customer {n} is unknown") })).await);
+    }
+    bench.until_count("tenure.dead_letter_jobs", 5).await;
+    bench.tenure.pause_queue("q").await.unwrap();
+    browser.open("/dead").await;
+    browser.until_text("#groups", "5").await;
+    for job in &dead[..2] {
+        browser.click(&format!("#job-{job} input[name=id]")).await;
+    }
+    browser.confirm("button[formaction='/dead/redrive']", "2 jobs are queued again").await;
+    bench.until_count("tenure.dead_letter_jobs", 3).await;
+    browser.open("/dead?error=customer+4").await;
+    browser.click("input[data-matching]").await;
+    browser.until_text("button[formaction='/dead/purge']", "Purge 1").await;
+    browser.confirm("button[formaction='/dead/purge']", "1 dead letter is purged").await;
+    assert!(bench.tenure.dead_letter(dead[4]).await.unwrap().is_none());
+    browser.open(&format!("/jobs/{}", dead[3])).await;
+    browser.confirm("#job-head .primary", "1 job is queued again").await;
+    bench.until_count("tenure.dead_letter_jobs", 1).await;
+
+    // Queues.
+    browser.open("/queues").await;
+    browser.click("#queue-q button").await;
+    browser.until_text(".flash", "q goes on").await;
+    browser.until_text("#queue-q", "open").await;
+    browser.confirm("#queue-q button", "q is paused").await;
+    browser.until_text("#queue-q", "paused").await;
+    let field = browser.client.find(Locator::Css("input[name=max_running]")).await.unwrap();
+    field.send_keys("3").await.unwrap();
+    browser.click("form#limit-q button").await;
+    browser.until_text(".flash", "at most 3 run at once").await;
+    browser.until_text("#queue-q", "of 3").await;
+    assert_eq!(bench.count("tenure.queues WHERE max_running = 3 AND paused_at IS NOT NULL").await, 1);
+
+    // Schedules.
+    bench
+        .tenure
+        .put_schedule(Schedule::new("s", "0 3 * * *", JobRequest::new("q", "k", json!(1))))
+        .await
+        .unwrap();
+    browser.open("/schedules").await;
+    browser.click("#schedule-s button").await;
+    browser.until_text(".flash", "s is paused").await;
+    browser.click("#schedule-s button").await;
+    browser.until_text(".flash", "s goes on").await;
+    working.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_script_of_a_users_runs_and_no_page_breaks_the_policy() {
+    let bench = bench().await;
+    let working = worker(&bench);
+    let dead = enqueue(&bench, json!({ "do": "fail", "with": EVIL })).await;
+    let running = enqueue(&bench, json!({ "do": "wait", "with": EVIL })).await;
+    bench.until_count("tenure.dead_letter_jobs", 1).await;
+    until_processing(&bench, running).await;
+    let dashboard = Dashboard::start(&bench, &["--actions"], &[]).await;
+    let browser = Browser::at(dashboard.address).await;
+    let mut pages: Vec<String> = PAGES.map(|(path, _)| path.to_owned()).to_vec();
+    pages.extend([dead, running].map(|id| format!("/jobs/{id}")));
+    for path in pages {
+        browser.open(&path).await;
+        let listen = "document.addEventListener('securitypolicyviolation', () => window.broken++)";
+        browser.value(&format!("(window.broken = 0, {listen}, 1)")).await;
+        // Whatever the stream brings is merged, too.
+        browser.until("document.getElementById('live-state').dataset.state === 'live'").await;
+        let merged = "performance.getEntriesByType('resource').some(of => of.name.includes('idiomorph'))";
+        browser.until(merged).await;
+        assert_eq!(browser.value("typeof window.pwned").await, json!("undefined"), "{path}");
+        assert_eq!(
+            browser.value("document.querySelectorAll('img, main script').length").await,
+            json!(0),
+            "{path}"
+        );
+        assert_eq!(browser.value("window.broken").await, json!(0), "{path}");
+    }
+    browser.open(&format!("/jobs/{running}")).await;
+    browser.until_text("#job-progress", "<script>pwned()</script>").await;
+    bench.tenure.cancel(running).await.unwrap();
+    bench.until_finished(running).await;
+    working.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_is_used_by_keys_alone_and_fits_a_phone() {
+    let bench = bench().await;
+    let working = worker(&bench);
+    let done = enqueue(&bench, json!({ "with": "x" })).await;
+    let dead = enqueue(&bench, json!({ "do": "fail", "with": "a very long error ".repeat(30) })).await;
+    bench.until_finished(done).await;
+    bench.until_count("tenure.dead_letter_jobs", 1).await;
+    let dashboard = Dashboard::start(&bench, &["--actions"], &[]).await;
+    let browser = Browser::at(dashboard.address).await;
+    browser.open("/").await;
+    for (key, path) in [
+        ("j", "/jobs"),
+        ("q", "/queues"),
+        ("w", "/workers"),
+        ("d", "/dead"),
+        ("r", "/recovery"),
+        ("s", "/schedules"),
+        ("o", "/"),
+    ] {
+        browser.press("g").await;
+        browser.press(key).await;
+        browser.until(&format!("location.pathname === {path:?} && document.readyState === 'complete'")).await;
+    }
+    browser.open("/jobs").await;
+    // Down to the second row, and into it.
+    browser.press("j").await;
+    browser.press("j").await;
+    browser.press(&String::from(char::from(Key::Enter))).await;
+    browser.until(&format!("location.pathname === '/jobs/{done}'")).await;
+    browser.until("document.readyState === 'complete'").await;
+    browser.press("?").await;
+    browser.until("document.querySelector('#keys').open").await;
+    browser.press(&String::from(char::from(Key::Escape))).await;
+    browser.until("!document.querySelector('#keys').open").await;
+    browser.press("p").await;
+    browser.until_text("#live-state", "paused").await;
+    // The first stop of the tab key leads past the navigation.
+    browser.open("/queues").await;
+    browser.press(&String::from(char::from(Key::Tab))).await;
+    assert_eq!(browser.value("document.activeElement.className").await, json!("skip"));
+
+    let mut pages: Vec<String> = PAGES.map(|(path, _)| path.to_owned()).to_vec();
+    pages.extend([format!("/jobs/{done}"), format!("/jobs/{dead}"), "/nowhere".into()]);
+    for theme in ["light", "dark"] {
+        let phone = Browser::sized(dashboard.address, (375, 812), false).await;
+        phone.open("/").await;
+        phone.value(&format!("localStorage.setItem('tenure.theme', {theme:?})")).await;
+        for path in &pages {
+            phone.open(path).await;
+            let wide = phone
+                .value("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+                .await;
+            assert_eq!(wide, json!(0), "{path} is too wide");
+            assert_eq!(phone.value("document.documentElement.clientWidth").await, json!(375));
+            let drawn = phone
+                .value("getComputedStyle(document.body).colorScheme + document.documentElement.dataset.theme")
+                .await;
+            assert!(drawn.as_str().unwrap().contains(theme), "{path}: {drawn}");
+        }
+    }
+    working.stop().await;
+}
+
+/// A worker of its own process is away for a while, or for good: the page says so, and goes on where it was.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_whose_server_went_says_so_and_finds_it_again() {
+    let bench = bench().await;
+    let mut dashboard = Dashboard::start(&bench, &[], &[]).await;
+    let browser = Browser::at(dashboard.address).await;
+    browser.open("/queues").await;
+    browser.value("window.stayed = true").await;
+    browser.until_text("#live-state", "live").await;
+    dashboard.serve.signal(Signal::KILL);
+    dashboard.serve.wait().await;
+    browser.until_text("#live-state", "reconnecting").await;
+    let address = dashboard.address;
+    let _again = Dashboard::start_at(&bench, address, &[], &[]).await;
+    browser.until_text("#live-state", "live").await;
+    enqueue(&bench, json!(1)).await;
+    browser.until("document.getElementById('queue-q')").await;
+    assert_eq!(browser.value("window.stayed").await, json!(true));
+}

@@ -1,0 +1,657 @@
+//! The dashboard, as what it answers. What a person sees of it, in a browser: `browser`.
+
+mod browser;
+
+use std::{net::SocketAddr, time::Duration};
+
+use serde_json::{Value, json};
+use tenure::{JobContext, JobError, JobId, JobRequest, KindOptions, Outcome, QueueLimits, Schedule, Worker};
+
+use crate::harness::{Answer, Bench, Child, Running, ask, bench, bench_with_servers, free_address};
+
+const PAGES: [(&str, &str); 7] = [
+    ("/", "Overview"),
+    ("/jobs", "Jobs"),
+    ("/queues", "Queues"),
+    ("/workers", "Workers"),
+    ("/dead", "Dead letters"),
+    ("/recovery", "Recovery"),
+    ("/schedules", "Schedules"),
+];
+/// What somebody writes who wants it to run in another's browser.
+const EVIL: &str = "<script>pwned()</script><img src=x onerror=pwned()>\"'&lt;";
+
+/// `tenure serve`, in a process of its own.
+struct Dashboard {
+    address: SocketAddr,
+    serve: Child,
+}
+
+impl Dashboard {
+    async fn start(bench: &Bench, arguments: &[&str], variables: &[(&str, &str)]) -> Self {
+        Self::start_at(bench, free_address(), arguments, variables).await
+    }
+
+    async fn start_at(
+        bench: &Bench,
+        address: SocketAddr,
+        arguments: &[&str],
+        variables: &[(&str, &str)],
+    ) -> Self {
+        let listen = address.to_string();
+        let mut command = bench.program(&[&["serve", "--listen", &listen][..], arguments].concat());
+        command.envs(variables.iter().copied());
+        let mut serve = Child::spawn(command, "dashboard");
+        serve.until_log("serving /metrics").await;
+        Self { address, serve }
+    }
+
+    async fn ask(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
+        let (address, method, path, body) =
+            (self.address, method.to_owned(), path.to_owned(), body.to_owned());
+        let headers: Vec<_> = headers.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect();
+        let asked = tokio::task::spawn_blocking(move || {
+            let headers: Vec<_> = headers.iter().map(|(a, b)| (a.as_str(), b.as_str())).collect();
+            ask(address, &method, &path, &headers, &body)
+        });
+        asked.await.unwrap().unwrap_or_else(|| panic!("nobody answers:\n{}", self.serve.log()))
+    }
+
+    async fn get(&self, path: &str) -> Answer {
+        self.ask("GET", path, &[], "").await
+    }
+
+    /// As a browser does with a form of ours.
+    async fn post(&self, path: &str, fields: &str) -> Answer {
+        let headers = [("Cookie", "tenure_csrf=abc"), ("Sec-Fetch-Site", "same-origin")];
+        self.ask("POST", path, &headers, &format!("csrf=abc&back=%2Fjobs&{fields}")).await
+    }
+
+    /// What the last action said, as the next page shows it.
+    async fn said(&self, answer: &Answer) -> String {
+        let cookie = answer.all("set-cookie").into_iter().find(|of| of.starts_with("tenure_said="));
+        let cookie = cookie.unwrap_or_else(|| panic!("{} {}", answer.status, answer.body));
+        let cookie = cookie.split(';').next().unwrap();
+        let page = self.ask("GET", answer.header("location").unwrap(), &[("Cookie", cookie)], "").await;
+        let (_, said) = page.body.split_once("role=\"status\"><span>").unwrap();
+        said.split("</span>").next().unwrap().to_owned()
+    }
+}
+
+fn worker(bench: &Bench) -> Running {
+    let handler = |payload: Value, ctx: JobContext| async move {
+        match payload["do"].as_str() {
+            Some("fail") => Err(JobError::permanent(payload["with"].as_str().unwrap_or("no").to_owned())),
+            Some("wait") => {
+                let said = payload["with"].as_str().unwrap_or("waiting").to_owned();
+                ctx.progress(&said, 40.0, &said).await?;
+                ctx.cancelled().await;
+                Ok(Outcome::Cancel("told to stop".into()))
+            }
+            _ => Outcome::done(json!({ "said": payload["with"], "big": 9_007_199_254_740_993_u64 })),
+        }
+    };
+    Running::start(
+        Worker::builder(&bench.tenure)
+            .handle_any(KindOptions::new().keepalive(), handler)
+            .concurrency("q", 4),
+    )
+}
+
+async fn enqueue(bench: &Bench, payload: Value) -> JobId {
+    bench.tenure.enqueue(JobRequest::new("q", "k", payload)).await.unwrap().id
+}
+
+async fn until_processing(bench: &Bench, job: JobId) {
+    let condition = format!(
+        "EXISTS (SELECT FROM tenure.jobs WHERE id = '{job}' AND status = 'processing' AND progress IS NOT NULL)"
+    );
+    bench.until(&condition).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_page_is_there_with_what_it_is_about_and_needs_no_script() {
+    let bench = bench().await;
+    let working = worker(&bench);
+    let done = enqueue(&bench, json!({ "with": "a page" })).await;
+    let dead = enqueue(&bench, json!({ "do": "fail", "with": "no such customer 17" })).await;
+    let running = enqueue(&bench, json!({ "do": "wait", "with": "half way" })).await;
+    bench.until_finished(done).await;
+    bench.until_count("tenure.dead_letter_jobs", 1).await;
+    until_processing(&bench, running).await;
+    bench
+        .tenure
+        .put_schedule(Schedule::new("nightly", "0 3 * * *", JobRequest::new("q", "k", json!(1))))
+        .await
+        .unwrap();
+    bench.publish("q.k", "not json").await;
+    bench.until_count("tenure.dead_letter_jobs", 2).await;
+    let refused: String =
+        bench.value::<String>("SELECT id::text FROM tenure.dead_letter_jobs WHERE payload IS NULL").await;
+    bench
+        .execute(&format!(
+            "INSERT INTO tenure.recovery_events (event, path, job_id, fencing_token, owner_before, silence, reason,
+                    recovered_by)
+             VALUES ('refused_write', 'worker', '{running}', 0, 'old-1-aa', '41 s', 'progress', 'old-1-aa')"
+        ))
+        .await;
+    bench.until("EXISTS (SELECT FROM tenure.queue_stats WHERE processing = 1)").await;
+
+    let dashboard = Dashboard::start(&bench, &[], &[]).await;
+    for (path, title) in PAGES {
+        let page = dashboard.get(path).await;
+        assert_eq!(page.status, 200, "{path}: {}", page.body);
+        assert!(page.body.contains(&format!("<title>{title} · tenure</title>")), "{path}");
+        assert!(page.body.contains("aria-current=\"page\""), "{path}");
+        assert_eq!(page.header("cache-control"), Some("no-store"));
+        let policy = page.header("content-security-policy").unwrap();
+        assert!(policy.contains("default-src 'none'") && !policy.contains("unsafe"), "{policy}");
+        for inside in [" style=\"", "<script>", "onclick", "javascript:"] {
+            assert!(!page.body.contains(inside), "{path} has {inside}");
+        }
+    }
+    let worker_id = bench.value::<String>("SELECT worker_id FROM tenure.workers").await;
+    for (path, parts) in [
+        ("/".to_owned(), vec!["on 1 worker", "stale writes refused", "write refused by worker", "old-1-aa"]),
+        ("/jobs".into(), vec!["no such customer 17", "half way", "40 %", ">completed<", &worker_id]),
+        ("/jobs?status=failed".into(), vec!["no such customer 17"]),
+        (format!("/jobs?worker={worker_id}"), vec!["completed"]),
+        (format!("/jobs?q={dead}"), vec!["no such customer"]),
+        ("/jobs?q=HALF+WAY".into(), vec!["processing"]),
+        ("/queues".into(), vec![">q<", "no limit"]),
+        ("/workers".into(), vec![&worker_id, "1 of 4 slots busy", "every kind"]),
+        ("/dead".into(), vec!["no such customer 17", "permanent", "malformed", "By kind and error"]),
+        ("/dead?error=customer".into(), vec!["no such customer 17", "1 of 1"]),
+        ("/recovery".into(), vec!["write refused", "old-1-aa", &worker_id, "41\u{a0}s"]),
+        ("/recovery?path=refused".into(), vec!["write refused"]),
+        ("/schedules".into(), vec!["nightly", "0 3 * * *", "UTC"]),
+        (
+            format!("/jobs/{done}"),
+            vec!["a page", "9007199254740993", ">completed<", "attempt 1 of 5", "Output"],
+        ),
+        (
+            format!("/jobs/{dead}"),
+            vec!["It said that it never can succeed", "no such customer 17", "Dead letters"],
+        ),
+        (format!("/jobs/{running}"), vec!["half way", "40 %", "Presumed dead after", "write refused"]),
+        (format!("/jobs/{refused}"), vec!["not json", "It cannot be redriven", "jobs"]),
+    ] {
+        let page = dashboard.get(&path).await;
+        assert_eq!(page.status, 200, "{path}");
+        for part in parts {
+            assert!(page.body.contains(part), "{path} has no {part:?}:\n{}", page.body);
+        }
+    }
+    for (path, absent) in [
+        ("/jobs?status=completed", "no such customer"),
+        ("/jobs?queue=other", "half way"),
+        ("/jobs?since=1h&q=nowhere", "half way"),
+        ("/recovery?path=scanner", "old-1-aa"),
+        ("/dead?category=exhausted", "no such customer"),
+    ] {
+        let page = dashboard.get(path).await;
+        assert!(page.status == 200 && !page.body.contains(absent), "{path}");
+    }
+    for (path, status, word) in [
+        ("/nowhere", 404, "no such page"),
+        ("/jobs/01a1ffbd-728a-75cf-834e-390dfb072af2", 404, "There is no such job"),
+        ("/jobs/17", 404, "There is no such job"),
+        ("/jobs?status=done", 400, "is no status"),
+        ("/jobs?since=17y", 400, "is no age"),
+        ("/jobs?before=x", 400, "no job"),
+        ("/dead?before=x", 400, "no place"),
+        ("/recovery?path=x", 400, "no path"),
+        ("/assets/nothing.js", 404, ""),
+    ] {
+        let page = dashboard.get(path).await;
+        assert!(page.status == status && page.body.contains(word), "{path}: {} {}", page.status, page.body);
+    }
+    assert_eq!(
+        dashboard.get("/assets/style.css").await.header("content-type"),
+        Some("text/css; charset=utf-8")
+    );
+    assert_eq!(dashboard.ask("DELETE", "/jobs", &[], "").await.status, 405);
+    bench.tenure.cancel(running).await.unwrap();
+    bench.until_finished(running).await;
+    working.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dashboard_that_only_reads_has_no_buttons_and_takes_no_forms() {
+    let bench = bench().await;
+    let job = enqueue(&bench, json!(1)).await;
+    bench
+        .tenure
+        .put_schedule(Schedule::new("s", "0 3 * * *", JobRequest::new("q", "k", json!(1))))
+        .await
+        .unwrap();
+    let dashboard = Dashboard::start(&bench, &[], &[]).await;
+    for path in PAGES.map(|(path, _)| path.to_owned()).into_iter().chain([format!("/jobs/{job}")]) {
+        let page = dashboard.get(&path).await.body;
+        assert!(!page.contains("method=\"post\"") && page.contains("read-only"), "{path}");
+    }
+    for path in ["/queues/q/pause", &format!("/jobs/{job}/cancel"), "/dead/purge", "/nowhere"] {
+        let refused = dashboard.post(path, "all=1&shown=0").await;
+        assert!(refused.status == 403 && refused.body.contains("--actions"), "{path}: {}", refused.body);
+    }
+    assert_eq!(bench.count("tenure.queues WHERE paused_at IS NOT NULL").await, 0);
+    assert_eq!(bench.count("tenure.jobs WHERE status = 'queued'").await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_action_needs_a_form_of_our_own() {
+    let bench = bench().await;
+    let job = enqueue(&bench, json!(1)).await;
+    let dashboard = Dashboard::start(&bench, &["--actions"], &[]).await;
+    // The page hands out a token, and the cookie that goes with it.
+    let page = dashboard.get("/queues").await;
+    let cookie = page.header("set-cookie").unwrap();
+    for part in ["SameSite=Strict", "HttpOnly", "Path=/"] {
+        assert!(cookie.contains(part), "{cookie}");
+    }
+    let token = cookie.split(['=', ';']).nth(1).unwrap();
+    assert!(token.len() == 32 && page.body.contains(&format!("name=\"csrf\" value=\"{token}\"")));
+    let own = format!("tenure_csrf={token}");
+    let host = dashboard.address.to_string();
+    let (origin, evil) = (format!("http://{host}"), "https://evil.example".to_owned());
+    let form = format!("csrf={token}&back=%2Fqueues");
+    let path = "/queues/q/pause";
+    for (headers, form) in [
+        (vec![], form.as_str()),
+        (vec![("Cookie", own.as_str())], "back=%2F"),
+        (vec![("Cookie", own.as_str())], "csrf=00000000000000000000000000000000"),
+        (vec![("Cookie", "tenure_csrf=other")], form.as_str()),
+        (vec![("Cookie", own.as_str()), ("Origin", &evil)], form.as_str()),
+        (vec![("Cookie", own.as_str()), ("Origin", "null")], form.as_str()),
+        (vec![("Cookie", own.as_str()), ("Sec-Fetch-Site", "cross-site")], form.as_str()),
+        (vec![("Cookie", own.as_str()), ("Sec-Fetch-Site", "same-site"), ("Origin", &origin)], form.as_str()),
+    ] {
+        let refused = dashboard.ask("POST", path, &headers, form).await;
+        assert!(
+            refused.status == 403 && refused.body.contains("Nothing was changed"),
+            "{headers:?}: {}",
+            refused.body
+        );
+    }
+    assert_eq!(bench.count("tenure.queues WHERE paused_at IS NOT NULL").await, 0);
+    // Nor does looking change anything.
+    assert_eq!(dashboard.get(path).await.status, 404);
+    assert_eq!(bench.count("tenure.queues WHERE paused_at IS NOT NULL").await, 0);
+    // A page of another name that was led here.
+    let led = dashboard.ask("GET", "/jobs", &[("Host", "evil.example")], "").await;
+    assert!(led.status == 403 && !led.body.contains(&job.to_string()), "{}", led.body);
+
+    let done = dashboard.ask("POST", path, &[("Cookie", &own), ("Origin", &origin)], &form).await;
+    assert_eq!((done.status, done.header("location")), (303, Some("/queues")));
+    assert_eq!(bench.count("tenure.queues WHERE paused_at IS NOT NULL").await, 1);
+    // Nobody is sent elsewhere.
+    let form = form.replace("%2Fqueues", "//evil.example");
+    let away = dashboard.ask("POST", path, &[("Cookie", &own), ("Origin", &origin)], &form).await;
+    assert_eq!(away.header("location"), Some("/"));
+    let log = dashboard.serve.log();
+    assert!(log.contains("queues/q/pause") && log.contains("this host"), "{log}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_action_says_what_it_did() {
+    let bench = bench().await;
+    let working = worker(&bench);
+    let dashboard = Dashboard::start(&bench, &["--actions"], &[]).await;
+    let running = enqueue(&bench, json!({ "do": "wait" })).await;
+    until_processing(&bench, running).await;
+    let later = JobRequest::new("q", "k", json!(1)).delay(Duration::from_secs(3_600));
+    let later = bench.tenure.enqueue(later).await.unwrap().id;
+    let mut dead = vec![];
+    for n in 0..4 {
+        dead.push(enqueue(&bench, json!({ "do": "fail", "with": format!("no {n}") })).await);
+    }
+    bench.until_count("tenure.dead_letter_jobs", 4).await;
+    bench.publish("q.k", "not json").await;
+    bench.until_count("tenure.dead_letter_jobs", 5).await;
+    let missing = "01a1ffbd-728a-75cf-834e-390dfb072af2";
+    bench
+        .tenure
+        .put_schedule(Schedule::new("s", "0 3 * * *", JobRequest::new("q", "k", json!(1))))
+        .await
+        .unwrap();
+
+    let shown = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis();
+    for (path, fields, words) in [
+        (
+            "/jobs/cancel".to_owned(),
+            format!("id={running}&id={later}&id={missing}"),
+            "1 job is cancelled, 1 running job is told to stop, 1 does not exist.",
+        ),
+        (format!("/jobs/{later}/retry"), String::new(), "1 has finished, and is not run again."),
+        (format!("/jobs/{}/retry", dead[0]), String::new(), "1 job is queued again."),
+        (
+            "/jobs/retry".into(),
+            format!("id={}&id={missing}", dead[1]),
+            "1 job is queued again, 1 does not exist.",
+        ),
+        ("/jobs/cancel".into(), String::new(), "No job is ticked."),
+        ("/jobs/x/cancel".into(), String::new(), "\"x\" is no job's id."),
+        ("/dead/redrive".into(), String::new(), "No job is ticked."),
+        ("/dead/redrive".into(), "all=1&error=no+2".into(), "1 job is queued again."),
+        ("/dead/redrive".into(), "all=1&kind=other".into(), "There was nothing to redrive."),
+        (
+            "/dead/purge".into(),
+            "all=1".into(),
+            "The form does not say when it was shown; load the page again.",
+        ),
+        // What came since was not seen.
+        ("/dead/purge".into(), format!("all=1&shown={}", shown - 3_600_000), "There was nothing to purge."),
+        ("/dead/purge".into(), "all=1&category=malformed&shown=0".into(), "There was nothing to purge."),
+        ("/dead/purge".into(), format!("id={}", dead[3]), "1 dead letter is purged."),
+        (
+            "/queues/q/pause".into(),
+            String::new(),
+            "q is paused: none of its jobs starts; those that run go on.",
+        ),
+        ("/queues/q/pause".into(), String::new(), "q was paused already."),
+        ("/queues/q/resume".into(), String::new(), "q goes on."),
+        ("/queues/q/resume".into(), String::new(), "q was not paused."),
+        (
+            "/queues/q/limit".into(),
+            "max_running=3&max_queued=".into(),
+            "Of q, at most 3 run at once and any number wait.",
+        ),
+        (
+            "/queues/q/limit".into(),
+            "max_running=&max_queued=9".into(),
+            "Of q, any number run at once and at most 9 wait.",
+        ),
+        ("/queues/a b/pause".into(), String::new(), "use 1 to 64"),
+        ("/queues/q/limit".into(), "max_running=0".into(), "must be 1 to 10000"),
+        ("/queues/q/limit".into(), "max_running=x".into(), "is no limit"),
+        ("/schedules/s/pause".into(), String::new(), "s is paused."),
+        ("/schedules/s/resume".into(), String::new(), "s goes on at "),
+        ("/schedules/none/pause".into(), String::new(), "none"),
+    ] {
+        let done = dashboard.post(&path.replace(' ', "%20"), &fields).await;
+        assert_eq!(done.status, 303, "{path}: {}", done.body);
+        let said = dashboard.said(&done).await.replace("&quot;", "\"");
+        assert!(said.contains(words), "{path} {fields} said {said:?}");
+    }
+    bench.until_finished(running).await;
+    bench.until_count("tenure.dead_letter_jobs WHERE payload IS NULL", 1).await;
+    let limits = bench.tenure.limit_queue("q", QueueLimits::new()).await.unwrap();
+    assert_eq!((limits.max_running, limits.max_queued), (None, Some(9)));
+    let later = bench.tenure.job(later).await.unwrap().unwrap();
+    assert_eq!(later.status, tenure::Status::Cancelled);
+    let _ = dashboard.serve.log();
+    working.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_users_wrote_is_text_on_every_page() {
+    let bench = bench().await;
+    let working = worker(&bench);
+    let done = enqueue(&bench, json!({ "with": EVIL, EVIL: EVIL })).await;
+    let dead = enqueue(&bench, json!({ "do": "fail", "with": EVIL })).await;
+    let running = enqueue(&bench, json!({ "do": "wait", "with": EVIL })).await;
+    bench.until_finished(done).await;
+    bench.until_count("tenure.dead_letter_jobs", 1).await;
+    until_processing(&bench, running).await;
+    bench.publish("q.k", EVIL).await;
+    bench.until_count("tenure.dead_letter_jobs", 2).await;
+    let refused =
+        bench.value::<String>("SELECT id::text FROM tenure.dead_letter_jobs WHERE payload IS NULL").await;
+    bench
+        .execute(&format!(
+            "INSERT INTO tenure.recovery_events (event, path, job_id, fencing_token, owner_before, reason, recovered_by)
+             VALUES ('reset', 'scanner', '{running}', 0, $${EVIL}$$, $${EVIL}$$, $${EVIL}$$)"
+        ))
+        .await;
+    let dashboard = Dashboard::start(&bench, &["--actions"], &[]).await;
+    let query = form_urlencoded(EVIL);
+    let mut pages: Vec<String> = PAGES.map(|(path, _)| path.to_owned()).to_vec();
+    pages.extend([done, dead, running].map(|id| format!("/jobs/{id}")));
+    pages.extend([format!("/jobs/{refused}"), "/jobs?q=pwned".into()]);
+    for name in
+        ["q", "status", "queue", "kind", "worker", "since", "before", "path", "error", "category", "other"]
+    {
+        pages
+            .extend(["/jobs", "/dead", "/recovery", "/nowhere"].map(|path| format!("{path}?{name}={query}")));
+    }
+    let mut shown = 0;
+    for path in pages {
+        let page = dashboard.get(&path).await.body;
+        assert!(!page.contains("<script>") && !page.contains("<img"), "{path}:\n{page}");
+        shown += usize::from(page.contains("&lt;script&gt;pwned()"));
+    }
+    assert!(shown > 10, "only {shown} pages show it at all");
+    bench.tenure.cancel(running).await.unwrap();
+    bench.until_finished(running).await;
+    working.stop().await;
+}
+
+fn form_urlencoded(text: &str) -> String {
+    text.bytes().map(|byte| format!("%{byte:02X}")).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_looks_has_to_say_who_they_are_but_for_the_probes() {
+    let bench = bench().await;
+    // Not open to the network by accident.
+    let open = bench.program(&["serve", "--listen", "0.0.0.0:0"]).output().await.unwrap();
+    let text = String::from_utf8_lossy(&open.stderr).into_owned();
+    assert!(open.status.code() == Some(1) && text.contains("TENURE_SERVE_PASSWORD"), "{text}");
+
+    let (user, token) = ("ops:correct horse", "a-token-of-mine");
+    let variables = [
+        ("TENURE_SERVE_USER", "ops"),
+        ("TENURE_SERVE_PASSWORD", "correct horse"),
+        ("TENURE_SERVE_TOKEN", token),
+    ];
+    let dashboard = Dashboard::start(&bench, &[], &variables).await;
+    let basic = |text: &str| format!("Basic {}", data_encoding::BASE64.encode(text.as_bytes()));
+    for path in ["/", "/jobs", "/jobs?live", "/metrics", "/assets/live.js", "/nowhere"] {
+        let asked = dashboard.get(path).await;
+        assert_eq!((asked.status, asked.body.contains("<html")), (401, false), "{path}");
+        assert!(asked.header("www-authenticate").unwrap().starts_with("Basic"), "{path}");
+        for wrong in [basic("ops:wrong horse"), basic("tenure:correct horse"), "Bearer no".into()] {
+            assert_eq!(
+                dashboard.ask("GET", path, &[("Authorization", &wrong)], "").await.status,
+                401,
+                "{path}"
+            );
+        }
+        if !path.ends_with("live") && path != "/nowhere" {
+            for right in [basic(user), format!("Bearer {token}")] {
+                let got = dashboard.ask("GET", path, &[("Authorization", &right)], "").await;
+                assert_eq!(got.status, 200, "{path}");
+            }
+        }
+    }
+    for path in ["/livez", "/readyz", "/startupz"] {
+        // Both servers have to be reached first.
+        let deadline = std::time::Instant::now() + Duration::from_secs(20);
+        while dashboard.get(path).await.status != 200 {
+            assert!(std::time::Instant::now() < deadline, "{path}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+    // Its own settings do not show them.
+    let config = bench.program(&["config"]).envs(variables).output().await.unwrap();
+    let text = String::from_utf8_lossy(&config.stdout).into_owned();
+    assert!(
+        text.contains("TENURE_SERVE_PASSWORD") && !text.contains("horse") && !text.contains(token),
+        "{text}"
+    );
+    drop(dashboard);
+
+    let dashboard = Dashboard::start(&bench, &["--actions"], &[("TENURE_SERVE_AUTH", "proxy")]).await;
+    let headers = [
+        ("Host", "jobs.example"),
+        ("X-Forwarded-User", "ada"),
+        ("Cookie", "tenure_csrf=abc"),
+        ("Origin", "https://jobs.example"),
+    ];
+    assert_eq!(dashboard.ask("GET", "/jobs", &headers, "").await.status, 200);
+    assert_eq!(dashboard.ask("POST", "/queues/q/pause", &headers, "csrf=abc").await.status, 303);
+    assert!(dashboard.serve.log().contains("ada"), "{}", dashboard.serve.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn below_another_path_every_address_is_below_it() {
+    let bench = bench().await;
+    let job = enqueue(&bench, json!(1)).await;
+    let dashboard =
+        Dashboard::start(&bench, &["--actions"], &[("TENURE_SERVE_BASE_PATH", "/ops/tenure/")]).await;
+    for path in [
+        "/ops/tenure",
+        "/ops/tenure/",
+        "/ops/tenure/jobs",
+        &format!("/ops/tenure/jobs/{job}"),
+        "/ops/tenure/queues",
+    ] {
+        let page = dashboard.get(path).await;
+        assert_eq!(page.status, 200, "{path}");
+        for of in ["href=\"/", "src=\"/", "action=\"/", "data-live=\"/"] {
+            for rest in page.body.split(of).skip(1) {
+                assert!(rest.starts_with("ops/tenure/"), "{path}: {of}{}", &rest[..rest.len().min(60)]);
+            }
+        }
+    }
+    assert_eq!(dashboard.get("/ops/tenure/assets/style.css").await.status, 200);
+    let done = dashboard.post("/ops/tenure/queues/q/pause", "").await;
+    assert_eq!(done.header("location"), Some("/ops/tenure/jobs"));
+    assert_eq!(dashboard.get("/jobs").await.status, 404);
+    assert_eq!(dashboard.get("/livez").await.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn payloads_can_be_kept_from_whoever_looks() {
+    let bench = bench().await;
+    let working = worker(&bench);
+    let secret = "4111-1111-1111-1111";
+    let done = enqueue(&bench, json!({ "with": secret })).await;
+    bench.until_finished(done).await;
+    bench.publish("q.k", secret).await;
+    bench.until_count("tenure.dead_letter_jobs", 1).await;
+    let refused = bench.value::<String>("SELECT id::text FROM tenure.dead_letter_jobs").await;
+    let dashboard = Dashboard::start(&bench, &[], &[]).await;
+    let shown = dashboard.get(&format!("/jobs/{done}")).await.body;
+    assert!(shown.contains(secret));
+    assert!(dashboard.get(&format!("/jobs?q={secret}")).await.body.contains(&done.to_string()));
+    drop(dashboard);
+    let dashboard = Dashboard::start(&bench, &["--hide-payloads"], &[]).await;
+    for path in [format!("/jobs/{done}"), format!("/jobs/{refused}"), "/jobs".into(), "/dead".into()] {
+        let page = dashboard.get(&path).await;
+        assert!(page.status == 200 && !page.body.contains(secret), "{path}");
+    }
+    // Nor does a search tell.
+    assert!(!dashboard.get(&format!("/jobs?q={secret}")).await.body.contains(&done.to_string()));
+    working.stop().await;
+}
+
+/// A page of fifty, whatever is there; and a role that may only read serves all of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn with_a_hundred_thousand_jobs_every_page_is_short_and_a_viewer_may_serve_it() {
+    let bench = bench_with_servers(|_| {}).await;
+    bench
+        .execute(
+            "INSERT INTO tenure.job_history (id, queue, kind, payload, status, attempt, max_attempts, fencing_token,
+                    claim_id, worker_id, created_at, scheduled_at, started_at, last_activity_at, finished_at)
+             SELECT (lpad(to_hex((extract(epoch FROM at) * 1000)::bigint), 12, '0') || '70008000'
+                     || lpad(to_hex(n), 12, '0'))::uuid,
+                    'q', 'k', '{\"n\": 1}', 'completed', 1, 5, 1, gen_random_uuid(), 'w', at, at, at, at, at
+               FROM (SELECT n, now() - n * interval '1 second' AS at FROM generate_series(1, 100000) n) jobs",
+        )
+        .await;
+    let waiting = (0..20_000).map(|n| JobRequest::new(format!("q{}", n % 7), "k", json!(n)));
+    bench.tenure.enqueue_many(waiting).await.unwrap();
+    bench
+        .execute(
+            "INSERT INTO tenure.dead_letter_jobs (id, queue, kind, payload, attempt, max_attempts, fencing_token,
+                    created_at, scheduled_at, died_at, last_error, category, execution_history)
+             SELECT gen_random_uuid(), 'q', 'k', '1', 5, 5, 5, now(), now(), now() - n * interval '1 second',
+                    'customer ' || n || ' is unknown', 'exhausted', '[]' FROM generate_series(1, 20000) n",
+        )
+        .await;
+    bench
+        .execute(
+            "INSERT INTO tenure.recovery_events (event, path, job_id, fencing_token, owner_before, reason, recovered_by)
+             SELECT 'reset', 'scanner', gen_random_uuid(), 1, 'w', 'silent', 'v' FROM generate_series(1, 20000)",
+        )
+        .await;
+    sqlx::raw_sql(include_str!("../../../postgres/roles.sql")).execute(&bench.pool).await.unwrap();
+    bench.execute("CREATE ROLE looker LOGIN PASSWORD 'looker' IN ROLE tenure_viewer").await;
+    let url = bench.config.database_url.clone();
+    let at = url.find('@').unwrap();
+    let viewer = format!("postgres://looker:looker{}", &url[at..]);
+    let dashboard = Dashboard::start(&bench, &["--actions"], &[("DATABASE_URL", &viewer)]).await;
+    for path in PAGES.map(|(path, _)| path).into_iter().chain([
+        "/jobs?kind=none",
+        "/jobs?q=nowhere+to+be+found",
+        "/jobs?status=completed",
+        "/jobs?status=cancelled",
+        "/dead?error=19999",
+    ]) {
+        let page = dashboard.get(path).await;
+        assert_eq!(page.status, 200, "{path}: {}", page.body);
+        assert!(page.body.len() < 200_000, "{path} has {} bytes", page.body.len());
+    }
+    let groups = dashboard.get("/dead").await.body;
+    assert!(groups.contains("<b>20,000</b>"), "one group, whatever the number in the error");
+    // Page after page, each job once.
+    let (mut path, mut seen) = ("/jobs?status=completed".to_owned(), std::collections::BTreeSet::new());
+    for _ in 0..5 {
+        let page = dashboard.get(&path).await.body;
+        for id in page.split("id=\"job-").skip(1) {
+            assert!(seen.insert(id[..36].to_owned()), "{id} twice");
+        }
+        let older = page.split("\" rel=\"next\"").next().unwrap().rsplit("href=\"").next().unwrap();
+        path = older.replace("&amp;", "&");
+    }
+    assert_eq!(seen.len(), 250);
+    // What the role may not do is said, and not done.
+    let refused = dashboard.post("/queues/q/pause", "").await;
+    let said = dashboard.said(&refused).await;
+    assert!(said.contains("tenure_operator"), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_postgres_is_away_the_dashboard_says_so_and_comes_back() {
+    let mut bench = bench_with_servers(|config| config.timing.database_within = Duration::from_secs(2)).await;
+    let dashboard = Dashboard::start(&bench, &[], &[]).await;
+    assert_eq!(dashboard.get("/jobs").await.status, 200);
+    let postgres = &mut bench.own.as_mut().unwrap().postgres;
+    postgres.kill();
+    let away = dashboard.get("/jobs").await;
+    assert!(
+        away.status == 503 && away.body.contains("Postgres does not answer"),
+        "{} {}",
+        away.status,
+        away.body
+    );
+    assert_eq!(dashboard.get("/livez").await.status, 200);
+    postgres.restart().unwrap();
+    let deadline = std::time::Instant::now() + Duration::from_secs(30);
+    while dashboard.get("/jobs").await.status != 200 {
+        assert!(std::time::Instant::now() < deadline, "{}", dashboard.serve.log());
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// What workers did is added up by minute, also what the last seconds of a worker that stops brought.
+#[tokio::test(flavor = "multi_thread")]
+async fn rates_are_of_what_all_workers_report() {
+    let bench = bench().await;
+    let (one, other) = (worker(&bench), worker(&bench));
+    for n in 0..20 {
+        let what = if n < 3 { json!({ "do": "fail" }) } else { json!(n) };
+        enqueue(&bench, what).await;
+    }
+    bench.until_count("tenure.jobs", 0).await;
+    one.stop().await;
+    other.stop().await;
+    let sum = "SELECT sum(claimed) || ' ' || sum(completed) || ' ' || sum(failed) || ' '
+                   || sum((SELECT sum(n) FROM unnest(waited) n)) || ' ' || sum((SELECT sum(n) FROM unnest(ran) n))
+                 FROM tenure.activity WHERE queue = 'q'";
+    assert_eq!(bench.value::<String>(sum).await, "20 17 3 20 20");
+    let dashboard = Dashboard::start(&bench, &[], &[]).await;
+    let page = dashboard.get("/").await.body;
+    assert!(page.contains("17 in the last hour") && page.contains("completed <b>17</b>"), "{page}");
+}
