@@ -40,7 +40,7 @@ pub(crate) async fn serve(
     let looks = async {
         loop {
             health.beat();
-            let (asked, nats_up) = (tenure.store().schema_version().await, tenure.queue().is_connected());
+            let (asked, nats_up) = (tenure.store().schema().await, tenure.queue().is_connected());
             match &asked {
                 Ok(_) => health.has("Postgres"),
                 Err(error) => health.lacks("Postgres", error.to_string()),

@@ -84,9 +84,24 @@ impl Tenure {
     }
 
     /// Creates or updates the schema. Returns the versions that were applied; none when it was current.
-    /// Any number of these may run at once.
+    /// Any number of these may run at once, and workers may work meanwhile: none is held up for longer than a moment.
+    ///
+    /// # Errors
+    ///
+    /// [`MigrateError::Blocked`], after a minute: somebody's long transaction is in the way, and is named.
     pub async fn migrate(&self) -> Result<Vec<i64>, MigrateError> {
         self.inner.store.migrate().await
+    }
+
+    /// [`Tenure::migrate`] with migrations of a test's own, tried for so long.
+    #[cfg(feature = "faults")]
+    #[doc(hidden)]
+    pub async fn migrate_with(
+        &self,
+        migrations: &[(i64, &'static str, &'static str)],
+        patience: std::time::Duration,
+    ) -> Result<Vec<i64>, MigrateError> {
+        self.inner.store.apply(migrations, patience).await
     }
 
     /// [`Tenure::migrate`], and the stream and the consumers of these queues: created if missing,

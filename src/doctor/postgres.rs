@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{Checked, clock, skip, skip_by, some_of, span, span_of, text};
 use crate::{
     config::masked,
-    store::{Holder, MIGRATIONS, PostgresSeen, RightsSeen, StoreError},
+    store::{Holder, NEEDS, PostgresSeen, RightsSeen, Schema, StoreError},
     tenure::Tenure,
 };
 
@@ -52,8 +52,7 @@ pub(super) async fn look(tenure: &Tenure, old_after: Duration) -> (Vec<Checked>,
         Ok(holders) => checks.extend(about_holders(&holders, &server, old_after)),
         Err(error) => checks.extend(skip_by(&HOLDERS, &error)),
     }
-    let needs = MIGRATIONS.last().map_or(0, |(version, _, _)| *version);
-    let (schema, is_fit) = schema(store.schema_version().await, needs);
+    let (schema, is_fit) = schema(store.schema().await, NEEDS);
     checks.push(schema);
     match &is_fit {
         Ok(()) => match store.doctor_rights().await {
@@ -202,14 +201,21 @@ fn describe(holder: &Holder) -> String {
 }
 
 /// Whether the schema is what this program needs; and whether the jobs can be looked at.
-fn schema(version: Result<i64, StoreError>, needs: i64) -> (Checked, Result<(), String>) {
+fn schema(schema: Result<Schema, StoreError>, needs: i64) -> (Checked, Result<(), String>) {
     let unfit = Err("the schema is missing or too old".into());
-    match version {
-        Ok(is) if is < needs => {
+    match schema.map(|schema| (schema.version, schema.breaks_before)) {
+        Ok((is, breaks_before)) if breaks_before > needs => {
+            let found = format!(
+                "version {is}, which no program of before version {breaks_before} works with; this one knows {needs}"
+            );
+            let unfit = Err("the schema is too new for this program".into());
+            (Checked::wrong("schema", found).advise("update this program"), unfit)
+        }
+        Ok((is, _)) if is < needs => {
             let found = format!("version {is}, but this program needs {needs}");
             (Checked::wrong("schema", found).advise("run `tenure migrate`"), unfit)
         }
-        Ok(is) if is > needs => {
+        Ok((is, _)) if is > needs => {
             let found = format!("version {is}, and this program knows {needs}: a newer tenure has migrated");
             (
                 Checked::warning("schema", found)
@@ -217,7 +223,7 @@ fn schema(version: Result<i64, StoreError>, needs: i64) -> (Checked, Result<(), 
                 Ok(()),
             )
         }
-        Ok(is) => (Checked::ok("schema", format!("version {is}")), Ok(())),
+        Ok((is, _)) => (Checked::ok("schema", format!("version {is}")), Ok(())),
         Err(StoreError::NotMigrated(_)) => {
             let checked = Checked::wrong("schema", "there is no schema of tenure in this database")
                 .advise("run `tenure migrate`, or name the right database in DATABASE_URL");

@@ -146,7 +146,7 @@ impl StoreError {
         self.has_code(|code| code == "42501")
     }
 
-    fn is_deadlock(&self) -> bool {
+    pub(super) fn is_deadlock(&self) -> bool {
         self.has_code(|code| code == "40P01")
     }
 

@@ -1,12 +1,32 @@
-//! Migrate: brings the schema up to date. Safe to run from many processes at once.
+//! Migrate: brings the schema up to date. Safe to run from many processes at once, and while workers work.
+//!
+//! Whoever alters a table waits for all who use it, and whoever comes after waits for them both: behind one long
+//! transaction of a user's, every claim would stand still. So no statement of a migration waits for a lock for longer
+//! than a moment. Then that migration is rolled back, everybody else goes on, and it is tried again.
+//!
+//! Invariants, each held by the test of that name:
+//!
+//! - `a_migration_behind_a_long_transaction_stops_no_worker`
+//! - `a_migration_that_never_gets_its_lock_says_who_holds_it`
+//! - `a_released_migration_never_changes`
+//! - `a_migration_only_adds`
+
+use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};
-use sqlx::{AssertSqlSafe, Connection, PgConnection, Row, SqlSafeStr, raw_sql};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, Row, SqlSafeStr, query, raw_sql};
+use tokio::time::{sleep, timeout};
 
-use super::call::{Store, StoreError};
+use super::{
+    IN_THE_WAY,
+    call::{Store, StoreError},
+};
 
-/// Every migration: version, name, SQL. Append-only; a released one never changes.
-pub(crate) const MIGRATIONS: &[(i64, &str, &str)] = &[
+/// A migration: version, name, SQL.
+type Migration = (i64, &'static str, &'static str);
+
+/// Every one. Append-only; a released one never changes.
+const MIGRATIONS: &[Migration] = &[
     (1, "tenure", include_str!("../../migrations/0001_tenure.sql")),
     (2, "every_end", include_str!("../../migrations/0002_every_end.sql")),
     (3, "lean_checks", include_str!("../../migrations/0003_lean_checks.sql")),
@@ -14,8 +34,25 @@ pub(crate) const MIGRATIONS: &[(i64, &str, &str)] = &[
     (5, "show", include_str!("../../migrations/0005_show.sql")),
 ];
 
+/// The migrations that take something away, each with the oldest one that a program must know to work afterwards.
+/// There is none. The first needs a release in between whose programs do without what is to go.
+const CONTRACTING: &[(i64, i64)] = &[];
+
+/// The schema that this program needs.
+pub(crate) const NEEDS: i64 = MIGRATIONS[MIGRATIONS.len() - 1].0;
+
 /// "tenure" in ASCII: the key of the lock that makes migrations wait for each other.
 const LOCK_KEY: i64 = 0x7465_6e75_7265;
+
+/// For how long it is tried again to get the locks of one migration.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Between two tries, so that whoever waited behind the first gets on. It grows.
+const PAUSE: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// How often it is asked who is in the way; shorter than the wait for a lock.
+const LOOK_EVERY: Duration = Duration::from_millis(150);
 
 /// Why the schema could not be brought up to date.
 #[derive(Debug, thiserror::Error)]
@@ -34,6 +71,22 @@ pub enum MigrateError {
         /// What Postgres said.
         source: StoreError,
     },
+    /// Others kept a lock that a migration needs. It was rolled back, and nobody waits for it any more.
+    #[error(
+        "migration {version} ({name}) needs a lock that others hold: {holders}; it was tried for {} s, and rolled back. \
+         Wait for them or end them, with pg_terminate_backend(PID), and run `tenure migrate` again",
+        .waited.as_secs()
+    )]
+    Blocked {
+        /// Its number.
+        version: i64,
+        /// Its name.
+        name: &'static str,
+        /// Who holds it, as far as the role may see.
+        holders: String,
+        /// For how long it was tried.
+        waited: Duration,
+    },
     /// An applied migration is not the one in this program.
     #[error(
         "migration {version} was applied to this database with other contents; \
@@ -45,29 +98,129 @@ pub enum MigrateError {
     },
 }
 
-impl Store {
-    /// Applies what is missing, and returns the versions that were.
-    ///
-    /// Runs in one transaction under a transaction-level lock, so that it works behind PgBouncer too.
-    pub(crate) async fn migrate(&self) -> Result<Vec<i64>, MigrateError> {
-        let mut connection = self.migration_connection().await?;
-        let applied = apply(&mut connection).await;
-        // The work is committed or rolled back by now; a failing goodbye changes nothing.
-        drop(connection.close().await);
-        applied
+impl MigrateError {
+    /// Whether another try may get the lock.
+    fn is_of_a_lock(&self) -> bool {
+        let (Self::Store(source) | Self::Failed { source, .. }) = self else { return false };
+        source.is_locked() || source.is_deadlock()
     }
 }
 
-async fn apply(connection: &mut PgConnection) -> Result<Vec<i64>, MigrateError> {
-    let mut transaction = connection.begin().await.map_err(StoreError::from)?;
-    sqlx::query("SELECT pg_advisory_xact_lock($1)")
-        .bind(LOCK_KEY)
+impl Store {
+    /// Applies what is missing, and returns the versions that were.
+    pub(crate) async fn migrate(&self) -> Result<Vec<i64>, MigrateError> {
+        self.apply(MIGRATIONS, PATIENCE).await
+    }
+
+    /// Applies those of a list that are missing, each in a transaction of its own: a lock is held for as long as the
+    /// migration that needs it takes.
+    pub(crate) async fn apply(
+        &self,
+        migrations: &[Migration],
+        patience: Duration,
+    ) -> Result<Vec<i64>, MigrateError> {
+        let mut connection = self.migration_connection().await?;
+        let mut applied = Vec::new();
+        let mut answer = Ok(());
+        for &migration in migrations {
+            match self.apply_one(&mut connection, migration, patience).await {
+                Ok(true) => applied.push(migration.0),
+                Ok(false) => {}
+                Err(error) => {
+                    answer = Err(error);
+                    break;
+                }
+            }
+        }
+        // The work is committed or rolled back by now; a failing goodbye changes nothing.
+        drop(connection.close().await);
+        answer.map(|()| applied)
+    }
+
+    /// Whether it was missing.
+    async fn apply_one(
+        &self,
+        connection: &mut PgConnection,
+        migration: Migration,
+        patience: Duration,
+    ) -> Result<bool, MigrateError> {
+        let (version, name, _) = migration;
+        let (mut since, mut pause) = (None, PAUSE);
+        loop {
+            let mut holders = String::new();
+            let error = match self.try_one(connection, migration, &mut holders).await {
+                Err(error) if error.is_of_a_lock() => error,
+                answer => return answer,
+            };
+            let waited = since.get_or_insert_with(Instant::now).elapsed();
+            if waited >= patience {
+                return Err(MigrateError::Blocked { version, name, holders, waited });
+            }
+            tracing::warn!(version, name, holders, %error, "a lock is held by others; the migration is tried again");
+            sleep(pause.min(patience - waited)).await;
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
+    async fn try_one(
+        &self,
+        connection: &mut PgConnection,
+        migration: Migration,
+        holders: &mut String,
+    ) -> Result<bool, MigrateError> {
+        let mut transaction = connection.begin().await.map_err(StoreError::from)?;
+        let pid = alone(&mut transaction).await?;
+        let answer = {
+            let mut work = std::pin::pin!(apply(&mut transaction, migration));
+            loop {
+                match timeout(LOOK_EVERY, &mut work).await {
+                    Ok(answer) => break answer,
+                    Err(_) => self.look_who_is_in_the_way(pid, holders).await,
+                }
+            }
+        };
+        match answer {
+            Ok(was_missing) => {
+                transaction.commit().await.map_err(StoreError::from)?;
+                Ok(was_missing)
+            }
+            Err(error) => {
+                // Now, not with the next statement of this connection: others wait for its locks.
+                drop(transaction.rollback().await);
+                Err(error)
+            }
+        }
+    }
+
+    /// Who keeps the session with this pid waiting. The last look at which there was somebody counts.
+    async fn look_who_is_in_the_way(&self, pid: i32, holders: &mut String) {
+        if let Ok(rows) = self.rows(query(IN_THE_WAY).bind(pid)).await {
+            let seen: Vec<String> = rows.iter().filter_map(|row| row.try_get("holder").ok()).collect();
+            if !seen.is_empty() {
+                *holders = seen.join(", ");
+            }
+        }
+    }
+}
+
+/// Waits until no other migration is under way, however long that takes: nobody waits for this one meanwhile. The lock
+/// is the transaction's, so that it works behind PgBouncer. Returns the session's pid.
+async fn alone(transaction: &mut PgConnection) -> Result<i32, StoreError> {
+    raw_sql("SET LOCAL lock_timeout = 0").execute(&mut *transaction).await?;
+    query("SELECT pg_advisory_xact_lock($1)").bind(LOCK_KEY).execute(&mut *transaction).await?;
+    raw_sql("SET LOCAL lock_timeout = '500ms'; SET LOCAL client_min_messages = warning")
         .execute(&mut *transaction)
-        .await
-        .map_err(StoreError::from)?;
+        .await?;
+    let row = query("SELECT pg_backend_pid() AS pid").fetch_one(&mut *transaction).await?;
+    Ok(row.try_get("pid")?)
+}
+
+async fn apply(
+    transaction: &mut PgConnection,
+    (version, name, sql): Migration,
+) -> Result<bool, MigrateError> {
     raw_sql(
-        "SET LOCAL client_min_messages = warning;
-         CREATE SCHEMA IF NOT EXISTS tenure;
+        "CREATE SCHEMA IF NOT EXISTS tenure;
          CREATE TABLE IF NOT EXISTS tenure.migrations (
              version    bigint      PRIMARY KEY,
              name       text        NOT NULL,
@@ -77,35 +230,35 @@ async fn apply(connection: &mut PgConnection) -> Result<Vec<i64>, MigrateError> 
     .execute(&mut *transaction)
     .await
     .map_err(StoreError::from)?;
-
-    let mut applied = Vec::new();
-    for &(version, name, sql) in MIGRATIONS {
-        let checksum = Sha256::digest(sql.as_bytes()).to_vec();
-        let known = sqlx::query("SELECT checksum FROM tenure.migrations WHERE version = $1")
-            .bind(version)
-            .fetch_optional(&mut *transaction)
-            .await
-            .map_err(StoreError::from)?;
-        if let Some(row) = known {
-            if row.try_get::<Vec<u8>, _>(0).map_err(StoreError::from)? != checksum {
-                return Err(MigrateError::Changed { version });
-            }
-            continue;
+    let checksum = Sha256::digest(sql.as_bytes()).to_vec();
+    let known = query("SELECT checksum FROM tenure.migrations WHERE version = $1")
+        .bind(version)
+        .fetch_optional(&mut *transaction)
+        .await
+        .map_err(StoreError::from)?;
+    if let Some(row) = known {
+        if row.try_get::<Vec<u8>, _>(0).map_err(StoreError::from)? != checksum {
+            return Err(MigrateError::Changed { version });
         }
-        // The text is a constant of this program; there is nothing in it from outside.
-        raw_sql(AssertSqlSafe(sql).into_sql_str())
-            .execute(&mut *transaction)
-            .await
-            .map_err(|error| MigrateError::Failed { version, name, source: error.into() })?;
-        sqlx::query("INSERT INTO tenure.migrations (version, name, checksum) VALUES ($1, $2, $3)")
+        return Ok(false);
+    }
+    let failed = |error: sqlx::Error| MigrateError::Failed { version, name, source: error.into() };
+    // The text is a constant of this program; there is nothing in it from outside.
+    raw_sql(AssertSqlSafe(sql).into_sql_str()).execute(&mut *transaction).await.map_err(failed)?;
+    query("INSERT INTO tenure.migrations (version, name, checksum) VALUES ($1, $2, $3)")
+        .bind(version)
+        .bind(name)
+        .bind(checksum)
+        .execute(&mut *transaction)
+        .await
+        .map_err(StoreError::from)?;
+    if let Some((_, oldest)) = CONTRACTING.iter().find(|(contracting, _)| *contracting == version) {
+        query("UPDATE tenure.migrations SET breaks_before = $2 WHERE version = $1")
             .bind(version)
-            .bind(name)
-            .bind(checksum)
+            .bind(oldest)
             .execute(&mut *transaction)
             .await
             .map_err(StoreError::from)?;
-        applied.push(version);
     }
-    transaction.commit().await.map_err(StoreError::from)?;
-    Ok(applied)
+    Ok(true)
 }

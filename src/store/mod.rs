@@ -34,8 +34,8 @@ pub(crate) use call::Store;
 pub use call::{Isolation, StoreError};
 pub use dead::{DeadCount, DeadFilter, DeadLetter};
 pub(crate) use doctor::{Holder, JobsSeen, PostgresSeen, QueueSeen, RightsSeen, WorkerSeen};
-pub(crate) use migrate::MIGRATIONS;
 pub use migrate::MigrateError;
+pub(crate) use migrate::NEEDS;
 pub(crate) use queues::Change;
 pub use queues::QueueRow;
 pub(crate) use retention::Purged;
@@ -52,6 +52,7 @@ pub(crate) use schedules::{DueSchedule, NewSchedule};
 pub(crate) use show::{DeadGroup, Event, EventCount, EventFilter, JobTexts};
 #[cfg(feature = "testing")]
 pub(crate) use testing::pool_of_test;
+pub(crate) use views::Schema;
 pub use views::{JobFilter, WorkerRow, WorkerState};
 
 macro_rules! statements {
@@ -154,6 +155,7 @@ statements! {
     REDRIVE = "redrive";
     PURGE_DEAD = "purge_dead";
     SCHEMA_VERSION = "schema_version";
+    IN_THE_WAY = "in_the_way";
     LIST_JOBS = "list_jobs";
     SHOW_JOB = "show_job";
     CHECKPOINT_SIZE = "checkpoint_size";

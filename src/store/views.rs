@@ -172,11 +172,21 @@ pub struct WorkerRow {
     pub state: WorkerState,
 }
 
-impl Store {
+/// The schema, as far as a program must know.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Schema {
     /// The newest migration applied.
-    pub(crate) async fn schema_version(&self) -> Result<i64, StoreError> {
+    pub(crate) version: i64,
+    /// Programs whose newest migration is an older one do not work with it.
+    pub(crate) breaks_before: i64,
+}
+
+impl Store {
+    /// What the schema is.
+    pub(crate) async fn schema(&self) -> Result<Schema, StoreError> {
         let rows = self.rows(query(SCHEMA_VERSION)).await?;
-        Ok(rows.first().map(|row| row.try_get("version")).transpose()?.unwrap_or(0))
+        let Some(row) = rows.first() else { return Ok(Schema { version: 0, breaks_before: 0 }) };
+        Ok(Schema { version: row.try_get("version")?, breaks_before: row.try_get("breaks_before")? })
     }
 
     /// Jobs, newest first; with their payloads and outputs, or without.

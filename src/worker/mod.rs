@@ -71,13 +71,18 @@ pub enum WorkerError {
     /// Nothing to do.
     #[error("the worker has no {0}; give it at least one")]
     Nothing(&'static str),
-    /// The schema is missing or older than this program.
-    #[error("the schema is at version {is}, but this program needs {needs}; run `tenure migrate`")]
-    Schema {
+    /// The schema has left this program behind: a migration has taken away what it uses.
+    #[error(
+        "the schema is at version {version}, which no program of before version {breaks_before} works with; this one \
+         knows {knows}: deploy a newer one"
+    )]
+    TooOld {
         /// What the database has.
-        is: i64,
-        /// What the program needs.
-        needs: i64,
+        version: i64,
+        /// The oldest version that a program must know.
+        breaks_before: i64,
+        /// What this one knows.
+        knows: i64,
     },
     /// Postgres refused.
     #[error(transparent)]

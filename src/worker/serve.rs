@@ -42,9 +42,12 @@ use crate::{
     running::{Message, Reservation, Running, RunningJob},
     settle::{Settle, Settled, Verdict, verdict},
     slots::{Slot, Slots},
-    store::{MIGRATIONS, Registration, Store, StoreError},
+    store::{NEEDS, Registration, Schema, Store, StoreError},
     threads::Threads,
 };
+
+/// How often a worker that waits for the schema says so.
+const SCHEMA_TOLD_EVERY: Duration = Duration::from_secs(60);
 
 /// A running worker.
 pub(super) struct Shared<S> {
@@ -205,18 +208,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
 
     /// Waits for both servers, and takes back what earlier processes of this host left.
     async fn start(&self, registration: &mut Registration) -> Result<Control, WorkerError> {
-        let needs = MIGRATIONS.last().map_or(0, |(version, _, _)| *version);
-        loop {
-            match self.store.schema_version().await {
-                Ok(is) if is < needs => return Err(WorkerError::Schema { is, needs }),
-                Ok(_) => break,
-                Err(error) if error.is_unavailable() => {
-                    tracing::warn!(reason = self.store.last_error(), "waiting for Postgres");
-                    sleep(Duration::from_millis(500)).await;
-                }
-                Err(error) => return Err(error.into()),
-            }
-        }
+        self.await_schema().await?;
         self.look_after_topology().await;
         let mut control = self.listen_anew().await;
         tokio::select! {
@@ -244,6 +236,43 @@ impl<S: Send + Sync + 'static> Shared<S> {
                 Err(error) if error.is_unavailable() => sleep(Duration::from_millis(500)).await,
                 Err(error) => return Err(error.into()),
             }
+        }
+    }
+
+    /// Waits for Postgres, and for the schema: in a deploy `tenure migrate` may come a little later than its workers, and
+    /// a worker that ended would be started again later and later. A newer schema will do, unless it says otherwise.
+    async fn await_schema(&self) -> Result<(), WorkerError> {
+        let mut told_at: Option<Instant> = None;
+        loop {
+            let lacks = match self.store.schema().await {
+                Ok(is) if is.breaks_before > NEEDS => {
+                    let Schema { version, breaks_before } = is;
+                    return Err(WorkerError::TooOld { version, breaks_before, knows: NEEDS });
+                }
+                Ok(is) if is.version >= NEEDS => {
+                    self.health.has("schema");
+                    return Ok(());
+                }
+                Ok(is) => format!(
+                    "it is at version {}, but this program needs {NEEDS}; run `tenure migrate`",
+                    is.version
+                ),
+                Err(StoreError::NotMigrated(_)) => {
+                    "there is none of tenure in this database; run `tenure migrate`".to_owned()
+                }
+                Err(error) if error.is_unavailable() => {
+                    tracing::warn!(reason = self.store.last_error(), "waiting for Postgres");
+                    sleep(Duration::from_millis(500)).await;
+                    continue;
+                }
+                Err(error) => return Err(error.into()),
+            };
+            if told_at.is_none_or(|at| at.elapsed() >= SCHEMA_TOLD_EVERY) {
+                tracing::error!(reason = lacks, "waiting for the schema; no job runs here until then");
+                told_at = Some(Instant::now());
+            }
+            self.health.lacks("schema", lacks);
+            sleep(Duration::from_millis(500)).await;
         }
     }
 

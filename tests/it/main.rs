@@ -13,6 +13,7 @@
 mod harness;
 mod scenarios;
 
+mod additive;
 mod batches;
 mod bench;
 mod cancel;
@@ -24,6 +25,7 @@ mod config;
 mod crash;
 mod dashboard;
 mod dead;
+mod deploys;
 mod doctor;
 mod effects;
 mod enqueue;
@@ -33,6 +35,7 @@ mod faults;
 mod health;
 mod life;
 mod limits;
+mod migrations;
 mod outage;
 mod plans;
 mod properties;

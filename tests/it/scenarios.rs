@@ -233,6 +233,9 @@ async fn child() {
             .run_until(tenure::shutdown_signal())
             .await
             .unwrap(),
+        "old release" | "new release" => {
+            crate::deploys::worker(&tenure, &scenario).run_until(tenure::shutdown_signal()).await.unwrap()
+        }
         "sleepy" => Worker::builder(&tenure)
             .handle_any(KindOptions::new().keepalive(), |_: serde_json::Value, _| {
                 tokio::time::sleep(Duration::from_millis(60))

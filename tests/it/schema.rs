@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use sqlx::{AssertSqlSafe, Executor, PgPool, SqlSafeStr};
 use tenure::{STATEMENTS, Tenure};
 
-use crate::harness::{bench, bench_with_servers};
+use crate::harness::{Running, bench, bench_with_servers};
 
 /// What `sqlx::query!` would check at build time, without needing a database to build.
 #[tokio::test(flavor = "multi_thread")]
@@ -53,6 +53,8 @@ async fn eight_migrations_at_once_apply_each_version_once() {
     for task in tasks {
         applied.extend(task.await.unwrap());
     }
+    // Each has a transaction of its own: one of the eight may apply some, and another the rest.
+    applied.sort_unstable();
     assert_eq!(applied, [1, 2, 3, 4, 5]);
     let pool = PgPool::connect(&config.database_url).await.unwrap();
     let ledger: Vec<(i64, String)> = sqlx::query_as("SELECT version, name FROM tenure.migrations ORDER BY 1")
@@ -92,11 +94,27 @@ async fn without_the_schema_everyone_says_to_migrate() {
     let job = tenure::JobRequest::new("q", "k", serde_json::json!(1));
     let error = bench.tenure.enqueue(job).await.unwrap_err().to_string();
     assert!(error.contains("tenure migrate"), "{error}");
+    // A worker waits for it, unready: in a deploy the migration may come later.
     let worker = tenure::Worker::builder(&bench.tenure)
         .handle_any(tenure::KindOptions::new(), |_, _| async {})
         .concurrency("q", 1);
-    let error = worker.run_until(std::future::pending()).await.unwrap_err().to_string();
-    assert!(error.contains("tenure migrate"), "{error}");
+    let health = worker.health();
+    let working = Running::start(worker);
+    let lacks = |text: &str| health.ready().is_err_and(|why| why.iter().any(|line| line.contains(text)));
+    until(|| lacks("schema: there is none of tenure")).await;
+    assert!(lacks("tenure migrate") && health.live().is_ok() && !health.has_started());
+    bench.tenure.migrate().await.unwrap();
+    until(|| health.ready().is_ok()).await;
+    working.stop().await;
+}
+
+/// Waits until it holds.
+async fn until(holds: impl Fn() -> bool) {
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
+    while !holds() {
+        assert!(std::time::Instant::now() < deadline, "not within 30 s");
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

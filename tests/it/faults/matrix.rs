@@ -302,6 +302,16 @@ const FAULTS: &[(&str, &[Fault])] = &[
                 &["faults::crashes::a_rolling_deploy_burns_no_attempt"],
             ),
             fault(
+                "a rolling update: kinds that only the new workers know, a migration in between",
+                "all complete once, none charged, none dead",
+                &["deploys::old_and_new_workers_side_by_side_with_a_migration_in_between_lose_nothing"],
+            ),
+            fault(
+                "back to the old workers after the migration",
+                "they go on; what only the new ones know waits",
+                &["deploys::after_a_rollback_the_old_workers_go_on_and_what_only_the_new_ones_know_waits"],
+            ),
+            fault(
                 "one busy worker, one idle",
                 "no prefetch: the idle one gets the rest",
                 &["faults::crashes::an_idle_worker_gets_what_a_busy_one_has_no_slot_for"],
@@ -530,11 +540,24 @@ const FAULTS: &[(&str, &[Fault])] = &[
                 &["faults::postgres::everything_works_behind_pgbouncer_in_transaction_mode"],
             ),
             fault(
-                "a newer schema; an older one",
-                "works; says what to do",
+                "a newer schema; an older one, or none",
+                "works; waits, unready, and says what to do",
                 &[
-                    "faults::postgres::a_worker_works_on_a_newer_schema_and_refuses_an_older_one",
+                    "faults::postgres::a_worker_works_on_a_newer_schema_and_waits_for_an_older_one_to_be_migrated",
                     "schema::without_the_schema_everyone_says_to_migrate",
+                ],
+            ),
+            fault(
+                "a newer schema that this program cannot work with",
+                "ends, and says so",
+                &["faults::postgres::a_worker_that_the_schema_has_left_behind_ends_and_says_so"],
+            ),
+            fault(
+                "a migration behind a long transaction",
+                "claims wait for half a second at most, between pauses; who is in the way is named",
+                &[
+                    "migrations::a_migration_behind_a_long_transaction_stops_no_worker",
+                    "migrations::a_migration_that_never_gets_its_lock_says_who_holds_it",
                 ],
             ),
             fault(

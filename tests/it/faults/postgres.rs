@@ -286,9 +286,9 @@ async fn a_session_that_sleeps_in_its_transaction_holds_up_one_job() {
     working.stop().await;
 }
 
-/// A worker of an older release on a newer schema works; on an older schema it says what to do.
+/// A worker of an older release on a newer schema works; on an older schema it waits, and says what to do.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_works_on_a_newer_schema_and_refuses_an_older_one() {
+async fn a_worker_works_on_a_newer_schema_and_waits_for_an_older_one_to_be_migrated() {
     let bench = bench().await;
     enqueue(&bench, 5, 1).await;
     bench
@@ -300,9 +300,49 @@ async fn a_worker_works_on_a_newer_schema_and_refuses_an_older_one() {
     let working = Running::start(worker(&bench.tenure, 2));
     all_done_once(&bench, 5).await;
     working.stop().await;
+    bench
+        .execute(
+            "CREATE TABLE public.applied AS SELECT * FROM tenure.migrations WHERE version BETWEEN 3 AND 98",
+        )
+        .await;
     bench.execute("DELETE FROM tenure.migrations WHERE version >= 3").await;
-    let error = worker(&bench.tenure, 2).run_until(std::future::pending()).await.unwrap_err();
-    assert!(error.to_string().contains("tenure migrate"), "{error}");
+    let waiting = worker(&bench.tenure, 2);
+    let health = waiting.health();
+    let working = Running::start(waiting);
+    let until = Instant::now() + Duration::from_secs(30);
+    while !health.ready().is_err_and(|why| why.iter().any(|line| line.contains("it is at version 2"))) {
+        assert!(Instant::now() < until, "{:?}", health.ready());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(health.ready().is_err_and(|why| why.iter().any(|line| line.contains("tenure migrate"))));
+    assert!(health.live().is_ok() && !health.has_started());
+    // Not by way of `setup`, which migrates.
+    bench
+        .tenure
+        .enqueue_many((0..3).map(|_| JobRequest::new("q", "k", json!({ "steps": 1 }))))
+        .await
+        .unwrap();
+    bench.execute("INSERT INTO tenure.migrations SELECT * FROM public.applied").await;
+    all_done_once(&bench, 8).await;
+    working.stop().await;
+}
+
+/// A migration that takes something away says so: whoever needs it ends, and says why, rather than fail at every job.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_the_schema_has_left_behind_ends_and_says_so() {
+    let bench = bench().await;
+    let contracted =
+        "INSERT INTO tenure.migrations (version, name, checksum, breaks_before) VALUES (99, 'less', '', 98)";
+    bench.execute(contracted).await;
+    let error = worker(&bench.tenure, 2).run_until(std::future::pending()).await.unwrap_err().to_string();
+    assert!(
+        error.contains("no program of before version 98 works with") && error.contains("newer"),
+        "{error}"
+    );
+    let checks = bench.tenure.doctor(&tenure::DoctorOptions::default()).await;
+    let schema = checks.iter().find(|check| check.check == "schema").unwrap();
+    assert_eq!(schema.state, tenure::CheckState::Wrong, "{schema:?}");
+    assert!(schema.found.contains("98"), "{schema:?}");
 }
 
 /// The pooler's transaction mode, with default settings: another session for each transaction.
