@@ -11,6 +11,7 @@
 # make bench   what tenure costs on this machine, in a minute, and the same work on four other libraries
 # make bench-retention   what removing finished jobs costs running work
 # make bench-peers   the whole comparison: three rounds
+# make rolling-upgrade FROM=v0.1.0   that release's program and this one's side by side: a migration, the update, the way back
 # make check   formatter, lints, documentation without warnings
 # Each installs what is missing first: see scripts/setup.
 
@@ -70,6 +71,11 @@ run-chaos:
 .PHONY: mutants
 mutants: setup-test
 	@ONLY="$(ONLY)" scripts/mutants
+
+# An update under load with the programs of two releases: FROM is a tag or a commit, whose program is built once.
+.PHONY: rolling-upgrade
+rolling-upgrade: setup-test
+	@CARGO="$(CARGO)" scripts/rolling-upgrade $(FROM)
 
 # All faults of docs/reliability.md, and only them; also those that need root, minutes or PgBouncer 1.21.
 .PHONY: faults

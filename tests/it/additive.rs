@@ -17,6 +17,13 @@ const LARGE: &[&str] = &[
 const VOLATILE: &[&str] =
     &["clock_timestamp", "timeofday", "random", "gen_random_uuid", "nextval", "serial", "generated"];
 
+/// Names that statements of released programs give to something else beside a table's own columns: with such a column,
+/// those programs could not say which of the two they mean.
+const TAKEN: &[(&str, &[&str])] = &[
+    ("tenure.jobs", &["category", "charged", "error", "output", "passed", "route", "verdict"]),
+    ("tenure.workers", &["queue"]),
+];
+
 /// The statements of a migration that do not only add, with the reason.
 pub fn objections(sql: &str) -> Vec<String> {
     let statements = statements(sql);
@@ -73,7 +80,9 @@ fn objection(statement: &str, created: &[String]) -> Option<&'static str> {
         if table.is_empty() || !table.starts_with("tenure.") {
             return Some("a table is named with its schema, and is tenure's");
         }
-        return actions(&rest[table.len()..]).into_iter().find_map(|action| objection_to_action(&action));
+        return actions(&rest[table.len()..])
+            .into_iter()
+            .find_map(|action| objection_to_action(table, &action));
     }
     for unique in ["create index ", "create unique index "] {
         if let Some(rest) = statement.strip_prefix(unique) {
@@ -131,11 +140,15 @@ fn actions(text: &str) -> Vec<String> {
     actions.into_iter().map(|action| action.trim().to_owned()).collect()
 }
 
-fn objection_to_action(action: &str) -> Option<&'static str> {
+fn objection_to_action(table: &str, action: &str) -> Option<&'static str> {
     let Some(column) = action.strip_prefix("add column ") else {
         // Storage parameters: nobody waits for them.
         return (!action.starts_with("set (")).then_some("not known to only add");
     };
+    let taken = TAKEN.iter().filter(|(of, _)| *of == table).flat_map(|(_, names)| *names);
+    if taken.into_iter().any(|taken| *taken == name(column)) {
+        return Some("older programs have this name for something else");
+    }
     let words: Vec<_> = column.split([' ', '(', ')']).collect();
     if VOLATILE.iter().any(|volatile| words.iter().any(|word| word.ends_with(volatile))) {
         return Some("every row is written anew under the lock");
@@ -196,6 +209,7 @@ mod tests {
             "ALTER TABLE tenure.jobs ADD COLUMN a bigserial",
             "ALTER TABLE tenure.jobs ADD COLUMN a int CHECK (a > 0)",
             "ALTER TABLE tenure.jobs ADD COLUMN a text UNIQUE",
+            "ALTER TABLE tenure.jobs ADD COLUMN output text",
             "ALTER TABLE public.mine ADD COLUMN a text",
             "CREATE INDEX a ON tenure.job_history (finished_at)",
             "CREATE UNIQUE INDEX a ON tenure.workers (pid)",
