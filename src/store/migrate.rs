@@ -73,8 +73,8 @@ pub enum MigrateError {
     },
     /// Others kept a lock that a migration needs. It was rolled back, and nobody waits for it any more.
     #[error(
-        "migration {version} ({name}) needs a lock that others hold: {holders}; it was tried for {} s, and rolled back. \
-         Wait for them or end them, with pg_terminate_backend(PID), and run `tenure migrate` again",
+        "migration {version} ({name}) needs a lock that others hold: {holders}; it was tried for {} s, and rolled \
+         back. Wait for them or end them, with pg_terminate_backend(PID), and run `tenure migrate` again",
         .waited.as_secs()
     )]
     Blocked {
@@ -147,7 +147,7 @@ impl Store {
         let (version, name, _) = migration;
         let (mut since, mut pause) = (None, PAUSE);
         loop {
-            let mut holders = String::new();
+            let mut holders = "somebody who could not be seen".to_owned();
             let error = match self.try_one(connection, migration, &mut holders).await {
                 Err(error) if error.is_of_a_lock() => error,
                 answer => return answer,

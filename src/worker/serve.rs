@@ -239,8 +239,8 @@ impl<S: Send + Sync + 'static> Shared<S> {
         }
     }
 
-    /// Waits for Postgres, and for the schema: in a deploy `tenure migrate` may come a little later than its workers, and
-    /// a worker that ended would be started again later and later. A newer schema will do, unless it says otherwise.
+    /// Waits for Postgres, and for the schema: in a deploy `tenure migrate` may come a little later than its workers,
+    /// and one that ended would be started again later and later. A newer schema will do, unless it says otherwise.
     async fn await_schema(&self) -> Result<(), WorkerError> {
         let mut told_at: Option<Instant> = None;
         loop {
