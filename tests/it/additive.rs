@@ -145,8 +145,8 @@ fn objection_to_action(table: &str, action: &str) -> Option<&'static str> {
         // Storage parameters: nobody waits for them.
         return (!action.starts_with("set (")).then_some("not known to only add");
     };
-    let taken = TAKEN.iter().filter(|(of, _)| *of == table).flat_map(|(_, names)| *names);
-    if taken.into_iter().any(|taken| *taken == name(column)) {
+    let mut taken = TAKEN.iter().filter(|(of, _)| *of == table).flat_map(|(_, names)| *names);
+    if taken.any(|taken| *taken == name(column)) {
         return Some("older programs have this name for something else");
     }
     let words: Vec<_> = column.split([' ', '(', ')']).collect();
