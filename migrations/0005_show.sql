@@ -17,3 +17,6 @@ CREATE TABLE tenure.activity (
     ran       bigint[]    NOT NULL,                         -- attempts by how long they ran: counts those up to 2^(i-1) ms
     PRIMARY KEY (minute, queue)
 );
+
+-- Of a migration that takes something away: programs whose newest migration is an older one do not work any more.
+ALTER TABLE tenure.migrations ADD COLUMN breaks_before bigint;

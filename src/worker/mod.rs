@@ -366,8 +366,8 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
     /// [`Timing::shutdown_grace`](crate::Timing::shutdown_grace); the rest is released, back in the queue at
     /// once, its attempt not charged.
     ///
-    /// Waits for servers that are away, and for the schema, if `tenure migrate` is still to come. Dropped, it leaves its
-    /// jobs to be recovered, as a crash does.
+    /// Waits for servers that are away, and for the schema, if `tenure migrate` is still to come. Dropped, it leaves
+    /// its jobs to be recovered, as a crash does.
     ///
     /// # Errors
     ///
