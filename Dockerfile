@@ -1,7 +1,7 @@
 FROM rust:1.95-bookworm AS build
 WORKDIR /tenure
 COPY . .
-RUN cargo build --release --locked --features cli --bin tenure
+RUN cargo build --release --locked --features cli,otel --bin tenure
 
 FROM debian:bookworm-slim
 RUN useradd --system --create-home tenure

@@ -135,7 +135,7 @@ impl Deliver {
         match self.try_decide(delivery, rules).await {
             Ok(delivered) => delivered,
             Err(error) => {
-                tracing::warn!(%error, subject = delivery.subject, "a message was put off");
+                tracing::warn!(%error, subject = delivery.subject, worker = %self.worker_id, "a message was put off");
                 Delivered::Answer(ack_when_unavailable())
             }
         }
@@ -257,7 +257,7 @@ impl Deliver {
 
     async fn missed(&self, named: &Named) -> Result<Missed, StoreError> {
         let missed = self.store.missed(named.job, &named.queue, &named.kind, named.dispatch).await?;
-        tracing::debug!(job = %named.job, ?missed, "not claimed");
+        tracing::debug!(job = %named.job, ?missed, worker = %self.worker_id, "not claimed");
         Ok(missed)
     }
 
@@ -314,7 +314,8 @@ impl Deliver {
         for key in self.store.unanswered(&jobs, &self.worker_id).await? {
             // Whoever has the reservation knows of the claim, or is about to.
             if let Here::No(_reservation) = self.running.reserve(key.job) {
-                tracing::warn!(job = %key.job, token = %key.token, "given back: the answer to its claim was lost");
+                tracing::warn!(job = %key.job, token = %key.token, worker = %self.worker_id,
+                    "given back: the answer to its claim was lost");
                 self.release_orphan(key).await?;
             }
         }
@@ -337,7 +338,8 @@ impl Deliver {
             if taken.route == Route::Failed {
                 metrics::died("lost");
             }
-            tracing::warn!(%job, owner = taken.owner, silence = ?taken.silence, "took a silent job over on redelivery");
+            tracing::warn!(%job, token = %taken.token, owner = taken.owner, silence = ?taken.silence, route = ?taken.route,
+                queue = taken.queue, kind = taken.kind, worker = %self.worker_id, "took a silent job over on redelivery");
         }
         Ok(taken.map(|taken| taken.route))
     }
@@ -365,12 +367,13 @@ impl Deliver {
         );
         if self.store.bury_unknown(job, self.unknown_kind_after, &error).await?.is_some() {
             metrics::died("unknown_kind");
-            tracing::error!(%job, kind, "dead letter: no worker knows its kind");
+            tracing::error!(%job, kind, queue = named.queue, worker = %self.worker_id, "dead letter: no worker knows its kind");
             return Ok(Delivered::Answer(Ack::Done));
         }
         // The first, and then now and then.
         if self.unknown_kinds.fetch_add(1, Ordering::Relaxed).is_multiple_of(100) {
-            tracing::warn!(%job, kind, "no handler for this kind here; put off for a worker that has one");
+            tracing::warn!(%job, kind, queue = named.queue, worker = %self.worker_id,
+                "no handler for this kind here; put off for a worker that has one");
         }
         metrics::claims("unknown_kind", 1);
         // Soon at first, for a deploy that is under way; later less often, up to ten minutes.
@@ -425,8 +428,8 @@ impl Deliver {
                 cleared: false,
             }));
         }
-        let (subject, reason) = (&refused.subject, &refused.reason);
-        tracing::error!(subject, category, reason, "dead letter: a message cannot be a job");
+        let (job, subject, reason) = (refused.id, &refused.subject, &refused.reason);
+        tracing::error!(%job, subject, category, reason, worker = %self.worker_id, "dead letter: a message cannot be a job");
         metrics::terminated(category);
         metrics::died(category);
         Ok(None)

@@ -12,6 +12,7 @@ use std::{
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use serde_json::Value;
+use tracing::{Instrument, Span};
 
 use crate::{
     insert::{Created, EnqueueError, insert_in, insert_patiently},
@@ -19,6 +20,7 @@ use crate::{
     limits::Admitted,
     store::{NewJob, StoreError, Told},
     tenure::Tenure,
+    trace::{self, Sending},
 };
 
 /// The longest delay: more is a mistake in a unit.
@@ -112,7 +114,10 @@ impl JobRequest {
         self
     }
 
-    /// The enqueuer's W3C `traceparent`, which the handler gets back.
+    /// The enqueuer's W3C `traceparent`, which the handler gets back. One that is not valid is ignored.
+    ///
+    /// With the feature `otel`, where spans are exported, the span of enqueueing is its child, and it is that span's
+    /// context which the handler gets; without this option it is a child of the span that enqueues.
     #[must_use]
     pub fn trace_context(mut self, traceparent: impl Into<String>) -> Self {
         self.trace_context = Some(traceparent.into());
@@ -137,6 +142,18 @@ impl JobRequest {
         self.checked(bytes_max, Told::Relay)
     }
 
+    /// The span of enqueueing it, whose context it then carries.
+    fn sending(&mut self) -> Span {
+        let (span, context) = trace::send(Sending {
+            queue: Some(&self.queue),
+            kind: Some(&self.kind),
+            jobs: 1,
+            given: self.trace_context.as_deref(),
+        });
+        self.trace_context = context;
+        span
+    }
+
     fn checked(self, bytes_max: usize, told: Told) -> Result<NewJob, EnqueueError> {
         check_queue(&self.queue)?;
         check_kind(&self.kind)?;
@@ -156,14 +173,13 @@ impl JobRequest {
         if let Some(delay) = self.delay.filter(|delay| *delay > DELAY_MAX) {
             return wrong("delay", format!("{delay:?}"), "at most ten years");
         }
-        for (what, text) in [("unique_key", &self.unique_key), ("trace_context", &self.trace_context)] {
-            if let Some(text) = text
-                && check_key(text).is_err()
-            {
-                let shown: String = text.chars().take(80).collect();
-                let value = format!("{shown:?} ({} bytes)", text.len());
-                return wrong(what, value, "1 to 512 bytes without control characters; escape or hash it");
-            }
+        if let Some(key) = &self.unique_key
+            && check_key(key).is_err()
+        {
+            let shown: String = key.chars().take(80).collect();
+            let value = format!("{shown:?} ({} bytes)", key.len());
+            let expected = "1 to 512 bytes without control characters; escape or hash it";
+            return wrong("unique_key", value, expected);
         }
         Ok(NewJob {
             id: JobId::generate(),
@@ -174,7 +190,7 @@ impl JobRequest {
             max_attempts: self.max_attempts,
             run_at: self.run_at,
             delay: self.delay,
-            trace_context: self.trace_context,
+            trace_context: self.trace_context.as_deref().and_then(trace::valid),
             message: None,
             told,
         })
@@ -244,23 +260,36 @@ impl Enqueue<'_> {
     /// Enqueues inside the user's transaction: the job exists if and when that commits. The relay
     /// publishes it within [`Timing::relay_every`](crate::Timing::relay_every).
     pub async fn tx(self, tx: &mut sqlx::PgTransaction<'_>) -> Result<Enqueued, EnqueueError> {
-        let job = self.request.checked(self.tenure.config().payload_bytes_max, Told::Relay)?;
-        let _admitted = self.tenure.limits().admit(&job.queue, 1).await?;
-        let id = job.id;
-        let created = insert_in(tx, &[job]).await?;
-        answers(&[id], &created).pop().ok_or(EnqueueError::KeyNotVisible)
+        let Self { tenure, mut request } = self;
+        let span = request.sending();
+        let enqueue = async move {
+            let job = request.checked(tenure.config().payload_bytes_max, Told::Relay)?;
+            let _admitted = tenure.limits().admit(&job.queue, 1).await?;
+            let id = job.id;
+            let created = insert_in(tx, &[job]).await?;
+            let enqueued = answers(&[id], &created).pop().ok_or(EnqueueError::KeyNotVisible)?;
+            Ok::<_, EnqueueError>(enqueued)
+        };
+        let enqueued = within(&span, enqueue).await?;
+        trace::sent(&span, enqueued.id, enqueued.duplicate);
+        Ok(enqueued)
     }
 }
 
 impl EnqueueMany<'_> {
     /// See [`Enqueue::tx`].
     pub async fn tx(self, tx: &mut sqlx::PgTransaction<'_>) -> Result<Vec<Enqueued>, EnqueueError> {
-        let bytes_max = self.tenure.config().payload_bytes_max;
-        let jobs = self.requests.into_iter().map(|request| request.checked(bytes_max, Told::Relay));
-        let jobs: Vec<_> = jobs.collect::<Result<_, _>>()?;
-        let _admitted = admit(self.tenure, &jobs).await?;
-        let ids: Vec<_> = jobs.iter().map(|job| job.id).collect();
-        Ok(answers(&ids, &insert_in(tx, &jobs).await?))
+        let Self { tenure, mut requests } = self;
+        let span = sending(&mut requests);
+        let enqueue = async move {
+            let bytes_max = tenure.config().payload_bytes_max;
+            let jobs = requests.into_iter().map(|request| request.checked(bytes_max, Told::Relay));
+            let jobs: Vec<_> = jobs.collect::<Result<_, _>>()?;
+            let _admitted = admit(tenure, &jobs).await?;
+            let ids: Vec<_> = jobs.iter().map(|job| job.id).collect();
+            Ok::<_, EnqueueError>(answers(&ids, &insert_in(tx, &jobs).await?))
+        };
+        within(&span, enqueue).await
     }
 }
 
@@ -271,27 +300,34 @@ impl<'t> IntoFuture for Enqueue<'t> {
     type IntoFuture = EnqueueFuture<'t, Enqueued>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move {
-            let job = self.request.checked(self.tenure.config().payload_bytes_max, Told::Ticket)?;
-            let _admitted = self.tenure.limits().admit(&job.queue, 1).await?;
+        let Self { tenure, mut request } = self;
+        let span = request.sending();
+        let enqueue = async move {
+            let job = request.checked(tenure.config().payload_bytes_max, Told::Ticket)?;
+            let _admitted = tenure.limits().admit(&job.queue, 1).await?;
             let id = job.id;
             // Only a key can make it wait for somebody's transaction: those with one have a lane of their own.
             let spare = job.key.is_some().then(|| job.clone());
-            let created = self.tenure.enqueues(spare.is_some()).run(job).await;
+            let created = tenure.enqueues(spare.is_some()).run(job).await;
             // Only a runtime that shuts down leaves a batch unanswered.
             let created = created.ok_or(StoreError::from(sqlx::Error::WorkerCrashed))?;
             let created = match (created, spare) {
                 (Err(EnqueueError::Store(error)), Some(job)) if error.is_locked() => {
-                    let (store, publications) = (self.tenure.store(), self.tenure.publications());
+                    let (store, publications) = (tenure.store(), tenure.publications());
                     let alone = insert_patiently(store, publications, vec![job]).await?;
                     alone.into_iter().next().unwrap_or(Err(EnqueueError::KeyNotVisible))
                 }
                 (created, _) => created,
             };
-            Ok(match created? {
+            Ok::<_, EnqueueError>(match created? {
                 Created::New => Enqueued { id, duplicate: false },
                 Created::HeldBy(id) => Enqueued { id, duplicate: true },
             })
+        };
+        Box::pin(async move {
+            let enqueued = within(&span, enqueue).await?;
+            trace::sent(&span, enqueued.id, enqueued.duplicate);
+            Ok(enqueued)
         })
     }
 }
@@ -301,18 +337,53 @@ impl<'t> IntoFuture for EnqueueMany<'t> {
     type IntoFuture = EnqueueFuture<'t, Vec<Enqueued>>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move {
-            let bytes_max = self.tenure.config().payload_bytes_max;
-            let jobs = self.requests.into_iter().map(|request| request.checked(bytes_max, Told::Ticket));
+        let Self { tenure, mut requests } = self;
+        let span = sending(&mut requests);
+        let enqueue = async move {
+            let bytes_max = tenure.config().payload_bytes_max;
+            let jobs = requests.into_iter().map(|request| request.checked(bytes_max, Told::Ticket));
             let jobs: Vec<_> = jobs.collect::<Result<_, _>>()?;
-            let _admitted = admit(self.tenure, &jobs).await?;
+            let _admitted = admit(tenure, &jobs).await?;
             let ids: Vec<_> = jobs.iter().map(|job| job.id).collect();
-            let (store, publications) = (self.tenure.store(), self.tenure.publications());
+            let (store, publications) = (tenure.store(), tenure.publications());
             let created = insert_patiently(store, publications, jobs).await?;
             let created: Vec<_> = created.into_iter().collect::<Result<_, _>>()?;
-            Ok(answers(&ids, &created))
-        })
+            Ok::<_, EnqueueError>(answers(&ids, &created))
+        };
+        Box::pin(async move { within(&span, enqueue).await })
     }
+}
+
+/// The span of enqueueing many. Those that have no context of their own carry it.
+fn sending(requests: &mut [JobRequest]) -> Span {
+    let (span, context) = trace::send(Sending {
+        queue: common(requests, |request| request.queue.as_str()),
+        kind: common(requests, |request| request.kind.as_str()),
+        jobs: requests.len(),
+        given: None,
+    });
+    for request in requests.iter_mut().filter(|request| request.trace_context.is_none()) {
+        request.trace_context.clone_from(&context);
+    }
+    span
+}
+
+/// What all of them have, if they have the same.
+fn common(requests: &[JobRequest], of: fn(&JobRequest) -> &str) -> Option<&str> {
+    let first = of(requests.first()?);
+    requests.iter().all(|request| of(request) == first).then_some(first)
+}
+
+/// Enqueues in the span of it, which is told of a failure. Cancel safe as `enqueue` is.
+async fn within<T>(
+    span: &Span,
+    enqueue: impl Future<Output = Result<T, EnqueueError>>,
+) -> Result<T, EnqueueError> {
+    let enqueued = enqueue.instrument(span.clone()).await;
+    if enqueued.is_err() {
+        trace::not_sent(span);
+    }
+    enqueued
 }
 
 /// All of them, or none.

@@ -118,7 +118,7 @@ impl Heartbeat {
                 job.report_blocked(BLOCKED_AFTER);
                 if awake && writes(&job) && cannot_be_written(&job) {
                     let silence = job.pulse().written_at.elapsed();
-                    tracing::warn!(job = %job.key.job, token = %job.key.token, ?silence,
+                    tracing::warn!(parent: job.span.clone(), ?silence,
                         "nothing could be written for too long; its handler is cancelled, before others take the job");
                     metrics::cut_off(&job.claim.kind);
                     job.cut_off();
@@ -215,10 +215,10 @@ impl Heartbeat {
                     }
                 }
                 Err(error) => {
-                    tracing::warn!(%error, job = %job.key.job, "the last progress was not written yet");
+                    tracing::warn!(%error, "the last progress was not written yet");
                     refused += usize::from(!error.is_unavailable());
                     if refused == FLUSHES_MAX || !holds_a_checkpoint {
-                        tracing::error!(job = %job.key.job, "the last progress is given up");
+                        tracing::error!("the last progress is given up");
                         return;
                     }
                 }
@@ -289,7 +289,7 @@ impl Heartbeat {
                     if let Err(error) = &answer
                         && error.is_the_datas_fault()
                     {
-                        tracing::error!(%error, job = %job.key.job, "a report was refused, and is dropped");
+                        tracing::error!(parent: job.span.clone(), %error, "a report was refused, and is dropped");
                         answer = self.shared.store.progress(&[nothing(job)]).await;
                     }
                     match answer {
@@ -344,7 +344,7 @@ impl Heartbeat {
             if let Some(write) = write {
                 self.lost(job, write).await;
             } else {
-                tracing::warn!(job = %job.key.job, token = %job.key.token, "a silent job was taken back");
+                tracing::warn!(parent: job.span.clone(), "a silent job was taken back");
                 job.cancel(CancelReason::Lost);
             }
         }
@@ -389,12 +389,11 @@ impl Heartbeat {
         if job.refusal_noted.swap(true, Ordering::AcqRel) {
             return;
         }
-        let (id, token) = (job.key.job, job.key.token);
-        tracing::warn!(job = %id, %token, write, "a stale write was refused: the job was taken back");
+        tracing::warn!(parent: job.span.clone(), write, "a stale write was refused: the job was taken back");
         metrics::refused_write(write);
         let noted = self.shared.store.note_refused(&[(job.key, write.into())], &self.shared.worker_id).await;
         if let Err(error) = noted {
-            tracing::warn!(%error, "the refused write was not recorded");
+            tracing::warn!(parent: job.span.clone(), %error, "the refused write was not recorded");
         }
     }
 }

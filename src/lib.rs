@@ -44,6 +44,7 @@ mod claim;
 mod backoff;
 mod config;
 mod tally;
+mod trace;
 mod metrics;
 mod health;
 mod batch;
@@ -90,6 +91,8 @@ pub mod cli;
 pub mod dev;
 #[cfg(feature = "http")]
 mod http;
+#[cfg(feature = "otel")]
+pub mod otel;
 #[cfg(feature = "testing")]
 pub mod testing;
 #[cfg(any(fuzzing, test))]
@@ -98,7 +101,7 @@ pub mod fuzz;
 
 pub use backoff::Backoff;
 pub use claim::FencingToken;
-pub use config::{Config, ConfigError, Retention, Timing, TimingError};
+pub use config::{Config, ConfigError, Retention, Timing, TimingError, TraceParent};
 pub use context::{ContextError, JobContext};
 pub use doctor::{CheckState, Checked, DoctorOptions};
 pub use enqueue::{Enqueue, EnqueueMany, Enqueued, JobRequest};

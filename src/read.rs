@@ -6,6 +6,7 @@ use crate::{
     job::{JobId, check_key, check_kind, check_queue, unstorable},
     queue::{Delivery, JOB_ID, TicketBody},
     store::{NewJob, Told},
+    trace,
 };
 
 /// What a message is.
@@ -175,7 +176,8 @@ impl Headers {
             message_id: short("Nats-Msg-Id")?,
             max_attempts,
             run_at: run_at.map(Into::into),
-            trace_context: short("traceparent")?,
+            // One that is not valid is as good as none: the job does not need it.
+            trace_context: sent.header("traceparent").and_then(trace::valid),
         })
     }
 }

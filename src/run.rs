@@ -6,6 +6,7 @@ use std::{collections::HashMap, future::Future, panic::AssertUnwindSafe, sync::A
 
 use futures::{FutureExt, future::BoxFuture};
 use serde_json::Value;
+use tracing::Instrument;
 
 use crate::{
     backoff::Backoff,
@@ -70,7 +71,8 @@ impl RetryPolicy {
     pub(crate) fn decide(&self, error: &JobError, attempt: u32) -> Retry {
         let Some(decide) = &self.decide else { return Retry::Usual };
         std::panic::catch_unwind(AssertUnwindSafe(|| decide(error, attempt))).unwrap_or_else(|_| {
-            tracing::error!(error = error.text(), "the kind's retry policy panicked; the usual one is used");
+            // Not the error: it may quote the payload.
+            tracing::error!("the kind's retry policy panicked; the usual one is used");
             Retry::Usual
         })
     }
@@ -416,8 +418,10 @@ pub(crate) async fn run<S: Send + Sync + 'static>(
     let job = context.job.clone();
     let payload = job.claim.payload.clone();
     let handler = kind.run.clone();
-    // The call itself is the handler's code already: it belongs on the handlers' threads, too.
-    let handler = Watched::new(async move { handler(payload, context).await }, job.thread.clone());
+    // The call itself is the handler's code already: it belongs on the handlers' threads, too. And into the attempt's
+    // span, which we are in, with all that it logs.
+    let handler = async move { handler(payload, context).await }.in_current_span();
+    let handler = Watched::new(handler, job.thread.clone());
     // A task of its own: a panic stays in it, and dropping it does not depend on this one.
     let mut task = threads.handle().spawn(AssertUnwindSafe(handler).catch_unwind());
     let _abort = AbortOnDrop(task.abort_handle());

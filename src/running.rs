@@ -142,10 +142,13 @@ pub(crate) struct RunningJob {
     pub(crate) refusal_noted: AtomicBool,
     /// When a call of the context found no database, if the last one did.
     unavailable_at: Mutex<Option<Instant>>,
+    /// Of the span of the attempt, for what is logged about it elsewhere. Not the span itself: it ends with the
+    /// attempt, whoever keeps a context of the job.
+    pub(crate) span: Option<tracing::span::Id>,
 }
 
 impl RunningJob {
-    pub(crate) fn new(claim: Claim, message: Message, rules: Rules) -> Self {
+    pub(crate) fn new(claim: Claim, message: Message, rules: Rules, span: Option<tracing::span::Id>) -> Self {
         let now = Instant::now();
         let written_at = claim.sent_at;
         Self {
@@ -172,6 +175,7 @@ impl RunningJob {
             last_words: AtomicBool::new(false),
             refusal_noted: AtomicBool::new(false),
             unavailable_at: Mutex::new(None),
+            span,
         }
     }
 
@@ -234,9 +238,8 @@ impl RunningJob {
     pub(crate) fn report_blocked(&self, least: Duration) {
         let Some(blocked) = self.thread.blocked_for().filter(|blocked| *blocked >= least) else { return };
         if self.thread.report() {
-            let kind = &self.claim.kind;
-            metrics::blocked(kind);
-            tracing::warn!(job = %self.key.job, kind, ?blocked,
+            metrics::blocked(&self.claim.kind);
+            tracing::warn!(parent: self.span.clone(), ?blocked,
                 "a handler blocks its thread: it cannot be cancelled, and others may wait for it; \
                  use tokio::task::spawn_blocking for what does not await");
         }

@@ -5,7 +5,8 @@
 //! ```
 //!
 //! A write whose answer was lost is repeated; a repeated settle under the same claim answers as the first
-//! did. Only Postgres says that a job is lost, never a timeout.
+//! did. Only Postgres says that a job is lost, never a timeout. What is logged here is in the span of the attempt, which
+//! says of which job it is.
 //!
 //! Invariants, each held by the test of that name:
 //!
@@ -26,6 +27,7 @@ use crate::{
     running::{CancelReason, OnCrash, RunningJob},
     store::{AttemptEnd, Completion, OfLocked, Route, Store, StoreError},
     tally::Tally,
+    trace,
 };
 
 /// The longest wait: more is a mistake in a unit, and beyond what Postgres can add to a time.
@@ -131,7 +133,7 @@ pub(crate) fn verdict(
         Ended::Dropped if never_twice => interrupted(),
         Ended::NeverBegan if reason == Some(CancelReason::User) => Verdict::End(end("cancelled", None)),
         Ended::NeverBegan => {
-            tracing::warn!(job = %job.key.job, "no thread was free for its handler; released for another worker");
+            tracing::warn!("no thread was free for its handler; released for another worker");
             release("no thread was free for its handler")
         }
         // Dropped without having been asked to stop: the runtime ends.
@@ -227,7 +229,7 @@ impl Settle {
         let kind = &job.claim.kind;
         let (outcome, settled) = match verdict {
             Verdict::Written => ("completed", Settled::Written),
-            Verdict::Lost => return Settled::Lost,
+            Verdict::Lost => ("lost", Settled::Lost),
             Verdict::Complete(completion) => match self.complete(completion).await {
                 Ok(settled) => ("completed", settled),
                 Err(error) => {
@@ -251,8 +253,12 @@ impl Settle {
             if let Some(tally) = tally {
                 tally.ended(outcome, ran);
             }
-            let (id, token, attempt) = (job.key.job, job.key.token, job.claim.attempt);
-            tracing::info!(job = %id, %token, kind, attempt, outcome, "attempt ended");
+            // The one line of every attempt.
+            let ran_ms = u64::try_from(ran.as_millis()).unwrap_or(u64::MAX);
+            tracing::info!(outcome, ran_ms, "attempt ended");
+            trace::ended(outcome);
+        } else {
+            trace::ended("lost");
         }
         settled
     }
@@ -272,11 +278,11 @@ impl Settle {
                 }
                 // Only the values themselves never will be taken; a right or a server may come back.
                 Some(Err(error)) if !error.is_the_datas_fault() => {
-                    tracing::warn!(%error, job = %completion.key.job, "not completed yet; trying again");
+                    tracing::warn!(%error, "not completed yet; trying again");
                 }
                 Some(Err(error)) => return Err(error),
                 None => {
-                    tracing::error!(job = %completion.key.job, "its completion was not answered; trying again");
+                    tracing::error!("its completion was not answered; trying again");
                 }
             }
             completions = &self.completions_again;
@@ -299,7 +305,7 @@ impl Settle {
                     }
                 }
                 Some(Err(error)) => {
-                    tracing::warn!(%error, job = %end.key.job, verdict = end.verdict, "not settled yet; trying again");
+                    tracing::warn!(%error, verdict = end.verdict, "not settled yet; trying again");
                     if error.is_the_datas_fault() && end.category != Some("refused") {
                         // Whatever it was that Postgres does not take, this it does.
                         let why = JobError::from(error).text();
@@ -309,7 +315,7 @@ impl Settle {
                         (end.delay, end.reason) = (Duration::ZERO, None);
                     }
                 }
-                None => tracing::error!(job = %end.key.job, "its end was not answered; trying again"),
+                None => tracing::error!("its end was not answered; trying again"),
             }
             ends = &self.ends_again;
             wait.next().await;

@@ -109,7 +109,7 @@ impl Arena {
         }
         let child = command
             .args(["bench-worker", queue, "--slots", &slots.to_string(), "--mode", mode.name()])
-            .env("RUST_LOG", std::env::var("RUST_LOG").unwrap_or_else(|_| "error".into()))
+            .env("RUST_LOG", std::env::var("RUST_LOG").unwrap_or_else(|_| "error,tenure::trace=off".into()))
             // It ends when we do, however we do.
             .stdin(Stdio::piped())
             .stdout(Stdio::null())

@@ -19,7 +19,8 @@ pub(super) async fn run(cli: &Cli, args: &EnqueueArgs) -> anyhow::Result<ExitCod
     if let Some(at) = args.run_at {
         request = request.run_at(at);
     }
-    if let Some(context) = &args.traceparent {
+    // As a command of `work --exec` has it, and whatever else starts programs in a trace.
+    if let Some(context) = args.traceparent.clone().or_else(|| std::env::var("TRACEPARENT").ok()) {
         request = request.trace_context(context);
     }
     let tenure = cli.connect().await?;

@@ -18,8 +18,9 @@ use tokio::{
     process::{Child, Command},
 };
 use tokio_util::codec::{FramedRead, LinesCodec, LinesCodecError};
+use tracing::Instrument;
 
-use crate::{JobContext, JobError, Outcome, run::EndedInTheMiddle};
+use crate::{JobContext, JobError, Outcome, run::EndedInTheMiddle, trace};
 
 /// The longest line that is read.
 const LINE_BYTES_MAX: usize = 4 * 1024 * 1024;
@@ -73,7 +74,8 @@ fn start(command: &str, ctx: &JobContext) -> std::io::Result<Started> {
         .env("TENURE_ATTEMPT", ctx.attempt().to_string())
         .env("TENURE_FENCING_TOKEN", ctx.token().to_string())
         .env("TENURE_CHECKPOINT_FILE", checkpoint.path())
-        .env("TRACEPARENT", ctx.trace_context().unwrap_or_default())
+        // Of this very attempt, if somebody listens to it.
+        .env("TRACEPARENT", trace::here().as_deref().or(ctx.trace_context()).unwrap_or_default())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -89,7 +91,7 @@ pub(super) async fn run(command: &str, ctx: JobContext) -> Result<Outcome, JobEr
     let Started { mut guard, mut stdin, checkpoint, group } = match start(command, &ctx) {
         Ok(started) => started,
         Err(error) => {
-            tracing::error!(job = %ctx.id(), %error, "the command could not be started; the attempt is given back");
+            tracing::error!(%error, "the command could not be started; the attempt is given back");
             return Ok(Outcome::Snooze(NOT_STARTED));
         }
     };
@@ -106,8 +108,8 @@ pub(super) async fn run(command: &str, ctx: JobContext) -> Result<Outcome, JobEr
 
     let said = Heard::default();
     let mut readers = tokio::task::JoinSet::new();
-    readers.spawn(read_stdout(stdout, ctx.clone(), said.clone()));
-    readers.spawn(read_stderr(stderr, ctx.clone(), said.clone()));
+    readers.spawn(read_stdout(stdout, ctx.clone(), said.clone()).in_current_span());
+    readers.spawn(read_stderr(stderr, said.clone()).in_current_span());
     // One that has ended has ended, whoever is about to end it.
     let status = tokio::select! { biased;
         status = guard.wait() => status?,
@@ -136,7 +138,7 @@ pub(super) async fn run(command: &str, ctx: JobContext) -> Result<Outcome, JobEr
     // Only a process that left the group can still hold the pipes.
     let read = async { while readers.join_next().await.is_some() {} };
     if tokio::time::timeout(LAST_WORDS, read).await.is_err() {
-        tracing::warn!(job = %ctx.id(), "something still holds the command's output open; it is read no further");
+        tracing::warn!("something still holds the command's output open; it is read no further");
     }
     let Said { output, last_words } = std::mem::take(&mut *heard(&said));
     let last_words = Vec::from(last_words).join("\n");
@@ -182,17 +184,17 @@ async fn read_stdout(stdout: impl AsyncRead + Unpin, ctx: JobContext, said: Hear
         let text = match line {
             Ok(text) => text,
             Err(error) => {
-                tracing::warn!(job = %ctx.id(), %error, "a line of standard output was left out");
+                tracing::warn!(%error, "a line of standard output was left out");
                 continue;
             }
         };
         let Line { stage, percent, message, checkpoint, output, is_report, is_output } = Line::read(&text);
         if is_report {
             if let Err(error) = ctx.report_now(stage, percent, message, checkpoint.as_ref()) {
-                tracing::warn!(job = %ctx.id(), error = ?error, "a report was not taken");
+                tracing::warn!(error = ?error, "a report was not taken");
             }
         } else if !is_output {
-            tracing::info!(job = %ctx.id(), "{text}");
+            tracing::info!("{text}");
         }
         if output.is_some() {
             heard(&said).output = output;
@@ -231,11 +233,11 @@ impl Line {
 }
 
 /// Logs standard error, and keeps its last lines.
-async fn read_stderr(stderr: impl AsyncRead + Unpin, ctx: JobContext, said: Heard) {
+async fn read_stderr(stderr: impl AsyncRead + Unpin, said: Heard) {
     let mut lines = lines(stderr);
     while let Some(line) = lines.next().await {
         let Ok(text) = line else { continue };
-        tracing::info!(job = %ctx.id(), "{text}");
+        tracing::info!("{text}");
         let last = &mut heard(&said).last_words;
         if last.len() == STDERR_LINES_KEPT {
             last.pop_front();

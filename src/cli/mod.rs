@@ -11,6 +11,7 @@ mod enqueue;
 mod exec;
 mod guard;
 mod jobs;
+mod log;
 mod print;
 mod queues;
 mod schedules;
@@ -28,11 +29,10 @@ pub(crate) fn said_by_a_command(text: &str) -> exec::Line {
     exec::Line::read(text)
 }
 
-use std::{io::IsTerminal, path::PathBuf, process::ExitCode, time::Duration};
+use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use chrono::{DateTime, Utc};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use tracing_subscriber::EnvFilter;
 
 use crate::{
     Config, ConfigError, EnqueueError, HandlerError, JobId, ManageError, MissedTicks, NameError,
@@ -187,7 +187,7 @@ struct EnqueueArgs {
     /// How often it is tried, at most.
     #[arg(long, default_value_t = 5, value_parser = limit, allow_negative_numbers = true)]
     max_attempts: u32,
-    /// The W3C trace context that the handler gets.
+    /// The W3C trace context that it is enqueued in. Default: `TRACEPARENT`. One that is not valid is ignored.
     #[arg(long)]
     traceparent: Option<String>,
     /// Wait until the job has ended, and print its output. Exit 1 if it failed or was cancelled.
@@ -524,15 +524,10 @@ pub fn main() -> ExitCode {
     if let Command::ExecGuard { group_file, command } = &cli.command {
         return guard::run(command, group_file);
     }
-    let filter = EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| EnvFilter::new("warn,tenure=info,async_nats=error"));
-    // Whatever it is set to; empty is not set. clap sees to its own messages, and nothing else has colours.
-    let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal() && !no_color)
-        .init();
+    let log = match log::Log::start(&cli.command) {
+        Ok(log) => log,
+        Err(usage) => return failed(&usage.into()),
+    };
     let runtime = match tokio::runtime::Runtime::new() {
         Ok(runtime) => runtime,
         Err(error) => return failed(&error.into()),
@@ -540,6 +535,7 @@ pub fn main() -> ExitCode {
     let answer = runtime.block_on(run(cli));
     // A hung connection must not hold up the end.
     runtime.shutdown_timeout(Duration::from_secs(1));
+    log.finish();
     answer.unwrap_or_else(|error| failed(&error))
 }
 

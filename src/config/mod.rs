@@ -54,6 +54,9 @@ pub struct Config {
     pub listen: Option<SocketAddr>,
     /// What `tenure serve` shows, and to whom.
     pub(crate) serve: Serve,
+    /// How the span of a job's first attempt hangs on the one that enqueued it; needs the feature `otel`.
+    /// `TENURE_TRACE_PARENT`, default `link`.
+    pub trace_parent: TraceParent,
     /// How long what has ended is kept.
     pub retention: Retention,
     /// When things happen.
@@ -122,6 +125,17 @@ impl Default for Retention {
     fn default() -> Self {
         Self::DEFAULT
     }
+}
+
+/// How the span of a job's first attempt hangs on the one that enqueued it. That of a retry always is linked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum TraceParent {
+    /// It is a trace of its own, linked to the enqueuer's: jobs may wait for hours, and one sender may have many.
+    #[default]
+    Link,
+    /// It is a child: the job is in the enqueuer's trace.
+    Child,
 }
 
 /// The first token of the subjects of what workers say to each other.
@@ -221,6 +235,7 @@ impl Config {
             handler_connections: 10,
             listen: None,
             serve: Serve::default(),
+            trace_parent: TraceParent::Link,
             retention: Retention::DEFAULT,
             timing: Timing::DEFAULT,
         }

@@ -7,7 +7,7 @@ use std::{
 
 #[cfg(test)]
 use super::Serve;
-use super::{Config, OWN_SUBJECTS, Timing};
+use super::{Config, OWN_SUBJECTS, Timing, TraceParent};
 use crate::job::check_queue;
 
 /// The longest timer: more is a mistake in a unit.
@@ -358,6 +358,26 @@ pub(super) static SETTINGS: &[Setting] = &[
         },
         |config| Some(format!("{}/", config.serve.base_path)),
     ),
+    text(
+        "TENURE_TRACE_PARENT",
+        "How the span of a first attempt hangs on the one that enqueued the job: by a `link`, or as its `child`, in the \
+         same trace.",
+        |config, text| {
+            config.trace_parent = match text {
+                "link" => TraceParent::Link,
+                "child" => TraceParent::Child,
+                _ => return Err("link or child"),
+            };
+            Ok(())
+        },
+        |config| {
+            let name = match config.trace_parent {
+                TraceParent::Link => "link",
+                TraceParent::Child => "child",
+            };
+            Some(name.to_owned())
+        },
+    ),
     age("TENURE_KEEP_COMPLETED", "How long completed jobs are kept; at least 1h, or forever.", |config| {
         &mut config.retention.completed
     }),
@@ -533,6 +553,7 @@ mod tests {
             shows_payloads: false,
             base_path: "/a/b".into(),
         };
+        given.trace_parent = TraceParent::Child;
         given.retention.dead = Some(Duration::from_hours(36));
         given.retention.keys = None;
         given.timing.stale_after = Duration::from_millis(90_007);

@@ -25,6 +25,8 @@ const USUAL_FILE: &str = "tenure.toml";
 const OTHERS: &[&str] = &[
     // Which file is read.
     FILE_VARIABLE,
+    // How the program logs, also that its settings cannot be read.
+    "TENURE_LOG_FORMAT",
     // What `work --exec` tells a command, which may run `tenure enqueue`.
     "TENURE_JOB_ID",
     "TENURE_QUEUE",

@@ -22,11 +22,11 @@ use crate::{
 };
 
 /// Tells of jobs that were taken back, by which path.
-fn report_taken(path: &'static str, taken: &[EndedAttempt]) {
+fn report_taken(path: &'static str, taken: &[EndedAttempt], worker: &str) {
     for attempt in taken {
         tracing::warn!(
             path, job = %attempt.job, token = %attempt.token, owner = attempt.owner, route = ?attempt.route,
-            queue = attempt.queue, kind = attempt.kind, silence = ?attempt.silence, "took a job back"
+            queue = attempt.queue, kind = attempt.kind, silence = ?attempt.silence, worker, "took a job back"
         );
     }
     for attempt in taken {

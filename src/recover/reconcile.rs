@@ -137,7 +137,7 @@ pub(crate) async fn reconcile(store: &Store, us: &Registration, folder: &Path) -
     }
     let taken = store.reset_workers(&dead, &us.hostname, &us.worker_id).await?;
     fault::point("reconciled");
-    report_taken("reconcile", &taken);
+    report_taken("reconcile", &taken, &us.worker_id);
     // Last: were it first, a crash in between would leave jobs whose owner nobody can prove dead.
     // One that still owns a job (its transaction holds the row for a while) stays known, for `vanished`.
     let forgotten = store.forget_workers(Some(&dead), Duration::ZERO).await?;

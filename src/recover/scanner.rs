@@ -63,7 +63,7 @@ async fn reset_some(store: &Store, worker_id: &str) -> Result<(usize, ControlFlo
     if !taken.is_empty() {
         fault::point("reset");
     }
-    report_taken("scanner", &taken);
+    report_taken("scanner", &taken, worker_id);
     let more = i64::try_from(taken.len()).is_ok_and(|n| n == RESETS_MAX);
     Ok((taken.len(), if more { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }))
 }

@@ -80,7 +80,7 @@ pub(crate) async fn look(
     if !taken.is_empty() {
         fault::point("reset");
     }
-    report_taken("vanished", &taken);
+    report_taken("vanished", &taken, worker_id);
     // A wrong guess enters itself again.
     store.forget_workers(Some(&gone), timing.renew_every * FORGOTTEN_RENEWALS).await?;
     Ok(taken.len())

@@ -457,6 +457,7 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
             #[cfg(feature = "testing")]
             loses_first: self.loses_first,
             runtime_dir: config.runtime_dir.clone(),
+            trace_parent: config.trace_parent,
         });
         shared.run_until(shutdown).await
     }

@@ -24,11 +24,12 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument;
 
 use super::{Recovery, WorkerError, loops::Loops};
 use crate::{
     claim::{Ack, Claim, ack_for, ack_when_unavailable},
-    config::{Retention, Timing},
+    config::{Retention, Timing, TraceParent},
     context::JobContext,
     deliver::{Deliver, Delivered},
     fault, fleet,
@@ -44,6 +45,7 @@ use crate::{
     slots::{Slot, Slots},
     store::{NEEDS, Registration, Schema, Store, StoreError},
     threads::Threads,
+    trace,
 };
 
 /// How often a worker that waits for the schema says so.
@@ -78,6 +80,7 @@ pub(super) struct Shared<S> {
     pub(super) probe_subject: String,
     pub(super) reaches_itself: AtomicBool,
     pub(super) checkpoint_bytes_max: usize,
+    pub(super) trace_parent: TraceParent,
 }
 
 impl<S: Send + Sync + 'static> Shared<S> {
@@ -453,15 +456,24 @@ impl<S: Send + Sync + 'static> Shared<S> {
     async fn run(&self, claim: Claim, reservation: Reservation, message: Message) {
         let Some(kind) = self.kinds.get(&claim.kind) else {
             // A claim is of the kind that its message's subject names, and that one was looked up.
-            tracing::error!(job = %claim.key.job, kind = claim.kind, "claimed without a handler");
+            tracing::error!(
+                job = %claim.key.job, token = %claim.key.token, kind = claim.kind, worker = self.worker_id,
+                "claimed without a handler"
+            );
             return;
         };
-        let job = Arc::new(RunningJob::new(claim, message, kind.rules));
+        let span = trace::process(&claim, &self.worker_id, self.trace_parent);
+        let job = Arc::new(RunningJob::new(claim, message, kind.rules, span.id()));
+        self.attempt(kind, job, reservation).instrument(span).await;
+    }
+
+    /// Runs a claimed job, and settles it. In the span of the attempt: what is logged here needs not say of which job.
+    async fn attempt(&self, kind: &Kind<S>, job: Arc<RunningJob>, reservation: Reservation) {
         if reservation.run(job.clone()) {
             Box::pin(self.heartbeat.look_after(std::slice::from_ref(&job))).await;
         }
         fault::point("claimed");
-        tracing::debug!(job = %job.key.job, token = %job.key.token, kind = job.claim.kind, "running");
+        tracing::debug!("running");
         let context = JobContext {
             job: job.clone(),
             state: self.state.clone(),

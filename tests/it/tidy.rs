@@ -12,6 +12,8 @@ const LAYERS: &[&[&str]] = &[
     &["metrics"],
     &["http"],
     &["config", "claim"],
+    &["trace"],
+    &["otel"],
     &["store", "queue"],
     &["read", "running", "publish"],
     &["heartbeat"],

@@ -1,0 +1,113 @@
+//! Log: what the program says on standard error, for people or for programs, and where its spans go.
+
+use std::{io::IsTerminal, time::Duration};
+
+use tracing_subscriber::{EnvFilter, Layer, Registry, prelude::*};
+
+use super::{Command, Usage};
+#[cfg(feature = "otel")]
+use crate::otel::Traces;
+
+/// How the lines are written.
+const FORMAT: &str = "TENURE_LOG_FORMAT";
+
+/// How long the end of the program waits for a collector that does not answer.
+const FLUSHED_WITHIN: Duration = Duration::from_secs(2);
+
+type Layers = Vec<Box<dyn Layer<Registry> + Send + Sync>>;
+
+/// What is to be ended with the program.
+#[must_use = "spans that wait are lost unless it is finished"]
+pub(super) struct Log {
+    #[cfg(feature = "otel")]
+    traces: Option<Traces>,
+}
+
+impl Log {
+    /// Logs from here on.
+    pub(super) fn start(command: &Command) -> Result<Self, Usage> {
+        let mut layers: Layers = vec![lines(format()?)];
+        #[cfg(feature = "otel")]
+        let traces = traces(command, &mut layers);
+        #[cfg(not(feature = "otel"))]
+        let _: &Command = command;
+        tracing_subscriber::registry().with(std::mem::take(&mut layers)).init();
+        #[cfg(feature = "otel")]
+        let traces = traces.unwrap_or_else(|error| {
+            // Not a reason to leave jobs alone.
+            tracing::warn!(%error, "traces are not exported");
+            None
+        });
+        Ok(Self {
+            #[cfg(feature = "otel")]
+            traces,
+        })
+    }
+
+    /// Sends the spans that wait, as far as the collector takes them in a moment.
+    pub(super) fn finish(self) {
+        #[cfg(feature = "otel")]
+        if let Some(traces) = self.traces
+            && let Err(error) = traces.finish(FLUSHED_WITHIN)
+        {
+            tracing::warn!(%error, "some traces were not exported");
+        }
+        #[cfg(not(feature = "otel"))]
+        let _: Duration = FLUSHED_WITHIN;
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Format {
+    Text,
+    Json,
+}
+
+fn format() -> Result<Format, Usage> {
+    match std::env::var(FORMAT).as_deref() {
+        Ok("text") => Ok(Format::Text),
+        Ok("json") => Ok(Format::Json),
+        Err(std::env::VarError::NotPresent) if std::io::stderr().is_terminal() => Ok(Format::Text),
+        Err(std::env::VarError::NotPresent) => Ok(Format::Json),
+        other => Err(Usage(format!("{FORMAT} is {:?}, but must be text or json", other.unwrap_or("?")))),
+    }
+}
+
+/// The lines of the log, each an event.
+fn lines(format: Format) -> Box<dyn Layer<Registry> + Send + Sync> {
+    let filter = EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| EnvFilter::new("warn,tenure=info,async_nats=error"));
+    match format {
+        Format::Text => {
+            // Whatever it is set to; empty is not set. clap sees to its own messages, and nothing else has colours.
+            let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+            tracing_subscriber::fmt::layer()
+                .with_writer(std::io::stderr)
+                .with_ansi(std::io::stderr().is_terminal() && !no_color)
+                .with_filter(filter)
+                .boxed()
+        }
+        // The fields of the event and of the spans around it side by side: `job` is where whoever searches expects it.
+        // An event in the span of an attempt repeats none of its fields.
+        Format::Json => json_subscriber::fmt::layer::<Registry>()
+            .with_writer(std::io::stderr)
+            .flatten_event(true)
+            .with_current_span(false)
+            .flatten_span_list_on_top_level(true)
+            .with_filter(filter)
+            .boxed(),
+    }
+}
+
+/// The export of spans, for the commands that have any.
+#[cfg(feature = "otel")]
+fn traces(command: &Command, layers: &mut Layers) -> Result<Option<Traces>, crate::otel::TracesError> {
+    if !matches!(command, Command::Work(_) | Command::Enqueue(_) | Command::Serve { .. }) {
+        return Ok(None);
+    }
+    let traces = Traces::from_env()?;
+    if let Some(traces) = &traces {
+        layers.push(traces.layer().boxed());
+    }
+    Ok(traces)
+}
