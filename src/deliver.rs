@@ -314,7 +314,7 @@ impl Deliver {
         for key in self.store.unanswered(&jobs, &self.worker_id).await? {
             // Whoever has the reservation knows of the claim, or is about to.
             if let Here::No(_reservation) = self.running.reserve(key.job) {
-                tracing::warn!(job = %key.job, token = %key.token, worker = %self.worker_id,
+                tracing::warn!(job = %key.job, token = key.token.0, worker = %self.worker_id,
                     "given back: the answer to its claim was lost");
                 self.release_orphan(key).await?;
             }
@@ -338,7 +338,7 @@ impl Deliver {
             if taken.route == Route::Failed {
                 metrics::died("lost");
             }
-            tracing::warn!(%job, token = %taken.token, owner = taken.owner, silence = ?taken.silence, route = ?taken.route,
+            tracing::warn!(%job, token = taken.token.0, owner = taken.owner, silence = ?taken.silence, route = ?taken.route,
                 queue = taken.queue, kind = taken.kind, worker = %self.worker_id, "took a silent job over on redelivery");
         }
         Ok(taken.map(|taken| taken.route))

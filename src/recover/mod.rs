@@ -25,7 +25,7 @@ use crate::{
 fn report_taken(path: &'static str, taken: &[EndedAttempt], worker: &str) {
     for attempt in taken {
         tracing::warn!(
-            path, job = %attempt.job, token = %attempt.token, owner = attempt.owner, route = ?attempt.route,
+            path, job = %attempt.job, token = attempt.token.0, owner = attempt.owner, route = ?attempt.route,
             queue = attempt.queue, kind = attempt.kind, silence = ?attempt.silence, worker, "took a job back"
         );
     }

@@ -457,7 +457,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
         let Some(kind) = self.kinds.get(&claim.kind) else {
             // A claim is of the kind that its message's subject names, and that one was looked up.
             tracing::error!(
-                job = %claim.key.job, token = %claim.key.token, kind = claim.kind, worker = self.worker_id,
+                job = %claim.key.job, token = claim.key.token.0, kind = claim.kind, worker = self.worker_id,
                 "claimed without a handler"
             );
             return;

@@ -36,6 +36,7 @@ mod health;
 mod life;
 mod limits;
 mod migrations;
+mod log;
 mod outage;
 mod plans;
 mod properties;
@@ -52,6 +53,8 @@ mod submit;
 #[cfg(feature = "testing")]
 mod testing;
 mod tidy;
+#[cfg(feature = "otel")]
+mod traces;
 mod vanished;
 mod verify;
 mod write_loss;

@@ -1,0 +1,122 @@
+//! Log: what a line about a job says, and what no line says.
+
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use tenure::{JobRequest, Status};
+
+use crate::harness::{Bench, Child, bench};
+
+/// Of a job that this worker has not claimed, there is no token yet.
+const BEFORE_THE_CLAIM: [&str; 2] = ["dead letter: a message cannot be a job", "not claimed"];
+
+fn lines(worker: &Child) -> Vec<(String, Value)> {
+    let log = worker.log();
+    log.lines()
+        .map(|line| (line.to_owned(), serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"))))
+        .collect()
+}
+
+async fn enqueue(bench: &Bench, kind: &str, payload: &Value, attempts: u32) -> tenure::JobId {
+    let request = JobRequest::new("q", kind, payload.clone()).max_attempts(attempts);
+    bench.tenure.enqueue(request).await.unwrap().id
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_line_about_a_job_has_the_job_the_token_and_the_worker_and_none_has_the_payload() {
+    let bench = bench().await;
+    let secret = "s3cr3t-77ab";
+    let script = r#"read line; echo "a plain line"; echo '{"stage": "s", "progress": 50}'
+        case $TENURE_KIND in retries) [ $TENURE_ATTEMPT = 2 ] || { echo "in vain" >&2; exit 1; };; dies) exit 65;;
+        waits) sleep 60;; esac
+        echo "{\"output\": $line}""#;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    let mut worker =
+        Child::spawn(bench.program(&["work", "q", "--exec", script, "--concurrency", "4"]), "work");
+    worker.until_log("worker started").await;
+    let payload = json!({ "card": secret });
+    let done = enqueue(&bench, "done", &payload, 1).await;
+    let retries = enqueue(&bench, "retries", &payload, 2).await;
+    let dies = enqueue(&bench, "dies", &payload, 3).await;
+    let waits = enqueue(&bench, "waits", &payload, 3).await;
+    bench.publish("q.done", &format!("{{\"card\": \"{secret}\\u0000\"}}")).await;
+    bench
+        .until_count(&format!("tenure.jobs WHERE id = '{retries}' AND status = 'queued' AND attempt = 1"), 1)
+        .await;
+    bench
+        .execute("UPDATE tenure.jobs SET scheduled_at = now(), publish_at = now() WHERE status = 'queued'")
+        .await;
+    assert_eq!(bench.until_finished(retries).await.status, Status::Completed);
+    assert_eq!(bench.until_finished(done).await.status, Status::Completed);
+    assert_eq!(bench.until_finished(dies).await.status, Status::Failed);
+    bench.until_count("tenure.dead_letter_jobs", 2).await;
+    // Taken from under it: the worker learns by its next look.
+    bench.until_count(&format!("tenure.jobs WHERE id = '{waits}' AND stage = 's'"), 1).await;
+    bench
+        .execute("UPDATE tenure.jobs SET fencing_token = fencing_token + 1 WHERE status = 'processing'")
+        .await;
+    worker.until_log("taken back").await;
+    worker.signal(Signal::TERM);
+    assert_eq!(worker.wait().await, Some(0), "{}", worker.log());
+
+    let lines = lines(&worker);
+    let mut about = 0;
+    for (line, fields) in &lines {
+        assert!(fields["timestamp"].is_string() && fields["level"].is_string(), "{line}");
+        assert!(!line.contains(secret), "{line}");
+        if fields["job"].is_null() {
+            continue;
+        }
+        about += 1;
+        assert_eq!(line.matches("\"job\":").count(), 1, "{line}");
+        assert!(fields["worker"].is_string(), "{line}");
+        let message = fields["message"].as_str().unwrap();
+        assert!(BEFORE_THE_CLAIM.contains(&message) || !fields["token"].is_null(), "{line}");
+    }
+    assert!(about >= 9, "{lines:#?}");
+    // Also what is told by whoever watches it, and what its command says.
+    for text in ["a plain line", "in vain", "taken back"] {
+        let told = lines.iter().filter(|(line, _)| line.contains(text));
+        let told: Vec<_> = told.map(|(line, fields)| (line, fields["job"].is_string())).collect();
+        assert!(!told.is_empty() && told.iter().all(|(_, of_a_job)| *of_a_job), "{text}: {told:#?}");
+    }
+    // One line for each attempt, with all that one asks for.
+    let ends: Vec<_> = lines.iter().filter(|(_, fields)| fields["message"] == "attempt ended").collect();
+    let end = |id: tenure::JobId, attempt: u32| {
+        let of_it = ends.iter().filter(|(_, end)| end["job"] == id.to_string() && end["attempt"] == attempt);
+        of_it.map(|(_, end)| end["outcome"].as_str().unwrap_or_default()).collect::<Vec<_>>()
+    };
+    assert_eq!(end(done, 1), ["completed"]);
+    assert_eq!((end(retries, 1), end(retries, 2)), (vec!["retried"], vec!["completed"]));
+    assert_eq!(end(dies, 1), ["failed"]);
+    for (line, end) in ends {
+        assert!(end["ran_ms"].is_u64() && end["queue"] == "q" && end["kind"].is_string(), "{line}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_format_of_the_log_can_be_set_and_another_word_is_refused() {
+    let bench = bench().await;
+    let work = |format: &str| {
+        let mut command = bench.program(&["work", "q", "--exec", "true"]);
+        command.env("TENURE_LOG_FORMAT", format);
+        Child::spawn(command, "work")
+    };
+    for (format, is_json) in [("text", false), ("json", true)] {
+        let mut worker = work(format);
+        worker.until_log("worker started").await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        worker.signal(Signal::TERM);
+        assert_eq!(worker.wait().await, Some(0), "{}", worker.log());
+        let parsed = worker.log().lines().filter(|line| serde_json::from_str::<Value>(line).is_ok()).count();
+        assert_eq!(parsed > 0, is_json, "{}", worker.log());
+    }
+    let mut refused = work("xml");
+    assert_eq!(refused.wait().await, Some(2), "{}", refused.log());
+    assert!(
+        refused.log().contains("TENURE_LOG_FORMAT is \"xml\", but must be text or json"),
+        "{}",
+        refused.log()
+    );
+}
