@@ -145,6 +145,11 @@ struct JobsGuide;
 #[doc = include_str!("../docs/schedules.md")]
 struct OperatorsPages;
 
+/// And that of the page about traces.
+#[cfg(all(doctest, feature = "otel"))]
+#[doc = include_str!("../docs/traces.md")]
+struct TracesGuide;
+
 /// And that of the page about tests.
 #[cfg(all(doctest, feature = "testing"))]
 #[doc = include_str!("../docs/testing.md")]

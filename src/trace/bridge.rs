@@ -112,8 +112,9 @@ pub(super) fn process(span: &Span, claim: &Claim, worker: &str, parent: TracePar
     span.set_attribute("tenure.job.id", job.to_string());
     span.set_attribute("tenure.attempt", i64::from(claim.attempt));
     span.set_attribute("tenure.token", token);
-    // Before it begins: a sampler may look at the links.
-    if let Some(created) = created.filter(|_| child_of.is_none() || token > 1) {
+    // Also where it is the parent: the conventions ask for the link, and allow the parent besides. Before the span
+    // begins: a sampler may look at the links.
+    if let Some(created) = created {
         span.add_link(created.into());
     }
     let own = Ids::of(job, token);
@@ -264,11 +265,11 @@ mod tests {
     }
 
     #[test]
-    fn the_first_attempt_may_be_a_child_and_its_retry_is_linked_to_both() {
+    fn the_first_attempt_may_be_a_child_and_its_retry_is_linked_to_it() {
         let spans = spans(true, TraceParent::Child);
         let [send, first, second, third] = &spans[..] else { panic!("{spans:#?}") };
         let id = |span: &SpanData| span.span_context.span_id();
-        assert_eq!((first.parent_span_id, links(first)), (id(send), vec![]));
+        assert_eq!((first.parent_span_id, links(first)), (id(send), vec![id(send)]));
         assert_eq!(first.span_context.trace_id(), send.span_context.trace_id());
         assert_eq!(links(second), [id(send), id(first)]);
         assert_eq!(second.links[1].span_context.trace_id(), first.span_context.trace_id());
