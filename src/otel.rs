@@ -120,14 +120,14 @@ impl Traces {
     where
         S: Subscriber + for<'span> LookupSpan<'span> + Send + Sync,
     {
-        tracing_opentelemetry::layer()
+        tracing_opentelemetry::layer::<S>()
             .with_tracer(self.provider.tracer("tenure"))
             // Where in tenure's source it begins, and on which thread, tells nobody anything.
             .with_location(false)
             .with_threads(false)
             .with_target(false)
             .with_tracked_inactivity(false)
-            .with_filter(filter_fn(is_sent))
+            .with_filter(filter_fn(is_sent).with_max_level_hint(Level::INFO))
     }
 
     /// Sends what waits, for at most so long, and ends the export. It blocks its thread: call it at the end, or by

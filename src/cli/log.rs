@@ -107,7 +107,7 @@ fn traces(command: &Command, layers: &mut Layers) -> Result<Option<Traces>, crat
     }
     let traces = Traces::from_env()?;
     if let Some(traces) = &traces {
-        layers.push(traces.layer().boxed());
+        layers.push(traces.layer::<Registry>().boxed());
     }
     Ok(traces)
 }
