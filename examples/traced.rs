@@ -6,8 +6,8 @@
 //! cargo run --features otel,testing --example traced      # then look at http://127.0.0.1:16686
 //! ```
 //!
-//! Any collector will do that takes OTLP over HTTP; without one, the log shows the same spans around its lines. Postgres
-//! and NATS are private ones, found on the machine and gone with the process, as those of `examples/tested.rs`.
+//! Any collector will do that takes OTLP over HTTP; without one, the log shows the same spans around its lines.
+//! Postgres and NATS are private ones, found on the machine and gone with the process, as in `examples/tested.rs`.
 
 use std::{error::Error, time::Duration};
 

@@ -338,8 +338,11 @@ impl Deliver {
             if taken.route == Route::Failed {
                 metrics::died("lost");
             }
-            tracing::warn!(%job, token = taken.token.0, owner = taken.owner, silence = ?taken.silence, route = ?taken.route,
-                queue = taken.queue, kind = taken.kind, worker = %self.worker_id, "took a silent job over on redelivery");
+            tracing::warn!(
+                %job, token = taken.token.0, owner = taken.owner, silence = ?taken.silence, route = ?taken.route,
+                queue = taken.queue, kind = taken.kind, worker = %self.worker_id,
+                "took a silent job over on redelivery"
+            );
         }
         Ok(taken.map(|taken| taken.route))
     }
@@ -367,7 +370,8 @@ impl Deliver {
         );
         if self.store.bury_unknown(job, self.unknown_kind_after, &error).await?.is_some() {
             metrics::died("unknown_kind");
-            tracing::error!(%job, kind, queue = named.queue, worker = %self.worker_id, "dead letter: no worker knows its kind");
+            tracing::error!(%job, kind, queue = named.queue, worker = %self.worker_id,
+                "dead letter: no worker knows its kind");
             return Ok(Delivered::Answer(Ack::Done));
         }
         // The first, and then now and then.
@@ -429,7 +433,8 @@ impl Deliver {
             }));
         }
         let (job, subject, reason) = (refused.id, &refused.subject, &refused.reason);
-        tracing::error!(%job, subject, category, reason, worker = %self.worker_id, "dead letter: a message cannot be a job");
+        tracing::error!(%job, subject, category, reason, worker = %self.worker_id,
+            "dead letter: a message cannot be a job");
         metrics::terminated(category);
         metrics::died(category);
         Ok(None)

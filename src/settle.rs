@@ -5,8 +5,8 @@
 //! ```
 //!
 //! A write whose answer was lost is repeated; a repeated settle under the same claim answers as the first
-//! did. Only Postgres says that a job is lost, never a timeout. What is logged here is in the span of the attempt, which
-//! says of which job it is.
+//! did. Only Postgres says that a job is lost, never a timeout. What is logged here is in the span of the attempt,
+//! which says of which job it is.
 //!
 //! Invariants, each held by the test of that name:
 //!

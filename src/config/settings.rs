@@ -360,8 +360,8 @@ pub(super) static SETTINGS: &[Setting] = &[
     ),
     text(
         "TENURE_TRACE_PARENT",
-        "How the span of a first attempt hangs on the one that enqueued the job: by a `link`, or as its `child`, in the \
-         same trace.",
+        "How the span of a first attempt hangs on the one that enqueued the job: by a `link`, or as its `child`, \
+         in the same trace.",
         |config, text| {
             config.trace_parent = match text {
                 "link" => TraceParent::Link,

@@ -5,9 +5,9 @@
 //!      └──────────────◄── link, or parent ────────────────┘      └──◄── link ── the next attempt
 //! ```
 //!
-//! A span of `tracing` costs next to nothing while nobody listens. What is logged inside one carries its fields, so that
-//! a line about a running job needs no others to say which. Payloads, and errors, which may quote them, are never a
-//! field.
+//! A span of `tracing` costs next to nothing while nobody listens. What is logged inside one carries its fields, so
+//! that a line about a running job needs no others to say which. Payloads, and errors, which may quote them, are never
+//! a field.
 //!
 //! Claims and settles have no spans: each is one statement for whatever waits, of many traces at once, and a statement
 //! has one parent. How long they take is in the metrics, and the time between two spans is what a job waited.
@@ -82,7 +82,8 @@ pub(crate) struct Sending<'s> {
     pub(crate) given: Option<&'s str>,
 }
 
-/// The span of sending jobs, and the `traceparent` that they carry: of this span if somebody listens, else the caller's.
+/// The span of sending jobs, and the `traceparent` that they carry: of this span if somebody listens, else the
+/// caller's.
 pub(crate) fn send(sending: Sending<'_>) -> (Span, Option<String>) {
     let Sending { queue, kind, jobs, given } = sending;
     let span = tracing::info_span!(
@@ -122,8 +123,8 @@ pub(crate) fn not_sent(span: &Span) {
 
 /// The span of one attempt.
 pub(crate) fn process(claim: &Claim, worker: &str, parent: TraceParent) -> Span {
-    // A span that a filter leaves out takes its fields with it, and a warning about a job would not say which: so it has
-    // the level that filters leave out last, whatever it is about.
+    // A span that a filter leaves out takes its fields with it, and a warning about a job would not say which: so it
+    // has the level that filters leave out last, whatever it is about.
     let span = tracing::error_span!(
         parent: None,
         "process",
