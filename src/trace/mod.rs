@@ -207,8 +207,8 @@ mod tests {
             "00_0af7651916cd43dd8448eb211c80319c_b7ad6b7169203331_01",
             "00-0af7651916cd43dd8448eb211c80319ü-b7ad6b716920333-01",
             "01-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01x",
-            &upper,
-            &longer,
+            upper.as_str(),
+            longer.as_str(),
         ];
         for text in wrong {
             assert_eq!(valid(text), None, "{text:?}");

@@ -162,7 +162,7 @@ async fn a_job_that_fails_once_is_three_spans_that_are_linked() {
     );
     std::fs::create_dir_all(&bench.config.runtime_dir).unwrap();
     let payload = json!({ "card": secret }).to_string();
-    let mut enqueue = program(&bench, &endpoint, &["enqueue", "q", "k", &payload]);
+    let mut enqueue = program(&bench, &endpoint, &["enqueue", "q", "k", payload.as_str()]);
     let enqueued = enqueue.env("TRACEPARENT", PARENT).output().await.unwrap();
     let id: JobId = String::from_utf8(enqueued.stdout).unwrap().trim().parse().unwrap();
 
@@ -180,7 +180,7 @@ async fn a_job_that_fails_once_is_three_spans_that_are_linked() {
         [("messaging.system", "nats"), ("messaging.destination.name", "q"), ("tenure.job.kind", "k")];
     for span in &spans {
         span.has(&of_all);
-        span.has(&[("tenure.job.id", &job)]);
+        span.has(&[("tenure.job.id", job.as_str())]);
     }
     // SPAN_KIND_PRODUCER, in the trace that it was called in.
     assert_eq!((send.name.as_str(), send.kind), ("send q", 4));
@@ -189,7 +189,7 @@ async fn a_job_that_fails_once_is_three_spans_that_are_linked() {
     // SPAN_KIND_CONSUMER, each a trace of its own.
     for (span, attempt) in [(first, "1"), (second, "2")] {
         assert_eq!((span.name.as_str(), span.kind, span.parent.as_str()), ("process q", 5, ""));
-        span.has(&[("messaging.operation.type", "process"), ("tenure.worker", &worker_id)]);
+        span.has(&[("messaging.operation.type", "process"), ("tenure.worker", worker_id.as_str())]);
         span.has(&[("tenure.attempt", attempt), ("tenure.token", attempt)]);
         let told =
             std::fs::read_to_string(bench.config.runtime_dir.join(format!("trace-{attempt}"))).unwrap();
