@@ -1,12 +1,29 @@
+# Two images from one static binary, linked against nothing of the image that it runs in:
+#
+#   docker build --target tenure .        that binary and nothing else: migrate, serve, the command line
+#   docker build --target tenure-exec .   with a shell and Debian's tools, for `work --exec`; add your own program to it
+#
+# A worker of your own in Rust is built as the first stage does, with its own Cargo.toml.
+
 FROM rust:1.95-bookworm AS build
 WORKDIR /tenure
 COPY . .
 RUN cargo build --release --locked --features cli,otel --bin tenure
+RUN scripts/static /out/tenure
 
-FROM debian:bookworm-slim
-RUN useradd --system --create-home tenure
-COPY --from=build /tenure/target/release/tenure /usr/local/bin/tenure
-USER tenure
+FROM scratch AS tenure
+# NATS's certificate may be checked by the system's.
+COPY --from=build /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/ca-certificates.crt
+COPY --from=build /out/tenure /usr/local/bin/tenure
+# By number, so that Kubernetes can tell that it is not root.
+USER 65532:65532
 # Metrics and health, with TENURE_LISTEN.
 EXPOSE 9090
-ENTRYPOINT ["tenure"]
+ENTRYPOINT ["/usr/local/bin/tenure"]
+
+FROM debian:bookworm-slim AS tenure-exec
+COPY --from=build /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/ca-certificates.crt
+COPY --from=build /out/tenure /usr/local/bin/tenure
+USER 65532:65532
+EXPOSE 9090
+ENTRYPOINT ["/usr/local/bin/tenure"]
