@@ -12,6 +12,8 @@
 # make bench-retention   what removing finished jobs costs running work
 # make bench-peers   the whole comparison: three rounds
 # make rolling-upgrade FROM=v0.1.0   that release's program and this one's side by side: a migration, the update, the way back
+# make check-deploy   the manifests for Kubernetes, docker-compose.yml and the Dockerfile, without any of these
+# make static   the program as one static binary
 # make check   formatter, lints, documentation without warnings
 # Each installs what is missing first: see scripts/setup.
 
@@ -98,6 +100,14 @@ deny:
 	cargo deny --log-level error check bans licenses sources
 	@cargo deny --log-level error check advisories || { cargo deny fetch db >/dev/null 2>&1 && exit 1; \
 		echo 'deny: the list of advisories cannot be fetched from here; they were not checked' >&2; }
+
+# Needs no Rust, no cluster and no Docker; half a minute after it has installed its tools.
+.PHONY: check-deploy static
+check-deploy:
+	@scripts/check-deploy
+
+static:
+	@CARGO="$(CARGO)" scripts/static
 
 bench: bench-tenure
 	@$(MAKE) --no-print-directory run-peers PEERS="--rounds 1 --jobs 10000"

@@ -1,0 +1,744 @@
+#!/usr/bin/env python3
+"""Checks what deploys tenure: the manifests for Kubernetes, docker-compose.yml and the Dockerfile.
+
+Needs no cluster, no Docker and no network. Three kinds of checks:
+
+- against published schemas, strictly: an unknown field is an error;
+- against the code and the docs: paths of probes, names of settings, metrics, streams, roles, and the sum of what
+  stopping may take;
+- of the parts against each other: selectors, names of Secrets, volumes, ports.
+
+`--self-test` breaks a copy of it all, one mistake at a time, and expects each to be found.
+
+scripts/check-deploy installs what this needs, and runs it.
+"""
+
+import argparse
+import functools
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import jsonschema
+import kubernetes_validate
+import yaml
+
+KUSTOMIZATIONS = ["base", "overlays/keda", "overlays/hpa", "overlays/statefulset"]
+# The oldest Kubernetes that this is for (ReadWriteOncePod, unhealthyPodEvictionPolicy), and the newest known schema.
+KUBERNETES = ["1.31", kubernetes_validate.latest_version()]
+# Of `tenure serve` alone.
+SERVE = {"PASSWORD", "USER", "TOKEN", "AUTH", "ACTIONS", "BASE_PATH"}
+SERVE = {f"TENURE_SERVE_{name}" for name in SERVE}
+# Read by KEDA's scaler of this name; another key would mean nothing, silently.
+JETSTREAM_KEYS = {
+    "natsServerMonitoringEndpoint", "account", "stream", "consumer", "lagThreshold", "activationLagThreshold",
+    "useHttps",
+}
+POD_OWNERS = {"Deployment", "StatefulSet", "Job"}
+PROBES = {"startupProbe": "/startupz", "livenessProbe": "/livez", "readinessProbe": "/readyz"}
+
+
+class Broken(Exception):
+    """What cannot be looked at at all."""
+
+
+class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+    """YAML in which no key is given twice: the parser would silently take the last."""
+
+    def construct_mapping(self, node, deep=False):
+        seen = set()
+        for key, _ in node.value:
+            if key.tag != "tag:yaml.org,2002:merge" and key.value in seen:
+                raise Broken(f"{key.start_mark.name}, line {key.start_mark.line + 1}: {key.value} is given twice")
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def load_yaml(path):
+    with open(path, encoding="utf-8") as file:
+        return [document for document in yaml.load_all(file, Loader) if document is not None]
+
+
+def seconds(text):
+    """A duration as tenure reads it."""
+    units = {"ms": 0.001, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "hours": 3600, "day": 86400, "days": 86400}
+    parts = re.findall(r"(\d+)\s*([a-z]+)", text)
+    if not parts or any(unit not in units for _, unit in parts):
+        raise Broken(f"{text!r} is not a duration that this check can read")
+    return sum(int(number) * units[unit] for number, unit in parts)
+
+
+class Facts:
+    """What the code and the docs say."""
+
+    def __init__(self, root):
+        def read(path):
+            return (root / path).read_text(encoding="utf-8")
+
+        self.routes = set()
+        for path in sorted((root / "src").rglob("*.rs")):
+            self.routes |= set(re.findall(r'\.route\(\s*"(/[^"]*)"', path.read_text(encoding="utf-8")))
+        self.settings = set()
+        for row in re.findall(r"^\| (`[A-Z].*?) \|", read("docs/configuration.md"), re.M):
+            self.settings |= set(re.findall(r"`([A-Z_]+)`", row))
+        self.metrics = {}
+        row = r"^\| `(tenure_\w+)` \| \w+ \| (.*?) \| (.*?) \|"
+        for name, labels, meaning in re.findall(row, read("docs/metrics.md"), re.M):
+            self.metrics[name] = (set(re.findall(r"`(\w+)`", labels)), set(re.findall(r"`(\w+)`", meaning)))
+        self.stream = json.loads(read("nats/stream.json"))["name"]
+        self.consumer = json.loads(read("nats/consumer.json"))["durable_name"]
+        server = re.sub(r"#.*", "", read("nats/server.conf"))
+        self.accounts = set(re.findall(r"^  (\w+) \{", server.split("accounts {")[1], re.M))
+        self.users = dict(re.findall(r"user: (\w+), password: \$(\w+)", server))
+        self.inboxes = set(re.findall(r'"(_INBOX_\w+)\.>"', server))
+        self.roles = set(re.findall(r"'(tenure_\w+)'", read("postgres/roles.sql")))
+        dockerfile = read("Dockerfile")
+        self.targets = re.findall(r"^FROM \S+ AS (\S+)", dockerfile, re.M)
+        self.users_of_images = re.findall(r"^USER (\S+)", dockerfile, re.M)
+        self.exposed = {int(port) for port in re.findall(r"^EXPOSE (\d+)", dockerfile, re.M)}
+        self.timers = self._timers(read)
+        for name in ("routes", "settings", "metrics", "accounts", "users", "inboxes", "roles", "targets"):
+            if not getattr(self, name):
+                raise Broken(f"{name}: none was found where they are expected; has a file moved or changed its form?")
+
+    @staticmethod
+    def _timers(read):
+        text = read("src/config/timing.rs").split("pub const DEFAULT: Self = Self {")[1].split("};")[0]
+        units = {"secs": 1, "mins": 60, "hours": 3600, "millis": 0.001}
+        timers = {
+            name: int(number.replace("_", "")) * units[unit]
+            for name, unit, number in re.findall(r"(\w+): Duration::from_(\w+)\(([\d_]+)\)", text)
+        }
+        # What a command gets to end, when it is told to: src/cli/work.rs adds these up.
+        def of(path, form):
+            found = re.search(form, read(path))
+            if found is None:
+                raise Broken(f"{path}: nothing is like {form}; what a command gets to end cannot be told")
+            return int(found[1])
+
+        timers["command_grace"] = (
+            of("src/cli/guard.rs", r"const TERM_GRACE: Duration = Duration::from_secs\((\d+)\)")
+            + of("src/cli/exec.rs", r"const LAST_WORDS: Duration = Duration::from_secs\((\d+)\)")
+            + of("src/cli/work.rs", r"guard::TERM_GRACE \+ exec::LAST_WORDS \+ Duration::from_secs\((\d+)\)")
+        )
+        return timers
+
+    def stopping(self, settings, arguments):
+        """What a worker may take to stop, by src/worker/serve.rs: the last pull, the grace, what is cancelled, the
+        relay's last look, and the removal of its row."""
+        def timer(name):
+            given = settings.get(f"TENURE_{name.upper()}")
+            return self.timers[name] if given is None else seconds(given)
+
+        cancel = max(timer("cancel_grace"), self.timers["command_grace"] if "--exec" in arguments else 0)
+        return sum([
+            timer("pull_for"), timer("shutdown_grace"), cancel, timer("database_within"), timer("publish_within"),
+            timer("database_within"),
+        ])
+
+
+class Check:
+    def __init__(self, root, facts):
+        self.root = root
+        self.facts = facts
+        self.errors = []
+
+    def wrong(self, where, what):
+        self.errors.append(f"{where}: {what}")
+
+    def need(self, condition, where, what):
+        if not condition:
+            self.wrong(where, what)
+        return bool(condition)
+
+    # ---- environment -----------------------------------------------------------------------------------------------
+
+    def environment(self, where, names, command):
+        """The names of variables of a container that runs `tenure`; unknown ones end it with exit 2."""
+        for name in names:
+            if name.startswith("TENURE_SERVE_"):
+                known = name in SERVE | self.facts.settings
+                self.need(known, where, f"{name} is not a setting")
+                self.need(command == "serve", where, f"{name} is read by `tenure serve` alone")
+            elif name != "RUST_LOG":
+                self.need(name in self.facts.settings, where, f"{name} is not a setting (docs/configuration.md)")
+        for url in ("DATABASE_URL", "NATS_URL"):
+            given = [name for name in (url, f"{url}_FILE") if name in names]
+            self.need(len(given) == 1, where, f"{url} must be set once, as a value or as a file; found {given}")
+        if command == "serve":
+            auth = {"TENURE_SERVE_PASSWORD", "TENURE_SERVE_TOKEN", "TENURE_SERVE_AUTH"} & set(names)
+            self.need(auth, where, "`tenure serve` beyond loopback refuses to start without authentication")
+
+    def inbox(self, where, prefix, user):
+        self.need(prefix in self.facts.inboxes, where, f"{prefix} is no inbox prefix of nats/server.conf")
+        self.need(user in self.facts.users, where, f"{user} is no user of nats/server.conf")
+        self.need(prefix == f"_INBOX_{user}", where, f"the inbox prefix of NATS's user {user} is not {prefix}")
+
+    # ---- Kubernetes ------------------------------------------------------------------------------------------------
+
+    def kubernetes(self):
+        folder = self.root / "deploy/kubernetes"
+        examples = self.examples(folder / "secrets.example.yaml")
+        for name in KUSTOMIZATIONS:
+            for path in sorted((folder / name).glob("*.yaml")):
+                load_yaml(path)
+            documents = render(folder / name)
+            for document in documents:
+                self.schema(f"{name}: {called(document)}", document)
+            Manifests(self, name, documents, examples).check()
+        self.adapter(folder / "overlays/hpa/prometheus-adapter.yaml")
+
+    def examples(self, path):
+        secrets = {}
+        for document in load_yaml(path):
+            self.schema(path.name, document)
+            name = document["metadata"]["name"]
+            secrets[name] = document.get("stringData", {})
+            for key, value in secrets[name].items():
+                self.need("CHANGE-ME" in value, path.name, f"{name}/{key} looks like a real secret")
+        for role in re.findall(r"\btenure_(?:worker|viewer|operator|producer)\b", path.read_text(encoding="utf-8")):
+            self.need(role in self.facts.roles, path.name, f"{role} is no role of postgres/roles.sql")
+        return secrets
+
+    def schema(self, where, document):
+        if document["apiVersion"].startswith("keda.sh/"):
+            return self.keda_schema(where, document)
+        for version in KUBERNETES:
+            error = against_kubernetes(version, json.dumps(document, sort_keys=True))
+            self.need(error is None, where, f"Kubernetes {version}: {error}")
+
+    def keda_schema(self, where, document):
+        schema = json.loads((self.root / "deploy/schemas/keda-scaledobject.json").read_text(encoding="utf-8"))
+        for error in jsonschema.Draft7Validator(schema).iter_errors(document):
+            self.wrong(where, f"KEDA: {'.'.join(map(str, error.absolute_path))}: {error.message[:300]}")
+        # A type of Kubernetes within KEDA's.
+        config = document.get("spec", {}).get("advanced", {}).get("horizontalPodAutoscalerConfig", {})
+        if "behavior" in config:
+            autoscaler = {
+                "apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": {"name": "x"},
+                "spec": {"maxReplicas": 1, "scaleTargetRef": {"kind": "Deployment", "name": "x"}, **config},
+            }
+            autoscaler["spec"].pop("name", None)
+            self.schema(where, autoscaler)
+
+    def adapter(self, path):
+        (document,) = load_yaml(path)
+        self.need(set(document) == {"externalRules"}, path.name, "only externalRules are expected")
+        for rule in document["externalRules"]:
+            unknown = set(rule) - {"seriesQuery", "seriesFilters", "resources", "name", "metricsQuery"}
+            self.need(not unknown, path.name, f"the adapter knows no {unknown}")
+            series = re.match(r"\w+", rule["seriesQuery"])[0]
+            if self.need(series in self.facts.metrics, path.name, f"{series} is no metric of docs/metrics.md"):
+                labels, values = self.facts.metrics[series]
+                by = re.findall(r"by \(([^)]*)\)", rule["metricsQuery"])
+                used = {label.strip() for group in by for label in group.split(",")}
+                self.need(used <= labels, path.name, f"{series} has no label {used - labels}")
+                for label, wanted in re.findall(r'(\w+)=~"([^"]*)"', rule["metricsQuery"]):
+                    self.need(label in labels, path.name, f"{series} has no label {label}")
+                    self.need(set(wanted.split("|")) <= values, path.name, f"{label} is never one of {wanted}")
+            for part in ("<<.Series>>", "<<.LabelMatchers>>"):
+                self.need(part in rule["metricsQuery"], path.name, f"metricsQuery lacks {part}")
+
+    # ---- docker-compose.yml ----------------------------------------------------------------------------------------
+
+    def compose(self):
+        where = "docker-compose.yml"
+        (raw,) = load_yaml(self.root / where)
+        document = self.interpolate(where, raw)
+        schema = json.loads((self.root / "deploy/schemas/compose-spec.json").read_text(encoding="utf-8"))
+        for error in jsonschema.Draft202012Validator(schema).iter_errors(document):
+            best = jsonschema.exceptions.best_match([error])
+            self.wrong(where, f"{'.'.join(map(str, best.absolute_path))}: {best.message[:300]}")
+        services = document.get("services", {})
+        for name, service in services.items():
+            self.service(f"{where}: {name}", service, services, document.get("volumes") or {})
+
+    def interpolate(self, where, value):
+        if isinstance(value, dict):
+            return {key: self.interpolate(where, one) for key, one in value.items()}
+        if isinstance(value, list):
+            return [self.interpolate(where, one) for one in value]
+        if not isinstance(value, str):
+            return value
+
+        def resolve(match):
+            if match["escaped"]:
+                return "$"
+            name, default = match["name"] or match["bare"], match["default"]
+            if name is None:
+                self.wrong(where, f"{value!r} holds a $ that starts no variable; $$ is a $")
+                return "$"
+            if default is None:
+                self.wrong(where, f"{name} has no default: `docker compose up` would leave it empty")
+            return default or ""
+
+        form = r"\$(?:(?P<escaped>\$)|\{(?P<name>\w+)(?::?-(?P<default>[^}]*))?\}|(?P<bare>[A-Za-z_]\w*)|)"
+        return re.sub(form, resolve, value)
+
+    def service(self, where, service, services, volumes):
+        env = service.get("environment") or {}
+        build = service.get("build")
+        for name, of in (service.get("depends_on") or {}).items():
+            if self.need(name in services, where, f"depends on {name}, which is no service"):
+                healthy = of.get("condition") == "service_healthy"
+                self.need(not healthy or services[name].get("healthcheck"), where, f"{name} has no healthcheck")
+        for mount in service.get("volumes", []):
+            source = mount.split(":")[0]
+            exists = (self.root / source).exists() if source.startswith(".") else source in volumes
+            self.need(exists, where, f"{source} is no volume and no file")
+        for port in service.get("ports", []):
+            self.need(port.startswith("127.0.0.1:"), where, f"{port} is open to the network; name 127.0.0.1")
+        if build is None:
+            for name in env:
+                known = name in self.facts.users.values() or not name.startswith("TENURE_")
+                self.need(known, where, f"{name} is no variable of nats/server.conf")
+            return
+        self.need(isinstance(build, dict) and build.get("target") in self.facts.targets, where,
+                  f"build.target is none of the Dockerfile's: {self.facts.targets}")
+        command = service["command"][0]
+        self.environment(where, env, command)
+        for url in ("DATABASE_URL", "NATS_URL"):
+            parts = urlsplit(env[url]) if url in env else None
+            self.need(parts is None or parts.hostname in services, where, f"{url} names no service")
+            if url == "NATS_URL" and parts is not None:
+                self.inbox(where, env.get("TENURE_NATS_INBOX_PREFIX"), parts.username)
+        if command in ("work", "serve"):
+            listen = urlsplit("//" + env.get("TENURE_LISTEN", ""))
+            self.need(listen.port in self.facts.exposed, where, "TENURE_LISTEN is not the port that the image exposes")
+            for port in service.get("ports", []):
+                self.need(port.endswith(f":{listen.port}"), where, f"{port} leads elsewhere than TENURE_LISTEN")
+            test = " ".join((service.get("healthcheck") or {}).get("test", []))
+            paths = set(re.findall(r"GET (/\w*)", test))
+            if self.need(paths, where, "has no healthcheck that asks for a path"):
+                self.need(paths <= self.facts.routes, where, f"the healthcheck asks for {paths}, which nobody answers")
+                self.need(f"/{listen.port}" in test, where, "the healthcheck asks another port than TENURE_LISTEN")
+        if command == "work":
+            has, needs = seconds(service.get("stop_grace_period", "10s")), self.facts.stopping(env, service["command"])
+            self.need(has >= needs, where, f"stop_grace_period is {has:g} s, and stopping may take {needs:g} s")
+
+    # ---- Dockerfile ------------------------------------------------------------------------------------------------
+
+    def dockerfile(self):
+        where = "Dockerfile"
+        finals = [target for target in self.facts.targets if target != "build"]
+        self.need(len(self.facts.users_of_images) >= len(finals), where, "an image has no USER: it would run as root")
+        for user in self.facts.users_of_images:
+            self.need(re.fullmatch(r"[1-9]\d*(:\d+)?", user), where,
+                      f"USER {user} is no number: Kubernetes cannot tell that it is not root")
+        lines = hadolint((self.root / where).read_text(encoding="utf-8"))
+        if self.need(lines is not None, where, "hadolint was not found; scripts/check-deploy installs it"):
+            for line in lines:
+                self.wrong(where, line)
+
+
+class Manifests:
+    """One kustomization, rendered."""
+
+    def __init__(self, check, name, documents, examples):
+        self.check_ = check
+        self.name = name
+        self.facts = check.facts
+        self.examples = examples
+        self.documents = documents
+        self.owners = [document for document in documents if document["kind"] in POD_OWNERS]
+        self.templates = {called(owner): owner["spec"]["template"] for owner in self.owners}
+
+    def of(self, kind):
+        return [document for document in self.documents if document["kind"] == kind]
+
+    def names(self, kind):
+        return {document["metadata"]["name"] for document in self.of(kind)}
+
+    def need(self, condition, document, what):
+        return self.check_.need(condition, f"{self.name}: {called(document)}", what)
+
+    def check(self):
+        for document in self.documents:
+            if document["kind"] != "Namespace":
+                self.need(document["metadata"].get("namespace") == "tenure", document, "is in another namespace")
+        for secret in self.of("Secret"):
+            self.need(False, secret, "a Secret is committed")
+        for account in self.of("ServiceAccount"):
+            self.need(account.get("automountServiceAccountToken") is False, account, "mounts a token")
+        for owner in self.owners:
+            self.owner(owner)
+        for service in self.of("Service"):
+            targets = self.selected(service, service["spec"].get("selector"))
+            for port in service["spec"]["ports"]:
+                self.port(service, port.get("targetPort", port["port"]), targets)
+        for budget in self.of("PodDisruptionBudget"):
+            self.selected(budget, budget["spec"]["selector"].get("matchLabels"))
+        for policy in self.of("NetworkPolicy"):
+            targets = self.selected(policy, policy["spec"]["podSelector"].get("matchLabels"))
+            for rule in policy["spec"].get("ingress", []):
+                for port in rule.get("ports", []):
+                    self.port(policy, port["port"], targets, any)
+        covered = [self.templates_of(policy["spec"]["podSelector"].get("matchLabels") or {})
+                   for policy in self.of("NetworkPolicy") if "Egress" in policy["spec"]["policyTypes"]]
+        for owner in self.owners:
+            self.need(any(called(owner) in names for names in covered), owner, "no NetworkPolicy closes its way out")
+        for autoscaler in self.of("HorizontalPodAutoscaler"):
+            self.autoscaler(autoscaler)
+        for scaled in self.of("ScaledObject"):
+            self.scaled(scaled)
+
+    def templates_of(self, labels):
+        return [name for name, template in self.templates.items()
+                if labels.items() <= template["metadata"]["labels"].items()]
+
+    def selected(self, document, labels):
+        """The pods that a selector means: at least one kind of them."""
+        found = self.templates_of(labels) if labels else []
+        self.need(found, document, f"selects no pod: {labels}")
+        return found
+
+    def port(self, document, port, targets, how=all):
+        for name in targets:
+            spec = self.templates[name]["spec"]
+            known = {one for container in spec["containers"] for given in container.get("ports", [])
+                     for one in (given.get("name"), given["containerPort"])}
+            if how is all:
+                self.need(port in known, document, f"{name} has no port {port}")
+        if how is any:
+            ports = {one for name in targets for container in self.templates[name]["spec"]["containers"]
+                     for given in container.get("ports", []) for one in (given.get("name"), given["containerPort"])}
+            self.need(port in ports, document, f"no pod has a port {port}")
+
+    def settings_of(self, owner, container):
+        """Names and values of the environment; a value is None if it comes from a Secret."""
+        found = {}
+        for source in container.get("envFrom", []):
+            name = source.get("configMapRef", {}).get("name")
+            data = {map_["metadata"]["name"]: map_.get("data", {}) for map_ in self.of("ConfigMap")}
+            if self.need(name in data, owner, f"there is no ConfigMap {name}"):
+                found.update(data[name])
+        for variable in container.get("env", []):
+            self.need(variable["name"] not in found, owner, f"{variable['name']} is given twice")
+            found[variable["name"]] = variable.get("value")
+            reference = variable.get("valueFrom", {}).get("secretKeyRef")
+            if reference:
+                known = reference["key"] in self.examples.get(reference["name"], {})
+                self.need(known, owner, f"secrets.example.yaml has no {reference['name']}/{reference['key']}")
+        return found
+
+    def owner(self, owner):
+        spec = owner["spec"]["template"]["spec"]
+        labels = owner["spec"]["template"]["metadata"].get("labels", {})
+        need = functools.partial(self.need, document=owner)
+        selector = owner["spec"].get("selector", {}).get("matchLabels", {})
+        need(selector.items() <= labels.items(), what=f"its selector {selector} does not match its pods' labels")
+        need(owner["kind"] == "Job" or selector, what="has no selector")
+        for spread in spec.get("topologySpreadConstraints", []):
+            own = spread["labelSelector"]["matchLabels"]
+            need(own.items() <= labels.items(), what=f"spreads other pods than its own: {own}")
+        need(spec.get("serviceAccountName") in self.names("ServiceAccount"), what="has no ServiceAccount of its own")
+        need(spec.get("automountServiceAccountToken") is False, what="mounts a token")
+        need(spec.get("enableServiceLinks") is False, what="gets variables for Services, some as TENURE_…")
+        if owner["kind"] == "StatefulSet":
+            service = owner["spec"].get("serviceName")
+            need(service in self.names("Service"), what=f"its Service {service} is missing")
+        if owner["kind"] == "Deployment":
+            rolling = owner["spec"].get("strategy", {}).get("rollingUpdate", {})
+            need(rolling.get("maxUnavailable") == 0, what="takes a pod away before its successor is ready")
+        pod = spec.get("securityContext", {})
+        need(pod.get("runAsNonRoot") is True, what="may run as root")
+        user = f"{pod.get('runAsUser')}:{pod.get('runAsGroup')}"
+        need(user in self.facts.users_of_images, what=f"runs as {user}, the images as {self.facts.users_of_images}")
+        need(pod.get("seccompProfile", {}).get("type") == "RuntimeDefault", what="has no seccomp profile")
+        claims = {claim["metadata"]["name"] for claim in owner["spec"].get("volumeClaimTemplates", [])}
+        volumes = {volume["name"]: volume for volume in spec.get("volumes", [])}
+        mounted = {mount["name"] for container in spec["containers"] for mount in container.get("volumeMounts", [])}
+        need(mounted == claims | set(volumes), what=f"mounts {sorted(mounted)} of {sorted(claims | set(volumes))}")
+        for container in spec["containers"]:
+            self.container(owner, spec, container, volumes, claims)
+
+    def container(self, owner, spec, container, volumes, claims):
+        need = functools.partial(self.need, document=owner)
+        own = container.get("securityContext", {})
+        need(own.get("allowPrivilegeEscalation") is False, what="may gain rights")
+        need(own.get("readOnlyRootFilesystem") is True, what="may write to its image")
+        need(own.get("capabilities", {}).get("drop") == ["ALL"], what="keeps capabilities")
+        resources = container.get("resources", {})
+        memory = [resources.get(of, {}).get("memory") for of in ("requests", "limits")]
+        need(memory[0] and memory[0] == memory[1], what=f"asks for {memory[0]} of memory and is limited to {memory[1]}")
+        need(resources.get("requests", {}).get("cpu"), what="asks for no processor time")
+        image, _, tag = container["image"].rpartition(":")
+        need(image and tag != "latest" and "/" not in tag, what=f"its image {container['image']} has no version")
+        need(image.split("/")[-1] in self.facts.targets, what=f"{image} is no target of the Dockerfile")
+
+        arguments = container.get("args", [])
+        command = arguments[0] if arguments else None
+        settings = self.settings_of(owner, container)
+        self.check_.environment(f"{self.name}: {called(owner)}", settings, command)
+        mounts = {mount["mountPath"]: mount for mount in container.get("volumeMounts", [])}
+        for name, value in settings.items():
+            if name.endswith("_FILE"):
+                folder, key = value.rsplit("/", 1)
+                secret = volumes.get(mounts.get(folder, {}).get("name"), {}).get("secret", {}).get("secretName")
+                need(key in self.examples.get(secret, {}), what=f"{name}: {value} is no key of a mounted Secret")
+                if name == "NATS_URL_FILE" and key in self.examples.get(secret, {}):
+                    user = urlsplit(self.examples[secret][key]).username
+                    where = f"{self.name}: {called(owner)}"
+                    self.check_.inbox(where, settings.get("TENURE_NATS_INBOX_PREFIX"), user)
+        if "--exec" in arguments:
+            need(image.split("/")[-1] == "tenure-exec", what="`work --exec` needs a shell: the image tenure-exec")
+        if command == "work":
+            writable = {path for path, mount in mounts.items()
+                        if "emptyDir" in volumes.get(mount["name"], {}) or mount["name"] in claims}
+            for folder in (settings.get("TENURE_RUNTIME_DIR"), "/tmp"):
+                need(folder in writable, what=f"{folder} cannot be written to")
+            grace, needs = spec.get("terminationGracePeriodSeconds", 30), self.facts.stopping(settings, arguments)
+            need(grace >= needs, what=f"is killed after {grace} s, and stopping may take {needs:g} s")
+            migrated = {queue for job in self.of("Job") for container in job["spec"]["template"]["spec"]["containers"]
+                        for queue in container["args"]}
+            for queue in queues_of(arguments):
+                need(queue in migrated, what=f"serves {queue}, which `tenure migrate` does not name")
+        if command in ("work", "serve"):
+            self.probes(owner, container, settings)
+
+    def probes(self, owner, container, settings):
+        need = functools.partial(self.need, document=owner)
+        ports = {port["name"]: port["containerPort"] for port in container.get("ports", [])}
+        listens = urlsplit("//" + settings.get("TENURE_LISTEN", "")).port
+        need(set(ports.values()) == {listens}, what=f"its ports are {ports}, and TENURE_LISTEN is {listens}")
+        need(listens in self.facts.exposed, what=f"the image does not expose {listens}")
+        for probe, path in PROBES.items():
+            get = container.get(probe, {}).get("httpGet", {})
+            if need(get, what=f"has no {probe}"):
+                need(get["path"] in self.facts.routes, what=f"{probe} asks for {get['path']}, which nobody answers")
+                need(get["path"] == path, what=f"{probe} asks for {get['path']}, not {path}")
+                need(get["port"] in ports or get["port"] == listens, what=f"{probe} asks port {get['port']}")
+
+    def target(self, document, reference):
+        """What is scaled: its container's arguments."""
+        kind, name = reference.get("kind", "Deployment"), reference["name"]
+        found = [one for one in self.of(kind) if one["metadata"]["name"] == name]
+        if not self.need(found, document, f"there is no {kind} {name} to scale"):
+            return []
+        self.need("replicas" not in found[0]["spec"], found[0], "states replicas, and is scaled by an autoscaler")
+        return found[0]["spec"]["template"]["spec"]["containers"][0]["args"]
+
+    def autoscaler(self, document):
+        spec = document["spec"]
+        arguments = self.target(document, spec["scaleTargetRef"])
+        self.need(spec.get("minReplicas", 1) >= 1, document, "scales to none: nobody would publish what becomes due")
+        for metric in spec["metrics"]:
+            of = metric["external"]["metric"]
+            if self.need(of["name"] in self.facts.metrics, document, f"{of['name']} is no metric of docs/metrics.md"):
+                labels = self.facts.metrics[of["name"]][0]
+                chosen = of["selector"]["matchLabels"]
+                self.need(set(chosen) <= labels, document, f"{of['name']} has only the labels {labels}")
+                self.need(chosen.get("queue") in queues_of(arguments), document, f"no worker here serves {chosen}")
+            self.slots(document, metric["external"]["target"].get("averageValue"), arguments)
+
+    def scaled(self, document):
+        spec = document["spec"]
+        arguments = self.target(document, spec["scaleTargetRef"])
+        none = "scales to none: nobody would publish what becomes due"
+        self.need(spec.get("minReplicaCount", 0) >= 1, document, none)
+        for trigger in spec["triggers"]:
+            self.need(trigger["type"] == "nats-jetstream", document, f"{trigger['type']} is not checked")
+            given = trigger["metadata"]
+            unknown = set(given) - JETSTREAM_KEYS
+            self.need(not unknown, document, f"the scaler knows no {unknown}")
+            self.need(given.get("stream") == self.facts.stream, document, f"the stream is {self.facts.stream}")
+            accounts = self.facts.accounts
+            self.need(given.get("account") in accounts, document, f"the account is one of {accounts}")
+            self.need(self.facts.consumer == "QUEUE", document, "a consumer is no longer called as its queue")
+            served = given.get("consumer") in queues_of(arguments)
+            self.need(served, document, "no worker here serves that consumer's queue")
+            self.slots(document, given.get("lagThreshold"), arguments)
+
+    def slots(self, document, threshold, arguments):
+        slots = arguments[arguments.index("--concurrency") + 1] if "--concurrency" in arguments else "1"
+        self.need(threshold == slots, document, f"counts {threshold} jobs a worker, and a worker runs {slots}")
+
+
+def called(document):
+    return f"{document['kind']} {document['metadata']['name']}"
+
+
+def queues_of(arguments):
+    queues = []
+    for argument in arguments[1:]:
+        if argument.startswith("-"):
+            break
+        queues.append(argument.split("=")[0])
+    return queues
+
+
+# Most documents are looked at many times: in each kustomization, and for each mistake.
+@functools.cache
+def against_kubernetes(version, text):
+    try:
+        kubernetes_validate.validate(json.loads(text), version, strict=True)
+    except kubernetes_validate.ValidationError as error:
+        return f"{'.'.join(map(str, error.absolute_path))}: {error.message[:300]}"
+    except kubernetes_validate.SchemaNotFoundError as error:
+        return error.message
+    return None
+
+
+@functools.cache
+def hadolint(text):
+    """What the linter says of a Dockerfile; `None` if it is not there."""
+    program = shutil.which("hadolint")
+    if program is None:
+        return None
+    ran = subprocess.run([program, "--no-color", "-"], input=text, capture_output=True, text=True)
+    return (ran.stdout + ran.stderr).splitlines() or ([] if ran.returncode == 0 else ["failed"])
+
+
+# ---- rendering -----------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def renderer():
+    """kustomize 4.5 or later, as it is or within kubectl."""
+    for command in (["kustomize", "build"], ["kubectl", "kustomize"]):
+        if not shutil.which(command[0]):
+            continue
+        arguments = ["version"] if command[0] == "kustomize" else ["version", "--client", "-o", "json"]
+        ran = subprocess.run([command[0], *arguments], capture_output=True, text=True)
+        version = re.search(r'(?:kustomizeVersion": "|kustomize/|^)v(\d+)\.(\d+)', ran.stdout)
+        if version and (int(version[1]), int(version[2])) >= (4, 5):
+            return command
+    raise Broken("kustomize 4.5 or later was not found, nor kubectl with it; scripts/check-deploy installs it")
+
+
+RENDERED = {}
+
+
+def render(folder):
+    """The documents of a kustomization. Rendered once for the same files."""
+    root = folder if folder.name == "base" else folder.parent.parent
+    key = folder.name, tuple(path.read_bytes() for path in sorted(root.rglob("*.yaml")))
+    if key not in RENDERED:
+        ran = subprocess.run([*renderer(), str(folder)], capture_output=True, text=True)
+        if ran.returncode != 0:
+            raise Broken(f"{folder.name} cannot be rendered: {ran.stderr.strip()[-500:]}")
+        RENDERED[key] = ran.stdout
+    return [document for document in yaml.load_all(RENDERED[key], Loader) if document]
+
+
+def check(root):
+    """What is wrong below this folder."""
+    try:
+        found = Check(root, Facts(root))
+        found.kubernetes()
+        found.compose()
+        found.dockerfile()
+        return found.errors
+    except (Broken, OSError, yaml.YAMLError) as error:
+        return [str(error)]
+
+
+# ---- self-test -----------------------------------------------------------------------------------------------------
+
+BASE = "deploy/kubernetes/base/kustomization.yaml"
+WORKER = "deploy/kubernetes/base/worker.yaml"
+SERVE_YAML = "deploy/kubernetes/base/serve.yaml"
+KEDA = "deploy/kubernetes/overlays/keda/scaledobject.yaml"
+HPA = "deploy/kubernetes/overlays/hpa/hpa.yaml"
+ADAPTER = "deploy/kubernetes/overlays/hpa/prometheus-adapter.yaml"
+COMPOSE = "docker-compose.yml"
+# File, what stands there, what is put there instead, and what must be said of it.
+MISTAKES = [
+    (WORKER, "minReadySeconds: 5", "minReadySecond: 5", "minReadySecond"),
+    (WORKER, "replicas: 3", "replicas: three", "replicas"),
+    (WORKER, "path: /readyz", "path: /ready", "/ready, which nobody answers"),
+    (WORKER, "path: /livez", "path: /readyz", "livenessProbe asks for /readyz, not /livez"),
+    (WORKER, "terminationGracePeriodSeconds: 90", "terminationGracePeriodSeconds: 30", "is killed after 30 s"),
+    (WORKER, "limits: {memory: 256Mi}", "limits: {memory: 512Mi}", "is limited to 512Mi"),
+    (WORKER, "readOnlyRootFilesystem: true", "readOnlyRootFilesystem: false", "may write to its image"),
+    (WORKER, "mountPath: /run/tenure}", "mountPath: /run/tenur}", "/run/tenure cannot be written to"),
+    (WORKER, "value: _INBOX_worker", "value: _INBOX_admin", "the inbox prefix of NATS's user worker"),
+    (WORKER, "image: tenure-exec", "image: tenure", "needs a shell"),
+    (WORKER, "maxUnavailable: 0", "maxUnavailable: 1", "before its successor is ready"),
+    (WORKER, "enableServiceLinks: false", "enableServiceLinks: true", "TENURE_…"),
+    (BASE, "TENURE_LISTEN=0.0.0.0:9090", "TENURE_LISTN=0.0.0.0:9090", "TENURE_LISTN is not a setting"),
+    (BASE, "- TENURE_RUNTIME_DIR=/run/tenure",
+     "- TENURE_RUNTIME_DIR=/run/tenure\n      - TENURE_SHUTDOWN_GRACE=5min", "stopping may take 352 s"),
+    (SERVE_YAML, "  selector: {app.kubernetes.io/part-of: tenure, app.kubernetes.io/component: serve}",
+     "  selector: {app.kubernetes.io/component: dashboard}", "selects no pod"),
+    (SERVE_YAML, "TENURE_SERVE_PASSWORD\n", "TENURE_SERVE_PASWORD\n", "TENURE_SERVE_PASWORD is not a setting"),
+    (SERVE_YAML, "key: password", "key: passwort", "no tenure-serve/passwort"),
+    ("deploy/kubernetes/base/accounts.yaml", "ServiceAccountToken: false", "ServiceAccountToken: true", "mounts a token"),
+    ("deploy/kubernetes/base/migrate.yaml", "--queue, texts", "--queue, text", "`tenure migrate` does not name"),
+    ("deploy/kubernetes/base/network.yaml", "part-of: tenure}\n  policyTypes: [Ingress, Egress]",
+     "part-of: tenur}\n  policyTypes: [Ingress, Egress]", "selects no pod"),
+    ("deploy/kubernetes/secrets.example.yaml", "password: CHANGE-ME", "password: hunter2", "looks like a real secret"),
+    (KEDA, "stream: JOBS", "stream: JOB", "the stream is JOBS"),
+    (KEDA, "consumer: texts", "consumer: tenure-texts", "no worker here serves that consumer's queue"),
+    (KEDA, "pollingInterval:", "pollInterval:", "pollInterval"),
+    (KEDA, "minReplicaCount: 1", "minReplicaCount: 0", "scales to none"),
+    (KEDA, "stabilizationWindowSeconds", "stabilisationWindowSeconds", "stabilisationWindowSeconds"),
+    (KEDA, 'lagThreshold: "4"', 'lagThreshold: "16"', "a worker runs 4"),
+    (HPA, "name: tenure_queue_jobs", "name: tenure_queue_depth", "tenure_queue_depth is no metric"),
+    (ADAPTER, "due|processing", "due|running", "state is never one of due|running"),
+    (COMPOSE, "stop_grace_period", "stop_grace", "stop_grace"),
+    (COMPOSE, "stop_grace_period: 90s", "stop_grace_period: 45s", "stopping may take 77 s"),
+    (COMPOSE, "TENURE_LISTEN: 0.0.0.0:9090", "TENURE_LISTENS: 0.0.0.0:9090", "TENURE_LISTENS is not a setting"),
+    (COMPOSE, "GET /readyz", "GET /healthz", "which nobody answers"),
+    (COMPOSE, "@postgres:5432", "@postgresql:5432", "DATABASE_URL names no service"),
+    (COMPOSE, '"127.0.0.1:9090:9090"', '"9090:9090"', "open to the network"),
+    ("Dockerfile", "USER 65532:65532", "USER tenure", "is no number"),
+    ("Dockerfile", "FROM debian:bookworm-slim", "FROM debian:latest", "DL3007"),
+    # The code changes, and the manifests do not follow.
+    ("src/http.rs", '"/startupz"', '"/started"', "/startupz, which nobody answers"),
+    ("src/config/timing.rs", "shutdown_grace: Duration::from_secs(25)", "shutdown_grace: Duration::from_secs(60)",
+     "stopping may take 112 s"),
+    ("docs/metrics.md", "| `tenure_queue_jobs` |", "| `tenure_jobs_live` |", "tenure_queue_jobs is no metric"),
+    ("nats/server.conf", "  TENURE {", "  JOBS {", "the account is one of"),
+]
+NEEDED = ["deploy", "docker-compose.yml", "Dockerfile", "docs", "nats", "postgres", "src"]
+
+
+def self_test(root):
+    missed = []
+    with tempfile.TemporaryDirectory() as folder:
+        folder = Path(folder)
+        for name in NEEDED:
+            source = root / name
+            (shutil.copytree if source.is_dir() else shutil.copy)(source, folder / name)
+        errors = check(folder)
+        if errors:
+            return ["without a mistake: " + error for error in errors]
+        for path, before, after, expected in MISTAKES:
+            text = (folder / path).read_text(encoding="utf-8")
+            if before not in text:
+                missed.append(f"{path}: {before!r} is not there any more")
+                continue
+            (folder / path).write_text(text.replace(before, after), encoding="utf-8")
+            errors = check(folder)
+            if not any(expected in error for error in errors):
+                missed.append(f"{path}: {after!r} was not refused with {expected!r}, but with {errors[:3]}")
+            (folder / path).write_text(text, encoding="utf-8")
+    return missed
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--self-test", action="store_true", help="break a copy in many ways, and have each found")
+    arguments = parser.parse_args()
+    root = Path(__file__).resolve().parent.parent
+    # One schema is read many times.
+    kubernetes_validate.utils.schema_contents = functools.cache(kubernetes_validate.utils.schema_contents)
+    errors = self_test(root) if arguments.self_test else check(root)
+    for error in errors:
+        print(f"check-deploy: {error}", file=sys.stderr)
+    if not errors:
+        done = "the manifests, docker-compose.yml and the Dockerfile are as they must be"
+        if arguments.self_test:
+            done = f"each of {len(MISTAKES)} mistakes was found"
+        print(f"check-deploy: {done} ({' '.join(renderer())}; Kubernetes {', '.join(KUBERNETES)})")
+    sys.exit(1 if errors else 0)
+
+
+if __name__ == "__main__":
+    main()
