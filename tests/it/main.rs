@@ -21,6 +21,7 @@ mod claim;
 mod cli;
 mod cli_json;
 mod cli_list;
+mod compose;
 mod config;
 mod crash;
 mod dashboard;
