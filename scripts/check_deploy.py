@@ -16,6 +16,7 @@ scripts/check-deploy installs what this needs, and runs it.
 import argparse
 import functools
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -142,14 +143,21 @@ class Facts:
         ])
 
 
+class Found(Exception):
+    """The mistake that was looked for."""
+
+
 class Check:
-    def __init__(self, root, facts):
+    def __init__(self, root, facts, until=None):
         self.root = root
         self.facts = facts
+        self.until = until
         self.errors = []
 
     def wrong(self, where, what):
         self.errors.append(f"{where}: {what}")
+        if self.until is not None and self.until in self.errors[-1]:
+            raise Found
 
     def need(self, condition, where, what):
         if not condition:
@@ -187,11 +195,31 @@ class Check:
         for name in KUSTOMIZATIONS:
             for path in sorted((folder / name).glob("*.yaml")):
                 load_yaml(path)
-            documents = render(folder / name)
+            documents = render(folder / name, None if name == "base" else folder / "base")
             for document in documents:
                 self.schema(f"{name}: {called(document)}", document)
             Manifests(self, name, documents, examples).check()
         self.adapter(folder / "overlays/hpa/prometheus-adapter.yaml")
+        self.documented(folder / "base")
+
+    def documented(self, base):
+        """The overlay that docs/kubernetes.md has its reader write: that it can be rendered, and means something."""
+        where = "docs/kubernetes.md"
+        text = (self.root / where).read_text(encoding="utf-8")
+        found = re.search(r"```yaml\n(# kustomization.yaml\n.*?)```", text, re.S)
+        if not self.need(found, where, "its example of an overlay was not found"):
+            return
+        with tempfile.TemporaryDirectory() as overlay:
+            here = os.path.relpath(base.resolve(), Path(overlay).resolve())
+            example = re.sub(r"\.\./\S*/base", here, found[1])
+            (Path(overlay) / "kustomization.yaml").write_text(example, encoding="utf-8")
+            documents = render(Path(overlay), base)
+        for document in documents:
+            self.schema(f"{where}: {called(document)}", document)
+        served = {document["kind"]: document["spec"]["template"]["spec"]["containers"][0]["args"]
+                  for document in documents if called(document) in ("Deployment tenure-worker", "Job tenure-migrate")}
+        for queue in queues_of(served["Deployment"]):
+            self.need(queue in served["Job"], where, f"its worker serves {queue}, which its Job does not name")
 
     def examples(self, path):
         secrets = {}
@@ -600,7 +628,7 @@ def hadolint(text):
 @functools.cache
 def renderer():
     """kustomize 4.5 or later, as it is or within kubectl."""
-    for command in (["kustomize", "build"], ["kubectl", "kustomize"]):
+    for command in (["kubectl", "kustomize"], ["kustomize", "build"]):
         if not shutil.which(command[0]):
             continue
         arguments = ["version"] if command[0] == "kustomize" else ["version", "--client", "-o", "json"]
@@ -614,25 +642,32 @@ def renderer():
 RENDERED = {}
 
 
-def render(folder):
-    """The documents of a kustomization. Rendered once for the same files."""
-    root = folder if folder.name == "base" else folder.parent.parent
-    key = folder.name, tuple(path.read_bytes() for path in sorted(root.rglob("*.yaml")))
+def render(folder, base=None):
+    """The documents of a kustomization that may rest on another. Rendered once for the same files."""
+    paths = [*folder.glob("*.yaml"), *(base.glob("*.yaml") if base else [])]
+    key = tuple((path.name, re.sub(rb"\.\./\S*/base", b"base", path.read_bytes())) for path in sorted(paths))
     if key not in RENDERED:
-        ran = subprocess.run([*renderer(), str(folder)], capture_output=True, text=True)
-        if ran.returncode != 0:
-            raise Broken(f"{folder.name} cannot be rendered: {ran.stderr.strip()[-500:]}")
-        RENDERED[key] = ran.stdout
-    return [document for document in yaml.load_all(RENDERED[key], Loader) if document]
+        RENDERED[key] = run_renderer(folder)
+    return RENDERED[key]
 
 
-def check(root):
-    """What is wrong below this folder."""
+def run_renderer(folder):
+    ran = subprocess.run([*renderer(), str(folder)], capture_output=True, text=True)
+    if ran.returncode != 0:
+        raise Broken(f"{folder.name} cannot be rendered: {ran.stderr.strip()[-500:]}")
+    return [document for document in yaml.load_all(ran.stdout, Loader) if document]
+
+
+def check(root, until=None):
+    """What is wrong below this folder; no more than `until`, if that is found."""
     try:
-        found = Check(root, Facts(root))
-        found.kubernetes()
-        found.compose()
-        found.dockerfile()
+        found = Check(root, Facts(root), until)
+        try:
+            found.compose()
+            found.dockerfile()
+            found.kubernetes()
+        except Found:
+            pass
         return found.errors
     except (Broken, OSError, yaml.YAMLError) as error:
         return [str(error)]
@@ -668,7 +703,7 @@ MISTAKES = [
      "  selector: {app.kubernetes.io/component: dashboard}", "selects no pod"),
     (SERVE_YAML, "TENURE_SERVE_PASSWORD\n", "TENURE_SERVE_PASWORD\n", "TENURE_SERVE_PASWORD is not a setting"),
     (SERVE_YAML, "key: password", "key: passwort", "no tenure-serve/passwort"),
-    ("deploy/kubernetes/base/accounts.yaml", "ServiceAccountToken: false", "ServiceAccountToken: true", "mounts a token"),
+    ("deploy/kubernetes/base/accounts.yaml", "AccountToken: false", "AccountToken: true", "mounts a token"),
     ("deploy/kubernetes/base/migrate.yaml", "--queue, texts", "--queue, text", "`tenure migrate` does not name"),
     ("deploy/kubernetes/base/network.yaml", "part-of: tenure}\n  policyTypes: [Ingress, Egress]",
      "part-of: tenur}\n  policyTypes: [Ingress, Egress]", "selects no pod"),
@@ -689,6 +724,8 @@ MISTAKES = [
     (COMPOSE, '"127.0.0.1:9090:9090"', '"9090:9090"', "open to the network"),
     ("Dockerfile", "USER 65532:65532", "USER tenure", "is no number"),
     ("Dockerfile", "FROM debian:bookworm-slim", "FROM debian:latest", "DL3007"),
+    ("docs/kubernetes.md", "value: [migrate, --queue, mail]", "value: [migrate]", "which its Job does not name"),
+    ("docs/kubernetes.md", "/spec/template/spec/containers/0/args\n", "/spec/args/0\n", "cannot be rendered"),
     # The code changes, and the manifests do not follow.
     ("src/http.rs", '"/startupz"', '"/started"', "/startupz, which nobody answers"),
     ("src/config/timing.rs", "shutdown_grace: Duration::from_secs(25)", "shutdown_grace: Duration::from_secs(60)",
@@ -715,7 +752,7 @@ def self_test(root):
                 missed.append(f"{path}: {before!r} is not there any more")
                 continue
             (folder / path).write_text(text.replace(before, after), encoding="utf-8")
-            errors = check(folder)
+            errors = check(folder, until=expected)
             if not any(expected in error for error in errors):
                 missed.append(f"{path}: {after!r} was not refused with {expected!r}, but with {errors[:3]}")
             (folder / path).write_text(text, encoding="utf-8")
