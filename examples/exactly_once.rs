@@ -1,4 +1,5 @@
-//! Effects that happen exactly once, however often the job is tried. `cargo run --features testing --example exactly_once`
+//! Effects that happen exactly once, however often the job is tried.
+//! `cargo run --features testing --example exactly_once`
 //!
 //! On private servers, and it ends by itself in seconds: one job fails in the middle, one loses its worker in the
 //! middle, and the books must be right all the same.

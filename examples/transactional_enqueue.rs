@@ -1,4 +1,5 @@
-//! An order and its jobs are one commit: both or neither. `cargo run --features testing --example transactional_enqueue`
+//! An order and its jobs are one commit: both or neither.
+//! `cargo run --features testing --example transactional_enqueue`
 //!
 //! On private servers, and it ends by itself in seconds. It fails if a transaction that was rolled back left a job, or
 //! one that was committed left none.
