@@ -1,0 +1,133 @@
+#!/usr/bin/env python3
+"""Checks the guide: README.md and docs/*.md, and what they take from elsewhere.
+
+    scripts/check_docs.py            # says what is wrong; exit 1 if anything is
+    scripts/check_docs.py --write    # writes code that a page shows anew, from the file that it is from
+
+- every relative link leads to a file, and its anchor to a heading or an id there;
+- every page stands once in docs/SUMMARY.md, and every page there exists;
+- code under `<!-- from FILE: NAME -->` is what stands in that file between `ANCHOR: NAME` and `ANCHOR_END: NAME`
+  (or the whole file, without a name), less its common indentation;
+- the file and the anchor of every {{#include}} exist.
+"""
+
+import pathlib
+import re
+import sys
+import textwrap
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+SHOWN = re.compile(r"<!-- from (?P<file>[^\s:]+)(?:: (?P<name>\w+))? -->\n```(?P<info>[^\n]*)\n(?P<code>.*?)^```$", re.M | re.S)
+wrong = []
+
+
+def fail(path, text):
+    wrong.append(f"{path.relative_to(ROOT)}: {text}")
+
+
+def without_code(text):
+    """Blocks and spans of code, and comments, hold no links."""
+    text = re.sub(r"^( *)(```+|~~~+).*?^\1\2", "", text, flags=re.M | re.S)
+    return re.sub(r"`[^`\n]*`|<!--.*?-->", "", text, flags=re.S)
+
+
+def slug(heading):
+    """The anchor that GitHub and mdBook make of a heading, where they agree."""
+    heading = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+def anchors(path, known={}):
+    if path not in known:
+        text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.M | re.S)
+        found, seen = set(re.findall(r'(?:id|name)="([^"]+)"', text)), {}
+        for heading in re.findall(r"^#{1,6} +(.+?) *#*$", text, flags=re.M):
+            name = slug(heading)
+            seen[name] = seen.get(name, -1) + 1
+            found.add(f"{name}-{seen[name]}" if seen[name] else name)
+        known[path] = found
+    return known[path]
+
+
+def check_links(page):
+    text = without_code(page.read_text())
+    links = re.findall(r"\]\(([^()\s]+(?:\([^()]*\))?[^()\s]*)\)", text) + re.findall(r'(?:href|src|srcset)="([^"]+)"', text)
+    for link in links:
+        if re.match(r"[a-z][a-z0-9+.-]*:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        if not target.exists():
+            fail(page, f"{link} leads nowhere")
+        elif anchor and target.suffix == ".md" and anchor not in anchors(target):
+            fail(page, f"{link}: there is no heading of that name")
+    return len(links)
+
+
+def part(file, name):
+    """What stands between two anchors, without those of others; or None."""
+    text = file.read_text()
+    if name:
+        found = re.search(rf"^[^\n]*ANCHOR: {name}\b[^\n]*\n(.*?)^[^\n]*ANCHOR_END: {name}\b", text, re.M | re.S)
+        if not found:
+            return None
+        text = found[1]
+    text = re.sub(r"^[^\n]*\bANCHOR(?:_END)?: \w+[^\n]*\n", "", text, flags=re.M)
+    return textwrap.dedent(text).strip("\n") + "\n"
+
+
+def check_code(page, write):
+    text = page.read_text()
+    opened = len(re.findall(r"^<!-- from ", text, re.M))
+
+    def shown(match):
+        file = ROOT / match["file"]
+        code = part(file, match["name"]) if file.is_file() else None
+        if code is None:
+            fail(page, f"{match['file']} has no {match['name'] or 'text'}")
+            return match[0]
+        if code != match["code"] and not write:
+            fail(page, f"the code from {match['file']} ({match['name']}) differs; scripts/check_docs.py --write writes it anew")
+        head = match[0][: match.start("code") - match.start()]
+        return f"{head}{code}```"
+
+    new, count = SHOWN.subn(shown, text)
+    if count != opened:
+        fail(page, "a `<!-- from … -->` is not followed by a block of code")
+    if write and new != text:
+        page.write_text(new)
+    for target, name in re.findall(r"\{\{#(?:rustdoc_)?include ([^\s:}]+)(?::(\w+))?", text):
+        file = (page.parent / target).resolve()
+        if not file.is_file() or (name and not name.isdigit() and part(file, name) is None):
+            fail(page, f"{{{{#include {target}:{name}}}}} leads nowhere")
+    return count
+
+
+def check_summary():
+    summary = DOCS / "SUMMARY.md"
+    named = re.findall(r"\]\(([^)#]+\.md)\)", summary.read_text())
+    for name in sorted({name for name in named if named.count(name) > 1}):
+        fail(summary, f"{name} stands there twice")
+    pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")} - {"SUMMARY.md"}
+    for name in sorted(pages - set(named)):
+        fail(summary, f"{name} is missing")
+
+
+def main(write):
+    pages = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+    links = sum(check_links(page) for page in pages)
+    blocks = sum(check_code(page, write) for page in pages)
+    check_summary()
+    for text in wrong:
+        print(text, file=sys.stderr)
+    if wrong:
+        return 1
+    print(f"{len(pages)} pages, {links} links, {blocks} pieces of code from files: as they must be")
+    return 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] not in ([], ["--write"]):
+        sys.exit(__doc__)
+    sys.exit(main("--write" in sys.argv))
