@@ -40,7 +40,18 @@ impl Job for Settle {
     const QUEUE: &'static str = "orders";
 }
 
+#[derive(Debug, Serialize, Deserialize)]
+struct Thank {
+    order: i64,
+}
+
+impl Job for Thank {
+    const KIND: &'static str = "thank";
+    const QUEUE: &'static str = "mail";
+}
+
 struct Shop {
+    tenure: Tenure,
     pool: PgPool,
     /// What the mail server was given: the key by which it recognises a repetition.
     mails: Arc<Mutex<Vec<String>>>,
@@ -93,18 +104,20 @@ async fn settle(job: Settle, ctx: JobContext<Shop>) -> Result<Outcome, JobError>
     // ANCHOR_END: fenced
 
     // ANCHOR: complete
-    // The last write and the completion are one commit, which tenure makes.
-    let mut tx = ctx.state().pool.begin().await?;
+    // The last write, the job that follows, and the completion are one commit, which tenure makes.
+    let shop = ctx.state();
+    let mut tx = shop.pool.begin().await?;
     sqlx::query("UPDATE orders SET settled = settled + 1 WHERE id = $1")
         .bind(order)
         .execute(&mut *tx)
         .await?;
+    shop.tenure.enqueue(Thank { order }).tx(&mut tx).await?;
     ctx.complete_in(tx, Some(json!({ "receipt": receipt }))).await
     // ANCHOR_END: complete
 }
 
 fn worker(tenure: &Tenure, pool: &PgPool, mails: &Arc<Mutex<Vec<String>>>) -> WorkerBuilder<Shop> {
-    let shop = Shop { pool: pool.clone(), mails: mails.clone() };
+    let shop = Shop { tenure: tenure.clone(), pool: pool.clone(), mails: mails.clone() };
     Worker::builder(tenure).state(shop).handle(settle)
 }
 
@@ -138,6 +151,8 @@ async fn main() -> Result<(), Failure> {
                          FROM orders WHERE id = $1";
         let found: (i32, i32, i64) = sqlx::query_as(counted).bind(order).fetch_one(&pool).await?;
         assert_eq!(found, (1, 1, 1), "visits, settled and receipts of order {order}");
+        let thanks = test.enqueued::<Thank>().await.iter().filter(|thank| thank.order == order).count();
+        assert_eq!(thanks, 1, "jobs that follow on order {order}");
         let sent = mails.lock().unwrap_or_else(PoisonError::into_inner).split_off(0);
         assert!(sent.iter().all(|key| *key == format!("{id}:mail")), "one key for all attempts: {sent:?}");
         println!(
