@@ -15,6 +15,8 @@
 # make check-deploy   the manifests for Kubernetes, docker-compose.yml and the Dockerfile, without any of these
 # make static   the program as one static binary
 # make check   formatter, lints, documentation without warnings
+# make check-docs   every link and anchor of the guide, and that its code is that of the examples
+# make book   the guide as a book, in target/book: needs mdBook (cargo install mdbook)
 # Each installs what is missing first: see scripts/setup.
 
 SHELL := /bin/sh
@@ -148,7 +150,16 @@ run-test: export RUST_TEST_THREADS ?= 4
 run-test:
 	PYTHONPATH=$(CURDIR)/.tools/python $(CARGO) test --locked --all-features $(TESTS)
 
-check: setup
+# scripts/check_docs.py --write writes code that a page shows anew.
+.PHONY: check-docs book
+check-docs:
+	@python3 scripts/check_docs.py
+
+book: check-docs
+	@command -v mdbook >/dev/null || { echo 'mdBook was not found: cargo install mdbook' >&2; exit 1; }
+	mdbook build
+
+check: setup check-docs
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --all-targets --all-features -- -D warnings
 	$(CARGO) clippy --locked --lib -- -D warnings

@@ -11,7 +11,8 @@ mod repositories;
 /// How many commits the repository has: some ten seconds of work for a debug build.
 const COMMITS: u64 = 4_000;
 
-async fn build_the_example() -> std::path::PathBuf {
+/// The folder of these examples, built.
+pub async fn built(names: &[&str]) -> std::path::PathBuf {
     // The same build as this very program's, whether or not it was asked for.
     let mut cargo = tokio::process::Command::new(env!("CARGO"));
     for (name, _) in std::env::vars_os() {
@@ -25,14 +26,15 @@ async fn build_the_example() -> std::path::PathBuf {
         }
     }
     let built = cargo
-        .args(["build", "--quiet", "--locked", "--all-features", "--example", "code_evolution"])
+        .args(["build", "--quiet", "--locked", "--all-features"])
+        .args(names.iter().flat_map(|name| ["--example", name]))
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .status()
         .await
         .unwrap();
     assert!(built.success());
     let this = std::env::current_exe().unwrap();
-    this.parent().unwrap().parent().unwrap().join("examples/code_evolution")
+    this.parent().unwrap().parent().unwrap().join("examples")
 }
 
 fn start(bench: &Bench, program: &std::path::Path) -> Child {
@@ -43,7 +45,7 @@ fn start(bench: &Bench, program: &std::path::Path) -> Child {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_example_killed_at_60_percent_resumes_and_repeats_less_than_half() {
-    let program = build_the_example().await;
+    let program = built(&["code_evolution"]).await.join("code_evolution");
     let bench = bench().await;
     let repo = bench.config.runtime_dir.join("repo");
     let path = repo.clone();
