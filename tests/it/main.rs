@@ -27,6 +27,7 @@ mod crash;
 mod dashboard;
 mod dead;
 mod deploys;
+mod disaster;
 mod doctor;
 mod effects;
 mod enqueue;
