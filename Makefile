@@ -52,7 +52,7 @@ test-postgres-17:
 			TESTS="--test it -- --skip faults::nats --skip faults::network --skip faults::crashes --skip faults::load \
 				--skip faults::replicas --skip exec:: --skip bench:: --skip cli --skip config:: --skip health:: \
 				--skip testing:: --skip vanished:: --skip run:: --skip limits:: --skip shutdown:: --skip crash:: \
-				--skip example:: --skip roles:: --skip write_loss:: --skip faults::messages --skip faults::bodies \
+				--skip example:: --skip guide:: --skip producers:: --skip roles:: --skip write_loss:: --skip faults::messages --skip faults::bodies \
 				--skip faults::recovery"; \
 		code=$$?; rm -rf $$copy; exit $$code
 

@@ -113,12 +113,14 @@ async fn postgres_back_at_an_earlier_point_repeats_what_ended_since_and_knows_no
     working.stop().await;
     backup_of_postgres(&mut bench, &folder).await;
 
-    enqueue(&bench, "q", "since_ended").await;
+    let keyed = || JobRequest::new("q", "k", json!({ "name": "since_ended" })).unique_key("since");
+    assert!(!bench.tenure.enqueue(keyed()).await.unwrap().duplicate);
     submit(&bench, "q", "since_submitted_ended").await;
     submit(&bench, "q", "fails_since_submitted").await;
     let working = Running::start(worker(&bench, &outside).only_queue("q", 5));
     bench.until_count("tenure.job_history", 5).await;
     bench.until_count("tenure.jobs WHERE status = 'queued' AND attempt = 1", 1).await;
+    assert!(bench.tenure.enqueue(keyed()).await.unwrap().duplicate);
     working.stop().await;
     enqueue(&bench, "other", "since_queued").await;
     submit(&bench, "other", "since_submitted").await;
@@ -143,6 +145,10 @@ async fn postgres_back_at_an_earlier_point_repeats_what_ended_since_and_knows_no
         "ended fails_since_submitted queued queued since_ended since_submitted since_submitted_ended submitted",
         "outside: what ended since is done twice"
     );
+    // What grew has shrunk: a token comes twice, and a key is free again.
+    let token = "SELECT max(fencing_token) FROM tenure.all_jobs WHERE payload->>'name' = 'queued'";
+    assert_eq!(bench.value::<i64>(token).await, 1);
+    assert!(!bench.tenure.enqueue(keyed()).await.unwrap().duplicate);
 }
 
 #[tokio::test(flavor = "multi_thread")]
