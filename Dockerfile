@@ -8,7 +8,6 @@
 FROM rust:1.95-bookworm AS build
 WORKDIR /tenure
 COPY . .
-RUN cargo build --release --locked --features cli,otel --bin tenure
 RUN scripts/static /out/tenure
 
 FROM scratch AS tenure
