@@ -375,9 +375,12 @@ mod tests {
             let (checked, is_fit) = schema(version, 4);
             (checked.state, is_fit.is_ok())
         };
-        assert_eq!(state(Ok(4)), (CheckState::Ok, true));
-        assert_eq!(state(Ok(3)), (CheckState::Wrong, false));
-        assert_eq!(state(Ok(5)), (CheckState::Warning, true));
+        let is = |version, breaks_before| Ok(Schema { version, breaks_before });
+        assert_eq!(state(is(4, 0)), (CheckState::Ok, true));
+        assert_eq!(state(is(3, 0)), (CheckState::Wrong, false));
+        assert_eq!(state(is(5, 0)), (CheckState::Warning, true));
+        assert_eq!(state(is(5, 4)), (CheckState::Warning, true));
+        assert_eq!(state(is(6, 5)), (CheckState::Wrong, false));
         let missing = StoreError::NotMigrated(Arc::new(sqlx::Error::RowNotFound));
         assert_eq!(state(Err(missing)), (CheckState::Wrong, false));
         let away = StoreError::Unavailable(Arc::new(sqlx::Error::PoolTimedOut));
