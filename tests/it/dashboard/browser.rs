@@ -16,8 +16,26 @@ use tokio::{
 use super::{Dashboard, EVIL, PAGES, enqueue, until_processing, worker};
 use crate::harness::{Bench, Running, bench};
 
+/// How large the window is, and what its user's system prefers.
+#[derive(Clone, Copy)]
+pub(super) struct Look {
+    width: u32,
+    height: u32,
+    is_dark: bool,
+}
+
+impl Look {
+    pub(super) fn new(width: u32, height: u32) -> Self {
+        Self { width, height, is_dark: false }
+    }
+
+    pub(super) fn dark(self) -> Self {
+        Self { is_dark: true, ..self }
+    }
+}
+
 /// A browser of this test's own; it ends with it.
-struct Browser {
+pub(super) struct Browser {
     client: Client,
     _driver: Process,
     _folder: tempfile::TempDir,
@@ -26,10 +44,11 @@ struct Browser {
 
 impl Browser {
     async fn at(address: SocketAddr) -> Self {
-        Self::sized(address, (1_280, 900), false).await
+        Self::sized(address, Look::new(1_280, 900)).await
     }
 
-    async fn sized(address: SocketAddr, (width, height): (u32, u32), is_dark: bool) -> Self {
+    pub(super) async fn sized(address: SocketAddr, look: Look) -> Self {
+        let Look { width, height, is_dark } = look;
         let mut command = Command::new("chromedriver");
         command.args(["--port=0"]).stdout(Stdio::piped()).stderr(Stdio::null()).kill_on_drop(true);
         let mut driver = command.spawn().unwrap_or_else(|error| {
@@ -72,7 +91,12 @@ impl Browser {
         Self { client, _driver: driver, _folder: folder, base: format!("http://{address}") }
     }
 
-    async fn open(&self, path: &str) {
+    /// What can be seen, as PNG.
+    pub(super) async fn picture(&self) -> Vec<u8> {
+        self.client.screenshot().await.unwrap()
+    }
+
+    pub(super) async fn open(&self, path: &str) {
         self.client.goto(&format!("{}{path}", self.base)).await.unwrap();
         self.until("document.readyState === 'complete'").await;
     }
@@ -368,7 +392,7 @@ async fn it_is_used_by_keys_alone_and_fits_a_phone() {
     let mut pages: Vec<String> = PAGES.map(|(path, _)| path.to_owned()).to_vec();
     pages.extend([format!("/jobs/{done}"), format!("/jobs/{dead}"), "/nowhere".into()]);
     for theme in ["light", "dark"] {
-        let phone = Browser::sized(dashboard.address, (375, 812), false).await;
+        let phone = Browser::sized(dashboard.address, Look::new(375, 812)).await;
         phone.open("/").await;
         phone.value(&format!("localStorage.setItem('tenure.theme', {theme:?})")).await;
         for path in &pages {

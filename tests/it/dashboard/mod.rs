@@ -1,6 +1,7 @@
 //! The dashboard, as what it answers. What a person sees of it, in a browser: `browser`.
 
 mod browser;
+mod pictures;
 
 use std::{net::SocketAddr, time::Duration};
 

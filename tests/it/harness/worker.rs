@@ -24,6 +24,14 @@ impl Running {
         Self { stop: Some(stop), task }
     }
 
+    /// Leaves its jobs, as a crash does.
+    pub async fn abandon(self) {
+        self.task.abort();
+        while !self.task.is_finished() {
+            tokio::task::yield_now().await;
+        }
+    }
+
     /// Stops it in good order.
     pub async fn stop(mut self) {
         drop(self.stop.take());
