@@ -263,11 +263,22 @@ impl Tenure {
     /// Has a job tried again now: one that waits for its time (a retry's backoff, a delay) becomes due, a
     /// dead letter is redriven. Cancel safe.
     pub async fn retry(&self, job: JobId) -> Result<Retried, StoreError> {
-        if !self.store().run_now(&[job]).await?.is_empty() {
-            return Ok(Retried::Due);
+        let answers = self.retry_many(&[job]).await?;
+        Ok(answers.into_iter().next().unwrap_or(Retried::NotFound))
+    }
+
+    /// [`Tenure::retry`] for many, and says for each what happened. Cancel safe: what was not tried was not changed.
+    pub async fn retry_many(&self, jobs: &[JobId]) -> Result<Vec<Retried>, StoreError> {
+        let mut all = Vec::with_capacity(jobs.len());
+        for some in jobs.chunks(JOBS_MAX) {
+            let due = self.store().run_now(some).await?;
+            let others: Vec<_> = some.iter().copied().filter(|job| !due.contains(job)).collect();
+            let mut redriven = self.redrive(&others).await?.into_iter();
+            all.extend(some.iter().map(|job| {
+                if due.contains(job) { Retried::Due } else { redriven.next().unwrap_or(Retried::NotFound) }
+            }));
         }
-        let redriven = self.redrive(&[job]).await?;
-        Ok(redriven.into_iter().next().unwrap_or(Retried::NotFound))
+        Ok(all)
     }
 
     /// Dead letters, the latest first, at most `limit`, without their payloads.
@@ -314,11 +325,12 @@ impl Tenure {
     /// What was refused before it became a job stays. Cancel safe, in steps: call it again if it did not come
     /// to its end.
     pub async fn redrive_all(&self, filter: &DeadFilter) -> Result<u64, StoreError> {
-        let now = self.store().database_time().await?;
+        // One that dies again meanwhile is not met twice.
+        let filter = filter.clone().until(self.store().database_time().await?);
         let page = i64::try_from(JOBS_MAX).unwrap_or(i64::MAX);
         let mut total = 0;
         loop {
-            let jobs = self.store().dead_ids(filter, now, page).await?;
+            let jobs = self.store().dead_ids(&filter, page).await?;
             if jobs.is_empty() {
                 return Ok(total);
             }

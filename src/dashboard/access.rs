@@ -24,9 +24,20 @@ const NAMED_BY_PROXIES: [&str; 4] =
 )]
 pub(crate) struct Open(SocketAddr);
 
-/// Who asks, as far as it is known. For the log.
+/// Who asks, as far as it is known.
 #[derive(Debug, Clone)]
-pub(super) struct Who(pub(super) String);
+pub(super) struct Who {
+    /// For the log.
+    pub(super) name: String,
+    /// A program that reads, such as Prometheus, has no use for buttons.
+    pub(super) may_act: bool,
+}
+
+impl Who {
+    fn person(name: impl Into<String>) -> Self {
+        Self { name: name.into(), may_act: true }
+    }
+}
 
 /// Why somebody is turned away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,22 +92,23 @@ impl Access {
                     is(basic.password(), self.password.as_ref()),
                 );
                 if user & password {
-                    return Ok(Who(self.user.clone()));
+                    return Ok(Who::person(self.user.clone()));
                 }
             }
             if let Some(Authorization(bearer)) = headers.typed_get::<Authorization<Bearer>>()
                 && is(bearer.token(), self.token.as_ref())
             {
-                return Ok(Who("token".into()));
+                return Ok(Who { name: "token".into(), may_act: false });
             }
             return Err(Refused::Unknown);
         }
         if self.is_behind_proxy {
             let named = NAMED_BY_PROXIES.iter().find_map(|name| headers.get(*name)?.to_str().ok());
-            return Ok(Who(named.unwrap_or("behind the proxy").chars().take(100).collect()));
+            let name: String = named.unwrap_or("behind the proxy").chars().take(100).collect();
+            return Ok(Who::person(name));
         }
         // Without a password, a name that leads here for a moment must not get a page of elsewhere in.
-        if is_this_host(headers) { Ok(Who("this host".into())) } else { Err(Refused::OtherHost) }
+        if is_this_host(headers) { Ok(Who::person("this host")) } else { Err(Refused::OtherHost) }
     }
 }
 

@@ -1,9 +1,6 @@
 //! Actions: what the dashboard's buttons do. Each says what it did, on the page that it came from.
 
-use std::{
-    fmt::Write,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::fmt::Write;
 
 use super::{Ask, Failure, View, access::Who};
 use crate::{
@@ -34,7 +31,7 @@ pub(super) async fn act(view: &View, ask: &Ask, who: &Who) -> Said {
         ["schedules", name, "resume"] => resume_schedule(view, name).await,
         _ => Err(Failure::NotFound("There is no such action.".into())),
     };
-    let (path, who) = (ask.path.join("/"), &who.0);
+    let (path, who) = (ask.path.join("/"), &who.name);
     match &said {
         Ok(said) => tracing::info!(who, action = path, said, "an action of the dashboard"),
         Err(failure) => {
@@ -82,11 +79,7 @@ async fn cancel(view: &View, jobs: &[JobId]) -> Said {
 }
 
 async fn retry(view: &View, jobs: &[JobId]) -> Said {
-    let mut answers = Vec::with_capacity(jobs.len());
-    for job in jobs {
-        answers.push(view.tenure.retry(*job).await?);
-    }
-    Ok(retried(&answers))
+    Ok(retried(&view.tenure.retry_many(jobs).await?))
 }
 
 fn retried(answers: &[Retried]) -> String {
@@ -128,24 +121,24 @@ pub(super) fn dead_filter(get: impl Fn(&str) -> Option<String>) -> DeadFilter {
     filter
 }
 
-async fn redrive(view: &View, ask: &Ask) -> Said {
-    if ask.form.get("all").is_some() {
-        let jobs = view.tenure.redrive_all(&dead_filter(|name| ask.form.get(name))).await?;
-        let mut said = String::new();
-        count(
-            &mut said,
-            usize::try_from(jobs).unwrap_or(usize::MAX),
-            "job is queued again",
-            "jobs are queued again",
-        );
-        return Ok(if said.is_empty() { "There was nothing to redrive.".into() } else { said + "." });
-    }
-    Ok(retried(&view.tenure.redrive(&named(ask)?).await?))
+/// Those that match, and that had died when they were shown: nobody acts on what they have not seen.
+fn all_shown(ask: &Ask) -> Result<DeadFilter, Failure> {
+    let shown = ask.form.get("shown").and_then(|micros| micros.parse().ok());
+    let shown = shown.and_then(chrono::DateTime::from_timestamp_micros).ok_or_else(|| {
+        Failure::Bad("The form does not say when it was shown; load the page again.".into())
+    })?;
+    Ok(dead_filter(|name| ask.form.get(name)).until(shown))
 }
 
-/// The moment of now, as a form carries it.
-pub(super) fn now_ms() -> u128 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis()
+async fn redrive(view: &View, ask: &Ask) -> Said {
+    if ask.form.get("all").is_none() {
+        return Ok(retried(&view.tenure.redrive(&named(ask)?).await?));
+    }
+    Ok(match view.tenure.redrive_all(&all_shown(ask)?).await? {
+        0 => "There was nothing to redrive.".into(),
+        1 => "1 job is queued again.".into(),
+        jobs => format!("{jobs} jobs are queued again."),
+    })
 }
 
 fn purged(gone: u64) -> String {
@@ -160,14 +153,7 @@ async fn purge(view: &View, ask: &Ask) -> Said {
     if ask.form.get("all").is_none() {
         return Ok(purged(view.tenure.purge_dead_jobs(&named(ask)?).await?));
     }
-    // What died after the page was shown was not seen by whoever purges.
-    let shown = ask.form.get("shown").and_then(|ms| ms.parse::<u128>().ok());
-    let Some(age) = shown.and_then(|shown| now_ms().checked_sub(shown)) else {
-        return Err(Failure::Bad("The form does not say when it was shown; load the page again.".into()));
-    };
-    let age = Duration::from_millis(u64::try_from(age).unwrap_or(u64::MAX));
-    let filter = dead_filter(|name| ask.form.get(name)).older_than(age);
-    Ok(purged(view.tenure.purge_dead(&filter).await?))
+    Ok(purged(view.tenure.purge_dead(&all_shown(ask)?).await?))
 }
 
 async fn pause(view: &View, queue: &str) -> Said {

@@ -4,7 +4,7 @@ use maud::{Markup, html};
 
 use super::{
     Ask, Failure, View,
-    actions::{dead_filter, now_ms},
+    actions::dead_filter,
     page::{self, Page, Regions, clip, job_link, number, time},
 };
 use crate::{DeadLetter, store::DeadGroup};
@@ -25,10 +25,13 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
         filter = filter.before(died_at, id.parse().map_err(|_| bad())?);
     }
     let store = view.tenure.store();
-    let (letters, all) =
-        tokio::try_join!(store.dead_letters(&filter, ON_A_PAGE + 1), store.count_dead(&shown))?;
+    // In this order: what dies in between is shown, and not acted on.
+    let (all, now) = store.count_dead(&shown).await?;
+    let letters = store.dead_letters(&filter, ON_A_PAGE + 1).await?;
     let most = usize::try_from(ON_A_PAGE).unwrap_or(usize::MAX);
     let (has_more, letters) = (letters.len() > most, &letters[..letters.len().min(most)]);
+    // On the first page, as of the latest: so it stays as it is while nothing dies.
+    let shown_at = letters.first().filter(|_| !ask.query.has("before")).map_or(now, |latest| latest.died_at);
     // All of them are read for it: not each second.
     let groups = if ask.is_live { vec![] } else { store.dead_groups(&shown, GROUPS).await? };
     let mut live = Regions::default();
@@ -39,7 +42,7 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
     let newest =
         ask.query.has("before").then(|| format!("{}/dead?{}", view.base, ask.query.with("before", None)));
     let said = format!("{} of {}", number(i64::try_from(letters.len()).unwrap_or(i64::MAX)), number(all));
-    let list = html! {
+    let table = html! {
         div.scroll { table.cards {
             thead { tr {
                 @if view.has_actions {
@@ -52,9 +55,39 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
                 th.num scope="col" { "Attempts" }
                 th.num scope="col" { "Died" }
             } }
-            (live.put("rows", html! { tbody #rows { @for letter in letters { (row(view, letter)) } } }))
+            tbody { @for letter in letters { (row(view, letter)) } }
         } }
         (page::pager(&said, newest, older))
+    };
+    let list = html! {
+        div #list {
+            @if letters.is_empty() {
+                section.panel { div.empty { strong { "No dead letter" } p { "Nothing here has failed for good." } } }
+            } @else if view.has_actions {
+                form.panel method="post" data-bulk {
+                    (page::own(ask))
+                    input type="hidden" name="shown" value=(shown_at.timestamp_micros());
+                    @for field in FIELDS {
+                        @if let Some(value) = ask.query.get(field) { input type="hidden" name=(field) value=(value); }
+                    }
+                    div.bulk {
+                        label.check {
+                            input type="checkbox" name="all" value="1" data-matching=(all);
+                            " all " (number(all)) " that match"
+                        }
+                        span.actions {
+                            button.primary formaction={ (view.base) "/dead/redrive" } data-count="Redrive"
+                                data-confirm="Redrive {n} jobs? They are queued again, with new attempts." { "Redrive" }
+                            button.danger formaction={ (view.base) "/dead/purge" } data-count="Purge"
+                                data-confirm="Purge {n} dead letters? They are deleted with their history." { "Purge" }
+                        }
+                    }
+                    (table)
+                }
+            } @else {
+                section.panel { (table) }
+            }
+        }
     };
     let about = html! {
         "Jobs that used up their attempts or never can succeed, and messages that could not be jobs. \
@@ -64,32 +97,7 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
         (page::head("Dead letters", about))
         @if !groups.is_empty() { (grouped(view, ask, &groups)) }
         (filters(view, ask))
-        @if letters.is_empty() {
-            section.panel { div.empty { strong { "No dead letter" } p { "Nothing here has failed for good." } } }
-        } @else if view.has_actions {
-            form.panel method="post" data-bulk {
-                (page::own(ask))
-                input type="hidden" name="shown" value=(now_ms());
-                @for field in FIELDS {
-                    @if let Some(value) = ask.query.get(field) { input type="hidden" name=(field) value=(value); }
-                }
-                div.bulk {
-                    label.check {
-                        input type="checkbox" name="all" value="1" data-matching=(all);
-                        " all " (number(all)) " that match"
-                    }
-                    span.actions {
-                        button.primary formaction={ (view.base) "/dead/redrive" } data-count="Redrive"
-                            data-confirm="Redrive {n} jobs? They are queued again, with new attempts." { "Redrive" }
-                        button.danger formaction={ (view.base) "/dead/purge" } data-count="Purge"
-                            data-confirm="Purge {n} dead letters? They are deleted with their history." { "Purge" }
-                    }
-                }
-                (list)
-            }
-        } @else {
-            section.panel { (list) }
-        }
+        (live.put("list", list))
     };
     Ok(live.page("Dead letters", "dead", body))
 }
@@ -99,6 +107,11 @@ fn grouped(view: &View, ask: &Ask, groups: &[DeadGroup]) -> Markup {
         let mut query = ask.query.clone();
         for (name, value) in [("queue", &of.of.queue), ("kind", &of.of.kind), ("category", &of.of.category)] {
             query = super::Params::read(query.with(name, Some(value)).as_bytes());
+        }
+        // What all of them have in common, as far as it is in one piece.
+        let common = of.shape.split('#').map(str::trim).max_by_key(|part| part.len());
+        if let Some(common) = common.filter(|part| part.len() > 3) {
+            query = super::Params::read(query.with("error", Some(common)).as_bytes());
         }
         format!("{}/dead?{}", view.base, query.with("before", None))
     };

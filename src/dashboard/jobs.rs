@@ -70,7 +70,7 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
         1 => "1 job".to_owned(),
         n => format!("{n} jobs"),
     };
-    let list = html! {
+    let table = html! {
         div.scroll { table.cards {
             thead { tr {
                 @if view.has_actions {
@@ -85,9 +85,38 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
                 th.num scope="col" { "Ran" }
                 th.num scope="col" { "Created" }
             } }
-            (live.put("rows", html! { tbody #rows { @for job in jobs { (row(view, job)) } } }))
+            tbody { @for job in jobs { (row(view, job)) } }
         } }
         (page::pager(&said, newest, older))
+    };
+    let list = html! {
+        div #list {
+            @if jobs.is_empty() {
+                section.panel { div.empty {
+                    strong { "No job matches" }
+                    p { "Jobs that have finished leave when their time is over; see retention." }
+                    a.button href={ (view.base) "/jobs" } { "Show all jobs" }
+                } }
+            } @else if view.has_actions {
+                form.panel method="post" data-bulk {
+                    (page::own(ask))
+                    div.bulk {
+                        span.soft { "Tick jobs to act on them." }
+                        span.actions {
+                            button formaction={ (view.base) "/jobs/retry" } data-count="Retry now"
+                                data-confirm="Retry {n} jobs now? What waits becomes due, what is dead is queued again." {
+                                "Retry now"
+                            }
+                            button.danger formaction={ (view.base) "/jobs/cancel" } data-count="Cancel"
+                                data-confirm="Cancel {n} jobs? What runs is asked to stop." { "Cancel" }
+                        }
+                    }
+                    (table)
+                }
+            } @else {
+                section.panel { (table) }
+            }
+        }
     };
     let worker = ask.query.get("worker");
     let body = html! {
@@ -97,33 +126,9 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
                 a href=(address("worker", None)) { "Of every worker" }
             }
         }))
-        (page::tabs("Status", &tabs))
+        (live.put("tabs", page::tabs("Status", &tabs)))
         (filters(view, ask))
-        @if jobs.is_empty() {
-            section.panel { div.empty {
-                strong { "No job matches" }
-                p { "Jobs that have finished leave when their time is over; see retention." }
-                a.button href={ (view.base) "/jobs" } { "Show all jobs" }
-            } }
-        } @else if view.has_actions {
-            form.panel method="post" data-bulk {
-                (page::own(ask))
-                div.bulk {
-                    span.soft { "Tick jobs to act on them." }
-                    span.actions {
-                        button formaction={ (view.base) "/jobs/retry" } data-count="Retry now"
-                            data-confirm="Retry {n} jobs now? What waits becomes due, what is dead is queued again." {
-                            "Retry now"
-                        }
-                        button.danger formaction={ (view.base) "/jobs/cancel" } data-count="Cancel"
-                            data-confirm="Cancel {n} jobs? What runs is asked to stop." { "Cancel" }
-                    }
-                }
-                (list)
-            }
-        } @else {
-            section.panel { (list) }
-        }
+        (live.put("list", list))
     };
     Ok(live.page("Jobs", "jobs", body))
 }

@@ -309,9 +309,14 @@ async fn act(
     if !view.has_actions {
         return failed(&view, &ask, &Failure::Refused(page::READ_ONLY.into()));
     }
+    if !who.may_act {
+        let why =
+            "Nothing was changed: a bearer token may only look. Sign in with the user and the password.";
+        return failed(&view, &ask, &Failure::Refused(why.into()));
+    }
     let cookie_token = jar.get(CSRF).map(Cookie::value);
     if let Err(why) = access::is_own(headers, ask.form.get("csrf").as_deref(), cookie_token) {
-        tracing::warn!(who = who.0, action = ask.path.join("/"), why, "a form was refused");
+        tracing::warn!(who = who.name, action = ask.path.join("/"), why, "a form was refused");
         return failed(&view, &ask, &Failure::Refused(format!("Nothing was changed: {why}.")));
     }
     let done = {

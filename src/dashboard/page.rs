@@ -308,7 +308,7 @@ pub(super) fn clip(text: &str) -> Markup {
 /// The tabs above a list: one choice each.
 pub(super) fn tabs(label: &str, tabs: &[(String, String, Option<i64>, bool)]) -> Markup {
     html! {
-        nav.tabs aria-label=(label) {
+        nav.tabs #tabs aria-label=(label) {
             @for (address, text, count, is_current) in tabs {
                 a href=(address) aria-current=[is_current.then_some("true")] {
                     (text)

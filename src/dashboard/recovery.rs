@@ -101,7 +101,7 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
     let body = html! {
         (page::head("Recovery", about))
         (live.put("tiles", tiles))
-        (page::tabs("Path", &tabs))
+        (live.put("tabs", page::tabs("Path", &tabs)))
         (live.put("events", table))
     };
     Ok(live.page("Recovery", "recovery", body))

@@ -5,7 +5,7 @@ use std::{
     path::PathBuf,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -142,7 +142,7 @@ impl Queue {
         let (connected, connections) = watch::channel(0);
         let (say, said) = watch::channel(Said::default());
         let up_since = Arc::new(Mutex::new(None));
-        let noted = up_since.clone();
+        let (noted, known) = (up_since.clone(), AtomicBool::new(false));
         let mut options = ConnectOptions::new()
             .name("tenure")
             .retry_on_initial_connect()
@@ -164,9 +164,13 @@ impl Queue {
                     }
                     _ => {}
                 }
+                // That it is there at all goes without saying, and so does that it ends with the program.
+                let is_first = !known.fetch_or(matches!(event, Event::Connected), Ordering::Relaxed);
                 async move {
                     match event {
-                        Event::Connected => tracing::info!("connected to NATS"),
+                        Event::Connected if is_first => tracing::debug!("connected to NATS"),
+                        Event::Connected => tracing::info!("connected to NATS again"),
+                        Event::Closed => tracing::debug!("the connection to NATS is closed"),
                         Event::ServerError(error) => tracing::error!(%error, "NATS reports an error"),
                         Event::SlowConsumer(_) => {
                             tracing::error!("messages were dropped: the process is too slow");

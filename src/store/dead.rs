@@ -30,6 +30,7 @@ pub struct DeadFilter {
     category: Option<String>,
     older_than: Duration,
     error: Option<String>,
+    until: Option<DateTime<Utc>>,
     before: Option<(DateTime<Utc>, JobId)>,
 }
 
@@ -82,11 +83,11 @@ impl DeadFilter {
         self
     }
 
-    pub(super) fn bind_names<'q>(
-        &self,
-        query: Query<'q, Postgres, PgArguments>,
-    ) -> Query<'q, Postgres, PgArguments> {
-        query.bind(self.queue.clone()).bind(self.kind.clone()).bind(self.category.clone())
+    /// Only those that had died by then, by the database's clock. Of two such times the earlier holds.
+    #[must_use]
+    pub fn until(mut self, died_at: DateTime<Utc>) -> Self {
+        self.until = Some(self.until.map_or(died_at, |until| until.min(died_at)));
+        self
     }
 
     pub(super) fn bind<'q>(
@@ -95,7 +96,13 @@ impl DeadFilter {
     ) -> Query<'q, Postgres, PgArguments> {
         // Longer than Postgres's interval is for ever, too.
         let age = self.older_than.min(Duration::from_hours(24 * 365_000));
-        self.bind_names(query).bind(age.as_secs_f64()).bind(self.error.clone())
+        query
+            .bind(self.queue.clone())
+            .bind(self.kind.clone())
+            .bind(self.category.clone())
+            .bind(age.as_secs_f64())
+            .bind(self.error.clone())
+            .bind(self.until)
     }
 }
 
@@ -206,13 +213,8 @@ impl Store {
     }
 
     /// Those that can be redriven and died by then, the oldest first.
-    pub(crate) async fn dead_ids(
-        &self,
-        filter: &DeadFilter,
-        died_by: DateTime<Utc>,
-        limit: i64,
-    ) -> Result<Vec<JobId>, StoreError> {
-        let rows = self.rows(filter.bind(query(DEAD_IDS)).bind(died_by).bind(limit)).await?;
+    pub(crate) async fn dead_ids(&self, filter: &DeadFilter, limit: i64) -> Result<Vec<JobId>, StoreError> {
+        let rows = self.rows(filter.bind(query(DEAD_IDS)).bind(limit)).await?;
         Ok(rows.iter().map(|row| row.try_get("id")).collect::<Result<_, sqlx::Error>>()?)
     }
 

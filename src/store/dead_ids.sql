@@ -1,7 +1,7 @@
 -- dead_ids: those that can be redriven, a page at a time, the oldest first.
 --
 --   $1 queue or NULL  $2 kind or NULL  $3 category or NULL  $4 seconds since they died, at least
---   $5 text in the error or NULL  $6 died no later than this  $7 row limit
+--   $5 text in the error or NULL  $6 died no later than this, or NULL  $7 row limit
 --
 -- What was refused before it became a job is none of them. A job that dies again meanwhile is not met twice.
 SELECT id
@@ -11,7 +11,7 @@ SELECT id
    AND ($3::text IS NULL OR category = $3)
    AND died_at <= statement_timestamp() - $4::float8 * interval '1 second'
    AND ($5::text IS NULL OR strpos(last_error, $5) > 0)
-   AND died_at <= $6
+   AND ($6::timestamptz IS NULL OR died_at <= $6)
    AND payload IS NOT NULL
  ORDER BY died_at
  LIMIT $7

@@ -54,6 +54,8 @@ pub(crate) struct DeadGroup {
     pub(crate) of: DeadCount,
     /// The latest one's error.
     pub(crate) example: String,
+    /// What their errors have in common; `#` stands where they differ.
+    pub(crate) shape: String,
 }
 
 /// What a job was given and has said.
@@ -118,10 +120,11 @@ impl Store {
         Ok(rows.iter().map(count).collect::<Result<_, sqlx::Error>>()?)
     }
 
-    /// How many dead letters there are of these.
-    pub(crate) async fn count_dead(&self, filter: &DeadFilter) -> Result<i64, StoreError> {
+    /// How many dead letters there are of these, and when that was.
+    pub(crate) async fn count_dead(&self, filter: &DeadFilter) -> Result<(i64, DateTime<Utc>), StoreError> {
         let rows = self.rows(filter.bind(query(COUNT_DEAD))).await?;
-        Ok(rows.first().map(|row| row.try_get("jobs")).transpose()?.unwrap_or_default())
+        let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
+        Ok((row.try_get("jobs")?, row.try_get("now")?))
     }
 
     /// Dead letters by what they died of, the most first.
@@ -130,7 +133,7 @@ impl Store {
         filter: &DeadFilter,
         limit: i64,
     ) -> Result<Vec<DeadGroup>, StoreError> {
-        let rows = self.rows(filter.bind_names(query(DEAD_GROUPS)).bind(limit)).await?;
+        let rows = self.rows(filter.bind(query(DEAD_GROUPS)).bind(limit)).await?;
         let group = |row: &PgRow| {
             Ok(DeadGroup {
                 of: DeadCount {
@@ -142,6 +145,7 @@ impl Store {
                     newest: row.try_get("newest")?,
                 },
                 example: row.try_get("example")?,
+                shape: row.try_get("shape")?,
             })
         };
         Ok(rows.iter().map(group).collect::<Result<_, sqlx::Error>>()?)

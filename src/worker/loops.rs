@@ -5,7 +5,10 @@
 use std::{
     collections::HashMap,
     future::Future,
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -77,6 +80,15 @@ impl<S: Send + Sync + 'static> Shared<S> {
             return;
         }
         if let Err(error) = self.store.report(&done).await {
+            // Told once: it is nothing that a job would notice.
+            static TOLD: AtomicBool = AtomicBool::new(false);
+            if error.is_denied() && !TOLD.swap(true, Ordering::Relaxed) {
+                tracing::warn!(
+                    %error,
+                    "the dashboard's rates lack this worker: its role may not write tenure.activity; \
+                    run postgres/roles.sql again"
+                );
+            }
             tracing::debug!(%error, "what was done is reported later");
             for (queue, done) in &done {
                 if let Some(of) = self.measures.get(*queue) {

@@ -169,12 +169,12 @@ impl<S: Send + Sync + 'static> Shared<S> {
             drop(timeout(self.timing.publish_within, self.publish_due()).await);
         }
         background.tasks.shutdown().await;
-        drop(timeout(self.timing.database_within, self.report()).await);
         // Not while it owns a job that could not be released: others find it by its worker's row.
         let us = std::slice::from_ref(&self.worker_id);
-        let removed =
-            timeout(self.timing.database_within, self.store.forget_workers(Some(us), Duration::ZERO)).await;
-        if !matches!(removed, Ok(Ok(forgotten)) if !forgotten.is_empty()) {
+        let signed_off =
+            async { tokio::join!(self.report(), self.store.forget_workers(Some(us), Duration::ZERO)) };
+        let removed = timeout(self.timing.database_within, signed_off).await;
+        if !matches!(removed, Ok(((), Ok(forgotten))) if !forgotten.is_empty()) {
             tracing::warn!("the worker's row was not removed; its death will be proven");
         }
         self.queue.flush().await;

@@ -292,3 +292,30 @@ async fn a_collector_that_is_away_or_hangs_costs_spans_and_no_job() {
         assert_eq!(worker.log().matches("takes no traces").count(), usize::from(endpoint != "no url"));
     }
 }
+
+/// The example: a handler in Rust, with a span of its own inside the attempt's, and an enqueuer with one around it.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_examples_spans_hang_together() {
+    let collector = Collector::start().await;
+    let folder = crate::example::built(&["traced"]).await;
+    let mut example = tokio::process::Command::new(folder.join("traced"));
+    example
+        .env("OTEL_EXPORTER_OTLP_ENDPOINT", format!("http://{}", collector.address))
+        .stdin(std::process::Stdio::null())
+        .kill_on_drop(true);
+    let ran = tokio::time::timeout(Duration::from_secs(90), example.output()).await.unwrap().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+    assert!(ran.status.success() && out.contains("is completed after 2 attempts"), "{out}\n{err}");
+    let [request] = &collector.named("POST /orders")[..] else { panic!("{:?}", collector.spans()) };
+    let [send] = &collector.named("send payments")[..] else { panic!("{:?}", collector.spans()) };
+    assert_eq!(send.parent, request.ids.1);
+    let attempts = collector.named("process payments");
+    assert_eq!(attempts.len(), 2, "{:?}", collector.spans());
+    for attempt in &attempts {
+        assert!(attempt.links.contains(&send.ids), "{attempt:?}");
+    }
+    assert!(attempts[1].links.contains(&attempts[0].ids), "a retry is linked to what it repeats");
+    let asked = collector.named("ask the bank");
+    let parents: Vec<_> = asked.iter().map(|span| &span.parent).collect();
+    assert_eq!(parents, attempts.iter().map(|attempt| &attempt.ids.1).collect::<Vec<_>>());
+}

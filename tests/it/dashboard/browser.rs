@@ -22,11 +22,12 @@ pub(super) struct Look {
     width: u32,
     height: u32,
     is_dark: bool,
+    prefers_dark: bool,
 }
 
 impl Look {
     pub(super) fn new(width: u32, height: u32) -> Self {
-        Self { width, height, is_dark: false }
+        Self { width, height, is_dark: false, prefers_dark: false }
     }
 
     pub(super) fn dark(self) -> Self {
@@ -48,7 +49,7 @@ impl Browser {
     }
 
     pub(super) async fn sized(address: SocketAddr, look: Look) -> Self {
-        let Look { width, height, is_dark } = look;
+        let Look { width, height, is_dark, prefers_dark } = look;
         let mut command = Command::new("chromedriver");
         command.args(["--port=0"]).stdout(Stdio::piped()).stderr(Stdio::null()).kill_on_drop(true);
         let mut driver = command.spawn().unwrap_or_else(|error| {
@@ -70,7 +71,7 @@ impl Browser {
                 "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
                 "--disable-background-networking", "--disable-component-update", "--disable-sync",
                 "--disable-dev-shm-usage", "--hide-scrollbars",
-                if is_dark { "--force-dark-mode" } else { "--disable-extensions" },
+                format!("--blink-settings=preferredColorScheme={}", u8::from(!prefers_dark)),
                 format!("--window-size={width},{height}"),
                 format!("--user-data-dir={}", folder.path().display()),
             ] },
@@ -88,7 +89,12 @@ impl Browser {
             .unwrap();
         // A headless window has a frame of its own; the page gets this size.
         client.set_window_size(width, height).await.unwrap();
-        Self { client, _driver: driver, _folder: folder, base: format!("http://{address}") }
+        let browser = Self { client, _driver: driver, _folder: folder, base: format!("http://{address}") };
+        if is_dark {
+            browser.open("/").await;
+            browser.value("localStorage.setItem('tenure.theme', 'dark')").await;
+        }
+        browser
     }
 
     /// What can be seen, as PNG.
@@ -402,13 +408,60 @@ async fn it_is_used_by_keys_alone_and_fits_a_phone() {
                 .await;
             assert_eq!(wide, json!(0), "{path} is too wide");
             assert_eq!(phone.value("document.documentElement.clientWidth").await, json!(375));
-            let drawn = phone
-                .value("getComputedStyle(document.body).colorScheme + document.documentElement.dataset.theme")
-                .await;
-            assert!(drawn.as_str().unwrap().contains(theme), "{path}: {drawn}");
+            let ground = phone.value("getComputedStyle(document.body).backgroundColor").await;
+            assert_eq!(is_bright(ground.as_str().unwrap()), theme == "light", "{path}: {ground}");
         }
     }
     working.stop().await;
+}
+
+/// Whether a computed colour is nearer to white than to black.
+fn is_bright(colour: &str) -> bool {
+    let parts = colour.split(|c: char| !c.is_ascii_digit()).filter_map(|part| part.parse::<u32>().ok());
+    parts.take(3).sum::<u32>() > 3 * 127
+}
+
+/// Whoever has not chosen gets what their system prefers.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_theme_is_the_systems_until_somebody_chooses() {
+    let bench = bench().await;
+    let dashboard = Dashboard::start(&bench, &[], &[]).await;
+    for prefers_dark in [false, true] {
+        let browser = Browser::sized(dashboard.address, Look { prefers_dark, ..Look::new(1_280, 900) }).await;
+        browser.open("/").await;
+        let ground = "getComputedStyle(document.body).backgroundColor";
+        assert_eq!(is_bright(browser.value(ground).await.as_str().unwrap()), !prefers_dark);
+        for (choice, bright) in [("light", true), ("dark", false), ("auto", !prefers_dark)] {
+            browser.click("#theme").await;
+            browser.until_text("#theme", choice).await;
+            assert_eq!(is_bright(browser.value(ground).await.as_str().unwrap()), bright, "{choice}");
+        }
+        // What was chosen stays.
+        browser.click("#theme").await;
+        browser.open("/jobs").await;
+        browser.until_text("#theme", "light").await;
+    }
+}
+
+/// The first job of a list that was empty comes without a reload.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_list_that_was_empty_fills() {
+    let bench = bench().await;
+    let dashboard = Dashboard::start(&bench, &["--actions"], &[]).await;
+    let browser = Browser::at(dashboard.address).await;
+    browser.open("/jobs").await;
+    browser.until_text("#list", "No job matches").await;
+    browser.value("window.stayed = true").await;
+    let job = enqueue(&bench, json!(1)).await;
+    browser.until(&format!("document.getElementById('job-{job}')")).await;
+    // A tick stays while other jobs come, and the button counts it.
+    browser.click(&format!("#job-{job} input[name=id]")).await;
+    let other = enqueue(&bench, json!(2)).await;
+    browser.until(&format!("document.getElementById('job-{other}')")).await;
+    browser.until_text("button[formaction='/jobs/cancel']", "Cancel 1").await;
+    assert_eq!(browser.value("window.stayed").await, json!(true));
+    browser.confirm("button[formaction='/jobs/cancel']", "1 job is cancelled").await;
+    assert_eq!(bench.count("tenure.jobs").await, 1);
 }
 
 /// A worker of its own process is away for a while, or for good: the page says so, and goes on where it was.

@@ -316,7 +316,9 @@ async fn every_action_says_what_it_did() {
         .await
         .unwrap();
 
-    let shown = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis();
+    let shown: i64 = bench
+        .value("SELECT (extract(epoch FROM max(died_at)) * 1000000)::bigint FROM tenure.dead_letter_jobs")
+        .await;
     for (path, fields, words) in [
         (
             "/jobs/cancel".to_owned(),
@@ -333,15 +335,15 @@ async fn every_action_says_what_it_did() {
         ("/jobs/cancel".into(), String::new(), "No job is ticked."),
         ("/jobs/x/cancel".into(), String::new(), "\"x\" is no job's id."),
         ("/dead/redrive".into(), String::new(), "No job is ticked."),
-        ("/dead/redrive".into(), "all=1&error=no+2".into(), "1 job is queued again."),
-        ("/dead/redrive".into(), "all=1&kind=other".into(), "There was nothing to redrive."),
+        ("/dead/redrive".into(), "all=1&shown=1".into(), "There was nothing to redrive."),
+        ("/dead/redrive".into(), format!("all=1&error=no+2&shown={shown}"), "1 job is queued again."),
+        ("/dead/redrive".into(), format!("all=1&kind=x&shown={shown}"), "There was nothing to redrive."),
         (
             "/dead/purge".into(),
             "all=1".into(),
             "The form does not say when it was shown; load the page again.",
         ),
         // What came since was not seen.
-        ("/dead/purge".into(), format!("all=1&shown={}", shown - 3_600_000), "There was nothing to purge."),
         ("/dead/purge".into(), "all=1&category=malformed&shown=0".into(), "There was nothing to purge."),
         ("/dead/purge".into(), format!("id={}", dead[3]), "1 dead letter is purged."),
         (
@@ -473,6 +475,15 @@ async fn whoever_looks_has_to_say_who_they_are_but_for_the_probes() {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
+    // A token looks, and does nothing else.
+    let bearer = format!("Bearer {token}");
+    let headers = [("Authorization", bearer.as_str()), ("Cookie", "tenure_csrf=abc")];
+    let acting = Dashboard::start(&bench, &["--actions"], &variables).await;
+    let refused = acting.ask("POST", "/queues/q/pause", &headers, "csrf=abc").await;
+    assert!(refused.status == 403 && refused.body.contains("may only look"), "{}", refused.body);
+    let basic_auth = basic(user);
+    let headers = [("Authorization", basic_auth.as_str()), ("Cookie", "tenure_csrf=abc")];
+    assert_eq!(acting.ask("POST", "/queues/q/pause", &headers, "csrf=abc").await.status, 303);
     // Its own settings do not show them.
     let config = bench.program(&["config"]).envs(variables).output().await.unwrap();
     let text = String::from_utf8_lossy(&config.stdout).into_owned();
@@ -596,6 +607,7 @@ async fn with_a_hundred_thousand_jobs_every_page_is_short_and_a_viewer_may_serve
     }
     let groups = dashboard.get("/dead").await.body;
     assert!(groups.contains("<b>20,000</b>"), "one group, whatever the number in the error");
+    assert!(groups.contains("error=is+unknown"), "it leads to what its errors have in common");
     // Page after page, each job once.
     let (mut path, mut seen) = ("/jobs?status=completed".to_owned(), std::collections::BTreeSet::new());
     for _ in 0..5 {
@@ -611,6 +623,24 @@ async fn with_a_hundred_thousand_jobs_every_page_is_short_and_a_viewer_may_serve
     let refused = dashboard.post("/queues/q/pause", "").await;
     let said = dashboard.said(&refused).await;
     assert!(said.contains("tenure_operator"), "{said}");
+    // That role may.
+    bench.execute("CREATE ROLE caller LOGIN PASSWORD 'caller' IN ROLE tenure_operator").await;
+    let caller = format!("postgres://caller:caller{}", &url[at..]);
+    let dashboard = Dashboard::start(&bench, &["--actions"], &[("DATABASE_URL", &caller)]).await;
+    let dead: String = bench.value("SELECT id::text FROM tenure.dead_letter_jobs LIMIT 1").await;
+    let queued: String = bench.value("SELECT id::text FROM tenure.jobs LIMIT 1").await;
+    for (path, fields) in [
+        ("/queues/q/pause", String::new()),
+        ("/queues/q/limit", "max_running=2&max_queued=9".into()),
+        ("/jobs/cancel", format!("id={queued}")),
+        ("/dead/redrive", format!("id={dead}")),
+        ("/dead/purge", "all=1&error=19999&shown=32503680000000000".into()),
+    ] {
+        let done = dashboard.post(path, &fields).await;
+        let said = dashboard.said(&done).await;
+        assert!(!said.contains("Postgres"), "{path}: {said}");
+    }
+    assert_eq!(bench.count("tenure.dead_letter_jobs").await, 19_998);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -655,4 +685,38 @@ async fn rates_are_of_what_all_workers_report() {
     let dashboard = Dashboard::start(&bench, &[], &[]).await;
     let page = dashboard.get("/").await.body;
     assert!(page.contains("17 in the last hour") && page.contains("completed <b>17</b>"), "{page}");
+}
+
+/// A worker that is frozen loses its job and writes too late; one that is killed loses it, too. Both are told, with who
+/// owned the job before and after.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_went_wrong_is_told_with_the_owners_before_and_after() {
+    let bench = bench().await;
+    let script = "for i in $(seq 600); do echo '{\"progress\": 10}'; sleep 0.1; done";
+    let work = |name: &str| {
+        let mut command = bench.program(&["work", "q", "--exec", script]);
+        command.env("TENURE_HOSTNAME", name);
+        Child::spawn(command, name)
+    };
+    let mut frozen = work("frozen");
+    let job = enqueue(&bench, json!(1)).await;
+    bench.until("EXISTS (SELECT FROM tenure.jobs WHERE worker_id LIKE 'frozen-%')").await;
+    frozen.signal(rustix::process::Signal::STOP);
+    let mut after = work("after");
+    bench.until("EXISTS (SELECT FROM tenure.jobs WHERE worker_id LIKE 'after-%')").await;
+    frozen.signal(rustix::process::Signal::CONT);
+    bench.until("EXISTS (SELECT FROM tenure.recovery_events WHERE event = 'refused_write')").await;
+    let dashboard = Dashboard::start(&bench, &[], &[]).await;
+    for path in ["/recovery".to_owned(), format!("/jobs/{job}")] {
+        let page = dashboard.get(&path).await.body;
+        for event in ["data-is=\"reset\"", "data-is=\"refused_write\""] {
+            let row = page.split("<tr id=\"event-").find(|row| row.contains(event));
+            let row = row.unwrap_or_else(|| panic!("{path} has no {event}:\n{page}"));
+            let (before, next) = (row.find("frozen-"), row.find("after-"));
+            assert!(before.is_some() && before < next, "{path}: {row}");
+        }
+    }
+    assert!(dashboard.get("/").await.body.contains("<b>1</b> <span>stale writes refused"));
+    frozen.kill().await;
+    after.kill().await;
 }

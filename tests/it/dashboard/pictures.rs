@@ -6,7 +6,8 @@ use std::{path::Path, time::Duration};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tenure::{
-    Backoff, Config, JobContext, JobError, JobRequest, KindOptions, Outcome, QueueLimits, Schedule, Tenure, Worker,
+    Backoff, Config, JobContext, JobError, JobRequest, KindOptions, Outcome, QueueLimits, Schedule, Tenure,
+    Worker,
 };
 
 use super::{
@@ -25,7 +26,7 @@ const HOUR: &str = "
            ARRAY[0, jobs / 10, jobs / 10, jobs / 5, jobs / 5, jobs / 5, jobs / 10, jobs / 20, 4, 2, 1]
       FROM (SELECT n, queue, (share * (240 + 60 * sin(n / 9.0) + (n * 37) % 41))::bigint AS jobs,
                    CASE WHEN queue = 'billing' AND n BETWEEN 17 AND 30 THEN 6 + (n * 7) % 19 ELSE (n * 5) % 3 END AS ill
-              FROM generate_series(2, 59) AS n,
+              FROM generate_series(1, 59) AS n,
                    (VALUES ('mail', 0.55), ('billing', 0.25), ('repos', 0.2)) AS q (queue, share)) hour";
 
 async fn host(config: &Config, name: &str) -> Tenure {
@@ -41,7 +42,7 @@ fn worker(tenure: &Tenure, queues: &[(&str, usize)]) -> Running {
         let stage = payload["stage"].as_str().unwrap_or("working").to_owned();
         let from = ctx.checkpoint::<u64>().unwrap_or(0);
         for step in from..steps {
-            let percent = 100.0 * step as f32 / steps as f32;
+            let percent = f32::from(u16::try_from(step * 1_000 / steps).unwrap()) / 10.0;
             ctx.progress(&stage, percent, &format!("{step} of {steps} files")).await?;
             tokio::select! {
                 () = tokio::time::sleep(Duration::from_millis(payload["ms"].as_u64().unwrap_or(20))) => {}
@@ -57,7 +58,8 @@ fn worker(tenure: &Tenure, queues: &[(&str, usize)]) -> Running {
             None => Outcome::done(json!({ "files": steps })),
         }
     };
-    let options = KindOptions::new().backoff(Backoff::fixed(Duration::from_millis(300)));
+    let options =
+        KindOptions::new().backoff(Backoff { first: Duration::from_millis(300), ..Backoff::DEFAULT });
     let mut worker = Worker::builder(tenure).handle_any(options, handler);
     for (queue, slots) in queues {
         worker = worker.concurrency(queue, *slots);
@@ -70,7 +72,11 @@ fn worker(tenure: &Tenure, queues: &[(&str, usize)]) -> Running {
 async fn of_the_dashboard() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/images");
     std::fs::create_dir_all(&folder).unwrap();
-    let bench = bench_with(|config| config.timing.stale_after = Duration::from_secs(4)).await;
+    let bench = bench_with(|config| {
+        config.timing.stale_after = Duration::from_secs(4);
+        config.timing.ack_wait = Duration::from_secs(20);
+    })
+    .await;
     let (web, batch) = (host(&bench.config, "web-1").await, host(&bench.config, "batch-7c9d8").await);
     let on_web = worker(&web, &[("mail", 8), ("billing", 4)]);
     let on_batch = worker(&batch, &[("repos", 4)]);
@@ -84,7 +90,8 @@ async fn of_the_dashboard() {
     bench.tenure.limit_queue("billing", QueueLimits::new().max_running(4)).await.unwrap();
 
     // One worker is frozen in the middle of its job, and one is killed.
-    let script = "for i in 1 2 3 4 5 6 7 8 9; do echo '{\"stage\":\"encode\",\"progress\":'$i'0}'; sleep 0.4; done";
+    let script =
+        "for i in 1 2 3 4 5 6 7 8 9; do echo '{\"stage\":\"encode\",\"progress\":'$i'0}'; sleep 0.4; done";
     let gpu = |name: &str| {
         let mut command = bench.program(&["work", "media", "--exec", script, "--concurrency", "2"]);
         command.env("TENURE_HOSTNAME", name);
@@ -97,11 +104,11 @@ async fn of_the_dashboard() {
     bench.until("(SELECT count(*) FROM tenure.jobs WHERE queue = 'media' AND progress > 5) >= 3").await;
     frozen.signal(Signal::STOP);
     killed.kill().await;
+    let _third = gpu("gpu-5");
     let repo = json!({ "repo_url": "https://git.example.org/acme/storefront.git", "steps": 400, "ms": 60, "stage": "parse" });
     let first = enqueue("repos", "analyze", repo.clone()).await;
     bench.until(&format!("(SELECT progress FROM tenure.jobs WHERE id = '{first}') > 8")).await;
     on_batch.abandon().await;
-    let _third = gpu("gpu-5");
     let other = host(&bench.config, "batch-x2x4k").await;
     let _on_other = worker(&other, &[("repos", 4)]);
     for n in 0..60 {
@@ -121,7 +128,9 @@ async fn of_the_dashboard() {
     for _ in 0..2 {
         enqueue("repos", "analyze", repo.clone()).await;
     }
-    bench.until(&format!("(SELECT attempt > 1 AND progress > 30 FROM tenure.jobs WHERE id = '{first}')")).await;
+    bench
+        .until(&format!("(SELECT attempt > 1 AND progress > 30 FROM tenure.jobs WHERE id = '{first}')"))
+        .await;
     bench.until("EXISTS (SELECT FROM tenure.queue_stats WHERE queue = 'repos' AND processing > 0)").await;
 
     let dashboard = Dashboard::start(&bench, &["--actions"], &[]).await;
