@@ -14,6 +14,7 @@
 # make rolling-upgrade FROM=v0.1.0   that release's program and this one's side by side: a migration, the update, the way back
 # make check-deploy   the manifests for Kubernetes, docker-compose.yml and the Dockerfile, without any of these
 # make static   the program as one static binary
+# make pictures   those of the dashboard, in docs/images
 # make check   formatter, lints, documentation without warnings
 # make check-docs   every link and anchor of the guide, and that its code is that of the examples
 # make book   the guide as a book, in target/book: needs mdBook (cargo install mdbook)
@@ -52,8 +53,9 @@ test-postgres-17:
 			TESTS="--test it -- --skip faults::nats --skip faults::network --skip faults::crashes --skip faults::load \
 				--skip faults::replicas --skip exec:: --skip bench:: --skip cli --skip config:: --skip health:: \
 				--skip testing:: --skip vanished:: --skip run:: --skip limits:: --skip shutdown:: --skip crash:: \
-				--skip example:: --skip guide:: --skip producers:: --skip roles:: --skip write_loss:: --skip faults::messages --skip faults::bodies \
-				--skip faults::recovery"; \
+				--skip example:: --skip guide:: --skip producers:: --skip roles:: --skip write_loss:: --skip faults::messages \
+				--skip faults::bodies --skip faults::recovery --skip dashboard::browser --skip compose:: --skip traces:: \
+				--skip log:: --skip deploys:: --skip properties::"; \
 		code=$$?; rm -rf $$copy; exit $$code
 
 # TRIALS=20 make trials: fewer of them. Ten at a time, half a minute each.
@@ -93,6 +95,11 @@ fuzz:
 	@cd fuzz && for target in message exec_output config; do mkdir -p corpus/$$target && \
 		cargo +nightly fuzz run --sanitizer none $$target corpus/$$target seeds/$$target -- \
 			-max_total_time=$$(( $(MINUTES) * 60 )) -max_len=8192 -print_final_stats=1 || exit 1; done
+
+# Pictures of the dashboard, of real workers and jobs, into docs/images.
+.PHONY: pictures
+pictures:
+	@scripts/pictures
 
 # Licences, sources, and advisories as far as their list can be fetched.
 .PHONY: deny
@@ -163,7 +170,8 @@ check: setup check-docs
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --all-targets --all-features -- -D warnings
 	$(CARGO) clippy --locked --lib -- -D warnings
+	$(CARGO) clippy --locked --lib --features otel -- -D warnings
 	$(CARGO) clippy --locked --all-features --test chaos -- -D warnings
-	@! $(CARGO) tree --locked --edges normal --prefix none | grep -E '^(anyhow|axum|clap|clap_complete|clap_mangen|comfy-table|indicatif|metrics-exporter-prometheus|tracing-subscriber) ' || \
+	@! $(CARGO) tree --locked --edges normal --prefix none | grep -E '^(anyhow|axum|axum-extra|clap|clap_complete|clap_mangen|comfy-table|hyper-rustls|indicatif|json-subscriber|maud|metrics-exporter-prometheus|opentelemetry|opentelemetry-otlp|tower|tracing-opentelemetry|tracing-subscriber) ' || \
 		{ echo 'a library user would pay for these of the program'; exit 1; }
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --all-features

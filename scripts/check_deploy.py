@@ -32,9 +32,6 @@ import yaml
 KUSTOMIZATIONS = ["base", "overlays/keda", "overlays/hpa", "overlays/statefulset"]
 # The oldest Kubernetes that this is for (ReadWriteOncePod, unhealthyPodEvictionPolicy), and the newest known schema.
 KUBERNETES = ["1.31", kubernetes_validate.latest_version()]
-# Of `tenure serve` alone.
-SERVE = {"PASSWORD", "USER", "TOKEN", "AUTH", "ACTIONS", "BASE_PATH"}
-SERVE = {f"TENURE_SERVE_{name}" for name in SERVE}
 # Read by KEDA's scaler of this name; another key would mean nothing, silently.
 JETSTREAM_KEYS = {
     "natsServerMonitoringEndpoint", "account", "stream", "consumer", "lagThreshold", "activationLagThreshold",
@@ -170,10 +167,9 @@ class Check:
         """The names of variables of a container that runs `tenure`; unknown ones end it with exit 2."""
         for name in names:
             if name.startswith("TENURE_SERVE_"):
-                known = name in SERVE | self.facts.settings
-                self.need(known, where, f"{name} is not a setting")
+                self.need(name in self.facts.settings, where, f"{name} is not a setting")
                 self.need(command == "serve", where, f"{name} is read by `tenure serve` alone")
-            elif name != "RUST_LOG":
+            elif name != "RUST_LOG" and not name.startswith("OTEL_"):
                 self.need(name in self.facts.settings, where, f"{name} is not a setting (docs/configuration.md)")
         for url in ("DATABASE_URL", "NATS_URL"):
             given = [name for name in (url, f"{url}_FILE") if name in names]

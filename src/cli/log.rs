@@ -66,9 +66,8 @@ enum Format {
 fn format() -> Result<Format, Usage> {
     match std::env::var(FORMAT).as_deref() {
         Ok("text") => Ok(Format::Text),
-        Ok("json") => Ok(Format::Json),
         Err(std::env::VarError::NotPresent) if std::io::stderr().is_terminal() => Ok(Format::Text),
-        Err(std::env::VarError::NotPresent) => Ok(Format::Json),
+        Ok("json") | Err(std::env::VarError::NotPresent) => Ok(Format::Json),
         other => Err(Usage(format!("{FORMAT} is {:?}, but must be text or json", other.unwrap_or("?")))),
     }
 }

@@ -136,7 +136,8 @@ pub(super) fn is_own(
 ) -> Result<(), &'static str> {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     match (text("sec-fetch-site"), text("origin")) {
-        (Some("same-origin"), _) => {}
+        // Neither is said by a browser that is old, and by what is no browser.
+        (Some("same-origin"), _) | (None, None) => {}
         (Some(_), _) => return Err("the form was on a page of another site"),
         (None, Some(origin)) => {
             let of = origin.parse::<Uri>().ok().and_then(|origin| origin.authority().cloned());
@@ -144,8 +145,6 @@ pub(super) fn is_own(
                 return Err("the form was on a page of another site, or a proxy changes the Host header");
             }
         }
-        // Of a browser so old that it says neither, or of no browser.
-        (None, None) => {}
     }
     match (sent, cookie) {
         (Some(sent), Some(cookie)) if bool::from(sent.as_bytes().ct_eq(cookie.as_bytes())) => Ok(()),

@@ -35,7 +35,7 @@ pub(super) async fn act(view: &View, ask: &Ask, who: &Who) -> Said {
     match &said {
         Ok(said) => tracing::info!(who, action = path, said, "an action of the dashboard"),
         Err(failure) => {
-            tracing::warn!(who, action = path, failure = failure.text(), "an action of the dashboard")
+            tracing::warn!(who, action = path, failure = failure.text(), "an action of the dashboard");
         }
     }
     said
@@ -177,10 +177,7 @@ async fn limit(view: &View, queue: &str, ask: &Ask) -> Said {
             || Failure::Bad(format!("{text:?} is no limit: a number above 0, or nothing for no limit."));
         text.trim().parse().map(Some).map_err(|_| wrong())
     };
-    let running = match number("max_running")? {
-        Some(n) => Some(u32::try_from(n).unwrap_or(u32::MAX)),
-        None => None,
-    };
+    let running = number("max_running")?.map(|n| u32::try_from(n).unwrap_or(u32::MAX));
     let limits = QueueLimits::new().max_running(running).max_queued(number("max_queued")?);
     let limited = view.tenure.limit_queue(queue, limits).await?;
     let word = |limit: Option<i64>| limit.map_or("any number".to_owned(), |limit| format!("at most {limit}"));

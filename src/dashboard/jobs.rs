@@ -8,7 +8,7 @@ use super::{
     Ask, Failure, View,
     page::{self, Page, Regions, between, clip, job_link, owner, time},
 };
-use crate::{JobFilter, JobId, JobRow, Status};
+use crate::{JobFilter, JobId, JobRow, Status, store::Fleet};
 
 const ON_A_PAGE: i64 = 50;
 const STATUSES: [Status; 5] =
@@ -34,16 +34,43 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
     let (jobs, fleet) = tokio::try_join!(listed, store.fleet())?;
     let has_more = jobs.len() > usize::try_from(ON_A_PAGE).unwrap_or(usize::MAX);
     let jobs = &jobs[..jobs.len().min(usize::try_from(ON_A_PAGE).unwrap_or(usize::MAX))];
-    let address = |name: &str, value: Option<&str>| {
-        let mut query = ask.query.clone();
-        if name != "before" {
-            query = super::Params::read(query.with("before", None).as_bytes());
-        }
-        format!("{}/jobs?{}", view.base, query.with(name, value))
+    let address = |name: &str, value: Option<&str>| address(view, ask, name, value);
+    let tabs = tabs(view, ask, status, &fleet);
+    let mut live = Regions::default();
+    let worker = ask.query.get("worker");
+    let body = html! {
+        (page::head("Jobs", html! {
+            @if let Some(worker) = &worker {
+                "Those that " (owner(worker)) " runs, or was the last to run. "
+                a href=(address("worker", None)) { "Of every worker" }
+            }
+        }))
+        (live.put("tabs", page::tabs("Status", &tabs)))
+        (filters(view, ask))
+        (live.put("list", list(view, ask, jobs, has_more)))
     };
+    Ok(live.page("Jobs", "jobs", body))
+}
+
+/// The address of this list with a parameter otherwise, from its beginning.
+fn address(view: &View, ask: &Ask, name: &str, value: Option<&str>) -> String {
+    let mut query = ask.query.clone();
+    if name != "before" {
+        query = super::Params::read(query.with("before", None).as_bytes());
+    }
+    format!("{}/jobs?{}", view.base, query.with(name, value))
+}
+
+/// A tab for each status. How many there are is counted by a worker, of all jobs: it is told where all are shown.
+fn tabs(
+    view: &View,
+    ask: &Ask,
+    status: Option<Status>,
+    fleet: &Fleet,
+) -> Vec<(String, String, Option<i64>, bool)> {
     let sum = |state: usize| fleet.queues.iter().map(|of| of.jobs[state]).sum::<i64>();
     let is_all = ["queue", "kind", "worker", "since", "q"].iter().all(|name| !ask.query.has(name));
-    let mut tabs = vec![("All".to_owned(), None, status.is_none())];
+    let mut tabs = vec![(address(view, ask, "status", None), "All".to_owned(), None, status.is_none())];
     for of in STATUSES {
         let count = match of {
             _ if !is_all => None,
@@ -54,18 +81,15 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
         };
         let name = of.as_str();
         let label = name[..1].to_uppercase() + &name[1..];
-        tabs.push((label, count, status == Some(of)));
+        tabs.push((address(view, ask, "status", Some(name)), label, count, status == Some(of)));
     }
-    let tabs: Vec<_> = tabs
-        .into_iter()
-        .map(|(label, count, is_current)| {
-            let value = label.to_lowercase();
-            (address("status", (value != "all").then_some(&value)), label, count, is_current)
-        })
-        .collect();
-    let mut live = Regions::default();
-    let older = jobs.last().filter(|_| has_more).map(|last| address("before", Some(&last.id.to_string())));
-    let newest = ask.query.has("before").then(|| address("before", None));
+    tabs
+}
+
+fn list(view: &View, ask: &Ask, jobs: &[JobRow], has_more: bool) -> Markup {
+    let address = |value: Option<&str>| address(view, ask, "before", value);
+    let older = jobs.last().filter(|_| has_more).map(|last| address(Some(&last.id.to_string())));
+    let newest = ask.query.has("before").then(|| address(None));
     let said = match jobs.len() {
         1 => "1 job".to_owned(),
         n => format!("{n} jobs"),
@@ -89,7 +113,7 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
         } }
         (page::pager(&said, newest, older))
     };
-    let list = html! {
+    html! {
         div #list {
             @if jobs.is_empty() {
                 section.panel { div.empty {
@@ -117,20 +141,7 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
                 section.panel { (table) }
             }
         }
-    };
-    let worker = ask.query.get("worker");
-    let body = html! {
-        (page::head("Jobs", html! {
-            @if let Some(worker) = &worker {
-                "Those that " (owner(worker)) " runs, or was the last to run. "
-                a href=(address("worker", None)) { "Of every worker" }
-            }
-        }))
-        (live.put("tabs", page::tabs("Status", &tabs)))
-        (filters(view, ask))
-        (live.put("list", list))
-    };
-    Ok(live.page("Jobs", "jobs", body))
+    }
 }
 
 fn filter(view: &View, ask: &Ask) -> Result<(JobFilter, Option<Status>), Failure> {

@@ -130,6 +130,18 @@ impl Said {
     }
 }
 
+/// What the log says of the connection.
+fn tell(event: &Event, is_first: bool) {
+    match event {
+        Event::Connected if is_first => tracing::debug!("connected to NATS"),
+        Event::Connected => tracing::info!("connected to NATS again"),
+        Event::Closed => tracing::debug!("the connection to NATS is closed"),
+        Event::ServerError(error) => tracing::error!(%error, "NATS reports an error"),
+        Event::SlowConsumer(_) => tracing::error!("messages were dropped: the process is too slow"),
+        event => tracing::warn!(%event, "NATS connection"),
+    }
+}
+
 impl Queue {
     /// Starts connecting, and returns at once: NATS may be away.
     pub(crate) async fn open(config: &Config) -> Result<Self, QueueError> {
@@ -166,18 +178,7 @@ impl Queue {
                 }
                 // That it is there at all goes without saying, and so does that it ends with the program.
                 let is_first = !known.fetch_or(matches!(event, Event::Connected), Ordering::Relaxed);
-                async move {
-                    match event {
-                        Event::Connected if is_first => tracing::debug!("connected to NATS"),
-                        Event::Connected => tracing::info!("connected to NATS again"),
-                        Event::Closed => tracing::debug!("the connection to NATS is closed"),
-                        Event::ServerError(error) => tracing::error!(%error, "NATS reports an error"),
-                        Event::SlowConsumer(_) => {
-                            tracing::error!("messages were dropped: the process is too slow");
-                        }
-                        event => tracing::warn!(%event, "NATS connection"),
-                    }
-                }
+                async move { tell(&event, is_first) }
             });
         // async-nats leaves what stands before the @ of a URL unused.
         if let Some(server) = addresses.iter().find(|server| server.has_user_pass()) {

@@ -157,7 +157,7 @@ impl Store {
                 return Err(MigrateError::Blocked { version, name, holders, waited });
             }
             tracing::warn!(version, name, holders, %error, "a lock is held by others; the migration is tried again");
-            sleep(pause.min(patience - waited)).await;
+            sleep(pause.min(patience.saturating_sub(waited))).await;
             pause = (pause * 2).min(PAUSE_MAX);
         }
     }

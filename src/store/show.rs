@@ -23,6 +23,7 @@ pub(crate) struct EventFilter {
 
 /// What was recovered or refused, with who owned the job next.
 #[derive(Debug, Clone)]
+#[expect(clippy::struct_field_names, reason = "the fields are the statement's columns")]
 pub(crate) struct Event {
     pub(crate) id: i64,
     pub(crate) at: DateTime<Utc>,

@@ -48,6 +48,7 @@ fn around() -> Context {
     if context.span().span_context().is_valid() { context } else { Context::current() }
 }
 
+#[cfg(feature = "cli")]
 pub(super) fn here() -> Option<TraceContext> {
     told(&around())
 }
@@ -157,9 +158,9 @@ impl Ids {
     /// The span that begins in this call has these ids, if [`DerivedIds`] makes them.
     fn within<T>(self, begin: impl FnOnce() -> T) -> T {
         NEXT.set(Some(self));
-        let begun = begin();
+        let value = begin();
         NEXT.set(None);
-        begun
+        value
     }
 }
 

@@ -234,7 +234,7 @@ async fn child() {
             .await
             .unwrap(),
         "old release" | "new release" => {
-            crate::deploys::worker(&tenure, &scenario).run_until(tenure::shutdown_signal()).await.unwrap()
+            crate::deploys::worker(&tenure, &scenario).run_until(tenure::shutdown_signal()).await.unwrap();
         }
         "sleepy" => Worker::builder(&tenure)
             .handle_any(KindOptions::new().keepalive(), |_: serde_json::Value, _| {

@@ -1,4 +1,4 @@
-//! The dashboard in a real browser: headless Chromium, driven over WebDriver.
+//! The dashboard in a real browser: headless Chromium, driven by `chromedriver`.
 
 use std::{net::SocketAddr, process::Stdio, time::Duration};
 

@@ -193,6 +193,15 @@ async fn every_page_is_there_with_what_it_is_about_and_needs_no_script() {
         let page = dashboard.get(path).await;
         assert!(page.status == 200 && !page.body.contains(absent), "{path}");
     }
+    bench.tenure.cancel(running).await.unwrap();
+    bench.until_finished(running).await;
+    working.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_not_there_or_not_understood_is_said() {
+    let bench = bench().await;
+    let dashboard = Dashboard::start(&bench, &[], &[]).await;
     for (path, status, word) in [
         ("/nowhere", 404, "no such page"),
         ("/jobs/01a1ffbd-728a-75cf-834e-390dfb072af2", 404, "There is no such job"),
@@ -212,9 +221,6 @@ async fn every_page_is_there_with_what_it_is_about_and_needs_no_script() {
         Some("text/css; charset=utf-8")
     );
     assert_eq!(dashboard.ask("DELETE", "/jobs", &[], "").await.status, 405);
-    bench.tenure.cancel(running).await.unwrap();
-    bench.until_finished(running).await;
-    working.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -430,7 +436,7 @@ async fn what_users_wrote_is_text_on_every_page() {
 }
 
 fn form_urlencoded(text: &str) -> String {
-    text.bytes().map(|byte| format!("%{byte:02X}")).collect()
+    percent_encoding::utf8_percent_encode(text, percent_encoding::NON_ALPHANUMERIC).to_string()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -692,7 +698,7 @@ async fn rates_are_of_what_all_workers_report() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_went_wrong_is_told_with_the_owners_before_and_after() {
     let bench = bench().await;
-    let script = "for i in $(seq 600); do echo '{\"progress\": 10}'; sleep 0.1; done";
+    let script = "for i in $(seq 20); do echo '{\"progress\": 10}'; sleep 0.1; done";
     let work = |name: &str| {
         let mut command = bench.program(&["work", "q", "--exec", script]);
         command.env("TENURE_HOSTNAME", name);
@@ -703,7 +709,8 @@ async fn what_went_wrong_is_told_with_the_owners_before_and_after() {
     bench.until("EXISTS (SELECT FROM tenure.jobs WHERE worker_id LIKE 'frozen-%')").await;
     frozen.signal(rustix::process::Signal::STOP);
     let mut after = work("after");
-    bench.until("EXISTS (SELECT FROM tenure.jobs WHERE worker_id LIKE 'after-%')").await;
+    bench.until("EXISTS (SELECT FROM tenure.job_history WHERE worker_id LIKE 'after-%')").await;
+    // By now its command has ended, too, and it says so.
     frozen.signal(rustix::process::Signal::CONT);
     bench.until("EXISTS (SELECT FROM tenure.recovery_events WHERE event = 'refused_write')").await;
     let dashboard = Dashboard::start(&bench, &[], &[]).await;
