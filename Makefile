@@ -170,7 +170,6 @@ check: setup check-docs
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --all-targets --all-features -- -D warnings
 	$(CARGO) clippy --locked --lib -- -D warnings
-	$(CARGO) clippy --locked --lib --features otel -- -D warnings
 	$(CARGO) clippy --locked --all-features --test chaos -- -D warnings
 	@! $(CARGO) tree --locked --edges normal --prefix none | grep -E '^(anyhow|axum|axum-extra|clap|clap_complete|clap_mangen|comfy-table|hyper-rustls|indicatif|json-subscriber|maud|metrics-exporter-prometheus|opentelemetry|opentelemetry-otlp|tower|tracing-opentelemetry|tracing-subscriber) ' || \
 		{ echo 'a library user would pay for these of the program'; exit 1; }

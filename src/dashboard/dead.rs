@@ -77,9 +77,13 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
                         }
                         span.actions {
                             button.primary formaction={ (view.base) "/dead/redrive" } data-count="Redrive"
-                                data-confirm="Redrive {n} jobs? They are queued again, with new attempts." { "Redrive" }
+                                data-confirm="Redrive {n} jobs? They are queued again, with new attempts." {
+                                    "Redrive"
+                                }
                             button.danger formaction={ (view.base) "/dead/purge" } data-count="Purge"
-                                data-confirm="Purge {n} dead letters? They are deleted with their history." { "Purge" }
+                                data-confirm="Purge {n} dead letters? They are deleted with their history." {
+                                    "Purge"
+                                }
                         }
                     }
                     (table)

@@ -128,7 +128,7 @@ fn list(view: &View, ask: &Ask, jobs: &[JobRow], has_more: bool) -> Markup {
                         span.soft { "Tick jobs to act on them." }
                         span.actions {
                             button formaction={ (view.base) "/jobs/retry" } data-count="Retry now"
-                                data-confirm="Retry {n} jobs now? What waits becomes due, what is dead is queued again." {
+                                data-confirm="Retry {n} jobs now? What waits is due, what is dead is queued again." {
                                 "Retry now"
                             }
                             button.danger formaction={ (view.base) "/jobs/cancel" } data-count="Cancel"

@@ -1,5 +1,5 @@
-//! Pictures of the dashboard for the README and the guide: `scripts/pictures`. Real workers and jobs, one worker killed and
-//! one frozen; only the hour before is made up, because nobody wants to wait for it.
+//! Pictures of the dashboard for the README and the guide: `scripts/pictures`. Real workers and jobs, one worker
+//! killed and one frozen; only the hour before is made up, because nobody wants to wait for it.
 
 use std::{path::Path, time::Duration};
 
@@ -18,8 +18,8 @@ use crate::harness::{Child, Running, bench_with};
 
 /// An hour like others: some three hundred jobs a minute, and a quarter of an hour in which a gateway was ill.
 const HOUR: &str = "
-    INSERT INTO tenure.activity (minute, queue, claimed, completed, retried, snoozed, failed, cancelled, released, waited,
-           ran)
+    INSERT INTO tenure.activity (minute, queue, claimed, completed, retried, snoozed, failed, cancelled, released,
+           waited, ran)
     SELECT date_trunc('minute', now()) - n * interval '1 minute', queue, jobs + ill, jobs, ill, 0, ill / 12,
            CASE WHEN n % 13 = 5 THEN 3 ELSE 0 END, 0,
            ARRAY[jobs / 20, jobs / 10, jobs / 4, jobs / 4, jobs / 5, jobs / 10, jobs / 20, 2 + ill / 4, 1 + ill / 4],
@@ -105,7 +105,8 @@ async fn of_the_dashboard() {
     frozen.signal(Signal::STOP);
     killed.kill().await;
     let _third = gpu("gpu-5");
-    let repo = json!({ "repo_url": "https://git.example.org/acme/storefront.git", "steps": 400, "ms": 60, "stage": "parse" });
+    let repo = "https://git.example.org/acme/storefront.git";
+    let repo = json!({ "repo_url": repo, "steps": 400, "ms": 60, "stage": "parse" });
     let first = enqueue("repos", "analyze", repo.clone()).await;
     bench.until(&format!("(SELECT progress FROM tenure.jobs WHERE id = '{first}') > 8")).await;
     on_batch.abandon().await;
