@@ -5,7 +5,7 @@
 use std::{
     io,
     net::{SocketAddr, TcpListener},
-    sync::OnceLock,
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
@@ -16,8 +16,13 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{MethodRouter, get},
 };
+use hyper::server::conn::http1;
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    service::TowerToHyperService,
+};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, oneshot};
 
 use crate::{
     health::Health,
@@ -30,6 +35,10 @@ const SECONDS: [f64; 16] = [
     21_600.0,
 ];
 const ITEMS: [f64; 8] = [1.0, 2.0, 4.0, 16.0, 64.0, 256.0, 512.0, 1_024.0];
+/// How many connections are open at once.
+const CONNECTIONS_MAX: usize = 256;
+/// How long one may take to ask, or to ask again.
+const HEADERS_WITHIN: Duration = Duration::from_secs(15);
 /// How often what histograms have gathered is brought together.
 const UPKEEP_EVERY: Duration = Duration::from_secs(5);
 
@@ -116,7 +125,31 @@ async fn serve(listener: TcpListener, router: Router) -> io::Result<()> {
             }
         }
     });
-    axum::serve(tokio::net::TcpListener::from_std(listener)?, router).await
+    let listener = tokio::net::TcpListener::from_std(listener)?;
+    let free = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    loop {
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            // Such as too many open files: it passes, and the port stays.
+            Err(error) => {
+                tracing::warn!(%error, "a connection was not accepted");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        // One too many is closed at once: the sockets of a worker are for its servers.
+        let Ok(held) = free.clone().try_acquire_owned() else { continue };
+        let service = TowerToHyperService::new(router.clone());
+        tokio::spawn(async move {
+            let connection = http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(HEADERS_WITHIN)
+                .serve_connection(TokioIo::new(stream), service);
+            // Whoever asked has gone: nobody is there to be told.
+            drop(connection.await);
+            drop(held);
+        });
+    }
 }
 
 async fn metrics_page() -> Response {

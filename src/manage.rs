@@ -326,7 +326,7 @@ impl Tenure {
     /// to its end.
     pub async fn redrive_all(&self, filter: &DeadFilter) -> Result<u64, StoreError> {
         // One that dies again meanwhile is not met twice.
-        let filter = filter.clone().until(self.store().database_time().await?);
+        let filter = filter.as_of(self.store().database_time().await?);
         let page = i64::try_from(JOBS_MAX).unwrap_or(i64::MAX);
         let mut total = 0;
         loop {
@@ -343,6 +343,7 @@ impl Tenure {
     /// Removes the dead letters that the filter names, with their history and their unique keys; returns how
     /// many. Cancel safe, in steps: call it again if it did not come to its end.
     pub async fn purge_dead(&self, filter: &DeadFilter) -> Result<u64, StoreError> {
+        let filter = &filter.as_of(self.store().database_time().await?);
         let page = i64::try_from(JOBS_MAX).unwrap_or(i64::MAX);
         let mut total = 0;
         loop {

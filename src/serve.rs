@@ -10,6 +10,7 @@ use crate::{
     health::Health,
     http::{self, Server},
     metrics,
+    store::{NEEDS, StoreError},
     tenure::Tenure,
 };
 
@@ -42,7 +43,25 @@ pub(crate) async fn serve(
             health.beat();
             let (asked, nats_up) = (tenure.store().schema().await, tenure.queue().is_connected());
             match &asked {
-                Ok(_) => health.has("Postgres"),
+                Ok(schema) => {
+                    health.has("Postgres");
+                    match (schema.version, schema.breaks_before) {
+                        (is, _) if is < NEEDS => {
+                            let why = format!("it is at version {is}, but this program needs {NEEDS}");
+                            health.lacks("schema", format!("{why}; run `tenure migrate`"));
+                        }
+                        (is, before) if before > NEEDS => {
+                            health.lacks(
+                                "schema",
+                                format!("at version {is} it needs a newer program than this"),
+                            );
+                        }
+                        _ => health.has("schema"),
+                    }
+                }
+                Err(StoreError::NotMigrated(_)) => {
+                    health.lacks("schema", "there is none; run `tenure migrate`");
+                }
                 Err(error) => health.lacks("Postgres", error.to_string()),
             }
             if nats_up {

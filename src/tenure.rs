@@ -137,12 +137,12 @@ impl Tenure {
 
     /// Every attempt of one job, oldest first.
     pub async fn executions(&self, id: JobId) -> Result<Vec<ExecutionRow>, StoreError> {
-        self.inner.store.executions(id).await
+        self.inner.store.executions(id, i64::MAX).await
     }
 
     /// What was recovered or refused of one job, oldest first.
     pub async fn recoveries(&self, id: JobId) -> Result<Vec<RecoveryRow>, StoreError> {
-        self.inner.store.recoveries(id).await
+        self.inner.store.recoveries(id, i64::MAX).await
     }
 
     /// Waits until the messages of everything enqueued so far were confirmed, or were left to the relay.

@@ -171,14 +171,26 @@ async fn resume(view: &View, queue: &str) -> Said {
 }
 
 async fn limit(view: &View, queue: &str, ask: &Ask) -> Said {
-    let number = |name: &str| -> Result<Option<u64>, Failure> {
-        let Some(text) = ask.form.get(name) else { return Ok(None) };
+    // What was not changed stays, also if somebody else has changed it since.
+    let changed = |name: &str| -> Result<Option<Option<u64>>, Failure> {
+        let is = ask.form.get(name);
+        if !ask.form.has(name)
+            || ask.form.has(&format!("was_{name}")) && ask.form.get(&format!("was_{name}")) == is
+        {
+            return Ok(None);
+        }
+        let Some(text) = is else { return Ok(Some(None)) };
         let wrong =
             || Failure::Bad(format!("{text:?} is no limit: a number above 0, or nothing for no limit."));
-        text.trim().parse().map(Some).map_err(|_| wrong())
+        text.trim().parse().map(|limit| Some(Some(limit))).map_err(|_| wrong())
     };
-    let running = number("max_running")?.map(|n| u32::try_from(n).unwrap_or(u32::MAX));
-    let limits = QueueLimits::new().max_running(running).max_queued(number("max_queued")?);
+    let mut limits = QueueLimits::new();
+    if let Some(limit) = changed("max_running")? {
+        limits = limits.max_running(limit.map(|n| u32::try_from(n).unwrap_or(u32::MAX)));
+    }
+    if let Some(limit) = changed("max_queued")? {
+        limits = limits.max_queued(limit);
+    }
     let limited = view.tenure.limit_queue(queue, limits).await?;
     let word = |limit: Option<i64>| limit.map_or("any number".to_owned(), |limit| format!("at most {limit}"));
     Ok(format!(

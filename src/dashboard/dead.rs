@@ -11,6 +11,8 @@ use crate::{DeadLetter, store::DeadGroup};
 
 const ON_A_PAGE: i64 = 50;
 const GROUPS: i64 = 20;
+/// How many are counted, and how many of the latest are grouped.
+const COUNTED: i64 = 10_000;
 /// What the form of an action repeats, so that it acts on what was shown.
 const FIELDS: [&str; 4] = ["queue", "kind", "category", "error"];
 
@@ -26,14 +28,21 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
     }
     let store = view.tenure.store();
     // In this order: what dies in between is shown, and not acted on.
-    let (all, now) = store.count_dead(&shown).await?;
+    let (all, now) = store.count_dead(&shown, COUNTED).await?;
     let letters = store.dead_letters(&filter, ON_A_PAGE + 1).await?;
     let most = usize::try_from(ON_A_PAGE).unwrap_or(usize::MAX);
     let (has_more, letters) = (letters.len() > most, &letters[..letters.len().min(most)]);
     // On the first page, as of the latest: so it stays as it is while nothing dies.
     let shown_at = letters.first().filter(|_| !ask.query.has("before")).map_or(now, |latest| latest.died_at);
-    // All of them are read for it: not each second.
-    let groups = if ask.is_live { vec![] } else { store.dead_groups(&shown, GROUPS).await? };
+    // Not each second.
+    let groups = if ask.is_live {
+        vec![]
+    } else {
+        // The page is of use without them.
+        store.dead_groups(&shown, GROUPS, COUNTED).await.unwrap_or_default()
+    };
+    let counted = all;
+    let all = if all < COUNTED { number(all) } else { format!("{} or more", number(COUNTED)) };
     let mut live = Regions::default();
     let older = letters.last().filter(|_| has_more).map(|last| {
         let place = format!("{}-{}", last.died_at.timestamp_micros(), last.id);
@@ -41,7 +50,7 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
     });
     let newest =
         ask.query.has("before").then(|| format!("{}/dead?{}", view.base, ask.query.with("before", None)));
-    let said = format!("{} of {}", number(i64::try_from(letters.len()).unwrap_or(i64::MAX)), number(all));
+    let said = format!("{} of {}", number(i64::try_from(letters.len()).unwrap_or(i64::MAX)), all);
     let table = html! {
         div.scroll { table.cards {
             thead { tr {
@@ -72,8 +81,8 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
                     }
                     div.bulk {
                         label.check {
-                            input type="checkbox" name="all" value="1" data-matching=(all);
-                            " all " (number(all)) " that match"
+                            input type="checkbox" name="all" value="1" data-matching=(counted);
+                            " all " (all) " that match"
                         }
                         span.actions {
                             button.primary formaction={ (view.base) "/dead/redrive" } data-count="Redrive"
@@ -121,7 +130,7 @@ fn grouped(view: &View, ask: &Ask, groups: &[DeadGroup]) -> Markup {
     };
     html! {
         section.panel #groups {
-            header { h2 { "By kind and error" } p { "the most first" } }
+            header { h2 { "By kind and error" } p { "of the latest " (number(COUNTED)) ", the most first" } }
             div.scroll { table.cards {
                 thead { tr {
                     th scope="col" { "Kind" }

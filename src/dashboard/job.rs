@@ -18,7 +18,8 @@ use crate::{
 
 /// The most characters of a payload, an output or a checkpoint.
 const TEXT_MAX: i32 = 100_000;
-const EVENTS_MAX: i64 = 100;
+/// How many attempts, and how many events: the latest. A job that polls has thousands.
+const LATEST: i64 = 100;
 
 pub(super) async fn page(view: &View, ask: &Ask, id: &str) -> Result<Page, Failure> {
     let gone = || {
@@ -33,9 +34,9 @@ pub(super) async fn page(view: &View, ask: &Ask, id: &str) -> Result<Page, Failu
     let (job, texts, executions, recoveries, events) = tokio::try_join!(
         store.show_job(id),
         store.job_texts(id, TEXT_MAX),
-        store.executions(id),
-        store.recoveries(id),
-        store.recovery_events(&filter, EVENTS_MAX),
+        store.executions(id, LATEST),
+        store.recoveries(id, LATEST),
+        store.recovery_events(&filter, LATEST),
     )?;
     // Between two statements it may have moved.
     let (Some(job), Some(texts)) = (job, texts) else {
@@ -70,7 +71,8 @@ pub(super) async fn page(view: &View, ask: &Ask, id: &str) -> Result<Page, Failu
         }))
     };
     let of = if job.status == Status::Failed { "dead" } else { "jobs" };
-    Ok(live.page(job.kind.clone(), of, body))
+    let is_final = matches!(job.status, Status::Completed | Status::Cancelled);
+    Ok(live.page(job.kind.clone(), of, body).finally(is_final))
 }
 
 fn head(view: &View, ask: &Ask, job: &JobRow, texts: &JobTexts) -> Markup {
@@ -230,7 +232,12 @@ fn attempts(job: &JobRow, executions: &[ExecutionRow]) -> Markup {
         section.panel #job-attempts {
             header {
                 h2 { "Attempts and owners" }
-                p { (job.attempt) " of " (job.max_attempts) " used" }
+                p {
+                    (job.attempt) " of " (job.max_attempts) " used"
+                    @if executions.len() >= usize::try_from(LATEST).unwrap_or(usize::MAX) {
+                        "; the latest " (LATEST) " of all"
+                    }
+                }
             }
             @if executions.is_empty() {
                 div.body { p.soft { "Nobody has claimed it yet." } }

@@ -8,7 +8,10 @@ use axum::response::{
     sse::{Event, KeepAlive, Sse},
 };
 use serde_json::json;
-use tokio::{sync::mpsc, time::Instant};
+use tokio::{
+    sync::mpsc,
+    time::{Instant, timeout},
+};
 use tokio_stream::{StreamExt, wrappers::ReceiverStream};
 
 use super::{
@@ -20,6 +23,8 @@ use super::{
 const EVERY: Duration = Duration::from_secs(1);
 /// A page that takes long is rendered seldom: nobody's look may cost the database more than a tenth of its time.
 const REST: u32 = 10;
+/// Who reads nothing for so long is not waited for.
+const READ_WITHIN: Duration = Duration::from_secs(30);
 /// How many pages are followed at once.
 pub(super) const STREAMS_MAX: usize = 100;
 
@@ -34,8 +39,11 @@ pub(super) fn stream(view: Arc<View>, ask: Ask) -> Response {
         let mut known: HashMap<&'static str, String> = HashMap::new();
         loop {
             let began_at = Instant::now();
-            let (regions, is_gone) = match super::page(&view, &ask).await {
-                Ok(page) => (page.into_regions(), false),
+            let (regions, is_over) = match super::page(&view, &ask).await {
+                Ok(page) => {
+                    let is_final = page.is_final();
+                    (page.into_regions(), is_final)
+                }
                 // What the page is about has left.
                 Err(Failure::NotFound(_)) => (vec![], true),
                 // It stays as it was.
@@ -47,12 +55,15 @@ pub(super) fn stream(view: Arc<View>, ask: Ask) -> Response {
                     continue;
                 }
                 let data = json!({ "id": id, "html": html }).to_string();
-                if sender.send(Event::default().event("region").data(data)).await.is_err() {
+                let sent = timeout(READ_WITHIN, sender.send(Event::default().event("region").data(data)));
+                // It has gone, or does not read.
+                if !matches!(sent.await, Ok(Ok(()))) {
                     return;
                 }
                 known.insert(id, html);
             }
-            if is_gone {
+            // Nothing of it changes any more.
+            if is_over {
                 drop(sender.send(Event::default().event("gone").data("")).await);
                 return;
             }

@@ -22,7 +22,7 @@ mod recovery;
 mod schedules;
 mod workers;
 
-use std::{fmt::Write, net::SocketAddr, sync::Arc};
+use std::{fmt::Write, net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::{
     Router,
@@ -35,7 +35,7 @@ use axum::{
 };
 use axum_extra::extract::cookie::{Cookie, CookieJar, SameSite};
 use sha2::{Digest, Sha256};
-use tokio::{runtime::Handle, sync::Semaphore};
+use tokio::{runtime::Handle, sync::Semaphore, time::timeout};
 use uuid::Uuid;
 
 pub(crate) use access::Open;
@@ -72,6 +72,10 @@ const CSRF: &str = "tenure_csrf";
 const SAID: &str = "tenure_said";
 /// The largest form: a thousand ids, and more.
 const FORM_MAX: usize = 256 * 1024;
+/// And how long it may take to come.
+const FORM_WITHIN: Duration = Duration::from_secs(10);
+/// What an action says at most: browsers keep no cookie of more than 4 KiB.
+const SAID_MAX: usize = 700;
 
 /// What every page needs.
 #[derive(Debug)]
@@ -116,7 +120,7 @@ impl Failure {
         match self {
             Self::NotFound(text) | Self::Bad(text) | Self::Refused(text) => text.clone(),
             Self::Store(error) if error.is_unavailable() => {
-                "Postgres does not answer, or took too long. The page comes back by itself; \
+                "Postgres does not answer, or took too long. Load the page again; \
                  if it was a search, narrow it by queue, kind or age."
                     .into()
             }
@@ -244,9 +248,9 @@ async fn answer(
     };
     match method {
         Method::GET | Method::HEAD => show(view, ask, jar).await,
-        Method::POST => match axum::body::to_bytes(body, FORM_MAX).await {
-            Ok(form) => act(view, ask, &who, &headers, jar, &form).await,
-            Err(_) => failed(&view, &ask, &Failure::Bad("The form is too large.".into())),
+        Method::POST => match timeout(FORM_WITHIN, axum::body::to_bytes(body, FORM_MAX)).await {
+            Ok(Ok(form)) => act(view, ask, &who, &headers, jar, &form).await,
+            _ => failed(&view, &ask, &Failure::Bad("The form is too large, or came too slowly.".into())),
         },
         _ => StatusCode::METHOD_NOT_ALLOWED.into_response(),
     }
@@ -291,7 +295,8 @@ async fn show(view: Arc<View>, mut ask: Ask, jar: CookieJar) -> Response {
 
 fn cookie(view: &View, name: &'static str, value: String) -> Cookie<'static> {
     Cookie::build((name, value))
-        .path(format!("{}/", view.base))
+        // Without a slash at its end, which the page itself may lack.
+        .path(if view.base.is_empty() { "/".to_owned() } else { view.base.clone() })
         .http_only(true)
         .same_site(SameSite::Strict)
         .build()
@@ -325,9 +330,15 @@ async fn act(
     };
     let (is_done, said) = match done {
         Ok(Ok(said)) => (1, said),
+        Ok(Err(Failure::Store(error))) if error.is_unavailable() => (
+            0,
+            "Postgres did not answer in time: some of it may be done. Look, and do it again: that is safe."
+                .into(),
+        ),
         Ok(Err(failure)) => (0, failure.text()),
         Err(_) => (0, "It came to nothing; look at the log of `tenure serve`.".into()),
     };
+    let said: String = said.chars().take(SAID_MAX).collect();
     // Back to where it was asked, which is a page of ours and nothing else.
     let back = ask.form.get("back").filter(|back| is_ours(back)).unwrap_or_else(|| "/".into());
     let said = cookie(&view, SAID, format!("{is_done}-{}", params::encoded(&said)));

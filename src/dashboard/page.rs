@@ -26,6 +26,7 @@ pub(super) struct Page {
     of: &'static str,
     body: Markup,
     regions: Vec<Region>,
+    is_final: bool,
 }
 
 /// The regions of a page, as they are put in its body.
@@ -40,11 +41,20 @@ impl Regions {
     }
 
     pub(super) fn page(self, title: impl Into<String>, of: &'static str, body: Markup) -> Page {
-        Page { title: title.into(), of, body, regions: self.0 }
+        Page { title: title.into(), of, body, regions: self.0, is_final: false }
     }
 }
 
 impl Page {
+    /// What it is about changes no more.
+    pub(super) fn finally(self, is_final: bool) -> Self {
+        Self { is_final, ..self }
+    }
+
+    pub(super) fn is_final(&self) -> bool {
+        self.is_final
+    }
+
     pub(super) fn into_regions(self) -> Vec<Region> {
         self.regions.into_iter().chain([notice(None)]).collect()
     }

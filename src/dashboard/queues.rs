@@ -122,6 +122,8 @@ fn limits(view: &View, ask: &Ask, queues: &[QueueRow]) -> Markup {
                             td.num {
                                 form method="post" id=(form) action={ (view.base) "/queues/" (of.queue) "/limit" } {
                                     (page::own(ask))
+                                    input type="hidden" name="was_max_running" value=[of.max_running];
+                                    input type="hidden" name="was_max_queued" value=[of.max_queued];
                                     button { "Set" }
                                 }
                             }

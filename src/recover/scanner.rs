@@ -13,6 +13,7 @@ use std::{ops::ControlFlow, time::Duration};
 use super::report_taken;
 use crate::{
     fault,
+    job::JobError,
     store::{Store, StoreError},
 };
 
@@ -53,7 +54,11 @@ pub(crate) async fn scan(
     store.forget_workers(None, FORGOTTEN_AFTER).await?;
     // Only figures: with a very long queue it may take too long.
     if let Err(error) = store.measure().await {
-        tracing::warn!(%error, "the queues were not counted; their metrics are those of the last scan");
+        let error = JobError::from(error).text();
+        tracing::warn!(error, "the queues were not counted; their metrics are those of the last scan");
+    }
+    if let Err(error) = store.forget_activity().await {
+        tracing::debug!(%error, "old figures are forgotten later");
     }
     Ok(reset)
 }

@@ -1,5 +1,7 @@
 //! Activity: the statements about what was done in each minute. One method, one statement.
 
+use std::time::Duration;
+
 use serde::Serialize;
 use sqlx::query;
 #[cfg(feature = "cli")]
@@ -8,10 +10,13 @@ use sqlx::{Row, postgres::PgRow};
 #[cfg(feature = "cli")]
 use super::ACTIVITY;
 use super::{
-    REPORT,
+    FORGET_ACTIVITY, REPORT,
     call::{Store, StoreError},
 };
 use crate::tally::Done;
+
+/// Only figures: nothing waits for them for long.
+const REPORTED_WITHIN: Duration = Duration::from_secs(1);
 
 /// What a worker has done in one queue.
 #[derive(Debug, Serialize)]
@@ -36,7 +41,12 @@ impl Store {
         // In one order, so that workers who report at once wait for each other and never in a circle.
         reported.sort_by_key(|of| of.queue);
         let reported = serde_json::to_value(&reported).unwrap_or_default();
-        self.rows(query(REPORT).bind(reported)).await.map(drop)
+        self.rows_within(REPORTED_WITHIN, query(REPORT).bind(reported)).await.map(drop)
+    }
+
+    /// Forgets what nobody looks at any more.
+    pub(crate) async fn forget_activity(&self) -> Result<(), StoreError> {
+        self.rows_within(REPORTED_WITHIN, query(FORGET_ACTIVITY)).await.map(drop)
     }
 
     /// What all workers have done, by minute and queue.

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures::future::BoxFuture;
+use futures::{FutureExt, future::BoxFuture};
 use sqlx::{
     AssertSqlSafe, ConnectOptions, Connection, Execute, PgConnection, Postgres, SqlStr,
     pool::PoolConnection,
@@ -484,6 +484,32 @@ impl Store {
         // Otherwise its transaction may be open still: the connection is closed, and rolls it back.
         held.finished = answer.is_ok();
         self.observe(answer)
+    }
+
+    /// Runs a statement of somebody who looks. The server ends it in half the time of a call: whoever asked may have
+    /// gone, and many may ask.
+    #[cfg(feature = "cli")]
+    pub(super) async fn rows_for_a_look(&self, query: Query<'static, Postgres, PgArguments>) -> Rows {
+        self.rows_within(self.within / 2, query).await
+    }
+
+    /// Runs a statement that the server ends after this time, which says nothing of the server.
+    pub(super) async fn rows_within(
+        &self,
+        within: Duration,
+        query: Query<'static, Postgres, PgArguments>,
+    ) -> Rows {
+        self.own_transaction(move |transaction| {
+            async move {
+                sqlx::query(super::LIMIT_STATEMENT)
+                    .bind(within.as_millis().to_string())
+                    .execute(&mut *transaction)
+                    .await?;
+                query.fetch_all(&mut *transaction).await
+            }
+            .boxed()
+        })
+        .await
     }
 
     /// Ends the session of a transaction that was given up, whatever it is doing. Returns at once.

@@ -90,6 +90,13 @@ impl DeadFilter {
         self
     }
 
+    /// The same as of now: what gets old enough later is none of them.
+    pub(crate) fn as_of(&self, now: DateTime<Utc>) -> Self {
+        let age = chrono::TimeDelta::from_std(self.older_than).unwrap_or(chrono::TimeDelta::MAX);
+        let until = now.checked_sub_signed(age).unwrap_or(DateTime::UNIX_EPOCH);
+        Self { older_than: Duration::ZERO, ..self.clone().until(until) }
+    }
+
     pub(super) fn bind<'q>(
         &self,
         query: Query<'q, Postgres, PgArguments>,

@@ -18,8 +18,6 @@ WITH counted AS MATERIALIZED (
            oldest_due_at = excluded.oldest_due_at
 ), gone AS (
     DELETE FROM tenure.queue_stats WHERE queue NOT IN (SELECT queue FROM counted)
-), forgotten AS (
-    DELETE FROM tenure.activity WHERE minute < statement_timestamp() - interval '1 day'
 )
 UPDATE tenure.scanner_state
    SET measured_at = clock_timestamp(), dead = (SELECT count(*) FROM tenure.dead_letter_jobs),

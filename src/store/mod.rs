@@ -139,6 +139,7 @@ statements! {
     FLEET = "fleet";
     REPORT = "report";
     ACTIVITY = "activity";
+    FORGET_ACTIVITY = "forget_activity";
     NOTE_REFUSED = "note_refused";
     REGISTER_WORKER = "register_worker";
     FORGET_WORKERS = "forget_workers";

@@ -121,20 +121,26 @@ impl Store {
         Ok(rows.iter().map(count).collect::<Result<_, sqlx::Error>>()?)
     }
 
-    /// How many dead letters there are of these, and when that was.
-    pub(crate) async fn count_dead(&self, filter: &DeadFilter) -> Result<(i64, DateTime<Utc>), StoreError> {
-        let rows = self.rows(filter.bind(query(COUNT_DEAD))).await?;
+    /// How many dead letters there are of these, counted to this number, and when that was.
+    pub(crate) async fn count_dead(
+        &self,
+        filter: &DeadFilter,
+        most: i64,
+    ) -> Result<(i64, DateTime<Utc>), StoreError> {
+        let rows = self.rows_for_a_look(filter.bind(query(COUNT_DEAD)).bind(most)).await?;
         let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
         Ok((row.try_get("jobs")?, row.try_get("now")?))
     }
 
-    /// Dead letters by what they died of, the most first.
+    /// The latest dead letters by what they died of, the most first.
     pub(crate) async fn dead_groups(
         &self,
         filter: &DeadFilter,
         limit: i64,
+        of_the_latest: i64,
     ) -> Result<Vec<DeadGroup>, StoreError> {
-        let rows = self.rows(filter.bind(query(DEAD_GROUPS)).bind(limit)).await?;
+        let rows =
+            self.rows_for_a_look(filter.bind(query(DEAD_GROUPS)).bind(limit).bind(of_the_latest)).await?;
         let group = |row: &PgRow| {
             Ok(DeadGroup {
                 of: DeadCount {

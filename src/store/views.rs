@@ -197,22 +197,24 @@ impl Store {
         with_payloads: bool,
     ) -> Result<Vec<JobRow>, StoreError> {
         let age = |age: Option<Duration>| age.map(|age| age.min(AGE_MAX).as_secs_f64());
-        let rows = self
-            .rows(
-                query(LIST_JOBS)
-                    .bind(filter.status.map(Status::as_str))
-                    .bind(filter.queue.clone())
-                    .bind(filter.kind.clone())
-                    .bind(filter.worker.clone())
-                    .bind(age(filter.older_than))
-                    .bind(age(filter.newer_than))
-                    .bind(filter.error.clone())
-                    .bind(filter.before)
-                    .bind(limit)
-                    .bind(filter.text.clone())
-                    .bind(with_payloads),
-            )
-            .await?;
+        let list = query(LIST_JOBS)
+            .bind(filter.status.map(Status::as_str))
+            .bind(filter.queue.clone())
+            .bind(filter.kind.clone())
+            .bind(filter.worker.clone())
+            .bind(age(filter.older_than))
+            .bind(age(filter.newer_than))
+            .bind(filter.error.clone())
+            .bind(filter.before)
+            .bind(limit)
+            .bind(filter.text.clone())
+            .bind(with_payloads);
+        #[cfg(feature = "cli")]
+        if !with_payloads {
+            let rows = self.rows_for_a_look(list).await?;
+            return Ok(rows.iter().map(job_row).collect::<Result<_, _>>()?);
+        }
+        let rows = self.rows(list).await?;
         Ok(rows.iter().map(job_row).collect::<Result<_, _>>()?)
     }
 
@@ -254,9 +256,9 @@ impl Store {
         Ok(rows.first().map(job_row).transpose()?)
     }
 
-    /// Every attempt of one job.
-    pub(crate) async fn executions(&self, job: JobId) -> Result<Vec<ExecutionRow>, StoreError> {
-        let rows = self.rows(query(EXECUTIONS).bind(job)).await?;
+    /// The latest attempts of one job, oldest first.
+    pub(crate) async fn executions(&self, job: JobId, most: i64) -> Result<Vec<ExecutionRow>, StoreError> {
+        let rows = self.rows(query(EXECUTIONS).bind(job).bind(most)).await?;
         let execution = |row: &PgRow| {
             Ok(ExecutionRow {
                 fencing_token: row.try_get("fencing_token")?,
@@ -287,9 +289,9 @@ impl Store {
         Ok(rows.iter().map(rule).collect::<Result<_, sqlx::Error>>()?)
     }
 
-    /// What was recovered or refused of one job.
-    pub(crate) async fn recoveries(&self, job: JobId) -> Result<Vec<RecoveryRow>, StoreError> {
-        let rows = self.rows(query(RECOVERIES).bind(job)).await?;
+    /// What was last recovered or refused of one job, oldest first.
+    pub(crate) async fn recoveries(&self, job: JobId, most: i64) -> Result<Vec<RecoveryRow>, StoreError> {
+        let rows = self.rows(query(RECOVERIES).bind(job).bind(most)).await?;
         let event = |row: &PgRow| {
             Ok(RecoveryRow {
                 at: row.try_get("at")?,

@@ -66,13 +66,23 @@ impl<S: Send + Sync + 'static> Shared<S> {
             if let Err(error) = self.store.register_worker(&registration).await {
                 tracing::warn!(%error, "the worker's row was not renewed");
             }
-            self.report().await;
             self.probe_ourselves(&mut registration).await;
         }
     }
 
-    /// Adds what was done to what all workers have done in this minute.
+    /// Tells, again and again, what was done.
+    pub(super) async fn report_on(self: Arc<Self>) {
+        loop {
+            sleep(jittered(self.timing.renew_every)).await;
+            self.report().await;
+        }
+    }
+
+    /// Adds what was done to what all workers have done in this minute. What is not taken is dropped: it is for people,
+    /// and what was sent without an answer may have been counted.
     pub(super) async fn report(&self) {
+        // Told once: it is nothing that a job would notice.
+        static TOLD: AtomicBool = AtomicBool::new(false);
         let done: Vec<_> = (self.measures.iter())
             .filter_map(|(queue, of)| of.tally.take().map(|done| (queue.as_str(), done)))
             .collect();
@@ -80,20 +90,16 @@ impl<S: Send + Sync + 'static> Shared<S> {
             return;
         }
         if let Err(error) = self.store.report(&done).await {
-            // Told once: it is nothing that a job would notice.
-            static TOLD: AtomicBool = AtomicBool::new(false);
-            if error.is_denied() && !TOLD.swap(true, Ordering::Relaxed) {
+            let is_news = error.is_denied() && !TOLD.swap(true, Ordering::Relaxed);
+            let error = JobError::from(error).text();
+            if is_news {
                 tracing::warn!(
-                    %error,
-                    "the dashboard's rates lack this worker: its role may not write tenure.activity; \
-                    run postgres/roles.sql again"
+                    error,
+                    "the dashboard's rates lack this worker: run postgres/roles.sql again, so that its role may write \
+                    tenure.activity"
                 );
-            }
-            tracing::debug!(%error, "what was done is reported later");
-            for (queue, done) in &done {
-                if let Some(of) = self.measures.get(*queue) {
-                    of.tally.give_back(done);
-                }
+            } else {
+                tracing::debug!(error, "what was done is not in the dashboard's rates");
             }
         }
     }

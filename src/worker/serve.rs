@@ -107,6 +107,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
         background.spawn("heartbeat", self.heartbeat.clone().run());
         background.spawn("listen", self.clone().listen(control));
         background.spawn("renew", self.clone().renew(registration));
+        background.spawn("report", self.clone().report_on());
         background.spawn("give back", self.clone().give_back());
         background.spawn("settings", self.clone().follow_settings());
         background.spawn("fleet", fleet::show(self.store.clone(), self.timing.scan_every / 3));

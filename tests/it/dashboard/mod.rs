@@ -8,7 +8,9 @@ use std::{net::SocketAddr, time::Duration};
 use serde_json::{Value, json};
 use tenure::{JobContext, JobError, JobId, JobRequest, KindOptions, Outcome, QueueLimits, Schedule, Worker};
 
-use crate::harness::{Answer, Bench, Child, Running, ask, bench, bench_with_servers, free_address};
+use crate::harness::{
+    Answer, Bench, Child, Running, ask, bench, bench_with, bench_with_servers, free_address,
+};
 
 const PAGES: [(&str, &str); 7] = [
     ("/", "Overview"),
@@ -612,7 +614,8 @@ async fn with_a_hundred_thousand_jobs_every_page_is_short_and_a_viewer_may_serve
         assert!(page.body.len() < 200_000, "{path} has {} bytes", page.body.len());
     }
     let groups = dashboard.get("/dead").await.body;
-    assert!(groups.contains("<b>20,000</b>"), "one group, whatever the number in the error");
+    assert!(groups.contains("<b>10,000</b>"), "one group, whatever the number in the error");
+    assert!(groups.contains("50 of 10,000 or more"));
     assert!(groups.contains("error=is+unknown"), "it leads to what its errors have in common");
     // Page after page, each job once.
     let (mut path, mut seen) = ("/jobs?status=completed".to_owned(), std::collections::BTreeSet::new());
@@ -726,4 +729,53 @@ async fn what_went_wrong_is_told_with_the_owners_before_and_after() {
     assert!(dashboard.get("/").await.body.contains("<b>1</b> <span>stale writes refused"));
     frozen.kill().await;
     after.kill().await;
+}
+
+/// Figures are not worth a wait: what is not taken is dropped, and the worker goes on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_locked_table_of_figures_stops_no_worker() {
+    let bench = bench_with(|config| {
+        config.timing.renew_every = Duration::from_millis(300);
+        config.timing.database_within = Duration::from_secs(3);
+    })
+    .await;
+    let working = worker(&bench);
+    let mut lock = bench.pool.begin().await.unwrap();
+    sqlx::query("LOCK TABLE tenure.activity IN ACCESS EXCLUSIVE MODE").execute(&mut *lock).await.unwrap();
+    let deadline = std::time::Instant::now() + Duration::from_secs(6);
+    let mut done = 0;
+    while std::time::Instant::now() < deadline {
+        let job = enqueue(&bench, json!(1)).await;
+        bench.until_finished(job).await;
+        done += 1;
+        // Renewed all the while.
+        let age: f64 = bench
+            .value("SELECT extract(epoch FROM clock_timestamp() - last_seen_at)::float8 FROM tenure.workers")
+            .await;
+        assert!(age < 2.0, "{age}");
+    }
+    assert!(done > 10, "{done}");
+    lock.rollback().await.unwrap();
+    enqueue(&bench, json!(1)).await;
+    bench.until("EXISTS (SELECT FROM tenure.activity WHERE completed > 0)").await;
+    working.stop().await;
+}
+
+/// A job that polls has thousands of attempts: its page has the latest.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_page_of_a_job_with_many_attempts_is_short() {
+    let bench = bench().await;
+    let job = enqueue(&bench, json!(1)).await;
+    let attempts = format!(
+        "INSERT INTO tenure.job_executions (job_id, fencing_token, attempt, claim_id, worker_id, started_at, finished_at,
+                outcome)
+         SELECT '{job}', n, 1, gen_random_uuid(), 'w-' || n, now(), now(), 'snoozed' FROM generate_series(1, 20000) n"
+    );
+    bench.execute(&attempts).await;
+    let dashboard = Dashboard::start(&bench, &[], &[]).await;
+    let page = dashboard.get(&format!("/jobs/{job}")).await.body;
+    assert!(page.len() < 200_000, "{}", page.len());
+    assert!(
+        page.contains("w-20000") && page.contains("the latest 100 of all") && !page.contains(">w-19900<")
+    );
 }
