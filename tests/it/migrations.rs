@@ -24,6 +24,7 @@ const RELEASED: &[(i64, &str, &str)] = &[
     (2, "every_end", "bf68082272f9a0214bf9a5ad74f0a607d634b085bebb8e8e15fc5e0525dd3298"),
     (3, "lean_checks", "6ae0ec52100879eb0098000361a04322d95e09685af358b4169b6d74d2eaf6aa"),
     (4, "operate", "420c5860758018e3b61c49d89872566e7e307c3598941699af7ee119ff60fd22"),
+    (5, "show", "5bc182297730b34b02a94c8fb34a0f0db6d9b27ef9d19baa5362fa54110a81ae"),
 ];
 
 /// From this one on a migration only adds. Those before it came before anybody had to update.
@@ -45,6 +46,7 @@ pub const NEXT: &str = "
     ALTER TABLE tenure.queue_stats ADD COLUMN next_text text, ADD COLUMN next_number int NOT NULL DEFAULT 7;
     ALTER TABLE tenure.schedules ADD COLUMN next_text text, ADD COLUMN next_number int NOT NULL DEFAULT 7;
     ALTER TABLE tenure.scanner_state ADD COLUMN next_text text, ADD COLUMN next_number int NOT NULL DEFAULT 7;
+    ALTER TABLE tenure.activity ADD COLUMN next_text text, ADD COLUMN next_number int NOT NULL DEFAULT 7;
     ALTER TABLE tenure.relay_marks ADD COLUMN next_text text, ADD COLUMN next_number int NOT NULL DEFAULT 7;
     CREATE INDEX workers_next ON tenure.workers (pid);";
 
