@@ -50,12 +50,8 @@ test-postgres-17:
 	@scripts/setup postgres-17
 	@copy=$$(mktemp -d) && chmod 755 $$copy && cp -r .tools/postgres-17/native $$copy/postgres && \
 		TENURE_PG_BIN=$$copy/postgres/bin $(MAKE) --no-print-directory run-test \
-			TESTS="--test it -- --skip faults::nats --skip faults::network --skip faults::crashes --skip faults::load \
-				--skip faults::replicas --skip exec:: --skip bench:: --skip cli --skip config:: --skip health:: \
-				--skip testing:: --skip vanished:: --skip run:: --skip limits:: --skip shutdown:: --skip crash:: \
-				--skip example:: --skip guide:: --skip producers:: --skip roles:: --skip write_loss:: --skip faults::messages \
-				--skip faults::bodies --skip faults::recovery --skip dashboard::browser --skip compose:: --skip traces:: \
-				--skip log:: --skip deploys:: --skip properties::"; \
+			TESTS="--test it -- schema:: plans:: claim:: batches:: effects:: recover:: retention:: queues:: schedules:: dead:: \
+				enqueue:: submit:: cancel:: migrations:: verify:: faults::postgres faults::answers dashboard::with dashboard::every_page"; \
 		code=$$?; rm -rf $$copy; exit $$code
 
 # TRIALS=20 make trials: fewer of them. Ten at a time, half a minute each.
@@ -153,7 +149,7 @@ run-demo:
 	$${CARGO_TARGET_DIR:-target}/debug/examples/code_evolution demo
 
 # Most tests wait for something to be noticed: more of them at once than there are cores.
-run-test: export RUST_TEST_THREADS ?= 4
+run-test: export RUST_TEST_THREADS ?= 6
 run-test:
 	PYTHONPATH=$(CURDIR)/.tools/python $(CARGO) test --locked --all-features $(TESTS)
 
@@ -167,6 +163,7 @@ book: check-docs
 	mdbook build
 
 check: setup check-docs
+	@python3 scripts/check_dependencies.py
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --all-targets --all-features -- -D warnings
 	$(CARGO) clippy --locked --lib -- -D warnings
