@@ -149,7 +149,7 @@ run-demo:
 	$${CARGO_TARGET_DIR:-target}/debug/examples/code_evolution demo
 
 # Most tests wait for something to be noticed: more of them at once than there are cores.
-run-test: export RUST_TEST_THREADS ?= 6
+run-test: export RUST_TEST_THREADS ?= 4
 run-test:
 	PYTHONPATH=$(CURDIR)/.tools/python $(CARGO) test --locked --all-features $(TESTS)
 

@@ -107,7 +107,7 @@ async fn a_claim_that_waited_for_the_winner_sees_the_winner() {
 async fn a_woken_worker_whose_job_was_taken_can_write_nothing() {
     let bench = bench().await;
     bench.execute("CREATE TABLE public.app_effects (job uuid, token bigint)").await;
-    let sleeper = Child::start(&bench, "worker");
+    let sleeper = Child::start(&bench, "worker that goes on");
     let steps = ["then complete", "then fail", "then progress", "then fenced_tx"]
         .map(|first| Step::new(&bench, first));
     let jobs = bench.tenure.enqueue_many(steps.clone()).await.unwrap();

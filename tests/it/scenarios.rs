@@ -6,8 +6,8 @@ use futures::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 use sqlx::PgConnection;
 use tenure::{
-    Config, ContextError, FencingToken, Job, JobContext, JobError, JobId, KindOptions, OnCrash, Outcome,
-    Tenure, Worker,
+    Config, ContextError, FencingToken, Job, JobContext, JobError, JobId, KindOptions, OnCrash, OnWriteLoss,
+    Outcome, Tenure, Worker,
 };
 
 /// A job whose handler tells a folder how far it is, and waits there for permission to go on.
@@ -211,6 +211,13 @@ async fn child() {
     match scenario.as_str() {
         "worker" => Worker::builder(&tenure)
             .handle(step)
+            .concurrency("steps", 4)
+            .run_until(tenure::shutdown_signal())
+            .await
+            .unwrap(),
+        // Even when it has to assume that others take its jobs: so it is the database that stops it.
+        "worker that goes on" => Worker::builder(&tenure)
+            .handle_with(KindOptions::new().on_write_loss(OnWriteLoss::KeepRunning), step)
             .concurrency("steps", 4)
             .run_until(tenure::shutdown_signal())
             .await
