@@ -269,6 +269,7 @@ async fn a_handler_sees_why_it_is_stopped() {
 async fn cancellations_and_batches_of_progress_never_wait_for_each_other_in_a_circle() {
     let bench = bench_with(patient).await;
     bench.tenure.enqueue_many((0..60).map(job)).await.unwrap();
+    bench.tenure.flush().await;
     bench
         .execute(
             "UPDATE tenure.jobs SET status = 'processing', attempt = 1, fencing_token = 1, claim_id = id, worker_id = 'w',
