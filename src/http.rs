@@ -77,8 +77,8 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Listens, and answers from a thread of its own.
-    pub(crate) fn start(listen: SocketAddr, router: Router) -> io::Result<Self> {
+    /// Listens, and answers from a thread of its own; the log says `what` is there.
+    pub(crate) fn start(listen: SocketAddr, router: Router, what: &str) -> io::Result<Self> {
         let listener = TcpListener::bind(listen)?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
@@ -96,7 +96,7 @@ impl Server {
                 }
             });
         })?;
-        tracing::info!(%address, "serving /metrics, /livez, /readyz and /startupz");
+        tracing::info!(%address, "serving {what}");
         Ok(Self { _stop: stop })
     }
 }

@@ -36,7 +36,9 @@ pub(crate) async fn serve(
 ) -> Result<(), ServeError> {
     let health = Health::new(HUNG_AFTER);
     let pages = dashboard::router(tenure, address, http::metrics())?;
-    let server = Server::start(address, http::probes(health.clone()).merge(pages))
+    let base = &tenure.config().serve.base_path;
+    let what = format!("the dashboard at {base}/, and /metrics, /livez, /readyz and /startupz");
+    let server = Server::start(address, http::probes(health.clone()).merge(pages), &what)
         .map_err(|source| ServeError::Listen { address, source })?;
     let looks = async {
         loop {

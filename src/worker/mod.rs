@@ -399,6 +399,7 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
                 crate::http::Server::start(
                     address,
                     crate::http::probes(self.health.clone()).route("/metrics", crate::http::metrics()),
+                    "/metrics, /livez, /readyz and /startupz",
                 )
                 .map_err(|error| WorkerError::Listen { address, reason: error.to_string() })?,
             ),

@@ -151,7 +151,9 @@ impl<S: Send + Sync + 'static> Shared<S> {
                 "every thread for handlers is blocked; the worker ends"
             );
         }
-        tracing::info!(worker = %self.worker_id, running = self.running.all().len(), "stopping: no new jobs");
+        let running = self.running.all().len();
+        let waits = humantime::format_duration(self.timing.pull_for).to_string();
+        tracing::info!(worker = %self.worker_id, running, open_requests_last = waits, "stopping: no new jobs");
         stop_pulling.cancel();
         while let Some(pulled) = pulls.join_next().await {
             // One that panicked has dropped its jobs, which others take back.

@@ -45,7 +45,7 @@ impl Dashboard {
         let mut command = bench.program(&[&["serve", "--listen", &listen][..], arguments].concat());
         command.envs(variables.iter().copied());
         let mut serve = Child::spawn(command, "dashboard");
-        serve.until_log("serving /metrics").await;
+        serve.until_log("serving the dashboard").await;
         Self { address, serve }
     }
 
