@@ -1,6 +1,6 @@
 //! `tenure dev`: private servers until Ctrl-C.
 
-use std::{fs, path::PathBuf, process::ExitCode};
+use std::{fs, net::SocketAddr, path::PathBuf, process::ExitCode};
 
 use anyhow::{Context, bail};
 
@@ -39,6 +39,7 @@ pub(super) async fn run(args: &DevArgs) -> anyhow::Result<ExitCode> {
     print!("{environment}");
     eprintln!("\n  tenure enqueue demo hello '{{\"name\": \"world\"}}'");
     eprintln!("  tenure work demo --exec 'cat >&2'");
+    eprintln!("  tenure serve    # the dashboard, at http://{}", SocketAddr::from(super::serve::LISTEN));
     shutdown_signal().await;
     eprintln!("tenure dev: stopping");
     servers.stop();

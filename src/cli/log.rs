@@ -26,7 +26,7 @@ pub(super) struct Log {
 impl Log {
     /// Logs from here on.
     pub(super) fn start(command: &Command) -> Result<Self, Usage> {
-        let mut layers: Layers = vec![lines(format()?)];
+        let mut layers: Layers = vec![lines(format()?, filter()?)];
         #[cfg(feature = "otel")]
         let traces = traces(command, &mut layers);
         #[cfg(not(feature = "otel"))]
@@ -72,10 +72,20 @@ fn format() -> Result<Format, Usage> {
     }
 }
 
+fn filter() -> Result<EnvFilter, Usage> {
+    let directives = match std::env::var(EnvFilter::DEFAULT_ENV) {
+        Ok(directives) if !directives.trim().is_empty() => directives,
+        Ok(_) | Err(std::env::VarError::NotPresent) => "warn,tenure=info,async_nats=error".into(),
+        Err(error) => return Err(Usage(format!("{}: {error}", EnvFilter::DEFAULT_ENV))),
+    };
+    EnvFilter::try_new(&directives).map_err(|error| {
+        let name = EnvFilter::DEFAULT_ENV;
+        Usage(format!("{name} is {directives:?}: {error}; for example warn,tenure=debug"))
+    })
+}
+
 /// The lines of the log, each an event.
-fn lines(format: Format) -> Box<dyn Layer<Registry> + Send + Sync> {
-    let filter = EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| EnvFilter::new("warn,tenure=info,async_nats=error"));
+fn lines(format: Format, filter: EnvFilter) -> Box<dyn Layer<Registry> + Send + Sync> {
     match format {
         Format::Text => {
             // Whatever it is set to; empty is not set. clap sees to its own messages, and nothing else has colours.

@@ -6,7 +6,7 @@ use super::{Cli, ServeArgs};
 use crate::{Tenure, serve::serve, shutdown_signal};
 
 /// Where it listens, unless told otherwise: on this host alone.
-const LISTEN: ([u8; 4], u16) = ([127, 0, 0, 1], 9090);
+pub(super) const LISTEN: ([u8; 4], u16) = ([127, 0, 0, 1], 9090);
 
 pub(super) async fn run(cli: &Cli, args: &ServeArgs) -> anyhow::Result<ExitCode> {
     let mut config = cli.config()?;

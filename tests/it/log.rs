@@ -96,7 +96,7 @@ async fn every_line_about_a_job_has_the_job_the_token_and_the_worker_and_none_ha
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_format_of_the_log_can_be_set_and_another_word_is_refused() {
+async fn the_log_can_be_set_and_what_cannot_be_understood_is_refused() {
     let bench = bench().await;
     let work = |format: &str| {
         let mut command = bench.program(&["work", "q", "--exec", "true"]);
@@ -116,6 +116,15 @@ async fn the_format_of_the_log_can_be_set_and_another_word_is_refused() {
     assert_eq!(refused.wait().await, Some(2), "{}", refused.log());
     assert!(
         refused.log().contains("TENURE_LOG_FORMAT is \"xml\", but must be text or json"),
+        "{}",
+        refused.log()
+    );
+    let mut command = bench.program(&["work", "q", "--exec", "true"]);
+    command.env("RUST_LOG", "tenure=loud");
+    let mut refused = Child::spawn(command, "work");
+    assert_eq!(refused.wait().await, Some(2), "{}", refused.log());
+    assert!(
+        refused.log().contains("RUST_LOG is \"tenure=loud\": error parsing level filter"),
         "{}",
         refused.log()
     );
