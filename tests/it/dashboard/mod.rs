@@ -8,8 +8,11 @@ use std::{net::SocketAddr, time::Duration};
 use serde_json::{Value, json};
 use tenure::{JobContext, JobError, JobId, JobRequest, KindOptions, Outcome, QueueLimits, Schedule, Worker};
 
-use crate::harness::{
-    Answer, Bench, Child, Running, ask, bench, bench_with, bench_with_servers, free_address,
+use crate::{
+    harness::{
+        Answer, Bench, Child, Running, ask, bench, bench_with, bench_with_servers, free_address, until_file,
+    },
+    scenarios::Step,
 };
 
 const PAGES: [(&str, &str); 7] = [
@@ -701,19 +704,14 @@ async fn rates_are_of_what_all_workers_report() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_went_wrong_is_told_with_the_owners_before_and_after() {
     let bench = bench().await;
-    let script = "for i in $(seq 20); do echo '{\"progress\": 10}'; sleep 0.1; done";
-    let work = |name: &str| {
-        let mut command = bench.program(&["work", "q", "--exec", script]);
-        command.env("TENURE_HOSTNAME", name);
-        Child::spawn(command, name)
-    };
-    let mut frozen = work("frozen");
-    let job = enqueue(&bench, json!(1)).await;
-    bench.until("EXISTS (SELECT FROM tenure.jobs WHERE worker_id LIKE 'frozen-%')").await;
+    let mut frozen = Child::on(&bench, "frozen", "worker that goes on");
+    let step = Step::new(&bench, "then progress");
+    let job = bench.tenure.enqueue(step.clone()).await.unwrap().id;
+    until_file(&step.file("started")).await;
     frozen.signal(rustix::process::Signal::STOP);
-    let mut after = work("after");
+    let mut after = Child::on(&bench, "after", "worker");
     bench.until("EXISTS (SELECT FROM tenure.job_history WHERE worker_id LIKE 'after-%')").await;
-    // By now its command has ended, too, and it says so.
+    std::fs::write(step.file("go"), "").unwrap();
     frozen.signal(rustix::process::Signal::CONT);
     bench.until("EXISTS (SELECT FROM tenure.recovery_events WHERE event = 'refused_write')").await;
     let dashboard = Dashboard::start(&bench, &[], &[]).await;
