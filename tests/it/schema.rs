@@ -148,7 +148,11 @@ async fn the_views_have_the_columns_that_others_rely_on() {
 async fn history_is_kept_by_day_and_a_missing_day_stops_no_completion() {
     let bench = bench().await;
     let partitions = "pg_inherits WHERE inhparent = 'tenure.job_history'::regclass";
-    assert_eq!(bench.count(partitions).await, 10, "yesterday, today, a week ahead, and the rest");
+    // The schema may be of the day before, if it is midnight.
+    let begun: i32 = bench.value("SELECT tenure.create_history_partitions(7)").await;
+    assert!(begun <= 1, "{begun}");
+    let existing = bench.count(partitions).await - i64::from(begun);
+    assert_eq!(existing, 10, "yesterday, today, a week ahead, and the rest");
     assert_eq!(bench.value::<i32>("SELECT tenure.create_history_partitions(7)").await, 0);
     assert_eq!(bench.value::<i32>("SELECT tenure.create_history_partitions(9)").await, 2);
     // A job whose id is of 2001, as a producer with a broken clock makes it.

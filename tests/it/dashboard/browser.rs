@@ -2,19 +2,23 @@
 
 use std::{net::SocketAddr, process::Stdio, time::Duration};
 
-use fantoccini::{Client, ClientBuilder, Locator, key::Key};
+use fantoccini::{
+    Client, ClientBuilder, Locator,
+    error::{CmdError, ErrorStatus},
+    key::Key,
+};
 use hyper_util::client::legacy::connect::HttpConnector;
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::{Value, json};
 use tenure::{JobContext, JobRequest, KindOptions, Outcome, Schedule, Worker};
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
     process::{Child as Process, Command},
-    sync::watch,
+    sync::{Semaphore, SemaphorePermit, watch},
 };
 
-use super::{Dashboard, EVIL, PAGES, enqueue, until_processing, worker};
-use crate::harness::{Bench, Running, bench};
+use super::{Dashboard, EVIL, PAGES, calm, enqueue, until_processing, worker};
+use crate::harness::{Bench, Running};
 
 /// How large the window is, and what its user's system prefers.
 #[derive(Clone, Copy)]
@@ -38,24 +42,42 @@ impl Look {
 /// A browser of this test's own; it ends with it.
 pub(super) struct Browser {
     client: Client,
-    _driver: Process,
+    _driver: Driver,
     _folder: tempfile::TempDir,
+    _one_of_few: Option<SemaphorePermit<'static>>,
     base: String,
+}
+
+/// Tests that have a browser: one keeps a core busy while it starts and draws.
+static AT_ONCE: Semaphore = Semaphore::const_new(3);
+
+/// `chromedriver`, and in its group the browser that it started: killed alone, it leaves that behind.
+struct Driver(Process);
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        if let Some(group) = self.0.id().and_then(|id| Pid::from_raw(id.try_into().ok()?)) {
+            kill_process_group(group, Signal::KILL).ok();
+        }
+    }
 }
 
 impl Browser {
     async fn at(address: SocketAddr) -> Self {
-        Self::sized(address, Look::new(1_280, 900)).await
+        let permit = AT_ONCE.acquire().await.unwrap();
+        let browser = Self::sized(address, Look::new(1_280, 900)).await;
+        Self { _one_of_few: Some(permit), ..browser }
     }
 
     pub(super) async fn sized(address: SocketAddr, look: Look) -> Self {
         let Look { width, height, is_dark, prefers_dark } = look;
         let mut command = Command::new("chromedriver");
-        command.args(["--port=0"]).stdout(Stdio::piped()).stderr(Stdio::null()).kill_on_drop(true);
+        command.args(["--port=0"]).stdout(Stdio::piped()).stderr(Stdio::null()).process_group(0);
         let mut driver = command.spawn().unwrap_or_else(|error| {
             panic!("chromedriver: {error}. Debian: apt-get install chromium chromium-driver")
         });
         let mut lines = BufReader::new(driver.stdout.take().unwrap()).lines();
+        let driver = Driver(driver);
         let port: u16 = loop {
             let line = lines.next_line().await.unwrap().expect("chromedriver says its port");
             if let Some((_, port)) = line.split_once("started successfully on port ") {
@@ -89,7 +111,8 @@ impl Browser {
             .unwrap();
         // A headless window has a frame of its own; the page gets this size.
         client.set_window_size(width, height).await.unwrap();
-        let browser = Self { client, _driver: driver, _folder: folder, base: format!("http://{address}") };
+        let base = format!("http://{address}");
+        let browser = Self { client, _driver: driver, _folder: folder, _one_of_few: None, base };
         if is_dark {
             browser.open("/").await;
             browser.value("localStorage.setItem('tenure.theme', 'dark')").await;
@@ -150,9 +173,20 @@ impl Browser {
     }
 
     async fn press(&self, keys: &str) {
-        let body = self.client.find(Locator::Css("body")).await.unwrap();
-        let active = self.client.active_element().await.unwrap_or(body);
-        active.send_keys(keys).await.unwrap();
+        let deadline = std::time::Instant::now() + Duration::from_secs(20);
+        loop {
+            let body = self.client.find(Locator::Css("body")).await.unwrap();
+            let active = self.client.active_element().await.unwrap_or(body);
+            match active.send_keys(keys).await {
+                Ok(()) => return,
+                // A page that is not drawn yet takes none, and has got none.
+                Err(CmdError::Standard(error))
+                    if error.error == ErrorStatus::ElementNotInteractable
+                        && std::time::Instant::now() < deadline => {}
+                Err(error) => panic!("{keys:?}: {error}"),
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
     }
 
     async fn path(&self) -> String {
@@ -186,7 +220,7 @@ fn told_worker(bench: &Bench) -> (Running, watch::Sender<(f32, &'static str)>) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn progress_moves_and_a_job_ends_without_a_reload() {
-    let bench = bench().await;
+    let bench = calm().await;
     let (working, tell) = told_worker(&bench);
     let job = enqueue(&bench, json!({ "with": "a payload" })).await;
     until_processing(&bench, job).await;
@@ -221,7 +255,7 @@ async fn progress_moves_and_a_job_ends_without_a_reload() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_button_does_what_it_says() {
-    let bench = bench().await;
+    let bench = calm().await;
     let working = worker(&bench);
     let dashboard = Dashboard::start(&bench, &["--actions"], &[]).await;
     let browser = Browser::at(dashboard.address).await;
@@ -320,7 +354,7 @@ async fn every_button_does_what_it_says() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_script_of_a_users_runs_and_no_page_breaks_the_policy() {
-    let bench = bench().await;
+    let bench = calm().await;
     let working = worker(&bench);
     let dead = enqueue(&bench, json!({ "do": "fail", "with": EVIL })).await;
     let running = enqueue(&bench, json!({ "do": "wait", "with": EVIL })).await;
@@ -355,7 +389,7 @@ async fn no_script_of_a_users_runs_and_no_page_breaks_the_policy() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn it_is_used_by_keys_alone_and_fits_a_phone() {
-    let bench = bench().await;
+    let bench = calm().await;
     let working = worker(&bench);
     let done = enqueue(&bench, json!({ "with": "x" })).await;
     let dead = enqueue(&bench, json!({ "do": "fail", "with": "a very long error ".repeat(30) })).await;
@@ -424,7 +458,7 @@ fn is_bright(colour: &str) -> bool {
 /// Whoever has not chosen gets what their system prefers.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_theme_is_the_systems_until_somebody_chooses() {
-    let bench = bench().await;
+    let bench = calm().await;
     let dashboard = Dashboard::start(&bench, &[], &[]).await;
     for prefers_dark in [false, true] {
         let browser = Browser::sized(dashboard.address, Look { prefers_dark, ..Look::new(1_280, 900) }).await;
@@ -446,7 +480,7 @@ async fn the_theme_is_the_systems_until_somebody_chooses() {
 /// The first job of a list that was empty comes without a reload.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_list_that_was_empty_fills() {
-    let bench = bench().await;
+    let bench = calm().await;
     let dashboard = Dashboard::start(&bench, &["--actions"], &[]).await;
     let browser = Browser::at(dashboard.address).await;
     browser.open("/jobs").await;
@@ -467,7 +501,7 @@ async fn a_list_that_was_empty_fills() {
 /// A worker of its own process is away for a while, or for good: the page says so, and goes on where it was.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_page_whose_server_went_says_so_and_finds_it_again() {
-    let bench = bench().await;
+    let bench = calm().await;
     let mut dashboard = Dashboard::start(&bench, &[], &[]).await;
     let browser = Browser::at(dashboard.address).await;
     browser.open("/queues").await;
