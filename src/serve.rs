@@ -9,6 +9,7 @@ use crate::{
     dashboard, fleet,
     health::Health,
     http::{self, Server},
+    job::JobError,
     metrics,
     store::{NEEDS, StoreError},
     tenure::Tenure,
@@ -23,7 +24,7 @@ const HUNG_AFTER: Duration = Duration::from_secs(30);
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ServeError {
     #[error(transparent)]
-    Open(#[from] dashboard::Open),
+    NotServed(#[from] dashboard::NotServed),
     #[error("listen on {address}; --listen says where else")]
     Listen { address: SocketAddr, source: io::Error },
 }
@@ -41,9 +42,20 @@ pub(crate) async fn serve(
     let server = Server::start(address, http::probes(health.clone()).merge(pages), &what)
         .map_err(|source| ServeError::Listen { address, source })?;
     let looks = async {
+        let mut told = None;
         loop {
             health.beat();
             let (asked, nats_up) = (tenure.store().schema().await, tenure.queue().is_connected());
+            // Each change is told once: this asks every second.
+            let why = asked.as_ref().err().map(|error| JobError::from(error.clone()).text());
+            match (&why, &told) {
+                (Some(why), told) if Some(why) != told.as_ref() => {
+                    tracing::warn!(error = why, "Postgres cannot be used; the pages say so");
+                }
+                (None, Some(_)) => tracing::info!("Postgres can be used again"),
+                _ => {}
+            }
+            told.clone_from(&why);
             match &asked {
                 Ok(schema) => {
                     health.has("Postgres");
@@ -64,13 +76,9 @@ pub(crate) async fn serve(
                 Err(StoreError::NotMigrated(_)) => {
                     health.lacks("schema", "there is none; run `tenure migrate`");
                 }
-                Err(error) => health.lacks("Postgres", error.to_string()),
+                Err(_) => health.lacks("Postgres", why.unwrap_or_default()),
             }
-            if nats_up {
-                health.has("NATS");
-            } else {
-                health.lacks("NATS", "not connected");
-            }
+            // Not NATS: every page and nearly every action is there without it, and just then they are wanted.
             health.started();
             metrics::servers(asked.is_ok(), nats_up);
             sleep(LOOK_EVERY).await;

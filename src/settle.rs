@@ -253,9 +253,13 @@ impl Settle {
             if let Some(tally) = tally {
                 tally.ended(outcome, ran);
             }
-            // The one line of every attempt.
+            // The one line of every attempt; somebody may want to look after the last of a dead letter.
             let ran_ms = u64::try_from(ran.as_millis()).unwrap_or(u64::MAX);
-            tracing::info!(outcome, ran_ms, "attempt ended");
+            if outcome == "failed" {
+                tracing::warn!(outcome, ran_ms, "attempt ended");
+            } else {
+                tracing::info!(outcome, ran_ms, "attempt ended");
+            }
             trace::ended(outcome);
         } else {
             trace::ended("lost");
@@ -270,10 +274,11 @@ impl Settle {
             match completions.run(completion.clone()).await {
                 Some(Ok(true)) => return Ok(Settled::Written),
                 Some(Ok(false)) => {
-                    // Cancelled, it was by whoever took it back: we wanted it completed.
-                    let is_ours = |outcome: &str| outcome == "completed";
-                    if let Some(settled) = Box::pin(self.ask(&completion.key, is_ours)).await {
-                        return Ok(settled);
+                    match Box::pin(self.ask(&completion.key)).await {
+                        Asked::Ended(left) if left == "completed" => return Ok(Settled::Written),
+                        // Cancelled, it was by whoever took it back: we wanted it completed.
+                        Asked::Ended(_) | Asked::Unknown => return Ok(Settled::Lost),
+                        Asked::Not => {}
                     }
                 }
                 // Only the values themselves never will be taken; a right or a server may come back.
@@ -290,20 +295,27 @@ impl Settle {
         }
     }
 
-    /// Writes the end of an attempt; returns the verdict that was written, too.
+    /// Writes the end of an attempt; returns its outcome, too.
     async fn end(&self, mut end: AttemptEnd) -> (&'static str, Settled) {
         let mut wait = Waits::new();
         let mut ends = &self.ends;
         loop {
             match ends.run(end.clone()).await {
-                Some(Ok(Some(_))) => return (end.verdict, Settled::Written),
-                Some(Ok(None)) => {
+                Some(Ok(Some(route))) => return (outcome(end.verdict, route), Settled::Written),
+                Some(Ok(None)) => match self.ask(&end.key).await {
                     // A row of the reset says `lost`, with our own claim. Where it was cancelled, whoever did it
                     // did what we wanted.
-                    if let Some(settled) = self.ask(&end.key, |outcome| outcome != "lost").await {
-                        return (end.verdict, settled);
+                    Asked::Ended(left) if left != "lost" => {
+                        let route = match left.as_str() {
+                            "failed" => Route::Failed,
+                            "cancelled" => Route::Cancelled,
+                            _ => Route::Queued,
+                        };
+                        return (outcome(end.verdict, route), Settled::Written);
                     }
-                }
+                    Asked::Ended(_) | Asked::Unknown => return (end.verdict, Settled::Lost),
+                    Asked::Not => {}
+                },
                 Some(Err(error)) => {
                     tracing::warn!(%error, verdict = end.verdict, "not settled yet; trying again");
                     if error.is_the_datas_fault() && end.category != Some("refused") {
@@ -322,14 +334,32 @@ impl Settle {
         }
     }
 
-    /// How this claim ended, if it did; `None`: it did not, or nobody answered: try the write again.
-    /// `is_ours` tells the outcomes that only this claim's own write can have left, or that it would have.
-    async fn ask(&self, key: &ClaimKey, is_ours: impl Fn(&str) -> bool) -> Option<Settled> {
+    /// How this claim ended, for whoever lost the answer to its end.
+    async fn ask(&self, key: &ClaimKey) -> Asked {
         match self.store.settled_as(key).await {
-            Ok(Some(Some(outcome))) if is_ours(&outcome) => Some(Settled::Written),
-            Ok(Some(Some(_)) | None) => Some(Settled::Lost),
-            Ok(Some(None)) | Err(_) => None,
+            Ok(Some(Some(outcome))) => Asked::Ended(outcome),
+            Ok(None) => Asked::Unknown,
+            Ok(Some(None)) | Err(_) => Asked::Not,
         }
+    }
+}
+
+/// How a claim ended.
+enum Asked {
+    /// With this outcome.
+    Ended(String),
+    /// Nothing is known of it any more.
+    Unknown,
+    /// Not yet, or nobody answered: the write is tried again.
+    Not,
+}
+
+/// What became of an attempt that was to end so: the last one that failed is not tried again.
+fn outcome(verdict: &'static str, route: Route) -> &'static str {
+    match route {
+        Route::Queued => verdict,
+        Route::Failed => "failed",
+        Route::Cancelled => "cancelled",
     }
 }
 

@@ -81,7 +81,8 @@ pub(crate) fn merged(job: &JobRow, executions: &[ExecutionRow], recoveries: &[Re
 /// When it is, or was, due, if it had to wait for that.
 fn scheduled(job: &JobRow, executions: &[ExecutionRow]) -> Option<Entry> {
     let ends = executions.iter().filter_map(|execution| execution.finished_at);
-    let since = ends.filter(|end| *end <= job.scheduled_at).max().unwrap_or(job.created_at);
+    // An end is written a little later than what is due at once after it.
+    let since = ends.filter(|end| *end <= job.scheduled_at + WORTH_TELLING).max().unwrap_or(job.created_at);
     let is_worth_telling = job.scheduled_at - since >= WORTH_TELLING;
     is_worth_telling.then(|| Entry::new(job.scheduled_at, "scheduled", "not before this time"))
 }
@@ -302,6 +303,14 @@ mod tests {
         let backwards = execution(1, 1, 10, Some((5, "retried", None)));
         let events = told(&merged(&job(Status::Queued, 1), &[backwards], &[]));
         assert!(events.contains(&"ended: retried after 0s".to_owned()), "{events:?}");
+    }
+
+    #[test]
+    fn a_job_that_is_due_again_at_once_was_not_scheduled() {
+        let mut lost = job(Status::Queued, 1);
+        lost.scheduled_at = at(60_000);
+        let events = told(&merged(&lost, &[execution(1, 1, 10, Some((60_001, "lost", None)))], &[]));
+        assert!(!events.iter().any(|event| event.starts_with("scheduled")), "{events:?}");
     }
 
     #[test]

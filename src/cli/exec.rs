@@ -54,6 +54,12 @@ struct Started {
     group: tempfile::NamedTempFile,
 }
 
+/// This very program, even after an upgrade has put another in its place.
+pub(super) fn this_program() -> std::io::Result<PathBuf> {
+    let this = Path::new("/proc/self/exe");
+    if this.exists() { Ok(this.to_path_buf()) } else { std::env::current_exe() }
+}
+
 /// What would be wrong with the worker's machine, not with the job.
 fn start(command: &str, ctx: &JobContext) -> std::io::Result<Started> {
     let mut checkpoint = tempfile::NamedTempFile::with_prefix("tenure-checkpoint-")?;
@@ -61,10 +67,7 @@ fn start(command: &str, ctx: &JobContext) -> std::io::Result<Started> {
         checkpoint.write_all(value.to_string().as_bytes())?;
     }
     let group = tempfile::NamedTempFile::with_prefix("tenure-group-")?;
-    // This very program, even after an upgrade has put another in its place.
-    let this = Path::new("/proc/self/exe");
-    let this = if this.exists() { this.to_path_buf() } else { std::env::current_exe()? };
-    let mut guard = Command::new::<PathBuf>(this)
+    let mut guard = Command::new::<PathBuf>(this_program()?)
         .args(["exec-guard", "--group-file"])
         .arg(group.path())
         .args(["--", command])

@@ -24,7 +24,7 @@ use tokio::signal::unix::{SignalKind, signal};
 pub(super) const TERM_GRACE: Duration = Duration::from_secs(10);
 
 /// A command was ended by a signal: its number is added to this, as shells do.
-const SIGNAL_BASE: u8 = 128;
+pub(super) const SIGNAL_BASE: u8 = 128;
 
 /// Runs a command, and writes its process group to a file: should the guard be killed, the worker ends it.
 pub(super) fn run(command: &str, group_file: &Path) -> ExitCode {

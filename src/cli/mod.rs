@@ -10,6 +10,7 @@ mod doctor;
 mod enqueue;
 mod exec;
 mod guard;
+mod init;
 mod jobs;
 mod log;
 mod print;
@@ -523,6 +524,9 @@ pub fn main() -> ExitCode {
     let cli = Cli::parse();
     if let Command::ExecGuard { group_file, command } = &cli.command {
         return guard::run(command, group_file);
+    }
+    if init::is_needed(&cli.command) {
+        return init::run();
     }
     let log = match log::Log::start(&cli.command) {
         Ok(log) => log,

@@ -23,7 +23,12 @@ pub(super) fn progress(job: &JobRow) -> String {
 
 /// A text of a user's, without what could steer the terminal.
 pub(super) fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c }).collect()
+    text.chars().map(|c| if (c.is_control() && c != '\n') || turns(c) { '\u{fffd}' } else { c }).collect()
+}
+
+/// Whether it changes the direction of the text around it.
+fn turns(c: char) -> bool {
+    matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200e}' | '\u{200f}' | '\u{61c}')
 }
 
 /// What was done to one job, as JSON.

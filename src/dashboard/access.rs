@@ -18,11 +18,18 @@ const NAMED_BY_PROXIES: [&str; 4] =
 
 /// The dashboard is not served.
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "the dashboard would be open to everybody who reaches {0}: set TENURE_SERVE_PASSWORD or TENURE_SERVE_TOKEN; \
-     or TENURE_SERVE_AUTH=proxy, if a proxy in front of it asks who they are; or listen on 127.0.0.1"
-)]
-pub(crate) struct Open(SocketAddr);
+pub(crate) enum NotServed {
+    #[error(
+        "the dashboard would be open to everybody who reaches {0}: set TENURE_SERVE_PASSWORD or TENURE_SERVE_TOKEN; \
+         or TENURE_SERVE_AUTH=proxy, if a proxy in front of it asks who they are; or listen on 127.0.0.1"
+    )]
+    Open(SocketAddr),
+    #[error(
+        "nobody could use the dashboard's actions: TENURE_SERVE_TOKEN is for programs, which may only look; \
+         set TENURE_SERVE_PASSWORD, too, or leave out --actions"
+    )]
+    NobodyMayAct,
+}
 
 /// Who asks, as far as it is known.
 #[derive(Debug, Clone)]
@@ -69,11 +76,14 @@ fn is(text: &str, hashed: Option<&[u8; 32]>) -> bool {
 impl Access {
     /// # Errors
     ///
-    /// Nobody would be asked who they are, and others than this host can ask.
-    pub(super) fn new(serve: &Serve, address: SocketAddr) -> Result<Self, Open> {
+    /// Nobody would be asked who they are, and others than this host can ask; or actions are for nobody.
+    pub(super) fn new(serve: &Serve, address: SocketAddr) -> Result<Self, NotServed> {
         let asks = serve.password.is_some() || serve.token.is_some();
         if !asks && !serve.is_behind_proxy && !address.ip().is_loopback() {
-            return Err(Open(address));
+            return Err(NotServed::Open(address));
+        }
+        if serve.has_actions && serve.token.is_some() && serve.password.is_none() {
+            return Err(NotServed::NobodyMayAct);
         }
         Ok(Self {
             user: serve.user.clone(),
@@ -81,6 +91,16 @@ impl Access {
             token: serve.token.as_deref().map(hash),
             is_behind_proxy: serve.is_behind_proxy,
         })
+    }
+
+    /// What a browser, or a program, is asked for.
+    pub(super) fn challenge(&self) -> &'static str {
+        // A browser that is asked for a password where there is none asks its user in vain.
+        if self.password.is_some() {
+            "Basic realm=\"tenure\", charset=\"UTF-8\""
+        } else {
+            "Bearer realm=\"tenure\""
+        }
     }
 
     pub(super) fn who(&self, headers: &HeaderMap) -> Result<Who, Refused> {
@@ -185,6 +205,19 @@ mod tests {
         for address in ["127.0.0.1:1", "[::1]:1"] {
             Access::new(&Serve::default(), address.parse().unwrap()).unwrap();
         }
+    }
+
+    #[test]
+    fn actions_that_nobody_could_use_are_refused_and_a_browser_is_not_asked_for_a_password_in_vain() {
+        let token = Serve { token: Some("t0ken-of-mine".into()), ..Serve::default() };
+        let both = Serve { password: Some("open sesame".into()), ..token.clone() };
+        let with_actions = |serve: &Serve| {
+            Access::new(&Serve { has_actions: true, ..serve.clone() }, "127.0.0.1:1".parse().unwrap())
+        };
+        let refused = with_actions(&token).unwrap_err();
+        assert!(refused.to_string().contains("set TENURE_SERVE_PASSWORD, too, or leave out --actions"));
+        assert!(with_actions(&both).unwrap().challenge().starts_with("Basic "));
+        assert!(access(token).challenge().starts_with("Bearer "));
     }
 
     #[test]

@@ -31,11 +31,11 @@ pub(super) async fn act(view: &View, ask: &Ask, who: &Who) -> Said {
         ["schedules", name, "resume"] => resume_schedule(view, name).await,
         _ => Err(Failure::NotFound("There is no such action.".into())),
     };
-    let (path, who) = (ask.path.join("/"), &who.name);
+    let (path, who, of) = (ask.path.join("/"), &who.name, ask.form.for_log());
     match &said {
-        Ok(said) => tracing::info!(who, action = path, said, "an action of the dashboard"),
+        Ok(said) => tracing::info!(who, action = path, of, said, "an action of the dashboard"),
         Err(failure) => {
-            tracing::warn!(who, action = path, failure = failure.text(), "an action of the dashboard");
+            tracing::warn!(who, action = path, of, failure = failure.text(), "an action of the dashboard");
         }
     }
     said

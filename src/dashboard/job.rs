@@ -63,6 +63,10 @@ pub(super) async fn page(view: &View, ask: &Ask, id: &str) -> Result<Page, Failu
             (live.put("job-facts", facts(view, &job, &texts)))
         }
         (live.put("job-texts", folds(view, &job, &texts)))
+        // It never changes, and may be large.
+        @if view.shows_payloads && texts.payload.is_some() {
+            section.panel #job-payload { (fold("payload", "Payload", texts.payload.as_deref())) }
+        }
         (live.put("job-recovery", html! {
             section.panel #job-recovery hidden[events.is_empty()] {
                 header { h2 { "Recovery" } p { "resets, releases and refused writes of this job" } }
@@ -178,7 +182,7 @@ fn died_of(letter: &DeadLetter) -> Markup {
     html! {
         span {
             b { (category(&letter.category)) } " (" (letter.category) "), " (time(letter.died_at)) ": "
-            (letter.last_error)
+            bdi { (letter.last_error) }
         }
     }
 }
@@ -304,7 +308,8 @@ fn told(entries: &[Entry]) -> Markup {
                             div {
                                 b { (entry.event.replace('_', " ")) }
                                 p {
-                                    (entry.text)
+                                    // A user's text must not turn the words around it.
+                                    bdi { (entry.text) }
                                     @if let (Some(worker), "claimed") = (&entry.worker, entry.event.as_str()) {
                                         ", by " (owner(worker))
                                     }
@@ -348,24 +353,27 @@ fn facts(view: &View, job: &JobRow, texts: &JobTexts) -> Markup {
     }
 }
 
-fn folds(view: &View, job: &JobRow, texts: &JobTexts) -> Markup {
+fn fold(id: &str, name: &str, text: Option<&str>) -> Markup {
     let count = |text: &str| {
         let characters = text.chars().count();
         let is_cut = usize::try_from(TEXT_MAX).is_ok_and(|most| characters >= most);
         if is_cut { format!("the first {characters} characters") } else { format!("{characters} characters") }
     };
-    let fold = |id: &str, name: &str, text: &Option<String>| {
-        html! {
-            @if let Some(text) = text {
-                details.fold id=(id) {
-                    summary { (name) " " span.count { (count(text)) } }
-                    pre tabindex="0" { (text) }
-                }
+    html! {
+        @if let Some(text) = text {
+            details.fold id=(id) {
+                summary { (name) " " span.count { (count(text)) } }
+                pre tabindex="0" { (text) }
             }
         }
-    };
+    }
+}
+
+fn folds(view: &View, job: &JobRow, texts: &JobTexts) -> Markup {
+    let texts_here = view.shows_payloads && (texts.output.is_some() || texts.checkpoint.is_some());
+    let is_empty = view.shows_payloads && !texts_here && job.last_error.is_none();
     html! {
-        section.panel #job-texts {
+        section.panel #job-texts hidden[is_empty] {
             @if let Some(error) = &job.last_error {
                 details.fold #last-error open {
                     summary { "Last error" }
@@ -373,9 +381,8 @@ fn folds(view: &View, job: &JobRow, texts: &JobTexts) -> Markup {
                 }
             }
             @if view.shows_payloads {
-                (fold("payload", "Payload", &texts.payload))
-                (fold("output", "Output", &texts.output))
-                (fold("checkpoint", "Checkpoint", &texts.checkpoint))
+                (fold("output", "Output", texts.output.as_deref()))
+                (fold("checkpoint", "Checkpoint", texts.checkpoint.as_deref()))
             } @else {
                 div.body { p.soft { "Payloads, outputs and checkpoints are not shown here." } }
             }

@@ -229,7 +229,7 @@ fn row(view: &View, job: &JobRow) -> Markup {
                 }
             }
             th.tight scope="row" { (job_link(view, job.id, &job.kind)) }
-            td data-label="Queue" { (job.queue) }
+            td data-label="Queue" { span.clip.name title=(job.queue) { (job.queue) } }
             td data-label="Status" { (page::status(word, word)) }
             (what(job, is_scheduled))
             td.num.tight data-label="Attempt" { (job.attempt) span.soft { "/" (job.max_attempts) } }

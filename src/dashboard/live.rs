@@ -23,6 +23,8 @@ use super::{
 const EVERY: Duration = Duration::from_secs(1);
 /// A page that takes long is rendered seldom: nobody's look may cost the database more than a tenth of its time.
 const REST: u32 = 10;
+/// A page that cannot be read now, though, may be in a moment.
+const AGAIN_AFTER: Duration = Duration::from_secs(3);
 /// Who reads nothing for so long is not waited for.
 const READ_WITHIN: Duration = Duration::from_secs(30);
 /// How many pages are followed at once.
@@ -39,15 +41,15 @@ pub(super) fn stream(view: Arc<View>, ask: Ask) -> Response {
         let mut known: HashMap<&'static str, String> = HashMap::new();
         loop {
             let began_at = Instant::now();
-            let (regions, is_over) = match super::page(&view, &ask).await {
+            let (regions, is_over, failed) = match super::page(&view, &ask).await {
                 Ok(page) => {
                     let is_final = page.is_final();
-                    (page.into_regions(), is_final)
+                    (page.into_regions(), is_final, false)
                 }
                 // What the page is about has left.
-                Err(Failure::NotFound(_)) => (vec![], true),
+                Err(Failure::NotFound(_)) => (vec![], true, false),
                 // It stays as it was.
-                Err(failure) => (vec![page::notice(Some(&failure.text()))], false),
+                Err(failure) => (vec![page::notice(Some(&failure.text()))], false, true),
             };
             for Region { id, markup } in regions {
                 let html = markup.into_string();
@@ -67,8 +69,9 @@ pub(super) fn stream(view: Arc<View>, ask: Ask) -> Response {
                 drop(sender.send(Event::default().event("gone").data("")).await);
                 return;
             }
+            let rest = if failed { AGAIN_AFTER } else { EVERY.max(began_at.elapsed() * REST) };
             tokio::select! {
-                () = tokio::time::sleep(EVERY.max(began_at.elapsed() * REST)) => {}
+                () = tokio::time::sleep(rest) => {}
                 () = sender.closed() => return,
             }
         }

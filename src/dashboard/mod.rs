@@ -38,12 +38,12 @@ use sha2::{Digest, Sha256};
 use tokio::{runtime::Handle, sync::Semaphore, time::timeout};
 use uuid::Uuid;
 
-pub(crate) use access::Open;
+pub(crate) use access::NotServed;
 use access::{Access, Refused, Who};
 use page::Page;
 use params::Params;
 
-use crate::{store::StoreError, tenure::Tenure};
+use crate::{job::JobError, store::StoreError, tenure::Tenure};
 
 /// Nothing from elsewhere, no script but ours, in nobody's frame.
 const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; \
@@ -120,9 +120,11 @@ impl Failure {
         match self {
             Self::NotFound(text) | Self::Bad(text) | Self::Refused(text) => text.clone(),
             Self::Store(error) if error.is_unavailable() => {
-                "Postgres does not answer, or took too long. Load the page again; \
-                 if it was a search, narrow it by queue, kind or age."
-                    .into()
+                let why = JobError::from(error.clone()).text();
+                format!(
+                    "Postgres does not answer, or took too long ({why}). Load the page again; \
+                     if it was a search, narrow it by queue, kind or age."
+                )
             }
             Self::Store(error) if error.is_denied() => {
                 "Postgres does not let this program do that: give its role the rights of tenure_viewer, \
@@ -157,7 +159,11 @@ impl IntoResponse for Failure {
 /// # Errors
 ///
 /// It would be open to everybody.
-pub(crate) fn router(tenure: &Tenure, address: SocketAddr, metrics: MethodRouter) -> Result<Router, Open> {
+pub(crate) fn router(
+    tenure: &Tenure,
+    address: SocketAddr,
+    metrics: MethodRouter,
+) -> Result<Router, NotServed> {
     let serve = &tenure.config().serve;
     let view = Arc::new(View {
         tenure: tenure.clone(),
@@ -183,12 +189,18 @@ async fn check(State(view): State<Arc<View>>, mut request: Request, next: Next) 
             request.extensions_mut().insert(who);
             next.run(request).await
         }
-        Err(Refused::Unknown) => (
-            StatusCode::UNAUTHORIZED,
-            [(header::WWW_AUTHENTICATE, "Basic realm=\"tenure\", charset=\"UTF-8\"")],
-            "This dashboard asks for its user and password, or for a bearer token.\n",
-        )
-            .into_response(),
+        Err(Refused::Unknown) => {
+            // Without one it is a browser that does not know yet that it is asked.
+            if request.headers().contains_key(header::AUTHORIZATION) {
+                tracing::warn!(path = request.uri().path(), "a wrong password or token was refused");
+            }
+            (
+                StatusCode::UNAUTHORIZED,
+                [(header::WWW_AUTHENTICATE, view.access.challenge())],
+                "This dashboard asks for its user and password, or for a bearer token.\n",
+            )
+                .into_response()
+        }
         Err(Refused::OtherHost) => Failure::Refused(
             "This dashboard has no password, and answers to this host's own names alone, such as localhost."
                 .into(),

@@ -6,7 +6,7 @@ use maud::{Markup, html};
 
 use super::{
     Ask, Failure, View,
-    page::{self, Page, Regions, number, span, time, whole},
+    page::{self, Page, Regions, about, number, span, time, whole},
 };
 use crate::{
     store::{Event, EventCount, EventFilter, Fleet, Minute},
@@ -124,6 +124,18 @@ fn notices(view: &View, fleet: &Fleet) -> Markup {
                     " After an outage, or when too many jobs look stale at once, live owners get time to write."
                 } }
             }
+            @if !view.tenure.queue().is_connected() {
+                p.notice { span {
+                    b { "NATS cannot be reached from here." }
+                    " These pages come from Postgres; what waits is delivered when NATS is back."
+                } }
+            }
+            @for of in fleet.queues.iter().filter(|of| of.is_unserved() && fleet.workers > 0) {
+                p.notice.bad { span {
+                    b { "No worker serves " (of.queue) "." }
+                    @if of.oldest_due_s >= 1.0 { " Its oldest job has been due for " (seconds(of.oldest_due_s)) "." }
+                } }
+            }
             @for of in paused {
                 p.notice { span {
                     b { (of.queue) " is paused" }
@@ -141,12 +153,12 @@ fn tiles(fleet: &Fleet, hour: &Hour) -> Markup {
     let lately = hour.lately();
     let [completed, .., failed] = hour.totals();
     let latency = |counts: &[i64]| {
-        let share = |share| quantile(counts, share).map(|is| span(is.as_secs_f64()));
+        let share = |share| quantile(counts, share).map(|is| about(is.as_secs_f64()));
         html! {
             dd.big { (share(0.5).unwrap_or_else(|| "–".into())) }
             dd {
                 @match share(0.95) {
-                    Some(most) => { "95 % within " (most) }
+                    Some(most) => { "95 % within about " (most) }
                     None => { "none in the last " (LATELY) " minutes" }
                 }
             }
@@ -179,7 +191,7 @@ fn tiles(fleet: &Fleet, hour: &Hour) -> Markup {
             div {
                 dt { "Dead letters" }
                 dd.big { (number(fleet.dead)) }
-                dd { (number(failed)) " in the last hour" }
+                dd { (number(failed)) " attempts failed for good in the last hour" }
             }
         }
     }
@@ -337,6 +349,7 @@ fn queues(view: &View, fleet: &Fleet) -> Markup {
                                 th scope="row" { a.row href={ (view.base) "/jobs?queue=" (of.queue) } { (of.queue) } }
                                 td data-label="State" {
                                     @if of.is_paused { (page::status("paused", "paused")) }
+                                    @else if of.is_unserved() { (page::status("silent", "no worker")) }
                                     @else { (page::status("open", "open")) }
                                 }
                                 td.num data-label="Waiting" { (number(of.jobs[0])) }
@@ -406,7 +419,7 @@ fn feed(view: &View, latest: &[Event]) -> Markup {
                             div {
                                 b { (page::event_word(of)) " by " (of.path) }
                                 p {
-                                    (page::job_link(view, of.job, "job")) ": " (of.reason)
+                                    (page::job_link(view, of.job, "job")) ": " bdi { (of.reason) }
                                     @if of.owner_before.is_some() { "; " (page::handover(of)) }
                                 }
                             }

@@ -260,6 +260,16 @@ pub(super) fn span(seconds: f64) -> String {
     }
 }
 
+/// An estimate, in one unit: what is counted in steps that double is not known to the second.
+pub(super) fn about(seconds: f64) -> String {
+    match seconds {
+        s if s < 60.0 => span(s),
+        s if s < 3_600.0 => format!("{:.0}\u{a0}min", s / 60.0),
+        s if s < 86_400.0 => format!("{:.1}\u{a0}h", s / 3_600.0),
+        s => format!("{:.1}\u{a0}d", s / 86_400.0),
+    }
+}
+
 /// A time span that is counted in seconds.
 pub(super) fn whole(seconds: f64) -> String {
     if seconds < 10.0 { format!("{}\u{a0}s", seconds.max(0.0).floor()) } else { span(seconds) }

@@ -29,6 +29,19 @@ impl Params {
         self.0.iter().filter(move |(own, _)| own == name).map(|(_, value)| value.as_str())
     }
 
+    /// What a form names, for the log: not the proof that it is ours, nor where it was.
+    pub(super) fn for_log(&self) -> String {
+        const MOST: usize = 4_000;
+        let named =
+            self.0.iter().filter(|(own, is)| !["csrf", "back"].contains(&own.as_str()) && !is.is_empty());
+        let mut text = named.map(|(own, is)| format!("{own}={is}")).collect::<Vec<_>>().join(" ");
+        if let Some((end, _)) = text.char_indices().nth(MOST) {
+            text.truncate(end);
+            text.push('…');
+        }
+        text
+    }
+
     /// As an address says them, with this one otherwise; `None` takes it away.
     pub(super) fn with(&self, name: &str, value: Option<&str>) -> String {
         let others = self.0.iter().filter(|(own, is)| own != name && own != "live" && !is.is_empty());

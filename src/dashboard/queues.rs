@@ -51,6 +51,8 @@ fn row(view: &View, ask: &Ask, of: &QueueRow) -> Markup {
             td data-label="State" {
                 @if let Some(at) = of.paused_at {
                     (page::status("paused", "paused")) " " span.soft { (page::time(at)) }
+                } @else if of.workers == 0 && of.due > 0 {
+                    (page::status("silent", "no worker"))
                 } @else {
                     (page::status("open", "open"))
                 }

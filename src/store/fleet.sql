@@ -8,6 +8,8 @@ SELECT NULL AS queue, NULL::bigint AS due, NULL::bigint AS scheduled, NULL::bigi
  UNION ALL
 SELECT queue, coalesce(t.due, 0), coalesce(t.scheduled, 0), coalesce(t.processing, 0),
        coalesce(extract(epoch FROM statement_timestamp() - t.oldest_due_at), 0)::float8, q.paused_at IS NOT NULL,
-       NULL, NULL, NULL
+       NULL, NULL,
+       (SELECT count(*) FROM tenure.workers w
+         WHERE queue = ANY (w.queues) AND w.last_seen_at > statement_timestamp() - 3 * w.renew_every)
   FROM tenure.queue_stats t
   FULL JOIN tenure.queues q USING (queue)

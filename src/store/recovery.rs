@@ -214,7 +214,13 @@ impl Store {
             let (lag_s, held) = (row.try_get("lag_s")?, row.try_get("held")?);
             if let Some(queue) = row.try_get::<Option<String>, _>("queue")? {
                 let jobs = [row.try_get("due")?, row.try_get("scheduled")?, row.try_get("processing")?];
-                fleet.queues.push(QueueStats { queue, jobs, oldest_due_s: lag_s, is_paused: held });
+                fleet.queues.push(QueueStats {
+                    queue,
+                    jobs,
+                    oldest_due_s: lag_s,
+                    is_paused: held,
+                    workers: row.try_get("workers")?,
+                });
             } else {
                 (fleet.relay_lag_s, fleet.is_held_back) = (lag_s, held);
                 (fleet.dead, fleet.workers) = (row.try_get("dead")?, row.try_get("workers")?);

@@ -200,6 +200,15 @@ pub(crate) struct QueueStats {
     pub(crate) jobs: [i64; 3],
     pub(crate) oldest_due_s: f64,
     pub(crate) is_paused: bool,
+    /// Workers that serve it.
+    pub(crate) workers: i64,
+}
+
+impl QueueStats {
+    /// What waits in it starts nowhere.
+    pub(crate) fn is_unserved(&self) -> bool {
+        self.workers == 0 && self.jobs[0] > 0
+    }
 }
 
 /// A submission that cannot be a job.

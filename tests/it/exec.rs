@@ -324,3 +324,38 @@ async fn a_checkpoint_that_is_too_large_is_said_on_the_job_and_the_rest_is_a_sig
     let done = bench.until_finished(id).await;
     assert_eq!((done.status, done.fencing_token), (Status::Completed, 1), "{}", worker.log());
 }
+
+/// What daemons and forgotten children of commands become, where the worker is the first process of a container.
+#[tokio::test(flavor = "multi_thread")]
+async fn as_the_first_process_of_a_container_it_leaves_no_dead_ones_behind() {
+    let alone = ["--pid", "--fork", "--mount-proc", "--kill-child"];
+    let may = std::process::Command::new("unshare").args(alone).arg("true").output();
+    if !may.is_ok_and(|may| may.status.success()) {
+        eprintln!("skipped: only root may have process ids of its own");
+        return;
+    }
+    let bench = bench().await;
+    let script = r#"case $TENURE_KIND in
+        leaves) setsid sleep 0.1 & sleep 0.1 & ;;
+        counts) sleep 0.5; echo "{\"output\": [$(grep -l '^State:.Z' /proc/[0-9]*/status | wc -l), $(ls -d /proc/[0-9]* | wc -l)]}" ;;
+        esac"#;
+    let mut command = tokio::process::Command::new("unshare");
+    command.args(alone).arg(env!("CARGO_BIN_EXE_tenure")).args(["work", "q", "--exec", script]);
+    command.envs(bench.environment());
+    let mut worker = Child::spawn(command, "first");
+    for _ in 0..5 {
+        let id = enqueue(&bench, "leaves", json!(1)).await;
+        assert_eq!(bench.until_finished(id).await.status, Status::Completed);
+    }
+    let id = enqueue(&bench, "counts", json!(1)).await;
+    let counted = bench.until_finished(id).await.output.unwrap();
+    // The first, the worker, the guard, and what counts.
+    assert!(counted[0] == json!(0) && counted[1].as_i64().unwrap() < 10, "dead, and all: {counted}");
+    // And what the first is told, the worker hears, once.
+    let unshared = worker.pid();
+    let first = std::fs::read_to_string(format!("/proc/{unshared}/task/{unshared}/children")).unwrap();
+    let first = rustix::process::Pid::from_raw(first.trim().parse().unwrap()).unwrap();
+    rustix::process::kill_process(first, Signal::TERM).unwrap();
+    assert_eq!(worker.wait().await, Some(0), "{}", worker.log());
+    assert!(worker.log().contains("worker stopped"), "{}", worker.log());
+}

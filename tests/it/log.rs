@@ -39,6 +39,7 @@ async fn every_line_about_a_job_has_the_job_the_token_and_the_worker_and_none_ha
     let done = enqueue(&bench, "done", &payload, 1).await;
     let retries = enqueue(&bench, "retries", &payload, 2).await;
     let dies = enqueue(&bench, "dies", &payload, 3).await;
+    let last = enqueue(&bench, "retries", &payload, 1).await;
     let waits = enqueue(&bench, "waits", &payload, 3).await;
     bench.publish("q.done", &format!("{{\"card\": \"{secret}\\u0000\"}}")).await;
     bench
@@ -50,7 +51,7 @@ async fn every_line_about_a_job_has_the_job_the_token_and_the_worker_and_none_ha
     assert_eq!(bench.until_finished(retries).await.status, Status::Completed);
     assert_eq!(bench.until_finished(done).await.status, Status::Completed);
     assert_eq!(bench.until_finished(dies).await.status, Status::Failed);
-    bench.until_count("tenure.dead_letter_jobs", 2).await;
+    bench.until_count("tenure.dead_letter_jobs", 3).await;
     // Taken from under it: the worker learns by its next look.
     bench.until_count(&format!("tenure.jobs WHERE id = '{waits}' AND stage = 's'"), 1).await;
     bench
@@ -89,7 +90,13 @@ async fn every_line_about_a_job_has_the_job_the_token_and_the_worker_and_none_ha
     };
     assert_eq!(end(done, 1), ["completed"]);
     assert_eq!((end(retries, 1), end(retries, 2)), (vec!["retried"], vec!["completed"]));
-    assert_eq!(end(dies, 1), ["failed"]);
+    assert_eq!((end(dies, 1), end(last, 1)), (vec!["failed"], vec!["failed"]));
+    for (line, end) in &ends {
+        assert_eq!(end["level"] == "WARN", end["outcome"] == "failed", "{line}");
+    }
+    // As the dashboard adds them up.
+    let counted = "SELECT sum(completed), sum(retried), sum(failed) FROM tenure.activity";
+    assert_eq!(bench.text(counted).await, "(2,1,2)");
     for (line, end) in ends {
         assert!(end["ran_ms"].is_u64() && end["queue"] == "q" && end["kind"].is_string(), "{line}");
     }

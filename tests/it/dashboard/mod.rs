@@ -487,6 +487,9 @@ async fn whoever_looks_has_to_say_who_they_are_but_for_the_probes() {
             }
         }
     }
+    // Whoever knows no password is told of; whoever has not been asked yet is not.
+    let refused = dashboard.serve.log().matches("a wrong password or token was refused").count();
+    assert_eq!(refused, 6 * 3, "{}", dashboard.serve.log());
     for path in ["/livez", "/readyz", "/startupz"] {
         // Both servers have to be reached first.
         let deadline = std::time::Instant::now() + Duration::from_secs(20);
@@ -504,6 +507,15 @@ async fn whoever_looks_has_to_say_who_they_are_but_for_the_probes() {
     let basic_auth = basic(user);
     let headers = [("Authorization", basic_auth.as_str()), ("Cookie", "tenure_csrf=abc")];
     assert_eq!(acting.ask("POST", "/queues/q/pause", &headers, "csrf=abc").await.status, 303);
+    // What the database refuses is told, too, where its operator looks.
+    let at = bench.config.database_url.rfind('@').unwrap();
+    let url = format!("postgres://nobody:wrong{}", &bench.config.database_url[at..]);
+    let mut locked_out = Dashboard::start(&bench, &[], &[("DATABASE_URL", &url)]).await;
+    locked_out.serve.until_log("Postgres cannot be used; the pages say so").await;
+    let page = locked_out.get("/jobs").await;
+    for told in [&locked_out.serve.log(), &page.body] {
+        assert!(told.contains("authentication failed"), "{told}");
+    }
     // Its own settings do not show them.
     let config = bench.program(&["config"]).envs(variables).output().await.unwrap();
     let text = String::from_utf8_lossy(&config.stdout).into_owned();
@@ -792,4 +804,63 @@ async fn the_page_of_a_job_with_many_attempts_is_short() {
     assert!(
         page.contains("w-20000") && page.contains("the latest 100 of all") && !page.contains(">w-19900<")
     );
+}
+
+/// Without a worker a queue is not well, and without NATS the dashboard is there all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_without_workers_and_a_nats_that_is_away_are_told() {
+    let bench = calm().await;
+    let working = worker(&bench);
+    bench.tenure.setup(&["unserved".into()]).await.unwrap();
+    let waits = bench.tenure.enqueue(JobRequest::new("unserved", "k", json!(1))).await.unwrap().id;
+    bench.until("EXISTS (SELECT FROM tenure.queue_stats WHERE queue = 'unserved' AND due = 1)").await;
+    let away = [("NATS_URL", "nats://127.0.0.1:1")];
+    let dashboard = Dashboard::start(&bench, &["--actions"], &away).await;
+    let page = dashboard.get("/").await.body;
+    for words in ["No worker serves unserved.", "NATS cannot be reached from here."] {
+        assert!(page.contains(words), "{words}: {page}");
+    }
+    let queues = dashboard.get("/queues").await.body;
+    let row = queues.split("id=\"queue-unserved\"").nth(1).unwrap();
+    assert!(row.contains("no worker") && !row.split("</tr>").next().unwrap().contains(">open<"), "{row}");
+    let deadline = std::time::Instant::now() + Duration::from_secs(20);
+    while dashboard.get("/readyz").await.status != 200 {
+        assert!(std::time::Instant::now() < deadline, "{}", dashboard.serve.log());
+    }
+    // What is done without it is done, and the log says to which job.
+    let done = dashboard.post("/jobs/cancel", &format!("id={waits}")).await;
+    assert!(dashboard.said(&done).await.contains("1 job is cancelled"));
+    let log = dashboard.serve.log();
+    assert!(log.contains(&format!("\"of\":\"id={waits}\"")), "{log}");
+    working.stop().await;
+}
+
+/// A page that could not be read is read again soon, however long it took to fail.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_followed_page_is_back_soon_after_what_it_waited_for() {
+    let bench = bench_with(|config| config.timing.database_within = Duration::from_secs(8)).await;
+    let dashboard = Dashboard::start(&bench, &[], &[]).await;
+    let address = dashboard.address;
+    let (said, mut heard) = tokio::sync::mpsc::unbounded_channel();
+    std::thread::spawn(move || {
+        use std::io::{BufRead, BufReader, Write};
+        let mut stream = std::net::TcpStream::connect(address).unwrap();
+        write!(stream, "GET /?live HTTP/1.1\r\nHost: {address}\r\n\r\n").unwrap();
+        for line in BufReader::new(stream).lines().map_while(Result::ok) {
+            if line.starts_with("data:") && said.send(line).is_err() {
+                return;
+            }
+        }
+    });
+    heard.recv().await.unwrap();
+    let mut lock = bench.pool.begin().await.unwrap();
+    sqlx::query("LOCK TABLE tenure.scanner_state IN ACCESS EXCLUSIVE MODE")
+        .execute(&mut *lock)
+        .await
+        .unwrap();
+    while !heard.recv().await.unwrap().contains("Postgres does not answer") {}
+    lock.rollback().await.unwrap();
+    // The notice goes; ten times as long as the failure took would be more than half a minute.
+    let back = async { while !heard.recv().await.unwrap().contains("\"id\":\"notice\"") {} };
+    tokio::time::timeout(Duration::from_secs(15), back).await.expect("it is read again soon");
 }
