@@ -196,10 +196,11 @@ class Check:
                 self.schema(f"{name}: {called(document)}", document)
             Manifests(self, name, documents, examples).check()
         self.adapter(folder / "overlays/hpa/prometheus-adapter.yaml")
-        self.documented(folder / "base")
+        self.documented(folder / "base", examples)
 
-    def documented(self, base):
-        """The overlay that docs/kubernetes.md has its reader write: that it can be rendered, and means something."""
+    def documented(self, base, examples):
+        """What docs/kubernetes.md has its reader write: that the overlay can be rendered, and means something, and that
+        the Secrets are whole."""
         where = "docs/kubernetes.md"
         text = (self.root / where).read_text(encoding="utf-8")
         found = re.search(r"```yaml\n(# kustomization.yaml\n.*?)```", text, re.S)
@@ -215,7 +216,13 @@ class Check:
         served = {document["kind"]: document["spec"]["template"]["spec"]["containers"][0]["args"]
                   for document in documents if called(document) in ("Deployment tenure-worker", "Job tenure-migrate")}
         for queue in queues_of(served["Deployment"]):
-            self.need(queue in served["Job"], where, f"its worker serves {queue}, which its Job does not name")
+            self.need(queue in queues_created_by(served["Job"]), where,
+                      f"its worker serves {queue}, which its Job does not name")
+        created = {name: set(re.findall(r"--from-literal=(\w+)=", rest))
+                   for name, rest in re.findall(r"create secret generic (\S+)(.*)", text)}
+        for name, secret in examples.items():
+            self.need(created.get(name) == set(secret), where,
+                      f"creates {name} with the keys {sorted(created.get(name, []))}, not {sorted(secret)}")
 
     def examples(self, path):
         secrets = {}
@@ -371,6 +378,8 @@ class Manifests:
         self.documents = documents
         self.owners = [document for document in documents if document["kind"] in POD_OWNERS]
         self.templates = {called(owner): owner["spec"]["template"] for owner in self.owners}
+        # Of each owner of pods, when it has been looked at.
+        self.settings = {}
 
     def of(self, kind):
         return [document for document in self.documents if document["kind"] == kind]
@@ -497,7 +506,7 @@ class Manifests:
 
         arguments = container.get("args", [])
         command = arguments[0] if arguments else None
-        settings = self.settings_of(owner, container)
+        settings = self.settings[called(owner)] = self.settings_of(owner, container)
         self.check_.environment(f"{self.name}: {called(owner)}", settings, command)
         mounts = {mount["mountPath"]: mount for mount in container.get("volumeMounts", [])}
         for name, value in settings.items():
@@ -518,12 +527,17 @@ class Manifests:
                 need(folder in writable, what=f"{folder} cannot be written to")
             grace, needs = spec.get("terminationGracePeriodSeconds", 30), self.facts.stopping(settings, arguments)
             need(grace >= needs, what=f"is killed after {grace} s, and stopping may take {needs:g} s")
-            migrated = {queue for job in self.of("Job") for container in job["spec"]["template"]["spec"]["containers"]
-                        for queue in container["args"]}
-            for queue in queues_of(arguments):
-                need(queue in migrated, what=f"serves {queue}, which `tenure migrate` does not name")
+            served, created = queues_of(arguments), self.created()
+            need(served, what="names no queue behind `work`")
+            for queue in served:
+                need(queue in created, what=f"serves {queue}, which `tenure migrate` does not name")
         if command in ("work", "serve"):
             self.probes(owner, container, settings)
+
+    def created(self):
+        """The queues whose consumers `tenure migrate` creates here."""
+        return {queue for job in self.of("Job") for container in job["spec"]["template"]["spec"]["containers"]
+                for queue in queues_created_by(container["args"])}
 
     def probes(self, owner, container, settings):
         need = functools.partial(self.need, document=owner)
@@ -570,12 +584,19 @@ class Manifests:
             given = trigger["metadata"]
             unknown = set(given) - JETSTREAM_KEYS
             self.need(not unknown, document, f"the scaler knows no {unknown}")
-            self.need(given.get("stream") == self.facts.stream, document, f"the stream is {self.facts.stream}")
+            # Of a stream or a consumer that is not there KEDA makes a lag that is wrong, and no error.
+            reference = spec["scaleTargetRef"]
+            of_worker = f"{reference.get('kind', 'Deployment')} {reference['name']}"
+            for one in [of_worker, *(called(job) for job in self.of("Job"))]:
+                stream = self.settings.get(one, {}).get("TENURE_STREAM", self.facts.stream)
+                self.need(given.get("stream") == stream, document, f"the stream is {stream}, to {one}")
             accounts = self.facts.accounts
             self.need(given.get("account") in accounts, document, f"the account is one of {accounts}")
             self.need(self.facts.consumer == "QUEUE", document, "a consumer is no longer called as its queue")
             served = given.get("consumer") in queues_of(arguments)
             self.need(served, document, "no worker here serves that consumer's queue")
+            created = given.get("consumer") in self.created()
+            self.need(created, document, f"`tenure migrate` does not create the consumer {given.get('consumer')}")
             self.slots(document, given.get("lagThreshold"), arguments)
 
     def slots(self, document, threshold, arguments):
@@ -594,6 +615,12 @@ def queues_of(arguments):
             break
         queues.append(argument.split("=")[0])
     return queues
+
+
+def queues_created_by(arguments):
+    """What `tenure migrate` is told: `--queue a --queue b`, `--queue=a`, `--queue a,b`."""
+    text = " ".join(arguments)
+    return {queue for given in re.findall(r"(?<!\S)--queue[ =](\S+)", text) for queue in given.split(",")}
 
 
 # Most documents are looked at many times: in each kustomization, and for each mistake.
@@ -674,7 +701,10 @@ def check(root, until=None):
 BASE = "deploy/kubernetes/base/kustomization.yaml"
 WORKER = "deploy/kubernetes/base/worker.yaml"
 SERVE_YAML = "deploy/kubernetes/base/serve.yaml"
+MIGRATE = "deploy/kubernetes/base/migrate.yaml"
 KEDA = "deploy/kubernetes/overlays/keda/scaledobject.yaml"
+KEDA_OVERLAY = "deploy/kubernetes/overlays/keda/kustomization.yaml"
+NO_REPLICAS = "      - {op: remove, path: /spec/replicas}\n"
 HPA = "deploy/kubernetes/overlays/hpa/hpa.yaml"
 ADAPTER = "deploy/kubernetes/overlays/hpa/prometheus-adapter.yaml"
 COMPOSE = "docker-compose.yml"
@@ -700,12 +730,26 @@ MISTAKES = [
     (SERVE_YAML, "TENURE_SERVE_PASSWORD\n", "TENURE_SERVE_PASWORD\n", "TENURE_SERVE_PASWORD is not a setting"),
     (SERVE_YAML, "key: password", "key: passwort", "no tenure-serve/passwort"),
     ("deploy/kubernetes/base/accounts.yaml", "AccountToken: false", "AccountToken: true", "mounts a token"),
-    ("deploy/kubernetes/base/migrate.yaml", "--queue, texts", "--queue, text", "`tenure migrate` does not name"),
+    (MIGRATE, "--queue, texts", "--queue, text", "`tenure migrate` does not name"),
+    (MIGRATE, "--queue, texts", "texts", "serves texts, which `tenure migrate` does not name"),
+    (MIGRATE, "--queue, texts", "--queue, text", "`tenure migrate` does not create the consumer texts"),
     ("deploy/kubernetes/base/network.yaml", "part-of: tenure}\n  policyTypes: [Ingress, Egress]",
      "part-of: tenur}\n  policyTypes: [Ingress, Egress]", "selects no pod"),
     ("deploy/kubernetes/secrets.example.yaml", "password: CHANGE-ME", "password: hunter2", "looks like a real secret"),
     (KEDA, "stream: JOBS", "stream: JOB", "the stream is JOBS"),
     (KEDA, "consumer: texts", "consumer: tenure-texts", "no worker here serves that consumer's queue"),
+    # Only the worker follows, or only the migration does.
+    (KEDA_OVERLAY, NO_REPLICAS,
+     NO_REPLICAS + "      - {op: replace, path: /spec/template/spec/containers/0/args/1, value: mail}\n",
+     "no worker here serves that consumer's queue"),
+    (KEDA_OVERLAY, NO_REPLICAS,
+     NO_REPLICAS + "  - target: {kind: Job, name: tenure-migrate}\n"
+     "    patch: |-\n      - {op: replace, path: /spec/template/spec/containers/0/args/2, value: mail}\n",
+     "`tenure migrate` does not create the consumer texts"),
+    (BASE, "- TENURE_RUNTIME_DIR=/run/tenure",
+     "- TENURE_RUNTIME_DIR=/run/tenure\n      - TENURE_STREAM=WORK", "the stream is WORK, to Deployment tenure-worker"),
+    (MIGRATE, "          envFrom:", "            - {name: TENURE_STREAM, value: WORK}\n          envFrom:",
+     "the stream is WORK, to Job tenure-migrate"),
     (KEDA, "pollingInterval:", "pollInterval:", "pollInterval"),
     (KEDA, "minReplicaCount: 1", "minReplicaCount: 0", "scales to none"),
     (KEDA, "stabilizationWindowSeconds", "stabilisationWindowSeconds", "stabilisationWindowSeconds"),
@@ -721,6 +765,7 @@ MISTAKES = [
     ("Dockerfile", "USER 65532:65532", "USER tenure", "is no number"),
     ("Dockerfile", "FROM debian:bookworm-slim", "FROM debian:latest", "DL3007"),
     ("docs/kubernetes.md", "value: [migrate, --queue, mail]", "value: [migrate]", "which its Job does not name"),
+    ("docs/kubernetes.md", " --from-literal=password=…", "", "creates tenure-serve with the keys"),
     ("docs/kubernetes.md", "/spec/template/spec/containers/0/args\n", "/spec/args/0\n", "cannot be rendered"),
     # The code changes, and the manifests do not follow.
     ("src/http.rs", '"/startupz"', '"/started"', "/startupz, which nobody answers"),
