@@ -201,9 +201,11 @@ pub(crate) struct QueueStats {
     pub(crate) oldest_due_s: f64,
     pub(crate) is_paused: bool,
     /// Workers that serve it.
+    #[cfg_attr(not(feature = "cli"), expect(dead_code, reason = "the dashboard alone asks"))]
     pub(crate) workers: i64,
 }
 
+#[cfg(feature = "cli")]
 impl QueueStats {
     /// What waits in it starts nowhere.
     pub(crate) fn is_unserved(&self) -> bool {
