@@ -80,8 +80,9 @@ pub(crate) fn merged(job: &JobRow, executions: &[ExecutionRow], recoveries: &[Re
 
 /// When it is, or was, due, if it had to wait for that.
 fn scheduled(job: &JobRow, executions: &[ExecutionRow]) -> Option<Entry> {
-    let ends = executions.iter().filter_map(|execution| execution.finished_at);
     // An end is written a little later than what is due at once after it.
+    let before = executions.iter().filter(|execution| execution.started_at < job.scheduled_at);
+    let ends = before.filter_map(|execution| execution.finished_at);
     let since = ends.filter(|end| *end <= job.scheduled_at + WORTH_TELLING).max().unwrap_or(job.created_at);
     let is_worth_telling = job.scheduled_at - since >= WORTH_TELLING;
     is_worth_telling.then(|| Entry::new(job.scheduled_at, "scheduled", "not before this time"))

@@ -1,9 +1,9 @@
 //! Init: what `tenure work` does as the first process of a container.
 //!
-//! The kernel gives that process whatever the commands of jobs leave behind, and keeps each of these, once it has ended,
-//! until it is asked for: a container that nobody asks in runs out of process ids. The worker itself cannot ask, for
-//! it would take the ends of its own guards from those who wait for them; so it runs as a child of one that does.
-//! As `tini` and `docker run --init` do, which are not needed here.
+//! The kernel gives that process whatever the commands of jobs leave behind, and keeps each of these, once it has
+//! ended, until it is asked for: a container in which nobody asks runs out of process ids. The worker itself cannot
+//! ask, for it would take the ends of its own guards from those who wait for them; so it runs as a child of one that
+//! does. As `tini` and `docker run --init` do, which are not needed here.
 
 use std::{
     env, io,

@@ -3,7 +3,7 @@
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
 use tenure::STATEMENTS;
 
-use crate::harness::{Bench, bench};
+use crate::harness::{Bench, bench, bench_with_servers};
 
 fn statement(names: &str) -> &'static str {
     STATEMENTS
@@ -108,7 +108,8 @@ fn goes_by_id(plan: &str) -> bool {
 /// index told of the status, and where a join could be walked the wrong way round.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_hot_statement_goes_by_primary_key_whatever_the_statistics_say() {
-    let bench = bench().await;
+    // So many rows keep a server busy, and all tests that share it waiting.
+    let bench = bench_with_servers(|_| {}).await;
     // Autovacuum would mend the statistics in the middle of it, now and then.
     bench.execute("ALTER TABLE tenure.jobs SET (autovacuum_enabled = false)").await;
     finished(&bench, 1_000_000).await;
@@ -161,7 +162,7 @@ async fn every_hot_statement_goes_by_primary_key_whatever_the_statistics_say() {
 /// The relay, and an enqueue that met a key: found by index, however many jobs are queued that need neither.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_relay_and_unique_keys_go_by_their_index() {
-    let bench = bench().await;
+    let bench = bench_with_servers(|_| {}).await;
     bench.execute("ALTER TABLE tenure.jobs SET (autovacuum_enabled = false)").await;
     burst(&bench, 50_000, 5_000).await;
     bench
@@ -260,7 +261,7 @@ async fn claims_and_progress_touch_no_index() {
 /// A list that names an age reads the history from there on, by primary key, in both ways to plan it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_list_by_age_goes_by_primary_key() {
-    let bench = bench().await;
+    let bench = bench_with_servers(|_| {}).await;
     bench
         .execute(
             "INSERT INTO tenure.job_history (id, queue, kind, payload, status, attempt, max_attempts, fencing_token,

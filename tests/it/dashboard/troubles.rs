@@ -1,0 +1,161 @@
+//! The dashboard when something is wrong: with a worker, with Postgres, with NATS.
+
+use std::time::Duration;
+
+use serde_json::json;
+use tenure::JobRequest;
+
+use super::{Dashboard, calm, enqueue, worker};
+use crate::{
+    harness::{Child, bench, bench_with, bench_with_servers, until_file},
+    scenarios::Step,
+};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_postgres_is_away_the_dashboard_says_so_and_comes_back() {
+    let mut bench = bench_with_servers(|config| config.timing.database_within = Duration::from_secs(2)).await;
+    let dashboard = Dashboard::start(&bench, &[], &[]).await;
+    assert_eq!(dashboard.get("/jobs").await.status, 200);
+    let postgres = &mut bench.own.as_mut().unwrap().postgres;
+    postgres.kill();
+    let deadline = std::time::Instant::now() + Duration::from_secs(20);
+    let away = loop {
+        let answer = dashboard.get("/jobs").await;
+        // The process behind a connection may answer once more, before it notices.
+        if answer.status != 200 || std::time::Instant::now() > deadline {
+            break answer;
+        }
+    };
+    assert!(
+        away.status == 503 && away.body.contains("Postgres does not answer"),
+        "{} {}",
+        away.status,
+        away.body
+    );
+    assert_eq!(dashboard.get("/livez").await.status, 200);
+    postgres.restart().unwrap();
+    let deadline = std::time::Instant::now() + Duration::from_secs(30);
+    while dashboard.get("/jobs").await.status != 200 {
+        assert!(std::time::Instant::now() < deadline, "{}", dashboard.serve.log());
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// A worker that is frozen loses its job and writes too late; one that is killed loses it, too. Both are told, with who
+/// owned the job before and after.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_went_wrong_is_told_with_the_owners_before_and_after() {
+    let bench = bench().await;
+    let mut frozen = Child::on(&bench, "frozen", "worker that goes on");
+    let step = Step::new(&bench, "then progress");
+    let job = bench.tenure.enqueue(step.clone()).await.unwrap().id;
+    until_file(&step.file("started")).await;
+    frozen.signal(rustix::process::Signal::STOP);
+    let mut after = Child::on(&bench, "after", "worker");
+    bench.until("EXISTS (SELECT FROM tenure.job_history WHERE worker_id LIKE 'after-%')").await;
+    std::fs::write(step.file("go"), "").unwrap();
+    frozen.signal(rustix::process::Signal::CONT);
+    bench.until("EXISTS (SELECT FROM tenure.recovery_events WHERE event = 'refused_write')").await;
+    let dashboard = Dashboard::start(&bench, &[], &[]).await;
+    for path in ["/recovery".to_owned(), format!("/jobs/{job}")] {
+        let page = dashboard.get(&path).await.body;
+        for event in ["data-is=\"reset\"", "data-is=\"refused_write\""] {
+            let row = page.split("<tr id=\"event-").skip(1).find(|row| row.contains(event));
+            let row = row.unwrap_or_else(|| panic!("{path} has no {event}:\n{page}"));
+            let (before, next) = (row.find("\"owner\">frozen-"), row.find("\"owner\">after-"));
+            assert!(before.is_some() && before < next, "{path}: {row}");
+        }
+    }
+    assert!(dashboard.get("/").await.body.contains("<b>1</b> <span>stale writes refused"));
+    frozen.kill().await;
+    after.kill().await;
+}
+
+/// Figures are not worth a wait: what is not taken is dropped, and the worker goes on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_locked_table_of_figures_stops_no_worker() {
+    let bench = bench_with(|config| {
+        config.timing.renew_every = Duration::from_millis(300);
+        config.timing.database_within = Duration::from_secs(3);
+    })
+    .await;
+    let working = worker(&bench);
+    let mut lock = bench.pool.begin().await.unwrap();
+    sqlx::query("LOCK TABLE tenure.activity IN ACCESS EXCLUSIVE MODE").execute(&mut *lock).await.unwrap();
+    let deadline = std::time::Instant::now() + Duration::from_secs(6);
+    let mut done = 0;
+    while std::time::Instant::now() < deadline {
+        let job = enqueue(&bench, json!(1)).await;
+        bench.until_finished(job).await;
+        done += 1;
+        // Renewed all the while.
+        let age: f64 = bench
+            .value("SELECT extract(epoch FROM clock_timestamp() - last_seen_at)::float8 FROM tenure.workers")
+            .await;
+        assert!(age < 2.0, "{age}");
+    }
+    assert!(done > 10, "{done}");
+    lock.rollback().await.unwrap();
+    enqueue(&bench, json!(1)).await;
+    bench.until("EXISTS (SELECT FROM tenure.activity WHERE completed > 0)").await;
+    working.stop().await;
+}
+
+/// Without a worker a queue is not well, and without NATS the dashboard is there all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_without_workers_and_a_nats_that_is_away_are_told() {
+    let bench = calm().await;
+    let working = worker(&bench);
+    bench.tenure.setup(&["unserved".into()]).await.unwrap();
+    let waits = bench.tenure.enqueue(JobRequest::new("unserved", "k", json!(1))).await.unwrap().id;
+    bench.until("EXISTS (SELECT FROM tenure.queue_stats WHERE queue = 'unserved' AND due = 1)").await;
+    let away = [("NATS_URL", "nats://127.0.0.1:1")];
+    let dashboard = Dashboard::start(&bench, &["--actions"], &away).await;
+    let page = dashboard.get("/").await.body;
+    for words in ["No worker serves unserved.", "NATS cannot be reached from here."] {
+        assert!(page.contains(words), "{words}: {page}");
+    }
+    let queues = dashboard.get("/queues").await.body;
+    let row = queues.split("id=\"queue-unserved\"").nth(1).unwrap();
+    assert!(row.contains("no worker") && !row.split("</tr>").next().unwrap().contains(">open<"), "{row}");
+    let deadline = std::time::Instant::now() + Duration::from_secs(20);
+    while dashboard.get("/readyz").await.status != 200 {
+        assert!(std::time::Instant::now() < deadline, "{}", dashboard.serve.log());
+    }
+    // What is done without it is done, and the log says to which job.
+    let done = dashboard.post("/jobs/cancel", &format!("id={waits}")).await;
+    assert!(dashboard.said(&done).await.contains("1 job is cancelled"));
+    let log = dashboard.serve.log();
+    assert!(log.contains(&format!("\"of\":\"id={waits}\"")), "{log}");
+    working.stop().await;
+}
+
+/// A page that could not be read is read again soon, however long it took to fail.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_followed_page_is_back_soon_after_what_it_waited_for() {
+    let bench = bench_with(|config| config.timing.database_within = Duration::from_secs(8)).await;
+    let dashboard = Dashboard::start(&bench, &[], &[]).await;
+    let address = dashboard.address;
+    let (said, mut heard) = tokio::sync::mpsc::unbounded_channel();
+    std::thread::spawn(move || {
+        use std::io::{BufRead, BufReader, Write};
+        let mut stream = std::net::TcpStream::connect(address).unwrap();
+        write!(stream, "GET /?live HTTP/1.1\r\nHost: {address}\r\n\r\n").unwrap();
+        for line in BufReader::new(stream).lines().map_while(Result::ok) {
+            if line.starts_with("data:") && said.send(line).is_err() {
+                return;
+            }
+        }
+    });
+    heard.recv().await.unwrap();
+    let mut lock = bench.pool.begin().await.unwrap();
+    sqlx::query("LOCK TABLE tenure.scanner_state IN ACCESS EXCLUSIVE MODE")
+        .execute(&mut *lock)
+        .await
+        .unwrap();
+    while !heard.recv().await.unwrap().contains("Postgres does not answer") {}
+    lock.rollback().await.unwrap();
+    // The notice goes; ten times as long as the failure took would be more than half a minute.
+    let back = async { while !heard.recv().await.unwrap().contains("\"id\":\"notice\"") {} };
+    tokio::time::timeout(Duration::from_secs(15), back).await.expect("it is read again soon");
+}
