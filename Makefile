@@ -130,11 +130,12 @@ bench-peers: setup
 	@$(MAKE) --no-print-directory run-peers
 
 .PHONY: run-bench run-peers
-# BENCH_PROFILE=dev: whether it runs, with what the tests have built.
+# BENCH_PROFILE=dev: whether it runs, with what the demo and the tests have built. The example is named for that: without
+# a target that needs them, cargo leaves out what tests depend on, and builds the rest anew, with fewer features.
 BENCH_PROFILE ?= release
 run-bench:
 	$(CARGO) build --profile $(BENCH_PROFILE) --quiet --locked --bin tenure \
-		$(if $(filter dev,$(BENCH_PROFILE)),--all-features,--features cli)
+		$(if $(filter dev,$(BENCH_PROFILE)),--all-features --example code_evolution,--features cli)
 	$${CARGO_TARGET_DIR:-target}/$(if $(filter dev,$(BENCH_PROFILE)),debug,release)/tenure bench --quick --slots 2000 $(BENCH)
 
 # A crate of its own, so that nobody who builds tenure builds its peers.
