@@ -9,7 +9,7 @@ use std::{
     io::{self, Read, Write},
     os::unix::process::{CommandExt, ExitStatusExt},
     path::Path,
-    process::{Command, ExitCode, Stdio},
+    process::{Command, ExitCode, ExitStatus, Stdio},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -24,7 +24,7 @@ use tokio::signal::unix::{SignalKind, signal};
 pub(super) const TERM_GRACE: Duration = Duration::from_secs(10);
 
 /// A command was ended by a signal: its number is added to this, as shells do.
-pub(super) const SIGNAL_BASE: u8 = 128;
+const SIGNAL_BASE: u8 = 128;
 
 /// Runs a command, and writes its process group to a file: should the guard be killed, the worker ends it.
 pub(super) fn run(command: &str, group_file: &Path) -> ExitCode {
@@ -86,12 +86,17 @@ fn guard(command: &str, group_file: &Path) -> io::Result<u8> {
     }
     // A job that has ended leaves nothing running behind.
     kill_process_group(group, Signal::KILL).ok();
+    Ok(code_of(status))
+}
+
+/// What a process ends with that passes on how another has ended.
+pub(super) fn code_of(status: ExitStatus) -> u8 {
     let ended_by = status.signal().and_then(|signal| u8::try_from(signal).ok());
-    Ok(match (status.code(), ended_by) {
+    match (status.code(), ended_by) {
         (Some(code), _) => u8::try_from(code).unwrap_or(1),
         (None, Some(signal)) => SIGNAL_BASE.saturating_add(signal),
         (None, None) => 1,
-    })
+    }
 }
 
 /// Whether any process of a group still runs. One that only waits to be reaped does not: in a container

@@ -7,8 +7,8 @@
 
 use std::{
     env, io,
-    os::unix::process::CommandExt,
-    process::{Command as Process, ExitCode},
+    os::unix::process::{CommandExt, ExitStatusExt},
+    process::{Command as Process, ExitCode, ExitStatus},
 };
 
 use rustix::{
@@ -17,7 +17,7 @@ use rustix::{
 };
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::{Command, exec::this_program, guard::SIGNAL_BASE};
+use super::{Command, exec::this_program, guard::code_of};
 
 /// What a container is told to stop with, by whoever.
 const PASSED_ON: [(SignalKind, Signal); 4] = [
@@ -68,16 +68,9 @@ async fn above_the_worker() -> io::Result<ExitCode> {
         }
         // One signal may stand for many ends.
         while let Some((pid, status)) = wait(WaitOptions::NOHANG)? {
-            if pid != worker {
-                continue;
+            if pid == worker {
+                return Ok(ExitCode::from(code_of(ExitStatus::from_raw(status.as_raw()))));
             }
-            let by_signal = status.terminating_signal().and_then(|signal| u8::try_from(signal).ok());
-            let code = status.exit_status().and_then(|code| u8::try_from(code).ok());
-            return Ok(ExitCode::from(match (code, by_signal) {
-                (Some(code), _) => code,
-                (None, Some(signal)) => SIGNAL_BASE.saturating_add(signal),
-                (None, None) => 1,
-            }));
         }
     }
 }
