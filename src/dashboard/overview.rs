@@ -191,7 +191,7 @@ fn tiles(fleet: &Fleet, hour: &Hour) -> Markup {
             div {
                 dt { "Dead letters" }
                 dd.big { (number(fleet.dead)) }
-                dd { (number(failed)) " attempts failed for good in the last hour" }
+                dd { (number(failed)) " failed for good in the last hour" }
             }
         }
     }
