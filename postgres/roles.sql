@@ -58,7 +58,7 @@ GRANT SELECT, INSERT, UPDATE ON tenure.dead_letter_jobs TO tenure_worker;
 GRANT SELECT, INSERT ON tenure.effects TO tenure_worker;
 GRANT UPDATE (result, fencing_token) ON tenure.effects TO tenure_worker;
 GRANT SELECT, INSERT, UPDATE, DELETE ON tenure.workers TO tenure_worker;
-GRANT SELECT, UPDATE ON tenure.scanner_state TO tenure_worker;
+GRANT SELECT, UPDATE ON tenure.scanner_state, tenure.turns TO tenure_worker;
 GRANT SELECT, INSERT, DELETE ON tenure.relay_marks TO tenure_worker;
 GRANT SELECT ON tenure.queues, tenure.queue_slots, tenure.schedules, tenure.all_jobs, tenure.job_executions_all
     TO tenure_worker;

@@ -216,7 +216,8 @@ pub struct EnqueueMany<'t> {
 impl Tenure {
     /// Enqueues a job: a [`Job`], or a [`JobRequest`].
     ///
-    /// Await it: `tenure.enqueue(job).unique_key("..").await?`. It returns once the row is committed.
+    /// Await it: `tenure.enqueue(job).unique_key("..").await?`. It returns once the row is committed, and the kernel
+    /// has its message: the process may end, or be frozen, right after. While NATS is away it does not wait for that.
     ///
     /// Cancel safe in this sense: dropped, the job was enqueued, with its message, or was not. Drop it or poll it to
     /// the end: while it is left half-way, the job's message may not go out.
@@ -257,16 +258,18 @@ options! {
 }
 
 impl Enqueue<'_> {
-    /// Enqueues inside the user's transaction: the job exists if and when that commits. The relay
-    /// publishes it within [`Timing::relay_every`](crate::Timing::relay_every).
+    /// Enqueues inside the user's transaction: the job exists if and when that commits. This process looks for the
+    /// commit, and publishes the job within milliseconds of it; a transaction that lasts for more than half a minute,
+    /// or whose process ends with it, leaves that to the relay, which takes some seconds.
     pub async fn tx(self, tx: &mut sqlx::PgTransaction<'_>) -> Result<Enqueued, EnqueueError> {
         let Self { tenure, mut request } = self;
         let span = request.sending();
         let enqueue = async move {
-            let job = request.checked(tenure.config().payload_bytes_max, Told::Relay)?;
+            let job = request.checked(tenure.config().payload_bytes_max, Told::Ticket)?;
             let _admitted = tenure.limits().admit(&job.queue, 1).await?;
             let id = job.id;
-            let created = insert_in(tx, &[job]).await?;
+            let (created, tickets) = insert_in(tx, &[job]).await?;
+            tenure.uncommitted().watch(tickets);
             let enqueued = answers(&[id], &created).pop().ok_or(EnqueueError::KeyNotVisible)?;
             Ok::<_, EnqueueError>(enqueued)
         };
@@ -283,11 +286,13 @@ impl EnqueueMany<'_> {
         let span = sending(&mut requests);
         let enqueue = async move {
             let bytes_max = tenure.config().payload_bytes_max;
-            let jobs = requests.into_iter().map(|request| request.checked(bytes_max, Told::Relay));
+            let jobs = requests.into_iter().map(|request| request.checked(bytes_max, Told::Ticket));
             let jobs: Vec<_> = jobs.collect::<Result<_, _>>()?;
             let _admitted = admit(tenure, &jobs).await?;
             let ids: Vec<_> = jobs.iter().map(|job| job.id).collect();
-            Ok::<_, EnqueueError>(answers(&ids, &insert_in(tx, &jobs).await?))
+            let (created, tickets) = insert_in(tx, &jobs).await?;
+            tenure.uncommitted().watch(tickets);
+            Ok::<_, EnqueueError>(answers(&ids, &created))
         };
         within(&span, enqueue).await
     }
@@ -319,7 +324,11 @@ impl<'t> IntoFuture for Enqueue<'t> {
                 }
                 (created, _) => created,
             };
-            Ok::<_, EnqueueError>(match created? {
+            let created = created?;
+            if created == Created::New {
+                tenure.publications().written().await;
+            }
+            Ok::<_, EnqueueError>(match created {
                 Created::New => Enqueued { id, duplicate: false },
                 Created::HeldBy(id) => Enqueued { id, duplicate: true },
             })
@@ -347,6 +356,7 @@ impl<'t> IntoFuture for EnqueueMany<'t> {
             let ids: Vec<_> = jobs.iter().map(|job| job.id).collect();
             let (store, publications) = (tenure.store(), tenure.publications());
             let created = insert_patiently(store, publications, jobs).await?;
+            publications.written().await;
             let created: Vec<_> = created.into_iter().collect::<Result<_, _>>()?;
             Ok::<_, EnqueueError>(answers(&ids, &created))
         };

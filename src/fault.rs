@@ -28,13 +28,20 @@ pub(crate) fn is_near(_name: &str) -> bool {
     false
 }
 
-/// Comes to a point at which a test has a loop end by a panic: `TENURE_FAULT=<point>=panic`.
+/// Comes to a point at which a test has a task panic: `TENURE_FAULT=<point>=panic`, or `=panic once`.
 pub(crate) fn end_by_panic(name: &str) {
-    assert!(
-        !cfg!(feature = "faults")
-            || !std::env::var("TENURE_FAULT").is_ok_and(|fault| fault == format!("{name}=panic")),
-        "a test wants the loop {name:?} to end"
-    );
+    use std::sync::atomic::{AtomicBool, Ordering};
+    static ONCE: AtomicBool = AtomicBool::new(false);
+    if !cfg!(feature = "faults") {
+        return;
+    }
+    let Ok(fault) = std::env::var("TENURE_FAULT") else { return };
+    let wants = match fault.strip_prefix(name).and_then(|rest| rest.strip_prefix('=')) {
+        Some("panic") => true,
+        Some("panic once") => !ONCE.swap(true, Ordering::Relaxed),
+        _ => false,
+    };
+    assert!(!wants, "a test wants {name:?} to panic");
 }
 
 /// Comes to a point.

@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep};
 use crate::{metrics, store::Store};
 
 /// Shows it, as long as it is polled.
-pub(crate) async fn show(store: Store, every: Duration) {
+pub(crate) async fn show(store: &Store, every: impl Fn() -> Duration) {
     let mut shown = HashSet::new();
     // While nothing is known of a measurement, it is as old as this process.
     let (mut age_s, mut read_at) = (0.0, Instant::now());
@@ -31,6 +31,6 @@ pub(crate) async fn show(store: Store, every: Duration) {
             Err(error) => tracing::debug!(%error, "what the last scan counted was not read"),
         }
         metrics::measured(age_s + read_at.elapsed().as_secs_f64());
-        sleep(every.mul_f64(rand::random_range(0.8..1.2))).await;
+        sleep(every().mul_f64(rand::random_range(0.8..1.2))).await;
     }
 }

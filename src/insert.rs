@@ -1,7 +1,7 @@
 //! Insert: the row first, then the message.
 //!
-//! Once the rows are committed the caller has its answer, NATS away or not. The first messages are
-//! published right after; if that fails, or the process dies in between, the relay of any worker does it.
+//! Once the rows are committed their first messages are sent, and the caller has its answer, NATS away or not. If
+//! that fails, or the process dies in between, the relay of any worker publishes.
 //!
 //! Not here: what users write to get here (`enqueue`).
 
@@ -14,7 +14,7 @@ use crate::{
     fault,
     job::{JobId, NameError},
     metrics,
-    publish::{Publications, Room},
+    publish::Publications,
     queue::Ticket,
     store::{NewJob, Store, StoreError, Told},
 };
@@ -184,7 +184,7 @@ pub(crate) async fn insert(
         metrics::enqueued(&job.queue, 1);
     }
     if let Some((publications, room)) = room {
-        publish_first(publications, jobs, &new, room);
+        publications.publish(first_tickets(jobs, &new), room).await;
     }
     let keys = keys_of_others(jobs, &new);
     if keys.is_empty() {
@@ -201,8 +201,8 @@ pub(crate) async fn insert(
     }
 }
 
-/// Before anything else can fail: these jobs exist.
-fn publish_first(publications: &Publications, jobs: &[NewJob], new: &HashMap<JobId, bool>, room: Room) {
+/// The first messages of those jobs that exist now, and are due.
+fn first_tickets(jobs: &[NewJob], new: &HashMap<JobId, bool>) -> Vec<Ticket> {
     let has_message = |job: &&NewJob| new.get(&job.id).is_some_and(|has_message| *has_message);
     let ticket = |job: &NewJob| Ticket {
         job: job.id,
@@ -212,10 +212,7 @@ fn publish_first(publications: &Publications, jobs: &[NewJob], new: &HashMap<Job
         clear_reason: None,
         trace_context: job.trace_context.clone(),
     };
-    let tickets: Vec<_> = jobs.iter().filter(has_message).map(ticket).collect();
-    if !tickets.is_empty() {
-        publications.publish(tickets, room);
-    }
+    jobs.iter().filter(has_message).map(ticket).collect()
 }
 
 /// The keys of the jobs that were not created.
@@ -242,13 +239,15 @@ fn created(
         .collect()
 }
 
-/// [`insert`] inside the user's transaction, which nobody publishes for but the relay.
+/// [`insert`] inside the user's transaction. Returns the first messages as well: they are to be published once that
+/// is committed.
 pub(crate) async fn insert_in(
     connection: &mut sqlx::PgConnection,
     jobs: &[NewJob],
-) -> Result<Vec<Created>, EnqueueError> {
+) -> Result<(Vec<Created>, Vec<Ticket>), EnqueueError> {
     let new = Store::enqueue_in(connection, jobs).await?;
     let keys = keys_of_others(jobs, &new);
     let holders = if keys.is_empty() { vec![] } else { Store::held_keys_in(connection, &keys).await? };
-    created(jobs, &new, &holders).into_iter().collect()
+    let created = created(jobs, &new, &holders).into_iter().collect::<Result<_, _>>()?;
+    Ok((created, first_tickets(jobs, &new)))
 }

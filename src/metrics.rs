@@ -18,7 +18,7 @@ pub(crate) enum Type {
 
 /// Every metric, and what it says. A test compares the list with the code, the docs, the dashboard and the alerts.
 #[cfg(any(feature = "http", test))]
-pub(crate) const METRICS: [(&str, Type, &str); 42] = {
+pub(crate) const METRICS: [(&str, Type, &str); 43] = {
     use Type::{Counter, Gauge, Histogram};
     [
         ("tenure_jobs_enqueued_total", Counter, "Jobs created; a duplicate by unique key is none."),
@@ -38,6 +38,7 @@ pub(crate) const METRICS: [(&str, Type, &str); 42] = {
         ("tenure_redriven_total", Counter, "Dead letters that went back to the queue."),
         ("tenure_purged_total", Counter, "What retention removed."),
         ("tenure_schedule_ticks_total", Counter, "Ticks of schedules that were due."),
+        ("tenure_panics_total", Counter, "Tasks of tenure's own that panicked, and began anew."),
         ("tenure_database_errors_total", Counter, "Database calls that failed."),
         ("tenure_job_wait_seconds", Histogram, "From due until claimed."),
         ("tenure_job_run_seconds", Histogram, "How long attempts ran."),
@@ -165,6 +166,11 @@ pub(crate) fn refused_write(write: &'static str) {
 /// Messages published for jobs that exist.
 pub(crate) fn published(messages: usize) {
     counter!("tenure_published_total").increment(messages as u64);
+}
+
+/// Tasks of tenure's own that panicked.
+pub(crate) fn panicked(task: &'static str) {
+    counter!("tenure_panics_total", "task" => task).increment(1);
 }
 
 /// Messages that will never be a job, by why.

@@ -112,13 +112,16 @@ impl Tenure {
     pub async fn pause_queue(&self, queue: &str) -> Result<Paused, QueueSettingsError> {
         check_queue(queue)?;
         let (paused_at, was_paused) = self.store().pause_queue(queue).await?;
+        self.queue().announce_settings().await;
         Ok(Paused { paused_at, was_paused })
     }
 
     /// Resumes a queue: its jobs start again within a second. `false`: it was not paused.
     pub async fn resume_queue(&self, queue: &str) -> Result<bool, QueueSettingsError> {
         check_queue(queue)?;
-        Ok(self.store().resume_queue(queue).await?)
+        let was_paused = self.store().resume_queue(queue).await?;
+        self.queue().announce_settings().await;
+        Ok(was_paused)
     }
 
     /// Limits a queue, on all workers and for all producers, and returns the limits that it now has. Workers know of it
@@ -135,6 +138,7 @@ impl Tenure {
         let (running, queued) =
             (limits.max_running.map(u32::cast_signed), limits.max_queued.map(u64::cast_signed));
         let (max_running, max_queued) = self.store().limit_queue(queue, running, queued).await?;
+        self.queue().announce_settings().await;
         Ok(Limited { max_running, max_queued })
     }
 }

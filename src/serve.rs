@@ -87,7 +87,7 @@ pub(crate) async fn serve(
     let every = tenure.config().timing.scan_every / 3;
     tokio::select! {
         () = looks => {}
-        () = fleet::show(tenure.store().clone(), every) => {}
+        () = fleet::show(tenure.store(), || every) => {}
         () = shutdown => health.draining(),
     }
     drop(server);

@@ -14,7 +14,7 @@
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use tokio::sync::{Notify, futures::Notified};
@@ -30,8 +30,6 @@ struct Queue {
     is_paused: bool,
     /// How many more of its jobs may start in the whole fleet, as far as known; `None`: it has no limit.
     room: Option<usize>,
-    /// When it was paused, most recently.
-    paused_at: Option<Instant>,
 }
 
 impl Queue {
@@ -118,14 +116,7 @@ impl Drop for Slot {
 impl Slots {
     /// So many slots for these queues, each with its weight. There are at least as many slots as queues.
     pub(crate) fn shared(slots: usize, queues: &[(String, u32)]) -> HashMap<String, Self> {
-        let new = |weight| Queue {
-            weight,
-            taken: 0,
-            has_more: false,
-            is_paused: false,
-            room: None,
-            paused_at: None,
-        };
+        let new = |weight| Queue { weight, taken: 0, has_more: false, is_paused: false, room: None };
         let group = Arc::new(Group {
             slots,
             queues: Mutex::new(queues.iter().map(|(_, weight)| new(*weight)).collect()),
@@ -173,9 +164,6 @@ impl Slots {
         {
             let queue = &mut self.group.queues()[self.at];
             change(queue);
-            if queue.is_paused {
-                queue.paused_at = Some(Instant::now());
-            }
         }
         self.group.changed.notify_waiters();
     }
@@ -212,13 +200,6 @@ impl Slots {
         self.change(|queue| queue.room = queue.room.map(|room| room + 1));
     }
 
-    /// Whether it was paused at some time within this long: its messages may wait unread.
-    pub(crate) fn was_paused_within(&self, long: Duration) -> bool {
-        let queues = self.group.queues();
-        let queue = &queues[self.at];
-        queue.is_paused || queue.paused_at.is_some_and(|at| at.elapsed() < long)
-    }
-
     /// Whether it shares its slots with others.
     pub(crate) fn is_shared(&self) -> bool {
         self.group.queues().len() > 1
@@ -228,9 +209,15 @@ impl Slots {
         self.group.queues()[self.at].room.is_some()
     }
 
-    /// Whether it shares its slots with this one, or is it.
-    pub(crate) fn shares_with(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.group, &other.group)
+    /// The same for all queues that share their slots, and for no other.
+    pub(crate) fn group(&self) -> usize {
+        Arc::as_ptr(&self.group).addr()
+    }
+
+    /// Whether nothing may start: the queue is paused, or runs as many jobs as it may.
+    pub(crate) fn is_held(&self) -> bool {
+        let queue = &self.group.queues()[self.at];
+        queue.is_paused || queue.room == Some(0)
     }
 
     /// How many jobs of the queue could start, if so many run of all that share its slots. Not what is asked for.

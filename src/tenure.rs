@@ -13,6 +13,7 @@ use crate::{
     store::{
         ExecutionRow, JobFilter, JobRow, MigrateError, NewJob, RecoveryRow, Store, StoreError, WorkerRow,
     },
+    uncommitted::Uncommitted,
 };
 
 /// A connection to tenure: Postgres, NATS and what is in flight to them. Cheap to clone.
@@ -30,6 +31,7 @@ struct Inner {
     limits: Limits,
     /// Publications that the callers of enqueue did not wait for.
     publications: Publications,
+    uncommitted: Uncommitted,
 }
 
 impl std::fmt::Debug for Tenure {
@@ -66,7 +68,8 @@ pub enum SetupError {
 }
 
 impl Tenure {
-    /// Prepares both connections. Either server may be away: each call says so when it matters, and
+    /// Prepares both connections. Waits for NATS for up to two seconds; what is enqueued while it still is away is
+    /// published by this process once it is there. Either server may be away: each call says so when it matters, and
     /// both connections come back by themselves.
     ///
     /// # Errors
@@ -76,11 +79,25 @@ impl Tenure {
         config.timing.validate()?;
         let store = Store::open(config).map_err(ConnectError::Database)?;
         let queue = Queue::open(config).await?;
-        let publications = Publications::start(store.clone(), queue.clone());
+        // What is enqueued from here on is published by this process, not by the relay.
+        queue.connected_soon().await;
+        let publications = Publications::start(store.clone(), queue.clone(), config.timing.publish_within);
+        let uncommitted = Uncommitted::start(store.clone(), publications.clone());
         let lane = || insert::batcher(store.clone(), Some(publications.clone()));
         let (enqueues, keyed) = (lane(), lane());
         let (config, limits) = (config.clone(), Limits::new(store.clone()));
-        Ok(Self { inner: Arc::new(Inner { config, store, queue, enqueues, keyed, limits, publications }) })
+        Ok(Self {
+            inner: Arc::new(Inner {
+                config,
+                store,
+                queue,
+                enqueues,
+                keyed,
+                limits,
+                publications,
+                uncommitted,
+            }),
+        })
     }
 
     /// Creates or updates the schema. Returns the versions that were applied; none when it was current.
@@ -145,10 +162,13 @@ impl Tenure {
         self.inner.store.recoveries(id, i64::MAX).await
     }
 
-    /// Waits until the messages of everything enqueued so far were confirmed, or were left to the relay.
+    /// Waits until the messages of everything enqueued so far were confirmed, or were left to the relay; what was
+    /// enqueued in transactions that are committed is part of it.
     ///
-    /// A program that ends without it loses no job: the relay of any worker publishes later.
+    /// A program may end without it: the kernel has the messages of what was enqueued when that returned. Only jobs
+    /// of transactions that were committed in the last milliseconds run some seconds later then.
     pub async fn flush(&self) {
+        self.inner.uncommitted.look().await;
         self.inner.publications.wait().await;
     }
 
@@ -181,5 +201,9 @@ impl Tenure {
 
     pub(crate) fn publications(&self) -> &Publications {
         &self.inner.publications
+    }
+
+    pub(crate) fn uncommitted(&self) -> &Uncommitted {
+        &self.inner.uncommitted
     }
 }

@@ -77,9 +77,7 @@ async fn times(arena: &Arena, store: &Store) -> anyhow::Result<[f64; 5]> {
         .await?;
     // The other half of them is running, and nothing is stale, due or dead.
     let scan = store.bench_time(TIMES, async || store.reset_stale(100, "bench").await.map(drop)).await?;
-    let relay = store
-        .bench_time(TIMES, async || store.take_due(500, Duration::from_secs(30)).await.map(drop))
-        .await?;
+    let relay = store.bench_time(TIMES, async || store.take_due(500).await.map(drop)).await?;
     let dead = ["bench-2-bbbbbbbb".to_owned()];
     let reconcile = store
         .bench_time(TIMES, async || store.reset_workers(&dead, "bench", "bench").await.map(drop))

@@ -425,7 +425,7 @@ pub(super) static SETTINGS: &[Setting] = &[
          One that has missed two renewals, and cannot be reached over NATS, is gone: its jobs are taken back.",
         |timing| &mut timing.renew_every,
     ),
-    timer("TENURE_RELAY_EVERY", "How often the relay looks for jobs to publish.", |timing| {
+    timer("TENURE_RELAY_EVERY", "How often the fleet's relay looks for jobs to publish.", |timing| {
         &mut timing.relay_every
     }),
     timer(

@@ -28,7 +28,8 @@ pub struct Timing {
     /// How often a worker renews its own row. Default 5 s. One that has missed two renewals, and cannot be
     /// reached over NATS, is gone: its jobs are taken back.
     pub renew_every: Duration,
-    /// How often the relay looks for jobs to publish. Default 1 s.
+    /// How often the fleet's relay looks for jobs to publish. Ten times as often as the fleet's work changes hands: a
+    /// worker that freezes with it holds it up for thirty times this long. Default 100 ms.
     pub relay_every: Duration,
     /// The longest a publication may take before its message counts as not sent. Default 10 s.
     pub publish_within: Duration,
@@ -54,7 +55,7 @@ impl Timing {
         flush_every: Duration::from_secs(1),
         keepalive_every: Duration::from_secs(30),
         renew_every: Duration::from_secs(5),
-        relay_every: Duration::from_secs(1),
+        relay_every: Duration::from_millis(100),
         publish_within: Duration::from_secs(10),
         pull_for: Duration::from_secs(5),
         shutdown_grace: Duration::from_secs(25),

@@ -365,6 +365,7 @@ impl<S> JobContext<S> {
         let completing = Completing::new(&self.job);
         let completed = self.try_complete_in(tx, output.as_ref()).await;
         if completed.is_ok() {
+            self.store.note_commit();
             self.job.settled.store(true, Ordering::Release);
         }
         drop(completing);

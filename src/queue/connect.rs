@@ -2,7 +2,6 @@
 
 use std::{
     collections::VecDeque,
-    path::PathBuf,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -19,6 +18,7 @@ use bytes::Bytes;
 use percent_encoding::percent_decode_str;
 use tokio::sync::watch;
 
+use super::tls;
 use crate::config::{Config, masked};
 
 /// NATS gave no answer, or refused.
@@ -90,14 +90,10 @@ impl std::fmt::Debug for Queue {
     }
 }
 
-/// The files that a connection with TLS takes: what names each, and what it holds.
-fn tls_files(config: &Config) -> impl Iterator<Item = (&'static str, &PathBuf, &'static str)> {
-    let ca = config.nats_ca.iter().map(|path| ("TENURE_NATS_CA", path, "CERTIFICATE"));
-    let own = config.nats_certificate.iter().flat_map(|(certificate, key)| {
-        [("TENURE_NATS_CERT", certificate, "CERTIFICATE"), ("TENURE_NATS_KEY", key, "PRIVATE KEY")]
-    });
-    ca.chain(own)
-}
+/// How long a process that starts waits for its connection.
+const CONNECTED_SOON: Duration = Duration::from_secs(2);
+/// The same once a server has refused it.
+const CONNECTED_AFTER_REFUSAL: Duration = Duration::from_millis(300);
 
 /// The latest that went wrong. More than one: two may come before whoever listens has his turn.
 #[derive(Debug, Default)]
@@ -196,24 +192,9 @@ impl Queue {
                 reason: error.to_string(),
             })?;
         }
-        for (name, path, holds) in tls_files(config) {
-            // async-nats would try to connect for ever, and not say why.
-            let read = std::fs::read_to_string(path).map_err(|error| error.to_string());
-            let unfit = match read {
-                Ok(text) if text.contains(&format!("{holds}-----")) => None,
-                Ok(_) => Some(format!("it holds no {holds} in PEM")),
-                Err(error) => Some(error),
-            };
-            if let Some(reason) = unfit {
-                return Err(QueueError::Credentials { name, path: path.display().to_string(), reason });
-            }
-        }
-        if let Some(path) = &config.nats_ca {
-            options = options.add_root_certificates(path.clone()).require_tls(true);
-        }
-        if let Some((certificate, key)) = &config.nats_certificate {
-            options = options.add_client_certificate(certificate.clone(), key.clone()).require_tls(true);
-        }
+        options = options
+            .tls_client_config(tls::client(config)?)
+            .require_tls(config.nats_ca.is_some() || config.nats_certificate.is_some());
         if let Some(prefix) = &config.inbox_prefix {
             options = options.custom_inbox_prefix(prefix);
         }
@@ -251,6 +232,11 @@ impl Queue {
         since.filter(|_| self.is_connected()).map(|since| since.elapsed()).unwrap_or_default()
     }
 
+    /// Whether the first connection of this process still is the only one.
+    pub(crate) fn is_up_since_the_start(&self) -> bool {
+        self.is_connected() && *self.connections.borrow() == 1
+    }
+
     /// Changes with every connection that is made.
     pub(crate) fn connections(&self) -> watch::Receiver<u64> {
         self.connections.clone()
@@ -277,9 +263,26 @@ impl Queue {
     /// Cancel safe.
     pub(crate) async fn connected(&self) {
         let mut connections = self.connections.clone();
+        connections.mark_unchanged();
         while !self.is_connected() {
             // Either the event, or a look now and then: the event may have come just before.
-            drop(tokio::time::timeout(Duration::from_millis(100), connections.changed()).await);
+            drop(tokio::time::timeout(Duration::from_millis(20), connections.changed()).await);
+        }
+    }
+
+    /// Waits until there is a connection, but not for long: a server that is there answers at once.
+    ///
+    /// Cancel safe.
+    pub(crate) async fn connected_soon(&self) {
+        let mut said = self.said.clone();
+        let refused = async {
+            // Of several servers another may answer; one that restarts is back later.
+            drop(said.wait_for(|said| said.count > 0).await);
+            tokio::time::sleep(CONNECTED_AFTER_REFUSAL).await;
+        };
+        tokio::select! {
+            _ = tokio::time::timeout(CONNECTED_SOON, self.connected()) => {}
+            () = refused => {}
         }
     }
 

@@ -31,9 +31,22 @@ pub(crate) enum Probed {
     Gone,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 struct Announcement {
+    #[serde(default)]
     cancelled: Vec<JobId>,
+    /// Whether operators may have said something new of queues.
+    #[serde(default)]
+    settings: bool,
+}
+
+/// What is said to all workers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Announced {
+    /// These jobs may have been cancelled.
+    Cancelled(Vec<JobId>),
+    /// The settings of queues may have changed.
+    Settings,
 }
 
 /// What is said to this process.
@@ -87,17 +100,30 @@ impl Queue {
             return;
         }
         for some in jobs.chunks(ANNOUNCED_MAX) {
-            let Ok(body) = serde_json::to_vec(&Announcement { cancelled: some.to_vec() }) else { continue };
+            self.announce(&Announcement { cancelled: some.to_vec(), settings: false }).await;
+        }
+    }
+
+    /// Tells every worker that the settings of queues may have changed. Without NATS they find out by themselves.
+    pub(crate) async fn announce_settings(&self) {
+        if tokio::time::timeout(ANNOUNCED_WITHIN, self.connected()).await.is_ok() {
+            self.announce(&Announcement { settings: true, ..Announcement::default() }).await;
+        }
+    }
+
+    async fn announce(&self, announcement: &Announcement) {
+        if let Ok(body) = serde_json::to_vec(announcement) {
+            // On one subject: an older worker hears of no cancelled jobs, and does nothing.
             self.tell(self.cancel_subject(), body.into()).await;
         }
     }
 }
 
 impl Control {
-    /// The jobs of the next announcement; answers probes meanwhile. `None`: nothing will come any more.
+    /// The next announcement; answers probes meanwhile. `None`: nothing will come any more.
     ///
     /// Cancel safe.
-    pub(crate) async fn next(&mut self) -> Option<Vec<JobId>> {
+    pub(crate) async fn next(&mut self) -> Option<Announced> {
         loop {
             tokio::select! {
                 probe = self.probes.next() => {
@@ -107,7 +133,8 @@ impl Control {
                 }
                 announcement = self.announcements.next() => {
                     match serde_json::from_slice::<Announcement>(&announcement?.payload) {
-                        Ok(announcement) => return Some(announcement.cancelled),
+                        Ok(Announcement { settings: true, .. }) => return Some(Announced::Settings),
+                        Ok(announcement) => return Some(Announced::Cancelled(announcement.cancelled)),
                         Err(error) => tracing::warn!(%error, "an announcement that tenure did not write"),
                     }
                 }

@@ -11,12 +11,14 @@ mod inspect;
 mod message;
 mod publish;
 mod pull;
+mod tls;
 mod topology;
 
 pub(crate) use connect::Queue;
 pub use connect::QueueError;
-pub(crate) use control::{Control, Probed};
+pub(crate) use control::{Announced, Control, Probed};
 pub(crate) use inspect::{ConsumerSeen, NatsSeen, StreamSeen, Unseen};
 pub(crate) use message::{Delivery, Receipt};
-pub(crate) use publish::{JOB_ID, Ticket, TicketBody, Unconfirmed};
-pub(crate) use pull::{Pull, Pulled};
+pub(crate) use publish::{JOB_ID, NotConfirmed, Ticket, TicketBody, Unconfirmed};
+pub(crate) use pull::{Pull, PullConsumer, Pulled};
+pub(crate) use topology::Progress;

@@ -2,7 +2,11 @@
 
 use std::future::IntoFuture;
 
-use async_nats::{HeaderMap, header::NATS_MESSAGE_ID, jetstream::context::PublishAckFuture};
+use async_nats::{
+    HeaderMap,
+    header::NATS_MESSAGE_ID,
+    jetstream::context::{PublishAckFuture, PublishErrorKind},
+};
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, timeout_at};
 
@@ -42,7 +46,7 @@ impl Queue {
     }
 
     /// Publishes tickets, many at a time; tells for each whether the stream confirmed it.
-    pub(crate) async fn publish(&self, tickets: Vec<Ticket>) -> Vec<Result<(), QueueError>> {
+    pub(crate) async fn publish(&self, tickets: &[Ticket]) -> Vec<Result<(), QueueError>> {
         let mut sent = Vec::with_capacity(tickets.len());
         for ticket in tickets {
             sent.push(self.send(ticket).await);
@@ -50,18 +54,26 @@ impl Queue {
         let mut answers = Vec::with_capacity(sent.len());
         for unconfirmed in sent {
             answers.push(match unconfirmed {
-                Ok(mut unconfirmed) => unconfirmed.confirmed().await,
+                Ok(mut unconfirmed) => unconfirmed.confirmed().await.map_err(|not| not.error),
                 Err(error) => Err(error),
             });
         }
         answers
     }
 
+    /// Waits until the socket has taken every message that was sent so far.
+    ///
+    /// Without a connection it waits for the next one: give it a limit. Cancel safe.
+    pub(crate) async fn written(&self) {
+        // An error says that the client is closed: nothing will be written any more.
+        self.client.flush().await.ok();
+    }
+
     /// Sends one ticket, whose confirmation is still to come.
     ///
     /// The id of a message holds its dispatch: under the job's id alone the stream would drop a
     /// legitimate re-publication as a duplicate.
-    pub(crate) async fn send(&self, ticket: Ticket) -> Result<Unconfirmed, QueueError> {
+    pub(crate) async fn send(&self, ticket: &Ticket) -> Result<Unconfirmed, QueueError> {
         if !self.is_connected() {
             return Err(QueueError::Unavailable("not connected".into()));
         }
@@ -69,7 +81,7 @@ impl Queue {
             job_id: ticket.job,
             dispatch: ticket.dispatch,
             cleared: ticket.clear_reason.is_some(),
-            clear_reason: ticket.clear_reason,
+            clear_reason: ticket.clear_reason.clone(),
         };
         let body = serde_json::to_vec(&body).map_err(|error| unavailable(&error))?;
         let mut headers = HeaderMap::new();
@@ -93,14 +105,29 @@ pub(crate) struct Unconfirmed {
     within: Instant,
 }
 
+/// Why a message counts as not published.
+#[derive(Debug)]
+pub(crate) struct NotConfirmed {
+    pub(crate) error: QueueError,
+    /// Whether the stream said nothing at all: the next message would wait as long in vain.
+    pub(crate) is_silence: bool,
+}
+
 impl Unconfirmed {
     /// Waits for the stream's answer, within the time that a publication may take.
     ///
     /// Cancel safe. Not to be called again after it answered.
-    pub(crate) async fn confirmed(&mut self) -> Result<(), QueueError> {
+    pub(crate) async fn confirmed(&mut self) -> Result<(), NotConfirmed> {
         match timeout_at(self.within, &mut self.confirmation).await {
-            Ok(answer) => answer.map(drop).map_err(|error| unavailable(&error)),
-            Err(_) => Err(unavailable(&"the stream did not confirm in time")),
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(error)) => {
+                let is_silence = error.kind() == PublishErrorKind::TimedOut;
+                Err(NotConfirmed { error: unavailable(&error), is_silence })
+            }
+            Err(_) => {
+                let error = unavailable(&"the stream did not confirm in time");
+                Err(NotConfirmed { error, is_silence: true })
+            }
         }
     }
 }

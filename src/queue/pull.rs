@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use async_nats::{
     StatusCode, Subscriber,
-    jetstream::{self, consumer::PullConsumer, consumer::pull::BatchConfig},
+    jetstream::{self, consumer::pull::BatchConfig},
 };
 use futures::{
     FutureExt, StreamExt,
@@ -24,8 +24,10 @@ use futures::{
 };
 use tokio::{
     sync::watch,
-    time::{Instant, sleep, sleep_until},
+    time::{Instant, sleep, sleep_until, timeout},
 };
+
+pub(crate) use async_nats::jetstream::consumer::PullConsumer;
 
 use super::{connect::Queue, message::Delivery};
 use crate::{
@@ -33,6 +35,8 @@ use crate::{
     slots::{Slot, Slots},
 };
 
+/// For how long a consumer that has nothing to deliver is watched, before its requests are left.
+const QUIET_FOR: Duration = Duration::from_millis(100);
 /// How much later than the end of a request its last message may arrive.
 const LATE: Duration = Duration::from_millis(1_500);
 /// How long a request for more than one message waits on the server, where queues share slots.
@@ -145,9 +149,13 @@ impl Pull {
     }
 
     /// Stops asking, waits until every request has ended, and returns what they brought, to be given
-    /// back: given back earlier, it would come right back here.
+    /// back: given back earlier, it would come right back here. Where nothing is on its way to anybody, it leaves its
+    /// requests at once.
     pub(crate) async fn stop(mut self) -> Vec<Delivery> {
         let mut left = Vec::new();
+        if self.leave_if_quiet().await {
+            return left;
+        }
         let ended_at = self.requested_at + self.requests_last + LATE;
         while !self.held.is_empty() || !self.old.is_empty() {
             let Some(subscriber) = self.subscriber.as_mut() else { break };
@@ -177,6 +185,42 @@ impl Pull {
             }
         }
         left
+    }
+
+    /// Ends its requests by ending its subscription, if the consumer delivers nothing just now: the server drops a
+    /// request that nobody waits for.
+    ///
+    /// A message that is sent to this inbox after the second look and before the subscription has ended would be lost
+    /// until `ack_wait`; of a job whose row exists the relay finds that within seconds. The looks are a round trip
+    /// apart, on a queue that has delivered nothing for [`QUIET_FOR`].
+    async fn leave_if_quiet(&mut self) -> bool {
+        if !self.old.is_empty() || self.next_message.is_some() || self.held.is_empty() {
+            return false;
+        }
+        let Some(before) = self.delivered().await else { return false };
+        let Some(subscriber) = self.subscriber.as_mut() else { return true };
+        tokio::select! { biased;
+            message = subscriber.next() => {
+                self.next_message = message;
+                return false;
+            }
+            () = sleep(QUIET_FOR) => {}
+        }
+        if self.delivered().await != Some(before) {
+            return false;
+        }
+        let Some(subscriber) = self.subscriber.as_mut() else { return true };
+        if let Some(message) = subscriber.next().now_or_never() {
+            self.next_message = message;
+            return false;
+        }
+        subscriber.unsubscribe().await.is_ok()
+    }
+
+    /// How many messages the consumer has delivered to anybody.
+    async fn delivered(&mut self) -> Option<u64> {
+        let info = timeout(QUIET_FOR * 5, self.consumer.get_info()).await.ok()?.ok()?;
+        Some(info.delivered.consumer_sequence)
     }
 
     async fn on_message(

@@ -1,33 +1,47 @@
-//! Relay: publishes what is queued and due, but has no message.
+//! Relay: publishes what is queued and due, but has no message. One worker of the fleet at a time (`turns`).
 //!
-//! Two kinds of rows. *Unpublished* ones (scheduled, retried, reset, enqueued in a transaction) are taken
-//! when due. *Published* ones are left alone: a backlog of a million must not be published again and
-//! again. Only evidence makes a message lost, never age: everything the stream held at a moment of the
-//! database's time has been delivered (or that stream is gone), and a job published well before that
-//! moment still is queued.
+//! Two kinds of rows. *Unpublished* ones (scheduled, retried, reset, written by SQL) are taken when due. *Published*
+//! ones are left alone: a backlog of a million must not be published again and again. Only evidence makes a message
+//! lost, never age: the stream holds nothing of the queue any more, or everything that it held at a moment of the
+//! database's time has been delivered (or that stream is gone), and a job published well before that moment still is
+//! queued. The evidence is gathered once a second, of the queues in which a job has waited for some seconds.
+//!
+//! The margins are those of a publication that is under way. One that takes longer is published twice, which is
+//! harmless; so a producer that is killed between its commit and its publication costs its jobs a few seconds.
 //!
 //! Invariants, each held by the test of that name:
 //!
 //! - `a_row_that_was_never_published_is_found`
 //! - `a_backlog_is_not_published_again`
 //! - `a_deleted_stream_loses_no_job`
+//! - `a_producer_killed_before_it_published_costs_its_job_a_few_seconds`
 
-use std::time::Duration;
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
 
 use chrono::{DateTime, TimeDelta, Utc};
 
 use crate::{
-    fault, metrics,
-    queue::{Queue, QueueError, Ticket},
-    store::{DueJob, Store, StoreError},
+    config::Timing,
+    fault,
+    job::JobId,
+    metrics,
+    queue::{Progress, Queue, QueueError, Ticket},
+    store::{DueJob, Store, StoreError, Suspect},
 };
 
-/// The most jobs of one statement, and so of one burst of publications.
-const BURST: i64 = 500;
-/// The most bursts in a row: a bound on the rate, with the pause between two ticks.
-const BURSTS_MAX: usize = 20;
+/// The most jobs of one statement, and so of one burst of publications. One burst is published while the next is
+/// taken.
+const BURST: i64 = 1_000;
+/// When a publication that failed is tried again.
+const AGAIN_AFTER: Duration = Duration::from_secs(1);
 
-/// Relaying did not come to its end; the next tick goes on.
+/// The most queues of one look; the next look goes on with those that follow.
+const QUEUES_MAX: i64 = 100;
+
+/// Relaying did not come to its end; the next look goes on.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RelayError {
     #[error(transparent)]
@@ -36,44 +50,49 @@ pub(crate) enum RelayError {
     Queue(#[from] QueueError),
 }
 
-/// Publishes unpublished jobs that are due. Returns how many.
-pub(crate) async fn publish_due(
-    store: &Store,
-    queue: &Queue,
-    publish_within: Duration,
-) -> Result<usize, RelayError> {
+/// Publishes unpublished jobs that are due, until there is none left. Returns how many.
+pub(crate) async fn publish_due(store: &Store, queue: &Queue) -> Result<usize, RelayError> {
     let mut total = 0;
-    for _ in 0..BURSTS_MAX {
-        if !queue.is_connected() {
-            break;
-        }
-        // Nobody else takes them until this publication must have come to an end.
-        let due = store.take_due(BURST, publish_within * 3).await?;
-        if due.is_empty() {
-            break;
-        }
-        let taken = due.len();
-        let answers = queue.publish(due.iter().map(ticket).collect()).await;
-        fault::point("relayed");
-        let mut failed = None;
-        let mut published = Vec::with_capacity(taken);
-        for (job, answer) in due.into_iter().zip(answers) {
-            match answer {
-                Ok(()) => published.push(job),
-                Err(error) => failed = Some(error),
-            }
-        }
-        if !published.is_empty() {
-            store.published(&published).await?;
-        }
-        metrics::published(published.len());
-        total += published.len();
-        if let Some(error) = failed {
-            tracing::warn!(jobs = taken - published.len(), %error, "not published; tried again later");
-            return Err(error.into());
+    let mut taken = Vec::new();
+    loop {
+        let is_first = taken.is_empty();
+        let take = async {
+            // A burst that was not full was the last.
+            let goes_on = (is_first && total == 0) || i64::try_from(taken.len()).is_ok_and(|n| n == BURST);
+            if goes_on && queue.is_connected() { store.take_due(BURST).await } else { Ok(Vec::new()) }
+        };
+        let (published, next) = tokio::join!(publish(store, queue, &taken), take);
+        total += published?;
+        taken = next?;
+        if taken.is_empty() {
+            return Ok(total);
         }
     }
-    Ok(total)
+}
+
+/// Publishes jobs that were taken. What fails is left to a later look.
+async fn publish(store: &Store, queue: &Queue, jobs: &[DueJob]) -> Result<usize, RelayError> {
+    if jobs.is_empty() {
+        return Ok(0);
+    }
+    fault::point("taken");
+    let tickets: Vec<_> = jobs.iter().map(ticket).collect();
+    let answers = queue.publish(&tickets).await;
+    fault::point("relayed");
+    let mut last_error = None;
+    let mut failed: Vec<(JobId, i32)> = Vec::new();
+    for (job, answer) in jobs.iter().zip(answers) {
+        if let Err(error) = answer {
+            last_error = Some(error);
+            failed.push((job.id, job.dispatch));
+        }
+    }
+    let published = jobs.len() - failed.len();
+    metrics::published(published);
+    let Some(error) = last_error else { return Ok(published) };
+    tracing::warn!(jobs = failed.len(), %error, "publish failed; the relay will retry");
+    store.unpublished(&failed, AGAIN_AFTER).await?;
+    Err(error.into())
 }
 
 fn ticket(job: &DueJob) -> Ticket {
@@ -87,45 +106,135 @@ fn ticket(job: &DueJob) -> Ticket {
     }
 }
 
-/// Gives back to the relay what waits for a message that no longer exists, and was published longer ago than the
-/// margin. `None`: nothing, its messages may wait unread. `drained` is when the last look found all of them delivered,
-/// if it did. Returns how many.
-pub(crate) async fn reclaim_lost(
-    store: &Store,
-    queue: &Queue,
-    name: &str,
-    margin: Option<Duration>,
-    drained: &mut Option<DateTime<Utc>>,
-    mark_every: Duration,
-    worker_id: &str,
-) -> Result<u64, RelayError> {
-    // The database's time first, the stream's state after: what was published well before this moment
-    // is in the stream by then, or never will be.
-    let now = store.database_time().await?;
-    let progress = queue.progress(name).await?;
-    metrics::messages(name, progress.pending, progress.unacknowledged);
-    store.add_mark(now, &progress.stream_created, progress.last_seq, mark_every).await?;
-    let Some(margin) = margin else { return Ok(0) };
-    let before = if progress.pending == 0 {
-        // Everything that the queue holds has been delivered; but delivered is not claimed yet. What was delivered by
-        // the last look has had its time.
-        drained.replace(now).map(|last| last - TimeDelta::from_std(margin).unwrap_or(TimeDelta::MAX))
-    } else {
-        *drained = None;
-        store.passed_mark(&progress.stream_created, progress.delivered, margin).await?
-    };
-    let Some(before) = before else { return Ok(0) };
-    let mut reclaimed = 0;
-    for _ in 0..BURSTS_MAX {
-        let n = store.reclaim_lost(name, before, BURST, worker_id).await?;
-        reclaimed += n;
-        if n < BURST.unsigned_abs() {
-            break;
+/// What one worker's looks for lost messages have found so far.
+#[derive(Debug)]
+pub(crate) struct Lost {
+    /// For how long a job counts as published before its message is looked for: the publication may be under way.
+    under_way: Duration,
+    /// The same where messages of the queue are with workers: a worker that could not decide about one gives it back
+    /// for up to five seconds.
+    with_workers: Duration,
+    ack_wait: Duration,
+    /// When the last look found that everything of a queue was delivered, by the database's time.
+    drained: HashMap<String, DateTime<Utc>>,
+    /// Until when a queue's messages may be where no look finds them: it was paused.
+    paused: HashMap<String, Instant>,
+    /// Where the next look goes on.
+    after: String,
+}
+
+impl Lost {
+    pub(crate) fn new(timing: &Timing) -> Self {
+        Self {
+            under_way: timing.publish_within / 5,
+            with_workers: timing.publish_within * 3 / 5,
+            ack_wait: timing.ack_wait,
+            drained: HashMap::new(),
+            paused: HashMap::new(),
+            after: String::new(),
         }
     }
-    if reclaimed > 0 {
-        metrics::recovered("relay", "message_lost", usize::try_from(reclaimed).unwrap_or(usize::MAX));
-        tracing::warn!(jobs = reclaimed, queue = name, "messages were lost; their jobs are published again");
+
+    /// Publishes jobs again whose message is lost. Returns how many. An error of one queue is its own: the others
+    /// are looked after, and the first error is returned.
+    pub(crate) async fn look(
+        &mut self,
+        store: &Store,
+        queue: &Queue,
+        worker_id: &str,
+    ) -> Result<usize, RelayError> {
+        let suspects = store.suspects(self.under_way, &self.after, QUEUES_MAX).await?;
+        let is_last = i64::try_from(suspects.len()).is_ok_and(|n| n < QUEUES_MAX);
+        self.after = suspects.last().filter(|_| !is_last).map(|last| last.queue.clone()).unwrap_or_default();
+        self.paused.retain(|_, until| *until > Instant::now());
+        if suspects.is_empty() {
+            self.drained.clear();
+            return Ok(0);
+        }
+        // The database's time first, the stream's state after: what was published well before this moment is in the
+        // stream by then, or never will be.
+        let now = store.database_time().await?;
+        let stream = queue.stream_state().await?;
+        store.add_mark(now, &stream.0, stream.1, self.under_way).await?;
+        let mut total = 0;
+        let mut first_error = None;
+        for suspect in suspects {
+            let looked = self.look_at(store, queue, &suspect, now, worker_id).await;
+            match looked {
+                Ok(n) => total += n,
+                Err(error) => {
+                    tracing::debug!(queue = suspect.queue, %error, "lost messages were not looked for");
+                    first_error.get_or_insert(error);
+                }
+            }
+        }
+        match first_error {
+            Some(error) if total == 0 => Err(error),
+            _ => Ok(total),
+        }
     }
-    Ok(reclaimed)
+
+    async fn look_at(
+        &mut self,
+        store: &Store,
+        queue: &Queue,
+        suspect: &Suspect,
+        now: DateTime<Utc>,
+        worker_id: &str,
+    ) -> Result<usize, RelayError> {
+        let name = &suspect.queue;
+        if suspect.is_paused {
+            // What came too late for the pause waits on the server: delivered, but not lost.
+            self.paused.insert(name.clone(), Instant::now() + self.with_workers);
+        }
+        if self.paused.contains_key(name) {
+            return Ok(0);
+        }
+        let progress = queue.progress(name).await?;
+        // So does, for a while, what came when the queue ran as many jobs as it may.
+        let margin = if suspect.is_limited { self.ack_wait } else { self.with_workers };
+        let Some(before) = self.lost_before(store, name, &progress, now, margin).await? else { return Ok(0) };
+        let mut total = 0;
+        loop {
+            let lost = store.reclaim_lost(name, before, BURST, worker_id).await?;
+            if lost.is_empty() {
+                break;
+            }
+            total += lost.len();
+            publish(store, queue, &lost).await?;
+        }
+        if total > 0 {
+            metrics::recovered("relay", "message_lost", total);
+            tracing::warn!(
+                jobs = total,
+                queue = name,
+                "messages were lost; the relay has published their jobs again"
+            );
+        }
+        Ok(total)
+    }
+
+    /// Until when a published job of this queue cannot have a message left. `None`: nothing is known.
+    async fn lost_before(
+        &mut self,
+        store: &Store,
+        name: &str,
+        progress: &Progress,
+        now: DateTime<Utc>,
+        margin: Duration,
+    ) -> Result<Option<DateTime<Utc>>, StoreError> {
+        let earlier =
+            |at: DateTime<Utc>, by: Duration| at - TimeDelta::from_std(by).unwrap_or(TimeDelta::MAX);
+        if progress.pending > 0 {
+            self.drained.remove(name);
+            return store.passed_mark(&progress.stream_created, progress.delivered, margin).await;
+        }
+        // Everything of the queue has been delivered; but delivered is not claimed yet. What was delivered by the last
+        // look has had its time.
+        let last = self.drained.insert(name.to_owned(), now);
+        if progress.unacknowledged == 0 {
+            return Ok(Some(earlier(now, self.under_way)));
+        }
+        Ok(last.map(|last| earlier(last, margin)))
+    }
 }

@@ -29,14 +29,30 @@ use crate::{
 /// How far apart two looks are, in tenths of the time between renewals. (How many renewals a process may
 /// miss before it is asked for, 1.4, and before it is gone, 2, stands in the statements.)
 const BETWEEN_LOOKS_TENTHS: u32 = 4;
-/// For how many renewals our own connections must have been up: others come back after an outage, too.
+/// For how many renewals our own connections must have been up after an outage: others come back, too.
 const SETTLED_RENEWALS: u32 = 3;
+/// A process that has just started has seen no outage, but one may have ended just before. It judges those that had
+/// renewed their row within so many tenths of a renewal before: no outage keeps them from the next one.
+const HEARD_TENTHS: u32 = 12;
 /// A process that has renewed nothing for so many of our renewals, owns nothing and is gone, is forgotten.
 const FORGOTTEN_RENEWALS: u32 = 2;
 
 /// How long to wait between looks.
 pub(crate) fn look_every(timing: &Timing) -> Duration {
     timing.renew_every / 5
+}
+
+/// Whether our own connections allow a judgement of others: they have seen no outage, or have been up for long since.
+pub(crate) fn has_settled(store: &Store, queue: &Queue, timing: &Timing) -> bool {
+    let least = timing.renew_every * SETTLED_RENEWALS;
+    let is_long = store.up_for() >= least && queue.up_for() >= least;
+    is_long || store.is_up_since_the_start() && queue.is_up_since_the_start()
+}
+
+/// Who may be judged: those that were heard of within this time. `None`: all.
+fn heard_within(store: &Store, queue: &Queue, timing: &Timing) -> Option<Duration> {
+    let up_for = store.up_for().min(queue.up_for());
+    (up_for < timing.renew_every * SETTLED_RENEWALS).then(|| up_for + timing.renew_every * HEARD_TENTHS / 10)
 }
 
 /// Looks for processes that are gone. Returns how many jobs were reset.
@@ -46,21 +62,18 @@ pub(crate) async fn look(
     timing: &Timing,
     worker_id: &str,
 ) -> Result<usize, StoreError> {
-    let settled = || {
-        let least = timing.renew_every * SETTLED_RENEWALS;
-        store.up_for() >= least && queue.up_for() >= least
-    };
-    if !settled() {
+    if !has_settled(store, queue, timing) {
         return Ok(0);
     }
     let between = timing.renew_every * BETWEEN_LOOKS_TENTHS / 10;
-    let silent = store.silent_workers(between / 2, worker_id).await?;
+    let heard_within = heard_within(store, queue, timing);
+    let silent = store.silent_workers(between / 2, worker_id, heard_within).await?;
     if silent.is_empty() {
         return Ok(0);
     }
     let answers = join_all(silent.iter().map(|(_, subject)| queue.probe(subject))).await;
     // Asked over a connection that broke meanwhile, nobody answers.
-    if !settled() {
+    if !has_settled(store, queue, timing) {
         return Ok(0);
     }
     let looked: Vec<_> = silent

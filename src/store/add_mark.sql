@@ -1,11 +1,15 @@
--- add_mark: what the stream held at a moment, unless somebody marked one just before.
+-- add_mark: what the stream held at a moment, unless a mark was made just before.
 --
 --   $1 the database's time, read *before* the stream was asked  $2 the stream's creation  $3 its last sequence
 --   $4 shortest gap between marks in seconds
 --
--- Marks older than a week go: a newer one tells as much, a little later.
+-- Marks older than an hour are thinned out to one in fifteen, and those older than a week go: a newer one tells as much,
+-- a little later.
 WITH pruned AS (
-    DELETE FROM tenure.relay_marks WHERE marked_at < $1::timestamptz - interval '7 days'
+    DELETE FROM tenure.relay_marks
+     WHERE marked_at < $1::timestamptz - interval '7 days'
+        OR marked_at BETWEEN $1::timestamptz - interval '70 minutes' AND $1::timestamptz - interval '1 hour'
+           AND id % 15 <> 0
 )
 INSERT INTO tenure.relay_marks (marked_at, stream_created, last_seq)
 SELECT $1::timestamptz, $2::text, $3::bigint

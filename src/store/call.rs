@@ -16,7 +16,7 @@ use sqlx::{
 };
 use tokio::{
     runtime::Handle,
-    sync::{OwnedMutexGuard, watch},
+    sync::{Notify, OwnedMutexGuard, watch},
     time::timeout,
 };
 
@@ -190,6 +190,8 @@ impl Isolation {
 pub(crate) struct Availability {
     pub(crate) up: bool,
     pub(crate) since: Instant,
+    /// How often it went away.
+    pub(crate) outages: u32,
 }
 
 /// A kind of statement that runs all the time, and keeps a connection for itself.
@@ -237,6 +239,7 @@ pub(crate) struct Inner {
     within: Duration,
     availability: watch::Sender<Availability>,
     last_error: Mutex<String>,
+    commits: Notify,
     /// The runtime that tenure's own connections belong to. Handlers run on another: one that blocks its
     /// threads must not stop the socket of a heartbeat.
     home: Handle,
@@ -277,7 +280,7 @@ impl Store {
                 .test_before_acquire(false)
                 .connect_lazy_with(connect.clone())
         };
-        let now = Availability { up: true, since: Instant::now() };
+        let now = Availability { up: true, since: Instant::now(), outages: 0 };
         Ok(Self(Arc::new(Inner {
             own: pool(OWN_CONNECTIONS),
             handlers: pool(config.handler_connections),
@@ -285,6 +288,7 @@ impl Store {
             within,
             availability: watch::Sender::new(now),
             last_error: Mutex::default(),
+            commits: Notify::new(),
             home: Handle::current(),
         })))
     }
@@ -313,6 +317,21 @@ impl Store {
     pub(crate) fn up_for(&self) -> Duration {
         let now = *self.availability.borrow();
         if now.up { now.since.elapsed() } else { Duration::ZERO }
+    }
+
+    /// Whether every call of this process has been answered.
+    pub(crate) fn is_up_since_the_start(&self) -> bool {
+        self.availability.borrow().outages == 0
+    }
+
+    /// Tells that a transaction of tenure's own was committed, in which jobs may have been enqueued.
+    pub(crate) fn note_commit(&self) {
+        self.commits.notify_one();
+    }
+
+    /// Completes after the next such commit. Cancel safe.
+    pub(crate) async fn commit(&self) {
+        self.commits.notified().await;
     }
 
     /// The longest that one call may take.
@@ -455,6 +474,7 @@ impl Store {
                 let answer = self.deadline(transaction.commit()).await;
                 held.finished = is_answer(&answer);
                 self.observe(answer)?;
+                self.note_commit();
                 Ok(value)
             }
             Err(error) => {
@@ -597,7 +617,8 @@ impl Store {
         self.availability.send_if_modified(|now| {
             let changed = now.up != up;
             if changed {
-                *now = Availability { up, since: Instant::now() };
+                let outages = now.outages.saturating_add(u32::from(!up));
+                *now = Availability { up, since: Instant::now(), outages };
             }
             changed
         });

@@ -27,6 +27,7 @@ WITH needs (role, relation, privileges, columns) AS (VALUES
     ('worker', 'effects', '{UPDATE}', '{result,fencing_token}'),
     ('worker', 'workers', '{SELECT,INSERT,UPDATE,DELETE}', NULL),
     ('worker', 'scanner_state', '{SELECT,UPDATE}', NULL),
+    ('worker', 'turns', '{SELECT,UPDATE}', NULL),
     ('worker', 'relay_marks', '{SELECT,INSERT,DELETE}', NULL),
     ('worker', 'queues', '{SELECT}', NULL),
     ('worker', 'queue_slots', '{SELECT}', NULL),

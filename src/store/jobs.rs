@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::{
     BURY_UNKNOWN, CANCEL, CLAIM, CLAIM_ONE, CLAIM_SKIP, COMPLETE, COMPLETE_ONE, COMPLETE_SKIP, ENQUEUE,
     ENQUEUE_ONE, ENQUEUE_PLAIN, HELD_KEYS, LIVE_JOBS, MISSED, PROGRESS, PUT_OFF, REFUSE, RUN_NOW, SETTLE,
-    SETTLED_AS, STANDING, STILL_MINE, UNANSWERED, UNPUBLISHED,
+    SETTLED_AS, STANDING, STILL_MINE, UNANSWERED, UNPUBLISHED, VISIBLE,
     call::{Line, Store, StoreError},
     rows::{
         AttemptEnd, CancelAnswer, ClaimRequest, Completion, EndedAttempt, Keys, NewJob, OfLocked,
@@ -166,9 +166,17 @@ impl Store {
         Ok(holders(&held_keys_query(keys).fetch_all(connection).await?, keys.len())?)
     }
 
-    /// Hands jobs to the relay whose first publication failed.
-    pub(crate) async fn unpublished(&self, jobs: &[JobId]) -> Result<(), StoreError> {
-        self.rows(query(UNPUBLISHED).bind(jobs)).await.map(drop)
+    /// Hands jobs to the relay whose publication, of this dispatch, failed. It tries again after `wait`.
+    pub(crate) async fn unpublished(&self, jobs: &[(JobId, i32)], wait: Duration) -> Result<(), StoreError> {
+        let (ids, dispatches): (Vec<_>, Vec<_>) = jobs.iter().copied().unzip();
+        self.rows(query(UNPUBLISHED).bind(ids).bind(dispatches).bind(wait.as_secs_f64())).await.map(drop)
+    }
+
+    /// Which of these jobs are committed, and whether each still waits for its first message.
+    pub(crate) async fn visible(&self, jobs: &[JobId]) -> Result<Vec<(JobId, bool)>, StoreError> {
+        let rows = self.rows(query(VISIBLE).bind(jobs)).await?;
+        let visible = |row: &PgRow| Ok((row.try_get("id")?, row.try_get("waits")?));
+        Ok(rows.iter().map(visible).collect::<Result<_, sqlx::Error>>()?)
     }
 
     /// Claims jobs. The answer stands at the place of its request. `requests` is sorted by job, without

@@ -32,6 +32,7 @@ const MIGRATIONS: &[Migration] = &[
     (3, "lean_checks", include_str!("../../migrations/0003_lean_checks.sql")),
     (4, "operate", include_str!("../../migrations/0004_operate.sql")),
     (5, "show", include_str!("../../migrations/0005_show.sql")),
+    (6, "turns", include_str!("../../migrations/0006_turns.sql")),
 ];
 
 /// The migrations that take something away, each with the oldest one that a program must know to work afterwards.

@@ -43,7 +43,7 @@ pub(crate) use retention::Purged;
 pub(crate) use rows::Fleet;
 pub(crate) use rows::{
     AttemptEnd, CancelAnswer, ClaimRequest, Completion, DueJob, EndedAttempt, HostWorker, NewJob, OfLocked,
-    ProgressWrite, Refused, Registration, Route, RuleBroken, Told,
+    ProgressWrite, Refused, Registration, Route, RuleBroken, Suspect, Told, Turns,
 };
 pub use rows::{ExecutionRow, JobRow, RecoveryRow};
 pub use schedules::ScheduleRow;
@@ -70,6 +70,7 @@ statements! {
     ENQUEUE_ONE = "enqueue_one";
     HELD_KEYS = "held_keys";
     UNPUBLISHED = "unpublished";
+    VISIBLE = "visible";
     CLAIM = "claim" "claim_wait" "claim_unlimited" "claim_won";
     CLAIM_ONE = "claim" "claim_one" "claim_unlimited" "claim_won";
     CLAIM_SKIP = "claim" "claim_skip" "claim_unlimited" "claim_won";
@@ -119,7 +120,9 @@ statements! {
     REFUSE = "refuse";
     PUT_OFF = "put_off";
     TAKE_DUE = "take_due";
-    PUBLISHED = "published";
+    TAKE_TURNS = "take_turns";
+    LEAVE_TURNS = "leave_turns";
+    SUSPECTS = "suspects";
     DATABASE_TIME = "database_time";
     ADD_MARK = "add_mark";
     PASSED_MARK = "passed_mark";
@@ -142,6 +145,7 @@ statements! {
     FORGET_ACTIVITY = "forget_activity";
     NOTE_REFUSED = "note_refused";
     REGISTER_WORKER = "register_worker";
+    RENEW_WORKER = "renew_worker";
     FORGET_WORKERS = "forget_workers";
     WORKERS_OF_HOST = "workers_of_host";
     SILENT_WORKERS = "silent_workers";

@@ -1,18 +1,26 @@
--- reclaim_lost: jobs that wait for a message which no longer exists go back to the relay.
+-- reclaim_lost: jobs that wait for a message which no longer exists, or never did: they are published again, under a
+-- new dispatch each.
 --
 --   $1 queue  $2 published before  $3 row limit  $4 worker id of the relay
+--
+-- As in take_due.sql, the rows count as published from here on.
 WITH lost AS MATERIALIZED (
-    SELECT id, fencing_token, statement_timestamp() - published_at AS age FROM tenure.jobs
+    SELECT id, fencing_token, published_at FROM tenure.jobs
      WHERE queue = $1 AND published_at < $2 AND status = 'queued' AND scheduled_at <= statement_timestamp()
      ORDER BY published_at
      LIMIT $3
        FOR NO KEY UPDATE SKIP LOCKED
 ), reclaimed AS (
     UPDATE tenure.jobs j
-       SET publish_at = clock_timestamp(), published_at = NULL, clear_reason = 'its message was lost'
+       SET dispatch = j.dispatch + 1, published_at = clock_timestamp(), clear_reason = 'its message was lost'
       FROM lost
      WHERE j.id = lost.id
+       AND j.id = ANY (ARRAY(SELECT id FROM lost))
+    RETURNING j.id, j.queue, j.kind, j.dispatch, j.clear_reason, j.trace_context, lost.published_at
+), noted AS (
+    INSERT INTO tenure.recovery_events (event, path, job_id, fencing_token, silence, reason, recovered_by)
+    SELECT 'republished', 'relay', id, fencing_token, statement_timestamp() - published_at,
+           'its message was lost', $4
+      FROM lost
 )
-INSERT INTO tenure.recovery_events (event, path, job_id, fencing_token, silence, reason, recovered_by)
-SELECT 'republished', 'relay', id, fencing_token, age, 'its message was lost', $4 FROM lost
-RETURNING id
+SELECT id, queue, kind, dispatch, clear_reason, trace_context FROM reclaimed ORDER BY published_at

@@ -6,16 +6,30 @@ use chrono::{DateTime, Utc};
 use sqlx::{Row, postgres::PgRow, query};
 
 use super::{
-    ADD_MARK, CREATE_PARTITIONS, DATABASE_TIME, FLEET, FORGET_WORKERS, MEASURE, NOTE_REFUSED, PASSED_MARK,
-    PUBLISHED, RECLAIM_LOST, REGISTER_WORKER, RESET_STALE, RESET_VANISHED, RESET_WORKERS, SCAN_GATE,
-    SILENT_WORKERS, SUSPECT, TAKE_DUE, TAKE_OVER, WORKERS_OF_HOST,
+    ADD_MARK, CREATE_PARTITIONS, DATABASE_TIME, FLEET, FORGET_WORKERS, LEAVE_TURNS, MEASURE, NOTE_REFUSED,
+    PASSED_MARK, RECLAIM_LOST, REGISTER_WORKER, RENEW_WORKER, RESET_STALE, RESET_VANISHED, RESET_WORKERS,
+    SCAN_GATE, SILENT_WORKERS, SUSPECT, SUSPECTS, TAKE_DUE, TAKE_OVER, TAKE_TURNS, WORKERS_OF_HOST,
     call::{Store, StoreError},
-    rows::{DueJob, EndedAttempt, Fleet, Gate, HostWorker, QueueStats, Registration, ended},
+    rows::{DueJob, EndedAttempt, Fleet, Gate, HostWorker, QueueStats, Registration, Suspect, Turns, ended},
 };
 use crate::{claim::ClaimKey, job::JobId};
 
 /// How long counting all live jobs may take.
 const MEASURED_WITHIN: Duration = Duration::from_secs(20);
+
+fn due_jobs(rows: &[PgRow]) -> Result<Vec<DueJob>, StoreError> {
+    let due = |row: &PgRow| {
+        Ok(DueJob {
+            id: row.try_get("id")?,
+            queue: row.try_get("queue")?,
+            kind: row.try_get("kind")?,
+            dispatch: row.try_get("dispatch")?,
+            clear_reason: row.try_get("clear_reason")?,
+            trace_context: row.try_get("trace_context")?,
+        })
+    };
+    Ok(rows.iter().map(due).collect::<Result<_, sqlx::Error>>()?)
+}
 
 impl Store {
     /// Resets silent jobs, the quietest first.
@@ -46,33 +60,9 @@ impl Store {
         Ok(ended(&self.rows(query(TAKE_OVER).bind(job).bind(worker_id)).await?)?.pop())
     }
 
-    /// Takes jobs whose message shall be published now.
-    pub(crate) async fn take_due(&self, limit: i64, again_in: Duration) -> Result<Vec<DueJob>, StoreError> {
-        let rows = self.rows(query(TAKE_DUE).bind(limit).bind(again_in.as_secs_f64())).await?;
-        let due = |row: &PgRow| {
-            Ok(DueJob {
-                id: row.try_get("id")?,
-                queue: row.try_get("queue")?,
-                kind: row.try_get("kind")?,
-                dispatch: row.try_get("dispatch")?,
-                token: row.try_get("fencing_token")?,
-                clear_reason: row.try_get("clear_reason")?,
-                trace_context: row.try_get("trace_context")?,
-            })
-        };
-        Ok(rows.iter().map(due).collect::<Result<_, sqlx::Error>>()?)
-    }
-
-    /// Records that the stream confirmed these messages.
-    pub(crate) async fn published(&self, jobs: &[DueJob]) -> Result<(), StoreError> {
-        self.rows(
-            query(PUBLISHED)
-                .bind(jobs.iter().map(|job| job.id).collect::<Vec<_>>())
-                .bind(jobs.iter().map(|job| job.dispatch).collect::<Vec<_>>())
-                .bind(jobs.iter().map(|job| job.token).collect::<Vec<_>>()),
-        )
-        .await
-        .map(drop)
+    /// Takes jobs whose message shall be published now, in the order in which they are due.
+    pub(crate) async fn take_due(&self, limit: i64) -> Result<Vec<DueJob>, StoreError> {
+        due_jobs(&self.rows(query(TAKE_DUE).bind(limit)).await?)
     }
 
     /// The only clock.
@@ -119,17 +109,63 @@ impl Store {
         Ok(rows.first().map(|row| row.try_get("before")).transpose()?.flatten())
     }
 
-    /// Gives jobs without a message back to the relay; returns how many.
+    /// Takes jobs whose message was lost, to be published again.
     pub(crate) async fn reclaim_lost(
         &self,
         queue: &str,
         before: DateTime<Utc>,
         limit: i64,
         worker_id: &str,
-    ) -> Result<u64, StoreError> {
-        let rows =
-            self.rows(query(RECLAIM_LOST).bind(queue).bind(before).bind(limit).bind(worker_id)).await?;
-        Ok(rows.len() as u64)
+    ) -> Result<Vec<DueJob>, StoreError> {
+        due_jobs(&self.rows(query(RECLAIM_LOST).bind(queue).bind(before).bind(limit).bind(worker_id)).await?)
+    }
+
+    /// Queues in which a due job has counted as published for longer than `margin`, by name, after this one.
+    pub(crate) async fn suspects(
+        &self,
+        margin: Duration,
+        after: &str,
+        limit: i64,
+    ) -> Result<Vec<Suspect>, StoreError> {
+        let rows = self.rows(query(SUSPECTS).bind(margin.as_secs_f64()).bind(after).bind(limit)).await?;
+        let suspect = |row: &PgRow| {
+            Ok(Suspect {
+                queue: row.try_get("queue")?,
+                is_paused: row.try_get("paused")?,
+                is_limited: row.try_get("limited")?,
+            })
+        };
+        Ok(rows.iter().map(suspect).collect::<Result<_, sqlx::Error>>()?)
+    }
+
+    /// Takes these turns, or keeps them, for `length`: what no other worker has. `None`: another has all of them.
+    pub(crate) async fn take_turns(
+        &self,
+        turns: &[&str],
+        worker_id: &str,
+        length: Duration,
+    ) -> Result<Turns, StoreError> {
+        let rows = self
+            .rows(
+                query(TAKE_TURNS)
+                    .bind(turns.iter().map(|turn| (*turn).to_owned()).collect::<Vec<_>>())
+                    .bind(worker_id)
+                    .bind(length.as_secs_f64()),
+            )
+            .await?;
+        let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
+        Ok(Turns {
+            taken: row.try_get("taken")?,
+            workers: row.try_get("workers")?,
+            next_tick_s: row.try_get("next_tick_s")?,
+            has_silent: row.try_get("has_silent")?,
+            settings: row.try_get("settings")?,
+        })
+    }
+
+    /// Gives up its turns, so that another worker need not wait for their end.
+    pub(crate) async fn leave_turns(&self, worker_id: &str) -> Result<(), StoreError> {
+        self.rows(query(LEAVE_TURNS).bind(worker_id)).await.map(drop)
     }
 
     /// Asks whether this worker scans now. `None`: another did.
@@ -166,8 +202,12 @@ impl Store {
         &self,
         between_looks: Duration,
         worker_id: &str,
+        heard_within: Option<Duration>,
     ) -> Result<Vec<(String, String)>, StoreError> {
-        let query = query(SILENT_WORKERS).bind(between_looks.as_secs_f64()).bind(worker_id);
+        let query = query(SILENT_WORKERS)
+            .bind(between_looks.as_secs_f64())
+            .bind(worker_id)
+            .bind(heard_within.map(|heard| heard.as_secs_f64()));
         let rows = self.rows(query).await?;
         let worker = |row: &PgRow| Ok((row.try_get("worker_id")?, row.try_get("probe_subject")?));
         Ok(rows.iter().map(worker).collect::<Result<_, sqlx::Error>>()?)
@@ -252,7 +292,7 @@ impl Store {
         .map(drop)
     }
 
-    /// Registers this process, or renews its row.
+    /// Registers this process.
     pub(crate) async fn register_worker(&self, worker: &Registration) -> Result<(), StoreError> {
         self.rows(
             query(REGISTER_WORKER)
@@ -272,6 +312,13 @@ impl Store {
         )
         .await
         .map(drop)
+    }
+
+    /// Renews this process's row, or registers it anew.
+    pub(crate) async fn renew_worker(&self, worker: &Registration) -> Result<(), StoreError> {
+        let renewed =
+            self.rows(query(RENEW_WORKER).bind(&worker.worker_id).bind(&worker.probe_subject)).await?;
+        if renewed.is_empty() { self.register_worker(worker).await } else { Ok(()) }
     }
 
     /// The other processes that registered from this host.

@@ -166,9 +166,31 @@ pub(crate) struct DueJob {
     pub(crate) queue: String,
     pub(crate) kind: String,
     pub(crate) dispatch: i32,
-    pub(crate) token: FencingToken,
     pub(crate) clear_reason: Option<String>,
     pub(crate) trace_context: Option<String>,
+}
+
+/// A queue in which a message may have been lost.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Suspect {
+    pub(crate) queue: String,
+    pub(crate) is_paused: bool,
+    pub(crate) is_limited: bool,
+}
+
+/// Which turns a worker has, and what there is to do. Of what there is to do, a worker that has taken no turn is told
+/// nothing.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Turns {
+    pub(crate) taken: Vec<String>,
+    /// How many workers are alive.
+    pub(crate) workers: i64,
+    /// In how many seconds the next tick of a schedule is due.
+    pub(crate) next_tick_s: Option<f64>,
+    /// Whether a worker has missed its renewal.
+    pub(crate) has_silent: bool,
+    /// Changes with what operators say of queues.
+    pub(crate) settings: Option<String>,
 }
 
 /// What the scanner may do now.

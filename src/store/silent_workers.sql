@@ -1,6 +1,8 @@
 -- silent_workers: processes that have not renewed their row for some time, and are to be asked about.
 --
 --   $1 seconds between two looks  $2 worker id of the caller
+--   $3 seconds within which they must have been heard of; NULL: at any time. A caller that has just started does not
+--      know why the others fell silent
 --
 -- Each is asked about by one prober at a time, however many there are: a frozen process reads no probes,
 -- and too many would have NATS close its connection.
@@ -10,6 +12,7 @@ UPDATE tenure.workers w
          WHERE probe_subject IS NOT NULL
            AND worker_id <> $2
            AND last_seen_at < statement_timestamp() - 1.4 * renew_every
+           AND coalesce(last_seen_at > statement_timestamp() - $3::float8 * interval '1 second', true)
            AND coalesce(probed_at < statement_timestamp() - $1::float8 * interval '1 second', true)
          ORDER BY last_seen_at
          LIMIT 100

@@ -1,18 +1,23 @@
--- take_due: jobs whose message shall be published now, under a new dispatch each.
+-- take_due: jobs whose message shall be published now, under a new dispatch each, in the order in which they are due.
 --
---   $1 row limit  $2 seconds until they are taken again if nobody confirms
+--   $1 row limit
 --
--- Committed before anything is published. If the publisher dies, the next relay publishes a later
--- dispatch; two messages of one job are harmless. SKIP LOCKED: N relays share the work.
+-- Committed before anything is published, as an enqueue is: the rows count as published. A publication that fails is
+-- taken back (unpublished.sql). If the publisher dies, its messages are found missing as any lost message is
+-- (reclaim_lost.sql), and published under a later dispatch; two messages of one job are harmless.
+-- SKIP LOCKED: two relays share the work.
 WITH due AS MATERIALIZED (
-    SELECT id FROM tenure.jobs
+    SELECT id, publish_at FROM tenure.jobs
      WHERE publish_at <= statement_timestamp() AND status = 'queued'
      ORDER BY publish_at
      LIMIT $1
        FOR NO KEY UPDATE SKIP LOCKED
+), taken AS (
+    UPDATE tenure.jobs j
+       SET dispatch = j.dispatch + 1, publish_at = NULL, published_at = clock_timestamp()
+      FROM due
+     WHERE j.id = due.id
+       AND j.id = ANY (ARRAY(SELECT id FROM due))
+    RETURNING j.id, j.queue, j.kind, j.dispatch, j.clear_reason, j.trace_context, due.publish_at
 )
-UPDATE tenure.jobs j
-   SET dispatch = j.dispatch + 1, publish_at = clock_timestamp() + $2::float8 * interval '1 second'
-  FROM due
- WHERE j.id = due.id
-RETURNING j.id, j.queue, j.kind, j.dispatch, j.fencing_token, j.clear_reason, j.trace_context
+SELECT id, queue, kind, dispatch, clear_reason, trace_context FROM taken ORDER BY publish_at

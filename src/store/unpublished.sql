@@ -1,17 +1,21 @@
--- unpublished: hand jobs to the relay whose first publication failed.
+-- unpublished: hand jobs to the relay whose publication failed.
 --
---   $1 ids
+--   $1 ids  $2 the dispatch of each message that was not published  $3 seconds until the relay shall try
 --
--- Only the first dispatch, and only while nobody claimed the job: a relay may have been faster.
+-- Only while the job waits for that very message: a relay may have been faster, or a worker has claimed it, because
+-- the message arrived after all.
 -- Rows are locked in order of id, as claims lock them.
 WITH waiting AS MATERIALIZED (
-    SELECT id FROM tenure.jobs
-     WHERE id = ANY ($1::uuid[]) AND status = 'queued' AND dispatch = 1 AND publish_at IS NULL
-     ORDER BY id
-       FOR NO KEY UPDATE
+    SELECT j.id
+      FROM unnest((SELECT $1::uuid[]), $2::int[]) AS u(id, dispatch)
+      JOIN tenure.jobs j ON j.id = u.id
+     WHERE j.id = ANY ((SELECT $1::uuid[])::uuid[])
+       AND j.dispatch = u.dispatch AND j.status = 'queued' AND j.publish_at IS NULL
+     ORDER BY j.id
+       FOR NO KEY UPDATE OF j
 )
 UPDATE tenure.jobs j
-   SET publish_at = clock_timestamp(), published_at = NULL
+   SET publish_at = clock_timestamp() + $3::float8 * interval '1 second', published_at = NULL
   FROM waiting
  WHERE j.id = waiting.id
    AND j.id = ANY (ARRAY(SELECT id FROM waiting))

@@ -5,68 +5,99 @@
 use std::{
     collections::HashMap,
     future::Future,
+    panic::AssertUnwindSafe,
     sync::{
-        Arc,
+        Arc, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
+use futures::FutureExt;
 use tokio::{
     task::{self, JoinSet},
-    time::sleep,
+    time::{Instant, sleep, sleep_until},
 };
 
-use super::serve::Shared;
+use super::{
+    serve::Shared,
+    turns::{self, Turn},
+};
 use crate::{
-    fault,
+    fault, fleet,
     job::{JobError, JobId},
     metrics,
-    queue::Control,
+    panics::Panics,
+    queue::Announced,
     recover::{relay, scanner, vanished},
     retention,
     running::OnCrash,
+    slots::Slots,
     store::{ClaimRequest, OfLocked, Registration},
     ticks,
 };
 
-/// How often a worker asks whether its queues were paused, resumed or limited: with its jitter, within a second.
-const SETTINGS_READ_EVERY: Duration = Duration::from_millis(700);
+/// How often the fleet asks whether its queues were paused, resumed or limited: with its jitter, a lone worker knows
+/// within a second. In a larger fleet that is announced.
+const SETTINGS_READ_EVERY: Duration = Duration::from_millis(600);
+/// How many workers whose queues are paused or full ask that often.
+const SETTINGS_READ_BY_HELD: u32 = 20;
 
-/// How often a worker looks for ticks of schedules.
-const TICKS_EVERY: Duration = Duration::from_secs(1);
+/// How many workers of the fleet try at every renewal whether they may claim; in a larger fleet each tries less often.
+const CLAIMS_TRIED_BY: u32 = 8;
+
+/// How many workers read what was counted at each third of a scan; in a larger fleet each reads it less often.
+const FLEET_SHOWN_BY: u32 = 10;
 
 /// How often a worker tells that it is alive.
 const BEAT_EVERY: Duration = Duration::from_millis(500);
 
 impl<S: Send + Sync + 'static> Shared<S> {
-    pub(super) async fn listen(self: Arc<Self>, mut control: Control) {
+    pub(super) async fn listen(self: Arc<Self>) {
+        let first = self.control.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let mut control = match first {
+            Some(control) => control,
+            None => self.listen_anew().await,
+        };
         let mut connections = self.queue.connections();
         loop {
             tokio::select! {
-                cancelled = control.next() => {
-                    if let Some(cancelled) = cancelled {
-                        // Only a hint: the database is asked.
-                        self.heartbeat.look_after(&self.running.announce_cancelled(&cancelled)).await;
-                    } else {
+                announced = control.next() => match announced {
+                    // Only hints: the database is asked.
+                    Some(Announced::Cancelled(jobs)) => {
+                        self.heartbeat.look_after(&self.running.announce_cancelled(&jobs)).await;
+                    }
+                    Some(Announced::Settings) => self.settings_changed.notify_one(),
+                    None => {
                         sleep(Duration::from_millis(100)).await;
                         control = self.listen_anew().await;
                     }
-                }
+                },
                 // What was announced meanwhile was not heard.
-                Ok(()) = connections.changed() => self.heartbeat.look_after(&self.running.all()).await,
+                Ok(()) = connections.changed() => {
+                    self.settings_changed.notify_one();
+                    self.heartbeat.look_after(&self.running.all()).await;
+                }
             }
         }
     }
 
     pub(super) async fn renew(self: Arc<Self>, mut registration: Registration) {
         loop {
-            self.check_claims().await;
             sleep(jittered(self.timing.renew_every)).await;
-            if let Err(error) = self.store.register_worker(&registration).await {
+            while let Err(error) = self.store.renew_worker(&registration).await {
                 tracing::warn!(%error, "the worker's row was not renewed");
+                sleep(jittered(self.timing.renew_every / 5)).await;
             }
             self.probe_ourselves(&mut registration).await;
+        }
+    }
+
+    /// Tries again and again whether this worker may claim.
+    pub(super) async fn try_claims(self: Arc<Self>) {
+        loop {
+            self.check_claims().await;
+            sleep(jittered(self.turns.in_step(self.timing.renew_every, CLAIMS_TRIED_BY))).await;
         }
     }
 
@@ -137,6 +168,12 @@ impl<S: Send + Sync + 'static> Shared<S> {
         }
     }
 
+    /// Shows what the last scan has counted.
+    pub(super) async fn show_fleet(self: Arc<Self>) {
+        let every = || self.turns.in_step(self.timing.scan_every / 3, FLEET_SHOWN_BY);
+        fleet::show(&self.store, every).await;
+    }
+
     pub(super) async fn give_back(self: Arc<Self>) {
         loop {
             sleep(jittered(Duration::from_secs(1))).await;
@@ -170,17 +207,20 @@ impl<S: Send + Sync + 'static> Shared<S> {
                 *active.entry(&job.claim.queue).or_default() += 1;
             }
             let active = |name: &str| active.get(name).copied().unwrap_or_default();
+            let mut of_group: HashMap<usize, usize> = HashMap::new();
             for (name, slots) in &*self.queues {
-                let mates = self.queues.iter().filter(|(_, other)| other.shares_with(slots));
-                let free = slots.free(mates.map(|(name, _)| active(name)).sum());
-                metrics::slots(name, active(name), slots.slots(), free);
+                *of_group.entry(slots.group()).or_default() += active(name);
+            }
+            for (name, slots) in &*self.queues {
+                let running = of_group.get(&slots.group()).copied().unwrap_or_default();
+                metrics::slots(name, active(name), slots.slots(), slots.free(running));
             }
             sleep(BEAT_EVERY).await;
         }
     }
 
-    /// Asks what operators have said of the queues. A claim is told by the database itself; this is so that
-    /// nothing is asked for in vain, and that a queue that is resumed goes on at once.
+    /// Asks what operators have said of the queues: when it is announced, and now and then. A claim is told by the
+    /// database itself; this is so that nothing is asked for in vain, and that a queue that is resumed goes on at once.
     pub(super) async fn follow_settings(self: Arc<Self>) {
         let names: Vec<_> = self.queues.keys().cloned().collect();
         loop {
@@ -195,7 +235,18 @@ impl<S: Send + Sync + 'static> Shared<S> {
                 }
                 Err(error) => tracing::debug!(%error, "the queues' settings were not read"),
             }
-            sleep(jittered(SETTINGS_READ_EVERY)).await;
+            let read_at = Instant::now();
+            loop {
+                let is_held = self.queues.values().any(Slots::is_held);
+                let each = if is_held { SETTINGS_READ_BY_HELD } else { 1 };
+                if read_at.elapsed() >= self.turns.in_step(SETTINGS_READ_EVERY, each) {
+                    break;
+                }
+                tokio::select! {
+                    () = sleep(jittered(SETTINGS_READ_EVERY / 2)) => {}
+                    () = self.settings_changed.notified() => break,
+                }
+            }
         }
     }
 
@@ -203,10 +254,11 @@ impl<S: Send + Sync + 'static> Shared<S> {
         let (every, stale_after) = (self.timing.scan_every, self.timing.stale_after);
         loop {
             sleep(jittered(every)).await;
+            self.turns.wait_for(Turn::Scan).await;
             match scanner::scan(&self.store, &self.worker_id, every, stale_after).await {
                 Ok(0) => {}
                 Ok(_) => self.publish_due().await,
-                Err(error) => tracing::warn!(%error, "the scan came to nothing"),
+                Err(error) => tracing::warn!(%error, "the scan failed; the next one goes on"),
             }
         }
     }
@@ -214,8 +266,8 @@ impl<S: Send + Sync + 'static> Shared<S> {
     pub(super) async fn look(self: Arc<Self>) {
         loop {
             sleep(jittered(vanished::look_every(&self.timing))).await;
-            // Who does not hear himself cannot conclude anything from the silence of others.
-            if !self.reaches_itself.load(Ordering::Acquire) {
+            self.turns.wait_for(Turn::Vanished).await;
+            if !self.turns.has_silent() || !self.can_judge() {
                 continue;
             }
             match vanished::look(&self.store, &self.queue, &self.timing, &self.worker_id).await {
@@ -226,68 +278,73 @@ impl<S: Send + Sync + 'static> Shared<S> {
         }
     }
 
+    /// Whether this worker may conclude anything from the silence of others: it hears itself.
+    pub(super) fn can_judge(&self) -> bool {
+        self.reaches_itself.load(Ordering::Acquire)
+            && vanished::has_settled(&self.store, &self.queue, &self.timing)
+    }
+
     pub(super) async fn relay(self: Arc<Self>) {
         loop {
-            sleep(jittered(self.timing.relay_every)).await;
+            self.turns.wait_for(Turn::Relay).await;
+            fault::end_by_panic("relay");
             self.publish_due().await;
+            sleep(jittered(self.timing.relay_every)).await;
         }
     }
 
     pub(super) async fn tick(self: Arc<Self>) {
         loop {
-            sleep(jittered(TICKS_EVERY)).await;
             fault::end_by_panic("tick");
+            self.turns.wait_for(Turn::Relay).await;
+            let next = self.turns.next_tick();
+            let due = async {
+                match next {
+                    Some(at) => sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = due => {}
+                // It may be another one now, or this worker's turn no longer.
+                () = self.turns.changed() => continue,
+            }
             match ticks::tick(&self.store).await {
                 Ok(0) => {}
                 Ok(_) => self.publish_due().await,
                 Err(error) => tracing::debug!(%error, "no look for ticks"),
             }
+            self.turns.ticked();
         }
     }
 
     pub(super) async fn publish_due(&self) {
-        if let Err(error) = relay::publish_due(&self.store, &self.queue, self.timing.publish_within).await {
+        if let Err(error) = relay::publish_due(&self.store, &self.queue).await {
             tracing::debug!(%error, "relay");
         }
     }
 
+    /// Publishes jobs again whose message was lost.
     pub(super) async fn reclaim(self: Arc<Self>) {
-        let every = self.timing.scan_every;
-        let mut drained: HashMap<String, _> = HashMap::new();
+        let mut lost = relay::Lost::new(&self.timing);
         loop {
-            sleep(jittered(every)).await;
-            if !self.queue.is_connected() {
-                continue;
+            sleep(jittered(turns::keep_every(&self.timing))).await;
+            self.turns.wait_for(Turn::Relay).await;
+            if let Err(error) = lost.look(&self.store, &self.queue, &self.worker_id).await {
+                tracing::debug!(%error, "no look for lost messages");
+                // The commonest reason is that the stream is gone.
+                drop(self.try_topology().await);
             }
-            for (name, slots) in &*self.queues {
-                let within = self.timing.publish_within;
-                let margin = if slots.was_paused_within(within) {
-                    // What came too late for the pause waits on the server: delivered, but not lost.
-                    None
-                } else if slots.is_limited() {
-                    // So does, for a while, what came when the queue ran as many jobs as it may.
-                    Some(self.timing.ack_wait)
-                } else {
-                    Some(within * 2)
-                };
-                let looked = relay::reclaim_lost(
-                    &self.store,
-                    &self.queue,
-                    name,
-                    margin,
-                    drained.entry(name.clone()).or_default(),
-                    every / 2,
-                    &self.worker_id,
-                )
-                .await;
-                match looked {
-                    Ok(0) => {}
-                    Ok(_) => self.publish_due().await,
-                    Err(error) => {
-                        tracing::debug!(%error, "no look for lost messages");
-                        // The commonest reason is that the stream is gone.
-                        drop(self.try_topology().await);
-                    }
+        }
+    }
+
+    /// Shows what NATS says of this worker's queues.
+    pub(super) async fn measure_messages(self: Arc<Self>) {
+        loop {
+            sleep(jittered(self.timing.scan_every)).await;
+            for name in self.queues.keys() {
+                if let Ok(seen) = self.queue.consumer_seen(name).await {
+                    metrics::messages(name, seen.pending, seen.unacknowledged);
                 }
             }
         }
@@ -298,6 +355,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
         let every = self.timing.scan_every * retention::SWEEP_EVERY_SCANS;
         loop {
             sleep(jittered(every / 4)).await;
+            self.turns.wait_for(Turn::Scan).await;
             if let Err(error) = retention::sweep(&self.store, &self.queue, &self.retention, every).await {
                 tracing::warn!(%error, "retention goes on with the next sweep");
             }
@@ -313,8 +371,26 @@ pub(super) struct Loops {
 }
 
 impl Loops {
-    pub(super) fn spawn(&mut self, name: &'static str, work: impl Future<Output = ()> + Send + 'static) {
-        self.names.insert(self.tasks.spawn(work).id(), name);
+    /// Runs `work` for ever: a loop that panics is told of, counted, and begins anew. One that panics again and again
+    /// ends; only a restart of the process may help then.
+    pub(super) fn spawn<W, Fut>(&mut self, name: &'static str, work: W)
+    where
+        W: Fn() -> Fut + Send + 'static,
+        Fut: Future<Output = ()> + Send + 'static,
+    {
+        let restarting = async move {
+            let mut panics = Panics::new(name);
+            loop {
+                match AssertUnwindSafe(work()).catch_unwind().await {
+                    Ok(()) => return,
+                    Err(panic) => {
+                        let Some(pause) = panics.note(&*panic) else { return };
+                        sleep(pause).await;
+                    }
+                }
+            }
+        };
+        self.names.insert(self.tasks.spawn(restarting).id(), name);
     }
 
     /// The name of the next one that ends. Cancel safe.
@@ -330,6 +406,6 @@ impl Loops {
 }
 
 /// Spread by ±20 %, so that many workers do not act in step.
-fn jittered(every: Duration) -> Duration {
+pub(super) fn jittered(every: Duration) -> Duration {
     every.mul_f64(rand::random_range(0.8..1.2))
 }

@@ -4,19 +4,26 @@
 
 mod loops;
 mod serve;
+mod turns;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     future::Future,
     io,
-    sync::{Arc, atomic::AtomicBool},
+    sync::{Arc, Mutex, atomic::AtomicBool},
 };
 
 use rand::distr::{Alphanumeric, SampleString};
 use serde_json::Value;
-use tokio::runtime::Handle;
+use tokio::{
+    runtime::Handle,
+    sync::{Notify, Semaphore},
+};
 
-use self::serve::Shared;
+use self::{
+    serve::{ASKS_MAX, Shared},
+    turns::Turns,
+};
 use crate::{
     context::JobContext,
     deliver::{Deliver, DeliverSettings},
@@ -436,6 +443,10 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
         let shared = Arc::new(Shared {
             probe_subject: queue.new_probe_subject(),
             reaches_itself: AtomicBool::new(false),
+            control: Mutex::default(),
+            turns: Turns::default(),
+            settings_changed: Notify::new(),
+            asks: Semaphore::new(ASKS_MAX),
             threads,
             checkpoint_bytes_max: config.checkpoint_bytes_max,
             store,

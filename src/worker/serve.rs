@@ -11,33 +11,37 @@
 use std::{
     collections::HashMap,
     future::Future,
+    panic::AssertUnwindSafe,
     path::PathBuf,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
 };
 
+use futures::FutureExt;
 use tokio::{
+    sync::{Notify, Semaphore},
     task::JoinSet,
     time::{sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
-use super::{Recovery, WorkerError, loops::Loops};
+use super::{Recovery, WorkerError, loops::Loops, turns::Turns};
 use crate::{
     claim::{Ack, Claim, ack_for, ack_when_unavailable},
     config::{Retention, Timing, TraceParent},
     context::JobContext,
     deliver::{Deliver, Delivered},
-    fault, fleet,
+    fault,
     health::Health,
     heartbeat::Heartbeat,
     job::Outcome,
     metrics::QueueMeasures,
-    queue::{Control, Delivery, Probed, Pull, Pulled, Queue, QueueError},
+    panics::Panics,
+    queue::{Control, Delivery, Probed, Pull, PullConsumer, Pulled, Queue, QueueError},
     recover::reconcile::{Identity, LifeSign, reconcile},
     run::{Ended, Kind, Kinds, run},
     running::{Message, Reservation, Running, RunningJob},
@@ -50,6 +54,12 @@ use crate::{
 
 /// How often a worker that waits for the schema says so.
 const SCHEMA_TOLD_EVERY: Duration = Duration::from_secs(60);
+
+/// When a consumer that could not be had is asked for again: twice as late each time.
+const CONSUMER_AGAIN: Duration = Duration::from_millis(100);
+const CONSUMER_AGAIN_MAX: Duration = Duration::from_secs(10);
+/// How many consumers a worker asks for at once.
+pub(super) const ASKS_MAX: usize = 32;
 
 /// A running worker.
 pub(super) struct Shared<S> {
@@ -79,6 +89,13 @@ pub(super) struct Shared<S> {
     /// Where this process can be asked whether it is there.
     pub(super) probe_subject: String,
     pub(super) reaches_itself: AtomicBool,
+    /// What is said to this process, until somebody listens.
+    pub(super) control: Mutex<Option<Control>>,
+    pub(super) turns: Turns,
+    /// Told when operators may have said something new of queues.
+    pub(super) settings_changed: Notify,
+    /// How many consumers are asked for at once.
+    pub(super) asks: Semaphore,
     pub(super) checkpoint_bytes_max: usize,
     pub(super) trace_parent: TraceParent,
 }
@@ -97,31 +114,35 @@ impl<S: Send + Sync + 'static> Shared<S> {
         }
         // Dropped on every way out, also when this future is dropped: nothing of it outlives it.
         let mut background = Loops::default();
-        background.spawn("health", self.clone().beat());
-        let control = tokio::select! {
+        macro_rules! run_for_ever {
+            ($($name:literal: $work:ident),+) => {$({
+                let shared = self.clone();
+                background.spawn($name, move || shared.clone().$work());
+            })+};
+        }
+        run_for_ever!("health": beat);
+        tokio::select! {
             started = self.start(&mut registration) => started?,
             () = &mut shutdown => return Ok(()),
-        };
+        }
         let stop_pulling = CancellationToken::new();
         let mut pulls = JoinSet::new();
-        background.spawn("heartbeat", self.heartbeat.clone().run());
-        background.spawn("listen", self.clone().listen(control));
-        background.spawn("renew", self.clone().renew(registration));
-        background.spawn("report", self.clone().report_on());
-        background.spawn("give back", self.clone().give_back());
-        background.spawn("settings", self.clone().follow_settings());
-        background.spawn("fleet", fleet::show(self.store.clone(), self.timing.scan_every / 3));
+        let heartbeat = self.heartbeat.clone();
+        background.spawn("heartbeat", move || heartbeat.clone().run());
+        let shared = self.clone();
+        background.spawn("renew", move || shared.clone().renew(registration.clone()));
+        run_for_ever!(
+            "listen": listen, "claims": try_claims, "report": report_on, "give back": give_back,
+            "settings": follow_settings, "turns": take_turns, "fleet": show_fleet, "messages": measure_messages
+        );
         if self.recovery.scanner {
-            background.spawn("scan", self.clone().scan());
-            background.spawn("sweep", self.clone().sweep());
+            run_for_ever!("scan": scan, "sweep": sweep);
         }
         if self.recovery.vanished {
-            background.spawn("look", self.clone().look());
+            run_for_ever!("look": look);
         }
         if self.recovery.relay {
-            background.spawn("relay", self.clone().relay());
-            background.spawn("tick", self.clone().tick());
-            background.spawn("reclaim", self.clone().reclaim());
+            run_for_ever!("relay": relay, "tick": tick, "reclaim": reclaim);
         }
         for (name, slots) in &*self.queues {
             pulls.spawn(self.clone().pull(name.clone(), slots.clone(), stop_pulling.clone()));
@@ -152,8 +173,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
             );
         }
         let running = self.running.all().len();
-        let waits = humantime::format_duration(self.timing.pull_for).to_string();
-        tracing::info!(worker = %self.worker_id, running, open_requests_last = waits, "stopping: no new jobs");
+        tracing::info!(worker = %self.worker_id, running, "stopping: no new jobs");
         stop_pulling.cancel();
         while let Some(pulled) = pulls.join_next().await {
             // One that panicked has dropped its jobs, which others take back.
@@ -172,6 +192,8 @@ impl<S: Send + Sync + 'static> Shared<S> {
             drop(timeout(self.timing.publish_within, self.publish_due()).await);
         }
         background.tasks.shutdown().await;
+        // After the loop that would take them again.
+        drop(timeout(self.timing.database_within, self.store.leave_turns(&self.worker_id)).await);
         // Not while it owns a job that could not be released: others find it by its worker's row.
         let us = std::slice::from_ref(&self.worker_id);
         let signed_off =
@@ -185,7 +207,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
         if all_blocked { Err(WorkerError::Blocked { threads: self.threads.count() }) } else { Ok(()) }
     }
 
-    /// A loop ends with the worker, or by a panic. Others go on, but only a restart brings it back.
+    /// A loop ends with the worker, or by panics, one after another. Only a restart brings it back.
     fn lost_loop(&self, name: &'static str) {
         tracing::error!(
             name,
@@ -212,10 +234,11 @@ impl<S: Send + Sync + 'static> Shared<S> {
         }
     }
 
-    /// Waits for both servers, and takes back what earlier processes of this host left.
-    async fn start(&self, registration: &mut Registration) -> Result<Control, WorkerError> {
+    /// Waits for both servers, and takes back what earlier processes of this host left. The consumers are looked after
+    /// by those who pull: a queue that cannot be served must not keep the others from being served.
+    async fn start(&self, registration: &mut Registration) -> Result<(), WorkerError> {
         self.await_schema().await?;
-        self.look_after_topology().await;
+        self.look_after_stream().await;
         let mut control = self.listen_anew().await;
         tokio::select! {
             () = self.probe_ourselves(registration) => {}
@@ -238,7 +261,10 @@ impl<S: Send + Sync + 'static> Shared<S> {
                 Ok::<_, StoreError>(())
             };
             match started.await {
-                Ok(()) => return Ok(control),
+                Ok(()) => {
+                    *self.control.lock().unwrap_or_else(PoisonError::into_inner) = Some(control);
+                    return Ok(());
+                }
                 Err(error) if error.is_unavailable() => sleep(Duration::from_millis(500)).await,
                 Err(error) => return Err(error.into()),
             }
@@ -314,47 +340,93 @@ impl<S: Send + Sync + 'static> Shared<S> {
         self.reaches_itself.store(registration.probe_subject.is_some(), Ordering::Release);
     }
 
-    /// Creates what is missing of the stream and the consumers, however long it takes.
-    pub(super) async fn look_after_topology(&self) {
+    /// Creates the stream if it is missing, however long it takes.
+    async fn look_after_stream(&self) {
+        let mut failures: u32 = 0;
         loop {
             // Requests that nobody takes would pile up in the client.
             while timeout(Duration::from_secs(5), self.queue.connected()).await.is_err() {
                 tracing::warn!("waiting for NATS");
             }
-            match self.try_topology().await {
+            match self.ensure_stream().await {
                 Ok(()) => return,
                 Err(error) => {
-                    tracing::error!(%error, "not ready: the stream or a consumer is missing and cannot be created; \
-                        a denied permission looks like no answer. Run `tenure migrate` with the admin role, or wait");
+                    failures += 1;
+                    // The first answer may be late: a server that has just started looks for its streams.
+                    if failures.is_power_of_two() && failures > 1 {
+                        tracing::error!(
+                            %error,
+                            failures,
+                            "not ready: the stream is missing and cannot be created; a denied permission looks like \
+                            no answer. Run `tenure migrate` with the admin role, or wait"
+                        );
+                    }
                     sleep(Duration::from_millis(500)).await;
                 }
             }
         }
     }
 
-    pub(super) async fn try_topology(&self) -> Result<(), QueueError> {
+    async fn ensure_stream(&self) -> Result<(), QueueError> {
         let drift = self.queue.ensure_stream().await?;
         if !drift.is_empty() {
             tracing::error!(?drift, "the stream differs from its definition; `tenure migrate` changes it");
         }
-        for name in self.queues.keys() {
-            let (_, drift) = self.queue.ensure_consumer(name).await?;
-            if !drift.is_empty() {
-                tracing::error!(
-                    queue = name,
-                    ?drift,
-                    "the consumer differs from its definition; `tenure migrate --queue NAME` changes it"
-                );
-            }
-        }
         Ok(())
     }
 
-    /// Pulls one queue's messages until told to stop. Returns what still runs.
+    /// A queue's consumer, created if it is missing.
+    async fn ensure_consumer(&self, name: &str) -> Result<PullConsumer, QueueError> {
+        // A worker of very many queues asks for some of them at a time.
+        let _turn = self.asks.acquire().await;
+        let (consumer, drift) = self.queue.ensure_consumer(name).await?;
+        if !drift.is_empty() {
+            tracing::error!(
+                queue = name,
+                ?drift,
+                "the consumer differs from its definition; `tenure migrate --queue NAME` changes it"
+            );
+        }
+        Ok(consumer)
+    }
+
+    /// Creates what is missing of the stream and the consumers. A consumer that cannot be created keeps none of the
+    /// others from being created; the first error is returned.
+    pub(super) async fn try_topology(&self) -> Result<(), QueueError> {
+        self.ensure_stream().await?;
+        let mut all = Ok(());
+        for name in self.queues.keys() {
+            all = all.and(self.ensure_consumer(name).await.map(drop));
+        }
+        all
+    }
+
+    /// Pulls one queue's messages until told to stop. Returns what still runs. After a panic it begins anew.
     async fn pull(self: Arc<Self>, name: String, slots: Slots, stop: CancellationToken) -> JoinSet<()> {
         // Dropped with this future, so that nothing outlives the worker.
         let mut jobs = JoinSet::new();
+        let mut panics = Panics::new("pull");
+        loop {
+            let pulling = self.clone().pull_into(&mut jobs, &name, &slots, &stop);
+            match AssertUnwindSafe(pulling).catch_unwind().await {
+                Ok(()) => return jobs,
+                Err(panic) => match panics.note(&*panic) {
+                    Some(pause) => sleep(pause).await,
+                    None => return jobs,
+                },
+            }
+        }
+    }
+
+    async fn pull_into(
+        self: Arc<Self>,
+        jobs: &mut JoinSet<()>,
+        name: &str,
+        slots: &Slots,
+        stop: &CancellationToken,
+    ) {
         let mut database = self.store.availability();
+        let mut failures: u32 = 0;
         while !stop.is_cancelled() {
             if !database.borrow().up {
                 tracing::warn!(
@@ -369,19 +441,28 @@ impl<S: Send + Sync + 'static> Shared<S> {
             }
             let consumer = tokio::select! {
                 () = stop.cancelled() => break,
-                consumer = self.queue.ensure_consumer(&name) => consumer,
+                consumer = self.ensure_consumer(name) => consumer,
             };
-            let (consumer, _) = match consumer {
+            let consumer = match consumer {
                 Ok(consumer) => {
-                    self.health.has(&queue_of(&name));
+                    failures = 0;
+                    self.health.has(&queue_of(name));
                     consumer
                 }
                 Err(error) => {
-                    self.health.lacks(&queue_of(&name), error.to_string());
-                    tracing::warn!(%error, queue = name, "not pulling");
+                    failures += 1;
+                    self.health.lacks(&queue_of(name), error.to_string());
+                    if failures.is_power_of_two() {
+                        tracing::warn!(%error, queue = name, failures, "the queue is not served; others are");
+                    }
+                    let pause = (CONSUMER_AGAIN * (1 << failures.min(7))).min(CONSUMER_AGAIN_MAX);
                     tokio::select! {
                         () = stop.cancelled() => break,
-                        () = self.look_after_topology() => {}
+                        () = sleep(pause) => {}
+                    }
+                    tokio::select! {
+                        () = stop.cancelled() => break,
+                        () = self.look_after_stream() => {}
                     }
                     continue;
                 }
@@ -398,13 +479,20 @@ impl<S: Send + Sync + 'static> Shared<S> {
                         // What has ended leaves nothing behind.
                         while jobs.try_join_next().is_some() {}
                         for (delivery, slot) in deliveries {
-                            if let Some(measures) = self.measures.get(&name) {
+                            if let Some(measures) = self.measures.get(name) {
                                 measures.deliveries.increment(1);
                                 measures.redeliveries.increment(u64::from(delivery.deliveries > 1));
                                 measures.slot_idle.record(slot.taken_at.elapsed());
                             }
                             let shared = self.clone();
-                            jobs.spawn(async move { shared.take(delivery, slot).await });
+                            jobs.spawn(async move {
+                                if let Err(panic) =
+                                    AssertUnwindSafe(shared.take(delivery, slot)).catch_unwind().await
+                                {
+                                    // The next job has a task of its own; this one's is found by its silence.
+                                    Panics::new("job").note(&*panic);
+                                }
+                            });
                         }
                     }
                     Ok(Pulled::Broken(why)) => break why,
@@ -419,18 +507,17 @@ impl<S: Send + Sync + 'static> Shared<S> {
                 }
             }
             if !stop.is_cancelled() {
-                self.health.lacks(&queue_of(&name), why.clone());
+                self.health.lacks(&queue_of(name), why.clone());
                 tracing::warn!(queue = name, why, "pulling starts anew");
                 sleep(Duration::from_millis(50)).await;
                 if database.borrow().up {
                     tokio::select! {
                         () = stop.cancelled() => break,
-                        () = self.look_after_topology() => {}
+                        () = self.look_after_stream() => {}
                     }
                 }
             }
         }
-        jobs
     }
 
     /// Takes one delivery to its end. The slot is free when this returns.

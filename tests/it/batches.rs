@@ -516,7 +516,7 @@ async fn a_locked_completion_costs_the_others_one_delay_and_not_one_each_time_it
 /// A frozen stream confirms nothing. What waits for it is bounded, and nobody is held up for longer than once.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_frozen_stream_does_not_confirm_is_bounded_and_left_to_the_relay() {
-    let mut bench = bench_with_servers(|_| {}).await;
+    let mut bench = bench_with_servers(|config| config.timing.publish_within = Duration::from_secs(3)).await;
     let servers = bench.own.take().unwrap();
     bench.tenure.setup(&["q".into()]).await.unwrap();
     bench.tenure.enqueue(order(0)).await.unwrap();

@@ -40,7 +40,8 @@ fn hot(ids: &[String]) -> Vec<(&'static str, String)> {
         ("complete complete_move", format!("{mine}, {nulls}")),
         ("complete_locked complete_skip complete_taken complete_move", format!("{mine}, {nulls}")),
         ("complete_locked complete_wait complete_taken complete_move", format!("{mine}, {nulls}")),
-        ("unpublished", keys.clone()),
+        ("unpublished", format!("{keys}, {}, 0", array("1", "int"))),
+        ("visible", keys.clone()),
         (
             "settle end_attempt",
             format!("{mine}, {texts}, {nulls}, {nulls}, {}, {nulls}, {ords}, 'w'", array("1", "float8")),
@@ -51,7 +52,6 @@ fn hot(ids: &[String]) -> Vec<(&'static str, String)> {
         ("queue_room", "'limited'".into()),
         ("queue_settings", "ARRAY['limited']".into()),
         ("claim claim_skip claim_limited claim_won", format!("{keys}, 'q', 'k', 300, 'retry', 'w', 'h'")),
-        ("published", format!("{keys}, {}, {tokens}", array("1", "int"))),
     ];
     if n == 1 {
         all.extend([
@@ -174,7 +174,8 @@ async fn the_relay_and_unique_keys_go_by_their_index() {
             let set = format!("SET plan_cache_mode = {mode}");
             sqlx::raw_sql(AssertSqlSafe(set)).execute(&mut connection).await.unwrap();
             for (names, arguments, index) in [
-                ("take_due", "500, 2", "jobs_unpublished"),
+                ("take_due", "500", "jobs_unpublished"),
+                ("suspects", "2, '', 100", "jobs_published"),
                 ("held_keys", "ARRAY['q', 'q'], ARRAY['a', 'b'], ARRAY[0, 1]", "job_keys_pkey"),
             ] {
                 let plan = plan(&mut connection, names, arguments).await;

@@ -275,16 +275,16 @@ impl Real {
                 sqlx::query(statement("run_now")).bind(vec![self.job]).fetch_all(&self.pool).await.unwrap();
             }
             Action::Relay => {
-                let due = sqlx::query(statement("take_due")).bind(500_i64).bind(0.0_f64);
+                let due = sqlx::query(statement("take_due")).bind(500_i64);
                 assert_eq!(due.fetch_all(&self.pool).await.unwrap().len(), 1, "the relay finds it");
             }
-            Action::Note => {
+            Action::PublishUnanswered { .. } => {
                 let publication = before.publication.expect("what was published");
-                let published = sqlx::query(statement("published"))
+                let unpublished = sqlx::query(statement("unpublished"))
                     .bind(vec![self.job])
                     .bind(vec![i32::from(publication.dispatch)])
-                    .bind(vec![i64::from(publication.token)]);
-                published.fetch_all(&self.pool).await.unwrap();
+                    .bind(0.0_f64);
+                unpublished.fetch_all(&self.pool).await.unwrap();
             }
             Action::Reclaim => {
                 let lost = sqlx::query(statement("reclaim_lost"))
@@ -302,7 +302,6 @@ impl Real {
             // Nothing that Postgres hears of.
             Action::Stale
             | Action::Publish
-            | Action::PublishUnanswered { .. }
             | Action::PublisherDies
             | Action::Wipe
             | Action::Deliver { .. }

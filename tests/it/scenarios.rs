@@ -268,6 +268,16 @@ async fn child() {
             tenure.enqueue(job).await.unwrap();
             tenure.flush().await;
         }
+        "enqueue thrice" => {
+            for n in 0..3 {
+                tenure.enqueue(tenure::JobRequest::new("steps", "noop", serde_json::json!(n))).await.unwrap();
+                tenure.flush().await;
+            }
+        }
+        "enqueue and exit" => {
+            tenure.enqueue(tenure::JobRequest::new("q", "k", serde_json::json!(1))).await.unwrap();
+            std::process::exit(0);
+        }
         "enqueue in a transaction" => {
             let pool = sqlx::PgPool::connect(&Config::from_env().unwrap().database_url).await.unwrap();
             let mut tx = pool.begin().await.unwrap();

@@ -141,7 +141,13 @@ async fn a_kind_nobody_knows_waits_for_a_worker_that_does() {
         .until_count("tenure.jobs WHERE kind = 'new.kind' AND published_at > now() + interval '10 s'", 2)
         .await;
     assert_eq!(bench.count("tenure.dead_letter_jobs").await, 0);
-    bench.until("(SELECT count(*) FROM tenure.relay_marks) > 5").await;
+    bench.until("(SELECT last_scan_at FROM tenure.scanner_state) IS NOT NULL").await;
+    let scanned: String = bench.value("SELECT last_scan_at::text FROM tenure.scanner_state").await;
+    bench
+        .until(&format!(
+            "(SELECT last_scan_at FROM tenure.scanner_state) > timestamptz '{scanned}' + interval '2 s'"
+        ))
+        .await;
     assert_eq!(bench.count("tenure.jobs WHERE dispatch > 1").await, 0);
     // The new worker is there; the messages come again in 20 to 40 s, so let the relay be sooner.
     let new = Running::start(

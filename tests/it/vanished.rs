@@ -27,16 +27,17 @@ async fn running_job(bench: &Bench) -> (Step, JobId) {
     (job, id)
 }
 
-/// One worker is killed at some moment of its rhythm; how long until its job runs elsewhere.
+/// One worker is killed at some moment of its rhythm, a second after the other has started; how long until its job runs
+/// there.
 async fn trial(n: u32) -> Duration {
     let bench = bench_with(|config| config.timing = Timing::DEFAULT).await;
     let mut victim = worker_on(&bench, "web-a", &[]);
     let (_, id) = running_job(&bench).await;
+    // At another phase of the victim's renewals each time.
+    tokio::time::sleep(Duration::from_millis(u64::from(n) * 1_237 % 6_000)).await;
     let mut survivor = worker_on(&bench, "web-b", &[]);
     survivor.until_log("worker started").await;
-    // A prober must have been connected for a while; then at another phase of the renewals each time.
-    let phase = Duration::from_millis(u64::from(n) * 1_237 % 6_000);
-    tokio::time::sleep(Duration::from_secs(16) + phase).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
     let killed_at = Instant::now();
     victim.kill().await;
     let elsewhere = format!(

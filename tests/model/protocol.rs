@@ -145,8 +145,6 @@ pub(crate) struct Worker {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Publication {
     pub(crate) dispatch: u8,
-    pub(crate) token: u8,
-    pub(crate) sent: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -169,26 +167,63 @@ pub(crate) struct State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     Publish,
-    PublishUnanswered { stored: bool },
-    Note,
+    /// The row is handed to the relay.
+    PublishUnanswered {
+        stored: bool,
+    },
     PublisherDies,
     Wipe,
-    Deliver { worker: usize, at: usize },
-    Redeliver { at: usize },
-    MakeRow { worker: usize },
-    Claim { worker: usize },
-    ClaimUnanswered { worker: usize },
-    FindLocked { worker: usize },
-    Ask { worker: usize },
-    TakeOver { worker: usize },
-    Progress { worker: usize },
-    Effect { worker: usize },
-    Settle { worker: usize, failed: bool },
-    SettleUnanswered { worker: usize, failed: bool },
-    Ack { worker: usize },
-    GiveUp { worker: usize },
-    Crash { worker: usize },
-    Restart { worker: usize },
+    Deliver {
+        worker: usize,
+        at: usize,
+    },
+    Redeliver {
+        at: usize,
+    },
+    MakeRow {
+        worker: usize,
+    },
+    Claim {
+        worker: usize,
+    },
+    ClaimUnanswered {
+        worker: usize,
+    },
+    FindLocked {
+        worker: usize,
+    },
+    Ask {
+        worker: usize,
+    },
+    TakeOver {
+        worker: usize,
+    },
+    Progress {
+        worker: usize,
+    },
+    Effect {
+        worker: usize,
+    },
+    Settle {
+        worker: usize,
+        failed: bool,
+    },
+    SettleUnanswered {
+        worker: usize,
+        failed: bool,
+    },
+    Ack {
+        worker: usize,
+    },
+    GiveUp {
+        worker: usize,
+    },
+    Crash {
+        worker: usize,
+    },
+    Restart {
+        worker: usize,
+    },
     Stale,
     Scan,
     ResetFound,
@@ -394,7 +429,7 @@ impl Protocol {
             key: false,
             messages: if self.submission { vec![message] } else { Vec::new() },
             workers: [worker.clone(), worker],
-            publication: (!self.submission).then_some(Publication { dispatch: 1, token: 0, sent: false }),
+            publication: (!self.submission).then_some(Publication { dispatch: 1 }),
             found: false,
             faults: self.faults,
             cancelled: !self.cancels,
@@ -411,12 +446,11 @@ impl Protocol {
                 actions.push(action);
             }
         };
-        let unsent = state.publication.is_some_and(|publication| !publication.sent);
+        let unsent = state.publication.is_some();
         add(unsent, Action::Publish);
         add(unsent && may_fail && !self.alone, Action::PublishUnanswered { stored: true });
         add(unsent && may_fail && !self.alone, Action::PublishUnanswered { stored: false });
-        add(state.publication.is_some() && !unsent, Action::Note);
-        add(state.publication.is_some() && may_fail && !self.alone, Action::PublisherDies);
+        add(unsent && may_fail && !self.alone, Action::PublisherDies);
         add(may_fail && !self.alone && !self.submission && !state.messages.is_empty(), Action::Wipe);
         for (at, message) in state.messages.iter().enumerate() {
             add(message.held.is_some(), Action::Redeliver { at });
@@ -477,7 +511,8 @@ impl Protocol {
             let by_age = self.has(Mutation::LostByAge);
             let nobody = self.has(Mutation::OnlyProcessingIsScanned);
             add(
-                queued.is_some_and(|row| row.told && row.due && (!is_there(row) || by_age))
+                queued
+                    .is_some_and(|row| row.told && row.due && row.dispatch < 7 && (!is_there(row) || by_age))
                     && state.publication.is_none()
                     && !nobody,
                 Action::Reclaim,
@@ -525,29 +560,21 @@ impl Protocol {
 
     fn step(&self, state: &mut State, action: Action) {
         match action {
-            Action::Publish | Action::PublishUnanswered { stored: true } => {
-                let Some(publication) = state.publication.as_mut() else { return };
-                let (dispatch, again) = (publication.dispatch, publication.dispatch > 1);
-                // The producer's row says from the start that its message is on its way.
-                publication.sent = true;
-                if action != Action::Publish || !again {
-                    state.publication = None;
-                }
-                if !(again && self.has(Mutation::OneMessageId)) {
+            Action::Publish | Action::PublishUnanswered { .. } => {
+                let Some(Publication { dispatch }) = state.publication.take() else { return };
+                let is_stored = action != Action::PublishUnanswered { stored: false };
+                if is_stored && !(dispatch > 1 && self.has(Mutation::OneMessageId)) {
                     state.store(dispatch);
                 }
-            }
-            Action::PublishUnanswered { stored: false } | Action::PublisherDies => state.publication = None,
-            Action::Note => {
-                let Some(publication) = state.publication.take() else { return };
-                let Some(row) = state.row.as_mut() else { return };
-                let is_as_it_was = row.owned.is_none()
-                    && row.dispatch == publication.dispatch
-                    && row.token == publication.token;
-                if is_as_it_was {
-                    row.told = true;
+                if action != Action::Publish
+                    && let Some(row) = state.row.as_mut()
+                    && row.owned.is_none()
+                    && row.dispatch == dispatch
+                {
+                    row.told = false;
                 }
             }
+            Action::PublisherDies => state.publication = None,
             Action::Wipe => state.messages.clear(),
             Action::Deliver { worker, at } => self.deliver(state, worker, at),
             Action::Redeliver { at } => {
@@ -634,13 +661,13 @@ impl Protocol {
             }
             Action::Relay => {
                 let Some(row) = state.row.as_mut() else { return };
+                // The row says from then on that its message is on its way.
                 row.dispatch += 1;
-                let (dispatch, token) = (row.dispatch, row.token);
-                state.publication = Some(Publication { dispatch, token, sent: false });
+                row.told = true;
+                state.publication = Some(Publication { dispatch: row.dispatch });
             }
             Action::Reclaim => {
                 let Some(row) = state.row.as_mut() else { return };
-                row.told = false;
                 if state
                     .messages
                     .iter()
@@ -648,6 +675,8 @@ impl Protocol {
                 {
                     state.wrong = Some("a message that waits in the stream was taken for lost");
                 }
+                row.dispatch += 1;
+                state.publication = Some(Publication { dispatch: row.dispatch });
             }
             Action::Cancel => {
                 state.cancelled = true;

@@ -28,8 +28,21 @@ const FAULTS: &[(&str, &[Fault])] = &[
             ),
             fault(
                 "killed between the row and its message",
-                "the relay finds out and publishes",
-                &["crash::a_producer_killed_between_row_and_message_loses_no_job"],
+                "the relay finds out within seconds, and publishes",
+                &[
+                    "crash::a_producer_killed_between_row_and_message_loses_no_job",
+                    "publish::a_producer_killed_before_it_published_costs_its_job_a_few_seconds",
+                ],
+            ),
+            fault(
+                "ends right after `enqueue` returned, without `flush`",
+                "its messages are with the kernel; its jobs run at once",
+                &["publish::a_process_that_ends_right_after_enqueue_leaves_its_messages_with_the_kernel"],
+            ),
+            fault(
+                "gone before the user's transaction commits",
+                "the relay finds the job, and publishes",
+                &["publish::a_transaction_that_is_rolled_back_or_lasts_leaves_its_jobs_to_the_relay"],
             ),
             fault(
                 "killed before the publication was confirmed",

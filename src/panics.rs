@@ -1,0 +1,70 @@
+//! Panics: a task of tenure's own that panics is told of, counted, and begins anew.
+//!
+//! A panic is a bug. It must not become an outage of whatever the task did for everybody else.
+
+use std::{any::Any, time::Duration};
+
+use tokio::time::Instant;
+
+use crate::metrics;
+
+/// A task that panics more often than this within [`WITHIN`] is not begun anew.
+const MOST: u32 = 5;
+const WITHIN: Duration = Duration::from_mins(1);
+/// The pause after the first panic; it doubles with each.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// The panics of one task.
+pub(crate) struct Panics {
+    task: &'static str,
+    first: Option<Instant>,
+    count: u32,
+}
+
+impl Panics {
+    pub(crate) fn new(task: &'static str) -> Self {
+        Self { task, first: None, count: 0 }
+    }
+
+    /// Tells of a panic. Returns how long to wait before the task begins anew; `None`: it has panicked too often.
+    pub(crate) fn note(&mut self, panic: &(dyn Any + Send)) -> Option<Duration> {
+        metrics::panicked(self.task);
+        let now = Instant::now();
+        if self.first.is_none_or(|first| now - first > WITHIN) {
+            (self.first, self.count) = (Some(now), 0);
+        }
+        self.count += 1;
+        let goes_on = self.count < MOST;
+        tracing::error!(
+            task = self.task,
+            panic = text(panic),
+            count = self.count,
+            goes_on,
+            "a task of tenure panicked; please report it"
+        );
+        goes_on.then(|| PAUSE * (1 << (self.count - 1)))
+    }
+}
+
+/// What a panic said.
+pub(crate) fn text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_task_that_panics_again_and_again_is_given_up_and_one_that_panics_now_and_then_is_not() {
+        let mut panics = Panics::new("test");
+        let pauses: Vec<_> = (0..5).map(|_| panics.note(&"boom").map(|pause| pause.as_millis())).collect();
+        assert_eq!(pauses, [Some(50), Some(100), Some(200), Some(400), None]);
+        let mut panics = Panics::new("test");
+        for _ in 0..20 {
+            assert!(panics.note(&String::from("boom")).is_some());
+            tokio::time::sleep(Duration::from_secs(20)).await;
+        }
+    }
+}

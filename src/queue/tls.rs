@@ -1,0 +1,61 @@
+//! TLS: how this process speaks it to NATS.
+//!
+//! The cryptography is named here. A program in which several crates have chosen theirs for rustls has no default one,
+//! and a client that asks for it panics at its first connection with TLS.
+
+use std::{path::Path, sync::Arc};
+
+use rustls::{
+    ClientConfig, RootCertStore,
+    crypto::ring,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+};
+
+use super::connect::QueueError;
+use crate::config::Config;
+
+/// A file that cannot be used, by the name of its setting.
+fn unfit(name: &'static str, path: &Path, reason: impl std::fmt::Display) -> QueueError {
+    QueueError::Credentials { name, path: path.display().to_string(), reason: reason.to_string() }
+}
+
+/// The certificates of a file, of which there is one at least.
+fn certificates(name: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, QueueError> {
+    let all = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    match all {
+        Ok(all) if all.is_empty() => Err(unfit(name, path, "it holds no CERTIFICATE in PEM")),
+        Ok(all) => Ok(all),
+        Err(error) => Err(unfit(name, path, error)),
+    }
+}
+
+/// The client's side of TLS, used where the server or a setting asks for TLS.
+///
+/// # Errors
+///
+/// A file that a setting names cannot be read, or holds something else.
+pub(super) fn client(config: &Config) -> Result<ClientConfig, QueueError> {
+    let mut roots = RootCertStore::empty();
+    if let Some(path) = &config.nats_ca {
+        for certificate in certificates("TENURE_NATS_CA", path)? {
+            roots.add(certificate).map_err(|error| unfit("TENURE_NATS_CA", path, error))?;
+        }
+    } else {
+        // Without any, a server with TLS is refused when it shows its certificate; others need none.
+        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    }
+    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(|error| QueueError::Unavailable(format!("TLS cannot be used: {error}")))?
+        .with_root_certificates(roots);
+    let Some((certificate, key)) = &config.nats_certificate else { return Ok(builder.with_no_client_auth()) };
+    let chain = certificates("TENURE_NATS_CERT", certificate)?;
+    let own = PrivateKeyDer::from_pem_file(key).map_err(|error| {
+        let reason = match error {
+            rustls::pki_types::pem::Error::NoItemsFound => "it holds no PRIVATE KEY in PEM".to_owned(),
+            error => error.to_string(),
+        };
+        unfit("TENURE_NATS_KEY", key, reason)
+    })?;
+    builder.with_client_auth_cert(chain, own).map_err(|error| unfit("TENURE_NATS_CERT", certificate, error))
+}

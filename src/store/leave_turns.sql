@@ -1,0 +1,4 @@
+-- leave_turns: a worker that stops need not be waited for.
+--
+--   $1 worker id
+UPDATE tenure.turns SET until = statement_timestamp() WHERE worker_id = $1 AND until > statement_timestamp()

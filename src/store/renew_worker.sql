@@ -1,0 +1,7 @@
+-- renew_worker: the sign of life of a process that is registered. No row: it was forgotten meanwhile.
+--
+--   $1 worker id  $2 probe subject
+UPDATE tenure.workers
+   SET last_seen_at = clock_timestamp(), suspected_at = NULL, probe_subject = $2
+ WHERE worker_id = $1
+RETURNING worker_id

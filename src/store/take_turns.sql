@@ -1,0 +1,32 @@
+-- take_turns: what the fleet does in common is done by one worker at a time. This one takes the turns that are free, or
+-- keeps those that it has.
+--
+--   $1 turns  $2 worker id  $3 length of a turn in seconds
+--
+-- One row. No leader: a turn that its worker does not keep is anybody's when it ends. A turn protects nothing, it only
+-- spares statements: whatever two workers do at once is as harmless as it ever was.
+-- A turn that another worker has is passed over without a lock. What there is to do is looked for only by a worker that
+-- has a turn.
+WITH taken AS (
+    UPDATE tenure.turns t
+       SET worker_id = $2, until = clock_timestamp() + $3::float8 * interval '1 second'
+     WHERE t.turn = ANY ($1::text[])
+       AND (t.worker_id = $2 OR t.until < statement_timestamp())
+    RETURNING t.turn
+), mine AS (
+    SELECT coalesce(array_agg(turn), '{}') AS turns, count(*) > 0 AS some FROM taken
+)
+SELECT mine.turns AS taken,
+       (SELECT count(*) FROM tenure.workers WHERE last_seen_at > statement_timestamp() - 3 * renew_every) AS workers,
+       CASE WHEN mine.some THEN (
+            SELECT extract(epoch FROM min(next_at) - clock_timestamp()) FROM tenure.schedules WHERE paused_at IS NULL)
+       END::float8 AS next_tick_s,
+       mine.some AND EXISTS (
+            SELECT FROM tenure.workers
+             WHERE probe_subject IS NOT NULL AND worker_id <> $2
+               AND last_seen_at < statement_timestamp() - 1.4 * renew_every) AS has_silent,
+       CASE WHEN mine.some THEN (
+            SELECT md5(string_agg(queue || (paused_at IS NULL)::text || coalesce(max_running::text, ''), ',' ORDER BY queue))
+              FROM tenure.queues)
+       END AS settings
+  FROM mine
