@@ -86,11 +86,11 @@ async fn by_each_way(
 ) -> anyhow::Result<()> {
     let samples = (plan.jobs / 1_000).clamp(20, 100);
     let ways = [
+        ("tick of a schedule", ticked(arena, queue, samples).await?),
         ("own transaction", in_a_transaction(arena, queue, samples).await?),
         ("row written by SQL", written_by_sql(arena, queue, samples).await?),
         ("delay of 1 s", delayed(arena, queue, samples).await?),
         ("retry that falls due", retried(arena, queue, samples).await?),
-        ("tick of a schedule", ticked(arena, queue, samples).await?),
         ("fresh process, from its end", by_a_process(arena, queue, samples / 5).await?),
     ];
     for (way, latencies) in ways {
