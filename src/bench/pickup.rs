@@ -17,7 +17,13 @@ use tokio::{
     time::{Interval, MissedTickBehavior, interval},
 };
 
-use super::{Order, Plan, Ratio, Values, arena::Arena, percentile, produce::request, worker::WorkerMode};
+use super::{
+    Order, Plan, Ratio, Values,
+    arena::{Arena, count},
+    percentile,
+    produce::request,
+    worker::WorkerMode,
+};
 use crate::{
     enqueue::JobRequest,
     job::{Job, JobId},
@@ -27,6 +33,8 @@ use crate::{
 
 /// How far apart the jobs are that tell their latency.
 const PACE: Duration = Duration::from_millis(20);
+/// How many enqueues of the load may be under way: half a second's, of a worker that keeps up.
+const LOAD_WAITING_MAX: u16 = 5_000;
 /// How many schedules tick, each once a second.
 const SCHEDULES: usize = 10;
 
@@ -61,6 +69,8 @@ pub(super) async fn pickup(arena: &Arena, plan: &Plan, values: &mut Values) -> a
             ticks.tick().await;
             while enqueues.try_join_next().is_some() {}
             owed += rate / 100.0;
+            // A machine that falls behind gets no more than it takes: what waits for it would fill the memory.
+            owed = owed.min(f64::from(LOAD_WAITING_MAX) - count(enqueues.len()));
             while owed >= 1.0 {
                 owed -= 1.0;
                 let (tenure, queue) = (tenure.clone(), loaded.clone());
