@@ -7,6 +7,7 @@
 # make fuzz     what others send, ten minutes each: MINUTES=10
 # make deny     the dependencies' licences, sources and advisories
 # make mutants  mistakes in tenure's own statements, each of which a test must catch
+# make mutants-rust   small changes to the code of the steps, which cargo-mutants makes: ONLY=src/claim.rs; hours for all
 # make chaos    a minute of faults in random order, and an account of every job; MINUTES=60 SEED=7 make chaos
 # make bench   what tenure costs on this machine, in a minute, and the same work on four other libraries
 # make bench-retention   what removing finished jobs costs running work
@@ -73,6 +74,11 @@ run-chaos:
 .PHONY: mutants
 mutants: setup-test
 	@ONLY="$(ONLY)" scripts/mutants
+
+# Those of cargo-mutants, file by file. It may be stopped, and goes on with what is not decided yet.
+.PHONY: mutants-rust
+mutants-rust: setup-test
+	@CARGO="$(CARGO)" ONLY="$(ONLY)" LIST="$(LIST)" ANEW="$(ANEW)" scripts/mutants-rust
 
 # An update under load with the programs of two releases: FROM is a tag or a commit, whose program is built once.
 .PHONY: rolling-upgrade

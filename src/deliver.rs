@@ -9,6 +9,7 @@
 //! Invariants, each held by the test of that name:
 //!
 //! - `a_delivery_of_a_job_that_runs_here_is_kept_for_the_ack_and_not_run`
+//! - `a_message_that_comes_while_its_job_is_being_claimed_is_delivered_again`
 //! - `a_submission_delivered_again_after_its_job_completed_is_not_run_again`
 //! - `a_kind_nobody_knows_waits_for_a_worker_that_does`
 
@@ -179,6 +180,7 @@ impl Deliver {
         let job = named.job;
         let reservation = match self.running.reserve(job) {
             Here::No(reservation) => reservation,
+            // Not done: the claim may fail, or be an older message's, which has nothing to add once this one exists.
             Here::Claiming => return Ok(Delivered::Answer(Ack::Later(Duration::from_secs(1)))),
             Here::Ending => {
                 // It may take long, where a handler that was given up keeps its thread: the message is alive.

@@ -40,7 +40,7 @@ pub(super) async fn age(arena: &Arena, plan: &Plan, values: &mut Values) -> anyh
     let old = times(arena, store).await?;
     for ((names, empty), old) in STATEMENTS.iter().zip(empty).zip(old) {
         values.add(names.0, "ms", empty);
-        values.add(names.1, "ms", old).ratio = Some(Ratio { value: old / empty, of: names.0 });
+        values.add(names.1, "ms", old).ratio = Some(Ratio::of(names.0, old / empty));
     }
     Ok(())
 }

@@ -2,28 +2,46 @@
 
 use std::{
     collections::BTreeMap,
+    io::{BufRead, BufReader},
     process::{Child, Command, Stdio},
-    sync::atomic::{AtomicU32, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, bail};
 use rand::distr::{Alphanumeric, SampleString};
 use tempfile::TempDir;
-use tokio::time::sleep;
+use tokio::{
+    sync::RwLock,
+    task::spawn_blocking,
+    time::{sleep, timeout},
+};
 
-use super::{Plan, cpu, produce::request, worker::WorkerMode};
+use super::{
+    Plan, Work, cpu,
+    monitor::Monitor,
+    pickup::now_us,
+    produce::request,
+    worker::{READY, WorkerMode},
+};
 use crate::{
     config::Config,
     dev::{Nats, Postgres, Servers, postgres_user},
+    enqueue::JobRequest,
     job::JobId,
-    store::BenchState,
+    store::{BenchStarted, BenchState},
     tenure::Tenure,
 };
 
 /// What a private Postgres is given: as a small server of its own would have it. A log that is recycled,
 /// not created anew, or every new 16 MB of it would be zeroed under the commits.
 const SETTINGS: [&str; 3] = ["shared_buffers=256MB", "min_wal_size=2GB", "max_wal_size=8GB"];
+
+/// Enough for two hundred workers, which have some six each.
+const MANY_CONNECTIONS: &str = "max_connections=1500";
 
 /// No work takes longer.
 const LONGEST: Duration = Duration::from_mins(10);
@@ -33,41 +51,70 @@ pub(super) struct Arena {
     pub(super) tenure: Tenure,
     config: Config,
     private: Option<(Servers, TempDir)>,
+    clock_ahead_us: i64,
+    /// Of the private NATS, if a work asks for it.
+    monitor: Option<Monitor>,
     program: std::path::PathBuf,
     random: String,
     queues: AtomicU32,
+    /// Held by each batch that is on its way: it comes to its end also when nobody waits for it any more.
+    batches: Arc<RwLock<()>>,
     /// No row of this bench has a lower id.
     first: JobId,
 }
 
 impl Arena {
     pub(super) async fn open(plan: &Plan) -> anyhow::Result<Self> {
-        let (config, private) = if let Some(config) = &plan.servers {
-            (config.clone(), None)
+        let (config, private, monitor) = if let Some(config) = &plan.servers {
+            (config.clone(), None, None)
         } else {
             let folder = private_folder()?;
-            let postgres = Postgres::start_with(&folder.path().join("postgres"), true, &SETTINGS)?;
-            let nats = Nats::start(&folder.path().join("nats"))?;
+            let is_of_fleets = plan.works.contains(&Work::Idle);
+            let settings: Vec<_> =
+                SETTINGS.into_iter().chain(is_of_fleets.then_some(MANY_CONNECTIONS)).collect();
+            let postgres = Postgres::start_with(&folder.path().join("postgres"), true, &settings)?;
+            let nats = folder.path().join("nats");
+            let (nats, monitor) = if is_of_fleets {
+                let (nats, monitor) = Monitor::start(&nats)?;
+                (nats, Some(monitor))
+            } else {
+                (Nats::start(&nats)?, None)
+            };
             let servers = Servers { postgres, nats };
             let config = Config::new(servers.postgres.url(), servers.nats.url());
-            (config, Some((servers, folder)))
+            (config, Some((servers, folder)), monitor)
         };
         let tenure = Tenure::connect(&config).await?;
         tenure.setup(&[]).await.context("set up the schema and the stream")?;
+        // A private Postgres has this machine's clock.
+        let clock_ahead_us = if private.is_some() { 0 } else { clock_ahead_us(&tenure).await? };
         Ok(Self {
+            clock_ahead_us,
             tenure,
             config,
             private,
+            monitor,
             program: plan.program.clone(),
             random: Alphanumeric.sample_string(&mut rand::rng(), 6).to_lowercase(),
             queues: AtomicU32::new(0),
+            batches: Arc::default(),
             first: JobId::generate(),
         })
     }
 
     /// A queue that nobody has used.
     pub(super) fn queue(&self) -> String {
-        format!("bench-{}-{}", self.random, self.queues.fetch_add(1, Ordering::Relaxed))
+        format!("{}{}", self.prefix(), self.queues.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// What the names of all its queues start with.
+    fn prefix(&self) -> String {
+        format!("bench-{}-", self.random)
+    }
+
+    /// Whether the servers are this bench's own, and may be treated badly.
+    pub(super) fn is_private(&self) -> bool {
+        self.private.is_some()
     }
 
     /// A table for raw INSERTs that nobody else has.
@@ -80,9 +127,45 @@ impl Arena {
         Ok(self.tenure.store().bench_state(queue, self.first).await?)
     }
 
-    /// The outputs of a queue's finished jobs.
-    pub(super) async fn outputs(&self, queue: &str) -> anyhow::Result<BTreeMap<JobId, i64>> {
-        Ok(self.tenure.store().bench_outputs(queue, self.first).await?)
+    /// The database's time, in seconds.
+    pub(super) async fn now(&self) -> anyhow::Result<f64> {
+        let now = self.tenure.store().database_time().await?;
+        #[expect(clippy::cast_precision_loss, reason = "microseconds since 1970 are below 2^53")]
+        let seconds = now.timestamp_micros() as f64 / 1e6;
+        Ok(seconds)
+    }
+
+    /// Removes a queue's jobs.
+    pub(super) async fn clear(&self, queue: &str) -> anyhow::Result<()> {
+        Ok(self.tenure.store().bench_clear(queue, self.first).await?)
+    }
+
+    /// The finished jobs, from this id on, that have told when they began.
+    pub(super) async fn started(&self, since: JobId) -> anyhow::Result<BTreeMap<JobId, BenchStarted>> {
+        Ok(self.tenure.store().bench_started(&self.prefix(), since).await?)
+    }
+
+    /// How many more connections Postgres takes.
+    pub(super) async fn free_connections(&self) -> anyhow::Result<usize> {
+        Ok(usize::try_from(self.tenure.store().bench_free_connections().await?).unwrap_or_default())
+    }
+
+    /// Has nobody look for workers that were killed.
+    pub(super) async fn forget_workers(&self) -> anyhow::Result<()> {
+        Ok(self.tenure.store().bench_forget_workers(&self.prefix()).await?)
+    }
+
+    /// How many messages NATS has taken and given so far; of a private one that is monitored.
+    pub(super) async fn nats_messages(&self) -> anyhow::Result<Option<f64>> {
+        match &self.monitor {
+            Some(monitor) => Ok(Some(monitor.messages().await?)),
+            None => Ok(None),
+        }
+    }
+
+    /// By how much the database's clock is ahead of this machine's.
+    pub(super) fn clock_ahead_us(&self) -> i64 {
+        self.clock_ahead_us
     }
 
     /// How many messages the stream has of a queue that no worker has.
@@ -92,6 +175,18 @@ impl Arena {
         Ok(queues.progress(queue).await?.pending)
     }
 
+    /// Enqueues many jobs at once.
+    pub(super) async fn enqueue_many(&self, requests: Vec<JobRequest>) -> anyhow::Result<()> {
+        let (tenure, on_its_way) = (self.tenure.clone(), self.batches.clone().read_owned().await);
+        let enqueued = tokio::spawn(async move {
+            let enqueued = tenure.enqueue_many(requests).await;
+            drop(on_its_way);
+            enqueued
+        });
+        enqueued.await??;
+        Ok(())
+    }
+
     /// Starts a worker in a process of its own.
     pub(super) fn worker(
         &self,
@@ -99,23 +194,45 @@ impl Arena {
         slots: usize,
         mode: WorkerMode,
     ) -> anyhow::Result<WorkerProcess> {
+        self.worker_of(&[queue.to_owned()], slots, mode, &[])
+    }
+
+    /// Starts a worker of several queues, with some settings of its own.
+    pub(super) fn worker_of(
+        &self,
+        queues: &[String],
+        slots: usize,
+        mode: WorkerMode,
+        settings: &[(&str, &str)],
+    ) -> anyhow::Result<WorkerProcess> {
+        let child = self
+            .command()
+            .arg("bench-worker")
+            .args(queues)
+            .args(["--slots", &slots.to_string(), "--mode", mode.name()])
+            .envs(settings.iter().copied())
+            // It ends when we do, however we do.
+            .stdin(Stdio::piped())
+            // Where it says that it is ready.
+            .stdout(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("start {} as a worker", self.program.display()))?;
+        Ok(WorkerProcess { child, stopped: false })
+    }
+
+    /// This program, on these servers.
+    pub(super) fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
-        // The settings of this process, wherever they are from: a flag or a file that the worker is not given.
+        // The settings of this process, wherever they are from: a flag or a file that the other is not given.
         for (name, value) in self.config.variables() {
             match value {
                 Some(value) => command.env(name, value),
                 None => command.env_remove(name),
             };
         }
-        let child = command
-            .args(["bench-worker", queue, "--slots", &slots.to_string(), "--mode", mode.name()])
-            .env("RUST_LOG", std::env::var("RUST_LOG").unwrap_or_else(|_| "error,tenure::trace=off".into()))
-            // It ends when we do, however we do.
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .spawn()
-            .with_context(|| format!("start {} as a worker", self.program.display()))?;
-        Ok(WorkerProcess { child, stopped: false })
+        let log = std::env::var("RUST_LOG").unwrap_or_else(|_| "error,tenure::trace=off".into());
+        command.env("RUST_LOG", log);
+        command
     }
 
     /// Waits until a worker of this queue is registered, so that its start is not measured.
@@ -141,7 +258,7 @@ impl Arena {
         self.wait("the jobs to run", || async { Ok(self.state(queue).await?.processing >= jobs) }).await
     }
 
-    async fn wait<F>(&self, what: &str, is_so: impl Fn() -> F) -> anyhow::Result<()>
+    pub(super) async fn wait<F>(&self, what: &str, is_so: impl Fn() -> F) -> anyhow::Result<()>
     where
         F: Future<Output = anyhow::Result<bool>>,
     {
@@ -159,13 +276,14 @@ impl Arena {
     pub(super) fn cpu(&self, workers: &[WorkerProcess]) -> BTreeMap<&'static str, f64> {
         let mut parts = BTreeMap::new();
         if let Some((servers, _)) = &self.private {
+            let now = cpu::Processes::look();
             let pids = [("postgres", servers.postgres.pid()), ("nats", servers.nats.pid())];
             for (part, pid) in pids {
                 if let Some(pid) = pid.and_then(|pid| u32::try_from(pid).ok()) {
-                    parts.insert(part, cpu::seconds_of(pid));
+                    parts.insert(part, now.seconds_of(pid));
                 }
             }
-            let clients: f64 = workers.iter().map(|worker| cpu::seconds_of(worker.child.id())).sum();
+            let clients: f64 = workers.iter().map(|worker| now.seconds_of(worker.child.id())).sum();
             let own = cpu::seconds_of_self();
             parts.insert("client", if workers.is_empty() { own } else { clients });
         }
@@ -181,14 +299,18 @@ impl Arena {
     /// Removes what was made, and ends what was started.
     pub(super) async fn close(self) {
         if self.private.is_none() {
+            drop(self.batches.write().await);
             // Enqueues that nobody waits for any more may be in a batch. This one comes after them.
             self.tenure.enqueue(request(&self.queue(), 1)).await.ok();
             self.tenure.flush().await;
             if let Err(error) = self.tenure.store().bench_raw_table(&self.raw_table(), false).await {
                 tracing::warn!(%error, "the bench's table was not removed");
             }
+            if let Err(error) = self.forget_workers().await {
+                tracing::warn!(%error, "the rows of the bench's workers were not removed");
+            }
             for n in 0..self.queues.load(Ordering::Relaxed) {
-                let queue = format!("bench-{}-{n}", self.random);
+                let queue = format!("{}{n}", self.prefix());
                 let removed = self.tenure.store().bench_clear(&queue, self.first).await;
                 if let Err(error) = removed {
                     tracing::warn!(%error, queue, "the bench's jobs were not removed");
@@ -223,6 +345,18 @@ pub(super) fn count(n: usize) -> f64 {
     n as f64
 }
 
+/// By how much the database's clock is ahead, as the quickest of some answers tells: within half of the time it took.
+async fn clock_ahead_us(tenure: &Tenure) -> anyhow::Result<i64> {
+    let mut answers = Vec::new();
+    for _ in 0..20 {
+        let asked = now_us();
+        let theirs = tenure.store().database_time().await?.timestamp_micros();
+        let answered = now_us();
+        answers.push((answered - asked, theirs - i64::midpoint(asked, answered)));
+    }
+    Ok(answers.into_iter().min().map_or(0, |(_, ahead)| ahead))
+}
+
 fn private_folder() -> anyhow::Result<TempDir> {
     use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::Builder::new().prefix("tenure-bench-").tempdir().context("create a folder")?;
@@ -244,12 +378,44 @@ impl WorkerProcess {
         cpu::memory_mb(self.child.id()).context("read a worker's memory: only Linux tells")
     }
 
+    /// Waits until it takes jobs of all its queues.
+    pub(super) async fn ready(&mut self) -> anyhow::Result<()> {
+        let stdout = self.child.stdout.take().context("a worker says once that it is ready")?;
+        let line = spawn_blocking(move || {
+            let mut line = String::new();
+            BufReader::new(stdout).read_line(&mut line).map(|_| line)
+        });
+        let line = timeout(LONGEST, line).await.context("a worker does not become ready")???;
+        if line.trim() != READY {
+            bail!("a worker ended, or said {line:?}, before it was ready");
+        }
+        Ok(())
+    }
+
     /// Kills it, as a crash does.
     pub(super) fn kill(&mut self) {
         self.child.kill().ok();
         self.child.wait().ok();
         self.stopped = true;
     }
+}
+
+/// Ends workers in good order, so that nobody looks for them.
+pub(super) async fn stop(mut workers: Vec<WorkerProcess>) -> anyhow::Result<()> {
+    for worker in &mut workers {
+        drop(worker.child.stdin.take());
+    }
+    for worker in &mut workers {
+        let since = Instant::now();
+        while worker.child.try_wait()?.is_none() {
+            if since.elapsed() > LONGEST {
+                bail!("a worker does not end");
+            }
+            sleep(Duration::from_millis(10)).await;
+        }
+        worker.stopped = true;
+    }
+    Ok(())
 }
 
 impl Drop for WorkerProcess {

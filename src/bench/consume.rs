@@ -1,27 +1,15 @@
-//! Consume: how fast jobs are run, and how soon.
+//! Consume: how fast jobs are run.
 
-use std::{
-    collections::BTreeMap,
-    sync::Arc,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::sync::Arc;
 
 use anyhow::bail;
-use tokio::{
-    task::JoinSet,
-    time::{MissedTickBehavior, interval},
-};
 
 use super::{
-    Order, Plan, Ratio, Values,
+    Plan, Values,
     arena::{Arena, cost, count},
-    percentile,
-    produce::{TASKS, enqueue_from, fill, request},
+    produce::{TASKS, enqueue_from, fill},
     worker::WorkerMode,
 };
-
-/// How far apart the jobs are that tell their latency.
-const PACE: Duration = Duration::from_millis(20);
 
 /// From the first start to the last end, as their rows say.
 pub(super) async fn drain(
@@ -32,6 +20,7 @@ pub(super) async fn drain(
 ) -> anyhow::Result<()> {
     let queue = arena.queue();
     fill(arena, &queue, plan.jobs).await?;
+    let left = usize::try_from(arena.state(&queue).await?.unpublished)?;
     let before = arena.cpu(&[]);
     let started: Vec<_> = (0..workers)
         .map(|_| arena.worker(&queue, plan.slots, WorkerMode::Decode))
@@ -47,6 +36,8 @@ pub(super) async fn drain(
     let name = if workers == 1 { "drain, one worker" } else { "drain, two workers" };
     let rate = count(plan.jobs) / (state.last_finished - state.first_started);
     values.add(name, "jobs/s", rate).cpu_us = cpu;
+    // Whatever its enqueuer could not publish, a worker publishes while it drains: that is part of the rate.
+    values.add(format!("{name}: published by the relay"), "jobs", count(left));
     Ok(())
 }
 
@@ -80,115 +71,7 @@ pub(super) async fn mixed(arena: &Arena, plan: &Plan, values: &mut Values) -> an
     Ok(())
 }
 
-/// From the moment at which enqueue returns, its row being committed, to the first line of the handler.
-pub(super) async fn pickup(arena: &Arena, plan: &Plan, values: &mut Values) -> anyhow::Result<()> {
-    let queue: Arc<str> = arena.queue().into();
-    let worker = arena.worker(&queue, plan.slots, WorkerMode::Stamp)?;
-    arena.workers_ready(&queue, 1).await?;
-    // Connections, plans and caches are there from then on.
-    latencies(arena, &queue, 50, Duration::from_millis(5)).await?;
-    // Every hop of an idle machine wakes a processor that sleeps: what one to Postgres costs is told beside it.
-    let samples = (plan.jobs / 100).clamp(100, 500);
-    let raw = idle_inserts(arena, samples / 2).await?;
-    values.add("raw INSERT, one every 20 ms, p50", "ms", raw);
-    let idle = latencies(arena, &queue, samples, PACE).await?;
-    let p50 = percentile(&idle, 0.5);
-    values.add("pick-up when idle, p50", "ms", p50).ratio =
-        Some(Ratio { value: p50 / raw, of: "raw INSERT, one every 20 ms, p50" });
-    values.add("pick-up when idle, p99", "ms", percentile(&idle, 0.99));
-
-    // Half of what a run of `mixed` takes on the machine at hand.
-    let rate = half_load(values);
-    // Of the same queue and the same worker, beside the jobs that are looked at.
-    let mut load = JoinSet::new();
-    let (tenure, loaded) = (arena.tenure.clone(), queue.clone());
-    load.spawn(async move {
-        let mut ticks = interval(Duration::from_millis(10));
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
-        let mut owed = 0.0;
-        let mut enqueues = JoinSet::new();
-        loop {
-            ticks.tick().await;
-            while enqueues.try_join_next().is_some() {}
-            owed += rate / 100.0;
-            while owed >= 1.0 {
-                owed -= 1.0;
-                let (tenure, queue) = (tenure.clone(), loaded.clone());
-                enqueues.spawn(async move { tenure.enqueue(request(&queue, 1)).await });
-            }
-        }
-    });
-    let busy = latencies_beside(arena, &queue, samples, PACE, load).await;
-    let busy = busy?;
-    values.add("pick-up at half load, p50", "ms", percentile(&busy, 0.5));
-    values.add("pick-up at half load, p99", "ms", percentile(&busy, 0.99));
-    drop(worker);
-    Ok(())
-}
-
-/// The time of a raw INSERT when nothing else happens.
-async fn idle_inserts(arena: &Arena, rows: usize) -> anyhow::Result<f64> {
-    let store = arena.tenure.store();
-    let table = arena.raw_table();
-    store.bench_raw_table(&table, true).await?;
-    let payload = serde_json::to_string(&Order::example(1))?;
-    let taken = store.bench_raw_inserts(&table, &payload, rows, Some(PACE)).await?;
-    store.bench_raw_table(&table, false).await?;
-    let taken: Vec<_> = taken.iter().map(|taken| taken.as_secs_f64() * 1e3).collect();
-    Ok(percentile(&taken, 0.5))
-}
-
-fn half_load(values: &Values) -> f64 {
-    let mixed = values.0.iter().rfind(|value| value.work == "enqueue from 32 tasks while one worker drains");
-    mixed.map_or(5_000.0, |mixed| mixed.value / 2.0)
-}
-
-/// In milliseconds, of jobs enqueued one every so often.
-async fn latencies(arena: &Arena, queue: &str, jobs: usize, every: Duration) -> anyhow::Result<Vec<f64>> {
-    latencies_beside(arena, queue, jobs, every, JoinSet::new()).await
-}
-
-/// The same, while others do something.
-async fn latencies_beside(
-    arena: &Arena,
-    queue: &str,
-    jobs: usize,
-    every: Duration,
-    others: JoinSet<()>,
-) -> anyhow::Result<Vec<f64>> {
-    let mut committed = BTreeMap::new();
-    let mut ticks = interval(every);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    for order in 0..jobs {
-        ticks.tick().await;
-        let id = arena.tenure.enqueue(request(queue, order)).await?.id;
-        committed.insert(id, now_us());
-    }
-    drop(others);
-    arena.tenure.flush().await;
-    arena.drained(queue).await?;
-    let started = arena.outputs(queue).await?;
-    let of_job = |(id, committed): (_, &i64)| started.get(id).map(|started| (started - committed).max(0));
-    let latencies: Vec<_> = committed.iter().filter_map(of_job).map(ms).collect();
-    if latencies.len() != jobs {
-        bail!("{jobs} were enqueued, but {} have told when they began", latencies.len());
-    }
-    Ok(latencies)
-}
-
-#[expect(clippy::cast_precision_loss, reason = "microseconds of a few seconds")]
-fn ms(us: i64) -> f64 {
-    us as f64 / 1e3
-}
-
-/// Of the machine's clock, which both processes read.
-#[expect(clippy::disallowed_methods, reason = "the moments are two processes', not the database's")]
-pub(super) fn now_us() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
-}
-
-fn all_completed(state: &crate::store::BenchState, jobs: usize) -> anyhow::Result<()> {
+pub(super) fn all_completed(state: &crate::store::BenchState, jobs: usize) -> anyhow::Result<()> {
     if usize::try_from(state.completed) != Ok(jobs) {
         bail!("{jobs} were enqueued, but the database says {state:?}");
     }

@@ -5,24 +5,35 @@ use std::{collections::BTreeMap, fs};
 /// The kernel's clock ticks of `/proc` in a second: 100 on every Linux that Rust's standard library knows.
 const TICKS: f64 = 100.0;
 
-/// CPU seconds of a process and all its children, the ended ones included.
-pub(super) fn seconds_of(pid: u32) -> f64 {
-    let mut children: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
-    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let Some(child) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        if let Some(stat) = Stat::read(child) {
-            children.entry(stat.parent).or_default().push(child);
+/// What every process had used at one moment.
+pub(super) struct Processes {
+    all: BTreeMap<u32, Stat>,
+    children: BTreeMap<u32, Vec<u32>>,
+}
+
+impl Processes {
+    pub(super) fn look() -> Self {
+        let mut now = Self { all: BTreeMap::new(), children: BTreeMap::new() };
+        for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+            if let Some(stat) = Stat::read(pid) {
+                now.children.entry(stat.parent).or_default().push(pid);
+                now.all.insert(pid, stat);
+            }
         }
+        now
     }
-    let mut seconds = 0.0;
-    let mut rest = vec![pid];
-    while let Some(pid) = rest.pop() {
-        if let Some(stat) = Stat::read(pid) {
-            seconds += stat.ticks / TICKS;
+
+    /// CPU seconds of a process and all its children, the ended ones included.
+    pub(super) fn seconds_of(&self, pid: u32) -> f64 {
+        let mut seconds = 0.0;
+        let mut rest = vec![pid];
+        while let Some(pid) = rest.pop() {
+            seconds += self.all.get(&pid).map_or(0.0, |stat| stat.ticks / TICKS);
+            rest.extend(self.children.get(&pid).into_iter().flatten());
         }
-        rest.extend(children.remove(&pid).unwrap_or_default());
+        seconds
     }
-    seconds
 }
 
 /// The resident memory of a process, in MB.

@@ -10,11 +10,15 @@ mod arena;
 mod consume;
 mod cpu;
 mod endure;
+mod idle;
+mod monitor;
+mod pickup;
 mod produce;
 mod purge;
+mod relay;
 mod worker;
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{borrow::Cow, collections::BTreeMap, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -36,7 +40,7 @@ pub(crate) enum Work {
     Drain,
     /// 32 tasks enqueue while one worker runs the jobs.
     Mixed,
-    /// From the commit to the handler's start, when idle and at half load.
+    /// From the commit, or the moment at which a job falls due, to the handler's start, each way that jobs come.
     Pickup,
     /// A worker is killed: how long until its job runs elsewhere.
     Recovery,
@@ -44,6 +48,10 @@ pub(crate) enum Work {
     Progress,
     /// A worker's memory: idle, and with 1,000 jobs in flight.
     Memory,
+    /// Many jobs that fall due at one moment, or whose stream was deleted. Not part of the default.
+    Relay,
+    /// What idle workers cost, and a worker of many queues. Not part of the default.
+    Idle,
     /// Claims and scans, empty and with many finished jobs. Private servers only; not part of the default.
     Age,
     /// Draining while retention removes many finished jobs. Private servers only; not part of the default.
@@ -73,6 +81,8 @@ pub(crate) struct Plan {
     pub(crate) runs: usize,
     /// How many jobs of a run; some works take a part of them.
     pub(crate) jobs: usize,
+    /// Whether smaller fleets, fewer queues and shorter looks will do, and shorter timers where one waits for them.
+    pub(crate) quick: bool,
     /// How many jobs a worker runs at once.
     pub(crate) slots: usize,
     /// How many finished jobs make an old database.
@@ -86,7 +96,7 @@ pub(crate) struct Plan {
 /// One thing that was measured.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Figure {
-    pub(crate) work: &'static str,
+    pub(crate) work: Cow<'static, str>,
     /// The median of the runs.
     pub(crate) median: f64,
     pub(crate) unit: &'static str,
@@ -103,7 +113,13 @@ pub(crate) struct Figure {
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Ratio {
     pub(crate) value: f64,
-    pub(crate) of: &'static str,
+    pub(crate) of: Cow<'static, str>,
+}
+
+impl Ratio {
+    fn of(of: impl Into<Cow<'static, str>>, value: f64) -> Self {
+        Self { value, of: of.into() }
+    }
 }
 
 /// What was measured, and where.
@@ -125,7 +141,7 @@ struct Values(Vec<Measured>);
 
 #[derive(Debug)]
 struct Measured {
-    work: &'static str,
+    work: Cow<'static, str>,
     unit: &'static str,
     value: f64,
     ratio: Option<Ratio>,
@@ -133,9 +149,9 @@ struct Measured {
 }
 
 impl Values {
-    fn add(&mut self, work: &'static str, unit: &'static str, value: f64) -> &mut Measured {
+    fn add(&mut self, work: impl Into<Cow<'static, str>>, unit: &'static str, value: f64) -> &mut Measured {
         let at = self.0.len();
-        self.0.push(Measured { work, unit, value, ratio: None, cpu_us: BTreeMap::new() });
+        self.0.push(Measured { work: work.into(), unit, value, ratio: None, cpu_us: BTreeMap::new() });
         &mut self.0[at]
     }
 }
@@ -186,10 +202,12 @@ async fn measure(plan: &Plan, arena: &Arena, tick: &mut impl FnMut(&str)) -> any
                     consume::drain(arena, plan, 2, &mut values).await?;
                 }
                 Work::Mixed => consume::mixed(arena, plan, &mut values).await?,
-                Work::Pickup => consume::pickup(arena, plan, &mut values).await?,
+                Work::Pickup => pickup::pickup(arena, plan, &mut values).await?,
                 Work::Recovery => endure::recovery(arena, &mut values).await?,
                 Work::Progress => endure::progress(arena, &mut values).await?,
                 Work::Memory => endure::memory(arena, &mut values).await?,
+                Work::Relay => relay::relay(arena, plan, &mut values).await?,
+                Work::Idle => idle::idle(arena, plan, &mut values).await?,
                 // The history only grows: once is enough.
                 Work::Age if run > 0 => {}
                 Work::Age => age::age(arena, plan, &mut values).await?,
@@ -202,11 +220,11 @@ async fn measure(plan: &Plan, arena: &Arena, tick: &mut impl FnMut(&str)) -> any
 
 fn figures(values: Values) -> Vec<Figure> {
     let mut figures: Vec<Figure> = Vec::new();
-    let mut all: BTreeMap<&str, Vec<Measured>> = BTreeMap::new();
+    let mut all: BTreeMap<Cow<'static, str>, Vec<Measured>> = BTreeMap::new();
     for value in values.0 {
-        if !all.contains_key(value.work) {
+        if !all.contains_key(&value.work) {
             figures.push(Figure {
-                work: value.work,
+                work: value.work.clone(),
                 unit: value.unit,
                 median: 0.0,
                 runs: Vec::new(),
@@ -214,15 +232,15 @@ fn figures(values: Values) -> Vec<Figure> {
                 cpu_us: BTreeMap::new(),
             });
         }
-        all.entry(value.work).or_default().push(value);
+        all.entry(value.work.clone()).or_default().push(value);
     }
     for figure in &mut figures {
-        let of_work = all.remove(figure.work).unwrap_or_default();
+        let of_work = all.remove(&figure.work).unwrap_or_default();
         figure.runs = of_work.iter().map(|value| value.value).collect();
         figure.median = median(&figure.runs);
         let ratios: Vec<_> = of_work.iter().filter_map(|value| value.ratio.as_ref()).collect();
         figure.ratio = ratios.first().map(|first| Ratio {
-            of: first.of,
+            of: first.of.clone(),
             value: median(&ratios.iter().map(|ratio| ratio.value).collect::<Vec<_>>()),
         });
         let parts: Vec<_> = of_work.iter().flat_map(|value| value.cpu_us.keys().copied()).collect();
@@ -281,6 +299,9 @@ impl Job for Order {
 }
 
 impl Order {
+    /// The note of a job whose first attempt fails.
+    const RETRIES: &'static str = "tried again in a second";
+
     fn example(number: usize) -> Self {
         let line = |sku: &str, quantity, cents| Line { sku: sku.into(), quantity, cents };
         Self {

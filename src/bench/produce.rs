@@ -13,7 +13,7 @@ use crate::enqueue::JobRequest;
 /// How many tasks enqueue at once.
 pub(super) const TASKS: usize = 32;
 /// The size of a batch.
-const BATCH: usize = 1_000;
+pub(super) const BATCH: usize = 1_000;
 
 pub(super) fn request(queue: &str, order: usize) -> JobRequest {
     JobRequest::from(Order::example(order)).queue(queue)
@@ -24,7 +24,7 @@ pub(super) async fn one_by_one(arena: &Arena, plan: &Plan, values: &mut Values) 
     values.add("raw INSERT, one by one", "rows/s", raw);
     let (rate, cpu) = by_tasks(arena, plan.jobs / 10, 1).await?;
     let value = values.add("enqueue, one by one", "jobs/s", rate);
-    (value.ratio, value.cpu_us) = (Some(Ratio { value: rate / raw, of: "raw INSERT, one by one" }), cpu);
+    (value.ratio, value.cpu_us) = (Some(Ratio::of("raw INSERT, one by one", rate / raw)), cpu);
     Ok(())
 }
 
@@ -33,7 +33,7 @@ pub(super) async fn from_tasks(arena: &Arena, plan: &Plan, values: &mut Values) 
     values.add("raw INSERT, 32 connections", "rows/s", raw);
     let (rate, cpu) = by_tasks(arena, plan.jobs / 2, TASKS).await?;
     let value = values.add("enqueue, one by one, from 32 tasks", "jobs/s", rate);
-    (value.ratio, value.cpu_us) = (Some(Ratio { value: rate / raw, of: "raw INSERT, 32 connections" }), cpu);
+    (value.ratio, value.cpu_us) = (Some(Ratio::of("raw INSERT, 32 connections", rate / raw)), cpu);
     Ok(())
 }
 
@@ -119,14 +119,14 @@ pub(super) async fn enqueue_from(
 pub(super) async fn fill(arena: &Arena, queue: &str, jobs: usize) -> anyhow::Result<()> {
     for batch in (0..jobs).step_by(BATCH) {
         let orders = batch..(batch + BATCH).min(jobs);
-        arena.tenure.enqueue_many(orders.map(|order| request(queue, order))).await?;
+        arena.enqueue_many(orders.map(|order| request(queue, order)).collect()).await?;
     }
     arena.tenure.flush().await;
     Ok(())
 }
 
 /// Every row is there, as the database says, and every message, as the stream does.
-async fn all_confirmed(
+pub(super) async fn all_confirmed(
     arena: &Arena,
     queue: &str,
     state: &crate::store::BenchState,

@@ -36,7 +36,7 @@ pub(super) async fn retention(arena: &Arena, plan: &Plan, values: &mut Values) -
     let beside = beside?;
     values.add("drain, nothing is swept", "jobs/s", alone);
     values.add("drain while finished jobs are swept", "jobs/s", beside).ratio =
-        Some(Ratio { value: beside / alone, of: "drain, nothing is swept" });
+        Some(Ratio::of("drain, nothing is swept", beside / alone));
     values.add("finished jobs swept meanwhile", "jobs", count(usize::try_from(removed.max(0))?));
     Ok(())
 }

@@ -2,9 +2,13 @@
 
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt, stdin};
+use anyhow::bail;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt, stdin, stdout},
+    time::sleep,
+};
 
-use super::{Order, consume::now_us};
+use super::{Order, pickup::now_us};
 use crate::{
     config::Config,
     context::JobContext,
@@ -20,7 +24,7 @@ use crate::{
 pub(crate) enum WorkerMode {
     /// Decodes it, and is done.
     Decode,
-    /// Tells when it began.
+    /// Tells when it began. A job that says [`Order::RETRIES`] fails first, and is tried again a second later.
     Stamp,
     /// Reports once, then waits to be stopped.
     Hold,
@@ -39,8 +43,17 @@ impl WorkerMode {
     }
 }
 
-/// Runs a queue's jobs until the standard input ends.
-pub(crate) async fn work(config: &Config, queue: &str, slots: usize, mode: WorkerMode) -> anyhow::Result<()> {
+/// What a worker prints when it takes jobs of all its queues.
+pub(super) const READY: &str = "ready";
+
+/// Runs the jobs of these queues until the standard input ends. Each has this many slots.
+pub(crate) async fn work(
+    config: &Config,
+    queues: &[String],
+    slots: usize,
+    mode: WorkerMode,
+) -> anyhow::Result<()> {
+    let Some((first, others)) = queues.split_first() else { bail!("a worker needs a queue") };
     let tenure = Tenure::connect(config).await?;
     let ended = async {
         let mut nothing = [0; 16];
@@ -49,11 +62,24 @@ pub(crate) async fn work(config: &Config, queue: &str, slots: usize, mode: Worke
     let options = KindOptions::new();
     // Silent, and not dead: also where silence is not allowed for long.
     let options = if mode == WorkerMode::Hold { options.keepalive() } else { options };
-    Worker::builder(&tenure)
+    let mut worker = Worker::builder(&tenure)
         .handle_with(options, move |order: Order, ctx: JobContext| handle(order, ctx, mode))
-        .only_queue(queue, slots)
-        .run_until(ended)
-        .await?;
+        .only_queue(first, slots);
+    for queue in others {
+        worker = worker.concurrency(queue, slots);
+    }
+    let health = worker.health();
+    let told = tokio::spawn(async move {
+        while health.ready().is_err() {
+            sleep(Duration::from_millis(20)).await;
+        }
+        let mut stdout = stdout();
+        // Nobody may be listening.
+        stdout.write_all(format!("{READY}\n").as_bytes()).await.ok();
+        stdout.flush().await.ok();
+    });
+    worker.run_until(ended).await?;
+    told.abort();
     tenure.close().await;
     Ok(())
 }
@@ -63,6 +89,9 @@ async fn handle(order: Order, ctx: JobContext, mode: WorkerMode) -> Result<Outco
     std::hint::black_box(order.total());
     match mode {
         WorkerMode::Decode => Ok(Outcome::Done(None)),
+        WorkerMode::Stamp if order.note == Order::RETRIES && ctx.attempt() == 1 => {
+            Err(JobError::retry_after(Duration::from_secs(1), "tried again, as this job says"))
+        }
         WorkerMode::Stamp => Outcome::done(began),
         WorkerMode::Hold => {
             ctx.progress("held", 0.0, "").await?;
@@ -75,7 +104,7 @@ async fn handle(order: Order, ctx: JobContext, mode: WorkerMode) -> Result<Outco
                 if ctx.cancel_reason().is_some() {
                     break;
                 }
-                tokio::time::sleep(Duration::from_millis(100)).await;
+                sleep(Duration::from_millis(100)).await;
             }
             Outcome::done(())
         }

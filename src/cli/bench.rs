@@ -29,6 +29,7 @@ pub(super) async fn run(cli: &Cli, args: &BenchArgs) -> anyhow::Result<ExitCode>
         works: if args.works.is_empty() { Work::DEFAULT.to_vec() } else { args.works.clone() },
         runs: usize::try_from(args.runs.unwrap_or(if args.quick { 1 } else { 3 }))?,
         jobs: usize::try_from(jobs)?,
+        quick: args.quick,
         slots: usize::try_from(args.slots)?,
         finished: usize::try_from(args.finished)?,
         servers: if args.on_servers { Some(cli.config()?) } else { None },
@@ -68,7 +69,7 @@ fn table(report: &Report) -> String {
         };
         let against = figure.ratio.as_ref().map(|ratio| format!("{:.2} × {}", ratio.value, ratio.of));
         table.add_row([
-            figure.work.to_owned(),
+            figure.work.to_string(),
             number(figure.median),
             figure.unit.to_owned(),
             if figure.runs.len() > 1 { spread() } else { String::new() },

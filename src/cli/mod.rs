@@ -130,7 +130,8 @@ enum Command {
     /// Runs jobs for `bench`.
     #[command(hide = true)]
     BenchWorker {
-        queue: String,
+        #[arg(required = true)]
+        queues: Vec<String>,
         #[arg(long)]
         slots: usize,
         #[arg(long, value_enum)]
@@ -230,7 +231,7 @@ struct WorkArgs {
 
 #[derive(Debug, Args)]
 struct BenchArgs {
-    /// What to measure. Default: all but `age` and `retention`.
+    /// What to measure. Default: all but `relay`, `idle`, `age` and `retention`.
     #[arg(value_enum)]
     works: Vec<Work>,
     /// How often each is measured; the median is printed. Default 3, or 1 with --quick.
@@ -245,7 +246,7 @@ struct BenchArgs {
     /// How many finished jobs make an old database, for `age` and `retention`.
     #[arg(long, default_value_t = 1_000_000, value_parser = limit, allow_negative_numbers = true)]
     finished: u32,
-    /// Fewer jobs, and one run of each: about a minute.
+    /// Fewer jobs, and one run of each: about a minute. Smaller fleets and shorter timers for `idle` and `relay`.
     #[arg(long)]
     quick: bool,
     /// Measure `DATABASE_URL` and `NATS_URL`. It enqueues jobs into queues of its own, named bench-…, and
@@ -621,8 +622,8 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Completions { shell } => Ok(shell::completions(*shell)),
         Command::Man { dir } => shell::man(dir.as_deref()),
         Command::Bench(args) => bench::run(&cli, args).await,
-        Command::BenchWorker { queue, slots, mode } => {
-            crate::bench::work(&cli.config()?, queue, *slots, *mode).await?;
+        Command::BenchWorker { queues, slots, mode } => {
+            crate::bench::work(&cli.config()?, queues, *slots, *mode).await?;
             Ok(ExitCode::SUCCESS)
         }
         // Run before there is a runtime.

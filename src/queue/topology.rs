@@ -235,7 +235,7 @@ impl Queue {
     }
 
     /// Removes the stream, with all that is in it.
-    #[cfg(feature = "testing")]
+    #[cfg(any(feature = "cli", feature = "testing"))]
     pub(crate) async fn remove_stream(&self) -> Result<(), QueueError> {
         let removed = self.context.delete_stream(self.stream.as_str()).await;
         removed.map(drop).map_err(|error| unavailable("remove the stream", &error))

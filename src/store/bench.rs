@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sqlx::{AssertSqlSafe, Connection, Row, query};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, Row, query};
 use uuid::Uuid;
 
 use super::call::{Store, StoreError};
@@ -24,6 +24,25 @@ pub(crate) struct BenchState {
     pub(crate) last_created: f64,
     pub(crate) first_started: f64,
     pub(crate) last_finished: f64,
+}
+
+/// When a job of the bench began, by its worker's clock, and when it was due, by the database's: in microseconds
+/// since 1970.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BenchStarted {
+    pub(crate) started_us: i64,
+    pub(crate) due_us: i64,
+}
+
+/// How far the relay has come with a queue.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BenchRelayed {
+    /// The database's time, in seconds.
+    pub(crate) now: f64,
+    /// A queued job waits for its message, or for evidence that its message of before is gone.
+    pub(crate) waits: bool,
+    /// A job was given back to the relay, or published by it.
+    pub(crate) has_begun: bool,
 }
 
 /// What the server has counted since its start.
@@ -54,10 +73,34 @@ SELECT queued, processing, unpublished, completed,
        coalesce(extract(epoch FROM last_finished), 0)::float8 AS last_finished
   FROM live, finished";
 
-const OUTPUTS: &str = "
-SELECT id, output::bigint AS output
+/// A schedule's job is due when the row is written: later than the tick, which its payload tells.
+const STARTED: &str = "
+SELECT id, output::bigint AS started_us,
+       (extract(epoch FROM coalesce((payload ->> 'tick')::timestamptz, scheduled_at)) * 1000000)::bigint AS due_us
   FROM tenure.job_history
- WHERE id >= $2 AND queue = $1 AND jsonb_typeof(output) = 'number'";
+ WHERE id >= $2 AND starts_with(queue, $1) AND jsonb_typeof(output) = 'number'";
+
+/// As any client of Postgres writes a job.
+const PLAIN_JOB: &str = "
+INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, scheduled_at, publish_at)
+VALUES ($1, $2, 'order', $3::jsonb, 5, now(), now())";
+
+/// Each question by an index of its own, for it is asked while the relay works.
+const RELAYED: &str = "
+SELECT extract(epoch FROM clock_timestamp())::float8 AS now,
+       EXISTS (SELECT FROM tenure.jobs WHERE publish_at IS NOT NULL AND queue = $1 AND status = 'queued')
+       OR EXISTS (SELECT FROM tenure.jobs
+                   WHERE queue = $1 AND published_at < to_timestamp($2::float8) AND status = 'queued') AS waits,
+       EXISTS (SELECT FROM tenure.jobs WHERE publish_at IS NOT NULL AND queue = $1)
+       OR EXISTS (SELECT FROM tenure.jobs
+                   WHERE queue = $1 AND published_at >= to_timestamp($2::float8)) AS has_begun";
+
+const LAST_PUBLISHED: &str = "
+SELECT coalesce(extract(epoch FROM max(published_at)), 0)::float8 AS last FROM tenure.jobs WHERE queue = $1";
+
+const FREE_CONNECTIONS: &str = "
+SELECT current_setting('max_connections')::bigint - current_setting('superuser_reserved_connections')::bigint
+       - (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend') AS free";
 
 const COUNTERS: &str = "
 SELECT t.n_tup_upd AS updates, t.n_tup_hot_upd AS hot_updates, d.xact_commit AS transactions
@@ -113,16 +156,65 @@ impl Store {
         })
     }
 
-    pub(crate) async fn bench_outputs(
+    /// The finished jobs that have told when they began, of queues whose names start so, from this id on.
+    pub(crate) async fn bench_started(
         &self,
-        queue: &str,
+        queues: &str,
         first: JobId,
-    ) -> Result<BTreeMap<JobId, i64>, StoreError> {
-        let rows = self.rows(query(OUTPUTS).bind(queue).bind(first)).await?;
-        Ok(rows
-            .iter()
-            .map(|row| Ok((row.try_get("id")?, row.try_get("output")?)))
-            .collect::<Result<_, sqlx::Error>>()?)
+    ) -> Result<BTreeMap<JobId, BenchStarted>, StoreError> {
+        let rows = self.rows(query(STARTED).bind(queues).bind(first)).await?;
+        let started = rows.iter().map(|row| {
+            let started =
+                BenchStarted { started_us: row.try_get("started_us")?, due_us: row.try_get("due_us")? };
+            Ok((row.try_get("id")?, started))
+        });
+        Ok(started.collect::<Result<_, sqlx::Error>>()?)
+    }
+
+    /// A connection for transactions of the bench's own, as a user has them.
+    pub(crate) async fn bench_connection(&self) -> Result<PgConnection, StoreError> {
+        self.migration_connection().await
+    }
+
+    /// Writes a job's row by plain SQL, over a connection that is not tenure's.
+    pub(crate) async fn bench_plain_job(
+        &self,
+        connection: &mut PgConnection,
+        queue: &str,
+        payload: &str,
+    ) -> Result<JobId, StoreError> {
+        let id = JobId::generate();
+        query(PLAIN_JOB).bind(id).bind(queue).bind(payload).execute(connection).await?;
+        Ok(id)
+    }
+
+    /// How far the relay is with a queue. `before`: what was published before, in seconds, has lost its message.
+    pub(crate) async fn bench_relayed(&self, queue: &str, before: f64) -> Result<BenchRelayed, StoreError> {
+        let rows = self.rows(query(RELAYED).bind(queue).bind(before)).await?;
+        let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
+        Ok(BenchRelayed {
+            now: row.try_get("now")?,
+            waits: row.try_get("waits")?,
+            has_begun: row.try_get("has_begun")?,
+        })
+    }
+
+    /// When the last message of a queue's live jobs was confirmed, in seconds.
+    pub(crate) async fn bench_last_published(&self, queue: &str) -> Result<f64, StoreError> {
+        let rows = self.rows(query(LAST_PUBLISHED).bind(queue)).await?;
+        Ok(rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get("last")?)
+    }
+
+    /// How many more connections the server takes.
+    pub(crate) async fn bench_free_connections(&self) -> Result<i64, StoreError> {
+        let rows = self.rows(query(FREE_CONNECTIONS)).await?;
+        Ok(rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get("free")?)
+    }
+
+    /// Removes the rows of workers that were killed and served queues whose names start so: nobody looks for them.
+    pub(crate) async fn bench_forget_workers(&self, queues: &str) -> Result<(), StoreError> {
+        let forget = "DELETE FROM tenure.workers WHERE starts_with(queues[1], $1)";
+        self.rows(query(forget).bind(queues)).await.map(drop)
     }
 
     pub(crate) async fn bench_counters(&self) -> Result<BenchCounters, StoreError> {
@@ -225,7 +317,7 @@ impl Store {
         Ok(connection.close().await?)
     }
 
-    /// Removes a queue's jobs, and the workers that served it alone.
+    /// Removes a queue's jobs and schedules.
     pub(crate) async fn bench_clear(&self, queue: &str, first: JobId) -> Result<(), StoreError> {
         for table in [
             "DELETE FROM tenure.job_executions WHERE job_id IN
@@ -235,12 +327,12 @@ impl Store {
         ] {
             self.rows(query(table).bind(queue).bind(first)).await?;
         }
+        self.rows(query("DELETE FROM tenure.schedules WHERE queue = $1").bind(queue)).await?;
         self.rows(query("DELETE FROM tenure.jobs WHERE queue = $1").bind(queue)).await?;
         self.rows(
             query("DELETE FROM tenure.job_history WHERE id >= $2 AND queue = $1").bind(queue).bind(first),
         )
         .await?;
-        self.rows(query("DELETE FROM tenure.workers WHERE queues = ARRAY[$1]").bind(queue)).await?;
         Ok(())
     }
 

@@ -29,7 +29,7 @@ mod show;
 #[cfg(feature = "cli")]
 pub(crate) use activity::Minute;
 #[cfg(feature = "cli")]
-pub(crate) use bench::{BenchCounters, BenchState};
+pub(crate) use bench::{BenchCounters, BenchStarted, BenchState};
 pub(crate) use call::Store;
 pub use call::{Isolation, StoreError};
 pub use dead::{DeadCount, DeadFilter, DeadLetter};

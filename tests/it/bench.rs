@@ -8,23 +8,43 @@ use tokio::time::timeout;
 
 use crate::harness::{Bench, bench};
 
+/// What a bench has measured.
+struct Report(Value);
+
+impl Report {
+    /// Runs a bench that succeeds.
+    async fn of(mut command: tokio::process::Command) -> Self {
+        let output = command.args(["--output", "json"]).output().await.unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        Self(serde_json::from_slice(&output.stdout).unwrap())
+    }
+
+    fn find(&self, work: &str) -> Option<f64> {
+        let mut figures = self.0["figures"].as_array().unwrap().iter();
+        figures.find(|figure| figure["work"] == work).map(|figure| figure["median"].as_f64().unwrap())
+    }
+
+    fn median(&self, work: &str) -> f64 {
+        self.find(work).unwrap_or_else(|| panic!("no {work} in {}", self.0))
+    }
+
+    fn all_are_positive(&self, works: &[&str]) {
+        for work in works {
+            assert!(self.median(work) > 0.0, "{work}");
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_bench_measures_the_users_own_servers_and_removes_what_it_made() {
     let bench = bench().await;
     bench.tenure.enqueue(tenure::JobRequest::new("users", "own", Value::Null)).await.unwrap();
-    let works = ["one-by-one", "tasks", "batches", "drain", "mixed", "pickup", "recovery"];
+    let works = ["one-by-one", "tasks", "batches", "drain", "mixed", "recovery"];
     let mut command =
         bench.program(&["bench", "--on-servers", "--jobs", "1000", "--slots", "50", "--runs", "1"]);
-    let output = command.args(works).args(["--output", "json"]).output().await.unwrap();
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{errors}");
-    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let figures = report["figures"].as_array().unwrap();
-    let figure = |work: &str| {
-        let of_work = figures.iter().find(|figure| figure["work"] == work);
-        of_work.unwrap_or_else(|| panic!("no {work} in {report}"))["median"].as_f64().unwrap()
-    };
-    for work in [
+    command.args(works);
+    let report = Report::of(command).await;
+    report.all_are_positive(&[
         "raw INSERT, one by one",
         "enqueue, one by one",
         "enqueue, one by one, from 32 tasks",
@@ -32,20 +52,52 @@ async fn the_bench_measures_the_users_own_servers_and_removes_what_it_made() {
         "drain, one worker",
         "drain, two workers",
         "enqueue from 32 tasks while one worker drains",
+    ]);
+    // NATS was there: each enqueue has published what it wrote.
+    assert!(report.median("drain, one worker: published by the relay") < 0.5);
+    let seconds = report.median("from SIGKILL to running elsewhere");
+    assert!((0.1..60.0).contains(&seconds), "{seconds} s");
+    assert_eq!(report.0["servers"], "yours");
+    only_the_users_own_is_left(&bench).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_bench_tells_how_soon_a_job_begins_by_each_way_that_jobs_come() {
+    let bench = bench().await;
+    bench.tenure.enqueue(tenure::JobRequest::new("users", "own", Value::Null)).await.unwrap();
+    let arguments =
+        ["bench", "pickup", "relay", "--on-servers", "--jobs", "1000", "--slots", "50", "--runs", "1"];
+    let report = Report::of(bench.program(&arguments)).await;
+    report.all_are_positive(&[
         "pick-up when idle, p50",
         "pick-up at half load, p99",
-    ] {
-        assert!(figure(work) > 0.0, "{work}");
+        "pick-up, own transaction, p50",
+        "pick-up, row written by SQL, p50",
+        "pick-up, delay of 1 s, p50",
+        "pick-up, retry that falls due, p50",
+        "pick-up, tick of a schedule, p50",
+        "due at one moment, run by nobody: published",
+        "due at one moment: published",
+        "due at one moment: run",
+        "due at one moment: pick-up of others meanwhile, p99",
+    ]);
+    assert!(report.median("pick-up when idle, p50") < 5_000.0, "in milliseconds");
+    for way in ["delay of 1 s", "retry that falls due", "tick of a schedule", "fresh process, from its end"] {
+        let p99 = report.median(&format!("pick-up, {way}, p99"));
+        assert!((0.0..30_000.0).contains(&p99), "{way}: {p99} ms");
     }
-    let recovery = figures.iter().find(|figure| figure["work"].as_str().unwrap().contains("SIGKILL"));
-    let seconds = recovery.unwrap_or_else(|| panic!("no recovery in {report}"))["median"].as_f64().unwrap();
-    assert!((0.1..60.0).contains(&seconds), "{seconds} s");
-    assert!(figure("pick-up when idle, p50") < 5_000.0, "in milliseconds");
-    assert_eq!(report["servers"], "yours");
-    // The user's own job, and nothing else.
+    assert_eq!(
+        report.find("stream deleted: published again from then on"),
+        None,
+        "the user's stream is not ours"
+    );
+    only_the_users_own_is_left(&bench).await;
+}
+
+async fn only_the_users_own_is_left(bench: &Bench) {
     assert_eq!(bench.text("SELECT queue, kind FROM tenure.all_jobs").await, "(users,own)");
-    assert_eq!(bench.count("tenure.workers").await, 0);
-    nothing_is_left(&bench, 1).await;
+    assert_eq!(bench.count("tenure.workers").await + bench.count("tenure.schedules").await, 0);
+    nothing_is_left(bench, 1).await;
 }
 
 async fn nothing_is_left(bench: &Bench, messages: u64) {
@@ -62,10 +114,13 @@ async fn a_bench_that_is_interrupted_removes_what_it_made() {
     let under_way = [
         ("one-by-one", "EXISTS (SELECT FROM pg_tables WHERE tablename LIKE 'bench_raw%')"),
         ("mixed", "(SELECT count(*) FROM tenure.job_history) > 100"),
-        ("pickup", "(SELECT count(*) FROM tenure.job_history) > 20"),
+        ("pickup", "EXISTS (SELECT FROM tenure.schedules)"),
+        ("relay", "(SELECT count(*) FROM tenure.jobs WHERE scheduled_at > now()) > 1000"),
     ];
     for (work, is_under_way) in under_way {
-        let arguments = ["bench", work, "--on-servers", "--jobs", "200000", "--slots", "50"];
+        // Of `pickup`, the plain way comes first.
+        let jobs = if work == "pickup" { "1000" } else { "200000" };
+        let arguments = ["bench", work, "--on-servers", "--jobs", jobs, "--slots", "50"];
         let mut command = bench.program(&arguments);
         let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true).spawn().unwrap();
         bench.until(is_under_way).await;
@@ -76,6 +131,7 @@ async fn a_bench_that_is_interrupted_removes_what_it_made() {
         assert_eq!(output.status.code(), Some(1), "{work}: {errors}");
         assert!(errors.contains("what it made was removed"), "{work}: {errors}");
         assert_eq!(bench.text("SELECT queue, kind FROM tenure.all_jobs").await, "", "{work}");
+        assert_eq!(bench.count("tenure.workers").await + bench.count("tenure.schedules").await, 0, "{work}");
         nothing_is_left(&bench, 0).await;
     }
 }
@@ -102,6 +158,29 @@ async fn the_bench_starts_servers_of_its_own_and_prints_a_table() {
         assert!(text.contains(part), "no {part:?} in:\n{text}");
     }
     assert_eq!(bench.count("tenure.all_jobs").await, 0);
+}
+
+/// Servers of its own, of which it deletes the stream; fleets, counted by what both servers tell.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_bench_deletes_its_own_stream_and_counts_what_idle_workers_do() {
+    let bench = bench().await;
+    let mut command =
+        bench.program(&["bench", "relay", "idle", "--quick", "--jobs", "1000", "--slots", "50"]);
+    command.env_remove("DATABASE_URL").env_remove("NATS_URL");
+    let report = Report::of(command).await;
+    report.all_are_positive(&[
+        "stream deleted: until the first is published again",
+        "stream deleted: published again from then on",
+        "stream deleted: pick-up of others meanwhile, p50",
+        "1 idle worker: statements (xact_commit)",
+        "5 idle worker processes: statements (xact_commit)",
+        "worker of one queue: pick-up, p50",
+        "worker of 50 queues: until it takes jobs of all",
+        "worker of 50 queues: pick-up in any of them, p50",
+    ]);
+    for part in ["Postgres", "NATS", "each worker", "NATS messages, in and out"] {
+        assert!(report.find(&format!("5 idle worker processes: {part}")).is_some(), "{part}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -9,7 +9,7 @@ use tokio::sync::Barrier;
 use uuid::Uuid;
 
 use crate::{
-    harness::{Bench, Child, Running, bench, until_file},
+    harness::{Bench, Child, Running, bench, bench_with, until_file},
     scenarios::{Step, step},
 };
 
@@ -298,4 +298,59 @@ async fn a_completion_of_a_job_that_was_cancelled_by_whoever_took_it_back_is_not
     let after = crate::harness::counted("tenure_attempts_total{kind=cancelled-elsewhere,outcome=completed}");
     assert_eq!(after, before, "no completion is counted");
     assert_eq!(bench.until_finished(id).await.status, tenure::Status::Cancelled);
+}
+
+/// A newer message comes while its job is being claimed for an older one, which finds the job not due yet. The older
+/// one has nothing to add then; were the newer one acknowledged, too, no message would be left to run the job.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_that_comes_while_its_job_is_being_claimed_is_delivered_again() {
+    let bench = bench_with(|config| config.timing.database_within = Duration::from_secs(30)).await;
+    let worker = Running::start(
+        // Without a relay: only these two messages can run the job.
+        Worker::builder(&bench.tenure).handle(step).recovery(false, false, false).concurrency("steps", 2),
+    );
+    bench.until_count("tenure.workers", 1).await;
+    let job = Step::new(&bench, "report");
+    std::fs::write(job.file("go"), "").unwrap();
+    let id = bench.tenure.enqueue(job).delay(Duration::from_secs(3_600)).await.unwrap().id;
+    // Only the question why a claim was refused reads the dead letters: it waits, and the claim is still under way.
+    let mut dead_letters = bench.pool.begin().await.unwrap();
+    let lock = "LOCK TABLE tenure.dead_letter_jobs IN ACCESS EXCLUSIVE MODE";
+    sqlx::query(lock).execute(&mut *dead_letters).await.unwrap();
+    publish_ticket(&bench, id, 1).await;
+    bench
+        .until("EXISTS (SELECT FROM pg_locks WHERE relation = 'tenure.dead_letter_jobs'::regclass AND NOT granted)")
+        .await;
+    // Somebody has it tried now, and its message is published.
+    bench
+        .execute(
+            "UPDATE tenure.jobs SET scheduled_at = now(), dispatch = 2, publish_at = NULL, published_at = now()",
+        )
+        .await;
+    publish_ticket(&bench, id, 2).await;
+    // Answered: delivered a second time, or gone.
+    let answered = async {
+        while bench.messages().await == 2 && bench.consumer("steps").await.num_redelivered == 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), answered).await.unwrap();
+    assert_eq!(
+        bench.messages().await,
+        2,
+        "a message was acknowledged before anybody knew what became of its job"
+    );
+    dead_letters.rollback().await.unwrap();
+    assert_eq!(bench.until_finished(id).await.fencing_token, 1);
+    bench.until_stream_is_empty(Duration::from_secs(15)).await;
+    worker.stop().await;
+}
+
+/// As a relay publishes it.
+async fn publish_ticket(bench: &Bench, id: tenure::JobId, dispatch: u32) {
+    let mut headers = async_nats::HeaderMap::new();
+    headers.insert("Tenure-Job-Id", id.to_string());
+    let body = format!(r#"{{"job_id": "{id}", "dispatch": {dispatch}, "cleared": false}}"#);
+    let subject = format!("{}.steps.step", bench.config.subject_prefix);
+    bench.js.publish_with_headers(subject, headers, body.into()).await.unwrap().await.unwrap();
 }
