@@ -68,6 +68,15 @@ pub enum WorkerError {
         /// What is wrong.
         reason: &'static str,
     },
+    /// The state came after handlers, which were written for none.
+    #[error(
+        "the state was given after the handlers of {kinds:?}, which cannot have it; give it first: \
+         Worker::builder(&tenure).state(..).handle(..)"
+    )]
+    StateAfterHandler {
+        /// The kinds that had a handler by then; `*` is that of [`WorkerBuilder::handle_any`].
+        kinds: Vec<String>,
+    },
     /// Nothing to do.
     #[error("the worker has no {0}; give it at least one")]
     Nothing(&'static str),
@@ -187,8 +196,32 @@ impl<S> std::fmt::Debug for WorkerBuilder<S> {
 }
 
 impl WorkerBuilder {
-    /// What every handler gets as `ctx.state()`. Before the first handler.
-    pub fn state<T: Send + Sync + 'static>(self, state: T) -> WorkerBuilder<T> {
+    /// Gives every handler this value as [`JobContext::state`]. Call it before the first handler: one that was added
+    /// earlier takes a context without it, and [`WorkerBuilder::run_until`] fails with
+    /// [`WorkerError::StateAfterHandler`].
+    ///
+    /// ```no_run
+    /// # use tenure::{Job, JobContext, JobError, Outcome, Tenure, Worker};
+    /// # #[derive(serde::Serialize, serde::Deserialize)]
+    /// # struct Greet { name: String }
+    /// # impl Job for Greet { const KIND: &'static str = "greet"; }
+    /// struct App { pool: sqlx::PgPool }
+    ///
+    /// async fn greet(job: Greet, ctx: JobContext<App>) -> Result<Outcome, JobError> {
+    ///     sqlx::query("INSERT INTO greeted VALUES ($1)").bind(&job.name).execute(&ctx.state().pool).await?;
+    ///     Outcome::done(())
+    /// }
+    ///
+    /// # fn f(tenure: &Tenure, pool: sqlx::PgPool) {
+    /// let worker = Worker::builder(tenure).state(App { pool }).handle(greet);
+    /// # }
+    /// ```
+    pub fn state<T: Send + Sync + 'static>(mut self, state: T) -> WorkerBuilder<T> {
+        if !self.kinds.is_empty() {
+            let mut kinds = self.kinds.names().unwrap_or_else(|| vec!["*".into()]);
+            kinds.sort_unstable();
+            self.error.get_or_insert(WorkerError::StateAfterHandler { kinds });
+        }
         WorkerBuilder {
             tenure: self.tenure,
             health: self.health,

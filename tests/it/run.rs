@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tenure::{
     Backoff, CancelReason, Job, JobContext, JobError, JobRequest, KindOptions, Outcome, Status, Worker,
+    WorkerError,
 };
 
 use crate::harness::{Bench, Running, bench, bench_with, counted};
@@ -66,6 +67,25 @@ async fn handlers_share_a_state() {
     }
     bench.until_count("tenure.job_history WHERE output = '6'", 1).await;
     worker.stop().await;
+}
+
+/// It would drop the handler without a word, and leave its queue served: the jobs would wait for a day.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_state_that_comes_after_a_handler_is_an_error_and_drops_no_handler_silently() {
+    let bench = bench().await;
+    let typed = |_: Typed, _: JobContext| async {};
+    let worker = Worker::builder(&bench.tenure).handle(typed).state(7).handle_kind(
+        "other",
+        KindOptions::new(),
+        |_, _: JobContext<i32>| async {},
+    );
+    let error = worker.run_until(std::future::ready(())).await.unwrap_err();
+    assert!(matches!(&error, WorkerError::StateAfterHandler { kinds } if *kinds == ["typed"]), "{error:?}");
+    assert!(error.to_string().contains("Worker::builder(&tenure).state(..).handle(..)"), "{error}");
+
+    let any = Worker::builder(&bench.tenure).handle_any(KindOptions::new(), |_, _: JobContext| async {});
+    let error = any.state(7).concurrency("q", 1).run_until(std::future::ready(())).await.unwrap_err();
+    assert!(matches!(&error, WorkerError::StateAfterHandler { kinds } if *kinds == ["*"]), "{error:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
