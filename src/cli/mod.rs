@@ -42,22 +42,25 @@ use crate::{
     config::Settings,
 };
 
+/// Where a command's help shows what every command takes: after what is its own.
+const GLOBAL: &str = "Global options";
+
 /// Durable background jobs: NATS JetStream delivers, Postgres owns.
 #[derive(Debug, Parser)]
 #[command(name = "tenure", version, max_term_width = 100)]
 struct Cli {
     /// How to print.
-    #[arg(long, global = true, value_enum, default_value_t = Output::Table)]
+    #[arg(long, global = true, help_heading = GLOBAL, value_enum, default_value_t = Output::Table)]
     output: Output,
     /// A file of settings, in TOML. Default: `TENURE_CONFIG`, or tenure.toml in the working directory, if it is there.
-    #[arg(long = "config", global = true, value_name = "FILE")]
+    #[arg(long = "config", global = true, help_heading = GLOBAL, value_name = "FILE")]
     settings_file: Option<PathBuf>,
     // Not clap's `env`: it would hide which of the two a URL is from.
     /// Postgres, for example `postgres://user:password@host/database`. Default: `DATABASE_URL`.
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = GLOBAL)]
     database_url: Option<String>,
     /// NATS, for example `nats://host:4222`; several joined by commas. Default: `NATS_URL`.
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = GLOBAL)]
     nats_url: Option<String>,
     #[command(subcommand)]
     command: Command,
@@ -175,6 +178,7 @@ struct EnqueueArgs {
     /// The kind: which handler runs it.
     kind: String,
     /// The payload, as JSON; `-` reads it from standard input.
+    #[arg(allow_negative_numbers = true)]
     json: String,
     /// At most one job of this key in its queue, until `TENURE_KEEP_KEYS` after its end: 30 days.
     #[arg(long)]
@@ -449,6 +453,7 @@ struct ScheduleArgs {
     /// The kind: which handler runs its jobs.
     kind: String,
     /// The payload, as JSON; `-` reads it from standard input.
+    #[arg(allow_negative_numbers = true)]
     json: String,
     /// The time zone of the cron expression, such as Europe/Berlin.
     #[arg(long, default_value = "UTC")]
