@@ -13,6 +13,9 @@ use crate::{
     job::{JobId, Status, storable},
 };
 
+/// Longer ago is for ever, and more than Postgres's time can hold.
+pub(super) const AGE_MAX: Duration = Duration::from_hours(24 * 365_000);
+
 /// Who publishes the first message of a new job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Told {

@@ -10,14 +10,12 @@ use tokio::time::timeout;
 use super::{
     CHECKPOINT_SIZE, EXECUTIONS, LIST_JOBS, LIST_WORKERS, RECOVERIES, SCHEMA_VERSION, SHOW_JOB, VERIFY,
     call::{Store, StoreError},
-    rows::{ExecutionRow, JobRow, RecoveryRow, RuleBroken, json, status},
+    rows::{AGE_MAX, ExecutionRow, JobRow, RecoveryRow, RuleBroken, json, status},
 };
 use crate::job::{JobId, Status};
 
 /// How long the look at every job may take. A history of a hundred million jobs takes some minutes.
 const VERIFIED_WITHIN: Duration = Duration::from_hours(1);
-/// Longer ago is for ever, and more than Postgres's time can hold.
-const AGE_MAX: Duration = Duration::from_hours(24 * 365_000);
 
 /// Which jobs. The default is all of them.
 ///

@@ -163,7 +163,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
             let rest = self.running.stop_all();
             tracing::warn!(jobs = rest, "still running after the grace; asked to stop");
             let longest = self.kinds.all().map(|kind| self.cancel_grace(kind)).max().unwrap_or_default();
-            let within = longest + self.timing.database_within;
+            let within = longest.saturating_add(self.timing.database_within);
             if timeout(within, ended(&mut jobs)).await.is_err() {
                 tracing::error!(jobs = self.running.all().len(), "not released; others will take them back");
             }
