@@ -37,6 +37,16 @@ pub enum ContextError {
         /// The token that is no longer current.
         token: FencingToken,
     },
+    /// The attempt has ended: its handler has returned, or was given up, or [`JobContext::complete_in`] has completed
+    /// the job. A task that the handler left behind still holds this context. Nothing was written, and nothing will be:
+    /// await such a task before the handler returns.
+    #[error("job {job} has ended under fencing token {token}, and with it this context; nothing was written")]
+    Ended {
+        /// Which job.
+        job: JobId,
+        /// The token of the attempt that has ended.
+        token: FencingToken,
+    },
     /// Nothing could be written for 80 % of `stale_after`: others may take the job soon. Stop. If it still
     /// is ours when Postgres is back, it goes back to the queue, the attempt not charged.
     #[error(
@@ -246,6 +256,9 @@ impl<S> JobContext<S> {
         if self.job.is_lost() {
             return Err(self.lost().into());
         }
+        if self.job.is_ending() {
+            return Err(self.ended("progress").into());
+        }
         // It is a sign of life all the same.
         let (checkpoint, refused) = match checkpoint.map(|value| self.storable_checkpoint(value)).transpose()
         {
@@ -287,22 +300,39 @@ impl<S> JobContext<S> {
         ContextError::Lost { job: self.job.key.job, token: self.job.key.token }
     }
 
-    /// Refuses a write of a job that is known to be lost: the database would refuse it, too.
-    async fn check_owned(&self, write: &'static str) -> Result<(), ContextError> {
-        if !self.job.is_lost() {
-            if self.job.is_cut_off() {
-                return Err(ContextError::CutOff { job: self.job.key.job, token: self.job.key.token });
-            }
-            return Ok(());
+    fn ended(&self, call: &'static str) -> ContextError {
+        self.heartbeat.outlived(&self.job, call);
+        ContextError::Ended { job: self.job.key.job, token: self.job.key.token }
+    }
+
+    /// What a call says whose write found no row of this attempt's: that the job is another's, which is recorded, or
+    /// that the attempt itself has ended.
+    async fn refused(&self, write: &'static str) -> ContextError {
+        if !self.job.is_lost() && self.job.is_over() {
+            return self.ended(write);
         }
         self.heartbeat.lost(&self.job, write).await;
-        Err(self.lost())
+        self.lost()
+    }
+
+    /// Refuses a write of a job that is known to be lost, or to have ended: the database would refuse it, too.
+    async fn check_owned(&self, write: &'static str) -> Result<(), ContextError> {
+        if self.job.is_lost() || self.job.is_ending() {
+            return Err(self.refused(write).await);
+        }
+        if self.job.is_cut_off() {
+            return Err(ContextError::CutOff { job: self.job.key.job, token: self.job.key.token });
+        }
+        Ok(())
     }
 
     /// Draws the conclusions from a transaction's end.
     async fn note<T>(&self, done: Result<T, JobError>, what: &'static str) -> Result<T, JobError> {
         if done.as_ref().is_err_and(JobError::is_lost) {
-            self.heartbeat.lost(&self.job, what).await;
+            let said = self.refused(what).await;
+            if matches!(said, ContextError::Ended { .. }) {
+                return Err(said.into());
+            }
         }
         let unavailable = done.as_ref().is_err_and(JobError::is_unavailable);
         *self.job.unavailable_at() = unavailable.then(Instant::now);

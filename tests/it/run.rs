@@ -15,7 +15,10 @@ use tenure::{
     WorkerError,
 };
 
-use crate::harness::{Bench, Running, bench, bench_with, counted};
+use crate::{
+    harness::{Bench, Child, Running, bench, bench_with, counted, until_file},
+    scenarios::Step,
+};
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Typed {
@@ -67,6 +70,30 @@ async fn handlers_share_a_state() {
     }
     bench.until_count("tenure.job_history WHERE output = '6'", 1).await;
     worker.stop().await;
+}
+
+/// Of a job that ended in good order: nobody took it back, and no alarm may say so.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_call_of_a_context_that_outlives_its_job_says_that_it_ended_and_none_is_a_refused_write() {
+    let bench = bench().await;
+    bench.execute("CREATE TABLE public.app_effects (job uuid, token bigint)").await;
+    let worker = Child::start(&bench, "worker");
+    let job = Step::new(&bench, "leaves a task behind");
+    let id = bench.tenure.enqueue(job.clone()).await.unwrap().id;
+    assert_eq!(bench.until_finished(id).await.status, Status::Completed);
+    bench.until_stream_is_empty(Duration::from_secs(5)).await;
+    std::fs::write(job.file("go"), "").unwrap();
+    until_file(&job.file("result")).await;
+    assert_eq!(
+        std::fs::read_to_string(job.file("result")).unwrap(),
+        "progress: Ended, save_checkpoint: Ended, fenced_tx: Ended, once: Ended, hold: Ended, complete_in: Ended"
+    );
+    assert_eq!(bench.text("SELECT * FROM tenure.recovery_events").await, "");
+    assert_eq!(bench.count("public.app_effects").await, 0);
+    let log = worker.log();
+    let told: Vec<_> = log.lines().filter(|line| line.contains("after its job had ended")).collect();
+    assert!(told.len() == 1 && told[0].contains(&format!("job={id}")), "{log}");
+    assert!(!log.contains("stale write"), "{log}");
 }
 
 /// It would drop the handler without a word, and leave its queue served: the jobs would wait for a day.
