@@ -21,7 +21,7 @@ use crate::{
     batch::{Batcher, halve, in_order},
     claim::ClaimKey,
     fault,
-    job::{JobError, Outcome, unstorable},
+    job::{JobError, Outcome, storable, unstorable},
     metrics::{self, KindMeasures},
     run::{Ended, EndedInTheMiddle, PayloadError, Retry, RetryPolicy},
     running::{CancelReason, OnCrash, RunningJob},
@@ -227,6 +227,7 @@ impl Settle {
         tally: Option<&Tally>,
     ) -> Settled {
         let kind = &job.claim.kind;
+        let mut said = None;
         let (outcome, settled) = match verdict {
             Verdict::Written => ("completed", Settled::Written),
             Verdict::Lost => ("lost", Settled::Lost),
@@ -235,10 +236,12 @@ impl Settle {
                 Err(error) => {
                     // An output that Postgres does not take, for a reason that was not foreseen.
                     let error = JobError::permanent(error).text();
+                    let error = format!("the completion was refused: {error}");
+                    said = Some(error.clone());
                     let end = AttemptEnd {
                         key: job.key,
                         verdict: "failed",
-                        error: Some(format!("the completion was refused: {error}")),
+                        error: Some(error),
                         category: Some("invalid_output"),
                         delay: Duration::ZERO,
                         reason: None,
@@ -246,19 +249,25 @@ impl Settle {
                     Box::pin(self.end(end)).await
                 }
             },
-            Verdict::End(end) => Box::pin(self.end(end)).await,
+            Verdict::End(end) => {
+                said = loggable(&end);
+                Box::pin(self.end(end)).await
+            }
         };
         if settled == Settled::Written {
             metrics::settled(kind, outcome, ran, measures);
             if let Some(tally) = tally {
                 tally.ended(outcome, ran);
             }
-            // The one line of every attempt; somebody may want to look after the last of a dead letter.
+            // The one line of every attempt. What collects errors (Sentry and its kin) takes those of level ERROR:
+            // somebody has to look after a dead letter.
             let ran_ms = u64::try_from(ran.as_millis()).unwrap_or(u64::MAX);
-            if outcome == "failed" {
-                tracing::warn!(outcome, ran_ms, "attempt ended");
-            } else {
-                tracing::info!(outcome, ran_ms, "attempt ended");
+            match (outcome, said) {
+                ("failed", error) => tracing::error!(outcome, ran_ms, error, "attempt ended"),
+                // A person's wish, or the handler's own.
+                ("cancelled", error) => tracing::info!(outcome, ran_ms, error, "attempt ended"),
+                (_, Some(error)) => tracing::warn!(outcome, ran_ms, error, "attempt ended"),
+                (_, None) => tracing::info!(outcome, ran_ms, "attempt ended"),
             }
             trace::ended(outcome);
         } else {
@@ -342,6 +351,14 @@ impl Settle {
             Ok(Some(None)) | Err(_) => Asked::Not,
         }
     }
+}
+
+/// What the log says of the error that ended an attempt. What serde says of a payload quotes it.
+fn loggable(end: &AttemptEnd) -> Option<String> {
+    if end.category == Some("invalid_payload") {
+        return Some("the payload does not fit the type of its handler; `tenure jobs show` says why".into());
+    }
+    end.error.as_deref().map(|error| storable(error).into_owned())
 }
 
 /// How a claim ended.

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use sqlx::PgConnection;
 use tenure::{
     Config, ContextError, FencingToken, Job, JobContext, JobError, JobId, KindOptions, OnCrash, OnWriteLoss,
-    Outcome, Tenure, Worker,
+    Outcome, Retry, Tenure, Worker,
 };
 
 /// A job whose handler tells a folder how far it is, and waits there for permission to go on.
@@ -234,6 +234,28 @@ pub async fn chat(job: Chat, ctx: JobContext) -> Result<Outcome, JobError> {
     Outcome::done(ctx.attempt())
 }
 
+#[derive(Debug, Serialize, Deserialize)]
+struct Typed {
+    number: u32,
+}
+
+impl Job for Typed {
+    const KIND: &'static str = "typed";
+    const QUEUE: &'static str = "q";
+}
+
+/// In the way that its kind says.
+fn fails(how: &str) -> Result<Outcome, JobError> {
+    match how {
+        "error" => {
+            Err(anyhow::anyhow!("the cable is out").context("no route").context("charge the card").into())
+        }
+        "panic" => panic!("the roof is {}", "on fire"),
+        "cancel" => Ok(Outcome::Cancel("never mind".into())),
+        other => panic!("no such way: {other}"),
+    }
+}
+
 /// Not a test: the body of `harness::Child`. Without its variable it does nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn child() {
@@ -287,6 +309,16 @@ async fn child() {
         "noops" => Worker::builder(&tenure)
             .handle_any(KindOptions::new(), |_, _| async {})
             .concurrency("noops", 500)
+            .run_until(tenure::shutdown_signal())
+            .await
+            .unwrap(),
+        "fails" => Worker::builder(&tenure)
+            .handle_with(KindOptions::new(), |_: Typed, _: JobContext| async {})
+            .handle_any(
+                KindOptions::new().retry(|_, _| Retry::After(Duration::from_millis(20))),
+                |_: serde_json::Value, ctx: JobContext| async move { fails(ctx.kind()) },
+            )
+            .concurrency("q", 4)
             .run_until(tenure::shutdown_signal())
             .await
             .unwrap(),
