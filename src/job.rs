@@ -186,6 +186,9 @@ impl FromStr for Status {
 pub enum Outcome {
     /// The job is completed. The output, if any, stands on the finished job.
     Done(Option<Value>),
+    /// The job is completed, with an output that is JSON text, stored as it is: a number keeps all its digits, which
+    /// a [`Value`] rounds. A text that is no JSON makes a dead letter.
+    DoneJson(String),
     /// Not now: run again after this time. The attempt is given back.
     Snooze(Duration),
     /// Never mind: the job is cancelled, for this reason.

@@ -105,17 +105,25 @@ pub(crate) fn verdict(
         let why = "it was ended in the middle, and its kind must not run twice";
         Verdict::End(AttemptEnd { category: Some("interrupted"), ..end("failed", Some(why.into())) })
     };
+    let done = |unfit: Option<String>, output| match unfit {
+        None => Verdict::Complete(Completion { key: job.key, output }),
+        Some(why) => Verdict::End(AttemptEnd {
+            category: Some("invalid_output"),
+            ..end("failed", Some(format!("the output cannot be stored: {why}")))
+        }),
+    };
     match ended {
-        Ended::Returned(Ok(Outcome::Done(output))) => match output.as_ref().and_then(unstorable) {
-            None => Verdict::Complete(Completion {
-                key: job.key,
-                output: output.map(|output| output.to_string()),
-            }),
-            Some(why) => Verdict::End(AttemptEnd {
-                category: Some("invalid_output"),
-                ..end("failed", Some(format!("the output cannot be stored: {why}")))
-            }),
-        },
+        Ended::Returned(Ok(Outcome::Done(output))) => {
+            let unfit = output.as_ref().and_then(unstorable).map(str::to_owned);
+            done(unfit, output.map(|output| output.to_string()))
+        }
+        Ended::Returned(Ok(Outcome::DoneJson(json))) => {
+            let unfit = match serde_json::from_str(&json) {
+                Ok(value) => unstorable(&value).map(str::to_owned),
+                Err(error) => Some(format!("it is not JSON: {error}")),
+            };
+            done(unfit, Some(json))
+        }
         Ended::Returned(Ok(Outcome::Snooze(delay))) => {
             Verdict::End(AttemptEnd { delay: delay.min(DELAY_MAX), ..end("snoozed", None) })
         }

@@ -161,7 +161,7 @@ impl<S> JobContext<S> {
     ///
     /// `None` if there is none, or if it does not fit this type: an older version wrote it.
     pub fn checkpoint<T: DeserializeOwned>(&self) -> Option<T> {
-        self.job.claim.checkpoint.as_ref().and_then(|value| T::deserialize(value).ok())
+        self.raw_checkpoint().and_then(|text| serde_json::from_str(text).ok())
     }
 
     /// Reports progress, which is the job's sign of life: a job that is silent for longer than
@@ -192,19 +192,20 @@ impl<S> JobContext<S> {
     /// [`Config::checkpoint_bytes_max`](crate::Config::checkpoint_bytes_max); [`ContextError::Lost`] inside
     /// otherwise.
     pub async fn save_checkpoint<T: Serialize>(&self, checkpoint: &T) -> Result<(), JobError> {
-        let value = serde_json::to_value(checkpoint)
+        let text = serde_json::to_string(checkpoint)
             .map_err(|error| JobError::permanent(format!("the checkpoint is not JSON: {error}")))?;
-        let text = self.storable_checkpoint(&value)?;
+        let text = self.storable_checkpoint(text)?;
         self.report(None, None, None, Some(text)).await?;
         Ok(())
     }
 
-    fn storable_checkpoint(&self, value: &serde_json::Value) -> Result<String, JobError> {
+    /// Kept as text: a value would round its numbers.
+    fn storable_checkpoint(&self, text: String) -> Result<String, JobError> {
         let refused = |why: &str| JobError::permanent(format!("the checkpoint cannot be stored: {why}"));
-        if let Some(why) = unstorable(value) {
+        let value = serde_json::from_str(&text).map_err(|error| refused(&error.to_string()))?;
+        if let Some(why) = unstorable(&value) {
             return Err(refused(why));
         }
-        let text = value.to_string();
         let (bytes, bytes_max) = (text.len(), self.checkpoint_bytes_max);
         if bytes > bytes_max {
             return Err(refused(&format!(
@@ -251,7 +252,7 @@ impl<S> JobContext<S> {
         stage: Option<String>,
         percent: Option<f32>,
         message: Option<String>,
-        checkpoint: Option<&serde_json::Value>,
+        checkpoint: Option<String>,
     ) -> Result<(), JobError> {
         if self.job.is_lost() {
             return Err(self.lost().into());
@@ -260,8 +261,7 @@ impl<S> JobContext<S> {
             return Err(self.ended("progress").into());
         }
         // It is a sign of life all the same.
-        let (checkpoint, refused) = match checkpoint.map(|value| self.storable_checkpoint(value)).transpose()
-        {
+        let (checkpoint, refused) = match checkpoint.map(|text| self.storable_checkpoint(text)).transpose() {
             Ok(checkpoint) => (checkpoint, None),
             Err(refused) => (None, Some(refused)),
         };
@@ -271,6 +271,11 @@ impl<S> JobContext<S> {
             ProgressWrite { key: self.job.key, stage, percent, message, checkpoint },
         );
         refused.map_or(Ok(()), Err)
+    }
+
+    /// What an earlier attempt saved, as JSON text.
+    pub(crate) fn raw_checkpoint(&self) -> Option<&str> {
+        self.job.claim.checkpoint.as_deref()
     }
 
     /// The payload, as it was enqueued.

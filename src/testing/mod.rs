@@ -39,6 +39,7 @@ use std::{
 };
 
 use chrono::Utc;
+use serde_json::value::RawValue;
 use sqlx::PgPool;
 use tokio::{
     sync::oneshot,
@@ -566,8 +567,7 @@ async fn connect(config: &Config) -> Result<(Tenure, PgPool), String> {
 }
 
 fn typed<J: Job>(at: At, row: &JobRow) -> J {
-    let payload = row.payload.clone().unwrap_or_default();
-    serde_json::from_value(payload)
+    serde_json::from_str(row.payload_json().map_or("null", RawValue::get))
         .unwrap_or_else(|error| panic!("{at}: the payload is not of the job's type: {error}:\n{}", line(row)))
 }
 
@@ -577,7 +577,7 @@ fn line(job: &JobRow) -> String {
     if *status == Status::Queued && job.scheduled_at > Utc::now() {
         parts.push(format!("waits until {}", job.scheduled_at.to_rfc3339()));
     }
-    parts.extend(job.payload.as_ref().map(|payload| format!("payload {payload}")));
+    parts.extend(job.payload_json().map(|payload| format!("payload {payload}")));
     parts.extend(job.last_error.as_ref().map(|error| format!("last error {error:?}")));
     parts.push(format!("id {id}"));
     parts.join(", ")

@@ -494,7 +494,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
             tracing::error!(%error, "a test's first attempt was not taken back");
         }
         // A handler that was told to stop may fail; one that says it is done wants that written.
-        let says_done = matches!(ended, Ended::Returned(Ok(Outcome::Done(_))));
+        let says_done = matches!(ended, Ended::Returned(Ok(Outcome::Done(_) | Outcome::DoneJson(_))));
         let verdict = verdict(&job, ended, &kind.retry, kind.timeout);
         let write = match &verdict {
             Verdict::End(end) => {
