@@ -237,18 +237,23 @@ impl JobError {
 
     /// The error and its causes, as they are recorded.
     pub(crate) fn text(&self) -> String {
-        let mut text = self.source.to_string();
-        let mut cause = self.source.source();
-        while let Some(error) = cause {
-            let error_text = error.to_string();
-            if !text.ends_with(&error_text) {
-                text.push_str(": ");
-                text.push_str(&error_text);
-            }
-            cause = error.source();
-        }
-        text
+        chained(&*self.source)
     }
+}
+
+/// An error and its causes. One whose text its effect has taken over is not said twice.
+pub(crate) fn chained(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let error_text = error.to_string();
+        if !text.ends_with(&error_text) {
+            text.push_str(": ");
+            text.push_str(&error_text);
+        }
+        cause = error.source();
+    }
+    text
 }
 
 impl fmt::Debug for JobError {

@@ -40,6 +40,7 @@ use crate::{
     QueueSettingsError, ScheduleError, Status, Tenure, WorkerError,
     bench::{Work, WorkerMode},
     config::Settings,
+    job::chained,
 };
 
 /// Where a command's help shows what every command takes: after what is its own.
@@ -554,7 +555,7 @@ pub fn main() -> ExitCode {
 struct Usage(String);
 
 fn failed(error: &anyhow::Error) -> ExitCode {
-    eprintln!("tenure: {error:#}");
+    eprintln!("tenure: {}", chained(error.as_ref()));
     let usage = error.chain().any(|cause| {
         cause.is::<Usage>()
             || cause.is::<NameError>()

@@ -47,11 +47,11 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use self::servers::{Place, told};
+use self::servers::Place;
 use crate::{
     config::{Config, masked},
     enqueue::JobRequest,
-    job::{Job, JobId, Status},
+    job::{Job, JobId, Status, chained},
     store::{JobFilter, JobRow, pool_of_test},
     tenure::Tenure,
     worker::{WorkerBuilder, WorkerError},
@@ -535,7 +535,7 @@ impl Running {
         drop(self.stop.take());
         match (&mut self.task).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => panic!("{at}: the worker did not run: {}", told(&error)),
+            Ok(Err(error)) => panic!("{at}: the worker did not run: {}", chained(&error)),
             Err(error) => panic!("{at}: the worker did not run: {error}"),
         }
     }
@@ -555,14 +555,14 @@ impl Drop for Running {
 
 async fn connect(config: &Config) -> Result<(Tenure, PgPool), String> {
     let pool =
-        pool_of_test(&config.database_url, config.timing.database_within).map_err(|error| told(&error))?;
-    let tenure = Tenure::connect(config).await.map_err(|error| told(&error))?;
-    tenure.migrate().await.map_err(|error| told(&error))?;
+        pool_of_test(&config.database_url, config.timing.database_within).map_err(|error| chained(&error))?;
+    let tenure = Tenure::connect(config).await.map_err(|error| chained(&error))?;
+    tenure.migrate().await.map_err(|error| chained(&error))?;
     if timeout(LIMIT, tenure.queue().connected()).await.is_err() {
         return Err(format!("NATS does not answer at {}", masked(&config.nats_url)));
     }
     // Before the first message, or that waits for the relay.
-    tenure.queue().ensure_stream().await.map_err(|error| told(&error))?;
+    tenure.queue().ensure_stream().await.map_err(|error| chained(&error))?;
     Ok((tenure, pool))
 }
 
@@ -584,5 +584,5 @@ fn line(job: &JobRow) -> String {
 }
 
 fn fail(at: At, error: &dyn Error) -> ! {
-    panic!("{at}: {}", told(error))
+    panic!("{at}: {}", chained(error))
 }
