@@ -49,6 +49,7 @@ mod metrics;
 mod health;
 mod batch;
 mod fault;
+mod repeats;
 mod threads;
 mod slots;
 mod store;

@@ -24,6 +24,7 @@ use crate::{
     heartbeat::Heartbeat,
     job::{Job, NameError, check_queue},
     metrics::QueueMeasures,
+    repeats::Repeats,
     run::{HandlerError, IntoOutcome, KindOptions, Kinds},
     running::Running,
     settle::Settle,
@@ -152,6 +153,7 @@ impl Worker {
             health: Health::new(tenure.config().timing.renew_every * HUNG_RENEWALS),
             state: Arc::new(()),
             kinds: Kinds::default(),
+            named: Some(BTreeSet::new()),
             queues: BTreeMap::new(),
             shared: Vec::new(),
             error: None,
@@ -180,6 +182,8 @@ pub struct WorkerBuilder<S = ()> {
     health: Health,
     state: Arc<S>,
     kinds: Kinds<S>,
+    /// Which queues the handlers' types name. `None`: a handler without a type may be for any.
+    named: Option<BTreeSet<&'static str>>,
     queues: BTreeMap<String, Option<usize>>,
     shared: Vec<(usize, Vec<(String, u32)>)>,
     error: Option<WorkerError>,
@@ -227,6 +231,7 @@ impl WorkerBuilder {
             health: self.health,
             state: Arc::new(state),
             kinds: Kinds::default(),
+            named: self.named,
             queues: self.queues,
             shared: self.shared,
             error: self.error,
@@ -258,6 +263,9 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
     {
         let added = self.kinds.add_typed(options, handler);
         self.note(added);
+        if let Some(named) = &mut self.named {
+            named.insert(J::QUEUE);
+        }
         self.queues.entry(J::QUEUE.into()).or_default();
         self
     }
@@ -268,6 +276,7 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
         F: Fn(Value, JobContext<S>) -> Fut + Send + Sync + 'static,
         Fut: Future<Output: IntoOutcome> + Send + 'static,
     {
+        self.named = None;
         let added = self.kinds.add(Some(kind), options, handler);
         self.note(added);
         self
@@ -279,6 +288,7 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
         F: Fn(Value, JobContext<S>) -> Fut + Send + Sync + 'static,
         Fut: Future<Output: IntoOutcome> + Send + 'static,
     {
+        self.named = None;
         let added = self.kinds.add(None, options, handler);
         self.note(added);
         self
@@ -333,6 +343,8 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
     /// Serves this queue and no other, also not those that the types of handlers name; runs at most so many
     /// of its jobs at once. After the handlers.
     pub fn only_queue(mut self, queue: &str, slots: usize) -> Self {
+        // It is for jobs of these types that were enqueued elsewhere than their type says.
+        self.named = None;
         self.queues.clear();
         self.shared.clear();
         self.concurrency(queue, slots)
@@ -389,6 +401,28 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
         (Arc::new(all), total)
     }
 
+    /// Warns of what may be meant otherwise, and is no error.
+    fn warn(&self, slots: usize, handler_connections: u32) {
+        if let Some(named) = &self.named {
+            for queue in self.queues.keys().filter(|queue| !named.contains(queue.as_str())) {
+                tracing::warn!(
+                    queue,
+                    ?named,
+                    "no handler's type names this queue: only jobs that were enqueued into it by its name run here; \
+                     if that is a mistake, correct the name given to `concurrency` or `shared`"
+                );
+            }
+        }
+        if slots > usize::try_from(handler_connections).unwrap_or(usize::MAX) {
+            tracing::info!(
+                slots,
+                handler_connections,
+                "more slots than connections for handlers' transactions: when all are in use, `once` and `fenced_tx` \
+                 wait for one; if your handlers call them, raise TENURE_HANDLER_CONNECTIONS"
+            );
+        }
+    }
+
     fn note(&mut self, added: Result<(), HandlerError>) {
         if let Err(error) = added {
             self.error.get_or_insert(error.into());
@@ -425,6 +459,7 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
         let random = Alphanumeric.sample_string(&mut rand::rng(), 8).to_lowercase();
         let worker_id = format!("{hostname}-{}-{random}", std::process::id());
         let (queues, slots) = self.slots();
+        self.warn(slots, config.handler_connections);
 
         #[cfg(feature = "http")]
         let _server = match config.listen {
@@ -487,6 +522,7 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
             slots,
             measures,
             health: self.health,
+            repeats: Repeats::default(),
             recovery: self.recovery,
             #[cfg(feature = "testing")]
             loses_first: self.loses_first,

@@ -270,6 +270,12 @@ async fn child() {
             .run_until(tenure::shutdown_signal())
             .await
             .unwrap(),
+        "mistyped queue" => Worker::builder(&tenure)
+            .handle(step)
+            .concurrency("stepps", 7)
+            .run_until(tenure::shutdown_signal())
+            .await
+            .unwrap(),
         // Even when it has to assume that others take its jobs: so it is the database that stops it.
         "worker that goes on" => Worker::builder(&tenure)
             .handle_with(KindOptions::new().on_write_loss(OnWriteLoss::KeepRunning), step)

@@ -8,7 +8,7 @@ use std::{
 
 /// The layers of `src`, bottom first. A module uses those below it, never its own layer or above.
 const LAYERS: &[&[&str]] = &[
-    &["job", "backoff", "tally", "batch", "fault", "threads", "slots", "health"],
+    &["job", "backoff", "tally", "batch", "fault", "repeats", "threads", "slots", "health"],
     &["metrics"],
     &["http"],
     &["config", "claim"],
