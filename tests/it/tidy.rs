@@ -169,6 +169,32 @@ fn every_file_says_what_it_is_and_none_has_grown_too_long() {
     }
 }
 
+/// The image is built with the oldest Rust that is said to do, so that a newer one's inventions do not slip in.
+#[test]
+fn all_that_name_a_version_of_rust_name_that_of_cargo_toml() {
+    let read = |path: &str| fs::read_to_string(root().join(path)).unwrap();
+    let cargo = read("Cargo.toml");
+    let said =
+        |text: &str| text.split("rust-version = \"").nth(1).unwrap().split('"').next().unwrap().to_owned();
+    let msrv = said(&cargo);
+    assert_eq!(said(&read("benches/peers/Cargo.toml")), msrv);
+    for (path, text) in [
+        ("Dockerfile", format!("FROM rust:{msrv}-")),
+        ("README.md", format!("Rust {msrv} or later")),
+        ("docs/tutorial.md", format!("Rust {msrv} or later")),
+        ("scripts/setup", format!("install Rust {msrv} or later")),
+    ] {
+        let (page, start) = (read(path), text.split(&msrv).next().unwrap().to_owned());
+        assert_eq!(
+            page.matches(&start).count(),
+            page.matches(&text).count(),
+            "{path} names another than {msrv}"
+        );
+        assert!(page.contains(&text), "{path} does not name {msrv}");
+    }
+    assert!(cargo.contains("\n[package.metadata.docs.rs]\nall-features = true\n"));
+}
+
 /// "Invariants, each held by the test of that name".
 #[test]
 fn every_invariant_that_a_module_names_has_its_test() {
