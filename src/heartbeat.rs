@@ -32,6 +32,8 @@ use crate::{
 /// How often the last progress of an attempt is tried, and how long apart.
 const FLUSHES_MAX: usize = 10;
 const FLUSH_AGAIN: Duration = Duration::from_millis(500);
+/// What the log says of a refused write.
+const REFUSED: &str = "a stale write was refused: the job was taken back";
 /// How long the messages of one batch may take to be extended.
 const EXTENDED_WITHIN: Duration = Duration::from_millis(500);
 /// How often running jobs are looked after from outside.
@@ -390,13 +392,12 @@ impl Heartbeat {
         if job.refusal_noted.swap(true, Ordering::AcqRel) {
             return;
         }
-        const TOLD: &str = "a stale write was refused: the job was taken back";
         // The span ends with the attempt; a context may be used later.
         if !job.is_ending() || Span::current().id() == job.span {
-            tracing::warn!(parent: job.span.clone(), write, "{TOLD}");
+            tracing::warn!(parent: job.span.clone(), write, "{REFUSED}");
         } else {
             let worker = &self.shared.worker_id;
-            tracing::warn!(parent: None, job = %job.key.job, token = job.key.token.0, worker, write, "{TOLD}");
+            tracing::warn!(parent: None, job = %job.key.job, token = job.key.token.0, worker, write, "{REFUSED}");
         }
         metrics::refused_write(write);
         let noted = self.shared.store.note_refused(&[(job.key, write.into())], &self.shared.worker_id).await;

@@ -4,8 +4,8 @@
 //!
 //! - With the feature `http` and `TENURE_LISTEN`, a worker serves them to Prometheus by itself.
 //! - With the feature `http`, [`install`] records them, and [`Metrics::render`] is what your own server answers.
-//! - A recorder of your own records them among your program's. Give it [`BUCKETS`]: without buckets Prometheus's recorder
-//!   makes summaries, in which the shipped dashboard and alerts find nothing.
+//! - A recorder of your own records them among your program's. Give it [`BUCKETS`]: without buckets Prometheus's
+//!   recorder makes summaries, in which the shipped dashboard and alerts find nothing.
 //!
 //! ```
 //! # #[cfg(feature = "http")] {

@@ -116,8 +116,8 @@ fn lines(child: &Child, text: &str) -> Vec<String> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_tells_at_its_start_of_a_mistyped_queue_and_of_more_slots_than_connections() {
     let bench = bench().await;
-    let few = ("TENURE_HANDLER_CONNECTIONS", "5".to_owned());
-    let mut mistyped = Child::start_with(&bench, "mistyped queue", &[few.clone()]);
+    let few = [("TENURE_HANDLER_CONNECTIONS", "5".to_owned())];
+    let mut mistyped = Child::start_with(&bench, "mistyped queue", &few);
     mistyped.until_log("worker started").await;
     let queues = lines(&mistyped, "no handler's type names this queue");
     assert!(
@@ -132,7 +132,7 @@ async fn a_worker_tells_at_its_start_of_a_mistyped_queue_and_of_more_slots_than_
     assert!(slots[0].contains("slots=17") && slots[0].contains("handler_connections=5"), "{slots:?}");
     // Four slots, and handlers of a type; a handler for any kind.
     for scenario in ["worker", "fails"] {
-        let mut fine = Child::start_with(&bench, scenario, &[few.clone()]);
+        let mut fine = Child::start_with(&bench, scenario, &few);
         fine.until_log("worker started").await;
         let log = fine.log();
         assert!(!log.contains("names this queue") && !log.contains("HANDLER_CONNECTIONS"), "{log}");
