@@ -6,6 +6,8 @@
 # make faults   every fault of docs/reliability.md, forced
 # make fuzz     what others send, ten minutes each: MINUTES=10
 # make deny     the dependencies' licences, sources and advisories
+# make msrv     that tenure compiles with the oldest Rust that Cargo.toml says
+# make ci       all that must pass before anything lands, and deny and msrv, which install tools
 # make mutants  mistakes in tenure's own statements, each of which a test must catch
 # make mutants-rust   small changes to the code of the steps, which cargo-mutants makes: ONLY=src/claim.rs; hours for all
 # make chaos    a minute of faults in random order, and an account of every job; MINUTES=60 SEED=7 make chaos
@@ -111,6 +113,17 @@ deny:
 	cargo deny --log-level error check bans licenses sources
 	@cargo deny --log-level error check advisories || { cargo deny fetch db >/dev/null 2>&1 && exit 1; \
 		echo 'deny: the list of advisories cannot be fetched from here; they were not checked' >&2; }
+
+# The oldest Rust that users may have, in a folder of its own: the other build stays as it is.
+MSRV := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+.PHONY: msrv ci
+msrv:
+	@rustup run $(MSRV).0 rustc --version >/dev/null 2>&1 || rustup toolchain install --profile minimal $(MSRV).0
+	CARGO_TARGET_DIR=target/msrv rustup run $(MSRV).0 cargo check --locked --quiet --lib --bins --all-features
+
+ci:
+	.ci/run
+	@$(MAKE) --no-print-directory msrv deny
 
 # Needs no Rust, no cluster and no Docker; half a minute after it has installed its tools.
 .PHONY: check-deploy static

@@ -1,5 +1,5 @@
 """What deny.toml says of licences, sources and bans, by `cargo metadata` alone: in a second, where building cargo-deny takes
-minutes. `make deny` is the whole of it, with advisories."""
+minutes. `make deny` is the whole of it, with advisories. And that no dependency needs a newer Rust than tenure says."""
 
 import json
 import re
@@ -16,6 +16,13 @@ allowed = set(deny["licenses"]["allow"])
 exceptions = {of["name"]: set(of["allow"]) for of in deny["licenses"].get("exceptions", [])}
 wrong = []
 own = set(metadata["workspace_members"])
+
+
+def version(text):
+    return tuple(int(part) for part in (text.split(".") + ["0", "0"])[:3])
+
+
+msrv = next(package["rust_version"] for package in metadata["packages"] if package["id"] in own)
 for package in metadata["packages"]:
     name = f"{package['name']} {package['version']}"
     may = allowed | exceptions.get(package["name"], set())
@@ -24,6 +31,8 @@ for package in metadata["packages"]:
     ways = [way.split(" AND ") for way in text.split(" OR ")]
     if not any(all(part.strip() in may for part in way) for way in ways):
         wrong.append(f"{name}: its licence {package['license']!r} is not allowed")
+    if version(package["rust_version"] or "1.0") > version(msrv):
+        wrong.append(f"{name}: needs Rust {package['rust_version']}, newer than tenure's {msrv}")
     if package["id"] not in own and package["source"] != "registry+https://github.com/rust-lang/crates.io-index":
         wrong.append(f"{name}: comes from {package['source']}")
 names = {package["id"]: package["name"] for package in metadata["packages"]}

@@ -19,7 +19,6 @@
 
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
 use uuid::Uuid;
 
 use crate::job::JobId;
@@ -62,7 +61,7 @@ pub(crate) struct Claim {
     pub(crate) waited: Duration,
     /// Whether its last attempt was taken or given back.
     pub(crate) after_reset: bool,
-    pub(crate) checkpoint: Option<Value>,
+    pub(crate) checkpoint: Option<String>,
     pub(crate) trace_context: Option<String>,
     /// How often the job had been published when it was claimed.
     pub(crate) dispatch: i32,

@@ -552,16 +552,11 @@ fn claims_that_fit(claims: &[Result<Option<Claim>, StoreError>]) -> usize {
     if claims.iter().any(|claim| claim.as_ref().is_err_and(StoreError::is_outage)) {
         return (claims.len() / 2).max(1);
     }
-    let bytes = |claim: &Claim| claim.payload.len() + claim.checkpoint.as_ref().map_or(0, json_bytes);
+    let bytes = |claim: &Claim| claim.payload.len() + claim.checkpoint.as_ref().map_or(0, String::len);
     let won = claims.iter().filter_map(|claim| claim.as_ref().ok()?.as_ref());
     let (n, bytes) = won.fold((0, 0), |(n, total), claim| (n + 1, total + bytes(claim)));
     let each = bytes.checked_div(n).unwrap_or_default().max(1);
     (CLAIMED_BYTES_MAX / each).clamp(1, ITEMS_MAX)
-}
-
-/// About how large a value is as text.
-fn json_bytes(value: &serde_json::Value) -> usize {
-    value.to_string().len()
 }
 
 fn label(missed: &Missed) -> &'static str {

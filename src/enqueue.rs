@@ -261,7 +261,11 @@ impl Enqueue<'_> {
     /// Enqueues inside the user's transaction: the job exists if and when that commits. This process looks for the
     /// commit, and publishes the job within milliseconds of it; a transaction that lasts for more than half a minute,
     /// or whose process ends with it, leaves that to the relay, which takes some seconds.
-    pub async fn tx(self, tx: &mut sqlx::PgTransaction<'_>) -> Result<Enqueued, EnqueueError> {
+    ///
+    /// Pass `&mut tx` of a `sqlx::PgTransaction`, or the connection that
+    /// [`JobContext::once`](crate::JobContext::once) and [`JobContext::fenced_tx`](crate::JobContext::fenced_tx)
+    /// hand to their closures.
+    pub async fn tx(self, tx: &mut sqlx::PgConnection) -> Result<Enqueued, EnqueueError> {
         let Self { tenure, mut request } = self;
         let span = request.sending();
         let enqueue = async move {
@@ -281,7 +285,7 @@ impl Enqueue<'_> {
 
 impl EnqueueMany<'_> {
     /// See [`Enqueue::tx`].
-    pub async fn tx(self, tx: &mut sqlx::PgTransaction<'_>) -> Result<Vec<Enqueued>, EnqueueError> {
+    pub async fn tx(self, tx: &mut sqlx::PgConnection) -> Result<Vec<Enqueued>, EnqueueError> {
         let Self { tenure, mut requests } = self;
         let span = sending(&mut requests);
         let enqueue = async move {

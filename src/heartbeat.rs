@@ -19,6 +19,7 @@ use tokio::{
     sync::{Mutex, Notify},
     time::{MissedTickBehavior, interval},
 };
+use tracing::Span;
 
 use crate::{
     batch::{ITEMS_MAX, fitting},
@@ -31,6 +32,8 @@ use crate::{
 /// How often the last progress of an attempt is tried, and how long apart.
 const FLUSHES_MAX: usize = 10;
 const FLUSH_AGAIN: Duration = Duration::from_millis(500);
+/// What the log says of a refused write.
+const REFUSED: &str = "a stale write was refused: the job was taken back";
 /// How long the messages of one batch may take to be extended.
 const EXTENDED_WITHIN: Duration = Duration::from_millis(500);
 /// How often running jobs are looked after from outside.
@@ -389,11 +392,28 @@ impl Heartbeat {
         if job.refusal_noted.swap(true, Ordering::AcqRel) {
             return;
         }
-        tracing::warn!(parent: job.span.clone(), write, "a stale write was refused: the job was taken back");
+        // The span ends with the attempt; a context may be used later.
+        if !job.is_ending() || Span::current().id() == job.span {
+            tracing::warn!(parent: job.span.clone(), write, "{REFUSED}");
+        } else {
+            let worker = &self.shared.worker_id;
+            tracing::warn!(parent: None, job = %job.key.job, token = job.key.token.0, worker, write, "{REFUSED}");
+        }
         metrics::refused_write(write);
         let noted = self.shared.store.note_refused(&[(job.key, write.into())], &self.shared.worker_id).await;
         if let Err(error) = noted {
-            tracing::warn!(parent: job.span.clone(), %error, "the refused write was not recorded");
+            tracing::warn!(parent: None, job = %job.key.job, token = job.key.token.0,
+                worker = self.shared.worker_id, %error, "the refused write was not recorded");
+        }
+    }
+
+    /// A call of a context whose attempt has ended here: no write of a stale worker's, and told once a job.
+    pub(crate) fn outlived(&self, job: &RunningJob, call: &'static str) {
+        if !job.outlived_noted.swap(true, Ordering::AcqRel) {
+            tracing::warn!(parent: None, job = %job.key.job, token = job.key.token.0,
+                worker = self.shared.worker_id, call,
+                "a context was used after its job had ended, by a task that its handler left behind; \
+                 nothing was written");
         }
     }
 }

@@ -5,7 +5,7 @@
 use std::{
     io,
     net::{SocketAddr, TcpListener},
-    sync::{Arc, OnceLock},
+    sync::Arc,
     time::Duration,
 };
 
@@ -21,55 +21,17 @@ use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
-use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use tokio::sync::{Semaphore, oneshot};
 
 use crate::{
     health::Health,
-    metrics::{METRICS, Type},
+    metrics::{InstallError, Metrics, install},
 };
 
-/// From a claim's round trip to a job of hours.
-const SECONDS: [f64; 16] = [
-    0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.1, 0.25, 1.0, 2.5, 10.0, 30.0, 120.0, 600.0, 3_600.0,
-    21_600.0,
-];
-const ITEMS: [f64; 8] = [1.0, 2.0, 4.0, 16.0, 64.0, 256.0, 512.0, 1_024.0];
 /// How many connections are open at once.
 const CONNECTIONS_MAX: usize = 256;
 /// How long one may take to ask, or to ask again.
 const HEADERS_WITHIN: Duration = Duration::from_secs(15);
-/// How often what histograms have gathered is brought together.
-const UPKEEP_EVERY: Duration = Duration::from_secs(5);
-
-/// `None`: this program has a recorder of its own.
-static METRICS_OF_THIS_PROCESS: OnceLock<Option<PrometheusHandle>> = OnceLock::new();
-
-/// Records the metrics of this process for `/metrics`, from now on. A worker does so when it starts; call it earlier
-/// for what happens before, such as enqueues.
-///
-/// `false`: another recorder is installed, and `/metrics` is empty.
-pub fn install_metrics() -> bool {
-    METRICS_OF_THIS_PROCESS.get_or_init(recorder).is_some()
-}
-
-fn recorder() -> Option<PrometheusHandle> {
-    let builder = PrometheusBuilder::new()
-        .set_buckets_for_metric(Matcher::Suffix("_seconds".into()), &SECONDS)
-        .and_then(|builder| builder.set_buckets_for_metric(Matcher::Suffix("_size".into()), &ITEMS));
-    let recorder = builder.ok()?.build_recorder();
-    let handle = recorder.handle();
-    ::metrics::set_global_recorder(recorder).ok()?;
-    for (name, of, about) in METRICS {
-        match of {
-            Type::Counter => metrics::describe_counter!(name, about),
-            Type::Gauge => metrics::describe_gauge!(name, about),
-            Type::Histogram => metrics::describe_histogram!(name, about),
-        }
-    }
-    Some(handle)
-}
-
 /// Answers until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Server {
@@ -112,19 +74,12 @@ pub(crate) fn probes(health: Health) -> Router {
 
 /// What this process measures, from now on.
 pub(crate) fn metrics() -> MethodRouter {
-    install_metrics();
-    get(metrics_page)
+    // A recorder of the program's own serves them elsewhere, and the page says so.
+    let metrics = install();
+    get(|| std::future::ready(metrics_page(metrics)))
 }
 
 async fn serve(listener: TcpListener, router: Router) -> io::Result<()> {
-    tokio::spawn(async {
-        loop {
-            tokio::time::sleep(UPKEEP_EVERY).await;
-            if let Some(Some(handle)) = METRICS_OF_THIS_PROCESS.get() {
-                handle.run_upkeep();
-            }
-        }
-    });
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let free = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
@@ -152,17 +107,13 @@ async fn serve(listener: TcpListener, router: Router) -> io::Result<()> {
     }
 }
 
-async fn metrics_page() -> Response {
-    match METRICS_OF_THIS_PROCESS.get() {
-        Some(Some(handle)) => {
-            ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], handle.render())
+fn metrics_page(metrics: Result<Metrics, InstallError>) -> Response {
+    match metrics {
+        Ok(metrics) => {
+            ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], metrics.render())
                 .into_response()
         }
-        _ => (
-            StatusCode::NOT_FOUND,
-            "this program records its metrics by a recorder of its own; they are served where it says\n",
-        )
-            .into_response(),
+        Err(error) => (StatusCode::NOT_FOUND, format!("{error}\n")).into_response(),
     }
 }
 

@@ -186,6 +186,9 @@ impl FromStr for Status {
 pub enum Outcome {
     /// The job is completed. The output, if any, stands on the finished job.
     Done(Option<Value>),
+    /// The job is completed, with an output that is JSON text, stored as it is: a number keeps all its digits, which
+    /// a [`Value`] rounds. A text that is no JSON makes a dead letter.
+    DoneJson(String),
     /// Not now: run again after this time. The attempt is given back.
     Snooze(Duration),
     /// Never mind: the job is cancelled, for this reason.
@@ -234,18 +237,23 @@ impl JobError {
 
     /// The error and its causes, as they are recorded.
     pub(crate) fn text(&self) -> String {
-        let mut text = self.source.to_string();
-        let mut cause = self.source.source();
-        while let Some(error) = cause {
-            let error_text = error.to_string();
-            if !text.ends_with(&error_text) {
-                text.push_str(": ");
-                text.push_str(&error_text);
-            }
-            cause = error.source();
-        }
-        text
+        chained(&*self.source)
     }
+}
+
+/// An error and its causes. One whose text its effect has taken over is not said twice.
+pub(crate) fn chained(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let error_text = error.to_string();
+        if !text.ends_with(&error_text) {
+            text.push_str(": ");
+            text.push_str(&error_text);
+        }
+        cause = error.source();
+    }
+    text
 }
 
 impl fmt::Debug for JobError {

@@ -38,6 +38,9 @@
 //! and settled once. Effects written through [`JobContext::complete_in`] and [`JobContext::once`] happen
 //! exactly once.
 
+// docs.rs shows which feature each item needs.
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 // In the order in which a job meets them.
 mod job;
 mod claim;
@@ -45,11 +48,12 @@ mod backoff;
 mod config;
 mod tally;
 mod trace;
-mod metrics;
+pub mod metrics;
 mod health;
 mod batch;
 mod fault;
 mod panics;
+mod repeats;
 mod threads;
 mod slots;
 mod store;
@@ -108,8 +112,6 @@ pub use context::{ContextError, JobContext};
 pub use doctor::{CheckState, Checked, DoctorOptions};
 pub use enqueue::{Enqueue, EnqueueMany, Enqueued, JobRequest};
 pub use health::Health;
-#[cfg(feature = "http")]
-pub use http::install_metrics;
 pub use insert::EnqueueError;
 pub use job::{
     Job, JobError, JobId, JobIdError, MissedTicks, NameError, Outcome, Status, check_kind, check_queue,

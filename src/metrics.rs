@@ -1,9 +1,30 @@
-//! Metrics: what tenure counts and measures, through the `metrics` facade. Install any recorder to read them, before
-//! the worker starts; with the feature `http` and `TENURE_LISTEN`, a worker serves them to Prometheus by itself.
+//! Metrics: what tenure counts and measures, through the [`metrics`](https://docs.rs/metrics) facade.
+//!
+//! There are three ways to read them, each from before the worker starts:
+//!
+//! - With the feature `http` and `TENURE_LISTEN`, a worker serves them to Prometheus by itself.
+//! - With the feature `http`, [`install`] records them, and [`Metrics::render`] is what your own server answers.
+//! - A recorder of your own records them among your program's. Give it [`BUCKETS`]: without buckets Prometheus's
+//!   recorder makes summaries, in which the shipped dashboard and alerts find nothing.
+//!
+//! ```
+//! # #[cfg(feature = "http")] {
+//! use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
+//!
+//! let mut builder = PrometheusBuilder::new();
+//! for (name, buckets) in tenure::metrics::BUCKETS {
+//!     builder = builder.set_buckets_for_metric(Matcher::Full(name.into()), buckets).expect("there are buckets");
+//! }
+//! # }
+//! ```
 
 use std::time::Duration;
+#[cfg(feature = "http")]
+use std::{sync::OnceLock, thread};
 
 use metrics::{Counter, Histogram, counter, gauge, histogram};
+#[cfg(feature = "http")]
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 
 use crate::tally::Tally;
 
@@ -15,6 +36,23 @@ pub(crate) enum Type {
     Gauge,
     Histogram,
 }
+
+/// From a claim's round trip to a job of hours.
+const SECONDS: [f64; 16] = [
+    0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.1, 0.25, 1.0, 2.5, 10.0, 30.0, 120.0, 600.0, 3_600.0,
+    21_600.0,
+];
+const ITEMS: [f64; 8] = [1.0, 2.0, 4.0, 16.0, 64.0, 256.0, 512.0, 1_024.0];
+
+/// Each histogram, and the upper bounds of its buckets, which the shipped dashboard and alerts go by.
+pub const BUCKETS: [(&str, &[f64]); 6] = [
+    ("tenure_job_wait_seconds", &SECONDS),
+    ("tenure_job_run_seconds", &SECONDS),
+    ("tenure_pickup_seconds", &SECONDS),
+    ("tenure_reset_to_running_seconds", &SECONDS),
+    ("tenure_slot_idle_seconds", &SECONDS),
+    ("tenure_batch_size", &ITEMS),
+];
 
 /// Every metric, and what it says. A test compares the list with the code, the docs, the dashboard and the alerts.
 #[cfg(any(feature = "http", test))]
@@ -70,6 +108,82 @@ pub(crate) const METRICS: [(&str, Type, &str); 43] = {
         ("tenure_nats_unacknowledged", Gauge, "Messages delivered and not acknowledged."),
     ]
 };
+
+/// How often what histograms have gathered is brought together.
+#[cfg(feature = "http")]
+const UPKEEP_EVERY: Duration = Duration::from_secs(5);
+
+/// `None`: this program has a recorder of its own.
+#[cfg(feature = "http")]
+static OF_THIS_PROCESS: OnceLock<Option<Metrics>> = OnceLock::new();
+
+/// The recorder of this process's metrics. Cheap to clone.
+#[cfg(feature = "http")]
+#[derive(Clone)]
+pub struct Metrics(PrometheusHandle);
+
+#[cfg(feature = "http")]
+impl std::fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Metrics").finish_non_exhaustive()
+    }
+}
+
+#[cfg(feature = "http")]
+impl Metrics {
+    /// Returns what was recorded so far, as text for Prometheus (`text/plain; version=0.0.4`).
+    #[must_use]
+    pub fn render(&self) -> String {
+        self.0.render()
+    }
+}
+
+/// This program has a recorder of metrics already.
+#[cfg(feature = "http")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "this program has a recorder of metrics already, which has tenure's, too: give it the buckets of \
+     tenure::metrics::BUCKETS, and read them there"
+)]
+pub struct InstallError;
+
+/// Records the metrics of this process from now on, as Prometheus's text. A worker with `TENURE_LISTEN` does so when it
+/// starts; call it earlier for what happens before, such as enqueues, or to serve the metrics from a server of your own.
+/// Metrics that your program records through the same facade are among them. Called again, it returns the same.
+///
+/// # Errors
+///
+/// [`InstallError`]: another recorder was installed first.
+#[cfg(feature = "http")]
+pub fn install() -> Result<Metrics, InstallError> {
+    OF_THIS_PROCESS.get_or_init(recorder).clone().ok_or(InstallError)
+}
+
+#[cfg(feature = "http")]
+fn recorder() -> Option<Metrics> {
+    let mut builder = PrometheusBuilder::new();
+    for (name, buckets) in BUCKETS {
+        builder = builder.set_buckets_for_metric(Matcher::Full(name.into()), buckets).ok()?;
+    }
+    let recorder = builder.build_recorder();
+    let handle = recorder.handle();
+    metrics::set_global_recorder(recorder).ok()?;
+    for (name, of, about) in METRICS {
+        match of {
+            Type::Counter => metrics::describe_counter!(name, about),
+            Type::Gauge => metrics::describe_gauge!(name, about),
+            Type::Histogram => metrics::describe_histogram!(name, about),
+        }
+    }
+    let upkept = handle.clone();
+    let upkeep = move || loop {
+        thread::sleep(UPKEEP_EVERY);
+        upkept.run_upkeep();
+    };
+    // Without a thread for it, each rendering does the same.
+    thread::Builder::new().name("tenure-metrics".into()).spawn(upkeep).ok();
+    Some(Metrics(handle))
+}
 
 /// Jobs that an enqueue created; a duplicate by unique key is none.
 pub(crate) fn enqueued(queue: &str, jobs: usize) {
@@ -315,6 +429,51 @@ mod tests {
         for path in ["deploy/grafana/tenure.json", "deploy/prometheus/alerts.yaml"] {
             let unknown: Vec<_> = named(&read(path)).difference(&known()).cloned().collect();
             assert!(unknown.is_empty(), "{path} names {unknown:?}");
+        }
+    }
+
+    #[test]
+    fn every_histogram_has_buckets() {
+        let histograms = METRICS.iter().filter(|(_, of, _)| *of == Type::Histogram).map(|(name, ..)| *name);
+        assert_eq!(
+            BUCKETS.iter().map(|(name, _)| *name).collect::<BTreeSet<_>>(),
+            histograms.collect::<BTreeSet<_>>()
+        );
+        for (name, buckets) in BUCKETS {
+            assert!(buckets.is_sorted() && !buckets.is_empty(), "{name}");
+        }
+    }
+
+    /// Not as summaries, in which the dashboard and the alerts find nothing: by tenure's recorder, and by one that was
+    /// given the buckets.
+    #[cfg(feature = "http")]
+    #[test]
+    fn what_is_installed_and_a_recorder_with_the_shipped_buckets_render_them() {
+        let record = || {
+            QueueMeasures::new("q").wait.record(Duration::from_millis(3));
+            QueueMeasures::new("q").pickup.record(Duration::from_millis(3));
+            QueueMeasures::new("q").reset_to_running.record(Duration::from_millis(3));
+            QueueMeasures::new("q").slot_idle.record(Duration::from_millis(3));
+            settled("k", "failed", Duration::from_millis(3), None);
+            batch("claim", 3);
+        };
+        let installed = install().unwrap();
+        record();
+        let mut builder = PrometheusBuilder::new();
+        for (name, buckets) in BUCKETS {
+            builder = builder.set_buckets_for_metric(Matcher::Full(name.into()), buckets).unwrap();
+        }
+        let own = builder.build_recorder();
+        metrics::with_local_recorder(&own, record);
+        for text in [installed.render(), install().unwrap().render(), own.handle().render()] {
+            for (name, buckets) in BUCKETS {
+                assert!(text.contains(&format!("# TYPE {name} histogram\n")), "{name}: {text}");
+                for bound in buckets {
+                    let lines = text.lines().filter(|line| line.starts_with(&format!("{name}_bucket{{")));
+                    let of_it = lines.filter(|line| line.contains(&format!("le=\"{bound}\"")));
+                    assert_eq!(of_it.count(), 1, "{name} {bound}: {text}");
+                }
+            }
         }
     }
 

@@ -140,6 +140,8 @@ pub(crate) struct RunningJob {
     pub(crate) last_words: AtomicBool,
     /// A refused write of this job is on record.
     pub(crate) refusal_noted: AtomicBool,
+    /// It is told that a context of it was used after its end.
+    pub(crate) outlived_noted: AtomicBool,
     /// When a call of the context found no database, if the last one did.
     unavailable_at: Mutex<Option<Instant>>,
     /// Of the span of the attempt, for what is logged about it elsewhere. Not the span itself: it ends with the
@@ -174,6 +176,7 @@ impl RunningJob {
             completing: AtomicBool::new(false),
             last_words: AtomicBool::new(false),
             refusal_noted: AtomicBool::new(false),
+            outlived_noted: AtomicBool::new(false),
             unavailable_at: Mutex::new(None),
             span,
         }
@@ -270,9 +273,15 @@ impl RunningJob {
         self.messages().take().unwrap_or_default()
     }
 
-    /// Whether the attempt is being settled.
+    /// Whether the attempt is being settled, or was.
     pub(crate) fn is_ending(&self) -> bool {
         self.messages().is_none()
+    }
+
+    /// Whether this attempt itself has ended the job's row, or is about to: that it is gone says nothing of others.
+    pub(crate) fn is_over(&self) -> bool {
+        let ended_here = [&self.settled, &self.completing];
+        self.is_ending() || ended_here.iter().any(|by_handler| by_handler.load(Ordering::Acquire))
     }
 }
 

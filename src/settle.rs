@@ -21,7 +21,7 @@ use crate::{
     batch::{Batcher, halve, in_order},
     claim::ClaimKey,
     fault,
-    job::{JobError, Outcome, unstorable},
+    job::{JobError, Outcome, storable, unstorable},
     metrics::{self, KindMeasures},
     run::{Ended, EndedInTheMiddle, PayloadError, Retry, RetryPolicy},
     running::{CancelReason, OnCrash, RunningJob},
@@ -105,17 +105,25 @@ pub(crate) fn verdict(
         let why = "it was ended in the middle, and its kind must not run twice";
         Verdict::End(AttemptEnd { category: Some("interrupted"), ..end("failed", Some(why.into())) })
     };
+    let done = |unfit: Option<String>, output| match unfit {
+        None => Verdict::Complete(Completion { key: job.key, output }),
+        Some(why) => Verdict::End(AttemptEnd {
+            category: Some("invalid_output"),
+            ..end("failed", Some(format!("the output cannot be stored: {why}")))
+        }),
+    };
     match ended {
-        Ended::Returned(Ok(Outcome::Done(output))) => match output.as_ref().and_then(unstorable) {
-            None => Verdict::Complete(Completion {
-                key: job.key,
-                output: output.map(|output| output.to_string()),
-            }),
-            Some(why) => Verdict::End(AttemptEnd {
-                category: Some("invalid_output"),
-                ..end("failed", Some(format!("the output cannot be stored: {why}")))
-            }),
-        },
+        Ended::Returned(Ok(Outcome::Done(output))) => {
+            let unfit = output.as_ref().and_then(unstorable).map(str::to_owned);
+            done(unfit, output.map(|output| output.to_string()))
+        }
+        Ended::Returned(Ok(Outcome::DoneJson(json))) => {
+            let unfit = match serde_json::from_str(&json) {
+                Ok(value) => unstorable(&value).map(str::to_owned),
+                Err(error) => Some(format!("it is not JSON: {error}")),
+            };
+            done(unfit, Some(json))
+        }
         Ended::Returned(Ok(Outcome::Snooze(delay))) => {
             Verdict::End(AttemptEnd { delay: delay.min(DELAY_MAX), ..end("snoozed", None) })
         }
@@ -227,6 +235,7 @@ impl Settle {
         tally: Option<&Tally>,
     ) -> Settled {
         let kind = &job.claim.kind;
+        let mut said = None;
         let (outcome, settled) = match verdict {
             Verdict::Written => ("completed", Settled::Written),
             Verdict::Lost => ("lost", Settled::Lost),
@@ -235,10 +244,12 @@ impl Settle {
                 Err(error) => {
                     // An output that Postgres does not take, for a reason that was not foreseen.
                     let error = JobError::permanent(error).text();
+                    let error = format!("the completion was refused: {error}");
+                    said = Some(error.clone());
                     let end = AttemptEnd {
                         key: job.key,
                         verdict: "failed",
-                        error: Some(format!("the completion was refused: {error}")),
+                        error: Some(error),
                         category: Some("invalid_output"),
                         delay: Duration::ZERO,
                         reason: None,
@@ -246,19 +257,25 @@ impl Settle {
                     Box::pin(self.end(end)).await
                 }
             },
-            Verdict::End(end) => Box::pin(self.end(end)).await,
+            Verdict::End(end) => {
+                said = loggable(&end);
+                Box::pin(self.end(end)).await
+            }
         };
         if settled == Settled::Written {
             metrics::settled(kind, outcome, ran, measures);
             if let Some(tally) = tally {
                 tally.ended(outcome, ran);
             }
-            // The one line of every attempt; somebody may want to look after the last of a dead letter.
+            // The one line of every attempt. What collects errors (Sentry and its kin) takes those of level ERROR:
+            // somebody has to look after a dead letter.
             let ran_ms = u64::try_from(ran.as_millis()).unwrap_or(u64::MAX);
-            if outcome == "failed" {
-                tracing::warn!(outcome, ran_ms, "attempt ended");
-            } else {
-                tracing::info!(outcome, ran_ms, "attempt ended");
+            match (outcome, said) {
+                ("failed", error) => tracing::error!(outcome, ran_ms, error, "attempt ended"),
+                // A person's wish, or the handler's own.
+                ("cancelled", error) => tracing::info!(outcome, ran_ms, error, "attempt ended"),
+                (_, Some(error)) => tracing::warn!(outcome, ran_ms, error, "attempt ended"),
+                (_, None) => tracing::info!(outcome, ran_ms, "attempt ended"),
             }
             trace::ended(outcome);
         } else {
@@ -342,6 +359,14 @@ impl Settle {
             Ok(Some(None)) | Err(_) => Asked::Not,
         }
     }
+}
+
+/// What the log says of the error that ended an attempt. What serde says of a payload quotes it.
+fn loggable(end: &AttemptEnd) -> Option<String> {
+    if end.category == Some("invalid_payload") {
+        return Some("the payload does not fit the type of its handler; `tenure jobs show` says why".into());
+    }
+    end.error.as_deref().map(|error| storable(error).into_owned())
 }
 
 /// How a claim ended.

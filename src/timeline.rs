@@ -182,6 +182,7 @@ mod tests {
             queue: "q".into(),
             kind: "k".into(),
             payload: None,
+            payload_json: None,
             status,
             attempt,
             max_attempts: 3,
@@ -196,6 +197,7 @@ mod tests {
             progress: None,
             message: None,
             output: None,
+            output_json: None,
             last_error: None,
         }
     }

@@ -39,7 +39,7 @@ pub(super) async fn run(cli: &Cli, args: &EnqueueArgs) -> anyhow::Result<ExitCod
             let error = print::printable(job.last_error.as_deref().unwrap_or_default());
             eprintln!("tenure: {} is {}: {error}", job.id, job.status);
         }
-        match (cli.output, job.output.as_ref()) {
+        match (cli.output, job.output_json()) {
             (Output::Json, _) => print::line(serde_json::to_string(&job)?),
             (Output::Table, Some(output)) => print::line(output),
             (Output::Table, None) => {}

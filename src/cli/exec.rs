@@ -1,7 +1,7 @@
 //! Exec: a command as the handler.
 
 use std::{
-    collections::VecDeque,
+    collections::{HashMap, VecDeque},
     io::Write,
     os::unix::process::ExitStatusExt,
     path::{Path, PathBuf},
@@ -12,7 +12,7 @@ use std::{
 
 use futures::{Stream, StreamExt};
 use rustix::process::{Pid, Signal, kill_process_group};
-use serde_json::Value;
+use serde_json::{Value, value::RawValue};
 use tokio::{
     io::{AsyncRead, AsyncWriteExt},
     process::{Child, Command},
@@ -36,7 +36,7 @@ pub(super) const LAST_WORDS: Duration = Duration::from_secs(5);
 /// What a command has said.
 #[derive(Debug, Default)]
 struct Said {
-    output: Option<Value>,
+    output: Option<String>,
     last_words: VecDeque<String>,
 }
 
@@ -63,8 +63,8 @@ pub(super) fn this_program() -> std::io::Result<PathBuf> {
 /// What would be wrong with the worker's machine, not with the job.
 fn start(command: &str, ctx: &JobContext) -> std::io::Result<Started> {
     let mut checkpoint = tempfile::NamedTempFile::with_prefix("tenure-checkpoint-")?;
-    if let Some(value) = ctx.checkpoint::<Value>() {
-        checkpoint.write_all(value.to_string().as_bytes())?;
+    if let Some(json) = ctx.raw_checkpoint() {
+        checkpoint.write_all(json.as_bytes())?;
     }
     let group = tempfile::NamedTempFile::with_prefix("tenure-group-")?;
     let mut guard = Command::new::<PathBuf>(this_program()?)
@@ -126,8 +126,10 @@ pub(super) async fn run(command: &str, ctx: JobContext) -> Result<Outcome, JobEr
             drop(tokio::time::timeout(LAST_WORDS, read).await);
             // It ended well, and said so: with exit 0 alone, many programs only say that they heard SIGTERM.
             let output = std::mem::take(&mut *heard(&said)).output;
-            if status.success() && output.is_some() {
-                return Ok(Outcome::Done(output));
+            if status.success()
+                && let Some(json) = output
+            {
+                return Ok(Outcome::DoneJson(json));
             }
             return Err(JobError::from(EndedInTheMiddle(format!("the command was ended: {reason}"))));
         }
@@ -146,7 +148,7 @@ pub(super) async fn run(command: &str, ctx: JobContext) -> Result<Outcome, JobEr
     let Said { output, last_words } = std::mem::take(&mut *heard(&said));
     let last_words = Vec::from(last_words).join("\n");
     match (status.code(), status.signal()) {
-        (Some(0), _) => Ok(Outcome::Done(output)),
+        (Some(0), _) => Ok(output.map_or(Outcome::Done(None), Outcome::DoneJson)),
         (Some(EXIT_PERMANENT), _) => Err(JobError::permanent(format!("exit {EXIT_PERMANENT}: {last_words}"))),
         (Some(code), _) => Err(JobError::msg(format!("exit {code}: {last_words}"))),
         (None, signal) => {
@@ -193,7 +195,7 @@ async fn read_stdout(stdout: impl AsyncRead + Unpin, ctx: JobContext, said: Hear
         };
         let Line { stage, percent, message, checkpoint, output, is_report, is_output } = Line::read(&text);
         if is_report {
-            if let Err(error) = ctx.report_now(stage, percent, message, checkpoint.as_ref()) {
+            if let Err(error) = ctx.report_now(stage, percent, message, checkpoint) {
                 tracing::warn!(error = ?error, "a report was not taken");
             }
         } else if !is_output {
@@ -211,8 +213,9 @@ pub(crate) struct Line {
     pub(crate) stage: Option<String>,
     pub(crate) percent: Option<f32>,
     pub(crate) message: Option<String>,
-    pub(crate) checkpoint: Option<Value>,
-    pub(crate) output: Option<Value>,
+    /// JSON text, as is the output: numbers keep all their digits.
+    pub(crate) checkpoint: Option<String>,
+    pub(crate) output: Option<String>,
     /// Whether it says anything of the job's progress.
     pub(crate) is_report: bool,
     /// Whether it says what the result is, if only that there is none.
@@ -221,15 +224,19 @@ pub(crate) struct Line {
 
 impl Line {
     pub(crate) fn read(text: &str) -> Self {
-        let Ok(Value::Object(mut fields)) = serde_json::from_str(text) else { return Self::default() };
-        let text_of = |name: &str| fields.get(name).and_then(Value::as_str).map(str::to_owned);
+        // What cannot be a value cannot be stored.
+        let is_storable = matches!(serde_json::from_str(text), Ok(Value::Object(_)));
+        let fields = is_storable.then(|| serde_json::from_str::<HashMap<String, &RawValue>>(text).ok());
+        let Some(fields) = fields.flatten() else { return Self::default() };
+        let field = |name: &str| fields.get(name).map(|value| value.get());
+        let text_of = |name: &str| field(name).and_then(|json| serde_json::from_str::<String>(json).ok());
+        let percent = field("progress").and_then(|json| serde_json::from_str::<f64>(json).ok());
         #[expect(clippy::cast_possible_truncation, reason = "a percentage")]
-        let percent =
-            fields.get("progress").and_then(Value::as_f64).map(|percent| percent.clamp(0.0, 100.0) as f32);
+        let percent = percent.map(|percent| percent.clamp(0.0, 100.0) as f32);
         let (stage, message) = (text_of("stage"), text_of("message"));
-        let is_output = fields.contains_key("output");
-        let mut take = |name: &str| fields.remove(name).filter(|value| !value.is_null());
-        let (checkpoint, output) = (take("checkpoint"), take("output"));
+        let is_output = field("output").is_some();
+        let json_of = |name: &str| field(name).filter(|json| *json != "null").map(str::to_owned);
+        let (checkpoint, output) = (json_of("checkpoint"), json_of("output"));
         let is_report = stage.is_some() || percent.is_some() || message.is_some() || checkpoint.is_some();
         Self { stage, percent, message, checkpoint, output, is_report, is_output }
     }

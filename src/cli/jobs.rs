@@ -4,11 +4,13 @@ use std::process::ExitCode;
 
 use chrono::{DateTime, Utc};
 use comfy_table::{ContentArrangement, Table, presets::NOTHING};
-use serde_json::json;
+use serde::Serialize;
+use serde_json::{json, value::RawValue};
 
 use super::{CancelArgs, Cli, JobsCommand, ListArgs, Output, Usage, dead, print, watch};
 use crate::{
-    Cancelled, ExecutionRow, JobFilter, JobId, JobRow, Retried, Tenure, check_kind, check_queue, timeline,
+    Cancelled, ExecutionRow, JobFilter, JobId, JobRow, RecoveryRow, Retried, Tenure, check_kind, check_queue,
+    timeline,
 };
 
 pub(super) async fn run(cli: &Cli, command: &JobsCommand) -> anyhow::Result<ExitCode> {
@@ -187,6 +189,16 @@ fn list(jobs: &[JobRow]) -> Table {
     table
 }
 
+/// `tenure jobs show --output json`.
+#[derive(Serialize)]
+struct Shown {
+    job: JobRow,
+    executions: Vec<ExecutionRow>,
+    recoveries: Vec<RecoveryRow>,
+    timeline: Vec<timeline::Entry>,
+    checkpoint_bytes: Option<i32>,
+}
+
 async fn show(cli: &Cli, tenure: &Tenure, id: JobId) -> anyhow::Result<ExitCode> {
     let Some(job) = tenure.job(id).await? else {
         anyhow::bail!("there is no job {id}; `tenure jobs list` shows the newest");
@@ -196,13 +208,8 @@ async fn show(cli: &Cli, tenure: &Tenure, id: JobId) -> anyhow::Result<ExitCode>
     let checkpoint_bytes = tenure.checkpoint_bytes(id).await?;
     let timeline = timeline::merged(&job, &executions, &recoveries);
     if cli.output == Output::Json {
-        let all = json!({
-            "job": job,
-            "executions": executions,
-            "recoveries": recoveries,
-            "timeline": timeline,
-            "checkpoint_bytes": checkpoint_bytes,
-        });
+        // Not by way of a value, which would round the numbers of payload and output.
+        let all = Shown { job, executions, recoveries, timeline, checkpoint_bytes };
         print::line(serde_json::to_string_pretty(&all)?);
         return Ok(ExitCode::SUCCESS);
     }
@@ -219,8 +226,7 @@ async fn show(cli: &Cli, tenure: &Tenure, id: JobId) -> anyhow::Result<ExitCode>
     }
     print::line(format!("{events}\n"));
     let mut about = table(&[]);
-    let json =
-        |value: &Option<serde_json::Value>| value.as_ref().map(ToString::to_string).unwrap_or_default();
+    let json = |value: Option<&RawValue>| value.map(ToString::to_string).unwrap_or_default();
     for (name, value) in [
         ("id", job.id.to_string()),
         ("queue", job.queue.clone()),
@@ -235,8 +241,8 @@ async fn show(cli: &Cli, tenure: &Tenure, id: JobId) -> anyhow::Result<ExitCode>
         ("finished", time(job.finished_at)),
         ("progress", print::progress(&job)),
         ("checkpoint", checkpoint_bytes.map(|bytes| format!("{bytes} bytes")).unwrap_or_default()),
-        ("payload", json(&job.payload)),
-        ("output", json(&job.output)),
+        ("payload", json(job.payload_json())),
+        ("output", json(job.output_json())),
         ("last error", job.last_error.clone().unwrap_or_default()),
     ] {
         if !value.is_empty() {

@@ -40,24 +40,28 @@ use crate::{
     QueueSettingsError, ScheduleError, Status, Tenure, WorkerError,
     bench::{Work, WorkerMode},
     config::Settings,
+    job::chained,
 };
+
+/// Where a command's help shows what every command takes: after what is its own.
+const GLOBAL: &str = "Global options";
 
 /// Durable background jobs: NATS JetStream delivers, Postgres owns.
 #[derive(Debug, Parser)]
 #[command(name = "tenure", version, max_term_width = 100)]
 struct Cli {
     /// How to print.
-    #[arg(long, global = true, value_enum, default_value_t = Output::Table)]
+    #[arg(long, global = true, help_heading = GLOBAL, value_enum, default_value_t = Output::Table)]
     output: Output,
     /// A file of settings, in TOML. Default: `TENURE_CONFIG`, or tenure.toml in the working directory, if it is there.
-    #[arg(long = "config", global = true, value_name = "FILE")]
+    #[arg(long = "config", global = true, help_heading = GLOBAL, value_name = "FILE")]
     settings_file: Option<PathBuf>,
     // Not clap's `env`: it would hide which of the two a URL is from.
     /// Postgres, for example `postgres://user:password@host/database`. Default: `DATABASE_URL`.
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = GLOBAL)]
     database_url: Option<String>,
     /// NATS, for example `nats://host:4222`; several joined by commas. Default: `NATS_URL`.
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = GLOBAL)]
     nats_url: Option<String>,
     #[command(subcommand)]
     command: Command,
@@ -176,6 +180,7 @@ struct EnqueueArgs {
     /// The kind: which handler runs it.
     kind: String,
     /// The payload, as JSON; `-` reads it from standard input.
+    #[arg(allow_negative_numbers = true)]
     json: String,
     /// At most one job of this key in its queue, until `TENURE_KEEP_KEYS` after its end: 30 days.
     #[arg(long)]
@@ -450,6 +455,7 @@ struct ScheduleArgs {
     /// The kind: which handler runs its jobs.
     kind: String,
     /// The payload, as JSON; `-` reads it from standard input.
+    #[arg(allow_negative_numbers = true)]
     json: String,
     /// The time zone of the cron expression, such as Europe/Berlin.
     #[arg(long, default_value = "UTC")]
@@ -550,7 +556,7 @@ pub fn main() -> ExitCode {
 struct Usage(String);
 
 fn failed(error: &anyhow::Error) -> ExitCode {
-    eprintln!("tenure: {error:#}");
+    eprintln!("tenure: {}", chained(error.as_ref()));
     let usage = error.chain().any(|cause| {
         cause.is::<Usage>()
             || cause.is::<NameError>()

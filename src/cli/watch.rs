@@ -142,6 +142,7 @@ mod tests {
             queue: "q".into(),
             kind: "k".into(),
             payload: None,
+            payload_json: None,
             status: Status::Processing,
             attempt: 2,
             max_attempts: 5,
@@ -156,6 +157,7 @@ mod tests {
             progress: Some(60.0),
             message: None,
             output: None,
+            output_json: None,
             last_error: None,
         };
         let ran = ran_for(&job, at(61_500));

@@ -406,6 +406,20 @@ mod tests {
         assert!(text.contains("TENURE_STALE_AFTER") && text.contains("at most a year"), "{text}");
     }
 
+    /// Twice or six times of a timer is added to the time of day, and spread by a fifth.
+    #[test]
+    fn a_program_cannot_set_timers_of_centuries_but_graces_without_an_end() {
+        for n in 0..Timing::DEFAULT.clone().all_mut().len() {
+            let mut timing = Timing::DEFAULT;
+            timing.ack_wait = timing::LONGEST;
+            let (name, timer) = timing.all_mut().into_iter().nth(n).unwrap();
+            *timer = Duration::MAX;
+            let is_refused =
+                matches!(timing.validate(), Err(TimingError::TooLong { name: of, .. }) if of == name);
+            assert_eq!(is_refused, !name.ends_with("_grace"), "{name}: {:?}", timing.validate());
+        }
+    }
+
     #[test]
     fn what_is_missing_or_cannot_be_read_is_named_with_what_to_write() {
         let text = Config::from_vars(&BTreeMap::new()).unwrap_err().to_string();

@@ -7,11 +7,8 @@ use std::{
 
 #[cfg(test)]
 use super::Serve;
-use super::{Config, OWN_SUBJECTS, Timing, TraceParent};
+use super::{Config, OWN_SUBJECTS, Timing, TraceParent, timing::LONGEST};
 use crate::job::check_queue;
-
-/// The longest timer: more is a mistake in a unit.
-const LONGEST: Duration = Duration::from_hours(24 * 366);
 
 /// What every setting but the two URLs and the program's own starts with.
 pub(super) const PREFIX: &str = "TENURE_";

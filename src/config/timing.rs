@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+/// The longest timer but a grace: more is a mistake in a unit, and twice of it still is a time.
+pub(super) const LONGEST: Duration = Duration::from_hours(24 * 366);
+
 /// When a worker is believed dead, and how soon anyone notices.
 ///
 /// ```text
@@ -90,9 +93,15 @@ impl Timing {
     /// Names both values and the rule. Change one of the two.
     pub fn validate(&self) -> Result<(), TimingError> {
         for (name, value) in self.clone().all_mut() {
-            // The two graces may be nothing: stop at once.
-            if value.is_zero() && !name.ends_with("_grace") {
+            // The two graces may be nothing (stop at once), and without an end.
+            if name.ends_with("_grace") {
+                continue;
+            }
+            if value.is_zero() {
                 return Err(TimingError::Zero { name });
+            }
+            if *value > LONGEST {
+                return Err(TimingError::TooLong { name, value: *value });
             }
         }
         self.validate_stale_after(self.stale_after)
@@ -141,6 +150,8 @@ impl Default for Timing {
 pub enum TimingError {
     #[error("{name} is 0 s, but must be longer; set TENURE_{} to a duration such as 30s", .name.to_uppercase())]
     Zero { name: &'static str },
+    #[error("{name} is {value:?}, but must be at most a year")]
+    TooLong { name: &'static str, value: Duration },
     #[error(
         "ack_wait ({ack_wait:?}) must be longer than stale_after ({stale_after:?}) + scan_every ({scan_every:?}), \
          or the queue delivers a slow job again before anyone could ask whether its owner is alive; \

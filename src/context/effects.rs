@@ -235,10 +235,11 @@ impl<S> JobContext<S> {
         if held.is_ok() {
             std::mem::forget(resume);
         }
-        if matches!(held, Err(ContextError::Lost { .. })) {
-            self.heartbeat.lost(&self.job, "hold").await;
+        match held {
+            Ok(_) => Ok(()),
+            Err(ContextError::Lost { .. }) => Err(self.refused("hold").await),
+            Err(error) => Err(error),
         }
-        held.map(drop)
     }
 
     /// Checks the fence, and keeps the job; returns what names this transaction.

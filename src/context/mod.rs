@@ -37,6 +37,16 @@ pub enum ContextError {
         /// The token that is no longer current.
         token: FencingToken,
     },
+    /// The attempt has ended: its handler has returned, or was given up, or [`JobContext::complete_in`] has completed
+    /// the job. A task that the handler left behind still holds this context. Nothing was written, and nothing will be:
+    /// await such a task before the handler returns.
+    #[error("job {job} has ended under fencing token {token}, and with it this context; nothing was written")]
+    Ended {
+        /// Which job.
+        job: JobId,
+        /// The token of the attempt that has ended.
+        token: FencingToken,
+    },
     /// Nothing could be written for 80 % of `stale_after`: others may take the job soon. Stop. If it still
     /// is ours when Postgres is back, it goes back to the queue, the attempt not charged.
     #[error(
@@ -151,7 +161,7 @@ impl<S> JobContext<S> {
     ///
     /// `None` if there is none, or if it does not fit this type: an older version wrote it.
     pub fn checkpoint<T: DeserializeOwned>(&self) -> Option<T> {
-        self.job.claim.checkpoint.as_ref().and_then(|value| T::deserialize(value).ok())
+        self.raw_checkpoint().and_then(|text| serde_json::from_str(text).ok())
     }
 
     /// Reports progress, which is the job's sign of life: a job that is silent for longer than
@@ -182,19 +192,20 @@ impl<S> JobContext<S> {
     /// [`Config::checkpoint_bytes_max`](crate::Config::checkpoint_bytes_max); [`ContextError::Lost`] inside
     /// otherwise.
     pub async fn save_checkpoint<T: Serialize>(&self, checkpoint: &T) -> Result<(), JobError> {
-        let value = serde_json::to_value(checkpoint)
+        let text = serde_json::to_string(checkpoint)
             .map_err(|error| JobError::permanent(format!("the checkpoint is not JSON: {error}")))?;
-        let text = self.storable_checkpoint(&value)?;
+        let text = self.storable_checkpoint(text)?;
         self.report(None, None, None, Some(text)).await?;
         Ok(())
     }
 
-    fn storable_checkpoint(&self, value: &serde_json::Value) -> Result<String, JobError> {
+    /// Kept as text: a value would round its numbers.
+    fn storable_checkpoint(&self, text: String) -> Result<String, JobError> {
         let refused = |why: &str| JobError::permanent(format!("the checkpoint cannot be stored: {why}"));
-        if let Some(why) = unstorable(value) {
+        let value = serde_json::from_str(&text).map_err(|error| refused(&error.to_string()))?;
+        if let Some(why) = unstorable(&value) {
             return Err(refused(why));
         }
-        let text = value.to_string();
         let (bytes, bytes_max) = (text.len(), self.checkpoint_bytes_max);
         if bytes > bytes_max {
             return Err(refused(&format!(
@@ -241,14 +252,16 @@ impl<S> JobContext<S> {
         stage: Option<String>,
         percent: Option<f32>,
         message: Option<String>,
-        checkpoint: Option<&serde_json::Value>,
+        checkpoint: Option<String>,
     ) -> Result<(), JobError> {
         if self.job.is_lost() {
             return Err(self.lost().into());
         }
+        if self.job.is_ending() {
+            return Err(self.ended("progress").into());
+        }
         // It is a sign of life all the same.
-        let (checkpoint, refused) = match checkpoint.map(|value| self.storable_checkpoint(value)).transpose()
-        {
+        let (checkpoint, refused) = match checkpoint.map(|text| self.storable_checkpoint(text)).transpose() {
             Ok(checkpoint) => (checkpoint, None),
             Err(refused) => (None, Some(refused)),
         };
@@ -258,6 +271,11 @@ impl<S> JobContext<S> {
             ProgressWrite { key: self.job.key, stage, percent, message, checkpoint },
         );
         refused.map_or(Ok(()), Err)
+    }
+
+    /// What an earlier attempt saved, as JSON text.
+    pub(crate) fn raw_checkpoint(&self) -> Option<&str> {
+        self.job.claim.checkpoint.as_deref()
     }
 
     /// The payload, as it was enqueued.
@@ -287,22 +305,39 @@ impl<S> JobContext<S> {
         ContextError::Lost { job: self.job.key.job, token: self.job.key.token }
     }
 
-    /// Refuses a write of a job that is known to be lost: the database would refuse it, too.
-    async fn check_owned(&self, write: &'static str) -> Result<(), ContextError> {
-        if !self.job.is_lost() {
-            if self.job.is_cut_off() {
-                return Err(ContextError::CutOff { job: self.job.key.job, token: self.job.key.token });
-            }
-            return Ok(());
+    fn ended(&self, call: &'static str) -> ContextError {
+        self.heartbeat.outlived(&self.job, call);
+        ContextError::Ended { job: self.job.key.job, token: self.job.key.token }
+    }
+
+    /// What a call says whose write found no row of this attempt's: that the job is another's, which is recorded, or
+    /// that the attempt itself has ended.
+    async fn refused(&self, write: &'static str) -> ContextError {
+        if !self.job.is_lost() && self.job.is_over() {
+            return self.ended(write);
         }
         self.heartbeat.lost(&self.job, write).await;
-        Err(self.lost())
+        self.lost()
+    }
+
+    /// Refuses a write of a job that is known to be lost, or to have ended: the database would refuse it, too.
+    async fn check_owned(&self, write: &'static str) -> Result<(), ContextError> {
+        if self.job.is_lost() || self.job.is_ending() {
+            return Err(self.refused(write).await);
+        }
+        if self.job.is_cut_off() {
+            return Err(ContextError::CutOff { job: self.job.key.job, token: self.job.key.token });
+        }
+        Ok(())
     }
 
     /// Draws the conclusions from a transaction's end.
     async fn note<T>(&self, done: Result<T, JobError>, what: &'static str) -> Result<T, JobError> {
         if done.as_ref().is_err_and(JobError::is_lost) {
-            self.heartbeat.lost(&self.job, what).await;
+            let said = self.refused(what).await;
+            if matches!(said, ContextError::Ended { .. }) {
+                return Err(said.into());
+            }
         }
         let unavailable = done.as_ref().is_err_and(JobError::is_unavailable);
         *self.job.unavailable_at() = unavailable.then(Instant::now);

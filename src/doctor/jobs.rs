@@ -393,6 +393,7 @@ mod tests {
             queue: "q".into(),
             kind: "k".into(),
             payload: None,
+            payload_json: None,
             tick_field: None,
             max_attempts: 5,
             missed: crate::MissedTicks::Once,

@@ -19,7 +19,10 @@ use percent_encoding::percent_decode_str;
 use tokio::sync::watch;
 
 use super::tls;
-use crate::config::{Config, masked};
+use crate::{
+    config::{Config, masked},
+    repeats::Repeats,
+};
 
 /// NATS gave no answer, or refused.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -69,6 +72,8 @@ impl std::ops::Deref for Queue {
 pub(crate) struct Inner {
     pub(super) client: Client,
     pub(super) context: jetstream::Context,
+    /// Their addresses, without passwords.
+    servers: Arc<str>,
     pub(super) stream: String,
     pub(super) prefix: String,
     pub(super) ack_wait: Duration,
@@ -126,15 +131,19 @@ impl Said {
     }
 }
 
-/// What the log says of the connection.
-fn tell(event: &Event, is_first: bool) {
+/// What the log says of the connection: the same again less and less often, for the client tries for ever.
+fn tell(event: &Event, is_first: bool, servers: &str, repeats: &Repeats) {
+    if matches!(event, Event::Closed) || matches!(event, Event::Connected) && is_first {
+        return tracing::debug!(%event, servers, "NATS connection");
+    }
+    let Some(left_out) = repeats.tell(&event.to_string()) else { return };
     match event {
-        Event::Connected if is_first => tracing::debug!("connected to NATS"),
-        Event::Connected => tracing::info!("connected to NATS again"),
-        Event::Closed => tracing::debug!("the connection to NATS is closed"),
-        Event::ServerError(error) => tracing::error!(%error, "NATS reports an error"),
-        Event::SlowConsumer(_) => tracing::error!("messages were dropped: the process is too slow"),
-        event => tracing::warn!(%event, "NATS connection"),
+        Event::Connected => tracing::info!(servers, left_out, "connected to NATS again"),
+        Event::ServerError(error) => tracing::error!(%error, servers, left_out, "NATS reports an error"),
+        Event::SlowConsumer(_) => {
+            tracing::error!(servers, left_out, "messages were dropped: the process is too slow");
+        }
+        event => tracing::warn!(%event, servers, left_out, "NATS connection"),
     }
 }
 
@@ -151,6 +160,8 @@ impl Queue {
         let (say, said) = watch::channel(Said::default());
         let up_since = Arc::new(Mutex::new(None));
         let (noted, known) = (up_since.clone(), AtomicBool::new(false));
+        let servers: Arc<str> = masked(&config.nats_url).into();
+        let (named, repeats) = (servers.clone(), Repeats::default());
         let mut options = ConnectOptions::new()
             .name("tenure")
             .retry_on_initial_connect()
@@ -174,7 +185,8 @@ impl Queue {
                 }
                 // That it is there at all goes without saying, and so does that it ends with the program.
                 let is_first = !known.fetch_or(matches!(event, Event::Connected), Ordering::Relaxed);
-                async move { tell(&event, is_first) }
+                tell(&event, is_first, &named, &repeats);
+                std::future::ready(())
             });
         // async-nats leaves what stands before the @ of a URL unused.
         if let Some(server) = addresses.iter().find(|server| server.has_user_pass()) {
@@ -209,6 +221,7 @@ impl Queue {
         Ok(Self(Arc::new(Inner {
             client,
             context,
+            servers,
             stream: config.stream.clone(),
             prefix: config.subject_prefix.clone(),
             ack_wait: config.timing.ack_wait,
@@ -224,6 +237,11 @@ impl Queue {
     /// Whether there is a connection right now.
     pub(crate) fn is_connected(&self) -> bool {
         self.client.connection_state() == State::Connected
+    }
+
+    /// The addresses of the servers, without passwords.
+    pub(crate) fn servers(&self) -> &str {
+        &self.servers
     }
 
     /// For how long the connection has been up without a break.

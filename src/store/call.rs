@@ -29,18 +29,32 @@ const OWN_CONNECTIONS: u32 = 6;
 /// How often a statement is sent that is the victim of a deadlock.
 const DEADLOCKS_MAX: u32 = 4;
 
+/// How long a server may take to say why a pool got no connection from it.
+const ONE_MORE_WITHIN: Duration = Duration::from_secs(1);
+
 /// Postgres gave no answer, or refused.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
     /// No answer, or one that says "not now". What was tried may have happened: ask, or try again.
-    #[error("the database is unavailable")]
+    #[error("the database is unavailable: {0}")]
     Unavailable(#[source] Arc<sqlx::Error>),
+    /// No connection for a handler's transaction came free in time: other handlers' transactions hold them all.
+    #[error(
+        "no connection for this transaction came free within {within:?}: other handlers' transactions hold all \
+         {connections}; raise TENURE_HANDLER_CONNECTIONS, run fewer jobs at once, or make the transactions shorter"
+    )]
+    NoneFree {
+        /// How many connections handlers' transactions have: [`Config::handler_connections`].
+        connections: u32,
+        /// How long it was waited for.
+        within: Duration,
+    },
     /// The schema is missing or too old.
     #[error("tenure's schema is missing or too old in this database; run `tenure migrate`")]
     NotMigrated(#[source] Arc<sqlx::Error>),
     /// The statement was refused, and would be again.
-    #[error("the database refused the statement")]
+    #[error("the database refused the statement: {0}")]
     Refused(#[source] Arc<sqlx::Error>),
 }
 
@@ -48,7 +62,7 @@ impl StoreError {
     /// Whether the same call may succeed later.
     #[must_use]
     pub fn is_unavailable(&self) -> bool {
-        matches!(self, Self::Unavailable(_))
+        matches!(self, Self::Unavailable(_) | Self::NoneFree { .. })
     }
 }
 
@@ -121,7 +135,9 @@ impl From<sqlx::Error> for StoreError {
 
 impl StoreError {
     fn has_code(&self, wanted: impl Fn(&str) -> bool) -> bool {
-        let (Self::Unavailable(error) | Self::NotMigrated(error) | Self::Refused(error)) = self;
+        let (Self::Unavailable(error) | Self::NotMigrated(error) | Self::Refused(error)) = self else {
+            return false;
+        };
         error.as_database_error().and_then(sqlx::error::DatabaseError::code).is_some_and(|code| wanted(&code))
     }
 
@@ -412,7 +428,7 @@ impl Store {
                 Err(error) => return self.observe(Err(error)),
             }
         }
-        let answer = Self::acquire(&self.own).await;
+        let answer = self.acquire(&self.own).await;
         let mut held = self.observe(answer)?;
         let answer = self.deadline(query.fetch_all(&mut *held.connection)).await;
         held.finished = is_answer(&answer);
@@ -462,9 +478,12 @@ impl Store {
     where
         W: for<'t> FnOnce(&'t mut PgConnection) -> BoxFuture<'t, Result<T, JobError>>,
     {
-        let mut held = match Self::acquire(&self.handlers).await {
+        let mut held = match self.acquire(&self.handlers).await {
             // Handlers that hold all connections say nothing about the server.
-            Err(error @ sqlx::Error::PoolTimedOut) => return Err(StoreError::from(error).into()),
+            Err(sqlx::Error::PoolTimedOut) => {
+                let connections = self.handlers.options().get_max_connections();
+                return Err(StoreError::NoneFree { connections, within: self.within }.into());
+            }
             answer => self.observe(answer)?,
         };
         let answer = self.deadline(held.connection.begin_with(AssertSqlSafe(isolation.begin(idle)))).await;
@@ -491,7 +510,7 @@ impl Store {
     where
         W: for<'t> FnOnce(&'t mut PgConnection) -> BoxFuture<'t, Result<T, sqlx::Error>>,
     {
-        let answer = Self::acquire(&self.own).await;
+        let answer = self.acquire(&self.own).await;
         let mut held = self.observe(answer)?;
         let answer = self
             .deadline(async {
@@ -581,8 +600,27 @@ impl Store {
         self.observe(answer)
     }
 
-    async fn acquire(pool: &PgPool) -> Result<Held, sqlx::Error> {
-        Ok(Held { connection: pool.acquire().await?, finished: false })
+    /// A pool tries a server that refuses connections again and again, and then only says that its time is up: what
+    /// the server says to one connection more is the cause. `PoolTimedOut`: others hold all of the pool's.
+    async fn acquire(&self, pool: &PgPool) -> Result<Held, sqlx::Error> {
+        let error = match pool.acquire().await {
+            Ok(connection) => return Ok(Held { connection, finished: false }),
+            Err(error) => error,
+        };
+        if matches!(error, sqlx::Error::PoolTimedOut) {
+            let one_more = timeout(ONE_MORE_WITHIN.min(self.within), pool.connect_options().connect()).await;
+            match one_more {
+                Ok(Ok(connection)) => drop(connection.close().await),
+                Ok(Err(cause)) => return Err(cause),
+                Err(_) => return Err(self.no_answer()),
+            }
+        }
+        Err(error)
+    }
+
+    fn no_answer(&self) -> sqlx::Error {
+        let text = format!("no answer within {:?}", self.within);
+        sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, text))
     }
 
     /// Gives one call to Postgres the time that any of tenure's has.
@@ -590,10 +628,7 @@ impl Store {
         &self,
         call: impl Future<Output = Result<T, sqlx::Error>>,
     ) -> Result<T, sqlx::Error> {
-        timeout(self.within, call).await.unwrap_or_else(|_| {
-            let text = format!("no answer within {:?}", self.within);
-            Err(sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, text)))
-        })
+        timeout(self.within, call).await.unwrap_or_else(|_| Err(self.no_answer()))
     }
 
     /// Sorts an answer, and remembers whether there was one.

@@ -10,7 +10,7 @@ use sqlx::{Postgres, Row, postgres::PgArguments, postgres::PgRow, query, query::
 use super::{
     DEAD_COUNTS, DEAD_IDS, DEAD_LETTER, DEAD_LETTERS, PURGE_DEAD, REDRIVE,
     call::{Store, StoreError},
-    rows::json,
+    rows::{AGE_MAX, json, raw},
 };
 use crate::job::JobId;
 
@@ -102,7 +102,7 @@ impl DeadFilter {
         query: Query<'q, Postgres, PgArguments>,
     ) -> Query<'q, Postgres, PgArguments> {
         // Longer than Postgres's interval is for ever, too.
-        let age = self.older_than.min(Duration::from_hours(24 * 365_000));
+        let age = self.older_than.min(AGE_MAX);
         query
             .bind(self.queue.clone())
             .bind(self.kind.clone())
@@ -240,11 +240,6 @@ impl Store {
     ) -> Result<u64, StoreError> {
         Ok(self.rows(filter.bind(query(PURGE_DEAD)).bind(limit).bind(of)).await?.len() as u64)
     }
-}
-
-/// JSON from a jsonb column, untouched.
-fn raw(text: Option<String>) -> Option<Box<RawValue>> {
-    text.and_then(|text| RawValue::from_string(text).ok())
 }
 
 fn letter(row: &PgRow) -> Result<DeadLetter, sqlx::Error> {

@@ -17,7 +17,7 @@ use super::{
     call::{Line, Store, StoreError},
     rows::{
         AttemptEnd, CancelAnswer, ClaimRequest, Completion, EndedAttempt, Keys, NewJob, OfLocked,
-        ProgressWrite, Refused, Shapes, Told, ended, json, ord, ordinals, status,
+        ProgressWrite, Refused, Shapes, Told, ended, ord, ordinals, status,
     },
 };
 use crate::{
@@ -465,7 +465,7 @@ pub(super) fn claims_of(
             payload: row.try_get(3)?,
             attempt: row.try_get::<i32, _>(4)?.cast_unsigned(),
             max_attempts: row.try_get::<i32, _>(5)?.cast_unsigned(),
-            checkpoint: json(row.try_get(6)?),
+            checkpoint: row.try_get(6)?,
             trace_context: row.try_get(7)?,
             dispatch: row.try_get(8)?,
             waited: Duration::try_from_secs_f64(row.try_get(9)?).unwrap_or_default(),

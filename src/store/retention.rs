@@ -9,6 +9,7 @@ use super::{
     PURGE_CANCELLED, PURGE_DAY, PURGE_DONE, PURGE_EVENTS, PURGE_GATE, PURGE_KEYS, PURGE_OLD_DEAD, PURGE_ROWS,
     PURGE_TRACES,
     call::{Store, StoreError},
+    rows::AGE_MAX,
 };
 
 /// How long a look at a day of the history may take.
@@ -25,8 +26,8 @@ pub(crate) struct Purged {
     pub(crate) last: Option<Uuid>,
 }
 
-fn seconds(age: Option<Duration>) -> Option<f64> {
-    age.map(|age| age.as_secs_f64())
+fn seconds(age: Duration) -> f64 {
+    age.min(AGE_MAX).as_secs_f64()
 }
 
 fn count(row: &PgRow, column: &str) -> Result<u64, sqlx::Error> {
@@ -40,7 +41,7 @@ impl Store {
         every: Duration,
         shortest: Option<Duration>,
     ) -> Result<bool, StoreError> {
-        let query = query(PURGE_GATE).bind(every.as_secs_f64()).bind(seconds(shortest));
+        let query = query(PURGE_GATE).bind(every.as_secs_f64()).bind(shortest.map(seconds));
         Ok(!self.rows(query).await?.is_empty())
     }
 
@@ -56,7 +57,7 @@ impl Store {
         completed: Option<Duration>,
         cancelled: Option<Duration>,
     ) -> Result<Option<Purged>, StoreError> {
-        let query = query(PURGE_DAY).bind(seconds(completed)).bind(seconds(cancelled));
+        let query = query(PURGE_DAY).bind(completed.map(seconds)).bind(cancelled.map(seconds));
         let rows = self.rows_aside(DAY_WITHIN, query).await?;
         let day = |row: &PgRow| {
             Ok(Purged {
@@ -76,8 +77,11 @@ impl Store {
         after: Uuid,
         step: i32,
     ) -> Result<Purged, StoreError> {
-        let query =
-            query(PURGE_ROWS).bind(seconds(completed)).bind(seconds(cancelled)).bind(after).bind(step);
+        let query = query(PURGE_ROWS)
+            .bind(completed.map(seconds))
+            .bind(cancelled.map(seconds))
+            .bind(after)
+            .bind(step);
         let rows = self.rows(query).await?;
         let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
         Ok(Purged {
@@ -104,7 +108,7 @@ impl Store {
     }
 
     async fn purge_some(&self, sql: &'static str, keep: Duration, step: i32) -> Result<u64, StoreError> {
-        let rows = self.rows(query(sql).bind(keep.as_secs_f64()).bind(step)).await?;
+        let rows = self.rows(query(sql).bind(seconds(keep)).bind(step)).await?;
         Ok(count(rows.first().ok_or(sqlx::Error::RowNotFound)?, "gone")?)
     }
 
@@ -124,7 +128,7 @@ impl Store {
         step: i32,
     ) -> Result<Purged, StoreError> {
         let query = query(PURGE_KEYS)
-            .bind(keep.as_secs_f64())
+            .bind(seconds(keep))
             .bind(first_seq.map(u64::cast_signed))
             .bind(after)
             .bind(step);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, value::RawValue};
 use sqlx::{Row, postgres::PgRow};
 use uuid::Uuid;
 
@@ -12,6 +12,9 @@ use crate::{
     claim::{ClaimKey, FencingToken},
     job::{JobId, Status, storable},
 };
+
+/// Longer ago is for ever, and more than Postgres's time can hold.
+pub(super) const AGE_MAX: Duration = Duration::from_hours(24 * 365_000);
 
 /// Who publishes the first message of a new job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -286,7 +289,11 @@ pub struct JobRow {
     pub id: JobId,
     pub queue: String,
     pub kind: String,
+    /// Its numbers are rounded to `f64`; [`JobRow::payload_json`] has all their digits.
+    #[serde(skip)]
     pub payload: Option<Value>,
+    #[serde(rename = "payload")]
+    pub(crate) payload_json: Option<Box<RawValue>>,
     pub status: Status,
     pub attempt: i32,
     pub max_attempts: i32,
@@ -300,8 +307,26 @@ pub struct JobRow {
     pub stage: Option<String>,
     pub progress: Option<f32>,
     pub message: Option<String>,
+    /// Its numbers are rounded to `f64`; [`JobRow::output_json`] has all their digits.
+    #[serde(skip)]
     pub output: Option<Value>,
+    #[serde(rename = "output")]
+    pub(crate) output_json: Option<Box<RawValue>>,
     pub last_error: Option<String>,
+}
+
+impl JobRow {
+    /// The payload as JSON text, as the database has it: numbers keep all their digits. Serializing the row writes it.
+    #[must_use]
+    pub fn payload_json(&self) -> Option<&RawValue> {
+        self.payload_json.as_deref()
+    }
+
+    /// The output as JSON text, as the database has it: numbers keep all their digits. Serializing the row writes it.
+    #[must_use]
+    pub fn output_json(&self) -> Option<&RawValue> {
+        self.output_json.as_deref()
+    }
 }
 
 /// An attempt as `tenure.job_executions_all` shows it.
@@ -350,6 +375,16 @@ pub(super) fn status(row: &PgRow) -> Result<Status, sqlx::Error> {
 pub(super) fn json(text: Option<String>) -> Option<Value> {
     // It comes from a jsonb column: it is JSON. A number too large for f64 is shown as null.
     text.map(|text| serde_json::from_str(&text).unwrap_or_default())
+}
+
+/// JSON from a jsonb column, untouched.
+pub(super) fn raw(text: Option<String>) -> Option<Box<RawValue>> {
+    text.and_then(|text| RawValue::from_string(text).ok())
+}
+
+/// JSON from a jsonb column as a value, whose numbers are rounded, and untouched.
+pub(super) fn both(text: Option<String>) -> (Option<Value>, Option<Box<RawValue>>) {
+    (json(text.clone()), raw(text))
 }
 
 /// What the items of a batch have in common: sent once, and named by its place.

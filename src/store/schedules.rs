@@ -2,13 +2,13 @@
 
 use chrono::{DateTime, Utc};
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, value::RawValue};
 use sqlx::{Row, postgres::PgRow, query};
 
 use super::{
     DUE_SCHEDULES, LIST_SCHEDULES, PAUSE_SCHEDULE, PUT_SCHEDULE, REMOVE_SCHEDULE, RESUME_SCHEDULE, TICK,
     call::{Store, StoreError},
-    rows::{NewJob, json},
+    rows::{NewJob, both},
 };
 use crate::job::{JobId, MissedTicks};
 
@@ -46,7 +46,11 @@ pub struct ScheduleRow {
     pub time_zone: String,
     pub queue: String,
     pub kind: String,
+    /// Its numbers are rounded to `f64`; serializing the row writes them with all their digits.
+    #[serde(skip)]
     pub payload: Option<Value>,
+    #[serde(rename = "payload")]
+    pub(crate) payload_json: Option<Box<RawValue>>,
     pub tick_field: Option<String>,
     pub max_attempts: i32,
     pub missed: MissedTicks,
@@ -118,13 +122,15 @@ impl Store {
     pub(crate) async fn list_schedules(&self, name: Option<&str>) -> Result<Vec<ScheduleRow>, StoreError> {
         let rows = self.rows(query(LIST_SCHEDULES).bind(name)).await?;
         let schedule = |row: &PgRow| {
+            let (payload, payload_json) = both(row.try_get("payload")?);
             Ok(ScheduleRow {
                 name: row.try_get("name")?,
                 cron: row.try_get("cron")?,
                 time_zone: row.try_get("time_zone")?,
                 queue: row.try_get("queue")?,
                 kind: row.try_get("kind")?,
-                payload: json(row.try_get("payload")?),
+                payload,
+                payload_json,
                 tick_field: row.try_get("tick_field")?,
                 max_attempts: row.try_get("max_attempts")?,
                 missed: missed(row)?,

@@ -10,14 +10,12 @@ use tokio::time::timeout;
 use super::{
     CHECKPOINT_SIZE, EXECUTIONS, LIST_JOBS, LIST_WORKERS, RECOVERIES, SCHEMA_VERSION, SHOW_JOB, VERIFY,
     call::{Store, StoreError},
-    rows::{ExecutionRow, JobRow, RecoveryRow, RuleBroken, json, status},
+    rows::{AGE_MAX, ExecutionRow, JobRow, RecoveryRow, RuleBroken, both, status},
 };
 use crate::job::{JobId, Status};
 
 /// How long the look at every job may take. A history of a hundred million jobs takes some minutes.
 const VERIFIED_WITHIN: Duration = Duration::from_hours(1);
-/// Longer ago is for ever, and more than Postgres's time can hold.
-const AGE_MAX: Duration = Duration::from_hours(24 * 365_000);
 
 /// Which jobs. The default is all of them.
 ///
@@ -310,11 +308,14 @@ impl Store {
 }
 
 fn job_row(row: &PgRow) -> Result<JobRow, sqlx::Error> {
+    let (payload, payload_json) = both(row.try_get("payload")?);
+    let (output, output_json) = both(row.try_get("output")?);
     Ok(JobRow {
         id: row.try_get("id")?,
         queue: row.try_get("queue")?,
         kind: row.try_get("kind")?,
-        payload: json(row.try_get("payload")?),
+        payload,
+        payload_json,
         status: status(row)?,
         attempt: row.try_get("attempt")?,
         max_attempts: row.try_get("max_attempts")?,
@@ -328,7 +329,8 @@ fn job_row(row: &PgRow) -> Result<JobRow, sqlx::Error> {
         stage: row.try_get("stage")?,
         progress: row.try_get("progress")?,
         message: row.try_get("message")?,
-        output: json(row.try_get("output")?),
+        output,
+        output_json,
         last_error: row.try_get("last_error")?,
     })
 }

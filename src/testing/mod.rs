@@ -39,6 +39,7 @@ use std::{
 };
 
 use chrono::Utc;
+use serde_json::value::RawValue;
 use sqlx::PgPool;
 use tokio::{
     sync::oneshot,
@@ -46,11 +47,11 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use self::servers::{Place, told};
+use self::servers::Place;
 use crate::{
     config::{Config, masked},
     enqueue::JobRequest,
-    job::{Job, JobId, Status},
+    job::{Job, JobId, Status, chained},
     store::{JobFilter, JobRow, pool_of_test},
     tenure::Tenure,
     worker::{WorkerBuilder, WorkerError},
@@ -534,7 +535,7 @@ impl Running {
         drop(self.stop.take());
         match (&mut self.task).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => panic!("{at}: the worker did not run: {}", told(&error)),
+            Ok(Err(error)) => panic!("{at}: the worker did not run: {}", chained(&error)),
             Err(error) => panic!("{at}: the worker did not run: {error}"),
         }
     }
@@ -554,20 +555,19 @@ impl Drop for Running {
 
 async fn connect(config: &Config) -> Result<(Tenure, PgPool), String> {
     let pool =
-        pool_of_test(&config.database_url, config.timing.database_within).map_err(|error| told(&error))?;
-    let tenure = Tenure::connect(config).await.map_err(|error| told(&error))?;
-    tenure.migrate().await.map_err(|error| told(&error))?;
+        pool_of_test(&config.database_url, config.timing.database_within).map_err(|error| chained(&error))?;
+    let tenure = Tenure::connect(config).await.map_err(|error| chained(&error))?;
+    tenure.migrate().await.map_err(|error| chained(&error))?;
     if timeout(LIMIT, tenure.queue().connected()).await.is_err() {
         return Err(format!("NATS does not answer at {}", masked(&config.nats_url)));
     }
     // Before the first message, or that waits for the relay.
-    tenure.queue().ensure_stream().await.map_err(|error| told(&error))?;
+    tenure.queue().ensure_stream().await.map_err(|error| chained(&error))?;
     Ok((tenure, pool))
 }
 
 fn typed<J: Job>(at: At, row: &JobRow) -> J {
-    let payload = row.payload.clone().unwrap_or_default();
-    serde_json::from_value(payload)
+    serde_json::from_str(row.payload_json().map_or("null", RawValue::get))
         .unwrap_or_else(|error| panic!("{at}: the payload is not of the job's type: {error}:\n{}", line(row)))
 }
 
@@ -577,12 +577,12 @@ fn line(job: &JobRow) -> String {
     if *status == Status::Queued && job.scheduled_at > Utc::now() {
         parts.push(format!("waits until {}", job.scheduled_at.to_rfc3339()));
     }
-    parts.extend(job.payload.as_ref().map(|payload| format!("payload {payload}")));
+    parts.extend(job.payload_json().map(|payload| format!("payload {payload}")));
     parts.extend(job.last_error.as_ref().map(|error| format!("last error {error:?}")));
     parts.push(format!("id {id}"));
     parts.join(", ")
 }
 
 fn fail(at: At, error: &dyn Error) -> ! {
-    panic!("{at}: {}", told(error))
+    panic!("{at}: {}", chained(error))
 }

@@ -1,9 +1,7 @@
 //! Servers: a private Postgres and NATS for all tests of this process, and a database and a stream for each.
 
 use std::{
-    env,
-    error::Error,
-    fs, io,
+    env, fs, io,
     os::unix::fs::PermissionsExt,
     path::PathBuf,
     sync::OnceLock,
@@ -22,6 +20,7 @@ use uuid::Uuid;
 use crate::{
     config::{Config, Timing, masked},
     dev::{DevError, Nats, Postgres, Servers, postgres_user},
+    job::chained,
     queue::Queue,
     store::{JobFilter, Store, StoreError},
 };
@@ -96,7 +95,7 @@ pub(super) async fn on(database_url: &str, nats_url: &str) -> Result<Place, Stri
                  such as postgres"
             ));
         }
-        Err(error) => return Err(format!("{shown} cannot be used: {}", told(&error))),
+        Err(error) => return Err(format!("{shown} cannot be used: {}", chained(&error))),
     }
     new_place(server, None, false).await
 }
@@ -116,7 +115,7 @@ async fn new_place(server: Config, template: Option<&str>, is_private: bool) -> 
         let shown = masked(&server.database_url);
         format!(
             "a test's database could not be created from {shown}, whose user needs CREATEDB: {}",
-            told(&error)
+            chained(&error)
         )
     })?;
     let mut config = Config::new(url_of(&server.database_url, &database), server.nats_url.clone());
@@ -159,7 +158,7 @@ fn start() -> Result<Private, String> {
         format!(
             "the private servers of tenure::testing did not start: {}\nOr bring your own: \
              TestTenure::on(database_url, nats_url).",
-            told(&error)
+            chained(&error)
         )
     };
     let postgres = Postgres::start(&folder.join("postgres"), false).map_err(failed)?;
@@ -178,16 +177,16 @@ async fn make_template(server: &Config, template: &Config) -> Result<(), String>
     let store = open(server)?;
     let created = store.create_database(TEMPLATE, None).await;
     store.close().await;
-    created.map_err(|error| told(&error))?;
+    created.map_err(|error| chained(&error))?;
     let store = open(template)?;
     let migrated = store.migrate().await;
     // Nobody may be connected to what is copied.
     store.close().await;
-    migrated.map(drop).map_err(|error| told(&error))
+    migrated.map(drop).map_err(|error| chained(&error))
 }
 
 fn open(config: &Config) -> Result<Store, String> {
-    Store::open(config).map_err(|error| format!("{}: {}", masked(&config.database_url), told(&error)))
+    Store::open(config).map_err(|error| format!("{}: {}", masked(&config.database_url), chained(&error)))
 }
 
 async fn remove(server: &Config, database: &str, config: &Config) {
@@ -240,21 +239,6 @@ fn sweep() {
             fs::remove_dir_all(entry.path()).ok();
         }
     }
-}
-
-/// An error with its causes.
-pub(super) fn told(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let more = error.to_string();
-        if !text.ends_with(&more) {
-            text.push_str(": ");
-            text.push_str(&more);
-        }
-        cause = error.source();
-    }
-    text
 }
 
 #[cfg(test)]

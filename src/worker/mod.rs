@@ -31,6 +31,7 @@ use crate::{
     heartbeat::Heartbeat,
     job::{Job, NameError, check_queue},
     metrics::QueueMeasures,
+    repeats::Repeats,
     run::{HandlerError, IntoOutcome, KindOptions, Kinds},
     running::Running,
     settle::Settle,
@@ -74,6 +75,15 @@ pub enum WorkerError {
         slots: usize,
         /// What is wrong.
         reason: &'static str,
+    },
+    /// The state came after handlers, which were written for none.
+    #[error(
+        "the state was given after the handlers of {kinds:?}, which cannot have it; give it first: \
+         Worker::builder(&tenure).state(..).handle(..)"
+    )]
+    StateAfterHandler {
+        /// The kinds that had a handler by then; `*` is that of [`WorkerBuilder::handle_any`].
+        kinds: Vec<String>,
     },
     /// Nothing to do.
     #[error("the worker has no {0}; give it at least one")]
@@ -150,6 +160,7 @@ impl Worker {
             health: Health::new(tenure.config().timing.renew_every * HUNG_RENEWALS),
             state: Arc::new(()),
             kinds: Kinds::default(),
+            named: Some(BTreeSet::new()),
             queues: BTreeMap::new(),
             shared: Vec::new(),
             error: None,
@@ -178,6 +189,8 @@ pub struct WorkerBuilder<S = ()> {
     health: Health,
     state: Arc<S>,
     kinds: Kinds<S>,
+    /// Which queues the handlers' types name. `None`: a handler without a type may be for any.
+    named: Option<BTreeSet<&'static str>>,
     queues: BTreeMap<String, Option<usize>>,
     shared: Vec<(usize, Vec<(String, u32)>)>,
     error: Option<WorkerError>,
@@ -194,13 +207,38 @@ impl<S> std::fmt::Debug for WorkerBuilder<S> {
 }
 
 impl WorkerBuilder {
-    /// What every handler gets as `ctx.state()`. Before the first handler.
-    pub fn state<T: Send + Sync + 'static>(self, state: T) -> WorkerBuilder<T> {
+    /// Gives every handler this value as [`JobContext::state`]. Call it before the first handler: one that was added
+    /// earlier takes a context without it, and [`WorkerBuilder::run_until`] fails with
+    /// [`WorkerError::StateAfterHandler`].
+    ///
+    /// ```no_run
+    /// # use tenure::{Job, JobContext, JobError, Outcome, Tenure, Worker};
+    /// # #[derive(serde::Serialize, serde::Deserialize)]
+    /// # struct Greet { name: String }
+    /// # impl Job for Greet { const KIND: &'static str = "greet"; }
+    /// struct App { pool: sqlx::PgPool }
+    ///
+    /// async fn greet(job: Greet, ctx: JobContext<App>) -> Result<Outcome, JobError> {
+    ///     sqlx::query("INSERT INTO greeted VALUES ($1)").bind(&job.name).execute(&ctx.state().pool).await?;
+    ///     Outcome::done(())
+    /// }
+    ///
+    /// # fn f(tenure: &Tenure, pool: sqlx::PgPool) {
+    /// let worker = Worker::builder(tenure).state(App { pool }).handle(greet);
+    /// # }
+    /// ```
+    pub fn state<T: Send + Sync + 'static>(mut self, state: T) -> WorkerBuilder<T> {
+        if !self.kinds.is_empty() {
+            let mut kinds = self.kinds.names().unwrap_or_else(|| vec!["*".into()]);
+            kinds.sort_unstable();
+            self.error.get_or_insert(WorkerError::StateAfterHandler { kinds });
+        }
         WorkerBuilder {
             tenure: self.tenure,
             health: self.health,
             state: Arc::new(state),
             kinds: Kinds::default(),
+            named: self.named,
             queues: self.queues,
             shared: self.shared,
             error: self.error,
@@ -232,6 +270,9 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
     {
         let added = self.kinds.add_typed(options, handler);
         self.note(added);
+        if let Some(named) = &mut self.named {
+            named.insert(J::QUEUE);
+        }
         self.queues.entry(J::QUEUE.into()).or_default();
         self
     }
@@ -242,6 +283,7 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
         F: Fn(Value, JobContext<S>) -> Fut + Send + Sync + 'static,
         Fut: Future<Output: IntoOutcome> + Send + 'static,
     {
+        self.named = None;
         let added = self.kinds.add(Some(kind), options, handler);
         self.note(added);
         self
@@ -253,6 +295,7 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
         F: Fn(Value, JobContext<S>) -> Fut + Send + Sync + 'static,
         Fut: Future<Output: IntoOutcome> + Send + 'static,
     {
+        self.named = None;
         let added = self.kinds.add(None, options, handler);
         self.note(added);
         self
@@ -307,6 +350,8 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
     /// Serves this queue and no other, also not those that the types of handlers name; runs at most so many
     /// of its jobs at once. After the handlers.
     pub fn only_queue(mut self, queue: &str, slots: usize) -> Self {
+        // It is for jobs of these types that were enqueued elsewhere than their type says.
+        self.named = None;
         self.queues.clear();
         self.shared.clear();
         self.concurrency(queue, slots)
@@ -363,6 +408,28 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
         (Arc::new(all), total)
     }
 
+    /// Warns of what may be meant otherwise, and is no error.
+    fn warn(&self, slots: usize, handler_connections: u32) {
+        if let Some(named) = &self.named {
+            for queue in self.queues.keys().filter(|queue| !named.contains(queue.as_str())) {
+                tracing::warn!(
+                    queue,
+                    ?named,
+                    "no handler's type names this queue: only jobs that were enqueued into it by its name run here; \
+                     if that is a mistake, correct the name given to `concurrency` or `shared`"
+                );
+            }
+        }
+        if slots > usize::try_from(handler_connections).unwrap_or(usize::MAX) {
+            tracing::info!(
+                slots,
+                handler_connections,
+                "more slots than connections for handlers' transactions: when all are in use, `once` and `fenced_tx` \
+                 wait for one; if your handlers call them, raise TENURE_HANDLER_CONNECTIONS"
+            );
+        }
+    }
+
     fn note(&mut self, added: Result<(), HandlerError>) {
         if let Err(error) = added {
             self.error.get_or_insert(error.into());
@@ -399,6 +466,7 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
         let random = Alphanumeric.sample_string(&mut rand::rng(), 8).to_lowercase();
         let worker_id = format!("{hostname}-{}-{random}", std::process::id());
         let (queues, slots) = self.slots();
+        self.warn(slots, config.handler_connections);
 
         #[cfg(feature = "http")]
         let _server = match config.listen {
@@ -465,6 +533,7 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
             slots,
             measures,
             health: self.health,
+            repeats: Repeats::default(),
             recovery: self.recovery,
             #[cfg(feature = "testing")]
             loses_first: self.loses_first,

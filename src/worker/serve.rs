@@ -43,6 +43,7 @@ use crate::{
     panics::Panics,
     queue::{Control, Delivery, Probed, Pull, PullConsumer, Pulled, Queue, QueueError},
     recover::reconcile::{Identity, LifeSign, reconcile},
+    repeats::Repeats,
     run::{Ended, Kind, Kinds, run},
     running::{Message, Reservation, Running, RunningJob},
     settle::{Settle, Settled, Verdict, verdict},
@@ -51,9 +52,6 @@ use crate::{
     threads::Threads,
     trace,
 };
-
-/// How often a worker that waits for the schema says so.
-const SCHEMA_TOLD_EVERY: Duration = Duration::from_secs(60);
 
 /// When a consumer that could not be had is asked for again: twice as late each time.
 const CONSUMER_AGAIN: Duration = Duration::from_millis(100);
@@ -81,6 +79,8 @@ pub(super) struct Shared<S> {
     pub(super) slots: usize,
     pub(super) measures: HashMap<String, QueueMeasures>,
     pub(super) health: Health,
+    /// What the loops of the start, which try again twice a second, have said.
+    pub(super) repeats: Repeats,
     pub(super) recovery: Recovery,
     #[cfg(feature = "testing")]
     pub(super) loses_first: bool,
@@ -183,7 +183,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
             let rest = self.running.stop_all();
             tracing::warn!(jobs = rest, "still running after the grace; asked to stop");
             let longest = self.kinds.all().map(|kind| self.cancel_grace(kind)).max().unwrap_or_default();
-            let within = longest + self.timing.database_within;
+            let within = longest.saturating_add(self.timing.database_within);
             if timeout(within, ended(&mut jobs)).await.is_err() {
                 tracing::error!(jobs = self.running.all().len(), "not released; others will take them back");
             }
@@ -274,7 +274,6 @@ impl<S: Send + Sync + 'static> Shared<S> {
     /// Waits for Postgres, and for the schema: in a deploy `tenure migrate` may come a little later than its workers,
     /// and one that ended would be started again later and later. A newer schema will do, unless it says otherwise.
     async fn await_schema(&self) -> Result<(), WorkerError> {
-        let mut told_at: Option<Instant> = None;
         loop {
             let lacks = match self.store.schema().await {
                 Ok(is) if is.breaks_before > NEEDS => {
@@ -293,15 +292,21 @@ impl<S: Send + Sync + 'static> Shared<S> {
                     "there is none of tenure in this database; run `tenure migrate`".to_owned()
                 }
                 Err(error) if error.is_unavailable() => {
-                    tracing::warn!(reason = self.store.last_error(), "waiting for Postgres");
+                    let reason = self.store.last_error();
+                    if let Some(left_out) = self.repeats.tell(&reason) {
+                        tracing::warn!(reason, left_out, "waiting for Postgres");
+                    }
                     sleep(Duration::from_millis(500)).await;
                     continue;
                 }
                 Err(error) => return Err(error.into()),
             };
-            if told_at.is_none_or(|at| at.elapsed() >= SCHEMA_TOLD_EVERY) {
-                tracing::error!(reason = lacks, "waiting for the schema; no job runs here until then");
-                told_at = Some(Instant::now());
+            if let Some(left_out) = self.repeats.tell(&lacks) {
+                tracing::error!(
+                    reason = lacks,
+                    left_out,
+                    "waiting for the schema; no job runs here until then"
+                );
             }
             self.health.lacks("schema", lacks);
             sleep(Duration::from_millis(500)).await;
@@ -314,7 +319,9 @@ impl<S: Send + Sync + 'static> Shared<S> {
             match self.queue.listen(&self.probe_subject).await {
                 Ok(control) => return control,
                 Err(error) => {
-                    tracing::warn!(%error, "not listening to cancellations and probes yet");
+                    if let Some(left_out) = self.repeats.tell(&format!("listen: {error}")) {
+                        tracing::warn!(%error, left_out, "not listening to cancellations and probes yet");
+                    }
                     sleep(Duration::from_millis(500)).await;
                 }
             }
@@ -346,20 +353,20 @@ impl<S: Send + Sync + 'static> Shared<S> {
         loop {
             // Requests that nobody takes would pile up in the client.
             while timeout(Duration::from_secs(5), self.queue.connected()).await.is_err() {
-                tracing::warn!("waiting for NATS");
+                if let Some(left_out) = self.repeats.tell("waiting for NATS") {
+                    tracing::warn!(servers = self.queue.servers(), left_out, "waiting for NATS");
+                }
             }
             match self.ensure_stream().await {
                 Ok(()) => return,
                 Err(error) => {
                     failures += 1;
                     // The first answer may be late: a server that has just started looks for its streams.
-                    if failures.is_power_of_two() && failures > 1 {
-                        tracing::error!(
-                            %error,
-                            failures,
-                            "not ready: the stream is missing and cannot be created; a denied permission looks like \
-                            no answer. Run `tenure migrate` with the admin role, or wait"
-                        );
+                    if failures > 1
+                        && let Some(left_out) = self.repeats.tell(&format!("stream: {error}"))
+                    {
+                        tracing::error!(%error, left_out, "not ready: the stream is missing and cannot be created; a \
+                            denied permission looks like no answer. Run `tenure migrate` with the admin role, or wait");
                     }
                     sleep(Duration::from_millis(500)).await;
                 }
@@ -581,7 +588,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
             tracing::error!(%error, "a test's first attempt was not taken back");
         }
         // A handler that was told to stop may fail; one that says it is done wants that written.
-        let says_done = matches!(ended, Ended::Returned(Ok(Outcome::Done(_))));
+        let says_done = matches!(ended, Ended::Returned(Ok(Outcome::Done(_) | Outcome::DoneJson(_))));
         let verdict = verdict(&job, ended, &kind.retry, kind.timeout);
         let write = match &verdict {
             Verdict::End(end) => {

@@ -40,6 +40,54 @@ async fn enqueue_prints_the_id_and_says_when_the_key_was_taken() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_payload_may_be_a_negative_number() {
+    let bench = bench().await;
+    for (number, shown) in [("-5", "-5"), ("-0.25", "-0.25"), ("-1e3", "-1000")] {
+        let ran = run(&bench, &["enqueue", "q", "k", number]).await;
+        assert_eq!(ran.code, Some(0), "{number}: {}", ran.err);
+        let id = ran.out.trim();
+        assert_eq!(
+            bench.text(&format!("SELECT payload FROM tenure.jobs WHERE id = '{id}'")).await,
+            format!("({shown})")
+        );
+    }
+    let add = ["schedules", "add", "nightly", "0 3 * * *", "q", "k", "-5"];
+    assert_eq!(run(&bench, &add).await.code, Some(0));
+    // A flag that is none still is a mistake.
+    let wrong = run(&bench, &["enqueue", "q", "k", "-x"]).await;
+    assert_eq!(wrong.code, Some(2), "{}", wrong.out);
+}
+
+/// Of every command, down to the last.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_help_of_each_command_shows_its_own_options_first_and_the_global_ones_last() {
+    let bench = bench().await;
+    let mut rest = vec![vec![]];
+    let mut seen = 0;
+    while let Some(command) = rest.pop() {
+        let mut arguments = command.clone();
+        arguments.push("--help".to_owned());
+        let ran = run(&bench, &arguments.iter().map(String::as_str).collect::<Vec<_>>()).await;
+        assert_eq!(ran.code, Some(0), "{command:?}: {}", ran.err);
+        let (own, global) =
+            ran.out.split_once("\nGlobal options:\n").unwrap_or_else(|| panic!("{}", ran.out));
+        for option in ["--output", "--config", "--database-url", "--nats-url"] {
+            let line = format!("      {option} <");
+            assert!(global.contains(&line) && !own.contains(&line), "{command:?}: {option}: {}", ran.out);
+        }
+        assert_eq!(global.matches("\n      --").count(), 3, "{}", ran.out);
+        assert!(!global.contains(":\n\n") && own.contains("\nOptions:\n"), "{}", ran.out);
+        seen += 1;
+        let names = own.split_once("\nCommands:\n").map_or("", |(_, names)| names);
+        let names = names.lines().take_while(|line| !line.is_empty());
+        let names = names.filter(|line| line.starts_with("  ") && !line.starts_with("   "));
+        let names = names.filter_map(|line| line.split_whitespace().next()).filter(|name| *name != "help");
+        rest.extend(names.map(|name| command.iter().cloned().chain([name.to_owned()]).collect()));
+    }
+    assert!(seen > 25, "{seen}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn bad_input_exits_1_or_2_and_says_what_to_do() {
     let bench = bench().await;
     let cases: [(&[&str], i32, &str); 6] = [

@@ -2,8 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
+use futures::future::BoxFuture;
 use serde_json::{Value, json};
-use tenure::{EnqueueError, JobRequest, KindOptions, Tenure, Worker};
+use sqlx::{PgConnection, PgPool};
+use tenure::{EnqueueError, JobContext, JobError, JobRequest, KindOptions, Tenure, Worker};
 use tokio::sync::Barrier;
 
 use crate::harness::{Bench, Running, bench, bench_with_servers};
@@ -44,6 +46,71 @@ async fn of_fifty_enqueues_of_one_unique_key_one_creates_the_job_and_all_get_its
     assert_eq!(all.iter().filter(|enqueued| !enqueued.duplicate).count(), 1);
     assert!(all.iter().all(|enqueued| enqueued.id == all[0].id));
     assert_eq!(bench.count("tenure.jobs").await, 1);
+}
+
+type Family = Arc<(Tenure, PgPool)>;
+
+/// Enqueues three children in the handler's transaction, which then ends as the last word of `way` says.
+fn children(
+    ctx: &JobContext<Family>,
+    way: String,
+) -> impl for<'t> FnOnce(&'t mut PgConnection) -> BoxFuture<'t, Result<(), JobError>> + Send + 'static {
+    let (family, parent) = (ctx.state().clone(), ctx.id());
+    move |tx| {
+        Box::pin(async move {
+            let (tenure, pool) = &*family;
+            let child = |n| JobRequest::new("children", "child", json!([way, n]));
+            tenure.enqueue(child(1)).unique_key(way.clone()).tx(tx).await?;
+            tenure.enqueue_many([child(2), child(3)]).tx(tx).await?;
+            match way.rsplit(' ').next() {
+                Some("fails") => return Err(JobError::permanent("no")),
+                Some("loses") => {
+                    let lose = "UPDATE tenure.jobs SET claim_id = gen_random_uuid() WHERE id = $1";
+                    sqlx::query(lose).bind(parent).execute(pool).await?;
+                }
+                _ => {}
+            }
+            Ok(())
+        })
+    }
+}
+
+/// The connection that `once` and `fenced_tx` hand out is a transaction: the job shares its fate, also when the
+/// attempt turns out to be stale at the commit.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_enqueued_inside_once_or_fenced_tx_exists_exactly_if_that_transaction_committed() {
+    let bench = bench().await;
+    let handler = |way: Value, ctx: JobContext<Family>| async move {
+        let way = way.as_str().unwrap().to_owned();
+        let is_once = way.starts_with("once");
+        let work = children(&ctx, way);
+        if is_once { ctx.once("enqueue", work).await } else { ctx.fenced_tx(work).await }
+    };
+    let app = Arc::new((bench.tenure.clone(), bench.pool.clone()));
+    let worker = Running::start(
+        Worker::builder(&bench.tenure)
+            .state(app)
+            .handle_kind("k", KindOptions::new(), move |how: Value, ctx| {
+                handler(how.as_str().unwrap().into(), ctx)
+            })
+            .concurrency("q", 10)
+            // The stolen attempt stays as it is.
+            .recovery(false, true, false),
+    );
+    for how in ["once", "fenced_tx"] {
+        for (end, children) in [("commits", 3), ("fails", 0), ("loses", 0)] {
+            let way = format!("{how} {end}");
+            let id = bench.tenure.enqueue(request(json!(way))).await.unwrap().id;
+            if end == "loses" {
+                bench.until_count(&format!("tenure.recovery_events WHERE job_id = '{id}'"), 1).await;
+            } else {
+                bench.until_finished(id).await;
+            }
+            let of_it = format!("tenure.jobs WHERE kind = 'child' AND payload ->> 0 = '{way}'");
+            assert_eq!(bench.count(&of_it).await, children, "{way}");
+        }
+    }
+    worker.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

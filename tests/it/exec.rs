@@ -4,9 +4,9 @@ use std::{path::PathBuf, time::Duration};
 
 use rustix::process::Signal;
 use serde_json::json;
-use tenure::{JobRequest, Status};
+use tenure::{JobContext, JobRequest, KindOptions, Outcome, Status, Worker};
 
-use crate::harness::{Bench, Child, bench, bench_with, until_file};
+use crate::harness::{Bench, Child, Running, ask, bench, bench_with, free_address, until_file};
 
 fn work(bench: &Bench, arguments: &[&str]) -> Child {
     let mut all = vec!["work", "q"];
@@ -36,6 +36,88 @@ async fn until_dead(pid: i32, within: Duration) {
         assert!(std::time::Instant::now() < deadline, "process {pid} outlives its worker");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+}
+
+/// A parser's numbers have sixteen digits; Postgres's have all.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_number_keeps_every_digit_from_the_payload_to_the_output_wherever_it_is_printed() {
+    let pi = "3.141592653589793238462643383279";
+    let bench = bench().await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    let script = r#"read pi; echo "{\"checkpoint\": $pi}"; case $TENURE_KIND in
+        dies) sleep 0.3; exit 65;;
+        resumes) [ $TENURE_ATTEMPT = 2 ] || { sleep 0.3; exit 1; }; pi=$(cat $TENURE_CHECKPOINT_FILE);; esac
+        echo "{\"output\": $pi}""#;
+    let mut worker = work(&bench, &["--exec", script]);
+    let print = async |arguments: &[&str]| {
+        let output = bench.program(arguments).output().await.unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let times = |text: &str| text.matches(pi).count();
+    for (format, shown) in [("table", 1), ("json", 2)] {
+        let out = print(&["enqueue", "q", "done", pi, "--wait", "--output", format]).await;
+        assert_eq!(times(&out), shown, "{out}");
+    }
+    let dies = print(&["enqueue", "q", "dies", pi]).await.trim().to_owned();
+    let resumes = print(&["enqueue", "q", "resumes", pi]).await.trim().to_owned();
+    bench.until_finished(dies.parse().unwrap()).await;
+    bench
+        .until_count(&format!("tenure.jobs WHERE id = '{resumes}' AND attempt = 1 AND status = 'queued'"), 1)
+        .await;
+    bench
+        .execute("UPDATE tenure.jobs SET scheduled_at = now(), publish_at = now() WHERE status = 'queued'")
+        .await;
+    let row = bench.until_finished(resumes.parse().unwrap()).await;
+    for json in [row.payload_json(), row.output_json()] {
+        assert_eq!(json.unwrap().get(), pi, "the second attempt had it from its checkpoint");
+    }
+    print(&["schedules", "add", "nightly", "0 3 * * *", "q", "k", pi]).await;
+    let listed = ["jobs", "list", "--status", "completed", "--output"];
+    for (arguments, table, json) in [
+        (&["jobs", "show", &resumes, "--output"][..], 2, 2),
+        // Two by `--wait`, and this one; a table of jobs shows no payloads.
+        (&listed, 0, 6),
+        (&["dead", "show", &dies, "--output"], 2, 2),
+        (&["schedules", "list", "--output"], 0, 1),
+    ] {
+        for (format, shown) in [("table", table), ("json", json)] {
+            let out = print(&[arguments, &[format]].concat()).await;
+            assert_eq!(times(&out), shown, "{arguments:?} {format}: {out}");
+            assert_eq!(out.matches("3.14").count(), shown, "{arguments:?} {format}: {out}");
+        }
+    }
+    let address = free_address();
+    let mut serve = Child::spawn(bench.program(&["serve", "--listen", &address.to_string()]), "serve");
+    serve.until_log("serving the dashboard").await;
+    for id in [dies, resumes] {
+        let path = format!("/jobs/{id}");
+        let page =
+            tokio::task::spawn_blocking(move || ask(address, "GET", &path, &[], "")).await.unwrap().unwrap();
+        assert_eq!(times(&page.body), 2, "{}", page.body);
+    }
+    worker.signal(Signal::TERM);
+    assert_eq!(worker.wait().await, Some(0), "{}", worker.log());
+}
+
+/// What is no JSON is no output, and no attempt would make it one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handlers_output_as_json_text_is_stored_as_it_is_or_makes_a_dead_letter() {
+    let bench = bench().await;
+    let handler = |json: serde_json::Value, _: JobContext| async move {
+        Outcome::DoneJson(json.as_str().unwrap().into())
+    };
+    let worker = Running::start(
+        Worker::builder(&bench.tenure).handle_any(KindOptions::new(), handler).concurrency("q", 1),
+    );
+    let job = bench.until_finished(enqueue(&bench, "k", json!("[1.00000000000000000000001]")).await).await;
+    assert_eq!(job.output_json().unwrap().get(), "[1.00000000000000000000001]");
+    for wrong in ["{", "\"\\u0000\""] {
+        let job = bench.until_finished(enqueue(&bench, "k", json!(wrong)).await).await;
+        assert_eq!((job.status, job.attempt), (Status::Failed, 1));
+        assert!(job.last_error.unwrap().contains("the output cannot be stored: it "));
+    }
+    assert_eq!(bench.count("tenure.dead_letter_jobs WHERE category = 'invalid_output'").await, 2);
+    worker.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -92,7 +92,13 @@ async fn every_line_about_a_job_has_the_job_the_token_and_the_worker_and_none_ha
     assert_eq!((end(retries, 1), end(retries, 2)), (vec!["retried"], vec!["completed"]));
     assert_eq!((end(dies, 1), end(last, 1)), (vec!["failed"], vec!["failed"]));
     for (line, end) in &ends {
-        assert_eq!(end["level"] == "WARN", end["outcome"] == "failed", "{line}");
+        let level = match end["outcome"].as_str().unwrap() {
+            "failed" => "ERROR",
+            "retried" => "WARN",
+            _ => "INFO",
+        };
+        assert_eq!(end["level"], level, "{line}");
+        assert_eq!(end["error"].is_string(), level != "INFO", "{line}");
     }
     // As the dashboard adds them up.
     let counted = "SELECT sum(completed), sum(retried), sum(failed) FROM tenure.activity";
@@ -100,6 +106,45 @@ async fn every_line_about_a_job_has_the_job_the_token_and_the_worker_and_none_ha
     for (line, end) in ends {
         assert!(end["ran_ms"].is_u64() && end["queue"] == "q" && end["kind"].is_string(), "{line}");
     }
+}
+
+/// Sentry and its kin see what is logged: each failure once, with its causes, and without the payload, which serde quotes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handlers_error_is_logged_once_an_attempt_with_its_causes_and_never_with_the_payload() {
+    let bench = bench().await;
+    let secret = "s3cr3t-41fe";
+    let mut worker = Child::start(&bench, "fails");
+    worker.until_log("worker started").await;
+    let last = enqueue(&bench, "error", &json!(1), 1).await;
+    let retried = enqueue(&bench, "error", &json!(2), 2).await;
+    let panics = enqueue(&bench, "panic", &json!(3), 1).await;
+    let misfit = enqueue(&bench, "typed", &json!({ "number": secret }), 1).await;
+    let gives_up = enqueue(&bench, "cancel", &json!(4), 1).await;
+    for id in [last, retried, panics, misfit, gives_up] {
+        bench.until_finished(id).await;
+    }
+    worker.signal(Signal::TERM);
+    assert_eq!(worker.wait().await, Some(0), "{}", worker.log());
+    let log = worker.log();
+    assert!(!log.contains(secret), "{log}");
+    let ends = |id: tenure::JobId| {
+        let of_it =
+            log.lines().filter(|line| line.contains("attempt ended") && line.contains(&id.to_string()));
+        of_it.map(str::trim_start).collect::<Vec<_>>()
+    };
+    let chain = r#"error="charge the card: no route: the cable is out""#;
+    for (id, level, attempts, error) in [
+        (last, "ERROR", 1, chain),
+        (panics, "ERROR", 1, r#"error="the handler panicked: the roof is on fire""#),
+        (misfit, "ERROR", 1, r#"error="the payload does not fit the type of its handler;"#),
+        (retried, "WARN", 2, chain),
+        (gives_up, "INFO", 1, r#"error="never mind""#),
+    ] {
+        let ends = ends(id);
+        assert!(ends.len() == attempts && ends[0].contains(&format!(" {level} ")), "{id}: {ends:#?}");
+        assert!(ends[0].contains(error) && ends[0].contains("attempt=1"), "{id}: {ends:#?}");
+    }
+    assert!(ends(retried)[1].contains(" ERROR "), "the last attempt is final: {log}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -17,6 +17,7 @@ mod additive;
 mod batches;
 mod bench;
 mod cancel;
+mod causes;
 mod claim;
 mod cli;
 mod cli_json;

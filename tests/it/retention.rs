@@ -124,6 +124,24 @@ async fn what_is_old_enough_leaves_and_nothing_else() {
     assert_eq!(days, 0, "days without jobs leave, too");
 }
 
+/// Older than anything is for ever: no sweep fails for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_kept_for_the_longest_time_there_is_stays() {
+    let bench = bench_with(|config| {
+        let kept = &mut config.retention;
+        for age in
+            [&mut kept.completed, &mut kept.cancelled, &mut kept.dead, &mut kept.keys, &mut kept.events]
+        {
+            *age = Some(Duration::MAX);
+        }
+    })
+    .await;
+    one_of_each(&bench).await;
+    age(&bench, 40).await;
+    sweep(&bench).await;
+    assert_eq!(bench.text(HELD).await, "(4,1,1,1,1,6,1)");
+}
+
 /// A job of an old day that ended lately keeps its day; the others of that day leave all the same.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_that_ended_late_is_kept_and_its_day_leaves_around_it() {

@@ -12,9 +12,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tenure::{
     Backoff, CancelReason, Job, JobContext, JobError, JobRequest, KindOptions, Outcome, Status, Worker,
+    WorkerError,
 };
 
-use crate::harness::{Bench, Running, bench, bench_with, counted};
+use crate::{
+    harness::{Bench, Child, Running, bench, bench_with, counted, until_file},
+    scenarios::Step,
+};
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Typed {
@@ -66,6 +70,49 @@ async fn handlers_share_a_state() {
     }
     bench.until_count("tenure.job_history WHERE output = '6'", 1).await;
     worker.stop().await;
+}
+
+/// Of a job that ended in good order: nobody took it back, and no alarm may say so.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_call_of_a_context_that_outlives_its_job_says_that_it_ended_and_none_is_a_refused_write() {
+    let bench = bench().await;
+    bench.execute("CREATE TABLE public.app_effects (job uuid, token bigint)").await;
+    let worker = Child::start(&bench, "worker");
+    let job = Step::new(&bench, "leaves a task behind");
+    let id = bench.tenure.enqueue(job.clone()).await.unwrap().id;
+    assert_eq!(bench.until_finished(id).await.status, Status::Completed);
+    bench.until_stream_is_empty(Duration::from_secs(5)).await;
+    std::fs::write(job.file("go"), "").unwrap();
+    until_file(&job.file("result")).await;
+    assert_eq!(
+        std::fs::read_to_string(job.file("result")).unwrap(),
+        "progress: Ended, save_checkpoint: Ended, fenced_tx: Ended, once: Ended, hold: Ended, complete_in: Ended"
+    );
+    assert_eq!(bench.text("SELECT * FROM tenure.recovery_events").await, "");
+    assert_eq!(bench.count("public.app_effects").await, 0);
+    let log = worker.log();
+    let told: Vec<_> = log.lines().filter(|line| line.contains("after its job had ended")).collect();
+    assert!(told.len() == 1 && told[0].contains(&format!("job={id}")), "{log}");
+    assert!(!log.contains("stale write"), "{log}");
+}
+
+/// It would drop the handler without a word, and leave its queue served: the jobs would wait for a day.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_state_that_comes_after_a_handler_is_an_error_and_drops_no_handler_silently() {
+    let bench = bench().await;
+    let typed = |_: Typed, _: JobContext| async {};
+    let worker = Worker::builder(&bench.tenure).handle(typed).state(7).handle_kind(
+        "other",
+        KindOptions::new(),
+        |_, _: JobContext<i32>| async {},
+    );
+    let error = worker.run_until(std::future::ready(())).await.unwrap_err();
+    assert!(matches!(&error, WorkerError::StateAfterHandler { kinds } if *kinds == ["typed"]), "{error:?}");
+    assert!(error.to_string().contains("Worker::builder(&tenure).state(..).handle(..)"), "{error}");
+
+    let any = Worker::builder(&bench.tenure).handle_any(KindOptions::new(), |_, _: JobContext| async {});
+    let error = any.state(7).concurrency("q", 1).run_until(std::future::ready(())).await.unwrap_err();
+    assert!(matches!(&error, WorkerError::StateAfterHandler { kinds } if *kinds == ["*"]), "{error:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use sqlx::PgConnection;
 use tenure::{
     Config, ContextError, FencingToken, Job, JobContext, JobError, JobId, KindOptions, OnCrash, OnWriteLoss,
-    Outcome, Tenure, Worker,
+    Outcome, Retry, Tenure, Worker,
 };
 
 /// A job whose handler tells a folder how far it is, and waits there for permission to go on.
@@ -71,6 +71,29 @@ async fn effect_once(ctx: &JobContext) -> Result<(), JobError> {
     ctx.once("effect", move |tx| insert(tx, job, token)).await
 }
 
+/// Tries every call of a context, when its job has long ended; tells what each said.
+async fn outlives(job: Step, ctx: JobContext) {
+    job.permission().await;
+    let url = std::env::var("DATABASE_URL").unwrap();
+    let mut tx = sqlx::PgPool::connect(&url).await.unwrap().begin().await.unwrap();
+    let mut said = vec![
+        ("progress", ctx.progress("late", 99.0, "").await.map_err(JobError::from)),
+        ("save_checkpoint", ctx.save_checkpoint(&7).await),
+        ("fenced_tx", effect(&ctx).await),
+        ("once", effect_once(&ctx).await),
+        ("hold", ctx.hold(&mut tx).await.map_err(JobError::from)),
+    ];
+    said.push(("complete_in", ctx.complete_in(tx, None).await.map(drop)));
+    let said = said.iter().map(|(call, said)| match said {
+        Ok(()) => format!("{call}: Ok"),
+        Err(error) => match error.downcast_ref::<ContextError>() {
+            Some(ContextError::Ended { job, .. }) if *job == ctx.id() => format!("{call}: Ended"),
+            other => format!("{call}: {other:?}"),
+        },
+    });
+    job.touch("result", &said.collect::<Vec<_>>().join(", "));
+}
+
 pub async fn step(job: Step, ctx: JobContext) -> Result<Outcome, JobError> {
     if ctx.token().0 > 1 {
         if job.first == "commit" || job.first == "once" {
@@ -117,6 +140,10 @@ pub async fn step(job: Step, ctx: JobContext) -> Result<Outcome, JobError> {
                 ctx.progress("working", f32::from(step) * 12.0, "").await?;
                 tokio::time::sleep(Duration::from_millis(40)).await;
             }
+            Outcome::done("first")
+        }
+        "leaves a task behind" => {
+            tokio::spawn(outlives(job, ctx));
             Outcome::done("first")
         }
         "exits" => std::process::exit(0),
@@ -207,6 +234,28 @@ pub async fn chat(job: Chat, ctx: JobContext) -> Result<Outcome, JobError> {
     Outcome::done(ctx.attempt())
 }
 
+#[derive(Debug, Serialize, Deserialize)]
+struct Typed {
+    number: u32,
+}
+
+impl Job for Typed {
+    const KIND: &'static str = "typed";
+    const QUEUE: &'static str = "q";
+}
+
+/// In the way that its kind says.
+fn fails(how: &str) -> Result<Outcome, JobError> {
+    match how {
+        "error" => {
+            Err(anyhow::anyhow!("the cable is out").context("no route").context("charge the card").into())
+        }
+        "panic" => panic!("the roof is {}", "on fire"),
+        "cancel" => Ok(Outcome::Cancel("never mind".into())),
+        other => panic!("no such way: {other}"),
+    }
+}
+
 /// Not a test: the body of `harness::Child`. Without its variable it does nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn child() {
@@ -218,6 +267,12 @@ async fn child() {
         "worker" => Worker::builder(&tenure)
             .handle(step)
             .concurrency("steps", 4)
+            .run_until(tenure::shutdown_signal())
+            .await
+            .unwrap(),
+        "mistyped queue" => Worker::builder(&tenure)
+            .handle(step)
+            .concurrency("stepps", 7)
             .run_until(tenure::shutdown_signal())
             .await
             .unwrap(),
@@ -260,6 +315,16 @@ async fn child() {
         "noops" => Worker::builder(&tenure)
             .handle_any(KindOptions::new(), |_, _| async {})
             .concurrency("noops", 500)
+            .run_until(tenure::shutdown_signal())
+            .await
+            .unwrap(),
+        "fails" => Worker::builder(&tenure)
+            .handle_with(KindOptions::new(), |_: Typed, _: JobContext| async {})
+            .handle_any(
+                KindOptions::new().retry(|_, _| Retry::After(Duration::from_millis(20))),
+                |_: serde_json::Value, ctx: JobContext| async move { fails(ctx.kind()) },
+            )
+            .concurrency("q", 4)
             .run_until(tenure::shutdown_signal())
             .await
             .unwrap(),

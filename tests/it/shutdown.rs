@@ -76,6 +76,28 @@ async fn what_does_not_finish_within_the_grace_is_released_at_once_with_no_attem
     next.stop().await;
 }
 
+/// "As long as it needs" is a grace, too: the sum of graces must not be more than there is time.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_whose_cancelled_handlers_have_for_ever_stops_when_they_have_ended() {
+    let bench = bench_with(|config| {
+        config.timing.shutdown_grace = Duration::ZERO;
+        config.timing.cancel_grace = Duration::MAX;
+    })
+    .await;
+    let polite = |_, ctx: JobContext| async move {
+        let reason = ctx.cancelled().await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        Err::<(), _>(JobError::msg(format!("stopped: {reason}")))
+    };
+    let options = KindOptions::new().cancel_grace(Duration::MAX).timeout(Duration::MAX);
+    let worker =
+        Running::start(Worker::builder(&bench.tenure).handle_any(options, polite).concurrency("q", 1));
+    bench.tenure.enqueue(JobRequest::new("q", "k", json!(1))).await.unwrap();
+    bench.until_count("tenure.jobs WHERE status = 'processing'", 1).await;
+    worker.stop().await;
+    assert_eq!(bench.count("tenure.jobs WHERE status = 'queued' AND attempt = 0").await, 1);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_signal_exits_at_once_and_the_job_is_recovered() {
     let bench = bench().await;

@@ -8,7 +8,7 @@ use std::{
 
 /// The layers of `src`, bottom first. A module uses those below it, never its own layer or above.
 const LAYERS: &[&[&str]] = &[
-    &["job", "backoff", "tally", "batch", "fault", "threads", "slots", "health"],
+    &["job", "backoff", "tally", "batch", "fault", "repeats", "threads", "slots", "health"],
     &["metrics"],
     &["panics"],
     &["http"],
@@ -168,6 +168,32 @@ fn every_file_says_what_it_is_and_none_has_grown_too_long() {
             assert_eq!(long, None, "{}: a line of more than 120 characters", path.display());
         }
     }
+}
+
+/// The image is built with the oldest Rust that is said to do, so that a newer one's inventions do not slip in.
+#[test]
+fn all_that_name_a_version_of_rust_name_that_of_cargo_toml() {
+    let read = |path: &str| fs::read_to_string(root().join(path)).unwrap();
+    let cargo = read("Cargo.toml");
+    let said =
+        |text: &str| text.split("rust-version = \"").nth(1).unwrap().split('"').next().unwrap().to_owned();
+    let msrv = said(&cargo);
+    assert_eq!(said(&read("benches/peers/Cargo.toml")), msrv);
+    for (path, text) in [
+        ("Dockerfile", format!("FROM rust:{msrv}-")),
+        ("README.md", format!("Rust {msrv} or later")),
+        ("docs/tutorial.md", format!("Rust {msrv} or later")),
+        ("scripts/setup", format!("install Rust {msrv} or later")),
+    ] {
+        let (page, start) = (read(path), text.split(&msrv).next().unwrap().to_owned());
+        assert_eq!(
+            page.matches(&start).count(),
+            page.matches(&text).count(),
+            "{path} names another than {msrv}"
+        );
+        assert!(page.contains(&text), "{path} does not name {msrv}");
+    }
+    assert!(cargo.contains("\n[package.metadata.docs.rs]\nall-features = true\n"));
 }
 
 /// "Invariants, each held by the test of that name".

@@ -1,0 +1,85 @@
+//! Repeats: what goes wrong again and again is said at once, and then less and less often.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+/// The first and the longest pause between two lines about the same cause; after such a pause without it, it is new.
+const FIRST: Duration = Duration::from_secs(1);
+const LONGEST: Duration = Duration::from_secs(60);
+/// How many causes are told apart; with more, those that have not come for longest are forgotten.
+const CAUSES_MAX: usize = 32;
+
+#[derive(Debug)]
+struct Repeated {
+    tell_at: Instant,
+    pause: Duration,
+    seen_at: Instant,
+    left_out: u64,
+}
+
+/// Which warnings have been given, and when the next of the same cause is due: at once, then after 1, 2, 4 … 60 s.
+#[derive(Debug, Default)]
+pub(crate) struct Repeats(Mutex<HashMap<String, Repeated>>);
+
+impl Repeats {
+    /// Whether to say this now; if so, how often it was left out since it last was said.
+    pub(crate) fn tell(&self, cause: &str) -> Option<u64> {
+        self.tell_at(cause, Instant::now())
+    }
+
+    fn tell_at(&self, cause: &str, now: Instant) -> Option<u64> {
+        let mut causes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        causes.retain(|_, repeated| now - repeated.seen_at < LONGEST);
+        if let Some(repeated) = causes.get_mut(cause) {
+            repeated.seen_at = now;
+            if now < repeated.tell_at {
+                repeated.left_out += 1;
+                return None;
+            }
+            repeated.pause = (repeated.pause * 2).min(LONGEST);
+            repeated.tell_at = now + repeated.pause;
+            return Some(std::mem::take(&mut repeated.left_out));
+        }
+        if causes.len() == CAUSES_MAX {
+            let oldest = causes.iter().min_by_key(|(_, repeated)| repeated.seen_at);
+            if let Some(oldest) = oldest.map(|(cause, _)| cause.clone()) {
+                causes.remove(&oldest);
+            }
+        }
+        let repeated = Repeated { tell_at: now + FIRST, pause: FIRST, seen_at: now, left_out: 0 };
+        causes.insert(cause.to_owned(), repeated);
+        Some(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cause_is_told_at_once_and_then_after_pauses_that_double_to_a_minute() {
+        let (repeats, start) = (Repeats::default(), Instant::now());
+        let at = |half_seconds: u64| start + Duration::from_millis(500 * half_seconds);
+        let told = |from: u64, to: u64| -> Vec<_> {
+            let tell = |n| repeats.tell_at("a wrong password", at(n)).map(|left_out| (n / 2, left_out));
+            (from..to).filter_map(tell).collect()
+        };
+        let all = [(0, 0), (1, 1), (3, 3), (7, 7), (15, 15), (31, 31), (63, 63), (123, 119), (183, 119)];
+        assert_eq!(told(0, 400), all);
+        assert_eq!(repeats.tell_at("no such database", at(400)), Some(0), "another cause is told at once");
+        assert_eq!(told(520, 524), [(260, 0), (261, 1)], "after a minute without it, it is new");
+    }
+
+    #[test]
+    fn causes_without_end_take_no_memory_without_end() {
+        let (repeats, start) = (Repeats::default(), Instant::now());
+        for n in 0..1_000 {
+            assert_eq!(repeats.tell_at(&n.to_string(), start + Duration::from_millis(n)), Some(0));
+        }
+        assert_eq!(repeats.tell_at("999", start + Duration::from_secs(1)), None);
+        assert_eq!(repeats.0.lock().map(|causes| causes.len()).ok(), Some(CAUSES_MAX));
+    }
+}
