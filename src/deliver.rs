@@ -400,7 +400,8 @@ impl Deliver {
             Some(Ok(Created::New)) => Ok(Some(job)),
             Some(Ok(Created::HeldBy(holder))) => Ok((holder == job).then_some(job)),
             Some(Err(EnqueueError::Store(error))) => Err(error),
-            // Put off: whoever held the key has let go of it meanwhile, or the runtime shuts down.
+            // Put off: a transaction is about to take the key, or the key's holder has let go of it meanwhile, or the
+            // runtime shuts down.
             Some(Err(_)) | None => Err(unanswered()),
         }
     }
