@@ -85,8 +85,8 @@ impl JobRequest {
 
     /// At most one job of this key in its queue: a second enqueue returns the first one's id.
     /// The key is held while that job is live or a dead letter, and for
-    /// [`Retention::keys`](crate::Retention::keys) after its end. A submission's `Nats-Msg-Id` is a unique key of its
-    /// queue, too.
+    /// [`Retention::keys`](crate::Retention::keys) after its end. A submission's `Tenure-Idempotency-Key`, or
+    /// without one its `Nats-Msg-Id`, is a unique key of its queue, too.
     #[must_use]
     pub fn unique_key(mut self, key: impl Into<String>) -> Self {
         self.unique_key = Some(key.into());
