@@ -165,8 +165,8 @@ impl Headers {
                 format!("the header Tenure-Run-At is {text:?}, but must be like 2030-01-31T12:00:00Z")
             })?),
         };
-        // The first is Postgres's alone. The second is the stream's too, whose memory knows no queues: beside the first it
-        // is the stream's and nothing else.
+        // The first is Postgres's alone. The second is the stream's too, whose memory knows no queues: beside the first
+        // it is the stream's and nothing else.
         let (name, key) = match (sent.header("Tenure-Idempotency-Key"), sent.header("Nats-Msg-Id")) {
             (Some(key), _) => ("Tenure-Idempotency-Key", Some(key)),
             (None, key) => ("Nats-Msg-Id", key.filter(|key| !key.is_empty())),

@@ -124,6 +124,7 @@ statements! {
     ADD_MARK = "add_mark";
     PASSED_MARK = "passed_mark";
     RECLAIM_LOST = "reclaim_lost";
+    SCAN_DUE = "scan_due";
     SCAN_GATE = "scan_gate";
     CREATE_PARTITIONS = "create_partitions";
     MEASURE = "measure";
@@ -157,6 +158,7 @@ statements! {
     PURGE_DEAD = "purge_dead";
     SCHEMA_VERSION = "schema_version";
     IN_THE_WAY = "in_the_way";
+    UNBUILT_INDEXES = "unbuilt_indexes";
     LIST_JOBS = "list_jobs";
     SHOW_JOB = "show_job";
     CHECKPOINT_SIZE = "checkpoint_size";
