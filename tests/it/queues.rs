@@ -183,6 +183,52 @@ async fn of_twenty_claims_of_one_free_slot_at_once_one_wins() {
     drop(workers);
 }
 
+/// Somebody holds the line of a limited queue for three seconds. Whoever waits in it in vain keeps its connection, and
+/// asks again.
+#[tokio::test(flavor = "multi_thread")]
+async fn claims_that_wait_in_vain_for_a_limited_queue_open_no_new_connections() {
+    let bench = bench().await;
+    bench.tenure.limit_queue("q", QueueLimits::new().max_running(40)).await.unwrap();
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    let mut workers = Vec::new();
+    for _ in 0..5 {
+        let tenure = tenure::Tenure::connect(&bench.config).await.unwrap();
+        let worker = Worker::builder(&tenure)
+            .handle_any(KindOptions::new(), |_: Value, _: JobContext| async {})
+            // A scan has connections of its own.
+            .recovery(false, false, true)
+            .concurrency("q", 8);
+        workers.push((Running::start(worker), tenure));
+    }
+    enqueue(&bench, "q", 40).await;
+    bench.until_count("tenure.job_history", 40).await;
+    let mut line = bench.pool.begin().await.unwrap();
+    sqlx::query("SELECT FROM tenure.queue_slots WHERE queue = 'q' FOR UPDATE")
+        .execute(&mut *line)
+        .await
+        .unwrap();
+    enqueue(&bench, "q", 40).await;
+    let mut seen = std::collections::HashSet::new();
+    let until = Instant::now() + Duration::from_secs(3);
+    while Instant::now() < until {
+        let sessions: Vec<String> = sqlx::query_scalar(
+            "SELECT pid || ' ' || backend_start FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'tenure'",
+        )
+        .fetch_all(&bench.pool)
+        .await
+        .unwrap();
+        seen.extend(sessions);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    // Each process has six in its pool at most, and four of their own for statements that run all the time.
+    assert!(seen.len() <= 6 * 10, "{} connections", seen.len());
+    line.commit().await.unwrap();
+    bench.until_count("tenure.job_history", 80).await;
+    for (worker, _) in workers {
+        worker.stop().await;
+    }
+}
+
 /// The interleaving is forced, statement by statement: two claims that both begin while one slot is free.
 #[tokio::test(flavor = "multi_thread")]
 async fn of_two_claims_of_one_free_slot_the_second_waits_and_finds_none() {
