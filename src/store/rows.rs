@@ -172,11 +172,14 @@ pub(crate) struct DueJob {
 }
 
 /// What the scanner may do now.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Gate {
     pub(crate) in_grace: bool,
     pub(crate) breaker_open: bool,
+    /// How many jobs look stale.
     pub(crate) stale: i64,
+    /// The quietest of them.
+    pub(crate) silent: Vec<JobId>,
 }
 
 /// What the last scan counted.
