@@ -260,7 +260,13 @@ pub(crate) async fn insert(
         return Ok(created(jobs, &new, &[]));
     }
     match store.held_keys(&keys).await {
-        Ok(holders) => Ok(created(jobs, &new, &holders)),
+        Ok(holders) => {
+            let mut created = created(jobs, &new, &holders);
+            if created.iter().any(Result::is_err) {
+                insert_again(store, jobs, &mut created, patience).await?;
+            }
+            Ok(created)
+        }
         Err(error) => {
             let answer = |job: &NewJob| {
                 if new.contains_key(&job.id) { Ok(Created::New) } else { Err(error.clone().into()) }
@@ -268,6 +274,31 @@ pub(crate) async fn insert(
             Ok(jobs.iter().map(answer).collect())
         }
     }
+}
+
+/// Jobs whose key was taken, and free when it was asked by whom: retention has removed it in between. Once more; the
+/// relay publishes them.
+async fn insert_again(
+    store: &Store,
+    jobs: &[NewJob],
+    created: &mut [Result<Created, EnqueueError>],
+    patience: Duration,
+) -> Result<(), EnqueueError> {
+    let (mut places, mut again) = (Vec::new(), Vec::new());
+    for (at, job) in jobs.iter().enumerate().filter(|(at, _)| created[*at].is_err()) {
+        let told = if job.told == Told::Message { Told::Message } else { Told::Relay };
+        places.push(at);
+        again.push(NewJob { told, ..job.clone() });
+    }
+    let new = store.enqueue(&again, patience).await?;
+    for job in again.iter().filter(|job| new.contains_key(&job.id)) {
+        metrics::enqueued(&job.queue, 1);
+    }
+    let holders = store.held_keys(&keys_of_others(&again, &new)).await?;
+    for (at, answer) in places.into_iter().zip(self::created(&again, &new, &holders)) {
+        created[at] = answer;
+    }
+    Ok(())
 }
 
 /// Before anything else can fail: these jobs exist.

@@ -72,7 +72,7 @@ async fn times(arena: &Arena, store: &Store) -> anyhow::Result<[f64; 5]> {
     let complete = store
         .bench_time(TIMES / 2, async || {
             let key = claims[next_end.fetch_add(1, Ordering::Relaxed)].key;
-            store.complete(&[Completion { key, output: None }], OfLocked::Wait).await.map(drop)
+            store.complete(&[Completion { key, output: None, report: None }], OfLocked::Wait).await.map(drop)
         })
         .await?;
     // The other half of them is running, and nothing is stale, due or dead.

@@ -39,8 +39,8 @@ const MIGRATIONS: &[Migration] = &[
     (6, "review", include_str!("../../migrations/0006_review.sql")),
 ];
 
-/// Indexes over tables that may be large: the name, how to drop it, how to build it. CONCURRENTLY waits for others, and nobody for it; it cannot be a part
-/// of a transaction. What is taken away again leaves this list, and is dropped by a migration.
+/// Indexes over tables that may be large: the name, how to drop it, how to build it. CONCURRENTLY waits for others, and
+/// nobody for it; it cannot be a part of a transaction.
 const INDEXES: &[(&str, &str, &str)] = &[(
     "tenure.jobs_unpublished_of_queue",
     "DROP INDEX CONCURRENTLY IF EXISTS tenure.jobs_unpublished_of_queue",

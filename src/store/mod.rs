@@ -108,6 +108,7 @@ statements! {
     COMPLETE_ONE = "complete_one" "complete_move";
     COMPLETE_SKIP = "complete_locked" "complete_skip" "complete_taken" "complete_move";
     COMPLETE_IN = "complete_locked" "complete_wait" "complete_taken" "complete_move";
+    COMPLETE_IN_TOLD = "complete_locked" "complete_wait" "complete_taken" "complete_told_move";
     SETTLE = "settle" "end_attempt";
     SETTLED_AS = "settled_as";
     RESET_STALE = "reset_stale" "end_attempt";
@@ -129,6 +130,7 @@ statements! {
     CREATE_PARTITIONS = "create_partitions";
     MEASURE = "measure";
     PURGE_GATE = "purge_gate";
+    PURGE_TURN = "purge_turn";
     PURGE_DONE = "purge_done";
     PURGE_DAY = "purge_day";
     PURGE_ROWS = "purge_rows";

@@ -114,6 +114,8 @@ impl ProgressWrite {
 pub(crate) struct Completion {
     pub(crate) key: ClaimKey,
     pub(crate) output: Option<String>,
+    /// What the handler said last, if that is not written yet.
+    pub(crate) report: Option<ProgressWrite>,
 }
 
 /// How an attempt ended that did not complete.
