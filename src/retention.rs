@@ -45,8 +45,8 @@ pub(crate) async fn sweep(
     }
     // It may take longer than it is from one sweep to the next: the turn is kept until its end.
     tokio::select! {
-        left = sweep_all(store, queue, keep, shortest) => left,
-        () = keep_turn(store, every / 4) => Ok(0),
+        left = Box::pin(sweep_all(store, queue, keep, shortest)) => left,
+        () = keep_turn(store, (every / 4).max(PAUSE)) => Ok(0),
     }
 }
 

@@ -66,8 +66,8 @@ pub(crate) async fn scan(
 /// Resets these jobs. One that Postgres refuses to write keeps no other from it: the batch is halved, down to that one.
 async fn reset_some(store: &Store, jobs: &[JobId], worker_id: &str) -> Result<usize, StoreError> {
     let mut reset = 0;
-    let mut rest = vec![jobs.to_vec()];
-    while let Some(part) = rest.pop() {
+    let mut parts = vec![jobs.to_vec()];
+    while let Some(part) = parts.pop() {
         match store.reset_stale(&part, worker_id).await {
             Ok(taken) => {
                 if !taken.is_empty() {
@@ -77,7 +77,7 @@ async fn reset_some(store: &Store, jobs: &[JobId], worker_id: &str) -> Result<us
                 reset += taken.len();
             }
             Err(error) if !error.may_be_of_one_row() => return Err(error),
-            Err(_) if part.len() > 1 => halve(part, &mut rest),
+            Err(_) if part.len() > 1 => halve(part, &mut parts),
             Err(error) => {
                 let (job, error) = (part.first(), JobError::from(error).text());
                 tracing::error!(?job, error, "a silent job was not taken back; the next scan tries again");

@@ -559,8 +559,9 @@ impl Store {
     /// Runs a statement that may take longer than others may, over a connection of its own: that it does says nothing
     /// of the server, which ends it after this time.
     pub(super) async fn rows_aside(&self, within: Duration, query: Query<'_, Postgres, PgArguments>) -> Rows {
-        let mut connection = self.migration_connection().await?;
-        let call = async {
+        // In boxes: they are large, and so would be whatever awaits them.
+        let mut connection = Box::pin(self.migration_connection()).await?;
+        let call = Box::pin(async {
             let mut transaction = connection.begin().await?;
             sqlx::query(super::LIMIT_STATEMENT)
                 .bind(within.as_millis().to_string())
@@ -569,13 +570,13 @@ impl Store {
             let rows = query.fetch_all(&mut *transaction).await?;
             transaction.commit().await?;
             Ok(rows)
-        };
+        });
         let late = within + self.within;
         let answer: Result<_, sqlx::Error> = timeout(late, call).await.unwrap_or_else(|_| {
             let text = format!("no answer within {late:?}");
             Err(sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, text)))
         });
-        drop(connection.close().await);
+        drop(Box::pin(connection.close()).await);
         Ok(answer?)
     }
 

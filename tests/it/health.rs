@@ -312,7 +312,7 @@ async fn the_relays_lag_is_that_of_queued_jobs_alone() {
                     worker_id = 'w', worker_host = 'h', stale_after = '1 h', last_activity_at = now(), started_at = now()",
         )
         .await;
-    assert_eq!(lag().await, 0.0, "it runs");
+    assert!(lag().await < 0.001, "it runs");
     bench.execute(put).await;
     assert!((7_200.0..7_260.0).contains(&lag().await), "it waits for the relay");
 }
