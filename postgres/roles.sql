@@ -31,7 +31,8 @@ REVOKE ALL ON ALL TABLES IN SCHEMA tenure FROM PUBLIC;
 REVOKE ALL ON FUNCTION tenure.create_history_partitions(int), tenure.purge_day(interval, interval),
        tenure.purge_rows(interval, interval, uuid, int), tenure.purge_cancelled(interval, int),
        tenure.purge_dead(interval, int), tenure.purge_traces(uuid, int),
-       tenure.purge_keys(interval, bigint, uuid, int), tenure.purge_events(interval, int) FROM PUBLIC;
+       tenure.purge_keys(interval, bigint, uuid, int), tenure.purge_events(interval, int),
+       tenure.keep_last_executions(uuid) FROM PUBLIC;
 
 -- Producers. A job that they insert is queued and nobody's. What an INSERT says of the row it made, and who holds a
 -- key, has to be read.
@@ -70,6 +71,8 @@ GRANT EXECUTE ON FUNCTION tenure.create_history_partitions(int) TO tenure_worker
 GRANT EXECUTE ON FUNCTION tenure.purge_day(interval, interval), tenure.purge_rows(interval, interval, uuid, int),
       tenure.purge_cancelled(interval, int), tenure.purge_dead(interval, int), tenure.purge_traces(uuid, int),
       tenure.purge_keys(interval, bigint, uuid, int), tenure.purge_events(interval, int) TO tenure_worker;
+-- All attempts of a job but its last hundred.
+GRANT EXECUTE ON FUNCTION tenure.keep_last_executions(uuid) TO tenure_worker;
 
 -- Operators. A dead letter goes back to the queue, or for good, with all that is remembered of it.
 GRANT tenure_worker TO tenure_operator;

@@ -69,7 +69,7 @@ pub(crate) struct Deliver {
     payload_bytes_max: usize,
     unknown_kind_after: Duration,
     /// A worker takes nothing over until it has had Postgres for this long.
-    take_over_after: Duration,
+    scan_every: Duration,
     unknown_kinds: Arc<AtomicU64>,
     /// Of each queue that is served.
     slots: Arc<HashMap<String, Slots>>,
@@ -119,7 +119,7 @@ impl Deliver {
             prefix: settings.prefix,
             payload_bytes_max: settings.payload_bytes_max,
             unknown_kind_after: settings.unknown_kind_after,
-            take_over_after: settings.scan_every * 2,
+            scan_every: settings.scan_every,
             unknown_kinds: Arc::default(),
             slots: settings.slots,
             unanswered: Arc::default(),
@@ -329,11 +329,11 @@ impl Deliver {
 
     /// After an outage every job looks stale. Give live owners time to write before any is taken.
     fn may_take_over(&self) -> bool {
-        self.store.up_for() >= self.take_over_after
+        self.store.up_for() >= self.scan_every * 2
     }
 
     async fn take_over(&self, job: JobId) -> Result<Option<Route>, StoreError> {
-        let taken = self.store.take_over(job, &self.worker_id).await?;
+        let taken = self.store.take_over(job, &self.worker_id, self.scan_every).await?;
         if let Some(taken) = &taken {
             metrics::recovered("redelivery", "silent", 1);
             metrics::lost(&taken.kind);
@@ -402,7 +402,8 @@ impl Deliver {
             Some(Ok(Created::New)) => Ok(Some(job)),
             Some(Ok(Created::HeldBy(holder))) => Ok((holder == job).then_some(job)),
             Some(Err(EnqueueError::Store(error))) => Err(error),
-            // Put off: whoever held the key has let go of it meanwhile, or the runtime shuts down.
+            // Put off: a transaction is about to take the key, or the key's holder has let go of it meanwhile, or the
+            // runtime shuts down.
             Some(Err(_)) | None => Err(unanswered()),
         }
     }

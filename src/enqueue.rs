@@ -3,10 +3,10 @@
 //! Not here: the rows and their first messages (`insert`), jobs that arrive as messages (`deliver`).
 
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     future::{Future, IntoFuture},
     pin::Pin,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use chrono::{DateTime, Utc};
@@ -15,7 +15,7 @@ use serde_json::Value;
 use tracing::{Instrument, Span};
 
 use crate::{
-    insert::{Created, EnqueueError, insert_in, insert_patiently},
+    insert::{BUSY_AFTER, Created, EnqueueError, insert_in, insert_patiently},
     job::{Job, JobId, check_key, check_kind, check_queue, unstorable},
     limits::Admitted,
     store::{NewJob, StoreError, Told},
@@ -85,8 +85,8 @@ impl JobRequest {
 
     /// At most one job of this key in its queue: a second enqueue returns the first one's id.
     /// The key is held while that job is live or a dead letter, and for
-    /// [`Retention::keys`](crate::Retention::keys) after its end. A submission's `Nats-Msg-Id` is a unique key of its
-    /// queue, too.
+    /// [`Retention::keys`](crate::Retention::keys) after its end. A submission's `Tenure-Idempotency-Key`, or
+    /// without one its `Nats-Msg-Id`, is a unique key of its queue, too.
     #[must_use]
     pub fn unique_key(mut self, key: impl Into<String>) -> Self {
         self.unique_key = Some(key.into());
@@ -270,14 +270,14 @@ impl Enqueue<'_> {
         let span = request.sending();
         let enqueue = async move {
             let job = request.checked(tenure.config().payload_bytes_max, Told::Ticket)?;
-            let _admitted = tenure.limits().admit(&job.queue, 1).await?;
+            let _admitted = tenure.limits().admit(&job.queue, 1, tenure.store().until()).await?;
             let id = job.id;
             let (created, tickets) = insert_in(tx, &[job]).await?;
             tenure.uncommitted().watch(tickets);
             let enqueued = answers(&[id], &created).pop().ok_or(EnqueueError::KeyNotVisible)?;
             Ok::<_, EnqueueError>(enqueued)
         };
-        let enqueued = within(&span, enqueue).await?;
+        let enqueued = traced(&span, enqueue).await?;
         trace::sent(&span, enqueued.id, enqueued.duplicate);
         Ok(enqueued)
     }
@@ -292,13 +292,13 @@ impl EnqueueMany<'_> {
             let bytes_max = tenure.config().payload_bytes_max;
             let jobs = requests.into_iter().map(|request| request.checked(bytes_max, Told::Ticket));
             let jobs: Vec<_> = jobs.collect::<Result<_, _>>()?;
-            let _admitted = admit(tenure, &jobs).await?;
+            let _admitted = admit(tenure, &jobs, tenure.store().until()).await?;
             let ids: Vec<_> = jobs.iter().map(|job| job.id).collect();
             let (created, tickets) = insert_in(tx, &jobs).await?;
             tenure.uncommitted().watch(tickets);
             Ok::<_, EnqueueError>(answers(&ids, &created))
         };
-        within(&span, enqueue).await
+        traced(&span, enqueue).await
     }
 }
 
@@ -313,22 +313,27 @@ impl<'t> IntoFuture for Enqueue<'t> {
         let span = request.sending();
         let enqueue = async move {
             let job = request.checked(tenure.config().payload_bytes_max, Told::Ticket)?;
-            let _admitted = tenure.limits().admit(&job.queue, 1).await?;
+            let store = tenure.store();
+            let (until, busy_at) = (store.until(), Instant::now() + BUSY_AFTER);
             let id = job.id;
-            // Only a key can make it wait for somebody's transaction: those with one have a lane of their own.
-            let spare = job.key.is_some().then(|| job.clone());
-            let created = tenure.enqueues(spare.is_some()).run(job).await;
-            // Only a runtime that shuts down leaves a batch unanswered.
-            let created = created.ok_or(StoreError::from(sqlx::Error::WorkerCrashed))?;
-            let created = match (created, spare) {
-                (Err(EnqueueError::Store(error)), Some(job)) if error.is_locked() => {
-                    let (store, publications) = (tenure.store(), tenure.publications());
-                    let alone = insert_patiently(store, publications, vec![job]).await?;
-                    alone.into_iter().next().unwrap_or(Err(EnqueueError::KeyNotVisible))
+            let inserted = async {
+                let _admitted = tenure.limits().admit(&job.queue, 1, until).await?;
+                // Only a key can make it wait for somebody's transaction: those with one have a lane of their own.
+                let spare = job.key.is_some().then(|| job.clone());
+                let created = tenure.enqueues(spare.is_some()).run(job).await;
+                // Only a runtime that shuts down leaves a batch unanswered.
+                let created = created.ok_or(StoreError::from(sqlx::Error::WorkerCrashed))?;
+                match (created, spare) {
+                    (Err(busy @ EnqueueError::KeyBusy { .. }), Some(job)) => {
+                        let publications = tenure.publications();
+                        let alone =
+                            insert_patiently(store, publications, vec![job], Some(busy), busy_at).await?;
+                        alone.into_iter().next().unwrap_or(Err(EnqueueError::KeyNotVisible))
+                    }
+                    (created, _) => created,
                 }
-                (created, _) => created,
             };
-            let created = created?;
+            let created = in_time(tenure, until, inserted).await?;
             if created == Created::New {
                 tenure.publications().written().await;
             }
@@ -338,7 +343,7 @@ impl<'t> IntoFuture for Enqueue<'t> {
             })
         };
         Box::pin(async move {
-            let enqueued = within(&span, enqueue).await?;
+            let enqueued = traced(&span, enqueue).await?;
             trace::sent(&span, enqueued.id, enqueued.duplicate);
             Ok(enqueued)
         })
@@ -356,16 +361,32 @@ impl<'t> IntoFuture for EnqueueMany<'t> {
             let bytes_max = tenure.config().payload_bytes_max;
             let jobs = requests.into_iter().map(|request| request.checked(bytes_max, Told::Ticket));
             let jobs: Vec<_> = jobs.collect::<Result<_, _>>()?;
-            let _admitted = admit(tenure, &jobs).await?;
             let ids: Vec<_> = jobs.iter().map(|job| job.id).collect();
-            let (store, publications) = (tenure.store(), tenure.publications());
-            let created = insert_patiently(store, publications, jobs).await?;
-            publications.written().await;
+            let store = tenure.store();
+            let (until, busy_at) = (store.until(), Instant::now() + BUSY_AFTER);
+            let inserted = async {
+                let _admitted = admit(tenure, &jobs, until).await?;
+                insert_patiently(store, tenure.publications(), jobs, None, busy_at).await
+            };
+            let created = in_time(tenure, until, inserted).await?;
+            tenure.publications().written().await;
             let created: Vec<_> = created.into_iter().collect::<Result<_, _>>()?;
             Ok::<_, EnqueueError>(answers(&ids, &created))
         };
-        Box::pin(async move { within(&span, enqueue).await })
+        Box::pin(async move { traced(&span, enqueue).await })
     }
+}
+
+/// One deadline for all that an enqueue waits for: its turn, a batch before its own, the statements.
+///
+/// Cancel safe as `enqueue` is: what was begun is brought to its end without the caller.
+async fn in_time<T>(
+    tenure: &Tenure,
+    until: Instant,
+    enqueue: impl Future<Output = Result<T, EnqueueError>>,
+) -> Result<T, EnqueueError> {
+    let late = |_| Err(StoreError::from(tenure.store().no_answer()).into());
+    tokio::time::timeout_at(until.into(), enqueue).await.unwrap_or_else(late)
 }
 
 /// The span of enqueueing many. Those that have no context of their own carry it.
@@ -389,7 +410,7 @@ fn common(requests: &[JobRequest], of: fn(&JobRequest) -> &str) -> Option<&str> 
 }
 
 /// Enqueues in the span of it, which is told of a failure. Cancel safe as `enqueue` is.
-async fn within<T>(
+async fn traced<T>(
     span: &Span,
     enqueue: impl Future<Output = Result<T, EnqueueError>>,
 ) -> Result<T, EnqueueError> {
@@ -400,15 +421,16 @@ async fn within<T>(
     enqueued
 }
 
-/// All of them, or none.
-async fn admit(tenure: &Tenure, jobs: &[NewJob]) -> Result<Vec<Admitted>, EnqueueError> {
-    let mut queues: HashMap<&str, usize> = HashMap::new();
+/// All of them, or none. In the order of their names: two calls that each waited for what the other was let through
+/// with would wait for ever.
+async fn admit(tenure: &Tenure, jobs: &[NewJob], until: Instant) -> Result<Vec<Admitted>, EnqueueError> {
+    let mut queues: BTreeMap<&str, usize> = BTreeMap::new();
     for job in jobs {
         *queues.entry(&job.queue).or_default() += 1;
     }
     let mut admitted = Vec::with_capacity(queues.len());
     for (queue, jobs) in queues {
-        admitted.push(tenure.limits().admit(queue, jobs).await?);
+        admitted.push(tenure.limits().admit(queue, jobs, until).await?);
     }
     Ok(admitted)
 }

@@ -185,6 +185,17 @@ impl Heartbeat {
         job.pulse().held_until = Some(Instant::now() + for_long);
     }
 
+    /// What a completed job has to say that is not written yet: its completion takes that along. One report that is on
+    /// its way is waited for, or the completion might overtake it.
+    pub(crate) async fn last_report(&self, job: &RunningJob) -> Option<ProgressWrite> {
+        job.last_words.store(true, Ordering::Release);
+        let is_on_its_way = job.pulse().trying_since.is_some();
+        if is_on_its_way {
+            drop(self.shared.turn.lock().await);
+        }
+        job.unwritten_report()
+    }
+
     /// Writes what waits of one job, whether or not it is due: the last checkpoint belongs to the next attempt.
     /// For its sake it goes on for as long as the database is away, as does the write of the attempt's end, which
     /// comes next. Other reports are not worth that.

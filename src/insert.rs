@@ -5,7 +5,10 @@
 //!
 //! Not here: what users write to get here (`enqueue`).
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    time::{Duration, Instant},
+};
 
 use tokio::sync::Semaphore;
 
@@ -55,6 +58,21 @@ pub enum EnqueueError {
         /// How many may.
         max_queued: u64,
     },
+    /// A transaction that has not ended is about to take the unique key. Nothing was enqueued. Try again: once that
+    /// transaction has ended, the answer is its job, or a new one.
+    #[error(
+        "unique key {key:?} of queue {queue:?}{} is being taken by a transaction that has not ended; try again, and \
+         keep transactions that enqueue with a unique key short",
+        or_others(*others)
+    )]
+    KeyBusy {
+        /// The key's queue.
+        queue: String,
+        /// The key.
+        key: String,
+        /// How many other keys the call had: of several, Postgres does not say which is busy.
+        others: usize,
+    },
     /// Another option.
     #[error("{what} is {value}, but must be {expected}")]
     Option {
@@ -71,6 +89,14 @@ pub enum EnqueueError {
     /// The key's holder cannot be seen from this transaction's snapshot. Roll back and try again.
     #[error("the unique key is held by a job that this transaction cannot see; roll back and try again")]
     KeyNotVisible,
+}
+
+fn or_others(others: usize) -> String {
+    match others {
+        0 => String::new(),
+        1 => ", or the other key of this call,".to_owned(),
+        others => format!(", or one of the {others} other keys of this call,"),
+    }
 }
 
 fn advice(jobs: u64, max_queued: u64) -> &'static str {
@@ -91,6 +117,12 @@ pub(crate) enum Created {
 /// How long a batch waits for transactions that are about to take one of its keys, and how long a part of it.
 const PATIENCE: Duration = Duration::from_millis(100);
 const PATIENCE_OF_A_PART: Duration = Duration::from_millis(20);
+/// And once so many have waited in vain that the batch has taken so long.
+const NO_PATIENCE: Duration = Duration::from_millis(1);
+const NO_PATIENCE_AFTER: Duration = Duration::from_millis(500);
+
+/// How long a caller waits for such a transaction.
+pub(crate) const BUSY_AFTER: Duration = Duration::from_secs(1);
 
 /// Inserts of single jobs, committed together. `None` publishes nothing: the jobs have their messages.
 pub(crate) fn batcher(
@@ -110,48 +142,82 @@ async fn insert_each(
     publications: Option<&Publications>,
     jobs: Vec<NewJob>,
 ) -> Vec<Result<Created, EnqueueError>> {
+    let began_at = Instant::now();
     let mut answers = Vec::with_capacity(jobs.len());
     let mut rest = vec![jobs];
+    let mut busy: Option<(String, String)> = None;
     let mut patience = PATIENCE;
     while let Some(mut part) = rest.pop() {
+        // Many callers with one key, which one statement has waited for: none of them waits again.
+        if busy.is_some() && part.iter().all(|job| job.key == busy) {
+            answers.extend(part.iter().map(|job| Err(key_busy(std::slice::from_ref(job)))));
+            continue;
+        }
         match insert(store, publications, &mut part, patience).await {
             Ok(created) => answers.extend(created),
             // One of them cannot be stored, or waits for somebody; the others must not suffer for it.
-            Err(EnqueueError::Store(error)) if part.len() > 1 && error.may_be_of_one_row() => {
-                patience = PATIENCE_OF_A_PART;
+            Err(error) if part.len() > 1 && may_be_of_one(&error) => {
+                let is_late = began_at.elapsed() > NO_PATIENCE_AFTER;
+                patience = if is_late { NO_PATIENCE } else { PATIENCE_OF_A_PART };
                 halve(part, &mut rest);
             }
-            Err(error) => answers.extend(part.iter().map(|_| Err(error.clone()))),
+            Err(error) => {
+                if matches!(error, EnqueueError::KeyBusy { .. }) {
+                    busy = part.first().and_then(|job| job.key.clone());
+                }
+                answers.extend(part.iter().map(|_| Err(error.clone())));
+            }
         }
     }
     answers
+}
+
+fn may_be_of_one(error: &EnqueueError) -> bool {
+    match error {
+        EnqueueError::KeyBusy { .. } => true,
+        EnqueueError::Store(error) => error.may_be_of_one_row(),
+        _ => false,
+    }
+}
+
+/// The error of jobs of which one has a key that somebody's transaction is about to take.
+fn key_busy(jobs: &[NewJob]) -> EnqueueError {
+    let mut keys = jobs.iter().filter_map(|job| job.key.as_ref());
+    let (queue, key) = keys.next().cloned().unwrap_or_default();
+    let others = keys.filter(|of| (&of.0, &of.1) != (&queue, &key)).collect::<HashSet<_>>().len();
+    EnqueueError::KeyBusy { queue, key, others }
 }
 
 /// How many callers wait at once for keys that somebody's transaction is about to take: each has a
 /// connection, and tenure's other work needs some, too.
 static WAITING: Semaphore = Semaphore::const_new(2);
 
-/// Inserts jobs, all or none, and waits for transactions that are about to take one of their keys.
+/// Inserts jobs, all or none, and waits until then for transactions that are about to take one of their keys. `busy`
+/// is what a batch has answered that has waited for them already.
 ///
 /// Cancel safe: it goes on in a task.
 pub(crate) async fn insert_patiently(
     store: &Store,
     publications: &Publications,
     mut jobs: Vec<NewJob>,
+    busy: Option<EnqueueError>,
+    busy_at: Instant,
 ) -> Result<Vec<Result<Created, EnqueueError>>, EnqueueError> {
     let (of_task, publications) = (store.clone(), publications.clone());
     let inserted = store.spawn(async move {
         let store = &of_task;
-        match insert(store, Some(&publications), &mut jobs, PATIENCE).await {
-            Err(EnqueueError::Store(error)) if error.is_locked() => {
-                let waited = tokio::time::timeout(store.within(), WAITING.acquire()).await;
-                let Ok(Ok(_turn)) = waited else {
-                    return Err(error.into());
-                };
-                insert(store, Some(&publications), &mut jobs, Duration::MAX).await
-            }
-            inserted => inserted,
-        }
+        let busy = match busy {
+            Some(busy) => busy,
+            None => match insert(store, Some(&publications), &mut jobs, PATIENCE).await {
+                Err(busy @ EnqueueError::KeyBusy { .. }) => busy,
+                inserted => return inserted,
+            },
+        };
+        let Ok(Ok(_turn)) = tokio::time::timeout_at(busy_at.into(), WAITING.acquire()).await else {
+            return Err(busy);
+        };
+        let left = busy_at.saturating_duration_since(Instant::now()).max(NO_PATIENCE);
+        insert(store, Some(&publications), &mut jobs, left).await
     });
     inserted.await.unwrap_or_else(|_| Err(StoreError::from(sqlx::Error::WorkerCrashed).into()))
 }
@@ -177,7 +243,10 @@ pub(crate) async fn insert(
         }
         None => None,
     };
-    let new = store.enqueue(jobs, patience).await?;
+    let new = match store.enqueue(jobs, patience).await {
+        Err(error) if error.is_of_a_key() => return Err(key_busy(jobs)),
+        new => new?,
+    };
     metrics::batch("enqueue", jobs.len());
     fault::point("enqueued");
     for job in jobs.iter().filter(|job| new.contains_key(&job.id)) {
@@ -191,7 +260,13 @@ pub(crate) async fn insert(
         return Ok(created(jobs, &new, &[]));
     }
     match store.held_keys(&keys).await {
-        Ok(holders) => Ok(created(jobs, &new, &holders)),
+        Ok(holders) => {
+            let mut created = created(jobs, &new, &holders);
+            if created.iter().any(Result::is_err) {
+                insert_again(store, jobs, &mut created, patience).await?;
+            }
+            Ok(created)
+        }
         Err(error) => {
             let answer = |job: &NewJob| {
                 if new.contains_key(&job.id) { Ok(Created::New) } else { Err(error.clone().into()) }
@@ -199,6 +274,31 @@ pub(crate) async fn insert(
             Ok(jobs.iter().map(answer).collect())
         }
     }
+}
+
+/// Jobs whose key was taken, and free when it was asked by whom: retention has removed it in between. Once more; the
+/// relay publishes them.
+async fn insert_again(
+    store: &Store,
+    jobs: &[NewJob],
+    created: &mut [Result<Created, EnqueueError>],
+    patience: Duration,
+) -> Result<(), EnqueueError> {
+    let (mut places, mut again) = (Vec::new(), Vec::new());
+    for (at, job) in jobs.iter().enumerate().filter(|(at, _)| created[*at].is_err()) {
+        let told = if job.told == Told::Message { Told::Message } else { Told::Relay };
+        places.push(at);
+        again.push(NewJob { told, ..job.clone() });
+    }
+    let new = store.enqueue(&again, patience).await?;
+    for job in again.iter().filter(|job| new.contains_key(&job.id)) {
+        metrics::enqueued(&job.queue, 1);
+    }
+    let holders = store.held_keys(&keys_of_others(&again, &new)).await?;
+    for (at, answer) in places.into_iter().zip(self::created(&again, &new, &holders)) {
+        created[at] = answer;
+    }
+    Ok(())
 }
 
 /// The first messages of those jobs that exist now, and are due.
@@ -245,7 +345,10 @@ pub(crate) async fn insert_in(
     connection: &mut sqlx::PgConnection,
     jobs: &[NewJob],
 ) -> Result<(Vec<Created>, Vec<Ticket>), EnqueueError> {
-    let new = Store::enqueue_in(connection, jobs).await?;
+    let new = match Store::enqueue_in(connection, jobs).await {
+        Err(error) if error.is_of_a_key() => return Err(key_busy(jobs)),
+        new => new?,
+    };
     let keys = keys_of_others(jobs, &new);
     let holders = if keys.is_empty() { vec![] } else { Store::held_keys_in(connection, &keys).await? };
     let created = created(jobs, &new, &holders).into_iter().collect::<Result<_, _>>()?;

@@ -12,6 +12,8 @@
 //!
 //! - `one_producer_never_exceeds_the_limit`
 //! - `a_thousand_enqueues_at_once_fill_a_queue_to_its_limit`
+//! - `batches_over_the_same_limited_queues_never_wait_for_each_other_for_ever`
+//! - `without_postgres_every_caller_of_a_limited_queue_is_answered_within_one_deadline`
 
 use std::{
     collections::HashMap,
@@ -22,7 +24,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::{sync::Notify, time::timeout};
+use tokio::{
+    sync::Notify,
+    time::{timeout, timeout_at},
+};
 
 use crate::{
     insert::EnqueueError,
@@ -38,6 +43,10 @@ const COUNT_LASTS: Duration = Duration::from_secs(1);
 const FULL_LASTS: Duration = Duration::from_millis(100);
 /// How long to wait for those on their way before the next count.
 const LANDED_WITHIN: Duration = Duration::from_millis(20);
+/// How long to wait for them in all. What has not landed by then may wait for somebody's transaction.
+const LANDED_MAX: Duration = Duration::from_millis(500);
+/// How long a failed count is: its error answers every caller who waited for it, and those who come just after.
+const FAILURE_LASTS: Duration = Duration::from_millis(100);
 /// What part of the room one count lets through.
 const PART: u64 = 10;
 
@@ -90,11 +99,18 @@ struct Known {
 #[derive(Debug, Default)]
 struct OfQueue {
     /// Held while it is counted: whoever comes meanwhile goes by that count.
-    counted: tokio::sync::Mutex<Option<Counted>>,
+    counted: tokio::sync::Mutex<LastCount>,
     /// Let through, and not inserted yet: no count need have seen them.
     on_their_way: AtomicU64,
     /// Told of each that no longer is on its way.
     landed: Notify,
+}
+
+/// What came of the last count.
+#[derive(Debug, Default)]
+struct LastCount {
+    counted: Option<Counted>,
+    failed: Option<(Instant, StoreError)>,
 }
 
 /// Jobs that were let through. Dropped when their rows are there, or will not be.
@@ -127,20 +143,44 @@ impl Limits {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether so many jobs may be enqueued, and notes that they are.
-    pub(crate) async fn admit(&self, queue: &str, jobs: usize) -> Result<Admitted, EnqueueError> {
-        let Some(limit) = self.limit(queue).await? else { return Ok(Admitted::default()) };
+    /// Whether so many jobs may be enqueued, and notes that they are. Answers by `until`.
+    pub(crate) async fn admit(
+        &self,
+        queue: &str,
+        jobs: usize,
+        until: Instant,
+    ) -> Result<Admitted, EnqueueError> {
+        let Some(limit) = self.in_time(until, self.limit(queue)).await? else {
+            return Ok(Admitted::default());
+        };
+        let came_at = Instant::now();
         let jobs = jobs as u64;
         let of = self.known().queues.entry(queue.to_owned()).or_default().clone();
-        let mut counted = of.counted.lock().await;
+        let mut last = self.in_time(until, async { Ok(of.counted.lock().await) }).await?;
         let mut answer =
-            counted.as_mut().map_or(Answer::CountAnew, |counted| counted.admit(jobs, Instant::now()));
+            last.counted.as_mut().map_or(Answer::CountAnew, |counted| counted.admit(jobs, Instant::now()));
+        // Postgres was asked while this caller waited; each of many would wait as long again.
+        if answer == Answer::CountAnew
+            && let Some((failed_at, error)) = &last.failed
+            && (*failed_at >= came_at || failed_at.elapsed() < FAILURE_LASTS)
+        {
+            return Err(error.clone().into());
+        }
+        let landed_by = until.min(Instant::now() + LANDED_MAX);
         while answer == Answer::CountAnew {
             // Before the count: what is inserted meanwhile is counted twice rather than not at all.
             let on_their_way = of.on_their_way.load(Ordering::Acquire);
-            let queued = self.store.count_queued(queue, limit.saturating_add(1)).await?;
+            let counted = self.in_time(until, self.store.count_queued(queue, limit.saturating_add(1))).await;
+            let queued = match counted {
+                Ok(queued) => queued,
+                Err(error) => {
+                    last.failed = Some((Instant::now(), error.clone()));
+                    return Err(error.into());
+                }
+            };
             let taken = queued.saturating_add(on_their_way);
-            if taken.saturating_add(jobs) > limit && queued.saturating_add(jobs) <= limit {
+            let may_fit = taken.saturating_add(jobs) > limit && queued.saturating_add(jobs) <= limit;
+            if may_fit && Instant::now() < landed_by {
                 // There may be room, once it is known which of those on their way were counted.
                 drop(timeout(LANDED_WITHIN, of.landed.notified()).await);
                 continue;
@@ -150,20 +190,29 @@ impl Limits {
                 Answer::CountAnew => Answer::Full { queued },
                 answer => answer,
             };
-            *counted = Some(new);
+            *last = LastCount { counted: Some(new), failed: None };
         }
         match answer {
             Answer::Admitted => {
                 of.on_their_way.fetch_add(jobs, Ordering::AcqRel);
-                drop(counted);
+                drop(last);
                 Ok(Admitted(Some((of, jobs))))
             }
             Answer::Full { .. } | Answer::CountAnew => {
-                let queued = counted.map_or(limit, |counted| counted.queued);
+                let queued = last.counted.map_or(limit, |counted| counted.queued);
                 metrics::refused_enqueue(queue, jobs);
                 Err(EnqueueError::QueueFull { queue: queue.to_owned(), jobs, queued, max_queued: limit })
             }
         }
+    }
+
+    /// A part of what one call asks. All of them have one deadline.
+    async fn in_time<T>(
+        &self,
+        until: Instant,
+        part: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        timeout_at(until.into(), part).await.unwrap_or_else(|_| Err(self.store.no_answer().into()))
     }
 
     async fn limit(&self, queue: &str) -> Result<Option<u64>, StoreError> {

@@ -208,8 +208,8 @@ impl Tenure {
         Ok(all)
     }
 
-    /// Cancels the job that holds a unique key (or a submission's `Nats-Msg-Id`) in a queue. `None`: nobody
-    /// holds it.
+    /// Cancels the job that holds a unique key (or a submission's `Tenure-Idempotency-Key`, or `Nats-Msg-Id`) in a
+    /// queue. `None`: nobody holds it.
     pub async fn cancel_key(
         &self,
         queue: &str,

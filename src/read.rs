@@ -128,7 +128,7 @@ pub(crate) fn read(sent: &impl Sent, prefix: &str, payload_bytes_max: usize) -> 
                 run_at: headers.run_at,
                 delay: None,
                 trace_context: headers.trace_context,
-                key: Some(match headers.message_id {
+                key: Some(match headers.key {
                     Some(id) => (queue.into(), id),
                     None => (String::new(), identity),
                 }),
@@ -142,7 +142,7 @@ pub(crate) fn read(sent: &impl Sent, prefix: &str, payload_bytes_max: usize) -> 
 
 /// What a submission's headers ask for.
 struct Headers {
-    message_id: Option<String>,
+    key: Option<String>,
     max_attempts: u32,
     run_at: Option<DateTime<Utc>>,
     trace_context: Option<String>,
@@ -165,15 +165,19 @@ impl Headers {
                 format!("the header Tenure-Run-At is {text:?}, but must be like 2030-01-31T12:00:00Z")
             })?),
         };
-        let short = |name: &str| match sent.header(name) {
-            None | Some("") => Ok(None),
-            Some(text) => match check_key(text) {
-                Ok(()) => Ok(Some(text.to_owned())),
-                Err(rule) => Err(format!("the header {name} ({} bytes) {rule}", text.len())),
-            },
+        // The first is Postgres's alone. The second is the stream's too, whose memory knows no queues: beside the first
+        // it is the stream's and nothing else.
+        let (name, key) = match (sent.header("Tenure-Idempotency-Key"), sent.header("Nats-Msg-Id")) {
+            (Some(key), _) => ("Tenure-Idempotency-Key", Some(key)),
+            (None, key) => ("Nats-Msg-Id", key.filter(|key| !key.is_empty())),
         };
+        if let Some(key) = key
+            && let Err(rule) = check_key(key)
+        {
+            return Err(format!("the header {name} ({} bytes) {rule}", key.len()));
+        }
         Ok(Self {
-            message_id: short("Nats-Msg-Id")?,
+            key: key.map(str::to_owned),
             max_attempts,
             run_at: run_at.map(Into::into),
             // One that is not valid is as good as none: the job does not need it.

@@ -8,6 +8,7 @@
 //!
 //! - `what_is_old_enough_leaves_and_nothing_else`
 //! - `a_job_that_completes_while_its_day_leaves_is_not_lost`
+//! - `a_sweep_that_takes_long_keeps_its_turn`
 
 use std::{future::Future, time::Duration};
 
@@ -42,6 +43,28 @@ pub(crate) async fn sweep(
     if !store.purge_gate(every, shortest).await? {
         return Ok(0);
     }
+    // It may take longer than it is from one sweep to the next: the turn is kept until its end.
+    tokio::select! {
+        left = Box::pin(sweep_all(store, queue, keep, shortest)) => left,
+        () = keep_turn(store, (every / 4).max(PAUSE)) => Ok(0),
+    }
+}
+
+async fn keep_turn(store: &Store, every: Duration) {
+    loop {
+        sleep(every).await;
+        if let Err(error) = store.purge_turn().await {
+            tracing::debug!(%error, "the turn of the sweep was not renewed");
+        }
+    }
+}
+
+async fn sweep_all(
+    store: &Store,
+    queue: &Queue,
+    keep: &Retention,
+    shortest: Option<Duration>,
+) -> Result<u64, StoreError> {
     let mut left = 0;
     while let Some(day) = paced(store.purge_day(keep.completed, keep.cancelled)).await? {
         left += note(&day);

@@ -223,6 +223,13 @@ impl RunningJob {
         self.unavailable_at().is_some_and(|at| at.elapsed() < OUTAGE_REMEMBERED)
     }
 
+    /// What the handler said last, if it waits to be written. A checkpoint is for a next attempt: it is left out.
+    pub(crate) fn unwritten_report(&self) -> Option<ProgressWrite> {
+        let pending = self.pulse().pending.clone()?;
+        let report = ProgressWrite { checkpoint: None, ..pending };
+        report.report().is_some().then_some(report)
+    }
+
     pub(crate) fn pulse(&self) -> MutexGuard<'_, Pulse> {
         self.pulse.lock().unwrap_or_else(PoisonError::into_inner)
     }

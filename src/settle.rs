@@ -106,7 +106,7 @@ pub(crate) fn verdict(
         Verdict::End(AttemptEnd { category: Some("interrupted"), ..end("failed", Some(why.into())) })
     };
     let done = |unfit: Option<String>, output| match unfit {
-        None => Verdict::Complete(Completion { key: job.key, output }),
+        None => Verdict::Complete(Completion { key: job.key, output, report: None }),
         Some(why) => Verdict::End(AttemptEnd {
             category: Some("invalid_output"),
             ..end("failed", Some(format!("the output cannot be stored: {why}")))
@@ -429,6 +429,13 @@ async fn complete(
     let mut places: Vec<usize> = (0..batch.len()).collect();
     places.sort_unstable_by_key(|&i| batch[i].key);
     batch.sort_unstable_by_key(|completion| completion.key);
+    // A completed job says what its handler said last. Those that have said nothing since it was written are spared.
+    let reports: Vec<_> = batch.iter().filter_map(|completion| completion.report.clone()).collect();
+    if !reports.is_empty()
+        && let Err(error) = store.progress(&reports).await
+    {
+        tracing::debug!(%error, jobs = reports.len(), "last reports were not written; the jobs complete all the same");
+    }
     let mut answers = Vec::with_capacity(batch.len());
     let mut rest = vec![batch];
     while let Some(part) = rest.pop() {

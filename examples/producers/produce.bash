@@ -17,10 +17,11 @@ options='"verbose":false,"pedantic":false,"headers":true,"no_responders":true,"l
 [[ -z $user ]] || options+=",\"user\":\"$user\",\"pass\":\"$password\""
 
 # ANCHOR: publish
-# One connection, one message with a header and an inbox for the answer, and the first answer there.
+# One connection, one message with headers and an inbox for the answer, and the first answer there.
+# The stream compares its own id across all queues: the subject makes it one of this queue.
 publish() {
     local inbox=${TENURE_NATS_INBOX_PREFIX:-_INBOX}.$RANDOM$RANDOM$RANDOM line answer sequence
-    local headers=$'NATS/1.0\r\nNats-Msg-Id: '$2$'\r\n\r\n'
+    local headers=$'NATS/1.0\r\nTenure-Idempotency-Key: '$2$'\r\nNats-Msg-Id: '$subject:$2$'\r\n\r\n'
     exec 3<>"/dev/tcp/$host/$port" || return 1
     printf 'CONNECT {%s}\r\nSUB %s 1\r\nHPUB %s %s %d %d\r\n%s%s\r\n' \
         "$options" "$inbox" "$subject" "$inbox" ${#headers} $((${#headers} + ${#1})) "$headers" "$1" >&3

@@ -20,7 +20,11 @@ const tries = 5
 // Until the stream has said that it has it. The key makes it safe to say it again.
 func publish(js nats.JetStreamContext, subject, payload, key string) (*nats.PubAck, error) {
 	for attempt := 1; ; attempt++ {
-		ack, err := js.Publish(subject, []byte(payload), nats.MsgId(key), nats.AckWait(5*time.Second))
+		message := nats.NewMsg(subject)
+		message.Data = []byte(payload)
+		message.Header.Set("Tenure-Idempotency-Key", key)
+		// The stream compares its own id across all queues: the subject makes it one of this queue.
+		ack, err := js.PublishMsg(message, nats.MsgId(subject+":"+key), nats.AckWait(5*time.Second))
 		if err == nil {
 			return ack, nil
 		}

@@ -8,16 +8,20 @@ import process from "node:process";
 import { setTimeout as sleep } from "node:timers/promises";
 
 import { jetstream } from "@nats-io/jetstream";
-import { connect } from "@nats-io/transport-node";
+import { connect, headers } from "@nats-io/transport-node";
 
 const TRIES = 5;
 
 // ANCHOR: publish
 /** Until the stream has said that it has it. The key makes it safe to say it again. */
 async function publish(js, subject, payload, key) {
+  const keyed = headers();
+  keyed.set("Tenure-Idempotency-Key", key);
+  // The stream compares its own id across all queues: the subject makes it one of this queue.
+  const msgID = `${subject}:${key}`;
   for (let attempt = 1; ; attempt++) {
     try {
-      return await js.publish(subject, payload, { msgID: key, timeout: 5_000 });
+      return await js.publish(subject, payload, { msgID, headers: keyed, timeout: 5_000 });
     } catch (error) {
       // No answer: it may have been accepted, or not. A refusal (a full stream, no leader): it was not.
       console.error(`try ${attempt}: ${error}`);

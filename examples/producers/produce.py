@@ -22,7 +22,9 @@ async def publish(js, subject: str, payload: str, key: str):
     """Until the stream has said that it has it. The key makes it safe to say it again."""
     for attempt in range(1, TRIES + 1):
         try:
-            return await js.publish(subject, payload.encode(), timeout=5, headers={"Nats-Msg-Id": key})
+            # The stream compares its own id across all queues: the subject makes it one of this queue.
+            headers = {"Tenure-Idempotency-Key": key, "Nats-Msg-Id": f"{subject}:{key}"}
+            return await js.publish(subject, payload.encode(), timeout=5, headers=headers)
         # No answer: it may have been accepted, or not. A refusal (a full stream, no leader): it was not.
         except Error as error:
             print(f"try {attempt}: {error!r}", file=sys.stderr)

@@ -11,9 +11,10 @@ subject=${TENURE_SUBJECT_PREFIX:-jobs}.$1.$2
 
 # ANCHOR: publish
 # A request, since `nats pub` waits for no answer. Exit 0 says nothing: only the answer does.
+# The stream compares its own id across all queues: the subject makes it one of this queue.
 publish() {
     answer=$(nats request --raw --timeout 5s --inbox-prefix "${TENURE_NATS_INBOX_PREFIX:-_INBOX}" \
-        --header "Nats-Msg-Id:$2" "$subject" "$1") || return 1
+        --header "Tenure-Idempotency-Key:$2" --header "Nats-Msg-Id:$subject:$2" "$subject" "$1") || return 1
     case $answer in
         *'"error"'*) echo "$answer" >&2; return 1 ;;    # refused: a full stream, no leader
         *'"seq":'*) ;;

@@ -72,11 +72,11 @@ async fn times(arena: &Arena, store: &Store) -> anyhow::Result<[f64; 5]> {
     let complete = store
         .bench_time(TIMES / 2, async || {
             let key = claims[next_end.fetch_add(1, Ordering::Relaxed)].key;
-            store.complete(&[Completion { key, output: None }], OfLocked::Wait).await.map(drop)
+            store.complete(&[Completion { key, output: None, report: None }], OfLocked::Wait).await.map(drop)
         })
         .await?;
     // The other half of them is running, and nothing is stale, due or dead.
-    let scan = store.bench_time(TIMES, async || store.reset_stale(100, "bench").await.map(drop)).await?;
+    let scan = store.bench_time(TIMES, async || store.bench_scan().await).await?;
     let relay = store.bench_time(TIMES, async || store.take_due(500).await.map(drop)).await?;
     let dead = ["bench-2-bbbbbbbb".to_owned()];
     let reconcile = store

@@ -15,8 +15,8 @@ use crate::{
     job::{JobError, Outcome, check_key, unstorable},
     running::RunningJob,
     store::{
-        COMPLETE_IN, EFFECT, EFFECT_RESULT, FENCE, HOLD, Isolation, LIMIT_IDLE, LIMIT_TRANSACTION, ONCE,
-        Store, StoreError,
+        COMPLETE_IN, COMPLETE_IN_TOLD, EFFECT, EFFECT_RESULT, FENCE, HOLD, Isolation, LIMIT_IDLE,
+        LIMIT_TRANSACTION, ONCE, Store, StoreError,
     },
 };
 
@@ -382,11 +382,14 @@ impl<S> JobContext<S> {
         let (key, store) = (self.job.key, &self.store);
         let limit = sqlx::query(LIMIT_IDLE).bind(self.idle_limit()).execute(&mut *tx);
         store.deadline(limit).await.map_err(StoreError::from)?;
-        let complete = sqlx::query(COMPLETE_IN)
+        // In the statement itself: written before it, it would be news to a lasting snapshot.
+        let report = self.job.unwritten_report().and_then(|report| report.report());
+        let complete = sqlx::query(if report.is_some() { COMPLETE_IN_TOLD } else { COMPLETE_IN })
             .bind(vec![key.job])
             .bind(vec![key.token])
             .bind(vec![key.claim])
             .bind(vec![output.map(ToString::to_string)]);
+        let complete = if report.is_some() { complete.bind(report) } else { complete };
         match store.deadline(complete.fetch_optional(&mut *tx)).await.map_err(StoreError::from) {
             Ok(Some(_)) => {}
             Ok(None) => {

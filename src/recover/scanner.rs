@@ -7,31 +7,35 @@
 //!
 //! - `n_scanners_at_once_reset_each_job_once`
 //! - `after_a_gap_between_scans_live_owners_get_time_to_write`
+//! - `a_gap_that_makes_short_silences_look_stale_starts_the_grace_too`
+//! - `live_jobs_that_take_long_to_read_stop_neither_the_scanner_nor_the_worker`
+//! - `one_job_that_cannot_be_reset_keeps_no_other_from_it`
 
-use std::{ops::ControlFlow, time::Duration};
+use std::time::Duration;
 
 use super::report_taken;
 use crate::{
+    batch::halve,
     fault,
-    job::JobError,
+    job::{JobError, JobId},
     store::{Store, StoreError},
 };
 
 /// The most jobs of one statement.
-const RESETS_MAX: i64 = 100;
+const RESETS_MAX: usize = 100;
 /// How long a worker that died without a trace is remembered, once it owns nothing.
 const FORGOTTEN_AFTER: Duration = Duration::from_hours(24 * 7);
-/// The most statements of one scan: the next scan goes on.
-const STATEMENTS_MAX: usize = 100;
+/// The most jobs of one scan: the next scan goes on.
+const SILENT_MAX: i64 = 10_000;
 
-/// Scans, if it is this worker's turn. Returns how many jobs were reset.
+/// Scans, if it is time for it. Returns how many jobs were reset; `None`: the last scan was not long ago.
 pub(crate) async fn scan(
     store: &Store,
     worker_id: &str,
     scan_every: Duration,
     stale_after: Duration,
-) -> Result<usize, StoreError> {
-    let Some(gate) = store.scan_gate(scan_every, stale_after).await? else { return Ok(0) };
+) -> Result<Option<usize>, StoreError> {
+    let Some(gate) = store.scan_gate(scan_every, stale_after, SILENT_MAX).await? else { return Ok(None) };
     if gate.stale > 0 && (gate.in_grace || gate.breaker_open) {
         tracing::warn!(
             stale = gate.stale,
@@ -39,15 +43,11 @@ pub(crate) async fn scan(
             breaker_open = gate.breaker_open,
             "jobs look dead, but so many at once, or after a gap, are given time to write"
         );
-        return Ok(0);
+        return Ok(Some(0));
     }
     let mut reset = 0;
-    for _ in 0..STATEMENTS_MAX {
-        let (n, flow) = reset_some(store, worker_id).await?;
-        reset += n;
-        if flow.is_break() {
-            break;
-        }
+    for jobs in gate.silent.chunks(RESETS_MAX) {
+        reset += reset_some(store, jobs, worker_id).await?;
     }
     // Housekeeping: partitions are made a week ahead, so once in every scan is plenty, and costs a look.
     store.create_partitions().await?;
@@ -60,15 +60,29 @@ pub(crate) async fn scan(
     if let Err(error) = store.forget_activity().await {
         tracing::debug!(%error, "old figures are forgotten later");
     }
-    Ok(reset)
+    Ok(Some(reset))
 }
 
-async fn reset_some(store: &Store, worker_id: &str) -> Result<(usize, ControlFlow<()>), StoreError> {
-    let taken = store.reset_stale(RESETS_MAX, worker_id).await?;
-    if !taken.is_empty() {
-        fault::point("reset");
+/// Resets these jobs. One that Postgres refuses to write keeps no other from it: the batch is halved, down to that one.
+async fn reset_some(store: &Store, jobs: &[JobId], worker_id: &str) -> Result<usize, StoreError> {
+    let mut reset = 0;
+    let mut parts = vec![jobs.to_vec()];
+    while let Some(part) = parts.pop() {
+        match store.reset_stale(&part, worker_id).await {
+            Ok(taken) => {
+                if !taken.is_empty() {
+                    fault::point("reset");
+                }
+                report_taken("scanner", &taken, worker_id);
+                reset += taken.len();
+            }
+            Err(error) if !error.may_be_of_one_row() => return Err(error),
+            Err(_) if part.len() > 1 => halve(part, &mut parts),
+            Err(error) => {
+                let (job, error) = (part.first(), JobError::from(error).text());
+                tracing::error!(?job, error, "a silent job was not taken back; the next scan tries again");
+            }
+        }
     }
-    report_taken("scanner", &taken, worker_id);
-    let more = i64::try_from(taken.len()).is_ok_and(|n| n == RESETS_MAX);
-    Ok((taken.len(), if more { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }))
+    Ok(reset)
 }

@@ -8,7 +8,10 @@ use std::{
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row, query};
 use uuid::Uuid;
 
-use super::call::{Store, StoreError};
+use super::{
+    SCAN_GATE,
+    call::{Store, StoreError},
+};
 use crate::job::JobId;
 
 /// What the database holds of one queue. Times are seconds of its own clock; 0 is none.
@@ -140,6 +143,12 @@ UPDATE tenure.job_history SET finished_at = now()
 const LEFT: &str = "SELECT count(*) FROM tenure.job_history WHERE queue = 'bench-age'";
 
 impl Store {
+    /// The scanner's pass over the live jobs. It starts no grace.
+    pub(crate) async fn bench_scan(&self) -> Result<(), StoreError> {
+        let scan = query(SCAN_GATE).bind(0.0_f64).bind(0.0_f64).bind(10_000_i64);
+        self.rows(scan).await.map(drop)
+    }
+
     pub(crate) async fn bench_state(&self, queue: &str, first: JobId) -> Result<BenchState, StoreError> {
         let rows = self.rows(query(STATE).bind(queue).bind(first)).await?;
         let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;

@@ -11,13 +11,13 @@ use futures::{FutureExt, future::BoxFuture};
 use sqlx::{
     AssertSqlSafe, ConnectOptions, Connection, Execute, PgConnection, Postgres, SqlStr,
     pool::PoolConnection,
-    postgres::{PgArguments, PgConnectOptions, PgPool, PgPoolOptions, PgRow},
+    postgres::{PgArguments, PgConnectOptions, PgDatabaseError, PgPool, PgPoolOptions, PgRow},
     query::Query,
 };
 use tokio::{
     runtime::Handle,
     sync::{Notify, OwnedMutexGuard, watch},
-    time::timeout,
+    time::{sleep, timeout, timeout_at},
 };
 
 use crate::{config::Config, job::JobError, metrics};
@@ -149,6 +149,15 @@ impl StoreError {
     /// Whether a lock was not to be had in time: another transaction is in the way of one of the rows.
     pub(crate) fn is_locked(&self) -> bool {
         self.has_code(|code| code == "55P03")
+    }
+
+    /// Whether that lock is of a unique key that another transaction is about to take.
+    pub(crate) fn is_of_a_key(&self) -> bool {
+        let Self::Unavailable(error) = self else { return false };
+        let said = error.as_database_error().and_then(|said| said.try_downcast_ref::<PgDatabaseError>());
+        // Which table it waited for stands only in the context, whatever language that is in.
+        self.is_locked()
+            && said.and_then(PgDatabaseError::r#where).is_some_and(|at| at.contains("\"job_keys"))
     }
 
     /// Whether it may be the fault of one row of many: not of the statement, nor of the server.
@@ -395,48 +404,56 @@ impl Store {
         })
     }
 
-    /// A deadlock's victim has changed nothing: its statement is sent again.
+    /// A deadlock's victim has changed nothing: its statement is sent again. One deadline holds for all that is done
+    /// here: a connection is waited for, opened or both, and the statement is sent once or more often.
     async fn rows_at_home(&self, line: Option<Line>, sql: SqlStr, arguments: PgArguments) -> Rows {
+        let until = self.until();
         let mut tries = 1;
         loop {
             // The last time, it need not be kept for another.
             if tries == DEADLOCKS_MAX {
-                return self.try_rows(line, sqlx::query_with(sql, arguments)).await;
+                return self.try_rows(line, sqlx::query_with(sql, arguments), until).await;
             }
-            let answer = self.try_rows(line, sqlx::query_with(sql.clone(), arguments.clone())).await;
+            let answer = self.try_rows(line, sqlx::query_with(sql.clone(), arguments.clone()), until).await;
             tries += 1;
-            if !answer.as_ref().is_err_and(StoreError::is_deadlock) {
+            let pause = Duration::from_millis(rand::random_range(20..80)) * tries;
+            if !answer.as_ref().is_err_and(StoreError::is_deadlock) || Instant::now() + pause >= until {
                 return answer;
             }
-            // Whoever won goes on meanwhile.
-            tokio::time::sleep(Duration::from_millis(rand::random_range(20..80)) * tries).await;
+            // The winner of the deadlock goes on meanwhile.
+            sleep(pause).await;
         }
     }
 
-    async fn try_rows(&self, line: Option<Line>, query: Query<'_, Postgres, PgArguments>) -> Rows {
+    async fn try_rows(
+        &self,
+        line: Option<Line>,
+        query: Query<'_, Postgres, PgArguments>,
+        until: Instant,
+    ) -> Rows {
         if let Some(line) = line
             && let Ok(mut line) = self.lines[line as usize].clone().try_lock_owned()
         {
             let open = match line.take() {
                 Some(open) => Ok(open),
-                None => self.open_line().await,
+                None => self.open_line(until).await,
             };
             match open {
-                Ok(open) => return self.try_line(line, open, query).await,
+                Ok(open) => return self.try_line(line, open, query, until).await,
                 // It takes no more connections; the pool has some.
                 Err(_) if self.own.size() > 0 => {}
                 Err(error) => return self.observe(Err(error)),
             }
         }
-        let answer = self.acquire(&self.own).await;
+        let answer = self.acquire(&self.own, until).await;
         let mut held = self.observe(answer)?;
-        let answer = self.deadline(query.fetch_all(&mut *held.connection)).await;
+        let answer = self.deadline_at(until, query.fetch_all(&mut *held.connection)).await;
         held.finished = is_answer(&answer);
         self.observe(answer)
     }
 
-    async fn open_line(&self) -> Result<(PgConnection, Instant), sqlx::Error> {
-        let connection = self.deadline(self.own.connect_options().connect()).await?;
+    async fn open_line(&self, until: Instant) -> Result<(PgConnection, Instant), sqlx::Error> {
+        let connection = self.deadline_at(until, self.own.connect_options().connect()).await?;
         Ok((connection, Instant::now()))
     }
 
@@ -446,16 +463,17 @@ impl Store {
         mut line: OwnedMutexGuard<LineConnection>,
         (mut connection, since): (PgConnection, Instant),
         query: Query<'_, Postgres, PgArguments>,
+        until: Instant,
     ) -> Rows {
         let sent_at = Instant::now();
-        let answer = self.deadline(query.fetch_all(&mut connection)).await;
+        let answer = self.deadline_at(until, query.fetch_all(&mut connection)).await;
         if is_answer(&answer) {
             *line = Some((connection, since));
             if since.elapsed() > LINE_LASTS || sent_at.elapsed() > LINE_SLOW {
                 // Not while somebody waits. Meanwhile the pool serves.
                 let store = self.clone();
                 self.home.spawn(async move {
-                    if let Ok(open) = store.open_line().await {
+                    if let Ok(open) = store.open_line(store.until()).await {
                         *line = Some(open);
                     }
                 });
@@ -478,7 +496,7 @@ impl Store {
     where
         W: for<'t> FnOnce(&'t mut PgConnection) -> BoxFuture<'t, Result<T, JobError>>,
     {
-        let mut held = match self.acquire(&self.handlers).await {
+        let mut held = match self.acquire(&self.handlers, self.until()).await {
             // Handlers that hold all connections say nothing about the server.
             Err(sqlx::Error::PoolTimedOut) => {
                 let connections = self.handlers.options().get_max_connections();
@@ -510,18 +528,25 @@ impl Store {
     where
         W: for<'t> FnOnce(&'t mut PgConnection) -> BoxFuture<'t, Result<T, sqlx::Error>>,
     {
-        let answer = self.acquire(&self.own).await;
+        let until = self.until();
+        let answer = self.acquire(&self.own, until).await;
         let mut held = self.observe(answer)?;
         let answer = self
-            .deadline(async {
+            .deadline_at(until, async {
                 let mut transaction = held.connection.begin().await?;
-                let value = work(&mut transaction).await?;
-                transaction.commit().await?;
-                Ok(value)
+                let answer = match work(&mut transaction).await {
+                    Ok(value) => return transaction.commit().await.map(|()| value),
+                    answer => answer,
+                };
+                // A lock that was not to be had is an answer, too: the connection serves the next caller.
+                if is_answer(&answer) {
+                    transaction.rollback().await?;
+                }
+                answer
             })
             .await;
         // Otherwise its transaction may be open still: the connection is closed, and rolls it back.
-        held.finished = answer.is_ok();
+        held.finished = is_answer(&answer);
         self.observe(answer)
     }
 
@@ -573,8 +598,9 @@ impl Store {
     /// Runs a statement that may take longer than others may, over a connection of its own: that it does says nothing
     /// of the server, which ends it after this time.
     pub(super) async fn rows_aside(&self, within: Duration, query: Query<'_, Postgres, PgArguments>) -> Rows {
-        let mut connection = self.migration_connection().await?;
-        let call = async {
+        // In boxes: they are large, and so would be whatever awaits them.
+        let mut connection = Box::pin(self.migration_connection()).await?;
+        let call = Box::pin(async {
             let mut transaction = connection.begin().await?;
             sqlx::query(super::LIMIT_STATEMENT)
                 .bind(within.as_millis().to_string())
@@ -583,13 +609,13 @@ impl Store {
             let rows = query.fetch_all(&mut *transaction).await?;
             transaction.commit().await?;
             Ok(rows)
-        };
+        });
         let late = within + self.within;
         let answer: Result<_, sqlx::Error> = timeout(late, call).await.unwrap_or_else(|_| {
             let text = format!("no answer within {late:?}");
             Err(sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, text)))
         });
-        drop(connection.close().await);
+        drop(Box::pin(connection.close()).await);
         Ok(answer?)
     }
 
@@ -602,25 +628,27 @@ impl Store {
 
     /// A pool tries a server that refuses connections again and again, and then only says that its time is up: what
     /// the server says to one connection more is the cause. `PoolTimedOut`: others hold all of the pool's.
-    async fn acquire(&self, pool: &PgPool) -> Result<Held, sqlx::Error> {
-        let error = match pool.acquire().await {
-            Ok(connection) => return Ok(Held { connection, finished: false }),
-            Err(error) => error,
-        };
-        if matches!(error, sqlx::Error::PoolTimedOut) {
-            let one_more = timeout(ONE_MORE_WITHIN.min(self.within), pool.connect_options().connect()).await;
-            match one_more {
-                Ok(Ok(connection)) => drop(connection.close().await),
-                Ok(Err(cause)) => return Err(cause),
-                Err(_) => return Err(self.no_answer()),
-            }
+    ///
+    /// All of it until `until`.
+    async fn acquire(&self, pool: &PgPool, until: Instant) -> Result<Held, sqlx::Error> {
+        let left = until.saturating_duration_since(Instant::now());
+        let one_more_within = ONE_MORE_WITHIN.min(left / 4);
+        match timeout(left - one_more_within, pool.acquire()).await {
+            Ok(Ok(connection)) => return Ok(Held { connection, finished: false }),
+            Ok(Err(sqlx::Error::PoolTimedOut)) | Err(_) => {}
+            Ok(Err(error)) => return Err(error),
         }
-        Err(error)
+        match timeout(one_more_within, pool.connect_options().connect()).await {
+            Ok(Ok(connection)) => drop(connection.close().await),
+            Ok(Err(cause)) => return Err(cause),
+            Err(_) => return Err(self.no_answer()),
+        }
+        Err(sqlx::Error::PoolTimedOut)
     }
 
-    fn no_answer(&self) -> sqlx::Error {
-        let text = format!("no answer within {:?}", self.within);
-        sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, text))
+    /// When a call that begins now has to be answered.
+    pub(crate) fn until(&self) -> Instant {
+        Instant::now() + self.within
     }
 
     /// Gives one call to Postgres the time that any of tenure's has.
@@ -628,7 +656,22 @@ impl Store {
         &self,
         call: impl Future<Output = Result<T, sqlx::Error>>,
     ) -> Result<T, sqlx::Error> {
-        timeout(self.within, call).await.unwrap_or_else(|_| Err(self.no_answer()))
+        self.deadline_at(self.until(), call).await
+    }
+
+    /// [`Store::deadline`] for a part of a call.
+    async fn deadline_at<T>(
+        &self,
+        until: Instant,
+        call: impl Future<Output = Result<T, sqlx::Error>>,
+    ) -> Result<T, sqlx::Error> {
+        timeout_at(until.into(), call).await.unwrap_or_else(|_| Err(self.no_answer()))
+    }
+
+    /// Postgres was silent for as long as a call may take.
+    pub(crate) fn no_answer(&self) -> sqlx::Error {
+        let text = format!("no answer within {:?}", self.within);
+        sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, text))
     }
 
     /// Sorts an answer, and remembers whether there was one.

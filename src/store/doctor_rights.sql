@@ -75,7 +75,7 @@ WITH needs (role, relation, privileges, columns) AS (VALUES
     SELECT role, 'EXECUTE on ' || function.name
       FROM unnest('{worker,operator}'::text[]) AS role,
            unnest('{create_history_partitions,purge_day,purge_rows,purge_cancelled,purge_dead,purge_traces,purge_keys,
-                   purge_events}'::text[]) AS function (name)
+                   purge_events,keep_last_executions}'::text[]) AS function (name)
      WHERE NOT coalesce((SELECT bool_or(has_function_privilege(p.oid, 'EXECUTE'))
                            FROM pg_proc p JOIN house ON house.oid = p.pronamespace
                           WHERE p.proname = function.name), false)

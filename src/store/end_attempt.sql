@@ -5,12 +5,13 @@
 --
 --   cancel asked for, or the handler cancelled         → job_history, cancelled
 --   failed for good, out of attempts, or lost while its
---   kind must not run twice                            → dead_letter_jobs, with every attempt
+--   kind must not run twice                            → dead_letter_jobs, with the last hundred attempts
 --   else                                               → queued; the relay publishes when due
 --
 -- The rows are locked and were read after the wait for the lock, so the two branches below can neither
 -- miss a row nor share one. A snooze and a release give the attempt back; the token is never reset.
 -- The first loss is retried at once; repeated ones back off, 5 s doubling to 300 s, ±25 %.
+-- Of a job that snoozes for ever the last hundred attempts are kept: every fiftieth end forgets what is older.
 , routed AS MATERIALIZED (
     SELECT locked.*,
            CASE WHEN cancel_requested_at IS NOT NULL OR verdict = 'cancelled' THEN 'cancelled'
@@ -77,7 +78,8 @@
            coalesce(error, last_error, 'no reason given'),
            coalesce(category, CASE verdict WHEN 'retried' THEN 'exhausted' ELSE 'permanent' END),
            coalesce((SELECT jsonb_agg(to_jsonb(e) - 'job_id' - 'claim_id' ORDER BY e.fencing_token)
-                       FROM tenure.job_executions e WHERE e.job_id = gone.id), '[]')
+                       FROM (SELECT * FROM tenure.job_executions e WHERE e.job_id = gone.id
+                              ORDER BY e.fencing_token DESC LIMIT 100) e), '[]')
            || CASE WHEN claim_id IS NULL THEN '[]' ELSE jsonb_build_array(jsonb_build_object(
                   'fencing_token', fencing_token, 'attempt', attempt, 'worker_id', worker_id,
                   'started_at', started_at, 'finished_at', clock_timestamp(),
@@ -104,5 +106,7 @@
      WHERE path IS NOT NULL
 )
 SELECT ord, id, queue, kind, fencing_token, worker_id, route,
-       extract(epoch FROM silence)::float8 AS silence_s
+       extract(epoch FROM silence)::float8 AS silence_s,
+       CASE WHEN route = 'queued' AND fencing_token > 100 AND fencing_token % 50 = 0
+            THEN tenure.keep_last_executions(id) IS NULL END AS forgotten
   FROM routed

@@ -291,7 +291,7 @@ impl Store {
         };
         let rows = match completions {
             _ if of_locked == OfLocked::Skip => pairwise().await,
-            [Completion { key, output }] => {
+            [Completion { key, output, .. }] => {
                 let query = query(COMPLETE_ONE).bind(key.job).bind(key.token).bind(key.claim);
                 self.rows_over(Line::Complete, query.bind(output.as_deref())).await
             }

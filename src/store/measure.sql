@@ -1,12 +1,13 @@
 -- measure: count live jobs by queue, and what else the whole fleet shows. By whoever scans, once every scan, so that no
--- other worker has to count.
+-- other worker has to count. A claim leaves publish_at as it is: what runs owes no publication.
+-- It ends the scan: however long that took, the gap to the next one begins here.
 WITH counted AS MATERIALIZED (
     SELECT queue,
            count(*) FILTER (WHERE status = 'queued' AND scheduled_at <= statement_timestamp()) AS due,
            count(*) FILTER (WHERE status = 'queued' AND scheduled_at > statement_timestamp()) AS scheduled,
            count(*) FILTER (WHERE status = 'processing') AS processing,
            min(scheduled_at) FILTER (WHERE status = 'queued' AND scheduled_at <= statement_timestamp()) AS oldest_due_at,
-           min(scheduled_at) FILTER (WHERE publish_at IS NOT NULL AND scheduled_at <= statement_timestamp())
+           min(scheduled_at) FILTER (WHERE status = 'queued' AND publish_at IS NOT NULL AND scheduled_at <= statement_timestamp())
                AS relay_due_at
       FROM tenure.jobs
      GROUP BY queue
@@ -20,5 +21,5 @@ WITH counted AS MATERIALIZED (
     DELETE FROM tenure.queue_stats WHERE queue NOT IN (SELECT queue FROM counted)
 )
 UPDATE tenure.scanner_state
-   SET measured_at = clock_timestamp(), dead = (SELECT count(*) FROM tenure.dead_letter_jobs),
+   SET measured_at = clock_timestamp(), last_scan_at = clock_timestamp(), dead = (SELECT count(*) FROM tenure.dead_letter_jobs),
        relay_due_at = (SELECT min(relay_due_at) FROM counted)

@@ -4,9 +4,13 @@
 //! transaction of a user's, every claim would stand still. So no statement of a migration waits for a lock for longer
 //! than a moment. Then that migration is rolled back, everybody else goes on, and it is tried again.
 //!
+//! An index over a table that may be large is no migration: it is built beside them, while everybody goes on writing,
+//! and nothing needs it.
+//!
 //! Invariants, each held by the test of that name:
 //!
 //! - `a_migration_behind_a_long_transaction_stops_no_worker`
+//! - `an_index_of_live_jobs_is_built_beside_whoever_writes`
 //! - `a_migration_that_never_gets_its_lock_says_who_holds_it`
 //! - `a_released_migration_never_changes`
 //! - `a_migration_only_adds`
@@ -18,7 +22,7 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection, Row, SqlSafeStr, query, raw_
 use tokio::time::{sleep, timeout};
 
 use super::{
-    IN_THE_WAY,
+    IN_THE_WAY, UNBUILT_INDEXES,
     call::{Store, StoreError},
 };
 
@@ -32,8 +36,25 @@ const MIGRATIONS: &[Migration] = &[
     (3, "lean_checks", include_str!("../../migrations/0003_lean_checks.sql")),
     (4, "operate", include_str!("../../migrations/0004_operate.sql")),
     (5, "show", include_str!("../../migrations/0005_show.sql")),
-    (6, "turns", include_str!("../../migrations/0006_turns.sql")),
+    (6, "review", include_str!("../../migrations/0006_review.sql")),
+    (7, "turns", include_str!("../../migrations/0007_turns.sql")),
 ];
+
+/// Indexes over tables that may be large: the name, how to drop it, how to build it. CONCURRENTLY waits for others, and
+/// nobody for it; it cannot be a part of a transaction.
+const INDEXES: &[(&str, &str, &str)] = &[(
+    "tenure.jobs_unpublished_of_queue",
+    "DROP INDEX CONCURRENTLY IF EXISTS tenure.jobs_unpublished_of_queue",
+    "CREATE INDEX CONCURRENTLY IF NOT EXISTS jobs_unpublished_of_queue ON tenure.jobs (queue, publish_at)
+      WHERE publish_at IS NOT NULL",
+)];
+
+/// "tenureix" in ASCII: the key of the lock of whoever builds them. It is asked for and never waited for: the index
+/// waits for every open statement, and one that waited for the lock would be one.
+const INDEX_LOCK_KEY: i64 = 0x7465_6e75_7265_6978;
+
+/// For how long it is waited for them. Then they are built without us.
+const BUILT_WITHIN: Duration = Duration::from_secs(60);
 
 /// The migrations that take something away, each with the oldest one that a program must know to work afterwards.
 /// There is none. The first needs a release in between whose programs do without what is to go.
@@ -110,7 +131,52 @@ impl MigrateError {
 impl Store {
     /// Applies what is missing, and returns the versions that were.
     pub(crate) async fn migrate(&self) -> Result<Vec<i64>, MigrateError> {
-        self.apply(MIGRATIONS, PATIENCE).await
+        let applied = self.apply(MIGRATIONS, PATIENCE).await?;
+        // Everything works without them, and some of it takes longer.
+        match timeout(BUILT_WITHIN, self.build_indexes()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                let error = crate::job::JobError::from(error).text();
+                tracing::warn!(error, "an index was not built; run `tenure migrate` again");
+            }
+            Err(_) => tracing::warn!(
+                "an index is not ready: it waits for open transactions, or the table is large; Postgres goes on \
+                 building it, and the next `tenure migrate` looks after it"
+            ),
+        }
+        Ok(applied)
+    }
+
+    /// Builds the indexes that are missing, and anew what an earlier try left unfinished.
+    async fn build_indexes(&self) -> Result<(), StoreError> {
+        if self.rows(query(UNBUILT_INDEXES).bind(names_of_indexes())).await?.is_empty() {
+            return Ok(());
+        }
+        let mut guard = self.migration_connection().await?;
+        let mut guard = guard.begin().await?;
+        loop {
+            let lock = query("SELECT pg_try_advisory_xact_lock($1)").bind(INDEX_LOCK_KEY);
+            if lock.fetch_one(&mut *guard).await?.try_get(0)? {
+                break;
+            }
+            sleep(LOOK_EVERY).await;
+        }
+        let unbuilt = self.rows(query(UNBUILT_INDEXES).bind(names_of_indexes())).await?;
+        let mut connection = self.migration_connection().await?;
+        for row in &unbuilt {
+            let name: String = row.try_get("name")?;
+            let Some(&(_, drop_it, create)) = INDEXES.iter().find(|index| index.0 == name) else { continue };
+            if row.try_get("is_being_built")? {
+                continue;
+            }
+            if row.try_get("is_there")? {
+                raw_sql(drop_it).execute(&mut connection).await?;
+            }
+            raw_sql(create).execute(&mut connection).await?;
+        }
+        drop(connection.close().await);
+        guard.rollback().await?;
+        Ok(())
     }
 
     /// Applies those of a list that are missing, each in a transaction of its own: a lock is held for as long as the
@@ -202,6 +268,10 @@ impl Store {
             }
         }
     }
+}
+
+fn names_of_indexes() -> Vec<&'static str> {
+    INDEXES.iter().map(|index| index.0).collect()
 }
 
 /// Waits until no other migration is under way, however long that takes: nobody waits for this one meanwhile. The lock

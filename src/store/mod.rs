@@ -109,6 +109,7 @@ statements! {
     COMPLETE_ONE = "complete_one" "complete_move";
     COMPLETE_SKIP = "complete_locked" "complete_skip" "complete_taken" "complete_move";
     COMPLETE_IN = "complete_locked" "complete_wait" "complete_taken" "complete_move";
+    COMPLETE_IN_TOLD = "complete_locked" "complete_wait" "complete_taken" "complete_told_move";
     SETTLE = "settle" "end_attempt";
     SETTLED_AS = "settled_as";
     RESET_STALE = "reset_stale" "end_attempt";
@@ -127,10 +128,12 @@ statements! {
     ADD_MARK = "add_mark";
     PASSED_MARK = "passed_mark";
     RECLAIM_LOST = "reclaim_lost";
+    SCAN_DUE = "scan_due";
     SCAN_GATE = "scan_gate";
     CREATE_PARTITIONS = "create_partitions";
     MEASURE = "measure";
     PURGE_GATE = "purge_gate";
+    PURGE_TURN = "purge_turn";
     PURGE_DONE = "purge_done";
     PURGE_DAY = "purge_day";
     PURGE_ROWS = "purge_rows";
@@ -161,6 +164,7 @@ statements! {
     PURGE_DEAD = "purge_dead";
     SCHEMA_VERSION = "schema_version";
     IN_THE_WAY = "in_the_way";
+    UNBUILT_INDEXES = "unbuilt_indexes";
     LIST_JOBS = "list_jobs";
     SHOW_JOB = "show_job";
     CHECKPOINT_SIZE = "checkpoint_size";

@@ -8,12 +8,14 @@ use sqlx::{Row, postgres::PgRow, query};
 use super::{
     ADD_MARK, CREATE_PARTITIONS, DATABASE_TIME, FLEET, FORGET_WORKERS, LEAVE_TURNS, MEASURE, NOTE_REFUSED,
     PASSED_MARK, RECLAIM_LOST, REGISTER_WORKER, RENEW_WORKER, RESET_STALE, RESET_VANISHED, RESET_WORKERS,
-    SCAN_GATE, SILENT_WORKERS, SUSPECT, SUSPECTS, TAKE_DUE, TAKE_OVER, TAKE_TURNS, WORKERS_OF_HOST,
+    SCAN_DUE, SCAN_GATE, SILENT_WORKERS, SUSPECT, SUSPECTS, TAKE_DUE, TAKE_OVER, TAKE_TURNS, WORKERS_OF_HOST,
     call::{Store, StoreError},
     rows::{DueJob, EndedAttempt, Fleet, Gate, HostWorker, QueueStats, Registration, Suspect, Turns, ended},
 };
 use crate::{claim::ClaimKey, job::JobId};
 
+/// How long the scanner's pass over all live jobs may take: large ones on a cold disk are read at the disk's pace.
+const SCANNED_WITHIN: Duration = Duration::from_mins(3);
 /// How long counting all live jobs may take.
 const MEASURED_WITHIN: Duration = Duration::from_secs(20);
 
@@ -32,13 +34,13 @@ fn due_jobs(rows: &[PgRow]) -> Result<Vec<DueJob>, StoreError> {
 }
 
 impl Store {
-    /// Resets silent jobs, the quietest first.
+    /// Resets those of these jobs that are silent still.
     pub(crate) async fn reset_stale(
         &self,
-        limit: i64,
+        jobs: &[JobId],
         worker_id: &str,
     ) -> Result<Vec<EndedAttempt>, StoreError> {
-        Ok(ended(&self.rows(query(RESET_STALE).bind(limit).bind(worker_id)).await?)?)
+        Ok(ended(&self.rows(query(RESET_STALE).bind(jobs).bind(worker_id)).await?)?)
     }
 
     /// Resets the jobs of dead processes of one host.
@@ -48,7 +50,9 @@ impl Store {
         hostname: &str,
         worker_id: &str,
     ) -> Result<Vec<EndedAttempt>, StoreError> {
-        Ok(ended(&self.rows(query(RESET_WORKERS).bind(dead).bind(hostname).bind(worker_id)).await?)?)
+        // It looks through the live jobs, as the scanner does.
+        let query = query(RESET_WORKERS).bind(dead).bind(hostname).bind(worker_id);
+        Ok(ended(&self.rows_aside(SCANNED_WITHIN, query).await?)?)
     }
 
     /// Resets one silent job whose message came again.
@@ -56,8 +60,10 @@ impl Store {
         &self,
         job: JobId,
         worker_id: &str,
+        scan_every: Duration,
     ) -> Result<Option<EndedAttempt>, StoreError> {
-        Ok(ended(&self.rows(query(TAKE_OVER).bind(job).bind(worker_id)).await?)?.pop())
+        let query = query(TAKE_OVER).bind(job).bind(worker_id).bind(scan_every.as_secs_f64());
+        Ok(ended(&self.rows(query.bind(self.up_for().as_secs_f64())).await?)?.pop())
     }
 
     /// Takes jobs whose message shall be published now, in the order in which they are due.
@@ -168,20 +174,26 @@ impl Store {
         self.rows(query(LEAVE_TURNS).bind(worker_id)).await.map(drop)
     }
 
-    /// Asks whether this worker scans now. `None`: another did.
+    /// Asks whether this worker scans now, and finds the quietest of the silent jobs. `None`: another did, or does.
+    ///
+    /// That the live jobs take long to read says nothing of the server.
     pub(crate) async fn scan_gate(
         &self,
         scan_every: Duration,
         stale_after: Duration,
+        limit: i64,
     ) -> Result<Option<Gate>, StoreError> {
-        let rows = self
-            .rows(query(SCAN_GATE).bind(scan_every.as_secs_f64()).bind(stale_after.as_secs_f64()))
-            .await?;
+        if self.rows(query(SCAN_DUE).bind(scan_every.as_secs_f64())).await?.is_empty() {
+            return Ok(None);
+        }
+        let gate = query(SCAN_GATE).bind(scan_every.as_secs_f64()).bind(stale_after.as_secs_f64());
+        let rows = self.rows_aside(SCANNED_WITHIN, gate.bind(limit)).await?;
         let gate = |row: &PgRow| {
             Ok::<_, sqlx::Error>(Gate {
                 in_grace: row.try_get("in_grace")?,
                 breaker_open: row.try_get("breaker_open")?,
                 stale: row.try_get("stale")?,
+                silent: row.try_get("silent")?,
             })
         };
         Ok(rows.first().map(gate).transpose()?)
@@ -193,7 +205,12 @@ impl Store {
         workers: Option<&[String]>,
         silence: Duration,
     ) -> Result<Vec<String>, StoreError> {
-        let rows = self.rows(query(FORGET_WORKERS).bind(workers).bind(silence.as_secs_f64())).await?;
+        let query = query(FORGET_WORKERS).bind(workers.map(<[String]>::to_vec)).bind(silence.as_secs_f64());
+        // It looks through the live jobs, as the scanner does; these few are asked about often.
+        let rows = match workers {
+            Some(_) => self.rows_within(self.within().mul_f64(0.8), query).await?,
+            None => self.rows_aside(SCANNED_WITHIN, query).await?,
+        };
         Ok(rows.iter().map(|row| row.try_get("worker_id")).collect::<Result<_, sqlx::Error>>()?)
     }
 
@@ -234,12 +251,13 @@ impl Store {
         worker_id: &str,
     ) -> Result<Vec<EndedAttempt>, StoreError> {
         let query = query(RESET_VANISHED)
-            .bind(gone)
+            .bind(gone.to_vec())
             .bind(between_looks.as_secs_f64())
             .bind(scan_every.as_secs_f64())
             .bind(stale_after.as_secs_f64())
-            .bind(worker_id);
-        Ok(ended(&self.rows(query).await?)?)
+            .bind(worker_id.to_owned());
+        // Where the live jobs take long to look through, the scanner takes them back.
+        Ok(ended(&self.rows_within(self.within().mul_f64(0.8), query).await?)?)
     }
 
     /// Counts live jobs by queue, for everybody.

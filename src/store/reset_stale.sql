@@ -1,9 +1,9 @@
--- reset_stale: take silent jobs away from their owners, the quietest first. The scanner's statement.
+-- reset_stale: take silent jobs away from their owners. The scanner's statement.
 --
---   $1 row limit  $2 worker id of the scanner
+--   $1 ids: the jobs that scan_gate.sql found silent  $2 worker id of the scanner
 --
--- Found, tested and reset in one statement: a job that reports or settles meanwhile is not touched.
--- MATERIALIZED, because a planner free to re-run the subquery could take more rows than the limit.
+-- Tested once more and reset in one statement: a job that has reported or ended since is not touched.
+-- Locked in order of id.
 -- SKIP LOCKED is right here (compare claim.sql): a locked row has a live writer, or another scanner.
 WITH locked AS MATERIALIZED (
     SELECT 0 AS ord, 'lost' AS verdict,
@@ -15,9 +15,9 @@ WITH locked AS MATERIALIZED (
            j.id, j.queue, j.kind, j.attempt, j.max_attempts, j.fencing_token, j.claim_id, j.worker_id,
            j.started_at, j.cancel_requested_at, j.losses, j.on_crash
       FROM tenure.jobs j
-     WHERE j.status = 'processing'
+     WHERE j.id = ANY ($1::uuid[])
+       AND j.status = 'processing'
        AND j.last_activity_at + j.stale_after < statement_timestamp()
-     ORDER BY j.last_activity_at
-     LIMIT $1
+     ORDER BY j.id
        FOR UPDATE OF j SKIP LOCKED
 )

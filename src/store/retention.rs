@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::{
     PURGE_CANCELLED, PURGE_DAY, PURGE_DONE, PURGE_EVENTS, PURGE_GATE, PURGE_KEYS, PURGE_OLD_DEAD, PURGE_ROWS,
-    PURGE_TRACES,
+    PURGE_TRACES, PURGE_TURN,
     call::{Store, StoreError},
     rows::AGE_MAX,
 };
@@ -43,6 +43,11 @@ impl Store {
     ) -> Result<bool, StoreError> {
         let query = query(PURGE_GATE).bind(every.as_secs_f64()).bind(shortest.map(seconds));
         Ok(!self.rows(query).await?.is_empty())
+    }
+
+    /// Keeps the turn of a sweep that goes on.
+    pub(crate) async fn purge_turn(&self) -> Result<(), StoreError> {
+        self.rows(query(PURGE_TURN)).await.map(drop)
     }
 
     /// Records that a sweep has come to its end.

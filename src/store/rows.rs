@@ -117,6 +117,8 @@ impl ProgressWrite {
 pub(crate) struct Completion {
     pub(crate) key: ClaimKey,
     pub(crate) output: Option<String>,
+    /// What the handler said last, if that is not written yet.
+    pub(crate) report: Option<ProgressWrite>,
 }
 
 /// How an attempt ended that did not complete.
@@ -197,11 +199,14 @@ pub(crate) struct Turns {
 }
 
 /// What the scanner may do now.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Gate {
     pub(crate) in_grace: bool,
     pub(crate) breaker_open: bool,
+    /// How many jobs look stale.
     pub(crate) stale: i64,
+    /// The quietest of them.
+    pub(crate) silent: Vec<JobId>,
 }
 
 /// What the last scan counted.

@@ -1,29 +1,50 @@
--- scan_gate: may I scan, and may I reset?
+-- scan_gate: may I scan, may I reset, and what?
 --
---   $1 scan_every in seconds  $2 stale_after in seconds
+--   $1 scan_every in seconds  $2 stale_after in seconds  $3 how many silent jobs to name
 --
--- One row: this worker scans now; the others of this interval get none. Leaderless: if it dies, the
--- next interval has another.
+-- One row: this worker scans now, and these are the quietest of the silent jobs; the others of this interval get none.
+-- Leaderless: if it dies, or the server ends the statement, the turn is not used up.
+-- One pass over the live jobs, which may take long where they are many and large: it runs over a connection of its own,
+-- with a limit of its own, and scanner_state is locked only at its end. Meanwhile the lock of this transaction keeps
+-- others from reading as much for nothing; a statement without a turn reads no job.
 -- in_grace: after a gap between scans, or a restart of the server, every live owner looks stale, and is
--- given stale_after to write. breaker_open: more than half of the running jobs (and more than 20) look
+-- given stale_after to write. A gap is more than three intervals; or, while jobs live that are stale sooner, so much
+-- that a scan in time would still have found them fresh. (One and a half intervals are none: scans are jittered.)
+-- breaker_open: more than half of the running jobs (and more than 20) look
 -- stale at once; that is rarely the workers' fault, so nothing is reset for stale_after.
--- The subqueries are evaluated for the one row that is updated: who has no turn does not scan the jobs.
+-- The time of the scan is that of its end: the next gap begins there.
+WITH turn AS MATERIALIZED (
+    -- "tenure sc" in ASCII.
+    SELECT FROM tenure.scanner_state
+     WHERE coalesce(last_scan_at < statement_timestamp() - 0.8 * $1::float8 * interval '1 second', true)
+       AND pg_try_advisory_xact_lock(x'74656e7572657363'::bigint)
+), running AS MATERIALIZED (
+    SELECT id, stale_after, last_activity_at, last_activity_at + stale_after < statement_timestamp() AS silent
+      FROM tenure.jobs
+     WHERE status = 'processing' AND EXISTS (SELECT FROM turn)
+), counted AS MATERIALIZED (
+    SELECT count(*) AS jobs, count(*) FILTER (WHERE silent) AS silent,
+           least(3 * $1::float8 * interval '1 second',
+                 greatest(1.5 * $1::float8 * interval '1 second',
+                          coalesce(min(stale_after), 4 * $1::float8 * interval '1 second')
+                          - $1::float8 * interval '1 second')) AS gap
+      FROM running
+)
 UPDATE tenure.scanner_state s
    SET grace_until = CASE
-           WHEN s.last_scan_at < statement_timestamp() - 3 * $1::float8 * interval '1 second'
+           WHEN s.last_scan_at < statement_timestamp() - counted.gap
              OR s.server_started_at <> pg_postmaster_start_time()
-           THEN statement_timestamp() + $2::float8 * interval '1 second'
+           THEN clock_timestamp() + $2::float8 * interval '1 second'
            ELSE s.grace_until END,
        breaker_since = CASE
-           WHEN (SELECT count(*) FILTER (WHERE last_activity_at + stale_after < statement_timestamp())
-                          > greatest(20, count(*) / 2)
-                   FROM tenure.jobs WHERE status = 'processing')
+           WHEN counted.silent > greatest(20, counted.jobs / 2)
            THEN coalesce(s.breaker_since, statement_timestamp()) END,
-       last_scan_at = statement_timestamp(),
+       last_scan_at = clock_timestamp(),
        server_started_at = pg_postmaster_start_time()
- WHERE s.last_scan_at IS NULL
-    OR s.last_scan_at < statement_timestamp() - 0.8 * $1::float8 * interval '1 second'
-RETURNING coalesce(s.grace_until > statement_timestamp(), false) AS in_grace,
+  FROM counted
+ WHERE EXISTS (SELECT FROM turn)
+   AND coalesce(s.last_scan_at < statement_timestamp() - 0.8 * $1::float8 * interval '1 second', true)
+RETURNING coalesce(s.grace_until > clock_timestamp(), false) AS in_grace,
           coalesce(s.breaker_since > statement_timestamp() - $2::float8 * interval '1 second', false) AS breaker_open,
-          (SELECT count(*) FROM tenure.jobs
-            WHERE status = 'processing' AND last_activity_at + stale_after < statement_timestamp()) AS stale
+          counted.silent AS stale,
+          ARRAY(SELECT id FROM running WHERE silent ORDER BY last_activity_at LIMIT $3::bigint) AS silent

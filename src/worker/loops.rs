@@ -252,12 +252,16 @@ impl<S: Send + Sync + 'static> Shared<S> {
 
     pub(super) async fn scan(self: Arc<Self>) {
         let (every, stale_after) = (self.timing.scan_every, self.timing.stale_after);
+        let mut wait = every;
         loop {
-            sleep(jittered(every)).await;
+            sleep(jittered(wait)).await;
             self.turns.wait_for(Turn::Scan).await;
+            wait = every;
             match scanner::scan(&self.store, &self.worker_id, every, stale_after).await {
-                Ok(0) => {}
-                Ok(_) => self.publish_due().await,
+                // Another worker had the turn until just now: the gap to its last scan must not grow.
+                Ok(None) => wait = every / 8,
+                Ok(Some(0)) => {}
+                Ok(Some(_)) => self.publish_due().await,
                 Err(error) => tracing::warn!(%error, "the scan failed; the next one goes on"),
             }
         }

@@ -589,14 +589,18 @@ impl<S: Send + Sync + 'static> Shared<S> {
         }
         // A handler that was told to stop may fail; one that says it is done wants that written.
         let says_done = matches!(ended, Ended::Returned(Ok(Outcome::Done(_) | Outcome::DoneJson(_))));
-        let verdict = verdict(&job, ended, &kind.retry, kind.timeout);
-        let write = match &verdict {
+        let mut verdict = verdict(&job, ended, &kind.retry, kind.timeout);
+        let write = match &mut verdict {
             Verdict::End(end) => {
                 // The last checkpoint belongs to the next attempt.
                 Box::pin(self.heartbeat.flush(&job)).await;
                 end.verdict
             }
-            Verdict::Complete(_) | Verdict::Written | Verdict::Lost => "complete",
+            Verdict::Complete(completion) => {
+                completion.report = Box::pin(self.heartbeat.last_report(&job)).await;
+                "complete"
+            }
+            Verdict::Written | Verdict::Lost => "complete",
         };
         let told = job.is_lost();
         let messages = job.end();

@@ -2,11 +2,11 @@
 
 use std::{process::Stdio, time::Duration};
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tenure::{JobContext, JobError, KindOptions, Outcome, Worker};
 
-use crate::harness::{Bench, Child, Running, bench};
+use crate::harness::{Bench, Child, Running, bench, bench_with};
 
 struct Ran {
     code: Option<i32>,
@@ -315,4 +315,29 @@ async fn the_readmes_job_in_a_shell_script_runs() {
         "{text}"
     );
     assert!(text.contains("completed"), "{text}");
+}
+
+/// Between the statement that found the key taken and the one that asks by whom, retention removes it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_that_leaves_while_an_enqueue_asks_who_holds_it_is_free() {
+    let bench = bench_with(|config| config.timing.database_within = Duration::from_secs(30)).await;
+    bench
+        .execute("INSERT INTO tenure.job_keys (scope, key, job_id) VALUES ('q', 'old', gen_random_uuid())")
+        .await;
+    let mut enqueue = bench.program(&["enqueue", "q", "k", "1", "--unique-key", "old"]);
+    enqueue.env("TENURE_FAULT", "enqueued=stop").stdout(Stdio::piped()).stderr(Stdio::piped());
+    let enqueue = enqueue.spawn().unwrap();
+    let pid = i32::try_from(enqueue.id().unwrap()).unwrap();
+    while !std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains(") T ") {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(bench.execute("DELETE FROM tenure.job_keys").await, 1);
+    kill_process(Pid::from_raw(pid).unwrap(), Signal::CONT).unwrap();
+    let output = enqueue.wait_with_output().await.unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && !error.contains("is held by"), "{error}");
+    let id = String::from_utf8(output.stdout).unwrap();
+    let id = format!("({})", id.trim());
+    assert_eq!(bench.text("SELECT job_id FROM tenure.job_keys WHERE key = 'old'").await, id);
+    assert_eq!(bench.text("SELECT id FROM tenure.jobs").await, id);
 }

@@ -116,7 +116,7 @@ impl World {
         let silent = "UPDATE tenure.jobs SET last_activity_at = now() - interval '1 hour' WHERE id = ";
         self.bench.execute(&format!("{silent}'{job}'")).await;
         let reset = statement("reset_stale");
-        sqlx::query(reset).bind(100_i64).bind("the test").fetch_all(&self.bench.pool).await.unwrap().len()
+        sqlx::query(reset).bind(vec![job]).bind("the test").fetch_all(&self.bench.pool).await.unwrap().len()
     }
 
     /// The claim's own statement, by a worker that only the database knows.
@@ -246,7 +246,9 @@ async fn a_repeatable_read_transaction_is_refused_before_it_begins_or_keeps_the_
         assert_eq!(world.reset(job).await, 0, "held");
         let pool = world.bench.pool.clone();
         let takeover = tokio::spawn(async move {
-            sqlx::query(statement("take_over")).bind(job).bind("w").fetch_all(&pool).await.unwrap().len()
+            let take_over =
+                sqlx::query(statement("take_over")).bind(job).bind("w").bind(30.0_f64).bind(0.0_f64);
+            take_over.fetch_all(&pool).await.unwrap().len()
         });
         world.bench.until("EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')").await;
         world.go();

@@ -8,7 +8,7 @@ use sqlx::{PgConnection, PgPool};
 use tenure::{EnqueueError, JobContext, JobError, JobRequest, KindOptions, Tenure, Worker};
 use tokio::sync::Barrier;
 
-use crate::harness::{Bench, Running, bench, bench_with_servers};
+use crate::harness::{Bench, Running, bench, bench_with, bench_with_servers};
 
 fn request(payload: Value) -> JobRequest {
     JobRequest::new("q", "k", payload)
@@ -251,4 +251,57 @@ async fn a_payload_comes_back_equal_and_the_trace_context_with_it() {
     let output = bench.until_finished(job.id).await.output.unwrap();
     assert_eq!(output, json!({"payload": payload, "trace": trace}));
     worker.stop().await;
+}
+
+/// A double click is no outage: thirty callers with one key, and thirty with a key each, all of which an open
+/// transaction is about to take.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_unique_key_that_an_open_transaction_is_about_to_take_is_busy_and_says_so_soon() {
+    let bench = bench_with(|config| config.timing.database_within = Duration::from_secs(10)).await;
+    let mut tx = bench.pool.begin().await.unwrap();
+    let holder = bench.tenure.enqueue(request(json!(0))).unique_key("one").tx(&mut tx).await.unwrap();
+    for n in 0..30 {
+        bench.tenure.enqueue(request(json!(0))).unique_key(format!("key {n}")).tx(&mut tx).await.unwrap();
+    }
+    for distinct in [false, true] {
+        let callers: Vec<_> = (0..30)
+            .map(|n| {
+                let tenure = bench.tenure.clone();
+                tokio::spawn(async move {
+                    let key = if distinct { format!("key {n}") } else { "one".into() };
+                    let began = std::time::Instant::now();
+                    let error = tenure.enqueue(request(json!(1))).unique_key(&key).await.unwrap_err();
+                    (key, error, began.elapsed())
+                })
+            })
+            .collect();
+        for caller in callers {
+            let (key, error, took) = caller.await.unwrap();
+            assert!(took < Duration::from_millis(2_500), "{key}: {took:?}");
+            assert!(
+                matches!(&error, EnqueueError::KeyBusy { queue, key: busy, others: 0 } if queue == "q" && *busy == key),
+                "{error:?}"
+            );
+        }
+    }
+    let many = [request(json!(1)).unique_key("free"), request(json!(1)).unique_key("one")];
+    let error = bench.tenure.enqueue_many(many).await.unwrap_err();
+    assert!(matches!(error, EnqueueError::KeyBusy { others: 1, .. }), "{error:?}");
+    let error = error.to_string();
+    assert!(error.contains("queue \"q\"") && error.contains("try again"), "{error}");
+    // In a transaction it is the session's own limit that ends the wait.
+    let mut rival = bench.pool.begin().await.unwrap();
+    sqlx::query("SET LOCAL lock_timeout = '50ms'").execute(&mut *rival).await.unwrap();
+    let error = bench.tenure.enqueue(request(json!(1))).unique_key("one").tx(&mut rival).await.unwrap_err();
+    assert!(matches!(error, EnqueueError::KeyBusy { .. }), "{error:?}");
+    rival.rollback().await.unwrap();
+    tx.commit().await.unwrap();
+    let again = bench.tenure.enqueue(request(json!(1))).unique_key("one").await.unwrap();
+    assert_eq!((again.id, again.duplicate), (holder.id, true));
+    assert_eq!(bench.count("tenure.jobs").await, 31, "nothing was enqueued");
+    // A table that is locked is no key that is busy.
+    let mut lock = bench.pool.begin().await.unwrap();
+    sqlx::query("LOCK TABLE tenure.job_keys").execute(&mut *lock).await.unwrap();
+    let error = bench.tenure.enqueue(request(json!(1))).unique_key("new").await.unwrap_err();
+    assert!(matches!(error, EnqueueError::Store(_)), "{error:?}");
 }

@@ -7,6 +7,7 @@ use std::{
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
+use sqlx::Row;
 use tenure::{JobContext, JobRequest, KindOptions, Tenure, Worker, WorkerError};
 
 use crate::harness::{Bench, Child, Running, ask, bench, bench_with, bench_with_servers, free_address};
@@ -290,6 +291,30 @@ async fn prometheus_is_served_what_the_worker_has_done() {
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     worker.kill().await;
+}
+
+/// The relay owes what waits for it. What a worker took before the publication was confirmed runs, and owes nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_relays_lag_is_that_of_queued_jobs_alone() {
+    let bench = bench().await;
+    let put = "INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, scheduled_at, publish_at) SELECT gen_random_uuid(), 'q', 'k', '1', 5, now() - interval '2 h', now() + interval '1 h'";
+    let lag = || async {
+        bench.execute(tenure::STATEMENTS.iter().find(|(name, _)| name.trim() == "measure").unwrap().1).await;
+        let fleet = tenure::STATEMENTS.iter().find(|(name, _)| name.trim() == "fleet").unwrap().1;
+        let rows = sqlx::query(fleet).fetch_all(&bench.pool).await.unwrap();
+        let all = rows.iter().find(|row| row.get::<Option<String>, _>("queue").is_none()).unwrap();
+        all.get::<f64, _>("lag_s")
+    };
+    bench.execute(put).await;
+    bench
+        .execute(
+            "UPDATE tenure.jobs SET status = 'processing', attempt = 1, fencing_token = 1, claim_id = gen_random_uuid(),
+                    worker_id = 'w', worker_host = 'h', stale_after = '1 h', last_activity_at = now(), started_at = now()",
+        )
+        .await;
+    assert!(lag().await < 0.001, "it runs");
+    bench.execute(put).await;
+    assert!((7_200.0..7_260.0).contains(&lag().await), "it waits for the relay");
 }
 
 /// The fleet's figures are there when no worker is.

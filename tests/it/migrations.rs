@@ -121,6 +121,40 @@ async fn every_statement_fits_a_schema_that_has_more() {
     }
 }
 
+/// Nobody who writes waits for it: not while it waits itself for a transaction of a user's, nor while it is built. What
+/// an earlier try left unfinished is built anew.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_index_of_live_jobs_is_built_beside_whoever_writes() {
+    let bench = bench().await;
+    let index = "pg_index WHERE indexrelid = to_regclass('tenure.jobs_unpublished_of_queue') AND indisvalid";
+    assert_eq!(bench.count(index).await, 1);
+    bench.execute("DROP INDEX tenure.jobs_unpublished_of_queue").await;
+    let mut writer = bench.pool.begin().await.unwrap();
+    sqlx::query("INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, scheduled_at, publish_at) VALUES (gen_random_uuid(), 'q', 'k', '1', 5, now(), now())")
+        .execute(&mut *writer)
+        .await
+        .unwrap();
+    let migration = tokio::spawn({
+        let tenure = bench.tenure.clone();
+        async move { tenure.migrate().await }
+    });
+    bench.until("EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE 'CREATE INDEX CONC%')").await;
+    // It waits for the writer; these wait for nobody.
+    let since = Instant::now();
+    for n in 0..20 {
+        bench.tenure.enqueue(JobRequest::new("q", "k", serde_json::json!(n))).await.unwrap();
+    }
+    assert!(since.elapsed() < Duration::from_secs(2), "{:?}", since.elapsed());
+    assert!(!migration.is_finished());
+    writer.commit().await.unwrap();
+    assert_eq!(migration.await.unwrap().unwrap(), [0_i64; 0]);
+    assert_eq!(bench.count(index).await, 1);
+    // Cut off in the middle, it is there and unfinished.
+    bench.execute("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'tenure.jobs_unpublished_of_queue'::regclass").await;
+    bench.tenure.migrate().await.unwrap();
+    assert_eq!(bench.count(index).await, 1);
+}
+
 /// A transaction of a user's that has read the live jobs, and stays open.
 async fn reader(bench: &Bench) -> (PgConnection, i32) {
     let mut reader = PgConnection::connect(&bench.config.database_url).await.unwrap();

@@ -1,12 +1,12 @@
 //! Servers that go away in the middle of a thousand jobs, and a day's work without any trouble.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::json;
 use tenure::{JobContext, JobError, JobRequest, KindOptions, Worker, WorkerBuilder};
 
-use crate::harness::{Bench, Running, bench, bench_with_servers};
+use crate::harness::{Bench, Proxy, Running, bench, bench_with, bench_with_servers};
 
 /// Handlers that lean on the database the whole time: progress, and a write of their own.
 fn chatty(bench: &Bench) -> WorkerBuilder {
@@ -173,5 +173,78 @@ async fn ten_thousand_jobs_through_two_workers_complete_once_each_and_leave_noth
     assert_eq!(bench.count("tenure.recovery_events").await, 0);
     for worker in workers {
         worker.stop().await;
+    }
+}
+
+/// Every count of a limited queue would take a call's whole time, and each caller's would come after the last one's.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_postgres_every_caller_of_a_limited_queue_is_answered_within_one_deadline() {
+    let bench = bench_with_servers(|_| {}).await;
+    let link = Proxy::to_url(&bench.config.database_url).await;
+    let mut config = bench.config.clone();
+    config.database_url = link.of(&bench.config.database_url);
+    config.timing.database_within = Duration::from_secs(1);
+    let tenure = tenure::Tenure::connect(&config).await.unwrap();
+    tenure.limit_queue("q", tenure::QueueLimits::new().max_queued(1_000)).await.unwrap();
+    tenure.enqueue(JobRequest::new("q", "k", json!(0))).await.unwrap();
+    // What was counted is not believed any more.
+    tokio::time::sleep(Duration::from_millis(1_100)).await;
+    link.cut();
+    let began = Instant::now();
+    let callers: Vec<_> = (0..20)
+        .map(|n| {
+            let (tenure, pool) = (tenure.clone(), bench.pool.clone());
+            tokio::spawn(async move {
+                let job = JobRequest::new("q", "k", json!(n));
+                if n % 4 == 0 && n < 12 {
+                    let mut tx = pool.begin().await.unwrap();
+                    tenure.enqueue(job).tx(&mut tx).await.map(drop)
+                } else {
+                    tenure.enqueue(job).await.map(drop)
+                }
+            })
+        })
+        .collect();
+    for caller in callers {
+        let answer = caller.await.unwrap();
+        assert!(
+            matches!(&answer, Err(tenure::EnqueueError::Store(error)) if error.is_unavailable()),
+            "{answer:?}"
+        );
+    }
+    assert!(began.elapsed() < Duration::from_millis(1_700), "{:?}", began.elapsed());
+    // It is back, and so is the queue.
+    link.lead_to(
+        bench.config.database_url.rsplit(':').next().unwrap().split('/').next().unwrap().parse().unwrap(),
+    );
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while tenure.enqueue(JobRequest::new("q", "k", json!(0))).await.is_err() {
+        assert!(Instant::now() < deadline, "it does not come back");
+    }
+}
+
+/// What a call waits for comes one after the other: a connection, then the statement. One deadline holds for both.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_waits_for_a_connection_and_then_for_its_statement_has_one_deadline() {
+    let bench = bench_with(|config| config.timing.database_within = Duration::from_secs(2)).await;
+    let id = bench.tenure.enqueue(JobRequest::new("q", "k", json!(0))).await.unwrap().id;
+    let mut lock = bench.pool.begin().await.unwrap();
+    sqlx::query("LOCK TABLE tenure.jobs").execute(&mut *lock).await.unwrap();
+    let ask = || {
+        let tenure = bench.tenure.clone();
+        tokio::spawn(async move {
+            let began = Instant::now();
+            assert!(tenure.job(id).await.unwrap_err().is_unavailable());
+            began.elapsed()
+        })
+    };
+    // They have every connection.
+    let mut calls: Vec<_> = (0..6).map(|_| ask()).collect();
+    bench.until("(SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock') = 6").await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    calls.push(ask());
+    for call in calls {
+        let took = call.await.unwrap();
+        assert!(took < Duration::from_millis(2_700), "{took:?}");
     }
 }

@@ -47,6 +47,7 @@ fn hot(ids: &[String]) -> Vec<(&'static str, String)> {
             format!("{mine}, {texts}, {nulls}, {nulls}, {}, {nulls}, {ords}, 'w'", array("1", "float8")),
         ),
         ("still_mine", mine.clone()),
+        ("reset_stale end_attempt", format!("{keys}, 'w'")),
         ("settled_as", format!("{mine}, {ords}")),
         ("missed", format!("{keys}, {ords}")),
         ("queue_room", "'limited'".into()),
@@ -177,6 +178,8 @@ async fn the_relay_and_unique_keys_go_by_their_index() {
                 ("take_due", "500", "jobs_unpublished"),
                 ("suspects", "2, '', 100", "jobs_published"),
                 ("held_keys", "ARRAY['q', 'q'], ARRAY['a', 'b'], ARRAY[0, 1]", "job_keys_pkey"),
+                ("count_queued", "'q', 101", "jobs_unpublished_of_queue"),
+                ("count_queued", "'q', 101", "jobs_published"),
             ] {
                 let plan = plan(&mut connection, names, arguments).await;
                 let by_index =
@@ -189,6 +192,34 @@ async fn the_relay_and_unique_keys_go_by_their_index() {
         }
         bench.execute("ANALYZE tenure.jobs").await;
         bench.execute("ANALYZE tenure.job_keys").await;
+    }
+}
+
+/// Reminders of another queue, in great number, are not read to count a queue that has none.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_other_queues_have_scheduled_is_not_read_to_count_a_queue() {
+    let bench = bench_with_servers(|_| {}).await;
+    bench
+        .execute(
+            "INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, scheduled_at, publish_at)
+             SELECT gen_random_uuid(), CASE WHEN n <= 5 THEN 'q' ELSE 'reminders' END, 'k', '1', 5,
+                    now() + n * interval '1 s', now() + n * interval '1 s'
+               FROM generate_series(1, 30000) n",
+        )
+        .await;
+    bench.execute("VACUUM ANALYZE tenure.jobs").await;
+    let mut connection = PgConnection::connect(&bench.config.database_url).await.unwrap();
+    let prepare = format!("PREPARE hot AS {}", statement("count_queued"));
+    sqlx::raw_sql(AssertSqlSafe(prepare)).execute(&mut connection).await.unwrap();
+    for mode in ["force_generic_plan", "force_custom_plan"] {
+        let explain = format!(
+            "SET plan_cache_mode = {mode}; EXPLAIN (ANALYZE, BUFFERS, COSTS OFF, TIMING OFF) EXECUTE hot ('q', 101)"
+        );
+        let rows = sqlx::raw_sql(AssertSqlSafe(explain)).fetch_all(&mut connection).await.unwrap();
+        let plan = rows.iter().map(|row| row.get::<String, _>(0)).collect::<Vec<_>>().join("\n");
+        let buffers = plan.lines().find_map(|line| line.trim().strip_prefix("Buffers: shared hit=")).unwrap();
+        let read: u32 = buffers.split(' ').next().unwrap().parse().unwrap();
+        assert!(read < 30, "{mode}:\n{plan}");
     }
 }
 

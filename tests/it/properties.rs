@@ -220,7 +220,7 @@ impl Real {
             Action::TakeOver { worker } => {
                 let taken =
                     sqlx::query(statement("take_over end_attempt")).bind(self.job).bind(name(life(worker)));
-                taken.fetch_all(&self.pool).await.unwrap();
+                taken.bind(30.0_f64).bind(0.0_f64).fetch_all(&self.pool).await.unwrap();
             }
             Action::Progress { worker } => {
                 let Step::Running { token } = step(worker) else { panic!("{action:?}") };
@@ -268,7 +268,7 @@ impl Real {
                 }
             }
             Action::Scan => {
-                let reset = sqlx::query(statement("reset_stale end_attempt")).bind(100_i64).bind("w");
+                let reset = sqlx::query(statement("reset_stale end_attempt")).bind(vec![self.job]).bind("w");
                 reset.fetch_all(&self.pool).await.unwrap();
             }
             Action::Due => {

@@ -183,6 +183,52 @@ async fn of_twenty_claims_of_one_free_slot_at_once_one_wins() {
     drop(workers);
 }
 
+/// Somebody holds the line of a limited queue for three seconds. Whoever waits in it in vain keeps its connection, and
+/// asks again.
+#[tokio::test(flavor = "multi_thread")]
+async fn claims_that_wait_in_vain_for_a_limited_queue_open_no_new_connections() {
+    let bench = bench().await;
+    bench.tenure.limit_queue("q", QueueLimits::new().max_running(40)).await.unwrap();
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    let mut workers = Vec::new();
+    for _ in 0..5 {
+        let tenure = tenure::Tenure::connect(&bench.config).await.unwrap();
+        let worker = Worker::builder(&tenure)
+            .handle_any(KindOptions::new(), |_: Value, _: JobContext| async {})
+            // A scan has connections of its own.
+            .recovery(false, false, true)
+            .concurrency("q", 8);
+        workers.push((Running::start(worker), tenure));
+    }
+    enqueue(&bench, "q", 40).await;
+    bench.until_count("tenure.job_history", 40).await;
+    let mut line = bench.pool.begin().await.unwrap();
+    sqlx::query("SELECT FROM tenure.queue_slots WHERE queue = 'q' FOR UPDATE")
+        .execute(&mut *line)
+        .await
+        .unwrap();
+    enqueue(&bench, "q", 40).await;
+    let mut seen = std::collections::HashSet::new();
+    let until = Instant::now() + Duration::from_secs(3);
+    while Instant::now() < until {
+        let sessions: Vec<String> = sqlx::query_scalar(
+            "SELECT pid || ' ' || backend_start FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'tenure'",
+        )
+        .fetch_all(&bench.pool)
+        .await
+        .unwrap();
+        seen.extend(sessions);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    // Each process has six in its pool at most, and four of their own for statements that run all the time.
+    assert!(seen.len() <= 6 * 10, "{} connections", seen.len());
+    line.commit().await.unwrap();
+    bench.until_count("tenure.job_history", 80).await;
+    for (worker, _) in workers {
+        worker.stop().await;
+    }
+}
+
 /// The interleaving is forced, statement by statement: two claims that both begin while one slot is free.
 #[tokio::test(flavor = "multi_thread")]
 async fn of_two_claims_of_one_free_slot_the_second_waits_and_finds_none() {
@@ -374,6 +420,80 @@ async fn two_producers_fill_a_queue_to_its_limit_and_hardly_beyond() {
     // Each had a tenth of the room in hand, when it was empty.
     assert!((200..=220).contains(&queued), "{queued}");
     other.close().await;
+}
+
+/// Two calls over the same queues, each of which leaves no room for the other. Both have begun to count when they may
+/// go on: let through in an order of their own, each would wait for what the other was let through with.
+#[tokio::test(flavor = "multi_thread")]
+async fn batches_over_the_same_limited_queues_never_wait_for_each_other_for_ever() {
+    let bench = bench().await;
+    let names = |round: usize| (0..8).map(move |n| format!("q{round}-{n}"));
+    for queue in (0..3).flat_map(names) {
+        bench.tenure.limit_queue(&queue, QueueLimits::new().max_queued(10)).await.unwrap();
+    }
+    // The limits are read: what waits next is a count.
+    tokio::time::sleep(Duration::from_millis(1_100)).await;
+    bench.tenure.enqueue(job("other")).await.unwrap();
+    let mut counts = bench.pool.begin().await.unwrap();
+    sqlx::query("LOCK TABLE tenure.jobs").execute(&mut *counts).await.unwrap();
+    let began = Instant::now();
+    let calls: Vec<_> = (0..6)
+        .map(|call| {
+            let tenure = bench.tenure.clone();
+            let jobs: Vec<_> = names(call % 3).flat_map(|queue| (0..6).map(move |_| job(&queue))).collect();
+            tokio::spawn(async move { tenure.enqueue_many(jobs).await.map(|jobs| jobs.len()) })
+        })
+        .collect();
+    bench.until("(SELECT count(*) FROM pg_locks WHERE relation = 'tenure.jobs'::regclass AND NOT granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())) >= 3").await;
+    counts.commit().await.unwrap();
+    let mut enqueued = 0;
+    for call in calls {
+        let call = tokio::time::timeout(Duration::from_secs(10), call).await.expect("it waits for ever");
+        match call.unwrap() {
+            Ok(jobs) => enqueued += jobs,
+            Err(error) => assert!(matches!(error, EnqueueError::QueueFull { jobs: 6, .. }), "{error:?}"),
+        }
+    }
+    assert_eq!(enqueued, 3 * 8 * 6, "one call of each pair, after {:?}", began.elapsed());
+    assert_eq!(bench.count("tenure.jobs").await, 3 * 8 * 6 + 1);
+}
+
+/// What was let through and waits for somebody's transaction holds up a producer for a moment, and a producer in a
+/// transaction of its own no longer.
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_that_are_long_on_their_way_make_a_queue_full_and_nobody_waits_for_them() {
+    let bench = bench().await;
+    bench.tenure.limit_queue("q", QueueLimits::new().max_queued(10)).await.unwrap();
+    let mut holder = bench.pool.begin().await.unwrap();
+    bench.tenure.enqueue(job("elsewhere")).unique_key("k").tx(&mut holder).await.unwrap();
+    let stuck = tokio::spawn({
+        let (tenure, pool) = (bench.tenure.clone(), bench.pool.clone());
+        async move {
+            let mut tx = pool.begin().await.unwrap();
+            let mut jobs: Vec<_> = (0..6).map(|_| job("q")).collect();
+            jobs.push(job("elsewhere").unique_key("k"));
+            tenure.enqueue_many(jobs).tx(&mut tx).await.unwrap();
+            tx.commit().await.unwrap();
+        }
+    });
+    bench.until("EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')").await;
+    let began = Instant::now();
+    let mut tx = bench.pool.begin().await.unwrap();
+    let within = Duration::from_secs(3);
+    let (many, in_tx) = tokio::time::timeout(within, async {
+        tokio::join!(async { bench.tenure.enqueue_many((0..6).map(|_| job("q"))).await }, async {
+            bench.tenure.enqueue_many((0..6).map(|_| job("q"))).tx(&mut tx).await
+        },)
+    })
+    .await
+    .expect("they wait for a transaction that has nothing to do with them");
+    assert!(matches!(many, Err(EnqueueError::QueueFull { queued: 6, .. })), "{many:?}");
+    assert!(matches!(in_tx, Err(EnqueueError::QueueFull { queued: 6, .. })), "{in_tx:?}");
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    assert!(!stuck.is_finished());
+    holder.rollback().await.unwrap();
+    stuck.await.unwrap();
+    assert_eq!(bench.count("tenure.jobs").await, 7);
 }
 
 #[tokio::test(flavor = "multi_thread")]

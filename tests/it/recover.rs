@@ -1,14 +1,17 @@
 //! Recovery: reconcile, scanner, relay, redelivery, each with its traps.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use rustix::process::Signal;
-use sqlx::AssertSqlSafe;
-use tenure::{JobRequest, STATEMENTS, Tenure, Worker};
+use sqlx::{AssertSqlSafe, Row};
+use tenure::{JobRequest, KindOptions, STATEMENTS, Tenure, Worker};
 use tokio::sync::Barrier;
 
 use crate::{
-    harness::{Bench, Child, Running, bench, bench_with, until_file},
+    harness::{Bench, Child, Running, bench, bench_with, bench_with_servers, until_file},
     scenarios::{Step, step},
 };
 
@@ -89,6 +92,9 @@ async fn n_scanners_at_once_reset_each_job_once() {
         )
         .await;
     let reset = STATEMENTS.iter().find(|(name, _)| name.starts_with("reset_stale")).unwrap().1;
+    let ids: Vec<uuid::Uuid> =
+        sqlx::query_scalar("SELECT id FROM tenure.jobs ORDER BY id").fetch_all(&bench.pool).await.unwrap();
+    let ids = Arc::new(ids);
     let pool = sqlx::postgres::PgPoolOptions::new()
         .max_connections(8)
         .connect(&bench.config.database_url)
@@ -97,23 +103,16 @@ async fn n_scanners_at_once_reset_each_job_once() {
     let barrier = Arc::new(Barrier::new(8));
     let scanners: Vec<_> = (0..8)
         .map(|n| {
-            let (pool, barrier) = (pool.clone(), barrier.clone());
+            let (pool, barrier, ids) = (pool.clone(), barrier.clone(), ids.clone());
             tokio::spawn(async move {
                 barrier.wait().await;
                 let mut total = 0;
-                loop {
-                    let rows = sqlx::query(reset)
-                        .bind(100_i64)
-                        .bind(format!("s{n}"))
-                        .fetch_all(&pool)
-                        .await
-                        .unwrap()
-                        .len();
-                    total += rows;
-                    if rows == 0 {
-                        return total;
-                    }
+                // Twice: what somebody had locked was passed over.
+                for part in ids.chunks(100).chain(ids.chunks(100)) {
+                    let reset = sqlx::query(reset).bind(part).bind(format!("s{n}"));
+                    total += reset.fetch_all(&pool).await.unwrap().len();
                 }
+                total
             })
         })
         .collect();
@@ -161,7 +160,8 @@ async fn a_job_that_shows_a_sign_of_life_while_it_is_being_reset_is_not_reset() 
     let take_over = STATEMENTS.iter().find(|(name, _)| name.starts_with("take_over")).unwrap().1;
     let pool = bench.pool.clone();
     let taken = tokio::spawn(async move {
-        sqlx::query(take_over).bind(id).bind("rival").fetch_all(&pool).await.unwrap().len()
+        let take_over = sqlx::query(take_over).bind(id).bind("rival").bind(30.0_f64).bind(0.0_f64);
+        take_over.fetch_all(&pool).await.unwrap().len()
     });
     bench.until("EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')").await;
     owner.commit().await.unwrap();
@@ -176,7 +176,7 @@ async fn after_a_gap_between_scans_live_owners_get_time_to_write() {
     let bench = bench().await;
     let gate = STATEMENTS.iter().find(|(name, _)| name.starts_with("scan_gate")).unwrap().1;
     let scan = || async {
-        let row = sqlx::query_as::<_, (bool, bool, i64)>(gate).bind(1.0_f64).bind(60.0_f64);
+        let row = sqlx::query_as::<_, (bool, bool, i64)>(gate).bind(1.0_f64).bind(60.0_f64).bind(100_i64);
         row.fetch_optional(&bench.pool)
             .await
             .unwrap()
@@ -212,6 +212,217 @@ async fn after_a_gap_between_scans_live_owners_get_time_to_write() {
     assert_eq!(scan().await, Some((false, true)));
     bench.execute("UPDATE tenure.scanner_state SET last_scan_at = now() - interval '1 s', breaker_since = now() - interval '61 s'").await;
     assert_eq!(scan().await, Some((false, false)), "held for stale_after, then it must be true");
+}
+
+/// Live jobs that were heard of so long ago, and are stale after so long.
+async fn silent_jobs(bench: &Bench, jobs: u32, silent: &str, stale_after: &str) {
+    bench.execute("DELETE FROM tenure.jobs").await;
+    bench
+        .execute(&format!(
+            "INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, scheduled_at, published_at, status, attempt,
+                    fencing_token, claim_id, worker_id, worker_host, stale_after, last_activity_at, started_at)
+             SELECT gen_random_uuid(), 'q', 'k', '1', 5, now(), now(), 'processing', 1, 1, gen_random_uuid(), 'w', 'h',
+                    interval '{stale_after}', now() - interval '{silent}', now() - interval '1 h'
+               FROM generate_series(1, {jobs})"
+        ))
+        .await;
+}
+
+/// Scans every 30 s, jobs that are stale after a minute, and Postgres unreachable for more than one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gap_that_makes_short_silences_look_stale_starts_the_grace_too() {
+    let bench = bench().await;
+    let gate = STATEMENTS.iter().find(|(name, _)| name.starts_with("scan_gate")).unwrap().1;
+    // Whether there is a grace, and how many jobs are named.
+    let scan = |gap: &'static str| {
+        let bench = &bench;
+        async move {
+            bench
+                .execute(&format!(
+                    "UPDATE tenure.scanner_state SET last_scan_at = now() - interval '{gap}', grace_until = NULL,
+                            server_started_at = pg_postmaster_start_time()"
+                ))
+                .await;
+            let row = sqlx::query(gate).bind(30.0_f64).bind(300.0_f64).bind(100_i64);
+            let row = row.fetch_one(&bench.pool).await.unwrap();
+            (row.get::<bool, _>("in_grace"), row.get::<Vec<uuid::Uuid>, _>("silent").len())
+        }
+    };
+    silent_jobs(&bench, 12, "71 s", "60 s").await;
+    assert_eq!(scan("80 s").await, (true, 12), "none of their owners could write");
+    assert_eq!(scan("46 s").await, (true, 12), "a scan in time would have found them fresh");
+    assert_eq!(scan("40 s").await, (false, 12), "no gap: scans are jittered");
+    silent_jobs(&bench, 12, "310 s", "5 min").await;
+    assert_eq!(scan("80 s").await, (false, 12), "who is stale after five minutes had time to write");
+    assert_eq!(scan("91 s").await, (true, 12), "three intervals");
+    bench.execute("DELETE FROM tenure.jobs").await;
+    assert_eq!(scan("80 s").await, (false, 0), "nobody needs a grace");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_takeover_waits_for_the_grace_that_the_next_scan_will_start() {
+    let bench = bench().await;
+    let take_over = STATEMENTS.iter().find(|(name, _)| name.starts_with("take_over")).unwrap().1;
+    let taken = |state: &'static str, up_for: f64| {
+        let bench = &bench;
+        async move {
+            silent_jobs(bench, 1, "320 s", "5 min").await;
+            bench.execute(&format!("UPDATE tenure.scanner_state SET {state}")).await;
+            let id: uuid::Uuid = bench.value("SELECT id FROM tenure.jobs").await;
+            let query = sqlx::query(take_over).bind(id).bind("w").bind(30.0_f64).bind(up_for);
+            query.fetch_all(&bench.pool).await.unwrap().len()
+        }
+    };
+    assert_eq!(
+        taken("last_scan_at = now() - interval '20 s', server_started_at = pg_postmaster_start_time()", 61.0)
+            .await,
+        1
+    );
+    assert_eq!(taken("grace_until = now() + interval '1 min'", 1e6).await, 0, "the grace lasts");
+    let gap = "grace_until = NULL, last_scan_at = now() - interval '6 min'";
+    assert_eq!(taken(gap, 61.0).await, 0, "nobody has scanned since the outage");
+    assert_eq!(taken(gap, 301.0).await, 1, "every scanner is dead, and the owner had its time");
+    let restart = "last_scan_at = now() - interval '20 s', server_started_at = '2000-01-01'";
+    assert_eq!(taken(restart, 61.0).await, 0, "nor since the restart");
+    assert_eq!(taken("last_scan_at = NULL, server_started_at = NULL", 61.0).await, 1, "nobody ever scans");
+}
+
+/// A role whose every look at some rows takes half a second: the pass over the live jobs takes longer than a call may.
+#[tokio::test(flavor = "multi_thread")]
+async fn live_jobs_that_take_long_to_read_stop_neither_the_scanner_nor_the_worker() {
+    let bench = bench_with_servers(|_| {}).await;
+    silent_jobs(&bench, 4, "0 s", "1 h").await;
+    bench.execute("UPDATE tenure.jobs SET queue = 'slow'").await;
+    for statement in [
+        "CREATE ROLE slow LOGIN PASSWORD 'slow'",
+        "GRANT USAGE ON SCHEMA tenure TO slow",
+        "GRANT ALL ON ALL TABLES IN SCHEMA tenure TO slow",
+        "CREATE FUNCTION public.slowly(queue text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$ BEGIN
+            IF queue = 'slow' THEN PERFORM pg_sleep(0.5); END IF; RETURN true; END $$",
+        "ALTER TABLE tenure.jobs ENABLE ROW LEVEL SECURITY",
+        "CREATE POLICY slow ON tenure.jobs TO slow USING (public.slowly(queue)) WITH CHECK (true)",
+    ] {
+        bench.execute(statement).await;
+    }
+    let mut config = bench.config.clone();
+    config.timing.database_within = Duration::from_secs(1);
+    let (_, server) = bench.config.database_url.rsplit_once('@').unwrap();
+    config.database_url = format!("postgres://slow:slow@{server}");
+    let tenure = Tenure::connect(&config).await.unwrap();
+    let worker = Worker::builder(&tenure).handle_any(KindOptions::new(), |_, _| async {}).concurrency("q", 1);
+    let health = worker.health();
+    let worker = Running::start(worker);
+    bench.until("EXISTS (SELECT FROM tenure.workers)").await;
+    bench
+        .execute(
+            "INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, scheduled_at, published_at, status, attempt,
+                    fencing_token, claim_id, worker_id, worker_host, stale_after, last_activity_at, started_at)
+             SELECT gen_random_uuid(), 'q', 'k', '1', 5, now(), now(), 'processing', 1, 1, gen_random_uuid(), 'w', 'h',
+                    interval '1 s', now() - interval '1 min', now() - interval '1 h'",
+        )
+        .await;
+    let mut was_away = false;
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while bench.count("tenure.job_history").await == 0 {
+        assert!(Instant::now() < deadline, "it is not taken back");
+        was_away |= health.ready().is_err_and(|lacks| lacks.iter().any(|line| line.contains("Postgres")));
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(!was_away, "a pass that takes long is no outage");
+    assert_eq!(bench.text("SELECT event, path FROM tenure.recovery_events").await, "(reset,scanner)");
+    worker.stop().await;
+}
+
+/// A job whose burial Postgres refuses, among others that were lost with it.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_job_that_cannot_be_reset_keeps_no_other_from_it() {
+    let bench = bench().await;
+    bench
+        .execute("ALTER TABLE tenure.dead_letter_jobs ADD CONSTRAINT no_poison CHECK (kind <> 'poison')")
+        .await;
+    silent_jobs(&bench, 15, "1 min", "1 s").await;
+    bench
+        .execute(
+            "UPDATE tenure.jobs SET kind = 'poison', max_attempts = 1 WHERE id = (SELECT id FROM tenure.jobs ORDER BY id OFFSET 7 LIMIT 1)",
+        )
+        .await;
+    let worker = Running::start(
+        Worker::builder(&bench.tenure).handle_any(KindOptions::new(), |_, _| async {}).concurrency("q", 20),
+    );
+    bench.until_within("(SELECT count(*) FROM tenure.job_history) = 14", Duration::from_secs(15)).await;
+    assert_eq!(bench.text("SELECT kind, status FROM tenure.jobs").await, "(poison,processing)");
+    // Once somebody has mended it, the next scan takes it.
+    bench.execute("ALTER TABLE tenure.dead_letter_jobs DROP CONSTRAINT no_poison").await;
+    bench.until_count("tenure.dead_letter_jobs", 1).await;
+    worker.stop().await;
+}
+
+/// A job that polls: its attempts are kept up to a number, and so is what its dead letter says of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn of_a_job_that_snoozes_for_ever_the_last_hundred_attempts_are_kept() {
+    let bench = bench().await;
+    let settle = STATEMENTS.iter().find(|(name, _)| name.starts_with("settle ")).unwrap().1;
+    silent_jobs(&bench, 1, "0 s", "1 h").await;
+    let id: uuid::Uuid = bench.value("SELECT id FROM tenure.jobs").await;
+    let end = |verdict: &'static str| {
+        let bench = &bench;
+        async move {
+            let (token, claim): (i64, uuid::Uuid) =
+                sqlx::query_as("SELECT fencing_token, claim_id FROM tenure.jobs")
+                    .fetch_one(&bench.pool)
+                    .await
+                    .unwrap();
+            let query =
+                sqlx::query(settle).bind(vec![id]).bind(vec![token]).bind(vec![claim]).bind(vec![verdict]);
+            let query = query.bind(vec![None::<String>]).bind(vec![None::<String>]).bind(vec![0.0_f64]);
+            let query = query.bind(vec![None::<String>]).bind(vec![0]).bind("w");
+            assert_eq!(query.fetch_all(&bench.pool).await.unwrap().len(), 1);
+        }
+    };
+    for _ in 1..=320 {
+        end("snoozed").await;
+        bench
+            .execute(
+                "UPDATE tenure.jobs SET status = 'processing', attempt = attempt + 1, fencing_token = fencing_token + 1,
+                        claim_id = gen_random_uuid(), worker_id = 'w', worker_host = 'h', stale_after = '1 h',
+                        last_activity_at = clock_timestamp(), started_at = clock_timestamp()",
+            )
+            .await;
+        assert!(bench.count("tenure.job_executions").await <= 150);
+    }
+    assert_eq!(
+        bench.text("SELECT min(fencing_token), max(fencing_token) FROM tenure.job_executions").await,
+        "(200,320)"
+    );
+    bench.every_job_is_as_it_must_be().await;
+    // What a release before this one has left: more than a call may forget at once.
+    bench
+        .execute(
+            "WITH job AS (UPDATE tenure.jobs SET fencing_token = 5050)
+             UPDATE tenure.job_executions SET fencing_token = fencing_token + 4729",
+        )
+        .await;
+    bench
+        .execute(&format!(
+            "INSERT INTO tenure.job_executions (job_id, fencing_token, attempt, claim_id, worker_id, started_at, finished_at, outcome)
+             SELECT '{id}', n, 1, gen_random_uuid(), 'w', now(), now(), 'snoozed' FROM generate_series(1, 4928) n"
+        ))
+        .await;
+    assert_eq!(bench.count("tenure.job_executions").await, 5_049);
+    end("failed").await;
+    let letter = bench.text("SELECT jsonb_array_length(execution_history), execution_history->0->>'fencing_token', execution_history->-1->>'fencing_token' FROM tenure.dead_letter_jobs").await;
+    assert_eq!(letter, "(101,4950,5050)");
+    // Of a live one each call forgets a thousand.
+    bench.tenure.redrive(&[tenure::JobId(id)]).await.unwrap();
+    bench.execute("SELECT tenure.keep_last_executions(id) FROM tenure.jobs").await;
+    assert_eq!(bench.count("tenure.job_executions").await, 4_050);
+    for _ in 0..6 {
+        bench.execute("SELECT tenure.keep_last_executions(id) FROM tenure.jobs").await;
+    }
+    assert_eq!(
+        bench.text("SELECT count(*), max(fencing_token) FROM tenure.job_executions").await,
+        "(100,5050)"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -413,7 +624,9 @@ async fn reset_silent(bench: &Bench, change: &str) -> String {
         ))
         .await;
     let reset = STATEMENTS.iter().find(|(name, _)| name.starts_with("reset_stale")).unwrap().1;
-    assert_eq!(sqlx::query(reset).bind(100_i64).bind("s").fetch_all(&bench.pool).await.unwrap().len(), 1);
+    let ids: Vec<uuid::Uuid> =
+        sqlx::query_scalar("SELECT id FROM tenure.jobs").fetch_all(&bench.pool).await.unwrap();
+    assert_eq!(sqlx::query(reset).bind(ids).bind("s").fetch_all(&bench.pool).await.unwrap().len(), 1);
     bench
         .text(
             "SELECT status, CASE WHEN scheduled_at <= clock_timestamp() THEN 'now'

@@ -258,6 +258,39 @@ async fn one_worker_at_a_time_sweeps_in_bounded_steps() {
     assert_eq!(bench.count("tenure.job_history WHERE status = 'completed'").await, 4);
 }
 
+/// A sweep that waits for longer than it is from one to the next: nobody begins another beside it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sweep_that_takes_long_keeps_its_turn() {
+    let bench = bench_with(|config| {
+        config.timing.scan_every = Duration::from_millis(50);
+        config.timing.database_within = Duration::from_secs(60);
+        config.retention.dead = Some(Duration::from_hours(24));
+    })
+    .await;
+    bench.execute("UPDATE tenure.scanner_state SET purged_at = clock_timestamp()").await;
+    let mut dead = bench.pool.begin().await.unwrap();
+    sqlx::query("LOCK TABLE tenure.dead_letter_jobs").execute(&mut *dead).await.unwrap();
+    let workers: Vec<_> = (0..3).map(|_| worker(&bench)).collect();
+    let waits = "pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%purge_dead%'";
+    bench.until_count(waits, 1).await;
+    let began: chrono::DateTime<chrono::Utc> = bench.value("SELECT clock_timestamp()").await;
+    // Three times as long as it is from one to the next.
+    let renewed = format!(
+        "purged_at > '{}'::timestamptz + interval '3 s' FROM tenure.scanner_state",
+        began.to_rfc3339()
+    );
+    while !bench.value::<bool>(&format!("SELECT {renewed}")).await {
+        assert_eq!(bench.count(waits).await, 1, "another has begun");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(bench.count(waits).await, 1, "one sweeps");
+    dead.commit().await.unwrap();
+    bench.until("swept_at IS NOT NULL FROM tenure.scanner_state").await;
+    for worker in workers {
+        worker.stop().await;
+    }
+}
+
 /// A key outlives its job by as long as it is said, also if that ended long after it was made.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_is_held_from_the_end_of_its_job_on() {

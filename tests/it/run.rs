@@ -53,6 +53,50 @@ async fn enqueue(bench: &Bench, payload: Value, attempts: u32) -> tenure::JobId 
     bench.tenure.enqueue(JobRequest::new("q", "k", payload).max_attempts(attempts)).await.unwrap().id
 }
 
+/// The report before the last is written, and the last one is not yet when the handler returns.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_completed_job_says_what_its_handler_said_last() {
+    let bench = bench_with(|config| config.timing.flush_every = Duration::from_millis(450)).await;
+    let pool = bench.pool.clone();
+    let worker = worker(&bench, quick(), move |payload: Value, ctx: JobContext| {
+        let pool = pool.clone();
+        async move {
+            ctx.progress("half", 66.0, "two of three").await?;
+            let written = "SELECT progress = 66 FROM tenure.jobs WHERE id = $1";
+            while !sqlx::query_scalar(written)
+                .bind(ctx.id())
+                .fetch_one(&pool)
+                .await
+                .unwrap_or(Some(false))
+                .unwrap_or(false)
+            {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            ctx.progress("whole", 100.0, "three of three").await?;
+            match payload.as_str() {
+                Some("in") => {
+                    let mut tx = pool.begin().await.unwrap();
+                    sqlx::query("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+                        .execute(&mut *tx)
+                        .await
+                        .unwrap();
+                    ctx.hold(&mut tx).await?;
+                    ctx.complete_in(tx, None).await
+                }
+                _ => Ok::<_, JobError>(Outcome::Done(None)),
+            }
+        }
+    });
+    for how in ["plain", "in"] {
+        let id = enqueue(&bench, json!(how), 1).await;
+        let done = bench.until_finished(id).await;
+        assert_eq!((done.status, done.fencing_token), (Status::Completed, 1), "{how}: {:?}", done.last_error);
+        assert_eq!((done.progress, done.stage.as_deref()), (Some(100.0), Some("whole")), "{how}");
+        assert_eq!(done.message.as_deref(), Some("three of three"), "{how}");
+    }
+    worker.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn handlers_share_a_state() {
     let bench = bench().await;

@@ -97,11 +97,11 @@ async fn a_million_jobs_are_drained_by_two_small_workers() {
     let bytes = |table: &str| format!("SELECT pg_total_relation_size('tenure.{table}')");
     let full: i64 = bench.value(&bytes("jobs")).await;
     // The relay and the scanner look at all of them, and leave them alone.
-    let reset = tenure::STATEMENTS.iter().find(|(name, _)| name.starts_with("reset_stale")).unwrap().1;
+    let scan = tenure::STATEMENTS.iter().find(|(name, _)| name.starts_with("scan_gate")).unwrap().1;
     let mut scans = Vec::new();
     for _ in 0..3 {
         let began = Instant::now();
-        sqlx::query(reset).bind(100_i64).bind("nobody").fetch_all(&bench.pool).await.unwrap();
+        sqlx::query(scan).bind(0.0_f64).bind(0.0_f64).bind(100_i64).fetch_all(&bench.pool).await.unwrap();
         scans.push(began.elapsed());
     }
     scans.sort_unstable();

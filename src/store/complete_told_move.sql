@@ -1,0 +1,15 @@
+-- complete_told_move: complete_move.sql for one job whose last report was not written before.
+--
+--   $5 report (JSON text: stage, progress, message); what is missing stays as it is
+, moved AS (
+    INSERT INTO tenure.job_history (id, queue, kind, payload, status, attempt, max_attempts, fencing_token,
+           claim_id, worker_id, created_at, scheduled_at, started_at, last_activity_at, finished_at,
+           stage, progress, message, output, trace_context, last_error)
+    SELECT id, queue, kind, payload, 'completed', attempt, max_attempts, fencing_token,
+           claim_id, worker_id, created_at, scheduled_at, started_at, last_activity_at, clock_timestamp(),
+           coalesce($5::text::jsonb ->> 'stage', stage),
+           coalesce(($5::text::jsonb ->> 'progress')::real, progress),
+           coalesce($5::text::jsonb ->> 'message', message), output::jsonb, trace_context, last_error
+      FROM done
+)
+SELECT id, claim_id FROM done
