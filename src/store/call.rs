@@ -633,7 +633,7 @@ impl Store {
     async fn acquire(&self, pool: &PgPool, until: Instant) -> Result<Held, sqlx::Error> {
         let left = until.saturating_duration_since(Instant::now());
         let one_more_within = ONE_MORE_WITHIN.min(left / 4);
-        match timeout(left - one_more_within, pool.acquire()).await {
+        match timeout(left.saturating_sub(one_more_within), pool.acquire()).await {
             Ok(Ok(connection)) => return Ok(Held { connection, finished: false }),
             Ok(Err(sqlx::Error::PoolTimedOut)) | Err(_) => {}
             Ok(Err(error)) => return Err(error),

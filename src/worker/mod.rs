@@ -515,6 +515,7 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
             turns: Turns::default(),
             settings_changed: Notify::new(),
             asks: Semaphore::new(ASKS_MAX),
+            consumers: Mutex::default(),
             threads,
             checkpoint_bytes_max: config.checkpoint_bytes_max,
             store,

@@ -20,7 +20,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures::FutureExt;
+use futures::{FutureExt, future::join_all};
 use tokio::{
     sync::{Notify, Semaphore},
     task::JoinSet,
@@ -96,6 +96,8 @@ pub(super) struct Shared<S> {
     pub(super) settings_changed: Notify,
     /// How many consumers are asked for at once.
     pub(super) asks: Semaphore,
+    /// Those that were found at the start, until somebody pulls from them.
+    pub(super) consumers: Mutex<HashMap<String, PullConsumer>>,
     pub(super) checkpoint_bytes_max: usize,
     pub(super) trace_parent: TraceParent,
 }
@@ -239,6 +241,13 @@ impl<S: Send + Sync + 'static> Shared<S> {
     async fn start(&self, registration: &mut Registration) -> Result<(), WorkerError> {
         self.await_schema().await?;
         self.look_after_stream().await;
+        // Before others can see this worker, those of its queues that can be served can be.
+        join_all(self.queues.keys().map(|name| async move {
+            if let Ok(consumer) = self.ensure_consumer(name).await {
+                self.consumers.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone(), consumer);
+            }
+        }))
+        .await;
         let mut control = self.listen_anew().await;
         tokio::select! {
             () = self.probe_ourselves(registration) => {}
@@ -446,9 +455,16 @@ impl<S: Send + Sync + 'static> Shared<S> {
                     up = database.wait_for(|now| now.up) => if up.is_err() { break },
                 }
             }
+            let found = self.consumers.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
+            let ensured = async {
+                match found {
+                    Some(consumer) => Ok(consumer),
+                    None => self.ensure_consumer(name).await,
+                }
+            };
             let consumer = tokio::select! {
                 () = stop.cancelled() => break,
-                consumer = self.ensure_consumer(name) => consumer,
+                consumer = ensured => consumer,
             };
             let consumer = match consumer {
                 Ok(consumer) => {
