@@ -32,7 +32,7 @@ pub(super) async fn run(cli: &Cli, args: &WorkArgs) -> anyhow::Result<ExitCode> 
             async move { exec::run(&command, ctx).await }
         }
     };
-    let mut worker = Worker::builder(&tenure);
+    let mut worker = Worker::builder(&tenure).without_transactions();
     let slots = usize::try_from(args.concurrency)?;
     if args.queues.iter().any(|queue| queue.contains('=')) {
         worker = worker.shared(slots, weights(&args.queues)?);

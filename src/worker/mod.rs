@@ -166,6 +166,7 @@ impl Worker {
             error: None,
             recovery: Recovery { scanner: true, relay: true, reconcile: true, vanished: true },
             handlers_on: None,
+            makes_transactions: true,
             #[cfg(feature = "testing")]
             loses_first: false,
         }
@@ -196,6 +197,8 @@ pub struct WorkerBuilder<S = ()> {
     error: Option<WorkerError>,
     recovery: Recovery,
     handlers_on: Option<Handle>,
+    /// Whether handlers may call `once` and its kin: commands cannot.
+    makes_transactions: bool,
     #[cfg(feature = "testing")]
     loses_first: bool,
 }
@@ -244,6 +247,7 @@ impl WorkerBuilder {
             error: self.error,
             recovery: self.recovery,
             handlers_on: self.handlers_on,
+            makes_transactions: self.makes_transactions,
             #[cfg(feature = "testing")]
             loses_first: self.loses_first,
         }
@@ -373,6 +377,13 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
         self
     }
 
+    /// Its handlers are commands, which make no transactions of tenure's.
+    #[cfg(feature = "cli")]
+    pub(crate) fn without_transactions(mut self) -> Self {
+        self.makes_transactions = false;
+        self
+    }
+
     /// For tests of one way of recovery: switches the others off.
     #[doc(hidden)]
     pub fn recovery(mut self, scanner: bool, relay: bool, reconcile: bool) -> Self {
@@ -420,7 +431,8 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
                 );
             }
         }
-        if slots > usize::try_from(handler_connections).unwrap_or(usize::MAX) {
+        let is_more = slots > usize::try_from(handler_connections).unwrap_or(usize::MAX);
+        if self.makes_transactions && is_more {
             tracing::info!(
                 slots,
                 handler_connections,

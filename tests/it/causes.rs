@@ -130,9 +130,10 @@ async fn a_worker_tells_at_its_start_of_a_mistyped_queue_and_of_more_slots_than_
         "whoever makes no transactions may ignore it: {slots:?}"
     );
     assert!(slots[0].contains("slots=17") && slots[0].contains("handler_connections=5"), "{slots:?}");
-    // Four slots, and handlers of a type; a handler for any kind.
-    for scenario in ["worker", "fails"] {
-        let mut fine = Child::start_with(&bench, scenario, &few);
+    // Four slots, and handlers of a type; a handler for any kind; commands, which make no transactions.
+    let commands = bench.program(&["work", "q", "--exec", "true", "--concurrency", "60"]);
+    let fine = ["worker", "fails"].map(|scenario| Child::start_with(&bench, scenario, &few));
+    for mut fine in fine.into_iter().chain([Child::spawn(commands, "work")]) {
         fine.until_log("worker started").await;
         let log = fine.log();
         assert!(!log.contains("names this queue") && !log.contains("HANDLER_CONNECTIONS"), "{log}");
