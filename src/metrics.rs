@@ -56,7 +56,7 @@ pub const BUCKETS: [(&str, &[f64]); 6] = [
 
 /// Every metric, and what it says. A test compares the list with the code, the docs, the dashboard and the alerts.
 #[cfg(any(feature = "http", test))]
-pub(crate) const METRICS: [(&str, Type, &str); 42] = {
+pub(crate) const METRICS: [(&str, Type, &str); 43] = {
     use Type::{Counter, Gauge, Histogram};
     [
         ("tenure_jobs_enqueued_total", Counter, "Jobs created; a duplicate by unique key is none."),
@@ -76,6 +76,7 @@ pub(crate) const METRICS: [(&str, Type, &str); 42] = {
         ("tenure_redriven_total", Counter, "Dead letters that went back to the queue."),
         ("tenure_purged_total", Counter, "What retention removed."),
         ("tenure_schedule_ticks_total", Counter, "Ticks of schedules that were due."),
+        ("tenure_panics_total", Counter, "Tasks of tenure's own that panicked, and began anew."),
         ("tenure_database_errors_total", Counter, "Database calls that failed."),
         ("tenure_job_wait_seconds", Histogram, "From due until claimed."),
         ("tenure_job_run_seconds", Histogram, "How long attempts ran."),
@@ -146,10 +147,9 @@ impl Metrics {
 )]
 pub struct InstallError;
 
-/// Records the metrics of this process from now on, as Prometheus's text.
-///
-/// A worker with `TENURE_LISTEN` does so when it starts; call it earlier for what happens before, such as enqueues, or
-/// to serve the metrics from a server of your own. Metrics that your program records through the same facade are among them. Called again, it returns the same.
+/// Records the metrics of this process from now on, as Prometheus's text. A worker with `TENURE_LISTEN` does so when it
+/// starts; call it earlier for what happens before, such as enqueues, or to serve the metrics from a server of your
+/// own. Metrics that your program records through the same facade are among them. Called again, it returns the same.
 ///
 /// # Errors
 ///
@@ -280,6 +280,11 @@ pub(crate) fn refused_write(write: &'static str) {
 /// Messages published for jobs that exist.
 pub(crate) fn published(messages: usize) {
     counter!("tenure_published_total").increment(messages as u64);
+}
+
+/// Tasks of tenure's own that panicked.
+pub(crate) fn panicked(task: &'static str) {
+    counter!("tenure_panics_total", "task" => task).increment(1);
 }
 
 /// Messages that will never be a job, by why.
