@@ -51,7 +51,7 @@ const WAITING_MAX: usize = 16_384;
 const ROOM_WITHIN: Duration = Duration::from_secs(1);
 /// How long a producer waits for the socket to take its messages, once: a server that reads nothing must not hold
 /// up every call.
-const WRITTEN_WITHIN: Duration = Duration::from_millis(100);
+const WRITTEN_WITHIN: Duration = Duration::from_millis(200);
 /// For how long nothing is sent after the stream was silent about a message.
 const GIVES_UP_FOR: Duration = Duration::from_secs(1);
 /// The most jobs handed to the relay by one statement.
@@ -228,7 +228,7 @@ impl Publications {
         if self.unread.swap(true, Ordering::AcqRel) {
             return;
         }
-        tracing::warn!(
+        tracing::debug!(
             "NATS reads too slowly; enqueueing does not wait for the socket until it has caught up"
         );
         let (queue, unread) = (self.queue.clone(), self.unread.clone());

@@ -128,9 +128,13 @@ impl Watcher {
     }
 
     async fn look_for_due(&mut self) {
-        // Those that would be due before the next look can be are looked for as well.
-        let now = Instant::now() + FIRST_LOOK;
-        let due = self.waiting.values().filter(|waiting| waiting.look_at <= now);
+        // Together with those that would be due soon, for their age: a thousand transactions fall into step.
+        let now = Instant::now();
+        let is_due = |waiting: &&Waiting| {
+            let soon = ((now - waiting.since) / PART_OF_AGE / 2).max(FIRST_LOOK);
+            waiting.look_at <= now + soon
+        };
+        let due = self.waiting.values().filter(is_due);
         self.look_for(due.map(|waiting| waiting.ticket.job).collect()).await;
     }
 

@@ -50,9 +50,14 @@ pub(crate) fn has_settled(store: &Store, queue: &Queue, timing: &Timing) -> bool
 }
 
 /// Who may be judged: those that were heard of within this time. `None`: all.
+///
+/// A process that has seen no outage started after the last one. A call that hung in that one has ended by its
+/// deadline, and a renewal that failed is tried again soon: a live worker has renewed its row by then.
 fn heard_within(store: &Store, queue: &Queue, timing: &Timing) -> Option<Duration> {
     let up_for = store.up_for().min(queue.up_for());
-    (up_for < timing.renew_every * SETTLED_RENEWALS).then(|| up_for + timing.renew_every * HEARD_TENTHS / 10)
+    let back_within =
+        (store.within() + timing.renew_every * 2 / 5).min(timing.renew_every * SETTLED_RENEWALS);
+    (up_for < back_within).then(|| up_for + timing.renew_every * HEARD_TENTHS / 10)
 }
 
 /// Looks for processes that are gone. Returns how many jobs were reset.

@@ -382,9 +382,25 @@ pub(super) fn json(text: Option<String>) -> Option<Value> {
     text.map(|text| serde_json::from_str(&text).unwrap_or_default())
 }
 
-/// JSON from a jsonb column, untouched.
+/// JSON from a jsonb column, with all its digits, as compact as `serde_json` writes it.
 pub(super) fn raw(text: Option<String>) -> Option<Box<RawValue>> {
-    text.and_then(|text| RawValue::from_string(text).ok())
+    text.and_then(|text| RawValue::from_string(compact(&text)).ok())
+}
+
+/// JSON without the spaces between its tokens.
+fn compact(json: &str) -> String {
+    let (mut in_text, mut is_escaped) = (false, false);
+    json.chars()
+        .filter(|&c| {
+            if in_text {
+                in_text = is_escaped || c != '"';
+                is_escaped = c == '\\' && !is_escaped;
+                return true;
+            }
+            in_text = c == '"';
+            !c.is_ascii_whitespace()
+        })
+        .collect()
 }
 
 /// JSON from a jsonb column as a value, whose numbers are rounded, and untouched.
@@ -464,4 +480,20 @@ pub(super) fn ended(rows: &[PgRow]) -> Result<Vec<EndedAttempt>, sqlx::Error> {
 pub(crate) struct RuleBroken {
     pub(crate) jobs: u64,
     pub(crate) examples: Vec<JobId>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_is_compacted_between_its_tokens_alone() {
+        for (json, compacted) in [
+            (r#"{"a": [1, 2.50], "b c": "d  e"}"#, r#"{"a":[1,2.50],"b c":"d  e"}"#),
+            (r#"{"quote \" and \\": "x \" y"}"#, r#"{"quote \" and \\":"x \" y"}"#),
+            ("3.141592653589793238462643383279", "3.141592653589793238462643383279"),
+        ] {
+            assert_eq!(compact(json), compacted);
+        }
+    }
 }
