@@ -150,6 +150,14 @@ impl Arena {
         Ok(usize::try_from(self.tenure.store().bench_free_connections().await?).unwrap_or_default())
     }
 
+    /// Removes the consumers of all its queues so far. None is used any more.
+    pub(super) async fn forget_queues(&self) -> anyhow::Result<()> {
+        for n in 0..self.queues.load(Ordering::Relaxed) {
+            self.tenure.queue().forget(&format!("{}{n}", self.prefix())).await?;
+        }
+        Ok(())
+    }
+
     /// Has nobody look for workers that were killed.
     pub(super) async fn forget_workers(&self) -> anyhow::Result<()> {
         Ok(self.tenure.store().bench_forget_workers(&self.prefix()).await?)
