@@ -148,8 +148,9 @@ pub struct InstallError;
 
 /// Records the metrics of this process from now on, as Prometheus's text.
 ///
-/// A worker with `TENURE_LISTEN` does so when it starts; call it earlier for what happens before, such as enqueues, or
-/// to serve the metrics from a server of your own. Metrics that your program records through the same facade are among them. Called again, it returns the same.
+/// A worker with `TENURE_LISTEN` does so when it starts; call it earlier for what happens before, such as
+/// enqueues, or to serve the metrics from a server of your own. Metrics that your program records through the
+/// same facade are among them. Called again, it returns the same.
 ///
 /// # Errors
 ///
