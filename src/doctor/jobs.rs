@@ -343,7 +343,7 @@ mod tests {
             (died.state, died.found.as_str()),
             (CheckState::Warning, "2 jobs died within the last hour: 2 lost")
         );
-        assert_eq!(overdue_after(&Timing::DEFAULT), 20 * SECOND);
+        assert_eq!(overdue_after(&Timing::DEFAULT), 11 * SECOND);
     }
 
     #[test]
