@@ -382,9 +382,9 @@ pub(super) fn json(text: Option<String>) -> Option<Value> {
     text.map(|text| serde_json::from_str(&text).unwrap_or_default())
 }
 
-/// JSON from a jsonb column, with all its digits, as compact as `serde_json` writes it.
+/// JSON from a jsonb column, untouched.
 pub(super) fn raw(text: Option<String>) -> Option<Box<RawValue>> {
-    text.and_then(|text| RawValue::from_string(compact(&text)).ok())
+    text.and_then(|text| RawValue::from_string(text).ok())
 }
 
 /// JSON without the spaces between its tokens.
@@ -403,9 +403,10 @@ fn compact(json: &str) -> String {
         .collect()
 }
 
-/// JSON from a jsonb column as a value, whose numbers are rounded, and untouched.
+/// JSON from a jsonb column as a value, whose numbers are rounded, and as text with all its digits, as compact as
+/// `serde_json` writes a value.
 pub(super) fn both(text: Option<String>) -> (Option<Value>, Option<Box<RawValue>>) {
-    (json(text.clone()), raw(text))
+    (json(text.clone()), raw(text.as_deref().map(compact)))
 }
 
 /// What the items of a batch have in common: sent once, and named by its place.

@@ -12,13 +12,16 @@ WITH RECURSIVE named AS (
              WHERE j.published_at IS NOT NULL AND j.queue > named.queue ORDER BY j.queue, j.published_at LIMIT 1)
       FROM named WHERE named.queue IS NOT NULL
 )
-SELECT named.queue, coalesce(q.paused_at IS NOT NULL, false) AS paused,
-       coalesce(q.max_running IS NOT NULL, false) AS limited
+SELECT named.queue,
+       coalesce((SELECT q.paused_at IS NOT NULL FROM tenure.queues q WHERE q.queue = named.queue), false) AS paused,
+       coalesce((SELECT q.max_running IS NOT NULL FROM tenure.queues q WHERE q.queue = named.queue), false) AS limited
   FROM named
-  LEFT JOIN tenure.queues q ON q.queue = named.queue
+ CROSS JOIN LATERAL (
+       -- The order is that of the index, or all jobs could be read once for each queue.
+       SELECT FROM tenure.jobs j
+        WHERE j.queue = named.queue
+          AND j.published_at < statement_timestamp() - $1::float8 * interval '1 second'
+          AND j.status = 'queued' AND j.scheduled_at <= statement_timestamp()
+        ORDER BY j.queue, j.published_at LIMIT 1) late
  WHERE named.queue IS NOT NULL
-   AND EXISTS (SELECT FROM tenure.jobs j
-                WHERE j.queue = named.queue
-                  AND j.published_at < statement_timestamp() - $1::float8 * interval '1 second'
-                  AND j.status = 'queued' AND j.scheduled_at <= statement_timestamp())
  LIMIT $3
