@@ -262,8 +262,13 @@ pub(crate) async fn insert(
     match store.held_keys(&keys).await {
         Ok(holders) => {
             let mut created = created(jobs, &new, &holders);
-            if created.iter().any(Result::is_err) {
-                insert_again(store, jobs, &mut created, patience).await?;
+            if created.iter().any(Result::is_err)
+                && let Err(error) = insert_again(store, jobs, &mut created, patience).await
+            {
+                // The others are there, and stay.
+                for failed in created.iter_mut().filter(|created| created.is_err()) {
+                    *failed = Err(error.clone());
+                }
             }
             Ok(created)
         }

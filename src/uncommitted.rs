@@ -103,26 +103,33 @@ impl Watcher {
                 }
                 // One that tenure made: of a handler's transaction, say.
                 () = self.store.commit(), if next.is_some() => {
+                    sleep_until(self.rests_until).await;
                     self.look_for(self.waiting.keys().copied().collect()).await;
                     continue;
                 }
                 else => return,
             };
-            match request {
-                Some(Asked::Watch(tickets)) => {
-                    let since = Instant::now();
-                    let look_at = since + FIRST_LOOK;
-                    let waiting = |ticket: Ticket| (ticket.job, Waiting { ticket, since, look_at });
-                    self.waiting.extend(tickets.into_iter().map(waiting));
-                }
-                Some(Asked::Look(looked)) => {
-                    let all: Vec<_> = self.waiting.keys().copied().collect();
-                    self.look_for(all).await;
-                    // The caller may have gone.
-                    looked.send(()).ok();
-                }
-                None if self.waiting.is_empty() => return,
-                None => {}
+            let Some(request) = request else { continue };
+            self.take(request).await;
+            // All that have come: the next look is searched for once.
+            while let Ok(request) = requests.try_recv() {
+                self.take(request).await;
+            }
+        }
+    }
+
+    async fn take(&mut self, request: Asked) {
+        match request {
+            Asked::Watch(tickets) => {
+                let since = Instant::now();
+                let look_at = since + FIRST_LOOK;
+                let waiting = |ticket: Ticket| (ticket.job, Waiting { ticket, since, look_at });
+                self.waiting.extend(tickets.into_iter().map(waiting));
+            }
+            Asked::Look(looked) => {
+                self.look_for(self.waiting.keys().copied().collect()).await;
+                // The caller may have gone.
+                looked.send(()).ok();
             }
         }
     }
@@ -144,7 +151,10 @@ impl Watcher {
             match self.store.visible(some).await {
                 Ok(visible) => self.publish(visible).await,
                 // Looked for again, as after a look that found nothing.
-                Err(error) => tracing::debug!(%error, "jobs enqueued in transactions were not looked for"),
+                Err(error) => {
+                    tracing::debug!(%error, "jobs enqueued in transactions were not looked for");
+                    break;
+                }
             }
         }
         let now = Instant::now();

@@ -38,6 +38,9 @@ struct Announcement {
     /// Whether operators may have said something new of queues.
     #[serde(default)]
     settings: bool,
+    /// Whether turns have become free.
+    #[serde(default)]
+    turns: bool,
 }
 
 /// What is said to all workers.
@@ -47,6 +50,8 @@ pub(crate) enum Announced {
     Cancelled(Vec<JobId>),
     /// The settings of queues may have changed.
     Settings,
+    /// A worker that stops has left its turns.
+    Turns,
 }
 
 /// What is said to this process.
@@ -100,7 +105,7 @@ impl Queue {
             return;
         }
         for some in jobs.chunks(ANNOUNCED_MAX) {
-            self.announce(&Announcement { cancelled: some.to_vec(), settings: false }).await;
+            self.announce(&Announcement { cancelled: some.to_vec(), ..Announcement::default() }).await;
         }
     }
 
@@ -108,6 +113,13 @@ impl Queue {
     pub(crate) async fn announce_settings(&self) {
         if tokio::time::timeout(ANNOUNCED_WITHIN, self.connected()).await.is_ok() {
             self.announce(&Announcement { settings: true, ..Announcement::default() }).await;
+        }
+    }
+
+    /// Tells every worker that turns have become free. Without NATS they find out by themselves.
+    pub(crate) async fn announce_turns(&self) {
+        if self.is_connected() {
+            self.announce(&Announcement { turns: true, ..Announcement::default() }).await;
         }
     }
 
@@ -134,6 +146,7 @@ impl Control {
                 announcement = self.announcements.next() => {
                     match serde_json::from_slice::<Announcement>(&announcement?.payload) {
                         Ok(Announcement { settings: true, .. }) => return Some(Announced::Settings),
+                        Ok(Announcement { turns: true, .. }) => return Some(Announced::Turns),
                         Ok(announcement) => return Some(Announced::Cancelled(announcement.cancelled)),
                         Err(error) => tracing::warn!(%error, "an announcement that tenure did not write"),
                     }

@@ -154,6 +154,13 @@ impl Pull {
     pub(crate) async fn stop(mut self) -> Vec<Delivery> {
         let mut left = Vec::new();
         if self.leave_if_quiet().await {
+            // What came before the subscription ended.
+            while let Some(subscriber) = self.subscriber.as_mut() {
+                let Ok(Some(message)) = timeout(QUIET_FOR * 5, subscriber.next()).await else { break };
+                if is_job(&message) {
+                    left.extend(self.delivery(message).ok());
+                }
+            }
             return left;
         }
         let ended_at = self.requested_at + self.requests_last + LATE;
@@ -190,9 +197,9 @@ impl Pull {
     /// Ends its requests by ending its subscription, if the consumer delivers nothing just now: the server drops a
     /// request that nobody waits for.
     ///
-    /// A message that is sent to this inbox after the second look and before the subscription has ended would be lost
-    /// until `ack_wait`; of a job whose row exists the relay finds that within seconds. The looks are a round trip
-    /// apart, on a queue that has delivered nothing for [`QUIET_FOR`].
+    /// What arrives until the server has ended the subscription is read. A message that the consumer has handed over in
+    /// that very moment may not: it comes again after `ack_wait`, and of a job whose row exists the relay finds that
+    /// within seconds. Hence the looks, a round trip apart, at a consumer that has delivered nothing for [`QUIET_FOR`].
     async fn leave_if_quiet(&mut self) -> bool {
         if !self.old.is_empty() || self.next_message.is_some() || self.held.is_empty() {
             return false;
@@ -214,7 +221,7 @@ impl Pull {
             self.next_message = message;
             return false;
         }
-        subscriber.unsubscribe().await.is_ok()
+        subscriber.drain().await.is_ok()
     }
 
     /// How many messages the consumer has delivered to anybody.

@@ -205,8 +205,18 @@ impl Queue {
     }
 
     /// How far a queue's consumer has come. `None`: there is no such consumer.
+    #[cfg(feature = "cli")]
     pub(crate) async fn progress(&self, name: &str) -> Result<Progress, QueueError> {
-        let (stream_created, last_seq) = self.stream_state().await?;
+        let stream = self.stream_state().await?;
+        self.progress_in(name, &stream).await
+    }
+
+    /// How far a queue's consumer has come in this stream: its creation, and its last sequence.
+    pub(crate) async fn progress_in(
+        &self,
+        name: &str,
+        (stream_created, last_seq): &(String, u64),
+    ) -> Result<Progress, QueueError> {
         let consumer = self
             .context
             .get_consumer_from_stream::<pull::Config, _, _>(name, self.stream.as_str())
@@ -214,8 +224,8 @@ impl Queue {
             .map_err(|error| unavailable("get the consumer", &error))?;
         let info = consumer.cached_info();
         Ok(Progress {
-            stream_created,
-            last_seq,
+            stream_created: stream_created.clone(),
+            last_seq: *last_seq,
             delivered: info.delivered.stream_sequence,
             pending: info.num_pending,
             unacknowledged: info.num_ack_pending as u64,

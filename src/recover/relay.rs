@@ -51,7 +51,15 @@ pub(crate) enum RelayError {
 }
 
 /// Publishes unpublished jobs that are due, until there is none left. Returns how many.
+///
+/// Cancel safe: it goes on in a task, to the end of what it has taken. Their rows say that they are published.
 pub(crate) async fn publish_due(store: &Store, queue: &Queue) -> Result<usize, RelayError> {
+    let (of_task, queue) = (store.clone(), queue.clone());
+    let publishing = store.spawn(async move { publish_all_due(&of_task, &queue).await });
+    publishing.await.unwrap_or_else(|_| Err(StoreError::from(sqlx::Error::WorkerCrashed).into()))
+}
+
+async fn publish_all_due(store: &Store, queue: &Queue) -> Result<usize, RelayError> {
     let mut total = 0;
     let mut taken = Vec::new();
     loop {
@@ -62,8 +70,19 @@ pub(crate) async fn publish_due(store: &Store, queue: &Queue) -> Result<usize, R
             if goes_on && queue.is_connected() { store.take_due(BURST).await } else { Ok(Vec::new()) }
         };
         let (published, next) = tokio::join!(publish(store, queue, &taken), take);
-        total += published?;
-        taken = next?;
+        let next = next?;
+        match published {
+            Ok(published) => total += published,
+            Err(error) => {
+                // Taken meanwhile, and not sent.
+                let unsent: Vec<_> = next.iter().map(|job| (job.id, job.dispatch)).collect();
+                if !unsent.is_empty() {
+                    store.unpublished(&unsent, AGAIN_AFTER).await?;
+                }
+                return Err(error);
+            }
+        }
+        taken = next;
         if taken.is_empty() {
             return Ok(total);
         }
@@ -135,8 +154,11 @@ impl Lost {
         }
     }
 
-    /// Publishes jobs again whose message is lost. Returns how many. An error of one queue is its own: the others
-    /// are looked after, and the first error is returned.
+    /// Publishes jobs again whose message is lost. Returns how many.
+    ///
+    /// # Errors
+    ///
+    /// Postgres, or the stream, cannot be asked. That a queue's consumer cannot is that queue's own.
     pub(crate) async fn look(
         &mut self,
         store: &Store,
@@ -154,24 +176,25 @@ impl Lost {
         // The database's time first, the stream's state after: what was published well before this moment is in the
         // stream by then, or never will be.
         let now = store.database_time().await?;
+        let asked_at = Instant::now();
         let stream = queue.stream_state().await?;
+        // A stream that takes so long to answer takes long to store, too: nothing is lost, but on its way.
+        if asked_at.elapsed() > self.under_way {
+            return Ok(0);
+        }
         store.add_mark(now, &stream.0, stream.1, self.under_way).await?;
         let mut total = 0;
-        let mut first_error = None;
         for suspect in suspects {
-            let looked = self.look_at(store, queue, &suspect, now, worker_id).await;
-            match looked {
+            match self.look_at(store, queue, &suspect, now, &stream, worker_id).await {
                 Ok(n) => total += n,
+                Err(RelayError::Store(error)) => return Err(error.into()),
+                // Of a queue without a consumer, which nobody serves, nothing is known.
                 Err(error) => {
-                    tracing::debug!(queue = suspect.queue, %error, "lost messages were not looked for");
-                    first_error.get_or_insert(error);
+                    tracing::debug!(queue = suspect.queue, %error, "lost messages were not looked for")
                 }
             }
         }
-        match first_error {
-            Some(error) if total == 0 => Err(error),
-            _ => Ok(total),
-        }
+        Ok(total)
     }
 
     async fn look_at(
@@ -180,6 +203,7 @@ impl Lost {
         queue: &Queue,
         suspect: &Suspect,
         now: DateTime<Utc>,
+        stream: &(String, u64),
         worker_id: &str,
     ) -> Result<usize, RelayError> {
         let name = &suspect.queue;
@@ -190,7 +214,7 @@ impl Lost {
         if self.paused.contains_key(name) {
             return Ok(0);
         }
-        let progress = queue.progress(name).await?;
+        let progress = queue.progress_in(name, stream).await?;
         // So does, for a while, what came when the queue ran as many jobs as it may.
         let margin = if suspect.is_limited { self.ack_wait } else { self.with_workers };
         let Some(before) = self.lost_before(store, name, &progress, now, margin).await? else { return Ok(0) };

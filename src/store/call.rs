@@ -638,6 +638,10 @@ impl Store {
             Ok(Err(sqlx::Error::PoolTimedOut)) | Err(_) => {}
             Ok(Err(error)) => return Err(error),
         }
+        // It has connections: others hold them.
+        if pool.size() > 0 {
+            return Err(sqlx::Error::PoolTimedOut);
+        }
         match timeout(one_more_within, pool.connect_options().connect()).await {
             Ok(Ok(connection)) => drop(connection.close().await),
             Ok(Err(cause)) => return Err(cause),

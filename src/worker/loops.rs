@@ -68,6 +68,11 @@ impl<S: Send + Sync + 'static> Shared<S> {
                         self.heartbeat.look_after(&self.running.announce_cancelled(&jobs)).await;
                     }
                     Some(Announced::Settings) => self.settings_changed.notify_one(),
+                    Some(Announced::Turns) => {
+                        // Not all at once.
+                        sleep(turns::keep_every(&self.timing).mul_f64(rand::random())).await;
+                        self.turns.ask();
+                    }
                     None => {
                         sleep(Duration::from_millis(100)).await;
                         control = self.listen_anew().await;
@@ -252,18 +257,19 @@ impl<S: Send + Sync + 'static> Shared<S> {
 
     pub(super) async fn scan(self: Arc<Self>) {
         let (every, stale_after) = (self.timing.scan_every, self.timing.stale_after);
-        let mut wait = every;
         loop {
-            sleep(jittered(wait)).await;
+            // At once when the turn comes: the gap to the last scan, another worker's, must not grow.
             self.turns.wait_for(Turn::Scan).await;
-            wait = every;
-            match scanner::scan(&self.store, &self.worker_id, every, stale_after).await {
-                // Another worker had the turn until just now: the gap to its last scan must not grow.
+            let scanned = scanner::scan(&self.store, &self.worker_id, every, stale_after).await;
+            self.turns.note(Turn::Scan, scanned.is_ok(), &self.timing);
+            let mut wait = every;
+            match scanned {
                 Ok(None) => wait = every / 8,
                 Ok(Some(0)) => {}
                 Ok(Some(_)) => self.publish_due().await,
                 Err(error) => tracing::warn!(%error, "the scan failed; the next one goes on"),
             }
+            sleep(jittered(wait)).await;
         }
     }
 
@@ -319,11 +325,15 @@ impl<S: Send + Sync + 'static> Shared<S> {
                 Err(error) => tracing::debug!(%error, "no look for ticks"),
             }
             self.turns.ticked();
+            // When the next one is due.
+            self.turns.ask();
         }
     }
 
     pub(super) async fn publish_due(&self) {
-        if let Err(error) = relay::publish_due(&self.store, &self.queue).await {
+        let published = relay::publish_due(&self.store, &self.queue).await;
+        self.turns.note(Turn::Relay, published.is_ok(), &self.timing);
+        if let Err(error) = published {
             tracing::debug!(%error, "relay");
         }
     }

@@ -56,6 +56,8 @@ use crate::{
 /// When a consumer that could not be had is asked for again: twice as late each time.
 const CONSUMER_AGAIN: Duration = Duration::from_millis(100);
 const CONSUMER_AGAIN_MAX: Duration = Duration::from_secs(10);
+/// How long a worker that starts waits for its consumers.
+const CONSUMERS_WITHIN: Duration = Duration::from_secs(2);
 /// How many consumers a worker asks for at once.
 pub(super) const ASKS_MAX: usize = 32;
 
@@ -196,6 +198,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
         background.tasks.shutdown().await;
         // After the loop that would take them again.
         drop(timeout(self.timing.database_within, self.store.leave_turns(&self.worker_id)).await);
+        self.queue.announce_turns().await;
         // Not while it owns a job that could not be released: others find it by its worker's row.
         let us = std::slice::from_ref(&self.worker_id);
         let signed_off =
@@ -241,13 +244,14 @@ impl<S: Send + Sync + 'static> Shared<S> {
     async fn start(&self, registration: &mut Registration) -> Result<(), WorkerError> {
         self.await_schema().await?;
         self.look_after_stream().await;
-        // Before others can see this worker, those of its queues that can be served can be.
-        join_all(self.queues.keys().map(|name| async move {
+        // Before others can see this worker, those of its queues that can be served can be. The rest is asked for by
+        // those who pull.
+        let all = join_all(self.queues.keys().map(|name| async move {
             if let Ok(consumer) = self.ensure_consumer(name).await {
                 self.consumers.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone(), consumer);
             }
-        }))
-        .await;
+        }));
+        drop(timeout(CONSUMERS_WITHIN, all).await);
         let mut control = self.listen_anew().await;
         tokio::select! {
             () = self.probe_ourselves(registration) => {}

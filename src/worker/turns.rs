@@ -51,10 +51,18 @@ impl Turn {
     }
 }
 
-/// How often a turn is kept, and how often the fleet asks for one that may be free.
+/// How often a turn is kept, and how often the fleet asks for one that may be free. Often enough for whoever looks for
+/// vanished workers, however seldom the relay is to look.
 pub(super) fn keep_every(timing: &Timing) -> Duration {
-    timing.relay_every * 10
+    (timing.relay_every * 10).min(timing.renew_every / 5)
 }
+
+/// The longest that a worker without a turn waits before it asks for one: of a large fleet only a few may be left.
+const ASKED_WITHIN: Duration = Duration::from_secs(60);
+/// After as many failures in a row, a worker leaves a turn to others for a while.
+const FAILURES_MAX: u32 = 5;
+/// For how many lengths of a turn.
+const LEFT_FOR: u32 = 10;
 
 /// How long a turn lasts that its worker does not keep.
 fn turn_lasts(timing: &Timing) -> Duration {
@@ -66,6 +74,7 @@ fn turn_lasts(timing: &Timing) -> Duration {
 pub(super) struct Turns {
     state: Mutex<State>,
     changed: Notify,
+    asked: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -75,6 +84,9 @@ struct State {
     next_tick: Option<Instant>,
     has_silent: bool,
     settings: Option<String>,
+    failures: [u32; Turn::ALL.len()],
+    /// Until when this worker leaves the turn to others: its work failed here.
+    left_until: [Option<Instant>; Turn::ALL.len()],
 }
 
 impl Turns {
@@ -115,6 +127,32 @@ impl Turns {
         self.state().next_tick = None;
     }
 
+    /// Notes how the work of a turn went. A worker that fails again and again leaves the turn to others.
+    pub(super) fn note(&self, turn: Turn, went_well: bool, timing: &Timing) {
+        let mut state = self.state();
+        let failures = &mut state.failures[turn as usize];
+        *failures = if went_well { 0 } else { *failures + 1 };
+        if *failures >= FAILURES_MAX {
+            *failures = 0;
+            let left_until = Instant::now().checked_add(turn_lasts(timing) * LEFT_FOR);
+            state.left_until[turn as usize] = left_until;
+            drop(state);
+            tracing::warn!(
+                turn = turn.name(),
+                "the fleet's work fails on this worker; another one may do it"
+            );
+        }
+    }
+
+    fn is_left(&self, turn: Turn) -> bool {
+        self.state().left_until[turn as usize].is_some_and(|until| Instant::now() < until)
+    }
+
+    /// Asks for turns now: some may be free, or there is more to do.
+    pub(super) fn ask(&self) {
+        self.asked.notify_one();
+    }
+
     /// Whether a worker has missed its renewal.
     pub(super) fn has_silent(&self) -> bool {
         self.state().has_silent
@@ -151,9 +189,9 @@ impl Turns {
         });
         let mut is_news = false;
         if !told.taken.is_empty() {
-            let settings = told.settings.clone().unwrap_or_default();
-            let known = state.settings.replace(settings);
-            is_news = known.is_some() && known != state.settings;
+            // News to a worker that did not have the turn: something may have been said since another one had it.
+            let known = state.settings.replace(told.settings.clone().unwrap_or_default());
+            is_news = known != state.settings;
         }
         drop(state);
         self.changed.notify_waiters();
@@ -174,7 +212,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
                 match self.store.take_turns(&wanted, &self.worker_id, lasts).await {
                     Ok(told) => {
                         if told.taken.is_empty() {
-                            wait = self.turns.in_step(every, 1);
+                            wait = self.turns.in_step(every, 1).min(ASKED_WITHIN);
                         }
                         if self.turns.take_over(&told, asked_at + lasts) {
                             self.queue.announce_settings().await;
@@ -193,13 +231,21 @@ impl<S: Send + Sync + 'static> Shared<S> {
                     Err(error) => tracing::debug!(%error, "no turn was taken"),
                 }
             }
-            sleep(jittered(wait)).await;
+            tokio::select! {
+                () = sleep(jittered(wait)) => {}
+                () = self.turns.asked.notified() => {}
+            }
         }
     }
 
     /// The turns that this worker may take: it does that work, and has what the work needs.
     fn turns_that_fit(&self) -> Vec<&'static str> {
+        // One of whose loops has ended cannot say which work is not done any more.
+        if self.health.live().is_err() {
+            return Vec::new();
+        }
         let fits = |turn: &Turn| match turn {
+            _ if self.turns.is_left(*turn) => false,
             Turn::Relay => self.recovery.relay && self.queue.is_connected(),
             Turn::Vanished => self.recovery.vanished && self.can_judge(),
             Turn::Scan => self.recovery.scanner,

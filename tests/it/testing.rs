@@ -73,7 +73,7 @@ async fn a_job_that_does_not_end_in_time_is_shown_with_its_attempts() {
         test.run_within(Duration::from_secs(2), worker, Step { n: 7 }).await;
     })
     .await;
-    for part in ["tests/it/testing.rs:", "not ended within 2s", "step in steps", r#"{"n": 7}"#, "snoozed"] {
+    for part in ["tests/it/testing.rs:", "not ended within 2s", "step in steps", r#"{"n":7}"#, "snoozed"] {
         assert!(text.contains(part), "{part} is not in: {text}");
     }
     let test = TestTenure::start().await;
@@ -119,7 +119,7 @@ async fn an_assertion_that_fails_shows_what_is_there_instead() {
         other.assert_enqueued(|step: &Step| step.n == 9).await;
     })
     .await;
-    for part in ["tests/it/testing.rs:", "of 2 waiting jobs", "\"step\"", r#"{"n": 5}"#, r#"{"n": 6}"#] {
+    for part in ["tests/it/testing.rs:", "of 2 waiting jobs", "\"step\"", r#"{"n":5}"#, r#"{"n":6}"#] {
         assert!(text.contains(part), "{part} is not in: {text}");
     }
     let other = test.clone();
