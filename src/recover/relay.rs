@@ -190,7 +190,7 @@ impl Lost {
                 Err(RelayError::Store(error)) => return Err(error.into()),
                 // Of a queue without a consumer, which nobody serves, nothing is known.
                 Err(error) => {
-                    tracing::debug!(queue = suspect.queue, %error, "lost messages were not looked for")
+                    tracing::debug!(queue = suspect.queue, %error, "lost messages were not looked for");
                 }
             }
         }
