@@ -166,12 +166,13 @@ impl Queue {
             what: what.into(),
             reason: error.to_string(),
         };
-        if !self.ensure_stream().await?.is_empty() {
-            let mut config = stream_definition(self)?;
-            // How many replicas, and from which sequence on, is the operator's business.
-            let stream = self.context.get_stream(self.stream.as_str()).await;
-            let now =
-                stream.map_err(|error| unavailable("get the stream", &error))?.cached_info().config.clone();
+        let differs = !self.ensure_stream().await?.is_empty();
+        let mut config = stream_definition(self)?;
+        let stream = self.context.get_stream(self.stream.as_str()).await;
+        let now = stream.map_err(|error| unavailable("get the stream", &error))?.cached_info().config.clone();
+        if differs || now.max_consumers < config.max_consumers {
+            // How many replicas, and from which sequence on, is the operator's business; so are more consumers.
+            config.max_consumers = config.max_consumers.max(now.max_consumers);
             config.num_replicas = now.num_replicas;
             config.first_sequence = now.first_sequence;
             self.context.update_stream(config).await.map_err(|error| refused("change the stream", &error))?;

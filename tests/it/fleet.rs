@@ -159,7 +159,18 @@ async fn a_queue_that_cannot_be_served_keeps_none_of_the_others_from_being_serve
     bench.js.delete_stream(&bench.config.stream).await.unwrap();
     config.max_consumers = 2;
     bench.js.create_stream(config).await.unwrap();
-    bench.tenure.setup(&["a".into(), "b".into()]).await.unwrap();
+    // A worker takes both.
+    let others = Running::start(
+        Worker::builder(&bench.tenure)
+            .handle_any(KindOptions::new(), |_, _| async {})
+            .concurrency("a", 1)
+            .concurrency("b", 1),
+    );
+    for queue in ["a", "b"] {
+        let id = bench.tenure.enqueue(JobRequest::new(queue, "k", json!(1))).await.unwrap().id;
+        bench.until_finished(id).await;
+    }
+    others.stop().await;
     let worker = Worker::builder(&bench.tenure)
         .handle_any(KindOptions::new(), |_, _| async {})
         .concurrency("a", 1)
@@ -177,15 +188,32 @@ async fn a_queue_that_cannot_be_served_keeps_none_of_the_others_from_being_serve
     let doctor = bench.program(&["doctor"]).output().await.unwrap();
     let seen = String::from_utf8_lossy(&doctor.stdout).into_owned();
     assert!(seen.contains("queue c"), "{seen}");
-    // The limit is raised: the queue is served without a restart.
-    let mut config = bench.js.get_stream(&bench.config.stream).await.unwrap().cached_info().config.clone();
-    config.max_consumers = -1;
+    // `tenure migrate` raises the limit, and the queue is served without a restart.
     let id = bench.tenure.enqueue(JobRequest::new("c", "k", json!(1))).await.unwrap().id;
-    if bench.js.update_stream(&config).await.is_ok() {
-        bench.until_finished(id).await;
-        assert_eq!(health.ready(), Ok(()));
-    }
+    bench.tenure.setup(&[]).await.unwrap();
+    bench.until_finished(id).await;
+    assert_eq!(health.ready(), Ok(()));
     worker.stop().await;
+}
+
+/// What a server takes where a stream sets no limit is 1,000 consumers: less than a fleet may have queues.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_takes_more_consumers_than_servers_do_by_default() {
+    let bench = bench().await;
+    bench.tenure.setup(&[]).await.unwrap();
+    let limit = async || {
+        let stream = bench.js.get_stream(&bench.config.stream).await.unwrap();
+        stream.cached_info().config.clone()
+    };
+    let mut config = limit().await;
+    assert_eq!(config.max_consumers, 100_000);
+    // One of before, and one whose operator wants more.
+    for (before, after) in [(-1, 100_000), (200_000, 200_000)] {
+        config.max_consumers = before;
+        bench.js.update_stream(&config).await.unwrap();
+        bench.tenure.setup(&[]).await.unwrap();
+        assert_eq!(limit().await.max_consumers, after);
+    }
 }
 
 /// An idle worker has a request open on the server, and need not wait for its end.
