@@ -292,6 +292,19 @@ mod tests {
         assert_eq!(all[1].available(0), 7);
     }
 
+    #[test]
+    fn a_queue_that_may_start_nothing_keeps_one_slot_from_the_others_and_no_more() {
+        for (what, is_paused, room) in [("paused", true, None), ("at its limit", false, Some(0))] {
+            let all = group(10, &[8, 1]);
+            for queue in &all {
+                queue.has_more(true);
+            }
+            assert_eq!(all[1].available(0), 2, "the other has eight ninths");
+            all[0].settings(is_paused, room);
+            assert_eq!(all[1].available(0), 9, "the other is {what}");
+        }
+    }
+
     proptest! {
         #[test]
         fn every_queue_of_a_group_can_run_one_job_whatever_the_others_want(
