@@ -113,10 +113,17 @@ impl World {
 
     /// The scanner's own statement, with the job made to look silent. How many were reset.
     async fn reset(&self, job: JobId) -> usize {
-        let silent = "UPDATE tenure.jobs SET last_activity_at = now() - interval '1 hour' WHERE id = ";
-        self.bench.execute(&format!("{silent}'{job}'")).await;
-        let reset = statement("reset_stale");
-        sqlx::query(reset).bind(vec![job]).bind("the test").fetch_all(&self.bench.pool).await.unwrap().len()
+        // In one transaction: the worker scans, too, and must not come between.
+        let mut both = self.bench.pool.begin().await.unwrap();
+        sqlx::query("UPDATE tenure.jobs SET last_activity_at = now() - interval '1 hour' WHERE id = $1")
+            .bind(job)
+            .execute(&mut *both)
+            .await
+            .unwrap();
+        let reset = sqlx::query(statement("reset_stale")).bind(vec![job]).bind("the test");
+        let reset = reset.fetch_all(&mut *both).await.unwrap().len();
+        both.commit().await.unwrap();
+        reset
     }
 
     /// The claim's own statement, by a worker that only the database knows.
