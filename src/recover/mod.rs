@@ -3,9 +3,9 @@
 //! | path | when | finds |
 //! |---|---|---|
 //! | [`reconcile`] | a worker starts | jobs of earlier processes of this host, proven dead |
-//! | [`scanner`] | every `scan_every`, by one worker | jobs that were silent for longer than their `stale_after` |
-//! | [`vanished`] | every fifth of `renew_every`, by each worker | jobs of processes that are gone |
-//! | [`relay`] | every `relay_every`, by each worker | queued jobs without a message |
+//! | [`scanner`] | every `scan_every`, by the worker that has the turn | jobs that were silent for longer than their `stale_after` |
+//! | [`vanished`] | every fifth of `renew_every`, by the worker that has the turn | jobs of processes that are gone |
+//! | [`relay`] | every `relay_every`, by the worker that has the turn | queued jobs without a message |
 //! | redelivery (`deliver`) | after `ack_wait` | a silent job whose message came again: the backstop |
 //!
 //! Every reset is one UPDATE that repeats its condition; the publication follows, and if the process dies

@@ -1,7 +1,7 @@
 //! Scanner: resets jobs that were silent for too long.
 //!
-//! Leaderless: every worker asks the database whether it is its turn (`store/scan_gate.sql`), which also
-//! says whether anything may be reset at all just now.
+//! The worker that has the turn scans. Before it resets anything it asks the database whether a scan is due, and
+//! whether jobs may be reset just now (`store/scan_gate.sql`).
 //!
 //! Invariants, each held by the test of that name:
 //!

@@ -1,4 +1,4 @@
--- queue_settings: what an operator has said of these queues. Asked by every worker, every second.
+-- queue_settings: what an operator has said of these queues. Asked when it changes, and now and then.
 --
 --   $1 queues
 --

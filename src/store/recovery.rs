@@ -144,7 +144,7 @@ impl Store {
         Ok(rows.iter().map(suspect).collect::<Result<_, sqlx::Error>>()?)
     }
 
-    /// Takes these turns, or keeps them, for `length`: what no other worker has. `None`: another has all of them.
+    /// Takes or keeps, for `length`, those of these turns that no other worker has.
     pub(crate) async fn take_turns(
         &self,
         turns: &[&str],
