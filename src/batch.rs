@@ -12,14 +12,14 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use futures::{
-    FutureExt,
-    future::{BoxFuture, Shared},
-};
+use futures::{FutureExt, future::BoxFuture};
 use tokio::{
     runtime::Handle,
     sync::{Notify, oneshot},
+    task::yield_now,
 };
+
+use crate::{joint::Joint, panics};
 
 /// The most items of one statement: it should stay below some 50 ms.
 pub(crate) const ITEMS_MAX: usize = 1_024;
@@ -52,6 +52,8 @@ struct Lane<I, O> {
     wake: Notify,
     run: Box<dyn Fn(Vec<I>) -> BoxFuture<'static, Vec<O>> + Send + Sync>,
     bytes: fn(&I) -> usize,
+    /// A caller that has its answer comes again at once, as a rule.
+    callers_return: bool,
     /// Where the task is. Who calls from another runtime leaves everything to it.
     home: Handle,
 }
@@ -69,7 +71,7 @@ struct State<I, O> {
 enum InFlight {
     Nobody,
     /// Whoever polls it brings it on.
-    Caller(Shared<BoxFuture<'static, ()>>),
+    Caller(Joint<()>),
     Task,
 }
 
@@ -78,11 +80,16 @@ impl<I: Send + 'static, O: Send + 'static> Lane<I, O> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// `None`: it panicked, which is told of.
+    async fn answers(&self, items: Vec<I>) -> Option<Vec<O>> {
+        let answers = AssertUnwindSafe((self.run)(items)).catch_unwind().await;
+        answers.map_err(|panic| panics::tell("batch", &*panic)).ok()
+    }
+
     /// Runs one item by itself; whoever waits by then is the task's.
     async fn run_one(self: Arc<Self>, item: I, answer: oneshot::Sender<O>) {
         // A panic is of this item; those that come after it are answered all the same.
-        let answers = AssertUnwindSafe((self.run)(vec![item])).catch_unwind().await;
-        if let Some(one) = answers.ok().and_then(|mut answers| answers.pop()) {
+        if let Some(one) = self.answers(vec![item]).await.and_then(|mut answers| answers.pop()) {
             drop(answer.send(one));
         }
         let mut state = self.state();
@@ -97,11 +104,27 @@ impl<I: Send + 'static, O: Send + 'static> Lane<I, O> {
     /// Runs what waits, together.
     async fn run_waiting(&self, batch: Vec<(I, oneshot::Sender<O>)>) {
         let (items, callers): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
-        let Ok(answers) = AssertUnwindSafe((self.run)(items)).catch_unwind().await else { return };
+        let Some(answers) = self.answers(items).await else { return };
         debug_assert_eq!(answers.len(), callers.len());
         for (caller, answer) in callers.into_iter().zip(answers) {
             // A caller that gave up does not want its answer.
             drop(caller.send(answer));
+        }
+    }
+
+    /// Callers that come again go out together: the first of them alone would make the others wait for a statement
+    /// more.
+    async fn let_them_return(&self, callers: usize) {
+        if !self.callers_return {
+            return;
+        }
+        let mut returned = self.state().waiting.len();
+        while returned < callers {
+            yield_now().await;
+            let before = std::mem::replace(&mut returned, self.state().waiting.len());
+            if returned == before {
+                return;
+            }
         }
     }
 
@@ -125,12 +148,16 @@ impl<I: Send + 'static, O: Send + 'static> Lane<I, O> {
                                 continue;
                             }
                             let n = fitting(state.waiting.iter().map(|(item, _)| (self.bytes)(item)));
-                            Ok(state.waiting.drain(..n).collect())
+                            Ok(state.waiting.drain(..n).collect::<Vec<_>>())
                         }
                     }
                 };
                 match next {
-                    Ok(batch) => self.run_waiting(batch).await,
+                    Ok(batch) => {
+                        let callers = batch.len();
+                        self.run_waiting(batch).await;
+                        self.let_them_return(callers).await;
+                    }
                     Err(work) => work.await,
                 }
             }
@@ -148,6 +175,23 @@ impl<I: Send + 'static, O: Send + 'static> Batcher<I, O> {
         F: Fn(Vec<I>) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Vec<O>> + Send + 'static,
     {
+        Self::start(bytes, run, false)
+    }
+
+    /// The same for callers each of which comes again as soon as it has its answer.
+    pub(crate) fn spawn_for_callers_that_return<F, Fut>(bytes: fn(&I) -> usize, run: F) -> Self
+    where
+        F: Fn(Vec<I>) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Vec<O>> + Send + 'static,
+    {
+        Self::start(bytes, run, true)
+    }
+
+    fn start<F, Fut>(bytes: fn(&I) -> usize, run: F, callers_return: bool) -> Self
+    where
+        F: Fn(Vec<I>) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Vec<O>> + Send + 'static,
+    {
         let state =
             State { in_flight: InFlight::Nobody, waiting: VecDeque::new(), closed: false, dead: false };
         let lane = Arc::new(Lane {
@@ -155,6 +199,7 @@ impl<I: Send + 'static, O: Send + 'static> Batcher<I, O> {
             wake: Notify::new(),
             run: Box::new(move |items| Box::pin(run(items))),
             bytes,
+            callers_return,
             home: Handle::current(),
         });
         tokio::spawn(lane.clone().serve());
@@ -175,7 +220,7 @@ impl<I: Send + 'static, O: Send + 'static> Batcher<I, O> {
                 return None;
             }
             if is_home && matches!(state.in_flight, InFlight::Nobody) {
-                let work = lane.clone().run_one(item, answer).boxed().shared();
+                let work = Joint::new(lane.clone().run_one(item, answer));
                 state.in_flight = InFlight::Caller(work.clone());
                 Some(work)
             } else {

@@ -16,7 +16,7 @@ use tracing::{Instrument, Span};
 
 use crate::{
     insert::{BUSY_AFTER, Created, EnqueueError, insert_in, insert_patiently},
-    job::{Job, JobId, check_key, check_kind, check_queue, unstorable},
+    job::{Job, JobId, check_key, check_kind, check_queue, unstorable_text},
     limits::Admitted,
     store::{NewJob, StoreError, Told},
     tenure::Tenure,
@@ -161,10 +161,8 @@ impl JobRequest {
         if payload.len() > bytes_max {
             return Err(EnqueueError::TooLarge { bytes: payload.len(), bytes_max });
         }
-        let parsed: Value = serde_json::from_str(&payload)
-            .map_err(|error| EnqueueError::Payload(format!("it is not JSON: {error}")))?;
-        if let Some(why) = unstorable(&parsed) {
-            return Err(EnqueueError::Payload(why.into()));
+        if let Some(why) = unstorable_text(&payload) {
+            return Err(EnqueueError::Payload(why));
         }
         let wrong = |what, value: String, expected| Err(EnqueueError::Option { what, value, expected });
         if !(1..=1_000).contains(&self.max_attempts) {
@@ -334,9 +332,6 @@ impl<'t> IntoFuture for Enqueue<'t> {
                 }
             };
             let created = in_time(tenure, until, inserted).await?;
-            if created == Created::New {
-                tenure.publications().written().await;
-            }
             Ok::<_, EnqueueError>(match created {
                 Created::New => Enqueued { id, duplicate: false },
                 Created::HeldBy(id) => Enqueued { id, duplicate: true },
@@ -369,7 +364,6 @@ impl<'t> IntoFuture for EnqueueMany<'t> {
                 insert_patiently(store, tenure.publications(), jobs, None, busy_at).await
             };
             let created = in_time(tenure, until, inserted).await?;
-            tenure.publications().written().await;
             let created: Vec<_> = created.into_iter().collect::<Result<_, _>>()?;
             Ok::<_, EnqueueError>(answers(&ids, &created))
         };

@@ -18,7 +18,7 @@ use crate::{
     job::{JobId, NameError},
     metrics,
     publish::Publications,
-    queue::Ticket,
+    queue::{Prepared, Ticket},
     store::{NewJob, Store, StoreError, Told},
 };
 
@@ -130,7 +130,7 @@ pub(crate) fn batcher(
     publications: Option<Publications>,
 ) -> Batcher<NewJob, Result<Created, EnqueueError>> {
     let bytes = |job: &NewJob| job.payload.len();
-    Batcher::spawn(bytes, move |jobs: Vec<NewJob>| {
+    Batcher::spawn_for_callers_that_return(bytes, move |jobs: Vec<NewJob>| {
         let (store, publications) = (store.clone(), publications.clone());
         async move { insert_each(&store, publications.as_ref(), jobs).await }
     })
@@ -243,17 +243,23 @@ pub(crate) async fn insert(
         }
         None => None,
     };
-    let new = match store.enqueue(jobs, patience).await {
+    // The messages are made while Postgres works.
+    let prepare = async { room.as_ref().map(|(publications, _)| prepared(jobs, publications)) };
+    let (new, prepared) = tokio::join!(store.enqueue(jobs, patience), prepare);
+    let new = match new {
         Err(error) if error.is_of_a_key() => return Err(key_busy(jobs)),
         new => new?,
     };
     metrics::batch("enqueue", jobs.len());
     fault::point("enqueued");
-    for job in jobs.iter().filter(|job| new.contains_key(&job.id)) {
-        metrics::enqueued(&job.queue, 1);
-    }
+    note_enqueued(jobs, &new);
     if let Some((publications, room)) = room {
-        publications.publish(first_tickets(jobs, &new), room).await;
+        let mut messages = prepared.unwrap_or_default();
+        messages.retain(|message| new.get(&message.job).is_some_and(|has_message| *has_message));
+        if !messages.is_empty() {
+            publications.publish(messages, room).await;
+            publications.written().await;
+        }
     }
     let keys = keys_of_others(jobs, &new);
     if keys.is_empty() {
@@ -281,6 +287,15 @@ pub(crate) async fn insert(
     }
 }
 
+fn note_enqueued(jobs: &[NewJob], new: &HashMap<JobId, bool>) {
+    for some in jobs.chunk_by(|one, next| one.queue == next.queue) {
+        let new = some.iter().filter(|job| new.contains_key(&job.id)).count();
+        if let Some(job) = some.first().filter(|_| new > 0) {
+            metrics::enqueued(&job.queue, new);
+        }
+    }
+}
+
 /// Jobs whose key was taken, and free when it was asked by whom: retention has removed it in between. Once more; the
 /// relay publishes them.
 async fn insert_again(
@@ -296,9 +311,7 @@ async fn insert_again(
         again.push(NewJob { told, ..job.clone() });
     }
     let new = store.enqueue(&again, patience).await?;
-    for job in again.iter().filter(|job| new.contains_key(&job.id)) {
-        metrics::enqueued(&job.queue, 1);
-    }
+    note_enqueued(&again, &new);
     let holders = store.held_keys(&keys_of_others(&again, &new)).await?;
     for (at, answer) in places.into_iter().zip(self::created(&again, &new, &holders)) {
         created[at] = answer;
@@ -309,15 +322,26 @@ async fn insert_again(
 /// The first messages of those jobs that exist now, and are due.
 fn first_tickets(jobs: &[NewJob], new: &HashMap<JobId, bool>) -> Vec<Ticket> {
     let has_message = |job: &&NewJob| new.get(&job.id).is_some_and(|has_message| *has_message);
-    let ticket = |job: &NewJob| Ticket {
+    jobs.iter().filter(has_message).map(first_ticket).collect()
+}
+
+/// The first messages of jobs that may turn out to be new, and due.
+fn prepared(jobs: &[NewJob], publications: &Publications) -> Vec<Prepared> {
+    // A delay that the database rounds to nothing is none.
+    let is_soon = |job: &NewJob| job.delay.is_none_or(|delay| delay < Duration::from_secs(1));
+    let may_be_due = |job: &&NewJob| job.told == Told::Ticket && is_soon(job);
+    jobs.iter().filter(may_be_due).map(|job| publications.prepare(&first_ticket(job))).collect()
+}
+
+fn first_ticket(job: &NewJob) -> Ticket {
+    Ticket {
         job: job.id,
         queue: job.queue.clone(),
         kind: job.kind.clone(),
         dispatch: 1,
         clear_reason: None,
         trace_context: job.trace_context.clone(),
-    };
-    jobs.iter().filter(has_message).map(ticket).collect()
+    }
 }
 
 /// The keys of the jobs that were not created.

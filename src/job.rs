@@ -4,7 +4,10 @@
 
 use std::{borrow::Cow, fmt, str::FromStr, time::Duration};
 
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{
+    Deserialize, Deserializer, Serialize,
+    de::{self, DeserializeOwned, MapAccess, SeqAccess, Visitor},
+};
 use serde_json::Value;
 use uuid::Uuid;
 
@@ -287,9 +290,11 @@ pub(crate) fn storable(text: &str) -> Cow<'_, str> {
     Cow::Owned(format!("{head}\n… {} bytes left out …\n{tail}", clean.len() - head.len() - tail.len()))
 }
 
-/// Why a JSON value cannot be stored, if it cannot: Postgres's jsonb has no NUL character.
+/// Postgres's jsonb has no NUL character.
+const NUL: &str = "it contains the character \\u0000, which Postgres cannot store";
+
+/// Why a JSON value cannot be stored, if it cannot.
 pub(crate) fn unstorable(value: &Value) -> Option<&'static str> {
-    const NUL: &str = "it contains the character \\u0000, which Postgres cannot store";
     match value {
         Value::Null | Value::Bool(_) | Value::Number(_) => None,
         Value::String(text) => text.contains('\0').then_some(NUL),
@@ -297,6 +302,63 @@ pub(crate) fn unstorable(value: &Value) -> Option<&'static str> {
         Value::Object(fields) => fields
             .iter()
             .find_map(|(key, value)| key.contains('\0').then_some(NUL).or_else(|| unstorable(value))),
+    }
+}
+
+/// Why a text cannot be stored as JSON, if it cannot. It builds no value: this is done for every job.
+pub(crate) fn unstorable_text(json: &str) -> Option<String> {
+    let error = serde_json::from_str::<Storable>(json).err()?;
+    Some(if error.is_data() { NUL.to_owned() } else { format!("it is not JSON: {error}") })
+}
+
+/// Any JSON without the character NUL.
+struct Storable;
+
+impl<'de> Deserialize<'de> for Storable {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Self)
+    }
+}
+
+impl<'de> Visitor<'de> for Storable {
+    type Value = Self;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JSON")
+    }
+
+    fn visit_unit<E>(self) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Self, E> {
+        if text.contains('\0') { Err(E::custom(NUL)) } else { Ok(self) }
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self, A::Error> {
+        while let Some(Self) = items.next_element()? {}
+        Ok(self)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Self, A::Error> {
+        while let Some((Self, Self)) = fields.next_entry()? {}
+        Ok(self)
     }
 }
 
@@ -359,6 +421,29 @@ mod tests {
             assert!(check_kind(bad).is_err(), "{bad:?}");
         }
         check_kind("video.transcode.v2").unwrap();
+    }
+
+    #[test]
+    fn a_text_can_be_stored_where_its_value_can() {
+        let deep = format!("{}1{}", "[".repeat(200), "]".repeat(200));
+        for json in [
+            "null",
+            r#"{"a": [1, -2, 3.5, 18446744073709551615, true, null, "\ud83d\ude00\n"], "": {}}"#,
+            r#""a\u0000b""#,
+            r#"{"a\u0000": 1}"#,
+            r#"[[{"a": ["\u0000"]}]]"#,
+            "1e999",
+            "[1, 2",
+            "1 2",
+            "",
+            &deep,
+        ] {
+            let of_value = match serde_json::from_str::<Value>(json) {
+                Ok(value) => unstorable(&value).map(str::to_owned),
+                Err(error) => Some(format!("it is not JSON: {error}")),
+            };
+            assert_eq!(unstorable_text(json), of_value, "{json}");
+        }
     }
 
     #[test]

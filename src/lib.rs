@@ -43,6 +43,7 @@
 
 // In the order in which a job meets them.
 mod job;
+mod joint;
 mod claim;
 mod backoff;
 mod config;

@@ -2,8 +2,9 @@
 //!
 //! A panic is a bug. It must not become an outage of whatever the task did for everybody else.
 
-use std::{any::Any, time::Duration};
+use std::{any::Any, panic::AssertUnwindSafe, time::Duration};
 
+use futures::FutureExt;
 use tokio::time::Instant;
 
 use crate::metrics;
@@ -44,6 +45,21 @@ impl Panics {
         );
         goes_on.then(|| PAUSE * (1 << (self.count - 1)))
     }
+}
+
+/// Tells of a panic in work that is not begun anew: what it was to do is left to others.
+pub(crate) fn tell(task: &'static str, panic: &(dyn Any + Send)) {
+    metrics::panicked(task);
+    tracing::error!(task, panic = text(panic), "work of tenure's own panicked; please report it");
+}
+
+/// Has work done that nobody waits for, and tells of its panic.
+pub(crate) fn spawn_told(task: &'static str, work: impl Future<Output = ()> + Send + 'static) {
+    tokio::spawn(async move {
+        if let Err(panic) = AssertUnwindSafe(work).catch_unwind().await {
+            tell(task, &*panic);
+        }
+    });
 }
 
 /// What a panic said.

@@ -19,13 +19,14 @@
 //! - `what_is_enqueued_before_nats_is_there_is_published_by_its_own_process`
 
 use std::{
-    collections::VecDeque,
+    collections::{HashMap, VecDeque},
     panic::AssertUnwindSafe,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
+    vec,
 };
 
 use futures::FutureExt;
@@ -39,8 +40,10 @@ use crate::{
     fault,
     job::JobId,
     metrics,
-    panics::Panics,
-    queue::{NotConfirmed, Queue, QueueError, Ticket, Unconfirmed},
+    panics::{self, Panics},
+    queue::{
+        Confirmation, Confirmations, Prepared, Queue, QueueError, ReplyTo, Ticket, WRITTEN_WITHIN, silence,
+    },
     store::Store,
 };
 
@@ -49,21 +52,10 @@ use crate::{
 const WAITING_MAX: usize = 16_384;
 /// How long a producer waits for room, once: a stream that confirms nothing must not hold up every call.
 const ROOM_WITHIN: Duration = Duration::from_secs(1);
-/// How long a producer waits for the socket to take its messages, once: a server that reads nothing must not hold
-/// up every call.
-const WRITTEN_WITHIN: Duration = Duration::from_millis(200);
 /// For how long nothing is sent after the stream was silent about a message.
 const GIVES_UP_FOR: Duration = Duration::from_secs(1);
 /// The most jobs handed to the relay by one statement.
 const FAILED_MAX: usize = 500;
-
-/// Tickets of one insert, and what is given back when the last of them is confirmed.
-struct Group {
-    tickets: VecDeque<Ticket>,
-    held: Arc<Held>,
-    /// The task keeps them for this long while NATS is away.
-    until: Instant,
-}
 
 /// Room for a group, and the sign that it is under way.
 struct Held {
@@ -76,16 +68,80 @@ pub(crate) struct Room(#[expect(dead_code, reason = "given back when dropped")] 
 
 /// What a producer hands to the task.
 enum Handed {
-    /// To be confirmed.
-    Sent(Vec<Sent>),
-    /// To be sent once there is a connection.
-    Unsent(Group),
+    /// What could not be sent of a group: later, once there is a connection.
+    Unsent(Unsent),
+    /// One of a group that was not sent, and will not be.
+    Failed(Confirmation),
+    /// A group after a time without any: the task is to look after deadlines again.
+    First,
+}
+
+/// The messages of one insert.
+struct Group {
+    /// By their places; those that are confirmed, or have failed, are gone.
+    jobs: Vec<Option<JobId>>,
+    left: usize,
+    confirmed: usize,
+    has_failed: bool,
+    held: Held,
+    /// What is sent is confirmed by then, or has failed.
+    until: Instant,
+}
+
+/// Groups under way. A producer adds its group before it sends it, and wakes nobody by that: the task wakes up for
+/// the confirmations. To wake two tasks at once, this one and the client's, takes another thread, and costs more than
+/// the message.
+#[derive(Clone, Default)]
+struct Groups(Arc<Mutex<UnderWay>>);
+
+#[derive(Default)]
+struct UnderWay {
+    next: u64,
+    groups: HashMap<u64, Group>,
+    /// When groups were to be confirmed, in order, and which: one that was sent later than it was added has more
+    /// time.
+    deadlines: VecDeque<(Instant, u64)>,
+    /// The task looks after deadlines.
+    is_watched: bool,
+    /// The task has ended: nothing is confirmed any more.
+    is_over: bool,
+}
+
+impl Groups {
+    fn lock(&self) -> MutexGuard<'_, UnderWay> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a group. Returns its number, and whether the task must be told. `None`: the task has ended.
+    fn add(&self, group: Group) -> Option<(u64, bool)> {
+        let mut under_way = self.lock();
+        if under_way.is_over {
+            return None;
+        }
+        let number = under_way.next;
+        under_way.next += 1;
+        under_way.deadlines.push_back((group.until, number));
+        under_way.groups.insert(number, group);
+        Some((number, !std::mem::replace(&mut under_way.is_watched, true)))
+    }
+}
+
+/// Messages of a group that wait for a connection.
+struct Unsent {
+    group: u64,
+    /// Of the first of them.
+    place: usize,
+    messages: vec::IntoIter<Prepared>,
+    /// The task keeps them until then while NATS is away.
+    until: Instant,
 }
 
 /// First messages on their way. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Publications {
     queue: Queue,
+    reply_to: ReplyTo,
+    groups: Groups,
     handed: mpsc::UnboundedSender<Handed>,
     room: Arc<Semaphore>,
     /// The stream confirms so little that producers do not wait for room.
@@ -109,6 +165,14 @@ impl GivesUp {
 
     fn is_on(&self) -> bool {
         self.until().is_some_and(|until| Instant::now() < until)
+    }
+
+    fn begin(&self) {
+        *self.until() = Some(Instant::now() + GIVES_UP_FOR);
+    }
+
+    fn end(&self) {
+        *self.until() = None;
     }
 }
 
@@ -149,22 +213,37 @@ impl Pending {
 
 impl Publications {
     /// Starts the task. It ends when the last of these is dropped.
-    pub(crate) fn start(store: Store, queue: Queue, publish_within: Duration) -> Self {
+    ///
+    /// # Errors
+    ///
+    /// The client is closed.
+    pub(crate) async fn start(
+        store: Store,
+        queue: Queue,
+        publish_within: Duration,
+    ) -> Result<Self, QueueError> {
         let (handed, waiting) = mpsc::unbounded_channel();
         let gives_up = GivesUp::default();
+        let confirmations = queue.confirmations().await?;
+        let reply_to = confirmations.reply_to();
+        let groups = Groups::default();
         let publisher = Publisher {
             store,
             queue: queue.clone(),
+            reply_to: reply_to.clone(),
+            publish_within,
             gives_up: gives_up.clone(),
-            sent: VecDeque::new(),
+            groups: groups.clone(),
             unsent: VecDeque::new(),
             failed: Vec::new(),
             of_failed: Vec::new(),
-            noted: 0,
+            ended: 0,
         };
-        tokio::spawn(publisher.run_on(waiting));
-        Self {
+        tokio::spawn(publisher.run_on(waiting, confirmations));
+        Ok(Self {
             queue,
+            reply_to,
+            groups,
             handed,
             room: Arc::new(Semaphore::new(WAITING_MAX)),
             stalled: Arc::default(),
@@ -172,7 +251,12 @@ impl Publications {
             gives_up,
             pending: Pending::default(),
             publish_within,
-        }
+        })
+    }
+
+    /// The message of a ticket.
+    pub(crate) fn prepare(&self, ticket: &Ticket) -> Prepared {
+        self.queue.prepare(ticket)
     }
 
     /// Room for the messages of `rows` rows that are about to be inserted. `None`: the relay must publish them.
@@ -190,35 +274,43 @@ impl Publications {
         room.ok()?.ok().map(Room)
     }
 
-    /// Sends the messages of rows that are committed. [`Publications::written`] says when the socket has them.
+    /// Sends the messages of rows that are committed. [`Publications::written`] says when the kernel has them.
     ///
     /// Cancel safe: the task sends what was not sent.
-    pub(crate) async fn publish(&self, tickets: Vec<Ticket>, room: Room) {
-        let held = Arc::new(Held { _room: room, _token: self.pending.token() });
+    pub(crate) async fn publish(&self, messages: Vec<Prepared>, room: Room) {
+        if messages.is_empty() {
+            return;
+        }
         let until = Instant::now() + self.publish_within;
-        let mut sending = Sending {
-            group: Some(Group { tickets: tickets.into(), held, until }),
-            sent: Vec::new(),
-            handed: &self.handed,
-        };
+        let held = Held { _room: room, _token: self.pending.token() };
+        let jobs = messages.iter().map(|message| Some(message.job)).collect();
+        // The task ends only with the runtime; then the relay publishes.
+        let group = Group { left: messages.len(), jobs, confirmed: 0, has_failed: false, held, until };
+        let Some((group, is_first)) = self.groups.add(group) else { return };
+        if is_first {
+            drop(self.handed.send(Handed::First));
+        }
+        let unsent = Unsent { group, place: 0, messages: messages.into_iter(), until };
+        let mut sending = Sending { unsent: Some(unsent), in_hand: None, handed: &self.handed };
         if !self.queue.is_connected() || self.gives_up.is_on() || self.unread.load(Ordering::Acquire) {
             return;
         }
         // The client takes messages until its buffers are full, and then makes its callers wait.
-        if timeout(WRITTEN_WITHIN, sending.send_all(&self.queue)).await.is_err() {
+        if timeout(WRITTEN_WITHIN, sending.send_all(&self.queue, &self.reply_to)).await.is_err() {
             self.note_unread();
         }
+        self.queue.note_sent();
     }
 
     /// Waits until the kernel has every message that was sent so far: they go out whatever becomes of this process.
-    /// At most [`WRITTEN_WITHIN`]; not at all while NATS is away, or reads nothing.
+    /// Not for long; not at all while NATS is away, or reads nothing.
     ///
     /// Cancel safe.
     pub(crate) async fn written(&self) {
         if !self.queue.is_connected() || self.unread.load(Ordering::Acquire) {
             return;
         }
-        if timeout(WRITTEN_WITHIN, self.queue.written()).await.is_err() {
+        if !self.queue.written().await {
             self.note_unread();
         }
     }
@@ -232,8 +324,8 @@ impl Publications {
             "NATS reads too slowly; enqueueing does not wait for the socket until it has caught up"
         );
         let (queue, unread) = (self.queue.clone(), self.unread.clone());
-        tokio::spawn(async move {
-            queue.written().await;
+        panics::spawn_told("unread", async move {
+            while !queue.written().await {}
             unread.store(false, Ordering::Release);
         });
     }
@@ -241,7 +333,7 @@ impl Publications {
     /// Has something done that [`Publications::wait`] waits for.
     pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         let token = self.pending.token();
-        tokio::spawn(async move {
+        panics::spawn_told("publications", async move {
             work.await;
             drop(token);
         });
@@ -253,155 +345,248 @@ impl Publications {
     }
 }
 
-/// A group that is being sent. Dropped, it hands what was sent, and what was not, to the task.
+/// A group that is being sent. Dropped, it hands what was not sent to the task.
 struct Sending<'p> {
-    group: Option<Group>,
-    sent: Vec<Sent>,
+    unsent: Option<Unsent>,
+    /// Group and place of the message that the client is taking.
+    in_hand: Option<(u64, usize)>,
     handed: &'p mpsc::UnboundedSender<Handed>,
 }
 
 impl Sending<'_> {
-    async fn send_all(&mut self, queue: &Queue) {
-        let Some(group) = &mut self.group else { return };
-        self.sent.reserve(group.tickets.len());
-        // Cut off in the middle, it is sent once more: the stream knows the message by its id.
-        while let Some(ticket) = group.tickets.front() {
-            let confirmation = queue.send(ticket).await;
-            self.sent.push(Sent { job: ticket.job, confirmation, held: group.held.clone() });
-            group.tickets.pop_front();
+    async fn send_all(&mut self, queue: &Queue, reply_to: &ReplyTo) {
+        let Some(unsent) = &mut self.unsent else { return };
+        for message in unsent.messages.by_ref() {
+            let (group, place) = (unsent.group, unsent.place);
+            unsent.place += 1;
+            self.in_hand = Some((group, place));
+            let said = queue.send(message, reply_to, group, place).await;
+            self.in_hand = None;
+            if said.is_err() {
+                drop(self.handed.send(Handed::Failed(Confirmation { group, place, said })));
+            }
         }
     }
 }
 
 impl Drop for Sending<'_> {
     fn drop(&mut self) {
-        // The task ends only with the runtime; then the relay publishes.
-        if !self.sent.is_empty() {
-            drop(self.handed.send(Handed::Sent(std::mem::take(&mut self.sent))));
+        if let Some((group, place)) = self.in_hand {
+            // Sent or not: the relay's message is another dispatch.
+            let said = Err(QueueError::Unavailable("the client takes no messages".into()));
+            drop(self.handed.send(Handed::Failed(Confirmation { group, place, said })));
         }
-        if let Some(group) = self.group.take().filter(|group| !group.tickets.is_empty()) {
-            drop(self.handed.send(Handed::Unsent(group)));
+        if let Some(unsent) = self.unsent.take().filter(|unsent| unsent.messages.len() > 0) {
+            drop(self.handed.send(Handed::Unsent(unsent)));
         }
     }
-}
-
-/// A message that was sent.
-struct Sent {
-    job: JobId,
-    confirmation: Result<Unconfirmed, QueueError>,
-    /// Of its group.
-    held: Arc<Held>,
 }
 
 struct Publisher {
     store: Store,
     queue: Queue,
+    reply_to: ReplyTo,
+    publish_within: Duration,
     gives_up: GivesUp,
-    sent: VecDeque<Sent>,
+    groups: Groups,
     /// Waiting for a connection.
-    unsent: VecDeque<Group>,
+    unsent: VecDeque<Unsent>,
     failed: Vec<JobId>,
     /// Their groups': a caller that waits for these waits until the relay has them.
-    of_failed: Vec<Arc<Held>>,
-    noted: usize,
+    of_failed: Vec<Held>,
+    ended: usize,
+}
+
+impl Drop for Publisher {
+    fn drop(&mut self) {
+        let mut under_way = self.groups.lock();
+        under_way.is_over = true;
+        let unconfirmed = std::mem::take(&mut under_way.groups);
+        drop(under_way);
+        drop(unconfirmed);
+    }
 }
 
 impl Publisher {
     /// After a panic it goes on with what it has.
-    async fn run_on(mut self, mut waiting: mpsc::UnboundedReceiver<Handed>) {
+    async fn run_on(
+        mut self,
+        mut waiting: mpsc::UnboundedReceiver<Handed>,
+        mut confirmations: Confirmations,
+    ) {
         let mut panics = Panics::new("publisher");
-        while let Err(panic) = AssertUnwindSafe(self.run(&mut waiting)).catch_unwind().await {
+        loop {
+            let run = self.run(&mut waiting, &mut confirmations);
+            let Err(panic) = AssertUnwindSafe(run).catch_unwind().await else { return };
             let Some(pause) = panics.note(&*panic) else { return };
             sleep(pause).await;
         }
     }
 
-    async fn run(&mut self, waiting: &mut mpsc::UnboundedReceiver<Handed>) {
+    async fn run(
+        &mut self,
+        waiting: &mut mpsc::UnboundedReceiver<Handed>,
+        confirmations: &mut Confirmations,
+    ) {
         let mut is_open = true;
-        while is_open || !self.sent.is_empty() || !self.unsent.is_empty() {
-            let Self { queue, sent, unsent, .. } = self;
+        // Set anew when it has gone off, not with each group: a timer costs more than a message.
+        let mut alarm = std::pin::pin!(sleep(Duration::ZERO));
+        while is_open || !self.groups.lock().groups.is_empty() {
+            let Self { queue, unsent, .. } = self;
             tokio::select! { biased;
-                answer = first(sent), if !sent.is_empty() => self.note(answer),
+                confirmation = confirmations.next() => match confirmation {
+                    Some(confirmation) => self.note(confirmation),
+                    None => return,
+                },
                 handed = waiting.recv(), if is_open => match handed {
-                    Some(Handed::Sent(more)) => self.sent.extend(more),
-                    Some(Handed::Unsent(group)) => self.unsent.push_back(group),
+                    Some(Handed::Unsent(unsent)) => self.unsent.push_back(unsent),
+                    Some(Handed::Failed(failed)) => self.note(failed),
+                    Some(Handed::First) => {}
                     // Nobody enqueues any more; what was handed over is still brought to its end.
                     None => is_open = false,
                 },
+                () = &mut alarm, if !alarm.is_elapsed() => self.end_late(),
                 () = can_send(queue, unsent) => self.send_first().await,
             }
+            if alarm.is_elapsed()
+                && let Some(until) = self.next_deadline()
+            {
+                alarm.as_mut().reset(until);
+            }
         }
     }
 
-    /// Sends the group that has waited longest. What has waited too long for a connection has failed, and so has
+    /// When to look after deadlines next. `None`: a producer says when there is one.
+    fn next_deadline(&self) -> Option<Instant> {
+        let mut under_way = self.groups.lock();
+        let next = under_way.deadlines.front().map(|(until, _)| *until);
+        under_way.is_watched = next.is_some();
+        next
+    }
+
+    /// Sends the messages that have waited longest. What has waited too long for a connection has failed, and so has
     /// what comes while the stream is silent.
     async fn send_first(&mut self) {
-        let Some(group) = self.unsent.pop_front() else { return };
+        let Some(Unsent { group, place, messages, .. }) = self.unsent.pop_front() else { return };
+        let until = Instant::now() + self.publish_within;
+        {
+            let mut under_way = self.groups.lock();
+            let Some(sent) = under_way.groups.get_mut(&group) else { return };
+            sent.until = until;
+            under_way.deadlines.push_back((until, group));
+        }
         let gives_up = self.gives_up.is_on();
-        for ticket in group.tickets {
-            let confirmation = if gives_up {
+        for (place, message) in (place..).zip(messages) {
+            let refused = if gives_up {
                 Err(QueueError::Unavailable("the stream confirms nothing".into()))
+            } else if !self.queue.is_connected() {
+                Err(QueueError::Unavailable("not connected".into()))
             } else {
-                self.queue.send(&ticket).await
+                self.queue.send(message, &self.reply_to, group, place).await
             };
-            self.sent.push_back(Sent { job: ticket.job, confirmation, held: group.held.clone() });
+            if refused.is_err() {
+                self.note(Confirmation { group, place, said: refused });
+            }
+        }
+        self.queue.note_sent();
+    }
+
+    /// Notes what became of a message.
+    fn note(&mut self, Confirmation { group: number, place, said }: Confirmation) {
+        let (job, ended) = {
+            let mut under_way = self.groups.lock();
+            let Some(group) = under_way.groups.get_mut(&number) else { return };
+            // Of two confirmations of one message the first counts.
+            let Some(job) = group.jobs.get_mut(place).and_then(Option::take) else { return };
+            group.left -= 1;
+            group.has_failed |= said.is_err();
+            group.confirmed += usize::from(said.is_ok());
+            let is_last = group.left == 0;
+            (job, if is_last { under_way.groups.remove(&number) } else { None })
+        };
+        match said {
+            Ok(()) => self.gives_up.end(),
+            Err(error) => self.fail(job, &error),
+        }
+        if let Some(group) = ended {
+            self.end(group);
+        }
+        fault::end_by_panic("publisher");
+    }
+
+    fn fail(&mut self, job: JobId, error: &QueueError) {
+        if self.failed.is_empty() {
+            tracing::warn!(%error, "publish failed; the relay will retry");
+        }
+        self.failed.push(job);
+    }
+
+    /// What the stream has not confirmed in time has failed.
+    fn end_late(&mut self) {
+        let now = Instant::now();
+        let mut late = Vec::new();
+        {
+            let UnderWay { groups, deadlines, .. } = &mut *self.groups.lock();
+            while let Some(&(until, number)) = deadlines.front() {
+                // One of another deadline was sent later, and is on the list once more.
+                let is_under_way = groups.get(&number).is_some_and(|group| group.until == until);
+                if is_under_way && until > now {
+                    break;
+                }
+                deadlines.pop_front();
+                let waits = self.unsent.iter().any(|unsent| unsent.group == number);
+                if is_under_way && !waits {
+                    late.extend(groups.remove(&number));
+                }
+            }
+        }
+        for mut group in late {
+            group.has_failed = true;
+            for job in std::mem::take(&mut group.jobs).into_iter().flatten() {
+                self.fail(job, &silence());
+            }
+            self.gives_up.begin();
+            self.end(group);
         }
     }
 
-    /// Notes the answer about the message that was sent first.
-    fn note(&mut self, answer: Result<(), NotConfirmed>) {
-        let Some(Sent { job, held, .. }) = self.sent.pop_front() else { return };
-        fault::end_by_panic("publisher");
-        match answer {
-            Ok(()) => {
-                metrics::published(1);
-                *self.gives_up.until() = None;
-            }
-            Err(NotConfirmed { error, is_silence }) => {
-                if is_silence {
-                    *self.gives_up.until() = Some(Instant::now() + GIVES_UP_FOR);
-                }
-                if self.failed.is_empty() {
-                    tracing::warn!(%error, "publish failed; the relay will retry");
-                }
-                self.failed.push(job);
-                self.of_failed.push(held);
-            }
+    /// Nothing is left to come of this group.
+    fn end(&mut self, group: Group) {
+        metrics::published(group.confirmed);
+        self.ended += 1;
+        if group.has_failed {
+            self.of_failed.push(group.held);
         }
-        self.noted += 1;
         if self.failed.is_empty() {
             return;
         }
-        if self.sent.is_empty() || self.failed.len() >= FAILED_MAX || self.noted.is_multiple_of(FAILED_MAX) {
-            let (store, failed) = (self.store.clone(), std::mem::take(&mut self.failed));
-            let held = std::mem::take(&mut self.of_failed);
-            tokio::spawn(async move {
-                // The first dispatch: a relay may have been faster, and published a later one.
-                let failed: Vec<_> = failed.into_iter().map(|job| (job, 1)).collect();
-                if let Err(error) = store.unpublished(&failed, Duration::ZERO).await {
+        let is_last = self.groups.lock().groups.is_empty();
+        if is_last || self.failed.len() >= FAILED_MAX || self.ended.is_multiple_of(FAILED_MAX) {
+            self.hand_over();
+        }
+    }
+
+    /// Leaves what has failed to the relay.
+    fn hand_over(&mut self) {
+        let (store, failed) = (self.store.clone(), std::mem::take(&mut self.failed));
+        let held = std::mem::take(&mut self.of_failed);
+        panics::spawn_told("hand over", async move {
+            // The first dispatch: a relay may have been faster, and published a later one.
+            let failed: Vec<_> = failed.into_iter().map(|job| (job, 1)).collect();
+            for failed in failed.chunks(FAILED_MAX) {
+                if let Err(error) = store.unpublished(failed, Duration::ZERO).await {
                     tracing::warn!(%error, "the relay will find these jobs by itself, which takes longer");
                 }
-                drop(held);
-            });
-        }
+            }
+            drop(held);
+        });
     }
 }
 
-/// The answer about the message that was sent first. Cancel safe: it stays in the list.
-async fn first(sent: &mut VecDeque<Sent>) -> Result<(), NotConfirmed> {
-    match sent.front_mut() {
-        Some(Sent { confirmation: Ok(unconfirmed), .. }) => unconfirmed.confirmed().await,
-        Some(Sent { confirmation: Err(error), .. }) => {
-            Err(NotConfirmed { error: error.clone(), is_silence: false })
-        }
-        None => std::future::pending().await,
-    }
-}
-
-/// Completes when the group that has waited longest can be sent, or has waited too long. Cancel safe.
-async fn can_send(queue: &Queue, unsent: &VecDeque<Group>) {
+/// Completes when the messages that have waited longest can be sent, or have waited too long. Cancel safe.
+async fn can_send(queue: &Queue, unsent: &VecDeque<Unsent>) {
     match unsent.front() {
-        Some(group) => drop(timeout_at(group.until, queue.connected()).await),
+        Some(unsent) => drop(timeout_at(unsent.until, queue.connected()).await),
         None => std::future::pending().await,
     }
 }

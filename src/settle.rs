@@ -21,7 +21,7 @@ use crate::{
     batch::{Batcher, halve, in_order},
     claim::ClaimKey,
     fault,
-    job::{JobError, Outcome, storable, unstorable},
+    job::{JobError, Outcome, storable, unstorable, unstorable_text},
     metrics::{self, KindMeasures},
     run::{Ended, EndedInTheMiddle, PayloadError, Retry, RetryPolicy},
     running::{CancelReason, OnCrash, RunningJob},
@@ -117,13 +117,7 @@ pub(crate) fn verdict(
             let unfit = output.as_ref().and_then(unstorable).map(str::to_owned);
             done(unfit, output.map(|output| output.to_string()))
         }
-        Ended::Returned(Ok(Outcome::DoneJson(json))) => {
-            let unfit = match serde_json::from_str(&json) {
-                Ok(value) => unstorable(&value).map(str::to_owned),
-                Err(error) => Some(format!("it is not JSON: {error}")),
-            };
-            done(unfit, Some(json))
-        }
+        Ended::Returned(Ok(Outcome::DoneJson(json))) => done(unstorable_text(&json), Some(json)),
         Ended::Returned(Ok(Outcome::Snooze(delay))) => {
             Verdict::End(AttemptEnd { delay: delay.min(DELAY_MAX), ..end("snoozed", None) })
         }

@@ -81,7 +81,8 @@ impl Tenure {
         let queue = Queue::open(config).await?;
         // What is enqueued from here on is published by this process, not by the relay.
         queue.connected_soon().await;
-        let publications = Publications::start(store.clone(), queue.clone(), config.timing.publish_within);
+        let publications =
+            Publications::start(store.clone(), queue.clone(), config.timing.publish_within).await?;
         let uncommitted = Uncommitted::start(store.clone(), publications.clone());
         let lane = || insert::batcher(store.clone(), Some(publications.clone()));
         let (enqueues, keyed) = (lane(), lane());

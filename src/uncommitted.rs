@@ -181,7 +181,8 @@ impl Watcher {
             return;
         }
         if let Some(room) = self.publications.room(tickets.len()).await {
-            self.publications.publish(tickets, room).await;
+            let messages = tickets.iter().map(|ticket| self.publications.prepare(ticket)).collect();
+            self.publications.publish(messages, room).await;
             return;
         }
         let jobs: Vec<_> = tickets.iter().map(|ticket| (ticket.job, ticket.dispatch)).collect();

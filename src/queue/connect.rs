@@ -18,7 +18,7 @@ use bytes::Bytes;
 use percent_encoding::percent_decode_str;
 use tokio::sync::watch;
 
-use super::tls;
+use super::{tls, written::Flushes};
 use crate::{
     config::{Config, masked},
     repeats::Repeats,
@@ -84,6 +84,7 @@ pub(crate) struct Inner {
     pub(super) said: watch::Receiver<Said>,
     /// Since when the connection has been up.
     up_since: Arc<Mutex<Option<Instant>>>,
+    flushes: Flushes,
     /// Grows when the stream turns out to be a new one: receipts of the old must not be sent.
     pub(super) epoch: AtomicU64,
     pub(super) stream_created: Mutex<Option<String>>,
@@ -229,6 +230,7 @@ impl Queue {
             connections,
             said,
             up_since,
+            flushes: Flushes::start(),
             epoch: AtomicU64::new(0),
             stream_created: Mutex::default(),
         })))
@@ -307,6 +309,18 @@ impl Queue {
     /// Which stream this is: receipts of another are void.
     pub(super) fn epoch_now(&self) -> u64 {
         self.epoch.load(Ordering::Acquire)
+    }
+
+    /// Messages were sent: [`Queue::written`] waits for them, too.
+    pub(crate) fn note_sent(&self) {
+        self.flushes.note_sent();
+    }
+
+    /// Waits until the kernel has every message that was sent so far. `false`: it took too long.
+    ///
+    /// Cancel safe.
+    pub(crate) async fn written(&self) -> bool {
+        self.flushes.written(&self.client).await
     }
 
     /// Writes out what was published and acknowledged, and waits until the server has read it.

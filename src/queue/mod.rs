@@ -13,12 +13,16 @@ mod publish;
 mod pull;
 mod tls;
 mod topology;
+mod written;
 
 pub(crate) use connect::Queue;
 pub use connect::QueueError;
 pub(crate) use control::{Announced, Control, Probed};
 pub(crate) use inspect::{ConsumerSeen, NatsSeen, StreamSeen, Unseen};
 pub(crate) use message::{Delivery, Receipt};
-pub(crate) use publish::{JOB_ID, NotConfirmed, Ticket, TicketBody, Unconfirmed};
+pub(crate) use publish::{
+    Confirmation, Confirmations, JOB_ID, Prepared, ReplyTo, Ticket, TicketBody, silence,
+};
 pub(crate) use pull::{Pull, PullConsumer, Pulled};
 pub(crate) use topology::Progress;
+pub(crate) use written::WRITTEN_WITHIN;

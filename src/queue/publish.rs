@@ -1,20 +1,24 @@
 //! Publish: a ticket is a message for a row that exists.
+//!
+//! Producers and the relay send thousands of tickets before the first is confirmed. One subscription receives all of
+//! a sender's confirmations: a request of its own for each message costs the client as much again as the message.
 
-use std::future::IntoFuture;
+use std::sync::Arc;
 
-use async_nats::{
-    HeaderMap,
-    header::NATS_MESSAGE_ID,
-    jetstream::context::{PublishAckFuture, PublishErrorKind},
-};
-use serde::{Deserialize, Serialize};
-use tokio::time::{Instant, timeout_at};
+use async_nats::{HeaderMap, HeaderName, Message, StatusCode, Subject, Subscriber, header::NATS_MESSAGE_ID};
+use bytes::Bytes;
+use futures::StreamExt;
+use serde::Deserialize;
+use serde_json::Value;
+use tokio::time::timeout;
 
 use super::connect::{Queue, QueueError};
 use crate::job::JobId;
 
 /// The header that makes a message a ticket.
 pub(crate) const JOB_ID: &str = "Tenure-Job-Id";
+const JOB_ID_HEADER: HeaderName = HeaderName::from_static(JOB_ID);
+const TRACE_HEADER: HeaderName = HeaderName::from_static("traceparent");
 
 /// "This row may be runnable."
 #[derive(Debug, Clone)]
@@ -29,14 +33,43 @@ pub(crate) struct Ticket {
 }
 
 /// What stands in a ticket's body.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Deserialize)]
 pub(crate) struct TicketBody {
     pub(crate) job_id: JobId,
     pub(crate) dispatch: i32,
     #[serde(default)]
     pub(crate) cleared: bool,
-    #[serde(default)]
-    pub(crate) clear_reason: Option<String>,
+}
+
+/// A ticket, ready to be sent.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    pub(crate) job: JobId,
+    subject: Subject,
+    headers: HeaderMap,
+    body: Bytes,
+}
+
+/// Where a sender's confirmations go. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct ReplyTo(Arc<str>);
+
+/// The stream's answers about a sender's messages, in the order in which they come.
+///
+/// Those that were on their way when a connection was lost never come.
+pub(crate) struct Confirmations {
+    answers: Subscriber,
+    reply_to: ReplyTo,
+    groups: u64,
+}
+
+/// What the stream said about one message.
+#[derive(Debug)]
+pub(crate) struct Confirmation {
+    /// As the sender numbered it.
+    pub(crate) group: u64,
+    pub(crate) place: usize,
+    pub(crate) said: Result<(), QueueError>,
 }
 
 impl Queue {
@@ -45,93 +78,168 @@ impl Queue {
         format!("{}.{queue}.{kind}", self.prefix)
     }
 
-    /// Publishes tickets, many at a time; tells for each whether the stream confirmed it.
-    pub(crate) async fn publish(&self, tickets: &[Ticket]) -> Vec<Result<(), QueueError>> {
-        let mut sent = Vec::with_capacity(tickets.len());
-        for ticket in tickets {
-            sent.push(self.send(ticket).await);
+    /// The message of a ticket.
+    ///
+    /// Its id holds its dispatch: under the job's id alone the stream would drop a legitimate re-publication as a
+    /// duplicate.
+    pub(crate) fn prepare(&self, ticket: &Ticket) -> Prepared {
+        let job_id = ticket.job.to_string();
+        let body = body(&job_id, ticket);
+        let mut headers = HeaderMap::new();
+        headers.insert(NATS_MESSAGE_ID, format!("{job_id}:{}", ticket.dispatch));
+        headers.insert(JOB_ID_HEADER, job_id);
+        if let Some(context) = &ticket.trace_context {
+            headers.insert(TRACE_HEADER, context.as_str());
         }
-        let mut answers = Vec::with_capacity(sent.len());
-        for unconfirmed in sent {
-            answers.push(match unconfirmed {
-                Ok(mut unconfirmed) => unconfirmed.confirmed().await.map_err(|not| not.error),
-                Err(error) => Err(error),
-            });
-        }
+        let subject = self.subject(&ticket.queue, &ticket.kind).into();
+        Prepared { job: ticket.job, subject, headers, body: body.into() }
+    }
+
+    /// A place for the confirmations of one sender. Messages that are sent from then on find it.
+    pub(crate) async fn confirmations(&self) -> Result<Confirmations, QueueError> {
+        let inbox = self.client.new_inbox();
+        let answers =
+            self.client.subscribe(format!("{inbox}.*")).await.map_err(|error| unavailable(&error))?;
+        Ok(Confirmations { answers, reply_to: ReplyTo(inbox.into()), groups: 0 })
+    }
+
+    /// Sends one message, whose confirmation comes to `reply_to` under this number and place.
+    ///
+    /// While NATS is away the client takes some messages, and then makes its callers wait: look first.
+    pub(crate) async fn send(
+        &self,
+        message: Prepared,
+        reply_to: &ReplyTo,
+        group: u64,
+        place: usize,
+    ) -> Result<(), QueueError> {
+        let reply_to = format!("{}.{group}-{place}", reply_to.0);
+        let Prepared { subject, headers, body, .. } = message;
+        let sent = self.client.publish_with_reply_and_headers(subject, reply_to, headers, body).await;
+        sent.map_err(|error| unavailable(&error))
+    }
+
+    /// Publishes tickets, many at a time; tells for each whether the stream confirmed it. The place for their
+    /// confirmations is made when there is none.
+    pub(crate) async fn publish(
+        &self,
+        tickets: &[Ticket],
+        confirmations: &mut Option<Confirmations>,
+    ) -> Vec<Result<(), QueueError>> {
+        let confirmations = match confirmations {
+            Some(confirmations) => confirmations,
+            none => match self.confirmations().await {
+                Ok(made) => none.insert(made),
+                Err(error) => return vec![Err(error); tickets.len()],
+            },
+        };
+        confirmations.groups += 1;
+        let (group, reply_to) = (confirmations.groups, confirmations.reply_to.clone());
+        let mut answers = vec![Err(silence()); tickets.len()];
+        let mut unconfirmed = 0;
+        let confirmed = async {
+            for (place, ticket) in tickets.iter().enumerate() {
+                let sent = if self.is_connected() {
+                    self.send(self.prepare(ticket), &reply_to, group, place).await
+                } else {
+                    Err(unavailable(&"not connected"))
+                };
+                match sent {
+                    Ok(()) => unconfirmed += 1,
+                    Err(error) => answers[place] = Err(error),
+                }
+            }
+            while unconfirmed > 0 {
+                let Some(confirmation) = confirmations.next().await else { break };
+                // One that comes too late is of an earlier group.
+                if confirmation.group == group
+                    && let Some(answer) = answers.get_mut(confirmation.place)
+                {
+                    *answer = confirmation.said;
+                    unconfirmed -= 1;
+                }
+            }
+        };
+        drop(timeout(self.publish_within, confirmed).await);
         answers
     }
+}
 
-    /// Waits until the socket has taken every message that was sent so far.
-    ///
-    /// Without a connection it waits for the next one: give it a limit. Cancel safe.
-    pub(crate) async fn written(&self) {
-        // An error says that the client is closed: nothing will be written any more.
-        self.client.flush().await.ok();
+impl Confirmations {
+    pub(crate) fn reply_to(&self) -> ReplyTo {
+        self.reply_to.clone()
     }
 
-    /// Sends one ticket, whose confirmation is still to come.
+    /// The next one. `None`: the client is closed.
     ///
-    /// The id of a message holds its dispatch: under the job's id alone the stream would drop a
-    /// legitimate re-publication as a duplicate.
-    pub(crate) async fn send(&self, ticket: &Ticket) -> Result<Unconfirmed, QueueError> {
-        if !self.is_connected() {
-            return Err(QueueError::Unavailable("not connected".into()));
+    /// Cancel safe.
+    pub(crate) async fn next(&mut self) -> Option<Confirmation> {
+        loop {
+            let message = self.answers.next().await?;
+            let number = message.subject.rsplit('.').next().and_then(|last| last.split_once('-'));
+            let Some((group, place)) =
+                number.and_then(|(group, place)| Some((group.parse().ok()?, place.parse().ok()?)))
+            else {
+                continue;
+            };
+            return Some(Confirmation { group, place, said: said(&message) });
         }
-        let body = TicketBody {
-            job_id: ticket.job,
-            dispatch: ticket.dispatch,
-            cleared: ticket.clear_reason.is_some(),
-            clear_reason: ticket.clear_reason.clone(),
-        };
-        let body = serde_json::to_vec(&body).map_err(|error| unavailable(&error))?;
-        let mut headers = HeaderMap::new();
-        headers.insert(JOB_ID, ticket.job.to_string());
-        headers.insert(NATS_MESSAGE_ID, format!("{}:{}", ticket.job, ticket.dispatch));
-        if let Some(context) = &ticket.trace_context {
-            headers.insert("traceparent", context.as_str());
-        }
-        let subject = self.subject(&ticket.queue, &ticket.kind);
-        let sent = self.context.publish_with_headers(subject, headers, body.into()).await;
-        let confirmation = sent.map_err(|error| unavailable(&error))?;
-        // Its own limit would begin when it is first asked, which may be late.
-        let within = Instant::now() + self.publish_within;
-        Ok(Unconfirmed { confirmation: confirmation.into_future(), within })
     }
 }
 
-/// A message that was sent, and not confirmed yet.
-pub(crate) struct Unconfirmed {
-    confirmation: <PublishAckFuture as IntoFuture>::IntoFuture,
-    within: Instant,
+/// The error about a message of which the stream has said nothing.
+pub(crate) fn silence() -> QueueError {
+    unavailable(&"the stream did not confirm in time")
 }
 
-/// Why a message counts as not published.
-#[derive(Debug)]
-pub(crate) struct NotConfirmed {
-    pub(crate) error: QueueError,
-    /// Whether the stream said nothing at all: the next message would wait as long in vain.
-    pub(crate) is_silence: bool,
-}
-
-impl Unconfirmed {
-    /// Waits for the stream's answer, within the time that a publication may take.
-    ///
-    /// Cancel safe. Not to be called again after it answered.
-    pub(crate) async fn confirmed(&mut self) -> Result<(), NotConfirmed> {
-        match timeout_at(self.within, &mut self.confirmation).await {
-            Ok(Ok(_)) => Ok(()),
-            Ok(Err(error)) => {
-                let is_silence = error.kind() == PublishErrorKind::TimedOut;
-                Err(NotConfirmed { error: unavailable(&error), is_silence })
-            }
-            Err(_) => {
-                let error = unavailable(&"the stream did not confirm in time");
-                Err(NotConfirmed { error, is_silence: true })
-            }
-        }
+fn said(message: &Message) -> Result<(), QueueError> {
+    /// What a stream answers to a publication.
+    #[derive(Deserialize)]
+    struct Answer {
+        error: Option<async_nats::jetstream::Error>,
     }
+    if message.status == Some(StatusCode::NO_RESPONDERS) {
+        return Err(unavailable(&"no stream takes messages of this subject"));
+    }
+    match serde_json::from_slice::<Answer>(&message.payload) {
+        Ok(Answer { error: None }) => Ok(()),
+        Ok(Answer { error: Some(error) }) => Err(unavailable(&error)),
+        Err(error) => Err(unavailable(&error)),
+    }
+}
+
+/// As [`TicketBody`] reads it.
+fn body(job_id: &str, ticket: &Ticket) -> String {
+    let cleared = ticket.clear_reason.is_some();
+    let reason = ticket.clear_reason.as_deref().map_or(Value::Null, Value::from);
+    let dispatch = ticket.dispatch;
+    format!(r#"{{"job_id":"{job_id}","dispatch":{dispatch},"cleared":{cleared},"clear_reason":{reason}}}"#)
 }
 
 fn unavailable(error: &dyn std::fmt::Display) -> QueueError {
     QueueError::Unavailable(error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_body_is_read_as_it_was_written() -> serde_json::Result<()> {
+        for reason in [None, Some(r#"the worker said "no""#.to_owned())] {
+            let ticket = Ticket {
+                job: JobId::generate(),
+                queue: "mail".into(),
+                kind: "send".into(),
+                dispatch: 3,
+                clear_reason: reason.clone(),
+                trace_context: None,
+            };
+            let body = body(&ticket.job.to_string(), &ticket);
+            let read: TicketBody = serde_json::from_str(&body)?;
+            assert_eq!((read.job_id, read.dispatch, read.cleared), (ticket.job, 3, reason.is_some()));
+            assert_eq!(serde_json::from_str::<Value>(&body)?["clear_reason"], Value::from(reason));
+        }
+        Ok(())
+    }
 }

@@ -28,7 +28,7 @@ use crate::{
     fault,
     job::JobId,
     metrics,
-    queue::{Progress, Queue, QueueError, Ticket},
+    queue::{Confirmations, Progress, Queue, QueueError, Ticket},
     store::{DueJob, Store, StoreError, Suspect},
 };
 
@@ -55,21 +55,38 @@ pub(crate) enum RelayError {
 /// Cancel safe: it goes on in a task, to the end of what it has taken. Their rows say that they are published.
 pub(crate) async fn publish_due(store: &Store, queue: &Queue) -> Result<usize, RelayError> {
     let (of_task, queue) = (store.clone(), queue.clone());
-    let publishing = store.spawn(async move { publish_all_due(&of_task, &queue).await });
+    let publishing = store.spawn(async move { publish_all(&of_task, &queue, Take::Due).await });
     publishing.await.unwrap_or_else(|_| Err(StoreError::from(sqlx::Error::WorkerCrashed).into()))
 }
 
-async fn publish_all_due(store: &Store, queue: &Queue) -> Result<usize, RelayError> {
+/// Which jobs are taken, to be published.
+enum Take<'a> {
+    Due,
+    Lost { of: &'a str, published_before: DateTime<Utc>, worker_id: &'a str },
+}
+
+impl Take<'_> {
+    /// The next burst of them.
+    async fn next(&self, store: &Store, queue: &Queue) -> Result<Vec<DueJob>, StoreError> {
+        match *self {
+            Self::Due if !queue.is_connected() => Ok(Vec::new()),
+            Self::Due => store.take_due(BURST).await,
+            Self::Lost { of, published_before, worker_id } => {
+                store.reclaim_lost(of, published_before, BURST, worker_id).await
+            }
+        }
+    }
+}
+
+/// Publishes what is taken, burst by burst, each while the next is taken. One that is not full is the last.
+async fn publish_all(store: &Store, queue: &Queue, take: Take<'_>) -> Result<usize, RelayError> {
     let mut total = 0;
-    let mut taken = Vec::new();
-    loop {
-        let is_first = taken.is_empty();
-        let take = async {
-            // A burst that was not full was the last.
-            let goes_on = (is_first && total == 0) || i64::try_from(taken.len()).is_ok_and(|n| n == BURST);
-            if goes_on && queue.is_connected() { store.take_due(BURST).await } else { Ok(Vec::new()) }
-        };
-        let (published, next) = tokio::join!(publish(store, queue, &taken), take);
+    let mut confirmations = None;
+    let mut taken = take.next(store, queue).await?;
+    while !taken.is_empty() {
+        let is_full = i64::try_from(taken.len()).is_ok_and(|n| n == BURST);
+        let next = async { if is_full { take.next(store, queue).await } else { Ok(Vec::new()) } };
+        let (published, next) = tokio::join!(publish(store, queue, &taken, &mut confirmations), next);
         let next = next?;
         match published {
             Ok(published) => total += published,
@@ -83,20 +100,23 @@ async fn publish_all_due(store: &Store, queue: &Queue) -> Result<usize, RelayErr
             }
         }
         taken = next;
-        if taken.is_empty() {
-            return Ok(total);
-        }
     }
+    Ok(total)
 }
 
 /// Publishes jobs that were taken. What fails is left to a later look.
-async fn publish(store: &Store, queue: &Queue, jobs: &[DueJob]) -> Result<usize, RelayError> {
+async fn publish(
+    store: &Store,
+    queue: &Queue,
+    jobs: &[DueJob],
+    confirmations: &mut Option<Confirmations>,
+) -> Result<usize, RelayError> {
     if jobs.is_empty() {
         return Ok(0);
     }
     fault::point("taken");
     let tickets: Vec<_> = jobs.iter().map(ticket).collect();
-    let answers = queue.publish(&tickets).await;
+    let answers = queue.publish(&tickets, confirmations).await;
     fault::point("relayed");
     let mut last_error = None;
     let mut failed: Vec<(JobId, i32)> = Vec::new();
@@ -218,15 +238,8 @@ impl Lost {
         // So does, for a while, what came when the queue ran as many jobs as it may.
         let margin = if suspect.is_limited { self.ack_wait } else { self.with_workers };
         let Some(before) = self.lost_before(store, name, &progress, now, margin).await? else { return Ok(0) };
-        let mut total = 0;
-        loop {
-            let lost = store.reclaim_lost(name, before, BURST, worker_id).await?;
-            if lost.is_empty() {
-                break;
-            }
-            total += lost.len();
-            publish(store, queue, &lost).await?;
-        }
+        let lost = Take::Lost { of: name, published_before: before, worker_id };
+        let total = publish_all(store, queue, lost).await?;
         if total > 0 {
             metrics::recovered("relay", "message_lost", total);
             tracing::warn!(

@@ -8,9 +8,10 @@ use std::{
 
 /// The layers of `src`, bottom first. A module uses those below it, never its own layer or above.
 const LAYERS: &[&[&str]] = &[
-    &["job", "backoff", "tally", "batch", "fault", "repeats", "threads", "slots", "health"],
+    &["job", "backoff", "tally", "joint", "fault", "repeats", "threads", "slots", "health"],
     &["metrics"],
     &["panics"],
+    &["batch"],
     &["http"],
     &["config", "claim"],
     &["trace"],

@@ -1,0 +1,193 @@
+//! Joint: one piece of work that several wait for, and each of them brings on.
+//!
+//! As `futures::future::Shared`, but for one thing: the task that sees it end is not woken by that end. The runtime
+//! takes a task that is woken while it runs for one that yields, and wakes another thread for it: this costs as much
+//! as a short statement.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError},
+    task::{Context, Poll, Wake, Waker},
+};
+
+use futures::{FutureExt, future::BoxFuture};
+
+/// Work that every task which awaits a clone of this brings on. Cheap to clone.
+pub(crate) struct Joint<T>(Arc<Inner<T>>);
+
+impl<T> Clone for Joint<T> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+struct Inner<T> {
+    work: Mutex<Work<T>>,
+    waiting: Arc<Waiting>,
+}
+
+enum Work<T> {
+    Going(BoxFuture<'static, T>),
+    Done(T),
+}
+
+/// The tasks that wait. The work wakes all of them: the others may have gone.
+#[derive(Default)]
+struct Waiting(Mutex<Vec<Waker>>);
+
+impl Waiting {
+    fn wakers(&self) -> MutexGuard<'_, Vec<Waker>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, waker: &Waker) {
+        let mut wakers = self.wakers();
+        if !wakers.iter().any(|known| known.will_wake(waker)) {
+            wakers.push(waker.clone());
+        }
+    }
+
+    fn wake_all_but(&self, one: Option<&Waker>) {
+        let wakers = std::mem::take(&mut *self.wakers());
+        for waker in wakers {
+            if one.is_none_or(|one| !waker.will_wake(one)) {
+                waker.wake();
+            }
+        }
+    }
+}
+
+impl Wake for Waiting {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.wake_all_but(None);
+    }
+}
+
+impl<T: Clone + Send + 'static> Joint<T> {
+    pub(crate) fn new(work: impl Future<Output = T> + Send + 'static) -> Self {
+        Self(Arc::new(Inner { work: Mutex::new(Work::Going(work.boxed())), waiting: Arc::default() }))
+    }
+
+    /// Whether it has come to its end.
+    pub(crate) fn is_done(&self) -> bool {
+        match self.0.work.try_lock() {
+            Ok(work) => matches!(*work, Work::Done(_)),
+            Err(_) => false,
+        }
+    }
+}
+
+impl<T: Clone + Send + 'static> Future for Joint<T> {
+    type Output = T;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
+        let inner = &*self.0;
+        // Before the lock is tried: a task that sees the end releases the lock first, and wakes all wakers after.
+        inner.waiting.add(cx.waker());
+        let mut work = match inner.work.try_lock() {
+            Ok(work) => work,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return Poll::Pending,
+        };
+        let done = match &mut *work {
+            Work::Done(done) => done.clone(),
+            Work::Going(going) => {
+                let waker = Waker::from(inner.waiting.clone());
+                match going.as_mut().poll(&mut Context::from_waker(&waker)) {
+                    Poll::Pending => return Poll::Pending,
+                    Poll::Ready(done) => {
+                        *work = Work::Done(done.clone());
+                        done
+                    }
+                }
+            }
+        };
+        drop(work);
+        inner.waiting.wake_all_but(Some(cx.waker()));
+        Poll::Ready(done)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Wakes(AtomicUsize);
+
+    impl Wake for Wakes {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// A task that waits, and how often it was woken.
+    struct Waits(Joint<u32>, Arc<Wakes>);
+
+    impl Waits {
+        fn for_(joint: &Joint<u32>) -> Self {
+            Self(joint.clone(), Arc::default())
+        }
+
+        fn poll(&mut self) -> Poll<u32> {
+            let waker = Waker::from(self.1.clone());
+            Pin::new(&mut self.0).poll(&mut Context::from_waker(&waker))
+        }
+
+        fn wakes(&self) -> usize {
+            self.1.0.load(Ordering::SeqCst)
+        }
+    }
+
+    fn joint() -> (oneshot::Sender<u32>, Joint<u32>) {
+        let (end, ended) = oneshot::channel();
+        (end, Joint::new(async move { ended.await.unwrap_or_default() }))
+    }
+
+    #[test]
+    fn the_task_that_sees_the_end_is_not_woken_by_it_and_the_others_are() {
+        let (end, joint) = joint();
+        let (mut first, mut second) = (Waits::for_(&joint), Waits::for_(&joint));
+        assert_eq!((first.poll(), second.poll()), (Poll::Pending, Poll::Pending));
+        end.send(7).ok();
+        assert_eq!((first.wakes(), second.wakes()), (1, 1));
+        let mut third = Waits::for_(&joint);
+        assert_eq!(first.poll(), Poll::Ready(7));
+        assert_eq!(first.wakes(), 1);
+        assert!(joint.is_done());
+        assert_eq!((second.poll(), third.poll()), (Poll::Ready(7), Poll::Ready(7)));
+    }
+
+    #[test]
+    fn it_goes_on_with_the_tasks_that_are_left() {
+        let (end, joint) = joint();
+        let (mut first, mut second) = (Waits::for_(&joint), Waits::for_(&joint));
+        assert_eq!((first.poll(), second.poll()), (Poll::Pending, Poll::Pending));
+        drop(second.0);
+        // The last to look has gone; the first is woken all the same.
+        end.send(7).ok();
+        assert_eq!(first.wakes(), 1);
+        assert_eq!(first.poll(), Poll::Ready(7));
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn four_tasks_that_bring_it_on_at_once_all_see_its_end() {
+        for _ in 0..2_000 {
+            let (end, joint) = joint();
+            let waiting: Vec<_> = (0..4).map(|_| tokio::spawn(joint.clone())).collect();
+            end.send(7).ok();
+            let all = futures::future::join_all(waiting);
+            let all = tokio::time::timeout(std::time::Duration::from_secs(10), all).await;
+            assert!(all.is_ok_and(|all| all.into_iter().all(|done| done.is_ok_and(|done| done == 7))));
+        }
+    }
+}
