@@ -35,6 +35,9 @@ use crate::{
 /// The most jobs of one statement, and so of one burst of publications. One burst is published while the next is
 /// taken.
 const BURST: i64 = 1_000;
+/// The same of lost messages. They may be very many at once, and while statistics do not know of them yet, each
+/// statement sorts all that are left.
+const BURST_OF_LOST: i64 = 5_000;
 /// When a publication that failed is tried again.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 
@@ -66,13 +69,20 @@ enum Take<'a> {
 }
 
 impl Take<'_> {
+    fn burst(&self) -> i64 {
+        match self {
+            Self::Due => BURST,
+            Self::Lost { .. } => BURST_OF_LOST,
+        }
+    }
+
     /// The next burst of them.
     async fn next(&self, store: &Store, queue: &Queue) -> Result<Vec<DueJob>, StoreError> {
         match *self {
             Self::Due if !queue.is_connected() => Ok(Vec::new()),
-            Self::Due => store.take_due(BURST).await,
+            Self::Due => store.take_due(self.burst()).await,
             Self::Lost { of, published_before, worker_id } => {
-                store.reclaim_lost(of, published_before, BURST, worker_id).await
+                store.reclaim_lost(of, published_before, self.burst(), worker_id).await
             }
         }
     }
@@ -84,7 +94,7 @@ async fn publish_all(store: &Store, queue: &Queue, take: Take<'_>) -> Result<usi
     let mut confirmations = None;
     let mut taken = take.next(store, queue).await?;
     while !taken.is_empty() {
-        let is_full = i64::try_from(taken.len()).is_ok_and(|n| n == BURST);
+        let is_full = i64::try_from(taken.len()).is_ok_and(|n| n == take.burst());
         let next = async { if is_full { take.next(store, queue).await } else { Ok(Vec::new()) } };
         let (published, next) = tokio::join!(publish(store, queue, &taken, &mut confirmations), next);
         let next = next?;

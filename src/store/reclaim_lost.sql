@@ -3,7 +3,8 @@
 --
 --   $1 queue  $2 published before  $3 row limit  $4 worker id of the relay
 --
--- As in take_due.sql, the rows count as published from here on.
+-- As in take_due.sql, the rows count as published from here on, and no join comes between them and their ids. Those that
+-- have waited longest are taken first, and returned in the order in which they were due.
 WITH lost AS MATERIALIZED (
     SELECT id, fencing_token, published_at FROM tenure.jobs
      WHERE queue = $1 AND published_at < $2 AND status = 'queued' AND scheduled_at <= statement_timestamp()
@@ -13,14 +14,12 @@ WITH lost AS MATERIALIZED (
 ), reclaimed AS (
     UPDATE tenure.jobs j
        SET dispatch = j.dispatch + 1, published_at = clock_timestamp(), clear_reason = 'its message was lost'
-      FROM lost
-     WHERE j.id = lost.id
-       AND j.id = ANY (ARRAY(SELECT id FROM lost))
-    RETURNING j.id, j.queue, j.kind, j.dispatch, j.clear_reason, j.trace_context, lost.published_at
+     WHERE j.id = ANY (ARRAY(SELECT id FROM lost))
+    RETURNING j.id, j.queue, j.kind, j.dispatch, j.clear_reason, j.trace_context, j.scheduled_at
 ), noted AS (
     INSERT INTO tenure.recovery_events (event, path, job_id, fencing_token, silence, reason, recovered_by)
     SELECT 'republished', 'relay', id, fencing_token, statement_timestamp() - published_at,
            'its message was lost', $4
       FROM lost
 )
-SELECT id, queue, kind, dispatch, clear_reason, trace_context FROM reclaimed ORDER BY published_at
+SELECT id, queue, kind, dispatch, clear_reason, trace_context FROM reclaimed ORDER BY scheduled_at, id

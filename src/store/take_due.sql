@@ -5,9 +5,10 @@
 -- Committed before anything is published, as an enqueue is: the rows count as published. A publication that fails is
 -- taken back (unpublished.sql). If the publisher dies, its messages are found missing as any lost message is
 -- (reclaim_lost.sql), and published under a later dispatch; two messages of one job are harmless.
--- SKIP LOCKED: two relays share the work.
+-- SKIP LOCKED: two relays share the work. No join: with one, a table that looks empty has the whole list of ids searched
+-- for each of them, 130 ms for a thousand.
 WITH due AS MATERIALIZED (
-    SELECT id, publish_at FROM tenure.jobs
+    SELECT id FROM tenure.jobs
      WHERE publish_at <= statement_timestamp() AND status = 'queued'
      ORDER BY publish_at
      LIMIT $1
@@ -15,9 +16,7 @@ WITH due AS MATERIALIZED (
 ), taken AS (
     UPDATE tenure.jobs j
        SET dispatch = j.dispatch + 1, publish_at = NULL, published_at = clock_timestamp()
-      FROM due
-     WHERE j.id = due.id
-       AND j.id = ANY (ARRAY(SELECT id FROM due))
-    RETURNING j.id, j.queue, j.kind, j.dispatch, j.clear_reason, j.trace_context, due.publish_at
+     WHERE j.id = ANY (ARRAY(SELECT id FROM due))
+    RETURNING j.id, j.queue, j.kind, j.dispatch, j.clear_reason, j.trace_context, j.scheduled_at
 )
-SELECT id, queue, kind, dispatch, clear_reason, trace_context FROM taken ORDER BY publish_at
+SELECT id, queue, kind, dispatch, clear_reason, trace_context FROM taken ORDER BY scheduled_at, id

@@ -1,5 +1,5 @@
 //! Writes source files with small mistakes in them, all at once, each asleep until it is asked for by its number: one
-//! build serves all of them. A mutant is awake where `TENURE_MUTANT` is its number.
+//! build serves all of them. A mutant is awake where `AWAKE_MUTANT` is its number.
 //!
 //! The mistakes are those that cargo-mutants makes: a function that returns at once, another operator, a negation left
 //! out, an arm of a match or its guard that never or always applies. What stands inside of macros stays as it is.
