@@ -1,9 +1,9 @@
 //! Batch: group commit in the client.
 //!
-//! Whatever waits while the last statement of its kind was in flight goes out in the next one. There is no
-//! timer: whoever finds none in flight sends at once, and by itself, which saves the way to another task and
-//! back. A task sends what waits meanwhile; it also brings to its end what a caller began and does not go on
-//! with, because it gave up, or is not polled.
+//! Items that come while a statement of their kind is in flight go out together in the next one. There is no
+//! timer: a caller that finds no statement in flight sends its own at once, which saves the way to another task and
+//! back. A task sends the items that wait; it also finishes what a caller began and does not go on with, because the
+//! caller gave up, or is not polled.
 
 use std::{
     collections::VecDeque,
@@ -54,7 +54,7 @@ struct Lane<I, O> {
     bytes: fn(&I) -> usize,
     /// A caller that has its answer comes again at once, as a rule.
     callers_return: bool,
-    /// Where the task is. Who calls from another runtime leaves everything to it.
+    /// Where the task is. A caller from another runtime leaves everything to it.
     home: Handle,
 }
 
@@ -70,7 +70,7 @@ struct State<I, O> {
 /// Who runs the statement that is in flight.
 enum InFlight {
     Nobody,
-    /// Whoever polls it brings it on.
+    /// Any task that polls it brings it on.
     Caller(Joint<()>),
     Task,
 }
@@ -86,7 +86,7 @@ impl<I: Send + 'static, O: Send + 'static> Lane<I, O> {
         answers.map_err(|panic| panics::tell("batch", &*panic)).ok()
     }
 
-    /// Runs one item by itself; whoever waits by then is the task's.
+    /// Runs one item by itself; the task runs those that wait by then.
     async fn run_one(self: Arc<Self>, item: I, answer: oneshot::Sender<O>) {
         // A panic is of this item; those that come after it are answered all the same.
         if let Some(one) = self.answers(vec![item]).await.and_then(|mut answers| answers.pop()) {
@@ -141,7 +141,7 @@ impl<I: Send + 'static, O: Send + 'static> Lane<I, O> {
                         InFlight::Nobody => break,
                         InFlight::Caller(work) => Err(work.clone()),
                         InFlight::Task => {
-                            // Who gave up before anything was sent has changed its mind.
+                            // A caller that gave up before its item was sent no longer wants it.
                             state.waiting.retain(|(_, caller)| !caller.is_closed());
                             if state.waiting.is_empty() {
                                 state.in_flight = InFlight::Nobody;
@@ -250,8 +250,10 @@ impl<I: Send + 'static, O: Send + 'static> Drop for End<'_, I, O> {
         let mut state = self.0.state();
         state.dead = true;
         let unanswered = std::mem::take(&mut state.waiting);
+        // It holds the lane that holds it.
+        let in_flight = std::mem::replace(&mut state.in_flight, InFlight::Nobody);
         drop(state);
-        drop(unanswered);
+        drop((unanswered, in_flight));
     }
 }
 
@@ -335,8 +337,34 @@ mod tests {
         assert_eq!(*sizes.lock().await, [1, 19]);
     }
 
+    #[tokio::test]
+    async fn callers_that_come_again_at_once_go_out_together() {
+        let sizes = Arc::new(Mutex::new(Vec::new()));
+        let seen = sizes.clone();
+        let batcher = Batcher::spawn_for_callers_that_return(
+            |_| 0,
+            move |items: Vec<u32>| {
+                let seen = seen.clone();
+                async move {
+                    seen.lock().await.push(items.len());
+                    tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+                    items
+                }
+            },
+        );
+        let callers = (0..4).map(|caller| {
+            let batcher = batcher.clone();
+            async move { (batcher.run(caller).await, batcher.run(10 + caller).await) }
+        });
+        let answers = futures::future::join_all(callers.map(tokio::spawn)).await;
+        let answers: Vec<_> = answers.into_iter().flatten().collect();
+        assert_eq!(answers, (0..4).map(|n| (Some(n), Some(10 + n))).collect::<Vec<_>>());
+        // The first alone; then the three that waited, and the first again; then those three.
+        assert_eq!(*sizes.lock().await, [1, 4, 3]);
+    }
+
     #[test]
-    fn a_statement_carries_so_many_bytes_or_one_item() {
+    fn a_statement_carries_two_mebibytes_or_one_item() {
         assert_eq!(fitting(std::iter::repeat_n(BYTES_MAX / 4, 10)), 4);
         assert_eq!(fitting(std::iter::repeat_n(BYTES_MAX * 2, 10)), 1);
         assert_eq!(fitting([1, BYTES_MAX, 1].into_iter()), 1);

@@ -319,7 +319,7 @@ impl<'t> IntoFuture for Enqueue<'t> {
                 // Only a key can make it wait for somebody's transaction: those with one have a lane of their own.
                 let spare = job.key.is_some().then(|| job.clone());
                 let created = tenure.enqueues(spare.is_some()).run(job).await;
-                // Only a runtime that shuts down leaves a batch unanswered.
+                // Only a panic, or a runtime that shuts down, leaves a batch unanswered.
                 let created = created.ok_or(StoreError::from(sqlx::Error::WorkerCrashed))?;
                 match (created, spare) {
                     (Err(busy @ EnqueueError::KeyBusy { .. }), Some(job)) => {

@@ -117,7 +117,7 @@ pub(crate) enum Created {
 /// How long a batch waits for transactions that are about to take one of its keys, and how long a part of it.
 const PATIENCE: Duration = Duration::from_millis(100);
 const PATIENCE_OF_A_PART: Duration = Duration::from_millis(20);
-/// And once so many have waited in vain that the batch has taken so long.
+/// How long a part waits once its batch has taken longer than [`NO_PATIENCE_AFTER`].
 const NO_PATIENCE: Duration = Duration::from_millis(1);
 const NO_PATIENCE_AFTER: Duration = Duration::from_millis(500);
 
@@ -192,8 +192,8 @@ fn key_busy(jobs: &[NewJob]) -> EnqueueError {
 /// connection, and tenure's other work needs some, too.
 static WAITING: Semaphore = Semaphore::const_new(2);
 
-/// Inserts jobs, all or none, and waits until then for transactions that are about to take one of their keys. `busy`
-/// is what a batch has answered that has waited for them already.
+/// Inserts jobs, all or none, and waits until `busy_at` for transactions that are about to take one of their keys.
+/// `busy` is the answer of a batch that has waited for them already.
 ///
 /// Cancel safe: it goes on in a task.
 pub(crate) async fn insert_patiently(
@@ -223,8 +223,8 @@ pub(crate) async fn insert_patiently(
 }
 
 /// Inserts the rows, all or none, and has their first messages published. An error of one of them is about
-/// who holds its key; the others are there all the same. It waits so long for somebody's transaction that is
-/// about to take a key.
+/// who holds its key; the others are there all the same. It waits for `patience` for a transaction that is about to
+/// take a key.
 pub(crate) async fn insert(
     store: &Store,
     publications: Option<&Publications>,
@@ -296,8 +296,8 @@ fn note_enqueued(jobs: &[NewJob], new: &HashMap<JobId, bool>) {
     }
 }
 
-/// Jobs whose key was taken, and free when it was asked by whom: retention has removed it in between. Once more; the
-/// relay publishes them.
+/// Jobs whose key was taken, but had no holder when the holder was asked for: retention has removed it in between. They
+/// are inserted once more; the relay publishes them.
 async fn insert_again(
     store: &Store,
     jobs: &[NewJob],

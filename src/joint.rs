@@ -6,8 +6,12 @@
 
 use std::{
     future::Future,
+    panic::resume_unwind,
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, TryLockError,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll, Wake, Waker},
 };
 
@@ -24,6 +28,9 @@ impl<T> Clone for Joint<T> {
 
 struct Inner<T> {
     work: Mutex<Work<T>>,
+    is_done: AtomicBool,
+    /// A task that wanted to bring it on found another one at it.
+    was_missed: AtomicBool,
     waiting: Arc<Waiting>,
 }
 
@@ -48,12 +55,27 @@ impl Waiting {
         }
     }
 
-    fn wake_all_but(&self, one: Option<&Waker>) {
+    /// Wakes all tasks but this one, which still waits.
+    fn wake_others(&self, one: &Waker) {
+        let (one, others): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut *self.wakers()).into_iter().partition(|waker| waker.will_wake(one));
+        self.wakers().extend(one);
+        others.into_iter().for_each(Waker::wake);
+    }
+
+    fn wake_all(&self) {
         let wakers = std::mem::take(&mut *self.wakers());
-        for waker in wakers {
-            if one.is_none_or(|one| !waker.will_wake(one)) {
-                waker.wake();
-            }
+        wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+/// Wakes all tasks where the work panics: none may wait for it any more.
+struct OnPanic<'w>(&'w Waiting);
+
+impl Drop for OnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.wake_all();
         }
     }
 }
@@ -64,58 +86,83 @@ impl Wake for Waiting {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        self.wake_all_but(None);
+        self.wake_all();
     }
 }
 
 impl<T: Clone + Send + 'static> Joint<T> {
     pub(crate) fn new(work: impl Future<Output = T> + Send + 'static) -> Self {
-        Self(Arc::new(Inner { work: Mutex::new(Work::Going(work.boxed())), waiting: Arc::default() }))
+        Self(Arc::new(Inner {
+            work: Mutex::new(Work::Going(work.boxed())),
+            is_done: AtomicBool::new(false),
+            was_missed: AtomicBool::new(false),
+            waiting: Arc::default(),
+        }))
     }
 
     /// Whether it has come to its end.
     pub(crate) fn is_done(&self) -> bool {
-        match self.0.work.try_lock() {
-            Ok(work) => matches!(*work, Work::Done(_)),
-            Err(_) => false,
-        }
+        self.0.is_done.load(Ordering::Acquire)
     }
 }
 
 impl<T: Clone + Send + 'static> Future for Joint<T> {
     type Output = T;
 
+    /// One clone a task: of two in one task, the end that one sees wakes the other no more.
+    ///
+    /// # Panics
+    ///
+    /// Where the work has panicked.
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
         let inner = &*self.0;
         // Before the lock is tried: a task that sees the end releases the lock first, and wakes all wakers after.
         inner.waiting.add(cx.waker());
         let mut work = match inner.work.try_lock() {
             Ok(work) => work,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return Poll::Pending,
+            Err(TryLockError::Poisoned(_)) => {
+                resume_unwind(Box::new("work that several wait for has panicked"))
+            }
+            Err(TryLockError::WouldBlock) => {
+                // The task that is at it may have looked before there was news, and may not look again. Either it sees
+                // the sign when it is done, or it has released the lock.
+                inner.was_missed.store(true, Ordering::SeqCst);
+                match inner.work.try_lock() {
+                    Ok(work) => work,
+                    Err(_) => return Poll::Pending,
+                }
+            }
         };
         let done = match &mut *work {
             Work::Done(done) => done.clone(),
             Work::Going(going) => {
+                let _on_panic = OnPanic(&inner.waiting);
                 let waker = Waker::from(inner.waiting.clone());
                 match going.as_mut().poll(&mut Context::from_waker(&waker)) {
-                    Poll::Pending => return Poll::Pending,
+                    Poll::Pending => {
+                        drop(work);
+                        if inner.was_missed.swap(false, Ordering::SeqCst) {
+                            inner.waiting.wake_others(cx.waker());
+                        }
+                        return Poll::Pending;
+                    }
                     Poll::Ready(done) => {
                         *work = Work::Done(done.clone());
+                        inner.is_done.store(true, Ordering::Release);
                         done
                     }
                 }
             }
         };
         drop(work);
-        inner.waiting.wake_all_but(Some(cx.waker()));
+        inner.waiting.wake_others(cx.waker());
         Poll::Ready(done)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::{panic::AssertUnwindSafe, sync::atomic::AtomicUsize};
 
     use tokio::sync::oneshot;
 
@@ -177,6 +224,45 @@ mod tests {
         end.send(7).ok();
         assert_eq!(first.wakes(), 1);
         assert_eq!(first.poll(), Poll::Ready(7));
+    }
+
+    #[test]
+    fn a_task_that_finds_another_one_at_it_is_woken_once_that_one_has_looked() {
+        let (looked, looks) = std::sync::mpsc::channel::<std::sync::mpsc::Sender<()>>();
+        let mut is_first = true;
+        // Its first look takes until somebody says so.
+        let work = std::future::poll_fn(move |_| {
+            if std::mem::take(&mut is_first) {
+                let (go, gone) = std::sync::mpsc::channel();
+                looked.send(go).ok();
+                gone.recv().ok();
+            }
+            Poll::<u32>::Pending
+        });
+        let joint = Joint::new(work);
+        let (mut first, mut second) = (Waits::for_(&joint), Waits::for_(&joint));
+        let slow = std::thread::spawn(move || (first.poll(), first));
+        let go = looks.recv();
+        assert_eq!(second.poll(), Poll::Pending);
+        assert_eq!(second.wakes(), 0);
+        go.map(|go| go.send(())).ok();
+        let first = slow.join().ok();
+        assert!(first.is_some_and(|(polled, first)| polled.is_pending() && first.wakes() == 0));
+        assert_eq!(second.wakes(), 1);
+    }
+
+    #[test]
+    fn a_panic_wakes_the_tasks_that_wait() {
+        let mut looks = 0;
+        let joint = Joint::new(std::future::poll_fn(move |_| {
+            looks += 1;
+            assert!(looks < 2, "a panic that was asked for");
+            Poll::<u32>::Pending
+        }));
+        let (mut first, mut second) = (Waits::for_(&joint), Waits::for_(&joint));
+        assert_eq!(first.poll(), Poll::Pending);
+        assert!(std::panic::catch_unwind(AssertUnwindSafe(|| second.poll())).is_err());
+        assert_eq!(first.wakes(), 1);
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

@@ -82,7 +82,9 @@ struct Group {
     jobs: Vec<Option<JobId>>,
     left: usize,
     confirmed: usize,
-    has_failed: bool,
+    failed: Vec<JobId>,
+    /// Why, of the last of these.
+    error: Option<QueueError>,
     held: Held,
     /// What is sent is confirmed by then, or has failed.
     until: Instant,
@@ -98,8 +100,7 @@ struct Groups(Arc<Mutex<UnderWay>>);
 struct UnderWay {
     next: u64,
     groups: HashMap<u64, Group>,
-    /// When groups were to be confirmed, in order, and which: one that was sent later than it was added has more
-    /// time.
+    /// By when each group was to be confirmed when it was added. One that was sent later has more time.
     deadlines: VecDeque<(Instant, u64)>,
     /// The task looks after deadlines.
     is_watched: bool,
@@ -238,6 +239,7 @@ impl Publications {
             failed: Vec::new(),
             of_failed: Vec::new(),
             ended: 0,
+            heard_at: None,
         };
         tokio::spawn(publisher.run_on(waiting, confirmations));
         Ok(Self {
@@ -263,6 +265,10 @@ impl Publications {
     pub(crate) async fn room(&self, rows: usize) -> Option<Room> {
         // One caller with very many rows leaves room for others.
         let permits = u32::try_from(rows.min(WAITING_MAX / 4)).unwrap_or(u32::MAX);
+        // The task has ended: nothing would be confirmed.
+        if self.handed.is_closed() {
+            return None;
+        }
         let within = if self.stalled.load(Ordering::Acquire) { Duration::ZERO } else { ROOM_WITHIN };
         let room = timeout(within, self.room.clone().acquire_many_owned(permits)).await;
         if self.stalled.swap(room.is_err(), Ordering::AcqRel) != room.is_err() {
@@ -284,8 +290,8 @@ impl Publications {
         let until = Instant::now() + self.publish_within;
         let held = Held { _room: room, _token: self.pending.token() };
         let jobs = messages.iter().map(|message| Some(message.job)).collect();
-        // The task ends only with the runtime; then the relay publishes.
-        let group = Group { left: messages.len(), jobs, confirmed: 0, has_failed: false, held, until };
+        let group =
+            Group { left: messages.len(), jobs, confirmed: 0, failed: Vec::new(), error: None, held, until };
         let Some((group, is_first)) = self.groups.add(group) else { return };
         if is_first {
             drop(self.handed.send(Handed::First));
@@ -323,10 +329,12 @@ impl Publications {
         tracing::debug!(
             "NATS reads too slowly; enqueueing does not wait for the socket until it has caught up"
         );
-        let (queue, unread) = (self.queue.clone(), self.unread.clone());
+        let (queue, unread) = (self.queue.clone(), Arc::downgrade(&self.unread));
         panics::spawn_told("unread", async move {
-            while !queue.written().await {}
-            unread.store(false, Ordering::Release);
+            while !queue.written().await && unread.strong_count() > 0 {}
+            if let Some(unread) = unread.upgrade() {
+                unread.store(false, Ordering::Release);
+            }
         });
     }
 
@@ -392,9 +400,11 @@ struct Publisher {
     /// Waiting for a connection.
     unsent: VecDeque<Unsent>,
     failed: Vec<JobId>,
-    /// Their groups': a caller that waits for these waits until the relay has them.
+    /// Of their groups.
     of_failed: Vec<Held>,
     ended: usize,
+    /// When the stream has confirmed something last.
+    heard_at: Option<Instant>,
 }
 
 impl Drop for Publisher {
@@ -417,8 +427,11 @@ impl Publisher {
         let mut panics = Panics::new("publisher");
         loop {
             let run = self.run(&mut waiting, &mut confirmations);
-            let Err(panic) = AssertUnwindSafe(run).catch_unwind().await else { return };
-            let Some(pause) = panics.note(&*panic) else { return };
+            let panicked = AssertUnwindSafe(run).catch_unwind().await.err();
+            let Some(pause) = panicked.and_then(|panic| panics.note(&*panic)) else {
+                self.hand_over();
+                return;
+            };
             sleep(pause).await;
         }
     }
@@ -431,6 +444,7 @@ impl Publisher {
         let mut is_open = true;
         // Set anew when it has gone off, not with each group: a timer costs more than a message.
         let mut alarm = std::pin::pin!(sleep(Duration::ZERO));
+        let mut is_set = true;
         while is_open || !self.groups.lock().groups.is_empty() {
             let Self { queue, unsent, .. } = self;
             tokio::select! { biased;
@@ -445,13 +459,15 @@ impl Publisher {
                     // Nobody enqueues any more; what was handed over is still brought to its end.
                     None => is_open = false,
                 },
-                () = &mut alarm, if !alarm.is_elapsed() => self.end_late(),
+                () = &mut alarm, if is_set => {
+                    is_set = false;
+                    self.end_late();
+                }
                 () = can_send(queue, unsent) => self.send_first().await,
             }
-            if alarm.is_elapsed()
-                && let Some(until) = self.next_deadline()
-            {
+            if !is_set && let Some(until) = self.next_deadline() {
                 alarm.as_mut().reset(until);
+                is_set = true;
             }
         }
     }
@@ -475,17 +491,25 @@ impl Publisher {
             sent.until = until;
             under_way.deadlines.push_back((until, group));
         }
-        let gives_up = self.gives_up.is_on();
+        let refusal = if self.gives_up.is_on() {
+            Some("the stream confirms nothing")
+        } else if !self.queue.is_connected() {
+            Some("not connected")
+        } else {
+            None
+        };
+        let mut refusal = refusal.map(|why| QueueError::Unavailable(why.into()));
+        let late = Instant::now() + WRITTEN_WITHIN;
         for (place, message) in (place..).zip(messages) {
-            let refused = if gives_up {
-                Err(QueueError::Unavailable("the stream confirms nothing".into()))
-            } else if !self.queue.is_connected() {
-                Err(QueueError::Unavailable("not connected".into()))
-            } else {
-                self.queue.send(message, &self.reply_to, group, place).await
-            };
-            if refused.is_err() {
-                self.note(Confirmation { group, place, said: refused });
+            if refusal.is_none() {
+                let sending = self.queue.send(message, &self.reply_to, group, place);
+                refusal = match timeout_at(late, sending).await {
+                    Ok(sent) => sent.err(),
+                    Err(_) => Some(QueueError::Unavailable("NATS reads nothing".into())),
+                };
+            }
+            if let Some(refusal) = &refusal {
+                self.note(Confirmation { group, place, said: Err(refusal.clone()) });
             }
         }
         self.queue.note_sent();
@@ -493,32 +517,31 @@ impl Publisher {
 
     /// Notes what became of a message.
     fn note(&mut self, Confirmation { group: number, place, said }: Confirmation) {
-        let (job, ended) = {
+        let is_confirmed = said.is_ok();
+        let ended = {
             let mut under_way = self.groups.lock();
             let Some(group) = under_way.groups.get_mut(&number) else { return };
             // Of two confirmations of one message the first counts.
             let Some(job) = group.jobs.get_mut(place).and_then(Option::take) else { return };
             group.left -= 1;
-            group.has_failed |= said.is_err();
-            group.confirmed += usize::from(said.is_ok());
+            match said {
+                Ok(()) => group.confirmed += 1,
+                Err(error) => {
+                    group.failed.push(job);
+                    group.error = Some(error);
+                }
+            }
             let is_last = group.left == 0;
-            (job, if is_last { under_way.groups.remove(&number) } else { None })
+            if is_last { under_way.groups.remove(&number) } else { None }
         };
-        match said {
-            Ok(()) => self.gives_up.end(),
-            Err(error) => self.fail(job, &error),
+        if is_confirmed {
+            self.heard_at = Some(Instant::now());
+            self.gives_up.end();
         }
         if let Some(group) = ended {
             self.end(group);
         }
         fault::end_by_panic("publisher");
-    }
-
-    fn fail(&mut self, job: JobId, error: &QueueError) {
-        if self.failed.is_empty() {
-            tracing::warn!(%error, "publish failed; the relay will retry");
-        }
-        self.failed.push(job);
     }
 
     /// What the stream has not confirmed in time has failed.
@@ -541,11 +564,12 @@ impl Publisher {
             }
         }
         for mut group in late {
-            group.has_failed = true;
-            for job in std::mem::take(&mut group.jobs).into_iter().flatten() {
-                self.fail(job, &silence());
+            // A connection that broke in between has taken confirmations with it; the stream is not silent for that.
+            if self.heard_at.is_none_or(|heard_at| heard_at + self.publish_within < group.until) {
+                self.gives_up.begin();
             }
-            self.gives_up.begin();
+            group.failed.extend(std::mem::take(&mut group.jobs).into_iter().flatten());
+            group.error = Some(silence());
             self.end(group);
         }
     }
@@ -554,7 +578,12 @@ impl Publisher {
     fn end(&mut self, group: Group) {
         metrics::published(group.confirmed);
         self.ended += 1;
-        if group.has_failed {
+        if let Some(error) = group.error {
+            if self.failed.is_empty() {
+                tracing::warn!(%error, "publish failed; the relay will retry");
+            }
+            // Together: a caller that waits for the group waits until the relay has these.
+            self.failed.extend(group.failed);
             self.of_failed.push(group.held);
         }
         if self.failed.is_empty() {
@@ -568,6 +597,9 @@ impl Publisher {
 
     /// Leaves what has failed to the relay.
     fn hand_over(&mut self) {
+        if self.failed.is_empty() {
+            return;
+        }
         let (store, failed) = (self.store.clone(), std::mem::take(&mut self.failed));
         let held = std::mem::take(&mut self.of_failed);
         panics::spawn_told("hand over", async move {

@@ -126,18 +126,18 @@ impl Queue {
         tickets: &[Ticket],
         confirmations: &mut Option<Confirmations>,
     ) -> Vec<Result<(), QueueError>> {
-        let confirmations = match confirmations {
-            Some(confirmations) => confirmations,
-            none => match self.confirmations().await {
-                Ok(made) => none.insert(made),
-                Err(error) => return vec![Err(error); tickets.len()],
-            },
-        };
-        confirmations.groups += 1;
-        let (group, reply_to) = (confirmations.groups, confirmations.reply_to.clone());
         let mut answers = vec![Err(silence()); tickets.len()];
         let mut unconfirmed = 0;
         let confirmed = async {
+            let confirmations = match confirmations {
+                Some(confirmations) => confirmations,
+                none => match self.confirmations().await {
+                    Ok(made) => none.insert(made),
+                    Err(error) => return answers.fill(Err(error)),
+                },
+            };
+            confirmations.groups += 1;
+            let (group, reply_to) = (confirmations.groups, confirmations.reply_to.clone());
             for (place, ticket) in tickets.iter().enumerate() {
                 let sent = if self.is_connected() {
                     self.send(self.prepare(ticket), &reply_to, group, place).await
@@ -197,13 +197,16 @@ fn said(message: &Message) -> Result<(), QueueError> {
     #[derive(Deserialize)]
     struct Answer {
         error: Option<async_nats::jetstream::Error>,
+        /// Where the message stands.
+        seq: Option<u64>,
     }
     if message.status == Some(StatusCode::NO_RESPONDERS) {
         return Err(unavailable(&"no stream takes messages of this subject"));
     }
     match serde_json::from_slice::<Answer>(&message.payload) {
-        Ok(Answer { error: None }) => Ok(()),
-        Ok(Answer { error: Some(error) }) => Err(unavailable(&error)),
+        Ok(Answer { error: Some(error), .. }) => Err(unavailable(&error)),
+        Ok(Answer { seq: Some(_), .. }) => Ok(()),
+        Ok(Answer { seq: None, .. }) => Err(unavailable(&"another subscriber than a stream has answered")),
         Err(error) => Err(unavailable(&error)),
     }
 }

@@ -18,7 +18,7 @@ use tokio::{
 
 use crate::joint::Joint;
 
-/// How long a flush may take, and half of it more.
+/// How long a flush may take; it is ended at most half as long after that.
 pub(crate) const WRITTEN_WITHIN: Duration = Duration::from_millis(200);
 
 /// The flushes of one client. Cheap to clone.
@@ -68,6 +68,8 @@ impl Flushes {
     }
 
     /// Waits until the kernel has all that was sent so far. `false`: it took too long.
+    ///
+    /// Where the socket is full to the byte, the client (0.51) may say so one message too early.
     ///
     /// Cancel safe.
     pub(super) async fn written(&self, client: &Client) -> bool {

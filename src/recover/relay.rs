@@ -245,7 +245,7 @@ impl Lost {
             return Ok(0);
         }
         let progress = queue.progress_in(name, stream).await?;
-        // So does, for a while, what came when the queue ran as many jobs as it may.
+        // A message that came while the queue ran as many jobs as it may waits on the server, too, for `ack_wait`.
         let margin = if suspect.is_limited { self.ack_wait } else { self.with_workers };
         let Some(before) = self.lost_before(store, name, &progress, now, margin).await? else { return Ok(0) };
         let lost = Take::Lost { of: name, published_before: before, worker_id };
