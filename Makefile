@@ -9,7 +9,7 @@
 # make msrv     that tenure compiles with the oldest Rust that Cargo.toml says
 # make ci       all that must pass before anything lands, and deny and msrv, which install tools
 # make mutants  mistakes in tenure's own statements, each of which a test must catch
-# make mutants-rust   small changes to the code of the steps, which cargo-mutants makes: ONLY=src/claim.rs; hours for all
+# make mutants-rust   small mistakes in the code of the steps, all in one build: ONLY=src/claim.rs
 # make chaos    a minute of faults in random order, and an account of every job; MINUTES=60 SEED=7 make chaos
 # make bench   what tenure costs on this machine, in a minute, and the same work on four other libraries
 # make bench-retention   what removing finished jobs costs running work
@@ -77,7 +77,7 @@ run-chaos:
 mutants: setup-test
 	@ONLY="$(ONLY)" scripts/mutants
 
-# Those of cargo-mutants, file by file. It may be stopped, and goes on with what is not decided yet.
+# The kinds that cargo-mutants makes. It may be stopped, and goes on with what is not decided yet.
 .PHONY: mutants-rust
 mutants-rust: setup-test
 	@CARGO="$(CARGO)" ONLY="$(ONLY)" LIST="$(LIST)" ANEW="$(ANEW)" scripts/mutants-rust
