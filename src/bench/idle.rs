@@ -34,7 +34,8 @@ struct Scale {
 const FULL: Scale = Scale {
     fleets: &[1, 20, 200],
     queues: 1_000,
-    settles: Duration::from_secs(15),
+    // A fleet is as large as its workers know it to be after a minute: they ask the less often the larger it is.
+    settles: Duration::from_secs(70),
     counted: Duration::from_secs(20),
     samples: 200,
 };

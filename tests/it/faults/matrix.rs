@@ -392,8 +392,8 @@ const FAULTS: &[(&str, &[Fault])] = &[
                 &["recover::a_deleted_consumer_is_created_again"],
             ),
             fault(
-                "the consumer is changed by hand: one delivery, two unacknowledged",
-                "said; jobs run all the same",
+                "a person lowers the consumer's limits to one delivery and two messages in flight",
+                "the worker and `doctor` name the difference; jobs run",
                 &[
                     "faults::nats::a_consumer_that_was_changed_by_hand_is_worked_with_and_reported",
                     "roles::migrate_as_admin_changes_a_definition_that_a_worker_only_reports",
@@ -610,8 +610,8 @@ const FAULTS: &[(&str, &[Fault])] = &[
                 ],
             ),
             fault(
-                "worker cut off from one of the servers",
-                "nobody takes its jobs",
+                "a worker cannot reach one of the two servers",
+                "the other workers leave its jobs alone",
                 &["vanished::no_healthy_job_is_taken_when_its_worker_cannot_reach_one_of_the_servers"],
             ),
             fault(
@@ -698,8 +698,8 @@ const FAULTS: &[(&str, &[Fault])] = &[
                 &["faults::recovery::a_scanner_that_freezes_holds_up_nobody"],
             ),
             fault(
-                "a duplicate meets a live owner, who dies; no other message is left, and nobody scans",
-                "the duplicate is the backstop",
+                "a message comes again while the owner lives; the owner dies; no other message, no scanner",
+                "that message comes back, and its worker takes the job over",
                 &["recover::a_duplicate_that_meets_a_live_owner_stays_as_the_backstop"],
             ),
             fault(
