@@ -222,9 +222,9 @@ pub(crate) async fn insert_patiently(
     inserted.await.unwrap_or_else(|_| Err(StoreError::from(sqlx::Error::WorkerCrashed).into()))
 }
 
-/// Inserts the rows, all or none, and has their first messages published. An error of one of them is about
-/// who holds its key; the others are there all the same. It waits for `patience` for a transaction that is about to
-/// take a key.
+/// Inserts the rows, all or none, and publishes their first messages. A job's own error says that the holder of its
+/// key was not found; the other jobs are stored all the same. The statement waits for `patience` for a transaction that
+/// is about to take a key.
 pub(crate) async fn insert(
     store: &Store,
     publications: Option<&Publications>,
@@ -327,7 +327,7 @@ fn first_tickets(jobs: &[NewJob], new: &HashMap<JobId, bool>) -> Vec<Ticket> {
 
 /// The first messages of jobs that may turn out to be new, and due.
 fn prepared(jobs: &[NewJob], publications: &Publications) -> Vec<Prepared> {
-    // A delay that the database rounds to nothing is none.
+    // The database rounds a delay below a microsecond to zero: such a job is due at once.
     let is_soon = |job: &NewJob| job.delay.is_none_or(|delay| delay < Duration::from_secs(1));
     let may_be_due = |job: &&NewJob| job.told == Told::Ticket && is_soon(job);
     jobs.iter().filter(may_be_due).map(|job| publications.prepare(&first_ticket(job))).collect()

@@ -220,7 +220,7 @@ mod tests {
         let (mut first, mut second) = (Waits::for_(&joint), Waits::for_(&joint));
         assert_eq!((first.poll(), second.poll()), (Poll::Pending, Poll::Pending));
         drop(second.0);
-        // The last to look has gone; the first is woken all the same.
+        // The task that looked last has gone; the end still wakes the first.
         end.send(7).ok();
         assert_eq!(first.wakes(), 1);
         assert_eq!(first.poll(), Poll::Ready(7));

@@ -53,7 +53,7 @@ pub(crate) fn tell(task: &'static str, panic: &(dyn Any + Send)) {
     tracing::error!(task, panic = text(panic), "work of tenure's own panicked; please report it");
 }
 
-/// Has work done that nobody waits for, and tells of its panic.
+/// Starts work whose result no caller needs, and tells of its panic.
 pub(crate) fn spawn_told(task: &'static str, work: impl Future<Output = ()> + Send + 'static) {
     tokio::spawn(async move {
         if let Err(panic) = AssertUnwindSafe(work).catch_unwind().await {

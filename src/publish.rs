@@ -90,8 +90,8 @@ struct Group {
     until: Instant,
 }
 
-/// Groups under way. A producer adds its group before it sends it, and wakes nobody by that: the task wakes up for
-/// the confirmations. To wake two tasks at once, this one and the client's, takes another thread, and costs more than
+/// Groups under way. A producer adds its group before it sends it, and wakes only the client's task, by sending: the
+/// publisher wakes up when the confirmations come. To wake both tasks at once takes another thread, and costs more than
 /// the message.
 #[derive(Clone, Default)]
 struct Groups(Arc<Mutex<UnderWay>>);
@@ -456,7 +456,7 @@ impl Publisher {
                     Some(Handed::Unsent(unsent)) => self.unsent.push_back(unsent),
                     Some(Handed::Failed(failed)) => self.note(failed),
                     Some(Handed::First) => {}
-                    // Nobody enqueues any more; what was handed over is still brought to its end.
+                    // The last producer has gone; the task still finishes what it was handed.
                     None => is_open = false,
                 },
                 () = &mut alarm, if is_set => {

@@ -119,8 +119,8 @@ impl Queue {
         sent.map_err(|error| unavailable(&error))
     }
 
-    /// Publishes tickets, many at a time; tells for each whether the stream confirmed it. The place for their
-    /// confirmations is made when there is none.
+    /// Publishes tickets, many at a time; tells for each whether the stream confirmed it. The first call fills
+    /// `confirmations`, and later calls use it again.
     pub(crate) async fn publish(
         &self,
         tickets: &[Ticket],

@@ -106,7 +106,7 @@ async fn watch(flushes: Weak<Inner>, mut wakes: mpsc::Receiver<()>) {
             if is_late {
                 flush.gives_up.abort();
             }
-            // Nobody joins one that was given up.
+            // Later callers start a flush of their own: this one was given up.
             !is_late && !flush.done.is_done()
         });
         if !state.in_flight.is_empty() {

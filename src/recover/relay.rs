@@ -218,7 +218,7 @@ impl Lost {
             match self.look_at(store, queue, &suspect, now, &stream, worker_id).await {
                 Ok(n) => total += n,
                 Err(RelayError::Store(error)) => return Err(error.into()),
-                // Of a queue without a consumer, which nobody serves, nothing is known.
+                // No worker serves the queue: it has no consumer, and the stream cannot say what was delivered.
                 Err(error) => {
                     tracing::debug!(queue = suspect.queue, %error, "lost messages were not looked for");
                 }

@@ -51,8 +51,8 @@ impl Turn {
     }
 }
 
-/// How often a turn is kept, and how often the fleet asks for one that may be free. Often enough for whoever looks for
-/// vanished workers, however seldom the relay is to look.
+/// How often a worker keeps its turn, and how often the fleet asks for one that may be free. At least five times in a
+/// renewal, however seldom the relay looks: the search for vanished workers needs that.
 pub(super) fn keep_every(timing: &Timing) -> Duration {
     (timing.relay_every * 10).min(timing.renew_every / 5)
 }

@@ -77,20 +77,21 @@ impl Mutants {
         Some(parse_quote!(crate::mutants::is_awake(#number)))
     }
 
-    fn function(&mut self, signature: &Signature, body: &mut Block) {
+    fn function(&mut self, attributes: &[Attribute], signature: &Signature, body: &mut Block) {
+        if is_of_tests(attributes) {
+            return;
+        }
+        self.is_const += usize::from(signature.constness.is_some());
         self.function.push(signature.ident.to_string());
         visit_mut::visit_block_mut(self, body);
-        if signature.constness.is_none() {
-            let span = signature.ident.span();
-            for value in values(&signature.output) {
-                let what = format!("returns {} at once", one_line(&value));
-                let value: Expr = value;
-                if let Some(awake) = self.awake(span, &what) {
-                    body.stmts.insert(0, parse_quote!(if #awake { return #value; }));
-                }
+        let span = signature.ident.span();
+        for value in values(&signature.output) {
+            if let Some(awake) = self.awake(span, &format!("returns {} at once", one_line(&value))) {
+                body.stmts.insert(0, parse_quote!(if #awake { return #value; }));
             }
         }
         self.function.pop();
+        self.is_const -= usize::from(signature.constness.is_some());
     }
 }
 
@@ -205,21 +206,11 @@ impl VisitMut for Mutants {
     }
 
     fn visit_item_fn_mut(&mut self, item: &mut ItemFn) {
-        if is_of_tests(&item.attrs) {
-            return;
-        }
-        self.is_const += usize::from(item.sig.constness.is_some());
-        self.function(&item.sig, &mut item.block);
-        self.is_const -= usize::from(item.sig.constness.is_some());
+        self.function(&item.attrs, &item.sig, &mut item.block);
     }
 
     fn visit_impl_item_fn_mut(&mut self, item: &mut ImplItemFn) {
-        if is_of_tests(&item.attrs) {
-            return;
-        }
-        self.is_const += usize::from(item.sig.constness.is_some());
-        self.function(&item.sig, &mut item.block);
-        self.is_const -= usize::from(item.sig.constness.is_some());
+        self.function(&item.attrs, &item.sig, &mut item.block);
     }
 
     fn visit_impl_item_const_mut(&mut self, _: &mut syn::ImplItemConst) {}
