@@ -15,6 +15,7 @@
 //!
 //! - `a_turn_is_one_workers_until_it_ends_or_is_left`
 //! - `a_worker_that_freezes_with_the_turn_holds_up_nothing_beyond_its_length`
+//! - `a_scanner_that_is_killed_leaves_no_gap_after_which_owners_are_given_time`
 //! - `an_idle_fleet_costs_what_its_renewals_cost_and_one_relay`
 
 use std::{
@@ -52,9 +53,11 @@ impl Turn {
 }
 
 /// How often a worker keeps its turn, and how often the fleet asks for one that may be free. At least five times in a
-/// renewal, however seldom the relay looks: the search for vanished workers needs that.
+/// renewal, however seldom the relay looks: the search for vanished workers needs that. And ten times between two
+/// scans: a turn that ended with its worker must not make a gap after which owners are given time to write, while
+/// which nothing of that worker is taken back.
 pub(super) fn keep_every(timing: &Timing) -> Duration {
-    (timing.relay_every * 10).min(timing.renew_every / 5)
+    (timing.relay_every * 10).min(timing.renew_every / 5).min(timing.scan_every / 10)
 }
 
 /// The longest that a worker without a turn waits before it asks for one: of a large fleet only a few may be left.

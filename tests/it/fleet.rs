@@ -6,7 +6,7 @@ use rustix::process::Signal;
 use serde_json::json;
 use tenure::{JobRequest, KindOptions, Tenure, Worker};
 
-use crate::harness::{Bench, Child, Running, bench, bench_with_servers};
+use crate::harness::{Bench, Child, Running, bench, bench_with, bench_with_servers};
 
 async fn take(bench: &Bench, worker: &str, seconds: f64) -> Vec<String> {
     let statement = tenure::STATEMENTS.iter().find(|(name, _)| name.trim() == "take_turns").unwrap().1;
@@ -68,6 +68,32 @@ async fn a_worker_that_freezes_with_the_turn_holds_up_nothing_beyond_its_length(
     // Its length is 1.5 s here, and two workers ask every second.
     assert!(took < Duration::from_secs(10), "{took:?}");
     frozen.signal(Signal::CONT);
+    other.stop().await;
+}
+
+/// However long renewals are apart: after such a gap, nothing of the dead would be taken back for `stale_after`.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_scanner_that_is_killed_leaves_no_gap_after_which_owners_are_given_time() {
+    let bench = bench_with(|config| {
+        config.timing.scan_every = Duration::from_secs(1);
+        config.timing.renew_every = Duration::from_secs(20);
+        config.timing.relay_every = Duration::from_millis(200);
+    })
+    .await;
+    let mut killed = Child::on(&bench, "web-a", "idle");
+    killed.until_log("worker started").await;
+    bench.until("EXISTS (SELECT FROM tenure.turns WHERE turn = 'scan' AND worker_id LIKE 'web-a-%')").await;
+    let other = Running::start(
+        Worker::builder(&bench.tenure).handle_any(KindOptions::new(), |_, _| async {}).concurrency("q", 1),
+    );
+    bench.until_count("tenure.workers", 2).await;
+    let scanned_at = "(SELECT last_scan_at FROM tenure.scanner_state)";
+    // As long a gap as can be: the turn was kept just now, the scan is due.
+    bench.until(&format!("{scanned_at} < clock_timestamp() - interval '700 ms'")).await;
+    killed.kill().await;
+    let killed_at: String = bench.value("SELECT clock_timestamp()::text").await;
+    bench.until(&format!("{scanned_at} > '{killed_at}'")).await;
+    assert_eq!(bench.count("tenure.scanner_state WHERE grace_until IS NOT NULL").await, 0);
     other.stop().await;
 }
 
