@@ -80,7 +80,7 @@ mutants: setup-test
 # The kinds that cargo-mutants makes. It may be stopped, and goes on with what is not decided yet.
 .PHONY: mutants-rust
 mutants-rust: setup-test
-	@CARGO="$(CARGO)" ONLY="$(ONLY)" LIST="$(LIST)" ANEW="$(ANEW)" scripts/mutants-rust
+	@CARGO="$(CARGO)" ONLY="$(ONLY)" LIST="$(LIST)" ANEW="$(ANEW)" QUICK="$(QUICK)" scripts/mutants-rust
 
 # An update under load with the programs of two releases: FROM is a tag or a commit, whose program is built once.
 .PHONY: rolling-upgrade

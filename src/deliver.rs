@@ -574,3 +574,6 @@ fn label(missed: &Missed) -> &'static str {
         Missed::NoSuchRow => "no_such_row",
     }
 }
+
+#[cfg(all(test, feature = "dev"))]
+mod tests;

@@ -105,6 +105,8 @@ pub mod testing;
 #[cfg(any(fuzzing, test))]
 #[doc(hidden)]
 pub mod fuzz;
+#[cfg(all(test, feature = "dev"))]
+mod proof;
 
 pub use backoff::Backoff;
 pub use claim::FencingToken;

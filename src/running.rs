@@ -409,3 +409,6 @@ impl Running {
         all
     }
 }
+
+#[cfg(all(test, feature = "dev"))]
+mod tests;

@@ -2,7 +2,8 @@
 //!
 //! A *group* has so many slots, for one queue or for several. Several share by weight: where all have jobs waiting,
 //! each gets its part; where only one has, it gets them all but one for each of the others, which is theirs for as
-//! long as they run nothing. So an urgent queue of great weight is served first, and none starves.
+//! long as they run nothing. What a queue has taken beyond its part, it gives up as its jobs end: a slot that is free
+//! goes to one that lacks something of its own. So an urgent queue of great weight is served first, and none starves.
 //!
 //! Whether a queue has jobs waiting is what the server said with its last message, or by sending none.
 //!
@@ -67,29 +68,41 @@ fn available(slots: usize, queues: &[Queue], of: usize, asked: usize) -> usize {
     }
     // One standing request finds out whether there are jobs.
     let wanted = if queue.has_more { slots } else { 1_usize.saturating_sub(asked) };
-    let sharing = |at: usize| at == of || queues[at].wants_more();
-    let to_share: usize = slots.saturating_sub(
-        queues.iter().enumerate().filter(|(at, _)| !sharing(*at)).map(|(_, other)| other.taken.max(1)).sum(),
-    );
-    let weights: u64 = queues
-        .iter()
-        .enumerate()
-        .filter(|(at, _)| sharing(*at))
-        .map(|(_, other)| u64::from(other.weight))
-        .sum();
-    let share = |other: &Queue| {
-        let share = to_share as u64 * u64::from(other.weight) / weights.max(1);
-        usize::try_from(share).unwrap_or(usize::MAX).max(1)
-    };
-    let kept: usize = queues
-        .iter()
-        .enumerate()
-        .filter(|(at, _)| *at != of)
-        .map(|(at, other)| if sharing(at) { share(other) } else { 1 }.saturating_sub(other.taken))
-        .sum();
-    // Its own first slot is nobody else's.
-    let least = usize::from(queue.taken == 0).min(free);
-    free.saturating_sub(kept).max(least).min(room).min(wanted)
+    let (sharing, others): (Vec<usize>, Vec<usize>) =
+        (0..queues.len()).partition(|&at| at == of || queues[at].wants_more());
+    let to_share = slots.saturating_sub(others.iter().map(|&at| queues[at].taken.max(1)).sum());
+    let parts = parts(to_share, queues, &sharing);
+    // What the others still lack of their parts, and the first slots among that, which are theirs alone.
+    let (mut kept, mut firsts) = (0, 0);
+    for (at, other) in queues.iter().enumerate().filter(|(at, _)| *at != of) {
+        kept += parts[at].saturating_sub(other.taken);
+        firsts += usize::from(other.taken == 0);
+    }
+    // Two that lack something must not both wait for the other to take it.
+    let of_its_part = free.saturating_sub(firsts).min(parts[of].saturating_sub(queue.taken));
+    let own_first = usize::from(queue.taken == 0).min(free);
+    free.saturating_sub(kept).max(of_its_part).max(own_first).min(room).min(wanted)
+}
+
+/// Of so many slots, the part of each queue by weight. One that would get none gets one, at the expense of the others;
+/// so does one that does not share. Together they are no more than the slots, if there is one for each.
+fn parts(slots: usize, queues: &[Queue], sharing: &[usize]) -> Vec<usize> {
+    let mut parts = vec![1; queues.len()];
+    let mut by_weight = sharing.to_vec();
+    loop {
+        let left = slots.saturating_sub(sharing.len() - by_weight.len()) as u64;
+        let weights: u64 = by_weight.iter().map(|&at| u64::from(queues[at].weight)).sum();
+        let part = |at: usize| (left * u64::from(queues[at].weight)).checked_div(weights).unwrap_or_default();
+        let before = by_weight.len();
+        let (enough, _): (Vec<usize>, Vec<usize>) = by_weight.iter().partition(|&&at| part(at) > 0);
+        if enough.len() == before {
+            for at in enough {
+                parts[at] = usize::try_from(part(at)).unwrap_or(usize::MAX);
+            }
+            return parts;
+        }
+        by_weight = enough;
+    }
 }
 
 /// The slots of one queue. Cheap to clone.
@@ -305,6 +318,130 @@ mod tests {
         }
     }
 
+    /// Whether somebody who waits for a change is told of this one.
+    fn tells(slots: &Slots, change: impl FnOnce()) -> bool {
+        let mut changed = std::pin::pin!(slots.changed());
+        changed.as_mut().enable();
+        change();
+        futures::FutureExt::now_or_never(changed).is_some()
+    }
+
+    #[test]
+    fn who_waits_for_slots_is_told_of_what_may_have_made_some_available() {
+        let (alone, shared) = (group(2, &[1]), group(4, &[1, 1]));
+        assert!(!tells(&alone[0], || alone[0].has_more(true)), "it has all slots, whatever waits");
+        assert!(tells(&shared[0], || shared[1].has_more(true)));
+        assert!(!tells(&shared[0], || shared[1].has_more(true)), "that was known");
+        assert!(tells(&shared[0], || shared[1].has_more(false)));
+        for slots in [&alone[0], &shared[0]] {
+            assert!(tells(slots, || slots.settings(false, Some(0))));
+            assert!(tells(slots, || slots.has_room(1)));
+            assert!(tells(slots, || slots.ended()));
+            assert!(tells(slots, || slots.pause()));
+            slots.settings(false, None);
+            let taken = slots.take(1, 0);
+            assert!(tells(slots, || drop(taken)));
+            assert_eq!(slots.taken(), 0);
+        }
+    }
+
+    #[test]
+    fn a_message_that_is_here_takes_any_slot_that_is_free() {
+        let all = group(2, &[1, 1]);
+        let first = all[0].take_for_message().map(|slot| slot.of.at);
+        assert_eq!((first, all[0].taken()), (Some(0), 0), "given back at once");
+        let kept = [all[0].take_for_message(), all[0].take_for_message()];
+        assert!(kept.iter().all(Option::is_some), "the other's, too");
+        assert_eq!((all[0].taken(), all[1].taken()), (2, 0));
+        assert!(all[1].take_for_message().is_none());
+        drop(kept);
+        assert!(all[1].take_for_message().is_some());
+    }
+
+    #[test]
+    fn a_queue_says_what_may_start_whatever_is_asked_for() {
+        let (alone, shared) = (group(5, &[1]), group(5, &[1, 1]));
+        assert!(!alone[0].is_shared() && shared[0].is_shared());
+        assert_eq!(shared[0].group(), shared[1].group());
+        assert_ne!(shared[0].group(), alone[0].group());
+        assert_eq!(alone[0].slots(), 5);
+        let slots = &alone[0];
+        let says = || (slots.is_limited(), slots.is_held(), slots.free(3), slots.free(9));
+        assert_eq!(says(), (false, false, 2, 0));
+        slots.settings(false, Some(1));
+        assert_eq!(says(), (true, false, 1, 0));
+        slots.ended();
+        slots.ended();
+        assert_eq!(says(), (true, false, 2, 0), "three may start, but two slots are free");
+        slots.has_room(0);
+        assert_eq!(says(), (true, true, 0, 0));
+        slots.settings(true, None);
+        assert_eq!(says(), (false, true, 0, 0));
+        slots.ended();
+        assert!(!slots.is_limited(), "there is no limit to count against");
+    }
+
+    /// Each would keep for the other what it lacks, and the slots would stand idle until there were enough for both.
+    #[test]
+    fn of_two_queues_that_lack_slots_the_first_to_ask_gets_the_one_that_is_free() {
+        let all = group(30, &[1, 1, 1]);
+        all[2].has_more(true);
+        let mut greedy = all[2].take(30, 0);
+        let first = [all[0].take(9, 0), all[1].take(9, 0)];
+        assert_eq!((greedy.len(), first[0].len(), first[1].len()), (28, 1, 1));
+        for slots in &all {
+            slots.has_more(true);
+        }
+        greedy.pop();
+        assert_eq!(all[2].available(0), 0, "it has more than its part");
+        assert_eq!((all[0].available(0), all[1].available(0)), (1, 1));
+        greedy.truncate(15);
+        assert_eq!(
+            (all[0].available(0), all[2].available(0)),
+            (9, 0),
+            "its part, and no more while others lack"
+        );
+    }
+
+    /// The first slot of one that runs nothing is nobody else's, whatever another lacks.
+    #[test]
+    fn a_queue_that_lacks_slots_leaves_the_others_their_first() {
+        let all = group(3, &[1, 1, 1]);
+        let one = all[0].take(1, 0);
+        for slots in &all {
+            slots.has_more(true);
+        }
+        assert_eq!((one.len(), all[0].available(0), all[1].available(0)), (1, 0, 1));
+    }
+
+    #[test]
+    fn no_part_is_less_than_one_and_together_they_are_no_more_than_there_are() {
+        let of = |slots, weights: &[u32], sharing: &[usize]| {
+            let queues = group(100, weights)[0].group.clone();
+            parts(slots, &queues.queues(), sharing)
+        };
+        assert_eq!(of(7, &[36, 1, 16, 1], &[0, 1, 2, 3]), [3, 1, 1, 1]);
+        assert_eq!(of(10, &[100, 60, 1], &[0, 1, 2]), [5, 3, 1]);
+        assert_eq!(of(10, &[3, 1, 1], &[0, 2]), [7, 1, 2], "one does not share");
+        assert_eq!(of(1, &[1, 1], &[0, 1]), [1, 1], "there is not one for each");
+        assert_eq!(of(0, &[1, 1], &[0, 1]), [1, 1]);
+    }
+
+    /// So that the relation of the weights, and not their size, is what counts.
+    #[test]
+    fn the_parts_of_a_group_go_by_weight() {
+        for (weights, parts) in [([1, 1], [5, 5]), ([4, 1], [8, 2]), ([30, 10], [7, 2]), ([1, 100], [1, 9])] {
+            let all = group(10, &weights);
+            for slots in &all {
+                slots.has_more(true);
+            }
+            let alone: Vec<_> = all.iter().map(|slots| slots.available(0)).collect();
+            // What is kept is the other's part, which is rounded down.
+            let kept = [10 - alone[1], 10 - alone[0]];
+            assert_eq!(kept, parts, "{weights:?}");
+        }
+    }
+
     proptest! {
         #[test]
         fn every_queue_of_a_group_can_run_one_job_whatever_the_others_want(
@@ -332,10 +469,18 @@ mod tests {
         fn no_slot_is_idle_while_a_queue_of_its_group_has_jobs_waiting(
             weights in prop::collection::vec(1..100_u32, 2..5),
             more in 0..20_usize,
+            before in prop::collection::vec(0..20_usize, 5),
             hungry in prop::collection::vec(any::<bool>(), 5),
         ) {
             let all = group(weights.len() + more, &weights);
             prop_assume!(hungry[..all.len()].contains(&true));
+            // They run what they took when the others wanted less.
+            let mut running = Vec::new();
+            for (slots, before) in all.iter().zip(&before) {
+                slots.has_more(true);
+                running.extend(slots.take(*before, 0));
+                slots.has_more(false);
+            }
             for (slots, hungry) in all.iter().zip(&hungry) {
                 slots.has_more(*hungry);
             }
@@ -349,7 +494,7 @@ mod tests {
                 }
                 taken.extend(got);
             }
-            prop_assert_eq!(taken.len(), weights.len() + more);
+            prop_assert_eq!(running.len() + taken.len(), weights.len() + more);
         }
     }
 }

@@ -143,6 +143,33 @@ impl Receipt {
 }
 
 #[cfg(test)]
+impl Delivery {
+    /// As if the server had delivered it so often: a ticket, or a submission. It can be answered; no stream hears of it.
+    pub(crate) fn made_up(
+        queue: &Queue,
+        (subject, body): (String, String),
+        ticket: Option<JobId>,
+        sequence: i32,
+        deliveries: i64,
+    ) -> Self {
+        let mut headers = HeaderMap::new();
+        if let Some(job) = ticket {
+            headers.insert(super::JOB_ID, job.to_string());
+        }
+        let message = async_nats::Message {
+            length: body.len(),
+            subject: subject.into(),
+            reply: Some(format!("$JS.ACK.S.c.{deliveries}.{sequence}.1.1795000000123456789.0").into()),
+            payload: body.into(),
+            headers: Some(headers),
+            status: None,
+            description: None,
+        };
+        Self::new(queue, &mut None, message).unwrap_or_else(|error| panic!("{error}"))
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

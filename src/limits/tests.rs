@@ -1,0 +1,251 @@
+//! Limits: what a producer is answered, with a database to count in.
+
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
+use futures::poll;
+use proptest::prelude::*;
+
+use super::*;
+use crate::proof::{Place, counted, place};
+
+const QUEUE: &str = "q";
+
+proptest! {
+    /// A queue that somebody else drains, and a producer that wants more than fits.
+    #[test]
+    fn one_producer_never_exceeds_the_limit(
+        limit in 1..200_u64,
+        steps in prop::collection::vec((1..20_u64, 0..30_u64, 0..300_u64), 1..200),
+    ) {
+        let mut now = Instant::now();
+        let mut queued = 0_u64;
+        let mut counted: Option<Counted> = None;
+        for (jobs, drained, passed_ms) in steps {
+            now += Duration::from_millis(passed_ms);
+            queued = queued.saturating_sub(drained);
+            let answer = counted.as_mut().map_or(Answer::CountAnew, |counted| counted.admit(jobs, now));
+            let answer = if answer == Answer::CountAnew {
+                let mut new = Counted::new(queued, limit, jobs, now);
+                let answer = new.admit(jobs, now);
+                counted = Some(new);
+                answer
+            } else {
+                answer
+            };
+            if answer == Answer::Admitted {
+                queued += jobs;
+            }
+            prop_assert!(queued <= limit, "{queued} of {limit}");
+        }
+    }
+}
+
+#[test]
+fn a_count_lets_through_a_tenth_of_the_room_or_just_what_asked() {
+    let now = Instant::now();
+    let left = |queued, jobs| Counted::new(queued, 100, jobs, now).left;
+    assert_eq!((left(0, 1), left(40, 1), left(40, 30), left(99, 1)), (10, 6, 30, 1));
+    assert_eq!((left(99, 2), left(100, 1), left(120, 1)), (0, 0, 0));
+    assert_eq!(left(90, 10), 10, "just as many as fit");
+}
+
+#[test]
+fn a_count_lasts_a_second_and_lets_no_more_through_than_it_left() {
+    let now = Instant::now();
+    let just = |time: Duration| now + time.saturating_sub(Duration::from_millis(1));
+    let mut counted = Counted::new(0, 100, 1, now);
+    assert_eq!(counted.admit(6, now), Answer::Admitted);
+    assert_eq!(counted.admit(5, now), Answer::CountAnew, "four are left");
+    assert_eq!(counted.admit(3, just(COUNT_LASTS)), Answer::Admitted);
+    assert_eq!(counted.admit(1, now + COUNT_LASTS), Answer::CountAnew);
+    assert_eq!(counted.admit(1, now), Answer::Admitted, "just the last one");
+    assert_eq!(counted.admit(1, now), Answer::CountAnew);
+    // What was too many once is, and what is more; fewer may fit.
+    let mut full = Counted::new(95, 100, 10, now);
+    for jobs in [10, 11] {
+        assert_eq!(full.admit(jobs, just(FULL_LASTS)), Answer::Full { queued: 95 });
+        assert_eq!(full.admit(jobs, now + FULL_LASTS), Answer::CountAnew);
+    }
+    assert_eq!(full.admit(9, now), Answer::CountAnew);
+}
+
+#[test]
+fn a_queue_is_counted_the_more_often_the_less_room_it_has() {
+    let now = Instant::now();
+    let mut counts = 0;
+    let mut queued = 0;
+    let mut counted = Counted::new(0, 10_000, 1, now);
+    while queued < 10_000 {
+        match counted.admit(1, now) {
+            Answer::Admitted => queued += 1,
+            Answer::Full { .. } | Answer::CountAnew => {
+                counted = Counted::new(queued, 10_000, 1, now);
+                counts += 1;
+            }
+        }
+    }
+    assert!((50..100).contains(&counts), "{counts}");
+    assert_eq!(Counted::new(queued, 10_000, 1, now).admit(1, now), Answer::Full { queued: 10_000 });
+    let later = now + FULL_LASTS;
+    assert_eq!(Counted::new(queued, 10_000, 1, now).admit(1, later), Answer::CountAnew);
+}
+
+/// A queue that takes so many, and has so many.
+async fn limited(max_queued: u64, queued: usize) -> (Place, Limits) {
+    let place = place().await;
+    for _ in 0..queued {
+        place.job().await;
+    }
+    set_limit(&place, max_queued).await;
+    let limits = Limits::new(place.tenure.store().clone());
+    (place, limits)
+}
+
+async fn set_limit(place: &Place, max_queued: u64) {
+    let sql = format!(
+        "INSERT INTO tenure.queues (queue, max_queued) VALUES ('q', {max_queued}) \
+         ON CONFLICT (queue) DO UPDATE SET max_queued = excluded.max_queued"
+    );
+    place.execute(&sql).await;
+}
+
+async fn admit(limits: &Limits, jobs: usize) -> Result<Admitted, EnqueueError> {
+    limits.admit(QUEUE, jobs, Instant::now() + Duration::from_secs(5)).await
+}
+
+/// How many a refusal says are queued.
+fn refused(answer: Result<Admitted, EnqueueError>) -> u64 {
+    match answer {
+        Err(EnqueueError::QueueFull { queued, .. }) => queued,
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+fn of(limits: &Limits) -> Arc<OfQueue> {
+    limits.known().queues.entry(QUEUE.into()).or_default().clone()
+}
+
+fn on_their_way(limits: &Limits) -> u64 {
+    of(limits).on_their_way.load(Ordering::Acquire)
+}
+
+#[tokio::test]
+async fn a_queue_takes_what_fits_and_not_one_more() {
+    let (_place, limits) = limited(10, 6).await;
+    assert_eq!(refused(admit(&limits, 5).await), 6);
+    let all = admit(&limits, 4).await.unwrap();
+    assert_eq!(on_their_way(&limits), 4);
+    drop(all);
+    assert_eq!(on_their_way(&limits), 0);
+    // Of a queue without a limit none are counted.
+    drop(limits.admit("other", 1_000, Instant::now() + Duration::from_secs(5)).await.unwrap());
+    assert!(!limits.known().queues.contains_key("other"));
+}
+
+#[tokio::test]
+async fn a_refusal_is_counted() {
+    let (_place, limits) = limited(2, 1).await;
+    let metric = || counted("tenure_enqueues_refused_total{queue=q}");
+    let before = metric();
+    refused(admit(&limits, 3).await);
+    // Other tests refuse, too.
+    assert!(metric() >= before + 3);
+}
+
+/// Limits are read again after a second.
+#[tokio::test]
+async fn a_limit_is_believed_for_a_second() {
+    let (place, limits) = limited(10, 1).await;
+    assert_eq!(limits.limit(QUEUE).await.unwrap(), Some(10));
+    set_limit(&place, 20).await;
+    // As if it had just been read, and a second ago.
+    limits.known().read_at = Some(Instant::now() + LIMITS_LAST);
+    assert_eq!(limits.limit(QUEUE).await.unwrap(), Some(10));
+    limits.known().read_at = Instant::now().checked_sub(LIMITS_LAST);
+    assert_eq!(limits.limit(QUEUE).await.unwrap(), Some(20));
+    // What is known of a queue goes with its limit.
+    drop(admit(&limits, 1).await.unwrap());
+    place.execute("DELETE FROM tenure.queues").await;
+    limits.known().read_at = None;
+    assert_eq!(limits.limit(QUEUE).await.unwrap(), None);
+    assert!(limits.known().queues.is_empty());
+}
+
+/// Let through, and not there yet: they may have been counted or not. One that waits for them finds out.
+#[tokio::test]
+async fn a_producer_waits_for_those_on_their_way_where_they_decide() {
+    let (_place, limits) = limited(10, 5).await;
+    drop(admit(&limits, 1).await.unwrap());
+    let anew = || async {
+        *of(&limits).counted.lock().await = LastCount::default();
+        Instant::now()
+    };
+    of(&limits).on_their_way.store(3, Ordering::Release);
+    let began = anew().await;
+    drop(admit(&limits, 2).await.unwrap());
+    assert!(began.elapsed() < LANDED_MAX / 2, "there is room for all: {:?}", began.elapsed());
+
+    of(&limits).on_their_way.store(4, Ordering::Release);
+    let began = anew().await;
+    assert_eq!(refused(admit(&limits, 2).await), 9, "they never land");
+    assert!(began.elapsed() >= LANDED_MAX, "{:?}", began.elapsed());
+
+    let began = anew().await;
+    assert_eq!(refused(admit(&limits, 6).await), 9, "there is no room, wherever they are");
+    assert!(began.elapsed() < LANDED_MAX / 2, "{:?}", began.elapsed());
+
+    anew().await;
+    let mut waits = Box::pin(admit(&limits, 5));
+    let landing = async {
+        tokio::time::sleep(LANDED_MAX / 5).await;
+        of(&limits).on_their_way.store(0, Ordering::Release);
+        of(&limits).landed.notify_one();
+    };
+    let (answer, ()) = tokio::join!(&mut waits, landing);
+    drop(answer.unwrap());
+}
+
+/// Told of a landing, a producer that waits asks at once, not when its time has passed.
+#[tokio::test]
+async fn who_no_longer_is_on_its_way_is_told_of() {
+    let (_place, limits) = limited(10, 1).await;
+    let admitted = admit(&limits, 2).await.unwrap();
+    let of = of(&limits);
+    let landed = of.landed.notified();
+    drop(admitted);
+    timeout(Duration::from_secs(5), landed).await.unwrap();
+}
+
+/// Each of many callers would wait as long again.
+#[tokio::test]
+async fn a_count_that_failed_answers_those_who_waited_for_it_and_those_who_come_just_after() {
+    let (place, limits) = limited(10, 1).await;
+    assert_eq!(limits.limit(QUEUE).await.unwrap(), Some(10));
+    place.execute("ALTER TABLE tenure.jobs RENAME TO hidden").await;
+    admit(&limits, 1).await.unwrap_err();
+    place.execute("ALTER TABLE tenure.hidden RENAME TO jobs").await;
+    let error = {
+        let of = of(&limits);
+        let mut last = of.counted.lock().await;
+        let (at, error) = last.failed.as_mut().unwrap();
+        // It failed just now.
+        *at = Instant::now() + FAILURE_LASTS / 2;
+        error.clone()
+    };
+    admit(&limits, 1).await.unwrap_err();
+    // A while after that, Postgres is asked again.
+    of(&limits).counted.lock().await.failed =
+        Some((Instant::now().checked_sub(FAILURE_LASTS).unwrap(), error.clone()));
+    drop(admit(&limits, 1).await.unwrap());
+
+    // Who waited while it failed is answered by it, however late.
+    let of = of(&limits);
+    let mut last = of.counted.lock().await;
+    let mut waits = Box::pin(admit(&limits, 1));
+    assert!(poll!(&mut waits).is_pending());
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    *last = LastCount { counted: None, failed: Some((Instant::now(), error)) };
+    tokio::time::sleep(FAILURE_LASTS + Duration::from_millis(20)).await;
+    drop(last);
+    waits.await.unwrap_err();
+}

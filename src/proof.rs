@@ -1,0 +1,195 @@
+//! Proof: what a test of one step needs, with a real Postgres and a real NATS.
+//!
+//! The tests of whole jobs are in tests/it. Here a step is called by itself, with a database that holds just what the
+//! test is about: an answer that comes once in a million jobs is asked for by name.
+
+#![expect(clippy::unwrap_used, reason = "only tests use it")]
+
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, Once, OnceLock,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use metrics::{Counter, CounterFn, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
+use sqlx::{AssertSqlSafe, PgPool};
+
+use crate::{
+    JobRequest,
+    claim::Claim,
+    config::Config,
+    dev::Servers,
+    job::JobId,
+    queue::Delivery,
+    running::{Message, OnCrash, OnWriteLoss, Rules, RunningJob},
+    store::{ClaimRequest, OfLocked},
+    tenure::Tenure,
+};
+
+struct Shared {
+    servers: Servers,
+    folder: PathBuf,
+}
+
+static SHARED: OnceLock<Shared> = OnceLock::new();
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
+/// They end with this process, however it ends.
+fn shared() -> &'static Shared {
+    SHARED.get_or_init(|| {
+        // tests/it sweeps what was left under this name.
+        let folder = std::env::temp_dir().join(format!("tenure-it-{}", std::process::id()));
+        let postgres = crate::dev::Postgres::start(&folder.join("postgres"), false).unwrap();
+        let nats = crate::dev::Nats::start(&folder.join("nats")).unwrap();
+        Shared { servers: Servers { postgres, nats }, folder }
+    })
+}
+
+/// One test's world: a database and a stream.
+pub(crate) struct Place {
+    pub(crate) config: Config,
+    pub(crate) tenure: Tenure,
+    pub(crate) pool: PgPool,
+}
+
+pub(crate) async fn place() -> Place {
+    count();
+    let shared = tokio::task::spawn_blocking(shared).await.unwrap();
+    let n = NEXT.fetch_add(1, Ordering::Relaxed);
+    let admin = PgPool::connect(&shared.servers.postgres.url()).await.unwrap();
+    sqlx::query(AssertSqlSafe(format!("CREATE DATABASE p{n}"))).execute(&admin).await.unwrap();
+    admin.close().await;
+    let mut config = Config::new(shared.servers.postgres.url_of(&format!("p{n}")), shared.servers.nats.url());
+    config.stream = format!("P{n}");
+    config.subject_prefix = format!("p{n}");
+    config.runtime_dir = shared.folder.join(format!("run{n}"));
+    let tenure = Tenure::connect(&config).await.unwrap();
+    tenure.migrate().await.unwrap();
+    let pool = PgPool::connect(&config.database_url).await.unwrap();
+    Place { config, tenure, pool }
+}
+
+/// What a kind has with nothing of its own, silent after a minute.
+pub(crate) const RULES: Rules = Rules {
+    stale_after: Duration::from_secs(60),
+    keepalive: None,
+    on_crash: OnCrash::Retry,
+    on_write_loss: OnWriteLoss::Cancel,
+};
+
+impl Place {
+    pub(crate) async fn execute(&self, sql: &str) {
+        sqlx::query(AssertSqlSafe(sql))
+            .execute(&self.pool)
+            .await
+            .unwrap_or_else(|error| panic!("{sql}: {error}"));
+    }
+
+    /// What a query of one value says, as text.
+    pub(crate) async fn value(&self, sql: &str) -> String {
+        let sql = format!("SELECT coalesce(({sql})::text, '')");
+        sqlx::query_scalar(AssertSqlSafe(sql.as_str()))
+            .fetch_one(&self.pool)
+            .await
+            .unwrap_or_else(|error| panic!("{sql}: {error}"))
+    }
+
+    /// A job of queue `q` and kind `k`.
+    pub(crate) async fn job(&self) -> JobId {
+        self.tenure.enqueue(JobRequest::new("q", "k", serde_json::json!({}))).await.unwrap().id
+    }
+
+    /// One that a worker has claimed.
+    pub(crate) async fn claimed_by(&self, worker: &str) -> Claim {
+        let job = self.job().await;
+        self.claim(job, worker).await.unwrap()
+    }
+
+    pub(crate) async fn claim(&self, job: JobId, worker: &str) -> Option<Claim> {
+        let request = ClaimRequest {
+            job,
+            queue: "q".into(),
+            kind: "k".into(),
+            stale_after: RULES.stale_after,
+            on_crash: RULES.on_crash.as_str(),
+        };
+        let claims = self.tenure.store().claim(OfLocked::Wait, &[request], worker, "host").await.unwrap();
+        claims.into_iter().next().unwrap()
+    }
+
+    /// A ticket of it, of the dispatch `n`; a message of its own for each.
+    pub(crate) fn ticket(&self, job: JobId, n: i32) -> Delivery {
+        let body = format!("{{\"job_id\":\"{job}\",\"dispatch\":{n}}}");
+        let subject = format!("{}.q.k", self.config.subject_prefix);
+        Delivery::made_up(self.tenure.queue(), (subject, body), Some(job), n, 1)
+    }
+
+    /// One that runs in a worker's process.
+    pub(crate) async fn running(&self, worker: &str) -> Arc<RunningJob> {
+        let claim = self.claimed_by(worker).await;
+        let message = Message {
+            receipt: self.ticket(claim.key.job, claim.dispatch).receipt,
+            dispatch: Some(claim.dispatch),
+        };
+        Arc::new(RunningJob::new(claim, message, RULES, None))
+    }
+
+    /// Its owner has not been heard of for two minutes.
+    pub(crate) async fn make_stale(&self, job: JobId) {
+        let sql = format!(
+            "UPDATE tenure.jobs SET last_activity_at = last_activity_at - interval '2 min' WHERE id = '{job}'"
+        );
+        self.execute(&sql).await;
+    }
+}
+
+static COUNTERS: Mutex<BTreeMap<String, Arc<Count>>> = Mutex::new(BTreeMap::new());
+
+#[derive(Default)]
+struct Count(AtomicU64);
+
+impl CounterFn for Count {
+    fn increment(&self, n: u64) {
+        self.0.fetch_add(n, Ordering::Relaxed);
+    }
+
+    fn absolute(&self, n: u64) {
+        self.0.store(n, Ordering::Relaxed);
+    }
+}
+
+struct Recording;
+
+impl Recorder for Recording {
+    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
+        let labels: Vec<_> = key.labels().map(|label| format!("{}={}", label.key(), label.value())).collect();
+        let name = format!("{}{{{}}}", key.name(), labels.join(","));
+        Counter::from_arc(COUNTERS.lock().unwrap().entry(name).or_default().clone())
+    }
+
+    fn register_gauge(&self, _: &Key, _: &Metadata<'_>) -> Gauge {
+        Gauge::noop()
+    }
+
+    fn register_histogram(&self, _: &Key, _: &Metadata<'_>) -> Histogram {
+        Histogram::noop()
+    }
+}
+
+fn count() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| metrics::set_global_recorder(Recording).unwrap());
+}
+
+/// What a counter has come to in this process, under its name and labels, as in `tenure_jobs_total{kind=k}`.
+pub(crate) fn counted(name: &str) -> u64 {
+    COUNTERS.lock().unwrap().get(name).map_or(0, |count| count.0.load(Ordering::Relaxed))
+}
