@@ -501,3 +501,6 @@ fn put_back(job: &RunningJob, earlier: ProgressWrite) {
         Some(later) => merged(earlier, later),
     });
 }
+
+#[cfg(all(test, feature = "dev"))]
+mod tests;

@@ -3,16 +3,16 @@
 //! The tests of whole jobs are in tests/it. Here a step is called by itself, with a database that holds just what the
 //! test is about: an answer that comes once in a million jobs is asked for by name.
 
-#![expect(clippy::unwrap_used, reason = "only tests use it")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "only tests use it")]
 
 use std::{
     collections::BTreeMap,
     path::PathBuf,
     sync::{
-        Arc, Mutex, Once, OnceLock,
+        Arc, Mutex, OnceLock,
         atomic::{AtomicU32, AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use metrics::{Counter, CounterFn, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
@@ -25,7 +25,7 @@ use crate::{
     dev::Servers,
     job::JobId,
     queue::Delivery,
-    running::{Message, OnCrash, OnWriteLoss, Rules, RunningJob},
+    running::{Here, Message, OnCrash, OnWriteLoss, Reservation, Rules, Running, RunningJob},
     store::{ClaimRequest, OfLocked},
     tenure::Tenure,
 };
@@ -57,7 +57,6 @@ pub(crate) struct Place {
 }
 
 pub(crate) async fn place() -> Place {
-    count();
     let shared = tokio::task::spawn_blocking(shared).await.unwrap();
     let n = NEXT.fetch_add(1, Ordering::Relaxed);
     let admin = PgPool::connect(&shared.servers.postgres.url()).await.unwrap();
@@ -71,6 +70,26 @@ pub(crate) async fn place() -> Place {
     tenure.migrate().await.unwrap();
     let pool = PgPool::connect(&config.database_url).await.unwrap();
     Place { config, tenure, pool }
+}
+
+/// Has a job run in this process until what is returned is dropped.
+pub(crate) fn run_in(running: &Running, job: &Arc<RunningJob>) -> Reservation {
+    match running.reserve(job.key.job) {
+        Here::No(reservation) => {
+            reservation.run(job.clone());
+            reservation
+        }
+        Here::Claiming | Here::Running(_) | Here::Ending => panic!("{:?} is there", job.key),
+    }
+}
+
+/// So long ago.
+pub(crate) fn ago(time: Duration) -> Instant {
+    Instant::now().checked_sub(time).unwrap()
+}
+
+pub(crate) const fn seconds(n: u64) -> Duration {
+    Duration::from_secs(n)
 }
 
 /// What a kind has with nothing of its own, silent after a minute.
@@ -130,12 +149,16 @@ impl Place {
 
     /// One that runs in a worker's process.
     pub(crate) async fn running(&self, worker: &str) -> Arc<RunningJob> {
+        self.running_under(RULES, worker).await
+    }
+
+    pub(crate) async fn running_under(&self, rules: Rules, worker: &str) -> Arc<RunningJob> {
         let claim = self.claimed_by(worker).await;
         let message = Message {
             receipt: self.ticket(claim.key.job, claim.dispatch).receipt,
             dispatch: Some(claim.dispatch),
         };
-        Arc::new(RunningJob::new(claim, message, RULES, None))
+        Arc::new(RunningJob::new(claim, message, rules, None))
     }
 
     /// Its owner has not been heard of for two minutes.
@@ -147,7 +170,21 @@ impl Place {
     }
 }
 
-static COUNTERS: Mutex<BTreeMap<String, Arc<Count>>> = Mutex::new(BTreeMap::new());
+/// What is counted on the thread of a test.
+#[derive(Default)]
+pub(crate) struct Counts(Mutex<BTreeMap<String, Arc<Count>>>);
+
+impl Counts {
+    /// Counts for as long as this is kept.
+    pub(crate) fn record(&self) -> metrics::LocalRecorderGuard<'_> {
+        metrics::set_default_local_recorder(self)
+    }
+
+    /// What a counter has come to, under its name and labels, as in `tenure_jobs_total{kind=k}`.
+    pub(crate) fn of(&self, name: &str) -> u64 {
+        self.0.lock().unwrap().get(name).map_or(0, |count| count.0.load(Ordering::Relaxed))
+    }
+}
 
 #[derive(Default)]
 struct Count(AtomicU64);
@@ -162,9 +199,7 @@ impl CounterFn for Count {
     }
 }
 
-struct Recording;
-
-impl Recorder for Recording {
+impl Recorder for Counts {
     fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
     fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
     fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
@@ -172,7 +207,7 @@ impl Recorder for Recording {
     fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
         let labels: Vec<_> = key.labels().map(|label| format!("{}={}", label.key(), label.value())).collect();
         let name = format!("{}{{{}}}", key.name(), labels.join(","));
-        Counter::from_arc(COUNTERS.lock().unwrap().entry(name).or_default().clone())
+        Counter::from_arc(self.0.lock().unwrap().entry(name).or_default().clone())
     }
 
     fn register_gauge(&self, _: &Key, _: &Metadata<'_>) -> Gauge {
@@ -182,14 +217,4 @@ impl Recorder for Recording {
     fn register_histogram(&self, _: &Key, _: &Metadata<'_>) -> Histogram {
         Histogram::noop()
     }
-}
-
-fn count() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| metrics::set_global_recorder(Recording).unwrap());
-}
-
-/// What a counter has come to in this process, under its name and labels, as in `tenure_jobs_total{kind=k}`.
-pub(crate) fn counted(name: &str) -> u64 {
-    COUNTERS.lock().unwrap().get(name).map_or(0, |count| count.0.load(Ordering::Relaxed))
 }

@@ -57,13 +57,13 @@ pub enum Retry {
     Never,
 }
 
-type Decide = dyn Fn(&JobError, u32) -> Retry + Send + Sync;
+pub(crate) type Decide = dyn Fn(&JobError, u32) -> Retry + Send + Sync;
 
 /// When failed attempts of a kind are tried again.
 #[derive(Clone, Default)]
 pub(crate) struct RetryPolicy {
     pub(crate) backoff: Backoff,
-    decide: Option<Arc<Decide>>,
+    pub(crate) decide: Option<Arc<Decide>>,
 }
 
 impl RetryPolicy {

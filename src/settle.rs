@@ -476,3 +476,6 @@ async fn end(
     }
     answers
 }
+
+#[cfg(all(test, feature = "dev"))]
+mod tests;

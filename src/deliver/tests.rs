@@ -2,16 +2,13 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
 
-use std::{
-    collections::HashMap,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use super::*;
 use crate::{
+    QueueLimits,
     config::Timing,
-    proof::{Place, RULES, counted, place},
+    proof::{Counts, Place, RULES, ago, place},
 };
 
 const WORKER: &str = "worker";
@@ -89,6 +86,23 @@ async fn a_submission_that_comes_first_is_not_looked_for_among_what_has_ended() 
     assert!(matches!(ack_of(&decide(&deliver, &again).await), Ack::Later(_)), "it was asked after all");
 }
 
+/// What Postgres cannot store, for a reason that was not foreseen, never will be a job.
+#[tokio::test]
+async fn a_submission_that_postgres_cannot_store_is_a_dead_letter() {
+    let place = place().await;
+    place
+        .execute(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS \
+             $$ BEGIN RAISE EXCEPTION 'too odd' USING ERRCODE = '22023'; END $$",
+        )
+        .await;
+    place.execute("CREATE TRIGGER refuse BEFORE INSERT ON tenure.jobs EXECUTE FUNCTION refuse()").await;
+    let deliver = deliver_at_once(&place);
+    assert_eq!(ack_of(&decide(&deliver, &submission(&place, "1", 1)).await), Ack::Never);
+    let error = place.value("SELECT last_error FROM tenure.dead_letter_jobs").await;
+    assert!(error.contains("too odd"), "{error}");
+}
+
 /// What the database refuses for a reason that may be mended stays in the stream.
 #[tokio::test]
 async fn a_submission_that_cannot_be_written_for_now_is_put_off() {
@@ -130,6 +144,25 @@ async fn the_message_of_a_job_taken_over_that_waits_stays_as_the_backstop() {
     let Ack::Later(wait) = ack else { panic!("{ack:?}") };
     assert!((10..60).contains(&wait.as_secs()), "{wait:?}");
     assert_eq!(place.value("SELECT status FROM tenure.jobs").await, "queued");
+}
+
+/// One whose last attempt it was is a dead letter.
+#[tokio::test]
+async fn a_job_that_is_taken_over_on_its_last_attempt_has_ended() {
+    let place = place().await;
+    let counts = Counts::default();
+    let _recording = counts.record();
+    let died = || counts.of("tenure_dead_letters_total{category=lost}");
+    for (attempts, is_last) in [(5, 0), (1, 1)] {
+        let job = place.claimed_by("other").await.key.job;
+        place.make_stale(job).await;
+        place.execute(&format!("UPDATE tenure.jobs SET max_attempts = {attempts}")).await;
+        let answer = decide(&deliver_at_once(&place), &place.ticket(job, 1)).await;
+        assert_eq!(died(), is_last);
+        if is_last == 1 {
+            assert_eq!(ack_of(&answer), Ack::Done);
+        }
+    }
 }
 
 /// Of one that nobody took over the relay knows.
@@ -206,7 +239,10 @@ async fn slots_hear_that_their_queue_is_paused_or_full() {
 #[tokio::test]
 async fn a_message_that_is_given_up_is_counted_and_no_other() {
     let place = place().await;
-    let terminated = |reason: &str| counted(&format!("tenure_terminated_messages_total{{reason={reason}}}"));
+    let counts = Counts::default();
+    let _recording = counts.record();
+    let terminated =
+        |reason: &str| counts.of(&format!("tenure_terminated_messages_total{{reason={reason}}}"));
     let named = Named {
         job: place.job().await,
         queue: "q".into(),
@@ -215,12 +251,9 @@ async fn a_message_that_is_given_up_is_counted_and_no_other() {
         cleared: false,
     };
     let deliver = deliver_at_once(&place);
-    let before = terminated("foreign");
     deliver.answer(&named, &Missed::Foreign, 1);
-    assert_eq!(terminated("foreign"), before + 1);
-    let before = terminated("superseded");
     deliver.answer(&named, &Missed::Superseded, 1);
-    assert_eq!(terminated("superseded"), before);
+    assert_eq!((terminated("foreign"), terminated("superseded")), (1, 0));
 }
 
 /// A statement that was cut off may still be carried out: its job is looked after for three deadlines, not longer.
@@ -230,8 +263,7 @@ async fn what_was_not_answered_is_looked_after_for_three_deadlines() {
     let deliver = deliver_at_once(&place);
     let late = place.tenure.store().within() * 3;
     let (fresh, old) = (place.job().await, place.job().await);
-    let ago = |time: Duration| Instant::now().checked_sub(time).unwrap();
-    let sent = HashMap::from([(fresh, ago(late - Duration::from_secs(5))), (old, ago(late))]);
+    let sent = HashMap::from([(fresh, ago(late.mul_f64(0.8))), (old, ago(late))]);
     *deliver.unanswered.lock().unwrap() = sent;
     deliver.give_back_unanswered().await.unwrap();
     let left: Vec<_> = deliver.unanswered.lock().unwrap().keys().copied().collect();
@@ -240,4 +272,149 @@ async fn what_was_not_answered_is_looked_after_for_three_deadlines() {
     place.claim(fresh, WORKER).await.unwrap();
     deliver.give_back_unanswered().await.unwrap();
     assert_eq!(place.value(&format!("SELECT status FROM tenure.jobs WHERE id = '{fresh}'")).await, "queued");
+}
+
+/// Soon at first, for a deploy that is under way; never longer than half the time after which it is given up.
+#[tokio::test]
+async fn a_job_of_an_unknown_kind_is_put_off_the_longer_the_more_often_it_came() {
+    let place = place().await;
+    let deliver = deliver_at_once(&place);
+    let job = place.job().await;
+    let wait = async |deliver: &Deliver, deliveries| {
+        let mut delivery = place.ticket(job, 1);
+        delivery.deliveries = deliveries;
+        match ack_of(&deliver.decide(&delivery, |_| None).await) {
+            Ack::Later(wait) => wait.as_secs(),
+            ack => panic!("{ack:?}"),
+        }
+    };
+    for (deliveries, times) in [(1, 1), (2, 2), (3, 4), (6, 32), (100, 32)] {
+        let wait = wait(&deliver, deliveries).await;
+        assert!((15 * times..25 * times).contains(&wait), "{wait} s after {deliveries}");
+    }
+    let hasty = Deliver { unknown_kind_after: Duration::from_secs(20), ..deliver };
+    assert_eq!(wait(&hasty, 6).await, 10);
+}
+
+#[tokio::test]
+async fn a_job_whose_kind_was_unknown_for_too_long_is_a_dead_letter_that_says_so() {
+    let place = place().await;
+    let job = place.job().await;
+    place.execute("UPDATE tenure.jobs SET put_off_since = now() - interval '2 h'").await;
+    let deliver = Deliver { unknown_kind_after: Duration::from_secs(5_400), ..deliver_at_once(&place) };
+    assert_eq!(ack_of(&deliver.decide(&place.ticket(job, 1), |_| None).await), Ack::Done);
+    let error = place.value("SELECT last_error FROM tenure.dead_letter_jobs").await;
+    assert!(error.starts_with("no worker knew the kind \"k\" within 1.5 h"), "{error}");
+}
+
+/// Postgres raises this the first time that a job is written, and never again.
+async fn raise_once(place: &Place, code: &str) {
+    place.execute("CREATE SEQUENCE tenure.raised").await;
+    place
+        .execute(&format!(
+            "CREATE FUNCTION raise_once() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+             IF nextval('tenure.raised') = 1 THEN RAISE EXCEPTION 'once' USING ERRCODE = '{code}'; END IF; \
+             RETURN NEW; END $$"
+        ))
+        .await;
+    place
+        .execute(
+            "CREATE TRIGGER once BEFORE UPDATE ON tenure.jobs FOR EACH ROW EXECUTE FUNCTION raise_once()",
+        )
+        .await;
+}
+
+fn request(job: JobId) -> ClaimRequest {
+    ClaimRequest {
+        job,
+        queue: "q".into(),
+        kind: "k".into(),
+        stale_after: RULES.stale_after,
+        on_crash: RULES.on_crash.as_str(),
+    }
+}
+
+fn claimant(deliver: &Deliver) -> Claimant {
+    Claimant {
+        store: deliver.store.clone(),
+        worker_id: WORKER.into(),
+        host: "host".into(),
+        slots: deliver.slots.clone(),
+    }
+}
+
+/// What came of each claim: won, not won, locked, or another error.
+fn came_of(answers: &[Result<Option<Claim>, StoreError>]) -> Vec<&'static str> {
+    let of = |answer: &Result<Option<Claim>, StoreError>| match answer {
+        Ok(Some(_)) => "won",
+        Ok(None) => "not won",
+        Err(error) if error.is_locked() => "locked",
+        Err(_) => "error",
+    };
+    answers.iter().map(of).collect()
+}
+
+/// Of several jobs, those that nobody has locked are claimed all the same. Any other error is all of theirs, and a
+/// single job need not be asked for twice.
+#[tokio::test]
+async fn jobs_are_claimed_beside_one_that_is_locked() {
+    for (code, jobs, expected) in
+        [("55P03", 2, vec!["won", "won"]), ("55P03", 1, vec!["locked"]), ("22023", 2, vec!["error", "error"])]
+    {
+        let place = place().await;
+        let deliver = deliver_at_once(&place);
+        let mut part = Vec::new();
+        for _ in 0..jobs {
+            part.push(request(place.job().await));
+        }
+        raise_once(&place, code).await;
+        assert_eq!(came_of(&claim_all(&claimant(&deliver), &part).await), expected, "{code}");
+    }
+    let place = place().await;
+    let deliver = deliver_at_once(&place);
+    let (locked, free) = (place.job().await, place.job().await);
+    let mut lock = place.pool.begin().await.unwrap();
+    let row = "SELECT FROM tenure.jobs WHERE id = $1 FOR UPDATE";
+    sqlx::query(row).bind(locked).execute(&mut *lock).await.unwrap();
+    let mut part = vec![request(locked), request(free)];
+    part.sort_by_key(|request| request.job);
+    let came = came_of(&claim_all(&claimant(&deliver), &part).await);
+    assert_eq!(came[usize::from(part[1].job == free)], "won");
+    assert_eq!(came[usize::from(part[1].job == locked)], "locked");
+}
+
+/// Others claim of the queue: as if it were full, for a moment.
+#[tokio::test]
+async fn a_limited_queue_that_others_claim_of_gives_nothing_for_now() {
+    for (code, expected) in [("55P03", "not won"), ("22023", "error")] {
+        let place = place().await;
+        place.tenure.limit_queue("q", QueueLimits::new().max_running(5)).await.unwrap();
+        let deliver = deliver_at_once(&place);
+        let part = [request(place.job().await)];
+        raise_once(&place, code).await;
+        let claimant = claimant(&deliver);
+        let slots = deliver.slots["q"].clone();
+        assert_eq!(came_of(&claim_limited(&claimant, &slots, &part).await), [expected]);
+        assert_eq!(came_of(&claim_limited(&claimant, &slots, &part).await), ["won"]);
+        assert!(slots.is_limited());
+    }
+}
+
+/// As many as an answer carries in 16 MiB; half as many as were too many.
+#[tokio::test]
+async fn an_answer_carries_as_many_claims_as_fit() {
+    let claim = place().await.claimed_by(WORKER).await;
+    let of = |payload: usize, checkpoint: usize| {
+        let text = |bytes| "x".repeat(bytes);
+        Ok(Some(Claim { payload: text(payload), checkpoint: Some(text(checkpoint)), ..claim.clone() }))
+    };
+    let mib = 1 << 20;
+    assert_eq!(claims_that_fit(&[of(mib, 0), Ok(None), of(mib, 0)]), 16);
+    assert_eq!(claims_that_fit(&[of(mib, mib), of(0, 2 * mib)]), 8);
+    assert_eq!(claims_that_fit(&[of(40 * mib, 0)]), 1);
+    assert_eq!(claims_that_fit(&[of(10, 0)]), ITEMS_MAX);
+    assert_eq!(claims_that_fit(&[Ok(None)]), ITEMS_MAX);
+    let lost = || Err(StoreError::from(sqlx::Error::PoolTimedOut));
+    assert_eq!(claims_that_fit(&[lost(), lost(), of(mib, 0), Ok(None), Ok(None)]), 2);
+    assert_eq!(claims_that_fit(&[lost()]), 1);
 }

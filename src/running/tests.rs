@@ -8,7 +8,7 @@ use futures::FutureExt;
 
 use super::*;
 use crate::{
-    proof::{counted, place},
+    proof::{Counts, place},
     threads::Watched,
 };
 
@@ -87,20 +87,24 @@ async fn a_write_counts_from_when_it_was_sent_and_a_later_answer_to_an_earlier_o
 
 #[tokio::test]
 async fn a_handler_that_keeps_its_thread_is_reported_once() {
-    let blocked = || counted("tenure_blocked_handlers_total{kind=k}");
     let job = place().await.running("w").await;
-    let before = blocked();
+    let counts = Arc::new(Counts::default());
+    let _recording = counts.record();
+    let blocked = {
+        let counts = counts.clone();
+        move || counts.of("tenure_blocked_handlers_total{kind=k}")
+    };
     job.report_blocked(Duration::ZERO);
-    assert_eq!(blocked(), before, "it keeps none");
+    assert_eq!(blocked(), 0, "it keeps no thread");
     let held = job.clone();
     let handler = Watched::new(
         async move {
             let begun = held.thread.blocked_for().unwrap();
             held.report_blocked(begun + Duration::from_secs(60));
-            assert_eq!(blocked(), before, "not for long enough");
+            assert_eq!(blocked(), 0, "not for long enough");
             held.report_blocked(Duration::ZERO);
             held.report_blocked(Duration::ZERO);
-            assert_eq!(blocked(), before + 1);
+            assert_eq!(blocked(), 1);
         },
         job.thread.clone(),
     );
