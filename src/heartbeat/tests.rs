@@ -102,6 +102,24 @@ async fn a_kind_that_is_kept_alive_shows_a_sign_of_life_as_often_as_it_says() {
     assert_ne!(one.of("last_activity_at").await, before);
 }
 
+/// Otherwise it would be at the next tick, two fifths of a second later.
+#[tokio::test]
+async fn what_is_in_a_hurry_is_written_at_once() {
+    let one = one().await;
+    let story = async {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        Heartbeat::report(&one.job, half(&one.job));
+        one.job.pulse().flushed_at = ago(seconds(1));
+        one.heartbeat.hurry();
+        tokio::time::sleep(Duration::from_millis(150)).await;
+        assert!(one.job.pulse().pending.is_none());
+    };
+    tokio::select! {
+        () = one.heartbeat.write_for_ever() => {}
+        () = story => {}
+    }
+}
+
 /// Each is looked after by itself, and as seldom as is enough.
 #[tokio::test]
 async fn a_silent_job_is_asked_after_every_five_seconds() {

@@ -42,3 +42,6 @@ fn report_taken(path: &'static str, taken: &[EndedAttempt], worker: &str) {
     };
     metrics::recovered(path, reason, taken.len());
 }
+
+#[cfg(all(test, feature = "dev"))]
+mod tests;

@@ -179,8 +179,29 @@ mod tests {
         assert!(!is_dead(&elsewhere, &us, nowhere), "another kernel");
         let contained = HostWorker { pid_namespace: Some("pid:[1]".into()), pid: 0x3fff_ffff, ..other(&us) };
         assert!(!is_dead(&contained, &us, nowhere), "another container");
+        // Unknown here and there is not the same.
+        let gone = || HostWorker { pid: 0x3fff_ffff, ..other(&us) };
+        let no_boot = Identity { boot_id: None, ..Identity::of_this_process() };
+        assert!(!is_dead(&HostWorker { boot_id: None, ..gone() }, &no_boot, nowhere), "which kernel?");
+        let no_namespace = Identity { pid_namespace: None, ..Identity::of_this_process() };
+        assert!(
+            !is_dead(&HostWorker { pid_namespace: None, ..gone() }, &no_namespace, nowhere),
+            "which container?"
+        );
+        let never = HostWorker { pid_started_at: None, ..other(&us) };
+        assert!(!is_dead(&never, &us, nowhere), "when it started is not known");
+        assert!(is_dead(&gone(), &us, nowhere));
         let unknown = HostWorker { pid_started_at: None, boot_id: None, pid_namespace: None, ..other(&us) };
         assert!(!is_dead(&unknown, &us, nowhere), "nothing is known");
+    }
+
+    #[test]
+    fn a_process_started_when_the_kernel_says() {
+        let stat = fs::read_to_string("/proc/self/stat").unwrap();
+        // The name of a test's program holds no blank.
+        let started = stat.split_whitespace().nth(21).map(str::to_owned);
+        assert_eq!(started_at(i32::try_from(std::process::id()).unwrap()), started);
+        assert_eq!(started_at(0x3fff_ffff), None);
     }
 
     #[test]

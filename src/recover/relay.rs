@@ -285,3 +285,6 @@ impl Lost {
         Ok(last.map(|last| earlier(last, margin)))
     }
 }
+
+#[cfg(all(test, feature = "dev"))]
+mod tests;

@@ -86,3 +86,6 @@ async fn reset_some(store: &Store, jobs: &[JobId], worker_id: &str) -> Result<us
     }
     Ok(reset)
 }
+
+#[cfg(all(test, feature = "dev"))]
+mod tests;

@@ -42,22 +42,46 @@ pub(crate) fn look_every(timing: &Timing) -> Duration {
     timing.renew_every / 5
 }
 
-/// Whether our own connections allow a judgement of others: they have seen no outage, or have been up for long since.
-pub(crate) fn has_settled(store: &Store, queue: &Queue, timing: &Timing) -> bool {
-    let least = timing.renew_every * SETTLED_RENEWALS;
-    let is_long = store.up_for() >= least && queue.up_for() >= least;
-    is_long || store.is_up_since_the_start() && queue.is_up_since_the_start()
+/// For how long our own connections have been up, and whether they ever broke.
+#[derive(Debug, Clone, Copy)]
+struct Up {
+    postgres: Duration,
+    nats: Duration,
+    postgres_never_broke: bool,
+    nats_never_broke: bool,
 }
 
-/// Who may be judged: those that were heard of within this time. `None`: all.
-///
-/// A process that has seen no outage started after the last one. A call that hung in that one has ended by its
-/// deadline, and a renewal that failed is tried again soon: a live worker has renewed its row by then.
-fn heard_within(store: &Store, queue: &Queue, timing: &Timing) -> Option<Duration> {
-    let up_for = store.up_for().min(queue.up_for());
-    let back_within =
-        (store.within() + timing.renew_every * 2 / 5).min(timing.renew_every * SETTLED_RENEWALS);
-    (up_for < back_within).then(|| up_for + timing.renew_every * HEARD_TENTHS / 10)
+impl Up {
+    fn now(store: &Store, queue: &Queue) -> Self {
+        Self {
+            postgres: store.up_for(),
+            nats: queue.up_for(),
+            postgres_never_broke: store.is_up_since_the_start(),
+            nats_never_broke: queue.is_up_since_the_start(),
+        }
+    }
+
+    fn has_settled(self, timing: &Timing) -> bool {
+        let least = timing.renew_every * SETTLED_RENEWALS;
+        let is_long = self.postgres >= least && self.nats >= least;
+        is_long || self.postgres_never_broke && self.nats_never_broke
+    }
+
+    /// Who may be judged: those that were heard of within this time. `None`: all. `within` is the longest that a call
+    /// takes.
+    ///
+    /// A process that has seen no outage started after the last one. A call that hung in that one has ended by its
+    /// deadline, and a renewal that failed is tried again soon: a live worker has renewed its row by then.
+    fn heard_within(self, within: Duration, timing: &Timing) -> Option<Duration> {
+        let up_for = self.postgres.min(self.nats);
+        let back_within = (within + timing.renew_every * 2 / 5).min(timing.renew_every * SETTLED_RENEWALS);
+        (up_for < back_within).then(|| up_for + timing.renew_every * HEARD_TENTHS / 10)
+    }
+}
+
+/// Whether our own connections allow a judgement of others: they have seen no outage, or have been up for long since.
+pub(crate) fn has_settled(store: &Store, queue: &Queue, timing: &Timing) -> bool {
+    Up::now(store, queue).has_settled(timing)
 }
 
 /// Looks for processes that are gone. Returns how many jobs were reset.
@@ -71,7 +95,7 @@ pub(crate) async fn look(
         return Ok(0);
     }
     let between = timing.renew_every * BETWEEN_LOOKS_TENTHS / 10;
-    let heard_within = heard_within(store, queue, timing);
+    let heard_within = Up::now(store, queue).heard_within(store.within(), timing);
     let silent = store.silent_workers(between / 2, worker_id, heard_within).await?;
     if silent.is_empty() {
         return Ok(0);
@@ -103,3 +127,6 @@ pub(crate) async fn look(
     store.forget_workers(Some(&gone), timing.renew_every * FORGOTTEN_RENEWALS).await?;
     Ok(taken.len())
 }
+
+#[cfg(all(test, feature = "dev"))]
+mod tests;

@@ -1,0 +1,165 @@
+//! Relay: what is published, how much at a time, and what is left when the stream takes nothing.
+
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
+use super::*;
+use crate::proof::{Counts, Place, place, seconds};
+
+/// Jobs of a queue that are due, and were not published.
+async fn due(place: &Place, queue: &str, jobs: usize) {
+    // As an enqueue writes them.
+    let sql = format!(
+        "INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, scheduled_at, publish_at) \
+         SELECT gen_random_uuid(), '{queue}', 'k', '1', 5, now(), now() FROM generate_series(1, {jobs})"
+    );
+    place.execute(&sql).await;
+}
+
+/// All count as published a minute ago.
+async fn published_long_ago(place: &Place) {
+    place
+        .execute(
+            "UPDATE tenure.jobs SET publish_at = NULL, published_at = now() - interval '1 min', dispatch = 1",
+        )
+        .await;
+}
+
+async fn in_stream(place: &Place) -> u64 {
+    place.tenure.queue().stream_state().await.unwrap().1
+}
+
+async fn unpublished(place: &Place) -> String {
+    place.value("SELECT count(*) FROM tenure.jobs WHERE publish_at IS NOT NULL").await
+}
+
+fn lost() -> Lost {
+    Lost::new(&Timing::DEFAULT)
+}
+
+async fn look(place: &Place, lost: &mut Lost) -> usize {
+    lost.look(place.tenure.store(), place.tenure.queue(), "me").await.unwrap()
+}
+
+#[tokio::test]
+async fn what_is_due_is_published_burst_by_burst_until_nothing_is_left() {
+    let place = place().await;
+    place.tenure.queue().ensure_stream().await.unwrap();
+    let (store, queue) = (place.tenure.store(), place.tenure.queue());
+    let burst = usize::try_from(BURST).unwrap();
+    for jobs in [0, 3, burst, burst + 1] {
+        let before = in_stream(&place).await;
+        due(&place, "q", jobs).await;
+        assert_eq!(publish_due(store, queue).await.unwrap(), jobs);
+        assert_eq!(in_stream(&place).await - before, jobs as u64);
+        assert_eq!(unpublished(&place).await, "0");
+    }
+}
+
+/// What was taken while the first burst failed was not sent, either.
+#[tokio::test]
+async fn what_the_stream_does_not_take_is_left_to_a_later_look() {
+    let place = place().await;
+    place.tenure.queue().ensure_stream().await.unwrap();
+    place.tenure.queue().remove_stream().await.unwrap();
+    let jobs = usize::try_from(BURST).unwrap() + 7;
+    due(&place, "q", jobs).await;
+    let counts = Counts::default();
+    let _recording = counts.record();
+    publish_all(place.tenure.store(), place.tenure.queue(), Take::Due).await.unwrap_err();
+    assert_eq!(counts.of("tenure_published_total{}"), 0);
+    assert_eq!(unpublished(&place).await, jobs.to_string());
+}
+
+#[test]
+fn the_margins_are_parts_of_the_time_that_a_publication_may_take() {
+    let Lost { under_way, with_workers, ack_wait, .. } = lost();
+    assert_eq!((under_way, with_workers, ack_wait), (seconds(2), seconds(6), seconds(600)));
+}
+
+/// A hundred at a time; then those that follow, and from the start again.
+#[tokio::test]
+async fn looks_go_round_all_queues() {
+    let place = place().await;
+    place.tenure.queue().ensure_stream().await.unwrap();
+    for n in 0..QUEUES_MAX + 1 {
+        due(&place, &format!("q{n:03}"), 1).await;
+    }
+    published_long_ago(&place).await;
+    let mut lost = lost();
+    for after in ["q099", "", "q099"] {
+        look(&place, &mut lost).await;
+        assert_eq!(lost.after, after);
+    }
+    // Just a hundred: whether there are more, only the next look knows.
+    place.execute("DELETE FROM tenure.jobs WHERE queue = 'q100'").await;
+    lost.after.clear();
+    for after in ["q099", ""] {
+        look(&place, &mut lost).await;
+        assert_eq!(lost.after, after);
+    }
+}
+
+/// A queue with a consumer, of which a job counts as published, and no message is in the stream.
+async fn lost_job() -> Place {
+    let place = place().await;
+    place.tenure.queue().ensure_stream().await.unwrap();
+    place.tenure.queue().ensure_consumer("q").await.unwrap();
+    due(&place, "q", 1).await;
+    published_long_ago(&place).await;
+    place
+}
+
+#[tokio::test]
+async fn a_job_whose_message_is_lost_is_published_again_and_counted_once() {
+    let place = lost_job().await;
+    let counts = Counts::default();
+    let _recording = counts.record();
+    let again = || counts.of("tenure_recoveries_total{path=relay,reason=message_lost}");
+    let mut lost = lost();
+    let before = in_stream(&place).await;
+    assert_eq!((look(&place, &mut lost).await, again()), (1, 1));
+    assert_eq!(in_stream(&place).await - before, 1);
+    assert_eq!((look(&place, &mut lost).await, again()), (0, 1));
+}
+
+/// What came too late for the pause waits on the server.
+#[tokio::test]
+async fn the_messages_of_a_queue_that_was_paused_are_given_time() {
+    let place = lost_job().await;
+    let mut lost = lost();
+    place.execute("INSERT INTO tenure.queues (queue, paused_at) VALUES ('q', now())").await;
+    assert_eq!(look(&place, &mut lost).await, 0);
+    place.execute("DELETE FROM tenure.queues").await;
+    assert_eq!(look(&place, &mut lost).await, 0, "it was paused a moment ago");
+    let until = lost.paused["q"].saturating_duration_since(Instant::now());
+    assert!(until > seconds(5) && until <= seconds(6), "{until:?}");
+    lost.paused.insert("q".into(), Instant::now());
+    assert_eq!(look(&place, &mut lost).await, 1);
+    assert!(lost.paused.is_empty());
+}
+
+#[tokio::test]
+async fn a_job_cannot_have_a_message_left_by_what_the_stream_says() {
+    let place = place().await;
+    let store = place.tenure.store();
+    let at = |seconds: i64| DateTime::from_timestamp(1_795_000_000 + seconds, 0).unwrap();
+    let said = |pending, unacknowledged| Progress {
+        stream_created: "s".into(),
+        last_seq: 9,
+        delivered: 9,
+        pending,
+        unacknowledged,
+    };
+    let mut lost = lost();
+    let mut before = async |progress, now: DateTime<Utc>| {
+        lost.lost_before(store, "q", &progress, now, seconds(6)).await.unwrap()
+    };
+    assert_eq!(before(said(0, 0), at(100)).await, Some(at(98)), "all of it is acknowledged");
+    assert_eq!(before(said(0, 3), at(110)).await, Some(at(94)), "delivered by the last look");
+    assert_eq!(before(said(0, 3), at(120)).await, Some(at(104)));
+    // While messages wait, what they were at a moment says more; nothing is known of an earlier one.
+    assert_eq!(before(said(4, 3), at(130)).await, None);
+    assert_eq!(before(said(0, 3), at(140)).await, None, "it has not been delivered for long");
+    store.add_mark(at(0), "s", 9, seconds(2)).await.unwrap();
+    assert_eq!(before(said(4, 0), at(150)).await, Some(at(-6)), "less the margin");
+}

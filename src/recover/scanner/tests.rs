@@ -1,0 +1,71 @@
+//! Scanner: what one scan does, in a grace, too, and beside a job that Postgres does not let go of.
+
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
+use super::*;
+use crate::proof::{Place, place, seconds};
+
+async fn scan_now(place: &Place) -> Option<usize> {
+    place.execute("UPDATE tenure.scanner_state SET last_scan_at = now() - interval '31 s'").await;
+    scan(place.tenure.store(), "me", seconds(30), seconds(300)).await.unwrap()
+}
+
+async fn silent_jobs(place: &Place, n: usize) -> Vec<JobId> {
+    let mut jobs = Vec::new();
+    for _ in 0..n {
+        let job = place.claimed_by("dead").await.key.job;
+        place.make_stale(job).await;
+        jobs.push(job);
+    }
+    jobs
+}
+
+#[tokio::test]
+async fn a_scan_takes_silent_jobs_back_when_it_is_time_for_it() {
+    let place = place().await;
+    assert_eq!(scan_now(&place).await, Some(0));
+    assert_eq!(scan(place.tenure.store(), "me", seconds(30), seconds(300)).await.unwrap(), None);
+    silent_jobs(&place, 2).await;
+    place.claimed_by("alive").await;
+    assert_eq!(scan_now(&place).await, Some(2));
+    assert_eq!(place.value("SELECT count(*) FROM tenure.jobs WHERE status = 'queued'").await, "2");
+}
+
+/// Nothing is taken back; what else a scan does is done.
+#[tokio::test]
+async fn in_a_grace_owners_are_given_time_and_figures_are_counted_unless_something_is_wrong() {
+    let place = place().await;
+    place.execute("UPDATE tenure.scanner_state SET grace_until = now() + interval '1 h'").await;
+    let measured_at = "SELECT measured_at FROM tenure.scanner_state";
+    assert_eq!(scan_now(&place).await, Some(0));
+    let first = place.value(measured_at).await;
+    assert_ne!(first, "");
+    silent_jobs(&place, 1).await;
+    assert_eq!(scan_now(&place).await, Some(0));
+    assert_eq!(place.value("SELECT status FROM tenure.jobs").await, "processing");
+    assert_eq!(place.value(measured_at).await, first, "the scan stopped there");
+}
+
+#[tokio::test]
+async fn a_job_that_postgres_does_not_let_go_of_keeps_no_other_from_being_taken_back() {
+    let place = place().await;
+    let jobs = silent_jobs(&place, 5).await;
+    place
+        .execute(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS \
+             $$ BEGIN RAISE EXCEPTION 'too odd' USING ERRCODE = '22023'; END $$",
+        )
+        .await;
+    let trigger = format!(
+        "CREATE TRIGGER refuse BEFORE UPDATE ON tenure.jobs FOR EACH ROW WHEN (NEW.id = '{}') EXECUTE FUNCTION refuse()",
+        jobs[3]
+    );
+    place.execute(&trigger).await;
+    assert_eq!(reset_some(place.tenure.store(), &jobs, "me").await.unwrap(), 4);
+    let left =
+        place.value("SELECT string_agg(id::text, ' ') FROM tenure.jobs WHERE status = 'processing'").await;
+    assert_eq!(left, jobs[3].to_string());
+    // Where the statement itself fails, it is not tried for each of them.
+    place.execute("ALTER TABLE tenure.jobs RENAME TO hidden").await;
+    reset_some(place.tenure.store(), &jobs, "me").await.unwrap_err();
+}

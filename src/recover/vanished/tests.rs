@@ -1,0 +1,143 @@
+//! Vanished: who may judge, whom, and after which looks.
+
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
+use super::*;
+use crate::proof::{Place, place, seconds};
+
+const RENEW: Duration = seconds(10);
+
+fn timing() -> Timing {
+    Timing { renew_every: RENEW, ..Timing::DEFAULT }
+}
+
+/// A worker that renews its row every four seconds and was last seen so many renewals ago; it owns a job. Sooner than our
+/// own renewals: this process has just started, and judges nobody who has been silent for longer than it would take.
+async fn silent_for(place: &Place, renewals: f64, subject: &str) {
+    let claim = place.claimed_by("dead").await;
+    let sql = format!(
+        "INSERT INTO tenure.workers (worker_id, hostname, pid, queues, slots, version, probe_subject, renew_every, last_seen_at) \
+         VALUES ('dead', 'h', 1, '{{q}}', 1, '0', '{subject}', interval '4 s', \
+                 clock_timestamp() - interval '4 s' * {renewals})"
+    );
+    place.execute(&sql).await;
+    let sql = format!(
+        "UPDATE tenure.jobs SET last_activity_at = now() - interval '1 min' WHERE id = '{}'",
+        claim.key.job
+    );
+    place.execute(&sql).await;
+}
+
+async fn look_once(place: &Place) -> usize {
+    look(place.tenure.store(), place.tenure.queue(), &timing(), "me").await.unwrap()
+}
+
+/// As if the last look, or the suspicion, were so many renewals ago.
+async fn set(place: &Place, column: &str, renewals: f64) {
+    let sql = format!(
+        "UPDATE tenure.workers SET {column} = clock_timestamp() - interval '10 s' * {renewals} WHERE {column} IS NOT NULL"
+    );
+    place.execute(&sql).await;
+}
+
+async fn of(place: &Place, column: &str) -> String {
+    place.value(&format!("SELECT {column} FROM tenure.workers")).await
+}
+
+#[test]
+fn a_worker_looks_five_times_in_a_renewal() {
+    assert_eq!(look_every(&timing()), seconds(2));
+}
+
+#[test]
+fn who_has_seen_an_outage_judges_nobody_until_three_renewals_have_passed() {
+    let up = |postgres, nats, postgres_never_broke, nats_never_broke| Up {
+        postgres: seconds(postgres),
+        nats: seconds(nats),
+        postgres_never_broke,
+        nats_never_broke,
+    };
+    let settled = |up: Up| up.has_settled(&timing());
+    assert!(settled(up(30, 30, false, false)));
+    assert!(!settled(up(29, 30, false, false)) && !settled(up(30, 29, false, false)));
+    assert!(settled(up(1, 1, true, true)));
+    assert!(!settled(up(1, 1, true, false)) && !settled(up(1, 1, false, true)));
+    assert!(settled(up(31, 31, true, false)));
+}
+
+#[test]
+fn who_has_just_started_judges_those_who_renewed_their_row_shortly_before() {
+    let heard = |postgres, nats, within| {
+        let up = Up {
+            postgres: seconds(postgres),
+            nats: seconds(nats),
+            postgres_never_broke: true,
+            nats_never_broke: true,
+        };
+        up.heard_within(seconds(within), &timing()).map(|time| time.as_secs())
+    };
+    // A call of 10 s, and two fifths of a renewal.
+    assert_eq!((heard(13, 99, 10), heard(99, 13, 10), heard(14, 14, 10)), (Some(25), Some(25), None));
+    assert_eq!((heard(0, 0, 10), heard(1, 1, 10)), (Some(12), Some(13)));
+    // Three renewals at most.
+    assert_eq!((heard(29, 29, 100), heard(30, 30, 100)), (Some(41), None));
+}
+
+/// Two looks, far enough apart, and each for itself says that nobody is there.
+#[tokio::test]
+async fn a_worker_that_nobody_answers_for_on_two_looks_is_gone() {
+    let place = place().await;
+    silent_for(&place, 2.5, "nobody").await;
+    assert_eq!(look_once(&place).await, 0);
+    assert_ne!(of(&place, "suspected_at").await, "");
+    // Two fifths of a renewal apart; meanwhile others look, every fifth.
+    for (suspected, probed, taken) in [(0.35, 0.3, 0), (0.45, 0.15, 0), (0.45, 0.25, 1)] {
+        set(&place, "suspected_at", suspected).await;
+        set(&place, "probed_at", probed).await;
+        assert_eq!(look_once(&place).await, taken, "{suspected} {probed}");
+    }
+    assert_eq!(place.value("SELECT status FROM tenure.jobs").await, "queued");
+}
+
+/// Its row is only late, though nobody answers: it is asked again.
+#[tokio::test]
+async fn a_worker_that_has_missed_one_renewal_is_not_forgotten() {
+    let place = place().await;
+    silent_for(&place, 1.6, "nobody").await;
+    place.execute("DELETE FROM tenure.jobs").await;
+    assert_eq!(look_once(&place).await, 0);
+    assert_ne!(of(&place, "suspected_at").await, "");
+}
+
+#[tokio::test]
+async fn a_worker_that_answers_is_not_suspected_any_more() {
+    let place = place().await;
+    let subject = place.tenure.queue().new_probe_subject();
+    silent_for(&place, 2.5, &subject).await;
+    look_once(&place).await;
+    assert_ne!(of(&place, "suspected_at").await, "");
+    let mut control = place.tenure.queue().listen(&subject).await.unwrap();
+    let answers = tokio::spawn(async move { while control.next().await.is_some() {} });
+    set(&place, "probed_at", 1.0).await;
+    set(&place, "suspected_at", 1.0).await;
+    assert_eq!(look_once(&place).await, 0);
+    assert_eq!(of(&place, "suspected_at").await, "");
+    answers.abort();
+}
+
+/// It may be frozen: that is no news, neither good nor bad.
+#[tokio::test]
+async fn a_worker_that_is_there_and_does_not_answer_is_neither_suspected_nor_cleared() {
+    let place = place().await;
+    let subject = place.tenure.queue().new_probe_subject();
+    let _frozen = place.tenure.queue().listen(&subject).await.unwrap();
+    silent_for(&place, 2.5, &subject).await;
+    assert_eq!(look_once(&place).await, 0);
+    assert_eq!(of(&place, "suspected_at").await, "");
+    place
+        .execute("UPDATE tenure.workers SET suspected_at = now() - interval '1 min', probed_at = NULL")
+        .await;
+    assert_eq!(look_once(&place).await, 0);
+    assert_ne!(of(&place, "suspected_at").await, "");
+    assert_eq!(place.value("SELECT status FROM tenure.jobs").await, "processing");
+}
