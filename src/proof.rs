@@ -57,6 +57,10 @@ pub(crate) struct Place {
 }
 
 pub(crate) async fn place() -> Place {
+    place_with(|_| {}).await
+}
+
+pub(crate) async fn place_with(change: impl FnOnce(&mut Config)) -> Place {
     let shared = tokio::task::spawn_blocking(shared).await.unwrap();
     let n = NEXT.fetch_add(1, Ordering::Relaxed);
     let admin = PgPool::connect(&shared.servers.postgres.url()).await.unwrap();
@@ -66,6 +70,7 @@ pub(crate) async fn place() -> Place {
     config.stream = format!("P{n}");
     config.subject_prefix = format!("p{n}");
     config.runtime_dir = shared.folder.join(format!("run{n}"));
+    change(&mut config);
     let tenure = Tenure::connect(&config).await.unwrap();
     tenure.migrate().await.unwrap();
     let pool = PgPool::connect(&config.database_url).await.unwrap();
@@ -153,7 +158,10 @@ impl Place {
     }
 
     pub(crate) async fn running_under(&self, rules: Rules, worker: &str) -> Arc<RunningJob> {
-        let claim = self.claimed_by(worker).await;
+        self.run_claim(self.claimed_by(worker).await, rules)
+    }
+
+    pub(crate) fn run_claim(&self, claim: Claim, rules: Rules) -> Arc<RunningJob> {
         let message = Message {
             receipt: self.ticket(claim.key.job, claim.dispatch).receipt,
             dispatch: Some(claim.dispatch),

@@ -427,7 +427,7 @@ impl<S> JobContext<S> {
     }
 
     /// How long a transaction may keep the job from being taken back.
-    fn hold_limit(&self) -> Duration {
+    pub(super) fn hold_limit(&self) -> Duration {
         self.job.rules.stale_after / 4
     }
 
@@ -436,7 +436,7 @@ impl<S> JobContext<S> {
     }
 
     /// The job's row changed under a transaction: because the job was taken back, or not.
-    async fn conflict_or_lost(&self) -> ContextError {
+    pub(super) async fn conflict_or_lost(&self) -> ContextError {
         match self.store.still_mine(&[self.job.key]).await {
             Ok(mine) if mine.first().copied().flatten().is_none() => self.lost(),
             Ok(_) => self.conflict(),
@@ -445,7 +445,7 @@ impl<S> JobContext<S> {
     }
 
     /// Only a frozen worker sits idle between its last statement and the commit.
-    fn idle_limit(&self) -> String {
+    pub(super) fn idle_limit(&self) -> String {
         let limit = (self.job.rules.stale_after / 4).clamp(Duration::from_secs(1), IDLE_MAX);
         format!("{}ms", limit.as_millis())
     }

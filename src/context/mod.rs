@@ -413,3 +413,6 @@ impl JobError {
         std::iter::successors(Some(first), |error| error.source())
     }
 }
+
+#[cfg(all(test, feature = "dev"))]
+mod tests;
