@@ -178,6 +178,38 @@ impl Place {
     }
 }
 
+/// What is logged on the thread of a test, from level DEBUG.
+#[derive(Clone, Default)]
+pub(crate) struct Logs(Arc<Mutex<Vec<u8>>>);
+
+impl Logs {
+    /// Listens for as long as this is kept.
+    pub(crate) fn record(&self) -> tracing::subscriber::DefaultGuard {
+        let logs = self.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_max_level(tracing::Level::DEBUG)
+            .with_ansi(false)
+            .with_writer(move || logs.clone());
+        tracing::subscriber::set_default(subscriber.finish())
+    }
+
+    /// How often a line held this.
+    pub(crate) fn of(&self, text: &str) -> usize {
+        String::from_utf8_lossy(&self.0.lock().unwrap()).lines().filter(|line| line.contains(text)).count()
+    }
+}
+
+impl std::io::Write for Logs {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
 /// What is counted on the thread of a test.
 #[derive(Default)]
 pub(crate) struct Counts(Mutex<BTreeMap<String, Arc<Count>>>);

@@ -622,3 +622,6 @@ async fn can_send(queue: &Queue, unsent: &VecDeque<Unsent>) {
         None => std::future::pending().await,
     }
 }
+
+#[cfg(all(test, feature = "dev"))]
+mod tests;

@@ -188,18 +188,20 @@ async fn an_end_that_is_written_again_is_as_it_was_written_first() {
     for _ in 0..2 {
         assert_eq!(write(&settle, &done, Verdict::Complete(completes(&done))).await, Settled::Written);
     }
-    for (verdict, attempts, outcome) in [
-        ("retried", 5, "retried"),
-        ("retried", 1, "failed"),
-        ("failed", 5, "failed"),
-        ("cancelled", 5, "cancelled"),
-        ("snoozed", 5, "snoozed"),
+    let (usual, last) = ("max_attempts = 5", "max_attempts = 1");
+    for (verdict, with, outcome) in [
+        ("retried", usual, "retried"),
+        ("retried", last, "failed"),
+        ("retried", "cancel_requested_at = now()", "cancelled"),
+        ("failed", usual, "failed"),
+        ("cancelled", usual, "cancelled"),
+        ("snoozed", usual, "snoozed"),
     ] {
         let job = place.running(WORKER).await;
-        place.execute(&format!("UPDATE tenure.jobs SET max_attempts = {attempts}")).await;
+        place.execute(&format!("UPDATE tenure.jobs SET {with} WHERE id = '{}'", job.key.job)).await;
         for time in ["first", "again"] {
             let said = settle.end(ends(&job, verdict)).await;
-            assert_eq!(said, (outcome, Settled::Written), "{verdict} of {attempts}, {time}");
+            assert_eq!(said, (outcome, Settled::Written), "{verdict} with {with}, {time}");
         }
         // A completion of what ended otherwise is none.
         assert_eq!(write(&settle, &job, Verdict::Complete(completes(&job))).await, Settled::Lost);

@@ -1,0 +1,475 @@
+//! Publish: what becomes of a group of messages, whatever the stream says or does not say of them.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
+
+use futures::poll;
+
+use super::*;
+use crate::{
+    job::JobId,
+    proof::{Counts, Logs, Place, place, seconds},
+};
+
+const WITHIN: Duration = seconds(10);
+
+/// A publisher that runs only when the test says so, and what producers hand to it.
+struct Parts {
+    place: Place,
+    publications: Publications,
+    publisher: Publisher,
+    handed: mpsc::UnboundedReceiver<Handed>,
+    confirmations: Confirmations,
+}
+
+async fn parts() -> Parts {
+    let place = place().await;
+    let (store, queue) = (place.tenure.store().clone(), place.tenure.queue().clone());
+    queue.ensure_stream().await.unwrap();
+    let (sender, handed) = mpsc::unbounded_channel();
+    let confirmations = queue.confirmations().await.unwrap();
+    let (reply_to, gives_up, groups) = (confirmations.reply_to(), GivesUp::default(), Groups::default());
+    let publisher = Publisher {
+        store,
+        queue: queue.clone(),
+        reply_to: reply_to.clone(),
+        publish_within: WITHIN,
+        gives_up: gives_up.clone(),
+        groups: groups.clone(),
+        unsent: VecDeque::new(),
+        failed: Vec::new(),
+        of_failed: Vec::new(),
+        ended: 0,
+        heard_at: None,
+    };
+    let publications = Publications {
+        queue,
+        reply_to,
+        groups,
+        handed: sender,
+        room: Arc::new(Semaphore::new(WAITING_MAX)),
+        stalled: Arc::default(),
+        unread: Arc::default(),
+        gives_up,
+        pending: Pending::default(),
+        publish_within: WITHIN,
+    };
+    Parts { place, publications, publisher, handed, confirmations }
+}
+
+impl Parts {
+    async fn message(&self) -> Prepared {
+        let job = self.place.job().await;
+        self.message_of(job)
+    }
+
+    fn message_of(&self, job: JobId) -> Prepared {
+        // Not the dispatch under which it was published when it was enqueued.
+        let (queue, kind) = ("q".into(), "k".into());
+        let ticket = Ticket { job, queue, kind, dispatch: 2, clear_reason: None, trace_context: None };
+        self.publications.prepare(&ticket)
+    }
+
+    /// A group of so many messages under way, none of which was sent.
+    async fn group(&self, messages: usize, until: Instant) -> u64 {
+        let mut jobs = Vec::new();
+        for _ in 0..messages {
+            jobs.push(Some(self.place.job().await));
+        }
+        let held = self.held().await;
+        let group =
+            Group { left: jobs.len(), jobs, confirmed: 0, failed: Vec::new(), error: None, held, until };
+        self.publications.groups.add(group).unwrap().0
+    }
+
+    async fn held(&self) -> Held {
+        let room = self.publications.room(1).await.unwrap();
+        Held { _room: room, _token: self.publications.pending.token() }
+    }
+
+    fn under_way(&self) -> usize {
+        self.publications.groups.lock().groups.len()
+    }
+
+    async fn in_stream(&self) -> u64 {
+        // Those of the enqueues that made the jobs.
+        self.place.tenure.flush().await;
+        self.place.tenure.queue().stream_state().await.unwrap().1
+    }
+
+    /// How many rows are left to the relay.
+    async fn left_to_the_relay(&self) -> String {
+        self.place.value("SELECT count(*) FROM tenure.jobs WHERE publish_at IS NOT NULL").await
+    }
+
+    /// What was handed to the task, in a word each.
+    fn was_handed(&mut self) -> Vec<&'static str> {
+        let mut was = Vec::new();
+        while let Ok(handed) = self.handed.try_recv() {
+            was.push(match handed {
+                Handed::First => "first",
+                Handed::Unsent(_) => "unsent",
+                Handed::Failed(_) => "failed",
+            });
+        }
+        was
+    }
+}
+
+fn confirmed(group: u64, place: usize) -> Confirmation {
+    Confirmation { group, place, said: Ok(()) }
+}
+
+fn refused(group: u64, place: usize) -> Confirmation {
+    Confirmation { group, place, said: Err(silence()) }
+}
+
+fn later() -> Instant {
+    Instant::now() + WITHIN
+}
+
+fn before(time: Duration) -> Instant {
+    Instant::now().checked_sub(time).unwrap()
+}
+
+#[tokio::test]
+async fn each_group_has_a_number_of_its_own_and_the_first_wakes_the_task() {
+    let parts = parts().await;
+    let mut added = Vec::new();
+    for _ in 0..3 {
+        let group = Group {
+            jobs: Vec::new(),
+            left: 0,
+            confirmed: 0,
+            failed: Vec::new(),
+            error: None,
+            held: parts.held().await,
+            until: later(),
+        };
+        added.push(parts.publications.groups.add(group).unwrap());
+    }
+    assert_eq!(added, [(0, true), (1, false), (2, false)]);
+    let groups = parts.publications.groups.clone();
+    let until = parts.publisher.next_deadline().unwrap();
+    assert!(until > Instant::now() && groups.lock().is_watched);
+    groups.lock().deadlines.clear();
+    assert_eq!(parts.publisher.next_deadline(), None);
+    assert!(!groups.lock().is_watched, "the next producer wakes it");
+    // Nothing is confirmed once the task has ended.
+    drop(parts.publisher);
+    assert!(groups.lock().is_over && groups.lock().groups.is_empty());
+}
+
+#[test]
+fn a_stream_that_was_silent_is_left_alone_for_a_second_or_until_it_speaks() {
+    let gives_up = GivesUp::default();
+    assert!(!gives_up.is_on());
+    gives_up.begin();
+    assert!(gives_up.is_on());
+    let until = gives_up.until().unwrap();
+    assert!(until > Instant::now() && until <= Instant::now() + GIVES_UP_FOR);
+    *gives_up.until() = Some(before(Duration::from_millis(1)));
+    assert!(!gives_up.is_on());
+    gives_up.begin();
+    gives_up.end();
+    assert!(!gives_up.is_on());
+}
+
+#[tokio::test]
+async fn who_waits_waits_for_what_began_before_and_not_for_what_comes_later() {
+    let pending = Pending::default();
+    let first = pending.token();
+    let mut one = Box::pin(pending.wait());
+    assert!(poll!(&mut one).is_pending());
+    let later = pending.token();
+    let mut two = Box::pin(pending.wait());
+    assert!(poll!(&mut two).is_pending());
+    drop(later);
+    assert!(poll!(&mut two).is_pending(), "the first is under way");
+    let _last = pending.token();
+    drop(first);
+    one.await;
+    two.await;
+    let mut three = Box::pin(pending.wait());
+    assert!(poll!(&mut three).is_pending());
+}
+
+/// One caller with very many rows leaves room for others; and one second of waiting is enough for all.
+#[tokio::test]
+async fn room_is_waited_for_once() {
+    let parts = parts().await;
+    let (publications, logs) = (&parts.publications, Logs::default());
+    let _listening = logs.record();
+    let said = || logs.of("the stream confirms too slowly");
+    let mut taken = vec![publications.room(1_000_000).await.unwrap()];
+    assert_eq!(publications.room.available_permits(), WAITING_MAX * 3 / 4);
+    for _ in 0..3 {
+        taken.push(publications.room(1_000_000).await.unwrap());
+    }
+    let began = Instant::now();
+    assert!(publications.room(1).await.is_none() && began.elapsed() >= ROOM_WITHIN);
+    let began = Instant::now();
+    assert!(publications.room(1).await.is_none() && began.elapsed() < ROOM_WITHIN / 2);
+    assert_eq!(said(), 1);
+    taken.pop();
+    assert!(publications.room(1).await.is_some() && !publications.stalled.load(Ordering::Acquire));
+    assert_eq!(said(), 2, "and that it is over");
+}
+
+/// What cannot be sent by its own caller is the task's.
+#[tokio::test]
+async fn a_caller_sends_its_messages_itself_unless_nobody_takes_them() {
+    let mut parts = parts().await;
+    let before = parts.in_stream().await;
+    let messages = vec![parts.message().await, parts.message().await];
+    let enqueued = parts.in_stream().await - before;
+    let room = parts.publications.room(2).await.unwrap();
+    parts.publications.publish(messages, room).await;
+    assert_eq!(parts.was_handed(), ["first"]);
+    let until = parts.publications.groups.lock().groups[&0].until;
+    assert!(until > Instant::now(), "the stream has time to confirm them");
+    for _ in 0..2 {
+        let confirmation = parts.confirmations.next().await.unwrap();
+        parts.publisher.note(confirmation);
+    }
+    assert_eq!((parts.under_way(), parts.in_stream().await - before), (0, enqueued + 2));
+    for nobody in ["silent", "unread"] {
+        parts.publications.gives_up.end();
+        parts.publications.unread.store(nobody == "unread", Ordering::Release);
+        if nobody == "silent" {
+            parts.publications.gives_up.begin();
+        }
+        let messages = vec![parts.message().await];
+        let room = parts.publications.room(1).await.unwrap();
+        parts.publications.publish(messages, room).await;
+        assert_eq!(parts.was_handed(), ["unsent"], "{nobody}");
+    }
+    // Nothing to publish is nothing.
+    let room = parts.publications.room(1).await.unwrap();
+    parts.publications.publish(Vec::new(), room).await;
+    assert_eq!(parts.under_way(), 2);
+}
+
+/// Sent or not: the relay's message is another dispatch.
+#[tokio::test]
+async fn a_group_that_is_dropped_in_the_middle_is_the_tasks() {
+    let mut parts = parts().await;
+    let unsent = |parts: &Parts, messages: Vec<Prepared>| Unsent {
+        group: 4,
+        place: 0,
+        messages: messages.into_iter(),
+        until: parts.publications.groups.lock().deadlines.front().map_or_else(later, |(until, _)| *until),
+    };
+    let handed = parts.publications.handed.clone();
+    let rest = unsent(&parts, vec![parts.message().await]);
+    drop(Sending { unsent: Some(rest), in_hand: Some((4, 0)), handed: &handed });
+    assert_eq!(parts.was_handed(), ["failed", "unsent"]);
+    let all = unsent(&parts, vec![parts.message().await, parts.message().await]);
+    let mut sending = Sending { unsent: Some(all), in_hand: None, handed: &handed };
+    sending.send_all(parts.place.tenure.queue(), &parts.publications.reply_to).await;
+    drop(sending);
+    assert_eq!(parts.was_handed(), Vec::<&str>::new());
+    let mut places = Vec::new();
+    for _ in 0..2 {
+        let Confirmation { group, place, said } = parts.confirmations.next().await.unwrap();
+        said.unwrap();
+        places.push((group, place));
+    }
+    assert_eq!(places, [(4, 0), (4, 1)]);
+}
+
+/// Until NATS has read what was sent, nobody waits for it.
+#[tokio::test]
+async fn a_server_that_reads_too_slowly_is_waited_for_by_one_task_alone() {
+    let parts = parts().await;
+    let publications = &parts.publications;
+    publications.written().await;
+    assert!(!publications.unread.load(Ordering::Acquire), "all is written");
+    let logs = Logs::default();
+    let _listening = logs.record();
+    publications.note_unread();
+    publications.note_unread();
+    assert!(publications.unread.load(Ordering::Acquire));
+    assert_eq!(logs.of("NATS reads too slowly"), 1);
+    let began = Instant::now();
+    while publications.unread.load(Ordering::Acquire) {
+        assert!(began.elapsed() < seconds(20), "it has caught up");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn the_first_that_is_said_of_a_message_counts() {
+    let mut parts = parts().await;
+    let group = parts.group(3, later()).await;
+    parts.place.tenure.flush().await;
+    let counts = Counts::default();
+    let _recording = counts.record();
+    let published = || counts.of("tenure_published_total{}");
+    parts.publications.gives_up.begin();
+    parts.publisher.note(refused(group, 0));
+    assert!(parts.publications.gives_up.is_on() && parts.publisher.heard_at.is_none());
+    for again in [confirmed(group, 0), confirmed(group + 7, 0), confirmed(group, 9)] {
+        parts.publisher.note(again);
+    }
+    assert!(parts.publications.gives_up.is_on(), "none of these was waited for");
+    parts.publisher.note(confirmed(group, 1));
+    assert!(!parts.publications.gives_up.is_on() && parts.publisher.heard_at.is_some());
+    assert_eq!((parts.under_way(), published()), (1, 0), "one is left");
+    parts.publisher.note(confirmed(group, 2));
+    assert_eq!((parts.under_way(), published()), (0, 2));
+    parts.publications.wait().await;
+    assert_eq!(parts.left_to_the_relay().await, "1");
+}
+
+/// Failures are handed over together: with the last group, by the five hundred, or after as many groups.
+#[tokio::test]
+async fn what_has_failed_is_handed_to_the_relay_by_the_many() {
+    let mut parts = parts().await;
+    let ended = |parts: &Parts, held: Held, failed: usize| Group {
+        jobs: Vec::new(),
+        left: 0,
+        confirmed: 0,
+        failed: (0..failed).map(|_| JobId::generate()).collect(),
+        error: (failed > 0).then(silence),
+        held,
+        until: parts.publications.groups.lock().deadlines.front().map_or_else(later, |(until, _)| *until),
+    };
+    parts.group(1, later()).await;
+    let logs = Logs::default();
+    let _listening = logs.record();
+    // Failed before, groups that end with so many failures, and how many are left.
+    for (before, failed, left) in
+        [(0, 3, 3), (3, 0, 3), (FAILED_MAX - 2, 1, FAILED_MAX - 1), (FAILED_MAX - 1, 1, 0)]
+    {
+        parts.publisher.failed = (0..before).map(|_| JobId::generate()).collect();
+        let held = parts.held().await;
+        let group = ended(&parts, held, failed);
+        parts.publisher.end(group);
+        assert_eq!(parts.publisher.failed.len(), left, "{before} and {failed}");
+    }
+    assert_eq!(logs.of("publish failed; the relay will retry"), 1, "the first of each hand-over");
+    parts.publisher.failed = vec![JobId::generate()];
+    parts.publisher.ended = FAILED_MAX - 2;
+    for left in [1, 0] {
+        let held = parts.held().await;
+        let group = ended(&parts, held, 0);
+        parts.publisher.end(group);
+        assert_eq!(parts.publisher.failed.len(), left, "a group of many, and nothing failed since");
+    }
+    parts.publications.groups.lock().groups.clear();
+    let held = parts.held().await;
+    let group = ended(&parts, held, 1);
+    parts.publisher.end(group);
+    assert!(parts.publisher.failed.is_empty(), "it was the last");
+    parts.publications.wait().await;
+}
+
+/// A group whose messages were sent later has more time; one whose messages wait to be sent has all the time it needs.
+#[tokio::test]
+async fn what_the_stream_has_not_confirmed_in_time_has_failed() {
+    let mut parts = parts().await;
+    let past = before(Duration::from_millis(1));
+    let (late, early) = (parts.group(2, past).await, parts.group(1, past).await);
+    let waiting = parts.group(1, past).await;
+    let (sent_later, timely) = (parts.group(1, past).await, parts.group(1, later()).await);
+    {
+        let mut under_way = parts.publications.groups.lock();
+        under_way.groups.get_mut(&sent_later).unwrap().until = later();
+        // Confirmed meanwhile.
+        under_way.groups.remove(&early);
+    }
+    let messages = Vec::new().into_iter();
+    parts.publisher.unsent.push_back(Unsent { group: waiting, place: 0, messages, until: later() });
+    parts.publisher.note(confirmed(late, 0));
+    parts.publisher.heard_at = None;
+    parts.publisher.end_late();
+    let mut left: Vec<_> = parts.publications.groups.lock().groups.keys().copied().collect();
+    left.sort_unstable();
+    assert_eq!(left, [waiting, sent_later, timely]);
+    assert_eq!(parts.publications.groups.lock().deadlines.len(), 1, "the timely one's");
+    assert_eq!(parts.publisher.failed.len(), 1);
+    assert!(parts.publications.gives_up.is_on(), "the stream was silent all the time");
+}
+
+/// A connection that broke in between has taken confirmations with it.
+#[tokio::test]
+async fn a_stream_that_has_spoken_since_is_not_silent() {
+    for (heard, is_silent) in [(WITHIN / 2, false), (WITHIN * 3 / 2, true)] {
+        let mut parts = parts().await;
+        parts.group(1, before(Duration::from_millis(1))).await;
+        parts.publisher.heard_at = Some(before(heard));
+        parts.publisher.end_late();
+        assert_eq!(parts.under_way(), 0);
+        assert_eq!(parts.publications.gives_up.is_on(), is_silent, "{heard:?} ago");
+        parts.publications.wait().await;
+        assert_eq!(parts.left_to_the_relay().await, "1");
+    }
+}
+
+#[tokio::test]
+async fn what_has_waited_longest_is_sent_first_and_has_its_time_from_then_on() {
+    let mut parts = parts().await;
+    let past = before(Duration::from_millis(1));
+    let group = parts.group(2, past).await;
+    let before = parts.in_stream().await;
+    let messages = vec![parts.message().await, parts.message().await];
+    let enqueued = parts.in_stream().await - before;
+    let unsent =
+        |messages: Vec<Prepared>| Unsent { group, place: 0, messages: messages.into_iter(), until: past };
+    parts.publisher.unsent.push_back(unsent(messages));
+    can_send(parts.place.tenure.queue(), &parts.publisher.unsent).await;
+    parts.publisher.send_first().await;
+    assert!(parts.publications.groups.lock().groups[&group].until > Instant::now());
+    for place in 0..2 {
+        let confirmation = parts.confirmations.next().await.unwrap();
+        assert_eq!((confirmation.group, confirmation.place), (group, place));
+        parts.publisher.note(confirmation);
+    }
+    assert_eq!((parts.in_stream().await - before, parts.under_way()), (enqueued + 2, 0));
+    parts.publisher.send_first().await;
+    // While the stream is silent none is sent.
+    let group = parts.group(1, later()).await;
+    let messages = vec![parts.message().await].into_iter();
+    parts.publisher.unsent.push_back(Unsent { group, place: 0, messages, until: later() });
+    parts.publications.gives_up.begin();
+    let before = parts.in_stream().await;
+    parts.publisher.send_first().await;
+    assert_eq!((parts.in_stream().await, parts.under_way()), (before, 0));
+    parts.publications.wait().await;
+    assert_eq!(parts.left_to_the_relay().await, "1");
+    assert!(poll!(&mut Box::pin(can_send(parts.place.tenure.queue(), &VecDeque::new()))).is_pending());
+}
+
+/// The task ends with its last producer, and not before what it was handed is confirmed or has failed.
+#[tokio::test]
+async fn the_task_lives_as_long_as_a_producer_or_a_group() {
+    let parts = parts().await;
+    let group = parts.group(1, later()).await;
+    let Parts { place, publications, publisher, handed, confirmations } = parts;
+    let (groups, sender) = (publications.groups.clone(), publications.handed.clone());
+    let mut task = Box::pin(publisher.run_on(handed, confirmations));
+    let pause = || tokio::time::sleep(Duration::from_millis(50));
+    tokio::select! {
+        () = &mut task => panic!("a group is under way"),
+        () = pause() => {}
+    }
+    sender.send(Handed::Failed(confirmed(group, 0))).unwrap();
+    tokio::select! {
+        () = &mut task => panic!("there is a producer"),
+        () = pause() => {}
+    }
+    assert!(groups.lock().groups.is_empty());
+    drop((publications, sender));
+    timeout(seconds(5), task).await.unwrap();
+    assert!(groups.lock().is_over);
+    drop(place);
+}
+
+#[tokio::test]
+async fn work_that_is_waited_for_is_done() {
+    let parts = parts().await;
+    let (done, is_done) = tokio::sync::oneshot::channel();
+    parts.publications.spawn(async move { done.send(()).unwrap() });
+    parts.publications.wait().await;
+    is_done.await.unwrap();
+}
