@@ -23,11 +23,12 @@ const WORKER: &str = "worker";
 const BOTH: [Isolation; 2] = [Isolation::ReadCommitted, Isolation::RepeatableRead];
 
 /// A job that runs, as its handler sees it.
+#[expect(dead_code, reason = "the reservation is kept")]
 struct One {
     place: Place,
     context: JobContext,
     running: Running,
-    _reservation: Reservation,
+    reservation: Reservation,
 }
 
 async fn one() -> One {
@@ -45,11 +46,11 @@ async fn one_in(place: Place, rules: Rules) -> One {
     claim.checkpoint = Some("12".into());
     let job = place.run_claim(claim, rules);
     let running = Running::default();
-    let _reservation = run_in(&running, &job);
+    let reservation = run_in(&running, &job);
     let store = place.tenure.store().clone();
     let heartbeat = Heartbeat::new(store.clone(), running.clone(), Timing::DEFAULT, WORKER.into());
     let context = JobContext { job, state: Arc::new(()), store, heartbeat, checkpoint_bytes_max: 10 };
-    One { place, context, running, _reservation }
+    One { place, context, running, reservation }
 }
 
 impl One {
@@ -364,13 +365,13 @@ async fn a_transaction_whose_first_statement_meets_a_change_is_begun_anew() {
     done.unwrap();
     assert_eq!(one.done().await, "1");
     // A conflict that the closure itself tells of is not tried again.
-    static RUNS: AtomicU32 = AtomicU32::new(0);
-    let job = one.context.id();
+    let (job, runs) = (one.context.id(), Arc::new(AtomicU32::new(0)));
+    let run = runs.clone();
     let error = one.context.fenced_tx_with(Isolation::RepeatableRead, move |_| {
-        RUNS.fetch_add(1, Ordering::Relaxed);
+        run.fetch_add(1, Ordering::Relaxed);
         Box::pin(async move { Err::<(), _>(ContextError::Conflict { job }.into()) })
     });
-    assert_eq!((said(&error.await.unwrap_err()), RUNS.load(Ordering::Relaxed)), ("conflict", 1));
+    assert_eq!((said(&error.await.unwrap_err()), runs.load(Ordering::Relaxed)), ("conflict", 1));
 }
 
 async fn sleepers(pool: &PgPool) -> i64 {

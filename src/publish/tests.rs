@@ -1,6 +1,6 @@
 //! Publish: what becomes of a group of messages, whatever the stream says or does not say of them.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use futures::poll;
 

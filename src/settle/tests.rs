@@ -1,6 +1,6 @@
 //! Settle: what is written about an attempt's end, and what is done when it cannot be.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::{sync::atomic::Ordering, time::Instant};
 

@@ -81,7 +81,7 @@ fn the_margins_are_parts_of_the_time_that_a_publication_may_take() {
 async fn looks_go_round_all_queues() {
     let place = place().await;
     place.tenure.queue().ensure_stream().await.unwrap();
-    for n in 0..QUEUES_MAX + 1 {
+    for n in 0..=QUEUES_MAX {
         due(&place, &format!("q{n:03}"), 1).await;
     }
     published_long_ago(&place).await;
