@@ -160,6 +160,7 @@ impl Tenure {
             first,
         };
         let (next_at, is_new) = self.store().put_schedule(&new).await?;
+        self.queue().announce_schedules().await;
         Ok(Scheduled { next_at, is_new })
     }
 
@@ -191,6 +192,7 @@ impl Tenure {
             let next =
                 ticks.after(now).ok_or_else(|| ScheduleError::Never { cron: schedule.cron.clone() })?;
             if let Some(next_at) = self.store().resume_schedule(&schedule, next).await? {
+                self.queue().announce_schedules().await;
                 return Ok(next_at);
             }
         }

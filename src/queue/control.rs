@@ -41,6 +41,9 @@ struct Announcement {
     /// Whether turns have become free.
     #[serde(default)]
     turns: bool,
+    /// Whether a schedule has another next tick.
+    #[serde(default)]
+    schedules: bool,
 }
 
 /// What is said to all workers.
@@ -52,6 +55,8 @@ pub(crate) enum Announced {
     Settings,
     /// A worker that stops has left its turns.
     Turns,
+    /// A schedule was added, changed or resumed.
+    Schedules,
 }
 
 /// What is said to this process.
@@ -123,6 +128,13 @@ impl Queue {
         }
     }
 
+    /// Tells the worker that ticks that a schedule may have its next tick soon. Without NATS it finds out by itself.
+    pub(crate) async fn announce_schedules(&self) {
+        if tokio::time::timeout(ANNOUNCED_WITHIN, self.connected()).await.is_ok() {
+            self.announce(&Announcement { schedules: true, ..Announcement::default() }).await;
+        }
+    }
+
     async fn announce(&self, announcement: &Announcement) {
         if let Ok(body) = serde_json::to_vec(announcement) {
             // On one subject: an older worker hears of no cancelled jobs, and does nothing.
@@ -147,6 +159,7 @@ impl Control {
                     match serde_json::from_slice::<Announcement>(&announcement?.payload) {
                         Ok(Announcement { settings: true, .. }) => return Some(Announced::Settings),
                         Ok(Announcement { turns: true, .. }) => return Some(Announced::Turns),
+                        Ok(Announcement { schedules: true, .. }) => return Some(Announced::Schedules),
                         Ok(announcement) => return Some(Announced::Cancelled(announcement.cancelled)),
                         Err(error) => tracing::warn!(%error, "an announcement that tenure did not write"),
                     }

@@ -73,6 +73,11 @@ impl<S: Send + Sync + 'static> Shared<S> {
                         sleep(turns::keep_every(&self.timing).mul_f64(rand::random())).await;
                         self.turns.ask();
                     }
+                    Some(Announced::Schedules) => {
+                        if self.turns.has(Turn::Relay) {
+                            self.turns.ask();
+                        }
+                    }
                     None => {
                         sleep(Duration::from_millis(100)).await;
                         control = self.listen_anew().await;

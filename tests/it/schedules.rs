@@ -57,6 +57,40 @@ async fn of_many_workers_one_enqueues_the_job_of_a_tick() {
     assert_eq!(last, "(t)");
 }
 
+/// The worker that ticks asks every five seconds here, and has just asked.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schedule_that_is_added_or_resumed_has_its_next_tick_in_time() {
+    let bench = bench_with(|config| {
+        config.timing = tenure::Timing::DEFAULT;
+        config.timing.relay_every = Duration::from_millis(500);
+        config.timing.renew_every = Duration::from_secs(60);
+        config.timing.scan_every = Duration::from_secs(60);
+    })
+    .await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    let worker = worker(&bench);
+    let asked = || async { bench.text("SELECT until FROM tenure.turns WHERE turn = 'relay'").await };
+    bench.until("EXISTS (SELECT FROM tenure.turns WHERE turn = 'relay' AND until > clock_timestamp())").await;
+    for step in ["added", "resumed"] {
+        let before = asked().await;
+        while asked().await == before {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let ticks = bench.count("tenure.all_jobs").await;
+        if step == "added" {
+            bench.tenure.put_schedule(every_second("s")).await.unwrap();
+        } else {
+            bench.tenure.resume_schedule("s").await.unwrap();
+        }
+        let began = std::time::Instant::now();
+        bench.until(&format!("(SELECT count(*) FROM tenure.all_jobs) > {ticks}")).await;
+        // A second until the tick; the worker would have asked after four or more.
+        assert!(began.elapsed() < Duration::from_secs(3), "{step}: {:?}", began.elapsed());
+        bench.tenure.pause_schedule("s").await.unwrap();
+    }
+    worker.stop().await;
+}
+
 /// The interleaving is forced: a tick's statement twice with what both had read.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_tick_that_was_taken_is_not_taken_again() {
