@@ -122,6 +122,20 @@ impl Place {
             .unwrap_or_else(|error| panic!("{sql}: {error}"))
     }
 
+    /// Postgres raises this the first time that a job is written from now on, and never again.
+    pub(crate) async fn raise_once(&self, code: &str) {
+        self.execute("CREATE SEQUENCE tenure.raised").await;
+        let function = format!(
+            "CREATE FUNCTION raise_once() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+             IF nextval('tenure.raised') = 1 THEN RAISE EXCEPTION 'once' USING ERRCODE = '{code}'; END IF; \
+             RETURN NEW; END $$"
+        );
+        self.execute(&function).await;
+        let trigger =
+            "CREATE TRIGGER once BEFORE UPDATE ON tenure.jobs FOR EACH ROW EXECUTE FUNCTION raise_once()";
+        self.execute(trigger).await;
+    }
+
     /// A job of queue `q` and kind `k`.
     pub(crate) async fn job(&self) -> JobId {
         self.tenure.enqueue(JobRequest::new("q", "k", serde_json::json!({}))).await.unwrap().id
@@ -193,9 +207,14 @@ impl Logs {
         tracing::subscriber::set_default(subscriber.finish())
     }
 
-    /// How often a line held this.
+    /// The lines with this in them.
+    pub(crate) fn lines(&self, text: &str) -> Vec<String> {
+        let all = self.0.lock().unwrap();
+        String::from_utf8_lossy(&all).lines().filter(|line| line.contains(text)).map(str::to_owned).collect()
+    }
+
     pub(crate) fn of(&self, text: &str) -> usize {
-        String::from_utf8_lossy(&self.0.lock().unwrap()).lines().filter(|line| line.contains(text)).count()
+        self.lines(text).len()
     }
 }
 

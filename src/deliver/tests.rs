@@ -307,23 +307,6 @@ async fn a_job_whose_kind_was_unknown_for_too_long_is_a_dead_letter_that_says_so
     assert!(error.starts_with("no worker knew the kind \"k\" within 1.5 h"), "{error}");
 }
 
-/// Postgres raises this the first time that a job is written, and never again.
-async fn raise_once(place: &Place, code: &str) {
-    place.execute("CREATE SEQUENCE tenure.raised").await;
-    place
-        .execute(&format!(
-            "CREATE FUNCTION raise_once() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
-             IF nextval('tenure.raised') = 1 THEN RAISE EXCEPTION 'once' USING ERRCODE = '{code}'; END IF; \
-             RETURN NEW; END $$"
-        ))
-        .await;
-    place
-        .execute(
-            "CREATE TRIGGER once BEFORE UPDATE ON tenure.jobs FOR EACH ROW EXECUTE FUNCTION raise_once()",
-        )
-        .await;
-}
-
 fn request(job: JobId) -> ClaimRequest {
     ClaimRequest {
         job,
@@ -367,7 +350,7 @@ async fn jobs_are_claimed_beside_one_that_is_locked() {
         for _ in 0..jobs {
             part.push(request(place.job().await));
         }
-        raise_once(&place, code).await;
+        place.raise_once(code).await;
         assert_eq!(came_of(&claim_all(&claimant(&deliver), &part).await), expected, "{code}");
     }
     let place = place().await;
@@ -391,7 +374,7 @@ async fn a_limited_queue_that_others_claim_of_gives_nothing_for_now() {
         place.tenure.limit_queue("q", QueueLimits::new().max_running(5)).await.unwrap();
         let deliver = deliver_at_once(&place);
         let part = [request(place.job().await)];
-        raise_once(&place, code).await;
+        place.raise_once(code).await;
         let claimant = claimant(&deliver);
         let slots = deliver.slots["q"].clone();
         assert_eq!(came_of(&claim_limited(&claimant, &slots, &part).await), [expected]);

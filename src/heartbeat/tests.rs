@@ -1,14 +1,15 @@
 //! Heartbeat: what is written of running jobs and when, and what a refusal means.
 
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
 
 use futures::poll;
 use sqlx::{Postgres, Transaction};
+use tracing::Instrument;
 
 use super::*;
 use crate::{
-    proof::{Counts, Place, RULES, ago, place, run_in, seconds},
-    running::{Reservation, Rules},
+    proof::{Counts, Logs, Place, RULES, ago, place, run_in, seconds},
+    running::{Message, Reservation, Rules},
 };
 
 const WORKER: &str = "worker";
@@ -116,7 +117,7 @@ async fn what_is_in_a_hurry_is_written_at_once() {
         assert!(one.job.pulse().pending.is_none());
     };
     tokio::select! {
-        () = one.heartbeat.write_for_ever() => {}
+        () = one.heartbeat.write_for_ever() => panic!("it writes for ever"),
         () = story => {}
     }
 }
@@ -176,6 +177,50 @@ async fn a_report_that_is_refused_silences_neither_its_own_job_nor_another() {
     assert_eq!(one.place.value(&progress).await, "50");
     assert!(one.job.pulse().pending.is_none() && other.pulse().pending.is_none());
     assert!(one.job.pulse().trying_since.is_none() && other.pulse().trying_since.is_none());
+}
+
+/// A statement that fails as a whole is not tried for each of its jobs.
+#[tokio::test]
+async fn reports_whose_statement_is_not_refused_for_what_they_say_wait_together() {
+    let one = one().await;
+    let other = one.place.running(WORKER).await;
+    one.place.raise_once("57014").await;
+    for job in [&one.job, &other] {
+        Heartbeat::report(job, half(job));
+    }
+    one.heartbeat.write(&[one.job.clone(), other.clone()]).await.unwrap_err();
+    assert!(one.job.pulse().pending.is_some() && other.pulse().pending.is_some());
+    assert_eq!(one.of("progress").await, "");
+}
+
+/// In the span of its attempt, which says of which job it is; after that has ended, in words.
+#[tokio::test]
+async fn a_refused_write_is_logged_with_its_job() {
+    let place = place().await;
+    let logs = Logs::default();
+    let _listening = logs.record();
+    let span = tracing::info_span!("attempt");
+    for (is_ending, is_inside, names_it) in [(false, false, false), (true, false, true), (true, true, false)]
+    {
+        let claim = place.claimed_by(WORKER).await;
+        let message = Message { receipt: place.ticket(claim.key.job, 1).receipt, dispatch: None };
+        let job = RunningJob::new(claim, message, RULES, span.id());
+        let store = place.tenure.store().clone();
+        let heartbeat = Heartbeat::new(store, Running::default(), Timing::DEFAULT, WORKER.into());
+        if is_ending {
+            job.end();
+        }
+        let lost = heartbeat.lost(&job, "progress");
+        if is_inside {
+            lost.instrument(span.clone()).await
+        } else {
+            lost.await
+        }
+        let named = logs.lines(&job.key.job.to_string());
+        let named = named.iter().any(|line| line.contains(REFUSED));
+        assert_eq!(named, names_it, "{is_ending} {is_inside}");
+    }
+    assert_eq!(logs.lines(REFUSED).len(), 3);
 }
 
 /// Locked by somebody: it is ours, and waits.
@@ -472,7 +517,7 @@ async fn a_job_that_cannot_be_written_is_cut_off_unless_this_process_has_just_sl
         assert!(one.job.is_cut_off() && !healthy.is_cut_off());
     };
     tokio::select! {
-        () = one.heartbeat.watch() => {}
+        () = one.heartbeat.watch() => panic!("it watches for ever"),
         () = story => {}
     }
 }
