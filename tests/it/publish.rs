@@ -231,7 +231,8 @@ async fn a_transaction_that_is_rolled_back_or_lasts_leaves_its_jobs_to_the_relay
     worker.stop().await;
 }
 
-/// Between the commit and the message: killed, and nobody can tell but by the message that does not come.
+/// Between the commit and the message: killed, and nobody can tell but by the message that does not come. A hundred
+/// producers, whose jobs wait at every phase of the relay's looks.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_producer_killed_before_it_published_costs_its_job_a_few_seconds() {
     let bench = bench_with(|config| config.timing = tenure::Timing::DEFAULT).await;
@@ -241,18 +242,21 @@ async fn a_producer_killed_before_it_published_costs_its_job_a_few_seconds() {
             .concurrency("steps", 4),
     );
     bench.until_count("tenure.workers", 1).await;
-    let mut waits = Vec::new();
-    for _ in 0..3 {
+    for _ in 0..100 {
         let fault = ("TENURE_FAULT", "enqueued=kill".to_owned());
         let mut producer = Child::start_with(&bench, "enqueue", &[fault]);
         assert_eq!(producer.wait().await, None, "killed by the signal:\n{}", producer.log());
-        let killed = Instant::now();
-        let before = waits.len();
-        bench.until_count("tenure.job_history", i64::try_from(before).unwrap() + 1).await;
-        waits.push(killed.elapsed());
     }
-    assert_eq!(bench.count("tenure.recovery_events WHERE event = 'republished'").await, 3);
-    assert!(waits.iter().all(|wait| *wait < Duration::from_secs(10)), "{waits:?}");
+    bench.until_count("tenure.job_history", 100).await;
+    assert_eq!(bench.count("tenure.recovery_events WHERE event = 'republished'").await, 100);
+    let waits: Vec<f64> = bench
+        .value(
+            "SELECT percentile_disc(array[0.5, 0.99]) WITHIN GROUP (ORDER BY extract(epoch FROM started_at - created_at)::float8) \
+             FROM tenure.job_history",
+        )
+        .await;
+    println!("between the kill and the start of the job: p50 {:.1} s, p99 {:.1} s", waits[0], waits[1]);
+    assert!(waits[1] < 10.0, "{waits:?}");
     worker.stop().await;
 }
 
