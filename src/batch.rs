@@ -289,13 +289,14 @@ pub(crate) fn in_order<T>(places: Vec<usize>, answers: Vec<T>) -> Vec<T> {
     sorted.into_iter().map(|(_, answer)| answer).collect()
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "dev"))]
 mod tests {
     use std::sync::Arc;
 
     use tokio::sync::{Mutex, Semaphore};
 
     use super::*;
+    use crate::proof::Counts;
 
     #[tokio::test]
     async fn what_waits_while_a_statement_is_in_flight_goes_out_together_and_each_gets_its_own_answer() {
@@ -386,7 +387,13 @@ mod tests {
                 }
             },
         );
-        assert_eq!(batcher.run(13).await, None);
+        let counts = Counts::default();
+        let counted = {
+            let _recording = counts.record();
+            assert_eq!(batcher.run(13).await, None);
+            counts.of("tenure_panics_total{task=batch}")
+        };
+        assert_eq!(counted, 1);
         let large = [BYTES_MAX / 2 + 1; 3].map(|bytes| {
             let batcher = batcher.clone();
             async move { batcher.run(bytes).await }

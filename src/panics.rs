@@ -68,9 +68,23 @@ pub(crate) fn text(panic: &(dyn Any + Send)) -> &str {
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "dev"))]
 mod tests {
     use super::*;
+    use crate::proof::Counts;
+
+    #[tokio::test]
+    async fn a_panic_in_work_that_is_not_begun_anew_is_counted() {
+        let counts = Counts::default();
+        let _recording = counts.record();
+        spawn_told("test", async { panic!("a panic that was asked for") });
+        spawn_told("calm", async {});
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
+        let of = |task: &str| counts.of(&format!("tenure_panics_total{{task={task}}}"));
+        assert_eq!((of("test"), of("calm")), (1, 0));
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_task_that_panics_again_and_again_is_given_up_and_one_that_panics_now_and_then_is_not() {
