@@ -97,6 +97,24 @@ pub(crate) const fn seconds(n: u64) -> Duration {
     Duration::from_secs(n)
 }
 
+/// A place with a NATS of its own, to be ended.
+pub(crate) async fn place_with_nats() -> (Place, crate::dev::Nats) {
+    let folder = std::env::temp_dir().join(format!("tenure-it-{}", std::process::id()));
+    let n = NEXT.fetch_add(1, Ordering::Relaxed);
+    let start = move || crate::dev::Nats::start(&folder.join(format!("nats{n}"))).unwrap();
+    let nats = tokio::task::spawn_blocking(start).await.unwrap();
+    let url = nats.url();
+    (place_with(|config| config.nats_url = url).await, nats)
+}
+
+/// Ends it, and waits until that is known.
+pub(crate) async fn end(nats: crate::dev::Nats, place: &Place) {
+    tokio::task::spawn_blocking(move || drop(nats)).await.unwrap();
+    while place.tenure.queue().is_connected() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
 /// What a kind has with nothing of its own, silent after a minute.
 pub(crate) const RULES: Rules = Rules {
     stale_after: Duration::from_secs(60),

@@ -3,13 +3,14 @@
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::{
-    sync::atomic::{AtomicU32, Ordering},
+    sync::atomic::{AtomicBool, AtomicU32, Ordering},
     time::Duration,
 };
 
 use futures::{future::BoxFuture, poll};
 use serde_json::json;
 use sqlx::{Executor, PgConnection, PgPool};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::*;
 use crate::{
@@ -478,6 +479,112 @@ async fn a_change_of_the_row_is_a_conflict_or_a_loss_by_whose_the_job_is() {
     assert!(matches!(one.context.conflict_or_lost().await, ContextError::Lost { .. }));
     one.place.execute("ALTER TABLE tenure.jobs RENAME TO hidden").await;
     assert!(matches!(one.context.conflict_or_lost().await, ContextError::Store(_)));
+}
+
+/// Between a client and Postgres: it forwards everything, only the requests, or nothing.
+struct Wire {
+    port: u16,
+    is_mute: Arc<AtomicBool>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Wire {
+    async fn to(place: &Place) -> (Self, String) {
+        let options: sqlx::postgres::PgConnectOptions = place.config.database_url.parse().unwrap();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (port, server) = (listener.local_addr().unwrap().port(), options.get_port());
+        let is_mute = Arc::new(AtomicBool::new(false));
+        let mute = is_mute.clone();
+        let task = tokio::spawn(async move {
+            let mut connections = tokio::task::JoinSet::new();
+            while let Ok((client, _)) = listener.accept().await {
+                let mute = mute.clone();
+                connections.spawn(async move {
+                    let server = tokio::net::TcpStream::connect(("127.0.0.1", server)).await.unwrap();
+                    let (mut from_client, mut to_client) = client.into_split();
+                    let (mut from_server, mut to_server) = server.into_split();
+                    let answers = async {
+                        let mut bytes = vec![0; 65_536];
+                        while let Ok(n @ 1..) = from_server.read(&mut bytes).await {
+                            if !mute.load(Ordering::Acquire) {
+                                to_client.write_all(&bytes[..n]).await.ok();
+                            }
+                        }
+                    };
+                    tokio::join!(tokio::io::copy(&mut from_client, &mut to_server), answers).0.ok();
+                });
+            }
+        });
+        let url = place.config.database_url.replace(&format!(":{server}/"), &format!(":{port}/"));
+        assert_ne!(url, place.config.database_url);
+        (Self { port, is_mute, task }, url)
+    }
+}
+
+async fn until_so(pool: &PgPool, condition: &str) {
+    let began = std::time::Instant::now();
+    let condition = format!("SELECT {condition}");
+    while !sqlx::query_scalar::<_, bool>(sqlx::AssertSqlSafe(condition.as_str()))
+        .fetch_one(pool)
+        .await
+        .unwrap()
+    {
+        assert!(began.elapsed() < seconds(20), "{condition}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// The answer to the commit is lost, and the completion is there.
+#[tokio::test]
+async fn a_completion_whose_commit_was_not_answered_is_looked_for() {
+    let one = one().await;
+    let (wire, url) = Wire::to(&one.place).await;
+    one.table().await;
+    one.place
+        .execute(
+            "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.5); RETURN NULL; END $$",
+        )
+        .await;
+    one.place
+        .execute(
+            "CREATE CONSTRAINT TRIGGER wait AFTER INSERT ON tenure.done DEFERRABLE INITIALLY DEFERRED \
+             FOR EACH ROW EXECUTE FUNCTION wait()",
+        )
+        .await;
+    let pool = PgPool::connect(&url).await.unwrap();
+    let mut tx = pool.begin().await.unwrap();
+    does(&mut tx).await.unwrap();
+    let loss = async {
+        until_so(&one.place.pool, "EXISTS (SELECT FROM pg_stat_activity WHERE query = 'COMMIT' AND state = 'active' AND datname = current_database())").await;
+        wire.is_mute.store(true, Ordering::Release);
+        until_so(&one.place.pool, "EXISTS (SELECT FROM tenure.job_history)").await;
+        wire.task.abort();
+    };
+    let (completed, ()) = tokio::join!(one.context.complete_in(tx, None), loss);
+    completed.unwrap();
+    assert!(one.context.job.settled.load(Ordering::Acquire) && wire.port > 0);
+}
+
+/// While the record of an effect is waited for: it is not another transaction's fault.
+#[tokio::test]
+async fn an_effect_whose_connection_breaks_says_that() {
+    let one = one().await;
+    let (wire, url) = Wire::to(&one.place).await;
+    let mut config = one.place.config.clone();
+    config.database_url = url;
+    let tenure = crate::Tenure::connect(&config).await.unwrap();
+    let context = JobContext { store: tenure.store().clone(), ..one.context.clone() };
+    let mut other = one.place.pool.begin().await.unwrap();
+    let begun =
+        "INSERT INTO tenure.effects (job_id, key, fencing_token, result) VALUES ($1, 'mail', 1, 'null')";
+    sqlx::query(begun).bind(context.id()).execute(&mut *other).await.unwrap();
+    let cut = async {
+        until_so(&one.place.pool, "EXISTS (SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database())").await;
+        wire.task.abort();
+    };
+    let (done, ()) = tokio::join!(context.once("mail", |_| Box::pin(async { Ok(1) })), cut);
+    let error = done.unwrap_err();
+    assert!(!error.text().contains("another transaction") && error.is_unavailable(), "{}", error.text());
 }
 
 /// Another transaction of this job is at it, and does not end.

@@ -7,7 +7,7 @@ use futures::poll;
 use super::*;
 use crate::{
     job::JobId,
-    proof::{Counts, Logs, Place, place, seconds},
+    proof::{Counts, Logs, Place, place, place_with_nats, seconds},
 };
 
 const WITHIN: Duration = seconds(10);
@@ -22,7 +22,10 @@ struct Parts {
 }
 
 async fn parts() -> Parts {
-    let place = place().await;
+    parts_in(place().await).await
+}
+
+async fn parts_in(place: Place) -> Parts {
     let (store, queue) = (place.tenure.store().clone(), place.tenure.queue().clone());
     queue.ensure_stream().await.unwrap();
     let (sender, handed) = mpsc::unbounded_channel();
@@ -297,6 +300,48 @@ async fn a_server_that_reads_too_slowly_is_waited_for_by_one_task_alone() {
     }
 }
 
+/// Frozen, and with more on its way than sockets hold.
+#[tokio::test]
+async fn a_server_that_reads_nothing_is_waited_for_once_and_by_no_caller_that_comes_later() {
+    let (place, nats) = place_with_nats().await;
+    let pid = rustix::process::Pid::from_raw(nats.pid().unwrap()).unwrap();
+    let parts = parts_in(place).await;
+    let job = parts.place.job().await;
+    parts.place.tenure.flush().await;
+    let tasks = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
+    let before = tasks();
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    for dispatch in 1..80 {
+        let ticket = Ticket {
+            job,
+            queue: "q".into(),
+            kind: "k".into(),
+            dispatch,
+            clear_reason: None,
+            trace_context: Some("x".repeat(500_000)),
+        };
+        let message = parts.publications.prepare(&ticket);
+        parts.place.tenure.queue().send(message, &parts.publications.reply_to, 0, 0).await.unwrap();
+    }
+    parts.place.tenure.queue().note_sent();
+    let is_unread = || parts.publications.unread.load(Ordering::Acquire);
+    parts.publications.written().await;
+    assert!(is_unread());
+    let began = Instant::now();
+    parts.publications.written().await;
+    assert!(began.elapsed() < WRITTEN_WITHIN / 2, "{:?}", began.elapsed());
+    sleep(WRITTEN_WITHIN * 4).await;
+    assert!(is_unread(), "it reads nothing still");
+    // The task that waits for it ends with the last producer.
+    drop(parts.publications);
+    let began = Instant::now();
+    while tasks() > before {
+        assert!(began.elapsed() < seconds(5), "{} tasks, {before} before", tasks());
+        sleep(Duration::from_millis(20)).await;
+    }
+    rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
+}
+
 #[tokio::test]
 async fn the_first_that_is_said_of_a_message_counts() {
     let mut parts = parts().await;
@@ -463,6 +508,54 @@ async fn the_task_lives_as_long_as_a_producer_or_a_group() {
     timeout(seconds(5), task).await.unwrap();
     assert!(groups.lock().is_over);
     drop(place);
+}
+
+/// The alarm goes off at the start, when there is nothing to look after, and is set anew for a group that comes later.
+#[tokio::test]
+async fn the_task_looks_after_the_deadline_of_a_group_that_comes_later() {
+    let parts = parts().await;
+    let Parts { place, publications, publisher, handed, confirmations } = parts;
+    let (room, token) = (publications.room(1).await.unwrap(), publications.pending.token());
+    let job = place.job().await;
+    let task = tokio::spawn(publisher.run_on(handed, confirmations));
+    tokio::time::sleep(Duration::from_millis(30)).await;
+    let group = Group {
+        jobs: vec![Some(job)],
+        left: 1,
+        confirmed: 0,
+        failed: Vec::new(),
+        error: None,
+        held: Held { _room: room, _token: token },
+        until: Instant::now() + Duration::from_millis(50),
+    };
+    assert!(publications.groups.add(group).unwrap().1);
+    publications.handed.send(Handed::First).unwrap();
+    timeout(seconds(5), publications.wait()).await.unwrap();
+    assert!(publications.groups.lock().groups.is_empty());
+    task.abort();
+}
+
+/// More than the client takes without a pause: it is waited for.
+#[tokio::test]
+async fn the_task_sends_more_than_the_client_takes_at_once() {
+    let mut parts = parts().await;
+    let group = parts.group(1, later()).await;
+    let job = parts.place.job().await;
+    let jobs = 10_000;
+    {
+        let mut under_way = parts.publications.groups.lock();
+        let group = under_way.groups.get_mut(&group).unwrap();
+        (group.jobs, group.left) = (vec![Some(job); jobs], jobs);
+    }
+    let messages: Vec<_> = (0..jobs).map(|_| parts.message_of(job)).collect();
+    let messages = messages.into_iter();
+    parts.publisher.unsent.push_back(Unsent { group, place: 0, messages, until: later() });
+    parts.publisher.send_first().await;
+    for _ in 0..jobs {
+        let confirmation = timeout(seconds(5), parts.confirmations.next()).await.unwrap().unwrap();
+        parts.publisher.note(confirmation);
+    }
+    assert!(parts.under_way() == 0 && parts.publisher.failed.is_empty());
 }
 
 #[tokio::test]

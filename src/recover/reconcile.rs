@@ -195,6 +195,45 @@ mod tests {
         assert!(!is_dead(&unknown, &us, nowhere), "nothing is known");
     }
 
+    #[cfg(feature = "dev")]
+    #[tokio::test]
+    async fn the_jobs_of_a_process_that_is_proven_dead_are_taken_back_by_its_host() {
+        let place = crate::proof::place().await;
+        let identity = Identity::of_this_process();
+        let worker = |id: &str, pid: i32| Registration {
+            worker_id: id.into(),
+            hostname: "host".into(),
+            pid,
+            boot_id: identity.boot_id.clone(),
+            pid_namespace: identity.pid_namespace.clone(),
+            pid_started_at: identity.pid_started_at.clone(),
+            lock_file: None,
+            probe_subject: None,
+            queues: vec!["q".into()],
+            kinds: None,
+            slots: 1,
+            renew_every: Duration::from_secs(5),
+        };
+        let store = place.tenure.store();
+        let us = worker("us", i32::try_from(std::process::id()).unwrap());
+        let dead = worker("dead", 0x3fff_ffff);
+        for worker in [&us, &dead] {
+            store.register_worker(worker).await.unwrap();
+        }
+        let folder = Path::new("/nowhere");
+        assert_eq!(reconcile(store, &us, folder).await.unwrap(), 0, "it owns nothing");
+        store.register_worker(&dead).await.unwrap();
+        for owner in ["dead", "dead", "us"] {
+            place.claimed_by(owner).await;
+        }
+        place.execute("UPDATE tenure.jobs SET worker_host = 'host'").await;
+        assert_eq!(reconcile(store, &us, folder).await.unwrap(), 2);
+        let left = place.value("SELECT string_agg(worker_id, ' ') FROM tenure.workers").await;
+        assert_eq!(left, "us");
+        let owners = "SELECT string_agg(worker_id, ' ') FROM tenure.jobs WHERE status = 'processing'";
+        assert_eq!(place.value(owners).await, "us");
+    }
+
     #[test]
     fn a_process_started_when_the_kernel_says() {
         let stat = fs::read_to_string("/proc/self/stat").unwrap();

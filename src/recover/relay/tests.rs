@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use super::*;
-use crate::proof::{Counts, Place, place, seconds};
+use crate::proof::{Counts, Logs, Place, end, place, place_with_nats, seconds};
 
 /// Jobs of a queue that are due, and were not published.
 async fn due(place: &Place, queue: &str, jobs: usize) {
@@ -70,6 +70,22 @@ async fn what_the_stream_does_not_take_is_left_to_a_later_look() {
     assert_eq!(unpublished(&place).await, jobs.to_string());
 }
 
+/// Nothing is taken that could not be sent.
+#[tokio::test]
+async fn without_a_connection_what_is_due_stays_where_it_is() {
+    let (place, nats) = place_with_nats().await;
+    due(&place, "q", 1).await;
+    end(nats, &place).await;
+    assert_eq!(publish_due(place.tenure.store(), place.tenure.queue()).await.unwrap(), 0);
+    assert_eq!(place.value("SELECT dispatch FROM tenure.jobs").await, "0");
+}
+
+#[test]
+fn a_burst_of_lost_messages_is_larger() {
+    let lost = Take::Lost { of: "q", published_before: DateTime::UNIX_EPOCH, worker_id: "me" };
+    assert_eq!((Take::Due.burst(), lost.burst()), (BURST, BURST_OF_LOST));
+}
+
 #[test]
 fn the_margins_are_parts_of_the_time_that_a_publication_may_take() {
     let Lost { under_way, with_workers, ack_wait, .. } = lost();
@@ -114,12 +130,19 @@ async fn a_job_whose_message_is_lost_is_published_again_and_counted_once() {
     let place = lost_job().await;
     let counts = Counts::default();
     let _recording = counts.record();
+    let logs = Logs::default();
+    let _listening = logs.record();
     let again = || counts.of("tenure_recoveries_total{path=relay,reason=message_lost}");
     let mut lost = lost();
     let before = in_stream(&place).await;
     assert_eq!((look(&place, &mut lost).await, again()), (1, 1));
     assert_eq!(in_stream(&place).await - before, 1);
     assert_eq!((look(&place, &mut lost).await, again()), (0, 1));
+    // Of another job, which waits for its worker.
+    due(&place, "q", 1).await;
+    place.execute("UPDATE tenure.jobs SET publish_at = NULL, published_at = now() - interval '3 s' WHERE publish_at IS NOT NULL").await;
+    assert_eq!((look(&place, &mut lost).await, again()), (0, 1), "its message waits");
+    assert_eq!(logs.of("messages were lost"), 1);
 }
 
 /// What came too late for the pause waits on the server.

@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use super::*;
-use crate::proof::{Place, place, seconds};
+use crate::proof::{Logs, Place, place, seconds};
 
 async fn scan_now(place: &Place) -> Option<usize> {
     place.execute("UPDATE tenure.scanner_state SET last_scan_at = now() - interval '31 s'").await;
@@ -61,12 +61,15 @@ async fn a_job_that_postgres_does_not_let_go_of_keeps_no_other_from_being_taken_
         jobs[3]
     );
     place.execute(&trigger).await;
+    let logs = Logs::default();
+    let _listening = logs.record();
     let mut reset = 0;
     // A transaction that was refused lets go of its rows a moment after it has said so: those are passed over.
     for _ in 0..20 {
         reset += reset_some(place.tenure.store(), &jobs, "me").await.unwrap();
     }
     assert_eq!(reset, 4);
+    assert!(logs.of("a silent job was not taken back") > 0);
     let left =
         place.value("SELECT string_agg(id::text, ' ') FROM tenure.jobs WHERE status = 'processing'").await;
     assert_eq!(left, jobs[3].to_string());

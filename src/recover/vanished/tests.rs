@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use super::*;
-use crate::proof::{Place, place, seconds};
+use crate::proof::{Place, end, place, place_with_nats, seconds};
 
 const RENEW: Duration = seconds(10);
 
@@ -97,6 +97,18 @@ async fn a_worker_that_nobody_answers_for_on_two_looks_is_gone() {
         assert_eq!(look_once(&place).await, taken, "{suspected} {probed}");
     }
     assert_eq!(place.value("SELECT status FROM tenure.jobs").await, "queued");
+}
+
+#[tokio::test]
+async fn who_has_no_connection_to_nats_judges_nobody() {
+    let (place, nats) = place_with_nats().await;
+    silent_for(&place, 2.5, "nobody").await;
+    let (store, queue) = (place.tenure.store(), place.tenure.queue());
+    assert!(has_settled(store, queue, &timing()));
+    end(nats, &place).await;
+    assert!(!has_settled(store, queue, &timing()));
+    assert_eq!(look_once(&place).await, 0);
+    assert_eq!(of(&place, "probed_at").await, "", "nobody was asked");
 }
 
 /// Its row is only late, though nobody answers: it is asked again.
