@@ -1,6 +1,6 @@
 //! Heartbeat: what is written of running jobs and when, and what a refusal means.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use futures::poll;
 use sqlx::{Postgres, Transaction};
@@ -212,9 +212,9 @@ async fn a_refused_write_is_logged_with_its_job() {
         }
         let lost = heartbeat.lost(&job, "progress");
         if is_inside {
-            lost.instrument(span.clone()).await
+            lost.instrument(span.clone()).await;
         } else {
-            lost.await
+            lost.await;
         }
         let named = logs.lines(&job.key.job.to_string());
         let named = named.iter().any(|line| line.contains(REFUSED));
