@@ -535,6 +535,42 @@ async fn the_task_looks_after_the_deadline_of_a_group_that_comes_later() {
     task.abort();
 }
 
+/// When the client's buffers are full, too, it is waited for a moment.
+#[tokio::test]
+async fn the_task_waits_a_moment_for_a_client_that_takes_nothing() {
+    let (place, nats) = place_with_nats().await;
+    let pid = rustix::process::Pid::from_raw(nats.pid().unwrap()).unwrap();
+    let mut parts = parts_in(place).await;
+    let group = parts.group(1, later()).await;
+    parts.place.tenure.flush().await;
+    let job = JobId::generate();
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    let fill = async {
+        loop {
+            let message = Ticket {
+                job,
+                queue: "q".into(),
+                kind: "k".into(),
+                dispatch: 1,
+                clear_reason: None,
+                trace_context: Some("x".repeat(10_000)),
+            };
+            let message = parts.publications.prepare(&message);
+            parts.place.tenure.queue().send(message, &parts.publications.reply_to, 9, 0).await.unwrap();
+        }
+    };
+    // It is full when it has taken nothing for a while.
+    timeout(seconds(3), fill).await.unwrap_err();
+    let messages = vec![parts.message_of(job)].into_iter();
+    parts.publisher.unsent.push_back(Unsent { group, place: 0, messages, until: later() });
+    let began = Instant::now();
+    parts.publisher.send_first().await;
+    let took = began.elapsed();
+    rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
+    assert!(took >= WRITTEN_WITHIN.mul_f64(0.9) && took < WRITTEN_WITHIN * 5, "{took:?}");
+    assert_eq!((parts.under_way(), parts.publisher.ended), (0, 1));
+}
+
 /// More than the client takes without a pause: it is waited for.
 #[tokio::test]
 async fn the_task_sends_more_than_the_client_takes_at_once() {

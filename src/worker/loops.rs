@@ -347,7 +347,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
     pub(super) async fn reclaim(self: Arc<Self>) {
         let mut lost = relay::Lost::new(&self.timing);
         loop {
-            sleep(jittered(turns::keep_every(&self.timing))).await;
+            sleep(jittered(turns::reclaim_every(&self.timing))).await;
             self.turns.wait_for(Turn::Relay).await;
             if let Err(error) = lost.look(&self.store, &self.queue, &self.worker_id).await {
                 tracing::debug!(%error, "no look for lost messages");

@@ -52,12 +52,17 @@ impl Turn {
     }
 }
 
+/// How often the relay looks for lost messages. At least five times in a renewal, however seldom it looks for others.
+pub(super) fn reclaim_every(timing: &Timing) -> Duration {
+    (timing.relay_every * 10).min(timing.renew_every / 5)
+}
+
 /// How often a worker keeps its turn, and how often the fleet asks for one that may be free. At least five times in a
-/// renewal, however seldom the relay looks: the search for vanished workers needs that. And ten times between two
-/// scans: a turn that ended with its worker must not make a gap after which owners are given time to write, while
-/// which nothing of that worker is taken back.
+/// renewal: the search for vanished workers needs that. And ten times between two scans: a turn that ended with its
+/// worker must not make a gap after which owners are given time to write, while which nothing of that worker is taken
+/// back.
 pub(super) fn keep_every(timing: &Timing) -> Duration {
-    (timing.relay_every * 10).min(timing.renew_every / 5).min(timing.scan_every / 10)
+    reclaim_every(timing).min(timing.scan_every / 10)
 }
 
 /// The longest that a worker without a turn waits before it asks for one: of a large fleet only a few may be left.

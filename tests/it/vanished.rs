@@ -220,6 +220,7 @@ async fn a_worker_that_is_paused_for_less_than_stale_after_keeps_its_jobs() {
 /// A library that shifts what a process takes for the time, as a wrong clock does.
 fn wrong_clock() -> PathBuf {
     let folder = run_folder();
+    std::fs::create_dir_all(&folder).unwrap();
     let (source, library) = (folder.join("clock.c"), folder.join("clock.so"));
     std::fs::write(
         &source,
