@@ -168,8 +168,8 @@ pub(crate) struct Lost {
     drained: HashMap<String, DateTime<Utc>>,
     /// Until when a queue's messages may be where no look finds them: it was paused.
     paused: HashMap<String, Instant>,
-    /// Where the next look goes on.
-    after: String,
+    /// Where the next look goes on: with the queues before this one. `None`: with the last.
+    before: Option<String>,
 }
 
 impl Lost {
@@ -180,7 +180,7 @@ impl Lost {
             ack_wait: timing.ack_wait,
             drained: HashMap::new(),
             paused: HashMap::new(),
-            after: String::new(),
+            before: None,
         }
     }
 
@@ -195,9 +195,9 @@ impl Lost {
         queue: &Queue,
         worker_id: &str,
     ) -> Result<usize, RelayError> {
-        let suspects = store.suspects(self.under_way, &self.after, QUEUES_MAX).await?;
+        let suspects = store.suspects(self.under_way, self.before.as_deref(), QUEUES_MAX).await?;
         let is_last = i64::try_from(suspects.len()).is_ok_and(|n| n < QUEUES_MAX);
-        self.after = suspects.last().filter(|_| !is_last).map(|last| last.queue.clone()).unwrap_or_default();
+        self.before = suspects.last().filter(|_| !is_last).map(|last| last.queue.clone());
         self.paused.retain(|_, until| *until > Instant::now());
         if suspects.is_empty() {
             self.drained.clear();

@@ -130,10 +130,10 @@ impl Store {
     pub(crate) async fn suspects(
         &self,
         margin: Duration,
-        after: &str,
+        before: Option<&str>,
         limit: i64,
     ) -> Result<Vec<Suspect>, StoreError> {
-        let rows = self.rows(query(SUSPECTS).bind(margin.as_secs_f64()).bind(after).bind(limit)).await?;
+        let rows = self.rows(query(SUSPECTS).bind(margin.as_secs_f64()).bind(before).bind(limit)).await?;
         let suspect = |row: &PgRow| {
             Ok(Suspect {
                 queue: row.try_get("queue")?,

@@ -177,7 +177,8 @@ async fn the_relay_and_unique_keys_go_by_their_index() {
             for (names, arguments, index) in [
                 ("take_due", "500", "jobs_unpublished"),
                 ("reclaim_lost", "'q', now(), 500, 'w'", "jobs_published"),
-                ("suspects", "2, '', 100", "jobs_published"),
+                ("suspects", "2, NULL, 100", "jobs_published"),
+                ("suspects", "2, 'x', 100", "jobs_published"),
                 ("held_keys", "ARRAY['q', 'q'], ARRAY['a', 'b'], ARRAY[0, 1]", "job_keys_pkey"),
                 ("count_queued", "'q', 101", "jobs_unpublished_of_queue"),
                 ("count_queued", "'q', 101", "jobs_published"),
@@ -224,6 +225,32 @@ async fn what_other_queues_have_scheduled_is_not_read_to_count_a_queue() {
         let buffers = plan.lines().find_map(|line| line.trim().strip_prefix("Buffers: shared hit=")).unwrap();
         let read: u32 = buffers.split(' ').next().unwrap().parse().unwrap();
         assert!(read < 30, "{mode}:\n{plan}");
+    }
+}
+
+/// Where a backlog is worked off, each look would go by the index entries of all jobs that have ended since the last.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_search_for_lost_messages_does_not_read_what_a_worked_off_backlog_has_left() {
+    let bench = bench().await;
+    bench.execute("ALTER TABLE tenure.jobs SET (autovacuum_enabled = false)").await;
+    burst(&bench, 10_000, 0).await;
+    bench.execute("UPDATE tenure.jobs SET published_at = now() - interval '1 min'").await;
+    bench.execute("VACUUM tenure.jobs").await;
+    burst(&bench, 1, 0).await;
+    bench.execute("UPDATE tenure.jobs SET published_at = now() - interval '10 s' WHERE published_at > now() - interval '30 s'").await;
+    bench.execute("DELETE FROM tenure.jobs WHERE published_at < now() - interval '30 s'").await;
+    let mut connection = PgConnection::connect(&bench.config.database_url).await.unwrap();
+    let prepare = format!("PREPARE hot AS {}", statement("suspects"));
+    sqlx::raw_sql(AssertSqlSafe(prepare)).execute(&mut connection).await.unwrap();
+    for mode in ["force_generic_plan", "force_custom_plan"] {
+        let explain = format!(
+            "SET plan_cache_mode = {mode}; EXPLAIN (ANALYZE, BUFFERS, COSTS OFF, TIMING OFF) EXECUTE hot (2, NULL, 100)"
+        );
+        let rows = sqlx::raw_sql(AssertSqlSafe(explain)).fetch_all(&mut connection).await.unwrap();
+        let plan = rows.iter().map(|row| row.get::<String, _>(0)).collect::<Vec<_>>().join("\n");
+        let buffers = plan.lines().find_map(|line| line.trim().strip_prefix("Buffers: shared hit=")).unwrap();
+        let read: u32 = buffers.split(' ').next().unwrap().parse().unwrap();
+        assert!(read < 40, "{mode}:\n{plan}");
     }
 }
 
