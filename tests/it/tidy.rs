@@ -135,7 +135,7 @@ fn no_sql_is_built_from_input() {
     let mut places = Vec::new();
     for (path, text) in sources(&src) {
         let inside = path.strip_prefix(&src).unwrap().to_string_lossy().into_owned();
-        if inside == "proof.rs" {
+        if inside == "proof.rs" || inside.ends_with("tests.rs") {
             continue;
         }
         let lines = production(&text).lines().filter(|line| !line.trim_start().starts_with("use "));
@@ -172,7 +172,9 @@ fn every_file_says_what_it_is_and_none_has_grown_too_long() {
             // A table cannot be broken, and a test's SQL reads better whole.
             let is_long =
                 |line: &str| line.chars().count() > 120 && !line.contains("/// |") && !line.contains("//! |");
-            let long = text.lines().position(is_long).filter(|_| folder != "tests/it");
+            let is_of_tests =
+                folder == "tests/it" || path.ends_with("tests.rs") || path.ends_with("proof.rs");
+            let long = text.lines().position(is_long).filter(|_| !is_of_tests);
             assert_eq!(long, None, "{}: a line of more than 120 characters", path.display());
         }
     }
@@ -207,8 +209,11 @@ fn all_that_name_a_version_of_rust_name_that_of_cargo_toml() {
 /// "Invariants, each held by the test of that name".
 #[test]
 fn every_invariant_that_a_module_names_has_its_test() {
-    let tests: String = sources(&root().join("tests/it")).into_values().collect();
-    for (path, text) in sources(&root().join("src")) {
+    let mut tests: String = sources(&root().join("tests/it")).into_values().collect();
+    let steps = sources(&root().join("src"));
+    // Those that stand beside the step.
+    tests.extend(steps.iter().filter(|(path, _)| path.ends_with("tests.rs")).map(|(_, text)| text.as_str()));
+    for (path, text) in steps {
         for line in text.lines().take_while(|line| line.starts_with("//!")) {
             let Some(name) = line.strip_prefix("//! - `").and_then(|rest| rest.split('`').next()) else {
                 continue;
