@@ -144,7 +144,8 @@ impl Receipt {
 
 #[cfg(test)]
 impl Delivery {
-    /// As if the server had delivered it so often: a ticket, or a submission. It can be answered; no stream hears of it.
+    /// As if the server had delivered it so often: a ticket, or a submission. It can be answered; no stream hears of
+    /// it.
     pub(crate) fn made_up(
         queue: &Queue,
         (subject, body): (String, String),
