@@ -41,12 +41,23 @@ static NEXT: AtomicU32 = AtomicU32::new(0);
 /// They end with this process, however it ends.
 fn shared() -> &'static Shared {
     SHARED.get_or_init(|| {
-        // tests/it sweeps what was left under this name.
+        sweep();
         let folder = std::env::temp_dir().join(format!("tenure-it-{}", std::process::id()));
         let postgres = crate::dev::Postgres::start(&folder.join("postgres"), false).unwrap();
         let nats = crate::dev::Nats::start(&folder.join("nats")).unwrap();
         Shared { servers: Servers { postgres, nats }, folder }
     })
+}
+
+/// Removes what runs that have ended have left.
+fn sweep() {
+    for entry in std::fs::read_dir(std::env::temp_dir()).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let pid = name.strip_prefix("tenure-it-").and_then(|pid| pid.parse::<i32>().ok());
+        if pid.is_some_and(|pid| !std::path::Path::new(&format!("/proc/{pid}")).exists()) {
+            std::fs::remove_dir_all(entry.path()).ok();
+        }
+    }
 }
 
 /// One test's world: a database and a stream.
@@ -110,7 +121,9 @@ pub(crate) async fn place_with_nats() -> (Place, crate::dev::Nats) {
 /// Ends it, and waits until that is known.
 pub(crate) async fn end(nats: crate::dev::Nats, place: &Place) {
     tokio::task::spawn_blocking(move || drop(nats)).await.unwrap();
+    let began = Instant::now();
     while place.tenure.queue().is_connected() {
+        assert!(began.elapsed() < seconds(20), "the connection does not break");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }

@@ -160,7 +160,10 @@ impl Tenure {
             first,
         };
         let (next_at, is_new) = self.store().put_schedule(&new).await?;
-        self.queue().announce_schedules().await;
+        // A program puts its schedules whenever it starts: those that are there are no news.
+        if is_new {
+            self.queue().announce_schedules().await;
+        }
         Ok(Scheduled { next_at, is_new })
     }
 

@@ -78,8 +78,9 @@ fn available(slots: usize, queues: &[Queue], of: usize, asked: usize) -> usize {
         kept += parts[at].saturating_sub(other.taken);
         firsts += usize::from(other.taken == 0);
     }
-    // Two that lack something must not both wait for the other to take it.
-    let of_its_part = free.saturating_sub(firsts).min(parts[of].saturating_sub(queue.taken));
+    // Two that have jobs waiting and lack slots must not both wait for the other to take them.
+    let lacks = if queue.has_more { parts[of].saturating_sub(queue.taken) } else { 0 };
+    let of_its_part = free.saturating_sub(firsts).min(lacks);
     let own_first = usize::from(queue.taken == 0).min(free);
     free.saturating_sub(kept).max(of_its_part).max(own_first).min(room).min(wanted)
 }
@@ -401,6 +402,18 @@ mod tests {
             (9, 0),
             "its part, and no more while others lack"
         );
+    }
+
+    /// For one that has nothing waiting, a request is no reason to hold a slot that another lacks.
+    #[test]
+    fn a_queue_that_runs_something_and_has_nothing_waiting_takes_no_slot_from_one_that_lacks() {
+        let all = group(30, &[1, 1, 1]);
+        all[2].has_more(true);
+        let mut greedy = all[2].take(30, 0);
+        let runs = [all[0].take(1, 0), all[1].take(1, 0)];
+        all[1].has_more(true);
+        greedy.pop();
+        assert_eq!((runs.len(), all[0].available(0), all[1].available(0)), (2, 0, 1));
     }
 
     /// The first slot of one that runs nothing is nobody else's, whatever another lacks.

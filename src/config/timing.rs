@@ -32,7 +32,7 @@ pub struct Timing {
     /// reached over NATS, is gone: its jobs are taken back.
     pub renew_every: Duration,
     /// How often the fleet's relay looks for jobs to publish. A worker that freezes with the fleet's work holds it up
-    /// for at most thirty times this long. Default 100 ms.
+    /// for at most thirty times this long, and until another one asks for it. Default 100 ms.
     pub relay_every: Duration,
     /// The longest a publication may take before its message counts as not sent. Default 10 s.
     pub publish_within: Duration,

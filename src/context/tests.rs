@@ -542,7 +542,7 @@ async fn a_completion_whose_commit_was_not_answered_is_looked_for() {
     one.table().await;
     one.place
         .execute(
-            "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.5); RETURN NULL; END $$",
+            "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(2); RETURN NULL; END $$",
         )
         .await;
     one.place

@@ -228,7 +228,7 @@ async fn a_count_that_failed_answers_those_who_waited_for_it_and_those_who_come_
         let mut last = of.counted.lock().await;
         let (at, error) = last.failed.as_mut().unwrap();
         // It failed just now.
-        *at = Instant::now() + FAILURE_LASTS / 2;
+        *at = Instant::now() + FAILURE_LASTS * 20;
         error.clone()
     };
     admit(&limits, 1).await.unwrap_err();

@@ -41,7 +41,7 @@ struct Announcement {
     /// Whether turns have become free.
     #[serde(default)]
     turns: bool,
-    /// Whether a schedule has another next tick.
+    /// Whether a schedule was added or resumed.
     #[serde(default)]
     schedules: bool,
 }
@@ -55,7 +55,7 @@ pub(crate) enum Announced {
     Settings,
     /// A worker that stops has left its turns.
     Turns,
-    /// A schedule was added, changed or resumed.
+    /// A schedule was added or resumed.
     Schedules,
 }
 

@@ -195,12 +195,16 @@ impl Lost {
         queue: &Queue,
         worker_id: &str,
     ) -> Result<usize, RelayError> {
+        let are_all = self.before.is_none();
         let suspects = store.suspects(self.under_way, self.before.as_deref(), QUEUES_MAX).await?;
         let is_last = i64::try_from(suspects.len()).is_ok_and(|n| n < QUEUES_MAX);
         self.before = suspects.last().filter(|_| !is_last).map(|last| last.queue.clone());
         self.paused.retain(|_, until| *until > Instant::now());
         if suspects.is_empty() {
-            self.drained.clear();
+            // After others, just these are none: of the others it is known what it was.
+            if are_all {
+                self.drained.clear();
+            }
             return Ok(0);
         }
         // The database's time first, the stream's state after: what was published well before this moment is in the

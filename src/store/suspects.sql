@@ -23,7 +23,7 @@ SELECT named.queue,
        coalesce((SELECT q.max_running IS NOT NULL FROM tenure.queues q WHERE q.queue = named.queue), false) AS limited
   FROM named
  WHERE named.queue IS NOT NULL
-   -- Mostly the newest of those jobs waits, or none does. Asked for nothing else, it is found by its index; with the rest
+   -- Mostly the newest of the jobs that were published so long ago waits, or none of them does. Asked for nothing else, it is found by its index; with the rest
    -- of the condition, all of a queue's jobs may be read and sorted for the one.
    AND (coalesce((SELECT j.status = 'queued' AND j.scheduled_at <= statement_timestamp()
                     FROM tenure.jobs j

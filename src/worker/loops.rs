@@ -262,8 +262,6 @@ impl<S: Send + Sync + 'static> Shared<S> {
 
     pub(super) async fn scan(self: Arc<Self>) {
         let (every, stale_after) = (self.timing.scan_every, self.timing.stale_after);
-        // A worker that starts has jobs to take first: a scan reads all that live.
-        sleep(jittered(every / 8)).await;
         loop {
             // At once when the turn comes: the gap to the last scan, another worker's, must not grow.
             self.turns.wait_for(Turn::Scan).await;

@@ -9,7 +9,7 @@
 //! A worker that has a turn keeps it, statement by statement, for as long as it lives; the others ask now and then,
 //! the less often the more there are. So an idle fleet costs what one worker costs, and the renewals. No leader, no
 //! session, no lock: a turn ends by itself, and whatever is done under it may be done by two workers at once. A worker
-//! that freezes with a turn holds its work up for [`turn_lasts`].
+//! that freezes with a turn holds its work up for [`turn_lasts`], and until another one asks.
 //!
 //! Invariants, each held by the test of that name:
 //!
@@ -58,13 +58,16 @@ pub(super) fn reclaim_every(timing: &Timing) -> Duration {
 }
 
 /// How often a worker keeps its turn, and how often the fleet asks for one that may be free. At least five times in a
-/// renewal: the search for vanished workers needs that. And ten times between two scans: a turn that ended with its
-/// worker must not make a gap after which owners are given time to write, while which nothing of that worker is taken
-/// back.
+/// renewal: the search for vanished workers needs that. And ten times between two scans: otherwise the turn of a worker
+/// that is killed leaves a gap of three of them, after which all owners are given time to write, and nothing of that
+/// worker is taken back meanwhile. (Where a job is stale after less than two and a half scans, a gap of one and a half
+/// is enough for that; it can still come about.)
 pub(super) fn keep_every(timing: &Timing) -> Duration {
-    reclaim_every(timing).min(timing.scan_every / 10)
+    reclaim_every(timing).min((timing.scan_every / 10).max(KEPT_AT_MOST_EVERY))
 }
 
+/// However close together scans are: a turn is three times as long, and must outlast a statement that takes it.
+const KEPT_AT_MOST_EVERY: Duration = Duration::from_millis(80);
 /// The longest that a worker without a turn waits before it asks for one: of a large fleet only a few may be left.
 const ASKED_WITHIN: Duration = Duration::from_secs(60);
 /// After as many failures in a row, a worker leaves a turn to others for a while.

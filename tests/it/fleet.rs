@@ -48,7 +48,11 @@ async fn of_many_workers_that_want_a_turn_one_has_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_that_freezes_with_the_turn_holds_up_nothing_beyond_its_length() {
-    let bench = bench().await;
+    let bench = bench_with(|config| {
+        config.timing.scan_every = Duration::from_secs(30);
+        config.timing.ack_wait = Duration::from_secs(40);
+    })
+    .await;
     let mut frozen = Child::on(&bench, "web-a", "idle");
     frozen.until_log("worker started").await;
     bench

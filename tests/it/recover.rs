@@ -287,7 +287,7 @@ async fn a_takeover_waits_for_the_grace_that_the_next_scan_will_start() {
     assert_eq!(taken("last_scan_at = NULL, server_started_at = NULL", 61.0).await, 1, "nobody ever scans");
 }
 
-/// A role whose every look at some rows takes half a second: the pass over the live jobs takes longer than a call may.
+/// A role whose every look at some rows takes three tenths of a second: the pass over the live jobs takes longer than a call may.
 #[tokio::test(flavor = "multi_thread")]
 async fn live_jobs_that_take_long_to_read_stop_neither_the_scanner_nor_the_worker() {
     let bench = bench_with_servers(|_| {}).await;
@@ -298,7 +298,7 @@ async fn live_jobs_that_take_long_to_read_stop_neither_the_scanner_nor_the_worke
         "GRANT USAGE ON SCHEMA tenure TO slow",
         "GRANT ALL ON ALL TABLES IN SCHEMA tenure TO slow",
         "CREATE FUNCTION public.slowly(queue text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$ BEGIN
-            IF queue = 'slow' THEN PERFORM pg_sleep(0.5); END IF; RETURN true; END $$",
+            IF queue = 'slow' THEN PERFORM pg_sleep(0.3); END IF; RETURN true; END $$",
         "ALTER TABLE tenure.jobs ENABLE ROW LEVEL SECURITY",
         "CREATE POLICY slow ON tenure.jobs TO slow USING (public.slowly(queue)) WITH CHECK (true)",
     ] {

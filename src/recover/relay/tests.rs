@@ -110,9 +110,14 @@ async fn looks_go_round_all_queues() {
     place.execute("DELETE FROM tenure.jobs WHERE queue = 'q000'").await;
     lost.before = None;
     for before in [Some("q001"), None] {
+        lost.drained.insert("q050".into(), DateTime::UNIX_EPOCH);
         look(&place, &mut lost).await;
         assert_eq!(lost.before.as_deref(), before);
+        assert!(lost.drained.contains_key("q050"), "what is known of another queue stays known");
     }
+    place.execute("DELETE FROM tenure.jobs").await;
+    look(&place, &mut lost).await;
+    assert!(lost.drained.is_empty());
 }
 
 /// A queue with a consumer, of which a job counts as published, and no message is in the stream.

@@ -91,7 +91,7 @@ async fn a_worker_that_nobody_answers_for_on_two_looks_is_gone() {
     assert_eq!(look_once(&place).await, 0);
     assert_ne!(of(&place, "suspected_at").await, "");
     // Two fifths of a renewal apart; meanwhile others look, every fifth.
-    for (suspected, probed, taken) in [(0.35, 0.3, 0), (0.45, 0.15, 0), (0.45, 0.25, 1)] {
+    for (suspected, probed, taken) in [(0.2, 0.3, 0), (0.6, 0.05, 0), (0.6, 0.3, 1)] {
         set(&place, "suspected_at", suspected).await;
         set(&place, "probed_at", probed).await;
         assert_eq!(look_once(&place).await, taken, "{suspected} {probed}");
