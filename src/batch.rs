@@ -69,7 +69,7 @@ struct State<I, O> {
 
 /// Who runs the statement that is in flight.
 enum InFlight {
-    Nobody,
+    Nothing,
     /// Any task that polls it brings it on.
     Caller(Joint<()>),
     Task,
@@ -94,7 +94,7 @@ impl<I: Send + 'static, O: Send + 'static> Lane<I, O> {
         }
         let mut state = self.state();
         if state.waiting.is_empty() {
-            state.in_flight = InFlight::Nobody;
+            state.in_flight = InFlight::Nothing;
         } else {
             state.in_flight = InFlight::Task;
             self.wake.notify_one();
@@ -137,14 +137,14 @@ impl<I: Send + 'static, O: Send + 'static> Lane<I, O> {
                 let next = {
                     let mut state = self.state();
                     match &state.in_flight {
-                        InFlight::Nobody if state.closed => return,
-                        InFlight::Nobody => break,
+                        InFlight::Nothing if state.closed => return,
+                        InFlight::Nothing => break,
                         InFlight::Caller(work) => Err(work.clone()),
                         InFlight::Task => {
                             // A caller that gave up before its item was sent no longer wants it.
                             state.waiting.retain(|(_, caller)| !caller.is_closed());
                             if state.waiting.is_empty() {
-                                state.in_flight = InFlight::Nobody;
+                                state.in_flight = InFlight::Nothing;
                                 continue;
                             }
                             let n = fitting(state.waiting.iter().map(|(item, _)| (self.bytes)(item)));
@@ -193,7 +193,7 @@ impl<I: Send + 'static, O: Send + 'static> Batcher<I, O> {
         Fut: Future<Output = Vec<O>> + Send + 'static,
     {
         let state =
-            State { in_flight: InFlight::Nobody, waiting: VecDeque::new(), closed: false, dead: false };
+            State { in_flight: InFlight::Nothing, waiting: VecDeque::new(), closed: false, dead: false };
         let lane = Arc::new(Lane {
             state: Mutex::new(state),
             wake: Notify::new(),
@@ -219,13 +219,13 @@ impl<I: Send + 'static, O: Send + 'static> Batcher<I, O> {
             if state.dead {
                 return None;
             }
-            if is_home && matches!(state.in_flight, InFlight::Nobody) {
+            if is_home && matches!(state.in_flight, InFlight::Nothing) {
                 let work = Joint::new(lane.clone().run_one(item, answer));
                 state.in_flight = InFlight::Caller(work.clone());
                 Some(work)
             } else {
                 state.waiting.push_back((item, answer));
-                if matches!(state.in_flight, InFlight::Nobody) {
+                if matches!(state.in_flight, InFlight::Nothing) {
                     state.in_flight = InFlight::Task;
                 }
                 None
@@ -251,7 +251,7 @@ impl<I: Send + 'static, O: Send + 'static> Drop for End<'_, I, O> {
         state.dead = true;
         let unanswered = std::mem::take(&mut state.waiting);
         // It holds the lane that holds it.
-        let in_flight = std::mem::replace(&mut state.in_flight, InFlight::Nobody);
+        let in_flight = std::mem::replace(&mut state.in_flight, InFlight::Nothing);
         drop(state);
         drop((unanswered, in_flight));
     }

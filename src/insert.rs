@@ -223,7 +223,7 @@ pub(crate) async fn insert_patiently(
 }
 
 /// Inserts the rows, all or none, and publishes their first messages. A job's own error says that the holder of its
-/// key was not found; the other jobs are stored all the same. The statement waits for `patience` for a transaction that
+/// key was not found; the statement stores the other jobs. The statement waits for `patience` for a transaction that
 /// is about to take a key.
 pub(crate) async fn insert(
     store: &Store,

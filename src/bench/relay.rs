@@ -42,10 +42,10 @@ struct Names {
 /// stream was deleted.
 pub(super) async fn relay(arena: &Arena, plan: &Plan, values: &mut Values) -> anyhow::Result<()> {
     let names = Names {
-        published: "due at one moment, run by nobody: published",
+        published: "due at one moment, not run: published",
         run: None,
-        p50: "due at one moment, run by nobody: pick-up of others meanwhile, p50",
-        p99: "due at one moment, run by nobody: pick-up of others meanwhile, p99",
+        p50: "due at one moment, not run: pick-up of others meanwhile, p50",
+        p99: "due at one moment, not run: pick-up of others meanwhile, p99",
     };
     due(arena, plan, &names, values).await?;
     let names = Names {

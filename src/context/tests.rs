@@ -147,7 +147,7 @@ async fn a_checkpoint_that_cannot_be_stored_is_refused_with_why() {
     }
 }
 
-/// Without waiting; and a checkpoint that is refused is a sign of life all the same.
+/// `report_now` never waits, and a report whose checkpoint is refused still is a sign of life.
 #[cfg(feature = "cli")]
 #[tokio::test]
 async fn a_program_reports_without_waiting() {
@@ -231,7 +231,7 @@ async fn a_call_of_a_job_that_is_not_ours_any_more_says_why() {
     assert!(taken.context.job.is_lost() && !settled.context.job.is_lost());
 }
 
-/// Whatever a handler wraps it in.
+/// The handler may have wrapped the error in its own.
 #[test]
 fn an_error_knows_what_is_inside() {
     let gone = || sqlx::Error::Io(std::io::ErrorKind::ConnectionReset.into());
@@ -389,7 +389,7 @@ async fn until_sleepers(pool: &PgPool, n: i64) {
     }
 }
 
-/// The server would go on with its statement, and nobody could take the job.
+/// Otherwise Postgres would go on with the statement, and keep other workers from the job.
 #[tokio::test]
 async fn a_transaction_that_keeps_the_job_and_is_given_up_is_ended_on_the_server() {
     let one = one().await;

@@ -1,4 +1,4 @@
-//! Deliver: what a delivery is answered, whatever the database holds.
+//! Deliver: the answer to a delivery, for each state of its job in the database.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
 
@@ -165,7 +165,7 @@ async fn a_job_that_is_taken_over_on_its_last_attempt_has_ended() {
     }
 }
 
-/// Of one that nobody took over the relay knows.
+/// The relay knows of a job that waits, unless this worker has just taken it over.
 #[tokio::test]
 async fn the_message_of_a_job_that_the_relay_publishes_later_is_done() {
     let place = place().await;
@@ -337,8 +337,8 @@ fn came_of(answers: &[Result<Option<Claim>, StoreError>]) -> Vec<&'static str> {
     answers.iter().map(of).collect()
 }
 
-/// Of several jobs, those that nobody has locked are claimed all the same. Any other error is all of theirs, and a
-/// single job need not be asked for twice.
+/// The worker claims those of several jobs that no transaction has locked. Any other error answers all of them, and a
+/// single job is not asked for twice.
 #[tokio::test]
 async fn jobs_are_claimed_beside_one_that_is_locked() {
     for (code, jobs, expected) in

@@ -240,7 +240,7 @@ async fn a_report_of_a_locked_job_waits_also_beside_one_that_is_refused() {
     drop(lock);
 }
 
-/// Whoever waits for a statement may be dropped.
+/// The future that waits for a statement may be dropped.
 #[tokio::test]
 async fn a_report_whose_statement_is_cut_off_waits_again() {
     let one = one().await;

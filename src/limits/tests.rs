@@ -90,7 +90,7 @@ fn a_queue_is_counted_the_more_often_the_less_room_it_has() {
     assert_eq!(Counted::new(queued, 10_000, 1, now).admit(1, later), Answer::CountAnew);
 }
 
-/// A queue that takes so many, and has so many.
+/// The queue `q` with this limit, in which this number of jobs wait.
 async fn limited(max_queued: u64, queued: usize) -> (Place, Limits) {
     let place = place().await;
     for _ in 0..queued {

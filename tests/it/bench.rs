@@ -76,7 +76,7 @@ async fn the_bench_tells_how_soon_a_job_begins_by_each_way_that_jobs_come() {
         "pick-up, delay of 1 s, p50",
         "pick-up, retry that falls due, p50",
         "pick-up, tick of a schedule, p50",
-        "due at one moment, run by nobody: published",
+        "due at one moment, not run: published",
         "due at one moment: published",
         "due at one moment: run",
         "due at one moment: pick-up of others meanwhile, p99",
