@@ -247,6 +247,11 @@ async fn both_servers_are_reached_by_tls_with_certificates_and_only_with_the_rig
     let folder = run_folder().join(format!("tls-{}", uuid::Uuid::new_v4()));
     let certs = folder.join("certs");
     certificates(&certs);
+    // This program has both of rustls's providers, so neither is its default: who asks for one panics.
+    assert!(
+        std::panic::catch_unwind(rustls::ClientConfig::builder).is_err(),
+        "rustls found a default provider"
+    );
     let (pg, nats_folder, conf) = (folder.join("postgres"), folder.join("nats"), folder.join("nats.conf"));
     let path = |name: &str| certs.join(name).display().to_string();
     std::fs::write(
@@ -316,6 +321,14 @@ async fn both_servers_are_reached_by_tls_with_certificates_and_only_with_the_rig
         let answer = tokio::time::timeout(Duration::from_secs(3), stranger.setup(&["r".into()])).await;
         assert!(!matches!(answer, Ok(Ok(_))), "NATS let it in");
     }
+    // A server without TLS: the jobs are stored all the same.
+    let plain = bench().await;
+    let refused =
+        with(&config, |config| config.nats_url = plain.config.nats_url.replace("nats://", "tls://"));
+    let stranger = Tenure::connect(&refused).await.unwrap();
+    assert!(stranger.setup(&["r".into()]).await.is_err(), "a server without TLS");
+    let id = stranger.enqueue(request("k")).await.unwrap().id;
+    assert_eq!(tenure.job(id).await.unwrap().unwrap().status, tenure::Status::Queued);
     let missing = with(&config, |config| config.nats_ca = Some(PathBuf::from("/nowhere/ca.pem")));
     let error = Tenure::connect(&missing).await.unwrap_err().to_string();
     assert!(error.contains("TENURE_NATS_CA") && error.contains("/nowhere/ca.pem"), "{error}");
