@@ -257,7 +257,7 @@ options! {
 
 impl Enqueue<'_> {
     /// Enqueues inside the user's transaction: the job exists if and when that commits. This process looks for the
-    /// commit, and publishes the job within milliseconds of it; a transaction that lasts for more than half a minute,
+    /// commit, and publishes the job within milliseconds of it; a transaction that lasts for more than a minute,
     /// or whose process ends with it, leaves that to the relay, which takes some seconds.
     ///
     /// Pass `&mut tx` of a `sqlx::PgTransaction`, or the connection that
@@ -268,10 +268,11 @@ impl Enqueue<'_> {
         let span = request.sending();
         let enqueue = async move {
             let job = request.checked(tenure.config().payload_bytes_max, Told::Ticket)?;
-            let _admitted = tenure.limits().admit(&job.queue, 1, tenure.store().until()).await?;
+            let admitted = tenure.limits().admit(&job.queue, 1, tenure.store().until()).await?;
             let id = job.id;
             let (created, tickets) = insert_in(tx, &[job]).await?;
-            tenure.uncommitted().watch(tickets);
+            let counted = created.contains(&Created::New) && admitted.is_counted();
+            tenure.uncommitted().watch(tickets, counted.then_some(id), admitted);
             let enqueued = answers(&[id], &created).pop().ok_or(EnqueueError::KeyNotVisible)?;
             Ok::<_, EnqueueError>(enqueued)
         };
@@ -290,10 +291,13 @@ impl EnqueueMany<'_> {
             let bytes_max = tenure.config().payload_bytes_max;
             let jobs = requests.into_iter().map(|request| request.checked(bytes_max, Told::Ticket));
             let jobs: Vec<_> = jobs.collect::<Result<_, _>>()?;
-            let _admitted = admit(tenure, &jobs, tenure.store().until()).await?;
+            let admitted = admit(tenure, &jobs, tenure.store().until()).await?;
             let ids: Vec<_> = jobs.iter().map(|job| job.id).collect();
             let (created, tickets) = insert_in(tx, &jobs).await?;
-            tenure.uncommitted().watch(tickets);
+            let is_counted = admitted.iter().any(Admitted::is_counted);
+            let new = ids.iter().zip(&created).filter(|(_, created)| **created == Created::New);
+            let counted = new.map(|(id, _)| *id).filter(|_| is_counted);
+            tenure.uncommitted().watch(tickets, counted, admitted);
             Ok::<_, EnqueueError>(answers(&ids, &created))
         };
         traced(&span, enqueue).await

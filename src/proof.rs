@@ -155,6 +155,8 @@ impl Place {
 
     /// Postgres raises this the first time that a job is written from now on, and never again.
     pub(crate) async fn raise_once(&self, code: &str) {
+        // A message that no stream takes is noted in its job's row.
+        self.tenure.flush().await;
         self.execute("CREATE SEQUENCE tenure.raised").await;
         let function = format!(
             "CREATE FUNCTION raise_once() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \

@@ -32,7 +32,7 @@ use std::{
 use futures::FutureExt;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, mpsc},
-    time::{Instant, sleep, timeout, timeout_at},
+    time::{Instant, sleep, sleep_until, timeout, timeout_at},
 };
 use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
 
@@ -56,6 +56,8 @@ const ROOM_WITHIN: Duration = Duration::from_secs(1);
 const GIVES_UP_FOR: Duration = Duration::from_secs(1);
 /// The most jobs handed to the relay by one statement.
 const FAILED_MAX: usize = 500;
+/// How long what has failed waits for more of it.
+const HANDED_OVER_WITHIN: Duration = Duration::from_millis(100);
 
 /// Room for a group, and the sign that it is under way.
 struct Held {
@@ -238,7 +240,7 @@ impl Publications {
             unsent: VecDeque::new(),
             failed: Vec::new(),
             of_failed: Vec::new(),
-            ended: 0,
+            failed_at: None,
             heard_at: None,
         };
         tokio::spawn(publisher.run_on(waiting, confirmations));
@@ -402,7 +404,8 @@ struct Publisher {
     failed: Vec<JobId>,
     /// Of their groups.
     of_failed: Vec<Held>,
-    ended: usize,
+    /// When the first of them failed.
+    failed_at: Option<Instant>,
     /// When the stream has confirmed something last.
     heard_at: Option<Instant>,
 }
@@ -446,7 +449,7 @@ impl Publisher {
         let mut alarm = std::pin::pin!(sleep(Duration::ZERO));
         let mut is_set = true;
         while is_open || !self.groups.lock().groups.is_empty() {
-            let Self { queue, unsent, .. } = self;
+            let Self { queue, unsent, failed_at, .. } = self;
             tokio::select! { biased;
                 confirmation = confirmations.next() => match confirmation {
                     Some(confirmation) => self.note(confirmation),
@@ -464,6 +467,8 @@ impl Publisher {
                     self.end_late();
                 }
                 () = can_send(queue, unsent) => self.send_first().await,
+                () = sleep_until(failed_at.unwrap_or_else(Instant::now) + HANDED_OVER_WITHIN),
+                    if failed_at.is_some() => self.hand_over(),
             }
             if !is_set && let Some(until) = self.next_deadline() {
                 alarm.as_mut().reset(until);
@@ -577,10 +582,10 @@ impl Publisher {
     /// Nothing is left to come of this group.
     fn end(&mut self, group: Group) {
         metrics::published(group.confirmed);
-        self.ended += 1;
         if let Some(error) = group.error {
             if self.failed.is_empty() {
                 tracing::warn!(%error, "publish failed; the relay will retry");
+                self.failed_at = Some(Instant::now());
             }
             // Together: a caller that waits for the group waits until the relay has these.
             self.failed.extend(group.failed);
@@ -590,13 +595,14 @@ impl Publisher {
             return;
         }
         let is_last = self.groups.lock().groups.is_empty();
-        if is_last || self.failed.len() >= FAILED_MAX || self.ended.is_multiple_of(FAILED_MAX) {
+        if is_last || self.failed.len() >= FAILED_MAX {
             self.hand_over();
         }
     }
 
     /// Leaves what has failed to the relay.
     fn hand_over(&mut self) {
+        self.failed_at = None;
         if self.failed.is_empty() {
             return;
         }

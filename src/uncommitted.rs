@@ -11,7 +11,7 @@
 //! - `a_thousand_transactions_at_once_cost_a_few_statements`
 //! - `a_transaction_that_is_rolled_back_or_lasts_leaves_its_jobs_to_the_relay`
 
-use std::{collections::HashMap, panic::AssertUnwindSafe, time::Duration};
+use std::{collections::HashMap, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures::FutureExt;
 use tokio::{
@@ -25,10 +25,14 @@ use crate::{job::JobId, panics::Panics, publish::Publications, queue::Ticket, st
 const FIRST_LOOK: Duration = Duration::from_millis(1);
 /// A look comes after this part of the transaction's age so far: the job waits that much longer than it has.
 const PART_OF_AGE: u32 = 4;
+/// But no later than this: before the relay takes a committed job without a message for one whose message was lost.
+const LOOKS_AT_LEAST_EVERY: Duration = Duration::from_millis(1_500);
 /// The database is busy with looks for this part of the time at most.
 const PART_OF_TIME: u32 = 4;
-/// After this time the relay is left to find the job.
-const GIVES_UP_AFTER: Duration = Duration::from_secs(30);
+/// The longest rest after looks: one that hung says nothing of the next.
+const RESTS_AT_MOST: Duration = Duration::from_secs(1);
+/// After this time the relay is left to find the job. One of a transaction that was rolled back is looked for as long.
+const GIVES_UP_AFTER: Duration = Duration::from_secs(60);
 /// The most jobs of one statement.
 const LOOKED_FOR_MAX: usize = 1_000;
 
@@ -37,14 +41,16 @@ const LOOKED_FOR_MAX: usize = 1_000;
 pub(crate) struct Uncommitted(mpsc::UnboundedSender<Asked>);
 
 enum Asked {
-    /// Looks for these.
-    Watch(Vec<Ticket>),
+    /// Looks for these jobs, and holds their places in queues with a limit until they are seen. One that is due later
+    /// has no ticket.
+    Watch(Vec<(JobId, Option<Ticket>)>, Arc<dyn Send + Sync>),
     /// Looks for all of them now, and says when it has.
     Look(oneshot::Sender<()>),
 }
 
 struct Waiting {
-    ticket: Ticket,
+    ticket: Option<Ticket>,
+    _place: Arc<dyn Send + Sync>,
     since: Instant,
     look_at: Instant,
 }
@@ -58,11 +64,19 @@ impl Uncommitted {
         Self(asked)
     }
 
-    /// Publishes these jobs once the transaction that holds them commits.
-    pub(crate) fn watch(&self, tickets: Vec<Ticket>) {
-        if !tickets.is_empty() {
+    /// Publishes these jobs once the transaction that holds them commits. Until then, or until that is not to be
+    /// expected any more, it keeps the `places` that they and the `others` have in queues with a limit.
+    pub(crate) fn watch(
+        &self,
+        tickets: Vec<Ticket>,
+        others: impl IntoIterator<Item = JobId>,
+        places: impl Send + Sync + 'static,
+    ) {
+        let mut jobs: Vec<_> = others.into_iter().map(|job| (job, None)).collect();
+        jobs.extend(tickets.into_iter().map(|ticket| (ticket.job, Some(ticket))));
+        if !jobs.is_empty() {
             // The task ends only with the runtime; then the relay publishes.
-            drop(self.0.send(Asked::Watch(tickets)));
+            drop(self.0.send(Asked::Watch(jobs, Arc::new(places))));
         }
     }
 
@@ -73,6 +87,11 @@ impl Uncommitted {
             answer.await.ok();
         }
     }
+}
+
+/// How long after a look the next one comes, for a job of this age.
+fn next_look(age: Duration) -> Duration {
+    (age / PART_OF_AGE).clamp(FIRST_LOOK, LOOKS_AT_LEAST_EVERY)
 }
 
 struct Watcher {
@@ -120,11 +139,14 @@ impl Watcher {
 
     async fn take(&mut self, request: Asked) {
         match request {
-            Asked::Watch(tickets) => {
+            Asked::Watch(jobs, places) => {
                 let since = Instant::now();
                 let look_at = since + FIRST_LOOK;
-                let waiting = |ticket: Ticket| (ticket.job, Waiting { ticket, since, look_at });
-                self.waiting.extend(tickets.into_iter().map(waiting));
+                self.waiting.extend(
+                    jobs.into_iter().map(|(job, ticket)| {
+                        (job, Waiting { ticket, _place: places.clone(), since, look_at })
+                    }),
+                );
             }
             Asked::Look(looked) => {
                 self.look_for(self.waiting.keys().copied().collect()).await;
@@ -137,12 +159,12 @@ impl Watcher {
     async fn look_for_due(&mut self) {
         // Together with those that would be due soon, for their age: a thousand transactions fall into step.
         let now = Instant::now();
-        let is_due = |waiting: &&Waiting| {
-            let soon = ((now - waiting.since) / PART_OF_AGE / 2).max(FIRST_LOOK);
+        let is_due = |waiting: &Waiting| {
+            let soon = (next_look(now - waiting.since) / 2).max(FIRST_LOOK);
             waiting.look_at <= now + soon
         };
-        let due = self.waiting.values().filter(is_due);
-        self.look_for(due.map(|waiting| waiting.ticket.job).collect()).await;
+        let due = self.waiting.iter().filter(|(_, waiting)| is_due(waiting));
+        self.look_for(due.map(|(job, _)| *job).collect()).await;
     }
 
     async fn look_for(&mut self, jobs: Vec<JobId>) {
@@ -158,14 +180,14 @@ impl Watcher {
             }
         }
         let now = Instant::now();
-        self.rests_until = now + (now - began) * (PART_OF_TIME - 1);
+        self.rests_until = now + ((now - began) * (PART_OF_TIME - 1)).min(RESTS_AT_MOST);
         for job in jobs {
             let Some(waiting) = self.waiting.get_mut(&job) else { continue };
             let age = now - waiting.since;
             if age > GIVES_UP_AFTER {
                 self.waiting.remove(&job);
             } else {
-                waiting.look_at = now + (age / PART_OF_AGE).max(FIRST_LOOK);
+                waiting.look_at = now + next_look(age);
             }
         }
     }
@@ -175,7 +197,7 @@ impl Watcher {
         let mut tickets = Vec::with_capacity(visible.len());
         for (job, waits) in visible {
             let waiting = self.waiting.remove(&job);
-            tickets.extend(waiting.filter(|_| waits).map(|waiting| waiting.ticket));
+            tickets.extend(waiting.filter(|_| waits).and_then(|waiting| waiting.ticket));
         }
         if tickets.is_empty() {
             return;

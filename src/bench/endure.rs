@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
+use chrono::{DateTime, Utc};
 use tokio::time::sleep;
 
 use super::{
@@ -11,6 +12,7 @@ use super::{
     produce::request,
     worker::WorkerMode,
 };
+use crate::job::JobId;
 
 /// How many jobs are in flight.
 const IN_FLIGHT: usize = 1_000;
@@ -25,19 +27,36 @@ pub(super) async fn recovery(arena: &Arena, values: &mut Values) -> anyhow::Resu
     arena.running(&queue, 1).await?;
     let second = arena.worker(&queue, 1, WorkerMode::Hold)?;
     arena.workers_ready(&queue, 2).await?;
-    // A worker that has just started takes nothing back.
-    sleep(Duration::from_secs(12)).await;
-    let killed = arena.state(&queue).await?.now;
+    // A worker that has just started judges the dead as soon as another.
+    sleep(Duration::from_secs(1)).await;
+    let killed = arena.now().await?;
     first.kill();
+    let again = runs_again(arena, id, killed).await?;
+    values.add("from SIGKILL to running elsewhere", "s", again.since_killed);
+    values.add("of these, from the reset on", "ms", again.since_reset * 1e3);
+    drop(second);
+    Ok(())
+}
+
+/// When a job runs again whose worker was killed, in seconds by the database's clock.
+pub(super) struct Again {
+    pub(super) since_killed: f64,
+    pub(super) since_reset: f64,
+}
+
+/// Waits until the job runs again that ran at this moment.
+pub(super) async fn runs_again(arena: &Arena, job: JobId, killed: f64) -> anyhow::Result<Again> {
+    #[expect(clippy::cast_precision_loss, reason = "microseconds since 1970 are below 2^52")]
+    let seconds = |at: DateTime<Utc>| at.timestamp_micros() as f64 / 1e6;
     for _ in 0..1_200 {
         sleep(Duration::from_millis(50)).await;
-        let attempts = arena.tenure.executions(id).await?;
-        #[expect(clippy::cast_precision_loss, reason = "microseconds since 1970 are below 2^52")]
-        let starts = attempts.iter().map(|attempt| attempt.started_at.timestamp_micros() as f64 / 1e6);
-        if let Some(started) = starts.into_iter().find(|started| *started > killed) {
-            values.add("from SIGKILL to running elsewhere", "s", started - killed);
-            drop(second);
-            return Ok(());
+        let attempts = arena.tenure.executions(job).await?;
+        let mut starts = attempts.iter().map(|attempt| seconds(attempt.started_at));
+        if let Some(started) = starts.find(|started| *started > killed) {
+            let events = arena.tenure.recoveries(job).await?;
+            let reset = events.iter().map(|event| seconds(event.at)).rfind(|at| *at < started);
+            let since_reset = started - reset.context("a job runs again once it was reset")?;
+            return Ok(Again { since_killed: started - killed, since_reset });
         }
     }
     bail!("the job of a killed worker did not run again within a minute");

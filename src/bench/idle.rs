@@ -1,13 +1,15 @@
-//! Idle: what workers cost while there is nothing to do, and what a worker of very many queues does.
+//! Idle: what fleets cost while there is nothing to do, and how soon they notice a worker's death; and what a worker of
+//! very many queues does.
 
 use std::{collections::BTreeMap, time::Duration};
 
+use anyhow::Context;
 use tokio::time::{Instant, sleep};
 
 use super::{
     Plan, Ratio, Values,
     arena::{Arena, WorkerProcess, count, stop},
-    percentile,
+    endure, percentile,
     pickup::{Begins, latencies, paced},
     produce::request,
     worker::WorkerMode,
@@ -23,7 +25,9 @@ const PACE: Duration = Duration::from_millis(20);
 /// How much is looked at.
 struct Scale {
     fleets: &'static [usize],
-    queues: usize,
+    /// How many workers of each fleet are killed, one after the other.
+    kills: usize,
+    queues: &'static [usize],
     /// What a start costs, and what the server counts late, is over after this.
     settles: Duration,
     /// For how long is counted.
@@ -32,8 +36,9 @@ struct Scale {
 }
 
 const FULL: Scale = Scale {
-    fleets: &[1, 20, 200],
-    queues: 1_000,
+    fleets: &[1, 2, 20, 200],
+    kills: 5,
+    queues: &[1_000, 10_000],
     // A fleet is as large as its workers know it to be after a minute: they ask the less often the larger it is.
     settles: Duration::from_secs(70),
     counted: Duration::from_secs(20),
@@ -42,7 +47,8 @@ const FULL: Scale = Scale {
 
 const QUICK: Scale = Scale {
     fleets: &[1, 5],
-    queues: 50,
+    kills: 1,
+    queues: &[50],
     settles: Duration::from_secs(1),
     counted: Duration::from_secs(2),
     samples: 20,
@@ -76,8 +82,8 @@ pub(super) async fn idle(arena: &Arena, plan: &Plan, values: &mut Values) -> any
             continue;
         }
         let queue = arena.queue();
-        let started: Vec<_> = (0..workers)
-            .map(|_| arena.worker(&queue, SLOTS, WorkerMode::Decode))
+        let mut started: Vec<_> = (0..workers)
+            .map(|_| arena.worker(&queue, SLOTS, WorkerMode::Hold))
             .collect::<anyhow::Result<_>>()?;
         arena.workers_ready(&queue, workers).await?;
         sleep(scale.settles).await;
@@ -87,9 +93,51 @@ pub(super) async fn idle(arena: &Arena, plan: &Plan, values: &mut Values) -> any
             format!("{workers} idle worker processes")
         };
         tell(values, &fleet, &used(arena, &started, scale).await?, &nobody, workers);
+        let took = killed(arena, &queue, &mut started, scale.kills).await?;
+        let how = if workers == 1 { "and a new start to running again" } else { "to running elsewhere" };
+        values.add(format!("{fleet}: SIGKILL {how}, p50"), "s", percentile(&took, 0.5));
+        values.add(format!("{fleet}: SIGKILL {how}, longest"), "s", percentile(&took, 1.0));
         stop(started).await?;
     }
     many_queues(arena, plan, scale, &nobody, values).await
+}
+
+/// How soon a job runs again whose worker is killed, in seconds. After each kill a new worker is started: that of a
+/// fleet once the job runs elsewhere; a single one at once, since nothing else would run the job.
+async fn killed(
+    arena: &Arena,
+    queue: &str,
+    workers: &mut Vec<WorkerProcess>,
+    kills: usize,
+) -> anyhow::Result<Vec<f64>> {
+    let (mut took, mut jobs) = (Vec::new(), Vec::new());
+    for kill in 0..kills {
+        // A job that was lost before would wait longer each time.
+        let job = arena.tenure.enqueue(request(queue, kill)).await?.id;
+        jobs.push(job);
+        arena.running(queue, i64::try_from(kill)? + 1).await?;
+        // At any moment of the rhythm of renewals.
+        sleep(Duration::from_millis(rand::random_range(500..6_000))).await;
+        let attempts = arena.tenure.executions(job).await?;
+        let owner = &attempts.last().context("a job that runs has an attempt")?.worker_id;
+        let is_owner = |worker: &WorkerProcess| owner.contains(&format!("-{}-", worker.child.id()));
+        let at = workers.iter().position(is_owner).context("the job's owner is a worker of this fleet")?;
+        let killed = arena.now().await?;
+        workers.swap_remove(at).kill();
+        let is_alone = workers.is_empty();
+        if is_alone {
+            workers.push(arena.worker(queue, SLOTS, WorkerMode::Hold)?);
+        }
+        took.push(endure::runs_again(arena, job, killed).await?.since_killed);
+        if !is_alone {
+            workers.push(arena.worker(queue, SLOTS, WorkerMode::Hold)?);
+        }
+    }
+    // Workers that stop wait for what they run.
+    for job in jobs {
+        arena.tenure.cancel(job).await?;
+    }
+    Ok(took)
 }
 
 /// How soon a worker of very many queues is ready, what it costs when idle, and how soon a job of one of them begins.
@@ -109,10 +157,25 @@ async fn many_queues(
     values.add("worker of one queue: pick-up, p50", "ms", alone);
     stop(vec![worker]).await?;
 
-    // nats-server 2.15 has 1,000 consumers in a stream that sets no limit, which is what -1 says.
+    for &queues in scale.queues {
+        of_queues(arena, plan, scale, nobody, queues, alone, values).await?;
+    }
+    Ok(())
+}
+
+/// `alone` is how soon the job of a worker of a single queue begins, in milliseconds.
+async fn of_queues(
+    arena: &Arena,
+    plan: &Plan,
+    scale: &Scale,
+    nobody: &Used,
+    queues: usize,
+    alone: f64,
+    values: &mut Values,
+) -> anyhow::Result<()> {
     arena.forget_queues().await?;
-    let queues: Vec<_> = (0..scale.queues).map(|_| arena.queue()).collect();
-    let name = format!("worker of {} queues", scale.queues);
+    let name = format!("worker of {queues} queues");
+    let queues: Vec<_> = (0..queues).map(|_| arena.queue()).collect();
     let since = Instant::now();
     let mut worker = arena.worker_of(&queues, SLOTS.min(plan.slots), WorkerMode::Stamp, &[])?;
     worker.ready().await?;

@@ -27,8 +27,14 @@ const LOOKS_EVERY: Duration = Duration::from_millis(10);
 const LOOKS_FOR_A_BEGINNING_EVERY: Duration = Duration::from_millis(50);
 /// How many jobs a second are enqueued at least, so that all are there when they fall due. Else they are given longer.
 const ENQUEUED_PER_S: f64 = 20_000.0;
-/// With these, evidence that messages are gone comes within seconds.
-const SHORT_TIMERS: [(&str, &str); 2] = [("TENURE_SCAN_EVERY", "1s"), ("TENURE_PUBLISH_WITHIN", "1s")];
+/// With these, evidence that messages are gone comes within seconds; and so does the end of the grace that a gap
+/// between scans of two workers begins.
+const SHORT_TIMERS: [(&str, &str); 4] = [
+    ("TENURE_SCAN_EVERY", "1s"),
+    ("TENURE_PUBLISH_WITHIN", "1s"),
+    ("TENURE_STALE_AFTER", "5s"),
+    ("TENURE_KEEPALIVE_EVERY", "1s"),
+];
 
 /// What is printed of one run.
 struct Names {

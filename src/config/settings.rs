@@ -433,7 +433,7 @@ pub(super) static SETTINGS: &[Setting] = &[
     timer(
         "TENURE_PULL_FOR",
         "How long one request for jobs waits on the NATS server. \
-         A worker that dies takes messages for this long, and an idle one takes this long to stop.",
+         A worker that dies takes messages for this long.",
         |timing| &mut timing.pull_for,
     ),
     timer(

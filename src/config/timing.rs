@@ -37,7 +37,7 @@ pub struct Timing {
     /// The longest a publication may take before its message counts as not sent. Default 10 s.
     pub publish_within: Duration,
     /// How long one request for jobs waits on the NATS server. A worker that dies takes messages for this
-    /// long, and an idle one takes this long to stop. Default 5 s.
+    /// long. Default 5 s.
     pub pull_for: Duration,
     /// How long running jobs may go on after the worker was told to stop. Default 25 s.
     pub shutdown_grace: Duration,

@@ -41,7 +41,7 @@ async fn parts_in(place: Place) -> Parts {
         unsent: VecDeque::new(),
         failed: Vec::new(),
         of_failed: Vec::new(),
-        ended: 0,
+        failed_at: None,
         heard_at: None,
     };
     let publications = Publications {
@@ -366,11 +366,9 @@ async fn the_first_that_is_said_of_a_message_counts() {
     assert_eq!(parts.left_to_the_relay().await, "1");
 }
 
-/// Failures are handed over together: with the last group, by the five hundred, or after as many groups.
-#[tokio::test]
-async fn what_has_failed_is_handed_to_the_relay_by_the_many() {
-    let mut parts = parts().await;
-    let ended = |parts: &Parts, held: Held, failed: usize| Group {
+/// A group of which nothing is left to come, and so many have failed.
+fn ended(parts: &Parts, held: Held, failed: usize) -> Group {
+    Group {
         jobs: Vec::new(),
         left: 0,
         confirmed: 0,
@@ -378,7 +376,13 @@ async fn what_has_failed_is_handed_to_the_relay_by_the_many() {
         error: (failed > 0).then(silence),
         held,
         until: parts.publications.groups.lock().deadlines.front().map_or_else(later, |(until, _)| *until),
-    };
+    }
+}
+
+/// Failures are handed over together: with the last group, or by the five hundred.
+#[tokio::test]
+async fn what_has_failed_is_handed_to_the_relay_by_the_many() {
+    let mut parts = parts().await;
     parts.group(1, later()).await;
     let logs = Logs::default();
     let _listening = logs.record();
@@ -393,20 +397,26 @@ async fn what_has_failed_is_handed_to_the_relay_by_the_many() {
         assert_eq!(parts.publisher.failed.len(), left, "{before} and {failed}");
     }
     assert_eq!(logs.of("publish failed; the relay will retry"), 1, "the first of each hand-over");
-    parts.publisher.failed = vec![JobId::generate()];
-    parts.publisher.ended = FAILED_MAX - 2;
-    for left in [1, 0] {
-        let held = parts.held().await;
-        let group = ended(&parts, held, 0);
-        parts.publisher.end(group);
-        assert_eq!(parts.publisher.failed.len(), left, "a group of many, and nothing failed since");
-    }
     parts.publications.groups.lock().groups.clear();
     let held = parts.held().await;
     let group = ended(&parts, held, 1);
     parts.publisher.end(group);
     assert!(parts.publisher.failed.is_empty(), "it was the last");
     parts.publications.wait().await;
+}
+
+/// However long other groups are under way.
+#[tokio::test]
+async fn what_has_failed_is_the_relays_within_a_moment() {
+    let mut parts = parts().await;
+    let _under_way = parts.group(1, later()).await;
+    let held = parts.held().await;
+    let group = ended(&parts, held, 1);
+    parts.publisher.end(group);
+    assert_eq!(parts.publisher.failed.len(), 1);
+    let run = parts.publisher.run(&mut parts.handed, &mut parts.confirmations);
+    timeout(HANDED_OVER_WITHIN * 10, run).await.unwrap_err();
+    assert_eq!((parts.publisher.failed.len(), parts.publisher.failed_at), (0, None));
 }
 
 /// A group whose messages were sent later has more time; one whose messages wait to be sent has all the time it needs.
@@ -568,7 +578,7 @@ async fn the_task_waits_a_moment_for_a_client_that_takes_nothing() {
     let took = began.elapsed();
     rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
     assert!(took >= WRITTEN_WITHIN.mul_f64(0.9) && took < WRITTEN_WITHIN * 5, "{took:?}");
-    assert_eq!((parts.under_way(), parts.publisher.ended), (0, 1));
+    assert_eq!(parts.under_way(), 0);
 }
 
 /// More than the client takes without a pause: it is waited for.

@@ -306,6 +306,15 @@ impl Queue {
         }
     }
 
+    /// Breaks the connection, and waits until there is another one.
+    #[cfg(test)]
+    pub(crate) async fn connect_anew(&self) {
+        let mut connections = self.connections();
+        connections.mark_unchanged();
+        self.client.force_reconnect().await.ok();
+        connections.changed().await.ok();
+    }
+
     /// Which stream this is: receipts of another are void.
     pub(super) fn epoch_now(&self) -> u64 {
         self.epoch.load(Ordering::Acquire)

@@ -17,17 +17,20 @@
 //! - `a_producer_killed_before_it_published_costs_its_job_a_few_seconds`
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
+    panic::AssertUnwindSafe,
     time::{Duration, Instant},
 };
 
 use chrono::{DateTime, TimeDelta, Utc};
+use futures::FutureExt;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     config::Timing,
     fault,
     job::JobId,
-    metrics,
+    metrics, panics,
     queue::{Confirmations, Progress, Queue, QueueError, Ticket},
     store::{DueJob, Store, StoreError, Suspect},
 };
@@ -53,22 +56,57 @@ pub(crate) enum RelayError {
     Queue(#[from] QueueError),
 }
 
+impl RelayError {
+    /// Whether Postgres gave no answer: no other worker would get one.
+    pub(crate) fn is_postgres_away(&self) -> bool {
+        matches!(self, Self::Store(error) if error.is_unavailable())
+    }
+}
+
+/// Has the tasks that publish end after the burst that they have taken, and waits for them.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Stop {
+    asked: CancellationToken,
+    publishing: TaskTracker,
+}
+
+impl Stop {
+    /// Returns when no job is taken any more that is not published.
+    pub(crate) async fn stop(&self) {
+        self.asked.cancel();
+        self.publishing.close();
+        self.publishing.wait().await;
+    }
+}
+
 /// Publishes unpublished jobs that are due, until there is none left. Returns how many.
 ///
 /// Cancel safe: it goes on in a task, to the end of what it has taken. Their rows say that they are published.
-pub(crate) async fn publish_due(store: &Store, queue: &Queue) -> Result<usize, RelayError> {
-    let (of_task, queue) = (store.clone(), queue.clone());
-    let publishing = store.spawn(async move { publish_all(&of_task, &queue, Take::Due).await });
+pub(crate) async fn publish_due(store: &Store, queue: &Queue, stop: &Stop) -> Result<usize, RelayError> {
+    publish_in_task(store, queue, Take::Due, stop).await
+}
+
+async fn publish_in_task(store: &Store, queue: &Queue, take: Take, stop: &Stop) -> Result<usize, RelayError> {
+    let (of_task, queue, asked) = (store.clone(), queue.clone(), stop.asked.clone());
+    let work = async move { publish_all(&of_task, &queue, take, &asked).await };
+    let told = async {
+        AssertUnwindSafe(work).catch_unwind().await.unwrap_or_else(|panic| {
+            panics::tell("publish", &*panic);
+            Err(StoreError::from(sqlx::Error::WorkerCrashed).into())
+        })
+    };
+    // Only a runtime that shuts down ends it early.
+    let publishing = store.spawn(stop.publishing.track_future(told));
     publishing.await.unwrap_or_else(|_| Err(StoreError::from(sqlx::Error::WorkerCrashed).into()))
 }
 
 /// Which jobs are taken, to be published.
-enum Take<'a> {
+enum Take {
     Due,
-    Lost { of: &'a str, published_before: DateTime<Utc>, worker_id: &'a str },
+    Lost { of: String, published_before: DateTime<Utc>, visible_in: String, worker_id: String },
 }
 
-impl Take<'_> {
+impl Take {
     fn burst(&self) -> i64 {
         match self {
             Self::Due => BURST,
@@ -78,24 +116,30 @@ impl Take<'_> {
 
     /// The next burst of them.
     async fn next(&self, store: &Store, queue: &Queue) -> Result<Vec<DueJob>, StoreError> {
-        match *self {
+        match self {
             Self::Due if !queue.is_connected() => Ok(Vec::new()),
             Self::Due => store.take_due(self.burst()).await,
-            Self::Lost { of, published_before, worker_id } => {
-                store.reclaim_lost(of, published_before, self.burst(), worker_id).await
+            Self::Lost { of, published_before, visible_in, worker_id } => {
+                store.reclaim_lost(of, *published_before, visible_in, self.burst(), worker_id).await
             }
         }
     }
 }
 
 /// Publishes what is taken, burst by burst, each while the next is taken. One that is not full is the last.
-async fn publish_all(store: &Store, queue: &Queue, take: Take<'_>) -> Result<usize, RelayError> {
+async fn publish_all(
+    store: &Store,
+    queue: &Queue,
+    take: Take,
+    stop: &CancellationToken,
+) -> Result<usize, RelayError> {
     let mut total = 0;
     let mut confirmations = None;
     let mut taken = take.next(store, queue).await?;
     while !taken.is_empty() {
         let is_full = i64::try_from(taken.len()).is_ok_and(|n| n == take.burst());
-        let next = async { if is_full { take.next(store, queue).await } else { Ok(Vec::new()) } };
+        let goes_on = is_full && !stop.is_cancelled();
+        let next = async { if goes_on { take.next(store, queue).await } else { Ok(Vec::new()) } };
         let (published, next) = tokio::join!(publish(store, queue, &taken, &mut confirmations), next);
         let next = next?;
         match published {
@@ -163,7 +207,10 @@ pub(crate) struct Lost {
     /// The same where messages of the queue are with workers: a worker that could not decide about one gives it back
     /// for up to five seconds.
     with_workers: Duration,
-    ack_wait: Duration,
+    publish_within: Duration,
+    stop: Stop,
+    /// When this relay has looked, and what was committed by then.
+    seen: VecDeque<(Instant, String)>,
     /// When the last look found that everything of a queue was delivered, by the database's time.
     drained: HashMap<String, DateTime<Utc>>,
     /// Until when a queue's messages may be where no look finds them: it was paused.
@@ -173,11 +220,14 @@ pub(crate) struct Lost {
 }
 
 impl Lost {
-    pub(crate) fn new(timing: &Timing) -> Self {
+    pub(crate) fn new(timing: &Timing, stop: Stop) -> Self {
         Self {
             under_way: timing.publish_within / 5,
-            with_workers: timing.publish_within * 3 / 5,
-            ack_wait: timing.ack_wait,
+            // A message of a full queue comes again within a second, and its row says so.
+            with_workers: (timing.publish_within * 3 / 5).max(Duration::from_secs(2)),
+            publish_within: timing.publish_within,
+            stop,
+            seen: VecDeque::new(),
             drained: HashMap::new(),
             paused: HashMap::new(),
             before: None,
@@ -196,7 +246,10 @@ impl Lost {
         worker_id: &str,
     ) -> Result<usize, RelayError> {
         let are_all = self.before.is_none();
-        let suspects = store.suspects(self.under_way, self.before.as_deref(), QUEUES_MAX).await?;
+        let looked_at = Instant::now();
+        let (committed, suspects) =
+            store.suspects(self.under_way, self.before.as_deref(), QUEUES_MAX).await?;
+        let visible_in = self.visible_for(self.under_way, looked_at, committed);
         let is_last = i64::try_from(suspects.len()).is_ok_and(|n| n < QUEUES_MAX);
         self.before = suspects.last().filter(|_| !is_last).map(|last| last.queue.clone());
         self.paused.retain(|_, until| *until > Instant::now());
@@ -217,9 +270,14 @@ impl Lost {
             return Ok(0);
         }
         store.add_mark(now, &stream.0, stream.1, self.under_way).await?;
+        // A producer keeps what it could not send while NATS was away, and sends it now.
+        if queue.up_for() < self.publish_within && !queue.is_up_since_the_start() {
+            return Ok(0);
+        }
+        let Some(visible_in) = visible_in else { return Ok(0) };
         let mut total = 0;
         for suspect in suspects {
-            match self.look_at(store, queue, &suspect, now, &stream, worker_id).await {
+            match self.look_at(store, queue, &suspect, now, &visible_in, &stream, worker_id).await {
                 Ok(n) => total += n,
                 Err(RelayError::Store(error)) => return Err(error.into()),
                 // No worker serves the queue: it has no consumer, and the stream cannot say what was delivered.
@@ -231,12 +289,27 @@ impl Lost {
         Ok(total)
     }
 
+    /// What was committed at least so long ago, by the looks so far. `None`: they have not gone on for as long.
+    ///
+    /// A job that was enqueued in a transaction counts as published from before its commit on. Its producer looks for
+    /// the commit; so what counts is for how long the job has been committed.
+    fn visible_for(&mut self, least: Duration, now: Instant, committed: String) -> Option<String> {
+        self.seen.push_back((now, committed));
+        let is_old = |(at, _): &(Instant, String)| now.saturating_duration_since(*at) >= least;
+        while self.seen.get(1).is_some_and(is_old) {
+            self.seen.pop_front();
+        }
+        self.seen.front().filter(|of| is_old(of)).map(|(_, committed)| committed.clone())
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "what one look has found, for each of its queues")]
     async fn look_at(
         &mut self,
         store: &Store,
         queue: &Queue,
         suspect: &Suspect,
         now: DateTime<Utc>,
+        visible_in: &str,
         stream: &(String, u64),
         worker_id: &str,
     ) -> Result<usize, RelayError> {
@@ -249,11 +322,15 @@ impl Lost {
             return Ok(0);
         }
         let progress = queue.progress_in(name, stream).await?;
-        // A message that came while the queue ran as many jobs as it may waits on the server, too, for `ack_wait`.
-        let margin = if suspect.is_limited { self.ack_wait } else { self.with_workers };
+        let margin = self.with_workers;
         let Some(before) = self.lost_before(store, name, &progress, now, margin).await? else { return Ok(0) };
-        let lost = Take::Lost { of: name, published_before: before, worker_id };
-        let total = publish_all(store, queue, lost).await?;
+        let lost = Take::Lost {
+            of: name.clone(),
+            published_before: before,
+            visible_in: visible_in.to_owned(),
+            worker_id: worker_id.to_owned(),
+        };
+        let total = publish_in_task(store, queue, lost, &self.stop).await?;
         if total > 0 {
             metrics::recovered("relay", "message_lost", total);
             tracing::warn!(

@@ -84,26 +84,38 @@ pub(crate) fn has_settled(store: &Store, queue: &Queue, timing: &Timing) -> bool
     Up::now(store, queue).has_settled(timing)
 }
 
-/// Looks for processes that are gone. Returns how many jobs were reset.
+/// What came of a look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Looked {
+    /// So many jobs were reset.
+    Reset(usize),
+    /// Of several processes, NATS said nothing of any: it may be this worker's connection.
+    Unanswered,
+}
+
+/// Looks for processes that are gone.
 pub(crate) async fn look(
     store: &Store,
     queue: &Queue,
     timing: &Timing,
     worker_id: &str,
-) -> Result<usize, StoreError> {
+) -> Result<Looked, StoreError> {
     if !has_settled(store, queue, timing) {
-        return Ok(0);
+        return Ok(Looked::Reset(0));
     }
     let between = timing.renew_every * BETWEEN_LOOKS_TENTHS / 10;
     let heard_within = Up::now(store, queue).heard_within(store.within(), timing);
     let silent = store.silent_workers(between / 2, worker_id, heard_within).await?;
     if silent.is_empty() {
-        return Ok(0);
+        return Ok(Looked::Reset(0));
     }
     let answers = join_all(silent.iter().map(|(_, subject)| queue.probe(subject))).await;
     // Asked over a connection that broke meanwhile, nobody answers.
     if !has_settled(store, queue, timing) {
-        return Ok(0);
+        return Ok(Looked::Reset(0));
+    }
+    if answers.iter().all(|answer| *answer == Probed::NoAnswer) {
+        return Ok(Looked::Unanswered);
     }
     let looked: Vec<_> = silent
         .into_iter()
@@ -115,7 +127,7 @@ pub(crate) async fn look(
     store.suspect(&looked).await?;
     let gone: Vec<_> = looked.into_iter().filter(|(_, gone)| *gone).map(|(worker, _)| worker).collect();
     if gone.is_empty() {
-        return Ok(0);
+        return Ok(Looked::Reset(0));
     }
     let taken =
         store.reset_vanished(&gone, between, timing.scan_every, timing.stale_after, worker_id).await?;
@@ -125,7 +137,7 @@ pub(crate) async fn look(
     report_taken("vanished", &taken, worker_id);
     // A wrong guess enters itself again.
     store.forget_workers(Some(&gone), timing.renew_every * FORGOTTEN_RENEWALS).await?;
-    Ok(taken.len())
+    Ok(Looked::Reset(taken.len()))
 }
 
 #[cfg(all(test, feature = "dev"))]

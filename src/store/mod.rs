@@ -120,6 +120,7 @@ statements! {
     BURY_UNKNOWN = "bury_unknown" "end_attempt";
     REFUSE = "refuse";
     PUT_OFF = "put_off";
+    STILL_WAITS = "still_waits";
     TAKE_DUE = "take_due";
     TAKE_TURNS = "take_turns";
     LEAVE_TURNS = "leave_turns";

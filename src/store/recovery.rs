@@ -120,28 +120,34 @@ impl Store {
         &self,
         queue: &str,
         before: DateTime<Utc>,
+        visible_in: &str,
         limit: i64,
         worker_id: &str,
     ) -> Result<Vec<DueJob>, StoreError> {
-        due_jobs(&self.rows(query(RECLAIM_LOST).bind(queue).bind(before).bind(limit).bind(worker_id)).await?)
+        let reclaim = query(RECLAIM_LOST).bind(queue).bind(before).bind(limit).bind(worker_id);
+        due_jobs(&self.rows(reclaim.bind(visible_in)).await?)
     }
 
-    /// Queues in which a due job has counted as published for longer than `margin`, by name, after this one.
+    /// What is committed, and queues in which a due job has counted as published for longer than `margin`, by name,
+    /// those before this one.
     pub(crate) async fn suspects(
         &self,
         margin: Duration,
         before: Option<&str>,
         limit: i64,
-    ) -> Result<Vec<Suspect>, StoreError> {
+    ) -> Result<(String, Vec<Suspect>), StoreError> {
         let rows = self.rows(query(SUSPECTS).bind(margin.as_secs_f64()).bind(before).bind(limit)).await?;
-        let suspect = |row: &PgRow| {
-            Ok(Suspect {
-                queue: row.try_get("queue")?,
-                is_paused: row.try_get("paused")?,
-                is_limited: row.try_get("limited")?,
-            })
-        };
-        Ok(rows.iter().map(suspect).collect::<Result<_, sqlx::Error>>()?)
+        let (mut committed, mut suspects) = (None, Vec::new());
+        for row in &rows {
+            match row.try_get("committed")? {
+                Some(snapshot) => committed = Some(snapshot),
+                None => {
+                    suspects
+                        .push(Suspect { queue: row.try_get("queue")?, is_paused: row.try_get("paused")? });
+                }
+            }
+        }
+        Ok((committed.ok_or(sqlx::Error::RowNotFound)?, suspects))
     }
 
     /// Takes or keeps, for `length`, those of these turns that no other worker has.
@@ -170,8 +176,8 @@ impl Store {
     }
 
     /// Gives up its turns, so that another worker need not wait for their end.
-    pub(crate) async fn leave_turns(&self, worker_id: &str) -> Result<(), StoreError> {
-        self.rows(query(LEAVE_TURNS).bind(worker_id)).await.map(drop)
+    pub(crate) async fn leave_turns(&self, worker_id: &str) -> Result<bool, StoreError> {
+        Ok(!self.rows(query(LEAVE_TURNS).bind(worker_id)).await?.is_empty())
     }
 
     /// Asks whether this worker scans now, and finds the quietest of the silent jobs. `None`: another did, or does.
@@ -333,10 +339,12 @@ impl Store {
     }
 
     /// Renews this process's row, or registers it anew.
-    pub(crate) async fn renew_worker(&self, worker: &Registration) -> Result<(), StoreError> {
-        let renewed =
-            self.rows(query(RENEW_WORKER).bind(&worker.worker_id).bind(&worker.probe_subject)).await?;
-        if renewed.is_empty() { self.register_worker(worker).await } else { Ok(()) }
+    pub(crate) async fn renew_worker(&self, worker: &Registration) -> Result<u32, StoreError> {
+        let renewal = query(RENEW_WORKER).bind(&worker.worker_id).bind(&worker.probe_subject);
+        match self.rows(renewal).await?.first() {
+            Some(renewed) => Ok(u32::try_from(renewed.try_get::<i64, _>("workers")?).unwrap_or(u32::MAX)),
+            None => self.register_worker(worker).await.map(|()| 1),
+        }
     }
 
     /// The other processes that registered from this host.

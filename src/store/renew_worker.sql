@@ -1,7 +1,9 @@
 -- renew_worker: the sign of life of a process that is registered. No row: it was forgotten meanwhile.
 --
 --   $1 worker id  $2 probe subject
+--
+-- Tells how many workers there are, by the renewals that were not missed.
 UPDATE tenure.workers
    SET last_seen_at = clock_timestamp(), suspected_at = NULL, probe_subject = $2
  WHERE worker_id = $1
-RETURNING worker_id
+RETURNING (SELECT count(*) FROM tenure.workers WHERE last_seen_at > statement_timestamp() - 1.4 * renew_every) AS workers

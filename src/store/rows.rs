@@ -180,7 +180,6 @@ pub(crate) struct DueJob {
 pub(crate) struct Suspect {
     pub(crate) queue: String,
     pub(crate) is_paused: bool,
-    pub(crate) is_limited: bool,
 }
 
 /// Which turns a worker has, and what there is to do. Of what there is to do, a worker that has taken no turn is told

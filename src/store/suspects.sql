@@ -3,6 +3,8 @@
 --
 --   $1 seconds  $2 queues before this name; NULL: all  $3 row limit
 --
+-- The last row has what is committed, for reclaim_lost.sql.
+--
 -- The queues are found one after another by their index, the last one first: however many jobs a queue has, it is
 -- entered once. And each is entered where its newest jobs are: where a backlog is worked off, its oldest have left
 -- nothing but index entries, tens of thousands a second, each of which would be looked up.
@@ -18,9 +20,9 @@ WITH RECURSIVE named AS (
              ORDER BY j.queue DESC, j.published_at DESC LIMIT 1)
       FROM named WHERE named.queue IS NOT NULL
 )
-SELECT named.queue,
+(SELECT named.queue,
        coalesce((SELECT q.paused_at IS NOT NULL FROM tenure.queues q WHERE q.queue = named.queue), false) AS paused,
-       coalesce((SELECT q.max_running IS NOT NULL FROM tenure.queues q WHERE q.queue = named.queue), false) AS limited
+       NULL::text AS committed
   FROM named
  WHERE named.queue IS NOT NULL
    -- Mostly the newest of the jobs that were published so long ago waits, or none of them does. Asked for nothing else, it is found by its index; with the rest
@@ -36,4 +38,6 @@ SELECT named.queue,
                      AND j.published_at < statement_timestamp() - $1::float8 * interval '1 second'
                      AND j.status = 'queued' AND j.scheduled_at <= statement_timestamp()
                    ORDER BY j.queue, j.published_at LIMIT 1), false))
- LIMIT $3
+ LIMIT $3)
+UNION ALL
+SELECT NULL, NULL, pg_current_snapshot()::text

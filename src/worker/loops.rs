@@ -21,15 +21,18 @@ use tokio::{
 
 use super::{
     serve::Shared,
-    turns::{self, Turn},
+    turns::{self, Turn, Went},
 };
 use crate::{
     fault, fleet,
     job::{JobError, JobId},
     metrics,
     panics::Panics,
-    queue::Announced,
-    recover::{relay, scanner, vanished},
+    queue::{Announced, Probed},
+    recover::{
+        relay, scanner,
+        vanished::{self, Looked},
+    },
     retention,
     running::OnCrash,
     slots::Slots,
@@ -48,6 +51,9 @@ const CLAIMS_TRIED_BY: u32 = 8;
 
 /// How many workers read what was counted at each third of a scan; in a larger fleet each reads it less often.
 const FLEET_SHOWN_BY: u32 = 10;
+
+/// How often a tick is tried that could not be made.
+const TICKS_TRIED_EVERY: Duration = Duration::from_secs(1);
 
 /// How often a worker tells that it is alive.
 const BEAT_EVERY: Duration = Duration::from_millis(500);
@@ -68,11 +74,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
                         self.heartbeat.look_after(&self.running.announce_cancelled(&jobs)).await;
                     }
                     Some(Announced::Settings) => self.settings_changed.notify_one(),
-                    Some(Announced::Turns) => {
-                        // Not all at once.
-                        sleep(turns::keep_every(&self.timing).mul_f64(rand::random())).await;
-                        self.turns.ask();
-                    }
+                    Some(Announced::Turns) => self.turns.offer(),
                     Some(Announced::Schedules) => {
                         if self.turns.has(Turn::Relay) {
                             self.turns.ask();
@@ -95,8 +97,11 @@ impl<S: Send + Sync + 'static> Shared<S> {
     pub(super) async fn renew(self: Arc<Self>, mut registration: Registration) {
         loop {
             sleep(jittered(self.timing.renew_every)).await;
-            while let Err(error) = self.store.renew_worker(&registration).await {
-                tracing::warn!(%error, "the worker's row was not renewed");
+            loop {
+                match self.store.renew_worker(&registration).await {
+                    Ok(workers) => break self.turns.workers(workers),
+                    Err(error) => tracing::warn!(%error, "the worker's row was not renewed"),
+                }
                 sleep(jittered(self.timing.renew_every / 5)).await;
             }
             self.probe_ourselves(&mut registration).await;
@@ -265,8 +270,14 @@ impl<S: Send + Sync + 'static> Shared<S> {
         loop {
             // At once when the turn comes: the gap to the last scan, another worker's, must not grow.
             self.turns.wait_for(Turn::Scan).await;
+            let began = Instant::now();
             let scanned = scanner::scan(&self.store, &self.worker_id, every, stale_after).await;
-            self.turns.note(Turn::Scan, scanned.is_ok(), &self.timing);
+            let went = match &scanned {
+                Ok(_) => Went::Well,
+                Err(error) if error.is_unavailable() => Went::Unsaid,
+                Err(_) => Went::Badly,
+            };
+            self.turns.note(Turn::Scan, went, began, &self.timing);
             let mut wait = every;
             match scanned {
                 Ok(None) => wait = every / 8,
@@ -285,11 +296,25 @@ impl<S: Send + Sync + 'static> Shared<S> {
             if !self.turns.has_silent() || !self.can_judge() {
                 continue;
             }
-            match vanished::look(&self.store, &self.queue, &self.timing, &self.worker_id).await {
-                Ok(0) => {}
-                Ok(_) => self.publish_due().await,
-                Err(error) => tracing::debug!(%error, "no look for vanished workers"),
-            }
+            let began = Instant::now();
+            let went = match vanished::look(&self.store, &self.queue, &self.timing, &self.worker_id).await {
+                // A frozen process does not answer, either. One that does not hear itself is cut off.
+                Ok(Looked::Unanswered) => match self.queue.probe(&self.probe_subject).await {
+                    Probed::Here => Went::Unsaid,
+                    Probed::Gone | Probed::NoAnswer => Went::Badly,
+                },
+                Ok(Looked::Reset(jobs)) => {
+                    if jobs > 0 {
+                        self.publish_due().await;
+                    }
+                    Went::Well
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "no look for vanished workers");
+                    if error.is_unavailable() { Went::Unsaid } else { Went::Badly }
+                }
+            };
+            self.turns.note(Turn::Vanished, went, began, &self.timing);
         }
     }
 
@@ -309,6 +334,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
     }
 
     pub(super) async fn tick(self: Arc<Self>) {
+        let mut in_vain: u32 = 0;
         loop {
             fault::end_by_panic("tick");
             self.turns.wait_for(Turn::Relay).await;
@@ -325,9 +351,19 @@ impl<S: Send + Sync + 'static> Shared<S> {
                 () = self.turns.changed() => continue,
             }
             match ticks::tick(&self.store).await {
-                Ok(0) => {}
-                Ok(_) => self.publish_due().await,
-                Err(error) => tracing::debug!(%error, "no look for ticks"),
+                Ok(0) => in_vain += 1,
+                Ok(_) => {
+                    in_vain = 0;
+                    self.publish_due().await;
+                }
+                Err(error) => {
+                    in_vain += 1;
+                    tracing::debug!(%error, "no look for ticks");
+                }
+            }
+            // A schedule that has no tick here (another version wrote it, a value is refused) stays due.
+            if in_vain > 1 {
+                sleep(TICKS_TRIED_EVERY).await;
             }
             self.turns.ticked();
             // When the next one is due.
@@ -336,16 +372,22 @@ impl<S: Send + Sync + 'static> Shared<S> {
     }
 
     pub(super) async fn publish_due(&self) {
-        let published = relay::publish_due(&self.store, &self.queue).await;
-        self.turns.note(Turn::Relay, published.is_ok(), &self.timing);
-        if let Err(error) = published {
-            tracing::debug!(%error, "relay");
-        }
+        let began = Instant::now();
+        let went = match relay::publish_due(&self.store, &self.queue, &self.stop_relaying).await {
+            // What has failed is due again in a second; until then there is nothing to do.
+            Ok(0) => Went::Unsaid,
+            Ok(_) => Went::Well,
+            Err(error) => {
+                tracing::debug!(%error, "relay");
+                if error.is_postgres_away() { Went::Unsaid } else { Went::Badly }
+            }
+        };
+        self.turns.note(Turn::Relay, went, began, &self.timing);
     }
 
     /// Publishes jobs again whose message was lost.
     pub(super) async fn reclaim(self: Arc<Self>) {
-        let mut lost = relay::Lost::new(&self.timing);
+        let mut lost = relay::Lost::new(&self.timing, self.stop_relaying.clone());
         loop {
             sleep(jittered(turns::reclaim_every(&self.timing))).await;
             self.turns.wait_for(Turn::Relay).await;

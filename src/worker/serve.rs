@@ -42,7 +42,10 @@ use crate::{
     metrics::QueueMeasures,
     panics::Panics,
     queue::{Control, Delivery, Probed, Pull, PullConsumer, Pulled, Queue, QueueError},
-    recover::reconcile::{Identity, LifeSign, reconcile},
+    recover::{
+        reconcile::{Identity, LifeSign, reconcile},
+        relay,
+    },
     repeats::Repeats,
     run::{Ended, Kind, Kinds, run},
     running::{Message, Reservation, Running, RunningJob},
@@ -94,6 +97,7 @@ pub(super) struct Shared<S> {
     /// What is said to this process, until somebody listens.
     pub(super) control: Mutex<Option<Control>>,
     pub(super) turns: Turns,
+    pub(super) stop_relaying: relay::Stop,
     /// Told when operators may have said something new of queues.
     pub(super) settings_changed: Notify,
     /// How many consumers are asked for at once.
@@ -196,9 +200,13 @@ impl<S: Send + Sync + 'static> Shared<S> {
             drop(timeout(self.timing.publish_within, self.publish_due()).await);
         }
         background.tasks.shutdown().await;
+        // What is taken counts as published: it goes out before this process ends.
+        drop(timeout(self.timing.publish_within, self.stop_relaying.stop()).await);
         // After the loop that would take them again.
-        drop(timeout(self.timing.database_within, self.store.leave_turns(&self.worker_id)).await);
-        self.queue.announce_turns().await;
+        let left = timeout(self.timing.database_within, self.store.leave_turns(&self.worker_id)).await;
+        if matches!(left, Ok(Ok(true))) {
+            self.queue.announce_turns().await;
+        }
         // Not while it owns a job that could not be released: others find it by its worker's row.
         let us = std::slice::from_ref(&self.worker_id);
         let signed_off =

@@ -70,14 +70,24 @@ pub(super) fn keep_every(timing: &Timing) -> Duration {
 const KEPT_AT_MOST_EVERY: Duration = Duration::from_millis(80);
 /// The longest that a worker without a turn waits before it asks for one: of a large fleet only a few may be left.
 const ASKED_WITHIN: Duration = Duration::from_secs(60);
-/// After as many failures in a row, a worker leaves a turn to others for a while.
-const FAILURES_MAX: u32 = 5;
-/// For how many lengths of a turn.
-const LEFT_FOR: u32 = 10;
+/// When the work of a turn has failed for this long, and succeeded never, its worker leaves the turn to others.
+const FAILS_FOR: Duration = Duration::from_secs(5);
+/// For how many lengths of a turn. It ends during the first, and another worker asks for it during the next ones.
+const LEFT_FOR: u32 = 4;
 
 /// How long a turn lasts that its worker does not keep.
 fn turn_lasts(timing: &Timing) -> Duration {
     keep_every(timing) * 3
+}
+
+/// How the work of a turn went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Went {
+    Well,
+    /// There was nothing to do, or Postgres was away, as it is for all workers: neither says anything of this one.
+    Unsaid,
+    /// It failed here. Another worker may have better luck: other rights, another connection, another configuration.
+    Badly,
 }
 
 /// The turns of this worker, and what it was told with them.
@@ -86,6 +96,7 @@ pub(super) struct Turns {
     state: Mutex<State>,
     changed: Notify,
     asked: Notify,
+    offered: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -95,7 +106,8 @@ struct State {
     next_tick: Option<Instant>,
     has_silent: bool,
     settings: Option<String>,
-    failures: [u32; Turn::ALL.len()],
+    /// Since when the work has failed without a success.
+    failing_since: [Option<Instant>; Turn::ALL.len()],
     /// Until when this worker leaves the turn to others: its work failed here.
     left_until: [Option<Instant>; Turn::ALL.len()],
 }
@@ -138,20 +150,27 @@ impl Turns {
         self.state().next_tick = None;
     }
 
-    /// Notes how the work of a turn went. A worker that fails again and again leaves the turn to others.
-    pub(super) fn note(&self, turn: Turn, went_well: bool, timing: &Timing) {
+    /// Notes how work of a turn went that was begun at `began`. A worker on which it fails leaves the turn to others,
+    /// if there are any.
+    pub(super) fn note(&self, turn: Turn, went: Went, began: Instant, timing: &Timing) {
         let mut state = self.state();
-        let failures = &mut state.failures[turn as usize];
-        *failures = if went_well { 0 } else { *failures + 1 };
-        if *failures >= FAILURES_MAX {
-            *failures = 0;
-            let left_until = Instant::now().checked_add(turn_lasts(timing) * LEFT_FOR);
-            state.left_until[turn as usize] = left_until;
-            drop(state);
-            tracing::warn!(
-                turn = turn.name(),
-                "the fleet's work fails on this worker; another one may do it"
-            );
+        let State { failing_since, left_until, workers, .. } = &mut *state;
+        let since = &mut failing_since[turn as usize];
+        match went {
+            Went::Well => *since = None,
+            Went::Unsaid => {}
+            Went::Badly => {
+                if since.get_or_insert(began).elapsed() < FAILS_FOR || *workers <= 1 {
+                    return;
+                }
+                *since = None;
+                left_until[turn as usize] = Instant::now().checked_add(turn_lasts(timing) * LEFT_FOR);
+                drop(state);
+                tracing::warn!(
+                    turn = turn.name(),
+                    "the fleet's work fails on this worker; another one may do it"
+                );
+            }
         }
     }
 
@@ -162,6 +181,20 @@ impl Turns {
     /// Asks for turns now: some may be free, or there is more to do.
     pub(super) fn ask(&self) {
         self.asked.notify_one();
+    }
+
+    /// Asks for turns within a moment: one has become free, and every worker of the fleet has heard of it.
+    pub(super) fn offer(&self) {
+        self.offered.notify_one();
+    }
+
+    /// Takes over how many workers there are. Where most have gone, a turn may be free for which this worker, as one of
+    /// many, would not have asked for long.
+    pub(super) fn workers(&self, now: u32) {
+        let before = std::mem::replace(&mut self.state().workers, now);
+        if now <= before / 2 {
+            self.ask();
+        }
     }
 
     /// Whether a worker has missed its renewal.
@@ -245,6 +278,8 @@ impl<S: Send + Sync + 'static> Shared<S> {
             tokio::select! {
                 () = sleep(jittered(wait)) => {}
                 () = self.turns.asked.notified() => {}
+                // Not all at once.
+                () = self.turns.offered.notified() => sleep(every.mul_f64(rand::random())).await,
             }
         }
     }
@@ -262,5 +297,60 @@ impl<S: Send + Sync + 'static> Shared<S> {
             Turn::Scan => self.recovery.scanner,
         };
         Turn::ALL.into_iter().filter(fits).map(Turn::name).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+
+    use super::*;
+
+    fn turns_of(workers: u32) -> Turns {
+        let turns = Turns::default();
+        turns.workers(workers);
+        turns
+    }
+
+    fn ago(time: Duration) -> Instant {
+        Instant::now().checked_sub(time).unwrap_or_else(Instant::now)
+    }
+
+    #[test]
+    fn a_worker_leaves_a_turn_whose_work_fails_here_and_only_here() {
+        let (timing, long) = (Timing::DEFAULT, FAILS_FOR + Duration::from_millis(1));
+        let note = |turns: &Turns, went, began| turns.note(Turn::Relay, went, began, &timing);
+        let turns = turns_of(2);
+        note(&turns, Went::Badly, ago(Duration::ZERO));
+        assert!(!turns.is_left(Turn::Relay), "it has not failed for long");
+        note(&turns, Went::Badly, ago(long));
+        assert!(!turns.is_left(Turn::Relay), "it fails since it failed first");
+        let turns = turns_of(2);
+        note(&turns, Went::Badly, ago(long));
+        assert!(turns.is_left(Turn::Relay) && !turns.is_left(Turn::Scan));
+        let left_for = turns.state().left_until[0].map(|until| until - Instant::now());
+        assert!(left_for.is_some_and(|time| time > turn_lasts(&timing) * 3), "{left_for:?}");
+        let turns = turns_of(1);
+        note(&turns, Went::Badly, ago(long));
+        assert!(!turns.is_left(Turn::Relay), "to nobody");
+        // Between two failures there may be nothing to do; a success begins anew.
+        for (between, is_left) in [(Went::Unsaid, true), (Went::Well, false)] {
+            let turns = turns_of(2);
+            turns.state().failing_since[Turn::Relay as usize] = Some(ago(long));
+            note(&turns, between, ago(Duration::ZERO));
+            note(&turns, Went::Badly, ago(Duration::ZERO));
+            assert_eq!(turns.is_left(Turn::Relay), is_left, "{between:?}");
+        }
+    }
+
+    #[test]
+    fn a_worker_asks_at_once_where_half_of_the_fleet_has_gone() {
+        let turns = turns_of(10);
+        assert!(turns.asked.notified().now_or_never().is_none());
+        turns.workers(6);
+        assert!(turns.asked.notified().now_or_never().is_none());
+        turns.workers(3);
+        assert!(turns.asked.notified().now_or_never().is_some());
+        assert_eq!(turns.in_step(Duration::from_secs(1), 1), Duration::from_secs(3));
     }
 }

@@ -56,6 +56,7 @@ async fn the_bench_measures_the_users_own_servers_and_removes_what_it_made() {
     // NATS was there: each enqueue has published what it wrote.
     assert!(report.median("drain, one worker: published by the relay") < 0.5);
     let seconds = report.median("from SIGKILL to running elsewhere");
+    assert!(report.median("of these, from the reset on") > 0.0);
     assert!((0.1..60.0).contains(&seconds), "{seconds} s");
     assert_eq!(report.0["servers"], "yours");
     only_the_users_own_is_left(&bench).await;

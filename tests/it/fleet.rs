@@ -6,7 +6,7 @@ use rustix::process::Signal;
 use serde_json::json;
 use tenure::{JobRequest, KindOptions, Tenure, Worker};
 
-use crate::harness::{Bench, Child, Running, bench, bench_with, bench_with_servers};
+use crate::harness::{Bench, Child, Proxy, Running, bench, bench_with, bench_with_servers};
 
 async fn take(bench: &Bench, worker: &str, seconds: f64) -> Vec<String> {
     let statement = tenure::STATEMENTS.iter().find(|(name, _)| name.trim() == "take_turns").unwrap().1;
@@ -73,6 +73,64 @@ async fn a_worker_that_freezes_with_the_turn_holds_up_nothing_beyond_its_length(
     assert!(took < Duration::from_secs(10), "{took:?}");
     frozen.signal(Signal::CONT);
     other.stop().await;
+}
+
+/// A link that takes everything and gives nothing back: for half a minute the client believes that it is connected.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_cannot_publish_leaves_the_relays_turn() {
+    let bench = bench_with_servers(|config| {
+        config.timing = tenure::Timing::DEFAULT;
+        config.timing.publish_within = Duration::from_secs(2);
+    })
+    .await;
+    let proxy = Proxy::to_url(&bench.config.nats_url).await;
+    let cut_off = ("NATS_URL", proxy.of(&bench.config.nats_url));
+    let host = ("TENURE_HOSTNAME", "web-a".to_owned());
+    let mut holder = Child::start_with(&bench, "idle", &[cut_off, host]);
+    bench.until("EXISTS (SELECT FROM tenure.turns WHERE turn = 'relay' AND worker_id LIKE 'web-a-%')").await;
+    let other = Running::start(
+        Worker::builder(&bench.tenure).handle_any(KindOptions::new(), |_, _| async {}).concurrency("q", 1),
+    );
+    bench.until_count("tenure.workers", 2).await;
+    // Until the holder has heard of it.
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    proxy.cut();
+    let began = Instant::now();
+    let job = JobRequest::new("q", "k", json!(1)).delay(Duration::from_millis(1));
+    let id = bench.tenure.enqueue(job).await.unwrap().id;
+    bench.until_finished(id).await;
+    // Until it fails for 5 s, its turn has ended, and another one asks. The client gives a link up after 30 s.
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+    holder.until_log("the fleet's work fails on this worker").await;
+    other.stop().await;
+}
+
+/// Each worker of a fleet hears of each turn that is left, at a deploy many times within a second.
+#[tokio::test(flavor = "multi_thread")]
+async fn turns_that_are_left_hold_up_no_cancellation() {
+    let bench = bench_with(|config| config.timing = tenure::Timing::DEFAULT).await;
+    let worker = Running::start(
+        Worker::builder(&bench.tenure)
+            .handle_any(KindOptions::new(), |_: serde_json::Value, ctx: tenure::JobContext| async move {
+                let reason = ctx.cancelled().await;
+                Err::<(), _>(tenure::JobError::from(reason.to_string()))
+            })
+            .concurrency("q", 1),
+    );
+    let id = bench.tenure.enqueue(JobRequest::new("q", "k", json!(1))).await.unwrap().id;
+    bench.until(&format!("(SELECT status = 'processing' FROM tenure.jobs WHERE id = '{id}')")).await;
+    let client = async_nats::connect(&bench.config.nats_url).await.unwrap();
+    let subject = format!("tenure.{}.cancel", bench.config.subject_prefix);
+    for _ in 0..100 {
+        client.publish(subject.clone(), "{\"cancelled\":[],\"turns\":true}".into()).await.unwrap();
+    }
+    client.flush().await.unwrap();
+    let began = Instant::now();
+    bench.tenure.cancel(id).await.unwrap();
+    bench.until(&format!("NOT EXISTS (SELECT FROM tenure.jobs WHERE id = '{id}')")).await;
+    // By its own looks a worker finds out within five seconds.
+    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    worker.stop().await;
 }
 
 /// However long renewals are apart: after such a gap, nothing of the dead would be taken back for `stale_after`.

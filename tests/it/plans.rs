@@ -176,7 +176,7 @@ async fn the_relay_and_unique_keys_go_by_their_index() {
             sqlx::raw_sql(AssertSqlSafe(set)).execute(&mut connection).await.unwrap();
             for (names, arguments, index) in [
                 ("take_due", "500", "jobs_unpublished"),
-                ("reclaim_lost", "'q', now(), 500, 'w'", "jobs_published"),
+                ("reclaim_lost", "'q', now(), 500, 'w', '1:1:'", "jobs_published"),
                 ("suspects", "2, NULL, 100", "jobs_published"),
                 ("suspects", "2, 'x', 100", "jobs_published"),
                 ("held_keys", "ARRAY['q', 'q'], ARRAY['a', 'b'], ARRAY[0, 1]", "job_keys_pkey"),

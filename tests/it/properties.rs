@@ -287,11 +287,16 @@ impl Real {
                 unpublished.fetch_all(&self.pool).await.unwrap();
             }
             Action::Reclaim => {
+                let committed: String = sqlx::query_scalar("SELECT pg_current_snapshot()::text")
+                    .fetch_one(&self.pool)
+                    .await
+                    .unwrap();
                 let lost = sqlx::query(statement("reclaim_lost"))
                     .bind("q")
                     .bind(chrono::Utc::now() + chrono::TimeDelta::hours(1))
                     .bind(500_i64)
-                    .bind("w");
+                    .bind("w")
+                    .bind(committed);
                 assert_eq!(lost.fetch_all(&self.pool).await.unwrap().len(), 1, "its message is lost");
             }
             Action::Cancel => {

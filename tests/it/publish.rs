@@ -49,7 +49,7 @@ async fn a_fresh_process_leaves_no_row_to_the_relay() {
     }))
     .await;
     let batches = fresh().await;
-    for _ in 0..5 {
+    for _ in 0..50 {
         batches.enqueue_many((0..1_000).map(request)).await.unwrap();
     }
     for tenure in [one, many, batches] {
@@ -58,9 +58,9 @@ async fn a_fresh_process_leaves_no_row_to_the_relay() {
     }
     let shell = bench.program(&["enqueue", "q", "k", "1"]).output().await.unwrap();
     assert!(shell.status.success(), "{shell:?}");
-    assert_eq!(bench.count("tenure.jobs").await, 200 + 640 + 5_000 + 1);
+    assert_eq!(bench.count("tenure.jobs").await, 200 + 640 + 50_000 + 1);
     published_by_producers_alone(&bench).await;
-    assert_eq!(bench.messages().await, 200 + 640 + 5_000 + 1);
+    assert_eq!(bench.messages().await, 200 + 640 + 50_000 + 1);
 }
 
 /// No `flush`, no `close`: processes that exit, and runtimes that are dropped with everything that runs on them.
@@ -84,11 +84,13 @@ async fn a_process_that_ends_right_after_enqueue_leaves_its_messages_with_the_ke
     })
     .await
     .unwrap();
-    let mut processes: Vec<_> = (0..10).map(|_| Child::start(&bench, "enqueue and exit")).collect();
-    for process in &mut processes {
-        assert_eq!(process.wait().await, Some(0), "{}", process.log());
+    for _ in 0..10 {
+        let mut processes: Vec<_> = (0..10).map(|_| Child::start(&bench, "enqueue and exit")).collect();
+        for process in &mut processes {
+            assert_eq!(process.wait().await, Some(0), "{}", process.log());
+        }
     }
-    let all = runtimes as u64 + 10;
+    let all = runtimes as u64 + 100;
     // What the kernel had is with the server by now, or about to be.
     let deadline = Instant::now() + Duration::from_secs(5);
     while bench.messages().await < all {
@@ -165,8 +167,8 @@ async fn a_job_enqueued_in_a_transaction_runs_within_milliseconds_of_its_commit(
         waits.push(committed.elapsed());
     }
     waits.sort_unstable();
-    // The relay would not have published it at all; a second is what a busy machine may take.
-    assert!(waits[10] < Duration::from_secs(1), "{waits:?}");
+    // The relay would not have published it at all; this is what a busy machine may take.
+    assert!(waits[10] < Duration::from_millis(200), "{waits:?}");
     assert_eq!(bench.count("tenure.job_history").await, 40);
     published_by_producers_alone(&bench).await;
     worker.stop().await;
@@ -176,27 +178,30 @@ async fn a_job_enqueued_in_a_transaction_runs_within_milliseconds_of_its_commit(
 async fn a_thousand_transactions_at_once_cost_a_few_statements() {
     let bench = bench_with_servers(|_| {}).await;
     bench.tenure.setup(&["q".into()]).await.unwrap();
-    // As many connections as there are; the others wait for theirs, with their jobs not enqueued yet.
-    let pool = sqlx::PgPool::connect(&bench.config.database_url).await.unwrap();
-    let begun = join_all((0..4).map(|_| async {
+    let pool = sqlx::postgres::PgPoolOptions::new().max_connections(100);
+    let pool = pool.connect(&bench.config.database_url).await.unwrap();
+    let begun = join_all((0..100).map(|_| async {
         let mut tx = pool.begin().await.unwrap();
-        for n in 0..250 {
+        for n in 0..10 {
             bench.tenure.enqueue(request(n)).tx(&mut tx).await.unwrap();
         }
         tx
     }))
     .await;
+    // The looks come less and less often.
+    tokio::time::sleep(Duration::from_secs(1)).await;
     let before = transactions(&bench).await;
     tokio::time::sleep(Duration::from_millis(500)).await;
     let open = transactions(&bench).await - before;
-    for tx in begun {
-        tx.commit().await.unwrap();
-    }
+    let before = transactions(&bench).await;
+    join_all(begun.into_iter().map(|tx| async { tx.commit().await.unwrap() })).await;
     bench.tenure.flush().await;
+    let committed = transactions(&bench).await - before;
     published_by_producers_alone(&bench).await;
     assert_eq!(bench.messages().await, 1_000);
     // They had been open for a while: a look comes after a quarter of their age.
     assert!(open < 60, "{open} statements in half a second for a thousand jobs");
+    assert!(committed < 100 + 40, "{committed} transactions, of which a hundred are the user's");
 }
 
 /// How many transactions the database has ended. Counting is one, too.

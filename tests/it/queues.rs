@@ -458,6 +458,76 @@ async fn batches_over_the_same_limited_queues_never_wait_for_each_other_for_ever
     assert_eq!(bench.count("tenure.jobs").await, 3 * 8 * 6 + 1);
 }
 
+/// No count sees the rows of a transaction that is open.
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_of_an_open_transaction_count_until_it_ends() {
+    let bench = bench().await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    bench.tenure.limit_queue("q", QueueLimits::new().max_queued(10)).await.unwrap();
+    let mut tx = bench.pool.begin().await.unwrap();
+    for n in 0..10 {
+        let later = job("q").delay(Duration::from_secs(3_600 * (n % 2)));
+        bench.tenure.enqueue(later).tx(&mut tx).await.unwrap();
+    }
+    let many = bench.tenure.enqueue_many([job("q")]).tx(&mut tx).await;
+    assert!(matches!(many, Err(EnqueueError::QueueFull { .. })), "{many:?}");
+    let one = bench.tenure.enqueue(job("q")).await;
+    assert!(matches!(one, Err(EnqueueError::QueueFull { .. })), "{one:?}");
+    tx.commit().await.unwrap();
+    bench.tenure.flush().await;
+    assert_eq!(bench.count("tenure.jobs").await, 10);
+    assert!(bench.tenure.enqueue(job("q")).await.is_err(), "they are there");
+    bench.execute("DELETE FROM tenure.jobs").await;
+    // A full queue is believed to be full for a tenth of a second.
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while bench.tenure.enqueue_many((0..10).map(|_| job("q"))).await.is_err() {
+        assert!(Instant::now() < deadline, "places of jobs that are committed are kept");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// What runs has a message that is not acknowledged, as has what comes again and again while the queue is full.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_message_of_a_queue_that_is_full_is_found_and_one_that_waits_is_not_lost() {
+    let bench = bench_with(|config| {
+        config.timing = tenure::Timing::DEFAULT;
+        config.timing.publish_within = Duration::from_secs(5);
+    })
+    .await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    bench.tenure.limit_queue("q", QueueLimits::new().max_running(1)).await.unwrap();
+    let open = Arc::new(Semaphore::new(0));
+    let until = open.clone();
+    let worker = Running::start(
+        Worker::builder(&bench.tenure)
+            .handle_any(KindOptions::new().keepalive(), move |_: Value, _: JobContext| {
+                let until = until.clone();
+                async move { until.acquire().await.unwrap().forget() }
+            })
+            .concurrency("q", 5),
+    );
+    bench.tenure.enqueue(job("q")).await.unwrap();
+    bench.until("EXISTS (SELECT FROM tenure.jobs WHERE status = 'processing')").await;
+    // Delivered, and in vain: a worker that does not know how many run asks for more than there is room for.
+    let waits = bench.tenure.enqueue(job("q")).await.unwrap().id;
+    let lost = bench.tenure.enqueue(job("q").delay(Duration::from_secs(3600))).await.unwrap().id;
+    bench
+        .execute(&format!(
+            "UPDATE tenure.jobs SET scheduled_at = now(), publish_at = NULL, published_at = now() - interval '1 min', \
+             dispatch = 1 WHERE id = '{lost}'"
+        ))
+        .await;
+    let again = |id| {
+        format!("EXISTS (SELECT FROM tenure.recovery_events WHERE event = 'republished' AND job_id = '{id}')")
+    };
+    bench.until_within(&again(lost), Duration::from_secs(25)).await;
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    assert!(!bench.value::<bool>(&format!("SELECT {}", again(waits))).await, "its message waits");
+    open.add_permits(3);
+    bench.until_count("tenure.job_history", 3).await;
+    worker.stop().await;
+}
+
 /// What was let through and waits for somebody's transaction holds up a producer for a moment, and a producer in a
 /// transaction of its own no longer.
 #[tokio::test(flavor = "multi_thread")]

@@ -14,7 +14,7 @@ use tenure::{
     dev::{Nats, Postgres, postgres_user},
 };
 
-use crate::harness::{Bench, Child, Running, bench, bench_with_servers, run_folder};
+use crate::harness::{Bench, Child, Proxy, Running, bench, bench_with_servers, run_folder};
 
 fn request(kind: &str) -> JobRequest {
     JobRequest::new("q", kind, json!({ "n": 1 }))
@@ -321,14 +321,20 @@ async fn both_servers_are_reached_by_tls_with_certificates_and_only_with_the_rig
         let answer = tokio::time::timeout(Duration::from_secs(3), stranger.setup(&["r".into()])).await;
         assert!(!matches!(answer, Ok(Ok(_))), "NATS let it in");
     }
-    // A server without TLS: the jobs are stored all the same.
+    // A server without TLS: the jobs are stored all the same, and the client goes on trying, until one has it.
     let plain = bench().await;
-    let refused =
-        with(&config, |config| config.nats_url = plain.config.nats_url.replace("nats://", "tls://"));
+    let link = Proxy::to_url(&plain.config.nats_url).await;
+    let url = link.of(&plain.config.nats_url).replace("nats://127.0.0.1", "tls://localhost");
+    let refused = with(&config, |config| config.nats_url = url);
     let stranger = Tenure::connect(&refused).await.unwrap();
     assert!(stranger.setup(&["r".into()]).await.is_err(), "a server without TLS");
     let id = stranger.enqueue(request("k")).await.unwrap().id;
     assert_eq!(tenure.job(id).await.unwrap().unwrap().status, tenure::Status::Queued);
+    link.lead_to(nats.port());
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
+    while stranger.setup(&["r".into()]).await.is_err() {
+        assert!(tokio::time::Instant::now() < deadline, "the client does not come back");
+    }
     let missing = with(&config, |config| config.nats_ca = Some(PathBuf::from("/nowhere/ca.pem")));
     let error = Tenure::connect(&missing).await.unwrap_err().to_string();
     assert!(error.contains("TENURE_NATS_CA") && error.contains("/nowhere/ca.pem"), "{error}");

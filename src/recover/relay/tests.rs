@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use super::*;
-use crate::proof::{Counts, Logs, Place, end, place, place_with_nats, seconds};
+use crate::proof::{Counts, Logs, Place, ago, end, place, place_with_nats, seconds};
 
 /// Jobs of a queue that are due, and were not published.
 async fn due(place: &Place, queue: &str, jobs: usize) {
@@ -33,11 +33,19 @@ async fn unpublished(place: &Place) -> String {
 }
 
 fn lost() -> Lost {
-    Lost::new(&Timing::DEFAULT)
+    Lost::new(&Timing::DEFAULT, Stop::default())
 }
 
+/// As by a relay that has looked before.
 async fn look(place: &Place, lost: &mut Lost) -> usize {
+    seen(place, lost).await;
     lost.look(place.tenure.store(), place.tenure.queue(), "me").await.unwrap()
+}
+
+/// As if what is committed now had been committed at a look long ago.
+async fn seen(place: &Place, lost: &mut Lost) {
+    let committed = place.value("SELECT pg_current_snapshot()::text").await;
+    lost.seen = VecDeque::from([(ago(seconds(10)), committed)]);
 }
 
 #[tokio::test]
@@ -49,10 +57,60 @@ async fn what_is_due_is_published_burst_by_burst_until_nothing_is_left() {
     for jobs in [0, 3, burst, burst + 1] {
         let before = in_stream(&place).await;
         due(&place, "q", jobs).await;
-        assert_eq!(publish_due(store, queue).await.unwrap(), jobs);
+        assert_eq!(publish_due(store, queue, &Stop::default()).await.unwrap(), jobs);
         assert_eq!(in_stream(&place).await - before, jobs as u64);
         assert_eq!(unpublished(&place).await, "0");
     }
+}
+
+/// Over several bursts, and within each.
+#[tokio::test]
+async fn messages_are_in_the_order_in_which_their_jobs_are_due() {
+    let place = place().await;
+    place.tenure.queue().ensure_stream().await.unwrap();
+    let first = in_stream(&place).await + 1;
+    due(&place, "q", usize::try_from(BURST).unwrap() * 2 + 3).await;
+    // In another order than their ids, and than that of the table.
+    place
+        .execute(
+            "UPDATE tenure.jobs SET scheduled_at = t, publish_at = t \
+             FROM (SELECT id AS job, now() - interval '1 s' * row_number() OVER (ORDER BY md5(id::text)) AS t FROM tenure.jobs) s \
+             WHERE id = job",
+        )
+        .await;
+    publish_due(place.tenure.store(), place.tenure.queue(), &Stop::default()).await.unwrap();
+    let due: Vec<uuid::Uuid> = sqlx::query_scalar("SELECT id FROM tenure.jobs ORDER BY scheduled_at")
+        .fetch_all(&place.pool)
+        .await
+        .unwrap();
+    let client = async_nats::connect(&place.config.nats_url).await.unwrap();
+    let stream = async_nats::jetstream::new(client).get_stream(&place.config.stream).await.unwrap();
+    let mut sent = Vec::new();
+    for sequence in (first..).take(due.len()) {
+        let message = stream.get_raw_message(sequence).await.unwrap();
+        let id = message.headers.get(async_nats::header::NATS_MESSAGE_ID).unwrap().to_string();
+        sent.push(id.split(':').next().unwrap().parse::<uuid::Uuid>().unwrap());
+    }
+    assert!(sent == due, "another order");
+}
+
+/// A worker that stops: what it has taken counts as published.
+#[tokio::test]
+async fn a_relay_that_stops_sends_what_it_has_taken_and_takes_no_more() {
+    let place = place().await;
+    place.tenure.queue().ensure_stream().await.unwrap();
+    let burst = usize::try_from(BURST).unwrap();
+    let before = in_stream(&place).await;
+    due(&place, "q", burst * 3).await;
+    let stop = Stop::default();
+    stop.asked.cancel();
+    let (store, queue) = (place.tenure.store(), place.tenure.queue());
+    // The caller gives up at once, as a task does that is ended.
+    let asked = Box::pin(publish_due(store, queue, &stop));
+    assert!(asked.now_or_never().is_none());
+    stop.stop().await;
+    assert_eq!(in_stream(&place).await - before, burst as u64);
+    assert_eq!(unpublished(&place).await, (burst * 2).to_string());
 }
 
 /// What was taken while the first burst failed was not sent, either.
@@ -65,7 +123,9 @@ async fn what_the_stream_does_not_take_is_left_to_a_later_look() {
     due(&place, "q", jobs).await;
     let counts = Counts::default();
     let _recording = counts.record();
-    publish_all(place.tenure.store(), place.tenure.queue(), Take::Due).await.unwrap_err();
+    let (store, queue) = (place.tenure.store(), place.tenure.queue());
+    let error = publish_all(store, queue, Take::Due, &CancellationToken::new()).await.unwrap_err();
+    assert!(!error.is_postgres_away(), "{error}");
     assert_eq!(counts.of("tenure_published_total{}"), 0);
     assert_eq!(unpublished(&place).await, jobs.to_string());
 }
@@ -76,20 +136,26 @@ async fn without_a_connection_what_is_due_stays_where_it_is() {
     let (place, nats) = place_with_nats().await;
     due(&place, "q", 1).await;
     end(nats, &place).await;
-    assert_eq!(publish_due(place.tenure.store(), place.tenure.queue()).await.unwrap(), 0);
+    let (store, queue) = (place.tenure.store(), place.tenure.queue());
+    assert_eq!(publish_due(store, queue, &Stop::default()).await.unwrap(), 0);
     assert_eq!(place.value("SELECT dispatch FROM tenure.jobs").await, "0");
 }
 
 #[test]
 fn a_burst_of_lost_messages_is_larger() {
-    let lost = Take::Lost { of: "q", published_before: DateTime::UNIX_EPOCH, worker_id: "me" };
+    let lost = Take::Lost {
+        of: "q".into(),
+        published_before: DateTime::UNIX_EPOCH,
+        visible_in: "1:1:".into(),
+        worker_id: "me".into(),
+    };
     assert_eq!((Take::Due.burst(), lost.burst()), (BURST, BURST_OF_LOST));
 }
 
 #[test]
 fn the_margins_are_parts_of_the_time_that_a_publication_may_take() {
-    let Lost { under_way, with_workers, ack_wait, .. } = lost();
-    assert_eq!((under_way, with_workers, ack_wait), (seconds(2), seconds(6), seconds(600)));
+    let Lost { under_way, with_workers, publish_within, .. } = lost();
+    assert_eq!((under_way, with_workers, publish_within), (seconds(2), seconds(6), seconds(10)));
 }
 
 /// A hundred at a time; then those that follow, and from the start again.
@@ -148,6 +214,60 @@ async fn a_job_whose_message_is_lost_is_published_again_and_counted_once() {
     place.execute("UPDATE tenure.jobs SET publish_at = NULL, published_at = now() - interval '3 s' WHERE publish_at IS NOT NULL").await;
     assert_eq!((look(&place, &mut lost).await, again()), (0, 1), "its message waits");
     assert_eq!(logs.of("messages were lost"), 1);
+}
+
+/// It counts as published from its INSERT on; its producer publishes it after the commit.
+#[tokio::test]
+async fn a_job_of_a_transaction_that_has_just_been_committed_is_not_lost() {
+    let place = place().await;
+    place.tenure.queue().ensure_stream().await.unwrap();
+    place.tenure.queue().ensure_consumer("q").await.unwrap();
+    let mut transaction = place.pool.begin().await.unwrap();
+    sqlx::query(
+        "INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, scheduled_at, published_at, dispatch) \
+         SELECT gen_random_uuid(), 'q', 'k', '1', 5, now(), now() - interval '1 min', 1",
+    )
+    .execute(&mut *transaction)
+    .await
+    .unwrap();
+    let mut lost = lost();
+    seen(&place, &mut lost).await;
+    transaction.commit().await.unwrap();
+    let look_as_of =
+        async |lost: &mut Lost| lost.look(place.tenure.store(), place.tenure.queue(), "me").await.unwrap();
+    assert_eq!(look_as_of(&mut lost).await, 0, "it was not committed at the looks two seconds ago and more");
+    lost.seen = VecDeque::new();
+    assert_eq!(look_as_of(&mut lost).await, 0, "there was no such look");
+    seen(&place, &mut lost).await;
+    assert_eq!(look_as_of(&mut lost).await, 1);
+}
+
+/// The newest of the looks that are old enough.
+#[test]
+fn what_was_committed_for_long_enough_is_what_a_look_saw_then() {
+    let mut lost = lost();
+    let start = Instant::now();
+    let mut at = |s: u64, what: &str| lost.visible_for(seconds(2), start + seconds(s), what.to_owned());
+    assert_eq!(at(0, "a"), None);
+    assert_eq!(at(1, "b"), None);
+    assert_eq!(at(2, "c").as_deref(), Some("a"));
+    assert_eq!(at(3, "d").as_deref(), Some("b"));
+    assert_eq!(at(60, "e").as_deref(), Some("d"));
+    assert_eq!(at(61, "f").as_deref(), Some("d"), "that of a moment ago is too new");
+    assert_eq!(lost.seen.len(), 3);
+}
+
+/// Its producers have kept what they could not send meanwhile.
+#[tokio::test]
+async fn after_nats_was_away_nothing_is_lost_until_producers_have_sent_what_they_kept() {
+    let place = lost_job().await;
+    let mut lost = lost();
+    let queue = place.tenure.queue();
+    queue.connect_anew().await;
+    assert!(!queue.is_up_since_the_start() && queue.is_connected());
+    assert_eq!(look(&place, &mut lost).await, 0);
+    lost.publish_within = Duration::ZERO;
+    assert_eq!(look(&place, &mut lost).await, 1);
 }
 
 /// What came too late for the pause waits on the server.

@@ -29,6 +29,13 @@ async fn silent_for(place: &Place, renewals: f64, subject: &str) {
 }
 
 async fn look_once(place: &Place) -> usize {
+    match looked(place).await {
+        Looked::Reset(jobs) => jobs,
+        Looked::Unanswered => 0,
+    }
+}
+
+async fn looked(place: &Place) -> Looked {
     look(place.tenure.store(), place.tenure.queue(), &timing(), "me").await.unwrap()
 }
 
@@ -144,7 +151,7 @@ async fn a_worker_that_is_there_and_does_not_answer_is_neither_suspected_nor_cle
     let subject = place.tenure.queue().new_probe_subject();
     let _frozen = place.tenure.queue().listen(&subject).await.unwrap();
     silent_for(&place, 2.5, &subject).await;
-    assert_eq!(look_once(&place).await, 0);
+    assert_eq!(looked(&place).await, Looked::Unanswered);
     assert_eq!(of(&place, "suspected_at").await, "");
     place
         .execute("UPDATE tenure.workers SET suspected_at = now() - interval '1 min', probed_at = NULL")
