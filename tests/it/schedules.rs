@@ -277,3 +277,22 @@ async fn the_program_adds_lists_pauses_resumes_and_removes_schedules() {
         assert!(text.contains(said), "{text}");
     }
 }
+
+/// Its tick stays due: it is looked at again and again, and the others have theirs.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schedule_that_this_version_cannot_read_is_tried_once_a_second() {
+    let bench = bench().await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    bench
+        .execute(
+            "INSERT INTO tenure.schedules (name, queue, kind, payload, max_attempts, cron, time_zone, missed, next_at) \
+             VALUES ('unread', 'q', 'k', '{}', 5, '* * * * *', 'Moon/Tycho', 'skip', now() - interval '1 min')",
+        )
+        .await;
+    let mut worker = Child::start(&bench, "idle");
+    let said = "cannot be read has no ticks";
+    worker.until_log(said).await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let times = worker.log().matches(said).count();
+    assert!((2..=6).contains(&times), "{times} times in some three seconds");
+}
