@@ -9,7 +9,7 @@
 # make msrv     that tenure compiles with the oldest Rust that Cargo.toml says
 # make ci       all that must pass before anything lands, and deny and msrv, which install tools
 # make mutants  mistakes in tenure's own statements, each of which a test must catch
-# make mutants-rust   small mistakes in the code of the steps, all in one build: ONLY=src/claim.rs
+# make mutants-rust   small mistakes in the code of the steps, all in one build: ONLY=src/job/claim.rs
 # make chaos    a minute of faults in random order, and an account of every job; MINUTES=60 SEED=7 make chaos
 # make bench   what tenure costs on this machine, in a minute, and the same work on four other libraries
 # make bench-retention   what removing finished jobs costs running work

@@ -768,7 +768,7 @@ MISTAKES = [
     ("docs/kubernetes.md", " --from-literal=password=…", "", "creates tenure-serve with the keys"),
     ("docs/kubernetes.md", "/spec/template/spec/containers/0/args\n", "/spec/args/0\n", "cannot be rendered"),
     # The code changes, and the manifests do not follow.
-    ("src/http.rs", '"/startupz"', '"/started"', "/startupz, which nobody answers"),
+    ("src/observe/http.rs", '"/startupz"', '"/started"', "/startupz, which nobody answers"),
     ("src/config/timing.rs", "shutdown_grace: Duration::from_secs(25)", "shutdown_grace: Duration::from_secs(60)",
      "stopping may take 112 s"),
     ("docs/metrics.md", "| `tenure_queue_jobs` |", "| `tenure_jobs_live` |", "tenure_queue_jobs is no metric"),

@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, HashMap};
 use crate::{
     Config,
     config::masked,
+    deliver::message::{Message, Origin, Sent, read},
     job::{JobId, check_kind, check_queue, unstorable},
-    read::{Message, Origin, Sent, read},
 };
 
 struct Given<'g> {

@@ -41,47 +41,21 @@
 // docs.rs shows which feature each item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-// In the order in which a job meets them.
-mod job;
-mod joint;
-mod claim;
-mod backoff;
-mod config;
-mod tally;
-mod trace;
-pub mod metrics;
-mod health;
-mod batch;
-mod fault;
-mod panics;
-mod repeats;
-mod threads;
-mod slots;
-mod store;
-mod queue;
-mod publish;
-mod uncommitted;
-mod insert;
-mod limits;
-mod read;
-mod tenure;
+// The rooms, in the order in which a job meets them; below each what it stands on.
+mod client;
 mod enqueue;
-mod manage;
+mod nats;
 mod deliver;
-mod running;
 mod run;
-mod heartbeat;
-mod context;
-mod settle;
 mod recover;
-mod ticks;
-mod retention;
-mod fleet;
 mod worker;
-mod queues;
-mod schedules;
-mod verify;
-mod doctor;
+
+mod store;
+mod batch;
+mod observe;
+mod config;
+mod job;
+mod fault;
 
 #[cfg(feature = "cli")]
 mod timeline;
@@ -96,10 +70,6 @@ mod bench;
 pub mod cli;
 #[cfg(feature = "dev")]
 pub mod dev;
-#[cfg(feature = "http")]
-mod http;
-#[cfg(feature = "otel")]
-pub mod otel;
 #[cfg(feature = "testing")]
 pub mod testing;
 #[cfg(any(fuzzing, test))]
@@ -108,29 +78,34 @@ pub mod fuzz;
 #[cfg(all(test, feature = "dev"))]
 mod proof;
 
-pub use backoff::Backoff;
-pub use claim::FencingToken;
-pub use config::{Config, ConfigError, Retention, Timing, TimingError, TraceParent};
-pub use context::{ContextError, JobContext};
-pub use doctor::{CheckState, Checked, DoctorOptions};
-pub use enqueue::{Enqueue, EnqueueMany, Enqueued, JobRequest};
-pub use health::Health;
-pub use insert::EnqueueError;
-pub use job::{
-    Job, JobError, JobId, JobIdError, MissedTicks, NameError, Outcome, Status, check_kind, check_queue,
+pub use client::{
+    ConnectError, SetupError, Tenure,
+    doctor::{CheckState, Checked, DoctorOptions},
+    enqueue::{Enqueue, EnqueueMany, Enqueued, JobRequest},
+    jobs::{Cancelled, CancelledMany, ManageError, Retried, WaitError},
+    queues::{Limited, Paused, QueueLimits, QueueSettingsError},
+    schedules::{Schedule, ScheduleError, Scheduled},
+    verify::Verified,
 };
-pub use manage::{Cancelled, CancelledMany, ManageError, Retried, WaitError};
-pub use queue::QueueError;
-pub use queues::{Limited, Paused, QueueLimits, QueueSettingsError};
-pub use run::{HandlerError, IntoOutcome, KindOptions, Retry};
-pub use running::{CancelReason, OnCrash, OnWriteLoss};
-pub use schedules::{Schedule, ScheduleError, Scheduled};
+pub use config::{Config, ConfigError, Retention, Timing, TimingError, TraceParent};
+pub use enqueue::insert::EnqueueError;
+pub use job::{
+    Job, JobError, JobId, JobIdError, MissedTicks, NameError, Outcome, Status, backoff::Backoff, check_kind,
+    check_queue, claim::FencingToken,
+};
+pub use nats::QueueError;
+#[cfg(feature = "otel")]
+pub use observe::otel;
+pub use observe::{health::Health, metrics};
+pub use run::{
+    context::{ContextError, JobContext},
+    handlers::{HandlerError, IntoOutcome, KindOptions, Retry},
+    running::{CancelReason, OnCrash, OnWriteLoss},
+};
 pub use store::{
     DeadCount, DeadFilter, DeadLetter, ExecutionRow, Isolation, JobFilter, JobRow, MigrateError, QueueRow,
     RecoveryRow, ScheduleRow, StoreError, WorkerRow, WorkerState,
 };
-pub use tenure::{ConnectError, SetupError, Tenure};
-pub use verify::Verified;
 pub use worker::{Worker, WorkerBuilder, WorkerError, shutdown_signal};
 
 #[doc(hidden)]

@@ -20,14 +20,13 @@ use sqlx::{AssertSqlSafe, PgPool};
 
 use crate::{
     JobRequest,
-    claim::Claim,
+    client::Tenure,
     config::Config,
     dev::Servers,
-    job::JobId,
-    queue::Delivery,
-    running::{Here, Message, OnCrash, OnWriteLoss, Reservation, Rules, Running, RunningJob},
+    job::{JobId, claim::Claim},
+    nats::Delivery,
+    run::running::{Here, Message, OnCrash, OnWriteLoss, Reservation, Rules, Running, RunningJob},
     store::{ClaimRequest, OfLocked},
-    tenure::Tenure,
 };
 
 struct Shared {

@@ -6,13 +6,16 @@ use std::{future::Future, io, net::SocketAddr, time::Duration};
 use tokio::time::sleep;
 
 use crate::{
-    dashboard, fleet,
-    health::Health,
-    http::{self, Server},
+    client::Tenure,
+    dashboard,
     job::JobError,
-    metrics,
+    observe::{
+        health::Health,
+        http::{self, Server},
+        metrics,
+    },
     store::{NEEDS, StoreError},
-    tenure::Tenure,
+    worker::counts as fleet,
 };
 
 /// How often both servers are asked.

@@ -28,12 +28,11 @@ use super::{
     worker::{READY, WorkerMode},
 };
 use crate::{
+    client::{Tenure, enqueue::JobRequest},
     config::Config,
     dev::{Nats, Postgres, Servers, postgres_user},
-    enqueue::JobRequest,
     job::JobId,
     store::{BenchStarted, BenchState},
-    tenure::Tenure,
 };
 
 /// What a private Postgres is given: as a small server of its own would have it. A log that is recycled,

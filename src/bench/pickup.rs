@@ -25,9 +25,8 @@ use super::{
     worker::WorkerMode,
 };
 use crate::{
-    enqueue::JobRequest,
+    client::{enqueue::JobRequest, schedules::Schedule},
     job::{Job, JobId},
-    schedules::Schedule,
     store::BenchStarted,
 };
 

@@ -8,7 +8,7 @@ use super::{
     Order, Plan, Ratio, Values,
     arena::{Arena, cost, count},
 };
-use crate::enqueue::JobRequest;
+use crate::client::enqueue::JobRequest;
 
 /// How many tasks enqueue at once.
 pub(super) const TASKS: usize = 32;

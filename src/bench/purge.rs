@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{Order, Plan, Ratio, Values, arena::Arena, arena::count, consume::rate_of_one_worker};
-use crate::{config::Retention, retention};
+use crate::{config::Retention, recover::retention};
 
 /// How many days of a history leave row by row, because they cannot as a whole.
 const KEPT: Duration = Duration::from_hours(1);

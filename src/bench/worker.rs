@@ -10,11 +10,10 @@ use tokio::{
 
 use super::{Order, pickup::now_us};
 use crate::{
+    client::Tenure,
     config::Config,
-    context::JobContext,
     job::{JobError, Outcome},
-    run::KindOptions,
-    tenure::Tenure,
+    run::{context::JobContext, handlers::KindOptions},
     worker::Worker,
 };
 

@@ -20,7 +20,7 @@ use tokio::{
 use tokio_util::codec::{FramedRead, LinesCodec, LinesCodecError};
 use tracing::Instrument;
 
-use crate::{JobContext, JobError, Outcome, run::EndedInTheMiddle, trace};
+use crate::{JobContext, JobError, Outcome, observe::trace, run::handlers::EndedInTheMiddle};
 
 /// The longest line that is read.
 const LINE_BYTES_MAX: usize = 4 * 1024 * 1024;

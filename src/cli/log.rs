@@ -6,7 +6,7 @@ use tracing_subscriber::{EnvFilter, Layer, Registry, prelude::*};
 
 use super::{Command, Usage};
 #[cfg(feature = "otel")]
-use crate::otel::Traces;
+use crate::observe::otel::Traces;
 
 /// How the lines are written.
 const FORMAT: &str = "TENURE_LOG_FORMAT";
@@ -110,7 +110,10 @@ fn lines(format: Format, filter: EnvFilter) -> Box<dyn Layer<Registry> + Send + 
 
 /// The export of spans, for the commands that have any.
 #[cfg(feature = "otel")]
-fn traces(command: &Command, layers: &mut Layers) -> Result<Option<Traces>, crate::otel::TracesError> {
+fn traces(
+    command: &Command,
+    layers: &mut Layers,
+) -> Result<Option<Traces>, crate::observe::otel::TracesError> {
     if !matches!(command, Command::Work(_) | Command::Enqueue(_) | Command::Serve { .. }) {
         return Ok(None);
     }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use comfy_table::{CellAlignment, Table, presets::UTF8_FULL_CONDENSED};
 
 use super::{Cli, Output, print};
-use crate::verify::Verified;
+use crate::client::verify::Verified;
 
 pub(super) async fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
     let tenure = cli.connect().await?;

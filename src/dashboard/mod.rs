@@ -43,7 +43,7 @@ use access::{Access, Refused, Who};
 use page::Page;
 use params::Params;
 
-use crate::{job::JobError, store::StoreError, tenure::Tenure};
+use crate::{client::Tenure, job::JobError, store::StoreError};
 
 /// Nothing from elsewhere, no script but ours, in nobody's frame.
 const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; \

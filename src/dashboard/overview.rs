@@ -9,8 +9,8 @@ use super::{
     page::{self, Page, Regions, about, number, span, time, whole},
 };
 use crate::{
+    observe::rates::{Done, quantile},
     store::{Event, EventCount, EventFilter, Fleet, Minute},
-    tally::{Done, quantile},
     timeline::seconds,
 };
 

@@ -11,13 +11,15 @@
 //! Every reset is one UPDATE that repeats its condition; the publication follows, and if the process dies
 //! in between, another relay publishes.
 
+pub(crate) mod cron;
 pub(crate) mod reconcile;
 pub(crate) mod relay;
+pub(crate) mod retention;
 pub(crate) mod scanner;
 pub(crate) mod vanished;
 
 use crate::{
-    metrics,
+    observe::metrics,
     store::{EndedAttempt, Route},
 };
 

@@ -30,8 +30,8 @@ use crate::{
     config::Timing,
     fault,
     job::JobId,
-    metrics, panics,
-    queue::{Confirmations, Progress, Queue, QueueError, Ticket},
+    nats::{Confirmations, Progress, Queue, QueueError, Ticket},
+    observe::{metrics, panics},
     store::{DueJob, Store, StoreError, Suspect},
 };
 

@@ -2,8 +2,7 @@
 
 use super::*;
 use crate::{
-    claim::FencingToken,
-    job::JobId,
+    job::{JobId, claim::FencingToken},
     proof::{Counts, seconds},
 };
 

@@ -22,7 +22,7 @@ use super::report_taken;
 use crate::{
     config::Timing,
     fault,
-    queue::{Probed, Queue},
+    nats::{Probed, Queue},
     store::{Store, StoreError},
 };
 

@@ -13,7 +13,7 @@ use super::{
     FORGET_ACTIVITY, REPORT,
     call::{Store, StoreError},
 };
-use crate::tally::Done;
+use crate::observe::rates::Done;
 
 /// Only figures: nothing waits for them for long.
 const REPORTED_WITHIN: Duration = Duration::from_secs(1);

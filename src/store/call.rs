@@ -20,7 +20,7 @@ use tokio::{
     time::{sleep, timeout, timeout_at},
 };
 
-use crate::{config::Config, job::JobError, metrics};
+use crate::{config::Config, job::JobError, observe::metrics};
 
 /// Connections for tenure's own statements. Handlers' transactions have others, so that a handler that
 /// holds them all cannot stop a heartbeat.

@@ -20,9 +20,10 @@ use super::{
         ProgressWrite, Refused, Shapes, Told, ended, ord, ordinals, status,
     },
 };
-use crate::{
+use crate::job::{
+    JobId, Status,
     claim::{Claim, ClaimKey, Missed},
-    job::{JobId, Status, storable},
+    storable,
 };
 
 /// Builds the one query for many new jobs.

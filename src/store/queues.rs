@@ -14,7 +14,7 @@ use super::{
     jobs::claims_of,
     rows::ClaimRequest,
 };
-use crate::claim::Claim;
+use crate::job::claim::Claim;
 
 /// What to do to a limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

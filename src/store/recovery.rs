@@ -12,7 +12,7 @@ use super::{
     call::{Store, StoreError},
     rows::{DueJob, EndedAttempt, Fleet, Gate, HostWorker, QueueStats, Registration, Suspect, Turns, ended},
 };
-use crate::{claim::ClaimKey, job::JobId};
+use crate::job::{JobId, claim::ClaimKey};
 
 /// How long the scanner's pass over all live jobs may take: large ones on a cold disk are read at the disk's pace.
 const SCANNED_WITHIN: Duration = Duration::from_mins(3);

@@ -8,9 +8,10 @@ use serde_json::{Value, value::RawValue};
 use sqlx::{Row, postgres::PgRow};
 use uuid::Uuid;
 
-use crate::{
+use crate::job::{
+    JobId, Status,
     claim::{ClaimKey, FencingToken},
-    job::{JobId, Status, storable},
+    storable,
 };
 
 /// Longer ago is for ever, and more than Postgres's time can hold.

@@ -49,11 +49,10 @@ use tokio::{
 
 use self::servers::Place;
 use crate::{
+    client::{Tenure, enqueue::JobRequest},
     config::{Config, masked},
-    enqueue::JobRequest,
     job::{Job, JobId, Status, chained},
     store::{JobFilter, JobRow, pool_of_test},
-    tenure::Tenure,
     worker::{WorkerBuilder, WorkerError},
 };
 

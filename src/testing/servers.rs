@@ -21,7 +21,7 @@ use crate::{
     config::{Config, Timing, masked},
     dev::{DevError, Nats, Postgres, Servers, postgres_user},
     job::chained,
-    queue::Queue,
+    nats::Queue,
     store::{JobFilter, Store, StoreError},
 };
 

@@ -24,20 +24,17 @@ use super::{
     turns::{self, Turn, Went},
 };
 use crate::{
-    fault, fleet,
+    fault,
     job::{JobError, JobId},
-    metrics,
-    panics::Panics,
-    queue::{Announced, Probed},
+    nats::{Announced, Probed, slots::Slots},
+    observe::{metrics, panics::Panics},
     recover::{
-        relay, scanner,
+        cron as ticks, relay, retention, scanner,
         vanished::{self, Looked},
     },
-    retention,
-    running::OnCrash,
-    slots::Slots,
+    run::running::OnCrash,
     store::{ClaimRequest, OfLocked, Registration},
-    ticks,
+    worker::counts as fleet,
 };
 
 /// How often the fleet asks whether its queues were paused, resumed or limited: with its jitter, a lone worker knows

@@ -2,6 +2,7 @@
 //!
 //! Not here: what a running worker does (`serve`, `loops`).
 
+pub(crate) mod counts;
 mod loops;
 mod serve;
 mod turns;
@@ -25,20 +26,20 @@ use self::{
     turns::Turns,
 };
 use crate::{
-    context::JobContext,
+    client::Tenure,
     deliver::{Deliver, DeliverSettings},
-    health::Health,
-    heartbeat::Heartbeat,
     job::{Job, NameError, check_queue},
-    metrics::QueueMeasures,
-    repeats::Repeats,
-    run::{HandlerError, IntoOutcome, KindOptions, Kinds},
-    running::Running,
-    settle::Settle,
-    slots::Slots,
+    nats::slots::Slots,
+    observe::{health::Health, metrics::QueueMeasures, repeats::Repeats},
+    run::{
+        context::JobContext,
+        handlers::{HandlerError, IntoOutcome, KindOptions, Kinds},
+        heartbeat::Heartbeat,
+        running::Running,
+        settle::Settle,
+        threads::Threads,
+    },
     store::StoreError,
-    tenure::Tenure,
-    threads::Threads,
 };
 
 /// How many jobs of a queue run at once, unless said otherwise.
@@ -483,9 +484,10 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
         #[cfg(feature = "http")]
         let _server = match config.listen {
             Some(address) => Some(
-                crate::http::Server::start(
+                crate::observe::http::Server::start(
                     address,
-                    crate::http::probes(self.health.clone()).route("/metrics", crate::http::metrics()),
+                    crate::observe::http::probes(self.health.clone())
+                        .route("/metrics", crate::observe::http::metrics()),
                     "/metrics, /livez, /readyz and /startupz",
                 )
                 .map_err(|error| WorkerError::Listen { address, reason: error.to_string() })?,

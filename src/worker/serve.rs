@@ -31,29 +31,31 @@ use tracing::Instrument;
 
 use super::{Recovery, WorkerError, loops::Loops, turns::Turns};
 use crate::{
-    claim::{Ack, Claim, ack_for, ack_when_unavailable},
     config::{Retention, Timing, TraceParent},
-    context::JobContext,
     deliver::{Deliver, Delivered},
     fault,
-    health::Health,
-    heartbeat::Heartbeat,
-    job::Outcome,
-    metrics::QueueMeasures,
-    panics::Panics,
-    queue::{Control, Delivery, Probed, Pull, PullConsumer, Pulled, Queue, QueueError},
+    job::{
+        Outcome,
+        claim::{Ack, Claim, ack_for, ack_when_unavailable},
+    },
+    nats::{
+        Control, Delivery, Probed, Pull, PullConsumer, Pulled, Queue, QueueError,
+        slots::{Slot, Slots},
+    },
+    observe::{health::Health, metrics::QueueMeasures, panics::Panics, repeats::Repeats, trace},
     recover::{
         reconcile::{Identity, LifeSign, reconcile},
         relay,
     },
-    repeats::Repeats,
-    run::{Ended, Kind, Kinds, run},
-    running::{Message, Reservation, Running, RunningJob},
-    settle::{Settle, Settled, Verdict, verdict},
-    slots::{Slot, Slots},
+    run::{
+        context::JobContext,
+        handlers::{Ended, Kind, Kinds, run},
+        heartbeat::Heartbeat,
+        running::{Message, Reservation, Running, RunningJob},
+        settle::{Settle, Settled, Verdict, verdict},
+        threads::Threads,
+    },
     store::{NEEDS, Registration, Schema, Store, StoreError},
-    threads::Threads,
-    trace,
 };
 
 /// When a consumer that could not be had is asked for again: twice as late each time.

@@ -1,0 +1,308 @@
+//! Doctor: what is wrong around the jobs, and what to do. Asks both servers, and changes nothing.
+//!
+//! `store` and `queue` look; the functions here, which ask nobody, say what it means. A server that is away, a
+//! schema that is not there, a right that this role has not: each is one finding, and what could not be looked at
+//! because of it is *skipped*. Every call has the time limit that all of tenure's have.
+//!
+//! Not here: whether the jobs themselves are as they must be (`verify`).
+
+mod jobs;
+mod nats;
+mod postgres;
+
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+
+use crate::{
+    client::Tenure,
+    config::Timing,
+    job::{JobError, check_queue},
+    store::StoreError,
+};
+
+/// How it is with one thing that was looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum CheckState {
+    /// As it should be.
+    Ok,
+    /// It could not be looked at.
+    Skipped,
+    /// Jobs run, but somebody should know.
+    Warning,
+    /// Jobs do not run, or not as they should.
+    Wrong,
+}
+
+impl CheckState {
+    /// Its word, as JSON has it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Skipped => "skipped",
+            Self::Warning => "warning",
+            Self::Wrong => "wrong",
+        }
+    }
+}
+
+impl std::fmt::Display for CheckState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// One thing that was looked at.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Checked {
+    /// What: `postgres`, `schema`, `relay` and so on; `docs/operations.md` has the list.
+    pub check: &'static str,
+    /// Of which queue, if it is of one.
+    pub queue: Option<String>,
+    /// How it is.
+    pub state: CheckState,
+    /// What was found; if it was skipped, why.
+    pub found: String,
+    /// What to do, if there is something.
+    pub to_do: Option<String>,
+}
+
+impl Checked {
+    fn new(check: &'static str, state: CheckState, found: impl Into<String>) -> Self {
+        Self { check, queue: None, state, found: found.into(), to_do: None }
+    }
+
+    fn ok(check: &'static str, found: impl Into<String>) -> Self {
+        Self::new(check, CheckState::Ok, found)
+    }
+
+    fn skipped(check: &'static str, why: impl Into<String>) -> Self {
+        Self::new(check, CheckState::Skipped, why)
+    }
+
+    fn warning(check: &'static str, found: impl Into<String>) -> Self {
+        Self::new(check, CheckState::Warning, found)
+    }
+
+    fn wrong(check: &'static str, found: impl Into<String>) -> Self {
+        Self::new(check, CheckState::Wrong, found)
+    }
+
+    fn of(mut self, queue: &str) -> Self {
+        self.queue = Some(queue.into());
+        self
+    }
+
+    fn advise(mut self, to_do: impl Into<String>) -> Self {
+        self.to_do = Some(to_do.into());
+        self
+    }
+}
+
+/// What [`Tenure::doctor`] looks at, and when something is too old.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DoctorOptions {
+    /// Only these queues. None (the default): those that a worker serves, in which a job waits, or that have settings.
+    pub queues: Vec<String>,
+    /// From which age on a transaction is old. Default 10 min.
+    pub old_after: Duration,
+}
+
+impl Default for DoctorOptions {
+    fn default() -> Self {
+        Self { queues: Vec::new(), old_after: Duration::from_mins(10) }
+    }
+}
+
+/// A queue to ask NATS about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Asked {
+    queue: String,
+    /// Whether it should have a consumer by now.
+    is_served: bool,
+}
+
+impl Tenure {
+    /// Looks at both servers, the schema, this role's rights, the timers, workers and queues, and says of each how
+    /// it is and what to do. Changes nothing, and never fails: what it cannot look at, it says.
+    ///
+    /// With a server away, or one that does not answer, it takes some 10 s.
+    pub async fn doctor(&self, options: &DoctorOptions) -> Vec<Checked> {
+        let timing = &self.config().timing;
+        let bad = options.queues.iter().filter_map(|queue| Some((queue, check_queue(queue).err()?)));
+        let to_do = "name it as its jobs and workers do";
+        let bad: Vec<_> = bad
+            .map(|(queue, error)| Checked::wrong("queue", error.to_string()).advise(to_do).of(queue))
+            .collect();
+        let named: Vec<_> =
+            options.queues.iter().filter(|queue| check_queue(queue).is_ok()).cloned().collect();
+        // Both servers at once: one that is away costs its whole time limit.
+        let of_postgres = async {
+            let (mut checks, is_fit) = postgres::look(self, options.old_after).await;
+            let named = (!options.queues.is_empty()).then_some(named.as_slice());
+            let (of_jobs, asked) = match is_fit {
+                Ok(()) => jobs::look(self.store(), timing, named).await,
+                Err(why) => (jobs::skipped(&why), jobs::unknown(named)),
+            };
+            checks.extend(of_jobs);
+            (checks, asked)
+        };
+        let ((mut checks, asked), (connection, seen)) = tokio::join!(of_postgres, nats::reach(self));
+        checks.extend(bad);
+        checks.push(timers(timing));
+        checks.push(connection);
+        checks.extend(match seen {
+            Some(seen) => nats::look(self.queue(), timing, &seen, &asked).await,
+            None => nats::skipped("NATS was not reached"),
+        });
+        checks
+    }
+}
+
+fn timers(timing: &Timing) -> Checked {
+    let Timing { stale_after, scan_every, ack_wait, .. } = timing;
+    match timing.validate() {
+        Ok(()) => {
+            let found =
+                format!("stale_after {stale_after:?} + scan_every {scan_every:?} < ack_wait {ack_wait:?}");
+            Checked::ok("timers", found)
+        }
+        // Its text says what to change.
+        Err(error) => Checked::wrong("timers", error.to_string()).advise(
+            "change one of the two for all workers, then the consumers: `tenure migrate --queue NAME`",
+        ),
+    }
+}
+
+/// From which difference on the times in logs and headers mislead.
+const SKEW: Duration = Duration::from_secs(5);
+
+/// Compares a server's clock with this host's. The server looked at its own at some moment of the call.
+fn clock(
+    check: &'static str,
+    answered_at: DateTime<Utc>,
+    asked_at: DateTime<Utc>,
+    took: Duration,
+) -> Checked {
+    // Nothing is known of a difference below what the call took.
+    let early = (asked_at - answered_at).to_std().unwrap_or_default();
+    let late = (answered_at - asked_at).to_std().unwrap_or_default().saturating_sub(took);
+    let (skew, how) = if late.is_zero() { (early, "behind") } else { (late, "ahead of") };
+    if skew < SKEW {
+        return Checked::ok(check, format!("within {} of this host's", span(SKEW)));
+    }
+    Checked::warning(check, format!("it is {} {how} this host's", span(skew))).advise(
+        "let both hosts follow NTP: no clock but that of Postgres decides anything, but the times in logs and in \
+         Tenure-Run-At mislead",
+    )
+}
+
+/// What could not be looked at, and why.
+fn skip(checks: &[&'static str], why: &str) -> Vec<Checked> {
+    checks.iter().map(|check| Checked::skipped(check, why)).collect()
+}
+
+/// What could not be looked at, because a statement failed.
+fn skip_by(checks: &[&'static str], error: &StoreError) -> Vec<Checked> {
+    let mut skipped = skip(checks, &text(error));
+    if error.is_denied() {
+        for check in &mut skipped {
+            check.to_do =
+                Some("look as a role in tenure_worker or tenure_viewer: see postgres/roles.sql".into());
+        }
+    }
+    skipped
+}
+
+/// An error and its causes.
+fn text(error: &StoreError) -> String {
+    JobError::from(error.clone()).text()
+}
+
+/// A duration in whole seconds; one below a second in milliseconds.
+fn span(duration: Duration) -> String {
+    let millis = Duration::from_millis(duration.subsec_millis().into());
+    let rounded = match duration.as_secs() {
+        0 => millis,
+        seconds => Duration::from_secs(seconds),
+    };
+    humantime::format_duration(rounded).to_string()
+}
+
+/// [`span`] of what may be unknown.
+fn span_of(duration: Option<Duration>) -> String {
+    duration.map_or_else(|| "?".into(), span)
+}
+
+/// The first of many, joined.
+fn some_of(all: &[String]) -> String {
+    const SHOWN: usize = 5;
+    match all.len() {
+        n if n > SHOWN + 1 => format!("{}, and {} more", all[..SHOWN].join(", "), n - SHOWN),
+        _ => all.join(", "),
+    }
+}
+
+/// As in "1 job" and "2 jobs"; a count that stopped at a limit says so.
+fn jobs_of(jobs: i64, most: i64) -> String {
+    match jobs {
+        1 => "1 job".into(),
+        n if n >= most => format!("{n} jobs or more"),
+        n => format!("{n} jobs"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_is_wrong_only_by_more_than_the_call_took() {
+        let asked_at = DateTime::UNIX_EPOCH;
+        let state = |ahead_s: i64, took_s: u64| {
+            let answered_at = asked_at + chrono::TimeDelta::seconds(ahead_s);
+            clock("clock", answered_at, asked_at, Duration::from_secs(took_s)).state
+        };
+        assert_eq!(state(0, 0), CheckState::Ok);
+        assert_eq!(state(4, 0), CheckState::Ok);
+        assert_eq!(state(-4, 0), CheckState::Ok);
+        assert_eq!(state(5, 0), CheckState::Warning);
+        assert_eq!(state(-5, 0), CheckState::Warning);
+        assert_eq!(state(9, 8), CheckState::Ok, "it may have looked at the end of the call");
+        assert_eq!(state(14, 8), CheckState::Warning);
+        let found = |ahead_s| {
+            let answered_at = asked_at + chrono::TimeDelta::seconds(ahead_s);
+            clock("clock", answered_at, asked_at, Duration::ZERO).found
+        };
+        assert_eq!(found(3_600), "it is 1h ahead of this host's");
+        assert_eq!(found(-90), "it is 1m 30s behind this host's");
+    }
+
+    #[test]
+    fn spans_and_counts_are_short() {
+        assert_eq!(span(Duration::from_millis(1_999)), "1s");
+        assert_eq!(span(Duration::from_millis(120)), "120ms");
+        assert_eq!(span(Duration::ZERO), "0s");
+        assert_eq!(span_of(None), "?");
+        let names: Vec<_> = (0..9).map(|n| n.to_string()).collect();
+        assert_eq!(some_of(&names[..6]), "0, 1, 2, 3, 4, 5");
+        assert_eq!(some_of(&names), "0, 1, 2, 3, 4, and 4 more");
+        assert_eq!(jobs_of(1, 10), "1 job");
+        assert_eq!(jobs_of(10, 10), "10 jobs or more");
+    }
+
+    #[test]
+    fn timers_that_contradict_each_other_are_wrong() {
+        assert_eq!(timers(&Timing::DEFAULT).state, CheckState::Ok);
+        let short = Timing { ack_wait: Duration::from_secs(1), ..Timing::DEFAULT };
+        let checked = timers(&short);
+        assert_eq!(checked.state, CheckState::Wrong);
+        assert!(checked.found.contains("ack_wait (1s)"), "{}", checked.found);
+    }
+}

@@ -1,0 +1,446 @@
+//! Enqueue: what producers write.
+//!
+//! Not here: the rows and their first messages (`insert`), jobs that arrive as messages (`deliver`).
+
+use std::{
+    collections::BTreeMap,
+    future::{Future, IntoFuture},
+    pin::Pin,
+    time::{Duration, Instant},
+};
+
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+use serde_json::Value;
+use tracing::{Instrument, Span};
+
+use crate::{
+    client::Tenure,
+    enqueue::{
+        backpressure::Admitted,
+        insert::{BUSY_AFTER, Created, EnqueueError, insert_in, insert_patiently},
+    },
+    job::{Job, JobId, check_key, check_kind, check_queue, unstorable_text},
+    observe::trace::{self, Sending},
+    store::{NewJob, StoreError, Told},
+};
+
+/// The longest delay: more is a mistake in a unit.
+const DELAY_MAX: Duration = Duration::from_hours(24 * 365 * 10);
+
+/// What enqueueing did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Enqueued {
+    /// The job: the new one, or the one that holds the unique key.
+    pub id: JobId,
+    /// Whether the unique key was taken, and nothing was created.
+    pub duplicate: bool,
+}
+
+/// A job to be enqueued, with its options. Any [`Job`] turns into one.
+#[derive(Debug, Clone)]
+pub struct JobRequest {
+    queue: String,
+    kind: String,
+    /// JSON text, as it will be stored.
+    payload: Result<String, String>,
+    max_attempts: u32,
+    unique_key: Option<String>,
+    delay: Option<Duration>,
+    run_at: Option<DateTime<Utc>>,
+    trace_context: Option<String>,
+}
+
+impl<J: Job> From<J> for JobRequest {
+    fn from(job: J) -> Self {
+        let payload = serde_json::to_string(&job).map_err(|error| error.to_string());
+        Self { max_attempts: J::MAX_ATTEMPTS, payload, ..Self::new(J::QUEUE, J::KIND, Value::Null) }
+    }
+}
+
+impl JobRequest {
+    /// A job without a Rust type.
+    pub fn new(queue: impl Into<String>, kind: impl Into<String>, payload: Value) -> Self {
+        Self {
+            queue: queue.into(),
+            kind: kind.into(),
+            payload: Ok(payload.to_string()),
+            max_attempts: 5,
+            unique_key: None,
+            delay: None,
+            run_at: None,
+            trace_context: None,
+        }
+    }
+
+    /// A job whose payload is JSON text, stored as it is: a number keeps all its digits.
+    pub fn from_json(queue: impl Into<String>, kind: impl Into<String>, json: impl Into<String>) -> Self {
+        Self { payload: Ok(json.into()), ..Self::new(queue, kind, Value::Null) }
+    }
+
+    /// Into another queue than the type's own.
+    #[must_use]
+    pub fn queue(mut self, queue: impl Into<String>) -> Self {
+        self.queue = queue.into();
+        self
+    }
+
+    /// At most one job of this key in its queue: a second enqueue returns the first one's id.
+    /// The key is held while that job is live or a dead letter, and for
+    /// [`Retention::keys`](crate::Retention::keys) after its end. A submission's `Tenure-Idempotency-Key`, or
+    /// without one its `Nats-Msg-Id`, is a unique key of its queue, too.
+    #[must_use]
+    pub fn unique_key(mut self, key: impl Into<String>) -> Self {
+        self.unique_key = Some(key.into());
+        self
+    }
+
+    /// Not before this time has passed, by the database's clock.
+    #[must_use]
+    pub fn delay(mut self, delay: Duration) -> Self {
+        (self.delay, self.run_at) = (Some(delay), None);
+        self
+    }
+
+    /// Not before this time, by the database's clock.
+    #[must_use]
+    pub fn run_at(mut self, at: DateTime<Utc>) -> Self {
+        (self.delay, self.run_at) = (None, Some(at));
+        self
+    }
+
+    /// How often it is tried, at most, the first attempt included.
+    #[must_use]
+    pub fn max_attempts(mut self, attempts: u32) -> Self {
+        self.max_attempts = attempts;
+        self
+    }
+
+    /// The enqueuer's W3C `traceparent`, which the handler gets back. One that is not valid is ignored.
+    ///
+    /// With the feature `otel`, where spans are exported, the span of enqueueing is its child, and it is that span's
+    /// context which the handler gets; without this option it is a child of the span that enqueues.
+    #[must_use]
+    pub fn trace_context(mut self, traceparent: impl Into<String>) -> Self {
+        self.trace_context = Some(traceparent.into());
+        self
+    }
+
+    /// The job of a schedule's ticks.
+    pub(crate) fn for_schedule(self, bytes_max: usize) -> Result<NewJob, EnqueueError> {
+        let own = "left out: each tick of a schedule has a job of its own, due then";
+        let delay = self.delay.map(|delay| format!("{delay:?}"));
+        let run_at = self.run_at.map(|at| at.to_rfc3339());
+        for (what, value) in [
+            ("unique_key", self.unique_key.clone()),
+            ("delay", delay),
+            ("run_at", run_at),
+            ("trace_context", self.trace_context.clone()),
+        ] {
+            if let Some(value) = value {
+                return Err(EnqueueError::Option { what, value, expected: own });
+            }
+        }
+        self.checked(bytes_max, Told::Relay)
+    }
+
+    /// The span of enqueueing it, whose context it then carries.
+    fn sending(&mut self) -> Span {
+        let (span, context) = trace::send(Sending {
+            queue: Some(&self.queue),
+            kind: Some(&self.kind),
+            jobs: 1,
+            given: self.trace_context.as_deref(),
+        });
+        self.trace_context = context;
+        span
+    }
+
+    fn checked(self, bytes_max: usize, told: Told) -> Result<NewJob, EnqueueError> {
+        check_queue(&self.queue)?;
+        check_kind(&self.kind)?;
+        let payload = self.payload.map_err(EnqueueError::Payload)?;
+        if payload.len() > bytes_max {
+            return Err(EnqueueError::TooLarge { bytes: payload.len(), bytes_max });
+        }
+        if let Some(why) = unstorable_text(&payload) {
+            return Err(EnqueueError::Payload(why));
+        }
+        let wrong = |what, value: String, expected| Err(EnqueueError::Option { what, value, expected });
+        if !(1..=1_000).contains(&self.max_attempts) {
+            return wrong("max_attempts", self.max_attempts.to_string(), "1 to 1000");
+        }
+        if let Some(delay) = self.delay.filter(|delay| *delay > DELAY_MAX) {
+            return wrong("delay", format!("{delay:?}"), "at most ten years");
+        }
+        if let Some(key) = &self.unique_key
+            && check_key(key).is_err()
+        {
+            let shown: String = key.chars().take(80).collect();
+            let value = format!("{shown:?} ({} bytes)", key.len());
+            let expected = "1 to 512 bytes without control characters; escape or hash it";
+            return wrong("unique_key", value, expected);
+        }
+        Ok(NewJob {
+            id: JobId::generate(),
+            key: self.unique_key.map(|key| (self.queue.clone(), key)),
+            queue: self.queue,
+            kind: self.kind,
+            payload,
+            max_attempts: self.max_attempts,
+            run_at: self.run_at,
+            delay: self.delay,
+            trace_context: self.trace_context.as_deref().and_then(trace::valid),
+            message: None,
+            told,
+        })
+    }
+}
+
+/// One job about to be enqueued: set its options, then `.await` it, or give it to a transaction.
+#[derive(Debug)]
+#[must_use = "nothing is enqueued until this is awaited, or given to a transaction"]
+pub struct Enqueue<'t> {
+    tenure: &'t Tenure,
+    request: JobRequest,
+}
+
+/// Many jobs about to be enqueued, in one statement.
+#[derive(Debug)]
+#[must_use = "nothing is enqueued until this is awaited, or given to a transaction"]
+pub struct EnqueueMany<'t> {
+    tenure: &'t Tenure,
+    requests: Vec<JobRequest>,
+}
+
+impl Tenure {
+    /// Enqueues a job: a [`Job`], or a [`JobRequest`].
+    ///
+    /// Await it: `tenure.enqueue(job).unique_key("..").await?`. It returns once the row is committed, and the kernel
+    /// has its message: the process may end, or be frozen, right after. While NATS is away it does not wait for that.
+    ///
+    /// Cancel safe in this sense: dropped, the job was enqueued, with its message, or was not. Drop it or poll it to
+    /// the end: while it is left half-way, the job's message may not go out.
+    pub fn enqueue(&self, job: impl Into<JobRequest>) -> Enqueue<'_> {
+        Enqueue { tenure: self, request: job.into() }
+    }
+
+    /// Enqueues many jobs in one statement: all of them, or none.
+    pub fn enqueue_many<R: Into<JobRequest>>(&self, jobs: impl IntoIterator<Item = R>) -> EnqueueMany<'_> {
+        EnqueueMany { tenure: self, requests: jobs.into_iter().map(Into::into).collect() }
+    }
+}
+
+macro_rules! options {
+    ($($(#[$doc:meta])* $name:ident($value:ident: $type:ty);)+) => {
+        impl Enqueue<'_> {
+            $($(#[$doc])* pub fn $name(mut self, $value: $type) -> Self {
+                self.request = self.request.$name($value);
+                self
+            })+
+        }
+    };
+}
+
+options! {
+    /// See [`JobRequest::queue`].
+    queue(name: impl Into<String>);
+    /// See [`JobRequest::unique_key`].
+    unique_key(key: impl Into<String>);
+    /// See [`JobRequest::delay`].
+    delay(delay: Duration);
+    /// See [`JobRequest::run_at`].
+    run_at(at: DateTime<Utc>);
+    /// See [`JobRequest::max_attempts`].
+    max_attempts(attempts: u32);
+    /// See [`JobRequest::trace_context`].
+    trace_context(traceparent: impl Into<String>);
+}
+
+impl Enqueue<'_> {
+    /// Enqueues inside the user's transaction: the job exists if and when that commits. This process looks for the
+    /// commit, and publishes the job within milliseconds of it; a transaction that lasts for more than a minute,
+    /// or whose process ends with it, leaves that to the relay, which takes some seconds.
+    ///
+    /// Pass `&mut tx` of a `sqlx::PgTransaction`, or the connection that
+    /// [`JobContext::once`](crate::JobContext::once) and [`JobContext::fenced_tx`](crate::JobContext::fenced_tx)
+    /// hand to their closures.
+    pub async fn tx(self, tx: &mut sqlx::PgConnection) -> Result<Enqueued, EnqueueError> {
+        let Self { tenure, mut request } = self;
+        let span = request.sending();
+        let enqueue = async move {
+            let job = request.checked(tenure.config().payload_bytes_max, Told::Ticket)?;
+            let admitted = tenure.limits().admit(&job.queue, 1, tenure.store().until()).await?;
+            let id = job.id;
+            let (created, tickets) = insert_in(tx, &[job]).await?;
+            let counted = created.contains(&Created::New) && admitted.is_counted();
+            tenure.uncommitted().watch(tickets, counted.then_some(id), admitted);
+            let enqueued = answers(&[id], &created).pop().ok_or(EnqueueError::KeyNotVisible)?;
+            Ok::<_, EnqueueError>(enqueued)
+        };
+        let enqueued = traced(&span, enqueue).await?;
+        trace::sent(&span, enqueued.id, enqueued.duplicate);
+        Ok(enqueued)
+    }
+}
+
+impl EnqueueMany<'_> {
+    /// See [`Enqueue::tx`].
+    pub async fn tx(self, tx: &mut sqlx::PgConnection) -> Result<Vec<Enqueued>, EnqueueError> {
+        let Self { tenure, mut requests } = self;
+        let span = sending(&mut requests);
+        let enqueue = async move {
+            let bytes_max = tenure.config().payload_bytes_max;
+            let jobs = requests.into_iter().map(|request| request.checked(bytes_max, Told::Ticket));
+            let jobs: Vec<_> = jobs.collect::<Result<_, _>>()?;
+            let admitted = admit(tenure, &jobs, tenure.store().until()).await?;
+            let ids: Vec<_> = jobs.iter().map(|job| job.id).collect();
+            let (created, tickets) = insert_in(tx, &jobs).await?;
+            let is_counted = admitted.iter().any(Admitted::is_counted);
+            let new = ids.iter().zip(&created).filter(|(_, created)| **created == Created::New);
+            let counted = new.map(|(id, _)| *id).filter(|_| is_counted);
+            tenure.uncommitted().watch(tickets, counted, admitted);
+            Ok::<_, EnqueueError>(answers(&ids, &created))
+        };
+        traced(&span, enqueue).await
+    }
+}
+
+type EnqueueFuture<'t, T> = Pin<Box<dyn Future<Output = Result<T, EnqueueError>> + Send + 't>>;
+
+impl<'t> IntoFuture for Enqueue<'t> {
+    type Output = Result<Enqueued, EnqueueError>;
+    type IntoFuture = EnqueueFuture<'t, Enqueued>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        let Self { tenure, mut request } = self;
+        let span = request.sending();
+        let enqueue = async move {
+            let job = request.checked(tenure.config().payload_bytes_max, Told::Ticket)?;
+            let store = tenure.store();
+            let (until, busy_at) = (store.until(), Instant::now() + BUSY_AFTER);
+            let id = job.id;
+            let inserted = async {
+                let _admitted = tenure.limits().admit(&job.queue, 1, until).await?;
+                // Only a key can make it wait for somebody's transaction: those with one have a lane of their own.
+                let spare = job.key.is_some().then(|| job.clone());
+                let created = tenure.enqueues(spare.is_some()).run(job).await;
+                // Only a panic, or a runtime that shuts down, leaves a batch unanswered.
+                let created = created.ok_or(StoreError::from(sqlx::Error::WorkerCrashed))?;
+                match (created, spare) {
+                    (Err(busy @ EnqueueError::KeyBusy { .. }), Some(job)) => {
+                        let publications = tenure.publications();
+                        let alone =
+                            insert_patiently(store, publications, vec![job], Some(busy), busy_at).await?;
+                        alone.into_iter().next().unwrap_or(Err(EnqueueError::KeyNotVisible))
+                    }
+                    (created, _) => created,
+                }
+            };
+            let created = in_time(tenure, until, inserted).await?;
+            Ok::<_, EnqueueError>(match created {
+                Created::New => Enqueued { id, duplicate: false },
+                Created::HeldBy(id) => Enqueued { id, duplicate: true },
+            })
+        };
+        Box::pin(async move {
+            let enqueued = traced(&span, enqueue).await?;
+            trace::sent(&span, enqueued.id, enqueued.duplicate);
+            Ok(enqueued)
+        })
+    }
+}
+
+impl<'t> IntoFuture for EnqueueMany<'t> {
+    type Output = Result<Vec<Enqueued>, EnqueueError>;
+    type IntoFuture = EnqueueFuture<'t, Vec<Enqueued>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        let Self { tenure, mut requests } = self;
+        let span = sending(&mut requests);
+        let enqueue = async move {
+            let bytes_max = tenure.config().payload_bytes_max;
+            let jobs = requests.into_iter().map(|request| request.checked(bytes_max, Told::Ticket));
+            let jobs: Vec<_> = jobs.collect::<Result<_, _>>()?;
+            let ids: Vec<_> = jobs.iter().map(|job| job.id).collect();
+            let store = tenure.store();
+            let (until, busy_at) = (store.until(), Instant::now() + BUSY_AFTER);
+            let inserted = async {
+                let _admitted = admit(tenure, &jobs, until).await?;
+                insert_patiently(store, tenure.publications(), jobs, None, busy_at).await
+            };
+            let created = in_time(tenure, until, inserted).await?;
+            let created: Vec<_> = created.into_iter().collect::<Result<_, _>>()?;
+            Ok::<_, EnqueueError>(answers(&ids, &created))
+        };
+        Box::pin(async move { traced(&span, enqueue).await })
+    }
+}
+
+/// One deadline for all that an enqueue waits for: its turn, a batch before its own, the statements.
+///
+/// Cancel safe as `enqueue` is: what was begun is brought to its end without the caller.
+async fn in_time<T>(
+    tenure: &Tenure,
+    until: Instant,
+    enqueue: impl Future<Output = Result<T, EnqueueError>>,
+) -> Result<T, EnqueueError> {
+    let late = |_| Err(StoreError::from(tenure.store().no_answer()).into());
+    tokio::time::timeout_at(until.into(), enqueue).await.unwrap_or_else(late)
+}
+
+/// The span of enqueueing many. Those that have no context of their own carry it.
+fn sending(requests: &mut [JobRequest]) -> Span {
+    let (span, context) = trace::send(Sending {
+        queue: common(requests, |request| request.queue.as_str()),
+        kind: common(requests, |request| request.kind.as_str()),
+        jobs: requests.len(),
+        given: None,
+    });
+    for request in requests.iter_mut().filter(|request| request.trace_context.is_none()) {
+        request.trace_context.clone_from(&context);
+    }
+    span
+}
+
+/// What all of them have, if they have the same.
+fn common(requests: &[JobRequest], of: fn(&JobRequest) -> &str) -> Option<&str> {
+    let first = of(requests.first()?);
+    requests.iter().all(|request| of(request) == first).then_some(first)
+}
+
+/// Enqueues in the span of it, which is told of a failure. Cancel safe as `enqueue` is.
+async fn traced<T>(
+    span: &Span,
+    enqueue: impl Future<Output = Result<T, EnqueueError>>,
+) -> Result<T, EnqueueError> {
+    let enqueued = enqueue.instrument(span.clone()).await;
+    if enqueued.is_err() {
+        trace::not_sent(span);
+    }
+    enqueued
+}
+
+/// All of them, or none. In the order of their names: two calls that each waited for what the other was let through
+/// with would wait for ever.
+async fn admit(tenure: &Tenure, jobs: &[NewJob], until: Instant) -> Result<Vec<Admitted>, EnqueueError> {
+    let mut queues: BTreeMap<&str, usize> = BTreeMap::new();
+    for job in jobs {
+        *queues.entry(&job.queue).or_default() += 1;
+    }
+    let mut admitted = Vec::with_capacity(queues.len());
+    for (queue, jobs) in queues {
+        admitted.push(tenure.limits().admit(queue, jobs, until).await?);
+    }
+    Ok(admitted)
+}
+
+fn answers(ids: &[JobId], created: &[Created]) -> Vec<Enqueued> {
+    ids.iter()
+        .zip(created)
+        .map(|(&id, created)| match *created {
+            Created::New => Enqueued { id, duplicate: false },
+            Created::HeldBy(id) => Enqueued { id, duplicate: true },
+        })
+        .collect()
+}

@@ -1,0 +1,208 @@
+//! Schedules: a job at each tick of a cron expression, in a time zone. Kept in the database: any worker enqueues, and
+//! they can be added, paused and removed while everything runs.
+//!
+//! Not here: when the ticks are, and who enqueues (`ticks`).
+
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+
+use crate::{
+    client::{Tenure, enqueue::JobRequest},
+    enqueue::insert::EnqueueError,
+    job::{MissedTicks, NameError},
+    recover::cron::Ticks,
+    store::{NewSchedule, ScheduleRow, StoreError},
+};
+
+/// A job at each tick of a cron expression.
+///
+/// ```no_run
+/// # use tenure::{JobRequest, MissedTicks, Schedule, Tenure};
+/// # async fn f(tenure: Tenure) -> Result<(), Box<dyn std::error::Error>> {
+/// let report = JobRequest::new("reports", "daily", serde_json::json!({ "format": "pdf" }));
+/// let schedule = Schedule::new("daily-report", "0 3 * * MON-FRI", report)
+///     .time_zone("Europe/Berlin")
+///     .missed(MissedTicks::Once)
+///     .tick_field("at");
+/// tenure.put_schedule(schedule).await?;
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone)]
+#[must_use = "give it to `Tenure::put_schedule`"]
+pub struct Schedule {
+    name: String,
+    cron: String,
+    time_zone: String,
+    job: JobRequest,
+    tick_field: Option<String>,
+    missed: MissedTicks,
+}
+
+impl Schedule {
+    /// A schedule of this name: 1 to 64 of A-Z a-z 0-9 _ -. The cron expression has five fields (minute, hour, day,
+    /// month, weekday) or six (with seconds before them), and the usual extensions: names, ranges, steps, `L`, `W`,
+    /// `#`, `@daily`. In UTC, unless said otherwise.
+    pub fn new(name: impl Into<String>, cron: impl Into<String>, job: impl Into<JobRequest>) -> Self {
+        Self {
+            name: name.into(),
+            cron: cron.into(),
+            time_zone: "UTC".into(),
+            job: job.into(),
+            tick_field: None,
+            missed: MissedTicks::default(),
+        }
+    }
+
+    /// The time zone of the cron expression, by its name in the IANA database. Where clocks are put forward, a tick
+    /// in the hour that is left out comes right after it; where they are put back, a tick at a fixed time comes once.
+    pub fn time_zone(mut self, name: impl Into<String>) -> Self {
+        self.time_zone = name.into();
+        self
+    }
+
+    /// What becomes of ticks for which no worker was there, or Postgres was away, for more than a minute. Default
+    /// [`MissedTicks::Once`].
+    pub fn missed(mut self, policy: MissedTicks) -> Self {
+        self.missed = policy;
+        self
+    }
+
+    /// The payload, which must be a JSON object, gets a field of this name with the time of the tick, such as
+    /// `2030-01-31T12:00:00Z`. It stays the same through all attempts.
+    pub fn tick_field(mut self, name: impl Into<String>) -> Self {
+        self.tick_field = Some(name.into());
+        self
+    }
+}
+
+/// What putting a schedule did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Scheduled {
+    /// Its next tick.
+    pub next_at: DateTime<Utc>,
+    /// Whether it is new, or one of this name was changed.
+    pub is_new: bool,
+}
+
+/// A schedule was not put, or not changed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ScheduleError {
+    /// A name that is none.
+    #[error("the schedule's name {name:?} is not valid: it must be 1 to 64 of A-Z a-z 0-9 _ -")]
+    Name {
+        /// What was given.
+        name: String,
+    },
+    /// Its cron expression or its time zone.
+    #[error("{0}")]
+    Ticks(String),
+    /// The cron expression has no tick in the future.
+    #[error("{cron:?} never comes: there is no such day; correct it, or remove the schedule")]
+    Never {
+        /// The expression.
+        cron: String,
+    },
+    /// Its job.
+    #[error("its job cannot be enqueued: {0}")]
+    Job(#[source] EnqueueError),
+    /// An option that jobs of a schedule cannot have.
+    #[error("{0}")]
+    Option(&'static str),
+    /// There is none of this name.
+    #[error("there is no schedule {name:?}; `tenure schedules list` shows them")]
+    NotFound {
+        /// What was asked for.
+        name: String,
+    },
+    /// Postgres gave no answer, or refused. Try again: it is safe to repeat.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+fn check_name(name: &str) -> Result<(), ScheduleError> {
+    crate::job::check_queue(name).map_err(|_: NameError| ScheduleError::Name { name: name.to_owned() })
+}
+
+impl Tenure {
+    /// Creates a schedule, or changes the one of its name. A program may put its schedules whenever it starts: one
+    /// whose ticks are the same keeps its next one, and one that is paused stays paused.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with the schedule, and what to write instead.
+    pub async fn put_schedule(&self, schedule: Schedule) -> Result<Scheduled, ScheduleError> {
+        let Schedule { name, cron, time_zone, job, tick_field, missed } = schedule;
+        check_name(&name)?;
+        let ticks = Ticks::new(&cron, &time_zone).map_err(ScheduleError::Ticks)?;
+        let job = job.for_schedule(self.config().payload_bytes_max).map_err(ScheduleError::Job)?;
+        if let Some(field) = &tick_field {
+            if !job.payload.trim_start().starts_with('{') {
+                return Err(ScheduleError::Option("tick_field needs a payload that is a JSON object"));
+            }
+            if field.is_empty() || field.contains('\0') {
+                return Err(ScheduleError::Option(
+                    "tick_field is the name of a field: not empty, without NUL",
+                ));
+            }
+        }
+        let now = self.store().database_time().await?;
+        let first = ticks.after(now).ok_or_else(|| ScheduleError::Never { cron: cron.clone() })?;
+        let new = NewSchedule {
+            name: &name,
+            cron: &cron,
+            time_zone: &time_zone,
+            job: &job,
+            tick_field: tick_field.as_deref(),
+            missed,
+            first,
+        };
+        let (next_at, is_new) = self.store().put_schedule(&new).await?;
+        // A program puts its schedules whenever it starts: those that are there are no news.
+        if is_new {
+            self.queue().announce_schedules().await;
+        }
+        Ok(Scheduled { next_at, is_new })
+    }
+
+    /// All schedules, by name.
+    pub async fn schedules(&self) -> Result<Vec<ScheduleRow>, StoreError> {
+        self.store().list_schedules(None).await
+    }
+
+    /// Pauses a schedule: no ticks from now on. `true`: it was paused already.
+    pub async fn pause_schedule(&self, name: &str) -> Result<bool, ScheduleError> {
+        check_name(name)?;
+        let paused = self.store().pause_schedule(name).await?;
+        paused.ok_or_else(|| ScheduleError::NotFound { name: name.to_owned() })
+    }
+
+    /// Resumes a schedule with its next tick in the future: those of the pause were not missed. Returns that tick, or
+    /// the one it has, if it was not paused.
+    pub async fn resume_schedule(&self, name: &str) -> Result<DateTime<Utc>, ScheduleError> {
+        check_name(name)?;
+        let not_found = || ScheduleError::NotFound { name: name.to_owned() };
+        // Changed between the two statements, it is read again.
+        loop {
+            let schedule = self.store().list_schedules(Some(name)).await?.pop().ok_or_else(not_found)?;
+            if schedule.paused_at.is_none() {
+                return Ok(schedule.next_at);
+            }
+            let ticks = Ticks::new(&schedule.cron, &schedule.time_zone).map_err(ScheduleError::Ticks)?;
+            let now = self.store().database_time().await?;
+            let next =
+                ticks.after(now).ok_or_else(|| ScheduleError::Never { cron: schedule.cron.clone() })?;
+            if let Some(next_at) = self.store().resume_schedule(&schedule, next).await? {
+                self.queue().announce_schedules().await;
+                return Ok(next_at);
+            }
+        }
+    }
+
+    /// Removes a schedule; the jobs of its ticks stay. `false`: there is none of this name.
+    pub async fn remove_schedule(&self, name: &str) -> Result<bool, ScheduleError> {
+        check_name(name)?;
+        Ok(self.store().remove_schedule(name).await?)
+    }
+}

@@ -1,0 +1,187 @@
+//! Read: what a message is, from its subject, headers and body. Pure: whatever anybody may publish comes by here.
+
+use chrono::{DateTime, Utc};
+
+use crate::{
+    job::{JobId, check_key, check_kind, check_queue, unstorable},
+    nats::{Delivery, JOB_ID, TicketBody},
+    observe::trace,
+    store::{NewJob, Told},
+};
+
+/// What a message is.
+#[derive(Debug)]
+pub(crate) enum Message {
+    /// A row exists.
+    Ticket(Named),
+    /// A row is to be made.
+    Submission(Box<NewJob>),
+    /// Neither.
+    Neither { category: &'static str, reason: String },
+}
+
+/// The job that a message names, and under which subject.
+#[derive(Debug)]
+pub(crate) struct Named {
+    pub(crate) job: JobId,
+    pub(crate) queue: String,
+    pub(crate) kind: String,
+    /// A submission has none.
+    pub(crate) dispatch: Option<i32>,
+    /// It tells of a job that was taken or given back.
+    pub(crate) cleared: bool,
+}
+
+/// A message, as far as reading it goes.
+pub(crate) trait Sent {
+    fn subject(&self) -> &str;
+    fn body(&self) -> &[u8];
+    /// A header's value, whatever the case of its name.
+    fn header(&self, name: &str) -> Option<&str>;
+    fn origin(&self) -> Origin;
+}
+
+/// What tells a submission from every other.
+pub(crate) struct Origin {
+    pub(crate) id: JobId,
+    pub(crate) identity: String,
+    pub(crate) sequence: u64,
+    pub(crate) published: DateTime<Utc>,
+}
+
+impl Sent for Delivery {
+    fn subject(&self) -> &str {
+        &self.subject
+    }
+
+    fn body(&self) -> &[u8] {
+        &self.body
+    }
+
+    fn header(&self, name: &str) -> Option<&str> {
+        Self::header(self, name)
+    }
+
+    fn origin(&self) -> Origin {
+        Origin {
+            id: self.derived_id(),
+            identity: self.identity(),
+            sequence: self.sequence,
+            published: self.published(),
+        }
+    }
+}
+
+/// The queue and the kind that a subject names.
+pub(crate) fn names<'s>(subject: &'s str, prefix: &str) -> Option<(&'s str, &'s str)> {
+    subject.strip_prefix(prefix)?.strip_prefix('.')?.split_once('.')
+}
+
+/// What a message is.
+pub(crate) fn read(sent: &impl Sent, prefix: &str, payload_bytes_max: usize) -> Message {
+    let malformed = |reason: String| Message::Neither { category: "malformed", reason };
+    let Some((queue, kind)) = names(sent.subject(), prefix) else {
+        return malformed(format!("the subject is not {prefix}.<queue>.<kind>"));
+    };
+    if let Err(error) = check_queue(queue).and_then(|()| check_kind(kind)) {
+        return malformed(error.to_string());
+    }
+    if let Some(id) = sent.header(JOB_ID) {
+        return match (id.parse(), serde_json::from_slice::<TicketBody>(sent.body())) {
+            (Ok(job), Ok(body)) if job == body.job_id => {
+                let dispatch = Some(body.dispatch);
+                Message::Ticket(Named {
+                    job,
+                    queue: queue.into(),
+                    kind: kind.into(),
+                    dispatch,
+                    cleared: body.cleared,
+                })
+            }
+            _ => malformed(format!("it has the header {JOB_ID}, but is not a ticket of tenure")),
+        };
+    }
+    if sent.body().len() > payload_bytes_max {
+        let reason = format!(
+            "the payload has {} bytes, but at most {payload_bytes_max} are allowed",
+            sent.body().len(),
+        );
+        return Message::Neither { category: "too_large", reason };
+    }
+    let payload = match serde_json::from_slice::<serde_json::Value>(sent.body()) {
+        Ok(payload) => payload,
+        Err(error) => return malformed(format!("the payload is not JSON: {error}")),
+    };
+    if let Some(why) = unstorable(&payload) {
+        return malformed(format!("the payload cannot be stored: {why}"));
+    }
+    match Headers::read(sent) {
+        Ok(headers) => {
+            let Origin { id, identity, sequence, published } = sent.origin();
+            Message::Submission(Box::new(NewJob {
+                id,
+                queue: queue.into(),
+                kind: kind.into(),
+                // As it came, not as a parser understood it: numbers keep all their digits.
+                payload: String::from_utf8_lossy(sent.body()).into_owned(),
+                max_attempts: headers.max_attempts,
+                run_at: headers.run_at,
+                delay: None,
+                trace_context: headers.trace_context,
+                key: Some(match headers.key {
+                    Some(id) => (queue.into(), id),
+                    None => (String::new(), identity),
+                }),
+                message: Some((sequence, published)),
+                told: Told::Message,
+            }))
+        }
+        Err(reason) => malformed(reason),
+    }
+}
+
+/// What a submission's headers ask for.
+struct Headers {
+    key: Option<String>,
+    max_attempts: u32,
+    run_at: Option<DateTime<Utc>>,
+    trace_context: Option<String>,
+}
+
+impl Headers {
+    fn read(sent: &impl Sent) -> Result<Self, String> {
+        let max_attempts = match sent.header("Tenure-Max-Attempts") {
+            None => 5,
+            Some(text) => match text.trim().parse() {
+                Ok(attempts) if (1..=1_000).contains(&attempts) => attempts,
+                _ => {
+                    return Err(format!("the header Tenure-Max-Attempts is {text:?}, but must be 1 to 1000"));
+                }
+            },
+        };
+        let run_at = match sent.header("Tenure-Run-At") {
+            None => None,
+            Some(text) => Some(DateTime::parse_from_rfc3339(text.trim()).map_err(|_| {
+                format!("the header Tenure-Run-At is {text:?}, but must be like 2030-01-31T12:00:00Z")
+            })?),
+        };
+        // The first is Postgres's alone. The second is the stream's too, whose memory knows no queues: beside the first
+        // it is the stream's and nothing else.
+        let (name, key) = match (sent.header("Tenure-Idempotency-Key"), sent.header("Nats-Msg-Id")) {
+            (Some(key), _) => ("Tenure-Idempotency-Key", Some(key)),
+            (None, key) => ("Nats-Msg-Id", key.filter(|key| !key.is_empty())),
+        };
+        if let Some(key) = key
+            && let Err(rule) = check_key(key)
+        {
+            return Err(format!("the header {name} ({} bytes) {rule}", key.len()));
+        }
+        Ok(Self {
+            key: key.map(str::to_owned),
+            max_attempts,
+            run_at: run_at.map(Into::into),
+            // One that is not valid is as good as none: the job does not need it.
+            trace_context: sent.header("traceparent").and_then(trace::valid),
+        })
+    }
+}

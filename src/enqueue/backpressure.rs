@@ -1,0 +1,255 @@
+//! Limits: how many jobs a queue takes from producers.
+//!
+//! Counting a long queue for each new job would cost most when the database has the most to do. So a producer counts
+//! now and then: what it found leaves it a part of the room, to be used within a second. The nearer the limit, the
+//! smaller the part, down to a job a count; and a queue that is full is not counted again for a tenth of a second.
+//!
+//! Several producers at once may exceed a limit by a part of the room each, when they begin, and by one job each, when
+//! it is full. Jobs that arrive as messages, retries, schedules and redriven jobs are not counted against it: those
+//! jobs exist already, or the stream bounds them.
+//!
+//! Invariants, each held by the test of that name:
+//!
+//! - `one_producer_never_exceeds_the_limit`
+//! - `a_thousand_enqueues_at_once_fill_a_queue_to_its_limit`
+//! - `batches_over_the_same_limited_queues_never_wait_for_each_other_for_ever`
+//! - `without_postgres_every_caller_of_a_limited_queue_is_answered_within_one_deadline`
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use tokio::{
+    sync::Notify,
+    time::{timeout, timeout_at},
+};
+
+use crate::{
+    enqueue::insert::EnqueueError,
+    observe::metrics,
+    store::{Store, StoreError},
+};
+
+/// How long the limits themselves are believed.
+const LIMITS_LAST: Duration = Duration::from_secs(1);
+/// How long a count is.
+const COUNT_LASTS: Duration = Duration::from_secs(1);
+/// How long a queue is believed to be full.
+const FULL_LASTS: Duration = Duration::from_millis(100);
+/// How long to wait for those on their way before the next count.
+const LANDED_WITHIN: Duration = Duration::from_millis(20);
+/// How long to wait for them in all. What has not landed by then may wait for somebody's transaction.
+const LANDED_MAX: Duration = Duration::from_millis(500);
+/// How long a failed count is: its error answers every caller who waited for it, and those who come just after.
+const FAILURE_LASTS: Duration = Duration::from_millis(100);
+/// What part of the room one count lets through.
+const PART: u64 = 10;
+
+/// What is known of a queue with a limit.
+#[derive(Debug, Clone, Copy)]
+struct Counted {
+    queued: u64,
+    /// How many more jobs this count lets through.
+    left: u64,
+    /// So many at once were too many.
+    too_many: Option<u64>,
+    at: Instant,
+}
+
+/// What a count means for so many new jobs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Answer {
+    Admitted,
+    Full { queued: u64 },
+    CountAnew,
+}
+
+impl Counted {
+    fn new(queued: u64, limit: u64, jobs: u64, at: Instant) -> Self {
+        let room = limit.saturating_sub(queued);
+        let fit = jobs <= room;
+        let left = if fit { jobs.max(room / PART) } else { 0 };
+        Self { queued, left, too_many: (!fit).then_some(jobs), at }
+    }
+
+    fn admit(&mut self, jobs: u64, now: Instant) -> Answer {
+        let age = now.saturating_duration_since(self.at);
+        if jobs <= self.left && age < COUNT_LASTS {
+            self.left -= jobs;
+            return Answer::Admitted;
+        }
+        let is_full = self.too_many.is_some_and(|too_many| jobs >= too_many) && age < FULL_LASTS;
+        if is_full { Answer::Full { queued: self.queued } } else { Answer::CountAnew }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    limits: HashMap<String, u64>,
+    read_at: Option<Instant>,
+    queues: HashMap<String, Arc<OfQueue>>,
+}
+
+/// What is known of a queue with a limit.
+#[derive(Debug, Default)]
+struct OfQueue {
+    /// Held while it is counted: whoever comes meanwhile goes by that count.
+    counted: tokio::sync::Mutex<LastCount>,
+    /// Let through, and not inserted yet: no count need have seen them.
+    on_their_way: AtomicU64,
+    /// Told of each that no longer is on its way.
+    landed: Notify,
+}
+
+/// What came of the last count.
+#[derive(Debug, Default)]
+struct LastCount {
+    counted: Option<Counted>,
+    failed: Option<(Instant, StoreError)>,
+}
+
+/// Jobs that were let through. Dropped when their rows are there, or will not be.
+#[derive(Debug, Default)]
+#[must_use = "it counts until it is dropped"]
+pub(crate) struct Admitted(Option<(Arc<OfQueue>, u64)>);
+
+impl Admitted {
+    /// Whether their queue has a limit.
+    pub(crate) fn is_counted(&self) -> bool {
+        self.0.is_some()
+    }
+}
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        if let Some((queue, jobs)) = &self.0 {
+            queue.on_their_way.fetch_sub(*jobs, Ordering::AcqRel);
+            queue.landed.notify_one();
+        }
+    }
+}
+
+/// The limits of all queues, as one process knows them. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Limits {
+    store: Store,
+    known: Arc<Mutex<Known>>,
+}
+
+impl Limits {
+    pub(crate) fn new(store: Store) -> Self {
+        Self { store, known: Arc::default() }
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether so many jobs may be enqueued, and notes that they are. Answers by `until`.
+    pub(crate) async fn admit(
+        &self,
+        queue: &str,
+        jobs: usize,
+        until: Instant,
+    ) -> Result<Admitted, EnqueueError> {
+        let Some(limit) = self.in_time(until, self.limit(queue)).await? else {
+            return Ok(Admitted::default());
+        };
+        let came_at = Instant::now();
+        let jobs = jobs as u64;
+        let of = self.known().queues.entry(queue.to_owned()).or_default().clone();
+        let mut last = self.in_time(until, async { Ok(of.counted.lock().await) }).await?;
+        let mut answer =
+            last.counted.as_mut().map_or(Answer::CountAnew, |counted| counted.admit(jobs, Instant::now()));
+        // Postgres was asked while this caller waited; each of many would wait as long again.
+        if answer == Answer::CountAnew
+            && let Some((failed_at, error)) = &last.failed
+            && (*failed_at >= came_at || failed_at.elapsed() < FAILURE_LASTS)
+        {
+            return Err(error.clone().into());
+        }
+        let landed_by = until.min(Instant::now() + LANDED_MAX);
+        while answer == Answer::CountAnew {
+            // Before the count: what is inserted meanwhile is counted twice rather than not at all.
+            let on_their_way = of.on_their_way.load(Ordering::Acquire);
+            let counted = self.in_time(until, self.store.count_queued(queue, limit.saturating_add(1))).await;
+            let queued = match counted {
+                Ok(queued) => queued,
+                Err(error) => {
+                    last.failed = Some((Instant::now(), error.clone()));
+                    return Err(error.into());
+                }
+            };
+            let taken = queued.saturating_add(on_their_way);
+            let may_fit = taken.saturating_add(jobs) > limit && queued.saturating_add(jobs) <= limit;
+            if may_fit && Instant::now() < landed_by {
+                // There may be room, once it is known which of those on their way were counted.
+                drop(timeout(LANDED_WITHIN, of.landed.notified()).await);
+                continue;
+            }
+            let mut new = Counted::new(taken, limit, jobs, Instant::now());
+            answer = match new.admit(jobs, new.at) {
+                Answer::CountAnew => Answer::Full { queued },
+                answer => answer,
+            };
+            *last = LastCount { counted: Some(new), failed: None };
+        }
+        match answer {
+            Answer::Admitted => {
+                of.on_their_way.fetch_add(jobs, Ordering::AcqRel);
+                drop(last);
+                Ok(Admitted(Some((of, jobs))))
+            }
+            Answer::Full { .. } | Answer::CountAnew => {
+                let queued = last.counted.map_or(limit, |counted| counted.queued);
+                metrics::refused_enqueue(queue, jobs);
+                Err(EnqueueError::QueueFull { queue: queue.to_owned(), jobs, queued, max_queued: limit })
+            }
+        }
+    }
+
+    /// A part of what one call asks. All of them have one deadline.
+    async fn in_time<T>(
+        &self,
+        until: Instant,
+        part: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        timeout_at(until.into(), part).await.unwrap_or_else(|_| Err(self.store.no_answer().into()))
+    }
+
+    async fn limit(&self, queue: &str) -> Result<Option<u64>, StoreError> {
+        let now = Instant::now();
+        {
+            let mut known = self.known();
+            let is_new =
+                known.read_at.is_some_and(|read_at| now.saturating_duration_since(read_at) < LIMITS_LAST);
+            if is_new {
+                return Ok(known.limits.get(queue).copied());
+            }
+            // Whoever comes first asks; with the first answer there, the others go by what was known.
+            if known.read_at.is_some() {
+                known.read_at = Some(now);
+            }
+        }
+        let limits = match self.store.queue_limits().await {
+            // No right to read them: then there are none for this producer.
+            Err(StoreError::Refused(error)) => {
+                tracing::debug!(%error, "limits of queues cannot be read");
+                HashMap::new()
+            }
+            limits => limits?.into_iter().collect(),
+        };
+        let mut known = self.known();
+        known.queues.retain(|queue, _| limits.contains_key(queue));
+        (known.limits, known.read_at) = (limits, Some(now));
+        Ok(known.limits.get(queue).copied())
+    }
+}
+
+#[cfg(all(test, feature = "dev"))]
+mod tests;

@@ -1,0 +1,385 @@
+//! Insert: the row first, then the message.
+//!
+//! Once the rows are committed their first messages are sent, and the caller has its answer, NATS away or not. If
+//! that fails, or the process dies in between, the relay of any worker publishes.
+//!
+//! Not here: what users write to get here (`enqueue`).
+
+use std::{
+    collections::{HashMap, HashSet},
+    time::{Duration, Instant},
+};
+
+use tokio::sync::Semaphore;
+
+use crate::{
+    batch::{Batcher, halve},
+    enqueue::publish::Publications,
+    fault,
+    job::{JobId, NameError},
+    nats::{Prepared, Ticket},
+    observe::metrics,
+    store::{NewJob, Store, StoreError, Told},
+};
+
+/// A job was not enqueued.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum EnqueueError {
+    /// The queue's or the kind's name.
+    #[error(transparent)]
+    Name(#[from] NameError),
+    /// The payload is not JSON that Postgres can hold.
+    #[error("the payload cannot be stored: {0}")]
+    Payload(String),
+    /// The payload is too large.
+    #[error(
+        "the payload has {bytes} bytes, but at most {bytes_max} are allowed; \
+         store it elsewhere and enqueue a reference, or raise TENURE_PAYLOAD_BYTES_MAX"
+    )]
+    TooLarge {
+        /// Its size.
+        bytes: usize,
+        /// The limit.
+        bytes_max: usize,
+    },
+    /// The queue takes no more jobs for now. Nothing was enqueued; try again later, or slow down.
+    #[error(
+        "queue {queue:?} is full: {queued} jobs wait, and with {jobs} more there would be more than {max_queued}; {}",
+        advice(*jobs, *max_queued)
+    )]
+    QueueFull {
+        /// Which.
+        queue: String,
+        /// How many were to be enqueued, all or none.
+        jobs: u64,
+        /// How many jobs were found waiting in it.
+        queued: u64,
+        /// How many may.
+        max_queued: u64,
+    },
+    /// A transaction that has not ended is about to take the unique key. Nothing was enqueued. Try again: once that
+    /// transaction has ended, the answer is its job, or a new one.
+    #[error(
+        "unique key {key:?} of queue {queue:?}{} is being taken by a transaction that has not ended; try again, and \
+         keep transactions that enqueue with a unique key short",
+        or_others(*others)
+    )]
+    KeyBusy {
+        /// The key's queue.
+        queue: String,
+        /// The key.
+        key: String,
+        /// How many other keys the call had: of several, Postgres does not say which is busy.
+        others: usize,
+    },
+    /// Another option.
+    #[error("{what} is {value}, but must be {expected}")]
+    Option {
+        /// Which one.
+        what: &'static str,
+        /// What was given.
+        value: String,
+        /// What may be given.
+        expected: &'static str,
+    },
+    /// Postgres gave no answer. With a unique key, try again; without one the job may exist already.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The key's holder cannot be seen from this transaction's snapshot. Roll back and try again.
+    #[error("the unique key is held by a job that this transaction cannot see; roll back and try again")]
+    KeyNotVisible,
+}
+
+fn or_others(others: usize) -> String {
+    match others {
+        0 => String::new(),
+        1 => ", or the other key of this call,".to_owned(),
+        others => format!(", or one of the {others} other keys of this call,"),
+    }
+}
+
+fn advice(jobs: u64, max_queued: u64) -> &'static str {
+    if jobs > max_queued {
+        "enqueue fewer at once, or raise its limit with `tenure queues limit`"
+    } else {
+        "try again later, or raise its limit with `tenure queues limit`"
+    }
+}
+
+/// Whether an insert created its job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Created {
+    New,
+    HeldBy(JobId),
+}
+
+/// How long a batch waits for transactions that are about to take one of its keys, and how long a part of it.
+const PATIENCE: Duration = Duration::from_millis(100);
+const PATIENCE_OF_A_PART: Duration = Duration::from_millis(20);
+/// How long a part waits once its batch has taken longer than [`NO_PATIENCE_AFTER`].
+const NO_PATIENCE: Duration = Duration::from_millis(1);
+const NO_PATIENCE_AFTER: Duration = Duration::from_millis(500);
+
+/// How long a caller waits for such a transaction.
+pub(crate) const BUSY_AFTER: Duration = Duration::from_secs(1);
+
+/// Inserts of single jobs, committed together. `None` publishes nothing: the jobs have their messages.
+pub(crate) fn batcher(
+    store: Store,
+    publications: Option<Publications>,
+) -> Batcher<NewJob, Result<Created, EnqueueError>> {
+    let bytes = |job: &NewJob| job.payload.len();
+    Batcher::spawn_for_callers_that_return(bytes, move |jobs: Vec<NewJob>| {
+        let (store, publications) = (store.clone(), publications.clone());
+        async move { insert_each(&store, publications.as_ref(), jobs).await }
+    })
+}
+
+/// Inserts jobs that have nothing to do with one another: what hinders one is its own answer only.
+async fn insert_each(
+    store: &Store,
+    publications: Option<&Publications>,
+    jobs: Vec<NewJob>,
+) -> Vec<Result<Created, EnqueueError>> {
+    let began_at = Instant::now();
+    let mut answers = Vec::with_capacity(jobs.len());
+    let mut rest = vec![jobs];
+    let mut busy: Option<(String, String)> = None;
+    let mut patience = PATIENCE;
+    while let Some(mut part) = rest.pop() {
+        // Many callers with one key, which one statement has waited for: none of them waits again.
+        if busy.is_some() && part.iter().all(|job| job.key == busy) {
+            answers.extend(part.iter().map(|job| Err(key_busy(std::slice::from_ref(job)))));
+            continue;
+        }
+        match insert(store, publications, &mut part, patience).await {
+            Ok(created) => answers.extend(created),
+            // One of them cannot be stored, or waits for somebody; the others must not suffer for it.
+            Err(error) if part.len() > 1 && may_be_of_one(&error) => {
+                let is_late = began_at.elapsed() > NO_PATIENCE_AFTER;
+                patience = if is_late { NO_PATIENCE } else { PATIENCE_OF_A_PART };
+                halve(part, &mut rest);
+            }
+            Err(error) => {
+                if matches!(error, EnqueueError::KeyBusy { .. }) {
+                    busy = part.first().and_then(|job| job.key.clone());
+                }
+                answers.extend(part.iter().map(|_| Err(error.clone())));
+            }
+        }
+    }
+    answers
+}
+
+fn may_be_of_one(error: &EnqueueError) -> bool {
+    match error {
+        EnqueueError::KeyBusy { .. } => true,
+        EnqueueError::Store(error) => error.may_be_of_one_row(),
+        _ => false,
+    }
+}
+
+/// The error of jobs of which one has a key that somebody's transaction is about to take.
+fn key_busy(jobs: &[NewJob]) -> EnqueueError {
+    let mut keys = jobs.iter().filter_map(|job| job.key.as_ref());
+    let (queue, key) = keys.next().cloned().unwrap_or_default();
+    let others = keys.filter(|of| (&of.0, &of.1) != (&queue, &key)).collect::<HashSet<_>>().len();
+    EnqueueError::KeyBusy { queue, key, others }
+}
+
+/// How many callers wait at once for keys that somebody's transaction is about to take: each has a
+/// connection, and tenure's other work needs some, too.
+static WAITING: Semaphore = Semaphore::const_new(2);
+
+/// Inserts jobs, all or none, and waits until `busy_at` for transactions that are about to take one of their keys.
+/// `busy` is the answer of a batch that has waited for them already.
+///
+/// Cancel safe: it goes on in a task.
+pub(crate) async fn insert_patiently(
+    store: &Store,
+    publications: &Publications,
+    mut jobs: Vec<NewJob>,
+    busy: Option<EnqueueError>,
+    busy_at: Instant,
+) -> Result<Vec<Result<Created, EnqueueError>>, EnqueueError> {
+    let (of_task, publications) = (store.clone(), publications.clone());
+    let inserted = store.spawn(async move {
+        let store = &of_task;
+        let busy = match busy {
+            Some(busy) => busy,
+            None => match insert(store, Some(&publications), &mut jobs, PATIENCE).await {
+                Err(busy @ EnqueueError::KeyBusy { .. }) => busy,
+                inserted => return inserted,
+            },
+        };
+        let Ok(Ok(_turn)) = tokio::time::timeout_at(busy_at.into(), WAITING.acquire()).await else {
+            return Err(busy);
+        };
+        let left = busy_at.saturating_duration_since(Instant::now()).max(NO_PATIENCE);
+        insert(store, Some(&publications), &mut jobs, left).await
+    });
+    inserted.await.unwrap_or_else(|_| Err(StoreError::from(sqlx::Error::WorkerCrashed).into()))
+}
+
+/// Inserts the rows, all or none, and publishes their first messages. A job's own error says that the holder of its
+/// key was not found; the statement stores the other jobs. The statement waits for `patience` for a transaction that
+/// is about to take a key.
+pub(crate) async fn insert(
+    store: &Store,
+    publications: Option<&Publications>,
+    jobs: &mut [NewJob],
+    patience: Duration,
+) -> Result<Vec<Result<Created, EnqueueError>>, EnqueueError> {
+    let room = match publications {
+        Some(publications) => {
+            let room = publications.room(jobs.len()).await;
+            if room.is_none() {
+                for job in jobs.iter_mut() {
+                    job.told = Told::Relay;
+                }
+            }
+            room.map(|room| (publications, room))
+        }
+        None => None,
+    };
+    // The messages are made while Postgres works.
+    let prepare = async { room.as_ref().map(|(publications, _)| prepared(jobs, publications)) };
+    let (new, prepared) = tokio::join!(store.enqueue(jobs, patience), prepare);
+    let new = match new {
+        Err(error) if error.is_of_a_key() => return Err(key_busy(jobs)),
+        new => new?,
+    };
+    metrics::batch("enqueue", jobs.len());
+    fault::point("enqueued");
+    note_enqueued(jobs, &new);
+    if let Some((publications, room)) = room {
+        let mut messages = prepared.unwrap_or_default();
+        messages.retain(|message| new.get(&message.job).is_some_and(|has_message| *has_message));
+        if !messages.is_empty() {
+            publications.publish(messages, room).await;
+            publications.written().await;
+        }
+    }
+    let keys = keys_of_others(jobs, &new);
+    if keys.is_empty() {
+        return Ok(created(jobs, &new, &[]));
+    }
+    match store.held_keys(&keys).await {
+        Ok(holders) => {
+            let mut created = created(jobs, &new, &holders);
+            if created.iter().any(Result::is_err)
+                && let Err(error) = insert_again(store, jobs, &mut created, patience).await
+            {
+                // The others are there, and stay.
+                for failed in created.iter_mut().filter(|created| created.is_err()) {
+                    *failed = Err(error.clone());
+                }
+            }
+            Ok(created)
+        }
+        Err(error) => {
+            let answer = |job: &NewJob| {
+                if new.contains_key(&job.id) { Ok(Created::New) } else { Err(error.clone().into()) }
+            };
+            Ok(jobs.iter().map(answer).collect())
+        }
+    }
+}
+
+fn note_enqueued(jobs: &[NewJob], new: &HashMap<JobId, bool>) {
+    for some in jobs.chunk_by(|one, next| one.queue == next.queue) {
+        let new = some.iter().filter(|job| new.contains_key(&job.id)).count();
+        if let Some(job) = some.first().filter(|_| new > 0) {
+            metrics::enqueued(&job.queue, new);
+        }
+    }
+}
+
+/// Jobs whose key was taken, but had no holder when the holder was asked for: retention has removed it in between. They
+/// are inserted once more; the relay publishes them.
+async fn insert_again(
+    store: &Store,
+    jobs: &[NewJob],
+    created: &mut [Result<Created, EnqueueError>],
+    patience: Duration,
+) -> Result<(), EnqueueError> {
+    let (mut places, mut again) = (Vec::new(), Vec::new());
+    for (at, job) in jobs.iter().enumerate().filter(|(at, _)| created[*at].is_err()) {
+        let told = if job.told == Told::Message { Told::Message } else { Told::Relay };
+        places.push(at);
+        again.push(NewJob { told, ..job.clone() });
+    }
+    let new = store.enqueue(&again, patience).await?;
+    note_enqueued(&again, &new);
+    let holders = store.held_keys(&keys_of_others(&again, &new)).await?;
+    for (at, answer) in places.into_iter().zip(self::created(&again, &new, &holders)) {
+        created[at] = answer;
+    }
+    Ok(())
+}
+
+/// The first messages of those jobs that exist now, and are due.
+fn first_tickets(jobs: &[NewJob], new: &HashMap<JobId, bool>) -> Vec<Ticket> {
+    let has_message = |job: &&NewJob| new.get(&job.id).is_some_and(|has_message| *has_message);
+    jobs.iter().filter(has_message).map(first_ticket).collect()
+}
+
+/// The first messages of jobs that may turn out to be new, and due.
+fn prepared(jobs: &[NewJob], publications: &Publications) -> Vec<Prepared> {
+    // The database rounds a delay below a microsecond to zero: such a job is due at once.
+    let is_soon = |job: &NewJob| job.delay.is_none_or(|delay| delay < Duration::from_secs(1));
+    let may_be_due = |job: &&NewJob| job.told == Told::Ticket && is_soon(job);
+    jobs.iter().filter(may_be_due).map(|job| publications.prepare(&first_ticket(job))).collect()
+}
+
+fn first_ticket(job: &NewJob) -> Ticket {
+    Ticket {
+        job: job.id,
+        queue: job.queue.clone(),
+        kind: job.kind.clone(),
+        dispatch: 1,
+        clear_reason: None,
+        trace_context: job.trace_context.clone(),
+    }
+}
+
+/// The keys of the jobs that were not created.
+fn keys_of_others(jobs: &[NewJob], new: &HashMap<JobId, bool>) -> Vec<(String, String)> {
+    let others = jobs.iter().filter(|job| !new.contains_key(&job.id));
+    others.filter_map(|job| job.key.clone()).collect()
+}
+
+/// What became of each job; `holders` answers those that are not new, in order.
+fn created(
+    jobs: &[NewJob],
+    new: &HashMap<JobId, bool>,
+    holders: &[Option<JobId>],
+) -> Vec<Result<Created, EnqueueError>> {
+    let mut holders = holders.iter();
+    jobs.iter()
+        .map(|job| {
+            if new.contains_key(&job.id) {
+                return Ok(Created::New);
+            }
+            let holder = holders.next().copied().flatten();
+            holder.map(Created::HeldBy).ok_or(EnqueueError::KeyNotVisible)
+        })
+        .collect()
+}
+
+/// [`insert`] inside the user's transaction. Returns the first messages as well: they are to be published once that
+/// is committed.
+pub(crate) async fn insert_in(
+    connection: &mut sqlx::PgConnection,
+    jobs: &[NewJob],
+) -> Result<(Vec<Created>, Vec<Ticket>), EnqueueError> {
+    let new = match Store::enqueue_in(connection, jobs).await {
+        Err(error) if error.is_of_a_key() => return Err(key_busy(jobs)),
+        new => new?,
+    };
+    let keys = keys_of_others(jobs, &new);
+    let holders = if keys.is_empty() { vec![] } else { Store::held_keys_in(connection, &keys).await? };
+    let created = created(jobs, &new, &holders).into_iter().collect::<Result<_, _>>()?;
+    Ok((created, first_tickets(jobs, &new)))
+}

@@ -1,0 +1,635 @@
+//! Publish: the first messages of new rows, on their way to the stream.
+//!
+//! ```text
+//! insert ──► send ──► enqueue returns once the socket has the message
+//!              └────► confirmed, or handed to the relay      a task, in the order of the commits
+//! ```
+//!
+//! A process may end, or be frozen, right after `enqueue` has returned: its messages are with the kernel by then,
+//! and need it no longer. What the stream makes of them is noted by a task. While NATS is away the task keeps the
+//! messages, and sends them once NATS is back. At most [`WAITING_MAX`] messages wait for their confirmation: a
+//! producer that is faster than the stream waits a little, and its jobs are then left to the relay.
+//!
+//! No job depends on any of this: the relay of any worker finds the rows whose messages were lost.
+//!
+//! Invariants, each held by the test of that name:
+//!
+//! - `a_process_that_ends_right_after_enqueue_leaves_its_messages_with_the_kernel`
+//! - `a_fresh_process_leaves_no_row_to_the_relay`
+//! - `what_is_enqueued_before_nats_is_there_is_published_by_its_own_process`
+
+use std::{
+    collections::{HashMap, VecDeque},
+    panic::AssertUnwindSafe,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+    vec,
+};
+
+use futures::FutureExt;
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
+    time::{Instant, sleep, sleep_until, timeout, timeout_at},
+};
+use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
+
+use crate::{
+    fault,
+    job::JobId,
+    nats::{
+        Confirmation, Confirmations, Prepared, Queue, QueueError, ReplyTo, Ticket, WRITTEN_WITHIN, silence,
+    },
+    observe::{
+        metrics,
+        panics::{self, Panics},
+    },
+    store::Store,
+};
+
+/// The most messages that wait to be sent and confirmed. Their rows are committed already. A group counts for a
+/// quarter of them at most.
+const WAITING_MAX: usize = 16_384;
+/// How long a producer waits for room, once: a stream that confirms nothing must not hold up every call.
+const ROOM_WITHIN: Duration = Duration::from_secs(1);
+/// For how long nothing is sent after the stream was silent about a message.
+const GIVES_UP_FOR: Duration = Duration::from_secs(1);
+/// The most jobs handed to the relay by one statement.
+const FAILED_MAX: usize = 500;
+/// How long what has failed waits for more of it.
+const HANDED_OVER_WITHIN: Duration = Duration::from_millis(100);
+
+/// Room for a group, and the sign that it is under way.
+struct Held {
+    _room: Room,
+    _token: TaskTrackerToken,
+}
+
+/// Room for the messages of one insert.
+pub(crate) struct Room(#[expect(dead_code, reason = "given back when dropped")] OwnedSemaphorePermit);
+
+/// What a producer hands to the task.
+enum Handed {
+    /// What could not be sent of a group: later, once there is a connection.
+    Unsent(Unsent),
+    /// One of a group that was not sent, and will not be.
+    Failed(Confirmation),
+    /// A group after a time without any: the task is to look after deadlines again.
+    First,
+}
+
+/// The messages of one insert.
+struct Group {
+    /// By their places; those that are confirmed, or have failed, are gone.
+    jobs: Vec<Option<JobId>>,
+    left: usize,
+    confirmed: usize,
+    failed: Vec<JobId>,
+    /// Why, of the last of these.
+    error: Option<QueueError>,
+    held: Held,
+    /// What is sent is confirmed by then, or has failed.
+    until: Instant,
+}
+
+/// Groups under way. A producer adds its group before it sends it, and wakes only the client's task, by sending: the
+/// publisher wakes up when the confirmations come. To wake both tasks at once takes another thread, and costs more than
+/// the message.
+#[derive(Clone, Default)]
+struct Groups(Arc<Mutex<UnderWay>>);
+
+#[derive(Default)]
+struct UnderWay {
+    next: u64,
+    groups: HashMap<u64, Group>,
+    /// By when each group was to be confirmed when it was added. One that was sent later has more time.
+    deadlines: VecDeque<(Instant, u64)>,
+    /// The task looks after deadlines.
+    is_watched: bool,
+    /// The task has ended: nothing is confirmed any more.
+    is_over: bool,
+}
+
+impl Groups {
+    fn lock(&self) -> MutexGuard<'_, UnderWay> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a group. Returns its number, and whether the task must be told. `None`: the task has ended.
+    fn add(&self, group: Group) -> Option<(u64, bool)> {
+        let mut under_way = self.lock();
+        if under_way.is_over {
+            return None;
+        }
+        let number = under_way.next;
+        under_way.next += 1;
+        under_way.deadlines.push_back((group.until, number));
+        under_way.groups.insert(number, group);
+        Some((number, !std::mem::replace(&mut under_way.is_watched, true)))
+    }
+}
+
+/// Messages of a group that wait for a connection.
+struct Unsent {
+    group: u64,
+    /// Of the first of them.
+    place: usize,
+    messages: vec::IntoIter<Prepared>,
+    /// The task keeps them until then while NATS is away.
+    until: Instant,
+}
+
+/// First messages on their way. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Publications {
+    queue: Queue,
+    reply_to: ReplyTo,
+    groups: Groups,
+    handed: mpsc::UnboundedSender<Handed>,
+    room: Arc<Semaphore>,
+    /// The stream confirms so little that producers do not wait for room.
+    stalled: Arc<AtomicBool>,
+    /// The server reads so little that producers do not wait for the socket.
+    unread: Arc<AtomicBool>,
+    gives_up: GivesUp,
+    pending: Pending,
+    publish_within: Duration,
+}
+
+/// Until when nothing is sent, because the stream was silent about a message: each of the next ones would wait as
+/// long in vain.
+#[derive(Clone, Default)]
+struct GivesUp(Arc<Mutex<Option<Instant>>>);
+
+impl GivesUp {
+    fn until(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_on(&self) -> bool {
+        self.until().is_some_and(|until| Instant::now() < until)
+    }
+
+    fn begin(&self) {
+        *self.until() = Some(Instant::now() + GIVES_UP_FOR);
+    }
+
+    fn end(&self) {
+        *self.until() = None;
+    }
+}
+
+/// What is under way, by when it began: a caller that waits for all of it does not wait for what begins later.
+#[derive(Clone, Default)]
+struct Pending(Arc<Mutex<Trackers>>);
+
+#[derive(Default)]
+struct Trackers {
+    now: TaskTracker,
+    /// Closed; somebody waits for them.
+    before: Vec<TaskTracker>,
+}
+
+impl Pending {
+    fn trackers(&self) -> MutexGuard<'_, Trackers> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn token(&self) -> TaskTrackerToken {
+        self.trackers().now.token()
+    }
+
+    async fn wait(&self) {
+        let all = {
+            let mut trackers = self.trackers();
+            let now = std::mem::take(&mut trackers.now);
+            now.close();
+            trackers.before.retain(|tracker| !tracker.is_empty());
+            trackers.before.push(now);
+            trackers.before.clone()
+        };
+        for tracker in all {
+            tracker.wait().await;
+        }
+    }
+}
+
+impl Publications {
+    /// Starts the task. It ends when the last of these is dropped.
+    ///
+    /// # Errors
+    ///
+    /// The client is closed.
+    pub(crate) async fn start(
+        store: Store,
+        queue: Queue,
+        publish_within: Duration,
+    ) -> Result<Self, QueueError> {
+        let (handed, waiting) = mpsc::unbounded_channel();
+        let gives_up = GivesUp::default();
+        let confirmations = queue.confirmations().await?;
+        let reply_to = confirmations.reply_to();
+        let groups = Groups::default();
+        let publisher = Publisher {
+            store,
+            queue: queue.clone(),
+            reply_to: reply_to.clone(),
+            publish_within,
+            gives_up: gives_up.clone(),
+            groups: groups.clone(),
+            unsent: VecDeque::new(),
+            failed: Vec::new(),
+            of_failed: Vec::new(),
+            failed_at: None,
+            heard_at: None,
+        };
+        tokio::spawn(publisher.run_on(waiting, confirmations));
+        Ok(Self {
+            queue,
+            reply_to,
+            groups,
+            handed,
+            room: Arc::new(Semaphore::new(WAITING_MAX)),
+            stalled: Arc::default(),
+            unread: Arc::default(),
+            gives_up,
+            pending: Pending::default(),
+            publish_within,
+        })
+    }
+
+    /// The message of a ticket.
+    pub(crate) fn prepare(&self, ticket: &Ticket) -> Prepared {
+        self.queue.prepare(ticket)
+    }
+
+    /// Room for the messages of `rows` rows that are about to be inserted. `None`: the relay must publish them.
+    pub(crate) async fn room(&self, rows: usize) -> Option<Room> {
+        // One caller with very many rows leaves room for others.
+        let permits = u32::try_from(rows.min(WAITING_MAX / 4)).unwrap_or(u32::MAX);
+        // The task has ended: nothing would be confirmed.
+        if self.handed.is_closed() {
+            return None;
+        }
+        let within = if self.stalled.load(Ordering::Acquire) { Duration::ZERO } else { ROOM_WITHIN };
+        let room = timeout(within, self.room.clone().acquire_many_owned(permits)).await;
+        if self.stalled.swap(room.is_err(), Ordering::AcqRel) != room.is_err() {
+            tracing::warn!(
+                stalled = room.is_err(),
+                "the stream confirms too slowly; the relay publishes what is enqueued meanwhile"
+            );
+        }
+        room.ok()?.ok().map(Room)
+    }
+
+    /// Sends the messages of rows that are committed. [`Publications::written`] says when the kernel has them.
+    ///
+    /// Cancel safe: the task sends what was not sent.
+    pub(crate) async fn publish(&self, messages: Vec<Prepared>, room: Room) {
+        if messages.is_empty() {
+            return;
+        }
+        let until = Instant::now() + self.publish_within;
+        let held = Held { _room: room, _token: self.pending.token() };
+        let jobs = messages.iter().map(|message| Some(message.job)).collect();
+        let group =
+            Group { left: messages.len(), jobs, confirmed: 0, failed: Vec::new(), error: None, held, until };
+        let Some((group, is_first)) = self.groups.add(group) else { return };
+        if is_first {
+            drop(self.handed.send(Handed::First));
+        }
+        let unsent = Unsent { group, place: 0, messages: messages.into_iter(), until };
+        let mut sending = Sending { unsent: Some(unsent), in_hand: None, handed: &self.handed };
+        if !self.queue.is_connected() || self.gives_up.is_on() || self.unread.load(Ordering::Acquire) {
+            return;
+        }
+        // The client takes messages until its buffers are full, and then makes its callers wait.
+        if timeout(WRITTEN_WITHIN, sending.send_all(&self.queue, &self.reply_to)).await.is_err() {
+            self.note_unread();
+        }
+        self.queue.note_sent();
+    }
+
+    /// Waits until the kernel has every message that was sent so far: they go out whatever becomes of this process.
+    /// Not for long; not at all while NATS is away, or reads nothing.
+    ///
+    /// Cancel safe.
+    pub(crate) async fn written(&self) {
+        if !self.queue.is_connected() || self.unread.load(Ordering::Acquire) {
+            return;
+        }
+        if !self.queue.written().await {
+            self.note_unread();
+        }
+    }
+
+    /// The server reads too slowly: until it has read what was sent, nobody waits for it.
+    fn note_unread(&self) {
+        if self.unread.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        tracing::debug!(
+            "NATS reads too slowly; enqueueing does not wait for the socket until it has caught up"
+        );
+        let (queue, unread) = (self.queue.clone(), Arc::downgrade(&self.unread));
+        panics::spawn_told("unread", async move {
+            while !queue.written().await && unread.strong_count() > 0 {}
+            if let Some(unread) = unread.upgrade() {
+                unread.store(false, Ordering::Release);
+            }
+        });
+    }
+
+    /// Has something done that [`Publications::wait`] waits for.
+    pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        let token = self.pending.token();
+        panics::spawn_told("publications", async move {
+            work.await;
+            drop(token);
+        });
+    }
+
+    /// Waits until everything so far is confirmed, or left to the relay.
+    pub(crate) async fn wait(&self) {
+        self.pending.wait().await;
+    }
+}
+
+/// A group that is being sent. Dropped, it hands what was not sent to the task.
+struct Sending<'p> {
+    unsent: Option<Unsent>,
+    /// Group and place of the message that the client is taking.
+    in_hand: Option<(u64, usize)>,
+    handed: &'p mpsc::UnboundedSender<Handed>,
+}
+
+impl Sending<'_> {
+    async fn send_all(&mut self, queue: &Queue, reply_to: &ReplyTo) {
+        let Some(unsent) = &mut self.unsent else { return };
+        for message in unsent.messages.by_ref() {
+            let (group, place) = (unsent.group, unsent.place);
+            unsent.place += 1;
+            self.in_hand = Some((group, place));
+            let said = queue.send(message, reply_to, group, place).await;
+            self.in_hand = None;
+            if said.is_err() {
+                drop(self.handed.send(Handed::Failed(Confirmation { group, place, said })));
+            }
+        }
+    }
+}
+
+impl Drop for Sending<'_> {
+    fn drop(&mut self) {
+        if let Some((group, place)) = self.in_hand {
+            // Sent or not: the relay's message is another dispatch.
+            let said = Err(QueueError::Unavailable("the client takes no messages".into()));
+            drop(self.handed.send(Handed::Failed(Confirmation { group, place, said })));
+        }
+        if let Some(unsent) = self.unsent.take().filter(|unsent| unsent.messages.len() > 0) {
+            drop(self.handed.send(Handed::Unsent(unsent)));
+        }
+    }
+}
+
+struct Publisher {
+    store: Store,
+    queue: Queue,
+    reply_to: ReplyTo,
+    publish_within: Duration,
+    gives_up: GivesUp,
+    groups: Groups,
+    /// Waiting for a connection.
+    unsent: VecDeque<Unsent>,
+    failed: Vec<JobId>,
+    /// Of their groups.
+    of_failed: Vec<Held>,
+    /// When the first of them failed.
+    failed_at: Option<Instant>,
+    /// When the stream has confirmed something last.
+    heard_at: Option<Instant>,
+}
+
+impl Drop for Publisher {
+    fn drop(&mut self) {
+        let mut under_way = self.groups.lock();
+        under_way.is_over = true;
+        let unconfirmed = std::mem::take(&mut under_way.groups);
+        drop(under_way);
+        drop(unconfirmed);
+    }
+}
+
+impl Publisher {
+    /// After a panic it goes on with what it has.
+    async fn run_on(
+        mut self,
+        mut waiting: mpsc::UnboundedReceiver<Handed>,
+        mut confirmations: Confirmations,
+    ) {
+        let mut panics = Panics::new("publisher");
+        loop {
+            let run = self.run(&mut waiting, &mut confirmations);
+            let panicked = AssertUnwindSafe(run).catch_unwind().await.err();
+            let Some(pause) = panicked.and_then(|panic| panics.note(&*panic)) else {
+                self.hand_over();
+                return;
+            };
+            sleep(pause).await;
+        }
+    }
+
+    async fn run(
+        &mut self,
+        waiting: &mut mpsc::UnboundedReceiver<Handed>,
+        confirmations: &mut Confirmations,
+    ) {
+        let mut is_open = true;
+        // Set anew when it has gone off, not with each group: a timer costs more than a message.
+        let mut alarm = std::pin::pin!(sleep(Duration::ZERO));
+        let mut is_set = true;
+        while is_open || !self.groups.lock().groups.is_empty() {
+            let Self { queue, unsent, failed_at, .. } = self;
+            tokio::select! { biased;
+                confirmation = confirmations.next() => match confirmation {
+                    Some(confirmation) => self.note(confirmation),
+                    None => return,
+                },
+                handed = waiting.recv(), if is_open => match handed {
+                    Some(Handed::Unsent(unsent)) => self.unsent.push_back(unsent),
+                    Some(Handed::Failed(failed)) => self.note(failed),
+                    Some(Handed::First) => {}
+                    // The last producer has gone; the task still finishes what it was handed.
+                    None => is_open = false,
+                },
+                () = &mut alarm, if is_set => {
+                    is_set = false;
+                    self.end_late();
+                }
+                () = can_send(queue, unsent) => self.send_first().await,
+                () = sleep_until(failed_at.unwrap_or_else(Instant::now) + HANDED_OVER_WITHIN),
+                    if failed_at.is_some() => self.hand_over(),
+            }
+            if !is_set && let Some(until) = self.next_deadline() {
+                alarm.as_mut().reset(until);
+                is_set = true;
+            }
+        }
+    }
+
+    /// When to look after deadlines next. `None`: a producer says when there is one.
+    fn next_deadline(&self) -> Option<Instant> {
+        let mut under_way = self.groups.lock();
+        let next = under_way.deadlines.front().map(|(until, _)| *until);
+        under_way.is_watched = next.is_some();
+        next
+    }
+
+    /// Sends the messages that have waited longest. What has waited too long for a connection has failed, and so has
+    /// what comes while the stream is silent.
+    async fn send_first(&mut self) {
+        let Some(Unsent { group, place, messages, .. }) = self.unsent.pop_front() else { return };
+        let until = Instant::now() + self.publish_within;
+        {
+            let mut under_way = self.groups.lock();
+            let Some(sent) = under_way.groups.get_mut(&group) else { return };
+            sent.until = until;
+            under_way.deadlines.push_back((until, group));
+        }
+        let refusal = if self.gives_up.is_on() {
+            Some("the stream confirms nothing")
+        } else if !self.queue.is_connected() {
+            Some("not connected")
+        } else {
+            None
+        };
+        let mut refusal = refusal.map(|why| QueueError::Unavailable(why.into()));
+        let late = Instant::now() + WRITTEN_WITHIN;
+        for (place, message) in (place..).zip(messages) {
+            if refusal.is_none() {
+                let sending = self.queue.send(message, &self.reply_to, group, place);
+                refusal = match timeout_at(late, sending).await {
+                    Ok(sent) => sent.err(),
+                    Err(_) => Some(QueueError::Unavailable("NATS reads nothing".into())),
+                };
+            }
+            if let Some(refusal) = &refusal {
+                self.note(Confirmation { group, place, said: Err(refusal.clone()) });
+            }
+        }
+        self.queue.note_sent();
+    }
+
+    /// Notes what became of a message.
+    fn note(&mut self, Confirmation { group: number, place, said }: Confirmation) {
+        let is_confirmed = said.is_ok();
+        let ended = {
+            let mut under_way = self.groups.lock();
+            let Some(group) = under_way.groups.get_mut(&number) else { return };
+            // Of two confirmations of one message the first counts.
+            let Some(job) = group.jobs.get_mut(place).and_then(Option::take) else { return };
+            group.left -= 1;
+            match said {
+                Ok(()) => group.confirmed += 1,
+                Err(error) => {
+                    group.failed.push(job);
+                    group.error = Some(error);
+                }
+            }
+            let is_last = group.left == 0;
+            if is_last { under_way.groups.remove(&number) } else { None }
+        };
+        if is_confirmed {
+            self.heard_at = Some(Instant::now());
+            self.gives_up.end();
+        }
+        if let Some(group) = ended {
+            self.end(group);
+        }
+        fault::end_by_panic("publisher");
+    }
+
+    /// What the stream has not confirmed in time has failed.
+    fn end_late(&mut self) {
+        let now = Instant::now();
+        let mut late = Vec::new();
+        {
+            let UnderWay { groups, deadlines, .. } = &mut *self.groups.lock();
+            while let Some(&(until, number)) = deadlines.front() {
+                // One of another deadline was sent later, and is on the list once more.
+                let is_under_way = groups.get(&number).is_some_and(|group| group.until == until);
+                if is_under_way && until > now {
+                    break;
+                }
+                deadlines.pop_front();
+                let waits = self.unsent.iter().any(|unsent| unsent.group == number);
+                if is_under_way && !waits {
+                    late.extend(groups.remove(&number));
+                }
+            }
+        }
+        for mut group in late {
+            // A connection that broke in between has taken confirmations with it; the stream is not silent for that.
+            if self.heard_at.is_none_or(|heard_at| heard_at + self.publish_within < group.until) {
+                self.gives_up.begin();
+            }
+            group.failed.extend(std::mem::take(&mut group.jobs).into_iter().flatten());
+            group.error = Some(silence());
+            self.end(group);
+        }
+    }
+
+    /// Nothing is left to come of this group.
+    fn end(&mut self, group: Group) {
+        metrics::published(group.confirmed);
+        if let Some(error) = group.error {
+            if self.failed.is_empty() {
+                tracing::warn!(%error, "publish failed; the relay will retry");
+                self.failed_at = Some(Instant::now());
+            }
+            // Together: a caller that waits for the group waits until the relay has these.
+            self.failed.extend(group.failed);
+            self.of_failed.push(group.held);
+        }
+        if self.failed.is_empty() {
+            return;
+        }
+        let is_last = self.groups.lock().groups.is_empty();
+        if is_last || self.failed.len() >= FAILED_MAX {
+            self.hand_over();
+        }
+    }
+
+    /// Leaves what has failed to the relay.
+    fn hand_over(&mut self) {
+        self.failed_at = None;
+        if self.failed.is_empty() {
+            return;
+        }
+        let (store, failed) = (self.store.clone(), std::mem::take(&mut self.failed));
+        let held = std::mem::take(&mut self.of_failed);
+        panics::spawn_told("hand over", async move {
+            // The first dispatch: a relay may have been faster, and published a later one.
+            let failed: Vec<_> = failed.into_iter().map(|job| (job, 1)).collect();
+            for failed in failed.chunks(FAILED_MAX) {
+                if let Err(error) = store.unpublished(failed, Duration::ZERO).await {
+                    tracing::warn!(%error, "the relay will find these jobs by itself, which takes longer");
+                }
+            }
+            drop(held);
+        });
+    }
+}
+
+/// Completes when the messages that have waited longest can be sent, or have waited too long. Cancel safe.
+async fn can_send(queue: &Queue, unsent: &VecDeque<Unsent>) {
+    match unsent.front() {
+        Some(unsent) => drop(timeout_at(unsent.until, queue.connected()).await),
+        None => std::future::pending().await,
+    }
+}
+
+#[cfg(all(test, feature = "dev"))]
+mod tests;

@@ -1,0 +1,217 @@
+//! Uncommitted: jobs that were enqueued in a user's transaction, published once it commits.
+//!
+//! Nobody tells tenure of that commit. So the producer's process looks for its own rows, all of them in one
+//! statement: after a millisecond, and then the less often the longer a transaction lasts. A row that is visible is
+//! committed, and its message goes out. A transaction that is rolled back, lasts longer than [`GIVES_UP_AFTER`], or
+//! whose process dies, is the relay's: it finds a committed row that has no message.
+//!
+//! Invariants, each held by the test of that name:
+//!
+//! - `a_job_enqueued_in_a_transaction_runs_within_milliseconds_of_its_commit`
+//! - `a_thousand_transactions_at_once_cost_a_few_statements`
+//! - `a_transaction_that_is_rolled_back_or_lasts_leaves_its_jobs_to_the_relay`
+
+use std::{collections::HashMap, panic::AssertUnwindSafe, sync::Arc, time::Duration};
+
+use futures::FutureExt;
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::{Instant, sleep, sleep_until},
+};
+
+use crate::{
+    enqueue::publish::Publications, job::JobId, nats::Ticket, observe::panics::Panics, store::Store,
+};
+
+/// When a job is first looked for.
+const FIRST_LOOK: Duration = Duration::from_millis(1);
+/// A look comes after this part of the transaction's age so far: the job waits that much longer than it has.
+const PART_OF_AGE: u32 = 4;
+/// But no later than this: before the relay takes a committed job without a message for one whose message was lost.
+const LOOKS_AT_LEAST_EVERY: Duration = Duration::from_millis(1_500);
+/// The database is busy with looks for this part of the time at most.
+const PART_OF_TIME: u32 = 4;
+/// The longest rest after looks: one that hung says nothing of the next.
+const RESTS_AT_MOST: Duration = Duration::from_secs(1);
+/// After this time the relay is left to find the job. One of a transaction that was rolled back is looked for as long.
+const GIVES_UP_AFTER: Duration = Duration::from_secs(60);
+/// The most jobs of one statement.
+const LOOKED_FOR_MAX: usize = 1_000;
+
+/// Jobs whose transactions have not been seen to commit. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Uncommitted(mpsc::UnboundedSender<Asked>);
+
+enum Asked {
+    /// Looks for these jobs, and holds their places in queues with a limit until they are seen. One that is due later
+    /// has no ticket.
+    Watch(Vec<(JobId, Option<Ticket>)>, Arc<dyn Send + Sync>),
+    /// Looks for all of them now, and says when it has.
+    Look(oneshot::Sender<()>),
+}
+
+struct Waiting {
+    ticket: Option<Ticket>,
+    _place: Arc<dyn Send + Sync>,
+    since: Instant,
+    look_at: Instant,
+}
+
+impl Uncommitted {
+    /// Starts the task. It ends when the last of these is dropped, and nothing is waited for any more.
+    pub(crate) fn start(store: Store, publications: Publications) -> Self {
+        let (asked, requests) = mpsc::unbounded_channel();
+        let watcher = Watcher { store, publications, waiting: HashMap::new(), rests_until: Instant::now() };
+        tokio::spawn(watcher.run_on(requests));
+        Self(asked)
+    }
+
+    /// Publishes these jobs once the transaction that holds them commits. Until then, or until that is not to be
+    /// expected any more, it keeps the `places` that they and the `others` have in queues with a limit.
+    pub(crate) fn watch(
+        &self,
+        tickets: Vec<Ticket>,
+        others: impl IntoIterator<Item = JobId>,
+        places: impl Send + Sync + 'static,
+    ) {
+        let mut jobs: Vec<_> = others.into_iter().map(|job| (job, None)).collect();
+        jobs.extend(tickets.into_iter().map(|ticket| (ticket.job, Some(ticket))));
+        if !jobs.is_empty() {
+            // The task ends only with the runtime; then the relay publishes.
+            drop(self.0.send(Asked::Watch(jobs, Arc::new(places))));
+        }
+    }
+
+    /// Looks now: a transaction has just been committed. Returns when the messages of the committed jobs are sent.
+    pub(crate) async fn look(&self) {
+        let (looked, answer) = oneshot::channel();
+        if self.0.send(Asked::Look(looked)).is_ok() {
+            answer.await.ok();
+        }
+    }
+}
+
+/// How long after a look the next one comes, for a job of this age.
+fn next_look(age: Duration) -> Duration {
+    (age / PART_OF_AGE).clamp(FIRST_LOOK, LOOKS_AT_LEAST_EVERY)
+}
+
+struct Watcher {
+    store: Store,
+    publications: Publications,
+    waiting: HashMap<JobId, Waiting>,
+    rests_until: Instant,
+}
+
+impl Watcher {
+    /// After a panic it goes on with what it has.
+    async fn run_on(mut self, mut requests: mpsc::UnboundedReceiver<Asked>) {
+        let mut panics = Panics::new("uncommitted");
+        while let Err(panic) = AssertUnwindSafe(self.run(&mut requests)).catch_unwind().await {
+            let Some(pause) = panics.note(&*panic) else { return };
+            sleep(pause).await;
+        }
+    }
+
+    async fn run(&mut self, requests: &mut mpsc::UnboundedReceiver<Asked>) {
+        loop {
+            let next = self.waiting.values().map(|waiting| waiting.look_at).min();
+            let request = tokio::select! { biased;
+                request = requests.recv(), if !requests.is_closed() || !requests.is_empty() => request,
+                () = sleep_until(next.unwrap_or_else(Instant::now).max(self.rests_until)), if next.is_some() => {
+                    self.look_for_due().await;
+                    continue;
+                }
+                // One that tenure made: of a handler's transaction, say.
+                () = self.store.commit(), if next.is_some() => {
+                    sleep_until(self.rests_until).await;
+                    self.look_for(self.waiting.keys().copied().collect()).await;
+                    continue;
+                }
+                else => return,
+            };
+            let Some(request) = request else { continue };
+            self.take(request).await;
+            // All that have come: the next look is searched for once.
+            while let Ok(request) = requests.try_recv() {
+                self.take(request).await;
+            }
+        }
+    }
+
+    async fn take(&mut self, request: Asked) {
+        match request {
+            Asked::Watch(jobs, places) => {
+                let since = Instant::now();
+                let look_at = since + FIRST_LOOK;
+                self.waiting.extend(
+                    jobs.into_iter().map(|(job, ticket)| {
+                        (job, Waiting { ticket, _place: places.clone(), since, look_at })
+                    }),
+                );
+            }
+            Asked::Look(looked) => {
+                self.look_for(self.waiting.keys().copied().collect()).await;
+                // The caller may have gone.
+                looked.send(()).ok();
+            }
+        }
+    }
+
+    async fn look_for_due(&mut self) {
+        // Together with those that would be due soon, for their age: a thousand transactions fall into step.
+        let now = Instant::now();
+        let is_due = |waiting: &Waiting| {
+            let soon = (next_look(now - waiting.since) / 2).max(FIRST_LOOK);
+            waiting.look_at <= now + soon
+        };
+        let due = self.waiting.iter().filter(|(_, waiting)| is_due(waiting));
+        self.look_for(due.map(|(job, _)| *job).collect()).await;
+    }
+
+    async fn look_for(&mut self, jobs: Vec<JobId>) {
+        let began = Instant::now();
+        for some in jobs.chunks(LOOKED_FOR_MAX) {
+            match self.store.visible(some).await {
+                Ok(visible) => self.publish(visible).await,
+                // Looked for again, as after a look that found nothing.
+                Err(error) => {
+                    tracing::debug!(%error, "jobs enqueued in transactions were not looked for");
+                    break;
+                }
+            }
+        }
+        let now = Instant::now();
+        self.rests_until = now + ((now - began) * (PART_OF_TIME - 1)).min(RESTS_AT_MOST);
+        for job in jobs {
+            let Some(waiting) = self.waiting.get_mut(&job) else { continue };
+            let age = now - waiting.since;
+            if age > GIVES_UP_AFTER {
+                self.waiting.remove(&job);
+            } else {
+                waiting.look_at = now + next_look(age);
+            }
+        }
+    }
+
+    /// Publishes the committed jobs that still wait for their first message.
+    async fn publish(&mut self, visible: Vec<(JobId, bool)>) {
+        let mut tickets = Vec::with_capacity(visible.len());
+        for (job, waits) in visible {
+            let waiting = self.waiting.remove(&job);
+            tickets.extend(waiting.filter(|_| waits).and_then(|waiting| waiting.ticket));
+        }
+        if tickets.is_empty() {
+            return;
+        }
+        if let Some(room) = self.publications.room(tickets.len()).await {
+            let messages = tickets.iter().map(|ticket| self.publications.prepare(ticket)).collect();
+            self.publications.publish(messages, room).await;
+            return;
+        }
+        let jobs: Vec<_> = tickets.iter().map(|ticket| (ticket.job, ticket.dispatch)).collect();
+        if let Err(error) = self.store.unpublished(&jobs, Duration::ZERO).await {
+            tracing::warn!(%error, "the relay will find these jobs by itself, which takes longer");
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! Queue: publish, pull, ack. The only place that names `async_nats`.
+//!
+//! JetStream is durable, fast, at-least-once delivery, and nothing more. Losing every message in it loses
+//! no job whose row exists.
+//!
+//! Not here: what a message means (`deliver`), and whether a job may run (`claim`).
+
+mod connect;
+mod control;
+mod inspect;
+mod message;
+mod publish;
+mod pull;
+pub(crate) mod slots;
+mod tls;
+mod topology;
+mod written;
+
+pub(crate) use connect::Queue;
+pub use connect::QueueError;
+pub(crate) use control::{Announced, Control, Probed};
+pub(crate) use inspect::{ConsumerSeen, NatsSeen, StreamSeen, Unseen};
+pub(crate) use message::{Delivery, Receipt};
+pub(crate) use publish::{
+    Confirmation, Confirmations, JOB_ID, Prepared, ReplyTo, Ticket, TicketBody, silence,
+};
+pub(crate) use pull::{Pull, PullConsumer, Pulled};
+pub(crate) use topology::Progress;
+pub(crate) use written::WRITTEN_WITHIN;

@@ -1,0 +1,248 @@
+//! Ticks: when a schedule's jobs are due, and the job at each tick. The worker that has the relay's turn looks. One
+//! statement moves a schedule's next tick forward and enqueues its job (`store/tick.sql`): two workers may look.
+//!
+//! The only clock is the database's. A clock that jumps ahead misses ticks, which the schedule's policy answers for;
+//! one that jumps back repeats none, because the next tick only moves forward.
+//!
+//! Invariants, each held by the test of that name:
+//!
+//! - `of_many_workers_one_enqueues_the_job_of_a_tick`
+//! - `ticks_that_nobody_was_there_for_are_skipped_made_good_once_or_all_made_good`
+//! - `the_next_tick_is_always_later_than_the_last_whatever_the_clock_says`
+
+use std::time::Duration;
+
+use chrono::{DateTime, SubsecRound, TimeDelta, Utc};
+use chrono_tz::Tz;
+use croner::Cron;
+
+use crate::{
+    job::{JobError, JobId, MissedTicks},
+    observe::metrics,
+    store::{DueSchedule, Store, StoreError},
+};
+
+/// A tick that is enqueued later than this was missed: no worker was there, or Postgres was away.
+const LATE: Duration = Duration::from_mins(1);
+/// The most jobs that one look enqueues of one schedule; the next look goes on.
+const TICKS_MAX: usize = 100;
+
+/// When a schedule has its ticks.
+#[derive(Debug, Clone)]
+pub(crate) struct Ticks {
+    cron: Cron,
+    zone: Tz,
+}
+
+impl Ticks {
+    /// # Errors
+    ///
+    /// What is wrong, and what to write.
+    pub(crate) fn new(cron: &str, zone: &str) -> Result<Self, String> {
+        let zone = zone.parse().map_err(|_| unknown_zone(zone))?;
+        let cron = cron.parse::<Cron>().map_err(|error| {
+            format!(
+                "{cron:?} is no cron expression ({error}); \
+                 write minute hour day month weekday, such as 0 3 * * MON"
+            )
+        })?;
+        Ok(Self { cron, zone })
+    }
+
+    /// The first tick after this time; `None`: there is none.
+    pub(crate) fn after(&self, at: DateTime<Utc>) -> Option<DateTime<Utc>> {
+        // A day that the zone has left out makes the search fail: it is tried from behind that day, too.
+        [TimeDelta::zero(), TimeDelta::days(2)].into_iter().find_map(|skipped| {
+            let from = at.checked_add_signed(skipped)?.with_timezone(&self.zone);
+            let next =
+                self.cron.find_next_occurrence(&from, false).ok()?.with_timezone(&Utc).trunc_subsecs(0);
+            (next > at).then_some(next)
+        })
+    }
+
+    /// The last tick until this time.
+    fn until(&self, at: DateTime<Utc>) -> Option<DateTime<Utc>> {
+        let last = self.cron.find_previous_occurrence(&at.with_timezone(&self.zone), true).ok()?;
+        Some(last.with_timezone(&Utc).trunc_subsecs(0)).filter(|last| *last <= at)
+    }
+
+    /// What is to be done about a schedule whose next tick was due at `due`.
+    pub(crate) fn plan(&self, due: DateTime<Utc>, now: DateTime<Utc>, missed: MissedTicks) -> Plan {
+        let is_late = |tick: DateTime<Utc>| now - tick > TimeDelta::from_std(LATE).unwrap_or(TimeDelta::MAX);
+        let last = self.until(now).unwrap_or(due).max(due);
+        let ticks = match missed {
+            MissedTicks::Skip if is_late(last) => vec![],
+            MissedTicks::Skip | MissedTicks::Once => vec![last],
+            MissedTicks::All => {
+                let following = |tick: &DateTime<Utc>| self.after(*tick).filter(|tick| *tick <= now);
+                std::iter::successors(Some(due), following).take(TICKS_MAX).collect()
+            }
+        };
+        let from = match (missed, ticks.last()) {
+            (MissedTicks::All, Some(done)) => *done,
+            _ => now.max(last),
+        };
+        Plan { ticks, next: self.after(from) }
+    }
+}
+
+fn unknown_zone(zone: &str) -> String {
+    let lower = zone.to_lowercase();
+    let part = lower.rsplit(['/', ' ', '_']).next().filter(|part| part.len() > 2).unwrap_or(&lower);
+    let like = chrono_tz::TZ_VARIANTS.iter().map(|zone| zone.name());
+    let like: Vec<_> = like.filter(|name| name.to_lowercase().contains(part)).take(3).collect();
+    let hint = if like.is_empty() { "Europe/Berlin or UTC".to_owned() } else { like.join(" or ") };
+    format!("{zone:?} is no time zone; write a name of the IANA database, such as {hint}")
+}
+
+/// What is to be done about a schedule that is due.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Plan {
+    /// Each gets a job.
+    pub(crate) ticks: Vec<DateTime<Utc>>,
+    /// `None`: there is no other; the schedule pauses.
+    pub(crate) next: Option<DateTime<Utc>>,
+}
+
+/// Enqueues the jobs of ticks that are due. Returns how many; the relay publishes them.
+pub(crate) async fn tick(store: &Store) -> Result<usize, StoreError> {
+    let mut jobs = 0;
+    for schedule in store.due_schedules().await? {
+        match tick_one(store, &schedule).await {
+            Ok(enqueued) => jobs += enqueued,
+            Err(error) if error.is_unavailable() => return Err(error),
+            // The others have their ticks.
+            Err(error) => {
+                let why = JobError::from(error).text();
+                tracing::error!(schedule = schedule.name, error = why, "no tick; it is tried again");
+            }
+        }
+    }
+    Ok(jobs)
+}
+
+async fn tick_one(store: &Store, schedule: &DueSchedule) -> Result<usize, StoreError> {
+    let name = &schedule.name;
+    let ticks = match Ticks::new(&schedule.cron, &schedule.time_zone) {
+        Ok(ticks) => ticks,
+        Err(error) => {
+            // Written by another version, which has other time zones.
+            tracing::error!(schedule = name, error, "a schedule that cannot be read has no ticks here");
+            return Ok(0);
+        }
+    };
+    let Plan { ticks, next } = ticks.plan(schedule.next_at, schedule.now, schedule.missed);
+    if next.is_none() {
+        tracing::warn!(schedule = name, "the last tick of a schedule; it is paused");
+    }
+    let ids: Vec<_> = ticks.iter().map(|_| JobId::generate()).collect();
+    let Some(queue) = store.tick(name, schedule.next_at, next, &ids, &ticks).await? else {
+        // Another worker was faster, or somebody changed it.
+        return Ok(0);
+    };
+    metrics::enqueued(&queue, ids.len());
+    metrics::ticked("enqueued", ids.len());
+    if ids.is_empty() {
+        metrics::ticked("skipped", 1);
+        tracing::warn!(schedule = name, due = %schedule.next_at, "ticks were missed, and are skipped");
+    }
+    Ok(ids.len())
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test may panic")]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn at(text: &str) -> DateTime<Utc> {
+        text.parse().unwrap()
+    }
+
+    fn ticks(cron: &str, zone: &str) -> Ticks {
+        Ticks::new(cron, zone).unwrap()
+    }
+
+    #[test]
+    fn what_is_no_schedule_is_refused_with_what_to_write() {
+        for (cron, zone, said) in [
+            ("0 25 * * *", "UTC", "is no cron expression"),
+            ("often", "UTC", "minute hour day month weekday"),
+            ("", "UTC", "is no cron expression"),
+            ("0 3 * * *", "Berlin", "Europe/Berlin"),
+            ("0 3 * * *", "Mars/Olympus", "IANA"),
+        ] {
+            let error = Ticks::new(cron, zone).unwrap_err();
+            assert!(error.contains(said), "{error}");
+        }
+        assert_eq!(ticks("0 0 30 2 *", "UTC").after(at("2026-01-01T00:00:00Z")), None, "it never comes");
+    }
+
+    #[test]
+    fn a_tick_follows_the_time_zone_through_both_changes_of_the_clocks() {
+        // Berlin goes from 2:00 to 3:00 on 29 March 2026, and from 3:00 to 2:00 on 25 October.
+        let nightly = ticks("30 2 * * *", "Europe/Berlin");
+        let spring = nightly.after(at("2026-03-28T12:00:00Z")).unwrap();
+        assert!(spring >= at("2026-03-29T01:00:00Z") && spring < at("2026-03-29T02:00:00Z"), "{spring}");
+        let autumn = nightly.after(at("2026-10-24T12:00:00Z")).unwrap();
+        let next = nightly.after(autumn).unwrap();
+        assert!(
+            next - autumn >= TimeDelta::hours(24),
+            "once in a night of two half past twos: {autumn}, {next}"
+        );
+        // Apia had no 30 December 2011.
+        let noon = ticks("0 12 * * *", "Pacific/Apia");
+        assert!(noon.after(at("2011-12-29T23:00:00Z")).is_some());
+        assert_eq!(
+            ticks("0 9 * * *", "Asia/Tokyo").after(at("2026-01-01T00:00:00Z")),
+            Some(at("2026-01-02T00:00:00Z"))
+        );
+    }
+
+    #[test]
+    fn ticks_that_were_missed_follow_the_policy() {
+        let hourly = ticks("0 * * * *", "UTC");
+        let (due, now) = (at("2026-01-01T01:00:00Z"), at("2026-01-01T04:30:00Z"));
+        let next = Some(at("2026-01-01T05:00:00Z"));
+        let latest = at("2026-01-01T04:00:00Z");
+        assert_eq!(hourly.plan(due, now, MissedTicks::Skip), Plan { ticks: vec![], next });
+        assert_eq!(hourly.plan(due, now, MissedTicks::Once), Plan { ticks: vec![latest], next });
+        let all = hourly.plan(due, now, MissedTicks::All);
+        assert_eq!((all.ticks.len(), all.ticks.last(), all.next), (4, Some(&latest), next));
+        // In time.
+        let soon = due + TimeDelta::seconds(2);
+        for missed in [MissedTicks::Skip, MissedTicks::Once, MissedTicks::All] {
+            let plan = hourly.plan(due, soon, missed);
+            assert_eq!(plan, Plan { ticks: vec![due], next: Some(at("2026-01-01T02:00:00Z")) });
+        }
+        // A year of seconds is made good in parts.
+        let every_second = ticks("* * * * * *", "UTC");
+        let plan = every_second.plan(due, at("2027-01-01T00:00:00Z"), MissedTicks::All);
+        assert_eq!((plan.ticks.len(), plan.next), (TICKS_MAX, Some(due + TimeDelta::seconds(100))));
+    }
+
+    proptest! {
+        #[test]
+        fn the_next_tick_is_always_later_than_the_last_whatever_the_clock_says(
+            cron in prop::sample::select(vec!["* * * * * *", "*/7 * * * *", "0 3 * * MON", "30 2 L * *", "0 0 29 2 *"]),
+            zone in prop::sample::select(vec!["UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe"]),
+            start in 0..2_000_000_000_i64,
+            late_s in 0..400_000_i64,
+            policy in prop::sample::select(vec![MissedTicks::Skip, MissedTicks::Once, MissedTicks::All]),
+        ) {
+            let ticks = ticks(cron, zone);
+            let start = DateTime::from_timestamp(start, 0).unwrap();
+            let due = ticks.after(start).unwrap();
+            let now = due + TimeDelta::seconds(late_s) + TimeDelta::milliseconds(250);
+            let plan = ticks.plan(due, now, policy);
+            prop_assert!(plan.ticks.is_sorted_by(|a, b| a < b));
+            prop_assert!(plan.ticks.iter().all(|tick| *tick >= due && *tick <= now));
+            let next = plan.next.unwrap();
+            prop_assert!(next > due && plan.ticks.iter().all(|tick| next > *tick));
+            if policy != MissedTicks::All {
+                prop_assert!(next > now);
+            }
+        }
+    }
+}

@@ -1,0 +1,506 @@
+//! Heartbeat: progress is the sign of life.
+//!
+//! ```text
+//! progress ──► latest wins, a job ──► one statement for all jobs ──► the message's ack_wait, extended
+//!                                          └──► a job that is missing, and is not ours: lost
+//! ```
+//!
+//! Invariants, each held by the test of that name:
+//!
+//! - `a_thousand_reports_are_a_few_writes_and_the_last_one_stands`
+//! - `a_woken_worker_whose_job_was_taken_can_write_nothing`
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::{Duration, Instant},
+};
+
+use tokio::{
+    sync::{Mutex, Notify},
+    time::{MissedTickBehavior, interval},
+};
+use tracing::Span;
+
+use crate::{
+    batch::{ITEMS_MAX, fitting},
+    config::Timing,
+    observe::metrics,
+    run::running::{CancelReason, OnWriteLoss, Running, RunningJob},
+    store::{ProgressWrite, Store, StoreError},
+};
+
+/// How often the last progress of an attempt is tried, and how long apart.
+const FLUSHES_MAX: usize = 10;
+const FLUSH_AGAIN: Duration = Duration::from_millis(500);
+/// What the log says of a refused write.
+const REFUSED: &str = "a stale write was refused: the job was taken back";
+/// How long the messages of one batch may take to be extended.
+const EXTENDED_WITHIN: Duration = Duration::from_millis(500);
+/// How often running jobs are looked after from outside.
+const WATCH_EVERY: Duration = Duration::from_millis(100);
+/// A handler that keeps its thread for longer is reported.
+const BLOCKED_AFTER: Duration = Duration::from_secs(1);
+/// How often the database is asked about jobs that write nothing.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// Writes the progress of all jobs of this process. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Heartbeat {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    store: Store,
+    running: Running,
+    timing: Timing,
+    worker_id: String,
+    hurry: Notify,
+    /// One statement at a time, or an older report could overtake a newer one.
+    turn: Mutex<()>,
+}
+
+impl Heartbeat {
+    pub(crate) fn new(store: Store, running: Running, timing: Timing, worker_id: String) -> Self {
+        Self {
+            shared: Arc::new(Shared {
+                store,
+                running,
+                timing,
+                worker_id,
+                hurry: Notify::new(),
+                turn: Mutex::new(()),
+            }),
+        }
+    }
+
+    /// Takes a report; a later one replaces it, field by field.
+    pub(crate) fn report(job: &RunningJob, write: ProgressWrite) {
+        let mut pulse = job.pulse();
+        pulse.pending = Some(match pulse.pending.take() {
+            None => write,
+            Some(earlier) => merged(earlier, write),
+        });
+    }
+
+    /// Has what waits written now.
+    pub(crate) fn hurry(&self) {
+        self.shared.hurry.notify_one();
+    }
+
+    /// Writes for ever, and watches the jobs that cannot be written or whose handlers block; end it by
+    /// dropping it.
+    pub(crate) async fn run(self) {
+        tokio::join!(self.write_for_ever(), self.watch());
+    }
+
+    async fn write_for_ever(&self) {
+        // Jobs that report all the time are written together, in two or three statements a second.
+        let every = self.shared.timing.flush_every.mul_f64(0.4);
+        let mut ticks = interval(every.clamp(Duration::from_millis(10), Duration::from_millis(400)));
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                _ = ticks.tick() => {}
+                () = self.shared.hurry.notified() => {}
+            }
+            self.beat().await;
+        }
+    }
+
+    /// Apart from the writing, which may hang.
+    async fn watch(&self) {
+        let mut ticks = interval(WATCH_EVERY);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut looked_at = Instant::now();
+        loop {
+            ticks.tick().await;
+            // Frozen until now, we know nothing yet about the writes that were under way.
+            let awake = looked_at.elapsed() < WATCH_EVERY * 4;
+            looked_at = Instant::now();
+            for job in self.shared.running.all() {
+                job.report_blocked(BLOCKED_AFTER);
+                if awake && writes(&job) && cannot_be_written(&job) {
+                    let silence = job.pulse().written_at.elapsed();
+                    tracing::warn!(parent: job.span.clone(), ?silence,
+                        "nothing could be written for too long; its handler is cancelled, before others take the job");
+                    metrics::cut_off(&job.claim.kind);
+                    job.cut_off();
+                }
+            }
+        }
+    }
+
+    /// Writes what is due, and asks after the jobs that have long written nothing.
+    async fn beat(&self) {
+        let timing = &self.shared.timing;
+        let running: Vec<_> = self.shared.running.all().into_iter().filter(|job| writes(job)).collect();
+        let due: Vec<_> = running
+            .iter()
+            .filter(|job| {
+                let pulse = job.pulse();
+                let since = pulse.flushed_at.elapsed();
+                let reported = pulse.pending.is_some() && since >= timing.flush_every;
+                reported || job.rules.keepalive.is_some_and(|every| since >= every)
+            })
+            .cloned()
+            .collect();
+        let now = Instant::now();
+        for job in &due {
+            // From here on it counts as tried, whatever keeps it from being sent.
+            job.pulse().trying_since.get_or_insert(now);
+        }
+        let mut rest = due.as_slice();
+        while !rest.is_empty() {
+            let (jobs, later) = rest.split_at(fitting(rest.iter().map(pending_bytes)));
+            rest = later;
+            if let Err(error) = self.write(jobs).await {
+                tracing::warn!(%error, jobs = jobs.len(), "progress was not written; trying again");
+            }
+        }
+        // A handler that says nothing is not told by its own writes that its job was taken back, or cancelled.
+        let silent: Vec<_> = running
+            .into_iter()
+            .filter(|job| {
+                let every = look_every(job);
+                let mut pulse = job.pulse();
+                let due = pulse.written_at.elapsed() > every && pulse.check_at <= Instant::now();
+                if due {
+                    let now = Instant::now();
+                    pulse.check_at = now + every;
+                    pulse.trying_since.get_or_insert(now);
+                }
+                due
+            })
+            .collect();
+        for jobs in silent.chunks(ITEMS_MAX) {
+            if let Err(error) = self.check(jobs, None).await {
+                tracing::debug!(%error, "silent jobs were not looked after");
+            }
+        }
+    }
+
+    /// Stops the writing of a job's progress for a while. When this returns, none is on its way.
+    pub(crate) async fn pause(&self, job: &RunningJob, for_long: Duration) {
+        let _turn = self.shared.turn.lock().await;
+        job.pulse().held_until = Some(Instant::now() + for_long);
+    }
+
+    /// What a completed job has to say that is not written yet: its completion takes that along. One report that is on
+    /// its way is waited for, or the completion might overtake it.
+    pub(crate) async fn last_report(&self, job: &RunningJob) -> Option<ProgressWrite> {
+        job.last_words.store(true, Ordering::Release);
+        let is_on_its_way = job.pulse().trying_since.is_some();
+        if is_on_its_way {
+            drop(self.shared.turn.lock().await);
+        }
+        job.unwritten_report()
+    }
+
+    /// Writes what waits of one job, whether or not it is due: the last checkpoint belongs to the next attempt.
+    /// For its sake it goes on for as long as the database is away, as does the write of the attempt's end, which
+    /// comes next. Other reports are not worth that.
+    pub(crate) async fn flush(&self, job: &Arc<RunningJob>) {
+        job.last_words.store(true, Ordering::Release);
+        let mut refused = 0;
+        let mut locked = 0;
+        while !job.is_lost() {
+            let sent = {
+                // A batch that has taken a report of this job has deadlines of its own; then the report waits again.
+                let _turn = self.shared.turn.lock().await;
+                if job.pulse().pending.is_none() {
+                    return;
+                }
+                self.send(std::slice::from_ref(job)).await
+            };
+            let holds_a_checkpoint =
+                job.pulse().pending.as_ref().is_some_and(|write| write.checkpoint.is_some());
+            match sent {
+                Ok((sent_at, answers)) if answers.first().copied().flatten().is_some() => {
+                    job.written(sent_at);
+                    return;
+                }
+                // Ours, but locked by somebody: once more. Otherwise settle is about to learn.
+                Ok(_) => {
+                    locked += 1;
+                    let not_ours =
+                        matches!(self.shared.store.still_mine(&[job.key]).await.as_deref(), Ok([None]));
+                    if not_ours || locked == FLUSHES_MAX && !holds_a_checkpoint {
+                        return;
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "the last progress was not written yet");
+                    refused += usize::from(!error.is_unavailable());
+                    if refused == FLUSHES_MAX || !holds_a_checkpoint {
+                        tracing::error!("the last progress is given up");
+                        return;
+                    }
+                }
+            }
+            tokio::time::sleep(FLUSH_AGAIN).await;
+        }
+    }
+
+    async fn write(&self, jobs: &[Arc<RunningJob>]) -> Result<(), StoreError> {
+        let (jobs, sent_at, answers) = {
+            let _turn = self.shared.turn.lock().await;
+            // A transaction may have come to hold one while we waited for our turn.
+            let jobs: Vec<_> = jobs.iter().filter(|job| writes(job)).cloned().collect();
+            if jobs.is_empty() {
+                return Ok(());
+            }
+            let (sent_at, answers) = self.send(&jobs).await?;
+            (jobs, sent_at, answers)
+        };
+        let mut missing = Vec::new();
+        let mut alive = Vec::new();
+        for (job, answer) in jobs.iter().zip(answers) {
+            match answer {
+                Some(cancel_requested) => {
+                    job.written(sent_at);
+                    if cancel_requested {
+                        job.cancel(CancelReason::User);
+                    }
+                    alive.push(job);
+                }
+                None => missing.push(job.clone()),
+            }
+        }
+        // A NATS that takes nothing must not stop the signs of life.
+        drop(tokio::time::timeout(EXTENDED_WITHIN, self.extend(&alive)).await);
+        self.check(&missing, Some("progress")).await
+    }
+
+    /// Sends what waits, in one statement. The caller has the turn.
+    async fn send(&self, jobs: &[Arc<RunningJob>]) -> Result<(Instant, Vec<Option<bool>>), StoreError> {
+        let sent_at = Instant::now();
+        let take = |job: &Arc<RunningJob>| {
+            let mut pulse = job.pulse();
+            pulse.flushed_at = sent_at;
+            pulse.trying_since.get_or_insert(sent_at);
+            pulse.pending.take().unwrap_or_else(|| nothing(job))
+        };
+        let mut unsent = Unsent { jobs, batch: jobs.iter().map(take).collect() };
+        crate::observe::metrics::batch("progress", unsent.batch.len());
+        let answer = self.shared.store.progress(&unsent.batch).await;
+        let batch = std::mem::take(&mut unsent.batch);
+        match answer {
+            Ok(answers) => {
+                for ((job, write), answer) in jobs.iter().zip(batch).zip(&answers) {
+                    // Not written: no longer ours, or locked by somebody for a moment.
+                    if answer.is_none() {
+                        put_back(job, write);
+                    }
+                }
+                Ok((sent_at, answers))
+            }
+            // One of them is refused; the others must not fall silent for it, nor it for itself.
+            Err(error) if error.is_the_datas_fault() => {
+                let mut answers = Vec::with_capacity(batch.len());
+                let mut rest = jobs.iter().zip(batch);
+                while let Some((job, one)) = rest.next() {
+                    let mut answer = self.shared.store.progress(std::slice::from_ref(&one)).await;
+                    if let Err(error) = &answer
+                        && error.is_the_datas_fault()
+                    {
+                        tracing::error!(parent: job.span.clone(), %error, "a report was refused, and is dropped");
+                        answer = self.shared.store.progress(&[nothing(job)]).await;
+                    }
+                    match answer {
+                        Ok(answer) => {
+                            let answer = answer.first().copied().flatten();
+                            if answer.is_none() {
+                                put_back(job, one);
+                            }
+                            answers.push(answer);
+                        }
+                        Err(error) => {
+                            put_back(job, one);
+                            rest.for_each(|(job, one)| put_back(job, one));
+                            return Err(error);
+                        }
+                    }
+                }
+                Ok((sent_at, answers))
+            }
+            Err(error) => {
+                for (job, earlier) in jobs.iter().zip(batch) {
+                    put_back(job, earlier);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Asks which of these jobs still are ours, and tells the handlers of the others. `write` was refused.
+    async fn check(&self, jobs: &[Arc<RunningJob>], write: Option<&'static str>) -> Result<(), StoreError> {
+        if jobs.is_empty() {
+            return Ok(());
+        }
+        let keys: Vec<_> = jobs.iter().map(|job| job.key).collect();
+        let mine = self.shared.store.still_mine(&keys).await?;
+        for (job, mine) in jobs.iter().zip(mine) {
+            if let Some(cancel_requested) = mine {
+                if cancel_requested {
+                    job.cancel(CancelReason::User);
+                }
+                if write.is_none() {
+                    let mut pulse = job.pulse();
+                    // There was nothing to write, and Postgres is there.
+                    pulse.trying_since = pulse.trying_since.filter(|_| pulse.pending.is_some());
+                }
+                continue;
+            }
+            // While an attempt is being settled, the row is gone because it was: settle will know.
+            if !writes(job) {
+                continue;
+            }
+            if let Some(write) = write {
+                self.lost(job, write).await;
+            } else {
+                tracing::warn!(parent: job.span.clone(), "a silent job was taken back");
+                job.cancel(CancelReason::Lost);
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks whether these jobs were cancelled, or taken back: somebody says so.
+    pub(crate) async fn look_after(&self, jobs: &[Arc<RunningJob>]) {
+        for jobs in jobs.chunks(ITEMS_MAX) {
+            if let Err(error) = self.check(jobs, None).await {
+                tracing::warn!(%error, "a cancellation was announced, but not seen; the next progress write will");
+            }
+        }
+    }
+
+    /// Whether a job that runs here still is ours; if not, its handler is told.
+    pub(crate) async fn is_ours(&self, job: &Arc<RunningJob>) -> Result<bool, StoreError> {
+        self.check(std::slice::from_ref(job), None).await?;
+        Ok(!job.is_lost())
+    }
+
+    /// Keeps the queue from delivering a job again that shows signs of life, and only such a one.
+    async fn extend(&self, jobs: &[&Arc<RunningJob>]) {
+        for job in jobs {
+            {
+                let mut pulse = job.pulse();
+                if pulse.extended_at.elapsed() < self.shared.timing.ack_wait / 3 {
+                    continue;
+                }
+                pulse.extended_at = Instant::now();
+            }
+            for receipt in job.receipts() {
+                receipt.in_progress().await;
+            }
+        }
+    }
+
+    /// A write of a job that this worker no longer owns: its handler is told, and the refusal recorded,
+    /// once a job.
+    pub(crate) async fn lost(&self, job: &RunningJob, write: &'static str) {
+        job.cancel(CancelReason::Lost);
+        if job.refusal_noted.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        // The span ends with the attempt; a context may be used later.
+        if !job.is_ending() || Span::current().id() == job.span {
+            tracing::warn!(parent: job.span.clone(), write, "{REFUSED}");
+        } else {
+            let worker = &self.shared.worker_id;
+            tracing::warn!(parent: None, job = %job.key.job, token = job.key.token.0, worker, write, "{REFUSED}");
+        }
+        metrics::refused_write(write);
+        let noted = self.shared.store.note_refused(&[(job.key, write.into())], &self.shared.worker_id).await;
+        if let Err(error) = noted {
+            tracing::warn!(parent: None, job = %job.key.job, token = job.key.token.0,
+                worker = self.shared.worker_id, %error, "the refused write was not recorded");
+        }
+    }
+
+    /// A call of a context whose attempt has ended here: no write of a stale worker's, and told once a job.
+    pub(crate) fn outlived(&self, job: &RunningJob, call: &'static str) {
+        if !job.outlived_noted.swap(true, Ordering::AcqRel) {
+            tracing::warn!(parent: None, job = %job.key.job, token = job.key.token.0,
+                worker = self.shared.worker_id, call,
+                "a context was used after its job had ended, by a task that its handler left behind; \
+                 nothing was written");
+        }
+    }
+}
+
+/// How often a silent job is looked after: soon enough for its cancellation to arrive without NATS.
+fn look_every(job: &RunningJob) -> Duration {
+    LOOK_EVERY.min(job.rules.stale_after / 6)
+}
+
+/// Whether anything may still be written of a job's progress.
+fn writes(job: &RunningJob) -> bool {
+    let done = job.settled.load(Ordering::Acquire) || job.completing.load(Ordering::Acquire);
+    let held = job.pulse().held_until.is_some_and(|until| until > Instant::now());
+    let flushed = job.last_words.load(Ordering::Acquire);
+    !job.is_lost() && !job.is_ending() && !done && !held && !flushed
+}
+
+/// Whether nothing could be written for 80 % of the time after which others take the job. A handler that
+/// just says nothing is not meant: of it, nothing was tried.
+fn cannot_be_written(job: &RunningJob) -> bool {
+    if job.is_cut_off() || job.rules.on_write_loss == OnWriteLoss::KeepRunning {
+        return false;
+    }
+    let pulse = job.pulse();
+    let stale_after = job.rules.stale_after;
+    // One failed look is not enough.
+    let long = (stale_after / 10).max(look_every(job) * 6 / 5);
+    let tried = pulse.trying_since.is_some_and(|since| since.elapsed() > long);
+    tried && pulse.written_at.elapsed() > stale_after.mul_f64(0.8)
+}
+
+/// Two reports as one: what the later one does not say, the earlier one does.
+fn merged(earlier: ProgressWrite, later: ProgressWrite) -> ProgressWrite {
+    ProgressWrite {
+        key: later.key,
+        stage: later.stage.or(earlier.stage),
+        percent: later.percent.or(earlier.percent),
+        message: later.message.or(earlier.message),
+        checkpoint: later.checkpoint.or(earlier.checkpoint),
+    }
+}
+
+/// A sign of life that says nothing.
+fn nothing(job: &RunningJob) -> ProgressWrite {
+    ProgressWrite { key: job.key, stage: None, percent: None, message: None, checkpoint: None }
+}
+
+/// How much of a job waits to be written, as far as it may be much.
+fn pending_bytes(job: &Arc<RunningJob>) -> usize {
+    let pulse = job.pulse();
+    let checkpoint = pulse.pending.as_ref().and_then(|write| write.checkpoint.as_ref());
+    checkpoint.map_or(0, String::len)
+}
+
+/// What was taken to be sent. Dropped with it, the call was cut off: it waits again.
+struct Unsent<'j> {
+    jobs: &'j [Arc<RunningJob>],
+    batch: Vec<ProgressWrite>,
+}
+
+impl Drop for Unsent<'_> {
+    fn drop(&mut self) {
+        for (job, write) in self.jobs.iter().zip(self.batch.drain(..)) {
+            put_back(job, write);
+        }
+    }
+}
+
+/// What could not be written waits again, behind what was reported since.
+fn put_back(job: &RunningJob, earlier: ProgressWrite) {
+    let mut pulse = job.pulse();
+    pulse.pending = Some(match pulse.pending.take() {
+        None => earlier,
+        Some(later) => merged(earlier, later),
+    });
+}
+
+#[cfg(all(test, feature = "dev"))]
+mod tests;

@@ -1,0 +1,36 @@
+//! Fleet: shows what the last scan has counted, for whoever is asked.
+
+use std::{collections::HashSet, time::Duration};
+
+use tokio::time::{Instant, sleep};
+
+use crate::{observe::metrics, store::Store};
+
+/// Shows it, as long as it is polled.
+pub(crate) async fn show(store: &Store, every: impl Fn() -> Duration) {
+    let mut shown = HashSet::new();
+    // While nothing is known of a measurement, it is as old as this process.
+    let (mut age_s, mut read_at) = (0.0, Instant::now());
+    loop {
+        match store.fleet().await {
+            Ok(fleet) => {
+                if let Some(is) = fleet.age_s {
+                    (age_s, read_at) = (is, Instant::now());
+                }
+                let mut gone = std::mem::take(&mut shown);
+                for of in fleet.queues {
+                    metrics::queue(&of.queue, of.jobs, of.oldest_due_s, of.is_paused);
+                    gone.remove(&of.queue);
+                    shown.insert(of.queue);
+                }
+                for queue in gone {
+                    metrics::queue(&queue, [0; 3], 0.0, false);
+                }
+                metrics::fleet(fleet.relay_lag_s, fleet.dead, fleet.workers, fleet.is_held_back);
+            }
+            Err(error) => tracing::debug!(%error, "what the last scan counted was not read"),
+        }
+        metrics::measured(age_s + read_at.elapsed().as_secs_f64());
+        sleep(every().mul_f64(rand::random_range(0.8..1.2))).await;
+    }
+}
