@@ -2,7 +2,7 @@
 //!
 //! JetStream may deliver one job twice, late, or to two workers at once. None of that matters here: a
 //! delivery is a hint that a job may be runnable. Who runs it is decided by one conditional UPDATE
-//! (`store/claim.sql`), and the row it touches is the proof.
+//! (`store/job/claim.sql`), and the row it touches is the proof.
 //!
 //! ```text
 //! deliver ──► claim ──► run ──► settle

@@ -1,5 +1,5 @@
 //! Ticks: when a schedule's jobs are due, and the job at each tick. The worker that has the relay's turn looks. One
-//! statement moves a schedule's next tick forward and enqueues its job (`store/tick.sql`): two workers may look.
+//! statement moves a schedule's next tick forward and enqueues its job (`store/queue/tick.sql`): two workers may look.
 //!
 //! The only clock is the database's. A clock that jumps ahead misses ticks, which the schedule's policy answers for;
 //! one that jumps back repeats none, because the next tick only moves forward.

@@ -1,7 +1,7 @@
 //! Scanner: resets jobs that were silent for too long.
 //!
 //! The worker that has the turn scans. Before it resets anything it asks the database whether a scan is due, and
-//! whether jobs may be reset just now (`store/scan_gate.sql`).
+//! whether jobs may be reset just now (`store/recover/scan_gate.sql`).
 //!
 //! Invariants, each held by the test of that name:
 //!

@@ -1,7 +1,18 @@
 //! Store: every statement that tenure sends to Postgres, and nothing else does.
 //!
-//! One file, one thing that can happen to a job, with its contract on top: `ls src/store/*.sql` is the
-//! state machine. Every call goes through [`Store::rows`] or [`Store::in_transaction`], which put a
+//! One file, one statement or a part of one, with its contract on top. `ls src/store/job` is the state machine:
+//! what can happen to a job. The other folders:
+//!
+//! | | |
+//! |---|---|
+//! | `attempt` | what a worker asks of its own attempts, and what an attempt writes besides |
+//! | `recover` | messages that are missing, workers that are gone, turns and scans |
+//! | `queue` | pauses, limits, schedules |
+//! | `history` | what has ended, and when it leaves |
+//! | `read`, `doctor` | what people ask |
+//! | `session` | limits of transactions, the clock, the schema |
+//!
+//! Every call goes through [`Store::rows`] or [`Store::in_transaction`], which put a
 //! deadline on it and close the connection of a call that was cut off: sqlx 0.9 would hand it out again,
 //! and a silently dead connection would wedge the pool.
 //!
@@ -56,8 +67,9 @@ pub(crate) use views::Schema;
 pub use views::{JobFilter, WorkerRow, WorkerState};
 
 macro_rules! statements {
-    ($($name:ident = $($part:literal)+;)+) => {
-        $(pub(crate) const $name: &str = concat!($(include_str!(concat!($part, ".sql")), "\n"),+);)+
+    ($($name:ident = $($folder:ident $part:literal)+;)+) => {
+        $(pub(crate) const $name: &str =
+            concat!($(include_str!(concat!(stringify!($folder), "/", $part, ".sql")), "\n"),+);)+
         /// Every statement, under the name of its first file. For tests that prepare and explain them.
         #[doc(hidden)]
         pub const STATEMENTS: &[(&str, &str)] = &[$((concat!($($part, " "),+), $name)),+];
@@ -65,126 +77,126 @@ macro_rules! statements {
 }
 
 statements! {
-    ENQUEUE = "enqueue";
-    ENQUEUE_PLAIN = "enqueue_plain";
-    ENQUEUE_ONE = "enqueue_one";
-    HELD_KEYS = "held_keys";
-    UNPUBLISHED = "unpublished";
-    VISIBLE = "visible";
-    CLAIM = "claim" "claim_wait" "claim_unlimited" "claim_won";
-    CLAIM_ONE = "claim" "claim_one" "claim_unlimited" "claim_won";
-    CLAIM_SKIP = "claim" "claim_skip" "claim_unlimited" "claim_won";
-    CLAIM_LIMITED = "claim" "claim_skip" "claim_limited" "claim_won";
-    LOCK_QUEUE = "lock_queue";
-    QUEUE_ROOM = "queue_room";
-    TAKE_SLOTS = "take_slots";
-    QUEUE_SETTINGS = "queue_settings";
-    PAUSE_QUEUE = "pause_queue";
-    RESUME_QUEUE = "resume_queue";
-    LIMIT_QUEUE = "limit_queue";
-    QUEUE_LIMITS = "queue_limits";
-    COUNT_QUEUED = "count_queued";
-    LIST_QUEUES = "list_queues";
-    DUE_SCHEDULES = "due_schedules";
-    TICK = "tick";
-    PUT_SCHEDULE = "put_schedule";
-    LIST_SCHEDULES = "list_schedules";
-    PAUSE_SCHEDULE = "pause_schedule";
-    RESUME_SCHEDULE = "resume_schedule";
-    REMOVE_SCHEDULE = "remove_schedule";
-    MISSED = "missed";
-    UNANSWERED = "unanswered";
-    PROGRESS = "progress";
-    STILL_MINE = "still_mine";
-    LIMIT_IDLE = "limit_idle";
-    FENCE = "fence";
-    LIMIT_TRANSACTION = "limit_transaction";
-    LIMIT_STATEMENT = "limit_statement";
-    HOLD = "hold";
-    END_TRANSACTION = "end_transaction";
-    ONCE = "once";
-    EFFECT = "effect";
-    EFFECT_RESULT = "effect_result";
-    COMPLETE = "complete" "complete_move";
-    COMPLETE_ONE = "complete_one" "complete_move";
-    COMPLETE_SKIP = "complete_locked" "complete_skip" "complete_taken" "complete_move";
-    COMPLETE_IN = "complete_locked" "complete_wait" "complete_taken" "complete_move";
-    COMPLETE_IN_TOLD = "complete_locked" "complete_wait" "complete_taken" "complete_told_move";
-    SETTLE = "settle" "end_attempt";
-    SETTLED_AS = "settled_as";
-    RESET_STALE = "reset_stale" "end_attempt";
-    RESET_WORKERS = "reset_workers" "end_attempt";
-    RESET_VANISHED = "reset_vanished" "end_attempt";
-    TAKE_OVER = "take_over" "end_attempt";
-    CANCEL = "cancel" "end_attempt" "cancel_asked";
-    BURY_UNKNOWN = "bury_unknown" "end_attempt";
-    REFUSE = "refuse";
-    PUT_OFF = "put_off";
-    STILL_WAITS = "still_waits";
-    TAKE_DUE = "take_due";
-    TAKE_TURNS = "take_turns";
-    LEAVE_TURNS = "leave_turns";
-    SUSPECTS = "suspects";
-    DATABASE_TIME = "database_time";
-    ADD_MARK = "add_mark";
-    PASSED_MARK = "passed_mark";
-    RECLAIM_LOST = "reclaim_lost";
-    SCAN_DUE = "scan_due";
-    SCAN_GATE = "scan_gate";
-    CREATE_PARTITIONS = "create_partitions";
-    MEASURE = "measure";
-    PURGE_GATE = "purge_gate";
-    PURGE_TURN = "purge_turn";
-    PURGE_DONE = "purge_done";
-    PURGE_DAY = "purge_day";
-    PURGE_ROWS = "purge_rows";
-    PURGE_CANCELLED = "purge_cancelled";
-    PURGE_OLD_DEAD = "purge_old_dead";
-    PURGE_TRACES = "purge_traces";
-    PURGE_KEYS = "purge_keys";
-    PURGE_EVENTS = "purge_events";
-    FLEET = "fleet";
-    REPORT = "report";
-    ACTIVITY = "activity";
-    FORGET_ACTIVITY = "forget_activity";
-    NOTE_REFUSED = "note_refused";
-    REGISTER_WORKER = "register_worker";
-    RENEW_WORKER = "renew_worker";
-    FORGET_WORKERS = "forget_workers";
-    WORKERS_OF_HOST = "workers_of_host";
-    SILENT_WORKERS = "silent_workers";
-    SUSPECT = "suspect";
-    LIVE_JOBS = "live_jobs";
-    STANDING = "standing";
-    RUN_NOW = "run_now";
-    DEAD_LETTERS = "dead_letters";
-    DEAD_LETTER = "dead_letter";
-    DEAD_COUNTS = "dead_counts";
-    DEAD_IDS = "dead_ids";
-    REDRIVE = "redrive";
-    PURGE_DEAD = "purge_dead";
-    SCHEMA_VERSION = "schema_version";
-    IN_THE_WAY = "in_the_way";
-    UNBUILT_INDEXES = "unbuilt_indexes";
-    LIST_JOBS = "list_jobs";
-    SHOW_JOB = "show_job";
-    CHECKPOINT_SIZE = "checkpoint_size";
-    LIST_WORKERS = "list_workers";
-    EXECUTIONS = "executions";
-    RECOVERIES = "recoveries";
-    RECOVERY_EVENTS = "recovery_events";
-    RECOVERY_COUNTS = "recovery_counts";
-    DEAD_GROUPS = "dead_groups";
-    COUNT_DEAD = "count_dead";
-    JOB_TEXTS = "job_texts";
-    VERIFY = "verify";
-    DOCTOR_SERVER = "doctor_server";
-    DOCTOR_HOLDERS = "doctor_holders";
-    DOCTOR_RIGHTS = "doctor_rights";
-    DOCTOR_JOBS = "doctor_jobs";
-    DOCTOR_WORKERS = "doctor_workers";
-    DOCTOR_QUEUES = "doctor_queues";
-    ADVANCE = "advance";
-    DUE_NOW = "due_now";
-    LOSE = "lose" "end_attempt";
+    ENQUEUE = job "enqueue";
+    ENQUEUE_PLAIN = job "enqueue_plain";
+    ENQUEUE_ONE = job "enqueue_one";
+    HELD_KEYS = attempt "held_keys";
+    UNPUBLISHED = recover "unpublished";
+    VISIBLE = recover "visible";
+    CLAIM = job "claim" job "claim_wait" job "claim_unlimited" job "claim_won";
+    CLAIM_ONE = job "claim" job "claim_one" job "claim_unlimited" job "claim_won";
+    CLAIM_SKIP = job "claim" job "claim_skip" job "claim_unlimited" job "claim_won";
+    CLAIM_LIMITED = job "claim" job "claim_skip" job "claim_limited" job "claim_won";
+    LOCK_QUEUE = queue "lock_queue";
+    QUEUE_ROOM = queue "queue_room";
+    TAKE_SLOTS = queue "take_slots";
+    QUEUE_SETTINGS = queue "queue_settings";
+    PAUSE_QUEUE = queue "pause_queue";
+    RESUME_QUEUE = queue "resume_queue";
+    LIMIT_QUEUE = queue "limit_queue";
+    QUEUE_LIMITS = queue "queue_limits";
+    COUNT_QUEUED = queue "count_queued";
+    LIST_QUEUES = queue "list_queues";
+    DUE_SCHEDULES = queue "due_schedules";
+    TICK = queue "tick";
+    PUT_SCHEDULE = queue "put_schedule";
+    LIST_SCHEDULES = queue "list_schedules";
+    PAUSE_SCHEDULE = queue "pause_schedule";
+    RESUME_SCHEDULE = queue "resume_schedule";
+    REMOVE_SCHEDULE = queue "remove_schedule";
+    MISSED = attempt "missed";
+    UNANSWERED = attempt "unanswered";
+    PROGRESS = job "progress";
+    STILL_MINE = attempt "still_mine";
+    LIMIT_IDLE = session "limit_idle";
+    FENCE = attempt "fence";
+    LIMIT_TRANSACTION = session "limit_transaction";
+    LIMIT_STATEMENT = session "limit_statement";
+    HOLD = attempt "hold";
+    END_TRANSACTION = session "end_transaction";
+    ONCE = attempt "once";
+    EFFECT = attempt "effect";
+    EFFECT_RESULT = attempt "effect_result";
+    COMPLETE = job "complete" job "complete_move";
+    COMPLETE_ONE = job "complete_one" job "complete_move";
+    COMPLETE_SKIP = job "complete_locked" job "complete_skip" job "complete_taken" job "complete_move";
+    COMPLETE_IN = job "complete_locked" job "complete_wait" job "complete_taken" job "complete_move";
+    COMPLETE_IN_TOLD = job "complete_locked" job "complete_wait" job "complete_taken" job "complete_told_move";
+    SETTLE = job "settle" job "end_attempt";
+    SETTLED_AS = attempt "settled_as";
+    RESET_STALE = job "reset_stale" job "end_attempt";
+    RESET_WORKERS = job "reset_workers" job "end_attempt";
+    RESET_VANISHED = job "reset_vanished" job "end_attempt";
+    TAKE_OVER = job "take_over" job "end_attempt";
+    CANCEL = job "cancel" job "end_attempt" job "cancel_asked";
+    BURY_UNKNOWN = job "bury_unknown" job "end_attempt";
+    REFUSE = job "refuse";
+    PUT_OFF = job "put_off";
+    STILL_WAITS = job "still_waits";
+    TAKE_DUE = recover "take_due";
+    TAKE_TURNS = recover "take_turns";
+    LEAVE_TURNS = recover "leave_turns";
+    SUSPECTS = recover "suspects";
+    DATABASE_TIME = session "database_time";
+    ADD_MARK = recover "add_mark";
+    PASSED_MARK = recover "passed_mark";
+    RECLAIM_LOST = recover "reclaim_lost";
+    SCAN_DUE = recover "scan_due";
+    SCAN_GATE = recover "scan_gate";
+    CREATE_PARTITIONS = history "create_partitions";
+    MEASURE = recover "measure";
+    PURGE_GATE = history "purge_gate";
+    PURGE_TURN = history "purge_turn";
+    PURGE_DONE = history "purge_done";
+    PURGE_DAY = history "purge_day";
+    PURGE_ROWS = history "purge_rows";
+    PURGE_CANCELLED = history "purge_cancelled";
+    PURGE_OLD_DEAD = history "purge_old_dead";
+    PURGE_TRACES = history "purge_traces";
+    PURGE_KEYS = history "purge_keys";
+    PURGE_EVENTS = history "purge_events";
+    FLEET = history "fleet";
+    REPORT = history "report";
+    ACTIVITY = history "activity";
+    FORGET_ACTIVITY = history "forget_activity";
+    NOTE_REFUSED = attempt "note_refused";
+    REGISTER_WORKER = recover "register_worker";
+    RENEW_WORKER = recover "renew_worker";
+    FORGET_WORKERS = recover "forget_workers";
+    WORKERS_OF_HOST = recover "workers_of_host";
+    SILENT_WORKERS = recover "silent_workers";
+    SUSPECT = recover "suspect";
+    LIVE_JOBS = read "live_jobs";
+    STANDING = read "standing";
+    RUN_NOW = job "run_now";
+    DEAD_LETTERS = read "dead_letters";
+    DEAD_LETTER = read "dead_letter";
+    DEAD_COUNTS = read "dead_counts";
+    DEAD_IDS = read "dead_ids";
+    REDRIVE = job "redrive";
+    PURGE_DEAD = history "purge_dead";
+    SCHEMA_VERSION = session "schema_version";
+    IN_THE_WAY = session "in_the_way";
+    UNBUILT_INDEXES = session "unbuilt_indexes";
+    LIST_JOBS = read "list_jobs";
+    SHOW_JOB = read "show_job";
+    CHECKPOINT_SIZE = read "checkpoint_size";
+    LIST_WORKERS = read "list_workers";
+    EXECUTIONS = read "executions";
+    RECOVERIES = read "recoveries";
+    RECOVERY_EVENTS = read "recovery_events";
+    RECOVERY_COUNTS = read "recovery_counts";
+    DEAD_GROUPS = read "dead_groups";
+    COUNT_DEAD = read "count_dead";
+    JOB_TEXTS = read "job_texts";
+    VERIFY = read "verify";
+    DOCTOR_SERVER = doctor "doctor_server";
+    DOCTOR_HOLDERS = doctor "doctor_holders";
+    DOCTOR_RIGHTS = doctor "doctor_rights";
+    DOCTOR_JOBS = doctor "doctor_jobs";
+    DOCTOR_WORKERS = doctor "doctor_workers";
+    DOCTOR_QUEUES = doctor "doctor_queues";
+    ADVANCE = test "advance";
+    DUE_NOW = test "due_now";
+    LOSE = test "lose" job "end_attempt";
 }
