@@ -33,7 +33,11 @@ export TENURE_NATS_SERVER := $(CURDIR)/.tools/nats/bin/nats-server
 endif
 endif
 
-.PHONY: demo test test-postgres-17 trials bench bench-tenure bench-peers check setup setup-test
+.PHONY: help demo test test-postgres-17 trials bench bench-tenure bench-peers check setup setup-test
+
+# The lines above, and nothing else: no tool is installed, and nothing is built.
+help:
+	@sed -n '/^# make /,/^$$/{/^#/s/^# //p;/^$$/q}' Makefile
 
 setup:
 	@scripts/setup

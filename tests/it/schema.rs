@@ -28,12 +28,16 @@ fn every_sql_file_is_in_the_list_of_statements() {
         .flat_map(|(names, _)| names.split_whitespace())
         .map(|name| format!("{name}.sql"))
         .collect();
-    let files: BTreeSet<String> = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/src/store"))
+    let folders = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/src/store"))
         .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.is_dir());
+    let files: Vec<String> = folders
+        .flat_map(|folder| std::fs::read_dir(folder).unwrap())
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .filter(|name| name.ends_with(".sql"))
         .collect();
-    assert_eq!(listed, files);
+    assert_eq!(files.len(), listed.len(), "two of one name");
+    assert_eq!(listed, files.into_iter().collect());
 }
 
 #[tokio::test(flavor = "multi_thread")]
