@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use crate::{
     Config,
     config::masked,
-    deliver::message::{Message, Origin, Sent, read},
+    deliver::message::{Message, Origin, RawMessage, read},
     job::{JobId, check_kind, check_queue, unstorable},
 };
 
@@ -18,7 +18,7 @@ struct Given<'g> {
     body: &'g [u8],
 }
 
-impl Sent for Given<'_> {
+impl RawMessage for Given<'_> {
     fn subject(&self) -> &str {
         self.subject
     }
@@ -74,7 +74,7 @@ pub fn message(data: &[u8]) {
             assert!(!key.is_empty() && !key.contains('\0') && (scope.is_empty() || scope == job.queue));
             assert!(job.trace_context.is_none_or(|trace| !trace.contains('\0')));
         }
-        Message::Neither { reason, .. } => assert!(!reason.is_empty()),
+        Message::Rejected { reason, .. } => assert!(!reason.is_empty()),
     }
 }
 

@@ -25,8 +25,8 @@ use crate::{
     dev::Servers,
     job::{JobId, claim::Claim},
     nats::Delivery,
-    run::running::{Here, Message, OnCrash, OnWriteLoss, Reservation, Rules, Running, RunningJob},
-    store::{ClaimRequest, OfLocked},
+    run::running::{LocalJob, Message, OnCrash, OnWriteLoss, Reservation, Rules, Running, RunningJob},
+    store::{ClaimRequest, LockPolicy},
 };
 
 struct Shared {
@@ -90,11 +90,11 @@ pub(crate) async fn place_with(change: impl FnOnce(&mut Config)) -> Place {
 /// Has a job run in this process until what is returned is dropped.
 pub(crate) fn run_in(running: &Running, job: &Arc<RunningJob>) -> Reservation {
     match running.reserve(job.key.job) {
-        Here::No(reservation) => {
+        LocalJob::Unknown(reservation) => {
             reservation.run(job.clone());
             reservation
         }
-        Here::Claiming | Here::Running(_) | Here::Ending => panic!("{:?} is there", job.key),
+        LocalJob::Claiming | LocalJob::Running(_) | LocalJob::Ending => panic!("{:?} is there", job.key),
     }
 }
 
@@ -187,7 +187,7 @@ impl Place {
             stale_after: RULES.stale_after,
             on_crash: RULES.on_crash.as_str(),
         };
-        let claims = self.tenure.store().claim(OfLocked::Wait, &[request], worker, "host").await.unwrap();
+        let claims = self.tenure.store().claim(LockPolicy::Wait, &[request], worker, "host").await.unwrap();
         claims.into_iter().next().unwrap()
     }
 

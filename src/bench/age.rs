@@ -10,7 +10,7 @@ use anyhow::Context;
 use super::{Order, Plan, Ratio, Values, arena::Arena, produce::request};
 use crate::{
     job::{Job, JobId},
-    store::{ClaimRequest, Completion, OfLocked, Store, StoreError},
+    store::{ClaimRequest, Completion, LockPolicy, Store, StoreError},
 };
 
 /// How often each statement is timed.
@@ -62,7 +62,7 @@ async fn times(arena: &Arena, store: &Store) -> anyhow::Result<[f64; 5]> {
                 stale_after: Duration::from_mins(5),
                 on_crash: "retry",
             };
-            let claimed = store.claim(OfLocked::Wait, &[request], "bench-1-aaaaaaaa", "bench").await?;
+            let claimed = store.claim(LockPolicy::Wait, &[request], "bench-1-aaaaaaaa", "bench").await?;
             claims.lock().unwrap_or_else(std::sync::PoisonError::into_inner).extend(claimed);
             Ok(())
         })
@@ -72,7 +72,10 @@ async fn times(arena: &Arena, store: &Store) -> anyhow::Result<[f64; 5]> {
     let complete = store
         .bench_time(TIMES / 2, async || {
             let key = claims[next_end.fetch_add(1, Ordering::Relaxed)].key;
-            store.complete(&[Completion { key, output: None, report: None }], OfLocked::Wait).await.map(drop)
+            store
+                .complete(&[Completion { key, output: None, report: None }], LockPolicy::Wait)
+                .await
+                .map(drop)
         })
         .await?;
     // The other half of them is running, and nothing is stale, due or dead.

@@ -22,7 +22,7 @@ use crate::{
     },
     job::{Job, JobId, check_key, check_kind, check_queue, unstorable_text},
     observe::trace::{self, Sending},
-    store::{NewJob, StoreError, Told},
+    store::{NewJob, PublishedBy, StoreError},
 };
 
 /// The longest delay: more is a mistake in a unit.
@@ -141,7 +141,7 @@ impl JobRequest {
                 return Err(EnqueueError::Option { what, value, expected: own });
             }
         }
-        self.checked(bytes_max, Told::Relay)
+        self.checked(bytes_max, PublishedBy::Relay)
     }
 
     /// The span of enqueueing it, whose context it then carries.
@@ -156,7 +156,7 @@ impl JobRequest {
         span
     }
 
-    fn checked(self, bytes_max: usize, told: Told) -> Result<NewJob, EnqueueError> {
+    fn checked(self, bytes_max: usize, told: PublishedBy) -> Result<NewJob, EnqueueError> {
         check_queue(&self.queue)?;
         check_kind(&self.kind)?;
         let payload = self.payload.map_err(EnqueueError::Payload)?;
@@ -269,7 +269,7 @@ impl Enqueue<'_> {
         let Self { tenure, mut request } = self;
         let span = request.sending();
         let enqueue = async move {
-            let job = request.checked(tenure.config().payload_bytes_max, Told::Ticket)?;
+            let job = request.checked(tenure.config().payload_bytes_max, PublishedBy::Caller)?;
             let admitted = tenure.limits().admit(&job.queue, 1, tenure.store().until()).await?;
             let id = job.id;
             let (created, tickets) = insert_in(tx, &[job]).await?;
@@ -291,7 +291,7 @@ impl EnqueueMany<'_> {
         let span = sending(&mut requests);
         let enqueue = async move {
             let bytes_max = tenure.config().payload_bytes_max;
-            let jobs = requests.into_iter().map(|request| request.checked(bytes_max, Told::Ticket));
+            let jobs = requests.into_iter().map(|request| request.checked(bytes_max, PublishedBy::Caller));
             let jobs: Vec<_> = jobs.collect::<Result<_, _>>()?;
             let admitted = admit(tenure, &jobs, tenure.store().until()).await?;
             let ids: Vec<_> = jobs.iter().map(|job| job.id).collect();
@@ -316,7 +316,7 @@ impl<'t> IntoFuture for Enqueue<'t> {
         let Self { tenure, mut request } = self;
         let span = request.sending();
         let enqueue = async move {
-            let job = request.checked(tenure.config().payload_bytes_max, Told::Ticket)?;
+            let job = request.checked(tenure.config().payload_bytes_max, PublishedBy::Caller)?;
             let store = tenure.store();
             let (until, busy_at) = (store.until(), Instant::now() + BUSY_AFTER);
             let id = job.id;
@@ -360,7 +360,7 @@ impl<'t> IntoFuture for EnqueueMany<'t> {
         let span = sending(&mut requests);
         let enqueue = async move {
             let bytes_max = tenure.config().payload_bytes_max;
-            let jobs = requests.into_iter().map(|request| request.checked(bytes_max, Told::Ticket));
+            let jobs = requests.into_iter().map(|request| request.checked(bytes_max, PublishedBy::Caller));
             let jobs: Vec<_> = jobs.collect::<Result<_, _>>()?;
             let ids: Vec<_> = jobs.iter().map(|job| job.id).collect();
             let store = tenure.store();

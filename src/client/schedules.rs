@@ -10,7 +10,7 @@ use crate::{
     client::{Tenure, enqueue::JobRequest},
     enqueue::insert::EnqueueError,
     job::{MissedTicks, NameError},
-    recover::cron::Ticks,
+    recover::cron::CronSchedule,
     store::{NewSchedule, ScheduleRow, StoreError},
 };
 
@@ -135,7 +135,7 @@ impl Tenure {
     pub async fn put_schedule(&self, schedule: Schedule) -> Result<Scheduled, ScheduleError> {
         let Schedule { name, cron, time_zone, job, tick_field, missed } = schedule;
         check_name(&name)?;
-        let ticks = Ticks::new(&cron, &time_zone).map_err(ScheduleError::Ticks)?;
+        let ticks = CronSchedule::new(&cron, &time_zone).map_err(ScheduleError::Ticks)?;
         let job = job.for_schedule(self.config().payload_bytes_max).map_err(ScheduleError::Job)?;
         if let Some(field) = &tick_field {
             if !job.payload.trim_start().starts_with('{') {
@@ -189,7 +189,8 @@ impl Tenure {
             if schedule.paused_at.is_none() {
                 return Ok(schedule.next_at);
             }
-            let ticks = Ticks::new(&schedule.cron, &schedule.time_zone).map_err(ScheduleError::Ticks)?;
+            let ticks =
+                CronSchedule::new(&schedule.cron, &schedule.time_zone).map_err(ScheduleError::Ticks)?;
             let now = self.store().database_time().await?;
             let next =
                 ticks.after(now).ok_or_else(|| ScheduleError::Never { cron: schedule.cron.clone() })?;

@@ -6,23 +6,23 @@ use crate::{
     job::{JobId, check_key, check_kind, check_queue, unstorable},
     nats::{Delivery, JOB_ID, TicketBody},
     observe::trace,
-    store::{NewJob, Told},
+    store::{NewJob, PublishedBy},
 };
 
 /// What a message is.
 #[derive(Debug)]
 pub(crate) enum Message {
     /// A row exists.
-    Ticket(Named),
+    Ticket(JobRef),
     /// A row is to be made.
     Submission(Box<NewJob>),
     /// Neither.
-    Neither { category: &'static str, reason: String },
+    Rejected { category: &'static str, reason: String },
 }
 
 /// The job that a message names, and under which subject.
 #[derive(Debug)]
-pub(crate) struct Named {
+pub(crate) struct JobRef {
     pub(crate) job: JobId,
     pub(crate) queue: String,
     pub(crate) kind: String,
@@ -33,7 +33,7 @@ pub(crate) struct Named {
 }
 
 /// A message, as far as reading it goes.
-pub(crate) trait Sent {
+pub(crate) trait RawMessage {
     fn subject(&self) -> &str;
     fn body(&self) -> &[u8];
     /// A header's value, whatever the case of its name.
@@ -49,7 +49,7 @@ pub(crate) struct Origin {
     pub(crate) published: DateTime<Utc>,
 }
 
-impl Sent for Delivery {
+impl RawMessage for Delivery {
     fn subject(&self) -> &str {
         &self.subject
     }
@@ -78,8 +78,8 @@ pub(crate) fn names<'s>(subject: &'s str, prefix: &str) -> Option<(&'s str, &'s 
 }
 
 /// What a message is.
-pub(crate) fn read(sent: &impl Sent, prefix: &str, payload_bytes_max: usize) -> Message {
-    let malformed = |reason: String| Message::Neither { category: "malformed", reason };
+pub(crate) fn read(sent: &impl RawMessage, prefix: &str, payload_bytes_max: usize) -> Message {
+    let malformed = |reason: String| Message::Rejected { category: "malformed", reason };
     let Some((queue, kind)) = names(sent.subject(), prefix) else {
         return malformed(format!("the subject is not {prefix}.<queue>.<kind>"));
     };
@@ -90,7 +90,7 @@ pub(crate) fn read(sent: &impl Sent, prefix: &str, payload_bytes_max: usize) -> 
         return match (id.parse(), serde_json::from_slice::<TicketBody>(sent.body())) {
             (Ok(job), Ok(body)) if job == body.job_id => {
                 let dispatch = Some(body.dispatch);
-                Message::Ticket(Named {
+                Message::Ticket(JobRef {
                     job,
                     queue: queue.into(),
                     kind: kind.into(),
@@ -106,7 +106,7 @@ pub(crate) fn read(sent: &impl Sent, prefix: &str, payload_bytes_max: usize) -> 
             "the payload has {} bytes, but at most {payload_bytes_max} are allowed",
             sent.body().len(),
         );
-        return Message::Neither { category: "too_large", reason };
+        return Message::Rejected { category: "too_large", reason };
     }
     let payload = match serde_json::from_slice::<serde_json::Value>(sent.body()) {
         Ok(payload) => payload,
@@ -133,7 +133,7 @@ pub(crate) fn read(sent: &impl Sent, prefix: &str, payload_bytes_max: usize) -> 
                     None => (String::new(), identity),
                 }),
                 message: Some((sequence, published)),
-                told: Told::Message,
+                told: PublishedBy::Sender,
             }))
         }
         Err(reason) => malformed(reason),
@@ -149,7 +149,7 @@ struct Headers {
 }
 
 impl Headers {
-    fn read(sent: &impl Sent) -> Result<Self, String> {
+    fn read(sent: &impl RawMessage) -> Result<Self, String> {
         let max_attempts = match sent.header("Tenure-Max-Attempts") {
             None => 5,
             Some(text) => match text.trim().parse() {

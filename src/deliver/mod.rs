@@ -26,7 +26,7 @@ use std::{
 
 use crate::{
     batch::{Batcher, ITEMS_MAX, in_order},
-    deliver::message::{Message, Named, names, read},
+    deliver::message::{JobRef, Message, names, read},
     enqueue::insert::{self, Created, EnqueueError},
     fault,
     job::{
@@ -37,9 +37,9 @@ use crate::{
     observe::metrics,
     run::{
         heartbeat::Heartbeat,
-        running::{Here, Message as Held, Reservation, Rules, Running, RunningJob},
+        running::{LocalJob, Message as Held, Reservation, Rules, Running, RunningJob},
     },
-    store::{AttemptEnd, ClaimRequest, NewJob, OfLocked, Refused, Route, Store, StoreError},
+    store::{AttemptEnd, ClaimRequest, LockPolicy, NewJob, Refused, Route, Store, StoreError},
 };
 
 /// How long a delivery waits for the end of an attempt that is over, or not ours any more.
@@ -165,7 +165,7 @@ impl Deliver {
                     return Ok(Delivered::Answer(Ack::Done));
                 }
                 match Box::pin(self.make_row(*new)).await {
-                    Ok(Some(job)) => Named { job, queue, kind, dispatch: None, cleared: false },
+                    Ok(Some(job)) => JobRef { job, queue, kind, dispatch: None, cleared: false },
                     // Its key is another job's: a submission like this one was accepted before.
                     Ok(None) => return Ok(Delivered::Answer(Ack::Done)),
                     // A missing right, say, is not the producer's fault, and may be mended.
@@ -179,7 +179,7 @@ impl Deliver {
                     Err(error) => return Err(error),
                 }
             }
-            Message::Neither { category, reason } => {
+            Message::Rejected { category, reason } => {
                 match Box::pin(self.refuse(delivery, category, reason)).await? {
                     Some(named) => named,
                     None => return Ok(Delivered::Answer(Ack::Never)),
@@ -188,15 +188,15 @@ impl Deliver {
         };
         let job = named.job;
         let reservation = match self.running.reserve(job) {
-            Here::No(reservation) => reservation,
+            LocalJob::Unknown(reservation) => reservation,
             // Not done: the claim may fail, or be an older message's, which has nothing to add once this one exists.
-            Here::Claiming => return Ok(Delivered::Answer(Ack::Later(Duration::from_secs(1)))),
-            Here::Ending => {
+            LocalJob::Claiming => return Ok(Delivered::Answer(Ack::Later(Duration::from_secs(1)))),
+            LocalJob::Ending => {
                 // It may take long, where a handler that was given up keeps its thread: the message is alive.
                 self.store.put_off(job, ENDING).await?;
                 return Ok(Delivered::Answer(Ack::Later(ENDING)));
             }
-            Here::Running(running) => return Box::pin(self.keep(delivery, &named, &running)).await,
+            LocalJob::Running(running) => return Box::pin(self.keep(delivery, &named, &running)).await,
         };
         let Some(rules) = rules(&named.kind) else {
             return match self.missed(&named).await? {
@@ -215,7 +215,7 @@ impl Deliver {
     /// Asks why a claim was refused, and claims again where that may help.
     async fn try_again(
         &self,
-        named: &Named,
+        named: &JobRef,
         deliveries: i64,
         rules: Rules,
         reservation: Reservation,
@@ -254,7 +254,7 @@ impl Deliver {
     async fn keep(
         &self,
         delivery: &Delivery,
-        named: &Named,
+        named: &JobRef,
         running: &Arc<RunningJob>,
     ) -> Result<Delivered, StoreError> {
         // Published since our claim: by a relay in doubt, or because the job was taken back.
@@ -266,7 +266,7 @@ impl Deliver {
         Ok(if running.keep(message) { Delivered::Kept } else { Delivered::Answer(Ack::Later(ENDING)) })
     }
 
-    async fn missed(&self, named: &Named) -> Result<Missed, StoreError> {
+    async fn missed(&self, named: &JobRef) -> Result<Missed, StoreError> {
         let missed = self.store.missed(named.job, &named.queue, &named.kind, named.dispatch).await?;
         tracing::debug!(job = %named.job, ?missed, worker = %self.worker_id, "not claimed");
         Ok(missed)
@@ -276,7 +276,7 @@ impl Deliver {
     /// is kept from the relay, to which it would look lost.
     async fn answer_waiting(
         &self,
-        named: &Named,
+        named: &JobRef,
         missed: &Missed,
         deliveries: i64,
     ) -> Result<Delivered, StoreError> {
@@ -286,7 +286,7 @@ impl Deliver {
         Ok(self.answer(named, missed, deliveries))
     }
 
-    fn answer(&self, named: &Named, missed: &Missed, deliveries: i64) -> Delivered {
+    fn answer(&self, named: &JobRef, missed: &Missed, deliveries: i64) -> Delivered {
         metrics::claims(label(missed), 1);
         if let Some(slots) = self.slots.get(&named.queue) {
             match missed {
@@ -306,7 +306,7 @@ impl Deliver {
         Delivered::Answer(ack)
     }
 
-    async fn claim(&self, named: &Named, rules: Rules) -> Result<Option<Claim>, StoreError> {
+    async fn claim(&self, named: &JobRef, rules: Rules) -> Result<Option<Claim>, StoreError> {
         let request = ClaimRequest {
             job: named.job,
             queue: named.queue.clone(),
@@ -338,7 +338,7 @@ impl Deliver {
         let asked_at = Instant::now();
         for key in self.store.unanswered(&jobs, &self.worker_id).await? {
             // Whoever has the reservation knows of the claim, or is about to.
-            if let Here::No(_reservation) = self.running.reserve(key.job) {
+            if let LocalJob::Unknown(_reservation) = self.running.reserve(key.job) {
                 tracing::warn!(job = %key.job, token = key.token.0, worker = %self.worker_id,
                     "given back: the answer to its claim was lost");
                 self.release_orphan(key).await?;
@@ -387,7 +387,7 @@ impl Deliver {
     }
 
     /// Another worker may know the kind: a rolling deploy is under way, or a typo is.
-    async fn put_off(&self, named: &Named, deliveries: i64) -> Result<Delivered, StoreError> {
+    async fn put_off(&self, named: &JobRef, deliveries: i64) -> Result<Delivered, StoreError> {
         let (job, kind) = (named.job, &named.kind);
         let hours = self.unknown_kind_after.as_secs_f64() / 3600.0;
         let error = format!(
@@ -437,7 +437,7 @@ impl Deliver {
         delivery: &Delivery,
         category: &'static str,
         reason: String,
-    ) -> Result<Option<Named>, StoreError> {
+    ) -> Result<Option<JobRef>, StoreError> {
         let (queue, kind) = names(&delivery.subject, &self.prefix).unwrap_or(("?", "?"));
         let refused = Refused {
             id: delivery.derived_id(),
@@ -450,7 +450,7 @@ impl Deliver {
             published: delivery.published(),
         };
         if !self.store.refuse(&refused).await? {
-            return Ok(Some(Named {
+            return Ok(Some(JobRef {
                 job: refused.id,
                 queue: refused.queue,
                 kind: refused.kind,
@@ -524,11 +524,11 @@ async fn claim_batch(
 /// Claims jobs of one kind. Where somebody has locked a row, the others are claimed all the same.
 async fn claim_all(claimant: &Claimant, part: &[ClaimRequest]) -> Vec<Result<Option<Claim>, StoreError>> {
     let Claimant { store, worker_id, host, .. } = claimant;
-    let waited = store.claim(OfLocked::Wait, part, worker_id, host).await;
+    let waited = store.claim(LockPolicy::Wait, part, worker_id, host).await;
     let answers: Vec<Result<Option<Claim>, StoreError>> = match waited {
         Ok(claims) => claims.into_iter().map(Ok).collect(),
         Err(locked) if part.len() > 1 && locked.is_locked() => {
-            match store.claim(OfLocked::Skip, part, worker_id, host).await {
+            match store.claim(LockPolicy::Skip, part, worker_id, host).await {
                 // Locked or not ours: to be asked again when the lock may be gone.
                 Ok(claims) => claims
                     .into_iter()

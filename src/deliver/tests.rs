@@ -198,7 +198,7 @@ async fn a_message_of_a_running_job_is_kept_unless_a_later_one_than_its_claim_fi
     let running = place.running(WORKER).await;
     let (job, dispatch) = (running.key.job, running.claim.dispatch);
     let deliver = deliver_at_once(&place);
-    let Here::No(reservation) = deliver.running.reserve(job) else { panic!("reserved") };
+    let LocalJob::Unknown(reservation) = deliver.running.reserve(job) else { panic!("reserved") };
     reservation.run(running);
     assert!(
         matches!(decide(&deliver, &place.ticket(job, dispatch + 1)).await, Delivered::Kept),
@@ -222,8 +222,13 @@ async fn a_message_of_a_running_job_is_kept_unless_a_later_one_than_its_claim_fi
 #[tokio::test]
 async fn slots_hear_that_their_queue_is_paused_or_full() {
     let place = place().await;
-    let named =
-        Named { job: place.job().await, queue: "q".into(), kind: "k".into(), dispatch: None, cleared: false };
+    let named = JobRef {
+        job: place.job().await,
+        queue: "q".into(),
+        kind: "k".into(),
+        dispatch: None,
+        cleared: false,
+    };
     let told = |missed: &Missed, room: Option<usize>| {
         let deliver = deliver_at_once(&place);
         deliver.slots["q"].settings(false, room);
@@ -244,7 +249,7 @@ async fn a_message_that_is_given_up_is_counted_and_no_other() {
     let _recording = counts.record();
     let terminated =
         |reason: &str| counts.of(&format!("tenure_terminated_messages_total{{reason={reason}}}"));
-    let named = Named {
+    let named = JobRef {
         job: place.job().await,
         queue: "q".into(),
         kind: "other".into(),

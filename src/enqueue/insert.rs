@@ -19,7 +19,7 @@ use crate::{
     job::{JobId, NameError},
     nats::{Prepared, Ticket},
     observe::metrics,
-    store::{NewJob, Store, StoreError, Told},
+    store::{NewJob, PublishedBy, Store, StoreError},
 };
 
 /// A job was not enqueued.
@@ -236,7 +236,7 @@ pub(crate) async fn insert(
             let room = publications.room(jobs.len()).await;
             if room.is_none() {
                 for job in jobs.iter_mut() {
-                    job.told = Told::Relay;
+                    job.told = PublishedBy::Relay;
                 }
             }
             room.map(|room| (publications, room))
@@ -306,7 +306,7 @@ async fn insert_again(
 ) -> Result<(), EnqueueError> {
     let (mut places, mut again) = (Vec::new(), Vec::new());
     for (at, job) in jobs.iter().enumerate().filter(|(at, _)| created[*at].is_err()) {
-        let told = if job.told == Told::Message { Told::Message } else { Told::Relay };
+        let told = if job.told == PublishedBy::Sender { PublishedBy::Sender } else { PublishedBy::Relay };
         places.push(at);
         again.push(NewJob { told, ..job.clone() });
     }
@@ -329,7 +329,7 @@ fn first_tickets(jobs: &[NewJob], new: &HashMap<JobId, bool>) -> Vec<Ticket> {
 fn prepared(jobs: &[NewJob], publications: &Publications) -> Vec<Prepared> {
     // The database rounds a delay below a microsecond to zero: such a job is due at once.
     let is_soon = |job: &NewJob| job.delay.is_none_or(|delay| delay < Duration::from_secs(1));
-    let may_be_due = |job: &&NewJob| job.told == Told::Ticket && is_soon(job);
+    let may_be_due = |job: &&NewJob| job.told == PublishedBy::Caller && is_soon(job);
     jobs.iter().filter(may_be_due).map(|job| publications.prepare(&first_ticket(job))).collect()
 }
 

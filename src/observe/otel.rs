@@ -106,7 +106,7 @@ impl Traces {
             .build()
             .map_err(|error| TracesError::Settings(error.to_string()))?;
         let provider = SdkTracerProvider::builder()
-            .with_batch_exporter(Told { otlp, is_failing: AtomicBool::new(false) })
+            .with_batch_exporter(Exporter { otlp, is_failing: AtomicBool::new(false) })
             .with_id_generator(DerivedIds::default())
             .with_resource(resource())
             .build();
@@ -164,12 +164,12 @@ fn resource() -> Resource {
 
 /// The exporter, which is told of in the log when it begins to fail, and when it works again.
 #[derive(Debug)]
-struct Told {
+struct Exporter {
     otlp: Otlp,
     is_failing: AtomicBool,
 }
 
-impl SpanExporter for Told {
+impl SpanExporter for Exporter {
     async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
         let spans = batch.len();
         let answer = self.otlp.export(batch).await;

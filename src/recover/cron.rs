@@ -29,12 +29,12 @@ const TICKS_MAX: usize = 100;
 
 /// When a schedule has its ticks.
 #[derive(Debug, Clone)]
-pub(crate) struct Ticks {
+pub(crate) struct CronSchedule {
     cron: Cron,
     zone: Tz,
 }
 
-impl Ticks {
+impl CronSchedule {
     /// # Errors
     ///
     /// What is wrong, and what to write.
@@ -123,7 +123,7 @@ pub(crate) async fn tick(store: &Store) -> Result<usize, StoreError> {
 
 async fn tick_one(store: &Store, schedule: &DueSchedule) -> Result<usize, StoreError> {
     let name = &schedule.name;
-    let ticks = match Ticks::new(&schedule.cron, &schedule.time_zone) {
+    let ticks = match CronSchedule::new(&schedule.cron, &schedule.time_zone) {
         Ok(ticks) => ticks,
         Err(error) => {
             // Written by another version, which has other time zones.
@@ -160,8 +160,8 @@ mod tests {
         text.parse().unwrap()
     }
 
-    fn ticks(cron: &str, zone: &str) -> Ticks {
-        Ticks::new(cron, zone).unwrap()
+    fn ticks(cron: &str, zone: &str) -> CronSchedule {
+        CronSchedule::new(cron, zone).unwrap()
     }
 
     #[test]
@@ -173,7 +173,7 @@ mod tests {
             ("0 3 * * *", "Berlin", "Europe/Berlin"),
             ("0 3 * * *", "Mars/Olympus", "IANA"),
         ] {
-            let error = Ticks::new(cron, zone).unwrap_err();
+            let error = CronSchedule::new(cron, zone).unwrap_err();
             assert!(error.contains(said), "{error}");
         }
         assert_eq!(ticks("0 0 30 2 *", "UTC").after(at("2026-01-01T00:00:00Z")), None, "it never comes");

@@ -311,9 +311,9 @@ enum Entry {
 }
 
 /// What this process knows of a job that was delivered.
-pub(crate) enum Here {
+pub(crate) enum LocalJob {
     /// Nothing: the caller may claim it. The reservation is given back when dropped.
-    No(Reservation),
+    Unknown(Reservation),
     /// Another delivery is being claimed right now.
     Claiming,
     /// It runs, and is ours.
@@ -360,16 +360,16 @@ impl Running {
     }
 
     /// Looks a job up, and reserves it if nobody has it.
-    pub(crate) fn reserve(&self, job: JobId) -> Here {
+    pub(crate) fn reserve(&self, job: JobId) -> LocalJob {
         let mut jobs = self.lock();
         match jobs.get(&job) {
             None => {
                 jobs.insert(job, Entry::Claiming { cancelled: false });
-                Here::No(Reservation { table: self.clone(), job })
+                LocalJob::Unknown(Reservation { table: self.clone(), job })
             }
-            Some(Entry::Claiming { .. }) => Here::Claiming,
-            Some(Entry::Running(running)) if running.is_lost() || running.is_ending() => Here::Ending,
-            Some(Entry::Running(running)) => Here::Running(running.clone()),
+            Some(Entry::Claiming { .. }) => LocalJob::Claiming,
+            Some(Entry::Running(running)) if running.is_lost() || running.is_ending() => LocalJob::Ending,
+            Some(Entry::Running(running)) => LocalJob::Running(running.clone()),
         }
     }
 

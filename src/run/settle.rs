@@ -30,7 +30,7 @@ use crate::{
         handlers::{Ended, EndedInTheMiddle, PayloadError, Retry, RetryPolicy},
         running::{CancelReason, OnCrash, RunningJob},
     },
-    store::{AttemptEnd, Completion, OfLocked, Route, Store, StoreError},
+    store::{AttemptEnd, Completion, LockPolicy, Route, Store, StoreError},
 };
 
 /// The longest wait: more is a mistake in a unit, and beyond what Postgres can add to a time.
@@ -213,8 +213,8 @@ impl Settle {
             })
         };
         Self {
-            completions: completions(OfLocked::Wait),
-            completions_again: completions(OfLocked::Skip),
+            completions: completions(LockPolicy::Wait),
+            completions_again: completions(LockPolicy::Skip),
             ends: ends(),
             ends_again: ends(),
             store,
@@ -420,7 +420,7 @@ fn measure(end: &AttemptEnd, route: Route) {
 
 async fn complete(
     store: &Store,
-    of_locked: OfLocked,
+    of_locked: LockPolicy,
     mut batch: Vec<Completion>,
 ) -> Vec<Result<bool, StoreError>> {
     let mut places: Vec<usize> = (0..batch.len()).collect();

@@ -16,8 +16,8 @@ use super::{
     SETTLED_AS, STANDING, STILL_MINE, STILL_WAITS, UNANSWERED, UNPUBLISHED, VISIBLE,
     call::{Line, Store, StoreError},
     rows::{
-        AttemptEnd, CancelAnswer, ClaimRequest, Completion, EndedAttempt, Keys, NewJob, OfLocked,
-        ProgressWrite, Refused, Shapes, Told, ended, ord, ordinals, status,
+        AttemptEnd, CancelAnswer, ClaimRequest, Completion, EndedAttempt, Keys, LockPolicy, NewJob,
+        ProgressWrite, PublishedBy, Refused, Shapes, ended, ord, ordinals, status,
     },
 };
 use crate::job::{
@@ -49,9 +49,9 @@ macro_rules! enqueue_query {
             .bind(column!(|job| job.message.map(|(seq, _)| seq.cast_signed())))
             .bind(column!(|job| job.message.map(|(_, at)| at)))
             .bind(column!(|job| match job.told {
-                Told::Relay => "relay",
-                Told::Ticket => "ticket",
-                Told::Message => "message",
+                PublishedBy::Relay => "relay",
+                PublishedBy::Caller => "ticket",
+                PublishedBy::Sender => "message",
             }))
             .bind($within)
     }};
@@ -184,7 +184,7 @@ impl Store {
     /// duplicates, and all of them are like the first but for the job.
     pub(crate) async fn claim(
         &self,
-        of_locked: OfLocked,
+        of_locked: LockPolicy,
         requests: &[ClaimRequest],
         worker_id: &str,
         worker_host: &str,
@@ -192,9 +192,9 @@ impl Store {
         let Some(first) = requests.first() else { return Ok(Vec::new()) };
         let ids: Vec<_> = requests.iter().map(|r| r.job).collect();
         let query = match of_locked {
-            OfLocked::Wait if requests.len() == 1 => query(CLAIM_ONE).bind(first.job),
-            OfLocked::Wait => query(CLAIM).bind(&ids),
-            OfLocked::Skip => query(CLAIM_SKIP).bind(&ids),
+            LockPolicy::Wait if requests.len() == 1 => query(CLAIM_ONE).bind(first.job),
+            LockPolicy::Wait => query(CLAIM).bind(&ids),
+            LockPolicy::Skip => query(CLAIM_SKIP).bind(&ids),
         };
         let query = query.bind(&first.queue).bind(&first.kind).bind(first.stale_after.as_secs_f64());
         let query = query.bind(first.on_crash).bind(worker_id).bind(worker_host);
@@ -282,7 +282,7 @@ impl Store {
     pub(crate) async fn complete(
         &self,
         completions: &[Completion],
-        of_locked: OfLocked,
+        of_locked: LockPolicy,
     ) -> Result<Vec<bool>, StoreError> {
         let pairwise = || {
             let keys: Keys = completions.iter().map(|completion| &completion.key).collect();
@@ -291,7 +291,7 @@ impl Store {
             self.rows_over(Line::Complete, query.bind(outputs))
         };
         let rows = match completions {
-            _ if of_locked == OfLocked::Skip => pairwise().await,
+            _ if of_locked == LockPolicy::Skip => pairwise().await,
             [Completion { key, output, .. }] => {
                 let query = query(COMPLETE_ONE).bind(key.job).bind(key.token).bind(key.claim);
                 self.rows_over(Line::Complete, query.bind(output.as_deref())).await

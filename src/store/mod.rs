@@ -53,8 +53,8 @@ pub(crate) use retention::Purged;
 #[cfg(feature = "cli")]
 pub(crate) use rows::Fleet;
 pub(crate) use rows::{
-    AttemptEnd, CancelAnswer, ClaimRequest, Completion, DueJob, EndedAttempt, HostWorker, NewJob, OfLocked,
-    ProgressWrite, Refused, Registration, Route, RuleBroken, Suspect, Told, Turns,
+    AttemptEnd, CancelAnswer, ClaimRequest, Completion, DueJob, EndedAttempt, HostWorker, LockPolicy, NewJob,
+    ProgressWrite, PublishedBy, Refused, Registration, Route, RuleBroken, Suspect, Turns,
 };
 pub use rows::{ExecutionRow, JobRow, RecoveryRow};
 pub use schedules::ScheduleRow;

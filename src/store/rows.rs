@@ -19,13 +19,13 @@ pub(super) const AGE_MAX: Duration = Duration::from_hours(24 * 365_000);
 
 /// Who publishes the first message of a new job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Told {
+pub(crate) enum PublishedBy {
     /// The relay, when the job is due.
     Relay,
     /// The caller, as dispatch 1, once the row is committed.
-    Ticket,
-    /// Nobody: the job came as a message.
-    Message,
+    Caller,
+    /// The sender of the message that became this job.
+    Sender,
 }
 
 /// A job to be created.
@@ -43,20 +43,20 @@ pub(crate) struct NewJob {
     pub(crate) key: Option<(String, String)>,
     /// Of a submission: its message's sequence and time.
     pub(crate) message: Option<(u64, DateTime<Utc>)>,
-    pub(crate) told: Told,
+    pub(crate) told: PublishedBy,
 }
 
 impl NewJob {
     /// Due, without a key, and published by whoever enqueues it.
     pub(super) fn is_plain(&self) -> bool {
         let is_due = self.run_at.is_none() && self.delay.is_none();
-        is_due && self.key.is_none() && self.message.is_none() && self.told == Told::Ticket
+        is_due && self.key.is_none() && self.message.is_none() && self.told == PublishedBy::Caller
     }
 }
 
 /// What a statement for many jobs does about a row that somebody has locked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum OfLocked {
+pub(crate) enum LockPolicy {
     /// Waits for a moment.
     Wait,
     /// Passes it over.

@@ -33,7 +33,7 @@ use crate::{
         vanished::{self, Looked},
     },
     run::running::OnCrash,
-    store::{ClaimRequest, OfLocked, Registration},
+    store::{ClaimRequest, LockPolicy, Registration},
     worker::counts as fleet,
 };
 
@@ -160,7 +160,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
         let limited = self.queues.iter().find(|(_, slots)| slots.is_limited()).map(|(name, _)| name.clone());
         let tried = match self
             .store
-            .claim(OfLocked::Wait, std::slice::from_ref(&nobody), &self.worker_id, &self.hostname)
+            .claim(LockPolicy::Wait, std::slice::from_ref(&nobody), &self.worker_id, &self.hostname)
             .await
         {
             Ok(_) => match limited {

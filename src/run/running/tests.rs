@@ -14,8 +14,8 @@ use crate::{
 
 fn reserved(running: &Running, job: JobId) -> Reservation {
     match running.reserve(job) {
-        Here::No(reservation) => reservation,
-        Here::Claiming | Here::Running(_) | Here::Ending => panic!("{job} is reserved"),
+        LocalJob::Unknown(reservation) => reservation,
+        LocalJob::Claiming | LocalJob::Running(_) | LocalJob::Ending => panic!("{job} is reserved"),
     }
 }
 
@@ -148,20 +148,20 @@ async fn a_job_is_claimed_once_in_a_process_and_again_when_its_reservation_is_gi
     let id = job.key.job;
     let running = Running::default();
     let reservation = reserved(&running, id);
-    assert!(matches!(running.reserve(id), Here::Claiming));
+    assert!(matches!(running.reserve(id), LocalJob::Claiming));
     assert!(running.all().is_empty(), "it does not run yet");
     assert!(!reservation.run(job.clone()), "nobody cancelled it");
-    assert!(matches!(running.reserve(id), Here::Running(found) if found.key == job.key));
+    assert!(matches!(running.reserve(id), LocalJob::Running(found) if found.key == job.key));
     assert_eq!(running.all().len(), 1);
     job.cancel(CancelReason::Lost);
-    assert!(matches!(running.reserve(id), Here::Ending), "it is another's");
+    assert!(matches!(running.reserve(id), LocalJob::Ending), "it is another's");
     drop(reservation);
     assert!(running.all().is_empty());
     let ending = place.running("w").await;
     let reservation = reserved(&running, ending.key.job);
     reservation.run(ending.clone());
     ending.end();
-    assert!(matches!(running.reserve(ending.key.job), Here::Ending), "it is being settled");
+    assert!(matches!(running.reserve(ending.key.job), LocalJob::Ending), "it is being settled");
     drop(reserved(&running, id));
 }
 

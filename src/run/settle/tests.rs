@@ -273,7 +273,7 @@ async fn of_a_batch_the_one_that_is_refused_is_a_dead_letter_and_the_others_are_
     let store = place.tenure.store();
     let mut batch: Vec<_> = jobs[..3].iter().map(|job| completes(job)).collect();
     batch[1].output = Some("666".into());
-    let answers = complete(store, OfLocked::Wait, batch).await;
+    let answers = complete(store, LockPolicy::Wait, batch).await;
     let written: Vec<_> = answers.iter().map(|answer| answer.as_ref().ok().copied()).collect();
     assert_eq!(written, [Some(true), None, Some(true)]);
 
@@ -305,7 +305,7 @@ async fn a_batch_whose_statement_fails_is_answered_as_a_whole() {
     let counts = Counts::default();
     let _recording = counts.record();
     let store = place.tenure.store();
-    let answers = complete(store, OfLocked::Wait, jobs.iter().map(|job| completes(job)).collect()).await;
+    let answers = complete(store, LockPolicy::Wait, jobs.iter().map(|job| completes(job)).collect()).await;
     assert!(answers.len() == 2 && answers.iter().all(Result::is_err));
     let answers = end(store, WORKER, jobs.iter().map(|job| ends(job, "failed")).collect()).await;
     assert!(answers.len() == 2 && answers.iter().all(Result::is_err));
