@@ -31,7 +31,7 @@ use crate::{
     fault,
     job::{
         JobError, JobId,
-        claim::{Ack, Claim, ClaimKey, Missed, ack_for, ack_when_unavailable},
+        claim::{Ack, Claim, ClaimKey, ENDING, Missed, ack_for},
     },
     nats::{Delivery, slots::Slots},
     observe::metrics,
@@ -41,9 +41,6 @@ use crate::{
     },
     store::{AttemptEnd, ClaimRequest, LockPolicy, NewJob, Refused, Route, Store, StoreError},
 };
-
-/// How long a delivery waits for the end of an attempt that is over, or not ours any more.
-const ENDING: Duration = Duration::from_secs(1);
 
 /// How often a claim is tried again that was refused for no lasting reason.
 const CLAIMS_MAX: usize = 3;
@@ -55,8 +52,8 @@ const CLAIMED_BYTES_MAX: usize = 16 << 20;
 pub(crate) enum Delivered {
     /// It is ours to run; the dispatch of its ticket.
     Ours(Box<Claim>, Reservation, Option<i32>),
-    /// It is not; the message is to be told this.
-    Answer(Ack),
+    /// It is not, and why. [`ack_for`] says what the queue is told.
+    Missed(Missed),
     /// It runs here already: the receipt is kept for its end.
     Kept,
 }
@@ -146,7 +143,7 @@ impl Deliver {
             Ok(delivered) => delivered,
             Err(error) => {
                 tracing::warn!(%error, subject = delivery.subject, worker = %self.worker_id, "a message was put off");
-                Delivered::Answer(ack_when_unavailable())
+                Delivered::Missed(Missed::Unanswered)
             }
         }
     }
@@ -162,18 +159,18 @@ impl Deliver {
                 let (queue, kind) = (new.queue.clone(), new.kind.clone());
                 // A worker with other limits may have refused it, and its answer have been lost.
                 if delivery.deliveries > 1 && Box::pin(self.was_refused(&new)).await? {
-                    return Ok(Delivered::Answer(Ack::Done));
+                    return Ok(Delivered::Missed(Missed::Finished));
                 }
                 match Box::pin(self.make_row(*new)).await {
                     Ok(Some(job)) => JobRef { job, queue, kind, dispatch: None, cleared: false },
                     // Its key is another job's: a submission like this one was accepted before.
-                    Ok(None) => return Ok(Delivered::Answer(Ack::Done)),
+                    Ok(None) => return Ok(Delivered::Missed(Missed::Duplicate)),
                     // A missing right, say, is not the producer's fault, and may be mended.
                     Err(error) if error.is_the_datas_fault() => {
                         let reason = format!("the database refused it: {}", JobError::from(error).text());
                         match Box::pin(self.refuse(delivery, "malformed", reason)).await? {
                             Some(named) => named,
-                            None => return Ok(Delivered::Answer(Ack::Never)),
+                            None => return Ok(Delivered::Missed(Missed::Refused)),
                         }
                     }
                     Err(error) => return Err(error),
@@ -182,19 +179,18 @@ impl Deliver {
             Message::Rejected { category, reason } => {
                 match Box::pin(self.refuse(delivery, category, reason)).await? {
                     Some(named) => named,
-                    None => return Ok(Delivered::Answer(Ack::Never)),
+                    None => return Ok(Delivered::Missed(Missed::Refused)),
                 }
             }
         };
         let job = named.job;
         let reservation = match self.running.reserve(job) {
             LocalJob::Unknown(reservation) => reservation,
-            // Not done: the claim may fail, or be an older message's, which has nothing to add once this one exists.
-            LocalJob::Claiming => return Ok(Delivered::Answer(Ack::Later(Duration::from_secs(1)))),
+            LocalJob::Claiming => return Ok(Delivered::Missed(Missed::Claiming)),
             LocalJob::Ending => {
                 // It may take long, where a handler that was given up keeps its thread: the message is alive.
                 self.store.put_off(job, ENDING).await?;
-                return Ok(Delivered::Answer(Ack::Later(ENDING)));
+                return Ok(Delivered::Missed(Missed::Ending));
             }
             LocalJob::Running(running) => return Box::pin(self.keep(delivery, &named, &running)).await,
         };
@@ -202,7 +198,7 @@ impl Deliver {
             return match self.missed(&named).await? {
                 // Whether its queue has room does not matter: here it never runs.
                 Missed::Free | Missed::Full => Box::pin(self.put_off(&named, delivery.deliveries)).await,
-                missed => Ok(self.answer(&named, &missed, delivery.deliveries)),
+                missed => Ok(self.answer(&named, missed, delivery.deliveries)),
             };
         };
         if let Some(claim) = self.claim(&named, rules).await? {
@@ -227,8 +223,8 @@ impl Deliver {
                 Missed::Free => {}
                 Missed::Stale if self.may_take_over() => match self.take_over(job).await? {
                     Some(Route::Queued) => taken_over = true,
-                    Some(Route::Failed | Route::Cancelled) => return Ok(Delivered::Answer(Ack::Done)),
-                    None => return Ok(self.answer(named, &Missed::Stale, deliveries)),
+                    Some(Route::Failed | Route::Cancelled) => return Ok(Delivered::Missed(Missed::Finished)),
+                    None => return Ok(self.answer(named, Missed::Stale, deliveries)),
                 },
                 // A claim of ours whose answer was lost: nobody runs it. We hold the reservation, so no
                 // other delivery of this process can be about to.
@@ -238,16 +234,16 @@ impl Deliver {
                 // Lost before, so it waits. Its message stays the backstop: no relay may be alive either.
                 Missed::NotDue { due_in, .. } if taken_over => {
                     let missed = Missed::NotDue { due_in, relayed: false };
-                    return Ok(self.answer(named, &missed, deliveries));
+                    return Ok(self.answer(named, missed, deliveries));
                 }
-                missed => return Box::pin(self.answer_waiting(named, &missed, deliveries)).await,
+                missed => return Box::pin(self.answer_waiting(named, missed, deliveries)).await,
             }
             if let Some(mut claim) = self.claim(named, rules).await? {
                 claim.after_reset |= taken_over;
                 return Ok(Delivered::Ours(Box::new(claim), reservation, named.dispatch));
             }
         }
-        Ok(self.answer(named, &Missed::Free, deliveries))
+        Ok(self.answer(named, Missed::Free, deliveries))
     }
 
     /// A delivery of a job that runs here: kept for the ack, unless the job is ours no longer.
@@ -260,10 +256,10 @@ impl Deliver {
         // Published since our claim: by a relay in doubt, or because the job was taken back.
         let newer = named.dispatch.is_some_and(|dispatch| dispatch > running.claim.dispatch);
         if newer && !self.heartbeat.is_ours(running).await? {
-            return Ok(Delivered::Answer(Ack::Later(ENDING)));
+            return Ok(Delivered::Missed(Missed::Ending));
         }
         let message = Held { receipt: delivery.receipt.clone(), dispatch: named.dispatch };
-        Ok(if running.keep(message) { Delivered::Kept } else { Delivered::Answer(Ack::Later(ENDING)) })
+        Ok(if running.keep(message) { Delivered::Kept } else { Delivered::Missed(Missed::Ending) })
     }
 
     async fn missed(&self, named: &JobRef) -> Result<Missed, StoreError> {
@@ -277,17 +273,17 @@ impl Deliver {
     async fn answer_waiting(
         &self,
         named: &JobRef,
-        missed: &Missed,
+        missed: Missed,
         deliveries: i64,
     ) -> Result<Delivered, StoreError> {
-        if *missed == Missed::Full {
+        if missed == Missed::Full {
             self.store.still_waits(named.job, self.still_waits_every).await?;
         }
         Ok(self.answer(named, missed, deliveries))
     }
 
-    fn answer(&self, named: &JobRef, missed: &Missed, deliveries: i64) -> Delivered {
-        metrics::claims(label(missed), 1);
+    fn answer(&self, named: &JobRef, missed: Missed, deliveries: i64) -> Delivered {
+        metrics::claims(label(&missed), 1);
         if let Some(slots) = self.slots.get(&named.queue) {
             match missed {
                 Missed::Paused => slots.pause(),
@@ -296,14 +292,13 @@ impl Deliver {
                 _ => {}
             }
         }
-        let ack = ack_for(missed, deliveries);
-        if ack == Ack::Never {
-            metrics::terminated(label(missed));
+        if ack_for(&missed, deliveries) == Ack::Never {
+            metrics::terminated(label(&missed));
             let worker = &self.worker_id;
             tracing::error!(job = %named.job, queue = named.queue, kind = named.kind, ?missed, %worker,
                 "a message was given up: it names no job of its queue and kind");
         }
-        Delivered::Answer(ack)
+        Delivered::Missed(missed)
     }
 
     async fn claim(&self, named: &JobRef, rules: Rules) -> Result<Option<Claim>, StoreError> {
@@ -397,7 +392,7 @@ impl Deliver {
             metrics::died("unknown_kind");
             tracing::error!(%job, kind, queue = named.queue, worker = %self.worker_id,
                 "dead letter: no worker knows its kind");
-            return Ok(Delivered::Answer(Ack::Done));
+            return Ok(Delivered::Missed(Missed::Died));
         }
         // The first, and then now and then.
         if self.unknown_kinds.fetch_add(1, Ordering::Relaxed).is_multiple_of(100) {
@@ -410,7 +405,7 @@ impl Deliver {
         let wait = Duration::from_millis(rand::random_range(15_000..25_000)) * (1 << doublings);
         let wait = wait.min(self.unknown_kind_after / 2);
         self.store.put_off(job, wait).await?;
-        Ok(Delivered::Answer(Ack::Later(wait)))
+        Ok(Delivered::Missed(Missed::UnknownKind { again_in: wait }))
     }
 
     async fn was_refused(&self, new: &NewJob) -> Result<bool, StoreError> {
@@ -595,6 +590,13 @@ fn label(missed: &Missed) -> &'static str {
         Missed::Full => "limited",
         Missed::Foreign => "foreign",
         Missed::NoSuchRow => "no_such_row",
+        Missed::Claiming => "claiming",
+        Missed::Ending => "ending",
+        Missed::UnknownKind { .. } => "unknown_kind",
+        Missed::Duplicate => "duplicate",
+        Missed::Died => "died",
+        Missed::Refused => "refused",
+        Missed::Unanswered => "unanswered",
     }
 }
 

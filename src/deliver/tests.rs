@@ -44,14 +44,14 @@ async fn decide(deliver: &Deliver, delivery: &Delivery) -> Delivered {
 fn claim_of(delivered: Delivered) -> Claim {
     match delivered {
         Delivered::Ours(claim, ..) => *claim,
-        Delivered::Answer(ack) => panic!("not claimed: {ack:?}"),
+        Delivered::Missed(missed) => panic!("not claimed: {missed:?}"),
         Delivered::Kept => panic!("kept"),
     }
 }
 
 fn ack_of(delivered: &Delivered) -> Ack {
     match delivered {
-        Delivered::Answer(ack) => *ack,
+        Delivered::Missed(missed) => ack_for(missed, 1),
         Delivered::Ours(claim, ..) => panic!("claimed: {claim:?}"),
         Delivered::Kept => panic!("kept"),
     }
@@ -232,7 +232,7 @@ async fn slots_hear_that_their_queue_is_paused_or_full() {
     let told = |missed: &Missed, room: Option<usize>| {
         let deliver = deliver_at_once(&place);
         deliver.slots["q"].settings(false, room);
-        deliver.answer(&named, missed, 1);
+        deliver.answer(&named, missed.clone(), 1);
         (deliver.slots["q"].is_held(), deliver.slots["q"].is_limited())
     };
     assert_eq!(told(&Missed::Free, None), (false, false));
@@ -257,8 +257,8 @@ async fn a_message_that_is_given_up_is_counted_and_no_other() {
         cleared: false,
     };
     let deliver = deliver_at_once(&place);
-    deliver.answer(&named, &Missed::Foreign, 1);
-    deliver.answer(&named, &Missed::Superseded, 1);
+    deliver.answer(&named, Missed::Foreign, 1);
+    deliver.answer(&named, Missed::Superseded, 1);
     assert_eq!((terminated("foreign"), terminated("superseded")), (1, 0));
 }
 

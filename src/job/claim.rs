@@ -106,6 +106,23 @@ pub(crate) enum Missed {
     Foreign,
     /// No such row: purged, or published by someone who never wrote it, or not committed yet.
     NoSuchRow,
+    /// Another delivery of the job is being claimed in this process.
+    Claiming,
+    /// An attempt that is over, or not this process's any more, still has its handler or its slot here.
+    Ending,
+    /// No handler here knows its kind.
+    UnknownKind {
+        /// When another worker may.
+        again_in: Duration,
+    },
+    /// A submission whose key is another job's.
+    Duplicate,
+    /// It became a dead letter just now.
+    Died,
+    /// Nobody can make a job of it: a dead letter has its text.
+    Refused,
+    /// Postgres did not answer.
+    Unanswered,
 }
 
 /// What the queue is told about a delivery that was not run.
@@ -122,6 +139,9 @@ pub(crate) enum Ack {
 /// After this many deliveries a message that names no row is given up.
 const NO_SUCH_ROW_DELIVERIES_MAX: i64 = 10;
 
+/// How long a delivery waits for the end of an attempt that is over, or not ours any more.
+pub(crate) const ENDING: Duration = Duration::from_secs(1);
+
 /// The longest a message is put off. Longer waits belong to the database.
 const LATER_MAX: Duration = Duration::from_secs(15 * 60);
 
@@ -136,25 +156,35 @@ const LATER_MAX: Duration = Duration::from_secs(15 * 60);
 /// | of a paused queue, or one that is full | later, soon: the worker asks for no more of it, and this message came before it knew |
 /// | of another queue or kind | never: it is a forgery, or a mistake |
 /// | no such row | later a few times (its transaction may be about to commit), then never |
-/// | no answer | see [`ack_when_unavailable`] |
+/// | no answer | later, spread out: all workers would ask at once |
+///
+/// | this process says | the queue is told |
+/// |---|---|
+/// | being claimed here | later: that claim may fail, or be an older message's, which has nothing to add once this one exists |
+/// | its attempt ends here | later, soon: the message is alive |
+/// | of a kind without a handler here | later: another worker may have one |
+/// | a submission whose key is another job's, or a dead letter now | done |
+/// | not to be read | never |
 pub(crate) fn ack_for(missed: &Missed, deliveries: i64) -> Ack {
     match missed {
-        Missed::Finished | Missed::Superseded | Missed::NotDue { relayed: true, .. } => Ack::Done,
+        Missed::Finished
+        | Missed::Superseded
+        | Missed::NotDue { relayed: true, .. }
+        | Missed::Duplicate
+        | Missed::Died => Ack::Done,
+        Missed::Claiming | Missed::Ending => Ack::Later(ENDING),
+        Missed::UnknownKind { again_in } => Ack::Later(*again_in),
+        Missed::Unanswered => Ack::Later(Duration::from_millis(rand::random_range(1_000..5_000))),
         Missed::Held { stale_in, .. } => Ack::Later((*stale_in + Duration::from_millis(500)).min(LATER_MAX)),
         Missed::Stale => Ack::Later(Duration::from_secs(2)),
         Missed::NotDue { due_in, relayed: false } => Ack::Later((*due_in).min(LATER_MAX)),
         Missed::Free => Ack::Later(Duration::from_millis(200)),
         Missed::Paused => Ack::Later(Duration::from_secs(1)),
         Missed::Full => Ack::Later(Duration::from_millis(rand::random_range(300..700))),
-        Missed::Foreign => Ack::Never,
+        Missed::Foreign | Missed::Refused => Ack::Never,
         Missed::NoSuchRow if deliveries >= NO_SUCH_ROW_DELIVERIES_MAX => Ack::Never,
         Missed::NoSuchRow => Ack::Later(Duration::from_secs(if deliveries < 4 { 1 } else { 5 })),
     }
-}
-
-/// The ack while Postgres does not answer: later, spread out, or every worker would ask at once.
-pub(crate) fn ack_when_unavailable() -> Ack {
-    Ack::Later(Duration::from_millis(rand::random_range(1_000..5_000)))
 }
 
 #[cfg(test)]
@@ -175,7 +205,14 @@ mod tests {
         for missed in [held(later), Missed::Stale, Missed::Free, Missed::Paused, Missed::Full] {
             assert!(matches!(ack_for(&missed, 1_000), Ack::Later(_)), "{missed:?}");
         }
-        assert!(matches!(ack_when_unavailable(), Ack::Later(_)));
+        for missed in [Missed::Claiming, Missed::Ending, Missed::Unanswered] {
+            assert!(matches!(ack_for(&missed, 1_000), Ack::Later(_)), "{missed:?}");
+        }
+        for missed in [Missed::Duplicate, Missed::Died] {
+            assert_eq!(ack_for(&missed, 1), Ack::Done, "{missed:?}");
+        }
+        assert_eq!(ack_for(&Missed::UnknownKind { again_in: later }, 1), Ack::Later(later));
+        assert_eq!(ack_for(&Missed::Refused, 1), Ack::Never);
     }
 
     #[test]

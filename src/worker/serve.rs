@@ -36,7 +36,7 @@ use crate::{
     fault,
     job::{
         Outcome,
-        claim::{Ack, Claim, ack_for, ack_when_unavailable},
+        claim::{Ack, Claim, Missed, ack_for},
     },
     nats::{
         Control, Delivery, Probed, Pull, PullConsumer, Pulled, Queue, QueueError,
@@ -540,7 +540,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
                 if stop.is_cancelled() {
                     delivery.receipt.give_back().await;
                 } else {
-                    delivery.receipt.send(ack_when_unavailable()).await;
+                    delivery.receipt.send(ack_for(&Missed::Unanswered, delivery.deliveries)).await;
                 }
             }
             if !stop.is_cancelled() {
@@ -575,7 +575,9 @@ impl<S: Send + Sync + 'static> Shared<S> {
                 }
                 self.run(*claim, reservation, message).await;
             }
-            Delivered::Answer(ack) => delivery.receipt.send(ack).await,
+            Delivered::Missed(missed) => {
+                delivery.receipt.send(ack_for(&missed, delivery.deliveries)).await;
+            }
             Delivered::Kept => {}
         }
     }
@@ -673,7 +675,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
         let claim = &job.claim;
         match self.store.missed(job.key.job, &claim.queue, &claim.kind, dispatch).await {
             Ok(missed) => ack_for(&missed, 1),
-            Err(_) => ack_when_unavailable(),
+            Err(_) => ack_for(&Missed::Unanswered, 1),
         }
     }
 
