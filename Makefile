@@ -79,7 +79,7 @@ run-chaos:
 # Mistakes in tenure's own statements and code, each of which a test must catch.
 .PHONY: mutants
 mutants: setup-test
-	@ONLY="$(ONLY)" scripts/mutants
+	@ONLY="$(ONLY)" LIST="$(LIST)" scripts/mutants
 
 # The kinds that cargo-mutants makes. It may be stopped, and goes on with what is not decided yet.
 .PHONY: mutants-rust
@@ -188,6 +188,7 @@ book: check-docs
 
 check: setup check-docs
 	@python3 scripts/check_dependencies.py
+	@LIST=1 python3 scripts/mutants
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --all-targets --all-features -- -D warnings
 	$(CARGO) clippy --locked --lib -- -D warnings
