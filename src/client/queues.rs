@@ -1,8 +1,8 @@
 //! Queues: what an operator says of a queue as a whole, to the whole fleet. It is kept in the database, so that it
 //! outlives every process.
 //!
-//! A pause and a limit are conditions of the claim itself (`store/job/claim_unlimited.sql`), not of workers that may not
-//! have heard of them.
+//! A pause and a limit are conditions of the claim itself (`store/job/claim_unlimited.sql`), not of workers that may
+//! not have heard of them.
 //!
 //! Invariants, each held by the test of that name:
 //!

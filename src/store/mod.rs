@@ -136,6 +136,7 @@ statements! {
     TAKE_DUE = recover "take_due";
     TAKE_TURNS = recover "take_turns";
     LEAVE_TURNS = recover "leave_turns";
+    PUBLISHED_QUEUES = recover "published_queues";
     SUSPECTS = recover "suspects";
     DATABASE_TIME = session "database_time";
     ADD_MARK = recover "add_mark";

@@ -7,8 +7,9 @@ use sqlx::{Row, postgres::PgRow, query};
 
 use super::{
     ADD_MARK, CREATE_PARTITIONS, DATABASE_TIME, FLEET, FORGET_WORKERS, LEAVE_TURNS, MEASURE, NOTE_REFUSED,
-    PASSED_MARK, RECLAIM_LOST, REGISTER_WORKER, RENEW_WORKER, RESET_STALE, RESET_VANISHED, RESET_WORKERS,
-    SCAN_DUE, SCAN_GATE, SILENT_WORKERS, SUSPECT, SUSPECTS, TAKE_DUE, TAKE_OVER, TAKE_TURNS, WORKERS_OF_HOST,
+    PASSED_MARK, PUBLISHED_QUEUES, RECLAIM_LOST, REGISTER_WORKER, RENEW_WORKER, RESET_STALE, RESET_VANISHED,
+    RESET_WORKERS, SCAN_DUE, SCAN_GATE, SILENT_WORKERS, SUSPECT, SUSPECTS, TAKE_DUE, TAKE_OVER, TAKE_TURNS,
+    WORKERS_OF_HOST,
     call::{Store, StoreError},
     rows::{DueJob, EndedAttempt, Fleet, Gate, HostWorker, QueueStats, Registration, Suspect, Turns, ended},
 };
@@ -136,18 +137,17 @@ impl Store {
         before: Option<&str>,
         limit: i64,
     ) -> Result<(String, Vec<Suspect>), StoreError> {
-        let rows = self.rows(query(SUSPECTS).bind(margin.as_secs_f64()).bind(before).bind(limit)).await?;
-        let (mut committed, mut suspects) = (None, Vec::new());
-        for row in &rows {
-            match row.try_get("committed")? {
-                Some(snapshot) => committed = Some(snapshot),
-                None => {
-                    suspects
-                        .push(Suspect { queue: row.try_get("queue")?, is_paused: row.try_get("paused")? });
-                }
-            }
+        let rows = self.rows(query(PUBLISHED_QUEUES).bind(before)).await?;
+        let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
+        let (queues, committed): (Vec<String>, String) = (row.try_get("queues")?, row.try_get("committed")?);
+        if queues.is_empty() {
+            return Ok((committed, Vec::new()));
         }
-        Ok((committed.ok_or(sqlx::Error::RowNotFound)?, suspects))
+        let rows = self.rows(query(SUSPECTS).bind(margin.as_secs_f64()).bind(queues).bind(limit)).await?;
+        let suspect =
+            |row: &PgRow| Ok(Suspect { queue: row.try_get("queue")?, is_paused: row.try_get("paused")? });
+        let suspects = rows.iter().map(suspect).collect::<Result<_, sqlx::Error>>()?;
+        Ok((committed, suspects))
     }
 
     /// Takes or keeps, for `length`, those of these turns that no other worker has.

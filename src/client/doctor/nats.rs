@@ -34,8 +34,8 @@ pub(super) async fn reach(tenure: &Tenure) -> (Checked, Option<NatsSeen>) {
         let why = if said.is_empty() { "no answer".into() } else { said };
         let checked =
             Checked::wrong("nats", format!("{url} was not reached within {CONNECTED_WITHIN:?}: {why}"));
-        let to_do = "check NATS_URL (tls:// needs a server with TLS), the network and the server; an authorization violation is a user or a password \
-                     that the server does not know";
+        let to_do = "check NATS_URL (tls:// needs a server with TLS), the network and the server; an authorization \
+                     violation is a user or a password that the server does not know";
         return (checked.advise(to_do), None);
     }
     let seen = queue.nats_seen();
