@@ -270,11 +270,10 @@ impl Enqueue<'_> {
         let span = request.sending();
         let enqueue = async move {
             let job = request.checked(tenure.config().payload_bytes_max, PublishedBy::Caller)?;
-            let admitted = tenure.limits().admit(&job.queue, 1, tenure.store().until()).await?;
+            let _admitted = tenure.limits().admit(&job.queue, 1, tenure.store().until()).await?;
             let id = job.id;
             let (created, tickets) = insert_in(tx, &[job]).await?;
-            let counted = created.contains(&Created::New) && admitted.is_counted();
-            tenure.uncommitted().watch(tickets, counted.then_some(id), admitted);
+            tenure.uncommitted().watch(tickets);
             let enqueued = answers(&[id], &created).pop().ok_or(EnqueueError::KeyNotVisible)?;
             Ok::<_, EnqueueError>(enqueued)
         };
@@ -293,13 +292,10 @@ impl EnqueueMany<'_> {
             let bytes_max = tenure.config().payload_bytes_max;
             let jobs = requests.into_iter().map(|request| request.checked(bytes_max, PublishedBy::Caller));
             let jobs: Vec<_> = jobs.collect::<Result<_, _>>()?;
-            let admitted = admit(tenure, &jobs, tenure.store().until()).await?;
+            let _admitted = admit(tenure, &jobs, tenure.store().until()).await?;
             let ids: Vec<_> = jobs.iter().map(|job| job.id).collect();
             let (created, tickets) = insert_in(tx, &jobs).await?;
-            let is_counted = admitted.iter().any(Admitted::is_counted);
-            let new = ids.iter().zip(&created).filter(|(_, created)| **created == Created::New);
-            let counted = new.map(|(id, _)| *id).filter(|_| is_counted);
-            tenure.uncommitted().watch(tickets, counted, admitted);
+            tenure.uncommitted().watch(tickets);
             Ok::<_, EnqueueError>(answers(&ids, &created))
         };
         traced(&span, enqueue).await

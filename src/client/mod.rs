@@ -92,7 +92,8 @@ impl Tenure {
         queue.connected_soon().await;
         let publications =
             Publications::start(store.clone(), queue.clone(), config.timing.publish_within).await?;
-        let uncommitted = Uncommitted::start(store.clone(), publications.clone());
+        let uncommitted =
+            Uncommitted::start(store.clone(), publications.clone(), config.timing.publish_within);
         let lane = || insert::batcher(store.clone(), Some(publications.clone()));
         let (enqueues, keyed) = (lane(), lane());
         let (config, limits) = (config.clone(), Limits::new(store.clone()));

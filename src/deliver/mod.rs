@@ -72,7 +72,6 @@ pub(crate) struct Deliver {
     unknown_kind_after: Duration,
     /// A worker takes nothing over until it has had Postgres for this long.
     scan_every: Duration,
-    still_waits_every: Duration,
     unknown_kinds: Arc<AtomicU64>,
     /// Of each queue that is served.
     slots: Arc<HashMap<String, Slots>>,
@@ -88,8 +87,6 @@ pub(crate) struct DeliverSettings {
     pub(crate) payload_bytes_max: usize,
     pub(crate) unknown_kind_after: Duration,
     pub(crate) scan_every: Duration,
-    /// Within which the relay hears again and again of a job whose message comes in vain.
-    pub(crate) still_waits_every: Duration,
     pub(crate) slots: Arc<HashMap<String, Slots>>,
 }
 
@@ -124,7 +121,6 @@ impl Deliver {
             prefix: settings.prefix,
             payload_bytes_max: settings.payload_bytes_max,
             unknown_kind_after: settings.unknown_kind_after,
-            still_waits_every: settings.still_waits_every,
             scan_every: settings.scan_every,
             unknown_kinds: Arc::default(),
             slots: settings.slots,
@@ -236,7 +232,7 @@ impl Deliver {
                     let missed = Missed::NotDue { due_in, relayed: false };
                     return Ok(self.answer(named, missed, deliveries));
                 }
-                missed => return Box::pin(self.answer_waiting(named, missed, deliveries)).await,
+                missed => return Ok(self.answer(named, missed, deliveries)),
             }
             if let Some(mut claim) = self.claim(named, rules).await? {
                 claim.after_reset |= taken_over;
@@ -266,20 +262,6 @@ impl Deliver {
         let missed = self.store.missed(named.job, &named.queue, &named.kind, named.dispatch).await?;
         tracing::debug!(job = %named.job, ?missed, worker = %self.worker_id, "not claimed");
         Ok(missed)
-    }
-
-    /// As [`Deliver::answer`]. A message of a full queue comes again and again until there is room: meanwhile its job
-    /// is kept from the relay, to which it would look lost.
-    async fn answer_waiting(
-        &self,
-        named: &JobRef,
-        missed: Missed,
-        deliveries: i64,
-    ) -> Result<Delivered, StoreError> {
-        if missed == Missed::Full {
-            self.store.still_waits(named.job, self.still_waits_every).await?;
-        }
-        Ok(self.answer(named, missed, deliveries))
     }
 
     fn answer(&self, named: &JobRef, missed: Missed, deliveries: i64) -> Delivered {

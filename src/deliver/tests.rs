@@ -26,7 +26,6 @@ fn deliver(place: &Place, scan_every: Duration) -> Deliver {
         payload_bytes_max: 100,
         unknown_kind_after: Duration::from_secs(3600),
         scan_every,
-        still_waits_every: Duration::from_secs(1),
         slots: Arc::new(Slots::shared(10, &[("q".into(), 1)])),
     };
     Deliver::new(store, running, heartbeat, settings)

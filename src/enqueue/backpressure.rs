@@ -118,13 +118,6 @@ struct LastCount {
 #[must_use = "it counts until it is dropped"]
 pub(crate) struct Admitted(Option<(Arc<OfQueue>, u64)>);
 
-impl Admitted {
-    /// Whether their queue has a limit.
-    pub(crate) fn is_counted(&self) -> bool {
-        self.0.is_some()
-    }
-}
-
 impl Drop for Admitted {
     fn drop(&mut self) {
         if let Some((queue, jobs)) = &self.0 {

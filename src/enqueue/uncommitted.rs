@@ -11,7 +11,7 @@
 //! - `a_thousand_transactions_at_once_cost_a_few_statements`
 //! - `a_transaction_that_is_rolled_back_or_lasts_leaves_its_jobs_to_the_relay`
 
-use std::{collections::HashMap, panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{collections::HashMap, panic::AssertUnwindSafe, time::Duration};
 
 use futures::FutureExt;
 use tokio::{
@@ -27,12 +27,15 @@ use crate::{
 const FIRST_LOOK: Duration = Duration::from_millis(1);
 /// A look comes after this part of the transaction's age so far: the job waits that much longer than it has.
 const PART_OF_AGE: u32 = 4;
-/// But no later than this: before the relay takes a committed job without a message for one whose message was lost.
-const LOOKS_AT_LEAST_EVERY: Duration = Duration::from_millis(1_500);
+/// But no later than this, by how long a publication may take: before the relay takes a committed job without a message
+/// for one whose message was lost, after a fifth of that time.
+fn looks_at_least_every(publish_within: Duration) -> Duration {
+    (publish_within * 3 / 20).max(FIRST_LOOK)
+}
 /// The database is busy with looks for this part of the time at most.
 const PART_OF_TIME: u32 = 4;
 /// The longest rest after looks: one that hung says nothing of the next.
-const RESTS_AT_MOST: Duration = Duration::from_secs(1);
+const RESTS_AT_MOST: Duration = Duration::from_secs(5);
 /// After this time the relay is left to find the job. One of a transaction that was rolled back is looked for as long.
 const GIVES_UP_AFTER: Duration = Duration::from_secs(60);
 /// The most jobs of one statement.
@@ -43,42 +46,38 @@ const LOOKED_FOR_MAX: usize = 1_000;
 pub(crate) struct Uncommitted(mpsc::UnboundedSender<Asked>);
 
 enum Asked {
-    /// Looks for these jobs, and holds their places in queues with a limit until they are seen. One that is due later
-    /// has no ticket.
-    Watch(Vec<(JobId, Option<Ticket>)>, Arc<dyn Send + Sync>),
+    /// Looks for these.
+    Watch(Vec<Ticket>),
     /// Looks for all of them now, and says when it has.
     Look(oneshot::Sender<()>),
 }
 
 struct Waiting {
-    ticket: Option<Ticket>,
-    _place: Arc<dyn Send + Sync>,
+    ticket: Ticket,
     since: Instant,
     look_at: Instant,
 }
 
 impl Uncommitted {
     /// Starts the task. It ends when the last of these is dropped, and nothing is waited for any more.
-    pub(crate) fn start(store: Store, publications: Publications) -> Self {
+    pub(crate) fn start(store: Store, publications: Publications, publish_within: Duration) -> Self {
         let (asked, requests) = mpsc::unbounded_channel();
-        let watcher = Watcher { store, publications, waiting: HashMap::new(), rests_until: Instant::now() };
+        let watcher = Watcher {
+            store,
+            publications,
+            waiting: HashMap::new(),
+            rests_until: Instant::now(),
+            looks_at_least_every: looks_at_least_every(publish_within),
+        };
         tokio::spawn(watcher.run_on(requests));
         Self(asked)
     }
 
-    /// Publishes these jobs once the transaction that holds them commits. Until then, or until that is not to be
-    /// expected any more, it keeps the `places` that they and the `others` have in queues with a limit.
-    pub(crate) fn watch(
-        &self,
-        tickets: Vec<Ticket>,
-        others: impl IntoIterator<Item = JobId>,
-        places: impl Send + Sync + 'static,
-    ) {
-        let mut jobs: Vec<_> = others.into_iter().map(|job| (job, None)).collect();
-        jobs.extend(tickets.into_iter().map(|ticket| (ticket.job, Some(ticket))));
-        if !jobs.is_empty() {
+    /// Publishes these jobs once the transaction that holds them commits.
+    pub(crate) fn watch(&self, tickets: Vec<Ticket>) {
+        if !tickets.is_empty() {
             // The task ends only with the runtime; then the relay publishes.
-            drop(self.0.send(Asked::Watch(jobs, Arc::new(places))));
+            drop(self.0.send(Asked::Watch(tickets)));
         }
     }
 
@@ -92,8 +91,8 @@ impl Uncommitted {
 }
 
 /// How long after a look the next one comes, for a job of this age.
-fn next_look(age: Duration) -> Duration {
-    (age / PART_OF_AGE).clamp(FIRST_LOOK, LOOKS_AT_LEAST_EVERY)
+fn next_look(age: Duration, longest: Duration) -> Duration {
+    (age / PART_OF_AGE).clamp(FIRST_LOOK, longest)
 }
 
 struct Watcher {
@@ -101,6 +100,7 @@ struct Watcher {
     publications: Publications,
     waiting: HashMap<JobId, Waiting>,
     rests_until: Instant,
+    looks_at_least_every: Duration,
 }
 
 impl Watcher {
@@ -141,14 +141,11 @@ impl Watcher {
 
     async fn take(&mut self, request: Asked) {
         match request {
-            Asked::Watch(jobs, places) => {
+            Asked::Watch(tickets) => {
                 let since = Instant::now();
                 let look_at = since + FIRST_LOOK;
-                self.waiting.extend(
-                    jobs.into_iter().map(|(job, ticket)| {
-                        (job, Waiting { ticket, _place: places.clone(), since, look_at })
-                    }),
-                );
+                let waiting = |ticket: Ticket| (ticket.job, Waiting { ticket, since, look_at });
+                self.waiting.extend(tickets.into_iter().map(waiting));
             }
             Asked::Look(looked) => {
                 self.look_for(self.waiting.keys().copied().collect()).await;
@@ -162,7 +159,7 @@ impl Watcher {
         // Together with those that would be due soon, for their age: a thousand transactions fall into step.
         let now = Instant::now();
         let is_due = |waiting: &Waiting| {
-            let soon = (next_look(now - waiting.since) / 2).max(FIRST_LOOK);
+            let soon = (next_look(now - waiting.since, self.looks_at_least_every) / 2).max(FIRST_LOOK);
             waiting.look_at <= now + soon
         };
         let due = self.waiting.iter().filter(|(_, waiting)| is_due(waiting));
@@ -189,7 +186,7 @@ impl Watcher {
             if age > GIVES_UP_AFTER {
                 self.waiting.remove(&job);
             } else {
-                waiting.look_at = now + next_look(age);
+                waiting.look_at = now + next_look(age, self.looks_at_least_every);
             }
         }
     }
@@ -199,7 +196,7 @@ impl Watcher {
         let mut tickets = Vec::with_capacity(visible.len());
         for (job, waits) in visible {
             let waiting = self.waiting.remove(&job);
-            tickets.extend(waiting.filter(|_| waits).and_then(|waiting| waiting.ticket));
+            tickets.extend(waiting.filter(|_| waits).map(|waiting| waiting.ticket));
         }
         if tickets.is_empty() {
             return;

@@ -32,7 +32,7 @@ use crate::{
     job::JobId,
     nats::{Confirmations, Progress, Queue, QueueError, Ticket},
     observe::{metrics, panics},
-    store::{DueJob, Store, StoreError, Suspect},
+    store::{DueJob, Store, StoreError, Suspect, Suspects},
 };
 
 /// The most jobs of one statement, and so of one burst of publications. One burst is published while the next is
@@ -207,6 +207,7 @@ pub(crate) struct Lost {
     /// The same where messages of the queue are with workers: a worker that could not decide about one gives it back
     /// for up to five seconds.
     with_workers: Duration,
+    ack_wait: Duration,
     publish_within: Duration,
     stop: Stop,
     /// When this relay has looked, and what was committed by then.
@@ -223,8 +224,8 @@ impl Lost {
     pub(crate) fn new(timing: &Timing, stop: Stop) -> Self {
         Self {
             under_way: timing.publish_within / 5,
-            // A message of a full queue comes again within a second, and its row says so.
-            with_workers: (timing.publish_within * 3 / 5).max(Duration::from_secs(2)),
+            with_workers: timing.publish_within * 3 / 5,
+            ack_wait: timing.ack_wait,
             publish_within: timing.publish_within,
             stop,
             seen: VecDeque::new(),
@@ -246,16 +247,16 @@ impl Lost {
         worker_id: &str,
     ) -> Result<usize, RelayError> {
         let are_all = self.before.is_none();
-        let looked_at = Instant::now();
-        let (committed, suspects) =
+        let Suspects { committed, queues: suspects, cut_at } =
             store.suspects(self.under_way, self.before.as_deref(), QUEUES_MAX).await?;
-        let visible_in = self.visible_for(self.under_way, looked_at, committed);
+        // Not before the answer: it may have taken long to come, and its snapshot is younger than the question.
+        let visible_in = self.visible_for(self.under_way, Instant::now(), committed);
         let is_last = i64::try_from(suspects.len()).is_ok_and(|n| n < QUEUES_MAX);
-        self.before = suspects.last().filter(|_| !is_last).map(|last| last.queue.clone());
+        self.before = if is_last { cut_at } else { suspects.last().map(|last| last.queue.clone()) };
         self.paused.retain(|_, until| *until > Instant::now());
         if suspects.is_empty() {
             // After others, just these are none: of the others it is known what it was.
-            if are_all {
+            if are_all && self.before.is_none() {
                 self.drained.clear();
             }
             return Ok(0);
@@ -322,7 +323,9 @@ impl Lost {
             return Ok(0);
         }
         let progress = queue.progress_in(name, stream).await?;
-        let margin = self.with_workers;
+        // A message that came while the queue ran as many jobs as it may waits on the server, too, for `ack_wait`: while
+        // there is no room, no worker asks for it.
+        let margin = if suspect.is_limited { self.ack_wait } else { self.with_workers };
         let Some(before) = self.lost_before(store, name, &progress, now, margin).await? else { return Ok(0) };
         let lost = Take::Lost {
             of: name.clone(),

@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::{
     BURY_UNKNOWN, CANCEL, CLAIM, CLAIM_ONE, CLAIM_SKIP, COMPLETE, COMPLETE_ONE, COMPLETE_SKIP, ENQUEUE,
     ENQUEUE_ONE, ENQUEUE_PLAIN, HELD_KEYS, LIVE_JOBS, MISSED, PROGRESS, PUT_OFF, REFUSE, RUN_NOW, SETTLE,
-    SETTLED_AS, STANDING, STILL_MINE, STILL_WAITS, UNANSWERED, UNPUBLISHED, VISIBLE,
+    SETTLED_AS, STANDING, STILL_MINE, UNANSWERED, UNPUBLISHED, VISIBLE,
     call::{Line, Store, StoreError},
     rows::{
         AttemptEnd, CancelAnswer, ClaimRequest, Completion, EndedAttempt, Keys, LockPolicy, NewJob,
@@ -379,11 +379,6 @@ impl Store {
             .await?;
         let is_known: bool = rows.first().map(|row| row.try_get("is_known")).transpose()?.unwrap_or_default();
         Ok(!is_known)
-    }
-
-    /// A message of this job has come in vain, since its queue is full, and comes again within a second.
-    pub(crate) async fn still_waits(&self, job: JobId, every: Duration) -> Result<(), StoreError> {
-        self.rows(query(STILL_WAITS).bind(job).bind(every.as_secs_f64())).await.map(drop)
     }
 
     /// Tells the relay that a job's message is alive and comes again.

@@ -54,7 +54,7 @@ pub(crate) use retention::Purged;
 pub(crate) use rows::Fleet;
 pub(crate) use rows::{
     AttemptEnd, CancelAnswer, ClaimRequest, Completion, DueJob, EndedAttempt, HostWorker, LockPolicy, NewJob,
-    ProgressWrite, PublishedBy, Refused, Registration, Route, RuleBroken, Suspect, Turns,
+    ProgressWrite, PublishedBy, Refused, Registration, Route, RuleBroken, Suspect, Suspects, Turns,
 };
 pub use rows::{ExecutionRow, JobRow, RecoveryRow};
 pub use schedules::ScheduleRow;
@@ -132,7 +132,6 @@ statements! {
     BURY_UNKNOWN = job "bury_unknown" job "end_attempt";
     REFUSE = job "refuse";
     PUT_OFF = job "put_off";
-    STILL_WAITS = job "still_waits";
     TAKE_DUE = recover "take_due";
     TAKE_TURNS = recover "take_turns";
     LEAVE_TURNS = recover "leave_turns";

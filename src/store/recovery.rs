@@ -11,7 +11,10 @@ use super::{
     RESET_WORKERS, SCAN_DUE, SCAN_GATE, SILENT_WORKERS, SUSPECT, SUSPECTS, TAKE_DUE, TAKE_OVER, TAKE_TURNS,
     WORKERS_OF_HOST,
     call::{Store, StoreError},
-    rows::{DueJob, EndedAttempt, Fleet, Gate, HostWorker, QueueStats, Registration, Suspect, Turns, ended},
+    rows::{
+        DueJob, EndedAttempt, Fleet, Gate, HostWorker, QueueStats, Registration, Suspect, Suspects, Turns,
+        ended,
+    },
 };
 use crate::job::{JobId, claim::ClaimKey};
 
@@ -33,6 +36,9 @@ fn due_jobs(rows: &[PgRow]) -> Result<Vec<DueJob>, StoreError> {
     };
     Ok(rows.iter().map(due).collect::<Result<_, sqlx::Error>>()?)
 }
+
+/// The most queues of which one look for lost messages asks.
+const NAMES_MAX: i64 = 1_000;
 
 impl Store {
     /// Resets those of these jobs that are silent still.
@@ -129,25 +135,31 @@ impl Store {
         due_jobs(&self.rows(reclaim.bind(visible_in)).await?)
     }
 
-    /// What is committed, and queues in which a due job has counted as published for longer than `margin`, by name,
-    /// those before this one.
+    /// Queues in which a due job has counted as published for longer than `margin`, by name, those before this one.
     pub(crate) async fn suspects(
         &self,
         margin: Duration,
         before: Option<&str>,
         limit: i64,
-    ) -> Result<(String, Vec<Suspect>), StoreError> {
-        let rows = self.rows(query(PUBLISHED_QUEUES).bind(before)).await?;
+    ) -> Result<Suspects, StoreError> {
+        let rows = self.rows(query(PUBLISHED_QUEUES).bind(before).bind(NAMES_MAX)).await?;
         let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
         let (queues, committed): (Vec<String>, String) = (row.try_get("queues")?, row.try_get("committed")?);
+        let is_cut = i64::try_from(queues.len()).is_ok_and(|n| n == NAMES_MAX);
+        let cut_at = queues.last().filter(|_| is_cut).cloned();
         if queues.is_empty() {
-            return Ok((committed, Vec::new()));
+            return Ok(Suspects { committed, queues: Vec::new(), cut_at });
         }
         let rows = self.rows(query(SUSPECTS).bind(margin.as_secs_f64()).bind(queues).bind(limit)).await?;
-        let suspect =
-            |row: &PgRow| Ok(Suspect { queue: row.try_get("queue")?, is_paused: row.try_get("paused")? });
-        let suspects = rows.iter().map(suspect).collect::<Result<_, sqlx::Error>>()?;
-        Ok((committed, suspects))
+        let suspect = |row: &PgRow| {
+            Ok(Suspect {
+                queue: row.try_get("queue")?,
+                is_paused: row.try_get("paused")?,
+                is_limited: row.try_get("limited")?,
+            })
+        };
+        let queues = rows.iter().map(suspect).collect::<Result<_, sqlx::Error>>()?;
+        Ok(Suspects { committed, queues, cut_at })
     }
 
     /// Takes or keeps, for `length`, those of these turns that no other worker has.

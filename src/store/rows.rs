@@ -181,6 +181,17 @@ pub(crate) struct DueJob {
 pub(crate) struct Suspect {
     pub(crate) queue: String,
     pub(crate) is_paused: bool,
+    pub(crate) is_limited: bool,
+}
+
+/// What a look for lost messages goes by.
+#[derive(Debug)]
+pub(crate) struct Suspects {
+    /// What is committed.
+    pub(crate) committed: String,
+    pub(crate) queues: Vec<Suspect>,
+    /// The last queue that was looked at, if there are more.
+    pub(crate) cut_at: Option<String>,
 }
 
 /// Which turns a worker has, and what there is to do. Of what there is to do, a worker that has taken no turn is told

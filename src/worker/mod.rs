@@ -517,9 +517,6 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
                 payload_bytes_max: config.payload_bytes_max,
                 unknown_kind_after: config.timing.unknown_kind_after,
                 scan_every: config.timing.scan_every,
-                // A fifth of the time that the relay gives a message that is with workers.
-                still_waits_every: (config.timing.publish_within * 3 / 25)
-                    .min(std::time::Duration::from_secs(1)),
                 slots: queues.clone(),
             },
         );

@@ -24,7 +24,7 @@ use futures::{FutureExt, future::join_all};
 use tokio::{
     sync::{Notify, Semaphore},
     task::JoinSet,
-    time::{sleep, timeout},
+    time::{sleep, timeout, timeout_at},
 };
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
@@ -198,17 +198,15 @@ impl<S: Send + Sync + 'static> Shared<S> {
                 tracing::error!(jobs = self.running.all().len(), "not released; others will take them back");
             }
         }
+        let relayed_by = tokio::time::Instant::now() + self.timing.publish_within;
         if self.recovery.relay {
-            drop(timeout(self.timing.publish_within, self.publish_due()).await);
+            drop(timeout_at(relayed_by, self.publish_due()).await);
         }
         background.tasks.shutdown().await;
         // What is taken counts as published: it goes out before this process ends.
-        drop(timeout(self.timing.publish_within, self.stop_relaying.stop()).await);
+        drop(timeout_at(relayed_by, self.stop_relaying.stop()).await);
         // After the loop that would take them again.
-        let left = timeout(self.timing.database_within, self.store.leave_turns(&self.worker_id)).await;
-        if matches!(left, Ok(Ok(true))) {
-            self.queue.announce_turns().await;
-        }
+        self.leave_turns().await;
         // Not while it owns a job that could not be released: others find it by its worker's row.
         let us = std::slice::from_ref(&self.worker_id);
         let signed_off =
@@ -220,6 +218,13 @@ impl<S: Send + Sync + 'static> Shared<S> {
         self.queue.flush().await;
         tracing::info!(worker = %self.worker_id, "worker stopped");
         if all_blocked { Err(WorkerError::Blocked { threads: self.threads.count() }) } else { Ok(()) }
+    }
+
+    async fn leave_turns(&self) {
+        let left = timeout(self.timing.database_within, self.store.leave_turns(&self.worker_id)).await;
+        if matches!(left, Ok(Ok(true))) {
+            self.queue.announce_turns().await;
+        }
     }
 
     /// A loop ends with the worker, or by panics, one after another. Only a restart brings it back.

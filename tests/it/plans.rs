@@ -177,8 +177,8 @@ async fn the_relay_and_unique_keys_go_by_their_index() {
             for (names, arguments, index) in [
                 ("take_due", "500", "jobs_unpublished"),
                 ("reclaim_lost", "'q', now(), 500, 'w', '1:1:'", "jobs_published"),
-                ("published_queues", "NULL", "jobs_published"),
-                ("published_queues", "'x'", "jobs_published"),
+                ("published_queues", "NULL, 1000", "jobs_published"),
+                ("published_queues", "'x', 1000", "jobs_published"),
                 ("suspects", "2, ARRAY['q'], 100", "jobs_published"),
                 ("held_keys", "ARRAY['q', 'q'], ARRAY['a', 'b'], ARRAY[0, 1]", "job_keys_pkey"),
                 ("count_queued", "'q', 101", "jobs_unpublished_of_queue"),
@@ -242,8 +242,8 @@ async fn the_search_for_lost_messages_does_not_read_what_a_worked_off_backlog_ha
     bench.execute("DELETE FROM tenure.jobs WHERE published_at < now() - interval '30 s'").await;
     let mut connection = PgConnection::connect(&bench.config.database_url).await.unwrap();
     for (name, arguments, mode) in [
-        ("published_queues", "NULL", "force_generic_plan"),
-        ("published_queues", "NULL", "force_custom_plan"),
+        ("published_queues", "NULL, 1000", "force_generic_plan"),
+        ("published_queues", "NULL, 1000", "force_custom_plan"),
         ("suspects", "2, ARRAY['q'], 100", "force_generic_plan"),
         ("suspects", "2, ARRAY['q'], 100", "force_custom_plan"),
     ] {

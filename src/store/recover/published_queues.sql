@@ -1,7 +1,7 @@
 -- published_queues: the queues of which jobs count as published, the last name first; and what is committed, for
 -- reclaim_lost.sql.
 --
---   $1 queues before this name; NULL: all
+--   $1 queues before this name; NULL: all  $2 row limit
 --
 -- The queues are found one after another by their index: however many jobs a queue has, it is entered once. And each is
 -- entered where its newest jobs are: where a backlog is worked off, its oldest have left nothing but index entries, tens
@@ -18,6 +18,5 @@ WITH RECURSIVE named AS (
              ORDER BY j.queue DESC, j.published_at DESC LIMIT 1)
       FROM named WHERE named.queue IS NOT NULL
 )
-SELECT coalesce(array_agg(queue ORDER BY queue DESC) FILTER (WHERE queue IS NOT NULL), '{}') AS queues,
-       pg_current_snapshot()::text AS committed
-  FROM named
+SELECT coalesce(array_agg(queue ORDER BY queue DESC), '{}') AS queues, pg_current_snapshot()::text AS committed
+  FROM (SELECT queue FROM named WHERE queue IS NOT NULL LIMIT $2) n

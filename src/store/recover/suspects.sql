@@ -6,7 +6,8 @@
 -- Apart from published_queues.sql: in one statement, of a large table without statistics, the cost that the planner
 -- expects is above jit_above_cost, and compiling it takes 30 ms of a processor each second.
 SELECT named.queue,
-       coalesce((SELECT q.paused_at IS NOT NULL FROM tenure.queues q WHERE q.queue = named.queue), false) AS paused
+       coalesce((SELECT q.paused_at IS NOT NULL FROM tenure.queues q WHERE q.queue = named.queue), false) AS paused,
+       coalesce((SELECT q.max_running IS NOT NULL FROM tenure.queues q WHERE q.queue = named.queue), false) AS limited
   FROM unnest($2::text[]) AS named(queue)
  -- Mostly the newest of the jobs that were published so long ago waits, or none of them does. Asked for nothing else, it
  -- is found by its index; with the rest of the condition, all of a queue's jobs may be read and sorted for the one.
