@@ -323,8 +323,8 @@ impl Lost {
             return Ok(0);
         }
         let progress = queue.progress_in(name, stream).await?;
-        // A message that came while the queue ran as many jobs as it may waits on the server, too, for `ack_wait`: while
-        // there is no room, no worker asks for it.
+        // A message that came while the queue ran as many jobs as it may waits on the server, too, for `ack_wait`:
+        // while there is no room, no worker asks for it.
         let margin = if suspect.is_limited { self.ack_wait } else { self.with_workers };
         let Some(before) = self.lost_before(store, name, &progress, now, margin).await? else { return Ok(0) };
         let lost = Take::Lost {
