@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tenure::{JobContext, JobError, JobRequest, KindOptions, StoreError, Tenure, Worker};
 use tokio::sync::Semaphore;
 
-use crate::harness::{Bench, Child, Running, bench, bench_with};
+use crate::harness::{Bench, Child, Proxy, Running, bench, bench_with, bench_with_servers};
 
 const SECRET: &str = "s3cr3t-8f1c";
 
@@ -173,4 +173,18 @@ async fn a_worker_that_waits_repeats_its_warnings_less_and_less_often_and_names_
     events.dedup();
     assert!(told.len() <= events.len() * 3, "{told:#?}");
     assert!(told.iter().any(|line| field(line, "left_out").as_u64().unwrap() >= 1), "{told:#?}");
+}
+
+/// The server may be looking for its streams when it is first asked, or the link break: that says nothing of the stream.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_first_answer_that_does_not_arrive_is_not_told_as_a_stream_that_is_missing() {
+    let bench = bench_with_servers(|config| config.timing.publish_within = Duration::from_secs(1)).await;
+    bench.tenure.setup(&["idle".into()]).await.unwrap();
+    let proxy = Proxy::to_url(&bench.config.nats_url).await;
+    proxy.lose_answer_to(b"$JS.API.STREAM.INFO");
+    let url = ("NATS_URL", proxy.of(&bench.config.nats_url));
+    let mut worker = Child::start_with(&bench, "idle", &[url]);
+    worker.until_log("worker started").await;
+    assert_eq!(proxy.lost(), 1);
+    assert!(!worker.log().contains("the stream is missing"), "{}", worker.log());
 }
