@@ -119,7 +119,7 @@ pub(crate) enum Missed {
     Duplicate,
     /// It became a dead letter just now.
     Died,
-    /// Nobody can make a job of it: a dead letter has its text.
+    /// It is malformed; a dead letter has its text.
     Refused,
     /// Postgres did not answer.
     Unanswered,

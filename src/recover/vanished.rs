@@ -87,7 +87,7 @@ pub(crate) fn has_settled(store: &Store, queue: &Queue, timing: &Timing) -> bool
 /// What came of a look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Looked {
-    /// So many jobs were reset.
+    /// This number of jobs was reset.
     Reset(usize),
     /// Of several processes, NATS said nothing of any: it may be this worker's connection.
     Unanswered,

@@ -366,7 +366,7 @@ async fn the_first_that_is_said_of_a_message_counts() {
     assert_eq!(parts.left_to_the_relay().await, "1");
 }
 
-/// A group of which nothing is left to come, and so many have failed.
+/// A group that has ended, and in which this number of messages has failed.
 fn ended(parts: &Parts, held: Held, failed: usize) -> Group {
     Group {
         jobs: Vec::new(),
