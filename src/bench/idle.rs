@@ -69,7 +69,7 @@ pub(super) async fn idle(arena: &Arena, plan: &Plan, values: &mut Values) -> any
     arena.forget_workers().await?;
     // What the bench itself and the server's own processes do.
     sleep(scale.settles).await;
-    let nobody = used(arena, &[], scale).await?;
+    let without_workers = used(arena, &[], scale).await?;
     for &workers in scale.fleets {
         let (free, needs) = (arena.free_connections().await?, workers * CONNECTIONS_EACH);
         if free < needs {
@@ -92,14 +92,14 @@ pub(super) async fn idle(arena: &Arena, plan: &Plan, values: &mut Values) -> any
         } else {
             format!("{workers} idle worker processes")
         };
-        tell(values, &fleet, &used(arena, &started, scale).await?, &nobody, workers);
+        tell(values, &fleet, &used(arena, &started, scale).await?, &without_workers, workers);
         let took = killed(arena, &queue, &mut started, scale.kills).await?;
         let how = if workers == 1 { "and a new start to running again" } else { "to running elsewhere" };
         values.add(format!("{fleet}: SIGKILL {how}, p50"), "s", percentile(&took, 0.5));
         values.add(format!("{fleet}: SIGKILL {how}, longest"), "s", percentile(&took, 1.0));
         stop(started).await?;
     }
-    many_queues(arena, plan, scale, &nobody, values).await
+    many_queues(arena, plan, scale, &without_workers, values).await
 }
 
 /// How soon a job runs again whose worker is killed, in seconds. After each kill a new worker is started: that of a
@@ -145,7 +145,7 @@ async fn many_queues(
     arena: &Arena,
     plan: &Plan,
     scale: &Scale,
-    nobody: &Used,
+    without_workers: &Used,
     values: &mut Values,
 ) -> anyhow::Result<()> {
     let queue = arena.queue();
@@ -158,7 +158,7 @@ async fn many_queues(
     stop(vec![worker]).await?;
 
     for &queues in scale.queues {
-        of_queues(arena, plan, scale, nobody, queues, alone, values).await?;
+        of_queues(arena, plan, scale, without_workers, queues, alone, values).await?;
     }
     Ok(())
 }
@@ -168,7 +168,7 @@ async fn of_queues(
     arena: &Arena,
     plan: &Plan,
     scale: &Scale,
-    nobody: &Used,
+    without_workers: &Used,
     queues: usize,
     alone: f64,
     values: &mut Values,
@@ -182,7 +182,7 @@ async fn of_queues(
     values.add(format!("{name}: until it takes jobs of all"), "s", since.elapsed().as_secs_f64());
     sleep(scale.settles).await;
     let workers = [worker];
-    tell(values, &format!("{name}, idle"), &used(arena, &workers, scale).await?, nobody, 1);
+    tell(values, &format!("{name}, idle"), &used(arena, &workers, scale).await?, without_workers, 1);
     latencies(arena, &queues[0], 50, Duration::from_millis(5)).await?;
     let mut begins = Begins::look(arena);
     let mut pace = paced(PACE);
@@ -199,8 +199,8 @@ async fn of_queues(
 
 /// The transactions are those that `pg_stat_database` counts as committed, less what it counts without any worker.
 /// Outside a user's transaction tenure's statements are one each.
-fn tell(values: &mut Values, who: &str, used: &Used, nobody: &Used, workers: usize) {
-    let transactions = (used.transactions - nobody.transactions).max(0.0);
+fn tell(values: &mut Values, who: &str, used: &Used, without_workers: &Used, workers: usize) {
+    let transactions = (used.transactions - without_workers.transactions).max(0.0);
     values.add(format!("{who}: statements (xact_commit)"), "/s", transactions);
     let percent = |part: &str| used.cpu.get(part).map(|seconds| seconds * 100.0);
     if let Some(percent) = percent("postgres") {

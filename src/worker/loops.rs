@@ -150,7 +150,7 @@ impl<S: Send + Sync + 'static> Shared<S> {
     /// Asks for a claim of a job that there is not: whether this worker may.
     async fn check_claims(&self) {
         let Some(queue) = self.queues.keys().next() else { return };
-        let nobody = ClaimRequest {
+        let no_such_job = ClaimRequest {
             job: JobId(uuid::Uuid::nil()),
             queue: queue.clone(),
             kind: "none".into(),
@@ -160,13 +160,14 @@ impl<S: Send + Sync + 'static> Shared<S> {
         let limited = self.queues.iter().find(|(_, slots)| slots.is_limited()).map(|(name, _)| name.clone());
         let tried = match self
             .store
-            .claim(LockPolicy::Wait, std::slice::from_ref(&nobody), &self.worker_id, &self.hostname)
+            .claim(LockPolicy::Wait, std::slice::from_ref(&no_such_job), &self.worker_id, &self.hostname)
             .await
         {
             Ok(_) => match limited {
                 Some(queue) => {
-                    let nobody = ClaimRequest { queue, ..nobody };
-                    let tried = self.store.claim_limited(&[nobody], &self.worker_id, &self.hostname).await;
+                    let no_such_job = ClaimRequest { queue, ..no_such_job };
+                    let tried =
+                        self.store.claim_limited(&[no_such_job], &self.worker_id, &self.hostname).await;
                     // Others claim: they may.
                     tried.map(drop).or_else(|error| if error.is_locked() { Ok(()) } else { Err(error) })
                 }

@@ -332,7 +332,7 @@ mod tests {
         assert!(left_for.is_some_and(|time| time > turn_lasts(&timing) * 3), "{left_for:?}");
         let turns = turns_of(1);
         note(&turns, Went::Badly, ago(long));
-        assert!(!turns.is_left(Turn::Relay), "to nobody");
+        assert!(!turns.is_left(Turn::Relay), "a lone worker keeps its turn");
         // Between two failures there may be nothing to do; a success begins anew.
         for (between, is_left) in [(Went::Unsaid, true), (Went::Well, false)] {
             let turns = turns_of(2);

@@ -321,7 +321,7 @@ async fn both_servers_are_reached_by_tls_with_certificates_and_only_with_the_rig
         let answer = tokio::time::timeout(Duration::from_secs(3), stranger.setup(&["r".into()])).await;
         assert!(!matches!(answer, Ok(Ok(_))), "NATS let it in");
     }
-    // A server without TLS: the jobs are stored all the same, and the client goes on trying, until one has it.
+    // The server has no TLS: Postgres stores the job, and the client tries again until it reaches a server with TLS.
     let plain = bench().await;
     let link = Proxy::to_url(&plain.config.nats_url).await;
     let url = link.of(&plain.config.nats_url).replace("nats://127.0.0.1", "tls://localhost");
