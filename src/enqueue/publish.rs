@@ -227,6 +227,18 @@ impl Publications {
         queue: Queue,
         publish_within: Duration,
     ) -> Result<Self, QueueError> {
+        let (publications, publisher, waiting, confirmations) =
+            Self::with_publisher(store, queue, publish_within).await?;
+        tokio::spawn(publisher.run_on(waiting, confirmations));
+        Ok(publications)
+    }
+
+    /// The publisher that the task runs, and what it listens to.
+    async fn with_publisher(
+        store: Store,
+        queue: Queue,
+        publish_within: Duration,
+    ) -> Result<(Self, Publisher, mpsc::UnboundedReceiver<Handed>, Confirmations), QueueError> {
         let (handed, waiting) = mpsc::unbounded_channel();
         let gives_up = GivesUp::default();
         let confirmations = queue.confirmations().await?;
@@ -245,8 +257,7 @@ impl Publications {
             failed_at: None,
             heard_at: None,
         };
-        tokio::spawn(publisher.run_on(waiting, confirmations));
-        Ok(Self {
+        let publications = Self {
             queue,
             reply_to,
             groups,
@@ -257,7 +268,8 @@ impl Publications {
             gives_up,
             pending: Pending::default(),
             publish_within,
-        })
+        };
+        Ok((publications, publisher, waiting, confirmations))
     }
 
     /// The message of a ticket.

@@ -28,34 +28,8 @@ async fn parts() -> Parts {
 async fn parts_in(place: Place) -> Parts {
     let (store, queue) = (place.tenure.store().clone(), place.tenure.queue().clone());
     queue.ensure_stream().await.unwrap();
-    let (sender, handed) = mpsc::unbounded_channel();
-    let confirmations = queue.confirmations().await.unwrap();
-    let (reply_to, gives_up, groups) = (confirmations.reply_to(), GivesUp::default(), Groups::default());
-    let publisher = Publisher {
-        store,
-        queue: queue.clone(),
-        reply_to: reply_to.clone(),
-        publish_within: WITHIN,
-        gives_up: gives_up.clone(),
-        groups: groups.clone(),
-        unsent: VecDeque::new(),
-        failed: Vec::new(),
-        of_failed: Vec::new(),
-        failed_at: None,
-        heard_at: None,
-    };
-    let publications = Publications {
-        queue,
-        reply_to,
-        groups,
-        handed: sender,
-        room: Arc::new(Semaphore::new(WAITING_MAX)),
-        stalled: Arc::default(),
-        unread: Arc::default(),
-        gives_up,
-        pending: Pending::default(),
-        publish_within: WITHIN,
-    };
+    let (publications, publisher, handed, confirmations) =
+        Publications::with_publisher(store, queue, WITHIN).await.unwrap();
     Parts { place, publications, publisher, handed, confirmations }
 }
 
