@@ -1,9 +1,9 @@
-# Two images from one static binary, linked against nothing of the image that it runs in:
+# Two images from one static binary, which needs no library of its image:
 #
-#   docker build --target tenure .        that binary and nothing else: migrate, serve, the command line
+#   docker build --target tenure .        only that binary: migrate, serve, the command line
 #   docker build --target tenure-exec .   with a shell and Debian's tools, for `work --exec`; add your own program to it
 #
-# A worker of your own in Rust is built as the first stage does, with its own Cargo.toml.
+# Build your own worker in Rust as the first stage does, with its own Cargo.toml.
 
 FROM rust:1.95-bookworm AS build
 WORKDIR /tenure
@@ -11,10 +11,10 @@ COPY . .
 RUN scripts/static /out/tenure
 
 FROM scratch AS tenure
-# NATS's certificate may be checked by the system's.
+# tenure may verify NATS's certificate by the system's CA certificates.
 COPY --from=build /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/ca-certificates.crt
 COPY --from=build /out/tenure /usr/local/bin/tenure
-# By number, so that Kubernetes can tell that it is not root.
+# A number, so that Kubernetes can see that it is not root.
 USER 65532:65532
 # Metrics and health, with TENURE_LISTEN.
 EXPOSE 9090

@@ -1,8 +1,8 @@
-//! Effects that happen exactly once, however often the job is tried.
+//! Effects that happen exactly once, however many attempts a job takes.
 //! `cargo run --features testing --example exactly_once`
 //!
-//! On private servers, and it ends by itself in seconds: one job fails in the middle, one loses its worker in the
-//! middle, and the books must be right all the same.
+//! Runs on private servers, and ends by itself in seconds. One job fails in the middle, one loses its worker in the
+//! middle; the example fails if the tables are then wrong.
 
 use std::{
     error::Error,
@@ -23,9 +23,9 @@ type Failure = Box<dyn Error + Send + Sync>;
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 enum Stumble {
     Never,
-    /// The first attempt fails when it has sent the mail.
+    /// The first attempt fails after it has sent the mail.
     Fails,
-    /// The first attempt loses its job when it has sent the mail, and goes on.
+    /// The first attempt loses its job after it has sent the mail, and goes on.
     IsLost,
 }
 
@@ -53,7 +53,7 @@ impl Job for Thank {
 struct Shop {
     tenure: Tenure,
     pool: PgPool,
-    /// What the mail server was given: the key by which it recognises a repetition.
+    /// The keys that the mail server received, by which it recognises a repetition.
     mails: Arc<Mutex<Vec<String>>>,
 }
 
@@ -61,19 +61,17 @@ async fn settle(job: Settle, ctx: JobContext<Shop>) -> Result<Outcome, JobError>
     let order = job.order;
 
     // ANCHOR: once
-    // Once for the job: a later attempt gets the receipt that this one wrote.
+    // Once per job: a later attempt gets the receipt that this one wrote.
     let receipt: i64 = ctx
-        .once("receipt", move |tx| {
-            Box::pin(async move {
-                let insert = sqlx::query_scalar("INSERT INTO receipts (order_id) VALUES ($1) RETURNING id");
-                Ok(insert.bind(order).fetch_one(tx).await?)
-            })
+        .once("receipt", async |tx| {
+            let insert = sqlx::query_scalar("INSERT INTO receipts (order_id) VALUES ($1) RETURNING id");
+            Ok(insert.bind(order).fetch_one(tx).await?)
         })
         .await?;
     // ANCHOR_END: once
 
     // ANCHOR: outside
-    // Outside Postgres: it may be repeated, and the key tells the other side that it is.
+    // Outside Postgres: a retry may repeat the effect; the key lets the other side recognise that.
     let key = ctx.idempotency_key("mail");
     ctx.state().mails.lock().unwrap_or_else(PoisonError::into_inner).push(key);
     // ANCHOR_END: outside
@@ -82,7 +80,7 @@ async fn settle(job: Settle, ctx: JobContext<Shop>) -> Result<Outcome, JobError>
         match job.stumble {
             Stumble::Never => {}
             Stumble::Fails => return Err(JobError::msg("the printer is on fire")),
-            // It hears that it lost the job, and writes all the same.
+            // Learns from `progress` that it lost the job, and then tries to write.
             Stumble::IsLost => {
                 while ctx.progress("sending", 50.0, "").await.is_ok() {
                     sleep(Duration::from_millis(20)).await;
@@ -92,19 +90,17 @@ async fn settle(job: Settle, ctx: JobContext<Shop>) -> Result<Outcome, JobError>
     }
 
     // ANCHOR: fenced
-    // Only while the job is this attempt's; another attempt that comes this far does it again.
-    ctx.fenced_tx(move |tx| {
-        Box::pin(async move {
-            let update = sqlx::query("UPDATE orders SET visits = visits + 1 WHERE id = $1");
-            update.bind(order).execute(tx).await?;
-            Ok(())
-        })
+    // Commits only while this attempt owns the job; another attempt that gets this far does it again.
+    ctx.fenced_tx(async |tx| {
+        let update = sqlx::query("UPDATE orders SET visits = visits + 1 WHERE id = $1");
+        update.bind(order).execute(tx).await?;
+        Ok(())
     })
     .await?;
     // ANCHOR_END: fenced
 
     // ANCHOR: complete
-    // The last write, the job that follows, and the completion are one commit, which tenure makes.
+    // The last write, the follow-up job and the completion are one commit, made by tenure.
     let shop = ctx.state();
     let mut tx = shop.pool.begin().await?;
     sqlx::query("UPDATE orders SET settled = settled + 1 WHERE id = $1")

@@ -18,20 +18,20 @@ impl Job for Resize {
 }
 
 async fn resize(job: Resize, ctx: JobContext) -> Result<Outcome, JobError> {
-    // Where the attempt before this one was, if there was one.
+    // The checkpoint of the previous attempt, if there was one.
     let start: u16 = ctx.checkpoint().unwrap_or(0);
     for picture in start..job.pictures {
-        tokio::time::sleep(Duration::from_secs(1)).await; // a second's work
+        tokio::time::sleep(Duration::from_secs(1)).await; // one second of work
         let percent = f32::from(picture + 1) / f32::from(job.pictures) * 100.0;
         ctx.save_checkpoint(&(picture + 1)).await?;
-        ctx.progress("resizing", percent, "").await?; // also the sign of life
+        ctx.progress("resizing", percent, "").await?; // also the heartbeat
     }
     Outcome::done(format!("{} pictures", job.pictures))
 }
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    tracing_subscriber::fmt().with_writer(std::io::stderr).init(); // what tenure has to say
+    tracing_subscriber::fmt().with_writer(std::io::stderr).init(); // tenure's log
     let tenure = Tenure::connect(&Config::from_env()?).await?;
     tenure.migrate().await?;
     if std::env::args().nth(1).as_deref() == Some("work") {

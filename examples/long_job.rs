@@ -1,8 +1,8 @@
-//! A long job: progress as its sign of life, a checkpoint to go on from, a cancellation that is heard.
+//! A long job: progress as the heartbeat, a checkpoint to continue from, a response to cancellation.
 //! `cargo run --features testing --example long_job`
 //!
-//! On private servers, and it ends by itself in seconds: the first job loses its worker in the middle and goes on
-//! from its checkpoint, the second is cancelled. It fails if a row is left out, or if the cancellation is not heard.
+//! Runs on private servers, and ends by itself in seconds. The first job loses its worker in the middle and continues
+//! from its checkpoint; the second is cancelled. The example fails if a row is missing, or if the second job goes on.
 
 use std::{
     collections::BTreeSet,
@@ -31,7 +31,7 @@ impl Job for Import {
     const QUEUE: &'static str = "imports";
 }
 
-/// Where to go on; not what was found.
+/// The place to continue from, not the results so far.
 #[derive(Default, Serialize, Deserialize)]
 struct Checkpoint {
     rows: u16,
@@ -42,10 +42,10 @@ async fn import(job: Import, ctx: JobContext<Target>) -> Result<Outcome, JobErro
     for row in start.rows..job.rows {
         tokio::select! {
             done = ctx.state().import(row) => done?,
-            // Cancelled, lost, out of time, or the worker stops: what becomes of the job depends on which.
+            // Cancelled, lost, out of time, or the worker stops: the reason decides what happens to the job.
             reason = ctx.cancelled() => return Err(JobError::msg(format!("at row {row}: {reason}"))),
         }
-        // Both are signs of life, and are written together, once a second at most.
+        // Both are heartbeats. One statement writes them together, at most once a second.
         ctx.save_checkpoint(&Checkpoint { rows: row + 1 }).await?;
         let percent = f32::from(row + 1) / f32::from(job.rows) * 100.0;
         ctx.progress("importing", percent, &format!("{} of {} rows", row + 1, job.rows)).await?;
@@ -54,7 +54,7 @@ async fn import(job: Import, ctx: JobContext<Target>) -> Result<Outcome, JobErro
 }
 // ANCHOR_END: handler
 
-/// Where the rows go: each is written under its own number, so that a row that is imported twice is there once.
+/// The target of the rows. It stores each row under its own number, so that a row imported twice exists once.
 #[derive(Clone, Default)]
 struct Target {
     rows: Arc<Mutex<Vec<u16>>>,
@@ -75,11 +75,11 @@ impl Target {
 // ANCHOR: worker
 fn worker(tenure: &tenure::Tenure, target: &Target) -> WorkerBuilder<Target> {
     let options = KindOptions::new()
-        // Silence after which it is taken back: longer than the longest step between two reports.
+        // The silence after which a scanner resets the job: longer than the longest step between two reports.
         .stale_after(Duration::from_secs(60))
-        // However many signs of life it shows.
+        // The longest run time, even with heartbeats.
         .timeout(Duration::from_secs(4 * 3_600))
-        // To tidy up, once it is told to stop.
+        // The time to clean up after a cancellation.
         .cancel_grace(Duration::from_secs(10));
     Worker::builder(tenure).state(target.clone()).handle_with(options, import).concurrency("imports", 2)
 }
@@ -93,7 +93,7 @@ async fn main() -> Result<(), Failure> {
     let id = test.enqueue(Import { rows }).await?.id;
     let (job, lost) = tokio::join!(test.finish(worker(&test, &target), id), async {
         until_progress(&test, id, 40.0).await?;
-        // As if its worker were frozen or cut off.
+        // Simulates a worker that is frozen or cut off.
         test.lose(id).await;
         Ok::<_, Failure>(())
     });
@@ -101,10 +101,10 @@ async fn main() -> Result<(), Failure> {
     assert_eq!((job.status, job.attempt), (Status::Completed, 2), "{job:?}");
     let imported = target.imported();
     let distinct: BTreeSet<u16> = imported.iter().copied().collect();
-    assert_eq!(distinct.len(), usize::from(rows), "every row is there");
+    assert_eq!(distinct.len(), usize::from(rows), "every row exists");
     let repeated = imported.len() - distinct.len();
-    assert!(repeated < 30, "it went on from its checkpoint, and yet repeated {repeated} rows");
-    println!("lost at 40 %, and completed by its second attempt, which repeated {repeated} rows");
+    assert!(repeated < 30, "the second attempt repeated {repeated} rows despite the checkpoint");
+    println!("lost at 40 %; the second attempt completed the job and repeated {repeated} rows");
 
     let target = Target::default();
     let id = test.enqueue(Import { rows: 400 }).await?.id;
@@ -115,7 +115,7 @@ async fn main() -> Result<(), Failure> {
     });
     cancelled?;
     assert_eq!(job.status, Status::Cancelled, "{job:?}");
-    assert!(target.imported().len() < 400, "it went on all the same");
+    assert!(target.imported().len() < 400, "the handler went on after the cancellation");
     println!("cancelled: {}", job.last_error.unwrap_or_default());
     Ok(())
 }
@@ -128,7 +128,7 @@ async fn until_progress(test: &TestTenure, id: JobId, percent: f32) -> Result<()
             return Ok(());
         }
         if job.status.is_finished() {
-            return Err(format!("it has ended too soon: {job:?}").into());
+            return Err(format!("the job ended too soon: {job:?}").into());
         }
         sleep(Duration::from_millis(10)).await;
     }

@@ -1,7 +1,7 @@
-//! When a failed attempt is tried again. `cargo run --features testing --example retry_policy`
+//! When tenure retries a failed attempt. `cargo run --features testing --example retry_policy`
 //!
-//! On private servers, and it ends by itself in seconds: four addresses that answer differently, and what becomes of
-//! each job. It fails if one is tried too often, too rarely, or at the wrong time.
+//! Runs on private servers, and ends by itself in seconds. Each address answers differently; the example fails if a job
+//! gets too many or too few attempts, or gets one at the wrong time.
 
 use std::{error::Error, time::Duration};
 
@@ -37,7 +37,7 @@ enum FetchError {
     Certificate,
 }
 
-/// A web in which the address says how it answers.
+/// A simulated web: the address decides the answer.
 fn get(address: &str, attempt: u32) -> Result<&'static str, FetchError> {
     match address {
         "busy" if attempt == 1 => Err(FetchError::Busy(Duration::from_secs(30))),
@@ -52,11 +52,11 @@ fn get(address: &str, attempt: u32) -> Result<&'static str, FetchError> {
 async fn fetch(job: Fetch, ctx: JobContext) -> Result<Outcome, JobError> {
     match get(&job.address, ctx.attempt()) {
         Ok(page) => Outcome::done(page),
-        // It says itself when: neither sooner nor later.
+        // The server names the time of the retry.
         Err(FetchError::Busy(after)) => Err(JobError::retry_after(after, FetchError::Busy(after))),
-        // No further attempt can mend it: a dead letter at once.
+        // No retry can succeed: the job becomes a dead letter at once.
         Err(error @ FetchError::Gone) => Err(JobError::permanent(error)),
-        // Whatever else: as the kind's policy says.
+        // Every other error: the kind's policy decides.
         Err(error) => Err(error.into()),
     }
 }
@@ -65,10 +65,10 @@ async fn fetch(job: Fetch, ctx: JobContext) -> Result<Outcome, JobError> {
 // ANCHOR: policy
 fn worker(tenure: &Tenure) -> WorkerBuilder {
     let options = KindOptions::new()
-        // 60 s, 120 s, 240 s, up to an hour, each a tenth more or less.
+        // 60 s, 120 s, 240 s, up to an hour, each plus or minus a tenth.
         .backoff(Backoff { first: Duration::from_secs(60), longest: Duration::from_secs(3_600), jitter: 0.1 })
         .retry(|error, attempt| match error.downcast_ref::<FetchError>() {
-            // Once more at once; whoever renews it has done so by then, or has to be told.
+            // One retry after a second, in case the certificate has been renewed; then a dead letter for an operator.
             Some(FetchError::Certificate) if attempt == 1 => Retry::After(Duration::from_secs(1)),
             Some(FetchError::Certificate) => Retry::Never,
             _ => Retry::Usual,
@@ -94,15 +94,15 @@ async fn main() -> Result<(), Failure> {
         println!("{address}: {status} at attempt {attempts}");
     }
 
-    // `drain` skips nothing: these wait for their next attempt.
+    // `drain` skips no waits: these jobs wait for their next attempt.
     for (address, least, most) in [("busy", 29, 31), ("flaky", 53, 67)] {
         test.enqueue(Fetch { address: address.into() }).await?;
         test.drain(worker(&test)).await;
         let waiting = test.enqueued_kind(Fetch::KIND).await;
-        let next = waiting.last().ok_or("it does not wait for another attempt")?;
+        let next = waiting.last().ok_or("the job does not wait for a retry")?;
         let seconds = (next.scheduled_at - Utc::now()).num_seconds();
         assert!((least - 5..=most).contains(&seconds), "{address} is due in {seconds} s");
-        println!("{address}: again in {seconds} s");
+        println!("{address}: retries in {seconds} s");
     }
     Ok(())
 }

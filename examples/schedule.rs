@@ -1,15 +1,15 @@
-//! One job a tick: a cron expression in a time zone, and what becomes of ticks that were missed.
+//! One job per tick: a cron expression in a time zone, and a policy for missed ticks.
 //! `cargo run --features testing --example schedule`
 //!
-//! On private servers, and it ends by itself in seconds. It fails if a tick has two jobs, or none.
+//! Runs on private servers, and ends by itself in seconds. It fails if a tick has two jobs, or none.
 
 use std::{collections::BTreeSet, error::Error, time::Duration};
 
 use chrono::{DateTime, Timelike, Utc};
 use serde::{Deserialize, Serialize};
 use tenure::{
-    Job, JobContext, JobError, JobFilter, MissedTicks, Outcome, Schedule, Status, Tenure, Worker,
-    WorkerBuilder, testing::TestTenure,
+    Job, JobContext, JobError, MissedTicks, Outcome, Schedule, Status, Tenure, Worker, WorkerBuilder,
+    rows::JobFilter, testing::TestTenure,
 };
 
 type Failure = Box<dyn Error + Send + Sync>;
@@ -18,7 +18,7 @@ type Failure = Box<dyn Error + Send + Sync>;
 #[derive(Debug, Serialize, Deserialize)]
 struct Report {
     format: String,
-    /// The time of the tick, the same in every attempt; a job that somebody enqueues by hand has none.
+    /// The time of the tick, the same in every attempt; `None` for a job that was enqueued by hand.
     at: Option<DateTime<Utc>>,
 }
 
@@ -27,7 +27,7 @@ impl Job for Report {
     const QUEUE: &'static str = "reports";
 }
 
-/// A program puts its schedules whenever it starts: one that is there already, and the same, stays as it is.
+/// A program puts its schedules whenever it starts; an identical schedule stays unchanged.
 async fn put(tenure: &Tenure, hour: u32) -> Result<(), tenure::ScheduleError> {
     let report = |format: &str| Report { format: format.into(), at: None };
     let daily = Schedule::new("daily", format!("0 {hour} * * *"), report("pdf"))
@@ -35,7 +35,7 @@ async fn put(tenure: &Tenure, hour: u32) -> Result<(), tenure::ScheduleError> {
         .missed(MissedTicks::Once)
         .tick_field("at");
     tenure.put_schedule(daily).await?;
-    // Six fields: the first one is the second.
+    // Six fields: the first is for seconds.
     let live =
         Schedule::new("live", "* * * * * *", report("html")).missed(MissedTicks::Skip).tick_field("at");
     tenure.put_schedule(live).await?;
@@ -44,7 +44,7 @@ async fn put(tenure: &Tenure, hour: u32) -> Result<(), tenure::ScheduleError> {
 // ANCHOR_END: put
 
 async fn report(job: Report, _ctx: JobContext) -> Result<Outcome, JobError> {
-    let at = job.at.ok_or("this report is of no tick")?;
+    let at = job.at.ok_or("no tick enqueued this report")?;
     Outcome::done(format!("the {} of {at}", job.format))
 }
 
@@ -55,11 +55,11 @@ fn worker(tenure: &Tenure) -> WorkerBuilder {
 #[tokio::main]
 async fn main() -> Result<(), Failure> {
     let test = TestTenure::start().await;
-    // Half a day off, so that none is due while this runs.
+    // Half a day away, so that no daily tick is due while this runs.
     let hour = (Utc::now().hour() + 12) % 24;
     put(&test, hour).await?;
     put(&test, hour).await?;
-    assert_eq!(test.schedules().await?.len(), 2, "put twice, there once");
+    assert_eq!(test.schedules().await?.len(), 2, "each schedule exists once");
 
     // Two workers see the same ticks; each tick has one job.
     let stop = || tokio::time::sleep(Duration::from_millis(3_500));
@@ -67,7 +67,7 @@ async fn main() -> Result<(), Failure> {
     one?;
     other?;
     test.pause_schedule("live").await?;
-    // What a tick enqueued just before is still to run.
+    // The last tick's job may still have to run.
     test.drain(worker(&test)).await;
     let jobs = test.jobs(&JobFilter::new().kind(Report::KIND), 100).await?;
     assert!(jobs.iter().all(|job| job.status == Status::Completed), "{jobs:?}");
@@ -75,9 +75,9 @@ async fn main() -> Result<(), Failure> {
         jobs.iter().filter_map(|job| Some(job.payload.as_ref()?["at"].to_string())).collect();
     assert!(jobs.len() >= 2, "{} ticks in three seconds", jobs.len());
     assert_eq!(ticks.len(), jobs.len(), "a tick has two jobs: {jobs:?}");
-    println!("{} ticks, a job each", jobs.len());
+    println!("{} ticks, one job each", jobs.len());
 
-    // Two days without a worker: of the ticks that were missed, `Once` makes up for the latest.
+    // Two days without a worker: `Once` makes up for the latest missed tick only.
     test.advance(Duration::from_secs(2 * 24 * 3_600)).await;
     let ended = test.drain(worker(&test)).await;
     assert_eq!(ended.len(), 1, "{ended:?}");

@@ -1,7 +1,7 @@
 //! A small program with jobs, and its tests: an example to copy. `cargo test --features testing --example tested`.
 //!
-//! An order and the job that confirms it are one commit; the job grants points once, sends a mail, and enqueues another
-//! job for a week later. The tests run all of that on a real Postgres and a real NATS.
+//! One commit writes an order and the job that confirms it. The job grants points once, sends a mail, and enqueues
+//! another job for a week later. The tests run all of that on a real Postgres and a real NATS.
 
 use std::{error::Error, time::Duration};
 
@@ -34,7 +34,7 @@ impl Job for AskOpinion {
     const QUEUE: &'static str = "mail";
 }
 
-/// What the handlers need. The way to send mails is given to them, so that a test can give another.
+/// The handlers' state. `send` sends a mail; a test passes its own.
 struct Shop {
     tenure: Tenure,
     send: Box<SendMail>,
@@ -42,7 +42,7 @@ struct Shop {
 
 type SendMail = dyn Fn(&str) -> Result<(), Failure> + Send + Sync;
 
-/// The order and its job: both or neither.
+/// Writes the order and its job: both or neither.
 async fn place_order(tenure: &Tenure, pool: &PgPool, email: &str) -> Result<i64, Failure> {
     let mut tx = pool.begin().await?;
     let insert = sqlx::query_scalar("INSERT INTO orders (email) VALUES ($1) RETURNING id");
@@ -54,18 +54,13 @@ async fn place_order(tenure: &Tenure, pool: &PgPool, email: &str) -> Result<i64,
 
 async fn confirm(job: Confirm, ctx: JobContext<Shop>) -> Result<Outcome, JobError> {
     let order = job.order;
-    // Once for the job, however often it is tried.
-    ctx.once("points", move |tx| {
-        Box::pin(async move {
-            sqlx::query("UPDATE orders SET points = points + 10 WHERE id = $1")
-                .bind(order)
-                .execute(tx)
-                .await?;
-            Ok(())
-        })
+    // Once per job, however many attempts it takes.
+    ctx.once("points", async |tx| {
+        sqlx::query("UPDATE orders SET points = points + 10 WHERE id = $1").bind(order).execute(tx).await?;
+        Ok(())
     })
     .await?;
-    // Outside Postgres: it may be sent again after a crash.
+    // Outside Postgres: a crash may repeat the mail.
     (ctx.state().send)(&job.email)?;
     let later = ctx.state().tenure.enqueue(AskOpinion { order });
     later.unique_key(format!("opinion-{order}")).delay(WEEK).await?;
@@ -76,7 +71,7 @@ async fn ask_opinion(_job: AskOpinion, _ctx: JobContext<Shop>) -> Result<Outcome
     Ok(Outcome::Done(None))
 }
 
-/// The one description of the worker, for the program and for its tests.
+/// Builds the worker, for the program and for its tests.
 fn worker(
     tenure: &Tenure,
     send: impl Fn(&str) -> Result<(), Failure> + Send + Sync + 'static,
@@ -164,7 +159,7 @@ mod tests {
     async fn points_are_granted_once_although_a_worker_dies_at_the_worst_moment() -> Result<(), Failure> {
         let test = shop().await?;
         let order = place_order(&test, test.pool(), "ann@example.com").await?;
-        // Not the job of the order, but one like it, so that there are two who grant points.
+        // Runs the order's own job first; `run_twice` runs a second one, so that two jobs grant points.
         test.drain(worker(&test, |_| Ok(()))).await;
         let mails = Arc::new(AtomicU32::new(0));
         let count = mails.clone();

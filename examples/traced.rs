@@ -1,4 +1,4 @@
-//! Traces: an enqueuer, a handler that fails once, and where the spans of both go.
+//! Traces: an enqueuer, a handler that fails once, and the export of both spans.
 //!
 //! ```sh
 //! docker compose --profile traces up -d collector jaeger
@@ -6,8 +6,8 @@
 //! cargo run --features otel,testing --example traced      # then look at http://127.0.0.1:16686
 //! ```
 //!
-//! Any collector will do that takes OTLP over HTTP; without one, the log shows the same spans around its lines.
-//! Postgres and NATS are private ones, found on the machine and gone with the process, as in `examples/tested.rs`.
+//! Any collector that receives OTLP over HTTP will do; without one, the log shows the same spans around its lines.
+//! The example starts a private Postgres and NATS, found on the machine, and stops them at its end.
 
 use std::{error::Error, time::Duration};
 
@@ -26,7 +26,7 @@ impl Job for Charge {
     const QUEUE: &'static str = "payments";
 }
 
-/// All of this is in the span of its attempt: the line, and the span of its own, which is a child.
+/// Runs inside the span of its attempt: its log line has that span's fields, and its own span is a child of it.
 async fn charge(job: Charge, ctx: JobContext) -> Result<Outcome, JobError> {
     let bank = tracing::info_span!("ask the bank", order = job.order);
     async {
@@ -50,13 +50,13 @@ async fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
     tracing_subscriber::registry().with(log).with(traces.as_ref().map(Traces::layer)).init();
 
     let test = TestTenure::start().await;
-    // A web server's, say. The job carries the context of the span of enqueueing, which is a child of this one.
+    // For example a web server's span. The job carries the context of the enqueue span, which is a child of this one.
     let request = tracing::info_span!("POST /orders", order = 17);
     let enqueued = async { test.enqueue(Charge { order: 17 }).await }.instrument(request).await?;
     let job = test.finish(Worker::builder(&test).handle(charge), enqueued.id).await;
     println!("{} is {} after {} attempts", job.id, job.status, job.attempt);
 
-    // What waits is sent, if the collector takes it within two seconds.
+    // Sends the waiting spans, if the collector accepts them within two seconds.
     if let Some(traces) = traces {
         tokio::task::spawn_blocking(move || traces.finish(Duration::from_secs(2))).await??;
     }

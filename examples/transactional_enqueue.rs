@@ -1,8 +1,8 @@
-//! An order and its jobs are one commit: both or neither.
+//! One commit writes an order and its jobs: both or neither.
 //! `cargo run --features testing --example transactional_enqueue`
 //!
-//! On private servers, and it ends by itself in seconds. It fails if a transaction that was rolled back left a job, or
-//! one that was committed left none.
+//! Runs on private servers, and ends by itself in seconds. It fails if a rolled-back transaction leaves a job, or a
+//! committed one leaves none.
 
 use std::error::Error;
 
@@ -38,12 +38,12 @@ async fn place_order(tenure: &Tenure, pool: &PgPool, items: &[&str]) -> Result<i
     let mut tx = pool.begin().await?;
     let insert = sqlx::query_scalar("INSERT INTO orders DEFAULT VALUES RETURNING id");
     let order: i64 = insert.fetch_one(&mut *tx).await?;
-    // A key makes it one job, also if a caller places the same order again.
+    // The key makes it one job, even if a caller places the same order again.
     tenure.enqueue(Confirm { order }).unique_key(format!("confirm-{order}")).tx(&mut tx).await?;
     let packs = items.iter().map(|item| Pack { order, item: (*item).to_owned() });
     tenure.enqueue_many(packs).tx(&mut tx).await?;
     if items.contains(&"a unicorn") {
-        // Dropped, the transaction is rolled back, and with it both jobs.
+        // Dropping the transaction rolls it back, and both jobs with it.
         return Err("we have no unicorns".into());
     }
     tx.commit().await?;
@@ -77,9 +77,9 @@ async fn main() -> Result<(), Failure> {
     let orders: i64 = sqlx::query_scalar("SELECT count(*) FROM orders").fetch_one(pool).await?;
     assert_eq!(orders, 1);
 
-    // The relay publishes what a transaction has enqueued, and the worker runs it.
+    // tenure publishes the jobs of the committed transaction, and the worker runs them.
     let ended = test.drain(Worker::builder(&test).handle(pack).handle(confirm)).await;
     assert_eq!(ended.len(), 3, "{ended:?}");
-    println!("order {order} is confirmed and packed; of the order that was rolled back no job is left");
+    println!("order {order} is confirmed and packed; the rolled-back order left no job");
     Ok(())
 }

@@ -1,4 +1,4 @@
--- Roles for tenure, as groups that log nobody in: give each to the login roles of your programs.
+-- Roles for tenure, as groups that cannot log in: grant each to the login roles of your programs.
 --
 --   psql "$DATABASE_URL" -f postgres/roles.sql      after `tenure migrate`, as the owner of the schema; again after
 --   CREATE ROLE web LOGIN PASSWORD '…' IN ROLE tenure_producer;                      each migration that says so
@@ -6,7 +6,7 @@
 --   tenure_producer  enqueues; reads no payload and no job, changes and deletes none
 --   tenure_worker    runs and recovers jobs; changes no payload, deletes no history and no dead letter
 --   tenure_operator  a worker that also cancels, redrives, purges, pauses, limits and schedules: the command line of
---                    whoever is on call
+--                    the person on call
 --   tenure_viewer    reads everything, writes nothing: dashboards
 --
 -- `tenure migrate` itself runs as the owner of the schema.
@@ -20,7 +20,7 @@ BEGIN
             EXECUTE format('CREATE ROLE %I NOLOGIN', role);
         EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL;
         END;
-        -- Whatever was granted before is granted anew below, or not at all.
+        -- Earlier grants end here; the statements below grant what this version needs.
         EXECUTE format('REVOKE ALL ON ALL TABLES IN SCHEMA tenure FROM %I', role);
         EXECUTE format('GRANT USAGE ON SCHEMA tenure TO %I', role);
         EXECUTE format('GRANT SELECT ON tenure.migrations TO %I', role);
@@ -34,19 +34,19 @@ REVOKE ALL ON FUNCTION tenure.create_history_partitions(int), tenure.purge_day(i
        tenure.purge_keys(interval, bigint, uuid, int), tenure.purge_events(interval, int),
        tenure.keep_last_executions(uuid) FROM PUBLIC;
 
--- Producers. A job that they insert is queued and nobody's. What an INSERT says of the row it made, and who holds a
--- key, has to be read.
+-- Producers. A job that they insert is queued and has no owner. An INSERT reads the row that it made, and a duplicate
+-- reads the holder of its key.
 GRANT INSERT (id, queue, kind, payload, max_attempts, scheduled_at, trace_context, dispatch, publish_at, published_at),
       SELECT (id, queue, publish_at, published_at, dispatch, fencing_token, status)
     ON tenure.jobs TO tenure_producer;
--- Back to the relay, when NATS did not take the message. By this right a producer can have any job published again,
--- which is harmless, or hide one that is due until the relay finds that it has no message.
+-- To hand a job to the relay when NATS did not take its message. By this right a producer can have any job published
+-- again, which is harmless, or hide a due job until the relay finds that it has no message.
 GRANT UPDATE (publish_at, published_at) ON tenure.jobs TO tenure_producer;
 GRANT INSERT (scope, key, job_id, stream_seq, stream_published_at), SELECT (scope, key, job_id)
     ON tenure.job_keys TO tenure_producer;
 GRANT SELECT (queue, max_queued) ON tenure.queues TO tenure_producer;
 
--- Workers. Of a job that exists they change what its running changes: not its payload, name or limits.
+-- Workers. They change the columns of a job that running it changes: not its payload, name or limits.
 GRANT SELECT, INSERT, DELETE ON tenure.jobs TO tenure_worker;
 GRANT UPDATE (status, attempt, fencing_token, claim_id, worker_id, worker_host, stale_after, on_crash, losses,
               last_activity_at, started_at, scheduled_at, stage, progress, message, checkpoint, cancel_requested_at,
@@ -67,14 +67,14 @@ GRANT UPDATE (job_id, fencing_token) ON tenure.queue_slots TO tenure_worker;
 GRANT UPDATE (next_at, paused_at, last_tick_at, last_job_id) ON tenure.schedules TO tenure_worker;
 GRANT SELECT, INSERT, UPDATE, DELETE ON tenure.queue_stats, tenure.activity TO tenure_worker;
 GRANT EXECUTE ON FUNCTION tenure.create_history_partitions(int) TO tenure_worker;
--- What is old enough, and nothing that is younger than an hour.
+-- These functions delete rows that are old enough, and none younger than an hour.
 GRANT EXECUTE ON FUNCTION tenure.purge_day(interval, interval), tenure.purge_rows(interval, interval, uuid, int),
       tenure.purge_cancelled(interval, int), tenure.purge_dead(interval, int), tenure.purge_traces(uuid, int),
       tenure.purge_keys(interval, bigint, uuid, int), tenure.purge_events(interval, int) TO tenure_worker;
--- All attempts of a job but its last hundred.
+-- This one deletes all attempts of a job but its last hundred.
 GRANT EXECUTE ON FUNCTION tenure.keep_last_executions(uuid) TO tenure_worker;
 
--- Operators. A dead letter goes back to the queue, or for good, with all that is remembered of it.
+-- Operators. They redrive dead letters, or purge them with all their traces.
 GRANT tenure_worker TO tenure_operator;
 GRANT INSERT, UPDATE, DELETE ON tenure.queues, tenure.queue_slots, tenure.schedules TO tenure_operator;
 GRANT DELETE ON tenure.dead_letter_jobs, tenure.job_keys, tenure.job_executions, tenure.effects TO tenure_operator;

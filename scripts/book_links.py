@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What mdBook asks before it renders: links of the guide that leave docs/ lead to the repository."""
+"""A preprocessor for mdBook: links of the guide that leave docs/ lead to the repository."""
 
 import json
 import re
@@ -19,7 +19,7 @@ def walk(value, repository):
             walk(item, repository)
 
 
-# mdBook asks first whether a renderer is supported: every one is.
+# mdBook first asks whether this supports a renderer: it supports all.
 if sys.argv[1:2] != ["supports"]:
     context, book = json.load(sys.stdin)
     walk(book, context["config"]["output"]["html"]["git-repository-url"])

@@ -1,5 +1,5 @@
-"""What deny.toml says of licences, sources and bans, by `cargo metadata` alone: in a second, where building cargo-deny takes
-minutes. `make deny` is the whole of it, with advisories. And that no dependency needs a newer Rust than tenure says."""
+"""Checks the licences, sources and bans of deny.toml with `cargo metadata` alone, in a second; building cargo-deny takes
+minutes. `ONLY=licences make release` also checks advisories. Also checks that no dependency needs a newer Rust than tenure."""
 
 import json
 import re
@@ -26,7 +26,7 @@ msrv = next(package["rust_version"] for package in metadata["packages"] if packa
 for package in metadata["packages"]:
     name = f"{package['name']} {package['version']}"
     may = allowed | exceptions.get(package["name"], set())
-    # `A OR (B AND C)`, and the old way with a slash: one of the alternatives, whole.
+    # `A OR (B AND C)`, or the old form with a slash: all parts of one alternative must be allowed.
     text = re.sub(r"[()]", " ", package["license"] or "none").replace("/", " OR ")
     ways = [way.split(" AND ") for way in text.split(" OR ")]
     if not any(all(part.strip() in may for part in way) for way in ways):

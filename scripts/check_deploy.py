@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Checks what deploys tenure: the manifests for Kubernetes, docker-compose.yml and the Dockerfile.
+"""Checks the Kubernetes manifests, docker-compose.yml and the Dockerfile.
 
-Needs no cluster, no Docker and no network. Three kinds of checks:
+Needs no cluster, no Docker and no network. It compares them
 
-- against published schemas, strictly: an unknown field is an error;
-- against the code and the docs: paths of probes, names of settings, metrics, streams, roles, and the sum of what
-  stopping may take;
-- of the parts against each other: selectors, names of Secrets, volumes, ports.
+- with published schemas, strictly: an unknown field is an error;
+- with the code and the docs: paths of probes, names of settings, metrics, streams, roles, and the longest time of a
+  stop;
+- with each other: selectors, names of Secrets, volumes, ports.
 
-`--self-test` breaks a copy of it all, one mistake at a time, and expects each to be found.
+`--self-test` breaks a copy of the files, one mistake at a time, and expects to find each.
 
 scripts/check-deploy installs what this needs, and runs it.
 """
@@ -30,9 +30,9 @@ import kubernetes_validate
 import yaml
 
 KUSTOMIZATIONS = ["base", "overlays/keda", "overlays/hpa", "overlays/statefulset"]
-# The oldest Kubernetes that this is for (ReadWriteOncePod, unhealthyPodEvictionPolicy), and the newest known schema.
+# The oldest supported Kubernetes (ReadWriteOncePod, unhealthyPodEvictionPolicy), and the newest known schema.
 KUBERNETES = ["1.31", kubernetes_validate.latest_version()]
-# Read by KEDA's scaler of this name; another key would mean nothing, silently.
+# The keys that KEDA's scaler of this name reads; it silently ignores others.
 JETSTREAM_KEYS = {
     "natsServerMonitoringEndpoint", "account", "stream", "consumer", "lagThreshold", "activationLagThreshold",
     "useHttps",
@@ -42,11 +42,11 @@ PROBES = {"startupProbe": "/startupz", "livenessProbe": "/livez", "readinessProb
 
 
 class Broken(Exception):
-    """What cannot be looked at at all."""
+    """A file that cannot be checked."""
 
 
 class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-    """YAML in which no key is given twice: the parser would silently take the last."""
+    """Refuses YAML that gives a key twice: the parser would silently take the last."""
 
     def construct_mapping(self, node, deep=False):
         seen = set()
@@ -63,7 +63,7 @@ def load_yaml(path):
 
 
 def seconds(text):
-    """A duration as tenure reads it."""
+    """Returns the seconds of a duration, as tenure reads it."""
     units = {"ms": 0.001, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "hours": 3600, "day": 86400, "days": 86400}
     parts = re.findall(r"(\d+)\s*([a-z]+)", text)
     if not parts or any(unit not in units for _, unit in parts):
@@ -72,7 +72,7 @@ def seconds(text):
 
 
 class Facts:
-    """What the code and the docs say."""
+    """Facts that the code and the docs state."""
 
     def __init__(self, root):
         def read(path):
@@ -102,7 +102,7 @@ class Facts:
         self.timers = self._timers(read)
         for name in ("routes", "settings", "metrics", "accounts", "users", "inboxes", "roles", "targets"):
             if not getattr(self, name):
-                raise Broken(f"{name}: none was found where they are expected; has a file moved or changed its form?")
+                raise Broken(f"found no {name}; has a file moved or changed its form?")
 
     @staticmethod
     def _timers(read):
@@ -112,23 +112,23 @@ class Facts:
             name: int(number.replace("_", "")) * units[unit]
             for name, unit, number in re.findall(r"(\w+): Duration::from_(\w+)\(([\d_]+)\)", text)
         }
-        # What a command gets to end, when it is told to: src/cli/work.rs adds these up.
+        # A command's time to end after it was asked to: tenure-cli/src/commands/work.rs adds these up.
         def of(path, form):
             found = re.search(form, read(path))
             if found is None:
-                raise Broken(f"{path}: nothing is like {form}; what a command gets to end cannot be told")
+                raise Broken(f"{path}: nothing matches {form}, so a command's time to end is unknown")
             return int(found[1])
 
         timers["command_grace"] = (
-            of("src/cli/guard.rs", r"const TERM_GRACE: Duration = Duration::from_secs\((\d+)\)")
-            + of("src/cli/exec.rs", r"const LAST_WORDS: Duration = Duration::from_secs\((\d+)\)")
-            + of("src/cli/work.rs", r"guard::TERM_GRACE \+ exec::LAST_WORDS \+ Duration::from_secs\((\d+)\)")
+            of("tenure-cli/src/exec/guard.rs", r"const TERM_GRACE: Duration = Duration::from_secs\((\d+)\)")
+            + of("tenure-cli/src/exec/mod.rs", r"const LAST_WORDS: Duration = Duration::from_secs\((\d+)\)")
+            + of("tenure-cli/src/commands/work.rs", r"guard::TERM_GRACE \+ exec::LAST_WORDS \+ Duration::from_secs\((\d+)\)")
         )
         return timers
 
     def stopping(self, settings, arguments):
-        """What a worker may take to stop, by src/worker/serve.rs: the last pull, the grace, what is cancelled, the
-        relay's last look, and the removal of its row."""
+        """Returns the longest time that a worker takes to stop (src/worker/shutdown.rs): the last pull, the grace, the
+        cancelled handlers, the last publications, and the removal of its row."""
         def timer(name):
             given = settings.get(f"TENURE_{name.upper()}")
             return self.timers[name] if given is None else seconds(given)
@@ -141,7 +141,7 @@ class Facts:
 
 
 class Found(Exception):
-    """The mistake that was looked for."""
+    """Ends a check: the expected mistake was found."""
 
 
 class Check:
@@ -164,11 +164,11 @@ class Check:
     # ---- environment -----------------------------------------------------------------------------------------------
 
     def environment(self, where, names, command):
-        """The names of variables of a container that runs `tenure`; unknown ones end it with exit 2."""
+        """Checks the variables of a container that runs `tenure`; an unknown one would end it with exit 2."""
         for name in names:
             if name.startswith("TENURE_SERVE_"):
                 self.need(name in self.facts.settings, where, f"{name} is not a setting")
-                self.need(command == "serve", where, f"{name} is read by `tenure serve` alone")
+                self.need(command == "serve", where, f"only `tenure serve` reads {name}")
             elif name != "RUST_LOG" and not name.startswith("OTEL_"):
                 self.need(name in self.facts.settings, where, f"{name} is not a setting (docs/configuration.md)")
         for url in ("DATABASE_URL", "NATS_URL"):
@@ -199,8 +199,8 @@ class Check:
         self.documented(folder / "base", examples)
 
     def documented(self, base, examples):
-        """What docs/kubernetes.md has its reader write: that the overlay can be rendered, and means something, and that
-        the Secrets are whole."""
+        """Checks the reader's own files in docs/kubernetes.md: the overlay renders and is valid, and the Secrets are
+        complete."""
         where = "docs/kubernetes.md"
         text = (self.root / where).read_text(encoding="utf-8")
         found = re.search(r"```yaml\n(# kustomization.yaml\n.*?)```", text, re.S)
@@ -302,7 +302,7 @@ class Check:
                 return "$"
             name, default = match["name"] or match["bare"], match["default"]
             if name is None:
-                self.wrong(where, f"{value!r} holds a $ that starts no variable; $$ is a $")
+                self.wrong(where, f"{value!r} contains a $ that starts no variable; write $$ for a $")
                 return "$"
             if default is None:
                 self.wrong(where, f"{name} has no default: `docker compose up` would leave it empty")
@@ -315,13 +315,13 @@ class Check:
         env = service.get("environment") or {}
         build = service.get("build")
         for name, of in (service.get("depends_on") or {}).items():
-            if self.need(name in services, where, f"depends on {name}, which is no service"):
+            if self.need(name in services, where, f"depends on {name}, which is not a service"):
                 healthy = of.get("condition") == "service_healthy"
                 self.need(not healthy or services[name].get("healthcheck"), where, f"{name} has no healthcheck")
         for mount in service.get("volumes", []):
             source = mount.split(":")[0]
             exists = (self.root / source).exists() if source.startswith(".") else source in volumes
-            self.need(exists, where, f"{source} is no volume and no file")
+            self.need(exists, where, f"{source} is neither a volume nor a file")
         for port in service.get("ports", []):
             self.need(port.startswith("127.0.0.1:"), where, f"{port} is open to the network; name 127.0.0.1")
         if build is None:
@@ -342,15 +342,15 @@ class Check:
             listen = urlsplit("//" + env.get("TENURE_LISTEN", ""))
             self.need(listen.port in self.facts.exposed, where, "TENURE_LISTEN is not the port that the image exposes")
             for port in service.get("ports", []):
-                self.need(port.endswith(f":{listen.port}"), where, f"{port} leads elsewhere than TENURE_LISTEN")
+                self.need(port.endswith(f":{listen.port}"), where, f"{port} does not lead to the port of TENURE_LISTEN")
             test = " ".join((service.get("healthcheck") or {}).get("test", []))
             paths = set(re.findall(r"GET (/\w*)", test))
-            if self.need(paths, where, "has no healthcheck that asks for a path"):
-                self.need(paths <= self.facts.routes, where, f"the healthcheck asks for {paths}, which nobody answers")
-                self.need(f"/{listen.port}" in test, where, "the healthcheck asks another port than TENURE_LISTEN")
+            if self.need(paths, where, "has no healthcheck that requests a path"):
+                self.need(paths <= self.facts.routes, where, f"the healthcheck requests {paths}, which tenure does not answer")
+                self.need(f"/{listen.port}" in test, where, "the healthcheck does not use the port of TENURE_LISTEN")
         if command == "work":
             has, needs = seconds(service.get("stop_grace_period", "10s")), self.facts.stopping(env, service["command"])
-            self.need(has >= needs, where, f"stop_grace_period is {has:g} s, and stopping may take {needs:g} s")
+            self.need(has >= needs, where, f"stop_grace_period is {has:g} s, but stopping may take {needs:g} s")
 
     # ---- Dockerfile ------------------------------------------------------------------------------------------------
 
@@ -360,7 +360,7 @@ class Check:
         self.need(len(self.facts.users_of_images) >= len(finals), where, "an image has no USER: it would run as root")
         for user in self.facts.users_of_images:
             self.need(re.fullmatch(r"[1-9]\d*(:\d+)?", user), where,
-                      f"USER {user} is no number: Kubernetes cannot tell that it is not root")
+                      f"USER {user} is no number: Kubernetes cannot see that it is not root")
         lines = hadolint((self.root / where).read_text(encoding="utf-8"))
         if self.need(lines is not None, where, "hadolint was not found; scripts/check-deploy installs it"):
             for line in lines:
@@ -414,7 +414,7 @@ class Manifests:
         covered = [self.templates_of(policy["spec"]["podSelector"].get("matchLabels") or {})
                    for policy in self.of("NetworkPolicy") if "Egress" in policy["spec"]["policyTypes"]]
         for owner in self.owners:
-            self.need(any(called(owner) in names for names in covered), owner, "no NetworkPolicy closes its way out")
+            self.need(any(called(owner) in names for names in covered), owner, "no NetworkPolicy limits its egress")
         for autoscaler in self.of("HorizontalPodAutoscaler"):
             self.autoscaler(autoscaler)
         for scaled in self.of("ScaledObject"):
@@ -425,7 +425,7 @@ class Manifests:
                 if labels.items() <= template["metadata"]["labels"].items()]
 
     def selected(self, document, labels):
-        """The pods that a selector means: at least one kind of them."""
+        """Returns the pods that a selector matches, which must be at least one kind."""
         found = self.templates_of(labels) if labels else []
         self.need(found, document, f"selects no pod: {labels}")
         return found
@@ -443,7 +443,7 @@ class Manifests:
             self.need(port in ports, document, f"no pod has a port {port}")
 
     def settings_of(self, owner, container):
-        """Names and values of the environment; a value is None if it comes from a Secret."""
+        """Returns names and values of the environment; a value is None if it comes from a Secret."""
         found = {}
         for source in container.get("envFrom", []):
             name = source.get("configMapRef", {}).get("name")
@@ -468,8 +468,8 @@ class Manifests:
         need(owner["kind"] == "Job" or selector, what="has no selector")
         for spread in spec.get("topologySpreadConstraints", []):
             own = spread["labelSelector"]["matchLabels"]
-            need(own.items() <= labels.items(), what=f"spreads other pods than its own: {own}")
-        need(spec.get("serviceAccountName") in self.names("ServiceAccount"), what="has no ServiceAccount of its own")
+            need(own.items() <= labels.items(), what=f"spreads pods that are not its own: {own}")
+        need(spec.get("serviceAccountName") in self.names("ServiceAccount"), what="has no own ServiceAccount")
         need(spec.get("automountServiceAccountToken") is False, what="mounts a token")
         need(spec.get("enableServiceLinks") is False, what="gets variables for Services, some as TENURE_…")
         if owner["kind"] == "StatefulSet":
@@ -477,7 +477,7 @@ class Manifests:
             need(service in self.names("Service"), what=f"its Service {service} is missing")
         if owner["kind"] == "Deployment":
             rolling = owner["spec"].get("strategy", {}).get("rollingUpdate", {})
-            need(rolling.get("maxUnavailable") == 0, what="takes a pod away before its successor is ready")
+            need(rolling.get("maxUnavailable") == 0, what="stops a pod before its successor is ready")
         pod = spec.get("securityContext", {})
         need(pod.get("runAsNonRoot") is True, what="may run as root")
         user = f"{pod.get('runAsUser')}:{pod.get('runAsGroup')}"
@@ -498,8 +498,8 @@ class Manifests:
         need(own.get("capabilities", {}).get("drop") == ["ALL"], what="keeps capabilities")
         resources = container.get("resources", {})
         memory = [resources.get(of, {}).get("memory") for of in ("requests", "limits")]
-        need(memory[0] and memory[0] == memory[1], what=f"asks for {memory[0]} of memory and is limited to {memory[1]}")
-        need(resources.get("requests", {}).get("cpu"), what="asks for no processor time")
+        need(memory[0] and memory[0] == memory[1], what=f"requests {memory[0]} of memory and is limited to {memory[1]}")
+        need(resources.get("requests", {}).get("cpu"), what="requests no CPU")
         image, _, tag = container["image"].rpartition(":")
         need(image and tag != "latest" and "/" not in tag, what=f"its image {container['image']} has no version")
         need(image.split("/")[-1] in self.facts.targets, what=f"{image} is no target of the Dockerfile")
@@ -526,16 +526,16 @@ class Manifests:
             for folder in (settings.get("TENURE_RUNTIME_DIR"), "/tmp"):
                 need(folder in writable, what=f"{folder} cannot be written to")
             grace, needs = spec.get("terminationGracePeriodSeconds", 30), self.facts.stopping(settings, arguments)
-            need(grace >= needs, what=f"is killed after {grace} s, and stopping may take {needs:g} s")
+            need(grace >= needs, what=f"is killed after {grace} s, but stopping may take {needs:g} s")
             served, created = queues_of(arguments), self.created()
-            need(served, what="names no queue behind `work`")
+            need(served, what="names no queue after `work`")
             for queue in served:
                 need(queue in created, what=f"serves {queue}, which `tenure migrate` does not name")
         if command in ("work", "serve"):
             self.probes(owner, container, settings)
 
     def created(self):
-        """The queues whose consumers `tenure migrate` creates here."""
+        """Returns the queues whose consumers `tenure migrate` creates here."""
         return {queue for job in self.of("Job") for container in job["spec"]["template"]["spec"]["containers"]
                 for queue in queues_created_by(container["args"])}
 
@@ -548,23 +548,23 @@ class Manifests:
         for probe, path in PROBES.items():
             get = container.get(probe, {}).get("httpGet", {})
             if need(get, what=f"has no {probe}"):
-                need(get["path"] in self.facts.routes, what=f"{probe} asks for {get['path']}, which nobody answers")
-                need(get["path"] == path, what=f"{probe} asks for {get['path']}, not {path}")
-                need(get["port"] in ports or get["port"] == listens, what=f"{probe} asks port {get['port']}")
+                need(get["path"] in self.facts.routes, what=f"{probe} requests {get['path']}, which tenure does not answer")
+                need(get["path"] == path, what=f"{probe} requests {get['path']}, not {path}")
+                need(get["port"] in ports or get["port"] == listens, what=f"{probe} uses port {get['port']}")
 
     def target(self, document, reference):
-        """What is scaled: its container's arguments."""
+        """Returns the arguments of the container that is scaled."""
         kind, name = reference.get("kind", "Deployment"), reference["name"]
         found = [one for one in self.of(kind) if one["metadata"]["name"] == name]
         if not self.need(found, document, f"there is no {kind} {name} to scale"):
             return []
-        self.need("replicas" not in found[0]["spec"], found[0], "states replicas, and is scaled by an autoscaler")
+        self.need("replicas" not in found[0]["spec"], found[0], "sets replicas although an autoscaler scales it")
         return found[0]["spec"]["template"]["spec"]["containers"][0]["args"]
 
     def autoscaler(self, document):
         spec = document["spec"]
         arguments = self.target(document, spec["scaleTargetRef"])
-        self.need(spec.get("minReplicas", 1) >= 1, document, "scales to none: nobody would publish what becomes due")
+        self.need(spec.get("minReplicas", 1) >= 1, document, "scales to none: no worker would publish jobs that fall due")
         for metric in spec["metrics"]:
             of = metric["external"]["metric"]
             if self.need(of["name"] in self.facts.metrics, document, f"{of['name']} is no metric of docs/metrics.md"):
@@ -577,14 +577,14 @@ class Manifests:
     def scaled(self, document):
         spec = document["spec"]
         arguments = self.target(document, spec["scaleTargetRef"])
-        none = "scales to none: nobody would publish what becomes due"
+        none = "scales to none: no worker would publish jobs that fall due"
         self.need(spec.get("minReplicaCount", 0) >= 1, document, none)
         for trigger in spec["triggers"]:
             self.need(trigger["type"] == "nats-jetstream", document, f"{trigger['type']} is not checked")
             given = trigger["metadata"]
             unknown = set(given) - JETSTREAM_KEYS
             self.need(not unknown, document, f"the scaler knows no {unknown}")
-            # Of a stream or a consumer that is not there KEDA makes a lag that is wrong, and no error.
+            # For a missing stream or consumer, KEDA computes a wrong lag instead of an error.
             reference = spec["scaleTargetRef"]
             of_worker = f"{reference.get('kind', 'Deployment')} {reference['name']}"
             for one in [of_worker, *(called(job) for job in self.of("Job"))]:
@@ -592,7 +592,7 @@ class Manifests:
                 self.need(given.get("stream") == stream, document, f"the stream is {stream}, to {one}")
             accounts = self.facts.accounts
             self.need(given.get("account") in accounts, document, f"the account is one of {accounts}")
-            self.need(self.facts.consumer == "QUEUE", document, "a consumer is no longer called as its queue")
+            self.need(self.facts.consumer == "QUEUE", document, "a consumer no longer has the name of its queue")
             served = given.get("consumer") in queues_of(arguments)
             self.need(served, document, "no worker here serves that consumer's queue")
             created = given.get("consumer") in self.created()
@@ -601,7 +601,7 @@ class Manifests:
 
     def slots(self, document, threshold, arguments):
         slots = arguments[arguments.index("--concurrency") + 1] if "--concurrency" in arguments else "1"
-        self.need(threshold == slots, document, f"counts {threshold} jobs a worker, and a worker runs {slots}")
+        self.need(threshold == slots, document, f"counts {threshold} jobs per worker, but a worker runs {slots}")
 
 
 def called(document):
@@ -618,12 +618,12 @@ def queues_of(arguments):
 
 
 def queues_created_by(arguments):
-    """What `tenure migrate` is told: `--queue a --queue b`, `--queue=a`, `--queue a,b`."""
+    """Returns the queues of `--queue a --queue b`, `--queue=a` or `--queue a,b`."""
     text = " ".join(arguments)
     return {queue for given in re.findall(r"(?<!\S)--queue[ =](\S+)", text) for queue in given.split(",")}
 
 
-# Most documents are looked at many times: in each kustomization, and for each mistake.
+# Cached, because most documents are checked many times: in each kustomization, and for each mistake.
 @functools.cache
 def against_kubernetes(version, text):
     try:
@@ -637,7 +637,7 @@ def against_kubernetes(version, text):
 
 @functools.cache
 def hadolint(text):
-    """What the linter says of a Dockerfile; `None` if it is not there."""
+    """Returns the linter's lines about a Dockerfile; `None` without the linter."""
     program = shutil.which("hadolint")
     if program is None:
         return None
@@ -650,7 +650,7 @@ def hadolint(text):
 
 @functools.cache
 def renderer():
-    """kustomize 4.5 or later, as it is or within kubectl."""
+    """Finds kustomize 4.5 or later, by itself or within kubectl."""
     for command in (["kubectl", "kustomize"], ["kustomize", "build"]):
         if not shutil.which(command[0]):
             continue
@@ -659,14 +659,14 @@ def renderer():
         version = re.search(r'(?:kustomizeVersion": "|kustomize/|^)v(\d+)\.(\d+)', ran.stdout)
         if version and (int(version[1]), int(version[2])) >= (4, 5):
             return command
-    raise Broken("kustomize 4.5 or later was not found, nor kubectl with it; scripts/check-deploy installs it")
+    raise Broken("neither kustomize 4.5 or later nor a kubectl that contains it was found; scripts/check-deploy installs it")
 
 
 RENDERED = {}
 
 
 def render(folder, base=None):
-    """The documents of a kustomization that may rest on another. Rendered once for the same files."""
+    """Returns the documents of a kustomization and its base. Renders the same files only once."""
     paths = [*folder.glob("*.yaml"), *(base.glob("*.yaml") if base else [])]
     key = tuple((path.name, re.sub(rb"\.\./\S*/base", b"base", path.read_bytes())) for path in sorted(paths))
     if key not in RENDERED:
@@ -682,7 +682,7 @@ def run_renderer(folder):
 
 
 def check(root, until=None):
-    """What is wrong below this folder; no more than `until`, if that is found."""
+    """Returns the errors below this folder, up to one that contains `until`."""
     try:
         found = Check(root, Facts(root), until)
         try:
@@ -708,12 +708,12 @@ NO_REPLICAS = "      - {op: remove, path: /spec/replicas}\n"
 HPA = "deploy/kubernetes/overlays/hpa/hpa.yaml"
 ADAPTER = "deploy/kubernetes/overlays/hpa/prometheus-adapter.yaml"
 COMPOSE = "docker-compose.yml"
-# File, what stands there, what is put there instead, and what must be said of it.
+# File, text, its replacement, and the error that must follow.
 MISTAKES = [
     (WORKER, "minReadySeconds: 5", "minReadySecond: 5", "minReadySecond"),
     (WORKER, "replicas: 3", "replicas: three", "replicas"),
-    (WORKER, "path: /readyz", "path: /ready", "/ready, which nobody answers"),
-    (WORKER, "path: /livez", "path: /readyz", "livenessProbe asks for /readyz, not /livez"),
+    (WORKER, "path: /readyz", "path: /ready", "/ready, which tenure does not answer"),
+    (WORKER, "path: /livez", "path: /readyz", "livenessProbe requests /readyz, not /livez"),
     (WORKER, "terminationGracePeriodSeconds: 90", "terminationGracePeriodSeconds: 30", "is killed after 30 s"),
     (WORKER, "limits: {memory: 256Mi}", "limits: {memory: 512Mi}", "is limited to 512Mi"),
     (WORKER, "readOnlyRootFilesystem: true", "readOnlyRootFilesystem: false", "may write to its image"),
@@ -738,7 +738,7 @@ MISTAKES = [
     ("deploy/kubernetes/secrets.example.yaml", "password: CHANGE-ME", "password: hunter2", "looks like a real secret"),
     (KEDA, "stream: JOBS", "stream: JOB", "the stream is JOBS"),
     (KEDA, "consumer: texts", "consumer: tenure-texts", "no worker here serves that consumer's queue"),
-    # Only the worker follows, or only the migration does.
+    # Only the worker changes, or only the migration.
     (KEDA_OVERLAY, NO_REPLICAS,
      NO_REPLICAS + "      - {op: replace, path: /spec/template/spec/containers/0/args/1, value: mail}\n",
      "no worker here serves that consumer's queue"),
@@ -759,7 +759,7 @@ MISTAKES = [
     (COMPOSE, "stop_grace_period", "stop_grace", "stop_grace"),
     (COMPOSE, "stop_grace_period: 90s", "stop_grace_period: 45s", "stopping may take 77 s"),
     (COMPOSE, "TENURE_LISTEN: 0.0.0.0:9090", "TENURE_LISTENS: 0.0.0.0:9090", "TENURE_LISTENS is not a setting"),
-    (COMPOSE, "GET /readyz", "GET /healthz", "which nobody answers"),
+    (COMPOSE, "GET /readyz", "GET /healthz", "which tenure does not answer"),
     (COMPOSE, "@postgres:5432", "@postgresql:5432", "DATABASE_URL names no service"),
     (COMPOSE, '"127.0.0.1:9090:9090"', '"9090:9090"', "open to the network"),
     ("Dockerfile", "USER 65532:65532", "USER tenure", "is no number"),
@@ -767,14 +767,14 @@ MISTAKES = [
     ("docs/kubernetes.md", "value: [migrate, --queue, mail]", "value: [migrate]", "which its Job does not name"),
     ("docs/kubernetes.md", " --from-literal=password=…", "", "creates tenure-serve with the keys"),
     ("docs/kubernetes.md", "/spec/template/spec/containers/0/args\n", "/spec/args/0\n", "cannot be rendered"),
-    # The code changes, and the manifests do not follow.
-    ("src/observe/http.rs", '"/startupz"', '"/started"', "/startupz, which nobody answers"),
+    # The code changes, but the manifests do not.
+    ("src/observe/http.rs", '"/startupz"', '"/started"', "/startupz, which tenure does not answer"),
     ("src/config/timing.rs", "shutdown_grace: Duration::from_secs(25)", "shutdown_grace: Duration::from_secs(60)",
      "stopping may take 112 s"),
     ("docs/metrics.md", "| `tenure_queue_jobs` |", "| `tenure_jobs_live` |", "tenure_queue_jobs is no metric"),
     ("nats/server.conf", "  TENURE {", "  JOBS {", "the account is one of"),
 ]
-NEEDED = ["deploy", "docker-compose.yml", "Dockerfile", "docs", "nats", "postgres", "src"]
+NEEDED = ["deploy", "docker-compose.yml", "Dockerfile", "docs", "nats", "postgres", "src", "tenure-cli"]
 
 
 def self_test(root):
@@ -790,7 +790,7 @@ def self_test(root):
         for path, before, after, expected in MISTAKES:
             text = (folder / path).read_text(encoding="utf-8")
             if before not in text:
-                missed.append(f"{path}: {before!r} is not there any more")
+                missed.append(f"{path}: {before!r} does not exist any more")
                 continue
             (folder / path).write_text(text.replace(before, after), encoding="utf-8")
             errors = check(folder, until=expected)
@@ -802,18 +802,18 @@ def self_test(root):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--self-test", action="store_true", help="break a copy in many ways, and have each found")
+    parser.add_argument("--self-test", action="store_true", help="break a copy in many ways, and expect to find each")
     arguments = parser.parse_args()
     root = Path(__file__).resolve().parent.parent
-    # One schema is read many times.
+    # Each schema is read many times.
     kubernetes_validate.utils.schema_contents = functools.cache(kubernetes_validate.utils.schema_contents)
     errors = self_test(root) if arguments.self_test else check(root)
     for error in errors:
         print(f"check-deploy: {error}", file=sys.stderr)
     if not errors:
-        done = "the manifests, docker-compose.yml and the Dockerfile are as they must be"
+        done = "the manifests, docker-compose.yml and the Dockerfile are correct"
         if arguments.self_test:
-            done = f"each of {len(MISTAKES)} mistakes was found"
+            done = f"found each of {len(MISTAKES)} mistakes"
         print(f"check-deploy: {done} ({' '.join(renderer())}; Kubernetes {', '.join(KUBERNETES)})")
     sys.exit(1 if errors else 0)
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Checks the guide: README.md and docs/*.md, and what they take from elsewhere.
+"""Checks the guide: README.md, docs/**/*.md, and the code that they show.
 
-    scripts/check_docs.py            # says what is wrong; exit 1 if anything is
-    scripts/check_docs.py --write    # writes code that a page shows anew, from the file that it is from
+    scripts/check_docs.py            # prints what is wrong; exit 1 if anything is
+    scripts/check_docs.py --write    # copies shown code into the pages again, from its source files
 
 - every relative link leads to a file, and its anchor to a heading or an id there;
-- every page stands once in docs/SUMMARY.md, and every page there exists;
-- code under `<!-- from FILE: NAME -->` is what stands in that file between `ANCHOR: NAME` and `ANCHOR_END: NAME`
-  (or the whole file, without a name), less its common indentation;
+- docs/SUMMARY.md lists every page once, and every page it lists exists;
+- code under `<!-- from FILE: NAME -->` equals the text in that file between `ANCHOR: NAME` and `ANCHOR_END: NAME`
+  (or the whole file, without a name), without its common indentation;
 - the file and the anchor of every {{#include}} exist.
 """
 
@@ -27,13 +27,13 @@ def fail(path, text):
 
 
 def without_code(text):
-    """Blocks and spans of code, and comments, hold no links."""
+    """Removes code and comments, which contain no links."""
     text = re.sub(r"^( *)(```+|~~~+).*?^\1\2", "", text, flags=re.M | re.S)
     return re.sub(r"`[^`\n]*`|<!--.*?-->", "", text, flags=re.S)
 
 
 def slug(heading):
-    """The anchor that GitHub and mdBook make of a heading, where they agree."""
+    """Returns the anchor that GitHub and mdBook derive from a heading."""
     heading = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
@@ -61,12 +61,12 @@ def check_links(page):
         if not target.exists():
             fail(page, f"{link} leads nowhere")
         elif anchor and target.suffix == ".md" and anchor not in anchors(target):
-            fail(page, f"{link}: there is no heading of that name")
+            fail(page, f"{link}: the page has no such heading")
     return len(links)
 
 
 def part(file, name):
-    """What stands between two anchors, without those of others; or None."""
+    """Returns the text between two anchors, without other anchors' lines; or None."""
     text = file.read_text()
     if name:
         found = re.search(rf"^[^\n]*ANCHOR: {name}\b[^\n]*\n(.*?)^[^\n]*ANCHOR_END: {name}\b", text, re.M | re.S)
@@ -88,13 +88,13 @@ def check_code(page, write):
             fail(page, f"{match['file']} has no {match['name'] or 'text'}")
             return match[0]
         if code != match["code"] and not write:
-            fail(page, f"the code from {match['file']} ({match['name']}) differs; scripts/check_docs.py --write writes it anew")
+            fail(page, f"the code from {match['file']} ({match['name']}) differs; scripts/check_docs.py --write copies it again")
         head = match[0][: match.start("code") - match.start()]
         return f"{head}{code}```"
 
     new, count = SHOWN.subn(shown, text)
     if count != opened:
-        fail(page, "a `<!-- from … -->` is not followed by a block of code")
+        fail(page, "no block of code follows a `<!-- from … -->`")
     if write and new != text:
         page.write_text(new)
     for target, name in re.findall(r"\{\{#(?:rustdoc_)?include ([^\s:}]+)(?::(\w+))?", text):
@@ -108,7 +108,7 @@ def check_summary():
     summary = DOCS / "SUMMARY.md"
     named = re.findall(r"\]\(([^)#]+\.md)\)", summary.read_text())
     for name in sorted({name for name in named if named.count(name) > 1}):
-        fail(summary, f"{name} stands there twice")
+        fail(summary, f"{name} is listed twice")
     pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")} - {"SUMMARY.md"}
     for name in sorted(pages - set(named)):
         fail(summary, f"{name} is missing")
@@ -123,7 +123,7 @@ def main(write):
         print(text, file=sys.stderr)
     if wrong:
         return 1
-    print(f"{len(pages)} pages, {links} links, {blocks} pieces of code from files: as they must be")
+    print(f"{len(pages)} pages, {links} links, {blocks} blocks of code from files: all correct")
     return 0
 
 

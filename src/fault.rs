@@ -1,8 +1,8 @@
-//! Fault: points at which a test has this very process killed or stopped.
+//! Fault: points at which a test kills or stops this very process.
 //!
-//! Without the feature `faults` there are none. With it, `TENURE_FAULT=<point>=kill` or `=stop` names one.
+//! With the feature `faults`, `TENURE_FAULT=<point>=kill` or `=stop` chooses a point. Without it the points do nothing.
 
-/// Comes to a point.
+/// Triggers the named fault point.
 #[cfg(feature = "faults")]
 pub(crate) fn point(name: &str) {
     use rustix::process::{Signal, getpid, kill_process};
@@ -12,23 +12,23 @@ pub(crate) fn point(name: &str) {
         Some((point, "stop")) if point == name => Signal::STOP,
         _ => return,
     };
-    // If even this fails, the test does.
+    // If the signal fails, the test does, too.
     kill_process(getpid(), signal).ok();
 }
 
-/// Whether a test wants something at this point.
+/// Returns whether a test chose this point.
 #[cfg(feature = "faults")]
 pub(crate) fn is_near(name: &str) -> bool {
     std::env::var("TENURE_FAULT").is_ok_and(|fault| fault.starts_with(name))
 }
 
-/// Whether a test wants something at this point.
+/// Returns `false`: without the feature `faults` no point is chosen.
 #[cfg(not(feature = "faults"))]
 pub(crate) fn is_near(_name: &str) -> bool {
     false
 }
 
-/// Comes to a point at which a test has a task panic: `TENURE_FAULT=<point>=panic`, or `=panic once`.
+/// Triggers the named fault point of a task, which then panics: `TENURE_FAULT=<point>=panic`, or `=panic once`.
 pub(crate) fn end_by_panic(name: &str) {
     use std::sync::atomic::{AtomicBool, Ordering};
     static ONCE: AtomicBool = AtomicBool::new(false);
@@ -44,6 +44,6 @@ pub(crate) fn end_by_panic(name: &str) {
     assert!(!wants, "a test wants {name:?} to panic");
 }
 
-/// Comes to a point.
+/// Does nothing without the feature `faults`.
 #[cfg(not(feature = "faults"))]
 pub(crate) fn point(_name: &str) {}

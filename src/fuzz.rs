@@ -1,7 +1,7 @@
-//! Fuzz: what others send, as the fuzzer's targets take it (`fuzz/`). Built with `--cfg fuzzing`, and for the tests
-//! below, which try the seeds and what comes of them by chance.
+//! Fuzz: untrusted input, as the fuzzer's targets take it (`fuzz/`). Built with `--cfg fuzzing`, and for the tests
+//! below, which try the seeds and random changes of them.
 //!
-//! Each takes any bytes, and panics if what comes out breaks what the rest of tenure relies on.
+//! Each target takes any bytes, and panics if the result breaks a rule that the rest of tenure relies on.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -44,11 +44,11 @@ impl RawMessage for Given<'_> {
 /// The largest payload of this target.
 const PAYLOAD_BYTES_MAX: usize = 4 * 1024;
 
-/// A message: its first lines are the subject and the headers, an empty line ends them; the rest is its body.
+/// Reads a message: its first lines are the subject and the headers, an empty line ends them; the rest is the body.
 ///
 /// # Panics
 ///
-/// If it is taken for a job that it cannot be.
+/// If the message is accepted as a job that it cannot be.
 pub fn message(data: &[u8]) {
     let end = data.windows(2).position(|two| two == b"\n\n");
     let (head, body) = end.map_or((data, &[][..]), |end| (&data[..end], &data[end + 2..]));
@@ -65,9 +65,9 @@ pub fn message(data: &[u8]) {
         }
         Message::Submission(job) => {
             assert!(check_queue(&job.queue).is_ok() && check_kind(&job.kind).is_ok());
-            assert_eq!(job.payload.as_bytes(), body, "it is stored as it came");
+            assert_eq!(job.payload.as_bytes(), body, "the payload is stored unchanged");
             assert!(body.len() <= PAYLOAD_BYTES_MAX);
-            let payload: serde_json::Value = serde_json::from_slice(body).expect("it is JSON");
+            let payload: serde_json::Value = serde_json::from_slice(body).expect("the payload is JSON");
             assert_eq!(unstorable(&payload), None);
             assert!((1..=1_000).contains(&job.max_attempts));
             let (scope, key) = job.key.expect("a submission has a key");
@@ -78,29 +78,11 @@ pub fn message(data: &[u8]) {
     }
 }
 
-/// What a command writes to its standard output.
+/// Reads settings: lines of `NAME=value`.
 ///
 /// # Panics
 ///
-/// If a report is no report.
-#[cfg(feature = "cli")]
-pub fn exec_output(data: &[u8]) {
-    use futures::StreamExt;
-    let lines = futures::executor::block_on(crate::cli::lines_of_a_command(data).collect::<Vec<_>>());
-    for text in lines.into_iter().flatten() {
-        assert!(!text.contains('\n'));
-        let said = crate::cli::said_by_a_command(&text);
-        assert!(said.percent.is_none_or(|percent| (0.0..=100.0).contains(&percent)), "{:?}", said.percent);
-        assert!(said.checkpoint.is_none_or(|json| json != "null"));
-        assert!(said.output.is_none_or(|json| json != "null"));
-    }
-}
-
-/// Settings: lines of `NAME=value`.
-///
-/// # Panics
-///
-/// If timers that contradict each other are taken, or a password is printed.
+/// If timers that contradict each other are accepted, or a password is shown.
 pub fn config(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let given = text.lines().filter_map(|line| line.split_once('='));
@@ -117,7 +99,7 @@ pub fn config(data: &[u8]) {
         }
         Err(error) => assert!(!error.to_string().is_empty()),
     }
-    // Whatever a URL looks like, its password is not shown.
+    // No form of URL shows its password.
     let safe = text.chars().all(|c| !c.is_control() && !"@/,?#:".contains(c)) && !text.contains("s3cr3t");
     if safe && !text.is_empty() {
         for url in [format!("postgres://{text}:s3cr3t@host/d"), format!("nats://a,tls://u:s3cr3t@{text}")] {
@@ -128,48 +110,20 @@ pub fn config(data: &[u8]) {
 
 #[cfg(test)]
 #[expect(clippy::unwrap_used, reason = "a test may panic")]
+#[path = "../fuzz/seeds.rs"]
+mod seeds;
+
+#[cfg(test)]
 mod tests {
-    use rand::RngExt;
-
-    /// The seeds of a target, and a few thousand accidents that befall each.
-    fn accidents(target: &str, run: fn(&[u8])) {
-        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds").join(target);
-        let mut random = rand::rng();
-        let mut seeds = 0;
-        for seed in std::fs::read_dir(folder).unwrap() {
-            let seed = std::fs::read(seed.unwrap().path()).unwrap();
-            run(&seed);
-            seeds += 1;
-            for _ in 0..2_000 {
-                let mut data = seed.clone();
-                for _ in 0..random.random_range(1..6) {
-                    let at = random.random_range(0..data.len());
-                    match random.random_range(0..4) {
-                        0 => data[at] = random.random(),
-                        1 => data.truncate(at.max(1)),
-                        2 => data.insert(at, random.random()),
-                        _ => data[at] ^= 1 << random.random_range(0..8),
-                    }
-                }
-                run(&data);
-            }
-        }
-        assert!(seeds > 0, "{target} has no seeds");
-    }
+    use super::seeds;
 
     #[test]
-    fn messages_as_anybody_may_publish_them() {
-        accidents("message", super::message);
-    }
-
-    #[test]
-    #[cfg(feature = "cli")]
-    fn the_output_of_commands() {
-        accidents("exec_output", super::exec_output);
+    fn messages_from_untrusted_clients() {
+        seeds::try_each("message", super::message);
     }
 
     #[test]
     fn settings() {
-        accidents("config", super::config);
+        seeds::try_each("config", super::config);
     }
 }

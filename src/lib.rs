@@ -1,9 +1,9 @@
 //! Durable background jobs: *the queue delivers; the database owns.*
 //!
-//! Producers publish to NATS JetStream; a delivery is a hint that a job may be runnable. Who runs it is
-//! decided by one conditional `UPDATE` in Postgres, under a fencing token that every later write must
-//! name. Progress is the heartbeat: a job that is silent too long is taken back, by any worker, with no
-//! leader, and whoever lost it can write nothing any more.
+//! Producers publish to NATS JetStream; a delivery is a hint that a job may be runnable. One conditional
+//! `UPDATE` in Postgres decides which worker runs it, and hands out a fencing token that every later write
+//! must name. Progress is the heartbeat: any worker resets a job that stays silent too long, without a
+//! leader, and Postgres then refuses every write of the former owner.
 //!
 //! ```no_run
 //! use serde::{Deserialize, Serialize};
@@ -34,20 +34,35 @@
 //! # Ok(()) }
 //! ```
 //!
-//! What is promised: a job is delivered at least once, owned by one worker at a time, *run* at least once,
+//! The guarantees: a job is delivered at least once, owned by one worker at a time, *run* at least once,
 //! and settled once. Effects written through [`JobContext::complete_in`] and [`JobContext::once`] happen
 //! exactly once.
 
 // docs.rs shows which feature each item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
+// What `internals` shows of the rooms to the program is theirs alone without it.
+#![cfg_attr(not(feature = "internals"), allow(unreachable_pub, reason = "reached by the program alone"))]
+#![cfg_attr(
+    feature = "internals",
+    allow(missing_docs, reason = "checked without the feature: of what users see")
+)]
+// The rooms are written for a worker; of a producer's build some of their parts are unused.
+#![cfg_attr(
+    not(all(feature = "worker", feature = "config-file")),
+    allow(dead_code, unused_imports, reason = "a worker uses them, or a file of settings")
+)]
 
-// The rooms, in the order in which a job meets them; below each what it stands on.
+// The modules that a job passes, in this order. Below them, the modules that they share.
 mod client;
 mod enqueue;
 mod nats;
+#[cfg(feature = "worker")]
 mod deliver;
+#[cfg(feature = "worker")]
 mod run;
+#[cfg(feature = "worker")]
 mod recover;
+#[cfg(feature = "worker")]
 mod worker;
 
 mod store;
@@ -57,17 +72,9 @@ mod config;
 mod job;
 mod fault;
 
-#[cfg(feature = "cli")]
-mod timeline;
-#[cfg(feature = "cli")]
-mod dashboard;
-#[cfg(feature = "cli")]
-mod serve;
-#[cfg(feature = "cli")]
-mod bench;
-#[cfg(feature = "cli")]
+#[cfg(feature = "internals")]
 #[doc(hidden)]
-pub mod cli;
+pub mod internals;
 #[cfg(feature = "dev")]
 pub mod dev;
 #[cfg(feature = "testing")]
@@ -78,14 +85,14 @@ pub mod fuzz;
 #[cfg(all(test, feature = "dev"))]
 mod proof;
 
+#[cfg(feature = "worker")]
+pub use client::schedules::{Schedule, ScheduleError, ScheduleOutcome};
 pub use client::{
-    ConnectError, SetupError, Tenure,
-    doctor::{CheckState, Checked, DoctorOptions},
+    SetupError, Tenure,
+    connect::{ConnectError, TenureBuilder},
     enqueue::{Enqueue, EnqueueMany, Enqueued, JobRequest},
-    jobs::{Cancelled, CancelledMany, ManageError, Retried, WaitError},
-    queues::{Limited, Paused, QueueLimits, QueueSettingsError},
-    schedules::{Schedule, ScheduleError, Scheduled},
-    verify::Verified,
+    jobs::{ActionError, CancelCounts, CancelOutcome, RetryOutcome, WaitError},
+    queues::{CurrentLimits, PauseOutcome, QueueLimits, QueueSettingsError},
 };
 pub use config::{Config, ConfigError, Retention, Timing, TimingError, TraceParent};
 pub use enqueue::insert::EnqueueError;
@@ -97,42 +104,57 @@ pub use nats::QueueError;
 #[cfg(feature = "otel")]
 pub use observe::otel;
 pub use observe::{health::Health, metrics};
+#[cfg(feature = "worker")]
 pub use run::{
     context::{ContextError, JobContext},
-    handlers::{HandlerError, IntoOutcome, KindOptions, Retry},
+    handlers::{HandlerError, HandlerOutput, IntoOutcome, KindOptions, Retry},
     running::{CancelReason, OnCrash, OnWriteLoss},
 };
-pub use store::{
-    DeadCount, DeadFilter, DeadLetter, ExecutionRow, Isolation, JobFilter, JobRow, MigrateError, QueueRow,
-    RecoveryRow, ScheduleRow, StoreError, WorkerRow, WorkerState,
-};
-pub use worker::{Worker, WorkerBuilder, WorkerError, shutdown_signal};
+pub use store::{Isolation, MigrateError, StoreError};
+#[cfg(feature = "worker")]
+pub use worker::{Worker, WorkerBuilder, WorkerError, WorkerHandle, shutdown_signal};
 
-#[doc(hidden)]
-pub use store::STATEMENTS;
+/// The crates whose types tenure's API uses, in its versions.
+pub use {async_nats, sqlx};
 
-/// The README's Rust is compiled with the documentation's tests.
+/// The rows that [`Tenure`] reads, such as [`rows::JobRow`], and the filters that select them.
+pub mod rows {
+    pub use crate::store::{
+        DeadCount, DeadFilter, DeadLetter, ExecutionRow, JobFilter, JobRow, QueueRow, RecoveryRow,
+        ScheduleRow, WorkerRow, WorkerState,
+    };
+}
+
+/// The options and the findings of [`Tenure::doctor`] and [`Tenure::verify`].
+pub mod doctor {
+    pub use crate::client::{
+        doctor::{Check, CheckState, DoctorOptions},
+        verify::RuleCheck,
+    };
+}
+
+/// The documentation's tests compile the README's Rust.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-/// And that of the guide.
+/// They compile the guide's Rust.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/jobs.md")]
 struct JobsGuide;
 
-/// And those of the pages for operators.
+/// They compile the Rust of the pages for operators.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/operations.md")]
 #[doc = include_str!("../docs/schedules.md")]
 struct OperatorsPages;
 
-/// And that of the page about traces.
+/// They compile the Rust of the page about traces.
 #[cfg(all(doctest, feature = "otel"))]
 #[doc = include_str!("../docs/traces.md")]
 struct TracesGuide;
 
-/// And that of the page about tests.
+/// They compile the Rust of the page about tests.
 #[cfg(all(doctest, feature = "testing"))]
 #[doc = include_str!("../docs/testing.md")]
 struct TestingGuide;

@@ -1,7 +1,7 @@
-//! Proof: what a test of one step needs, with a real Postgres and a real NATS.
+//! Proof: the harness for tests of one step, with a real Postgres and a real NATS.
 //!
-//! The tests of whole jobs are in tests/it. Here a step is called by itself, with a database that holds just what the
-//! test is about: an answer that comes once in a million jobs is asked for by name.
+//! The tests of whole jobs are in tests/it. A test here calls one step by itself, on a database that it has prepared:
+//! it can provoke an answer that comes once in a million jobs.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "only tests use it")]
 
@@ -37,7 +37,7 @@ struct Shared {
 static SHARED: OnceLock<Shared> = OnceLock::new();
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
-/// They end with this process, however it ends.
+/// Starts the servers at the first call. They end with this process, even if it is killed.
 fn shared() -> &'static Shared {
     SHARED.get_or_init(|| {
         sweep();
@@ -48,7 +48,7 @@ fn shared() -> &'static Shared {
     })
 }
 
-/// Removes what runs that have ended have left.
+/// Removes the folders of processes that are gone.
 fn sweep() {
     for entry in std::fs::read_dir(std::env::temp_dir()).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
@@ -59,7 +59,7 @@ fn sweep() {
     }
 }
 
-/// One test's world: a database and a stream.
+/// The database and the stream of one test.
 pub(crate) struct Place {
     pub(crate) config: Config,
     pub(crate) tenure: Tenure,
@@ -87,7 +87,7 @@ pub(crate) async fn place_with(change: impl FnOnce(&mut Config)) -> Place {
     Place { config, tenure, pool }
 }
 
-/// Has a job run in this process until what is returned is dropped.
+/// Enters a job as running in this process until the returned reservation is dropped.
 pub(crate) fn run_in(running: &Running, job: &Arc<RunningJob>) -> Reservation {
     match running.reserve(job.key.job) {
         LocalJob::Unknown(reservation) => {
@@ -98,7 +98,7 @@ pub(crate) fn run_in(running: &Running, job: &Arc<RunningJob>) -> Reservation {
     }
 }
 
-/// So long ago.
+/// Returns the instant this long ago.
 pub(crate) fn ago(time: Duration) -> Instant {
     Instant::now().checked_sub(time).unwrap()
 }
@@ -107,7 +107,7 @@ pub(crate) const fn seconds(n: u64) -> Duration {
     Duration::from_secs(n)
 }
 
-/// A place with a NATS of its own, to be ended.
+/// Opens a place with a NATS of its own, which the test can end.
 pub(crate) async fn place_with_nats() -> (Place, crate::dev::Nats) {
     let folder = std::env::temp_dir().join(format!("tenure-it-{}", std::process::id()));
     let n = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -117,17 +117,17 @@ pub(crate) async fn place_with_nats() -> (Place, crate::dev::Nats) {
     (place_with(|config| config.nats_url = url).await, nats)
 }
 
-/// Ends it, and waits until that is known.
+/// Ends the NATS server, and waits until the client notices.
 pub(crate) async fn end(nats: crate::dev::Nats, place: &Place) {
     tokio::task::spawn_blocking(move || drop(nats)).await.unwrap();
     let began = Instant::now();
     while place.tenure.queue().is_connected() {
-        assert!(began.elapsed() < seconds(20), "the connection does not break");
+        assert!(began.elapsed() < seconds(20), "the client did not notice that NATS ended");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
-/// What a kind has with nothing of its own, silent after a minute.
+/// The default rules of a kind, but with a `stale_after` of a minute.
 pub(crate) const RULES: Rules = Rules {
     stale_after: Duration::from_secs(60),
     keepalive: None,
@@ -143,7 +143,7 @@ impl Place {
             .unwrap_or_else(|error| panic!("{sql}: {error}"));
     }
 
-    /// What a query of one value says, as text.
+    /// Returns the one value of a query, as text.
     pub(crate) async fn value(&self, sql: &str) -> String {
         let sql = format!("SELECT coalesce(({sql})::text, '')");
         sqlx::query_scalar(AssertSqlSafe(sql.as_str()))
@@ -152,9 +152,9 @@ impl Place {
             .unwrap_or_else(|error| panic!("{sql}: {error}"))
     }
 
-    /// Postgres raises this the first time that a job is written from now on, and never again.
+    /// Makes Postgres raise this error at the next write of a job, and never again.
     pub(crate) async fn raise_once(&self, code: &str) {
-        // A message that no stream takes is noted in its job's row.
+        // A failed publication writes its job's row, too: let all of them end first.
         self.tenure.flush().await;
         self.execute("CREATE SEQUENCE tenure.raised").await;
         let function = format!(
@@ -168,12 +168,12 @@ impl Place {
         self.execute(trigger).await;
     }
 
-    /// A job of queue `q` and kind `k`.
+    /// Enqueues a job of queue `q` and kind `k`.
     pub(crate) async fn job(&self) -> JobId {
         self.tenure.enqueue(JobRequest::new("q", "k", serde_json::json!({}))).await.unwrap().id
     }
 
-    /// One that a worker has claimed.
+    /// Enqueues a job, and claims it for a worker.
     pub(crate) async fn claimed_by(&self, worker: &str) -> Claim {
         let job = self.job().await;
         self.claim(job, worker).await.unwrap()
@@ -191,14 +191,14 @@ impl Place {
         claims.into_iter().next().unwrap()
     }
 
-    /// A ticket of it, of the dispatch `n`; a message of its own for each.
+    /// Returns a ticket of a job, of the dispatch `n`; each call makes another message.
     pub(crate) fn ticket(&self, job: JobId, n: i32) -> Delivery {
         let body = format!("{{\"job_id\":\"{job}\",\"dispatch\":{n}}}");
         let subject = format!("{}.q.k", self.config.subject_prefix);
         Delivery::made_up(self.tenure.queue(), (subject, body), Some(job), n, 1)
     }
 
-    /// One that runs in a worker's process.
+    /// Enqueues a job, and claims it as a worker's running job.
     pub(crate) async fn running(&self, worker: &str) -> Arc<RunningJob> {
         self.running_under(RULES, worker).await
     }
@@ -215,7 +215,7 @@ impl Place {
         Arc::new(RunningJob::new(claim, message, rules, None))
     }
 
-    /// Its owner has not been heard of for two minutes.
+    /// Makes a job's owner look silent for two minutes.
     pub(crate) async fn make_stale(&self, job: JobId) {
         let sql = format!(
             "UPDATE tenure.jobs SET last_activity_at = last_activity_at - interval '2 min' WHERE id = '{job}'"
@@ -224,12 +224,12 @@ impl Place {
     }
 }
 
-/// What is logged on the thread of a test, from level DEBUG.
+/// The log lines of a test's thread, from level DEBUG.
 #[derive(Clone, Default)]
 pub(crate) struct Logs(Arc<Mutex<Vec<u8>>>);
 
 impl Logs {
-    /// Listens for as long as this is kept.
+    /// Records until the guard is dropped.
     pub(crate) fn record(&self) -> tracing::subscriber::DefaultGuard {
         let logs = self.clone();
         let subscriber = tracing_subscriber::fmt()
@@ -239,7 +239,7 @@ impl Logs {
         tracing::subscriber::set_default(subscriber.finish())
     }
 
-    /// The lines with this in them.
+    /// Returns the lines that contain this text.
     pub(crate) fn lines(&self, text: &str) -> Vec<String> {
         let all = self.0.lock().unwrap();
         String::from_utf8_lossy(&all).lines().filter(|line| line.contains(text)).map(str::to_owned).collect()
@@ -261,17 +261,17 @@ impl std::io::Write for Logs {
     }
 }
 
-/// What is counted on the thread of a test.
+/// The counters of a test's thread.
 #[derive(Default)]
 pub(crate) struct Counts(Mutex<BTreeMap<String, Arc<Count>>>);
 
 impl Counts {
-    /// Counts for as long as this is kept.
+    /// Records until the guard is dropped.
     pub(crate) fn record(&self) -> metrics::LocalRecorderGuard<'_> {
         metrics::set_default_local_recorder(self)
     }
 
-    /// What a counter has come to, under its name and labels, as in `tenure_jobs_total{kind=k}`.
+    /// Returns the value of a counter by its name and labels, as in `tenure_jobs_total{kind=k}`.
     pub(crate) fn of(&self, name: &str) -> u64 {
         self.0.lock().unwrap().get(name).map_or(0, |count| count.0.load(Ordering::Relaxed))
     }

@@ -1,4 +1,4 @@
-//! The job: one repository's life, from its first commit on.
+//! The job: analyzes one repository's history, from its first commit on.
 
 use std::{
     collections::BTreeMap,
@@ -14,9 +14,9 @@ use sqlx::PgPool;
 use tenure::{Job, JobContext, JobError, Outcome};
 use tokio::sync::mpsc;
 
-/// How often a checkpoint is saved, at most.
+/// The shortest time between two checkpoints.
 const CHECKPOINT_EVERY: Duration = Duration::from_secs(1);
-/// How many points the timeline of lines by language has.
+/// The number of points of the timeline of lines by language.
 const TIMELINE_POINTS: usize = 50;
 
 /// Analyze a repository: a path on this machine, or a URL to clone.
@@ -30,14 +30,14 @@ impl Job for AnalyzeRepo {
     const QUEUE: &'static str = "repos";
 }
 
-/// What the handlers share.
+/// The handlers' shared state.
 pub(crate) struct App {
-    /// Where clones are kept.
+    /// The folder of the clones.
     clones: PathBuf,
 }
 
 impl App {
-    /// Makes sure that the results have their table, which is the application's own, not tenure's.
+    /// Creates the application's own table of results.
     pub(crate) async fn connect() -> anyhow::Result<Self> {
         let pool =
             PgPool::connect(&std::env::var("DATABASE_URL").context("DATABASE_URL is not set")?).await?;
@@ -46,7 +46,7 @@ impl App {
         Ok(Self { clones: std::env::temp_dir().join("code-evolution-clones") })
     }
 
-    /// The table of results.
+    /// Creates the table of results.
     pub(crate) async fn create_table(pool: &PgPool) -> anyhow::Result<()> {
         sqlx::raw_sql(
             "BEGIN;
@@ -71,7 +71,7 @@ impl App {
     }
 }
 
-/// What is known after some commits; also the checkpoint.
+/// The result after some commits; also the checkpoint.
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
 struct Evolution {
     commits: usize,
@@ -81,7 +81,7 @@ struct Evolution {
     timeline: Vec<(i64, BTreeMap<String, i64>)>,
 }
 
-/// What the walk says on its way.
+/// A report of the walk.
 enum Step {
     Clone { received: usize, of: usize },
     Commit { n: usize, of: usize },
@@ -96,7 +96,7 @@ pub(crate) async fn analyze(job: AnalyzeRepo, ctx: JobContext<App>) -> Result<Ou
     let repo = job.repo.clone();
     let clones = ctx.state().clones.clone();
 
-    // libgit2 blocks: it walks on a thread of its own, and stops when nobody listens any more.
+    // libgit2 blocks: it walks on a separate thread, and stops when the handler drops the receiver.
     let (steps, mut walked) = mpsc::channel(64);
     let walk = tokio::task::spawn_blocking(move || walk(&repo, &clones, resumed, &steps));
     while let Some(step) = walked.recv().await {
@@ -124,25 +124,23 @@ pub(crate) async fn analyze(job: AnalyzeRepo, ctx: JobContext<App>) -> Result<Ou
     let (id, token, repo) = (ctx.id(), ctx.token(), job.repo.clone());
     let commits = i32::try_from(last.commits)?;
     let here = i32::try_from(last.commits.saturating_sub(resumed_at))?;
-    // Checked against the fence in the same transaction: a worker that lost the job writes no result.
-    ctx.fenced_tx(move |tx| {
-        Box::pin(async move {
-            sqlx::query(
-                "INSERT INTO code_evolution.results
+    // Checks the fence in the same transaction: a worker that lost the job writes no result.
+    ctx.fenced_tx(async |tx| {
+        sqlx::query(
+            "INSERT INTO code_evolution.results
                         (job_id, fencing_token, worker_pid, repo, commits, analyzed_here, report)
                  VALUES ($1, $2, $3, $4, $5, $6, $7)",
-            )
-            .bind(id)
-            .bind(token)
-            .bind(i32::try_from(std::process::id())?)
-            .bind(repo)
-            .bind(commits)
-            .bind(here)
-            .bind(report)
-            .execute(tx)
-            .await?;
-            Ok(())
-        })
+        )
+        .bind(id)
+        .bind(token)
+        .bind(i32::try_from(std::process::id())?)
+        .bind(repo)
+        .bind(commits)
+        .bind(here)
+        .bind(report)
+        .execute(tx)
+        .await?;
+        Ok(())
     })
     .await?;
     Outcome::done(summary)
@@ -175,7 +173,7 @@ fn walk(
             sent = sent.and_then(|()| steps.blocking_send(Step::Checkpoint(Box::new(evolution.clone()))));
             saved_at = Instant::now();
         }
-        // Nobody listens: the job is cancelled, or another's.
+        // The handler is gone: the job was cancelled, or another worker owns it.
         sent.context("the handler was dropped")?;
     }
     Ok(evolution)
@@ -187,12 +185,12 @@ fn open(repo: &str, clones: &Path, steps: &mpsc::Sender<Step>) -> anyhow::Result
     }
     let name: String = repo.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
     let folder = clones.join(name);
-    // A large repository takes long, and a job that says nothing is presumed dead.
+    // A large clone takes long, and a silent job counts as stale.
     let fetch = || {
         let mut callbacks = RemoteCallbacks::new();
         callbacks.transfer_progress(|progress| {
             let (received, of) = (progress.received_objects(), progress.total_objects());
-            // False stops the transfer: nobody listens any more.
+            // False stops the transfer: the handler is gone.
             steps.blocking_send(Step::Clone { received, of }).is_ok()
         });
         let mut fetch = FetchOptions::new();
@@ -204,7 +202,7 @@ fn open(repo: &str, clones: &Path, steps: &mpsc::Sender<Step>) -> anyhow::Result
         known.set_head("refs/heads/tenure")?;
         return Ok(known);
     }
-    // Beside its place first: a clone that was cut off must not be taken for a whole one.
+    // Clones into a temporary folder first: an interrupted clone must not look like a complete one.
     std::fs::create_dir_all(clones)?;
     let unfinished = clones.join(format!("unfinished-{}", uuid::Uuid::new_v4()));
     RepoBuilder::new()
@@ -212,7 +210,7 @@ fn open(repo: &str, clones: &Path, steps: &mpsc::Sender<Step>) -> anyhow::Result
         .fetch_options(fetch())
         .clone(repo, &unfinished)
         .with_context(|| format!("clone {repo}"))?;
-    // Another worker may have been faster; then its clone serves.
+    // Another worker may have been faster; then use its clone.
     if std::fs::rename(&unfinished, &folder).is_err() {
         std::fs::remove_dir_all(&unfinished).ok();
     }
@@ -273,7 +271,7 @@ fn report(evolution: &Evolution) -> serde_json::Value {
     })
 }
 
-/// The ten greatest.
+/// Returns the ten greatest.
 fn top(churn: &BTreeMap<String, u64>) -> Vec<(&str, u64)> {
     let mut all: Vec<_> = churn.iter().map(|(name, lines)| (name.as_str(), *lines)).collect();
     all.sort_by_key(|(name, lines)| (std::cmp::Reverse(*lines), *name));

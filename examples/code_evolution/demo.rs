@@ -14,14 +14,14 @@ use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use sqlx::{PgPool, Row};
-use tenure::{Config, JobFilter, JobId, Status, Tenure, dev::Servers};
+use tenure::{Config, JobId, Status, Tenure, dev::Servers, rows::JobFilter};
 
 use crate::{
     analyze::{AnalyzeRepo, App},
     repositories,
 };
 
-/// Short timers, so that the show is short. In production these are minutes.
+/// Short timers, so that the demo is short. In production these are minutes.
 const TIMERS: [(&str, &str); 7] = [
     ("TENURE_STALE_AFTER", "5s"),
     ("TENURE_SCAN_EVERY", "1s"),
@@ -32,7 +32,7 @@ const TIMERS: [(&str, &str); 7] = [
     ("TENURE_SHUTDOWN_GRACE", "10s"),
 ];
 
-/// The show ends after this time, one way or the other.
+/// The demo gives up after this time.
 const LONGEST: Duration = Duration::from_mins(6);
 
 struct Worker {
@@ -69,13 +69,13 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // Whatever happened, nothing of the demo is left behind; a stopped process dies of it, too.
+        // The demo leaves no process behind; SIGKILL also ends a stopped one.
         self.process.kill().ok();
         self.process.wait().ok();
     }
 }
 
-/// What is shown while the jobs run.
+/// The display while the jobs run.
 struct Screen {
     bars: MultiProgress,
     shown: BTreeMap<JobId, ProgressBar>,
@@ -100,12 +100,12 @@ impl Screen {
         if self.bars.is_hidden() {
             println!("{line}");
         } else {
-            // Without it the line is not shown, which is no reason to stop.
+            // A line that cannot be shown is no reason to stop.
             self.bars.println(line).ok();
         }
     }
 
-    fn show(&mut self, jobs: &[(JobId, String)], rows: &[tenure::JobRow]) {
+    fn show(&mut self, jobs: &[(JobId, String)], rows: &[tenure::rows::JobRow]) {
         let hidden = self.bars.is_hidden();
         let mut words = Vec::new();
         for row in rows {
@@ -130,7 +130,7 @@ impl Screen {
 
 pub(crate) async fn run() -> anyhow::Result<ExitCode> {
     let folder = tempfile::Builder::new().prefix("tenure-demo-").tempdir()?;
-    // Postgres may have to run as another user, who must get to its folder inside.
+    // Postgres may have to run as another user, which must reach its folder inside.
     fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o711))?;
     let commits = std::env::var("DEMO_COMMITS").ok().map(|n| n.parse()).transpose()?.unwrap_or(12_000);
 
@@ -138,7 +138,7 @@ pub(crate) async fn run() -> anyhow::Result<ExitCode> {
     println!("short timers: {}", TIMERS.map(|(name, value)| format!("{name}={value}")).join(" "));
     let mut servers = Servers::start(folder.path())?;
     let urls = [("DATABASE_URL", servers.postgres.url()), ("NATS_URL", servers.nats.url())];
-    // The timers as everybody else reads them: from the environment.
+    // The same timers as the workers read from the environment.
     let mut config = Config::new(&urls[0].1, &urls[1].1);
     config.timing.ack_wait = Duration::from_secs(15);
     config.timing.stale_after = Duration::from_secs(5);
@@ -178,7 +178,7 @@ pub(crate) async fn run() -> anyhow::Result<ExitCode> {
         }
     }
     for worker in &mut workers {
-        // One was killed.
+        // Fails for the killed worker.
         worker.signal(Signal::TERM).ok();
     }
     let mut clean = true;
@@ -238,7 +238,7 @@ async fn enqueue(
     Ok(jobs)
 }
 
-/// Runs the show: kills one worker in the middle, freezes another beyond the threshold.
+/// Runs the demo: kills one worker in the middle, freezes another for longer than `stale_after`.
 async fn show(
     tenure: &Tenure,
     pool: &PgPool,
@@ -254,13 +254,13 @@ async fn show(
         ensure!(screen.started.elapsed() < LONGEST, "not done after {LONGEST:?}");
         let rows = tenure.jobs(&JobFilter::new(), 100).await?;
         screen.show(jobs, &rows);
-        let midway = |row: &&tenure::JobRow| {
+        let midway = |row: &&tenure::rows::JobRow| {
             let ran_for = row.last_activity_at.zip(row.started_at).map(|(last, started)| last - started);
             row.status == Status::Processing
                 && row.progress.is_some_and(|percent| (15.0..80.0).contains(&percent))
                 && ran_for.is_some_and(|ran| ran > chrono::TimeDelta::seconds(1))
         };
-        let owner_of = |row: &tenure::JobRow| {
+        let owner_of = |row: &tenure::rows::JobRow| {
             let owner = row.worker_id.clone()?;
             let index = workers.iter().position(|worker| owner.contains(&format!("-{}-", worker.pid())))?;
             Some((index, owner, row.id))
@@ -286,11 +286,11 @@ async fn show(
                 frozen = Some((index, owner, job));
             }
         } else if let (Some((index, owner, job)), false) = (&frozen, thawed) {
-            // Beyond the threshold: until its job has a new owner.
+            // Frozen until its job has a new owner.
             let row = rows.iter().find(|row| row.id == *job);
             let taken = row.is_some_and(|row| row.fencing_token > 1 && row.worker_id.as_ref() != Some(owner));
             if taken {
-                screen.say(&format!("its job was taken over; SIGCONT for {}", workers[*index].name));
+                screen.say(&format!("another worker claimed its job; SIGCONT for {}", workers[*index].name));
                 workers[*index].signal(Signal::CONT)?;
                 thawed = true;
             }
@@ -315,7 +315,7 @@ async fn show(
     }
 }
 
-/// Prints what happened, and checks it by SQL alone.
+/// Prints the results, and checks them by SQL alone.
 async fn report(pool: &PgPool, expected: usize) -> anyhow::Result<bool> {
     let mut table = Table::new();
     table.load_style(UTF8_FULL_CONDENSED);
@@ -366,7 +366,7 @@ async fn report(pool: &PgPool, expected: usize) -> anyhow::Result<bool> {
     }
     let checks = [
         ("every job is completed", "SELECT count(*) = $1 FROM tenure.all_jobs WHERE status = 'completed'"),
-        ("no job is anything else", "SELECT count(*) = $1 FROM tenure.all_jobs"),
+        ("no job has another status", "SELECT count(*) = $1 FROM tenure.all_jobs"),
         (
             "each was completed by exactly one attempt",
             "SELECT count(*) = $1 AND count(DISTINCT job_id) = $1
@@ -381,11 +381,11 @@ async fn report(pool: &PgPool, expected: usize) -> anyhow::Result<bool> {
                LEFT JOIN tenure.job_executions_all e USING (job_id, fencing_token)",
         ),
         (
-            "at least two jobs were taken from a silent worker",
+            "recovery reset jobs of at least two silent workers",
             "SELECT count(DISTINCT owner_before) >= 2 AND $1 > 0 FROM tenure.recovery_events WHERE event = 'reset'",
         ),
         (
-            "writes were refused, and only of workers that had lost the job",
+            "Postgres refused writes, and only of workers that had lost the job",
             "SELECT count(*) > 0 AND $1 > 0 AND bool_and(EXISTS (
                         SELECT FROM tenure.job_executions e
                          WHERE e.job_id = r.job_id AND e.fencing_token = r.fencing_token

@@ -1,8 +1,8 @@
-//! A code evolution analyzer: the job that tenure was born for.
+//! A code evolution analyzer, the use case that tenure was written for.
 //!
-//! It opens or clones a repository, walks its history from the first commit, and computes what people want
-//! to see of a codebase's life. `cargo run --all-features --example code_evolution -- demo` runs the whole
-//! show: private servers, three workers, one killed and one frozen in the middle.
+//! It opens or clones a repository, walks its history from the first commit, and computes lines by language,
+//! hottest files and churn by author. `cargo run --all-features --example code_evolution -- demo` runs the
+//! demo: private servers, three workers, one killed and one frozen in the middle.
 //!
 //! ```text
 //! code_evolution work              a worker, with the settings of the environment
@@ -24,7 +24,7 @@ use analyze::{AnalyzeRepo, App, analyze};
 #[tokio::main]
 async fn main() -> anyhow::Result<ExitCode> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    // The demo shows what happens by itself; its workers have logs of their own.
+    // The demo prints its own report; its workers log to files.
     let usual = if arguments == ["demo"] { "error" } else { "warn,tenure=info,async_nats=error" };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(usual));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();

@@ -1,4 +1,4 @@
-//! Repositories to analyze: this one, what `REPO` names, and large ones made here, the same every time.
+//! Repositories to analyze: this one, the one that `REPO` names, and large generated ones, the same in every run.
 
 use std::{
     io::{BufWriter, Write},
@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, ensure};
 
-/// Numbers that look random and are the same every time (Knuth's MMIX generator).
+/// Pseudo-random numbers, the same in every run (Knuth's MMIX generator).
 struct Numbers(u64);
 
 impl Numbers {
@@ -18,15 +18,15 @@ impl Numbers {
     }
 }
 
-/// The repositories that this machine has: `REPO`, and the one that this program was built from.
+/// Returns the repositories on this machine: `REPO`, and the one that this program was built from.
 pub(crate) fn found() -> Vec<PathBuf> {
     let mut found = Vec::new();
     if let Some(own) = std::env::var_os("REPO").filter(|own| !own.is_empty()) {
-        // A URL is cloned by the job itself; a path is looked at now.
+        // The job itself clones a URL; a path is checked now.
         if own.to_string_lossy().contains("://") || git2::Repository::open(&own).is_ok() {
             found.push(std::fs::canonicalize(&own).unwrap_or(own.into()));
         } else {
-            eprintln!("REPO={} is no git repository, and no URL", Path::new(&own).display());
+            eprintln!("REPO={} is neither a git repository nor a URL", Path::new(&own).display());
         }
     }
     let this = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
@@ -36,8 +36,8 @@ pub(crate) fn found() -> Vec<PathBuf> {
     found
 }
 
-/// Makes a repository of so many commits: a hundred files in five languages, seven authors, each commit
-/// rewriting a part of some files. `git fast-import` writes it in a second or two.
+/// Makes a repository of `commits` commits: a hundred files in five languages, seven authors; each commit
+/// rewrites a part of some files. `git fast-import` writes it in a second or two.
 pub(crate) fn make(folder: &Path, seed: u64, commits: u64) -> anyhow::Result<()> {
     let git = |arguments: &[&str]| {
         let mut command = Command::new("git");

@@ -3,8 +3,8 @@
 #
 #     NATS_URL=nats://127.0.0.1:4222 bash produce.bash texts word_count '"one two"' text-7
 #
-# Prints the sequence that the stream gave it. Run again with the same key, it is the same job.
-# One server, no TLS, and a user and password of letters and digits: for more, take a client.
+# Prints the sequence that the stream assigned. With the same key, a second run publishes the same job.
+# Supports one server, no TLS, and a user and password of letters and digits; use a client for more.
 set -euo pipefail
 # Lengths in bytes, not in characters.
 export LC_ALL=C
@@ -17,8 +17,8 @@ options='"verbose":false,"pedantic":false,"headers":true,"no_responders":true,"l
 [[ -z $user ]] || options+=",\"user\":\"$user\",\"pass\":\"$password\""
 
 # ANCHOR: publish
-# One connection, one message with headers and an inbox for the answer, and the first answer there.
-# The stream compares its own id across all queues: the subject makes it one of this queue.
+# Opens one connection, sends one message with headers and an inbox, and reads the first answer in that inbox.
+# The stream compares Nats-Msg-Id across all queues; the subject in it limits it to this queue.
 publish() {
     local inbox=${TENURE_NATS_INBOX_PREFIX:-_INBOX}.$RANDOM$RANDOM$RANDOM line answer sequence
     local headers=$'NATS/1.0\r\nTenure-Idempotency-Key: '$2$'\r\nNats-Msg-Id: '$subject:$2$'\r\n\r\n'
@@ -39,14 +39,14 @@ publish() {
                 return 0 ;;
         esac
     done
-    return 1    # no answer: it may have been accepted, or not
+    return 1    # no answer: the message may or may not be accepted
 }
 # ANCHOR_END: publish
 
 for pause in 1 2 4 8 0; do
     publish "$3" "$4" && exit 0
-    echo "no answer, or a refusal; tried again with the same key" >&2
+    echo "no answer, or a refusal; retrying with the same key" >&2
     sleep "$pause"
 done
-echo "not known whether it was accepted; run this again with the same key" >&2
+echo "it is unknown whether the stream accepted the job; run this again with the same key" >&2
 exit 1

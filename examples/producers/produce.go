@@ -1,9 +1,9 @@
-// Publishes one job, with nothing but the client of NATS: produce QUEUE KIND JSON KEY
+// Publishes one job, with only the NATS client: produce QUEUE KIND JSON KEY
 //
 //	go mod init produce && go get github.com/nats-io/nats.go
 //	NATS_URL=nats://127.0.0.1:4222 go run produce.go texts word_count '"one two"' text-7
 //
-// Prints the sequence that the stream gave it. Run again with the same key, it is the same job.
+// Prints the sequence that the stream assigned. With the same key, a second run publishes the same job.
 package main
 
 import (
@@ -17,18 +17,18 @@ import (
 const tries = 5
 
 // ANCHOR: publish
-// Until the stream has said that it has it. The key makes it safe to say it again.
+// publish repeats the message until the stream confirms it; the key makes repetition safe.
 func publish(js nats.JetStreamContext, subject, payload, key string) (*nats.PubAck, error) {
 	for attempt := 1; ; attempt++ {
 		message := nats.NewMsg(subject)
 		message.Data = []byte(payload)
 		message.Header.Set("Tenure-Idempotency-Key", key)
-		// The stream compares its own id across all queues: the subject makes it one of this queue.
+		// The stream compares Nats-Msg-Id across all queues; the subject in it limits it to this queue.
 		ack, err := js.PublishMsg(message, nats.MsgId(subject+":"+key), nats.AckWait(5*time.Second))
 		if err == nil {
 			return ack, nil
 		}
-		// No answer: it may have been accepted, or not. A refusal (a full stream, no leader): it was not.
+		// No answer: the message may or may not be accepted. A refusal (full stream, no leader): it is not.
 		fmt.Fprintf(os.Stderr, "try %d: %v\n", attempt, err)
 		if attempt == tries {
 			return nil, err
@@ -62,7 +62,7 @@ func main() {
 	}
 	ack, err := publish(js, fmt.Sprintf("%s.%s.%s", prefix, queue, kind), payload, key)
 	if err != nil {
-		fail("not known whether it was accepted; run this again with the same key")
+		fail("it is unknown whether the stream accepted the job; run this again with the same key")
 	}
 	if ack.Duplicate {
 		fmt.Println(ack.Sequence, "(accepted before)")

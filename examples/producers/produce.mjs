@@ -1,9 +1,9 @@
-// Publishes one job, with nothing but the client of NATS: node produce.mjs QUEUE KIND JSON KEY
+// Publishes one job, with only the NATS client: node produce.mjs QUEUE KIND JSON KEY
 //
 //     npm install @nats-io/transport-node @nats-io/jetstream
 //     NATS_URL=nats://127.0.0.1:4222 node produce.mjs texts word_count '"one two"' text-7
 //
-// Prints the sequence that the stream gave it. Run again with the same key, it is the same job.
+// Prints the sequence that the stream assigned. With the same key, a second run publishes the same job.
 import process from "node:process";
 import { setTimeout as sleep } from "node:timers/promises";
 
@@ -13,17 +13,17 @@ import { connect, headers } from "@nats-io/transport-node";
 const TRIES = 5;
 
 // ANCHOR: publish
-/** Until the stream has said that it has it. The key makes it safe to say it again. */
+/** Publishes the message until the stream confirms it; the key makes repetition safe. */
 async function publish(js, subject, payload, key) {
   const keyed = headers();
   keyed.set("Tenure-Idempotency-Key", key);
-  // The stream compares its own id across all queues: the subject makes it one of this queue.
+  // The stream compares Nats-Msg-Id across all queues; the subject in it limits it to this queue.
   const msgID = `${subject}:${key}`;
   for (let attempt = 1; ; attempt++) {
     try {
       return await js.publish(subject, payload, { msgID, headers: keyed, timeout: 5_000 });
     } catch (error) {
-      // No answer: it may have been accepted, or not. A refusal (a full stream, no leader): it was not.
+      // No answer: the message may or may not be accepted. A refusal (full stream, no leader): it is not.
       console.error(`try ${attempt}: ${error}`);
       if (attempt === TRIES) throw error;
       await sleep(1_000 * 2 ** (attempt - 1));
@@ -51,7 +51,7 @@ try {
   const ack = await publish(jetstream(connection), `${prefix}.${queue}.${kind}`, payload, key);
   console.log(ack.seq, ack.duplicate ? "(accepted before)" : "");
 } catch {
-  console.error("not known whether it was accepted; run this again with the same key");
+  console.error("it is unknown whether the stream accepted the job; run this again with the same key");
   process.exitCode = 1;
 } finally {
   await connection.close();

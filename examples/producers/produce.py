@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Publishes one job, with nothing but the client of NATS: produce.py QUEUE KIND JSON KEY
+"""Publishes one job, with only the NATS client: produce.py QUEUE KIND JSON KEY
 
     pip install nats-py
     NATS_URL=nats://127.0.0.1:4222 python3 produce.py texts word_count '"one two"' text-7
 
-Prints the sequence that the stream gave it. Run again with the same key, it is the same job.
+Prints the sequence that the stream assigned. With the same key, a second run publishes the same job.
 """
 
 import asyncio
@@ -19,13 +19,13 @@ TRIES = 5
 
 # ANCHOR: publish
 async def publish(js, subject: str, payload: str, key: str):
-    """Until the stream has said that it has it. The key makes it safe to say it again."""
+    """Publishes the message until the stream confirms it; the key makes repetition safe."""
     for attempt in range(1, TRIES + 1):
         try:
-            # The stream compares its own id across all queues: the subject makes it one of this queue.
+            # The stream compares Nats-Msg-Id across all queues; the subject in it limits it to this queue.
             headers = {"Tenure-Idempotency-Key": key, "Nats-Msg-Id": f"{subject}:{key}"}
             return await js.publish(subject, payload.encode(), timeout=5, headers=headers)
-        # No answer: it may have been accepted, or not. A refusal (a full stream, no leader): it was not.
+        # No answer: the message may or may not be accepted. A refusal (full stream, no leader): it is not.
         except Error as error:
             print(f"try {attempt}: {error!r}", file=sys.stderr)
             if attempt == TRIES:
@@ -53,4 +53,4 @@ if __name__ == "__main__":
     try:
         asyncio.run(main(*sys.argv[1:]))
     except Error:
-        sys.exit("not known whether it was accepted; run this again with the same key")
+        sys.exit("it is unknown whether the stream accepted the job; run this again with the same key")

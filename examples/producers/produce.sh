@@ -1,24 +1,24 @@
 #!/bin/sh
-# Publishes one job, with nothing but the command line of NATS (github.com/nats-io/natscli):
+# Publishes one job, with only the NATS command line (github.com/nats-io/natscli):
 #
 #     NATS_URL=nats://127.0.0.1:4222 sh produce.sh texts word_count '"one two"' text-7
 #
-# Prints the sequence that the stream gave it. Run again with the same key, it is the same job.
-# `nats` replaces {{...}} in a body; a payload that may hold that needs another client.
+# Prints the sequence that the stream assigned. With the same key, a second run publishes the same job.
+# `nats` replaces {{...}} in a body; use another client for a payload that may contain that.
 set -eu
 [ $# = 4 ] || { echo "usage: produce.sh QUEUE KIND JSON KEY" >&2; exit 2; }
 subject=${TENURE_SUBJECT_PREFIX:-jobs}.$1.$2
 
 # ANCHOR: publish
-# A request, since `nats pub` waits for no answer. Exit 0 says nothing: only the answer does.
-# The stream compares its own id across all queues: the subject makes it one of this queue.
+# A request, since `nats pub` does not wait for an answer. Only the answer counts, not exit code 0.
+# The stream compares Nats-Msg-Id across all queues; the subject in it limits it to this queue.
 publish() {
     answer=$(nats request --raw --timeout 5s --inbox-prefix "${TENURE_NATS_INBOX_PREFIX:-_INBOX}" \
         --header "Tenure-Idempotency-Key:$2" --header "Nats-Msg-Id:$subject:$2" "$subject" "$1") || return 1
     case $answer in
         *'"error"'*) echo "$answer" >&2; return 1 ;;    # refused: a full stream, no leader
         *'"seq":'*) ;;
-        *) return 1 ;;                                  # no answer: it may have been accepted, or not
+        *) return 1 ;;                                  # no answer: the message may or may not be accepted
     esac
     sequence=${answer#*'"seq":'}
     case $answer in *'"duplicate"'*) before=' (accepted before)' ;; *) before= ;; esac
@@ -28,8 +28,8 @@ publish() {
 
 for pause in 1 2 4 8 0; do
     publish "$3" "$4" && exit 0
-    echo "no answer, or a refusal; tried again with the same key" >&2
+    echo "no answer, or a refusal; retrying with the same key" >&2
     sleep "$pause"
 done
-echo "not known whether it was accepted; run this again with the same key" >&2
+echo "it is unknown whether the stream accepted the job; run this again with the same key" >&2
 exit 1

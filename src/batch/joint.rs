@@ -1,8 +1,8 @@
-//! Joint: one piece of work that several wait for, and each of them brings on.
+//! Joint: one piece of work that several tasks await, and that each of them drives.
 //!
-//! As `futures::future::Shared`, but for one thing: the task that sees it end is not woken by that end. The runtime
-//! takes a task that is woken while it runs for one that yields, and wakes another thread for it: this costs as much
-//! as a short statement.
+//! A `futures::future::Shared` with one difference: the end of the work does not wake the task that sees it. The
+//! runtime takes a task that is woken while it runs for one that yields, and wakes another thread for it, which costs
+//! as much as a short statement.
 
 use std::{
     future::Future,
@@ -17,7 +17,7 @@ use std::{
 
 use futures::{FutureExt, future::BoxFuture};
 
-/// Work that every task which awaits a clone of this brings on. Cheap to clone.
+/// Work that every task drives which awaits a clone of this. Cheap to clone.
 pub(crate) struct Joint<T>(Arc<Inner<T>>);
 
 impl<T> Clone for Joint<T> {
@@ -29,7 +29,7 @@ impl<T> Clone for Joint<T> {
 struct Inner<T> {
     work: Mutex<Work<T>>,
     is_done: AtomicBool,
-    /// A task that wanted to bring it on found another one at it.
+    /// A task that wanted to poll the work found another one polling it.
     was_missed: AtomicBool,
     waiting: Arc<Waiting>,
 }
@@ -39,7 +39,7 @@ enum Work<T> {
     Done(T),
 }
 
-/// The tasks that wait. The work wakes all of them: the others may have gone.
+/// The tasks that wait. The work wakes all of them: the one that polled it last may have gone.
 #[derive(Default)]
 struct Waiting(Mutex<Vec<Waker>>);
 
@@ -55,7 +55,7 @@ impl Waiting {
         }
     }
 
-    /// Wakes all tasks but this one, which still waits.
+    /// Wakes all tasks but this one, which stays in the list.
     fn wake_others(&self, one: &Waker) {
         let (one, others): (Vec<_>, Vec<_>) =
             std::mem::take(&mut *self.wakers()).into_iter().partition(|waker| waker.will_wake(one));
@@ -69,7 +69,7 @@ impl Waiting {
     }
 }
 
-/// Wakes all tasks where the work panics: none may wait for it any more.
+/// Wakes all tasks if the work panics: none may wait for it any longer.
 struct OnPanic<'w>(&'w Waiting);
 
 impl Drop for OnPanic<'_> {
@@ -100,7 +100,7 @@ impl<T: Clone + Send + 'static> Joint<T> {
         }))
     }
 
-    /// Whether it has come to its end.
+    /// Whether the work has ended.
     pub(crate) fn is_done(&self) -> bool {
         self.0.is_done.load(Ordering::Acquire)
     }
@@ -109,23 +109,23 @@ impl<T: Clone + Send + 'static> Joint<T> {
 impl<T: Clone + Send + 'static> Future for Joint<T> {
     type Output = T;
 
-    /// One clone a task: of two in one task, the end that one sees wakes the other no more.
+    /// Polls the work. A task may hold one clone only: of two, the one that sees the end would not wake the other.
     ///
     /// # Panics
     ///
-    /// Where the work has panicked.
+    /// If the work has panicked.
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
         let inner = &*self.0;
-        // Before the lock is tried: a task that sees the end releases the lock first, and wakes all wakers after.
+        // Add the waker before trying the lock: a task that sees the end releases the lock, and then wakes all wakers.
         inner.waiting.add(cx.waker());
         let mut work = match inner.work.try_lock() {
             Ok(work) => work,
             Err(TryLockError::Poisoned(_)) => {
-                resume_unwind(Box::new("work that several wait for has panicked"))
+                resume_unwind(Box::new("work that several tasks await has panicked"))
             }
             Err(TryLockError::WouldBlock) => {
-                // The task that is at it may have looked before there was news, and may not look again. Either it sees
-                // the sign when it is done, or it has released the lock.
+                // The task that polls may have looked before there was news, and may not look again. Either it sees
+                // this flag after its poll, or it has released the lock by now.
                 inner.was_missed.store(true, Ordering::SeqCst);
                 match inner.work.try_lock() {
                     Ok(work) => work,
@@ -215,22 +215,22 @@ mod tests {
     }
 
     #[test]
-    fn it_goes_on_with_the_tasks_that_are_left() {
+    fn the_work_goes_on_with_the_tasks_that_are_left() {
         let (end, joint) = joint();
         let (mut first, mut second) = (Waits::for_(&joint), Waits::for_(&joint));
         assert_eq!((first.poll(), second.poll()), (Poll::Pending, Poll::Pending));
         drop(second.0);
-        // The task that looked last has gone; the end still wakes the first.
+        // The task that polled last has gone; the end still wakes the first.
         end.send(7).ok();
         assert_eq!(first.wakes(), 1);
         assert_eq!(first.poll(), Poll::Ready(7));
     }
 
     #[test]
-    fn a_task_that_finds_another_one_at_it_is_woken_once_that_one_has_looked() {
+    fn a_task_that_finds_another_one_polling_is_woken_after_that_poll() {
         let (looked, looks) = std::sync::mpsc::channel::<std::sync::mpsc::Sender<()>>();
         let mut is_first = true;
-        // Its first look takes until somebody says so.
+        // The first poll lasts until the test lets it end.
         let work = std::future::poll_fn(move |_| {
             if std::mem::take(&mut is_first) {
                 let (go, gone) = std::sync::mpsc::channel();
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-    async fn four_tasks_that_bring_it_on_at_once_all_see_its_end() {
+    async fn four_tasks_that_drive_the_work_at_once_all_see_its_end() {
         for _ in 0..2_000 {
             let (end, joint) = joint();
             let waiting: Vec<_> = (0..4).map(|_| tokio::spawn(joint.clone())).collect();

@@ -2,8 +2,17 @@
 //!
 //! Items that come while a statement of their kind is in flight go out together in the next one. There is no
 //! timer: a caller that finds no statement in flight sends its own at once, which saves the way to another task and
-//! back. A task sends the items that wait; it also finishes what a caller began and does not go on with, because the
-//! caller gave up, or is not polled.
+//! back. A task sends the items that wait; it also finishes the statement of a caller that gave up, or is not polled.
+//!
+//! ```text
+//!          run, on the task's runtime          run, elsewhere
+//!  Caller ◄─────────────────────────── Idle ──────────────────► Task
+//!   │  │                                ▲ ▲                     │ ▲
+//!   │  └── answered, nothing waits ─────┘ └── nothing waits ────┘ │
+//!   └───── answered, items wait ──────────────────────────────────┘
+//!
+//!  Idle ── no batcher is left ──► Ended ◄── the runtime ends ── Idle, Caller, Task
+//! ```
 
 pub(crate) mod joint;
 
@@ -11,7 +20,7 @@ use std::{
     collections::VecDeque,
     future::Future,
     panic::AssertUnwindSafe,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
 use futures::{FutureExt, future::BoxFuture};
@@ -23,9 +32,9 @@ use tokio::{
 
 use crate::{batch::joint::Joint, observe::panics};
 
-/// The most items of one statement: it should stay below some 50 ms.
+/// The most items of one statement, which should take less than some 50 ms.
 pub(crate) const ITEMS_MAX: usize = 1_024;
-/// The most bytes that they may carry together; an item that is larger goes alone.
+/// The most bytes that the items of one statement may carry together; a larger item goes alone.
 const BYTES_MAX: usize = 2 << 20;
 
 /// Collects items, runs them together, and gives each caller its own answer. Cheap to clone.
@@ -36,7 +45,6 @@ struct Handles<I: Send + 'static, O: Send + 'static>(Arc<Lane<I, O>>);
 
 impl<I: Send + 'static, O: Send + 'static> Drop for Handles<I, O> {
     fn drop(&mut self) {
-        self.0.state().closed = true;
         self.0.wake.notify_one();
     }
 }
@@ -47,63 +55,67 @@ impl<I: Send + 'static, O: Send + 'static> Clone for Batcher<I, O> {
     }
 }
 
-/// What the callers and the task share.
+/// The state that the callers and the task share.
 struct Lane<I, O> {
-    state: Mutex<State<I, O>>,
-    /// Tells the task that something waits, or that a caller may not go on.
+    queue: Mutex<Queue<I, O>>,
+    /// Tells the task that items wait, or that a caller may not go on.
     wake: Notify,
     run: Box<dyn Fn(Vec<I>) -> BoxFuture<'static, Vec<O>> + Send + Sync>,
     bytes: fn(&I) -> usize,
-    /// A caller that has its answer comes again at once, as a rule.
+    /// Whether a caller that has its answer comes again at once, as a rule.
     callers_return: bool,
-    /// Where the task is. A caller from another runtime leaves everything to it.
+    /// The task's runtime. A caller on another runtime leaves its item to the task.
     home: Handle,
 }
 
-struct State<I, O> {
-    in_flight: InFlight,
-    /// Empty while nothing is in flight.
+struct Queue<I, O> {
+    state: State,
+    /// Empty in [`State::Idle`].
     waiting: VecDeque<(I, oneshot::Sender<O>)>,
-    closed: bool,
-    /// The task has ended with its runtime: nobody is left to answer.
-    dead: bool,
 }
 
-/// Who runs the statement that is in flight.
-enum InFlight {
-    Nothing,
-    /// Any task that polls it brings it on.
+/// The runner of the statement that is in flight.
+enum State {
+    /// No statement is in flight.
+    Idle,
+    /// The caller that began it. Any task that polls the work drives it.
     Caller(Joint<()>),
+    /// The task.
     Task,
+    /// The task has ended: items get no answer any more.
+    Ended,
 }
 
 impl<I: Send + 'static, O: Send + 'static> Lane<I, O> {
-    fn state(&self) -> MutexGuard<'_, State<I, O>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn queue(&self) -> MutexGuard<'_, Queue<I, O>> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// `None`: it panicked, which is told of.
+    /// Runs the items; `None` after a panic, which is reported.
     async fn answers(&self, items: Vec<I>) -> Option<Vec<O>> {
         let answers = AssertUnwindSafe((self.run)(items)).catch_unwind().await;
         answers.map_err(|panic| panics::tell("batch", &*panic)).ok()
     }
 
-    /// Runs one item by itself; the task runs those that wait by then.
+    /// Runs one item by itself; the task then runs the items that wait.
     async fn run_one(self: Arc<Self>, item: I, answer: oneshot::Sender<O>) {
-        // A panic is of this item; those that come after it are answered all the same.
+        // A panic concerns this item alone; the items after it are answered.
         if let Some(one) = self.answers(vec![item]).await.and_then(|mut answers| answers.pop()) {
             drop(answer.send(one));
         }
-        let mut state = self.state();
-        if state.waiting.is_empty() {
-            state.in_flight = InFlight::Nothing;
+        let mut queue = self.queue();
+        if matches!(queue.state, State::Ended) {
+            return;
+        }
+        if queue.waiting.is_empty() {
+            queue.state = State::Idle;
         } else {
-            state.in_flight = InFlight::Task;
+            queue.state = State::Task;
             self.wake.notify_one();
         }
     }
 
-    /// Runs what waits, together.
+    /// Runs the items of a batch together.
     async fn run_waiting(&self, batch: Vec<(I, oneshot::Sender<O>)>) {
         let (items, callers): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
         let Some(answers) = self.answers(items).await else { return };
@@ -114,43 +126,44 @@ impl<I: Send + 'static, O: Send + 'static> Lane<I, O> {
         }
     }
 
-    /// Callers that come again go out together: the first of them alone would make the others wait for a statement
-    /// more.
+    /// Waits for callers that come again, so that their items go out together: the first item alone would make the
+    /// others wait for one more statement.
     async fn let_them_return(&self, callers: usize) {
         if !self.callers_return {
             return;
         }
-        let mut returned = self.state().waiting.len();
+        let mut returned = self.queue().waiting.len();
         while returned < callers {
             yield_now().await;
-            let before = std::mem::replace(&mut returned, self.state().waiting.len());
+            let before = std::mem::replace(&mut returned, self.queue().waiting.len());
             if returned == before {
                 return;
             }
         }
     }
 
-    /// The task: until the last batcher is dropped, and nothing is in flight any more.
-    async fn serve(self: Arc<Self>) {
-        let _end = End(&self);
+    /// The task: runs until the last batcher is dropped and no statement is in flight any more.
+    /// `_end` is an argument because a runtime that ends before it has polled the task drops only the arguments.
+    async fn serve(self: Arc<Self>, batchers: Weak<Handles<I, O>>, _end: End<I, O>) {
         loop {
             self.wake.notified().await;
             loop {
                 let next = {
-                    let mut state = self.state();
-                    match &state.in_flight {
-                        InFlight::Nothing if state.closed => return,
-                        InFlight::Nothing => break,
-                        InFlight::Caller(work) => Err(work.clone()),
-                        InFlight::Task => {
+                    let mut queue = self.queue();
+                    match &queue.state {
+                        // The last batcher wakes the task once it is gone.
+                        State::Idle if batchers.strong_count() > 0 => break,
+                        State::Idle | State::Ended => return,
+                        State::Caller(work) => Err(work.clone()),
+                        State::Task => {
                             // A caller that gave up before its item was sent no longer wants it.
-                            state.waiting.retain(|(_, caller)| !caller.is_closed());
-                            if state.waiting.is_empty() {
-                                state.in_flight = InFlight::Nothing;
+                            queue.waiting.retain(|(_, caller)| !caller.is_closed());
+                            if queue.waiting.is_empty() {
+                                queue.state = State::Idle;
                                 continue;
                             }
-                            let n = fitting(state.waiting.iter().map(|(item, _)| (self.bytes)(item)));
-                            Ok(state.waiting.drain(..n).collect::<Vec<_>>())
+                            let n = fitting(queue.waiting.iter().map(|(item, _)| (self.bytes)(item)));
+                            Ok(queue.waiting.drain(..n).collect::<Vec<_>>())
                         }
                     }
                 };
@@ -170,8 +183,8 @@ impl<I: Send + 'static, O: Send + 'static> Lane<I, O> {
 impl<I: Send + 'static, O: Send + 'static> Batcher<I, O> {
     /// Starts the task. It ends when the last batcher is dropped.
     ///
-    /// `bytes` is how many an item carries, as far as they may be many. `run` answers every item, in order.
-    /// It is never cancelled: an item that was sent is done, whether or not its caller still waits.
+    /// `bytes` returns the size of an item's parts that may be large. `run` answers every item, in order, and is never
+    /// cancelled: an item that was sent is done, whether or not its caller still waits.
     pub(crate) fn spawn<F, Fut>(bytes: fn(&I) -> usize, run: F) -> Self
     where
         F: Fn(Vec<I>) -> Fut + Send + Sync + 'static,
@@ -180,7 +193,7 @@ impl<I: Send + 'static, O: Send + 'static> Batcher<I, O> {
         Self::start(bytes, run, false)
     }
 
-    /// The same for callers each of which comes again as soon as it has its answer.
+    /// Starts the task as [`Batcher::spawn`] does, for callers that come again as soon as they have their answers.
     pub(crate) fn spawn_for_callers_that_return<F, Fut>(bytes: fn(&I) -> usize, run: F) -> Self
     where
         F: Fn(Vec<I>) -> Fut + Send + Sync + 'static,
@@ -194,43 +207,46 @@ impl<I: Send + 'static, O: Send + 'static> Batcher<I, O> {
         F: Fn(Vec<I>) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Vec<O>> + Send + 'static,
     {
-        let state =
-            State { in_flight: InFlight::Nothing, waiting: VecDeque::new(), closed: false, dead: false };
         let lane = Arc::new(Lane {
-            state: Mutex::new(state),
+            queue: Mutex::new(Queue { state: State::Idle, waiting: VecDeque::new() }),
             wake: Notify::new(),
             run: Box::new(move |items| Box::pin(run(items))),
             bytes,
             callers_return,
             home: Handle::current(),
         });
-        tokio::spawn(lane.clone().serve());
-        Self(Arc::new(Handles(lane)))
+        let handles = Arc::new(Handles(lane.clone()));
+        let end = End(lane.clone());
+        tokio::spawn(lane.serve(Arc::downgrade(&handles), end));
+        Self(handles)
     }
 
-    /// Runs one item with whatever else waits. `None`: nobody answered, because its batch panicked or the
-    /// runtime shuts down. What was to be done may have been.
+    /// Runs one item together with those that wait. `None`: the item's batch panicked or the runtime shuts down, and
+    /// the item may be done or not.
     ///
-    /// Cancel safe: an item whose caller gives up is sent, whole, or is not.
+    /// Cancel safe: if the caller gives up, the item is either sent or not.
     pub(crate) async fn run(&self, item: I) -> Option<O> {
         let lane = &self.0.0;
         let (answer, answered) = oneshot::channel();
         let is_home = Handle::try_current().is_ok_and(|here| here.id() == lane.home.id());
         let own = {
-            let mut state = lane.state();
-            if state.dead {
-                return None;
-            }
-            if is_home && matches!(state.in_flight, InFlight::Nothing) {
-                let work = Joint::new(lane.clone().run_one(item, answer));
-                state.in_flight = InFlight::Caller(work.clone());
-                Some(work)
-            } else {
-                state.waiting.push_back((item, answer));
-                if matches!(state.in_flight, InFlight::Nothing) {
-                    state.in_flight = InFlight::Task;
+            let mut queue = lane.queue();
+            match queue.state {
+                State::Ended => return None,
+                State::Idle if is_home => {
+                    let work = Joint::new(lane.clone().run_one(item, answer));
+                    queue.state = State::Caller(work.clone());
+                    Some(work)
                 }
-                None
+                State::Idle => {
+                    queue.state = State::Task;
+                    queue.waiting.push_back((item, answer));
+                    None
+                }
+                State::Caller(_) | State::Task => {
+                    queue.waiting.push_back((item, answer));
+                    None
+                }
             }
         };
         if let Some(work) = own {
@@ -244,22 +260,21 @@ impl<I: Send + 'static, O: Send + 'static> Batcher<I, O> {
     }
 }
 
-/// Dropped with the task, it answers everybody who waits: there will be no answer.
-struct End<'l, I: Send + 'static, O: Send + 'static>(&'l Lane<I, O>);
+/// Gives up the items that wait when the task is dropped: they get no answer.
+struct End<I: Send + 'static, O: Send + 'static>(Arc<Lane<I, O>>);
 
-impl<I: Send + 'static, O: Send + 'static> Drop for End<'_, I, O> {
+impl<I: Send + 'static, O: Send + 'static> Drop for End<I, O> {
     fn drop(&mut self) {
-        let mut state = self.0.state();
-        state.dead = true;
-        let unanswered = std::mem::take(&mut state.waiting);
-        // It holds the lane that holds it.
-        let in_flight = std::mem::replace(&mut state.in_flight, InFlight::Nothing);
-        drop(state);
-        drop((unanswered, in_flight));
+        let mut queue = self.0.queue();
+        let unanswered = std::mem::take(&mut queue.waiting);
+        // A caller's work and the lane hold each other: break the cycle.
+        let was = std::mem::replace(&mut queue.state, State::Ended);
+        drop(queue);
+        drop((unanswered, was));
     }
 }
 
-/// Dropped, it has the task look after what is in flight.
+/// Wakes the task when it is dropped, to finish the statement in flight.
 struct HandOver<'l>(&'l Notify);
 
 impl Drop for HandOver<'_> {
@@ -268,7 +283,7 @@ impl Drop for HandOver<'_> {
     }
 }
 
-/// How many of these items go into one statement: as many as its bytes allow, but one at least.
+/// Returns how many of these items go into one statement: as many as the limits allow, but at least one.
 pub(crate) fn fitting(bytes: impl Iterator<Item = usize>) -> usize {
     let mut total = 0_usize;
     let within = bytes.take(ITEMS_MAX).take_while(|bytes| {
@@ -278,13 +293,13 @@ pub(crate) fn fitting(bytes: impl Iterator<Item = usize>) -> usize {
     within.count().max(1)
 }
 
-/// Splits a batch that was refused: its halves are tried next, in order, down to the item that is at fault.
+/// Splits a refused batch: the caller tries the halves next, in order, down to the item at fault.
 pub(crate) fn halve<I>(mut batch: Vec<I>, rest: &mut Vec<Vec<I>>) {
     let second = batch.split_off(batch.len() / 2);
     rest.extend([second, batch]);
 }
 
-/// Puts answers back where their questions stood.
+/// Returns the answers in the order of their places.
 pub(crate) fn in_order<T>(places: Vec<usize>, answers: Vec<T>) -> Vec<T> {
     let mut sorted: Vec<_> = places.into_iter().zip(answers).collect();
     sorted.sort_unstable_by_key(|(place, _)| *place);
@@ -301,7 +316,7 @@ mod tests {
     use crate::proof::Counts;
 
     #[tokio::test]
-    async fn what_waits_while_a_statement_is_in_flight_goes_out_together_and_each_gets_its_own_answer() {
+    async fn items_that_wait_for_a_statement_go_out_together_and_each_gets_its_own_answer() {
         let gate = Arc::new(Semaphore::new(0));
         let sizes = Arc::new(Mutex::new(Vec::new()));
         let (held, seen) = (gate.clone(), sizes.clone());
@@ -329,7 +344,7 @@ mod tests {
                 tokio::spawn(async move { b.run(n).await })
             })
             .collect();
-        while batcher.0.0.state().waiting.len() < 19 {
+        while batcher.0.0.queue().waiting.len() < 19 {
             tokio::task::yield_now().await;
         }
         gate.add_permits(2);
@@ -362,7 +377,7 @@ mod tests {
         let answers = futures::future::join_all(callers.map(tokio::spawn)).await;
         let answers: Vec<_> = answers.into_iter().flatten().collect();
         assert_eq!(answers, (0..4).map(|n| (Some(n), Some(10 + n))).collect::<Vec<_>>());
-        // The first alone; then the three that waited, and the first again; then those three.
+        // The first caller alone; then the three that waited, and the first again; then those three again.
         assert_eq!(*sizes.lock().await, [1, 4, 3]);
     }
 
@@ -408,7 +423,7 @@ mod tests {
     #[tokio::test]
     async fn the_item_of_a_caller_that_gives_up_in_the_middle_is_done_and_the_next_one_waits_for_it() {
         let (batcher, gate, done) = gated();
-        // It is in flight: the batch has been handed over, and nobody has answered.
+        // The item is in flight, and has no answer yet.
         assert!(batcher.run(1).now_or_never().is_none());
         let third = tokio::spawn({
             let batcher = batcher.clone();
@@ -421,7 +436,7 @@ mod tests {
 
     type Gated = (Batcher<u32, u32>, Arc<Semaphore>, Arc<Mutex<Vec<u32>>>);
 
-    /// A batcher whose items wait at a gate, and what has been done.
+    /// Returns a batcher whose items wait at a gate, the gate, and the items that are done.
     fn gated() -> Gated {
         let gate = Arc::new(Semaphore::new(0));
         let done = Arc::new(Mutex::new(Vec::new()));
@@ -438,12 +453,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_caller_that_is_not_polled_holds_up_nobody() {
+    async fn a_caller_that_is_not_polled_holds_up_no_other() {
         let (batcher, gate, done) = gated();
         let mut first = Box::pin(batcher.run(1));
         assert!(first.as_mut().now_or_never().is_none());
         gate.add_permits(10);
-        // In the same task, so that nobody polls the first one meanwhile.
+        // The same task runs both, so that nothing polls the first one meanwhile.
         assert_eq!(batcher.run(2).await, Some(2));
         assert_eq!(*done.lock().await, [1, 2]);
         assert_eq!(first.await, Some(1));
@@ -454,14 +469,58 @@ mod tests {
         let home = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build()?;
         let (batcher, gate, done) = home.block_on(async { gated() });
         let other = tokio::runtime::Builder::new_current_thread().build()?;
-        // Given up, on a runtime that nobody drives from then on.
+        // The caller gives up, on a runtime that nothing drives from then on.
         assert!(other.block_on(async { batcher.run(1).now_or_never() }).is_none());
         gate.add_permits(10);
         assert_eq!(futures::executor::block_on(batcher.run(2)), Some(2));
         home.block_on(async {
-            // Its caller had gone before it was sent, or it was sent.
+            // The first item is done, unless its caller had gone before the task sent it.
             assert!(done.lock().await.ends_with(&[2]));
         });
         Ok(())
+    }
+
+    #[test]
+    fn a_task_that_its_runtime_never_polls_leaves_no_caller_waiting() -> std::io::Result<()> {
+        // A runtime of one thread polls its tasks in `block_on` alone.
+        let home = tokio::runtime::Builder::new_current_thread().build()?;
+        let guard = home.enter();
+        let (batcher, ..) = gated();
+        drop(guard);
+        drop(home);
+        assert_eq!(futures::executor::block_on(batcher.run(1)), None);
+        Ok(())
+    }
+
+    #[test]
+    fn a_caller_that_outlives_the_runtime_has_its_answer_and_later_ones_have_none() -> std::io::Result<()> {
+        let home = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build()?;
+        let (batcher, gate, done) = home.block_on(async { gated() });
+        let mut first = Box::pin(batcher.run(1));
+        assert!(home.block_on(async { first.as_mut().now_or_never() }).is_none());
+        drop(home);
+        assert_eq!(futures::executor::block_on(batcher.run(2)), None);
+        gate.add_permits(10);
+        assert_eq!(futures::executor::block_on(first), Some(1));
+        assert_eq!(futures::executor::block_on(batcher.run(3)), None);
+        assert_eq!(*done.blocking_lock(), [1]);
+        Ok(())
+    }
+
+    #[tokio::test]
+    async fn the_task_ends_with_the_last_batcher() {
+        let (batcher, gate, _) = gated();
+        let lane = Arc::downgrade(&batcher.0.0);
+        let running = tokio::spawn({
+            let batcher = batcher.clone();
+            async move { batcher.run(1).await }
+        });
+        tokio::task::yield_now().await;
+        drop(batcher);
+        gate.add_permits(1);
+        assert_eq!(running.await.ok().flatten(), Some(1));
+        while lane.strong_count() > 0 {
+            tokio::task::yield_now().await;
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! Enqueue: what producers write.
+//! Enqueue: the calls that producers make.
 //!
 //! Not here: the rows and their first messages (`insert`), jobs that arrive as messages (`deliver`).
 
@@ -20,24 +20,24 @@ use crate::{
         backpressure::Admitted,
         insert::{BUSY_AFTER, Created, EnqueueError, insert_in, insert_patiently},
     },
-    job::{Job, JobId, check_key, check_kind, check_queue, unstorable_text},
+    job::{Job, JobId, MAX_ATTEMPTS_DEFAULT, check_key, check_kind, check_queue, unstorable_text},
     observe::trace::{self, Sending},
     store::{NewJob, PublishedBy, StoreError},
 };
 
-/// The longest delay: more is a mistake in a unit.
+/// The longest delay: a longer one is a mistake in its unit.
 const DELAY_MAX: Duration = Duration::from_hours(24 * 365 * 10);
 
-/// What enqueueing did.
+/// The result of an enqueue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Enqueued {
     /// The job: the new one, or the one that holds the unique key.
     pub id: JobId,
-    /// Whether the unique key was taken, and nothing was created.
+    /// Whether another job held the unique key, so that none was created.
     pub duplicate: bool,
 }
 
-/// A job to be enqueued, with its options. Any [`Job`] turns into one.
+/// A job to enqueue, with its options. Any [`Job`] turns into one.
 #[derive(Debug, Clone)]
 pub struct JobRequest {
     queue: String,
@@ -59,13 +59,13 @@ impl<J: Job> From<J> for JobRequest {
 }
 
 impl JobRequest {
-    /// A job without a Rust type.
+    /// Requests a job without a Rust type.
     pub fn new(queue: impl Into<String>, kind: impl Into<String>, payload: Value) -> Self {
         Self {
             queue: queue.into(),
             kind: kind.into(),
             payload: Ok(payload.to_string()),
-            max_attempts: 5,
+            max_attempts: MAX_ATTEMPTS_DEFAULT,
             unique_key: None,
             delay: None,
             run_at: None,
@@ -73,20 +73,20 @@ impl JobRequest {
         }
     }
 
-    /// A job whose payload is JSON text, stored as it is: a number keeps all its digits.
+    /// Requests a job whose payload is JSON text, stored as it is: a number keeps all its digits.
     pub fn from_json(queue: impl Into<String>, kind: impl Into<String>, json: impl Into<String>) -> Self {
         Self { payload: Ok(json.into()), ..Self::new(queue, kind, Value::Null) }
     }
 
-    /// Into another queue than the type's own.
+    /// Enqueues into this queue instead of the type's own.
     #[must_use]
     pub fn queue(mut self, queue: impl Into<String>) -> Self {
         self.queue = queue.into();
         self
     }
 
-    /// At most one job of this key in its queue: a second enqueue returns the first one's id.
-    /// The key is held while that job is live or a dead letter, and for
+    /// Allows at most one job of this key in its queue: a second enqueue returns the first job's id.
+    /// A job holds its key while it is live or a dead letter, and for
     /// [`Retention::keys`](crate::Retention::keys) after its end. A submission's `Tenure-Idempotency-Key`, or
     /// without one its `Nats-Msg-Id`, is a unique key of its queue, too.
     #[must_use]
@@ -95,40 +95,40 @@ impl JobRequest {
         self
     }
 
-    /// Not before this time has passed, by the database's clock.
+    /// Runs the job no earlier than this long from now, by the database's clock.
     #[must_use]
     pub fn delay(mut self, delay: Duration) -> Self {
         (self.delay, self.run_at) = (Some(delay), None);
         self
     }
 
-    /// Not before this time, by the database's clock.
+    /// Runs the job no earlier than at this time, by the database's clock.
     #[must_use]
     pub fn run_at(mut self, at: DateTime<Utc>) -> Self {
         (self.delay, self.run_at) = (None, Some(at));
         self
     }
 
-    /// How often it is tried, at most, the first attempt included.
+    /// Limits how often the job is tried, the first attempt included.
     #[must_use]
     pub fn max_attempts(mut self, attempts: u32) -> Self {
         self.max_attempts = attempts;
         self
     }
 
-    /// The enqueuer's W3C `traceparent`, which the handler gets back. One that is not valid is ignored.
+    /// Passes the enqueuer's W3C `traceparent` to the handler. An invalid one is ignored.
     ///
-    /// With the feature `otel`, where spans are exported, the span of enqueueing is its child, and it is that span's
-    /// context which the handler gets; without this option it is a child of the span that enqueues.
+    /// With the feature `otel`, where spans are exported, the enqueue has a span of its own, a child of this one, and
+    /// the handler receives that span's context. Without this option it is a child of the current span.
     #[must_use]
     pub fn trace_context(mut self, traceparent: impl Into<String>) -> Self {
         self.trace_context = Some(traceparent.into());
         self
     }
 
-    /// The job of a schedule's ticks.
+    /// Turns the request into the job of a schedule's ticks.
     pub(crate) fn for_schedule(self, bytes_max: usize) -> Result<NewJob, EnqueueError> {
-        let own = "left out: each tick of a schedule has a job of its own, due then";
+        let own = "left out: each tick of a schedule has its own job, due at the tick";
         let delay = self.delay.map(|delay| format!("{delay:?}"));
         let run_at = self.run_at.map(|at| at.to_rfc3339());
         for (what, value) in [
@@ -144,7 +144,7 @@ impl JobRequest {
         self.checked(bytes_max, PublishedBy::Relay)
     }
 
-    /// The span of enqueueing it, whose context it then carries.
+    /// Opens the span of the enqueue, whose context the job then carries.
     fn sending(&mut self) -> Span {
         let (span, context) = trace::send(Sending {
             queue: Some(&self.queue),
@@ -156,7 +156,7 @@ impl JobRequest {
         span
     }
 
-    fn checked(self, bytes_max: usize, told: PublishedBy) -> Result<NewJob, EnqueueError> {
+    fn checked(self, bytes_max: usize, published_by: PublishedBy) -> Result<NewJob, EnqueueError> {
         check_queue(&self.queue)?;
         check_kind(&self.kind)?;
         let payload = self.payload.map_err(EnqueueError::Payload)?;
@@ -192,22 +192,22 @@ impl JobRequest {
             delay: self.delay,
             trace_context: self.trace_context.as_deref().and_then(trace::valid),
             message: None,
-            told,
+            published_by,
         })
     }
 }
 
-/// One job about to be enqueued: set its options, then `.await` it, or give it to a transaction.
+/// An enqueue of one job: set its options, then `.await` it, or pass it a transaction.
 #[derive(Debug)]
-#[must_use = "nothing is enqueued until this is awaited, or given to a transaction"]
+#[must_use = "nothing is enqueued until you `.await` this, or pass a transaction to `tx`"]
 pub struct Enqueue<'t> {
     tenure: &'t Tenure,
     request: JobRequest,
 }
 
-/// Many jobs about to be enqueued, in one statement.
+/// An enqueue of many jobs in one statement.
 #[derive(Debug)]
-#[must_use = "nothing is enqueued until this is awaited, or given to a transaction"]
+#[must_use = "nothing is enqueued until you `.await` this, or pass a transaction to `tx`"]
 pub struct EnqueueMany<'t> {
     tenure: &'t Tenure,
     requests: Vec<JobRequest>,
@@ -216,11 +216,11 @@ pub struct EnqueueMany<'t> {
 impl Tenure {
     /// Enqueues a job: a [`Job`], or a [`JobRequest`].
     ///
-    /// Await it: `tenure.enqueue(job).unique_key("..").await?`. It returns once the row is committed, and the kernel
-    /// has its message: the process may end, or be frozen, right after. While NATS is away it does not wait for that.
+    /// Await it: `tenure.enqueue(job).unique_key("..").await?`. It returns once the row is committed and the kernel
+    /// has its message: the process may end or freeze right after. While NATS is away, it waits for the row alone.
     ///
-    /// Cancel safe in this sense: dropped, the job was enqueued, with its message, or was not. Drop it or poll it to
-    /// the end: while it is left half-way, the job's message may not go out.
+    /// Cancel safe: if the future is dropped, the job was either enqueued, with its message, or not. Drop the future or
+    /// poll it to its end: while it is left half-way, the job's message may not go out.
     pub fn enqueue(&self, job: impl Into<JobRequest>) -> Enqueue<'_> {
         Enqueue { tenure: self, request: job.into() }
     }
@@ -259,8 +259,8 @@ options! {
 
 impl Enqueue<'_> {
     /// Enqueues inside the user's transaction: the job exists if and when that commits. This process looks for the
-    /// commit, and publishes the job within milliseconds of it; a transaction that lasts for more than a minute,
-    /// or whose process ends with it, leaves that to the relay, which takes some seconds.
+    /// commit, and publishes the job within milliseconds of it. If the transaction lasts for more than a minute, or
+    /// this process ends, the relay publishes the job, some seconds later.
     ///
     /// Pass `&mut tx` of a `sqlx::PgTransaction`, or the connection that
     /// [`JobContext::once`](crate::JobContext::once) and [`JobContext::fenced_tx`](crate::JobContext::fenced_tx)
@@ -318,7 +318,7 @@ impl<'t> IntoFuture for Enqueue<'t> {
             let id = job.id;
             let inserted = async {
                 let _admitted = tenure.limits().admit(&job.queue, 1, until).await?;
-                // Only a key can make it wait for somebody's transaction: those with one have a lane of their own.
+                // Only a job with a key can wait for another transaction: such jobs have a lane of their own.
                 let spare = job.key.is_some().then(|| job.clone());
                 let created = tenure.enqueues(spare.is_some()).run(job).await;
                 // Only a panic, or a runtime that shuts down, leaves a batch unanswered.
@@ -373,9 +373,9 @@ impl<'t> IntoFuture for EnqueueMany<'t> {
     }
 }
 
-/// One deadline for all that an enqueue waits for: its turn, a batch before its own, the statements.
+/// Sets one deadline for all that an enqueue waits for: its turn, a batch before its own, the statements.
 ///
-/// Cancel safe as `enqueue` is: what was begun is brought to its end without the caller.
+/// Cancel safe as `enqueue` is: a batch that has begun ends without the caller.
 async fn in_time<T>(
     tenure: &Tenure,
     until: Instant,
@@ -385,7 +385,7 @@ async fn in_time<T>(
     tokio::time::timeout_at(until.into(), enqueue).await.unwrap_or_else(late)
 }
 
-/// The span of enqueueing many. Those that have no context of their own carry it.
+/// Opens the span of an enqueue of many jobs. Jobs without a context of their own carry it.
 fn sending(requests: &mut [JobRequest]) -> Span {
     let (span, context) = trace::send(Sending {
         queue: common(requests, |request| request.queue.as_str()),
@@ -399,13 +399,13 @@ fn sending(requests: &mut [JobRequest]) -> Span {
     span
 }
 
-/// What all of them have, if they have the same.
+/// Returns the value that all requests have in common, if there is one.
 fn common(requests: &[JobRequest], of: fn(&JobRequest) -> &str) -> Option<&str> {
     let first = of(requests.first()?);
     requests.iter().all(|request| of(request) == first).then_some(first)
 }
 
-/// Enqueues in the span of it, which is told of a failure. Cancel safe as `enqueue` is.
+/// Enqueues in this span, and marks it if that fails. Cancel safe as `enqueue` is.
 async fn traced<T>(
     span: &Span,
     enqueue: impl Future<Output = Result<T, EnqueueError>>,
@@ -417,8 +417,8 @@ async fn traced<T>(
     enqueued
 }
 
-/// All of them, or none. In the order of their names: two calls that each waited for what the other was let through
-/// with would wait for ever.
+/// Admits all jobs, or none. Asks for queue after queue in the order of their names: otherwise two calls could each
+/// wait for jobs that the other has admitted, for ever.
 async fn admit(tenure: &Tenure, jobs: &[NewJob], until: Instant) -> Result<Vec<Admitted>, EnqueueError> {
     let mut queues: BTreeMap<&str, usize> = BTreeMap::new();
     for job in jobs {

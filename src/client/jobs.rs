@@ -1,6 +1,6 @@
-//! Manage: what people and programs do to jobs from outside: wait, cancel, try again, redrive, purge.
+//! Jobs: waiting for them, and cancelling, retrying, redriving and purging them from outside.
 //!
-//! Everything here is safe to repeat, and says what it found instead when there was nothing to do.
+//! Every call is safe to repeat, and returns what it found if there was nothing to do.
 //!
 //! Invariants, each held by the test of that name:
 //!
@@ -9,7 +9,8 @@
 
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::value::RawValue;
 use uuid::Uuid;
 
 use crate::{
@@ -19,169 +20,229 @@ use crate::{
     store::{CancelAnswer, DeadCount, DeadFilter, DeadLetter, JobRow, StoreError},
 };
 
-/// The most jobs of one statement.
+/// The most jobs in one statement.
 const JOBS_MAX: usize = 500;
-/// How often a job is cancelled again that came back to life in between.
+/// The most attempts to cancel a job that is redriven meanwhile.
 const REDRIVEN_MEANWHILE_MAX: usize = 5;
-/// How often a waiting caller looks, at first and at most.
+/// The first and the longest pause between two looks of a waiting caller.
 const LOOK_FIRST: Duration = Duration::from_millis(10);
 const LOOK_SELDOM: Duration = Duration::from_millis(500);
 
-/// What a cancellation did.
+/// The result of [`Tenure::cancel`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "result", rename_all = "snake_case")]
 #[non_exhaustive]
-pub enum Cancelled {
-    /// It was queued, and is cancelled.
+pub enum CancelOutcome {
+    /// The job was queued, and is cancelled now.
     Cancelled,
-    /// It runs. Its handler is told within a second; then the job is `cancelled`, unless it completes first.
+    /// The job is running. Its handler is asked to stop within a second; then the job is `cancelled`, unless it
+    /// completes first.
     Asked {
-        /// Who runs it.
+        /// The worker that runs it.
         worker: String,
     },
-    /// It has ended already.
+    /// The job has already ended.
     Finished {
-        /// How.
+        /// How it ended.
         status: Status,
     },
     /// There is no such job.
     NotFound,
 }
 
-/// What cancelling many jobs did.
+/// The result of [`Tenure::cancel_all`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
-pub struct CancelledMany {
-    /// Queued jobs that are cancelled.
+pub struct CancelCounts {
+    /// How many queued jobs were cancelled.
     pub cancelled: u64,
-    /// Running jobs whose handlers are told.
+    /// How many running jobs were asked to stop.
     pub asked: u64,
 }
 
-/// What asking for another attempt did.
+/// The result of [`Tenure::retry`] or [`Tenure::redrive`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(tag = "result", rename_all = "snake_case")]
 #[non_exhaustive]
-pub enum Retried {
-    /// It was waiting for its time, and is due now.
+pub enum RetryOutcome {
+    /// The job was waiting for its time, and is due now.
     Due,
-    /// It was a dead letter, and is queued again: the same id, the token goes on, attempts start anew.
+    /// The job was a dead letter, and is queued again: same id, the token goes on, attempts count from zero.
     Redriven,
-    /// It waits for a worker, or runs: there is nothing to do.
+    /// The job waits for a worker or is running: there is nothing to do.
     Live {
-        /// Which of the two.
+        /// `Queued` or `Processing`.
         status: Status,
     },
-    /// It completed or was cancelled: a finished job is not run again. Enqueue a new one.
+    /// The job completed or was cancelled: a finished job does not run again. Enqueue a new one.
     Finished {
         /// How it ended.
         status: Status,
     },
-    /// It was refused before it became a job, and would be again. Publish a corrected message.
+    /// The submission was refused before it became a job, and would be refused again. Publish a corrected one.
     Refused,
     /// There is no such job.
     NotFound,
 }
 
-/// A wait that came to nothing.
+/// Why [`Tenure::wait`] or [`Tenure::wait_for`] failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WaitError {
-    /// There is no such job, or not any more.
+    /// The job has not ended in time, or Postgres did not say so. The job goes on: wait again.
+    #[error("job {job} has not ended within {timeout:?}; it goes on, wait again for its end")]
+    TimedOut {
+        /// The job.
+        job: JobId,
+        /// How long the call waited.
+        timeout: Duration,
+    },
+    /// There is no such job, or no longer. Only from [`Tenure::wait_for`].
     #[error("there is no job {0}")]
     NotFound(JobId),
-    /// Postgres refused. (While it does not answer, the wait goes on.)
+    /// The job is a dead letter. Only from [`Tenure::wait_for`].
+    #[error("job {job} failed: {last_error}")]
+    Failed {
+        /// The job.
+        job: JobId,
+        /// The error of its last attempt.
+        last_error: String,
+    },
+    /// The job was cancelled. Only from [`Tenure::wait_for`].
+    #[error("job {0} was cancelled")]
+    Cancelled(JobId),
+    /// The job completed with an output of another type. Only from [`Tenure::wait_for`].
+    #[error("the output of job {job} does not fit the type that the caller waits for: {error}")]
+    Output {
+        /// The job.
+        job: JobId,
+        /// Why the output does not fit.
+        #[source]
+        error: serde_json::Error,
+    },
+    /// Postgres refused. (While Postgres does not answer, the wait goes on.)
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
-/// A cancellation that was not tried.
+/// Why [`Tenure::cancel_key`] or [`Tenure::cancel_all`] failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum ManageError {
-    /// A name that is none.
+pub enum ActionError {
+    /// The name of the queue or the kind is invalid.
     #[error(transparent)]
     Name(#[from] NameError),
-    /// A unique key that is none.
+    /// The unique key is invalid.
     #[error("the unique key {key:?} {rule}")]
     Key {
-        /// What was given.
+        /// The key.
         key: String,
-        /// What may be given.
+        /// The rule that it breaks.
         rule: &'static str,
     },
-    /// Postgres gave no answer, or refused. Try again: it is safe to repeat.
+    /// Postgres did not answer, or refused. Try again: the call is safe to repeat.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
 impl Tenure {
-    /// Waits until a job has ended, and returns it, with its output if it completed.
+    /// Waits until a job has ended, at most for `timeout`, and returns it as [`Tenure::job`] does: `None` at once if
+    /// there is no such job. A job enqueued in a transaction exists once that has committed. [`Tenure::wait_for`]
+    /// returns the output.
     ///
-    /// Looks in the database: after 10 ms, then less and less often, at least twice a second. Waits while
-    /// Postgres is away. Put a limit on it with `tokio::time::timeout`.
+    /// Polls the database: after 10 ms, then less and less often, at least twice a second. Goes on waiting while
+    /// Postgres is away. `Duration::MAX` is no limit.
+    ///
+    /// Cancel safe.
+    ///
+    /// # Errors
+    ///
+    /// [`WaitError::TimedOut`]; [`WaitError::Store`] if Postgres refused.
+    pub async fn wait(&self, job: JobId, timeout: Duration) -> Result<Option<JobRow>, WaitError> {
+        let ended = tokio::time::timeout(timeout, self.ended(job)).await;
+        Ok(ended.map_err(|_| WaitError::TimedOut { job, timeout })??)
+    }
+
+    /// Waits until a job has completed, at most for `timeout`, and returns its output. A job without one has the output
+    /// `null`, which is a `()` or a `None`. Waits as [`Tenure::wait`] does.
     ///
     /// ```no_run
-    /// # use tenure::{JobRequest, Tenure, Status};
+    /// # use std::time::Duration;
+    /// # use tenure::{JobRequest, Tenure};
     /// # async fn f(tenure: Tenure) -> Result<(), Box<dyn std::error::Error>> {
     /// let id = tenure.enqueue(JobRequest::new("texts", "count", "one two".into())).await?.id;
-    /// let job = tenure.wait(id).await?;
-    /// assert_eq!(job.status, Status::Completed);
-    /// let words: u32 = serde_json::from_value(job.output.unwrap_or_default())?;
+    /// let words: u32 = tenure.wait_for(id, Duration::from_secs(5)).await?;
     /// # Ok(()) }
     /// ```
     ///
     /// Cancel safe.
-    pub async fn wait(&self, job: JobId) -> Result<JobRow, WaitError> {
+    ///
+    /// # Errors
+    ///
+    /// Any [`WaitError`]: the job failed, was cancelled, has not ended in time or does not exist, its output has
+    /// another type, or Postgres refused.
+    pub async fn wait_for<T: DeserializeOwned>(&self, job: JobId, timeout: Duration) -> Result<T, WaitError> {
+        let row = self.wait(job, timeout).await?.ok_or(WaitError::NotFound(job))?;
+        match row.status {
+            Status::Failed => Err(WaitError::Failed { job, last_error: row.last_error.unwrap_or_default() }),
+            Status::Cancelled => Err(WaitError::Cancelled(job)),
+            _ => serde_json::from_str(row.output_json().map_or("null", RawValue::get))
+                .map_err(|error| WaitError::Output { job, error }),
+        }
+    }
+
+    /// Waits until a job has ended. `None`: there is no such job.
+    async fn ended(&self, job: JobId) -> Result<Option<JobRow>, StoreError> {
         let mut pause = LOOK_FIRST;
         loop {
-            match self.store().standing(&[job]).await {
-                Ok(standing) => match standing.first().copied().flatten() {
-                    None => return Err(WaitError::NotFound(job)),
+            match self.store().statuses(&[job]).await {
+                Ok(statuses) => match statuses.first().copied().flatten() {
+                    None => return Ok(None),
                     Some(status) if status.is_finished() => match self.store().show_job(job).await {
-                        // It may have been redriven in between.
-                        Ok(Some(job)) if job.status.is_finished() => return Ok(job),
+                        // A redrive may have come in between.
+                        Ok(Some(job)) if job.status.is_finished() => return Ok(Some(job)),
                         Ok(Some(_)) => {}
-                        Ok(None) => return Err(WaitError::NotFound(job)),
+                        Ok(None) => return Ok(None),
                         Err(error) if error.is_unavailable() => {}
-                        Err(error) => return Err(error.into()),
+                        Err(error) => return Err(error),
                     },
                     Some(_) => {}
                 },
                 Err(error) if error.is_unavailable() => {}
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err(error),
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 3 / 2).min(LOOK_SELDOM);
         }
     }
 
-    /// Cancels a job. A queued one is cancelled when this returns; of a running one it is asked, and its
-    /// handler sees [`CancelReason::User`](crate::CancelReason::User) within a second, wherever it runs: by
-    /// a NATS message, or without NATS with its next progress write; one that writes nothing, within 5 s.
+    /// Cancels a job. A queued job is cancelled when this returns. A running job is asked to stop: its handler sees
+    /// [`CancelReason::User`](crate::CancelReason::User) within a second, on any worker, by a NATS message. Without
+    /// NATS the handler sees it with its next progress write, or within 5 s if it writes nothing.
     ///
-    /// Cancel safe: dropped, the job was cancelled or was not.
-    pub async fn cancel(&self, job: JobId) -> Result<Cancelled, StoreError> {
+    /// Cancel safe: if the future is dropped, the job was either cancelled or not.
+    pub async fn cancel(&self, job: JobId) -> Result<CancelOutcome, StoreError> {
         let answers = self.cancel_many(&[job]).await?;
-        Ok(answers.into_iter().next().unwrap_or(Cancelled::NotFound))
+        Ok(answers.into_iter().next().unwrap_or(CancelOutcome::NotFound))
     }
 
-    /// Cancels jobs, and says for each what happened. Cancel safe: what was not tried was not cancelled.
-    pub async fn cancel_many(&self, jobs: &[JobId]) -> Result<Vec<Cancelled>, StoreError> {
+    /// Cancels jobs, and returns the result for each, in order. Cancel safe: jobs that it did not reach were not
+    /// cancelled.
+    pub async fn cancel_many(&self, jobs: &[JobId]) -> Result<Vec<CancelOutcome>, StoreError> {
         let mut all = Vec::with_capacity(jobs.len());
         for some in jobs.chunks(JOBS_MAX) {
             let mut answers = self.store().cancel(some).await?;
             self.announce(&answers);
-            let mut standing = vec![];
+            let mut statuses = vec![];
             for _ in 0..REDRIVEN_MEANWHILE_MAX {
                 if answers.len() == some.len() {
                     break;
                 }
-                standing = self.store().standing(some).await?;
-                // Dead a moment ago, and redriven since.
+                statuses = self.store().statuses(some).await?;
+                // These were dead a moment ago, and were redriven since.
                 let again: Vec<_> = some
                     .iter()
-                    .zip(&standing)
+                    .zip(&statuses)
                     .filter(|(job, status)| {
                         status.is_some_and(|status| !status.is_finished()) && !answers.contains_key(job)
                     })
@@ -196,11 +257,11 @@ impl Tenure {
             }
             for (i, job) in some.iter().enumerate() {
                 all.push(match answers.get(job) {
-                    Some(CancelAnswer::Cancelled) => Cancelled::Cancelled,
-                    Some(CancelAnswer::Asked(worker)) => Cancelled::Asked { worker: worker.clone() },
-                    None => match standing.get(i).copied().flatten() {
-                        Some(status) => Cancelled::Finished { status },
-                        None => Cancelled::NotFound,
+                    Some(CancelAnswer::Cancelled) => CancelOutcome::Cancelled,
+                    Some(CancelAnswer::Asked(worker)) => CancelOutcome::Asked { worker: worker.clone() },
+                    None => match statuses.get(i).copied().flatten() {
+                        Some(status) => CancelOutcome::Finished { status },
+                        None => CancelOutcome::NotFound,
                     },
                 });
             }
@@ -209,29 +270,29 @@ impl Tenure {
     }
 
     /// Cancels the job that holds a unique key (or a submission's `Tenure-Idempotency-Key`, or `Nats-Msg-Id`) in a
-    /// queue. `None`: nobody holds it.
+    /// queue. `None`: no job holds it.
     pub async fn cancel_key(
         &self,
         queue: &str,
         key: &str,
-    ) -> Result<Option<(JobId, Cancelled)>, ManageError> {
+    ) -> Result<Option<(JobId, CancelOutcome)>, ActionError> {
         check_queue(queue)?;
-        check_key(key).map_err(|rule| ManageError::Key { key: key.into(), rule })?;
+        check_key(key).map_err(|rule| ActionError::Key { key: key.into(), rule })?;
         let holders = self.store().held_keys(&[(queue.to_owned(), key.to_owned())]).await?;
         let Some(job) = holders.first().copied().flatten() else { return Ok(None) };
         Ok(Some((job, self.cancel(job).await?)))
     }
 
-    /// Cancels every live job of a queue, or of one kind in it, that was there when this was called. A
-    /// message that no worker has received yet (a submission) is no row yet, and is not cancelled.
+    /// Cancels every job of a queue, or of one kind in it, that was live when this was called. A submission that
+    /// no worker has received yet has no row, and is not cancelled.
     ///
-    /// Cancel safe, in steps of 500 jobs: if it fails in between, those before are cancelled; call it again.
-    pub async fn cancel_all(&self, queue: &str, kind: Option<&str>) -> Result<CancelledMany, ManageError> {
+    /// Cancel safe, in steps of 500 jobs: if a step fails, the jobs of earlier steps stay cancelled; call it again.
+    pub async fn cancel_all(&self, queue: &str, kind: Option<&str>) -> Result<CancelCounts, ActionError> {
         check_queue(queue)?;
         kind.map(check_kind).transpose()?;
         let now = self.store().database_time().await?;
         let mut after = JobId(Uuid::nil());
-        let mut done = CancelledMany::default();
+        let mut done = CancelCounts::default();
         let page = i64::try_from(JOBS_MAX).unwrap_or(i64::MAX);
         loop {
             let jobs = self.store().live_jobs(queue, kind, after, page, now).await?;
@@ -245,7 +306,7 @@ impl Tenure {
         }
     }
 
-    /// Tells the workers of jobs that run, without waiting for it.
+    /// Announces the running jobs among them to their workers, without waiting for it.
     fn announce(&self, answers: &std::collections::HashMap<JobId, CancelAnswer>) {
         let asked: Vec<_> = answers
             .iter()
@@ -260,72 +321,76 @@ impl Tenure {
         }
     }
 
-    /// Has a job tried again now: one that waits for its time (a retry's backoff, a delay) becomes due, a
-    /// dead letter is redriven. Cancel safe.
-    pub async fn retry(&self, job: JobId) -> Result<Retried, StoreError> {
+    /// Retries a job now: makes a job due that waits for its time (a retry's backoff, a delay), and redrives a dead
+    /// letter. Cancel safe.
+    pub async fn retry(&self, job: JobId) -> Result<RetryOutcome, StoreError> {
         let answers = self.retry_many(&[job]).await?;
-        Ok(answers.into_iter().next().unwrap_or(Retried::NotFound))
+        Ok(answers.into_iter().next().unwrap_or(RetryOutcome::NotFound))
     }
 
-    /// [`Tenure::retry`] for many, and says for each what happened. Cancel safe: what was not tried was not changed.
-    pub async fn retry_many(&self, jobs: &[JobId]) -> Result<Vec<Retried>, StoreError> {
+    /// Retries many jobs as [`Tenure::retry`] does, and returns the result for each, in order. Cancel safe: jobs that
+    /// it did not reach were not changed.
+    pub async fn retry_many(&self, jobs: &[JobId]) -> Result<Vec<RetryOutcome>, StoreError> {
         let mut all = Vec::with_capacity(jobs.len());
         for some in jobs.chunks(JOBS_MAX) {
             let due = self.store().run_now(some).await?;
             let others: Vec<_> = some.iter().copied().filter(|job| !due.contains(job)).collect();
             let mut redriven = self.redrive(&others).await?.into_iter();
             all.extend(some.iter().map(|job| {
-                if due.contains(job) { Retried::Due } else { redriven.next().unwrap_or(Retried::NotFound) }
+                if due.contains(job) {
+                    RetryOutcome::Due
+                } else {
+                    redriven.next().unwrap_or(RetryOutcome::NotFound)
+                }
             }));
         }
         Ok(all)
     }
 
-    /// Dead letters, the latest first, at most `limit`, without their payloads.
+    /// Returns at most `limit` dead letters, the latest first, without their payloads.
     pub async fn dead_letters(&self, filter: &DeadFilter, limit: u32) -> Result<Vec<DeadLetter>, StoreError> {
         self.store().dead_letters(filter, limit.into()).await
     }
 
-    /// One dead letter, whole; `None` if there is none of this id.
+    /// Returns the whole dead letter with this id; `None` if no dead letter has it.
     pub async fn dead_letter(&self, id: JobId) -> Result<Option<DeadLetter>, StoreError> {
         self.store().dead_letter(id).await
     }
 
-    /// How many dead letters there are, by queue, kind and category.
+    /// Returns the number of dead letters by queue, kind and category.
     pub async fn dead_counts(&self) -> Result<Vec<DeadCount>, StoreError> {
         self.store().dead_counts().await
     }
 
-    /// Puts dead jobs back in the queue, and says for each what happened. The same job goes back: the same
-    /// id, payload and last checkpoint; its token goes on; attempts start anew. What its effects under
-    /// [`JobContext::once`](crate::JobContext::once) did stays done. Cancel safe.
-    pub async fn redrive(&self, jobs: &[JobId]) -> Result<Vec<Retried>, StoreError> {
+    /// Redrives dead letters: queues them again, and returns the result for each, in order. A job keeps its id,
+    /// payload and last checkpoint; its token goes on; its attempts count from zero. Effects under
+    /// [`JobContext::once`](crate::JobContext::once) are not repeated. Cancel safe.
+    pub async fn redrive(&self, jobs: &[JobId]) -> Result<Vec<RetryOutcome>, StoreError> {
         let mut all = Vec::with_capacity(jobs.len());
         for some in jobs.chunks(JOBS_MAX) {
             let redriven = self.store().redrive(some).await?;
             metrics::redriven(redriven.len());
-            let standing =
-                if redriven.len() < some.len() { self.store().standing(some).await? } else { vec![] };
+            let statuses =
+                if redriven.len() < some.len() { self.store().statuses(some).await? } else { vec![] };
             for (i, job) in some.iter().enumerate() {
-                let status = standing.get(i).copied().flatten();
+                let status = statuses.get(i).copied().flatten();
                 all.push(match status {
-                    _ if redriven.contains(job) => Retried::Redriven,
-                    None => Retried::NotFound,
+                    _ if redriven.contains(job) => RetryOutcome::Redriven,
+                    None => RetryOutcome::NotFound,
                     // Still dead: it has no payload.
-                    Some(Status::Failed) => Retried::Refused,
-                    Some(status) if status.is_finished() => Retried::Finished { status },
-                    Some(status) => Retried::Live { status },
+                    Some(Status::Failed) => RetryOutcome::Refused,
+                    Some(status) if status.is_finished() => RetryOutcome::Finished { status },
+                    Some(status) => RetryOutcome::Live { status },
                 });
             }
         }
         Ok(all)
     }
 
-    /// Puts every dead job that the filter names back in the queue, the oldest first; returns how many.
-    /// What was refused before it became a job stays. Cancel safe, in steps: call it again if it did not come
-    /// to its end.
+    /// Redrives every dead letter that the filter matches, the oldest first; returns how many. Submissions that were
+    /// refused before they became jobs stay. Cancel safe, in steps: call it again if it did not finish.
     pub async fn redrive_all(&self, filter: &DeadFilter) -> Result<u64, StoreError> {
-        // One that dies again meanwhile is not met twice.
+        // A job that dies again meanwhile is not redriven twice.
         let filter = filter.as_of(self.store().database_time().await?);
         let page = i64::try_from(JOBS_MAX).unwrap_or(i64::MAX);
         let mut total = 0;
@@ -340,8 +405,8 @@ impl Tenure {
         }
     }
 
-    /// Removes the dead letters that the filter names, with their history and their unique keys; returns how
-    /// many. Cancel safe, in steps: call it again if it did not come to its end.
+    /// Removes the dead letters that the filter matches, with their history and their unique keys; returns how
+    /// many. Cancel safe, in steps: call it again if it did not finish.
     pub async fn purge_dead(&self, filter: &DeadFilter) -> Result<u64, StoreError> {
         let filter = &filter.as_of(self.store().database_time().await?);
         let page = i64::try_from(JOBS_MAX).unwrap_or(i64::MAX);
@@ -355,9 +420,8 @@ impl Tenure {
         }
     }
 
-    /// Removes these dead letters, with their history and their unique keys; returns how many there were. Cancel
-    /// safe, in
-    /// steps.
+    /// Removes these dead letters, with their history and their unique keys; returns how many it removed. Cancel
+    /// safe, in steps.
     pub async fn purge_dead_jobs(&self, jobs: &[JobId]) -> Result<u64, StoreError> {
         let mut total = 0;
         for some in jobs.chunks(JOBS_MAX) {

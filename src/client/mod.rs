@@ -1,20 +1,23 @@
 //! Tenure: the handle that producers and workers share.
 
+pub(crate) mod connect;
 pub(crate) mod doctor;
 pub(crate) mod enqueue;
 pub(crate) mod jobs;
 pub(crate) mod queues;
+#[cfg(feature = "worker")]
 pub(crate) mod schedules;
 pub(crate) mod verify;
 
 use std::sync::Arc;
 
+use self::connect::{ConnectError, TenureBuilder};
 use crate::{
     batch::Batcher,
-    config::{Config, TimingError},
+    config::Config,
     enqueue::{
         backpressure::Limits,
-        insert::{self, Created, EnqueueError},
+        insert::{Created, EnqueueError},
         publish::Publications,
         uncommitted::Uncommitted,
     },
@@ -25,7 +28,7 @@ use crate::{
     },
 };
 
-/// A connection to tenure: Postgres, NATS and what is in flight to them. Cheap to clone.
+/// The handle to tenure: its connections to Postgres and NATS, and the writes in flight. Cheap to clone.
 #[derive(Clone)]
 pub struct Tenure {
     inner: Arc<Inner>,
@@ -38,7 +41,7 @@ struct Inner {
     enqueues: Batcher<NewJob, Result<Created, EnqueueError>>,
     keyed: Batcher<NewJob, Result<Created, EnqueueError>>,
     limits: Limits,
-    /// Publications that the callers of enqueue did not wait for.
+    /// The messages that the stream has not confirmed yet.
     publications: Publications,
     uncommitted: Uncommitted,
 }
@@ -49,79 +52,47 @@ impl std::fmt::Debug for Tenure {
     }
 }
 
-/// tenure could not be set up.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ConnectError {
-    /// The timers contradict each other.
-    #[error(transparent)]
-    Timing(#[from] TimingError),
-    /// `DATABASE_URL` cannot be used.
-    #[error("DATABASE_URL cannot be used; write postgres://user:password@host/database")]
-    Database(#[source] StoreError),
-    /// `NATS_URL` cannot be used.
-    #[error(transparent)]
-    Queue(#[from] QueueError),
-}
-
-/// Setting up the schema and the stream failed.
+/// Why [`Tenure::setup`] failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SetupError {
-    /// The schema.
+    /// The schema was not migrated.
     #[error(transparent)]
     Migrate(#[from] MigrateError),
-    /// The stream or a consumer.
+    /// The stream or a consumer was not created or changed.
     #[error(transparent)]
     Queue(#[from] QueueError),
 }
 
 impl Tenure {
-    /// Prepares both connections. Waits for NATS for up to two seconds; what is enqueued while it still is away is
-    /// published by this process once it is there. Either server may be away: each call says so when it matters, and
-    /// both connections come back by themselves.
-    ///
-    /// # Errors
-    ///
-    /// Settings that cannot be used.
-    pub async fn connect(config: &Config) -> Result<Self, ConnectError> {
-        config.timing.validate()?;
-        let store = Store::open(config).map_err(ConnectError::Database)?;
-        let queue = Queue::open(config).await?;
-        // What is enqueued from here on is published by this process, not by the relay.
-        queue.connected_soon().await;
-        let publications =
-            Publications::start(store.clone(), queue.clone(), config.timing.publish_within).await?;
-        let uncommitted =
-            Uncommitted::start(store.clone(), publications.clone(), config.timing.publish_within);
-        let lane = || insert::batcher(store.clone(), Some(publications.clone()));
-        let (enqueues, keyed) = (lane(), lane());
-        let (config, limits) = (config.clone(), Limits::new(store.clone()));
-        Ok(Self {
-            inner: Arc::new(Inner {
-                config,
-                store,
-                queue,
-                enqueues,
-                keyed,
-                limits,
-                publications,
-                uncommitted,
-            }),
-        })
+    /// Returns the description of a connection, which can take the application's own pool and client.
+    pub fn builder(config: &Config) -> TenureBuilder {
+        TenureBuilder::new(config)
     }
 
-    /// Creates or updates the schema. Returns the versions that were applied; none when it was current.
-    /// Any number of these may run at once, and workers may work meanwhile: none is held up for longer than a moment.
+    /// Prepares the connections to Postgres and NATS, and waits up to two seconds for NATS. While NATS is away, this
+    /// process keeps the messages of the jobs that it enqueues, and publishes them once NATS is back. Either server
+    /// may be away: a call that needs it returns an error, and both connections recover by themselves.
+    /// Short for [`Tenure::builder`] and [`TenureBuilder::connect`].
     ///
     /// # Errors
     ///
-    /// [`MigrateError::Blocked`], after a minute: somebody's long transaction is in the way, and is named.
+    /// A setting cannot be used: the timers contradict each other, or a URL is invalid.
+    pub async fn connect(config: &Config) -> Result<Self, ConnectError> {
+        Self::builder(config).connect().await
+    }
+
+    /// Creates or updates the schema. Returns the versions that it applied; none if the schema was current.
+    /// Several calls may run at once, and workers meanwhile: a migration holds none up for longer than a moment.
+    ///
+    /// # Errors
+    ///
+    /// [`MigrateError::Blocked`] after a minute, if a long transaction blocks the migration; the error names it.
     pub async fn migrate(&self) -> Result<Vec<i64>, MigrateError> {
         self.inner.store.migrate().await
     }
 
-    /// [`Tenure::migrate`] with migrations of a test's own, tried for so long.
+    /// [`Tenure::migrate`] with a test's own migrations, tried for `patience`.
     #[cfg(feature = "faults")]
     #[doc(hidden)]
     pub async fn migrate_with(
@@ -132,58 +103,58 @@ impl Tenure {
         self.inner.store.apply(migrations, patience).await
     }
 
-    /// [`Tenure::migrate`], and the stream and the consumers of these queues: created if missing,
-    /// changed if they differ from their definitions.
+    /// Runs [`Tenure::migrate`], creates the stream and the consumers of `queues` if they are missing, and changes
+    /// those that differ from their definitions.
     pub async fn setup(&self, queues: &[String]) -> Result<Vec<i64>, SetupError> {
         let applied = self.migrate().await?;
         self.inner.queue.apply_topology(queues).await?;
         Ok(applied)
     }
 
-    /// One job, wherever it stands; `None` if there is none of this id.
+    /// Returns the job with this id, live, finished or dead; `None` if there is no such job.
     pub async fn job(&self, id: JobId) -> Result<Option<JobRow>, StoreError> {
         self.inner.store.show_job(id).await
     }
 
-    /// Jobs, newest first, at most `limit`. The next page is that of [`JobFilter::before`] the last id of this one.
+    /// Returns at most `limit` jobs, newest first. For the next page, pass the last id to [`JobFilter::before`].
     ///
-    /// A filter that few jobs pass looks at many of them; in a large history, name an age as well.
+    /// A filter that few jobs pass reads many rows; in a large history, filter by age as well.
     pub async fn jobs(&self, filter: &JobFilter, limit: u32) -> Result<Vec<JobRow>, StoreError> {
         self.inner.store.list_jobs(filter, limit.into(), true).await
     }
 
-    /// How many bytes the checkpoint of a job has, as JSON. `None`: it saved none, or has no more use for it.
-    pub async fn checkpoint_bytes(&self, id: JobId) -> Result<Option<i32>, StoreError> {
+    /// Returns the size of a job's checkpoint, in bytes of JSON. `None`: the job saved none, or no longer needs it.
+    pub async fn checkpoint_bytes(&self, id: JobId) -> Result<Option<usize>, StoreError> {
         self.inner.store.checkpoint_size(id).await
     }
 
-    /// The worker processes that are known, the latest started first. One that has stopped in good order is none of
-    /// them; one that died is, until its jobs are taken back and it is forgotten.
+    /// Returns the worker processes, the latest started first. A worker that stopped in good order is not among them;
+    /// one that died is, until recovery has reset its jobs and removed it.
     pub async fn workers(&self) -> Result<Vec<WorkerRow>, StoreError> {
         self.inner.store.list_workers().await
     }
 
-    /// Every attempt of one job, oldest first.
+    /// Returns every attempt of one job, oldest first.
     pub async fn executions(&self, id: JobId) -> Result<Vec<ExecutionRow>, StoreError> {
         self.inner.store.executions(id, i64::MAX).await
     }
 
-    /// What was recovered or refused of one job, oldest first.
+    /// Returns the recoveries and refusals of one job, oldest first.
     pub async fn recoveries(&self, id: JobId) -> Result<Vec<RecoveryRow>, StoreError> {
         self.inner.store.recoveries(id, i64::MAX).await
     }
 
-    /// Waits until the messages of everything enqueued so far were confirmed, or were left to the relay; what was
-    /// enqueued in transactions that are committed is part of it.
+    /// Waits until the stream has confirmed the messages of all jobs enqueued so far, or they are left to the relay.
+    /// The jobs of committed transactions are included.
     ///
-    /// A program may end without it: the kernel has the messages of what was enqueued when that returned. Only jobs
-    /// of transactions that were committed in the last milliseconds run some seconds later then.
+    /// A program may end without it: once an enqueue has returned, the kernel has its message. Only the jobs of
+    /// transactions that were committed in the last milliseconds then run some seconds later.
     pub async fn flush(&self) {
         self.inner.uncommitted.look().await;
         self.inner.publications.wait().await;
     }
 
-    /// [`Tenure::flush`], then closes both connections.
+    /// Runs [`Tenure::flush`], then closes both connections. A pool or a client that the builder was given stays open.
     pub async fn close(&self) {
         self.flush().await;
         self.inner.queue.flush().await;

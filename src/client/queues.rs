@@ -1,13 +1,13 @@
-//! Queues: what an operator says of a queue as a whole, to the whole fleet. It is kept in the database, so that it
-//! outlives every process.
+//! Queues: an operator's settings of a whole queue, for all workers and producers. The database keeps them, so that
+//! they outlive every process.
 //!
-//! A pause and a limit are conditions of the claim itself (`store/job/claim_unlimited.sql`), not of workers that may
-//! not have heard of them.
+//! The claim itself checks a pause and a limit (`store/job/parts/claim_unlimited.sql`): a worker may not have heard of
+//! them.
 //!
 //! Invariants, each held by the test of that name:
 //!
-//! - `nothing_of_a_paused_queue_starts_and_all_of_it_runs_once_it_is_resumed`
-//! - `of_a_limited_queue_no_more_jobs_run_than_may_whoever_asks_and_whoever_dies`
+//! - `no_job_of_a_paused_queue_starts_and_all_run_once_it_is_resumed`
+//! - `a_limited_queue_runs_at_most_max_running_jobs_whichever_worker_claims_or_dies`
 
 use chrono::{DateTime, Utc};
 use serde::Serialize;
@@ -18,22 +18,22 @@ use crate::{
     store::{Change, QueueRow, StoreError},
 };
 
-/// The most jobs that a limit may let run: it has a row for each.
+/// The highest `max_running`: a limit has a row for each job.
 const RUNNING_MAX: u32 = 10_000;
-/// The most jobs that a limit may let wait.
+/// The highest `max_queued`.
 const QUEUED_MAX: u64 = 10_000_000;
 
-/// What a pause did.
+/// The result of [`Tenure::pause_queue`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
-pub struct Paused {
-    /// Since when the queue has been paused.
+pub struct PauseOutcome {
+    /// When the queue was paused.
     pub paused_at: DateTime<Utc>,
     /// Whether it was paused before.
     pub was_paused: bool,
 }
 
-/// Which limits of a queue to change. Those that are not named stay as they are.
+/// The limits of a queue to change. Limits that are not set stay as they are.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[must_use = "give it to `Tenure::limit_queue`"]
 pub struct QueueLimits {
@@ -42,13 +42,13 @@ pub struct QueueLimits {
 }
 
 impl QueueLimits {
-    /// Changes nothing yet.
+    /// Changes no limit yet.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// How many jobs of the queue run at once, on all workers together: 1 to 10,000, or `None` for no limit. Jobs
-    /// that run already count, and go on.
+    /// Sets how many jobs of the queue may run at once, on all workers together: 1 to 10,000, or `None` for no limit.
+    /// Running jobs count, and go on.
     ///
     /// Claims of a queue with this limit wait for each other: some hundreds of batches a second.
     pub fn max_running(mut self, jobs: impl Into<Option<u32>>) -> Self {
@@ -56,67 +56,67 @@ impl QueueLimits {
         self
     }
 
-    /// How many jobs may wait in the queue, those scheduled for later included: 1 to 10,000,000, or `None` for no
-    /// limit. An enqueue beyond it is refused with [`EnqueueError::QueueFull`](crate::EnqueueError::QueueFull);
-    /// retries, schedules and submissions are not.
+    /// Sets how many jobs may wait in the queue, those scheduled for later included: 1 to 10,000,000, or `None` for
+    /// no limit. An enqueue beyond it fails with [`EnqueueError::QueueFull`](crate::EnqueueError::QueueFull);
+    /// retries, schedules and submissions do not.
     pub fn max_queued(mut self, jobs: impl Into<Option<u64>>) -> Self {
         self.max_queued = jobs.into().into();
         self
     }
 }
 
-/// The limits that a queue has.
+/// The limits of a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
-pub struct Limited {
+pub struct CurrentLimits {
     /// How many of its jobs may run at once; `None`: as many as there are slots.
-    pub max_running: Option<i32>,
+    pub max_running: Option<u32>,
     /// How many of its jobs may wait; `None`: any number.
-    pub max_queued: Option<i64>,
+    pub max_queued: Option<u64>,
 }
 
-/// A queue's settings were not changed.
+/// Why a queue's settings were not changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum QueueSettingsError {
-    /// The queue's name.
+    /// The queue's name is invalid.
     #[error(transparent)]
     Name(#[from] NameError),
-    /// A limit that is none.
+    /// A limit is out of range.
     #[error(
         "{what} is {value}, but must be 1 to {most}; \
-         to let nothing start, pause the queue, and to take a limit away, set it to none"
+         to start no jobs, pause the queue; to remove a limit, set it to none"
     )]
     Limit {
-        /// Which one.
+        /// The limit's name.
         what: &'static str,
-        /// What was given.
+        /// The given value.
         value: u64,
-        /// The most that may be given.
+        /// The highest value.
         most: u64,
     },
-    /// Postgres gave no answer, or refused. Try again: it is safe to repeat.
+    /// Postgres did not answer, or refused. Try again: the call is safe to repeat.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
 impl Tenure {
-    /// Every queue that has jobs, workers or settings, by name. Counts its jobs: a third of a second for each
+    /// Returns every queue that has jobs, workers or settings, by name. Counts the jobs: a third of a second for each
     /// million.
     pub async fn queues(&self) -> Result<Vec<QueueRow>, StoreError> {
         self.store().list_queues().await
     }
 
-    /// Pauses a queue, on all workers: from now on none of its jobs starts. What runs goes on, and what is enqueued
-    /// waits. It holds until the queue is resumed, whatever is restarted meanwhile.
-    pub async fn pause_queue(&self, queue: &str) -> Result<Paused, QueueSettingsError> {
+    /// Pauses a queue on all workers: from now on none of its jobs starts. Running jobs go on, and new ones wait. The
+    /// pause lasts until the queue is resumed, across restarts.
+    pub async fn pause_queue(&self, queue: &str) -> Result<PauseOutcome, QueueSettingsError> {
         check_queue(queue)?;
         let (paused_at, was_paused) = self.store().pause_queue(queue).await?;
         self.queue().announce_settings().await;
-        Ok(Paused { paused_at, was_paused })
+        Ok(PauseOutcome { paused_at, was_paused })
     }
 
-    /// Resumes a queue: its jobs start again within a second. `false`: it was not paused.
+    /// Resumes a queue: its jobs start again within a second. Returns `false` if the queue was not paused.
     pub async fn resume_queue(&self, queue: &str) -> Result<bool, QueueSettingsError> {
         check_queue(queue)?;
         let was_paused = self.store().resume_queue(queue).await?;
@@ -124,10 +124,13 @@ impl Tenure {
         Ok(was_paused)
     }
 
-    /// Limits a queue, on all workers and for all producers, and returns the limits that it now has. Workers know of it
-    /// at once, producers within a second. Claims that are under way may exceed a new limit until as many jobs have
-    /// ended.
-    pub async fn limit_queue(&self, queue: &str, limits: QueueLimits) -> Result<Limited, QueueSettingsError> {
+    /// Limits a queue for all workers and producers, and returns the limits that it now has. Workers hear of a change
+    /// at once, producers within a second. Claims under way may exceed a new limit until as many jobs have ended.
+    pub async fn limit_queue(
+        &self,
+        queue: &str,
+        limits: QueueLimits,
+    ) -> Result<CurrentLimits, QueueSettingsError> {
         check_queue(queue)?;
         let check = |what, value: Option<u64>, most| match value {
             Some(value) if value == 0 || value > most => Err(QueueSettingsError::Limit { what, value, most }),
@@ -135,10 +138,9 @@ impl Tenure {
         };
         check("max_running", limits.max_running.value().map(u64::from), RUNNING_MAX.into())?;
         check("max_queued", limits.max_queued.value(), QUEUED_MAX)?;
-        let (running, queued) =
-            (limits.max_running.map(u32::cast_signed), limits.max_queued.map(u64::cast_signed));
-        let (max_running, max_queued) = self.store().limit_queue(queue, running, queued).await?;
+        let QueueLimits { max_running, max_queued } = limits;
+        let (max_running, max_queued) = self.store().limit_queue(queue, max_running, max_queued).await?;
         self.queue().announce_settings().await;
-        Ok(Limited { max_running, max_queued })
+        Ok(CurrentLimits { max_running, max_queued })
     }
 }

@@ -1,7 +1,7 @@
-//! Schedules: a job at each tick of a cron expression, in a time zone. Kept in the database: any worker enqueues, and
-//! they can be added, paused and removed while everything runs.
+//! Schedules: a job at each tick of a cron expression, in a time zone. The database keeps them: any worker enqueues
+//! their jobs, and programs add, pause and remove them while workers run.
 //!
-//! Not here: when the ticks are, and who enqueues (`ticks`).
+//! Not here: the times of the ticks, and enqueueing at them (`recover::cron`).
 
 use chrono::{DateTime, Utc};
 use serde::Serialize;
@@ -39,9 +39,9 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// A schedule of this name: 1 to 64 of A-Z a-z 0-9 _ -. The cron expression has five fields (minute, hour, day,
-    /// month, weekday) or six (with seconds before them), and the usual extensions: names, ranges, steps, `L`, `W`,
-    /// `#`, `@daily`. In UTC, unless said otherwise.
+    /// Creates a schedule of this name: 1 to 64 of A-Z a-z 0-9 _ -. The cron expression has five fields (minute, hour,
+    /// day, month, weekday) or six (with seconds before them), and the usual extensions: names, ranges, steps, `L`,
+    /// `W`, `#`, `@daily`. Its time zone is UTC until [`Schedule::time_zone`] sets another.
     pub fn new(name: impl Into<String>, cron: impl Into<String>, job: impl Into<JobRequest>) -> Self {
         Self {
             name: name.into(),
@@ -53,70 +53,70 @@ impl Schedule {
         }
     }
 
-    /// The time zone of the cron expression, by its name in the IANA database. Where clocks are put forward, a tick
-    /// in the hour that is left out comes right after it; where they are put back, a tick at a fixed time comes once.
+    /// Sets the time zone of the cron expression, by its name in the IANA database. When clocks go forward, a tick in
+    /// the skipped hour comes right after it; when they go back, a tick at a fixed time comes once.
     pub fn time_zone(mut self, name: impl Into<String>) -> Self {
         self.time_zone = name.into();
         self
     }
 
-    /// What becomes of ticks for which no worker was there, or Postgres was away, for more than a minute. Default
-    /// [`MissedTicks::Once`].
+    /// Sets what happens to ticks that were missed because no worker ran, or Postgres was away, for more than a
+    /// minute. Default [`MissedTicks::Once`].
     pub fn missed(mut self, policy: MissedTicks) -> Self {
         self.missed = policy;
         self
     }
 
-    /// The payload, which must be a JSON object, gets a field of this name with the time of the tick, such as
-    /// `2030-01-31T12:00:00Z`. It stays the same through all attempts.
+    /// Adds a field of this name to the payload, which must be a JSON object: the time of the tick, such as
+    /// `2030-01-31T12:00:00Z`, the same in all attempts.
     pub fn tick_field(mut self, name: impl Into<String>) -> Self {
         self.tick_field = Some(name.into());
         self
     }
 }
 
-/// What putting a schedule did.
+/// The result of [`Tenure::put_schedule`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
-pub struct Scheduled {
-    /// Its next tick.
+pub struct ScheduleOutcome {
+    /// The next tick.
     pub next_at: DateTime<Utc>,
-    /// Whether it is new, or one of this name was changed.
+    /// Whether the schedule is new; if not, the one of this name was changed.
     pub is_new: bool,
 }
 
-/// A schedule was not put, or not changed.
+/// Why a schedule was not put or changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ScheduleError {
-    /// A name that is none.
+    /// The schedule's name is invalid.
     #[error("the schedule's name {name:?} is not valid: it must be 1 to 64 of A-Z a-z 0-9 _ -")]
     Name {
-        /// What was given.
+        /// The given name.
         name: String,
     },
-    /// Its cron expression or its time zone.
+    /// The cron expression or the time zone is invalid.
     #[error("{0}")]
     Ticks(String),
     /// The cron expression has no tick in the future.
-    #[error("{cron:?} never comes: there is no such day; correct it, or remove the schedule")]
+    #[error("cron expression {cron:?} has no tick in the future; correct it, or remove the schedule")]
     Never {
         /// The expression.
         cron: String,
     },
-    /// Its job.
-    #[error("its job cannot be enqueued: {0}")]
+    /// The job is invalid.
+    #[error("the schedule's job cannot be enqueued: {0}")]
     Job(#[source] EnqueueError),
     /// An option that jobs of a schedule cannot have.
     #[error("{0}")]
     Option(&'static str),
-    /// There is none of this name.
+    /// There is no schedule of this name.
     #[error("there is no schedule {name:?}; `tenure schedules list` shows them")]
     NotFound {
-        /// What was asked for.
+        /// The name.
         name: String,
     },
-    /// Postgres gave no answer, or refused. Try again: it is safe to repeat.
+    /// Postgres did not answer, or refused. Try again: the call is safe to repeat.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
@@ -126,13 +126,13 @@ fn check_name(name: &str) -> Result<(), ScheduleError> {
 }
 
 impl Tenure {
-    /// Creates a schedule, or changes the one of its name. A program may put its schedules whenever it starts: one
-    /// whose ticks are the same keeps its next one, and one that is paused stays paused.
+    /// Creates a schedule, or changes the one of its name. A program may put its schedules whenever it starts: a
+    /// schedule whose ticks stay the same keeps its next tick, and a paused one stays paused.
     ///
     /// # Errors
     ///
-    /// What is wrong with the schedule, and what to write instead.
-    pub async fn put_schedule(&self, schedule: Schedule) -> Result<Scheduled, ScheduleError> {
+    /// The schedule is invalid; the error says what to write instead.
+    pub async fn put_schedule(&self, schedule: Schedule) -> Result<ScheduleOutcome, ScheduleError> {
         let Schedule { name, cron, time_zone, job, tick_field, missed } = schedule;
         check_name(&name)?;
         let ticks = CronSchedule::new(&cron, &time_zone).map_err(ScheduleError::Ticks)?;
@@ -159,31 +159,31 @@ impl Tenure {
             first,
         };
         let (next_at, is_new) = self.store().put_schedule(&new).await?;
-        // A program puts its schedules whenever it starts: those that are there are no news.
+        // A program puts its schedules whenever it starts: only a new one is worth an announcement.
         if is_new {
             self.queue().announce_schedules().await;
         }
-        Ok(Scheduled { next_at, is_new })
+        Ok(ScheduleOutcome { next_at, is_new })
     }
 
-    /// All schedules, by name.
+    /// Returns all schedules, by name.
     pub async fn schedules(&self) -> Result<Vec<ScheduleRow>, StoreError> {
         self.store().list_schedules(None).await
     }
 
-    /// Pauses a schedule: no ticks from now on. `true`: it was paused already.
+    /// Pauses a schedule: it has no ticks from now on. Returns `true` if it was paused already.
     pub async fn pause_schedule(&self, name: &str) -> Result<bool, ScheduleError> {
         check_name(name)?;
         let paused = self.store().pause_schedule(name).await?;
         paused.ok_or_else(|| ScheduleError::NotFound { name: name.to_owned() })
     }
 
-    /// Resumes a schedule with its next tick in the future: those of the pause were not missed. Returns that tick, or
-    /// the one it has, if it was not paused.
+    /// Resumes a schedule at its next tick in the future: ticks during the pause do not count as missed. Returns the
+    /// next tick, also if the schedule was not paused.
     pub async fn resume_schedule(&self, name: &str) -> Result<DateTime<Utc>, ScheduleError> {
         check_name(name)?;
         let not_found = || ScheduleError::NotFound { name: name.to_owned() };
-        // Changed between the two statements, it is read again.
+        // If the schedule changes between the two statements, it is read again.
         loop {
             let schedule = self.store().list_schedules(Some(name)).await?.pop().ok_or_else(not_found)?;
             if schedule.paused_at.is_none() {
@@ -201,7 +201,7 @@ impl Tenure {
         }
     }
 
-    /// Removes a schedule; the jobs of its ticks stay. `false`: there is none of this name.
+    /// Removes a schedule; the jobs of its ticks stay. Returns `false` if there is no schedule of this name.
     pub async fn remove_schedule(&self, name: &str) -> Result<bool, ScheduleError> {
         check_name(name)?;
         Ok(self.store().remove_schedule(name).await?)

@@ -1,4 +1,4 @@
-//! Verify: whether what must be true of every job is true, in a database that is in use.
+//! Verify: checks the rules that every job must keep, in a database that is in use.
 
 use serde::Serialize;
 
@@ -8,46 +8,46 @@ use crate::{
     store::{RuleBroken, StoreError},
 };
 
-/// What is looked for, and what it says of a job that breaks it.
+/// Each rule's name, and what holds of every job that keeps it.
 const RULES: [(&str, &str); 9] = [
-    ("stands_in_one_place", "it is live, finished or dead, and only one of these"),
-    ("is_not_lost", "what was tried, had an effect or holds a unique key is still there"),
+    ("stands_in_one_place", "a job is live, finished or dead, and only one of these"),
+    ("is_not_lost", "a job with an attempt, an effect or a unique key still exists"),
     (
         "is_owned_while_processing",
-        "it has an owner, a claim and a sign of life exactly while it is processing",
+        "a job has an owner, a claim and a heartbeat exactly while it is processing",
     ),
-    ("waits_for_its_message_or_the_relay", "queued, it has a message, or the relay will publish one"),
-    ("keeps_its_bounds", "attempts within max_attempts, percents within 0 to 100"),
-    ("completes_once", "no more than one of its attempts completed"),
+    ("waits_for_its_message_or_the_relay", "a queued job has a message, or the relay will publish one"),
+    ("keeps_its_bounds", "attempts stay within max_attempts, percents within 0 to 100"),
+    ("completes_once", "at most one attempt of a job completed"),
     ("has_a_record_of_every_token", "each claim raised the token by one, and is on record"),
-    ("ends_each_attempt_before_the_next", "no attempt began before the one before it had ended"),
-    ("has_effects_of_its_own_attempts", "each of its effects was written by an attempt of its own"),
+    ("ends_each_attempt_before_the_next", "no attempt began before the previous one had ended"),
+    ("has_effects_of_its_own_attempts", "each effect of a job was written by one of its attempts"),
 ];
 
 /// One rule, and the jobs that break it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
-pub struct Verified {
-    /// Its name.
+pub struct RuleCheck {
+    /// The rule's name.
     pub rule: &'static str,
-    /// What is true of every job that keeps it.
+    /// What holds of every job that keeps the rule.
     pub meaning: &'static str,
-    /// How many jobs break it.
+    /// How many jobs break the rule.
     pub jobs: u64,
     /// The first ten of them.
     pub examples: Vec<JobId>,
 }
 
 impl Tenure {
-    /// Looks at every job, live, finished and dead, and says for each rule which jobs break it. All of them
-    /// are of one moment, so it may be asked while jobs run.
+    /// Checks every job, live, finished and dead, and returns for each rule the jobs that break it. All of them
+    /// are of one moment, so it may be called while jobs run.
     ///
-    /// It reads every table as a whole: for a person, or a test, not for every minute.
-    pub async fn verify(&self) -> Result<Vec<Verified>, StoreError> {
+    /// It reads every table as a whole: call it by hand or in a test, not every minute.
+    pub async fn verify(&self) -> Result<Vec<RuleCheck>, StoreError> {
         let mut broken = self.store().verify().await?;
         let verified = |(rule, meaning)| {
             let found = broken.remove(rule).unwrap_or(RuleBroken { jobs: 0, examples: Vec::new() });
-            Verified { rule, meaning, jobs: found.jobs, examples: found.examples }
+            RuleCheck { rule, meaning, jobs: found.jobs, examples: found.examples }
         };
         Ok(RULES.into_iter().map(verified).collect())
     }

@@ -1,4 +1,4 @@
-//! Config: where the servers are, and when a worker is believed dead. No I/O but reading the settings.
+//! Config: where the servers are, and when a worker is believed dead. No I/O except reading the settings.
 //!
 //! Not here: the list of the settings (`settings`), where they are read from (`sources`), the timers (`timing`).
 
@@ -14,7 +14,9 @@ use std::{
     time::Duration,
 };
 
-pub(crate) use sources::Settings;
+#[cfg(any(feature = "internals", test))]
+pub use sources::InForce;
+pub use sources::Settings;
 pub use timing::{Timing, TimingError};
 
 /// Everything tenure needs to know. Only the two URLs have no default.
@@ -27,7 +29,7 @@ pub struct Config {
     pub nats_url: String,
     /// A NATS credentials file (JWT and seed), instead of a user in the URL. `TENURE_NATS_CREDENTIALS`.
     pub nats_credentials: Option<PathBuf>,
-    /// Certificates (PEM) that NATS's own is checked by, besides the system's. `TENURE_NATS_CA`.
+    /// CA certificates (PEM) that verify the NATS server's, besides the system's. `TENURE_NATS_CA`.
     pub nats_ca: Option<PathBuf>,
     /// The certificate (PEM) that this client shows to NATS, and its key. `TENURE_NATS_CERT`, `TENURE_NATS_KEY`.
     pub nats_certificate: Option<(PathBuf, PathBuf)>,
@@ -37,9 +39,9 @@ pub struct Config {
     pub subject_prefix: String,
     /// The inbox prefix of this role, if its NATS permissions name one. `TENURE_NATS_INBOX_PREFIX`.
     pub inbox_prefix: Option<String>,
-    /// What this host is called; must differ between hosts. `TENURE_HOSTNAME`, default the system's.
+    /// This host's name; must differ between hosts. `TENURE_HOSTNAME`, default the system's.
     pub hostname: Option<String>,
-    /// Where workers keep their lock files, which prove a death to the next process of the same host.
+    /// The folder of the workers' lock files, which prove a death to the next process on the same host.
     /// `TENURE_RUNTIME_DIR`, default `tenure-<user>` in the system's temporary folder.
     pub runtime_dir: PathBuf,
     /// The largest payload. `TENURE_PAYLOAD_BYTES_MAX`, default 256 KiB.
@@ -49,32 +51,32 @@ pub struct Config {
     /// The most connections for handlers' transactions; tenure's own work has others.
     /// `TENURE_HANDLER_CONNECTIONS`, default 10.
     pub handler_connections: u32,
-    /// Where a worker answers `/metrics`, `/livez`, `/readyz` and `/startupz`; needs the feature `http`.
+    /// The address at which a worker answers `/metrics`, `/livez`, `/readyz` and `/startupz`; needs the feature `http`.
     /// `TENURE_LISTEN`.
     pub listen: Option<SocketAddr>,
-    /// What `tenure serve` shows, and to whom.
+    /// The settings of `tenure serve`.
     pub(crate) serve: Serve,
-    /// How the span of a job's first attempt hangs on the one that enqueued it; needs the feature `otel`.
+    /// How the span of a job's first attempt relates to the span that enqueued it; needs the feature `otel`.
     /// `TENURE_TRACE_PARENT`, default `link`.
     pub trace_parent: TraceParent,
-    /// How long what has ended is kept.
+    /// How long finished jobs, keys and events are kept.
     pub retention: Retention,
-    /// When things happen.
+    /// The timers.
     pub timing: Timing,
 }
 
-/// What `tenure serve` shows, and to whom. `TENURE_SERVE_…`.
+/// The settings of `tenure serve`: `TENURE_SERVE_…`.
 #[derive(Clone, PartialEq)]
-pub(crate) struct Serve {
-    pub(crate) user: String,
-    pub(crate) password: Option<String>,
-    pub(crate) token: Option<String>,
-    /// Somebody else asks who they are.
-    pub(crate) is_behind_proxy: bool,
-    pub(crate) has_actions: bool,
-    pub(crate) shows_payloads: bool,
+pub struct Serve {
+    pub user: String,
+    pub password: Option<String>,
+    pub token: Option<String>,
+    /// A proxy authenticates the users.
+    pub is_behind_proxy: bool,
+    pub has_actions: bool,
+    pub shows_payloads: bool,
     /// Without a slash at its end: empty at the top.
-    pub(crate) base_path: String,
+    pub base_path: String,
 }
 
 impl Default for Serve {
@@ -91,9 +93,10 @@ impl Default for Serve {
     }
 }
 
-/// How long what has ended is kept; `None` is for ever. At least an hour.
+/// How long finished jobs, keys and events are kept: at least an hour; `None` is for ever.
 ///
-/// Completed jobs leave by days, counted in UTC: up to a day later, and together with the cancelled ones of their day.
+/// Retention removes completed jobs by days, counted in UTC: up to a day later, and together with the cancelled ones
+/// of their day.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Retention {
@@ -101,12 +104,12 @@ pub struct Retention {
     pub completed: Option<Duration>,
     /// Cancelled jobs. Default 7 days.
     pub cancelled: Option<Duration>,
-    /// Dead letters. Default for ever: somebody has to look at them.
+    /// Dead letters. Default for ever: an operator has to look at them.
     pub dead: Option<Duration>,
-    /// Unique keys, from the end of their jobs on; that of a dead letter is held as long as it is there.
+    /// Unique keys, from the end of their jobs on; a dead letter holds its key as long as it exists.
     /// Default 30 days.
     pub keys: Option<Duration>,
-    /// What was recovered and refused. Default 30 days.
+    /// Recovery events, refusals included. Default 30 days.
     pub events: Option<Duration>,
 }
 
@@ -127,21 +130,21 @@ impl Default for Retention {
     }
 }
 
-/// How the span of a job's first attempt hangs on the one that enqueued it. That of a retry always is linked.
+/// How the span of a job's first attempt relates to the span that enqueued it. A retry's span is always linked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum TraceParent {
-    /// It is a trace of its own, linked to the enqueuer's: jobs may wait for hours, and one sender may have many.
+    /// The span has its own trace, linked to the enqueuer's: jobs may wait for hours, and one enqueuer may have many.
     #[default]
     Link,
-    /// It is a child: the job is in the enqueuer's trace.
+    /// The span is a child: the job is in the enqueuer's trace.
     Child,
 }
 
-/// The first token of the subjects of what workers say to each other.
+/// The first token of the subjects of messages between workers.
 pub(crate) const OWN_SUBJECTS: &str = "tenure";
 
-/// A setting that cannot be used.
+/// Why the settings cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
@@ -156,32 +159,32 @@ pub enum ConfigError {
     /// A setting's value cannot be used.
     #[error("{name} is {value:?}, but must be {expected}")]
     Invalid {
-        /// The environment variable, or the flag, or the name in a file with the place where it stands.
+        /// The environment variable, or the flag, or the name in a file with its place.
         name: String,
-        /// What it holds; `***` if that is a secret.
+        /// Its value; `***` for a secret.
         value: String,
-        /// What it should hold.
+        /// The value that it should have.
         expected: &'static str,
     },
     /// There is no such setting.
     #[error("{name} is not a setting; {hint}")]
     Unknown {
-        /// The environment variable, or the name in a file with the place where it stands.
+        /// The environment variable, or the name in a file with its place.
         name: String,
-        /// What was probably meant, or where to look.
+        /// The setting that was probably meant, or where to look.
         hint: String,
     },
     /// A setting of a file has a value of another type.
     #[error("{name} is {is}, but must be {expected}")]
     WrongType {
-        /// Its name, and the place where it stands.
+        /// Its name and place.
         name: String,
         /// The type that it has.
         is: &'static str,
         /// The type that it should have.
         expected: &'static str,
     },
-    /// A secret is given, and so is a file that holds it.
+    /// Both a secret and a file that holds it are given.
     #[error("{name} and {other} are both set; remove one of them")]
     GivenTwice {
         /// The one.
@@ -192,11 +195,11 @@ pub enum ConfigError {
     /// A file cannot be read: that of the settings, or one that holds a secret.
     #[error("{named_by}: {} must be a file that can be read", .path.display())]
     Unreadable {
-        /// What names the file.
+        /// The flag, variable or setting that names the file.
         named_by: String,
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: std::io::Error,
     },
     /// The file of the settings is not TOML.
@@ -206,7 +209,7 @@ pub enum ConfigError {
         path: PathBuf,
         /// The line, from 1.
         line: usize,
-        /// What is wrong there.
+        /// The mistake in that line.
         reason: String,
     },
     /// The timers contradict each other.
@@ -215,7 +218,7 @@ pub enum ConfigError {
 }
 
 impl Config {
-    /// The defaults, and these two URLs.
+    /// Returns the defaults with these two URLs.
     pub fn new(database_url: impl Into<String>, nats_url: impl Into<String>) -> Self {
         let user =
             std::env::var("USER").or_else(|_| std::env::var("LOGNAME")).unwrap_or_else(|_| "worker".into());
@@ -241,37 +244,38 @@ impl Config {
         }
     }
 
-    /// Reads the environment: `DATABASE_URL`, `NATS_URL` and whatever starts with `TENURE_`. No file of settings, but
+    /// Reads the environment: `DATABASE_URL`, `NATS_URL` and the variables that start with `TENURE_`. Reads no file but
     /// those that `DATABASE_URL_FILE` and `NATS_URL_FILE` name.
     ///
     /// # Errors
     ///
-    /// A URL that is missing, a value that cannot be used, a variable that starts with `TENURE_` and is no setting,
-    /// timers that contradict each other. The message says what to change.
+    /// A URL is missing, a value cannot be used, a variable that starts with `TENURE_` is no setting, or the timers
+    /// contradict each other. The message says what to change.
     pub fn from_env() -> Result<Self, ConfigError> {
         Self::from_vars(&sources::environment()?)
     }
 
-    /// Reads the settings as the program does: the defaults, over them a file, over it the environment.
+    /// Reads the settings as the program does: the environment overrides a file, which overrides the defaults.
     ///
-    /// The file is TOML, one setting a line; each is called as its variable without `TENURE_`, in lower case:
+    /// The file is TOML, one setting a line, named as its variable without `TENURE_`, in lower case:
     /// `stale_after = "5min"`. It is `file`, or the one that `TENURE_CONFIG` names, and must exist; without either it
     /// is `tenure.toml` in the working directory, if that exists. `docs/configuration.md` lists the settings.
     ///
     /// # Errors
     ///
-    /// Those of [`Config::from_env`]; a file that cannot be read or is not TOML, a value of the wrong type, a name in
-    /// it that is no setting. The message says what to change, and in which line.
+    /// As for [`Config::from_env`]; also if the file cannot be read or is not TOML, a value has the wrong type, or a
+    /// name in the file is no setting. The message says what to change, and in which line.
     pub fn load(file: Option<&Path>) -> Result<Self, ConfigError> {
-        Settings::load(file.map(|path| (path, "the file of settings")), &[])?.config()
+        Settings::load(file.map(|path| (path, "the settings file")), &[])?.config()
     }
 
     pub(crate) fn from_vars(vars: &BTreeMap<String, String>) -> Result<Self, ConfigError> {
         Settings::of_environment(vars)?.config()
     }
 
-    /// The environment in which another process reads this very configuration. `None` is to be removed from it.
-    #[cfg(any(feature = "cli", test))]
+    /// Returns the environment in which another process reads the same configuration. Variables with `None` must be
+    /// removed from it.
+    #[cfg(any(feature = "internals", test))]
     pub(crate) fn variables(&self) -> Vec<(String, Option<String>)> {
         let mut variables = Vec::new();
         for setting in settings::SETTINGS {
@@ -280,7 +284,7 @@ impl Config {
                 variables.push((format!("{}_FILE", setting.name), None));
             }
         }
-        // Nothing more is read from a file, were it only `tenure.toml`: this one is empty.
+        // An empty file: the process must not read another one, such as `tenure.toml`.
         variables.push((sources::FILE_VARIABLE.to_owned(), Some("/dev/null".to_owned())));
         variables
     }
@@ -302,11 +306,11 @@ impl fmt::Debug for Config {
     }
 }
 
-/// A URL (or several, joined by commas) without what stands before the `@`'s host, and without its parameters. What is
-/// no URL is not shown at all.
+/// Masks a URL, or several joined by commas: hides everything before the `@`, and leaves the parameters out. A text
+/// that is no URL is hidden whole.
 pub(crate) fn masked(urls: &str) -> String {
     let mask = |url: &str| {
-        // A server of NATS may be named without a scheme.
+        // A NATS server may be named without a scheme.
         let (scheme, rest) = url.split_once("://").map_or((None, url), |(scheme, rest)| (Some(scheme), rest));
         if scheme.is_none() && rest.contains(|c: char| c.is_whitespace() || c == '=') {
             return "***".to_owned();
@@ -314,7 +318,7 @@ pub(crate) fn masked(urls: &str) -> String {
         let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
         let authority = authority.split_once('?').map_or(authority, |(authority, _)| authority);
         let path = path.split_once('?').map_or(path, |(path, _)| path);
-        // A password may hold a `/` that nobody has escaped: then what follows it is not shown either.
+        // A password may hold an unescaped `/`: then the part between it and the `@` is hidden, too.
         let (user, shown) = match (authority.rsplit_once('@'), path.rsplit_once('@')) {
             (_, Some((_, host))) => ("***@", host.to_owned()),
             (Some((_, host)), None) => ("***@", format!("{host}{path}")),
@@ -322,7 +326,7 @@ pub(crate) fn masked(urls: &str) -> String {
         };
         scheme.map_or_else(|| format!("{user}{shown}"), |scheme| format!("{scheme}://{user}{shown}"))
     };
-    // A comma may stand in a password: only one before another server of NATS separates.
+    // A password may hold a comma: only a comma before another NATS server separates.
     let separates = urls.starts_with("nats") || urls.starts_with("tls") || urls.starts_with("ws");
     let parts: Vec<_> = if separates && !urls.contains('@') {
         urls.split(',').map(str::to_owned).collect()
@@ -406,7 +410,7 @@ mod tests {
         assert!(text.contains("TENURE_STALE_AFTER") && text.contains("at most a year"), "{text}");
     }
 
-    /// Twice or six times of a timer is added to the time of day, and spread by a fifth.
+    /// The code adds two or six times a timer to the time of day, and spreads it by a fifth.
     #[test]
     fn a_program_cannot_set_timers_of_centuries_but_graces_without_an_end() {
         for n in 0..Timing::DEFAULT.clone().all_mut().len() {
@@ -421,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_or_cannot_be_read_is_named_with_what_to_write() {
+    fn an_error_names_the_missing_or_invalid_setting_and_what_to_write() {
         let text = Config::from_vars(&BTreeMap::new()).unwrap_err().to_string();
         assert!(text.contains("DATABASE_URL is not set") && text.contains("postgres://"), "{text}");
         assert!(message(&[("TENURE_PAYLOAD_BYTES_MAX", "lots")]).contains("number of bytes"));

@@ -1,4 +1,4 @@
-//! Settings: the one list of them. Reading, the check for unknown ones, `tenure config` and the docs follow it.
+//! Settings: the only list of them. Reading, the check for unknown names, `tenure config` and the docs follow it.
 
 use std::{
     path::{Path, PathBuf},
@@ -10,30 +10,30 @@ use super::Serve;
 use super::{Config, OWN_SUBJECTS, Timing, TraceParent, timing::LONGEST};
 use crate::job::check_queue;
 
-/// What every setting but the two URLs and the program's own starts with.
+/// The prefix of every variable but the two URLs.
 pub(super) const PREFIX: &str = "TENURE_";
 
-/// Puts a text where it belongs, or says what it should have been.
+/// Sets a field from a text, or says what the text must be.
 type Put = fn(&mut Config, &str) -> Result<(), &'static str>;
 
-/// What it is now, as [`Put`] would take it; `None` if it is not set.
+/// Returns the field as [`Put`] takes it; `None` if it is not set.
 type Get = fn(&Config) -> Option<String>;
 
 /// One setting.
 #[allow(dead_code, reason = "the program and the docs also show what the library only reads")]
 pub(super) struct Setting {
-    /// The environment variable. In a file it is called as [`Setting::key`] says.
+    /// The environment variable. [`Setting::key`] is its name in a file.
     pub(super) name: &'static str,
-    /// What it is, in one line.
+    /// Its description, in one line.
     pub(super) about: &'static str,
-    /// What holds when it is not set, if that is no value.
+    /// Describes the default, if that is no value.
     pub(super) unset: Option<&'static str>,
-    /// Its value is never shown whole, and may stand in a file of its own, which `<NAME>_FILE` names.
+    /// Its value is never shown whole, and `<NAME>_FILE` may name a file that holds it.
     pub(super) is_secret: bool,
     pub(super) takes: Takes,
 }
 
-/// What a setting takes, and where it goes.
+/// The type of a setting's value, and the field that it sets.
 #[allow(dead_code, reason = "the program and the docs also show what the library only reads")]
 pub(super) enum Takes {
     Text(Put, Get),
@@ -48,11 +48,11 @@ impl Setting {
         self.name.strip_prefix(PREFIX).unwrap_or(self.name).to_lowercase()
     }
 
-    /// Sets it.
+    /// Sets it in `config`.
     ///
     /// # Errors
     ///
-    /// What it must be.
+    /// Says what the value must be.
     pub(super) fn put(&self, config: &mut Config, text: &str) -> Result<(), &'static str> {
         match self.takes {
             Takes::Text(put, _) | Takes::Number(put, _) => put(config, text),
@@ -70,8 +70,8 @@ impl Setting {
         }
     }
 
-    /// What it is in this configuration.
-    #[cfg(any(feature = "cli", test))]
+    /// Returns its value in this configuration.
+    #[cfg(any(feature = "internals", test))]
     pub(super) fn get(&self, config: &Config) -> Option<String> {
         match self.takes {
             Takes::Text(_, get) | Takes::Number(_, get) => get(config),
@@ -91,7 +91,7 @@ const fn url(name: &'static str, about: &'static str, put: Put, get: Get) -> Set
     Setting { name, about, unset: Some("none"), is_secret: true, takes: Takes::Text(put, get) }
 }
 
-/// A secret that is shown as nothing but being there.
+/// A secret of which only its presence is shown.
 const fn password(name: &'static str, about: &'static str, put: Put, get: Get) -> Setting {
     Setting { name, about, unset: Some("none"), is_secret: true, takes: Takes::Text(put, get) }
 }
@@ -100,7 +100,7 @@ const fn text(name: &'static str, about: &'static str, put: Put, get: Get) -> Se
     Setting { name, about, unset: None, is_secret: false, takes: Takes::Text(put, get) }
 }
 
-/// A text without which something else holds.
+/// A text whose default is no value.
 const fn optional(
     name: &'static str,
     about: &'static str,
@@ -127,7 +127,7 @@ const fn age(
     Setting { name, about, unset: None, is_secret: false, takes: Takes::Age(field) }
 }
 
-/// All of them, in the order in which they are shown.
+/// All settings, in the order in which they are shown.
 pub(super) static SETTINGS: &[Setting] = &[
     url(
         "DATABASE_URL",
@@ -159,7 +159,7 @@ pub(super) static SETTINGS: &[Setting] = &[
     ),
     optional(
         "TENURE_NATS_CA",
-        "A file of certificates (PEM) that NATS's own is checked by, besides the system's.",
+        "A file of CA certificates (PEM) that verify the NATS server's, besides the system's.",
         "none",
         |config, text| {
             config.nats_ca = Some(text.into());
@@ -215,7 +215,7 @@ pub(super) static SETTINGS: &[Setting] = &[
         |config, text| {
             let prefix = word(text)?;
             if prefix == OWN_SUBJECTS {
-                return Err("another word: tenure's own messages have that one");
+                return Err("another word: tenure's own messages use that one");
             }
             config.subject_prefix = prefix;
             Ok(())
@@ -224,7 +224,7 @@ pub(super) static SETTINGS: &[Setting] = &[
     ),
     optional(
         "TENURE_HOSTNAME",
-        "What this host is called; must differ between hosts.",
+        "This host's name; must differ between hosts.",
         "the system's",
         |config, text| {
             if text.is_empty() {
@@ -237,7 +237,7 @@ pub(super) static SETTINGS: &[Setting] = &[
     ),
     optional(
         "TENURE_RUNTIME_DIR",
-        "Where workers keep their lock files, which prove a death to the next process of the same host.",
+        "The folder of the workers' lock files, which prove a death to the next process on the same host.",
         "`tenure-<user>` in the system's temporary folder",
         |config, text| {
             config.runtime_dir = PathBuf::from(text);
@@ -275,7 +275,8 @@ pub(super) static SETTINGS: &[Setting] = &[
     ),
     optional(
         "TENURE_LISTEN",
-        "Where a worker answers `/metrics`, `/livez`, `/readyz` and `/startupz`, such as `0.0.0.0:9090`.",
+        "The address at which a worker answers `/metrics`, `/livez`, `/readyz` and `/startupz`, \
+         such as `0.0.0.0:9090`.",
         "nowhere",
         |config, text| {
             let address =
@@ -287,7 +288,7 @@ pub(super) static SETTINGS: &[Setting] = &[
     ),
     text(
         "TENURE_SERVE_USER",
-        "Who signs in to the dashboard with `TENURE_SERVE_PASSWORD`.",
+        "The user that signs in to the dashboard with `TENURE_SERVE_PASSWORD`.",
         |config, text| {
             if text.is_empty() || text.contains(':') {
                 return Err("a name, not empty and without a colon");
@@ -317,11 +318,11 @@ pub(super) static SETTINGS: &[Setting] = &[
     ),
     optional(
         "TENURE_SERVE_AUTH",
-        "`proxy`: the dashboard asks nobody who they are, because a proxy in front of it does.",
+        "`proxy`: a proxy in front of the dashboard authenticates the users; the dashboard does not.",
         "the password or the token",
         |config, text| {
             if text != "proxy" {
-                return Err("proxy, or not set: then a password or a token is asked for");
+                return Err("proxy, or not set: then the dashboard asks for a password or a token");
             }
             config.serve.is_behind_proxy = true;
             Ok(())
@@ -348,7 +349,7 @@ pub(super) static SETTINGS: &[Setting] = &[
     ),
     text(
         "TENURE_SERVE_BASE_PATH",
-        "Where a proxy shows the dashboard, if not at the top, such as `/tenure`.",
+        "The path at which a proxy shows the dashboard, if not at the top, such as `/tenure`.",
         |config, text| {
             config.serve.base_path = path(text)?;
             Ok(())
@@ -357,7 +358,7 @@ pub(super) static SETTINGS: &[Setting] = &[
     ),
     text(
         "TENURE_TRACE_PARENT",
-        "How the span of a first attempt hangs on the one that enqueued the job: by a `link`, or as its `child`, \
+        "How the span of a first attempt relates to the span that enqueued the job: by a `link`, or as its `child`, \
          in the same trace.",
         |config, text| {
             config.trace_parent = match text {
@@ -389,12 +390,10 @@ pub(super) static SETTINGS: &[Setting] = &[
         "How long a unique key is held after its job has ended; at least 1h, or forever.",
         |config| &mut config.retention.keys,
     ),
-    age(
-        "TENURE_KEEP_EVENTS",
-        "How long it is kept what was recovered and refused; at least 1h, or forever.",
-        |config| &mut config.retention.events,
-    ),
-    timer("TENURE_STALE_AFTER", "Silence after which a running job is taken back.", |timing| {
+    age("TENURE_KEEP_EVENTS", "How long recovery events are kept; at least 1h, or forever.", |config| {
+        &mut config.retention.events
+    }),
+    timer("TENURE_STALE_AFTER", "The silence after which a running job is stale, and is reset.", |timing| {
         &mut timing.stale_after
     }),
     timer("TENURE_SCAN_EVERY", "How often some worker looks for silent jobs.", |timing| {
@@ -413,13 +412,13 @@ pub(super) static SETTINGS: &[Setting] = &[
     ),
     timer(
         "TENURE_KEEPALIVE_EVERY",
-        "How often tenure reports for a kind with `keepalive`; at most a third of `stale_after`.",
+        "How often tenure sends a heartbeat for a job of a kind with `keepalive`; at most a third of `stale_after`.",
         |timing| &mut timing.keepalive_every,
     ),
     timer(
         "TENURE_RENEW_EVERY",
         "How often a worker renews its own row. \
-         One that has missed two renewals, and cannot be reached over NATS, is gone: its jobs are taken back.",
+         A worker that misses two renewals, and does not answer over NATS, is gone: recovery resets its jobs.",
         |timing| &mut timing.renew_every,
     ),
     timer("TENURE_RELAY_EVERY", "How often the fleet's relay looks for jobs to publish.", |timing| {
@@ -433,22 +432,22 @@ pub(super) static SETTINGS: &[Setting] = &[
     timer(
         "TENURE_PULL_FOR",
         "How long one request for jobs waits on the NATS server. \
-         A worker that dies takes messages for this long.",
+         A dead worker's request takes messages for this long.",
         |timing| &mut timing.pull_for,
     ),
     timer(
         "TENURE_SHUTDOWN_GRACE",
-        "How long running jobs may go on after the worker was told to stop; 0s is not at all.",
+        "How long running jobs may go on after the worker was asked to stop; 0s stops them at once.",
         |timing| &mut timing.shutdown_grace,
     ),
     timer(
         "TENURE_CANCEL_GRACE",
-        "How long a cancelled handler may tidy up before it is dropped; 0s is not at all.",
+        "How long a cancelled handler may tidy up before it is dropped; 0s drops it at once.",
         |timing| &mut timing.cancel_grace,
     ),
     timer(
         "TENURE_UNKNOWN_KIND_AFTER",
-        "How long a job of a kind that no worker knows waits before it is a dead letter.",
+        "How long a job of a kind that no worker knows waits before it becomes a dead letter.",
         |timing| &mut timing.unknown_kind_after,
     ),
     timer("TENURE_DATABASE_WITHIN", "The longest one database call may take.", |timing| {
@@ -477,7 +476,7 @@ fn yes_or_no(text: &str) -> Result<bool, &'static str> {
     text.parse().map_err(|_| "true or false")
 }
 
-/// A path without a slash at its end: empty at the top.
+/// Returns the path without a slash at its end: empty at the top.
 fn path(text: &str) -> Result<String, &'static str> {
     let inside = text.trim_matches('/');
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '~');
@@ -502,7 +501,7 @@ fn duration(text: &str) -> Result<Duration, &'static str> {
         .ok_or("a duration such as 500ms, 30s or 5min, at most a year")
 }
 
-/// How long something is kept. The database does not purge what is younger than an hour.
+/// Parses a retention. The database removes nothing that is younger than an hour.
 fn kept(text: &str) -> Result<Duration, &'static str> {
     let age = humantime::parse_duration(text).ok();
     let ages = Duration::from_hours(1)..=Duration::from_hours(24 * 366 * 100);
@@ -518,7 +517,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_setting_is_called_once_and_every_timer_is_one() {
+    fn every_setting_has_its_own_name_and_every_timer_has_a_setting() {
         let names: BTreeSet<_> = SETTINGS.iter().map(|setting| setting.name).collect();
         assert_eq!(names.len(), SETTINGS.len());
         let keys: BTreeSet<_> = SETTINGS.iter().map(Setting::key).collect();
@@ -536,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_setting_is_can_be_set_again() {
+    fn a_setting_takes_the_text_that_it_shows() {
         let mut given = Config::new("postgres://a", "nats://b");
         given.nats_certificate = Some(("c.pem".into(), "k.pem".into()));
         given.hostname = Some("h".into());
@@ -562,7 +561,7 @@ mod tests {
         assert!(read == given);
     }
 
-    /// The docs' table, made of the list.
+    /// Writes the docs' table from the list.
     fn table() -> String {
         let defaults = Config::new("", "");
         let mut table = String::from("| variable | in a file | default | what it is |\n|---|---|---|---|\n");
@@ -599,7 +598,7 @@ mod tests {
         }
         assert!(
             is == should,
-            "write it anew: TENURE_WRITE_DOCS=1 cargo test --all-features --lib the_table_of_settings"
+            "write the table again: TENURE_WRITE_DOCS=1 cargo test --all-features --lib the_table_of_settings"
         );
     }
 }

@@ -1,6 +1,10 @@
-//! Sources: what each setting is given as, and where: in a file, over it in the environment, over that by a flag.
+//! Sources: reads the settings from a file, from the environment, which overrides it, and from flags, which override
+//! both.
 //!
-//! What is given and is no setting is refused: one that is misspelt would silently mean nothing.
+//! A name that is no setting is refused: a misspelt one would silently mean nothing.
+
+#[cfg(feature = "config-file")]
+mod file;
 
 use std::{
     collections::BTreeMap,
@@ -8,26 +12,24 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use toml::de::{DeTable, DeValue};
+#[cfg(feature = "config-file")]
+use file::of_file;
 
 use super::{
     Config, ConfigError,
-    settings::{PREFIX, SETTINGS, Setting, Takes},
+    settings::{PREFIX, SETTINGS, Setting},
 };
 
 /// The variable that names the file.
 pub(super) const FILE_VARIABLE: &str = "TENURE_CONFIG";
 
-/// The file that is read if it exists and no other is named.
-const USUAL_FILE: &str = "tenure.toml";
-
-/// Variables that start as ours do, and are no settings.
+/// Variables that have tenure's prefix, and are no settings.
 const OTHERS: &[&str] = &[
-    // Which file is read.
+    // Names the settings file.
     FILE_VARIABLE,
-    // How the program logs, also that its settings cannot be read.
+    // The format of the log, in which the program also reports settings that it cannot read.
     "TENURE_LOG_FORMAT",
-    // What `work --exec` tells a command, which may run `tenure enqueue`.
+    // `work --exec` sets these for a command, which may run `tenure enqueue`.
     "TENURE_JOB_ID",
     "TENURE_QUEUE",
     "TENURE_KIND",
@@ -37,11 +39,11 @@ const OTHERS: &[&str] = &[
     // Where `tenure dev`, the tests and `scripts/setup` find the servers' programs.
     "TENURE_PG_BIN",
     "TENURE_NATS_SERVER",
-    // The passwords of `nats/server.conf`, which stand beside ours where docker-compose.yml has them from.
+    // The passwords of `nats/server.conf`: docker-compose.yml takes them from where it takes the settings.
     "TENURE_NATS_PRODUCER_PASSWORD",
     "TENURE_NATS_WORKER_PASSWORD",
     "TENURE_NATS_ADMIN_PASSWORD",
-    // What the tests tell their workers, and are told. `TENURE_CHAOS_…` is `make chaos`.
+    // The tests' own, and those that they set for their workers. `make chaos` has `TENURE_CHAOS_…`.
     "TENURE_FAULT",
     "TENURE_SCENARIO",
     "TENURE_CASES",
@@ -50,15 +52,15 @@ const OTHERS: &[&str] = &[
     "TENURE_WRITE_DOCS",
 ];
 
-/// A name of more bytes than this is no slip of the fingers, and takes long to compare.
+/// A longer name is no typing error, and takes long to compare.
 const COMPARED_BYTES_MAX: usize = 64;
 
 type Vars = BTreeMap<String, String>;
 
-/// What one source gives, by the setting's name.
+/// The settings that one source gives, by name.
 type Level = BTreeMap<&'static str, Given>;
 
-/// A setting's name, the flag that gives it, and what it gives.
+/// A setting's name, its flag, and the flag's value.
 pub(crate) type Flag<'a> = (&'a str, &'static str, Option<&'a str>);
 
 /// How a setting is given.
@@ -85,7 +87,7 @@ struct Given {
 }
 
 impl Given {
-    /// What it is called where it is given, for a message.
+    /// Returns its name and place in its source, for a message.
     fn called(&self) -> String {
         let is_file = self.form == Form::File;
         match &self.origin {
@@ -97,7 +99,7 @@ impl Given {
         }
     }
 
-    /// Its value; that of a secret may have to be read.
+    /// Returns its value; reads a secret's file.
     fn value(&self) -> Result<String, ConfigError> {
         if self.form == Form::Value {
             return Ok(self.text.clone());
@@ -119,8 +121,8 @@ impl Given {
         ConfigError::Invalid { name: self.called(), value, expected }
     }
 
-    /// Where its value is from, for `tenure config`.
-    #[cfg(any(feature = "cli", test))]
+    /// Returns the source of its value, for `tenure config`.
+    #[cfg(any(feature = "internals", test))]
     fn source(&self) -> String {
         match &self.origin {
             _ if self.form == Form::File => self.text.clone(),
@@ -131,24 +133,24 @@ impl Given {
     }
 }
 
-/// What is given, each setting by the highest source that has it. Every other has its default.
-pub(crate) struct Settings(Level);
+/// The given settings, each from the highest source that has it. Every other has its default.
+pub struct Settings(Level);
 
 /// A setting as it is in force.
-#[cfg(any(feature = "cli", test))]
+#[cfg(any(feature = "internals", test))]
 #[derive(Debug, serde::Serialize)]
-pub(crate) struct InForce {
+pub struct InForce {
     /// The environment variable.
-    pub(crate) name: &'static str,
+    pub name: &'static str,
     /// `None`: it is not set, and there is no default. Passwords are masked.
-    pub(crate) value: Option<String>,
+    pub value: Option<String>,
     /// `default`, `environment`, `flag`, or the file.
-    pub(crate) from: String,
+    pub from: String,
 }
 
 impl Settings {
-    /// Reads the file, this process's environment, and these flags. A file may be named, and by what.
-    pub(crate) fn load(named: Option<(&Path, &str)>, flags: &[Flag<'_>]) -> Result<Self, ConfigError> {
+    /// Reads the file, this process's environment, and these flags. `named`: a path, and the flag that names it.
+    pub fn load(named: Option<(&Path, &str)>, flags: &[Flag<'_>]) -> Result<Self, ConfigError> {
         Self::read(named, &environment()?, flags)
     }
 
@@ -159,13 +161,13 @@ impl Settings {
         Ok(Self(all))
     }
 
-    /// These variables, and nothing else.
+    /// Reads these variables, and nothing else.
     pub(super) fn of_environment(vars: &Vars) -> Result<Self, ConfigError> {
         Ok(Self(of_vars(vars)?))
     }
 
-    /// The configuration; it can be connected with.
-    pub(crate) fn config(&self) -> Result<Config, ConfigError> {
+    /// Returns the configuration; both URLs are set.
+    pub fn config(&self) -> Result<Config, ConfigError> {
         let config = self.check()?;
         for (name, url, hint) in [
             ("DATABASE_URL", &config.database_url, "for example postgres://user:password@host/database"),
@@ -178,8 +180,8 @@ impl Settings {
         Ok(config)
     }
 
-    /// The configuration; a URL that is not set is empty.
-    pub(crate) fn check(&self) -> Result<Config, ConfigError> {
+    /// Returns the configuration; a URL that is not set is empty.
+    pub fn check(&self) -> Result<Config, ConfigError> {
         let mut config = Config::new("", "");
         for given in self.0.values() {
             let value = given.value()?;
@@ -200,9 +202,9 @@ impl Settings {
         Ok(config)
     }
 
-    /// Every setting as it is in force, whether or not they go together.
-    #[cfg(any(feature = "cli", test))]
-    pub(crate) fn in_force(&self) -> Result<Vec<InForce>, ConfigError> {
+    /// Returns every setting in force, even if they contradict each other.
+    #[cfg(any(feature = "internals", test))]
+    pub fn in_force(&self) -> Result<Vec<InForce>, ConfigError> {
         let defaults = Config::new("", "");
         let mut all = Vec::with_capacity(SETTINGS.len());
         for setting in SETTINGS {
@@ -222,11 +224,11 @@ impl Settings {
     }
 }
 
-/// The variables of this process.
+/// Reads the variables of this process.
 pub(super) fn environment() -> Result<Vars, ConfigError> {
     let mut vars = Vars::new();
     for (name, value) in std::env::vars_os() {
-        // No name of ours.
+        // No setting has such a name.
         let Ok(name) = name.into_string() else { continue };
         match (value.into_string(), by_variable(&name)) {
             (Ok(value), _) => {
@@ -237,7 +239,7 @@ pub(super) fn environment() -> Result<Vars, ConfigError> {
                 let given = Given { setting, form, text: text.clone(), origin: Origin::Environment };
                 return Err(given.invalid(text, "text in UTF-8"));
             }
-            // Not read; but it may have been meant for a setting.
+            // No setting, but it may be a misspelt one.
             (Err(value), None) => {
                 vars.insert(name, value.to_string_lossy().into_owned());
             }
@@ -257,7 +259,7 @@ fn of_vars(vars: &Vars) -> Result<Level, ConfigError> {
             }
             continue;
         };
-        // What `DATABASE_URL: ${DATABASE_URL:-}` makes of a variable that is not set.
+        // `DATABASE_URL: ${DATABASE_URL:-}` leaves an empty text if the variable is not set.
         if setting.is_secret && text.is_empty() {
             continue;
         }
@@ -274,78 +276,17 @@ fn of_flags(flags: &[Flag<'_>]) -> Level {
     given.collect()
 }
 
+#[cfg(not(feature = "config-file"))]
 fn of_file(named: Option<(&Path, &str)>, vars: &Vars) -> Result<Level, ConfigError> {
     let variable = vars.get(FILE_VARIABLE).filter(|path| !path.is_empty());
-    let named = named.or_else(|| Some((Path::new(variable?), FILE_VARIABLE)));
-    let (path, named_by) = named.unwrap_or((Path::new(USUAL_FILE), "the working directory"));
-    match fs::read_to_string(path) {
-        Ok(text) => of_toml(&text, path),
-        Err(error) if named.is_none() && error.kind() == io::ErrorKind::NotFound => Ok(Level::new()),
-        Err(error) => Err(unreadable(named_by.to_owned(), path, error)),
-    }
+    let Some((path, named_by)) = named.or_else(|| Some((Path::new(variable?), FILE_VARIABLE))) else {
+        return Ok(Level::new());
+    };
+    let why = "this program was built without tenure's feature config-file, and reads the environment alone";
+    Err(unreadable(named_by.to_owned(), path, io::Error::new(io::ErrorKind::Unsupported, why)))
 }
 
-fn of_toml(text: &str, path: &Path) -> Result<Level, ConfigError> {
-    let line = |at: usize| text.get(..at).unwrap_or(text).matches('\n').count() + 1;
-    // The error's own text shows the line, in which there may be a password.
-    let table = DeTable::parse(text).map_err(|error| ConfigError::NotToml {
-        path: path.to_owned(),
-        line: line(error.span().map_or(0, |span| span.start)),
-        reason: error.message().to_owned(),
-    })?;
-    let mut level = Level::new();
-    for (key, value) in table.get_ref() {
-        let line = line(key.span().start);
-        let name: &str = key.get_ref();
-        let value = value.get_ref();
-        let Some((setting, form)) = by_key(name) else {
-            let called = place(name, path, line);
-            if matches!(value, DeValue::Table(_)) {
-                let hint = "there are no sections, only lines such as stale_after = \"5min\"".to_owned();
-                return Err(ConfigError::Unknown { name: called, hint });
-            }
-            return Err(unknown(&called, name, Setting::key));
-        };
-        let text = match (value, &setting.takes) {
-            (DeValue::String(text), _) => text.to_string(),
-            (DeValue::Integer(number), Takes::Number(..)) => {
-                let decimal = i64::from_str_radix(number.as_str(), number.radix());
-                decimal.map_or_else(|_| number.to_string(), |number| number.to_string())
-            }
-            (_, takes) => {
-                let expected = match takes {
-                    Takes::Text(..) => "a string, in quotes",
-                    Takes::Number(..) => "an integer",
-                    Takes::Duration(_) => "a duration in quotes, such as \"500ms\", \"30s\" or \"5min\"",
-                    Takes::Age(_) => "a duration in quotes, such as \"7d\", or \"forever\"",
-                };
-                return Err(ConfigError::WrongType {
-                    name: place(name, path, line),
-                    is: kind(value),
-                    expected,
-                });
-            }
-        };
-        let origin = Origin::File { path: path.to_owned(), line };
-        add(&mut level, Given { setting, form, text, origin })?;
-    }
-    Ok(level)
-}
-
-/// The type of a value, in a sentence.
-fn kind(value: &DeValue<'_>) -> &'static str {
-    match value {
-        DeValue::String(_) => "a string",
-        DeValue::Integer(_) => "an integer",
-        DeValue::Float(_) => "a float",
-        DeValue::Boolean(_) => "a boolean",
-        DeValue::Datetime(_) => "a date or time",
-        DeValue::Array(_) => "an array",
-        DeValue::Table(_) => "a table",
-    }
-}
-
-/// Adds to a level what is given only once there.
+/// Adds a setting to a level, which may give it only once.
 fn add(level: &mut Level, given: Given) -> Result<(), ConfigError> {
     let called = given.called();
     match level.insert(given.setting.name, given) {
@@ -362,7 +303,7 @@ fn by_key(key: &str) -> Option<(&'static Setting, Form)> {
     SETTINGS.iter().find_map(|setting| Some((setting, form(setting, &setting.key(), key, "_file")?)))
 }
 
-/// In which form a setting of this name is given under another one, if it is.
+/// Returns the form in which the name `given` gives the setting `own`, if it does.
 fn form(setting: &Setting, own: &str, given: &str, suffix: &str) -> Option<Form> {
     match given.strip_prefix(own)? {
         "" => Some(Form::Value),
@@ -371,15 +312,15 @@ fn form(setting: &Setting, own: &str, given: &str, suffix: &str) -> Option<Form>
     }
 }
 
-/// Whether a variable that starts as ours do, and is no setting, is somebody else's.
+/// Whether a variable that has tenure's prefix, and is no setting, belongs to another program.
 fn is_of_others(name: &str, vars: &Vars) -> bool {
     OTHERS.contains(&name) || name.starts_with("TENURE_CHAOS_") || is_of_a_service(name, vars)
 }
 
 /// Kubernetes tells every container about the Services of its namespace. For one that is called `tenure` it sets
 /// `TENURE_SERVICE_HOST`, `TENURE_SERVICE_PORT`, `TENURE_SERVICE_PORT_HTTP`, `TENURE_PORT`, `TENURE_PORT_80_TCP_ADDR`
-/// and so on; for a `tenure-nats` those that start with `TENURE_NATS_`. Of the latter only a host proves that there is
-/// such a Service.
+/// and so on; for a `tenure-nats` those that start with `TENURE_NATS_`. Only a host proves that the latter
+/// exists.
 fn is_of_a_service(name: &str, vars: &Vars) -> bool {
     if name.ends_with("_SERVICE_HOST") {
         return true;
@@ -416,7 +357,7 @@ fn meant(name: &str) -> Option<&'static Setting> {
     (distance * 3 <= letters).then_some(setting)
 }
 
-/// What stands in a file, and where, for a message.
+/// Names a setting of a file and its place, for a message.
 fn place(name: &str, path: &Path, line: usize) -> String {
     format!("{} ({}, line {line})", name.escape_debug(), path.display())
 }
@@ -430,7 +371,7 @@ fn unreadable(named_by: String, path: &Path, source: io::Error) -> ConfigError {
 mod tests {
     use std::time::Duration;
 
-    use super::*;
+    use super::{file::of_toml, *};
 
     const URLS: &str = "database_url = \"postgres://u:s3cr3t@file/d\"\nnats_url = \"nats://u:s3cr3t@file\"\n";
 
@@ -438,7 +379,7 @@ mod tests {
         given.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
     }
 
-    /// A folder of one test's own.
+    /// A test's own folder.
     struct Folder(PathBuf);
 
     impl Folder {
@@ -531,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_setting_is_refused_with_the_one_that_was_probably_meant() {
+    fn an_unknown_setting_is_refused_with_the_one_that_was_probably_meant() {
         let refused_variable = |name: &str| refused_in_the_environment(&[(name, "1")]);
         for (name, hint) in [
             ("TENURE_STALE_AFTR", "did you mean TENURE_STALE_AFTER?"),
@@ -563,7 +504,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_set_is_not_refused() {
+    fn variables_of_other_programs_are_not_refused() {
         for name in OTHERS.iter().copied().chain([
             "TENURE_CHAOS_ROLE",
             "TENURE_SERVICE_HOST",
@@ -600,7 +541,7 @@ mod tests {
             ),
             ("stream = [\"A\"]", format!("{} is an array, but must be a string", at("stream"))),
             ("stream.of = \"A\"", format!("{} is a table, but must be a string", at("stream"))),
-            // The right type, and a value that cannot be.
+            // The right type, but an invalid value.
             (
                 "stale_after = \"soon\"",
                 format!("{} is \"soon\", but must be a duration such as", at("stale_after")),
@@ -625,7 +566,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_not_toml_is_refused_with_the_line_and_without_what_stands_there() {
+    fn a_file_that_is_not_toml_is_refused_with_the_number_of_the_line_and_without_its_text() {
         for text in ["database_url postgres://u:s3cr3t@h", "stream = \"s3cr3t", "scan_every = 5min s3cr3t"] {
             let error = of_text(&format!("# words\n\n{text}\n")).err().unwrap();
             assert!(matches!(error, ConfigError::NotToml { line: 3, .. }), "{error:?}");
@@ -658,7 +599,7 @@ mod tests {
         assert_eq!(of_text(&text).unwrap().config().unwrap().database_url, "postgres://u:s3cr3t@of-file/d");
         let toml = folder.file("a.toml", "database_url_file = \"/nowhere/database\"\n");
         let named = Some((toml.as_path(), "--config"));
-        // What is overridden is not read.
+        // The file of an overridden secret is not read.
         let env = vars(&[("DATABASE_URL", "postgres://env")]);
         assert_eq!(Settings::read(named, &env, &[]).unwrap().check().unwrap().database_url, "postgres://env");
         let text = Settings::read(named, &vars(&[]), &[]).unwrap().check().unwrap_err().to_string();
@@ -678,13 +619,13 @@ mod tests {
     }
 
     #[test]
-    fn no_secret_is_shown_by_what_is_in_force() {
+    fn the_settings_in_force_show_no_secret() {
         let settings = of_text(URLS).unwrap();
         let shown = format!("{:?}", settings.in_force().unwrap());
         assert!(!shown.contains("s3cr3t") && shown.contains("postgres://***@file/d"), "{shown}");
         let error = of_text("database_url = { password = \"s3cr3t\" }").err().unwrap();
         assert!(!format!("{error} {error:?}").contains("s3cr3t"), "{error:?}");
-        // In force whether or not they go together; and without a URL.
+        // They are shown even if they contradict each other, and without a URL.
         let settings = of_text("ack_wait = \"1s\"").unwrap();
         let all = settings.in_force().unwrap();
         assert!(all[0].value.is_none() && all[1].value.is_none());
@@ -713,7 +654,7 @@ mod tests {
         assert!(removed("DATABASE_URL_FILE") && removed("NATS_URL_FILE") && removed("TENURE_HOSTNAME"));
     }
 
-    /// Word for word, but for the file of the secret.
+    /// Word for word, except for the secret's file.
     #[test]
     fn the_example_of_the_docs_is_a_configuration() {
         let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/configuration.md");

@@ -2,23 +2,23 @@
 
 use std::time::Duration;
 
-/// The longest timer but a grace: more is a mistake in a unit, and twice of it still is a time.
+/// The longest timer but a grace: a longer one is a mistake in its unit. Twice this still fits into a time.
 pub(super) const LONGEST: Duration = Duration::from_hours(24 * 366);
 
-/// When a worker is believed dead, and how soon anyone notices.
+/// When a worker is believed dead, and how soon recovery notices.
 ///
 /// ```text
 /// flush_every ×3 ≤ stale_after        stale_after + scan_every < ack_wait
 ///     1 s            5 min                5 min       30 s        10 min
 /// ```
 ///
-/// Recovery by the database comes first; redelivery by the queue is the backstop. Turn the second
-/// inequality round, and every slow job is delivered again before anyone could ask whether its owner
+/// Recovery by the database comes first; redelivery by NATS is the backstop. Turn the second
+/// inequality round, and NATS delivers every slow job again before a scan can tell whether its owner
 /// is alive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Timing {
-    /// Silence after which a running job is taken back. Default 5 min.
+    /// The silence after which a running job is stale, and is reset. Default 5 min.
     pub stale_after: Duration,
     /// How often some worker looks for silent jobs. Default 30 s.
     pub scan_every: Duration,
@@ -26,24 +26,25 @@ pub struct Timing {
     pub ack_wait: Duration,
     /// The shortest time between two progress writes of one job. Default 1 s; at most a third of `stale_after`.
     pub flush_every: Duration,
-    /// How often tenure reports for a kind with `keepalive`. Default 30 s; at most a third of `stale_after`.
+    /// How often tenure sends a heartbeat for a job of a kind with `keepalive`. Default 30 s; at most a third of
+    /// `stale_after`.
     pub keepalive_every: Duration,
-    /// How often a worker renews its own row. Default 5 s. One that has missed two renewals, and cannot be
-    /// reached over NATS, is gone: its jobs are taken back.
+    /// How often a worker renews its own row. Default 5 s. A worker that misses two renewals, and does not
+    /// answer over NATS, is gone: recovery resets its jobs.
     pub renew_every: Duration,
-    /// How often the fleet's relay looks for jobs to publish. A worker that freezes with the fleet's work holds it up
-    /// for at most thirty times this long, and until another one asks for it. Default 100 ms.
+    /// How often the fleet's relay looks for jobs to publish. A worker that freezes during its turn holds the
+    /// relay up for at most thirty times this long, and until another worker asks for the turn. Default 100 ms.
     pub relay_every: Duration,
     /// The longest a publication may take before its message counts as not sent. Default 10 s.
     pub publish_within: Duration,
-    /// How long one request for jobs waits on the NATS server. A worker that dies takes messages for this
-    /// long. Default 5 s.
+    /// How long one request for jobs waits on the NATS server. A dead worker's request takes messages
+    /// for this long. Default 5 s.
     pub pull_for: Duration,
-    /// How long running jobs may go on after the worker was told to stop. Default 25 s.
+    /// How long running jobs may go on after the worker was asked to stop. Default 25 s.
     pub shutdown_grace: Duration,
     /// How long a cancelled handler may tidy up before it is dropped. Default 3 s.
     pub cancel_grace: Duration,
-    /// How long a job of a kind that no worker knows waits before it is a dead letter. Default 24 h.
+    /// How long a job of a kind that no worker knows waits before it becomes a dead letter. Default 24 h.
     pub unknown_kind_after: Duration,
     /// The longest one database call may take. Default 10 s.
     pub database_within: Duration,
@@ -90,10 +91,10 @@ impl Timing {
     ///
     /// # Errors
     ///
-    /// Names both values and the rule. Change one of the two.
+    /// The error names both values and the rule. Change one of the two.
     pub fn validate(&self) -> Result<(), TimingError> {
         for (name, value) in self.clone().all_mut() {
-            // The two graces may be nothing (stop at once), and without an end.
+            // The two graces may be zero (stop at once), or endless.
             if name.ends_with("_grace") {
                 continue;
             }
@@ -150,11 +151,11 @@ impl Default for Timing {
 pub enum TimingError {
     #[error("{name} is 0 s, but must be longer; set TENURE_{} to a duration such as 30s", .name.to_uppercase())]
     Zero { name: &'static str },
-    #[error("{name} is {value:?}, but must be at most a year")]
+    #[error("{name} is {value:?}, but must be at most a year; lower TENURE_{}", .name.to_uppercase())]
     TooLong { name: &'static str, value: Duration },
     #[error(
         "ack_wait ({ack_wait:?}) must be longer than stale_after ({stale_after:?}) + scan_every ({scan_every:?}), \
-         or the queue delivers a slow job again before anyone could ask whether its owner is alive; \
+         or NATS delivers a slow job again before a scan can tell whether its owner is alive; \
          raise TENURE_ACK_WAIT (and run `tenure migrate --queue NAME`) or lower TENURE_STALE_AFTER"
     )]
     AckWait { ack_wait: Duration, stale_after: Duration, scan_every: Duration },

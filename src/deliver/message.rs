@@ -1,47 +1,47 @@
-//! Read: what a message is, from its subject, headers and body. Pure: whatever anybody may publish comes by here.
+//! Read: classifies a message by its subject, headers and body. Pure: all untrusted input passes here.
 
 use chrono::{DateTime, Utc};
 
 use crate::{
-    job::{JobId, check_key, check_kind, check_queue, unstorable},
+    job::{JobId, MAX_ATTEMPTS_DEFAULT, attempt::Category, check_key, check_kind, check_queue, unstorable},
     nats::{Delivery, JOB_ID, TicketBody},
     observe::trace,
     store::{NewJob, PublishedBy},
 };
 
-/// What a message is.
+/// A message, classified.
 #[derive(Debug)]
 pub(crate) enum Message {
-    /// A row exists.
+    /// A message for a row that exists.
     Ticket(JobRef),
-    /// A row is to be made.
+    /// A message for a row that the worker must insert.
     Submission(Box<NewJob>),
-    /// Neither.
-    Rejected { category: &'static str, reason: String },
+    /// A message that is neither.
+    Rejected { category: Category, reason: String },
 }
 
-/// The job that a message names, and under which subject.
+/// The job that a message names, with the queue and kind of its subject.
 #[derive(Debug)]
 pub(crate) struct JobRef {
     pub(crate) job: JobId,
     pub(crate) queue: String,
     pub(crate) kind: String,
-    /// A submission has none.
+    /// `None` for a submission.
     pub(crate) dispatch: Option<i32>,
-    /// It tells of a job that was taken or given back.
+    /// Whether the ticket was published because the job was reset or released.
     pub(crate) cleared: bool,
 }
 
-/// A message, as far as reading it goes.
+/// The parts of a message that [`read`] looks at.
 pub(crate) trait RawMessage {
     fn subject(&self) -> &str;
     fn body(&self) -> &[u8];
-    /// A header's value, whatever the case of its name.
+    /// A header's value. The case of its name does not matter.
     fn header(&self, name: &str) -> Option<&str>;
     fn origin(&self) -> Origin;
 }
 
-/// What tells a submission from every other.
+/// The values that distinguish a submission from every other.
 pub(crate) struct Origin {
     pub(crate) id: JobId,
     pub(crate) identity: String,
@@ -72,14 +72,14 @@ impl RawMessage for Delivery {
     }
 }
 
-/// The queue and the kind that a subject names.
+/// Returns the queue and the kind that a subject names.
 pub(crate) fn names<'s>(subject: &'s str, prefix: &str) -> Option<(&'s str, &'s str)> {
     subject.strip_prefix(prefix)?.strip_prefix('.')?.split_once('.')
 }
 
-/// What a message is.
+/// Classifies a message.
 pub(crate) fn read(sent: &impl RawMessage, prefix: &str, payload_bytes_max: usize) -> Message {
-    let malformed = |reason: String| Message::Rejected { category: "malformed", reason };
+    let malformed = |reason: String| Message::Rejected { category: Category::Malformed, reason };
     let Some((queue, kind)) = names(sent.subject(), prefix) else {
         return malformed(format!("the subject is not {prefix}.<queue>.<kind>"));
     };
@@ -106,7 +106,7 @@ pub(crate) fn read(sent: &impl RawMessage, prefix: &str, payload_bytes_max: usiz
             "the payload has {} bytes, but at most {payload_bytes_max} are allowed",
             sent.body().len(),
         );
-        return Message::Rejected { category: "too_large", reason };
+        return Message::Rejected { category: Category::TooLarge, reason };
     }
     let payload = match serde_json::from_slice::<serde_json::Value>(sent.body()) {
         Ok(payload) => payload,
@@ -122,7 +122,7 @@ pub(crate) fn read(sent: &impl RawMessage, prefix: &str, payload_bytes_max: usiz
                 id,
                 queue: queue.into(),
                 kind: kind.into(),
-                // As it came, not as a parser understood it: numbers keep all their digits.
+                // The bytes as published, not as parsed: numbers keep all their digits.
                 payload: String::from_utf8_lossy(sent.body()).into_owned(),
                 max_attempts: headers.max_attempts,
                 run_at: headers.run_at,
@@ -133,14 +133,14 @@ pub(crate) fn read(sent: &impl RawMessage, prefix: &str, payload_bytes_max: usiz
                     None => (String::new(), identity),
                 }),
                 message: Some((sequence, published)),
-                told: PublishedBy::Sender,
+                published_by: PublishedBy::Sender,
             }))
         }
         Err(reason) => malformed(reason),
     }
 }
 
-/// What a submission's headers ask for.
+/// The options in a submission's headers.
 struct Headers {
     key: Option<String>,
     max_attempts: u32,
@@ -151,7 +151,7 @@ struct Headers {
 impl Headers {
     fn read(sent: &impl RawMessage) -> Result<Self, String> {
         let max_attempts = match sent.header("Tenure-Max-Attempts") {
-            None => 5,
+            None => MAX_ATTEMPTS_DEFAULT,
             Some(text) => match text.trim().parse() {
                 Ok(attempts) if (1..=1_000).contains(&attempts) => attempts,
                 _ => {
@@ -162,11 +162,13 @@ impl Headers {
         let run_at = match sent.header("Tenure-Run-At") {
             None => None,
             Some(text) => Some(DateTime::parse_from_rfc3339(text.trim()).map_err(|_| {
-                format!("the header Tenure-Run-At is {text:?}, but must be like 2030-01-31T12:00:00Z")
+                format!(
+                    "the header Tenure-Run-At is {text:?}, but must be a time such as 2030-01-31T12:00:00Z"
+                )
             })?),
         };
-        // The first is Postgres's alone. The second is the stream's too, whose memory knows no queues: beside the first
-        // it is the stream's and nothing else.
+        // Only Postgres reads the first header. The stream reads the second, too, and its duplicate window spans all
+        // queues; where both are set, the second is for the stream alone.
         let (name, key) = match (sent.header("Tenure-Idempotency-Key"), sent.header("Nats-Msg-Id")) {
             (Some(key), _) => ("Tenure-Idempotency-Key", Some(key)),
             (None, key) => ("Nats-Msg-Id", key.filter(|key| !key.is_empty())),
@@ -180,7 +182,7 @@ impl Headers {
             key: key.map(str::to_owned),
             max_attempts,
             run_at: run_at.map(Into::into),
-            // One that is not valid is as good as none: the job does not need it.
+            // An invalid one is ignored: the job does not need it.
             trace_context: sent.header("traceparent").and_then(trace::valid),
         })
     }

@@ -1,4 +1,4 @@
-//! Deliver: from a message to a claim, or to the ack that says why not.
+//! Deliver: turns a message into a claim, or into the ack that the refused claim calls for.
 //!
 //! ```text
 //! message ──► ticket ─────────────────────► claim ──► run
@@ -11,7 +11,7 @@
 //! - `a_delivery_of_a_job_that_runs_here_is_kept_for_the_ack_and_not_run`
 //! - `a_message_that_comes_while_its_job_is_being_claimed_is_delivered_again`
 //! - `a_submission_delivered_again_after_its_job_completed_is_not_run_again`
-//! - `a_kind_nobody_knows_waits_for_a_worker_that_does`
+//! - `an_unknown_kind_waits_for_a_worker_that_handles_it`
 
 pub(crate) mod message;
 
@@ -31,34 +31,35 @@ use crate::{
     fault,
     job::{
         JobError, JobId,
+        attempt::{AttemptOutcome, Category, Reason, RecoveryPath, Route},
         claim::{Ack, Claim, ClaimKey, ENDING, Missed, ack_for},
     },
     nats::{Delivery, slots::Slots},
     observe::metrics,
     run::{
         heartbeat::Heartbeat,
-        running::{LocalJob, Message as Held, Reservation, Rules, Running, RunningJob},
+        running::{LocalJob, Message as JobMessage, Reservation, Rules, Running, RunningJob},
     },
-    store::{AttemptEnd, ClaimRequest, LockPolicy, NewJob, Refused, Route, Store, StoreError},
+    store::{AttemptEnd, ClaimRequest, LockPolicy, NewJob, Refused, Store, StoreError},
 };
 
-/// How often a claim is tried again that was refused for no lasting reason.
+/// The most retries of a claim that Postgres refused for a reason that may pass.
 const CLAIMS_MAX: usize = 3;
 
-/// How many bytes of payloads and checkpoints one answer should carry.
+/// The most bytes of payloads and checkpoints that one answer should carry.
 const CLAIMED_BYTES_MAX: usize = 16 << 20;
 
-/// What became of a delivery.
+/// The outcome of a delivery.
 pub(crate) enum Delivered {
-    /// It is ours to run; the dispatch of its ticket.
+    /// This worker claimed the job; the last field is the dispatch of its ticket.
     Ours(Box<Claim>, Reservation, Option<i32>),
-    /// It is not, and why. [`ack_for`] says what the queue is told.
+    /// This worker does not run the job, for this reason. [`ack_for`] maps the reason to an ack.
     Missed(Missed),
-    /// It runs here already: the receipt is kept for its end.
+    /// The job runs here already: it keeps the receipt and answers it at its end.
     Kept,
 }
 
-/// What turning deliveries into claims takes. Cheap to clone.
+/// Turns deliveries into claims. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Deliver {
     store: Store,
@@ -70,12 +71,12 @@ pub(crate) struct Deliver {
     prefix: Arc<str>,
     payload_bytes_max: usize,
     unknown_kind_after: Duration,
-    /// A worker takes nothing over until it has had Postgres for this long.
+    /// A takeover needs a connection to Postgres that has been up for twice this time.
     scan_every: Duration,
     unknown_kinds: Arc<AtomicU64>,
-    /// Of each queue that is served.
+    /// The slots of each queue that this worker serves.
     slots: Arc<HashMap<String, Slots>>,
-    /// Jobs whose claim was sent and not answered, and when.
+    /// Jobs whose claim got no answer, with the time of the claim.
     unanswered: Arc<Mutex<HashMap<JobId, Instant>>>,
 }
 
@@ -128,7 +129,7 @@ impl Deliver {
         }
     }
 
-    /// Decides what a delivery is and whose. `rules` gives a kind's own, or `None` for a kind that this
+    /// Reads a delivery and claims its job. `rules` returns the rules of a kind, or `None` for a kind that this
     /// worker does not know.
     pub(crate) async fn decide(
         &self,
@@ -138,7 +139,8 @@ impl Deliver {
         match self.try_decide(delivery, rules).await {
             Ok(delivered) => delivered,
             Err(error) => {
-                tracing::warn!(%error, subject = delivery.subject, worker = %self.worker_id, "a message was put off");
+                tracing::warn!(%error, subject = delivery.subject, worker = %self.worker_id,
+                    "a delivery failed; NATS will redeliver the message");
                 Delivered::Missed(Missed::Unanswered)
             }
         }
@@ -153,18 +155,19 @@ impl Deliver {
             Message::Ticket(named) => named,
             Message::Submission(new) => {
                 let (queue, kind) = (new.queue.clone(), new.kind.clone());
-                // A worker with other limits may have refused it, and its answer have been lost.
+                // A worker with other limits may have refused the submission, and its ack may not have arrived.
                 if delivery.deliveries > 1 && Box::pin(self.was_refused(&new)).await? {
                     return Ok(Delivered::Missed(Missed::Finished));
                 }
                 match Box::pin(self.make_row(*new)).await {
                     Ok(Some(job)) => JobRef { job, queue, kind, dispatch: None, cleared: false },
-                    // Its key is another job's: a submission like this one was accepted before.
+                    // Another job holds its key: an equal submission was accepted before.
                     Ok(None) => return Ok(Delivered::Missed(Missed::Duplicate)),
-                    // A missing right, say, is not the producer's fault, and may be mended.
+                    // An operator may correct any other error, such as a missing privilege: NATS redelivers.
                     Err(error) if error.is_the_datas_fault() => {
-                        let reason = format!("the database refused it: {}", JobError::from(error).text());
-                        match Box::pin(self.refuse(delivery, "malformed", reason)).await? {
+                        let reason =
+                            format!("Postgres refused the submission: {}", JobError::from(error).text());
+                        match Box::pin(self.refuse(delivery, Category::Malformed, reason)).await? {
                             Some(named) => named,
                             None => return Ok(Delivered::Missed(Missed::Refused)),
                         }
@@ -184,7 +187,7 @@ impl Deliver {
             LocalJob::Unknown(reservation) => reservation,
             LocalJob::Claiming => return Ok(Delivered::Missed(Missed::Claiming)),
             LocalJob::Ending => {
-                // It may take long, where a handler that was given up keeps its thread: the message is alive.
+                // An abandoned handler may hold its thread for long; until it ends, its message stays alive.
                 self.store.put_off(job, ENDING).await?;
                 return Ok(Delivered::Missed(Missed::Ending));
             }
@@ -192,7 +195,7 @@ impl Deliver {
         };
         let Some(rules) = rules(&named.kind) else {
             return match self.missed(&named).await? {
-                // Whether its queue has room does not matter: here it never runs.
+                // This worker never runs the kind, so it does not matter whether the queue has room.
                 Missed::Free | Missed::Full => Box::pin(self.put_off(&named, delivery.deliveries)).await,
                 missed => Ok(self.answer(&named, missed, delivery.deliveries)),
             };
@@ -200,11 +203,11 @@ impl Deliver {
         if let Some(claim) = self.claim(&named, rules).await? {
             return Ok(Delivered::Ours(Box::new(claim), reservation, named.dispatch));
         }
-        // In boxes, here and above: rare, and large. Every job's task would have room for them.
+        // Boxed, here and above: these futures are rare and large, and would enlarge every job's task.
         Box::pin(self.try_again(&named, delivery.deliveries, rules, reservation)).await
     }
 
-    /// Asks why a claim was refused, and claims again where that may help.
+    /// Asks Postgres why it refused a claim, and claims again if the reason may have passed.
     async fn try_again(
         &self,
         named: &JobRef,
@@ -222,12 +225,12 @@ impl Deliver {
                     Some(Route::Failed | Route::Cancelled) => return Ok(Delivered::Missed(Missed::Finished)),
                     None => return Ok(self.answer(named, Missed::Stale, deliveries)),
                 },
-                // A claim of ours whose answer was lost: nobody runs it. We hold the reservation, so no
-                // other delivery of this process can be about to.
+                // This worker's own claim, whose answer was lost: no handler runs it. The reservation is ours, so
+                // no other delivery of this process is about to run it.
                 Missed::Held { owner, claim, token, .. } if *owner == *self.worker_id => {
                     self.release_orphan(ClaimKey { job, token, claim }).await?;
                 }
-                // Lost before, so it waits. Its message stays the backstop: no relay may be alive either.
+                // The job was lost before, so it waits. Its message stays the backstop: the relay may be gone, too.
                 Missed::NotDue { due_in, .. } if taken_over => {
                     let missed = Missed::NotDue { due_in, relayed: false };
                     return Ok(self.answer(named, missed, deliveries));
@@ -242,19 +245,19 @@ impl Deliver {
         Ok(self.answer(named, Missed::Free, deliveries))
     }
 
-    /// A delivery of a job that runs here: kept for the ack, unless the job is ours no longer.
+    /// Keeps a delivery of a job that runs here for its ack, unless this worker no longer owns the job.
     async fn keep(
         &self,
         delivery: &Delivery,
         named: &JobRef,
         running: &Arc<RunningJob>,
     ) -> Result<Delivered, StoreError> {
-        // Published since our claim: by a relay in doubt, or because the job was taken back.
+        // Published since our claim: by a relay in doubt, or because the job was reset.
         let newer = named.dispatch.is_some_and(|dispatch| dispatch > running.claim.dispatch);
         if newer && !self.heartbeat.is_ours(running).await? {
             return Ok(Delivered::Missed(Missed::Ending));
         }
-        let message = Held { receipt: delivery.receipt.clone(), dispatch: named.dispatch };
+        let message = JobMessage { receipt: delivery.receipt.clone(), dispatch: named.dispatch };
         Ok(if running.keep(message) { Delivered::Kept } else { Delivered::Missed(Missed::Ending) })
     }
 
@@ -269,7 +272,7 @@ impl Deliver {
         if let Some(slots) = self.slots.get(&named.queue) {
             match missed {
                 Missed::Paused => slots.pause(),
-                // News; else the claim has told how much room there is.
+                // A limited queue has learned its room from the claim already.
                 Missed::Full if !slots.is_limited() => slots.has_room(0),
                 _ => {}
             }
@@ -278,7 +281,7 @@ impl Deliver {
             metrics::terminated(label(&missed));
             let worker = &self.worker_id;
             tracing::error!(job = %named.job, queue = named.queue, kind = named.kind, ?missed, %worker,
-                "a message was given up: it names no job of its queue and kind");
+                "terminated a message: it names no job of its queue and kind");
         }
         Delivered::Missed(missed)
     }
@@ -291,7 +294,7 @@ impl Deliver {
             stale_after: rules.stale_after,
             on_crash: rules.on_crash.as_str(),
         };
-        // Dropped before the answer is there, it counts as not answered, too.
+        // A future that is dropped before the answer arrives counts as unanswered, too.
         let unanswered = Unanswered { table: &self.unanswered, job: named.job };
         let answer = self.claims.run(request).await;
         let mut answer = answer.unwrap_or_else(|| Err(StoreError::from(sqlx::Error::WorkerCrashed)));
@@ -304,8 +307,8 @@ impl Deliver {
         answer
     }
 
-    /// Gives back what a claim of ours has won although its answer was lost: its message may come to another
-    /// worker next, which would take us for a live owner.
+    /// Releases the jobs that a claim of this worker won although its answer was lost. Another worker that
+    /// receives their messages would take this worker for a live owner.
     pub(crate) async fn give_back_unanswered(&self) -> Result<(), StoreError> {
         let unanswered = || self.unanswered.lock().unwrap_or_else(PoisonError::into_inner);
         let jobs: Vec<_> = unanswered().keys().copied().collect();
@@ -314,75 +317,69 @@ impl Deliver {
         }
         let asked_at = Instant::now();
         for key in self.store.unanswered(&jobs, &self.worker_id).await? {
-            // Whoever has the reservation knows of the claim, or is about to.
+            // The holder of a reservation knows of the claim, or will soon.
             if let LocalJob::Unknown(_reservation) = self.running.reserve(key.job) {
                 tracing::warn!(job = %key.job, token = key.token.0, worker = %self.worker_id,
-                    "given back: the answer to its claim was lost");
+                    "the answer to a claim was lost; the job is released, its attempt not charged");
                 self.release_orphan(key).await?;
             }
         }
-        // A statement that was cut off may still be carried out for a while.
+        // Postgres may still run a statement for a while after its call was dropped.
         let late = self.store.within() * 3;
         unanswered().retain(|_, sent_at| asked_at.duration_since(*sent_at) < late);
         Ok(())
     }
 
-    /// After an outage every job looks stale. Give live owners time to write before any is taken.
+    /// Whether this worker may take jobs over. After an outage every job looks stale: live owners get time to write.
     fn may_take_over(&self) -> bool {
         self.store.up_for() >= self.scan_every * 2
     }
 
     async fn take_over(&self, job: JobId) -> Result<Option<Route>, StoreError> {
-        let taken = self.store.take_over(job, &self.worker_id, self.scan_every).await?;
-        if let Some(taken) = &taken {
-            metrics::recovered("redelivery", "silent", 1);
-            metrics::lost(&taken.kind);
-            if taken.route == Route::Failed {
-                metrics::died("lost");
+        let ended = self.store.take_over(job, &self.worker_id, self.scan_every).await?;
+        if let Some(ended) = &ended {
+            metrics::recovered(RecoveryPath::Redelivery, Reason::Silent, 1);
+            metrics::lost(&ended.kind);
+            if ended.route == Route::Failed {
+                metrics::died(Category::Lost);
             }
             tracing::warn!(
-                %job, token = taken.token.0, owner = taken.owner, silence = ?taken.silence, route = ?taken.route,
-                queue = taken.queue, kind = taken.kind, worker = %self.worker_id,
-                "took a silent job over on redelivery"
+                %job, token = ended.token.0, owner = ended.owner, silence = ?ended.silence, route = ?ended.route,
+                queue = ended.queue, kind = ended.kind, worker = %self.worker_id,
+                "took over a stale job on redelivery"
             );
         }
-        Ok(taken.map(|taken| taken.route))
+        Ok(ended.map(|ended| ended.route))
     }
 
     async fn release_orphan(&self, key: ClaimKey) -> Result<(), StoreError> {
-        let end = AttemptEnd {
-            key,
-            verdict: "released",
-            error: None,
-            category: None,
-            delay: Duration::ZERO,
-            reason: Some("the answer to its claim was lost"),
-        };
+        let reason = Reason::AnswerLost;
+        let end = AttemptEnd { reason: Some(reason), ..AttemptEnd::new(key, AttemptOutcome::Released) };
         self.store.settle(&[end], &self.worker_id).await?;
-        metrics::recovered("worker", "answer_lost", 1);
+        metrics::recovered(RecoveryPath::Worker, reason, 1);
         Ok(())
     }
 
-    /// Another worker may know the kind: a rolling deploy is under way, or a typo is.
+    /// Delays a job whose kind this worker does not know: another worker may know it, as in a rolling deploy.
     async fn put_off(&self, named: &JobRef, deliveries: i64) -> Result<Delivered, StoreError> {
         let (job, kind) = (named.job, &named.kind);
         let hours = self.unknown_kind_after.as_secs_f64() / 3600.0;
         let error = format!(
-            "no worker knew the kind {kind:?} within {hours:.1} h; deploy one that does, then redrive"
+            "no worker knew the kind {kind:?} within {hours:.1} h; deploy one that does, then redrive the job"
         );
         if self.store.bury_unknown(job, self.unknown_kind_after, &error).await?.is_some() {
-            metrics::died("unknown_kind");
+            metrics::died(Category::UnknownKind);
             tracing::error!(%job, kind, queue = named.queue, worker = %self.worker_id,
-                "dead letter: no worker knows its kind");
+                "no worker knows the kind of a job; it is a dead letter now");
             return Ok(Delivered::Missed(Missed::Died));
         }
-        // The first, and then now and then.
+        // Logs the first, then every hundredth.
         if self.unknown_kinds.fetch_add(1, Ordering::Relaxed).is_multiple_of(100) {
             tracing::warn!(%job, kind, queue = named.queue, worker = %self.worker_id,
-                "no handler for this kind here; put off for a worker that has one");
+                "this worker has no handler for the kind; the job waits for a worker that has one");
         }
         metrics::claims("unknown_kind", 1);
-        // Soon at first, for a deploy that is under way; later less often, up to ten minutes.
+        // Short at first, for a rolling deploy; then up to ten minutes.
         let doublings = u32::try_from(deliveries.clamp(1, 6) - 1).unwrap_or(0);
         let wait = Duration::from_millis(rand::random_range(15_000..25_000)) * (1 << doublings);
         let wait = wait.min(self.unknown_kind_after / 2);
@@ -394,7 +391,7 @@ impl Deliver {
         Ok(self.store.missed(new.id, &new.queue, &new.kind, None).await? == Missed::Finished)
     }
 
-    /// Makes the row of a submission. `None`: its key belongs to another job.
+    /// Inserts the row of a submission. `None`: another job holds its key.
     async fn make_row(&self, new: NewJob) -> Result<Option<JobId>, StoreError> {
         let job = new.id;
         let unanswered = || StoreError::from(sqlx::Error::WorkerCrashed);
@@ -402,17 +399,17 @@ impl Deliver {
             Some(Ok(Created::New)) => Ok(Some(job)),
             Some(Ok(Created::HeldBy(holder))) => Ok((holder == job).then_some(job)),
             Some(Err(EnqueueError::Store(error))) => Err(error),
-            // Put off: a transaction is about to take the key, or the key's holder has let go of it meanwhile, or the
-            // runtime shuts down.
+            // NATS redelivers it: a transaction is about to take the key, or its holder has released it meanwhile, or
+            // the runtime shuts down.
             Some(Err(_)) | None => Err(unanswered()),
         }
     }
 
-    /// Writes it to the dead letters. `Some`: a worker with other limits has made a job of it already.
+    /// Writes a message to the dead letters. `Some`: a worker with other limits has made it a job already.
     async fn refuse(
         &self,
         delivery: &Delivery,
-        category: &'static str,
+        category: Category,
         reason: String,
     ) -> Result<Option<JobRef>, StoreError> {
         let (queue, kind) = names(&delivery.subject, &self.prefix).unwrap_or(("?", "?"));
@@ -436,15 +433,15 @@ impl Deliver {
             }));
         }
         let (job, subject, reason) = (refused.id, &refused.subject, &refused.reason);
-        tracing::error!(%job, subject, category, reason, worker = %self.worker_id,
-            "dead letter: a message cannot be a job");
-        metrics::terminated(category);
+        tracing::error!(%job, subject, category = category.as_str(), reason, worker = %self.worker_id,
+            "a message cannot be a job; it is a dead letter now");
+        metrics::terminated(category.as_str());
         metrics::died(category);
         Ok(None)
     }
 }
 
-/// Dropped, it has a job looked after whose claim was not answered.
+/// Dropped, it records a job whose claim got no answer, for [`Deliver::give_back_unanswered`].
 struct Unanswered<'t> {
     table: &'t Mutex<HashMap<JobId, Instant>>,
     job: JobId,
@@ -456,7 +453,7 @@ impl Drop for Unanswered<'_> {
     }
 }
 
-/// Who claims, and what it knows of the queues.
+/// The worker that claims, and its slots.
 struct Claimant {
     store: Store,
     worker_id: Arc<str>,
@@ -464,14 +461,14 @@ struct Claimant {
     slots: Arc<HashMap<String, Slots>>,
 }
 
-/// Claims a batch, a statement for each kind, of which it has few. `fitting` is how many claims an answer carries.
+/// Claims a batch with one statement a kind; a batch has few kinds. One statement claims at most `fitting` jobs.
 async fn claim_batch(
     claimant: Claimant,
     mut batch: Vec<ClaimRequest>,
     fitting: &AtomicUsize,
 ) -> Vec<Result<Option<Claim>, StoreError>> {
-    // In order of id, or two batches could wait for each other. There are no duplicates: whoever claims holds the
-    // job's reservation in this process.
+    // In order of id, or two batches could wait for each other. A job occurs once: each claim holds the job's
+    // reservation in this process.
     let mut places: Vec<usize> = (0..batch.len()).collect();
     places.sort_unstable_by_key(|&at| batch[at].job);
     batch.sort_unstable_by_key(|request| request.job);
@@ -498,7 +495,7 @@ async fn claim_batch(
     in_order(places, answers)
 }
 
-/// Claims jobs of one kind. Where somebody has locked a row, the others are claimed all the same.
+/// Claims jobs of one kind. A locked row keeps no other row from being claimed.
 async fn claim_all(claimant: &Claimant, part: &[ClaimRequest]) -> Vec<Result<Option<Claim>, StoreError>> {
     let Claimant { store, worker_id, host, .. } = claimant;
     let waited = store.claim(LockPolicy::Wait, part, worker_id, host).await;
@@ -506,7 +503,7 @@ async fn claim_all(claimant: &Claimant, part: &[ClaimRequest]) -> Vec<Result<Opt
         Ok(claims) => claims.into_iter().map(Ok).collect(),
         Err(locked) if part.len() > 1 && locked.is_locked() => {
             match store.claim(LockPolicy::Skip, part, worker_id, host).await {
-                // Locked or not ours: to be asked again when the lock may be gone.
+                // Locked, or not free: the caller asks again when the lock may be gone.
                 Ok(claims) => claims
                     .into_iter()
                     .map(|claim| claim.map_or_else(|| Err(locked.clone()), |claim| Ok(Some(claim))))
@@ -525,7 +522,7 @@ async fn claim_all(claimant: &Claimant, part: &[ClaimRequest]) -> Vec<Result<Opt
     answers
 }
 
-/// Claims jobs of a queue of which only so many may run at once.
+/// Claims jobs of a queue with a `max_running`.
 async fn claim_limited(
     claimant: &Claimant,
     slots: &Slots,
@@ -541,14 +538,14 @@ async fn claim_limited(
             metrics::claims("won", limited.claims.iter().flatten().count());
             limited.claims.into_iter().map(Ok).collect()
         }
-        // Others claim of this queue: they are asked for again in a moment, as if it were full.
+        // Another worker claims of this queue: this one asks again in a moment, as for a full queue.
         Err(error) if error.is_locked() => vec![Ok(None); part.len()],
         Err(error) => vec![Err(error); part.len()],
     }
 }
 
-/// How many claims of jobs as large as these one answer should carry. One that was not answered in time may have
-/// been too large.
+/// Returns how many claims of jobs as large as these one answer should carry. An answer that did not arrive in time
+/// may have been too large.
 fn claims_that_fit(claims: &[Result<Option<Claim>, StoreError>]) -> usize {
     if claims.iter().any(|claim| claim.as_ref().is_err_and(StoreError::is_outage)) {
         return (claims.len() / 2).max(1);

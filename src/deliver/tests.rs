@@ -1,4 +1,4 @@
-//! Deliver: the answer to a delivery, for each state of its job in the database.
+//! Deliver: the ack of a delivery, for each state of its job in Postgres.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
 
@@ -13,7 +13,7 @@ use crate::{
 
 const WORKER: &str = "worker";
 
-/// A worker's, which takes over from others once it has had Postgres for twice `scan_every`.
+/// The `Deliver` of a worker that takes jobs over once it has had Postgres for twice `scan_every`.
 fn deliver(place: &Place, scan_every: Duration) -> Deliver {
     let running = Running::default();
     let store = place.tenure.store().clone();
@@ -31,7 +31,7 @@ fn deliver(place: &Place, scan_every: Duration) -> Deliver {
     Deliver::new(store, running, heartbeat, settings)
 }
 
-/// One that may take over from the start.
+/// The same, without the wait.
 fn deliver_at_once(place: &Place) -> Deliver {
     deliver(place, Duration::ZERO)
 }
@@ -61,9 +61,9 @@ fn submission(place: &Place, body: &str, deliveries: i64) -> Delivery {
     Delivery::made_up(place.tenure.queue(), (subject, body.into()), None, 7, deliveries)
 }
 
-/// A worker with other limits refused it, and died before it said so to the stream.
+/// A worker with other limits refused it, and died before its ack.
 #[tokio::test]
-async fn a_submission_that_was_refused_is_no_job_when_it_comes_again() {
+async fn a_refused_submission_does_not_become_a_job_when_it_is_redelivered() {
     let place = place().await;
     let body = format!("{:?}", "x".repeat(200));
     let small = deliver_at_once(&place);
@@ -74,21 +74,24 @@ async fn a_submission_that_was_refused_is_no_job_when_it_comes_again() {
     assert_eq!(place.value("SELECT count(*) FROM tenure.dead_letter_jobs").await, "1");
 }
 
-/// That it was not refused before need not be asked of one that comes for the first time.
+/// Only a redelivered submission may have been refused before.
 #[tokio::test]
-async fn a_submission_that_comes_first_is_not_looked_for_among_what_has_ended() {
+async fn the_first_delivery_of_a_submission_does_not_read_the_history() {
     let place = place().await;
     let deliver = deliver_at_once(&place);
     // Nothing else reads it.
     place.execute("ALTER TABLE tenure.job_history RENAME TO hidden").await;
     claim_of(decide(&deliver, &submission(&place, "1", 1)).await);
     let again = submission(&place, "2", 2);
-    assert!(matches!(ack_of(&decide(&deliver, &again).await), Ack::Later(_)), "it was asked after all");
+    assert!(
+        matches!(ack_of(&decide(&deliver, &again).await), Ack::Later(_)),
+        "a redelivery reads the history"
+    );
 }
 
-/// What Postgres cannot store, for a reason that was not foreseen, never will be a job.
+/// Postgres refuses the data itself, for a reason that tenure does not know.
 #[tokio::test]
-async fn a_submission_that_postgres_cannot_store_is_a_dead_letter() {
+async fn a_submission_that_postgres_cannot_store_becomes_a_dead_letter() {
     let place = place().await;
     place
         .execute(
@@ -103,9 +106,9 @@ async fn a_submission_that_postgres_cannot_store_is_a_dead_letter() {
     assert!(error.contains("too odd"), "{error}");
 }
 
-/// What the database refuses for a reason that may be mended stays in the stream.
+/// An operator may correct the reason.
 #[tokio::test]
-async fn a_submission_that_cannot_be_written_for_now_is_put_off() {
+async fn a_submission_that_postgres_refuses_for_now_stays_in_the_stream() {
     let place = place().await;
     let deliver = deliver_at_once(&place);
     place.execute("ALTER TABLE tenure.jobs RENAME TO hidden").await;
@@ -117,12 +120,12 @@ async fn a_submission_that_cannot_be_written_for_now_is_put_off() {
 
 /// A takeover waits until the worker has had Postgres for two scans: after an outage every owner looks silent.
 #[tokio::test]
-async fn a_silent_job_is_taken_over_by_a_worker_that_has_had_postgres_for_two_scans() {
+async fn a_worker_takes_a_stale_job_over_once_it_has_had_postgres_for_two_scans() {
     let place = place().await;
     let job = place.claimed_by("other").await.key.job;
     place.make_stale(job).await;
     let ticket = place.ticket(job, 1);
-    // Half of it has passed, but not twice.
+    // More than half of `scan_every` has passed, but less than twice.
     let scan_every = Duration::from_secs(4);
     tokio::time::sleep(scan_every.mul_f64(0.6).saturating_sub(place.tenure.store().up_for())).await;
     let cautious = deliver(&place, scan_every);
@@ -133,9 +136,9 @@ async fn a_silent_job_is_taken_over_by_a_worker_that_has_had_postgres_for_two_sc
     assert_eq!((claim.key.job, claim.key.token.0, claim.after_reset), (job, 2, true));
 }
 
-/// Lost before, it waits: its message stays, since no relay may be alive either.
+/// The job was lost before, so it waits. The relay may be gone, too.
 #[tokio::test]
-async fn the_message_of_a_job_taken_over_that_waits_stays_as_the_backstop() {
+async fn the_message_of_a_job_that_waits_after_a_takeover_stays_as_the_backstop() {
     let place = place().await;
     let job = place.claimed_by("other").await.key.job;
     place.make_stale(job).await;
@@ -146,9 +149,8 @@ async fn the_message_of_a_job_taken_over_that_waits_stays_as_the_backstop() {
     assert_eq!(place.value("SELECT status FROM tenure.jobs").await, "queued");
 }
 
-/// One whose last attempt it was is a dead letter.
 #[tokio::test]
-async fn a_job_that_is_taken_over_on_its_last_attempt_has_ended() {
+async fn a_takeover_of_a_jobs_last_attempt_makes_it_a_dead_letter() {
     let place = place().await;
     let counts = Counts::default();
     let _recording = counts.record();
@@ -167,7 +169,7 @@ async fn a_job_that_is_taken_over_on_its_last_attempt_has_ended() {
 
 /// The relay knows of a job that waits, unless this worker has just taken it over.
 #[tokio::test]
-async fn the_message_of_a_job_that_the_relay_publishes_later_is_done() {
+async fn the_message_of_a_job_that_the_relay_publishes_later_is_acknowledged() {
     let place = place().await;
     let job = place.job().await;
     place
@@ -179,7 +181,7 @@ async fn the_message_of_a_job_that_the_relay_publishes_later_is_done() {
 }
 
 #[tokio::test]
-async fn a_claim_of_our_own_whose_answer_was_lost_is_given_back_and_made_again() {
+async fn a_worker_releases_its_own_claim_whose_answer_was_lost_and_claims_again() {
     let place = place().await;
     let lost = place.claimed_by(WORKER).await;
     let claim = claim_of(decide(&deliver_at_once(&place), &place.ticket(lost.key.job, 1)).await);
@@ -189,10 +191,10 @@ async fn a_claim_of_our_own_whose_answer_was_lost_is_given_back_and_made_again()
     assert!(matches!(ack, Ack::Later(wait) if wait > Duration::from_secs(50)), "{ack:?}");
 }
 
-/// Only a message of a later dispatch than the claim's says that the job may have been taken back: the database is asked
-/// because of that one alone.
+/// Only a message of a later dispatch than the claim's means that the job may have been reset; only then does the worker
+/// ask Postgres.
 #[tokio::test]
-async fn a_message_of_a_running_job_is_kept_unless_a_later_one_than_its_claim_finds_it_taken() {
+async fn a_message_of_a_running_job_is_kept_unless_its_later_dispatch_reveals_another_owner() {
     let place = place().await;
     let running = place.running(WORKER).await;
     let (job, dispatch) = (running.key.job, running.claim.dispatch);
@@ -203,7 +205,7 @@ async fn a_message_of_a_running_job_is_kept_unless_a_later_one_than_its_claim_fi
         matches!(decide(&deliver, &place.ticket(job, dispatch + 1)).await, Delivered::Kept),
         "it is ours"
     );
-    // Taken by another, which this process has not heard.
+    // Another worker claims the job; this process does not know yet.
     place
         .execute(
             "UPDATE tenure.jobs SET fencing_token = 2, claim_id = gen_random_uuid(), worker_id = 'other'",
@@ -217,9 +219,8 @@ async fn a_message_of_a_running_job_is_kept_unless_a_later_one_than_its_claim_fi
     drop(reservation);
 }
 
-/// What a refusal says of the queue, its slots hear.
 #[tokio::test]
-async fn slots_hear_that_their_queue_is_paused_or_full() {
+async fn a_refused_claim_marks_the_slots_of_a_paused_or_full_queue() {
     let place = place().await;
     let named = JobRef {
         job: place.job().await,
@@ -228,21 +229,21 @@ async fn slots_hear_that_their_queue_is_paused_or_full() {
         dispatch: None,
         cleared: false,
     };
-    let told = |missed: &Missed, room: Option<usize>| {
+    let marked = |missed: &Missed, room: Option<usize>| {
         let deliver = deliver_at_once(&place);
         deliver.slots["q"].settings(false, room);
         deliver.answer(&named, missed.clone(), 1);
         (deliver.slots["q"].is_held(), deliver.slots["q"].is_limited())
     };
-    assert_eq!(told(&Missed::Free, None), (false, false));
-    assert_eq!(told(&Missed::Paused, None), (true, false));
-    assert_eq!(told(&Missed::Full, None), (true, true), "news: it is limited");
-    assert_eq!(told(&Missed::Full, Some(3)), (false, true), "the claim knows better");
-    assert_eq!(told(&Missed::Stale, None), (false, false));
+    assert_eq!(marked(&Missed::Free, None), (false, false));
+    assert_eq!(marked(&Missed::Paused, None), (true, false));
+    assert_eq!(marked(&Missed::Full, None), (true, true), "the worker learns that the queue is limited");
+    assert_eq!(marked(&Missed::Full, Some(3)), (false, true), "the claim's room stands");
+    assert_eq!(marked(&Missed::Stale, None), (false, false));
 }
 
 #[tokio::test]
-async fn a_message_that_is_given_up_is_counted_and_no_other() {
+async fn only_a_terminated_message_is_counted() {
     let place = place().await;
     let counts = Counts::default();
     let _recording = counts.record();
@@ -261,9 +262,9 @@ async fn a_message_that_is_given_up_is_counted_and_no_other() {
     assert_eq!((terminated("foreign"), terminated("superseded")), (1, 0));
 }
 
-/// A statement that was cut off may still be carried out: its job is looked after for three deadlines, not longer.
+/// Postgres may still run a claim for a while after its call was dropped.
 #[tokio::test]
-async fn what_was_not_answered_is_looked_after_for_three_deadlines() {
+async fn an_unanswered_claim_is_watched_for_three_deadlines_and_no_longer() {
     let place = place().await;
     let deliver = deliver_at_once(&place);
     let late = place.tenure.store().within() * 3;
@@ -273,15 +274,15 @@ async fn what_was_not_answered_is_looked_after_for_three_deadlines() {
     deliver.give_back_unanswered().await.unwrap();
     let left: Vec<_> = deliver.unanswered.lock().unwrap().keys().copied().collect();
     assert_eq!(left, [fresh]);
-    // It was won after all.
+    // The claim arrives late, and wins.
     place.claim(fresh, WORKER).await.unwrap();
     deliver.give_back_unanswered().await.unwrap();
     assert_eq!(place.value(&format!("SELECT status FROM tenure.jobs WHERE id = '{fresh}'")).await, "queued");
 }
 
-/// Soon at first, for a deploy that is under way; never longer than half the time after which it is given up.
+/// The first waits are short, for a rolling deploy; none is longer than half of `unknown_kind_after`.
 #[tokio::test]
-async fn a_job_of_an_unknown_kind_is_put_off_the_longer_the_more_often_it_came() {
+async fn a_job_of_an_unknown_kind_waits_longer_with_each_delivery() {
     let place = place().await;
     let deliver = deliver_at_once(&place);
     let job = place.job().await;
@@ -302,7 +303,7 @@ async fn a_job_of_an_unknown_kind_is_put_off_the_longer_the_more_often_it_came()
 }
 
 #[tokio::test]
-async fn a_job_whose_kind_was_unknown_for_too_long_is_a_dead_letter_that_says_so() {
+async fn a_job_whose_kind_was_unknown_for_too_long_becomes_a_dead_letter_that_says_so() {
     let place = place().await;
     let job = place.job().await;
     place.execute("UPDATE tenure.jobs SET put_off_since = now() - interval '2 h'").await;
@@ -331,8 +332,8 @@ fn claimant(deliver: &Deliver) -> Claimant {
     }
 }
 
-/// What came of each claim: won, not won, locked, or another error.
-fn came_of(answers: &[Result<Option<Claim>, StoreError>]) -> Vec<&'static str> {
+/// The outcome of each claim: won, not won, locked, or another error.
+fn outcomes(answers: &[Result<Option<Claim>, StoreError>]) -> Vec<&'static str> {
     let of = |answer: &Result<Option<Claim>, StoreError>| match answer {
         Ok(Some(_)) => "won",
         Ok(None) => "not won",
@@ -345,7 +346,7 @@ fn came_of(answers: &[Result<Option<Claim>, StoreError>]) -> Vec<&'static str> {
 /// The worker claims those of several jobs that no transaction has locked. Any other error answers all of them, and a
 /// single job is not asked for twice.
 #[tokio::test]
-async fn jobs_are_claimed_beside_one_that_is_locked() {
+async fn a_locked_job_keeps_no_other_job_of_its_batch_from_being_claimed() {
     for (code, jobs, expected) in
         [("55P03", 2, vec!["won", "won"]), ("55P03", 1, vec!["locked"]), ("22023", 2, vec!["error", "error"])]
     {
@@ -356,7 +357,7 @@ async fn jobs_are_claimed_beside_one_that_is_locked() {
             part.push(request(place.job().await));
         }
         place.raise_once(code).await;
-        assert_eq!(came_of(&claim_all(&claimant(&deliver), &part).await), expected, "{code}");
+        assert_eq!(outcomes(&claim_all(&claimant(&deliver), &part).await), expected, "{code}");
     }
     let place = place().await;
     let deliver = deliver_at_once(&place);
@@ -366,14 +367,14 @@ async fn jobs_are_claimed_beside_one_that_is_locked() {
     sqlx::query(row).bind(locked).execute(&mut *lock).await.unwrap();
     let mut part = vec![request(locked), request(free)];
     part.sort_by_key(|request| request.job);
-    let came = came_of(&claim_all(&claimant(&deliver), &part).await);
-    assert_eq!(came[usize::from(part[1].job == free)], "won");
-    assert_eq!(came[usize::from(part[1].job == locked)], "locked");
+    let outcomes = outcomes(&claim_all(&claimant(&deliver), &part).await);
+    assert_eq!(outcomes[usize::from(part[1].job == free)], "won");
+    assert_eq!(outcomes[usize::from(part[1].job == locked)], "locked");
 }
 
-/// Others claim of the queue: as if it were full, for a moment.
+/// The worker treats the queue as full for a moment.
 #[tokio::test]
-async fn a_limited_queue_that_others_claim_of_gives_nothing_for_now() {
+async fn a_claim_of_a_limited_queue_that_another_claim_locks_wins_nothing_for_now() {
     for (code, expected) in [("55P03", "not won"), ("22023", "error")] {
         let place = place().await;
         place.tenure.limit_queue("q", QueueLimits::new().max_running(5)).await.unwrap();
@@ -382,13 +383,13 @@ async fn a_limited_queue_that_others_claim_of_gives_nothing_for_now() {
         place.raise_once(code).await;
         let claimant = claimant(&deliver);
         let slots = deliver.slots["q"].clone();
-        assert_eq!(came_of(&claim_limited(&claimant, &slots, &part).await), [expected]);
-        assert_eq!(came_of(&claim_limited(&claimant, &slots, &part).await), ["won"]);
+        assert_eq!(outcomes(&claim_limited(&claimant, &slots, &part).await), [expected]);
+        assert_eq!(outcomes(&claim_limited(&claimant, &slots, &part).await), ["won"]);
         assert!(slots.is_limited());
     }
 }
 
-/// As many as an answer carries in 16 MiB; half as many as were too many.
+/// As many as fit into 16 MiB, or half as many after an answer that did not arrive.
 #[tokio::test]
 async fn an_answer_carries_as_many_claims_as_fit() {
     let claim = place().await.claimed_by(WORKER).await;

@@ -1,4 +1,4 @@
-//! Find: where the servers' programs are on this machine.
+//! Find: finds the servers' programs on this machine.
 
 use std::{
     env, fs,
@@ -12,7 +12,7 @@ fn in_path(program: &str) -> Option<PathBuf> {
     env::split_paths(&env::var_os("PATH")?).map(|folder| folder.join(program)).find(|path| path.is_file())
 }
 
-/// The folder of Postgres's programs: `TENURE_PG_BIN`, `pg_config`, the usual places, `PATH`.
+/// Finds the folder of Postgres's programs: `TENURE_PG_BIN`, `pg_config`, the usual places, `PATH`.
 pub fn postgres_bin() -> Result<PathBuf, DevError> {
     let holds_it = |folder: &Path| folder.join("initdb").is_file() && folder.join("postgres").is_file();
     if let Some(folder) = setting("TENURE_PG_BIN") {
@@ -40,17 +40,18 @@ pub fn postgres_bin() -> Result<PathBuf, DevError> {
     let on_path = in_path("initdb").and_then(|path| path.parent().map(Path::to_path_buf));
     asked.into_iter().chain(packaged).chain(on_path).find(|folder| holds_it(folder)).ok_or(DevError::NotFound {
         what: "Postgres",
-        hint: "install it (Debian: apt-get install postgresql), or set TENURE_PG_BIN to its folder of programs",
+        hint: "install it (Debian: apt-get install postgresql), or set TENURE_PG_BIN to the folder of its programs",
     })
 }
 
-/// The `nats-server` program: `TENURE_NATS_SERVER`, `PATH`, the usual places.
+/// Finds the `nats-server` program: `TENURE_NATS_SERVER`, `PATH`, the usual places.
 pub fn nats_server() -> Result<PathBuf, DevError> {
     if let Some(path) = setting("TENURE_NATS_SERVER") {
         return if path.is_file() {
             Ok(path)
         } else {
-            Err(DevError::NotFound { what: "nats-server", hint: "TENURE_NATS_SERVER names no file" })
+            let hint = "TENURE_NATS_SERVER must name the nats-server program";
+            Err(DevError::NotFound { what: "nats-server", hint })
         };
     }
     let home = env::var_os("HOME").map(PathBuf::from).unwrap_or_default();
@@ -66,7 +67,8 @@ pub fn nats_server() -> Result<PathBuf, DevError> {
     })
 }
 
-/// Whom Postgres must run as: nobody in particular, or, started by root, the `postgres` user.
+/// Returns the user and group that Postgres must run as if root starts it: those of `postgres`. `None`: any user but
+/// root started this process.
 pub fn postgres_user() -> Option<(u32, u32)> {
     if !rustix::process::geteuid().is_root() {
         return None;
@@ -80,7 +82,7 @@ pub fn postgres_user() -> Option<(u32, u32)> {
     ids("postgres").or_else(|| ids("nobody"))
 }
 
-/// A path that the environment names; an empty one is none.
+/// Returns the path in an environment variable, unless it is empty.
 fn setting(name: &str) -> Option<PathBuf> {
     env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }

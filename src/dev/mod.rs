@@ -1,8 +1,8 @@
-//! Dev: private Postgres and NATS servers in a folder, found on this machine. For `tenure dev`, demos and
-//! tests; never for production.
+//! Dev: starts private Postgres and NATS servers in a folder, with programs of this machine. For `tenure dev`, demos
+//! and tests; never for production.
 //!
-//! Each server listens on a free loopback port, under a small shell that ends it when this process goes,
-//! however it goes: the shell waits on a pipe whose other end is here.
+//! Each server listens on a free loopback port, under a small shell that ends it when this process ends, even by a
+//! kill: the shell waits on a pipe whose other end is here.
 
 mod find;
 mod nats;
@@ -22,34 +22,34 @@ pub use find::{nats_server, postgres_bin, postgres_user};
 pub use nats::Nats;
 pub use postgres::Postgres;
 
-/// A server did not start.
+/// An error of starting a private server.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DevError {
     /// The program is not on this machine.
     #[error("{what} was not found; {hint}")]
     NotFound {
-        /// Which program.
+        /// The program.
         what: &'static str,
         /// How to get it.
         hint: &'static str,
     },
-    /// It ended, or did not answer in time.
+    /// The server ended, or did not answer in time.
     #[error("{what} did not start; the end of {}:\n{tail}", .log.display())]
     NotStarted {
-        /// Which server.
+        /// The server.
         what: &'static str,
         /// Its log.
         log: PathBuf,
         /// The log's last lines.
         tail: String,
     },
-    /// A file or a process.
+    /// An operation on a file or a process failed.
     #[error("{what}")]
     Io {
-        /// What was tried.
+        /// The operation.
         what: String,
-        /// Why it failed.
+        /// The error of the operation.
         #[source]
         source: io::Error,
     },
@@ -72,21 +72,21 @@ pub struct Servers {
 }
 
 impl Servers {
-    /// Starts both in a folder, which is created. What is in it from an earlier time is used again.
+    /// Starts both servers in a folder, which it creates if it is missing. Data of an earlier start are used again.
     pub fn start(folder: &Path) -> Result<Self, DevError> {
         let postgres = Postgres::start(&folder.join("postgres"), true)?;
         let nats = Nats::start(&folder.join("nats"))?;
         Ok(Self { postgres, nats })
     }
 
-    /// Ends both in good order.
+    /// Shuts both servers down in good order.
     pub fn stop(&mut self) {
         self.nats.stop();
         self.postgres.stop();
     }
 }
 
-/// A server under its shell. Dropped, it is ended.
+/// A server under its shell. Its drop ends the server.
 #[derive(Debug)]
 struct Guarded {
     shell: Option<Child>,
@@ -107,8 +107,8 @@ impl Guarded {
         let mut command = Command::new("sh");
         command
             .arg("-c")
-            // The shell ends when the server does; another waits for the end of the pipe. A frozen server takes
-            // its signal when it is woken.
+            // The shell ends when the server does; a second shell waits for the end of the pipe. A frozen server takes
+            // its signal once SIGCONT wakes it.
             .arg(format!(
                 r#"exec 3<&0
                 "$@" 3<&- &
@@ -122,7 +122,7 @@ impl Guarded {
             .arg(program)
             .args(arguments)
             .current_dir(folder)
-            // Ctrl-C is for us; the server ends after us.
+            // Ctrl-C ends only this process; the server ends afterwards.
             .process_group(0)
             .stdin(Stdio::piped())
             .stdout(output.try_clone().map_err(failed())?)
@@ -133,11 +133,11 @@ impl Guarded {
         Ok(Self { shell: Some(command.spawn().map_err(failed())?) })
     }
 
-    /// Ends the server, and waits for it.
+    /// Ends the server, and waits until it has ended.
     fn stop(&mut self) {
         if let Some(mut shell) = self.shell.take() {
             drop(shell.stdin.take());
-            // It cannot be waited for twice, and an error here leaves nothing to do.
+            // The shell cannot be waited for twice, and an error here leaves nothing to do.
             shell.wait().ok();
         }
     }
@@ -153,7 +153,7 @@ impl Drop for Guarded {
     }
 }
 
-/// A loopback port that was free a moment ago.
+/// Returns a loopback port that was free a moment ago.
 fn free_port() -> Result<u16, DevError> {
     let bound = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
     Ok(bound.map_err(DevError::io("find a free port"))?.port())
@@ -188,7 +188,7 @@ fn tail(log: &Path) -> String {
     read().unwrap_or_else(|error| error.to_string())
 }
 
-/// The process that wrote this pid file, if it can be read.
+/// Returns the process that wrote this pid file, if the file can be read.
 fn pid_in(file: &Path) -> Option<rustix::process::Pid> {
     let text = fs::read_to_string(file).ok()?;
     rustix::process::Pid::from_raw(text.lines().next()?.trim().parse().ok()?)

@@ -12,7 +12,7 @@ use rustix::process::{Signal, kill_process};
 
 use super::{DevError, Guarded, find, free_port, pid_in, wait_ready};
 
-/// A private NATS server. Dropped, it is ended.
+/// A private NATS server. Its drop ends it.
 #[derive(Debug)]
 pub struct Nats {
     folder: PathBuf,
@@ -23,12 +23,12 @@ pub struct Nats {
 }
 
 impl Nats {
-    /// Starts a server whose data are in this folder, which is created if it is missing.
+    /// Starts a server with its data in this folder, which it creates if it is missing.
     pub fn start(folder: &Path) -> Result<Self, DevError> {
         Self::start_with(folder, None)
     }
 
-    /// [`Nats::start`] with a configuration of its own; the port and the folder are set on top of it.
+    /// [`Nats::start`] with a configuration file; the port and the folder override it.
     pub fn start_with(folder: &Path, config: Option<&Path>) -> Result<Self, DevError> {
         fs::create_dir_all(folder).map_err(DevError::io(format!("create {}", folder.display())))?;
         let mut server = Self {
@@ -42,28 +42,28 @@ impl Nats {
         Ok(server)
     }
 
-    /// Where it is.
+    /// Returns its URL.
     pub fn url(&self) -> String {
         format!("nats://127.0.0.1:{}", self.port)
     }
 
-    /// Its port on the loopback interface.
+    /// Returns its port on the loopback interface.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Ends it in good order.
+    /// Shuts it down in good order.
     pub fn stop(&mut self) {
         self.guard.stop();
     }
 
-    /// Kills it.
+    /// Kills it with SIGKILL.
     pub fn kill(&mut self) {
         self.signal(Signal::KILL);
         self.guard.stop();
     }
 
-    /// Its process, while it runs.
+    /// Returns the id of its process while it runs.
     pub fn pid(&self) -> Option<i32> {
         pid_in(&self.folder.join("nats.pid")).map(|pid| pid.as_raw_nonzero().get())
     }
@@ -71,17 +71,17 @@ impl Nats {
     /// Sends it a signal.
     pub fn signal(&self, signal: Signal) {
         if let Some(pid) = pid_in(&self.folder.join("nats.pid")) {
-            // It may have ended by itself.
+            // The process may have ended by itself.
             kill_process(pid, signal).ok();
         }
     }
 
-    /// Removes everything it stored. Stop it first.
+    /// Removes its stored data. Stop it first.
     pub fn wipe(&self) -> Result<(), DevError> {
         fs::remove_dir_all(self.folder.join("data")).map_err(DevError::io("wipe NATS"))
     }
 
-    /// Starts it again, on the same port.
+    /// Starts it again on the same port.
     pub fn restart(&mut self) -> Result<(), DevError> {
         let path = |name: &str| self.folder.join(name).to_string_lossy().into_owned();
         let log = self.folder.join("nats.log");
@@ -100,7 +100,7 @@ impl Nats {
     }
 }
 
-/// Whether a server says hello on this port.
+/// Returns whether a NATS server greets on this port.
 fn greets(port: u16) -> bool {
     let Ok(mut stream) = TcpStream::connect((Ipv4Addr::LOCALHOST, port)) else { return false };
     stream.set_read_timeout(Some(Duration::from_secs(1))).ok();

@@ -16,7 +16,7 @@ use rustix::process::{Signal, kill_process};
 
 use super::{DevError, Guarded, find, free_port, pid_in, wait_ready};
 
-/// A private Postgres. Dropped, it is ended.
+/// A private Postgres. Its drop ends it.
 #[derive(Debug)]
 pub struct Postgres {
     folder: PathBuf,
@@ -29,19 +29,19 @@ pub struct Postgres {
 }
 
 impl Postgres {
-    /// Starts a server whose data are in this folder, which is created if it is missing.
+    /// Starts a server with its data in this folder, which it creates if it is missing.
     ///
-    /// Not `durable`, it does not wait for the disk: it survives its own death, not the machine's.
+    /// If it is not `durable`, it does not wait for the disk: its data survive its own crash, not the machine's.
     pub fn start(folder: &Path, durable: bool) -> Result<Self, DevError> {
         Self::start_with(folder, durable, &[])
     }
 
-    /// [`Postgres::start`] with settings of its own, such as `shared_buffers=256MB`.
+    /// [`Postgres::start`] with further settings, such as `shared_buffers=256MB`.
     pub fn start_with(folder: &Path, durable: bool, settings: &[&str]) -> Result<Self, DevError> {
         let bin = find::postgres_bin()?;
         let failed = |what: &str| DevError::io(format!("{what} {}", folder.display()));
         fs::create_dir_all(folder).map_err(failed("create"))?;
-        // It is given away below: not through a link, and not what is another's.
+        // The folder gets another owner below: never through a link, and never another user's folder.
         let found = fs::symlink_metadata(folder).map_err(failed("look at"))?;
         let ours = [Some(rustix::process::geteuid().as_raw()), find::postgres_user().map(|(uid, _)| uid)];
         if !found.is_dir() || !ours.contains(&Some(found.uid())) {
@@ -73,34 +73,34 @@ impl Postgres {
         Ok(server)
     }
 
-    /// Where it is.
+    /// Returns the URL of its database `postgres`.
     pub fn url(&self) -> String {
         self.url_of("postgres")
     }
 
-    /// Where one of its databases is.
+    /// Returns the URL of one of its databases.
     pub fn url_of(&self, database: &str) -> String {
         format!("postgres://tenure:{}@127.0.0.1:{}/{database}", self.password, self.port)
     }
 
-    /// Its port on the loopback interface.
+    /// Returns its port on the loopback interface.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Ends it as `pg_ctl stop -m fast` does: open transactions are rolled back.
+    /// Shuts it down as `pg_ctl stop -m fast` does: it rolls back open transactions.
     pub fn stop(&mut self) {
         self.guard.stop();
     }
 
-    /// Kills it, as a power cut does to a process.
+    /// Kills its first process with SIGKILL.
     pub fn kill(&mut self) {
         self.signal(Signal::KILL);
         self.guard.stop();
-        // Its children notice by themselves; the next start waits for them.
+        // Its children notice and end; the next start waits for them.
     }
 
-    /// Its first process, while it runs.
+    /// Returns the id of its first process while it runs.
     pub fn pid(&self) -> Option<i32> {
         pid_in(&self.folder.join("data/postmaster.pid")).map(|pid| pid.as_raw_nonzero().get())
     }
@@ -108,12 +108,12 @@ impl Postgres {
     /// Sends its first process a signal.
     pub fn signal(&self, signal: Signal) {
         if let Some(pid) = pid_in(&self.folder.join("data/postmaster.pid")) {
-            // It may have ended by itself.
+            // The process may have ended by itself.
             kill_process(pid, signal).ok();
         }
     }
 
-    /// Starts it again, on the same port.
+    /// Starts it again on the same port.
     pub fn restart(&mut self) -> Result<(), DevError> {
         let log = self.folder.join("postgres.log");
         let mut arguments: Vec<String> =
@@ -162,7 +162,7 @@ impl Postgres {
     }
 }
 
-/// Whether a log has come to hold a text. What the old server's children say as they end may stand after it.
+/// Returns whether a log holds a text after this place. Lines of the old server's dying children may follow it.
 fn said_since(log: &Path, start: u64, text: &str) -> bool {
     let read = || {
         let mut file = fs::File::open(log)?;

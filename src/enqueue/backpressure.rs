@@ -1,18 +1,18 @@
 //! Limits: how many jobs a queue takes from producers.
 //!
 //! Counting a long queue for each new job would cost most when the database has the most to do. So a producer counts
-//! now and then: what it found leaves it a part of the room, to be used within a second. The nearer the limit, the
-//! smaller the part, down to a job a count; and a queue that is full is not counted again for a tenth of a second.
+//! now and then, and each count lets it through with a part of the room, to be used within a second. The nearer the
+//! limit, the smaller the part, down to a job a count; a full queue is not counted again for a tenth of a second.
 //!
 //! Several producers at once may exceed a limit by a part of the room each, when they begin, and by one job each, when
-//! it is full. Jobs that arrive as messages, retries, schedules and redriven jobs are not counted against it: those
-//! jobs exist already, or the stream bounds them.
+//! the queue is full. The limit does not hold for jobs that arrive as messages, retries, schedules and redriven jobs:
+//! these exist already, or the stream bounds them.
 //!
 //! Invariants, each held by the test of that name:
 //!
 //! - `one_producer_never_exceeds_the_limit`
 //! - `a_thousand_enqueues_at_once_fill_a_queue_to_its_limit`
-//! - `batches_over_the_same_limited_queues_never_wait_for_each_other_for_ever`
+//! - `batches_over_the_same_limited_queues_never_deadlock`
 //! - `without_postgres_every_caller_of_a_limited_queue_is_answered_within_one_deadline`
 
 use std::{
@@ -35,38 +35,38 @@ use crate::{
     store::{Store, StoreError},
 };
 
-/// How long the limits themselves are believed.
+/// How long the limits that were read hold.
 const LIMITS_LAST: Duration = Duration::from_secs(1);
-/// How long a count is.
+/// How long a count holds.
 const COUNT_LASTS: Duration = Duration::from_secs(1);
-/// How long a queue is believed to be full.
+/// How long a queue counts as full.
 const FULL_LASTS: Duration = Duration::from_millis(100);
-/// How long to wait for those on their way before the next count.
+/// How long to wait for the jobs on their way before the next count.
 const LANDED_WITHIN: Duration = Duration::from_millis(20);
-/// How long to wait for them in all. What has not landed by then may wait for somebody's transaction.
+/// How long to wait for them in all. A job that has not landed by then may wait for another transaction.
 const LANDED_MAX: Duration = Duration::from_millis(500);
-/// How long a failed count is: its error answers every caller who waited for it, and those who come just after.
+/// How long a failed count holds: its error answers the callers that waited for it, and those that come just after.
 const FAILURE_LASTS: Duration = Duration::from_millis(100);
-/// What part of the room one count lets through.
+/// One count lets through this part of the room: a tenth.
 const PART: u64 = 10;
 
-/// What is known of a queue with a limit.
+/// A count of a queue with a limit.
 #[derive(Debug, Clone, Copy)]
 struct Counted {
     queued: u64,
     /// How many more jobs this count lets through.
     left: u64,
-    /// So many at once were too many.
+    /// The number of jobs that did not fit.
     too_many: Option<u64>,
     at: Instant,
 }
 
-/// What a count means for so many new jobs.
+/// A count's answer to new jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Answer {
     Admitted,
     Full { queued: u64 },
-    CountAnew,
+    CountAgain,
 }
 
 impl Counted {
@@ -84,7 +84,7 @@ impl Counted {
             return Answer::Admitted;
         }
         let is_full = self.too_many.is_some_and(|too_many| jobs >= too_many) && age < FULL_LASTS;
-        if is_full { Answer::Full { queued: self.queued } } else { Answer::CountAnew }
+        if is_full { Answer::Full { queued: self.queued } } else { Answer::CountAgain }
     }
 }
 
@@ -95,27 +95,27 @@ struct Known {
     queues: HashMap<String, Arc<OfQueue>>,
 }
 
-/// What is known of a queue with a limit.
+/// One process's view of a queue with a limit.
 #[derive(Debug, Default)]
 struct OfQueue {
-    /// Held while it is counted: whoever comes meanwhile goes by that count.
+    /// Held during a count: the callers that come meanwhile use its result.
     counted: tokio::sync::Mutex<LastCount>,
-    /// Let through, and not inserted yet: no count need have seen them.
+    /// Jobs that were admitted, and are not inserted yet: a count may not have seen them.
     on_their_way: AtomicU64,
-    /// Told of each that no longer is on its way.
+    /// Notified whenever jobs have landed: their rows exist, or never will.
     landed: Notify,
 }
 
-/// What came of the last count.
+/// The result of the last count.
 #[derive(Debug, Default)]
 struct LastCount {
     counted: Option<Counted>,
     failed: Option<(Instant, StoreError)>,
 }
 
-/// Jobs that were let through. Dropped when their rows are there, or will not be.
+/// Admitted jobs. Dropped when their rows exist, or never will.
 #[derive(Debug, Default)]
-#[must_use = "it counts until it is dropped"]
+#[must_use = "the jobs are on their way until this is dropped"]
 pub(crate) struct Admitted(Option<(Arc<OfQueue>, u64)>);
 
 impl Drop for Admitted {
@@ -143,7 +143,7 @@ impl Limits {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether so many jobs may be enqueued, and notes that they are. Answers by `until`.
+    /// Admits this number of jobs, all or none, and notes that they are on their way. Answers by `until`.
     pub(crate) async fn admit(
         &self,
         queue: &str,
@@ -158,17 +158,17 @@ impl Limits {
         let of = self.known().queues.entry(queue.to_owned()).or_default().clone();
         let mut last = self.in_time(until, async { Ok(of.counted.lock().await) }).await?;
         let mut answer =
-            last.counted.as_mut().map_or(Answer::CountAnew, |counted| counted.admit(jobs, Instant::now()));
-        // Postgres was asked while this caller waited; each of many would wait as long again.
-        if answer == Answer::CountAnew
+            last.counted.as_mut().map_or(Answer::CountAgain, |counted| counted.admit(jobs, Instant::now()));
+        // A count failed while this caller waited; each of many callers would wait as long again.
+        if answer == Answer::CountAgain
             && let Some((failed_at, error)) = &last.failed
             && (*failed_at >= came_at || failed_at.elapsed() < FAILURE_LASTS)
         {
             return Err(error.clone().into());
         }
         let landed_by = until.min(Instant::now() + LANDED_MAX);
-        while answer == Answer::CountAnew {
-            // Before the count: what is inserted meanwhile is counted twice rather than not at all.
+        while answer == Answer::CountAgain {
+            // Read before the count: jobs that are inserted meanwhile count twice rather than not at all.
             let on_their_way = of.on_their_way.load(Ordering::Acquire);
             let counted = self.in_time(until, self.store.count_queued(queue, limit.saturating_add(1))).await;
             let queued = match counted {
@@ -181,13 +181,13 @@ impl Limits {
             let taken = queued.saturating_add(on_their_way);
             let may_fit = taken.saturating_add(jobs) > limit && queued.saturating_add(jobs) <= limit;
             if may_fit && Instant::now() < landed_by {
-                // There may be room, once it is known which of those on their way were counted.
+                // There may be room: the count may have seen some of the jobs on their way.
                 drop(timeout(LANDED_WITHIN, of.landed.notified()).await);
                 continue;
             }
             let mut new = Counted::new(taken, limit, jobs, Instant::now());
             answer = match new.admit(jobs, new.at) {
-                Answer::CountAnew => Answer::Full { queued },
+                Answer::CountAgain => Answer::Full { queued },
                 answer => answer,
             };
             *last = LastCount { counted: Some(new), failed: None };
@@ -198,7 +198,7 @@ impl Limits {
                 drop(last);
                 Ok(Admitted(Some((of, jobs))))
             }
-            Answer::Full { .. } | Answer::CountAnew => {
+            Answer::Full { .. } | Answer::CountAgain => {
                 let queued = last.counted.map_or(limit, |counted| counted.queued);
                 metrics::refused_enqueue(queue, jobs);
                 Err(EnqueueError::QueueFull { queue: queue.to_owned(), jobs, queued, max_queued: limit })
@@ -206,7 +206,7 @@ impl Limits {
         }
     }
 
-    /// A part of what one call asks. All of them have one deadline.
+    /// Runs a part of one call. All parts share one deadline.
     async fn in_time<T>(
         &self,
         until: Instant,
@@ -224,15 +224,15 @@ impl Limits {
             if is_new {
                 return Ok(known.limits.get(queue).copied());
             }
-            // Whoever comes first asks; with the first answer there, the others go by what was known.
+            // The first caller asks; once there was an answer, the others use it meanwhile.
             if known.read_at.is_some() {
                 known.read_at = Some(now);
             }
         }
         let limits = match self.store.queue_limits().await {
-            // No right to read them: then there are none for this producer.
+            // Without the right to read limits, this producer has none.
             Err(StoreError::Refused(error)) => {
-                tracing::debug!(%error, "limits of queues cannot be read");
+                tracing::debug!(%error, "the limits of queues were not read; this producer enqueues without limits");
                 HashMap::new()
             }
             limits => limits?.into_iter().collect(),

@@ -1,9 +1,9 @@
 //! Insert: the row first, then the message.
 //!
-//! Once the rows are committed their first messages are sent, and the caller has its answer, NATS away or not. If
-//! that fails, or the process dies in between, the relay of any worker publishes.
+//! Once the rows are committed, their first messages are sent and the caller has its answer, even while NATS is away.
+//! If sending fails, or the process dies in between, the relay of any worker publishes.
 //!
-//! Not here: what users write to get here (`enqueue`).
+//! Not here: the calls that producers make (`client::enqueue`).
 
 use std::{
     collections::{HashMap, HashSet},
@@ -22,11 +22,11 @@ use crate::{
     store::{NewJob, PublishedBy, Store, StoreError},
 };
 
-/// A job was not enqueued.
+/// Why a job was not enqueued.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum EnqueueError {
-    /// The queue's or the kind's name.
+    /// The name of the queue or the kind is invalid.
     #[error(transparent)]
     Name(#[from] NameError),
     /// The payload is not JSON that Postgres can hold.
@@ -38,24 +38,24 @@ pub enum EnqueueError {
          store it elsewhere and enqueue a reference, or raise TENURE_PAYLOAD_BYTES_MAX"
     )]
     TooLarge {
-        /// Its size.
+        /// The payload's size.
         bytes: usize,
         /// The limit.
         bytes_max: usize,
     },
     /// The queue takes no more jobs for now. Nothing was enqueued; try again later, or slow down.
     #[error(
-        "queue {queue:?} is full: {queued} jobs wait, and with {jobs} more there would be more than {max_queued}; {}",
+        "queue {queue:?} is full: {queued} jobs wait, and {jobs} more would exceed its limit of {max_queued}; {}",
         advice(*jobs, *max_queued)
     )]
     QueueFull {
-        /// Which.
+        /// The queue.
         queue: String,
-        /// How many were to be enqueued, all or none.
+        /// How many jobs were to be enqueued, all or none.
         jobs: u64,
-        /// How many jobs were found waiting in it.
+        /// How many jobs wait in the queue.
         queued: u64,
-        /// How many may.
+        /// How many jobs may wait in it.
         max_queued: u64,
     },
     /// A transaction that has not ended is about to take the unique key. Nothing was enqueued. Try again: once that
@@ -73,17 +73,17 @@ pub enum EnqueueError {
         /// How many other keys the call had: of several, Postgres does not say which is busy.
         others: usize,
     },
-    /// Another option.
+    /// Another option is invalid.
     #[error("{what} is {value}, but must be {expected}")]
     Option {
-        /// Which one.
+        /// The option's name.
         what: &'static str,
-        /// What was given.
+        /// The given value.
         value: String,
-        /// What may be given.
+        /// The values that it may have.
         expected: &'static str,
     },
-    /// Postgres gave no answer. With a unique key, try again; without one the job may exist already.
+    /// Postgres did not answer, or refused. With a unique key, try again; without one the job may exist already.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The key's holder cannot be seen from this transaction's snapshot. Roll back and try again.
@@ -114,7 +114,7 @@ pub(crate) enum Created {
     HeldBy(JobId),
 }
 
-/// How long a batch waits for transactions that are about to take one of its keys, and how long a part of it.
+/// How long a batch, and a part of one, waits for transactions that are about to take one of its keys.
 const PATIENCE: Duration = Duration::from_millis(100);
 const PATIENCE_OF_A_PART: Duration = Duration::from_millis(20);
 /// How long a part waits once its batch has taken longer than [`NO_PATIENCE_AFTER`].
@@ -124,7 +124,7 @@ const NO_PATIENCE_AFTER: Duration = Duration::from_millis(500);
 /// How long a caller waits for such a transaction.
 pub(crate) const BUSY_AFTER: Duration = Duration::from_secs(1);
 
-/// Inserts of single jobs, committed together. `None` publishes nothing: the jobs have their messages.
+/// Commits inserts of single jobs together. `None` publishes nothing: the jobs have their messages.
 pub(crate) fn batcher(
     store: Store,
     publications: Option<Publications>,
@@ -136,7 +136,7 @@ pub(crate) fn batcher(
     })
 }
 
-/// Inserts jobs that have nothing to do with one another: what hinders one is its own answer only.
+/// Inserts jobs that are independent of one another: an error of one job is the answer of that job alone.
 async fn insert_each(
     store: &Store,
     publications: Option<&Publications>,
@@ -148,14 +148,14 @@ async fn insert_each(
     let mut busy: Option<(String, String)> = None;
     let mut patience = PATIENCE;
     while let Some(mut part) = rest.pop() {
-        // Many callers with one key, which one statement has waited for: none of them waits again.
+        // One statement has waited for this key: of many callers with it, none waits again.
         if busy.is_some() && part.iter().all(|job| job.key == busy) {
             answers.extend(part.iter().map(|job| Err(key_busy(std::slice::from_ref(job)))));
             continue;
         }
         match insert(store, publications, &mut part, patience).await {
             Ok(created) => answers.extend(created),
-            // One of them cannot be stored, or waits for somebody; the others must not suffer for it.
+            // One job cannot be stored, or waits for a transaction; the others must not suffer for it.
             Err(error) if part.len() > 1 && may_be_of_one(&error) => {
                 let is_late = began_at.elapsed() > NO_PATIENCE_AFTER;
                 patience = if is_late { NO_PATIENCE } else { PATIENCE_OF_A_PART };
@@ -180,7 +180,7 @@ fn may_be_of_one(error: &EnqueueError) -> bool {
     }
 }
 
-/// The error of jobs of which one has a key that somebody's transaction is about to take.
+/// Returns the error for jobs of which one has a key that another transaction is about to take.
 fn key_busy(jobs: &[NewJob]) -> EnqueueError {
     let mut keys = jobs.iter().filter_map(|job| job.key.as_ref());
     let (queue, key) = keys.next().cloned().unwrap_or_default();
@@ -188,14 +188,14 @@ fn key_busy(jobs: &[NewJob]) -> EnqueueError {
     EnqueueError::KeyBusy { queue, key, others }
 }
 
-/// How many callers wait at once for keys that somebody's transaction is about to take: each has a
+/// How many callers wait at once for keys that another transaction is about to take: each holds a
 /// connection, and tenure's other work needs some, too.
 static WAITING: Semaphore = Semaphore::const_new(2);
 
 /// Inserts jobs, all or none, and waits until `busy_at` for transactions that are about to take one of their keys.
 /// `busy` is the answer of a batch that has waited for them already.
 ///
-/// Cancel safe: it goes on in a task.
+/// Cancel safe: the insert goes on in a task.
 pub(crate) async fn insert_patiently(
     store: &Store,
     publications: &Publications,
@@ -236,7 +236,7 @@ pub(crate) async fn insert(
             let room = publications.room(jobs.len()).await;
             if room.is_none() {
                 for job in jobs.iter_mut() {
-                    job.told = PublishedBy::Relay;
+                    job.published_by = PublishedBy::Relay;
                 }
             }
             room.map(|room| (publications, room))
@@ -271,7 +271,7 @@ pub(crate) async fn insert(
             if created.iter().any(Result::is_err)
                 && let Err(error) = insert_again(store, jobs, &mut created, patience).await
             {
-                // The others are there, and stay.
+                // The other jobs are committed, and stay.
                 for failed in created.iter_mut().filter(|created| created.is_err()) {
                     *failed = Err(error.clone());
                 }
@@ -296,8 +296,8 @@ fn note_enqueued(jobs: &[NewJob], new: &HashMap<JobId, bool>) {
     }
 }
 
-/// Jobs whose key was taken, but had no holder when the holder was asked for: retention has removed it in between. They
-/// are inserted once more; the relay publishes them.
+/// Inserts once more the jobs whose key was held, but whose holder was gone when it was looked for: retention has
+/// removed it in between. The relay publishes them.
 async fn insert_again(
     store: &Store,
     jobs: &[NewJob],
@@ -306,9 +306,10 @@ async fn insert_again(
 ) -> Result<(), EnqueueError> {
     let (mut places, mut again) = (Vec::new(), Vec::new());
     for (at, job) in jobs.iter().enumerate().filter(|(at, _)| created[*at].is_err()) {
-        let told = if job.told == PublishedBy::Sender { PublishedBy::Sender } else { PublishedBy::Relay };
+        let published_by =
+            if job.published_by == PublishedBy::Sender { PublishedBy::Sender } else { PublishedBy::Relay };
         places.push(at);
-        again.push(NewJob { told, ..job.clone() });
+        again.push(NewJob { published_by, ..job.clone() });
     }
     let new = store.enqueue(&again, patience).await?;
     note_enqueued(&again, &new);
@@ -319,17 +320,17 @@ async fn insert_again(
     Ok(())
 }
 
-/// The first messages of those jobs that exist now, and are due.
+/// Returns the first messages of the jobs that are new and due.
 fn first_tickets(jobs: &[NewJob], new: &HashMap<JobId, bool>) -> Vec<Ticket> {
     let has_message = |job: &&NewJob| new.get(&job.id).is_some_and(|has_message| *has_message);
     jobs.iter().filter(has_message).map(first_ticket).collect()
 }
 
-/// The first messages of jobs that may turn out to be new, and due.
+/// Prepares the first messages of the jobs that may turn out to be new and due.
 fn prepared(jobs: &[NewJob], publications: &Publications) -> Vec<Prepared> {
     // The database rounds a delay below a microsecond to zero: such a job is due at once.
     let is_soon = |job: &NewJob| job.delay.is_none_or(|delay| delay < Duration::from_secs(1));
-    let may_be_due = |job: &&NewJob| job.told == PublishedBy::Caller && is_soon(job);
+    let may_be_due = |job: &&NewJob| job.published_by == PublishedBy::Caller && is_soon(job);
     jobs.iter().filter(may_be_due).map(|job| publications.prepare(&first_ticket(job))).collect()
 }
 
@@ -344,13 +345,13 @@ fn first_ticket(job: &NewJob) -> Ticket {
     }
 }
 
-/// The keys of the jobs that were not created.
+/// Returns the keys of the jobs that were not created.
 fn keys_of_others(jobs: &[NewJob], new: &HashMap<JobId, bool>) -> Vec<(String, String)> {
     let others = jobs.iter().filter(|job| !new.contains_key(&job.id));
     others.filter_map(|job| job.key.clone()).collect()
 }
 
-/// What became of each job; `holders` answers those that are not new, in order.
+/// Returns each job's answer; `holders` has those of the jobs that are not new, in order.
 fn created(
     jobs: &[NewJob],
     new: &HashMap<JobId, bool>,
@@ -368,8 +369,8 @@ fn created(
         .collect()
 }
 
-/// [`insert`] inside the user's transaction. Returns the first messages as well: they are to be published once that
-/// is committed.
+/// Inserts as [`insert`] does, inside the user's transaction. Also returns the first messages, to be published once
+/// that is committed.
 pub(crate) async fn insert_in(
     connection: &mut sqlx::PgConnection,
     jobs: &[NewJob],

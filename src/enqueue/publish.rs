@@ -5,10 +5,10 @@
 //!              └────► confirmed, or handed to the relay      a task, in the order of the commits
 //! ```
 //!
-//! A process may end, or be frozen, right after `enqueue` has returned: its messages are with the kernel by then,
-//! and need it no longer. What the stream makes of them is noted by a task. While NATS is away the task keeps the
-//! messages, and sends them once NATS is back. At most [`WAITING_MAX`] messages wait for their confirmation: a
-//! producer that is faster than the stream waits a little, and its jobs are then left to the relay.
+//! A process may end or freeze right after `enqueue` has returned: by then the kernel has its messages, and sends
+//! them without it. A task notes the stream's confirmations. While NATS is away the task keeps the messages, and
+//! sends them once NATS is back. At most [`WAITING_MAX`] messages wait for their confirmation: a producer that is
+//! faster than the stream waits a little, and then leaves its jobs to the relay.
 //!
 //! No job depends on any of this: the relay of any worker finds the rows whose messages were lost.
 //!
@@ -16,7 +16,7 @@
 //!
 //! - `a_process_that_ends_right_after_enqueue_leaves_its_messages_with_the_kernel`
 //! - `a_fresh_process_leaves_no_row_to_the_relay`
-//! - `what_is_enqueued_before_nats_is_there_is_published_by_its_own_process`
+//! - `jobs_enqueued_before_nats_is_there_are_published_by_their_own_process`
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -49,53 +49,53 @@ use crate::{
     store::Store,
 };
 
-/// The most messages that wait to be sent and confirmed. Their rows are committed already. A group counts for a
-/// quarter of them at most.
+/// The most messages that wait to be sent and confirmed. Their rows are committed already. A group takes at
+/// most a quarter of this room.
 const WAITING_MAX: usize = 16_384;
 /// How long a producer waits for room, once: a stream that confirms nothing must not hold up every call.
 const ROOM_WITHIN: Duration = Duration::from_secs(1);
-/// For how long nothing is sent after the stream was silent about a message.
+/// How long sending pauses after the stream was silent about a message.
 const GIVES_UP_FOR: Duration = Duration::from_secs(1);
 /// The most jobs handed to the relay by one statement.
 const FAILED_MAX: usize = 500;
-/// How long what has failed waits for more of it.
+/// How long a failed message waits for others, to be handed over with them.
 const HANDED_OVER_WITHIN: Duration = Duration::from_millis(100);
 
 /// Room for a group, and the sign that it is under way.
-struct Held {
+struct InFlight {
     _room: Room,
     _token: TaskTrackerToken,
 }
 
 /// Room for the messages of one insert.
-pub(crate) struct Room(#[expect(dead_code, reason = "given back when dropped")] OwnedSemaphorePermit);
+pub(crate) struct Room(#[expect(dead_code, reason = "dropping it frees the room")] OwnedSemaphorePermit);
 
-/// What a producer hands to the task.
+/// A producer's message to the task.
 enum Handed {
-    /// What could not be sent of a group: later, once there is a connection.
+    /// The unsent messages of a group: the task sends them once there is a connection.
     Unsent(Unsent),
-    /// One of a group that was not sent, and will not be.
+    /// A message of a group that was not sent, and will not be.
     Failed(Confirmation),
-    /// A group after a time without any: the task is to look after deadlines again.
+    /// A group has come after a time without any: the task must watch deadlines again.
     First,
 }
 
 /// The messages of one insert.
 struct Group {
-    /// By their places; those that are confirmed, or have failed, are gone.
+    /// By place; `None` once the message is confirmed or has failed.
     jobs: Vec<Option<JobId>>,
     left: usize,
     confirmed: usize,
     failed: Vec<JobId>,
-    /// Why, of the last of these.
+    /// Why the last of these failed.
     error: Option<QueueError>,
-    held: Held,
-    /// What is sent is confirmed by then, or has failed.
+    held: InFlight,
+    /// A sent message that is not confirmed by then has failed.
     until: Instant,
 }
 
 /// Groups under way. A producer adds its group before it sends it, and wakes only the client's task, by sending: the
-/// publisher wakes up when the confirmations come. To wake both tasks at once takes another thread, and costs more than
+/// publisher wakes up when the confirmations come. Waking both tasks at once takes another thread, and costs more than
 /// the message.
 #[derive(Clone, Default)]
 struct Groups(Arc<Mutex<UnderWay>>);
@@ -104,9 +104,9 @@ struct Groups(Arc<Mutex<UnderWay>>);
 struct UnderWay {
     next: u64,
     groups: HashMap<u64, Group>,
-    /// By when each group was to be confirmed when it was added. One that was sent later has more time.
+    /// When each group was to be confirmed when it was added. A group that was sent later has more time.
     deadlines: VecDeque<(Instant, u64)>,
-    /// The task looks after deadlines.
+    /// The task watches deadlines.
     is_watched: bool,
     /// The task has ended: nothing is confirmed any more.
     is_over: bool,
@@ -117,7 +117,7 @@ impl Groups {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a group. Returns its number, and whether the task must be told. `None`: the task has ended.
+    /// Adds a group. Returns its number, and whether to wake the task. `None`: the task has ended.
     fn add(&self, group: Group) -> Option<(u64, bool)> {
         let mut under_way = self.lock();
         if under_way.is_over {
@@ -134,10 +134,10 @@ impl Groups {
 /// Messages of a group that wait for a connection.
 struct Unsent {
     group: u64,
-    /// Of the first of them.
+    /// The place of the first message.
     place: usize,
     messages: vec::IntoIter<Prepared>,
-    /// The task keeps them until then while NATS is away.
+    /// How long the task keeps them while NATS is away.
     until: Instant,
 }
 
@@ -158,8 +158,8 @@ pub(crate) struct Publications {
     publish_within: Duration,
 }
 
-/// Until when nothing is sent, because the stream was silent about a message: each of the next ones would wait as
-/// long in vain.
+/// Until when sending pauses because the stream was silent about a message: each of the next ones would wait as long
+/// in vain.
 #[derive(Clone, Default)]
 struct GivesUp(Arc<Mutex<Option<Instant>>>);
 
@@ -181,14 +181,14 @@ impl GivesUp {
     }
 }
 
-/// What is under way, by when it began: a caller that waits for all of it does not wait for what begins later.
+/// The work under way, by when it began: a caller that waits for all of it does not wait for work that begins later.
 #[derive(Clone, Default)]
 struct Pending(Arc<Mutex<Trackers>>);
 
 #[derive(Default)]
 struct Trackers {
     now: TaskTracker,
-    /// Closed; somebody waits for them.
+    /// Closed; callers wait for them.
     before: Vec<TaskTracker>,
 }
 
@@ -217,7 +217,7 @@ impl Pending {
 }
 
 impl Publications {
-    /// Starts the task. It ends when the last of these is dropped.
+    /// Starts the task. It ends when the last handle is dropped.
     ///
     /// # Errors
     ///
@@ -233,7 +233,7 @@ impl Publications {
         Ok(publications)
     }
 
-    /// The publisher that the task runs, and what it listens to.
+    /// Builds the publisher that the task runs, and the channels that it reads.
     async fn with_publisher(
         store: Store,
         queue: Queue,
@@ -272,12 +272,12 @@ impl Publications {
         Ok((publications, publisher, waiting, confirmations))
     }
 
-    /// The message of a ticket.
+    /// Makes the message of a ticket.
     pub(crate) fn prepare(&self, ticket: &Ticket) -> Prepared {
         self.queue.prepare(ticket)
     }
 
-    /// Room for the messages of `rows` rows that are about to be inserted. `None`: the relay must publish them.
+    /// Takes room for the messages of `rows` rows that are about to be inserted. `None`: the relay must publish them.
     pub(crate) async fn room(&self, rows: usize) -> Option<Room> {
         // One caller with very many rows leaves room for others.
         let permits = u32::try_from(rows.min(WAITING_MAX / 4)).unwrap_or(u32::MAX);
@@ -290,7 +290,7 @@ impl Publications {
         if self.stalled.swap(room.is_err(), Ordering::AcqRel) != room.is_err() {
             tracing::warn!(
                 stalled = room.is_err(),
-                "the stream confirms too slowly; the relay publishes what is enqueued meanwhile"
+                "the stream confirms too slowly; the relay publishes new jobs meanwhile"
             );
         }
         room.ok()?.ok().map(Room)
@@ -298,13 +298,13 @@ impl Publications {
 
     /// Sends the messages of rows that are committed. [`Publications::written`] says when the kernel has them.
     ///
-    /// Cancel safe: the task sends what was not sent.
+    /// Cancel safe: the task sends the unsent messages.
     pub(crate) async fn publish(&self, messages: Vec<Prepared>, room: Room) {
         if messages.is_empty() {
             return;
         }
         let until = Instant::now() + self.publish_within;
-        let held = Held { _room: room, _token: self.pending.token() };
+        let held = InFlight { _room: room, _token: self.pending.token() };
         let jobs = messages.iter().map(|message| Some(message.job)).collect();
         let group =
             Group { left: messages.len(), jobs, confirmed: 0, failed: Vec::new(), error: None, held, until };
@@ -324,8 +324,8 @@ impl Publications {
         self.queue.note_sent();
     }
 
-    /// Waits until the kernel has every message that was sent so far: they go out whatever becomes of this process.
-    /// Not for long; not at all while NATS is away, or reads nothing.
+    /// Waits until the kernel has every message that was sent so far: it sends them even if this process dies. Does not
+    /// wait for long, and not at all while NATS is away or reads nothing.
     ///
     /// Cancel safe.
     pub(crate) async fn written(&self) {
@@ -337,7 +337,7 @@ impl Publications {
         }
     }
 
-    /// The server reads too slowly: until it has read what was sent, nobody waits for it.
+    /// Notes that the server reads too slowly: until it has caught up, no producer waits for it.
     fn note_unread(&self) {
         if self.unread.swap(true, Ordering::AcqRel) {
             return;
@@ -346,7 +346,7 @@ impl Publications {
             "NATS reads too slowly; enqueueing does not wait for the socket until it has caught up"
         );
         let (queue, unread) = (self.queue.clone(), Arc::downgrade(&self.unread));
-        panics::spawn_told("unread", async move {
+        panics::spawn_logged("unread", async move {
             while !queue.written().await && unread.strong_count() > 0 {}
             if let Some(unread) = unread.upgrade() {
                 unread.store(false, Ordering::Release);
@@ -354,22 +354,22 @@ impl Publications {
         });
     }
 
-    /// Has something done that [`Publications::wait`] waits for.
+    /// Spawns work that [`Publications::wait`] waits for.
     pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         let token = self.pending.token();
-        panics::spawn_told("publications", async move {
+        panics::spawn_logged("publications", async move {
             work.await;
             drop(token);
         });
     }
 
-    /// Waits until everything so far is confirmed, or left to the relay.
+    /// Waits until every message so far is confirmed, or left to the relay.
     pub(crate) async fn wait(&self) {
         self.pending.wait().await;
     }
 }
 
-/// A group that is being sent. Dropped, it hands what was not sent to the task.
+/// A group that is being sent. Dropping it hands the unsent messages to the task.
 struct Sending<'p> {
     unsent: Option<Unsent>,
     /// Group and place of the message that the client is taking.
@@ -396,7 +396,7 @@ impl Sending<'_> {
 impl Drop for Sending<'_> {
     fn drop(&mut self) {
         if let Some((group, place)) = self.in_hand {
-            // Sent or not: the relay's message is another dispatch.
+            // It may have been sent: the relay's message is another dispatch.
             let said = Err(QueueError::Unavailable("the client takes no messages".into()));
             drop(self.handed.send(Handed::Failed(Confirmation { group, place, said })));
         }
@@ -413,14 +413,14 @@ struct Publisher {
     publish_within: Duration,
     gives_up: GivesUp,
     groups: Groups,
-    /// Waiting for a connection.
+    /// Messages that wait for a connection.
     unsent: VecDeque<Unsent>,
     failed: Vec<JobId>,
-    /// Of their groups.
-    of_failed: Vec<Held>,
+    /// The room of their groups.
+    of_failed: Vec<InFlight>,
     /// When the first of them failed.
     failed_at: Option<Instant>,
-    /// When the stream has confirmed something last.
+    /// When the stream last confirmed a message.
     heard_at: Option<Instant>,
 }
 
@@ -435,7 +435,7 @@ impl Drop for Publisher {
 }
 
 impl Publisher {
-    /// After a panic it goes on with what it has.
+    /// Goes on after a panic, with the groups that it has.
     async fn run_on(
         mut self,
         mut waiting: mpsc::UnboundedReceiver<Handed>,
@@ -459,7 +459,7 @@ impl Publisher {
         confirmations: &mut Confirmations,
     ) {
         let mut is_open = true;
-        // Set anew when it has gone off, not with each group: a timer costs more than a message.
+        // Set again when it has gone off, not with each group: a timer costs more than a message.
         let mut alarm = std::pin::pin!(sleep(Duration::ZERO));
         let mut is_set = true;
         while is_open || !self.groups.lock().groups.is_empty() {
@@ -473,7 +473,7 @@ impl Publisher {
                     Some(Handed::Unsent(unsent)) => self.unsent.push_back(unsent),
                     Some(Handed::Failed(failed)) => self.note(failed),
                     Some(Handed::First) => {}
-                    // The last producer has gone; the task still finishes what it was handed.
+                    // The last producer has gone; the task still finishes the groups that it has.
                     None => is_open = false,
                 },
                 () = &mut alarm, if is_set => {
@@ -491,7 +491,7 @@ impl Publisher {
         }
     }
 
-    /// When to look after deadlines next. `None`: a producer says when there is one.
+    /// Returns the next deadline. `None`: a producer wakes the task when there is one.
     fn next_deadline(&self) -> Option<Instant> {
         let mut under_way = self.groups.lock();
         let next = under_way.deadlines.front().map(|(until, _)| *until);
@@ -499,8 +499,8 @@ impl Publisher {
         next
     }
 
-    /// Sends the messages that have waited longest. What has waited too long for a connection has failed, and so has
-    /// what comes while the stream is silent.
+    /// Sends the messages that have waited longest. Messages that have waited too long for a connection fail, and so do
+    /// those that come while the stream is silent.
     async fn send_first(&mut self) {
         let Some(Unsent { group, place, messages, .. }) = self.unsent.pop_front() else { return };
         let until = Instant::now() + self.publish_within;
@@ -534,7 +534,7 @@ impl Publisher {
         self.queue.note_sent();
     }
 
-    /// Notes what became of a message.
+    /// Notes that a message was confirmed, or has failed.
     fn note(&mut self, Confirmation { group: number, place, said }: Confirmation) {
         let is_confirmed = said.is_ok();
         let ended = {
@@ -563,14 +563,14 @@ impl Publisher {
         fault::end_by_panic("publisher");
     }
 
-    /// What the stream has not confirmed in time has failed.
+    /// Ends the groups with messages that the stream has not confirmed in time: these have failed.
     fn end_late(&mut self) {
         let now = Instant::now();
         let mut late = Vec::new();
         {
             let UnderWay { groups, deadlines, .. } = &mut *self.groups.lock();
             while let Some(&(until, number)) = deadlines.front() {
-                // One of another deadline was sent later, and is on the list once more.
+                // A group with another deadline was sent later, and is on the list once more.
                 let is_under_way = groups.get(&number).is_some_and(|group| group.until == until);
                 if is_under_way && until > now {
                     break;
@@ -583,7 +583,7 @@ impl Publisher {
             }
         }
         for mut group in late {
-            // A connection that broke in between has taken confirmations with it; the stream is not silent for that.
+            // A connection that broke in between took confirmations with it: then the stream was not silent.
             if self.heard_at.is_none_or(|heard_at| heard_at + self.publish_within < group.until) {
                 self.gives_up.begin();
             }
@@ -593,7 +593,7 @@ impl Publisher {
         }
     }
 
-    /// Nothing is left to come of this group.
+    /// Ends a group: each of its messages is confirmed, or has failed.
     fn end(&mut self, group: Group) {
         metrics::published(group.confirmed);
         if let Some(error) = group.error {
@@ -614,7 +614,7 @@ impl Publisher {
         }
     }
 
-    /// Leaves what has failed to the relay.
+    /// Leaves the failed messages to the relay.
     fn hand_over(&mut self) {
         self.failed_at = None;
         if self.failed.is_empty() {
@@ -622,12 +622,12 @@ impl Publisher {
         }
         let (store, failed) = (self.store.clone(), std::mem::take(&mut self.failed));
         let held = std::mem::take(&mut self.of_failed);
-        panics::spawn_told("hand over", async move {
+        panics::spawn_logged("hand over", async move {
             // The first dispatch: a relay may have been faster, and published a later one.
             let failed: Vec<_> = failed.into_iter().map(|job| (job, 1)).collect();
             for failed in failed.chunks(FAILED_MAX) {
                 if let Err(error) = store.unpublished(failed, Duration::ZERO).await {
-                    tracing::warn!(%error, "the relay will find these jobs by itself, which takes longer");
+                    tracing::warn!(%error, "the jobs were not handed to the relay; it will find them by itself, later");
                 }
             }
             drop(held);

@@ -1,9 +1,9 @@
 //! Uncommitted: jobs that were enqueued in a user's transaction, published once it commits.
 //!
-//! Nobody tells tenure of that commit. So the producer's process looks for its own rows, all of them in one
+//! Postgres does not announce that commit. So the producer's process looks for its own rows, all of them in one
 //! statement: after a millisecond, and then the less often the longer a transaction lasts. A row that is visible is
-//! committed, and its message goes out. A transaction that is rolled back, lasts longer than [`GIVES_UP_AFTER`], or
-//! whose process dies, is the relay's: it finds a committed row that has no message.
+//! committed, and the process publishes it. If a transaction lasts longer than [`GIVES_UP_AFTER`], or the process
+//! dies, the relay finds the committed row that has no message.
 //!
 //! Invariants, each held by the test of that name:
 //!
@@ -23,22 +23,22 @@ use crate::{
     enqueue::publish::Publications, job::JobId, nats::Ticket, observe::panics::Panics, store::Store,
 };
 
-/// When a job is first looked for.
+/// When the first look comes.
 const FIRST_LOOK: Duration = Duration::from_millis(1);
-/// A look comes after this part of the transaction's age so far: the job waits that much longer than it has.
+/// A look comes after this part of the transaction's age: the job waits at most that much longer.
 const PART_OF_AGE: u32 = 4;
-/// But no later than this, by how long a publication may take: before the relay takes a committed job without a message
-/// for one whose message was lost, after a fifth of that time.
+/// But no later than this: after a fifth of `publish_within` the relay takes a committed job without a message for one
+/// whose message was lost.
 fn looks_at_least_every(publish_within: Duration) -> Duration {
     (publish_within * 3 / 20).max(FIRST_LOOK)
 }
-/// The database is busy with looks for this part of the time at most.
+/// Looks keep the database busy for at most this part of the time.
 const PART_OF_TIME: u32 = 4;
-/// The longest rest after looks: one that hung says nothing of the next.
+/// The longest rest after looks: a look that hung says nothing about the next.
 const RESTS_AT_MOST: Duration = Duration::from_secs(5);
-/// After this time the relay is left to find the job. One of a transaction that was rolled back is looked for as long.
+/// After this time the watcher leaves the job to the relay. Jobs of rolled-back transactions are looked for as long.
 const GIVES_UP_AFTER: Duration = Duration::from_secs(60);
-/// The most jobs of one statement.
+/// The most jobs in one statement.
 const LOOKED_FOR_MAX: usize = 1_000;
 
 /// Jobs whose transactions have not been seen to commit. Cheap to clone.
@@ -46,9 +46,9 @@ const LOOKED_FOR_MAX: usize = 1_000;
 pub(crate) struct Uncommitted(mpsc::UnboundedSender<Asked>);
 
 enum Asked {
-    /// Looks for these.
+    /// Look for these jobs.
     Watch(Vec<Ticket>),
-    /// Looks for all of them now, and says when it has.
+    /// Look for all jobs now, then answer.
     Look(oneshot::Sender<()>),
 }
 
@@ -59,7 +59,7 @@ struct Waiting {
 }
 
 impl Uncommitted {
-    /// Starts the task. It ends when the last of these is dropped, and nothing is waited for any more.
+    /// Starts the task. It ends when the last handle is dropped, and no job waits any more.
     pub(crate) fn start(store: Store, publications: Publications, publish_within: Duration) -> Self {
         let (asked, requests) = mpsc::unbounded_channel();
         let watcher = Watcher {
@@ -81,7 +81,7 @@ impl Uncommitted {
         }
     }
 
-    /// Looks now: a transaction has just been committed. Returns when the messages of the committed jobs are sent.
+    /// Looks now, because a transaction was just committed. Returns when the messages of the committed jobs are sent.
     pub(crate) async fn look(&self) {
         let (looked, answer) = oneshot::channel();
         if self.0.send(Asked::Look(looked)).is_ok() {
@@ -90,7 +90,7 @@ impl Uncommitted {
     }
 }
 
-/// How long after a look the next one comes, for a job of this age.
+/// Returns the time from one look to the next, for a job of this age.
 fn next_look(age: Duration, longest: Duration) -> Duration {
     (age / PART_OF_AGE).clamp(FIRST_LOOK, longest)
 }
@@ -104,7 +104,7 @@ struct Watcher {
 }
 
 impl Watcher {
-    /// After a panic it goes on with what it has.
+    /// Goes on after a panic, with the jobs that it has.
     async fn run_on(mut self, mut requests: mpsc::UnboundedReceiver<Asked>) {
         let mut panics = Panics::new("uncommitted");
         while let Err(panic) = AssertUnwindSafe(self.run(&mut requests)).catch_unwind().await {
@@ -122,7 +122,7 @@ impl Watcher {
                     self.look_for_due().await;
                     continue;
                 }
-                // One that tenure made: of a handler's transaction, say.
+                // tenure itself has committed a transaction, such as a handler's.
                 () = self.store.commit(), if next.is_some() => {
                     sleep_until(self.rests_until).await;
                     self.look_for(self.waiting.keys().copied().collect()).await;
@@ -132,7 +132,7 @@ impl Watcher {
             };
             let Some(request) = request else { continue };
             self.take(request).await;
-            // All that have come: the next look is searched for once.
+            // Takes all requests that have come, to search for the next look once.
             while let Ok(request) = requests.try_recv() {
                 self.take(request).await;
             }
@@ -156,7 +156,7 @@ impl Watcher {
     }
 
     async fn look_for_due(&mut self) {
-        // Together with those that would be due soon, for their age: a thousand transactions fall into step.
+        // Takes along the jobs that would be due soon for their age: a thousand transactions fall into step.
         let now = Instant::now();
         let is_due = |waiting: &Waiting| {
             let soon = (next_look(now - waiting.since, self.looks_at_least_every) / 2).max(FIRST_LOOK);
@@ -171,9 +171,9 @@ impl Watcher {
         for some in jobs.chunks(LOOKED_FOR_MAX) {
             match self.store.visible(some).await {
                 Ok(visible) => self.publish(visible).await,
-                // Looked for again, as after a look that found nothing.
+                // The next look tries again, as after one that found nothing.
                 Err(error) => {
-                    tracing::debug!(%error, "jobs enqueued in transactions were not looked for");
+                    tracing::debug!(%error, "did not look for jobs of transactions; the next look will retry");
                     break;
                 }
             }
@@ -208,7 +208,7 @@ impl Watcher {
         }
         let jobs: Vec<_> = tickets.iter().map(|ticket| (ticket.job, ticket.dispatch)).collect();
         if let Err(error) = self.store.unpublished(&jobs, Duration::ZERO).await {
-            tracing::warn!(%error, "the relay will find these jobs by itself, which takes longer");
+            tracing::warn!(%error, "the jobs were not handed to the relay; it will find them by itself, later");
         }
     }
 }

@@ -20,7 +20,7 @@ pub struct Backoff {
     pub first: Duration,
     /// The longest wait, before jitter. Default 300 s.
     pub longest: Duration,
-    /// By how much a wait is stretched or shrunk at most, as a fraction of it. Default 0.25.
+    /// The most by which a wait is stretched or shrunk, as a fraction of it. Default 0.25.
     pub jitter: f64,
 }
 
@@ -29,16 +29,16 @@ impl Backoff {
     pub const DEFAULT: Self =
         Self { first: Duration::from_secs(5), longest: Duration::from_secs(300), jitter: 0.25 };
 
-    /// The wait after the given failed attempt (1 is the first), jitter included.
+    /// Returns the wait after the given failed attempt (1 is the first), jitter included.
     #[must_use]
     pub fn delay(&self, attempt: u32) -> Duration {
-        // What is no number is no jitter, and nothing waits for centuries.
+        // NaN is no jitter, and no job waits for centuries.
         let jitter = if self.jitter.is_nan() { 0.0 } else { self.jitter.clamp(0.0, 1.0) };
         let base = self.base(attempt).min(Duration::from_hours(24 * 365));
         base.mul_f64(rand::random_range(1.0 - jitter..=1.0 + jitter))
     }
 
-    /// The wait before jitter.
+    /// Returns the wait before jitter.
     fn base(&self, attempt: u32) -> Duration {
         let doublings = attempt.saturating_sub(1).min(31);
         self.first.checked_mul(1 << doublings).map_or(self.longest, |delay| delay.min(self.longest))

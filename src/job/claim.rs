@@ -1,8 +1,8 @@
 //! Claim: the gate between a delivery and a handler.
 //!
 //! JetStream may deliver one job twice, late, or to two workers at once. None of that matters here: a
-//! delivery is a hint that a job may be runnable. Who runs it is decided by one conditional UPDATE
-//! (`store/job/claim.sql`), and the row it touches is the proof.
+//! delivery is a hint that a job may be runnable. One conditional UPDATE (`store/job/claim.sql`) decides which
+//! worker runs it, and the row it touches is the proof.
 //!
 //! ```text
 //! deliver ──► claim ──► run ──► settle
@@ -19,17 +19,38 @@
 
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::job::JobId;
 
 /// The number of a claim. Every claim of a job gets a greater one; it is never reset.
 ///
-/// Pass it to whatever a handler writes outside Postgres, and let that side refuse lower ones
-/// (Kleppmann, *How to do distributed locking*, 2016).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, sqlx::Type)]
+/// Pass it along with every write outside Postgres, and let that side refuse lower ones
+/// (Kleppmann, *How to do distributed locking*, 2016). In JSON it is a number.
+///
+/// ```
+/// use tenure::FencingToken;
+///
+/// assert!(FencingToken(2) > 1);
+/// assert_eq!(serde_json::to_string(&FencingToken(2)).unwrap(), "2");
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, sqlx::Type)]
+#[serde(transparent)]
 #[sqlx(transparent)]
 pub struct FencingToken(pub i64);
+
+impl PartialEq<i64> for FencingToken {
+    fn eq(&self, number: &i64) -> bool {
+        self.0 == *number
+    }
+}
+
+impl PartialOrd<i64> for FencingToken {
+    fn partial_cmp(&self, number: &i64) -> Option<std::cmp::Ordering> {
+        self.0.partial_cmp(number)
+    }
+}
 
 impl std::fmt::Display for FencingToken {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -37,12 +58,12 @@ impl std::fmt::Display for FencingToken {
     }
 }
 
-/// What names one claim in every later write: the job, the token and the claimer's nonce.
+/// Names one claim in every later write: the job, the token and the claimer's nonce.
 ///
 /// The nonce is there because a token alone can be issued twice, by an old and a new primary after an
 /// asynchronous failover.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct ClaimKey {
+pub struct ClaimKey {
     pub(crate) job: JobId,
     pub(crate) token: FencingToken,
     pub(crate) claim: Uuid,
@@ -50,22 +71,22 @@ pub(crate) struct ClaimKey {
 
 /// Ownership of one job: the only ticket to its writes.
 #[derive(Debug, Clone)]
-pub(crate) struct Claim {
-    pub(crate) key: ClaimKey,
+pub struct Claim {
+    pub key: ClaimKey,
     pub(crate) queue: String,
     pub(crate) kind: String,
     pub(crate) payload: String,
     pub(crate) attempt: u32,
     pub(crate) max_attempts: u32,
-    /// How long it was due before it was claimed, by the database's clock.
+    /// The queue latency: how long the job was due before it was claimed, by the database's clock.
     pub(crate) waited: Duration,
-    /// Whether its last attempt was taken or given back.
+    /// Whether its last attempt was reset, taken over or released.
     pub(crate) after_reset: bool,
     pub(crate) checkpoint: Option<String>,
     pub(crate) trace_context: Option<String>,
     /// How often the job had been published when it was claimed.
     pub(crate) dispatch: i32,
-    /// When the claim was sent: its answer may have been long on its way, and staleness counts from before.
+    /// When the claim was sent: its answer may take long to arrive, and staleness counts from before.
     pub(crate) sent_at: Instant,
 }
 
@@ -76,95 +97,95 @@ pub(crate) enum Missed {
     Finished,
     /// A message of a later dispatch is known to be in the stream: this one has nothing to add.
     Superseded,
-    /// Owned by a worker that would be stale in this time, unless it writes.
+    /// Owned by a worker. The job becomes stale after `stale_in`, unless the worker writes.
     Held {
-        /// Who runs it.
+        /// The worker that runs it.
         owner: String,
-        /// Under which claim.
+        /// Its claim.
         claim: Uuid,
-        /// Under which token.
+        /// Its token.
         token: FencingToken,
-        /// How long until its silence makes it stale.
+        /// The time until its silence makes the job stale.
         stale_in: Duration,
     },
     /// Owned by a worker that was silent for longer than its job allows.
     Stale,
     /// Queued for later.
     NotDue {
-        /// How much later.
+        /// The time until it is due.
         due_in: Duration,
         /// Whether the relay knows, and will publish it then.
         relayed: bool,
     },
-    /// Runnable a moment ago, taken and given back since: ask again.
+    /// Runnable again: another worker claimed it and released it in between. Ask again.
     Free,
     /// Runnable, but its queue is paused.
     Paused,
-    /// Runnable, but as many jobs of its queue run as may.
+    /// Runnable, but its queue runs as many jobs as its limit allows.
     Full,
     /// The row is of another queue or kind than the message's subject: not published by tenure.
     Foreign,
-    /// No such row: purged, or published by someone who never wrote it, or not committed yet.
+    /// No such row: purged, or published without a row, or not committed yet.
     NoSuchRow,
     /// Another delivery of the job is being claimed in this process.
     Claiming,
-    /// An attempt that is over, or not this process's any more, still has its handler or its slot here.
+    /// An attempt that is over, or no longer this process's, still has its handler or its slot here.
     Ending,
     /// No handler here knows its kind.
     UnknownKind {
-        /// When another worker may.
+        /// When another worker may try.
         again_in: Duration,
     },
-    /// A submission whose key is another job's.
+    /// A submission whose unique key another job holds.
     Duplicate,
-    /// It became a dead letter just now.
+    /// The job became a dead letter just now.
     Died,
-    /// It is malformed; a dead letter has its text.
+    /// The submission is malformed; a dead letter has its text.
     Refused,
     /// Postgres did not answer.
     Unanswered,
 }
 
-/// What the queue is told about a delivery that was not run.
+/// The answer to NATS about a delivery that was not run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ack {
     /// The message has done its work.
     Done,
     /// Deliver it again after this time: it stays as the backstop.
     Later(Duration),
-    /// Nothing can ever come of it.
+    /// No worker can ever run it.
     Never,
 }
 
-/// After this many deliveries a message that names no row is given up.
+/// After this many deliveries a message that names no row is terminated.
 const NO_SUCH_ROW_DELIVERIES_MAX: i64 = 10;
 
-/// How long a delivery waits for the end of an attempt that is over, or not ours any more.
+/// How long a delivery waits for the end of an attempt that is over, or no longer this process's.
 pub(crate) const ENDING: Duration = Duration::from_secs(1);
 
 /// The longest a message is put off. Longer waits belong to the database.
 const LATER_MAX: Duration = Duration::from_secs(15 * 60);
 
-/// Turns the database's answer into an ack. The one place where that is decided.
+/// Turns the reason for a missed claim into an ack. No other place decides it.
 ///
-/// | the database says | the queue is told |
+/// | the database says | the answer to NATS |
 /// |---|---|
 /// | finished, or a later message exists | done |
 /// | held by a live owner | later: when that owner would be stale. Usually it has settled by then; if the owner and every scanner are dead, this very message is the backstop |
 /// | held by a stale owner | later, soon: the takeover was refused (a grace, or the owner wrote after all) |
 /// | not due | done, the relay publishes when due; later, if the relay does not know |
-/// | of a paused queue, or one that is full | later, soon: the worker asks for no more of it, and this message came before it knew |
-/// | of another queue or kind | never: it is a forgery, or a mistake |
+/// | of a paused or full queue | later, soon: the worker fetches no more of that queue, and this message came before it knew |
+/// | of another queue or kind | never: the message is a forgery, or a mistake |
 /// | no such row | later a few times (its transaction may be about to commit), then never |
 /// | no answer | later, spread out: all workers would ask at once |
 ///
-/// | this process says | the queue is told |
+/// | this process says | the answer to NATS |
 /// |---|---|
 /// | being claimed here | later: that claim may fail, or be an older message's, which has nothing to add once this one exists |
 /// | its attempt ends here | later, soon: the message is alive |
 /// | of a kind without a handler here | later: another worker may have one |
-/// | a submission whose key is another job's, or a dead letter now | done |
-/// | not to be read | never |
+/// | a submission whose key another job holds, or a dead letter now | done |
+/// | a malformed submission | never |
 pub(crate) fn ack_for(missed: &Missed, deliveries: i64) -> Ack {
     match missed {
         Missed::Finished
@@ -196,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_is_given_up_only_when_the_database_said_that_it_is_done() {
+    fn a_message_is_dropped_only_when_the_database_said_that_it_is_done() {
         assert_eq!(ack_for(&Missed::Finished, 1), Ack::Done);
         assert_eq!(ack_for(&Missed::Superseded, 1), Ack::Done);
         let later = Duration::from_secs(60);
@@ -224,7 +245,7 @@ mod tests {
 
     #[test]
     fn a_message_that_names_no_row_is_given_time_then_terminated() {
-        // Its transaction may be about to commit; later on, hardly.
+        // The transaction of its row may be about to commit; after some deliveries, hardly.
         for (deliveries, seconds) in [(1, 1), (3, 1), (4, 5), (9, 5)] {
             let later = Ack::Later(Duration::from_secs(seconds));
             assert_eq!(ack_for(&Missed::NoSuchRow, deliveries), later, "{deliveries} deliveries");

@@ -1,9 +1,11 @@
 //! Job: the nouns that producers and handlers share.
 //!
-//! Not here: who may run a job (`claim`), when it is tried again (`backoff`), any I/O.
+//! Not here: who may run a job (`claim`), how an attempt ends (`attempt`), when it is tried again (`backoff`), any I/O.
 
+pub(crate) mod attempt;
 pub(crate) mod backoff;
 pub(crate) mod claim;
+pub(crate) mod span;
 
 use std::{borrow::Cow, fmt, str::FromStr, time::Duration};
 
@@ -17,14 +19,14 @@ use uuid::Uuid;
 /// The most characters a queue's name, or one part of a kind, may have.
 const NAME_CHARS_MAX: usize = 64;
 
-/// Names one job, for ever. A UUID v7: ids sort by the time they were made.
+/// Names one job, for ever. A UUID v7: ids sort by the time of their making.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, sqlx::Type)]
 #[serde(transparent)]
 #[sqlx(transparent)]
 pub struct JobId(pub Uuid);
 
 impl JobId {
-    /// A new id, of this moment.
+    /// Returns a new id, of this moment.
     #[must_use]
     pub fn generate() -> Self {
         Self(Uuid::now_v7())
@@ -37,9 +39,11 @@ impl fmt::Display for JobId {
     }
 }
 
-/// A text that is no job's id.
+/// A text is not a job ID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("it is no job's id, such as 019a3c5e-7d1b-7c3a-9f00-2b1c5d6e7f80; `tenure jobs list` shows them")]
+#[error(
+    "invalid job ID; expected a UUID such as 019a3c5e-7d1b-7c3a-9f00-2b1c5d6e7f80; `tenure jobs list` shows them"
+)]
 pub struct JobIdError;
 
 impl FromStr for JobId {
@@ -49,6 +53,9 @@ impl FromStr for JobId {
         Uuid::from_str(text).map(Self).map_err(|_| JobIdError)
     }
 }
+
+/// The attempts of a job whose producer does not say how many.
+pub const MAX_ATTEMPTS_DEFAULT: u32 = 5;
 
 /// A type of work: its payload is the value, its name the constant.
 ///
@@ -62,15 +69,15 @@ impl FromStr for JobId {
 /// }
 /// ```
 pub trait Job: Serialize + DeserializeOwned + Send + 'static {
-    /// Which handler runs it. One or more names of `[A-Za-z0-9_-]{1,64}` joined by dots.
+    /// The kind, which names its handler: one or more names of `[A-Za-z0-9_-]{1,64}` joined by dots.
     const KIND: &'static str;
-    /// Which queue it waits in. A name of `[A-Za-z0-9_-]{1,64}`.
+    /// The queue in which it waits: a name of `[A-Za-z0-9_-]{1,64}`.
     const QUEUE: &'static str = "default";
-    /// How often it is tried, at most, the first attempt included.
-    const MAX_ATTEMPTS: u32 = 5;
+    /// The most attempts, the first one included.
+    const MAX_ATTEMPTS: u32 = MAX_ATTEMPTS_DEFAULT;
 }
 
-/// A name that is not one: it would be unsafe in a NATS subject.
+/// An invalid name: it would be unsafe in a NATS subject.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what} {name:?} is not valid: {rule}")]
 pub struct NameError {
@@ -103,19 +110,19 @@ pub fn check_kind(name: &str) -> Result<(), NameError> {
 /// The longest unique key, or key of an effect.
 const KEY_BYTES_MAX: usize = 512;
 
-/// Checks a key; says what is wrong with it.
+/// Checks a key. The error is the rule that it breaks.
 pub(crate) fn check_key(key: &str) -> Result<(), &'static str> {
     if key.is_empty() || key.len() > KEY_BYTES_MAX {
         return Err("must have 1 to 512 bytes; hash a longer one");
     }
-    // They are shown, and NUL cannot be stored.
+    // Keys are shown, and Postgres cannot store NUL.
     if key.chars().any(char::is_control) {
         return Err("must not contain control characters; escape or hash it");
     }
     Ok(())
 }
 
-/// Where a job stands.
+/// The state of a job.
 ///
 /// ```text
 ///  enqueue          claim                complete
@@ -130,7 +137,7 @@ pub(crate) fn check_key(key: &str) -> Result<(), &'static str> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
-    /// Runnable once `scheduled_at` has passed. Owned by nobody.
+    /// Runnable once `scheduled_at` has passed. No worker owns it.
     Queued,
     /// Owned by one worker under one fencing token.
     Processing,
@@ -143,11 +150,11 @@ pub enum Status {
 }
 
 impl Status {
-    /// Every status, in the order a job meets them.
+    /// Every status, in the order in which a job meets them.
     pub const ALL: [Self; 5] =
         [Self::Queued, Self::Processing, Self::Completed, Self::Failed, Self::Cancelled];
 
-    /// The word that the database and the command line use.
+    /// Returns the word that the database and the command line use.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -181,32 +188,32 @@ impl FromStr for Status {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         Self::ALL.into_iter().find(|status| status.as_str() == text).ok_or_else(|| {
             let known: Vec<_> = Self::ALL.iter().map(|status| status.as_str()).collect();
-            format!("{text:?} is not a status; it is one of {}", known.join(", "))
+            format!("{text:?} is not a status; expected one of {}", known.join(", "))
         })
     }
 }
 
-/// What a handler says when it did not fail.
+/// A handler's result when it did not fail.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum Outcome {
-    /// The job is completed. The output, if any, stands on the finished job.
+    /// The job is completed. The finished job has the output, if there is one.
     Done(Option<Value>),
     /// The job is completed, with an output that is JSON text, stored as it is: a number keeps all its digits, which
-    /// a [`Value`] rounds. A text that is no JSON makes a dead letter.
+    /// a [`Value`] rounds. A text that is no JSON makes the job a dead letter.
     DoneJson(String),
-    /// Not now: run again after this time. The attempt is given back.
+    /// The job runs again after this time. The attempt is not charged: it is not charged.
     Snooze(Duration),
-    /// Never mind: the job is cancelled, for this reason.
+    /// The job is cancelled, for this reason.
     Cancel(String),
 }
 
 impl Outcome {
-    /// Completed, with an output that others can read.
+    /// Completes the job with an output that others can read.
     ///
     /// # Errors
     ///
-    /// A value that is no JSON fails the attempt for good: another attempt would compute the same.
+    /// A value that does not serialize to JSON fails the job for good: another attempt would compute the same.
     pub fn done<T: Serialize>(output: T) -> Result<Self, JobError> {
         serde_json::to_value(output)
             .map(|value| Self::Done(Some(value)))
@@ -214,24 +221,46 @@ impl Outcome {
     }
 }
 
-/// Why an attempt failed. Any error turns into one with `?`, and means: try again.
+/// Why an attempt failed. Any error turns into one with `?`, and tenure then retries the job: every
+/// [`std::error::Error`], `anyhow::Error`, and a plain text.
 ///
-/// Not an [`std::error::Error`] itself, so that every error can turn into it (as `anyhow::Error` does).
+/// Like `anyhow::Error` it is no [`std::error::Error`] itself: Rust allows either that or the `?` from every error. A
+/// function that returns `Box<dyn Error>` still takes it with `?`. One that returns `anyhow::Result`, or needs a
+/// real error, takes [`JobError::into_error`], and `?` in the handler finds the `JobError` in it again:
+///
+/// ```
+/// # use tenure::JobError;
+/// fn charge() -> Result<(), JobError> {
+///     Err(JobError::permanent("the card is closed"))
+/// }
+///
+/// fn helper() -> anyhow::Result<()> {
+///     charge().map_err(JobError::into_error)?;
+///     Ok(())
+/// }
+///
+/// fn handler() -> Result<(), JobError> {
+///     helper()?; // Still permanent: the job becomes a dead letter.
+///     Ok(())
+/// }
+/// # assert!(handler().unwrap_err().is_permanent());
+/// ```
 pub struct JobError {
     pub(crate) source: Box<dyn std::error::Error + Send + Sync>,
     pub(crate) permanent: bool,
     pub(crate) retry_after: Option<Duration>,
-    /// Of SQL over a connection that worked afterwards: whatever it says, Postgres had not gone away.
+    /// The error came from SQL over a connection that worked afterwards: Postgres had not gone away, even if the
+    /// error says so.
     pub(crate) answered: bool,
 }
 
 impl JobError {
-    /// A failure that no further attempt can mend: the job goes to the dead letters at once.
+    /// A failure that no further attempt can mend: the job becomes a dead letter at once.
     pub fn permanent(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         Self { source: error.into(), permanent: true, retry_after: None, answered: false }
     }
 
-    /// A failure to be retried after just this time, whatever the kind's policy says.
+    /// A failure to be retried after exactly this time, regardless of the kind's policy.
     pub fn retry_after(after: Duration, error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         Self { source: error.into(), permanent: false, retry_after: Some(after), answered: false }
     }
@@ -241,14 +270,27 @@ impl JobError {
         Self { source: text.into().into(), permanent: false, retry_after: None, answered: false }
     }
 
-    /// The error and its causes, as they are recorded.
+    /// Whether no further attempt can mend the failure.
+    #[must_use]
+    pub fn is_permanent(&self) -> bool {
+        self.permanent
+    }
+
+    /// Returns this error as a [`std::error::Error`]. Turned into a `JobError` again, alone or as a cause of another
+    /// error, it still says what this one says: that it is permanent, or when to retry.
+    #[must_use]
+    pub fn into_error(self) -> impl std::error::Error + Send + Sync + 'static {
+        AsError(Kept(self))
+    }
+
+    /// Returns the error and its causes, as the attempt records them.
     pub(crate) fn text(&self) -> String {
         chained(&*self.source)
     }
 }
 
-/// An error and its causes. One whose text its effect has taken over is not said twice.
-pub(crate) fn chained(error: &dyn std::error::Error) -> String {
+/// Joins an error and its causes. Leaves out a cause whose text the error before it has taken over.
+pub fn chained(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -268,10 +310,79 @@ impl fmt::Debug for JobError {
     }
 }
 
+/// The error alone; with `{:#}` its causes, too.
+impl fmt::Display for JobError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if f.alternate() { f.write_str(&self.text()) } else { self.source.fmt(f) }
+    }
+}
+
 /// Every error, `anyhow::Error` included, and plain texts.
 impl<E: Into<Box<dyn std::error::Error + Send + Sync>>> From<E> for JobError {
     fn from(error: E) -> Self {
-        Self { source: error.into(), permanent: false, retry_after: None, answered: false }
+        let source = match error.into().downcast::<AsError>() {
+            Ok(error) => return error.0.0,
+            Err(source) => source,
+        };
+        let kept = causes(&*source).find_map(|cause| cause.downcast_ref::<Kept>());
+        let (permanent, retry_after, answered) =
+            kept.map_or((false, None, false), |Kept(of)| (of.permanent, of.retry_after, of.answered));
+        Self { source, permanent, retry_after, answered }
+    }
+}
+
+impl From<JobError> for Box<dyn std::error::Error> {
+    fn from(error: JobError) -> Self {
+        Box::new(error.into_error())
+    }
+}
+
+/// Returns an error and its causes.
+pub(crate) fn causes<'e>(
+    error: &'e (dyn std::error::Error + 'static),
+) -> impl Iterator<Item = &'e (dyn std::error::Error + 'static)> {
+    std::iter::successors(Some(error), |error| error.source())
+}
+
+/// A [`JobError`] as an error. It is the cause of itself, because a wrapper such as `anyhow::Error` shows no other
+/// part of what it wraps.
+struct AsError(Kept);
+
+struct Kept(JobError);
+
+impl std::error::Error for AsError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.0)
+    }
+}
+
+impl std::error::Error for Kept {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&*self.0.source)
+    }
+}
+
+impl fmt::Debug for AsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+impl fmt::Debug for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+impl fmt::Display for AsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+impl fmt::Display for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
     }
 }
 
@@ -296,7 +407,7 @@ pub(crate) fn storable(text: &str) -> Cow<'_, str> {
 /// Postgres's jsonb has no NUL character.
 const NUL: &str = "it contains the character \\u0000, which Postgres cannot store";
 
-/// Why a JSON value cannot be stored, if it cannot.
+/// Says why a JSON value cannot be stored, if it cannot.
 pub(crate) fn unstorable(value: &Value) -> Option<&'static str> {
     match value {
         Value::Null | Value::Bool(_) | Value::Number(_) => None,
@@ -308,7 +419,7 @@ pub(crate) fn unstorable(value: &Value) -> Option<&'static str> {
     }
 }
 
-/// Why a text cannot be stored as JSON, if it cannot. It builds no value: this is done for every job.
+/// Says why a text cannot be stored as JSON, if it cannot. Builds no value, because it checks every job.
 pub(crate) fn unstorable_text(json: &str) -> Option<String> {
     let error = serde_json::from_str::<Storable>(json).err()?;
     Some(if error.is_data() { NUL.to_owned() } else { format!("it is not JSON: {error}") })
@@ -365,22 +476,22 @@ impl<'de> Visitor<'de> for Storable {
     }
 }
 
-/// What becomes of ticks for which nobody was there.
+/// The policy for ticks that came while no worker was there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum MissedTicks {
-    /// Nothing: the next one is in the future.
+    /// No job: the next tick is in the future.
     Skip,
-    /// One job, for the latest of them.
+    /// One job, for the latest missed tick.
     #[default]
     Once,
-    /// A job for each of them.
+    /// A job for each missed tick.
     All,
 }
 
 impl MissedTicks {
-    /// The word that the database knows.
+    /// Returns the word that the database knows.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Skip => "skip",
@@ -403,7 +514,7 @@ impl FromStr for MissedTicks {
         [Self::Skip, Self::Once, Self::All]
             .into_iter()
             .find(|policy| policy.as_str() == text)
-            .ok_or_else(|| format!("{text:?} is none of skip, once and all"))
+            .ok_or_else(|| format!("{text:?} is not a policy; expected skip, once or all"))
     }
 }
 
@@ -466,12 +577,31 @@ mod tests {
     }
 
     #[test]
-    fn an_error_is_told_with_its_causes_once() {
+    fn an_error_shows_each_cause_once() {
         #[derive(Debug, thiserror::Error)]
         #[error("outer")]
         struct Outer(#[source] std::io::Error);
         let error: JobError = Outer(std::io::Error::other("inner")).into();
         assert_eq!(error.text(), "outer: inner");
+        assert_eq!((error.to_string(), format!("{error:#}")), ("outer".into(), "outer: inner".into()));
         assert!(!error.permanent);
+    }
+
+    #[test]
+    fn an_error_keeps_its_decision_on_its_way_through_other_errors() {
+        let later = || JobError::retry_after(Duration::from_secs(7), std::io::Error::other("busy"));
+        let same = JobError::from(later().into_error());
+        assert_eq!((same.text(), same.retry_after), ("busy".into(), Some(Duration::from_secs(7))));
+        let wrapped: anyhow::Error = anyhow::Error::from(later().into_error()).context("the bank");
+        let error = JobError::from(wrapped);
+        assert_eq!(
+            (error.text(), error.retry_after),
+            ("the bank: busy".into(), Some(Duration::from_secs(7)))
+        );
+        assert!(error.downcast_ref::<std::io::Error>().is_some());
+        let alone = JobError::from(anyhow::Error::from(JobError::permanent("no").into_error()));
+        assert_eq!((alone.text(), alone.permanent), ("no".into(), true));
+        let boxed: Box<dyn std::error::Error> = JobError::msg("no").into();
+        assert_eq!(boxed.to_string(), "no");
     }
 }

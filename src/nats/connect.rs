@@ -1,7 +1,8 @@
-//! Connect: one client, which reconnects for ever.
+//! Connect: one client, which reconnects without end.
 
 use std::{
     collections::VecDeque,
+    path::Path,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -24,14 +25,14 @@ use crate::{
     observe::repeats::Repeats,
 };
 
-/// NATS gave no answer, or refused.
+/// NATS did not answer, or refused a request.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum QueueError {
-    /// The address is none.
+    /// The address is not valid.
     #[error("NATS_URL {url:?} is not a NATS address; write nats://host:4222, several joined by commas")]
     Address {
-        /// What was given, without its password.
+        /// The given address, without its password.
         url: String,
     },
     /// The credentials, or a certificate or key, cannot be read.
@@ -39,27 +40,33 @@ pub enum QueueError {
     Credentials {
         /// The setting.
         name: &'static str,
-        /// Which file.
+        /// The file.
         path: String,
-        /// Why not.
+        /// Why the file cannot be read.
         reason: String,
     },
-    /// No answer. A message may have been stored all the same: publish it again under the same id.
+    /// The client that [`TenureBuilder::nats`](crate::TenureBuilder::nats) was given cannot be used.
+    #[error("the given NATS client cannot be used: {reason}")]
+    Client {
+        /// The reason, and what to do.
+        reason: String,
+    },
+    /// NATS did not answer. It may have stored a message nevertheless: publish it again under the same id.
     #[error("NATS is unavailable: {0}")]
     Unavailable(String),
-    /// The server refused.
+    /// NATS refused a request.
     #[error("NATS refused to {what}: {reason}")]
     Refused {
-        /// What was asked.
+        /// The request.
         what: String,
-        /// What it said.
+        /// The reason, in the words of NATS.
         reason: String,
     },
 }
 
-/// The connection, and where the jobs' messages live. Cheap to clone.
+/// The connection to NATS, and the stream with the jobs' messages. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct Queue(Arc<Inner>);
+pub struct Queue(Arc<Inner>);
 
 impl std::ops::Deref for Queue {
     type Target = Inner;
@@ -69,25 +76,32 @@ impl std::ops::Deref for Queue {
     }
 }
 
-pub(crate) struct Inner {
+pub struct Inner {
     pub(super) client: Client,
     pub(super) context: jetstream::Context,
-    /// Their addresses, without passwords.
+    /// The servers' addresses, without passwords.
     servers: Arc<str>,
     pub(super) stream: String,
     pub(super) prefix: String,
     pub(super) ack_wait: Duration,
     pub(super) publish_within: Duration,
-    /// Grows with every connection that was made.
+    /// The number of connections made so far.
     pub(super) connections: watch::Receiver<u64>,
-    /// What went wrong last, in the server's words or the client's: a denied permission is told in no other way.
+    /// The latest errors, in the words of the server or the client. A denied permission appears only here.
     pub(super) said: watch::Receiver<Said>,
-    /// Since when the connection has been up.
+    /// The start of the current connection. `None`: not connected.
     up_since: Arc<Mutex<Option<Instant>>>,
     flushes: Flushes,
-    /// Grows when the stream turns out to be a new one: receipts of the old must not be sent.
+    /// Grows when the stream turns out to be a new one. Receipts of an old stream must not be sent.
     pub(super) epoch: AtomicU64,
     pub(super) stream_created: Mutex<Option<String>>,
+}
+
+/// What is seen of a connection.
+pub(super) struct Seen {
+    pub(super) connections: watch::Receiver<u64>,
+    pub(super) said: watch::Receiver<Said>,
+    pub(super) up_since: Arc<Mutex<Option<Instant>>>,
 }
 
 impl std::fmt::Debug for Queue {
@@ -96,21 +110,21 @@ impl std::fmt::Debug for Queue {
     }
 }
 
-/// How long a process that starts waits for its connection.
+/// The longest that a process waits for its connection at its start.
 const CONNECTED_SOON: Duration = Duration::from_secs(2);
-/// The same once a server has refused it.
+/// The same after a server has refused the connection.
 const CONNECTED_AFTER_REFUSAL: Duration = Duration::from_millis(300);
 
-/// The latest that went wrong. More than one: two may come before whoever listens has his turn.
+/// The latest errors of the connection. More than one: two may arrive before a listener runs.
 #[derive(Debug, Default)]
 pub(super) struct Said {
-    /// How many there have been.
+    /// The number of errors so far.
     pub(super) count: usize,
     texts: VecDeque<String>,
 }
 
 impl Said {
-    /// How many are kept.
+    /// The most errors that are kept.
     const KEPT: usize = 16;
 
     fn add(&mut self, text: String) {
@@ -121,7 +135,7 @@ impl Said {
         }
     }
 
-    /// Those that came after the first so many.
+    /// The errors after the first `count`.
     pub(super) fn since(&self, count: usize) -> impl Iterator<Item = &String> {
         let new = (self.count - count).min(self.texts.len());
         self.texts.iter().skip(self.texts.len() - new)
@@ -132,24 +146,28 @@ impl Said {
     }
 }
 
-/// What the log says of the connection: the same again less and less often, for the client tries for ever.
-fn tell(event: &Event, is_first: bool, servers: &str, repeats: &Repeats) {
+/// Logs an event of the connection. Repeats appear less and less often, because the client retries without end.
+fn log(event: &Event, is_first: bool, servers: &str, repeats: &Repeats) {
     if matches!(event, Event::Closed) || matches!(event, Event::Connected) && is_first {
-        return tracing::debug!(%event, servers, "NATS connection");
+        return tracing::debug!(%event, servers, "NATS connection event");
     }
     let Some(left_out) = repeats.tell(&event.to_string()) else { return };
     match event {
-        Event::Connected => tracing::info!(servers, left_out, "connected to NATS again"),
-        Event::ServerError(error) => tracing::error!(%error, servers, left_out, "NATS reports an error"),
+        Event::Connected => tracing::info!(servers, left_out, "reconnected to NATS"),
+        Event::ServerError(error) => tracing::error!(%error, servers, left_out, "NATS reported an error"),
         Event::SlowConsumer(_) => {
-            tracing::error!(servers, left_out, "messages were dropped: the process is too slow");
+            tracing::error!(
+                servers,
+                left_out,
+                "the NATS client dropped messages: this process reads them too slowly"
+            );
         }
-        event => tracing::warn!(%event, servers, left_out, "NATS connection"),
+        event => tracing::warn!(%event, servers, left_out, "NATS connection event"),
     }
 }
 
 impl Queue {
-    /// Starts connecting, and returns at once: NATS may be away.
+    /// Starts to connect, and returns at once: NATS may be away.
     pub(crate) async fn open(config: &Config) -> Result<Self, QueueError> {
         let addresses = config
             .nats_url
@@ -184,12 +202,12 @@ impl Queue {
                     }
                     _ => {}
                 }
-                // That it is there at all goes without saying, and so does that it ends with the program.
+                // The first connection is no news.
                 let is_first = !known.fetch_or(matches!(event, Event::Connected), Ordering::Relaxed);
-                tell(&event, is_first, &named, &repeats);
+                log(&event, is_first, &named, &repeats);
                 std::future::ready(())
             });
-        // async-nats leaves what stands before the @ of a URL unused.
+        // async-nats ignores the user and password of a URL.
         if let Some(server) = addresses.iter().find(|server| server.has_user_pass()) {
             let decoded = |text: &str| percent_decode_str(text).decode_utf8_lossy().into_owned();
             let user = decoded(server.username().unwrap_or_default());
@@ -199,10 +217,10 @@ impl Queue {
             };
         }
         if let Some(path) = &config.nats_credentials {
-            options = options.credentials_file(path).await.map_err(|error| QueueError::Credentials {
+            options = with_credentials(options, path).await.map_err(|reason| QueueError::Credentials {
                 name: "TENURE_NATS_CREDENTIALS",
                 path: path.display().to_string(),
-                reason: error.to_string(),
+                reason,
             })?;
         }
         options = options
@@ -213,13 +231,19 @@ impl Queue {
         }
         let client =
             options.connect(addresses).await.map_err(|error| QueueError::Unavailable(error.to_string()))?;
+        Ok(Self::over(config, client, servers, Seen { connections, said, up_since }))
+    }
+
+    /// Over a client, and what is seen of its connection.
+    pub(super) fn over(config: &Config, client: Client, servers: Arc<str>, seen: Seen) -> Self {
+        let Seen { connections, said, up_since } = seen;
         let context = ContextBuilder::new()
             .timeout(config.timing.publish_within)
             .ack_timeout(config.timing.publish_within)
             .max_ack_inflight(16_384)
             .backpressure_on_inflight(true)
             .build(client.clone());
-        Ok(Self(Arc::new(Inner {
+        Self(Arc::new(Inner {
             client,
             context,
             servers,
@@ -233,70 +257,70 @@ impl Queue {
             flushes: Flushes::start(),
             epoch: AtomicU64::new(0),
             stream_created: Mutex::default(),
-        })))
+        }))
     }
 
-    /// Whether there is a connection right now.
-    pub(crate) fn is_connected(&self) -> bool {
+    /// Whether the connection is up right now.
+    pub fn is_connected(&self) -> bool {
         self.client.connection_state() == State::Connected
     }
 
     /// The addresses of the servers, without passwords.
-    pub(crate) fn servers(&self) -> &str {
+    pub fn servers(&self) -> &str {
         &self.servers
     }
 
-    /// For how long the connection has been up without a break.
+    /// Returns for how long the connection has been up without a break.
     pub(crate) fn up_for(&self) -> Duration {
         let since = *self.up_since.lock().unwrap_or_else(PoisonError::into_inner);
         since.filter(|_| self.is_connected()).map(|since| since.elapsed()).unwrap_or_default()
     }
 
-    /// Whether the first connection of this process still is the only one.
+    /// Whether the first connection of this process is still up.
     pub(crate) fn is_up_since_the_start(&self) -> bool {
         self.is_connected() && *self.connections.borrow() == 1
     }
 
-    /// Changes with every connection that is made.
+    /// Returns a receiver that changes with every new connection.
     pub(crate) fn connections(&self) -> watch::Receiver<u64> {
         self.connections.clone()
     }
 
-    /// Publishes a plain message, and says whether the client took it. While NATS is away the client takes some
-    /// 2,000 and then makes its callers wait: nobody may, who also has to keep a job alive.
+    /// Publishes a plain message. Returns whether the client accepted it. While NATS is away, the client accepts some
+    /// 2,000 messages and then makes its callers wait; a task that keeps jobs alive must not wait so long.
     pub(super) async fn tell(&self, subject: impl async_nats::subject::ToSubject, body: Bytes) -> bool {
         match tokio::time::timeout(self.publish_within, self.client.publish(subject, body)).await {
             Ok(Ok(())) => true,
             Ok(Err(error)) => {
-                tracing::debug!(%error, "a message was not sent");
+                tracing::debug!(%error, "the NATS client refused a message");
                 false
             }
             Err(_) => {
-                tracing::debug!("a message was not sent: too many wait for NATS");
+                tracing::debug!("a message was not sent: too many messages wait for NATS");
                 false
             }
         }
     }
 
-    /// Waits until there is a connection.
+    /// Waits until the connection is up.
     ///
     /// Cancel safe.
-    pub(crate) async fn connected(&self) {
+    pub async fn connected(&self) {
         let mut connections = self.connections.clone();
         connections.mark_unchanged();
         while !self.is_connected() {
-            // Either the event, or a look now and then: the event may have come just before.
+            // Also checks now and then: the event may have come just before.
             drop(tokio::time::timeout(Duration::from_millis(20), connections.changed()).await);
         }
     }
 
-    /// Waits until there is a connection, but not for long: a server that is there answers at once.
+    /// Waits until the connection is up, but not for long: a healthy server answers at once.
     ///
     /// Cancel safe.
     pub(crate) async fn connected_soon(&self) {
         let mut said = self.said.clone();
         let refused = async {
-            // Of several servers another may answer; one that restarts is back later.
+            // Another of several servers may answer; a server that restarts is back later.
             drop(said.wait_for(|said| said.count > 0).await);
             tokio::time::sleep(CONNECTED_AFTER_REFUSAL).await;
         };
@@ -306,7 +330,7 @@ impl Queue {
         }
     }
 
-    /// Breaks the connection, and waits until there is another one.
+    /// Breaks the connection, and waits for the next one.
     #[cfg(test)]
     pub(crate) async fn connect_anew(&self) {
         let mut connections = self.connections();
@@ -315,12 +339,12 @@ impl Queue {
         connections.changed().await.ok();
     }
 
-    /// Which stream this is: receipts of another are void.
+    /// The epoch of the current stream. Receipts of another epoch are void.
     pub(super) fn epoch_now(&self) -> u64 {
         self.epoch.load(Ordering::Acquire)
     }
 
-    /// Messages were sent: [`Queue::written`] waits for them, too.
+    /// Counts messages that were sent, for which [`Queue::written`] then waits.
     pub(crate) fn note_sent(&self) {
         self.flushes.note_sent();
     }
@@ -332,15 +356,27 @@ impl Queue {
         self.flushes.written(&self.client).await
     }
 
-    /// Writes out what was published and acknowledged, and waits until the server has read it.
+    /// Writes out all publications and acks, and waits until the server has read them.
     pub(crate) async fn flush(&self) {
         let round_trip = async {
             self.client.flush().await.ok();
-            // Any request will do: its answer comes after the server has read what went before.
+            // The answer to any request comes after the server has read everything before it.
             self.stream_state().await.ok();
         };
         if self.is_connected() {
             drop(tokio::time::timeout(Duration::from_secs(2), round_trip).await);
         }
     }
+}
+
+#[cfg(feature = "nkeys")]
+async fn with_credentials(options: ConnectOptions, file: &Path) -> Result<ConnectOptions, String> {
+    options.credentials_file(file).await.map_err(|error| error.to_string())
+}
+
+#[cfg(not(feature = "nkeys"))]
+#[expect(clippy::unused_async, reason = "as with the feature")]
+async fn with_credentials(_: ConnectOptions, _: &Path) -> Result<ConnectOptions, String> {
+    Err("this program was built without tenure's feature nkeys; add it, or log in by a user in NATS_URL"
+        .into())
 }

@@ -1,8 +1,8 @@
-//! Control: what workers, and those who cancel, say to each other. Plain NATS messages, never stored.
+//! Control: probes and announcements between processes. Plain NATS messages, never stored.
 //!
-//! A *probe* asks whether a process still is there: it subscribes to a subject of its own, and the server
-//! tells at once when nobody does. A frozen process is there, and does not answer.
-//! An *announcement* of cancellations is a hint: each worker asks the database about its own jobs.
+//! A *probe* asks whether a process still runs. Each process subscribes to its own subject, and the server answers at
+//! once if the subject has no subscriber. A frozen process is subscribed, but does not answer.
+//! An *announcement* of cancellations is a hint: each worker asks Postgres about its own jobs.
 
 use std::time::Duration;
 
@@ -13,21 +13,21 @@ use serde::{Deserialize, Serialize};
 use super::connect::{Queue, QueueError};
 use crate::{config::OWN_SUBJECTS, job::JobId};
 
-/// How long a process may take to answer a probe. It is not gone if it takes longer.
+/// The longest that a probe waits for an answer. A process that takes longer is not gone.
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
-/// How long an announcement waits for the connection: it is worth nothing later.
+/// The longest that an announcement waits for the connection. Later it would be useless.
 const ANNOUNCED_WITHIN: Duration = Duration::from_secs(1);
 /// The most jobs of one announcement: some 40 KB.
 const ANNOUNCED_MAX: usize = 1_000;
 
-/// What a probe has found.
+/// The result of a probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Probed {
     /// The process answered.
-    Here,
-    /// It may be frozen, or NATS is slow or away: nothing is known.
+    Answered,
+    /// Unknown: the process may be frozen, or NATS slow or away.
     NoAnswer,
-    /// The server says that nobody subscribes to its subject.
+    /// The process's subject has no subscriber.
     Gone,
 }
 
@@ -35,7 +35,7 @@ pub(crate) enum Probed {
 struct Announcement {
     #[serde(default)]
     cancelled: Vec<JobId>,
-    /// Whether operators may have said something new of queues.
+    /// Whether the settings of queues may have changed.
     #[serde(default)]
     settings: bool,
     /// Whether turns have become free.
@@ -46,7 +46,7 @@ struct Announcement {
     schedules: bool,
 }
 
-/// What is said to all workers.
+/// An announcement to all workers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Announced {
     /// These jobs may have been cancelled.
@@ -59,7 +59,7 @@ pub(crate) enum Announced {
     Schedules,
 }
 
-/// What is said to this process.
+/// The control messages to this process.
 pub(crate) struct Control {
     queue: Queue,
     probes: Subscriber,
@@ -67,7 +67,7 @@ pub(crate) struct Control {
 }
 
 impl Queue {
-    /// A subject of one process's own.
+    /// Makes up a subject for one process.
     pub(crate) fn new_probe_subject(&self) -> String {
         format!("{OWN_SUBJECTS}.{}.worker.{}", self.prefix, uuid::Uuid::new_v4().simple())
     }
@@ -76,7 +76,7 @@ impl Queue {
         format!("{OWN_SUBJECTS}.{}.cancel", self.prefix)
     }
 
-    /// Listens to probes on this subject, and to announcements.
+    /// Subscribes to probes on this subject, and to announcements.
     pub(crate) async fn listen(&self, probe_subject: &str) -> Result<Control, QueueError> {
         let subscribe = |subject: String| async move {
             self.client.subscribe(subject).await.map_err(|error| QueueError::Unavailable(error.to_string()))
@@ -88,22 +88,22 @@ impl Queue {
         })
     }
 
-    /// Asks whether the process of this subject is there.
+    /// Asks whether the process of this subject still runs.
     pub(crate) async fn probe(&self, subject: &str) -> Probed {
         if !self.is_connected() {
             return Probed::NoAnswer;
         }
         let request = Request::new().timeout(Some(ANSWER_WITHIN));
-        // The request's own limit begins when the client has taken it.
+        // The request's own timeout begins once the client has accepted it.
         let asked = self.client.send_request(subject.to_owned(), request);
         match tokio::time::timeout(ANSWER_WITHIN * 2, asked).await {
-            Ok(Ok(_)) => Probed::Here,
+            Ok(Ok(_)) => Probed::Answered,
             Ok(Err(error)) if error.kind() == RequestErrorKind::NoResponders => Probed::Gone,
             Ok(Err(_)) | Err(_) => Probed::NoAnswer,
         }
     }
 
-    /// Tells every worker that these jobs were cancelled. Without NATS they find out by themselves.
+    /// Announces to every worker that these jobs were cancelled. Without NATS, the workers find out by themselves.
     pub(crate) async fn announce_cancelled(&self, jobs: &[JobId]) {
         // A program that has just started may still be connecting.
         if tokio::time::timeout(ANNOUNCED_WITHIN, self.connected()).await.is_err() {
@@ -114,21 +114,22 @@ impl Queue {
         }
     }
 
-    /// Tells every worker that the settings of queues may have changed. Without NATS they find out by themselves.
+    /// Announces that the settings of queues may have changed. Without NATS, the workers find out by themselves.
     pub(crate) async fn announce_settings(&self) {
         if tokio::time::timeout(ANNOUNCED_WITHIN, self.connected()).await.is_ok() {
             self.announce(&Announcement { settings: true, ..Announcement::default() }).await;
         }
     }
 
-    /// Tells every worker that turns have become free. Without NATS they find out by themselves.
+    /// Announces that turns have become free. Without NATS, the workers find out by themselves.
     pub(crate) async fn announce_turns(&self) {
         if self.is_connected() {
             self.announce(&Announcement { turns: true, ..Announcement::default() }).await;
         }
     }
 
-    /// Tells the worker that ticks that a schedule may have its next tick soon. Without NATS it finds out by itself.
+    /// Announces that a schedule may have its next tick soon. Without NATS, the worker with the relay's turn finds out
+    /// by itself.
     pub(crate) async fn announce_schedules(&self) {
         if tokio::time::timeout(ANNOUNCED_WITHIN, self.connected()).await.is_ok() {
             self.announce(&Announcement { schedules: true, ..Announcement::default() }).await;
@@ -137,14 +138,14 @@ impl Queue {
 
     async fn announce(&self, announcement: &Announcement) {
         if let Ok(body) = serde_json::to_vec(announcement) {
-            // On one subject: an older worker hears of no cancelled jobs, and does nothing.
+            // One subject for all: an older worker reads an empty list of cancelled jobs, and does nothing.
             self.tell(self.cancel_subject(), body.into()).await;
         }
     }
 }
 
 impl Control {
-    /// The next announcement; answers probes meanwhile. `None`: nothing will come any more.
+    /// Returns the next announcement, and answers probes meanwhile. `None`: the client is closed.
     ///
     /// Cancel safe.
     pub(crate) async fn next(&mut self) -> Option<Announced> {
@@ -161,7 +162,7 @@ impl Control {
                         Ok(Announcement { turns: true, .. }) => return Some(Announced::Turns),
                         Ok(Announcement { schedules: true, .. }) => return Some(Announced::Schedules),
                         Ok(announcement) => return Some(Announced::Cancelled(announcement.cancelled)),
-                        Err(error) => tracing::warn!(%error, "an announcement that tenure did not write"),
+                        Err(error) => tracing::warn!(%error, "ignored an announcement that tenure did not write"),
                     }
                 }
             }

@@ -1,4 +1,4 @@
-//! Inspect: what the server, the stream and a consumer are like. Asks, and changes nothing.
+//! Inspect: reads the state of the server, the stream and a consumer, and changes nothing.
 
 use std::{
     future::pending,
@@ -27,54 +27,54 @@ pub(crate) struct NatsSeen {
     pub(crate) is_clustered: bool,
 }
 
-/// Why something was not seen.
+/// Why the state cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Unseen {
-    /// There is no such stream, or consumer.
+    /// The stream or consumer does not exist.
     Missing,
     /// The server, or this account, has no JetStream.
     NoJetStream,
-    /// The server said that this user may not ask on this subject.
+    /// The server denied this user the request on this subject.
     Denied(String),
-    /// Nobody answered on this subject.
+    /// No answer came on this subject.
     NoAnswer(String),
-    /// Anything else that was answered.
+    /// Any other answer.
     Refused(String),
 }
 
-/// The stream, beside what it should be.
+/// The stream, compared with its definition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StreamSeen {
-    /// What differs from its definition.
+    /// The differences.
     pub(crate) drift: Vec<String>,
     pub(crate) messages: u64,
     pub(crate) replicas: usize,
     pub(crate) duplicate_window: Duration,
     pub(crate) duplicate_window_defined: Duration,
-    /// The server's time of its answer.
+    /// The time of the answer by the server's clock.
     pub(crate) answered_at: Option<DateTime<Utc>>,
-    /// This host's time when it was asked, and how long the answer took.
+    /// The time of the request by this host's clock, and how long the answer took.
     pub(crate) asked_at: DateTime<Utc>,
     pub(crate) took: Duration,
 }
 
-/// A queue's consumer, beside what it should be.
+/// A queue's consumer, compared with its definition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ConsumerSeen {
-    /// What differs from its definition.
+    /// The differences.
     pub(crate) drift: Vec<String>,
     pub(crate) ack_wait: Duration,
-    /// How many messages were never delivered.
+    /// The number of undelivered messages.
     pub(crate) pending: u64,
     pub(crate) unacknowledged: u64,
-    /// At so many, no more are delivered. `None`: there is no limit.
+    /// The most unacknowledged messages before NATS stops delivering. `None`: no limit.
     pub(crate) unacknowledged_max: Option<u64>,
-    /// Somebody paused it, in NATS itself.
+    /// Whether the consumer is paused in NATS itself.
     pub(crate) is_paused: bool,
 }
 
 impl Queue {
-    /// The server, as it told when it was connected to.
+    /// The server's state at the time of the connection.
     pub(crate) fn nats_seen(&self) -> NatsSeen {
         let (major, minor, patch) = OLDEST;
         let info = self.client.server_info();
@@ -85,12 +85,12 @@ impl Queue {
         }
     }
 
-    /// What went wrong last with the connection. Empty: nothing did.
+    /// The last error of the connection. Empty: none.
     pub(crate) fn last_said(&self) -> String {
         self.said.borrow().last()
     }
 
-    /// The stream, if it can be seen.
+    /// Reads the stream's state.
     pub(crate) async fn stream_seen(&self) -> Result<StreamSeen, Unseen> {
         let should = stream_definition(self).map_err(|error| Unseen::Refused(error.to_string()))?;
         let (asked_at, since) = (Utc::now(), Instant::now());
@@ -112,11 +112,11 @@ impl Queue {
         })
     }
 
-    /// A queue's consumer, if it can be seen.
+    /// Reads the state of a queue's consumer.
     pub(crate) async fn consumer_seen(&self, name: &str) -> Result<ConsumerSeen, Unseen> {
         let should = consumer_definition(self, name).map_err(|error| Unseen::Refused(error.to_string()))?;
         let answer = self.ask(format!("CONSUMER.INFO.{}.{name}", self.stream)).await?;
-        // Told from 2.11 on.
+        // NATS reports it from 2.11 on.
         let is_paused = answer.get("paused").and_then(Value::as_bool).unwrap_or_default();
         let info: consumer::Info = read(answer)?;
         Ok(ConsumerSeen {
@@ -129,12 +129,12 @@ impl Queue {
         })
     }
 
-    /// One question to JetStream. One that this user may not put has no answer: the server only complains.
+    /// Sends one request to JetStream. A denied request gets no answer, only an error on the connection.
     async fn ask(&self, what: String) -> Result<Value, Unseen> {
         let subject = format!("$JS.API.{what}");
         let question = json!({});
         let asked = self.context.request::<_, _, Response<Value>>(what, &question);
-        // A request's own limit begins when the client has taken it.
+        // The request's own timeout begins once the client has accepted it.
         let before = self.said.borrow().count;
         let answer = tokio::select! {
             answer = timeout(self.publish_within * 2, asked) => answer,
@@ -158,18 +158,18 @@ impl Queue {
         }
     }
 
-    /// Waits until the server complains about a publication to this subject. What it had said before is not about it.
+    /// Waits until the server denies a publication to this subject. The first `before` errors are older.
     async fn denied(&self, subject: &str, before: usize) {
         let mut said = self.said.clone();
         let is_denied = |said: &Said| said.since(before).any(|text| is_denial(text, subject));
         if said.wait_for(is_denied).await.is_err() {
-            // The client is gone, and will not say anything any more.
+            // The client is closed, and reports nothing any more.
             pending::<()>().await;
         }
     }
 }
 
-/// Whether the server says that nobody of this user may publish to this subject.
+/// Whether this error of the server denies a publication to this subject.
 fn is_denial(said: &str, subject: &str) -> bool {
     said.to_lowercase().contains("permissions violation for publish")
         && said.contains(&format!("\"{subject}\""))
@@ -177,7 +177,7 @@ fn is_denial(said: &str, subject: &str) -> bool {
 
 fn read<T: DeserializeOwned>(answer: Value) -> Result<T, Unseen> {
     serde_json::from_value(answer)
-        .map_err(|error| Unseen::Refused(format!("an answer that cannot be read: {error}")))
+        .map_err(|error| Unseen::Refused(format!("the answer cannot be parsed: {error}")))
 }
 
 #[cfg(test)]
@@ -185,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_denial_is_one_of_this_very_subject() {
+    fn only_an_error_that_names_the_subject_is_a_denial() {
         let said = "server error: nats: Permissions Violation for Publish to \"$JS.API.STREAM.INFO.JOBS\"";
         assert!(is_denial(said, "$JS.API.STREAM.INFO.JOBS"));
         assert!(!is_denial(said, "$JS.API.STREAM.INFO.JOB"));

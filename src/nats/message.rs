@@ -1,4 +1,4 @@
-//! Message: what was delivered, and the receipt that answers it.
+//! Message: a delivered message, and the receipt that answers it.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 use super::connect::Queue;
 use crate::job::{JobId, claim::Ack};
 
-/// A message, as it was delivered this time.
+/// One delivery of a message.
 #[derive(Debug)]
 pub(crate) struct Delivery {
     pub(crate) subject: String,
@@ -21,15 +21,15 @@ pub(crate) struct Delivery {
     headers: HeaderMap,
     pub(crate) sequence: u64,
     published_ns: i128,
-    /// How often it was delivered, this time included. A hint: the server may lose count.
+    /// The number of deliveries of the message, this one included. A hint: the server may lose count.
     pub(crate) deliveries: i64,
-    /// How many messages of its queue were never delivered, when it was.
+    /// The number of undelivered messages of its queue at this delivery.
     pub(crate) pending: u64,
     pub(crate) receipt: Receipt,
 }
 
 impl Delivery {
-    /// `context` is only borrowed from the caller: a clone of it for each message would cost more than the rest.
+    /// Borrows `context` from the caller: a clone for each message would cost more than the rest.
     pub(super) fn new(
         queue: &Queue,
         context: &mut Option<jetstream::Context>,
@@ -60,7 +60,7 @@ impl Delivery {
         })
     }
 
-    /// A header's value, whatever the case of its name.
+    /// A header's value. The case of its name does not matter.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.headers
             .iter()
@@ -69,22 +69,22 @@ impl Delivery {
             .map(async_nats::HeaderValue::as_str)
     }
 
-    /// When the stream stored it.
+    /// When the stream stored the message.
     pub(crate) fn published(&self) -> DateTime<Utc> {
         let micros = i64::try_from(self.published_ns / 1_000).unwrap_or_default();
         DateTime::from_timestamp_micros(micros).unwrap_or_default()
     }
 
-    /// What tells this message from every other, the same for all its deliveries on all workers.
+    /// Returns the identity of this message, which is the same for all its deliveries on all workers.
     ///
-    /// The time of storage and the sequence, both out of the delivery itself. The stream's creation time
-    /// would have to be asked for, and one worker's answer could be older than another's: two ids, two
-    /// runs. A stream that is created anew repeats neither.
+    /// It consists of the time of storage and the sequence, both from the delivery itself. The stream's creation time
+    /// would need a request, and two workers could get different answers: two ids, two runs. A recreated stream
+    /// repeats neither.
     pub(crate) fn identity(&self) -> String {
         format!("{}:{}", self.published_ns, self.sequence)
     }
 
-    /// The id of the job that this submission is: UUID v7, its time that of the message.
+    /// Returns the id of this submission's job: a UUID v7 with the time of the message.
     pub(crate) fn derived_id(&self) -> JobId {
         derive_id(self.published_ns, &self.identity())
     }
@@ -98,7 +98,7 @@ fn derive_id(published_ns: i128, identity: &str) -> JobId {
     JobId(uuid::Builder::from_unix_timestamp_millis(millis, &random).into_uuid())
 }
 
-/// The right to answer one message. Answers are sent, not confirmed: a lost one is harmless.
+/// The right to answer one message. Answers are sent without a confirmation: a lost answer is harmless.
 #[derive(Clone)]
 pub(crate) struct Receipt {
     reply: Option<async_nats::Subject>,
@@ -118,34 +118,33 @@ impl Receipt {
     pub(crate) async fn send(&self, ack: Ack) {
         let kind = match ack {
             Ack::Done => AckKind::Ack,
-            // Without a delay it would come back within 100 µs, before every new message.
+            // Without a delay, NATS would redeliver it within 100 µs, before every new message.
             Ack::Later(wait) => AckKind::Nak(Some(wait.max(Duration::from_millis(50)))),
             Ack::Never => AckKind::Term,
         };
         self.send_kind(kind).await;
     }
 
-    /// Asks for another `ack_wait`.
+    /// Extends the message's `ack_wait`.
     pub(crate) async fn in_progress(&self) {
         self.send_kind(AckKind::Progress).await;
     }
 
-    /// Gives the message back at once, for another worker.
+    /// Returns the message at once, for another worker.
     pub(crate) async fn give_back(&self) {
         self.send_kind(AckKind::Nak(None)).await;
     }
 
     async fn send_kind(&self, kind: AckKind) {
         let Some(reply) = self.reply.clone().filter(|_| self.epoch == self.queue.epoch_now()) else { return };
-        // One that was not sent is harmless: the message comes again.
+        // An answer that is not sent is harmless: NATS redelivers the message.
         self.queue.tell(reply, kind.into()).await;
     }
 }
 
 #[cfg(test)]
 impl Delivery {
-    /// As if the server had delivered it so often: a ticket, or a submission. It can be answered; no stream hears of
-    /// it.
+    /// Makes up a delivery, of a ticket or a submission. Its answers reach no stream.
     pub(crate) fn made_up(
         queue: &Queue,
         (subject, body): (String, String),

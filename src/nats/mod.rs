@@ -1,11 +1,12 @@
-//! Queue: publish, pull, ack. The only place that names `async_nats`.
+//! NATS: publish, pull, ack. The only place that names `async_nats`.
 //!
-//! JetStream is durable, fast, at-least-once delivery, and nothing more. Losing every message in it loses
-//! no job whose row exists.
+//! JetStream is durable, fast, at-least-once delivery, and nothing more. Even if it loses every message, no job whose
+//! row exists is lost.
 //!
-//! Not here: what a message means (`deliver`), and whether a job may run (`claim`).
+//! Not here: the meaning of a message (`deliver`), and the decision whether a job may run (`claim`).
 
 mod connect;
+mod given;
 mod control;
 mod inspect;
 mod message;
@@ -16,7 +17,8 @@ mod tls;
 mod topology;
 mod written;
 
-pub(crate) use connect::Queue;
+pub(crate) use async_nats::Client;
+pub use connect::Queue;
 pub use connect::QueueError;
 pub(crate) use control::{Announced, Control, Probed};
 pub(crate) use inspect::{ConsumerSeen, NatsSeen, StreamSeen, Unseen};
@@ -25,5 +27,5 @@ pub(crate) use publish::{
     Confirmation, Confirmations, JOB_ID, Prepared, ReplyTo, Ticket, TicketBody, silence,
 };
 pub(crate) use pull::{Pull, PullConsumer, Pulled};
-pub(crate) use topology::Progress;
+pub use topology::Progress;
 pub(crate) use written::WRITTEN_WITHIN;

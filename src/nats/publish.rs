@@ -1,7 +1,7 @@
-//! Publish: a ticket is a message for a row that exists.
+//! Publish: sends tickets, the messages for rows that exist.
 //!
-//! Producers and the relay send thousands of tickets before the first is confirmed. One subscription receives all of
-//! a sender's confirmations: a request of its own for each message costs the client as much again as the message.
+//! Producers and the relay send thousands of tickets before the stream confirms the first. One subscription receives
+//! all confirmations of a sender: a request for each message would cost the client as much again as the message.
 
 use std::sync::Arc;
 
@@ -20,19 +20,19 @@ pub(crate) const JOB_ID: &str = "Tenure-Job-Id";
 const JOB_ID_HEADER: HeaderName = HeaderName::from_static(JOB_ID);
 const TRACE_HEADER: HeaderName = HeaderName::from_static("traceparent");
 
-/// "This row may be runnable."
+/// A message that says: this row may be runnable.
 #[derive(Debug, Clone)]
 pub(crate) struct Ticket {
     pub(crate) job: JobId,
     pub(crate) queue: String,
     pub(crate) kind: String,
     pub(crate) dispatch: i32,
-    /// Why the job was taken back, if it was.
+    /// Why the job was reset or released, if it was.
     pub(crate) clear_reason: Option<String>,
     pub(crate) trace_context: Option<String>,
 }
 
-/// What stands in a ticket's body.
+/// The body of a ticket.
 #[derive(Debug, Deserialize)]
 pub(crate) struct TicketBody {
     pub(crate) job_id: JobId,
@@ -41,7 +41,7 @@ pub(crate) struct TicketBody {
     pub(crate) cleared: bool,
 }
 
-/// A ticket, ready to be sent.
+/// A ticket that is ready to send.
 #[derive(Debug)]
 pub(crate) struct Prepared {
     pub(crate) job: JobId,
@@ -50,38 +50,38 @@ pub(crate) struct Prepared {
     body: Bytes,
 }
 
-/// Where a sender's confirmations go. Cheap to clone.
+/// The address of a sender's confirmations. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct ReplyTo(Arc<str>);
 
-/// The stream's answers about a sender's messages, in the order in which they come.
+/// The stream's answers to a sender's messages, in order of arrival.
 ///
-/// Those that were on their way when a connection was lost never come.
+/// Answers that were on their way when the connection broke never arrive.
 pub(crate) struct Confirmations {
     answers: Subscriber,
     reply_to: ReplyTo,
     groups: u64,
 }
 
-/// What the stream said about one message.
+/// The stream's answer to one message.
 #[derive(Debug)]
 pub(crate) struct Confirmation {
-    /// As the sender numbered it.
+    /// The sender's number of the message's group.
     pub(crate) group: u64,
     pub(crate) place: usize,
     pub(crate) said: Result<(), QueueError>,
 }
 
 impl Queue {
-    /// The subject of a job's messages.
+    /// Returns the subject of a job's messages.
     pub(crate) fn subject(&self, queue: &str, kind: &str) -> String {
         format!("{}.{queue}.{kind}", self.prefix)
     }
 
-    /// The message of a ticket.
+    /// Builds the message of a ticket.
     ///
-    /// Its id holds its dispatch: under the job's id alone the stream would drop a legitimate re-publication as a
-    /// duplicate.
+    /// The message's id holds the dispatch: under the job's id alone, the stream would drop a legitimate republication
+    /// as a duplicate.
     pub(crate) fn prepare(&self, ticket: &Ticket) -> Prepared {
         let job_id = ticket.job.to_string();
         let body = body(&job_id, ticket);
@@ -95,7 +95,7 @@ impl Queue {
         Prepared { job: ticket.job, subject, headers, body: body.into() }
     }
 
-    /// A place for the confirmations of one sender. Messages that are sent from then on find it.
+    /// Subscribes to the confirmations of one sender, for messages that it sends from then on.
     pub(crate) async fn confirmations(&self) -> Result<Confirmations, QueueError> {
         let inbox = self.client.new_inbox();
         let answers =
@@ -103,9 +103,10 @@ impl Queue {
         Ok(Confirmations { answers, reply_to: ReplyTo(inbox.into()), groups: 0 })
     }
 
-    /// Sends one message, whose confirmation comes to `reply_to` under this number and place.
+    /// Sends one message, whose confirmation arrives at `reply_to` with this `group` and `place`.
     ///
-    /// While NATS is away the client takes some messages, and then makes its callers wait: look first.
+    /// While NATS is away, the client accepts some messages and then makes its callers wait: check the connection
+    /// first.
     pub(crate) async fn send(
         &self,
         message: Prepared,
@@ -119,8 +120,8 @@ impl Queue {
         sent.map_err(|error| unavailable(&error))
     }
 
-    /// Publishes tickets, many at a time; tells for each whether the stream confirmed it. The first call fills
-    /// `confirmations`, and later calls use it again.
+    /// Publishes many tickets at a time. Returns for each whether the stream confirmed it. The first call fills
+    /// `confirmations`, and later calls reuse it.
     pub(crate) async fn publish(
         &self,
         tickets: &[Ticket],
@@ -151,7 +152,7 @@ impl Queue {
             }
             while unconfirmed > 0 {
                 let Some(confirmation) = confirmations.next().await else { break };
-                // One that comes too late is of an earlier group.
+                // A late confirmation belongs to an earlier group.
                 if confirmation.group == group
                     && let Some(answer) = answers.get_mut(confirmation.place)
                 {
@@ -170,7 +171,7 @@ impl Confirmations {
         self.reply_to.clone()
     }
 
-    /// The next one. `None`: the client is closed.
+    /// Returns the next confirmation. `None`: the client is closed.
     ///
     /// Cancel safe.
     pub(crate) async fn next(&mut self) -> Option<Confirmation> {
@@ -187,31 +188,35 @@ impl Confirmations {
     }
 }
 
-/// The error about a message of which the stream has said nothing.
+/// Returns the error about a message that the stream did not confirm.
 pub(crate) fn silence() -> QueueError {
     unavailable(&"the stream did not confirm in time")
 }
 
 fn said(message: &Message) -> Result<(), QueueError> {
-    /// What a stream answers to a publication.
+    /// A stream's answer to a publication.
     #[derive(Deserialize)]
     struct Answer {
         error: Option<async_nats::jetstream::Error>,
-        /// Where the message stands.
+        /// The message's sequence.
         seq: Option<u64>,
     }
     if message.status == Some(StatusCode::NO_RESPONDERS) {
-        return Err(unavailable(&"no stream takes messages of this subject"));
+        return Err(unavailable(
+            &"no stream stores messages of this subject; run `tenure migrate`, or start a worker",
+        ));
     }
     match serde_json::from_slice::<Answer>(&message.payload) {
         Ok(Answer { error: Some(error), .. }) => Err(unavailable(&error)),
         Ok(Answer { seq: Some(_), .. }) => Ok(()),
-        Ok(Answer { seq: None, .. }) => Err(unavailable(&"another subscriber than a stream has answered")),
+        Ok(Answer { seq: None, .. }) => {
+            Err(unavailable(&"a subscriber that is no stream answered the publication"))
+        }
         Err(error) => Err(unavailable(&error)),
     }
 }
 
-/// As [`TicketBody`] reads it.
+/// Builds the body that [`TicketBody`] reads.
 fn body(job_id: &str, ticket: &Ticket) -> String {
     let cleared = ticket.clear_reason.is_some();
     let reason = ticket.clear_reason.as_deref().map_or(Value::Null, Value::from);

@@ -1,16 +1,16 @@
-//! Pull: exactly as many messages as there are free slots.
+//! Pull: requests exactly as many messages as there are free slots.
 //!
-//! A loop of our own: async-nats 0.51's `batch()` with a heartbeat loses a wake-up, and its `stream()`
-//! fetches beyond the free slots; a dead worker would keep those messages for a whole `ack_wait`.
+//! The loop is tenure's own: async-nats 0.51's `batch()` with a heartbeat loses a wake-up, and its `stream()` fetches
+//! beyond the free slots; a dead worker would keep those messages for a whole `ack_wait`.
 //!
-//! The rules: slots first, then a request for just that many; each message takes one slot of `held`;
-//! a request that ended early gives its own back. A new request only when as many slots are free as are
-//! asked for, so that at most log2(slots) + 1 wait. Every request ends by itself after `pull_for`; when
-//! nothing at all was heard for longer, or there is a new connection, the loop starts on a new inbox.
+//! The rules: the loop takes slots first, then requests just that many messages. Each message uses one slot of `held`,
+//! and a request that ends early frees the rest of its slots. The loop sends a new request only when at least as many
+//! slots are free as are requested, so at most log2(slots) + 1 requests wait. Every request ends by itself after
+//! `pull_for`. If the server is silent for longer, or the connection is new, the loop starts on a new inbox.
 //!
-//! An inbox is given up only when every request made on it must have ended. async-nats's `drain()` does
-//! not wait for the server, so that messages on their way would be dropped, and kept from everybody for
-//! a whole `ack_wait` (seen: one or two of 2,000 when a worker stopped under load).
+//! The loop abandons an inbox only when every request made on it must have ended. async-nats's `drain()` does not wait
+//! for the server: it would drop messages on their way, and no worker would get them for a whole `ack_wait` (seen: one
+//! or two of 2,000 when a worker stopped under load).
 
 use std::time::Duration;
 
@@ -35,23 +35,23 @@ use crate::{
     nats::slots::{Slot, Slots},
 };
 
-/// For how long a consumer that has nothing to deliver is watched, before its requests are left.
+/// The time for which the loop watches an idle consumer before it leaves its requests.
 const QUIET_FOR: Duration = Duration::from_millis(100);
-/// How much later than the end of a request its last message may arrive.
+/// The longest delay of a request's last message after the request's end.
 const LATE: Duration = Duration::from_millis(1_500);
-/// How long a request for more than one message waits on the server, where queues share slots.
+/// The lifetime on the server of a request for more than one message, if queues share slots.
 const SHARED_LASTS: Duration = Duration::from_millis(250);
 /// The most messages of one request.
 const BATCH_MAX: usize = 1_024;
 
-/// The most messages that are handed on at once.
+/// The most messages that one call returns.
 const TOGETHER_MAX: usize = 64;
 
-/// What a pull brought.
+/// The result of a pull.
 pub(crate) enum Pulled {
     /// Messages, each with the slot it may run in.
     Deliveries(Vec<(Delivery, Slot)>),
-    /// Nobody answers, or the consumer is gone: look after the topology.
+    /// NATS does not answer, or the consumer is gone: check the topology.
     Broken(String),
 }
 
@@ -62,18 +62,18 @@ pub(crate) struct Pull {
     context: Option<jetstream::Context>,
     consumer: PullConsumer,
     slots: Slots,
-    /// How long a request waits on the server. A dead worker's request takes messages for this long.
+    /// The lifetime of a request on the server. A dead worker's request receives messages for this long.
     requests_last: Duration,
     connections: watch::Receiver<u64>,
     inbox: String,
     subscriber: Option<Subscriber>,
-    /// Inboxes that were left, each until nothing can come any more.
+    /// Old inboxes, each until no message can arrive any more.
     old: SelectAll<BoxStream<'static, async_nats::Message>>,
-    /// Slots for which jobs were asked for on the server's side.
+    /// Slots for which requests wait on the server.
     held: Vec<Slot>,
     requested_at: Instant,
     unanswered: u32,
-    /// Read from the subscriber, and still to be looked at.
+    /// A message that was read from the subscriber and not handled yet.
     next_message: Option<async_nats::Message>,
 }
 
@@ -97,9 +97,9 @@ impl Pull {
         }
     }
 
-    /// The next messages, or that something is wrong. Asks for as many as there are free slots.
+    /// Requests as many messages as there are free slots, and returns the next ones, or what is broken.
     ///
-    /// Cancel safe: what was asked for stays asked for, and is read by the next call, or by `stop`.
+    /// Cancel safe: requests stay, and the next call, or `stop`, reads their messages.
     pub(crate) async fn next(&mut self) -> Result<Pulled, async_nats::Error> {
         if self.subscriber.is_none() {
             self.reset().await?;
@@ -107,7 +107,7 @@ impl Pull {
         loop {
             let wanted = BATCH_MAX.saturating_sub(self.held.len());
             let slots = self.slots.clone();
-            // Told of changes from here on, or one would be missed between the look and the wait.
+            // Enabled before the look, or a change between the look and the wait would be missed.
             let mut changed = std::pin::pin!(slots.changed());
             changed.as_mut().enable();
             let free = slots.available(self.held.len()).min(wanted);
@@ -142,19 +142,19 @@ impl Pull {
                 () = changed, if idle => {}
                 () = sleep_until(silent_at), if !idle => {
                     self.reset().await?;
-                    return Ok(Pulled::Broken("the server does not answer".into()));
+                    return Ok(Pulled::Broken("NATS does not answer".into()));
                 }
             }
         }
     }
 
-    /// Stops asking, waits until every request has ended, and returns what they brought, to be given
-    /// back: given back earlier, it would come right back here. Where nothing is on its way to anybody, it leaves its
+    /// Stops requesting, waits until every request has ended, and returns the messages that arrived, for the caller to
+    /// return to NATS. Returned earlier, they would come right back here. If the consumer delivers nothing, leaves its
     /// requests at once.
     pub(crate) async fn stop(mut self) -> Vec<Delivery> {
         let mut left = Vec::new();
         if self.leave_if_quiet().await {
-            // What came before the subscription ended.
+            // Messages that arrived before the subscription ended.
             while let Some(subscriber) = self.subscriber.as_mut() {
                 let Ok(Some(message)) = timeout(QUIET_FOR * 5, subscriber.next()).await else { break };
                 if is_job(&message) {
@@ -171,7 +171,7 @@ impl Pull {
                 message = async { if next_message.is_some() { next_message } else { subscriber.next().await } },
                     if !self.held.is_empty() => message,
                 message = self.old.next(), if !self.old.is_empty() => {
-                    // Its requests hold no permits any more.
+                    // The requests of an old inbox hold no slots any more.
                     left.extend(message.filter(is_job).and_then(|message| self.delivery(message).ok()));
                     continue;
                 }
@@ -194,12 +194,13 @@ impl Pull {
         left
     }
 
-    /// Ends its requests by ending its subscription, if the consumer delivers nothing just now: the server drops a
-    /// request that nobody waits for.
+    /// Ends the requests by ending the subscription, if the consumer delivers nothing just now: the server drops a
+    /// request without a subscriber.
     ///
-    /// What arrives until the server has ended the subscription is read. A message that the consumer has handed over in
-    /// that very moment may not: it comes again after `ack_wait`, and of a job whose row exists the relay finds that
-    /// within seconds. Hence the looks, a round trip apart, at a consumer that has delivered nothing for [`QUIET_FOR`].
+    /// `stop` reads the messages that arrive until the server has ended the subscription. A message that the consumer
+    /// hands over in that very moment may be missed: NATS redelivers it after `ack_wait`, and if the job's row exists,
+    /// the relay republishes it within seconds. To avoid that, this checks twice, a round trip apart, that the consumer
+    /// has delivered nothing for [`QUIET_FOR`].
     async fn leave_if_quiet(&mut self) -> bool {
         if !self.old.is_empty() || self.next_message.is_some() || self.held.is_empty() {
             return false;
@@ -224,7 +225,7 @@ impl Pull {
         subscriber.drain().await.is_ok()
     }
 
-    /// How many messages the consumer has delivered to anybody.
+    /// Returns how many messages the consumer has delivered to all workers.
     async fn delivered(&mut self) -> Option<u64> {
         let info = timeout(QUIET_FOR * 5, self.consumer.get_info()).await.ok()?.ok()?;
         Some(info.delivered.consumer_sequence)
@@ -251,7 +252,7 @@ impl Pull {
                 sleep(Duration::from_millis(250)).await;
             }
             Some(_) => {
-                // The end of one request: it tells how many of its messages never came.
+                // The end of one request, with the number of its messages that never came.
                 self.unanswered = 0;
                 if let Some(unused) = unused(&message) {
                     self.held.truncate(self.held.len().saturating_sub(unused));
@@ -274,14 +275,14 @@ impl Pull {
         let delivery = self.delivery(message)?;
         self.slots.has_more(delivery.pending > 0);
         let Some(slot) = self.held.pop().or_else(|| self.slots.take_for_message()) else {
-            // Asked for before a reset, and no slot is free any more.
+            // Requested before a reset; no slot is free any more.
             delivery.receipt.send(Ack::Later(Duration::ZERO)).await;
             return Ok(None);
         };
         Ok(Some(Pulled::Deliveries(vec![(delivery, slot)])))
     }
 
-    /// Adds the messages that are here already and have a slot.
+    /// Adds the messages that have arrived already and have a slot.
     fn with_more(&mut self, mut pulled: Pulled) -> Pulled {
         if let Pulled::Deliveries(deliveries) = &mut pulled {
             while deliveries.len() < TOGETHER_MAX && !self.held.is_empty() {
@@ -294,8 +295,8 @@ impl Pull {
                 let Some(slot) = self.held.pop() else { break };
                 match self.delivery(message) {
                     Ok(delivery) => deliveries.push((delivery, slot)),
-                    // Not one of JetStream's: nothing to run, and nobody to answer.
-                    Err(error) => tracing::warn!(%error, "an unreadable message was dropped"),
+                    // JetStream did not send it: there is no job to run and no message to answer.
+                    Err(error) => tracing::warn!(%error, "dropped a message that JetStream did not deliver"),
                 }
             }
         }
@@ -310,7 +311,7 @@ impl Pull {
         if batch == 0 {
             return Ok(());
         }
-        // Slots that others could use are not asked for in vain for long: what is there comes at once.
+        // A request must not hold shared slots in vain for long: messages that wait arrive at once.
         let expires = if batch > 1 && self.slots.is_shared() { SHARED_LASTS } else { self.requests_last };
         let expires = expires.min(self.requests_last);
         let request = BatchConfig { batch, expires: Some(expires), ..Default::default() };
@@ -332,7 +333,7 @@ impl Pull {
     }
 }
 
-/// How many of a request's messages never came, if this is its end.
+/// Returns how many of a request's messages never came. `None`: the message is not the end of a request.
 fn unused(message: &async_nats::Message) -> Option<usize> {
     message.headers.as_ref()?.get("Nats-Pending-Messages")?.as_str().parse().ok()
 }

@@ -1,15 +1,15 @@
-//! Slots: how many more jobs a worker may ask for, and of which queue.
+//! Slots: limit how many more jobs a worker may ask for, and of which queue.
 //!
-//! A *group* has so many slots, for one queue or for several. Several share by weight: where all have jobs waiting,
-//! each gets its part; where only one has, it gets them all but one for each of the others, which is theirs for as
-//! long as they run nothing. What a queue has taken beyond its part, it gives up as its jobs end: a slot that is free
-//! goes to one that lacks something of its own. So an urgent queue of great weight is served first, and none starves.
+//! A *group* has a number of slots, for one queue or for several. Several queues share by weight. If all have jobs
+//! waiting, each gets its part. If only one has, it gets all slots but one for each other queue, which stays reserved
+//! while that queue runs nothing. A queue that holds more than its part loses the excess as its jobs end: a free slot
+//! goes to a queue that lacks some of its part. So an urgent queue of great weight is served first, and none starves.
 //!
-//! Whether a queue has jobs waiting is what the server said with its last message, or by sending none.
+//! A queue has jobs waiting if the server said so with its last message. An empty answer means that it has none.
 //!
 //! Invariants, each held by the test of that name:
 //!
-//! - `every_queue_of_a_group_can_run_one_job_whatever_the_others_want`
+//! - `every_queue_of_a_group_can_run_one_job_beside_the_others`
 //! - `no_slot_is_idle_while_a_queue_of_its_group_has_jobs_waiting`
 
 use std::{
@@ -20,16 +20,16 @@ use std::{
 
 use tokio::sync::{Notify, futures::Notified};
 
-/// What a group knows of one of its queues.
+/// The state of one queue of a group.
 #[derive(Debug)]
 struct Queue {
     weight: u32,
-    /// Slots in which its jobs run, or for which it has asked for jobs.
+    /// Slots in which its jobs run, or for which it has requested jobs.
     taken: usize,
-    /// Whether more of its jobs are believed to wait.
+    /// Whether more of its jobs probably wait.
     has_more: bool,
     is_paused: bool,
-    /// How many more of its jobs may start in the whole fleet, as far as known; `None`: it has no limit.
+    /// The number of its jobs that may still start in the whole fleet, as far as known. `None`: no limit.
     room: Option<usize>,
 }
 
@@ -47,7 +47,7 @@ impl Queue {
 struct Group {
     slots: usize,
     queues: Mutex<Vec<Queue>>,
-    /// A slot is free, or what is known of a queue has changed.
+    /// Notified when a slot is free, or the state of a queue has changed.
     changed: Notify,
 }
 
@@ -57,8 +57,8 @@ impl Group {
     }
 }
 
-/// How many slots the queue of this place may take now, of so many. `asked` of those it has are for jobs that it
-/// has asked for, and not got.
+/// Returns how many of `slots` the queue at index `of` may take now. It holds `asked` slots for jobs that it has
+/// requested and not received.
 fn available(slots: usize, queues: &[Queue], of: usize, asked: usize) -> usize {
     let free = slots.saturating_sub(queues.iter().map(|queue| queue.taken).sum());
     let queue = &queues[of];
@@ -66,27 +66,27 @@ fn available(slots: usize, queues: &[Queue], of: usize, asked: usize) -> usize {
     if queues.len() == 1 {
         return free.min(room);
     }
-    // One standing request finds out whether there are jobs.
+    // One open request finds out whether jobs wait.
     let wanted = if queue.has_more { slots } else { 1_usize.saturating_sub(asked) };
     let (sharing, others): (Vec<usize>, Vec<usize>) =
         (0..queues.len()).partition(|&at| at == of || queues[at].wants_more());
     let to_share = slots.saturating_sub(others.iter().map(|&at| queues[at].taken.max(1)).sum());
     let parts = parts(to_share, queues, &sharing);
-    // What the others still lack of their parts, and the first slots among that, which are theirs alone.
+    // The slots that the others lack of their parts, and the first slots among these, which are reserved.
     let (mut kept, mut firsts) = (0, 0);
     for (at, other) in queues.iter().enumerate().filter(|(at, _)| *at != of) {
         kept += parts[at].saturating_sub(other.taken);
         firsts += usize::from(other.taken == 0);
     }
-    // Two that have jobs waiting and lack slots must not both wait for the other to take them.
+    // Two queues that have jobs waiting and lack slots must not both wait for the other to take them.
     let lacks = if queue.has_more { parts[of].saturating_sub(queue.taken) } else { 0 };
     let of_its_part = free.saturating_sub(firsts).min(lacks);
     let own_first = usize::from(queue.taken == 0).min(free);
     free.saturating_sub(kept).max(of_its_part).max(own_first).min(room).min(wanted)
 }
 
-/// Of so many slots, the part of each queue by weight. One that would get none gets one, at the expense of the others;
-/// so does one that does not share. Together they are no more than the slots, if there is one for each.
+/// Returns the part of each queue of `slots`, by weight. A queue that would get none gets one at the expense of the
+/// others, as does a queue that does not share. The parts add up to at most `slots`, if there is one for each queue.
 fn parts(slots: usize, queues: &[Queue], sharing: &[usize]) -> Vec<usize> {
     let mut parts = vec![1; queues.len()];
     let mut by_weight = sharing.to_vec();
@@ -128,7 +128,7 @@ impl Drop for Slot {
 }
 
 impl Slots {
-    /// So many slots for these queues, each with its weight. There are at least as many slots as queues.
+    /// Makes a group of `slots` for these queues, each with its weight. `slots` must be at least the number of queues.
     pub(crate) fn shared(slots: usize, queues: &[(String, u32)]) -> HashMap<String, Self> {
         let new = |weight| Queue { weight, taken: 0, has_more: false, is_paused: false, room: None };
         let group = Arc::new(Group {
@@ -140,17 +140,18 @@ impl Slots {
         queues.iter().enumerate().map(of).collect()
     }
 
-    /// How many its group has.
+    /// The number of slots of the group.
     pub(crate) fn slots(&self) -> usize {
         self.group.slots
     }
 
-    /// How many may be taken now. `asked` of the queue's are for jobs that it has asked for, and not got.
+    /// Returns how many slots may be taken now. The queue holds `asked` slots for jobs that it has requested and not
+    /// received.
     pub(crate) fn available(&self, asked: usize) -> usize {
         available(self.group.slots, &self.group.queues(), self.at, asked)
     }
 
-    /// Takes so many, or as many as there are.
+    /// Takes `n` slots, or as many as are available.
     pub(crate) fn take(&self, n: usize, asked: usize) -> Vec<Slot> {
         let mut queues = self.group.queues();
         let n = n.min(available(self.group.slots, &queues, self.at, asked));
@@ -159,7 +160,7 @@ impl Slots {
         (0..n).map(|_| Slot { of: self.clone(), taken_at }).collect()
     }
 
-    /// Takes one for a message that is here already, if any is free at all.
+    /// Takes a slot for a message that has arrived, if any slot of the group is free.
     pub(crate) fn take_for_message(&self) -> Option<Slot> {
         let mut queues = self.group.queues();
         let taken: usize = queues.iter().map(|queue| queue.taken).sum();
@@ -169,7 +170,7 @@ impl Slots {
         })
     }
 
-    /// Completes when slots may have become available. Enable it before asking whether they have.
+    /// Completes when slots may have become available. Enable the future before you call `available`.
     pub(crate) fn changed(&self) -> Notified<'_> {
         self.group.changed.notified()
     }
@@ -182,7 +183,7 @@ impl Slots {
         self.group.changed.notify_waiters();
     }
 
-    /// What the server has said: whether more of the queue's jobs wait.
+    /// Records whether more of the queue's jobs wait, as the server said.
     pub(crate) fn has_more(&self, has_more: bool) {
         let mut queues = self.group.queues();
         let others = queues.len() > 1;
@@ -194,27 +195,27 @@ impl Slots {
         }
     }
 
-    /// What an operator has said of the queue, and how many more of its jobs may start, if they are limited.
+    /// Records the operator's settings of the queue, and how many more of its jobs may start, if it has a limit.
     pub(crate) fn settings(&self, is_paused: bool, room: Option<usize>) {
         self.change(|queue| (queue.is_paused, queue.room) = (is_paused, room));
     }
 
-    /// A claim has found out how many more may start.
+    /// Records from a claim how many more jobs may start.
     pub(crate) fn has_room(&self, room: usize) {
         self.change(|queue| queue.room = Some(room));
     }
 
-    /// A claim has found out that the queue is paused.
+    /// Records from a claim that the queue is paused.
     pub(crate) fn pause(&self) {
         self.change(|queue| queue.is_paused = true);
     }
 
-    /// A job of the queue's has ended here: another may start.
+    /// Records the end of a job of the queue: another may start.
     pub(crate) fn ended(&self) {
         self.change(|queue| queue.room = queue.room.map(|room| room + 1));
     }
 
-    /// Whether it shares its slots with others.
+    /// Whether the queue shares its slots with others.
     pub(crate) fn is_shared(&self) -> bool {
         self.group.queues().len() > 1
     }
@@ -223,18 +224,19 @@ impl Slots {
         self.group.queues()[self.at].room.is_some()
     }
 
-    /// The same for all queues that share their slots, and for no other.
+    /// An identity of the group: equal for all queues that share their slots.
     pub(crate) fn group(&self) -> usize {
         Arc::as_ptr(&self.group).addr()
     }
 
-    /// Whether nothing may start: the queue is paused, or runs as many jobs as it may.
+    /// Whether no job may start: the queue is paused, or at its `max_running`.
     pub(crate) fn is_held(&self) -> bool {
         let queue = &self.group.queues()[self.at];
         queue.is_paused || queue.room == Some(0)
     }
 
-    /// How many jobs of the queue could start, if so many run of all that share its slots. Not what is asked for.
+    /// Returns how many jobs of the queue could start while `running` jobs of the group run, whether or not they are
+    /// requested.
     pub(crate) fn free(&self, running: usize) -> usize {
         let free = self.group.slots.saturating_sub(running);
         let queues = self.group.queues();
@@ -242,7 +244,7 @@ impl Slots {
         if queue.is_paused { 0 } else { free.min(queue.room.unwrap_or(free)) }
     }
 
-    /// How many of the queue's are taken.
+    /// The number of slots that the queue has taken.
     #[cfg(test)]
     pub(crate) fn taken(&self) -> usize {
         self.group.queues()[self.at].taken
@@ -262,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn one_queue_has_all_its_slots() {
+    fn a_queue_alone_has_all_slots() {
         let all = group(3, &[1]);
         let two = all[0].take(2, 0);
         assert_eq!((two.len(), all[0].available(2), all[0].take(9, 2).len()), (2, 1, 1));
@@ -271,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_paused_queue_and_one_whose_limit_is_reached_ask_for_nothing() {
+    fn a_paused_queue_and_a_queue_at_its_limit_request_nothing() {
         let all = group(3, &[1]);
         all[0].settings(true, None);
         assert_eq!(all[0].available(0), 0);
@@ -284,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn where_all_have_jobs_waiting_each_gets_its_part() {
+    fn queues_that_all_have_jobs_waiting_get_their_parts() {
         let all = group(10, &[4, 1]);
         all[1].has_more(true);
         let mut bulk = all[1].take(10, 0);
@@ -294,13 +296,13 @@ mod tests {
         all[0].has_more(true);
         let mut urgent = Vec::new();
         while bulk.len() > 2 {
-            // A slot at a time, and the greedy one asks first.
+            // One slot at a time, and the bulk queue asks first.
             bulk.pop();
             assert_eq!(all[1].take(1, 0).len(), 0, "{} of the bulk run", bulk.len());
             urgent.extend(all[0].take(1, 0));
         }
         assert_eq!((first.len() + urgent.len(), bulk.len()), (8, 2));
-        // And back, when the urgent queue is empty.
+        // The slots go back when the urgent queue is empty.
         all[0].has_more(false);
         drop(urgent);
         assert_eq!(all[1].available(0), 7);
@@ -308,19 +310,19 @@ mod tests {
 
     #[test]
     fn a_queue_that_may_start_nothing_keeps_one_slot_from_the_others_and_no_more() {
-        for (what, is_paused, room) in [("paused", true, None), ("at its limit", false, Some(0))] {
+        for (state, is_paused, room) in [("paused", true, None), ("at its limit", false, Some(0))] {
             let all = group(10, &[8, 1]);
             for queue in &all {
                 queue.has_more(true);
             }
             assert_eq!(all[1].available(0), 2, "the other has eight ninths");
             all[0].settings(is_paused, room);
-            assert_eq!(all[1].available(0), 9, "the other is {what}");
+            assert_eq!(all[1].available(0), 9, "the other is {state}");
         }
     }
 
-    /// Whether somebody who waits for a change is told of this one.
-    fn tells(slots: &Slots, change: impl FnOnce()) -> bool {
+    /// Whether this change wakes a task that waits for a change.
+    fn wakes(slots: &Slots, change: impl FnOnce()) -> bool {
         let mut changed = std::pin::pin!(slots.changed());
         changed.as_mut().enable();
         change();
@@ -328,31 +330,31 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_slots_is_told_of_what_may_have_made_some_available() {
+    fn a_change_that_may_make_slots_available_wakes_the_tasks_that_wait() {
         let (alone, shared) = (group(2, &[1]), group(4, &[1, 1]));
-        assert!(!tells(&alone[0], || alone[0].has_more(true)), "it has all slots, whatever waits");
-        assert!(tells(&shared[0], || shared[1].has_more(true)));
-        assert!(!tells(&shared[0], || shared[1].has_more(true)), "that was known");
-        assert!(tells(&shared[0], || shared[1].has_more(false)));
+        assert!(!wakes(&alone[0], || alone[0].has_more(true)), "a queue alone always has all slots");
+        assert!(wakes(&shared[0], || shared[1].has_more(true)));
+        assert!(!wakes(&shared[0], || shared[1].has_more(true)), "nothing has changed");
+        assert!(wakes(&shared[0], || shared[1].has_more(false)));
         for slots in [&alone[0], &shared[0]] {
-            assert!(tells(slots, || slots.settings(false, Some(0))));
-            assert!(tells(slots, || slots.has_room(1)));
-            assert!(tells(slots, || slots.ended()));
-            assert!(tells(slots, || slots.pause()));
+            assert!(wakes(slots, || slots.settings(false, Some(0))));
+            assert!(wakes(slots, || slots.has_room(1)));
+            assert!(wakes(slots, || slots.ended()));
+            assert!(wakes(slots, || slots.pause()));
             slots.settings(false, None);
             let taken = slots.take(1, 0);
-            assert!(tells(slots, || drop(taken)));
+            assert!(wakes(slots, || drop(taken)));
             assert_eq!(slots.taken(), 0);
         }
     }
 
     #[test]
-    fn a_message_that_is_here_takes_any_slot_that_is_free() {
+    fn a_message_that_has_arrived_takes_any_free_slot() {
         let all = group(2, &[1, 1]);
         let first = all[0].take_for_message().map(|slot| slot.of.at);
-        assert_eq!((first, all[0].taken()), (Some(0), 0), "given back at once");
+        assert_eq!((first, all[0].taken()), (Some(0), 0), "the slot is dropped at once");
         let kept = [all[0].take_for_message(), all[0].take_for_message()];
-        assert!(kept.iter().all(Option::is_some), "the other's, too");
+        assert!(kept.iter().all(Option::is_some), "the other queue's, too");
         assert_eq!((all[0].taken(), all[1].taken()), (2, 0));
         assert!(all[1].take_for_message().is_none());
         drop(kept);
@@ -360,31 +362,31 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_says_what_may_start_whatever_is_asked_for() {
+    fn free_counts_the_jobs_that_may_start_not_those_requested() {
         let (alone, shared) = (group(5, &[1]), group(5, &[1, 1]));
         assert!(!alone[0].is_shared() && shared[0].is_shared());
         assert_eq!(shared[0].group(), shared[1].group());
         assert_ne!(shared[0].group(), alone[0].group());
         assert_eq!(alone[0].slots(), 5);
         let slots = &alone[0];
-        let says = || (slots.is_limited(), slots.is_held(), slots.free(3), slots.free(9));
-        assert_eq!(says(), (false, false, 2, 0));
+        let state = || (slots.is_limited(), slots.is_held(), slots.free(3), slots.free(9));
+        assert_eq!(state(), (false, false, 2, 0));
         slots.settings(false, Some(1));
-        assert_eq!(says(), (true, false, 1, 0));
+        assert_eq!(state(), (true, false, 1, 0));
         slots.ended();
         slots.ended();
-        assert_eq!(says(), (true, false, 2, 0), "three may start, but two slots are free");
+        assert_eq!(state(), (true, false, 2, 0), "three may start, but two slots are free");
         slots.has_room(0);
-        assert_eq!(says(), (true, true, 0, 0));
+        assert_eq!(state(), (true, true, 0, 0));
         slots.settings(true, None);
-        assert_eq!(says(), (false, true, 0, 0));
+        assert_eq!(state(), (false, true, 0, 0));
         slots.ended();
         assert!(!slots.is_limited(), "there is no limit to count against");
     }
 
-    /// Each would keep for the other what it lacks, and the slots would stand idle until there were enough for both.
+    /// Otherwise each would keep the free slot for the other, and slots would stay idle until both could have one.
     #[test]
-    fn of_two_queues_that_lack_slots_the_first_to_ask_gets_the_one_that_is_free() {
+    fn the_first_to_ask_of_two_queues_that_lack_slots_gets_the_free_slot() {
         let all = group(30, &[1, 1, 1]);
         all[2].has_more(true);
         let mut greedy = all[2].take(30, 0);
@@ -400,13 +402,13 @@ mod tests {
         assert_eq!(
             (all[0].available(0), all[2].available(0)),
             (9, 0),
-            "its part, and no more while others lack"
+            "its part, and no more while others lack slots"
         );
     }
 
-    /// For one that has nothing waiting, a request is no reason to hold a slot that another lacks.
+    /// A request that only finds out whether jobs wait is no reason to hold a slot that another queue lacks.
     #[test]
-    fn a_queue_that_runs_something_and_has_nothing_waiting_takes_no_slot_from_one_that_lacks() {
+    fn a_queue_that_runs_a_job_and_has_none_waiting_takes_no_slot_from_a_queue_that_lacks_one() {
         let all = group(30, &[1, 1, 1]);
         all[2].has_more(true);
         let mut greedy = all[2].take(30, 0);
@@ -416,9 +418,9 @@ mod tests {
         assert_eq!((runs.len(), all[0].available(0), all[1].available(0)), (2, 0, 1));
     }
 
-    /// The first slot of one that runs nothing is nobody else's, whatever another lacks.
+    /// The first slot of a queue that runs nothing stays reserved.
     #[test]
-    fn a_queue_that_lacks_slots_leaves_the_others_their_first() {
+    fn a_queue_that_lacks_slots_leaves_every_other_queue_its_first() {
         let all = group(3, &[1, 1, 1]);
         let one = all[0].take(1, 0);
         for slots in &all {
@@ -428,28 +430,28 @@ mod tests {
     }
 
     #[test]
-    fn no_part_is_less_than_one_and_together_they_are_no_more_than_there_are() {
+    fn each_part_is_at_least_one_and_the_parts_add_up_to_at_most_all_slots() {
         let of = |slots, weights: &[u32], sharing: &[usize]| {
             let queues = group(100, weights)[0].group.clone();
             parts(slots, &queues.queues(), sharing)
         };
         assert_eq!(of(7, &[36, 1, 16, 1], &[0, 1, 2, 3]), [3, 1, 1, 1]);
         assert_eq!(of(10, &[100, 60, 1], &[0, 1, 2]), [5, 3, 1]);
-        assert_eq!(of(10, &[3, 1, 1], &[0, 2]), [7, 1, 2], "one does not share");
-        assert_eq!(of(1, &[1, 1], &[0, 1]), [1, 1], "there is not one for each");
+        assert_eq!(of(10, &[3, 1, 1], &[0, 2]), [7, 1, 2], "the second queue does not share");
+        assert_eq!(of(1, &[1, 1], &[0, 1]), [1, 1], "there are fewer slots than queues");
         assert_eq!(of(0, &[1, 1], &[0, 1]), [1, 1]);
     }
 
-    /// So that the relation of the weights, and not their size, is what counts.
+    /// Only the ratio of the weights matters, not their size.
     #[test]
-    fn the_parts_of_a_group_go_by_weight() {
+    fn the_parts_of_a_group_follow_the_weights() {
         for (weights, parts) in [([1, 1], [5, 5]), ([4, 1], [8, 2]), ([30, 10], [7, 2]), ([1, 100], [1, 9])] {
             let all = group(10, &weights);
             for slots in &all {
                 slots.has_more(true);
             }
             let alone: Vec<_> = all.iter().map(|slots| slots.available(0)).collect();
-            // What is kept is the other's part, which is rounded down.
+            // Each queue leaves the other its part, which is rounded down.
             let kept = [10 - alone[1], 10 - alone[0]];
             assert_eq!(kept, parts, "{weights:?}");
         }
@@ -457,7 +459,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_queue_of_a_group_can_run_one_job_whatever_the_others_want(
+        fn every_queue_of_a_group_can_run_one_job_beside_the_others(
             weights in prop::collection::vec(1..100_u32, 2..5),
             more in 0..20_usize,
             order in prop::collection::vec((0..5_usize, any::<bool>(), 1..30_usize), 0..40),
@@ -487,7 +489,7 @@ mod tests {
         ) {
             let all = group(weights.len() + more, &weights);
             prop_assume!(hungry[..all.len()].contains(&true));
-            // They run what they took when the others wanted less.
+            // They run the jobs that they took when the others wanted less.
             let mut running = Vec::new();
             for (slots, before) in all.iter().zip(&before) {
                 slots.has_more(true);

@@ -1,7 +1,7 @@
-//! TLS: how this process speaks it to NATS.
+//! TLS: the client's configuration for NATS.
 //!
-//! The cryptography is named here. A program in which several crates have chosen theirs for rustls has no default one,
-//! and a client that asks for it panics at its first connection with TLS.
+//! It names the cryptography provider. A program whose crates choose several providers for rustls has no default one,
+//! and a client that asks for the default panics at its first connection with TLS.
 
 use std::{path::Path, sync::Arc};
 
@@ -14,12 +14,12 @@ use rustls::{
 use super::connect::QueueError;
 use crate::config::Config;
 
-/// A file that cannot be used, by the name of its setting.
+/// The error about a file that cannot be used. `name` is its setting.
 fn unfit(name: &'static str, path: &Path, reason: impl std::fmt::Display) -> QueueError {
     QueueError::Credentials { name, path: path.display().to_string(), reason: reason.to_string() }
 }
 
-/// The certificates of a file, of which there is one at least.
+/// Reads the certificates of a file, at least one.
 fn certificates(name: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, QueueError> {
     let all = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
     match all {
@@ -29,7 +29,7 @@ fn certificates(name: &'static str, path: &Path) -> Result<Vec<CertificateDer<'s
     }
 }
 
-/// The client's side of TLS, used where the server or a setting asks for TLS.
+/// Builds the client's configuration, which applies if the server or a setting asks for TLS.
 ///
 /// # Errors
 ///
@@ -41,7 +41,7 @@ pub(super) fn client(config: &Config) -> Result<ClientConfig, QueueError> {
             roots.add(certificate).map_err(|error| unfit("TENURE_NATS_CA", path, error))?;
         }
     } else {
-        // Without any, a server with TLS is refused when it shows its certificate; others need none.
+        // Without a root, the client refuses a server with TLS by its certificate; other servers need no root.
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     }
     let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))

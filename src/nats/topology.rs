@@ -1,7 +1,7 @@
 //! Topology: the stream and its consumers, as `nats/*.json` define them.
 //!
-//! A worker creates what is missing, reports what differs, and changes nothing: two versions would fight.
-//! `tenure migrate` changes.
+//! A worker creates a missing stream or consumer and reports differences, but changes nothing: two versions would
+//! fight. `tenure migrate` makes the changes.
 
 use std::sync::{PoisonError, atomic::Ordering};
 
@@ -17,18 +17,18 @@ use super::connect::{Queue, QueueError};
 const STREAM: &str = include_str!("../../nats/stream.json");
 const CONSUMER: &str = include_str!("../../nats/consumer.json");
 
-/// How far a queue's consumer has come, and in which stream.
+/// The progress of a queue's consumer in a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Progress {
+pub struct Progress {
     /// When the stream was created, in the server's words.
     pub(crate) stream_created: String,
     pub(crate) last_seq: u64,
     /// The sequence last delivered to any worker.
     pub(crate) delivered: u64,
-    /// How many messages were never delivered.
-    pub(crate) pending: u64,
-    /// How many were delivered, and not acknowledged yet.
-    pub(crate) unacknowledged: u64,
+    /// The number of undelivered messages.
+    pub pending: u64,
+    /// The number of messages that are delivered and not acknowledged yet.
+    pub unacknowledged: u64,
 }
 
 pub(super) fn stream_definition(queue: &Queue) -> Result<stream::Config, QueueError> {
@@ -50,10 +50,10 @@ pub(super) fn consumer_definition(queue: &Queue, name: &str) -> Result<pull::Con
 }
 
 fn definition_error(error: &serde_json::Error) -> QueueError {
-    QueueError::Refused { what: "read the definitions under nats/".into(), reason: error.to_string() }
+    QueueError::Refused { what: "use the definitions under nats/".into(), reason: error.to_string() }
 }
 
-/// What of a stream's definition tenure's guarantees rest on, compared.
+/// Compares the parts of a stream's definition that tenure's guarantees rest on, and returns the differences.
 pub(super) fn stream_drift(is: &stream::Config, should: &stream::Config) -> Vec<String> {
     let mut drift = Vec::new();
     let mut compare = |what: &str, is: String, should: String| {
@@ -86,7 +86,7 @@ pub(super) fn consumer_drift(is: &jetstream::consumer::Config, should: &pull::Co
     drift
 }
 
-/// 10058: a stream of this name exists, with another first sequence.
+/// Whether the error is 10058: a stream of this name exists, with another first sequence.
 fn is_there_already(error: &jetstream::context::CreateStreamError) -> bool {
     matches!(error.kind(), CreateStreamErrorKind::JetStream(e) if e.error_code().0 == 10058)
 }
@@ -96,18 +96,18 @@ fn unavailable(what: &str, error: &dyn std::fmt::Display) -> QueueError {
 }
 
 impl Queue {
-    /// Creates the stream if it is missing; returns what differs from its definition.
+    /// Creates the stream if it is missing. Returns the differences from its definition.
     pub(crate) async fn ensure_stream(&self) -> Result<Vec<String>, QueueError> {
         let mut should = stream_definition(self)?;
         let info = match self.context.get_stream(self.stream.as_str()).await {
             Ok(stream) => stream.cached_info().clone(),
             Err(error) if matches!(error.kind(), GetStreamErrorKind::JetStream(e) if e.code() == 404) => {
-                // Sequences of an older stream of this name must not come again: an ack of then would
-                // remove a message of now.
+                // The sequences of an older stream of this name must not repeat: an old ack would remove a
+                // new message.
                 should.first_sequence = u64::try_from(chrono::Utc::now().timestamp_micros()).ok();
                 match self.context.create_stream(should.clone()).await {
                     Ok(stream) => {
-                        tracing::warn!(stream = %self.stream, "created the stream, which was missing");
+                        tracing::warn!(stream = %self.stream, "the stream was missing; created it");
                         stream.cached_info().clone()
                     }
                     // Another worker was faster.
@@ -129,11 +129,8 @@ impl Queue {
         Ok(stream_drift(&info.config, &should))
     }
 
-    /// Creates a queue's consumer if it is missing; returns it, and what differs from its definition.
-    pub(crate) async fn ensure_consumer(
-        &self,
-        name: &str,
-    ) -> Result<(PullConsumer, Vec<String>), QueueError> {
+    /// Creates a queue's consumer if it is missing. Returns the consumer, and the differences from its definition.
+    pub async fn ensure_consumer(&self, name: &str) -> Result<(PullConsumer, Vec<String>), QueueError> {
         let should = consumer_definition(self, name)?;
         let found =
             self.context.get_consumer_from_stream::<pull::Config, _, _>(name, self.stream.as_str()).await;
@@ -145,10 +142,10 @@ impl Queue {
                 .await
             {
                 Ok(consumer) => {
-                    tracing::warn!(queue = name, "created the queue's consumer, which was missing");
+                    tracing::warn!(queue = name, "the consumer of a queue was missing; created it");
                     consumer
                 }
-                // Another worker was faster, or NATS is away: the second look tells.
+                // Another worker was faster, or NATS is away: the second lookup finds out.
                 Err(error) => self
                     .context
                     .get_consumer_from_stream::<pull::Config, _, _>(name, self.stream.as_str())
@@ -160,7 +157,7 @@ impl Queue {
         Ok((consumer, drift))
     }
 
-    /// Creates or changes the stream and the consumers of these queues: the admin's call.
+    /// Creates or changes the stream and the consumers of these queues, for `tenure migrate`.
     pub(crate) async fn apply_topology(&self, queues: &[String]) -> Result<(), QueueError> {
         let refused = |what: &str, error: &dyn std::fmt::Display| QueueError::Refused {
             what: what.into(),
@@ -171,7 +168,7 @@ impl Queue {
         let stream = self.context.get_stream(self.stream.as_str()).await;
         let now = stream.map_err(|error| unavailable("get the stream", &error))?.cached_info().config.clone();
         if differs || now.max_consumers < config.max_consumers {
-            // How many replicas, and from which sequence on, is the operator's business; so are more consumers.
+            // The operator decides about the replicas, the first sequence, and a higher number of consumers.
             config.max_consumers = config.max_consumers.max(now.max_consumers);
             config.num_replicas = now.num_replicas;
             config.first_sequence = now.first_sequence;
@@ -190,7 +187,7 @@ impl Queue {
         Ok(())
     }
 
-    /// The stream's creation and its last sequence.
+    /// Returns the stream's creation time and its last sequence.
     pub(crate) async fn stream_state(&self) -> Result<(String, u64), QueueError> {
         let stream = self.context.get_stream(self.stream.as_str()).await;
         let stream = stream.map_err(|error| unavailable("get the stream", &error))?;
@@ -198,21 +195,25 @@ impl Queue {
         Ok((self.note_created(info), info.state.last_sequence))
     }
 
-    /// The first sequence that the stream still holds, or will.
+    /// Returns the first sequence that the stream still holds, or the next one if it is empty.
     pub(crate) async fn first_sequence(&self) -> Result<u64, QueueError> {
         let stream = self.context.get_stream(self.stream.as_str()).await;
         let stream = stream.map_err(|error| unavailable("get the stream", &error))?;
         Ok(stream.cached_info().state.first_sequence)
     }
 
-    /// How far a queue's consumer has come. `None`: there is no such consumer.
-    #[cfg(feature = "cli")]
-    pub(crate) async fn progress(&self, name: &str) -> Result<Progress, QueueError> {
+    /// Returns the progress of a queue's consumer.
+    ///
+    /// # Errors
+    ///
+    /// NATS does not answer, or there is no such consumer.
+    #[cfg(any(feature = "internals", feature = "testing"))]
+    pub async fn progress(&self, name: &str) -> Result<Progress, QueueError> {
         let stream = self.stream_state().await?;
         self.progress_in(name, &stream).await
     }
 
-    /// How far a queue's consumer has come in this stream: its creation, and its last sequence.
+    /// Returns the progress of a queue's consumer in this stream, given its creation time and its last sequence.
     pub(crate) async fn progress_in(
         &self,
         name: &str,
@@ -234,36 +235,37 @@ impl Queue {
     }
 
     /// Removes a queue's messages and its consumer.
-    #[cfg(feature = "cli")]
-    pub(crate) async fn forget(&self, name: &str) -> Result<(), QueueError> {
+    #[cfg(feature = "internals")]
+    pub async fn forget(&self, name: &str) -> Result<(), QueueError> {
         let stream = self.context.get_stream(self.stream.as_str()).await;
         let stream = stream.map_err(|error| unavailable("get the stream", &error))?;
         let messages = stream.purge().filter(format!("{}.{name}.>", self.prefix)).await;
         messages.map_err(|error| unavailable("purge the queue", &error))?;
-        // There may be none.
+        // The queue may have no consumer.
         stream.delete_consumer(name).await.ok();
         Ok(())
     }
 
-    /// Removes the stream, with all that is in it.
-    #[cfg(any(feature = "cli", feature = "testing"))]
-    pub(crate) async fn remove_stream(&self) -> Result<(), QueueError> {
+    /// Removes the stream with all its messages.
+    #[cfg(any(feature = "internals", feature = "testing"))]
+    pub async fn remove_stream(&self) -> Result<(), QueueError> {
         let removed = self.context.delete_stream(self.stream.as_str()).await;
         removed.map(drop).map_err(|error| unavailable("remove the stream", &error))
     }
 
-    /// The server's version, as it told when it was connected to.
-    #[cfg(feature = "cli")]
-    pub(crate) fn server_version(&self) -> String {
+    /// The server's version at the time of the connection.
+    #[cfg(feature = "internals")]
+    pub fn server_version(&self) -> String {
         self.client.server_info().version
     }
 
-    /// Remembers which stream this is; a new one makes every receipt of the old void.
+    /// Remembers the stream's creation time. A new stream voids every receipt of the old one.
     fn note_created(&self, info: &stream::Info) -> String {
         let created = info.created.unix_timestamp_nanos().to_string();
         let mut known = self.stream_created.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = known.as_ref().filter(|known| **known != created) {
-            tracing::warn!(stream = %self.stream, known, created, "the stream was created anew");
+            tracing::warn!(stream = %self.stream, known, created,
+                "the stream was recreated; receipts of the old stream are void");
             self.epoch.fetch_add(1, Ordering::AcqRel);
         }
         *known = Some(created.clone());
@@ -277,7 +279,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_shipped_definitions_hold_what_the_guarantees_rest_on() {
+    fn the_shipped_definitions_hold_the_values_that_the_guarantees_rest_on() {
         let stream: stream::Config = serde_json::from_str(STREAM).unwrap();
         assert_eq!(stream.retention, stream::RetentionPolicy::WorkQueue);
         assert_eq!(stream.discard, stream::DiscardPolicy::New);

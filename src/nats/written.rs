@@ -1,7 +1,7 @@
-//! Written: which messages the kernel has.
+//! Written: waits until the kernel has the messages.
 //!
-//! The client writes from a task of its own. All callers that ask while nothing new is sent wait for one flush. None of
-//! them has a timer: one that is nearer than all others wakes the runtime's driver, which costs more than the flush.
+//! The client writes from a task of its own. All callers that ask while no message is sent share one flush. No caller
+//! has a timer: a timer that is the next to fire wakes the runtime's driver, which costs more than the flush.
 
 use std::{
     collections::VecDeque,
@@ -18,7 +18,7 @@ use tokio::{
 
 use crate::batch::joint::Joint;
 
-/// How long a flush may take; it is ended at most half as long after that.
+/// The deadline of a flush. The watch ends a late flush at most half as long after that.
 pub(crate) const WRITTEN_WITHIN: Duration = Duration::from_millis(200);
 
 /// The flushes of one client. Cheap to clone.
@@ -33,14 +33,14 @@ struct Inner {
 
 #[derive(Default)]
 struct State {
-    /// Grows with what is sent.
+    /// Grows with every message that is sent.
     sent: u64,
     in_flight: VecDeque<Flush>,
 }
 
 #[derive(Clone)]
 struct Flush {
-    /// What had been sent when it began.
+    /// The value of `sent` when it began.
     covers: u64,
     began: Instant,
     done: Joint<bool>,
@@ -54,7 +54,7 @@ impl Inner {
 }
 
 impl Flushes {
-    /// Starts the watch, which ends when the last of these is dropped.
+    /// Starts the watch, which ends when the last clone is dropped.
     pub(super) fn start() -> Self {
         let (begun, wakes) = mpsc::channel(1);
         let inner = Arc::new(Inner { state: Mutex::default(), begun });
@@ -62,14 +62,14 @@ impl Flushes {
         Self(inner)
     }
 
-    /// Something was sent: a flush that has begun does not cover it.
+    /// Counts a message that was sent, which no flush that has begun covers.
     pub(super) fn note_sent(&self) {
         self.0.state().sent += 1;
     }
 
-    /// Waits until the kernel has all that was sent so far. `false`: it took too long.
+    /// Waits until the kernel has every message that was sent so far. `false`: it took too long.
     ///
-    /// Where the socket is full to the byte, the client (0.51) may say so one message too early.
+    /// If the socket is full to the byte, the client (0.51) may report the flush one message too early.
     ///
     /// Cancel safe.
     pub(super) async fn written(&self, client: &Client) -> bool {
@@ -81,12 +81,12 @@ impl Flushes {
             } else {
                 state.in_flight.retain(|flush| !flush.done.is_done());
                 let client = client.clone();
-                // An error says that the client is closed: nothing will be written any more.
+                // An error means that the client is closed, and writes nothing any more.
                 let (flush, gives_up) = abortable(async move { client.flush().await.ok() });
                 let done = Joint::new(async move { flush.await.is_ok() });
                 let (covers, began) = (state.sent, Instant::now());
                 state.in_flight.push_back(Flush { covers, began, done: done.clone(), gives_up });
-                // Full, the watch wakes up anyway.
+                // If the channel is full, the watch wakes up anyway.
                 self.0.begun.try_send(()).ok();
                 done
             }
@@ -95,7 +95,7 @@ impl Flushes {
     }
 }
 
-/// Ends flushes that take too long. One timer for all of them, and none while there is no flush.
+/// Ends flushes that take too long, with one timer for all, and none while there is no flush.
 async fn watch(flushes: Weak<Inner>, mut wakes: mpsc::Receiver<()>) {
     while wakes.recv().await.is_some() {
         sleep(WRITTEN_WITHIN / 2).await;
@@ -106,7 +106,7 @@ async fn watch(flushes: Weak<Inner>, mut wakes: mpsc::Receiver<()>) {
             if is_late {
                 flush.gives_up.abort();
             }
-            // Later callers start a flush of their own: this one was given up.
+            // Later callers start a new flush.
             !is_late && !flush.done.is_done()
         });
         if !state.in_flight.is_empty() {

@@ -1,11 +1,10 @@
 //! Health: whether a worker has started, is ready for jobs, and is alive at all.
 //!
-//! *Alive* says nothing of Postgres and NATS: an outage would have every worker restarted, and make of a pause the
-//! loss of all that runs. It says that the worker's own loops run: a runtime that hangs, or a loop that has ended, can
-//! only be mended by a restart.
+//! *Alive* says nothing about Postgres and NATS: else an outage would restart every worker, and lose all running jobs.
+//! It says that the worker's own loops run: only a restart cures a runtime that hangs, or a loop that has ended.
 //!
-//! *Ready* says that a job that is published now can be claimed: both servers answer, the stream and the consumers are
-//! there, the database lets this worker claim, and it was not told to stop.
+//! *Ready* says that this worker can claim a job that is published now: both servers answer, the stream and the
+//! consumers exist, the database lets this worker claim, and it is not shutting down.
 //!
 //! Invariants, each held by the test of that name:
 //!
@@ -24,13 +23,13 @@ use std::{
 /// The health of one worker. Cheap to clone, and answers without awaiting: ask it from a thread or a runtime that is
 /// not the worker's, or a hung runtime takes the answer with it.
 ///
-/// With the feature `http`, and `TENURE_LISTEN` set, a worker answers `/livez`, `/readyz` and `/startupz` by itself.
+/// With the feature `http`, and `TENURE_LISTEN` set, the worker itself answers `/livez`, `/readyz` and `/startupz`.
 #[derive(Debug, Clone)]
 pub struct Health(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    /// Without a sign of life for longer, the runtime hangs.
+    /// A runtime without a sign of life for longer than this hangs.
     hung_after: Duration,
     has_started: AtomicBool,
     is_draining: AtomicBool,
@@ -42,13 +41,13 @@ struct State {
     beat_at: Instant,
     /// A loop that ended and should not have.
     ended: Option<&'static str>,
-    /// What is missing, and why.
+    /// The conditions that are missing, each with the reason.
     missing: BTreeMap<String, String>,
 }
 
 impl Health {
     pub(crate) fn new(hung_after: Duration) -> Self {
-        let missing = [("worker".to_owned(), "it is starting".to_owned())].into();
+        let missing = [("worker".to_owned(), "starting".to_owned())].into();
         Self(Arc::new(Inner {
             hung_after,
             has_started: AtomicBool::new(false),
@@ -61,11 +60,11 @@ impl Health {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the worker's own loops run.
+    /// Returns whether the worker's own loops run.
     ///
     /// # Errors
     ///
-    /// Which do not. Only a restart helps.
+    /// Names the loop that has ended, or says for how long the runtime has hung. Only a restart helps.
     pub fn live(&self) -> Result<(), String> {
         let state = self.state();
         if let Some(ended) = state.ended {
@@ -80,27 +79,28 @@ impl Health {
         Ok(())
     }
 
-    /// Whether the worker takes jobs.
+    /// Returns whether the worker takes jobs.
     ///
     /// # Errors
     ///
-    /// What it lacks, and why.
+    /// Lists the conditions that are missing, each with the reason.
     pub fn ready(&self) -> Result<(), Vec<String>> {
         let mut reasons: Vec<_> =
             self.state().missing.iter().map(|(what, why)| format!("{what}: {why}")).collect();
         if self.is_draining() {
-            reasons.push("worker: it is stopping".to_owned());
+            reasons.push("worker: stopping".to_owned());
         }
         reasons.extend(self.live().err());
         if reasons.is_empty() { Ok(()) } else { Err(reasons) }
     }
 
-    /// Whether the worker has found both servers, registered, and taken back what earlier processes of its host left.
+    /// Returns whether the worker has reached both servers, registered, and reset the jobs that dead processes of its
+    /// host left.
     pub fn has_started(&self) -> bool {
         self.0.has_started.load(Ordering::Acquire)
     }
 
-    /// Whether the worker was told to stop.
+    /// Returns whether the worker is shutting down.
     pub fn is_draining(&self) -> bool {
         self.0.is_draining.load(Ordering::Acquire)
     }
@@ -114,22 +114,22 @@ impl Health {
         self.0.is_draining.store(true, Ordering::Release);
     }
 
-    /// The runtime runs.
+    /// Records that the runtime runs.
     pub(crate) fn beat(&self) {
         self.state().beat_at = Instant::now();
     }
 
-    /// A loop has ended that should not have.
+    /// Records a loop that ended and should not have.
     pub(crate) fn loop_ended(&self, name: &'static str) {
         self.state().ended.get_or_insert(name);
     }
 
-    /// Something that jobs need is not there.
+    /// Records a missing condition, and the reason.
     pub(crate) fn lacks(&self, what: &str, why: impl Into<String>) {
         self.state().missing.insert(what.to_owned(), why.into());
     }
 
-    /// It is there.
+    /// Records that a condition is met.
     pub(crate) fn has(&self, what: &str) {
         self.state().missing.remove(what);
     }
@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_worker_is_ready_when_nothing_is_missing_and_until_it_is_told_to_stop() {
+    fn a_worker_is_ready_when_nothing_is_missing_and_until_it_stops() {
         let health = Health::new(Duration::from_secs(60));
         assert!(!health.has_started() && health.ready().is_err() && health.live().is_ok());
         health.lacks("Postgres", "away");

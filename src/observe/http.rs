@@ -1,6 +1,6 @@
-//! Http: what a worker answers to Prometheus, and to the probes of whatever it is deployed on.
+//! Http: answers Prometheus and the probes of the platform.
 //!
-//! On a thread and a runtime of its own: it has to answer when the worker's hangs. Requests are not logged.
+//! On a thread and a runtime of its own: it has to answer when the worker's runtime hangs. Requests are not logged.
 
 use std::{
     io,
@@ -28,19 +28,19 @@ use crate::observe::{
     metrics::{InstallError, Metrics, install},
 };
 
-/// How many connections are open at once.
+/// How many connections may be open at once.
 const CONNECTIONS_MAX: usize = 256;
-/// How long one may take to ask, or to ask again.
+/// How long a connection may take to send a request's headers, or the next request's.
 const HEADERS_WITHIN: Duration = Duration::from_secs(15);
-/// Answers until it is dropped.
+/// A server that answers until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Server {
+pub struct Server {
     _stop: oneshot::Sender<()>,
 }
 
 impl Server {
-    /// Listens, and answers from a thread of its own; the log says `what` is there.
-    pub(crate) fn start(listen: SocketAddr, router: Router, what: &str) -> io::Result<Self> {
+    /// Listens, and answers from a thread of its own. The log says that `what` is served.
+    pub fn start(listen: SocketAddr, router: Router, what: &str) -> io::Result<Self> {
         let listener = TcpListener::bind(listen)?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
@@ -50,11 +50,11 @@ impl Server {
             runtime.block_on(async move {
                 let served = tokio::select! {
                     served = serve(listener, router) => served,
-                    // An error is what dropping the sender gives.
+                    // Dropping the sender is the signal to stop.
                     _ = stopped => Ok(()),
                 };
                 if let Err(error) = served {
-                    tracing::error!(%error, "metrics and health are not served any more");
+                    tracing::error!(%error, "the listener failed; metrics and health are no longer served");
                 }
             });
         })?;
@@ -63,8 +63,8 @@ impl Server {
     }
 }
 
-/// Whether this process is alive, ready and started. Asks nobody who they are.
-pub(crate) fn probes(health: Health) -> Router {
+/// Returns the routes of the probes: alive, ready and started. They ask for no password.
+pub fn probes(health: Health) -> Router {
     Router::new()
         .route("/livez", get(live))
         .route("/readyz", get(ready))
@@ -72,9 +72,9 @@ pub(crate) fn probes(health: Health) -> Router {
         .with_state(health)
 }
 
-/// What this process measures, from now on.
-pub(crate) fn metrics() -> MethodRouter {
-    // A recorder of the program's own serves them elsewhere, and the page says so.
+/// Starts to record this process's metrics, and returns the route that serves them.
+pub fn metrics() -> MethodRouter {
+    // If the program has a recorder of its own, the page says to read the metrics there.
     let metrics = install();
     get(|| std::future::ready(metrics_page(metrics)))
 }
@@ -85,14 +85,14 @@ async fn serve(listener: TcpListener, router: Router) -> io::Result<()> {
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
-            // Such as too many open files: it passes, and the port stays.
+            // An error such as too many open files passes, and the port stays.
             Err(error) => {
-                tracing::warn!(%error, "a connection was not accepted");
+                tracing::warn!(%error, "accepting a connection failed; the listener will retry");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
         };
-        // One too many is closed at once: the sockets of a worker are for its servers.
+        // A connection too many is closed at once: a worker needs its sockets for Postgres and NATS.
         let Ok(held) = free.clone().try_acquire_owned() else { continue };
         let service = TowerToHyperService::new(router.clone());
         tokio::spawn(async move {
@@ -100,7 +100,7 @@ async fn serve(listener: TcpListener, router: Router) -> io::Result<()> {
                 .timer(TokioTimer::new())
                 .header_read_timeout(HEADERS_WITHIN)
                 .serve_connection(TokioIo::new(stream), service);
-            // Whoever asked has gone: nobody is there to be told.
+            // On an error the client has gone, and no answer can reach it.
             drop(connection.await);
             drop(held);
         });

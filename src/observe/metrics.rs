@@ -1,14 +1,14 @@
-//! Metrics: what tenure counts and measures, through the [`metrics`](https://docs.rs/metrics) facade.
+//! Metrics: tenure's counters, gauges and histograms, through the [`metrics`](https://docs.rs/metrics) facade.
 //!
-//! There are three ways to read them, each from before the worker starts:
+//! There are three ways to read them, each to be set up before the worker starts:
 //!
-//! - With the feature `http` and `TENURE_LISTEN`, a worker serves them to Prometheus by itself.
-//! - With the feature `http`, [`install`] records them, and [`Metrics::render`] is what your own server answers.
+//! - With the feature `http` and `TENURE_LISTEN`, the worker itself serves them to Prometheus.
+//! - With the feature `prometheus`, [`install`] records them, and your own server answers with [`Metrics::render`].
 //! - A recorder of your own records them among your program's. Give it [`BUCKETS`]: without buckets Prometheus's
 //!   recorder makes summaries, in which the shipped dashboard and alerts find nothing.
 //!
 //! ```
-//! # #[cfg(feature = "http")] {
+//! # #[cfg(feature = "prometheus")] {
 //! use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
 //!
 //! let mut builder = PrometheusBuilder::new();
@@ -19,17 +19,20 @@
 //! ```
 
 use std::time::Duration;
-#[cfg(feature = "http")]
+#[cfg(feature = "prometheus")]
 use std::{sync::OnceLock, thread};
 
 use metrics::{Counter, Histogram, counter, gauge, histogram};
-#[cfg(feature = "http")]
+#[cfg(feature = "prometheus")]
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 
-use crate::observe::rates::Tally;
+use crate::{
+    job::attempt::{AttemptOutcome, Category, Reason, RecoveryPath},
+    observe::rates::QueueRates,
+};
 
-/// What kind of metric it is.
-#[cfg(any(feature = "http", test))]
+/// The type of a metric.
+#[cfg(any(feature = "prometheus", test))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Type {
     Counter,
@@ -37,14 +40,14 @@ pub(crate) enum Type {
     Histogram,
 }
 
-/// From a claim's round trip to a job of hours.
+/// Bounds from a claim's round trip to a job of hours.
 const SECONDS: [f64; 16] = [
     0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.1, 0.25, 1.0, 2.5, 10.0, 30.0, 120.0, 600.0, 3_600.0,
     21_600.0,
 ];
 const ITEMS: [f64; 8] = [1.0, 2.0, 4.0, 16.0, 64.0, 256.0, 512.0, 1_024.0];
 
-/// Each histogram, and the upper bounds of its buckets, which the shipped dashboard and alerts go by.
+/// Each histogram, and the upper bounds of its buckets. The shipped dashboard and alerts need these bounds.
 pub const BUCKETS: [(&str, &[f64]); 6] = [
     ("tenure_job_wait_seconds", &SECONDS),
     ("tenure_job_run_seconds", &SECONDS),
@@ -54,49 +57,49 @@ pub const BUCKETS: [(&str, &[f64]); 6] = [
     ("tenure_batch_size", &ITEMS),
 ];
 
-/// Every metric, and what it says. A test compares the list with the code, the docs, the dashboard and the alerts.
-#[cfg(any(feature = "http", test))]
+/// Every metric, and its help text. A test compares the list with the code, the docs, the dashboard and the alerts.
+#[cfg(any(feature = "prometheus", test))]
 pub(crate) const METRICS: [(&str, Type, &str); 43] = {
     use Type::{Counter, Gauge, Histogram};
     [
-        ("tenure_jobs_enqueued_total", Counter, "Jobs created; a duplicate by unique key is none."),
+        ("tenure_jobs_enqueued_total", Counter, "Jobs created; duplicates by unique key do not count."),
         ("tenure_enqueues_refused_total", Counter, "Enqueues refused because the queue is full."),
         ("tenure_deliveries_total", Counter, "Messages that NATS delivered."),
-        ("tenure_redeliveries_total", Counter, "Messages that came again."),
-        ("tenure_claims_total", Counter, "Claims, by what the database said."),
+        ("tenure_redeliveries_total", Counter, "Messages that NATS redelivered."),
+        ("tenure_claims_total", Counter, "Claims, by the database's answer."),
         ("tenure_attempts_total", Counter, "Attempts that ended, by outcome."),
         ("tenure_dead_letters_total", Counter, "Jobs and messages that became dead letters."),
         ("tenure_refused_writes_total", Counter, "Stale writes that the fencing token stopped."),
-        ("tenure_recoveries_total", Counter, "Jobs taken back, given back or published again."),
+        ("tenure_recoveries_total", Counter, "Jobs reset, released or republished."),
         ("tenure_published_total", Counter, "Messages published for jobs that exist."),
-        ("tenure_terminated_messages_total", Counter, "Messages that will never be a job."),
+        ("tenure_terminated_messages_total", Counter, "Messages that will never become a job."),
         ("tenure_blocked_handlers_total", Counter, "Handlers that kept their thread for over a second."),
         ("tenure_cut_off_jobs_total", Counter, "Handlers stopped because their worker could not write."),
         ("tenure_cancellations_total", Counter, "Cancellations, of queued or running jobs."),
         ("tenure_redriven_total", Counter, "Dead letters that went back to the queue."),
-        ("tenure_purged_total", Counter, "What retention removed."),
+        ("tenure_purged_total", Counter, "Rows that retention removed."),
         ("tenure_schedule_ticks_total", Counter, "Ticks of schedules that were due."),
-        ("tenure_panics_total", Counter, "Tasks of tenure's own that panicked, and began anew."),
+        ("tenure_panics_total", Counter, "Panics of tenure's internal tasks."),
         ("tenure_database_errors_total", Counter, "Database calls that failed."),
-        ("tenure_job_wait_seconds", Histogram, "From due until claimed."),
+        ("tenure_job_wait_seconds", Histogram, "Queue latency: from due until claimed."),
         ("tenure_job_run_seconds", Histogram, "How long attempts ran."),
         ("tenure_pickup_seconds", Histogram, "From delivery until the handler starts."),
         ("tenure_reset_to_running_seconds", Histogram, "From a reset until the job runs again."),
         ("tenure_slot_idle_seconds", Histogram, "How long a free slot waited for a job."),
-        ("tenure_batch_size", Histogram, "Items of one statement."),
+        ("tenure_batch_size", Histogram, "Items in one statement."),
         ("tenure_active_jobs", Gauge, "Jobs that run on this worker."),
         ("tenure_slots", Gauge, "Jobs that may run on this worker at once."),
         ("tenure_slots_free", Gauge, "Jobs of the queue that could start on this worker now."),
         ("tenure_postgres_up", Gauge, "1 while this worker reaches Postgres."),
         ("tenure_nats_up", Gauge, "1 while this worker reaches NATS."),
         ("tenure_ready", Gauge, "1 while this worker takes jobs."),
-        ("tenure_draining", Gauge, "1 after this worker was told to stop."),
+        ("tenure_draining", Gauge, "1 while this worker shuts down."),
         ("tenure_build_info", Gauge, "Always 1."),
         ("tenure_queue_jobs", Gauge, "Live jobs of the fleet: due, scheduled, processing."),
         ("tenure_queue_oldest_due_seconds", Gauge, "How long the oldest due job has been due."),
         ("tenure_queue_paused", Gauge, "1 while the queue is paused."),
         ("tenure_relay_lag_seconds", Gauge, "How long a due job has waited to be published."),
-        ("tenure_dead_jobs", Gauge, "Dead letters that are there."),
+        ("tenure_dead_jobs", Gauge, "Dead letters in the database."),
         ("tenure_workers", Gauge, "Workers alive, by their rows in Postgres."),
         ("tenure_stats_age_seconds", Gauge, "How long ago the fleet was measured."),
         (
@@ -104,62 +107,62 @@ pub(crate) const METRICS: [(&str, Type, &str); 43] = {
             Gauge,
             "1 while a grace or the breaker keeps the scanner from resetting.",
         ),
-        ("tenure_nats_pending", Gauge, "Messages of the queue that were not delivered yet."),
+        ("tenure_nats_pending", Gauge, "Messages of the queue that NATS has not delivered yet."),
         ("tenure_nats_unacknowledged", Gauge, "Messages delivered and not acknowledged."),
     ]
 };
 
-/// How often what histograms have gathered is brought together.
-#[cfg(feature = "http")]
+/// How often the recorder merges the samples of its histograms.
+#[cfg(feature = "prometheus")]
 const UPKEEP_EVERY: Duration = Duration::from_secs(5);
 
-/// `None`: this program has a recorder of its own.
-#[cfg(feature = "http")]
+/// The recorder of this process; `None`: the program has one of its own.
+#[cfg(feature = "prometheus")]
 static OF_THIS_PROCESS: OnceLock<Option<Metrics>> = OnceLock::new();
 
 /// The recorder of this process's metrics. Cheap to clone.
-#[cfg(feature = "http")]
+#[cfg(feature = "prometheus")]
 #[derive(Clone)]
 pub struct Metrics(PrometheusHandle);
 
-#[cfg(feature = "http")]
+#[cfg(feature = "prometheus")]
 impl std::fmt::Debug for Metrics {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Metrics").finish_non_exhaustive()
     }
 }
 
-#[cfg(feature = "http")]
+#[cfg(feature = "prometheus")]
 impl Metrics {
-    /// Returns what was recorded so far, as text for Prometheus (`text/plain; version=0.0.4`).
+    /// Returns all metrics recorded so far, as text for Prometheus (`text/plain; version=0.0.4`).
     #[must_use]
     pub fn render(&self) -> String {
         self.0.render()
     }
 }
 
-/// This program has a recorder of metrics already.
-#[cfg(feature = "http")]
+/// The program has a recorder of metrics already.
+#[cfg(feature = "prometheus")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "this program has a recorder of metrics already, which has tenure's, too: give it the buckets of \
-     tenure::metrics::BUCKETS, and read them there"
+    "this program has a recorder of metrics already, and it records tenure's, too: give it the buckets of \
+     tenure::metrics::BUCKETS, and read the metrics there"
 )]
 pub struct InstallError;
 
-/// Records the metrics of this process from now on, as Prometheus's text. A worker with `TENURE_LISTEN` does so when it
-/// starts; call it earlier for what happens before, such as enqueues, or to serve the metrics from a server of your
-/// own. Metrics that your program records through the same facade are among them. Called again, it returns the same.
+/// Records the metrics of this process from now on, for Prometheus. A worker with `TENURE_LISTEN` calls it when it
+/// starts; call it earlier to record earlier events, such as enqueues, or to serve the metrics from a server of your
+/// own. Metrics that your program records through the same facade are among them. Every call returns the same recorder.
 ///
 /// # Errors
 ///
-/// [`InstallError`]: another recorder was installed first.
-#[cfg(feature = "http")]
+/// [`InstallError`] if another recorder was installed first.
+#[cfg(feature = "prometheus")]
 pub fn install() -> Result<Metrics, InstallError> {
     OF_THIS_PROCESS.get_or_init(recorder).clone().ok_or(InstallError)
 }
 
-#[cfg(feature = "http")]
+#[cfg(feature = "prometheus")]
 fn recorder() -> Option<Metrics> {
     let mut builder = PrometheusBuilder::new();
     for (name, buckets) in BUCKETS {
@@ -180,27 +183,27 @@ fn recorder() -> Option<Metrics> {
         thread::sleep(UPKEEP_EVERY);
         upkept.run_upkeep();
     };
-    // Without a thread for it, each rendering does the same.
+    // If the thread cannot start, each rendering does the same.
     thread::Builder::new().name("tenure-metrics".into()).spawn(upkeep).ok();
     Some(Metrics(handle))
 }
 
-/// Jobs that an enqueue created; a duplicate by unique key is none.
+/// Counts jobs that an enqueue created; duplicates by unique key do not count.
 pub(crate) fn enqueued(queue: &str, jobs: usize) {
     counter!("tenure_jobs_enqueued_total", "queue" => queue.to_owned()).increment(jobs as u64);
 }
 
-/// Enqueues that a full queue refused.
+/// Counts enqueues that a full queue refused.
 pub(crate) fn refused_enqueue(queue: &str, jobs: u64) {
     counter!("tenure_enqueues_refused_total", "queue" => queue.to_owned()).increment(jobs);
 }
 
-/// Claims, by what the database said.
+/// Counts claims, by the database's answer.
 pub(crate) fn claims(result: &'static str, n: usize) {
     counter!("tenure_claims_total", "result" => result).increment(n as u64);
 }
 
-/// What is measured of every job of one queue: looked up once.
+/// The metrics of every job of one queue, looked up once.
 #[derive(Debug)]
 pub(crate) struct QueueMeasures {
     pub(crate) deliveries: Counter,
@@ -209,7 +212,7 @@ pub(crate) struct QueueMeasures {
     pub(crate) pickup: Histogram,
     pub(crate) reset_to_running: Histogram,
     pub(crate) slot_idle: Histogram,
-    pub(crate) tally: Tally,
+    pub(crate) tally: QueueRates,
 }
 
 impl QueueMeasures {
@@ -222,12 +225,12 @@ impl QueueMeasures {
             pickup: histogram!("tenure_pickup_seconds", "queue" => queue()),
             reset_to_running: histogram!("tenure_reset_to_running_seconds", "queue" => queue()),
             slot_idle: histogram!("tenure_slot_idle_seconds", "queue" => queue()),
-            tally: Tally::default(),
+            tally: QueueRates::default(),
         }
     }
 }
 
-/// What is measured of every completion of one kind: looked up once.
+/// The metrics of every completion of one kind, looked up once.
 #[derive(Debug)]
 pub(crate) struct KindMeasures {
     completions: Counter,
@@ -245,108 +248,110 @@ impl KindMeasures {
     }
 }
 
-/// Attempts that ended, by outcome.
-pub(crate) fn settled(kind: &str, outcome: &'static str, ran: Duration, measures: Option<&KindMeasures>) {
-    if let Some(measures) = measures.filter(|_| outcome == "completed") {
+/// Counts and times an attempt that ended.
+pub(crate) fn settled(kind: &str, outcome: AttemptOutcome, ran: Duration, measures: Option<&KindMeasures>) {
+    if let Some(measures) = measures.filter(|_| outcome == AttemptOutcome::Completed) {
         measures.completions.increment(1);
         measures.ran.record(ran);
         return;
     }
-    let kind = || kind.to_owned();
+    let (kind, outcome) = (|| kind.to_owned(), outcome.as_str());
     counter!("tenure_attempts_total", "kind" => kind(), "outcome" => outcome).increment(1);
     histogram!("tenure_job_run_seconds", "kind" => kind(), "outcome" => outcome).record(ran);
 }
 
-/// Attempts whose worker was lost.
+/// Counts an attempt whose worker was lost.
 pub(crate) fn lost(kind: &str) {
-    counter!("tenure_attempts_total", "kind" => kind.to_owned(), "outcome" => "lost").increment(1);
+    counter!("tenure_attempts_total", "kind" => kind.to_owned(), "outcome" => AttemptOutcome::Lost.as_str())
+        .increment(1);
 }
 
-/// Jobs and messages that became dead letters.
-pub(crate) fn died(category: &'static str) {
-    counter!("tenure_dead_letters_total", "category" => category).increment(1);
+/// Counts a job or message that became a dead letter.
+pub(crate) fn died(category: Category) {
+    counter!("tenure_dead_letters_total", "category" => category.as_str()).increment(1);
 }
 
-/// Jobs taken back, given back or published again: by whom, and why.
-pub(crate) fn recovered(path: &'static str, reason: &'static str, jobs: usize) {
-    counter!("tenure_recoveries_total", "path" => path, "reason" => reason).increment(jobs as u64);
+/// Counts jobs that were reset, released or republished, by path and reason.
+pub(crate) fn recovered(path: RecoveryPath, reason: Reason, jobs: usize) {
+    counter!("tenure_recoveries_total", "path" => path.as_str(), "reason" => reason.as_str())
+        .increment(jobs as u64);
 }
 
-/// Writes of workers that no longer owned their job.
+/// Counts a write of a worker that no longer owned the job.
 pub(crate) fn refused_write(write: &'static str) {
     counter!("tenure_refused_writes_total", "write" => write).increment(1);
 }
 
-/// Messages published for jobs that exist.
+/// Counts messages published for jobs that exist.
 pub(crate) fn published(messages: usize) {
     counter!("tenure_published_total").increment(messages as u64);
 }
 
-/// Tasks of tenure's own that panicked.
+/// Counts a panic of an internal task.
 pub(crate) fn panicked(task: &'static str) {
     counter!("tenure_panics_total", "task" => task).increment(1);
 }
 
-/// Messages that will never be a job, by why.
+/// Counts a message that will never become a job, by reason.
 pub(crate) fn terminated(reason: &'static str) {
     counter!("tenure_terminated_messages_total", "reason" => reason).increment(1);
 }
 
-/// Handlers that kept their thread for longer than a second.
+/// Counts a handler that kept its thread for longer than a second.
 pub(crate) fn blocked(kind: &str) {
     counter!("tenure_blocked_handlers_total", "kind" => kind.to_owned()).increment(1);
 }
 
-/// Handlers that were cancelled because nothing could be written for too long.
+/// Counts a handler that its worker stopped because it could not write for too long.
 pub(crate) fn cut_off(kind: &str) {
     counter!("tenure_cut_off_jobs_total", "kind" => kind.to_owned()).increment(1);
 }
 
-/// Cancellations, by what the job was doing.
+/// Counts cancellations, by whether the jobs were queued or running.
 pub(crate) fn cancelled(of: &'static str, jobs: usize) {
     counter!("tenure_cancellations_total", "of" => of).increment(jobs as u64);
 }
 
-/// Dead letters that went back to the queue.
+/// Counts dead letters that went back to the queue.
 pub(crate) fn redriven(jobs: usize) {
     counter!("tenure_redriven_total").increment(jobs as u64);
 }
 
-/// What retention removed.
+/// Counts rows that retention removed.
 pub(crate) fn purged(of: &'static str, rows: u64) {
     counter!("tenure_purged_total", "of" => of).increment(rows);
 }
 
-/// Ticks of schedules: each enqueued a job, or was missed and skipped.
+/// Counts ticks of schedules: each enqueued a job, or was missed and skipped.
 pub(crate) fn ticked(result: &'static str, ticks: usize) {
     counter!("tenure_schedule_ticks_total", "result" => result).increment(ticks as u64);
 }
 
-/// Database calls that failed, by the class of what Postgres said, or by how it said nothing.
+/// Counts a database call that failed, by the class of Postgres's error, or by the way in which no answer came.
 pub(crate) fn database_error(class: &str) {
     counter!("tenure_database_errors_total", "class" => class.to_owned()).increment(1);
 }
 
-/// The items of one statement.
+/// Records the number of items in one statement.
 #[expect(clippy::cast_precision_loss, reason = "a batch has a thousand items")]
 pub(crate) fn batch(of: &'static str, items: usize) {
     histogram!("tenure_batch_size", "of" => of).record(items as f64);
 }
 
-/// What one worker is doing.
+/// Sets whether this worker is ready, and whether it is shutting down.
 pub(crate) fn worker(is_ready: bool, is_draining: bool) {
     gauge!("tenure_ready").set(f64::from(u8::from(is_ready)));
     gauge!("tenure_draining").set(f64::from(u8::from(is_draining)));
     gauge!("tenure_build_info", "version" => env!("CARGO_PKG_VERSION")).set(1.0);
 }
 
-/// Whether this process reaches both servers.
-pub(crate) fn servers(postgres_up: bool, nats_up: bool) {
+/// Sets whether this process reaches each server.
+pub fn servers(postgres_up: bool, nats_up: bool) {
     gauge!("tenure_postgres_up").set(f64::from(u8::from(postgres_up)));
     gauge!("tenure_nats_up").set(f64::from(u8::from(nats_up)));
 }
 
-/// How many jobs of a queue run on this worker, how many may, and how many more could start now.
+/// Sets how many jobs of a queue run on this worker, how many may, and how many more could start now.
 #[expect(clippy::cast_precision_loss, reason = "a worker has fewer slots than 2^52")]
 pub(crate) fn slots(queue: &str, active: usize, slots: usize, free: usize) {
     gauge!("tenure_slots_free", "queue" => queue.to_owned()).set(free as f64);
@@ -354,7 +359,7 @@ pub(crate) fn slots(queue: &str, active: usize, slots: usize, free: usize) {
     gauge!("tenure_slots", "queue" => queue.to_owned()).set(slots as f64);
 }
 
-/// What the last scan measured of a queue.
+/// Sets the measurements of a queue by the last scan.
 #[expect(clippy::cast_precision_loss, reason = "jobs are fewer than 2^52")]
 pub(crate) fn queue(queue: &str, [due, scheduled, processing]: [i64; 3], oldest_due_s: f64, is_paused: bool) {
     let queue = || queue.to_owned();
@@ -365,7 +370,7 @@ pub(crate) fn queue(queue: &str, [due, scheduled, processing]: [i64; 3], oldest_
     gauge!("tenure_queue_paused", "queue" => queue()).set(f64::from(u8::from(is_paused)));
 }
 
-/// What the last scan measured of the fleet.
+/// Sets the measurements of the fleet by the last scan.
 #[expect(clippy::cast_precision_loss, reason = "rows are fewer than 2^52")]
 pub(crate) fn fleet(relay_lag_s: f64, dead: i64, workers: i64, is_held_back: bool) {
     gauge!("tenure_relay_lag_seconds").set(relay_lag_s);
@@ -374,12 +379,12 @@ pub(crate) fn fleet(relay_lag_s: f64, dead: i64, workers: i64, is_held_back: boo
     gauge!("tenure_scanner_held_back").set(f64::from(u8::from(is_held_back)));
 }
 
-/// How long ago the fleet was measured.
+/// Sets how long ago the fleet was measured.
 pub(crate) fn measured(age_s: f64) {
     gauge!("tenure_stats_age_seconds").set(age_s);
 }
 
-/// What NATS says of a queue's messages.
+/// Sets the numbers of a queue's messages that NATS reports.
 #[expect(clippy::cast_precision_loss, reason = "messages are fewer than 2^52")]
 pub(crate) fn messages(queue: &str, pending: u64, unacknowledged: u64) {
     gauge!("tenure_nats_pending", "queue" => queue.to_owned()).set(pending as f64);
@@ -397,13 +402,13 @@ mod tests {
         fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap()
     }
 
-    /// The metrics that a text names; those of a histogram by its own name.
+    /// Returns the metrics that a text names; the series of a histogram by the histogram's name.
     fn named(text: &str) -> BTreeSet<String> {
         let is_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
         let names = text.match_indices("tenure_").filter_map(|(at, _)| {
             let before = text[..at].chars().next_back();
             let name: String = text[at..].chars().take_while(|c| is_name(*c)).collect();
-            // A path, a role of Postgres, an alert's own name.
+            // Not a path, a role of Postgres, or an alert's own name.
             (!before.is_some_and(|c| is_name(c) || c == '-' || c == '.')).then_some(name)
         });
         let histograms: Vec<_> = METRICS.iter().filter(|(_, of, _)| *of == Type::Histogram).collect();
@@ -444,17 +449,17 @@ mod tests {
         }
     }
 
-    /// Not as summaries, in which the dashboard and the alerts find nothing: by tenure's recorder, and by one that was
-    /// given the buckets.
-    #[cfg(feature = "http")]
+    /// Not as summaries, in which the dashboard and the alerts find nothing: by tenure's recorder, and by a recorder
+    /// with the shipped buckets.
+    #[cfg(feature = "prometheus")]
     #[test]
-    fn what_is_installed_and_a_recorder_with_the_shipped_buckets_render_them() {
+    fn the_installed_recorder_and_one_with_the_shipped_buckets_render_histograms() {
         let record = || {
             QueueMeasures::new("q").wait.record(Duration::from_millis(3));
             QueueMeasures::new("q").pickup.record(Duration::from_millis(3));
             QueueMeasures::new("q").reset_to_running.record(Duration::from_millis(3));
             QueueMeasures::new("q").slot_idle.record(Duration::from_millis(3));
-            settled("k", "failed", Duration::from_millis(3), None);
+            settled("k", AttemptOutcome::Failed, Duration::from_millis(3), None);
             batch("claim", 3);
         };
         let installed = install().unwrap();

@@ -1,12 +1,12 @@
-//! Observe: what people and monitors see of a process.
+//! Observe: health, metrics, traces and logs of a process, for people and monitors.
 
 pub(crate) mod health;
 #[cfg(feature = "http")]
-pub(crate) mod http;
+pub mod http;
 pub mod metrics;
 #[cfg(feature = "otel")]
 pub mod otel;
 pub(crate) mod panics;
 pub(crate) mod rates;
 pub(crate) mod repeats;
-pub(crate) mod trace;
+pub mod trace;

@@ -1,7 +1,7 @@
-//! Otel: spans sent to a collector, by OTLP over HTTP. Feature `otel`.
+//! Otel: sends spans to a collector, by OTLP over HTTP. Feature `otel`.
 //!
-//! What is sent waits in a bounded queue, and is sent from a thread of its own: a collector that is slow or away costs
-//! spans, never a job. The spans themselves are made whether or not this is used (`trace`).
+//! Spans wait in a bounded queue, and a thread of its own sends them: a collector that is slow or away costs spans,
+//! never a job. Module `trace` makes the spans, with or without this export.
 
 use std::{
     fmt,
@@ -29,26 +29,26 @@ use tracing_subscriber::{Layer, filter::filter_fn, registry::LookupSpan};
 
 use crate::observe::trace::DerivedIds;
 
-/// How long one request to the collector may take, unless `OTEL_EXPORTER_OTLP_TIMEOUT` says otherwise: what the
-/// specification has.
+/// How long one request to the collector may take, unless `OTEL_EXPORTER_OTLP_TIMEOUT` says otherwise: the default of
+/// the specification.
 const WITHIN: Duration = Duration::from_secs(10);
 
-/// Traces cannot be exported.
+/// An error of the export of traces.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TracesError {
     /// A variable that starts with `OTEL_` cannot be used.
     #[error("the collector's settings cannot be used: {0}")]
     Settings(String),
-    /// The system's certificates, or a runtime for the exporter.
+    /// The system's certificates, or a runtime for the exporter, are missing.
     #[error("the exporter cannot be started: {0}")]
     Io(#[from] io::Error),
-    /// Not everything was sent within the time that was given.
+    /// The collector did not take all spans in time.
     #[error("not all spans were sent: {0}")]
     Unsent(String),
 }
 
-/// The way of spans to a collector.
+/// The export of spans to a collector.
 ///
 /// Give its [`Traces::layer`] to the program's subscriber, and call [`Traces::finish`] at its end.
 ///
@@ -80,13 +80,13 @@ impl fmt::Debug for Traces {
 }
 
 impl Traces {
-    /// Reads the variables that OpenTelemetry specifies. `None`: neither `OTEL_EXPORTER_OTLP_ENDPOINT` nor
+    /// Reads the environment variables that OpenTelemetry specifies. `None`: neither `OTEL_EXPORTER_OTLP_ENDPOINT` nor
     /// `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` is set, `OTEL_SDK_DISABLED` is `true`, or `OTEL_TRACES_EXPORTER` is `none`.
     ///
     /// # Errors
     ///
-    /// An endpoint that is no URL; for one with `https`, a system without certificates. No collector is asked for
-    /// anything yet.
+    /// [`TracesError::Settings`] if an endpoint is no URL; [`TracesError::Io`] if it is `https` and the system has no
+    /// certificates. This call does not reach the collector yet.
     pub fn from_env() -> Result<Option<Self>, TracesError> {
         let off = variable("OTEL_SDK_DISABLED").is_some_and(|text| text.eq_ignore_ascii_case("true"))
             || variable("OTEL_TRACES_EXPORTER").is_some_and(|text| text.eq_ignore_ascii_case("none"));
@@ -100,7 +100,7 @@ impl Traces {
         let client = Client::new(endpoint.starts_with("https:"))?;
         let otlp = Otlp::builder()
             .with_http()
-            // Whatever the variable says: nothing else is built in.
+            // Regardless of the variable: no other protocol is built in.
             .with_protocol(Protocol::HttpBinary)
             .with_http_client(client)
             .build()
@@ -113,16 +113,16 @@ impl Traces {
         Ok(Some(Self { provider }))
     }
 
-    /// A layer that sends spans of the levels `INFO`, `WARN` and `ERROR`, tenure's and the program's own.
+    /// Returns a layer that sends spans of the levels `INFO`, `WARN` and `ERROR`, tenure's and the program's own.
     ///
-    /// Events are left out: they are the log's. Give it a filter of its own if it shall send fewer.
+    /// It leaves out events: they belong to the log. Add a filter to send fewer spans.
     pub fn layer<S>(&self) -> impl Layer<S> + Send + Sync + use<S>
     where
         S: Subscriber + for<'span> LookupSpan<'span> + Send + Sync,
     {
         tracing_opentelemetry::layer::<S>()
             .with_tracer(self.provider.tracer("tenure"))
-            // Where in tenure's source it begins, and on which thread, tells nobody anything.
+            // The place in tenure's source and the thread would tell a reader nothing.
             .with_location(false)
             .with_threads(false)
             .with_target(false)
@@ -130,12 +130,12 @@ impl Traces {
             .with_filter(filter_fn(is_sent).with_max_level_hint(Level::INFO))
     }
 
-    /// Sends what waits, for at most so long, and ends the export. It blocks its thread: call it at the end, or by
-    /// `spawn_blocking`.
+    /// Sends the spans that wait, for at most `within`, and ends the export. Blocks its thread: call it at the end of
+    /// the program, or by `spawn_blocking`.
     ///
     /// # Errors
     ///
-    /// [`TracesError::Unsent`]: the collector did not take everything in time. Nothing else is wrong.
+    /// [`TracesError::Unsent`] if the collector did not take everything in time. It has no other consequence.
     pub fn finish(self, within: Duration) -> Result<(), TracesError> {
         self.provider.shutdown_with_timeout(within).map_err(|error| TracesError::Unsent(error.to_string()))
     }
@@ -145,7 +145,7 @@ fn is_sent(metadata: &Metadata<'_>) -> bool {
     metadata.is_span() && *metadata.level() <= Level::INFO
 }
 
-/// A variable that is set, and not empty.
+/// Returns a variable that is set and not empty.
 fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|text| !text.trim().is_empty())
 }
@@ -154,7 +154,7 @@ fn either(special: &str, general: &str) -> Option<String> {
     variable(special).or_else(|| variable(general))
 }
 
-/// Who sends: `OTEL_SERVICE_NAME`, or tenure.
+/// The service that sends: `OTEL_SERVICE_NAME`, or `tenure`.
 fn resource() -> Resource {
     let is_named = variable("OTEL_SERVICE_NAME").is_some()
         || variable("OTEL_RESOURCE_ATTRIBUTES").is_some_and(|text| text.contains("service.name="));
@@ -162,7 +162,7 @@ fn resource() -> Resource {
     if is_named { resource.build() } else { resource.with_service_name("tenure").build() }
 }
 
-/// The exporter, which is told of in the log when it begins to fail, and when it works again.
+/// The exporter. It logs when it begins to fail, and when it works again.
 #[derive(Debug)]
 struct Exporter {
     otlp: Otlp,
@@ -176,7 +176,7 @@ impl SpanExporter for Exporter {
         let was_failing = self.is_failing.swap(answer.is_err(), Ordering::AcqRel);
         match &answer {
             Err(error) if !was_failing => {
-                tracing::warn!(%error, spans, "the collector takes no traces; they are dropped until it does");
+                tracing::warn!(%error, spans, "exporting traces failed; spans are dropped until the collector is back");
             }
             Ok(()) if was_failing => tracing::info!("the collector takes traces again"),
             _ => {}
@@ -197,11 +197,11 @@ impl SpanExporter for Exporter {
     }
 }
 
-/// Sends on the thread of the exporter, which has no runtime of tokio, with one of its own.
+/// An HTTP client with a runtime of its own: the exporter's thread has none.
 #[derive(Debug)]
 struct Client {
     hyper: Arc<dyn HttpClient>,
-    /// Always there, until it is dropped.
+    /// `Some` until the drop.
     runtime: Option<Runtime>,
 }
 
@@ -227,7 +227,7 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        // To drop it here would wait for it, which is forbidden on a thread of another runtime.
+        // A plain drop would wait for it, which panics on a thread of another runtime.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
@@ -237,7 +237,7 @@ impl Drop for Client {
 type Answer<'a> = Pin<Box<dyn Future<Output = Result<Response<Bytes>, HttpError>> + Send + 'a>>;
 
 impl HttpClient for Client {
-    // What `#[async_trait]` makes of an `async fn`.
+    // The signature that `#[async_trait]` makes of an `async fn`.
     fn send_bytes<'life0, 'async_trait>(&'life0 self, request: Request<Bytes>) -> Answer<'async_trait>
     where
         'life0: 'async_trait,

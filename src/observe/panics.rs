@@ -1,6 +1,6 @@
-//! Panics: a task of tenure's own that panics is told of, counted, and begins anew.
+//! Panics: logs and counts the panic of an internal task, and restarts the task.
 //!
-//! A panic is a bug. It must not become an outage of whatever the task did for everybody else.
+//! A panic is a bug. It must not stop the task's work for all jobs.
 
 use std::{any::Any, panic::AssertUnwindSafe, time::Duration};
 
@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::observe::metrics;
 
-/// A task that panics more often than this within [`WITHIN`] is not begun anew.
+/// A task that panics this often within [`WITHIN`] is not restarted.
 const MOST: u32 = 5;
 const WITHIN: Duration = Duration::from_mins(1);
 /// The pause after the first panic; it doubles with each.
@@ -27,7 +27,7 @@ impl Panics {
         Self { task, first: None, count: 0 }
     }
 
-    /// Tells of a panic. Returns how long to wait before the task begins anew; `None`: it has panicked too often.
+    /// Logs and counts a panic. Returns how long to wait before the restart; `None`: the task has panicked too often.
     pub(crate) fn note(&mut self, panic: &(dyn Any + Send)) -> Option<Duration> {
         metrics::panicked(self.task);
         let now = Instant::now();
@@ -47,14 +47,14 @@ impl Panics {
     }
 }
 
-/// Tells of a panic in work that is not begun anew: what it was to do is left to others.
+/// Logs and counts a panic in work that is not restarted: other tasks or workers do it.
 pub(crate) fn tell(task: &'static str, panic: &(dyn Any + Send)) {
     metrics::panicked(task);
     tracing::error!(task, panic = text(panic), "work of tenure's own panicked; please report it");
 }
 
-/// Starts work whose result no caller needs, and tells of its panic.
-pub(crate) fn spawn_told(task: &'static str, work: impl Future<Output = ()> + Send + 'static) {
+/// Starts work whose result no caller needs; logs and counts its panic.
+pub(crate) fn spawn_logged(task: &'static str, work: impl Future<Output = ()> + Send + 'static) {
     tokio::spawn(async move {
         if let Err(panic) = AssertUnwindSafe(work).catch_unwind().await {
             tell(task, &*panic);
@@ -62,7 +62,7 @@ pub(crate) fn spawn_told(task: &'static str, work: impl Future<Output = ()> + Se
     });
 }
 
-/// What a panic said.
+/// Returns the message of a panic.
 pub(crate) fn text(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
@@ -74,11 +74,11 @@ mod tests {
     use crate::proof::Counts;
 
     #[tokio::test]
-    async fn a_panic_in_work_that_is_not_begun_anew_is_counted() {
+    async fn a_panic_in_work_that_is_not_restarted_is_counted() {
         let counts = Counts::default();
         let _recording = counts.record();
-        spawn_told("test", async { panic!("a panic that was asked for") });
-        spawn_told("calm", async {});
+        spawn_logged("test", async { panic!("a panic on purpose") });
+        spawn_logged("calm", async {});
         for _ in 0..10 {
             tokio::task::yield_now().await;
         }
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_task_that_panics_again_and_again_is_given_up_and_one_that_panics_now_and_then_is_not() {
+    async fn a_task_that_panics_again_and_again_ends_and_one_that_panics_now_and_then_goes_on() {
         let mut panics = Panics::new("test");
         let pauses: Vec<_> = (0..5).map(|_| panics.note(&"boom").map(|pause| pause.as_millis())).collect();
         assert_eq!(pauses, [Some(50), Some(100), Some(200), Some(400), None]);

@@ -1,5 +1,5 @@
-//! Tally: what a worker has done since it last reported, by queue. For people: the database adds up what all workers
-//! report of each minute, so that a rate costs nobody a look at the history.
+//! Rates: counts what a worker has done since its last report, by queue. For people: the database adds up the reports
+//! of all workers by minute, so that a rate costs no read of the history.
 
 use std::{
     sync::atomic::{AtomicI64, Ordering::Relaxed},
@@ -8,17 +8,20 @@ use std::{
 
 use serde::Serialize;
 
-/// Twice as long each, from a millisecond to more than two hours; the last takes all that is longer.
+use crate::job::attempt::AttemptOutcome;
+
+/// Each bucket is twice as wide as the one before, from a millisecond to more than two hours; the last takes all longer
+/// times.
 const BUCKETS: usize = 24;
 
-/// How many took up to 1 ms, 2 ms, 4 ms and so on.
+/// The numbers of times up to 1 ms, 2 ms, 4 ms and so on.
 #[derive(Debug, Default)]
 struct Times([AtomicI64; BUCKETS]);
 
 impl Times {
     fn record(&self, took: Duration) {
         let millis = took.as_micros().div_ceil(1_000).max(1);
-        // The least power of two that is not below it.
+        // The least power of two that is not below `millis`.
         let bucket = usize::try_from(u128::BITS - (millis - 1).leading_zeros()).unwrap_or(BUCKETS);
         self.0[bucket.min(BUCKETS - 1)].fetch_add(1, Relaxed);
     }
@@ -28,9 +31,9 @@ impl Times {
     }
 }
 
-/// What one worker does in one queue.
+/// The running counts of one worker in one queue.
 #[derive(Debug, Default)]
-pub(crate) struct Tally {
+pub(crate) struct QueueRates {
     claimed: AtomicI64,
     completed: AtomicI64,
     retried: AtomicI64,
@@ -42,46 +45,46 @@ pub(crate) struct Tally {
     ran: Times,
 }
 
-/// What was done.
+/// The counts of a span of time.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub(crate) struct Done {
+pub struct QueueCounts {
     pub(crate) claimed: i64,
-    pub(crate) completed: i64,
-    pub(crate) retried: i64,
-    pub(crate) snoozed: i64,
-    pub(crate) failed: i64,
-    pub(crate) cancelled: i64,
-    pub(crate) released: i64,
-    /// How long the claimed jobs had been due: how many up to 1 ms, 2 ms, 4 ms and so on.
-    pub(crate) waited: Vec<i64>,
-    /// How long the attempts that ended ran, likewise.
-    pub(crate) ran: Vec<i64>,
+    pub completed: i64,
+    pub retried: i64,
+    pub snoozed: i64,
+    pub failed: i64,
+    pub cancelled: i64,
+    pub released: i64,
+    /// The queue latency of the claimed jobs: how many had waited up to 1 ms, 2 ms, 4 ms and so on.
+    pub waited: Vec<i64>,
+    /// The run times of the attempts that ended, likewise.
+    pub ran: Vec<i64>,
 }
 
-impl Tally {
-    /// A claim of a job that had been due for so long.
+impl QueueRates {
+    /// Counts a claim of a job that had been due for `waited`.
     pub(crate) fn claimed(&self, waited: Duration) {
         self.claimed.fetch_add(1, Relaxed);
         self.waited.record(waited);
     }
 
-    /// An attempt that ended so.
-    pub(crate) fn ended(&self, outcome: &str, ran: Duration) {
+    /// Counts an attempt that ended with this outcome.
+    pub(crate) fn ended(&self, outcome: AttemptOutcome, ran: Duration) {
         match outcome {
-            "completed" => &self.completed,
-            "retried" => &self.retried,
-            "snoozed" => &self.snoozed,
-            "failed" => &self.failed,
-            "cancelled" => &self.cancelled,
-            _ => &self.released,
+            AttemptOutcome::Completed => &self.completed,
+            AttemptOutcome::Retried => &self.retried,
+            AttemptOutcome::Snoozed => &self.snoozed,
+            AttemptOutcome::Failed => &self.failed,
+            AttemptOutcome::Cancelled => &self.cancelled,
+            AttemptOutcome::Released | AttemptOutcome::Lost => &self.released,
         }
         .fetch_add(1, Relaxed);
         self.ran.record(ran);
     }
 
-    /// What was done since this was last asked; `None`: nothing.
-    pub(crate) fn take(&self) -> Option<Done> {
-        let done = Done {
+    /// Returns the counts since the last call, and resets them; `None`: all are zero.
+    pub(crate) fn take(&self) -> Option<QueueCounts> {
+        let done = QueueCounts {
             claimed: self.claimed.swap(0, Relaxed),
             completed: self.completed.swap(0, Relaxed),
             retried: self.retried.swap(0, Relaxed),
@@ -97,10 +100,10 @@ impl Tally {
     }
 }
 
-#[cfg(any(feature = "cli", test))]
-impl Done {
-    /// Both together.
-    pub(crate) fn add(&mut self, other: &Self) {
+#[cfg(any(feature = "internals", test))]
+impl QueueCounts {
+    /// Adds other counts to these.
+    pub fn add(&mut self, other: &Self) {
         self.claimed += other.claimed;
         self.completed += other.completed;
         self.retried += other.retried;
@@ -117,10 +120,11 @@ impl Done {
     }
 }
 
-/// A time that this share of them did not exceed, by halves between the buckets' bounds; `None` of none.
-#[cfg(any(feature = "cli", test))]
+/// Returns a time that this share of the counted times did not exceed, interpolated between the bounds of its bucket;
+/// `None` if the counts are zero.
+#[cfg(any(feature = "internals", test))]
 #[expect(clippy::cast_precision_loss, reason = "counts of a day are fewer than 2^52")]
-pub(crate) fn quantile(counts: &[i64], share: f64) -> Option<Duration> {
+pub fn quantile(counts: &[i64], share: f64) -> Option<Duration> {
     let all: i64 = counts.iter().sum();
     let mut below = 0.0;
     let (wanted, mut upper) = (all as f64 * share, 0.001);
@@ -147,17 +151,17 @@ mod tests {
     }
 
     #[test]
-    fn what_was_taken_is_not_taken_again() {
-        let tally = Tally::default();
-        assert_eq!(tally.take(), None);
-        tally.claimed(ms(3));
-        tally.ended("completed", ms(100));
-        let done = tally.take().unwrap();
+    fn counts_are_taken_once() {
+        let rates = QueueRates::default();
+        assert_eq!(rates.take(), None);
+        rates.claimed(ms(3));
+        rates.ended(AttemptOutcome::Completed, ms(100));
+        let done = rates.take().unwrap();
         assert_eq!((done.claimed, done.completed, done.failed), (1, 1, 0));
         assert_eq!((done.waited[2], done.ran[7]), (1, 1));
-        assert_eq!(tally.take(), None);
-        tally.ended("failed", ms(1));
-        let again = tally.take().unwrap();
+        assert_eq!(rates.take(), None);
+        rates.ended(AttemptOutcome::Failed, ms(1));
+        let again = rates.take().unwrap();
         assert_eq!((again.claimed, again.completed, again.failed, again.ran[0]), (0, 0, 1, 1));
     }
 

@@ -1,4 +1,4 @@
-//! Repeats: what goes wrong again and again is said at once, and then less and less often.
+//! Repeats: limits repeated warnings. The first comes at once, later ones of the same cause less and less often.
 
 use std::{
     collections::HashMap,
@@ -6,10 +6,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The first and the longest pause between two lines about the same cause; after such a pause without it, it is new.
+/// The first and the longest pause between two lines about the same cause. A cause that stays away for the longest
+/// pause is new.
 const FIRST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(60);
-/// How many causes are told apart; with more, those that have not come for longest are forgotten.
+/// How many causes are kept; beyond that, the one that has stayed away for longest is dropped.
 const CAUSES_MAX: usize = 32;
 
 #[derive(Debug)]
@@ -20,12 +21,12 @@ struct Repeated {
     left_out: u64,
 }
 
-/// Which warnings have been given, and when the next of the same cause is due: at once, then after 1, 2, 4 … 60 s.
+/// The causes that were logged, and when the next line about each is due: at once, then after 1, 2, 4 … 60 s.
 #[derive(Debug, Default)]
 pub(crate) struct Repeats(Mutex<HashMap<String, Repeated>>);
 
 impl Repeats {
-    /// Whether to say this now; if so, how often it was left out since it last was said.
+    /// Returns whether to log this cause now: `Some` with the number of lines left out since the last one.
     pub(crate) fn tell(&self, cause: &str) -> Option<u64> {
         self.tell_at(cause, Instant::now())
     }
@@ -60,21 +61,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cause_is_told_at_once_and_then_after_pauses_that_double_to_a_minute() {
+    fn a_cause_is_logged_at_once_and_then_after_pauses_that_double_to_a_minute() {
         let (repeats, start) = (Repeats::default(), Instant::now());
         let at = |half_seconds: u64| start + Duration::from_millis(500 * half_seconds);
-        let told = |from: u64, to: u64| -> Vec<_> {
+        let logged = |from: u64, to: u64| -> Vec<_> {
             let tell = |n| repeats.tell_at("a wrong password", at(n)).map(|left_out| (n / 2, left_out));
             (from..to).filter_map(tell).collect()
         };
         let all = [(0, 0), (1, 1), (3, 3), (7, 7), (15, 15), (31, 31), (63, 63), (123, 119), (183, 119)];
-        assert_eq!(told(0, 400), all);
-        assert_eq!(repeats.tell_at("no such database", at(400)), Some(0), "another cause is told at once");
-        assert_eq!(told(520, 524), [(260, 0), (261, 1)], "after a minute without it, it is new");
+        assert_eq!(logged(0, 400), all);
+        assert_eq!(repeats.tell_at("no such database", at(400)), Some(0), "another cause is logged at once");
+        assert_eq!(logged(520, 524), [(260, 0), (261, 1)], "a cause is new after a minute without it");
     }
 
     #[test]
-    fn causes_without_end_take_no_memory_without_end() {
+    fn endless_causes_take_bounded_memory() {
         let (repeats, start) = (Repeats::default(), Instant::now());
         for n in 0..1_000 {
             assert_eq!(repeats.tell_at(&n.to_string(), start + Duration::from_millis(n)), Some(0));

@@ -1,14 +1,15 @@
-//! Ticks: when a schedule's jobs are due, and the job at each tick. The worker that has the relay's turn looks. One
-//! statement moves a schedule's next tick forward and enqueues its job (`store/queue/tick.sql`): two workers may look.
+//! Ticks: compute when a schedule's jobs are due, and enqueue the job of each tick. The worker that has the relay's
+//! turn looks. One statement moves a schedule's next tick forward and enqueues its job (`store/queue/tick.sql`), so two
+//! workers may look at once.
 //!
-//! The only clock is the database's. A clock that jumps ahead misses ticks, which the schedule's policy answers for;
-//! one that jumps back repeats none, because the next tick only moves forward.
+//! The only clock is that of Postgres. If it jumps ahead, the schedule misses ticks, and its policy decides about them.
+//! If it jumps back, no tick is repeated, because the next tick only moves forward.
 //!
 //! Invariants, each held by the test of that name:
 //!
 //! - `of_many_workers_one_enqueues_the_job_of_a_tick`
-//! - `ticks_that_nobody_was_there_for_are_skipped_made_good_once_or_all_made_good`
-//! - `the_next_tick_is_always_later_than_the_last_whatever_the_clock_says`
+//! - `missed_ticks_are_skipped_made_up_once_or_all_made_up`
+//! - `the_next_tick_is_always_later_than_the_last_even_if_the_clock_jumps`
 
 use std::time::Duration;
 
@@ -22,12 +23,12 @@ use crate::{
     store::{DueSchedule, Store, StoreError},
 };
 
-/// A tick that is enqueued later than this was missed: no worker was there, or Postgres was away.
+/// A tick that no worker enqueued for longer than this was missed: no worker ran, or Postgres was away.
 const LATE: Duration = Duration::from_mins(1);
-/// The most jobs that one look enqueues of one schedule; the next look goes on.
+/// The most jobs of one schedule that one look enqueues; the next look goes on.
 const TICKS_MAX: usize = 100;
 
-/// When a schedule has its ticks.
+/// A parsed cron expression with its time zone.
 #[derive(Debug, Clone)]
 pub(crate) struct CronSchedule {
     cron: Cron,
@@ -37,21 +38,21 @@ pub(crate) struct CronSchedule {
 impl CronSchedule {
     /// # Errors
     ///
-    /// What is wrong, and what to write.
+    /// Says what is wrong with the expression or the zone, and what to write.
     pub(crate) fn new(cron: &str, zone: &str) -> Result<Self, String> {
         let zone = zone.parse().map_err(|_| unknown_zone(zone))?;
         let cron = cron.parse::<Cron>().map_err(|error| {
             format!(
-                "{cron:?} is no cron expression ({error}); \
+                "{cron:?} is not a cron expression ({error}); \
                  write minute hour day month weekday, such as 0 3 * * MON"
             )
         })?;
         Ok(Self { cron, zone })
     }
 
-    /// The first tick after this time; `None`: there is none.
+    /// Returns the first tick after this time. `None`: no tick follows.
     pub(crate) fn after(&self, at: DateTime<Utc>) -> Option<DateTime<Utc>> {
-        // A day that the zone has left out makes the search fail: it is tried from behind that day, too.
+        // The search fails on a day that the zone skips: a second search starts after that day.
         [TimeDelta::zero(), TimeDelta::days(2)].into_iter().find_map(|skipped| {
             let from = at.checked_add_signed(skipped)?.with_timezone(&self.zone);
             let next =
@@ -60,13 +61,13 @@ impl CronSchedule {
         })
     }
 
-    /// The last tick until this time.
+    /// Returns the last tick at or before this time.
     fn until(&self, at: DateTime<Utc>) -> Option<DateTime<Utc>> {
         let last = self.cron.find_previous_occurrence(&at.with_timezone(&self.zone), true).ok()?;
         Some(last.with_timezone(&Utc).trunc_subsecs(0)).filter(|last| *last <= at)
     }
 
-    /// What is to be done about a schedule whose next tick was due at `due`.
+    /// Plans the jobs and the next tick of a schedule whose next tick was due at `due`.
     pub(crate) fn plan(&self, due: DateTime<Utc>, now: DateTime<Utc>, missed: MissedTicks) -> Plan {
         let is_late = |tick: DateTime<Utc>| now - tick > TimeDelta::from_std(LATE).unwrap_or(TimeDelta::MAX);
         let last = self.until(now).unwrap_or(due).max(due);
@@ -92,29 +93,33 @@ fn unknown_zone(zone: &str) -> String {
     let like = chrono_tz::TZ_VARIANTS.iter().map(|zone| zone.name());
     let like: Vec<_> = like.filter(|name| name.to_lowercase().contains(part)).take(3).collect();
     let hint = if like.is_empty() { "Europe/Berlin or UTC".to_owned() } else { like.join(" or ") };
-    format!("{zone:?} is no time zone; write a name of the IANA database, such as {hint}")
+    format!("{zone:?} is not a time zone; write a name of the IANA database, such as {hint}")
 }
 
-/// What is to be done about a schedule that is due.
+/// The jobs to enqueue for a schedule that is due, and its next tick.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Plan {
-    /// Each gets a job.
+    /// The ticks that get a job.
     pub(crate) ticks: Vec<DateTime<Utc>>,
-    /// `None`: there is no other; the schedule pauses.
+    /// `None`: no tick follows, and the schedule pauses.
     pub(crate) next: Option<DateTime<Utc>>,
 }
 
-/// Enqueues the jobs of ticks that are due. Returns how many; the relay publishes them.
+/// Enqueues the jobs of ticks that are due, and returns their number. The relay publishes them.
 pub(crate) async fn tick(store: &Store) -> Result<usize, StoreError> {
     let mut jobs = 0;
     for schedule in store.due_schedules().await? {
         match tick_one(store, &schedule).await {
             Ok(enqueued) => jobs += enqueued,
             Err(error) if error.is_unavailable() => return Err(error),
-            // The others have their ticks.
+            // One schedule's error keeps no other from its ticks.
             Err(error) => {
                 let why = JobError::from(error).text();
-                tracing::error!(schedule = schedule.name, error = why, "no tick; it is tried again");
+                tracing::error!(
+                    schedule = schedule.name,
+                    error = why,
+                    "tick failed; the next look will retry"
+                );
             }
         }
     }
@@ -126,25 +131,25 @@ async fn tick_one(store: &Store, schedule: &DueSchedule) -> Result<usize, StoreE
     let ticks = match CronSchedule::new(&schedule.cron, &schedule.time_zone) {
         Ok(ticks) => ticks,
         Err(error) => {
-            // Written by another version, which has other time zones.
-            tracing::error!(schedule = name, error, "a schedule that cannot be read has no ticks here");
+            // Another version wrote it, with other time zones.
+            tracing::error!(schedule = name, error, "cannot parse a schedule; this worker skips its ticks");
             return Ok(0);
         }
     };
     let Plan { ticks, next } = ticks.plan(schedule.next_at, schedule.now, schedule.missed);
     if next.is_none() {
-        tracing::warn!(schedule = name, "the last tick of a schedule; it is paused");
+        tracing::warn!(schedule = name, "a schedule has no further tick; it is paused");
     }
     let ids: Vec<_> = ticks.iter().map(|_| JobId::generate()).collect();
     let Some(queue) = store.tick(name, schedule.next_at, next, &ids, &ticks).await? else {
-        // Another worker was faster, or somebody changed it.
+        // Another worker was faster, or the schedule was changed.
         return Ok(0);
     };
     metrics::enqueued(&queue, ids.len());
     metrics::ticked("enqueued", ids.len());
     if ids.is_empty() {
         metrics::ticked("skipped", 1);
-        tracing::warn!(schedule = name, due = %schedule.next_at, "ticks were missed, and are skipped");
+        tracing::warn!(schedule = name, due = %schedule.next_at, "a schedule missed ticks; its policy skips them");
     }
     Ok(ids.len())
 }
@@ -165,11 +170,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_schedule_is_refused_with_what_to_write() {
+    fn an_invalid_schedule_is_refused_with_what_to_write() {
         for (cron, zone, said) in [
-            ("0 25 * * *", "UTC", "is no cron expression"),
+            ("0 25 * * *", "UTC", "is not a cron expression"),
             ("often", "UTC", "minute hour day month weekday"),
-            ("", "UTC", "is no cron expression"),
+            ("", "UTC", "is not a cron expression"),
             ("0 3 * * *", "Berlin", "Europe/Berlin"),
             ("0 3 * * *", "Mars/Olympus", "IANA"),
         ] {
@@ -201,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn ticks_that_were_missed_follow_the_policy() {
+    fn missed_ticks_follow_the_policy() {
         let hourly = ticks("0 * * * *", "UTC");
         let (due, now) = (at("2026-01-01T01:00:00Z"), at("2026-01-01T04:30:00Z"));
         let next = Some(at("2026-01-01T05:00:00Z"));
@@ -216,7 +221,7 @@ mod tests {
             let plan = hourly.plan(due, soon, missed);
             assert_eq!(plan, Plan { ticks: vec![due], next: Some(at("2026-01-01T02:00:00Z")) });
         }
-        // A year of seconds is made good in parts.
+        // A year of seconds takes many looks.
         let every_second = ticks("* * * * * *", "UTC");
         let plan = every_second.plan(due, at("2027-01-01T00:00:00Z"), MissedTicks::All);
         assert_eq!((plan.ticks.len(), plan.next), (TICKS_MAX, Some(due + TimeDelta::seconds(100))));
@@ -224,7 +229,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_next_tick_is_always_later_than_the_last_whatever_the_clock_says(
+        fn the_next_tick_is_always_later_than_the_last_even_if_the_clock_jumps(
             cron in prop::sample::select(vec!["* * * * * *", "*/7 * * * *", "0 3 * * MON", "30 2 L * *", "0 0 29 2 *"]),
             zone in prop::sample::select(vec!["UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe"]),
             start in 0..2_000_000_000_i64,

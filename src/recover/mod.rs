@@ -1,48 +1,45 @@
-//! Recover: on every worker, with no leader.
+//! Recover: finds and resets jobs whose worker is gone or silent. Every worker takes part; there is no leader.
 //!
 //! | path | when | finds |
 //! |---|---|---|
-//! | [`reconcile`] | a worker starts | jobs of earlier processes of this host, proven dead |
+//! | [`reconcile`] | a worker starts | jobs of earlier processes of this host that are proven dead |
 //! | [`scanner`] | every `scan_every`, by the worker that has the turn | jobs that were silent for longer than their `stale_after` |
 //! | [`vanished`] | every fifth of `renew_every`, by the worker that has the turn | jobs of processes that are gone |
 //! | [`relay`] | every `relay_every`, by the worker that has the turn | queued jobs without a message |
-//! | redelivery (`deliver`) | after `ack_wait` | a silent job whose message came again: the backstop |
+//! | redelivery (`deliver`) | after `ack_wait` | a stale job whose message came again: the backstop |
 //!
-//! Every reset is one UPDATE that repeats its condition; the publication follows, and if the process dies
-//! in between, another relay publishes.
+//! Every reset is one UPDATE that repeats its condition. The publication follows; if the process dies in between, the
+//! relay of another worker publishes.
 
 pub(crate) mod cron;
 pub(crate) mod reconcile;
 pub(crate) mod relay;
-pub(crate) mod retention;
+pub mod retention;
 pub(crate) mod scanner;
 pub(crate) mod vanished;
 
 use crate::{
+    job::attempt::{Category, Reason, RecoveryPath, Route},
     observe::metrics,
-    store::{EndedAttempt, Route},
+    store::EndedAttempt,
 };
 
-/// Tells of jobs that were taken back, by which path.
-fn report_taken(path: &'static str, taken: &[EndedAttempt], worker: &str) {
-    for attempt in taken {
+/// Logs and counts the jobs that one path has reset, for this reason.
+fn report_reset(path: RecoveryPath, reason: Reason, reset: &[EndedAttempt], worker: &str) {
+    for attempt in reset {
         tracing::warn!(
-            path, job = %attempt.job, token = attempt.token.0, owner = attempt.owner, route = ?attempt.route,
-            queue = attempt.queue, kind = attempt.kind, silence = ?attempt.silence, worker, "took a job back"
+            path = path.as_str(), job = %attempt.job, token = attempt.token.0, owner = attempt.owner,
+            route = ?attempt.route, queue = attempt.queue, kind = attempt.kind, silence = ?attempt.silence, worker,
+            "reset a job"
         );
     }
-    for attempt in taken {
+    for attempt in reset {
         metrics::lost(&attempt.kind);
         if attempt.route == Route::Failed {
-            metrics::died("lost");
+            metrics::died(Category::Lost);
         }
     }
-    let reason = match path {
-        "reconcile" => "process_died",
-        "vanished" => "worker_gone",
-        _ => "silent",
-    };
-    metrics::recovered(path, reason, taken.len());
+    metrics::recovered(path, reason, reset.len());
 }
 
 #[cfg(all(test, feature = "dev"))]

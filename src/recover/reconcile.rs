@@ -1,17 +1,17 @@
-//! Reconcile: at start, take back what earlier processes of this host left behind.
+//! Reconcile: at its start, a worker resets the jobs that dead processes of its host left behind.
 //!
 //! A hostname proves nothing: two workers may share a host, containers share names, and names share
 //! prefixes. A process is proven dead when its lock file can be locked (the kernel drops the lock on any
-//! death), or when this very kernel and pid namespace has no process of its pid and start time. What is
-//! not proven is the scanner's.
+//! death), or when this very kernel and pid namespace has no process of its pid and start time. The scanner
+//! resets the jobs of all others.
 //!
 //! A restarted container keeps its hostname and, on a shared volume, its lock files; a replaced pod keeps
 //! neither.
 //!
 //! Invariants, each held by the test of that name:
 //!
-//! - `a_restarted_worker_takes_back_its_own_jobs_at_once`
-//! - `a_live_sibling_on_the_same_host_is_not_robbed`
+//! - `a_restarted_worker_resets_its_own_jobs_at_once`
+//! - `a_live_sibling_on_the_same_host_keeps_its_jobs`
 //! - `a_host_whose_name_starts_with_ours_or_holds_a_wildcard_is_not_us`
 
 use std::{
@@ -20,20 +20,21 @@ use std::{
     time::Duration,
 };
 
-use super::report_taken;
+use super::report_reset;
 use crate::{
     fault,
+    job::attempt::{Reason, RecoveryPath},
     store::{HostWorker, Registration, Store, StoreError},
 };
 
-/// This process's proof of life: a file that is locked for as long as the process lives.
+/// This process's proof of life: a file that it locks for as long as it lives.
 #[derive(Debug)]
 pub(crate) struct LifeSign {
     file: Option<(File, PathBuf)>,
 }
 
 impl LifeSign {
-    /// Locks a file of this worker's own. Without one, a death is proven by the pid alone.
+    /// Locks this worker's own file. Without the file, only the pid proves a death.
     pub(crate) fn create(folder: &Path, worker_id: &str) -> Self {
         let path = folder.join(format!("{worker_id}.lock"));
         let locked = fs::create_dir_all(folder).and_then(|()| File::create(&path)).and_then(|file| {
@@ -44,7 +45,8 @@ impl LifeSign {
             Ok(file) => Self { file: Some((file, path)) },
             Err(error) => {
                 let path = path.display();
-                tracing::warn!(%error, %path, "no lock file; set TENURE_RUNTIME_DIR to a writable folder");
+                tracing::warn!(%error, %path,
+                    "no lock file, so only the pid can prove a death; set TENURE_RUNTIME_DIR to a writable folder");
                 Self { file: None }
             }
         }
@@ -58,13 +60,13 @@ impl LifeSign {
 impl Drop for LifeSign {
     fn drop(&mut self) {
         if let Some((_, path)) = &self.file {
-            // A left-over file is unlocked, and proves the death as well.
+            // If the removal fails, the unlocked file proves the death.
             fs::remove_file(path).ok();
         }
     }
 }
 
-/// What this kernel says of this process.
+/// The kernel's identity of this process.
 pub(crate) struct Identity {
     pub(crate) boot_id: Option<String>,
     pub(crate) pid_namespace: Option<String>,
@@ -85,7 +87,7 @@ impl Identity {
     }
 }
 
-/// When a process of this pid namespace started, in the kernel's ticks. `None`: there is none.
+/// Returns when a process of this pid namespace started, in the kernel's ticks. `None`: no such process.
 fn started_at(pid: i32) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name in parentheses may hold anything; the fields after it count from 3.
@@ -103,11 +105,11 @@ fn is_dead(other: &HostWorker, us: &Identity, folder: &Path) -> bool {
         match file.try_lock() {
             Ok(()) => return true,
             Err(TryLockError::WouldBlock) => return false,
-            // A file system without locks: ask the kernel.
+            // The file system has no locks: the kernel decides.
             Err(TryLockError::Error(_)) => {}
         }
     }
-    // Where other users' processes are hidden, not to be seen proves nothing.
+    // A kernel that hides other users' processes proves no death.
     if started_at(1).is_none() {
         return false;
     }
@@ -135,18 +137,18 @@ pub(crate) async fn reconcile(store: &Store, us: &Registration, folder: &Path) -
     if dead.is_empty() {
         return Ok(0);
     }
-    let taken = store.reset_workers(&dead, &us.hostname, &us.worker_id).await?;
+    let reset = store.reset_workers(&dead, &us.hostname, &us.worker_id).await?;
     fault::point("reconciled");
-    report_taken("reconcile", &taken, &us.worker_id);
-    // Last: were it first, a crash in between would leave jobs whose owner nobody can prove dead.
-    // One that still owns a job (its transaction holds the row for a while) stays known, for `vanished`.
+    report_reset(RecoveryPath::Reconcile, Reason::ProcessDied, &reset, &us.worker_id);
+    // Last: after a crash in between, the dead owners of the remaining jobs must still be known.
+    // A process whose transaction still holds the row of a job stays known, too, for `vanished`.
     let forgotten = store.forget_workers(Some(&dead), Duration::ZERO).await?;
     for (worker, proof) in dead.iter().zip(proofs) {
         if let Some(path) = proof.filter(|_| forgotten.contains(worker)) {
             fs::remove_file(path).ok();
         }
     }
-    Ok(taken.len())
+    Ok(reset.len())
 }
 
 #[cfg(test)]
@@ -179,7 +181,7 @@ mod tests {
         assert!(!is_dead(&elsewhere, &us, nowhere), "another kernel");
         let contained = HostWorker { pid_namespace: Some("pid:[1]".into()), pid: 0x3fff_ffff, ..other(&us) };
         assert!(!is_dead(&contained, &us, nowhere), "another container");
-        // Unknown here and there is not the same.
+        // Two unknown values are not equal.
         let gone = || HostWorker { pid: 0x3fff_ffff, ..other(&us) };
         let no_boot = Identity { boot_id: None, ..Identity::of_this_process() };
         assert!(!is_dead(&HostWorker { boot_id: None, ..gone() }, &no_boot, nowhere), "which kernel?");
@@ -189,7 +191,7 @@ mod tests {
             "which container?"
         );
         let never = HostWorker { pid_started_at: None, ..other(&us) };
-        assert!(!is_dead(&never, &us, nowhere), "when it started is not known");
+        assert!(!is_dead(&never, &us, nowhere), "its start is unknown");
         assert!(is_dead(&gone(), &us, nowhere));
         let unknown = HostWorker { pid_started_at: None, boot_id: None, pid_namespace: None, ..other(&us) };
         assert!(!is_dead(&unknown, &us, nowhere), "nothing is known");
@@ -197,7 +199,7 @@ mod tests {
 
     #[cfg(feature = "dev")]
     #[tokio::test]
-    async fn the_jobs_of_a_process_that_is_proven_dead_are_taken_back_by_its_host() {
+    async fn reconcile_resets_the_jobs_of_a_process_that_is_proven_dead() {
         let place = crate::proof::place().await;
         let identity = Identity::of_this_process();
         let worker = |id: &str, pid: i32| Registration {
@@ -235,9 +237,9 @@ mod tests {
     }
 
     #[test]
-    fn a_process_started_when_the_kernel_says() {
+    fn the_start_of_a_process_is_the_kernels() {
         let stat = fs::read_to_string("/proc/self/stat").unwrap();
-        // The name of a test's program holds no blank.
+        // The name of the test binary holds no blank.
         let started = stat.split_whitespace().nth(21).map(str::to_owned);
         assert_eq!(started_at(i32::try_from(std::process::id()).unwrap()), started);
         assert_eq!(started_at(0x3fff_ffff), None);
@@ -257,7 +259,7 @@ mod tests {
         drop(sign);
         assert!(!is_dead(&gone, &us, &folder), "the file is gone: no proof");
         File::create(&path).unwrap();
-        assert!(is_dead(&gone, &us, &folder), "the file is there, and nobody holds it");
+        assert!(is_dead(&gone, &us, &folder), "the file is there and unlocked");
         fs::remove_dir_all(&folder).unwrap();
     }
 }

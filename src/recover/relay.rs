@@ -1,13 +1,14 @@
-//! Relay: publishes what is queued and due, but has no message. One worker of the fleet at a time (`turns`).
+//! Relay: publishes jobs that are queued and due, but have no message. One worker of the fleet at a time (`turns`).
 //!
-//! Two kinds of rows. *Unpublished* ones (scheduled, retried, reset, written by SQL) are taken when due. *Published*
-//! ones are left alone: a backlog of a million must not be published again and again. Only evidence makes a message
-//! lost, never age: the stream holds nothing of the queue any more, or everything that it held at a moment of the
-//! database's time has been delivered (or that stream is gone), and a job published well before that moment still is
-//! queued. The evidence is gathered once a second, of the queues in which a job has waited for some seconds.
+//! There are two kinds of rows. The relay publishes *unpublished* rows (scheduled, retried, reset, written by SQL) when
+//! they are due. It leaves *published* rows alone: it must not publish a backlog of a million again and again. Only
+//! evidence makes a message lost, never age: the stream no longer holds a message of the queue, or everything that it
+//! held at a moment of Postgres's time has been delivered (or that stream is gone), and a job that was published well
+//! before that moment still is queued. The relay looks for evidence once a second, in the queues where a job has waited
+//! for some seconds.
 //!
-//! The margins are those of a publication that is under way. One that takes longer is published twice, which is
-//! harmless; so a producer that is killed between its commit and its publication costs its jobs a few seconds.
+//! The margins allow for a publication that is under way. If it takes longer, its job is published twice, which is
+//! harmless. So a producer that is killed between its commit and its publication costs its jobs a few seconds.
 //!
 //! Invariants, each held by the test of that name:
 //!
@@ -29,25 +30,27 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     config::Timing,
     fault,
-    job::JobId,
+    job::{
+        JobId,
+        attempt::{Reason, RecoveryPath},
+    },
     nats::{Confirmations, Progress, Queue, QueueError, Ticket},
     observe::{metrics, panics},
     store::{DueJob, Store, StoreError, Suspect, Suspects},
 };
 
-/// The most jobs of one statement, and so of one burst of publications. One burst is published while the next is
-/// taken.
+/// The most jobs of one statement, and so of one burst. The relay publishes one burst while it takes the next.
 const BURST: i64 = 1_000;
-/// The same of lost messages. They may be very many at once, and while statistics do not know of them yet, each
+/// The same for lost messages. There may be very many at once, and until Postgres's statistics show them, each
 /// statement sorts all that are left.
 const BURST_OF_LOST: i64 = 5_000;
-/// When a publication that failed is tried again.
+/// The wait before a failed publication is retried.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 
-/// The most queues of one look; the next look goes on with those that follow.
+/// The most queues of one look; the next look continues with those that follow.
 const QUEUES_MAX: i64 = 100;
 
-/// Relaying did not come to its end; the next look goes on.
+/// An error that ended a look; the next look goes on.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RelayError {
     #[error(transparent)]
@@ -57,13 +60,13 @@ pub(crate) enum RelayError {
 }
 
 impl RelayError {
-    /// Whether Postgres gave no answer: no other worker would get one.
+    /// Whether Postgres did not answer: it would not answer another worker, either.
     pub(crate) fn is_postgres_away(&self) -> bool {
         matches!(self, Self::Store(error) if error.is_unavailable())
     }
 }
 
-/// Has the tasks that publish end after the burst that they have taken, and waits for them.
+/// Ends the publishing tasks after the burst that they have taken, and waits for them.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Stop {
     asked: CancellationToken,
@@ -71,7 +74,7 @@ pub(crate) struct Stop {
 }
 
 impl Stop {
-    /// Returns when no job is taken any more that is not published.
+    /// Returns when every job that was taken is published.
     pub(crate) async fn stop(&self) {
         self.asked.cancel();
         self.publishing.close();
@@ -79,9 +82,9 @@ impl Stop {
     }
 }
 
-/// Publishes unpublished jobs that are due, until there is none left. Returns how many.
+/// Publishes unpublished jobs that are due, until none is left. Returns how many.
 ///
-/// Cancel safe: it goes on in a task, to the end of what it has taken. Their rows say that they are published.
+/// Cancel safe: a task goes on to the end of the jobs that it has taken, whose rows say that they are published.
 pub(crate) async fn publish_due(store: &Store, queue: &Queue, stop: &Stop) -> Result<usize, RelayError> {
     publish_in_task(store, queue, Take::Due, stop).await
 }
@@ -89,18 +92,18 @@ pub(crate) async fn publish_due(store: &Store, queue: &Queue, stop: &Stop) -> Re
 async fn publish_in_task(store: &Store, queue: &Queue, take: Take, stop: &Stop) -> Result<usize, RelayError> {
     let (of_task, queue, asked) = (store.clone(), queue.clone(), stop.asked.clone());
     let work = async move { publish_all(&of_task, &queue, take, &asked).await };
-    let told = async {
+    let caught = async {
         AssertUnwindSafe(work).catch_unwind().await.unwrap_or_else(|panic| {
             panics::tell("publish", &*panic);
             Err(StoreError::from(sqlx::Error::WorkerCrashed).into())
         })
     };
-    // Only a runtime that shuts down ends it early.
-    let publishing = store.spawn(stop.publishing.track_future(told));
+    // Only the shutdown of the runtime ends the task early.
+    let publishing = store.spawn(stop.publishing.track_future(caught));
     publishing.await.unwrap_or_else(|_| Err(StoreError::from(sqlx::Error::WorkerCrashed).into()))
 }
 
-/// Which jobs are taken, to be published.
+/// The jobs to take and publish.
 enum Take {
     Due,
     Lost { of: String, published_before: DateTime<Utc>, visible_in: String, worker_id: String },
@@ -114,7 +117,7 @@ impl Take {
         }
     }
 
-    /// The next burst of them.
+    /// Takes the next burst.
     async fn next(&self, store: &Store, queue: &Queue) -> Result<Vec<DueJob>, StoreError> {
         match self {
             Self::Due if !queue.is_connected() => Ok(Vec::new()),
@@ -126,7 +129,7 @@ impl Take {
     }
 }
 
-/// Publishes what is taken, burst by burst, each while the next is taken. One that is not full is the last.
+/// Publishes burst by burst, and takes the next burst meanwhile. A burst that is not full is the last.
 async fn publish_all(
     store: &Store,
     queue: &Queue,
@@ -145,7 +148,7 @@ async fn publish_all(
         match published {
             Ok(published) => total += published,
             Err(error) => {
-                // Taken meanwhile, and not sent.
+                // The burst that was taken meanwhile is not sent.
                 let unsent: Vec<_> = next.iter().map(|job| (job.id, job.dispatch)).collect();
                 if !unsent.is_empty() {
                     store.unpublished(&unsent, AGAIN_AFTER).await?;
@@ -158,7 +161,7 @@ async fn publish_all(
     Ok(total)
 }
 
-/// Publishes jobs that were taken. What fails is left to a later look.
+/// Publishes jobs that were taken. A later look retries the jobs that fail.
 async fn publish(
     store: &Store,
     queue: &Queue,
@@ -199,24 +202,24 @@ fn ticket(job: &DueJob) -> Ticket {
     }
 }
 
-/// What one worker's looks for lost messages have found so far.
+/// The findings of one worker's looks for lost messages.
 #[derive(Debug)]
 pub(crate) struct Lost {
-    /// For how long a job counts as published before its message is looked for: the publication may be under way.
+    /// The age of a publication from which the relay looks for its message: before, it may be under way.
     under_way: Duration,
-    /// The same where messages of the queue are with workers: a worker that could not decide about one gives it back
-    /// for up to five seconds.
+    /// The same if workers hold messages of the queue: a worker that cannot decide about a message returns it with a
+    /// delay of up to five seconds.
     with_workers: Duration,
     ack_wait: Duration,
     publish_within: Duration,
     stop: Stop,
-    /// When this relay has looked, and what was committed by then.
+    /// The times of this relay's looks, and the transactions that were committed by then.
     seen: VecDeque<(Instant, String)>,
-    /// When the last look found that everything of a queue was delivered, by the database's time.
+    /// When the last look found every message of a queue delivered, by Postgres's time.
     drained: HashMap<String, DateTime<Utc>>,
-    /// Until when a queue's messages may be where no look finds them: it was paused.
+    /// For each queue that was paused, the time until which no look finds its messages.
     paused: HashMap<String, Instant>,
-    /// Where the next look goes on: with the queues before this one. `None`: with the last.
+    /// The next look continues with the queues before this one. `None`: with the last.
     before: Option<String>,
 }
 
@@ -235,11 +238,11 @@ impl Lost {
         }
     }
 
-    /// Publishes jobs again whose message is lost. Returns how many.
+    /// Republishes jobs whose message is lost. Returns how many.
     ///
     /// # Errors
     ///
-    /// Postgres, or the stream, cannot be asked. That a queue's consumer cannot is that queue's own.
+    /// Postgres or the stream does not answer. An error about a queue's consumer only skips that queue.
     pub(crate) async fn look(
         &mut self,
         store: &Store,
@@ -249,29 +252,29 @@ impl Lost {
         let are_all = self.before.is_none();
         let Suspects { committed, queues: suspects, cut_at } =
             store.suspects(self.under_way, self.before.as_deref(), QUEUES_MAX).await?;
-        // Not before the answer: it may have taken long to come, and its snapshot is younger than the question.
+        // The time of the answer, not of the question: the answer may be slow, and its snapshot is younger.
         let visible_in = self.visible_for(self.under_way, Instant::now(), committed);
         let is_last = i64::try_from(suspects.len()).is_ok_and(|n| n < QUEUES_MAX);
         self.before = if is_last { cut_at } else { suspects.last().map(|last| last.queue.clone()) };
         self.paused.retain(|_, until| *until > Instant::now());
         if suspects.is_empty() {
-            // After others, just these are none: of the others it is known what it was.
+            // If this look began after other queues, those keep what is known of them.
             if are_all && self.before.is_none() {
                 self.drained.clear();
             }
             return Ok(0);
         }
-        // The database's time first, the stream's state after: what was published well before this moment is in the
-        // stream by then, or never will be.
+        // Postgres's time first, the stream's state after: a message that was published well before this moment is in
+        // the stream by then, or never will be.
         let now = store.database_time().await?;
         let asked_at = Instant::now();
         let stream = queue.stream_state().await?;
-        // A stream that takes so long to answer takes long to store, too: nothing is lost, but on its way.
+        // A stream that is slow to answer is slow to store, too: the messages are on their way, not lost.
         if asked_at.elapsed() > self.under_way {
             return Ok(0);
         }
         store.add_mark(now, &stream.0, stream.1, self.under_way).await?;
-        // A producer keeps what it could not send while NATS was away, and sends it now.
+        // Producers are still sending the messages that they kept while NATS was away.
         if queue.up_for() < self.publish_within && !queue.is_up_since_the_start() {
             return Ok(0);
         }
@@ -281,19 +284,20 @@ impl Lost {
             match self.look_at(store, queue, &suspect, now, &visible_in, &stream, worker_id).await {
                 Ok(n) => total += n,
                 Err(RelayError::Store(error)) => return Err(error.into()),
-                // No worker serves the queue: it has no consumer, and the stream cannot say what was delivered.
+                // No worker serves the queue: without a consumer, the stream cannot say which messages were delivered.
                 Err(error) => {
-                    tracing::debug!(queue = suspect.queue, %error, "lost messages were not looked for");
+                    tracing::debug!(queue = suspect.queue, %error,
+                        "cannot look for lost messages of a queue; the next look will retry");
                 }
             }
         }
         Ok(total)
     }
 
-    /// What was committed at least so long ago, by the looks so far. `None`: they have not gone on for as long.
+    /// Returns the snapshot of the newest look that is at least `least` old. `None`: no look is that old.
     ///
-    /// A job that was enqueued in a transaction counts as published from before its commit on. Its producer looks for
-    /// the commit; so what counts is for how long the job has been committed.
+    /// A job that was enqueued in a transaction counts as published before its commit, and its producer publishes it
+    /// after the commit. So the relay must measure the time since the commit.
     fn visible_for(&mut self, least: Duration, now: Instant, committed: String) -> Option<String> {
         self.seen.push_back((now, committed));
         let is_old = |(at, _): &(Instant, String)| now.saturating_duration_since(*at) >= least;
@@ -303,7 +307,7 @@ impl Lost {
         self.seen.front().filter(|of| is_old(of)).map(|(_, committed)| committed.clone())
     }
 
-    #[expect(clippy::too_many_arguments, reason = "what one look has found, for each of its queues")]
+    #[expect(clippy::too_many_arguments, reason = "the findings of one look, for each of its queues")]
     async fn look_at(
         &mut self,
         store: &Store,
@@ -316,15 +320,15 @@ impl Lost {
     ) -> Result<usize, RelayError> {
         let name = &suspect.queue;
         if suspect.is_paused {
-            // What came too late for the pause waits on the server: delivered, but not lost.
+            // A message that arrived after the pause waits on the server: delivered, but not lost.
             self.paused.insert(name.clone(), Instant::now() + self.with_workers);
         }
         if self.paused.contains_key(name) {
             return Ok(0);
         }
         let progress = queue.progress_in(name, stream).await?;
-        // A message that came while the queue ran as many jobs as it may waits on the server, too, for `ack_wait`:
-        // while there is no room, no worker asks for it.
+        // A message that arrived while the queue was at its `max_running` waits on the server, too, for `ack_wait`:
+        // without room, no worker asks for it.
         let margin = if suspect.is_limited { self.ack_wait } else { self.with_workers };
         let Some(before) = self.lost_before(store, name, &progress, now, margin).await? else { return Ok(0) };
         let lost = Take::Lost {
@@ -335,17 +339,17 @@ impl Lost {
         };
         let total = publish_in_task(store, queue, lost, &self.stop).await?;
         if total > 0 {
-            metrics::recovered("relay", "message_lost", total);
+            metrics::recovered(RecoveryPath::Relay, Reason::MessageLost, total);
             tracing::warn!(
                 jobs = total,
                 queue = name,
-                "messages were lost; the relay has published their jobs again"
+                "messages were lost; the relay republished their jobs"
             );
         }
         Ok(total)
     }
 
-    /// Until when a published job of this queue cannot have a message left. `None`: nothing is known.
+    /// Returns the time before which no published job of this queue can have a message left. `None`: unknown.
     async fn lost_before(
         &mut self,
         store: &Store,
@@ -360,8 +364,8 @@ impl Lost {
             self.drained.remove(name);
             return store.passed_mark(&progress.stream_created, progress.delivered, margin).await;
         }
-        // Everything of the queue has been delivered; but delivered is not claimed yet. What was delivered by the last
-        // look has had its time.
+        // Every message of the queue has been delivered, but perhaps not claimed yet. Messages that were delivered by
+        // the last look have had time for that.
         let last = self.drained.insert(name.to_owned(), now);
         if progress.unacknowledged == 0 {
             return Ok(Some(earlier(now, self.under_way)));

@@ -1,12 +1,13 @@
-//! Retention: what has ended long enough ago leaves. Leaderless: one worker at a time sweeps, whichever asks first.
+//! Retention: the sweep removes jobs that finished long enough ago. No leader: one worker at a time sweeps, the first
+//! that asks.
 //!
-//! Completed jobs leave by days, whole partitions of the history, which costs nothing; what cannot, because something
-//! else of its day is kept, leaves in steps of a thousand rows, with pauses as long as the steps. What is remembered of
-//! a job (its attempts, effects, keys) leaves after it.
+//! The sweep drops completed jobs by days, as whole partitions of the history, which costs nothing. If retention keeps
+//! other rows of a day, the sweep deletes in steps of a thousand rows, with pauses as long as the steps. A job's
+//! attempts, effects and keys go after the job.
 //!
 //! Invariants, each held by the test of that name:
 //!
-//! - `what_is_old_enough_leaves_and_nothing_else`
+//! - `rows_that_are_old_enough_leave_and_no_others`
 //! - `a_job_that_completes_while_its_day_leaves_is_not_lost`
 //! - `a_sweep_that_takes_long_keeps_its_turn`
 
@@ -22,28 +23,28 @@ use crate::{
     store::{Purged, Store, StoreError},
 };
 
-/// How many rows one step looks at.
+/// The rows that one step looks at.
 const STEP: i32 = 1_000;
 /// The shortest pause between two steps.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// How often somebody sweeps, in scans.
+/// The interval of sweeps, in scans.
 pub(crate) const SWEEP_EVERY_SCANS: u32 = 20;
 
-/// Sweeps, if it is this worker's turn. Returns how many jobs and dead letters have left.
-pub(crate) async fn sweep(
+/// Sweeps, if a sweep is due and this worker gets the turn. Returns how many jobs and dead letters it removed.
+pub async fn sweep(
     store: &Store,
     queue: &Queue,
     keep: &Retention,
     every: Duration,
 ) -> Result<u64, StoreError> {
     let finished = [keep.completed, keep.cancelled];
-    // What is remembered of a job leaves after the job, be it a dead letter.
+    // A job's attempts, effects and keys outlive the job, also as a dead letter.
     let shortest = finished.into_iter().chain([keep.dead]).flatten().min();
     if !store.purge_gate(every, shortest).await? {
         return Ok(0);
     }
-    // It may take longer than it is from one sweep to the next: the turn is kept until its end.
+    // A sweep may take longer than the interval: this worker keeps the turn until its end.
     tokio::select! {
         left = Box::pin(sweep_all(store, queue, keep, shortest)) => left,
         () = keep_turn(store, (every / 4).max(PAUSE)) => Ok(0),
@@ -54,7 +55,7 @@ async fn keep_turn(store: &Store, every: Duration) {
     loop {
         sleep(every).await;
         if let Err(error) = store.purge_turn().await {
-            tracing::debug!(%error, "the turn of the sweep was not renewed");
+            tracing::debug!(%error, "renewing the turn of the sweep failed; another worker may sweep, too");
         }
     }
 }
@@ -82,7 +83,7 @@ async fn sweep_all(
         walk(store, Walk::Traces).await?;
     }
     if let Some(age) = keep.keys {
-        // Without NATS nobody knows which messages may come again.
+        // Only NATS knows which messages may be redelivered.
         let first_seq = queue.first_sequence().await.ok();
         metrics::purged("keys", walk(store, Walk::Keys(age, first_seq)).await?);
     }
@@ -91,12 +92,12 @@ async fn sweep_all(
     }
     store.purge_done().await?;
     if left > 0 {
-        tracing::info!(jobs = left, "what ended long enough ago has left");
+        tracing::info!(jobs = left, "the sweep removed finished jobs");
     }
     Ok(left)
 }
 
-/// What leaves the oldest first.
+/// Rows that the sweep removes oldest first.
 #[derive(Debug, Clone, Copy)]
 enum Oldest {
     Cancelled,
@@ -104,7 +105,7 @@ enum Oldest {
     Events,
 }
 
-/// What is looked through in the order of ids.
+/// Rows that the sweep looks through in the order of ids.
 #[derive(Debug, Clone, Copy)]
 enum Walk<'k> {
     Finished(&'k Retention),
@@ -112,7 +113,7 @@ enum Walk<'k> {
     Keys(Duration, Option<u64>),
 }
 
-/// Half of the time is the others'.
+/// Runs one step, then pauses for as long as it took: other work gets half of the time.
 async fn paced<T>(step: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
     let began_at = Instant::now();
     let done = step.await?;
@@ -120,7 +121,7 @@ async fn paced<T>(step: impl Future<Output = Result<T, StoreError>>) -> Result<T
     Ok(done)
 }
 
-/// Steps until one finds less than it might.
+/// Repeats the step until it removes fewer rows than it may.
 async fn all(store: &Store, what: Oldest, age: Duration) -> Result<u64, StoreError> {
     let mut total = 0;
     loop {
@@ -137,7 +138,7 @@ async fn all(store: &Store, what: Oldest, age: Duration) -> Result<u64, StoreErr
     }
 }
 
-/// Steps from one id to the next, to the end.
+/// Steps through all ids, from the lowest to the highest.
 async fn walk(store: &Store, what: Walk<'_>) -> Result<u64, StoreError> {
     let (mut total, mut after) = (0, Uuid::nil());
     loop {

@@ -1,4 +1,4 @@
-//! Scanner: resets jobs that were silent for too long.
+//! Scanner: resets stale jobs.
 //!
 //! The worker that has the turn scans. Before it resets anything it asks the database whether a scan is due, and
 //! whether jobs may be reset just now (`store/recover/scan_gate.sql`).
@@ -9,26 +9,29 @@
 //! - `after_a_gap_between_scans_live_owners_get_time_to_write`
 //! - `a_gap_that_makes_short_silences_look_stale_starts_the_grace_too`
 //! - `live_jobs_that_take_long_to_read_stop_neither_the_scanner_nor_the_worker`
-//! - `one_job_that_cannot_be_reset_keeps_no_other_from_it`
+//! - `one_job_that_cannot_be_reset_stops_no_other_reset`
 
 use std::time::Duration;
 
-use super::report_taken;
+use super::report_reset;
 use crate::{
     batch::halve,
     fault,
-    job::{JobError, JobId},
+    job::{
+        JobError, JobId,
+        attempt::{Reason, RecoveryPath},
+    },
     store::{Store, StoreError},
 };
 
 /// The most jobs of one statement.
 const RESETS_MAX: usize = 100;
-/// How long a worker that died without a trace is remembered, once it owns nothing.
+/// The time after which the row of a dead worker that owns nothing is removed.
 const FORGOTTEN_AFTER: Duration = Duration::from_hours(24 * 7);
-/// The most jobs of one scan: the next scan goes on.
+/// The most jobs of one scan; the next scan goes on.
 const SILENT_MAX: i64 = 10_000;
 
-/// Scans, if it is time for it. Returns how many jobs were reset; `None`: the last scan was not long ago.
+/// Scans, if a scan is due. Returns how many jobs it reset; `None`: no scan was due.
 pub(crate) async fn scan(
     store: &Store,
     worker_id: &str,
@@ -41,7 +44,7 @@ pub(crate) async fn scan(
             stale = gate.stale,
             in_grace = gate.in_grace,
             breaker_open = gate.breaker_open,
-            "jobs look dead, but so many at once, or after a gap, are given time to write"
+            "stale jobs were not reset; too many at once, or after a gap, get time to write"
         );
         return Ok(Some(0));
     }
@@ -49,38 +52,43 @@ pub(crate) async fn scan(
     for jobs in gate.silent.chunks(RESETS_MAX) {
         reset += reset_some(store, jobs, worker_id).await?;
     }
-    // Housekeeping: partitions are made a week ahead, so once in every scan is plenty, and costs a look.
+    // Housekeeping. Partitions are made a week ahead: once per scan is enough, and costs one lookup.
     store.create_partitions().await?;
     store.forget_workers(None, FORGOTTEN_AFTER).await?;
-    // Only figures: with a very long queue it may take too long.
+    // The metrics may take too long with a very long queue; recovery does not depend on them.
     if let Err(error) = store.measure().await {
         let error = JobError::from(error).text();
-        tracing::warn!(error, "the queues were not counted; their metrics are those of the last scan");
+        tracing::warn!(error, "counting the queues failed; their metrics stay those of the last scan");
     }
     if let Err(error) = store.forget_activity().await {
-        tracing::debug!(%error, "old figures are forgotten later");
+        tracing::debug!(%error, "removing old statistics failed; the next scan will retry");
     }
     Ok(Some(reset))
 }
 
-/// Resets these jobs. One that Postgres refuses to write keeps no other from it: the batch is halved, down to that one.
+/// Resets these jobs. A job that Postgres refuses to write keeps no other from its reset: the batch is halved, down to
+/// that job.
 async fn reset_some(store: &Store, jobs: &[JobId], worker_id: &str) -> Result<usize, StoreError> {
     let mut reset = 0;
     let mut parts = vec![jobs.to_vec()];
     while let Some(part) = parts.pop() {
         match store.reset_stale(&part, worker_id).await {
-            Ok(taken) => {
-                if !taken.is_empty() {
+            Ok(ended) => {
+                if !ended.is_empty() {
                     fault::point("reset");
                 }
-                report_taken("scanner", &taken, worker_id);
-                reset += taken.len();
+                report_reset(RecoveryPath::Scanner, Reason::Silent, &ended, worker_id);
+                reset += ended.len();
             }
             Err(error) if !error.may_be_of_one_row() => return Err(error),
             Err(_) if part.len() > 1 => halve(part, &mut parts),
             Err(error) => {
                 let (job, error) = (part.first(), JobError::from(error).text());
-                tracing::error!(?job, error, "a silent job was not taken back; the next scan tries again");
+                tracing::error!(
+                    ?job,
+                    error,
+                    "Postgres refused to reset a stale job; the next scan will retry"
+                );
             }
         }
     }

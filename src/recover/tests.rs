@@ -1,4 +1,4 @@
-//! Recover: what is counted of jobs that were taken back.
+//! Recover: the metrics of jobs that were reset.
 
 use super::*;
 use crate::{
@@ -7,10 +7,10 @@ use crate::{
 };
 
 #[test]
-fn jobs_that_were_taken_back_are_counted_by_path_and_by_what_became_of_them() {
+fn reset_jobs_are_counted_by_path_and_by_outcome() {
     let counts = Counts::default();
     let _recording = counts.record();
-    let taken = |route| EndedAttempt {
+    let ended = |route| EndedAttempt {
         ord: 0,
         job: JobId::generate(),
         queue: "q".into(),
@@ -21,12 +21,16 @@ fn jobs_that_were_taken_back_are_counted_by_path_and_by_what_became_of_them() {
         silence: seconds(1),
     };
     let died = || counts.of("tenure_dead_letters_total{category=lost}");
-    let paths = [("reconcile", "process_died"), ("vanished", "worker_gone"), ("scanner", "silent")];
+    let paths = [
+        (RecoveryPath::Reconcile, Reason::ProcessDied),
+        (RecoveryPath::Vanished, Reason::WorkerGone),
+        (RecoveryPath::Scanner, Reason::Silent),
+    ];
     for (path, reason) in paths {
-        report_taken(path, &[taken(Route::Queued), taken(Route::Queued)], "me");
+        report_reset(path, reason, &[ended(Route::Queued), ended(Route::Queued)], "me");
         assert_eq!(counts.of(&format!("tenure_recoveries_total{{path={path},reason={reason}}}")), 2);
     }
     assert_eq!((counts.of("tenure_attempts_total{kind=k,outcome=lost}"), died()), (6, 0));
-    report_taken("scanner", &[taken(Route::Failed)], "me");
+    report_reset(RecoveryPath::Scanner, Reason::Silent, &[ended(Route::Failed)], "me");
     assert_eq!(died(), 1);
 }

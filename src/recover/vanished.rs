@@ -1,11 +1,11 @@
-//! Vanished: takes back the jobs of processes that are gone, long before they would be stale.
+//! Vanished: resets the jobs of processes that are gone, long before the jobs would be stale.
 //!
-//! Two channels must agree, on two looks: the process has not renewed its row in Postgres, and NATS says
-//! that nobody subscribes to its subject. One that is frozen, or cut off from one of the two servers, is
-//! not gone. One that is cut off from both looks like a dead one; fencing keeps it from writing, but what
-//! it does elsewhere may overlap with the next attempt.
+//! Two channels must agree, on two looks: the process has not renewed its row in Postgres, and its subject in NATS has
+//! no subscriber. A process that is frozen, or cut off from one of the two servers, is not gone. A process that is cut
+//! off from both looks like a dead one; fencing refuses its writes, but its effects elsewhere may overlap with the next
+//! attempt.
 //!
-//! The suspicion is kept in the process's row, so that the two looks may be two workers'.
+//! The suspicion stands in the process's row, so that two workers may make the two looks.
 //!
 //! Invariants, each held by the test of that name:
 //!
@@ -18,31 +18,32 @@ use std::time::Duration;
 
 use futures::future::join_all;
 
-use super::report_taken;
+use super::report_reset;
 use crate::{
     config::Timing,
     fault,
+    job::attempt::{Reason, RecoveryPath},
     nats::{Probed, Queue},
     store::{Store, StoreError},
 };
 
-/// How far apart two looks are, in tenths of the time between renewals. (How many renewals a process may
-/// miss before it is asked for, 1.4, and before it is gone, 2, stands in the statements.)
+/// The time between two looks, in tenths of `renew_every`. (The statements say how many renewals a process may miss
+/// before it is probed, 1.4, and before it is gone, 2.)
 const BETWEEN_LOOKS_TENTHS: u32 = 4;
-/// For how many renewals our own connections must have been up after an outage: others come back, too.
+/// After an outage, this worker's connections must be up for this many renewals: other workers reconnect, too.
 const SETTLED_RENEWALS: u32 = 3;
-/// A process that has just started has seen no outage, but one may have ended just before. It judges those that had
-/// renewed their row within so many tenths of a renewal before: no outage keeps them from the next one.
+/// A worker that has just started has seen no outage, but one may have ended just before. It judges only processes that
+/// renewed their row within this many tenths of `renew_every` before: no outage kept them from the next renewal.
 const HEARD_TENTHS: u32 = 12;
-/// A process that has renewed nothing for so many of our renewals, owns nothing and is gone, is forgotten.
+/// A process that is gone, owns nothing and has not renewed its row for this many renewals is forgotten.
 const FORGOTTEN_RENEWALS: u32 = 2;
 
-/// How long to wait between looks.
+/// The interval of looks.
 pub(crate) fn look_every(timing: &Timing) -> Duration {
     timing.renew_every / 5
 }
 
-/// For how long our own connections have been up, and whether they ever broke.
+/// The uptime of this worker's connections, and whether they ever broke.
 #[derive(Debug, Clone, Copy)]
 struct Up {
     postgres: Duration,
@@ -67,11 +68,11 @@ impl Up {
         is_long || self.postgres_never_broke && self.nats_never_broke
     }
 
-    /// Who may be judged: those that were heard of within this time. `None`: all. `within` is the longest that a call
-    /// takes.
+    /// Returns how recently a process must have renewed its row for this worker to judge it. `None`: any process may be
+    /// judged. `within` is the deadline of a call.
     ///
-    /// A process that has seen no outage started after the last one. A call that hung in that one has ended by its
-    /// deadline, and a renewal that failed is tried again soon: a live worker has renewed its row by then.
+    /// A worker that has seen no outage started after the last one. Calls that hung in that outage end by their
+    /// deadline, and a failed renewal is soon retried: by then every live process has renewed its row.
     fn heard_within(self, within: Duration, timing: &Timing) -> Option<Duration> {
         let up_for = self.postgres.min(self.nats);
         let back_within = (within + timing.renew_every * 2 / 5).min(timing.renew_every * SETTLED_RENEWALS);
@@ -79,21 +80,21 @@ impl Up {
     }
 }
 
-/// Whether our own connections allow a judgement of others: they have seen no outage, or have been up for long since.
+/// Whether this worker may judge others: its connections never broke, or have been up for long since.
 pub(crate) fn has_settled(store: &Store, queue: &Queue, timing: &Timing) -> bool {
     Up::now(store, queue).has_settled(timing)
 }
 
-/// What came of a look.
+/// The outcome of a look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Looked {
     /// This number of jobs was reset.
     Reset(usize),
-    /// Of several processes, NATS said nothing of any: it may be this worker's connection.
+    /// NATS answered about none of the silent processes: this worker's connection may be the cause.
     Unanswered,
 }
 
-/// Looks for processes that are gone.
+/// Looks for processes that are gone, and resets their jobs.
 pub(crate) async fn look(
     store: &Store,
     queue: &Queue,
@@ -110,7 +111,7 @@ pub(crate) async fn look(
         return Ok(Looked::Reset(0));
     }
     let answers = join_all(silent.iter().map(|(_, subject)| queue.probe(subject))).await;
-    // Asked over a connection that broke meanwhile, nobody answers.
+    // A connection that broke meanwhile brings no answer.
     if !has_settled(store, queue, timing) {
         return Ok(Looked::Reset(0));
     }
@@ -120,7 +121,7 @@ pub(crate) async fn look(
     let looked: Vec<_> = silent
         .into_iter()
         .zip(answers)
-        // No answer is no news: it may be ours that does not arrive.
+        // No answer proves nothing: it may be lost on the way to this worker.
         .filter(|(_, answer)| *answer != Probed::NoAnswer)
         .map(|((worker, _), answer)| (worker, answer == Probed::Gone))
         .collect();
@@ -129,15 +130,15 @@ pub(crate) async fn look(
     if gone.is_empty() {
         return Ok(Looked::Reset(0));
     }
-    let taken =
+    let reset =
         store.reset_vanished(&gone, between, timing.scan_every, timing.stale_after, worker_id).await?;
-    if !taken.is_empty() {
+    if !reset.is_empty() {
         fault::point("reset");
     }
-    report_taken("vanished", &taken, worker_id);
-    // A wrong guess enters itself again.
+    report_reset(RecoveryPath::Vanished, Reason::WorkerGone, &reset, worker_id);
+    // A live process that was forgotten by mistake registers again.
     store.forget_workers(Some(&gone), timing.renew_every * FORGOTTEN_RENEWALS).await?;
-    Ok(Looked::Reset(taken.len()))
+    Ok(Looked::Reset(reset.len()))
 }
 
 #[cfg(all(test, feature = "dev"))]

@@ -1,10 +1,13 @@
-//! Run: from a claim to what its handler said.
+//! Handlers: the kinds that a worker knows, and the run of a handler to its end.
 //!
 //! Not here: the writes that follow (`settle`).
 
-use std::{collections::HashMap, future::Future, panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{
+    any::type_name, collections::HashMap, future::Future, panic::AssertUnwindSafe, sync::Arc, time::Duration,
+};
 
 use futures::{FutureExt, future::BoxFuture};
+use serde::Serialize;
 use serde_json::Value;
 use tracing::Instrument;
 
@@ -19,12 +22,31 @@ use crate::{
     },
 };
 
-/// A handler that was to be dropped, and has kept its thread for so long, is reported.
+/// The worker reports a handler that should be dropped and has kept its thread for this long.
 const BLOCKED_AT_ITS_END: Duration = Duration::from_millis(100);
 
-/// What a handler may return: an [`Outcome`], `()` for "done", or a `Result` of either.
+/// A return value of a handler: an [`Outcome`], `()` for "done", or a `Result` whose `Ok` is a [`HandlerOutput`] and
+/// whose error turns into a [`JobError`].
+///
+/// ```
+/// # use tenure::{JobContext, JobError, Outcome};
+/// # #[derive(serde::Serialize, serde::Deserialize)] struct Order { prices: Vec<i64> }
+/// # impl tenure::Job for Order { const KIND: &'static str = "order"; }
+/// async fn total(order: Order, _ctx: JobContext) -> Result<i64, JobError> {
+///     Ok(order.prices.iter().sum())
+/// }
+///
+/// async fn with_anyhow(order: Order, _ctx: JobContext) -> anyhow::Result<Outcome> {
+///     anyhow::ensure!(!order.prices.is_empty(), "nothing to pay");
+///     Ok(Outcome::Done(None))
+/// }
+/// # fn f(tenure: &tenure::Tenure) {
+/// # tenure::Worker::builder(tenure).handle(total);
+/// # tenure::Worker::builder(tenure).handle(with_anyhow);
+/// # }
+/// ```
 pub trait IntoOutcome {
-    /// What it means.
+    /// Converts the value.
     fn into_outcome(self) -> Result<Outcome, JobError>;
 }
 
@@ -40,27 +62,57 @@ impl IntoOutcome for () {
     }
 }
 
-impl<T: IntoOutcome, E: Into<JobError>> IntoOutcome for Result<T, E> {
+impl<T: HandlerOutput, E: Into<JobError>> IntoOutcome for Result<T, E> {
     fn into_outcome(self) -> Result<Outcome, JobError> {
-        self.map_err(Into::into)?.into_outcome()
+        self.map_err(Into::into)?.into_done()
     }
 }
 
-/// What follows an error that a handler returned.
+/// The value in the `Ok` of a handler: an [`Outcome`], or the job's output, any value that serializes to JSON. A value
+/// that serializes to `null`, such as `()`, is no output. A `Result` is handled as the handler's own: with its error,
+/// as after a forgotten `?`, the attempt fails.
+pub trait HandlerOutput {
+    /// Converts the value.
+    fn into_done(self) -> Result<Outcome, JobError>;
+}
+
+impl HandlerOutput for Outcome {
+    fn into_done(self) -> Result<Outcome, JobError> {
+        Ok(self)
+    }
+}
+
+// `Outcome` must not be `Serialize`: it would have both.
+impl<T: Serialize> HandlerOutput for T {
+    fn into_done(self) -> Result<Outcome, JobError> {
+        let mut output = serde_json::to_value(self)?;
+        if type_name::<T>().starts_with("core::result::Result<")
+            && let Value::Object(inner) = &mut output
+        {
+            if let Some(error) = inner.remove("Err") {
+                return Err(error.as_str().map_or_else(|| error.to_string(), str::to_owned).into());
+            }
+            output = inner.remove("Ok").unwrap_or_default();
+        }
+        Ok(Outcome::Done(Some(output).filter(|output| !output.is_null())))
+    }
+}
+
+/// The retry decision after an error that a handler returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Retry {
-    /// What the error itself says; else another attempt, after the kind's backoff, while there is one left.
+    /// Follows the error's own decision. Without one, retries after the kind's backoff while attempts are left.
     Usual,
-    /// Another attempt after just this time, while there is one left.
+    /// Retries after exactly this time, while attempts are left.
     After(Duration),
-    /// No other attempt: a dead letter.
+    /// Does not retry: the job becomes a dead letter.
     Never,
 }
 
 pub(crate) type Decide = dyn Fn(&JobError, u32) -> Retry + Send + Sync;
 
-/// When failed attempts of a kind are tried again.
+/// The retry rules of a kind.
 #[derive(Clone, Default)]
 pub(crate) struct RetryPolicy {
     pub(crate) backoff: Backoff,
@@ -68,18 +120,18 @@ pub(crate) struct RetryPolicy {
 }
 
 impl RetryPolicy {
-    /// What follows this error of this attempt.
+    /// Decides about this error of this attempt.
     pub(crate) fn decide(&self, error: &JobError, attempt: u32) -> Retry {
         let Some(decide) = &self.decide else { return Retry::Usual };
         std::panic::catch_unwind(AssertUnwindSafe(|| decide(error, attempt))).unwrap_or_else(|_| {
-            // Not the error: it may quote the payload.
-            tracing::error!("the kind's retry policy panicked; the usual one is used");
+            // The log must not hold the error: it may quote the payload.
+            tracing::error!("the kind's retry policy panicked; the error is handled as `Retry::Usual`");
             Retry::Usual
         })
     }
 }
 
-/// How jobs of one kind are run. The defaults are the worker's.
+/// The options of one kind of job. The defaults are the worker's.
 ///
 /// ```
 /// use std::time::Duration;
@@ -123,39 +175,40 @@ impl std::fmt::Debug for KindOptions {
 }
 
 impl KindOptions {
-    /// The worker's defaults.
+    /// Returns the worker's defaults.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// When failed attempts are tried again. Default [`Backoff::DEFAULT`].
+    /// Sets the waits before failed attempts are retried. Default [`Backoff::DEFAULT`].
     #[must_use]
     pub fn backoff(mut self, backoff: Backoff) -> Self {
         self.retry.backoff = backoff;
         self
     }
 
-    /// Decides what follows an error, given the error and the attempt that returned it (1 is the first).
-    /// Not asked about panics, timeouts and lost workers. Must not block. Default [`Retry::Usual`].
+    /// Sets the function that decides about an error, given the error and the attempt that returned it (1 is the
+    /// first). The worker does not call it for panics, timeouts and lost workers. It must not block. Default
+    /// [`Retry::Usual`].
     #[must_use]
     pub fn retry(mut self, decide: impl Fn(&JobError, u32) -> Retry + Send + Sync + 'static) -> Self {
         self.retry.decide = Some(Arc::new(decide));
         self
     }
 
-    /// What becomes of a job whose worker is lost while it runs. Default [`OnCrash::Retry`].
+    /// Sets what follows when a job's worker is lost while the job runs. Default [`OnCrash::Retry`].
     ///
-    /// With [`OnCrash::DeadLetter`] a handler that has to be dropped in the middle makes a dead letter, too:
-    /// when the worker stops, its time is up, or nothing could be written, and it does not return. One that
-    /// returns when it is asked to stop is released, or tried again, as any other.
+    /// With [`OnCrash::DeadLetter`] a job also becomes a dead letter if the worker has to drop its handler in the
+    /// middle: because the worker stops, the time is up, or no write succeeds, and the handler does not return. A
+    /// job whose handler returns when it is asked to stop is released or retried, as any other.
     #[must_use]
     pub fn on_crash(mut self, on_crash: OnCrash) -> Self {
         self.on_crash = on_crash;
         self
     }
 
-    /// What the worker does with a running job when it could not write for too long. Default
+    /// Sets what the worker does with a running job once it could not write for too long. Default
     /// [`OnWriteLoss::Cancel`].
     #[must_use]
     pub fn on_write_loss(mut self, on_write_loss: OnWriteLoss) -> Self {
@@ -163,18 +216,18 @@ impl KindOptions {
         self
     }
 
-    /// How long an attempt may run, at most. Default: for ever, as long as it shows signs of life.
+    /// Limits how long an attempt may run. Default: no limit, as long as the job shows signs of life.
     ///
-    /// A handler that runs longer is cancelled with [`CancelReason::Timeout`]; when it has not returned
-    /// within [`KindOptions::cancel_grace`], it is dropped. The attempt is a failed one.
+    /// The worker cancels a handler that runs longer with [`CancelReason::Timeout`], and drops it if it has not
+    /// returned within [`KindOptions::cancel_grace`]. The attempt has failed.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// Silence after which a job of this kind is taken back. Default [`Timing::stale_after`]. Bounded by the
-    /// other timers: `flush_every` is at most a third of it, and [`Timing::ack_wait`] is longer than it and
+    /// Sets the silence after which recovery resets a job of this kind. Default [`Timing::stale_after`]. Bounded by
+    /// the other timers: `flush_every` is at most a third of it, and [`Timing::ack_wait`] is longer than it and
     /// `scan_every` together.
     #[must_use]
     pub fn stale_after(mut self, silence: Duration) -> Self {
@@ -182,7 +235,7 @@ impl KindOptions {
         self
     }
 
-    /// How long a cancelled handler of this kind may tidy up before it is dropped. Default
+    /// Sets how long a cancelled handler of this kind may tidy up before the worker drops it. Default
     /// [`Timing::cancel_grace`].
     #[must_use]
     pub fn cancel_grace(mut self, grace: Duration) -> Self {
@@ -190,16 +243,16 @@ impl KindOptions {
         self
     }
 
-    /// Has tenure report for the handler while it runs: for handlers with long silent stretches. Such a
-    /// job is taken back only when its process is gone, not when the handler hangs; set a
-    /// [`KindOptions::timeout`] as well.
+    /// Makes tenure send heartbeats for the handler while it runs, for handlers with long silent stretches. Recovery
+    /// resets such a job only when its process is gone, not when the handler hangs: set a
+    /// [`KindOptions::timeout`], too.
     #[must_use]
     pub fn keepalive(mut self) -> Self {
         self.keepalive = true;
         self
     }
 
-    /// [`KindOptions::keepalive`], this often: at most a third of the kind's `stale_after`. Default
+    /// Sets [`KindOptions::keepalive`] with this interval, at most a third of the kind's `stale_after`. Default
     /// [`Timing::keepalive_every`], or that third if it is shorter.
     #[must_use]
     pub fn keepalive_every(mut self, every: Duration) -> Self {
@@ -211,14 +264,14 @@ impl KindOptions {
 
 type Run<S> = dyn Fn(String, JobContext<S>) -> BoxFuture<'static, Result<Outcome, JobError>> + Send + Sync;
 
-/// A handler and how its jobs are run.
+/// A handler, and the options of its kind.
 pub(crate) struct Kind<S> {
     pub(crate) run: Arc<Run<S>>,
     pub(crate) retry: RetryPolicy,
     pub(crate) timeout: Option<Duration>,
     pub(crate) rules: Rules,
     pub(crate) cancel_grace: Option<Duration>,
-    /// Of a kind with a name, once the worker starts: the program's recorder is there by then.
+    /// Set for a kind with a name when the worker starts: the program has installed its recorder by then.
     pub(crate) measures: Option<KindMeasures>,
 }
 
@@ -234,42 +287,64 @@ impl<S> Default for Kinds<S> {
     }
 }
 
-/// What the payload of a job is not.
+/// A payload that does not deserialize into the handler's type.
 #[derive(Debug, thiserror::Error)]
 #[error("the payload does not fit the type of its handler: {0}")]
 pub(crate) struct PayloadError(pub(crate) serde_json::Error);
 
-/// A handler's word that it was ended in the middle, when it was asked to stop: as good as dropped.
+/// A handler's report that something else ended it in the middle while it was stopping. Counts as dropped.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub(crate) struct EndedInTheMiddle(pub(crate) String);
+pub struct EndedInTheMiddle(String);
 
-/// A handler that is not registered.
-#[derive(Debug, thiserror::Error)]
+#[cfg(any(feature = "internals", test))]
+impl EndedInTheMiddle {
+    pub fn new(why: String) -> Self {
+        Self(why)
+    }
+}
+
+/// An error in the registration of a handler.
+#[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum HandlerError {
-    /// The kind's name.
+    /// The kind's name is not valid.
     #[error(transparent)]
     Name(#[from] NameError),
-    /// The kind has a handler already.
+    /// The kind has two handlers.
     #[error("kind {0:?} has two handlers; remove one")]
     Twice(String),
-    /// A time limit of nothing.
-    #[error("kind {kind:?}: {what} is 0 s, so that no job of it could run; set it longer, or leave it out")]
+    /// A time limit is zero.
+    #[error("kind {kind:?}: {what} is 0 s, so none of its jobs could run; set it longer, or leave it out")]
     Zero {
-        /// Which kind.
+        /// The kind.
         kind: String,
-        /// Which limit.
+        /// The limit.
         what: &'static str,
     },
-    /// The kind's timers.
+    /// The kind's timers contradict one another or the worker's.
     #[error("kind {kind:?}: {why}")]
     Timing {
-        /// Which kind.
+        /// The kind.
         kind: String,
-        /// What is wrong.
+        /// The contradiction.
         why: TimingError,
     },
+}
+
+impl Kinds<()> {
+    /// The same handlers beside others that have a state: these have none.
+    pub(crate) fn beside_a_state<T: Send + Sync + 'static>(self) -> Kinds<T> {
+        let beside = |kind: Kind<()>| {
+            let Kind { run, retry, timeout, rules, cancel_grace, measures } = kind;
+            let run = move |payload, context: JobContext<T>| run(payload, context.unstated());
+            Kind { run: Arc::new(run), retry, timeout, rules, cancel_grace, measures }
+        };
+        Kinds {
+            named: self.named.into_iter().map(|(name, kind)| (name, beside(kind))).collect(),
+            any: self.any.map(beside),
+        }
+    }
 }
 
 impl<S: Send + Sync + 'static> Kinds<S> {
@@ -337,7 +412,7 @@ impl<S: Send + Sync + 'static> Kinds<S> {
                 return Err(HandlerError::Zero { kind: shown.into(), what });
             }
         }
-        // Filled in when the worker's timers are known.
+        // `settle_timing` fills in the defaults, once the worker's timers are known.
         let stale_after = stale_after.unwrap_or_default();
         let keepalive = keepalive.then(|| keepalive_every.unwrap_or_default());
         let rules = Rules { stale_after, keepalive, on_crash, on_write_loss };
@@ -352,7 +427,7 @@ impl<S: Send + Sync + 'static> Kinds<S> {
         if before { Err(HandlerError::Twice(shown.into())) } else { Ok(()) }
     }
 
-    /// Fills in the worker's `stale_after`, and checks every kind's own.
+    /// Fills in the worker's `stale_after`, and validates every kind's own.
     pub(crate) fn settle_timing(&mut self, timing: &Timing) -> Result<(), HandlerError> {
         let any = self.any.as_mut().map(|kind| ("*", kind));
         for (name, kind) in self.named.iter_mut().map(|(name, kind)| (name.as_str(), kind)).chain(any) {
@@ -369,7 +444,7 @@ impl<S: Send + Sync + 'static> Kinds<S> {
         Ok(())
     }
 
-    /// Looks up what is measured of each kind, in the recorder that is there by now.
+    /// Registers the metrics of each kind in the program's recorder.
     pub(crate) fn measure(&mut self) {
         for (name, kind) in &mut self.named {
             kind.measures = Some(KindMeasures::new(name));
@@ -380,12 +455,12 @@ impl<S: Send + Sync + 'static> Kinds<S> {
         self.named.get(name).or(self.any.as_ref())
     }
 
-    /// Every kind that has a handler.
+    /// Iterates over all handlers.
     pub(crate) fn all(&self) -> impl Iterator<Item = &Kind<S>> {
         self.named.values().chain(&self.any)
     }
 
-    /// The kinds' names; `None`: every kind has a handler.
+    /// Returns the names of the kinds. `None`: a handler runs every kind.
     pub(crate) fn names(&self) -> Option<Vec<String>> {
         self.any.is_none().then(|| self.named.keys().cloned().collect())
     }
@@ -395,21 +470,21 @@ impl<S: Send + Sync + 'static> Kinds<S> {
     }
 }
 
-/// How an attempt ended, before anything was written about it.
+/// The end of an attempt, before it is settled.
 #[derive(Debug)]
 pub(crate) enum Ended {
     /// The handler returned.
     Returned(Result<Outcome, JobError>),
     /// The handler panicked, with this text.
     Panicked(String),
-    /// The handler was asked to stop, and did not: it was dropped.
+    /// The handler did not stop when asked, and the worker dropped it.
     Dropped,
-    /// No thread was free for it in time: the handler never began.
+    /// The handler never began: no thread was free in time.
     NeverBegan,
 }
 
-/// Runs a handler to its end. It is asked to stop when it exceeds its time, and dropped when it does not
-/// stop within the grace.
+/// Runs a handler to its end. Asks it to stop when it exceeds its `timeout`, and drops it if it does not
+/// stop within `cancel_grace`.
 pub(crate) async fn run<S: Send + Sync + 'static>(
     kind: &Kind<S>,
     context: JobContext<S>,
@@ -419,11 +494,11 @@ pub(crate) async fn run<S: Send + Sync + 'static>(
     let job = context.job.clone();
     let payload = job.claim.payload.clone();
     let handler = kind.run.clone();
-    // The call itself is the handler's code already: it belongs on the handlers' threads, too. And into the attempt's
-    // span, which we are in, with all that it logs.
+    // The call itself is the handler's code already: it belongs on the handlers' threads, and with all that it logs
+    // into the attempt's span, which is the current one.
     let handler = async move { handler(payload, context).await }.in_current_span();
     let handler = Watched::new(handler, job.thread.clone());
-    // A task of its own: a panic stays in it, and dropping it does not depend on this one.
+    // A separate task: it contains a panic, and can be dropped independently of this one.
     let mut task = threads.handle().spawn(AssertUnwindSafe(handler).catch_unwind());
     let _abort = AbortOnDrop(task.abort_handle());
 
@@ -435,7 +510,7 @@ pub(crate) async fn run<S: Send + Sync + 'static>(
         }
     };
     let stopped = stop_asked(&job, out_of_time);
-    // It says nothing until it begins, and is better off elsewhere before it looks dead.
+    // A handler without a thread reports nothing: release the job before it looks stale.
     let no_thread = async {
         tokio::time::sleep(kind.rules.stale_after / 3).await;
         if !job.thread.revoke() {
@@ -485,6 +560,6 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
         .downcast_ref::<&str>()
         .map(|text| (*text).to_owned())
         .or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "with something that is not a text".into());
+        .unwrap_or_else(|| "the panic has no text".into());
     format!("the handler panicked: {text}")
 }

@@ -1,8 +1,8 @@
-//! Heartbeat: progress is the sign of life.
+//! Heartbeat: writes progress, which is the sign of life.
 //!
 //! ```text
 //! progress ──► latest wins, a job ──► one statement for all jobs ──► the message's ack_wait, extended
-//!                                          └──► a job that is missing, and is not ours: lost
+//!                                          └──► a row that is missing, and has another owner: lost
 //! ```
 //!
 //! Invariants, each held by the test of that name:
@@ -29,18 +29,18 @@ use crate::{
     store::{ProgressWrite, Store, StoreError},
 };
 
-/// How often the last progress of an attempt is tried, and how long apart.
+/// The most tries of an attempt's last progress write, and the pause between them.
 const FLUSHES_MAX: usize = 10;
 const FLUSH_AGAIN: Duration = Duration::from_millis(500);
-/// What the log says of a refused write.
-const REFUSED: &str = "a stale write was refused: the job was taken back";
-/// How long the messages of one batch may take to be extended.
+/// The log message of a refused write.
+const REFUSED: &str = "refused a stale write: this worker no longer owns the job";
+/// The deadline for extending the messages of one batch.
 const EXTENDED_WITHIN: Duration = Duration::from_millis(500);
-/// How often running jobs are looked after from outside.
+/// The interval at which the watch checks the running jobs.
 const WATCH_EVERY: Duration = Duration::from_millis(100);
-/// A handler that keeps its thread for longer is reported.
+/// The watch reports a handler that keeps its thread for longer.
 const BLOCKED_AFTER: Duration = Duration::from_secs(1);
-/// How often the database is asked about jobs that write nothing.
+/// The interval at which the worker asks Postgres about jobs that write nothing.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// Writes the progress of all jobs of this process. Cheap to clone.
@@ -73,7 +73,7 @@ impl Heartbeat {
         }
     }
 
-    /// Takes a report; a later one replaces it, field by field.
+    /// Queues a report. A later one replaces it, field by field.
     pub(crate) fn report(job: &RunningJob, write: ProgressWrite) {
         let mut pulse = job.pulse();
         pulse.pending = Some(match pulse.pending.take() {
@@ -82,19 +82,19 @@ impl Heartbeat {
         });
     }
 
-    /// Has what waits written now.
+    /// Triggers a write of the waiting reports now.
     pub(crate) fn hurry(&self) {
         self.shared.hurry.notify_one();
     }
 
-    /// Writes for ever, and watches the jobs that cannot be written or whose handlers block; end it by
-    /// dropping it.
+    /// Writes progress, and watches for jobs whose writes fail or whose handlers block. Never returns; drop it to
+    /// end it.
     pub(crate) async fn run(self) {
         tokio::join!(self.write_for_ever(), self.watch());
     }
 
     async fn write_for_ever(&self) {
-        // Jobs that report all the time are written together, in two or three statements a second.
+        // Two or three statements a second write all jobs that report all the time.
         let every = self.shared.timing.flush_every.mul_f64(0.4);
         let mut ticks = interval(every.clamp(Duration::from_millis(10), Duration::from_millis(400)));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -107,14 +107,14 @@ impl Heartbeat {
         }
     }
 
-    /// Apart from the writing, which may hang.
+    /// A loop apart from the writes, which may hang.
     async fn watch(&self) {
         let mut ticks = interval(WATCH_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut looked_at = Instant::now();
         loop {
             ticks.tick().await;
-            // Frozen until now, we know nothing yet about the writes that were under way.
+            // A process that was frozen does not know yet how its last writes ended.
             let awake = looked_at.elapsed() < WATCH_EVERY * 4;
             looked_at = Instant::now();
             for job in self.shared.running.all() {
@@ -122,7 +122,7 @@ impl Heartbeat {
                 if awake && writes(&job) && cannot_be_written(&job) {
                     let silence = job.pulse().written_at.elapsed();
                     tracing::warn!(parent: job.span.clone(), ?silence,
-                        "nothing could be written for too long; its handler is cancelled, before others take the job");
+                        "no write succeeded for too long; the handler is cancelled before others reset the job");
                     metrics::cut_off(&job.claim.kind);
                     job.cut_off();
                 }
@@ -130,7 +130,7 @@ impl Heartbeat {
         }
     }
 
-    /// Writes what is due, and asks after the jobs that have long written nothing.
+    /// Writes the reports that are due, and asks Postgres about the jobs that have written nothing for long.
     async fn beat(&self) {
         let timing = &self.shared.timing;
         let running: Vec<_> = self.shared.running.all().into_iter().filter(|job| writes(job)).collect();
@@ -146,7 +146,7 @@ impl Heartbeat {
             .collect();
         let now = Instant::now();
         for job in &due {
-            // From here on it counts as tried, whatever keeps it from being sent.
+            // From here on it counts as tried, even if it is not sent.
             job.pulse().trying_since.get_or_insert(now);
         }
         let mut rest = due.as_slice();
@@ -154,10 +154,10 @@ impl Heartbeat {
             let (jobs, later) = rest.split_at(fitting(rest.iter().map(pending_bytes)));
             rest = later;
             if let Err(error) = self.write(jobs).await {
-                tracing::warn!(%error, jobs = jobs.len(), "progress was not written; trying again");
+                tracing::warn!(%error, jobs = jobs.len(), "progress write failed; the worker will retry");
             }
         }
-        // A handler that says nothing is not told by its own writes that its job was taken back, or cancelled.
+        // A handler that reports nothing does not learn from its own writes that its job was reset or cancelled.
         let silent: Vec<_> = running
             .into_iter()
             .filter(|job| {
@@ -174,19 +174,19 @@ impl Heartbeat {
             .collect();
         for jobs in silent.chunks(ITEMS_MAX) {
             if let Err(error) = self.check(jobs, None).await {
-                tracing::debug!(%error, "silent jobs were not looked after");
+                tracing::debug!(%error, "ownership check of silent jobs failed; the worker will retry");
             }
         }
     }
 
-    /// Stops the writing of a job's progress for a while. When this returns, none is on its way.
+    /// Stops the progress writes of a job for `for_long`. When this returns, no write is on its way.
     pub(crate) async fn pause(&self, job: &RunningJob, for_long: Duration) {
         let _turn = self.shared.turn.lock().await;
         job.pulse().held_until = Some(Instant::now() + for_long);
     }
 
-    /// What a completed job has to say that is not written yet: its completion takes that along. One report that is on
-    /// its way is waited for, or the completion might overtake it.
+    /// Returns the unwritten report of a completed job, for its completion to include. Waits for a report that is on
+    /// its way, or the completion might overtake it.
     pub(crate) async fn last_report(&self, job: &RunningJob) -> Option<ProgressWrite> {
         job.last_words.store(true, Ordering::Release);
         let is_on_its_way = job.pulse().trying_since.is_some();
@@ -196,16 +196,16 @@ impl Heartbeat {
         job.unwritten_report()
     }
 
-    /// Writes what waits of one job, whether or not it is due: the last checkpoint belongs to the next attempt.
-    /// For its sake it goes on for as long as the database is away, as does the write of the attempt's end, which
-    /// comes next. Other reports are not worth that.
+    /// Writes the waiting report of one job, due or not. For a checkpoint, which the next attempt needs, it retries
+    /// for as long as Postgres is away, as does the write of the attempt's end, which comes next. Other reports are
+    /// not worth that.
     pub(crate) async fn flush(&self, job: &Arc<RunningJob>) {
         job.last_words.store(true, Ordering::Release);
         let mut refused = 0;
         let mut locked = 0;
         while !job.is_lost() {
             let sent = {
-                // A batch that has taken a report of this job has deadlines of its own; then the report waits again.
+                // A batch that holds a report of this job ends by its own deadlines, and puts the report back.
                 let _turn = self.shared.turn.lock().await;
                 if job.pulse().pending.is_none() {
                     return;
@@ -219,7 +219,7 @@ impl Heartbeat {
                     job.written(sent_at);
                     return;
                 }
-                // Ours, but locked by somebody: once more. Otherwise settle is about to learn.
+                // Still this worker's, but locked: once more. Else settle will find out.
                 Ok(_) => {
                     locked += 1;
                     let not_ours =
@@ -229,10 +229,10 @@ impl Heartbeat {
                     }
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "the last progress was not written yet");
+                    tracing::warn!(%error, "the last progress write of an attempt failed");
                     refused += usize::from(!error.is_unavailable());
                     if refused == FLUSHES_MAX || !holds_a_checkpoint {
-                        tracing::error!("the last progress is given up");
+                        tracing::error!("gave up the last progress write of an attempt; its report is lost");
                         return;
                     }
                 }
@@ -244,7 +244,7 @@ impl Heartbeat {
     async fn write(&self, jobs: &[Arc<RunningJob>]) -> Result<(), StoreError> {
         let (jobs, sent_at, answers) = {
             let _turn = self.shared.turn.lock().await;
-            // A transaction may have come to hold one while we waited for our turn.
+            // A handler's transaction may have begun to hold a row during the wait.
             let jobs: Vec<_> = jobs.iter().filter(|job| writes(job)).cloned().collect();
             if jobs.is_empty() {
                 return Ok(());
@@ -266,12 +266,12 @@ impl Heartbeat {
                 None => missing.push(job.clone()),
             }
         }
-        // A NATS that takes nothing must not stop the signs of life.
+        // A NATS that accepts nothing must not stop the heartbeats.
         drop(tokio::time::timeout(EXTENDED_WITHIN, self.extend(&alive)).await);
         self.check(&missing, Some("progress")).await
     }
 
-    /// Sends what waits, in one statement. The caller has the turn.
+    /// Sends the waiting reports in one statement. The caller holds `turn`.
     async fn send(&self, jobs: &[Arc<RunningJob>]) -> Result<(Instant, Vec<Option<bool>>), StoreError> {
         let sent_at = Instant::now();
         let take = |job: &Arc<RunningJob>| {
@@ -287,14 +287,14 @@ impl Heartbeat {
         match answer {
             Ok(answers) => {
                 for ((job, write), answer) in jobs.iter().zip(batch).zip(&answers) {
-                    // Not written: no longer ours, or locked by somebody for a moment.
+                    // Not written: this worker no longer owns the job, or its row was locked.
                     if answer.is_none() {
                         put_back(job, write);
                     }
                 }
                 Ok((sent_at, answers))
             }
-            // One of them is refused; the others must not fall silent for it, nor it for itself.
+            // Postgres refuses one report. Its job and the others must still show a sign of life.
             Err(error) if error.is_the_datas_fault() => {
                 let mut answers = Vec::with_capacity(batch.len());
                 let mut rest = jobs.iter().zip(batch);
@@ -303,7 +303,8 @@ impl Heartbeat {
                     if let Err(error) = &answer
                         && error.is_the_datas_fault()
                     {
-                        tracing::error!(parent: job.span.clone(), %error, "a report was refused, and is dropped");
+                        tracing::error!(parent: job.span.clone(), %error,
+                            "Postgres refused a progress report; the report is dropped");
                         answer = self.shared.store.progress(&[nothing(job)]).await;
                     }
                     match answer {
@@ -332,7 +333,8 @@ impl Heartbeat {
         }
     }
 
-    /// Asks which of these jobs still are ours, and tells the handlers of the others. `write` was refused.
+    /// Asks Postgres which of these jobs this worker still owns, and cancels the handlers of the others. `write` names
+    /// the write that found no row.
     async fn check(&self, jobs: &[Arc<RunningJob>], write: Option<&'static str>) -> Result<(), StoreError> {
         if jobs.is_empty() {
             return Ok(());
@@ -346,41 +348,43 @@ impl Heartbeat {
                 }
                 if write.is_none() {
                     let mut pulse = job.pulse();
-                    // There was nothing to write, and Postgres is there.
+                    // Postgres answers, and there was nothing to write.
                     pulse.trying_since = pulse.trying_since.filter(|_| pulse.pending.is_some());
                 }
                 continue;
             }
-            // While an attempt is being settled, the row is gone because it was: settle will know.
+            // The attempt's own end removes the row: settle will know.
             if !writes(job) {
                 continue;
             }
             if let Some(write) = write {
                 self.lost(job, write).await;
             } else {
-                tracing::warn!(parent: job.span.clone(), "a silent job was taken back");
+                tracing::warn!(parent: job.span.clone(),
+                    "this worker no longer owns the job; its handler is cancelled");
                 job.cancel(CancelReason::Lost);
             }
         }
         Ok(())
     }
 
-    /// Looks whether these jobs were cancelled, or taken back: somebody says so.
+    /// Checks jobs that an announcement names: whether they were cancelled, or have another owner.
     pub(crate) async fn look_after(&self, jobs: &[Arc<RunningJob>]) {
         for jobs in jobs.chunks(ITEMS_MAX) {
             if let Err(error) = self.check(jobs, None).await {
-                tracing::warn!(%error, "a cancellation was announced, but not seen; the next progress write will");
+                tracing::warn!(%error,
+                    "check of announced cancellations failed; the next progress write will see them");
             }
         }
     }
 
-    /// Whether a job that runs here still is ours; if not, its handler is told.
+    /// Whether this worker still owns a job that runs here. If not, the handler is cancelled.
     pub(crate) async fn is_ours(&self, job: &Arc<RunningJob>) -> Result<bool, StoreError> {
         self.check(std::slice::from_ref(job), None).await?;
         Ok(!job.is_lost())
     }
 
-    /// Keeps the queue from delivering a job again that shows signs of life, and only such a one.
+    /// Keeps NATS from redelivering jobs that show a sign of life, and only those.
     async fn extend(&self, jobs: &[&Arc<RunningJob>]) {
         for job in jobs {
             {
@@ -396,14 +400,13 @@ impl Heartbeat {
         }
     }
 
-    /// A write of a job that this worker no longer owns: its handler is told, and the refusal recorded,
-    /// once a job.
+    /// Cancels the handler of a job that this worker no longer owns, and records the refused write, once per job.
     pub(crate) async fn lost(&self, job: &RunningJob, write: &'static str) {
         job.cancel(CancelReason::Lost);
         if job.refusal_noted.swap(true, Ordering::AcqRel) {
             return;
         }
-        // The span ends with the attempt; a context may be used later.
+        // The span ends with the attempt; a task may use the context later.
         if !job.is_ending() || Span::current().id() == job.span {
             tracing::warn!(parent: job.span.clone(), write, "{REFUSED}");
         } else {
@@ -414,27 +417,27 @@ impl Heartbeat {
         let noted = self.shared.store.note_refused(&[(job.key, write.into())], &self.shared.worker_id).await;
         if let Err(error) = noted {
             tracing::warn!(parent: None, job = %job.key.job, token = job.key.token.0,
-                worker = self.shared.worker_id, %error, "the refused write was not recorded");
+                worker = self.shared.worker_id, %error, "a refused write was not recorded");
         }
     }
 
-    /// A call of a context whose attempt has ended here: no write of a stale worker's, and told once a job.
+    /// Logs a call of a context whose attempt has ended here, once per job. It is not a stale write.
     pub(crate) fn outlived(&self, job: &RunningJob, call: &'static str) {
         if !job.outlived_noted.swap(true, Ordering::AcqRel) {
             tracing::warn!(parent: None, job = %job.key.job, token = job.key.token.0,
                 worker = self.shared.worker_id, call,
-                "a context was used after its job had ended, by a task that its handler left behind; \
-                 nothing was written");
+                "a task used the context after its job had ended; nothing was written. \
+                 Await such tasks before the handler returns");
         }
     }
 }
 
-/// How often a silent job is looked after: soon enough for its cancellation to arrive without NATS.
+/// The interval of checks of a silent job: short enough for a cancellation to arrive without NATS.
 fn look_every(job: &RunningJob) -> Duration {
     LOOK_EVERY.min(job.rules.stale_after / 6)
 }
 
-/// Whether anything may still be written of a job's progress.
+/// Whether the worker may still write a job's progress.
 fn writes(job: &RunningJob) -> bool {
     let done = job.settled.load(Ordering::Acquire) || job.completing.load(Ordering::Acquire);
     let held = job.pulse().held_until.is_some_and(|until| until > Instant::now());
@@ -442,21 +445,21 @@ fn writes(job: &RunningJob) -> bool {
     !job.is_lost() && !job.is_ending() && !done && !held && !flushed
 }
 
-/// Whether nothing could be written for 80 % of the time after which others take the job. A handler that
-/// just says nothing is not meant: of it, nothing was tried.
+/// Whether all writes of a job have failed for 80 % of its `stale_after`. `false` for a handler that reports nothing:
+/// no write was tried.
 fn cannot_be_written(job: &RunningJob) -> bool {
     if job.is_cut_off() || job.rules.on_write_loss == OnWriteLoss::KeepRunning {
         return false;
     }
     let pulse = job.pulse();
     let stale_after = job.rules.stale_after;
-    // One failed look is not enough.
+    // One failed check is not enough.
     let long = (stale_after / 10).max(look_every(job) * 6 / 5);
     let tried = pulse.trying_since.is_some_and(|since| since.elapsed() > long);
     tried && pulse.written_at.elapsed() > stale_after.mul_f64(0.8)
 }
 
-/// Two reports as one: what the later one does not say, the earlier one does.
+/// Merges two reports: the earlier one fills the fields that the later one leaves empty.
 fn merged(earlier: ProgressWrite, later: ProgressWrite) -> ProgressWrite {
     ProgressWrite {
         key: later.key,
@@ -467,19 +470,19 @@ fn merged(earlier: ProgressWrite, later: ProgressWrite) -> ProgressWrite {
     }
 }
 
-/// A sign of life that says nothing.
+/// A sign of life without a report.
 fn nothing(job: &RunningJob) -> ProgressWrite {
     ProgressWrite { key: job.key, stage: None, percent: None, message: None, checkpoint: None }
 }
 
-/// How much of a job waits to be written, as far as it may be much.
+/// The bytes of a job's unwritten checkpoint, the only large part of a report.
 fn pending_bytes(job: &Arc<RunningJob>) -> usize {
     let pulse = job.pulse();
     let checkpoint = pulse.pending.as_ref().and_then(|write| write.checkpoint.as_ref());
     checkpoint.map_or(0, String::len)
 }
 
-/// What was taken to be sent. Dropped with it, the call was cut off: it waits again.
+/// The reports of one statement. Dropped with any left, it puts them back: the call was cut off.
 struct Unsent<'j> {
     jobs: &'j [Arc<RunningJob>],
     batch: Vec<ProgressWrite>,
@@ -493,7 +496,7 @@ impl Drop for Unsent<'_> {
     }
 }
 
-/// What could not be written waits again, behind what was reported since.
+/// Puts an unwritten report back. Fields that were reported since stay.
 fn put_back(job: &RunningJob, earlier: ProgressWrite) {
     let mut pulse = job.pulse();
     pulse.pending = Some(match pulse.pending.take() {

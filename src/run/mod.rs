@@ -1,4 +1,4 @@
-//! Run: a handler, what it reports, and its end.
+//! Run: runs a handler, writes its reports, and settles its attempt.
 
 pub(crate) mod context;
 pub(crate) mod handlers;

@@ -1,4 +1,4 @@
-//! Running: the jobs that this very process runs. A delivery of one of them is never run twice.
+//! Running: the jobs that this process runs. It never runs a second delivery of one of them.
 
 use std::{
     collections::HashMap,
@@ -25,20 +25,20 @@ use crate::{
     store::ProgressWrite,
 };
 
-/// For how long after an outage an error of the handler is put down to it.
+/// For this long after an outage, the worker blames the outage for an error of the handler.
 const OUTAGE_REMEMBERED: Duration = Duration::from_secs(60);
 
-/// Why a handler is asked to stop.
+/// The reason why a handler should stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum CancelReason {
-    /// Somebody cancelled the job.
+    /// The job was cancelled.
     User,
     /// This worker no longer owns the job, or could not write to Postgres for so long that it must assume
-    /// so: another may be running it.
+    /// so. Another worker may be running the job.
     Lost,
-    /// It ran longer than its kind allows.
+    /// The job ran longer than the `timeout` of its kind.
     Timeout,
     /// The worker stops; the job will run again elsewhere.
     Shutdown,
@@ -55,34 +55,34 @@ impl fmt::Display for CancelReason {
     }
 }
 
-/// What is to be written of a job, and when something last was.
+/// The unwritten progress of a job, and the times of its writes.
 #[derive(Debug)]
 pub(crate) struct Pulse {
-    /// The latest report that was not written yet: a later one replaces it, field by field.
+    /// The latest report that is not written yet. A later report replaces it, field by field.
     pub(crate) pending: Option<ProgressWrite>,
-    /// When the last successful write was sent: the moment that counts for staleness, from our side.
+    /// When the last successful write was sent. This worker measures staleness from here.
     pub(crate) written_at: Instant,
     /// When the last write was tried.
     pub(crate) flushed_at: Instant,
     /// When the messages' `ack_wait` was last extended.
     pub(crate) extended_at: Instant,
-    /// When the database is next asked whether the job still is ours, if nothing is written until then.
+    /// When the worker next asks Postgres whether it still owns the job, if it writes nothing until then.
     pub(crate) check_at: Instant,
-    /// Since when writing has been tried without success.
+    /// The start of the current series of failed writes.
     pub(crate) trying_since: Option<Instant>,
-    /// Until when nothing is written, because a transaction of the handler's holds the row.
+    /// The end of the pause in writes while a transaction of the handler holds the row.
     pub(crate) held_until: Option<Instant>,
 }
 
-/// What becomes of a job whose worker is lost while it runs.
+/// The outcome of a job whose worker is lost while the job runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum OnCrash {
-    /// It is tried again, as long as it has attempts left.
+    /// Recovery resets the job, as long as it has attempts left.
     #[default]
     Retry,
-    /// It is a dead letter at once: for work that must not be done twice, and that cannot be made safe to
-    /// repeat. A person looks at it, and redrives it.
+    /// The job becomes a dead letter at once. For work that must not run twice and cannot be made safe to
+    /// repeat: a person looks at the job, and redrives it.
     DeadLetter,
 }
 
@@ -95,24 +95,24 @@ impl OnCrash {
     }
 }
 
-/// What a worker does with a running job when it could not write for 80 % of the job's `stale_after`.
+/// The worker's reaction when it could not write a running job for 80 % of the job's `stale_after`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum OnWriteLoss {
-    /// The handler is cancelled, with [`CancelReason::Lost`]: others may take the job soon. When Postgres
-    /// is back, and the job still is this worker's, it goes back to the queue, its attempt not charged.
+    /// The worker cancels the handler with [`CancelReason::Lost`], because another worker may reset the job soon.
+    /// When Postgres is back and this worker still owns the job, it releases the job: the attempt is not charged.
     #[default]
     Cancel,
-    /// The handler goes on. The job may then run twice at once; what it writes through its context does
-    /// not, but what it does elsewhere may.
+    /// The handler goes on. The job may then run twice at once. Fencing refuses its stale writes through the
+    /// context, but its effects elsewhere may happen twice.
     KeepRunning,
 }
 
-/// How one kind's jobs are watched.
+/// The rules by which a worker watches the jobs of one kind.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rules {
     pub(crate) stale_after: Duration,
-    /// How often tenure reports for the handler, if it does.
+    /// The interval of the heartbeats that tenure sends for the handler. `None`: it sends none.
     pub(crate) keepalive: Option<Duration>,
     pub(crate) on_crash: OnCrash,
     pub(crate) on_write_loss: OnWriteLoss,
@@ -126,28 +126,28 @@ pub(crate) struct RunningJob {
     pub(crate) rules: Rules,
     pub(crate) cancellation: CancellationToken,
     reason: Mutex<Option<CancelReason>>,
-    /// This worker could not write for too long, and must assume that the job is another's.
+    /// This worker could not write for too long, and must assume that another worker owns the job.
     cut_off: AtomicBool,
     pub(crate) thread: Arc<Thread>,
     pulse: Mutex<Pulse>,
-    /// Told of every successful write.
+    /// Notified of every successful write.
     pub(crate) writes: Notify,
-    /// `None` once the attempt is being settled: what comes from then on is not ours to answer.
+    /// `None` once the attempt is being settled: this attempt does not answer messages that arrive later.
     messages: Mutex<Option<Vec<Message>>>,
-    /// Ended by the handler itself, inside a transaction.
+    /// The handler has completed the job itself, in its own transaction.
     pub(crate) settled: AtomicBool,
     /// The handler is committing the completion itself.
     pub(crate) completing: AtomicBool,
-    /// Its last report is being written: no batch takes it along.
+    /// `flush` or the completion writes the last report: no batch includes the job.
     pub(crate) last_words: AtomicBool,
-    /// A refused write of this job is on record.
+    /// A refused write of this job is recorded.
     pub(crate) refusal_noted: AtomicBool,
-    /// It is told that a context of it was used after its end.
+    /// The log has a line about a use of its context after its end.
     pub(crate) outlived_noted: AtomicBool,
-    /// When a call of the context found no database, if the last one did.
+    /// When the last call of the context found no Postgres. `None`: that call found it.
     unavailable_at: Mutex<Option<Instant>>,
-    /// Of the span of the attempt, for what is logged about it elsewhere. Not the span itself: it ends with the
-    /// attempt, whoever keeps a context of the job.
+    /// The attempt's span, for log lines that other tasks write. Only its id: the span must end with the attempt,
+    /// even if a task keeps a context of the job.
     pub(crate) span: Option<tracing::span::Id>,
 }
 
@@ -184,7 +184,7 @@ impl RunningJob {
         }
     }
 
-    /// Asks the handler to stop. The first reason stays, except that a lost job is lost.
+    /// Asks the handler to stop. The first reason stays, except that [`CancelReason::Lost`] replaces any other.
     pub(crate) fn cancel(&self, reason: CancelReason) {
         {
             let mut first = self.reason.lock().unwrap_or_else(PoisonError::into_inner);
@@ -195,23 +195,23 @@ impl RunningJob {
         self.cancellation.cancel();
     }
 
-    /// Asks the handler to stop because nothing could be written for too long.
+    /// Asks the handler to stop because no write succeeded for too long.
     pub(crate) fn cut_off(&self) {
         self.cut_off.store(true, Ordering::Release);
         self.cancellation.cancel();
     }
 
-    /// Whether nothing could be written for too long. The job may still be ours.
+    /// Whether no write succeeded for too long. This worker may still own the job.
     pub(crate) fn is_cut_off(&self) -> bool {
         self.cut_off.load(Ordering::Acquire)
     }
 
-    /// Why the handler was asked to stop, by whoever asked first.
+    /// The reason why the handler should stop. `None`: it should not.
     pub(crate) fn cancel_reason(&self) -> Option<CancelReason> {
         *self.reason.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the database said that the job is another's.
+    /// Whether Postgres said that this worker no longer owns the job.
     pub(crate) fn is_lost(&self) -> bool {
         self.cancel_reason() == Some(CancelReason::Lost)
     }
@@ -220,12 +220,13 @@ impl RunningJob {
         self.unavailable_at.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a call of the context has just found no database: what the handler says now is about that.
+    /// Whether a call of the context has just found no Postgres: the handler's error is about that.
     pub(crate) fn met_an_outage(&self) -> bool {
         self.unavailable_at().is_some_and(|at| at.elapsed() < OUTAGE_REMEMBERED)
     }
 
-    /// What the handler said last, if it waits to be written. A checkpoint is for a next attempt: it is left out.
+    /// Returns the handler's last report if it is not written yet, without the checkpoint, which is for a next
+    /// attempt.
     pub(crate) fn unwritten_report(&self) -> Option<ProgressWrite> {
         let pending = self.pulse().pending.clone()?;
         let report = ProgressWrite { checkpoint: None, ..pending };
@@ -236,7 +237,7 @@ impl RunningJob {
         self.pulse.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes a successful write that was sent at `sent_at`.
+    /// Records a successful write that was sent at `sent_at`.
     pub(crate) fn written(&self, sent_at: Instant) {
         {
             let mut pulse = self.pulse();
@@ -246,14 +247,14 @@ impl RunningJob {
         self.writes.notify_waiters();
     }
 
-    /// Reports a handler that has kept its thread for so long, once each time.
+    /// Reports a handler that has kept its thread for `least`, once for each time that it blocks.
     pub(crate) fn report_blocked(&self, least: Duration) {
         let Some(blocked) = self.thread.blocked_for().filter(|blocked| *blocked >= least) else { return };
         if self.thread.report() {
             metrics::blocked(&self.claim.kind);
             tracing::warn!(parent: self.span.clone(), ?blocked,
-                "a handler blocks its thread: it cannot be cancelled, and others may wait for it; \
-                 use tokio::task::spawn_blocking for what does not await");
+                "a handler blocks its thread: it cannot be cancelled, and other handlers may wait; \
+                 use tokio::task::spawn_blocking for code that does not await");
         }
     }
 
@@ -261,8 +262,8 @@ impl RunningJob {
         self.messages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps a newer delivery for the ack. One message has one receipt: its latest. `false`: too late,
-    /// the attempt is being settled.
+    /// Keeps a newer delivery for the ack. Of each message the latest receipt stays. `false`: too late, the
+    /// attempt is being settled.
     pub(crate) fn keep(&self, message: Message) -> bool {
         let mut messages = self.messages();
         let Some(held) = messages.as_mut() else { return false };
@@ -271,13 +272,13 @@ impl RunningJob {
         true
     }
 
-    /// The receipts of the messages that stand behind this job.
+    /// The receipts of this job's messages.
     pub(crate) fn receipts(&self) -> Vec<Receipt> {
         self.messages().iter().flatten().map(|message| message.receipt.clone()).collect()
     }
 
-    /// From here on the attempt is settled: no progress is written any more, and no delivery kept. In
-    /// particular not that of the next attempt's ticket, which may come before our answer does.
+    /// Begins to settle the attempt: from here on it writes no progress and keeps no delivery. The ticket of the
+    /// next attempt may arrive before Postgres answers, and this attempt must not keep it.
     pub(crate) fn end(&self) -> Vec<Message> {
         self.messages().take().unwrap_or_default()
     }
@@ -287,38 +288,38 @@ impl RunningJob {
         self.messages().is_none()
     }
 
-    /// Whether this attempt itself has ended the job's row, or is about to: that it is gone says nothing of others.
+    /// Whether this attempt has ended the job's row itself, or is about to. Then a missing row means no other owner.
     pub(crate) fn is_over(&self) -> bool {
         let ended_here = [&self.settled, &self.completing];
         self.is_ending() || ended_here.iter().any(|by_handler| by_handler.load(Ordering::Acquire))
     }
 }
 
-/// A message that stands behind a running job.
+/// A message of a running job.
 #[derive(Debug, Clone)]
 pub(crate) struct Message {
     pub(crate) receipt: Receipt,
-    /// Of a ticket; a submission has none.
+    /// `None` for a submission.
     pub(crate) dispatch: Option<i32>,
 }
 
 enum Entry {
-    /// A claim is on its way; whether a cancellation was announced meanwhile.
+    /// A claim is on its way. `cancelled`: a cancellation was announced meanwhile.
     Claiming {
         cancelled: bool,
     },
     Running(Arc<RunningJob>),
 }
 
-/// What this process knows of a job that was delivered.
+/// The state in this process of a job that was delivered.
 pub(crate) enum LocalJob {
-    /// Nothing: the caller may claim it. The reservation is given back when dropped.
+    /// The job is not here: the caller may claim it. Dropping the reservation frees the job.
     Unknown(Reservation),
     /// Another delivery is being claimed right now.
     Claiming,
-    /// It runs, and is ours.
+    /// The job runs, and this worker owns it.
     Running(Arc<RunningJob>),
-    /// Its handler still runs, but the job is no longer ours.
+    /// The handler still runs, but this worker no longer owns the job.
     Ending,
 }
 
@@ -335,11 +336,11 @@ impl Drop for Reservation {
 }
 
 impl Reservation {
-    /// The claim was won: other deliveries find it running from here on. Returns whether a cancellation
-    /// was announced before that.
+    /// Enters a job whose claim was won: from here on other deliveries find it running. Returns whether a
+    /// cancellation was announced before that.
     pub(crate) fn run(&self, job: Arc<RunningJob>) -> bool {
         let before = self.table.lock().insert(self.job, Entry::Running(job.clone()));
-        // After the insert: whoever stops everything either sees this job, or is seen here.
+        // After the insert: `stop_all` either sees this job, or is seen here.
         if self.table.stopping.load(Ordering::SeqCst) {
             job.cancel(CancelReason::Shutdown);
         }
@@ -359,7 +360,7 @@ impl Running {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks a job up, and reserves it if nobody has it.
+    /// Looks a job up, and reserves it if this process does not have it.
     pub(crate) fn reserve(&self, job: JobId) -> LocalJob {
         let mut jobs = self.lock();
         match jobs.get(&job) {
@@ -373,7 +374,7 @@ impl Running {
         }
     }
 
-    /// Those of these jobs that run here. One that is just being claimed is marked.
+    /// Returns those of these jobs that run here, and marks those that are being claimed.
     pub(crate) fn announce_cancelled(&self, ids: &[JobId]) -> Vec<Arc<RunningJob>> {
         let mut jobs = self.lock();
         let mut found = Vec::new();
@@ -387,7 +388,7 @@ impl Running {
         found
     }
 
-    /// Asks every job to stop, and every one that comes from now on. Returns how many there are.
+    /// Asks every job to stop, and every job that starts from now on. Returns how many run.
     pub(crate) fn stop_all(&self) -> usize {
         self.stopping.store(true, Ordering::SeqCst);
         let all = self.all();

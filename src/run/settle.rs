@@ -4,183 +4,46 @@
 //! Ended ──► Verdict (pure) ──► one statement under the claim ──► Settled | Lost ──► ack
 //! ```
 //!
-//! A write whose answer was lost is repeated; a repeated settle under the same claim answers as the first
-//! did. Only Postgres says that a job is lost, never a timeout. What is logged here is in the span of the attempt,
-//! which says of which job it is.
+//! The worker repeats a write whose answer was lost; a repeated settle under the same claim answers as the first
+//! did. Only Postgres says that a job is lost, never a timeout. The attempt's span names the job in each log line.
 //!
 //! Invariants, each held by the test of that name:
 //!
 //! - `completing_again_under_the_same_claim_is_the_same_completion`
 //! - `a_woken_worker_whose_job_was_taken_can_write_nothing`
 
+mod verdict;
+
 use std::{sync::Arc, time::Duration};
 
 use tokio::time::sleep;
 
+pub(crate) use self::verdict::{Verdict, verdict};
 use crate::{
     batch::{Batcher, halve, in_order},
     fault,
-    job::{JobError, Outcome, claim::ClaimKey, storable, unstorable, unstorable_text},
+    job::{
+        JobError,
+        attempt::{AttemptOutcome, Category, RecoveryPath, Route},
+        claim::ClaimKey,
+        storable,
+    },
     observe::{
         metrics::{self, KindMeasures},
-        rates::Tally,
+        rates::QueueRates,
         trace,
     },
-    run::{
-        handlers::{Ended, EndedInTheMiddle, PayloadError, Retry, RetryPolicy},
-        running::{CancelReason, OnCrash, RunningJob},
-    },
-    store::{AttemptEnd, Completion, LockPolicy, Route, Store, StoreError},
+    run::running::RunningJob,
+    store::{AttemptEnd, Completion, LockPolicy, Store, StoreError},
 };
 
-/// The longest wait: more is a mistake in a unit, and beyond what Postgres can add to a time.
-const DELAY_MAX: Duration = Duration::from_hours(24 * 365 * 10);
-
-/// Why a job was given back, as its recovery event says.
-const STOPPED: &str = "the worker was stopped";
-const CUT_OFF: &str = "nothing could be written for too long";
-
-/// What is to be written about an attempt.
-#[derive(Debug, Clone)]
-pub(crate) enum Verdict {
-    /// The job is done.
-    Complete(Completion),
-    /// The attempt ended otherwise.
-    End(AttemptEnd),
-    /// The handler wrote it itself, in its own transaction.
-    Written,
-    /// Nothing may be written: the job is another's.
-    Lost,
-}
-
-/// What became of a verdict.
+/// The result of writing a verdict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Settled {
-    /// It is written. The job's message has done its work.
+    /// The verdict is written. The job's message is no longer needed.
     Written,
-    /// This worker did not own the job any more.
+    /// This worker no longer owned the job.
     Lost,
-}
-
-/// Decides what is written about an attempt that ended. Pure, but for the jitter.
-pub(crate) fn verdict(
-    job: &RunningJob,
-    ended: Ended,
-    policy: &RetryPolicy,
-    timeout: Option<Duration>,
-) -> Verdict {
-    let reason = job.cancel_reason();
-    if job.settled.load(std::sync::atomic::Ordering::Acquire) {
-        return Verdict::Written;
-    }
-    if reason == Some(CancelReason::Lost) {
-        return Verdict::Lost;
-    }
-    let end = |verdict, error: Option<String>| AttemptEnd {
-        key: job.key,
-        verdict,
-        error,
-        category: None,
-        delay: Duration::ZERO,
-        reason: None,
-    };
-    let retry = |error: String| {
-        Verdict::End(AttemptEnd {
-            delay: policy.backoff.delay(job.claim.attempt),
-            ..end("retried", Some(error))
-        })
-    };
-    let timed_out = || {
-        let limit = timeout.unwrap_or_default();
-        retry(format!("it ran longer than the {limit:?} that its kind allows"))
-    };
-    let release = |why: &'static str| Verdict::End(AttemptEnd { reason: Some(why), ..end("released", None) });
-    let stopped = |error: Option<String>| match reason {
-        Some(CancelReason::User) => Some(Verdict::End(end("cancelled", error))),
-        Some(CancelReason::Shutdown) => Some(release(STOPPED)),
-        Some(CancelReason::Timeout) => Some(timed_out()),
-        Some(CancelReason::Lost) => Some(Verdict::Lost),
-        None => job.is_cut_off().then(|| release(CUT_OFF)),
-    };
-    // In the middle of what must not be done twice: as good as a crash. What a person cancelled is cancelled.
-    let never_twice = job.rules.on_crash == OnCrash::DeadLetter && reason != Some(CancelReason::User);
-    let interrupted = || {
-        let why = "it was ended in the middle, and its kind must not run twice";
-        Verdict::End(AttemptEnd { category: Some("interrupted"), ..end("failed", Some(why.into())) })
-    };
-    let done = |unfit: Option<String>, output| match unfit {
-        None => Verdict::Complete(Completion { key: job.key, output, report: None }),
-        Some(why) => Verdict::End(AttemptEnd {
-            category: Some("invalid_output"),
-            ..end("failed", Some(format!("the output cannot be stored: {why}")))
-        }),
-    };
-    match ended {
-        Ended::Returned(Ok(Outcome::Done(output))) => {
-            let unfit = output.as_ref().and_then(unstorable).map(str::to_owned);
-            done(unfit, output.map(|output| output.to_string()))
-        }
-        Ended::Returned(Ok(Outcome::DoneJson(json))) => done(unstorable_text(&json), Some(json)),
-        Ended::Returned(Ok(Outcome::Snooze(delay))) => {
-            Verdict::End(AttemptEnd { delay: delay.min(DELAY_MAX), ..end("snoozed", None) })
-        }
-        Ended::Returned(Ok(Outcome::Cancel(why))) => Verdict::End(end("cancelled", Some(why))),
-        Ended::Returned(Err(error)) => {
-            if error.is_lost() {
-                return Verdict::Lost;
-            }
-            if never_twice && error.downcast_ref::<EndedInTheMiddle>().is_some() {
-                return interrupted();
-            }
-            stopped(Some(error.text())).unwrap_or_else(|| failed(job, &error, policy, &end, &retry, &release))
-        }
-        Ended::Panicked(text) => stopped(Some(text.clone())).unwrap_or_else(|| retry(text)),
-        Ended::Dropped if never_twice => interrupted(),
-        Ended::NeverBegan if reason == Some(CancelReason::User) => Verdict::End(end("cancelled", None)),
-        Ended::NeverBegan => {
-            tracing::warn!("no thread was free for its handler; released for another worker");
-            release("no thread was free for its handler")
-        }
-        // Dropped without having been asked to stop: the runtime ends.
-        Ended::Dropped => stopped(None).unwrap_or_else(|| release(STOPPED)),
-    }
-}
-
-fn failed(
-    job: &RunningJob,
-    error: &JobError,
-    policy: &RetryPolicy,
-    end: &impl Fn(&'static str, Option<String>) -> AttemptEnd,
-    retry: &impl Fn(String) -> Verdict,
-    release: &impl Fn(&'static str) -> Verdict,
-) -> Verdict {
-    let category = error.source.downcast_ref::<PayloadError>().map(|_| "invalid_payload");
-    let is_outage = error.is_outage() || job.met_an_outage();
-    let decided = if is_outage { Retry::Usual } else { policy.decide(error, job.claim.attempt) };
-    if decided == Retry::Never || decided == Retry::Usual && error.permanent {
-        return Verdict::End(AttemptEnd { category, ..end("failed", Some(error.text())) });
-    }
-    // An outage is not the job's fault. It waits like a failed one, or one that breaks its own connection
-    // would go round and round.
-    if is_outage
-        && let (Verdict::End(released), Verdict::End(retried)) =
-            (release("the database was away while the handler needed it"), retry(String::new()))
-    {
-        let (error, category) = (Some(error.text()), Some("outage"));
-        return Verdict::End(AttemptEnd { error, category, delay: retried.delay, ..released });
-    }
-    let after = match decided {
-        Retry::After(after) => Some(after),
-        Retry::Usual | Retry::Never => error.retry_after,
-    };
-    match (retry(error.text()), after) {
-        (Verdict::End(retried), after) => Verdict::End(AttemptEnd {
-            category,
-            delay: after.unwrap_or(retried.delay).min(DELAY_MAX),
-            ..retried
-        }),
-        (other, _) => other,
-    }
 }
 
 /// Writes verdicts, many at a time. Cheap to clone.
@@ -189,7 +52,7 @@ pub(crate) struct Settle {
     store: Store,
     completions: Batcher<Completion, Result<bool, StoreError>>,
     ends: Batcher<AttemptEnd, Result<Option<Route>, StoreError>>,
-    /// What somebody locks, or what is refused, is tried again without holding up the others.
+    /// Retries completions whose rows were locked or refused, without holding up the others.
     completions_again: Batcher<Completion, Result<bool, StoreError>>,
     ends_again: Batcher<AttemptEnd, Result<Option<Route>, StoreError>>,
 }
@@ -221,35 +84,32 @@ impl Settle {
         }
     }
 
-    /// Writes a verdict, for as long as it takes: while Postgres is away there is nothing better to do.
-    /// The attempt ran for so long; `measures` are those of its kind, `tally` its queue's.
+    /// Writes a verdict, and retries for as long as Postgres is away. `ran` is how long the attempt ran, `measures`
+    /// are those of its kind, `tally` is its queue's.
     pub(crate) async fn write(
         &self,
         job: &RunningJob,
         verdict: Verdict,
         ran: Duration,
         measures: Option<&KindMeasures>,
-        tally: Option<&Tally>,
+        tally: Option<&QueueRates>,
     ) -> Settled {
         let kind = &job.claim.kind;
         let mut said = None;
         let (outcome, settled) = match verdict {
-            Verdict::Written => ("completed", Settled::Written),
-            Verdict::Lost => ("lost", Settled::Lost),
+            Verdict::Written => (AttemptOutcome::Completed, Settled::Written),
+            Verdict::Lost => (AttemptOutcome::Lost, Settled::Lost),
             Verdict::Complete(completion) => match self.complete(completion).await {
-                Ok(settled) => ("completed", settled),
+                Ok(settled) => (AttemptOutcome::Completed, settled),
                 Err(error) => {
-                    // An output that Postgres does not take, for a reason that was not foreseen.
+                    // Postgres refuses the output, for a reason that `unstorable` does not know.
                     let error = JobError::permanent(error).text();
                     let error = format!("the completion was refused: {error}");
                     said = Some(error.clone());
                     let end = AttemptEnd {
-                        key: job.key,
-                        verdict: "failed",
                         error: Some(error),
-                        category: Some("invalid_output"),
-                        delay: Duration::ZERO,
-                        reason: None,
+                        category: Some(Category::InvalidOutput),
+                        ..AttemptEnd::new(job.key, AttemptOutcome::Failed)
                     };
                     Box::pin(self.end(end)).await
                 }
@@ -264,19 +124,23 @@ impl Settle {
             if let Some(tally) = tally {
                 tally.ended(outcome, ran);
             }
-            // The one line of every attempt. What collects errors (Sentry and its kin) takes those of level ERROR:
-            // somebody has to look after a dead letter.
+            // The one line of every attempt. Error trackers collect the level ERROR: a dead letter needs a person.
             let ran_ms = u64::try_from(ran.as_millis()).unwrap_or(u64::MAX);
+            let word = outcome.as_str();
             match (outcome, said) {
-                ("failed", error) => tracing::error!(outcome, ran_ms, error, "attempt ended"),
-                // A person's wish, or the handler's own.
-                ("cancelled", error) => tracing::info!(outcome, ran_ms, error, "attempt ended"),
-                (_, Some(error)) => tracing::warn!(outcome, ran_ms, error, "attempt ended"),
-                (_, None) => tracing::info!(outcome, ran_ms, "attempt ended"),
+                (AttemptOutcome::Failed, error) => {
+                    tracing::error!(outcome = word, ran_ms, error, "attempt ended");
+                }
+                // A person or the handler asked for this end: no warning.
+                (AttemptOutcome::Cancelled, error) => {
+                    tracing::info!(outcome = word, ran_ms, error, "attempt ended");
+                }
+                (_, Some(error)) => tracing::warn!(outcome = word, ran_ms, error, "attempt ended"),
+                (_, None) => tracing::info!(outcome = word, ran_ms, "attempt ended"),
             }
             trace::ended(outcome);
         } else {
-            trace::ended("lost");
+            trace::ended(AttemptOutcome::Lost);
         }
         settled
     }
@@ -289,19 +153,19 @@ impl Settle {
                 Some(Ok(true)) => return Ok(Settled::Written),
                 Some(Ok(false)) => {
                     match Box::pin(self.ask(&completion.key)).await {
-                        Asked::Ended(left) if left == "completed" => return Ok(Settled::Written),
-                        // Cancelled, it was by whoever took it back: we wanted it completed.
+                        Asked::Ended(AttemptOutcome::Completed) => return Ok(Settled::Written),
+                        // An attempt that is cancelled was reset by recovery: this worker wanted it completed.
                         Asked::Ended(_) | Asked::Unknown => return Ok(Settled::Lost),
                         Asked::Not => {}
                     }
                 }
-                // Only the values themselves never will be taken; a right or a server may come back.
+                // Postgres will always refuse bad values; a missing right or server may come back.
                 Some(Err(error)) if !error.is_the_datas_fault() => {
-                    tracing::warn!(%error, "not completed yet; trying again");
+                    tracing::warn!(%error, "the completion failed; the worker will retry");
                 }
                 Some(Err(error)) => return Err(error),
                 None => {
-                    tracing::error!("its completion was not answered; trying again");
+                    tracing::error!("the completion got no answer; the worker will retry");
                 }
             }
             completions = &self.completions_again;
@@ -309,46 +173,42 @@ impl Settle {
         }
     }
 
-    /// Writes the end of an attempt; returns its outcome, too.
-    async fn end(&self, mut end: AttemptEnd) -> (&'static str, Settled) {
+    /// Writes the end of an attempt; also returns its outcome.
+    async fn end(&self, mut end: AttemptEnd) -> (AttemptOutcome, Settled) {
         let mut wait = Waits::new();
         let mut ends = &self.ends;
         loop {
             match ends.run(end.clone()).await {
-                Some(Ok(Some(route))) => return (outcome(end.verdict, route), Settled::Written),
+                Some(Ok(Some(route))) => return (end.verdict.by(route), Settled::Written),
                 Some(Ok(None)) => match self.ask(&end.key).await {
-                    // A row of the reset says `lost`, with our own claim. Where it was cancelled, whoever did it
-                    // did what we wanted.
-                    Asked::Ended(left) if left != "lost" => {
-                        let route = match left.as_str() {
-                            "failed" => Route::Failed,
-                            "cancelled" => Route::Cancelled,
-                            _ => Route::Queued,
-                        };
-                        return (outcome(end.verdict, route), Settled::Written);
+                    // A reset writes `lost` under this very claim. A reset that writes `cancelled` suits this end.
+                    Asked::Ended(left) if left != AttemptOutcome::Lost => {
+                        return (end.verdict.by(left.route()), Settled::Written);
                     }
                     Asked::Ended(_) | Asked::Unknown => return (end.verdict, Settled::Lost),
                     Asked::Not => {}
                 },
                 Some(Err(error)) => {
-                    tracing::warn!(%error, verdict = end.verdict, "not settled yet; trying again");
-                    if error.is_the_datas_fault() && end.category != Some("refused") {
-                        // Whatever it was that Postgres does not take, this it does.
+                    tracing::warn!(%error, verdict = end.verdict.as_str(), "the settle failed; the worker will retry");
+                    if error.is_the_datas_fault() && end.category != Some(Category::Refused) {
+                        // Any value of the end may be at fault. Postgres accepts this end, which has few values.
                         let why = JobError::from(error).text();
                         let said = end.error.take().unwrap_or_default();
-                        end.error = Some(format!("{said} (the verdict {} was refused: {why})", end.verdict));
-                        (end.verdict, end.category) = ("failed", Some("refused"));
-                        (end.delay, end.reason) = (Duration::ZERO, None);
+                        end = AttemptEnd {
+                            error: Some(format!("{said} (the verdict {} was refused: {why})", end.verdict)),
+                            category: Some(Category::Refused),
+                            ..AttemptEnd::new(end.key, AttemptOutcome::Failed)
+                        };
                     }
                 }
-                None => tracing::error!("its end was not answered; trying again"),
+                None => tracing::error!("the settle got no answer; the worker will retry"),
             }
             ends = &self.ends_again;
             wait.next().await;
         }
     }
 
-    /// How this claim ended, for whoever lost the answer to its end.
+    /// Asks how this claim ended, after a write whose answer was lost.
     async fn ask(&self, key: &ClaimKey) -> Asked {
         match self.store.settled_as(key).await {
             Ok(Some(Some(outcome))) => Asked::Ended(outcome),
@@ -358,9 +218,10 @@ impl Settle {
     }
 }
 
-/// What the log says of the error that ended an attempt. What serde says of a payload quotes it.
+/// Returns the text that the log shows of the error that ended an attempt. serde's error about a payload quotes the
+/// payload, and so stays out of the log.
 fn loggable(end: &AttemptEnd) -> Option<String> {
-    if end.category == Some("invalid_payload") {
+    if end.category == Some(Category::InvalidPayload) {
         return Some("the payload does not fit the type of its handler; `tenure jobs show` says why".into());
     }
     end.error.as_deref().map(|error| storable(error).into_owned())
@@ -368,24 +229,15 @@ fn loggable(end: &AttemptEnd) -> Option<String> {
 
 /// How a claim ended.
 enum Asked {
-    /// With this outcome.
-    Ended(String),
-    /// Nothing is known of it any more.
+    /// The claim ended with this outcome.
+    Ended(AttemptOutcome),
+    /// Postgres has no record of the claim any more.
     Unknown,
-    /// Not yet, or nobody answered: the write is tried again.
+    /// The claim has not ended, or Postgres did not answer: try the write again.
     Not,
 }
 
-/// What became of an attempt that was to end so: the last one that failed is not tried again.
-fn outcome(verdict: &'static str, route: Route) -> &'static str {
-    match route {
-        Route::Queued => verdict,
-        Route::Failed => "failed",
-        Route::Cancelled => "cancelled",
-    }
-}
-
-/// Waits that grow to two seconds.
+/// Pauses that double from 50 ms up to two seconds, each with jitter.
 struct Waits(Duration);
 
 impl Waits {
@@ -399,22 +251,18 @@ impl Waits {
     }
 }
 
-/// Counts what has become of an attempt that did not complete.
+/// Counts the outcome of an attempt that did not complete.
 fn measure(end: &AttemptEnd, route: Route) {
     if route == Route::Failed {
-        metrics::died(end.category.unwrap_or(if end.verdict == "retried" {
-            "exhausted"
-        } else {
-            "permanent"
-        }));
+        let usual = match end.verdict {
+            // A release is charged as a retry once a job has had too many of them.
+            AttemptOutcome::Retried | AttemptOutcome::Released => Category::Exhausted,
+            _ => Category::Permanent,
+        };
+        metrics::died(end.category.unwrap_or(usual));
     }
     if let Some(reason) = end.reason {
-        let reason = match reason {
-            STOPPED => "shutdown",
-            CUT_OFF => "could_not_write",
-            _ => "no_thread",
-        };
-        metrics::recovered("worker", reason, 1);
+        metrics::recovered(RecoveryPath::Worker, reason, 1);
     }
 }
 
@@ -426,12 +274,12 @@ async fn complete(
     let mut places: Vec<usize> = (0..batch.len()).collect();
     places.sort_unstable_by_key(|&i| batch[i].key);
     batch.sort_unstable_by_key(|completion| completion.key);
-    // A completed job says what its handler said last. Those that have said nothing since it was written are spared.
+    // A completed job keeps the last report of its handler. Jobs whose last report is written need no statement.
     let reports: Vec<_> = batch.iter().filter_map(|completion| completion.report.clone()).collect();
     if !reports.is_empty()
         && let Err(error) = store.progress(&reports).await
     {
-        tracing::debug!(%error, jobs = reports.len(), "last reports were not written; the jobs complete all the same");
+        tracing::debug!(%error, jobs = reports.len(), "last reports not written; the jobs complete without them");
     }
     let mut answers = Vec::with_capacity(batch.len());
     let mut rest = vec![batch];
@@ -444,7 +292,7 @@ async fn complete(
                 }
                 answers.extend(done.into_iter().map(Ok));
             }
-            // One output is refused; the others must not suffer for it.
+            // Postgres refuses one output: the others must complete.
             Err(error) if part.len() > 1 && error.may_be_of_one_row() => halve(part, &mut rest),
             Err(error) => answers.extend(part.iter().map(|_| Err(error.clone()))),
         }

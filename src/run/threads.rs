@@ -1,9 +1,9 @@
-//! Threads: where handlers run, and what is known of one that blocks its thread.
+//! Threads: run the handlers, and find those that block their thread.
 //!
 //! Handlers run on threads of their own. One that blocks (a computation, a lock, a library without
-//! `async`) then holds up neither heartbeats nor claims nor the shutdown. It cannot be dropped while it
-//! blocks: nothing can end a thread from outside. It is reported, its job goes on without it, and when
-//! every thread stays held by a handler that was given up, the worker ends.
+//! `async`) then holds up neither heartbeats nor claims nor the shutdown. The worker cannot drop it while it
+//! blocks: nothing can end a thread from outside. The worker reports the handler and lets the job go on without
+//! it. When abandoned handlers hold every thread, the worker ends.
 
 use std::{
     future::Future,
@@ -19,24 +19,24 @@ use std::{
 
 use tokio::runtime::{Handle, Runtime};
 
-/// The fewest threads for handlers: one that blocks for a moment should not hold up all others.
+/// The fewest threads: a handler that blocks for a moment should not hold up all others.
 const THREADS_MIN: usize = 4;
-/// How often abandoned handlers are looked after.
+/// The interval of checks of abandoned handlers.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// Milliseconds of this process; 0 is none.
+/// Milliseconds since this process first asked, plus 1: 0 means no time.
 fn now() -> u64 {
     static START: OnceLock<Instant> = OnceLock::new();
     let since = START.get_or_init(Instant::now).elapsed().as_millis();
     u64::try_from(since).unwrap_or(u64::MAX).saturating_add(1)
 }
 
-/// A handler has not been given a thread yet, has begun, or must not begin any more.
+/// A handler waits for its first thread, has begun, or must not begin any more.
 const WAITING: u8 = 0;
 const BEGUN: u8 = 1;
 const REVOKED: u8 = 2;
 
-/// When a handler was last given its thread, until it gave it back.
+/// The time since which a handler holds its thread, while it does.
 #[derive(Debug, Default)]
 pub(crate) struct Thread {
     stage: AtomicU8,
@@ -55,28 +55,28 @@ impl Thread {
         begun != Err(REVOKED)
     }
 
-    /// For how long the handler has not given its thread back.
+    /// The time for which the handler has held its thread without yielding. `None`: it holds no thread.
     pub(crate) fn blocked_for(&self) -> Option<Duration> {
         let since = self.since.load(Ordering::Acquire);
         (since > 0).then(|| Duration::from_millis(now().saturating_sub(since)))
     }
 
-    /// Whether this is the first report of this time.
+    /// Marks the current hold as reported. Returns whether it was not before.
     pub(crate) fn report(&self) -> bool {
         !self.reported.swap(true, Ordering::AcqRel)
     }
 
-    fn taken(&self) {
+    fn acquired(&self) {
         self.reported.store(false, Ordering::Release);
         self.since.store(now(), Ordering::Release);
     }
 
-    fn given_back(&self) {
+    fn yielded(&self) {
         self.since.store(0, Ordering::Release);
     }
 }
 
-/// A handler's future that notes when it has a thread.
+/// A handler's future, which records when it holds a thread.
 pub(crate) struct Watched<T> {
     handler: Pin<Box<dyn Future<Output = T> + Send>>,
     thread: Arc<Thread>,
@@ -93,12 +93,12 @@ impl<T> Future for Watched<T> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
         if !self.thread.may_run() {
-            // It was given back before it got a thread; the task is about to be dropped.
+            // Revoked before it got a thread; the task is about to be dropped.
             return Poll::Pending;
         }
-        self.thread.taken();
+        self.thread.acquired();
         let polled = self.handler.as_mut().poll(context);
-        self.thread.given_back();
+        self.thread.yielded();
         polled
     }
 }
@@ -106,11 +106,11 @@ impl<T> Future for Watched<T> {
 impl<T> Drop for Watched<T> {
     fn drop(&mut self) {
         // After a panic, too.
-        self.thread.given_back();
+        self.thread.yielded();
     }
 }
 
-/// A runtime for handlers, and those of them that were given up. The process's own serves all its workers.
+/// A runtime for handlers, and the handlers that the worker abandoned. All workers of a process share its own one.
 #[derive(Debug, Clone)]
 pub(crate) struct Threads {
     handle: Handle,
@@ -118,10 +118,10 @@ pub(crate) struct Threads {
 }
 
 impl Threads {
-    /// The user's runtime, or the process's own for handlers.
+    /// Uses the user's runtime, or else the process's own for handlers.
     ///
-    /// That one is never shut down: what a handler left behind (a pool's connection, say) may be used by
-    /// others, and would break with it.
+    /// That one never shuts down: a connection of a pool, for instance, that a handler opened on it would break
+    /// for its other users.
     pub(crate) fn new(of_user: Option<Handle>) -> io::Result<Self> {
         static OWN: Mutex<Option<(Runtime, Threads)>> = Mutex::new(None);
         if let Some(handle) = of_user {
@@ -144,27 +144,26 @@ impl Threads {
         &self.handle
     }
 
-    /// How many there are.
+    /// The number of threads.
     pub(crate) fn count(&self) -> usize {
         self.handle.metrics().num_workers()
     }
 
-    /// A handler was dropped, or would be if it gave its thread back.
+    /// Remembers a dropped handler that still holds its thread.
     pub(crate) fn abandon(&self, thread: &Arc<Thread>) {
         if thread.blocked_for().is_some() {
             self.abandoned.lock().unwrap_or_else(PoisonError::into_inner).push(thread.clone());
         }
     }
 
-    /// Completes when a handler that was given up has given its thread back.
+    /// Completes when an abandoned handler has yielded its thread.
     pub(crate) async fn returned(thread: &Thread) {
         while thread.blocked_for().is_some() {
             tokio::time::sleep(LOOK_EVERY).await;
         }
     }
 
-    /// Completes when every thread has been held for so long by handlers that were given up: no job can
-    /// run any more.
+    /// Completes when abandoned handlers have held every thread for `for_long`: no job can run any more.
     pub(crate) async fn all_lost(&self, for_long: Duration) {
         let mut since = None;
         loop {
@@ -188,7 +187,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_handler_that_was_revoked_never_begins_and_one_that_has_begun_cannot_be_revoked() {
+    async fn a_revoked_handler_never_begins_and_a_handler_that_has_begun_cannot_be_revoked() {
         let thread = Arc::new(Thread::default());
         assert!(thread.revoke());
         let mut handler = Box::pin(Watched::new(async { 1 }, thread));

@@ -1,62 +1,62 @@
-//! Activity: the statements about what was done in each minute. One method, one statement.
+//! Activity: the statements of the counts by minute. One method, one statement.
 
 use std::time::Duration;
 
 use serde::Serialize;
 use sqlx::query;
-#[cfg(feature = "cli")]
+#[cfg(feature = "internals")]
 use sqlx::{Row, postgres::PgRow};
 
-#[cfg(feature = "cli")]
+#[cfg(feature = "internals")]
 use super::ACTIVITY;
 use super::{
     FORGET_ACTIVITY, REPORT,
     call::{Store, StoreError},
 };
-use crate::observe::rates::Done;
+use crate::observe::rates::QueueCounts;
 
-/// Only figures: nothing waits for them for long.
+/// Nothing depends on these figures, so a call for them is short.
 const REPORTED_WITHIN: Duration = Duration::from_secs(1);
 
-/// What a worker has done in one queue.
+/// A worker's counts of one queue since its last report.
 #[derive(Debug, Serialize)]
 struct Reported<'a> {
     queue: &'a str,
     #[serde(flatten)]
-    done: &'a Done,
+    done: &'a QueueCounts,
 }
 
-/// What all workers have done in one minute, in one queue.
-#[cfg(feature = "cli")]
+/// The counts of all workers in one minute, of one queue.
+#[cfg(feature = "internals")]
 #[derive(Debug, Clone)]
-pub(crate) struct Minute {
-    pub(crate) minutes_ago: i64,
-    pub(crate) done: Done,
+pub struct Minute {
+    pub minutes_ago: i64,
+    pub done: QueueCounts,
 }
 
 impl Store {
-    /// Adds to this minute what a worker has done.
-    pub(crate) async fn report(&self, done: &[(&str, Done)]) -> Result<(), StoreError> {
+    /// Adds a worker's counts to this minute.
+    pub(crate) async fn report(&self, done: &[(&str, QueueCounts)]) -> Result<(), StoreError> {
         let mut reported: Vec<_> = done.iter().map(|(queue, done)| Reported { queue, done }).collect();
-        // In one order, so that workers who report at once wait for each other and never in a circle.
+        // In one order, so that workers that report at once never deadlock.
         reported.sort_by_key(|of| of.queue);
         let reported = serde_json::to_value(&reported).unwrap_or_default();
         self.rows_within(REPORTED_WITHIN, query(REPORT).bind(reported)).await.map(drop)
     }
 
-    /// Forgets what nobody looks at any more.
+    /// Deletes the counts of minutes more than a day ago.
     pub(crate) async fn forget_activity(&self) -> Result<(), StoreError> {
         self.rows_within(REPORTED_WITHIN, query(FORGET_ACTIVITY)).await.map(drop)
     }
 
-    /// What all workers have done, by minute and queue.
-    #[cfg(feature = "cli")]
-    pub(crate) async fn activity(&self, minutes: i32) -> Result<Vec<Minute>, StoreError> {
+    /// Returns the counts of all workers, by minute and queue.
+    #[cfg(feature = "internals")]
+    pub async fn activity(&self, minutes: i32) -> Result<Vec<Minute>, StoreError> {
         let rows = self.rows(query(ACTIVITY).bind(minutes)).await?;
         let minute = |row: &PgRow| {
             Ok(Minute {
                 minutes_ago: row.try_get("minutes_ago")?,
-                done: Done {
+                done: QueueCounts {
                     claimed: row.try_get("claimed")?,
                     completed: row.try_get("completed")?,
                     retried: row.try_get("retried")?,

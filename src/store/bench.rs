@@ -1,4 +1,4 @@
-//! Bench: what `tenure bench` asks the database. Nothing else uses it.
+//! Bench: the statements of `tenure bench` alone.
 
 use std::{
     collections::BTreeMap,
@@ -14,46 +14,45 @@ use super::{
 };
 use crate::job::JobId;
 
-/// What the database holds of one queue. Times are seconds of its own clock; 0 is none.
+/// The state of one queue in the database. Times are seconds by the database's clock; 0 stands for no time.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct BenchState {
-    pub(crate) now: f64,
-    pub(crate) queued: i64,
-    pub(crate) processing: i64,
-    /// Queued, and no message of it is known.
-    pub(crate) unpublished: i64,
-    pub(crate) completed: i64,
-    pub(crate) first_created: f64,
-    pub(crate) last_created: f64,
-    pub(crate) first_started: f64,
-    pub(crate) last_finished: f64,
+pub struct BenchState {
+    pub now: f64,
+    pub queued: i64,
+    pub processing: i64,
+    /// Queued jobs without a known message.
+    pub unpublished: i64,
+    pub completed: i64,
+    pub first_created: f64,
+    pub last_created: f64,
+    pub first_started: f64,
+    pub last_finished: f64,
 }
 
-/// When a job of the bench began, by its worker's clock, and when it was due, by the database's: in microseconds
-/// since 1970.
+/// The start of a bench job by its worker's clock, and its due time by the database's, in microseconds since 1970.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct BenchStarted {
-    pub(crate) started_us: i64,
-    pub(crate) due_us: i64,
+pub struct BenchStarted {
+    pub started_us: i64,
+    pub due_us: i64,
 }
 
-/// How far the relay has come with a queue.
+/// The relay's progress with a queue.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct BenchRelayed {
+pub struct BenchRelayed {
     /// The database's time, in seconds.
-    pub(crate) now: f64,
-    /// A queued job waits for its message, or for evidence that its message of before is gone.
-    pub(crate) waits: bool,
-    /// A job was given back to the relay, or published by it.
-    pub(crate) has_begun: bool,
+    pub now: f64,
+    /// Whether a queued job waits for its message, or for evidence that its earlier message is gone.
+    pub waits: bool,
+    /// Whether the relay has been handed a job, or has published one.
+    pub has_begun: bool,
 }
 
-/// What the server has counted since its start.
+/// The server's counters since its start.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct BenchCounters {
-    pub(crate) updates: i64,
-    pub(crate) hot_updates: i64,
-    pub(crate) transactions: i64,
+pub struct BenchCounters {
+    pub updates: i64,
+    pub hot_updates: i64,
+    pub transactions: i64,
 }
 
 const STATE: &str = "
@@ -76,19 +75,19 @@ SELECT queued, processing, unpublished, completed,
        coalesce(extract(epoch FROM last_finished), 0)::float8 AS last_finished
   FROM live, finished";
 
-/// A schedule's job is due when the row is written: later than the tick, which its payload tells.
+/// A schedule's job is due when its row is written, later than the tick; the payload holds the tick.
 const STARTED: &str = "
 SELECT id, output::bigint AS started_us,
        (extract(epoch FROM coalesce((payload ->> 'tick')::timestamptz, scheduled_at)) * 1000000)::bigint AS due_us
   FROM tenure.job_history
  WHERE id >= $2 AND starts_with(queue, $1) AND jsonb_typeof(output) = 'number'";
 
-/// As any client of Postgres writes a job.
+/// A job as any client of Postgres inserts it.
 const PLAIN_JOB: &str = "
 INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, scheduled_at, publish_at)
 VALUES ($1, $2, 'order', $3::jsonb, 5, now(), now())";
 
-/// Each question by an index of its own, for it is asked while the relay works.
+/// Each part uses its own index, because the statement runs while the relay works.
 const RELAYED: &str = "
 SELECT extract(epoch FROM clock_timestamp())::float8 AS now,
        EXISTS (SELECT FROM tenure.jobs WHERE publish_at IS NOT NULL AND queue = $1 AND status = 'queued')
@@ -110,7 +109,7 @@ SELECT t.n_tup_upd AS updates, t.n_tup_hot_upd AS hot_updates, d.xact_commit AS 
   FROM pg_stat_user_tables t, pg_stat_database d
  WHERE t.schemaname = 'tenure' AND t.relname = 'jobs' AND d.datname = current_database()";
 
-/// As wide as a job's row with nothing to report.
+/// Columns as wide as the row of a job without progress.
 const RAW_COLUMNS: &str = "(
     id         uuid        PRIMARY KEY,
     queue      text        NOT NULL,
@@ -119,10 +118,10 @@ const RAW_COLUMNS: &str = "(
     status     text        NOT NULL DEFAULT 'queued',
     created_at timestamptz NOT NULL DEFAULT clock_timestamp())";
 
-/// How much history one statement makes.
+/// How many finished jobs one statement inserts.
 const HISTORY_STEP: usize = 50_000;
 
-/// Finished jobs, one every 20 ms, the latest a day ago: spread over the partitions that are there.
+/// Finished jobs, one every 20 ms, the latest a day ago: spread over the existing partitions.
 const HISTORY: &str = r"
 INSERT INTO tenure.job_history (id, queue, kind, payload, status, attempt, max_attempts, fencing_token,
        claim_id, worker_id, created_at, scheduled_at, started_at, last_activity_at, finished_at)
@@ -134,7 +133,7 @@ SELECT overlay(overlay(gen_random_uuid()::text
   FROM (SELECT statement_timestamp() - interval '1 day' - n * interval '20 ms' AS at
           FROM generate_series($1::bigint, $2::bigint) AS n) AS times";
 
-/// The latest of each day.
+/// Makes the latest job of each day end now.
 const LATE: &str = "
 UPDATE tenure.job_history SET finished_at = now()
  WHERE id IN (SELECT DISTINCT ON (created_at::date) id FROM tenure.job_history
@@ -143,13 +142,13 @@ UPDATE tenure.job_history SET finished_at = now()
 const LEFT: &str = "SELECT count(*) FROM tenure.job_history WHERE queue = 'bench-age'";
 
 impl Store {
-    /// The scanner's pass over the live jobs. It starts no grace.
-    pub(crate) async fn bench_scan(&self) -> Result<(), StoreError> {
+    /// Runs the scanner's pass over the live jobs. It starts no grace.
+    pub async fn bench_scan(&self) -> Result<(), StoreError> {
         let scan = query(SCAN_GATE).bind(0.0_f64).bind(0.0_f64).bind(10_000_i64);
         self.rows(scan).await.map(drop)
     }
 
-    pub(crate) async fn bench_state(&self, queue: &str, first: JobId) -> Result<BenchState, StoreError> {
+    pub async fn bench_state(&self, queue: &str, first: JobId) -> Result<BenchState, StoreError> {
         let rows = self.rows(query(STATE).bind(queue).bind(first)).await?;
         let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
         Ok(BenchState {
@@ -165,8 +164,9 @@ impl Store {
         })
     }
 
-    /// The finished jobs that have told when they began, of queues whose names start so, from this id on.
-    pub(crate) async fn bench_started(
+    /// Returns the finished jobs whose output is their start, of queues whose names begin with `queues`, from the id
+    /// `first` on.
+    pub async fn bench_started(
         &self,
         queues: &str,
         first: JobId,
@@ -180,13 +180,13 @@ impl Store {
         Ok(started.collect::<Result<_, sqlx::Error>>()?)
     }
 
-    /// A connection for transactions of the bench's own, as a user has them.
-    pub(crate) async fn bench_connection(&self) -> Result<PgConnection, StoreError> {
+    /// Opens a connection for the bench's own transactions, as a user has them.
+    pub async fn bench_connection(&self) -> Result<PgConnection, StoreError> {
         self.migration_connection().await
     }
 
-    /// Writes a job's row by plain SQL, over a connection that is not tenure's.
-    pub(crate) async fn bench_plain_job(
+    /// Inserts a job's row by plain SQL, over a connection that is not tenure's.
+    pub async fn bench_plain_job(
         &self,
         connection: &mut PgConnection,
         queue: &str,
@@ -197,8 +197,8 @@ impl Store {
         Ok(id)
     }
 
-    /// How far the relay is with a queue. `before`: what was published before, in seconds, has lost its message.
-    pub(crate) async fn bench_relayed(&self, queue: &str, before: f64) -> Result<BenchRelayed, StoreError> {
+    /// Returns the relay's progress with a queue. Jobs published before `before`, in seconds, have lost their messages.
+    pub async fn bench_relayed(&self, queue: &str, before: f64) -> Result<BenchRelayed, StoreError> {
         let rows = self.rows(query(RELAYED).bind(queue).bind(before)).await?;
         let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
         Ok(BenchRelayed {
@@ -208,25 +208,25 @@ impl Store {
         })
     }
 
-    /// When the last message of a queue's live jobs was confirmed, in seconds.
-    pub(crate) async fn bench_last_published(&self, queue: &str) -> Result<f64, StoreError> {
+    /// Returns when the last message of a queue's live jobs was confirmed, in seconds.
+    pub async fn bench_last_published(&self, queue: &str) -> Result<f64, StoreError> {
         let rows = self.rows(query(LAST_PUBLISHED).bind(queue)).await?;
         Ok(rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get("last")?)
     }
 
-    /// How many more connections the server takes.
-    pub(crate) async fn bench_free_connections(&self) -> Result<i64, StoreError> {
+    /// Returns how many more connections the server takes.
+    pub async fn bench_free_connections(&self) -> Result<i64, StoreError> {
         let rows = self.rows(query(FREE_CONNECTIONS)).await?;
         Ok(rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get("free")?)
     }
 
-    /// Removes the rows of workers that were killed and served queues whose names start so: nobody looks for them.
-    pub(crate) async fn bench_forget_workers(&self, queues: &str) -> Result<(), StoreError> {
+    /// Removes the rows of killed workers whose first queue's name begins with `queues`, so that no worker probes them.
+    pub async fn bench_forget_workers(&self, queues: &str) -> Result<(), StoreError> {
         let forget = "DELETE FROM tenure.workers WHERE starts_with(queues[1], $1)";
         self.rows(query(forget).bind(queues)).await.map(drop)
     }
 
-    pub(crate) async fn bench_counters(&self) -> Result<BenchCounters, StoreError> {
+    pub async fn bench_counters(&self) -> Result<BenchCounters, StoreError> {
         let rows = self.rows(query(COUNTERS)).await?;
         let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
         Ok(BenchCounters {
@@ -236,21 +236,21 @@ impl Store {
         })
     }
 
-    /// How many workers serve a queue.
-    pub(crate) async fn bench_workers(&self, queue: &str) -> Result<usize, StoreError> {
+    /// Returns how many workers serve a queue.
+    pub async fn bench_workers(&self, queue: &str) -> Result<usize, StoreError> {
         let workers = "SELECT count(*) AS n FROM tenure.workers WHERE $1 = ANY (queues)";
         let rows = self.rows(query(workers).bind(queue)).await?;
         let workers: i64 = rows.first().map_or(Ok(0), |row| row.try_get("n"))?;
         Ok(usize::try_from(workers).unwrap_or_default())
     }
 
-    pub(crate) async fn bench_version(&self) -> Result<String, StoreError> {
+    pub async fn bench_version(&self) -> Result<String, StoreError> {
         let rows = self.rows(query("SELECT current_setting('server_version') AS version")).await?;
         Ok(rows.first().map_or(Ok(String::new()), |row| row.try_get("version"))?)
     }
 
-    /// Makes an empty table of this name for raw INSERTs, or removes it.
-    pub(crate) async fn bench_raw_table(&self, table: &str, wanted: bool) -> Result<(), StoreError> {
+    /// Creates an empty table of this name for raw INSERTs, or removes it if it is not `wanted`.
+    pub async fn bench_raw_table(&self, table: &str, wanted: bool) -> Result<(), StoreError> {
         let drop = format!("DROP TABLE IF EXISTS tenure.{table}");
         self.rows(query(AssertSqlSafe(drop))).await?;
         if wanted {
@@ -260,8 +260,8 @@ impl Store {
         Ok(())
     }
 
-    /// Inserts rows over a connection of its own, each by a statement of its own. Returns how long each took.
-    pub(crate) async fn bench_raw_inserts(
+    /// Inserts rows over a separate connection, each by its own statement. Returns how long each took.
+    pub async fn bench_raw_inserts(
         &self,
         table: &str,
         payload: &str,
@@ -286,8 +286,8 @@ impl Store {
         Ok(taken)
     }
 
-    /// From the first raw row to the last.
-    pub(crate) async fn bench_raw_seconds(&self, table: &str) -> Result<f64, StoreError> {
+    /// Returns the seconds from the first raw row to the last.
+    pub async fn bench_raw_seconds(&self, table: &str) -> Result<f64, StoreError> {
         let seconds = format!(
             "SELECT extract(epoch FROM max(created_at) - min(created_at))::float8 AS s FROM tenure.{table}"
         );
@@ -295,9 +295,9 @@ impl Store {
         Ok(rows.first().map_or(Ok(0.0), |row| row.try_get("s"))?)
     }
 
-    /// Makes finished jobs that nobody ran.
-    pub(crate) async fn bench_history(&self, jobs: usize, payload: &str) -> Result<(), StoreError> {
-        // A connection of its own: a statement may take longer than a worker's may.
+    /// Inserts finished jobs that no worker ran.
+    pub async fn bench_history(&self, jobs: usize, payload: &str) -> Result<(), StoreError> {
+        // A separate connection: a statement may take longer here than in a worker.
         let mut connection = self.migration_connection().await?;
         for from in (0..jobs).step_by(HISTORY_STEP) {
             let to = (from + HISTORY_STEP).min(jobs);
@@ -308,8 +308,8 @@ impl Store {
         Ok(connection.close().await?)
     }
 
-    /// Has one job of each day of [`Store::bench_history`] end just now; returns how many of its jobs are left.
-    pub(crate) async fn bench_finish_late(&self) -> Result<i64, StoreError> {
+    /// Makes one job of each day of [`Store::bench_history`] end just now; returns how many of its jobs remain.
+    pub async fn bench_finish_late(&self) -> Result<i64, StoreError> {
         let mut connection = self.migration_connection().await?;
         query(LATE).execute(&mut connection).await?;
         let row = query(LEFT).fetch_one(&mut connection).await?;
@@ -317,8 +317,8 @@ impl Store {
         Ok(row.try_get(0)?)
     }
 
-    /// Tells the planner what there is, as autovacuum does by and by.
-    pub(crate) async fn bench_vacuum(&self) -> Result<(), StoreError> {
+    /// Updates the planner's statistics, as autovacuum does by and by.
+    pub async fn bench_vacuum(&self) -> Result<(), StoreError> {
         let mut connection = self.migration_connection().await?;
         for table in ["VACUUM ANALYZE tenure.job_history", "VACUUM ANALYZE tenure.jobs"] {
             query(table).execute(&mut connection).await?;
@@ -327,7 +327,7 @@ impl Store {
     }
 
     /// Removes a queue's jobs and schedules.
-    pub(crate) async fn bench_clear(&self, queue: &str, first: JobId) -> Result<(), StoreError> {
+    pub async fn bench_clear(&self, queue: &str, first: JobId) -> Result<(), StoreError> {
         for table in [
             "DELETE FROM tenure.job_executions WHERE job_id IN
                  (SELECT id FROM tenure.all_jobs WHERE id >= $2 AND queue = $1)",
@@ -345,8 +345,8 @@ impl Store {
         Ok(())
     }
 
-    /// How long each of these calls takes, in milliseconds; the median.
-    pub(crate) async fn bench_time(
+    /// Returns the median duration of `times` calls, in milliseconds.
+    pub async fn bench_time(
         &self,
         times: usize,
         call: impl AsyncFn() -> Result<(), StoreError>,

@@ -10,15 +10,15 @@ use sqlx::{Postgres, Row, postgres::PgArguments, postgres::PgRow, query, query::
 use super::{
     DEAD_COUNTS, DEAD_IDS, DEAD_LETTER, DEAD_LETTERS, PURGE_DEAD, REDRIVE,
     call::{Store, StoreError},
-    rows::{AGE_MAX, json, raw},
+    rows::{AGE_MAX, bytes_of, json, raw, u32_of, u64_of},
 };
-use crate::job::JobId;
+use crate::job::{JobId, claim::FencingToken};
 
-/// Which dead letters. The default is all of them.
+/// Selects dead letters. The default selects all.
 ///
 /// ```
 /// use std::time::Duration;
-/// use tenure::DeadFilter;
+/// use tenure::rows::DeadFilter;
 ///
 /// let filter = DeadFilter::new().kind("charge").category("lost").older_than(Duration::from_secs(3600));
 /// ```
@@ -35,62 +35,63 @@ pub struct DeadFilter {
 }
 
 impl DeadFilter {
-    /// All.
+    /// Creates a filter that selects all dead letters.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Only those of this queue.
+    /// Selects only dead letters of this queue.
     #[must_use]
     pub fn queue(mut self, queue: impl Into<String>) -> Self {
         self.queue = Some(queue.into());
         self
     }
 
-    /// Only those of this kind.
+    /// Selects only dead letters of this kind.
     #[must_use]
     pub fn kind(mut self, kind: impl Into<String>) -> Self {
         self.kind = Some(kind.into());
         self
     }
 
-    /// Only those that died for this reason; [`DeadLetter::category`] lists them.
+    /// Selects only dead letters of this category; [`DeadLetter::category`] lists the categories.
     #[must_use]
     pub fn category(mut self, category: impl Into<String>) -> Self {
         self.category = Some(category.into());
         self
     }
 
-    /// Only those that died at least this long ago, by the database's clock.
+    /// Selects only jobs that died at least this long ago, by the database's clock.
     #[must_use]
     pub fn older_than(mut self, age: Duration) -> Self {
         self.older_than = age;
         self
     }
 
-    /// Only those whose error contains this text, just as it is written: `%` and `_` stand for themselves.
+    /// Selects only dead letters whose error contains this text literally: `%` and `_` stand for themselves.
     #[must_use]
     pub fn error(mut self, text: impl Into<String>) -> Self {
         self.error = Some(text.into());
         self
     }
 
-    /// Only what comes after this one in a list: of when it died, and its id. Redriving and purging take no heed of it.
+    /// Selects only dead letters that a list shows after the one with this time of death and this id. A redrive or a
+    /// purge ignores it.
     #[must_use]
     pub fn before(mut self, died_at: DateTime<Utc>, id: JobId) -> Self {
         self.before = Some((died_at, id));
         self
     }
 
-    /// Only those that had died by then, by the database's clock. Of two such times the earlier holds.
+    /// Selects only jobs that had died by this time, by the database's clock. Of two such times the earlier holds.
     #[must_use]
     pub fn until(mut self, died_at: DateTime<Utc>) -> Self {
         self.until = Some(self.until.map_or(died_at, |until| until.min(died_at)));
         self
     }
 
-    /// The same as of now: what gets old enough later is none of them.
+    /// Fixes the ages of this filter as of `now`: dead letters that get old enough later do not match.
     pub(crate) fn as_of(&self, now: DateTime<Utc>) -> Self {
         let age = chrono::TimeDelta::from_std(self.older_than).unwrap_or(chrono::TimeDelta::MAX);
         let until = now.checked_sub_signed(age).unwrap_or(DateTime::UNIX_EPOCH);
@@ -101,7 +102,7 @@ impl DeadFilter {
         &self,
         query: Query<'q, Postgres, PgArguments>,
     ) -> Query<'q, Postgres, PgArguments> {
-        // Longer than Postgres's interval is for ever, too.
+        // An age beyond Postgres's interval means for ever.
         let age = self.older_than.min(AGE_MAX);
         query
             .bind(self.queue.clone())
@@ -123,46 +124,46 @@ pub struct DeadLetter {
     pub queue: String,
     /// Its kind; `?` likewise.
     pub kind: String,
-    /// Where a refused message was published.
+    /// The subject of a refused message.
     pub subject: Option<String>,
     /// How many attempts were made.
-    pub attempt: i32,
+    pub attempt: u32,
     /// How many were allowed.
-    pub max_attempts: i32,
+    pub max_attempts: u32,
     /// The token of the last attempt.
-    pub fencing_token: i64,
-    /// Who made the last attempt.
+    pub fencing_token: FencingToken,
+    /// The worker that made the last attempt.
     pub worker_id: Option<String>,
     /// When it was enqueued.
     pub created_at: DateTime<Utc>,
     /// When it died.
     pub died_at: DateTime<Utc>,
-    /// How often its worker was lost.
-    pub losses: i32,
-    /// What the last attempt said, or why it was refused.
+    /// How often it lost its worker.
+    pub losses: u32,
+    /// The error of the last attempt, or the reason why the message was refused.
     pub last_error: String,
-    /// Why, as a word to count and filter by: `exhausted` (no attempt left), `permanent` (the handler said
-    /// so), `lost` (its worker was, too often or once too often for its kind), `interrupted` (ended in the
-    /// middle, and its kind must not run twice), `invalid_payload` (not what the handler's type expects),
-    /// `invalid_output`, `refused` (Postgres did not take what was to be written), `unknown_kind`; of
+    /// Why it died, as a word to count and filter by: `exhausted` (no attempt left), `permanent` (the handler said
+    /// so), `lost` (it lost its worker too often, or once more than its kind allows), `interrupted` (the attempt
+    /// ended in the middle, and the kind must not run twice), `invalid_payload` (not what the handler's type
+    /// expects), `invalid_output`, `refused` (Postgres refused a value to be written), `unknown_kind`; for
     /// messages: `malformed`, `too_large`.
     pub category: String,
-    /// Whether it never was a job: it has bytes instead of a payload, and cannot be redriven.
+    /// Whether it is a message that never became a job: it has bytes instead of a payload, and cannot be redriven.
     pub refused: bool,
     /// How many bytes a refused message has.
-    pub raw_bytes: Option<i32>,
-    /// What it was enqueued with, as the database has it: numbers keep all their digits. Not in a list.
+    pub raw_bytes: Option<usize>,
+    /// The job's payload as the database holds it: numbers keep all their digits. Not in a list.
     pub payload: Option<Box<RawValue>>,
     /// The bytes of a refused message. Not in a list.
     #[serde(skip)]
     pub raw_payload: Option<Vec<u8>>,
-    /// What its last attempt had saved. Not in a list.
+    /// The last checkpoint. Not in a list.
     pub checkpoint: Option<Box<RawValue>>,
     /// Every attempt, oldest first. Not in a list.
     pub execution_history: Option<Value>,
 }
 
-/// How many dead letters there are of one queue, kind and category.
+/// The number of dead letters of one queue, kind and category.
 #[derive(Debug, Clone, Serialize)]
 #[expect(missing_docs, reason = "the fields are the statement's columns")]
 #[non_exhaustive]
@@ -170,26 +171,22 @@ pub struct DeadCount {
     pub queue: String,
     pub kind: String,
     pub category: String,
-    pub jobs: i64,
+    pub jobs: u64,
     pub oldest: DateTime<Utc>,
     pub newest: DateTime<Utc>,
 }
 
 impl Store {
-    /// Dead letters, the latest first, without their payloads.
-    pub(crate) async fn dead_letters(
-        &self,
-        filter: &DeadFilter,
-        limit: i64,
-    ) -> Result<Vec<DeadLetter>, StoreError> {
+    /// Returns at most `limit` dead letters, the latest first, without their payloads.
+    pub async fn dead_letters(&self, filter: &DeadFilter, limit: i64) -> Result<Vec<DeadLetter>, StoreError> {
         let (died_at, id) = filter.before.unzip();
         let query = filter.bind(query(DEAD_LETTERS)).bind(limit).bind(died_at).bind(id);
         let rows = self.rows(query).await?;
         Ok(rows.iter().map(letter).collect::<Result<_, _>>()?)
     }
 
-    /// One dead letter, whole.
-    pub(crate) async fn dead_letter(&self, id: JobId) -> Result<Option<DeadLetter>, StoreError> {
+    /// Returns one dead letter with its payload, checkpoint and attempts.
+    pub async fn dead_letter(&self, id: JobId) -> Result<Option<DeadLetter>, StoreError> {
         let rows = self.rows(query(DEAD_LETTER).bind(id)).await?;
         let whole = |row: &PgRow| {
             Ok::<_, sqlx::Error>(DeadLetter {
@@ -203,7 +200,7 @@ impl Store {
         Ok(rows.first().map(whole).transpose()?)
     }
 
-    /// How many there are.
+    /// Returns the number of dead letters by queue, kind and category.
     pub(crate) async fn dead_counts(&self) -> Result<Vec<DeadCount>, StoreError> {
         let rows = self.rows(query(DEAD_COUNTS)).await?;
         let count = |row: &PgRow| {
@@ -211,7 +208,7 @@ impl Store {
                 queue: row.try_get("queue")?,
                 kind: row.try_get("kind")?,
                 category: row.try_get("category")?,
-                jobs: row.try_get("jobs")?,
+                jobs: u64_of(row, "jobs")?,
                 oldest: row.try_get("oldest")?,
                 newest: row.try_get("newest")?,
             })
@@ -219,19 +216,19 @@ impl Store {
         Ok(rows.iter().map(count).collect::<Result<_, sqlx::Error>>()?)
     }
 
-    /// Those that can be redriven and died by then, the oldest first.
+    /// Returns at most `limit` dead letters that can be redriven, the oldest first.
     pub(crate) async fn dead_ids(&self, filter: &DeadFilter, limit: i64) -> Result<Vec<JobId>, StoreError> {
         let rows = self.rows(filter.bind(query(DEAD_IDS)).bind(limit)).await?;
         Ok(rows.iter().map(|row| row.try_get("id")).collect::<Result<_, sqlx::Error>>()?)
     }
 
-    /// Puts dead jobs back in the queue; returns those that went.
+    /// Redrives dead letters; returns those that went back to the queue.
     pub(crate) async fn redrive(&self, jobs: &[JobId]) -> Result<Vec<JobId>, StoreError> {
         let rows = self.rows(query(REDRIVE).bind(jobs)).await?;
         Ok(rows.iter().map(|row| row.try_get("id")).collect::<Result<_, sqlx::Error>>()?)
     }
 
-    /// Removes dead letters, the oldest first, of all or of these; returns how many.
+    /// Purges at most `limit` dead letters, the oldest first, of all or `of` these jobs; returns how many.
     pub(crate) async fn purge_dead(
         &self,
         filter: &DeadFilter,
@@ -248,17 +245,17 @@ fn letter(row: &PgRow) -> Result<DeadLetter, sqlx::Error> {
         queue: row.try_get("queue")?,
         kind: row.try_get("kind")?,
         subject: row.try_get("subject")?,
-        attempt: row.try_get("attempt")?,
-        max_attempts: row.try_get("max_attempts")?,
+        attempt: u32_of(row, "attempt")?,
+        max_attempts: u32_of(row, "max_attempts")?,
         fencing_token: row.try_get("fencing_token")?,
         worker_id: row.try_get("worker_id")?,
         created_at: row.try_get("created_at")?,
         died_at: row.try_get("died_at")?,
-        losses: row.try_get("losses")?,
+        losses: u32_of(row, "losses")?,
         last_error: row.try_get("last_error")?,
         category: row.try_get("category")?,
         refused: row.try_get("refused")?,
-        raw_bytes: row.try_get("raw_bytes")?,
+        raw_bytes: bytes_of(row, "raw_bytes")?,
         payload: None,
         raw_payload: None,
         checkpoint: None,

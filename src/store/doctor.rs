@@ -1,4 +1,5 @@
-//! Doctor: what Postgres tells of itself, of this role, and of what waits around the jobs. One method, one statement.
+//! Doctor: the statements of `doctor`, about the server, this role, the workers and the queues. One method, one
+//! statement.
 
 use std::time::{Duration, Instant};
 
@@ -14,30 +15,30 @@ use super::{
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct PostgresSeen {
     pub(crate) version: String,
-    /// As in 150004: the major version, and four digits.
+    /// The major version and four digits, as in 150004.
     pub(crate) version_number: i32,
     pub(crate) role: String,
     pub(crate) is_read_only: bool,
-    /// Whether this role sees the state of others' sessions.
+    /// Whether this role sees the state of other roles' sessions.
     pub(crate) sees_all_sessions: bool,
-    /// Settings by which a crash may lose what was committed.
+    /// Settings under which a crash may lose committed transactions.
     pub(crate) unsafe_settings: Vec<String>,
     pub(crate) connections: i64,
-    /// How many there may be for others than superusers.
+    /// The most connections that the server takes from roles other than superusers.
     pub(crate) connections_max: i64,
-    /// Whether autovacuum looks after the live jobs.
+    /// Whether autovacuum covers the table of live jobs.
     pub(crate) is_vacuumed: bool,
-    /// Live and dead rows of the live jobs' table; `None`: there is no such table.
+    /// Live and dead rows of the table of live jobs; `None`: the table does not exist.
     pub(crate) rows: Option<(i64, i64)>,
     pub(crate) round_trip: Duration,
-    /// The server's time of its answer.
+    /// The server's time when it answered.
     pub(crate) answered_at: DateTime<Utc>,
-    /// This host's time when it was asked, and how long the answer took.
+    /// This host's time when it asked; `took` is how long the answer took.
     pub(crate) asked_at: DateTime<Utc>,
     pub(crate) took: Duration,
 }
 
-/// What keeps dead rows from being removed, or locks while nothing happens.
+/// A transaction, replica or slot that keeps dead rows from being removed, or holds locks while idle.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Holder {
     /// `transaction`, `idle`, `replica`, `prepared` or `slot`.
@@ -47,11 +48,11 @@ pub(crate) struct Holder {
     pub(crate) role: Option<String>,
     pub(crate) state: Option<String>,
     pub(crate) age: Option<Duration>,
-    /// How many transactions ago the oldest began that it still sees.
+    /// How many transactions ago the oldest transaction that it still sees began.
     pub(crate) transactions: Option<i64>,
 }
 
-/// What this role lacks of one of the roles in `postgres/roles.sql`.
+/// The rights of one role in `postgres/roles.sql` that this role lacks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RightsSeen {
     pub(crate) role: String,
@@ -59,61 +60,62 @@ pub(crate) struct RightsSeen {
     pub(crate) lacks: Vec<String>,
 }
 
-/// What waits around the jobs.
+/// Overdue publications, the scanner's state, and recent dead letters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct JobsSeen {
-    /// Jobs that a relay should have published, and for how long the first of them.
+    /// Jobs that a relay should have published; `overdue_for` is how long the first of them is overdue.
     pub(crate) overdue: i64,
     pub(crate) overdue_for: Option<Duration>,
-    /// How long ago somebody scanned; `None`: nobody ever has.
+    /// How long ago the last scan was; `None`: no worker has ever scanned.
     pub(crate) last_scan: Option<Duration>,
-    /// For how long nothing will be taken back.
+    /// For how long the scanner will not reset any job.
     pub(crate) grace_left: Option<Duration>,
-    /// Since when most of what runs has looked stale.
+    /// For how long most running jobs have looked stale.
     pub(crate) breaker_for: Option<Duration>,
-    /// Jobs that died within the last hour, and of what.
+    /// Jobs that died within the last hour; `died_of` counts them by category.
     pub(crate) died: i64,
     pub(crate) died_of: Option<String>,
 }
 
-/// A process that registered.
+/// A registered worker process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct WorkerSeen {
     pub(crate) worker_id: String,
     pub(crate) version: String,
-    /// It has missed three renewals of its row.
+    /// Whether it has missed three renewals of its row.
     pub(crate) is_silent: bool,
     pub(crate) silence: Duration,
     pub(crate) started: Duration,
-    /// How many jobs it owns; of one that is not silent, 0.
+    /// How many jobs a silent process owns; 0 for one that is not silent.
     pub(crate) jobs: i64,
 }
 
-/// A queue.
+/// The state of a queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct QueueSeen {
     pub(crate) queue: String,
     pub(crate) is_served: bool,
     pub(crate) paused_for: Option<Duration>,
-    /// Jobs that are published and due, at most 1,000, and for how long the first of them.
+    /// Published jobs that are due, at most 1,000; `waiting_for` is how long the first of them has waited.
     pub(crate) waiting: i64,
     pub(crate) waiting_for: Option<Duration>,
-    /// How many of its jobs may run at once, and do.
+    /// How many of its jobs may run at once; `running` is how many do.
     pub(crate) max_running: Option<i32>,
     pub(crate) running: Option<i64>,
-    /// How many of its jobs may wait, and do.
+    /// How many of its jobs may wait; `queued` is how many do.
     pub(crate) max_queued: Option<i64>,
     pub(crate) queued: Option<i64>,
 }
 
-/// A duration in seconds; less than nothing is nothing.
+/// Reads a duration in seconds; a negative one reads as zero.
 fn duration(row: &PgRow, column: &str) -> Result<Option<Duration>, sqlx::Error> {
     let seconds: Option<f64> = row.try_get(column)?;
     Ok(seconds.map(|seconds| Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or_default()))
 }
 
 impl Store {
-    /// The server, over a connection of its own, which tells at once why there is none. The pool would wait for one.
+    /// Describes the server, over a connection of its own: its error says at once why Postgres refuses it, where the
+    /// pool would wait.
     pub(crate) async fn doctor_server(&self) -> Result<PostgresSeen, StoreError> {
         let mut connection = self.migration_connection().await?;
         let since = Instant::now();
@@ -122,7 +124,7 @@ impl Store {
         let (asked_at, since) = (Utc::now(), Instant::now());
         let rows = self.deadline(query(DOCTOR_SERVER).fetch_all(&mut connection)).await?;
         let took = since.elapsed();
-        // All is known; a failing goodbye changes nothing.
+        // Every answer is in; a close that fails changes nothing.
         drop(self.deadline(connection.close()).await);
         let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
         let (live, dead): (Option<i64>, Option<i64>) = (row.try_get("live")?, row.try_get("dead")?);
@@ -144,7 +146,7 @@ impl Store {
         })
     }
 
-    /// Whoever keeps dead rows from being removed, or locks while nothing happens, for so long.
+    /// Returns what has kept dead rows from being removed, or held locks while idle, for `old_after`.
     pub(crate) async fn doctor_holders(&self, old_after: Duration) -> Result<Vec<Holder>, StoreError> {
         let rows = self.rows(query(DOCTOR_HOLDERS).bind(old_after.as_secs_f64())).await?;
         let holder = |row: &PgRow| {
@@ -161,7 +163,7 @@ impl Store {
         Ok(rows.iter().map(holder).collect::<Result<_, sqlx::Error>>()?)
     }
 
-    /// What this role lacks of each of the shipped roles, the one that may most first.
+    /// Returns the rights of each shipped role that this role lacks, the most powerful role first.
     pub(crate) async fn doctor_rights(&self) -> Result<Vec<RightsSeen>, StoreError> {
         let rows = self.rows(query(DOCTOR_RIGHTS)).await?;
         let rights = |row: &PgRow| {
@@ -174,7 +176,8 @@ impl Store {
         Ok(rows.iter().map(rights).collect::<Result<_, sqlx::Error>>()?)
     }
 
-    /// What waits around the jobs. `overdue_after`: by then a due job must have been published.
+    /// Returns overdue publications, the scanner's state and recent dead letters. The relay must have published a due
+    /// job after `overdue_after`.
     pub(crate) async fn doctor_jobs(&self, overdue_after: Duration) -> Result<JobsSeen, StoreError> {
         let rows = self.rows(query(DOCTOR_JOBS).bind(overdue_after.as_secs_f64())).await?;
         let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
@@ -189,7 +192,7 @@ impl Store {
         })
     }
 
-    /// Every process that registered, the most silent first.
+    /// Returns every registered process, the most silent first.
     pub(crate) async fn doctor_workers(&self) -> Result<Vec<WorkerSeen>, StoreError> {
         let rows = self.rows(query(DOCTOR_WORKERS)).await?;
         let worker = |row: &PgRow| {
@@ -205,7 +208,7 @@ impl Store {
         Ok(rows.iter().map(worker).collect::<Result<_, sqlx::Error>>()?)
     }
 
-    /// These queues; or those that a worker serves, in which a job waits, or that have settings.
+    /// Returns these queues; `None`: those that a worker serves, in which a job waits, or that have settings.
     pub(crate) async fn doctor_queues(
         &self,
         queues: Option<&[String]>,

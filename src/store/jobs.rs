@@ -1,4 +1,4 @@
-//! Jobs: the statements of a job's way, from its row to its end. One method, one statement.
+//! Jobs: the statements of a job's life, from its row to its end. One method, one statement.
 
 use std::{
     collections::HashMap,
@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::{
     BURY_UNKNOWN, CANCEL, CLAIM, CLAIM_ONE, CLAIM_SKIP, COMPLETE, COMPLETE_ONE, COMPLETE_SKIP, ENQUEUE,
     ENQUEUE_ONE, ENQUEUE_PLAIN, HELD_KEYS, LIVE_JOBS, MISSED, PROGRESS, PUT_OFF, REFUSE, RUN_NOW, SETTLE,
-    SETTLED_AS, STANDING, STILL_MINE, UNANSWERED, UNPUBLISHED, VISIBLE,
+    SETTLED_AS, STATUSES, STILL_MINE, UNANSWERED, UNPUBLISHED, VISIBLE,
     call::{Line, Store, StoreError},
     rows::{
         AttemptEnd, CancelAnswer, ClaimRequest, Completion, EndedAttempt, Keys, LockPolicy, NewJob,
@@ -22,6 +22,7 @@ use super::{
 };
 use crate::job::{
     JobId, Status,
+    attempt::{AttemptOutcome, RELEASES_MAX, Reason},
     claim::{Claim, ClaimKey, Missed},
     storable,
 };
@@ -48,7 +49,7 @@ macro_rules! enqueue_query {
             .bind(column!(|job| job.key.as_ref().map(|(_, key)| key.clone())))
             .bind(column!(|job| job.message.map(|(seq, _)| seq.cast_signed())))
             .bind(column!(|job| job.message.map(|(_, at)| at)))
-            .bind(column!(|job| match job.told {
+            .bind(column!(|job| match job.published_by {
                 PublishedBy::Relay => "relay",
                 PublishedBy::Caller => "ticket",
                 PublishedBy::Sender => "message",
@@ -88,7 +89,7 @@ fn enqueue_plain(jobs: &[NewJob]) -> sqlx::query::Query<'_, sqlx::Postgres, sqlx
         .bind(shapes.column(|shape| i32::try_from(shape.2).unwrap_or(i32::MAX)))
 }
 
-/// Whether a cancellation was asked for, at the place of each claim that was answered.
+/// Returns, at the place of each claim in the answer, whether a cancellation was requested.
 fn answered(claims: &[Uuid], rows: &[PgRow]) -> Result<Vec<Option<bool>>, StoreError> {
     let answers: HashMap<Option<Uuid>, bool> =
         rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect::<Result<_, sqlx::Error>>()?;
@@ -122,16 +123,16 @@ fn holders(rows: &[PgRow], keys: usize) -> Result<Vec<Option<JobId>>, sqlx::Erro
 }
 
 impl Store {
-    /// Creates jobs. Returns those that were created, and whether each needs its ticket published now.
+    /// Creates jobs. Returns those that were created, and whether the caller must publish the ticket of each now.
     ///
-    /// It waits so long for another transaction that is about to take one of the keys; see
+    /// Waits at most `patience` for another transaction that is about to take one of the keys; see
     /// [`StoreError::is_locked`].
     pub(crate) async fn enqueue(
         &self,
         jobs: &[NewJob],
         patience: Duration,
     ) -> Result<HashMap<JobId, bool>, StoreError> {
-        // Not as long as the call itself: a statement whose caller has gone would go on waiting, and insert.
+        // Shorter than the call itself: after the caller has gone, the statement would go on waiting, and insert.
         let patience = format!("{}ms", patience.min(self.within().mul_f64(0.8)).as_millis());
         let rows = match jobs {
             [job] if job.is_plain() => self.rows_over(Line::Enqueue, enqueue_one(job)).await?,
@@ -151,7 +152,7 @@ impl Store {
         Ok(created(&enqueue_query!(jobs, None::<&str>).fetch_all(connection).await?)?)
     }
 
-    /// Who holds each key.
+    /// Returns the job that holds each key.
     pub(crate) async fn held_keys(
         &self,
         keys: &[(String, String)],
@@ -167,31 +168,31 @@ impl Store {
         Ok(holders(&held_keys_query(keys).fetch_all(connection).await?, keys.len())?)
     }
 
-    /// Hands jobs to the relay whose publication, of this dispatch, failed. It tries again after `wait`.
+    /// Hands the relay jobs whose publication, under this dispatch, failed. It tries again after `wait`.
     pub(crate) async fn unpublished(&self, jobs: &[(JobId, i32)], wait: Duration) -> Result<(), StoreError> {
         let (ids, dispatches): (Vec<_>, Vec<_>) = jobs.iter().copied().unzip();
         self.rows(query(UNPUBLISHED).bind(ids).bind(dispatches).bind(wait.as_secs_f64())).await.map(drop)
     }
 
-    /// Which of these jobs are committed, and whether each still waits for its first message.
+    /// Returns the jobs that are committed, and whether each still waits for its first message.
     pub(crate) async fn visible(&self, jobs: &[JobId]) -> Result<Vec<(JobId, bool)>, StoreError> {
         let rows = self.rows(query(VISIBLE).bind(jobs)).await?;
         let visible = |row: &PgRow| Ok((row.try_get("id")?, row.try_get("waits")?));
         Ok(rows.iter().map(visible).collect::<Result<_, sqlx::Error>>()?)
     }
 
-    /// Claims jobs. The answer stands at the place of its request. `requests` is sorted by job, without
-    /// duplicates, and all of them are like the first but for the job.
-    pub(crate) async fn claim(
+    /// Claims jobs. Each answer stands at the place of its request. `requests` must be sorted by job, without
+    /// duplicates, and differ in nothing but the job.
+    pub async fn claim(
         &self,
-        of_locked: LockPolicy,
+        policy: LockPolicy,
         requests: &[ClaimRequest],
         worker_id: &str,
         worker_host: &str,
     ) -> Result<Vec<Option<Claim>>, StoreError> {
         let Some(first) = requests.first() else { return Ok(Vec::new()) };
         let ids: Vec<_> = requests.iter().map(|r| r.job).collect();
-        let query = match of_locked {
+        let query = match policy {
             LockPolicy::Wait if requests.len() == 1 => query(CLAIM_ONE).bind(first.job),
             LockPolicy::Wait => query(CLAIM).bind(&ids),
             LockPolicy::Skip => query(CLAIM_SKIP).bind(&ids),
@@ -202,7 +203,7 @@ impl Store {
         Ok(claims_of(&self.rows_over(Line::Claim, query).await?, requests, sent_at)?)
     }
 
-    /// Why a claim was refused. `dispatch` is the message's; `None` for a submission.
+    /// Returns why a claim was refused. `dispatch` is the message's; `None` for a submission.
     pub(crate) async fn missed(
         &self,
         job: JobId,
@@ -244,7 +245,7 @@ impl Store {
         })
     }
 
-    /// Writes progress. `Some(cancel_requested)` at the place of each write whose job still is ours.
+    /// Writes progress. Returns `Some(cancel_requested)` at the place of each write whose job this worker still owns.
     pub(crate) async fn progress(&self, writes: &[ProgressWrite]) -> Result<Vec<Option<bool>>, StoreError> {
         let keys: Keys = writes.iter().map(|write| &write.key).collect();
         let reports: Vec<_> = writes.iter().map(ProgressWrite::report).collect();
@@ -252,7 +253,7 @@ impl Store {
         answered(&keys.claims, &self.rows_over(Line::Progress, query).await?)
     }
 
-    /// The claims by which this worker holds some of these jobs.
+    /// Returns the claims by which this worker holds some of these jobs.
     pub(crate) async fn unanswered(
         &self,
         jobs: &[JobId],
@@ -269,20 +270,21 @@ impl Store {
         Ok(rows.iter().map(key).collect::<Result<_, sqlx::Error>>()?)
     }
 
-    /// Which of these claims are current: `Some(cancel_requested)` at the place of each that is.
+    /// Returns `Some(cancel_requested)` at the place of each claim that is current.
     pub(crate) async fn still_mine(&self, claims: &[ClaimKey]) -> Result<Vec<Option<bool>>, StoreError> {
         let keys: Keys = claims.iter().collect();
         let query = query(STILL_MINE).bind(&keys.jobs).bind(&keys.tokens).bind(&keys.claims);
         answered(&keys.claims, &self.rows(query).await?)
     }
 
-    /// Completes jobs. `true` at the place of each that this call completed. Sorted, without duplicates.
+    /// Completes jobs. Returns `true` at the place of each job that this call completed. `completions` must be sorted,
+    /// without duplicates.
     ///
-    /// A row that another transaction holds is passed over: not completed, and not lost either.
-    pub(crate) async fn complete(
+    /// Passes over a row that another transaction has locked: it is not completed, and the claim stays valid.
+    pub async fn complete(
         &self,
         completions: &[Completion],
-        of_locked: LockPolicy,
+        policy: LockPolicy,
     ) -> Result<Vec<bool>, StoreError> {
         let pairwise = || {
             let keys: Keys = completions.iter().map(|completion| &completion.key).collect();
@@ -291,12 +293,12 @@ impl Store {
             self.rows_over(Line::Complete, query.bind(outputs))
         };
         let rows = match completions {
-            _ if of_locked == LockPolicy::Skip => pairwise().await,
+            _ if policy == LockPolicy::Skip => pairwise().await,
             [Completion { key, output, .. }] => {
                 let query = query(COMPLETE_ONE).bind(key.job).bind(key.token).bind(key.claim);
                 self.rows_over(Line::Complete, query.bind(output.as_deref())).await
             }
-            // A stale and a current completion of one job: only the other form tells them apart.
+            // Of a stale and a current completion of one job, only the pairwise form tells which is which.
             many if many.is_sorted_by(|a, b| a.key.job < b.key.job) => {
                 let mut keys: Keys = many.iter().map(|completion| &completion.key).collect();
                 keys.tokens.sort_unstable();
@@ -324,7 +326,7 @@ impl Store {
         Ok(done)
     }
 
-    /// Ends attempts that did not complete. Those that are missing from the answer were not ours.
+    /// Ends attempts that did not complete. Refused ones are missing from the answer.
     pub(crate) async fn settle(
         &self,
         ends: &[AttemptEnd],
@@ -337,32 +339,39 @@ impl Store {
                     .bind(keys.jobs)
                     .bind(keys.tokens)
                     .bind(keys.claims)
-                    .bind(ends.iter().map(|e| e.verdict).collect::<Vec<_>>())
+                    .bind(ends.iter().map(|e| e.verdict.as_str()).collect::<Vec<_>>())
                     .bind(
                         ends.iter()
                             .map(|e| e.error.as_deref().map(|s| storable(s).into_owned()))
                             .collect::<Vec<_>>(),
                     )
-                    .bind(ends.iter().map(|e| e.category).collect::<Vec<_>>())
+                    .bind(ends.iter().map(AttemptEnd::category_word).collect::<Vec<_>>())
                     .bind(ends.iter().map(|e| e.delay.as_secs_f64()).collect::<Vec<_>>())
-                    .bind(ends.iter().map(|e| e.reason).collect::<Vec<_>>())
+                    .bind(ends.iter().map(|e| e.reason.map(Reason::told)).collect::<Vec<_>>())
                     .bind(keys.ords)
-                    .bind(worker_id),
+                    .bind(worker_id)
+                    .bind(RELEASES_MAX),
             )
             .await?;
         Ok(ended(&rows)?)
     }
 
-    /// How exactly this claim ended: `None` if nothing is known of it, `Some(None)` while it runs.
-    pub(crate) async fn settled_as(&self, claim: &ClaimKey) -> Result<Option<Option<String>>, StoreError> {
+    /// Returns the outcome of exactly this claim: `None` if the database does not know it, `Some(None)` while it runs.
+    /// An outcome that only a later release knows counts as lost: the owner of a claim knows all that it writes itself.
+    pub(crate) async fn settled_as(
+        &self,
+        claim: &ClaimKey,
+    ) -> Result<Option<Option<AttemptOutcome>>, StoreError> {
         let keys: Keys = [claim].into_iter().collect();
         let rows = self
             .rows(query(SETTLED_AS).bind(keys.jobs).bind(keys.tokens).bind(keys.claims).bind(keys.ords))
             .await?;
-        Ok(rows.first().map(|row| row.try_get("outcome")).transpose()?)
+        let Some(row) = rows.first() else { return Ok(None) };
+        let outcome: Option<&str> = row.try_get("outcome")?;
+        Ok(Some(outcome.map(|word| word.parse().unwrap_or(AttemptOutcome::Lost))))
     }
 
-    /// Writes a submission that cannot be a job to the dead letters. `false`: it is one already.
+    /// Writes a submission that cannot be a job to the dead letters. Returns `false` if its job exists already.
     pub(crate) async fn refuse(&self, refused: &Refused) -> Result<bool, StoreError> {
         let rows = self
             .rows(
@@ -372,7 +381,7 @@ impl Store {
                     .bind(&refused.kind)
                     .bind(&refused.subject)
                     .bind(&refused.raw)
-                    .bind(refused.category)
+                    .bind(refused.category.as_str())
                     .bind(storable(&refused.reason))
                     .bind(refused.published),
             )
@@ -381,12 +390,12 @@ impl Store {
         Ok(!is_known)
     }
 
-    /// Tells the relay that a job's message is alive and comes again.
+    /// Tells the relay that a job's message exists and NATS will redeliver it.
     pub(crate) async fn put_off(&self, job: JobId, again_in: Duration) -> Result<(), StoreError> {
         self.rows(query(PUT_OFF).bind(job).bind(again_in.as_secs_f64())).await.map(drop)
     }
 
-    /// Buries a queued job whose kind nobody knew for too long.
+    /// Moves a queued job to the dead letters if no worker has known its kind for `longest`.
     pub(crate) async fn bury_unknown(
         &self,
         job: JobId,
@@ -397,9 +406,9 @@ impl Store {
         Ok(ended(&rows)?.pop())
     }
 
-    /// Cancels those of these jobs that are queued, and asks it of those that run. The others are missing
-    /// from the answer.
-    pub(crate) async fn cancel(&self, jobs: &[JobId]) -> Result<HashMap<JobId, CancelAnswer>, StoreError> {
+    /// Cancels the jobs that are queued, and requests the cancellation of those that run. The others are missing from
+    /// the answer.
+    pub async fn cancel(&self, jobs: &[JobId]) -> Result<HashMap<JobId, CancelAnswer>, StoreError> {
         let rows = self.rows(query(CANCEL).bind(jobs)).await?;
         let answer = |row: &PgRow| {
             let asked = row.try_get::<&str, _>("route")? == "asked";
@@ -413,7 +422,7 @@ impl Store {
         Ok(rows.iter().map(answer).collect::<Result<_, sqlx::Error>>()?)
     }
 
-    /// The ids of a queue's live jobs that were created by then, after `after`.
+    /// Returns at most `limit` ids of a queue's live jobs that were created no later than `created_by`, after `after`.
     pub(crate) async fn live_jobs(
         &self,
         queue: &str,
@@ -427,26 +436,27 @@ impl Store {
         Ok(rows.iter().map(|row| row.try_get("id")).collect::<Result<_, sqlx::Error>>()?)
     }
 
-    /// Where jobs stand; `None` at the place of each that does not exist.
-    pub(crate) async fn standing(&self, jobs: &[JobId]) -> Result<Vec<Option<Status>>, StoreError> {
-        let rows = self.rows(query(STANDING).bind(jobs).bind(ordinals(jobs.len()))).await?;
-        let mut standing = vec![None; jobs.len()];
+    /// Returns the status of jobs; `None` at the place of each that does not exist.
+    pub(crate) async fn statuses(&self, jobs: &[JobId]) -> Result<Vec<Option<Status>>, StoreError> {
+        let rows = self.rows(query(STATUSES).bind(jobs).bind(ordinals(jobs.len()))).await?;
+        let mut statuses = vec![None; jobs.len()];
         for row in &rows {
-            if let Some(place) = standing.get_mut(ord(row)?) {
+            if let Some(place) = statuses.get_mut(ord(row)?) {
                 *place = Some(status(row)?);
             }
         }
-        Ok(standing)
+        Ok(statuses)
     }
 
-    /// Makes waiting jobs due; returns those that waited.
+    /// Makes jobs that wait for a later time due; returns those that waited.
     pub(crate) async fn run_now(&self, jobs: &[JobId]) -> Result<Vec<JobId>, StoreError> {
         let rows = self.rows(query(RUN_NOW).bind(jobs)).await?;
         Ok(rows.iter().map(|row| row.try_get("id")).collect::<Result<_, sqlx::Error>>()?)
     }
 }
 
-/// What a claim answered, at the place of each request. They are sorted, and like the first but for the job.
+/// Returns the claims that won, each at the place of its request. `requests` must be sorted by job, and differ in
+/// nothing but the job.
 pub(super) fn claims_of(
     rows: &[PgRow],
     requests: &[ClaimRequest],
@@ -454,13 +464,13 @@ pub(super) fn claims_of(
 ) -> Result<Vec<Option<Claim>>, sqlx::Error> {
     let mut claims = vec![None; requests.len()];
     for row in rows {
-        // By position, as the statement returns them: a look-up of each name costs as much as the rest.
+        // By position, as the statement returns them: looking up each name costs as much as the rest.
         let job = row.try_get(0)?;
         let Ok(at) = requests.binary_search_by_key(&job, |request| request.job) else { continue };
         let of = &requests[at];
         claims[at] = Some(Claim {
             key: ClaimKey { job, token: row.try_get(1)?, claim: row.try_get(2)? },
-            // What was claimed is of the queue and the kind that were asked for.
+            // The statement claims only jobs of the requested queue and kind.
             queue: of.queue.clone(),
             kind: of.kind.clone(),
             payload: row.try_get(3)?,

@@ -1,16 +1,16 @@
 //! Migrate: brings the schema up to date. Safe to run from many processes at once, and while workers work.
 //!
-//! Whoever alters a table waits for all who use it, and whoever comes after waits for them both: behind one long
-//! transaction of a user's, every claim would stand still. So no statement of a migration waits for a lock for longer
-//! than a moment. Then that migration is rolled back, everybody else goes on, and it is tried again.
+//! An `ALTER TABLE` waits for all transactions that use the table, and every later statement waits behind it: one long
+//! transaction of a user's would stop all claims. So no statement of a migration waits for a lock for longer than half
+//! a second. Then `migrate` rolls the migration back, lets the other sessions go on, and tries it again.
 //!
-//! An index over a table that may be large is no migration: it is built beside them, while everybody goes on writing,
-//! and nothing needs it.
+//! An index over a table that may be large is no migration: `migrate` builds it beside them, while other sessions go on
+//! writing, and nothing needs it.
 //!
 //! Invariants, each held by the test of that name:
 //!
 //! - `a_migration_behind_a_long_transaction_stops_no_worker`
-//! - `an_index_of_live_jobs_is_built_beside_whoever_writes`
+//! - `an_index_of_live_jobs_is_built_while_others_write`
 //! - `a_migration_that_never_gets_its_lock_says_who_holds_it`
 //! - `a_released_migration_never_changes`
 //! - `a_migration_only_adds`
@@ -22,14 +22,14 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection, Row, SqlSafeStr, query, raw_
 use tokio::time::{sleep, timeout};
 
 use super::{
-    IN_THE_WAY, UNBUILT_INDEXES,
+    BLOCKERS, UNBUILT_INDEXES,
     call::{Store, StoreError},
 };
 
 /// A migration: version, name, SQL.
 type Migration = (i64, &'static str, &'static str);
 
-/// Every one. Append-only; a released one never changes.
+/// All migrations. Append-only; a released one never changes.
 const MIGRATIONS: &[Migration] = &[
     (1, "tenure", include_str!("../../migrations/0001_tenure.sql")),
     (2, "every_end", include_str!("../../migrations/0002_every_end.sql")),
@@ -40,8 +40,8 @@ const MIGRATIONS: &[Migration] = &[
     (7, "turns", include_str!("../../migrations/0007_turns.sql")),
 ];
 
-/// Indexes over tables that may be large: the name, how to drop it, how to build it. CONCURRENTLY waits for others, and
-/// nobody for it; it cannot be a part of a transaction.
+/// Indexes over tables that may be large: the name, how to drop it, how to build it. CONCURRENTLY waits for other
+/// transactions, and none waits for it; it cannot be a part of a transaction.
 const INDEXES: &[(&str, &str, &str)] = &[(
     "tenure.jobs_unpublished_of_queue",
     "DROP INDEX CONCURRENTLY IF EXISTS tenure.jobs_unpublished_of_queue",
@@ -49,31 +49,31 @@ const INDEXES: &[(&str, &str, &str)] = &[(
       WHERE publish_at IS NOT NULL",
 )];
 
-/// "tenureix" in ASCII: the key of the lock of whoever builds them. It is asked for and never waited for: the index
-/// waits for every open statement, and one that waited for the lock would be one.
+/// "tenureix" in ASCII: the key of the lock of the process that builds them. `migrate` polls for it and never waits for
+/// it: the build waits for every open statement, and a statement that waited for the lock would be one.
 const INDEX_LOCK_KEY: i64 = 0x7465_6e75_7265_6978;
 
-/// For how long it is waited for them. Then they are built without us.
+/// How long `migrate` waits for the indexes. Then Postgres goes on building them alone.
 const BUILT_WITHIN: Duration = Duration::from_secs(60);
 
 /// The migrations that take something away, each with the oldest one that a program must know to work afterwards.
-/// There is none. The first needs a release in between whose programs do without what is to go.
+/// None does so far. The first needs a release before it whose programs do without what it removes.
 const CONTRACTING: &[(i64, i64)] = &[];
 
 /// The schema that this program needs.
-pub(crate) const NEEDS: i64 = MIGRATIONS[MIGRATIONS.len() - 1].0;
+pub const NEEDS: i64 = MIGRATIONS[MIGRATIONS.len() - 1].0;
 
 /// "tenure" in ASCII: the key of the lock that makes migrations wait for each other.
 const LOCK_KEY: i64 = 0x7465_6e75_7265;
 
-/// For how long it is tried again to get the locks of one migration.
+/// How long `migrate` tries to get the locks of one migration.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Between two tries, so that whoever waited behind the first gets on. It grows.
+/// The pause between two tries, in which the sessions that waited behind the first go on. It grows.
 const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
-/// How often it is asked who is in the way; shorter than the wait for a lock.
+/// How often `migrate` looks for the holders of a lock; shorter than the wait for one.
 const LOOK_EVERY: Duration = Duration::from_millis(150);
 
 /// Why the schema could not be brought up to date.
@@ -90,13 +90,14 @@ pub enum MigrateError {
         version: i64,
         /// Its name.
         name: &'static str,
-        /// What Postgres said.
+        /// The error of Postgres.
         source: StoreError,
     },
-    /// Others kept a lock that a migration needs. It was rolled back, and nobody waits for it any more.
+    /// Other sessions kept a lock that a migration needs. It was rolled back, and no session waits for it any more.
     #[error(
-        "migration {version} ({name}) needs a lock that others hold: {holders}; it was tried for {} s, and rolled \
-         back. Wait for them or end them, with pg_terminate_backend(PID), and run `tenure migrate` again",
+        "migration {version} ({name}) needs a lock that other sessions hold: {holders}; tenure tried for {} s and \
+         rolled it back. Wait for those sessions or end them with pg_terminate_backend(PID), then run \
+         `tenure migrate` again",
         .waited.as_secs()
     )]
     Blocked {
@@ -104,12 +105,12 @@ pub enum MigrateError {
         version: i64,
         /// Its name.
         name: &'static str,
-        /// Who holds it, as far as the role may see.
+        /// The sessions that hold it, as far as the role may see them.
         holders: String,
-        /// For how long it was tried.
+        /// How long `migrate` tried.
         waited: Duration,
     },
-    /// An applied migration is not the one in this program.
+    /// An applied migration differs from the one in this program.
     #[error(
         "migration {version} was applied to this database with other contents; \
          use the tenure release that applied it, or a fresh database"
@@ -121,7 +122,7 @@ pub enum MigrateError {
 }
 
 impl MigrateError {
-    /// Whether another try may get the lock.
+    /// Whether another try may succeed: a lock was missing.
     fn is_of_a_lock(&self) -> bool {
         let (Self::Store(source) | Self::Failed { source, .. }) = self else { return false };
         source.is_locked() || source.is_deadlock()
@@ -129,25 +130,25 @@ impl MigrateError {
 }
 
 impl Store {
-    /// Applies what is missing, and returns the versions that were.
+    /// Applies the missing migrations, and returns their versions.
     pub(crate) async fn migrate(&self) -> Result<Vec<i64>, MigrateError> {
         let applied = self.apply(MIGRATIONS, PATIENCE).await?;
-        // Everything works without them, and some of it takes longer.
+        // Without the indexes everything works, and some statements take longer.
         match timeout(BUILT_WITHIN, self.build_indexes()).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
                 let error = crate::job::JobError::from(error).text();
-                tracing::warn!(error, "an index was not built; run `tenure migrate` again");
+                tracing::warn!(error, "building an index failed; run `tenure migrate` again");
             }
             Err(_) => tracing::warn!(
                 "an index is not ready: it waits for open transactions, or the table is large; Postgres goes on \
-                 building it, and the next `tenure migrate` looks after it"
+                 building it, and the next `tenure migrate` checks it"
             ),
         }
         Ok(applied)
     }
 
-    /// Builds the indexes that are missing, and anew what an earlier try left unfinished.
+    /// Builds the indexes that are missing, and rebuilds those that an earlier try left unfinished.
     async fn build_indexes(&self) -> Result<(), StoreError> {
         if self.rows(query(UNBUILT_INDEXES).bind(names_of_indexes())).await?.is_empty() {
             return Ok(());
@@ -179,8 +180,8 @@ impl Store {
         Ok(())
     }
 
-    /// Applies those of a list that are missing, each in a transaction of its own: a lock is held for as long as the
-    /// migration that needs it takes.
+    /// Applies the missing migrations of a list, each in a transaction of its own: a lock is held only while the
+    /// migration that needs it runs.
     pub(crate) async fn apply(
         &self,
         migrations: &[Migration],
@@ -199,12 +200,12 @@ impl Store {
                 }
             }
         }
-        // The work is committed or rolled back by now; a failing goodbye changes nothing.
+        // The work is committed or rolled back by now; a close that fails changes nothing.
         drop(connection.close().await);
         answer.map(|()| applied)
     }
 
-    /// Whether it was missing.
+    /// Applies one migration. Returns whether it was missing.
     async fn apply_one(
         &self,
         connection: &mut PgConnection,
@@ -214,7 +215,7 @@ impl Store {
         let (version, name, _) = migration;
         let (mut since, mut pause) = (None, PAUSE);
         loop {
-            let mut holders = "somebody who could not be seen".to_owned();
+            let mut holders = "a session that this role could not see".to_owned();
             let error = match self.try_one(connection, migration, &mut holders).await {
                 Err(error) if error.is_of_a_lock() => error,
                 answer => return answer,
@@ -223,7 +224,7 @@ impl Store {
             if waited >= patience {
                 return Err(MigrateError::Blocked { version, name, holders, waited });
             }
-            tracing::warn!(version, name, holders, %error, "a lock is held by others; the migration is tried again");
+            tracing::warn!(version, name, holders, %error, "other sessions hold a lock; the migration will retry");
             sleep(pause.min(patience.saturating_sub(waited))).await;
             pause = (pause * 2).min(PAUSE_MAX);
         }
@@ -242,7 +243,7 @@ impl Store {
             loop {
                 match timeout(LOOK_EVERY, &mut work).await {
                     Ok(answer) => break answer,
-                    Err(_) => self.look_who_is_in_the_way(pid, holders).await,
+                    Err(_) => self.look_for_holders(pid, holders).await,
                 }
             }
         };
@@ -252,16 +253,16 @@ impl Store {
                 Ok(was_missing)
             }
             Err(error) => {
-                // Now, not with the next statement of this connection: others wait for its locks.
+                // Now, not with the next statement of this connection: other sessions wait for its locks.
                 drop(transaction.rollback().await);
                 Err(error)
             }
         }
     }
 
-    /// Who keeps the session with this pid waiting. The last look at which there was somebody counts.
-    async fn look_who_is_in_the_way(&self, pid: i32, holders: &mut String) {
-        if let Ok(rows) = self.rows(query(IN_THE_WAY).bind(pid)).await {
+    /// Notes the sessions that keep the session with this pid waiting. Keeps the last answer that named any.
+    async fn look_for_holders(&self, pid: i32, holders: &mut String) {
+        if let Ok(rows) = self.rows(query(BLOCKERS).bind(pid)).await {
             let seen: Vec<String> = rows.iter().filter_map(|row| row.try_get("holder").ok()).collect();
             if !seen.is_empty() {
                 *holders = seen.join(", ");
@@ -274,8 +275,8 @@ fn names_of_indexes() -> Vec<&'static str> {
     INDEXES.iter().map(|index| index.0).collect()
 }
 
-/// Waits until no other migration is under way, however long that takes: nobody waits for this one meanwhile. The lock
-/// is the transaction's, so that it works behind PgBouncer. Returns the session's pid.
+/// Waits until no other migration is under way, however long that takes: no session waits for this one meanwhile. The
+/// transaction owns the lock, so that it works behind PgBouncer. Returns the session's pid.
 async fn alone(transaction: &mut PgConnection) -> Result<i32, StoreError> {
     raw_sql("SET LOCAL lock_timeout = 0").execute(&mut *transaction).await?;
     query("SELECT pg_advisory_xact_lock($1)").bind(LOCK_KEY).execute(&mut *transaction).await?;
@@ -314,7 +315,7 @@ async fn apply(
         return Ok(false);
     }
     let failed = |error: sqlx::Error| MigrateError::Failed { version, name, source: error.into() };
-    // The text is a constant of this program; there is nothing in it from outside.
+    // The text is a constant of this program; it holds no input.
     raw_sql(AssertSqlSafe(sql).into_sql_str()).execute(&mut *transaction).await.map_err(failed)?;
     query("INSERT INTO tenure.migrations (version, name, checksum) VALUES ($1, $2, $3)")
         .bind(version)

@@ -1,4 +1,4 @@
-//! Queues: the statements about a queue as a whole. One method, one statement, but for a limited claim.
+//! Queues: the statements about a queue as a whole. One method, one statement, except for a limited claim.
 
 use std::time::Instant;
 
@@ -12,11 +12,11 @@ use super::{
     QUEUE_SETTINGS, RESUME_QUEUE, TAKE_SLOTS,
     call::{Store, StoreError},
     jobs::claims_of,
-    rows::ClaimRequest,
+    rows::{ClaimRequest, u64_of},
 };
 use crate::job::claim::Claim;
 
-/// What to do to a limit.
+/// A change of a limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Change<T> {
     #[default]
@@ -26,14 +26,6 @@ pub(crate) enum Change<T> {
 }
 
 impl<T: Copy> Change<T> {
-    pub(crate) fn map<U>(self, to: impl Fn(T) -> U) -> Change<U> {
-        match self {
-            Self::Leave => Change::Leave,
-            Self::Remove => Change::Remove,
-            Self::Set(value) => Change::Set(to(value)),
-        }
-    }
-
     pub(crate) fn value(self) -> Option<T> {
         if let Self::Set(value) = self { Some(value) } else { None }
     }
@@ -57,47 +49,47 @@ pub struct QueueRow {
     pub queue: String,
     /// Since when it is paused.
     pub paused_at: Option<DateTime<Utc>>,
-    /// How many of its jobs may run at once, in the whole fleet.
-    pub max_running: Option<i32>,
+    /// How many of its jobs may run at once in the whole fleet.
+    pub max_running: Option<u32>,
     /// How many of its jobs may wait.
-    pub max_queued: Option<i64>,
+    pub max_queued: Option<u64>,
     /// Jobs that wait for nothing but a worker.
-    pub due: i64,
+    pub due: u64,
     /// Jobs that wait for their time.
-    pub scheduled: i64,
+    pub scheduled: u64,
     /// Jobs that run.
-    pub processing: i64,
+    pub processing: u64,
     /// Dead letters.
-    pub dead: i64,
-    /// Worker processes that serve it, and were heard of lately.
-    pub workers: i64,
-    /// For how many seconds the longest waiting of the due jobs has been due.
+    pub dead: u64,
+    /// Live worker processes that serve it.
+    pub workers: u64,
+    /// How many seconds the oldest due job has been due.
     pub oldest_due_s: Option<f64>,
 }
 
-/// What an operator has said of a queue, as far as a worker has to know.
+/// The settings of a queue that a worker needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct QueueSettings {
-    pub(crate) queue: String,
+    pub queue: String,
     pub(crate) paused: bool,
-    /// How many more of its jobs may start, if they are limited.
+    /// How many more of its jobs may start, if the queue has a limit.
     pub(crate) room: Option<usize>,
 }
 
-/// What claims of a limited queue have got.
+/// The result of a limited claim.
 #[derive(Debug, Default)]
 pub(crate) struct LimitedClaims {
     /// One for each request.
     pub(crate) claims: Vec<Option<Claim>>,
-    /// How many more may start; `None`: the queue has no limit any more.
+    /// How many more jobs may start; `None`: the queue has no limit any more.
     pub(crate) room: Option<usize>,
 }
 
 impl Store {
-    /// [`Store::claim`] for a queue with a limit: at most as many as it has room for.
+    /// [`Store::claim`] for a queue with a limit: claims at most as many jobs as the limit leaves.
     ///
-    /// Four statements, because each but the first has to see what was committed before its transaction got
-    /// the lock: a single statement's snapshot is older than its wait for it.
+    /// Four statements, because each but the first must see everything that was committed before its transaction got
+    /// the lock: a single statement's snapshot is older than its wait for the lock.
     pub(crate) async fn claim_limited(
         &self,
         requests: &[ClaimRequest],
@@ -112,7 +104,7 @@ impl Store {
                 let Some(first) = requests.first() else { return Ok(limited) };
                 query(LOCK_QUEUE).bind(&first.queue).fetch_all(&mut *transaction).await?;
                 let room = query(QUEUE_ROOM).bind(&first.queue).fetch_all(&mut *transaction).await?;
-                // No limit any more: the next claim is one like others.
+                // The limit is gone: the next claim is an ordinary one.
                 if room.first().map(|row| row.try_get::<Option<i32>, _>(0)).transpose()?.flatten().is_none() {
                     return Ok(limited);
                 }
@@ -153,7 +145,7 @@ impl Store {
         .await
     }
 
-    /// What was said of these queues. One that is missing: nothing.
+    /// Returns the settings of these queues. A queue without settings is missing.
     pub(crate) async fn queue_settings(&self, queues: &[String]) -> Result<Vec<QueueSettings>, StoreError> {
         let rows = self.rows(query(QUEUE_SETTINGS).bind(queues)).await?;
         let settings = |row: &PgRow| {
@@ -169,69 +161,71 @@ impl Store {
         Ok(rows.iter().map(settings).collect::<Result<_, sqlx::Error>>()?)
     }
 
-    /// Every queue that has jobs, workers or settings.
+    /// Returns every queue that has jobs, workers or settings.
     pub(crate) async fn list_queues(&self) -> Result<Vec<QueueRow>, StoreError> {
         let rows = self.rows(query(LIST_QUEUES)).await?;
         let queue = |row: &PgRow| {
             Ok(QueueRow {
                 queue: row.try_get("queue")?,
                 paused_at: row.try_get("paused_at")?,
-                max_running: row.try_get("max_running")?,
-                max_queued: row.try_get("max_queued")?,
-                due: row.try_get("due")?,
-                scheduled: row.try_get("scheduled")?,
-                processing: row.try_get("processing")?,
-                dead: row.try_get("dead")?,
-                workers: row.try_get("workers")?,
+                max_running: row.try_get::<Option<i32>, _>("max_running")?.map(i32::unsigned_abs),
+                max_queued: row.try_get::<Option<i64>, _>("max_queued")?.map(i64::unsigned_abs),
+                due: u64_of(row, "due")?,
+                scheduled: u64_of(row, "scheduled")?,
+                processing: u64_of(row, "processing")?,
+                dead: u64_of(row, "dead")?,
+                workers: u64_of(row, "workers")?,
                 oldest_due_s: row.try_get("oldest_due_s")?,
             })
         };
         Ok(rows.iter().map(queue).collect::<Result<_, sqlx::Error>>()?)
     }
 
-    /// Pauses a queue. Returns since when it is, and whether it was before.
+    /// Pauses a queue. Returns since when it is paused, and whether it was paused before.
     pub(crate) async fn pause_queue(&self, queue: &str) -> Result<(DateTime<Utc>, bool), StoreError> {
         let rows = self.rows(query(PAUSE_QUEUE).bind(queue)).await?;
         let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
         Ok((row.try_get("paused_at")?, row.try_get("was_paused")?))
     }
 
-    /// Resumes a queue; `false`: it was not paused.
+    /// Resumes a queue. Returns `false` if it was not paused.
     pub(crate) async fn resume_queue(&self, queue: &str) -> Result<bool, StoreError> {
         Ok(!self.rows(query(RESUME_QUEUE).bind(queue)).await?.is_empty())
     }
 
-    /// Changes those of a queue's limits that are given. Returns both.
+    /// Changes the given limits of a queue. Returns `max_running` and `max_queued`.
     pub(crate) async fn limit_queue(
         &self,
         queue: &str,
-        max_running: Change<i32>,
-        max_queued: Change<i64>,
-    ) -> Result<(Option<i32>, Option<i64>), StoreError> {
+        max_running: Change<u32>,
+        max_queued: Change<u64>,
+    ) -> Result<(Option<u32>, Option<u64>), StoreError> {
         let queue = queue.to_owned();
         self.own_transaction(move |transaction| {
             async move {
-                // Claims that were under way have noted their slots by then.
+                // With the lock, claims that were under way have recorded their slots.
                 query(LOCK_QUEUE).bind(&queue).execute(&mut *transaction).await?;
                 let limit = query(LIMIT_QUEUE).bind(&queue);
-                let limit = limit.bind(max_running.is_set()).bind(max_running.value());
-                let limit = limit.bind(max_queued.is_set()).bind(max_queued.value());
+                let limit = limit.bind(max_running.is_set()).bind(max_running.value().map(u32::cast_signed));
+                let limit = limit.bind(max_queued.is_set()).bind(max_queued.value().map(u64::cast_signed));
                 let row = limit.fetch_one(&mut *transaction).await?;
-                Ok((row.try_get("max_running")?, row.try_get("max_queued")?))
+                let running: Option<i32> = row.try_get("max_running")?;
+                let queued: Option<i64> = row.try_get("max_queued")?;
+                Ok((running.map(i32::unsigned_abs), queued.map(i64::unsigned_abs)))
             }
             .boxed()
         })
         .await
     }
 
-    /// The queues that take no more than so many jobs.
+    /// Returns every queue that has a `max_queued`, and its value.
     pub(crate) async fn queue_limits(&self) -> Result<Vec<(String, u64)>, StoreError> {
         let rows = self.rows(query(QUEUE_LIMITS)).await?;
         let limit = |row: &PgRow| Ok((row.try_get(0)?, row.try_get::<i64, _>(1)?.unsigned_abs()));
         Ok(rows.iter().map(limit).collect::<Result<_, sqlx::Error>>()?)
     }
 
-    /// How many jobs of a queue wait, counted to this number.
+    /// Returns how many jobs of a queue wait. Each half of the count, published or not, stops at `count_to`.
     pub(crate) async fn count_queued(&self, queue: &str, count_to: u64) -> Result<u64, StoreError> {
         let rows = self.rows(query(COUNT_QUEUED).bind(queue).bind(count_to.cast_signed())).await?;
         let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;

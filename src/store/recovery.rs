@@ -18,7 +18,7 @@ use super::{
 };
 use crate::job::{JobId, claim::ClaimKey};
 
-/// How long the scanner's pass over all live jobs may take: large ones on a cold disk are read at the disk's pace.
+/// How long the scanner's pass over all live jobs may take: Postgres reads large jobs from a cold disk at its pace.
 const SCANNED_WITHIN: Duration = Duration::from_mins(3);
 /// How long counting all live jobs may take.
 const MEASURED_WITHIN: Duration = Duration::from_secs(20);
@@ -37,11 +37,11 @@ fn due_jobs(rows: &[PgRow]) -> Result<Vec<DueJob>, StoreError> {
     Ok(rows.iter().map(due).collect::<Result<_, sqlx::Error>>()?)
 }
 
-/// The most queues of which one look for lost messages asks.
+/// The most queues that one look for lost messages covers.
 const NAMES_MAX: i64 = 1_000;
 
 impl Store {
-    /// Resets those of these jobs that are silent still.
+    /// Resets the jobs that are still silent.
     pub(crate) async fn reset_stale(
         &self,
         jobs: &[JobId],
@@ -51,18 +51,18 @@ impl Store {
     }
 
     /// Resets the jobs of dead processes of one host.
-    pub(crate) async fn reset_workers(
+    pub async fn reset_workers(
         &self,
         dead: &[String],
         hostname: &str,
         worker_id: &str,
     ) -> Result<Vec<EndedAttempt>, StoreError> {
-        // It looks through the live jobs, as the scanner does.
+        // The statement reads all live jobs, as the scanner does.
         let query = query(RESET_WORKERS).bind(dead).bind(hostname).bind(worker_id);
         Ok(ended(&self.rows_aside(SCANNED_WITHIN, query).await?)?)
     }
 
-    /// Resets one silent job whose message came again.
+    /// Resets one silent job whose message was redelivered.
     pub(crate) async fn take_over(
         &self,
         job: JobId,
@@ -73,19 +73,19 @@ impl Store {
         Ok(ended(&self.rows(query.bind(self.up_for().as_secs_f64())).await?)?.pop())
     }
 
-    /// Takes jobs whose message shall be published now, in the order in which they are due.
-    pub(crate) async fn take_due(&self, limit: i64) -> Result<Vec<DueJob>, StoreError> {
+    /// Takes at most `limit` due jobs to publish now, in the order in which they are due.
+    pub async fn take_due(&self, limit: i64) -> Result<Vec<DueJob>, StoreError> {
         due_jobs(&self.rows(query(TAKE_DUE).bind(limit)).await?)
     }
 
-    /// The only clock.
-    pub(crate) async fn database_time(&self) -> Result<DateTime<Utc>, StoreError> {
+    /// Returns the database's time, the only clock.
+    pub async fn database_time(&self) -> Result<DateTime<Utc>, StoreError> {
         let rows = self.rows(query(DATABASE_TIME)).await?;
         let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
         Ok(row.try_get("at")?)
     }
 
-    /// Remembers what the stream held at a moment.
+    /// Records what the stream held at a moment.
     pub(crate) async fn add_mark(
         &self,
         at: DateTime<Utc>,
@@ -104,7 +104,7 @@ impl Store {
         .map(drop)
     }
 
-    /// Until when a published job cannot have a message left, by the marks that were passed.
+    /// Returns the time before which no published job can have a message left, as the passed marks prove.
     pub(crate) async fn passed_mark(
         &self,
         stream_created: &str,
@@ -122,7 +122,7 @@ impl Store {
         Ok(rows.first().map(|row| row.try_get("before")).transpose()?.flatten())
     }
 
-    /// Takes jobs whose message was lost, to be published again.
+    /// Takes at most `limit` jobs whose message was lost, to republish them.
     pub(crate) async fn reclaim_lost(
         &self,
         queue: &str,
@@ -135,7 +135,8 @@ impl Store {
         due_jobs(&self.rows(reclaim.bind(visible_in)).await?)
     }
 
-    /// Queues in which a due job has counted as published for longer than `margin`, by name, those before this one.
+    /// Returns at most `limit` queues in which a due job has counted as published for longer than `margin`, the last
+    /// name first; with `before`, only names before it.
     pub(crate) async fn suspects(
         &self,
         margin: Duration,
@@ -162,7 +163,7 @@ impl Store {
         Ok(Suspects { committed, queues, cut_at })
     }
 
-    /// Takes or keeps, for `length`, those of these turns that no other worker has.
+    /// Takes or keeps, for `length`, the turns that no other worker has.
     pub(crate) async fn take_turns(
         &self,
         turns: &[&str],
@@ -187,14 +188,15 @@ impl Store {
         })
     }
 
-    /// Gives up its turns, so that another worker need not wait for their end.
+    /// Ends this worker's turns, so that no other worker waits for their end. Returns whether it had any.
     pub(crate) async fn leave_turns(&self, worker_id: &str) -> Result<bool, StoreError> {
         Ok(!self.rows(query(LEAVE_TURNS).bind(worker_id)).await?.is_empty())
     }
 
-    /// Asks whether this worker scans now, and finds the quietest of the silent jobs. `None`: another did, or does.
+    /// Asks whether this worker scans now, and finds the quietest silent jobs, at most `limit`. `None`: another worker
+    /// scans in this interval.
     ///
-    /// That the live jobs take long to read says nothing of the server.
+    /// The call may take long without being a sign of a sick server: it reads all live jobs.
     pub(crate) async fn scan_gate(
         &self,
         scan_every: Duration,
@@ -217,14 +219,15 @@ impl Store {
         Ok(rows.first().map(gate).transpose()?)
     }
 
-    /// Forgets processes that own nothing and were not heard of for so long: these, or all. Returns which.
+    /// Deletes the rows of processes that own no job and have been silent for `silence`: of these, or of all. Returns
+    /// the deleted ones.
     pub(crate) async fn forget_workers(
         &self,
         workers: Option<&[String]>,
         silence: Duration,
     ) -> Result<Vec<String>, StoreError> {
         let query = query(FORGET_WORKERS).bind(workers.map(<[String]>::to_vec)).bind(silence.as_secs_f64());
-        // It looks through the live jobs, as the scanner does; these few are asked about often.
+        // The statement reads all live jobs, as the scanner does; with a few ids it runs often.
         let rows = match workers {
             Some(_) => self.rows_within(self.within().mul_f64(0.8), query).await?,
             None => self.rows_aside(SCANNED_WITHIN, query).await?,
@@ -232,7 +235,7 @@ impl Store {
         Ok(rows.iter().map(|row| row.try_get("worker_id")).collect::<Result<_, sqlx::Error>>()?)
     }
 
-    /// Processes that were silent for too long, each with the subject to ask on.
+    /// Returns processes that have been silent for too long, each with the subject to probe it on.
     pub(crate) async fn silent_workers(
         &self,
         between_looks: Duration,
@@ -248,7 +251,7 @@ impl Store {
         Ok(rows.iter().map(worker).collect::<Result<_, sqlx::Error>>()?)
     }
 
-    /// Records what a look found: whether nobody is there any more.
+    /// Records for each probed process whether it is gone.
     pub(crate) async fn suspect(&self, looked: &[(String, bool)]) -> Result<(), StoreError> {
         self.rows(
             query(SUSPECT)
@@ -274,17 +277,17 @@ impl Store {
             .bind(scan_every.as_secs_f64())
             .bind(stale_after.as_secs_f64())
             .bind(worker_id.to_owned());
-        // Where the live jobs take long to look through, the scanner takes them back.
+        // If the live jobs take too long to read, the scanner resets them.
         Ok(ended(&self.rows_within(self.within().mul_f64(0.8), query).await?)?)
     }
 
-    /// Counts live jobs by queue, for everybody.
+    /// Counts live jobs by queue, for the whole fleet.
     pub(crate) async fn measure(&self) -> Result<(), StoreError> {
         self.rows_aside(MEASURED_WITHIN, query(MEASURE)).await.map(drop)
     }
 
-    /// What was last counted.
-    pub(crate) async fn fleet(&self) -> Result<Fleet, StoreError> {
+    /// Returns the latest measurements of the fleet.
+    pub async fn fleet(&self) -> Result<Fleet, StoreError> {
         let mut fleet = Fleet::default();
         for row in &self.rows(query(FLEET)).await? {
             let (lag_s, held) = (row.try_get("lag_s")?, row.try_get("held")?);
@@ -306,12 +309,12 @@ impl Store {
         Ok(fleet)
     }
 
-    /// Makes sure that a week of history partitions exists.
+    /// Creates the partitions of the history for a week ahead.
     pub(crate) async fn create_partitions(&self) -> Result<(), StoreError> {
         self.rows(query(CREATE_PARTITIONS)).await.map(drop)
     }
 
-    /// Records writes of a worker that no longer owned the job.
+    /// Records refused writes: this worker no longer owned the jobs.
     pub(crate) async fn note_refused(
         &self,
         writes: &[(ClaimKey, String)],
@@ -350,7 +353,7 @@ impl Store {
         .map(drop)
     }
 
-    /// Renews this process's row, or registers it anew.
+    /// Renews this process's row, or registers the process again. Returns the number of live workers.
     pub(crate) async fn renew_worker(&self, worker: &Registration) -> Result<u32, StoreError> {
         let renewal = query(RENEW_WORKER).bind(&worker.worker_id).bind(&worker.probe_subject);
         match self.rows(renewal).await?.first() {
@@ -359,7 +362,7 @@ impl Store {
         }
     }
 
-    /// The other processes that registered from this host.
+    /// Returns the other processes that registered from this host.
     pub(crate) async fn workers_of_host(
         &self,
         hostname: &str,

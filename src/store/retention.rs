@@ -1,4 +1,4 @@
-//! Retention: the statements that remove what is old enough. One method, one statement, one bounded step.
+//! Retention: the statements that remove old rows. One method, one statement, one bounded step.
 
 use std::time::Duration;
 
@@ -12,17 +12,17 @@ use super::{
     rows::AGE_MAX,
 };
 
-/// How long a look at a day of the history may take.
+/// How long the check of a day of the history may take.
 const DAY_WITHIN: Duration = Duration::from_mins(10);
 
-/// What one step has removed, and where it has come to.
+/// The numbers of rows that one step removed, and the place to continue at.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Purged {
     pub(crate) completed: u64,
     pub(crate) cancelled: u64,
-    /// What is neither.
+    /// Rows of other kinds.
     pub(crate) others: u64,
-    /// `None`: to the end.
+    /// The last id that the step looked at; `None`: it reached the end.
     pub(crate) last: Option<Uuid>,
 }
 
@@ -35,7 +35,7 @@ fn count(row: &PgRow, column: &str) -> Result<u64, sqlx::Error> {
 }
 
 impl Store {
-    /// Whether it is this worker's turn to sweep.
+    /// Takes the turn to sweep if the last sweep began `every` ago. Returns whether this worker has it.
     pub(crate) async fn purge_gate(
         &self,
         every: Duration,
@@ -45,18 +45,18 @@ impl Store {
         Ok(!self.rows(query).await?.is_empty())
     }
 
-    /// Keeps the turn of a sweep that goes on.
+    /// Keeps the turn of a running sweep.
     pub(crate) async fn purge_turn(&self) -> Result<(), StoreError> {
         self.rows(query(PURGE_TURN)).await.map(drop)
     }
 
-    /// Records that a sweep has come to its end.
+    /// Records the end of a sweep.
     pub(crate) async fn purge_done(&self) -> Result<(), StoreError> {
         self.rows(query(PURGE_DONE)).await.map(drop)
     }
 
-    /// Removes a day of the history. `None`: none is old enough as a whole. Each row of the day is looked at, which
-    /// may take longer than other calls may; it has a connection of its own.
+    /// Removes a day of the history. `None`: no day is old enough as a whole. The statement reads every row of the day,
+    /// which may take longer than other calls may; it has a connection of its own.
     pub(crate) async fn purge_day(
         &self,
         completed: Option<Duration>,
@@ -74,7 +74,7 @@ impl Store {
         Ok(rows.first().map(day).transpose().map_err(|error: sqlx::Error| error)?)
     }
 
-    /// Removes finished jobs of days of which others are kept.
+    /// Removes old finished jobs from days with jobs that are kept. Looks at `step` rows after the id `after`.
     pub(crate) async fn purge_rows(
         &self,
         completed: Option<Duration>,
@@ -97,17 +97,17 @@ impl Store {
         })
     }
 
-    /// Removes cancelled jobs.
+    /// Removes at most `step` old cancelled jobs.
     pub(crate) async fn purge_cancelled(&self, keep: Duration, step: i32) -> Result<u64, StoreError> {
         self.purge_some(PURGE_CANCELLED, keep, step).await
     }
 
-    /// Removes dead letters.
+    /// Removes at most `step` old dead letters.
     pub(crate) async fn purge_old_dead(&self, keep: Duration, step: i32) -> Result<u64, StoreError> {
         self.purge_some(PURGE_OLD_DEAD, keep, step).await
     }
 
-    /// Removes recovery events.
+    /// Removes at most `step` old recovery events.
     pub(crate) async fn purge_events(&self, keep: Duration, step: i32) -> Result<u64, StoreError> {
         self.purge_some(PURGE_EVENTS, keep, step).await
     }
@@ -117,14 +117,15 @@ impl Store {
         Ok(count(rows.first().ok_or(sqlx::Error::RowNotFound)?, "gone")?)
     }
 
-    /// Removes what is remembered of jobs that are gone.
+    /// Removes attempts and effects of jobs that are gone. Looks at `step` jobs after the id `after`.
     pub(crate) async fn purge_traces(&self, after: Uuid, step: i32) -> Result<Purged, StoreError> {
         let rows = self.rows(query(PURGE_TRACES).bind(after).bind(step)).await?;
         let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
         Ok(Purged { others: count(row, "gone")?, last: row.try_get("last")?, ..Purged::default() })
     }
 
-    /// Removes keys. `first_seq` is the first sequence that the stream still has, if that is known.
+    /// Removes old keys. Looks at `step` keys after the id `after`. `first_seq` is the first sequence that the stream
+    /// still has, if known.
     pub(crate) async fn purge_keys(
         &self,
         keep: Duration,

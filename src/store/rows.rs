@@ -1,23 +1,24 @@
-//! Rows: what goes into the statements and what comes out. Plain values.
+//! Rows: the parameters and the results of the statements. Plain values.
 
-use std::time::Duration;
+use std::{str::FromStr, time::Duration};
 
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use serde_json::{Value, value::RawValue};
-use sqlx::{Row, postgres::PgRow};
+use sqlx::{Row, error::BoxDynError, postgres::PgRow};
 use uuid::Uuid;
 
 use crate::job::{
     JobId, Status,
+    attempt::{AttemptOutcome, Category, Reason, Route},
     claim::{ClaimKey, FencingToken},
     storable,
 };
 
-/// Longer ago is for ever, and more than Postgres's time can hold.
+/// The greatest age that a statement gets. A longer one means for ever, and Postgres's time could not hold it.
 pub(super) const AGE_MAX: Duration = Duration::from_hours(24 * 365_000);
 
-/// Who publishes the first message of a new job.
+/// The publisher of the first message of a new job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PublishedBy {
     /// The relay, when the job is due.
@@ -31,8 +32,8 @@ pub(crate) enum PublishedBy {
 /// A job to be created.
 #[derive(Debug, Clone)]
 pub(crate) struct NewJob {
-    pub(crate) id: JobId,
-    pub(crate) queue: String,
+    pub id: JobId,
+    pub queue: String,
     pub(crate) kind: String,
     pub(crate) payload: String,
     pub(crate) max_attempts: u32,
@@ -41,22 +42,22 @@ pub(crate) struct NewJob {
     pub(crate) trace_context: Option<String>,
     /// Scope and key.
     pub(crate) key: Option<(String, String)>,
-    /// Of a submission: its message's sequence and time.
+    /// The sequence and the time of a submission's message.
     pub(crate) message: Option<(u64, DateTime<Utc>)>,
-    pub(crate) told: PublishedBy,
+    pub(crate) published_by: PublishedBy,
 }
 
 impl NewJob {
-    /// Due, without a key, and published by whoever enqueues it.
+    /// Whether the job is due, without a key, and published by its caller.
     pub(super) fn is_plain(&self) -> bool {
         let is_due = self.run_at.is_none() && self.delay.is_none();
-        is_due && self.key.is_none() && self.message.is_none() && self.told == PublishedBy::Caller
+        is_due && self.key.is_none() && self.message.is_none() && self.published_by == PublishedBy::Caller
     }
 }
 
-/// What a statement for many jobs does about a row that somebody has locked.
+/// The policy of a statement for many jobs about a row that another session has locked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum LockPolicy {
+pub enum LockPolicy {
     /// Waits for a moment.
     Wait,
     /// Passes it over.
@@ -65,18 +66,18 @@ pub(crate) enum LockPolicy {
 
 /// A claim to be made.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct ClaimRequest {
-    pub(crate) job: JobId,
-    /// What the message's subject says; a row of another queue or kind is not claimed.
-    pub(crate) queue: String,
-    pub(crate) kind: String,
-    pub(crate) stale_after: Duration,
+pub struct ClaimRequest {
+    pub job: JobId,
+    /// The queue in the message's subject. A row of another queue or kind is not claimed.
+    pub queue: String,
+    pub kind: String,
+    pub stale_after: Duration,
     /// `retry` or `dead_letter`.
-    pub(crate) on_crash: &'static str,
+    pub on_crash: &'static str,
 }
 
 impl ClaimRequest {
-    /// Whether one statement can make both.
+    /// Whether one statement can make both claims.
     pub(crate) fn is_like(&self, other: &Self) -> bool {
         self.queue == other.queue
             && self.kind == other.kind
@@ -85,9 +86,9 @@ impl ClaimRequest {
     }
 }
 
-/// A progress write. `None` leaves what is there.
+/// A progress write. `None` leaves a column as it is.
 #[derive(Debug, Clone)]
-pub(crate) struct ProgressWrite {
+pub struct ProgressWrite {
     pub(crate) key: ClaimKey,
     pub(crate) stage: Option<String>,
     pub(crate) percent: Option<f32>,
@@ -97,7 +98,8 @@ pub(crate) struct ProgressWrite {
 }
 
 impl ProgressWrite {
-    /// As JSON text, if there is anything to say. The checkpoint as it is: numbers keep all their digits.
+    /// Returns the fields that are set as a JSON object; `None` if none is. The checkpoint stays as it is: numbers keep
+    /// all their digits.
     pub(crate) fn report(&self) -> Option<String> {
         let text =
             |text: &Option<String>| text.as_deref().map(|text| Value::from(storable(text)).to_string());
@@ -115,49 +117,54 @@ impl ProgressWrite {
 
 /// A completion to be written.
 #[derive(Debug, Clone)]
-pub(crate) struct Completion {
-    pub(crate) key: ClaimKey,
-    pub(crate) output: Option<String>,
-    /// What the handler said last, if that is not written yet.
-    pub(crate) report: Option<ProgressWrite>,
+pub struct Completion {
+    pub key: ClaimKey,
+    pub output: Option<String>,
+    /// The handler's last progress, if it is not written yet.
+    pub report: Option<ProgressWrite>,
 }
 
-/// How an attempt ended that did not complete.
+/// The end of an attempt that did not complete.
 #[derive(Debug, Clone)]
 pub(crate) struct AttemptEnd {
     pub(crate) key: ClaimKey,
-    /// `retried`, `snoozed`, `released`, `failed` or `cancelled`.
-    pub(crate) verdict: &'static str,
+    /// Neither completed nor lost. Where the job goes decides what the outcome is: [`AttemptOutcome::by`].
+    pub(crate) verdict: AttemptOutcome,
     pub(crate) error: Option<String>,
-    pub(crate) category: Option<&'static str>,
+    /// Of the dead letter, if it becomes one.
+    pub(crate) category: Option<Category>,
     pub(crate) delay: Duration,
-    /// Why a recovery event is written, if one is.
-    pub(crate) reason: Option<&'static str>,
+    /// Why the attempt is released; a recovery event says so.
+    pub(crate) reason: Option<Reason>,
 }
 
-/// Where a job went when its attempt ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Route {
-    Queued,
-    Failed,
-    Cancelled,
+impl AttemptEnd {
+    /// An end without an error, after which the job is due at once.
+    pub(crate) const fn new(key: ClaimKey, verdict: AttemptOutcome) -> Self {
+        Self { key, verdict, error: None, category: None, delay: Duration::ZERO, reason: None }
+    }
+
+    /// The category as settle.sql reads it. `outage` has it charge a release, where there were too many.
+    pub(super) fn category_word(&self) -> Option<&'static str> {
+        if self.reason == Some(Reason::Outage) { Some("outage") } else { self.category.map(Category::as_str) }
+    }
 }
 
-/// What a cancellation did to a live job.
+/// The effect of a cancellation on a live job.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum CancelAnswer {
-    /// It was queued, and is cancelled.
+pub enum CancelAnswer {
+    /// The job was queued, and is cancelled.
     Cancelled,
-    /// It runs, on this worker, which is to be told.
+    /// The job runs on this worker, which the caller has to notify.
     Asked(String),
 }
 
 /// An attempt that ended without completing.
 #[derive(Debug, Clone)]
-pub(crate) struct EndedAttempt {
+pub struct EndedAttempt {
     pub(crate) ord: usize,
     pub(crate) job: JobId,
-    pub(crate) queue: String,
+    pub queue: String,
     pub(crate) kind: String,
     pub(crate) token: FencingToken,
     pub(crate) owner: Option<String>,
@@ -165,11 +172,11 @@ pub(crate) struct EndedAttempt {
     pub(crate) silence: Duration,
 }
 
-/// A job whose message shall be published.
+/// A job to publish.
 #[derive(Debug, Clone)]
-pub(crate) struct DueJob {
-    pub(crate) id: JobId,
-    pub(crate) queue: String,
+pub struct DueJob {
+    pub id: JobId,
+    pub queue: String,
     pub(crate) kind: String,
     pub(crate) dispatch: i32,
     pub(crate) clear_reason: Option<String>,
@@ -179,23 +186,23 @@ pub(crate) struct DueJob {
 /// A queue in which a message may have been lost.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Suspect {
-    pub(crate) queue: String,
+    pub queue: String,
     pub(crate) is_paused: bool,
     pub(crate) is_limited: bool,
 }
 
-/// What a look for lost messages goes by.
+/// The input of a look for lost messages.
 #[derive(Debug)]
 pub(crate) struct Suspects {
-    /// What is committed.
+    /// A snapshot, in Postgres's text form: the transactions that are committed.
     pub(crate) committed: String,
     pub(crate) queues: Vec<Suspect>,
-    /// The last queue that was looked at, if there are more.
+    /// The last queue that the look covered, if there are more.
     pub(crate) cut_at: Option<String>,
 }
 
-/// Which turns a worker has, and what there is to do. Of what there is to do, a worker that has taken no turn is told
-/// nothing.
+/// The turns that a worker has, and the work that waits. Without a turn, `next_tick_s`, `has_silent` and `settings` are
+/// empty.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Turns {
     pub(crate) taken: Vec<String>,
@@ -205,51 +212,51 @@ pub(crate) struct Turns {
     pub(crate) next_tick_s: Option<f64>,
     /// Whether a worker has missed its renewal.
     pub(crate) has_silent: bool,
-    /// Changes with what operators say of queues.
+    /// A hash of the queues' settings.
     pub(crate) settings: Option<String>,
 }
 
-/// What the scanner may do now.
+/// The answer of the scan gate to the worker that scans.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Gate {
     pub(crate) in_grace: bool,
     pub(crate) breaker_open: bool,
     /// How many jobs look stale.
     pub(crate) stale: i64,
-    /// The quietest of them.
+    /// The jobs among them that have been silent for longest.
     pub(crate) silent: Vec<JobId>,
 }
 
-/// What the last scan counted.
+/// The measurements of the last scan.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Fleet {
-    pub(crate) queues: Vec<QueueStats>,
+pub struct Fleet {
+    pub queues: Vec<QueueStats>,
     pub(crate) relay_lag_s: f64,
-    pub(crate) dead: i64,
-    pub(crate) workers: i64,
-    /// How long ago it did; `None`: never.
-    pub(crate) age_s: Option<f64>,
+    pub dead: i64,
+    pub workers: i64,
+    /// The age of the measurements; `None`: no worker has ever measured.
+    pub age_s: Option<f64>,
     /// Whether a grace or the breaker keeps the scanner from resetting.
-    pub(crate) is_held_back: bool,
+    pub is_held_back: bool,
 }
 
-/// What it counted of one queue.
+/// The measurements of one queue.
 #[derive(Debug, Clone)]
-pub(crate) struct QueueStats {
-    pub(crate) queue: String,
-    /// Due, scheduled, processing.
-    pub(crate) jobs: [i64; 3],
-    pub(crate) oldest_due_s: f64,
-    pub(crate) is_paused: bool,
+pub struct QueueStats {
+    pub queue: String,
+    /// The numbers of due, scheduled and processing jobs.
+    pub jobs: [i64; 3],
+    pub oldest_due_s: f64,
+    pub is_paused: bool,
     /// Workers that serve it.
-    #[cfg_attr(not(feature = "cli"), expect(dead_code, reason = "the dashboard alone asks"))]
+    #[cfg_attr(not(feature = "internals"), expect(dead_code, reason = "the dashboard alone asks"))]
     pub(crate) workers: i64,
 }
 
-#[cfg(feature = "cli")]
+#[cfg(feature = "internals")]
 impl QueueStats {
-    /// What waits in it starts nowhere.
-    pub(crate) fn is_unserved(&self) -> bool {
+    /// Whether due jobs wait in it that no worker serves.
+    pub fn is_unserved(&self) -> bool {
         self.workers == 0 && self.jobs[0] > 0
     }
 }
@@ -257,17 +264,17 @@ impl QueueStats {
 /// A submission that cannot be a job.
 #[derive(Debug, Clone)]
 pub(crate) struct Refused {
-    pub(crate) id: JobId,
-    pub(crate) queue: String,
+    pub id: JobId,
+    pub queue: String,
     pub(crate) kind: String,
     pub(crate) subject: String,
     pub(crate) raw: Vec<u8>,
-    pub(crate) category: &'static str,
-    pub(crate) reason: String,
+    pub(crate) category: Category,
+    pub reason: String,
     pub(crate) published: DateTime<Utc>,
 }
 
-/// What a worker says of itself.
+/// A worker's description of itself.
 #[derive(Debug, Clone)]
 pub(crate) struct Registration {
     pub(crate) worker_id: String,
@@ -277,7 +284,7 @@ pub(crate) struct Registration {
     pub(crate) pid_namespace: Option<String>,
     pub(crate) pid_started_at: Option<String>,
     pub(crate) lock_file: Option<String>,
-    /// `None`: the process could not reach itself over it.
+    /// `None`: the process could not reach itself over NATS.
     pub(crate) probe_subject: Option<String>,
     pub(crate) queues: Vec<String>,
     /// `None`: every kind.
@@ -286,7 +293,7 @@ pub(crate) struct Registration {
     pub(crate) renew_every: Duration,
 }
 
-/// What is known of another process of the same host.
+/// Another process of the same host.
 #[derive(Debug, Clone)]
 pub(crate) struct HostWorker {
     pub(crate) worker_id: String,
@@ -297,7 +304,7 @@ pub(crate) struct HostWorker {
     pub(crate) lock_file: Option<String>,
 }
 
-/// A job as `tenure.all_jobs` shows it.
+/// A row of `tenure.all_jobs`: a job in any status.
 #[derive(Debug, Clone, Serialize)]
 #[expect(missing_docs, reason = "the fields are the view's columns")]
 #[non_exhaustive]
@@ -305,15 +312,15 @@ pub struct JobRow {
     pub id: JobId,
     pub queue: String,
     pub kind: String,
-    /// Its numbers are rounded to `f64`; [`JobRow::payload_json`] has all their digits.
+    /// The payload with numbers rounded to `f64`; [`JobRow::payload_json`] has all their digits.
     #[serde(skip)]
     pub payload: Option<Value>,
     #[serde(rename = "payload")]
     pub(crate) payload_json: Option<Box<RawValue>>,
     pub status: Status,
-    pub attempt: i32,
-    pub max_attempts: i32,
-    pub fencing_token: i64,
+    pub attempt: u32,
+    pub max_attempts: u32,
+    pub fencing_token: FencingToken,
     pub worker_id: Option<String>,
     pub created_at: DateTime<Utc>,
     pub scheduled_at: DateTime<Utc>,
@@ -323,7 +330,7 @@ pub struct JobRow {
     pub stage: Option<String>,
     pub progress: Option<f32>,
     pub message: Option<String>,
-    /// Its numbers are rounded to `f64`; [`JobRow::output_json`] has all their digits.
+    /// The output with numbers rounded to `f64`; [`JobRow::output_json`] has all their digits.
     #[serde(skip)]
     pub output: Option<Value>,
     #[serde(rename = "output")]
@@ -332,26 +339,26 @@ pub struct JobRow {
 }
 
 impl JobRow {
-    /// The payload as JSON text, as the database has it: numbers keep all their digits. Serializing the row writes it.
+    /// Returns the payload as the database's JSON text: numbers keep all their digits. Serializing the row writes it.
     #[must_use]
     pub fn payload_json(&self) -> Option<&RawValue> {
         self.payload_json.as_deref()
     }
 
-    /// The output as JSON text, as the database has it: numbers keep all their digits. Serializing the row writes it.
+    /// Returns the output as the database's JSON text: numbers keep all their digits. Serializing the row writes it.
     #[must_use]
     pub fn output_json(&self) -> Option<&RawValue> {
         self.output_json.as_deref()
     }
 }
 
-/// An attempt as `tenure.job_executions_all` shows it.
+/// A row of `tenure.job_executions_all`: an attempt.
 #[derive(Debug, Clone, Serialize)]
 #[expect(missing_docs, reason = "the fields are the view's columns")]
 #[non_exhaustive]
 pub struct ExecutionRow {
-    pub fencing_token: i64,
-    pub attempt: i32,
+    pub fencing_token: FencingToken,
+    pub attempt: u32,
     pub worker_id: String,
     pub started_at: DateTime<Utc>,
     pub finished_at: Option<DateTime<Utc>>,
@@ -367,14 +374,14 @@ pub struct RecoveryRow {
     pub at: DateTime<Utc>,
     pub event: String,
     pub path: String,
-    pub fencing_token: i64,
+    pub fencing_token: FencingToken,
     pub owner_before: Option<String>,
     pub silence_s: Option<f64>,
     pub reason: String,
     pub recovered_by: String,
 }
 
-/// Postgres integers are signed; what tenure counts fits, and more would be a bug in a row.
+/// Returns the numbers from 0 to `n - 1` as Postgres's signed integers.
 pub(super) fn ordinals(n: usize) -> Vec<i32> {
     (0..i32::try_from(n).unwrap_or(i32::MAX)).collect()
 }
@@ -383,22 +390,41 @@ pub(super) fn ord(row: &PgRow) -> Result<usize, sqlx::Error> {
     Ok(usize::try_from(row.try_get::<i32, _>("ord")?).unwrap_or(usize::MAX))
 }
 
+/// Returns an `integer` column that is never negative.
+pub(super) fn u32_of(row: &PgRow, column: &str) -> Result<u32, sqlx::Error> {
+    Ok(row.try_get::<i32, _>(column)?.unsigned_abs())
+}
+
+/// Returns a `bigint` column that is never negative.
+pub(super) fn u64_of(row: &PgRow, column: &str) -> Result<u64, sqlx::Error> {
+    Ok(row.try_get::<i64, _>(column)?.unsigned_abs())
+}
+
+/// Returns the size in an `integer` column.
+pub(super) fn bytes_of(row: &PgRow, column: &str) -> Result<Option<usize>, sqlx::Error> {
+    Ok(row.try_get::<Option<i32>, _>(column)?.map(|bytes| usize::try_from(bytes).unwrap_or(0)))
+}
+
 pub(super) fn status(row: &PgRow) -> Result<Status, sqlx::Error> {
-    let status: &str = row.try_get("status")?;
-    status.parse().map_err(|error: String| sqlx::Error::Decode(error.into()))
+    word(row.try_get("status")?)
+}
+
+/// A word of the database as what it stands for.
+pub(super) fn word<T: FromStr<Err: Into<BoxDynError>>>(word: &str) -> Result<T, sqlx::Error> {
+    word.parse().map_err(|error: T::Err| sqlx::Error::Decode(error.into()))
 }
 
 pub(super) fn json(text: Option<String>) -> Option<Value> {
-    // It comes from a jsonb column: it is JSON. A number too large for f64 is shown as null.
+    // The text comes from a jsonb column, so it is JSON. A number too large for f64 becomes null.
     text.map(|text| serde_json::from_str(&text).unwrap_or_default())
 }
 
-/// JSON from a jsonb column, untouched.
+/// Returns the JSON of a jsonb column, untouched.
 pub(super) fn raw(text: Option<String>) -> Option<Box<RawValue>> {
     text.and_then(|text| RawValue::from_string(text).ok())
 }
 
-/// JSON without the spaces between its tokens.
+/// Removes the spaces between the tokens of JSON.
 fn compact(json: &str) -> String {
     let (mut in_text, mut is_escaped) = (false, false);
     json.chars()
@@ -414,13 +440,13 @@ fn compact(json: &str) -> String {
         .collect()
 }
 
-/// JSON from a jsonb column as a value, whose numbers are rounded, and as text with all its digits, as compact as
-/// `serde_json` writes a value.
+/// Returns the JSON of a jsonb column as a value, whose numbers are rounded, and as text with all digits, as compact
+/// as `serde_json` writes a value.
 pub(super) fn both(text: Option<String>) -> (Option<Value>, Option<Box<RawValue>>) {
     (json(text.clone()), raw(text.as_deref().map(compact)))
 }
 
-/// What the items of a batch have in common: sent once, and named by its place.
+/// The values that items of a batch have in common: sent once, and named by their place.
 pub(super) struct Shapes<T>(Vec<T>);
 
 impl<T> Default for Shapes<T> {
@@ -430,7 +456,7 @@ impl<T> Default for Shapes<T> {
 }
 
 impl<T> Shapes<T> {
-    /// The place of a shape, from 1, as SQL counts. A batch has few: the latest are looked at first.
+    /// Returns the place of a shape, counted from 1 as in SQL. A batch has few shapes; the search begins at the latest.
     pub(super) fn place(&mut self, is_same: impl Fn(&T) -> bool, new: impl FnOnce() -> T) -> i32 {
         let found = self.0.iter().rposition(is_same).unwrap_or_else(|| {
             self.0.push(new());
@@ -467,11 +493,6 @@ impl<'a> FromIterator<&'a ClaimKey> for Keys {
 pub(super) fn ended(rows: &[PgRow]) -> Result<Vec<EndedAttempt>, sqlx::Error> {
     rows.iter()
         .map(|row| {
-            let route = match row.try_get::<&str, _>("route")? {
-                "queued" => Route::Queued,
-                "cancelled" => Route::Cancelled,
-                _ => Route::Failed,
-            };
             let silence_s: Option<f64> = row.try_get("silence_s")?;
             Ok(EndedAttempt {
                 ord: ord(row)?,
@@ -480,14 +501,14 @@ pub(super) fn ended(rows: &[PgRow]) -> Result<Vec<EndedAttempt>, sqlx::Error> {
                 kind: row.try_get("kind")?,
                 token: row.try_get("fencing_token")?,
                 owner: row.try_get("worker_id")?,
-                route,
+                route: word(row.try_get("route")?)?,
                 silence: Duration::try_from_secs_f64(silence_s.unwrap_or(0.0)).unwrap_or_default(),
             })
         })
         .collect()
 }
 
-/// How many jobs break a rule, and the first of them.
+/// The number of jobs that break a rule, and the first of them.
 #[derive(Debug, Clone)]
 pub(crate) struct RuleBroken {
     pub(crate) jobs: u64,
@@ -499,7 +520,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn json_is_compacted_between_its_tokens_alone() {
+    fn compact_removes_only_the_spaces_between_tokens() {
         for (json, compacted) in [
             (r#"{"a": [1, 2.50], "b c": "d  e"}"#, r#"{"a":[1,2.50],"b c":"d  e"}"#),
             (r#"{"quote \" and \\": "x \" y"}"#, r#"{"quote \" and \\":"x \" y"}"#),

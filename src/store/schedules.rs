@@ -8,14 +8,14 @@ use sqlx::{Row, postgres::PgRow, query};
 use super::{
     DUE_SCHEDULES, LIST_SCHEDULES, PAUSE_SCHEDULE, PUT_SCHEDULE, REMOVE_SCHEDULE, RESUME_SCHEDULE, TICK,
     call::{Store, StoreError},
-    rows::{NewJob, both},
+    rows::{NewJob, both, u32_of},
 };
 use crate::job::{JobId, MissedTicks};
 
-/// A schedule whose next tick has come.
+/// A schedule whose next tick is due.
 #[derive(Debug, Clone)]
 pub(crate) struct DueSchedule {
-    pub(crate) name: String,
+    pub name: String,
     pub(crate) cron: String,
     pub(crate) time_zone: String,
     pub(crate) missed: MissedTicks,
@@ -24,7 +24,7 @@ pub(crate) struct DueSchedule {
     pub(crate) now: DateTime<Utc>,
 }
 
-/// A schedule to be put.
+/// A schedule to create or change.
 #[derive(Debug)]
 pub(crate) struct NewSchedule<'s> {
     pub(crate) name: &'s str,
@@ -36,7 +36,7 @@ pub(crate) struct NewSchedule<'s> {
     pub(crate) first: DateTime<Utc>,
 }
 
-/// A schedule, as it stands.
+/// A row of `tenure.schedules`.
 #[derive(Debug, Clone, Serialize)]
 #[expect(missing_docs, reason = "the fields are the table's columns")]
 #[non_exhaustive]
@@ -46,13 +46,13 @@ pub struct ScheduleRow {
     pub time_zone: String,
     pub queue: String,
     pub kind: String,
-    /// Its numbers are rounded to `f64`; serializing the row writes them with all their digits.
+    /// The payload with numbers rounded to `f64`; serializing the row writes them with all their digits.
     #[serde(skip)]
     pub payload: Option<Value>,
     #[serde(rename = "payload")]
     pub(crate) payload_json: Option<Box<RawValue>>,
     pub tick_field: Option<String>,
-    pub max_attempts: i32,
+    pub max_attempts: u32,
     pub missed: MissedTicks,
     pub paused_at: Option<DateTime<Utc>>,
     pub next_at: DateTime<Utc>,
@@ -67,7 +67,7 @@ fn missed(row: &PgRow) -> Result<MissedTicks, sqlx::Error> {
 }
 
 impl Store {
-    /// Schedules whose next tick has come.
+    /// Returns schedules whose next tick is due.
     pub(crate) async fn due_schedules(&self) -> Result<Vec<DueSchedule>, StoreError> {
         let rows = self.rows(query(DUE_SCHEDULES)).await?;
         let due = |row: &PgRow| {
@@ -83,7 +83,7 @@ impl Store {
         Ok(rows.iter().map(due).collect::<Result<_, sqlx::Error>>()?)
     }
 
-    /// Moves a schedule's next tick forward, and enqueues these jobs; returns their queue. `None`: another did.
+    /// Moves a schedule's next tick forward, and enqueues these jobs; returns their queue. `None`: another worker did.
     pub(crate) async fn tick(
         &self,
         name: &str,
@@ -97,7 +97,7 @@ impl Store {
         Ok(rows.first().map(|row| row.try_get("queue")).transpose()?)
     }
 
-    /// Creates or changes a schedule. Its next tick, and whether it is new.
+    /// Creates or changes a schedule. Returns its next tick, and whether it is new.
     pub(crate) async fn put_schedule(
         &self,
         new: &NewSchedule<'_>,
@@ -118,7 +118,7 @@ impl Store {
         Ok((row.try_get("next_at")?, row.try_get("is_new")?))
     }
 
-    /// All schedules, or the one of this name.
+    /// Returns all schedules, or the one of this name.
     pub(crate) async fn list_schedules(&self, name: Option<&str>) -> Result<Vec<ScheduleRow>, StoreError> {
         let rows = self.rows(query(LIST_SCHEDULES).bind(name)).await?;
         let schedule = |row: &PgRow| {
@@ -132,7 +132,7 @@ impl Store {
                 payload,
                 payload_json,
                 tick_field: row.try_get("tick_field")?,
-                max_attempts: row.try_get("max_attempts")?,
+                max_attempts: u32_of(row, "max_attempts")?,
                 missed: missed(row)?,
                 paused_at: row.try_get("paused_at")?,
                 next_at: row.try_get("next_at")?,
@@ -145,18 +145,18 @@ impl Store {
         Ok(rows.iter().map(schedule).collect::<Result<_, sqlx::Error>>()?)
     }
 
-    /// All schedules, and the database's time.
+    /// Returns all schedules, and the database's time.
     pub(crate) async fn schedules_now(&self) -> Result<(Vec<ScheduleRow>, DateTime<Utc>), StoreError> {
         Ok((self.list_schedules(None).await?, self.database_time().await?))
     }
 
-    /// Pauses a schedule. `None`: there is none of this name; else whether it was paused before.
+    /// Pauses a schedule. Returns whether it was paused before; `None`: no schedule has this name.
     pub(crate) async fn pause_schedule(&self, name: &str) -> Result<Option<bool>, StoreError> {
         let rows = self.rows(query(PAUSE_SCHEDULE).bind(name)).await?;
         Ok(rows.first().map(|row| row.try_get("was_paused")).transpose()?)
     }
 
-    /// Resumes a schedule. `None`: it was not paused, or has other ticks by now.
+    /// Resumes a schedule; returns its next tick. `None`: it was not paused, or has other ticks by now.
     pub(crate) async fn resume_schedule(
         &self,
         schedule: &ScheduleRow,
@@ -167,7 +167,7 @@ impl Store {
         Ok(rows.first().map(|row| row.try_get("next_at")).transpose()?)
     }
 
-    /// Removes a schedule; `false`: there is none of this name.
+    /// Removes a schedule. Returns `false` if no schedule has this name.
     pub(crate) async fn remove_schedule(&self, name: &str) -> Result<bool, StoreError> {
         Ok(!self.rows(query(REMOVE_SCHEDULE).bind(name)).await?.is_empty())
     }

@@ -7,78 +7,74 @@ use super::{
     COUNT_DEAD, DEAD_GROUPS, JOB_TEXTS, RECOVERY_COUNTS, RECOVERY_EVENTS,
     call::{Store, StoreError},
     dead::{DeadCount, DeadFilter},
+    rows::u64_of,
 };
 use crate::job::JobId;
 
-/// Which events of recovery.
+/// Selects recovery events.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct EventFilter {
-    pub(crate) event: Option<String>,
-    pub(crate) path: Option<String>,
-    /// The owner before, or who recovered.
-    pub(crate) worker: Option<String>,
-    pub(crate) job: Option<JobId>,
-    pub(crate) before: Option<i64>,
+pub struct EventFilter {
+    pub event: Option<String>,
+    pub path: Option<String>,
+    /// The owner before, or the worker that recovered.
+    pub worker: Option<String>,
+    pub job: Option<JobId>,
+    pub before: Option<i64>,
 }
 
-/// What was recovered or refused, with who owned the job next.
+/// A recovery event, with the next owner of its job.
 #[derive(Debug, Clone)]
-#[expect(clippy::struct_field_names, reason = "the fields are the statement's columns")]
-pub(crate) struct Event {
-    pub(crate) id: i64,
-    pub(crate) at: DateTime<Utc>,
-    pub(crate) event: String,
-    pub(crate) path: String,
-    pub(crate) job: JobId,
-    pub(crate) token: i64,
-    pub(crate) owner_before: Option<String>,
-    pub(crate) silence_s: Option<f64>,
-    pub(crate) reason: String,
-    pub(crate) recovered_by: String,
-    pub(crate) owner_after: Option<String>,
-    pub(crate) token_after: Option<i64>,
+pub struct Event {
+    pub id: i64,
+    pub at: DateTime<Utc>,
+    pub event: String,
+    pub path: String,
+    pub job: JobId,
+    pub token: i64,
+    pub owner_before: Option<String>,
+    pub silence_s: Option<f64>,
+    pub reason: String,
+    pub recovered_by: String,
+    pub owner_after: Option<String>,
+    pub token_after: Option<i64>,
 }
 
-/// How many jobs were recovered or refused so.
+/// The number of recovery events of one kind, path and unit of time.
 #[derive(Debug, Clone)]
-pub(crate) struct EventCount {
-    pub(crate) event: String,
-    pub(crate) path: String,
-    /// In units of the minutes asked for.
-    pub(crate) ago: i64,
-    pub(crate) jobs: i64,
+pub struct EventCount {
+    pub event: String,
+    pub path: String,
+    /// How many units of time ago; the caller names the unit in minutes.
+    pub ago: i64,
+    pub jobs: i64,
 }
 
-/// Dead letters that died of the same.
+/// Dead letters whose errors have one shape.
 #[derive(Debug, Clone)]
-pub(crate) struct DeadGroup {
-    pub(crate) of: DeadCount,
-    /// The latest one's error.
-    pub(crate) example: String,
-    /// What their errors have in common; `#` stands where they differ.
-    pub(crate) shape: String,
+pub struct DeadGroup {
+    pub of: DeadCount,
+    /// One of their errors.
+    pub example: String,
+    /// The common part of their errors; `#` stands where they differ.
+    pub shape: String,
 }
 
-/// What a job was given and has said.
+/// A job's payload, output, checkpoint and trace context, as text for people.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct JobTexts {
-    pub(crate) payload: Option<String>,
-    pub(crate) output: Option<String>,
-    pub(crate) checkpoint: Option<String>,
-    pub(crate) trace_context: Option<String>,
-    pub(crate) cancel_requested_at: Option<DateTime<Utc>>,
-    /// Of a running job.
-    pub(crate) stale_after_s: Option<f64>,
-    pub(crate) silence_s: Option<f64>,
+pub struct JobTexts {
+    pub payload: Option<String>,
+    pub output: Option<String>,
+    pub checkpoint: Option<String>,
+    pub trace_context: Option<String>,
+    pub cancel_requested_at: Option<DateTime<Utc>>,
+    /// This and `silence_s`: only for a running job.
+    pub stale_after_s: Option<f64>,
+    pub silence_s: Option<f64>,
 }
 
 impl Store {
-    /// What was recovered and refused, of all jobs, the latest first.
-    pub(crate) async fn recovery_events(
-        &self,
-        filter: &EventFilter,
-        limit: i64,
-    ) -> Result<Vec<Event>, StoreError> {
+    /// Returns at most `limit` recovery events of all jobs, the latest first.
+    pub async fn recovery_events(&self, filter: &EventFilter, limit: i64) -> Result<Vec<Event>, StoreError> {
         let query = query(RECOVERY_EVENTS)
             .bind(filter.event.clone())
             .bind(filter.path.clone())
@@ -96,7 +92,7 @@ impl Store {
                 job: row.try_get("job_id")?,
                 token: row.try_get("fencing_token")?,
                 owner_before: row.try_get("owner_before")?,
-                // An owner may write while it is judged.
+                // The owner may write during the statement that judges it.
                 silence_s: row.try_get::<Option<f64>, _>("silence_s")?.map(|s| s.max(0.0)),
                 reason: row.try_get("reason")?,
                 recovered_by: row.try_get("recovered_by")?,
@@ -107,12 +103,8 @@ impl Store {
         Ok(rows.iter().map(event).collect::<Result<_, sqlx::Error>>()?)
     }
 
-    /// What was recovered and refused in the last minutes, by what happened, who noticed, and when.
-    pub(crate) async fn recovery_counts(
-        &self,
-        minutes: i32,
-        unit: i32,
-    ) -> Result<Vec<EventCount>, StoreError> {
+    /// Returns the number of recovery events of the last `minutes`, by event, path and units of time.
+    pub async fn recovery_counts(&self, minutes: i32, unit: i32) -> Result<Vec<EventCount>, StoreError> {
         let rows = self.rows(query(RECOVERY_COUNTS).bind(minutes).bind(i64::from(unit))).await?;
         let count = |row: &PgRow| {
             let (event, path) = (row.try_get("event")?, row.try_get("path")?);
@@ -121,8 +113,8 @@ impl Store {
         Ok(rows.iter().map(count).collect::<Result<_, sqlx::Error>>()?)
     }
 
-    /// How many dead letters there are of these, counted to this number, and when that was.
-    pub(crate) async fn count_dead(
+    /// Returns how many dead letters match, counted to `most`, and the time of the count.
+    pub async fn count_dead(
         &self,
         filter: &DeadFilter,
         most: i64,
@@ -132,8 +124,9 @@ impl Store {
         Ok((row.try_get("jobs")?, row.try_get("now")?))
     }
 
-    /// The latest dead letters by what they died of, the most first.
-    pub(crate) async fn dead_groups(
+    /// Groups the dead letters among the latest `of_the_latest` by the shape of their errors; returns at most `limit`
+    /// groups, the largest first.
+    pub async fn dead_groups(
         &self,
         filter: &DeadFilter,
         limit: i64,
@@ -147,7 +140,7 @@ impl Store {
                     queue: row.try_get("queue")?,
                     kind: row.try_get("kind")?,
                     category: row.try_get("category")?,
-                    jobs: row.try_get("jobs")?,
+                    jobs: u64_of(row, "jobs")?,
                     oldest: row.try_get("oldest")?,
                     newest: row.try_get("newest")?,
                 },
@@ -158,8 +151,8 @@ impl Store {
         Ok(rows.iter().map(group).collect::<Result<_, sqlx::Error>>()?)
     }
 
-    /// What a job was given and has said, as text, of each so many characters; `None`: there is no such job.
-    pub(crate) async fn job_texts(&self, job: JobId, most: i32) -> Result<Option<JobTexts>, StoreError> {
+    /// Returns a job's texts, each cut to `most` characters; `None`: the job does not exist.
+    pub async fn job_texts(&self, job: JobId, most: i32) -> Result<Option<JobTexts>, StoreError> {
         let rows = self.rows(query(JOB_TEXTS).bind(job).bind(most)).await?;
         let texts = |row: &PgRow| {
             Ok(JobTexts {

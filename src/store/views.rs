@@ -10,18 +10,18 @@ use tokio::time::timeout;
 use super::{
     CHECKPOINT_SIZE, EXECUTIONS, LIST_JOBS, LIST_WORKERS, RECOVERIES, SCHEMA_VERSION, SHOW_JOB, VERIFY,
     call::{Store, StoreError},
-    rows::{AGE_MAX, ExecutionRow, JobRow, RecoveryRow, RuleBroken, both, status},
+    rows::{AGE_MAX, ExecutionRow, JobRow, RecoveryRow, RuleBroken, both, bytes_of, status, u32_of, u64_of},
 };
 use crate::job::{JobId, Status};
 
-/// How long the look at every job may take. A history of a hundred million jobs takes some minutes.
+/// How long `verify` may take. A history of a hundred million jobs takes some minutes.
 const VERIFIED_WITHIN: Duration = Duration::from_hours(1);
 
-/// Which jobs. The default is all of them.
+/// Selects jobs. The default selects all.
 ///
 /// ```
 /// use std::time::Duration;
-/// use tenure::{JobFilter, Status};
+/// use tenure::{Status, rows::JobFilter};
 ///
 /// let today = Duration::from_secs(24 * 3600);
 /// let filter = JobFilter::new().status(Status::Failed).queue("mail").newer_than(today).error("550");
@@ -41,65 +41,65 @@ pub struct JobFilter {
 }
 
 impl JobFilter {
-    /// All.
+    /// Creates a filter that selects all jobs.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Only those that stand so.
+    /// Selects only jobs in this status.
     #[must_use]
     pub fn status(mut self, status: Status) -> Self {
         self.status = Some(status);
         self
     }
 
-    /// Only those of this queue.
+    /// Selects only jobs of this queue.
     #[must_use]
     pub fn queue(mut self, queue: impl Into<String>) -> Self {
         self.queue = Some(queue.into());
         self
     }
 
-    /// Only those of this kind.
+    /// Selects only jobs of this kind.
     #[must_use]
     pub fn kind(mut self, kind: impl Into<String>) -> Self {
         self.kind = Some(kind.into());
         self
     }
 
-    /// Only those that this worker runs, or was the last to run. Its whole id.
+    /// Selects only jobs that this worker runs, or was the last to run. Takes the worker's whole id.
     #[must_use]
     pub fn worker(mut self, worker_id: impl Into<String>) -> Self {
         self.worker = Some(worker_id.into());
         self
     }
 
-    /// Only those that were created at least this long ago, by the database's clock.
+    /// Selects only jobs that were created at least this long ago, by the database's clock.
     ///
-    /// With it, and with [`JobFilter::newer_than`], a job is missed whose id is more than a day off: its producer's
-    /// clock was, or its message waited so long in the stream.
+    /// This filter and [`JobFilter::newer_than`] miss a job whose id is more than a day off: its producer's clock was
+    /// wrong, or its message waited that long in the stream.
     #[must_use]
     pub fn older_than(mut self, age: Duration) -> Self {
         self.older_than = Some(age);
         self
     }
 
-    /// Only those that were created at most this long ago.
+    /// Selects only jobs that were created at most this long ago.
     #[must_use]
     pub fn newer_than(mut self, age: Duration) -> Self {
         self.newer_than = Some(age);
         self
     }
 
-    /// Only those whose last error contains this text, just as it is written: `%` and `_` stand for themselves.
+    /// Selects only jobs whose last error contains this text literally: `%` and `_` stand for themselves.
     #[must_use]
     pub fn error(mut self, text: impl Into<String>) -> Self {
         self.error = Some(text.into());
         self
     }
 
-    /// Only those that have this text in their kind, last error, message or payload, in whatever case. Reads payloads:
+    /// Selects only jobs with this text in their kind, last error, message or payload, ignoring case. Reads payloads:
     /// in a large history, use it with [`JobFilter::newer_than`].
     #[must_use]
     pub fn text(mut self, text: impl Into<String>) -> Self {
@@ -107,7 +107,7 @@ impl JobFilter {
         self
     }
 
-    /// Only those whose ids are lower: what comes after this job in a list.
+    /// Selects only jobs with lower ids: the ones that a list shows after this job.
     #[must_use]
     pub fn before(mut self, id: JobId) -> Self {
         self.before = Some(id);
@@ -115,21 +115,21 @@ impl JobFilter {
     }
 }
 
-/// Whether a worker process is there.
+/// Whether a worker process is alive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum WorkerState {
     /// It has renewed its row lately.
     Alive,
-    /// It has not, three times over; nobody has found it gone.
+    /// It has missed three renewals of its row, and no probe over NATS has found it gone.
     Silent,
-    /// It has not, and nobody answers for it over NATS: its jobs are about to be taken back.
+    /// It has missed renewals and does not answer over NATS: the prober is about to reset its jobs.
     Vanishing,
 }
 
 impl WorkerState {
-    /// The word that the database and the command line use.
+    /// Returns the word that the database and the command line use.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -144,51 +144,51 @@ impl WorkerState {
 #[derive(Debug, Clone, Serialize)]
 #[non_exhaustive]
 pub struct WorkerRow {
-    /// Its id: host, pid and some letters.
+    /// Its id: host, pid and random letters.
     pub worker_id: String,
     /// The host it runs on.
     pub hostname: String,
-    /// Its process there.
+    /// Its process id on that host.
     pub pid: i32,
-    /// The version of tenure in it.
+    /// Its version of tenure.
     pub version: String,
     /// The queues it serves.
     pub queues: Vec<String>,
     /// The kinds it knows; `None`: every kind.
     pub kinds: Option<Vec<String>>,
-    /// How many jobs it runs at once, at most.
-    pub slots: i32,
+    /// How many jobs it may run at once.
+    pub slots: u32,
     /// How many it runs now.
-    pub running: i64,
+    pub running: u64,
     /// When it started.
     pub started_at: DateTime<Utc>,
-    /// When it was last heard of.
+    /// When it last renewed its row.
     pub last_seen_at: DateTime<Utc>,
-    /// How many seconds ago that is, by the database's clock.
+    /// How many seconds ago that was, by the database's clock.
     pub last_seen_s: f64,
-    /// Whether it is there.
+    /// Whether it is alive.
     pub state: WorkerState,
 }
 
-/// The schema, as far as a program must know.
+/// The version of the schema.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Schema {
+pub struct Schema {
     /// The newest migration applied.
-    pub(crate) version: i64,
-    /// Programs whose newest migration is an older one do not work with it.
-    pub(crate) breaks_before: i64,
+    pub version: i64,
+    /// The oldest migration that a program must know to work with it.
+    pub breaks_before: i64,
 }
 
 impl Store {
-    /// What the schema is.
-    pub(crate) async fn schema(&self) -> Result<Schema, StoreError> {
+    /// Returns the version of the schema.
+    pub async fn schema(&self) -> Result<Schema, StoreError> {
         let rows = self.rows(query(SCHEMA_VERSION)).await?;
         let Some(row) = rows.first() else { return Ok(Schema { version: 0, breaks_before: 0 }) };
         Ok(Schema { version: row.try_get("version")?, breaks_before: row.try_get("breaks_before")? })
     }
 
-    /// Jobs, newest first; with their payloads and outputs, or without.
-    pub(crate) async fn list_jobs(
+    /// Returns at most `limit` jobs, newest first; with their payloads and outputs, or without.
+    pub async fn list_jobs(
         &self,
         filter: &JobFilter,
         limit: i64,
@@ -207,7 +207,7 @@ impl Store {
             .bind(limit)
             .bind(filter.text.clone())
             .bind(with_payloads);
-        #[cfg(feature = "cli")]
+        #[cfg(feature = "internals")]
         if !with_payloads {
             let rows = self.rows_for_a_look(list).await?;
             return Ok(rows.iter().map(job_row).collect::<Result<_, _>>()?);
@@ -216,13 +216,13 @@ impl Store {
         Ok(rows.iter().map(job_row).collect::<Result<_, _>>()?)
     }
 
-    /// How many bytes a job's checkpoint has.
-    pub(crate) async fn checkpoint_size(&self, job: JobId) -> Result<Option<i32>, StoreError> {
+    /// Returns the size of a job's checkpoint in bytes.
+    pub(crate) async fn checkpoint_size(&self, job: JobId) -> Result<Option<usize>, StoreError> {
         let rows = self.rows(query(CHECKPOINT_SIZE).bind(job)).await?;
-        Ok(rows.first().map(|row| row.try_get("bytes")).transpose()?)
+        Ok(rows.first().map(|row| bytes_of(row, "bytes")).transpose()?.flatten())
     }
 
-    /// Every worker process that is known.
+    /// Returns every registered worker process.
     pub(crate) async fn list_workers(&self) -> Result<Vec<WorkerRow>, StoreError> {
         let rows = self.rows(query(LIST_WORKERS)).await?;
         let worker = |row: &PgRow| {
@@ -233,8 +233,8 @@ impl Store {
                 version: row.try_get("version")?,
                 queues: row.try_get("queues")?,
                 kinds: row.try_get("kinds")?,
-                slots: row.try_get("slots")?,
-                running: row.try_get("running")?,
+                slots: u32_of(row, "slots")?,
+                running: u64_of(row, "running")?,
                 started_at: row.try_get("started_at")?,
                 last_seen_at: row.try_get("last_seen_at")?,
                 last_seen_s: row.try_get("last_seen_s")?,
@@ -248,19 +248,19 @@ impl Store {
         Ok(rows.iter().map(worker).collect::<Result<_, sqlx::Error>>()?)
     }
 
-    /// One job, wherever it stands.
-    pub(crate) async fn show_job(&self, job: JobId) -> Result<Option<JobRow>, StoreError> {
+    /// Returns one job, in any status.
+    pub async fn show_job(&self, job: JobId) -> Result<Option<JobRow>, StoreError> {
         let rows = self.rows(query(SHOW_JOB).bind(job)).await?;
         Ok(rows.first().map(job_row).transpose()?)
     }
 
-    /// The latest attempts of one job, oldest first.
-    pub(crate) async fn executions(&self, job: JobId, most: i64) -> Result<Vec<ExecutionRow>, StoreError> {
+    /// Returns the latest `most` attempts of one job, oldest first.
+    pub async fn executions(&self, job: JobId, most: i64) -> Result<Vec<ExecutionRow>, StoreError> {
         let rows = self.rows(query(EXECUTIONS).bind(job).bind(most)).await?;
         let execution = |row: &PgRow| {
             Ok(ExecutionRow {
                 fencing_token: row.try_get("fencing_token")?,
-                attempt: row.try_get("attempt")?,
+                attempt: u32_of(row, "attempt")?,
                 worker_id: row.try_get("worker_id")?,
                 started_at: row.try_get("started_at")?,
                 finished_at: row.try_get("finished_at")?,
@@ -271,10 +271,10 @@ impl Store {
         Ok(rows.iter().map(execution).collect::<Result<_, sqlx::Error>>()?)
     }
 
-    /// How many jobs break each rule. It may take long, and has a connection of its own.
+    /// Returns how many jobs break each rule. The call may take long, and has a connection of its own.
     pub(crate) async fn verify(&self) -> Result<HashMap<String, RuleBroken>, StoreError> {
         let mut connection = self.migration_connection().await?;
-        // A connection that dies silently would never be heard of again.
+        // Without a limit, a connection that dies silently would hang the call for ever.
         let read = timeout(VERIFIED_WITHIN, query(VERIFY).fetch_all(&mut connection)).await;
         let rows =
             read.map_err(|_| sqlx::Error::Io(std::io::Error::from(std::io::ErrorKind::TimedOut)))??;
@@ -287,8 +287,8 @@ impl Store {
         Ok(rows.iter().map(rule).collect::<Result<_, sqlx::Error>>()?)
     }
 
-    /// What was last recovered or refused of one job, oldest first.
-    pub(crate) async fn recoveries(&self, job: JobId, most: i64) -> Result<Vec<RecoveryRow>, StoreError> {
+    /// Returns the latest `most` recovery events of one job, oldest first.
+    pub async fn recoveries(&self, job: JobId, most: i64) -> Result<Vec<RecoveryRow>, StoreError> {
         let rows = self.rows(query(RECOVERIES).bind(job).bind(most)).await?;
         let event = |row: &PgRow| {
             Ok(RecoveryRow {
@@ -297,7 +297,7 @@ impl Store {
                 path: row.try_get("path")?,
                 fencing_token: row.try_get("fencing_token")?,
                 owner_before: row.try_get("owner_before")?,
-                // An owner may write while it is judged.
+                // The owner may write during the statement that judges it.
                 silence_s: row.try_get::<Option<f64>, _>("silence_s")?.map(|s| s.max(0.0)),
                 reason: row.try_get("reason")?,
                 recovered_by: row.try_get("recovered_by")?,
@@ -317,8 +317,8 @@ fn job_row(row: &PgRow) -> Result<JobRow, sqlx::Error> {
         payload,
         payload_json,
         status: status(row)?,
-        attempt: row.try_get("attempt")?,
-        max_attempts: row.try_get("max_attempts")?,
+        attempt: u32_of(row, "attempt")?,
+        max_attempts: u32_of(row, "max_attempts")?,
         fencing_token: row.try_get("fencing_token")?,
         worker_id: row.try_get("worker_id")?,
         created_at: row.try_get("created_at")?,

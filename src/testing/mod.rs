@@ -1,4 +1,4 @@
-//! Testing: for the tests of those who use tenure. Real servers, a database and a stream of each test's own.
+//! Testing: for the tests of programs that use tenure. Real servers, and a database and a stream for each test.
 //!
 //! ```no_run
 //! use serde::{Deserialize, Serialize};
@@ -13,7 +13,7 @@
 //! }
 //!
 //! // In a test: #[tokio::test]
-//! async fn a_greeting_names_whom_it_greets() {
+//! async fn a_greeting_names_the_person() {
 //!     let test = TestTenure::start().await;
 //!     let job = test.run(Worker::builder(&test).handle(greet), Greet { name: "world".into() }).await;
 //!     assert_eq!(job.status, Status::Completed);
@@ -23,8 +23,8 @@
 //!
 //! `docs/testing.md` is the guide, and `examples/tested.rs` a whole program to copy from.
 //!
-//! Everything here panics instead of returning errors, with the line of the test that called it: a test has
-//! nothing better to do with them. Nothing here is for production.
+//! Every function here panics instead of returning errors, with the line of the test that called it: a test has
+//! nothing better to do with an error. Nothing here is for production.
 
 mod servers;
 
@@ -41,11 +41,7 @@ use std::{
 use chrono::Utc;
 use serde_json::value::RawValue;
 use sqlx::PgPool;
-use tokio::{
-    sync::oneshot,
-    task::JoinHandle,
-    time::{sleep, timeout},
-};
+use tokio::time::{sleep, timeout};
 
 use self::servers::Place;
 use crate::{
@@ -53,25 +49,25 @@ use crate::{
     config::{Config, masked},
     job::{Job, JobId, Status, chained},
     store::{JobFilter, JobRow, pool_of_test},
-    worker::{WorkerBuilder, WorkerError},
+    worker::{WorkerBuilder, WorkerError, WorkerHandle},
 };
 
-/// How long anything may take, unless said otherwise.
+/// How long a call may take, unless the test gives another limit.
 const LIMIT: Duration = Duration::from_secs(10);
-/// How often something is looked at that is waited for.
+/// The pause between two looks at a condition that a call waits for.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
-/// For how long nothing may have been due while messages are put off: nobody here will take those.
+/// How long [`TestTenure::drain`] waits with nothing due but messages that are put off: no worker here will take those.
 const QUIET: Duration = Duration::from_millis(500);
 /// The most jobs that a failed assertion shows.
 const SHOWN_MAX: u32 = 20;
 
-/// The line of a test that called.
+/// The line of the test that made the call.
 type At = &'static Location<'static>;
 
-/// A tenure of one test's own: a Postgres database with tenure's schema, and a stream in NATS. Cheap to clone.
+/// The tenure of one test: a Postgres database with tenure's schema, and a stream in NATS. Cheap to clone.
 ///
-/// It is a [`Tenure`] (it derefs to one), so that everything of it can be called. When the last clone is dropped, the
-/// database and the stream are removed.
+/// It derefs to a [`Tenure`], so that a test can call all of its methods. The drop of the last clone removes the
+/// database and the stream.
 #[derive(Clone)]
 pub struct TestTenure {
     inner: Arc<Inner>,
@@ -98,38 +94,39 @@ impl Deref for TestTenure {
 }
 
 impl TestTenure {
-    /// On a private Postgres and a private NATS, which the first test of a process starts (some two seconds) and which
-    /// end with the process. They are found on the machine as `tenure dev` finds them: `TENURE_PG_BIN`, `pg_config`,
-    /// the usual places and `PATH`; `TENURE_NATS_SERVER`, `PATH` and the usual places. Nothing is downloaded.
+    /// Opens a tenure on a private Postgres and a private NATS. The first test of a process starts them (some two
+    /// seconds), and they end with the process. Finds the programs on the machine as `tenure dev` does:
+    /// `TENURE_PG_BIN`, `pg_config`, the usual places and `PATH`; `TENURE_NATS_SERVER`, `PATH` and the usual places.
+    /// Downloads nothing.
     ///
     /// # Panics
     ///
-    /// If a server is not installed, or does not start; says what to install.
+    /// If a server is not installed, or does not start. The message says what to install.
     #[track_caller]
     pub fn start() -> impl Future<Output = Self> {
         Self::start_with(|_| {})
     }
 
-    /// [`TestTenure::start`] with other settings. Those of a test differ from the defaults in its timers: nothing
-    /// waits for long. `stale_after` is the usual 5 minutes: see [`TestTenure::advance`] and [`TestTenure::lose`].
+    /// [`TestTenure::start`] with other settings. A test's timers are shorter than the defaults, so that it waits for
+    /// nothing for long; `stale_after` is the usual 5 minutes: see [`TestTenure::advance`] and [`TestTenure::lose`].
     ///
     /// # Panics
     ///
-    /// As [`TestTenure::start`]; also for settings that contradict each other.
+    /// As [`TestTenure::start`]; also if settings contradict each other.
     #[track_caller]
     pub fn start_with(change: impl FnOnce(&mut Config)) -> impl Future<Output = Self> {
         let at = Location::caller();
         async move { Self::open(at, servers::on_private().await, change).await }
     }
 
-    /// On servers that run already. The test's jobs are in a new database of that Postgres, and in a new stream of that
-    /// NATS: nothing else is touched, and both are removed in the end (not if the process is killed: their names start
-    /// with `tenure_test_` and `TEST_`). The user of the URL must be allowed to create databases.
+    /// Opens a tenure on servers that run already. The test's jobs are in a new database of that Postgres, and in a new
+    /// stream of that NATS. The test touches nothing else, and its end removes both. (A killed process leaves them;
+    /// their names start with `tenure_test_` and `TEST_`.) The user in the URL must have the right to create databases.
     ///
     /// # Panics
     ///
-    /// If a server does not answer or refuses; also if there are tenure jobs in the database that the URL names, as
-    /// in production: name another, such as `postgres`.
+    /// If a server does not answer or refuses; also if the database in the URL holds tenure jobs, as in production:
+    /// name another, such as `postgres`.
     #[track_caller]
     pub fn on(database_url: &str, nats_url: &str) -> impl Future<Output = Self> {
         let at = Location::caller();
@@ -143,35 +140,35 @@ impl TestTenure {
         Self { inner: Arc::new(Inner { tenure, pool, place }) }
     }
 
-    /// The handle, as the tested program has it.
+    /// Returns the handle, as the tested program has it.
     pub fn tenure(&self) -> &Tenure {
         &self.inner.tenure
     }
 
-    /// Where the servers are, and the timers: for a tested program that connects by itself.
+    /// Returns the servers' addresses and the timers, for a tested program that connects by itself.
     pub fn config(&self) -> &Config {
         &self.inner.place.config
     }
 
-    /// The same database, for the test's own tables: at most five connections. It has tenure's schema and nothing else;
-    /// run your migrations here.
+    /// Returns a pool of at most five connections to the same database, for the test's own tables. The database has
+    /// tenure's schema and nothing else; run your migrations here.
     pub fn pool(&self) -> &PgPool {
         &self.inner.pool
     }
 
     /// Enqueues one job, and runs this worker until that job has ended: completed, cancelled, or failed for good.
-    /// Returns it as it stands then. At most 10 s; see [`TestTenure::run_within`].
+    /// Returns the ended job. Takes at most 10 s; see [`TestTenure::run_within`].
     ///
-    /// A wait of the job itself is skipped, be it a delay, a retry's backoff or a snooze: three attempts take no longer
-    /// than their handlers. For no other job does time pass; use [`TestTenure::advance`]. What else is due in the
-    /// worker's queues may run meanwhile, too.
+    /// Skips the waits of the job itself, be it a delay, a retry's backoff or a snooze: three attempts take no longer
+    /// than their handlers. Time passes for no other job; use [`TestTenure::advance`]. Other due jobs in the worker's
+    /// queues may run meanwhile, too.
     ///
-    /// Dropped, it drops the worker, as a crash does.
+    /// Dropping the future drops the worker, as a crash does.
     ///
     /// # Panics
     ///
-    /// If the job is refused or is not created (its unique key is held by another), if the worker does not start, or
-    /// if the job has not ended in time: then with what is known of it, and of each attempt.
+    /// If the job is refused or is not created (another job holds its unique key), if the worker does not start, or if
+    /// the job has not ended in time. The message then shows the job and each of its attempts.
     #[track_caller]
     pub fn run<S: Send + Sync + 'static>(
         &self,
@@ -204,7 +201,7 @@ impl TestTenure {
     ///
     /// # Panics
     ///
-    /// As [`TestTenure::run`]; also if there is no such job.
+    /// As [`TestTenure::run`]; also if the job does not exist.
     #[track_caller]
     pub fn finish<S: Send + Sync + 'static>(
         &self,
@@ -215,13 +212,13 @@ impl TestTenure {
         async move { self.until_ended(at, LIMIT, worker, job).await }
     }
 
-    /// [`TestTenure::run`] of a job whose first worker is believed dead at the worst moment: the handler has ended, and
-    /// nothing is written of that yet. So another attempt does everything again, as after a crash: look whether what is
-    /// there afterwards is what one attempt leaves.
+    /// [`TestTenure::run`] of a job whose first attempt is lost at the worst moment: its handler has ended, and nothing
+    /// of its end is written yet. So another attempt does everything again, as after a crash: check that both together
+    /// leave what one attempt leaves.
     ///
-    /// Of a job that the handler completed with [`JobContext::complete_in`](crate::JobContext::complete_in) there is
-    /// nothing left to lose: it ends with its first attempt. One of a kind with
-    /// [`OnCrash::DeadLetter`](crate::OnCrash::DeadLetter), or that may be tried once, ends as a dead letter. Any other
+    /// A job that the handler completed with [`JobContext::complete_in`](crate::JobContext::complete_in) has nothing
+    /// left to lose: it ends with its first attempt. A job of a kind with
+    /// [`OnCrash::DeadLetter`](crate::OnCrash::DeadLetter), or with a single attempt, ends as a dead letter. Any other
     /// job that the worker runs meanwhile loses its first attempt, too.
     ///
     /// # Panics
@@ -236,14 +233,14 @@ impl TestTenure {
         self.run_within(LIMIT, worker.losing_first(), job)
     }
 
-    /// Runs this worker until nothing is due any more that it serves, of its queues and its kinds: also what handlers
-    /// enqueue meanwhile, messages that a NATS client has published, and ticks of schedules; not what waits for a later
-    /// time, such as a retry. Returns the jobs that ended meanwhile, in the order in which they did. At most 10 s; see
-    /// [`TestTenure::drain_within`].
+    /// Runs this worker until nothing of its queues and kinds is due any more. That includes jobs that handlers enqueue
+    /// meanwhile, messages that a NATS client has published, and ticks of schedules; it leaves out jobs that wait for a
+    /// later time, such as a retry. Returns the jobs that ended meanwhile, in the order in which they ended. Takes at
+    /// most 10 s; see [`TestTenure::drain_within`].
     ///
     /// # Panics
     ///
-    /// If the worker does not start, or something is due still when the time is up: then with the jobs that there are.
+    /// If the worker does not start, or if jobs are still due when the time is up. The message then shows the jobs.
     #[track_caller]
     pub fn drain<S: Send + Sync + 'static>(
         &self,
@@ -267,7 +264,7 @@ impl TestTenure {
         async move {
             let (queues, kinds) = worker.serves();
             let since = self.store().database_time().await.unwrap_or_else(|error| fail(at, &error));
-            let running = Running::start(worker);
+            let running = Running::start(at, worker);
             let began_at = Instant::now();
             let mut quiet_since: Option<Instant> = None;
             loop {
@@ -278,11 +275,11 @@ impl TestTenure {
                     Due::PutOff => {}
                     Due::Some => quiet_since = None,
                 }
-                if running.task.is_finished() {
+                if running.0.is_finished() {
                     return running.failed(at).await;
                 }
                 if began_at.elapsed() >= limit {
-                    let jobs = self.all_told(at).await;
+                    let jobs = self.newest_jobs(at).await;
                     panic!(
                         "{at}: after {limit:?} jobs still run or are due (is their queue paused?); the newest:\n{jobs}"
                     );
@@ -298,9 +295,9 @@ impl TestTenure {
         }
     }
 
-    /// The jobs of this kind that wait, also those that wait for a later time or for another attempt; the oldest first,
-    /// of every queue. What a transaction enqueues is seen when it is committed; a message that a NATS client has
-    /// published, when a worker has received it.
+    /// Returns the queued jobs of this kind in every queue, the oldest first, including those that wait for a later
+    /// time or for another attempt. A job enqueued in a transaction appears once the transaction commits; a message
+    /// that a NATS client has published, once a worker has received it.
     ///
     /// # Panics
     ///
@@ -311,8 +308,7 @@ impl TestTenure {
         async move { self.waiting(at, J::KIND).await.iter().map(|row| typed(at, row)).collect() }
     }
 
-    /// [`TestTenure::enqueued`] for a kind without a Rust type, or for what else there is to know: queue, time,
-    /// attempts.
+    /// [`TestTenure::enqueued`] for a kind without a Rust type, or with the other columns: queue, time, attempts.
     ///
     /// # Panics
     ///
@@ -323,11 +319,11 @@ impl TestTenure {
         async move { self.waiting(at, kind).await }
     }
 
-    /// Demands that one of the jobs that [`TestTenure::enqueued`] finds is as asked; returns the oldest that is.
+    /// Asserts that one of the jobs that [`TestTenure::enqueued`] finds matches; returns the oldest that does.
     ///
     /// # Panics
     ///
-    /// If none is: with the jobs that there are.
+    /// If no job matches. The message shows the newest jobs.
     #[track_caller]
     pub fn assert_enqueued<J: Job>(&self, is_it: impl Fn(&J) -> bool) -> impl Future<Output = J> {
         let at = Location::caller();
@@ -335,27 +331,27 @@ impl TestTenure {
             let rows = self.waiting(at, J::KIND).await;
             let found = rows.iter().map(|row| typed::<J>(at, row)).find(is_it);
             let Some(job) = found else {
-                let (kind, n, jobs) = (J::KIND, rows.len(), self.all_told(at).await);
+                let (kind, n, jobs) = (J::KIND, rows.len(), self.newest_jobs(at).await);
                 panic!(
-                    "{at}: of {n} waiting jobs of kind {kind:?} none is as asked; the newest of all jobs:\n{jobs}"
+                    "{at}: none of {n} waiting jobs of kind {kind:?} matches; the newest of all jobs:\n{jobs}"
                 );
             };
             job
         }
     }
 
-    /// Demands that no job of this kind waits: [`TestTenure::enqueued`] finds none.
+    /// Asserts that no job of this kind waits: [`TestTenure::enqueued`] finds none.
     ///
     /// # Panics
     ///
-    /// If one does: with the jobs that there are.
+    /// If a job waits. The message shows the newest jobs.
     #[track_caller]
     pub fn assert_nothing_enqueued<J: Job>(&self) -> impl Future<Output = ()> {
         let at = Location::caller();
         async move {
             let n = self.waiting(at, J::KIND).await.len();
             if n > 0 {
-                let (kind, jobs) = (J::KIND, self.all_told(at).await);
+                let (kind, jobs) = (J::KIND, self.newest_jobs(at).await);
                 panic!(
                     "{at}: {n} jobs of kind {kind:?} wait, expected none; the newest of all jobs:\n{jobs}"
                 );
@@ -363,13 +359,12 @@ impl TestTenure {
         }
     }
 
-    /// Lets time pass in this test's database, at once: everything that waits for a time is so much nearer, and what
-    /// has happened is so much longer ago. Nothing is run by that: [`TestTenure::drain`] runs what is due now.
+    /// Moves the time of this test's database forward, at once: due times come nearer by `by`, and past events are
+    /// longer ago by `by`. It runs nothing: [`TestTenure::drain`] runs the jobs that are due now.
     ///
-    /// It is one jump. Schedules have had no ticks on the way: [`MissedTicks`](crate::MissedTicks) says what becomes of
-    /// those. A job that runs meanwhile has been silent all the time, and is taken back by the worker's scanner if that
-    /// is longer than its kind's `stale_after`. The clocks themselves are not moved: `now()` in SQL and in Rust is what
-    /// it was.
+    /// Time jumps once. Schedules had no ticks on the way: [`MissedTicks`](crate::MissedTicks) says what becomes of
+    /// those. A job that runs meanwhile was silent all the time, and the worker's scanner resets it if that is longer
+    /// than its kind's `stale_after`. The clocks themselves do not move: `now()` in SQL and in Rust is what it was.
     ///
     /// # Panics
     ///
@@ -380,18 +375,18 @@ impl TestTenure {
         async move { self.store().advance(by).await.unwrap_or_else(|error| fail(at, &error)) }
     }
 
-    /// Waits until this job runs, and has its worker believed dead: the job is taken back at once, as the scanner takes
-    /// back one that was silent for too long, and another attempt may run.
+    /// Waits until this job runs, and resets it at once, as the scanner resets a stale job. Another attempt may run
+    /// then.
     ///
-    /// The old attempt goes on, as a frozen or cut-off worker does, until it hears of it: with its next write, which is
-    /// refused, or within 5 s. Under the same worker the next attempt begins when the old handler has ended (it is told
-    /// to stop); under another worker of this test they run at once. The first loss of a job is tried again at once,
-    /// repeated ones after a backoff, which [`TestTenure::finish`] skips.
+    /// The old attempt goes on, as under a frozen or cut-off worker, until it notices: by its next write, which
+    /// Postgres refuses, or within 5 s. Under the same worker the next attempt begins when the old handler has ended
+    /// (the worker stops it); under another worker of this test both run at once. After its first loss a job runs again
+    /// at once, after repeated losses with a backoff, which [`TestTenure::finish`] skips.
     ///
     /// # Panics
     ///
-    /// If the job has ended already, or does not run within 10 s. A handler that might be too quick waits for a signal
-    /// of the test; or use [`TestTenure::run_twice`].
+    /// If the job has ended already, or does not run within 10 s. Make a handler that might be too quick wait for a
+    /// signal of the test, or use [`TestTenure::run_twice`].
     #[track_caller]
     pub fn lose(&self, job: JobId) -> impl Future<Output = ()> {
         let at = Location::caller();
@@ -401,7 +396,7 @@ impl TestTenure {
                 let row = self.row(at, job).await;
                 if row.status.is_finished() || began_at.elapsed() >= LIMIT {
                     let history = self.history(at, &row).await;
-                    panic!("{at}: the job does not run, and so cannot be lost:\n{history}");
+                    panic!("{at}: the job does not run, so it cannot be lost:\n{history}");
                 }
                 sleep(LOOK_EVERY).await;
             }
@@ -413,7 +408,7 @@ impl TestTenure {
         if enqueued.duplicate {
             let row = self.row(at, enqueued.id).await;
             let history = self.history(at, &row).await;
-            panic!("{at}: no job was created: its unique key is held by\n{history}");
+            panic!("{at}: no job was created; another job holds its unique key:\n{history}");
         }
         enqueued.id
     }
@@ -425,7 +420,7 @@ impl TestTenure {
         worker: WorkerBuilder<S>,
         id: JobId,
     ) -> JobRow {
-        let running = Running::start(worker);
+        let running = Running::start(at, worker);
         let began_at = Instant::now();
         loop {
             let job = self.row(at, id).await;
@@ -433,33 +428,33 @@ impl TestTenure {
                 running.stop(at).await;
                 return job;
             }
-            if running.task.is_finished() {
+            if running.0.is_finished() {
                 return running.failed(at).await;
             }
             if began_at.elapsed() >= limit {
                 let is_queued = job.status == Status::Queued;
                 let hint = if is_queued {
-                    " (has the worker a handler for it, and serves it its queue?)"
+                    " (does the worker have a handler for it, and serve its queue?)"
                 } else {
                     ""
                 };
                 let history = self.history(at, &job).await;
                 panic!("{at}: the job has not ended within {limit:?}{hint}:\n{history}");
             }
-            // Whatever it waits for.
+            // Skips the job's wait for a later time.
             self.store().run_now(&[id]).await.unwrap_or_else(|error| fail(at, &error));
             sleep(LOOK_EVERY).await;
         }
     }
 
-    /// What is left for a worker of these queues and kinds.
+    /// Returns what a worker of these queues and kinds still has to do.
     async fn due(&self, at: At, queues: &[String], kinds: Option<&[String]>) -> Due {
-        // First the messages, then the rows: what was a message then is a row by now, or has ended.
+        // First the messages, then the rows: a message that is gone by now has become a row, or its job has ended.
         let mut put_off = 0;
         for queue in queues {
             match self.queue().progress(queue).await {
                 Ok(progress) if progress.pending == 0 => put_off += progress.unacknowledged,
-                // Also before the worker has made its consumers.
+                // Also before the worker has created its consumers.
                 _ => return Due::Some,
             }
         }
@@ -473,10 +468,10 @@ impl TestTenure {
 
     async fn row(&self, at: At, id: JobId) -> JobRow {
         let row = self.job(id).await.unwrap_or_else(|error| fail(at, &error));
-        row.unwrap_or_else(|| panic!("{at}: there is no job {id}"))
+        row.unwrap_or_else(|| panic!("{at}: job {id} does not exist"))
     }
 
-    /// The queued jobs of a kind, the oldest first.
+    /// Returns the queued jobs of a kind, the oldest first.
     async fn waiting(&self, at: At, kind: &str) -> Vec<JobRow> {
         let rows =
             self.store().list_jobs(&JobFilter::new().status(Status::Queued).kind(kind), i64::MAX, true).await;
@@ -485,61 +480,50 @@ impl TestTenure {
         rows
     }
 
-    /// The newest jobs, a line each.
-    async fn all_told(&self, at: At) -> String {
+    /// Returns the newest jobs, a line each.
+    async fn newest_jobs(&self, at: At) -> String {
         let rows = self.jobs(&JobFilter::new(), SHOWN_MAX).await.unwrap_or_else(|error| fail(at, &error));
         if rows.is_empty() {
-            return "  none (what a transaction enqueues is seen when it is committed)".into();
+            return "  none (a job enqueued in a transaction appears once the transaction commits)".into();
         }
         rows.iter().map(line).collect::<Vec<_>>().join("\n")
     }
 
-    /// A job, and each of its attempts.
+    /// Returns a job and its attempts, a line each.
     async fn history(&self, at: At, job: &JobRow) -> String {
         let attempts = self.executions(job.id).await.unwrap_or_else(|error| fail(at, &error));
-        let told = attempts.iter().map(|of| {
+        let attempts = attempts.iter().map(|of| {
             let (outcome, error) =
                 (of.outcome.as_deref().unwrap_or("runs"), of.error.as_deref().unwrap_or(""));
             format!("    attempt {}: {outcome} {error}", of.attempt)
         });
-        std::iter::once(line(job)).chain(told).collect::<Vec<_>>().join("\n")
+        std::iter::once(line(job)).chain(attempts).collect::<Vec<_>>().join("\n")
     }
 }
 
-/// What a worker has to do.
+/// The work that is left for a worker.
 enum Due {
     Nothing,
-    /// Nothing, but for messages that are put off, or are about to be acknowledged.
+    /// Only messages that are put off, or are about to be acknowledged.
     PutOff,
     Some,
 }
 
-/// A worker of this process. Dropped, it is dropped, as by a crash.
-struct Running {
-    stop: Option<oneshot::Sender<()>>,
-    task: JoinHandle<Result<(), WorkerError>>,
-}
+/// A worker of this process. Its drop aborts the worker, as a crash does.
+struct Running(WorkerHandle);
 
 impl Running {
-    fn start<S: Send + Sync + 'static>(worker: WorkerBuilder<S>) -> Self {
-        let (stop, stopped) = oneshot::channel();
-        let task = tokio::spawn(worker.run_until(async {
-            stopped.await.ok();
-        }));
-        Self { stop: Some(stop), task }
+    fn start<S: Send + Sync + 'static>(at: At, worker: WorkerBuilder<S>) -> Self {
+        Self(worker.start().unwrap_or_else(|error| worker_failed(at, &error)))
     }
 
-    /// Stops it in good order.
-    async fn stop(mut self, at: At) {
-        drop(self.stop.take());
-        match (&mut self.task).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => panic!("{at}: the worker did not run: {}", chained(&error)),
-            Err(error) => panic!("{at}: the worker did not run: {error}"),
-        }
+    /// Shuts the worker down in good order.
+    async fn stop(self, at: At) {
+        self.0.stop();
+        self.0.wait().await.unwrap_or_else(|error| worker_failed(at, &error));
     }
 
-    /// Says why it ended although nobody had stopped it.
+    /// Panics with the reason why the worker ended by itself.
     async fn failed<T>(self, at: At) -> T {
         self.stop(at).await;
         panic!("{at}: the worker ended by itself")
@@ -548,8 +532,12 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.task.abort();
+        self.0.abort();
     }
+}
+
+fn worker_failed(at: At, error: &WorkerError) -> ! {
+    panic!("{at}: the worker failed: {}", chained(error))
 }
 
 async fn connect(config: &Config) -> Result<(Tenure, PgPool), String> {
@@ -560,14 +548,15 @@ async fn connect(config: &Config) -> Result<(Tenure, PgPool), String> {
     if timeout(LIMIT, tenure.queue().connected()).await.is_err() {
         return Err(format!("NATS does not answer at {}", masked(&config.nats_url)));
     }
-    // Before the first message, or that waits for the relay.
+    // Before the first message: without the stream, its publication fails and waits for the relay.
     tenure.queue().ensure_stream().await.map_err(|error| chained(&error))?;
     Ok((tenure, pool))
 }
 
 fn typed<J: Job>(at: At, row: &JobRow) -> J {
-    serde_json::from_str(row.payload_json().map_or("null", RawValue::get))
-        .unwrap_or_else(|error| panic!("{at}: the payload is not of the job's type: {error}:\n{}", line(row)))
+    serde_json::from_str(row.payload_json().map_or("null", RawValue::get)).unwrap_or_else(|error| {
+        panic!("{at}: the payload does not fit the job's type: {error}:\n{}", line(row))
+    })
 }
 
 fn line(job: &JobRow) -> String {

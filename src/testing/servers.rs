@@ -25,14 +25,14 @@ use crate::{
     store::{JobFilter, Store, StoreError},
 };
 
-/// What the servers' folders are called, before the process's id.
+/// The prefix of the servers' folders, before the process's id.
 const FOLDERS: &str = "tenure-testing-";
-/// The database that those of the tests are copies of.
+/// The template database of the tests' databases.
 const TEMPLATE: &str = "tenure_template";
-/// How long a test's database and stream may take to go.
+/// How long the removal of a test's database and stream may take.
 const REMOVED_WITHIN: Duration = Duration::from_secs(10);
 
-/// The servers of this process. They end with it, however it ends.
+/// The servers of this process. They end with it, even if it is killed.
 struct Private {
     servers: Servers,
     folder: PathBuf,
@@ -40,20 +40,20 @@ struct Private {
 
 static PRIVATE: OnceLock<Result<Private, String>> = OnceLock::new();
 
-/// Where one test's jobs are. Dropped, its database and its stream are removed.
+/// The database and the stream of one test. Its drop removes both.
 pub(super) struct Place {
     pub(super) config: Config,
     database: String,
-    /// The database of the same server from which that one is created and removed.
+    /// The database of the same server over which `database` is created and removed.
     server: Config,
-    /// Whether the servers end with this process anyway.
+    /// Whether the servers end with this process.
     is_private: bool,
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
         let (server, database, config) = (self.server.clone(), self.database.clone(), self.config.clone());
-        // The test's own runtime may be about to end, and cannot be waited for in it.
+        // The test's own runtime may be about to end, and a drop cannot await in it.
         let removed = apart(async move {
             if timeout(REMOVED_WITHIN, remove(&server, &database, &config)).await.is_err() {
                 tracing::warn!(database, "a test's database was not removed in time");
@@ -65,7 +65,7 @@ impl Drop for Place {
     }
 }
 
-/// A place on the private servers, which are started by the first test.
+/// Opens a place on the private servers, which the first test starts.
 pub(super) async fn on_private() -> Result<Place, String> {
     let started = tokio::task::spawn_blocking(|| PRIVATE.get_or_init(start)).await;
     let private = match started {
@@ -80,7 +80,7 @@ pub(super) async fn on_private() -> Result<Place, String> {
     Ok(place)
 }
 
-/// A place on servers that were there before.
+/// Opens a place on servers that run already.
 pub(super) async fn on(database_url: &str, nats_url: &str) -> Result<Place, String> {
     let server = Config::new(database_url, nats_url);
     let (store, shown) = (open(&server)?, masked(database_url));
@@ -91,8 +91,8 @@ pub(super) async fn on(database_url: &str, nats_url: &str) -> Result<Place, Stri
         Err(StoreError::NotMigrated(_)) => {}
         Ok(_) => {
             return Err(format!(
-                "there are tenure jobs in {shown}, so it may be no server for tests; name a database without any, \
-                 such as postgres"
+                "there are tenure jobs in {shown}, so it may not be a server for tests; name a database without \
+                 tenure jobs, such as postgres"
             ));
         }
         Err(error) => return Err(format!("{shown} cannot be used: {}", chained(&error))),
@@ -101,7 +101,7 @@ pub(super) async fn on(database_url: &str, nats_url: &str) -> Result<Place, Stri
 }
 
 async fn new_place(server: Config, template: Option<&str>, is_private: bool) -> Result<Place, String> {
-    // Connections from outside keep a template busy: one at a time.
+    // Postgres copies a template only while no other session uses it: one copy at a time.
     static CREATING: Mutex<()> = Mutex::const_new(());
     let id: String = Uuid::new_v4().simple().to_string().chars().take(12).collect();
     let database = format!("tenure_test_{id}");
@@ -114,7 +114,7 @@ async fn new_place(server: Config, template: Option<&str>, is_private: bool) -> 
     created.map_err(|error| {
         let shown = masked(&server.database_url);
         format!(
-            "a test's database could not be created from {shown}, whose user needs CREATEDB: {}",
+            "creating a test's database over {shown} failed; its user needs CREATEDB: {}",
             chained(&error)
         )
     })?;
@@ -125,7 +125,7 @@ async fn new_place(server: Config, template: Option<&str>, is_private: bool) -> 
     Ok(Place { config, database, server, is_private })
 }
 
-/// The timers of a test: nothing waits for long, and nothing is believed dead that computes for a while.
+/// Sets the timers of a test: waits are short, but a job that computes for a while does not look stale.
 fn hasten(timing: &mut Timing) {
     timing.scan_every = Duration::from_millis(300);
     timing.flush_every = Duration::from_millis(50);
@@ -134,16 +134,16 @@ fn hasten(timing: &mut Timing) {
     timing.pull_for = Duration::from_millis(200);
     timing.shutdown_grace = Duration::from_secs(5);
     timing.cancel_grace = Duration::from_millis(500);
-    // Any kind's own `stale_after` fits, as in production under whatever is set there.
+    // So long that every kind's own `stale_after` is shorter.
     timing.ack_wait = Duration::from_hours(24);
 }
 
-/// The URL of another database of the same server.
+/// Returns the URL of another database of the same server.
 fn url_of(url: &str, database: &str) -> String {
     let (scheme, rest) = url.split_once("://").unwrap_or(("postgres", url));
     let (rest, parameters) = rest.split_once('?').unwrap_or((rest, ""));
     let (server, _) = rest.split_once('/').unwrap_or((rest, ""));
-    // It may be named there, too.
+    // The parameters may name the database, too.
     let kept =
         parameters.split('&').filter(|parameter| !parameter.is_empty() && !parameter.starts_with("dbname="));
     let kept = kept.collect::<Vec<_>>().join("&");
@@ -153,10 +153,11 @@ fn url_of(url: &str, database: &str) -> String {
 
 fn start() -> Result<Private, String> {
     sweep();
-    let folder = new_folder().map_err(|error| format!("no folder for private servers: {error}"))?;
+    let folder =
+        new_folder().map_err(|error| format!("creating a folder for the private servers failed: {error}"))?;
     let failed = |error: DevError| {
         format!(
-            "the private servers of tenure::testing did not start: {}\nOr bring your own: \
+            "the private servers of tenure::testing did not start: {}\nTo use your own servers, call \
              TestTenure::on(database_url, nats_url).",
             chained(&error)
         )
@@ -167,8 +168,8 @@ fn start() -> Result<Private, String> {
     let template = Config::new(postgres.url_of(TEMPLATE), nats.url());
     match apart(async move { make_template(&server, &template).await }).join() {
         Ok(Ok(made)) => made?,
-        Ok(Err(error)) => return Err(format!("no runtime for the private servers: {error}")),
-        Err(_) => return Err("the template of the tests' databases could not be made: it panicked".into()),
+        Ok(Err(error)) => return Err(format!("starting a runtime for the private servers failed: {error}")),
+        Err(_) => return Err("creating the template of the tests' databases panicked".into()),
     }
     Ok(Private { servers: Servers { postgres, nats }, folder })
 }
@@ -180,17 +181,18 @@ async fn make_template(server: &Config, template: &Config) -> Result<(), String>
     created.map_err(|error| chained(&error))?;
     let store = open(template)?;
     let migrated = store.migrate().await;
-    // Nobody may be connected to what is copied.
+    // Postgres copies a database only while no session is connected to it.
     store.close().await;
     migrated.map(drop).map_err(|error| chained(&error))
 }
 
 fn open(config: &Config) -> Result<Store, String> {
-    Store::open(config).map_err(|error| format!("{}: {}", masked(&config.database_url), chained(&error)))
+    Store::open(config, None)
+        .map_err(|error| format!("{}: {}", masked(&config.database_url), chained(&error)))
 }
 
 async fn remove(server: &Config, database: &str, config: &Config) {
-    match Store::open(server) {
+    match Store::open(server, None) {
         Ok(store) => {
             if let Err(error) = store.drop_database(database).await {
                 tracing::warn!(%error, database, "a test's database was not removed");
@@ -210,7 +212,7 @@ async fn remove(server: &Config, database: &str, config: &Config) {
     }
 }
 
-/// Does something on a thread and a runtime of its own: the caller's end with its test.
+/// Runs `work` on a thread and a runtime of its own: the caller's end with its test.
 fn apart<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> JoinHandle<io::Result<T>> {
     thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -222,7 +224,7 @@ fn new_folder() -> io::Result<PathBuf> {
     let random = Alphanumeric.sample_string(&mut rand::rng(), 8);
     let folder = env::temp_dir().join(format!("{FOLDERS}{}-{random}", std::process::id()));
     fs::create_dir(&folder)?;
-    // Root's Postgres runs as another user, who must be able to get to its own folder inside.
+    // Root's Postgres runs as another user, which must be able to enter its own folder inside.
     let mode = if postgres_user().is_some() { 0o711 } else { 0o700 };
     fs::set_permissions(&folder, fs::Permissions::from_mode(mode))?;
     Ok(folder)
@@ -235,7 +237,7 @@ fn sweep() {
         let pid = name.strip_prefix(FOLDERS).and_then(|rest| rest.split('-').next()?.parse::<i32>().ok());
         let is_gone = |pid| test_kill_process(pid) == Err(Errno::SRCH);
         if pid.and_then(Pid::from_raw).is_some_and(is_gone) {
-            // It may be another user's, or somebody else may be removing it.
+            // The folder may belong to another user, or another process may be removing it.
             fs::remove_dir_all(entry.path()).ok();
         }
     }
@@ -246,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn another_database_of_the_same_server_is_named_whatever_the_url_looks_like() {
+    fn any_form_of_url_can_name_another_database_of_the_same_server() {
         for (url, expected) in [
             ("postgres://u:p@h:1/jobs", "postgres://u:p@h:1/new"),
             ("postgres://u:p@h", "postgres://u:p@h/new"),

@@ -1,4 +1,4 @@
-//! Fleet: shows what the last scan has counted, for whoever is asked.
+//! Counts: exports the counts of the last scan as metrics.
 
 use std::{collections::HashSet, time::Duration};
 
@@ -6,10 +6,10 @@ use tokio::time::{Instant, sleep};
 
 use crate::{observe::metrics, store::Store};
 
-/// Shows it, as long as it is polled.
-pub(crate) async fn show(store: &Store, every: impl Fn() -> Duration) {
+/// Exports the counts for as long as this future is polled.
+pub async fn show(store: &Store, every: impl Fn() -> Duration) {
     let mut shown = HashSet::new();
-    // While nothing is known of a measurement, it is as old as this process.
+    // Until the first count, its age is the time since this process began.
     let (mut age_s, mut read_at) = (0.0, Instant::now());
     loop {
         match store.fleet().await {
@@ -28,7 +28,9 @@ pub(crate) async fn show(store: &Store, every: impl Fn() -> Duration) {
                 }
                 metrics::fleet(fleet.relay_lag_s, fleet.dead, fleet.workers, fleet.is_held_back);
             }
-            Err(error) => tracing::debug!(%error, "what the last scan counted was not read"),
+            Err(error) => {
+                tracing::debug!(%error, "could not read the counts of the last scan; the metrics keep the older ones");
+            }
         }
         metrics::measured(age_s + read_at.elapsed().as_secs_f64());
         sleep(every().mul_f64(rand::random_range(0.8..1.2))).await;

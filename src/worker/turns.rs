@@ -1,37 +1,33 @@
-//! Turns: what the fleet does in common is done by one worker at a time.
+//! Turns: one worker at a time does the fleet's common work.
 //!
 //! ```text
-//! relay      publishes what is due, looks for lost messages and for ticks
+//! relay      publishes due jobs, looks for lost messages and for ticks
 //! vanished   looks for workers that are gone
 //! scan       resets silent jobs, sweeps, counts
 //! ```
 //!
 //! A worker that has a turn keeps it, statement by statement, for as long as it lives; the others ask now and then,
-//! the less often the more there are. So an idle fleet costs what one worker costs, and the renewals. No leader, no
-//! session, no lock: a turn ends by itself, and whatever is done under it may be done by two workers at once. A worker
-//! that freezes with a turn holds its work up for [`turn_lasts`], and until another one asks.
+//! less often in a larger fleet. So an idle fleet costs as much as one worker, plus the renewals. There is no leader,
+//! no session and no lock: a turn ends by itself, and two workers may do its work at once. A worker that freezes with
+//! a turn holds up the work for [`turn_lasts`], and until another worker asks.
 //!
 //! Invariants, each held by the test of that name:
 //!
-//! - `a_turn_is_one_workers_until_it_ends_or_is_left`
+//! - `a_turn_belongs_to_one_worker_until_it_ends_or_is_left`
 //! - `a_worker_that_freezes_with_the_turn_holds_up_nothing_beyond_its_length`
-//! - `a_scanner_that_is_killed_leaves_no_gap_after_which_owners_are_given_time`
-//! - `an_idle_fleet_costs_what_its_renewals_cost_and_one_relay`
+//! - `a_scanner_that_is_killed_leaves_no_gap_that_starts_a_grace`
+//! - `an_idle_fleet_costs_its_renewals_and_one_relay`
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use tokio::{
-    sync::Notify,
-    time::{Instant, sleep},
-};
+use tokio::{sync::Notify, time::Instant};
 
-use super::{loops::jittered, serve::Shared};
 use crate::{config::Timing, store};
 
-/// What one worker does for all.
+/// Work that one worker does for all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Turn {
     Relay,
@@ -40,10 +36,10 @@ pub(super) enum Turn {
 }
 
 impl Turn {
-    const ALL: [Self; 3] = [Self::Relay, Self::Vanished, Self::Scan];
+    pub(super) const ALL: [Self; 3] = [Self::Relay, Self::Vanished, Self::Scan];
 
-    /// As its row is called.
-    fn name(self) -> &'static str {
+    /// The name of the turn's row.
+    pub(super) fn name(self) -> &'static str {
         match self {
             Self::Relay => "relay",
             Self::Vanished => "vanished",
@@ -52,47 +48,51 @@ impl Turn {
     }
 }
 
-/// How often the relay looks for lost messages. At least five times in a renewal, however seldom it looks for others.
+/// How often the relay looks for lost messages: at least five times in a renewal, even if `relay_every` is long.
 pub(super) fn reclaim_every(timing: &Timing) -> Duration {
     (timing.relay_every * 10).min(timing.renew_every / 5)
 }
 
 /// How often a worker keeps its turn, and how often the fleet asks for one that may be free. At least five times in a
-/// renewal: the search for vanished workers needs that. And ten times between two scans: otherwise the turn of a worker
-/// that is killed leaves a gap of three of them, after which all owners are given time to write, and nothing of that
-/// worker is taken back meanwhile. (Where a job is stale after less than two and a half scans, a gap of one and a half
-/// is enough for that; it can still come about.)
-pub(super) fn keep_every(timing: &Timing) -> Duration {
+/// renewal, because the search for vanished workers needs that; and ten times between two scans. Otherwise the turn of
+/// a killed worker would leave a gap of three scans, after which all owners get time to write, and none of that
+/// worker's jobs is reset meanwhile. (Where jobs are stale after less than two and a half scans, a gap of one and a
+/// half scans has the same effect; such a gap can still occur.)
+fn keep_every(timing: &Timing) -> Duration {
     reclaim_every(timing).min((timing.scan_every / 10).max(KEPT_AT_MOST_EVERY))
 }
 
-/// However close together scans are: a turn is three times as long, and must outlast a statement that takes it.
+/// The shortest interval, however close together scans are: a turn lasts three times as long, and must outlast the
+/// statement that takes it.
 const KEPT_AT_MOST_EVERY: Duration = Duration::from_millis(80);
-/// The longest that a worker without a turn waits before it asks for one: of a large fleet only a few may be left.
-const ASKED_WITHIN: Duration = Duration::from_secs(60);
-/// When the work of a turn has failed for this long, and succeeded never, its worker leaves the turn to others.
+/// A worker leaves a turn to others when the work has failed for this long without a success.
 const FAILS_FOR: Duration = Duration::from_secs(5);
-/// For how many lengths of a turn. It ends during the first, and another worker asks for it during the next ones.
+/// A worker leaves it for this many lengths of a turn: the turn ends during the first, and another worker asks for it
+/// during the next ones.
 const LEFT_FOR: u32 = 4;
 
-/// How long a turn lasts that its worker does not keep.
+/// Returns how long a turn lasts if its worker does not keep it.
 fn turn_lasts(timing: &Timing) -> Duration {
     keep_every(timing) * 3
 }
 
-/// How the work of a turn went.
+/// The result of a turn's work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Went {
     Well,
-    /// There was nothing to do, or Postgres was away, as it is for all workers: neither says anything of this one.
+    /// There was nothing to do, or Postgres was away, as it was for all workers. Neither is this worker's doing.
     Unsaid,
-    /// It failed here. Another worker may have better luck: other rights, another connection, another configuration.
+    /// It failed on this worker. Another worker may succeed, with other rights, connections or settings.
     Badly,
 }
 
-/// The turns of this worker, and what it was told with them.
-#[derive(Debug, Default)]
+/// The turns of this worker, and the rest of the database's latest answer.
+#[derive(Debug)]
 pub(super) struct Turns {
+    /// How often this worker keeps its turn.
+    pub(super) every: Duration,
+    /// How long a turn lasts if its worker does not keep it.
+    pub(super) lasts: Duration,
     state: Mutex<State>,
     changed: Notify,
     asked: Notify,
@@ -113,6 +113,17 @@ struct State {
 }
 
 impl Turns {
+    pub(super) fn new(timing: &Timing) -> Self {
+        Self {
+            every: keep_every(timing),
+            lasts: turn_lasts(timing),
+            state: Mutex::default(),
+            changed: Notify::new(),
+            asked: Notify::new(),
+            offered: Notify::new(),
+        }
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -126,7 +137,7 @@ impl Turns {
     pub(super) async fn wait_for(&self, turn: Turn) {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
-            // Told of changes from here on, or one would be missed between the look and the wait.
+            // Enable it before the look, or a change between the look and the wait would be missed.
             changed.as_mut().enable();
             if self.has(turn) {
                 return;
@@ -135,24 +146,24 @@ impl Turns {
         }
     }
 
-    /// Completes when something was heard about the turns. Cancel safe.
+    /// Completes when the database has answered about the turns. Cancel safe.
     pub(super) async fn changed(&self) {
         self.changed.notified().await;
     }
 
-    /// When the next tick of a schedule is due, as far as is known.
+    /// Returns when the next tick of a schedule is due, if that is known.
     pub(super) fn next_tick(&self) -> Option<Instant> {
         self.state().next_tick
     }
 
-    /// The tick was looked at; the next answer tells of the one after it.
+    /// Forgets the tick, which has been handled; the next answer names the one after it.
     pub(super) fn ticked(&self) {
         self.state().next_tick = None;
     }
 
-    /// Notes how work of a turn went that was begun at `began`. A worker on which it fails leaves the turn to others,
-    /// if there are any.
-    pub(super) fn note(&self, turn: Turn, went: Went, began: Instant, timing: &Timing) {
+    /// Notes the result of a turn's work that began at `began`. A worker on which the work fails leaves the turn to
+    /// others, if there are any.
+    pub(super) fn note(&self, turn: Turn, went: Went, began: Instant) {
         let mut state = self.state();
         let State { failing_since, left_until, workers, .. } = &mut *state;
         let since = &mut failing_since[turn as usize];
@@ -164,7 +175,7 @@ impl Turns {
                     return;
                 }
                 *since = None;
-                left_until[turn as usize] = Instant::now().checked_add(turn_lasts(timing) * LEFT_FOR);
+                left_until[turn as usize] = Instant::now().checked_add(self.lasts * LEFT_FOR);
                 drop(state);
                 tracing::warn!(
                     turn = turn.name(),
@@ -174,7 +185,7 @@ impl Turns {
         }
     }
 
-    fn is_left(&self, turn: Turn) -> bool {
+    pub(super) fn is_left(&self, turn: Turn) -> bool {
         self.state().left_until[turn as usize].is_some_and(|until| Instant::now() < until)
     }
 
@@ -183,13 +194,23 @@ impl Turns {
         self.asked.notify_one();
     }
 
-    /// Asks for turns within a moment: one has become free, and every worker of the fleet has heard of it.
+    /// Asks for turns after a short, random wait: one has become free, and every worker of the fleet has heard of it.
     pub(super) fn offer(&self) {
         self.offered.notify_one();
     }
 
-    /// Takes over how many workers there are. Where most have gone, a turn may be free for which this worker, as one of
-    /// many, would not have asked for long.
+    /// Completes when turns are to be asked for now. Cancel safe.
+    pub(super) async fn asked(&self) {
+        self.asked.notified().await;
+    }
+
+    /// Completes when turns are to be asked for within a moment. Cancel safe.
+    pub(super) async fn offered(&self) {
+        self.offered.notified().await;
+    }
+
+    /// Notes how many workers there are, and asks for turns if half of them have gone: a turn may be free, and as one
+    /// of many this worker would have waited long before it asked.
     pub(super) fn workers(&self, now: u32) {
         let before = std::mem::replace(&mut self.state().workers, now);
         if now <= before / 2 {
@@ -202,13 +223,13 @@ impl Turns {
         self.state().has_silent
     }
 
-    /// `every`, for a fleet of which `each` workers may do something that often.
+    /// Returns this worker's interval, such that `each` workers of the fleet act in each `every`.
     pub(super) fn in_step(&self, every: Duration, each: u32) -> Duration {
         every.mul_f64((f64::from(self.state().workers) / f64::from(each)).max(1.0))
     }
 
     /// Takes these turns without having asked.
-    fn take_all(&self, wanted: &[&str], until: Instant) {
+    pub(super) fn take_all(&self, wanted: &[&str], until: Instant) {
         let mut state = self.state();
         for turn in Turn::ALL {
             state.until[turn as usize] = wanted.contains(&turn.name()).then_some(until);
@@ -218,8 +239,8 @@ impl Turns {
         self.changed.notify_waiters();
     }
 
-    /// Takes over what the database has said; returns whether operators have said something new of queues.
-    fn take_over(&self, told: &store::Turns, until: Instant) -> bool {
+    /// Notes the database's answer; returns whether the settings of queues have changed.
+    pub(super) fn take_over(&self, told: &store::Turns, until: Instant) -> bool {
         let mut state = self.state();
         for turn in Turn::ALL {
             state.until[turn as usize] = told.taken.iter().any(|taken| taken == turn.name()).then_some(until);
@@ -227,76 +248,19 @@ impl Turns {
         state.workers = u32::try_from(told.workers).unwrap_or(u32::MAX);
         state.has_silent = told.has_silent;
         state.next_tick = told.next_tick_s.and_then(|seconds| {
-            // A little late rather than early: a look that comes too early finds nothing.
+            // Look a little late rather than early: an early look finds nothing.
             let wait = Duration::try_from_secs_f64(seconds.max(0.0)).ok()? + Duration::from_millis(2);
             Instant::now().checked_add(wait)
         });
         let mut is_news = false;
         if !told.taken.is_empty() {
-            // News to a worker that did not have the turn: something may have been said since another one had it.
+            // Unknown settings are news: they may have changed while another worker had the turn.
             let known = state.settings.replace(told.settings.clone().unwrap_or_default());
             is_news = known != state.settings;
         }
         drop(state);
         self.changed.notify_waiters();
         is_news
-    }
-}
-
-impl<S: Send + Sync + 'static> Shared<S> {
-    /// Takes turns for as long as the worker lives.
-    pub(super) async fn take_turns(self: Arc<Self>) {
-        let (every, lasts) = (keep_every(&self.timing), turn_lasts(&self.timing));
-        let mut was_denied = false;
-        loop {
-            let wanted = self.turns_that_fit();
-            let mut wait = every;
-            if !wanted.is_empty() {
-                let asked_at = Instant::now();
-                match self.store.take_turns(&wanted, &self.worker_id, lasts).await {
-                    Ok(told) => {
-                        if told.taken.is_empty() {
-                            wait = self.turns.in_step(every, 1).min(ASKED_WITHIN);
-                        }
-                        if self.turns.take_over(&told, asked_at + lasts) {
-                            self.queue.announce_settings().await;
-                        }
-                    }
-                    // Nobody can: each worker does the work by itself, as the programs before this schema do.
-                    Err(error) if error.is_denied() => {
-                        if !std::mem::replace(&mut was_denied, true) {
-                            tracing::warn!(
-                                "this worker cannot take turns with others, and does all of the fleet's work: run \
-                                postgres/roles.sql again, so that its role may write tenure.turns"
-                            );
-                        }
-                        self.turns.take_all(&wanted, asked_at + lasts);
-                    }
-                    Err(error) => tracing::debug!(%error, "no turn was taken"),
-                }
-            }
-            tokio::select! {
-                () = sleep(jittered(wait)) => {}
-                () = self.turns.asked.notified() => {}
-                // Not all at once.
-                () = self.turns.offered.notified() => sleep(every.mul_f64(rand::random())).await,
-            }
-        }
-    }
-
-    /// The turns that this worker may take: it does that work, and has what the work needs.
-    fn turns_that_fit(&self) -> Vec<&'static str> {
-        // One of whose loops has ended cannot say which work is not done any more.
-        if self.health.live().is_err() {
-            return Vec::new();
-        }
-        let fits = |turn: &Turn| match turn {
-            _ if self.turns.is_left(*turn) => false,
-            Turn::Relay => self.recovery.relay && self.queue.is_connected(),
-            Turn::Vanished => self.recovery.vanished && self.can_judge(),
-            Turn::Scan => self.recovery.scanner,
-        };
-        Turn::ALL.into_iter().filter(fits).map(Turn::name).collect()
     }
 }
 
@@ -307,7 +271,7 @@ mod tests {
     use super::*;
 
     fn turns_of(workers: u32) -> Turns {
-        let turns = Turns::default();
+        let turns = Turns::new(&Timing::DEFAULT);
         turns.workers(workers);
         turns
     }
@@ -318,22 +282,22 @@ mod tests {
 
     #[test]
     fn a_worker_leaves_a_turn_whose_work_fails_here_and_only_here() {
-        let (timing, long) = (Timing::DEFAULT, FAILS_FOR + Duration::from_millis(1));
-        let note = |turns: &Turns, went, began| turns.note(Turn::Relay, went, began, &timing);
+        let long = FAILS_FOR + Duration::from_millis(1);
+        let note = |turns: &Turns, went, began| turns.note(Turn::Relay, went, began);
         let turns = turns_of(2);
         note(&turns, Went::Badly, ago(Duration::ZERO));
         assert!(!turns.is_left(Turn::Relay), "it has not failed for long");
         note(&turns, Went::Badly, ago(long));
-        assert!(!turns.is_left(Turn::Relay), "it fails since it failed first");
+        assert!(!turns.is_left(Turn::Relay), "the time counts from the first failure");
         let turns = turns_of(2);
         note(&turns, Went::Badly, ago(long));
         assert!(turns.is_left(Turn::Relay) && !turns.is_left(Turn::Scan));
         let left_for = turns.state().left_until[0].map(|until| until - Instant::now());
-        assert!(left_for.is_some_and(|time| time > turn_lasts(&timing) * 3), "{left_for:?}");
+        assert!(left_for.is_some_and(|time| time > turns.lasts * 3), "{left_for:?}");
         let turns = turns_of(1);
         note(&turns, Went::Badly, ago(long));
         assert!(!turns.is_left(Turn::Relay), "a lone worker keeps its turn");
-        // Between two failures there may be nothing to do; a success begins anew.
+        // Between two failures there may be nothing to do; a success resets the count.
         for (between, is_left) in [(Went::Unsaid, true), (Went::Well, false)] {
             let turns = turns_of(2);
             turns.state().failing_since[Turn::Relay as usize] = Some(ago(long));

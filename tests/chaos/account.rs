@@ -1,7 +1,7 @@
-//! The account of a run: what was accepted, what became of it, and whether anything happened that never may.
+//! The account of a run: which jobs were accepted, how each ended, and whether anything forbidden happened.
 //!
-//! It asks the tables, the effects that handlers left and the producer's journal; nothing of tenure's own code but
-//! `verify`, which it runs as well.
+//! The account reads the tables, the effects of the handlers and the producer's journal. Of tenure's own code it uses
+//! only `verify`.
 
 use std::{
     sync::{Arc, Mutex},
@@ -27,7 +27,7 @@ where
         .unwrap_or_else(|error| panic!("{sql}: {error}"))
 }
 
-/// Waits until every job has ended and every message is gone. Whether that came true.
+/// Waits until every job has ended and every message is gone. Returns how long that took; `None` if it took too long.
 pub async fn everything_ended(pool: &PgPool, nemesis: &Nemesis, within: Duration) -> Option<Duration> {
     let began = Instant::now();
     while began.elapsed() < within {
@@ -44,23 +44,23 @@ pub async fn everything_ended(pool: &PgPool, nemesis: &Nemesis, within: Duration
     None
 }
 
-/// Something that never may happen.
+/// Something that must never happen.
 struct Never {
     what: &'static str,
-    /// Lists where it did.
+    /// Lists each occurrence.
     found: &'static str,
-    /// Makes it happen in the tables of the account: a look that does not see that is blind.
+    /// Makes it happen in the tables of the account: a check that does not see it is blind.
     breaks: &'static str,
 }
 
 const NEVER: &[Never] = &[
     Never {
-        what: "accepted jobs that are nowhere",
+        what: "accepted jobs that do not exist",
         found: "SELECT n FROM chaos.journal WHERE accepted AND NOT EXISTS (SELECT FROM chaos.found f WHERE f.n = journal.n)",
         breaks: "DELETE FROM chaos.found WHERE n = (SELECT n FROM chaos.journal WHERE accepted LIMIT 1)",
     },
     Never {
-        what: "committed transactions whose job is nowhere",
+        what: "committed transactions whose job does not exist",
         found: "SELECT n FROM chaos.orders WHERE NOT EXISTS (SELECT FROM chaos.found f WHERE f.n = orders.n)",
         breaks: "DELETE FROM chaos.found WHERE n = (SELECT n FROM chaos.orders LIMIT 1)",
     },
@@ -71,7 +71,7 @@ const NEVER: &[Never] = &[
         breaks: "DELETE FROM chaos.orders WHERE n = (SELECT n FROM chaos.orders JOIN chaos.found USING (n) LIMIT 1)",
     },
     Never {
-        what: "jobs that nobody asked for",
+        what: "jobs that the producer never tried to enqueue",
         found: "SELECT id FROM chaos.found f WHERE NOT EXISTS (SELECT FROM chaos.journal j WHERE j.n = f.n)",
         breaks: "DELETE FROM chaos.journal WHERE n = (SELECT n FROM chaos.found LIMIT 1)",
     },
@@ -98,13 +98,13 @@ const NEVER: &[Never] = &[
         breaks: "UPDATE chaos.attempts SET outcome = 'lost' WHERE outcome = 'completed'",
     },
     Never {
-        what: "dead jobs that had attempts left",
+        what: "dead letters that had attempts left",
         found: "SELECT f.id FROM chaos.found f WHERE status = 'failed' AND attempt < max_attempts
             AND NOT (act IN ('never', 'panics') AND category = 'permanent')",
         breaks: "UPDATE chaos.found SET status = 'failed' WHERE id = (SELECT id FROM chaos.found WHERE act = 'once' LIMIT 1)",
     },
     Never {
-        what: "jobs that were said to be cancelled and are not",
+        what: "jobs that were reported as cancelled and are not",
         found: "SELECT f.id FROM chaos.found f JOIN chaos.journal j USING (n) WHERE j.cancelled AND f.status <> 'cancelled'",
         breaks: "UPDATE chaos.journal SET cancelled = true WHERE n = (SELECT n FROM chaos.found WHERE status = 'completed' LIMIT 1)",
     },
@@ -146,7 +146,7 @@ const NEVER: &[Never] = &[
                   WHERE EXISTS (SELECT FROM chaos.attempts b WHERE b.job_id = f.id AND b.fencing_token > a.fencing_token)",
     },
     Never {
-        what: "writes under a token that nobody was given",
+        what: "writes under a token that no attempt had",
         found: "SELECT e.n, e.token FROM chaos.effects e JOIN chaos.found f USING (n)
           WHERE NOT EXISTS (SELECT FROM chaos.attempts a WHERE a.job_id = f.id AND a.fencing_token = e.token
                                AND a.started_at <= e.at AND e.at <= a.finished_at)",
@@ -161,7 +161,7 @@ const NEVER: &[Never] = &[
     },
 ];
 
-/// Prints it. Whether nothing is wrong.
+/// Prints the account. Returns whether nothing is wrong.
 pub async fn account(
     pool: &PgPool,
     tenure: &Tenure,
@@ -173,7 +173,7 @@ pub async fn account(
     let mut fine = ended.is_some();
     println!();
     for (what, sql) in [
-        ("jobs tried to be enqueued", "SELECT count(*) FROM chaos.journal"),
+        ("jobs tried", "SELECT count(*) FROM chaos.journal"),
         ("accepted", "SELECT count(*) FROM chaos.journal WHERE accepted"),
         ("  by `enqueue`", "SELECT count(*) FROM chaos.journal WHERE accepted AND way = 'enqueue'"),
         (
@@ -202,7 +202,7 @@ pub async fn account(
     )
     .await;
     println!("           recovered by: {}", paths.unwrap_or_default());
-    println!("\nwhat must never happen, each look tried on tables in which it did:");
+    println!("\nmust never happen (each check is tried on tables in which it did):");
     for Never { what, found: sql, .. } in NEVER {
         let found: i64 = one(pool, &format!("SELECT count(*) FROM ({sql}) t")).await;
         println!("{found:>9}  {what}");
@@ -218,7 +218,7 @@ pub async fn account(
     }
     for blind in blind(pool).await {
         fine = false;
-        println!("this was not seen although it was there: {blind}");
+        println!("this check does not see what it looks for: {blind}");
     }
     for rule in tenure.verify().await.unwrap() {
         if rule.jobs > 0 {
@@ -231,13 +231,13 @@ pub async fn account(
         Some(after) => {
             println!("all jobs and messages gone {:.1} s after the last fault", after.as_secs_f64());
         }
-        None => println!("NOT ALL JOBS CAME TO AN END"),
+        None => println!("NOT ALL JOBS ENDED"),
     }
     longest_wait(pool, deaths).await;
     fine
 }
 
-/// What would not be seen if it had happened.
+/// The checks that would not see it if it had happened.
 async fn blind(pool: &PgPool) -> Vec<&'static str> {
     let mut blind = Vec::new();
     for Never { what, found, breaks } in NEVER {
@@ -253,7 +253,7 @@ async fn blind(pool: &PgPool) -> Vec<&'static str> {
     blind
 }
 
-/// Tables of what is there, so that each look is cheap.
+/// Copies everything to tables of the account, so that each check is cheap.
 async fn load(pool: &PgPool, journal: &Arc<Mutex<Journal>>) {
     let (mut n, mut way, mut accepted, mut cancelled) = (vec![], vec![], vec![], vec![]);
     for (number, entry) in journal.lock().unwrap().entries() {
@@ -262,7 +262,7 @@ async fn load(pool: &PgPool, journal: &Arc<Mutex<Journal>>) {
         accepted.push(entry.accepted);
         cancelled.push(entry.cancelled);
     }
-    // A temporary table is its session's.
+    // A temporary table belongs to its session.
     let mut session = pool.acquire().await.unwrap();
     let insert =
         "INSERT INTO chaos.journal SELECT * FROM unnest($1::uuid[], $2::text[], $3::bool[], $4::bool[])";
@@ -279,7 +279,7 @@ async fn load(pool: &PgPool, journal: &Arc<Mutex<Journal>>) {
                 payload->>'act' AS act,
                 (SELECT category FROM tenure.dead_letter_jobs d WHERE d.id = all_jobs.id) AS category FROM tenure.all_jobs",
         "CREATE TABLE chaos.attempts AS SELECT * FROM tenure.job_executions_all",
-        // The time of the statement is not that of the commit, before which the fence is asked.
+        // The fence is checked right before the commit, and so the time of the statement is not enough.
         "ALTER TABLE chaos.effects ADD COLUMN committed_at timestamptz",
         "CREATE TEMP TABLE commits AS SELECT ctid AS at, pg_xact_commit_timestamp(xmin) AS committed_at FROM chaos.effects",
         "UPDATE chaos.effects e SET committed_at = c.committed_at FROM commits c WHERE c.at = e.ctid",
@@ -294,10 +294,10 @@ async fn load(pool: &PgPool, journal: &Arc<Mutex<Journal>>) {
 
 /// How long the jobs of processes that died waited until they ran again.
 async fn longest_wait(pool: &PgPool, deaths: &[Death]) {
-    // Of jobs that were lost for the first time, and of the others, which wait longer each time.
+    // Jobs that were lost for the first time, and the others, which wait longer each time.
     let mut waits: [Vec<f64>; 2] = Default::default();
     for death in deaths {
-        // A process id may come again: only what had begun by then was this one's.
+        // Process ids are reused: only attempts that had begun by then belong to this process.
         let sql = "SELECT EXISTS (SELECT FROM chaos.attempts p WHERE p.job_id = a.job_id AND p.outcome = 'lost'
                               AND p.fencing_token < a.fencing_token),
                           extract(epoch FROM (SELECT min(started_at) FROM chaos.attempts b

@@ -1,12 +1,12 @@
-//! Chaos: workers, a producer and their servers for as long as one says, while things go wrong; then an account.
+//! Chaos: workers, a producer and their servers run for a given time while faults happen; then comes an account.
 //!
 //! ```sh
 //! make chaos                                    # a minute, another seed each time
 //! make chaos MINUTES=60 SEED=7                  # an hour, with this plan
-//! make chaos SEED=7 CHAOS=--plan                # only shows what would go wrong, and when
+//! make chaos SEED=7 CHAOS=--plan                # only prints the plan
 //! ```
 //!
-//! Exit 1 if a job was lost, an effect doubled, or anything else happened that never may.
+//! Exits 1 if a job was lost, an effect doubled, or anything else forbidden happened.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 #![allow(missing_docs, unreachable_pub, reason = "nothing here is published")]
 #![allow(clippy::print_stdout, reason = "the account is its output")]
@@ -46,21 +46,21 @@ use crate::{
 
 #[derive(Debug, Parser)]
 struct Args {
-    /// The plan of what goes wrong follows from it. Default: another each time.
+    /// Seed of the plan of faults. Default: random.
     #[arg(long)]
     seed: Option<u64>,
     #[arg(long, default_value_t = 1.0)]
     minutes: f64,
-    /// Jobs per second, together.
+    /// Jobs per second, in total.
     #[arg(long, default_value_t = 30.0)]
     rate: f64,
-    /// Show what would go wrong, and end.
+    /// Print the plan and exit.
     #[arg(long)]
     plan: bool,
     /// Keep the servers' data and all logs here.
     #[arg(long)]
     folder: Option<PathBuf>,
-    /// Cargo says so to benchmarks; nothing follows.
+    /// Cargo passes this to benchmarks; it has no effect.
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -105,7 +105,7 @@ const TIMERS: &[(&str, &str)] = &[
     ("TENURE_DATABASE_WITHIN", "1500ms"),
 ];
 
-/// Two names of which one is the start of the other, and wildcards of SQL.
+/// Names that begin alike, and names with wildcards of SQL.
 const HOSTS: [&str; WORKERS] = ["chaos-1", "chaos-1-2", "chaos_1", "chaos%"];
 
 async fn chaos(args: Args) -> bool {
@@ -138,7 +138,7 @@ async fn chaos(args: Args) -> bool {
         .unwrap()
     };
     let mut config = Config::new(servers.postgres.url(), servers.nats.url());
-    // The consumer is defined by it.
+    // The definition of the consumer depends on it.
     config.timing.ack_wait = Duration::from_secs(8);
     config.timing.stale_after = Duration::from_secs(3);
     config.timing.scan_every = Duration::from_secs(1);
@@ -185,14 +185,14 @@ async fn chaos(args: Args) -> bool {
     over.store(true, Ordering::SeqCst);
     canceller.await.unwrap();
 
-    println!("chaos: no more faults; everything must come to its end");
+    println!("chaos: no more faults; every job and message must end");
     nemesis.heal().await;
     let ended = account::everything_ended(&pool, &nemesis, Duration::from_secs(180)).await;
     let deaths = nemesis.stop().await;
     let (done, skipped) = nemesis.injected();
     let fine = account::account(&pool, &tenure, &journal, &deaths, ended).await;
     println!(
-        "\nfaults that happened ({skipped} more did not: their target was in trouble already, or never came to the point):"
+        "\nfaults that happened ({skipped} more did not: their target was in trouble already, or never reached the point):"
     );
     for (kind, n) in counts(&done) {
         println!("{n:>6}  {kind}");
@@ -227,12 +227,12 @@ async fn prepare(tenure: &Tenure, pool: &PgPool) {
     }
 }
 
-/// Cancels a job now and then, and remembers which were promised to be cancelled.
+/// Cancels a job now and then, and notes the jobs that were reported as cancelled.
 async fn cancel_some(tenure: Tenure, journal: Arc<Mutex<Journal>>, over: Arc<AtomicBool>) {
     while !over.load(Ordering::SeqCst) {
         tokio::time::sleep(Duration::from_millis(700)).await;
         let Some((n, id)) = journal.lock().unwrap().youngest() else { continue };
-        if let Ok(tenure::Cancelled::Cancelled) = tenure.cancel(id).await {
+        if let Ok(tenure::CancelOutcome::Cancelled) = tenure.cancel(id).await {
             journal.lock().unwrap().cancelled(n);
         }
     }

@@ -1,4 +1,4 @@
-//! Who carries the plan out.
+//! The nemesis: it carries out the plan.
 
 use std::{
     path::PathBuf,
@@ -80,7 +80,7 @@ impl Nemesis {
                 process.arm(point);
                 process.signal(Signal::KILL);
                 let before = process.fired().len();
-                // Left alone until it has come there.
+                // No other fault touches the process until it has reached the point.
                 for _ in 0..50 {
                     sleep(Duration::from_millis(100)).await;
                     if process.fired().len() > before {
@@ -113,7 +113,7 @@ impl Nemesis {
                         Trouble::RequestsCut => link.cut_requests(),
                         Trouble::Slow(ms) => link.delay(Duration::from_millis(ms.into())),
                         Trouble::BrokenOff => link.break_off(),
-                        // As sqlx sends it.
+                        // The text that sqlx sends.
                         Trouble::CommitsUnanswered => link.lose_answer_to(b"COMMIT"),
                     }
                 }
@@ -132,7 +132,7 @@ impl Nemesis {
     }
 
     async fn to_a_server(&self, fault: Fault, lasts: Duration) -> bool {
-        // One at a time: they exclude each other.
+        // One at a time: faults of servers exclude each other.
         let Ok(servers) = self.servers.clone().try_lock_owned() else { return false };
         match fault {
             Fault::PostgresRestarted => {
@@ -224,10 +224,10 @@ impl Nemesis {
         jetstream::new(async_nats::connect(&self.config.nats_url).await.unwrap())
     }
 
-    /// What nothing but the stream holds would be lost with it: first, every submission gets its row.
+    /// Does the work once every submission has its row: otherwise it would be lost with the stream.
     async fn without_submissions(&self, work: impl Future<Output = ()>) -> bool {
         std::fs::write(&self.hold, "").unwrap();
-        // Longer than an attempt to publish.
+        // Longer than one try to publish.
         sleep(Duration::from_secs(4)).await;
         let deadline = Instant::now() + Duration::from_secs(10);
         let mut all_have_rows = false;
@@ -247,7 +247,7 @@ impl Nemesis {
         all_have_rows
     }
 
-    /// Tickets of jobs that wait, run and have ended, and of messages long superseded.
+    /// Publishes tickets of jobs that wait, run or have ended, with old dispatches too.
     async fn publish_again(&self) -> bool {
         let sql = "SELECT id, kind FROM tenure.all_jobs ORDER BY random() LIMIT 40";
         let jobs: Result<Vec<(Uuid, String)>, _> = sqlx::query_as(sql).fetch_all(&self.pool).await;
@@ -264,7 +264,7 @@ impl Nemesis {
         true
     }
 
-    /// From now on nothing goes wrong any more.
+    /// Ends all faults.
     pub async fn heal(&self) {
         for process in &self.processes {
             process.postgres.mend();
@@ -283,7 +283,7 @@ impl Nemesis {
         Some(stream.cached_info().state.messages)
     }
 
-    /// Ends all processes; who died of what, and when.
+    /// Ends all processes. Returns every death.
     pub async fn stop(&self) -> Vec<Death> {
         let mut deaths = Vec::new();
         for process in &self.processes {
@@ -297,7 +297,7 @@ impl Nemesis {
     }
 }
 
-/// Does something to the servers that takes its time.
+/// Does slow work on the servers.
 async fn blocking(
     mut servers: tokio::sync::OwnedMutexGuard<Servers>,
     work: impl FnOnce(&mut Servers) + Send + 'static,

@@ -1,13 +1,13 @@
-//! The plan: what goes wrong, when and for how long. It follows from the seed alone.
+//! The plan: which faults happen, when and for how long. The seed alone decides it.
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
-/// How many workers there are at a time.
+/// How many workers run at a time.
 pub const WORKERS: usize = 4;
 
-/// Which of a process's links.
+/// The links of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Link {
     Postgres,
@@ -26,13 +26,13 @@ pub enum Trouble {
     CommitsUnanswered,
 }
 
-/// What goes wrong. A process is a worker, by its number, or the producer: [`WORKERS`].
+/// A fault. A process is a worker, by its number, or the producer: [`WORKERS`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fault {
     Kill {
         process: usize,
     },
-    /// Killed by itself at a point of its code, once it has been started anew.
+    /// The process is started again and kills itself at a point of its code.
     KillAt {
         process: usize,
         point: &'static str,
@@ -67,7 +67,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// What is counted in the report.
+    /// The label under which the report counts this fault.
     pub fn kind(&self) -> String {
         match self {
             Self::Kill { process: WORKERS } => "producer killed".into(),
@@ -75,7 +75,7 @@ impl Fault {
             Self::KillAt { point, .. } => format!("killed at the point `{point}`"),
             Self::Pause { process: WORKERS } => "producer paused".into(),
             Self::Pause { .. } => "worker paused".into(),
-            Self::Stop { .. } => "worker told to stop".into(),
+            Self::Stop { .. } => "worker stopped".into(),
             Self::StopThenKill { .. } => "worker killed in its shutdown".into(),
             Self::Disturb { link, trouble, .. } => {
                 let link = match link {
@@ -113,7 +113,7 @@ impl Fault {
 pub struct Event {
     pub after: Duration,
     pub fault: Fault,
-    /// How long, where it lasts.
+    /// How long the fault lasts, if it lasts at all.
     pub lasts: Duration,
 }
 
@@ -137,7 +137,7 @@ const POINTS: &[&str] = &[
     "relayed",
 ];
 
-/// What a seed means, for a run of this length.
+/// The plan of a seed for a run of this length.
 pub fn plan(seed: u64, length: Duration) -> Vec<Event> {
     let mut random = StdRng::seed_from_u64(seed);
     let mut after = Duration::from_secs(2);
@@ -194,7 +194,7 @@ fn pick<T: Copy>(random: &mut StdRng, from: &[T]) -> T {
     from[random.random_range(0..from.len())]
 }
 
-/// How many of each kind.
+/// Counts the faults of each kind.
 pub fn counts<'e>(events: impl IntoIterator<Item = &'e Event>) -> BTreeMap<String, u32> {
     let mut counts = BTreeMap::new();
     for event in events {

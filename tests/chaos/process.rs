@@ -1,4 +1,4 @@
-//! A process of a chaos run: started again whenever it ends, and connected by links that can be disturbed.
+//! A process of a chaos run: restarted whenever it ends, and connected by links that can be disturbed.
 
 use std::{
     collections::HashMap,
@@ -23,7 +23,7 @@ use uuid::Uuid;
 
 use crate::proxy::Proxy;
 
-/// What the producer noted of its jobs.
+/// The producer's notes about its jobs.
 #[derive(Debug, Default)]
 pub struct Journal {
     entries: HashMap<Uuid, Entry>,
@@ -50,7 +50,7 @@ impl Journal {
         }
     }
 
-    /// The last job of which the id is known, if nobody has asked for it yet.
+    /// Takes the last job whose id is known.
     pub fn youngest(&mut self) -> Option<(Uuid, JobId)> {
         self.youngest.take()
     }
@@ -63,13 +63,13 @@ impl Journal {
         self.entries.iter()
     }
 
-    /// All that were accepted this way.
+    /// The jobs that were accepted in this way.
     pub fn accepted(&self, way: &str) -> Vec<Uuid> {
         self.entries.iter().filter(|(_, entry)| entry.accepted && entry.way == way).map(|(n, _)| *n).collect()
     }
 }
 
-/// A process that ended otherwise than by itself and in good order.
+/// The end of a process that did not exit with 0.
 #[derive(Debug, Clone)]
 pub struct Death {
     pub host: String,
@@ -80,7 +80,7 @@ pub struct Death {
 pub struct Process {
     pub postgres: Proxy,
     pub nats: Proxy,
-    /// Somebody is at it.
+    /// Whether a fault is under way.
     pub busy: AtomicBool,
     state: Arc<State>,
     supervisor: JoinHandle<()>,
@@ -92,12 +92,12 @@ struct State {
     log: PathBuf,
     journal: Option<Arc<Mutex<Journal>>>,
     pid: AtomicI32,
-    /// Where the next process will kill itself.
+    /// The point at which the next process will kill itself.
     point: Mutex<Option<&'static str>>,
-    /// Where this one will, unless something else happens to it first.
+    /// The point at which this process will kill itself, unless another fault hits it first.
     armed: Mutex<Option<&'static str>>,
     deaths: Mutex<Vec<Death>>,
-    /// At which points it has killed itself.
+    /// The points at which its processes have killed themselves.
     fired: Mutex<Vec<&'static str>>,
     killed: AtomicBool,
     over: AtomicBool,
@@ -132,13 +132,13 @@ impl Process {
         Self { postgres, nats, busy: AtomicBool::new(false), state, supervisor }
     }
 
-    /// Whether it was there to hear it.
+    /// Sends a signal. Returns whether the process was running.
     pub fn signal(&self, signal: Signal) -> bool {
         let Some(pid) = Pid::from_raw(self.state.pid.load(Ordering::SeqCst)) else { return false };
         if signal == Signal::KILL {
             self.state.killed.store(true, Ordering::SeqCst);
         }
-        // It may have ended by itself.
+        // The process may have ended by itself.
         kill_process(pid, signal).is_ok()
     }
 
@@ -147,17 +147,17 @@ impl Process {
         self.state.fired.lock().unwrap().clone()
     }
 
-    /// The next process kills itself there.
+    /// Has the next process kill itself at this point.
     pub fn arm(&self, point: &'static str) {
         *self.state.point.lock().unwrap() = Some(point);
     }
 
-    /// Whether the process that runs is going to kill itself.
+    /// Whether the running process is going to kill itself.
     pub fn is_armed(&self) -> bool {
         self.state.armed.lock().unwrap().is_some()
     }
 
-    /// Ends it for good.
+    /// Ends the process for good. Returns every death.
     pub async fn stop(&self, signal: Signal) -> Vec<Death> {
         self.state.over.store(true, Ordering::SeqCst);
         self.signal(signal);

@@ -1,4 +1,4 @@
-//! What the processes of a chaos run do: workers whose handlers leave effects, and a producer that keeps a journal.
+//! The processes of a chaos run: workers whose handlers leave effects, and a producer that keeps a journal.
 
 use std::{
     io::Write,
@@ -7,7 +7,6 @@ use std::{
 };
 
 use async_nats::jetstream;
-use futures::future::BoxFuture;
 use rand::RngExt;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -18,7 +17,7 @@ use tenure::{
 };
 use uuid::Uuid;
 
-/// A job: its number is the producer's, so that nothing depends on tenure's ids.
+/// A job, numbered by the producer, so that the account does not depend on tenure's ids.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Task {
     pub n: Uuid,
@@ -29,11 +28,11 @@ pub struct Task {
 impl Job for Task {
     const KIND: &'static str = "task";
     const QUEUE: &'static str = "chaos";
-    /// So many that a job does not run out of them because of others' deaths.
+    /// High enough that the deaths of workers never use up a job's attempts.
     const MAX_ATTEMPTS: u32 = 60;
 }
 
-/// Acts and how often, in a thousand.
+/// Acts, and how often each occurs in a thousand jobs.
 const ACTS: &[(&str, u32)] = &[
     ("once", 380),
     ("fenced", 250),
@@ -63,21 +62,14 @@ fn task() -> Task {
     Task { n: Uuid::new_v4(), act: act(), lasts_ms: rand::random_range(0..lasts_ms) }
 }
 
-fn insert<'t>(
-    tx: &'t mut PgConnection,
-    table: &'static str,
-    n: Uuid,
-    token: FencingToken,
-) -> BoxFuture<'t, Result<(), JobError>> {
+async fn insert(tx: &mut PgConnection, table: &str, n: Uuid, token: FencingToken) -> Result<(), JobError> {
     let sql = match table {
         "once" => "INSERT INTO chaos.effects (way, n, token) VALUES ('once', $1, $2)",
         "fenced" => "INSERT INTO chaos.effects (way, n, token) VALUES ('fenced', $1, $2)",
         _ => "INSERT INTO chaos.effects (way, n, token) VALUES ('together', $1, $2)",
     };
-    Box::pin(async move {
-        sqlx::query(sql).bind(n).bind(token).execute(tx).await?;
-        Ok(())
-    })
+    sqlx::query(sql).bind(n).bind(token).execute(tx).await?;
+    Ok(())
 }
 
 async fn run(task: Task, ctx: JobContext<PgPool>) -> Result<Outcome, JobError> {
@@ -90,7 +82,7 @@ async fn run(task: Task, ctx: JobContext<PgPool>) -> Result<Outcome, JobError> {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     match task.act.as_str() {
-        "fenced" => ctx.fenced_tx(move |tx| insert(tx, "fenced", n, token)).await?,
+        "fenced" => ctx.fenced_tx(async |tx| insert(tx, "fenced", n, token).await).await?,
         "together" => {
             let mut tx = ctx.state().begin().await?;
             insert(&mut tx, "together", n, token).await?;
@@ -103,11 +95,11 @@ async fn run(task: Task, ctx: JobContext<PgPool>) -> Result<Outcome, JobError> {
         "aborts at first" if first => std::process::abort(),
         "snoozes" if first => return Ok(Outcome::Snooze(Duration::from_millis(700))),
         "blocks" => std::thread::sleep(Duration::from_millis(1_500)),
-        // Longer than stale_after, without a sign of life.
+        // Silent for longer than stale_after.
         "silent at first" if first => tokio::time::sleep(Duration::from_secs(5)).await,
         _ => {}
     }
-    ctx.once("effect", move |tx| insert(tx, "once", n, token)).await?;
+    ctx.once("effect", async |tx| insert(tx, "once", n, token).await).await?;
     Outcome::done(n)
 }
 
@@ -134,7 +126,7 @@ pub async fn worker() {
     }
 }
 
-/// What a line of the journal says: tried, accepted, or nobody knows.
+/// Writes a line of the journal: `what` is "tried" or "accepted".
 fn note(what: &str, way: &str, n: Uuid, id: &str) {
     let ms = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis();
     let mut out = std::io::stdout().lock();
@@ -168,7 +160,7 @@ pub async fn producer(hold: &Path) {
             let n = task.n;
             note("tried", "enqueue", n, "");
             let request = JobRequest::from(task).unique_key(n.to_string());
-            // Asked again under its key, an answer that was lost is given again.
+            // A repeated enqueue under the same key returns the answer that was lost.
             for _ in 0..5 {
                 match tenure.enqueue(request.clone()).await {
                     Ok(enqueued) => {
@@ -190,7 +182,7 @@ pub async fn producer(hold: &Path) {
                 let mut tx = pool.begin().await?;
                 sqlx::query("INSERT INTO chaos.orders VALUES ($1)").bind(n).execute(&mut *tx).await?;
                 let enqueued = tenure.enqueue(task).tx(&mut tx).await.map_err(JobError::permanent)?;
-                // Sometimes the user thinks better of it.
+                // One transaction in ten is rolled back.
                 if n.as_u128().is_multiple_of(10) {
                     tx.rollback().await?;
                 } else {

@@ -1,8 +1,8 @@
-//! What a migration may say, once workers of the release before it are in use: it adds, and holds nobody up for long.
+//! The statements that a migration may use while workers of the release before it run: they add, and lock briefly.
 //!
-//! A list of what may be said, not of what may not: whatever is new is looked at by somebody first.
+//! An allow-list, not a deny-list: a person looks first at every new form of statement.
 
-/// Tables that may be large. An index over one of them is built while everybody who writes to it waits.
+/// Tables that may be large. Building an index over one of them blocks every writer meanwhile.
 const LARGE: &[&str] = &[
     "tenure.jobs",
     "tenure.job_history",
@@ -13,18 +13,18 @@ const LARGE: &[&str] = &[
     "tenure.effects",
 ];
 
-/// What differs for each row, so that a new column has every row written anew.
+/// Defaults that differ for each row, so that adding the column rewrites every row.
 const VOLATILE: &[&str] =
     &["clock_timestamp", "timeofday", "random", "gen_random_uuid", "nextval", "serial", "generated"];
 
-/// Names that statements of released programs give to something else beside a table's own columns: with such a column,
-/// those programs could not say which of the two they mean.
+/// Names that statements of released programs use for something else beside a table's own columns: such a column would
+/// make their statements ambiguous.
 const TAKEN: &[(&str, &[&str])] = &[
     ("tenure.jobs", &["category", "charged", "error", "output", "passed", "route", "verdict"]),
     ("tenure.workers", &["queue"]),
 ];
 
-/// The statements of a migration that do not only add, with the reason.
+/// The statements of a migration that do more than add, each with the reason.
 pub fn objections(sql: &str) -> Vec<String> {
     let statements = statements(sql);
     let created: Vec<String> = statements
@@ -78,7 +78,7 @@ fn objection(statement: &str, created: &[String]) -> Option<&'static str> {
             return None;
         }
         if table.is_empty() || !table.starts_with("tenure.") {
-            return Some("a table is named with its schema, and is tenure's");
+            return Some("a migration names tables with their schema, and only tenure's");
         }
         return actions(&rest[table.len()..])
             .into_iter()
@@ -94,14 +94,14 @@ fn objection(statement: &str, created: &[String]) -> Option<&'static str> {
             if unique.contains("unique") {
                 return Some("older programs write rows that are not unique");
             }
-            return LARGE.contains(&table).then_some("whoever writes to this table waits until it is built");
+            return LARGE.contains(&table).then_some("building it blocks every writer of this table");
         }
     }
     let adds = [
         "create table ",
         "create function ",
         "create view ",
-        // Postgres itself refuses one that takes a column away, and a function of another type.
+        // Postgres itself refuses to remove a view's column, or to change a function's type.
         "create or replace view ",
         "create or replace function ",
         "comment on ",
@@ -114,9 +114,9 @@ fn objection(statement: &str, created: &[String]) -> Option<&'static str> {
         return partition.then_some("a partition locks the whole table");
     }
     if let Some(rest) = statement.strip_prefix("insert into ") {
-        return (!is_new(name(rest))).then_some("rows are written to a table that is in use");
+        return (!is_new(name(rest))).then_some("it writes rows to a table in use");
     }
-    Some("not known to only add")
+    Some("not on the list of statements that only add")
 }
 
 /// The parts of ALTER TABLE, which commas separate.
@@ -142,23 +142,23 @@ fn actions(text: &str) -> Vec<String> {
 
 fn objection_to_action(table: &str, action: &str) -> Option<&'static str> {
     let Some(column) = action.strip_prefix("add column ") else {
-        // Storage parameters: nobody waits for them.
-        return (!action.starts_with("set (")).then_some("not known to only add");
+        // Storage parameters block no statement.
+        return (!action.starts_with("set (")).then_some("not on the list of statements that only add");
     };
     let mut taken = TAKEN.iter().filter(|(of, _)| *of == table).flat_map(|(_, names)| *names);
     if taken.any(|taken| *taken == name(column)) {
-        return Some("older programs have this name for something else");
+        return Some("older programs use this name for something else");
     }
     let words: Vec<_> = column.split([' ', '(', ')']).collect();
     if VOLATILE.iter().any(|volatile| words.iter().any(|word| word.ends_with(volatile))) {
-        return Some("every row is written anew under the lock");
+        return Some("it rewrites every row under the lock");
     }
     if column.contains(" not null") && !column.contains(" default ") {
         return Some("older programs write rows without this column");
     }
     let checked = ["check", "unique", "primary", "references"];
     if words.iter().any(|word| checked.contains(word)) {
-        return Some("every row is looked at under the lock, and older programs do not know the rule");
+        return Some("it checks every row under the lock, and older programs do not know the rule");
     }
     None
 }
@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_only_adds_passes() {
+    fn a_statement_that_only_adds_passes() {
         let sql = "-- Adds; drops nothing.
             CREATE TABLE tenure.new (id uuid PRIMARY KEY, at timestamptz NOT NULL DEFAULT clock_timestamp());
             CREATE UNIQUE INDEX new_by_time ON tenure.new (at);
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_takes_away_rewrites_or_locks_for_long_is_objected_to() {
+    fn a_statement_that_removes_rewrites_or_locks_for_long_is_rejected() {
         for sql in [
             "DROP TABLE tenure.effects",
             "TRUNCATE tenure.effects",

@@ -1,31 +1,27 @@
-//! Batches: what group commit makes possible, and must not.
+//! Batches: the faults that group commit could introduce.
 
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use sqlx::Row;
-use tenure::{EnqueueError, JobContext, JobRequest, KindOptions, Outcome, STATEMENTS, Worker};
+use tenure::{EnqueueError, JobContext, JobRequest, KindOptions, Outcome, Worker};
 use tokio::time::{sleep, timeout};
 use uuid::Uuid;
 
-use crate::harness::{Bench, Running, bench, bench_with, bench_with_servers};
+use crate::harness::{Bench, Running, bench, bench_with, bench_with_servers, statement};
 
-/// As `tenure bench` enqueues them, so that its workers run them.
+/// A job of the kind that the workers of `tenure bench` run.
 fn order(n: usize) -> JobRequest {
     JobRequest::new("q", "order", json!({ "number": n, "customer": "c", "lines": [], "note": "" }))
 }
 
-/// Jobs that are not taken for lost while a test holds them up.
+/// Long timers: no job counts as lost while a test holds it up.
 async fn patient() -> Bench {
     bench_with(|config| {
         config.timing.stale_after = Duration::from_secs(30);
         config.timing.ack_wait = Duration::from_secs(60);
     })
     .await
-}
-
-fn statement(names: &str) -> &'static str {
-    STATEMENTS.iter().find(|(known, _)| known.trim() == names).unwrap().1
 }
 
 fn worker(bench: &Bench, slots: usize) -> Running {
@@ -36,9 +32,9 @@ fn worker(bench: &Bench, slots: usize) -> Running {
     )
 }
 
-/// Claims by the production statement; `(claim id, token)` of each that was won.
+/// Claims by the production statement. Returns `(claim id, token)` of each claim won.
 async fn claim(bench: &Bench, jobs: &[Uuid]) -> Vec<(Uuid, i64)> {
-    let rows = sqlx::query(statement("claim claim_wait claim_unlimited claim_won"))
+    let rows = sqlx::query(statement("claim"))
         .bind(jobs)
         .bind("q")
         .bind("order")
@@ -53,7 +49,7 @@ async fn claim(bench: &Bench, jobs: &[Uuid]) -> Vec<(Uuid, i64)> {
 }
 
 async fn complete(bench: &Bench, jobs: &[Uuid], tokens: &[i64], claims: &[Uuid]) -> Vec<Uuid> {
-    let rows = sqlx::query(statement("complete complete_move"))
+    let rows = sqlx::query(statement("complete"))
         .bind(jobs)
         .bind(tokens)
         .bind(claims)
@@ -91,8 +87,8 @@ async fn of_a_stale_and_a_current_completion_in_one_batch_only_the_current_one_c
     assert_eq!(token, 2);
     for batch in [[(1, stale), (2, current)], [(2, current), (1, stale)]] {
         let mut tx = bench.pool.begin().await.unwrap();
-        // What the client sends when a batch names one job twice.
-        let pairwise = "complete_locked complete_skip complete_taken complete_move";
+        // The statement that the client sends when a batch names one job twice.
+        let pairwise = "complete_skip";
         let done: Vec<Uuid> = sqlx::query(statement(pairwise))
             .bind(vec![job, job])
             .bind(batch.map(|(token, _)| i64::from(token)).to_vec())
@@ -107,13 +103,13 @@ async fn of_a_stale_and_a_current_completion_in_one_batch_only_the_current_one_c
         assert_eq!(done, [current]);
         tx.rollback().await.unwrap();
     }
-    // The same completion twice in one batch, as after a lost answer: it is done once, and one is told so.
+    // The same completion twice in one batch, as after a lost answer: one of the two gets the answer.
     assert_eq!(complete(&bench, &[job, job], &[2, 2], &[current, current]).await.len(), 1);
     assert_eq!(bench.count("tenure.job_history WHERE fencing_token = 2").await, 1);
     assert_eq!(complete(&bench, &[job], &[1], &[stale]).await.len(), 0);
 }
 
-/// 200 jobs, of which the victim has claimed or completed a batch when it dies: nobody got an answer.
+/// 200 jobs. The victim has claimed or completed a batch of them when it dies, and got no answer.
 async fn killed_with_a_batch(point: &str) {
     let bench = bench().await;
     bench.tenure.setup(&["q".into()]).await.unwrap();
@@ -121,7 +117,7 @@ async fn killed_with_a_batch(point: &str) {
     bench.tenure.flush().await;
     let mut command = bench.program(&["bench-worker", "q", "--slots", "100", "--mode", "decode"]);
     command.env("TENURE_FAULT", format!("{point}=kill")).env("TENURE_HOSTNAME", "elsewhere");
-    // It ends when its standard input does.
+    // The victim ends when its standard input does.
     let mut victim = command.stdin(std::process::Stdio::piped()).kill_on_drop(true).spawn().unwrap();
     let input = victim.stdin.take();
     let status = timeout(Duration::from_secs(60), victim.wait()).await.unwrap().unwrap();
@@ -135,7 +131,7 @@ async fn killed_with_a_batch(point: &str) {
     let other = worker(&bench, 100);
     bench.until_count("tenure.job_history WHERE status = 'completed'", 200).await;
     bench.until_stream_is_empty(Duration::from_secs(20)).await;
-    assert_eq!(bench.text(completed).await, before, "what it had completed was not run again");
+    assert_eq!(bench.text(completed).await, before, "no completed job ran again");
     if point == "batch_claimed" {
         assert!(
             bench.count("tenure.job_history WHERE fencing_token = 2").await > 1,
@@ -185,13 +181,13 @@ async fn one_refused_job_fails_alone_and_the_others_of_its_batch_are_enqueued() 
     assert_eq!(bench.count("tenure.jobs").await, 59);
     bench.tenure.flush().await;
     assert_eq!(bench.messages().await, 59);
-    // All or none, where that was asked for.
+    // All or none, where the caller asked for that.
     assert!(bench.tenure.enqueue_many((0..20).map(order)).await.is_err());
     assert_eq!(bench.count("tenure.jobs").await, 59);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_key_that_an_open_transaction_is_about_to_take_delays_nobody_else() {
+async fn a_key_that_an_open_transaction_holds_delays_no_other_enqueue() {
     let bench = bench().await;
     let mut tx = bench.pool.begin().await.unwrap();
     let holder = bench.tenure.enqueue(order(0)).unique_key("held").tx(&mut tx).await.unwrap();
@@ -212,7 +208,7 @@ async fn a_key_that_an_open_transaction_is_about_to_take_delays_nobody_else() {
     assert_eq!(bench.count("tenure.jobs").await, 31);
 }
 
-/// However many keys are waited for, jobs without one are not.
+/// Jobs without a key do not wait, however many keys are held.
 #[tokio::test(flavor = "multi_thread")]
 async fn held_keys_delay_no_job_without_a_key() {
     let bench = bench().await;
@@ -245,7 +241,7 @@ async fn held_keys_delay_no_job_without_a_key() {
     assert!(since.elapsed() < Duration::from_secs(5), "each waited: {:?}", since.elapsed());
     tx.rollback().await.unwrap();
     for waiting in waiting {
-        // Or it waited in vain for its turn, and was told so.
+        // Or it waited in vain for its turn, and the error says so.
         match waiting.await.unwrap() {
             Ok(()) => {}
             Err(error) => assert!(matches!(error, EnqueueError::KeyBusy { .. }), "{error:?}"),
@@ -255,7 +251,7 @@ async fn held_keys_delay_no_job_without_a_key() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_row_that_somebody_locks_delays_no_other_claim() {
+async fn a_locked_row_delays_no_other_claim() {
     let bench = bench().await;
     bench.tenure.setup(&["q".into()]).await.unwrap();
     let jobs = bench.tenure.enqueue_many((0..40).map(order)).await.unwrap();
@@ -265,12 +261,12 @@ async fn a_row_that_somebody_locks_delays_no_other_claim() {
         .execute(&mut *tx)
         .await
         .unwrap();
-    // Nothing but the message brings it back: it must not be acknowledged.
+    // Only the message can run this job: it must not be acknowledged.
     let worker = Running::start(
         Worker::builder(&bench.tenure)
             .handle_kind("order", KindOptions::new(), |_: Value, _: JobContext| async {})
             .concurrency("q", 40)
-            .recovery(false, false, false),
+            .recovery(&[]),
     );
     bench.until_within("(SELECT count(*) FROM tenure.job_history) = 39", Duration::from_secs(10)).await;
     tx.rollback().await.unwrap();
@@ -280,7 +276,7 @@ async fn a_row_that_somebody_locks_delays_no_other_claim() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_row_that_somebody_locks_delays_no_other_progress_and_no_other_completion() {
+async fn a_locked_row_delays_no_other_progress_and_no_other_completion() {
     let bench = patient().await;
     let go = bench.config.runtime_dir.join("go");
     std::fs::create_dir_all(&bench.config.runtime_dir).unwrap();
@@ -320,7 +316,7 @@ async fn a_row_that_somebody_locks_delays_no_other_progress_and_no_other_complet
     assert_eq!(bench.value::<Uuid>("SELECT id FROM tenure.jobs").await, locked);
     tx.rollback().await.unwrap();
     bench.until_count("tenure.job_history WHERE attempt = 1", 20).await;
-    assert_eq!(bench.count("tenure.recovery_events").await, 0, "nobody took it for lost");
+    assert_eq!(bench.count("tenure.recovery_events").await, 0, "no recovery path judged it lost");
     worker.stop().await;
 }
 
@@ -330,16 +326,16 @@ async fn callers_that_give_up_leave_nothing_half_done() {
     bench.tenure.setup(&["q".into()]).await.unwrap();
     for n in 0..300 {
         let enqueue = bench.tenure.enqueue(order(n)).into_future();
-        // Some are dropped before they were sent, some while their statement is in flight.
+        // Some calls are dropped before their statement is sent, some while it is in flight.
         let patience = Duration::from_micros(u64::try_from(n).unwrap() * 10);
         drop(timeout(patience, enqueue).await);
     }
-    // Many at once, too: all of them with their messages, or none.
+    // Calls for many jobs at once, too: all jobs with their messages, or none.
     for n in 0..20 {
         let enqueue = bench.tenure.enqueue_many((0..5).map(order)).into_future();
         drop(timeout(Duration::from_micros(n * 200), enqueue).await);
     }
-    // The connection is whole, and so is the order of its answers.
+    // The connection still works, and its answers arrive in order.
     let last = bench.tenure.enqueue(order(1_000)).await.unwrap();
     assert_eq!(bench.tenure.job(last.id).await.unwrap().unwrap().payload.unwrap()["number"], 1_000);
     bench.tenure.flush().await;
@@ -347,7 +343,7 @@ async fn callers_that_give_up_leave_nothing_half_done() {
     assert!((1..=401).contains(&rows));
     assert_eq!(bench.messages().await, u64::try_from(rows).unwrap(), "each row has its message");
     let worker = worker(&bench, 50);
-    // What was under way when its caller gave up may have come since.
+    // Statements that were under way when their callers gave up may have committed since.
     bench
         .until(&format!(
             "NOT EXISTS (SELECT FROM tenure.jobs) AND (SELECT count(*) FROM tenure.job_history) >= {rows}"
@@ -381,7 +377,7 @@ async fn without_postgres_every_caller_gets_its_own_answer_and_may_try_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_waits_for_the_publications_waits_until_the_relay_has_what_failed() {
+async fn flush_waits_until_the_relay_has_the_messages_that_failed() {
     let mut bench = bench_with_servers(|_| {}).await;
     let mut servers = bench.own.take().unwrap();
     servers.nats.stop();
@@ -411,7 +407,7 @@ async fn many_locked_rows_delay_the_others_once() {
     worker.stop().await;
 }
 
-/// Producers' messages become rows together, too; one whose key is about to be taken holds up nobody.
+/// Submissions become rows in batches, too; one whose key another transaction holds delays no other.
 #[tokio::test(flavor = "multi_thread")]
 async fn submissions_share_their_commits_and_a_held_key_delays_no_other() {
     let bench = bench().await;
@@ -431,7 +427,7 @@ async fn submissions_share_their_commits_and_a_held_key_delays_no_other() {
     bench.until_within("(SELECT count(*) FROM tenure.job_history) = 299", Duration::from_secs(10)).await;
     let commits = bench.count("(SELECT DISTINCT xmin::text FROM tenure.job_keys) AS commits").await;
     assert!(commits < 60, "{commits} transactions for 299 submissions");
-    // Its job is nobody's any more: the submission makes it.
+    // The key is free again: the submission makes its job.
     tx.rollback().await.unwrap();
     bench.until_count("tenure.job_history WHERE payload = '100'", 1).await;
     bench.until_stream_is_empty(Duration::from_secs(20)).await;
@@ -448,7 +444,7 @@ async fn one_refused_output_fails_alone_and_the_others_of_its_batch_complete() {
              BEGIN RAISE EXCEPTION USING ERRCODE = TG_ARGV[0], MESSAGE = 'poison'; END $$",
         )
         .await;
-    // An output that Postgres will never take, and one that a rule of the user's does not take for now.
+    // An output that Postgres will never accept, and one that a trigger of the user's refuses for now.
     for (number, code) in [(13, "22000"), (14, "P0001")] {
         bench
             .execute(&format!(
@@ -469,14 +465,14 @@ async fn one_refused_output_fails_alone_and_the_others_of_its_batch_complete() {
         bench.value::<Value>("SELECT payload -> 'number' FROM tenure.dead_letter_jobs").await,
         json!(13)
     );
-    // The other one is tried on and on, and is done when its rule is gone.
+    // The worker retries the other one until the trigger is gone.
     assert_eq!(bench.value::<Value>("SELECT payload -> 'number' FROM tenure.jobs").await, json!(14));
     bench.execute("DROP TRIGGER refuse_14 ON tenure.job_history").await;
     bench.until_count("tenure.job_history WHERE status = 'completed' AND attempt = 1", 59).await;
     worker.stop().await;
 }
 
-/// While its row is locked, a completion is tried again and again: without the others, which would wait.
+/// While its row is locked, a completion is retried on its own, so that the others need not wait for it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_locked_completion_costs_the_others_one_delay_and_not_one_each_time_it_is_tried() {
     let bench = patient().await;
@@ -502,7 +498,7 @@ async fn a_locked_completion_costs_the_others_one_delay_and_not_one_each_time_it
     let rollbacks = "SELECT xact_rollback FROM pg_stat_database WHERE datname = current_database()";
     let before: i64 = bench.value(rollbacks).await;
     gate.add_permits(1);
-    // It is tried some six times meanwhile, and a lock that was not to be had rolls its transaction back.
+    // The completion is tried some six times meanwhile; a try that fails to get the lock rolls its transaction back.
     sleep(Duration::from_secs(4)).await;
     let after: i64 = bench.value(rollbacks).await;
     assert!(after > before, "it was not tried, or did not wait");
@@ -512,9 +508,9 @@ async fn a_locked_completion_costs_the_others_one_delay_and_not_one_each_time_it
     worker.stop().await;
 }
 
-/// A frozen stream confirms nothing. What waits for it is bounded, and nobody is held up for longer than once.
+/// A frozen stream confirms nothing. The number of waiting messages is bounded, and each caller waits at most once.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_frozen_stream_does_not_confirm_is_bounded_and_left_to_the_relay() {
+async fn messages_that_a_frozen_stream_does_not_confirm_are_bounded_and_left_to_the_relay() {
     let mut bench = bench_with_servers(|config| config.timing.publish_within = Duration::from_secs(3)).await;
     let servers = bench.own.take().unwrap();
     bench.tenure.setup(&["q".into()]).await.unwrap();
@@ -529,7 +525,7 @@ async fn what_a_frozen_stream_does_not_confirm_is_bounded_and_left_to_the_relay(
     let since = Instant::now();
     let told = bench.tenure.enqueue(order(1)).await.unwrap().id;
     assert!(since.elapsed() >= Duration::from_millis(500), "it did not wait for room");
-    // There was none, or what had it has failed; this one fails like the others.
+    // No room came free, or the messages before it failed; this one fails like them.
     bench.until_count(&format!("{to_relay} AND id = '{told}'"), 1).await;
     let since = Instant::now();
     for n in 0..50 {
@@ -537,7 +533,7 @@ async fn what_a_frozen_stream_does_not_confirm_is_bounded_and_left_to_the_relay(
     }
     assert!(since.elapsed() < Duration::from_secs(20), "each waited for room again");
     servers.nats.signal(rustix::process::Signal::CONT);
-    // There is room again, and messages are sent.
+    // There is room again, and new messages are published.
     let mut more = 0;
     loop {
         let id = bench.tenure.enqueue(order(2)).await.unwrap().id;
@@ -546,7 +542,7 @@ async fn what_a_frozen_stream_does_not_confirm_is_bounded_and_left_to_the_relay(
         if bench.count(&format!("{to_relay} AND id = '{id}'")).await == 0 {
             break;
         }
-        assert!(more < 100, "everything is left to the relay for ever");
+        assert!(more < 100, "every message is still left to the relay");
         sleep(Duration::from_millis(100)).await;
     }
     let worker = worker(&bench, 1_000);
@@ -556,7 +552,7 @@ async fn what_a_frozen_stream_does_not_confirm_is_bounded_and_left_to_the_relay(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn many_may_wait_for_the_publications_while_others_enqueue() {
+async fn many_callers_may_flush_while_others_enqueue() {
     let bench = bench().await;
     bench.tenure.setup(&["q".into()]).await.unwrap();
     let tenure = bench.tenure.clone();
@@ -577,7 +573,10 @@ async fn many_may_wait_for_the_publications_while_others_enqueue() {
         })
         .collect();
     for waiting in waiting {
-        timeout(Duration::from_secs(30), waiting).await.expect("it waits for what others enqueue").unwrap();
+        timeout(Duration::from_secs(30), waiting)
+            .await
+            .expect("a flush waits for the jobs that others enqueue")
+            .unwrap();
     }
     busy.abort();
 }

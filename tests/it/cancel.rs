@@ -5,16 +5,16 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tenure::{
-    CancelReason, Cancelled, JobContext, JobError, JobRequest, KindOptions, Outcome, Status, Worker,
+    CancelOutcome, CancelReason, JobContext, JobError, JobRequest, KindOptions, Outcome, Status, Worker,
 };
 use tokio::sync::mpsc;
 
 use crate::{
-    harness::{Bench, Child, Running, bench, bench_with, bench_with_servers, until_file},
+    harness::{Bench, Child, Running, bench, bench_with, bench_with_servers, statement, until_file},
     scenarios::{Step, step},
 };
 
-/// Nobody takes a job back here, and no progress write tells of anything by chance.
+/// Long timers: no recovery resets a job, and no progress write carries a cancellation by chance.
 fn patient(config: &mut tenure::Config) {
     config.timing.stale_after = Duration::from_secs(300);
     config.timing.scan_every = Duration::from_secs(30);
@@ -25,7 +25,7 @@ fn job(n: u32) -> JobRequest {
     JobRequest::new("q", "k", json!(n))
 }
 
-/// A worker of silent handlers, which tell why they were stopped and when.
+/// A worker of silent handlers, which send the reason for their stop and its time.
 fn silent(bench: &Bench, slots: usize) -> (Running, mpsc::UnboundedReceiver<(CancelReason, Instant)>) {
     let (tell, told) = mpsc::unbounded_channel();
     let handler = move |_: Value, ctx: JobContext| {
@@ -49,10 +49,10 @@ async fn a_queued_job_is_cancelled_at_once_and_its_message_runs_nothing() {
     let later = bench.tenure.enqueue(job(2)).delay(Duration::from_secs(600)).await.unwrap().id;
     bench.tenure.flush().await;
     for id in [now, later] {
-        assert_eq!(bench.tenure.cancel(id).await.unwrap(), Cancelled::Cancelled);
-        // Twice is as good as once.
+        assert_eq!(bench.tenure.cancel(id).await.unwrap(), CancelOutcome::Cancelled);
+        // The second cancellation changes nothing.
         let again = bench.tenure.cancel(id).await.unwrap();
-        assert_eq!(again, Cancelled::Finished { status: Status::Cancelled });
+        assert_eq!(again, CancelOutcome::Finished { status: Status::Cancelled });
         assert_eq!(bench.tenure.job(id).await.unwrap().unwrap().status, Status::Cancelled);
     }
     assert_eq!(bench.messages().await, 1);
@@ -71,13 +71,15 @@ async fn a_queued_job_is_cancelled_at_once_and_its_message_runs_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_running_job_is_cancelled_within_a_second_wherever_it_runs() {
     let bench = bench_with(patient).await;
-    // In another process, silent, with a write of its own only in minutes.
+    // A silent job in another process, whose own next write is minutes away.
     let mut other = Child::start(&bench, "worker");
     let job = Step::new(&bench, "until cancelled");
     let id = bench.tenure.enqueue(job.clone()).await.unwrap().id;
     until_file(&job.file("started")).await;
     let asked = Instant::now();
-    let Cancelled::Asked { worker } = bench.tenure.cancel(id).await.unwrap() else { panic!("not running") };
+    let CancelOutcome::Asked { worker } = bench.tenure.cancel(id).await.unwrap() else {
+        panic!("not running")
+    };
     assert!(worker.contains(&other.pid().to_string()), "{worker}");
     until_file(&job.file("result")).await;
     let took = asked.elapsed();
@@ -101,8 +103,8 @@ async fn without_nats_a_running_job_learns_with_its_next_progress_write() {
     until_file(&job.file("started")).await;
     bench.own.as_mut().unwrap().nats.stop();
     let asked = Instant::now();
-    assert!(matches!(bench.tenure.cancel(id).await.unwrap(), Cancelled::Asked { .. }));
-    // It reports, and is dropped after its grace of half a second: it does not listen.
+    assert!(matches!(bench.tenure.cancel(id).await.unwrap(), CancelOutcome::Asked { .. }));
+    // The handler reports but ignores the cancellation, and is dropped after its grace of half a second.
     assert_eq!(bench.until_finished(id).await.status, Status::Cancelled);
     assert!(asked.elapsed() < Duration::from_secs(3), "{:?}", asked.elapsed());
     bench.own.as_mut().unwrap().nats.restart().unwrap();
@@ -110,7 +112,7 @@ async fn without_nats_a_running_job_learns_with_its_next_progress_write() {
     worker.stop().await;
 }
 
-/// One that writes nothing has no progress write to learn from: it is looked after every five seconds.
+/// A job that writes nothing cannot learn from a progress write: its worker asks every five seconds.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_nats_a_silent_job_learns_within_seconds_and_on_a_new_connection_at_once() {
     let mut bench = bench_with_servers(patient).await;
@@ -125,7 +127,7 @@ async fn without_nats_a_silent_job_learns_within_seconds_and_on_a_new_connection
     bench.tenure.cancel(ids[0]).await.unwrap();
     assert_eq!(told.recv().await.unwrap().0, CancelReason::User);
     assert!(asked.elapsed() < Duration::from_secs(7), "{:?}", asked.elapsed());
-    // Just after a look, so that the next one is seconds away; the server is back before.
+    // Right after one question, so that the next is seconds away; the server is back before.
     bench.tenure.cancel(ids[1]).await.unwrap();
     bench.own.as_mut().unwrap().nats.restart().unwrap();
     assert_eq!(told.recv().await.unwrap().0, CancelReason::User);
@@ -144,7 +146,7 @@ async fn a_job_is_cancelled_by_its_unique_key_and_jobs_by_queue_and_kind() {
     assert_eq!(bench.tenure.cancel_key("q", "order 8").await.unwrap(), None);
     assert_eq!(bench.tenure.cancel_key("other", "order 7").await.unwrap(), None);
     let (id, answer) = bench.tenure.cancel_key("q", "order 7").await.unwrap().unwrap();
-    assert!(id == keyed && matches!(answer, Cancelled::Asked { .. }));
+    assert!(id == keyed && matches!(answer, CancelOutcome::Asked { .. }));
     assert_eq!(told.recv().await.unwrap().0, CancelReason::User);
     bench.until_finished(keyed).await;
 
@@ -175,22 +177,22 @@ async fn a_job_is_cancelled_by_its_unique_key_and_jobs_by_queue_and_kind() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cancelled_job_whose_worker_died_is_cancelled_by_whoever_takes_it_back() {
+async fn a_cancelled_job_whose_worker_died_is_cancelled_by_its_reset() {
     let bench = bench().await;
     let mut victim = Child::start(&bench, "worker");
     let job = Step::new(&bench, "report");
     let id = bench.tenure.enqueue(job.clone()).await.unwrap().id;
     until_file(&job.file("started")).await;
     victim.signal(Signal::STOP);
-    assert!(matches!(bench.tenure.cancel(id).await.unwrap(), Cancelled::Asked { .. }));
+    assert!(matches!(bench.tenure.cancel(id).await.unwrap(), CancelOutcome::Asked { .. }));
     victim.kill().await;
     let next = Running::start(Worker::builder(&bench.tenure).handle(step));
     let ended = bench.until_finished(id).await;
-    assert_eq!((ended.status, ended.fencing_token), (Status::Cancelled, 1), "it never ran again");
+    assert_eq!((ended.status, ended.fencing_token.0), (Status::Cancelled, 1), "the job never ran again");
     next.stop().await;
 }
 
-/// A thousand times: a job that is cancelled while it completes is one or the other, and stays it.
+/// A thousand times: a job that is cancelled while it completes ends as one or the other, and stays so.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cancellation_that_races_with_the_completion_has_one_winner() {
     let bench = bench().await;
@@ -202,14 +204,14 @@ async fn a_cancellation_that_races_with_the_completion_has_one_winner() {
     for n in 0..20_u32 {
         let jobs = bench.tenure.enqueue_many((0..50).map(job)).await.unwrap();
         let ids: Vec<_> = jobs.iter().map(|job| job.id).collect();
-        // At another moment each time: while they wait, run, settle.
+        // At a different moment each time: while the jobs wait, run, settle.
         tokio::time::sleep(Duration::from_micros(u64::from(n) * 700)).await;
         for (id, answer) in ids.iter().zip(bench.tenure.cancel_many(&ids).await.unwrap()) {
             let ended = bench.until_finished(*id).await;
             match answer {
-                Cancelled::Cancelled => assert_eq!((ended.status, ended.attempt), (Status::Cancelled, 0)),
-                Cancelled::Asked { .. } => assert!(ended.status.is_finished()),
-                Cancelled::Finished { status } => {
+                CancelOutcome::Cancelled => assert_eq!((ended.status, ended.attempt), (Status::Cancelled, 0)),
+                CancelOutcome::Asked { .. } => assert!(ended.status.is_finished()),
+                CancelOutcome::Finished { status } => {
                     assert_eq!((status, ended.status), (Status::Completed, status));
                 }
                 other => panic!("{other:?}"),
@@ -224,7 +226,7 @@ async fn a_cancellation_that_races_with_the_completion_has_one_winner() {
     worker.stop().await;
 }
 
-/// The four reasons, each as the handler sees it.
+/// Each of the four reasons, as the handler sees it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_handler_sees_why_it_is_stopped() {
     let bench = bench_with(|config| config.timing.shutdown_grace = Duration::ZERO).await;
@@ -264,7 +266,7 @@ async fn a_handler_sees_why_it_is_stopped() {
     assert_eq!(told.recv().await, Some(CancelReason::Shutdown));
 }
 
-/// Batches of progress and cancellations meet on the same rows, in whatever order they came.
+/// Batches of progress and of cancellations meet on the same rows, in any order.
 #[tokio::test(flavor = "multi_thread")]
 async fn cancellations_and_batches_of_progress_never_wait_for_each_other_in_a_circle() {
     let bench = bench_with(patient).await;
@@ -276,15 +278,12 @@ async fn cancellations_and_batches_of_progress_never_wait_for_each_other_in_a_ci
                     worker_host = 'h', stale_after = '1 h', last_activity_at = now(), started_at = now()",
         )
         .await;
-    // Rows in another order than their ids.
+    // Rows in a different order than their ids.
     bench.execute("UPDATE tenure.jobs SET message = 'x' WHERE random() < 0.5").await;
     let ids: Vec<uuid::Uuid> = sqlx::query_scalar("SELECT id FROM tenure.jobs ORDER BY id DESC")
         .fetch_all(&bench.pool)
         .await
         .unwrap();
-    let statement = |name: &str| {
-        tenure::STATEMENTS.iter().find(|(names, _)| names.split(' ').next() == Some(name)).unwrap().1
-    };
     let (progress, cancel) = (statement("progress"), statement("cancel"));
     let until = Instant::now() + Duration::from_secs(3);
     let tasks: Vec<_> = (0..4)
@@ -304,7 +303,7 @@ async fn cancellations_and_batches_of_progress_never_wait_for_each_other_in_a_ci
                             .bind(vec!["{\"progress\": 1}"; ids.len()])
                     };
                     let answered = query.fetch_all(&pool).await.unwrap().len();
-                    // Progress passes over what a cancellation holds for a moment.
+                    // Progress skips rows that a cancellation has locked.
                     assert!(answered == 60 || n % 2 == 1, "{answered}");
                     done += 1;
                 }
@@ -345,23 +344,23 @@ async fn the_command_line_cancels_and_says_what_it_found() {
     let (code, out, _) = run(words("jobs cancel --queue q --unique-key k7")).await;
     assert!(code == 0 && out.contains(&keyed.to_string()), "{out}");
     let (code, out, _) = run(words("jobs cancel --queue q --kind k")).await;
-    assert_eq!((code, out.trim()), (0, "3 cancelled, 0 running and told to stop"));
-    // Of a running one, too, the handler is told within a second: the program waits for its connection.
+    assert_eq!((code, out.trim()), (0, "3 cancelled, 0 running and asked to stop"));
+    // A running handler learns within a second, too: the program waits until its connection has sent the message.
     let (worker, mut told) = silent(&bench, 1);
     let runs = bench.tenure.enqueue(job(3)).await.unwrap().id;
     bench.until_count("tenure.jobs WHERE status = 'processing'", 1).await;
     let (code, out, _) = run(words(&format!("jobs cancel {runs}"))).await;
     let ended_at = Instant::now();
-    assert!(code == 0 && out.contains("which is told to stop it"), "{out}");
+    assert!(code == 0 && out.contains("which is asked to stop it"), "{out}");
     let (reason, at) = told.recv().await.unwrap();
     assert_eq!(reason, CancelReason::User);
     assert!(at.saturating_duration_since(ended_at) < Duration::from_secs(1));
     worker.stop().await;
-    let nobody = uuid::Uuid::now_v7();
-    let (code, out, _) = run(words(&format!("jobs cancel {nobody}"))).await;
+    let absent = uuid::Uuid::now_v7();
+    let (code, out, _) = run(words(&format!("jobs cancel {absent}"))).await;
     assert!(code == 1 && out.contains("does not exist"), "{out}");
     for (arguments, code, expected) in [
-        ("jobs cancel", 2, "say which: ids, or --queue"),
+        ("jobs cancel", 2, "name what to cancel: IDs, or --queue"),
         ("jobs cancel --queue q --unique-key none", 1, "no job holds the unique key \"none\" in queue \"q\""),
         (
             "jobs cancel --queue q --unique-key a\u{1}b",

@@ -1,5 +1,5 @@
-//! Causes: what goes wrong with a setting is named where people look, in the error's text and in the log, and not
-//! twice a second for ever.
+//! Causes: a wrong setting is named where people look, in the error's text and in the log, and not twice a second for
+//! ever.
 
 use std::{sync::Arc, time::Duration};
 
@@ -29,7 +29,7 @@ fn wrong(bench: &Bench, what: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_wrong_password_database_host_or_port_is_named_in_the_text_of_the_error_and_no_password_is() {
+async fn a_wrong_password_database_host_or_port_is_named_in_the_error_without_the_password() {
     let bench = bench().await;
     for (what, words) in [
         ("password", "password authentication failed for user"),
@@ -41,7 +41,7 @@ async fn a_wrong_password_database_host_or_port_is_named_in_the_text_of_the_erro
         config.database_url = wrong(&bench, what);
         config.timing.database_within = Duration::from_secs(1);
         let tenure = Tenure::connect(&config).await.unwrap();
-        // Over a line of its own, and over the pool.
+        // Over a connection of its own, and over the pool.
         let enqueued = tenure.enqueue(JobRequest::new("q", "k", json!(1))).await.unwrap_err().to_string();
         let listed = tenure.schedules().await.unwrap_err().to_string();
         for text in [enqueued, listed] {
@@ -72,13 +72,11 @@ async fn an_attempt_released_because_handlers_hold_all_connections_names_the_set
     let handler = |payload: Value, ctx: JobContext<Arc<Semaphore>>| async move {
         let go = ctx.state().clone();
         let waits = payload == json!("holds");
-        ctx.fenced_tx(move |_| {
-            Box::pin(async move {
-                if waits {
-                    drop(go.acquire().await);
-                }
-                Ok::<_, JobError>(())
-            })
+        ctx.fenced_tx(async |_| {
+            if waits {
+                drop(go.acquire().await);
+            }
+            Ok::<_, JobError>(())
         })
         .await
     };
@@ -114,7 +112,7 @@ fn lines(child: &Child, text: &str) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_tells_at_its_start_of_a_mistyped_queue_and_of_more_slots_than_connections() {
+async fn a_worker_warns_at_its_start_of_a_mistyped_queue_and_of_more_slots_than_connections() {
     let bench = bench().await;
     let few = [("TENURE_HANDLER_CONNECTIONS", "5".to_owned())];
     let mut mistyped = Child::start_with(&bench, "mistyped queue", &few);
@@ -127,10 +125,10 @@ async fn a_worker_tells_at_its_start_of_a_mistyped_queue_and_of_more_slots_than_
     let slots = lines(&mistyped, "raise TENURE_HANDLER_CONNECTIONS");
     assert!(
         slots.len() == 1 && slots[0].contains(" INFO "),
-        "whoever makes no transactions may ignore it: {slots:?}"
+        "a program without transactions may ignore it: {slots:?}"
     );
     assert!(slots[0].contains("slots=17") && slots[0].contains("handler_connections=5"), "{slots:?}");
-    // Four slots, and handlers of a type; a handler for any kind; commands, which make no transactions.
+    // Four slots and typed handlers; a handler for any kind; commands, which open no transactions.
     let commands = bench.program(&["work", "q", "--exec", "true", "--concurrency", "60"]);
     let fine = ["worker", "fails"].map(|scenario| Child::start_with(&bench, scenario, &few));
     for mut fine in fine.into_iter().chain([Child::spawn(commands, "work")]) {
@@ -175,9 +173,10 @@ async fn a_worker_that_waits_repeats_its_warnings_less_and_less_often_and_names_
     assert!(told.iter().any(|line| field(line, "left_out").as_u64().unwrap() >= 1), "{told:#?}");
 }
 
-/// The server may be looking for its streams when it is first asked, or the link break: that says nothing of the stream.
+/// The server may still be loading its streams at the first request, or the link may break: neither means that the
+/// stream is missing.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_first_answer_that_does_not_arrive_is_not_told_as_a_stream_that_is_missing() {
+async fn a_first_answer_that_does_not_arrive_is_not_reported_as_a_missing_stream() {
     let bench = bench_with_servers(|config| config.timing.publish_within = Duration::from_secs(1)).await;
     bench.tenure.setup(&["idle".into()]).await.unwrap();
     let proxy = Proxy::to_url(&bench.config.nats_url).await;

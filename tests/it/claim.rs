@@ -1,25 +1,17 @@
-//! The claim: one winner, and no write for anybody else.
+//! The claim: one winner, and no write by any other worker.
 
 use std::{sync::Arc, time::Duration};
 
 use rustix::process::Signal;
 use sqlx::{PgPool, Row, postgres::PgPoolOptions};
-use tenure::{STATEMENTS, Worker};
+use tenure::Worker;
 use tokio::sync::Barrier;
 use uuid::Uuid;
 
 use crate::{
-    harness::{Bench, Child, Running, bench, bench_with, until_file},
+    harness::{Bench, Child, Running, bench, bench_with, statement, until_file},
     scenarios::{Step, step},
 };
-
-fn statement(name: &str) -> &'static str {
-    STATEMENTS
-        .iter()
-        .find(|(known, _)| known.trim() == name || known.split(' ').next() == Some(name))
-        .unwrap_or_else(|| panic!("no statement {name}"))
-        .1
-}
 
 /// The production statement, for one job.
 async fn claim(pool: &PgPool, job: Uuid, worker: &str) -> Option<i64> {
@@ -36,7 +28,7 @@ async fn claim(pool: &PgPool, job: Uuid, worker: &str) -> Option<i64> {
             .await;
         match rows {
             Ok(rows) => return rows.first().map(|row| row.try_get("fencing_token").unwrap()),
-            // Another has held the row for 100 ms.
+            // Another claim has held the row for 100 ms.
             Err(error) => assert_eq!(error.as_database_error().unwrap().code().unwrap(), "55P03"),
         }
     }
@@ -53,7 +45,7 @@ async fn of_a_hundred_claimants_on_one_job_one_wins() {
     let pool = PgPoolOptions::new().max_connections(100).connect(&bench.config.database_url).await.unwrap();
     for _ in 0..5 {
         let job = queued(&bench).await;
-        // All hundred have a connection, and have sent nothing, when the barrier opens.
+        // When the barrier opens, all hundred have a connection and have sent nothing.
         let barrier = Arc::new(Barrier::new(100));
         let claims: Vec<_> = (0..100)
             .map(|n| {
@@ -74,7 +66,7 @@ async fn of_a_hundred_claimants_on_one_job_one_wins() {
     }
 }
 
-/// The interleaving that a plain read would get wrong: the claim waits for a row lock, and the winner commits.
+/// The interleaving that a plain read would get wrong: the claim waits for a row lock until the winner commits.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_that_waited_for_the_winner_sees_the_winner() {
     let bench = bench().await;
@@ -102,7 +94,7 @@ async fn a_claim_that_waited_for_the_winner_sees_the_winner() {
     assert_eq!(why.try_get::<String, _>("worker_id").unwrap(), "winner");
 }
 
-/// SIGSTOP for longer than the threshold, then SIGCONT, for each thing that the woken worker may try.
+/// SIGSTOP for longer than `stale_after`, then SIGCONT, for each write that the woken worker may try.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_woken_worker_whose_job_was_taken_can_write_nothing() {
     let bench = bench().await;
@@ -116,7 +108,7 @@ async fn a_woken_worker_whose_job_was_taken_can_write_nothing() {
     }
     sleeper.signal(Signal::STOP);
     let rival = Running::start(Worker::builder(&bench.tenure).handle(step));
-    // The rival's scanner takes all four, and its handler completes them.
+    // The rival's scanner resets all four, and its handler completes them.
     bench.until_count("tenure.job_history WHERE status = 'completed' AND fencing_token = 2", 4).await;
     for step in &steps {
         std::fs::write(step.file("go"), "").unwrap();
@@ -128,8 +120,8 @@ async fn a_woken_worker_whose_job_was_taken_can_write_nothing() {
         assert!(result.starts_with("lost=true reason=Lost"), "{result}");
         assert!(result.contains("no longer owned under fencing token 1"), "{result}");
     }
-    // Each attempt to write is on record, under the stale token.
-    // (A handler that fails once it was told to stop is not trying to write.)
+    // Each refused write is on record, under the stale token.
+    // (A handler that fails after its cancellation writes nothing.)
     for (write, job) in ["complete", "", "progress", "fenced_tx"].iter().zip(&jobs) {
         if write.is_empty() {
             continue;
@@ -217,9 +209,9 @@ async fn a_token_without_the_claim_id_writes_nothing() {
         for (name, says) in [
             ("progress", Some("{\"stage\": \"stale\"}")),
             ("still_mine", None),
-            ("complete complete_move", Some("1")),
-            ("complete_locked complete_skip complete_taken complete_move", Some("1")),
-            ("complete_locked complete_wait complete_taken complete_move", Some("1")),
+            ("complete", Some("1")),
+            ("complete_skip", Some("1")),
+            ("complete_in", Some("1")),
         ] {
             let mut query = sqlx::query(statement(name)).bind(vec![job]).bind(vec![token]).bind(vec![claim]);
             if says.is_some() {
@@ -227,7 +219,7 @@ async fn a_token_without_the_claim_id_writes_nothing() {
             }
             assert_eq!(query.fetch_all(&bench.pool).await.unwrap().len(), 0, "{name} {token} {claim}");
         }
-        for name in ["fence", "hold", "complete_one complete_move"] {
+        for name in ["fence", "hold", "complete_one"] {
             let mut query = sqlx::query(statement(name)).bind(job).bind(token).bind(claim);
             if name.starts_with("complete") {
                 query = query.bind("1");
@@ -236,9 +228,9 @@ async fn a_token_without_the_claim_id_writes_nothing() {
         }
     }
     assert_eq!(row().await, before, "nothing was written");
-    // Every way to end the attempt, a retry included.
+    // Every way to settle the attempt, a retry included.
     for verdict in ["retried", "snoozed", "released", "failed", "cancelled"] {
-        let settle = statement("settle end_attempt");
+        let settle = statement("settle");
         let rows = sqlx::query(settle)
             .bind(vec![job])
             .bind(vec![1_i64])
@@ -250,6 +242,7 @@ async fn a_token_without_the_claim_id_writes_nothing() {
             .bind(vec![None::<String>])
             .bind(vec![0])
             .bind("w")
+            .bind(20_i64)
             .fetch_all(&bench.pool)
             .await
             .unwrap();
@@ -258,10 +251,10 @@ async fn a_token_without_the_claim_id_writes_nothing() {
     assert_eq!(bench.count("tenure.jobs WHERE status = 'processing'").await, 1);
 }
 
-/// Cancelled while its worker is frozen, the job is ended by the scanner, under the frozen worker's own claim. What that
-/// worker writes later is refused, and must not be taken for a completion.
+/// The scanner ends a job that was cancelled while its worker was frozen, under the frozen worker's own claim. Postgres
+/// refuses that worker's later writes, and the worker must not count them as a completion.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_completion_of_a_job_that_was_cancelled_by_whoever_took_it_back_is_not_ours() {
+async fn a_completion_of_a_job_that_the_scanner_cancelled_is_not_ours() {
     let bench = bench().await;
     let go = bench.config.runtime_dir.join("go");
     std::fs::create_dir_all(&bench.config.runtime_dir).unwrap();
@@ -269,7 +262,7 @@ async fn a_completion_of_a_job_that_was_cancelled_by_whoever_took_it_back_is_not
     let silent = move |_: serde_json::Value, _: tenure::JobContext| {
         let until = until.clone();
         async move {
-            // It blocks its thread: nobody can drop it before it is done.
+            // The handler blocks its thread: the worker cannot drop it before it returns.
             while !until.exists() {
                 std::thread::sleep(std::time::Duration::from_millis(10));
             }
@@ -284,7 +277,7 @@ async fn a_completion_of_a_job_that_was_cancelled_by_whoever_took_it_back_is_not
     let request = tenure::JobRequest::new("q", "cancelled-elsewhere", serde_json::json!(1));
     let id = bench.tenure.enqueue(request).await.unwrap().id;
     bench.until_count("tenure.jobs WHERE status = 'processing'", 1).await;
-    // As somebody does it who cannot announce it; and as the scanner ends it, at once.
+    // A cancellation without its announcement over NATS, and the silence that lets the scanner act at once.
     bench
         .execute(
             "UPDATE tenure.jobs SET cancel_requested_at = now(), last_activity_at = now() - interval '1 h'",
@@ -300,14 +293,14 @@ async fn a_completion_of_a_job_that_was_cancelled_by_whoever_took_it_back_is_not
     assert_eq!(bench.until_finished(id).await.status, tenure::Status::Cancelled);
 }
 
-/// A newer message comes while its job is being claimed for an older one, which finds the job not due yet. The older
-/// one has nothing to add then; were the newer one acknowledged, too, no message would be left to run the job.
+/// A newer message comes while its job is being claimed for an older one, whose claim finds the job not due yet. The
+/// older message is acknowledged then; if the newer one were too, no message would be left to run the job.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_that_comes_while_its_job_is_being_claimed_is_delivered_again() {
     let bench = bench_with(|config| config.timing.database_within = Duration::from_secs(30)).await;
     let worker = Running::start(
         // Without a relay: only these two messages can run the job.
-        Worker::builder(&bench.tenure).handle(step).recovery(false, false, false).concurrency("steps", 2),
+        Worker::builder(&bench.tenure).handle(step).recovery(&[]).concurrency("steps", 2),
     );
     bench.until_count("tenure.workers", 1).await;
     let job = Step::new(&bench, "report");
@@ -321,32 +314,28 @@ async fn a_message_that_comes_while_its_job_is_being_claimed_is_delivered_again(
     bench
         .until("EXISTS (SELECT FROM pg_locks WHERE relation = 'tenure.dead_letter_jobs'::regclass AND NOT granted)")
         .await;
-    // Somebody has it tried now, and its message is published.
+    // A retry makes the job due now, and its message is published.
     bench
         .execute(
             "UPDATE tenure.jobs SET scheduled_at = now(), dispatch = 2, publish_at = NULL, published_at = now()",
         )
         .await;
     publish_ticket(&bench, id, 2).await;
-    // Answered: delivered a second time, or gone.
+    // Answered: the message is delivered a second time, or gone.
     let answered = async {
         while bench.messages().await == 2 && bench.consumer("steps").await.num_redelivered == 0 {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
     tokio::time::timeout(Duration::from_secs(20), answered).await.unwrap();
-    assert_eq!(
-        bench.messages().await,
-        2,
-        "a message was acknowledged before anybody knew what became of its job"
-    );
+    assert_eq!(bench.messages().await, 2, "a message was acknowledged before its claim was answered");
     dead_letters.rollback().await.unwrap();
     assert_eq!(bench.until_finished(id).await.fencing_token, 1);
     bench.until_stream_is_empty(Duration::from_secs(15)).await;
     worker.stop().await;
 }
 
-/// As a relay publishes it.
+/// Publishes a ticket as a relay does.
 async fn publish_ticket(bench: &Bench, id: tenure::JobId, dispatch: u32) {
     let mut headers = async_nats::HeaderMap::new();
     headers.insert("Tenure-Job-Id", id.to_string());

@@ -1,4 +1,4 @@
-//! The program, as its user types it.
+//! The program, with the commands that a user types.
 
 use std::{process::Stdio, time::Duration};
 
@@ -53,12 +53,12 @@ async fn a_payload_may_be_a_negative_number() {
     }
     let add = ["schedules", "add", "nightly", "0 3 * * *", "q", "k", "-5"];
     assert_eq!(run(&bench, &add).await.code, Some(0));
-    // A flag that is none still is a mistake.
+    // An unknown flag is still an error.
     let wrong = run(&bench, &["enqueue", "q", "k", "-x"]).await;
     assert_eq!(wrong.code, Some(2), "{}", wrong.out);
 }
 
-/// Of every command, down to the last.
+/// Checks every command and subcommand.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_help_of_each_command_shows_its_own_options_first_and_the_global_ones_last() {
     let bench = bench().await;
@@ -94,7 +94,11 @@ async fn bad_input_exits_1_or_2_and_says_what_to_do() {
         (&["enqueue", "q", "k", "oops"], 2, "not JSON"),
         (&["enqueue", "a.b", "k", "1"], 2, "queue \"a.b\" is not valid"),
         (&["enqueue", "q", "k", "1", "--delay", "soon"], 2, "--delay"),
-        (&["jobs", "show", "01a1fb9b-f0d9-7081-8339-62abe2722240"], 1, "there is no job"),
+        (
+            &["jobs", "show", "01a1fb9b-f0d9-7081-8339-62abe2722240"],
+            1,
+            "01a1fb9b-f0d9-7081-8339-62abe2722240 does not exist",
+        ),
         (&["jobs", "list", "--status", "done"], 2, "completed"),
         (&["work", "q"], 2, "--exec"),
     ];
@@ -104,7 +108,7 @@ async fn bad_input_exits_1_or_2_and_says_what_to_do() {
         assert!(ran.err.contains(text), "{arguments:?}: {}", ran.err);
         assert!(ran.out.is_empty());
     }
-    // A reader that has had enough is no failure.
+    // A reader that closes the pipe early causes no failure.
     let closed = format!("{} jobs list | true", env!("CARGO_BIN_EXE_tenure"));
     let piped = tokio::process::Command::new("sh")
         .args(["-c", &closed])
@@ -142,7 +146,7 @@ async fn jobs_list_show_and_watch_tell_a_jobs_story() {
     let good = bench.tenure.enqueue(tenure::JobRequest::new("q", "walk", json!("good"))).await.unwrap().id;
     let watched = run(&bench, &["jobs", "watch", &good.to_string()]).await;
     assert_eq!(watched.code, Some(0), "{}", watched.err);
-    // Not a terminal: a line a change.
+    // Without a terminal, each change is one line.
     for part in ["processing · attempt 1 · 60 % · walking · a step", "completed · attempt 1"] {
         assert!(watched.out.contains(part), "no {part:?} in\n{}", watched.out);
     }
@@ -226,7 +230,7 @@ async fn dev_runs_private_servers_prints_their_urls_and_ends_them() {
         command.args(arguments).envs(urls.clone()).stdin(Stdio::null());
         command
     };
-    // Migrated, and good for a first job without any Rust.
+    // The servers are migrated and run a first job without any Rust.
     let enqueued = tenure(&["enqueue", "demo", "hello", "{\"name\": \"world\"}"]).output().await.unwrap();
     assert!(enqueued.status.success(), "{}", String::from_utf8_lossy(&enqueued.stderr));
     let id = String::from_utf8(enqueued.stdout).unwrap().trim().to_owned();
@@ -236,7 +240,7 @@ async fn dev_runs_private_servers_prints_their_urls_and_ends_them() {
     assert!(String::from_utf8(watched.stdout).unwrap().contains("\"output\":\"hello\""));
     worker.signal(Signal::TERM);
     assert_eq!(worker.wait().await, Some(0));
-    // A second one in the same folder says where the first is.
+    // A second `tenure dev` in the same folder prints where the first one is.
     let second = bench.program(&["dev", "--folder", &path]).output().await.unwrap();
     assert_eq!(second.status.code(), Some(1));
     assert!(String::from_utf8(second.stderr).unwrap().contains(&urls[1].1));
@@ -259,7 +263,7 @@ async fn dev_runs_private_servers_prints_their_urls_and_ends_them() {
     for pid in &pids {
         assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists(), "server {pid} was left behind");
     }
-    // Killed, it leaves no server behind either; and what was stored is there again.
+    // Killed, `tenure dev` leaves no server behind either; the next one finds the stored data.
     let mut dev = Child::spawn(bench.program(&["dev", "--folder", &path]), "dev");
     dev.until_log("export NATS_URL=").await;
     let pid: i32 = std::fs::read_to_string(folder.join("postgres/data/postmaster.pid"))
@@ -317,7 +321,7 @@ async fn the_readmes_job_in_a_shell_script_runs() {
     assert!(text.contains("completed"), "{text}");
 }
 
-/// Between the statement that found the key taken and the one that asks by whom, retention removes it.
+/// Retention removes a key between the statement that found it taken and the one that asks for its holder.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_that_leaves_while_an_enqueue_asks_who_holds_it_is_free() {
     let bench = bench_with(|config| config.timing.database_within = Duration::from_secs(30)).await;
@@ -335,7 +339,7 @@ async fn a_key_that_leaves_while_an_enqueue_asks_who_holds_it_is_free() {
     kill_process(Pid::from_raw(pid).unwrap(), Signal::CONT).unwrap();
     let output = enqueue.wait_with_output().await.unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && !error.contains("is held by"), "{error}");
+    assert!(output.status.success() && !error.contains("holds the unique key"), "{error}");
     let id = String::from_utf8(output.stdout).unwrap();
     let id = format!("({})", id.trim());
     assert_eq!(bench.text("SELECT job_id FROM tenure.job_keys WHERE key = 'old'").await, id);

@@ -1,4 +1,4 @@
-//! What the program prints as JSON is what docs/cli.md says, key for key.
+//! The program's JSON output has the keys that docs/cli.md names.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,10 +9,10 @@ use crate::harness::{Bench, Running, bench};
 
 const DOCS: &str = include_str!("../../docs/cli.md");
 
-/// The keys of a shape, and whether each is optional.
+/// The keys of a shape, each with whether it is optional.
 type Shape = BTreeMap<&'static str, bool>;
 
-/// "#### shape", and its table: "| `key` | (optional) … |".
+/// The shapes of docs/cli.md: "#### shape", then its table: "| `key` | (optional) … |".
 fn shapes() -> BTreeMap<&'static str, Shape> {
     let mut shapes: BTreeMap<&str, Shape> = BTreeMap::new();
     let mut heading = None;
@@ -30,7 +30,7 @@ fn shapes() -> BTreeMap<&'static str, Shape> {
     shapes
 }
 
-/// What was printed, compared with the docs, shape by shape.
+/// Compares output with the docs, shape by shape.
 struct Compared {
     shapes: BTreeMap<&'static str, Shape>,
     seen: BTreeSet<&'static str>,
@@ -54,7 +54,7 @@ impl Compared {
         self.seen.insert(shape);
     }
 
-    /// There must be some, or nothing would be compared.
+    /// Compares each item; the list must not be empty, or nothing would be compared.
     fn many(&mut self, shape: &'static str, value: &Value) {
         let items = value.as_array().unwrap_or_else(|| panic!("{shape}: {value}"));
         assert!(!items.is_empty(), "no {shape} to look at");
@@ -84,7 +84,7 @@ async fn run(bench: &Bench, arguments: &[&str], code: i32) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_printed_as_json_has_the_keys_that_the_docs_name() {
+async fn json_output_has_the_keys_that_the_docs_name() {
     let bench = bench().await;
     let mut compared = Compared { shapes: shapes(), seen: BTreeSet::new() };
     compared.one("migrated", &run(&bench, &["migrate", "--queue", "q"], 0).await);
@@ -130,7 +130,7 @@ async fn what_is_printed_as_json_has_the_keys_that_the_docs_name() {
     compared.one("redriven", &run(&bench, &["dead", "redrive", "--kind", "other"], 0).await);
     compared.one("purged", &run(&bench, &["dead", "purge", "--older-than", "0s"], 0).await);
 
-    // One that runs, one that has ended, one that does not exist.
+    // A running job, one that has ended, and one that does not exist.
     let waits = bench.tenure.enqueue(JobRequest::new("q", "k", json!("waits"))).await.unwrap().id;
     bench.until(&format!("EXISTS (SELECT FROM tenure.jobs WHERE id = '{waits}' AND progress > 0)")).await;
     let asked = run(&bench, &["jobs", "cancel", &waits.to_string()], 0).await;
@@ -151,12 +151,12 @@ async fn what_is_printed_as_json_has_the_keys_that_the_docs_name() {
     compared.one("resumed schedule", &run(&bench, &["schedules", "resume", "s"], 0).await);
     compared.one("removed schedule", &run(&bench, &["schedules", "remove", "s"], 0).await);
     compared.many("rule", &run(&bench, &["verify"], 0).await);
-    // With fsync off, as the tests' Postgres is, there is a warning, and nothing is wrong while the worker runs.
+    // The tests' Postgres has fsync off, which is a warning; nothing is wrong while the worker runs.
     compared.many("check", &run(&bench, &["doctor"], 0).await);
     compared.many("setting", &run(&bench, &["config"], 0).await);
     worker.stop().await;
 
-    // A recovery, as the scanner writes it.
+    // A recovery event as the scanner writes it.
     let insert = format!(
         "INSERT INTO tenure.recovery_events (event, path, job_id, fencing_token, owner_before, silence, reason, recovered_by)
          VALUES ('reset', 'scanner', '{done}', 1, 'w', interval '-1 second', 'silent', 'v')"
@@ -170,7 +170,7 @@ async fn what_is_printed_as_json_has_the_keys_that_the_docs_name() {
     assert_eq!(all, compared.seen, "docs/cli.md has shapes that nothing was compared with");
 }
 
-/// The pages are made of the command line itself, so that a new command has to be in the docs.
+/// The manual pages come from the command line itself, so that a new command must appear in the docs.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_command_is_in_the_docs_and_has_a_page_and_a_completion() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,14 +1,16 @@
-//! What the program lists: jobs by what is known of them, a job's history, workers; and that nobody's terminal is
-//! steered.
+//! The program's lists: jobs by filter, a job's history, workers. No text of a job may control the terminal.
 
 use std::{process::Stdio, time::Duration};
 
 use serde_json::{Value, json};
-use tenure::{JobContext, JobError, JobFilter, JobId, JobRequest, KindOptions, Status, Worker, WorkerState};
+use tenure::{
+    JobContext, JobError, JobId, JobRequest, KindOptions, Status, Worker,
+    rows::{JobFilter, WorkerState},
+};
 
 use crate::harness::{Bench, Running, bench};
 
-/// Its exit code, and what it said to standard output and standard error.
+/// Returns the exit code, standard output and standard error.
 async fn run(bench: &Bench, arguments: &[&str]) -> (Option<i32>, String, String) {
     let output = bench.program(arguments).output().await.unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
@@ -24,7 +26,7 @@ async fn listed(bench: &Bench, filters: &[&str]) -> Vec<String> {
     jobs.iter().map(|job| job["id"].as_str().unwrap().to_owned()).collect()
 }
 
-/// A finished job of so long ago, as its id says, too.
+/// A job that finished this long ago; its id says so, too.
 async fn past(bench: &Bench, minutes: i64, worker: &str, error: &str) -> String {
     let at = chrono::Utc::now() - chrono::TimeDelta::minutes(minutes);
     let millis = u64::try_from(at.timestamp_millis()).unwrap();
@@ -53,10 +55,10 @@ async fn jobs_are_found_by_age_worker_and_error_a_page_at_a_time() {
         (["--older-than", "30m"], vec![&hour, &year]),
         (["--newer-than", "30m"], vec![&now, &minute]),
         (["--older-than", "5000d"], vec![]),
-        // Longer than Postgres's time goes back.
+        // Before the earliest time of Postgres.
         (["--newer-than", "900000000d"], all.to_vec()),
         (["--older-than", "0s"], all.to_vec()),
-        // Just this worker, and just this text.
+        // Only this worker, and only this text.
         (["--worker", "web-1-aa"], vec![&hour]),
         (["--worker", "web-1"], vec![]),
         (["--error", "0% f"], vec![&year]),
@@ -74,7 +76,7 @@ async fn jobs_are_found_by_age_worker_and_error_a_page_at_a_time() {
     let filter = JobFilter::new().status(Status::Cancelled).kind("k").newer_than(Duration::from_secs(600));
     assert_eq!(bench.tenure.jobs(&filter, 9).await.unwrap()[0].id.to_string(), minute);
 
-    // Page by page, each job once, and then a word about it.
+    // Page by page, each job once, and then a hint.
     let mut pages = Vec::new();
     let mut before: Vec<&str> = vec![];
     loop {
@@ -94,7 +96,7 @@ async fn jobs_are_found_by_age_worker_and_error_a_page_at_a_time() {
         assert!(code == Some(0) && err.contains(said), "{arguments:?}: {err}");
     }
     for (filters, said) in [
-        (["--older-than", "2h", "--newer-than", "1h"].as_slice(), "exchange the two"),
+        (["--older-than", "2h", "--newer-than", "1h"].as_slice(), "swap the two"),
         (&["--older-than", "soon"], "it must be a duration"),
         (&["--queue", "a.b"], "queue \"a.b\" is not valid"),
         (&["--kind", "a..b"], "kind \"a..b\" is not valid"),
@@ -126,7 +128,7 @@ async fn the_history_of_a_job_is_one_list_in_order_of_time() {
     let text = id.to_string();
     let show = ["jobs", "show", &text];
     let shown = run(&bench, &show).await.1;
-    // The words of the lines, in this order; the second attempt waited for its time.
+    // These words, in this order; the second attempt waited until it was due.
     let mut rest = shown.as_str();
     for part in [
         "enqueued",
@@ -146,13 +148,13 @@ async fn the_history_of_a_job_is_one_list_in_order_of_time() {
         let Some((_, after)) = rest.split_once(part) else { panic!("no {part:?}, or not there:\n{shown}") };
         rest = after;
     }
-    // The worker that ran it last, of a job that waits, too.
+    // A waiting job shows the worker that ran it last, too.
     worker.stop().await;
     bench.tenure.redrive(&[id]).await.unwrap();
     let last = bench.tenure.executions(id).await.unwrap().pop().unwrap().worker_id;
     assert_eq!(listed(&bench, &["--worker", &last]).await, [id.to_string()]);
     let (_, shown, _) = run(&bench, &show).await;
-    assert!(shown.contains("redriven") && shown.contains("its attempts start anew"), "{shown}");
+    assert!(shown.contains("redriven") && shown.contains("its attempts start at 1"), "{shown}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -183,7 +185,7 @@ async fn workers_are_listed_with_what_they_do_and_whether_they_are_there() {
     );
     assert!(row.last_seen_s >= 0.0 && row.last_seen_at >= row.started_at, "{row:?}");
 
-    // Others, that were not heard of: in the middle of a renewal, for long, and where nobody answers.
+    // Workers of other states: late with a renewal, silent for long, and without an answer to probes.
     bench
         .execute(
             "INSERT INTO tenure.workers (worker_id, hostname, pid, queues, slots, version, started_at, last_seen_at,
@@ -222,7 +224,7 @@ async fn watching_several_jobs_ends_when_all_of_them_have() {
     let (code, out, err) = run(&bench, &["jobs", "watch", &long.to_string(), &short.to_string()]).await;
     assert_eq!(code, Some(0), "{err}");
     for id in [short, long] {
-        // Queue, kind and, at the end, how long it took.
+        // Queue, kind and, at the end, the duration.
         let end = format!("{id} q walk completed · attempt 1");
         let line = out.lines().find(|line| line.starts_with(&end));
         assert!(line.is_some_and(|line| line.len() > end.len() && line.ends_with('s')), "{id}:\n{out}");
@@ -232,7 +234,7 @@ async fn watching_several_jobs_ends_when_all_of_them_have() {
     assert!(code == Some(0) && err.contains("no job is queued or running"), "{err}");
 }
 
-/// Whoever pipes, or says `NO_COLOR`, gets text.
+/// A pipe, or `NO_COLOR`, gets plain text.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_coloured_but_for_a_terminal_that_wants_it() {
     let bench = bench().await;
@@ -278,7 +280,7 @@ async fn nothing_is_coloured_but_for_a_terminal_that_wants_it() {
             .unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         assert_eq!(output.status.code(), Some(code), "{text}");
-        // Clap may still make a heading bold: a style, and no colour.
+        // Clap may still make a heading bold, which is a style and not a colour.
         let coloured = text.split("\u{1b}[").skip(1).any(|style| {
             let codes = style.split('m').next().unwrap_or_default();
             codes.split(';').any(|code| code.len() == 2 && (code.starts_with('3') || code.starts_with('9')))

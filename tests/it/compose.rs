@@ -1,6 +1,6 @@
-//! Compose: what docker-compose.yml runs, run without Docker: its command lines, its environment, its checks.
+//! Compose: the services of docker-compose.yml, run without Docker: its command lines, its environment, its checks.
 //!
-//! Taken from the file as they stand. Only where the servers are is the test's: names of hosts, and the ports.
+//! The test takes them from the file as they stand, and replaces only the names of hosts and the ports.
 
 use std::{
     net::TcpListener,
@@ -21,10 +21,10 @@ use tokio::{
 use crate::harness::{Child, run_folder};
 
 fn root() -> PathBuf {
-    env!("CARGO_MANIFEST_DIR").into()
+    crate::harness::ROOT.into()
 }
 
-/// `${NAME:-default}` becomes its default, as on a machine where no variable is set.
+/// Replaces `${NAME:-default}` by its default, as on a machine where no variable is set.
 fn resolved(text: &str) -> String {
     let mut out = String::new();
     let mut rest = text;
@@ -37,7 +37,7 @@ fn resolved(text: &str) -> String {
     out + rest
 }
 
-/// The file, and where its servers really are.
+/// The file, and the real addresses of its servers.
 struct Compose {
     text: String,
     services: Value,
@@ -62,7 +62,7 @@ impl Compose {
         self.services[service]["environment"][name].as_str().unwrap().to_owned()
     }
 
-    /// A program with nothing but the environment of a service; this machine's addresses in place of the file's.
+    /// A program with only the environment of a service, and this machine's addresses in place of the file's.
     fn program(&self, service: &str, program: &str, arguments: &[String], port: u16) -> Command {
         let here = |text: &str| {
             text.replace("@postgres:5432", &format!("@127.0.0.1:{}", self.postgres))
@@ -76,7 +76,7 @@ impl Compose {
         for (name, value) in self.services[service]["environment"].as_object().unwrap() {
             command.env(name, here(value.as_str().unwrap()));
         }
-        // Each container is a host of its own.
+        // Each container is a separate host.
         command
             .env("TENURE_HOSTNAME", format!("compose-{service}"))
             .env("TENURE_RUNTIME_DIR", self.folder.join(service));
@@ -89,7 +89,7 @@ impl Compose {
         Child::spawn(command, &format!("compose-{service}"))
     }
 
-    /// Runs the service's own check until it is content.
+    /// Runs the service's own health check until it passes.
     async fn until_healthy(&self, service: &str, port: u16, child: &Child) {
         let test =
             serde_json::from_value::<Vec<String>>(self.services[service]["healthcheck"]["test"].clone());
@@ -107,13 +107,13 @@ impl Compose {
         }
     }
 
-    /// `45s` or `2m`.
+    /// The service's grace, such as `45s` or `2m`.
     fn stop_grace(&self, service: &str) -> Duration {
         let text = self.services[service]["stop_grace_period"].as_str().unwrap_or("10s");
         humantime::parse_duration(text).unwrap()
     }
 
-    /// What the first lines tell a reader to type, without Docker.
+    /// The command that the file's first lines tell a reader to type, without its Docker part.
     fn documented(&self, service: &str) -> String {
         let typed = format!("docker compose run --rm {service} ");
         let line = self.text.lines().find_map(|line| Some(line.split_once(&typed)?.1));
@@ -125,7 +125,7 @@ fn free_port() -> u16 {
     TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
 }
 
-/// The status of a path, asked for by nobody in particular.
+/// The status line of a path, requested without a password.
 async fn status(port: u16, path: &str) -> String {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
     stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n").as_bytes()).await.unwrap();
@@ -134,7 +134,7 @@ async fn status(port: u16, path: &str) -> String {
     answer.lines().next().unwrap_or_default().to_owned()
 }
 
-/// The servers that the file asks for: its users, its passwords, its database, its configuration of NATS.
+/// Starts the servers that the file describes: its users, passwords, database and configuration of NATS.
 async fn servers(compose: &Compose) -> (Postgres, Nats) {
     let folder = compose.folder.clone();
     let mount = compose.words("nats", "volumes").into_iter().find(|mount| mount.contains(".conf")).unwrap();
@@ -146,7 +146,7 @@ async fn servers(compose: &Compose) -> (Postgres, Nats) {
         conf = conf.replace(&format!("${name}\n"), &format!("{}\n", value.as_str().unwrap()));
     }
     assert!(!conf.contains("_PASSWORD\n"), "a password of {source} is not set");
-    // Its port and folder are the test's.
+    // The test chooses the port and the folder.
     for line in ["listen: 0.0.0.0:4222\n", "http: 127.0.0.1:8222\n", "  store_dir: \"/data\"\n"] {
         assert!(conf.contains(line), "the shipped configuration has changed: {line}");
         conf = conf.replace(line, "");
@@ -173,7 +173,7 @@ async fn servers(compose: &Compose) -> (Postgres, Nats) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_compose_file_runs_migrates_works_serves_and_stops_in_time() {
+async fn the_compose_file_migrates_works_serves_and_stops_in_time() {
     let folder = run_folder().join("compose");
     let mut compose = Compose::read(&folder);
     let (postgres, nats) = servers(&compose).await;
@@ -187,7 +187,7 @@ async fn what_the_compose_file_runs_migrates_works_serves_and_stops_in_time() {
     let mut serve = compose.start("serve", serve_port);
     compose.until_healthy("worker", worker_port, &worker).await;
     compose.until_healthy("serve", serve_port, &serve).await;
-    // Open for probes, and for nobody else without the password.
+    // Probes need no password; every other page does.
     assert!(status(serve_port, "/livez").await.contains("200"));
     assert!(status(serve_port, "/metrics").await.contains("401"));
 

@@ -1,4 +1,4 @@
-//! Settings, as the program reads them: from a file, the environment and flags.
+//! Settings: the program reads them from a file, the environment and flags.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::harness::{Bench, bench};
 
-/// A folder with a `tenure.toml`, to be worked in.
+/// A working folder with a `tenure.toml`.
 fn folder(bench: &Bench, name: &str, toml: &str) -> PathBuf {
     let folder = bench.config.runtime_dir.join(name);
     std::fs::create_dir_all(&folder).unwrap();
@@ -29,7 +29,7 @@ async fn run(command: &mut tokio::process::Command) -> Ran {
     }
 }
 
-/// What `tenure config` says of a setting.
+/// The line of `tenure config` about a setting.
 async fn said(command: &mut tokio::process::Command, names: &[&str]) -> Vec<Value> {
     let ran = run(command).await;
     assert_eq!(ran.code, Some(0), "{}", ran.err);
@@ -44,7 +44,7 @@ fn setting(name: &str, value: impl Into<Value>, from: &str) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_flag_is_over_the_environment_which_is_over_the_file() {
+async fn a_flag_overrides_the_environment_which_overrides_the_file() {
     let bench = bench().await;
     let toml = "handler_connections = 3\nstream = \"OF_FILE\"\nnats_url = \"nats://of-file\"\n";
     let here = folder(&bench, "here", toml);
@@ -70,7 +70,7 @@ async fn a_flag_is_over_the_environment_which_is_over_the_file() {
     let stream = setting(names[1], "OF_FILE", "tenure.toml");
     assert_eq!(said(&mut command, &names).await, [of_file, stream, url, default.clone()]);
 
-    // Another file, by the flag or the variable; and then not this one.
+    // The flag or the variable names another file, which replaces this one.
     let other = folder(&bench, "other", "handler_connections = 7\n").join("tenure.toml");
     let path = other.to_str().unwrap();
     let connections = |n: &str, from: &str| setting(names[0], n, from);
@@ -98,7 +98,7 @@ async fn a_job_is_enqueued_with_the_urls_of_a_file_and_of_a_secret() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_no_setting_is_refused_with_the_one_that_was_meant() {
+async fn a_wrong_setting_is_refused_with_what_to_write_instead() {
     let bench = bench().await;
     let nowhere = Path::new("/");
     let typo = folder(&bench, "typo", "# Timers.\nstale_aftr = \"5min\"\n");
@@ -135,7 +135,7 @@ async fn what_is_no_setting_is_refused_with_the_one_that_was_meant() {
             assert!(ran.err.contains(says) && ran.out.is_empty(), "{}{}", ran.err, ran.out);
         }
     }
-    // What Kubernetes sets for a Service of the name, and what a command of `work --exec` has around it.
+    // The variables that Kubernetes sets for a Service named tenure, and those around a command of `work --exec`.
     let mut command = bench.program(&["enqueue", "q", "k", "1"]);
     for name in ["TENURE_SERVICE_HOST", "TENURE_PORT_80_TCP_ADDR", "TENURE_JOB_ID", "TENURE_CHECKPOINT_FILE"]
     {
@@ -158,7 +158,7 @@ async fn the_settings_are_printed_without_their_secrets_and_also_if_they_contrad
         assert!(!ran.out.contains("s3cr3t") && !ran.err.contains("s3cr3t"), "{}", ran.out);
         assert!(ran.out.contains("postgres://***@h/d") && ran.out.contains("nats://***@n"), "{}", ran.out);
     }
-    // No URL, no server; and timers that a worker would refuse.
+    // No URL, no server, and timers that a worker would refuse.
     let mut command = bench.program(&["config"]);
     command.env_remove("DATABASE_URL").env_remove("NATS_URL");
     let ran = run(&mut command).await;

@@ -1,18 +1,18 @@
-//! kill -9 at each step of a job's life: nothing is lost, nothing completes twice.
+//! kill -9 at each step of a job's life: no job is lost, and none completes twice.
 
 use std::time::Duration;
 
 use tenure::{Status, Worker};
 
 use crate::{
-    harness::{Bench, Child, Running, bench, until_file},
+    harness::{Bench, Child, Running, bench, bench_with, until_file},
     scenarios::{Step, step},
 };
 
-/// A worker process that is killed at a point of the production code.
+/// A worker process that dies at a point of the production code.
 fn killed_at(bench: &Bench, scenario: &str, point: &str) -> Child {
     let fault = ("TENURE_FAULT", format!("{point}=kill"));
-    // Not a host of the others, or reconcile would be faster than the path that is tested.
+    // A host of its own: otherwise reconcile would be faster than the path under test.
     let host = ("TENURE_HOSTNAME", "elsewhere".to_owned());
     Child::start_with(bench, scenario, &[fault, host])
 }
@@ -66,7 +66,7 @@ async fn killed_after_the_handlers_own_commit_the_commit_stands_once_and_the_job
     assert_eq!(bench.count("public.app_effects WHERE token = 1").await, 1);
     let other = Running::start(Worker::builder(&bench.tenure).handle(step));
     completed_once(&bench, job, 2).await;
-    // The second attempt went for the effect, too, and found it done.
+    // The second attempt tried the effect, too, and found it done.
     assert_eq!(bench.count("public.app_effects").await, 1);
     assert_eq!(bench.count("tenure.effects WHERE fencing_token = 1").await, 1);
     other.stop().await;
@@ -83,7 +83,7 @@ async fn killed_after_completed_was_written_but_before_the_ack_the_redelivery_is
     assert_eq!(bench.count("tenure.job_history WHERE output = '\"first\"'").await, 1);
     assert_eq!(bench.messages().await, 1, "the message was not acknowledged");
     let other = Running::start(Worker::builder(&bench.tenure).handle(step));
-    // The redelivery comes after ack_wait, finds the job finished, and is acknowledged.
+    // The redelivery comes after ack_wait; its worker finds the job finished and acknowledges it.
     completed_once(&bench, job, 1).await;
     other.stop().await;
 }
@@ -98,7 +98,7 @@ async fn a_producer_killed_between_row_and_message_loses_no_job() {
     bench.until_count("tenure.workers", 1).await;
     let mut victim = killed_at(&bench, "enqueue", "enqueued");
     assert_eq!(victim.wait().await, None, "killed by the signal:\n{}", victim.log());
-    // The row says that a message exists; the relay finds out that none does.
+    // The row says that a message exists; the relay finds that none does.
     bench.until_count("tenure.job_history WHERE status = 'completed'", 1).await;
     assert_eq!(bench.count("tenure.recovery_events WHERE event = 'republished' AND path = 'relay'").await, 1);
     worker.stop().await;
@@ -106,7 +106,8 @@ async fn a_producer_killed_between_row_and_message_loses_no_job() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_between_a_reset_and_its_publication_the_job_is_published_by_another() {
-    let bench = bench().await;
+    // The relay of the worker that dies must not publish between the commit of the reset and its answer.
+    let bench = bench_with(|config| config.timing.relay_every = Duration::from_secs(5)).await;
     let mut owner = Child::start(&bench, "worker");
     let step_job = Step::new(&bench, "report");
     let job = bench.tenure.enqueue(step_job.clone()).await.unwrap().id;
@@ -128,7 +129,7 @@ async fn killed_between_a_publication_and_its_record_the_job_runs_once() {
     let job = bench.tenure.enqueue(step_job.clone()).await.unwrap().id;
     until_file(&step_job.file("started")).await;
     owner.kill().await;
-    // It must not run what it publishes before it dies.
+    // The relay must not run the job that it publishes before it dies.
     let mut relay = killed_at(&bench, "idle", "relayed");
     assert_eq!(relay.wait().await, None, "killed by the signal:\n{}", relay.log());
     let other = Running::start(Worker::builder(&bench.tenure).handle(step));
@@ -136,7 +137,7 @@ async fn killed_between_a_publication_and_its_record_the_job_runs_once() {
     other.stop().await;
 }
 
-/// Completed, the ack lost, and the finished row purged since: only its key remembers the submission.
+/// The job is completed, its ack lost, and its row purged: only its key remembers the submission.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_submission_delivered_again_after_its_job_completed_is_not_run_again() {
     let bench = bench().await;
@@ -150,9 +151,9 @@ async fn a_submission_delivered_again_after_its_job_completed_is_not_run_again()
     std::fs::remove_file(step_job.file("started")).unwrap();
     assert_eq!(bench.messages().await, 1, "the message was not acknowledged");
     let other = Running::start(Worker::builder(&bench.tenure).handle(step));
-    // The redelivery comes after ack_wait, derives the same id, and finds its key.
+    // The redelivery comes after ack_wait; its worker derives the same id and finds the key.
     bench.until_stream_is_empty(Duration::from_secs(15)).await;
-    assert_eq!(bench.count("tenure.all_jobs").await, 0, "it was not created anew");
+    assert_eq!(bench.count("tenure.all_jobs").await, 0, "no second job was created");
     assert!(!step_job.file("started").exists());
     other.stop().await;
 }

@@ -1,15 +1,16 @@
-//! Dead letters: found, counted, redriven, purged; nothing of them is lost before that.
+//! Dead letters: found, counted, redriven and purged; nothing of them is lost before.
 
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use tenure::{
-    DeadFilter, JobContext, JobError, JobId, JobRequest, KindOptions, Outcome, Retried, Status, Worker,
+    JobContext, JobError, JobId, JobRequest, KindOptions, Outcome, RetryOutcome, Status, Worker,
+    rows::DeadFilter,
 };
 
-use crate::harness::{Bench, Running, bench};
+use crate::harness::{Bench, Running, bench, statement};
 
-/// A worker whose handlers do what the payload says; a token above 1 completes.
+/// A worker whose handlers obey the payload; a token above 1 completes.
 fn worker(bench: &Bench) -> Running {
     let handler = |payload: Value, ctx: JobContext| async move {
         if ctx.token().0 > 1 {
@@ -41,7 +42,7 @@ async fn a_redriven_job_keeps_its_id_and_its_token_goes_on() {
     let id = dead(&bench, "k", "permanent").await;
     let letter = bench.tenure.dead_letter(id).await.unwrap().unwrap();
     assert_eq!((letter.category.as_str(), letter.last_error.as_str()), ("permanent", "no such customer"));
-    assert_eq!((letter.attempt, letter.fencing_token, letter.refused), (1, 1, false));
+    assert_eq!((letter.attempt, letter.fencing_token.0, letter.refused), (1, 1, false));
     let payload =
         json!({"how": "permanent", "large": 12_345_678_901_234_567_u64, "text": "ü\n\"", "none": null});
     let kept: Value = serde_json::from_str(letter.payload.unwrap().get()).unwrap();
@@ -50,28 +51,31 @@ async fn a_redriven_job_keeps_its_id_and_its_token_goes_on() {
     let history = letter.execution_history.unwrap();
     assert_eq!(history.as_array().unwrap().len(), 1);
     assert_eq!((&history[0]["outcome"], &history[0]["fencing_token"]), (&json!("failed"), &json!(1)));
-    // The key is held by the dead.
+    // The dead letter holds the key.
     let again = bench.tenure.enqueue(JobRequest::new("q", "k", json!(1)).unique_key("k-permanent"));
     let again = again.await.unwrap();
     assert!(again.duplicate && again.id == id);
 
-    assert_eq!(bench.tenure.redrive(&[id]).await.unwrap(), [Retried::Redriven]);
+    assert_eq!(bench.tenure.redrive(&[id]).await.unwrap(), [RetryOutcome::Redriven]);
     let done = bench.until_finished(id).await;
     let output = json!({"attempt": 1, "checkpoint": 40, "payload": payload});
-    assert_eq!((done.status, done.fencing_token, done.output), (Status::Completed, 2, Some(output)));
+    assert_eq!((done.status, done.fencing_token.0, done.output), (Status::Completed, 2, Some(output)));
     let attempts = bench.tenure.executions(id).await.unwrap();
     let outcomes: Vec<_> =
-        attempts.iter().map(|a| (a.fencing_token, a.attempt, a.outcome.as_deref())).collect();
+        attempts.iter().map(|a| (a.fencing_token.0, a.attempt, a.outcome.as_deref())).collect();
     assert_eq!(outcomes, [(1, 1, Some("failed")), (2, 1, Some("completed"))]);
     assert_eq!(bench.count("tenure.dead_letter_jobs").await, 0);
-    // And what is not dead says what it is.
-    assert_eq!(bench.tenure.redrive(&[id]).await.unwrap(), [Retried::Finished { status: Status::Completed }]);
-    assert_eq!(bench.tenure.retry(JobId::generate()).await.unwrap(), Retried::NotFound);
+    // For a job that is not dead, the answer is its state.
+    assert_eq!(
+        bench.tenure.redrive(&[id]).await.unwrap(),
+        [RetryOutcome::Finished { status: Status::Completed }]
+    );
+    assert_eq!(bench.tenure.retry(JobId::generate()).await.unwrap(), RetryOutcome::NotFound);
     bench.until_stream_is_empty(Duration::from_secs(5)).await;
     worker.stop().await;
 }
 
-/// Dead, redriven, dead again: the history holds every attempt of both lives.
+/// The job dies, is redriven and dies again: its history holds every attempt of both lives.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_that_dies_again_has_the_attempts_of_all_its_lives() {
     let bench = bench().await;
@@ -149,7 +153,7 @@ async fn dead_letters_are_filtered_counted_redriven_by_kind_and_purged_by_age() 
     worker.stop().await;
 }
 
-/// Equal as JSON, not as some parser sees it.
+/// Compares the JSON texts: a parser would drop digits.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dead_payload_keeps_all_its_digits_and_a_purge_frees_its_key() {
     let bench = bench().await;
@@ -187,13 +191,13 @@ async fn more_dead_letters_than_one_statement_takes_are_all_redriven_each_once()
         Worker::builder(&bench.tenure).handle_any(KindOptions::new(), handler).concurrency("q", 50),
     );
     bench.until_count("tenure.workers", 1).await;
-    // They die again while it goes on: none is met twice.
+    // The jobs die again while the redrive goes on: it meets none twice.
     assert_eq!(bench.tenure.redrive_all(&DeadFilter::new()).await.unwrap(), 1_300);
     bench.until_count("tenure.dead_letter_jobs WHERE fencing_token = 2", 1_300).await;
     worker.stop().await;
 }
 
-/// A settle whose answer was lost is repeated, even after somebody redrove the job.
+/// A settle whose answer was lost is repeated, even after the job was redriven.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_end_of_a_redriven_jobs_last_life_is_still_known() {
     let bench = bench().await;
@@ -203,7 +207,7 @@ async fn the_end_of_a_redriven_jobs_last_life_is_still_known() {
     let claim: uuid::Uuid =
         bench.value(&format!("SELECT claim_id FROM tenure.dead_letter_jobs WHERE id = '{id}'")).await;
     bench.tenure.redrive(&[id]).await.unwrap();
-    let settled_as = tenure::STATEMENTS.iter().find(|(names, _)| names.trim() == "settled_as").unwrap().1;
+    let settled_as = statement("settled_as");
     let row: (i32, Option<String>) = sqlx::query_as(settled_as)
         .bind(vec![id])
         .bind(vec![1_i64])
@@ -216,16 +220,16 @@ async fn the_end_of_a_redriven_jobs_last_life_is_still_known() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_that_waits_for_its_time_is_due_when_asked() {
+async fn retry_makes_a_waiting_job_due() {
     let bench = bench().await;
     let worker = Running::start(
         Worker::builder(&bench.tenure).handle_any(KindOptions::new(), |_, _| async {}).concurrency("q", 1),
     );
     let request = JobRequest::new("q", "k", json!(1)).delay(Duration::from_secs(3600));
     let id = bench.tenure.enqueue(request).await.unwrap().id;
-    assert_eq!(bench.tenure.retry(id).await.unwrap(), Retried::Due);
+    assert_eq!(bench.tenure.retry(id).await.unwrap(), RetryOutcome::Due);
     assert_eq!(bench.until_finished(id).await.status, Status::Completed);
-    assert_eq!(bench.tenure.retry(id).await.unwrap(), Retried::Finished { status: Status::Completed });
+    assert_eq!(bench.tenure.retry(id).await.unwrap(), RetryOutcome::Finished { status: Status::Completed });
     worker.stop().await;
 }
 
@@ -274,10 +278,10 @@ async fn the_command_line_shows_redrives_and_purges() {
     let (code, out, _) = run(format!("jobs retry {id}")).await;
     assert!(code == 1 && text(out).contains("enqueue a new one"));
     for (arguments, code, expected) in [
-        ("dead redrive", 2, "say which: ids, --queue, --kind or --category, or --all"),
+        ("dead redrive", 2, "name what to redrive: IDs, --queue, --kind, --category or --all"),
         ("dead purge", 2, "--older-than"),
         ("dead purge --older-than -3d", 2, "older-than"),
-        ("dead list --category lots", 2, "it is one of exhausted, permanent, lost"),
+        ("dead list --category lots", 2, "use one of exhausted, permanent, lost"),
         ("dead list --queue a.b", 2, "use 1 to 64 of"),
         ("dead list --limit 0", 2, "a number from 1 to"),
         ("dead list --limit -1", 2, "a number from 1 to"),
@@ -287,6 +291,6 @@ async fn the_command_line_shows_redrives_and_purges() {
         assert!(is == code && error.contains(expected), "{arguments}: {error}");
     }
     let (code, out, _) = run("dead purge --older-than 0s".into()).await;
-    assert_eq!((code, text(out).trim()), (0, "1 dead letters purged"));
+    assert_eq!((code, text(out).trim()), (0, "1 dead letter purged"));
     worker.stop().await;
 }

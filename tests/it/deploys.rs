@@ -1,6 +1,6 @@
-//! Deploys: a rolling update with a migration in between, and the way back. The old release is this very program with
-//! fewer kinds, and the migration one that it does not know: what it must bear of any release to come.
-//! `make rolling-upgrade` does the same with the programs of two real releases.
+//! Deploys: a rolling update with a migration in between, and the way back. The old release is this program with fewer
+//! kinds, and it does not know the migration: it must bear this of any later release.
+//! `scripts/rolling-upgrade` does the same with the programs of two real releases.
 
 use std::{
     sync::{
@@ -21,7 +21,7 @@ use crate::{
     migrations::{NEXT, NEXT_VERSION},
 };
 
-/// What both releases know.
+/// A kind that both releases know.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Mail {
     n: i64,
@@ -32,7 +32,7 @@ impl Job for Mail {
     const QUEUE: &'static str = "mails";
 }
 
-/// What only the new one knows.
+/// A kind that only the new release knows.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Digest {
     n: i64,
@@ -51,19 +51,17 @@ async fn digest(job: Digest, ctx: JobContext) -> Result<(), JobError> {
     send(job.n, &ctx).await
 }
 
-/// Reports some times, and leaves an effect.
+/// Reports a few times and leaves an effect.
 async fn send(n: i64, ctx: &JobContext) -> Result<(), JobError> {
     for step in 0_u8..3 {
         ctx.progress("sending", f32::from(step) * 30.0, &n.to_string()).await?;
         tokio::time::sleep(Duration::from_millis(25)).await;
     }
     let token = ctx.token();
-    ctx.once("effect", move |tx| {
-        Box::pin(async move {
-            let insert = sqlx::query("INSERT INTO public.effects (n, token) VALUES ($1, $2)");
-            insert.bind(n).bind(token).execute(tx).await?;
-            Ok(())
-        })
+    ctx.once("effect", async |tx| {
+        let insert = sqlx::query("INSERT INTO public.effects (n, token) VALUES ($1, $2)");
+        insert.bind(n).bind(token).execute(tx).await?;
+        Ok(())
     })
     .await
 }
@@ -88,14 +86,14 @@ async fn world() -> Bench {
 }
 
 async fn start(bench: &Bench, host: &str, release: &str) -> Child {
-    // Put off for no longer than half of this.
+    // A message is put off for at most half of this.
     let patience = ("TENURE_UNKNOWN_KIND_AFTER", "60s".to_owned());
     let mut child = Child::start_with(bench, release, &[("TENURE_HOSTNAME", host.to_owned()), patience]);
     child.until_log("worker started").await;
     child
 }
 
-/// As a platform does.
+/// Stops a worker as a platform does.
 async fn end(mut child: Child) {
     child.signal(Signal::TERM);
     assert_eq!(child.wait().await, Some(0), "{}", child.log());
@@ -117,7 +115,7 @@ impl Producing {
             while !stopped.load(Ordering::Relaxed) {
                 for kind in ["mail", "digest"] {
                     let payload = json!({ "n": n });
-                    // One attempt: whatever burns it ends in the dead letters.
+                    // One attempt: a job that is charged without completing becomes a dead letter.
                     let job = JobRequest::new("mails", kind, payload.clone()).max_attempts(1);
                     match n % 3 {
                         0 => {
@@ -143,7 +141,7 @@ impl Producing {
         Self { stop, task }
     }
 
-    /// How many were accepted.
+    /// Stops the producer. Returns the number of accepted jobs.
     async fn stop(self) -> i64 {
         self.stop.store(true, Ordering::Relaxed);
         self.task.await.unwrap()
@@ -153,7 +151,7 @@ impl Producing {
 const PUT_OFF: &str =
     "EXISTS (SELECT FROM tenure.jobs WHERE kind = 'digest' AND attempt = 0 AND put_off_since IS NOT NULL)";
 
-/// Waits until all are done: each once, at its first attempt, and none taken from anybody.
+/// Waits until all jobs have completed: each once, at its first attempt, and none was reset.
 async fn the_account(bench: &Bench, accepted: i64) {
     let completed =
         format!("(SELECT count(*) FROM tenure.job_history WHERE status = 'completed') >= {accepted}");
@@ -174,14 +172,14 @@ async fn old_and_new_workers_side_by_side_with_a_migration_in_between_lose_nothi
         vec![start(&bench, "old-0", "old release").await, start(&bench, "old-1", "old release").await];
     let producing = Producing::start(&bench);
     bench.until("(SELECT count(*) FROM tenure.job_history WHERE kind = 'mail') > 50").await;
-    // The producers were updated first.
+    // The producers run the new release already.
     bench.until(PUT_OFF).await;
     let applied =
         bench.tenure.migrate_with(&[(NEXT_VERSION, "next", NEXT)], Duration::from_secs(60)).await.unwrap();
     assert_eq!(applied, [NEXT_VERSION]);
     let before = bench.count("tenure.job_history").await;
     bench.until(&format!("(SELECT count(*) FROM tenure.job_history) > {before} + 50")).await;
-    // A node is drained meanwhile: an old worker starts on the newer schema.
+    // A node is drained meanwhile: a worker of the old release starts on the newer schema.
     end(old.remove(0)).await;
     old.push(start(&bench, "old-0", "old release").await);
     let mut new = Vec::new();
@@ -198,7 +196,7 @@ async fn old_and_new_workers_side_by_side_with_a_migration_in_between_lose_nothi
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn after_a_rollback_the_old_workers_go_on_and_what_only_the_new_ones_know_waits() {
+async fn after_a_rollback_the_old_workers_go_on_and_kinds_that_only_the_new_ones_know_wait() {
     let bench = world().await;
     bench.tenure.migrate_with(&[(NEXT_VERSION, "next", NEXT)], Duration::from_secs(60)).await.unwrap();
     let new = start(&bench, "new-0", "new release").await;
@@ -215,7 +213,7 @@ async fn after_a_rollback_the_old_workers_go_on_and_what_only_the_new_ones_know_
     bench.until("NOT EXISTS (SELECT FROM tenure.jobs WHERE kind = 'mail')").await;
     assert!(bench.count("tenure.jobs WHERE kind = 'digest' AND status = 'queued'").await > 0);
     assert_eq!(bench.count("tenure.dead_letter_jobs").await, 0);
-    // And forward again.
+    // Then forward again.
     let new = start(&bench, "new-0", "new release").await;
     end(old).await;
     the_account(&bench, accepted).await;

@@ -1,4 +1,4 @@
-//! Servers that come back older than they were, or empty: what docs/disaster-recovery.md says of each.
+//! Servers that return in an older state, or empty: docs/disaster-recovery.md describes each case.
 
 use std::{
     path::{Path, PathBuf},
@@ -12,7 +12,7 @@ use tenure::{JobContext, JobError, JobRequest, KindOptions, Outcome, Tenure, Wor
 
 use crate::harness::{Bench, Running, bench_with_servers};
 
-/// What was done outside Postgres, and so does not go back with it.
+/// Effects outside Postgres, which a restore does not undo.
 type Outside = Arc<Mutex<Vec<String>>>;
 
 async fn done(payload: Value, ctx: JobContext<Outside>) -> Result<Outcome, JobError> {
@@ -21,11 +21,9 @@ async fn done(payload: Value, ctx: JobContext<Outside>) -> Result<Outcome, JobEr
     if name.starts_with("fails") {
         return Err(JobError::retry_after(Duration::from_secs(3_600), "as it was told"));
     }
-    ctx.once("effect", move |tx| {
-        Box::pin(async move {
-            sqlx::query("INSERT INTO public.effects (name) VALUES ($1)").bind(name).execute(tx).await?;
-            Ok(())
-        })
+    ctx.once("effect", async |tx| {
+        sqlx::query("INSERT INTO public.effects (name) VALUES ($1)").bind(name).execute(tx).await?;
+        Ok(())
     })
     .await?;
     Ok(Outcome::Done(None))
@@ -67,20 +65,20 @@ fn copy(from: &Path, to: &Path) {
     assert!(copied.success());
 }
 
-/// As processes that are started after it; connections of before would cost some job a try.
-async fn connected_anew(bench: &mut Bench) {
+/// Connects again, as a process that starts after the restore; an old connection would cost some job an attempt.
+async fn reconnected(bench: &mut Bench) {
     bench.until("true").await;
     bench.tenure.close().await;
     bench.tenure = Tenure::connect(&bench.config).await.unwrap();
 }
 
-/// Of the stopped server's files.
+/// Copies the stopped server's files.
 async fn backup_of_postgres(bench: &mut Bench, folder: &Path) {
     let postgres = &mut bench.own.as_mut().unwrap().postgres;
     postgres.stop();
     copy(&folder.join("postgres/data"), &folder.join("postgres/before"));
     postgres.restart().unwrap();
-    connected_anew(bench).await;
+    reconnected(bench).await;
 }
 
 async fn restored_postgres(bench: &mut Bench, folder: &Path) {
@@ -89,7 +87,7 @@ async fn restored_postgres(bench: &mut Bench, folder: &Path) {
     std::fs::remove_dir_all(folder.join("postgres/data")).unwrap();
     copy(&folder.join("postgres/before"), &folder.join("postgres/data"));
     postgres.restart().unwrap();
-    connected_anew(bench).await;
+    reconnected(bench).await;
 }
 
 async fn names(bench: &Bench, sql: &str) -> String {
@@ -103,7 +101,8 @@ const STANDING: &str = "SELECT (payload->>'name') || ':' || status AS name FROM 
 const EFFECTS: &str = "SELECT name FROM public.effects";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn postgres_back_at_an_earlier_point_repeats_what_ended_since_and_knows_nothing_of_what_began() {
+async fn postgres_restored_to_an_earlier_point_repeats_jobs_that_ended_since_and_lacks_those_enqueued_since()
+{
     let (mut bench, outside, folder) = world().await;
     enqueue(&bench, "q", "queued").await;
     submit(&bench, "q", "submitted").await;
@@ -130,7 +129,7 @@ async fn postgres_back_at_an_earlier_point_repeats_what_ended_since_and_knows_no
     bench.every_job_is_as_it_must_be().await;
     let working = Running::start(worker(&bench, &outside).concurrency("q", 5).concurrency("other", 5));
     bench.until_count("tenure.job_history WHERE status = 'completed'", 3).await;
-    // Tickets of jobs that are not there are given up.
+    // The worker terminates tickets of jobs that do not exist.
     bench.until_stream_is_empty(Duration::from_secs(60)).await;
     working.stop().await;
     let standing = "ended:completed queued:completed since_submitted:completed";
@@ -138,21 +137,21 @@ async fn postgres_back_at_an_earlier_point_repeats_what_ended_since_and_knows_no
     assert_eq!(
         names(&bench, EFFECTS).await,
         "ended queued since_submitted",
-        "in Postgres: once each, of what is there"
+        "in Postgres: once for each job that exists"
     );
     assert_eq!(
         sorted(&outside),
         "ended fails_since_submitted queued queued since_ended since_submitted since_submitted_ended submitted",
-        "outside: what ended since is done twice"
+        "outside: the jobs that ended since are done twice"
     );
-    // What grew has shrunk: a token comes twice, and a key is free again.
+    // The restore has undone growth: a token comes twice, and a key is free again.
     let token = "SELECT max(fencing_token) FROM tenure.all_jobs WHERE payload->>'name' = 'queued'";
     assert_eq!(bench.value::<i64>(token).await, 1);
     assert!(!bench.tenure.enqueue(keyed()).await.unwrap().duplicate);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn postgres_back_at_an_earlier_point_beside_an_empty_stream_runs_what_was_queued_then() {
+async fn postgres_restored_to_an_earlier_point_beside_an_empty_stream_runs_the_jobs_queued_then() {
     let (mut bench, outside, folder) = world().await;
     enqueue(&bench, "q", "queued").await;
     submit(&bench, "other", "submitted").await;
@@ -177,7 +176,7 @@ async fn postgres_back_at_an_earlier_point_beside_an_empty_stream_runs_what_was_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stream_that_comes_back_as_it_was_before_repeats_no_submission() {
+async fn a_stream_restored_to_an_earlier_point_repeats_no_submission() {
     let (mut bench, outside, folder) = world().await;
     for n in 0..5 {
         submit(&bench, "q", &format!("plain{n}")).await;
@@ -202,7 +201,7 @@ async fn a_stream_that_comes_back_as_it_was_before_repeats_no_submission() {
     copy(&folder.join("nats/before"), &folder.join("nats/data"));
     nats.restart().unwrap();
     assert_eq!(restored_messages(&bench).await, 10);
-    // It gets a sequence that another message had.
+    // The message gets a sequence that another one had.
     submit(&bench, "q", "new").await;
     let working = Running::start(worker(&bench, &outside).concurrency("q", 5));
     bench.until_count("tenure.job_history", 11).await;
@@ -212,7 +211,7 @@ async fn a_stream_that_comes_back_as_it_was_before_repeats_no_submission() {
     working.stop().await;
 }
 
-/// As soon as the client has found the server again.
+/// Publishes as soon as the client has found the server again.
 async fn restored_messages(bench: &Bench) -> u64 {
     for _ in 0..200 {
         let messages = bench.messages().await;

@@ -1,4 +1,4 @@
-//! `tenure doctor`: content with a healthy world, and one finding for each thing that is not, forced with real parts.
+//! `tenure doctor`: no finding in a healthy world, and one for each fault, forced with real servers.
 
 use std::time::Duration;
 
@@ -6,10 +6,11 @@ use async_nats::jetstream::consumer::{FromConsumer, pull};
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Row};
 use tenure::{
-    CheckState, Checked, Config, DoctorOptions, JobRequest, KindOptions, STATEMENTS, Tenure, Timing, Worker,
+    Config, JobRequest, KindOptions, Tenure, Timing, Worker,
+    doctor::{Check, CheckState, DoctorOptions},
 };
 
-use crate::harness::{Bench, Running, bench, bench_with, bench_with_servers};
+use crate::harness::{Bench, Running, bench, bench_with, bench_with_servers, statement};
 
 fn job() -> JobRequest {
     JobRequest::new("q", "k", json!(1))
@@ -21,37 +22,37 @@ fn with(config: &Config, change: impl FnOnce(&mut Config)) -> Config {
     config
 }
 
-async fn look(bench: &Bench) -> Vec<Checked> {
+async fn look(bench: &Bench) -> Vec<Check> {
     bench.tenure.doctor(&DoctorOptions::default()).await
 }
 
-/// With this queue named.
-async fn look_at(tenure: &Tenure, queue: &str) -> Vec<Checked> {
+/// Runs the doctor for this queue.
+async fn look_at(tenure: &Tenure, queue: &str) -> Vec<Check> {
     let mut options = DoctorOptions::default();
     options.queues.push(queue.into());
     tenure.doctor(&options).await
 }
 
 #[track_caller]
-fn of<'c>(checks: &'c [Checked], check: &str) -> &'c Checked {
+fn of<'c>(checks: &'c [Check], check: &str) -> &'c Check {
     checks.iter().find(|checked| checked.check == check).unwrap_or_else(|| panic!("no {check}: {checks:#?}"))
 }
 
-/// What is in this state.
-fn that_are(state: CheckState, checks: &[Checked]) -> Vec<&'static str> {
+/// The names of the checks in this state.
+fn that_are(state: CheckState, checks: &[Check]) -> Vec<&'static str> {
     checks.iter().filter(|checked| checked.state == state).map(|checked| checked.check).collect()
 }
 
-/// Fails unless this alone is wrong, and says what to do; returns it.
+/// Returns the one wrong check. Fails unless this alone is wrong and says what to do.
 #[track_caller]
-fn only_wrong<'c>(checks: &'c [Checked], check: &str) -> &'c Checked {
+fn only_wrong<'c>(checks: &'c [Check], check: &str) -> &'c Check {
     assert_eq!(that_are(CheckState::Wrong, checks), [check], "{checks:#?}");
     let wrong = of(checks, check);
     assert!(wrong.to_do.is_some(), "{wrong:?}");
     wrong
 }
 
-/// The defaults' proportions, so that nothing is late because the machine is busy.
+/// Timers in the defaults' proportions, so that a busy machine makes nothing late.
 async fn unhurried() -> Bench {
     let bench = bench_with(|config| config.timing = Timing::DEFAULT).await;
     bench.tenure.setup(&["q".into()]).await.unwrap();
@@ -68,7 +69,7 @@ async fn a_healthy_world_is_ok_and_the_program_exits_0() {
     bench.until_finished(id).await;
     let checks = look(&bench).await;
     let rest: Vec<_> = checks.iter().filter(|checked| checked.state != CheckState::Ok).collect();
-    // The tests' Postgres writes nothing to its disk.
+    // The tests' Postgres has fsync off.
     assert_eq!(that_are(CheckState::Warning, &checks), ["durability"], "{rest:#?}");
     assert_eq!(rest.len(), 1, "{rest:#?}");
     assert_eq!(of(&checks, "durability").found, "off: fsync, full_page_writes");
@@ -78,7 +79,7 @@ async fn a_healthy_world_is_ok_and_the_program_exits_0() {
         ("postgres", "as tenure"),
         ("rights", "tenure_operator"),
         ("timers", "ack_wait 600s"),
-        ("workers", "1 seen of late"),
+        ("workers", "1 alive"),
         ("nats", "nats-server 2."),
         ("stream", "as defined"),
     ] {
@@ -108,7 +109,7 @@ async fn a_healthy_world_is_ok_and_the_program_exits_0() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_is_away_is_one_finding_and_the_other_is_looked_at() {
+async fn a_server_that_is_away_is_one_finding_and_the_other_is_still_checked() {
     let bench = bench().await;
     bench.tenure.setup(&["q".into()]).await.unwrap();
     let nowhere = "postgres://u:s3cr3t@127.0.0.1:1/x";
@@ -141,7 +142,7 @@ async fn a_server_that_is_away_is_one_finding_and_the_other_is_looked_at() {
     let program = bench.program(&["doctor"]).env("DATABASE_URL", nowhere).output().await.unwrap();
     let text = String::from_utf8_lossy(&program.stdout).into_owned();
     assert_eq!(program.status.code(), Some(1), "{text}");
-    // What was skipped for one reason is one line.
+    // Checks that were skipped for the same reason share one line.
     assert_eq!(text.matches("Postgres was not reached").count(), 1, "{text}");
 }
 
@@ -170,7 +171,7 @@ async fn a_schema_that_is_missing_older_or_newer_says_what_to_do() {
         .await;
     let checks = look(&bench).await;
     assert_eq!(of(&checks, "schema").state, CheckState::Warning);
-    assert_eq!(of(&checks, "relay").state, CheckState::Ok, "it goes on");
+    assert_eq!(of(&checks, "relay").state, CheckState::Ok, "the relay's check goes on");
     bench.execute(&format!("DELETE FROM tenure.migrations WHERE version >= {newest}")).await;
     let checks = look(&bench).await;
     let older = only_wrong(&checks, "schema");
@@ -178,12 +179,12 @@ async fn a_schema_that_is_missing_older_or_newer_says_what_to_do() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_missing_stream_and_a_consumer_that_was_changed_are_told_and_left_as_they_are() {
+async fn a_missing_stream_and_a_changed_consumer_are_reported_and_left_alone() {
     let bench = bench().await;
     let checks = look_at(&bench.tenure, "q").await;
     only_wrong(&checks, "stream");
     assert_eq!(of(&checks, "consumer").found, "there is no stream");
-    assert!(bench.js.get_stream(&bench.config.stream).await.is_err(), "nobody has created it");
+    assert!(bench.js.get_stream(&bench.config.stream).await.is_err(), "doctor created no stream");
 
     bench.tenure.setup(&["q".into()]).await.unwrap();
     assert_eq!(that_are(CheckState::Wrong, &look_at(&bench.tenure, "q").await), [""; 0]);
@@ -194,23 +195,23 @@ async fn a_missing_stream_and_a_consumer_that_was_changed_are_told_and_left_as_t
     let checks = look_at(&bench.tenure, "q").await;
     let changed = only_wrong(&checks, "consumer");
     assert!(changed.found.contains("ack_wait is 1s, expected 4s"), "{}", changed.found);
-    assert!(changed.found.contains("before anyone could ask"), "{}", changed.found);
+    assert!(changed.found.contains("before a scan can tell"), "{}", changed.found);
     assert!(changed.to_do.as_deref().is_some_and(|to_do| to_do.contains("tenure migrate --queue q")));
     bench.tenure.setup(&["q".into()]).await.unwrap();
     assert_eq!(of(&look_at(&bench.tenure, "q").await, "consumer").state, CheckState::Ok);
 
-    // A queue that no worker has served has none yet; one that is served must have one.
+    // A queue that no worker has served has no consumer yet; a served queue must have one.
     let other = look_at(&bench.tenure, "other").await;
     assert_eq!(of(&other, "consumer").state, CheckState::Skipped);
     bench
         .execute("INSERT INTO tenure.workers (worker_id, hostname, pid, queues, slots, version) VALUES ('w', 'h', 1, '{other}', 1, '0.0.1')")
         .await;
-    // It would have scanned by now.
+    // The worker would have scanned by now.
     bench.execute("UPDATE tenure.scanner_state SET last_scan_at = now() + interval '1 min'").await;
     let checks = look_at(&bench.tenure, "other").await;
     assert_eq!(only_wrong(&checks, "consumer").queue.as_deref(), Some("other"));
     assert_eq!(of(&checks, "versions").state, CheckState::Warning);
-    assert!(of(&checks, "versions").found.contains("1 run 0.0.1"));
+    assert!(of(&checks, "versions").found.contains("1 runs 0.0.1"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -235,7 +236,7 @@ async fn a_transaction_that_holds_a_snapshot_or_sleeps_is_named() {
         assert!(found.found.contains("idle in transaction"), "{found:?}");
         assert!(found.to_do.as_deref().is_some_and(|to_do| to_do.contains("pg_terminate_backend")));
     }
-    // Not old yet.
+    // The transaction is not old yet.
     for check in ["old_transactions", "idle_transactions"] {
         assert_eq!(of(&look(&bench).await, check).state, CheckState::Ok);
     }
@@ -262,7 +263,7 @@ async fn jobs_that_no_relay_publishes_no_worker_runs_or_that_died_are_counted() 
     let checks = look(&bench).await;
     let unserved = only_wrong(&checks, "queue");
     assert!(
-        unserved.found.starts_with("no worker serves it; 2 jobs due, the first for "),
+        unserved.found.starts_with("no worker serves this queue; 2 jobs due, the first for "),
         "{}",
         unserved.found
     );
@@ -277,10 +278,10 @@ async fn jobs_that_no_relay_publishes_no_worker_runs_or_that_died_are_counted() 
     bench.tenure.limit_queue("q", tenure::QueueLimits::new().max_queued(2).max_running(7)).await.unwrap();
     let checks = look(&bench).await;
     let full = &of(&checks, "queue").found;
-    assert!(full.starts_with("full: 2 jobs wait, and enqueues are refused; 0 of 7 run; "), "{full}");
+    assert!(full.starts_with("full: 2 jobs queued, and enqueues are refused; 0 of 7 running; "), "{full}");
     let nightly = tenure::Schedule::new("nightly", "0 3 * * *", job());
     bench.tenure.put_schedule(nightly).await.unwrap();
-    assert_eq!(of(&look(&bench).await, "schedules").found, "one has its ticks");
+    assert_eq!(of(&look(&bench).await, "schedules").found, "1 schedule is on time");
     bench.execute("UPDATE tenure.schedules SET next_at = now() - interval '5 min'").await;
     let checks = look(&bench).await;
     assert!(of(&checks, "schedules").found.starts_with("nightly was due 5m"), "{checks:?}");
@@ -299,12 +300,16 @@ async fn jobs_that_no_relay_publishes_no_worker_runs_or_that_died_are_counted() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_scan_that_is_long_ago_a_grace_and_a_silent_owner_are_told() {
+async fn a_late_scan_a_grace_and_a_silent_owner_are_reported() {
     let bench = unhurried().await;
-    assert_eq!(of(&look(&bench).await, "scans").state, CheckState::Skipped, "nobody ever was here");
+    assert_eq!(of(&look(&bench).await, "scans").state, CheckState::Skipped, "no worker has ever scanned");
     bench.execute("UPDATE tenure.scanner_state SET last_scan_at = now() - interval '1 h'").await;
     let checks = look(&bench).await;
-    assert!(only_wrong(&checks, "scans").found.starts_with("the last was 1h"), "{:?}", of(&checks, "scans"));
+    assert!(
+        only_wrong(&checks, "scans").found.starts_with("the last scan was 1h"),
+        "{:?}",
+        of(&checks, "scans")
+    );
     let grace = "UPDATE tenure.scanner_state SET last_scan_at = now(), grace_until = now() + interval '1 h'";
     bench.execute(grace).await;
     let checks = look(&bench).await;
@@ -317,7 +322,7 @@ async fn a_scan_that_is_long_ago_a_grace_and_a_silent_owner_are_told() {
              VALUES ('gone-1-abc', 'gone', 1, '{q}', 1, '0.0.1', now() - interval '1 h')",
         )
         .await;
-    assert_eq!(that_are(CheckState::Wrong, &look(&bench).await), [""; 0], "it owns nothing");
+    assert_eq!(that_are(CheckState::Wrong, &look(&bench).await), [""; 0], "the worker owns no job");
     bench
         .execute(
             "INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, scheduled_at, published_at, status, attempt,
@@ -331,9 +336,9 @@ async fn a_scan_that_is_long_ago_a_grace_and_a_silent_owner_are_told() {
     assert!(silent.found.contains("gone-1-abc (1 job, silent for 1h"), "{}", silent.found);
 }
 
-/// Each login role is told which of the shipped ones it amounts to; one without rights gets an answer, too.
+/// Doctor names the shipped role whose rights a login role has; a role without rights gets an answer, too.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_role_is_told_what_it_may_and_a_statement_it_may_not_send_is_skipped() {
+async fn doctor_names_the_rights_of_a_role_and_skips_statements_that_it_may_not_send() {
     let bench = bench_with_servers(|_| {}).await;
     bench.tenure.setup(&["q".into()]).await.unwrap();
     sqlx::raw_sql(include_str!("../../postgres/roles.sql")).execute(&bench.pool).await.unwrap();
@@ -354,7 +359,7 @@ async fn a_role_is_told_what_it_may_and_a_statement_it_may_not_send_is_skipped()
         let reads = if role == "producer" { CheckState::Skipped } else { CheckState::Ok };
         assert_eq!(of(&checks, "relay").state, reads, "{role}");
         let others = of(&checks, "old_transactions");
-        assert_eq!(others.state, CheckState::Skipped, "it does not see others' sessions");
+        assert_eq!(others.state, CheckState::Skipped, "the role does not see others' sessions");
         assert!(others.to_do.as_deref().is_some_and(|to_do| to_do.contains("pg_read_all_stats")));
         assert_eq!(of(&checks, "stream").state, CheckState::Ok);
     }
@@ -367,7 +372,7 @@ async fn a_role_is_told_what_it_may_and_a_statement_it_may_not_send_is_skipped()
     }
     assert_eq!(of(&checks, "consumer").state, CheckState::Ok, "NATS has other users");
 
-    // A migration came, and the roles were not renewed.
+    // A migration was applied, and `postgres/roles.sql` was not run again.
     bench.execute("REVOKE UPDATE ON tenure.workers FROM tenure_worker").await;
     let checks = by("a_worker").await;
     let late = only_wrong(&checks, "rights");
@@ -375,12 +380,12 @@ async fn a_role_is_told_what_it_may_and_a_statement_it_may_not_send_is_skipped()
     assert!(late.to_do.as_deref().is_some_and(|to_do| to_do.contains("postgres/roles.sql")));
 }
 
-/// The statement that judges rights knows each one that `postgres/roles.sql` gives.
+/// The statement that checks rights knows each right that `postgres/roles.sql` grants.
 #[tokio::test(flavor = "multi_thread")]
 async fn each_right_of_the_shipped_roles_is_missed_when_it_is_taken_away() {
     let bench = bench_with_servers(|_| {}).await;
     sqlx::raw_sql(include_str!("../../postgres/roles.sql")).execute(&bench.pool).await.unwrap();
-    let judge = STATEMENTS.iter().find(|(names, _)| names.trim() == "doctor_rights").unwrap().1;
+    let judge = statement("doctor_rights");
     let mut revoked = 0;
     for role in ["producer", "worker", "operator", "viewer"] {
         bench.execute(&format!("CREATE ROLE a_{role} LOGIN IN ROLE tenure_{role}")).await;
@@ -415,7 +420,7 @@ async fn each_right_of_the_shipped_roles_is_missed_when_it_is_taken_away() {
             let judged = sqlx::query(judge).fetch_all(&mut *tx).await.unwrap();
             let of_role = judged.iter().find(|row| row.get::<String, _>("role") == role).unwrap();
             let lacks: Vec<String> = of_role.get("lacks");
-            // What comes from another role, too, is not lost.
+            // A right that also comes from another role is not missed.
             assert_eq!(lacks.is_empty(), still, "{revoke}: {lacks:?}");
             revoked += 1;
             tx.rollback().await.unwrap();

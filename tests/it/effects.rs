@@ -1,27 +1,26 @@
-//! Exactly-once effects: a transaction of a handler against a reset, a second claim, and a retry, with the
-//! interleaving forced, at each isolation level.
+//! Exactly-once effects: a handler's transaction against a reset, a second claim and a retry, at each isolation level.
+//! Each test forces the interleaving.
 
 use std::{sync::Arc, time::Duration};
 
-use futures::future::BoxFuture;
 use serde_json::{Value, json};
 use sqlx::{PgConnection, PgPool};
 use tenure::{
     ContextError, FencingToken, Isolation, JobContext, JobError, JobId, JobRequest, KindOptions, Outcome,
-    STATEMENTS, Status, Worker,
+    Status, Worker,
 };
 use tokio::sync::{Mutex, Semaphore, mpsc};
 
 use crate::{
-    harness::{Bench, Child, Running, bench, bench_with, until_file},
+    harness::{Bench, Child, Running, bench, bench_with, statement, until_file},
     scenarios::{Step, step},
 };
 
-/// What a handler and its test share: the handler says where it is, and goes on when it may.
+/// The state that a handler shares with its test: the handler says where it is, and waits until the test lets it go on.
 struct App {
     pool: PgPool,
     said: mpsc::UnboundedSender<String>,
-    /// For the first attempt, and for later ones.
+    /// Permits of the first attempt, and of later ones.
     go: [Semaphore; 2],
 }
 
@@ -44,7 +43,7 @@ async fn world() -> World {
 }
 
 async fn world_with(change: impl FnOnce(&mut tenure::Config)) -> World {
-    // Nobody takes a job back here but the test itself.
+    // Only the test itself resets a job here.
     let bench = bench_with(|config| {
         config.timing.stale_after = Duration::from_secs(300);
         config.timing.scan_every = Duration::from_secs(30);
@@ -52,7 +51,7 @@ async fn world_with(change: impl FnOnce(&mut tenure::Config)) -> World {
         change(config);
     })
     .await;
-    // So that first messages need no relay.
+    // With the stream there, first messages need no relay.
     bench.tenure.setup(&["q".into()]).await.unwrap();
     bench.execute("CREATE TABLE public.app_effects (job uuid, token bigint)").await;
     let (said, heard) = mpsc::unbounded_channel();
@@ -73,13 +72,13 @@ impl World {
         Running::start(self.builder(handler))
     }
 
-    /// One that does not publish what was reset: no second attempt comes between.
+    /// A worker that does not publish reset jobs: no second attempt begins meanwhile.
     fn worker_without_relay<F, Fut>(&self, handler: F) -> Running
     where
         F: Fn(Value, JobContext<Arc<App>>) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<Outcome, JobError>> + Send + 'static,
     {
-        Running::start(self.builder(handler).recovery(false, false, false))
+        Running::start(self.builder(handler).recovery(&[]))
     }
 
     fn builder<F, Fut>(&self, handler: F) -> tenure::WorkerBuilder<Arc<App>>
@@ -111,9 +110,9 @@ impl World {
         self.app.go[1].add_permits(1);
     }
 
-    /// The scanner's own statement, with the job made to look silent. How many were reset.
+    /// Makes the job look silent and runs the scanner's own statement. Returns the number of jobs reset.
     async fn reset(&self, job: JobId) -> usize {
-        // In one transaction: the worker scans, too, and must not come between.
+        // In one transaction: the worker scans, too, and must not act in between.
         let mut both = self.bench.pool.begin().await.unwrap();
         sqlx::query("UPDATE tenure.jobs SET last_activity_at = now() - interval '1 hour' WHERE id = $1")
             .bind(job)
@@ -126,7 +125,7 @@ impl World {
         reset
     }
 
-    /// The claim's own statement, by a worker that only the database knows.
+    /// Runs the claim's own statement for a worker that exists only in the database.
     async fn claim_elsewhere(&self, job: JobId) {
         let claimed = sqlx::query(statement("claim"))
             .bind(vec![job])
@@ -147,16 +146,10 @@ impl World {
     }
 }
 
-fn statement(name: &str) -> &'static str {
-    STATEMENTS.iter().find(|(names, _)| names.split(' ').next() == Some(name)).unwrap().1
-}
-
-fn insert(tx: &mut PgConnection, job: JobId, token: FencingToken) -> BoxFuture<'_, Result<(), JobError>> {
-    Box::pin(async move {
-        let insert = sqlx::query("INSERT INTO public.app_effects VALUES ($1, $2)").bind(job).bind(token);
-        insert.execute(tx).await?;
-        Ok(())
-    })
+async fn insert(tx: &mut PgConnection, job: JobId, token: FencingToken) -> Result<(), JobError> {
+    let insert = sqlx::query("INSERT INTO public.app_effects VALUES ($1, $2)").bind(job).bind(token);
+    insert.execute(tx).await?;
+    Ok(())
 }
 
 const LEVELS: [Isolation; 3] = [Isolation::ReadCommitted, Isolation::RepeatableRead, Isolation::Serializable];
@@ -165,28 +158,20 @@ fn level(payload: &Value) -> Isolation {
     LEVELS[usize::try_from(payload["level"].as_u64().unwrap()).unwrap()]
 }
 
-fn at_gate(
-    tx: &mut PgConnection,
-    job: JobId,
-    token: FencingToken,
-    app: Arc<App>,
-) -> BoxFuture<'_, Result<u32, JobError>> {
-    Box::pin(async move {
-        insert(tx, job, token).await?;
-        app.gate("inside", token).await;
-        Ok(7)
-    })
+async fn at_gate(tx: &mut PgConnection, job: JobId, token: FencingToken, app: &App) -> Result<u32, JobError> {
+    insert(tx, job, token).await?;
+    app.gate("inside", token).await;
+    Ok(7)
 }
 
 /// A handler that fences an insert, with a gate before the transaction and one inside.
 async fn fenced(payload: Value, ctx: JobContext<Arc<App>>) -> Result<Outcome, JobError> {
     let (id, token, app) = (ctx.id(), ctx.token(), ctx.state().clone());
     app.gate("before", token).await;
-    let inside = app.clone();
     let done = if payload["once"] == json!(true) {
-        ctx.once_with(level(&payload), "effect", move |tx| at_gate(tx, id, token, inside)).await
+        ctx.once_with(level(&payload), "effect", async |tx| at_gate(tx, id, token, &app).await).await
     } else {
-        ctx.fenced_tx_with(level(&payload), move |tx| at_gate(tx, id, token, inside)).await
+        ctx.fenced_tx_with(level(&payload), async |tx| at_gate(tx, id, token, &app).await).await
     };
     let said = match &done {
         Ok(n) => format!("committed {n}"),
@@ -194,13 +179,13 @@ async fn fenced(payload: Value, ctx: JobContext<Arc<App>>) -> Result<Outcome, Jo
     };
     app.said.send(said).unwrap();
     if payload["stays"] == json!(true) && token.0 == 1 {
-        // Its completion must not be faster than what the test has in mind.
+        // The completion must not overtake the test.
         app.gate("after", token).await;
     }
     Outcome::done(done?)
 }
 
-/// READ COMMITTED: the fence comes last, so whatever happened until then counts.
+/// READ COMMITTED: the fence comes last, so every change before it counts.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_read_committed_transaction_whose_job_was_reset_or_claimed_meanwhile_commits_nothing() {
     let world = world().await;
@@ -228,13 +213,13 @@ async fn a_read_committed_transaction_whose_job_was_reset_or_claimed_meanwhile_c
     worker.stop().await;
 }
 
-/// From REPEATABLE READ on, the fence comes first, and holds the job until the commit.
+/// From REPEATABLE READ on, the fence comes first and holds the job until the commit.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_repeatable_read_transaction_is_refused_before_it_begins_or_keeps_the_job_until_it_commits() {
     let world = world().await;
     let worker = world.worker(fenced);
     for (n, once) in [(1, false), (1, true), (2, false), (2, true)] {
-        // Taken back, and claimed elsewhere, before it begins.
+        // Reset, and claimed elsewhere, before the transaction begins.
         let job = world.enqueue(json!({"level": n, "once": once})).await;
         assert_eq!(world.hear().await, "before");
         assert_eq!(world.reset(job).await, 1);
@@ -245,7 +230,7 @@ async fn a_repeatable_read_transaction_is_refused_before_it_begins_or_keeps_the_
         assert_eq!(world.effects().await, 0);
         world.bench.execute("DELETE FROM tenure.jobs").await;
 
-        // The reset finds it held, and passes by; a takeover waits.
+        // The reset skips the job, which is locked; a takeover waits.
         let job = world.enqueue(json!({"level": n, "once": once, "stays": true})).await;
         assert_eq!(world.hear().await, "before");
         world.go();
@@ -261,12 +246,12 @@ async fn a_repeatable_read_transaction_is_refused_before_it_begins_or_keeps_the_
         world.go();
         assert_eq!(world.hear().await, "committed 7");
         assert_eq!(world.hear().await, "after");
-        // Committed while the job was its own; then the job was taken.
+        // The transaction committed while it owned the job; the takeover came after.
         assert_eq!(takeover.await.unwrap(), 1);
         world.go();
         assert_eq!(world.effects().await, 1);
         world.bench.execute("DELETE FROM public.app_effects").await;
-        // The next attempt: `fenced_tx` does it again, `once` does not.
+        // In the next attempt `fenced_tx` repeats the effect and `once` does not.
         assert_eq!(world.hear().await, "before");
         world.second_goes();
         if once {
@@ -279,13 +264,13 @@ async fn a_repeatable_read_transaction_is_refused_before_it_begins_or_keeps_the_
             assert_eq!(world.effects().await, 1);
         }
         let job = world.bench.until_finished(job).await;
-        assert_eq!((job.status, job.fencing_token), (Status::Completed, 2));
+        assert_eq!((job.status, job.fencing_token.0), (Status::Completed, 2));
         world.bench.execute("DELETE FROM public.app_effects").await;
     }
     worker.stop().await;
 }
 
-/// A snapshot that is older than the reset, by any means, must not pass for ownership.
+/// A snapshot that is older than the reset must never count as ownership.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_old_snapshot_of_the_jobs_row_is_no_ownership() {
     let world = world().await;
@@ -330,7 +315,7 @@ async fn an_old_snapshot_of_the_jobs_row_is_no_ownership() {
     worker.stop().await;
 }
 
-/// Business writes and the completion in one commit, against a reset and a second claim.
+/// Business writes and the completion commit together or not at all, against a reset and a second claim.
 #[tokio::test(flavor = "multi_thread")]
 async fn complete_in_commits_both_or_neither() {
     let world = world().await;
@@ -366,8 +351,8 @@ async fn complete_in_commits_both_or_neither() {
     worker.stop().await;
 }
 
-/// The job's own progress changes its row: under a lasting snapshot the completion must still find it, if
-/// the transaction began with `hold`, and say what to do if it did not.
+/// Progress changes the job's row. Under a snapshot of the whole transaction, the completion must still succeed if the
+/// transaction began with `hold`, and otherwise say what to do.
 #[tokio::test(flavor = "multi_thread")]
 async fn complete_in_under_repeatable_read_goes_with_hold_and_says_so_without() {
     let world = world().await;
@@ -409,7 +394,7 @@ async fn complete_in_under_repeatable_read_goes_with_hold_and_says_so_without() 
     worker.stop().await;
 }
 
-/// Whatever level: while a handler's transaction is open, the job's progress is written, its cancellation
+/// At every isolation level, while a handler's transaction is open: the job's progress is written, its cancellation
 /// arrives, and others' batches do not wait.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_open_transaction_holds_up_neither_progress_nor_cancellation_nor_others() {
@@ -422,15 +407,13 @@ async fn an_open_transaction_holds_up_neither_progress_nor_cancellation_nor_othe
         let app = ctx.state().clone();
         let report = ctx.clone();
         let reason = ctx.clone();
-        ctx.fenced_tx_with(level(&payload), move |tx| {
-            Box::pin(async move {
-                sqlx::query("SELECT 1").execute(&mut *tx).await?;
-                report.progress("inside", 50.0, "written meanwhile").await?;
-                app.said.send("inside".into()).unwrap();
-                let why = reason.cancelled().await;
-                app.said.send(format!("cancelled: {why:?}")).unwrap();
-                Err::<(), _>(JobError::msg("rolled back"))
-            })
+        ctx.fenced_tx_with(level(&payload), async |tx| {
+            sqlx::query("SELECT 1").execute(&mut *tx).await?;
+            report.progress("inside", 50.0, "written meanwhile").await?;
+            app.said.send("inside".into()).unwrap();
+            let why = reason.cancelled().await;
+            app.said.send(format!("cancelled: {why:?}")).unwrap();
+            Err::<(), _>(JobError::msg("rolled back"))
         })
         .await?;
         Ok(Outcome::Done(None))
@@ -445,23 +428,21 @@ async fn an_open_transaction_holds_up_neither_progress_nor_cancellation_nor_othe
         let other = world.enqueue(json!("other")).await;
         world.bench.until_finished(other).await;
         let cancelled = tokio::time::timeout(Duration::from_secs(2), world.bench.tenure.cancel(job)).await;
-        assert!(matches!(cancelled, Ok(Ok(tenure::Cancelled::Asked { .. }))), "{cancelled:?}");
+        assert!(matches!(cancelled, Ok(Ok(tenure::CancelOutcome::Asked { .. }))), "{cancelled:?}");
         assert_eq!(world.hear().await, "cancelled: User");
         assert_eq!(world.bench.until_finished(job).await.status, Status::Cancelled);
     }
     worker.stop().await;
 }
 
-/// While it holds the job, nobody can take it back: so it must not last.
+/// While the transaction holds the job, recovery cannot reset it: so its length is limited.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_repeatable_read_transaction_that_lasts_is_ended_with_an_error_that_says_what_to_do() {
     let bench = bench_with(|_| {}).await;
     let handler = |_: Value, ctx: JobContext| async move {
-        ctx.fenced_tx_with(Isolation::RepeatableRead, |tx| {
-            Box::pin(async move {
-                sqlx::query("SELECT pg_sleep(60)").execute(tx).await?;
-                Ok(())
-            })
+        ctx.fenced_tx_with(Isolation::RepeatableRead, async |tx| {
+            sqlx::query("SELECT pg_sleep(60)").execute(tx).await?;
+            Ok(())
         })
         .await
     };
@@ -474,20 +455,20 @@ async fn a_repeatable_read_transaction_that_lasts_is_ended_with_an_error_that_sa
     assert!(started.elapsed() < Duration::from_secs(10));
     assert_eq!(job.status, Status::Failed);
     let error = job.last_error.unwrap();
-    // Our own limit, or the server's, whichever came first.
+    // Either tenure's limit or the server's fires first.
     assert!(error.contains("375ms, a quarter of") || error.contains(" timeout"), "{error}");
     bench.until("NOT EXISTS (SELECT FROM pg_stat_activity WHERE query LIKE '%pg_sleep(60)%' AND pid <> pg_backend_pid() AND datname = current_database())").await;
     worker.stop().await;
 }
 
-/// Two claims of one job at its one effect, at the same time: the second waits for the first, whose fence
-/// fails, and then does it.
+/// Two claims of one job reach its one effect at the same time: the second waits for the first, whose fence fails, and
+/// then does the effect.
 #[tokio::test(flavor = "multi_thread")]
 async fn once_happens_once_under_two_claims_at_the_same_time() {
     for n in 0..3 {
-        // The first attempt is heard, however late it goes on.
+        // The long grace keeps the first attempt alive until it goes on.
         let world = world_with(|config| config.timing.cancel_grace = Duration::from_secs(100)).await;
-        // With one slot, which the first attempt has: the second one is the other worker's.
+        // The first attempt has this worker's only slot: the other worker runs the second one.
         let first = Running::start(world.builder(fenced).concurrency("q", 1));
         let job = world.enqueue(json!({"level": n, "once": true})).await;
         assert_eq!(world.hear().await, "before");
@@ -500,7 +481,7 @@ async fn once_happens_once_under_two_claims_at_the_same_time() {
         assert_eq!(world.hear().await, "before");
         world.second_goes();
         if n == 0 {
-            // It waits for the first one's uncommitted key.
+            // The second attempt waits for the first one's uncommitted key.
             world.bench.until("EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')").await;
         }
         world.go();
@@ -511,7 +492,7 @@ async fn once_happens_once_under_two_claims_at_the_same_time() {
         assert_eq!(said[1], "inside");
         assert!(said[2].starts_with("lost=true"), "{said:?}");
         let done = world.bench.until_finished(job).await;
-        assert_eq!((done.fencing_token, done.output), (2, Some(json!(7))));
+        assert_eq!((done.fencing_token.0, done.output), (2, Some(json!(7))));
         assert_eq!(world.bench.text("SELECT token FROM public.app_effects").await, "(2)");
         for worker in [first, second] {
             worker.stop().await;
@@ -520,12 +501,12 @@ async fn once_happens_once_under_two_claims_at_the_same_time() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_key_of_an_effect_that_is_none_and_a_result_with_nul_say_so() {
+async fn an_invalid_effect_key_and_a_result_with_nul_are_errors_that_say_so() {
     let world = world().await;
     let worker = world.worker(|payload, ctx| async move {
         let key = payload["key"].as_str().unwrap().to_owned();
         let result = payload["result"].as_str().unwrap().to_owned() + "\0";
-        ctx.once(&key, move |_| Box::pin(async move { Ok(result) })).await?;
+        ctx.once(&key, async |_| Ok(result)).await?;
         Ok(Outcome::Done(None))
     });
     let long = "x".repeat(513);
@@ -543,19 +524,18 @@ async fn a_key_of_an_effect_that_is_none_and_a_result_with_nul_say_so() {
     worker.stop().await;
 }
 
-/// A statement whose error the closure ignores has aborted the transaction: sqlx's commit would say `Ok`.
+/// A statement failed, and so aborted the transaction, but the closure ignores the error: sqlx's commit would return
+/// `Ok`.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_transaction_that_was_aborted_is_never_said_to_be_committed() {
+async fn an_aborted_transaction_is_never_reported_as_committed() {
     let world = world().await;
     let worker = world.worker(|payload, ctx| async move {
         let (id, token) = (ctx.id(), ctx.token());
         let done = ctx
-            .fenced_tx_with(level(&payload), move |tx| {
-                Box::pin(async move {
-                    insert(tx, id, token).await?;
-                    sqlx::query("SELECT 1 / 0").execute(tx).await.ok();
-                    Ok(())
-                })
+            .fenced_tx_with(level(&payload), async |tx| {
+                insert(tx, id, token).await?;
+                sqlx::query("SELECT 1 / 0").execute(tx).await.ok();
+                Ok(())
             })
             .await;
         ctx.state().said.send(format!("ok={}", done.is_ok())).unwrap();
@@ -570,7 +550,7 @@ async fn a_transaction_that_was_aborted_is_never_said_to_be_committed() {
     worker.stop().await;
 }
 
-/// SERIALIZABLE may find a conflict only when it commits: a failure like any other, charged and typed.
+/// SERIALIZABLE may find a conflict only at the commit: a failure like any other, charged and typed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_conflict_at_the_commit_is_a_failure_that_says_so() {
     let world = world().await;
@@ -580,15 +560,11 @@ async fn a_conflict_at_the_commit_is_a_failure_that_says_so() {
         let (app, token) = (ctx.state().clone(), ctx.token());
         let inside = app.clone();
         let done = ctx
-            .fenced_tx_with(Isolation::Serializable, move |tx| {
-                Box::pin(async move {
-                    sqlx::query("SELECT count(*) FROM public.on_call WHERE active").execute(&mut *tx).await?;
-                    sqlx::query("UPDATE public.on_call SET active = false WHERE name = 'a'")
-                        .execute(tx)
-                        .await?;
-                    inside.gate("inside", token).await;
-                    Ok(())
-                })
+            .fenced_tx_with(Isolation::Serializable, async |tx| {
+                sqlx::query("SELECT count(*) FROM public.on_call WHERE active").execute(&mut *tx).await?;
+                sqlx::query("UPDATE public.on_call SET active = false WHERE name = 'a'").execute(tx).await?;
+                inside.gate("inside", token).await;
+                Ok(())
             })
             .await;
         let conflict = |error: &JobError| matches!(error.downcast_ref(), Some(ContextError::Conflict { .. }));
@@ -599,7 +575,7 @@ async fn a_conflict_at_the_commit_is_a_failure_that_says_so() {
     let request = JobRequest::new("q", "k", json!(1)).max_attempts(1);
     let job = world.bench.tenure.enqueue(request).await.unwrap().id;
     assert_eq!(world.hear().await, "inside");
-    // Write skew: each saw two, each takes one away, and the other one is faster.
+    // Write skew: each transaction saw two rows, each removes one, and the other commits first.
     let mut other = world.bench.pool.begin_with("BEGIN ISOLATION LEVEL SERIALIZABLE").await.unwrap();
     sqlx::query("SELECT count(*) FROM public.on_call WHERE active").execute(&mut *other).await.unwrap();
     sqlx::query("UPDATE public.on_call SET active = false WHERE name = 'b'")
@@ -615,7 +591,7 @@ async fn a_conflict_at_the_commit_is_a_failure_that_says_so() {
     worker.stop().await;
 }
 
-/// Dropped in the middle of a long statement, a transaction must not go on on the server: it holds the job.
+/// A transaction that is dropped in the middle of a long statement must end on the server, too: it holds the job.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_transaction_that_is_dropped_ends_on_the_server_and_holds_up_no_other_job() {
     let world = world().await;
@@ -624,12 +600,10 @@ async fn a_transaction_that_is_dropped_ends_on_the_server_and_holds_up_no_other_
             return Err(JobError::permanent("an end that is settled"));
         }
         let app = ctx.state().clone();
-        ctx.fenced_tx_with(level(&payload), move |tx| {
-            Box::pin(async move {
-                app.said.send("inside".into()).unwrap();
-                sqlx::query("SELECT pg_sleep(61)").execute(tx).await?;
-                Ok(())
-            })
+        ctx.fenced_tx_with(level(&payload), async |tx| {
+            app.said.send("inside".into()).unwrap();
+            sqlx::query("SELECT pg_sleep(61)").execute(tx).await?;
+            Ok(())
         })
         .await?;
         Ok(Outcome::Done(None))
@@ -639,7 +613,7 @@ async fn a_transaction_that_is_dropped_ends_on_the_server_and_holds_up_no_other_
         assert_eq!(world.hear().await, "inside");
         world.bench.tenure.cancel(job).await.unwrap();
         let started = std::time::Instant::now();
-        // It is dropped after its grace of half a second.
+        // The handler is dropped after its grace of half a second.
         assert_eq!(world.bench.until_finished(job).await.status, Status::Cancelled);
         let other = world.enqueue(json!("other")).await;
         world.bench.until_finished(other).await;
@@ -649,7 +623,7 @@ async fn a_transaction_that_is_dropped_ends_on_the_server_and_holds_up_no_other_
     worker.stop().await;
 }
 
-/// A handler that follows the rules gets no conflict, however much it reports.
+/// A handler that begins with `hold` gets no conflict, however much it reports.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_held_job_that_chats_all_the_time_completes_in_its_transaction() {
     let world = world().await;
@@ -678,7 +652,7 @@ async fn a_held_job_that_chats_all_the_time_completes_in_its_transaction() {
     worker.stop().await;
 }
 
-/// Dropped in the middle, `complete_in` leaves the job as it was: reporting, and owned.
+/// A `complete_in` that is dropped in the middle leaves the job as it was: owned, and reporting.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_completion_that_is_dropped_does_not_silence_the_job() {
     let world = world().await;
@@ -690,7 +664,7 @@ async fn a_completion_that_is_dropped_does_not_silence_the_job() {
         ctx.state().gate("dropped", ctx.token()).await;
         Ok(Outcome::Done(None))
     });
-    // The completion waits for its row; the claim does not.
+    // The completion waits for this lock; the claim does not.
     let job = world.bench.tenure.enqueue(JobRequest::new("q", "k", json!(1)).delay(Duration::from_secs(1)));
     let job = job.await.unwrap().id;
     let mut locked = world.bench.pool.begin().await.unwrap();
@@ -709,7 +683,7 @@ async fn a_completion_that_is_dropped_does_not_silence_the_job() {
     worker.stop().await;
 }
 
-/// A worker that freezes inside `once` holds the effect's key: not longer than the next attempt can wait.
+/// A worker that freezes inside `once` holds the effect's key, but no longer than the next attempt can wait.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_that_freezes_inside_once_does_not_hold_up_the_next_attempt() {
     let bench = bench().await;
@@ -721,7 +695,7 @@ async fn a_worker_that_freezes_inside_once_does_not_hold_up_the_next_attempt() {
     frozen.signal(rustix::process::Signal::STOP);
     let other = Running::start(Worker::builder(&bench.tenure).handle(step));
     let done = bench.until_finished(id).await;
-    assert_eq!((done.status, done.fencing_token), (Status::Completed, 2));
+    assert_eq!((done.status, done.fencing_token.0), (Status::Completed, 2));
     assert_eq!(bench.text("SELECT token FROM public.app_effects").await, "(2)");
     std::fs::write(job.file("go"), "").unwrap();
     frozen.signal(rustix::process::Signal::CONT);

@@ -2,10 +2,11 @@
 
 use std::{sync::Arc, time::Duration};
 
-use futures::future::BoxFuture;
 use serde_json::{Value, json};
 use sqlx::{PgConnection, PgPool};
-use tenure::{EnqueueError, JobContext, JobError, JobRequest, KindOptions, Tenure, Worker};
+use tenure::{
+    EnqueueError, JobContext, JobError, JobRequest, KindOptions, Tenure, Worker, internals::Recovery,
+};
 use tokio::sync::Barrier;
 
 use crate::harness::{Bench, Running, bench, bench_with, bench_with_servers};
@@ -30,7 +31,7 @@ async fn of_fifty_enqueues_of_one_unique_key_one_creates_the_job_and_all_get_its
         .map(|n| {
             let (config, barrier) = (bench.config.clone(), barrier.clone());
             tokio::spawn(async move {
-                // A connection each, or one batch would carry them all.
+                // One client each, or one batch would carry them all.
                 let tenure = Tenure::connect(&config).await.unwrap();
                 barrier.wait().await;
                 let enqueued = tenure.enqueue(request(json!(n))).unique_key("order-7").await.unwrap();
@@ -51,28 +52,20 @@ async fn of_fifty_enqueues_of_one_unique_key_one_creates_the_job_and_all_get_its
 type Family = Arc<(Tenure, PgPool)>;
 
 /// Enqueues three children in the handler's transaction, which then ends as the last word of `way` says.
-fn children(
-    ctx: &JobContext<Family>,
-    way: String,
-) -> impl for<'t> FnOnce(&'t mut PgConnection) -> BoxFuture<'t, Result<(), JobError>> + Send + 'static {
-    let (family, parent) = (ctx.state().clone(), ctx.id());
-    move |tx| {
-        Box::pin(async move {
-            let (tenure, pool) = &*family;
-            let child = |n| JobRequest::new("children", "child", json!([way, n]));
-            tenure.enqueue(child(1)).unique_key(way.clone()).tx(tx).await?;
-            tenure.enqueue_many([child(2), child(3)]).tx(tx).await?;
-            match way.rsplit(' ').next() {
-                Some("fails") => return Err(JobError::permanent("no")),
-                Some("loses") => {
-                    let lose = "UPDATE tenure.jobs SET claim_id = gen_random_uuid() WHERE id = $1";
-                    sqlx::query(lose).bind(parent).execute(pool).await?;
-                }
-                _ => {}
-            }
-            Ok(())
-        })
+async fn children(tx: &mut PgConnection, ctx: &JobContext<Family>, way: &str) -> Result<(), JobError> {
+    let (tenure, pool) = &**ctx.state();
+    let child = |n| JobRequest::new("children", "child", json!([way, n]));
+    tenure.enqueue(child(1)).unique_key(way).tx(tx).await?;
+    tenure.enqueue_many([child(2), child(3)]).tx(tx).await?;
+    match way.rsplit(' ').next() {
+        Some("fails") => return Err(JobError::permanent("no")),
+        Some("loses") => {
+            let lose = "UPDATE tenure.jobs SET claim_id = gen_random_uuid() WHERE id = $1";
+            sqlx::query(lose).bind(ctx.id()).execute(pool).await?;
+        }
+        _ => {}
     }
+    Ok(())
 }
 
 /// The connection that `once` and `fenced_tx` hand out is a transaction: the job shares its fate, also when the
@@ -83,7 +76,7 @@ async fn a_job_enqueued_inside_once_or_fenced_tx_exists_exactly_if_that_transact
     let handler = |way: Value, ctx: JobContext<Family>| async move {
         let way = way.as_str().unwrap().to_owned();
         let is_once = way.starts_with("once");
-        let work = children(&ctx, way);
+        let work = async |tx: &mut PgConnection| children(tx, &ctx, &way).await;
         if is_once { ctx.once("enqueue", work).await } else { ctx.fenced_tx(work).await }
     };
     let app = Arc::new((bench.tenure.clone(), bench.pool.clone()));
@@ -94,8 +87,8 @@ async fn a_job_enqueued_inside_once_or_fenced_tx_exists_exactly_if_that_transact
                 handler(how.as_str().unwrap().into(), ctx)
             })
             .concurrency("q", 10)
-            // The stolen attempt stays as it is.
-            .recovery(false, true, false),
+            // Without a scanner, the attempt whose claim was replaced stays as it is.
+            .recovery(&[Recovery::Relay]),
     );
     for how in ["once", "fenced_tx"] {
         for (end, children) in [("commits", 3), ("fails", 0), ("loses", 0)] {
@@ -114,7 +107,7 @@ async fn a_job_enqueued_inside_once_or_fenced_tx_exists_exactly_if_that_transact
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_unique_key_is_of_its_queue_and_is_held_after_the_job_completed() {
+async fn a_unique_key_belongs_to_its_queue_and_is_held_after_the_job_completed() {
     let bench = bench().await;
     let worker = worker(&bench);
     let first = bench.tenure.enqueue(request(json!(1))).unique_key("k").await.unwrap();
@@ -148,7 +141,7 @@ async fn in_the_users_transaction_the_job_exists_if_and_when_it_commits() {
         .await
         .unwrap();
     assert_eq!((two[1].id, two[1].duplicate), (one.id, true), "the transaction sees its own key");
-    assert_eq!(bench.count("tenure.all_jobs").await, 0, "nobody else sees it yet");
+    assert_eq!(bench.count("tenure.all_jobs").await, 0, "no other session sees it yet");
     tx.commit().await.unwrap();
     bench.until_count("tenure.job_history", 2).await;
     assert_eq!(bench.count("tenure.all_jobs").await, 2);
@@ -170,14 +163,14 @@ async fn a_delayed_job_runs_when_it_is_due_and_not_before() {
         bench.until_finished(id).await;
     }
     assert_eq!(bench.count("tenure.job_history WHERE started_at < scheduled_at").await, 0);
-    // No extra deliveries: it was published when due, once.
+    // No extra deliveries: the job was published once, when due.
     assert_eq!(bench.count("tenure.job_executions_all").await, 3);
     bench.until_stream_is_empty(Duration::from_secs(5)).await;
     worker.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_a_job_is_refused_by_name_and_nothing_is_stored() {
+async fn an_invalid_request_is_refused_by_name_and_nothing_is_stored() {
     let bench = bench().await;
     let message = |request: JobRequest| {
         let tenure = bench.tenure.clone();
@@ -200,7 +193,7 @@ async fn what_cannot_be_a_job_is_refused_by_name_and_nothing_is_stored() {
 #[tokio::test(flavor = "multi_thread")]
 async fn one_job_that_postgres_refuses_does_not_fail_the_others_of_its_batch() {
     let bench = bench().await;
-    // Only Postgres knows that this one cannot be: a check that tenure does not know of.
+    // Only Postgres refuses this job, by a check that tenure does not know.
     bench.execute("ALTER TABLE tenure.jobs ADD CONSTRAINT no_poison CHECK (payload <> '\"poison\"')").await;
     let jobs: Vec<_> = (0..64)
         .map(|n| {
@@ -226,7 +219,7 @@ async fn enqueue_succeeds_while_nats_is_away_and_the_job_runs_when_it_is_back() 
     bench.own.as_mut().unwrap().nats.stop();
     let started = std::time::Instant::now();
     let job = bench.tenure.enqueue(request(json!(1))).await.unwrap();
-    assert!(started.elapsed() < Duration::from_secs(2), "it does not wait for NATS");
+    assert!(started.elapsed() < Duration::from_secs(2), "the enqueue does not wait for NATS");
     bench.tenure.flush().await;
     assert_eq!(bench.count("tenure.jobs WHERE publish_at IS NOT NULL").await, 1, "the relay has it");
     bench.own.as_mut().unwrap().nats.restart().unwrap();
@@ -253,10 +246,10 @@ async fn a_payload_comes_back_equal_and_the_trace_context_with_it() {
     worker.stop().await;
 }
 
-/// A double click is no outage: thirty callers with one key, and thirty with a key each, all of which an open
-/// transaction is about to take.
+/// A double click is no outage: thirty callers with one key, and thirty with a key each, while an open transaction
+/// holds all these keys.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_unique_key_that_an_open_transaction_is_about_to_take_is_busy_and_says_so_soon() {
+async fn a_unique_key_that_an_open_transaction_holds_is_busy_and_the_error_says_so_soon() {
     let bench = bench_with(|config| config.timing.database_within = Duration::from_secs(10)).await;
     let mut tx = bench.pool.begin().await.unwrap();
     let holder = bench.tenure.enqueue(request(json!(0))).unique_key("one").tx(&mut tx).await.unwrap();
@@ -289,7 +282,7 @@ async fn a_unique_key_that_an_open_transaction_is_about_to_take_is_busy_and_says
     assert!(matches!(error, EnqueueError::KeyBusy { others: 1, .. }), "{error:?}");
     let error = error.to_string();
     assert!(error.contains("queue \"q\"") && error.contains("try again"), "{error}");
-    // In a transaction it is the session's own limit that ends the wait.
+    // In a transaction, the session's own limit ends the wait.
     let mut rival = bench.pool.begin().await.unwrap();
     sqlx::query("SET LOCAL lock_timeout = '50ms'").execute(&mut *rival).await.unwrap();
     let error = bench.tenure.enqueue(request(json!(1))).unique_key("one").tx(&mut rival).await.unwrap_err();
@@ -299,7 +292,7 @@ async fn a_unique_key_that_an_open_transaction_is_about_to_take_is_busy_and_says
     let again = bench.tenure.enqueue(request(json!(1))).unique_key("one").await.unwrap();
     assert_eq!((again.id, again.duplicate), (holder.id, true));
     assert_eq!(bench.count("tenure.jobs").await, 31, "nothing was enqueued");
-    // A table that is locked is no key that is busy.
+    // A locked table does not count as a busy key.
     let mut lock = bench.pool.begin().await.unwrap();
     sqlx::query("LOCK TABLE tenure.job_keys").execute(&mut *lock).await.unwrap();
     let error = bench.tenure.enqueue(request(json!(1))).unique_key("new").await.unwrap_err();

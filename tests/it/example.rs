@@ -8,15 +8,15 @@ use crate::harness::{Bench, Child, bench};
 #[allow(dead_code, reason = "the demo uses the rest")]
 mod repositories;
 
-/// How many commits the repository has: some ten seconds of work for a debug build.
+/// The number of commits in the repository: some ten seconds of work for a debug build.
 const COMMITS: u64 = 4_000;
 
 /// The folder of these examples, built.
 pub async fn built(names: &[&str]) -> std::path::PathBuf {
-    // The same build as this very program's, whether or not it was asked for.
+    // The examples of this program's own build, made if they are missing.
     let mut cargo = tokio::process::Command::new(env!("CARGO"));
     for (name, _) in std::env::vars_os() {
-        // Cargo tells its children about this package; a build script that listens would be run anew.
+        // Cargo's variables about this package would make build scripts run again.
         let name = name.to_string_lossy().into_owned();
         if ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "CARGO_CRATE_", "LD_LIBRARY_PATH"]
             .iter()
@@ -28,7 +28,7 @@ pub async fn built(names: &[&str]) -> std::path::PathBuf {
     let built = cargo
         .args(["build", "--quiet", "--locked", "--all-features"])
         .args(names.iter().flat_map(|name| ["--example", name]))
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .current_dir(crate::harness::ROOT)
         .status()
         .await
         .unwrap();
@@ -62,7 +62,7 @@ async fn the_example_killed_at_60_percent_resumes_and_repeats_less_than_half() {
     let saved: i64 = bench.value("SELECT (checkpoint->>'commits')::bigint FROM tenure.jobs").await;
     let _second = start(&bench, &program);
     let done = bench.until_finished(id).await;
-    assert_eq!((done.status, done.fencing_token), (Status::Completed, 2), "{done:?}");
+    assert_eq!((done.status, done.fencing_token.0), (Status::Completed, 2), "{done:?}");
 
     let (commits, here): (i32, i32) =
         sqlx::query_as("SELECT commits, analyzed_here FROM code_evolution.results")

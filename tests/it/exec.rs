@@ -24,7 +24,7 @@ async fn enqueue(bench: &Bench, kind: &str, payload: serde_json::Value) -> tenur
     bench.tenure.enqueue(JobRequest::new("q", kind, payload).max_attempts(2)).await.unwrap().id
 }
 
-/// Whether a process runs; one that only waits to be reaped does not.
+/// Whether a process runs; a zombie does not.
 fn alive(pid: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))
@@ -38,7 +38,7 @@ async fn until_dead(pid: i32, within: Duration) {
     }
 }
 
-/// A parser's numbers have sixteen digits; Postgres's have all.
+/// A parser keeps sixteen digits of a number; Postgres keeps all.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_number_keeps_every_digit_from_the_payload_to_the_output_wherever_it_is_printed() {
     let pi = "3.141592653589793238462643383279";
@@ -75,7 +75,7 @@ async fn a_number_keeps_every_digit_from_the_payload_to_the_output_wherever_it_i
     let listed = ["jobs", "list", "--status", "completed", "--output"];
     for (arguments, table, json) in [
         (&["jobs", "show", &resumes, "--output"][..], 2, 2),
-        // Two by `--wait`, and this one; a table of jobs shows no payloads.
+        // Two were printed by `--wait`, and this one; a table of jobs shows no payloads.
         (&listed, 0, 6),
         (&["dead", "show", &dies, "--output"], 2, 2),
         (&["schedules", "list", "--output"], 0, 1),
@@ -99,7 +99,7 @@ async fn a_number_keeps_every_digit_from_the_payload_to_the_output_wherever_it_i
     assert_eq!(worker.wait().await, Some(0), "{}", worker.log());
 }
 
-/// What is no JSON is no output, and no attempt would make it one.
+/// Text that is not JSON is no output, and no further attempt could change that.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_handlers_output_as_json_text_is_stored_as_it_is_or_makes_a_dead_letter() {
     let bench = bench().await;
@@ -121,7 +121,7 @@ async fn a_handlers_output_as_json_text_is_stored_as_it_is_or_makes_a_dead_lette
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_command_gets_the_payload_and_its_environment_and_says_progress_output_and_logs() {
+async fn a_command_gets_the_payload_and_its_environment_and_reports_progress_output_and_logs() {
     let bench = bench().await;
     let folder = folder(&bench);
     let script = format!(
@@ -174,7 +174,7 @@ async fn exit_codes_complete_fail_for_good_and_retry() {
     assert_eq!((failed.status, failed.attempt), (Status::Failed, 1));
     assert_eq!(failed.last_error.as_deref(), Some("exit 65: the reason"));
     bench.until_count(&format!("tenure.jobs WHERE id = '{again}' AND status = 'queued' AND attempt = 1 AND last_error = 'exit 3: the reason'"), 1).await;
-    // And the second attempt, without the wait of 5 s.
+    // Run the second attempt without its wait of 5 s.
     bench.execute("UPDATE tenure.jobs SET scheduled_at = now(), publish_at = now()").await;
     let dead = bench.until_finished(again).await;
     assert_eq!((dead.status, dead.attempt), (Status::Failed, 2));
@@ -209,7 +209,7 @@ async fn only_the_named_kinds_are_run() {
     assert_eq!(bench.count(&format!("tenure.jobs WHERE id = '{theirs}' AND status = 'queued'")).await, 1);
 }
 
-/// Writes its own pid and that of a child, and ignores SIGTERM: as stubborn as a program can be.
+/// A script that writes its own pid and that of a child, and ignores SIGTERM.
 fn stubborn(folder: &std::path::Path) -> String {
     format!(
         r#"trap '' TERM; sh -c 'trap "" TERM; while :; do sleep 0.1; done' & echo $! > {0}/child.new; mv {0}/child.new {0}/child
@@ -243,7 +243,7 @@ async fn a_command_does_not_outlive_a_worker_that_was_killed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_command_whose_job_was_taken_back_is_ended() {
+async fn a_command_whose_job_was_reset_is_ended() {
     let bench = bench().await;
     let folder = folder(&bench);
     let script = format!(
@@ -255,7 +255,7 @@ async fn a_command_whose_job_was_taken_back_is_ended() {
     until_file(&folder.join("pid")).await;
     let pid: i32 = std::fs::read_to_string(folder.join("pid")).unwrap().trim().parse().unwrap();
     bench.until_count("tenure.jobs WHERE message = 'working'", 1).await;
-    // As a reset by another leaves it, due in an hour.
+    // The row as another worker's reset leaves it, due in an hour.
     bench
         .execute(&format!(
             "UPDATE tenure.jobs SET status = 'queued', claim_id = NULL, worker_id = NULL, worker_host = NULL, stale_after = NULL,
@@ -285,9 +285,9 @@ async fn a_timeout_ends_the_command() {
     until_dead(pid, Duration::from_secs(5)).await;
 }
 
-/// The command goes at once; what it started ignores SIGTERM.
+/// The command ends at once; its child ignores SIGTERM.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_command_started_does_not_outlive_the_worker_either() {
+async fn the_children_of_a_command_do_not_outlive_the_worker_either() {
     let bench = bench().await;
     let folder = folder(&bench);
     let script = format!(
@@ -304,9 +304,9 @@ async fn what_a_command_started_does_not_outlive_the_worker_either() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_output_is_kept_whatever_else_the_command_left_behind_and_numbers_keep_their_digits() {
+async fn an_output_is_kept_beside_leftover_children_and_wrong_fields_and_numbers_keep_their_digits() {
     let bench = bench().await;
-    // A child that would hold the pipe for a minute; a field of the wrong type beside the output.
+    // A child that keeps the pipe open for a minute; a field of the wrong type beside the output.
     let script =
         r#"sleep 60 & payload=$(cat); echo "{\"output\": {\"got\": \"$payload\"}, \"progress\": \"50\"}""#;
     let _worker = work(&bench, &["--exec", script]);
@@ -331,7 +331,7 @@ async fn a_worker_whose_program_was_replaced_goes_on() {
     assert_eq!((job.status, job.attempt), (Status::Completed, 1));
 }
 
-/// As systemd stops a service: every process of it is told at once.
+/// systemd stops a service so: every process of it gets SIGTERM at once.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_signal_to_the_guard_as_well_does_not_end_the_command_early() {
     let bench = bench().await;
@@ -370,10 +370,10 @@ async fn a_cancelled_job_ends_its_command_with_sigterm() {
     assert!(worker.log().contains("ended"), "{}", worker.log());
 }
 
-/// SIGTERM in the middle, with a kind that must not run twice: a dead letter. One that says what it has done
-/// is done.
+/// SIGTERM in the middle makes a dead letter of a kind that must not run twice. A command that still prints its output
+/// completes.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_command_that_is_ended_in_the_middle_counts_as_that_unless_it_says_its_output() {
+async fn a_command_that_is_ended_in_the_middle_counts_as_interrupted_unless_it_prints_its_output() {
     let bench = bench_with(|config| config.timing.shutdown_grace = Duration::from_millis(100)).await;
     for (trap, status) in [("exit 1", "failed"), ("echo '{\"output\": 7}'; exit 0", "completed")] {
         let trap = trap.replace('\'', "'\\''");
@@ -394,7 +394,7 @@ async fn a_command_that_is_ended_in_the_middle_counts_as_that_unless_it_says_its
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_checkpoint_that_is_too_large_is_said_on_the_job_and_the_rest_is_a_sign_of_life() {
+async fn a_checkpoint_that_is_too_large_is_reported_on_the_job_and_the_rest_of_its_line_is_a_sign_of_life() {
     let bench = bench().await;
     let command = "for n in 1 2 3 4 5 6 7 8; do echo '{\"stage\": \"s\", \"checkpoint\": \"more than twenty bytes of text\"}'; sleep 0.4; done";
     let mut program = bench.program(&["work", "q", "--exec", command]);
@@ -402,14 +402,14 @@ async fn a_checkpoint_that_is_too_large_is_said_on_the_job_and_the_rest_is_a_sig
     let worker = Child::spawn(program, "work");
     let id = enqueue(&bench, "loops", json!(1)).await;
     bench.until_count("tenure.jobs WHERE stage = 's' AND message LIKE '%at most 20 are allowed%'", 1).await;
-    // Twice the silence after which it would be taken back.
+    // Twice the silence after which the job would be reset.
     let done = bench.until_finished(id).await;
-    assert_eq!((done.status, done.fencing_token), (Status::Completed, 1), "{}", worker.log());
+    assert_eq!((done.status, done.fencing_token.0), (Status::Completed, 1), "{}", worker.log());
 }
 
-/// What daemons and forgotten children of commands become, where the worker is the first process of a container.
+/// Where the worker is the first process of a container, it inherits daemons and forgotten children of commands.
 #[tokio::test(flavor = "multi_thread")]
-async fn as_the_first_process_of_a_container_it_leaves_no_dead_ones_behind() {
+async fn as_the_first_process_of_a_container_the_worker_reaps_every_child() {
     let alone = ["--pid", "--fork", "--mount-proc", "--kill-child"];
     let may = std::process::Command::new("unshare").args(alone).arg("true").output();
     if !may.is_ok_and(|may| may.status.success()) {
@@ -431,9 +431,9 @@ async fn as_the_first_process_of_a_container_it_leaves_no_dead_ones_behind() {
     }
     let id = enqueue(&bench, "counts", json!(1)).await;
     let counted = bench.until_finished(id).await.output.unwrap();
-    // The first, the worker, the guard, and what counts.
+    // The processes that may run: the first, the worker, the guard, and the script that counts.
     assert!(counted[0] == json!(0) && counted[1].as_i64().unwrap() < 10, "dead, and all: {counted}");
-    // And what the first is told, the worker hears, once.
+    // The first process passes a signal on to the worker, once.
     let unshared = worker.pid();
     let first = std::fs::read_to_string(format!("/proc/{unshared}/task/{unshared}/children")).unwrap();
     let first = rustix::process::Pid::from_raw(first.trim().parse().unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! The fleet's common work: one worker at a time does it, and another when that one is gone.
+//! The fleet's shared work: one worker at a time does it, and another takes over when that one is gone.
 
 use std::time::{Duration, Instant};
 
@@ -6,10 +6,10 @@ use rustix::process::Signal;
 use serde_json::json;
 use tenure::{JobRequest, KindOptions, Tenure, Worker};
 
-use crate::harness::{Bench, Child, Proxy, Running, bench, bench_with, bench_with_servers};
+use crate::harness::{Bench, Child, Proxy, Running, bench, bench_with, bench_with_servers, statement};
 
 async fn take(bench: &Bench, worker: &str, seconds: f64) -> Vec<String> {
-    let statement = tenure::STATEMENTS.iter().find(|(name, _)| name.trim() == "take_turns").unwrap().1;
+    let statement = statement("take_turns");
     let row = sqlx::query(statement)
         .bind(vec!["relay", "scan"])
         .bind(worker)
@@ -23,21 +23,21 @@ async fn take(bench: &Bench, worker: &str, seconds: f64) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_turn_is_one_workers_until_it_ends_or_is_left() {
+async fn a_turn_belongs_to_one_worker_until_it_ends_or_is_left() {
     let bench = bench().await;
     assert_eq!(take(&bench, "a", 60.0).await, ["relay", "scan"]);
     assert!(take(&bench, "b", 60.0).await.is_empty());
-    assert_eq!(take(&bench, "a", 60.0).await, ["relay", "scan"], "it keeps them");
-    // Time passes.
+    assert_eq!(take(&bench, "a", 60.0).await, ["relay", "scan"], "the worker keeps its turns");
+    // Advance time.
     bench.execute("UPDATE tenure.turns SET until = now() - interval '1 second' WHERE turn = 'relay'").await;
     assert_eq!(take(&bench, "b", 60.0).await, ["relay"]);
-    assert_eq!(take(&bench, "a", 60.0).await, ["scan"], "what another has taken is gone");
-    let leave = tenure::STATEMENTS.iter().find(|(name, _)| name.trim() == "leave_turns").unwrap().1;
+    assert_eq!(take(&bench, "a", 60.0).await, ["scan"], "the turn that another has taken is gone");
+    let leave = statement("leave_turns");
     sqlx::query(leave).bind("b").execute(&bench.pool).await.unwrap();
     assert_eq!(take(&bench, "a", 60.0).await, ["relay", "scan"]);
 }
 
-/// Two workers look for free turns at the same moment: one gets each.
+/// Two workers ask for free turns at the same moment: each turn goes to one of them.
 #[tokio::test(flavor = "multi_thread")]
 async fn of_many_workers_that_want_a_turn_one_has_it() {
     let bench = bench().await;
@@ -69,13 +69,13 @@ async fn a_worker_that_freezes_with_the_turn_holds_up_nothing_beyond_its_length(
     let id = bench.tenure.enqueue(job).await.unwrap().id;
     bench.until_finished(id).await;
     let took = began.elapsed();
-    // Its length is 1.5 s here, and two workers ask every second.
+    // A turn lasts 1.5 s here, and two workers ask every second.
     assert!(took < Duration::from_secs(10), "{took:?}");
     frozen.signal(Signal::CONT);
     other.stop().await;
 }
 
-/// A link that takes everything and gives nothing back: for half a minute the client believes that it is connected.
+/// A link that swallows everything: for half a minute the client believes that it is connected.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_that_cannot_publish_leaves_the_relays_turn() {
     let bench = bench_with_servers(|config| {
@@ -92,20 +92,20 @@ async fn a_worker_that_cannot_publish_leaves_the_relays_turn() {
         Worker::builder(&bench.tenure).handle_any(KindOptions::new(), |_, _| async {}).concurrency("q", 1),
     );
     bench.until_count("tenure.workers", 2).await;
-    // Until the holder has heard of it.
+    // The holder must know of the other worker.
     tokio::time::sleep(Duration::from_secs(6)).await;
     proxy.cut();
     let began = Instant::now();
     let job = JobRequest::new("q", "k", json!(1)).delay(Duration::from_millis(1));
     let id = bench.tenure.enqueue(job).await.unwrap().id;
     bench.until_finished(id).await;
-    // Until it fails for 5 s, its turn has ended, and another one asks. The client gives a link up after 30 s.
+    // The holder fails for 5 s, its turn ends, and the other worker asks. The client drops a dead link only after 30 s.
     assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
     holder.until_log("the fleet's work fails on this worker").await;
     other.stop().await;
 }
 
-/// Each worker of a fleet hears of each turn that is left, at a deploy many times within a second.
+/// Every worker receives a message about each turn that is left, during a deploy many times a second.
 #[tokio::test(flavor = "multi_thread")]
 async fn turns_that_are_left_hold_up_no_cancellation() {
     let bench = bench_with(|config| config.timing = tenure::Timing::DEFAULT).await;
@@ -128,14 +128,14 @@ async fn turns_that_are_left_hold_up_no_cancellation() {
     let began = Instant::now();
     bench.tenure.cancel(id).await.unwrap();
     bench.until(&format!("NOT EXISTS (SELECT FROM tenure.jobs WHERE id = '{id}')")).await;
-    // By its own looks a worker finds out within five seconds.
+    // Without the message, a worker would find out within five seconds.
     assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
     worker.stop().await;
 }
 
-/// However long renewals are apart: after such a gap, nothing of the dead would be taken back for `stale_after`.
+/// However rare renewals are: after such a gap, recovery would reset no job of a dead worker for `stale_after`.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_scanner_that_is_killed_leaves_no_gap_after_which_owners_are_given_time() {
+async fn a_scanner_that_is_killed_leaves_no_gap_that_starts_a_grace() {
     let bench = bench_with(|config| {
         config.timing.scan_every = Duration::from_secs(1);
         config.timing.renew_every = Duration::from_secs(20);
@@ -150,7 +150,7 @@ async fn a_scanner_that_is_killed_leaves_no_gap_after_which_owners_are_given_tim
     );
     bench.until_count("tenure.workers", 2).await;
     let scanned_at = "(SELECT last_scan_at FROM tenure.scanner_state)";
-    // As long a gap as can be: the turn was kept just now, the scan is due.
+    // The longest possible gap: the turn was renewed just now, and the scan is due.
     bench.until(&format!("{scanned_at} < clock_timestamp() - interval '700 ms'")).await;
     killed.kill().await;
     let killed_at: String = bench.value("SELECT clock_timestamp()::text").await;
@@ -159,7 +159,7 @@ async fn a_scanner_that_is_killed_leaves_no_gap_after_which_owners_are_given_tim
     other.stop().await;
 }
 
-/// Of one that stops in good order nobody waits for the end of its turns.
+/// No worker waits for the turns of one that stopped in good order to end.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_that_stops_leaves_its_turns() {
     let bench = bench().await;
@@ -171,9 +171,9 @@ async fn a_worker_that_stops_leaves_its_turns() {
     assert_eq!(bench.count("tenure.turns WHERE until > clock_timestamp()").await, 0);
 }
 
-/// In a second of nothing to do.
+/// Measures the transactions per second of an idle fleet.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_idle_fleet_costs_what_its_renewals_cost_and_one_relay() {
+async fn an_idle_fleet_costs_its_renewals_and_one_relay() {
     let bench = bench_with_servers(|config| config.timing = tenure::Timing::DEFAULT).await;
     let workers = 10;
     let mut running = Vec::new();
@@ -185,7 +185,7 @@ async fn an_idle_fleet_costs_what_its_renewals_cost_and_one_relay() {
     }
     bench.until_count("tenure.workers", workers).await;
     bench.until("(SELECT count(*) FROM tenure.turns WHERE until > now()) = 3").await;
-    // Those that have just started know of fewer others.
+    // Workers that have just started do not know all others yet.
     tokio::time::sleep(Duration::from_secs(6)).await;
     let transactions = || async {
         bench.execute("SELECT pg_stat_force_next_flush()").await;
@@ -200,17 +200,17 @@ async fn an_idle_fleet_costs_what_its_renewals_cost_and_one_relay() {
     tokio::time::sleep(Duration::from_secs(6)).await;
     #[expect(clippy::cast_precision_loss, reason = "a small number")]
     let a_second = (transactions().await - before) as f64 / began.elapsed().as_secs_f64();
-    // Ten a second by the relay, one renewal of each every five seconds, and as much again. Each for itself would look
-    // for all of it every second.
+    // Ten a second by the relay, one renewal per worker every five seconds, and as much again. Without turns, each
+    // worker would do all shared work every second.
     assert!(a_second < 35.0, "{a_second} transactions a second");
     for worker in running {
         worker.stop().await;
     }
 }
 
-/// A panic is told, and the loop begins anew: the relay publishes all the same.
+/// A panic is logged and the loop restarted: the relay still publishes.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_loop_that_panics_begins_anew() {
+async fn a_loop_that_panics_is_restarted() {
     let bench = bench().await;
     let fault = ("TENURE_FAULT", "relay=panic once".to_owned());
     let mut worker = Child::start_with(&bench, "noops", &[fault]);
@@ -221,9 +221,9 @@ async fn a_loop_that_panics_begins_anew() {
     assert!(!worker.log().contains("not alive any more"), "{}", worker.log());
 }
 
-/// The same of the task that publishes what a producer has enqueued.
+/// The same for the task that publishes a producer's jobs.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_publisher_of_a_producer_that_panics_begins_anew() {
+async fn the_publisher_of_a_producer_is_restarted_after_a_panic() {
     let bench = bench().await;
     bench.tenure.setup(&["steps".into()]).await.unwrap();
     let fault = ("TENURE_FAULT", "publisher=panic once".to_owned());
@@ -233,11 +233,11 @@ async fn the_publisher_of_a_producer_that_panics_begins_anew() {
     assert_eq!(bench.messages().await, 3);
 }
 
-/// A queue whose consumer cannot be had keeps none of the others from being served, and is named.
+/// A queue whose consumer cannot be created is named, and the worker serves the others.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_queue_that_cannot_be_served_keeps_none_of_the_others_from_being_served() {
+async fn a_queue_that_cannot_be_served_stops_no_other_queue() {
     let bench = bench_with_servers(|_| {}).await;
-    // The server takes two consumers of this stream, and no third.
+    // The server refuses a third consumer of this stream.
     let mut stream = bench.js.get_stream(&bench.config.stream).await;
     if stream.is_err() {
         bench.tenure.setup(&[]).await.unwrap();
@@ -247,7 +247,7 @@ async fn a_queue_that_cannot_be_served_keeps_none_of_the_others_from_being_serve
     bench.js.delete_stream(&bench.config.stream).await.unwrap();
     config.max_consumers = 2;
     bench.js.create_stream(config).await.unwrap();
-    // A worker takes both.
+    // A worker creates both.
     let others = Running::start(
         Worker::builder(&bench.tenure)
             .handle_any(KindOptions::new(), |_, _| async {})
@@ -284,7 +284,7 @@ async fn a_queue_that_cannot_be_served_keeps_none_of_the_others_from_being_serve
     worker.stop().await;
 }
 
-/// What a server takes where a stream sets no limit is 1,000 consumers: less than a fleet may have queues.
+/// A server accepts 1,000 consumers where a stream sets no limit: fewer than a fleet may have queues.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_takes_more_consumers_than_servers_do_by_default() {
     let bench = bench().await;
@@ -295,7 +295,7 @@ async fn a_stream_takes_more_consumers_than_servers_do_by_default() {
     };
     let mut config = limit().await;
     assert_eq!(config.max_consumers, 100_000);
-    // One of before, and one whose operator wants more.
+    // A stream of an older release, and one whose operator wants more.
     for (before, after) in [(-1, 100_000), (200_000, 200_000)] {
         config.max_consumers = before;
         bench.js.update_stream(&config).await.unwrap();
@@ -304,7 +304,7 @@ async fn a_stream_takes_more_consumers_than_servers_do_by_default() {
     }
 }
 
-/// An idle worker has a request open on the server, and need not wait for its end.
+/// An idle worker has a request open on the server, and its stop need not wait until the request ends.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_idle_worker_stops_at_once() {
     let bench = bench_with_servers(|config| config.timing = tenure::Timing::DEFAULT).await;
@@ -321,7 +321,7 @@ async fn an_idle_worker_stops_at_once() {
     worker.stop().await;
     let took = began.elapsed();
     assert!(took < Duration::from_secs(3), "{took:?}; a request lasts for 5 s");
-    // What comes while nobody is there waits for the next worker, and for nobody else.
+    // A job that comes while no worker runs is delivered to the next worker at once.
     let id = bench.tenure.enqueue(JobRequest::new("a", "k", json!(2))).await.unwrap().id;
     let worker = start();
     let began = Instant::now();

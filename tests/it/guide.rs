@@ -1,4 +1,4 @@
-//! The guide, as its reader follows it: the tutorial word for word, its examples, and the settings that a page shows.
+//! The guide: the tutorial word for word, its examples, and the settings that a page shows.
 
 use std::{
     path::Path,
@@ -16,7 +16,7 @@ use crate::{
 const EXAMPLES: [&str; 5] = ["exactly_once", "long_job", "retry_policy", "schedule", "transactional_enqueue"];
 
 fn page(name: &str) -> String {
-    std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs").join(name)).unwrap()
+    std::fs::read_to_string(Path::new(crate::harness::ROOT).join("docs").join(name)).unwrap()
 }
 
 /// The blocks of code of a language, each with the line before it.
@@ -35,7 +35,7 @@ fn blocks<'p>(page: &'p str, language: &str) -> Vec<(&'p str, &'p str)> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_example_of_the_guide_comes_to_the_end_that_it_checks() {
+async fn each_example_of_the_guide_reaches_the_end_that_it_checks() {
     let folder = built(&EXAMPLES).await;
     for name in EXAMPLES {
         let began_at = Instant::now();
@@ -72,7 +72,7 @@ async fn the_tutorials_shell_script_runs_word_for_word() {
     std::fs::create_dir_all(&folder).unwrap();
     let programs = Path::new(env!("CARGO_BIN_EXE_tenure")).parent().unwrap();
     let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap());
-    // Whatever fails, no worker is left behind.
+    // The trap leaves no worker behind, even after a failure.
     let script = format!("trap 'kill ${{first-}} ${{second-}} 2>/dev/null || :' EXIT\n{}", steps.concat());
     let mut command = Command::new("sh");
     command.args(["-euc", &script]).current_dir(&folder).envs(bench.environment()).env("PATH", path);
@@ -115,11 +115,14 @@ async fn the_tutorials_job_in_rust_goes_on_from_its_checkpoint_after_a_kill() {
     let done = bench.until_finished(id).await;
     assert_eq!((done.status, done.attempt), (Status::Completed, 2), "{done:?}");
     assert_eq!(done.output, Some("20 pictures".into()));
-    assert!(began_at.elapsed() < Duration::from_secs(19), "it began anew, and not from its checkpoint");
+    assert!(
+        began_at.elapsed() < Duration::from_secs(19),
+        "it began at the start, and not from its checkpoint"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_timers_that_the_guide_shows_are_taken_or_refused_as_it_says() {
+async fn the_timers_that_the_guide_shows_are_accepted_or_refused_as_it_says() {
     let page = page("timers.md");
     let bench = bench().await;
     let folder = bench.config.runtime_dir.join("timers");
@@ -130,7 +133,7 @@ async fn the_timers_that_the_guide_shows_are_taken_or_refused_as_it_says() {
     for (n, (before, settings)) in examples.into_iter().enumerate() {
         let file = folder.join(format!("{n}.toml"));
         std::fs::write(&file, settings).unwrap();
-        // Not the bench's environment, which would win over the file.
+        // Without the bench's environment, which would override the file.
         let mut command = Command::new(env!("CARGO_BIN_EXE_tenure"));
         command.args(["config", "--config"]).arg(&file);
         command.env("DATABASE_URL", &bench.config.database_url).env("NATS_URL", &bench.config.nats_url);
@@ -143,10 +146,10 @@ async fn the_timers_that_the_guide_shows_are_taken_or_refused_as_it_says() {
     assert!(said.contains(shown.last().unwrap().1.trim()), "{said}");
 }
 
-/// What `make check-docs` does, too.
+/// Runs `scripts/check_docs.py`.
 #[tokio::test(flavor = "multi_thread")]
 async fn links_lead_somewhere_and_code_on_the_pages_is_that_of_the_examples() {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/check_docs.py");
+    let script = Path::new(crate::harness::ROOT).join("scripts/check_docs.py");
     let output = Command::new("python3").arg(script).output().await.unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }

@@ -1,4 +1,4 @@
-//! Health and metrics: what a worker tells Prometheus and the platform's probes.
+//! Health and metrics: a worker's answers to Prometheus and to the platform's probes.
 
 use std::{
     net::{SocketAddr, TcpListener},
@@ -10,9 +10,11 @@ use serde_json::{Value, json};
 use sqlx::Row;
 use tenure::{JobContext, JobRequest, KindOptions, Tenure, Worker, WorkerError};
 
-use crate::harness::{Bench, Child, Running, ask, bench, bench_with, bench_with_servers, free_address};
+use crate::harness::{
+    Bench, Child, Running, ask, bench, bench_with, bench_with_servers, free_address, statement,
+};
 
-/// The status and the body of a page; `None`: nobody listens.
+/// The status and the body of a page; `None` if no process listens.
 fn get(address: SocketAddr, path: &str) -> Option<(u16, String)> {
     ask(address, "GET", path, &[], "").map(|answer| (answer.status, answer.body))
 }
@@ -29,7 +31,7 @@ async fn until(address: SocketAddr, path: &'static str, status: u16) -> String {
     }
 }
 
-/// Until it is unready for this reason, among others.
+/// Waits until the worker is unready for this reason, among others.
 async fn until_it_lacks(address: SocketAddr, what: &str) {
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {
@@ -74,7 +76,7 @@ async fn an_outage_makes_a_worker_unready_and_leaves_it_alive() {
     servers.nats.restart().unwrap();
     until(address, "/readyz", 200).await;
     worker.stop().await;
-    assert_eq!(get(address, "/livez"), None, "nobody listens any more");
+    assert_eq!(get(address, "/livez"), None, "the port is closed");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -101,9 +103,9 @@ async fn a_worker_that_may_not_claim_is_not_ready_and_says_why() {
     until("claims: ").await;
     bench.execute("ALTER TABLE tenure.elsewhere RENAME TO queues").await;
     until("").await;
-    // Only what a limited queue's claims need.
+    // This right is needed only for claims of a limited queue.
     bench.tenure.limit_queue("q", tenure::QueueLimits::new().max_running(1)).await.unwrap();
-    // The worker has heard of it by then.
+    // By then the worker has read the limit.
     tokio::time::sleep(Duration::from_millis(1_500)).await;
     bench.execute("ALTER TABLE tenure.queue_slots RENAME TO elsewhere").await;
     until("claims: ").await;
@@ -127,7 +129,7 @@ async fn a_worker_that_waits_for_its_servers_is_alive_and_has_not_started() {
     until(address, "/startupz", 503).await;
     tokio::time::sleep(Duration::from_millis(2_500)).await;
     assert_eq!(get(address, "/livez").unwrap().0, 200);
-    assert!(get(address, "/readyz").unwrap().1.contains("it is starting"));
+    assert!(get(address, "/readyz").unwrap().1.contains("worker: starting"));
     bench.own.as_mut().unwrap().postgres.restart().unwrap();
     until(address, "/startupz", 200).await;
     until(address, "/readyz", 200).await;
@@ -156,12 +158,12 @@ async fn a_worker_whose_runtime_hangs_is_not_alive() {
     let why = until(address, "/livez", 503).await;
     assert!(why.contains("something blocks its threads"), "{why}");
     assert_eq!(get(address, "/readyz").unwrap().0, 503);
-    // It was only slow.
+    // The runtime was only slow.
     until(address, "/livez", 200).await;
     runtime.shutdown_background();
 }
 
-/// A loop that ends by a panic is gone until the worker is restarted: the others go on, but somebody must know.
+/// A loop that ended stays ended until the worker is restarted: the others go on, but the probe must report it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_one_of_whose_loops_has_ended_is_not_alive() {
     let address = free_address();
@@ -192,9 +194,9 @@ async fn draining_ends_readiness_while_jobs_still_run() {
     assert_eq!(bench.until_finished(id).await.status, tenure::Status::Completed);
 }
 
-/// A program of its own: the tests' process has a recorder that tests read.
+/// A separate program: the process of the tests has a recorder of its own.
 #[tokio::test(flavor = "multi_thread")]
-async fn prometheus_is_served_what_the_worker_has_done() {
+async fn the_metrics_page_shows_what_the_worker_has_done() {
     let address = free_address();
     let bench = bench().await;
     bench.tenure.setup(&["q".into()]).await.unwrap();
@@ -213,7 +215,7 @@ async fn prometheus_is_served_what_the_worker_has_done() {
     bench.tenure.put_schedule(tenure::Schedule::new("s", "* * * * * *", tick)).await.unwrap();
     bench.until("EXISTS (SELECT FROM tenure.job_history WHERE kind = 'tick')").await;
     bench.tenure.remove_schedule("s").await.unwrap();
-    // A worker that died, long enough ago: its job is taken back, and its own late write is refused.
+    // A worker died long enough ago: its job is reset, and its own late write refused.
     let lost =
         bench.tenure.enqueue(JobRequest::new("q", "lost", json!(1)).delay(Duration::from_secs(3600))).await;
     bench
@@ -248,9 +250,9 @@ async fn prometheus_is_served_what_the_worker_has_done() {
         "tenure_scanner_held_back 0",
         "tenure_nats_pending{queue=\"q\"} 0",
         "# TYPE tenure_job_wait_seconds histogram",
-        "# HELP tenure_claims_total Claims, by what the database said.",
+        "# HELP tenure_claims_total Claims, by the database's answer.",
     ];
-    // What depends on how it went.
+    // Values that vary from run to run.
     let begin = [
         "tenure_recoveries_total{path=\"scanner\",reason=\"silent\"} ",
         "tenure_attempts_total{kind=\"lost\",outcome=\"lost\"} 1",
@@ -293,14 +295,15 @@ async fn prometheus_is_served_what_the_worker_has_done() {
     worker.kill().await;
 }
 
-/// The relay owes what waits for it. What a worker took before the publication was confirmed runs, and owes nothing.
+/// The relay lags behind jobs that wait for it. A job that a worker claimed before its publication was confirmed does
+/// not count.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_relays_lag_is_that_of_queued_jobs_alone() {
     let bench = bench().await;
     let put = "INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, scheduled_at, publish_at) SELECT gen_random_uuid(), 'q', 'k', '1', 5, now() - interval '2 h', now() + interval '1 h'";
     let lag = || async {
-        bench.execute(tenure::STATEMENTS.iter().find(|(name, _)| name.trim() == "measure").unwrap().1).await;
-        let fleet = tenure::STATEMENTS.iter().find(|(name, _)| name.trim() == "fleet").unwrap().1;
+        bench.execute(statement("measure")).await;
+        let fleet = statement("fleet");
         let rows = sqlx::query(fleet).fetch_all(&bench.pool).await.unwrap();
         let all = rows.iter().find(|row| row.get::<Option<String>, _>("queue").is_none()).unwrap();
         all.get::<f64, _>("lag_s")
@@ -317,7 +320,7 @@ async fn the_relays_lag_is_that_of_queued_jobs_alone() {
     assert!((7_200.0..7_260.0).contains(&lag().await), "it waits for the relay");
 }
 
-/// The fleet's figures are there when no worker is.
+/// `serve` shows the fleet's figures even without a worker.
 #[tokio::test(flavor = "multi_thread")]
 async fn serve_shows_the_fleet_without_running_jobs() {
     let address = free_address();
@@ -354,7 +357,7 @@ async fn serve_shows_the_fleet_without_running_jobs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_address_that_is_taken_is_said_at_the_start() {
+async fn an_address_in_use_is_an_error_at_the_start() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();
     let bench = bench_with(|config| config.listen = Some(address)).await;

@@ -1,4 +1,4 @@
-//! A job's life on its good days.
+//! A job's life without faults.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ async fn a_typed_job_is_enqueued_run_and_completed_with_its_output() {
     let job = bench.until_finished(enqueued.id).await;
     assert_eq!(job.status, Status::Completed);
     assert_eq!(job.output, Some(json!(5)));
-    assert_eq!((job.attempt, job.fencing_token), (1, 1));
+    assert_eq!((job.attempt, job.fencing_token.0), (1, 1));
     bench.until_stream_is_empty(Duration::from_secs(10)).await;
     worker.stop().await;
     assert_eq!(bench.count("tenure.workers").await, 0);
@@ -62,7 +62,7 @@ async fn a_plain_nats_message_becomes_a_job() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_of_no_rust_type_runs_too() {
+async fn a_job_without_a_rust_type_runs_too() {
     let bench = bench().await;
     let request = JobRequest::new("sums", "echo", json!({"x": [1, 2.5, "ü"]}));
     let id = bench.tenure.enqueue(request).await.unwrap().id;

@@ -1,4 +1,4 @@
-//! Limits: time limits and what a handler does to its thread, retry policies, crashes, sizes, waiting.
+//! Limits: time limits, handlers that block their thread, retry policies, crashes, sizes, waiting.
 
 use std::{
     sync::{
@@ -20,7 +20,7 @@ use crate::{
     scenarios::{Step, step},
 };
 
-/// Two threads for handlers, as on a small machine; the harness keeps the process's own unblocked.
+/// Two threads for handlers, as on a small machine; the test itself runs on other threads.
 fn two_threads() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
 }
@@ -34,7 +34,7 @@ async fn handlers_that_block_their_threads_stop_neither_heartbeats_nor_claims_no
     let bench = bench().await;
     let threads = two_threads();
     let blocks = |_: Value, _: JobContext| async {
-        // Longer than the silence after which a job is taken back.
+        // Longer than stale_after.
         std::thread::sleep(Duration::from_secs(2));
     };
     let worker = Running::start(
@@ -56,7 +56,7 @@ async fn handlers_that_block_their_threads_stop_neither_heartbeats_nor_claims_no
     }
     bench.until_count("tenure.jobs WHERE status = 'processing'", 3).await;
     let started = Instant::now();
-    // Both threads are blocked. What was timed out is settled without them, and its slot is free again.
+    // Both threads are blocked. The worker settles the jobs that timed out without them, and frees their slots.
     for id in blocked {
         let failed = bench.until_finished(id).await;
         let error = failed.last_error.unwrap();
@@ -67,11 +67,12 @@ async fn handlers_that_block_their_threads_stop_neither_heartbeats_nor_claims_no
         .until(&format!("EXISTS (SELECT FROM tenure.jobs WHERE id = '{next}' AND status = 'processing')"))
         .await;
     assert!(started.elapsed() < Duration::from_millis(1_900), "{:?}", started.elapsed());
-    // Heartbeats went on: a job that lives was not taken for dead, though no handler could say anything.
+    // Heartbeats went on: the live job was not reset, though no handler could report.
     tokio::time::sleep(Duration::from_secs(2).saturating_sub(started.elapsed())).await;
     assert_eq!(bench.count("tenure.recovery_events WHERE event = 'reset'").await, 0);
     assert_eq!(counted("tenure_blocked_handlers_total{kind=blocks}") - before, 2);
-    // What was claimed and found no thread was given back, not charged. The handler that waits for its cancellation gets it once a thread is free.
+    // A claimed job that found no free thread was released, not charged. The handler that waits for its cancellation
+    // gets it once a thread is free.
     let done = bench.until_finished(next).await;
     assert_eq!((done.status, done.attempt), (Status::Completed, 1));
     assert!(
@@ -104,7 +105,7 @@ async fn a_shutdown_does_not_wait_for_a_handler_that_blocks() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_whose_every_thread_is_held_by_handlers_that_were_given_up_ends_and_says_so() {
+async fn a_worker_whose_every_thread_is_held_by_abandoned_handlers_ends_and_says_so() {
     let bench = bench().await;
     let threads = two_threads();
     let handler = |_: Value, _: JobContext| async { std::thread::sleep(Duration::from_secs(20)) };
@@ -117,16 +118,16 @@ async fn a_worker_whose_every_thread_is_held_by_handlers_that_were_given_up_ends
         bench.tenure.enqueue(job("k")).await.unwrap();
     }
     let ended = tokio::time::timeout(Duration::from_secs(10), worker.run_until(std::future::pending())).await;
-    let error = ended.expect("it ends by itself").unwrap_err();
+    let error = ended.expect("the worker ends by itself").unwrap_err();
     assert!(matches!(error, WorkerError::Blocked { threads: 2 }), "{error}");
     assert!(error.to_string().contains("spawn_blocking"));
     bench.until_count("tenure.dead_letter_jobs", 2).await;
-    assert_eq!(bench.count("tenure.workers").await, 0, "it signed off");
+    assert_eq!(bench.count("tenure.workers").await, 0, "the worker deleted its row");
     threads.shutdown_background();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_time_limit_of_nothing_or_beyond_the_timers_is_refused_at_the_start() {
+async fn a_time_limit_of_zero_or_beyond_the_timers_is_refused_at_the_start() {
     let bench = bench().await;
     let refused = |options: KindOptions| {
         let worker =
@@ -153,9 +154,9 @@ async fn a_time_limit_of_nothing_or_beyond_the_timers_is_refused_at_the_start() 
     }
 }
 
-/// A kind's own silence, shorter than the worker's: its jobs are taken back sooner, whoever looks.
+/// A kind's `stale_after` is shorter than the worker's: every worker resets its jobs sooner.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_kinds_own_stale_after_is_what_its_jobs_are_judged_by() {
+async fn jobs_are_judged_by_the_stale_after_of_their_kind() {
     let bench = bench_with(|config| {
         config.timing.stale_after = Duration::from_secs(20);
         config.timing.ack_wait = Duration::from_secs(40);
@@ -176,7 +177,7 @@ async fn a_kinds_own_stale_after_is_what_its_jobs_are_judged_by() {
     let long = bench.tenure.enqueue(job("long").max_attempts(2)).await.unwrap().id;
     assert_eq!(bench.until_finished(short).await.fencing_token, 2);
     let still = bench.tenure.job(long).await.unwrap().unwrap();
-    assert_eq!((still.status, still.fencing_token), (Status::Processing, 1));
+    assert_eq!((still.status, still.fencing_token.0), (Status::Processing, 1));
     drop(worker);
 }
 
@@ -232,21 +233,21 @@ async fn a_kind_that_must_not_run_twice_is_dead_after_its_first_loss() {
     let id = bench.tenure.enqueue(job.clone()).await.unwrap().id;
     until_file(&job.file("started")).await;
     victim.kill().await;
-    // Whoever takes it back need not know the kind's policy: this worker says nothing of it.
+    // The worker that resets the job need not know the kind's policy: this one does not have it.
     let other = Running::start(Worker::builder(&bench.tenure).handle(step));
     let dead = bench.until_finished(id).await;
     let letter = bench.tenure.dead_letter(id).await.unwrap().unwrap();
     assert_eq!((dead.status, dead.attempt, letter.category.as_str()), (Status::Failed, 1, "lost"));
     assert!(letter.last_error.starts_with("worker lost: "), "{}", letter.last_error);
     assert_eq!(bench.count("tenure.job_executions_all").await, 1);
-    // A person has looked at it.
+    // A person redrives the job after a look at it.
     bench.tenure.redrive(&[id]).await.unwrap();
     assert_eq!(bench.until_finished(id).await.status, Status::Completed);
     other.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_handler_that_is_dropped_in_the_middle_is_as_good_as_a_crash_and_one_that_returns_is_not() {
+async fn a_handler_that_is_dropped_in_the_middle_counts_as_a_crash_and_one_that_returns_does_not() {
     let bench = bench_with(|config| config.timing.shutdown_grace = Duration::from_millis(100)).await;
     let handler = |payload: Value, ctx: JobContext| async move {
         if payload == json!("polite") {
@@ -289,8 +290,8 @@ async fn a_checkpoint_that_is_too_large_says_what_to_do_and_the_last_good_one_st
     let error = bench.until_finished(id).await.last_error.unwrap();
     assert_eq!(
         error,
-        "the checkpoint cannot be stored: it has 101 bytes, but at most 100 are allowed; save where to go on instead \
-         of what was found, store that elsewhere, or raise TENURE_CHECKPOINT_BYTES_MAX"
+        "the checkpoint cannot be stored: it has 101 bytes, but at most 100 are allowed; save the position and store \
+         results elsewhere, or raise TENURE_CHECKPOINT_BYTES_MAX"
     );
     bench.tenure.retry(id).await.unwrap();
     assert_eq!(bench.until_finished(id).await.output, Some(json!(7)));
@@ -330,7 +331,7 @@ async fn a_caller_waits_for_a_jobs_end_and_gets_its_output() {
         .map(|_| {
             tokio::spawn({
                 let tenure = bench.tenure.clone();
-                async move { tenure.wait(id).await.unwrap() }
+                async move { tenure.wait(id, Duration::from_secs(60)).await.unwrap().unwrap() }
             })
         })
         .collect();
@@ -341,16 +342,21 @@ async fn a_caller_waits_for_a_jobs_end_and_gets_its_output() {
             (Status::Completed, 2, Some(json!({"echo": "ü"})))
         );
     }
-    let nobody = tenure::JobId::generate();
-    assert!(matches!(bench.tenure.wait(nobody).await, Err(WaitError::NotFound(id)) if id == nobody));
+    let absent = tenure::JobId::generate();
+    assert!(bench.tenure.job(absent).await.unwrap().is_none());
+    assert!(bench.tenure.wait(absent, Duration::MAX).await.unwrap().is_none());
+    let (tenure, soon) = (&bench.tenure, Duration::from_secs(60));
+    let unknown = tenure.wait_for::<Value>(absent, soon).await;
+    assert!(matches!(unknown, Err(WaitError::NotFound(id)) if id == absent));
 
-    // The same on the command line, for good and bad ends.
+    // The same on the command line, for jobs that complete and jobs that fail.
     let output = bench.program(&["enqueue", "q", "k", "[1]", "--wait"]).output().await.unwrap();
     assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(0), b"{\"echo\":[1]}\n".as_slice()));
     let cancelled = bench.tenure.clone();
     let canceller = tokio::spawn(async move {
         loop {
-            if let Ok(Some((_, tenure::Cancelled::Cancelled))) = cancelled.cancel_key("q", "later").await {
+            if let Ok(Some((_, tenure::CancelOutcome::Cancelled))) = cancelled.cancel_key("q", "later").await
+            {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -364,7 +370,52 @@ async fn a_caller_waits_for_a_jobs_end_and_gets_its_output() {
     worker.stop().await;
 }
 
-/// Its handler was given up in the middle of what must not be done twice: by a time limit, as by a crash.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_typed_wait_returns_the_output_or_says_how_the_job_ended_instead() {
+    let bench = bench().await;
+    let handler = |payload: Value, _: JobContext| async move {
+        match payload.as_str() {
+            Some("fails") => Err(JobError::permanent("the card is closed")),
+            Some("cancels") => Ok(Outcome::Cancel("not wanted".into())),
+            Some("nothing") => Ok(Outcome::Done(None)),
+            _ => Outcome::done(json!({ "number": 7 })),
+        }
+    };
+    let worker = Running::start(
+        Worker::builder(&bench.tenure).handle_any(KindOptions::new(), handler).concurrency("q", 1),
+    );
+    #[derive(Debug, PartialEq, serde::Deserialize)]
+    struct Receipt {
+        number: u32,
+    }
+    let (tenure, soon) = (&bench.tenure, Duration::from_secs(60));
+    let enqueue = async |how: &str| tenure.enqueue(JobRequest::new("q", "k", json!(how))).await.unwrap().id;
+    let paid = enqueue("pays").await;
+    assert_eq!(tenure.wait_for::<Receipt>(paid, soon).await.unwrap(), Receipt { number: 7 });
+    let other = tenure.wait_for::<Vec<u8>>(paid, soon).await;
+    assert!(matches!(other, Err(WaitError::Output { job, .. }) if job == paid), "{other:?}");
+    tenure.wait_for::<()>(enqueue("nothing").await, soon).await.unwrap();
+    let failed = tenure.wait_for::<Receipt>(enqueue("fails").await, soon).await;
+    assert!(
+        matches!(&failed, Err(WaitError::Failed { last_error, .. }) if last_error == "the card is closed"),
+        "{failed:?}"
+    );
+    let cancels = enqueue("cancels").await;
+    let cancelled = tenure.wait_for::<Receipt>(cancels, soon).await;
+    assert!(matches!(cancelled, Err(WaitError::Cancelled(job)) if job == cancels), "{cancelled:?}");
+    // Not an end: it waits for its time.
+    let later = JobRequest::new("q", "k", json!("pays")).delay(Duration::from_secs(3600));
+    let later = tenure.enqueue(later).await.unwrap().id;
+    for late in [
+        tenure.wait(later, Duration::from_millis(50)).await.map(drop),
+        tenure.wait_for::<Receipt>(later, Duration::from_millis(50)).await.map(drop),
+    ] {
+        assert!(matches!(late, Err(WaitError::TimedOut { job, .. }) if job == later), "{late:?}");
+    }
+    worker.stop().await;
+}
+
+/// A time limit, like a crash, ends the handler in the middle of work that must not be done twice.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_kind_that_must_not_run_twice_is_dead_after_its_time_limit_too() {
     let bench = bench().await;
@@ -378,7 +429,7 @@ async fn a_kind_that_must_not_run_twice_is_dead_after_its_time_limit_too() {
     worker.stop().await;
 }
 
-/// Given up, it may still hold its thread: the next attempt does not begin beside it in the same process.
+/// A handler that was dropped may still hold its thread: the same process does not begin the next attempt beside it.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_next_attempt_waits_for_the_thread_that_the_last_one_holds() {
     let bench = bench().await;
@@ -391,7 +442,7 @@ async fn the_next_attempt_waits_for_the_thread_that_the_last_one_holds() {
         async move {
             seen.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
             if ctx.token().0 == 1 {
-                // Longer than the relay waits before it takes a message for lost.
+                // Longer than the relay waits before it counts a message as lost.
                 std::thread::sleep(Duration::from_secs(4));
             }
             now.fetch_sub(1, Ordering::SeqCst);

@@ -1,4 +1,4 @@
-//! Log: what a line about a job says, and what no line says.
+//! Log: the fields of every line about a job, and the texts that no line may hold.
 
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use tenure::{JobRequest, Status};
 
 use crate::harness::{Bench, Child, bench};
 
-/// Of a job that this worker has not claimed, there is no token yet.
-const BEFORE_THE_CLAIM: [&str; 2] = ["dead letter: a message cannot be a job", "not claimed"];
+/// Lines about a job that this worker has not claimed have no token yet.
+const BEFORE_THE_CLAIM: [&str; 2] = ["a message cannot be a job; it is a dead letter now", "not claimed"];
 
 fn lines(worker: &Child) -> Vec<(String, Value)> {
     let log = worker.log();
@@ -52,12 +52,12 @@ async fn every_line_about_a_job_has_the_job_the_token_and_the_worker_and_none_ha
     assert_eq!(bench.until_finished(done).await.status, Status::Completed);
     assert_eq!(bench.until_finished(dies).await.status, Status::Failed);
     bench.until_count("tenure.dead_letter_jobs", 3).await;
-    // Taken from under it: the worker learns by its next look.
+    // Another worker takes the job: this one learns from its next check.
     bench.until_count(&format!("tenure.jobs WHERE id = '{waits}' AND stage = 's'"), 1).await;
     bench
         .execute("UPDATE tenure.jobs SET fencing_token = fencing_token + 1 WHERE status = 'processing'")
         .await;
-    worker.until_log("taken back").await;
+    worker.until_log("no longer owns the job").await;
     worker.signal(Signal::TERM);
     assert_eq!(worker.wait().await, Some(0), "{}", worker.log());
 
@@ -76,13 +76,13 @@ async fn every_line_about_a_job_has_the_job_the_token_and_the_worker_and_none_ha
         assert!(BEFORE_THE_CLAIM.contains(&message) || !fields["token"].is_null(), "{line}");
     }
     assert!(about >= 9, "{lines:#?}");
-    // Also what is told by whoever watches it, and what its command says.
-    for text in ["a plain line", "in vain", "taken back"] {
+    // Lines of the heartbeat and of the command carry them, too.
+    for text in ["a plain line", "in vain", "no longer owns the job"] {
         let told = lines.iter().filter(|(line, _)| line.contains(text));
         let told: Vec<_> = told.map(|(line, fields)| (line, fields["job"].is_string())).collect();
         assert!(!told.is_empty() && told.iter().all(|(_, of_a_job)| *of_a_job), "{text}: {told:#?}");
     }
-    // One line for each attempt, with all that one asks for.
+    // One line for each attempt, with all its fields.
     let ends: Vec<_> = lines.iter().filter(|(_, fields)| fields["message"] == "attempt ended").collect();
     let end = |id: tenure::JobId, attempt: u32| {
         let of_it = ends.iter().filter(|(_, end)| end["job"] == id.to_string() && end["attempt"] == attempt);
@@ -100,7 +100,7 @@ async fn every_line_about_a_job_has_the_job_the_token_and_the_worker_and_none_ha
         assert_eq!(end["level"], level, "{line}");
         assert_eq!(end["error"].is_string(), level != "INFO", "{line}");
     }
-    // As the dashboard adds them up.
+    // The dashboard's rates count the same attempts.
     let counted = "SELECT sum(completed), sum(retried), sum(failed) FROM tenure.activity";
     assert_eq!(bench.text(counted).await, "(2,1,2)");
     for (line, end) in ends {
@@ -108,7 +108,7 @@ async fn every_line_about_a_job_has_the_job_the_token_and_the_worker_and_none_ha
     }
 }
 
-/// Sentry and its kin see what is logged: each failure once, with its causes, and without the payload, which serde quotes.
+/// Error trackers collect these lines: each failure once, with its causes, and without the payload, which serde quotes.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_handlers_error_is_logged_once_an_attempt_with_its_causes_and_never_with_the_payload() {
     let bench = bench().await;
@@ -148,7 +148,7 @@ async fn a_handlers_error_is_logged_once_an_attempt_with_its_causes_and_never_wi
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_log_can_be_set_and_what_cannot_be_understood_is_refused() {
+async fn the_log_can_be_set_and_invalid_settings_are_refused() {
     let bench = bench().await;
     let work = |format: &str| {
         let mut command = bench.program(&["work", "q", "--exec", "true"]);

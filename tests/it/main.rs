@@ -36,6 +36,7 @@ mod example;
 mod exec;
 mod faults;
 mod fleet;
+mod given;
 mod guide;
 mod health;
 mod life;
@@ -57,7 +58,6 @@ mod schema;
 mod security;
 mod shutdown;
 mod submit;
-#[cfg(feature = "testing")]
 mod testing;
 mod tidy;
 #[cfg(feature = "otel")]

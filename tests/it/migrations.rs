@@ -11,14 +11,14 @@ use std::{
 
 use serde_json::json;
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, SqlSafeStr};
-use tenure::{JobRequest, KindOptions, MigrateError, STATEMENTS, Worker};
+use tenure::{JobRequest, KindOptions, MigrateError, Worker, internals::STATEMENTS};
 
 use crate::{
     additive::{objections, statements},
     harness::{Bench, Running, bench},
 };
 
-/// What is released, with the SHA-256 of each. A release adds its own; a line that is here never changes.
+/// The released migrations, each with its SHA-256. A release adds lines; existing lines never change.
 const RELEASED: &[(i64, &str, &str)] = &[
     (1, "tenure", "a693f880d5b102157d2baa2d055376a8d97a39522c8a0355e22a7f1f42c62f7d"),
     (2, "every_end", "bf68082272f9a0214bf9a5ad74f0a607d634b085bebb8e8e15fc5e0525dd3298"),
@@ -27,10 +27,10 @@ const RELEASED: &[(i64, &str, &str)] = &[
     (5, "show", "5bc182297730b34b02a94c8fb34a0f0db6d9b27ef9d19baa5362fa54110a81ae"),
 ];
 
-/// From this one on a migration only adds. Those before it came before anybody had to update.
+/// From this migration on, each one only adds. Before it, no installation had to update.
 const ADDITIVE_FROM: i64 = 5;
 
-/// What a later release may do to every table, the busy ones first.
+/// A later release's migration, which changes every table, the busy ones first.
 pub const NEXT: &str = "
     CREATE TABLE tenure.next (id uuid PRIMARY KEY, at timestamptz NOT NULL DEFAULT clock_timestamp());
     ALTER TABLE tenure.jobs ADD COLUMN next_text text, ADD COLUMN next_number int NOT NULL DEFAULT 7;
@@ -50,11 +50,11 @@ pub const NEXT: &str = "
     ALTER TABLE tenure.relay_marks ADD COLUMN next_text text, ADD COLUMN next_number int NOT NULL DEFAULT 7;
     CREATE INDEX workers_next ON tenure.workers (pid);";
 
-/// The number of [`NEXT`]: beyond any that there will be.
+/// The number of [`NEXT`], beyond any real migration.
 pub const NEXT_VERSION: i64 = 90_001;
 
 fn files() -> Vec<(i64, String, String)> {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("migrations");
+    let folder = PathBuf::from(crate::harness::ROOT).join("migrations");
     let mut files: Vec<_> = std::fs::read_dir(folder)
         .unwrap()
         .map(|entry| {
@@ -68,7 +68,7 @@ fn files() -> Vec<(i64, String, String)> {
     files
 }
 
-/// What a database that was migrated has on record is what this program holds, and what is released.
+/// The ledger of a migrated database matches this program's migrations and the released ones.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_released_migration_never_changes() {
     let bench = bench().await;
@@ -79,7 +79,11 @@ async fn a_released_migration_never_changes() {
     .await
     .unwrap();
     for ((version, name, checksum), is) in RELEASED.iter().zip(&ledger) {
-        assert_eq!((*version, *name, *checksum), (is.0, is.1.as_str(), is.2.as_str()), "it is released");
+        assert_eq!(
+            (*version, *name, *checksum),
+            (is.0, is.1.as_str(), is.2.as_str()),
+            "a released migration changed"
+        );
     }
     assert!(ledger.len() >= RELEASED.len());
     let ledger: Vec<_> = ledger.into_iter().map(|(version, name, _)| (version, name)).collect();
@@ -113,18 +117,18 @@ async fn every_statement_fits_a_schema_that_has_more() {
     let bench = bench().await;
     assert_eq!(apply_next(&bench).await.unwrap(), [NEXT_VERSION]);
     assert_eq!(apply_next(&bench).await.unwrap(), [0_i64; 0]);
-    for (names, sql) in STATEMENTS {
+    for (name, sql) in STATEMENTS {
         (&bench.pool)
             .prepare(AssertSqlSafe(*sql).into_sql_str())
             .await
-            .unwrap_or_else(|error| panic!("{names}: {error}"));
+            .unwrap_or_else(|error| panic!("{name}: {error}"));
     }
 }
 
-/// Nobody who writes waits for it: not while it waits itself for a transaction of a user's, nor while it is built. What
-/// an earlier try left unfinished is built anew.
+/// The build blocks no writer: neither while it waits for a user's transaction, nor while it runs. An index that an
+/// earlier try left unfinished is built again.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_index_of_live_jobs_is_built_beside_whoever_writes() {
+async fn an_index_of_live_jobs_is_built_while_others_write() {
     let bench = bench().await;
     let index = "pg_index WHERE indexrelid = to_regclass('tenure.jobs_unpublished_of_queue') AND indisvalid";
     assert_eq!(bench.count(index).await, 1);
@@ -139,7 +143,7 @@ async fn an_index_of_live_jobs_is_built_beside_whoever_writes() {
         async move { tenure.migrate().await }
     });
     bench.until("EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE 'CREATE INDEX CONC%')").await;
-    // It waits for the writer; these wait for nobody.
+    // The build waits for the writer; these enqueues do not wait.
     let since = Instant::now();
     for n in 0..20 {
         bench.tenure.enqueue(JobRequest::new("q", "k", serde_json::json!(n))).await.unwrap();
@@ -149,7 +153,7 @@ async fn an_index_of_live_jobs_is_built_beside_whoever_writes() {
     writer.commit().await.unwrap();
     assert_eq!(migration.await.unwrap().unwrap(), [0_i64; 0]);
     assert_eq!(bench.count(index).await, 1);
-    // Cut off in the middle, it is there and unfinished.
+    // The state after an interrupted build: the index exists and is invalid.
     bench.execute("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'tenure.jobs_unpublished_of_queue'::regclass").await;
     bench.tenure.migrate().await.unwrap();
     assert_eq!(bench.count(index).await, 1);
@@ -166,7 +170,7 @@ async fn reader(bench: &Bench) -> (PgConnection, i32) {
     (reader, pid.0)
 }
 
-/// An ALTER TABLE that waits has everybody else wait behind it.
+/// An ALTER TABLE that waits for its lock blocks all later statements.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_migration_behind_a_long_transaction_stops_no_worker() {
     let bench = bench().await;
@@ -195,7 +199,7 @@ async fn a_migration_behind_a_long_transaction_stops_no_worker() {
         let tenure = bench.tenure.clone();
         async move { tenure.migrate_with(&[(NEXT_VERSION, "next", NEXT)], Duration::from_secs(60)).await }
     });
-    // It has come as far as to wait; in between, jobs start and end.
+    // The migration waits for its lock; between its tries, jobs start and end.
     bench
         .until(&format!(
             "EXISTS (SELECT FROM pg_locks l WHERE NOT l.granted AND {pid} = ANY (pg_blocking_pids(l.pid)))"
@@ -210,7 +214,7 @@ async fn a_migration_behind_a_long_transaction_stops_no_worker() {
     assert_eq!(migrating.await.unwrap().unwrap(), [NEXT_VERSION]);
     done.store(true, Ordering::Relaxed);
     let (longest, accepted) = producing.await.unwrap();
-    // Half a second of waiting, and what a busy machine adds.
+    // Half a second of waiting, plus the delays of a busy machine.
     assert!(longest < Duration::from_secs(3), "an enqueue took {longest:?}");
     bench.until_count("tenure.job_history WHERE status = 'completed'", accepted).await;
     assert_eq!(bench.count("tenure.job_executions").await + bench.count("tenure.dead_letter_jobs").await, 0);
@@ -230,7 +234,7 @@ async fn a_migration_that_never_gets_its_lock_says_who_holds_it() {
     let text = error.to_string();
     assert!(text.contains(&format!("pid {pid} (tenure")) && text.contains("idle in transaction"), "{text}");
     assert!(asked_at.elapsed() < Duration::from_secs(20), "{:?}", asked_at.elapsed());
-    // What came before it stays; of itself, nothing does, and nobody waits any more.
+    // The migrations before it stay; the failed one leaves nothing, and no statement waits any more.
     let ledger = bench
         .text(&format!("SELECT version FROM tenure.migrations WHERE version >= {}", NEXT_VERSION - 1))
         .await;

@@ -1,4 +1,4 @@
-//! Servers that go away in the middle of a thousand jobs, and a day's work without any trouble.
+//! Servers that go away in the middle of a thousand jobs, and ten thousand jobs without any fault.
 
 use std::time::{Duration, Instant};
 
@@ -8,20 +8,18 @@ use tenure::{JobContext, JobError, JobRequest, KindOptions, Worker, WorkerBuilde
 
 use crate::harness::{Bench, Proxy, Running, bench, bench_with, bench_with_servers};
 
-/// Handlers that lean on the database the whole time: progress, and a write of their own.
+/// Handlers that use the database the whole time: progress, and a write of their own.
 fn chatty(bench: &Bench) -> WorkerBuilder {
     let handler = |_, ctx: JobContext| async move {
         ctx.progress("working", 10.0, "").await?;
         let (id, token) = (ctx.id(), ctx.token());
-        ctx.fenced_tx(move |tx| {
-            Box::pin(async move {
-                sqlx::query("INSERT INTO public.app_effects (job, token) VALUES ($1, $2)")
-                    .bind(id)
-                    .bind(token)
-                    .execute(tx)
-                    .await?;
-                Ok(())
-            })
+        ctx.fenced_tx(async |tx| {
+            sqlx::query("INSERT INTO public.app_effects (job, token) VALUES ($1, $2)")
+                .bind(id)
+                .bind(token)
+                .execute(tx)
+                .await?;
+            Ok(())
         })
         .await?;
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -31,7 +29,7 @@ fn chatty(bench: &Bench) -> WorkerBuilder {
     Worker::builder(&bench.tenure).handle_any(KindOptions::new(), handler).concurrency("q", 10)
 }
 
-/// As in production, relative to the outage: longer than it.
+/// Longer than the outage, as in production.
 fn steady(config: &mut tenure::Config) {
     config.timing.stale_after = Duration::from_secs(20);
     config.timing.scan_every = Duration::from_secs(1);
@@ -84,7 +82,7 @@ async fn postgres_is_restarted_in_the_middle_of_a_thousand_jobs() {
     tokio::time::sleep(Duration::from_secs(2)).await;
     own.postgres.restart().unwrap();
     bench.until("(SELECT count(*) FROM tenure.job_history) > 500").await;
-    // And once more, without a goodbye.
+    // Once more, by SIGKILL.
     let own = bench.own.as_mut().unwrap();
     own.postgres.kill();
     own.postgres.restart().unwrap();
@@ -126,7 +124,7 @@ async fn postgres_that_does_not_answer_wedges_nothing() {
     a_thousand_jobs(&bench).await;
     let worker = Running::start(chatty(&bench));
     bench.until("(SELECT count(*) FROM tenure.job_history) > 100").await;
-    // Frozen, not gone: connections stay open, and nothing comes. Longer than the deadline of a call.
+    // Frozen, not gone: connections stay open without answers, for longer than the deadline of a call.
     let children = || {
         let postmaster = bench.own.as_ref().unwrap().postgres.pid().unwrap();
         let output = std::process::Command::new("ps")
@@ -176,7 +174,7 @@ async fn ten_thousand_jobs_through_two_workers_complete_once_each_and_leave_noth
     }
 }
 
-/// Every count of a limited queue would take a call's whole time, and each caller's would come after the last one's.
+/// A count of a limited queue takes up to a call's whole time; callers must not wait for one another's counts.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_postgres_every_caller_of_a_limited_queue_is_answered_within_one_deadline() {
     let bench = bench_with_servers(|_| {}).await;
@@ -187,7 +185,7 @@ async fn without_postgres_every_caller_of_a_limited_queue_is_answered_within_one
     let tenure = tenure::Tenure::connect(&config).await.unwrap();
     tenure.limit_queue("q", tenure::QueueLimits::new().max_queued(1_000)).await.unwrap();
     tenure.enqueue(JobRequest::new("q", "k", json!(0))).await.unwrap();
-    // What was counted is not believed any more.
+    // The last count has expired.
     tokio::time::sleep(Duration::from_millis(1_100)).await;
     link.cut();
     let began = Instant::now();
@@ -213,7 +211,7 @@ async fn without_postgres_every_caller_of_a_limited_queue_is_answered_within_one
         );
     }
     assert!(began.elapsed() < Duration::from_millis(1_700), "{:?}", began.elapsed());
-    // It is back, and so is the queue.
+    // Postgres is back, and the queue accepts jobs.
     link.lead_to(
         bench.config.database_url.rsplit(':').next().unwrap().split('/').next().unwrap().parse().unwrap(),
     );
@@ -223,7 +221,7 @@ async fn without_postgres_every_caller_of_a_limited_queue_is_answered_within_one
     }
 }
 
-/// What a call waits for comes one after the other: a connection, then the statement. One deadline holds for both.
+/// A call waits first for a connection, then for its statement. One deadline covers both.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_that_waits_for_a_connection_and_then_for_its_statement_has_one_deadline() {
     let bench = bench_with(|config| config.timing.database_within = Duration::from_secs(2)).await;

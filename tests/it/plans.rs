@@ -1,25 +1,16 @@
-//! Plans: every statement that runs all the time goes by primary key, whatever the statistics say.
+//! Plans: every hot statement goes by primary key, under any statistics.
 
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
-use tenure::STATEMENTS;
 
-use crate::harness::{Bench, bench, bench_with_servers};
+use crate::harness::{Bench, bench, bench_with_servers, statement};
 
-fn statement(names: &str) -> &'static str {
-    STATEMENTS
-        .iter()
-        .find(|(known, _)| known.trim() == names)
-        .unwrap_or_else(|| panic!("no statement {names}"))
-        .1
-}
-
-/// The plan of a statement for so many jobs.
-async fn plan(connection: &mut PgConnection, names: &str, arguments: &str) -> String {
-    let prepare = format!("PREPARE hot AS {}", statement(names));
+/// The plan of a prepared statement with these arguments.
+async fn plan(connection: &mut PgConnection, name: &str, arguments: &str) -> String {
+    let prepare = format!("PREPARE hot AS {}", statement(name));
     sqlx::raw_sql(AssertSqlSafe(prepare)).execute(&mut *connection).await.unwrap();
     let explain = format!("EXPLAIN EXECUTE hot ({arguments})");
     let rows = sqlx::raw_sql(AssertSqlSafe(explain)).fetch_all(&mut *connection).await;
-    let rows = rows.unwrap_or_else(|error| panic!("{names}: {error}"));
+    let rows = rows.unwrap_or_else(|error| panic!("{name}: {error}"));
     sqlx::raw_sql("DEALLOCATE hot").execute(connection).await.unwrap();
     rows.iter().map(|row| row.get::<String, _>(0)).collect::<Vec<_>>().join("\n")
 }
@@ -34,30 +25,30 @@ fn hot(ids: &[String]) -> Vec<(&'static str, String)> {
     let ords = format!("ARRAY[{}]", (0..n).map(|n| n.to_string()).collect::<Vec<_>>().join(","));
     let mine = format!("{keys}, {tokens}, {keys}");
     let mut all = vec![
-        ("claim claim_wait claim_unlimited claim_won", format!("{keys}, 'q', 'k', 300, 'retry', 'w', 'h'")),
-        ("claim claim_skip claim_unlimited claim_won", format!("{keys}, 'q', 'k', 300, 'retry', 'w', 'h'")),
+        ("claim", format!("{keys}, 'q', 'k', 300, 'retry', 'w', 'h'")),
+        ("claim_skip", format!("{keys}, 'q', 'k', 300, 'retry', 'w', 'h'")),
         ("progress", format!("{mine}, {}", array("'{\"progress\": 50}'", "text"))),
-        ("complete complete_move", format!("{mine}, {nulls}")),
-        ("complete_locked complete_skip complete_taken complete_move", format!("{mine}, {nulls}")),
-        ("complete_locked complete_wait complete_taken complete_move", format!("{mine}, {nulls}")),
+        ("complete", format!("{mine}, {nulls}")),
+        ("complete_skip", format!("{mine}, {nulls}")),
+        ("complete_in", format!("{mine}, {nulls}")),
         ("unpublished", format!("{keys}, {}, 0", array("1", "int"))),
         ("visible", keys.clone()),
         (
-            "settle end_attempt",
-            format!("{mine}, {texts}, {nulls}, {nulls}, {}, {nulls}, {ords}, 'w'", array("1", "float8")),
+            "settle",
+            format!("{mine}, {texts}, {nulls}, {nulls}, {}, {nulls}, {ords}, 'w', 20", array("1", "float8")),
         ),
         ("still_mine", mine.clone()),
-        ("reset_stale end_attempt", format!("{keys}, 'w'")),
+        ("reset_stale", format!("{keys}, 'w'")),
         ("settled_as", format!("{mine}, {ords}")),
         ("missed", format!("{keys}, {ords}")),
         ("queue_room", "'limited'".into()),
         ("queue_settings", "ARRAY['limited']".into()),
-        ("claim claim_skip claim_limited claim_won", format!("{keys}, 'q', 'k', 300, 'retry', 'w', 'h'")),
+        ("claim_limited", format!("{keys}, 'q', 'k', 300, 'retry', 'w', 'h'")),
     ];
     if n == 1 {
         all.extend([
-            ("claim claim_one claim_unlimited claim_won", format!("{id}, 'q', 'k', 300, 'retry', 'w', 'h'")),
-            ("complete_one complete_move", format!("{id}, 1, {id}, NULL")),
+            ("claim_one", format!("{id}, 'q', 'k', 300, 'retry', 'w', 'h'")),
+            ("complete_one", format!("{id}, 1, {id}, NULL")),
             ("fence", format!("{id}, 1, {id}")),
         ]);
     }
@@ -92,7 +83,7 @@ async fn burst(bench: &Bench, queued: usize, processing: usize) {
         .await;
 }
 
-/// That live jobs are found by id, and by nothing else. A walk over the whole primary key has no condition.
+/// Fails unless live jobs are found by id alone. A walk over the whole primary key would have no condition.
 fn goes_by_id(plan: &str) -> bool {
     let lines: Vec<_> = plan.lines().collect();
     let mut scans =
@@ -108,41 +99,41 @@ fn goes_by_id(plan: &str) -> bool {
 /// A million finished, statistics of an idle time, then a burst: what made a claim 500 times slower where an
 /// index told of the status, and where a join could be walked the wrong way round.
 #[tokio::test(flavor = "multi_thread")]
-async fn every_hot_statement_goes_by_primary_key_whatever_the_statistics_say() {
-    // So many rows keep a server busy, and all tests that share it waiting.
+async fn every_hot_statement_goes_by_primary_key_under_any_statistics() {
+    // A million rows keep a server busy and would delay all tests that share it.
     let bench = bench_with_servers(|_| {}).await;
-    // Autovacuum would mend the statistics in the middle of it, now and then.
+    // Autovacuum would sometimes correct the statistics in the middle of the test.
     bench.execute("ALTER TABLE tenure.jobs SET (autovacuum_enabled = false)").await;
     finished(&bench, 1_000_000).await;
     burst(&bench, 1_000, 0).await;
     bench.execute("DELETE FROM tenure.jobs").await;
     bench.execute("VACUUM ANALYZE tenure.jobs").await;
     bench.execute("ANALYZE tenure.job_history").await;
-    // Workers that have been idle for long: their plans are made, on a table that looks empty.
-    let nobody = [uuid::Uuid::now_v7().to_string()];
+    // Workers that have been idle for long have planned their statements on a table that looked empty.
+    let absent = [uuid::Uuid::now_v7().to_string()];
     let mut idle = Vec::new();
-    for (names, arguments) in hot(&nobody) {
+    for (name, arguments) in hot(&absent) {
         let mut connection = PgConnection::connect(&bench.config.database_url).await.unwrap();
-        let prepare = format!("PREPARE hot AS {}", statement(names));
+        let prepare = format!("PREPARE hot AS {}", statement(name));
         sqlx::raw_sql(AssertSqlSafe(prepare)).execute(&mut connection).await.unwrap();
         for _ in 0..10 {
             let execute = format!("EXECUTE hot ({arguments})");
             sqlx::raw_sql(AssertSqlSafe(execute)).execute(&mut connection).await.unwrap();
         }
-        idle.push((names, connection));
+        idle.push((name, connection));
     }
     burst(&bench, 100_000, 10_000).await;
     let ids: Vec<String> = sqlx::query_scalar("SELECT id::text FROM tenure.jobs ORDER BY id LIMIT 500")
         .fetch_all(&bench.pool)
         .await
         .unwrap();
-    for (names, mut connection) in idle {
-        let n = if names.contains("_one") || names == "fence" { 1 } else { 500 };
-        let (_, arguments) = hot(&ids[..n]).into_iter().find(|(known, _)| *known == names).unwrap();
+    for (name, mut connection) in idle {
+        let n = if name.contains("_one") || name == "fence" { 1 } else { 500 };
+        let (_, arguments) = hot(&ids[..n]).into_iter().find(|(known, _)| *known == name).unwrap();
         let explain = format!("EXPLAIN EXECUTE hot ({arguments})");
         let rows = sqlx::raw_sql(AssertSqlSafe(explain)).fetch_all(&mut connection).await.unwrap();
         let plan: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
-        assert!(goes_by_id(&plan.join("\n")), "{names}, planned while idle:\n{}", plan.join("\n"));
+        assert!(goes_by_id(&plan.join("\n")), "{name}, planned while idle:\n{}", plan.join("\n"));
     }
     let mut connection = PgConnection::connect(&bench.config.database_url).await.unwrap();
     for statistics in ["of an idle time", "of the burst"] {
@@ -150,9 +141,9 @@ async fn every_hot_statement_goes_by_primary_key_whatever_the_statistics_say() {
             let set = format!("SET plan_cache_mode = {mode}");
             sqlx::raw_sql(AssertSqlSafe(set)).execute(&mut connection).await.unwrap();
             for n in [1, 500] {
-                for (names, arguments) in hot(&ids[..n]) {
-                    let plan = plan(&mut connection, names, &arguments).await;
-                    assert!(goes_by_id(&plan), "{names}, {n} jobs, {mode}, statistics {statistics}:\n{plan}");
+                for (name, arguments) in hot(&ids[..n]) {
+                    let plan = plan(&mut connection, name, &arguments).await;
+                    assert!(goes_by_id(&plan), "{name}, {n} jobs, {mode}, statistics {statistics}:\n{plan}");
                 }
             }
         }
@@ -160,7 +151,7 @@ async fn every_hot_statement_goes_by_primary_key_whatever_the_statistics_say() {
     }
 }
 
-/// The relay, and an enqueue that met a key: found by index, however many jobs are queued that need neither.
+/// The relay, and an enqueue that met a key, go by index, however many other jobs are queued.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_relay_and_unique_keys_go_by_their_index() {
     let bench = bench_with_servers(|_| {}).await;
@@ -174,7 +165,7 @@ async fn the_relay_and_unique_keys_go_by_their_index() {
         for mode in ["force_generic_plan", "force_custom_plan"] {
             let set = format!("SET plan_cache_mode = {mode}");
             sqlx::raw_sql(AssertSqlSafe(set)).execute(&mut connection).await.unwrap();
-            for (names, arguments, index) in [
+            for (name, arguments, index) in [
                 ("take_due", "500", "jobs_unpublished"),
                 ("reclaim_lost", "'q', now(), 500, 'w', '1:1:'", "jobs_published"),
                 ("published_queues", "NULL, 1000", "jobs_published"),
@@ -184,16 +175,16 @@ async fn the_relay_and_unique_keys_go_by_their_index() {
                 ("count_queued", "'q', 101", "jobs_unpublished_of_queue"),
                 ("count_queued", "'q', 101", "jobs_published"),
             ] {
-                let plan = plan(&mut connection, names, arguments).await;
+                let plan = plan(&mut connection, name, arguments).await;
                 let by_index =
                     plan.contains(&format!("using {index}")) || plan.contains(&format!("on {index}"));
                 assert!(
                     by_index && !plan.contains("Seq Scan"),
-                    "{names}, {mode}, statistics {statistics}:\n{plan}"
+                    "{name}, {mode}, statistics {statistics}:\n{plan}"
                 );
-                // A list of ids that is searched once for each of its ids.
+                // A list of ids that is scanned once for each id.
                 let joins = plan.contains("Nested Loop") && plan.contains("= ANY");
-                assert!(!joins, "{names}, {mode}, statistics {statistics}:\n{plan}");
+                assert!(!joins, "{name}, {mode}, statistics {statistics}:\n{plan}");
             }
         }
         bench.execute("ANALYZE tenure.jobs").await;
@@ -201,9 +192,9 @@ async fn the_relay_and_unique_keys_go_by_their_index() {
     }
 }
 
-/// Reminders of another queue, in great number, are not read to count a queue that has none.
+/// Counting an empty queue does not read another queue's many scheduled jobs.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_other_queues_have_scheduled_is_not_read_to_count_a_queue() {
+async fn jobs_scheduled_in_other_queues_are_not_read_to_count_a_queue() {
     let bench = bench_with_servers(|_| {}).await;
     bench
         .execute(
@@ -229,9 +220,9 @@ async fn what_other_queues_have_scheduled_is_not_read_to_count_a_queue() {
     }
 }
 
-/// Where a backlog is worked off, each look would go by the index entries of all jobs that have ended since the last.
+/// While a backlog is worked off, each search would read the index entries of all jobs that ended since the last one.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_search_for_lost_messages_does_not_read_what_a_worked_off_backlog_has_left() {
+async fn the_search_for_lost_messages_does_not_read_the_remains_of_a_worked_off_backlog() {
     let bench = bench().await;
     bench.execute("ALTER TABLE tenure.jobs SET (autovacuum_enabled = false)").await;
     burst(&bench, 10_000, 0).await;
@@ -260,9 +251,9 @@ async fn the_search_for_lost_messages_does_not_read_what_a_worked_off_backlog_ha
     }
 }
 
-/// How many updates there were, and how many of them touched no index.
+/// The number of updates, and of those that touched no index.
 async fn updates(connection: &mut PgConnection) -> (i64, i64) {
-    // The counters come late otherwise, by up to a second.
+    // Otherwise the counters are up to a second late.
     sqlx::query("SELECT pg_stat_force_next_flush()").execute(&mut *connection).await.unwrap();
     let counted =
         "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relid = 'tenure.jobs'::regclass";
@@ -278,7 +269,7 @@ async fn claims_and_progress_touch_no_index() {
         .fetch_all(&mut connection)
         .await
         .unwrap();
-    let claimed = sqlx::query(statement("claim claim_wait claim_unlimited claim_won"))
+    let claimed = sqlx::query(statement("claim"))
         .bind(&ids)
         .bind("q")
         .bind("k")
@@ -300,8 +291,8 @@ async fn claims_and_progress_touch_no_index() {
     assert_eq!(claims, 500);
     assert!(hot > 250, "{hot} of {claims} claims were HOT");
     for round in 0_u8..10 {
-        // What any transaction of the server may still see is not pruned, and leaves no room in its page. Others
-        // run here: the tests beside this one, and autovacuum.
+        // Postgres does not prune rows that any transaction of the server may still see, such as those of other tests
+        // and of autovacuum; their pages have no room.
         let now: i64 = bench.value("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint").await;
         bench
             .until(&format!(
@@ -327,7 +318,7 @@ async fn claims_and_progress_touch_no_index() {
     assert!(hot * 100 > reports * 90, "{hot} of {reports} reports were HOT");
 }
 
-/// A list that names an age reads the history from there on, by primary key, in both ways to plan it.
+/// A list with an age reads the history from there on by primary key, under generic and custom plans.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_list_by_age_goes_by_primary_key() {
     let bench = bench_with_servers(|_| {}).await;
@@ -358,7 +349,7 @@ async fn a_list_by_age_goes_by_primary_key() {
                 .iter()
                 .enumerate()
                 .filter(|(_, line)| line.contains("Scan") && line.contains("job_history_default"));
-            // Cancelled jobs have an index of their own, and are few; nothing else goes by it.
+            // Cancelled jobs are few and have an index of their own, which no other list uses.
             let of_cancelled = arguments.starts_with("'cancelled'");
             let by_id = |(at, line): (usize, &&str)| {
                 lines.get(at + 1).is_some_and(|next| next.contains("Cond: ((id <= "))

@@ -1,5 +1,5 @@
-//! The producers of `examples/producers`, in every language for which this machine has interpreter and library: the first
-//! answer is lost on its way, the job is published again, and once more; it runs once.
+//! The producers of `examples/producers`, in every language whose interpreter and library this machine has: the first
+//! answer is lost, the job is published twice more, and it runs once.
 
 use std::{
     path::{Path, PathBuf},
@@ -13,14 +13,14 @@ use tokio::process::Command;
 
 use crate::harness::{Bench, Proxy, Running, bench};
 
-/// A way to call one, less its four arguments.
+/// The command of a producer, without its four arguments.
 struct Producer {
     name: &'static str,
     command: Vec<String>,
 }
 
 fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
+    Path::new(crate::harness::ROOT)
 }
 
 fn source(file: &str) -> String {
@@ -45,7 +45,7 @@ async fn in_node(folder: &Path) -> Option<Vec<String>> {
     Some(vec!["node".into(), folder.join("produce.mjs").to_string_lossy().into_owned()])
 }
 
-/// With the library as Debian packages it (golang-github-nats-io-go-nats-dev), or wherever `GOPATH` has it.
+/// Uses Debian's package of the library (golang-github-nats-io-go-nats-dev), or the one in `GOPATH`.
 async fn in_go(folder: &Path) -> Option<Vec<String>> {
     let path = std::env::var("GOPATH").unwrap_or_else(|_| "/usr/share/gocode".into());
     let library = PathBuf::from(&path).join("src/github.com/nats-io/nats.go");
@@ -84,7 +84,7 @@ async fn all(folder: &Path) -> Vec<Producer> {
     producers
 }
 
-/// What it printed, when it says that the stream has it.
+/// The producer's output, once the stream has confirmed the message.
 async fn publish(bench: &Bench, producer: &Producer, nats_url: &str) -> String {
     let payload = json!({ "from": producer.name }).to_string();
     let (program, arguments) = producer.command.split_first().unwrap();
@@ -126,7 +126,7 @@ async fn a_job_that_any_producer_publishes_again_after_a_lost_answer_runs_once()
     worker.stop().await;
 }
 
-/// The stream's own memory of keys is short; the key in Postgres takes over.
+/// The stream forgets ids after a short time; the key in Postgres remains.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_is_known_after_the_stream_has_forgotten_it() {
     let bench = bench().await;
@@ -138,7 +138,7 @@ async fn a_key_is_known_after_the_stream_has_forgotten_it() {
     let first = publish(&bench, &python, &bench.config.nats_url).await;
     bench.until_count("tenure.job_history", 1).await;
     bench.until_stream_is_empty(Duration::from_secs(5)).await;
-    // A stream that is created anew remembers no key.
+    // A new stream remembers no key.
     bench.js.delete_stream(&bench.config.stream).await.unwrap();
     let again = publish(&bench, &python, &bench.config.nats_url).await;
     assert!(!again.contains("before") && again != first, "{again}");

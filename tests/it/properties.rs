@@ -1,14 +1,13 @@
-//! The model of the protocol (`tests/model`) as the oracle of the real statements: random lists of its steps are done
-//! by both, and after each the row must be as the model says.
+//! The model of the protocol (`tests/model`) is the oracle of the real statements: both do random lists of its steps,
+//! and after each the row must be as the model says.
 //!
-//! A list that fails is made shorter, and kept in `proptest-regressions`.
+//! A list that fails is shortened and kept in `proptest-regressions`.
 
 use proptest::{
     prelude::*,
     test_runner::{Config as Proptest, FileFailurePersistence, TestCaseError, TestRunner},
 };
 use sqlx::{AssertSqlSafe, PgPool, Row as _};
-use tenure::STATEMENTS;
 use uuid::Uuid;
 
 #[path = "../model/protocol.rs"]
@@ -17,25 +16,19 @@ mod protocol;
 
 use protocol::{Action, End, Life, Protocol, State, Step};
 
-use crate::harness::bench;
-
-/// The statement that opens with these files.
-fn statement(name: &str) -> &'static str {
-    let found = STATEMENTS.iter().find(|(files, _)| files.trim() == name);
-    found.unwrap_or_else(|| panic!("no statement {name}")).1
-}
+use crate::harness::{bench, statement};
 
 fn name(life: Life) -> String {
     format!("w{}-{}", life.worker, life.life)
 }
 
-/// The real thing.
+/// The job in a real database.
 struct Real {
     pool: PgPool,
     job: Uuid,
-    /// Which claim stands behind each token.
+    /// The claim id of each token.
     claims: Vec<Uuid>,
-    /// Chooses among the forms of a statement, as load does.
+    /// Chooses among the forms of a statement, as different loads do.
     turn: usize,
 }
 
@@ -47,7 +40,7 @@ impl Real {
             .unwrap_or_else(|error| panic!("{sql}: {error}"));
     }
 
-    /// An empty world, and the job, unless it is to arrive as a message.
+    /// An empty database with the job, unless the job arrives as a submission.
     async fn first(pool: &PgPool, protocol: &Protocol, choices: usize) -> Self {
         let real = Self { pool: pool.clone(), job: Uuid::new_v4(), claims: Vec::new(), turn: choices };
         for table in
@@ -66,7 +59,7 @@ impl Real {
         real
     }
 
-    /// Whether the submission's row was made.
+    /// Makes the submission's row. Returns whether it was made.
     async fn make_row(&self, protocol: &Protocol) -> bool {
         let made = sqlx::query(statement("enqueue"))
             .bind(vec![self.job])
@@ -89,9 +82,9 @@ impl Real {
     async fn claim(&mut self, life: Life) -> Option<u8> {
         self.turn += 1;
         let claim = match self.turn % 3 {
-            0 => sqlx::query(statement("claim claim_one claim_unlimited claim_won")).bind(self.job),
-            1 => sqlx::query(statement("claim claim_wait claim_unlimited claim_won")).bind(vec![self.job]),
-            _ => sqlx::query(statement("claim claim_skip claim_unlimited claim_won")).bind(vec![self.job]),
+            0 => sqlx::query(statement("claim_one")).bind(self.job),
+            1 => sqlx::query(statement("claim")).bind(vec![self.job]),
+            _ => sqlx::query(statement("claim_skip")).bind(vec![self.job]),
         };
         let row = claim
             .bind("q")
@@ -113,7 +106,7 @@ impl Real {
         (token.into(), self.claims[usize::from(token) - 1])
     }
 
-    /// `Some(whether its cancellation was asked for)` if it was written.
+    /// Returns `None` if the write was refused, and otherwise whether a cancellation was requested.
     async fn progress(&self, token: u8) -> Option<bool> {
         let (token, claim) = self.claim_of(token);
         let row = sqlx::query(statement("progress"))
@@ -136,7 +129,7 @@ impl Real {
 
     async fn end(&self, token: u8, verdict: &str, delay: f64) -> bool {
         let (token, claim) = self.claim_of(token);
-        let ended = sqlx::query(statement("settle end_attempt"))
+        let ended = sqlx::query(statement("settle"))
             .bind(vec![self.job])
             .bind(vec![token])
             .bind(vec![claim])
@@ -146,7 +139,8 @@ impl Real {
             .bind(vec![delay])
             .bind(vec![None::<&str>])
             .bind(vec![0_i32])
-            .bind("w");
+            .bind("w")
+            .bind(20_i64);
         !ended.fetch_all(&self.pool).await.unwrap().is_empty()
     }
 
@@ -159,19 +153,19 @@ impl Real {
             query.bind(vec![None::<&str>])
         };
         let done = match self.turn % 4 {
-            0 => sqlx::query(statement("complete_one complete_move"))
+            0 => sqlx::query(statement("complete_one"))
                 .bind(self.job)
                 .bind(token)
                 .bind(claim)
                 .bind(None::<&str>),
-            1 => many("complete complete_move"),
-            2 => many("complete_locked complete_skip complete_taken complete_move"),
-            _ => many("complete_locked complete_wait complete_taken complete_move"),
+            1 => many("complete"),
+            2 => many("complete_skip"),
+            _ => many("complete_in"),
         };
         !done.fetch_all(&self.pool).await.unwrap().is_empty()
     }
 
-    /// How this claim has ended, if it has.
+    /// The outcome of this claim, if it has ended.
     async fn settled_as(&self, token: u8) -> Option<String> {
         let (token, claim) = self.claim_of(token);
         let row = sqlx::query(statement("settled_as"))
@@ -183,13 +177,12 @@ impl Real {
         row.and_then(|row| row.get("outcome"))
     }
 
-    async fn take_back(&self, owners: Vec<String>, worker: usize) {
-        let reset =
-            sqlx::query(statement("reset_workers end_attempt")).bind(owners).bind(format!("h{worker}"));
+    async fn reset(&self, owners: Vec<String>, worker: usize) {
+        let reset = sqlx::query(statement("reset_workers")).bind(owners).bind(format!("h{worker}"));
         reset.bind("w").fetch_all(&self.pool).await.unwrap();
     }
 
-    /// Does what the model did. Returns where the worker is now, if that says something.
+    /// Repeats the model's action. Returns the worker's next step, if the database's answer decides it.
     #[expect(clippy::too_many_lines, reason = "an arm for each action")]
     async fn act(
         &mut self,
@@ -218,8 +211,7 @@ impl Real {
                 }
             }
             Action::TakeOver { worker } => {
-                let taken =
-                    sqlx::query(statement("take_over end_attempt")).bind(self.job).bind(name(life(worker)));
+                let taken = sqlx::query(statement("take_over")).bind(self.job).bind(name(life(worker)));
                 taken.bind(30.0_f64).bind(0.0_f64).fetch_all(&self.pool).await.unwrap();
             }
             Action::Progress { worker } => {
@@ -249,7 +241,7 @@ impl Real {
                 if matches!(action, Action::Settle { .. }) {
                     let settled = match self.settled_as(token).await.as_deref() {
                         _ if written => true,
-                        // By its own end, or by whoever took it back: which of them, nobody has to know.
+                        // Ended by its own worker or by recovery: the test need not distinguish them.
                         Some("cancelled") if failed => return Some(after.workers[worker].step),
                         Some("completed") => !failed,
                         Some(outcome) => failed && outcome != "lost",
@@ -260,15 +252,15 @@ impl Real {
             }
             Action::Restart { worker } => {
                 let lives = (0..=before.workers[worker].life).map(|life| name(Life { worker, life }));
-                self.take_back(lives.collect(), worker).await;
+                self.reset(lives.collect(), worker).await;
             }
             Action::Vanished => {
                 if let Some(owned) = before.row.and_then(|row| row.owned) {
-                    self.take_back(vec![name(owned.owner)], owned.owner.worker).await;
+                    self.reset(vec![name(owned.owner)], owned.owner.worker).await;
                 }
             }
             Action::Scan => {
-                let reset = sqlx::query(statement("reset_stale end_attempt")).bind(vec![self.job]).bind("w");
+                let reset = sqlx::query(statement("reset_stale")).bind(vec![self.job]).bind("w");
                 reset.fetch_all(&self.pool).await.unwrap();
             }
             Action::Due => {
@@ -300,11 +292,10 @@ impl Real {
                 assert_eq!(lost.fetch_all(&self.pool).await.unwrap().len(), 1, "its message is lost");
             }
             Action::Cancel => {
-                let cancelled =
-                    sqlx::query(statement("cancel end_attempt cancel_asked")).bind(vec![self.job]);
+                let cancelled = sqlx::query(statement("cancel")).bind(vec![self.job]);
                 cancelled.fetch_all(&self.pool).await.unwrap();
             }
-            // Nothing that Postgres hears of.
+            // Postgres does not take part in these.
             Action::Stale
             | Action::Publish
             | Action::PublisherDies
@@ -320,11 +311,11 @@ impl Real {
         None
     }
 
-    /// Both as text, so that a difference can be read.
+    /// Returns the real row as text, in the form of [`expected`], so that a difference is readable.
     async fn seen(&self) -> String {
         let row =
             "SELECT format('%s by %s, token %s, attempt %s, losses %s, cancel %s, dispatch %s%s', status,
-                          coalesce(worker_id, 'nobody'), fencing_token, attempt, least(losses, 2),
+                          coalesce(worker_id, 'no worker'), fencing_token, attempt, least(losses, 2),
                           cancel_requested_at IS NOT NULL, dispatch,
                           CASE WHEN status = 'queued' THEN format(', due %s, told %s',
                                scheduled_at <= clock_timestamp(), published_at IS NOT NULL) END)
@@ -335,7 +326,7 @@ impl Real {
         rows.join("; ")
     }
 
-    /// Time is no part of the model: a job looks stale exactly when it says so.
+    /// The model has no clock: a job looks stale exactly when the model says so.
     async fn let_time_pass(&self, state: &State) {
         if state.row.and_then(|row| row.owned).is_some_and(|owned| owned.stale) {
             self.execute("UPDATE tenure.jobs SET last_activity_at = now() - interval '1 h'").await;
@@ -349,7 +340,7 @@ fn expected(state: &State) -> String {
         (Some(row), None) => {
             let (status, owner) = match row.owned {
                 Some(owned) => ("processing", name(owned.owner)),
-                None => ("queued", "nobody".into()),
+                None => ("queued", "no worker".into()),
             };
             let waits = match row.owned {
                 Some(_) => String::new(),
@@ -373,7 +364,7 @@ fn expected(state: &State) -> String {
             format!("{end} under {token}")
         }
         (None, None) => String::new(),
-        (Some(_), Some(_)) => "it has ended, and is there again".into(),
+        (Some(_), Some(_)) => "an ended job exists again".into(),
     }
 }
 
@@ -409,7 +400,7 @@ async fn agree(pool: &PgPool, protocol: &Protocol, choices: &[u16]) -> Result<()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_real_statements_do_what_the_model_does_whatever_happens() {
+async fn the_real_statements_do_what_the_model_does() {
     let bench = bench().await;
     let runtime = tokio::runtime::Handle::current();
     for (submission, attempts_max, cancels) in [(false, 3, false), (false, 2, true), (true, 2, true)] {

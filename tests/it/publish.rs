@@ -1,11 +1,11 @@
-//! Prompt publication: a committed row has its message within milliseconds, from the process that made it.
+//! Prompt publication: the process that commits a row publishes its message within milliseconds.
 
 use std::time::{Duration, Instant};
 
 use futures::future::join_all;
 use rustix::process::Signal;
 use serde_json::json;
-use tenure::{Config, JobRequest, KindOptions, Tenure, Worker, WorkerBuilder};
+use tenure::{Config, JobRequest, KindOptions, Tenure, Worker, WorkerBuilder, internals::Recovery};
 use tokio::runtime;
 
 use crate::harness::{Bench, Child, Proxy, Running, bench, bench_with, bench_with_servers};
@@ -14,15 +14,15 @@ fn request(n: usize) -> JobRequest {
     JobRequest::new("q", "k", json!(n))
 }
 
-/// Runs what has a message. Nobody else publishes any: neither its relay nor its look for lost messages.
+/// A worker that publishes nothing: it has no relay and does not search for lost messages.
 fn worker(bench: &Bench) -> WorkerBuilder {
     Worker::builder(&bench.tenure)
-        .recovery(true, false, true)
+        .recovery(&[Recovery::Scanner, Recovery::Vanished, Recovery::Reconcile])
         .handle_any(KindOptions::new(), |_, _| async {})
         .concurrency("q", 100)
 }
 
-/// Nothing was published but by producers.
+/// Fails unless producers alone have published.
 async fn published_by_producers_alone(bench: &Bench) {
     assert_eq!(bench.count("tenure.jobs WHERE publish_at IS NOT NULL OR dispatch <> 1").await, 0);
     assert_eq!(bench.count("tenure.recovery_events").await, 0);
@@ -63,7 +63,7 @@ async fn a_fresh_process_leaves_no_row_to_the_relay() {
     assert_eq!(bench.messages().await, 200 + 640 + 50_000 + 1);
 }
 
-/// No `flush`, no `close`: processes that exit, and runtimes that are dropped with everything that runs on them.
+/// No `flush`, no `close`: processes that exit, and runtimes that are dropped with all their tasks.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_process_that_ends_right_after_enqueue_leaves_its_messages_with_the_kernel() {
     let bench = bench().await;
@@ -91,7 +91,7 @@ async fn a_process_that_ends_right_after_enqueue_leaves_its_messages_with_the_ke
         }
     }
     let all = runtimes as u64 + 100;
-    // What the kernel had is with the server by now, or about to be.
+    // The kernel has sent its bytes, or is about to.
     let deadline = Instant::now() + Duration::from_secs(5);
     while bench.messages().await < all {
         assert!(Instant::now() < deadline, "{} of {all} messages", bench.messages().await);
@@ -100,7 +100,7 @@ async fn a_process_that_ends_right_after_enqueue_leaves_its_messages_with_the_ke
     published_by_producers_alone(&bench).await;
 }
 
-/// The handle stays, as one in a static does.
+/// Leaks the handle, as a static does.
 async fn enqueue_and_leak(config: &Config, n: usize) {
     let tenure = Tenure::connect(config).await.unwrap();
     tenure.enqueue(request(n)).await.unwrap();
@@ -108,7 +108,7 @@ async fn enqueue_and_leak(config: &Config, n: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_enqueued_before_nats_is_there_is_published_by_its_own_process() {
+async fn jobs_enqueued_before_nats_is_there_are_published_by_their_own_process() {
     let bench = bench_with_servers(|config| config.timing.publish_within = Duration::from_secs(20)).await;
     bench.tenure.setup(&["q".into()]).await.unwrap();
     let proxy = Proxy::to_url(&bench.config.nats_url).await;
@@ -121,7 +121,7 @@ async fn what_is_enqueued_before_nats_is_there_is_published_by_its_own_process()
         tenure.enqueue(request(n)).await.unwrap();
     }
     let took = began.elapsed();
-    assert!(took < Duration::from_secs(10), "a NATS that is away holds up nobody: {took:?}");
+    assert!(took < Duration::from_secs(10), "enqueues waited for NATS: {took:?}");
     assert_eq!(bench.messages().await, 0);
     proxy.mend();
     tenure.flush().await;
@@ -129,7 +129,7 @@ async fn what_is_enqueued_before_nats_is_there_is_published_by_its_own_process()
     assert_eq!(bench.messages().await, 10);
 }
 
-/// The consequences of a refused message are its own.
+/// A refused message has no effect on the next one.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_first_message_that_fails_does_not_send_the_next_away() {
     let bench = bench().await;
@@ -138,7 +138,11 @@ async fn a_first_message_that_fails_does_not_send_the_next_away() {
     assert!(deleted.success);
     bench.tenure.enqueue(request(0)).await.unwrap();
     bench.tenure.flush().await;
-    assert_eq!(bench.count("tenure.jobs WHERE publish_at IS NOT NULL").await, 1, "nobody took its message");
+    assert_eq!(
+        bench.count("tenure.jobs WHERE publish_at IS NOT NULL").await,
+        1,
+        "the message was not stored"
+    );
     bench.tenure.setup(&["q".into()]).await.unwrap();
     bench.tenure.enqueue(request(1)).await.unwrap();
     bench.tenure.flush().await;
@@ -157,7 +161,7 @@ async fn a_job_enqueued_in_a_transaction_runs_within_milliseconds_of_its_commit(
         let mut tx = bench.pool.begin().await.unwrap();
         let one = bench.tenure.enqueue(request(n)).tx(&mut tx).await.unwrap();
         let two = bench.tenure.enqueue_many([request(n)]).tx(&mut tx).await.unwrap();
-        // Others happen in it as well.
+        // The user's own work takes time, too.
         tokio::time::sleep(Duration::from_millis(n as u64 % 5)).await;
         tx.commit().await.unwrap();
         let committed = Instant::now();
@@ -167,7 +171,7 @@ async fn a_job_enqueued_in_a_transaction_runs_within_milliseconds_of_its_commit(
         waits.push(committed.elapsed());
     }
     waits.sort_unstable();
-    // The relay would not have published it at all; this is what a busy machine may take.
+    // No relay runs here; the limit leaves room for a busy machine.
     assert!(waits[10] < Duration::from_millis(200), "{waits:?}");
     assert_eq!(bench.count("tenure.job_history").await, 40);
     published_by_producers_alone(&bench).await;
@@ -188,7 +192,7 @@ async fn a_thousand_transactions_at_once_cost_a_few_statements() {
         tx
     }))
     .await;
-    // The looks come less and less often.
+    // The process asks less and less often.
     tokio::time::sleep(Duration::from_secs(1)).await;
     let before = transactions(&bench).await;
     tokio::time::sleep(Duration::from_millis(500)).await;
@@ -199,12 +203,12 @@ async fn a_thousand_transactions_at_once_cost_a_few_statements() {
     let committed = transactions(&bench).await - before;
     published_by_producers_alone(&bench).await;
     assert_eq!(bench.messages().await, 1_000);
-    // They had been open for a while: a look comes after a quarter of their age.
+    // The interval between questions is a quarter of a transaction's age.
     assert!(open < 60, "{open} statements in half a second for a thousand jobs");
     assert!(committed < 100 + 40, "{committed} transactions, of which a hundred are the user's");
 }
 
-/// How many transactions the database has ended. Counting is one, too.
+/// The number of transactions that the database has ended; each count is one, too.
 async fn transactions(bench: &Bench) -> i64 {
     bench.execute("SELECT pg_stat_force_next_flush()").await;
     bench
@@ -221,7 +225,7 @@ async fn a_transaction_that_is_rolled_back_or_lasts_leaves_its_jobs_to_the_relay
     undone.rollback().await.unwrap();
     bench.tenure.flush().await;
     assert_eq!((bench.count("tenure.jobs").await, bench.messages().await), (0, 0));
-    // A process that is gone before the commit: nobody looks for its job but the fleet.
+    // The process is gone before the commit: only the relay finds its job.
     let process = Tenure::connect(&bench.config).await.unwrap();
     let mut lasting = bench.pool.begin().await.unwrap();
     let id = process.enqueue(request(1)).tx(&mut lasting).await.unwrap().id;
@@ -236,8 +240,8 @@ async fn a_transaction_that_is_rolled_back_or_lasts_leaves_its_jobs_to_the_relay
     worker.stop().await;
 }
 
-/// Between the commit and the message: killed, and nobody can tell but by the message that does not come. A hundred
-/// producers, whose jobs wait at every phase of the relay's looks.
+/// A producer is killed between its commit and its message, which only the missing message shows. A hundred producers
+/// die at every phase of the relay's rounds.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_producer_killed_before_it_published_costs_its_job_a_few_seconds() {
     let bench = bench_with(|config| config.timing = tenure::Timing::DEFAULT).await;
@@ -266,7 +270,7 @@ async fn a_producer_killed_before_it_published_costs_its_job_a_few_seconds() {
     worker.stop().await;
 }
 
-/// A NATS that takes what it is sent, and reads nothing: the producers wait for it once.
+/// A NATS that accepts connections and reads nothing: producers wait for it once.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_reads_nothing_holds_up_no_producer_for_long() {
     let bench = bench_with_servers(|_| {}).await;

@@ -11,11 +11,11 @@ use std::{
 use serde_json::{Value, json};
 use sqlx::Row;
 use tenure::{
-    EnqueueError, JobContext, JobRequest, KindOptions, QueueLimits, STATEMENTS, Worker, WorkerError,
+    EnqueueError, JobContext, JobRequest, KindOptions, QueueLimits, Worker, WorkerError, internals::Recovery,
 };
 use tokio::sync::Semaphore;
 
-use crate::harness::{Bench, Child, Running, bench, bench_with};
+use crate::harness::{Bench, Child, Running, bench, bench_with, statement};
 
 fn job(queue: &str) -> JobRequest {
     JobRequest::new(queue, "k", json!(1))
@@ -25,7 +25,7 @@ async fn enqueue(bench: &Bench, queue: &str, n: usize) {
     bench.tenure.enqueue_many((0..n).map(|_| job(queue))).await.unwrap();
 }
 
-/// A worker whose jobs take this long.
+/// A worker whose jobs take `ms` milliseconds.
 fn taking(bench: &Bench, ms: u64, slots: usize) -> Running {
     let handler = move |_: Value, _: JobContext| tokio::time::sleep(Duration::from_millis(ms));
     Running::start(
@@ -33,7 +33,7 @@ fn taking(bench: &Bench, ms: u64, slots: usize) -> Running {
     )
 }
 
-/// How many attempts ran at once, at most, by the database's clock.
+/// The most attempts that ran at once, by the database's clock.
 async fn at_once(bench: &Bench) -> i64 {
     bench
         .value(
@@ -47,7 +47,7 @@ async fn at_once(bench: &Bench) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_of_a_paused_queue_starts_and_all_of_it_runs_once_it_is_resumed() {
+async fn no_job_of_a_paused_queue_starts_and_all_run_once_it_is_resumed() {
     let bench = bench().await;
     let worker = taking(&bench, 1, 5);
     enqueue(&bench, "q", 5).await;
@@ -58,12 +58,12 @@ async fn nothing_of_a_paused_queue_starts_and_all_of_it_runs_once_it_is_resumed(
     assert!(bench.tenure.pause_queue("q").await.unwrap().was_paused);
     enqueue(&bench, "q", 40).await;
     bench.publish("q.k", "2").await;
-    // A worker that has not heard of the pause: its claim touches nothing.
-    let claim = STATEMENTS.iter().find(|(names, _)| names.starts_with("claim claim_one")).unwrap().1;
+    // A worker that does not know of the pause yet: its claim changes nothing.
+    let claim = statement("claim_one");
     let id: uuid::Uuid = bench.value("SELECT id FROM tenure.jobs LIMIT 1").await;
     let query = sqlx::query(claim).bind(id).bind("q").bind("k").bind(300.0).bind("retry").bind("w").bind("h");
     assert!(query.fetch_optional(&bench.pool).await.unwrap().is_none());
-    // One that starts while it is paused, and other queues.
+    // A worker that starts during the pause serves its other queues.
     let second = taking(&bench, 1, 5);
     let other = Running::start(
         Worker::builder(&bench.tenure)
@@ -72,7 +72,7 @@ async fn nothing_of_a_paused_queue_starts_and_all_of_it_runs_once_it_is_resumed(
     );
     enqueue(&bench, "other", 3).await;
     bench.until_count("tenure.job_history WHERE queue = 'other'", 3).await;
-    // Longer than a lost message takes to be noticed: one that waits for a resumption is not lost.
+    // Longer than the relay needs to notice a lost message: a message that waits for the resumption is not lost.
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert_eq!(bench.count("tenure.job_executions_all WHERE started_at > (SELECT paused_at FROM tenure.queues WHERE queue = 'q') AND job_id IN (SELECT id FROM tenure.all_jobs WHERE queue = 'q')").await, 0);
     assert_eq!(bench.count("tenure.recovery_events").await, 0);
@@ -90,7 +90,7 @@ async fn nothing_of_a_paused_queue_starts_and_all_of_it_runs_once_it_is_resumed(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_a_limited_queue_no_more_jobs_run_than_may_whoever_asks_and_whoever_dies() {
+async fn a_limited_queue_runs_at_most_max_running_jobs_whichever_worker_claims_or_dies() {
     let bench = bench_with(|config| config.timing.renew_every = Duration::from_millis(500)).await;
     bench.tenure.setup(&["q".into()]).await.unwrap();
     bench.tenure.limit_queue("q", QueueLimits::new().max_running(3)).await.unwrap();
@@ -104,7 +104,7 @@ async fn of_a_limited_queue_no_more_jobs_run_than_may_whoever_asks_and_whoever_d
     assert_eq!(at_once(&bench).await, 3);
     bench.until_stream_is_empty(Duration::from_secs(20)).await;
 
-    // Without it, as many as there are slots.
+    // Without the limit, all slots run jobs.
     bench.tenure.limit_queue("q", QueueLimits::new().max_running(None)).await.unwrap();
     bench.execute("TRUNCATE tenure.job_history, tenure.job_executions, tenure.recovery_events").await;
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -117,7 +117,7 @@ async fn of_a_limited_queue_no_more_jobs_run_than_may_whoever_asks_and_whoever_d
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn jobs_that_run_when_a_limit_comes_count_and_a_lowered_limit_waits_for_them() {
+async fn jobs_that_run_when_a_limit_is_set_count_and_a_lowered_limit_waits_for_them() {
     let bench = bench().await;
     let go = Arc::new(Semaphore::new(0));
     let waits = go.clone();
@@ -134,12 +134,12 @@ async fn jobs_that_run_when_a_limit_comes_count_and_a_lowered_limit_waits_for_th
     bench.tenure.limit_queue("q", QueueLimits::new().max_running(2)).await.unwrap();
     enqueue(&bench, "q", 4).await;
     let running = "tenure.jobs WHERE status = 'processing'";
-    // Two of the four end: still as many run as may.
+    // Two of the four end: the limit of two is still reached.
     go.add_permits(2);
     bench.until_count("tenure.job_history", 2).await;
     tokio::time::sleep(Duration::from_millis(1_500)).await;
     assert_eq!(bench.count(running).await, 2);
-    // The third: one takes its place.
+    // The third ends: one job takes its place.
     go.add_permits(1);
     bench.until_count("tenure.job_history", 3).await;
     bench.until_count(running, 2).await;
@@ -154,7 +154,7 @@ async fn jobs_that_run_when_a_limit_comes_count_and_a_lowered_limit_waits_for_th
     worker.stop().await;
 }
 
-/// Forces what each alone would find free: claims of one slot, all at once.
+/// Forces claims of one slot at the same time, each of which would find it free alone.
 #[tokio::test(flavor = "multi_thread")]
 async fn of_twenty_claims_of_one_free_slot_at_once_one_wins() {
     let bench = bench().await;
@@ -174,7 +174,7 @@ async fn of_twenty_claims_of_one_free_slot_at_once_one_wins() {
             )
         })
         .collect();
-    // All of them have their requests on the server.
+    // All workers have their pull requests on the server.
     tokio::time::sleep(Duration::from_millis(300)).await;
     enqueue(&bench, "q", 20).await;
     bench.until_count("tenure.jobs WHERE status = 'processing'", 1).await;
@@ -183,8 +183,8 @@ async fn of_twenty_claims_of_one_free_slot_at_once_one_wins() {
     drop(workers);
 }
 
-/// Somebody holds the line of a limited queue for three seconds. Whoever waits in it in vain keeps its connection, and
-/// asks again.
+/// A session holds the lock of a limited queue for three seconds. A claim that waits for it in vain keeps its
+/// connection and tries again.
 #[tokio::test(flavor = "multi_thread")]
 async fn claims_that_wait_in_vain_for_a_limited_queue_open_no_new_connections() {
     let bench = bench().await;
@@ -196,7 +196,7 @@ async fn claims_that_wait_in_vain_for_a_limited_queue_open_no_new_connections() 
         let worker = Worker::builder(&tenure)
             .handle_any(KindOptions::new(), |_: Value, _: JobContext| async {})
             // A scan has connections of its own.
-            .recovery(false, false, true)
+            .recovery(&[Recovery::Reconcile])
             .concurrency("q", 8);
         workers.push((Running::start(worker), tenure));
     }
@@ -220,7 +220,7 @@ async fn claims_that_wait_in_vain_for_a_limited_queue_open_no_new_connections() 
         seen.extend(sessions);
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    // Each process has six in its pool at most, and four of their own for statements that run all the time.
+    // Each process has at most six connections in its pool, and four more for the hot statements.
     assert!(seen.len() <= 6 * 10, "{} connections", seen.len());
     line.commit().await.unwrap();
     bench.until_count("tenure.job_history", 80).await;
@@ -229,7 +229,7 @@ async fn claims_that_wait_in_vain_for_a_limited_queue_open_no_new_connections() 
     }
 }
 
-/// The interleaving is forced, statement by statement: two claims that both begin while one slot is free.
+/// The test forces the interleaving, statement by statement: two claims begin while one slot is free.
 #[tokio::test(flavor = "multi_thread")]
 async fn of_two_claims_of_one_free_slot_the_second_waits_and_finds_none() {
     let bench = bench().await;
@@ -237,11 +237,10 @@ async fn of_two_claims_of_one_free_slot_the_second_waits_and_finds_none() {
     enqueue(&bench, "q", 2).await;
     let ids: Vec<uuid::Uuid> =
         sqlx::query_scalar("SELECT id FROM tenure.jobs ORDER BY id").fetch_all(&bench.pool).await.unwrap();
-    let statement = |name: &str| STATEMENTS.iter().find(|(names, _)| names.trim() == name).unwrap().1;
     let (lock, room, slots) = (statement("lock_queue"), statement("queue_room"), statement("take_slots"));
-    let claim = statement("claim claim_skip claim_limited claim_won");
-    // One that goes by no limit touches nothing.
-    let unlimited = statement("claim claim_one claim_unlimited claim_won");
+    let claim = statement("claim_limited");
+    // An unlimited claim changes nothing in a limited queue.
+    let unlimited = statement("claim_one");
     let query = sqlx::query(unlimited).bind(ids[0]).bind("q").bind("k").bind(300.0).bind("retry");
     assert!(query.bind("w").bind("h").fetch_optional(&bench.pool).await.unwrap().is_none());
     let mut first = bench.pool.begin().await.unwrap();
@@ -253,17 +252,17 @@ async fn of_two_claims_of_one_free_slot_the_second_waits_and_finds_none() {
     let token: i64 = won.get("fencing_token");
     let query = sqlx::query(slots).bind("q").bind(vec![1]).bind(vec![ids[0]]).bind(vec![token]);
     query.execute(&mut *first).await.unwrap();
-    // The second begins now: it has to wait for the first.
+    // The second claim begins now, and has to wait for the first.
     let second = tokio::spawn({
         let pool = bench.pool.clone();
         async move {
             let mut second = pool.begin().await.unwrap();
             sqlx::query("SET LOCAL lock_timeout = '20s'").execute(&mut *second).await.unwrap();
-            // The statement's own limit is 100 ms: long enough for the other, which is told to go on.
+            // The statement itself waits for at most 100 ms, within which the first claim commits.
             let locked = sqlx::query(lock).bind("q").fetch_all(&mut *second).await;
             let free = match locked {
                 Ok(_) => sqlx::query(room).bind("q").fetch_all(&mut *second).await.unwrap(),
-                // It was not to be had in time: as good as none.
+                // A lock that comes too late counts as no free slot.
                 Err(_) => return vec![None],
             };
             free.iter().map(|row| row.get::<Option<i32>, _>(1)).collect::<Vec<_>>()
@@ -272,7 +271,7 @@ async fn of_two_claims_of_one_free_slot_the_second_waits_and_finds_none() {
     let waits = "EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')";
     while !second.is_finished() && !bench.value::<bool>(&format!("SELECT {waits}")).await {}
     first.commit().await.unwrap();
-    assert_eq!(second.await.unwrap(), [None], "it finds no free slot");
+    assert_eq!(second.await.unwrap(), [None], "the second claim finds no free slot");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -283,7 +282,7 @@ async fn an_enqueue_beyond_a_queues_limit_is_refused_with_a_typed_error_and_noth
     for _ in 0..3 {
         bench.tenure.enqueue(job("q")).await.unwrap();
     }
-    // All or none.
+    // All jobs of a call, or none.
     let many = bench.tenure.enqueue_many((0..3).map(|_| job("q"))).await;
     assert!(matches!(many, Err(EnqueueError::QueueFull { queued: 3, max_queued: 5, .. })), "{many:?}");
     bench.tenure.enqueue(job("q").delay(Duration::from_secs(3600))).await.unwrap();
@@ -297,15 +296,15 @@ async fn an_enqueue_beyond_a_queues_limit_is_refused_with_a_typed_error_and_noth
     assert!(matches!(bench.tenure.enqueue(job("q")).tx(&mut tx).await, Err(EnqueueError::QueueFull { .. })));
     tx.commit().await.unwrap();
     assert_eq!(bench.count("tenure.jobs").await, 5);
-    // Other queues, and messages, which the stream has accepted.
+    // The limit affects neither other queues nor messages that the stream has accepted.
     bench.tenure.enqueue(job("other")).await.unwrap();
     let worker = taking(&bench, 1, 2);
     bench.publish("q.k", "1").await;
     bench.until_count("tenure.job_history", 5).await;
-    // There is room again; that it was full is believed for a tenth of a second.
+    // There is room again; the answer "full" is cached for a tenth of a second.
     tokio::time::sleep(Duration::from_millis(150)).await;
     bench.tenure.enqueue(job("q")).await.unwrap();
-    // What is not an enqueue is not refused: a redriven job, and a tick.
+    // Only enqueues are refused, not a redrive or a tick.
     bench.execute("INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, scheduled_at, publish_at) SELECT gen_random_uuid(), 'q', 'k', '1', 5, now() + interval '1 h', now() + interval '1 h' FROM generate_series(1, 9)").await;
     tokio::time::sleep(Duration::from_millis(1_100)).await;
     assert!(matches!(bench.tenure.enqueue(job("q")).await, Err(EnqueueError::QueueFull { .. })));
@@ -313,7 +312,7 @@ async fn an_enqueue_beyond_a_queues_limit_is_refused_with_a_typed_error_and_noth
     bench.tenure.put_schedule(tick).await.unwrap();
     bench.until("EXISTS (SELECT FROM tenure.job_history WHERE kind = 'tick')").await;
     bench.tenure.remove_schedule("s").await.unwrap();
-    // The limit goes.
+    // The limit is removed.
     bench.tenure.limit_queue("q", QueueLimits::new().max_queued(None)).await.unwrap();
     worker.stop().await;
     tokio::time::sleep(Duration::from_millis(1_100)).await;
@@ -340,9 +339,9 @@ async fn a_thousand_enqueues_at_once_fill_a_queue_to_its_limit() {
     assert!(large.contains("fewer at once"), "{large}");
 }
 
-/// A kind that nobody knows is put off, and its queue goes on meanwhile.
+/// Jobs of an unknown kind are put off, and their queue goes on meanwhile.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_unknown_kind_in_a_limited_queue_is_buried_in_the_end_and_holds_up_nobody() {
+async fn an_unknown_kind_in_a_limited_queue_ends_as_a_dead_letter_and_holds_up_no_other_job() {
     let bench = bench_with(|config| config.timing.unknown_kind_after = Duration::from_secs(3)).await;
     bench.tenure.setup(&["q".into()]).await.unwrap();
     bench.tenure.limit_queue("q", QueueLimits::new().max_running(2)).await.unwrap();
@@ -360,7 +359,7 @@ async fn an_unknown_kind_in_a_limited_queue_is_buried_in_the_end_and_holds_up_no
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lowered_limit_counts_what_runs_once() {
+async fn a_lowered_limit_counts_each_running_job_once() {
     let bench = bench().await;
     let go = Arc::new(Semaphore::new(0));
     let waits = go.clone();
@@ -380,7 +379,7 @@ async fn a_lowered_limit_counts_what_runs_once() {
     bench.tenure.limit_queue("q", QueueLimits::new().max_running(10)).await.unwrap();
     bench.tenure.enqueue_many((0..2).map(|_| JobRequest::new("q", "k", json!("stays")))).await.unwrap();
     bench.until_count("tenure.jobs WHERE status = 'processing'", 2).await;
-    // As if eight others had run in the slots before theirs.
+    // As if eight other jobs had taken the first slots.
     bench.execute("UPDATE tenure.queue_slots SET job_id = NULL, fencing_token = NULL").await;
     bench
         .execute(
@@ -417,21 +416,21 @@ async fn two_producers_fill_a_queue_to_its_limit_and_hardly_beyond() {
     let (a, b) = tokio::join!(fill(bench.tenure.clone()), fill(other.clone()));
     let queued = bench.count("tenure.jobs").await;
     assert_eq!(queued, a + b);
-    // Each had a tenth of the room in hand, when it was empty.
+    // Each producer may take a tenth of the room before it counts again.
     assert!((200..=220).contains(&queued), "{queued}");
     other.close().await;
 }
 
-/// Two calls over the same queues, each of which leaves no room for the other. Both have begun to count when they may
-/// go on: let through in an order of their own, each would wait for what the other was let through with.
+/// Two calls over the same queues, neither of which leaves room for the other. Both wait for their counts: admitted to
+/// the queues in different orders, each would wait for the other.
 #[tokio::test(flavor = "multi_thread")]
-async fn batches_over_the_same_limited_queues_never_wait_for_each_other_for_ever() {
+async fn batches_over_the_same_limited_queues_never_deadlock() {
     let bench = bench().await;
     let names = |round: usize| (0..8).map(move |n| format!("q{round}-{n}"));
     for queue in (0..3).flat_map(names) {
         bench.tenure.limit_queue(&queue, QueueLimits::new().max_queued(10)).await.unwrap();
     }
-    // The limits are read: what waits next is a count.
+    // The clients have read the limits: the next statement is a count.
     tokio::time::sleep(Duration::from_millis(1_100)).await;
     bench.tenure.enqueue(job("other")).await.unwrap();
     let mut counts = bench.pool.begin().await.unwrap();
@@ -448,7 +447,8 @@ async fn batches_over_the_same_limited_queues_never_wait_for_each_other_for_ever
     counts.commit().await.unwrap();
     let mut enqueued = 0;
     for call in calls {
-        let call = tokio::time::timeout(Duration::from_secs(10), call).await.expect("it waits for ever");
+        let call =
+            tokio::time::timeout(Duration::from_secs(10), call).await.expect("the calls wait for each other");
         match call.unwrap() {
             Ok(jobs) => enqueued += jobs,
             Err(error) => assert!(matches!(error, EnqueueError::QueueFull { jobs: 6, .. }), "{error:?}"),
@@ -458,10 +458,10 @@ async fn batches_over_the_same_limited_queues_never_wait_for_each_other_for_ever
     assert_eq!(bench.count("tenure.jobs").await, 3 * 8 * 6 + 1);
 }
 
-/// What was let through and waits for somebody's transaction holds up a producer for a moment, and a producer in a
-/// transaction of its own no longer.
+/// Admitted jobs that wait for another transaction delay a producer only for a moment, in a transaction of its own or
+/// not.
 #[tokio::test(flavor = "multi_thread")]
-async fn jobs_that_are_long_on_their_way_make_a_queue_full_and_nobody_waits_for_them() {
+async fn jobs_of_an_uncommitted_enqueue_fill_a_queue_and_delay_no_other_enqueue() {
     let bench = bench().await;
     bench.tenure.limit_queue("q", QueueLimits::new().max_queued(10)).await.unwrap();
     let mut holder = bench.pool.begin().await.unwrap();
@@ -486,7 +486,7 @@ async fn jobs_that_are_long_on_their_way_make_a_queue_full_and_nobody_waits_for_
         },)
     })
     .await
-    .expect("they wait for a transaction that has nothing to do with them");
+    .expect("they wait for an unrelated transaction");
     assert!(matches!(many, Err(EnqueueError::QueueFull { queued: 6, .. })), "{many:?}");
     assert!(matches!(in_tx, Err(EnqueueError::QueueFull { queued: 6, .. })), "{in_tx:?}");
     assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
@@ -510,9 +510,9 @@ async fn an_urgent_queue_is_served_first_and_a_slow_one_does_not_starve() {
     );
     bench.until_count("tenure.job_history WHERE queue = 'urgent'", 80).await;
     let bulk = bench.count("tenure.job_history WHERE queue = 'bulk' AND started_at < (SELECT max(started_at) FROM tenure.job_history WHERE queue = 'urgent')").await;
-    // A fifth of the slots, with some more at the beginning, while nobody knew what waits.
+    // A fifth of the slots, and some more at the beginning, before the worker knew which jobs wait.
     assert!((10..=60).contains(&bulk), "{bulk} of the bulk beside 80 urgent ones");
-    // Then all the slots but one.
+    // Then all slots but one.
     bench.until_count("tenure.job_history", 380).await;
     assert!(at_once(&bench).await >= 9, "{}", at_once(&bench).await);
     bench.until_stream_is_empty(Duration::from_secs(10)).await;
@@ -548,7 +548,7 @@ async fn a_queue_of_endless_jobs_leaves_the_other_a_slot() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn shares_that_cannot_be_are_refused() {
+async fn impossible_shares_are_refused() {
     let bench = bench().await;
     for (slots, queues, why) in [
         (1, vec![("a", 1), ("b", 1)], "at least one slot"),
@@ -599,7 +599,7 @@ async fn the_program_lists_pauses_resumes_and_limits_queues() {
     for (arguments, text) in [
         (["queues", "limit", "q", "--max-running", "0"].as_slice(), "max_running is 0"),
         (&["queues", "limit", "q", "--max-running", "-1"], "a number above 0, or none"),
-        (&["queues", "limit", "q"], "say which"),
+        (&["queues", "limit", "q"], "give --max-running"),
         (&["queues", "pause", "a b"], "not valid"),
         (&["work", "a=1", "b", "--exec", "true"], "\"b\" has no weight"),
         (&["work", "a=1", "b=x", "--exec", "true"], "\"b=x\" has no weight"),
@@ -609,4 +609,31 @@ async fn the_program_lists_pauses_resumes_and_limits_queues() {
         let err = String::from_utf8(output.stderr).unwrap();
         assert!(output.status.code() == Some(2) && err.contains(text), "{arguments:?}: {err}");
     }
+}
+
+/// What `only_queue` leaves out is left out wherever it is called.
+#[tokio::test(flavor = "multi_thread")]
+async fn only_queue_serves_its_queues_alone_whether_it_comes_before_or_after_the_others() {
+    #[derive(serde::Serialize, serde::Deserialize)]
+    struct Of;
+    impl tenure::Job for Of {
+        const KIND: &'static str = "of";
+        const QUEUE: &'static str = "typed";
+    }
+    let bench = bench().await;
+    let handler = |_: Of, _: JobContext| async {};
+    let first = Worker::builder(&bench.tenure).only_queue("a", 2).only_queue("b", 3);
+    let first = first.handle(handler).concurrency("c", 5).shared(5, [("d", 1), ("e", 1)]);
+    let last =
+        Worker::builder(&bench.tenure).handle(handler).concurrency("c", 5).shared(5, [("d", 1), ("e", 1)]);
+    let last = last.only_queue("b", 3).only_queue("a", 2);
+    for worker in [first, last] {
+        let worker = Running::start(worker);
+        bench.until_count("tenure.workers", 1).await;
+        let served = "SELECT (SELECT string_agg(name, ' ' ORDER BY name) FROM unnest(queues) name) || ' ' || slots FROM tenure.workers";
+        assert_eq!(bench.value::<String>(served).await, "a b 5");
+        worker.stop().await;
+    }
+    let worker = Worker::builder(&bench.tenure).handle(handler).only_queue("a", 0);
+    assert!(matches!(worker.start().unwrap_err(), WorkerError::Slots { slots: 0, .. }));
 }

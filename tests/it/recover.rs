@@ -1,4 +1,4 @@
-//! Recovery: reconcile, scanner, relay, redelivery, each with its traps.
+//! Recovery: reconcile, scanner, relay and redelivery, each with its races.
 
 use std::{
     sync::Arc,
@@ -7,11 +7,11 @@ use std::{
 
 use rustix::process::Signal;
 use sqlx::{AssertSqlSafe, Row};
-use tenure::{JobRequest, KindOptions, STATEMENTS, Tenure, Worker};
+use tenure::{JobRequest, KindOptions, Tenure, Worker, internals::Recovery};
 use tokio::sync::Barrier;
 
 use crate::{
-    harness::{Bench, Child, Running, bench, bench_with, bench_with_servers, until_file},
+    harness::{Bench, Child, Running, bench, bench_with, bench_with_servers, statement, until_file},
     scenarios::{Step, step},
 };
 
@@ -22,7 +22,7 @@ async fn running_job(bench: &Bench) -> (Step, tenure::JobId) {
     (job, id)
 }
 
-/// Long timers: whatever is recovered here, the scanner did not do it.
+/// Long timers: the scanner recovers no job here.
 fn patient(config: &mut tenure::Config) {
     config.timing.stale_after = Duration::from_secs(300);
     config.timing.scan_every = Duration::from_secs(30);
@@ -30,7 +30,7 @@ fn patient(config: &mut tenure::Config) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_restarted_worker_takes_back_its_own_jobs_at_once() {
+async fn a_restarted_worker_resets_its_own_jobs_at_once() {
     let bench = bench_with(patient).await;
     let mut first = Child::on(&bench, "web-1", "worker");
     let (_, job) = running_job(&bench).await;
@@ -39,16 +39,16 @@ async fn a_restarted_worker_takes_back_its_own_jobs_at_once() {
     bench.until_finished(job).await;
     let event = bench.text("SELECT path, owner_before LIKE 'web-1-%', recovered_by LIKE 'web-1-%' FROM tenure.recovery_events").await;
     assert_eq!(event, "(reconcile,t,t)");
-    // The dead process's row went with it.
+    // The dead process's row is deleted, too.
     bench.until_count("tenure.workers", 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_live_sibling_on_the_same_host_is_not_robbed() {
+async fn a_live_sibling_on_the_same_host_keeps_its_jobs() {
     let bench = bench_with(patient).await;
     let sibling = Child::on(&bench, "web-1", "worker");
     let (job, id) = running_job(&bench).await;
-    // Frozen is not dead: its file stays locked, its pid is there.
+    // A frozen process is not dead: its file stays locked, its pid exists.
     sibling.signal(Signal::STOP);
     let mut second = Child::on(&bench, "web-1", "worker");
     second.until_log("worker started").await;
@@ -72,7 +72,7 @@ async fn a_host_whose_name_starts_with_ours_or_holds_a_wildcard_is_not_us() {
         let owner: String =
             bench.value(&format!("SELECT worker_host FROM tenure.jobs WHERE id = '{id}'")).await;
         assert_eq!(owner, dead);
-        // And the right host takes it.
+        // The right host resets it.
         let _again = Child::on(&bench, dead, "worker");
         bench.until_finished(id).await;
     }
@@ -91,7 +91,7 @@ async fn n_scanners_at_once_reset_each_job_once() {
                     last_activity_at = now() - interval '1 min'",
         )
         .await;
-    let reset = STATEMENTS.iter().find(|(name, _)| name.starts_with("reset_stale")).unwrap().1;
+    let reset = statement("reset_stale");
     let ids: Vec<uuid::Uuid> =
         sqlx::query_scalar("SELECT id FROM tenure.jobs ORDER BY id").fetch_all(&bench.pool).await.unwrap();
     let ids = Arc::new(ids);
@@ -107,7 +107,7 @@ async fn n_scanners_at_once_reset_each_job_once() {
             tokio::spawn(async move {
                 barrier.wait().await;
                 let mut total = 0;
-                // Twice: what somebody had locked was passed over.
+                // Twice: each scan skips rows that another has locked.
                 for part in ids.chunks(100).chain(ids.chunks(100)) {
                     let reset = sqlx::query(reset).bind(part).bind(format!("s{n}"));
                     total += reset.fetch_all(&pool).await.unwrap().len();
@@ -129,14 +129,14 @@ async fn n_scanners_at_once_reset_each_job_once() {
     );
 }
 
-/// Right before the reset locks its row, the owner writes: the reset must find that out.
+/// The owner writes right before the reset locks its row: the reset must see that write.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_that_shows_a_sign_of_life_while_it_is_being_reset_is_not_reset() {
     let bench = bench().await;
-    let worker = Running::start(Worker::builder(&bench.tenure).handle(step).recovery(false, true, false));
+    let worker = Running::start(Worker::builder(&bench.tenure).handle(step).recovery(&[Recovery::Relay]));
     let (job, id) = running_job(&bench).await;
     bench.until_count("tenure.jobs WHERE progress = 50", 1).await;
-    // The takeover waits for the lock that the owner's write holds, unlike the scanner, which skips.
+    // The takeover waits for the lock of the owner's write; the scanner would skip the row.
     let owner = loop {
         let stale =
             format!("UPDATE tenure.jobs SET last_activity_at = now() - interval '1 h' WHERE id = '{id}'");
@@ -148,7 +148,7 @@ async fn a_job_that_shows_a_sign_of_life_while_it_is_being_reset_is_not_reset() 
         .execute(&mut *owner)
         .await
         .unwrap();
-        // The worker writes too: had it done so between the two, there would be nothing to take over.
+        // The worker writes, too; a write between the two statements would leave no takeover to test.
         if bench
             .count(&format!("tenure.jobs WHERE id = '{id}' AND last_activity_at < now() - stale_after"))
             .await
@@ -157,7 +157,7 @@ async fn a_job_that_shows_a_sign_of_life_while_it_is_being_reset_is_not_reset() 
             break owner;
         }
     };
-    let take_over = STATEMENTS.iter().find(|(name, _)| name.starts_with("take_over")).unwrap().1;
+    let take_over = statement("take_over");
     let pool = bench.pool.clone();
     let taken = tokio::spawn(async move {
         let take_over = sqlx::query(take_over).bind(id).bind("rival").bind(30.0_f64).bind(0.0_f64);
@@ -174,7 +174,7 @@ async fn a_job_that_shows_a_sign_of_life_while_it_is_being_reset_is_not_reset() 
 #[tokio::test(flavor = "multi_thread")]
 async fn after_a_gap_between_scans_live_owners_get_time_to_write() {
     let bench = bench().await;
-    let gate = STATEMENTS.iter().find(|(name, _)| name.starts_with("scan_gate")).unwrap().1;
+    let gate = statement("scan_gate");
     let scan = || async {
         let row = sqlx::query_as::<_, (bool, bool, i64)>(gate).bind(1.0_f64).bind(60.0_f64).bind(100_i64);
         row.fetch_optional(&bench.pool)
@@ -183,13 +183,13 @@ async fn after_a_gap_between_scans_live_owners_get_time_to_write() {
             .map(|(in_grace, breaker_open, _)| (in_grace, breaker_open))
     };
     assert_eq!(scan().await, Some((false, false)), "the first scan ever");
-    assert_eq!(scan().await, None, "somebody just did");
+    assert_eq!(scan().await, None, "another worker has just scanned");
     bench.execute("UPDATE tenure.scanner_state SET last_scan_at = now() - interval '2 s'").await;
     assert_eq!(scan().await, Some((false, false)));
     bench.execute("UPDATE tenure.scanner_state SET last_scan_at = now() - interval '4 s'").await;
-    assert_eq!(scan().await, Some((true, false)), "nobody scanned for more than three intervals");
+    assert_eq!(scan().await, Some((true, false)), "no worker scanned for more than three intervals");
     bench.execute("UPDATE tenure.scanner_state SET last_scan_at = now() - interval '1 s'").await;
-    assert_eq!(scan().await, Some((true, false)), "and the grace lasts");
+    assert_eq!(scan().await, Some((true, false)), "the grace lasts");
     bench.execute("UPDATE tenure.scanner_state SET last_scan_at = now() - interval '1 s', grace_until = NULL, server_started_at = '2000-01-01'").await;
     assert_eq!(scan().await, Some((true, false)), "the server was restarted");
     // The breaker: 30 of 40 jobs look stale at once.
@@ -211,10 +211,10 @@ async fn after_a_gap_between_scans_live_owners_get_time_to_write() {
         .await;
     assert_eq!(scan().await, Some((false, true)));
     bench.execute("UPDATE tenure.scanner_state SET last_scan_at = now() - interval '1 s', breaker_since = now() - interval '61 s'").await;
-    assert_eq!(scan().await, Some((false, false)), "held for stale_after, then it must be true");
+    assert_eq!(scan().await, Some((false, false)), "the breaker holds for stale_after only");
 }
 
-/// Live jobs that were heard of so long ago, and are stale after so long.
+/// Live jobs: the age of their last sign of life, and their `stale_after`.
 async fn silent_jobs(bench: &Bench, jobs: u32, silent: &str, stale_after: &str) {
     bench.execute("DELETE FROM tenure.jobs").await;
     bench
@@ -232,8 +232,8 @@ async fn silent_jobs(bench: &Bench, jobs: u32, silent: &str, stale_after: &str) 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gap_that_makes_short_silences_look_stale_starts_the_grace_too() {
     let bench = bench().await;
-    let gate = STATEMENTS.iter().find(|(name, _)| name.starts_with("scan_gate")).unwrap().1;
-    // Whether there is a grace, and how many jobs are named.
+    let gate = statement("scan_gate");
+    // Returns whether there is a grace, and how many stale jobs the scan names.
     let scan = |gap: &'static str| {
         let bench = &bench;
         async move {
@@ -253,16 +253,20 @@ async fn a_gap_that_makes_short_silences_look_stale_starts_the_grace_too() {
     assert_eq!(scan("46 s").await, (true, 12), "a scan in time would have found them fresh");
     assert_eq!(scan("40 s").await, (false, 12), "no gap: scans are jittered");
     silent_jobs(&bench, 12, "310 s", "5 min").await;
-    assert_eq!(scan("80 s").await, (false, 12), "who is stale after five minutes had time to write");
+    assert_eq!(
+        scan("80 s").await,
+        (false, 12),
+        "owners with a stale_after of five minutes had time to write"
+    );
     assert_eq!(scan("91 s").await, (true, 12), "three intervals");
     bench.execute("DELETE FROM tenure.jobs").await;
-    assert_eq!(scan("80 s").await, (false, 0), "nobody needs a grace");
+    assert_eq!(scan("80 s").await, (false, 0), "no owner needs a grace");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_takeover_waits_for_the_grace_that_the_next_scan_will_start() {
     let bench = bench().await;
-    let take_over = STATEMENTS.iter().find(|(name, _)| name.starts_with("take_over")).unwrap().1;
+    let take_over = statement("take_over");
     let taken = |state: &'static str, up_for: f64| {
         let bench = &bench;
         async move {
@@ -280,14 +284,14 @@ async fn a_takeover_waits_for_the_grace_that_the_next_scan_will_start() {
     );
     assert_eq!(taken("grace_until = now() + interval '1 min'", 1e6).await, 0, "the grace lasts");
     let gap = "grace_until = NULL, last_scan_at = now() - interval '6 min'";
-    assert_eq!(taken(gap, 61.0).await, 0, "nobody has scanned since the outage");
-    assert_eq!(taken(gap, 301.0).await, 1, "every scanner is dead, and the owner had its time");
+    assert_eq!(taken(gap, 61.0).await, 0, "no worker has scanned since the outage");
+    assert_eq!(taken(gap, 301.0).await, 1, "every scanner is dead, and the owner had time to write");
     let restart = "last_scan_at = now() - interval '20 s', server_started_at = '2000-01-01'";
     assert_eq!(taken(restart, 61.0).await, 0, "nor since the restart");
-    assert_eq!(taken("last_scan_at = NULL, server_started_at = NULL", 61.0).await, 1, "nobody ever scans");
+    assert_eq!(taken("last_scan_at = NULL, server_started_at = NULL", 61.0).await, 1, "no worker ever scans");
 }
 
-/// A role whose every look at some rows takes three tenths of a second: the pass over the live jobs takes longer than a call may.
+/// A role for which every read of some rows takes 0.3 s: the pass over the live jobs takes longer than a call may.
 #[tokio::test(flavor = "multi_thread")]
 async fn live_jobs_that_take_long_to_read_stop_neither_the_scanner_nor_the_worker() {
     let bench = bench_with_servers(|_| {}).await;
@@ -324,7 +328,7 @@ async fn live_jobs_that_take_long_to_read_stop_neither_the_scanner_nor_the_worke
     let mut was_away = false;
     let deadline = Instant::now() + Duration::from_secs(20);
     while bench.count("tenure.job_history").await == 0 {
-        assert!(Instant::now() < deadline, "it is not taken back");
+        assert!(Instant::now() < deadline, "the job is not reset");
         was_away |= health.ready().is_err_and(|lacks| lacks.iter().any(|line| line.contains("Postgres")));
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -333,9 +337,9 @@ async fn live_jobs_that_take_long_to_read_stop_neither_the_scanner_nor_the_worke
     worker.stop().await;
 }
 
-/// A job whose burial Postgres refuses, among others that were lost with it.
+/// A job whose move to the dead letters Postgres refuses, among others of the same lost worker.
 #[tokio::test(flavor = "multi_thread")]
-async fn one_job_that_cannot_be_reset_keeps_no_other_from_it() {
+async fn one_job_that_cannot_be_reset_stops_no_other_reset() {
     let bench = bench().await;
     bench
         .execute("ALTER TABLE tenure.dead_letter_jobs ADD CONSTRAINT no_poison CHECK (kind <> 'poison')")
@@ -351,17 +355,17 @@ async fn one_job_that_cannot_be_reset_keeps_no_other_from_it() {
     );
     bench.until_within("(SELECT count(*) FROM tenure.job_history) = 14", Duration::from_secs(15)).await;
     assert_eq!(bench.text("SELECT kind, status FROM tenure.jobs").await, "(poison,processing)");
-    // Once somebody has mended it, the next scan takes it.
+    // After the repair, the next scan resets it.
     bench.execute("ALTER TABLE tenure.dead_letter_jobs DROP CONSTRAINT no_poison").await;
     bench.until_count("tenure.dead_letter_jobs", 1).await;
     worker.stop().await;
 }
 
-/// A job that polls: its attempts are kept up to a number, and so is what its dead letter says of them.
+/// A job that polls: only the latest attempts are kept, in its dead letter, too.
 #[tokio::test(flavor = "multi_thread")]
 async fn of_a_job_that_snoozes_for_ever_the_last_hundred_attempts_are_kept() {
     let bench = bench().await;
-    let settle = STATEMENTS.iter().find(|(name, _)| name.starts_with("settle ")).unwrap().1;
+    let settle = statement("settle");
     silent_jobs(&bench, 1, "0 s", "1 h").await;
     let id: uuid::Uuid = bench.value("SELECT id FROM tenure.jobs").await;
     let end = |verdict: &'static str| {
@@ -375,7 +379,7 @@ async fn of_a_job_that_snoozes_for_ever_the_last_hundred_attempts_are_kept() {
             let query =
                 sqlx::query(settle).bind(vec![id]).bind(vec![token]).bind(vec![claim]).bind(vec![verdict]);
             let query = query.bind(vec![None::<String>]).bind(vec![None::<String>]).bind(vec![0.0_f64]);
-            let query = query.bind(vec![None::<String>]).bind(vec![0]).bind("w");
+            let query = query.bind(vec![None::<String>]).bind(vec![0]).bind("w").bind(20_i64);
             assert_eq!(query.fetch_all(&bench.pool).await.unwrap().len(), 1);
         }
     };
@@ -395,7 +399,7 @@ async fn of_a_job_that_snoozes_for_ever_the_last_hundred_attempts_are_kept() {
         "(200,320)"
     );
     bench.every_job_is_as_it_must_be().await;
-    // What a release before this one has left: more than a call may forget at once.
+    // Rows of an older release: more than one call may delete.
     bench
         .execute(
             "WITH job AS (UPDATE tenure.jobs SET fencing_token = 5050)
@@ -412,7 +416,7 @@ async fn of_a_job_that_snoozes_for_ever_the_last_hundred_attempts_are_kept() {
     end("failed").await;
     let letter = bench.text("SELECT jsonb_array_length(execution_history), execution_history->0->>'fencing_token', execution_history->-1->>'fencing_token' FROM tenure.dead_letter_jobs").await;
     assert_eq!(letter, "(101,4950,5050)");
-    // Of a live one each call forgets a thousand.
+    // For a live job, each call deletes a thousand.
     bench.tenure.redrive(&[tenure::JobId(id)]).await.unwrap();
     bench.execute("SELECT tenure.keep_last_executions(id) FROM tenure.jobs").await;
     assert_eq!(bench.count("tenure.job_executions").await, 4_050);
@@ -429,11 +433,10 @@ async fn of_a_job_that_snoozes_for_ever_the_last_hundred_attempts_are_kept() {
 async fn a_silent_job_is_taken_over_on_redelivery_with_every_scanner_switched_off() {
     let bench = bench().await;
     let mut owner = Child::start(&bench, "worker");
-    // Its process must not prove its death either.
-    let other = Running::start(
-        Worker::builder(&bench.tenure).handle(step).recovery(false, false, false).concurrency("steps", 1),
-    );
-    // Whichever of the two gets them: the child's are taken over.
+    // Reconcile must not prove the owner's death either.
+    let other =
+        Running::start(Worker::builder(&bench.tenure).handle(step).recovery(&[]).concurrency("steps", 1));
+    // Both workers get some of the jobs; those of the child are taken over.
     let jobs: Vec<_> = (0..8).map(|_| Step::new(&bench, "report")).collect();
     let ids = bench.tenure.enqueue_many(jobs.clone()).await.unwrap();
     bench
@@ -452,7 +455,7 @@ async fn a_silent_job_is_taken_over_on_redelivery_with_every_scanner_switched_of
     other.stop().await;
 }
 
-/// Of all its messages the only one left is a duplicate, which met a live owner. The owner dies, and nobody scans.
+/// The only message left is a duplicate that met a live owner. The owner dies, and no worker scans.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_duplicate_that_meets_a_live_owner_stays_as_the_backstop() {
     let bench = bench_with(|config| {
@@ -463,12 +466,11 @@ async fn a_duplicate_that_meets_a_live_owner_stays_as_the_backstop() {
     bench.tenure.setup(&["steps".into()]).await.unwrap();
     let mut owner = Child::start(&bench, "worker");
     let (job, id) = running_job(&bench).await;
-    let other = Running::start(
-        Worker::builder(&bench.tenure).handle(step).recovery(false, false, false).concurrency("steps", 1),
-    );
+    let other =
+        Running::start(Worker::builder(&bench.tenure).handle(step).recovery(&[]).concurrency("steps", 1));
     bench.until_count("tenure.workers", 2).await;
     owner.signal(rustix::process::Signal::STOP);
-    // What it had asked for is over: the duplicate is the other's.
+    // The owner's pull request has expired: the duplicate goes to the other worker.
     while bench.consumer("steps").await.num_waiting != 1 {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -497,7 +499,7 @@ async fn a_row_that_was_never_published_is_found() {
     let bench = bench().await;
     let worker = Running::start(Worker::builder(&bench.tenure).handle(step));
     bench.until_count("tenure.workers", 1).await;
-    // As a producer leaves it that dies between the row and the message, with the row in doubt or not.
+    // Rows of a producer that died between the row and the message, with its publication tried or not.
     let job = Step::new(&bench, "report");
     std::fs::write(job.file("go"), "").unwrap();
     let payload = serde_json::to_string(&job).unwrap();
@@ -517,7 +519,7 @@ async fn a_row_that_was_never_published_is_found() {
 async fn a_backlog_is_not_published_again() {
     let bench = bench().await;
     bench.tenure.setup(&["steps".into()]).await.unwrap();
-    // Nobody runs these; but a worker scans and relays for them, and holds the first one.
+    // The backlog does not run: the only worker runs the first job without end, but scans and relays for all.
     let first = Step::new(&bench, "report");
     let mut requests: Vec<JobRequest> = vec![first.clone().into()];
     requests.extend((0..2_000).map(|n| JobRequest::new("steps", "step", serde_json::json!(n))));
@@ -555,10 +557,10 @@ async fn a_deleted_stream_loses_no_job() {
     );
     bench.until_count("tenure.job_history WHERE status = 'completed'", 1_000).await;
     assert_eq!(bench.count("tenure.job_executions_all").await, 1_000);
-    assert!(sequence().await > before, "no sequence comes again");
+    assert!(sequence().await > before, "no sequence number is reused");
     bench.until_stream_is_empty(Duration::from_secs(10)).await;
 
-    // And once more, under a worker that runs.
+    // Once more, while a worker runs.
     let requests = (0..1_000)
         .map(|n| JobRequest::new("sums", "noop", serde_json::json!(n)).delay(Duration::from_millis(n / 4)));
     let enqueued = tokio::spawn({
@@ -610,11 +612,11 @@ async fn a_job_that_kills_its_worker_each_time_ends_in_the_dead_letters() {
     worker.stop().await;
 }
 
-/// What a silent job of this many losses becomes, by the scanner's own statement.
+/// Resets a silent job with this change by the scanner's own statement. Returns its new status and delay.
 async fn reset_silent(bench: &Bench, change: &str) -> String {
     bench.execute("DELETE FROM tenure.jobs").await;
     bench.tenure.enqueue(JobRequest::new("q", "k", serde_json::json!(1))).await.unwrap();
-    // What becomes of its message locks the row for a moment, and the reset passes over locked rows.
+    // Recording the publication locks the row for a moment, and the reset skips locked rows.
     bench.tenure.flush().await;
     bench
         .execute(&format!(
@@ -623,7 +625,7 @@ async fn reset_silent(bench: &Bench, change: &str) -> String {
                     last_activity_at = now() - interval '1 min', {change}"
         ))
         .await;
-    let reset = STATEMENTS.iter().find(|(name, _)| name.starts_with("reset_stale")).unwrap().1;
+    let reset = statement("reset_stale");
     let ids: Vec<uuid::Uuid> =
         sqlx::query_scalar("SELECT id FROM tenure.jobs").fetch_all(&bench.pool).await.unwrap();
     assert_eq!(sqlx::query(reset).bind(ids).bind("s").fetch_all(&bench.pool).await.unwrap().len(), 1);

@@ -1,13 +1,13 @@
-//! Retention: what is old enough leaves, and nothing else does.
+//! Retention: rows that are old enough leave, and no others.
 
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use tenure::{JobContext, JobError, JobRequest, KindOptions, Outcome, Worker};
 
-use crate::harness::{Bench, Running, bench, bench_with};
+use crate::harness::{Bench, Running, bench, bench_with, statement};
 
-/// As if this many days had passed since: also by the ids.
+/// Makes every row this many days older, including the times in the ids.
 async fn age(bench: &Bench, days: u32) {
     let id = |column: &str| {
         format!(
@@ -15,7 +15,7 @@ async fn age(bench: &Bench, days: u32) {
               || substr(replace({column}::text, '-', ''), 13))::uuid"
         )
     };
-    // Rows of the past belong to partitions that there would have been.
+    // Rows of the past belong to partitions of their days.
     bench
         .execute(
             "DO $$ DECLARE day date; low uuid; high uuid; BEGIN
@@ -52,7 +52,7 @@ fn worker(bench: &Bench) -> Running {
             "cancel" => Ok(Outcome::Cancel("it says so".into())),
             "die" => Err(JobError::permanent("never")),
             "effect" => {
-                ctx.once("effect", |_| Box::pin(async { Ok::<_, JobError>(json!(1)) })).await?;
+                ctx.once("effect", async |_| Ok::<_, JobError>(json!(1))).await?;
                 Ok(Outcome::Done(None))
             }
             _ => Ok(Outcome::Done(None)),
@@ -82,7 +82,7 @@ const HELD: &str = "SELECT (SELECT count(*) FROM tenure.job_history WHERE status
     (SELECT count(*) FROM tenure.job_executions), (SELECT count(*) FROM tenure.effects),
     (SELECT count(*) FROM tenure.job_keys), (SELECT count(*) FROM tenure.recovery_events)";
 
-/// Has somebody sweep, and waits until it was done.
+/// Has a worker sweep, and waits until the sweep is done.
 async fn sweep(bench: &Bench) {
     bench.execute("UPDATE tenure.scanner_state SET purged_at = NULL, swept_at = NULL").await;
     let worker = worker(bench);
@@ -92,7 +92,7 @@ async fn sweep(bench: &Bench) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_old_enough_leaves_and_nothing_else() {
+async fn rows_that_are_old_enough_leave_and_no_others() {
     let bench = bench_with(|config| {
         config.timing.scan_every = Duration::from_millis(100);
         config.retention.completed = Some(Duration::from_secs(10 * 86_400));
@@ -110,7 +110,7 @@ async fn what_is_old_enough_leaves_and_nothing_else() {
     for (days, held) in [
         (6, "(4,0,1,1,1,6,1)"),
         (3, "(4,0,1,1,1,6,1)"),
-        // Completed jobs leave by days: those of a day that has begun wait for its end.
+        // Completed jobs leave by whole days.
         (3, "(0,0,1,0,0,6,0)"),
         // The dead letter holds its key.
         (5, "(0,0,1,0,0,1,0)"),
@@ -124,9 +124,9 @@ async fn what_is_old_enough_leaves_and_nothing_else() {
     assert_eq!(days, 0, "days without jobs leave, too");
 }
 
-/// Older than anything is for ever: no sweep fails for it.
+/// The longest retention is beyond every time of Postgres: no sweep fails for it.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_kept_for_the_longest_time_there_is_stays() {
+async fn rows_under_the_longest_possible_retention_stay() {
     let bench = bench_with(|config| {
         let kept = &mut config.retention;
         for age in
@@ -142,7 +142,7 @@ async fn what_is_kept_for_the_longest_time_there_is_stays() {
     assert_eq!(bench.text(HELD).await, "(4,1,1,1,1,6,1)");
 }
 
-/// A job of an old day that ended lately keeps its day; the others of that day leave all the same.
+/// A job of an old day that ended recently keeps its day; the other jobs of that day still leave.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_that_ended_late_is_kept_and_its_day_leaves_around_it() {
     let bench = bench_with(|config| {
@@ -156,14 +156,14 @@ async fn a_job_that_ended_late_is_kept_and_its_day_leaves_around_it() {
     let late = "UPDATE tenure.job_history SET finished_at = now() WHERE payload = '\"effect\"'";
     assert_eq!(bench.execute(late).await, 1);
     sweep(&bench).await;
-    // It, with its effect, and the cancelled one, which is kept for longer.
+    // The late job with its effect stays, and the cancelled one, which is kept for longer.
     assert_eq!(bench.text(HELD).await, "(1,1,1,0,1,6,1)");
     age(&bench, 9).await;
     sweep(&bench).await;
     assert_eq!(bench.text(HELD).await, "(0,1,1,0,0,6,1)");
 }
 
-/// Forced: a completion of a job of an old day is under way while the day is about to leave.
+/// The test forces it: a job of an old day is being completed while a sweep is about to drop that day.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_that_completes_while_its_day_leaves_is_not_lost() {
     let bench = bench().await;
@@ -177,12 +177,12 @@ async fn a_job_that_completes_while_its_day_leaves_is_not_lost() {
     let purge = "SELECT completed FROM tenure.purge_day('2 days', '2 days')";
     let mut completing = bench.pool.begin().await.unwrap();
     sqlx::query(copy).execute(&mut *completing).await.unwrap();
-    // Days without jobs go.
+    // Empty days leave.
     let purge_all = async || while !sqlx::query(purge).fetch_all(&bench.pool).await.unwrap().is_empty() {};
-    // It does not wait for long, and nothing has gone.
+    // The sweep does not wait for long, and drops nothing else.
     purge_all().await;
     assert_eq!(bench.count("tenure.job_history WHERE status = 'completed'").await, 4);
-    // It commits while the sweep waits for it: what it has written must be seen before anything is dropped.
+    // The completion commits while a sweep waits for it: the sweep must see its row before it drops the day.
     let purging = tokio::spawn({
         let pool = bench.pool.clone();
         async move { while !sqlx::query(purge).fetch_all(&pool).await.unwrap().is_empty() {} }
@@ -192,11 +192,11 @@ async fn a_job_that_completes_while_its_day_leaves_is_not_lost() {
     completing.commit().await.unwrap();
     purging.await.unwrap();
     assert_eq!(bench.count("tenure.job_history WHERE status = 'completed'").await, 5);
-    // Now it sees that one of the day is new.
+    // Now the sweep sees that one row of the day is new.
     purge_all().await;
     assert_eq!(bench.count("tenure.job_history WHERE status = 'completed'").await, 5);
     bench.execute("DELETE FROM tenure.job_history WHERE finished_at > now() - interval '1 day'").await;
-    // The other way round: the day leaves, and the completion comes while it does.
+    // The other way round: the completion comes while the day is being dropped.
     let mut purging = bench.pool.begin().await.unwrap();
     assert_eq!(sqlx::query(purge).fetch_all(&mut *purging).await.unwrap().len(), 1);
     let late = tokio::spawn({
@@ -213,11 +213,11 @@ async fn a_job_that_completes_while_its_day_leaves_is_not_lost() {
     assert_eq!(bench.count("tenure.job_history WHERE status = 'completed'").await, 1);
 }
 
-/// Leaderless: of many that ask at once, one sweeps; and each step is bounded.
+/// Without a leader: of many workers that ask at once, one sweeps, and each step is bounded.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_worker_at_a_time_sweeps_in_bounded_steps() {
     let bench = bench().await;
-    let gate = tenure::STATEMENTS.iter().find(|(names, _)| names.trim() == "purge_gate").unwrap().1;
+    let gate = statement("purge_gate");
     let turns = (0..8).map(|_| {
         let pool = bench.pool.clone();
         tokio::spawn(async move {
@@ -258,7 +258,7 @@ async fn one_worker_at_a_time_sweeps_in_bounded_steps() {
     assert_eq!(bench.count("tenure.job_history WHERE status = 'completed'").await, 4);
 }
 
-/// A sweep that waits for longer than it is from one to the next: nobody begins another beside it.
+/// While one sweep waits for longer than the interval between sweeps, no worker begins another.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sweep_that_takes_long_keeps_its_turn() {
     let bench = bench_with(|config| {
@@ -274,13 +274,13 @@ async fn a_sweep_that_takes_long_keeps_its_turn() {
     let waits = "pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%purge_dead%'";
     bench.until_count(waits, 1).await;
     let began: chrono::DateTime<chrono::Utc> = bench.value("SELECT clock_timestamp()").await;
-    // Three times as long as it is from one to the next.
+    // Three times the interval between sweeps.
     let renewed = format!(
         "purged_at > '{}'::timestamptz + interval '3 s' FROM tenure.scanner_state",
         began.to_rfc3339()
     );
     while !bench.value::<bool>(&format!("SELECT {renewed}")).await {
-        assert_eq!(bench.count(waits).await, 1, "another has begun");
+        assert_eq!(bench.count(waits).await, 1, "another sweep has begun");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert_eq!(bench.count(waits).await, 1, "one sweeps");
@@ -291,9 +291,9 @@ async fn a_sweep_that_takes_long_keeps_its_turn() {
     }
 }
 
-/// A key outlives its job by as long as it is said, also if that ended long after it was made.
+/// A key outlives the end of its job by its retention, even if the job ended long after it was created.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_key_is_held_from_the_end_of_its_job_on() {
+async fn the_retention_of_a_key_counts_from_the_end_of_its_job() {
     let bench = bench_with(|config| {
         config.timing.scan_every = Duration::from_millis(100);
         config.retention.completed = Some(Duration::from_secs(7 * 86_400));
@@ -311,7 +311,7 @@ async fn a_key_is_held_from_the_end_of_its_job_on() {
     assert_eq!(bench.count("tenure.job_keys").await, 1, "the dead letter's");
 }
 
-/// A submission whose message is still in the stream is not made anew when it comes again, however old it is.
+/// A redelivered submission does not make a second job, however old its message is.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_identity_of_a_submission_stays_as_long_as_its_message() {
     let bench = bench().await;
@@ -331,7 +331,7 @@ async fn the_identity_of_a_submission_stays_as_long_as_its_message() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_that_is_younger_than_an_hour_is_purged_whoever_asks() {
+async fn no_row_younger_than_an_hour_is_ever_purged() {
     let bench = bench().await;
     one_of_each(&bench).await;
     for call in [
@@ -345,7 +345,7 @@ async fn nothing_that_is_younger_than_an_hour_is_purged_whoever_asks() {
     ] {
         let refused =
             sqlx::query(sqlx::AssertSqlSafe(format!("SELECT * FROM {call}"))).execute(&bench.pool).await;
-        // Where nothing is looked at, nothing is refused either.
+        // An empty table raises no error.
         if let Err(error) = refused {
             assert!(error.to_string().contains("less than an hour"), "{call}: {error}");
         }

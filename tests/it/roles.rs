@@ -1,19 +1,22 @@
-//! The shipped NATS configuration: each role can do what it needs, and no more.
+//! The shipped NATS configuration: each role has the rights that it needs, and no more.
 
 use std::time::Duration;
 
-use tenure::{CheckState, DoctorOptions, KindOptions, Tenure, Worker};
+use tenure::{
+    KindOptions, Tenure, Worker,
+    doctor::{CheckState, DoctorOptions},
+};
 
 use crate::harness::{Bench, Running, bench_with_servers, run_folder};
 
 const CONF: &str = include_str!("../../nats/server.conf");
 
-/// A server with the shipped roles; its port, folder and passwords are the test's.
+/// A server with the shipped roles, and the test's port, folder and passwords.
 async fn server(bench: &Bench) -> (tenure::dev::Nats, impl Fn(&str) -> String + use<>) {
     server_with(bench, CONF).await
 }
 
-/// [`server`], with another configuration.
+/// [`server`] with a different configuration.
 async fn server_with(bench: &Bench, conf: &str) -> (tenure::dev::Nats, impl Fn(&str) -> String + use<>) {
     let folder = run_folder()
         .join(format!("roles-{}", bench.config.database_url.rsplit(':').next().unwrap().replace('/', "-")));
@@ -47,7 +50,7 @@ async fn client(url: &str, role: &str) -> async_nats::Client {
         .unwrap()
 }
 
-/// The server refuses what this role publishes there, and says so.
+/// Fails unless the server refuses this role's messages to these subjects, and says so.
 async fn refused(url: &str, role: &str, subjects: &[&str]) {
     let (said, mut heard) = tokio::sync::mpsc::unbounded_channel();
     let client = async_nats::ConnectOptions::with_user_and_password(role.into(), format!("{role}-password"))
@@ -87,7 +90,7 @@ async fn a_worker_role_creates_what_is_missing_works_and_changes_and_deletes_not
     let worker = Running::start(
         Worker::builder(&tenure).handle_any(KindOptions::new(), |_, _| async {}).concurrency("q", 2),
     );
-    // It reaches itself, so that its death can be noticed at once.
+    // The worker reaches itself, so that its death can be noticed at once.
     bench.until_count("tenure.workers WHERE probe_subject LIKE 'tenure.jobs.worker.%'", 1).await;
     // Tickets by the worker role, submissions by the producer role.
     tenure.enqueue(tenure::JobRequest::new("q", "k", serde_json::json!(1))).await.unwrap();
@@ -96,7 +99,7 @@ async fn a_worker_role_creates_what_is_missing_works_and_changes_and_deletes_not
     js.publish("jobs.q.k", "2".into()).await.unwrap().await.unwrap();
     bench.until_count("tenure.job_history WHERE status = 'completed'", 2).await;
 
-    // What none of the two may.
+    // Subjects that neither of the two may use.
     let denied = |client: async_nats::Client, subject: &'static str, body: &'static str| async move {
         let answer = client.request(subject, body.into()).await;
         assert!(answer.is_err(), "{subject}: {answer:?}");
@@ -115,7 +118,7 @@ async fn a_worker_role_creates_what_is_missing_works_and_changes_and_deletes_not
     for subject in ["$JS.API.STREAM.INFO.JOBS", "$JS.API.CONSUMER.MSG.NEXT.JOBS.q", "$JS.API.STREAM.NAMES"] {
         denied(producer.clone(), subject, "").await;
     }
-    // A producer cannot read jobs, nor answers to others.
+    // A producer can read neither jobs nor answers to others.
     for subject in ["jobs.>", "_INBOX_worker.>", "_INBOX.>", ">"] {
         let mut spy = producer.subscribe(subject).await.unwrap();
         producer.flush().await.unwrap();
@@ -127,8 +130,8 @@ async fn a_worker_role_creates_what_is_missing_works_and_changes_and_deletes_not
     bench.until_count("tenure.job_history WHERE status = 'completed'", 6).await;
     worker.stop().await;
 
-    // Nor does either write where it has no business. The server says so, and nobody hears it.
-    // A message that a worker holds, and its reply subject, which anybody could guess.
+    // Neither can publish to foreign subjects. Among them is the reply subject of a message that a worker holds, which
+    // is easy to guess.
     let held = async_nats::jetstream::new(client(&url("worker"), "worker").await);
     js.publish("jobs.q.k", "4".into()).await.unwrap().await.unwrap();
     let consumer: async_nats::jetstream::consumer::PullConsumer =
@@ -169,7 +172,7 @@ async fn migrate_as_admin_changes_a_definition_that_a_worker_only_reports() {
         consumer.cached_info().config.ack_wait
     };
     assert_eq!(ack_wait().await, Duration::from_secs(4));
-    // Longer, says the new release. Its worker says so, and changes nothing.
+    // The new release has a longer ack_wait. Its worker reports the difference and changes nothing.
     config.timing.ack_wait = Duration::from_secs(9);
     let newer = Tenure::connect(&config).await.unwrap();
     let worker = Running::start(
@@ -182,7 +185,7 @@ async fn migrate_as_admin_changes_a_definition_that_a_worker_only_reports() {
     assert_eq!(ack_wait().await, Duration::from_secs(9));
 }
 
-/// Where a worker may not listen, its silence proves nothing: it names no subject, and judges nobody.
+/// The silence of a worker that may not subscribe proves nothing: it names no subject, and judges no other worker.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_that_may_not_listen_names_no_subject() {
     let bench = bench_with_servers(|config| config.timing.renew_every = Duration::from_millis(300)).await;
@@ -203,9 +206,9 @@ async fn a_worker_that_may_not_listen_names_no_subject() {
     worker.stop().await;
 }
 
-/// A denied permission looks like no answer; what the server complains about tells the two apart.
+/// A denied permission looks like a missing answer; the server's error tells the two apart.
 #[tokio::test(flavor = "multi_thread")]
-async fn doctor_tells_a_user_what_it_may_not_ask() {
+async fn doctor_names_the_subjects_that_a_user_may_not_publish_to() {
     let bench = bench_with_servers(|_| {}).await;
     let (_nats, url) = server(&bench).await;
     let by = async |role: &str| {

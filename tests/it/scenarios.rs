@@ -1,8 +1,7 @@
-//! What a worker in a process of its own does: this test program, started again by `harness::Child`.
+//! The scenarios of separate processes: `harness::Child` starts this test program again.
 
 use std::{path::PathBuf, time::Duration};
 
-use futures::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 use sqlx::PgConnection;
 use tenure::{
@@ -10,11 +9,11 @@ use tenure::{
     Outcome, Retry, Tenure, Worker,
 };
 
-/// A job whose handler tells a folder how far it is, and waits there for permission to go on.
+/// A job whose handler notes its progress as files in a folder, and waits there for permission to go on.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Step {
     pub folder: PathBuf,
-    /// What the first attempt does; later attempts just complete.
+    /// The act of the first attempt; later attempts just complete.
     pub first: String,
 }
 
@@ -35,7 +34,7 @@ impl Step {
     }
 
     fn touch(&self, name: &str, text: &str) {
-        // Whole or not at all: somebody waits for it.
+        // The rename makes the file appear whole: a test waits for it.
         std::fs::write(self.file("new"), text).unwrap();
         std::fs::rename(self.file("new"), self.file(name)).unwrap();
     }
@@ -48,30 +47,24 @@ impl Step {
 }
 
 /// An application's own write.
-fn insert(tx: &mut PgConnection, job: JobId, token: FencingToken) -> BoxFuture<'_, Result<(), JobError>> {
-    Box::pin(async move {
-        sqlx::query("INSERT INTO public.app_effects VALUES ($1, $2)")
-            .bind(job)
-            .bind(token)
-            .execute(tx)
-            .await?;
-        Ok(())
-    })
+async fn insert(tx: &mut PgConnection, job: JobId, token: FencingToken) -> Result<(), JobError> {
+    sqlx::query("INSERT INTO public.app_effects VALUES ($1, $2)").bind(job).bind(token).execute(tx).await?;
+    Ok(())
 }
 
-/// It, fenced.
+/// The write, fenced.
 async fn effect(ctx: &JobContext) -> Result<(), JobError> {
     let (job, token) = (ctx.id(), ctx.token());
-    ctx.fenced_tx(move |tx| insert(tx, job, token)).await
+    ctx.fenced_tx(async |tx| insert(tx, job, token).await).await
 }
 
-/// It, once for the job.
+/// The write, once for the job.
 async fn effect_once(ctx: &JobContext) -> Result<(), JobError> {
     let (job, token) = (ctx.id(), ctx.token());
-    ctx.once("effect", move |tx| insert(tx, job, token)).await
+    ctx.once("effect", async |tx| insert(tx, job, token).await).await
 }
 
-/// Tries every call of a context, when its job has long ended; tells what each said.
+/// Tries every call of a context after its job has ended, and writes down each answer.
 async fn outlives(job: Step, ctx: JobContext) {
     job.permission().await;
     let url = std::env::var("DATABASE_URL").unwrap();
@@ -123,13 +116,11 @@ pub async fn step(job: Step, ctx: JobContext) -> Result<Outcome, JobError> {
         }
         "once" => {
             let (id, token, inside) = (ctx.id(), ctx.token(), job.clone());
-            ctx.once("effect", move |tx| {
-                Box::pin(async move {
-                    insert(tx, id, token).await?;
-                    inside.touch("inside", "");
-                    inside.permission().await;
-                    Ok(())
-                })
+            ctx.once("effect", async |tx| {
+                insert(tx, id, token).await?;
+                inside.touch("inside", "");
+                inside.permission().await;
+                Ok(())
             })
             .await?;
             Outcome::done("first")
@@ -160,7 +151,7 @@ pub async fn step(job: Step, ctx: JobContext) -> Result<Outcome, JobError> {
             job.touch("result", &format!("{reason:?}"));
             Err(JobError::msg("stopped"))
         }
-        // The rest is silent until it has permission, by when the job is another's.
+        // The handler is silent until it has permission; by then another worker owns the job.
         "then complete" => {
             job.permission().await;
             Outcome::done("stale")
@@ -171,7 +162,7 @@ pub async fn step(job: Step, ctx: JobContext) -> Result<Outcome, JobError> {
         }
         "then progress" => {
             job.permission().await;
-            // The first may be on its way still when the second comes.
+            // The first write may still be under way when the second comes.
             let error = loop {
                 if let Err(error) = ctx.progress("late", 99.0, "stale").await {
                     break error;
@@ -213,7 +204,7 @@ fn deep(n: u64) -> u64 {
     std::hint::black_box(n) + std::hint::black_box(deep(n + 1))
 }
 
-/// A job that reports all the time, until a file appears.
+/// A job that reports until a file appears.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Chat {
     pub until: PathBuf,
@@ -244,7 +235,7 @@ impl Job for Typed {
     const QUEUE: &'static str = "q";
 }
 
-/// In the way that its kind says.
+/// Fails in the way that its kind says.
 fn fails(how: &str) -> Result<Outcome, JobError> {
     match how {
         "error" => {
@@ -276,7 +267,7 @@ async fn child() {
             .run_until(tenure::shutdown_signal())
             .await
             .unwrap(),
-        // Even when it has to assume that others take its jobs: so it is the database that stops it.
+        // It goes on even when it must assume that its jobs were taken: so only the database can stop it.
         "worker that goes on" => Worker::builder(&tenure)
             .handle_with(KindOptions::new().on_write_loss(OnWriteLoss::KeepRunning), step)
             .concurrency("steps", 4)
@@ -288,7 +279,7 @@ async fn child() {
             .run_until(tenure::shutdown_signal())
             .await
             .unwrap(),
-        // Recovers and relays for all queues, and runs nothing.
+        // Recovers and relays for all queues, and runs no job.
         "idle" => Worker::builder(&tenure)
             .handle_any(KindOptions::new(), |_, _| async {})
             .concurrency("idle", 1)

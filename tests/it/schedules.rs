@@ -1,4 +1,4 @@
-//! Schedules: one job a tick, whoever looks, whoever dies, and whatever the clock does.
+//! Schedules: one job per tick, under many workers, deaths and wrong clocks.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use tenure::{EnqueueError, JobRequest, KindOptions, MissedTicks, Schedule, ScheduleError, Worker};
 
-use crate::harness::{Bench, Child, Running, bench, bench_with, bench_with_servers};
+use crate::harness::{Bench, Child, Running, bench, bench_with, bench_with_servers, statement};
 
 fn every_second(name: &str) -> Schedule {
     Schedule::new(name, "* * * * * *", JobRequest::new("q", "tick", json!({"n": 1}))).tick_field("at")
@@ -18,7 +18,7 @@ fn worker(bench: &Bench) -> Running {
     )
 }
 
-/// Every job has a tick of its own, and from the first to the last none is missing.
+/// Fails unless every job has its own tick, with none missing from the first to the last.
 async fn one_a_tick(bench: &Bench) {
     let ticks = "SELECT (payload->>'at')::timestamptz AS at FROM tenure.all_jobs WHERE kind = 'tick'";
     let (jobs, ticks, span): (i64, i64, i64) = (
@@ -45,7 +45,7 @@ async fn of_many_workers_one_enqueues_the_job_of_a_tick() {
     bench.until("(SELECT count(*) FROM tenure.job_history) >= 6").await;
     child.signal(Signal::CONT);
     child.kill().await;
-    // Put again, as by a program that starts: nothing moves.
+    // A second put, as by a program that starts, moves nothing.
     assert!(!bench.tenure.put_schedule(every_second("s").missed(MissedTicks::All)).await.unwrap().is_new);
     bench.until("(SELECT count(*) FROM tenure.job_history) >= 8").await;
     bench.tenure.pause_schedule("s").await.unwrap();
@@ -57,7 +57,7 @@ async fn of_many_workers_one_enqueues_the_job_of_a_tick() {
     assert_eq!(last, "(t)");
 }
 
-/// The worker that ticks asks every five seconds here, and has just asked.
+/// The worker asks for due ticks every five seconds here, and has just asked.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_schedule_that_is_added_or_resumed_has_its_next_tick_in_time() {
     let bench = bench_with(|config| {
@@ -84,19 +84,19 @@ async fn a_schedule_that_is_added_or_resumed_has_its_next_tick_in_time() {
         }
         let began = std::time::Instant::now();
         bench.until(&format!("(SELECT count(*) FROM tenure.all_jobs) > {ticks}")).await;
-        // A second until the tick; the worker would have asked after four or more.
+        // The tick is due in a second; the worker would have asked only after four or more.
         assert!(began.elapsed() < Duration::from_secs(3), "{step}: {:?}", began.elapsed());
         bench.tenure.pause_schedule("s").await.unwrap();
     }
     worker.stop().await;
 }
 
-/// The interleaving is forced: a tick's statement twice with what both had read.
+/// The test forces the interleaving: the tick's statement runs twice with the values that both had read.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_tick_that_was_taken_is_not_taken_again() {
     let bench = bench().await;
     bench.tenure.put_schedule(every_second("s")).await.unwrap();
-    let tick = tenure::STATEMENTS.iter().find(|(names, _)| names.trim() == "tick").unwrap().1;
+    let tick = statement("tick");
     let due: chrono::DateTime<chrono::Utc> = bench.value("SELECT next_at FROM tenure.schedules").await;
     let take = move || {
         sqlx::query(tick)
@@ -116,7 +116,7 @@ async fn a_tick_that_was_taken_is_not_taken_again() {
     first.commit().await.unwrap();
     assert_eq!(waits.await.unwrap(), 0);
     assert_eq!(bench.count("tenure.jobs").await, 1);
-    // And one that would move it back: never.
+    // A statement that would move the schedule back takes no tick.
     let back = sqlx::query(tick)
         .bind("s")
         .bind(due + chrono::TimeDelta::seconds(1))
@@ -127,14 +127,14 @@ async fn a_tick_that_was_taken_is_not_taken_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn ticks_that_nobody_was_there_for_are_skipped_made_good_once_or_all_made_good() {
+async fn missed_ticks_are_skipped_made_up_once_or_all_made_up() {
     let bench = bench().await;
     for missed in [MissedTicks::Skip, MissedTicks::Once, MissedTicks::All] {
         let job = JobRequest::new("q", missed.as_str(), json!({}));
         let schedule = Schedule::new(missed.as_str(), "*/10 * * * *", job).missed(missed).tick_field("at");
         bench.tenure.put_schedule(schedule).await.unwrap();
     }
-    // As if nobody had been there for an hour, which ended two minutes after a tick.
+    // As if no worker had run for an hour, which ended two minutes after a tick.
     bench
         .execute(
             "UPDATE tenure.schedules SET next_at = next_at - interval '70 min'
@@ -149,7 +149,7 @@ async fn ticks_that_nobody_was_there_for_are_skipped_made_good_once_or_all_made_
     bench.until("(SELECT bool_and(next_at > now()) FROM tenure.schedules)").await;
     bench.until_count("tenure.job_history WHERE kind = 'all'", due).await;
     bench.until_count("tenure.job_history WHERE kind = 'once'", 1).await;
-    // Within a minute of a tick, that one was not missed.
+    // Less than a minute late, a tick does not count as missed.
     if late {
         assert_eq!(bench.count("tenure.all_jobs WHERE kind = 'skip'").await, 0);
     }
@@ -210,21 +210,21 @@ async fn a_restart_of_postgres_costs_no_tick_and_repeats_none() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_schedule_that_cannot_be_is_refused_with_what_to_write() {
+async fn an_invalid_schedule_is_refused_with_what_to_write() {
     let bench = bench_with(|config| config.payload_bytes_max = 100).await;
     let job = || JobRequest::new("q", "k", json!({}));
     let put = async |schedule: Schedule| bench.tenure.put_schedule(schedule).await.unwrap_err();
     for (schedule, said) in [
-        (Schedule::new("s", "0 0 30 2 *", job()), "never comes"),
-        (Schedule::new("s", "* * *", job()), "is no cron expression"),
+        (Schedule::new("s", "0 0 30 2 *", job()), "no tick in the future"),
+        (Schedule::new("s", "* * *", job()), "is not a cron expression"),
         (Schedule::new("s", "0 3 * * *", job()).time_zone("Berlin"), "Europe/Berlin"),
         (Schedule::new("a b", "0 3 * * *", job()), "1 to 64 of"),
         (
             Schedule::new("s", "0 3 * * *", JobRequest::new("q", "k", json!(1))).tick_field("at"),
             "JSON object",
         ),
-        (Schedule::new("s", "0 3 * * *", job().unique_key("u")), "a job of its own"),
-        (Schedule::new("s", "0 3 * * *", job().delay(Duration::from_secs(1))), "a job of its own"),
+        (Schedule::new("s", "0 3 * * *", job().unique_key("u")), "its own job"),
+        (Schedule::new("s", "0 3 * * *", job().delay(Duration::from_secs(1))), "its own job"),
     ] {
         let error = put(schedule).await.to_string();
         assert!(error.contains(said), "{error}");
@@ -269,16 +269,16 @@ async fn the_program_adds_lists_pauses_resumes_and_removes_schedules() {
     run(&["schedules", "remove", "nightly"], 1).await;
     for (arguments, said) in [
         (["schedules", "add", "s", "0 3 * * *", "q", "k", "1", "--time-zone", "Mars"].as_slice(), "IANA"),
-        (&["schedules", "add", "s", "0 0 30 2 *", "q", "k", "1"], "never comes"),
-        (&["schedules", "add", "s", "x", "q", "k", "1"], "no cron expression"),
-        (&["schedules", "add", "s", "0 3 * * *", "q", "k", "1", "--missed", "some"], "skip, once and all"),
+        (&["schedules", "add", "s", "0 0 30 2 *", "q", "k", "1"], "no tick in the future"),
+        (&["schedules", "add", "s", "x", "q", "k", "1"], "not a cron expression"),
+        (&["schedules", "add", "s", "0 3 * * *", "q", "k", "1", "--missed", "some"], "skip, once or all"),
     ] {
         let text = run(arguments, 2).await;
         assert!(text.contains(said), "{text}");
     }
 }
 
-/// Its tick stays due: it is looked at again and again, and the others have theirs.
+/// The schedule's tick stays due: it is tried again and again, and the other schedules tick.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_schedule_that_this_version_cannot_read_is_tried_once_a_second() {
     let bench = bench().await;
@@ -290,7 +290,7 @@ async fn a_schedule_that_this_version_cannot_read_is_tried_once_a_second() {
         )
         .await;
     let mut worker = Child::start(&bench, "idle");
-    let said = "cannot be read has no ticks";
+    let said = "cannot parse a schedule";
     worker.until_log(said).await;
     tokio::time::sleep(Duration::from_secs(3)).await;
     let times = worker.log().matches(said).count();

@@ -1,18 +1,21 @@
-//! The schema, its migrations, its statements, and the views that people and outside tests read.
+//! The schema, its migrations, its statements, and the views for people and programs.
 
-use std::collections::BTreeSet;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use sqlx::{AssertSqlSafe, Executor, PgPool, SqlSafeStr};
-use tenure::{STATEMENTS, Tenure};
+use tenure::{Tenure, internals::STATEMENTS};
 
 use crate::harness::{Running, bench, bench_with_servers};
 
-/// What `sqlx::query!` would check at build time, without needing a database to build.
+/// The checks of `sqlx::query!`, without a database at build time.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_statement_fits_the_schema_and_opens_with_its_name_and_contract() {
     let bench = bench().await;
-    for (names, sql) in STATEMENTS {
-        let name = names.split_whitespace().next().unwrap();
+    for (name, sql) in STATEMENTS {
         assert!(sql.starts_with(&format!("-- {name}: ")), "{name}.sql must open with its name and contract");
         (&bench.pool)
             .prepare(AssertSqlSafe(*sql).into_sql_str())
@@ -21,23 +24,54 @@ async fn every_statement_fits_the_schema_and_opens_with_its_name_and_contract() 
     }
 }
 
+/// The files under this folder: name to folder and text.
+fn sql_files(folder: &Path, files: &mut BTreeMap<String, (PathBuf, String)>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            sql_files(&path, files);
+        } else if path.extension().is_some_and(|extension| extension == "sql") {
+            let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
+            let text = std::fs::read_to_string(&path).unwrap();
+            let other = files.insert(name, (folder.to_owned(), text));
+            assert!(other.is_none(), "two of the name of {}", path.display());
+        }
+    }
+}
+
 #[test]
-fn every_sql_file_is_in_the_list_of_statements() {
-    let listed: BTreeSet<String> = STATEMENTS
-        .iter()
-        .flat_map(|(names, _)| names.split_whitespace())
-        .map(|name| format!("{name}.sql"))
+fn every_sql_file_is_a_statement_or_a_part_of_one() {
+    let store = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../src/store"));
+    let mut files = BTreeMap::new();
+    sql_files(store, &mut files);
+    let included: BTreeSet<PathBuf> = files
+        .values()
+        .flat_map(|(_, text)| text.lines())
+        .filter_map(|line| Some(store.join(line.strip_prefix("-- include ")?)))
         .collect();
-    let folders = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/src/store"))
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .filter(|path| path.is_dir());
-    let files: Vec<String> = folders
-        .flat_map(|folder| std::fs::read_dir(folder).unwrap())
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect();
-    assert_eq!(files.len(), listed.len(), "two of one name");
-    assert_eq!(listed, files.into_iter().collect());
+    let mut statements: BTreeSet<&str> = STATEMENTS.iter().map(|(name, _)| *name).collect();
+    for (name, (folder, text)) in &files {
+        assert!(text.starts_with(&format!("-- {name}: ")), "{name}.sql does not open with its name");
+        if folder.ends_with("parts") {
+            assert!(
+                included.contains(&folder.join(format!("{name}.sql"))),
+                "no statement includes {name}.sql"
+            );
+        } else {
+            assert!(statements.remove(name.as_str()), "{name}.sql is not in the list of statements");
+        }
+    }
+    assert!(statements.is_empty(), "{statements:?} are no files");
+}
+
+#[test]
+fn the_script_prints_each_statement_as_it_is_sent() {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/statement");
+    let printed =
+        Command::new("python3").arg(script).args(STATEMENTS.iter().map(|(name, _)| name)).output().unwrap();
+    assert!(printed.status.success());
+    let sent: String = STATEMENTS.iter().map(|(_, sql)| *sql).collect();
+    assert!(String::from_utf8(printed.stdout).unwrap() == sent);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -57,7 +91,7 @@ async fn eight_migrations_at_once_apply_each_version_once() {
     for task in tasks {
         applied.extend(task.await.unwrap());
     }
-    // Each has a transaction of its own: one of the eight may apply some, and another the rest.
+    // Each migration has its own transaction: different ones of the eight may apply them.
     applied.sort_unstable();
     assert_eq!(applied, [1, 2, 3, 4, 5, 6, 7]);
     let pool = PgPool::connect(&config.database_url).await.unwrap();
@@ -78,13 +112,13 @@ async fn eight_migrations_at_once_apply_each_version_once() {
             named(7, "turns")
         ]
     );
-    // tenure's ledger is its own: the user's is not touched.
+    // tenure has its own ledger and leaves the user's alone.
     let others: i64 = sqlx::query_scalar("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'")
         .fetch_one(&pool)
         .await
         .unwrap();
     assert_eq!(others, 0);
-    // An applied migration that reads otherwise is refused, with the number.
+    // An applied migration with a different checksum is refused, with its number.
     sqlx::query("UPDATE tenure.migrations SET checksum = '\\x00' WHERE version = 1")
         .execute(&pool)
         .await
@@ -94,27 +128,27 @@ async fn eight_migrations_at_once_apply_each_version_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_the_schema_everyone_says_to_migrate() {
+async fn without_the_schema_every_program_says_to_migrate() {
     let bench = bench_with_servers(|_| {}).await;
     bench.execute("DROP SCHEMA tenure CASCADE").await;
     let job = tenure::JobRequest::new("q", "k", serde_json::json!(1));
     let error = bench.tenure.enqueue(job).await.unwrap_err().to_string();
     assert!(error.contains("tenure migrate"), "{error}");
-    // A worker waits for it, unready: in a deploy the migration may come later.
+    // A worker waits for the schema, unready: in a deploy the migration may come later.
     let worker = tenure::Worker::builder(&bench.tenure)
         .handle_any(tenure::KindOptions::new(), |_, _| async {})
         .concurrency("q", 1);
     let health = worker.health();
     let working = Running::start(worker);
     let lacks = |text: &str| health.ready().is_err_and(|why| why.iter().any(|line| line.contains(text)));
-    until(|| lacks("schema: there is none of tenure")).await;
+    until(|| lacks("schema: this database has no tenure schema")).await;
     assert!(lacks("tenure migrate") && health.live().is_ok() && !health.has_started());
     bench.tenure.migrate().await.unwrap();
     until(|| health.ready().is_ok()).await;
     working.stop().await;
 }
 
-/// Waits until it holds.
+/// Waits until a condition holds.
 async fn until(holds: impl Fn() -> bool) {
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
     while !holds() {
@@ -124,7 +158,7 @@ async fn until(holds: impl Fn() -> bool) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_views_have_the_columns_that_others_rely_on() {
+async fn the_views_have_the_columns_that_readers_rely_on() {
     let bench = bench().await;
     let columns = |view: &'static str| {
         let pool = bench.pool.clone();
@@ -154,14 +188,14 @@ async fn the_views_have_the_columns_that_others_rely_on() {
 async fn history_is_kept_by_day_and_a_missing_day_stops_no_completion() {
     let bench = bench().await;
     let partitions = "pg_inherits WHERE inhparent = 'tenure.job_history'::regclass";
-    // The schema may be of the day before, if it is midnight.
+    // Around midnight, the schema may be from the day before.
     let begun: i32 = bench.value("SELECT tenure.create_history_partitions(7)").await;
     assert!(begun <= 1, "{begun}");
     let existing = bench.count(partitions).await - i64::from(begun);
     assert_eq!(existing, 10, "yesterday, today, a week ahead, and the rest");
     assert_eq!(bench.value::<i32>("SELECT tenure.create_history_partitions(7)").await, 0);
     assert_eq!(bench.value::<i32>("SELECT tenure.create_history_partitions(9)").await, 2);
-    // A job whose id is of 2001, as a producer with a broken clock makes it.
+    // A job with an id of 2001, from a producer with a broken clock.
     let row = "INSERT INTO tenure.job_history (id, queue, kind, payload, status, attempt, max_attempts, fencing_token, created_at, scheduled_at, finished_at)
                VALUES ($1, 'q', 'k', '1', 'completed', 1, 1, 1, now(), now(), now())";
     for id in [uuid::Uuid::from_u128(0x00e7_0000_0000_7000_8000_0000_0000_0001), uuid::Uuid::now_v7()] {

@@ -1,4 +1,4 @@
-//! Security: roles of Postgres, TLS and credentials with both servers, and what stands in the logs.
+//! Security: roles of Postgres, TLS and credentials with both servers, and no secrets in the logs.
 
 use std::{
     path::{Path, PathBuf},
@@ -10,8 +10,9 @@ use nkeys::{KeyPair, KeyPairType};
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, PgPool};
 use tenure::{
-    Config, DeadFilter, JobContext, JobError, JobRequest, KindOptions, Outcome, Tenure, Worker,
+    Config, JobContext, JobError, JobRequest, KindOptions, Outcome, Tenure, Worker,
     dev::{Nats, Postgres, postgres_user},
+    rows::DeadFilter,
 };
 
 use crate::harness::{Bench, Child, Proxy, Running, bench, bench_with_servers, run_folder};
@@ -26,7 +27,7 @@ fn with(config: &Config, change: impl FnOnce(&mut Config)) -> Config {
     config
 }
 
-/// The shipped roles, and a login role in each; a client by any of them.
+/// The shipped roles, each with a login role and its client.
 async fn with_roles(bench: &Bench) -> impl AsyncFn(&str) -> (Tenure, PgPool) {
     sqlx::raw_sql(include_str!("../../postgres/roles.sql")).execute(&bench.pool).await.unwrap();
     for role in ["producer", "worker", "operator", "viewer"] {
@@ -42,7 +43,7 @@ async fn with_roles(bench: &Bench) -> impl AsyncFn(&str) -> (Tenure, PgPool) {
     }
 }
 
-/// Each is refused for the want of a right.
+/// Fails unless Postgres refuses each statement for a missing right.
 async fn denied(pool: &PgPool, statements: &[&str]) {
     for sql in statements {
         let error = sqlx::query(AssertSqlSafe(*sql)).execute(pool).await.expect_err(sql);
@@ -111,11 +112,9 @@ async fn each_role_of_postgres_can_do_its_work_and_no_more() {
                 ("once", _) => {
                     ctx.save_checkpoint(&1).await?;
                     let insert = "INSERT INTO public.app VALUES (1)";
-                    ctx.once("k", move |tx| {
-                        Box::pin(async move {
-                            sqlx::query(insert).execute(tx).await?;
-                            Ok(())
-                        })
+                    ctx.once("k", async |tx| {
+                        sqlx::query(insert).execute(tx).await?;
+                        Ok(())
                     })
                     .await?;
                 }
@@ -124,7 +123,7 @@ async fn each_role_of_postgres_can_do_its_work_and_no_more() {
                     sqlx::query("INSERT INTO public.app VALUES (2)").execute(&mut *tx).await?;
                     return ctx.complete_in(tx, None).await;
                 }
-                // Taken back by the scanner, or by its message.
+                // Reset by the scanner, or taken over on redelivery.
                 ("silent", 1) => tokio::time::sleep(Duration::from_secs(7)).await,
                 _ => ctx.progress("working", 50.0, "").await?,
             }
@@ -133,7 +132,7 @@ async fn each_role_of_postgres_can_do_its_work_and_no_more() {
     };
     let working =
         Running::start(Worker::builder(&worker).handle_any(KindOptions::new(), handler).concurrency("q", 20));
-    // What workers do for operators: limited claims, ticks, and sweeps.
+    // The workers' work for operators: limited claims, ticks and sweeps.
     bench.tenure.limit_queue("q", tenure::QueueLimits::new().max_running(8)).await.unwrap();
     let tick = JobRequest::new("q", "tick", json!({}));
     bench.tenure.put_schedule(tenure::Schedule::new("s", "* * * * * *", tick)).await.unwrap();
@@ -177,7 +176,7 @@ async fn each_role_of_postgres_can_do_its_work_and_no_more() {
 
     let (operator, pool) = by("operator").await;
     let later = operator.enqueue(request("done").delay(Duration::from_secs(600))).await.unwrap().id;
-    assert_eq!(operator.cancel(later).await.unwrap(), tenure::Cancelled::Cancelled);
+    assert_eq!(operator.cancel(later).await.unwrap(), tenure::CancelOutcome::Cancelled);
     let dies = DeadFilter::new().kind("dies");
     assert_eq!(operator.redrive_all(&dies).await.unwrap(), 1);
     assert_eq!(operator.purge_dead(&DeadFilter::default()).await.unwrap(), 1);
@@ -185,7 +184,7 @@ async fn each_role_of_postgres_can_do_its_work_and_no_more() {
     denied(&pool, &["UPDATE tenure.jobs SET payload = '1'", "DELETE FROM tenure.job_history"]).await;
 
     let (viewer, pool) = by("viewer").await;
-    assert!(!viewer.jobs(&tenure::JobFilter::new(), 100).await.unwrap().is_empty());
+    assert!(!viewer.jobs(&tenure::rows::JobFilter::new(), 100).await.unwrap().is_empty());
     assert!(viewer.job(keyed.id).await.unwrap().is_some());
     assert!(viewer.verify().await.unwrap().iter().all(|rule| rule.jobs == 0));
     let tables: Vec<String> = sqlx::query_scalar(
@@ -213,7 +212,7 @@ async fn each_role_of_postgres_can_do_its_work_and_no_more() {
     .await;
 }
 
-/// A certificate authority, and a certificate of it for this machine and one for its client.
+/// A certificate authority, with a certificate for this machine and one for its client.
 fn certificates(folder: &Path) {
     std::fs::create_dir_all(folder).unwrap();
     let openssl = |arguments: &str| {
@@ -238,7 +237,7 @@ fn certificates(folder: &Path) {
             "x509 -req -in {name}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -out {name}.pem -days 2 -extfile names"
         ));
     }
-    // Another authority, which nobody trusts.
+    // Another authority, which no server trusts.
     openssl("req -x509 -newkey rsa:2048 -nodes -keyout other.key -out other.pem -days 2 -subj /CN=other");
 }
 
@@ -247,7 +246,7 @@ async fn both_servers_are_reached_by_tls_with_certificates_and_only_with_the_rig
     let folder = run_folder().join(format!("tls-{}", uuid::Uuid::new_v4()));
     let certs = folder.join("certs");
     certificates(&certs);
-    // This program has both of rustls's providers, so neither is its default: who asks for one panics.
+    // This program has both of rustls's providers, so neither is its default: code that uses the default panics.
     assert!(
         std::panic::catch_unwind(rustls::ClientConfig::builder).is_err(),
         "rustls found a default provider"
@@ -264,7 +263,7 @@ async fn both_servers_are_reached_by_tls_with_certificates_and_only_with_the_rig
         ),
     )
     .unwrap();
-    // Its key must be Postgres's own.
+    // The key file must belong to Postgres.
     std::fs::create_dir_all(&pg).unwrap();
     for name in ["server.pem", "server.key", "ca.pem"] {
         std::fs::copy(certs.join(name), pg.join(name)).unwrap();
@@ -299,7 +298,7 @@ async fn both_servers_are_reached_by_tls_with_certificates_and_only_with_the_rig
         Worker::builder(&tenure).handle_any(KindOptions::new(), |_, _| async {}).concurrency("q", 2),
     );
     let id = tenure.enqueue(request("k")).await.unwrap().id;
-    assert_eq!(tenure.wait(id).await.unwrap().status, tenure::Status::Completed);
+    assert_eq!(tenure.wait(id, Duration::MAX).await.unwrap().unwrap().status, tenure::Status::Completed);
     let encrypted: bool =
         sqlx::query_scalar("SELECT bool_and(ssl) FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) WHERE application_name = 'tenure'")
             .fetch_one(&pool)
@@ -308,7 +307,7 @@ async fn both_servers_are_reached_by_tls_with_certificates_and_only_with_the_rig
     assert!(encrypted);
     working.stop().await;
 
-    // Another authority's word is worth nothing, and a client must show a certificate.
+    // The servers reject another authority's certificate, and a client without one.
     let stranger =
         Tenure::connect(&with(&config, |config| config.database_url = database("other.pem"))).await.unwrap();
     let error = stranger.enqueue(request("k")).await.unwrap_err();
@@ -355,7 +354,7 @@ fn jwt(issuer: &KeyPair, subject: &KeyPair, name: &str, nats: &Value) -> String 
     format!("{text}.{}", BASE64URL_NOPAD.encode(&signature))
 }
 
-/// As `nsc` makes it: an operator, an account, and a user's credentials in a file.
+/// The files that `nsc` makes: an operator, an account, and a user's credentials.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_credentials_file_opens_nats_and_another_users_does_not() {
     let bench = bench().await;
@@ -417,7 +416,7 @@ async fn a_credentials_file_opens_nats_and_another_users_does_not() {
         Worker::builder(&tenure).handle_any(KindOptions::new(), |_, _| async {}).concurrency("q", 1),
     );
     let id = tenure.enqueue(request("k")).await.unwrap().id;
-    assert_eq!(tenure.wait(id).await.unwrap().status, tenure::Status::Completed);
+    assert_eq!(tenure.wait(id, Duration::MAX).await.unwrap().unwrap().status, tenure::Status::Completed);
     working.stop().await;
     let stranger = Tenure::connect(&config(&bad)).await.unwrap();
     let answer = tokio::time::timeout(Duration::from_secs(3), stranger.setup(&["r".into()])).await;
@@ -458,7 +457,7 @@ async fn neither_passwords_nor_payloads_stand_in_the_logs() {
     tokio::time::sleep(Duration::from_secs(2)).await;
     own.postgres.restart().unwrap();
     own.nats.restart().unwrap();
-    // Its connections are from before.
+    // Its connections were open before the restart.
     while bench.tenure.enqueue(request("done")).await.is_err() {}
     bench.until_count("tenure.job_history WHERE status = 'completed'", 2).await;
     worker.signal(rustix::process::Signal::TERM);
@@ -468,7 +467,7 @@ async fn neither_passwords_nor_payloads_stand_in_the_logs() {
     assert!(!log.contains(secret), "{log}");
     let password = bench.config.database_url.split(':').nth(2).unwrap().split('@').next().unwrap();
     assert!(password.len() > 10 && !log.contains(password), "{log}");
-    // Nor in what the command line says when it cannot connect.
+    // The command line's error without a connection holds none either.
     for (name, value) in
         [("DATABASE_URL", "postgres://u:s3cr3t-8f1c@127.0.0.1:1/x"), ("NATS_URL", "nats://u:s3cr3t-8f1c@:x")]
     {
@@ -480,9 +479,9 @@ async fn neither_passwords_nor_payloads_stand_in_the_logs() {
     }
 }
 
-/// Before `postgres/roles.sql` has run, or with roles of one's own: the schema's functions are not everybody's.
+/// PUBLIC may not execute the schema's functions, even without the roles of `postgres/roles.sql`.
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_may_look_into_the_schema_may_not_purge() {
+async fn a_role_that_may_only_use_the_schema_may_not_purge() {
     let bench = bench_with_servers(|_| {}).await;
     bench.execute("CREATE ROLE anybody").await;
     bench.execute("GRANT USAGE ON SCHEMA tenure TO anybody").await;

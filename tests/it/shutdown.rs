@@ -1,13 +1,19 @@
 //! Graceful shutdown: finish, release, drain, exit 0. A second signal exits at once.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use rustix::process::Signal;
 use serde_json::json;
-use tenure::{JobContext, JobError, JobRequest, KindOptions, Outcome, Worker};
+use tenure::{
+    JobContext, JobError, JobRequest, KindOptions, Outcome, Status, Worker, WorkerBuilder, WorkerError,
+};
+use tokio::sync::Semaphore;
 
 use crate::{
-    harness::{Child, Running, bench, bench_with, until_file},
+    harness::{Bench, Child, Running, bench, bench_with, until_file},
     scenarios::{Step, step},
 };
 
@@ -20,28 +26,28 @@ async fn on_sigterm_running_jobs_finish_and_the_worker_exits_0() {
     until_file(&job.file("started")).await;
     worker.signal(Signal::TERM);
     worker.until_log("stopping: no new jobs").await;
-    // What comes now is for others.
+    // A job enqueued now is for other workers.
     let late = Step::new(&bench, "report");
     bench.tenure.enqueue(late.clone()).await.unwrap();
     std::fs::write(job.file("go"), "").unwrap();
     assert_eq!(worker.wait().await, Some(0), "{}", worker.log());
     let done = bench.tenure.job(id).await.unwrap().unwrap();
-    assert_eq!((done.output, done.fencing_token), (Some(json!("first")), 1));
+    assert_eq!((done.output, done.fencing_token.0), (Some(json!("first")), 1));
     assert!(!late.file("started").exists());
     assert_eq!(bench.count("tenure.workers").await, 0);
-    assert_eq!(bench.messages().await, 1, "only the late one is left");
+    assert_eq!(bench.messages().await, 1, "only the late job's message is left");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_does_not_finish_within_the_grace_is_released_at_once_with_no_attempt_burnt() {
+async fn jobs_that_outlast_the_grace_are_released_at_once_and_not_charged() {
     let bench = bench_with(|config| {
         config.timing.shutdown_grace = Duration::from_millis(300);
-        // Long: nobody recovers these but their own worker.
+        // Long timers: only their own worker can release these jobs.
         config.timing.stale_after = Duration::from_secs(60);
         config.timing.ack_wait = Duration::from_secs(120);
     })
     .await;
-    // One listens to its cancellation, one does not and is dropped.
+    // One handler listens to its cancellation; the other does not and is dropped.
     let stubborn = |payload: serde_json::Value, ctx: JobContext| async move {
         if ctx.token().0 > 1 {
             return Outcome::done(ctx.attempt());
@@ -70,15 +76,19 @@ async fn what_does_not_finish_within_the_grace_is_released_at_once_with_no_attem
     assert_eq!(bench.count("tenure.job_executions WHERE outcome = 'released'").await, 2);
     let next = Running::start(build());
     for id in ids {
-        assert_eq!(bench.until_finished(id).await.output, Some(json!(1)), "it is the first attempt again");
+        assert_eq!(
+            bench.until_finished(id).await.output,
+            Some(json!(1)),
+            "the next attempt is number 1 again"
+        );
     }
     bench.until_stream_is_empty(Duration::from_secs(5)).await;
     next.stop().await;
 }
 
-/// "As long as it needs" is a grace, too: the sum of graces must not be more than there is time.
+/// A grace may be endless: the sum of the graces must not overflow.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_whose_cancelled_handlers_have_for_ever_stops_when_they_have_ended() {
+async fn a_worker_with_an_endless_cancel_grace_stops_when_its_handlers_have_ended() {
     let bench = bench_with(|config| {
         config.timing.shutdown_grace = Duration::ZERO;
         config.timing.cancel_grace = Duration::MAX;
@@ -123,7 +133,7 @@ async fn a_second_signal_exits_at_once_and_the_job_is_recovered() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_that_stops_gives_back_what_was_on_its_way_to_it() {
+async fn a_worker_that_stops_returns_the_messages_that_were_on_their_way_to_it() {
     let bench = bench_with(|config| {
         config.timing.stale_after = Duration::from_secs(60);
         config.timing.ack_wait = Duration::from_secs(120);
@@ -131,8 +141,8 @@ async fn a_worker_that_stops_gives_back_what_was_on_its_way_to_it() {
     .await;
     let build =
         || Worker::builder(&bench.tenure).handle_any(KindOptions::new(), |_, _| async {}).concurrency("q", 5);
-    // Stopped in the middle of a flood, again and again: with ack_wait at two minutes, one message kept
-    // by a worker that is gone would show.
+    // The worker stops again and again in the middle of a flood. With an ack_wait of two minutes, the test would notice
+    // a single message that a stopped worker kept.
     let requests = (0..2_000).map(|n| JobRequest::new("q", "k", json!(n)));
     bench.tenure.setup(&["q".into()]).await.unwrap();
     bench.tenure.enqueue_many(requests).await.unwrap();
@@ -149,4 +159,114 @@ async fn a_worker_that_stops_gives_back_what_was_on_its_way_to_it() {
     bench.until_stream_is_empty(Duration::from_secs(10)).await;
     assert_eq!(bench.count("tenure.job_executions_all WHERE outcome = 'completed'").await, 2_000);
     worker.stop().await;
+}
+
+/// Returns a worker of one slot, the permits that its jobs add when they begin, and those that they wait for to end.
+fn gated(bench: &Bench) -> (WorkerBuilder, Arc<Semaphore>, Arc<Semaphore>) {
+    let (begun, may_end) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+    let (tell, wait) = (begun.clone(), may_end.clone());
+    let handler = move |_: serde_json::Value, _: JobContext| {
+        let (tell, wait) = (tell.clone(), wait.clone());
+        async move {
+            tell.add_permits(1);
+            wait.acquire().await.unwrap().forget();
+        }
+    };
+    let worker = Worker::builder(&bench.tenure).handle_any(KindOptions::new(), handler).concurrency("q", 1);
+    (worker, begun, may_end)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handle_shows_its_workers_health_and_stops_it_when_its_jobs_have_ended() {
+    let bench = bench().await;
+    let (worker, begun, may_end) = gated(&bench);
+    let worker = worker.start().unwrap();
+    let health = worker.health();
+    let within = Instant::now() + Duration::from_secs(10);
+    while let Err(lacks) = health.ready() {
+        assert!(Instant::now() < within, "{lacks:?}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let id = bench.tenure.enqueue(JobRequest::new("q", "k", json!(1))).await.unwrap().id;
+    begun.acquire().await.unwrap().forget();
+    worker.stop();
+    worker.stop();
+    // A wait that is dropped changes nothing.
+    let early = tokio::time::timeout(Duration::from_millis(300), worker.wait()).await;
+    assert!(early.is_err() && !worker.is_finished(), "it waits for its job: {early:?}");
+    assert!(health.is_draining() && health.live().is_ok());
+    let late = bench.tenure.enqueue(JobRequest::new("q", "k", json!(2))).await.unwrap().id;
+    may_end.add_permits(1);
+    let (one, other) = tokio::join!(worker.wait(), worker.wait());
+    assert!(one.is_ok() && other.is_ok(), "{one:?} {other:?}");
+    let [done, waits] = [id, late].map(|id| bench.tenure.job(id));
+    let (done, waits) = (done.await.unwrap().unwrap(), waits.await.unwrap().unwrap());
+    assert_eq!((done.status, done.fencing_token.0), (Status::Completed, 1));
+    assert_eq!((waits.status, waits.fencing_token.0), (Status::Queued, 0), "it took no new job");
+    assert_eq!(bench.count("tenure.workers").await, 0);
+    worker.wait().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handle_or_a_run_until_that_is_dropped_asks_its_worker_to_stop_and_does_not_wait() {
+    for by_handle in [true, false] {
+        let bench = bench().await;
+        let (worker, begun, may_end) = gated(&bench);
+        let health = worker.health();
+        let id = bench.tenure.enqueue(JobRequest::new("q", "k", json!(1))).await.unwrap().id;
+        if by_handle {
+            let worker = worker.start().unwrap();
+            begun.acquire().await.unwrap().forget();
+            drop(worker);
+        } else {
+            tokio::select! {
+                ended = worker.run_until(std::future::pending()) => panic!("{ended:?}"),
+                begun = begun.acquire() => begun.unwrap().forget(),
+            }
+        }
+        bench.until_count("tenure.jobs WHERE status = 'processing'", 1).await;
+        let within = Instant::now() + Duration::from_secs(5);
+        while !health.is_draining() {
+            assert!(Instant::now() < within);
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        may_end.add_permits(1);
+        assert_eq!(bench.until_finished(id).await.fencing_token, 1, "the job ran to its end");
+        bench.until_count("tenure.workers", 0).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_wait_on_a_handle_returns_the_error_that_ended_its_worker() {
+    let bench = bench().await;
+    bench
+        .execute(
+            "INSERT INTO tenure.migrations (version, name, checksum, breaks_before) VALUES (99, 'less', '', 98)",
+        )
+        .await;
+    let (worker, ..) = gated(&bench);
+    let worker = worker.start().unwrap();
+    for _ in 0..2 {
+        let error = worker.wait().await.unwrap_err();
+        assert!(matches!(error, WorkerError::TooOld { version: 99, breaks_before: 98, .. }), "{error}");
+    }
+    worker.stop();
+    assert!(worker.wait().await.is_err());
+
+    bench.execute("DELETE FROM tenure.migrations WHERE version = 99").await;
+    let (worker, begun, _) = gated(&bench);
+    let worker = worker.start().unwrap();
+    bench.tenure.enqueue(JobRequest::new("q", "k", json!(1))).await.unwrap();
+    begun.acquire().await.unwrap().forget();
+    worker.abort();
+    let error = worker.wait().await.unwrap_err();
+    assert!(matches!(error, WorkerError::Aborted), "{error}");
+    assert_eq!(
+        bench.count("tenure.jobs WHERE status = 'processing'").await,
+        1,
+        "the job stays as a crash leaves it"
+    );
+
+    let wrong = Worker::builder(&bench.tenure).start().unwrap_err();
+    assert!(matches!(wrong, WorkerError::Nothing("handler")), "{wrong}");
 }

@@ -1,4 +1,4 @@
-//! Submissions: producers with nothing but a NATS client.
+//! Submissions: producers that have only a NATS client.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ async fn publish(bench: &Bench, headers: &[(&str, &str)], body: impl Into<Vec<u8
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_no_job_goes_to_the_dead_letters_with_its_bytes_and_the_worker_goes_on() {
+async fn an_invalid_message_goes_to_the_dead_letters_with_its_bytes_and_the_worker_goes_on() {
     let bench = bench().await;
     let worker = worker(&bench);
     bench.until_count("tenure.workers", 1).await;
@@ -74,7 +74,7 @@ async fn what_is_no_job_goes_to_the_dead_letters_with_its_bytes_and_the_worker_g
     ] {
         assert!(reasons.contains(reason), "{reason} is not in\n{reasons}");
     }
-    // Terminated, not redelivered for ever.
+    // The messages are terminated, not redelivered for ever.
     bench.until_stream_is_empty(Duration::from_secs(5)).await;
     worker.stop().await;
 }
@@ -98,7 +98,7 @@ async fn headers_set_the_attempts_the_time_the_key_and_the_trace() {
         .await;
     assert_eq!(job, "(9,t,t)");
     bench.until_count("tenure.job_history WHERE started_at >= scheduled_at", 1).await;
-    // The same again, after the stream has forgotten the id: the key remembers.
+    // The same message, after the stream has forgotten its id: the key still holds.
     let stream = bench.js.get_stream(&bench.config.stream).await.unwrap();
     stream.purge().await.unwrap();
     bench.js.delete_stream(&bench.config.stream).await.unwrap();
@@ -117,10 +117,10 @@ async fn headers_set_the_attempts_the_time_the_key_and_the_trace() {
     worker.stop().await;
 }
 
-/// `Tenure-Idempotency-Key` is of its queue. `Nats-Msg-Id` is the stream's for two minutes, whatever the queue; that is
-/// NATS, and the docs say so.
+/// A `Tenure-Idempotency-Key` counts within its queue. NATS drops a `Nats-Msg-Id` that it has seen in the stream within
+/// two minutes, in any queue, as the docs say.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_key_is_of_its_queue_and_the_streams_own_id_is_not() {
+async fn a_key_belongs_to_its_queue_and_the_streams_own_id_does_not() {
     let bench = bench().await;
     bench.tenure.setup(&["mail".into(), "billing".into()]).await.unwrap();
     let publish = |queue: &'static str, headers: &[(&str, &str)]| {
@@ -139,12 +139,12 @@ async fn a_key_is_of_its_queue_and_the_streams_own_id_is_not() {
     assert!(!publish("mail", &[key]).await);
     assert!(!publish("mail", &[key]).await, "the stream stores it; Postgres knows the key");
     assert!(!publish("billing", &[key]).await);
-    // Beside it the stream's id is the stream's alone: another id is no other job.
+    // Beside the key, the stream's id has no other meaning: a different id makes no other job.
     assert!(!publish("billing", &[key, ("Nats-Msg-Id", "another")]).await);
     // The trap that the docs name: the second job would never exist.
     assert!(!publish("mail", &[("Nats-Msg-Id", "order-18")]).await);
     assert!(publish("billing", &[("Nats-Msg-Id", "order-18")]).await);
-    // With the queue in it, there is none.
+    // An id that contains the queue avoids the trap.
     assert!(
         !publish("mail", &[("Tenure-Idempotency-Key", "order-19"), ("Nats-Msg-Id", "mail:order-19")]).await
     );
@@ -163,7 +163,7 @@ async fn a_key_is_of_its_queue_and_the_streams_own_id_is_not() {
         "(billing,order-17)\n(billing,order-19)\n(mail,order-17)\n(mail,order-18)\n(mail,order-19)"
     );
     assert_eq!(bench.count("tenure.all_jobs").await, 5);
-    // An enqueue with the key of a submission is told of the submission's job.
+    // An enqueue with the key of a submission returns the submission's job.
     let again =
         bench.tenure.enqueue(tenure::JobRequest::new("mail", "known", json!(1))).unique_key("order-17").await;
     assert!(again.unwrap().duplicate);
@@ -171,7 +171,7 @@ async fn a_key_is_of_its_queue_and_the_streams_own_id_is_not() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn submissions_of_a_time_without_postgres_become_jobs_when_it_is_back() {
+async fn submissions_during_an_outage_of_postgres_become_jobs_when_it_is_back() {
     let mut bench = bench_with_servers(|_| {}).await;
     let worker = worker(&bench);
     bench.until_count("tenure.workers", 1).await;
@@ -187,7 +187,7 @@ async fn submissions_of_a_time_without_postgres_become_jobs_when_it_is_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_kind_nobody_knows_waits_for_a_worker_that_does() {
+async fn an_unknown_kind_waits_for_a_worker_that_handles_it() {
     let bench = bench().await;
     let old = worker(&bench);
     bench.until_count("tenure.workers", 1).await;
@@ -195,7 +195,7 @@ async fn a_kind_nobody_knows_waits_for_a_worker_that_does() {
     let ticket = bench.tenure.enqueue(tenure::JobRequest::new("q", "new.kind", json!(2))).await.unwrap();
     publish(&bench, &[], b"3".to_vec()).await;
     bench.until_count("tenure.job_history WHERE output = '3'", 1).await;
-    // Put off: the row is there, the message too, nobody ran it, and it is not published over and over.
+    // Put off: row and message exist, no worker ran the job, and the relay does not publish it over and over.
     bench
         .until_count("tenure.jobs WHERE kind = 'new.kind' AND published_at > now() + interval '10 s'", 2)
         .await;
@@ -208,7 +208,7 @@ async fn a_kind_nobody_knows_waits_for_a_worker_that_does() {
         ))
         .await;
     assert_eq!(bench.count("tenure.jobs WHERE dispatch > 1").await, 0);
-    // The new worker is there; the messages come again in 20 to 40 s, so let the relay be sooner.
+    // The messages would reach the new worker in 20 to 40 s; the relay is faster.
     let new = Running::start(
         Worker::builder(&bench.tenure).handle_any(KindOptions::new(), |_, _| async {}).concurrency("q", 1),
     );
@@ -222,7 +222,7 @@ async fn a_kind_nobody_knows_waits_for_a_worker_that_does() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_kind_nobody_knows_for_too_long_is_a_dead_letter_with_its_payload() {
+async fn a_kind_that_stays_unknown_for_too_long_is_a_dead_letter_with_its_payload() {
     let bench = bench_with(|config| config.timing.unknown_kind_after = Duration::from_secs(2)).await;
     let worker = worker(&bench);
     bench.until_count("tenure.workers", 1).await;
@@ -275,7 +275,7 @@ asyncio.run(main())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_kind_that_a_busy_worker_knows_is_not_a_dead_letter_however_long_it_waits() {
+async fn a_kind_that_a_busy_worker_handles_never_becomes_a_dead_letter() {
     let bench = bench_with(|config| config.timing.unknown_kind_after = Duration::from_secs(2)).await;
     bench.tenure.setup(&["q".into()]).await.unwrap();
     let slow = |_, ctx: tenure::JobContext| async move {
@@ -290,7 +290,7 @@ async fn a_kind_that_a_busy_worker_knows_is_not_a_dead_letter_however_long_it_wa
     bench.until_count("tenure.jobs WHERE status = 'processing'", 1).await;
     let waiting = bench.tenure.enqueue(tenure::JobRequest::new("q", "rare", json!(2))).await.unwrap().id;
     let other = worker(&bench);
-    // Put off for longer than it takes to bury a kind that nobody knows.
+    // Put off for longer than the limit after which an unknown kind becomes a dead letter.
     bench.until(&format!("EXISTS (SELECT FROM tenure.jobs WHERE id = '{waiting}' AND put_off_since < now() - interval '4 s')")).await;
     assert_eq!(bench.count("tenure.dead_letter_jobs").await, 0);
     drop(busy);
@@ -306,9 +306,10 @@ async fn a_forged_ticket_claims_nothing_and_a_finished_job_of_an_unknown_kind_is
         bench.tenure.enqueue(tenure::JobRequest::new("elsewhere", "other", json!(1))).await.unwrap().id;
     let done = bench.tenure.enqueue(tenure::JobRequest::new("q", "known", json!(1))).await.unwrap().id;
     bench.until_finished(done).await;
-    let nobody = tenure::JobId::generate();
-    // A job of another queue and kind under a known subject; a finished one and none under an unknown kind.
-    for (n, (kind, job)) in [("known", other), ("strange", done), ("strange", nobody)].into_iter().enumerate()
+    let absent = tenure::JobId::generate();
+    // Tickets under a known subject for a job of another queue and kind; under an unknown kind, for a finished job and
+    // for one that does not exist.
+    for (n, (kind, job)) in [("known", other), ("strange", done), ("strange", absent)].into_iter().enumerate()
     {
         let mut headers = HeaderMap::new();
         headers.insert("Tenure-Job-Id", job.to_string());
@@ -317,7 +318,7 @@ async fn a_forged_ticket_claims_nothing_and_a_finished_job_of_an_unknown_kind_is
         let subject = format!("{}.q.{kind}", bench.config.subject_prefix);
         bench.js.publish_with_headers(subject, headers, body.into()).await.unwrap().await.unwrap();
     }
-    // Only the ticket of the other queue's own job is left, which nobody here serves.
+    // Only the ticket of the other queue's own job is left; no worker here serves that queue.
     let deadline = std::time::Instant::now() + Duration::from_secs(60);
     loop {
         let info = bench.consumer("q").await;

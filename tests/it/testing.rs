@@ -1,4 +1,4 @@
-//! What the tests of users need: `tenure::testing`, tested on the servers that it starts itself.
+//! `tenure::testing`, the kit for users' tests, on the servers that it starts itself.
 
 use std::{
     sync::{
@@ -38,19 +38,19 @@ fn stepper(tenure: &Tenure) -> WorkerBuilder<Tenure> {
     })
 }
 
-/// Every job is as it must be, also after time has passed at once.
+/// Fails if `verify` finds anything, also after `advance`.
 async fn is_whole(test: &TestTenure) {
     let rules = test.verify().await.unwrap();
     assert!(rules.iter().all(|rule| rule.jobs == 0), "{rules:?}");
 }
 
-/// What a test of a user would print.
+/// The panic's text, which a user's test would print.
 async fn panic_of(work: impl Future<Output = ()> + Send + 'static) -> String {
     let panic = tokio::spawn(work).await.unwrap_err().into_panic();
     *panic.downcast::<String>().unwrap()
 }
 
-/// Not `multi_thread`, as most tests of users.
+/// Single-threaded, as most users' tests are.
 #[tokio::test]
 async fn three_attempts_wait_for_no_backoff() {
     let test = TestTenure::start().await;
@@ -85,13 +85,13 @@ async fn a_job_that_does_not_end_in_time_is_shown_with_its_attempts() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_drain_runs_what_handlers_enqueue_and_not_what_is_for_later() {
+async fn a_drain_runs_the_jobs_that_handlers_enqueue_and_not_those_for_later() {
     let test = TestTenure::start().await;
     test.enqueue(Step { n: 3 }).await.unwrap();
     test.enqueue(JobRequest::new("steps", "unknown", json!(null))).await.unwrap();
     let ended = test.drain(stepper(&test)).await;
     let mut outputs: Vec<_> = ended.iter().filter_map(|job| job.output.as_ref()?.as_u64()).collect();
-    // A step may end just before the one that enqueued it.
+    // A step may end right before the step that enqueued it.
     outputs.sort_unstable();
     assert_eq!(outputs, [0, 1, 2, 3]);
     assert_eq!(test.enqueued::<Step>().await, [Step { n: 0 }], "for in an hour");
@@ -102,7 +102,7 @@ async fn a_drain_runs_what_handlers_enqueue_and_not_what_is_for_later() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_assertion_that_fails_shows_what_is_there_instead() {
+async fn an_assertion_that_fails_shows_the_jobs_that_are_there() {
     let test = TestTenure::start().await;
     test.assert_nothing_enqueued::<Step>().await;
     let mut tx = test.pool().begin().await.unwrap();
@@ -139,7 +139,7 @@ async fn time_that_passes_makes_schedules_tick_and_silent_jobs_stale() {
     let ticks = test.drain(ticker()).await;
     assert_eq!(ticks.iter().map(|job| job.kind.as_str()).collect::<Vec<_>>(), ["tick"]);
 
-    // A job whose worker says nothing is lost after `stale_after`, which is 5 minutes.
+    // A silent job is reset after `stale_after`, which is 5 minutes.
     let begun = Arc::new(Notify::new());
     let worker = Worker::builder(&test).state(begun.clone()).handle(
         |_: Step, ctx: JobContext<Arc<Notify>>| async move {
@@ -161,7 +161,7 @@ async fn time_that_passes_makes_schedules_tick_and_silent_jobs_stale() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_lost_attempt_writes_is_refused_while_another_runs() {
+async fn writes_of_a_lost_attempt_are_refused_while_another_runs() {
     let test = TestTenure::start().await;
     sqlx::query("CREATE TABLE marks (n bigint)").execute(test.pool()).await.unwrap();
     let (written, mut refused) = mpsc::unbounded_channel();
@@ -176,12 +176,10 @@ async fn what_a_lost_attempt_writes_is_refused_while_another_runs() {
                     go_on.notified().await;
                 }
                 let done = ctx
-                    .fenced_tx(move |tx| {
-                        Box::pin(async move {
-                            let mark = sqlx::query("INSERT INTO marks VALUES ($1)").bind(attempt);
-                            mark.execute(tx).await?;
-                            Ok(())
-                        })
+                    .fenced_tx(async |tx| {
+                        let mark = sqlx::query("INSERT INTO marks VALUES ($1)").bind(attempt);
+                        mark.execute(tx).await?;
+                        Ok(())
                     })
                     .await;
                 written.send((attempt, done.as_ref().is_err_and(JobError::is_lost))).unwrap();
@@ -196,7 +194,7 @@ async fn what_a_lost_attempt_writes_is_refused_while_another_runs() {
     };
     test.lose(id).await;
     let job = test.finish(worker(), id).await;
-    assert_eq!((job.status, job.fencing_token), (Status::Completed, 2));
+    assert_eq!((job.status, job.fencing_token.0), (Status::Completed, 2));
     go_on.notify_one();
     assert_eq!(first.await.unwrap().fencing_token, 2);
     let mut all = Vec::new();
@@ -204,7 +202,7 @@ async fn what_a_lost_attempt_writes_is_refused_while_another_runs() {
         all.push(one);
     }
     all.sort_unstable();
-    // The first may have been told to stop, and been dropped, before it could try.
+    // The first attempt may have been cancelled and dropped before it could try.
     assert!(all == [(1, true), (2, false)] || all == [(2, false)], "{all:?}");
     let marks: Vec<i64> = sqlx::query_scalar("SELECT n FROM marks").fetch_all(test.pool()).await.unwrap();
     assert_eq!(marks, [2]);
@@ -218,17 +216,15 @@ async fn a_job_that_is_run_twice_has_the_effects_of_once_once() {
     let worker = Worker::builder(&test).state(runs.clone()).handle(
         |_: Step, ctx: JobContext<Arc<AtomicU32>>| async move {
             ctx.state().fetch_add(1, Ordering::Relaxed);
-            ctx.once("points", |tx| {
-                Box::pin(async move {
-                    sqlx::query("INSERT INTO points VALUES (1)").execute(tx).await?;
-                    Ok(())
-                })
+            ctx.once("points", async |tx| {
+                sqlx::query("INSERT INTO points VALUES (1)").execute(tx).await?;
+                Ok(())
             })
             .await
         },
     );
     let job = test.run_twice(worker, Step { n: 1 }).await;
-    assert_eq!((job.status, job.attempt, job.fencing_token), (Status::Completed, 2, 2));
+    assert_eq!((job.status, job.attempt, job.fencing_token.0), (Status::Completed, 2, 2));
     assert_eq!(runs.load(Ordering::Relaxed), 2);
     let points: i64 = sqlx::query_scalar("SELECT count(*) FROM points").fetch_one(test.pool()).await.unwrap();
     assert_eq!(points, 1);

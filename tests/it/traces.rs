@@ -1,4 +1,4 @@
-//! Traces: what arrives at a collector.
+//! Traces: the spans that reach a collector.
 
 use std::{
     collections::BTreeMap,
@@ -22,10 +22,10 @@ use tenure::JobId;
 
 use crate::harness::{Bench, Child, bench};
 
-/// Of a span: its trace and its own id, in hexadecimal.
+/// A span's trace id and its own id, in hexadecimal.
 type Ids = (String, String);
 
-/// A span that arrived.
+/// A span that the collector received.
 #[derive(Debug, Clone)]
 struct Arrived {
     name: String,
@@ -55,7 +55,7 @@ fn text(attribute: KeyValue) -> (String, String) {
     (attribute.key, value)
 }
 
-/// Takes spans by OTLP over HTTP, and keeps what it was sent.
+/// Receives spans by OTLP over HTTP and keeps them.
 struct Collector {
     address: SocketAddr,
     bodies: Arc<Mutex<Vec<Bytes>>>,
@@ -81,7 +81,7 @@ impl Collector {
         Self { address, bodies, server }
     }
 
-    /// All that has arrived, in order of their beginning.
+    /// All received spans, in order of their beginning.
     fn spans(&self) -> Vec<Arrived> {
         let bodies = self.bodies.lock().unwrap().clone();
         let requests = bodies.into_iter().map(|body| ExportTraceServiceRequest::decode(body).unwrap());
@@ -107,21 +107,21 @@ impl Collector {
         self.spans().into_iter().filter(|span| span.name == name).collect()
     }
 
-    /// Whether a text is anywhere in what arrived.
+    /// Whether a text occurs anywhere in the received data.
     fn holds(&self, text: &str) -> bool {
         let bodies = self.bodies.lock().unwrap();
         bodies.iter().any(|body| body.windows(text.len()).any(|window| window == text.as_bytes()))
     }
 }
 
-/// The program in this world, with a collector.
+/// The program in this world, with this collector.
 fn program(bench: &Bench, endpoint: &str, arguments: &[&str]) -> tokio::process::Command {
     let mut command = bench.program(arguments);
     command.env("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint).env("OTEL_BSP_SCHEDULE_DELAY", "100");
     command
 }
 
-/// A worker that runs this command, and has begun.
+/// A started worker that runs this command.
 async fn work(bench: &Bench, endpoint: &str, command: &str, variables: &[(&str, &str)]) -> Child {
     bench.tenure.setup(&["q".into()]).await.unwrap();
     let mut work = program(bench, endpoint, &["work", "q", "--exec", command, "--concurrency", "4"]);
@@ -154,7 +154,7 @@ async fn a_job_that_fails_once_is_three_spans_that_are_linked() {
     let (bench, collector) = (bench().await, Collector::start().await);
     let endpoint = format!("http://{}", collector.address);
     let secret = "s3cr3t-2d41";
-    // What is in the payload is in its errors, its output and its lines, too.
+    // The payload also appears in the errors, the output and the lines of the command.
     let script = format!(
         r#"read payload; echo "$payload"; echo "$payload" >&2; echo "$TRACEPARENT" > {}/trace-$TENURE_ATTEMPT
            [ $TENURE_ATTEMPT = 2 ] || exit 1; echo "{{\"output\": $payload}}""#,
@@ -182,18 +182,22 @@ async fn a_job_that_fails_once_is_three_spans_that_are_linked() {
         span.has(&of_all);
         span.has(&[("tenure.job.id", job.as_str())]);
     }
-    // SPAN_KIND_PRODUCER, in the trace that it was called in.
+    // SPAN_KIND_PRODUCER, in the caller's trace.
     assert_eq!((send.name.as_str(), send.kind), ("send q", 4));
     assert_eq!((&send.ids.0, &send.parent), (&parent().0, &parent().1));
     send.has(&[("messaging.operation.type", "send"), ("messaging.operation.name", "send")]);
-    // SPAN_KIND_CONSUMER, each a trace of its own.
+    // SPAN_KIND_CONSUMER, each in its own trace.
     for (span, attempt) in [(first, "1"), (second, "2")] {
         assert_eq!((span.name.as_str(), span.kind, span.parent.as_str()), ("process q", 5, ""));
         span.has(&[("messaging.operation.type", "process"), ("tenure.worker", worker_id.as_str())]);
         span.has(&[("tenure.attempt", attempt), ("tenure.token", attempt)]);
         let told =
             std::fs::read_to_string(bench.config.runtime_dir.join(format!("trace-{attempt}"))).unwrap();
-        assert_eq!(told.trim(), format!("00-{}-{}-01", span.ids.0, span.ids.1), "what the command was told");
+        assert_eq!(
+            told.trim(),
+            format!("00-{}-{}-01", span.ids.0, span.ids.1),
+            "the context that the command got"
+        );
     }
     assert_eq!(first.links, std::slice::from_ref(&send.ids));
     assert_eq!(second.links, [send.ids.clone(), first.ids.clone()]);
@@ -207,7 +211,7 @@ async fn a_job_that_fails_once_is_three_spans_that_are_linked() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_foreign_producers_context_is_linked_or_the_parent_as_it_is_set() {
+async fn a_foreign_producers_context_is_linked_or_the_parent_as_configured() {
     for (setting, is_child) in [("link", false), ("child", true)] {
         let (bench, collector) = (bench().await, Collector::start().await);
         let endpoint = format!("http://{}", collector.address);
@@ -224,7 +228,7 @@ async fn a_foreign_producers_context_is_linked_or_the_parent_as_it_is_set() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_context_that_is_none_makes_no_dead_letter_and_no_link() {
+async fn an_invalid_trace_context_makes_no_dead_letter_and_no_link() {
     let (bench, collector) = (bench().await, Collector::start().await);
     let endpoint = format!("http://{}", collector.address);
     let worker = work(&bench, &endpoint, "true", &[]).await;
@@ -243,7 +247,7 @@ async fn a_context_that_is_none_makes_no_dead_letter_and_no_link() {
     assert_eq!(
         process.iter().map(|span| span.links.len()).sum::<usize>(),
         1,
-        "that of the program's own span"
+        "the trace of the program's own span"
     );
 }
 
@@ -270,7 +274,7 @@ async fn a_collector_that_is_away_or_hangs_costs_spans_and_no_job() {
     let hangs_at = format!("http://{}", hangs.local_addr().unwrap());
     for endpoint in ["http://127.0.0.1:1", hangs_at.as_str(), "no url"] {
         let bench = bench().await;
-        // As small as they may be, so that they overflow.
+        // The smallest queues, so that they overflow.
         let small = [
             ("OTEL_BSP_MAX_QUEUE_SIZE", "4"),
             ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "2"),
@@ -283,17 +287,20 @@ async fn a_collector_that_is_away_or_hangs_costs_spans_and_no_job() {
         }
         bench.until_count("tenure.job_history WHERE status = 'completed' AND attempt = 1", 40).await;
         let took = began.elapsed();
-        worker.until_log(if endpoint == "no url" { "not exported" } else { "takes no traces" }).await;
+        worker.until_log(if endpoint == "no url" { "not exported" } else { "exporting traces failed" }).await;
         let told = Instant::now();
         worker.signal(Signal::TERM);
         assert_eq!(worker.wait().await, Some(0), "{endpoint}: {}", worker.log());
         assert!(told.elapsed() < Duration::from_secs(8), "{endpoint}: it took {:?} to end", told.elapsed());
         assert!(took < Duration::from_secs(20), "{endpoint}: 40 jobs took {took:?}");
-        assert_eq!(worker.log().matches("takes no traces").count(), usize::from(endpoint != "no url"));
+        assert_eq!(
+            worker.log().matches("exporting traces failed").count(),
+            usize::from(endpoint != "no url")
+        );
     }
 }
 
-/// The example: a handler in Rust, with a span of its own inside the attempt's, and an enqueuer with one around it.
+/// The example: a handler in Rust with a span inside the attempt's, and an enqueuer with one around its call.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_examples_spans_hang_together() {
     let collector = Collector::start().await;
@@ -314,7 +321,7 @@ async fn the_examples_spans_hang_together() {
     for attempt in &attempts {
         assert!(attempt.links.contains(&send.ids), "{attempt:?}");
     }
-    assert!(attempts[1].links.contains(&attempts[0].ids), "a retry is linked to what it repeats");
+    assert!(attempts[1].links.contains(&attempts[0].ids), "a retry is linked to the attempt before");
     let asked = collector.named("ask the bank");
     let parents: Vec<_> = asked.iter().map(|span| &span.parent).collect();
     assert_eq!(parents, attempts.iter().map(|attempt| &attempt.ids.1).collect::<Vec<_>>());

@@ -1,4 +1,4 @@
-//! Vanished workers: their jobs run elsewhere within seconds, and nobody else's are taken.
+//! Vanished workers: their jobs run elsewhere within seconds, and no others are reset.
 
 use std::{
     path::PathBuf,
@@ -14,7 +14,7 @@ use crate::{
     scenarios::Step,
 };
 
-/// A worker in a process of its own, on a host of its own, with some variables set otherwise.
+/// A worker in a separate process and on a separate host, with some variables changed.
 fn worker_on(bench: &Bench, host: &str, variables: &[(&str, String)]) -> Child {
     let host = [("TENURE_HOSTNAME", host.to_owned())];
     Child::start_with(bench, "worker", &[&host, variables].concat())
@@ -27,13 +27,13 @@ async fn running_job(bench: &Bench) -> (Step, JobId) {
     (job, id)
 }
 
-/// One worker is killed at some moment of its rhythm, a second after the other has started; how long until its job runs
-/// there.
+/// Kills a worker at a random phase of its renewals, a second after the other has started. Returns the time until its
+/// job runs there.
 async fn trial(n: u32) -> Duration {
     let bench = bench_with(|config| config.timing = Timing::DEFAULT).await;
     let mut victim = worker_on(&bench, "web-a", &[]);
     let (_, id) = running_job(&bench).await;
-    // At another phase of the victim's renewals each time.
+    // A different phase of the victim's renewals each time.
     tokio::time::sleep(Duration::from_millis(u64::from(n) * 1_237 % 6_000)).await;
     let mut survivor = worker_on(&bench, "web-b", &[]);
     survivor.until_log("worker started").await;
@@ -78,12 +78,12 @@ async fn a_killed_workers_jobs_run_elsewhere_within_15_seconds() {
     assert!(at(0.99) < 15.0, "{took:?}");
 }
 
-/// `make trials` has everything at its default, and real minutes.
+/// `make trials` runs with default timers, in real minutes.
 fn in_real_time() -> bool {
     std::env::var_os("TENURE_TRIALS").is_some()
 }
 
-/// As the defaults are to each other: gone after 2 renewals, stale after 60; an outage lasts 12.
+/// Timers in the defaults' proportions: gone after 2 renewals, stale after 60; an outage lasts 12.
 fn quick(config: &mut tenure::Config) {
     if in_real_time() {
         config.timing = Timing::DEFAULT;
@@ -95,17 +95,17 @@ fn quick(config: &mut tenure::Config) {
     config.timing.ack_wait = Duration::from_secs(60);
 }
 
-/// A minute with the defaults.
+/// The length of an outage: a minute with the defaults.
 fn outage() -> Duration {
     Duration::from_secs(if in_real_time() { 60 } else { 6 })
 }
 
-/// After which every prober has been connected for long enough to judge, and has looked more than twice.
+/// The time after which every prober has been connected for long enough to judge, and has probed more than twice.
 fn judged() -> Duration {
     Duration::from_secs(if in_real_time() { 30 } else { 4 })
 }
 
-/// How many workers have been silent for this part of an outage, as an SQL condition.
+/// An SQL condition: this many workers have been silent for this part of an outage.
 fn silent(part: f64, workers: u32) -> String {
     let seconds = outage().as_secs_f64() * part;
     format!(
@@ -118,7 +118,7 @@ async fn two_workers(bench: &Bench, variables: [&[(&str, String)]; 2]) -> ([Chil
     let mut first = worker_on(bench, "web-a", variables[0]);
     first.until_log("worker started").await;
     let one = running_job(bench).await;
-    // Its four slots are not full: but only one of the two can be the other's.
+    // The first worker has free slots: jobs are enqueued until the second one gets one.
     let mut second = worker_on(bench, "web-b", variables[1]);
     second.until_log("worker started").await;
     let mut others = vec![];
@@ -139,14 +139,14 @@ async fn two_workers(bench: &Bench, variables: [&[(&str, String)]; 2]) -> ([Chil
     ([first, second], [one, other])
 }
 
-/// Nothing was taken, and both jobs complete under their first token.
+/// Fails if a job was reset: both jobs must complete under their first token.
 async fn nothing_was_taken(bench: &Bench, jobs: [(Step, JobId); 2]) {
     tokio::time::sleep(judged()).await;
     assert_eq!(bench.text("SELECT * FROM tenure.recovery_events").await, "");
     for (job, id) in jobs {
         std::fs::write(job.file("go"), "").unwrap();
         let done = bench.until_finished(id).await;
-        assert_eq!((done.status, done.fencing_token), (Status::Completed, 1));
+        assert_eq!((done.status, done.fencing_token.0), (Status::Completed, 1));
     }
 }
 
@@ -172,7 +172,7 @@ async fn no_healthy_job_is_taken_when_postgres_restarts() {
     nothing_was_taken(&bench, jobs).await;
 }
 
-/// One worker cannot reach one of the servers; the other worker can, and looks.
+/// One worker cannot reach one of the servers; the other worker can, and probes it.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_healthy_job_is_taken_when_its_worker_cannot_reach_one_of_the_servers() {
     let mut bench = bench_with_servers(|config| {
@@ -189,12 +189,12 @@ async fn no_healthy_job_is_taken_when_its_worker_cannot_reach_one_of_the_servers
     ];
     let (_workers, jobs) = two_workers(&bench, [&over, &[]]).await;
     postgres.cut();
-    // Its row is silent; but NATS says that it is there.
+    // The worker's row is silent, but it answers over NATS.
     bench.until(&silent(0.5, 1)).await;
     tokio::time::sleep(outage() / 2).await;
     assert_eq!(bench.count("tenure.recovery_events").await, 0);
     assert_eq!(bench.count("tenure.workers WHERE suspected_at IS NOT NULL").await, 0);
-    // And while its row is silent, NATS forgets for a moment that it is there.
+    // While its row is silent, NATS restarts, and for a moment the worker does not answer.
     bench.own.as_mut().unwrap().nats.stop();
     bench.own.as_mut().unwrap().nats.restart().unwrap();
     tokio::time::sleep(judged() / 2).await;
@@ -217,7 +217,7 @@ async fn a_worker_that_is_paused_for_less_than_stale_after_keeps_its_jobs() {
     nothing_was_taken(&bench, jobs).await;
 }
 
-/// A library that shifts what a process takes for the time, as a wrong clock does.
+/// A library that shifts a process's clock.
 fn wrong_clock() -> PathBuf {
     let folder = run_folder();
     std::fs::create_dir_all(&folder).unwrap();
@@ -267,13 +267,13 @@ async fn wrong_clocks_of_workers_decide_nothing() {
     };
     let (behind, ahead) = (shifted("-86400"), shifted("86400"));
     let (mut workers, jobs) = two_workers(&bench, [&behind, &ahead]).await;
-    // The clocks are what they should be: wrong.
+    // The clocks are wrong, as the test needs.
     let log = workers[0].log();
     let today = chrono::Utc::now().format("%Y-%m-%dT").to_string();
     assert!(!log.contains(&today) && log.contains("worker started"), "{log}");
     tokio::time::sleep(outage()).await;
     assert_eq!(bench.text("SELECT * FROM tenure.recovery_events").await, "");
-    // And a death is noticed all the same.
+    // A death is still noticed.
     workers[0].kill().await;
     let dead = jobs[0].1;
     bench.until_within(&taken_once(dead), Duration::from_secs(20)).await;
@@ -282,13 +282,13 @@ async fn wrong_clocks_of_workers_decide_nothing() {
     assert_eq!(bench.until_finished(*id).await.fencing_token, 1);
 }
 
-/// Where a worker cannot hear itself, its silence proves nothing: it is never judged by it.
+/// The silence of a worker that cannot reach itself proves nothing: no other worker judges it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_that_does_not_reach_itself_names_no_subject() {
     let bench = bench_with(quick).await;
     let (mut workers, jobs) = two_workers(&bench, [&[], &[]]).await;
     assert_eq!(bench.count("tenure.workers WHERE probe_subject IS NOT NULL").await, 2);
-    // As a worker leaves its row that is not permitted to subscribe.
+    // The row of a worker that may not subscribe.
     workers[0].kill().await;
     bench.execute("UPDATE tenure.workers SET probe_subject = NULL WHERE hostname = 'web-a'").await;
     tokio::time::sleep(judged()).await;
@@ -297,7 +297,7 @@ async fn a_worker_that_does_not_reach_itself_names_no_subject() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_is_judged_during_a_grace() {
+async fn no_worker_is_judged_during_a_grace() {
     let bench = bench_with(quick).await;
     let mut victim = worker_on(&bench, "web-a", &[]);
     let (_, id) = running_job(&bench).await;
@@ -318,15 +318,15 @@ fn taken_once(id: JobId) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_is_judged_while_most_workers_look_gone() {
+async fn no_worker_is_judged_while_most_workers_look_gone() {
     let bench = bench_with(quick).await;
     let mut victim = worker_on(&bench, "web-a", &[]);
     let (_, id) = running_job(&bench).await;
     let mut survivor = worker_on(&bench, "web-b", &[]);
     survivor.until_log("worker started").await;
     tokio::time::sleep(Duration::from_secs(2)).await;
-    // Three more workers with a job each, of which nobody hears.
-    // The jobs first: a worker without any would be forgotten at once.
+    // Three more silent workers with a job each. The jobs come first: the row of a worker without jobs would be deleted
+    // at once.
     bench
         .execute(
             "INSERT INTO tenure.jobs (id, queue, kind, payload, status, attempt, max_attempts, fencing_token, claim_id,

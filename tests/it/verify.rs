@@ -1,13 +1,13 @@
-//! `tenure verify`: silent about a database that is as it must be, and not about any other.
+//! `tenure verify`: it finds nothing in a correct database, and every broken rule in a damaged one.
 
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use tenure::{JobContext, JobError, JobRequest, KindOptions, Outcome, Worker};
 
-use crate::harness::{Bench, Running, bench};
+use crate::harness::{Bench, Running, bench, statement};
 
-/// Each of a job's ways: done at once, on its second attempt, snoozed, cancelled, dead, with an effect.
+/// Jobs of every course: completed at once, on the second attempt, snoozed, cancelled, dead, with an effect.
 async fn lived_in(bench: &Bench) {
     let handler = |how: Value, ctx: JobContext| async move {
         match how.as_str().unwrap_or_default() {
@@ -16,7 +16,7 @@ async fn lived_in(bench: &Bench) {
             "cancel" => Ok(Outcome::Cancel("it says so".into())),
             "die" => Err(JobError::permanent("never")),
             "effect" => {
-                ctx.once("effect", |_| Box::pin(async { Ok::<_, JobError>(json!(1)) })).await?;
+                ctx.once("effect", async |_| Ok::<_, JobError>(json!(1))).await?;
                 Ok(Outcome::Done(None))
             }
             _ => Ok(Outcome::Done(None)),
@@ -29,7 +29,7 @@ async fn lived_in(bench: &Bench) {
         bench.tenure.enqueue(JobRequest::new("q", "way", json!(how))).unique_key(how).await.unwrap();
     }
     bench.until("(SELECT count(*) FROM tenure.all_jobs WHERE finished_at IS NOT NULL) = 6").await;
-    // One comes back from the dead, and dies again; one waits; one is cancelled before it began.
+    // One is redriven and dies again; one waits; one is cancelled before it began.
     let dead: uuid::Uuid = bench.value("SELECT id FROM tenure.dead_letter_jobs").await;
     bench.tenure.redrive(&[tenure::JobId(dead)]).await.unwrap();
     bench.until_count("tenure.dead_letter_jobs WHERE fencing_token = 2", 1).await;
@@ -72,7 +72,7 @@ async fn verify_finds_nothing_in_a_database_that_was_used_and_each_rule_that_is_
         ),
         ("has_effects_of_its_own_attempts", "UPDATE tenure.effects SET fencing_token = 2"),
     ];
-    let verify = tenure::STATEMENTS.iter().find(|(names, _)| names.trim() == "verify").unwrap().1;
+    let verify = statement("verify");
     for (rule, wrong) in wrongs {
         let mut tx = bench.pool.begin().await.unwrap();
         let changed = sqlx::query(sqlx::AssertSqlSafe(wrong)).execute(&mut *tx).await.unwrap();
@@ -84,7 +84,7 @@ async fn verify_finds_nothing_in_a_database_that_was_used_and_each_rule_that_is_
         assert_eq!(broken.2.as_ref().map(Vec::len), Some(1));
         tx.rollback().await.unwrap();
     }
-    // The program says which, and fails.
+    // The program names the rule and fails.
     bench.execute("UPDATE tenure.jobs SET progress = 101").await;
     let output = bench.program(&["verify", "--output", "json"]).output().await.unwrap();
     assert_eq!(output.status.code(), Some(1));
@@ -93,5 +93,5 @@ async fn verify_finds_nothing_in_a_database_that_was_used_and_each_rule_that_is_
     assert_eq!(broken, ["keeps_its_bounds"]);
     let output = bench.program(&["verify"]).output().await.unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
-    assert!(text.contains("1 of 9 rules are broken"), "{text}");
+    assert!(text.contains("1 of 9 rules is broken"), "{text}");
 }

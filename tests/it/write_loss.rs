@@ -1,4 +1,4 @@
-//! What a worker does that cannot write, and what an outage costs.
+//! A worker that cannot write, and the cost of an outage.
 
 use std::{
     sync::{
@@ -33,12 +33,12 @@ fn timers(config: &mut tenure::Config) {
     config.timing.database_within = Duration::from_millis(700);
 }
 
-/// How many reports the handler that keeps running has made.
+/// The number of reports of the handler that keeps running.
 static STEPS: AtomicU32 = AtomicU32::new(0);
 
 type Seen = Arc<Mutex<Vec<(Option<CancelReason>, Instant, String)>>>;
 
-/// Reports all the time, and tells what ended it.
+/// A handler that reports all the time, and notes the reason for its end.
 async fn chatty(seen: Seen, ctx: JobContext) -> Result<Outcome, JobError> {
     if ctx.token().0 > 1 {
         return Outcome::done(ctx.attempt());
@@ -103,28 +103,28 @@ async fn a_worker_that_cannot_write_cancels_its_handlers_before_others_take_thei
         assert!(Instant::now() < deadline, "{:?}", seen.lock().unwrap());
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    // Before the 4 s are over after which others may take them, and not long before.
+    // Within the 4 s after which other workers may reset the jobs, but not long before.
     for (reason, at, error) in seen.lock().unwrap().iter() {
         assert_eq!(*reason, Some(CancelReason::Lost));
         let after = (*at - cut_at).as_secs_f64();
         assert!((2.5..4.0).contains(&after), "{after}");
-        assert!(error.contains("nothing could be written for too long"), "{error}");
+        assert!(error.contains("succeeded for too long"), "{error}");
     }
     assert_eq!(counted("tenure_cut_off_jobs_total{kind=chats}") - before, 1);
     link.mend();
     for id in ids {
         let done = bench.until_finished(id).await;
-        assert_eq!((done.status, done.output, done.fencing_token), (Status::Completed, Some(json!(1)), 2));
+        assert_eq!((done.status, done.output, done.fencing_token.0), (Status::Completed, Some(json!(1)), 2));
     }
     let outcomes = bench.text("SELECT outcome, count(*) FROM tenure.job_executions GROUP BY 1").await;
-    assert_eq!(outcomes, "(released,2)", "no attempt burnt");
+    assert_eq!(outcomes, "(released,2)", "no attempt charged");
     let events = bench.text("SELECT DISTINCT event, path, reason FROM tenure.recovery_events").await;
     assert_eq!(events, "(release,worker,\"nothing could be written for too long\")");
     worker.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_kind_that_keeps_running_does_and_completes_if_nobody_took_its_job() {
+async fn a_kind_that_keeps_running_completes_if_no_other_worker_took_its_job() {
     let bench = bench_with(timers).await;
     let (tenure, link) = behind_a_link(&bench).await;
     let seen = Seen::default();
@@ -137,10 +137,10 @@ async fn a_kind_that_keeps_running_does_and_completes_if_nobody_took_its_job() {
     );
     let id = bench.tenure.enqueue(JobRequest::new("q", "k", json!(1)).max_attempts(1)).await.unwrap().id;
     bench.until_count("tenure.jobs WHERE stage = 'chatting'", 1).await;
-    // Or there is no gap between scans to be noticed.
+    // Without a first scan, there would be no gap between scans to notice.
     bench.until("(SELECT last_scan_at IS NOT NULL FROM tenure.scanner_state)").await;
     link.cut();
-    // Longer than stale_after: another worker would have taken it.
+    // Longer than stale_after: another worker would have reset the job.
     let silent_for = |seconds: f64| {
         format!(
             "EXISTS (SELECT FROM tenure.jobs WHERE last_activity_at < clock_timestamp() - interval '{seconds} s')"
@@ -149,12 +149,12 @@ async fn a_kind_that_keeps_running_does_and_completes_if_nobody_took_its_job() {
     bench.until(&silent_for(4.5)).await;
     let steps = STEPS.load(Ordering::SeqCst);
     bench.until(&silent_for(5.0)).await;
-    assert!(STEPS.load(Ordering::SeqCst) > steps + 5, "it goes on");
+    assert!(STEPS.load(Ordering::SeqCst) > steps + 5, "the handler goes on");
     link.mend();
     let done = bench.until_finished(id).await;
     let events =
         bench.text("SELECT event, path, reason, silence, recovered_by FROM tenure.recovery_events").await;
-    let is = (done.status, done.output, done.fencing_token);
+    let is = (done.status, done.output, done.fencing_token.0);
     assert_eq!(is, (Status::Completed, Some(json!("first")), 1), "{:?} {events}", done.last_error);
     assert!(seen.lock().unwrap().is_empty());
     worker.stop().await;
@@ -188,7 +188,7 @@ async fn after_an_outage_only_the_jobs_of_dead_workers_are_lost() {
     tokio::time::sleep(Duration::from_secs(6)).await;
     bench.own.as_mut().unwrap().postgres.restart().unwrap();
 
-    // Everybody that looks dead at first gets time; then those who are dead do not write.
+    // Every owner that looks dead gets a grace at first; the dead ones do not write in it.
     bench
         .until_within(
             "(SELECT count(*) FROM tenure.job_executions WHERE outcome = 'lost') = 100",
@@ -208,7 +208,7 @@ async fn after_an_outage_only_the_jobs_of_dead_workers_are_lost() {
         outcomes == "(dead,lost,100)" || outcomes == "(dead,lost,100)\n(living,released,100)",
         "only those of the dead worker are lost: {outcomes}"
     );
-    // Released, an attempt is not burnt: output is the attempt that completed the job.
+    // A released attempt is not charged: the output is the number of the attempt that completed the job.
     let attempts = bench.text("SELECT output, count(*) FROM tenure.job_history GROUP BY 1 ORDER BY 1").await;
     assert_eq!(attempts, "(1,100)\n(2,100)");
 }

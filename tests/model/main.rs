@@ -1,5 +1,5 @@
-//! The protocol, checked exhaustively for small bounds: nothing wrong is reachable, and from every state an end is.
-//! And that the check has teeth: each of a list of mistakes is found.
+//! The protocol, checked exhaustively for small bounds: no wrong state is reachable, and every state can reach an end.
+//! A list of deliberate mistakes shows that the check finds each of them.
 
 mod protocol;
 
@@ -7,23 +7,23 @@ use std::collections::{HashMap, VecDeque};
 
 use protocol::{Action, Mutation, Protocol, State};
 
-/// One death, or lost answer, or wiped stream, at any moment; two attempts.
+/// One death, lost answer or wiped stream, at any moment; two attempts.
 const USUAL: Protocol =
     Protocol { mutation: None, submission: false, faults: 1, attempts_max: 2, alone: false, cancels: false };
 
-/// What was found in all states that can be reached.
+/// The result of a walk through all reachable states.
 struct Checked {
     states: usize,
-    /// The shortest way to a state that must not be.
+    /// The shortest way to a wrong state.
     wrong: Option<(&'static str, Vec<Action>)>,
-    /// A state from which no end can be reached, even if nothing goes wrong any more, and the way to it.
+    /// A state from which no end can be reached, even without further faults, and the way to it.
     stuck: Option<(State, Vec<Action>)>,
 }
 
 /// Goes through every state, nearest first.
 ///
-/// A job that has a way to its end from every state ends under fair scheduling: mishaps come to an end, and the steps
-/// that lead there stay possible. Stops at the first state that is wrong.
+/// A job that has a way to its end from every state ends under fair scheduling: faults cease, and the steps that lead
+/// to the end stay possible. The walk stops at the first wrong state.
 fn explore(protocol: &Protocol) -> Checked {
     let mut known: HashMap<State, usize> = HashMap::new();
     let mut states: Vec<State> = vec![protocol.first()];
@@ -81,7 +81,7 @@ fn check(protocol: &Protocol) {
     if let Some((state, way)) = checked.stuck {
         panic!("no way to an end from {state:#?}, after {way:#?}");
     }
-    // A model that could do nothing would be right, too.
+    // A model without any steps would pass, too.
     assert!(checked.states > 1_000, "only {} states", checked.states);
     println!("{} states: {protocol:?}", checked.states);
 }
@@ -91,9 +91,9 @@ fn an_enqueued_job_has_one_owner_and_one_end() {
     check(&USUAL);
 }
 
-/// Two mishaps, and one attempt.
+/// Two faults, and one attempt.
 #[test]
-fn two_mishaps_are_as_good_as_one() {
+fn two_faults_break_nothing_either() {
     check(&Protocol { faults: 2, attempts_max: 1, ..USUAL });
 }
 
@@ -103,17 +103,17 @@ fn a_submitted_job_has_one_owner_and_one_end() {
 }
 
 #[test]
-fn a_job_that_somebody_cancels_ends_and_stays_ended() {
+fn a_cancelled_job_ends_and_stays_ended() {
     check(&Protocol { cancels: true, attempts_max: 1, ..USUAL });
 }
 
-/// Every scanner switched off, nobody reconciles, no relay.
+/// No scanner, no reconcile, no relay.
 #[test]
 fn redelivery_alone_brings_a_job_to_its_end() {
     check(&Protocol { alone: true, ..USUAL });
 }
 
-/// What finds each mistake: a state that is wrong, or states without a way to an end.
+/// Each mistake leads to a wrong state, or to states without a way to an end.
 #[test]
 fn every_mistake_is_found() {
     use Mutation::*;
@@ -130,16 +130,16 @@ fn every_mistake_is_found() {
         (AckAtTheClaim, &alone, None),
         (AckOfADuplicate, &alone, None),
         (LockedIsFinished, &alone, None),
-        (ReconcileByPrefix, &USUAL, Some("a live owner was robbed")),
-        (VanishedOnOneLook, &USUAL, Some("a live owner was robbed")),
+        (ReconcileByPrefix, &USUAL, Some("a live owner's job was reset")),
+        (VanishedOnOneLook, &USUAL, Some("a live owner's job was reset")),
         (ResetWithoutCondition, &USUAL, Some("a job was reset that had just shown a sign of life")),
         (TakeOverWithoutCondition, &USUAL, Some("a job was reset that had just shown a sign of life")),
         (OnlyProcessingIsScanned, &USUAL, None),
         (OneMessageId, &USUAL, None),
-        (LostByAge, &USUAL, Some("a message that waits in the stream was taken for lost")),
-        (ChargedAtTheEnd, &USUAL, Some("it is tried for ever")),
-        (ResetForgetsTheCancellation, &cancels, Some("it was cancelled, and is queued")),
-        (RowWithoutKey, &submission, Some("it has ended, and is there again")),
+        (LostByAge, &USUAL, Some("a message was judged lost while it waited in the stream")),
+        (ChargedAtTheEnd, &USUAL, Some("the job is tried for ever")),
+        (ResetForgetsTheCancellation, &cancels, Some("a cancelled job is queued")),
+        (RowWithoutKey, &submission, Some("an ended job exists again")),
     ];
     for (mutation, protocol, wrong) in mistakes {
         let checked = explore(&Protocol { mutation: Some(mutation), ..protocol.clone() });

@@ -1,10 +1,10 @@
 //! The protocol as a state machine: one job, two workers, a stream, and everything that can go wrong between them.
 //!
-//! A step is what happens at once in the real thing: one statement, one message, one death. Steps of different parts
-//! come in any order, so a paused worker is one whose next step comes late. Time is not counted: a job may look stale
-//! at any moment at which its owner has not just written, and an `ack_wait` may end at any moment.
+//! A step is atomic in the real system: one statement, one message, one death. Steps of different parts come in any
+//! order, so a paused worker is one whose next step comes late. The model has no clock: a job may look stale at any
+//! moment at which its owner has not just written, and an `ack_wait` may end at any moment.
 
-/// What is wrong with the protocol, so that the check can show that it would be found.
+/// A deliberate mistake in the protocol, which the check must find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mutation {
     /// A progress write does not name its token.
@@ -15,7 +15,7 @@ pub(crate) enum Mutation {
     RetryWithoutToken,
     /// The fence of a handler's transaction does not name the token.
     FenceWithoutToken,
-    /// A reset starts the tokens anew.
+    /// A reset starts the tokens again at 0.
     TokenStartsAnew,
     /// A submission is acknowledged before its row is there.
     AckBeforeTheRow,
@@ -23,42 +23,42 @@ pub(crate) enum Mutation {
     AckAtTheClaim,
     /// A duplicate is acknowledged while the owner is alive.
     AckOfADuplicate,
-    /// Whoever finds the row locked takes the job for finished.
+    /// A worker that finds the row locked treats the job as finished.
     LockedIsFinished,
-    /// A worker that starts takes back what hosts of a longer name own.
+    /// A worker that starts resets the jobs of hosts whose names begin with its own.
     ReconcileByPrefix,
-    /// A worker that does not answer one question is taken for gone.
+    /// One missing answer counts as a worker's death.
     VanishedOnOneLook,
-    /// The scanner resets what it found without looking again.
+    /// The scanner resets the job it found without checking it again.
     ResetWithoutCondition,
-    /// A takeover takes what it was told was stale without looking again.
+    /// A takeover trusts the answer "stale" without checking it again.
     TakeOverWithoutCondition,
-    /// A reset does not hand its job to the relay, and nobody looks for lost messages.
+    /// A reset does not hand its job to the relay, and no worker searches for lost messages.
     OnlyProcessingIsScanned,
     /// A message that is published again has the id of the first, and the stream drops it.
     OneMessageId,
-    /// Messages are taken for lost by their age.
+    /// Messages count as lost by their age.
     LostByAge,
     /// An attempt is charged when it ends, not when it begins.
     ChargedAtTheEnd,
-    /// A reset forgets that a cancellation was asked for.
+    /// A reset forgets a requested cancellation.
     ResetForgetsTheCancellation,
-    /// A submission makes a row whenever there is none.
+    /// A submission makes a row whenever the row is absent, without asking for its key.
     RowWithoutKey,
 }
 
-/// What is checked: how many of each thing may happen, and who is there to help.
+/// The bounds of a check: how many faults may happen, and which helpers exist.
 #[derive(Clone, Debug)]
 pub(crate) struct Protocol {
     pub(crate) mutation: Option<Mutation>,
-    /// A message of a producer with nothing but a NATS client; otherwise a row.
+    /// The job begins as a submission, from a producer with only a NATS client; otherwise as a row.
     pub(crate) submission: bool,
     /// Deaths, lost answers, wiped streams.
     pub(crate) faults: u8,
     pub(crate) attempts_max: u8,
-    /// Nobody scans, reconciles or relays: redelivery alone must do. Handlers succeed.
+    /// No worker scans, reconciles or relays: redelivery alone must suffice. Handlers succeed.
     pub(crate) alone: bool,
-    /// Somebody cancels it, at some moment.
+    /// A user cancels the job at some moment.
     pub(crate) cancels: bool,
 }
 
@@ -87,7 +87,7 @@ pub(crate) struct Row {
     pub(crate) cancel: bool,
     pub(crate) due: bool,
     pub(crate) dispatch: u8,
-    /// Its message is known; otherwise the relay publishes one.
+    /// The row says that its message was published; otherwise the relay publishes one.
     pub(crate) told: bool,
 }
 
@@ -116,7 +116,7 @@ pub(crate) enum Step {
     Asking {
         dispatch: u8,
     },
-    /// It was told that the owner is stale.
+    /// The database answered that the owner is stale.
     TakingOver {
         dispatch: u8,
     },
@@ -137,11 +137,11 @@ pub(crate) struct Worker {
     pub(crate) life: u8,
     pub(crate) up: bool,
     pub(crate) step: Step,
-    /// Of which dispatches it has receipts. A receipt acknowledges its message also when others hold it by then.
+    /// The dispatches of the messages it may acknowledge, even once another worker holds them.
     pub(crate) receipts: Vec<u8>,
 }
 
-/// Who publishes: the producer first, then relays.
+/// A publication under way: by the producer first, then by relays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Publication {
     pub(crate) dispatch: u8,
@@ -151,13 +151,13 @@ pub(crate) struct Publication {
 pub(crate) struct State {
     pub(crate) row: Option<Row>,
     pub(crate) end: Option<(End, u8)>,
-    /// Attempts that ended under their own token, and not by being lost.
+    /// The tokens of attempts that their own workers settled.
     pub(crate) settled: Vec<u8>,
     pub(crate) key: bool,
     pub(crate) messages: Vec<Message>,
     pub(crate) workers: [Worker; 2],
     pub(crate) publication: Option<Publication>,
-    /// What the scanner found, and has not reset yet; only with that mutation.
+    /// The scanner found the job and has not reset it yet; only with `ResetWithoutCondition`.
     pub(crate) found: bool,
     pub(crate) faults: u8,
     pub(crate) cancelled: bool,
@@ -167,7 +167,7 @@ pub(crate) struct State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     Publish,
-    /// The row is handed to the relay.
+    /// The publisher gets no answer and leaves the row to the relay.
     PublishUnanswered {
         stored: bool,
     },
@@ -235,7 +235,7 @@ pub(crate) enum Action {
 }
 
 impl Action {
-    /// Whether it is a mishap, which need not ever happen.
+    /// Whether this is a fault, which need never happen.
     pub(crate) fn is_fault(self) -> bool {
         matches!(
             self,
@@ -259,7 +259,7 @@ impl State {
         self.wrong
     }
 
-    /// The same with the workers' names exchanged: what is true of one is true of the other.
+    /// The same state with the two workers exchanged: the workers are alike.
     fn mirrored(&self) -> Self {
         let mut mirror = self.clone();
         let exchange = |life: Life| Life { worker: 1 - life.worker, ..life };
@@ -291,12 +291,12 @@ impl State {
         self.owned().is_some_and(|owned| owned.owner == self.life(worker) && owned.token == token)
     }
 
-    /// Whether a write is accepted; one that should not have been is wrong.
+    /// Whether the database accepts a write. Marks the state as wrong if it should not.
     fn accepts(&mut self, worker: usize, token: u8, without_token: bool) -> bool {
         let is_mine = self.is_mine(worker, token);
         // With the token left out, any claim will do.
         let accepted = is_mine || without_token && self.owned().is_some();
-        // As the token says: with tokens that start anew, another's claim has the same.
+        // With tokens that start again, another worker's claim has the same one.
         let same_token = self.owned().is_some_and(|owned| owned.token == token);
         if (accepted || same_token) && !is_mine {
             self.wrong = Some("a stale worker wrote");
@@ -308,7 +308,7 @@ impl State {
         self.messages.retain(|message| message.dispatch != dispatch);
     }
 
-    /// Its message was answered.
+    /// Forgets the receipts once the message is answered.
     fn let_go(&mut self, worker: usize) -> Step {
         self.workers[worker].receipts.clear();
         Step::Idle
@@ -331,7 +331,7 @@ impl State {
         }
     }
 
-    /// An attempt is over that did not end its job well: by a failure, or because its worker is lost.
+    /// Ends an attempt that failed or was lost.
     fn end_attempt(&mut self, protocol: &Protocol, lost: bool) {
         let Some(row) = self.row.as_mut() else { return };
         let token = row.token;
@@ -350,13 +350,13 @@ impl State {
         } else if row.attempt >= protocol.attempts_max {
             self.finish(End::Dead, token);
         } else {
-            // The first loss is tried again at once; everything else waits.
+            // The job runs again at once after its first loss; otherwise it waits.
             row.due = lost && row.losses == 1;
             row.told = lost && protocol.has(Mutation::OnlyProcessingIsScanned);
         }
     }
 
-    /// As if it had never begun: its answer was lost, and nobody runs it.
+    /// Releases the attempt of a claim whose answer was lost: no worker runs it.
     fn release(&mut self) {
         let Some(row) = self.row.as_mut() else { return };
         let token = row.token;
@@ -376,7 +376,7 @@ impl State {
         self.end = Some((end, token));
     }
 
-    /// What the database says of a message whose claim was refused.
+    /// The database's answer about a message whose claim was refused.
     fn verdict(&self, worker: usize, dispatch: u8) -> Verdict {
         let Some(row) = self.row else {
             return if self.end.is_some() { Verdict::Finished } else { Verdict::Unknown };
@@ -396,7 +396,7 @@ impl State {
 }
 
 enum Verdict {
-    /// Or superseded: its message has nothing to add.
+    /// Or the message is superseded.
     Finished,
     Unknown,
     /// Claimed by this very worker, which does not run it.
@@ -437,7 +437,7 @@ impl Protocol {
         }
     }
 
-    /// What may happen next.
+    /// The actions that are possible next.
     pub(crate) fn actions(&self, state: &State) -> Vec<Action> {
         let mut actions = Vec::new();
         let may_fail = state.faults > 0;
@@ -509,12 +509,12 @@ impl Protocol {
             add(relayed && state.publication.is_none(), Action::Relay);
             let is_there = |row: Row| state.messages.iter().any(|message| message.dispatch == row.dispatch);
             let by_age = self.has(Mutation::LostByAge);
-            let nobody = self.has(Mutation::OnlyProcessingIsScanned);
+            let unscanned = self.has(Mutation::OnlyProcessingIsScanned);
             add(
                 queued
                     .is_some_and(|row| row.told && row.due && row.dispatch < 7 && (!is_there(row) || by_age))
                     && state.publication.is_none()
-                    && !nobody,
+                    && !unscanned,
                 Action::Reclaim,
             );
         }
@@ -522,17 +522,17 @@ impl Protocol {
         actions
     }
 
-    /// What it leads to; `None`: nothing changes.
+    /// The state after an action; `None` if nothing changes.
     pub(crate) fn next(&self, before: &State, action: Action) -> Option<State> {
         let mut state = self.after(before, action);
-        // Only where the name of a host decides something are the workers not alike.
+        // The workers differ only where the name of a host matters.
         if !self.has(Mutation::ReconcileByPrefix) {
             state = state.mirrored().min(state);
         }
         (state != *before).then_some(state)
     }
 
-    /// What it leads to, each worker under its own name.
+    /// The state after an action, without exchanging the workers.
     pub(crate) fn after(&self, before: &State, action: Action) -> State {
         let mut state = before.clone();
         if action.is_fault() && action != Action::Cancel {
@@ -540,15 +540,15 @@ impl Protocol {
         }
         self.step(&mut state, action);
         if state.end.is_some() && state.row.is_some() {
-            state.wrong = Some("it has ended, and is there again");
+            state.wrong = Some("an ended job exists again");
         }
         if let Some(row) = state.row {
-            // A release gives its attempt back; each is the end of a fault.
+            // A released attempt is not charged; each follows a fault.
             if row.token > self.attempts_max + self.faults {
-                state.wrong = Some("it is tried for ever");
+                state.wrong = Some("the job is tried for ever");
             }
             if row.owned.is_none() && row.cancel {
-                state.wrong = Some("it was cancelled, and is queued");
+                state.wrong = Some("a cancelled job is queued");
             }
         }
         state
@@ -582,7 +582,7 @@ impl Protocol {
                 state.messages.sort_unstable();
             }
             Action::Crash { worker } => {
-                // What it holds comes back at some moment, as late as it may be delivered.
+                // The stream delivers its messages again, at any later moment.
                 let life = state.life(worker);
                 for message in state.messages.iter_mut().filter(|message| message.held == Some(life)) {
                     message.held = None;
@@ -616,7 +616,7 @@ impl Protocol {
         }
     }
 
-    /// A step of time, of those who look after jobs, or of a user.
+    /// A step of time, of recovery, or of a user.
     fn look_after(&self, state: &mut State, action: Action) {
         match action {
             Action::Restart { worker } => {
@@ -629,7 +629,7 @@ impl Protocol {
                     owned.owner.worker == worker || self.has(Mutation::ReconcileByPrefix) && worker == 0
                 };
                 if let Some(owned) = state.owned().filter(|owned| dead(*owned)) {
-                    self.take_back(state, owned, false);
+                    self.reset(state, owned, false);
                 }
             }
             Action::Stale => {
@@ -640,18 +640,18 @@ impl Protocol {
             Action::Scan if self.has(Mutation::ResetWithoutCondition) => state.found = true,
             Action::Scan => {
                 if let Some(owned) = state.owned() {
-                    self.take_back(state, owned, true);
+                    self.reset(state, owned, true);
                 }
             }
             Action::ResetFound => {
                 state.found = false;
                 if let Some(owned) = state.owned() {
-                    self.take_back(state, owned, true);
+                    self.reset(state, owned, true);
                 }
             }
             Action::Vanished => {
                 if let Some(owned) = state.owned() {
-                    self.take_back(state, owned, false);
+                    self.reset(state, owned, false);
                 }
             }
             Action::Due => {
@@ -661,7 +661,7 @@ impl Protocol {
             }
             Action::Relay => {
                 let Some(row) = state.row.as_mut() else { return };
-                // The row says from then on that its message is on its way.
+                // From here on the row says that its message is on its way.
                 row.dispatch += 1;
                 row.told = true;
                 state.publication = Some(Publication { dispatch: row.dispatch });
@@ -673,7 +673,7 @@ impl Protocol {
                     .iter()
                     .any(|message| message.dispatch == row.dispatch && message.held.is_none())
                 {
-                    state.wrong = Some("a message that waits in the stream was taken for lost");
+                    state.wrong = Some("a message was judged lost while it waited in the stream");
                 }
                 row.dispatch += 1;
                 state.publication = Some(Publication { dispatch: row.dispatch });
@@ -692,13 +692,13 @@ impl Protocol {
         }
     }
 
-    /// Somebody takes a job away from its owner. `silent`: because it looks stale.
-    fn take_back(&self, state: &mut State, owned: Owned, silent: bool) {
+    /// Resets a job that another worker owns. `silent`: because it looks stale.
+    fn reset(&self, state: &mut State, owned: Owned, silent: bool) {
         if silent && !owned.stale {
             state.wrong = Some("a job was reset that had just shown a sign of life");
         }
         if !silent && state.is_alive(owned.owner) {
-            state.wrong = Some("a live owner was robbed");
+            state.wrong = Some("a live owner's job was reset");
         }
         state.end_attempt(self, true);
     }
@@ -716,14 +716,14 @@ impl Protocol {
                 return;
             }
         }
-        // While the job runs here, a newer delivery is kept for its end.
+        // While the job runs here, the worker keeps a newer delivery until the job ends.
         if !receipts.contains(&dispatch) {
             receipts.push(dispatch);
             receipts.sort_unstable();
         }
     }
 
-    /// A step of a worker with the job.
+    /// A worker's step on the job.
     fn work(&self, state: &mut State, worker: usize, action: Action) {
         let step = state.workers[worker].step;
         let next = match (action, step) {
@@ -761,7 +761,7 @@ impl Protocol {
             (Action::TakeOver { .. }, Step::TakingOver { dispatch }) => {
                 let unlooked = self.has(Mutation::TakeOverWithoutCondition);
                 if let Some(owned) = state.owned().filter(|owned| owned.stale || unlooked) {
-                    self.take_back(state, owned, true);
+                    self.reset(state, owned, true);
                 }
                 Step::Got { dispatch }
             }
@@ -770,7 +770,7 @@ impl Protocol {
                     if let Some(owned) = state.row.as_mut().and_then(|row| row.owned.as_mut()) {
                         owned.stale = false;
                     }
-                    // Told that it was cancelled, the handler stops.
+                    // The write's answer carries the cancellation; the handler stops.
                     let cancelled = state.row.is_some_and(|row| row.cancel);
                     if cancelled { self.settle(state, worker, token, true) } else { step }
                 } else {

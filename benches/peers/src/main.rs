@@ -39,7 +39,7 @@ struct Cli {
     /// Only these libraries.
     #[arg(long, num_args = 1.., value_name = "NAME")]
     only: Vec<Library>,
-    /// tenure's program, built for release with its feature `cli`.
+    /// tenure's program, built for release.
     #[arg(long, value_name = "PATH", default_value_os_t = default_tenure())]
     tenure: PathBuf,
     /// How to print.
@@ -94,7 +94,7 @@ async fn run(cli: &Cli) -> anyhow::Result<Report> {
     let libraries = if cli.only.is_empty() { Library::value_variants() } else { &cli.only };
     if libraries.contains(&Library::Tenure) && !cli.tenure.is_file() {
         let path = cli.tenure.display();
-        bail!("no tenure at {path}: run `cargo build --release --features cli` there, or pass --tenure");
+        bail!("no tenure at {path}: run `cargo build --release -p tenure-cli` there, or pass --tenure");
     }
     let jobs = usize::try_from(cli.jobs)?;
     let mut figures = Figures::default();

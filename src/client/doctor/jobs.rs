@@ -1,48 +1,49 @@
-//! Jobs: what is around them. Workers, scans, the relay, queues, and what has died.
+//! Jobs: what surrounds them: workers, scans, the relay, schedules, dead letters and queues.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use chrono::{DateTime, TimeDelta, Utc};
 
-use super::{Asked, Checked, jobs_of, skip, skip_by, some_of, span, span_of};
+use super::{Asked, Check, jobs_of, skip, skip_by, some_of, span_of};
 use crate::{
     config::Timing,
+    job::span::span,
     store::{JobsSeen, QueueSeen, ScheduleRow, Store, WorkerSeen},
 };
 
 const OF_WORKERS: [&str; 2] = ["workers", "versions"];
 const OF_JOBS: [&str; 3] = ["scans", "relay", "dead_letters"];
 
-/// A tick that nobody has enqueued the job of for so long is missed by everybody.
+/// A tick whose job is this late was missed by every worker.
 const TICK_LATE: TimeDelta = TimeDelta::minutes(1);
 
-/// As many as the statements count, at most.
+/// The most jobs that the statements count.
 const OVERDUE_MOST: i64 = 10_000;
 const WAITING_MOST: i64 = 1_000;
 
-/// After so many intervals without a scan nobody scans. A gap of three makes the next one begin with a grace.
+/// After this many intervals without a scan, no worker scans. After a gap of three the next scan begins with a grace.
 const SCANS_MISSED: u32 = 5;
 
-/// What was not looked at, and why.
-pub(super) fn skipped(why: &str) -> Vec<Checked> {
+/// Returns every check of this module as skipped, and why.
+pub(super) fn skipped(why: &str) -> Vec<Check> {
     let mut checks = skip(&OF_WORKERS, why);
     checks.extend(skip(&OF_JOBS, why));
     checks.extend(skip(&["schedules", "queue"], why));
     checks
 }
 
-/// The queues to ask NATS about when Postgres does not tell of any.
+/// The queues to ask NATS about when Postgres names none.
 pub(super) fn unknown(named: Option<&[String]>) -> Vec<Asked> {
     let named = named.unwrap_or_default().iter();
     named.map(|queue| Asked { queue: queue.clone(), is_served: false }).collect()
 }
 
-/// Looks at what is around the jobs. Also says which queues to ask NATS about.
+/// Checks what surrounds the jobs. Also returns the queues to ask NATS about.
 pub(super) async fn look(
     store: &Store,
     timing: &Timing,
     named: Option<&[String]>,
-) -> (Vec<Checked>, Vec<Asked>) {
+) -> (Vec<Check>, Vec<Asked>) {
     let seen = store.doctor_workers().await;
     let mut checks = match &seen {
         Ok(seen) => vec![workers(seen), versions(seen)],
@@ -62,7 +63,7 @@ pub(super) async fn look(
     match store.doctor_queues(named).await {
         Ok(queues) => {
             if queues.is_empty() && named.is_none() {
-                checks.push(Checked::ok("queue", "no worker serves any, and no job waits"));
+                checks.push(Check::ok("queue", "no worker serves a queue, and no job waits"));
             }
             checks.extend(queues.iter().map(|seen| queue(seen).of(&seen.queue)));
             let asked = queues.into_iter().map(|seen| Asked { queue: seen.queue, is_served: seen.is_served });
@@ -75,13 +76,13 @@ pub(super) async fn look(
     }
 }
 
-/// A relay looks every `relay_every`, and gives a publication its time: what is due for much longer waits in vain.
+/// The relay looks every `relay_every`, and gives a publication its time: a job due for longer was missed.
 fn overdue_after(timing: &Timing) -> Duration {
     timing.relay_every.saturating_mul(10).saturating_add(timing.publish_within)
 }
 
-/// Whether anybody runs jobs, and whether somebody fell silent who owns some.
-fn workers(seen: &[WorkerSeen]) -> Checked {
+/// Checks that a worker is alive, and that no silent one owns jobs.
+fn workers(seen: &[WorkerSeen]) -> Check {
     let live = seen.iter().filter(|worker| !worker.is_silent).count();
     let owners: Vec<_> = seen.iter().filter(|worker| worker.is_silent && worker.jobs > 0).collect();
     let named: Vec<_> = owners
@@ -92,101 +93,106 @@ fn workers(seen: &[WorkerSeen]) -> Checked {
         })
         .collect();
     match (live, owners.is_empty()) {
-        (0, true) => Checked::warning("workers", "none was seen of late")
+        (0, true) => Check::warning("workers", "no worker is alive")
             .advise("start one: `tenure work QUEUE --exec COMMAND`, or your own program"),
-        (0, false) => Checked::wrong(
+        (0, false) => Check::wrong(
             "workers",
-            format!("none was seen of late; silent ones own jobs: {}", some_of(&named)),
+            format!("no worker is alive; silent ones own jobs: {}", some_of(&named)),
         )
-        .advise("start one, which takes these jobs back, or find out what keeps them from Postgres"),
-        (live, true) => Checked::ok("workers", format!("{live} seen of late")),
+        .advise(
+            "start a worker, which resets these jobs, or find out what keeps the silent ones from Postgres",
+        ),
+        (live, true) => Check::ok("workers", format!("{live} alive")),
         (live, false) => {
-            let found = format!("{live} seen of late; silent ones own jobs: {}", some_of(&named));
-            Checked::warning("workers", found).advise(
-                "look at these processes: whoever is gone, or silent for stale_after, loses its jobs to the others by \
-                 itself; one that is cut off from Postgres stops them first",
+            let found = format!("{live} alive; silent ones own jobs: {}", some_of(&named));
+            Check::warning("workers", found).advise(
+                "look at these processes: the other workers reset the jobs of one that is gone, or silent for \
+                 stale_after; one that is cut off from Postgres stops its jobs first",
             )
         }
     }
 }
 
-/// Whether workers of other releases run.
-fn versions(seen: &[WorkerSeen]) -> Checked {
+/// Checks that all workers run this program's release.
+fn versions(seen: &[WorkerSeen]) -> Check {
     let ours = env!("CARGO_PKG_VERSION");
     let mut versions: BTreeMap<&str, usize> = BTreeMap::new();
     for worker in seen.iter().filter(|worker| !worker.is_silent) {
         *versions.entry(&worker.version).or_default() += 1;
     }
     if versions.is_empty() {
-        return Checked::skipped("versions", "no worker was seen of late");
+        return Check::skipped("versions", "no worker is alive");
     }
-    let texts: Vec<_> =
-        versions.iter().map(|(version, workers)| format!("{workers} run {version}")).collect();
+    let text = |(version, workers): (&&str, &usize)| match workers {
+        1 => format!("1 runs {version}"),
+        n => format!("{n} run {version}"),
+    };
+    let texts: Vec<_> = versions.iter().map(text).collect();
     let found = some_of(&texts);
     if versions.keys().all(|version| *version == ours) {
-        return Checked::ok("versions", found);
+        return Check::ok("versions", found);
     }
-    Checked::warning("versions", format!("{found}; this program is {ours}"))
-        .advise("finish the deploy: two releases may run side by side while it lasts, not for good")
+    Check::warning("versions", format!("{found}; this program is {ours}"))
+        .advise("finish the deploy: two releases may run side by side during a deploy, not for good")
 }
 
-/// Whether silent jobs are looked for, and may be taken back.
-fn scans(jobs: &JobsSeen, workers: &[WorkerSeen], timing: &Timing) -> Checked {
+/// Checks that workers scan for silent jobs, and may reset them.
+fn scans(jobs: &JobsSeen, workers: &[WorkerSeen], timing: &Timing) -> Check {
     const CHECK: &str = "scans";
     let late = timing.scan_every.saturating_mul(SCANS_MISSED);
-    let to_do = "start a worker; where some run, look at their logs, and whether they have these scan_every and \
-                 stale_after: while nobody scans, the jobs of a lost worker are taken back by redelivery at best";
+    let to_do = "start a worker; if some run, look at their logs, and check that they have these scan_every and \
+                 stale_after: without scans, redelivery at best recovers the jobs of a worker that is gone";
     let Some(last_scan) = jobs.last_scan else {
         // A worker's first scan comes after a first interval.
         let oldest = workers.iter().filter(|worker| !worker.is_silent).map(|worker| worker.started).max();
         return match oldest {
             Some(started) if started > late => {
-                let found = format!("nobody has scanned yet, and a worker has run for {}", span(started));
-                Checked::wrong(CHECK, found).advise(to_do)
+                let found = format!("no worker has scanned yet, and one has run for {}", span(started));
+                Check::wrong(CHECK, found).advise(to_do)
             }
-            Some(_) => Checked::ok(CHECK, "none yet: the first worker has just started"),
-            None => Checked::skipped(CHECK, "no worker has run yet"),
+            Some(_) => Check::ok(CHECK, "no scan yet: the first worker has just started"),
+            None => Check::skipped(CHECK, "no worker has run yet"),
         };
     };
-    let found = format!("the last was {} ago", span(last_scan));
+    let found = format!("the last scan was {} ago", span(last_scan));
     if last_scan > late {
-        return Checked::wrong(CHECK, found).advise(to_do);
+        return Check::wrong(CHECK, found).advise(to_do);
     }
     if let Some(left) = jobs.grace_left {
-        let found = format!("{found}; for another {} nothing is taken back", span(left));
-        return Checked::warning(CHECK, found).advise(
-            "nothing: Postgres was restarted, or nobody scanned for a while, and live workers are given time to write",
+        let found = format!("{found}; recovery is paused for another {}", span(left));
+        return Check::warning(CHECK, found).advise(
+            "nothing: Postgres was restarted, or no worker scanned for a while, and live workers get time to write",
         );
     }
     if let Some(since) = jobs.breaker_for.filter(|since| *since < timing.stale_after) {
         let found =
             format!("{found}; more than half of the running jobs have looked stale for {}", span(since));
-        return Checked::warning(CHECK, found).advise(
+        return Check::warning(CHECK, found).advise(
             "find out what keeps workers from writing (the network, locks, a full disk): until stale_after has passed \
-             nothing is taken back, because so many silent workers are rarely their own fault",
+             no job is reset, because workers that fall silent together are rarely at fault themselves",
         );
     }
-    Checked::ok(CHECK, found)
+    Check::ok(CHECK, found)
 }
 
-/// Whether what is due gets its message.
-fn relay(jobs: &JobsSeen) -> Checked {
+/// Checks that every due job gets its message.
+fn relay(jobs: &JobsSeen) -> Check {
     if jobs.overdue == 0 {
-        return Checked::ok("relay", "no due job waits for its message");
+        return Check::ok("relay", "no due job waits for its message");
     }
     let found = format!(
-        "{} due, the first for {}, and nobody has published a message",
+        "{} due, the first for {}, and no worker has published a message",
         jobs_of(jobs.overdue, OVERDUE_MOST),
         span_of(jobs.overdue_for)
     );
-    Checked::wrong("relay", found).advise(
+    Check::wrong("relay", found).advise(
         "start a worker: each has a relay. If some run, none of them reaches NATS: look at `nats` and `stream` here, \
-         and at their logs",
+         and at the workers' logs",
     )
 }
 
-/// Whether ticks are followed by jobs.
-fn schedules(rows: &[ScheduleRow], now: DateTime<Utc>) -> Checked {
+/// Checks that every tick is followed by its job.
+fn schedules(rows: &[ScheduleRow], now: DateTime<Utc>) -> Check {
     const CHECK: &str = "schedules";
     let (paused, going): (Vec<_>, Vec<_>) = rows.iter().partition(|row| row.paused_at.is_some());
     let for_long = |since: DateTime<Utc>| span((now - since).to_std().unwrap_or_default());
@@ -194,40 +200,40 @@ fn schedules(rows: &[ScheduleRow], now: DateTime<Utc>) -> Checked {
     let late: Vec<_> =
         late.map(|row| format!("{} was due {} ago", row.name, for_long(row.next_at))).collect();
     if !late.is_empty() {
-        let found = format!("{}, and nobody has enqueued its job", some_of(&late));
-        return Checked::wrong(CHECK, found)
-            .advise("start a worker; where some run, their logs say what keeps them from it");
+        let found = format!("{}, and no worker has enqueued its job", some_of(&late));
+        return Check::wrong(CHECK, found)
+            .advise("start a worker; if some run, their logs say what keeps them from it");
     }
     if paused.is_empty() {
-        return Checked::ok(
+        return Check::ok(
             CHECK,
             match going.len() {
-                0 => "there are none".to_owned(),
-                1 => "one has its ticks".to_owned(),
-                n => format!("{n} have their ticks"),
+                0 => "there are no schedules".to_owned(),
+                1 => "1 schedule is on time".to_owned(),
+                n => format!("{n} schedules are on time"),
             },
         );
     }
     let since = |row: &&ScheduleRow| row.paused_at.map(|at| format!("{} for {}", row.name, for_long(at)));
     let paused: Vec<_> = paused.iter().filter_map(since).collect();
-    Checked::warning(CHECK, format!("paused: {}", some_of(&paused)))
+    Check::warning(CHECK, format!("paused: {}", some_of(&paused)))
         .advise("`tenure schedules resume NAME`, when it is time")
 }
 
-fn dead_letters(jobs: &JobsSeen) -> Checked {
+fn dead_letters(jobs: &JobsSeen) -> Check {
     if jobs.died == 0 {
-        return Checked::ok("dead_letters", "none within the last hour");
+        return Check::ok("dead_letters", "none within the last hour");
     }
     let of = jobs.died_of.as_deref().unwrap_or("?");
-    Checked::warning(
+    Check::warning(
         "dead_letters",
         format!("{} died within the last hour: {of}", jobs_of(jobs.died, i64::MAX)),
     )
     .advise("`tenure dead list` shows their errors; `tenure dead redrive` queues them again")
 }
 
-/// Whether a queue's jobs can run.
-fn queue(seen: &QueueSeen) -> Checked {
+/// Checks that a queue's jobs can run.
+fn queue(seen: &QueueSeen) -> Check {
     const CHECK: &str = "queue";
     let name = &seen.queue;
     let waiting = match seen.waiting {
@@ -235,28 +241,28 @@ fn queue(seen: &QueueSeen) -> Checked {
         n => format!("{} due, the first for {}", jobs_of(n, WAITING_MOST), span_of(seen.waiting_for)),
     };
     if let Some(paused_for) = seen.paused_for {
-        return Checked::warning(CHECK, format!("paused for {}; {waiting}", span(paused_for)))
+        return Check::warning(CHECK, format!("paused for {}; {waiting}", span(paused_for)))
             .advise(format!("`tenure queues resume {name}`, when it is time"));
     }
     let waiting = match (seen.running, seen.max_running) {
-        (Some(running), Some(most)) => format!("{running} of {most} run; {waiting}"),
+        (Some(running), Some(most)) => format!("{running} of {most} running; {waiting}"),
         _ => waiting,
     };
     if let (Some(queued), Some(most)) = (seen.queued, seen.max_queued)
         && queued >= most
     {
-        let found = format!("full: {most} jobs wait, and enqueues are refused; {waiting}");
-        return Checked::warning(CHECK, found)
+        let found = format!("full: {} queued, and enqueues are refused; {waiting}", jobs_of(most, i64::MAX));
+        return Check::warning(CHECK, found)
             .advise(format!("add workers, or `tenure queues limit {name} --max-queued N`"));
     }
     if seen.is_served {
-        return Checked::ok(CHECK, waiting);
+        return Check::ok(CHECK, waiting);
     }
-    let found = format!("no worker serves it; {waiting}");
+    let found = format!("no worker serves this queue; {waiting}");
     if seen.waiting == 0 {
-        return Checked::ok(CHECK, found);
+        return Check::ok(CHECK, found);
     }
-    Checked::wrong(CHECK, found).advise(format!(
+    Check::wrong(CHECK, found).advise(format!(
         "start a worker that serves {name}, or cancel its jobs: `tenure jobs cancel --queue {name}`"
     ))
 }
@@ -280,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn silent_workers_matter_while_they_own_jobs_and_more_when_nobody_is_left() {
+    fn silent_workers_matter_while_they_own_jobs_and_more_when_no_worker_is_alive() {
         let state = |seen: &[WorkerSeen]| workers(seen).state;
         assert_eq!(state(&[]), CheckState::Warning);
         assert_eq!(state(&[worker(1, 0)]), CheckState::Ok);
@@ -292,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_of_another_release_are_told_of_while_they_run() {
+    fn workers_of_another_release_are_reported_while_they_run() {
         let other = |silence_s| WorkerSeen { version: "0.0.1".into(), ..worker(silence_s, 0) };
         assert_eq!(versions(&[]).state, CheckState::Skipped);
         assert_eq!(versions(&[worker(1, 0), other(99)]).state, CheckState::Ok);
@@ -328,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_and_what_has_died_is_counted() {
+    fn overdue_jobs_and_dead_letters_are_counted() {
         assert_eq!(relay(&quiet()).state, CheckState::Ok);
         let overdue = relay(&JobsSeen { overdue: 10_000, overdue_for: Some(90 * SECOND), ..quiet() });
         assert_eq!(overdue.state, CheckState::Wrong);
@@ -364,7 +370,7 @@ mod tests {
         let alone = queue(&seen(false, 5));
         assert_eq!(
             (alone.state, alone.found.as_str()),
-            (CheckState::Wrong, "no worker serves it; 5 jobs due, the first for 1s")
+            (CheckState::Wrong, "no worker serves this queue; 5 jobs due, the first for 1s")
         );
         let paused = queue(&QueueSeen { paused_for: Some(7_200 * SECOND), ..seen(true, 1_000) });
         assert_eq!(paused.state, CheckState::Warning);
@@ -374,17 +380,17 @@ mod tests {
         let checked = queue(&limited);
         assert_eq!(
             (checked.state, &*checked.found),
-            (CheckState::Ok, "20 of 20 run; 5 jobs due, the first for 1s")
+            (CheckState::Ok, "20 of 20 running; 5 jobs due, the first for 1s")
         );
         let full = queue(&QueueSeen { max_queued: Some(9), queued: Some(9), ..limited });
         assert_eq!(full.state, CheckState::Warning);
-        assert!(full.found.starts_with("full: 9 jobs wait"), "{}", full.found);
+        assert!(full.found.starts_with("full: 9 jobs queued"), "{}", full.found);
         let room = QueueSeen { max_queued: Some(9), queued: Some(8), ..seen(true, 5) };
         assert_eq!(queue(&room).state, CheckState::Ok);
     }
 
     #[test]
-    fn a_tick_without_a_job_is_wrong_and_a_pause_is_told() {
+    fn a_tick_without_a_job_is_wrong_and_a_pause_is_a_warning() {
         let now = DateTime::UNIX_EPOCH + TimeDelta::days(9);
         let row = |next_s: i64, paused_s: Option<i64>| ScheduleRow {
             name: "nightly".into(),

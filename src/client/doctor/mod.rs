@@ -1,10 +1,10 @@
-//! Doctor: what is wrong around the jobs, and what to do. Asks both servers, and changes nothing.
+//! Doctor: finds what is wrong around the jobs, and says what to do. It asks both servers, and changes nothing.
 //!
-//! `store` and `queue` look; the functions here, which ask nobody, say what it means. A server that is away, a
-//! schema that is not there, a right that this role has not: each is one finding, and what could not be looked at
-//! because of it is *skipped*. Every call has the time limit that all of tenure's have.
+//! `store` and `nats` read; pure functions here say what the answers mean. A server that is away, a missing schema, a
+//! missing right: each is one finding, and the checks that cannot run because of it are *skipped*. Every call has
+//! tenure's usual time limit.
 //!
-//! Not here: whether the jobs themselves are as they must be (`verify`).
+//! Not here: the rules that the jobs themselves must keep (`verify`).
 
 mod jobs;
 mod nats;
@@ -18,27 +18,27 @@ use serde::Serialize;
 use crate::{
     client::Tenure,
     config::Timing,
-    job::{JobError, check_queue},
+    job::{JobError, check_queue, span::span},
     store::StoreError,
 };
 
-/// How it is with one thing that was looked at.
+/// The state that a check found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum CheckState {
     /// As it should be.
     Ok,
-    /// It could not be looked at.
+    /// The check could not run.
     Skipped,
-    /// Jobs run, but somebody should know.
+    /// Jobs run, but an operator should look.
     Warning,
     /// Jobs do not run, or not as they should.
     Wrong,
 }
 
 impl CheckState {
-    /// Its word, as JSON has it.
+    /// Returns the state's word in JSON.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -56,23 +56,23 @@ impl std::fmt::Display for CheckState {
     }
 }
 
-/// One thing that was looked at.
+/// One finding of [`Tenure::doctor`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
-pub struct Checked {
-    /// What: `postgres`, `schema`, `relay` and so on; `docs/operations.md` has the list.
+pub struct Check {
+    /// The check's name: `postgres`, `schema`, `relay` and so on; `docs/operations.md` has the list.
     pub check: &'static str,
-    /// Of which queue, if it is of one.
+    /// The queue, if the check is about one.
     pub queue: Option<String>,
-    /// How it is.
+    /// The state that the check found.
     pub state: CheckState,
-    /// What was found; if it was skipped, why.
+    /// What the check found; if it was skipped, why.
     pub found: String,
-    /// What to do, if there is something.
+    /// What to do, if anything.
     pub to_do: Option<String>,
 }
 
-impl Checked {
+impl Check {
     fn new(check: &'static str, state: CheckState, found: impl Into<String>) -> Self {
         Self { check, queue: None, state, found: found.into(), to_do: None }
     }
@@ -104,13 +104,14 @@ impl Checked {
     }
 }
 
-/// What [`Tenure::doctor`] looks at, and when something is too old.
+/// The options of [`Tenure::doctor`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DoctorOptions {
-    /// Only these queues. None (the default): those that a worker serves, in which a job waits, or that have settings.
+    /// The queues to check. Empty (the default): those that a worker serves, that have waiting jobs, or that have
+    /// settings.
     pub queues: Vec<String>,
-    /// From which age on a transaction is old. Default 10 min.
+    /// The age from which a transaction is old. Default 10 min.
     pub old_after: Duration,
 }
 
@@ -129,20 +130,20 @@ struct Asked {
 }
 
 impl Tenure {
-    /// Looks at both servers, the schema, this role's rights, the timers, workers and queues, and says of each how
-    /// it is and what to do. Changes nothing, and never fails: what it cannot look at, it says.
+    /// Checks both servers, the schema, this role's rights, the timers, workers and queues, and returns what it found
+    /// and what to do. Changes nothing, and never fails: it reports the checks that cannot run as skipped.
     ///
-    /// With a server away, or one that does not answer, it takes some 10 s.
-    pub async fn doctor(&self, options: &DoctorOptions) -> Vec<Checked> {
+    /// If a server does not answer, it takes some 10 s.
+    pub async fn doctor(&self, options: &DoctorOptions) -> Vec<Check> {
         let timing = &self.config().timing;
         let bad = options.queues.iter().filter_map(|queue| Some((queue, check_queue(queue).err()?)));
-        let to_do = "name it as its jobs and workers do";
+        let to_do = "use the name that its jobs and workers use";
         let bad: Vec<_> = bad
-            .map(|(queue, error)| Checked::wrong("queue", error.to_string()).advise(to_do).of(queue))
+            .map(|(queue, error)| Check::wrong("queue", error.to_string()).advise(to_do).of(queue))
             .collect();
         let named: Vec<_> =
             options.queues.iter().filter(|queue| check_queue(queue).is_ok()).cloned().collect();
-        // Both servers at once: one that is away costs its whole time limit.
+        // Both servers at once: a server that is away costs its whole time limit.
         let of_postgres = async {
             let (mut checks, is_fit) = postgres::look(self, options.old_after).await;
             let named = (!options.queues.is_empty()).then_some(named.as_slice());
@@ -165,56 +166,51 @@ impl Tenure {
     }
 }
 
-fn timers(timing: &Timing) -> Checked {
+fn timers(timing: &Timing) -> Check {
     let Timing { stale_after, scan_every, ack_wait, .. } = timing;
     match timing.validate() {
         Ok(()) => {
             let found =
                 format!("stale_after {stale_after:?} + scan_every {scan_every:?} < ack_wait {ack_wait:?}");
-            Checked::ok("timers", found)
+            Check::ok("timers", found)
         }
-        // Its text says what to change.
-        Err(error) => Checked::wrong("timers", error.to_string()).advise(
+        // The error's text says what to change.
+        Err(error) => Check::wrong("timers", error.to_string()).advise(
             "change one of the two for all workers, then the consumers: `tenure migrate --queue NAME`",
         ),
     }
 }
 
-/// From which difference on the times in logs and headers mislead.
+/// The difference from which the times in logs and headers mislead.
 const SKEW: Duration = Duration::from_secs(5);
 
-/// Compares a server's clock with this host's. The server looked at its own at some moment of the call.
-fn clock(
-    check: &'static str,
-    answered_at: DateTime<Utc>,
-    asked_at: DateTime<Utc>,
-    took: Duration,
-) -> Checked {
-    // Nothing is known of a difference below what the call took.
+/// Compares a server's clock with this host's. The server read its own at some moment of the call.
+fn clock(check: &'static str, answered_at: DateTime<Utc>, asked_at: DateTime<Utc>, took: Duration) -> Check {
+    // The call's duration hides any shorter difference.
     let early = (asked_at - answered_at).to_std().unwrap_or_default();
     let late = (answered_at - asked_at).to_std().unwrap_or_default().saturating_sub(took);
     let (skew, how) = if late.is_zero() { (early, "behind") } else { (late, "ahead of") };
     if skew < SKEW {
-        return Checked::ok(check, format!("within {} of this host's", span(SKEW)));
+        return Check::ok(check, format!("within {} of this host's clock", span(SKEW)));
     }
-    Checked::warning(check, format!("it is {} {how} this host's", span(skew))).advise(
-        "let both hosts follow NTP: no clock but that of Postgres decides anything, but the times in logs and in \
+    Check::warning(check, format!("{} {how} this host's clock", span(skew))).advise(
+        "set both hosts' clocks by NTP: only Postgres's clock decides anything, but the times in logs and in \
          Tenure-Run-At mislead",
     )
 }
 
-/// What could not be looked at, and why.
-fn skip(checks: &[&'static str], why: &str) -> Vec<Checked> {
-    checks.iter().map(|check| Checked::skipped(check, why)).collect()
+/// Returns these checks as skipped, and why.
+fn skip(checks: &[&'static str], why: &str) -> Vec<Check> {
+    checks.iter().map(|check| Check::skipped(check, why)).collect()
 }
 
-/// What could not be looked at, because a statement failed.
-fn skip_by(checks: &[&'static str], error: &StoreError) -> Vec<Checked> {
+/// Returns these checks as skipped because a statement failed.
+fn skip_by(checks: &[&'static str], error: &StoreError) -> Vec<Check> {
     let mut skipped = skip(checks, &text(error));
     if error.is_denied() {
         for check in &mut skipped {
             check.to_do =
-                Some("look as a role in tenure_worker or tenure_viewer: see postgres/roles.sql".into());
+                Some("connect as a role in tenure_worker or tenure_viewer: see postgres/roles.sql".into());
         }
     }
     skipped
@@ -225,22 +221,12 @@ fn text(error: &StoreError) -> String {
     JobError::from(error.clone()).text()
 }
 
-/// A duration in whole seconds; one below a second in milliseconds.
-fn span(duration: Duration) -> String {
-    let millis = Duration::from_millis(duration.subsec_millis().into());
-    let rounded = match duration.as_secs() {
-        0 => millis,
-        seconds => Duration::from_secs(seconds),
-    };
-    humantime::format_duration(rounded).to_string()
-}
-
-/// [`span`] of what may be unknown.
+/// [`span`] of a duration that may be unknown.
 fn span_of(duration: Option<Duration>) -> String {
     duration.map_or_else(|| "?".into(), span)
 }
 
-/// The first of many, joined.
+/// Joins the first of many texts.
 fn some_of(all: &[String]) -> String {
     const SHOWN: usize = 5;
     match all.len() {
@@ -249,7 +235,7 @@ fn some_of(all: &[String]) -> String {
     }
 }
 
-/// As in "1 job" and "2 jobs"; a count that stopped at a limit says so.
+/// "1 job" or "2 jobs"; a count that stopped at its limit says so.
 fn jobs_of(jobs: i64, most: i64) -> String {
     match jobs {
         1 => "1 job".into(),
@@ -274,21 +260,18 @@ mod tests {
         assert_eq!(state(-4, 0), CheckState::Ok);
         assert_eq!(state(5, 0), CheckState::Warning);
         assert_eq!(state(-5, 0), CheckState::Warning);
-        assert_eq!(state(9, 8), CheckState::Ok, "it may have looked at the end of the call");
+        assert_eq!(state(9, 8), CheckState::Ok, "the server may have read its clock at the end of the call");
         assert_eq!(state(14, 8), CheckState::Warning);
         let found = |ahead_s| {
             let answered_at = asked_at + chrono::TimeDelta::seconds(ahead_s);
             clock("clock", answered_at, asked_at, Duration::ZERO).found
         };
-        assert_eq!(found(3_600), "it is 1h ahead of this host's");
-        assert_eq!(found(-90), "it is 1m 30s behind this host's");
+        assert_eq!(found(3_600), "1h ahead of this host's clock");
+        assert_eq!(found(-90), "1m 30s behind this host's clock");
     }
 
     #[test]
     fn spans_and_counts_are_short() {
-        assert_eq!(span(Duration::from_millis(1_999)), "1s");
-        assert_eq!(span(Duration::from_millis(120)), "120ms");
-        assert_eq!(span(Duration::ZERO), "0s");
         assert_eq!(span_of(None), "?");
         let names: Vec<_> = (0..9).map(|n| n.to_string()).collect();
         assert_eq!(some_of(&names[..6]), "0, 1, 2, 3, 4, 5");

@@ -1,59 +1,59 @@
-//! NATS: the server, the stream and the consumers, beside what they should be.
+//! NATS: compares the server, the stream and the consumers with what they should be.
 
 use std::time::Duration;
 
 use tokio::time::timeout;
 
-use super::{Asked, Checked, clock, skip};
+use super::{Asked, Check, clock, skip};
 use crate::{
     client::Tenure,
-    config::{Timing, masked},
+    config::Timing,
     nats::{ConsumerSeen, NatsSeen, Queue, StreamSeen, Unseen},
 };
 
-/// Everything that is not looked at when NATS is not reached, but the consumers.
+/// The checks that are skipped when NATS is not reached, besides those of the consumers.
 const REST: [&str; 6] = ["jetstream", "stream", "duplicates", "replicas", "nats_clock", "nats_rights"];
-/// What the stream's own answer tells, besides that there is one.
+/// The checks that need the stream's own answer.
 const OF_STREAM: [&str; 3] = ["duplicates", "replicas", "nats_clock"];
 
-/// How long a connection that has just been asked for may take.
+/// How long a new connection may take.
 const CONNECTED_WITHIN: Duration = Duration::from_secs(5);
 
-/// What was not looked at, and why.
-pub(super) fn skipped(why: &str) -> Vec<Checked> {
+/// Returns every check of NATS as skipped, and why.
+pub(super) fn skipped(why: &str) -> Vec<Check> {
     let mut checks = skip(&REST, why);
-    checks.push(Checked::skipped("consumer", why));
+    checks.push(Check::skipped("consumer", why));
     checks
 }
 
-/// Waits for the connection.
-pub(super) async fn reach(tenure: &Tenure) -> (Checked, Option<NatsSeen>) {
-    let (queue, url) = (tenure.queue(), masked(&tenure.config().nats_url));
+/// Waits for the connection, and checks the server.
+pub(super) async fn reach(tenure: &Tenure) -> (Check, Option<NatsSeen>) {
+    let (queue, url) = (tenure.queue(), tenure.queue().servers().to_owned());
     if timeout(CONNECTED_WITHIN, queue.connected()).await.is_err() {
         let said = queue.last_said();
-        let why = if said.is_empty() { "no answer".into() } else { said };
+        let why = if said.is_empty() { "NATS does not answer".into() } else { said };
         let checked =
-            Checked::wrong("nats", format!("{url} was not reached within {CONNECTED_WITHIN:?}: {why}"));
+            Check::wrong("nats", format!("{url} was not reached within {CONNECTED_WITHIN:?}: {why}"));
         let to_do = "check NATS_URL (tls:// needs a server with TLS), the network and the server; an authorization \
-                     violation is a user or a password that the server does not know";
+                     violation means that the server does not know the user or the password";
         return (checked.advise(to_do), None);
     }
     let seen = queue.nats_seen();
     (about_server(&seen, &url), Some(seen))
 }
 
-fn about_server(seen: &NatsSeen, url: &str) -> Checked {
+fn about_server(seen: &NatsSeen, url: &str) -> Check {
     let found = format!("nats-server {} at {url}", seen.version);
     if seen.is_too_old {
-        return Checked::wrong("nats", found).advise(
-            "upgrade it to 2.10.23 or later: older ones can lose a whole stream when they are killed",
+        return Check::wrong("nats", found).advise(
+            "upgrade NATS to 2.10.23 or later: an older server can lose a whole stream when it is killed",
         );
     }
-    Checked::ok("nats", found)
+    Check::ok("nats", found)
 }
 
-/// Looks at the stream and the consumers. Creates nothing.
-pub(super) async fn look(queue: &Queue, timing: &Timing, server: &NatsSeen, asked: &[Asked]) -> Vec<Checked> {
+/// Checks the stream and the consumers. Creates nothing.
+pub(super) async fn look(queue: &Queue, timing: &Timing, server: &NatsSeen, asked: &[Asked]) -> Vec<Check> {
     let stream = queue.stream_seen().await;
     let mut checks = about_stream(&stream, server, timing);
     let why_not = match &stream {
@@ -64,12 +64,12 @@ pub(super) async fn look(queue: &Queue, timing: &Timing, server: &NatsSeen, aske
     };
     let mut unseen: Vec<_> = stream.err().into_iter().collect();
     if let Some(why) = why_not {
-        checks.push(Checked::skipped("consumer", why));
+        checks.push(Check::skipped("consumer", why));
     } else {
         for Asked { queue: name, is_served } in asked {
-            // Each costs a whole time limit.
+            // Each unanswered request costs a whole time limit.
             if let Some(why) = unseen.iter().find_map(asks_in_vain) {
-                checks.push(Checked::skipped("consumer", why).of(name));
+                checks.push(Check::skipped("consumer", why).of(name));
                 continue;
             }
             let consumer = queue.consumer_seen(name).await;
@@ -81,17 +81,17 @@ pub(super) async fn look(queue: &Queue, timing: &Timing, server: &NatsSeen, aske
     checks
 }
 
-/// Why there is no use in asking for a consumer after this.
+/// Says why a request for a consumer would fail as well after this.
 fn asks_in_vain(unseen: &Unseen) -> Option<&'static str> {
     match unseen {
         Unseen::NoJetStream => Some("there is no JetStream"),
-        Unseen::NoAnswer(_) => Some("the question before it was not answered"),
+        Unseen::NoAnswer(_) => Some("NATS did not answer the request before it"),
         Unseen::Missing | Unseen::Denied(_) | Unseen::Refused(_) => None,
     }
 }
 
-fn about_stream(stream: &Result<StreamSeen, Unseen>, server: &NatsSeen, timing: &Timing) -> Vec<Checked> {
-    let enabled = || Checked::ok("jetstream", "enabled");
+fn about_stream(stream: &Result<StreamSeen, Unseen>, server: &NatsSeen, timing: &Timing) -> Vec<Check> {
+    let enabled = || Check::ok("jetstream", "enabled");
     let (jetstream, stream, why) = match stream {
         Ok(seen) => {
             let mut checks = vec![enabled(), definition("stream", &seen.drift, stream_words(seen))];
@@ -99,32 +99,32 @@ fn about_stream(stream: &Result<StreamSeen, Unseen>, server: &NatsSeen, timing: 
             checks.push(replicas(seen, server));
             checks.push(match seen.answered_at {
                 Some(answered_at) => clock("nats_clock", answered_at, seen.asked_at, seen.took),
-                None => Checked::skipped("nats_clock", "this server does not tell its time"),
+                None => Check::skipped("nats_clock", "this server does not report its time"),
             });
             return checks;
         }
         Err(Unseen::Missing) => {
-            let missing = Checked::wrong("stream", "it does not exist: nothing can be published")
+            let missing = Check::wrong("stream", "the stream does not exist: no message can be published")
                 .advise("start a worker, which creates it, or run `tenure migrate --queue NAME`");
             (enabled(), missing, "there is no stream".to_owned())
         }
         Err(Unseen::NoJetStream) => {
             let why = "there is no JetStream";
-            let disabled = Checked::wrong("jetstream", "it is not enabled, or not for this account")
+            let disabled = Check::wrong("jetstream", "JetStream is not enabled, or not for this account")
                 .advise("enable it, and give it a store_dir: see nats/server.conf");
-            (disabled, Checked::skipped("stream", why), why.into())
+            (disabled, Check::skipped("stream", why), why.into())
         }
         Err(Unseen::Denied(_)) => {
-            let why = "this user may not ask for the stream";
-            (Checked::skipped("jetstream", why), Checked::skipped("stream", why), why.into())
+            let why = "this user may not query the stream";
+            (Check::skipped("jetstream", why), Check::skipped("stream", why), why.into())
         }
         Err(Unseen::NoAnswer(_)) => {
-            let why = "nobody answered";
-            (Checked::skipped("jetstream", why), Checked::skipped("stream", why), why.into())
+            let why = "NATS does not answer";
+            (Check::skipped("jetstream", why), Check::skipped("stream", why), why.into())
         }
         Err(Unseen::Refused(said)) => {
-            let refused = Checked::wrong("stream", said.as_str())
-                .advise("look at the NATS server's log: a cluster without a majority answers so, too");
+            let refused = Check::wrong("stream", said.as_str())
+                .advise("look at the NATS server's log: a cluster without a majority answers this, too");
             (enabled(), refused, said.clone())
         }
     };
@@ -134,42 +134,45 @@ fn about_stream(stream: &Result<StreamSeen, Unseen>, server: &NatsSeen, timing: 
 }
 
 fn stream_words(seen: &StreamSeen) -> String {
-    format!("as defined, with {} messages", seen.messages)
+    match seen.messages {
+        1 => "as defined, with 1 message".into(),
+        n => format!("as defined, with {n} messages"),
+    }
 }
 
-/// Whether what is there is as the files under `nats/` say.
-fn definition(check: &'static str, drift: &[String], as_defined: String) -> Checked {
+/// Compares what exists with its definition under `nats/`.
+fn definition(check: &'static str, drift: &[String], as_defined: String) -> Check {
     if drift.is_empty() {
-        return Checked::ok(check, as_defined);
+        return Check::ok(check, as_defined);
     }
-    Checked::wrong(check, drift.join("; ")).advise(
-        "run `tenure migrate --queue NAME` with the settings of the workers, by a user who may change it; what cannot \
-         be changed (retention, storage) takes a new stream",
+    Check::wrong(check, drift.join("; ")).advise(
+        "run `tenure migrate --queue NAME` with the settings of the workers, as a user that may change the stream; \
+         its retention and storage cannot change: they take a new stream",
     )
 }
 
-/// Publications are repeated under one id for as long as they may take; so are those of producers.
-fn duplicates(seen: &StreamSeen, timing: &Timing) -> Checked {
+/// Publishers repeat a publication under one id for as long as it may take; producers do, too.
+fn duplicates(seen: &StreamSeen, timing: &Timing) -> Check {
     let (is, should) = (seen.duplicate_window, seen.duplicate_window_defined);
-    let found = format!("the stream knows a repeated message for {is:?}");
+    let found = format!("the stream recognises a repeated message for {is:?}");
     if is >= should.max(timing.publish_within) {
-        return Checked::ok("duplicates", found);
+        return Check::ok("duplicates", found);
     }
-    Checked::warning("duplicates", format!("{found}, not {should:?}")).advise(
-        "set the stream's duplicate_window as in nats/stream.json: a producer that publishes a submission again \
-         later than that makes a second job",
+    Check::warning("duplicates", format!("{found}, not {should:?}")).advise(
+        "set the stream's duplicate_window as in nats/stream.json: a producer that repeats a submission after \
+         that makes a second job",
     )
 }
 
-fn replicas(seen: &StreamSeen, server: &NatsSeen) -> Checked {
-    let found = format!("the stream is kept {} times", seen.replicas);
+fn replicas(seen: &StreamSeen, server: &NatsSeen) -> Check {
+    let found = format!("the stream has {} replicas", seen.replicas);
     match (seen.replicas, server.is_clustered) {
-        (1, true) => Checked::warning("replicas", "one server of the cluster has the stream, and no other").advise(
-            "`nats stream edit --replicas 3`: while that server is away nothing is delivered, and what it loses is \
-             published again only where a row is known",
+        (1, true) => Check::warning("replicas", "only one server of the cluster has the stream").advise(
+            "`nats stream edit --replicas 3`: while that server is away nothing is delivered, and of the messages that \
+             it loses only those with a row are republished",
         ),
-        (1, false) => Checked::ok("replicas", "one server, and no cluster"),
-        _ => Checked::ok("replicas", found),
+        (1, false) => Check::ok("replicas", "one server, and no cluster"),
+        _ => Check::ok("replicas", found),
     }
 }
 
@@ -178,56 +181,57 @@ fn about_consumer(
     name: &str,
     is_served: bool,
     timing: &Timing,
-) -> Checked {
+) -> Check {
     const CHECK: &str = "consumer";
     let migrate = format!("run `tenure migrate --queue {name}` with the settings of the workers");
     let seen = match consumer {
         Ok(seen) => seen,
         Err(Unseen::Missing) if is_served => {
-            return Checked::wrong(CHECK, "it does not exist: nothing of this queue is delivered")
-                .advise(format!("look at the log of its workers, which should create it, or {migrate}"));
+            return Check::wrong(CHECK, "the consumer does not exist: no job of this queue is delivered")
+                .advise(format!("look at the logs of its workers, which should create it, or {migrate}"));
         }
-        Err(Unseen::Missing) => return Checked::skipped(CHECK, "no worker has served this queue yet"),
-        Err(Unseen::NoJetStream) => return Checked::skipped(CHECK, "there is no JetStream"),
-        Err(Unseen::Denied(_)) => return Checked::skipped(CHECK, "this user may not ask for it"),
-        Err(Unseen::NoAnswer(_)) => return Checked::skipped(CHECK, "nobody answered"),
+        Err(Unseen::Missing) => return Check::skipped(CHECK, "no worker has served this queue yet"),
+        Err(Unseen::NoJetStream) => return Check::skipped(CHECK, "there is no JetStream"),
+        Err(Unseen::Denied(_)) => return Check::skipped(CHECK, "this user may not query the consumer"),
+        Err(Unseen::NoAnswer(_)) => return Check::skipped(CHECK, "NATS does not answer"),
         Err(Unseen::Refused(said)) => {
-            return Checked::wrong(CHECK, said.as_str()).advise("look at the NATS server's log");
+            return Check::wrong(CHECK, said.as_str()).advise("look at the NATS server's log");
         }
     };
     let mut drift = seen.drift.clone();
     let backstop = timing.stale_after.saturating_add(timing.scan_every);
     if seen.ack_wait <= backstop {
         drift.push(format!(
-            "a slow job is delivered again after {:?}, before anyone could ask whether its owner is alive, which \
-             takes {backstop:?}",
+            "NATS delivers a slow job again after {:?}, before a scan can tell whether its owner is alive, which takes \
+             {backstop:?}",
             seen.ack_wait
         ));
     }
     if !drift.is_empty() {
-        return Checked::wrong(CHECK, drift.join("; ")).advise(migrate);
+        return Check::wrong(CHECK, drift.join("; ")).advise(migrate);
     }
     if seen.is_paused {
-        return Checked::warning(CHECK, "it is paused in NATS itself: nothing of this queue is delivered").advise(
-            "`nats consumer resume`, when it is time; `tenure queues pause` is the way that the workers know of",
+        return Check::warning(CHECK, "paused in NATS itself: no job of this queue is delivered").advise(
+            "`nats consumer resume`, when it is time; to pause a queue, use `tenure queues pause`, which workers know",
         );
     }
-    let limit = seen.unacknowledged_max.map_or_else(|| "any number".into(), |max| max.to_string());
-    let found =
-        format!("{} messages wait, {} of {limit} are not acknowledged", seen.pending, seen.unacknowledged);
+    let limit = seen.unacknowledged_max.map_or_else(|| "no limit".into(), |max| format!("limit {max}"));
+    let noun = if seen.pending == 1 { "message" } else { "messages" };
+    let found = format!("{} {noun} waiting, {} unacknowledged ({limit})", seen.pending, seen.unacknowledged);
     match seen.unacknowledged_max {
         Some(max) if seen.unacknowledged.saturating_mul(10) >= max.saturating_mul(8) => {
-            Checked::warning(CHECK, found).advise(format!(
-                "at the limit nothing more is delivered: look for what holds them (`tenure jobs list --queue {name}`: \
-                 jobs that run, or that wait for a worker which knows their kind), or spread the jobs over more queues"
+            Check::warning(CHECK, found).advise(format!(
+                "at the limit NATS delivers nothing more: look for the jobs that hold the messages (`tenure jobs list \
+                 --queue {name}`: jobs that run, or wait for a worker that knows their kind), or spread the jobs over \
+                 more queues"
             ))
         }
-        _ => Checked::ok(CHECK, found),
+        _ => Check::ok(CHECK, found),
     }
 }
 
-/// What this user may ask, as far as the questions above have shown.
-fn rights(unseen: &[Unseen]) -> Checked {
+/// Reports this user's rights, as far as the requests above have shown them.
+fn rights(unseen: &[Unseen]) -> Check {
     let about = |wanted: fn(&Unseen) -> Option<&str>| {
         unseen.iter().filter_map(wanted).map(str::to_owned).collect::<Vec<_>>()
     };
@@ -237,8 +241,9 @@ fn rights(unseen: &[Unseen]) -> Checked {
     });
     if !denied.is_empty() {
         let found = format!("this user may not publish to {}", super::some_of(&denied));
-        return Checked::warning("nats_rights", found)
-            .advise("a producer need not; a worker has to: give it the rights that nats/server.conf gives to `worker`");
+        return Check::warning("nats_rights", found).advise(
+            "a producer needs no such right; a worker does: give it those of `worker` in nats/server.conf",
+        );
     }
     let unanswered = about(|unseen| match unseen {
         Unseen::NoAnswer(subject) => Some(subject.as_str()),
@@ -246,15 +251,15 @@ fn rights(unseen: &[Unseen]) -> Checked {
     });
     if !unanswered.is_empty() {
         let found = format!("no answer on {}", super::some_of(&unanswered));
-        return Checked::warning("nats_rights", found).advise(
-            "either the server is slow or has no majority, or this user may not ask: a denied permission looks like no \
-             answer. The rights of a worker are those in nats/server.conf",
+        return Check::warning("nats_rights", found).advise(
+            "the server is slow or has no majority, or this user lacks the right: a denied request looks like no \
+             answer. nats/server.conf has the rights of a worker",
         );
     }
     if unseen.contains(&Unseen::NoJetStream) {
-        return Checked::skipped("nats_rights", "there is no JetStream");
+        return Check::skipped("nats_rights", "there is no JetStream");
     }
-    Checked::ok("nats_rights", "this user may ask for the stream and its consumers")
+    Check::ok("nats_rights", "this user may query the stream and its consumers")
 }
 
 #[cfg(test)]
@@ -279,8 +284,8 @@ mod tests {
         }
     }
 
-    /// What is not as it should be.
-    fn findings(checks: &[Checked]) -> Vec<(&'static str, CheckState)> {
+    /// The checks that are not ok.
+    fn findings(checks: &[Check]) -> Vec<(&'static str, CheckState)> {
         let findings = checks.iter().filter(|checked| checked.state != CheckState::Ok);
         findings.map(|checked| (checked.check, checked.state)).collect()
     }
@@ -346,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn a_denied_question_and_an_unanswered_one_are_told_apart_where_they_can_be() {
+    fn a_denied_request_and_an_unanswered_one_are_told_apart_where_possible() {
         assert_eq!(rights(&[]).state, CheckState::Ok);
         let denied = rights(&[Unseen::NoAnswer("a".into()), Unseen::Denied("$JS.API.x".into())]);
         assert_eq!(denied.state, CheckState::Warning);

@@ -1,15 +1,16 @@
-//! Postgres: the server, whoever holds it up, the schema, and what this role may do.
+//! Postgres: the server, the sessions and slots that hold it up, the schema, and this role's rights.
 
 use std::time::Duration;
 
-use super::{Checked, clock, skip, skip_by, some_of, span, span_of, text};
+use super::{Check, clock, skip, skip_by, some_of, span_of, text};
 use crate::{
     client::Tenure,
     config::masked,
+    job::span::span,
     store::{Holder, NEEDS, PostgresSeen, RightsSeen, Schema, StoreError},
 };
 
-/// Everything that is not looked at when Postgres is not reached.
+/// The checks that are skipped when Postgres is not reached.
 const REST: [&str; 12] = [
     "primary",
     "durability",
@@ -27,15 +28,15 @@ const REST: [&str; 12] = [
 const HOLDERS: [&str; 4] =
     ["old_transactions", "idle_transactions", "prepared_transactions", "replication_slots"];
 
-/// The oldest version whose statements tenure's are, and the oldest that its tests run on.
+/// The oldest version that runs tenure's statements, and the oldest that its tests run on.
 const OLDEST: i32 = 13;
 const TESTED: i32 = 15;
 
-/// So many dead rows are more than a vacuum, which begins at 20,000, leaves to the next.
+/// More dead rows than one vacuum, which begins at 20,000, leaves to the next.
 const DEAD_ROWS: i64 = 100_000;
 
-/// Looks at Postgres. Then also says whether the jobs can be looked at, and if not, why.
-pub(super) async fn look(tenure: &Tenure, old_after: Duration) -> (Vec<Checked>, Result<(), String>) {
+/// Checks Postgres. Also returns whether the jobs can be checked, and if not, why.
+pub(super) async fn look(tenure: &Tenure, old_after: Duration) -> (Vec<Check>, Result<(), String>) {
     let (store, url) = (tenure.store(), masked(&tenure.config().database_url));
     let server = match Box::pin(store.doctor_server()).await {
         Ok(server) => server,
@@ -64,73 +65,71 @@ pub(super) async fn look(tenure: &Tenure, old_after: Duration) -> (Vec<Checked>,
     (checks, is_fit)
 }
 
-fn unreachable(url: &str, error: &StoreError) -> Checked {
-    Checked::wrong("postgres", format!("{url} was not reached: {}", text(error))).advise(
-        "check DATABASE_URL, the network and the server; one that refuses a user, a password or a database says so",
+fn unreachable(url: &str, error: &StoreError) -> Check {
+    Check::wrong("postgres", format!("{url} was not reached: {}", text(error))).advise(
+        "check DATABASE_URL, the network and the server; a server that refuses the user, password or database says so",
     )
 }
 
-/// What the server tells of itself.
-fn about_server(server: &PostgresSeen, url: &str) -> Vec<Checked> {
+/// Judges what the server reports of itself.
+fn about_server(server: &PostgresSeen, url: &str) -> Vec<Check> {
     let round_trip = server.round_trip.as_secs_f64() * 1e3;
-    let found = format!("{} at {url}, as {}, {round_trip:.1} ms there and back", server.version, server.role);
+    let found = format!("{} at {url}, as {}, {round_trip:.1} ms round trip", server.version, server.role);
     let postgres = match server.version_number / 10_000 {
-        version if version < OLDEST => Checked::wrong("postgres", found).advise(format!(
+        version if version < OLDEST => Check::wrong("postgres", found).advise(format!(
             "upgrade Postgres: tenure needs {OLDEST}, and is tested with {TESTED} and later"
         )),
-        version if version < TESTED => Checked::warning("postgres", found)
+        version if version < TESTED => Check::warning("postgres", found)
             .advise(format!("upgrade Postgres: tenure is tested with {TESTED} and later")),
-        _ => Checked::ok("postgres", found),
+        _ => Check::ok("postgres", found),
     };
     let primary = if server.is_read_only {
-        Checked::wrong("primary", "this server is a standby, or is set to read-only: it writes nothing")
-            .advise("let DATABASE_URL lead to the primary")
+        Check::wrong("primary", "this server is a standby, or is set to read-only: it refuses writes")
+            .advise("point DATABASE_URL at the primary")
     } else {
-        Checked::ok("primary", "it writes")
+        Check::ok("primary", "the server accepts writes")
     };
     let durability = if server.unsafe_settings.is_empty() {
-        Checked::ok("durability", "what is committed is on disk")
+        Check::ok("durability", "commits are on disk")
     } else {
-        Checked::warning("durability", format!("off: {}", server.unsafe_settings.join(", "))).advise(
-            "switch them on: otherwise a power cut may lose jobs that were accepted, or the whole database",
-        )
+        Check::warning("durability", format!("off: {}", server.unsafe_settings.join(", ")))
+            .advise("switch them on: otherwise a power cut may lose accepted jobs, or the whole database")
     };
     let found = format!("{} of {}", server.connections, server.connections_max);
     let connections = if server.connections * 10 >= server.connections_max * 8 {
-        Checked::warning("connections", found).advise(
-            "raise max_connections, lower TENURE_HANDLER_CONNECTIONS, or put PgBouncer in between: with none left, \
+        Check::warning("connections", found).advise(
+            "raise max_connections, lower TENURE_HANDLER_CONNECTIONS, or put PgBouncer in between: without a free one, \
              enqueues fail and workers wait",
         )
     } else {
-        Checked::ok("connections", found)
+        Check::ok("connections", found)
     };
     let autovacuum = if server.is_vacuumed {
-        Checked::ok("autovacuum", "it looks after the live jobs")
+        Check::ok("autovacuum", "autovacuum is on for tenure.jobs")
     } else {
-        Checked::warning("autovacuum", "it does not look after tenure.jobs").advise(
+        Check::warning("autovacuum", "autovacuum is off for tenure.jobs").advise(
             "switch it on (autovacuum, track_counts, and autovacuum_enabled of the table): dead rows make every \
              claim slower",
         )
     };
     let dead_rows = match server.rows {
-        None => Checked::skipped("dead_rows", "there is no table of jobs"),
+        None => Check::skipped("dead_rows", "the table tenure.jobs does not exist"),
         Some((live, dead)) => {
             let found = format!("{dead} dead rows beside {live} live ones in tenure.jobs");
             if dead >= DEAD_ROWS && dead > live {
-                Checked::warning("dead_rows", found).advise(
-                    "look for what holds vacuum back: the transactions and slots listed here; then VACUUM \
-                     tenure.jobs",
+                Check::warning("dead_rows", found).advise(
+                    "end what holds vacuum back, the transactions and slots listed here; then VACUUM tenure.jobs",
                 )
             } else {
-                Checked::ok("dead_rows", found)
+                Check::ok("dead_rows", found)
             }
         }
     };
     vec![postgres, primary, durability, connections, autovacuum, dead_rows]
 }
 
-/// Who keeps dead rows from being removed, each by name.
-fn about_holders(holders: &[Holder], server: &PostgresSeen, old_after: Duration) -> Vec<Checked> {
+/// Names each session, prepared transaction and slot that keeps dead rows from being removed.
+fn about_holders(holders: &[Holder], server: &PostgresSeen, old_after: Duration) -> Vec<Check> {
     let found = |kinds: &[&str]| -> Vec<String> {
         holders.iter().filter(|holder| kinds.contains(&holder.what.as_str())).map(describe).collect()
     };
@@ -138,49 +137,49 @@ fn about_holders(holders: &[Holder], server: &PostgresSeen, old_after: Duration)
     let of_sessions = |check: &'static str, kinds: &[&str], to_do: &str| {
         let found = found(kinds);
         if !found.is_empty() {
-            Checked::warning(check, some_of(&found)).advise(to_do)
+            Check::warning(check, some_of(&found)).advise(to_do)
         } else if server.sees_all_sessions {
-            Checked::ok(check, format!("none for {old}"))
+            Check::ok(check, format!("none older than {old}"))
         } else {
-            Checked::skipped(check, format!("{} sees of no other role's session how old it is", server.role))
+            Check::skipped(check, format!("{} cannot see how old other roles' sessions are", server.role))
                 .advise(format!("GRANT pg_read_all_stats TO {}", server.role))
         }
     };
     let of_others = |check: &'static str, kinds: &[&str], none: &str, to_do: &str| {
         let found = found(kinds);
         if found.is_empty() {
-            Checked::ok(check, none)
+            Check::ok(check, none)
         } else {
-            Checked::warning(check, some_of(&found)).advise(to_do)
+            Check::warning(check, some_of(&found)).advise(to_do)
         }
     };
     vec![
         of_sessions(
             "old_transactions",
             &["transaction", "replica"],
-            "find out what it is for; pg_terminate_backend(PID) ends it. While it is open no row that it may still \
-             see is removed, and every claim gets slower. idle_in_transaction_session_timeout ends forgotten ones; \
+            "find out what it is for; pg_terminate_backend(PID) ends it. While it is open, vacuum removes no row that \
+             it may still see, and every claim gets slower. idle_in_transaction_session_timeout ends forgotten ones; \
              long reports belong on a replica without hot_standby_feedback",
         ),
         of_sessions(
             "idle_transactions",
             &["idle"],
-            "find out who forgot to commit; pg_terminate_backend(PID) ends it. It keeps its locks and a connection, \
-             and may hold up jobs. idle_in_transaction_session_timeout ends such by themselves",
+            "find the program that did not commit; pg_terminate_backend(PID) ends its session. The session keeps its \
+             locks and a connection, and may hold up jobs. idle_in_transaction_session_timeout ends such sessions",
         ),
         of_others(
             "prepared_transactions",
             &["prepared"],
-            &format!("none for {old}"),
-            "COMMIT PREPARED or ROLLBACK PREPARED it: whoever prepared it has forgotten it. It keeps its locks, and \
-             dead rows from being removed, also across restarts",
+            &format!("none older than {old}"),
+            "COMMIT PREPARED or ROLLBACK PREPARED this forgotten transaction: it keeps its locks, and dead rows from \
+             being removed, also across restarts",
         ),
         of_others(
             "replication_slots",
             &["slot"],
-            "none keeps old rows",
-            "have its replica connect again, or remove it with pg_drop_replication_slot(NAME): it keeps dead rows \
-             from being removed, and the log from being recycled",
+            "no slot keeps old rows",
+            "reconnect its replica, or remove the slot with pg_drop_replication_slot(NAME): it keeps dead rows from \
+             being removed, and the WAL from being recycled",
         ),
     ]
 }
@@ -200,77 +199,72 @@ fn describe(holder: &Holder) -> String {
     }
 }
 
-/// Whether the schema is what this program needs; and whether the jobs can be looked at.
-fn schema(schema: Result<Schema, StoreError>, needs: i64) -> (Checked, Result<(), String>) {
+/// Checks that this program can use the schema. Also returns whether the jobs can be checked.
+fn schema(schema: Result<Schema, StoreError>, needs: i64) -> (Check, Result<(), String>) {
     let unfit = Err("the schema is missing or too old".into());
     match schema.map(|schema| (schema.version, schema.breaks_before)) {
         Ok((is, breaks_before)) if breaks_before > needs => {
             let found = format!(
-                "version {is}, which no program of before version {breaks_before} works with; this one knows {needs}"
+                "version {is}, which needs a program that knows version {breaks_before}; this one knows {needs}"
             );
             let unfit = Err("the schema is too new for this program".into());
-            (Checked::wrong("schema", found).advise("update this program"), unfit)
+            (Check::wrong("schema", found).advise("update this program"), unfit)
         }
         Ok((is, _)) if is < needs => {
             let found = format!("version {is}, but this program needs {needs}");
-            (Checked::wrong("schema", found).advise("run `tenure migrate`"), unfit)
+            (Check::wrong("schema", found).advise("run `tenure migrate`"), unfit)
         }
         Ok((is, _)) if is > needs => {
             let found = format!("version {is}, and this program knows {needs}: a newer tenure has migrated");
-            (
-                Checked::warning("schema", found)
-                    .advise("update this program; until then it goes on working"),
-                Ok(()),
-            )
+            (Check::warning("schema", found).advise("update this program; it works on until then"), Ok(()))
         }
-        Ok((is, _)) => (Checked::ok("schema", format!("version {is}")), Ok(())),
+        Ok((is, _)) => (Check::ok("schema", format!("version {is}")), Ok(())),
         Err(StoreError::NotMigrated(_)) => {
-            let checked = Checked::wrong("schema", "there is no schema of tenure in this database")
+            let checked = Check::wrong("schema", "this database has no schema of tenure")
                 .advise("run `tenure migrate`, or name the right database in DATABASE_URL");
             (checked, unfit)
         }
-        // What it may do is said by the next check, which goes by the catalog.
-        Err(error) if error.is_denied() => (Checked::skipped("schema", text(&error)), Ok(())),
-        Err(error) => (Checked::skipped("schema", text(&error)), Err(text(&error))),
+        // The next check reports the role's rights: it reads the catalog.
+        Err(error) if error.is_denied() => (Check::skipped("schema", text(&error)), Ok(())),
+        Err(error) => (Check::skipped("schema", text(&error)), Err(text(&error))),
     }
 }
 
-/// What this role amounts to. `seen`: the roles of `postgres/roles.sql`, the one that may most first.
-fn rights(seen: &[RightsSeen], role: &str) -> Checked {
+/// Compares this role's rights with those of `seen`: the roles of `postgres/roles.sql`, the most powerful first.
+fn rights(seen: &[RightsSeen], role: &str) -> Check {
     let lacks = |of: &str| {
         let lacks = seen.iter().find(|seen| seen.role == of).map(|seen| some_of(&seen.lacks));
         lacks.unwrap_or_default()
     };
     let whole: Vec<_> = seen.iter().filter(|of| of.lacks.is_empty()).map(|of| of.role.as_str()).collect();
-    // Who may most may what the others may.
-    let amounts = match whole.first() {
+    // An operator and a worker have the rights of the roles after them.
+    let equal_to = match whole.first() {
         Some(&first @ ("operator" | "worker")) => format!("tenure_{first}"),
         _ => whole.iter().map(|of| format!("tenure_{of}")).collect::<Vec<_>>().join(" and "),
     };
     let meant = seen.iter().find(|of| of.is_member);
     if let Some(meant) = meant.filter(|of| !of.lacks.is_empty()) {
         let found = format!("{role} is in tenure_{}, but lacks {}", meant.role, some_of(&meant.lacks));
-        return Checked::wrong("rights", found).advise(format!(
+        return Check::wrong("rights", found).advise(format!(
             "run postgres/roles.sql again, as the owner of the schema, after each `tenure migrate`; and let {role} \
              inherit"
         ));
     }
-    if amounts.is_empty() {
+    if equal_to.is_empty() {
         let found = format!(
-            "{role} has the rights of no role of tenure's; of a worker's it lacks {}",
+            "{role} has the rights of no role of tenure; of a worker's rights it lacks {}",
             lacks("worker")
         );
-        return Checked::wrong("rights", found)
+        return Check::wrong("rights", found)
             .advise(format!("GRANT tenure_worker TO {role}, or another role of postgres/roles.sql"));
     }
-    let found = format!("{role} has the rights of {amounts}");
+    let found = format!("{role} has the rights of {equal_to}");
     let runs_jobs = whole.contains(&"worker");
     if runs_jobs || meant.is_some() {
-        return Checked::ok("rights", found);
+        return Check::ok("rights", found);
     }
-    let found = format!("{found}; of a worker's it lacks {}", lacks("worker"));
-    Checked::warning("rights", found)
-        .advise(format!("if {role} is to run jobs: GRANT tenure_worker TO {role}"))
+    let found = format!("{found}; of a worker's rights it lacks {}", lacks("worker"));
+    Check::warning("rights", found).advise(format!("if {role} is to run jobs: GRANT tenure_worker TO {role}"))
 }
 
 #[cfg(test)]
@@ -301,7 +295,7 @@ mod tests {
         }
     }
 
-    /// What is not as it should be.
+    /// The checks that are not ok.
     fn findings(server: &PostgresSeen) -> Vec<(&'static str, CheckState)> {
         let checks = about_server(server, "postgres://***@db/jobs");
         let findings = checks.iter().filter(|checked| checked.state != CheckState::Ok);
@@ -349,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_holds_vacuum_back_is_named_under_what_it_is() {
+    fn each_holder_of_dead_rows_is_named_under_its_own_check() {
         let minutes = Duration::from_secs(600);
         let states = |holders: &[Holder], sees_all| {
             let server = PostgresSeen { sees_all_sessions: sees_all, ..server() };
@@ -387,18 +381,18 @@ mod tests {
         assert_eq!(state(Err(away)), (CheckState::Skipped, false));
     }
 
-    /// A role that is in one of the four, or in none, and has the rights of these.
-    fn role(member_of: &str, has: &[&str]) -> Checked {
+    /// Checks a role that is in `member_of`, and has the rights of the roles in `has`.
+    fn role(member_of: &str, has: &[&str]) -> Check {
         let seen = ["operator", "worker", "producer", "viewer"].map(|role| RightsSeen {
             role: role.into(),
             is_member: role == member_of,
-            lacks: if has.contains(&role) { Vec::new() } else { vec![format!("what a {role} may")] },
+            lacks: if has.contains(&role) { Vec::new() } else { vec![format!("the rights of a {role}")] },
         });
         rights(&seen, "me")
     }
 
     #[test]
-    fn a_role_is_told_what_it_amounts_to() {
+    fn a_role_is_compared_with_the_roles_of_tenure() {
         let whole = role("", &["operator", "worker", "producer", "viewer"]);
         assert_eq!(
             (whole.state, whole.found.as_str()),
@@ -409,12 +403,16 @@ mod tests {
         let reader = role("", &["producer", "viewer"]);
         assert_eq!(reader.state, CheckState::Warning);
         assert!(reader.found.contains("tenure_producer and tenure_viewer"), "{}", reader.found);
-        // Migrated, and the roles were not.
+        // The schema was migrated, and roles.sql did not run after it.
         let late = role("worker", &["producer", "viewer"]);
         assert_eq!(late.state, CheckState::Wrong);
-        assert!(late.found.contains("is in tenure_worker, but lacks what a worker may"), "{}", late.found);
-        let nobody = role("", &[]);
-        assert_eq!(nobody.state, CheckState::Wrong);
-        assert!(nobody.found.contains("of no role"), "{}", nobody.found);
+        assert!(
+            late.found.contains("is in tenure_worker, but lacks the rights of a worker"),
+            "{}",
+            late.found
+        );
+        let powerless = role("", &[]);
+        assert_eq!(powerless.state, CheckState::Wrong);
+        assert!(powerless.found.contains("of no role"), "{}", powerless.found);
     }
 }

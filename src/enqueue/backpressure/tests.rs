@@ -1,4 +1,4 @@
-//! Limits: what a producer is answered, with a database to count in.
+//! Limits: the answers that a producer gets, with a database to count in.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -11,7 +11,7 @@ use crate::proof::{Counts, Place, place};
 const QUEUE: &str = "q";
 
 proptest! {
-    /// A queue that somebody else drains, and a producer that wants more than fits.
+    /// Workers drain the queue, and the producer wants more than fits.
     #[test]
     fn one_producer_never_exceeds_the_limit(
         limit in 1..200_u64,
@@ -23,8 +23,8 @@ proptest! {
         for (jobs, drained, passed_ms) in steps {
             now += Duration::from_millis(passed_ms);
             queued = queued.saturating_sub(drained);
-            let answer = counted.as_mut().map_or(Answer::CountAnew, |counted| counted.admit(jobs, now));
-            let answer = if answer == Answer::CountAnew {
+            let answer = counted.as_mut().map_or(Answer::CountAgain, |counted| counted.admit(jobs, now));
+            let answer = if answer == Answer::CountAgain {
                 let mut new = Counted::new(queued, limit, jobs, now);
                 let answer = new.admit(jobs, now);
                 counted = Some(new);
@@ -41,7 +41,7 @@ proptest! {
 }
 
 #[test]
-fn a_count_lets_through_a_tenth_of_the_room_or_just_what_asked() {
+fn a_count_lets_through_a_tenth_of_the_room_or_just_the_jobs_that_asked() {
     let now = Instant::now();
     let left = |queued, jobs| Counted::new(queued, 100, jobs, now).left;
     assert_eq!((left(0, 1), left(40, 1), left(40, 30), left(99, 1)), (10, 6, 30, 1));
@@ -55,18 +55,18 @@ fn a_count_lasts_a_second_and_lets_no_more_through_than_it_left() {
     let just = |time: Duration| now + time.saturating_sub(Duration::from_millis(1));
     let mut counted = Counted::new(0, 100, 1, now);
     assert_eq!(counted.admit(6, now), Answer::Admitted);
-    assert_eq!(counted.admit(5, now), Answer::CountAnew, "four are left");
+    assert_eq!(counted.admit(5, now), Answer::CountAgain, "four are left");
     assert_eq!(counted.admit(3, just(COUNT_LASTS)), Answer::Admitted);
-    assert_eq!(counted.admit(1, now + COUNT_LASTS), Answer::CountAnew);
+    assert_eq!(counted.admit(1, now + COUNT_LASTS), Answer::CountAgain);
     assert_eq!(counted.admit(1, now), Answer::Admitted, "just the last one");
-    assert_eq!(counted.admit(1, now), Answer::CountAnew);
-    // What was too many once is, and what is more; fewer may fit.
+    assert_eq!(counted.admit(1, now), Answer::CountAgain);
+    // A number of jobs that did not fit still does not, nor does a larger one; a smaller one may.
     let mut full = Counted::new(95, 100, 10, now);
     for jobs in [10, 11] {
         assert_eq!(full.admit(jobs, just(FULL_LASTS)), Answer::Full { queued: 95 });
-        assert_eq!(full.admit(jobs, now + FULL_LASTS), Answer::CountAnew);
+        assert_eq!(full.admit(jobs, now + FULL_LASTS), Answer::CountAgain);
     }
-    assert_eq!(full.admit(9, now), Answer::CountAnew);
+    assert_eq!(full.admit(9, now), Answer::CountAgain);
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn a_queue_is_counted_the_more_often_the_less_room_it_has() {
     while queued < 10_000 {
         match counted.admit(1, now) {
             Answer::Admitted => queued += 1,
-            Answer::Full { .. } | Answer::CountAnew => {
+            Answer::Full { .. } | Answer::CountAgain => {
                 counted = Counted::new(queued, 10_000, 1, now);
                 counts += 1;
             }
@@ -87,7 +87,7 @@ fn a_queue_is_counted_the_more_often_the_less_room_it_has() {
     assert!((50..100).contains(&counts), "{counts}");
     assert_eq!(Counted::new(queued, 10_000, 1, now).admit(1, now), Answer::Full { queued: 10_000 });
     let later = now + FULL_LASTS;
-    assert_eq!(Counted::new(queued, 10_000, 1, now).admit(1, later), Answer::CountAnew);
+    assert_eq!(Counted::new(queued, 10_000, 1, now).admit(1, later), Answer::CountAgain);
 }
 
 /// The queue `q` with this limit, in which this number of jobs wait.
@@ -113,7 +113,7 @@ async fn admit(limits: &Limits, jobs: usize) -> Result<Admitted, EnqueueError> {
     limits.admit(QUEUE, jobs, Instant::now() + Duration::from_secs(5)).await
 }
 
-/// How many a refusal says are queued.
+/// Returns the number of queued jobs that a refusal names.
 fn refused(answer: Result<Admitted, EnqueueError>) -> u64 {
     match answer {
         Err(EnqueueError::QueueFull { queued, .. }) => queued,
@@ -130,14 +130,14 @@ fn on_their_way(limits: &Limits) -> u64 {
 }
 
 #[tokio::test]
-async fn a_queue_takes_what_fits_and_not_one_more() {
+async fn a_queue_takes_the_jobs_that_fit_and_not_one_more() {
     let (_place, limits) = limited(10, 6).await;
     assert_eq!(refused(admit(&limits, 5).await), 6);
     let all = admit(&limits, 4).await.unwrap();
     assert_eq!(on_their_way(&limits), 4);
     drop(all);
     assert_eq!(on_their_way(&limits), 0);
-    // Of a queue without a limit none are counted.
+    // A queue without a limit is not counted.
     drop(limits.admit("other", 1_000, Instant::now() + Duration::from_secs(5)).await.unwrap());
     assert!(!limits.known().queues.contains_key("other"));
 }
@@ -157,12 +157,12 @@ async fn a_limit_is_believed_for_a_second() {
     let (place, limits) = limited(10, 1).await;
     assert_eq!(limits.limit(QUEUE).await.unwrap(), Some(10));
     set_limit(&place, 20).await;
-    // As if it had just been read, and a second ago.
+    // As if the limit had just been read, then as if a second ago.
     limits.known().read_at = Some(Instant::now() + LIMITS_LAST);
     assert_eq!(limits.limit(QUEUE).await.unwrap(), Some(10));
     limits.known().read_at = Instant::now().checked_sub(LIMITS_LAST);
     assert_eq!(limits.limit(QUEUE).await.unwrap(), Some(20));
-    // What is known of a queue goes with its limit.
+    // The view of a queue goes with its limit.
     drop(admit(&limits, 1).await.unwrap());
     place.execute("DELETE FROM tenure.queues").await;
     limits.known().read_at = None;
@@ -170,30 +170,30 @@ async fn a_limit_is_believed_for_a_second() {
     assert!(limits.known().queues.is_empty());
 }
 
-/// Let through, and not there yet: they may have been counted or not. One that waits for them finds out.
+/// A count may have seen the jobs on their way or not: a producer that waits for them finds out.
 #[tokio::test]
-async fn a_producer_waits_for_those_on_their_way_where_they_decide() {
+async fn a_producer_waits_for_the_jobs_on_their_way_if_they_decide() {
     let (_place, limits) = limited(10, 5).await;
     drop(admit(&limits, 1).await.unwrap());
-    let anew = || async {
+    let forget = || async {
         *of(&limits).counted.lock().await = LastCount::default();
         Instant::now()
     };
     of(&limits).on_their_way.store(3, Ordering::Release);
-    let began = anew().await;
+    let began = forget().await;
     drop(admit(&limits, 2).await.unwrap());
     assert!(began.elapsed() < LANDED_MAX / 2, "there is room for all: {:?}", began.elapsed());
 
     of(&limits).on_their_way.store(4, Ordering::Release);
-    let began = anew().await;
+    let began = forget().await;
     assert_eq!(refused(admit(&limits, 2).await), 9, "they never land");
     assert!(began.elapsed() >= LANDED_MAX, "{:?}", began.elapsed());
 
-    let began = anew().await;
+    let began = forget().await;
     assert_eq!(refused(admit(&limits, 6).await), 9, "there is no room, wherever they are");
     assert!(began.elapsed() < LANDED_MAX / 2, "{:?}", began.elapsed());
 
-    anew().await;
+    forget().await;
     let mut waits = Box::pin(admit(&limits, 5));
     let landing = async {
         tokio::time::sleep(LANDED_MAX / 5).await;
@@ -204,9 +204,9 @@ async fn a_producer_waits_for_those_on_their_way_where_they_decide() {
     drop(answer.unwrap());
 }
 
-/// Told of a landing, a producer that waits asks at once, not when its time has passed.
+/// Notified of a landing, a waiting producer asks at once, not when its time has passed.
 #[tokio::test]
-async fn who_no_longer_is_on_its_way_is_told_of() {
+async fn a_landing_notifies_the_producer_that_waits() {
     let (_place, limits) = limited(10, 1).await;
     let admitted = admit(&limits, 2).await.unwrap();
     let of = of(&limits);
@@ -237,7 +237,7 @@ async fn a_count_that_failed_answers_those_who_waited_for_it_and_those_who_come_
         Some((Instant::now().checked_sub(FAILURE_LASTS).unwrap(), error.clone()));
     drop(admit(&limits, 1).await.unwrap());
 
-    // Who waited while it failed is answered by it, however late.
+    // The failure answers a caller that waited for the count, however late.
     let of = of(&limits);
     let mut last = of.counted.lock().await;
     let mut waits = Box::pin(admit(&limits, 1));

@@ -1,4 +1,4 @@
-//! Publish: what becomes of a group of messages, whatever the stream says or does not say of them.
+//! Publish: the end of a group of messages, for every answer of the stream and for its silence.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -12,7 +12,7 @@ use crate::{
 
 const WITHIN: Duration = seconds(10);
 
-/// A publisher that runs only when the test says so, and what producers hand to it.
+/// A publisher that runs only when the test runs it, and the messages that producers hand to it.
 struct Parts {
     place: Place,
     publications: Publications,
@@ -40,13 +40,13 @@ impl Parts {
     }
 
     fn message_of(&self, job: JobId) -> Prepared {
-        // Not the dispatch under which it was published when it was enqueued.
+        // Another dispatch than that of its enqueue.
         let (queue, kind) = ("q".into(), "k".into());
         let ticket = Ticket { job, queue, kind, dispatch: 2, clear_reason: None, trace_context: None };
         self.publications.prepare(&ticket)
     }
 
-    /// A group of so many messages under way, none of which was sent.
+    /// Adds a group of this number of unsent messages.
     async fn group(&self, messages: usize, until: Instant) -> u64 {
         let mut jobs = Vec::new();
         for _ in 0..messages {
@@ -58,9 +58,9 @@ impl Parts {
         self.publications.groups.add(group).unwrap().0
     }
 
-    async fn held(&self) -> Held {
+    async fn held(&self) -> InFlight {
         let room = self.publications.room(1).await.unwrap();
-        Held { _room: room, _token: self.publications.pending.token() }
+        InFlight { _room: room, _token: self.publications.pending.token() }
     }
 
     fn under_way(&self) -> usize {
@@ -68,17 +68,17 @@ impl Parts {
     }
 
     async fn in_stream(&self) -> u64 {
-        // Those of the enqueues that made the jobs.
+        // Waits for the messages of the enqueues that made the jobs.
         self.place.tenure.flush().await;
         self.place.tenure.queue().stream_state().await.unwrap().1
     }
 
-    /// How many rows are left to the relay.
+    /// Returns the number of rows that are left to the relay.
     async fn left_to_the_relay(&self) -> String {
         self.place.value("SELECT count(*) FROM tenure.jobs WHERE publish_at IS NOT NULL").await
     }
 
-    /// What was handed to the task, in a word each.
+    /// Names the messages that were handed to the task, in a word each.
     fn was_handed(&mut self) -> Vec<&'static str> {
         let mut was = Vec::new();
         while let Ok(handed) = self.handed.try_recv() {
@@ -152,7 +152,7 @@ fn a_stream_that_was_silent_is_left_alone_for_a_second_or_until_it_speaks() {
 }
 
 #[tokio::test]
-async fn who_waits_waits_for_what_began_before_and_not_for_what_comes_later() {
+async fn a_wait_covers_the_work_that_began_before_it_and_none_that_comes_later() {
     let pending = Pending::default();
     let first = pending.token();
     let mut one = Box::pin(pending.wait());
@@ -170,7 +170,7 @@ async fn who_waits_waits_for_what_began_before_and_not_for_what_comes_later() {
     assert!(poll!(&mut three).is_pending());
 }
 
-/// One caller with very many rows leaves room for others; and one second of waiting is enough for all.
+/// A caller with very many rows leaves room for others; one second of waiting is enough for all callers.
 #[tokio::test]
 async fn room_is_waited_for_once() {
     let parts = parts().await;
@@ -192,9 +192,9 @@ async fn room_is_waited_for_once() {
     assert_eq!(said(), 2, "and that it is over");
 }
 
-/// What cannot be sent by its own caller is the task's.
+/// The task sends the messages that their own caller cannot send.
 #[tokio::test]
-async fn a_caller_sends_its_messages_itself_unless_nobody_takes_them() {
+async fn a_caller_sends_its_messages_itself_unless_nats_takes_none() {
     let mut parts = parts().await;
     let before = parts.in_stream().await;
     let messages = vec![parts.message().await, parts.message().await];
@@ -209,26 +209,26 @@ async fn a_caller_sends_its_messages_itself_unless_nobody_takes_them() {
         parts.publisher.note(confirmation);
     }
     assert_eq!((parts.under_way(), parts.in_stream().await - before), (0, enqueued + 2));
-    for nobody in ["silent", "unread"] {
+    for trouble in ["silent", "unread"] {
         parts.publications.gives_up.end();
-        parts.publications.unread.store(nobody == "unread", Ordering::Release);
-        if nobody == "silent" {
+        parts.publications.unread.store(trouble == "unread", Ordering::Release);
+        if trouble == "silent" {
             parts.publications.gives_up.begin();
         }
         let messages = vec![parts.message().await];
         let room = parts.publications.room(1).await.unwrap();
         parts.publications.publish(messages, room).await;
-        assert_eq!(parts.was_handed(), ["unsent"], "{nobody}");
+        assert_eq!(parts.was_handed(), ["unsent"], "{trouble}");
     }
-    // Nothing to publish is nothing.
+    // An empty list makes no group.
     let room = parts.publications.room(1).await.unwrap();
     parts.publications.publish(Vec::new(), room).await;
     assert_eq!(parts.under_way(), 2);
 }
 
-/// Sent or not: the relay's message is another dispatch.
+/// A message may have been sent: the relay's is another dispatch.
 #[tokio::test]
-async fn a_group_that_is_dropped_in_the_middle_is_the_tasks() {
+async fn a_group_that_is_dropped_in_the_middle_is_left_to_the_task() {
     let mut parts = parts().await;
     let unsent = |parts: &Parts, messages: Vec<Prepared>| Unsent {
         group: 4,
@@ -254,7 +254,7 @@ async fn a_group_that_is_dropped_in_the_middle_is_the_tasks() {
     assert_eq!(places, [(4, 0), (4, 1)]);
 }
 
-/// Until NATS has read what was sent, nobody waits for it.
+/// Until NATS has caught up, no producer waits for it.
 #[tokio::test]
 async fn a_server_that_reads_too_slowly_is_waited_for_by_one_task_alone() {
     let parts = parts().await;
@@ -274,7 +274,7 @@ async fn a_server_that_reads_too_slowly_is_waited_for_by_one_task_alone() {
     }
 }
 
-/// Frozen, and with more on its way than sockets hold.
+/// The server is frozen, and more is on its way than sockets hold.
 #[tokio::test]
 async fn a_server_that_reads_nothing_is_waited_for_once_and_by_no_caller_that_comes_later() {
     let (place, nats) = place_with_nats().await;
@@ -317,7 +317,7 @@ async fn a_server_that_reads_nothing_is_waited_for_once_and_by_no_caller_that_co
 }
 
 #[tokio::test]
-async fn the_first_that_is_said_of_a_message_counts() {
+async fn the_first_answer_to_a_message_counts() {
     let mut parts = parts().await;
     let group = parts.group(3, later()).await;
     parts.place.tenure.flush().await;
@@ -340,8 +340,8 @@ async fn the_first_that_is_said_of_a_message_counts() {
     assert_eq!(parts.left_to_the_relay().await, "1");
 }
 
-/// A group that has ended, and in which this number of messages has failed.
-fn ended(parts: &Parts, held: Held, failed: usize) -> Group {
+/// Makes a group that has ended, and in which this number of messages has failed.
+fn ended(parts: &Parts, held: InFlight, failed: usize) -> Group {
     Group {
         jobs: Vec::new(),
         left: 0,
@@ -353,14 +353,14 @@ fn ended(parts: &Parts, held: Held, failed: usize) -> Group {
     }
 }
 
-/// Failures are handed over together: with the last group, or by the five hundred.
+/// The task hands failures over together: with the last group, or five hundred at a time.
 #[tokio::test]
-async fn what_has_failed_is_handed_to_the_relay_by_the_many() {
+async fn failed_messages_are_handed_to_the_relay_together() {
     let mut parts = parts().await;
     parts.group(1, later()).await;
     let logs = Logs::default();
     let _listening = logs.record();
-    // Failed before, groups that end with so many failures, and how many are left.
+    // Failures before, those of the group that ends, and those left after it.
     for (before, failed, left) in
         [(0, 3, 3), (3, 0, 3), (FAILED_MAX - 2, 1, FAILED_MAX - 1), (FAILED_MAX - 1, 1, 0)]
     {
@@ -379,9 +379,9 @@ async fn what_has_failed_is_handed_to_the_relay_by_the_many() {
     parts.publications.wait().await;
 }
 
-/// However long other groups are under way.
+/// Other groups may be under way for longer.
 #[tokio::test]
-async fn what_has_failed_is_the_relays_within_a_moment() {
+async fn a_failed_message_is_left_to_the_relay_within_a_moment() {
     let mut parts = parts().await;
     let _under_way = parts.group(1, later()).await;
     let held = parts.held().await;
@@ -395,7 +395,7 @@ async fn what_has_failed_is_the_relays_within_a_moment() {
 
 /// A group whose messages were sent later has more time; one whose messages wait to be sent has all the time it needs.
 #[tokio::test]
-async fn what_the_stream_has_not_confirmed_in_time_has_failed() {
+async fn a_message_that_the_stream_has_not_confirmed_in_time_has_failed() {
     let mut parts = parts().await;
     let past = before(Duration::from_millis(1));
     let (late, early) = (parts.group(2, past).await, parts.group(1, past).await);
@@ -404,7 +404,7 @@ async fn what_the_stream_has_not_confirmed_in_time_has_failed() {
     {
         let mut under_way = parts.publications.groups.lock();
         under_way.groups.get_mut(&sent_later).unwrap().until = later();
-        // Confirmed meanwhile.
+        // This group was confirmed meanwhile.
         under_way.groups.remove(&early);
     }
     let messages = Vec::new().into_iter();
@@ -420,7 +420,7 @@ async fn what_the_stream_has_not_confirmed_in_time_has_failed() {
     assert!(parts.publications.gives_up.is_on(), "the stream was silent all the time");
 }
 
-/// A connection that broke in between has taken confirmations with it.
+/// A connection that broke in between took confirmations with it.
 #[tokio::test]
 async fn a_stream_that_has_spoken_since_is_not_silent() {
     for (heard, is_silent) in [(WITHIN / 2, false), (WITHIN * 3 / 2, true)] {
@@ -436,7 +436,7 @@ async fn a_stream_that_has_spoken_since_is_not_silent() {
 }
 
 #[tokio::test]
-async fn what_has_waited_longest_is_sent_first_and_has_its_time_from_then_on() {
+async fn messages_that_have_waited_longest_are_sent_first_and_have_their_time_from_then_on() {
     let mut parts = parts().await;
     let past = before(Duration::from_millis(1));
     let group = parts.group(2, past).await;
@@ -456,7 +456,7 @@ async fn what_has_waited_longest_is_sent_first_and_has_its_time_from_then_on() {
     }
     assert_eq!((parts.in_stream().await - before, parts.under_way()), (enqueued + 2, 0));
     parts.publisher.send_first().await;
-    // While the stream is silent none is sent.
+    // While the stream is silent, the task sends none.
     let group = parts.group(1, later()).await;
     let messages = vec![parts.message().await].into_iter();
     parts.publisher.unsent.push_back(Unsent { group, place: 0, messages, until: later() });
@@ -469,7 +469,7 @@ async fn what_has_waited_longest_is_sent_first_and_has_its_time_from_then_on() {
     assert!(poll!(&mut Box::pin(can_send(parts.place.tenure.queue(), &VecDeque::new()))).is_pending());
 }
 
-/// The task ends with its last producer, and not before what it was handed is confirmed or has failed.
+/// The task ends with its last producer, and not before its groups are confirmed or have failed.
 #[tokio::test]
 async fn the_task_lives_as_long_as_a_producer_or_a_group() {
     let parts = parts().await;
@@ -494,9 +494,9 @@ async fn the_task_lives_as_long_as_a_producer_or_a_group() {
     drop(place);
 }
 
-/// The alarm goes off at the start, when there is nothing to look after, and is set anew for a group that comes later.
+/// The alarm goes off at the start, when there is no deadline, and is set again for a group that comes later.
 #[tokio::test]
-async fn the_task_looks_after_the_deadline_of_a_group_that_comes_later() {
+async fn the_task_watches_the_deadline_of_a_group_that_comes_later() {
     let parts = parts().await;
     let Parts { place, publications, publisher, handed, confirmations } = parts;
     let (room, token) = (publications.room(1).await.unwrap(), publications.pending.token());
@@ -509,7 +509,7 @@ async fn the_task_looks_after_the_deadline_of_a_group_that_comes_later() {
         confirmed: 0,
         failed: Vec::new(),
         error: None,
-        held: Held { _room: room, _token: token },
+        held: InFlight { _room: room, _token: token },
         until: Instant::now() + Duration::from_millis(50),
     };
     assert!(publications.groups.add(group).unwrap().1);
@@ -519,7 +519,7 @@ async fn the_task_looks_after_the_deadline_of_a_group_that_comes_later() {
     task.abort();
 }
 
-/// When the client's buffers are full, too, it is waited for a moment.
+/// The client's buffers are full, too: the task waits for it for a moment.
 #[tokio::test]
 async fn the_task_waits_a_moment_for_a_client_that_takes_nothing() {
     let (place, nats) = place_with_nats().await;
@@ -543,7 +543,7 @@ async fn the_task_waits_a_moment_for_a_client_that_takes_nothing() {
             parts.place.tenure.queue().send(message, &parts.publications.reply_to, 9, 0).await.unwrap();
         }
     };
-    // It is full when it has taken nothing for a while.
+    // The client is full when it has taken nothing for a while.
     timeout(seconds(3), fill).await.unwrap_err();
     let messages = vec![parts.message_of(job)].into_iter();
     parts.publisher.unsent.push_back(Unsent { group, place: 0, messages, until: later() });
@@ -555,7 +555,7 @@ async fn the_task_waits_a_moment_for_a_client_that_takes_nothing() {
     assert_eq!(parts.under_way(), 0);
 }
 
-/// More than the client takes without a pause: it is waited for.
+/// The task waits for the client, which cannot take this many without a pause.
 #[tokio::test]
 async fn the_task_sends_more_than_the_client_takes_at_once() {
     let mut parts = parts().await;

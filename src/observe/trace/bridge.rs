@@ -1,11 +1,11 @@
-//! Bridge: what OpenTelemetry is told of a span, if its layer (`tracing-opentelemetry`) is there.
+//! Bridge: attributes, parents and links of spans for OpenTelemetry, if its layer (`tracing-opentelemetry`) is there.
 //!
-//! The names are those of the conventions for messaging. They are put on the span here, and not as fields of `tracing`:
-//! a log line has `job`, and not `tenure.job.id` as well.
+//! The names follow the conventions for messaging. They are attributes of the span, and not fields of `tracing`: a log
+//! line has `job`, and not `tenure.job.id` as well.
 //!
-//! An attempt must be linked to the one before it, which ran elsewhere, and may have died with its worker. So that
-//! nobody has to store what it was called, the ids of a root span of an attempt follow from its job and its token
-//! ([`DerivedIds`]). Where another generator makes the ids, which shows in the span itself, that link is left out.
+//! An attempt links to the one before it, which ran elsewhere, and may have died with its worker. So that no row has to
+//! store ids of spans, the ids of an attempt's root span follow from its job and its token ([`DerivedIds`]). If another
+//! generator makes the ids, which shows in the span itself, that link is left out.
 
 use std::cell::Cell;
 
@@ -21,7 +21,7 @@ use tracing_opentelemetry::OpenTelemetrySpanExt;
 use super::{Sending, TraceContext};
 use crate::{
     config::TraceParent,
-    job::{JobId, claim::Claim},
+    job::{JobId, attempt::AttemptOutcome, claim::Claim},
 };
 
 impl From<TraceContext> for SpanContext {
@@ -31,8 +31,8 @@ impl From<TraceContext> for SpanContext {
     }
 }
 
-/// The span that a context is of, if it is one.
-fn told(context: &Context) -> Option<TraceContext> {
+/// Returns the span of a context, if it has one.
+fn span_of(context: &Context) -> Option<TraceContext> {
     let span = context.span().span_context().clone();
     span.is_valid().then(|| TraceContext {
         trace: u128::from_be_bytes(span.trace_id().to_bytes()),
@@ -45,23 +45,23 @@ fn under(parent: TraceContext) -> Context {
     Context::new().with_remote_span_context(parent.into())
 }
 
-/// Where we are: in a span of `tracing`, or in one that somebody began without it.
+/// Returns the current context: of a span of `tracing`, or of one that the program began without it.
 fn around() -> Context {
     let context = Span::current().context();
     if context.span().span_context().is_valid() { context } else { Context::current() }
 }
 
-#[cfg(feature = "cli")]
+#[cfg(feature = "internals")]
 pub(super) fn here() -> Option<TraceContext> {
-    told(&around())
+    span_of(&around())
 }
 
-/// Returns what the jobs carry: this span's context, or, if nobody listens to it, that which it would be a child of.
+/// Returns the context that the jobs carry: this span's, or, if no layer listens to it, its parent's.
 pub(super) fn send(span: &Span, sending: Sending<'_>, given: Option<TraceContext>) -> Option<TraceContext> {
     let parent = given.map_or_else(around, under);
-    // Fails where no layer listens to this span. It would have had this parent anyway, unless one was given.
+    // Fails if no layer listens to this span. Unless `given`, the parent is the span's own.
     if span.set_parent(parent.clone()).is_err() {
-        return told(&parent);
+        return span_of(&parent);
     }
     let to = sending.queue.unwrap_or("(several)");
     span.record("otel.kind", "producer");
@@ -78,8 +78,8 @@ pub(super) fn send(span: &Span, sending: Sending<'_>, given: Option<TraceContext
     if sending.jobs > 1 {
         span.set_attribute("messaging.batch.message_count", i64::try_from(sending.jobs).unwrap_or(i64::MAX));
     }
-    // After this it has begun, and its parent and name stay.
-    told(&span.context()).or_else(|| told(&parent))
+    // This begins the span; its parent and name stay from here on.
+    span_of(&span.context()).or_else(|| span_of(&parent))
 }
 
 pub(super) fn sent(span: &Span, job: JobId, is_duplicate: bool) {
@@ -95,7 +95,7 @@ pub(super) fn failed(span: &Span, why: &'static str) {
 pub(super) fn process(span: &Span, claim: &Claim, worker: &str, parent: TraceParent) {
     let created = claim.trace_context.as_deref().and_then(TraceContext::parse);
     let (job, token) = (claim.key.job, claim.key.token.0);
-    // Of the first claim only: a retry may come hours later, in a trace that nobody looks at any more.
+    // Only for the first claim: a retry may come hours later, when the trace is long complete.
     let child_of = created.filter(|_| parent == TraceParent::Child);
     let root = child_of.filter(|_| token == 1).map_or_else(Context::new, under);
     if span.set_parent(root).is_err() {
@@ -116,13 +116,13 @@ pub(super) fn process(span: &Span, claim: &Claim, worker: &str, parent: TracePar
     span.set_attribute("tenure.job.id", job.to_string());
     span.set_attribute("tenure.attempt", i64::from(claim.attempt));
     span.set_attribute("tenure.token", token);
-    // Also where it is the parent: the conventions ask for the link, and allow the parent besides. Before the span
+    // Also if the sender is the parent: the conventions ask for the link, and allow the parent besides. Before the span
     // begins: a sampler may look at the links.
     if let Some(created) = created {
         span.add_link(created.into());
     }
     let own = Ids::of(job, token);
-    let began = own.within(|| told(&span.context()));
+    let began = own.within(|| span_of(&span.context()));
     if let Some(began) = began.filter(|began| began.span == own.span && token > 1) {
         let before = Ids::of(job, token - 1);
         let trace = child_of.filter(|_| token == 2).map_or(before.trace, |created| created.trace);
@@ -130,14 +130,14 @@ pub(super) fn process(span: &Span, claim: &Claim, worker: &str, parent: TracePar
     }
 }
 
-pub(super) fn ended(span: &Span, outcome: &'static str) {
-    span.set_attribute("tenure.outcome", outcome);
-    if matches!(outcome, "failed" | "retried" | "lost") {
-        failed(span, outcome);
+pub(super) fn ended(span: &Span, outcome: AttemptOutcome) {
+    span.set_attribute("tenure.outcome", outcome.as_str());
+    if matches!(outcome, AttemptOutcome::Failed | AttemptOutcome::Retried | AttemptOutcome::Lost) {
+        failed(span, outcome.as_str());
     }
 }
 
-/// What the root span of an attempt is called.
+/// The ids of an attempt's root span.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Ids {
     trace: u128,
@@ -145,7 +145,7 @@ struct Ids {
 }
 
 thread_local! {
-    /// Of the span that is just beginning on this thread.
+    /// The ids of the span that is just beginning on this thread.
     static NEXT: Cell<Option<Ids>> = const { Cell::new(None) };
 }
 
@@ -158,7 +158,7 @@ impl Ids {
         Self { trace: u128::from_be_bytes(trace), span: u64::from_be_bytes(span) }
     }
 
-    /// The span that begins in this call has these ids, if [`DerivedIds`] makes them.
+    /// Gives these ids to the span that `begin` begins, if [`DerivedIds`] makes them.
     fn within<T>(self, begin: impl FnOnce() -> T) -> T {
         NEXT.set(Some(self));
         let value = begin();
@@ -167,7 +167,7 @@ impl Ids {
     }
 }
 
-/// Ids by chance, but for attempts.
+/// A generator of random ids, except for attempts.
 #[derive(Debug, Default)]
 pub(crate) struct DerivedIds(RandomIdGenerator);
 
@@ -196,7 +196,7 @@ mod tests {
     use super::*;
     use crate::job::claim::{ClaimKey, FencingToken};
 
-    /// Keeps what ends.
+    /// Keeps the spans that end.
     #[derive(Debug, Clone, Default)]
     struct Kept(std::sync::Arc<std::sync::Mutex<Vec<SpanData>>>);
 
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn each_attempt_is_a_trace_of_its_own_linked_to_the_sender_and_to_the_attempt_before() {
+    fn each_attempt_is_a_separate_trace_linked_to_the_sender_and_to_the_attempt_before() {
         let spans = spans(true, TraceParent::Link);
         let [send, first, second, third] = &spans[..] else { panic!("{spans:#?}") };
         assert_eq!((send.name.as_ref(), &send.span_kind), ("send q", &SpanKind::Producer));
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_context_that_was_given_goes_on_whether_or_not_somebody_listens() {
+    fn a_given_context_goes_on_with_and_without_a_layer() {
         let given = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
         let sending = Sending { queue: Some("q"), kind: Some("k"), jobs: 1, given: Some(given) };
         assert_eq!(super::super::send(sending).1.as_deref(), Some(given));

@@ -1,16 +1,15 @@
-//! Trace: the spans of sending and of processing a job, and the W3C context that ties them.
+//! Trace: the spans of sending and of processing a job, and the W3C context that links them.
 //!
 //! ```text
 //! send {queue} ──► trace_context: the row, the ticket ──► process {queue}, one an attempt
 //!      └──────────────◄── link, or parent ────────────────┘      └──◄── link ── the next attempt
 //! ```
 //!
-//! A span of `tracing` costs next to nothing while nobody listens. What is logged inside one carries its fields, so
-//! that a line about a running job needs no others to say which. Payloads, and errors, which may quote them, are never
-//! a field.
+//! A span of `tracing` costs next to nothing without a subscriber. A log line inside a span carries the span's fields,
+//! so that a line about a running job names the job. Payloads, and errors, which may quote them, are never a field.
 //!
-//! Claims and settles have no spans: each is one statement for whatever waits, of many traces at once, and a statement
-//! has one parent. How long they take is in the metrics, and the time between two spans is what a job waited.
+//! Claims and settles have no spans: each is one statement for many jobs of many traces, and a span has one parent. The
+//! metrics say how long they take, and the time between two spans is how long a job waited.
 //!
 //! Not here: the export (`otel`).
 
@@ -23,13 +22,13 @@ use tracing::{Span, field::Empty};
 
 use crate::{
     config::TraceParent,
-    job::{JobId, claim::Claim},
+    job::{JobId, attempt::AttemptOutcome, claim::Claim},
 };
 
 #[cfg(feature = "otel")]
 pub(crate) use bridge::DerivedIds;
 
-/// What a W3C `traceparent` says.
+/// The content of a W3C `traceparent`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TraceContext {
     trace: u128,
@@ -38,7 +37,7 @@ pub(crate) struct TraceContext {
 }
 
 impl TraceContext {
-    /// `None`: it is none, and W3C has it ignored.
+    /// Parses a `traceparent`. `None`: the text is not valid; W3C says to ignore it.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let text = text.trim();
         let [version, trace, span, flags] =
@@ -48,7 +47,7 @@ impl TraceContext {
         let ends = match (version, text.as_bytes().get(55)) {
             ("ff", _) => false,
             (_, None) => true,
-            // A later version may say more.
+            // A later version may add fields.
             (version, next) => version != "00" && next == Some(&b'-'),
         };
         if !ends || !dashes || ![version, trace, span, flags].into_iter().all(is_hex) {
@@ -68,28 +67,28 @@ impl fmt::Display for TraceContext {
     }
 }
 
-/// A `traceparent` as it goes on: `None` if it is none.
+/// Returns a `traceparent` as tenure passes it on; `None` if it is not valid.
 pub(crate) fn valid(text: &str) -> Option<String> {
     TraceContext::parse(text).map(|context| context.to_string())
 }
 
-/// What is about to be sent.
+/// The jobs that are about to be sent.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sending<'s> {
-    /// `None`: to several.
+    /// `None`: several queues.
     pub(crate) queue: Option<&'s str>,
-    /// `None`: of several.
+    /// `None`: several kinds.
     pub(crate) kind: Option<&'s str>,
     pub(crate) jobs: usize,
     /// The caller's own `traceparent`.
     pub(crate) given: Option<&'s str>,
 }
 
-/// What filters know the spans by.
+/// The target of the spans, for filters.
 const TARGET: &str = "tenure::trace";
 
-/// The span of sending jobs, and the `traceparent` that they carry: of this span if somebody listens, else the
-/// caller's.
+/// Returns the span of sending jobs, and the `traceparent` that the jobs carry: this span's if a layer listens, else
+/// the caller's.
 pub(crate) fn send(sending: Sending<'_>) -> (Span, Option<String>) {
     let Sending { queue, kind, jobs, given } = sending;
     let span = tracing::info_span!(
@@ -109,7 +108,7 @@ pub(crate) fn send(sending: Sending<'_>) -> (Span, Option<String>) {
     (span, given.map(|context| context.to_string()))
 }
 
-/// Notes what has come of sending a job.
+/// Records the result of sending a job.
 pub(crate) fn sent(span: &Span, job: JobId, is_duplicate: bool) {
     if span.is_disabled() {
         return;
@@ -120,7 +119,7 @@ pub(crate) fn sent(span: &Span, job: JobId, is_duplicate: bool) {
     bridge::sent(span, job, is_duplicate);
 }
 
-/// Notes that nothing was sent.
+/// Records that sending failed.
 pub(crate) fn not_sent(span: &Span) {
     #[cfg(feature = "otel")]
     bridge::failed(span, "not_enqueued");
@@ -128,10 +127,10 @@ pub(crate) fn not_sent(span: &Span) {
     let _: &Span = span;
 }
 
-/// The span of one attempt.
+/// Returns the span of one attempt.
 pub(crate) fn process(claim: &Claim, worker: &str, parent: TraceParent) -> Span {
-    // A span that a filter leaves out takes its fields with it, and a warning about a job would not say which: so it
-    // has the level that filters leave out last, whatever it is about.
+    // A filter that drops a span drops its fields, and a warning would not name its job: so the span has the level that
+    // filters drop last.
     let span = tracing::error_span!(
         target: TARGET,
         parent: None,
@@ -153,26 +152,26 @@ pub(crate) fn process(claim: &Claim, worker: &str, parent: TraceParent) -> Span 
     span
 }
 
-/// Notes how an attempt ended, in the span we are in.
-pub(crate) fn ended(outcome: &'static str) {
+/// Records the outcome of an attempt in the current span.
+pub(crate) fn ended(outcome: AttemptOutcome) {
     let span = Span::current();
     if span.is_disabled() {
         return;
     }
-    span.record("outcome", outcome);
+    span.record("outcome", outcome.as_str());
     #[cfg(feature = "otel")]
     bridge::ended(&span, outcome);
 }
 
-/// The `traceparent` of the span we are in, for a program that is started here. `None`: nobody listens.
-#[cfg(all(feature = "cli", feature = "otel"))]
-pub(crate) fn here() -> Option<String> {
+/// Returns the `traceparent` of the current span, for a program that is started here. `None`: no layer listens.
+#[cfg(all(feature = "internals", feature = "otel"))]
+pub fn here() -> Option<String> {
     bridge::here().map(|context| context.to_string())
 }
 
-/// Nobody listens.
-#[cfg(all(feature = "cli", not(feature = "otel")))]
-pub(crate) fn here() -> Option<String> {
+/// Returns `None`: without the feature `otel`, no layer listens.
+#[cfg(all(feature = "internals", not(feature = "otel")))]
+pub fn here() -> Option<String> {
     None
 }
 
@@ -184,7 +183,7 @@ mod tests {
     const VALID: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 
     #[test]
-    fn a_valid_context_comes_back_as_it_was() {
+    fn a_valid_context_is_kept_as_it_is() {
         assert_eq!(valid(VALID).as_deref(), Some(VALID));
         assert_eq!(valid(&format!(" {VALID}\n")).as_deref(), Some(VALID));
         let unsampled = VALID.replace("-01", "-00");
@@ -192,14 +191,14 @@ mod tests {
     }
 
     #[test]
-    fn of_a_later_version_the_part_that_is_known_is_taken() {
+    fn the_known_part_of_a_later_version_is_kept() {
         for later in [VALID.replacen("00", "cc", 1), format!("{}-what-else", VALID.replacen("00", "01", 1))] {
             assert_eq!(valid(&later).unwrap(), VALID, "{later}");
         }
     }
 
     #[test]
-    fn what_is_no_context_is_none() {
+    fn an_invalid_context_is_ignored() {
         let upper = VALID.to_uppercase();
         let longer = format!("{VALID}-00");
         let wrong = [

@@ -1,11 +1,11 @@
-//! Relay: what is published, how much at a time, and what is left when the stream takes nothing.
+//! Relay: which jobs it publishes, how many at a time, and what happens when the stream accepts nothing.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use super::*;
 use crate::proof::{Counts, Logs, Place, ago, end, place, place_with_nats, seconds};
 
-/// Jobs of a queue that are due, and were not published.
+/// Inserts due, unpublished jobs into a queue.
 async fn due(place: &Place, queue: &str, jobs: usize) {
     // As an enqueue writes them.
     let sql = format!(
@@ -15,7 +15,7 @@ async fn due(place: &Place, queue: &str, jobs: usize) {
     place.execute(&sql).await;
 }
 
-/// All count as published a minute ago.
+/// Marks all jobs as published a minute ago.
 async fn published_long_ago(place: &Place) {
     place
         .execute(
@@ -36,20 +36,20 @@ fn lost() -> Lost {
     Lost::new(&Timing::DEFAULT, Stop::default())
 }
 
-/// As by a relay that has looked before.
+/// Looks as a relay that has looked before.
 async fn look(place: &Place, lost: &mut Lost) -> usize {
     seen(place, lost).await;
     lost.look(place.tenure.store(), place.tenure.queue(), "me").await.unwrap()
 }
 
-/// As if what is committed now had been committed at a look long ago.
+/// Pretends that a look long ago saw all commits of now.
 async fn seen(place: &Place, lost: &mut Lost) {
     let committed = place.value("SELECT pg_current_snapshot()::text").await;
     lost.seen = VecDeque::from([(ago(seconds(10)), committed)]);
 }
 
 #[tokio::test]
-async fn what_is_due_is_published_burst_by_burst_until_nothing_is_left() {
+async fn due_jobs_are_published_burst_by_burst_until_none_is_left() {
     let place = place().await;
     place.tenure.queue().ensure_stream().await.unwrap();
     let (store, queue) = (place.tenure.store(), place.tenure.queue());
@@ -94,9 +94,9 @@ async fn messages_are_in_the_order_in_which_their_jobs_are_due() {
     assert!(sent == due, "another order");
 }
 
-/// A worker that stops: what it has taken counts as published.
+/// The rows of the taken jobs say that they are published.
 #[tokio::test]
-async fn a_relay_that_stops_sends_what_it_has_taken_and_takes_no_more() {
+async fn a_relay_that_stops_publishes_the_jobs_that_it_has_taken_and_takes_no_more() {
     let place = place().await;
     place.tenure.queue().ensure_stream().await.unwrap();
     let burst = usize::try_from(BURST).unwrap();
@@ -105,7 +105,7 @@ async fn a_relay_that_stops_sends_what_it_has_taken_and_takes_no_more() {
     let stop = Stop::default();
     stop.asked.cancel();
     let (store, queue) = (place.tenure.store(), place.tenure.queue());
-    // The caller gives up at once, as a task does that is ended.
+    // The caller drops the future at once, as an ended task does.
     let asked = Box::pin(publish_due(store, queue, &stop));
     assert!(asked.now_or_never().is_none());
     stop.stop().await;
@@ -113,9 +113,9 @@ async fn a_relay_that_stops_sends_what_it_has_taken_and_takes_no_more() {
     assert_eq!(unpublished(&place).await, (burst * 2).to_string());
 }
 
-/// What was taken while the first burst failed was not sent, either.
+/// Nor is the burst published that was taken while the first one failed.
 #[tokio::test]
-async fn what_the_stream_does_not_take_is_left_to_a_later_look() {
+async fn jobs_that_the_stream_refuses_are_left_to_a_later_look() {
     let place = place().await;
     place.tenure.queue().ensure_stream().await.unwrap();
     place.tenure.queue().remove_stream().await.unwrap();
@@ -130,9 +130,8 @@ async fn what_the_stream_does_not_take_is_left_to_a_later_look() {
     assert_eq!(unpublished(&place).await, jobs.to_string());
 }
 
-/// Nothing is taken that could not be sent.
 #[tokio::test]
-async fn without_a_connection_what_is_due_stays_where_it_is() {
+async fn the_relay_takes_no_job_without_a_connection() {
     let (place, nats) = place_with_nats().await;
     due(&place, "q", 1).await;
     end(nats, &place).await;
@@ -159,7 +158,7 @@ fn the_margins_are_parts_of_the_time_that_a_publication_may_take() {
     assert_eq!((publish_within, ack_wait), (seconds(10), seconds(600)));
 }
 
-/// A hundred at a time; then those that follow, and from the start again.
+/// A hundred queues at a time, then those that follow, then from the start.
 #[tokio::test]
 async fn looks_go_round_all_queues() {
     let place = place().await;
@@ -173,21 +172,21 @@ async fn looks_go_round_all_queues() {
         look(&place, &mut lost).await;
         assert_eq!(lost.before.as_deref(), before);
     }
-    // Just a hundred: whether there are more, only the next look knows.
+    // Exactly a hundred queues: only the next look finds out that no more follow.
     place.execute("DELETE FROM tenure.jobs WHERE queue = 'q000'").await;
     lost.before = None;
     for before in [Some("q001"), None] {
         lost.drained.insert("q050".into(), DateTime::UNIX_EPOCH);
         look(&place, &mut lost).await;
         assert_eq!(lost.before.as_deref(), before);
-        assert!(lost.drained.contains_key("q050"), "what is known of another queue stays known");
+        assert!(lost.drained.contains_key("q050"), "the findings about another queue stay");
     }
     place.execute("DELETE FROM tenure.jobs").await;
     look(&place, &mut lost).await;
     assert!(lost.drained.is_empty());
 }
 
-/// A queue with a consumer, of which a job counts as published, and no message is in the stream.
+/// A queue with a consumer and a published job, whose message is not in the stream.
 async fn lost_job() -> Place {
     let place = place().await;
     place.tenure.queue().ensure_stream().await.unwrap();
@@ -198,7 +197,7 @@ async fn lost_job() -> Place {
 }
 
 #[tokio::test]
-async fn a_job_whose_message_is_lost_is_published_again_and_counted_once() {
+async fn a_job_whose_message_is_lost_is_republished_and_counted_once() {
     let place = lost_job().await;
     let counts = Counts::default();
     let _recording = counts.record();
@@ -210,14 +209,14 @@ async fn a_job_whose_message_is_lost_is_published_again_and_counted_once() {
     assert_eq!((look(&place, &mut lost).await, again()), (1, 1));
     assert_eq!(in_stream(&place).await - before, 1);
     assert_eq!((look(&place, &mut lost).await, again()), (0, 1));
-    // Of another job, which waits for its worker.
+    // A second job, whose message may still wait: the stream holds a message of the queue.
     due(&place, "q", 1).await;
     place.execute("UPDATE tenure.jobs SET publish_at = NULL, published_at = now() - interval '3 s' WHERE publish_at IS NOT NULL").await;
     assert_eq!((look(&place, &mut lost).await, again()), (0, 1), "its message waits");
     assert_eq!(logs.of("messages were lost"), 1);
 }
 
-/// It counts as published from its INSERT on; its producer publishes it after the commit.
+/// The job counts as published from its INSERT on, but its producer publishes it after the commit.
 #[tokio::test]
 async fn a_job_of_a_transaction_that_has_just_been_committed_is_not_lost() {
     let place = place().await;
@@ -236,16 +235,15 @@ async fn a_job_of_a_transaction_that_has_just_been_committed_is_not_lost() {
     transaction.commit().await.unwrap();
     let look_as_of =
         async |lost: &mut Lost| lost.look(place.tenure.store(), place.tenure.queue(), "me").await.unwrap();
-    assert_eq!(look_as_of(&mut lost).await, 0, "it was not committed at the looks two seconds ago and more");
+    assert_eq!(look_as_of(&mut lost).await, 0, "no look of two seconds ago or more saw its commit");
     lost.seen = VecDeque::new();
-    assert_eq!(look_as_of(&mut lost).await, 0, "there was no such look");
+    assert_eq!(look_as_of(&mut lost).await, 0, "no look is that old");
     seen(&place, &mut lost).await;
     assert_eq!(look_as_of(&mut lost).await, 1);
 }
 
-/// The newest of the looks that are old enough.
 #[test]
-fn what_was_committed_for_long_enough_is_what_a_look_saw_then() {
+fn the_newest_look_that_is_old_enough_says_which_jobs_were_committed() {
     let mut lost = lost();
     let start = Instant::now();
     let mut at = |s: u64, what: &str| lost.visible_for(seconds(2), start + seconds(s), what.to_owned());
@@ -254,13 +252,12 @@ fn what_was_committed_for_long_enough_is_what_a_look_saw_then() {
     assert_eq!(at(2, "c").as_deref(), Some("a"));
     assert_eq!(at(3, "d").as_deref(), Some("b"));
     assert_eq!(at(60, "e").as_deref(), Some("d"));
-    assert_eq!(at(61, "f").as_deref(), Some("d"), "that of a moment ago is too new");
+    assert_eq!(at(61, "f").as_deref(), Some("d"), "the look of a moment ago is too new");
     assert_eq!(lost.seen.len(), 3);
 }
 
-/// Its producers have kept what they could not send meanwhile.
 #[tokio::test]
-async fn after_nats_was_away_nothing_is_lost_until_producers_have_sent_what_they_kept() {
+async fn after_an_outage_of_nats_no_message_counts_as_lost_until_producers_have_sent_theirs() {
     let place = lost_job().await;
     let mut lost = lost();
     let queue = place.tenure.queue();
@@ -271,9 +268,9 @@ async fn after_nats_was_away_nothing_is_lost_until_producers_have_sent_what_they
     assert_eq!(look(&place, &mut lost).await, 1);
 }
 
-/// What came too late for the pause waits on the server.
+/// A message that arrived after the pause waits on the server.
 #[tokio::test]
-async fn the_messages_of_a_queue_that_was_paused_are_given_time() {
+async fn the_messages_of_a_paused_queue_do_not_count_as_lost_at_once() {
     let place = lost_job().await;
     let mut lost = lost();
     place.execute("INSERT INTO tenure.queues (queue, paused_at) VALUES ('q', now())").await;
@@ -288,7 +285,7 @@ async fn the_messages_of_a_queue_that_was_paused_are_given_time() {
 }
 
 #[tokio::test]
-async fn a_job_cannot_have_a_message_left_by_what_the_stream_says() {
+async fn the_streams_progress_says_which_jobs_have_no_message_left() {
     let place = place().await;
     let store = place.tenure.store();
     let at = |seconds: i64| DateTime::from_timestamp(1_795_000_000 + seconds, 0).unwrap();
@@ -303,12 +300,12 @@ async fn a_job_cannot_have_a_message_left_by_what_the_stream_says() {
     let mut before = async |progress, now: DateTime<Utc>| {
         lost.lost_before(store, "q", &progress, now, seconds(6)).await.unwrap()
     };
-    assert_eq!(before(said(0, 0), at(100)).await, Some(at(98)), "all of it is acknowledged");
+    assert_eq!(before(said(0, 0), at(100)).await, Some(at(98)), "every message is acknowledged");
     assert_eq!(before(said(0, 3), at(110)).await, Some(at(94)), "delivered by the last look");
     assert_eq!(before(said(0, 3), at(120)).await, Some(at(104)));
-    // While messages wait, what they were at a moment says more; nothing is known of an earlier one.
+    // While messages wait, only a mark can prove that one is lost; the relay has added no mark yet.
     assert_eq!(before(said(4, 3), at(130)).await, None);
-    assert_eq!(before(said(0, 3), at(140)).await, None, "it has not been delivered for long");
+    assert_eq!(before(said(0, 3), at(140)).await, None, "the messages were delivered a moment ago");
     store.add_mark(at(0), "s", 9, seconds(2)).await.unwrap();
     assert_eq!(before(said(4, 0), at(150)).await, Some(at(-6)), "less the margin");
 }

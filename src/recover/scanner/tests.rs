@@ -1,4 +1,4 @@
-//! Scanner: what one scan does, in a grace, too, and beside a job that Postgres does not let go of.
+//! Scanner: one scan, also in a grace, and beside a job that Postgres refuses to write.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -21,7 +21,7 @@ async fn silent_jobs(place: &Place, n: usize) -> Vec<JobId> {
 }
 
 #[tokio::test]
-async fn a_scan_takes_silent_jobs_back_when_it_is_time_for_it() {
+async fn a_scan_resets_stale_jobs_when_it_is_due() {
     let place = place().await;
     assert_eq!(scan_now(&place).await, Some(0));
     assert_eq!(scan(place.tenure.store(), "me", seconds(30), seconds(300)).await.unwrap(), None);
@@ -31,9 +31,9 @@ async fn a_scan_takes_silent_jobs_back_when_it_is_time_for_it() {
     assert_eq!(place.value("SELECT count(*) FROM tenure.jobs WHERE status = 'queued'").await, "2");
 }
 
-/// Nothing is taken back; what else a scan does is done.
+/// The scan resets nothing, and still counts the queues while no job is stale.
 #[tokio::test]
-async fn in_a_grace_owners_are_given_time_and_figures_are_counted_unless_something_is_wrong() {
+async fn a_scan_in_a_grace_resets_nothing_and_counts_the_queues_only_while_no_job_is_stale() {
     let place = place().await;
     place.execute("UPDATE tenure.scanner_state SET grace_until = now() + interval '1 h'").await;
     let measured_at = "SELECT measured_at FROM tenure.scanner_state";
@@ -47,7 +47,7 @@ async fn in_a_grace_owners_are_given_time_and_figures_are_counted_unless_somethi
 }
 
 #[tokio::test]
-async fn a_job_that_postgres_does_not_let_go_of_keeps_no_other_from_being_taken_back() {
+async fn a_job_that_postgres_refuses_to_write_keeps_no_other_from_being_reset() {
     let place = place().await;
     let jobs = silent_jobs(&place, 5).await;
     place
@@ -64,16 +64,16 @@ async fn a_job_that_postgres_does_not_let_go_of_keeps_no_other_from_being_taken_
     let logs = Logs::default();
     let _listening = logs.record();
     let mut reset = 0;
-    // A transaction that was refused lets go of its rows a moment after it has said so: those are passed over.
+    // A refused transaction unlocks its rows a moment after its answer: meanwhile a reset skips them.
     for _ in 0..20 {
         reset += reset_some(place.tenure.store(), &jobs, "me").await.unwrap();
     }
     assert_eq!(reset, 4);
-    assert!(logs.of("a silent job was not taken back") > 0);
+    assert!(logs.of("Postgres refused to reset a stale job") > 0);
     let left =
         place.value("SELECT string_agg(id::text, ' ') FROM tenure.jobs WHERE status = 'processing'").await;
     assert_eq!(left, jobs[3].to_string());
-    // Where the statement itself fails, it is not tried for each of them.
+    // A statement that fails as a whole is not tried for each job.
     place.execute("ALTER TABLE tenure.jobs RENAME TO hidden").await;
     reset_some(place.tenure.store(), &jobs, "me").await.unwrap_err();
 }

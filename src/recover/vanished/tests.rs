@@ -1,4 +1,4 @@
-//! Vanished: who may judge, whom, and after which looks.
+//! Vanished: which worker may judge which processes, and after which looks.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -11,8 +11,8 @@ fn timing() -> Timing {
     Timing { renew_every: RENEW, ..Timing::DEFAULT }
 }
 
-/// A worker that renews its row every four seconds and was last seen so many renewals ago; it owns a job. Sooner than our
-/// own renewals: this process has just started, and judges nobody who has been silent for longer than it would take.
+/// A worker that renews its row every four seconds, was last seen this many renewals ago, and owns a job. Its renewals
+/// are shorter than this process's own, which has just started and judges no worker that was silent for longer.
 async fn silent_for(place: &Place, renewals: f64, subject: &str) {
     let claim = place.claimed_by("dead").await;
     let sql = format!(
@@ -39,7 +39,7 @@ async fn looked(place: &Place) -> Looked {
     look(place.tenure.store(), place.tenure.queue(), &timing(), "me").await.unwrap()
 }
 
-/// As if the last look, or the suspicion, were so many renewals ago.
+/// Moves the last look, or the suspicion, this many renewals into the past.
 async fn set(place: &Place, column: &str, renewals: f64) {
     let sql = format!(
         "UPDATE tenure.workers SET {column} = clock_timestamp() - interval '10 s' * {renewals} WHERE {column} IS NOT NULL"
@@ -57,7 +57,7 @@ fn a_worker_looks_five_times_in_a_renewal() {
 }
 
 #[test]
-fn who_has_seen_an_outage_judges_nobody_until_three_renewals_have_passed() {
+fn a_worker_that_has_seen_an_outage_judges_no_other_for_three_renewals() {
     let up = |postgres, nats, postgres_never_broke, nats_never_broke| Up {
         postgres: seconds(postgres),
         nats: seconds(nats),
@@ -73,7 +73,7 @@ fn who_has_seen_an_outage_judges_nobody_until_three_renewals_have_passed() {
 }
 
 #[test]
-fn who_has_just_started_judges_those_who_renewed_their_row_shortly_before() {
+fn a_worker_that_has_just_started_judges_only_those_that_renewed_their_row_shortly_before() {
     let heard = |postgres, nats, within| {
         let up = Up {
             postgres: seconds(postgres),
@@ -90,24 +90,24 @@ fn who_has_just_started_judges_those_who_renewed_their_row_shortly_before() {
     assert_eq!((heard(29, 29, 100), heard(30, 30, 100)), (Some(41), None));
 }
 
-/// Two looks, far enough apart, and each for itself says that nobody is there.
+/// The two looks must be far enough apart, and each must find no subscriber.
 #[tokio::test]
-async fn a_worker_that_nobody_answers_for_on_two_looks_is_gone() {
+async fn a_worker_without_a_subscriber_on_two_looks_is_gone() {
     let place = place().await;
     silent_for(&place, 2.5, "nobody").await;
     assert_eq!(look_once(&place).await, 0);
     assert_ne!(of(&place, "suspected_at").await, "");
-    // Two fifths of a renewal apart; meanwhile others look, every fifth.
-    for (suspected, probed, taken) in [(0.2, 0.3, 0), (0.6, 0.05, 0), (0.6, 0.3, 1)] {
+    // Two fifths of a renewal apart; meanwhile other workers look, every fifth.
+    for (suspected, probed, reset) in [(0.2, 0.3, 0), (0.6, 0.05, 0), (0.6, 0.3, 1)] {
         set(&place, "suspected_at", suspected).await;
         set(&place, "probed_at", probed).await;
-        assert_eq!(look_once(&place).await, taken, "{suspected} {probed}");
+        assert_eq!(look_once(&place).await, reset, "{suspected} {probed}");
     }
     assert_eq!(place.value("SELECT status FROM tenure.jobs").await, "queued");
 }
 
 #[tokio::test]
-async fn who_has_no_connection_to_nats_judges_nobody() {
+async fn a_worker_without_a_connection_to_nats_judges_no_other() {
     let (place, nats) = place_with_nats().await;
     silent_for(&place, 2.5, "nobody").await;
     let (store, queue) = (place.tenure.store(), place.tenure.queue());
@@ -115,10 +115,10 @@ async fn who_has_no_connection_to_nats_judges_nobody() {
     end(nats, &place).await;
     assert!(!has_settled(store, queue, &timing()));
     assert_eq!(look_once(&place).await, 0);
-    assert_eq!(of(&place, "probed_at").await, "", "nobody was asked");
+    assert_eq!(of(&place, "probed_at").await, "", "it sent no probe");
 }
 
-/// Its row is only late, though nobody answers: it is asked again.
+/// Its row is only late, even though it has no subscriber: the next look probes it again.
 #[tokio::test]
 async fn a_worker_that_has_missed_one_renewal_is_not_forgotten() {
     let place = place().await;
@@ -129,7 +129,7 @@ async fn a_worker_that_has_missed_one_renewal_is_not_forgotten() {
 }
 
 #[tokio::test]
-async fn a_worker_that_answers_is_not_suspected_any_more() {
+async fn an_answer_clears_the_suspicion() {
     let place = place().await;
     let subject = place.tenure.queue().new_probe_subject();
     silent_for(&place, 2.5, &subject).await;
@@ -144,9 +144,9 @@ async fn a_worker_that_answers_is_not_suspected_any_more() {
     answers.abort();
 }
 
-/// It may be frozen: that is no news, neither good nor bad.
+/// The worker may be frozen.
 #[tokio::test]
-async fn a_worker_that_is_there_and_does_not_answer_is_neither_suspected_nor_cleared() {
+async fn a_subscriber_that_does_not_answer_is_neither_suspected_nor_cleared() {
     let place = place().await;
     let subject = place.tenure.queue().new_probe_subject();
     let _frozen = place.tenure.queue().listen(&subject).await.unwrap();

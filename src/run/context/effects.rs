@@ -1,18 +1,17 @@
-//! Effects: what a handler writes to Postgres, in transactions that a stale worker cannot commit.
+//! Effects: a handler's writes to Postgres, in transactions that a stale worker cannot commit.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
+    sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 
 use chrono::{DateTime, Utc};
-use futures::future::BoxFuture;
 use serde::{Serialize, de::DeserializeOwned};
 use sqlx::{PgConnection, Row};
 
 use super::{ContextError, JobContext};
 use crate::{
-    job::{JobError, Outcome, check_key, unstorable},
+    job::{JobError, Outcome, attempt::AttemptOutcome, check_key, unstorable},
     run::running::RunningJob,
     store::{
         COMPLETE_IN, COMPLETE_IN_TOLD, EFFECT, EFFECT_RESULT, FENCE, HOLD, Isolation, LIMIT_IDLE,
@@ -22,17 +21,17 @@ use crate::{
 
 /// The longest that a transaction may sit idle between the fence and the commit.
 const IDLE_MAX: Duration = Duration::from_secs(10);
-/// How often a transaction is begun anew because the job's row changed under its first statement.
+/// The most tries of a transaction whose first statement meets a change of the job's row.
 const HOLDS_MAX: usize = 5;
 
-/// What names a transaction on the server.
+/// The server's identity of a transaction.
 #[derive(Debug, Clone, Copy)]
 struct Transaction {
     pid: i32,
     began: DateTime<Utc>,
 }
 
-/// Ends a transaction on the server that is given up. One that was rolled back is not found there any more.
+/// Ends an abandoned transaction on the server. No effect on one that was rolled back.
 struct GivenUp {
     store: Store,
     transaction: Option<Transaction>,
@@ -46,7 +45,7 @@ impl Drop for GivenUp {
     }
 }
 
-/// Has progress written again.
+/// Dropped, it resumes the progress writes.
 struct Resume<'j>(&'j RunningJob);
 
 impl Drop for Resume<'_> {
@@ -55,7 +54,7 @@ impl Drop for Resume<'_> {
     }
 }
 
-/// The handler completes the job itself; dropped in the middle, it does not any more.
+/// Marks that the handler is completing the job itself. Dropped, it clears the mark.
 struct Completing<'j>(&'j RunningJob);
 
 impl<'j> Completing<'j> {
@@ -73,24 +72,28 @@ impl Drop for Completing<'_> {
 }
 
 impl<S> JobContext<S> {
-    /// Runs the user's SQL and the fence check in one transaction, and commits it: a worker that lost
+    /// Runs the closure's SQL and the fence check in one transaction, and commits it: a worker that has lost
     /// the job can commit nothing.
     ///
-    /// READ COMMITTED; [`JobContext::fenced_tx_with`] has the other levels. The fence is checked last, so
-    /// that the job's row is locked only for the commit, and the job's progress, its cancellation and other
-    /// jobs are not held up. It counts as a sign of life. An attempt that is retried runs the SQL again: see
-    /// [`JobContext::once`].
+    /// The level is READ COMMITTED; use [`JobContext::fenced_tx_with`] for others. The fence check comes last: it
+    /// locks the job's row only for the commit, and delays neither progress nor a cancellation nor other jobs. The
+    /// commit counts as a heartbeat. A retried attempt runs the SQL again: see [`JobContext::once`].
     ///
-    /// Not protected: other databases, e-mails, anything that is not in this transaction. Pass
-    /// [`JobContext::token`] on to what can refuse a lower one, and [`JobContext::idempotency_key`] to what
-    /// can recognise a repetition.
+    /// The closure may borrow: the job, this context, local variables. Stable Rust has no way to require that its
+    /// future is `Send`, so this call requires nothing: its own future is `Send` if the closure's is, and the
+    /// compiler checks that where the handler is registered or the future spawned.
+    ///
+    /// Not protected: other databases, e-mails, anything outside this transaction. Pass [`JobContext::token`] to
+    /// systems that can refuse a lower token, and [`JobContext::idempotency_key`] to systems that can recognise a
+    /// repetition.
     ///
     /// ```no_run
     /// # async fn f(ctx: tenure::JobContext) -> Result<(), tenure::JobError> {
-    /// ctx.fenced_tx(|tx| Box::pin(async move {
-    ///     sqlx::query("UPDATE accounts SET balance = balance - 1").execute(tx).await?;
+    /// let price = 12;
+    /// ctx.fenced_tx(async |tx| {
+    ///     sqlx::query("UPDATE accounts SET balance = balance - $1").bind(price).execute(tx).await?;
     ///     Ok(())
-    /// }))
+    /// })
     /// .await?;
     /// # Ok(()) }
     /// ```
@@ -99,41 +102,40 @@ impl<S> JobContext<S> {
     ///
     /// # Errors
     ///
-    /// What the closure returned, rolled back; a [`JobError`] with [`ContextError::Lost`] inside
-    /// ([`JobError::is_lost`]) if the job is no longer ours, rolled back; with
-    /// [`ContextError::Store`] inside if Postgres did not answer: it may have been committed.
-    pub async fn fenced_tx<T, W>(&self, work: W) -> Result<T, JobError>
-    where
-        T: Send + 'static,
-        W: for<'t> FnOnce(&'t mut PgConnection) -> BoxFuture<'t, Result<T, JobError>> + Send + 'static,
-    {
+    /// - The closure's error: rolled back.
+    /// - A [`JobError`] with [`ContextError::Lost`] inside ([`JobError::is_lost`]), if this worker no longer owns the
+    ///   job: rolled back.
+    /// - A [`JobError`] with [`ContextError::Store`] inside, if Postgres did not answer: perhaps committed.
+    pub async fn fenced_tx<T>(
+        &self,
+        work: impl AsyncFnOnce(&mut PgConnection) -> Result<T, JobError>,
+    ) -> Result<T, JobError> {
         self.fenced_tx_with(Isolation::ReadCommitted, work).await
     }
 
     /// [`JobContext::fenced_tx`] at another isolation level.
     ///
-    /// From REPEATABLE READ on, the fence is checked first: what a transaction's snapshot shows of the job
-    /// says nothing about now. From then on nobody can take the job back until the transaction ends, and so
-    /// it must end within a quarter of the kind's `stale_after`. The job's progress is written meanwhile,
-    /// and a cancellation arrives.
+    /// From REPEATABLE READ on, the fence check comes first, because a snapshot does not show who owns the job now.
+    /// No worker can reset the job until the transaction ends, so it must end within a quarter of the kind's
+    /// `stale_after`. Progress and a cancellation get through meanwhile.
     ///
-    /// Cancel safe: dropped before its commit, it is rolled back, and its session on the server is ended.
+    /// Cancel safe: dropped before its commit, the transaction is rolled back, and its session on the server ended.
     ///
     /// # Errors
     ///
     /// As [`JobContext::fenced_tx`]; also [`ContextError::TooLong`], rolled back. A serialization failure of
-    /// the closure's own SQL is the closure's error: return it, and the job is tried again.
-    pub async fn fenced_tx_with<T, W>(&self, isolation: Isolation, work: W) -> Result<T, JobError>
-    where
-        T: Send + 'static,
-        W: for<'t> FnOnce(&'t mut PgConnection) -> BoxFuture<'t, Result<T, JobError>> + Send + 'static,
-    {
+    /// the closure's own SQL is the closure's error: return it to retry the job.
+    pub async fn fenced_tx_with<T>(
+        &self,
+        isolation: Isolation,
+        work: impl AsyncFnOnce(&mut PgConnection) -> Result<T, JobError>,
+    ) -> Result<T, JobError> {
         self.check_owned("fenced_tx").await?;
         let done = match isolation {
             Isolation::ReadCommitted => self.fenced_last(work).await,
             _ => self.fenced_first(isolation, work).await,
         };
-        // Ours, not the closure's: at the commit, SERIALIZABLE may find a conflict.
+        // Not the closure's own error: SERIALIZABLE may find a conflict at the commit.
         let conflicts = |error: &JobError| {
             error.downcast_ref::<StoreError>().is_some_and(StoreError::is_serialization_failure)
         };
@@ -144,69 +146,63 @@ impl<S> JobContext<S> {
         self.note(done, "fenced_tx").await
     }
 
-    async fn fenced_last<T, W>(&self, work: W) -> Result<T, JobError>
-    where
-        T: Send + 'static,
-        W: for<'t> FnOnce(&'t mut PgConnection) -> BoxFuture<'t, Result<T, JobError>> + Send + 'static,
-    {
-        let (key, lost, idle, store) = (self.job.key, self.lost(), self.idle_limit(), self.store.clone());
-        let (value, sent_at) = self
-            .store
-            .in_transaction(Isolation::ReadCommitted, self.job.rules.stale_after / 2, move |tx| {
-                Box::pin(async move {
-                    let value = work(&mut *tx).await?;
-                    let limit = sqlx::query(LIMIT_IDLE).bind(&idle).execute(&mut *tx);
-                    store.deadline(limit).await.map_err(StoreError::from)?;
-                    let sent_at = Instant::now();
-                    let fence = sqlx::query(FENCE).bind(key.job).bind(key.token).bind(key.claim);
-                    let owned = store.deadline(fence.fetch_optional(tx)).await.map_err(StoreError::from)?;
-                    if owned.is_none() { Err(JobError::from(lost)) } else { Ok((value, sent_at)) }
-                })
-            })
-            .await?;
+    async fn fenced_last<T>(
+        &self,
+        work: impl AsyncFnOnce(&mut PgConnection) -> Result<T, JobError>,
+    ) -> Result<T, JobError> {
+        let (key, store) = (self.job.key, &self.store);
+        let in_transaction = async |tx: &mut PgConnection| {
+            let value = work(&mut *tx).await?;
+            let limit = sqlx::query(LIMIT_IDLE).bind(self.idle_limit()).execute(&mut *tx);
+            store.deadline(limit).await.map_err(StoreError::from)?;
+            let sent_at = Instant::now();
+            let fence = sqlx::query(FENCE).bind(key.job).bind(key.token).bind(key.claim);
+            let owned = store.deadline(fence.fetch_optional(tx)).await.map_err(StoreError::from)?;
+            if owned.is_none() { Err(JobError::from(self.lost())) } else { Ok((value, sent_at)) }
+        };
+        let idle = self.job.rules.stale_after / 2;
+        let (value, sent_at) = store.in_transaction(Isolation::ReadCommitted, idle, in_transaction).await?;
         self.job.written(sent_at);
         Ok(value)
     }
 
-    async fn fenced_first<T, W>(&self, isolation: Isolation, work: W) -> Result<T, JobError>
-    where
-        T: Send + 'static,
-        W: for<'t> FnOnce(&'t mut PgConnection) -> BoxFuture<'t, Result<T, JobError>> + Send + 'static,
-    {
+    async fn fenced_first<T>(
+        &self,
+        isolation: Isolation,
+        work: impl AsyncFnOnce(&mut PgConnection) -> Result<T, JobError>,
+    ) -> Result<T, JobError> {
         let limit = self.hold_limit();
-        let work = Arc::new(Mutex::new(Some(work)));
+        let mut work = Some(work);
         for _ in 0..HOLDS_MAX {
-            let (context, shared) = (self.unstated(), work.clone());
-            let store = self.store.clone();
-            let done = self.store.in_transaction(isolation, limit, move |tx| {
-                Box::pin(async move {
-                    // Given up in the middle, by us or with this future, the server would go on.
-                    let mut given_up = GivenUp { store, transaction: None };
-                    let within = async {
-                        given_up.transaction = Some(context.hold_row(&mut *tx).await?);
-                        let work = shared.lock().unwrap_or_else(PoisonError::into_inner).take();
-                        let Some(work) = work else {
-                            return Err(JobError::msg("the transaction was begun twice"));
-                        };
-                        let value = work(&mut *tx).await?;
-                        // A statement whose error the closure ignored has aborted the transaction, which
-                        // sqlx's commit would not tell.
-                        context.hold_row(tx).await?;
-                        Ok(value)
+            let unused = &mut work;
+            let in_transaction = async |tx: &mut PgConnection| {
+                // The server would go on if this future is dropped in the middle.
+                let mut given_up = GivenUp { store: self.store.clone(), transaction: None };
+                let within = async {
+                    given_up.transaction = Some(self.hold_row(&mut *tx).await?);
+                    let Some(work) = unused.take() else {
+                        return Err(JobError::msg(
+                            "the transaction was started twice; this is a bug in tenure",
+                        ));
                     };
-                    let value = match tokio::time::timeout(limit, within).await {
-                        Ok(done) => done?,
-                        Err(_) => return Err(ContextError::TooLong { limit }.into()),
-                    };
-                    // What comes now is the commit, which must not be cut off.
-                    given_up.transaction = None;
+                    let value = work(&mut *tx).await?;
+                    // An error that the closure ignored has aborted the transaction; sqlx's commit would
+                    // not report that.
+                    self.hold_row(tx).await?;
                     Ok(value)
-                })
-            });
-            let done: Result<T, JobError> = done.await;
-            // The row changed between the snapshot and the lock; the user's SQL has not begun.
-            let unused = work.lock().unwrap_or_else(PoisonError::into_inner).is_some();
-            let again = unused && done.as_ref().is_err_and(|error| error.is(&ContextError::is_conflict));
+                };
+                let value = match tokio::time::timeout(limit, within).await {
+                    Ok(done) => done?,
+                    Err(_) => return Err(ContextError::TooLong { limit }.into()),
+                };
+                // The commit comes next, and must not be cut off.
+                given_up.transaction = None;
+                Ok(value)
+            };
+            let done: Result<T, JobError> = self.store.in_transaction(isolation, limit, in_transaction).await;
+            // The row changed between the snapshot and the lock, and the closure has not begun.
+            let again =
+                work.is_some() && done.as_ref().is_err_and(|error| error.is(&ContextError::is_conflict));
             if !again {
                 return done;
             }
@@ -214,13 +210,13 @@ impl<S> JobContext<S> {
         Err(self.conflict_or_lost().await.into())
     }
 
-    /// For REPEATABLE READ and SERIALIZABLE, where [`JobContext::complete_in`] shall commit: the first
-    /// statement of such a transaction.
+    /// Holds the job for a transaction at REPEATABLE READ or SERIALIZABLE that [`JobContext::complete_in`] will
+    /// commit. Must be the first statement of the transaction.
     ///
-    /// Checks the fence. Until the transaction ends nobody can take the job back, and its progress waits:
-    /// otherwise the completion would find that the job's row changed since the transaction's snapshot, and
-    /// be refused. No statement, and no pause between two, may last longer than a third of the kind's
-    /// `stale_after`; from Postgres 17 on, neither may the whole. After that time progress goes on.
+    /// Checks the fence. Until the transaction ends, no worker can reset the job, and the job's progress waits: a
+    /// progress write would change the row after the snapshot, and Postgres would refuse the completion. No
+    /// statement, and no pause between two, may last longer than a third of the kind's `stale_after`; from
+    /// Postgres 17 on, neither may the whole transaction. After that time progress goes on.
     ///
     /// Cancel safe.
     ///
@@ -242,7 +238,7 @@ impl<S> JobContext<S> {
         }
     }
 
-    /// Checks the fence, and keeps the job; returns what names this transaction.
+    /// Checks the fence, locks the job's row, and returns the server's identity of the transaction.
     async fn hold_row(&self, tx: &mut PgConnection) -> Result<Transaction, ContextError> {
         let key = self.job.key;
         let hold = sqlx::query(HOLD).bind(key.job).bind(key.token).bind(key.claim);
@@ -252,7 +248,7 @@ impl<S> JobContext<S> {
             Err(error) if error.is_serialization_failure() => return Err(self.conflict()),
             Err(error) => return Err(error.into()),
         };
-        // The server's limits come after ours, which says what to do.
+        // The server's limit comes after the client's, whose error says what to do.
         let limit = format!("{}ms", (self.hold_limit() * 5 / 4).as_millis().max(1));
         let limit = sqlx::query(LIMIT_TRANSACTION).bind(limit).execute(tx);
         self.store.deadline(limit).await.map_err(StoreError::from)?;
@@ -260,85 +256,98 @@ impl<S> JobContext<S> {
         transaction().map_err(|error: sqlx::Error| StoreError::from(error).into())
     }
 
-    /// Runs an effect that must happen once for the job, however often it is retried: a later attempt
-    /// gets the stored result of the first that committed.
+    /// Runs an effect that must happen once for the job, no matter how often the job is retried: a later attempt
+    /// gets the stored result of the first commit.
     ///
     /// The effect, its record and the fence check are one transaction; see [`JobContext::fenced_tx`]. `key`
     /// names the effect within the job: 1 to 512 bytes without control characters.
+    ///
+    /// ```no_run
+    /// # use tenure::{JobContext, JobError};
+    /// # struct Order { id: i64, card: String }
+    /// # fn is_send<F: Send>(future: F) -> F { future }
+    /// # async fn f(order: Order, ctx: JobContext) -> Result<(), JobError> {
+    /// # is_send(async {
+    /// let charge: i64 = ctx
+    ///     .once("charge", async |tx| {
+    ///         let insert = sqlx::query_scalar("INSERT INTO charges (id, card) VALUES ($1, $2) RETURNING number");
+    ///         Ok(insert.bind(order.id).bind(&order.card).fetch_one(tx).await?)
+    ///     })
+    ///     .await?;
+    /// # Ok::<_, JobError>(()) }).await }
+    /// ```
     ///
     /// Cancel safe: dropped before its commit, it is rolled back.
     ///
     /// # Errors
     ///
-    /// As [`JobContext::fenced_tx`]; also, permanently, for a key that is none, and if a stored result does
-    /// not fit the type.
-    pub async fn once<T, W>(&self, key: &str, work: W) -> Result<T, JobError>
-    where
-        T: Serialize + DeserializeOwned + Send + 'static,
-        W: for<'t> FnOnce(&'t mut PgConnection) -> BoxFuture<'t, Result<T, JobError>> + Send + 'static,
-    {
+    /// As [`JobContext::fenced_tx`]; also a permanent [`JobError`] if the key is not valid, or if a stored result
+    /// does not fit the type.
+    pub async fn once<T: Serialize + DeserializeOwned>(
+        &self,
+        key: &str,
+        work: impl AsyncFnOnce(&mut PgConnection) -> Result<T, JobError>,
+    ) -> Result<T, JobError> {
         self.once_with(Isolation::ReadCommitted, key, work).await
     }
 
     /// [`JobContext::once`] at another isolation level; see [`JobContext::fenced_tx_with`].
-    pub async fn once_with<T, W>(&self, isolation: Isolation, key: &str, work: W) -> Result<T, JobError>
-    where
-        T: Serialize + DeserializeOwned + Send + 'static,
-        W: for<'t> FnOnce(&'t mut PgConnection) -> BoxFuture<'t, Result<T, JobError>> + Send + 'static,
-    {
+    pub async fn once_with<T: Serialize + DeserializeOwned>(
+        &self,
+        isolation: Isolation,
+        key: &str,
+        work: impl AsyncFnOnce(&mut PgConnection) -> Result<T, JobError>,
+    ) -> Result<T, JobError> {
         check_key(key).map_err(|rule| JobError::permanent(format!("the key of `once` {rule}: {key:?}")))?;
-        let (job, token, name) = (self.id(), self.token(), key.to_owned());
-        let store = self.store.clone();
-        self.fenced_tx_with(isolation, move |tx| {
-            Box::pin(async move {
-                let once = sqlx::query(ONCE).bind(job).bind(&name).bind(token).fetch_optional(&mut *tx);
-                let mine = match store.deadline(once).await {
-                    Err(sqlx::Error::Io(error)) if error.kind() == std::io::ErrorKind::TimedOut => {
-                        return Err(JobError::msg(format!(
-                            "effect {name:?} is being done in another transaction of this job that does not end"
-                        )));
-                    }
-                    mine => mine?,
-                };
-                if mine.is_none() {
-                    let effect = sqlx::query(EFFECT).bind(job).bind(&name).fetch_one(tx);
-                    let row = store.deadline(effect).await?;
-                    let result: String = row.try_get("result")?;
-                    return serde_json::from_str(&result).map_err(|error| {
-                        JobError::permanent(format!(
-                            "the result of effect {name:?} does not fit its type: {error}"
-                        ))
-                    });
+        let (job, token, store) = (self.id(), self.token(), &self.store);
+        let recorded = async |tx: &mut PgConnection| {
+            let once = sqlx::query(ONCE).bind(job).bind(key).bind(token).fetch_optional(&mut *tx);
+            let mine = match store.deadline(once).await {
+                Err(sqlx::Error::Io(error)) if error.kind() == std::io::ErrorKind::TimedOut => {
+                    return Err(JobError::msg(format!(
+                        "effect {key:?} is still running in another transaction of this job; end that transaction"
+                    )));
                 }
-                let result = work(&mut *tx).await?;
-                let value = serde_json::to_value(&result).map_err(JobError::permanent)?;
-                if let Some(why) = unstorable(&value) {
-                    let text = format!("the result of effect {name:?} cannot be stored: {why}");
-                    return Err(JobError::permanent(text));
-                }
-                let text = value.to_string();
-                let record = sqlx::query(EFFECT_RESULT).bind(job).bind(&name).bind(text).execute(tx);
-                store.deadline(record).await?;
-                Ok(result)
-            })
-        })
-        .await
+                mine => mine?,
+            };
+            if mine.is_none() {
+                let effect = sqlx::query(EFFECT).bind(job).bind(key).fetch_one(tx);
+                let row = store.deadline(effect).await?;
+                let result: String = row.try_get("result")?;
+                return serde_json::from_str(&result).map_err(|error| {
+                    JobError::permanent(format!(
+                        "the result of effect {key:?} does not fit its type: {error}"
+                    ))
+                });
+            }
+            let result = work(&mut *tx).await?;
+            let value = serde_json::to_value(&result).map_err(JobError::permanent)?;
+            if let Some(why) = unstorable(&value) {
+                let text = format!("the result of effect {key:?} cannot be stored: {why}");
+                return Err(JobError::permanent(text));
+            }
+            let text = value.to_string();
+            let record = sqlx::query(EFFECT_RESULT).bind(job).bind(key).bind(text).execute(tx);
+            store.deadline(record).await?;
+            Ok(result)
+        };
+        self.fenced_tx_with(isolation, recorded).await
     }
 
-    /// A key for a system outside Postgres that recognises repetitions: the same for every attempt of this
+    /// Returns a key for a system outside Postgres that recognises repetitions: the same for every attempt of this
     /// job at this step, and for no other job.
     pub fn idempotency_key(&self, step: &str) -> String {
         format!("{}:{step}", self.id())
     }
 
-    /// Completes the job in the user's transaction, and commits it: business writes and completion are
-    /// one. Return what it returns.
+    /// Completes the job in the user's transaction, and commits it: the user's writes and the completion are one
+    /// commit. Return its result from the handler.
     ///
-    /// tenure makes the commit, because sqlx's says `Ok` for a transaction that was aborted. Any isolation
-    /// level; from REPEATABLE READ on, begin with [`JobContext::hold`].
+    /// tenure makes the commit, because sqlx's `commit` returns `Ok` for an aborted transaction. Any isolation level
+    /// works; from REPEATABLE READ on, begin with [`JobContext::hold`].
     ///
-    /// Not cancel safe: dropped while it commits, the job may be completed, and the handler is then told that
-    /// it is [`Lost`](crate::CancelReason::Lost).
+    /// Not cancel safe: dropped during the commit, the job may be completed, and the worker then cancels the handler
+    /// with [`Lost`](crate::CancelReason::Lost).
     ///
     /// ```no_run
     /// # async fn f(ctx: tenure::JobContext, pool: sqlx::PgPool) -> Result<tenure::Outcome, tenure::JobError> {
@@ -351,8 +360,8 @@ impl<S> JobContext<S> {
     /// # Errors
     ///
     /// As [`JobContext::fenced_tx`]; [`ContextError::Conflict`] inside if the job's row changed since the
-    /// transaction's snapshot. When Postgres did not answer to the commit, tenure looks whether it happened
-    /// before it says so.
+    /// transaction's snapshot. If Postgres does not answer the commit, tenure checks whether the commit happened
+    /// before it returns an error.
     pub async fn complete_in(
         &self,
         tx: sqlx::PgTransaction<'_>,
@@ -362,7 +371,7 @@ impl<S> JobContext<S> {
         if let Some(why) = output.as_ref().and_then(unstorable) {
             return Err(JobError::permanent(format!("the output cannot be stored: {why}")));
         }
-        // Until the commit has an answer the row is gone because of us.
+        // Until the commit has an answer, this call is the reason why the row is missing.
         let completing = Completing::new(&self.job);
         let completed = self.try_complete_in(tx, output.as_ref()).await;
         if completed.is_ok() {
@@ -382,7 +391,7 @@ impl<S> JobContext<S> {
         let (key, store) = (self.job.key, &self.store);
         let limit = sqlx::query(LIMIT_IDLE).bind(self.idle_limit()).execute(&mut *tx);
         store.deadline(limit).await.map_err(StoreError::from)?;
-        // In the statement itself: written before it, it would be news to a lasting snapshot.
+        // In the completion's own statement: an earlier write would change the row after the snapshot.
         let report = self.job.unwritten_report().and_then(|report| report.report());
         let complete = sqlx::query(if report.is_some() { COMPLETE_IN_TOLD } else { COMPLETE_IN })
             .bind(vec![key.job])
@@ -395,7 +404,7 @@ impl<S> JobContext<S> {
             Ok(None) => {
                 store.deadline(tx.rollback()).await.map_err(StoreError::from)?;
                 // A second call, after a commit whose answer was lost.
-                if store.settled_as(&key).await?.flatten().as_deref() == Some("completed") {
+                if store.settled_as(&key).await?.flatten() == Some(AttemptOutcome::Completed) {
                     return Ok(());
                 }
                 return Err(self.lost().into());
@@ -407,16 +416,16 @@ impl<S> JobContext<S> {
             Err(error) => return Err(error.into()),
         }
         let Err(error) = store.deadline(tx.commit()).await.map_err(StoreError::from) else { return Ok(()) };
-        match store.settled_as(&key).await?.flatten().as_deref() {
-            Some("completed") => Ok(()),
+        match store.settled_as(&key).await?.flatten() {
+            Some(AttemptOutcome::Completed) => Ok(()),
             // SERIALIZABLE may refuse at the commit.
             _ if error.is_serialization_failure() => Err(self.conflict_or_lost().await.into()),
             _ => Err(error.into()),
         }
     }
 
-    /// This context without the worker's state: what a transaction's closure can own.
-    fn unstated(&self) -> JobContext {
+    /// Returns this context without the worker's state, for a handler that was added before the state.
+    pub(crate) fn unstated(&self) -> JobContext {
         JobContext {
             job: self.job.clone(),
             state: Arc::new(()),
@@ -426,7 +435,7 @@ impl<S> JobContext<S> {
         }
     }
 
-    /// How long a transaction may keep the job from being taken back.
+    /// The longest that a transaction may keep other workers from resetting the job.
     pub(super) fn hold_limit(&self) -> Duration {
         self.job.rules.stale_after / 4
     }
@@ -435,7 +444,7 @@ impl<S> JobContext<S> {
         ContextError::Conflict { job: self.job.key.job }
     }
 
-    /// The job's row changed under a transaction: because the job was taken back, or not.
+    /// The error for a job's row that changed under a transaction: `Lost` if the job has another owner.
     pub(super) async fn conflict_or_lost(&self) -> ContextError {
         match self.store.still_mine(&[self.job.key]).await {
             Ok(mine) if mine.first().copied().flatten().is_none() => self.lost(),
@@ -444,7 +453,7 @@ impl<S> JobContext<S> {
         }
     }
 
-    /// Only a frozen worker sits idle between its last statement and the commit.
+    /// The idle limit before the commit, as Postgres reads it. Only a frozen worker exceeds it.
     pub(super) fn idle_limit(&self) -> String {
         let limit = (self.job.rules.stale_after / 4).clamp(Duration::from_secs(1), IDLE_MAX);
         format!("{}ms", limit.as_millis())

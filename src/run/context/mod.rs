@@ -1,5 +1,5 @@
-//! Context: what a running job can do. Progress, checkpoints, and (`effects`) writes that a stale worker
-//! cannot make.
+//! Context: the calls of a running job. Progress, checkpoints, and (`effects`) writes that a stale worker cannot
+//! make.
 
 mod effects;
 
@@ -12,7 +12,7 @@ use std::{
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
-    job::{JobError, JobId, claim::FencingToken, unstorable},
+    job::{JobError, JobId, causes, claim::FencingToken, unstorable},
     run::{
         heartbeat::Heartbeat,
         running::{CancelReason, OnWriteLoss, RunningJob},
@@ -20,68 +20,72 @@ use crate::{
     store::{ProgressWrite, Store, StoreError},
 };
 
-/// How often a report that waits for its write looks whether there still is anything to wait for.
+/// The interval at which a report that waits for its write checks whether it still must wait.
 const OVERDUE_LOOK: Duration = Duration::from_millis(500);
 
-/// A call of the context that did not happen.
+/// A call of the context that failed.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum ContextError {
-    /// This worker no longer owns the job: it was silent too long and taken back, and may be running
+    /// This worker no longer owns the job: it was silent for too long, recovery reset it, and it may be running
     /// elsewhere. Stop. Nothing was written, and nothing will be.
     #[error(
-        "job {job} is no longer owned under fencing token {token}: it was taken back, and may run elsewhere"
+        "job {job} is no longer owned under fencing token {token}: recovery reset it, and it may run elsewhere. \
+         Stop the handler"
     )]
     Lost {
-        /// Which job.
+        /// The job.
         job: JobId,
         /// The token that is no longer current.
         token: FencingToken,
     },
-    /// The attempt has ended: its handler has returned, or was given up, or [`JobContext::complete_in`] has completed
-    /// the job. A task that the handler left behind still holds this context. Nothing was written, and nothing will be:
-    /// await such a task before the handler returns.
-    #[error("job {job} has ended under fencing token {token}, and with it this context; nothing was written")]
+    /// The attempt has ended: its handler returned or was dropped, or [`JobContext::complete_in`] completed the job.
+    /// A task that the handler left behind still uses this context. Nothing was written, and nothing will be: await
+    /// such a task before the handler returns.
+    #[error(
+        "the attempt of job {job} under fencing token {token} has ended; nothing was written. Await every task that \
+         uses its context before the handler returns"
+    )]
     Ended {
-        /// Which job.
+        /// The job.
         job: JobId,
         /// The token of the attempt that has ended.
         token: FencingToken,
     },
-    /// Nothing could be written for 80 % of `stale_after`: others may take the job soon. Stop. If it still
-    /// is ours when Postgres is back, it goes back to the queue, the attempt not charged.
+    /// No write succeeded for 80 % of `stale_after`: another worker may reset the job soon. Stop. If this worker
+    /// still owns the job when Postgres is back, it releases the job: the attempt is not charged.
     #[error(
-        "job {job}: nothing could be written for too long under fencing token {token}; \
-         it must be assumed that others take it"
+        "job {job}: no write under fencing token {token} succeeded for too long, and another worker may reset the \
+         job. Stop the handler"
     )]
     CutOff {
-        /// Which job.
+        /// The job.
         job: JobId,
         /// Its token.
         token: FencingToken,
     },
-    /// A transaction whose snapshot lasts was rolled back: the job's row has changed since (its own progress
-    /// was written, or its cancellation asked for), or, under SERIALIZABLE, something else did.
+    /// A transaction at REPEATABLE READ or SERIALIZABLE was rolled back: the job's row has changed since its snapshot
+    /// (by progress or a cancellation), or, under SERIALIZABLE, another row did.
     #[error(
-        "the transaction of job {job} conflicts with another change; nothing was committed. Return the error, and \
-         the job is tried again; begin what `complete_in` shall commit with `ctx.hold(&mut tx)`"
+        "the transaction of job {job} conflicts with another change; nothing was committed. Return the error to \
+         retry the job; call `ctx.hold(&mut tx)` first in a transaction that `complete_in` will commit"
     )]
     Conflict {
-        /// Which job.
+        /// The job.
         job: JobId,
     },
-    /// A repeatable-read transaction took too long, and is rolled back: while it runs, nobody can take the
-    /// job back.
+    /// A transaction at REPEATABLE READ or SERIALIZABLE took too long, and was rolled back: while it runs, no worker
+    /// can reset the job.
     #[error(
         "the transaction took longer than {limit:?}, a quarter of the kind's stale_after; nothing was committed. \
          Make it shorter, use READ COMMITTED, or raise stale_after"
     )]
     TooLong {
-        /// How long it may take.
+        /// The longest that it may take.
         limit: Duration,
     },
-    /// Postgres gave no answer. The job may still be ours; return the error, and the attempt is not
-    /// charged unless the job really was lost.
+    /// Postgres did not answer. This worker may still own the job: return the error, and the attempt is not
+    /// charged unless the job was in fact lost.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
@@ -122,33 +126,33 @@ impl<S> JobContext<S> {
         self.job.key.job
     }
 
-    /// The queue it came from.
+    /// The job's queue.
     pub fn queue(&self) -> &str {
         &self.job.claim.queue
     }
 
-    /// Its kind.
+    /// The job's kind.
     pub fn kind(&self) -> &str {
         &self.job.claim.kind
     }
 
-    /// Which attempt this is; 1 is the first.
+    /// The number of this attempt; 1 is the first.
     pub fn attempt(&self) -> u32 {
         self.job.claim.attempt
     }
 
-    /// How many attempts there may be.
+    /// The most attempts that the job may have.
     pub fn max_attempts(&self) -> u32 {
         self.job.claim.max_attempts
     }
 
-    /// The fencing token: greater than that of every earlier attempt. Pass it to systems outside
-    /// Postgres that can refuse lower ones.
+    /// The fencing token, which is greater than that of every earlier attempt. Pass it to systems outside
+    /// Postgres that can refuse lower tokens.
     pub fn token(&self) -> FencingToken {
         self.job.key.token
     }
 
-    /// What [`WorkerBuilder::state`](crate::WorkerBuilder::state) was given.
+    /// The state from [`WorkerBuilder::state`](crate::WorkerBuilder::state).
     pub fn state(&self) -> &S {
         &self.state
     }
@@ -158,49 +162,50 @@ impl<S> JobContext<S> {
         self.job.claim.trace_context.as_deref()
     }
 
-    /// What an earlier attempt saved with [`JobContext::save_checkpoint`].
+    /// Returns the checkpoint that an earlier attempt saved with [`JobContext::save_checkpoint`].
     ///
-    /// `None` if there is none, or if it does not fit this type: an older version wrote it.
+    /// Returns `None` if no attempt saved one, or if it does not fit the type, as one that an older version wrote.
     pub fn checkpoint<T: DeserializeOwned>(&self) -> Option<T> {
         self.raw_checkpoint().and_then(|text| serde_json::from_str(text).ok())
     }
 
-    /// Reports progress, which is the job's sign of life: a job that is silent for longer than
-    /// `stale_after` (default 5 min) is presumed dead. `percent` is 0 to 100; what is outside is clamped.
+    /// Reports progress, which is the job's heartbeat: recovery resets a job that is silent for longer than
+    /// `stale_after` (default 5 min). `percent` is clamped to 0 to 100.
     ///
-    /// Returns at once: the latest report is written at most once per `flush_every` (default 1 s), for
-    /// all jobs of the process together. Only when the last successful write is older than half of
-    /// `stale_after` does it wait for the next one.
+    /// Returns at once. The worker writes the latest reports of all its jobs together, at most once per
+    /// `flush_every` (default 1 s). The call waits for the next write only if the last successful one is older than
+    /// half of `stale_after`.
     ///
     /// Cancel safe.
     ///
     /// # Errors
     ///
-    /// [`ContextError::Lost`]: stop working.
+    /// [`ContextError::Lost`], [`ContextError::Ended`] and [`ContextError::CutOff`]: stop the handler.
     pub async fn progress(&self, stage: &str, percent: f32, message: &str) -> Result<(), ContextError> {
         let percent = if percent.is_nan() { None } else { Some(percent.clamp(0.0, 100.0)) };
         self.report(Some(stage.into()), percent, Some(message.into()), None).await
     }
 
-    /// Saves a checkpoint with the next progress write, in the same statement; the next attempt reads it
-    /// with [`JobContext::checkpoint`]. A sign of life, too, with the same rules as [`JobContext::progress`].
+    /// Saves a checkpoint with the next progress write, in the same statement. The next attempt reads it with
+    /// [`JobContext::checkpoint`]. It is a heartbeat, too, and follows the rules of [`JobContext::progress`].
     ///
-    /// Cancel safe: it is saved with the next write, whether or not this is waited for.
+    /// Cancel safe: the next write saves the checkpoint, even if the future is dropped.
     ///
     /// # Errors
     ///
-    /// [`JobError`] that is permanent if the value cannot be stored, or has more bytes than
-    /// [`Config::checkpoint_bytes_max`](crate::Config::checkpoint_bytes_max); [`ContextError::Lost`] inside
-    /// otherwise.
+    /// A permanent [`JobError`] if the value cannot be stored or has more bytes than
+    /// [`Config::checkpoint_bytes_max`](crate::Config::checkpoint_bytes_max); otherwise an error of
+    /// [`JobContext::progress`] inside a [`JobError`].
     pub async fn save_checkpoint<T: Serialize>(&self, checkpoint: &T) -> Result<(), JobError> {
-        let text = serde_json::to_string(checkpoint)
-            .map_err(|error| JobError::permanent(format!("the checkpoint is not JSON: {error}")))?;
+        let text = serde_json::to_string(checkpoint).map_err(|error| {
+            JobError::permanent(format!("the checkpoint cannot be serialized to JSON: {error}"))
+        })?;
         let text = self.storable_checkpoint(text)?;
         self.report(None, None, None, Some(text)).await?;
         Ok(())
     }
 
-    /// Kept as text: a value would round its numbers.
+    /// Returns the checkpoint as text, not as a value, which would round its numbers.
     fn storable_checkpoint(&self, text: String) -> Result<String, JobError> {
         let refused = |why: &str| JobError::permanent(format!("the checkpoint cannot be stored: {why}"));
         let value = serde_json::from_str(&text).map_err(|error| refused(&error.to_string()))?;
@@ -210,8 +215,8 @@ impl<S> JobContext<S> {
         let (bytes, bytes_max) = (text.len(), self.checkpoint_bytes_max);
         if bytes > bytes_max {
             return Err(refused(&format!(
-                "it has {bytes} bytes, but at most {bytes_max} are allowed; save where to go on instead of \
-                 what was found, store that elsewhere, or raise TENURE_CHECKPOINT_BYTES_MAX"
+                "it has {bytes} bytes, but at most {bytes_max} are allowed; save the position and store results \
+                 elsewhere, or raise TENURE_CHECKPOINT_BYTES_MAX"
             )));
         }
         Ok(text)
@@ -246,9 +251,10 @@ impl<S> JobContext<S> {
         self.check_owned("progress").await
     }
 
-    /// [`JobContext::progress`] and [`JobContext::save_checkpoint`] at once, and without ever waiting.
-    #[cfg(feature = "cli")]
-    pub(crate) fn report_now(
+    /// [`JobContext::progress`] and [`JobContext::save_checkpoint`] in one call that never waits.
+    #[cfg(feature = "internals")]
+    #[doc(hidden)]
+    pub fn report_now(
         &self,
         stage: Option<String>,
         percent: Option<f32>,
@@ -261,7 +267,7 @@ impl<S> JobContext<S> {
         if self.job.is_ending() {
             return Err(self.ended("progress").into());
         }
-        // It is a sign of life all the same.
+        // A report with a refused checkpoint still is a heartbeat.
         let (checkpoint, refused) = match checkpoint.map(|text| self.storable_checkpoint(text)).transpose() {
             Ok(checkpoint) => (checkpoint, None),
             Err(refused) => (None, Some(refused)),
@@ -274,30 +280,29 @@ impl<S> JobContext<S> {
         refused.map_or(Ok(()), Err)
     }
 
-    /// What an earlier attempt saved, as JSON text.
-    pub(crate) fn raw_checkpoint(&self) -> Option<&str> {
+    /// The checkpoint of an earlier attempt, as JSON text.
+    pub fn raw_checkpoint(&self) -> Option<&str> {
         self.job.claim.checkpoint.as_deref()
     }
 
-    /// The payload, as it was enqueued.
-    #[cfg(feature = "cli")]
-    pub(crate) fn raw_payload(&self) -> &str {
+    /// The payload as it was enqueued.
+    pub fn raw_payload(&self) -> &str {
         &self.job.claim.payload
     }
 
-    /// Completes when the handler should stop, and says why. Never completes otherwise.
+    /// Completes with the reason when the handler should stop. Never completes otherwise.
     ///
     /// Cancel safe.
     pub fn cancelled(&self) -> impl Future<Output = CancelReason> + Send + use<S> {
         let job = self.job.clone();
         async move {
             job.cancellation.cancelled().await;
-            // Cut off: nobody else gave a reason.
+            // A job that is cut off has no other reason.
             job.cancel_reason().unwrap_or(CancelReason::Lost)
         }
     }
 
-    /// Why the handler should stop, if it should.
+    /// The reason why the handler should stop. `None`: it should not.
     pub fn cancel_reason(&self) -> Option<CancelReason> {
         self.job.cancel_reason().or_else(|| self.job.is_cut_off().then_some(CancelReason::Lost))
     }
@@ -311,8 +316,8 @@ impl<S> JobContext<S> {
         ContextError::Ended { job: self.job.key.job, token: self.job.key.token }
     }
 
-    /// What a call says whose write found no row of this attempt's: that the job is another's, which is recorded, or
-    /// that the attempt itself has ended.
+    /// The error of a call whose write found no row of this attempt. Records a refused write if the job has another
+    /// owner, but not if the attempt itself has ended.
     async fn refused(&self, write: &'static str) -> ContextError {
         if !self.job.is_lost() && self.job.is_over() {
             return self.ended(write);
@@ -321,7 +326,7 @@ impl<S> JobContext<S> {
         self.lost()
     }
 
-    /// Refuses a write of a job that is known to be lost, or to have ended: the database would refuse it, too.
+    /// Refuses a call of a job that is lost or has ended, as Postgres would.
     async fn check_owned(&self, write: &'static str) -> Result<(), ContextError> {
         if self.job.is_lost() || self.job.is_ending() {
             return Err(self.refused(write).await);
@@ -332,7 +337,7 @@ impl<S> JobContext<S> {
         Ok(())
     }
 
-    /// Draws the conclusions from a transaction's end.
+    /// Records the end of a transaction: a refused write, or an outage.
     async fn note<T>(&self, done: Result<T, JobError>, what: &'static str) -> Result<T, JobError> {
         if done.as_ref().is_err_and(JobError::is_lost) {
             let said = self.refused(what).await;
@@ -342,7 +347,7 @@ impl<S> JobContext<S> {
         }
         let unavailable = done.as_ref().is_err_and(JobError::is_unavailable);
         *self.job.unavailable_at() = unavailable.then(Instant::now);
-        // Marked as the context's, whatever the handler does with it before it is returned.
+        // The mark stays, even if the handler wraps the error before it returns it.
         done.map_err(|error| if unavailable { error.into_outage() } else { error })
     }
 }
@@ -362,7 +367,7 @@ impl JobError {
         self.causes().any(|cause| cause.downcast_ref().is_some_and(what))
     }
 
-    /// The first of the error and its causes that is of this type.
+    /// Returns the first of the error and its causes that has this type.
     ///
     /// ```
     /// # use tenure::JobError;
@@ -374,15 +379,15 @@ impl JobError {
         self.causes().find_map(|cause| cause.downcast_ref())
     }
 
-    /// Whether it says that this worker no longer owns the job.
+    /// Whether the error says that this worker no longer owns the job.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.causes().any(|cause| matches!(cause.downcast_ref(), Some(ContextError::Lost { .. })))
     }
 
-    /// Whether it says that tenure's Postgres went away: a call of the context found none, or the
-    /// connection broke under the SQL in one. A statement that was refused, or ran out of its own time, is
-    /// the attempt's failure like any other.
+    /// Whether the error says that tenure's Postgres was unavailable: a call of the context did not reach it, or the
+    /// connection broke under the SQL in one. A statement that Postgres refused, or that exceeded its own time limit,
+    /// fails the attempt like any other error.
     #[must_use]
     pub fn is_unavailable(&self) -> bool {
         self.causes().any(|cause| {
@@ -392,12 +397,12 @@ impl JobError {
         })
     }
 
-    /// Whether a call of the context said so.
+    /// Whether a call of the context reported the outage.
     pub(crate) fn is_outage(&self) -> bool {
         self.is(&ContextError::is_outage)
     }
 
-    /// The connection's error as the context's own.
+    /// Marks the connection's error as the context's own.
     fn into_outage(mut self) -> Self {
         self.source = match self.source.downcast::<sqlx::Error>() {
             Ok(error) => Box::new(ContextError::Store(StoreError::from(*error))),
@@ -410,8 +415,7 @@ impl JobError {
     }
 
     fn causes(&self) -> impl Iterator<Item = &(dyn std::error::Error + 'static)> {
-        let first: &(dyn std::error::Error + 'static) = &*self.source;
-        std::iter::successors(Some(first), |error| error.source())
+        causes(&*self.source)
     }
 }
 

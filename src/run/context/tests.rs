@@ -1,4 +1,4 @@
-//! Context: what a handler is told, and what of its transactions is committed.
+//! Context: the answers that a handler gets, and which of its transactions commit.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -55,11 +55,11 @@ async fn one_in(place: Place, rules: Rules) -> One {
 }
 
 impl One {
-    async fn taken_by_another(&self) {
+    async fn claimed_by_another(&self) {
         self.place.execute("UPDATE tenure.jobs SET fencing_token = 9, claim_id = gen_random_uuid()").await;
     }
 
-    /// A table of the user's.
+    /// Creates a table of the user.
     async fn table(&self) {
         self.place.execute("CREATE TABLE tenure.done (n int)").await;
     }
@@ -68,7 +68,7 @@ impl One {
         self.place.value("SELECT count(*) FROM tenure.done").await
     }
 
-    /// The next commit of something done fails with this.
+    /// Makes the next commit of a row in that table fail with this code.
     async fn commits_fail_with(&self, code: &str) {
         self.place
             .execute(&format!(
@@ -92,7 +92,7 @@ fn does(tx: &mut PgConnection) -> BoxFuture<'_, Result<(), JobError>> {
     })
 }
 
-/// In a word, what a call of the context says.
+/// The error of a call of the context, in a word.
 fn said(error: &JobError) -> &'static str {
     match error.downcast_ref::<ContextError>() {
         Some(ContextError::Lost { .. }) => "lost",
@@ -117,7 +117,7 @@ async fn a_handler_sees_its_job() {
 }
 
 #[tokio::test]
-async fn a_report_waits_to_be_written_and_its_percent_is_one() {
+async fn a_report_waits_for_its_write_and_its_percent_is_clamped() {
     let One { context, .. } = one().await;
     for (said, kept) in [(-1.0, Some(0.0)), (40.0, Some(40.0)), (200.0, Some(100.0))] {
         context.progress("s", said, "m").await.unwrap();
@@ -131,7 +131,7 @@ async fn a_report_waits_to_be_written_and_its_percent_is_one() {
 }
 
 #[tokio::test]
-async fn a_checkpoint_that_cannot_be_stored_is_refused_with_why() {
+async fn a_checkpoint_that_cannot_be_stored_is_refused_with_the_reason() {
     let One { context, .. } = one().await;
     let just = "x".repeat(8);
     assert_eq!(context.storable_checkpoint(format!("\"{just}\"")).unwrap().len(), 10);
@@ -147,8 +147,8 @@ async fn a_checkpoint_that_cannot_be_stored_is_refused_with_why() {
     }
 }
 
-/// `report_now` never waits, and a report whose checkpoint is refused still is a sign of life.
-#[cfg(feature = "cli")]
+/// `report_now` never waits, and a report with a refused checkpoint still is a sign of life.
+#[cfg(feature = "internals")]
 #[tokio::test]
 async fn a_program_reports_without_waiting() {
     let One { context, .. } = one().await;
@@ -166,9 +166,9 @@ async fn a_program_reports_without_waiting() {
     assert!(context.job.pulse().pending.is_none());
 }
 
-/// Half of `stale_after` without a write: a handler that went on would soon work in vain.
+/// A handler that went on would soon work in vain.
 #[tokio::test]
-async fn a_report_waits_for_a_write_when_the_last_one_is_half_of_stale_after_ago() {
+async fn a_report_waits_for_its_write_after_half_of_stale_after_without_one() {
     let keeps = Rules { on_write_loss: OnWriteLoss::KeepRunning, ..RULES };
     let before = Some(ago(seconds(1)));
     let later = Some(std::time::Instant::now() + seconds(60));
@@ -189,7 +189,7 @@ async fn a_report_waits_for_a_write_when_the_last_one_is_half_of_stale_after_ago
             report.await.unwrap();
         }
     }
-    // It waits no longer than its attempt lasts.
+    // The wait ends with the attempt.
     let One { context, .. } = one().await;
     context.job.pulse().written_at = ago(seconds(31));
     let mut report = Box::pin(context.progress("s", 1.0, "m"));
@@ -200,7 +200,7 @@ async fn a_report_waits_for_a_write_when_the_last_one_is_half_of_stale_after_ago
 }
 
 #[tokio::test]
-async fn a_handler_is_told_why_it_should_stop() {
+async fn a_handler_learns_why_it_should_stop() {
     let One { context, .. } = one().await;
     assert_eq!(context.cancel_reason(), None);
     context.job.cut_off();
@@ -211,7 +211,7 @@ async fn a_handler_is_told_why_it_should_stop() {
 }
 
 #[tokio::test]
-async fn a_call_of_a_job_that_is_not_ours_any_more_says_why() {
+async fn a_call_of_a_job_that_this_worker_no_longer_owns_says_why() {
     let (lost, ended, both, cut_off) = (one().await, one().await, one().await, one().await);
     lost.context.job.cancel(CancelReason::Lost);
     ended.context.job.end();
@@ -222,18 +222,18 @@ async fn a_call_of_a_job_that_is_not_ours_any_more_says_why() {
         let error = JobError::from(one.context.check_owned("progress").await.unwrap_err());
         assert_eq!(said(&error), expected);
     }
-    // Its row is gone: by another, or by this attempt's own end.
-    let (taken, settled) = (one().await, one().await);
+    // Its row is gone: another worker's act, or this attempt's own end.
+    let (lost, settled) = (one().await, one().await);
     settled.context.job.settled.store(true, Ordering::Release);
-    for (one, expected) in [(&taken, "lost"), (&settled, "ended")] {
+    for (one, expected) in [(&lost, "lost"), (&settled, "ended")] {
         assert_eq!(said(&one.context.refused("progress").await.into()), expected);
     }
-    assert!(taken.context.job.is_lost() && !settled.context.job.is_lost());
+    assert!(lost.context.job.is_lost() && !settled.context.job.is_lost());
 }
 
 /// The handler may have wrapped the error in its own.
 #[test]
-fn an_error_knows_what_is_inside() {
+fn an_error_finds_its_causes() {
     let gone = || sqlx::Error::Io(std::io::ErrorKind::ConnectionReset.into());
     let refused = || sqlx::Error::RowNotFound;
     let (job, token) = (crate::job::JobId::generate(), FencingToken(1));
@@ -258,69 +258,63 @@ fn an_error_knows_what_is_inside() {
     assert!(JobError::from(gone()).into_outage().is_outage());
 }
 
-/// What the handler says afterwards is about that; until a transaction goes well.
+/// An error that the handler returns meanwhile is about that outage.
 #[tokio::test]
-async fn a_transaction_that_found_no_database_is_remembered_until_one_does() {
+async fn a_transaction_that_found_no_postgres_is_remembered_until_one_succeeds() {
     let One { context, place, .. } = one().await;
     let gone = || Err::<(), _>(JobError::from(sqlx::Error::Io(std::io::ErrorKind::ConnectionReset.into())));
     context.note(gone(), "fenced_tx").await.unwrap_err();
     assert!(context.job.met_an_outage());
-    context.fenced_tx(|_| Box::pin(async { Ok(()) })).await.unwrap();
+    context.fenced_tx(async |_| Ok(())).await.unwrap();
     assert!(!context.job.met_an_outage());
     drop(place);
 }
 
 #[tokio::test]
-async fn nothing_of_a_job_that_was_taken_is_committed() {
+async fn a_lost_job_commits_nothing() {
     for isolation in BOTH {
         let one = one().await;
         one.table().await;
         one.context.fenced_tx_with(isolation, does).await.unwrap();
         assert_eq!(one.done().await, "1");
-        let error = one
-            .context
-            .fenced_tx_with(isolation, |_| Box::pin(async { Err::<(), _>(JobError::msg("my own")) }));
+        let error = one.context.fenced_tx_with(isolation, async |_| Err::<(), _>(JobError::msg("my own")));
         assert_eq!(error.await.unwrap_err().text(), "my own");
-        one.taken_by_another().await;
+        one.claimed_by_another().await;
         assert_eq!(said(&one.context.fenced_tx_with(isolation, does).await.unwrap_err()), "lost");
         assert_eq!(one.done().await, "1");
     }
 }
 
-/// Whether others can lock the job's row while a transaction of its handler's works.
-async fn can_be_taken(one: &One, isolation: Isolation) -> bool {
+/// Whether another worker can lock the job's row while a transaction of its handler runs.
+async fn can_be_locked(one: &One, isolation: Isolation) -> bool {
     let pool = one.place.pool.clone();
     one.context
-        .fenced_tx_with(isolation, move |_| {
-            Box::pin(
-                async move { Ok(pool.execute("SELECT FROM tenure.jobs FOR UPDATE NOWAIT").await.is_ok()) },
-            )
+        .fenced_tx_with(isolation, async |_| {
+            Ok(pool.execute("SELECT FROM tenure.jobs FOR UPDATE NOWAIT").await.is_ok())
         })
         .await
         .unwrap()
 }
 
 #[tokio::test]
-async fn the_job_is_locked_for_the_commit_alone_unless_a_snapshot_lasts() {
+async fn read_committed_locks_the_job_for_the_commit_alone_and_repeatable_read_throughout() {
     let one = one().await;
-    assert!(can_be_taken(&one, Isolation::ReadCommitted).await);
-    assert!(!can_be_taken(&one, Isolation::RepeatableRead).await);
+    assert!(can_be_locked(&one, Isolation::ReadCommitted).await);
+    assert!(!can_be_locked(&one, Isolation::RepeatableRead).await);
     let before = one.context.job.pulse().written_at;
-    one.context.fenced_tx(|_| Box::pin(async { Ok(()) })).await.unwrap();
+    one.context.fenced_tx(async |_| Ok(())).await.unwrap();
     assert!(one.context.job.pulse().written_at > before, "it is a sign of life");
 }
 
-/// A frozen worker must not keep what it has locked from the next attempt.
+/// A frozen worker must not keep its locks from the next attempt.
 #[tokio::test]
 async fn a_transaction_may_be_idle_for_half_of_stale_after() {
     let one = one().await;
-    let idle = one.context.fenced_tx(|tx| {
-        Box::pin(async move {
-            let row = sqlx::query("SELECT current_setting('idle_in_transaction_session_timeout')")
-                .fetch_one(tx)
-                .await?;
-            Ok(sqlx::Row::get::<String, _>(&row, 0))
-        })
+    let idle = one.context.fenced_tx(async |tx| {
+        let row = sqlx::query("SELECT current_setting('idle_in_transaction_session_timeout')")
+            .fetch_one(tx)
+            .await?;
+        Ok(sqlx::Row::get::<String, _>(&row, 0))
     });
     assert_eq!(idle.await.unwrap(), "30s");
     assert_eq!(one.context.hold_limit(), seconds(15));
@@ -331,7 +325,7 @@ async fn a_transaction_may_be_idle_for_half_of_stale_after() {
 }
 
 #[tokio::test]
-async fn a_conflict_at_the_commit_is_a_conflict_and_another_refusal_is_what_it_is() {
+async fn only_a_serialization_failure_at_the_commit_is_a_conflict() {
     for (code, expected) in [("40001", "conflict"), ("22023", "other")] {
         for isolation in BOTH {
             let one = one().await;
@@ -343,19 +337,19 @@ async fn a_conflict_at_the_commit_is_a_conflict_and_another_refusal_is_what_it_i
             does(&mut tx).await.unwrap();
             let error = one.context.complete_in(tx, None).await.unwrap_err();
             assert_eq!(said(&error), expected, "{code}: {error:?}");
-            assert!(!one.context.job.completing.load(Ordering::Acquire), "it does not complete any more");
+            assert!(!one.context.job.completing.load(Ordering::Acquire), "it is no longer completing");
             assert_eq!(one.done().await, "0");
         }
     }
 }
 
-/// The row changed while the first statement waited for it: the user's SQL has not begun, so it begins anew.
+/// The row changed while the first statement waited for it, and the user's SQL has not begun.
 #[tokio::test]
-async fn a_transaction_whose_first_statement_meets_a_change_is_begun_anew() {
+async fn a_transaction_whose_first_statement_meets_a_change_is_restarted() {
     let one = one().await;
     one.table().await;
     let mut change = one.place.pool.begin().await.unwrap();
-    // A key that somebody refers to: what FOR KEY SHARE waits for.
+    // A lock of the key, which FOR KEY SHARE waits for.
     change.execute("SELECT FROM tenure.jobs FOR UPDATE").await.unwrap();
     change.execute("UPDATE tenure.jobs SET progress = 1, cancel_requested_at = NULL").await.unwrap();
     let waits = async {
@@ -365,12 +359,11 @@ async fn a_transaction_whose_first_statement_meets_a_change_is_begun_anew() {
     let (done, ()) = tokio::join!(one.context.fenced_tx_with(Isolation::RepeatableRead, does), waits);
     done.unwrap();
     assert_eq!(one.done().await, "1");
-    // A conflict that the closure itself tells of is not tried again.
-    let (job, runs) = (one.context.id(), Arc::new(AtomicU32::new(0)));
-    let run = runs.clone();
-    let error = one.context.fenced_tx_with(Isolation::RepeatableRead, move |_| {
-        run.fetch_add(1, Ordering::Relaxed);
-        Box::pin(async move { Err::<(), _>(ContextError::Conflict { job }.into()) })
+    // A conflict that the closure itself returns is not retried.
+    let (job, runs) = (one.context.id(), AtomicU32::new(0));
+    let error = one.context.fenced_tx_with(Isolation::RepeatableRead, async |_| {
+        runs.fetch_add(1, Ordering::Relaxed);
+        Err::<(), _>(ContextError::Conflict { job }.into())
     });
     assert_eq!((said(&error.await.unwrap_err()), runs.load(Ordering::Relaxed)), ("conflict", 1));
 }
@@ -391,14 +384,12 @@ async fn until_sleepers(pool: &PgPool, n: i64) {
 
 /// Otherwise Postgres would go on with the statement, and keep other workers from the job.
 #[tokio::test]
-async fn a_transaction_that_keeps_the_job_and_is_given_up_is_ended_on_the_server() {
+async fn an_abandoned_transaction_that_holds_the_job_is_ended_on_the_server() {
     let one = one().await;
     {
-        let mut sleeps = Box::pin(one.context.fenced_tx_with(Isolation::RepeatableRead, |tx| {
-            Box::pin(async move {
-                tx.execute("SELECT pg_sleep(61)").await?;
-                Ok(())
-            })
+        let mut sleeps = Box::pin(one.context.fenced_tx_with(Isolation::RepeatableRead, async |tx| {
+            tx.execute("SELECT pg_sleep(61)").await?;
+            Ok(())
         }));
         tokio::select! {
             done = &mut sleeps => panic!("{done:?}"),
@@ -408,9 +399,9 @@ async fn a_transaction_that_keeps_the_job_and_is_given_up_is_ended_on_the_server
     until_sleepers(&one.place.pool, 0).await;
 }
 
-/// Progress waits, or it would be news to the snapshot.
+/// A progress write would change the row after the snapshot.
 #[tokio::test]
-async fn a_hold_stops_progress_until_the_completion_and_only_of_a_job_that_is_ours() {
+async fn a_hold_stops_progress_until_the_completion_but_not_for_a_lost_job() {
     let one = one().await;
     let held = |one: &One| one.context.job.pulse().held_until.is_some();
     let mut tx = one.place.pool.begin().await.unwrap();
@@ -419,11 +410,11 @@ async fn a_hold_stops_progress_until_the_completion_and_only_of_a_job_that_is_ou
     one.context.complete_in(tx, Some(json!("x"))).await.unwrap();
     assert!(!held(&one) && one.context.job.settled.load(Ordering::Acquire));
 
-    let taken = one_in(place().await, RULES).await;
-    taken.taken_by_another().await;
-    let mut tx = taken.place.pool.begin().await.unwrap();
-    assert_eq!(said(&taken.context.hold(&mut tx).await.unwrap_err().into()), "lost");
-    assert!(!held(&taken));
+    let lost = one_in(place().await, RULES).await;
+    lost.claimed_by_another().await;
+    let mut tx = lost.place.pool.begin().await.unwrap();
+    assert_eq!(said(&lost.context.hold(&mut tx).await.unwrap_err().into()), "lost");
+    assert!(!held(&lost));
 }
 
 #[tokio::test]
@@ -432,7 +423,7 @@ async fn a_hold_that_comes_too_late_is_a_conflict_and_one_that_fails_is_not() {
     let mut tx = one.place.pool.begin().await.unwrap();
     tx.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ").await.unwrap();
     tx.execute("SELECT FROM tenure.jobs").await.unwrap();
-    // Not only progress: what FOR KEY SHARE takes for a change.
+    // Not only progress, but the key: FOR KEY SHARE ignores other changes.
     one.place.execute("UPDATE tenure.jobs SET id = id, progress = 1").await;
     one.place.execute("DELETE FROM tenure.jobs").await;
     assert_eq!(said(&one.context.hold(&mut tx).await.unwrap_err().into()), "conflict");
@@ -443,7 +434,7 @@ async fn a_hold_that_comes_too_late_is_a_conflict_and_one_that_fails_is_not() {
 }
 
 #[tokio::test]
-async fn a_completion_says_whether_it_is_in_conflict_or_refused_or_of_a_lost_job() {
+async fn a_completion_says_whether_it_conflicts_or_was_refused_or_the_job_is_lost() {
     let stale = one().await;
     let mut tx = stale.place.pool.begin().await.unwrap();
     tx.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ").await.unwrap();
@@ -462,26 +453,26 @@ async fn a_completion_says_whether_it_is_in_conflict_or_refused_or_of_a_lost_job
         let tx = twice.place.pool.begin().await.unwrap();
         twice.context.complete_in(tx, None).await.unwrap();
     }
-    let taken = one_in(place().await, RULES).await;
-    taken.taken_by_another().await;
-    let tx = taken.place.pool.begin().await.unwrap();
-    assert_eq!(said(&taken.context.complete_in(tx, None).await.unwrap_err()), "lost");
+    let lost = one_in(place().await, RULES).await;
+    lost.claimed_by_another().await;
+    let tx = lost.place.pool.begin().await.unwrap();
+    assert_eq!(said(&lost.context.complete_in(tx, None).await.unwrap_err()), "lost");
     let unfit = one_in(place().await, RULES).await;
     let tx = unfit.place.pool.begin().await.unwrap();
     assert!(unfit.context.complete_in(tx, Some(json!("\0"))).await.unwrap_err().permanent);
 }
 
 #[tokio::test]
-async fn a_change_of_the_row_is_a_conflict_or_a_loss_by_whose_the_job_is() {
+async fn a_changed_row_is_a_conflict_while_this_worker_owns_the_job_and_a_loss_otherwise() {
     let one = one().await;
     assert!(matches!(one.context.conflict_or_lost().await, ContextError::Conflict { .. }));
-    one.taken_by_another().await;
+    one.claimed_by_another().await;
     assert!(matches!(one.context.conflict_or_lost().await, ContextError::Lost { .. }));
     one.place.execute("ALTER TABLE tenure.jobs RENAME TO hidden").await;
     assert!(matches!(one.context.conflict_or_lost().await, ContextError::Store(_)));
 }
 
-/// Between a client and Postgres: it forwards everything, only the requests, or nothing.
+/// A proxy between a client and Postgres. It forwards everything, only the requests, or nothing.
 struct Wire {
     port: u16,
     is_mute: Arc<AtomicBool>,
@@ -534,9 +525,9 @@ async fn until_so(pool: &PgPool, condition: &str) {
     }
 }
 
-/// The answer to the commit is lost, and the completion is there.
+/// Postgres commits the completion, and its answer is lost.
 #[tokio::test]
-async fn a_completion_whose_commit_was_not_answered_is_looked_for() {
+async fn complete_in_checks_a_commit_that_got_no_answer() {
     let one = one().await;
     let (wire, url) = Wire::to(&one.place).await;
     one.table().await;
@@ -565,9 +556,9 @@ async fn a_completion_whose_commit_was_not_answered_is_looked_for() {
     assert!(one.context.job.settled.load(Ordering::Acquire) && wire.port > 0);
 }
 
-/// While the record of an effect is waited for: it is not another transaction's fault.
+/// The error must not blame another transaction for a broken connection.
 #[tokio::test]
-async fn an_effect_whose_connection_breaks_says_that() {
+async fn an_effect_whose_connection_breaks_says_so() {
     let one = one().await;
     let (wire, url) = Wire::to(&one.place).await;
     let mut config = one.place.config.clone();
@@ -582,14 +573,14 @@ async fn an_effect_whose_connection_breaks_says_that() {
         until_so(&one.place.pool, "EXISTS (SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database())").await;
         wire.task.abort();
     };
-    let (done, ()) = tokio::join!(context.once("mail", |_| Box::pin(async { Ok(1) })), cut);
+    let (done, ()) = tokio::join!(context.once("mail", async |_| { Ok(1) }), cut);
     let error = done.unwrap_err();
     assert!(!error.text().contains("another transaction") && error.is_unavailable(), "{}", error.text());
 }
 
-/// Another transaction of this job is at it, and does not end.
+/// Another transaction of this job has begun the effect, and does not end.
 #[tokio::test]
-async fn an_effect_that_is_being_done_elsewhere_is_not_done_and_says_so() {
+async fn an_effect_that_another_transaction_has_begun_is_not_done_and_says_so() {
     let place = place_with(|config| config.timing.database_within = seconds(1)).await;
     let one = one_in(place, RULES).await;
     let id = one.context.id();
@@ -597,15 +588,15 @@ async fn an_effect_that_is_being_done_elsewhere_is_not_done_and_says_so() {
     let begun =
         "INSERT INTO tenure.effects (job_id, key, fencing_token, result) VALUES ($1, 'mail', 1, 'null')";
     sqlx::query(begun).bind(id).execute(&mut *other).await.unwrap();
-    let error = one.context.once("mail", |_| Box::pin(async { Ok(1) })).await.unwrap_err();
+    let error = one.context.once("mail", async |_| Ok(1)).await.unwrap_err();
     assert!(error.text().contains("in another transaction of this job"), "{}", error.text());
     other.rollback().await.unwrap();
     for n in [1, 2] {
-        assert_eq!(one.context.once("mail", move |_| Box::pin(async move { Ok(n) })).await.unwrap(), 1);
+        assert_eq!(one.context.once("mail", async |_| { Ok(n) }).await.unwrap(), 1);
     }
-    // What is refused for another reason says that.
+    // Another refusal gives its own reason.
     one.place.execute("ALTER TABLE tenure.effects RENAME TO hidden").await;
-    let error = one.context.once("mail", |_| Box::pin(async { Ok(1) })).await.unwrap_err();
+    let error = one.context.once("mail", async |_| Ok(1)).await.unwrap_err();
     assert!(!error.text().contains("another transaction"), "{}", error.text());
     assert!(one.running.all().len() == 1);
 }

@@ -1,4 +1,4 @@
-//! Heartbeat: what is written of running jobs and when, and what a refusal means.
+//! Heartbeat: which progress is written when, and what a refused write means.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -14,7 +14,7 @@ use crate::{
 
 const WORKER: &str = "worker";
 
-/// One job that runs, and what writes for it.
+/// One running job, and the heartbeat that writes its progress.
 #[expect(dead_code, reason = "the reservation is kept")]
 struct One {
     place: Place,
@@ -45,12 +45,12 @@ fn checkpoint(job: &RunningJob) -> ProgressWrite {
 }
 
 impl One {
-    /// What the database has of it.
+    /// The value of a column of its row.
     async fn of(&self, column: &str) -> String {
         self.place.value(&format!("SELECT {column} FROM tenure.jobs WHERE id = '{}'", self.job.key.job)).await
     }
 
-    async fn taken_by_another(&self) {
+    async fn claimed_by_another(&self) {
         self.place.execute("UPDATE tenure.jobs SET fencing_token = 9, claim_id = gen_random_uuid()").await;
     }
 
@@ -58,14 +58,14 @@ impl One {
         self.place.execute("UPDATE tenure.jobs SET cancel_requested_at = now()").await;
     }
 
-    /// Nothing of it can be written until this is dropped.
+    /// Blocks all writes of the job until the transaction is dropped.
     async fn lock(&self) -> Transaction<'static, Postgres> {
         let mut lock = self.place.pool.begin().await.unwrap();
         sqlx::query("SELECT FROM tenure.jobs FOR UPDATE").execute(&mut *lock).await.unwrap();
         lock
     }
 
-    /// Every statement fails until it is made good.
+    /// Makes every statement fail until [`One::mend_it`].
     async fn break_it(&self) {
         self.place.execute("ALTER TABLE tenure.jobs RENAME TO hidden").await;
     }
@@ -76,16 +76,16 @@ impl One {
 }
 
 #[tokio::test]
-async fn a_report_is_written_when_the_last_one_is_long_enough_ago() {
+async fn a_report_is_written_once_flush_every_has_passed_since_the_last() {
     let one = one().await;
     Heartbeat::report(&one.job, half(&one.job));
     one.heartbeat.beat().await;
-    assert_eq!(one.of("progress").await, "", "not so soon");
+    assert_eq!(one.of("progress").await, "", "too soon");
     one.job.pulse().flushed_at = ago(seconds(1));
     one.heartbeat.beat().await;
     assert_eq!(one.of("progress").await, "50");
     assert!(one.job.pulse().pending.is_none() && one.job.pulse().trying_since.is_none());
-    // With nothing to say, nothing is.
+    // Without a report, nothing is written.
     let before = one.of("last_activity_at").await;
     one.job.pulse().flushed_at = ago(seconds(100));
     one.heartbeat.beat().await;
@@ -93,7 +93,7 @@ async fn a_report_is_written_when_the_last_one_is_long_enough_ago() {
 }
 
 #[tokio::test]
-async fn a_kind_that_is_kept_alive_shows_a_sign_of_life_as_often_as_it_says() {
+async fn a_kind_with_keepalive_shows_a_sign_of_life_at_its_interval() {
     let one = one_under(Rules { keepalive: Some(seconds(30)), ..RULES }).await;
     let before = one.of("last_activity_at").await;
     one.job.pulse().flushed_at = ago(seconds(29));
@@ -104,9 +104,9 @@ async fn a_kind_that_is_kept_alive_shows_a_sign_of_life_as_often_as_it_says() {
     assert_ne!(one.of("last_activity_at").await, before);
 }
 
-/// Otherwise it would be at the next tick, two fifths of a second later.
+/// Without the hurry, the write would come with the next tick, two fifths of a second later.
 #[tokio::test]
-async fn what_is_in_a_hurry_is_written_at_once() {
+async fn a_hurried_report_is_written_at_once() {
     let one = one().await;
     let story = async {
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -122,9 +122,8 @@ async fn what_is_in_a_hurry_is_written_at_once() {
     }
 }
 
-/// Each is looked after by itself, and as seldom as is enough.
 #[tokio::test]
-async fn a_silent_job_is_asked_after_every_five_seconds() {
+async fn the_worker_asks_about_a_silent_job_every_five_seconds() {
     let one = one().await;
     one.cancelled().await;
     one.heartbeat.beat().await;
@@ -132,17 +131,17 @@ async fn a_silent_job_is_asked_after_every_five_seconds() {
     one.job.pulse().written_at = ago(seconds(6));
     one.job.pulse().check_at = Instant::now() + seconds(2);
     one.heartbeat.beat().await;
-    assert_eq!(one.job.cancel_reason(), None, "it was asked after just now");
+    assert_eq!(one.job.cancel_reason(), None, "the worker asked just now");
     one.job.pulse().check_at = Instant::now();
     one.heartbeat.beat().await;
     assert_eq!(one.job.cancel_reason(), Some(CancelReason::User));
     let again_in = one.job.pulse().check_at.saturating_duration_since(Instant::now());
     assert!(again_in > seconds(4) && again_in <= seconds(5), "{again_in:?}");
-    assert!(one.job.pulse().trying_since.is_none(), "Postgres is there, and there was nothing to write");
+    assert!(one.job.pulse().trying_since.is_none(), "Postgres answers, and there was nothing to write");
 }
 
 #[tokio::test]
-async fn what_could_not_be_written_waits_and_counts_as_tried() {
+async fn a_report_that_cannot_be_written_waits_and_counts_as_tried() {
     let one = one().await;
     Heartbeat::report(&one.job, half(&one.job));
     one.job.pulse().flushed_at = ago(seconds(1));
@@ -153,7 +152,7 @@ async fn what_could_not_be_written_waits_and_counts_as_tried() {
 }
 
 #[tokio::test]
-async fn a_look_that_fails_counts_as_tried() {
+async fn a_check_that_fails_counts_as_tried() {
     let one = one().await;
     one.break_it().await;
     one.job.pulse().written_at = ago(seconds(6));
@@ -162,9 +161,9 @@ async fn a_look_that_fails_counts_as_tried() {
     assert!(one.heartbeat.is_ours(&one.job).await.is_err());
 }
 
-/// Two handlers, one of which says what Postgres cannot take.
+/// Two handlers, one of which reports something that Postgres refuses.
 #[tokio::test]
-async fn a_report_that_is_refused_silences_neither_its_own_job_nor_another() {
+async fn a_refused_report_silences_neither_its_own_job_nor_another() {
     let one = one().await;
     let other = one.place.running(WORKER).await;
     let before = one.of("last_activity_at").await;
@@ -179,9 +178,9 @@ async fn a_report_that_is_refused_silences_neither_its_own_job_nor_another() {
     assert!(one.job.pulse().trying_since.is_none() && other.pulse().trying_since.is_none());
 }
 
-/// A statement that fails as a whole is not tried for each of its jobs.
+/// The worker does not try each job alone after a statement that failed as a whole.
 #[tokio::test]
-async fn reports_whose_statement_is_not_refused_for_what_they_say_wait_together() {
+async fn reports_of_a_statement_that_fails_for_another_reason_than_their_data_wait_together() {
     let one = one().await;
     let other = one.place.running(WORKER).await;
     one.place.raise_once("57014").await;
@@ -193,7 +192,7 @@ async fn reports_whose_statement_is_not_refused_for_what_they_say_wait_together(
     assert_eq!(one.of("progress").await, "");
 }
 
-/// In the span of its attempt, which says of which job it is; after that has ended, in words.
+/// In the span of its attempt, which names the job; after the span's end, with fields of its own.
 #[tokio::test]
 async fn a_refused_write_is_logged_with_its_job() {
     let place = place().await;
@@ -223,9 +222,9 @@ async fn a_refused_write_is_logged_with_its_job() {
     assert_eq!(logs.lines(REFUSED).len(), 3);
 }
 
-/// Locked by somebody: it is ours, and waits.
+/// The worker still owns the job.
 #[tokio::test]
-async fn a_report_of_a_locked_job_waits_also_beside_one_that_is_refused() {
+async fn a_report_of_a_locked_job_waits_even_beside_a_refused_one() {
     let one = one().await;
     let other = one.place.running(WORKER).await;
     let lock = one.lock().await;
@@ -257,11 +256,11 @@ async fn a_report_whose_statement_is_cut_off_waits_again() {
 }
 
 #[tokio::test]
-async fn a_write_of_a_job_that_was_taken_tells_its_handler_and_is_on_record_once() {
+async fn a_write_of_a_lost_job_cancels_its_handler_and_is_recorded_once() {
     let one = one().await;
     let counts = Counts::default();
     let _recording = counts.record();
-    one.taken_by_another().await;
+    one.claimed_by_another().await;
     for _ in 0..2 {
         Heartbeat::report(&one.job, half(&one.job));
         one.heartbeat.write(std::slice::from_ref(&one.job)).await.unwrap();
@@ -272,28 +271,28 @@ async fn a_write_of_a_job_that_was_taken_tells_its_handler_and_is_on_record_once
     assert_eq!(counts.of("tenure_refused_writes_total{write=progress}"), 1);
 }
 
-/// Of one that says nothing, nothing was refused.
+/// A silent job had no write to refuse.
 #[tokio::test]
-async fn a_silent_job_that_was_taken_is_told_so_and_nothing_is_on_record() {
+async fn the_handler_of_a_silent_lost_job_is_cancelled_and_no_refused_write_is_recorded() {
     let one = one().await;
     assert!(one.heartbeat.is_ours(&one.job).await.unwrap());
-    one.taken_by_another().await;
+    one.claimed_by_another().await;
     assert!(!one.heartbeat.is_ours(&one.job).await.unwrap());
     assert_eq!(one.place.value("SELECT count(*) FROM tenure.recovery_events").await, "0");
 }
 
-/// Its own end makes its row go.
+/// The attempt's own end removes its row.
 #[tokio::test]
-async fn an_attempt_that_is_being_settled_is_not_lost_by_that() {
+async fn an_attempt_that_is_being_settled_is_not_lost() {
     let one = one().await;
-    one.taken_by_another().await;
+    one.claimed_by_another().await;
     one.job.settled.store(true, Ordering::Release);
     one.heartbeat.look_after(std::slice::from_ref(&one.job)).await;
     assert!(!one.job.is_lost());
 }
 
 #[tokio::test]
-async fn a_cancellation_is_seen_with_a_write_and_with_a_look() {
+async fn a_write_and_a_check_both_see_a_cancellation() {
     for by_write in [true, false] {
         let one = one().await;
         one.cancelled().await;
@@ -307,9 +306,9 @@ async fn a_cancellation_is_seen_with_a_write_and_with_a_look() {
     }
 }
 
-/// A look says that Postgres is there; what waits to be written still was tried in vain.
+/// A check shows that Postgres answers, but a waiting report still is unwritten.
 #[tokio::test]
-async fn a_look_ends_the_trying_of_a_job_only_if_nothing_waits() {
+async fn a_check_clears_trying_since_only_if_no_report_waits() {
     let one = one().await;
     let since = ago(seconds(3));
     one.job.pulse().trying_since = Some(since);
@@ -323,7 +322,7 @@ async fn a_look_ends_the_trying_of_a_job_only_if_nothing_waits() {
 
 /// A third of `ack_wait`: often enough that one lost extension does no harm.
 #[tokio::test]
-async fn the_message_of_a_job_that_is_alive_is_extended_every_third_of_ack_wait() {
+async fn the_message_of_a_live_job_is_extended_every_third_of_ack_wait() {
     let one = one().await;
     let ack_wait = Timing::DEFAULT.ack_wait;
     for (last, is_extended) in [(ack_wait / 4, false), (ack_wait / 2, true)] {
@@ -336,7 +335,7 @@ async fn the_message_of_a_job_that_is_alive_is_extended_every_third_of_ack_wait(
 }
 
 #[tokio::test]
-async fn nothing_is_written_while_a_transaction_of_the_handlers_holds_the_job() {
+async fn nothing_is_written_while_a_transaction_of_the_handler_holds_the_job() {
     let one = one().await;
     one.heartbeat.pause(&one.job, seconds(60)).await;
     Heartbeat::report(&one.job, half(&one.job));
@@ -349,7 +348,7 @@ async fn nothing_is_written_while_a_transaction_of_the_handlers_holds_the_job() 
 }
 
 #[tokio::test]
-async fn nothing_more_is_written_of_an_attempt_that_is_over() {
+async fn no_progress_is_written_for_an_attempt_that_is_over() {
     let place = place().await;
     let job = || place.running(WORKER);
     let ended = job().await;
@@ -363,15 +362,15 @@ async fn nothing_more_is_written_of_an_attempt_that_is_over() {
     for job in [ended, lost, settled, completing, flushed] {
         assert!(!writes(&job), "{job:?}");
     }
-    // One that is to stop goes on reporting until it does.
+    // A handler that should stop goes on reporting until it does.
     let stopping = job().await;
     stopping.cancel(CancelReason::User);
     assert!(writes(&stopping));
 }
 
-/// The completion might overtake one that is on its way.
+/// The completion might overtake a report that is on its way.
 #[tokio::test]
-async fn a_completion_waits_for_the_report_that_is_on_its_way_and_takes_what_waits_along() {
+async fn a_completion_waits_for_the_report_on_its_way_and_includes_the_one_that_waits() {
     let one = one().await;
     Heartbeat::report(&one.job, half(&one.job));
     {
@@ -386,7 +385,7 @@ async fn a_completion_waits_for_the_report_that_is_on_its_way_and_takes_what_wai
 }
 
 #[tokio::test]
-async fn the_last_report_is_written_when_its_row_is_free_again() {
+async fn the_last_report_is_written_once_its_row_is_unlocked() {
     let one = one().await;
     one.heartbeat.flush(&one.job).await;
     assert_eq!(one.of("progress").await, "", "there is nothing to write");
@@ -402,9 +401,9 @@ async fn the_last_report_is_written_when_its_row_is_free_again() {
     assert!(one.job.pulse().written_at > before);
 }
 
-/// The next attempt begins with it; nothing else is worth the wait.
+/// The next attempt begins with the checkpoint; no other report is worth the wait.
 #[tokio::test]
-async fn a_checkpoint_is_written_however_long_its_row_is_locked_and_other_reports_are_given_up() {
+async fn flush_waits_for_a_locked_row_with_a_checkpoint_and_gives_other_reports_up() {
     let (with, without) = (one().await, one().await);
     Heartbeat::report(&with.job, checkpoint(&with.job));
     Heartbeat::report(&without.job, half(&without.job));
@@ -425,10 +424,10 @@ async fn a_checkpoint_is_written_however_long_its_row_is_locked_and_other_report
 }
 
 #[tokio::test]
-async fn the_last_report_of_a_job_that_was_taken_is_not_tried_again() {
+async fn flush_does_not_retry_the_last_report_of_a_lost_job() {
     let one = one().await;
     Heartbeat::report(&one.job, checkpoint(&one.job));
-    one.taken_by_another().await;
+    one.claimed_by_another().await;
     let began = Instant::now();
     one.heartbeat.flush(&one.job).await;
     assert!(began.elapsed() < FLUSH_AGAIN, "{:?}", began.elapsed());
@@ -436,9 +435,9 @@ async fn the_last_report_of_a_job_that_was_taken_is_not_tried_again() {
     one.heartbeat.flush(&one.job).await;
 }
 
-/// Postgres refuses it, though not for what it says: a right that is missing, say.
+/// Postgres refuses the write for another reason than its data, such as a missing privilege.
 #[tokio::test]
-async fn a_last_report_that_is_refused_is_tried_again_for_a_checkpoint_and_in_the_end_given_up() {
+async fn flush_retries_a_refused_checkpoint_up_to_a_limit_and_other_reports_not_at_all() {
     let one = one().await;
     one.break_it().await;
     Heartbeat::report(&one.job, half(&one.job));
@@ -461,7 +460,7 @@ async fn a_last_report_that_is_refused_is_tried_again_for_a_checkpoint_and_in_th
 }
 
 #[tokio::test]
-async fn a_job_is_asked_after_as_often_as_its_stale_after_needs() {
+async fn a_short_stale_after_shortens_the_interval_of_checks() {
     let place = place().await;
     for (stale_after, every) in [(60, 5), (30, 5), (12, 2)] {
         let rules = Rules { stale_after: seconds(stale_after), ..RULES };
@@ -470,7 +469,7 @@ async fn a_job_is_asked_after_as_often_as_its_stale_after_needs() {
 }
 
 #[tokio::test]
-async fn a_job_cannot_be_written_when_it_was_tried_and_four_fifths_of_stale_after_have_passed() {
+async fn a_job_cannot_be_written_once_writes_have_failed_for_four_fifths_of_stale_after() {
     let place = place().await;
     // stale_after, for how long it was tried, how long ago the last write was; all in seconds.
     for (stale_after, tried, written, is_cut_off) in [
@@ -479,7 +478,7 @@ async fn a_job_cannot_be_written_when_it_was_tried_and_four_fifths_of_stale_afte
         (60, Some(5), 49, false),
         (60, None, 59, false),
         (12, Some(3), 10, true),
-        // One failed look of every two seconds is not enough.
+        // One failed check is not enough: they come every two seconds.
         (12, Some(2), 10, false),
         (600, Some(61), 500, true),
         (600, Some(50), 500, false),
@@ -494,13 +493,13 @@ async fn a_job_cannot_be_written_when_it_was_tried_and_four_fifths_of_stale_afte
             pulse.written_at = ago(seconds(written));
         }
         assert_eq!(cannot_be_written(&job), is_cut_off, "{stale_after} {tried:?} {written}");
-        assert!(!cannot_be_written(&kept), "its kind says so");
+        assert!(!cannot_be_written(&kept), "its kind keeps running");
         job.cut_off();
-        assert!(!cannot_be_written(&job), "it was told");
+        assert!(!cannot_be_written(&job), "it is cut off already");
     }
 }
 
-/// Frozen until now, this process knows nothing yet about the writes that were under way.
+/// A process that was frozen does not know yet how its last writes ended.
 #[tokio::test]
 async fn a_job_that_cannot_be_written_is_cut_off_unless_this_process_has_just_slept() {
     let one = one().await;
@@ -511,7 +510,7 @@ async fn a_job_that_cannot_be_written_is_cut_off_unless_this_process_has_just_sl
         one.job.pulse().trying_since = Some(ago(seconds(50)));
         one.job.pulse().written_at = ago(seconds(59));
         std::thread::sleep(WATCH_EVERY * 5);
-        // The look that is overdue comes now, and the next one no sooner than in a tenth of a second.
+        // The overdue look comes now, and the next one a tenth of a second later.
         tokio::task::yield_now().await;
         tokio::time::sleep(Duration::from_millis(1)).await;
         assert!(!one.job.is_cut_off());
@@ -528,9 +527,9 @@ async fn a_job_that_cannot_be_written_is_cut_off_unless_this_process_has_just_sl
     }
 }
 
-/// A later report replaces an earlier one, field by field; what is put back stands behind.
+/// Also if the earlier report is put back after the later one.
 #[tokio::test]
-async fn of_two_reports_the_later_one_says_what_both_say() {
+async fn a_later_report_replaces_an_earlier_one_field_by_field() {
     let job = place().await.running(WORKER).await;
     let text = |text: &str| Some(text.to_owned());
     let first =

@@ -1,4 +1,4 @@
-//! Running: what this process knows of its jobs.
+//! Running: the state that this process keeps of its jobs.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
 
@@ -20,7 +20,7 @@ fn reserved(running: &Running, job: JobId) -> Reservation {
 }
 
 #[tokio::test]
-async fn the_first_reason_to_stop_stays_except_that_a_lost_job_is_lost() {
+async fn the_first_reason_to_stop_stays_unless_the_job_is_lost() {
     let job = place().await.running("w").await;
     assert_eq!((job.cancel_reason(), job.is_lost()), (None, false));
     assert!(!job.cancellation.is_cancelled());
@@ -34,7 +34,7 @@ async fn the_first_reason_to_stop_stays_except_that_a_lost_job_is_lost() {
 }
 
 #[tokio::test]
-async fn a_job_that_is_cut_off_is_told_to_stop_and_may_still_be_ours() {
+async fn a_job_that_is_cut_off_is_cancelled_but_not_lost() {
     let job = place().await.running("w").await;
     assert!(!job.is_cut_off());
     job.cut_off();
@@ -51,9 +51,9 @@ async fn an_outage_is_remembered_for_a_minute() {
     }
 }
 
-/// A checkpoint is for a next attempt; by itself it says nothing.
+/// A checkpoint is for a next attempt; alone it is no report.
 #[tokio::test]
-async fn what_the_handler_said_last_is_known_without_its_checkpoint() {
+async fn the_unwritten_report_has_no_checkpoint() {
     let job = place().await.running("w").await;
     assert!(job.unwritten_report().is_none());
     let said = ProgressWrite {
@@ -73,12 +73,12 @@ async fn what_the_handler_said_last_is_known_without_its_checkpoint() {
 #[tokio::test]
 async fn a_write_counts_from_when_it_was_sent_and_a_later_answer_to_an_earlier_one_changes_nothing() {
     let job = place().await.running("w").await;
-    let mut told = pin!(job.writes.notified());
-    told.as_mut().enable();
+    let mut notified = pin!(job.writes.notified());
+    notified.as_mut().enable();
     let (sent_at, earlier) = (Instant::now(), job.claim.sent_at);
     job.pulse().trying_since = Some(earlier);
     job.written(sent_at);
-    assert!(told.now_or_never().is_some(), "who waits for a write is told");
+    assert!(notified.now_or_never().is_some(), "a task that waits for a write wakes up");
     let Pulse { written_at, trying_since, .. } = *job.pulse();
     assert_eq!((written_at, trying_since), (sent_at, None));
     job.written(earlier);
@@ -95,7 +95,7 @@ async fn a_handler_that_keeps_its_thread_is_reported_once() {
         move || counts.of("tenure_blocked_handlers_total{kind=k}")
     };
     job.report_blocked(Duration::ZERO);
-    assert_eq!(blocked(), 0, "it keeps no thread");
+    assert_eq!(blocked(), 0, "it holds no thread");
     let held = job.clone();
     let handler = Watched::new(
         async move {
@@ -128,7 +128,7 @@ async fn of_each_message_the_latest_receipt_is_kept_until_the_attempt_is_settled
     assert!(job.receipts().is_empty() && job.end().is_empty());
 }
 
-/// Ended by the handler itself, or about to be: that its row is gone says nothing of others.
+/// The handler has completed the job in its own transaction, or is about to.
 #[tokio::test]
 async fn an_attempt_that_its_handler_ends_is_over() {
     let place = place().await;
@@ -142,7 +142,7 @@ async fn an_attempt_that_its_handler_ends_is_over() {
 }
 
 #[tokio::test]
-async fn a_job_is_claimed_once_in_a_process_and_again_when_its_reservation_is_given_back() {
+async fn a_process_claims_a_job_once_and_again_when_its_reservation_is_dropped() {
     let place = place().await;
     let job = place.running("w").await;
     let id = job.key.job;
@@ -150,11 +150,11 @@ async fn a_job_is_claimed_once_in_a_process_and_again_when_its_reservation_is_gi
     let reservation = reserved(&running, id);
     assert!(matches!(running.reserve(id), LocalJob::Claiming));
     assert!(running.all().is_empty(), "it does not run yet");
-    assert!(!reservation.run(job.clone()), "nobody cancelled it");
+    assert!(!reservation.run(job.clone()), "it was not cancelled");
     assert!(matches!(running.reserve(id), LocalJob::Running(found) if found.key == job.key));
     assert_eq!(running.all().len(), 1);
     job.cancel(CancelReason::Lost);
-    assert!(matches!(running.reserve(id), LocalJob::Ending), "it is another's");
+    assert!(matches!(running.reserve(id), LocalJob::Ending), "another worker owns it");
     drop(reservation);
     assert!(running.all().is_empty());
     let ending = place.running("w").await;
@@ -180,7 +180,7 @@ async fn a_cancellation_reaches_a_job_that_runs_and_one_that_is_being_claimed() 
 }
 
 #[tokio::test]
-async fn when_everything_stops_what_runs_is_told_and_what_comes_later_too() {
+async fn stop_all_cancels_the_jobs_that_run_and_those_that_start_later() {
     let place = place().await;
     let running = Running::default();
     assert_eq!(running.stop_all(), 0);

@@ -1,4 +1,4 @@
--- held_keys: which job holds a key.
+-- held_keys: the job that holds each key.
 --
 --   $1 scopes  $2 keys  $3 ordinals
 SELECT u.ord, k.job_id

@@ -1,9 +1,9 @@
--- missed: why a claim was refused.
+-- missed: the reason why a claim was refused.
 --
 --   $1 ids  $2 ordinals
 --
 -- A statement of its own, after the claim: the claim's own snapshot is older than its wait for the row
--- lock, and would answer 'queued, owned by nobody'.
+-- lock, and would answer 'queued, no owner'.
 SELECT u.ord,
        j.queue, j.kind, j.status, j.worker_id, j.claim_id, j.fencing_token, j.dispatch,
        j.published_at IS NOT NULL AS message_known,
@@ -19,6 +19,6 @@ SELECT u.ord,
        UNION ALL
        SELECT 1 FROM tenure.dead_letter_jobs d WHERE d.id = u.id
        UNION ALL
-       -- Finished and purged: its key still stands.
+       -- Finished and purged: its key remains.
        SELECT 1 FROM tenure.job_keys k WHERE k.job_id = u.id
        LIMIT 1) f ON j.id IS NULL

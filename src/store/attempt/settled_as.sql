@@ -1,9 +1,9 @@
--- settled_as: how an attempt ended, for whoever lost the answer to its settle.
+-- settled_as: the outcome of an attempt, for a worker that lost the answer to its settle.
 --
 --   $1 ids  $2 tokens  $3 claim ids  $4 ordinals
 --
--- The outcome of exactly this claim: NULL while it runs, no row if it never was or is not known. NULL from a
--- standby, too, which may not have heard of it yet.
+-- One row for exactly this claim: NULL while the attempt runs. No row: the claim never was, or is not known any more.
+-- A standby answers NULL, too: it may not know the outcome yet.
 SELECT u.ord, s.outcome
   FROM unnest((SELECT $1::uuid[]), $2::bigint[], $3::uuid[], $4::int[]) AS u(id, token, claim_id, ord)
   JOIN LATERAL (

@@ -1,9 +1,9 @@
--- still_mine: which claims are current, and whether their cancellation was asked for.
+-- still_mine: the claims that are current, and whether a cancellation of their jobs was requested.
 --
 --   $1 ids  $2 the tokens among them  $3 claim ids
 --
--- A claim id is of one claim of one job: see complete.sql.
--- A row without a claim id: this is a standby, which may not have heard of the claims yet.
+-- A claim id belongs to one claim of one job: see complete.sql.
+-- A row without a claim id: this server is a standby, which may not know the claims yet.
 SELECT j.claim_id, j.cancel_requested_at IS NOT NULL AS cancel_requested
   FROM tenure.jobs j
  WHERE j.id = ANY ($1::uuid[])

@@ -1,4 +1,4 @@
--- unanswered: which of these jobs a claim of ours won, whose answer may have been lost.
+-- unanswered: the claims by which this worker holds some of these jobs. Their answers may have been lost.
 --
 --   $1 ids  $2 worker id
 SELECT j.id, j.fencing_token, j.claim_id

@@ -1,4 +1,5 @@
--- doctor_holders: whoever keeps dead rows of this database from being removed, or locks while nothing happens.
+-- doctor_holders: transactions, replicas and slots that keep dead rows of this database from being removed, or hold
+-- locks while idle.
 --
 --   $1 seconds after which a transaction is old
 --

@@ -1,8 +1,8 @@
--- doctor_jobs: what waits for a relay in vain, when somebody last scanned, and what has died of late.
+-- doctor_jobs: jobs that are overdue for the relay, the age of the last scan, and the dead letters of the last hour.
 --
 --   $1 seconds after which a due job must have been published
 --
--- One row. Of a large backlog the first 10,000 are counted.
+-- One row. Counts at most 10,000 overdue jobs.
 SELECT relay.jobs AS overdue,
        extract(epoch FROM statement_timestamp() - relay.oldest)::float8 AS overdue_s,
        extract(epoch FROM statement_timestamp() - s.last_scan_at)::float8 AS last_scan_s,

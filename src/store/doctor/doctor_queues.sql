@@ -1,9 +1,9 @@
--- doctor_queues: for each queue, whether a worker serves it, whether it is paused, and what waits in it.
+-- doctor_queues: for each queue, whether a worker serves it, whether it is paused, and how many jobs wait in it.
 --
 --   $1 queues, or NULL for those that a worker serves, in which a job waits, or that have settings
 --
--- One row each. Which queues have jobs is read off the index, one step a queue. Of a backlog the first 1,000 jobs
--- that are published and due are counted.
+-- One row a queue. The index gives the queues that have jobs, one step a queue. Counts at most 1,000 jobs of a queue
+-- that are published and due.
 WITH RECURSIVE filled (queue) AS (
     (SELECT queue FROM tenure.jobs WHERE published_at IS NOT NULL ORDER BY queue LIMIT 1)
      UNION ALL
@@ -33,7 +33,7 @@ SELECT n.queue,
                                               FROM tenure.jobs j WHERE j.id = s.job_id))
                FROM tenure.queue_slots s WHERE s.queue = n.queue)
        END AS running,
-       -- To its limit, and no further.
+       -- At most `max_queued`.
        CASE WHEN q.max_queued IS NOT NULL THEN
             (SELECT count(*) FROM (SELECT FROM tenure.jobs j
                                     WHERE j.queue = n.queue AND j.status = 'queued' LIMIT q.max_queued) AS full_or_not)

@@ -1,8 +1,8 @@
--- doctor_rights: what this role lacks of each role in postgres/roles.sql.
+-- doctor_rights: the rights of each role in postgres/roles.sql that this role lacks.
 --
--- One row a role, the one that may most first: whether this role was put in it, and what it lacks of its rights.
--- Goes by the catalog, so that a role without any right gets an answer, too. Each right that stands in roles.sql
--- stands here, too: a test revokes one after the other.
+-- One row a role, the most powerful first: whether this role is a member of it, and the rights that it lacks.
+-- Reads the catalog, so that a role without any right gets an answer, too. Every right in roles.sql stands here, too: a
+-- test revokes one after the other.
 WITH needs (role, relation, privileges, columns) AS (VALUES
     ('producer', 'migrations', '{SELECT}'::text[], NULL::text[]),
     ('producer', 'jobs', '{INSERT}',

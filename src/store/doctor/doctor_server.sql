@@ -1,6 +1,6 @@
--- doctor_server: the server, as every role may see it, and the table of live jobs as its statistics tell.
+-- doctor_server: the server, as every role may see it, and the statistics of the table of live jobs.
 --
--- One row. `live` and `dead` are NULL where there is no such table.
+-- One row. `live` and `dead` are NULL if that table does not exist.
 SELECT clock_timestamp() AS at,
        current_user::text AS role,
        current_setting('server_version') AS version,
@@ -11,7 +11,7 @@ SELECT clock_timestamp() AS at,
               WHERE s.name IN ('fsync', 'full_page_writes', 'synchronous_commit') AND s.setting = 'off'
               ORDER BY s.name) AS unsafe_settings,
        (SELECT coalesce(sum(d.numbackends), 0) FROM pg_stat_database d) AS connections,
-       -- From Postgres 16 on some more are kept for others than superusers.
+       -- Postgres 16 and later can reserve some for other roles than superusers, too.
        current_setting('max_connections')::bigint - current_setting('superuser_reserved_connections')::bigint
            - coalesce(current_setting('reserved_connections', true)::bigint, 0) AS connections_max,
        current_setting('autovacuum')::bool AND current_setting('track_counts')::bool

@@ -1,6 +1,6 @@
--- doctor_workers: every process that registered, whether it was seen lately, and what a silent one owns.
+-- doctor_workers: every registered process, whether it is silent, and how many jobs a silent one owns.
 --
--- One row each. Silent: it has missed three renewals of its row. Only for the silent ones are the jobs read.
+-- One row a process. Silent: it has missed three renewals of its row. Reads the jobs only if a process is silent.
 WITH known AS MATERIALIZED (
     SELECT worker_id, version, last_seen_at, started_at,
            last_seen_at < statement_timestamp() - 3 * renew_every AS is_silent

@@ -1,8 +1,8 @@
--- activity: what all workers have done, by minute and queue, the oldest first.
+-- activity: the counts of all workers, by minute and queue, the oldest first.
 --
 --   $1 how many minutes back
 --
--- Minutes in which nothing was done are missing.
+-- Minutes without activity are missing.
 SELECT extract(epoch FROM date_trunc('minute', statement_timestamp()) - minute)::bigint / 60 AS minutes_ago,
        claimed, completed, retried, snoozed, failed, cancelled, released, waited, ran
   FROM tenure.activity

@@ -1,4 +1,4 @@
--- fleet: what the last scan measured, as it is shown now. One row a queue, and one without a queue for all of them.
+-- fleet: the latest measurements, with ages as of now. One row a queue, and one without a queue for all of them.
 SELECT NULL AS queue, NULL::bigint AS due, NULL::bigint AS scheduled, NULL::bigint AS processing,
        coalesce(extract(epoch FROM statement_timestamp() - s.relay_due_at), 0)::float8 AS lag_s,
        coalesce(s.grace_until > statement_timestamp(), false) OR s.breaker_since IS NOT NULL AS held,

@@ -1,2 +1,2 @@
--- forget_activity: what was done more than a day ago.
+-- forget_activity: delete the counts of minutes more than a day ago.
 DELETE FROM tenure.activity WHERE minute < statement_timestamp() - interval '1 day'

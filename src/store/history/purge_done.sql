@@ -1,2 +1,2 @@
--- purge_done: a sweep has come to its end.
+-- purge_done: record the end of a sweep.
 UPDATE tenure.scanner_state SET swept_at = clock_timestamp()

@@ -1,4 +1,4 @@
--- purge_events: recovery events that are old enough, the oldest first.
+-- purge_events: delete recovery events that are old enough, the oldest first.
 --
 --   $1 seconds that they are kept  $2 row limit
 SELECT tenure.purge_events($1::float8 * interval '1 second', $2) AS gone

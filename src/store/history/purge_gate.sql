@@ -1,9 +1,9 @@
--- purge_gate: whether it is this worker's turn to sweep: nobody has for so long.
+-- purge_gate: take the turn to sweep, if the last sweep began long enough ago.
 --
---   $1 seconds between sweeps  $2 seconds that the shortest kept of finished jobs are kept; NULL: for ever
+--   $1 seconds between sweeps  $2 the shortest retention of finished jobs in seconds; NULL: for ever
 --
--- One row if it is. What finished before then may be gone from now on, and with it what is remembered of it; the hour
--- is for how long the sweep may take, and for clocks that ids were made by.
+-- One row: this worker sweeps. From now on, jobs that finished before purged_until may be gone, and their traces with
+-- them; its hour allows for the length of the sweep, and for the clocks that made the ids.
 UPDATE tenure.scanner_state
    SET purged_at = clock_timestamp(),
        purged_until = greatest(purged_until, statement_timestamp() - $2::float8 * interval '1 second' + interval '1 hour')

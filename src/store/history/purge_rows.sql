@@ -1,7 +1,8 @@
--- purge_rows: finished jobs that are old enough, in days of which others are not.
+-- purge_rows: delete finished jobs that are old enough, on days with jobs that are not.
 --
---   $1 seconds that completed jobs are kept  $2 and cancelled ones; NULL: for ever  $3 after this id  $4 rows to look at
+--   $1 seconds that completed jobs are kept  $2 the same for cancelled jobs; NULL: for ever  $3 after this id
+--   $4 rows to look at
 --
--- One row: how many went, and where it has come to; NULL: to the end.
+-- One row: how many jobs were deleted, and the last id that was looked at; NULL: none is left to look at.
 SELECT completed, cancelled, last
   FROM tenure.purge_rows($1::float8 * interval '1 second', $2::float8 * interval '1 second', $3, $4)

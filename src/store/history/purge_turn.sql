@@ -1,2 +1,2 @@
--- purge_turn: the sweep goes on: nobody else begins one meanwhile.
+-- purge_turn: keep the turn of a running sweep, so that no other worker begins one.
 UPDATE tenure.scanner_state SET purged_at = clock_timestamp()

@@ -1,8 +1,8 @@
--- report: add to this minute what a worker has done since it last reported.
+-- report: add a worker's counts since its last report to this minute.
 --
 --   $1 an array of objects, one a queue, in order of the queues: {queue, claimed, completed, …, waited, ran}
 --
--- Not safe to repeat: an answer that is lost may count some seconds twice, or not at all.
+-- Not safe to repeat: after a lost answer, some seconds may count twice, or not at all.
 INSERT INTO tenure.activity AS a
        (minute, queue, claimed, completed, retried, snoozed, failed, cancelled, released, waited, ran)
 SELECT date_trunc('minute', statement_timestamp()), queue, claimed, completed, retried, snoozed, failed, cancelled,

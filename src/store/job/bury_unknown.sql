@@ -2,14 +2,14 @@
 --
 --   $1 job id  $2 the longest wait in seconds  $3 the error
 --
--- No row: it has not waited that long since it was first put off, or is not queued any more, or a worker
+-- No row: the job has not waited that long since it was first put off, or is no longer queued, or a worker
 -- that was seen in the last minute knows the kind and is only busy.
+-- Made of parts: `scripts/statement bury_unknown` prints it whole.
 WITH locked AS MATERIALIZED (
     SELECT 0 AS ord, 'failed' AS verdict, $3::text AS error, 'unknown_kind' AS category,
            0::float8 AS delay_s, NULL::text AS path, NULL::text AS reason, NULL::text AS recovered_by,
            NULL::interval AS silence,
-           j.id, j.queue, j.kind, j.attempt, j.max_attempts, j.fencing_token, j.claim_id, j.worker_id,
-           j.started_at, j.cancel_requested_at, j.losses, j.on_crash
+-- include job/parts/locked_job.sql
       FROM tenure.jobs j
      WHERE j.id = $1
        AND j.status = 'queued'
@@ -21,3 +21,4 @@ WITH locked AS MATERIALIZED (
               AND (w.kinds IS NULL OR j.kind = ANY (w.kinds)))
        FOR UPDATE OF j
 )
+-- include job/parts/end_attempt.sql

@@ -1,14 +1,15 @@
--- cancel: queued jobs are cancelled; of running ones it is asked.
+-- cancel: queued jobs are cancelled; the workers of running ones are asked to cancel theirs.
 --
 --   $1 ids
 --
--- One row a live job: route 'cancelled', or 'asked' with its worker. A job that is missing is not live.
--- A running job is ended by its worker, or, if that one is dead, by whoever takes it back: every way
--- back to the queue ends in 'cancelled' once it was asked for.
--- NO KEY UPDATE: a handler's repeatable-read transaction holds its row against a reset, not against this.
+-- One row a live job: route 'cancelled', or 'asked' with its worker. A job without a row is not live.
+-- The worker of a running job ends it; if the worker is dead, the recovery that resets the job does: every way
+-- back to the queue ends in 'cancelled' once cancellation was asked for.
+-- NO KEY UPDATE: a handler's repeatable-read transaction protects its row from a reset, but not from this.
+-- Made of parts: `scripts/statement cancel` prints it whole.
 WITH picked AS MATERIALIZED (
-    SELECT j.id, j.status, j.queue, j.kind, j.attempt, j.max_attempts, j.fencing_token, j.claim_id,
-           j.worker_id, j.started_at, j.cancel_requested_at, j.losses, j.on_crash
+    SELECT j.status,
+-- include job/parts/locked_job.sql
       FROM tenure.jobs j
      WHERE j.id = ANY ($1::uuid[])
      ORDER BY j.id
@@ -23,8 +24,10 @@ WITH picked AS MATERIALIZED (
     SELECT 0 AS ord, 'cancelled' AS verdict, NULL::text AS error, NULL::text AS category,
            0::float8 AS delay_s, NULL::text AS path, NULL::text AS reason, NULL::text AS recovered_by,
            NULL::interval AS silence,
-           id, queue, kind, attempt, max_attempts, fencing_token, claim_id, worker_id,
-           started_at, cancel_requested_at, losses, on_crash
-      FROM picked
-     WHERE status = 'queued'
+-- include job/parts/locked_job.sql
+      FROM picked j
+     WHERE j.status = 'queued'
 )
+-- include job/parts/end_attempt.sql
+UNION ALL
+SELECT 0, id, queue, kind, fencing_token, worker_id, 'asked', NULL::float8, NULL::boolean FROM asked

@@ -2,13 +2,14 @@
 --
 --   $1 ids (sorted, no duplicates)  $2 the tokens among them  $3 claim ids  $4 outputs (JSON text), or NULL: none
 --
--- Followed by complete_move.sql. One row a job completed. A job that is missing: ask settled_as.sql; a
--- repeated completion under the same claim is the same completion, anything else is a stale worker.
--- A claim id is of one claim of one job: a row whose claim is among these is owned by that very claim.
--- One table and no join, as in claim.sql. The fast path: one pass over the rows. A transaction of one handler may hold its row for long, and must
--- not hold up the completions of all others: after 100 ms the statement gives up (55P03), and
--- complete_locked.sql completes what is free. The limit ends with the statement, which is a transaction of
--- its own. It also ends any deadlock long before the server would look for one.
+-- One row a completed job. For a job without a row, ask settled_as.sql: a repeated completion under the same claim is
+-- the same completion; any other one comes from a stale worker.
+-- A claim id belongs to one claim of one job: a row whose claim is among these is owned by that very claim.
+-- One table and no join, as in claim.sql. The fast path: one pass over the rows. A handler's transaction may hold its
+-- row for long, and must not hold up the completions of all other jobs: after 100 ms the statement gives up (55P03),
+-- and complete_skip.sql completes the free rows. The limit ends with the statement, which is a transaction by itself.
+-- The limit also ends any deadlock long before the server would look for one.
+-- Made of parts: `scripts/statement complete` prints it whole.
 WITH done AS (
     DELETE FROM tenure.jobs j
      WHERE (SELECT set_config('lock_timeout', '100ms', true)) IS NOT NULL
@@ -19,3 +20,4 @@ WITH done AS (
     RETURNING CASE WHEN $4::text[] IS NOT NULL
                    THEN ($4::text[])[array_position($1::uuid[], j.id)] END AS output, j.*
 )
+-- include job/parts/complete_move.sql

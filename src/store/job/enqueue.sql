@@ -6,9 +6,9 @@
 --   $13 told: 'relay' (the relay shall publish), 'ticket' (the caller publishes dispatch 1 once this is
 --       committed), 'message' (the message exists already: a submission)
 --   $14 how long to wait for another transaction that is about to insert one of the keys, for example
---       '100ms'; NULL: as the session says, as in a user's transaction
+--       '100ms'; NULL: the session's limit, as in a user's transaction
 --
--- One row a job created. An id that is missing: its key is taken; ask held_keys.sql by whom. That is a
+-- One row a created job. The key of an id without a row is taken; held_keys.sql names its holder. That is a
 -- second statement because this one's snapshot may be older than the insert that won.
 -- Only the statement that inserted the key creates the job: the job's row may be gone long before its
 -- last message is. Keys are inserted in order, or two producers with the same keys would deadlock.

@@ -1,15 +1,15 @@
--- progress: a sign of life, with what the handler reported.
+-- progress: a heartbeat, with the handler's report.
 --
 --   $1 ids  $2 the tokens among them  $3 claim ids
---   $4 reports (JSON text: stage, progress, message, checkpoint); what is missing or NULL stays as it is
+--   $4 reports (JSON text: stage, progress, message, checkpoint); a missing or NULL field stays as it is
 --
--- One row a job that still is ours, and whether its cancellation was asked for. A job that is missing
--- may be lost, or be locked by somebody: ask still_mine.sql before stopping its handler.
--- SKIP LOCKED: a transaction of one handler may hold its row for long, and must not hold up the signs of
--- life of all others. All rows are locked before one is written, and in order of id, or a batch and a
--- cancellation would wait for each other.
--- A claim id is of one claim of one job: see complete.sql. No join, as in claim.sql; and one array of reports,
--- because to find an element of an array takes as long as it has elements. OFFSET 0, or it would be looked for
+-- One row a job that is still ours, and whether its cancellation was asked for. A job without a row may be
+-- lost, or locked by another transaction: ask still_mine.sql before stopping its handler.
+-- SKIP LOCKED: a handler's transaction may hold its row for long, and must not hold up the heartbeats of all
+-- other jobs. The statement locks all rows, in order of id, before it writes one: otherwise a batch and a
+-- cancellation could wait for each other.
+-- A claim id belongs to one claim of one job: see complete.sql. No join, as in claim.sql; and one array of reports,
+-- because finding an element takes longer the more elements an array has. OFFSET 0 makes Postgres find it once, not
 -- four times.
 -- No indexed column changes: the update is HOT.
 WITH mine AS MATERIALIZED (

@@ -2,8 +2,8 @@
 --
 --   $1 ids
 --
--- One row a job that went back. A job that is missing is not dead, or was refused before it was a job.
--- Attempts and losses start anew; the token and the dispatch go on, so that neither a write of an old
+-- One row a redriven job. A job without a row is not dead, or is a message that was refused before it was a job.
+-- Attempts and losses count from 0 again; the token and the dispatch go on, so that neither a write of an old
 -- attempt nor a message of an old publication can pass for a new one. The attempt that ended the job
 -- joins the others in job_executions.
 WITH picked AS MATERIALIZED (

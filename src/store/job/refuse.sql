@@ -1,10 +1,10 @@
--- refuse: a submission that cannot be a job goes to the dead letters with its bytes. Once: a redelivery
+-- refuse: a submission that cannot be a job goes to the dead letters with its bytes, once: a redelivery
 -- derives the same id.
 --
 --   $1 id  $2 queue  $3 kind  $4 subject  $5 raw payload  $6 category  $7 the reason  $8 when it was published
 --
--- One row: whether the job exists already. A worker with other limits took it for one, and may have died since:
--- then nothing is refused.
+-- One row: whether the job exists already. Then a worker with other limits has accepted the submission, and may have
+-- died since, and the statement refuses nothing.
 WITH known AS (
     SELECT FROM tenure.job_keys WHERE job_id = $1
 ), refused AS (

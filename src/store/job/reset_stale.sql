@@ -1,19 +1,16 @@
--- reset_stale: take silent jobs away from their owners. The scanner's statement.
+-- reset_stale: the scanner resets silent jobs.
 --
 --   $1 ids: the jobs that scan_gate.sql found silent  $2 worker id of the scanner
 --
--- Tested once more and reset in one statement: a job that has reported or ended since is not touched.
--- Locked in order of id.
+-- Tests each job once more and resets it in one statement: a job that has reported or ended since stays as it is.
+-- Locks the rows in order of id.
 -- SKIP LOCKED is right here (compare claim.sql): a locked row has a live writer, or another scanner.
+-- Made of parts: `scripts/statement reset_stale` prints it whole.
 WITH locked AS MATERIALIZED (
-    SELECT 0 AS ord, 'lost' AS verdict,
-           format('worker lost: no sign of life from %s for %s s', j.worker_id,
+    SELECT format('worker lost: no sign of life from %s for %s s', j.worker_id,
                   round(extract(epoch FROM statement_timestamp() - j.last_activity_at), 1)) AS error,
-           'lost' AS category, NULL::float8 AS delay_s,
            'scanner' AS path, 'silent for longer than stale_after' AS reason, $2::text AS recovered_by,
-           statement_timestamp() - j.last_activity_at AS silence,
-           j.id, j.queue, j.kind, j.attempt, j.max_attempts, j.fencing_token, j.claim_id, j.worker_id,
-           j.started_at, j.cancel_requested_at, j.losses, j.on_crash
+-- include job/parts/lost_job.sql
       FROM tenure.jobs j
      WHERE j.id = ANY ($1::uuid[])
        AND j.status = 'processing'
@@ -21,3 +18,4 @@ WITH locked AS MATERIALIZED (
      ORDER BY j.id
        FOR UPDATE OF j SKIP LOCKED
 )
+-- include job/parts/end_attempt.sql

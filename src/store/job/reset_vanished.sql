@@ -1,14 +1,15 @@
--- reset_vanished: take the jobs of processes that are gone. The statement of `vanished`.
+-- reset_vanished: the prober resets the jobs of processes that are gone.
 --
---   $1 worker ids that nobody answered for on this look  $2 seconds between two looks
+--   $1 worker ids that did not answer on this look  $2 seconds between two looks
 --   $3 scan_every in seconds  $4 stale_after in seconds  $5 worker id of the caller
 --
--- Both channels must agree, on two looks: the row was not renewed for two of its renewals, and nobody
--- subscribes to its subject. A sign of life of a job itself speaks for its owner, too.
--- Nothing is taken while owners are given time to write (a grace, or one that the next scan will start;
--- an open breaker), nor when more than half of the workers, and more than three, look gone at once: that
--- is rarely their own fault. The scanner's turn comes after stale_after.
--- SKIP LOCKED: another prober is at it; or a transaction of the dead still holds the row, for a while.
+-- Both channels must agree, on two looks: the worker has missed two renewals of its row, and its subject has no
+-- subscriber. A job's heartbeat also proves that its owner is alive.
+-- The statement resets nothing while owners have time to write (a grace, or one that the next scan will start;
+-- an open breaker), nor when more than half of the workers, and more than three, look gone at once: the workers
+-- are then rarely the cause. The scanner resets the jobs after stale_after.
+-- SKIP LOCKED: another prober holds the row; or a dead worker's transaction still holds it, for a while.
+-- Made of parts: `scripts/statement reset_vanished` prints it whole.
 WITH calm AS (
     SELECT FROM tenure.scanner_state s
      WHERE coalesce(s.grace_until < statement_timestamp(), true)
@@ -28,12 +29,10 @@ WITH calm AS (
      ORDER BY w.worker_id
        FOR UPDATE OF w SKIP LOCKED
 ), locked AS MATERIALIZED (
-    SELECT 0 AS ord, 'lost' AS verdict, format('worker lost: %s is gone', j.worker_id) AS error,
-           'lost' AS category, NULL::float8 AS delay_s,
+    SELECT format('worker lost: %s is gone', j.worker_id) AS error,
            'vanished' AS path, 'its worker neither renewed its row nor could be reached over NATS' AS reason,
-           $5::text AS recovered_by, statement_timestamp() - j.last_activity_at AS silence,
-           j.id, j.queue, j.kind, j.attempt, j.max_attempts, j.fencing_token, j.claim_id, j.worker_id,
-           j.started_at, j.cancel_requested_at, j.losses, j.on_crash
+           $5::text AS recovered_by,
+-- include job/parts/lost_job.sql
       FROM tenure.jobs j
       JOIN vanished ON vanished.worker_id = j.worker_id
      WHERE j.status = 'processing'
@@ -41,3 +40,4 @@ WITH calm AS (
      ORDER BY j.id
        FOR UPDATE OF j SKIP LOCKED
 )
+-- include job/parts/end_attempt.sql

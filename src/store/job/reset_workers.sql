@@ -1,16 +1,15 @@
--- reset_workers: take the jobs of dead processes of one host. The statement of reconcile.
+-- reset_workers: reconcile resets the jobs of dead processes of one host.
 --
 --   $1 worker ids proven dead  $2 their host  $3 worker id of the caller
 --
--- SKIP LOCKED: what the dead left locked for a while is the scanner's.
--- Exact ids and the exact host: a prefix would rob web-1-2 for web-1, and _ or % whole fleets.
+-- SKIP LOCKED: the scanner resets a job whose row a dead process's transaction still holds.
+-- Exact ids and the exact host: a prefix would reset web-1-2's jobs for web-1, and _ or % those of whole fleets.
+-- Made of parts: `scripts/statement reset_workers` prints it whole.
 WITH locked AS MATERIALIZED (
-    SELECT 0 AS ord, 'lost' AS verdict, format('worker lost: %s died', j.worker_id) AS error,
-           'lost' AS category, NULL::float8 AS delay_s,
+    SELECT format('worker lost: %s died', j.worker_id) AS error,
            'reconcile' AS path, 'an earlier process of this host, proven dead' AS reason,
-           $3::text AS recovered_by, statement_timestamp() - j.last_activity_at AS silence,
-           j.id, j.queue, j.kind, j.attempt, j.max_attempts, j.fencing_token, j.claim_id, j.worker_id,
-           j.started_at, j.cancel_requested_at, j.losses, j.on_crash
+           $3::text AS recovered_by,
+-- include job/parts/lost_job.sql
       FROM tenure.jobs j
      WHERE j.worker_id = ANY ($1::text[])
        AND j.worker_host = $2
@@ -18,3 +17,4 @@ WITH locked AS MATERIALIZED (
      ORDER BY j.id
        FOR UPDATE OF j SKIP LOCKED
 )
+-- include job/parts/end_attempt.sql

@@ -2,7 +2,7 @@
 --
 --   $1 ids
 --
--- One row a job that waited. The relay publishes it; a message that is on its way already does no harm.
+-- One row a job that waited. The relay publishes it; a message that is already on its way does no harm.
 WITH waiting AS MATERIALIZED (
     SELECT id FROM tenure.jobs
      WHERE id = ANY ($1::uuid[]) AND status = 'queued' AND scheduled_at > statement_timestamp()

@@ -1,21 +1,18 @@
--- take_over: reset one job whose redelivered message says its owner was silent too long. The backstop
--- that works with every scanner dead.
+-- take_over: a worker that receives a job's message again resets the job if its owner was silent for too long. The
+-- backstop that works even if every scanner is dead.
 --
---   $1 job id  $2 worker id of the caller  $3 scan_every in seconds  $4 for how many seconds the caller has had Postgres
+--   $1 job id  $2 worker id of the caller  $3 scan_every in seconds  $4 seconds for which the caller has had Postgres
 --
--- No row: its owner lives, or all owners are being given time to write after an outage: a grace lasts, or nobody has
--- scanned since the outage, and the next scan is about to start one (compare scan_gate.sql). Where no scan comes any
--- more, the owner has had that time once the caller has had Postgres for as long.
--- Waits for the row lock (compare reset_stale.sql): the holder may be the owner's own sign of life.
+-- No row: the owner lives, or all owners have time to write after an outage: a grace lasts, or no worker has scanned
+-- since the outage, and the next scan is about to start a grace (compare scan_gate.sql). If no scan comes any more, the
+-- owner has had that time once the caller has had Postgres for as long.
+-- Waits for the row lock (compare reset_stale.sql): the owner's heartbeat may hold it.
+-- Made of parts: `scripts/statement take_over` prints it whole.
 WITH locked AS MATERIALIZED (
-    SELECT 0 AS ord, 'lost' AS verdict,
-           format('worker lost: no sign of life from %s for %s s', j.worker_id,
+    SELECT format('worker lost: no sign of life from %s for %s s', j.worker_id,
                   round(extract(epoch FROM statement_timestamp() - j.last_activity_at), 1)) AS error,
-           'lost' AS category, NULL::float8 AS delay_s,
            'redelivery' AS path, 'silent for longer than stale_after' AS reason, $2::text AS recovered_by,
-           statement_timestamp() - j.last_activity_at AS silence,
-           j.id, j.queue, j.kind, j.attempt, j.max_attempts, j.fencing_token, j.claim_id, j.worker_id,
-           j.started_at, j.cancel_requested_at, j.losses, j.on_crash
+-- include job/parts/lost_job.sql
       FROM tenure.jobs j
      WHERE j.id = $1
        AND j.status = 'processing'
@@ -31,3 +28,4 @@ WITH locked AS MATERIALIZED (
                                                          j.stale_after - $3::float8 * interval '1 second'))))
        FOR UPDATE OF j
 )
+-- include job/parts/end_attempt.sql

@@ -1,11 +1,11 @@
--- count_queued: how many jobs of a queue wait, counted to a little beyond its limit.
+-- count_queued: the number of queued jobs of a queue, counted to a little beyond its limit.
 --
---   $1 queue  $2 count to
+--   $1 queue  $2 where each half stops counting
 --
--- Each half goes by an index that begins with the queue: what other queues have waiting or scheduled is not read. Rows
--- are compared and ordered as those indexes have them, so that whatever the statistics say no other way is cheaper: with
--- queue = $1 a LIMIT makes a walk over the whole table look cheap. (Where the second index is not built yet, all that
--- waits for the relay is read; see migrate.rs.)
+-- Each half uses an index that begins with the queue, and reads no jobs of other queues. Rows are compared and ordered
+-- as those indexes have them, so that no statistics make another plan cheaper: with queue = $1, a LIMIT makes a walk
+-- over the whole table look cheap. (Until the second index is built, the second half reads every job that waits for the
+-- relay; see migrate.rs.)
 SELECT (SELECT count(*) FROM (
            SELECT FROM tenure.jobs
             WHERE published_at IS NOT NULL AND status = 'queued'

@@ -1,4 +1,4 @@
--- due_schedules: schedules whose next tick has come. Asked by the worker that has the relay's turn, when one is due.
+-- due_schedules: schedules whose next tick is due. The worker that has the relay's turn asks when one is.
 SELECT name, cron, time_zone, missed, next_at, statement_timestamp() AS now
   FROM tenure.schedules
  WHERE next_at <= statement_timestamp() AND paused_at IS NULL

@@ -1,9 +1,9 @@
--- limit_queue: how many jobs of a queue may run, and how many may wait, in the whole fleet.
+-- limit_queue: set how many jobs of a queue may run, and how many may wait, in the whole fleet.
 --
 --   $1 queue  $2 whether to change max_running  $3 to what (NULL: no limit)
 --   $4 whether to change max_queued  $5 to what (NULL: no limit)
 --
--- What runs already counts: it gets slots. With claims that were under way at this moment, a few more than the limit
+-- Jobs that run already count: they get slots. If claims were under way at this moment, a few jobs more than the limit
 -- may run, until as many have ended.
 WITH said AS (
     INSERT INTO tenure.queues AS q (queue, max_running, max_queued)
@@ -20,7 +20,7 @@ WITH said AS (
     INSERT INTO tenure.queue_slots AS s (queue, slot, job_id, fencing_token)
     SELECT $1, n, runs.id, runs.fencing_token
       FROM generate_series(1, greatest($3::int, (SELECT count(*)::int FROM runs),
-                              -- What an older, higher limit has left is free, or counted twice.
+                              -- Frees the slots of an older, higher limit: else their jobs would count twice.
                               (SELECT max(slot) FROM tenure.queue_slots WHERE queue = $1))) AS n
       LEFT JOIN runs ON runs.slot = n
      WHERE $2 AND $3::int IS NOT NULL

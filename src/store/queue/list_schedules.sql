@@ -1,4 +1,4 @@
--- list_schedules: all of them, or one.
+-- list_schedules: all schedules, or one.
 --
 --   $1 name or NULL
 SELECT name, cron, time_zone, queue, kind, payload::text AS payload, tick_field, max_attempts, missed, paused_at, next_at,

@@ -1,11 +1,11 @@
--- lock_queue: have the claims of a limited queue one after the other. First statement of their transaction.
+-- lock_queue: serialize the claims of a limited queue. First statement of their transaction.
 --
 --   $1 queue
 --
--- Two at once would count the same free slots. The next statement has a snapshot of its own, and sees what whoever
--- held the lock before has claimed. It waits for longer than claims do, which stand in line here: each holds the lock
--- for a few milliseconds. The first slot is what is locked: a worker may not change what an operator has said of the
--- queue.
+-- Two claims at once would count the same free slots. The next statement has a snapshot of its own, and sees the claims
+-- of the transaction that held the lock before. This statement waits for longer than a claim does, because claims queue
+-- up here: each holds the lock for a few milliseconds. It locks the first slot, because a worker may not change the
+-- settings that operators give a queue.
 SELECT slot
   FROM tenure.queue_slots
  WHERE queue = $1 AND slot = 1

@@ -1,8 +1,8 @@
--- pause_queue: no job of this queue is claimed from now on, by anyone. What runs goes on.
+-- pause_queue: stop all claims of this queue's jobs. Running jobs go on.
 --
 --   $1 queue
 --
--- One row: since when it has been paused, and whether it was before.
+-- One row: since when the queue has been paused, and whether it was paused before.
 INSERT INTO tenure.queues AS q (queue, paused_at)
 VALUES ($1, clock_timestamp())
     ON CONFLICT (queue) DO UPDATE

@@ -1,4 +1,4 @@
--- pause_schedule: no ticks from now on.
+-- pause_schedule: stop a schedule's ticks.
 --
 --   $1 name
 --

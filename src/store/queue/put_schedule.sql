@@ -3,8 +3,8 @@
 --   $1 name  $2 cron  $3 time zone  $4 queue  $5 kind  $6 payload (JSON text)  $7 tick field  $8 max_attempts
 --   $9 missed  $10 its first tick
 --
--- One row. When its ticks are the same as before, the next one stays: a program that puts its schedules whenever it
--- starts moves none. A paused one stays paused.
+-- One row. If the ticks are the same as before, the next tick stays: a program that puts its schedules at every start
+-- moves none. A paused schedule stays paused.
 INSERT INTO tenure.schedules AS s (name, cron, time_zone, queue, kind, payload, tick_field, max_attempts, missed, next_at)
 VALUES ($1, $2, $3, $4, $5, $6::text::jsonb, $7, $8, $9, $10)
     ON CONFLICT (name) DO UPDATE

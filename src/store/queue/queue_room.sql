@@ -1,13 +1,13 @@
--- queue_room: the free slots of a queue with a limit, at most as many as may be taken.
+-- queue_room: the free slots of a queue with a limit, at most as many as the limit leaves.
 --
 --   $1 queue
 --
--- A row a slot; one without a slot: none is free. No row, or one without max_running: the queue has no limit.
--- A slot is taken while its job runs under its token. When a limit was lowered, more slots are taken than it has:
--- none is free until enough of their jobs have ended.
+-- One row a slot; one row with a NULL slot: no slot is free. No row, or a NULL max_running: the queue has no limit.
+-- A slot is taken while its job runs under its token. After a limit was lowered, more slots may be taken than it
+-- allows: no slot is free until enough of their jobs have ended.
 WITH slots AS MATERIALIZED (
     SELECT s.slot,
-           -- Not a join: one could be walked the wrong way round, over all jobs.
+           -- Not a join: the planner could walk one the wrong way round, over all jobs.
            coalesce((SELECT j.status = 'processing' AND j.fencing_token = s.fencing_token
                        FROM tenure.jobs j WHERE j.id = s.job_id), false) AS taken
       FROM tenure.queue_slots s

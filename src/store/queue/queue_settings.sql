@@ -1,8 +1,8 @@
--- queue_settings: what an operator has said of these queues. Asked when it changes, and now and then.
+-- queue_settings: the settings that operators gave these queues. Workers ask when they change, and now and then.
 --
 --   $1 queues
 --
--- One row a queue of which anything was said. The room is counted only where there is a limit.
+-- One row a queue that has settings. Counts running jobs only for a queue with a limit.
 SELECT q.queue, q.paused_at IS NOT NULL AS paused, q.max_running,
        CASE WHEN q.max_running IS NOT NULL THEN
             (SELECT count(*) FILTER (WHERE (SELECT j.status = 'processing' AND j.fencing_token = s.fencing_token

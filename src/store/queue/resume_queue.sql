@@ -1,4 +1,4 @@
--- resume_queue: jobs of this queue are claimed again.
+-- resume_queue: allow claims of this queue's jobs again.
 --
 --   $1 queue
 --

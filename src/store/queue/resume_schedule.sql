@@ -1,6 +1,6 @@
--- resume_schedule: ticks again, from the next one on; those of the pause were not missed.
+-- resume_schedule: resume a schedule from its next tick on; ticks during the pause do not count as missed.
 --
---   $1 name  $2 the next tick  $3 cron  $4 time zone: what that one was computed from
+--   $1 name  $2 the next tick  $3 cron  $4 time zone: the next tick was computed from these two
 --
 -- One row if it was paused, and still has these ticks.
 UPDATE tenure.schedules

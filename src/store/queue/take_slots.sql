@@ -1,4 +1,4 @@
--- take_slots: note which jobs of a limited queue run. Last statement of the transaction that claimed them.
+-- take_slots: record the running jobs of a limited queue. Last statement of the transaction that claimed them.
 --
 --   $1 queue  $2 slots  $3 jobs  $4 tokens
 UPDATE tenure.queue_slots s

@@ -1,10 +1,10 @@
--- tick: move a schedule's next tick forward, and enqueue the jobs of those that were due. Both or neither.
+-- tick: move a schedule's next tick forward, and enqueue the jobs of the due ticks. Both or neither.
 --
---   $1 name  $2 the tick that was due  $3 the next one; NULL: there is none, and the schedule pauses
+--   $1 name  $2 the tick that was due  $3 the next tick; NULL: no tick will come, and the schedule pauses
 --   $4 ids of the new jobs  $5 the tick of each, in order
 --
--- One row if it was moved. Of several workers that saw the same tick, the first moves it; the others wait for its row,
--- find another tick in it, and touch nothing. So does one whose answer was lost, and which asks again.
+-- One row if the tick was moved. Of several workers that saw the same tick, the first moves it; the others wait for the
+-- row, find another tick in it, and change nothing. Nor does a worker that lost the answer and asks again.
 -- The relay publishes the jobs.
 WITH moved AS (
     UPDATE tenure.schedules

@@ -1,4 +1,4 @@
--- checkpoint_size: how many bytes a job's checkpoint has, as JSON. No row: there is none, or the job needs it no more.
+-- checkpoint_size: the size of a job's checkpoint as JSON, in bytes. No row: the job has none, or needs it no more.
 --
 --   $1 id
 SELECT octet_length(checkpoint::text) AS bytes FROM tenure.jobs WHERE id = $1 AND checkpoint IS NOT NULL

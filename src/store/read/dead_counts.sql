@@ -1,4 +1,4 @@
--- dead_counts: how many there are, by queue, kind and category.
+-- dead_counts: the number of dead letters by queue, kind and category.
 SELECT queue, kind, category, count(*) AS jobs, min(died_at) AS oldest, max(died_at) AS newest
   FROM tenure.dead_letter_jobs
  GROUP BY queue, kind, category

@@ -1,17 +1,13 @@
--- dead_ids: those that can be redriven, a page at a time, the oldest first.
+-- dead_ids: dead letters that can be redriven, a page at a time, the oldest first.
 --
---   $1 queue or NULL  $2 kind or NULL  $3 category or NULL  $4 seconds since they died, at least
---   $5 text in the error or NULL  $6 died no later than this, or NULL  $7 row limit
+--   $1 to $6 which: see dead_filter.sql  $7 row limit
 --
--- What was refused before it became a job is none of them. A job that dies again meanwhile is not met twice.
+-- A message that was refused before it became a job is left out. A job that dies again meanwhile comes only once.
+-- Made of parts: `scripts/statement dead_ids` prints it whole.
 SELECT id
   FROM tenure.dead_letter_jobs
- WHERE ($1::text IS NULL OR queue = $1)
-   AND ($2::text IS NULL OR kind = $2)
-   AND ($3::text IS NULL OR category = $3)
-   AND died_at <= statement_timestamp() - $4::float8 * interval '1 second'
-   AND ($5::text IS NULL OR strpos(last_error, $5) > 0)
-   AND ($6::timestamptz IS NULL OR died_at <= $6)
+ WHERE
+-- include read/parts/dead_filter.sql
    AND payload IS NOT NULL
  ORDER BY died_at
  LIMIT $7

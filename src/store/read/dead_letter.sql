@@ -1,4 +1,4 @@
--- dead_letter: one of them, whole.
+-- dead_letter: one dead letter, with all its columns.
 --
 --   $1 id
 SELECT id, queue, kind, subject, attempt, max_attempts, fencing_token, worker_id, created_at, died_at,

@@ -1,8 +1,9 @@
--- job_texts: what a job was given and has said, as text for people, wherever it stands. Numbers keep their digits.
+-- job_texts: a job's payload, output, checkpoint and trace context, as text for people, in any status. Numbers keep
+-- their digits.
 --
---   $1 id  $2 how many characters of each
+--   $1 id  $2 how many characters of each text, at most
 --
--- And for how long a running job has been silent, by the database's clock.
+-- Also for how long a running job has been silent, by the database's clock.
 SELECT left(jsonb_pretty(payload), $2) AS payload, left(jsonb_pretty(output), $2) AS output,
        left(jsonb_pretty(checkpoint), $2) AS checkpoint, trace_context, cancel_requested_at,
        extract(epoch FROM stale_after)::float8 AS stale_after_s,

@@ -1,12 +1,12 @@
--- list_jobs: newest first.
+-- list_jobs: jobs that match, the newest first.
 --
 --   $1 status or NULL  $2 queue or NULL  $3 kind or NULL  $4 worker or NULL  $5 seconds of age at least, or NULL
 --   $6 seconds of age at most, or NULL  $7 text in the last error or NULL  $8 before this id or NULL  $9 row limit
---   $10 text in the kind, the last error, the message or the payload, or NULL  $11 whether payloads and outputs are wanted
+--   $10 text in the kind, the last error, the message or the payload, or NULL  $11 whether to read payloads and outputs
 --
--- An id is time: what is asked of the age bounds the id, too, so that a large history is read from there on, by its
--- primary key, and only as far as needed. By a day more than was asked: ids are of the producers' clocks, and those of
--- messages are older than their rows. CASE and coalesce, not OR: an index takes the one and not the other.
+-- An id is time: a bound on the age bounds the id, too, so that a large history is read from there on, by its primary
+-- key, and only as far as needed. The bound on the id is a day wider: producers' clocks make the ids, and the ids of
+-- submissions are older than their rows. CASE and coalesce, not OR: an index can serve the one and not the other.
 -- The worker of a job that waits for another attempt stands with its attempts.
 SELECT id, queue, kind, CASE WHEN $11 THEN payload::text END AS payload, status, attempt, max_attempts, fencing_token, worker_id, created_at,
        scheduled_at, started_at, last_activity_at, finished_at, stage, progress, message,

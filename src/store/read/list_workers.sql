@@ -1,6 +1,6 @@
--- list_workers: every worker process that is known, the latest started first. Reads the table of live jobs as a whole.
+-- list_workers: every registered worker process, the latest started first. Reads the table of live jobs as a whole.
 --
--- Vanishing: nobody answered for it, over NATS. Silent: it has not renewed its row three times over.
+-- Vanishing: no process answered for it over NATS. Silent: it has missed three renewals of its row.
 WITH running AS (
     SELECT worker_id, count(*) AS jobs FROM tenure.jobs WHERE worker_id IS NOT NULL GROUP BY worker_id
 )

@@ -1,4 +1,4 @@
--- recoveries: what was last recovered or refused of one job, oldest first.
+-- recoveries: the latest recovery events of one job, oldest first.
 --
 --   $1 id  $2 row limit
 SELECT at, event, path, fencing_token, owner_before, extract(epoch FROM silence)::float8 AS silence_s, reason, recovered_by

@@ -1,9 +1,9 @@
--- recovery_events: what was recovered and refused, of all jobs, the latest first, with who owned the job next.
+-- recovery_events: the recovery events of all jobs, the latest first, with the next owner of each job.
 --
---   $1 event or NULL  $2 path or NULL  $3 worker (owner before, or who recovered) or NULL  $4 job or NULL
+--   $1 event or NULL  $2 path or NULL  $3 worker (owner before, or recovering worker) or NULL  $4 job or NULL
 --   $5 before this event's id or NULL  $6 row limit
 --
--- The owner after: of the first claim with a later token. NULL: nobody has claimed it yet.
+-- The next owner made the first claim with a later token. NULL: no worker has claimed the job since.
 SELECT e.id, e.at, e.event, e.path, e.job_id, e.fencing_token, e.owner_before,
        extract(epoch FROM e.silence)::float8 AS silence_s, e.reason, e.recovered_by,
        n.worker_id AS owner_after, n.fencing_token AS token_after

@@ -1,4 +1,4 @@
--- show_job: one job, wherever it stands.
+-- show_job: one job, in any status.
 --
 --   $1 id
 SELECT id, queue, kind, payload::text AS payload, status, attempt, max_attempts, fencing_token, worker_id, created_at,

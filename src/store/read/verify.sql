@@ -1,5 +1,4 @@
--- verify: what must be true of every job, looked for where it is not. In one statement, so of one moment: jobs
--- that run meanwhile look whole.
+-- verify: jobs that break an invariant. One statement has one snapshot: jobs that run meanwhile look whole.
 --
 -- One row a rule: its name, how many jobs break it, and the first ten of them. Reads every table as a whole.
 WITH attempts AS MATERIALIZED (
@@ -16,13 +15,13 @@ WITH attempts AS MATERIALIZED (
 ), broken (rule, job_id) AS (
     SELECT 'stands_in_one_place', id FROM standing GROUP BY id HAVING count(*) > 1
      UNION ALL
-    -- Only a job that was there can have been tried, or have had an effect, or hold a key.
+    -- Only a job that existed can have attempts or effects, or hold a key.
     SELECT 'is_not_lost', job_id
       FROM (SELECT job_id FROM tenure.job_executions
              UNION SELECT job_id FROM tenure.effects
              UNION SELECT job_id FROM tenure.job_keys WHERE stream_seq IS NULL) known
      WHERE NOT EXISTS (SELECT FROM standing WHERE standing.id = known.job_id)
-       -- Retention removes the job first, and then what is remembered of it.
+       -- Retention removes the job first, and its traces afterwards.
        AND known.job_id >= (SELECT tenure.id_of_time(coalesce(purged_until, 'epoch')) FROM tenure.scanner_state)
      UNION ALL
     SELECT 'is_owned_while_processing', id FROM tenure.jobs
@@ -41,7 +40,7 @@ WITH attempts AS MATERIALIZED (
      WHERE outcome = 'completed'
      GROUP BY job_id HAVING count(*) > 1
      UNION ALL
-    -- Every claim raised the token by one, and left a record, of which the last hundred are kept.
+    -- Every claim raises the token by one, and leaves a record; the last hundred records are kept.
     SELECT 'has_a_record_of_every_token', standing.id
       FROM standing
       LEFT JOIN (SELECT job_id, count(*) AS claims, min(fencing_token) AS lowest, max(fencing_token) AS highest

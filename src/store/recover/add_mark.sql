@@ -1,10 +1,10 @@
--- add_mark: what the stream held at a moment, unless a mark was made just before.
+-- add_mark: record what the stream held at a moment, unless another mark was made just before.
 --
 --   $1 the database's time, read *before* the stream was asked  $2 the stream's creation  $3 its last sequence
 --   $4 shortest gap between marks in seconds
 --
--- Marks older than an hour are thinned out to one in fifteen, and those older than a week go: a newer one tells as much,
--- a little later.
+-- Of the marks older than an hour one in fifteen stays, and those older than a week are deleted: a newer mark proves as
+-- much, a little later.
 WITH pruned AS (
     DELETE FROM tenure.relay_marks
      WHERE marked_at < $1::timestamptz - interval '7 days'

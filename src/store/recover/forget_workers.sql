@@ -1,8 +1,8 @@
--- forget_workers: processes that were not heard of for long, and own nothing any more.
+-- forget_workers: delete the rows of processes that have been silent for long and own no job.
 --
 --   $1 worker ids, or NULL for all  $2 seconds of silence
 --
--- One row a process that is forgotten.
+-- One row a deleted process.
 DELETE FROM tenure.workers w
  WHERE ($1::text[] IS NULL OR w.worker_id = ANY ($1::text[]))
    AND w.last_seen_at < statement_timestamp() - $2::float8 * interval '1 second'

@@ -1,5 +1,5 @@
--- measure: count live jobs by queue, and what else the whole fleet shows. By whoever scans, once every scan, so that no
--- other worker has to count. A claim leaves publish_at as it is: what runs owes no publication.
+-- measure: count live jobs by queue, and measure the fleet. The worker that scans runs it, once every scan, so that no
+-- other worker has to count. A claim leaves publish_at as it is: a running job waits for no publication.
 -- It ends the scan: however long that took, the gap to the next one begins here.
 WITH counted AS MATERIALIZED (
     SELECT queue,

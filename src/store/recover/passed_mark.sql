@@ -1,10 +1,10 @@
--- passed_mark: until when a published job cannot have a message left.
+-- passed_mark: the time before which no published job can have a message left.
 --
 --   $1 the stream's creation  $2 the last sequence that the queue's consumer has delivered
 --   $3 seconds that a publication may take
 --
--- A job published before a mark whose last sequence was passed, or before a mark of a stream that is
--- gone. NULL: nothing is known.
+-- A mark proves this for jobs published before it, once the consumer has passed the mark's last sequence, or once the
+-- mark's stream is gone. NULL: no mark proves anything.
 SELECT greatest(
        (SELECT max(marked_at) FROM tenure.relay_marks WHERE stream_created = $1 AND last_seq <= $2)
            - $3::float8 * interval '1 second',

@@ -1,11 +1,11 @@
--- published_queues: the queues of which jobs count as published, the last name first; and what is committed, for
--- reclaim_lost.sql.
+-- published_queues: the queues with jobs that count as published, the last name first; and a snapshot of what is
+-- committed, for reclaim_lost.sql.
 --
 --   $1 queues before this name; NULL: all  $2 row limit
 --
--- The queues are found one after another by their index: however many jobs a queue has, it is entered once. And each is
--- entered where its newest jobs are: where a backlog is worked off, its oldest have left nothing but index entries, tens
--- of thousands a second, each of which would be looked up.
+-- The index gives one queue after another: the statement enters each queue once, however many jobs it has. It enters at
+-- the newest jobs: while workers drain a backlog, its oldest jobs leave dead index entries, tens of thousands a second,
+-- each of which would cost a look-up.
 WITH RECURSIVE named AS (
     (SELECT queue FROM tenure.jobs
       WHERE $1::text IS NULL AND published_at IS NOT NULL ORDER BY queue DESC, published_at DESC LIMIT 1)

@@ -1,13 +1,12 @@
--- reclaim_lost: jobs that wait for a message which no longer exists, or never did: they are published again, under a
--- new dispatch each.
+-- reclaim_lost: jobs whose message no longer exists, or never did. The relay republishes them, each under a new
+-- dispatch.
 --
 --   $1 queue  $2 published before  $3 row limit  $4 worker id of the relay  $5 a snapshot
 --
--- Only rows that the snapshot sees: one of a transaction that was not yet committed then has only just been. (A row's
--- xmin has 32 of its transaction's 64 bits, and is less than 2^31 transactions old. That of a savepoint counts as
--- committed.)
--- As in take_due.sql, the rows count as published from here on, and no join comes between them and their ids. Those that
--- have waited longest are taken first, and returned in the order in which they were due.
+-- Only rows that the snapshot sees: a row whose transaction was not yet committed then is too new. (A row's xmin has 32
+-- of its transaction's 64 bits, and is less than 2^31 transactions old. That of a savepoint counts as committed.)
+-- As in take_due.sql, the rows count as published from here on, and no join comes between them and their ids. The jobs
+-- that have waited longest are taken first, and returned in the order in which they were due.
 WITH lost AS MATERIALIZED (
     SELECT id, fencing_token, published_at
       FROM (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS newest) n, tenure.jobs

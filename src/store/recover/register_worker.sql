@@ -1,4 +1,4 @@
--- register_worker: this process serves; see renew_worker.sql for its signs of life.
+-- register_worker: register this process; renew_worker.sql writes its signs of life.
 --
 --   $1 worker id  $2 hostname  $3 pid  $4 boot id  $5 pid namespace  $6 start of the process
 --   $7 lock file  $8 probe subject  $9 queues  $10 slots  $11 version  $12 kinds or NULL  $13 renew_every in seconds

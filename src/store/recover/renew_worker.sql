@@ -1,8 +1,8 @@
--- renew_worker: the sign of life of a process that is registered. No row: it was forgotten meanwhile.
+-- renew_worker: the sign of life of a registered process. No row: its row was deleted meanwhile.
 --
 --   $1 worker id  $2 probe subject
 --
--- Tells how many workers there are, by the renewals that were not missed.
+-- Returns the number of live workers: those that missed no renewals.
 UPDATE tenure.workers
    SET last_seen_at = clock_timestamp(), suspected_at = NULL, probe_subject = $2
  WHERE worker_id = $1

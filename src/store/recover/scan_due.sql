@@ -1,4 +1,4 @@
--- scan_due: whether it may be this worker's turn to scan. Asked by every worker, and costs a look; scan_gate.sql decides.
+-- scan_due: whether a scan may be due. Every worker asks, and the answer is cheap; scan_gate.sql decides.
 --
 --   $1 scan_every in seconds
 SELECT FROM tenure.scanner_state

@@ -1,17 +1,17 @@
--- scan_gate: may I scan, may I reset, and what?
+-- scan_gate: may this worker scan, may it reset, and which jobs?
 --
 --   $1 scan_every in seconds  $2 stale_after in seconds  $3 how many silent jobs to name
 --
--- One row: this worker scans now, and these are the quietest of the silent jobs; the others of this interval get none.
--- Leaderless: if it dies, or the server ends the statement, the turn is not used up.
+-- One row: this worker scans now, and the row names the quietest of the silent jobs. No row: another worker scans in
+-- this interval. No leader: if the worker dies, or the server ends the statement, the turn is not used up.
 -- One pass over the live jobs, which may take long where they are many and large: it runs over a connection of its own,
--- with a limit of its own, and scanner_state is locked only at its end. Meanwhile the lock of this transaction keeps
--- others from reading as much for nothing; a statement without a turn reads no job.
--- in_grace: after a gap between scans, or a restart of the server, every live owner looks stale, and is
--- given stale_after to write. A gap is more than three intervals; or, while jobs live that are stale sooner, so much
--- that a scan in time would still have found them fresh. (One and a half intervals are none: scans are jittered.)
+-- with a limit of its own, and locks scanner_state only at its end. Meanwhile this transaction's advisory lock spares
+-- other workers the same pass; a statement without a turn reads no job.
+-- in_grace: after a gap between scans, or a restart of the server, every live owner looks stale, and gets stale_after
+-- to write. A gap is longer than three intervals; or, if running jobs go stale sooner, so long that a scan in time
+-- would still have found them fresh. (One and a half intervals are no gap: scans are jittered.)
 -- breaker_open: more than half of the running jobs (and more than 20) look
--- stale at once; that is rarely the workers' fault, so nothing is reset for stale_after.
+-- stale at once; that is rarely the workers' fault, so the scanner resets nothing for stale_after.
 -- The time of the scan is that of its end: the next gap begins there.
 WITH turn AS MATERIALIZED (
     -- "tenure sc" in ASCII.

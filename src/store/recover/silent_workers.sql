@@ -1,11 +1,11 @@
--- silent_workers: processes that have not renewed their row for some time, and are to be asked about.
+-- silent_workers: processes that have not renewed their row for some time, for this worker to probe.
 --
---   $1 seconds between two looks  $2 worker id of the caller
---   $3 seconds within which they must have been heard of; NULL: at any time. A caller that has just started does not
+--   $1 seconds between two probes  $2 worker id of the caller
+--   $3 seconds within which they must have renewed it; NULL: any time. A caller that has just started does not
 --      know why the others fell silent
 --
--- Each is asked about by one prober at a time, however many there are: a frozen process reads no probes,
--- and too many would have NATS close its connection.
+-- One worker at a time probes a process, however many workers there are: a frozen process reads no probes,
+-- and too many would make NATS close its connection.
 UPDATE tenure.workers w
    SET probed_at = clock_timestamp()
   FROM (SELECT worker_id FROM tenure.workers

@@ -1,7 +1,7 @@
--- suspect: what a look at silent processes has found. Nobody there: suspected from now on, if not before.
+-- suspect: record what probes of silent processes found. No process there: suspected from now on, if not before.
 -- An answer: not suspected.
 --
---   $1 worker ids  $2 whether nobody is there
+--   $1 worker ids  $2 whether the process is gone
 --
 -- A process that has renewed its row meanwhile is left alone.
 UPDATE tenure.workers w

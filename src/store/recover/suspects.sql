@@ -1,5 +1,5 @@
--- suspects: those of these queues in which a due job has counted as published for some time, though no worker has claimed
--- it. Its message may wait behind others, or be lost.
+-- suspects: the queues in which a due job has counted as published for some time, but no worker has claimed it. Its
+-- message may wait behind others, or be lost.
 --
 --   $1 seconds  $2 queues, in this order  $3 row limit
 --
@@ -9,8 +9,8 @@ SELECT named.queue,
        coalesce((SELECT q.paused_at IS NOT NULL FROM tenure.queues q WHERE q.queue = named.queue), false) AS paused,
        coalesce((SELECT q.max_running IS NOT NULL FROM tenure.queues q WHERE q.queue = named.queue), false) AS limited
   FROM unnest($2::text[]) AS named(queue)
- -- Mostly the newest of the jobs that were published so long ago waits, or none of them does. Asked for nothing else, it
- -- is found by its index; with the rest of the condition, all of a queue's jobs may be read and sorted for the one.
+ -- Usually the newest of the jobs published at least `$1` seconds ago waits, or none of them does. This condition alone
+ -- finds it by its index; with the rest, the server may read and sort all jobs of a queue for the one.
  WHERE coalesce((SELECT j.status = 'queued' AND j.scheduled_at <= statement_timestamp()
                    FROM tenure.jobs j
                   WHERE j.queue = named.queue

@@ -1,12 +1,12 @@
--- take_due: jobs whose message shall be published now, under a new dispatch each, in the order in which they are due.
+-- take_due: due jobs for the relay to publish, under a new dispatch each, in the order in which they are due.
 --
 --   $1 row limit
 --
--- Committed before anything is published, as an enqueue is: the rows count as published. A publication that fails is
--- taken back (unpublished.sql). If the publisher dies, its messages are found missing as any lost message is
--- (reclaim_lost.sql), and published under a later dispatch; two messages of one job are harmless.
--- SKIP LOCKED: two relays share the work. No join: with one, a table that looks empty has the whole list of ids searched
--- for each of them, 130 ms for a thousand.
+-- Committed before the relay publishes, as an enqueue is: the rows count as published. If a publication fails,
+-- unpublished.sql undoes this. If the publisher dies, reclaim_lost.sql finds its messages missing as it finds any lost
+-- message, and the relay publishes them under a later dispatch; two messages of one job are harmless.
+-- SKIP LOCKED: two relays share the work. No join: with one, if the table looks empty, the plan searches the whole list
+-- of ids for each of them, 130 ms for a thousand.
 WITH due AS MATERIALIZED (
     SELECT id FROM tenure.jobs
      WHERE publish_at <= statement_timestamp() AND status = 'queued'

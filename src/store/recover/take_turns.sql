@@ -1,12 +1,11 @@
--- take_turns: what the fleet does in common is done by one worker at a time. This one takes the turns that are free, or
--- keeps those that it has.
+-- take_turns: take the turns that are free, or keep those that this worker has. One worker at a time does the work that
+-- the fleet shares.
 --
 --   $1 turns  $2 worker id  $3 length of a turn in seconds
 --
--- One row. No leader: a turn that its worker does not keep is anybody's when it ends. A turn protects nothing, it only
--- spares statements: whatever two workers do at once is as harmless as it ever was.
--- A turn that another worker has is passed over without a lock. What there is to do is looked for only by a worker that
--- has a turn.
+-- One row. No leader: any worker may take a turn that its worker has let run out. A turn protects nothing, it only
+-- spares statements: two workers may do the same work at once without harm.
+-- A turn that another worker has is passed over without a lock. Only a worker with a turn looks for work.
 WITH taken AS (
     UPDATE tenure.turns t
        SET worker_id = $2, until = clock_timestamp() + $3::float8 * interval '1 second'

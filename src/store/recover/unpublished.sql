@@ -1,9 +1,9 @@
--- unpublished: hand jobs to the relay whose publication failed.
+-- unpublished: hand the relay jobs whose publication failed.
 --
---   $1 ids  $2 the dispatch of each message that was not published  $3 seconds until the relay shall try
+--   $1 ids  $2 the dispatch of each message that was not published  $3 seconds until the relay tries
 --
--- Only while the job waits for that very message: a relay may have been faster, or a worker has claimed it, because
--- the message arrived after all.
+-- Only while the job waits for that very message: a relay may have been faster, or the message arrived after all
+-- and a worker has claimed the job.
 -- Rows are locked in order of id, as claims lock them.
 WITH waiting AS MATERIALIZED (
     SELECT j.id

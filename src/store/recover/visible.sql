@@ -1,8 +1,8 @@
--- visible: which of these jobs are committed, and whether each still waits for its first message.
+-- visible: the jobs that are committed, and whether each still waits for its first message.
 --
 --   $1 ids
 --
--- A job that is missing: its transaction is not committed, or was rolled back; or the job has ended already.
+-- No row: the job's transaction is not committed, or was rolled back; or the job has ended already.
 SELECT id,
        status = 'queued' AND dispatch = 1 AND fencing_token = 0 AND published_at IS NOT NULL AS waits
   FROM tenure.jobs

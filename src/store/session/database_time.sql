@@ -1,2 +1,2 @@
--- database_time: the only clock.
+-- database_time: the database's time, the only clock.
 SELECT statement_timestamp() AS at

@@ -1,4 +1,4 @@
--- limit_idle: how long this transaction may sit idle before the server ends it: a worker that freezes
+-- limit_idle: limit how long this transaction may sit idle before the server ends it: a worker that freezes
 -- between the fence and the commit must not hold the job's row for ever.
 --
 --   $1 a duration, as in '150s'

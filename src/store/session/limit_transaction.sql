@@ -1,4 +1,4 @@
--- limit_transaction: how long this transaction may sit idle, how long each statement of it may run, and,
+-- limit_transaction: limit how long this transaction may sit idle, how long each statement of it may run, and,
 -- from Postgres 17 on, how long it may last in all.
 --
 --   $1 a duration, as in '75000ms'

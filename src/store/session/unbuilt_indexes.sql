@@ -1,4 +1,4 @@
--- unbuilt_indexes: those of these indexes that are not there, or not finished.
+-- unbuilt_indexes: the named indexes that do not exist, or are not finished.
 --
 --   $1 names, with their schema
 SELECT n.name, i.indexrelid IS NOT NULL AS is_there,

@@ -1,12 +1,12 @@
--- advance: time passes, for tests: every time that stands in this database is then longer ago, or less far ahead.
+-- advance: make every time in this database longer ago, or less far ahead, for tests.
 --
 --   $1 seconds
 --
--- Postgres's clock cannot be moved, so what is measured by it is: jobs and schedules come nearer, a running job looks
--- silent for so much longer, and what has happened is so much older.
--- Left alone: ids, of which a history's partitions are made; what is about messages (published_at, relay_marks), as
--- NATS's time does not pass; and the workers' rows, as live workers would have renewed them. For the same reason they
--- would have scanned all the while: without a last scan there is no gap after which owners are given time to write.
+-- Postgres's clock cannot be moved, so the stored times move: jobs and schedules come nearer, a running job looks
+-- silent for `$1` longer, and past events are `$1` older.
+-- Left alone: ids, by which the history is partitioned; the times of messages (published_at, relay_marks), because
+-- NATS's clock does not move; and the workers' rows, because live workers would have renewed them. Live workers would
+-- also have scanned: without a last scan there is no gap after which owners get time to write.
 -- Rows are locked in order of id, as claims lock them.
 WITH span AS (
     SELECT $1::float8 * interval '1 second' AS passed

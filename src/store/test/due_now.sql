@@ -1,5 +1,5 @@
--- due_now: how many jobs of these queues and kinds run or are due, ticks of schedules included. For tests, which wait
--- until there are none.
+-- due_now: the number of jobs of these queues and kinds that run or are due, due ticks of schedules included. Tests
+-- wait until it is 0.
 --
 --   $1 queues  $2 kinds; NULL: every kind
 SELECT (SELECT count(*)

@@ -20,7 +20,7 @@ use tokio::{
 use super::{Dashboard, EVIL, PAGES, calm, enqueue, until_processing, worker};
 use crate::harness::{Bench, Running};
 
-/// How large the window is, and what its user's system prefers.
+/// The size of the window, and the preferences of its user's system.
 #[derive(Clone, Copy)]
 pub(super) struct Look {
     width: u32,
@@ -39,7 +39,7 @@ impl Look {
     }
 }
 
-/// A browser of this test's own; it ends with it.
+/// A browser of one test; it ends with the test.
 pub(super) struct Browser {
     client: Client,
     _driver: Driver,
@@ -48,10 +48,10 @@ pub(super) struct Browser {
     base: String,
 }
 
-/// Tests that have a browser: one keeps a core busy while it starts and draws.
+/// Limits the tests that have a browser at a time: each keeps a core busy while it starts and draws.
 static AT_ONCE: Semaphore = Semaphore::const_new(3);
 
-/// `chromedriver`, and in its group the browser that it started: killed alone, it leaves that behind.
+/// `chromedriver`, with its browser in the same process group: killed alone, it would leave the browser behind.
 struct Driver(Process);
 
 impl Drop for Driver {
@@ -84,7 +84,7 @@ impl Browser {
                 break port.trim_end_matches('.').parse().unwrap();
             }
         };
-        // Read on, or it would wait for us.
+        // Keeps reading, or the process would block on a full pipe.
         tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
         let folder = tempfile::tempdir().unwrap();
         let mut options = json!({
@@ -109,7 +109,7 @@ impl Browser {
             .connect(&format!("http://127.0.0.1:{port}"))
             .await
             .unwrap();
-        // A headless window has a frame of its own; the page gets this size.
+        // A headless window has a frame; this is the size of the page.
         client.set_window_size(width, height).await.unwrap();
         let base = format!("http://{address}");
         let browser = Self { client, _driver: driver, _folder: folder, _one_of_few: None, base };
@@ -120,7 +120,7 @@ impl Browser {
         browser
     }
 
-    /// What can be seen, as PNG.
+    /// A screenshot as PNG.
     pub(super) async fn picture(&self) -> Vec<u8> {
         self.client.screenshot().await.unwrap()
     }
@@ -137,11 +137,11 @@ impl Browser {
             .unwrap_or_else(|error| panic!("{script}: {error}"))
     }
 
-    /// Waits until a script says yes.
+    /// Waits until a script returns true.
     async fn until(&self, script: &str) {
         let deadline = std::time::Instant::now() + Duration::from_secs(20);
         loop {
-            // While a page is left, there is nobody to ask.
+            // While the browser changes pages, scripts fail.
             let asked = self.client.execute(&format!("return Boolean({script})"), vec![]).await;
             if asked.as_ref().is_ok_and(|is| *is == json!(true)) {
                 return;
@@ -164,7 +164,7 @@ impl Browser {
         found.click().await.unwrap_or_else(|error| panic!("{selector}: {error}"));
     }
 
-    /// Clicks what asks first, says yes, and waits for the words of the page after it.
+    /// Clicks a button that asks for confirmation, confirms, and waits for these words on the next page.
     async fn confirm(&self, selector: &str, said: &str) {
         self.click(selector).await;
         self.until("document.querySelector('dialog.ask[open]')").await;
@@ -179,7 +179,7 @@ impl Browser {
             let active = self.client.active_element().await.unwrap_or(body);
             match active.send_keys(keys).await {
                 Ok(()) => return,
-                // A page that is not drawn yet takes none, and has got none.
+                // A page that is not drawn yet takes no key.
                 Err(CmdError::Standard(error))
                     if error.error == ErrorStatus::ElementNotInteractable
                         && std::time::Instant::now() < deadline => {}
@@ -194,7 +194,7 @@ impl Browser {
     }
 }
 
-/// Reports what the test tells it, and ends when it is told to.
+/// A handler that reports what the test sends, and ends when the test says so.
 fn told_worker(bench: &Bench) -> (Running, watch::Sender<(f32, &'static str)>) {
     let (tell, told) = watch::channel((0.0, "begin"));
     let handler = move |_: Value, ctx: JobContext| {
@@ -228,7 +228,7 @@ async fn progress_moves_and_a_job_ends_without_a_reload() {
     let browser = Browser::at(dashboard.address).await;
     browser.open(&format!("/jobs/{job}")).await;
     browser.value("window.stayed = true").await;
-    // What somebody opened stays open, and the focus where it is.
+    // Opened details stay open, and the focus stays where it is.
     browser.click("#payload summary").await;
     for (percent, stage) in [(25.0, "reading"), (60.0, "counting"), (90.0, "writing")] {
         tell.send((percent, stage)).unwrap();
@@ -243,8 +243,8 @@ async fn progress_moves_and_a_job_ends_without_a_reload() {
     browser.until_text("#job-head", "completed").await;
     browser.until_text("#job-timeline", "completed").await;
     browser.until("document.querySelector('#output')").await;
-    assert_eq!(browser.value("window.stayed").await, json!(true), "it was loaded again");
-    // The list of jobs, too.
+    assert_eq!(browser.value("window.stayed").await, json!(true), "the page was loaded again");
+    // So does the list of jobs.
     browser.open("/jobs").await;
     browser.value("window.stayed = true").await;
     let (again, _tell) = (enqueue(&bench, json!(1)).await, tell);
@@ -264,17 +264,17 @@ async fn every_button_does_what_it_says() {
     let running = enqueue(&bench, json!({ "do": "wait" })).await;
     until_processing(&bench, running).await;
     browser.open(&format!("/jobs/{running}")).await;
-    // Somebody who thinks again changes nothing.
+    // A dismissed confirmation changes nothing.
     browser.click("#job-head .danger").await;
     browser.until("document.querySelector('dialog.ask[open]')").await;
     browser.click("dialog.ask button[value=no]").await;
     browser.until("!document.querySelector('dialog.ask')").await;
     assert_eq!(bench.count("tenure.jobs WHERE cancel_requested_at IS NOT NULL").await, 0);
-    browser.confirm("#job-head .danger", "told to stop").await;
+    browser.confirm("#job-head .danger", "asked to stop").await;
     browser.until_text("#job-head", "cancelled").await;
     assert_eq!(browser.path().await, format!("/jobs/{running}"));
 
-    // One that waits for its time: run now.
+    // A job that waits until it is due: run now.
     let later = JobRequest::new("q", "k", json!(1)).delay(Duration::from_secs(3_600));
     let later = bench.tenure.enqueue(later).await.unwrap().id;
     browser.open(&format!("/jobs/{later}")).await;
@@ -327,14 +327,14 @@ async fn every_button_does_what_it_says() {
     // Queues.
     browser.open("/queues").await;
     browser.click("#queue-q button").await;
-    browser.until_text(".flash", "q goes on").await;
-    browser.until_text("#queue-q", "open").await;
+    browser.until_text(".flash", "q is resumed").await;
+    browser.until_text("#queue-q", "active").await;
     browser.confirm("#queue-q button", "q is paused").await;
     browser.until_text("#queue-q", "paused").await;
     let field = browser.client.find(Locator::Css("input[name=max_running]")).await.unwrap();
     field.send_keys("3").await.unwrap();
     browser.click("form#limit-q button").await;
-    browser.until_text(".flash", "at most 3 run at once").await;
+    browser.until_text(".flash", "max running 3").await;
     browser.until_text("#queue-q", "of 3").await;
     assert_eq!(bench.count("tenure.queues WHERE max_running = 3 AND paused_at IS NOT NULL").await, 1);
 
@@ -348,12 +348,12 @@ async fn every_button_does_what_it_says() {
     browser.click("#schedule-s button").await;
     browser.until_text(".flash", "s is paused").await;
     browser.click("#schedule-s button").await;
-    browser.until_text(".flash", "s goes on").await;
+    browser.until_text(".flash", "s is resumed").await;
     working.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_script_of_a_users_runs_and_no_page_breaks_the_policy() {
+async fn no_script_in_a_payload_runs_and_no_page_breaks_the_policy() {
     let bench = calm().await;
     let working = worker(&bench);
     let dead = enqueue(&bench, json!({ "do": "fail", "with": EVIL })).await;
@@ -368,7 +368,7 @@ async fn no_script_of_a_users_runs_and_no_page_breaks_the_policy() {
         browser.open(&path).await;
         let listen = "document.addEventListener('securitypolicyviolation', () => window.broken++)";
         browser.value(&format!("(window.broken = 0, {listen}, 1)")).await;
-        // Whatever the stream brings is merged, too.
+        // Updates from the stream are merged, too.
         browser.until("document.getElementById('live-state').dataset.state === 'live'").await;
         let merged = "performance.getEntriesByType('resource').some(of => of.name.includes('idiomorph'))";
         browser.until(merged).await;
@@ -388,7 +388,7 @@ async fn no_script_of_a_users_runs_and_no_page_breaks_the_policy() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_is_used_by_keys_alone_and_fits_a_phone() {
+async fn the_dashboard_works_by_keyboard_alone_and_fits_a_phone() {
     let bench = calm().await;
     let working = worker(&bench);
     let done = enqueue(&bench, json!({ "with": "x" })).await;
@@ -455,9 +455,9 @@ fn is_bright(colour: &str) -> bool {
     parts.take(3).sum::<u32>() > 3 * 127
 }
 
-/// Whoever has not chosen gets what their system prefers.
+/// Until users choose, they get the theme of their system.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_theme_is_the_systems_until_somebody_chooses() {
+async fn the_theme_follows_the_system_until_the_user_chooses() {
     let bench = calm().await;
     let dashboard = Dashboard::start(&bench, &[], &[]).await;
     for prefers_dark in [false, true] {
@@ -470,21 +470,21 @@ async fn the_theme_is_the_systems_until_somebody_chooses() {
             browser.until_text("#theme", choice).await;
             assert_eq!(is_bright(browser.value(ground).await.as_str().unwrap()), bright, "{choice}");
         }
-        // What was chosen stays.
+        // The choice stays.
         browser.click("#theme").await;
         browser.open("/jobs").await;
         browser.until_text("#theme", "light").await;
     }
 }
 
-/// The first job of a list that was empty comes without a reload.
+/// The first job of an empty list appears without a reload.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_list_that_was_empty_fills() {
     let bench = calm().await;
     let dashboard = Dashboard::start(&bench, &["--actions"], &[]).await;
     let browser = Browser::at(dashboard.address).await;
     browser.open("/jobs").await;
-    browser.until_text("#list", "No job matches").await;
+    browser.until_text("#list", "No jobs match").await;
     browser.value("window.stayed = true").await;
     let job = enqueue(&bench, json!(1)).await;
     browser.until(&format!("document.getElementById('job-{job}')")).await;
@@ -498,9 +498,9 @@ async fn a_list_that_was_empty_fills() {
     assert_eq!(bench.count("tenure.jobs").await, 1);
 }
 
-/// A worker of its own process is away for a while, or for good: the page says so, and goes on where it was.
+/// The server is away for a while, or for good: the page says so, and goes on when the server is back.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_page_whose_server_went_says_so_and_finds_it_again() {
+async fn a_page_whose_server_is_gone_says_so_and_reconnects() {
     let bench = calm().await;
     let mut dashboard = Dashboard::start(&bench, &[], &[]).await;
     let browser = Browser::at(dashboard.address).await;

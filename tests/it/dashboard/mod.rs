@@ -1,4 +1,4 @@
-//! The dashboard, as what it answers. What a person sees of it, in a browser: `browser`.
+//! The dashboard's answers over HTTP. `browser` tests what a person sees.
 
 mod browser;
 mod pictures;
@@ -20,10 +20,10 @@ const PAGES: [(&str, &str); 7] = [
     ("/recovery", "Recovery"),
     ("/schedules", "Schedules"),
 ];
-/// What somebody writes who wants it to run in another's browser.
+/// Text of an attacker who wants a script to run in another user's browser.
 const EVIL: &str = "<script>pwned()</script><img src=x onerror=pwned()>\"'&lt;";
 
-/// With time for everything: nothing is recovered while browsers keep the machine busy.
+/// Long timers: nothing is recovered while browsers keep the machine busy.
 async fn calm() -> Bench {
     bench_with(|config| {
         config.timing.stale_after = Duration::from_secs(30);
@@ -32,7 +32,7 @@ async fn calm() -> Bench {
     .await
 }
 
-/// `tenure serve`, in a process of its own.
+/// `tenure serve`, in a separate process.
 struct Dashboard {
     address: SocketAddr,
     serve: Child,
@@ -65,20 +65,20 @@ impl Dashboard {
             let headers: Vec<_> = headers.iter().map(|(a, b)| (a.as_str(), b.as_str())).collect();
             ask(address, &method, &path, &headers, &body)
         });
-        asked.await.unwrap().unwrap_or_else(|| panic!("nobody answers:\n{}", self.serve.log()))
+        asked.await.unwrap().unwrap_or_else(|| panic!("the dashboard does not answer:\n{}", self.serve.log()))
     }
 
     async fn get(&self, path: &str) -> Answer {
         self.ask("GET", path, &[], "").await
     }
 
-    /// As a browser does with a form of ours.
+    /// Posts as a browser does with one of the dashboard's forms.
     async fn post(&self, path: &str, fields: &str) -> Answer {
         let headers = [("Cookie", "tenure_csrf=abc"), ("Sec-Fetch-Site", "same-origin")];
         self.ask("POST", path, &headers, &format!("csrf=abc&back=%2Fjobs&{fields}")).await
     }
 
-    /// What the last action said, as the next page shows it.
+    /// The result of the last action, as the next page shows it.
     async fn said(&self, answer: &Answer) -> String {
         let cookie = answer.all("set-cookie").into_iter().find(|of| of.starts_with("tenure_said="));
         let cookie = cookie.unwrap_or_else(|| panic!("{} {}", answer.status, answer.body));
@@ -121,7 +121,7 @@ async fn until_processing(bench: &Bench, job: JobId) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_page_is_there_with_what_it_is_about_and_needs_no_script() {
+async fn every_page_shows_its_subject_and_needs_no_script() {
     let bench = calm().await;
     let working = worker(&bench);
     let done = enqueue(&bench, json!({ "with": "a page" })).await;
@@ -163,7 +163,7 @@ async fn every_page_is_there_with_what_it_is_about_and_needs_no_script() {
     }
     let worker_id = bench.value::<String>("SELECT worker_id FROM tenure.workers").await;
     for (path, parts) in [
-        ("/".to_owned(), vec!["on 1 worker", "stale writes refused", "write refused by worker", "old-1-aa"]),
+        ("/".to_owned(), vec!["on 1 worker", "stale write refused", "Stale write refused", "old-1-aa"]),
         ("/jobs".into(), vec!["no such customer 17", "half way", "40 %", ">completed<", &worker_id]),
         ("/jobs?status=failed".into(), vec!["no such customer 17"]),
         (format!("/jobs?worker={worker_id}"), vec!["completed"]),
@@ -180,12 +180,9 @@ async fn every_page_is_there_with_what_it_is_about_and_needs_no_script() {
             format!("/jobs/{done}"),
             vec!["a page", "9007199254740993", ">completed<", "attempt 1 of 5", "Output"],
         ),
-        (
-            format!("/jobs/{dead}"),
-            vec!["It said that it never can succeed", "no such customer 17", "Dead letters"],
-        ),
-        (format!("/jobs/{running}"), vec!["half way", "40 %", "Presumed dead after", "write refused"]),
-        (format!("/jobs/{refused}"), vec!["not json", "It cannot be redriven", "jobs"]),
+        (format!("/jobs/{dead}"), vec!["Failed permanently", "no such customer 17", "Dead letters"]),
+        (format!("/jobs/{running}"), vec!["half way", "40 %", "Stale after", "write refused"]),
+        (format!("/jobs/{refused}"), vec!["not json", "A redriven message would be refused again", "jobs"]),
     ] {
         let page = dashboard.get(&path).await;
         assert_eq!(page.status, 200, "{path}");
@@ -209,18 +206,18 @@ async fn every_page_is_there_with_what_it_is_about_and_needs_no_script() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_not_there_or_not_understood_is_said() {
+async fn missing_pages_and_invalid_requests_say_so() {
     let bench = calm().await;
     let dashboard = Dashboard::start(&bench, &[], &[]).await;
     for (path, status, word) in [
-        ("/nowhere", 404, "no such page"),
-        ("/jobs/01a1ffbd-728a-75cf-834e-390dfb072af2", 404, "There is no such job"),
-        ("/jobs/17", 404, "There is no such job"),
-        ("/jobs?status=done", 400, "is no status"),
-        ("/jobs?since=17y", 400, "is no age"),
-        ("/jobs?before=x", 400, "no job"),
-        ("/dead?before=x", 400, "no place"),
-        ("/recovery?path=x", 400, "no path"),
+        ("/nowhere", 404, "This page does not exist"),
+        ("/jobs/01a1ffbd-728a-75cf-834e-390dfb072af2", 404, "This job does not exist"),
+        ("/jobs/17", 404, "This job does not exist"),
+        ("/jobs?status=done", 400, "Unknown status"),
+        ("/jobs?since=17y", 400, "Unknown age"),
+        ("/jobs?before=x", 400, "Invalid job ID"),
+        ("/dead?before=x", 400, "Invalid place in the list"),
+        ("/recovery?path=x", 400, "Unknown path"),
         ("/assets/nothing.js", 404, ""),
     ] {
         let page = dashboard.get(path).await;
@@ -260,7 +257,7 @@ async fn an_action_needs_a_form_of_our_own() {
     let bench = calm().await;
     let job = enqueue(&bench, json!(1)).await;
     let dashboard = Dashboard::start(&bench, &["--actions"], &[]).await;
-    // The page hands out a token, and the cookie that goes with it.
+    // The page hands out a token and its cookie.
     let page = dashboard.get("/queues").await;
     let cookie = page.header("set-cookie").unwrap();
     for part in ["SameSite=Strict", "HttpOnly", "Path=/"] {
@@ -291,17 +288,17 @@ async fn an_action_needs_a_form_of_our_own() {
         );
     }
     assert_eq!(bench.count("tenure.queues WHERE paused_at IS NOT NULL").await, 0);
-    // Nor does looking change anything.
+    // A GET changes nothing either.
     assert_eq!(dashboard.get(path).await.status, 404);
     assert_eq!(bench.count("tenure.queues WHERE paused_at IS NOT NULL").await, 0);
-    // A page of another name that was led here.
+    // A foreign host name that resolves to this server.
     let led = dashboard.ask("GET", "/jobs", &[("Host", "evil.example")], "").await;
     assert!(led.status == 403 && !led.body.contains(&job.to_string()), "{}", led.body);
 
     let done = dashboard.ask("POST", path, &[("Cookie", &own), ("Origin", &origin)], &form).await;
     assert_eq!((done.status, done.header("location")), (303, Some("/queues")));
     assert_eq!(bench.count("tenure.queues WHERE paused_at IS NOT NULL").await, 1);
-    // Nobody is sent elsewhere.
+    // No redirect leads to another site.
     let form = form.replace("%2Fqueues", "//evil.example");
     let away = dashboard.ask("POST", path, &[("Cookie", &own), ("Origin", &origin)], &form).await;
     assert_eq!(away.header("location"), Some("/"));
@@ -339,52 +336,52 @@ async fn every_action_says_what_it_did() {
         (
             "/jobs/cancel".to_owned(),
             format!("id={running}&id={later}&id={missing}"),
-            "1 job is cancelled, 1 running job is told to stop, 1 does not exist.",
+            "1 job is cancelled, 1 running job is asked to stop, 1 does not exist.",
         ),
-        (format!("/jobs/{later}/retry"), String::new(), "1 has finished, and is not run again."),
+        (format!("/jobs/{later}/retry"), String::new(), "1 has finished and does not run again."),
         (format!("/jobs/{}/retry", dead[0]), String::new(), "1 job is queued again."),
         (
             "/jobs/retry".into(),
             format!("id={}&id={missing}", dead[1]),
             "1 job is queued again, 1 does not exist.",
         ),
-        ("/jobs/cancel".into(), String::new(), "No job is ticked."),
-        ("/jobs/x/cancel".into(), String::new(), "\"x\" is no job's id."),
-        ("/dead/redrive".into(), String::new(), "No job is ticked."),
-        ("/dead/redrive".into(), "all=1&shown=1".into(), "There was nothing to redrive."),
+        ("/jobs/cancel".into(), String::new(), "Tick at least one job."),
+        ("/jobs/x/cancel".into(), String::new(), "Invalid job ID \"x\"."),
+        ("/dead/redrive".into(), String::new(), "Tick at least one job."),
+        ("/dead/redrive".into(), "all=1&shown=1".into(), "No dead letters match; nothing is redriven."),
         ("/dead/redrive".into(), format!("all=1&error=no+2&shown={shown}"), "1 job is queued again."),
-        ("/dead/redrive".into(), format!("all=1&kind=x&shown={shown}"), "There was nothing to redrive."),
+        (
+            "/dead/redrive".into(),
+            format!("all=1&kind=x&shown={shown}"),
+            "No dead letters match; nothing is redriven.",
+        ),
+        ("/dead/purge".into(), "all=1".into(), "The form does not say when it was shown; reload the page."),
+        // Dead letters that came after the page was shown are left alone.
         (
             "/dead/purge".into(),
-            "all=1".into(),
-            "The form does not say when it was shown; load the page again.",
+            "all=1&category=malformed&shown=0".into(),
+            "No dead letters match; nothing is purged.",
         ),
-        // What came since was not seen.
-        ("/dead/purge".into(), "all=1&category=malformed&shown=0".into(), "There was nothing to purge."),
         ("/dead/purge".into(), format!("id={}", dead[3]), "1 dead letter is purged."),
-        (
-            "/queues/q/pause".into(),
-            String::new(),
-            "q is paused: none of its jobs starts; those that run go on.",
-        ),
-        ("/queues/q/pause".into(), String::new(), "q was paused already."),
-        ("/queues/q/resume".into(), String::new(), "q goes on."),
+        ("/queues/q/pause".into(), String::new(), "q is paused; its running jobs continue."),
+        ("/queues/q/pause".into(), String::new(), "q was already paused."),
+        ("/queues/q/resume".into(), String::new(), "q is resumed."),
         ("/queues/q/resume".into(), String::new(), "q was not paused."),
         (
             "/queues/q/limit".into(),
             "max_running=3&max_queued=".into(),
-            "Of q, at most 3 run at once and any number wait.",
+            "q: max running 3, max queued unlimited.",
         ),
         (
             "/queues/q/limit".into(),
             "max_running=&max_queued=9".into(),
-            "Of q, any number run at once and at most 9 wait.",
+            "q: max running unlimited, max queued 9.",
         ),
         ("/queues/a b/pause".into(), String::new(), "use 1 to 64"),
         ("/queues/q/limit".into(), "max_running=0".into(), "must be 1 to 10000"),
-        ("/queues/q/limit".into(), "max_running=x".into(), "is no limit"),
+        ("/queues/q/limit".into(), "max_running=x".into(), "Invalid limit"),
         ("/schedules/s/pause".into(), String::new(), "s is paused."),
-        ("/schedules/s/resume".into(), String::new(), "s goes on at "),
+        ("/schedules/s/resume".into(), String::new(), "s is resumed; its next tick is at "),
         ("/schedules/none/pause".into(), String::new(), "none"),
     ] {
         let done = dashboard.post(&path.replace(' ', "%20"), &fields).await;
@@ -403,7 +400,7 @@ async fn every_action_says_what_it_did() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_users_wrote_is_text_on_every_page() {
+async fn user_input_is_text_on_every_page() {
     let bench = calm().await;
     let working = worker(&bench);
     let done = enqueue(&bench, json!({ "with": EVIL, EVIL: EVIL })).await;
@@ -450,9 +447,9 @@ fn form_urlencoded(text: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_looks_has_to_say_who_they_are_but_for_the_probes() {
+async fn every_page_but_the_probes_asks_for_a_password_or_token() {
     let bench = calm().await;
-    // Not open to the network by accident.
+    // The program does not open the dashboard to the network by accident.
     let open = bench.program(&["serve", "--listen", "0.0.0.0:0"]).output().await.unwrap();
     let text = String::from_utf8_lossy(&open.stderr).into_owned();
     assert!(open.status.code() == Some(1) && text.contains("TENURE_SERVE_PASSWORD"), "{text}");
@@ -483,7 +480,7 @@ async fn whoever_looks_has_to_say_who_they_are_but_for_the_probes() {
             }
         }
     }
-    // Whoever knows no password is told of; whoever has not been asked yet is not.
+    // The log has every wrong password, but not the first request, which carries none.
     let refused = dashboard.serve.log().matches("a wrong password or token was refused").count();
     assert_eq!(refused, 6 * 3, "{}", dashboard.serve.log());
     for path in ["/livez", "/readyz", "/startupz"] {
@@ -494,25 +491,25 @@ async fn whoever_looks_has_to_say_who_they_are_but_for_the_probes() {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
-    // A token looks, and does nothing else.
+    // The token may only read.
     let bearer = format!("Bearer {token}");
     let headers = [("Authorization", bearer.as_str()), ("Cookie", "tenure_csrf=abc")];
     let acting = Dashboard::start(&bench, &["--actions"], &variables).await;
     let refused = acting.ask("POST", "/queues/q/pause", &headers, "csrf=abc").await;
-    assert!(refused.status == 403 && refused.body.contains("may only look"), "{}", refused.body);
+    assert!(refused.status == 403 && refused.body.contains("may only read"), "{}", refused.body);
     let basic_auth = basic(user);
     let headers = [("Authorization", basic_auth.as_str()), ("Cookie", "tenure_csrf=abc")];
     assert_eq!(acting.ask("POST", "/queues/q/pause", &headers, "csrf=abc").await.status, 303);
-    // What the database refuses is told, too, where its operator looks.
+    // The log has the database's refusals, too.
     let at = bench.config.database_url.rfind('@').unwrap();
     let url = format!("postgres://nobody:wrong{}", &bench.config.database_url[at..]);
     let mut locked_out = Dashboard::start(&bench, &[], &[("DATABASE_URL", &url)]).await;
-    locked_out.serve.until_log("Postgres cannot be used; the pages say so").await;
+    locked_out.serve.until_log("Postgres is unavailable; the pages show the error").await;
     let page = locked_out.get("/jobs").await;
     for told in [&locked_out.serve.log(), &page.body] {
         assert!(told.contains("authentication failed"), "{told}");
     }
-    // Its own settings do not show them.
+    // `tenure config` does not show the secrets.
     let config = bench.program(&["config"]).envs(variables).output().await.unwrap();
     let text = String::from_utf8_lossy(&config.stdout).into_owned();
     assert!(
@@ -534,7 +531,7 @@ async fn whoever_looks_has_to_say_who_they_are_but_for_the_probes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn below_another_path_every_address_is_below_it() {
+async fn with_a_base_path_every_address_is_below_it() {
     let bench = calm().await;
     let job = enqueue(&bench, json!(1)).await;
     let dashboard =
@@ -562,7 +559,7 @@ async fn below_another_path_every_address_is_below_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn payloads_can_be_kept_from_whoever_looks() {
+async fn payloads_can_be_hidden_from_viewers() {
     let bench = calm().await;
     let working = worker(&bench);
     let secret = "4111-1111-1111-1111";
@@ -581,12 +578,12 @@ async fn payloads_can_be_kept_from_whoever_looks() {
         let page = dashboard.get(&path).await;
         assert!(page.status == 200 && !page.body.contains(secret), "{path}");
     }
-    // Nor does a search tell.
+    // A search does not reveal them either.
     assert!(!dashboard.get(&format!("/jobs?q={secret}")).await.body.contains(&done.to_string()));
     working.stop().await;
 }
 
-/// A page of fifty, whatever is there; and a role that may only read serves all of them.
+/// Each page has fifty rows, however many exist; a role that may only read serves all pages.
 #[tokio::test(flavor = "multi_thread")]
 async fn with_a_hundred_thousand_jobs_every_page_is_short_and_a_viewer_may_serve_it() {
     let bench = bench_with_servers(|_| {}).await;
@@ -634,9 +631,9 @@ async fn with_a_hundred_thousand_jobs_every_page_is_short_and_a_viewer_may_serve
         assert!(page.body.len() < 200_000, "{path} has {} bytes", page.body.len());
     }
     let groups = dashboard.get("/dead").await.body;
-    assert!(groups.contains("<b>10,000</b>"), "one group, whatever the number in the error");
+    assert!(groups.contains("<b>10,000</b>"), "one group, with any number in the error");
     assert!(groups.contains("50 of 10,000 or more"));
-    assert!(groups.contains("error=is+unknown"), "it leads to what its errors have in common");
+    assert!(groups.contains("error=is+unknown"), "the link filters by what the errors have in common");
     // Page after page, each job once.
     let (mut path, mut seen) = ("/jobs?status=completed".to_owned(), std::collections::BTreeSet::new());
     for _ in 0..5 {
@@ -648,11 +645,11 @@ async fn with_a_hundred_thousand_jobs_every_page_is_short_and_a_viewer_may_serve
         path = older.replace("&amp;", "&");
     }
     assert_eq!(seen.len(), 250);
-    // What the role may not do is said, and not done.
+    // The page names an action that the role may not do, and does not do it.
     let refused = dashboard.post("/queues/q/pause", "").await;
     let said = dashboard.said(&refused).await;
     assert!(said.contains("tenure_operator"), "{said}");
-    // That role may.
+    // The full role may.
     bench.execute("CREATE ROLE caller LOGIN PASSWORD 'caller' IN ROLE tenure_operator").await;
     let caller = format!("postgres://caller:caller{}", &url[at..]);
     let dashboard = Dashboard::start(&bench, &["--actions"], &[("DATABASE_URL", &caller)]).await;
@@ -672,9 +669,9 @@ async fn with_a_hundred_thousand_jobs_every_page_is_short_and_a_viewer_may_serve
     assert_eq!(bench.count("tenure.dead_letter_jobs").await, 19_998);
 }
 
-/// What workers did is added up by minute, also what the last seconds of a worker that stops brought.
+/// The rates add up the work of all workers by minute, also that of a stopping worker's last seconds.
 #[tokio::test(flavor = "multi_thread")]
-async fn rates_are_of_what_all_workers_report() {
+async fn rates_add_up_the_reports_of_all_workers() {
     let bench = calm().await;
     let (one, other) = (worker(&bench), worker(&bench));
     for n in 0..20 {
@@ -693,7 +690,7 @@ async fn rates_are_of_what_all_workers_report() {
     assert!(page.contains("17 in the last hour") && page.contains("completed <b>17</b>"), "{page}");
 }
 
-/// A job that polls has thousands of attempts: its page has the latest.
+/// A job that polls has thousands of attempts: its page shows the latest.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_page_of_a_job_with_many_attempts_is_short() {
     let bench = calm().await;

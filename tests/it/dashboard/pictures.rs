@@ -1,5 +1,5 @@
-//! Pictures of the dashboard for the README and the guide: `scripts/pictures`. Real workers and jobs, one worker
-//! killed and one frozen; only the hour before is made up, because nobody wants to wait for it.
+//! Pictures of the dashboard for the README and the guide: `scripts/pictures`. The workers and jobs are real, one
+//! worker killed and one frozen; only the hour before is made up.
 
 use std::{path::Path, time::Duration};
 
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::harness::{Child, Running, bench_with};
 
-/// An hour like others: some three hundred jobs a minute, and a quarter of an hour in which a gateway was ill.
+/// A usual hour: some three hundred jobs a minute, and a quarter of an hour in which a gateway failed.
 const HOUR: &str = "
     INSERT INTO tenure.activity (minute, queue, claimed, completed, retried, snoozed, failed, cancelled, released,
            waited, ran)
@@ -35,7 +35,7 @@ async fn host(config: &Config, name: &str) -> Tenure {
     Tenure::connect(&config).await.unwrap()
 }
 
-/// Works as its payload says: for so long, with so many steps, and how it ends.
+/// Obeys its payload: its duration, its number of steps, and its end.
 fn worker(tenure: &Tenure, queues: &[(&str, usize)]) -> Running {
     let handler = |payload: Value, ctx: JobContext| async move {
         let steps = payload["steps"].as_u64().unwrap_or(1);
@@ -70,7 +70,7 @@ fn worker(tenure: &Tenure, queues: &[(&str, usize)]) -> Running {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "scripts/pictures runs it: it writes into docs/images"]
 async fn of_the_dashboard() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/images");
+    let folder = Path::new(crate::harness::ROOT).join("docs/images");
     std::fs::create_dir_all(&folder).unwrap();
     let bench = bench_with(|config| {
         config.timing.stale_after = Duration::from_secs(4);

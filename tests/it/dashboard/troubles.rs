@@ -1,4 +1,4 @@
-//! The dashboard when something is wrong: with a worker, with Postgres, with NATS.
+//! The dashboard during faults: of a worker, of Postgres, of NATS.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ async fn while_postgres_is_away_the_dashboard_says_so_and_comes_back() {
     let deadline = std::time::Instant::now() + Duration::from_secs(20);
     let away = loop {
         let answer = dashboard.get("/jobs").await;
-        // The process behind a connection may answer once more, before it notices.
+        // The process behind a connection may answer once more before it ends.
         if answer.status != 200 || std::time::Instant::now() > deadline {
             break answer;
         }
@@ -41,10 +41,10 @@ async fn while_postgres_is_away_the_dashboard_says_so_and_comes_back() {
     }
 }
 
-/// A worker that is frozen loses its job and writes too late; one that is killed loses it, too. Both are told, with who
-/// owned the job before and after.
+/// A frozen worker loses its job and writes too late; a killed one loses its job, too. The pages show both, with the
+/// job's owners before and after.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_went_wrong_is_told_with_the_owners_before_and_after() {
+async fn recoveries_are_shown_with_the_owners_before_and_after() {
     let bench = bench().await;
     let mut frozen = Child::on(&bench, "frozen", "worker that goes on");
     let step = Step::new(&bench, "then progress");
@@ -66,12 +66,12 @@ async fn what_went_wrong_is_told_with_the_owners_before_and_after() {
             assert!(before.is_some() && before < next, "{path}: {row}");
         }
     }
-    assert!(dashboard.get("/").await.body.contains("<b>1</b> <span>stale writes refused"));
+    assert!(dashboard.get("/").await.body.contains("<b>1</b> <span>stale write refused"));
     frozen.kill().await;
     after.kill().await;
 }
 
-/// Figures are not worth a wait: what is not taken is dropped, and the worker goes on.
+/// A worker never waits to report figures: it drops them and goes on.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_locked_table_of_figures_stops_no_worker() {
     let bench = bench_with(|config| {
@@ -88,7 +88,7 @@ async fn a_locked_table_of_figures_stops_no_worker() {
         let job = enqueue(&bench, json!(1)).await;
         bench.until_finished(job).await;
         done += 1;
-        // Renewed all the while.
+        // The worker renews its row meanwhile.
         let age: f64 = bench
             .value("SELECT extract(epoch FROM clock_timestamp() - last_seen_at)::float8 FROM tenure.workers")
             .await;
@@ -101,9 +101,9 @@ async fn a_locked_table_of_figures_stops_no_worker() {
     working.stop().await;
 }
 
-/// Without a worker a queue is not well, and without NATS the dashboard is there all the same.
+/// The dashboard shows a queue without a worker, and works without NATS.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_queue_without_workers_and_a_nats_that_is_away_are_told() {
+async fn a_queue_without_workers_and_an_unreachable_nats_are_shown() {
     let bench = calm().await;
     let working = worker(&bench);
     bench.tenure.setup(&["unserved".into()]).await.unwrap();
@@ -117,12 +117,12 @@ async fn a_queue_without_workers_and_a_nats_that_is_away_are_told() {
     }
     let queues = dashboard.get("/queues").await.body;
     let row = queues.split("id=\"queue-unserved\"").nth(1).unwrap();
-    assert!(row.contains("no worker") && !row.split("</tr>").next().unwrap().contains(">open<"), "{row}");
+    assert!(row.contains("no worker") && !row.split("</tr>").next().unwrap().contains(">active<"), "{row}");
     let deadline = std::time::Instant::now() + Duration::from_secs(20);
     while dashboard.get("/readyz").await.status != 200 {
         assert!(std::time::Instant::now() < deadline, "{}", dashboard.serve.log());
     }
-    // What is done without it is done, and the log says to which job.
+    // Actions that need no NATS succeed, and the log names the job.
     let done = dashboard.post("/jobs/cancel", &format!("id={waits}")).await;
     assert!(dashboard.said(&done).await.contains("1 job is cancelled"));
     let log = dashboard.serve.log();
@@ -130,9 +130,9 @@ async fn a_queue_without_workers_and_a_nats_that_is_away_are_told() {
     working.stop().await;
 }
 
-/// A page that could not be read is read again soon, however long it took to fail.
+/// A page whose read failed is read again soon, however long the failure took.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_followed_page_is_back_soon_after_what_it_waited_for() {
+async fn a_live_page_is_read_again_soon_after_a_failure() {
     let bench = bench_with(|config| config.timing.database_within = Duration::from_secs(8)).await;
     let dashboard = Dashboard::start(&bench, &[], &[]).await;
     let address = dashboard.address;
@@ -157,5 +157,5 @@ async fn a_followed_page_is_back_soon_after_what_it_waited_for() {
     lock.rollback().await.unwrap();
     // The notice goes; ten times as long as the failure took would be more than half a minute.
     let back = async { while !heard.recv().await.unwrap().contains("\"id\":\"notice\"") {} };
-    tokio::time::timeout(Duration::from_secs(15), back).await.expect("it is read again soon");
+    tokio::time::timeout(Duration::from_secs(15), back).await.expect("the page was not read again");
 }

@@ -1,4 +1,4 @@
-//! Answers that are lost, refused, or never come: found by reading what waits for them.
+//! Answers that are lost, refused, or never come.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use crate::{
 
 /// The client takes some 2,000 messages while NATS is away, and then makes its callers wait.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_nats_that_takes_nothing_does_not_stop_the_signs_of_life() {
+async fn a_nats_that_takes_nothing_does_not_stop_the_heartbeats() {
     let mut bench = bench_with_servers(|config| {
         config.timing.stale_after = Duration::from_secs(8);
         config.timing.ack_wait = Duration::from_secs(12);
@@ -42,11 +42,11 @@ async fn a_nats_that_takes_nothing_does_not_stop_the_signs_of_life() {
     bench.tenure.enqueue_many((0..2_400).map(|n| JobRequest::new("q", "k", json!(n)))).await.unwrap();
     bench.until_count("tenure.jobs WHERE stage = 'waiting'", 2_401).await;
     bench.own.as_mut().unwrap().nats.stop();
-    // Each of them wants to acknowledge its message.
+    // Each handler's worker task now acknowledges its message.
     std::fs::create_dir_all(&bench.config.runtime_dir).unwrap();
     std::fs::write(&go, "").unwrap();
     bench.until_count("tenure.job_history WHERE status = 'completed'", 2_400).await;
-    // Longer than its message is good for without an extension, and than its silence would be.
+    // Longer than `ack_wait` and than `stale_after`.
     tokio::time::sleep(Duration::from_secs(6)).await;
     let quiet: f64 = bench
         .value("SELECT extract(epoch FROM clock_timestamp() - last_activity_at)::float8 FROM tenure.jobs")
@@ -55,7 +55,7 @@ async fn a_nats_that_takes_nothing_does_not_stop_the_signs_of_life() {
     bench.own.as_mut().unwrap().nats.restart().unwrap();
     std::fs::write(&end, "").unwrap();
     let done = bench.until_finished(chat).await;
-    assert_eq!((done.status, done.fencing_token), (Status::Completed, 1));
+    assert_eq!((done.status, done.fencing_token.0), (Status::Completed, 1));
     bench.until_stream_is_empty(Duration::from_secs(30)).await;
     working.stop().await;
 }
@@ -71,7 +71,7 @@ async fn a_refusal_by_a_worker_with_other_limits_leaves_the_job_alone() {
     bench.publish("steps.step", &body.to_string()).await;
     until_file(&job.file("started")).await;
     roomy.kill().await;
-    // The next one has less room, and gets the same message again.
+    // The next worker accepts less, and gets the same message again.
     let mut config = bench.config.clone();
     config.payload_bytes_max = 1_000;
     let tenure = Tenure::connect(&config).await.unwrap();
@@ -79,7 +79,7 @@ async fn a_refusal_by_a_worker_with_other_limits_leaves_the_job_alone() {
     bench.until_count("tenure.job_history WHERE status = 'completed'", 1).await;
     bench.until_stream_is_empty(Duration::from_secs(20)).await;
     assert_eq!(bench.count("tenure.dead_letter_jobs").await, 0);
-    // One that nobody has taken is refused there all the same.
+    // It refuses the same body in a new message.
     bench.publish("steps.step", &body.to_string()).await;
     bench.until_count("tenure.dead_letter_jobs WHERE category = 'too_large'", 1).await;
     narrow.stop().await;
@@ -89,7 +89,7 @@ async fn a_refusal_by_a_worker_with_other_limits_leaves_the_job_alone() {
 async fn a_job_that_dies_replaces_the_refusal_of_its_own_message() {
     let bench = bench().await;
     let id = bench.tenure.enqueue(JobRequest::new("q", "k", json!(1)).max_attempts(1)).await.unwrap().id;
-    // As an older version may have left it.
+    // A refusal as an older version may have left it.
     bench
         .execute(&format!(
             "INSERT INTO tenure.dead_letter_jobs (id, queue, kind, raw_payload, attempt, max_attempts, fencing_token,
@@ -108,17 +108,15 @@ async fn a_job_that_dies_replaces_the_refusal_of_its_own_message() {
     working.stop().await;
 }
 
-/// More values than a statement can have: sqlx says so without asking Postgres, by the error of a broken connection.
+/// More values than a statement can have: sqlx refuses it without asking Postgres, as if the connection were broken.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_statement_that_never_can_be_sent_is_the_attempts_failure() {
     let bench = bench().await;
     let many = |_: Value, ctx: JobContext| async move {
-        ctx.fenced_tx(|tx| {
-            Box::pin(async move {
-                let query = (0..70_000).fold(sqlx::query("SELECT 1"), |query, n: i32| query.bind(n));
-                query.execute(tx).await?;
-                Ok(())
-            })
+        ctx.fenced_tx(async |tx| {
+            let query = (0..70_000).fold(sqlx::query("SELECT 1"), |query, n: i32| query.bind(n));
+            query.execute(tx).await?;
+            Ok(())
         })
         .await
     };
@@ -130,16 +128,14 @@ async fn a_statement_that_never_can_be_sent_is_the_attempts_failure() {
     working.stop().await;
 }
 
-/// SQL that takes its connection down each time is not forgiven for ever.
+/// SQL that ends its own connection each time is charged in the end.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_that_breaks_its_own_connection_again_and_again_is_charged_at_last() {
     let bench = bench().await;
     let breaks = |_: Value, ctx: JobContext| async move {
-        ctx.fenced_tx(|tx| {
-            Box::pin(async move {
-                sqlx::query("SELECT pg_terminate_backend(pg_backend_pid())").execute(tx).await?;
-                Ok(())
-            })
+        ctx.fenced_tx(async |tx| {
+            sqlx::query("SELECT pg_terminate_backend(pg_backend_pid())").execute(tx).await?;
+            Ok(())
         })
         .await
     };
@@ -158,9 +154,9 @@ async fn a_job_that_breaks_its_own_connection_again_and_again_is_charged_at_last
     working.stop().await;
 }
 
-/// The message may come to another worker next, which takes the first one for a live owner.
+/// The message may next come to another worker, which would find the first one to be a live owner.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_claim_whose_answer_was_lost_is_given_back_by_its_worker() {
+async fn a_claim_whose_answer_was_lost_is_released_by_its_worker() {
     let bench = bench_with(|config| {
         config.timing.stale_after = Duration::from_secs(60);
         config.timing.ack_wait = Duration::from_secs(120);
@@ -170,17 +166,17 @@ async fn a_claim_whose_answer_was_lost_is_given_back_by_its_worker() {
     bench.execute("CREATE TABLE public.effects (job uuid, token bigint)").await;
     bench.tenure.setup(&["q".into()]).await.unwrap();
     let link = linked(&bench).await;
-    let first = Running::start(worker(&link.tenure, 1).recovery(false, false, false));
+    let first = Running::start(worker(&link.tenure, 1).recovery(&[]));
     bench.until_count("tenure.workers", 1).await;
     let waiting = || async { bench.consumer("q").await.num_waiting };
     while waiting().await == 0 {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    // It gets the message that it has asked for, and can say nothing about it.
+    // The worker gets the message that it requested, and cannot answer it.
     link.nats.cut_requests();
     let id: tenure::JobId = "01977777-cafe-7abc-8def-0123456789ab".parse().unwrap();
     link.postgres.lose_answer_to(id.0.as_bytes());
-    // Its id must be known before.
+    // The id must be known before.
     bench
         .execute(&format!(
             "INSERT INTO tenure.jobs (id, queue, kind, payload, status, attempt, max_attempts, fencing_token, scheduled_at, publish_at)
@@ -190,7 +186,7 @@ async fn a_claim_whose_answer_was_lost_is_given_back_by_its_worker() {
     let relay = Running::start(worker(&bench.tenure, 1));
     let done = bench.until_finished(id).await;
     assert_eq!(link.postgres.lost(), 1, "the answer was lost");
-    assert_eq!((done.status, done.fencing_token), (Status::Completed, 2));
+    assert_eq!((done.status, done.fencing_token.0), (Status::Completed, 2));
     let how = bench.text("SELECT event, path, reason FROM tenure.recovery_events").await;
     assert_eq!(how, "(release,worker,\"the answer to its claim was lost\")");
     relay.stop().await;
@@ -251,7 +247,7 @@ async fn a_checkpoint_that_was_saved_during_an_outage_reaches_the_next_attempt()
     link.postgres.cut();
     std::fs::create_dir_all(&bench.config.runtime_dir).unwrap();
     std::fs::write(&fail, "").unwrap();
-    // Some deadlines of a call.
+    // Longer than a call's deadline.
     tokio::time::sleep(Duration::from_secs(3)).await;
     link.postgres.mend();
     let done = bench.until_finished(id).await;
@@ -273,14 +269,14 @@ async fn a_server_that_was_read_only_for_a_while_is_left_as_soon_as_it_says_so()
     let request = || JobRequest::new("q", "k", json!({}));
     let error = loop {
         match bench.tenure.enqueue(request()).await {
-            // The first answer is that of a session that was ended.
+            // The first answer comes from a session that was ended.
             Err(error) if format!("{error:?}").contains("25006") => break error,
             other => assert!(other.is_err(), "written to a read-only database"),
         }
     };
     assert!(matches!(&error, tenure::EnqueueError::Store(error) if error.is_unavailable()), "{error:?}");
     tokio::time::sleep(Duration::from_millis(500)).await;
-    // Whoever is connected meanwhile stays read-only, as to the old primary of a failover.
+    // Sessions that connected meanwhile stay read-only, as on the old primary after a failover.
     let mut admin = sqlx::PgConnection::connect(&bench.config.database_url).await.unwrap();
     let reset = format!("ALTER DATABASE {database} RESET default_transaction_read_only");
     for sql in ["SET default_transaction_read_only = off", &reset] {

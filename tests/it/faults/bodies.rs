@@ -1,4 +1,4 @@
-//! What payloads may hold: any JSON comes back equal, or is refused with a reason, and nothing is half done.
+//! Payloads: any JSON comes back equal or is refused with a reason, and nothing is half done.
 
 use proptest::{
     prelude::*,
@@ -10,7 +10,7 @@ use tenure::{EnqueueError, JobRequest};
 
 use crate::harness::bench;
 
-/// Any JSON, with the characters that databases stumble over.
+/// Any JSON, with characters that are hard for databases.
 fn any_json() -> impl Strategy<Value = Value> {
     let text = prop_oneof![
         ".{0,20}",

@@ -1,4 +1,4 @@
-//! kill -9, exits and aborts at the steps of a job's life that `crash.rs` does not kill at.
+//! kill -9, exits and aborts at the steps of a job's life that `crash.rs` leaves out.
 
 use std::time::Duration;
 
@@ -16,12 +16,12 @@ fn killed_at(bench: &Bench, host: &str, point: &str) -> Child {
     Child::start_with(bench, "worker", &[fault, ("TENURE_HOSTNAME", host.to_owned())])
 }
 
-/// It has killed itself.
+/// Waits until the victim has killed itself.
 async fn killed(victim: &mut Child) {
     assert_eq!(victim.wait().await, None, "killed by the signal:\n{}", victim.log());
 }
 
-/// How the job's attempts ended, in order.
+/// Fails unless the job's attempts ended like this, in order.
 async fn completed_after(bench: &Bench, job: JobId, outcomes: &str) {
     assert_eq!(bench.until_finished(job).await.status, Status::Completed);
     bench.until_stream_is_empty(Duration::from_secs(15)).await;
@@ -123,7 +123,7 @@ async fn killed_while_it_moves_a_job_to_the_dead_letters_it_is_there_once_with_i
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn killed_in_the_middle_of_reconcile_the_jobs_are_taken_back_once() {
+async fn killed_in_the_middle_of_reconcile_the_jobs_are_reset_once() {
     let bench = bench().await;
     let mut owner = Child::on(&bench, "a", "worker");
     let (job, id) = {
@@ -142,7 +142,7 @@ async fn killed_in_the_middle_of_reconcile_the_jobs_are_taken_back_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn killed_right_after_it_released_a_job_no_attempt_is_burnt() {
+async fn killed_right_after_it_released_a_job_no_attempt_is_charged() {
     let bench = bench_with(|config| config.timing.shutdown_grace = Duration::from_millis(200)).await;
     let mut victim = killed_at(&bench, "a", "attempt_ended");
     let job = Step::new(&bench, "until cancelled");
@@ -156,7 +156,7 @@ async fn killed_right_after_it_released_a_job_no_attempt_is_burnt() {
     other.stop().await;
 }
 
-/// Exit, abort, an overflown stack, more memory than it may have: each ends the whole process, and all jobs in it.
+/// An exit, an abort, a stack overflow, memory beyond the limit: each ends the whole process, with all jobs in it.
 #[tokio::test(flavor = "multi_thread")]
 async fn handlers_that_end_their_process_end_in_the_dead_letters_and_the_others_complete() {
     let bench = bench().await;
@@ -170,7 +170,7 @@ async fn handlers_that_end_their_process_end_in_the_dead_letters_and_the_others_
         .enqueue_many(good.into_iter().map(|job| JobRequest::from(job).max_attempts(10)))
         .await
         .unwrap();
-    // None of them gets to the end of its test: exit 0 is what the handler itself said.
+    // No victim gets to the end of its test: exit 0 comes from the handler itself.
     for (way, code, says) in [
         ("exits", Some(0), ""),
         ("aborts", None, ""),
@@ -191,23 +191,23 @@ async fn handlers_that_end_their_process_end_in_the_dead_letters_and_the_others_
         let mut victim = Child::spawn(command, way);
         assert_eq!(victim.wait().await, code, "{way}: {}", victim.log());
         assert!(job.file("started").exists() && victim.log().contains(says), "{way}: {}", victim.log());
-        assert!(!victim.log().contains("worker stopped"), "{way}: it was not asked to");
+        assert!(!victim.log().contains("worker stopped"), "{way}: nothing asked the worker to stop");
         let other = other(&bench);
         assert_eq!(bench.until_finished(id).await.status, Status::Failed, "{way}");
         other.stop().await;
     }
     let dead = bench.text("SELECT category, payload->>'first' FROM tenure.dead_letter_jobs ORDER BY 2").await;
     assert_eq!(dead, "(lost,aborts)\n(lost,devours)\n(lost,exits)\n(lost,overflows)");
-    // One that was lost with its worker more than once waits a little for its next attempt.
+    // A job that was lost more than once waits a little for its next attempt.
     let other = other(&bench);
     bench.until_count("tenure.job_history WHERE status = 'completed'", 20).await;
     other.stop().await;
 }
 
-/// Where containers share a name and each has its process 1, neither proves anything about the other.
+/// Two containers with one name and a process 1 each prove nothing about each other.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs root: it makes pid namespaces"]
-async fn two_containers_of_one_name_with_pid_1_each_do_not_rob_each_other() {
+async fn two_containers_of_one_name_with_pid_1_each_do_not_reset_each_others_jobs() {
     let bench = bench().await;
     let contained = |n: u32| {
         let mut command = tokio::process::Command::new("unshare");
@@ -252,7 +252,7 @@ async fn hostnames_of_any_length_are_told_apart_and_an_empty_one_is_refused() {
         let job = Step::new(&bench, "report");
         let id = bench.tenure.enqueue(job.clone()).await.unwrap().id;
         until_file(&job.file("started")).await;
-        // One that begins like it, and lives.
+        // A live host whose name begins with this one.
         let other_host = format!("{host}x");
         let mut sibling = Child::on(&bench, &other_host, "worker");
         sibling.until_log("worker started").await;
@@ -266,9 +266,9 @@ async fn hostnames_of_any_length_are_told_apart_and_an_empty_one_is_refused() {
     }
 }
 
-/// Three workers are replaced one after the other in the middle of many jobs.
+/// Three workers are replaced one by one in the middle of many jobs.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_rolling_deploy_burns_no_attempt() {
+async fn a_rolling_deploy_charges_no_attempt() {
     let bench = bench_with(|config| config.timing.shutdown_grace = Duration::from_secs(10)).await;
     bench.tenure.setup(&["steps".into()]).await.unwrap();
     let jobs: Vec<_> = (0..300).map(|_| Step::new(&bench, "takes its time")).collect();
@@ -298,7 +298,7 @@ async fn a_rolling_deploy_burns_no_attempt() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_idle_worker_gets_what_a_busy_one_has_no_slot_for() {
+async fn an_idle_worker_gets_the_jobs_that_a_busy_one_has_no_slot_for() {
     let bench = bench().await;
     bench.tenure.setup(&["q".into()]).await.unwrap();
     let slow = |_, _| async { tokio::time::sleep(Duration::from_millis(300)).await };

@@ -7,7 +7,7 @@ use tenure::JobRequest;
 
 use super::{enqueue, worker};
 use crate::{
-    harness::{Child, Running, bench, bench_with},
+    harness::{Child, Running, bench, bench_with, statement},
     scenarios::Step,
 };
 
@@ -36,7 +36,7 @@ async fn ten_thousand_jobs_are_cancelled_at_once_queued_and_running() {
     working.stop().await;
 }
 
-/// One that kills its worker each time: it ends in the dead letters, and everything else completes.
+/// A job that kills its worker each time ends in the dead letters, and all others complete.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_poison_job_among_ten_thousand_good_ones_ends_alone() {
     let bench = bench().await;
@@ -71,14 +71,14 @@ async fn a_poison_job_among_ten_thousand_good_ones_ends_alone() {
     bench.until_stream_is_empty(Duration::from_secs(30)).await;
 }
 
-/// The most memory a process has held so far, in MB.
+/// The peak memory of a process so far, in MB.
 fn peak(pid: i32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap_or_default();
     line.split_whitespace().next().and_then(|kb| kb.parse::<u64>().ok()).unwrap_or_default() / 1024
 }
 
-/// `TENURE_MILLION=200000` makes it fewer. Each worker may have 256 MB of data, and is killed beyond that.
+/// `TENURE_MILLION=200000` enqueues fewer. Each worker is killed beyond 256 MB of data.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes minutes"]
 async fn a_million_jobs_are_drained_by_two_small_workers() {
@@ -96,8 +96,8 @@ async fn a_million_jobs_are_drained_by_two_small_workers() {
     assert_eq!(stored, u64::from(jobs), "a message each");
     let bytes = |table: &str| format!("SELECT pg_total_relation_size('tenure.{table}')");
     let full: i64 = bench.value(&bytes("jobs")).await;
-    // The relay and the scanner look at all of them, and leave them alone.
-    let scan = tenure::STATEMENTS.iter().find(|(name, _)| name.starts_with("scan_gate")).unwrap().1;
+    // The relay and the scanner read all of them and leave them alone.
+    let scan = statement("scan_gate");
     let mut scans = Vec::new();
     for _ in 0..3 {
         let began = Instant::now();
@@ -134,7 +134,7 @@ async fn a_million_jobs_are_drained_by_two_small_workers() {
         if done == i64::from(jobs) {
             break;
         }
-        assert!(began.elapsed() < Duration::from_secs(1_800), "it takes too long");
+        assert!(began.elapsed() < Duration::from_secs(1_800), "the backlog takes too long");
         tokio::time::sleep(Duration::from_secs(5)).await;
     }
     let drained = began.elapsed();

@@ -1,5 +1,5 @@
-//! The faults, what must come of each, and the test that forces it. `docs/reliability.md` shows them as a table,
-//! which is compared with this list: neither can drift from the other, nor from the tests.
+//! The faults, the required outcome of each, and the test that forces it. `docs/reliability.md` shows them as a table,
+//! and a test compares it with this list: neither can drift from the other, nor from the tests.
 //!
 //! `TENURE_WRITE_DOCS=1 cargo test --all-features --test it the_table_of_faults` writes the table.
 
@@ -9,7 +9,7 @@ use std::{fmt::Write, path::PathBuf};
 struct Fault {
     what: &'static str,
     must: &'static str,
-    /// With their module.
+    /// The names of its tests, with their module.
     tests: &'static [&'static str],
 }
 
@@ -61,7 +61,7 @@ const FAULTS: &[(&str, &[Fault])] = &[
             ),
             fault(
                 "a message for a job that does not exist",
-                "put off, then given up and said",
+                "put off, then terminated and logged",
                 &[
                     "submit::a_forged_ticket_claims_nothing_and_a_finished_job_of_an_unknown_kind_is_acknowledged",
                 ],
@@ -79,12 +79,14 @@ const FAULTS: &[(&str, &[Fault])] = &[
             fault(
                 "a body that is not JSON, not UTF-8, empty, deep, too large, or with a bad header",
                 "a dead letter with its bytes; the worker goes on",
-                &["submit::what_is_no_job_goes_to_the_dead_letters_with_its_bytes_and_the_worker_goes_on"],
+                &[
+                    "submit::an_invalid_message_goes_to_the_dead_letters_with_its_bytes_and_the_worker_goes_on",
+                ],
             ),
             fault(
                 "a payload at, above and far above the limit",
                 "a typed error before anything is sent",
-                &["enqueue::what_cannot_be_a_job_is_refused_by_name_and_nothing_is_stored"],
+                &["enqueue::an_invalid_request_is_refused_by_name_and_nothing_is_stored"],
             ),
             fault(
                 "NUL, lone surrogates, 1e400000, ten thousand levels, 2 MiB, random JSON",
@@ -98,8 +100,8 @@ const FAULTS: &[(&str, &[Fault])] = &[
                 "an unknown kind",
                 "put off until a worker knows it; a dead letter only after a long time",
                 &[
-                    "submit::a_kind_nobody_knows_waits_for_a_worker_that_does",
-                    "submit::a_kind_nobody_knows_for_too_long_is_a_dead_letter_with_its_payload",
+                    "submit::an_unknown_kind_waits_for_a_worker_that_handles_it",
+                    "submit::a_kind_that_stays_unknown_for_too_long_is_a_dead_letter_with_its_payload",
                 ],
             ),
             fault(
@@ -132,13 +134,13 @@ const FAULTS: &[(&str, &[Fault])] = &[
             ),
             fault(
                 "killed after a claim was committed, its answer not read",
-                "taken back",
+                "reset",
                 &["batches::a_worker_killed_between_a_batch_of_claims_and_its_answer_loses_no_job"],
             ),
             fault(
                 "the answer to a claim is lost, its worker lives",
-                "given back at once, not charged",
-                &["faults::answers::a_claim_whose_answer_was_lost_is_given_back_by_its_worker"],
+                "released at once, not charged",
+                &["faults::answers::a_claim_whose_answer_was_lost_is_released_by_its_worker"],
             ),
             fault(
                 "killed right after the claim",
@@ -206,8 +208,8 @@ const FAULTS: &[(&str, &[Fault])] = &[
             ),
             fault(
                 "killed in the middle of reconcile",
-                "taken back once",
-                &["faults::crashes::killed_in_the_middle_of_reconcile_the_jobs_are_taken_back_once"],
+                "each job is reset once",
+                &["faults::crashes::killed_in_the_middle_of_reconcile_the_jobs_are_reset_once"],
             ),
             fault(
                 "frozen beyond `stale_after`, then woken",
@@ -232,7 +234,7 @@ const FAULTS: &[(&str, &[Fault])] = &[
                 "heartbeats, claims and the shutdown go on",
                 &[
                     "limits::handlers_that_block_their_threads_stop_neither_heartbeats_nor_claims_nor_the_shutdown",
-                    "limits::a_worker_whose_every_thread_is_held_by_handlers_that_were_given_up_ends_and_says_so",
+                    "limits::a_worker_whose_every_thread_is_held_by_abandoned_handlers_ends_and_says_so",
                 ],
             ),
             fault(
@@ -258,16 +260,16 @@ const FAULTS: &[(&str, &[Fault])] = &[
             ),
             fault(
                 "two workers on one host, one restarts",
-                "the other is not robbed",
+                "the other keeps its jobs",
                 &[
-                    "recover::a_live_sibling_on_the_same_host_is_not_robbed",
-                    "recover::a_restarted_worker_takes_back_its_own_jobs_at_once",
+                    "recover::a_live_sibling_on_the_same_host_keeps_its_jobs",
+                    "recover::a_restarted_worker_resets_its_own_jobs_at_once",
                 ],
             ),
             fault(
                 "a pod's name is used again",
-                "its earlier jobs are taken back at once",
-                &["recover::a_restarted_worker_takes_back_its_own_jobs_at_once"],
+                "its earlier jobs are reset at once",
+                &["recover::a_restarted_worker_resets_its_own_jobs_at_once"],
             ),
             fault(
                 "hostnames that start alike, with `_` and `%`, of 253 characters, empty",
@@ -280,7 +282,9 @@ const FAULTS: &[(&str, &[Fault])] = &[
             fault(
                 "one hostname and pid 1 in two containers",
                 "neither proves anything about the other",
-                &["faults::crashes::two_containers_of_one_name_with_pid_1_each_do_not_rob_each_other"],
+                &[
+                    "faults::crashes::two_containers_of_one_name_with_pid_1_each_do_not_reset_each_others_jobs",
+                ],
             ),
             fault(
                 "SIGTERM, the jobs finish in time",
@@ -289,15 +293,13 @@ const FAULTS: &[(&str, &[Fault])] = &[
             ),
             fault(
                 "SIGTERM, the jobs take too long",
-                "released, no attempt burnt",
-                &[
-                    "shutdown::what_does_not_finish_within_the_grace_is_released_at_once_with_no_attempt_burnt",
-                ],
+                "released, no attempt charged",
+                &["shutdown::jobs_that_outlast_the_grace_are_released_at_once_and_not_charged"],
             ),
             fault(
                 "killed right after it released a job",
-                "no attempt burnt",
-                &["faults::crashes::killed_right_after_it_released_a_job_no_attempt_is_burnt"],
+                "no attempt charged",
+                &["faults::crashes::killed_right_after_it_released_a_job_no_attempt_is_charged"],
             ),
             fault(
                 "a second SIGTERM",
@@ -305,14 +307,14 @@ const FAULTS: &[(&str, &[Fault])] = &[
                 &["shutdown::a_second_signal_exits_at_once_and_the_job_is_recovered"],
             ),
             fault(
-                "told to stop under load",
-                "what was on its way is given back",
-                &["shutdown::a_worker_that_stops_gives_back_what_was_on_its_way_to_it"],
+                "stopped under load",
+                "messages on their way return to the stream",
+                &["shutdown::a_worker_that_stops_returns_the_messages_that_were_on_their_way_to_it"],
             ),
             fault(
                 "a rolling deploy in the middle of hundreds of jobs",
-                "no attempt burnt",
-                &["faults::crashes::a_rolling_deploy_burns_no_attempt"],
+                "no attempt charged",
+                &["faults::crashes::a_rolling_deploy_charges_no_attempt"],
             ),
             fault(
                 "a rolling update: kinds that only the new workers know, a migration in between",
@@ -321,13 +323,15 @@ const FAULTS: &[(&str, &[Fault])] = &[
             ),
             fault(
                 "back to the old workers after the migration",
-                "they go on; what only the new ones know waits",
-                &["deploys::after_a_rollback_the_old_workers_go_on_and_what_only_the_new_ones_know_waits"],
+                "they go on; kinds that only the new ones know wait",
+                &[
+                    "deploys::after_a_rollback_the_old_workers_go_on_and_kinds_that_only_the_new_ones_know_wait",
+                ],
             ),
             fault(
                 "one busy worker, one idle",
                 "no prefetch: the idle one gets the rest",
-                &["faults::crashes::an_idle_worker_gets_what_a_busy_one_has_no_slot_for"],
+                &["faults::crashes::an_idle_worker_gets_the_jobs_that_a_busy_one_has_no_slot_for"],
             ),
             fault(
                 "clocks of workers wrong by a day",
@@ -340,7 +344,7 @@ const FAULTS: &[(&str, &[Fault])] = &[
                 &[
                     "cancel::a_queued_job_is_cancelled_at_once_and_its_message_runs_nothing",
                     "cancel::a_running_job_is_cancelled_within_a_second_wherever_it_runs",
-                    "cancel::a_cancelled_job_whose_worker_died_is_cancelled_by_whoever_takes_it_back",
+                    "cancel::a_cancelled_job_whose_worker_died_is_cancelled_by_its_reset",
                 ],
             ),
             fault(
@@ -353,7 +357,7 @@ const FAULTS: &[(&str, &[Fault])] = &[
                 "the command does not outlive it",
                 &[
                     "exec::a_command_does_not_outlive_a_worker_that_was_killed",
-                    "exec::what_a_command_started_does_not_outlive_the_worker_either",
+                    "exec::the_children_of_a_command_do_not_outlive_the_worker_either",
                 ],
             ),
         ],
@@ -373,22 +377,24 @@ const FAULTS: &[(&str, &[Fault])] = &[
             ),
             fault(
                 "away while 2,400 jobs end",
-                "the signs of life go on",
-                &["faults::answers::a_nats_that_takes_nothing_does_not_stop_the_signs_of_life"],
+                "heartbeats go on",
+                &["faults::answers::a_nats_that_takes_nothing_does_not_stop_the_heartbeats"],
             ),
             fault(
                 "confirms nothing",
                 "a bounded number waits; the relay has the rest",
-                &["batches::what_a_frozen_stream_does_not_confirm_is_bounded_and_left_to_the_relay"],
+                &[
+                    "batches::messages_that_a_frozen_stream_does_not_confirm_are_bounded_and_left_to_the_relay",
+                ],
             ),
             fault(
                 "the stream is deleted",
-                "created anew; every queued job published again",
+                "created again; every queued job published again",
                 &["recover::a_deleted_stream_loses_no_job"],
             ),
             fault(
                 "the consumer is deleted",
-                "created anew",
+                "created again",
                 &["recover::a_deleted_consumer_is_created_again"],
             ),
             fault(
@@ -412,7 +418,7 @@ const FAULTS: &[(&str, &[Fault])] = &[
             fault(
                 "the stream comes back as it was before (power cut, backup)",
                 "no job lost, none run twice",
-                &["faults::nats::a_stream_that_comes_back_as_it_was_before_loses_no_job_and_repeats_none"],
+                &["faults::nats::a_stream_restored_to_an_earlier_point_loses_no_job_and_repeats_none"],
             ),
             fault(
                 "three servers: the stream's leader is killed, then the majority",
@@ -422,7 +428,7 @@ const FAULTS: &[(&str, &[Fault])] = &[
                 ],
             ),
             fault(
-                "a permission is taken away and given back",
+                "a permission is revoked and restored",
                 "waits, and goes on",
                 &[
                     "faults::nats::a_permission_that_is_taken_away_stops_deliveries_and_work_goes_on_when_it_is_back",
@@ -503,7 +509,7 @@ const FAULTS: &[(&str, &[Fault])] = &[
             ),
             fault(
                 "connected to a server that is read-only",
-                "left as soon as it says so",
+                "its connections are closed at its first refusal",
                 &["faults::answers::a_server_that_was_read_only_for_a_while_is_left_as_soon_as_it_says_so"],
             ),
             fault(
@@ -524,7 +530,7 @@ const FAULTS: &[(&str, &[Fault])] = &[
             fault(
                 "serializable or repeatable read by default",
                 "all complete, none charged",
-                &["faults::postgres::jobs_run_whatever_isolation_level_is_the_databases_default"],
+                &["faults::postgres::jobs_run_under_every_default_isolation_level"],
             ),
             fault(
                 "lock and statement timeouts",
@@ -557,17 +563,17 @@ const FAULTS: &[(&str, &[Fault])] = &[
                 "works; waits, unready, and says what to do",
                 &[
                     "faults::postgres::a_worker_works_on_a_newer_schema_and_waits_for_an_older_one_to_be_migrated",
-                    "schema::without_the_schema_everyone_says_to_migrate",
+                    "schema::without_the_schema_every_program_says_to_migrate",
                 ],
             ),
             fault(
                 "a newer schema that this program cannot work with",
                 "ends, and says so",
-                &["faults::postgres::a_worker_that_the_schema_has_left_behind_ends_and_says_so"],
+                &["faults::postgres::a_worker_that_is_too_old_for_the_schema_ends_and_says_so"],
             ),
             fault(
                 "a migration behind a long transaction",
-                "claims wait for half a second at most, between pauses; who is in the way is named",
+                "claims wait for at most half a second, between pauses; the session in the way is named",
                 &[
                     "migrations::a_migration_behind_a_long_transaction_stops_no_worker",
                     "migrations::a_migration_that_never_gets_its_lock_says_who_holds_it",
@@ -585,7 +591,7 @@ const FAULTS: &[(&str, &[Fault])] = &[
             ),
             fault(
                 "a statement that never can be sent; SQL that ends its own session",
-                "the attempt's failure, at last charged",
+                "the attempt fails; in the end it is charged",
                 &[
                     "faults::answers::a_statement_that_never_can_be_sent_is_the_attempts_failure",
                     "faults::answers::a_job_that_breaks_its_own_connection_again_and_again_is_charged_at_last",
@@ -606,7 +612,7 @@ const FAULTS: &[(&str, &[Fault])] = &[
                 "stops its handlers before others take the jobs; released afterwards",
                 &[
                     "write_loss::a_worker_that_cannot_write_cancels_its_handlers_before_others_take_their_jobs_and_releases_them",
-                    "write_loss::a_kind_that_keeps_running_does_and_completes_if_nobody_took_its_job",
+                    "write_loss::a_kind_that_keeps_running_completes_if_no_other_worker_took_its_job",
                 ],
             ),
             fault(
@@ -674,28 +680,28 @@ const FAULTS: &[(&str, &[Fault])] = &[
             fault(
                 "the oldest stale rows cannot be reset",
                 "the others are",
-                &["faults::recovery::rows_that_cannot_be_reset_do_not_keep_others_from_it"],
+                &["faults::recovery::rows_that_cannot_be_reset_stop_no_other_reset"],
             ),
             fault(
                 "ten thousand jobs of a lost node",
-                "taken back once each; a new job does not wait for them",
+                "each is reset once; a new job does not wait for them",
                 &[
-                    "faults::recovery::ten_thousand_jobs_of_a_lost_node_are_taken_back_and_a_new_job_does_not_wait_for_them",
+                    "faults::recovery::ten_thousand_jobs_of_a_lost_node_are_reset_and_a_new_job_does_not_wait_for_them",
                 ],
             ),
             fault(
                 "most jobs look stale at once, or after a gap",
-                "held back first",
+                "recovery waits first",
                 &[
                     "recover::after_a_gap_between_scans_live_owners_get_time_to_write",
-                    "vanished::nobody_is_judged_while_most_workers_look_gone",
-                    "vanished::nobody_is_judged_during_a_grace",
+                    "vanished::no_worker_is_judged_while_most_workers_look_gone",
+                    "vanished::no_worker_is_judged_during_a_grace",
                 ],
             ),
             fault(
                 "a scanner freezes in the middle",
                 "the others go on",
-                &["faults::recovery::a_scanner_that_freezes_holds_up_nobody"],
+                &["faults::recovery::a_scanner_that_freezes_stops_no_other_scanner"],
             ),
             fault(
                 "a message comes again while the owner lives; the owner dies; no other message, no scanner",
@@ -735,10 +741,10 @@ const FAULTS: &[(&str, &[Fault])] = &[
 ];
 
 fn root() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+    PathBuf::from(crate::harness::ROOT)
 }
 
-/// The reason for which a test is no part of `make test`, if it is none. Fails if there is no such test.
+/// Why `make test` leaves a test out; `None` if it runs it. Panics if there is no such test.
 fn ignored(test: &str) -> Option<String> {
     let (module, name) = test.rsplit_once("::").unwrap();
     let path = root().join("tests/it").join(module.replace("::", "/")).with_extension("rs");
@@ -789,6 +795,6 @@ fn the_table_of_faults_is_that_of_the_docs_and_each_of_its_tests_exists() {
     }
     assert!(
         is == should,
-        "write it anew: TENURE_WRITE_DOCS=1 cargo test --all-features --test it the_table_of_faults"
+        "write it again: TENURE_WRITE_DOCS=1 cargo test --all-features --test it the_table_of_faults"
     );
 }

@@ -1,4 +1,4 @@
-//! Messages that come twice, late, in another order, or for jobs that have ended.
+//! Messages that come twice, late, in a different order, or for jobs that have ended.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use tenure::{JobId, JobRequest};
 use super::{all_done_once, enqueue, worker};
 use crate::harness::{Bench, Running, bench};
 
-/// A ticket, as any client could publish it again.
+/// Publishes a ticket again, as any client could.
 async fn ticket(bench: &Bench, id: JobId, dispatch: i32) {
     let mut headers = HeaderMap::new();
     headers.insert("Tenure-Job-Id", id.to_string());
@@ -62,7 +62,7 @@ async fn messages_for_jobs_that_have_ended_run_nothing_and_are_acknowledged() {
         .await;
     let working = Running::start(worker(&bench.tenure, 4));
     bench.until_count("tenure.job_history WHERE status = 'completed'", 2).await;
-    // Of all times: never published, the only one, and one that is still to come.
+    // Dispatches of all times: one never published, the only one, and one of the future.
     for id in [ids[0], ids[1], cancelled, dead] {
         for dispatch in [0, 1, 7] {
             ticket(&bench, id, dispatch).await;

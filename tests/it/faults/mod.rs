@@ -1,4 +1,4 @@
-//! Faults that no other test forces. [`matrix`] lists all faults, each with its test, here or elsewhere.
+//! Faults that no other test forces. [`matrix`] lists all faults, each with its test.
 
 mod answers;
 mod bodies;
@@ -35,19 +35,17 @@ async fn linked(bench: &Bench) -> Linked {
     Linked { tenure: Tenure::connect(&config).await.unwrap(), postgres, nats }
 }
 
-/// A job that reports some times, leaves an effect once, and completes.
+/// A job that reports a few times, leaves an effect once, and completes.
 async fn work(payload: Value, ctx: JobContext) -> Result<(), JobError> {
     for step in 0..payload["steps"].as_i64().unwrap_or(3) {
         ctx.progress("working", 10.0, &step.to_string()).await?;
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     let (id, token) = (ctx.id(), ctx.token());
-    ctx.once("effect", move |tx| {
-        Box::pin(async move {
-            let insert = sqlx::query("INSERT INTO public.effects (job, token) VALUES ($1, $2)");
-            insert.bind(id).bind(token).execute(tx).await?;
-            Ok(())
-        })
+    ctx.once("effect", async |tx| {
+        let insert = sqlx::query("INSERT INTO public.effects (job, token) VALUES ($1, $2)");
+        insert.bind(id).bind(token).execute(tx).await?;
+        Ok(())
     })
     .await
 }
@@ -56,7 +54,7 @@ fn worker(tenure: &Tenure, slots: usize) -> WorkerBuilder {
     Worker::builder(tenure).handle_any(KindOptions::new(), work).concurrency("q", slots)
 }
 
-/// Enqueues so many of them.
+/// Enqueues `jobs` of them.
 async fn enqueue(bench: &Bench, jobs: usize, steps: u32) -> Vec<tenure::JobId> {
     bench.tenure.setup(&["q".into()]).await.unwrap();
     bench.execute("CREATE TABLE IF NOT EXISTS public.effects (job uuid, token bigint)").await;
@@ -65,7 +63,7 @@ async fn enqueue(bench: &Bench, jobs: usize, steps: u32) -> Vec<tenure::JobId> {
     enqueued.into_iter().map(|enqueued| enqueued.id).collect()
 }
 
-/// Waits until all have completed; each has done its effect once, and nothing is left or wrong.
+/// Waits until all have completed. Each must have its effect once, and nothing may be left or wrong.
 async fn all_done_once(bench: &Bench, jobs: i64) {
     bench
         .until_within(
@@ -79,7 +77,7 @@ async fn all_done_once(bench: &Bench, jobs: i64) {
     bench.until_stream_is_empty(Duration::from_secs(40)).await;
 }
 
-/// No job was charged with an attempt that it did not complete.
+/// Fails if a job was charged for an attempt that it did not complete.
 async fn none_was_charged(bench: &Bench) {
     let charged = "tenure.job_executions WHERE outcome NOT IN ('released', 'snoozed')";
     let which = bench.text("SELECT outcome, error, count(*) FROM tenure.job_executions GROUP BY 1, 2").await;

@@ -55,7 +55,7 @@ async fn a_stream_that_is_full_refuses_messages_and_no_job() {
     bench.tenure.flush().await;
     assert_eq!(bench.messages().await, 3);
     assert_eq!(bench.count("tenure.jobs WHERE published_at IS NULL").await, 17, "the relay has them");
-    // A producer of messages is told, and what the stream has accepted stays.
+    // A producer of messages gets an error, and the accepted messages stay.
     let subject = format!("{}.q.k", bench.config.subject_prefix);
     let refused = bench.js.publish(subject, "1".into()).await.unwrap().await.unwrap_err().to_string();
     assert!(refused.contains("maximum messages exceeded"), "{refused}");
@@ -64,7 +64,7 @@ async fn a_stream_that_is_full_refuses_messages_and_no_job() {
     working.stop().await;
 }
 
-/// As an operator may do it in an evil hour: every limit that tenure leaves open is closed.
+/// An operator's mistake: every limit that tenure leaves open is closed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_consumer_that_was_changed_by_hand_is_worked_with_and_reported() {
     let bench = bench().await;
@@ -80,7 +80,7 @@ async fn a_consumer_that_was_changed_by_hand_is_worked_with_and_reported() {
     until_file(&first.file("started")).await;
     assert!(victim.log().contains("the consumer differs from its definition"), "{}", victim.log());
     victim.kill().await;
-    // Its message never comes again; the reset's own does.
+    // The first message never comes again; the reset publishes a new one.
     let next = Running::start(tenure::Worker::builder(&bench.tenure).handle(step).concurrency("steps", 8));
     let many: Vec<_> = (0..20).map(|_| Step::new(&bench, "report")).collect();
     for job in &many {
@@ -89,7 +89,7 @@ async fn a_consumer_that_was_changed_by_hand_is_worked_with_and_reported() {
     bench.tenure.enqueue_many(many).await.unwrap();
     bench.until_finished(id).await;
     bench.until_count("tenure.job_history WHERE status = 'completed'", 21).await;
-    // `migrate` puts it right.
+    // `migrate` restores the definition.
     bench.tenure.setup(&["steps".into()]).await.unwrap();
     assert_eq!(bench.consumer("steps").await.config.max_deliver, -1);
     next.stop().await;
@@ -119,9 +119,9 @@ fn copy(from: &Path, to: &Path) {
     assert!(copied.success());
 }
 
-/// What a power cut leaves of a stream that was not written out, or a backup: messages of then, and none of now.
+/// A backup, or the remains after a power cut: the stream has its old messages, and none of the newer ones.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stream_that_comes_back_as_it_was_before_loses_no_job_and_repeats_none() {
+async fn a_stream_restored_to_an_earlier_point_loses_no_job_and_repeats_none() {
     let mut bench = bench_with_servers(steady).await;
     enqueue(&bench, 20, 1).await;
     bench.tenure.flush().await;
@@ -130,7 +130,7 @@ async fn a_stream_that_comes_back_as_it_was_before_loses_no_job_and_repeats_none
     nats.stop();
     copy(&folder.join("data"), &folder.join("before"));
     nats.restart().unwrap();
-    // These twenty run; of the next twenty the backup knows nothing.
+    // These twenty run; the backup lacks the next twenty.
     let working = Running::start(worker(&bench.tenure, 10));
     bench.until_count("tenure.job_history", 20).await;
     working.stop().await;
@@ -176,11 +176,11 @@ async fn a_permission_that_is_taken_away_stops_deliveries_and_work_goes_on_when_
     bench.until_count("tenure.workers", 1).await;
     write(", permissions: { publish: { deny: [\"$JS.API.CONSUMER.MSG.NEXT.>\"] } }");
     nats.signal(Signal::HUP);
-    // Until the reload has told every connection, a job may still be delivered.
+    // Until the reload has reached every connection, a job may still be delivered.
     let many = (0..50).map(|_| JobRequest::new("q", "k", json!({ "steps": 40 })));
     tenure.enqueue_many(many).await.unwrap();
     tokio::time::sleep(Duration::from_secs(5)).await;
-    assert!(bench.count("tenure.jobs").await > 20, "it may not ask for jobs");
+    assert!(bench.count("tenure.jobs").await > 20, "the worker may not request jobs");
     write("");
     nats.signal(Signal::HUP);
     bench.until_count("tenure.job_history WHERE status = 'completed'", 50).await;
@@ -188,7 +188,7 @@ async fn a_permission_that_is_taken_away_stops_deliveries_and_work_goes_on_when_
     working.stop().await;
 }
 
-/// Three servers, of which each holds every message.
+/// Three servers, each with every message.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cluster_goes_on_without_the_streams_leader_and_without_a_majority_enqueues_are_kept() {
     let bench = bench_with(steady).await;
@@ -242,7 +242,7 @@ async fn a_cluster_goes_on_without_the_streams_leader_and_without_a_majority_enq
     let leader: usize = leader.trim_start_matches('n').parse().unwrap();
     servers[leader].kill();
     bench.until_count("tenure.job_history WHERE status = 'completed'", 300).await;
-    // One more, and there is no majority.
+    // With one more server gone, there is no majority.
     let second = (leader + 1) % 3;
     servers[second].kill();
     for _ in 0..5 {
@@ -272,7 +272,7 @@ async fn half_a_second_of_latency_to_both_servers_resets_nothing() {
     let working = Running::start(worker(&link.tenure, 20));
     all_done_once(&bench, 20).await;
     none_was_charged(&bench).await;
-    // A message that is long on its way may be published again; nothing else.
+    // Only a message that is long on its way may be published again.
     let events = "SELECT event, path, reason FROM tenure.recovery_events WHERE event <> 'republished'";
     assert_eq!(bench.text(events).await, "");
     link.postgres.mend();

@@ -1,4 +1,4 @@
-//! Links that are cut in one direction or in both, and answers that are lost on their way.
+//! Links that are cut in one direction or both, and answers that are lost on their way.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ fn timers(config: &mut Config) {
     config.timing.database_within = Duration::from_millis(700);
 }
 
-/// Two workers with fifty slots, of which the first is behind links; both have begun.
+/// Two workers with fifty slots, the first behind links; both have begun.
 async fn two(bench: &Bench, steps: u32) -> (Linked, [Running; 2]) {
     let link = linked(bench).await;
     enqueue(bench, 100, steps).await;
@@ -29,7 +29,7 @@ async fn a_worker_that_is_cut_off_from_both_servers_for_long_leaves_its_jobs_to_
     let (link, workers) = two(&bench, 100).await;
     link.postgres.cut();
     link.nats.cut();
-    // The other one finishes all of them.
+    // The other worker finishes all of them.
     all_done_once_within(&bench, 100).await;
     link.postgres.mend();
     link.nats.mend();
@@ -88,7 +88,7 @@ async fn requests_without_answers_and_answers_without_requests_double_no_effect(
     }
 }
 
-/// Cut off for longer than the queue waits for an ack: it delivers the messages again, to the other worker.
+/// Cut off for longer than `ack_wait`: NATS delivers the messages again, to the other worker.
 #[tokio::test(flavor = "multi_thread")]
 async fn jobs_end_while_their_worker_is_cut_off_from_nats() {
     let bench = bench_with(|config| {
@@ -157,11 +157,9 @@ async fn a_commit_whose_answer_is_lost_counts_and_nothing_is_done_twice() {
                 sqlx::query(insert).bind(id).bind(token).execute(&mut *tx).await?;
                 return ctx.complete_in(tx, None).await;
             }
-            ctx.once("effect", move |tx| {
-                Box::pin(async move {
-                    sqlx::query(insert).bind(id).bind(token).execute(tx).await?;
-                    Ok(())
-                })
+            ctx.once("effect", async |tx| {
+                sqlx::query(insert).bind(id).bind(token).execute(tx).await?;
+                Ok(())
             })
             .await?;
             tenure::Outcome::done(())
@@ -179,19 +177,19 @@ async fn a_commit_whose_answer_is_lost_counts_and_nothing_is_done_twice() {
         assert_eq!(usize::try_from(link.postgres.lost()).unwrap(), n + 1, "{way}: its answer was lost");
         assert_eq!(bench.count(&format!("public.effects WHERE job = '{id}'")).await, 1, "{way}");
     }
-    // tenure looks whether it happened: a completion is not run again.
+    // tenure checks whether the commit happened: no completed job runs again.
     assert_eq!(bench.count("tenure.job_executions_all WHERE attempt > 1").await, 0);
     bench.until_stream_is_empty(Duration::from_secs(15)).await;
     working.stop().await;
 }
 
-/// The producer asks again under its unique key, and gets the job that it made.
+/// The producer repeats the enqueue under its unique key, and gets the job that it made.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_enqueue_whose_answer_is_lost_is_found_again_by_its_key() {
     let bench = bench().await;
     let link = linked(&bench).await;
     let request = || JobRequest::new("q", "k", json!("mark-7f3a")).unique_key("order-1");
-    // Its connection has prepared the statement before.
+    // The first enqueue lets its connection prepare the statement.
     link.tenure.enqueue(JobRequest::new("q", "k", json!(0)).unique_key("order-0")).await.unwrap();
     link.postgres.lose_answer_to(b"mark-7f3a");
     let error = link.tenure.enqueue(request()).await.unwrap_err();

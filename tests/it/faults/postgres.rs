@@ -1,4 +1,4 @@
-//! Postgres that ends sessions, has no room, or says "not now".
+//! Postgres that ends sessions, has no room, or refuses for a while.
 
 use std::time::{Duration, Instant};
 
@@ -42,7 +42,7 @@ async fn sessions_that_are_ended_all_the_time_lose_nothing() {
     }
 }
 
-/// SIGKILL for one session: Postgres ends all others, and recovers from its log.
+/// SIGKILL for one session: Postgres ends all others and recovers from its log.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_session_that_is_killed_takes_postgres_down_for_a_moment_and_nothing_else() {
     let bench = bench_with_servers(steady).await;
@@ -59,7 +59,7 @@ async fn a_session_that_is_killed_takes_postgres_down_for_a_moment_and_nothing_e
 
 /// Every level that a database may have as its default.
 #[tokio::test(flavor = "multi_thread")]
-async fn jobs_run_whatever_isolation_level_is_the_databases_default() {
+async fn jobs_run_under_every_default_isolation_level() {
     for level in ["repeatable read", "serializable"] {
         let bench = bench_with(steady).await;
         let database = database(&bench);
@@ -82,7 +82,7 @@ async fn jobs_run_whatever_isolation_level_is_the_databases_default() {
     }
 }
 
-/// As administrators set them for everybody, and shorter than what holds the rows.
+/// Limits that an administrator set for all sessions, shorter than the time for which rows are locked.
 #[tokio::test(flavor = "multi_thread")]
 async fn lock_and_statement_timeouts_of_the_database_delay_and_lose_nothing() {
     let bench = bench_with(steady).await;
@@ -108,13 +108,13 @@ async fn lock_and_statement_timeouts_of_the_database_delay_and_lose_nothing() {
         tx.rollback().await.unwrap();
         assert!(bench.count("tenure.jobs").await > 0, "jobs were waiting for it");
     }
-    // A fence that came too late for its transaction is an attempt that failed; the others waited.
+    // An attempt fails if its fence comes too late for its transaction; the others waited.
     all_done_once(&bench, 400).await;
     assert_eq!(bench.count("tenure.job_executions WHERE outcome NOT IN ('retried', 'released')").await, 0);
     working.stop().await;
 }
 
-/// Somebody else's transaction takes the rows in the other order, again and again.
+/// A user's transaction locks the rows in the opposite order, again and again.
 #[tokio::test(flavor = "multi_thread")]
 async fn deadlocks_with_others_transactions_are_tried_again() {
     let bench = bench_with(steady).await;
@@ -127,12 +127,12 @@ async fn deadlocks_with_others_transactions_are_tried_again() {
     let before: i64 =
         bench.value("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()").await;
     let mut other = PgConnection::connect(&bench.config.database_url).await.unwrap();
-    // Not due for an hour, they are only there to be cancelled.
+    // These jobs are not due for an hour: they are only cancelled.
     let later = (0..300).map(|_| JobRequest::new("q", "later", json!({})).delay(Duration::from_secs(3_600)));
     let later: Vec<_> =
         tenure.enqueue_many(later).await.unwrap().into_iter().map(|enqueued| enqueued.id).collect();
     for ids in later.chunks(30) {
-        // A cancellation locks its rows in order of id; this goes from the last to the first, and waits in the middle.
+        // A cancellation locks its rows in order of id; this locks from the last to the first, and waits in the middle.
         let backwards = async {
             let mut tx = other.begin().await?;
             for id in ids.iter().rev() {
@@ -148,7 +148,7 @@ async fn deadlocks_with_others_transactions_are_tried_again() {
             tokio::time::sleep(Duration::from_millis(60)).await;
             tenure.cancel_many(ids).await
         };
-        // It may be the victim; tenure's statement is tried again, or goes on.
+        // If this is the deadlock's victim, tenure's statement goes on; otherwise tenure retries it.
         let (touched, cancelled) = tokio::join!(backwards, cancelled);
         drop(touched);
         assert_eq!(cancelled.unwrap().len(), 30);
@@ -185,7 +185,7 @@ async fn without_a_free_connection_enqueues_say_so_and_running_jobs_go_on() {
         let stranger = Tenure::connect(&bench.config).await.unwrap();
         match stranger.enqueue(JobRequest::new("q", "k", json!({}))).await {
             Err(error) => break error,
-            // It was faster than the worker, which had given up a connection and wants another.
+            // The test was faster than the worker, which had closed a connection and wants another.
             Ok(_) => accepted += 1,
         }
         stranger.close().await;
@@ -276,7 +276,7 @@ async fn a_disk_that_is_full_refuses_enqueues_by_name_and_loses_nothing() {
     pool.close().await;
 }
 
-/// A session of a user's that holds a job's row and sleeps: one job waits, nobody else.
+/// A user's session locks a job's row and sleeps: this one job waits, and no other.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_session_that_sleeps_in_its_transaction_holds_up_one_job() {
     let bench = bench_with(steady).await;
@@ -296,7 +296,7 @@ async fn a_session_that_sleeps_in_its_transaction_holds_up_one_job() {
     working.stop().await;
 }
 
-/// A worker of an older release on a newer schema works; on an older schema it waits, and says what to do.
+/// A worker works on a newer schema; on an older one it waits, and says what to do.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_works_on_a_newer_schema_and_waits_for_an_older_one_to_be_migrated() {
     let bench = bench().await;
@@ -326,7 +326,7 @@ async fn a_worker_works_on_a_newer_schema_and_waits_for_an_older_one_to_be_migra
     }
     assert!(health.ready().is_err_and(|why| why.iter().any(|line| line.contains("tenure migrate"))));
     assert!(health.live().is_ok() && !health.has_started());
-    // Not by way of `setup`, which migrates.
+    // Without `setup`, which migrates.
     bench
         .tenure
         .enqueue_many((0..3).map(|_| JobRequest::new("q", "k", json!({ "steps": 1 }))))
@@ -337,25 +337,23 @@ async fn a_worker_works_on_a_newer_schema_and_waits_for_an_older_one_to_be_migra
     working.stop().await;
 }
 
-/// A migration that takes something away says so: whoever needs it ends, and says why, rather than fail at every job.
+/// A migration that removes something says so: a program that needs it ends and says why, and does not fail at every
+/// job.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_that_the_schema_has_left_behind_ends_and_says_so() {
+async fn a_worker_that_is_too_old_for_the_schema_ends_and_says_so() {
     let bench = bench().await;
     let contracted =
         "INSERT INTO tenure.migrations (version, name, checksum, breaks_before) VALUES (99, 'less', '', 98)";
     bench.execute(contracted).await;
     let error = worker(&bench.tenure, 2).run_until(std::future::pending()).await.unwrap_err().to_string();
-    assert!(
-        error.contains("no program of before version 98 works with") && error.contains("newer"),
-        "{error}"
-    );
-    let checks = bench.tenure.doctor(&tenure::DoctorOptions::default()).await;
+    assert!(error.contains("a program that knows version 98") && error.contains("newer"), "{error}");
+    let checks = bench.tenure.doctor(&tenure::doctor::DoctorOptions::default()).await;
     let schema = checks.iter().find(|check| check.check == "schema").unwrap();
-    assert_eq!(schema.state, tenure::CheckState::Wrong, "{schema:?}");
+    assert_eq!(schema.state, tenure::doctor::CheckState::Wrong, "{schema:?}");
     assert!(schema.found.contains("98"), "{schema:?}");
 }
 
-/// The pooler's transaction mode, with default settings: another session for each transaction.
+/// The pooler's transaction mode, with default settings: each transaction may get a different session.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs PgBouncer"]
 async fn everything_works_behind_pgbouncer_in_transaction_mode() {
@@ -406,7 +404,7 @@ async fn everything_works_behind_pgbouncer_in_transaction_mode() {
     for enqueued in futures::future::join_all(alone).await {
         enqueued.unwrap();
     }
-    // Published by this process once it sees the commit: through the pooler, as everything.
+    // This process publishes once it sees the commit, which it asks for through the pooler, too.
     let mut user = PgConnection::connect(&config.database_url).await.unwrap();
     for _ in 0..20 {
         let mut tx = user.begin().await.unwrap();
@@ -418,7 +416,7 @@ async fn everything_works_behind_pgbouncer_in_transaction_mode() {
         .await
         .unwrap()
         .id;
-    assert_eq!(tenure.cancel(id).await.unwrap(), tenure::Cancelled::Cancelled);
+    assert_eq!(tenure.cancel(id).await.unwrap(), tenure::CancelOutcome::Cancelled);
     all_done_once(&bench, 370).await;
     none_was_charged(&bench).await;
     for worker in workers {

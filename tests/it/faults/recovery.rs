@@ -13,7 +13,7 @@ use crate::{
     scenarios::{Step, step},
 };
 
-/// Jobs of a worker that is gone, silent for this long.
+/// Inserts jobs of a dead worker, silent for this long.
 async fn orphans(bench: &Bench, jobs: usize, silent: &str) {
     bench.tenure.setup(&["q".into()]).await.unwrap();
     bench.execute("CREATE TABLE IF NOT EXISTS public.effects (job uuid, token bigint)").await;
@@ -33,7 +33,7 @@ async fn orphans(bench: &Bench, jobs: usize, silent: &str) {
         .await;
 }
 
-/// The gate stands open: a scan has just been, and nothing is held back.
+/// Lets the next scan reset jobs at once: a scan has just been, with no grace and no breaker.
 async fn open_the_gate(bench: &Bench) {
     bench
         .execute(
@@ -44,10 +44,10 @@ async fn open_the_gate(bench: &Bench) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_that_cannot_be_reset_do_not_keep_others_from_it() {
+async fn rows_that_cannot_be_reset_stop_no_other_reset() {
     let bench = bench().await;
     orphans(&bench, 160, "1 min").await;
-    // The 150 oldest are somebody's.
+    // Another session locks the 150 oldest rows.
     let mut holder = sqlx::PgConnection::connect(&bench.config.database_url).await.unwrap();
     let mut tx = holder.begin().await.unwrap();
     sqlx::query("UPDATE tenure.jobs SET message = 'held' WHERE id IN (SELECT id FROM tenure.jobs ORDER BY id LIMIT 150)")
@@ -63,9 +63,9 @@ async fn rows_that_cannot_be_reset_do_not_keep_others_from_it() {
     working.stop().await;
 }
 
-/// A whole node is gone; others' new jobs must not wait behind its old ones.
+/// A whole node is gone; new jobs must not wait behind its old ones.
 #[tokio::test(flavor = "multi_thread")]
-async fn ten_thousand_jobs_of_a_lost_node_are_taken_back_and_a_new_job_does_not_wait_for_them() {
+async fn ten_thousand_jobs_of_a_lost_node_are_reset_and_a_new_job_does_not_wait_for_them() {
     let bench = bench_with(|config| config.timing.stale_after = Duration::from_secs(3)).await;
     orphans(&bench, 10_000, "1 min").await;
     bench.tenure.setup(&["urgent".into()]).await.unwrap();
@@ -81,7 +81,7 @@ async fn ten_thousand_jobs_of_a_lost_node_are_taken_back_and_a_new_job_does_not_
     for _ in 0..20 {
         let began = std::time::Instant::now();
         let id = bench.tenure.enqueue(JobRequest::new("urgent", "k", json!({}))).await.unwrap().id;
-        bench.tenure.wait(id).await.unwrap();
+        bench.tenure.wait(id, Duration::MAX).await.unwrap();
         waits.push(began.elapsed());
     }
     waits.sort_unstable();
@@ -92,14 +92,14 @@ async fn ten_thousand_jobs_of_a_lost_node_are_taken_back_and_a_new_job_does_not_
     );
     assert!(waits[10] < Duration::from_secs(2), "{waits:?}");
     bench.until_count("tenure.job_history WHERE status = 'completed'", 10_020).await;
-    // Each once: a token each for the lost owner, and one for its successor.
+    // Each was reset once: one token for the lost owner, and one for its successor.
     assert_eq!(bench.count("tenure.job_history WHERE queue = 'q' AND fencing_token <> 2").await, 0);
     assert_eq!(bench.count("tenure.recovery_events WHERE event = 'reset'").await, 10_000);
     working.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_scanner_that_freezes_holds_up_nobody() {
+async fn a_scanner_that_freezes_stops_no_other_scanner() {
     let bench = bench().await;
     let mut owner = Child::on(&bench, "a", "worker");
     let job = Step::new(&bench, "report");
@@ -112,7 +112,7 @@ async fn a_scanner_that_freezes_holds_up_nobody() {
     let next = Running::start(Worker::builder(&bench.tenure).handle(step));
     assert_eq!(bench.until_finished(id).await.fencing_token, 2);
     bench.until_stream_is_empty(Duration::from_secs(20)).await;
-    // And what is lost from now on is taken back by the one that is awake.
+    // The scanner that is awake resets jobs that are lost from now on.
     let mut second = Child::on(&bench, "c", "worker");
     next.stop().await;
     let job = Step::new(&bench, "report");
@@ -125,7 +125,7 @@ async fn a_scanner_that_freezes_holds_up_nobody() {
     next.stop().await;
 }
 
-/// All times are Postgres's: when its clock jumps, all it has stored is that much older, or lies in the future.
+/// All times are Postgres's: when its clock jumps, all stored times are that much older, or lie in the future.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_jump_of_the_databases_clock_takes_no_job_from_its_owner() {
     let bench = bench_with(|config| {

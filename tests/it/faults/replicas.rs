@@ -1,4 +1,4 @@
-//! Failover to a streaming replica: what a synchronous one keeps, and what an asynchronous one may lose.
+//! Failover to a streaming replica: a synchronous one keeps every commit, an asynchronous one may lose some.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -16,7 +16,7 @@ fn steady(config: &mut tenure::Config) {
     config.timing.database_within = Duration::from_secs(1);
 }
 
-/// A replica of the bench's Postgres, which follows it over this link.
+/// Starts a replica of the bench's Postgres, which follows it over this link.
 async fn replica(bench: &Bench, link: &Proxy) -> Postgres {
     let folder: PathBuf =
         run_folder().join(format!("replica-{}", bench.own.as_ref().unwrap().postgres.port()));
@@ -40,14 +40,14 @@ async fn replica(bench: &Bench, link: &Proxy) -> Postgres {
         }
         let output = command.output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        // The settings of the command line win over what the backup brought along.
+        // Settings on the command line override those in the backup.
         Postgres::start_with(&folder, false, &["hot_standby=on"]).unwrap()
     })
     .await
     .unwrap()
 }
 
-/// A bench whose client goes by a link to the primary, with a replica.
+/// A bench whose client reaches the primary over a link, with a replica.
 async fn with_a_replica() -> (Bench, Tenure, Proxy, Proxy, Postgres) {
     let bench = bench_with_servers(steady).await;
     let to_primary = Proxy::to_url(&bench.config.database_url).await;
@@ -98,7 +98,7 @@ async fn a_failover_to_a_synchronous_replica_loses_nothing() {
     }
 }
 
-/// What was committed and had not reached the replica is gone: a claim among it, whose token is given out again.
+/// Commits that had not reached the replica are gone, among them a claim, whose token is issued again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failover_that_loses_commits_repeats_jobs_and_lets_no_stale_worker_write() {
     let (mut bench, tenure, link, replication, replica) = with_a_replica().await;
@@ -107,7 +107,7 @@ async fn a_failover_that_loses_commits_repeats_jobs_and_lets_no_stale_worker_wri
     let queued = bench.tenure.enqueue(JobRequest::new("q", "k", json!("before"))).await.unwrap().id;
     bench.until("(SELECT bool_and(replay_lsn = pg_current_wal_lsn()) FROM pg_stat_replication)").await;
     replication.cut();
-    // From here on the replica hears nothing: a claim, a completion, and a job that was enqueued.
+    // From here on the replica receives nothing: it will lack a claim, a completion, and an enqueued job.
     let go = bench.config.runtime_dir.join("go");
     let begun = bench.config.runtime_dir.join("begun");
     std::fs::create_dir_all(&bench.config.runtime_dir).unwrap();
@@ -125,14 +125,14 @@ async fn a_failover_that_loses_commits_repeats_jobs_and_lets_no_stale_worker_wri
                 }
             })
             .concurrency("q", 1)
-            .recovery(false, false, false),
+            .recovery(&[]),
     );
     crate::harness::until_file(&begun).await;
     assert_eq!(std::fs::read_to_string(&begun).unwrap(), "1");
     let said = counted("tenure_claims_total{result=no_such_row}");
     let lost = tenure.enqueue(JobRequest::new("q", "k", json!("lost"))).await.unwrap().id;
     promoted(&mut bench, &link, &replica).await;
-    // The new primary knows the first job as queued, and the other not at all.
+    // On the new primary, the first job is queued and the other does not exist.
     assert_eq!(
         bench.text("SELECT id, status, fencing_token FROM tenure.jobs").await,
         format!("({queued},queued,0)")
@@ -157,7 +157,7 @@ async fn a_failover_that_loses_commits_repeats_jobs_and_lets_no_stale_worker_wri
             })
             .concurrency("q", 1),
     );
-    // The same token once more, under another claim.
+    // The same token is issued again, under another claim.
     bench.until("EXISTS (SELECT FROM tenure.jobs WHERE stage = 'again' AND fencing_token = 1)").await;
     std::fs::write(&go, "").unwrap();
     tokio::time::sleep(Duration::from_secs(2)).await;
@@ -168,11 +168,11 @@ async fn a_failover_that_loses_commits_repeats_jobs_and_lets_no_stale_worker_wri
         bench.text("SELECT id, output FROM tenure.job_history").await,
         format!("({queued},\"\"\"next\"\"\")")
     );
-    // What is lost is said: its message names a row that does not exist.
+    // The loss is counted: the job's message names a row that does not exist.
     assert_eq!(bench.count(&format!("tenure.all_jobs WHERE id = '{lost}'")).await, 0);
     let deadline = std::time::Instant::now() + Duration::from_secs(10);
     while counted("tenure_claims_total{result=no_such_row}") == said {
-        assert!(std::time::Instant::now() < deadline, "nobody says that a job is missing");
+        assert!(std::time::Instant::now() < deadline, "no worker counts the missing row");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     next.stop().await;
@@ -191,12 +191,12 @@ async fn without_its_synchronous_standby_calls_end_in_time_and_nothing_happens_t
     let working = Running::start(worker(&bench.tenure, 20));
     bench.until("(SELECT count(*) FROM tenure.job_history) > 5").await;
     reconfigured(&bench, "ALTER SYSTEM SET synchronous_standby_names = 'gone'").await;
-    // The commit has happened here; nobody says so.
+    // The primary commits but does not confirm.
     let request = || JobRequest::new("q", "k", json!({ "steps": 1 })).unique_key("order-1");
     let mut error = None;
     let mut answered = 0;
     for n in 0..50 {
-        // The setting arrives a moment later.
+        // The setting takes effect a moment later.
         let early = JobRequest::new("q", "k", json!({ "steps": 1 })).unique_key(format!("early-{n}"));
         match bench.tenure.enqueue(early).await {
             Ok(_) => answered += 1,
@@ -217,7 +217,7 @@ async fn without_its_synchronous_standby_calls_end_in_time_and_nothing_happens_t
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     bench.until_count("tenure.jobs", 0).await;
-    // The first that was not answered may have been committed all the same.
+    // The first unanswered enqueue may have been committed anyway.
     let done = bench.count("tenure.job_history WHERE status = 'completed'").await;
     assert!(done == 41 + answered || done == 42 + answered, "{done}, and {answered} early ones");
     assert_eq!(bench.count("public.effects").await, done);

@@ -47,13 +47,13 @@ impl Recorder for Recording {
     }
 }
 
-/// Counts from now on, for all tests of this process.
+/// Installs the recorder for all tests of this process.
 pub fn install() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| metrics::set_global_recorder(Recording).unwrap());
 }
 
-/// What a counter has come to, under its name and labels, as in `tenure_recoveries_total{path=scanner,reason=silent}`.
+/// The value of a counter, by its name and labels: `tenure_recoveries_total{path=scanner,reason=silent}`.
 pub fn counted(name: &str) -> u64 {
     COUNTERS.lock().unwrap().get(name).map_or(0, |count| count.0.load(Ordering::Relaxed))
 }

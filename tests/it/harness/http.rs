@@ -1,4 +1,4 @@
-//! One request, over a connection of its own.
+//! One request, over a fresh connection.
 
 use std::{
     io::{Read, Write},
@@ -24,12 +24,12 @@ impl Answer {
     }
 }
 
-/// An address where nobody listens yet.
+/// A free address.
 pub fn free_address() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
 
-/// `None`: nobody listens. Without a `Host` among the headers, the address is it.
+/// Returns `None` if no process listens. Without a `Host` among the headers, the address is used.
 pub fn ask(
     address: SocketAddr,
     method: &str,

@@ -1,6 +1,9 @@
 //! Harness: real servers for one run of the tests, a database and a stream for each test.
 //!
-//! The servers start on free ports with the first test, and end with this process, however it ends.
+//! The servers start on free ports with the first test and end with this process, even if it is killed.
+
+/// The folder of the repository. The tests belong to the program's crate, one below it.
+pub const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
 mod counters;
 mod http;
@@ -34,7 +37,12 @@ struct Shared {
 static SHARED: OnceLock<Shared> = OnceLock::new();
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
-/// A folder of this run's own.
+/// The folder of this run.
+pub fn statement(name: &str) -> &'static str {
+    let found = tenure::internals::STATEMENTS.iter().find(|(known, _)| *known == name);
+    found.unwrap_or_else(|| panic!("no statement {name}")).1
+}
+
 pub fn run_folder() -> PathBuf {
     std::env::temp_dir().join(format!("tenure-it-{}", std::process::id()))
 }
@@ -50,7 +58,7 @@ fn shared() -> &'static Shared {
         let servers = Servers { postgres, nats };
         let config = Config::new(servers.postgres.url_of("template_tenure"), servers.nats.url());
         let url = servers.postgres.url();
-        // A runtime of its own: the first caller's ends with its test.
+        // A separate runtime: the first caller's ends with its test.
         std::thread::spawn(move || {
             tokio::runtime::Runtime::new().unwrap().block_on(async {
                 let pool = PgPool::connect(&url).await.unwrap();
@@ -67,7 +75,7 @@ fn shared() -> &'static Shared {
     })
 }
 
-/// Removes what runs that were killed have left.
+/// Removes the remains of killed runs.
 fn sweep() {
     for entry in std::fs::read_dir(std::env::temp_dir()).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
@@ -80,13 +88,13 @@ fn sweep() {
     }
 }
 
-/// One test's world.
+/// The world of one test.
 pub struct Bench {
     pub config: Config,
     pub tenure: Tenure,
     pub pool: PgPool,
     pub js: jetstream::Context,
-    /// Servers of this test alone, if it asked for them.
+    /// Servers of this test alone, if it needs them.
     pub own: Option<Servers>,
 }
 
@@ -116,7 +124,7 @@ pub async fn bench_with(change: impl FnOnce(&mut Config)) -> Bench {
     world(config, None, change).await
 }
 
-/// A world with a Postgres and a NATS of its own, to be stopped and killed.
+/// A world with its own Postgres and NATS, to be stopped and killed.
 pub async fn bench_with_servers(change: impl FnOnce(&mut Config)) -> Bench {
     let shared = tokio::task::spawn_blocking(shared).await.unwrap();
     let n = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -144,7 +152,7 @@ async fn world(mut config: Config, own: Option<Servers>, change: impl FnOnce(&mu
     config.timing.ack_wait = Duration::from_secs(4);
     config.timing.flush_every = Duration::from_millis(50);
     config.timing.keepalive_every = Duration::from_millis(200);
-    // Long enough that vanished workers are a matter of the tests that shorten it.
+    // Long enough that only tests that shorten it detect vanished workers.
     config.timing.renew_every = Duration::from_secs(5);
     config.timing.relay_every = Duration::from_millis(50);
     config.timing.publish_within = Duration::from_secs(1);
@@ -191,7 +199,7 @@ impl Bench {
             .unwrap_or_default()
     }
 
-    /// Waits until a count is reached; fails with what the database holds.
+    /// Waits until a count is reached; on failure it prints the database.
     pub async fn until_count(&self, sql: &str, n: i64) {
         self.until(&format!("(SELECT count(*) FROM {sql}) = {n}")).await;
     }
@@ -221,13 +229,13 @@ impl Bench {
         }
     }
 
-    pub async fn until_finished(&self, id: JobId) -> tenure::JobRow {
+    pub async fn until_finished(&self, id: JobId) -> tenure::rows::JobRow {
         self.until(&format!(
             "EXISTS (SELECT FROM tenure.all_jobs WHERE id = '{id}' AND finished_at IS NOT NULL)"
         ))
         .await;
         loop {
-            // A connection from before the server's restart may be met first.
+            // The pool may first hand out a connection from before the server's restart.
             match self.tenure.job(id).await {
                 Ok(job) => return job.unwrap(),
                 Err(error) => assert!(error.is_unavailable(), "{error}"),
@@ -235,14 +243,14 @@ impl Bench {
         }
     }
 
-    /// What a queue's consumer has delivered, and what it waits for.
+    /// The state of a queue's consumer.
     pub async fn consumer(&self, queue: &str) -> jetstream::consumer::Info {
         let consumer = self.js.get_consumer_from_stream(queue, &self.config.stream).await;
         let consumer: jetstream::consumer::PullConsumer = consumer.unwrap();
         consumer.cached_info().clone()
     }
 
-    /// How many messages the stream holds.
+    /// The number of messages in the stream.
     pub async fn messages(&self) -> u64 {
         match self.js.get_stream(&self.config.stream).await {
             Ok(stream) => stream.cached_info().state.messages,
@@ -257,7 +265,7 @@ impl Bench {
         assert!(rules.is_empty(), "{rules:#?}");
     }
 
-    /// Waits until every message has been acknowledged. Then everything is over, and can be looked at.
+    /// Waits until every message has been acknowledged, after which nothing changes any more.
     pub async fn until_stream_is_empty(&self, within: Duration) {
         let deadline = Instant::now() + within;
         loop {
@@ -285,7 +293,7 @@ impl Bench {
         }
     }
 
-    /// Publishes as any NATS client does: a submission.
+    /// Publishes a submission as any NATS client does.
     pub async fn publish(&self, subject: &str, body: &str) {
         let subject = format!("{}.{subject}", self.config.subject_prefix);
         self.js.publish(subject, body.to_owned().into()).await.unwrap().await.unwrap();

@@ -1,4 +1,4 @@
-//! A proxy between a worker and a server, whose link can be disturbed as a network disturbs it: silently.
+//! A proxy between a worker and a server, whose link can be disturbed as silently as a real network.
 
 use std::{
     net::Ipv4Addr,
@@ -19,14 +19,14 @@ use tokio::{
     task::{AbortHandle, JoinSet},
 };
 
-/// What a link does to what passes.
+/// The state of a link.
 #[derive(Debug, Clone)]
 struct State {
     to: u16,
     requests_pass: bool,
     answers_pass: bool,
     delay: Duration,
-    /// Grows when every connection is to be broken off.
+    /// Raised to break off every connection.
     broken: u32,
     /// The next connection that sends this is broken off once the server has answered, before the answer passes.
     fatal: Option<Arc<[u8]>>,
@@ -38,7 +38,7 @@ impl State {
     }
 }
 
-/// A link to one port of the loopback interface. Dropped, it is gone.
+/// A link to one port of the loopback interface. It ends when dropped.
 pub struct Proxy {
     port: u16,
     to: u16,
@@ -87,49 +87,49 @@ impl Proxy {
         url.replace(&before, &after)
     }
 
-    /// From now on nothing passes; nobody is told.
+    /// Lets nothing pass, silently.
     pub fn cut(&self) {
         self.state.send_modify(|state| (state.requests_pass, state.answers_pass) = (false, false));
     }
 
-    /// From now on requests pass, and no answer does.
+    /// Lets requests pass and no answers.
     pub fn cut_answers(&self) {
         self.state.send_modify(|state| state.answers_pass = false);
     }
 
-    /// From now on answers pass, and no request does.
+    /// Lets answers pass and no requests.
     pub fn cut_requests(&self) {
         self.state.send_modify(|state| state.requests_pass = false);
     }
 
-    /// From now on everything takes this much longer, each way.
+    /// Delays everything by this much, each way.
     pub fn delay(&self, delay: Duration) {
         self.state.send_modify(|state| state.delay = delay);
     }
 
-    /// What waited passes, and everything after it.
+    /// Restores the link; held-back bytes pass, too.
     pub fn mend(&self) {
         self.state.send_modify(|state| *state = State::clear(state.to, state.broken));
     }
 
-    /// From now on it leads to another server; connections to the old one are broken off.
+    /// Leads the link to another server and breaks off connections to the old one.
     pub fn lead_to(&self, port: u16) {
         self.state.send_modify(|state| *state = State::clear(port, state.broken + 1));
     }
 
-    /// Every connection is broken off; new ones may be made.
+    /// Breaks off every connection; new ones may be made.
     #[allow(dead_code, reason = "the chaos run does")]
     pub fn break_off(&self) {
         self.state.send_modify(|state| state.broken += 1);
     }
 
-    /// The next connection that sends these bytes is broken off when the server has carried them out: its
-    /// client never learns of it.
+    /// Breaks off the next connection that sends these bytes, once the server has answered: the client never gets the
+    /// answer.
     pub fn lose_answer_to(&self, bytes: &[u8]) {
         self.state.send_modify(|state| state.fatal = Some(bytes.into()));
     }
 
-    /// How many answers were lost so.
+    /// The number of answers lost in this way.
     pub fn lost(&self) -> u32 {
         self.lost.load(Ordering::SeqCst)
     }
@@ -160,7 +160,7 @@ async fn requests(
         let Ok((delay, fatal)) = passes.map(|state| (state.delay, state.fatal.clone())) else { return };
         tokio::time::sleep(delay).await;
         if fatal.is_some_and(|bytes| buffer[..n].windows(bytes.len()).any(|window| window == &*bytes)) {
-            // Only one: the first to take it.
+            // Only one connection: the first to take it.
             doomed.store(shared.send_if_modified(|state| state.fatal.take().is_some()), Ordering::SeqCst);
         }
         if n == 0 || to.write_all(&buffer[..n]).await.is_err() {

@@ -1,4 +1,4 @@
-//! Workers of a test: in this process, or in one of their own that can be killed.
+//! Workers of a test: in this process, or in a separate one that can be killed.
 
 use std::{
     path::{Path, PathBuf},
@@ -6,46 +6,38 @@ use std::{
 };
 
 use rustix::process::{Pid, Signal, kill_process};
-use tenure::WorkerBuilder;
-use tokio::{sync::oneshot, task::JoinHandle};
+use tenure::{WorkerBuilder, WorkerHandle};
 
 /// A worker in this process.
-pub struct Running {
-    stop: Option<oneshot::Sender<()>>,
-    task: JoinHandle<Result<(), tenure::WorkerError>>,
-}
+pub struct Running(WorkerHandle);
 
 impl Running {
     pub fn start<S: Send + Sync + 'static>(worker: WorkerBuilder<S>) -> Self {
-        let (stop, stopped) = oneshot::channel();
-        let task = tokio::spawn(worker.run_until(async {
-            stopped.await.ok();
-        }));
-        Self { stop: Some(stop), task }
+        Self(worker.start().unwrap())
     }
 
-    /// Leaves its jobs, as a crash does.
+    /// Drops the worker with its jobs, as a crash does.
     pub async fn abandon(self) {
-        self.task.abort();
-        while !self.task.is_finished() {
+        self.0.abort();
+        while !self.0.is_finished() {
             tokio::task::yield_now().await;
         }
     }
 
-    /// Stops it in good order.
-    pub async fn stop(mut self) {
-        drop(self.stop.take());
-        (&mut self.task).await.unwrap().unwrap();
+    /// Stops the worker in good order.
+    pub async fn stop(self) {
+        self.0.stop();
+        self.0.wait().await.unwrap();
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.task.abort();
+        self.0.abort();
     }
 }
 
-/// A worker in a process of its own: this test program, started again with a scenario's name.
+/// A worker in a separate process: this test program, started again with a scenario's name.
 pub struct Child {
     process: tokio::process::Child,
     pid: Pid,
@@ -58,7 +50,7 @@ impl Child {
         Self::start_with(bench, scenario, &[])
     }
 
-    /// [`Child::start`], with some variables set otherwise.
+    /// [`Child::start`] with some variables changed.
     pub fn start_with(bench: &super::Bench, scenario: &str, variables: &[(&str, String)]) -> Self {
         let exe = std::env::current_exe().unwrap();
         let mut command = tokio::process::Command::new(exe);
@@ -98,22 +90,22 @@ impl Child {
         kill_process(self.pid, signal).unwrap();
     }
 
-    /// SIGKILL, and waits until it is gone.
+    /// Kills the process and waits until it is gone.
     pub async fn kill(&mut self) {
         self.process.kill().await.unwrap();
     }
 
-    /// Waits for its end; the exit code.
+    /// Waits for the end of the process. Returns its exit code.
     pub async fn wait(&mut self) -> Option<i32> {
         let waited = tokio::time::timeout(Duration::from_secs(60), self.process.wait()).await;
-        waited.unwrap_or_else(|_| panic!("it does not end:\n{}", self.log())).unwrap().code()
+        waited.unwrap_or_else(|_| panic!("the process does not end:\n{}", self.log())).unwrap().code()
     }
 
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Waits until its log holds a text.
+    /// Waits until the log holds a text.
     pub async fn until_log(&mut self, text: &str) {
         let deadline = Instant::now() + Duration::from_secs(30);
         while !self.log().contains(text) {
@@ -123,7 +115,7 @@ impl Child {
     }
 }
 
-/// Waits until a file exists: how a child tells that it has come to a point.
+/// Waits until a file exists, by which a child shows its progress.
 pub async fn until_file(path: &Path) {
     let deadline = Instant::now() + Duration::from_secs(30);
     while !path.exists() {

@@ -1,8 +1,8 @@
-//! Writes source files with small mistakes in them, all at once, each asleep until it is asked for by its number: one
-//! build serves all of them. A mutant is awake where `AWAKE_MUTANT` is its number.
+//! Writes source files that contain many small mistakes, each switched off: one build serves all of them. The mutant
+//! whose number is in `AWAKE_MUTANT` is awake.
 //!
 //! The mistakes are those that cargo-mutants makes: a function that returns at once, another operator, a negation left
-//! out, an arm of a match or its guard that never or always applies. What stands inside of macros stays as it is.
+//! out, an arm of a match or its guard that never or always applies. Code inside macros stays as it is.
 
 use std::{env, fs, path::Path, process::ExitCode};
 
@@ -53,7 +53,7 @@ fn main() -> ExitCode {
 struct Mutants {
     file: String,
     function: Vec<String>,
-    /// Inside of what the compiler computes.
+    /// Whether the visitor is inside a constant expression.
     is_const: usize,
     number: usize,
     skipped: Vec<usize>,
@@ -134,7 +134,7 @@ fn values_of(of: &Type) -> Vec<Expr> {
     }
 }
 
-/// The operators that stand in for another.
+/// The operators that replace this one.
 fn others(op: &BinOp) -> Vec<BinOp> {
     match op {
         BinOp::Eq(_) => vec![parse_quote!(!=)],
@@ -195,7 +195,7 @@ impl VisitMut for Mutants {
 
     fn visit_item_impl_mut(&mut self, item: &mut syn::ItemImpl) {
         let of = one_line(&item.self_ty);
-        // What a person reads of a value.
+        // `Debug` and `Display` are for people.
         let is_text = item.trait_.as_ref().and_then(|(_, path, _)| path.segments.last());
         if is_text.is_some_and(|last| last.ident == "Display" || last.ident == "Debug") {
             return;

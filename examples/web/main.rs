@@ -1,0 +1,153 @@
+//! A web application with jobs, as a team writes one: axum, sqlx and tenure in one process.
+//! `cargo test --features http,testing --example web` runs its tests.
+//!
+//! ```text
+//! POST /orders            writes the order and its jobs in one transaction; answers with their ids
+//! GET  /jobs/{id}         a job's status and progress, for the page that waits
+//! GET  /readyz /metrics   for Kubernetes and Prometheus
+//! ```
+//!
+//! `receipt` books an order exactly once; `resize` makes pictures, reports its progress and resumes after a crash; a
+//! schedule enqueues `report` each night. SIGTERM ends requests and jobs in good order.
+
+mod jobs;
+#[cfg(test)]
+mod tests;
+
+use std::{error::Error, sync::Arc};
+
+use axum::{
+    Json, Router,
+    extract::{Path, State},
+    http::StatusCode,
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use sqlx::PgPool;
+use tenure::{Config, Health, JobId, Tenure, metrics::Metrics};
+
+use jobs::{Receipt, Resize};
+
+pub(crate) type Failure = Box<dyn Error + Send + Sync>;
+
+/// The state of the routes and of the handlers.
+#[derive(Clone)]
+pub(crate) struct Shop {
+    pub(crate) tenure: Tenure,
+    pub(crate) pool: PgPool,
+    pub(crate) mailer: Arc<dyn Mailer>,
+}
+
+/// Sends mail. A test passes its own.
+pub(crate) trait Mailer: Send + Sync {
+    fn send(&self, to: &str, text: &str) -> Result<(), Failure>;
+}
+
+struct Printed;
+
+impl Mailer for Printed {
+    fn send(&self, to: &str, text: &str) -> Result<(), Failure> {
+        println!("to {to}: {text}");
+        Ok(())
+    }
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct NewOrder {
+    email: String,
+    cents: i64,
+    pictures: u32,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Placed {
+    order: i64,
+    receipt: JobId,
+    resize: JobId,
+}
+
+/// Every error is a 500 whose cause stands in the log: a client learns nothing of the servers.
+struct Unexpected(Failure);
+
+impl<E: Into<Failure>> From<E> for Unexpected {
+    fn from(error: E) -> Self {
+        Self(error.into())
+    }
+}
+
+impl IntoResponse for Unexpected {
+    fn into_response(self) -> Response {
+        tracing::error!(error = %self.0, "a request failed");
+        StatusCode::INTERNAL_SERVER_ERROR.into_response()
+    }
+}
+
+/// The order and both jobs, or nothing of them: a rolled-back order leaves no job behind.
+async fn place(State(shop): State<Shop>, Json(new): Json<NewOrder>) -> Result<Json<Placed>, Unexpected> {
+    let mut tx = shop.pool.begin().await?;
+    let insert = sqlx::query_scalar("INSERT INTO orders (email, cents) VALUES ($1, $2) RETURNING id");
+    let order: i64 = insert.bind(&new.email).bind(new.cents).fetch_one(&mut *tx).await?;
+    let receipt = shop.tenure.enqueue(Receipt { order }).unique_key(format!("order-{order}"));
+    let receipt = receipt.tx(&mut tx).await?.id;
+    let resize = shop.tenure.enqueue(Resize { order, pictures: new.pictures }).tx(&mut tx).await?.id;
+    tx.commit().await?;
+    Ok(Json(Placed { order, receipt, resize }))
+}
+
+async fn job(State(shop): State<Shop>, Path(id): Path<JobId>) -> Result<Response, Unexpected> {
+    let Some(job) = shop.tenure.job(id).await? else { return Ok(StatusCode::NOT_FOUND.into_response()) };
+    let seen = json!({ "status": job.status, "progress": job.progress, "message": job.message, "output": job.output });
+    Ok(Json(seen).into_response())
+}
+
+/// Ready as long as the worker is: Kubernetes then sends requests elsewhere.
+async fn ready(State(health): State<Health>) -> Response {
+    match health.ready() {
+        Ok(()) => StatusCode::OK.into_response(),
+        Err(lacks) => (StatusCode::SERVICE_UNAVAILABLE, lacks.join("\n")).into_response(),
+    }
+}
+
+fn routes(shop: Shop, health: Health, metrics: Option<Metrics>) -> Router {
+    let probes = Router::new().route("/readyz", get(ready)).with_state(health);
+    let metrics = Router::new()
+        .route("/metrics", get(async move || metrics.map(|all| all.render()).unwrap_or_default()));
+    let orders = Router::new().route("/orders", post(place)).route("/jobs/{id}", get(job)).with_state(shop);
+    orders.merge(probes).merge(metrics)
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Failure> {
+    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+    let metrics = tenure::metrics::install()?;
+    let config = Config::from_env()?;
+    let pool = PgPool::connect(&config.database_url).await?;
+    // Handlers' transactions use the application's own connections.
+    let tenure = Tenure::builder(&config).handler_pool(pool.clone()).connect().await?;
+    tenure.migrate().await?;
+    sqlx::raw_sql(jobs::TABLES).execute(&pool).await?;
+    tenure.put_schedule(jobs::nightly()).await?;
+
+    let shop = Shop { tenure: tenure.clone(), pool, mailer: Arc::new(Printed) };
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
+    let worker = Arc::new(jobs::worker(&shop).start()?);
+    let ended = worker.clone();
+    let until = async move {
+        tokio::select! {
+            () = tenure::shutdown_signal() => {}
+            // A worker that ends by itself takes the process with it; its error is below.
+            _ = ended.wait() => {}
+        }
+    };
+    let answered = axum::serve(listener, routes(shop, worker.health(), Some(metrics)))
+        .with_graceful_shutdown(until)
+        .await;
+    // No request enqueues any more. Jobs have `shutdown_grace` to end; other workers run the rest.
+    worker.stop();
+    let outcome = worker.wait().await;
+    tenure.close().await;
+    answered?;
+    Ok(outcome?)
+}

@@ -1,0 +1,96 @@
+//! The tests of the application: its routes and its jobs, on a real Postgres and a real NATS.
+
+use std::sync::{Arc, Mutex};
+
+use axum::{
+    body::{Body, to_bytes},
+    http::{Request, StatusCode},
+};
+use serde_json::{Value, json};
+use tenure::{JobId, Status, testing::TestTenure};
+use tower::ServiceExt;
+
+use super::*;
+use crate::jobs::{Report, TABLES, nightly, worker};
+
+#[derive(Default)]
+struct Outbox(Mutex<Vec<String>>);
+
+impl Mailer for Outbox {
+    fn send(&self, to: &str, text: &str) -> Result<(), Failure> {
+        self.0.lock().map_err(|_| "the outbox broke")?.push(format!("{to}: {text}"));
+        Ok(())
+    }
+}
+
+async fn shop() -> Result<(TestTenure, Shop, Arc<Outbox>), Failure> {
+    let test = TestTenure::start().await;
+    sqlx::raw_sql(TABLES).execute(test.pool()).await?;
+    let outbox = Arc::new(Outbox::default());
+    let shop = Shop { tenure: test.tenure().clone(), pool: test.pool().clone(), mailer: outbox.clone() };
+    Ok((test, shop, outbox))
+}
+
+async fn ask(shop: &Shop, request: Request<Body>) -> Result<(StatusCode, Value), Failure> {
+    let health = worker(shop).health();
+    let answer = routes(shop.clone(), health, None).oneshot(request).await?;
+    let (status, body) = (answer.status(), to_bytes(answer.into_body(), 1 << 20).await?);
+    Ok((status, serde_json::from_slice(&body).unwrap_or_default()))
+}
+
+fn order() -> Result<Request<Body>, Failure> {
+    let new = json!({ "email": "ann@example.com", "cents": 1_250, "pictures": 3 });
+    let request = Request::post("/orders").header("content-type", "application/json");
+    Ok(request.body(Body::from(new.to_string()))?)
+}
+
+#[tokio::test]
+async fn an_order_is_booked_its_pictures_are_made_and_its_page_shows_the_end() -> Result<(), Failure> {
+    let (test, shop, outbox) = shop().await?;
+    let (status, placed) = ask(&shop, order()?).await?;
+    assert_eq!(status, StatusCode::OK);
+    let placed: Placed = serde_json::from_value(placed)?;
+    test.drain(worker(&shop)).await;
+
+    assert_eq!(outbox.0.lock().map_err(|_| "broken")?.as_slice(), ["ann@example.com: order 1: 1250 cents"]);
+    let page = Request::get(format!("/jobs/{}", placed.resize)).body(Body::empty())?;
+    let (_, seen) = ask(&shop, page).await?;
+    assert_eq!(seen, json!({ "status": "completed", "progress": 100.0, "message": "3 of 3", "output": 3 }));
+    let unknown = Request::get(format!("/jobs/{}", JobId::generate())).body(Body::empty())?;
+    assert_eq!(ask(&shop, unknown).await?.0, StatusCode::NOT_FOUND);
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_order_that_is_rolled_back_leaves_no_job() -> Result<(), Failure> {
+    let (test, shop, _) = shop().await?;
+    sqlx::raw_sql("ALTER TABLE orders ADD CHECK (cents < 1000)").execute(test.pool()).await?;
+    assert_eq!(ask(&shop, order()?).await?.0, StatusCode::INTERNAL_SERVER_ERROR);
+    test.assert_nothing_enqueued::<Receipt>().await;
+    test.assert_nothing_enqueued::<Resize>().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_order_is_booked_once_although_a_worker_dies_at_the_worst_moment() -> Result<(), Failure> {
+    let (test, shop, outbox) = shop().await?;
+    let insert = "INSERT INTO orders (email, cents) VALUES ('ann@example.com', 5) RETURNING id";
+    let order: i64 = sqlx::query_scalar(insert).fetch_one(test.pool()).await?;
+    let job = test.run_twice(worker(&shop), Receipt { order }).await;
+    assert_eq!((job.status, job.attempt), (Status::Completed, 2));
+    let bookings: i64 = sqlx::query_scalar("SELECT count(*) FROM bookings").fetch_one(test.pool()).await?;
+    assert_eq!(bookings, 1);
+    assert_eq!(outbox.0.lock().map_err(|_| "broken")?.len(), 2, "a mail may be repeated");
+    Ok(())
+}
+
+#[tokio::test]
+async fn each_night_has_its_report() -> Result<(), Failure> {
+    let (test, shop, _) = shop().await?;
+    shop.tenure.put_schedule(nightly()).await?;
+    ask(&shop, order()?).await?;
+    let job = test.run(worker(&shop), Report { night: None }).await;
+    assert_eq!(job.output, Some(json!(1)));
+    assert_eq!(shop.tenure.schedules().await?.len(), 1);
+    Ok(())
+}

@@ -1,0 +1,105 @@
+//! Connect: over tenure's connections, or the application's.
+
+use std::sync::Arc;
+
+use sqlx::PgPool;
+
+use super::{Inner, Tenure};
+use crate::{
+    config::{Config, TimingError},
+    enqueue::{backpressure::Limits, insert, publish::Publications, uncommitted::Uncommitted},
+    nats::{Client, Queue, QueueError},
+    store::{Store, StoreError},
+};
+
+/// The settings, or the given client, cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// The timers contradict each other.
+    #[error(transparent)]
+    Timing(#[from] TimingError),
+    /// `DATABASE_URL` cannot be used.
+    #[error("DATABASE_URL cannot be used; write postgres://user:password@host/database")]
+    Database(#[source] StoreError),
+    /// `NATS_URL` cannot be used.
+    #[error(transparent)]
+    Queue(#[from] QueueError),
+}
+
+/// Configures a [`Tenure`]. See [`Tenure::builder`].
+///
+/// ```no_run
+/// use tenure::{Config, ConnectError, Tenure, async_nats, sqlx};
+///
+/// # async fn f(config: Config, pool: sqlx::PgPool, client: async_nats::Client) -> Result<(), ConnectError> {
+/// let tenure = Tenure::builder(&config).handler_pool(pool).nats(client).connect().await?;
+/// # Ok(()) }
+/// ```
+#[must_use = "a builder connects when `connect` is awaited"]
+pub struct TenureBuilder {
+    config: Config,
+    handler_pool: Option<PgPool>,
+    nats: Option<Client>,
+}
+
+impl std::fmt::Debug for TenureBuilder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TenureBuilder").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+impl TenureBuilder {
+    pub(super) fn new(config: &Config) -> Self {
+        Self { config: config.clone(), handler_pool: None, nats: None }
+    }
+
+    /// Takes the connections of handlers' transactions, [`JobContext::fenced_tx`](crate::JobContext::fenced_tx) and
+    /// [`JobContext::once`](crate::JobContext::once), from the application's pool, instead of a pool of
+    /// [`Config::handler_connections`]. tenure's own statements keep their connections to [`Config::database_url`], so
+    /// that an exhausted pool stops no heartbeat.
+    ///
+    /// The pool must lead to the same database; a worker refuses another with
+    /// [`WorkerError::HandlerPool`](crate::WorkerError::HandlerPool). Its role needs the rights of `tenure_worker`.
+    /// tenure never closes the pool; close it after the last worker has stopped.
+    pub fn handler_pool(mut self, pool: PgPool) -> Self {
+        self.handler_pool = Some(pool);
+        self
+    }
+
+    /// Sends and receives over the application's client, instead of one that connects to [`Config::nats_url`]. tenure
+    /// then ignores that URL and the other settings of the connection.
+    ///
+    /// The client must reconnect for ever, and must not be connected with `no_echo`; its user must have the right to
+    /// subscribe to its inbox prefix. tenure neither drains nor closes the client; drain it after [`Tenure::close`].
+    pub fn nats(mut self, client: Client) -> Self {
+        self.nats = Some(client);
+        self
+    }
+
+    /// Prepares both connections, as [`Tenure::connect`] does.
+    ///
+    /// # Errors
+    ///
+    /// Settings that cannot be used, and a client with another inbox prefix than [`Config::inbox_prefix`].
+    pub async fn connect(self) -> Result<Tenure, ConnectError> {
+        let Self { config, handler_pool, nats } = self;
+        config.timing.validate()?;
+        let store = Store::open(&config, handler_pool).map_err(ConnectError::Database)?;
+        let queue = match nats {
+            Some(client) => Queue::given(&config, client)?,
+            None => Queue::open(&config).await?,
+        };
+        // Wait a moment, so that this process publishes the first jobs that it enqueues, not the relay.
+        queue.connected_soon().await;
+        let publications =
+            Publications::start(store.clone(), queue.clone(), config.timing.publish_within).await?;
+        let uncommitted =
+            Uncommitted::start(store.clone(), publications.clone(), config.timing.publish_within);
+        let lane = || insert::batcher(store.clone(), Some(publications.clone()));
+        let (enqueues, keyed) = (lane(), lane());
+        let limits = Limits::new(store.clone());
+        let inner = Inner { config, store, queue, enqueues, keyed, limits, publications, uncommitted };
+        Ok(Tenure { inner: Arc::new(inner) })
+    }
+}

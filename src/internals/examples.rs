@@ -1,0 +1,68 @@
+//! Rows for the program's tests, which cannot build them: rows are non-exhaustive.
+
+use chrono::{DateTime, Utc};
+
+use crate::{
+    FencingToken, JobId, Status,
+    doctor::{Check, CheckState},
+    rows::{ExecutionRow, JobRow, RecoveryRow},
+};
+
+/// Returns a queued job, enqueued and due at `at`.
+pub fn job(at: DateTime<Utc>) -> JobRow {
+    JobRow {
+        id: JobId::generate(),
+        queue: "q".into(),
+        kind: "k".into(),
+        payload: None,
+        payload_json: None,
+        status: Status::Queued,
+        attempt: 0,
+        max_attempts: 3,
+        fencing_token: FencingToken(0),
+        worker_id: None,
+        created_at: at,
+        scheduled_at: at,
+        started_at: None,
+        last_activity_at: None,
+        finished_at: None,
+        stage: None,
+        progress: None,
+        message: None,
+        output: None,
+        output_json: None,
+        last_error: None,
+    }
+}
+
+/// Returns an attempt that has been running since `at`.
+pub fn execution(fencing_token: i64, attempt: u32, at: DateTime<Utc>) -> ExecutionRow {
+    ExecutionRow {
+        fencing_token: FencingToken(fencing_token),
+        attempt,
+        worker_id: format!("w-{fencing_token}"),
+        started_at: at,
+        finished_at: None,
+        outcome: None,
+        error: None,
+    }
+}
+
+/// Returns the reset, at `at`, of a job whose worker was gone.
+pub fn reset(at: DateTime<Utc>) -> RecoveryRow {
+    RecoveryRow {
+        at,
+        event: "reset".into(),
+        path: "vanished".into(),
+        fencing_token: FencingToken(1),
+        owner_before: Some("w-1".into()),
+        silence_s: Some(2.5),
+        reason: "its worker could not be reached".into(),
+        recovered_by: "w-2".into(),
+    }
+}
+
+/// Returns a finding of `doctor` about queue `q`.
+pub fn check(check: &'static str, state: CheckState, found: &str) -> Check {
+    Check { check, queue: Some("q".into()), state, found: found.into(), to_do: None }
+}

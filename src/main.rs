@@ -1,5 +1,0 @@
-//! The `tenure` program.
-
-fn main() -> std::process::ExitCode {
-    tenure::cli::main()
-}

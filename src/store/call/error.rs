@@ -1,0 +1,178 @@
+//! Error: the errors of Postgres, and their meaning.
+
+use std::{io, sync::Arc, time::Duration};
+
+use sqlx::{error::DatabaseError, postgres::PgDatabaseError};
+
+/// Postgres gave no answer, or refused.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// Postgres did not answer, or said "not now". The statement may have taken effect: ask, or try again.
+    #[error("the database is unavailable: {0}")]
+    Unavailable(#[source] Arc<sqlx::Error>),
+    /// No connection for a handler's transaction came free in time: other handlers' transactions hold them all.
+    #[error(
+        "no connection for this transaction came free within {within:?}: other handlers' transactions hold all \
+         {connections}; raise TENURE_HANDLER_CONNECTIONS (of a given pool, its max_connections), run fewer jobs at \
+         once, or make the transactions shorter"
+    )]
+    NoneFree {
+        /// The connections that handlers' transactions have:
+        /// [`Config::handler_connections`](crate::Config::handler_connections), or those of the pool given to
+        /// [`TenureBuilder::handler_pool`](crate::TenureBuilder::handler_pool).
+        connections: u32,
+        /// How long the transaction waited.
+        within: Duration,
+    },
+    /// The schema is missing or too old.
+    #[error("tenure's schema is missing or too old in this database; run `tenure migrate`")]
+    NotMigrated(#[source] Arc<sqlx::Error>),
+    /// Postgres refused the statement, and would refuse it again.
+    #[error("the database refused the statement: {0}")]
+    Refused(#[source] Arc<sqlx::Error>),
+}
+
+impl StoreError {
+    /// Whether the same call may succeed later.
+    #[must_use]
+    pub fn is_unavailable(&self) -> bool {
+        matches!(self, Self::Unavailable(_) | Self::NoneFree { .. })
+    }
+
+    /// Whether the server said "not now", or nothing at all.
+    pub(crate) fn says_unavailable(error: &sqlx::Error) -> bool {
+        if let Some(code) = error.as_database_error().and_then(DatabaseError::code) {
+            // Connection, authorization, database, rollback (deadlock, serialization), resources, operator,
+            // system, a lock that came too late; a read-only server is an old primary.
+            let class = code.get(..2).unwrap_or_default();
+            let passing = matches!(class, "08" | "28" | "3D" | "40" | "53" | "57" | "58");
+            return passing || code == "55P03" || code == "25006";
+        }
+        matches!(
+            error,
+            sqlx::Error::Io(_)
+                | sqlx::Error::Tls(_)
+                | sqlx::Error::Protocol(_)
+                | sqlx::Error::PoolTimedOut
+                | sqlx::Error::PoolClosed
+                | sqlx::Error::WorkerCrashed
+        )
+    }
+
+    /// Whether the connection or the server went away during the statement. That is no fault of the statement or its
+    /// rows, as a deadlock or a timeout may be.
+    pub(crate) fn says_gone(error: &sqlx::Error) -> bool {
+        match error.as_database_error().and_then(DatabaseError::code) {
+            Some(code) => code.starts_with("08") || matches!(&*code, "57P01" | "57P02" | "57P03"),
+            None => matches!(
+                error,
+                sqlx::Error::Io(_)
+                    | sqlx::Error::Protocol(_)
+                    | sqlx::Error::PoolClosed
+                    | sqlx::Error::WorkerCrashed
+            ),
+        }
+    }
+
+    /// Returns the error for a standby, which may not have the latest rows.
+    pub(in crate::store) fn standby() -> Self {
+        let error = io::Error::other("this server is a standby; the primary was asked for");
+        Self::Unavailable(Arc::new(sqlx::Error::Io(error)))
+    }
+
+    /// Whether Postgres refused the values themselves (a data exception, a limit), and always will.
+    pub(crate) fn is_the_datas_fault(&self) -> bool {
+        let Self::Refused(error) = self else { return false };
+        let code = error.as_database_error().and_then(DatabaseError::code).unwrap_or_default();
+        code.starts_with("22") || code.starts_with("54")
+    }
+
+    fn has_code(&self, wanted: impl Fn(&str) -> bool) -> bool {
+        let (Self::Unavailable(error) | Self::NotMigrated(error) | Self::Refused(error)) = self else {
+            return false;
+        };
+        error.as_database_error().and_then(DatabaseError::code).is_some_and(|code| wanted(&code))
+    }
+
+    /// Whether a transaction's snapshot was too old for what it touched.
+    pub(crate) fn is_serialization_failure(&self) -> bool {
+        self.has_code(|code| code == "40001")
+    }
+
+    /// Whether a lock did not come in time: another transaction holds one of the rows.
+    pub(crate) fn is_locked(&self) -> bool {
+        self.has_code(|code| code == "55P03")
+    }
+
+    /// Whether that lock belongs to a unique key that another transaction is about to take.
+    pub(crate) fn is_of_a_key(&self) -> bool {
+        let Self::Unavailable(error) = self else { return false };
+        let said = error.as_database_error().and_then(|said| said.try_downcast_ref::<PgDatabaseError>());
+        // Only the context names the table, and it does so in every language of the server.
+        self.is_locked()
+            && said.and_then(PgDatabaseError::r#where).is_some_and(|at| at.contains("\"job_keys"))
+    }
+
+    /// Whether one row of many may be at fault, rather than the statement or the server.
+    pub(crate) fn may_be_of_one_row(&self) -> bool {
+        let of_a_value = matches!(self, Self::Refused(_)) && !self.has_code(|code| code.starts_with("42"));
+        of_a_value || self.is_locked()
+    }
+
+    /// Whether the role lacks a right.
+    pub(crate) fn is_denied(&self) -> bool {
+        self.has_code(|code| code == "42501")
+    }
+
+    pub(in crate::store) fn is_deadlock(&self) -> bool {
+        self.has_code(|code| code == "40P01")
+    }
+
+    /// Whether Postgres was away, or had no room. A lock that came too late is no outage, nor is a time limit of the
+    /// statement.
+    pub(crate) fn is_outage(&self) -> bool {
+        // A deadlock or a time limit is an answer of a server that is there.
+        let in_the_way = |code: &str| code.starts_with("40") || code == "55P03" || code == "57014";
+        self.is_unavailable() && !self.has_code(in_the_way)
+    }
+}
+
+impl From<sqlx::Error> for StoreError {
+    fn from(error: sqlx::Error) -> Self {
+        if Self::says_unavailable(&error) {
+            return Self::Unavailable(Arc::new(error));
+        }
+        let code = error.as_database_error().and_then(DatabaseError::code).unwrap_or_default();
+        // No such table, column, schema, function.
+        if matches!(&*code, "42P01" | "42703" | "3F000" | "42883") {
+            return Self::NotMigrated(Arc::new(error));
+        }
+        Self::Refused(Arc::new(error))
+    }
+}
+
+/// Returns the label of an error for a counter: the class of Postgres's code (its first two characters), or a word for
+/// the way in which the answer stayed out.
+pub(super) fn class(error: &sqlx::Error) -> String {
+    match error {
+        sqlx::Error::Io(error) if error.kind() == io::ErrorKind::TimedOut => "timeout".into(),
+        sqlx::Error::Io(_) | sqlx::Error::Tls(_) => "connection".into(),
+        sqlx::Error::PoolTimedOut => "pool".into(),
+        other => match other.as_database_error().and_then(DatabaseError::code) {
+            Some(code) => code.get(..2).unwrap_or_default().to_owned(),
+            None => "other".into(),
+        },
+    }
+}
+
+/// Whether the server answered, so that the connection can be used again. An answer of a server that is going, or that
+/// does not write, does not count: after a failover another connection leads to its successor.
+pub(super) fn is_answer<T>(answer: &Result<T, sqlx::Error>) -> bool {
+    match answer {
+        Ok(_) => true,
+        Err(error) => error.as_database_error().is_some_and(|said| {
+            !StoreError::says_gone(error) && said.code().is_none_or(|code| code != "25006")
+        }),
+    }
+}

@@ -1,0 +1,65 @@
+//! Line: a connection for each kind of statement that runs all the time.
+
+use std::time::{Duration, Instant};
+
+use sqlx::{ConnectOptions, PgConnection, Postgres, postgres::PgArguments, query::Query};
+use tokio::sync::OwnedMutexGuard;
+
+use super::{Rows, Store, error::is_answer};
+
+/// A kind of statement that runs all the time, and keeps a connection for itself.
+///
+/// A pool costs a task and some wake-ups a call, which is more than the statement itself when it is the only
+/// one in flight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Line {
+    Enqueue,
+    Claim,
+    Progress,
+    Complete,
+}
+
+pub(super) const LINES: usize = 4;
+
+/// A line's connection is replaced at this age: leftovers of a proxy or a failover go, and so do the plans, which
+/// were made for the tables as they were then.
+const LINE_LASTS: Duration = Duration::from_mins(1);
+
+/// A statement that took longer may have a plan for other sizes of the tables: the next one gets a new connection, and
+/// with it a new plan.
+const LINE_SLOW: Duration = Duration::from_millis(500);
+
+/// A line's connection, and the time at which it was opened.
+pub(super) type LineConnection = Option<(PgConnection, Instant)>;
+
+impl Store {
+    pub(super) async fn open_line(&self, until: Instant) -> Result<(PgConnection, Instant), sqlx::Error> {
+        let connection = self.deadline_at(until, self.own.connect_options().connect()).await?;
+        Ok((connection, Instant::now()))
+    }
+
+    /// Sends a statement over a line. The line lacks its connection meanwhile, so that a dropped call leaves it empty.
+    pub(super) async fn try_line(
+        &self,
+        mut line: OwnedMutexGuard<LineConnection>,
+        (mut connection, since): (PgConnection, Instant),
+        query: Query<'_, Postgres, PgArguments>,
+        until: Instant,
+    ) -> Rows {
+        let sent_at = Instant::now();
+        let answer = self.deadline_at(until, query.fetch_all(&mut connection)).await;
+        if is_answer(&answer) {
+            *line = Some((connection, since));
+            if since.elapsed() > LINE_LASTS || sent_at.elapsed() > LINE_SLOW {
+                // In a task, so that no caller waits for it. Meanwhile the pool serves.
+                let store = self.clone();
+                self.home.spawn(async move {
+                    if let Ok(open) = store.open_line(store.until()).await {
+                        *line = Some(open);
+                    }
+                });
+            }
+        }
+        self.observe(answer)
+    }
+}

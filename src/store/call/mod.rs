@@ -1,0 +1,328 @@
+//! Call: the one way to reach Postgres, with a deadline.
+//!
+//! | | |
+//! |---|---|
+//! | [`pool`] | connections for tenure and for handlers, and why a server gives none |
+//! | [`line`] | a connection for each statement that runs all the time |
+//! | [`transaction`] | several statements at once, and statements with another time limit |
+//! | [`error`] | the meaning of an answer of Postgres |
+
+mod error;
+mod line;
+mod pool;
+mod transaction;
+
+use std::{
+    future::Future,
+    io,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use futures::future::BoxFuture;
+use sqlx::{
+    Connection, Execute, Postgres, SqlStr,
+    postgres::{PgArguments, PgConnectOptions, PgPool, PgPoolOptions, PgRow},
+    query::Query,
+};
+use tokio::{
+    runtime::Handle,
+    sync::{Notify, watch},
+    time::{sleep, timeout, timeout_at},
+};
+
+pub(crate) use self::line::Line;
+pub use self::{error::StoreError, transaction::Isolation};
+use self::{
+    error::{class, is_answer},
+    line::{LINES, LineConnection},
+    pool::OWN_CONNECTIONS,
+};
+use crate::{config::Config, job::JobError, observe::metrics};
+
+/// How often tenure sends a statement that is the victim of a deadlock.
+const DEADLOCKS_MAX: u32 = 4;
+
+/// Whether Postgres is up, as far as calls have shown.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Availability {
+    pub(crate) up: bool,
+    pub(crate) since: Instant,
+    /// How often Postgres went away.
+    pub(crate) outages: u32,
+}
+
+/// The two pools, the lines, and the state of the server. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Store(Arc<Inner>);
+
+impl std::ops::Deref for Store {
+    type Target = Inner;
+
+    fn deref(&self) -> &Inner {
+        &self.0
+    }
+}
+
+#[derive(Debug)]
+pub struct Inner {
+    own: PgPool,
+    handlers: PgPool,
+    /// Whether that pool is the application's: tenure does not close it, and its errors say nothing about the server.
+    handlers_given: bool,
+    lines: [Arc<tokio::sync::Mutex<LineConnection>>; LINES],
+    within: Duration,
+    availability: watch::Sender<Availability>,
+    last_error: Mutex<String>,
+    commits: Notify,
+    /// The runtime that tenure's own connections belong to. Handlers run on another: one that blocks its
+    /// threads must not stop the socket of a heartbeat.
+    home: Handle,
+}
+
+/// The answer to a statement.
+pub(crate) type Rows = Result<Vec<PgRow>, StoreError>;
+
+impl Store {
+    /// Prepares the pools; `handlers` is the application's pool, if it gives one. Connects at the first call, so that
+    /// Postgres may be away.
+    pub(crate) fn open(config: &Config, handlers: Option<PgPool>) -> Result<Self, StoreError> {
+        let connect: PgConnectOptions = config
+            .database_url
+            .parse::<PgConnectOptions>()?
+            .application_name("tenure")
+            // PgBouncer refuses a connection that sets it; from Postgres 12 on it has no effect here.
+            .extra_float_digits(None);
+        let within = config.timing.database_within;
+        let pool = |connections| {
+            PgPoolOptions::new()
+                .max_connections(connections)
+                .acquire_timeout(within)
+                // The call itself detects a dead connection; a test before each would cost a round trip.
+                .test_before_acquire(false)
+                .connect_lazy_with(connect.clone())
+        };
+        let now = Availability { up: true, since: Instant::now(), outages: 0 };
+        Ok(Self(Arc::new(Inner {
+            own: pool(OWN_CONNECTIONS),
+            handlers_given: handlers.is_some(),
+            handlers: handlers.unwrap_or_else(|| pool(config.handler_connections)),
+            lines: Default::default(),
+            within,
+            availability: watch::Sender::new(now),
+            last_error: Mutex::default(),
+            commits: Notify::new(),
+            home: Handle::current(),
+        })))
+    }
+
+    /// Closes the lines and the pools, but not the application's pool.
+    pub(crate) async fn close(&self) {
+        for line in &self.lines {
+            if let Ok(mut line) = line.try_lock()
+                && let Some((connection, _)) = line.take()
+            {
+                drop(timeout(Duration::from_secs(2), connection.close()).await);
+            }
+        }
+        // A pool that waits for a connection held by a hung call must not hold up the shutdown.
+        let handlers = (!self.handlers_given).then_some(&self.handlers);
+        for pool in std::iter::once(&self.own).chain(handlers) {
+            drop(timeout(Duration::from_secs(2), pool.close()).await);
+        }
+    }
+
+    /// Watches whether the last call got through, and since when that has been so.
+    pub(crate) fn availability(&self) -> watch::Receiver<Availability> {
+        self.availability.subscribe()
+    }
+
+    /// Returns for how long Postgres has answered every call.
+    pub(crate) fn up_for(&self) -> Duration {
+        let now = *self.availability.borrow();
+        if now.up { now.since.elapsed() } else { Duration::ZERO }
+    }
+
+    /// Whether Postgres has answered every call of this process.
+    pub(crate) fn is_up_since_the_start(&self) -> bool {
+        self.availability.borrow().outages == 0
+    }
+
+    /// Notes the commit of a transaction that tenure has opened, in which jobs may have been enqueued.
+    pub(crate) fn note_commit(&self) {
+        self.commits.notify_one();
+    }
+
+    /// Completes after the next such commit. Cancel safe.
+    pub(crate) async fn commit(&self) {
+        self.commits.notified().await;
+    }
+
+    /// Returns the pool for handlers' transactions, and whether it is the application's.
+    pub(crate) fn handlers(&self) -> (&PgPool, bool) {
+        (&self.handlers, self.handlers_given)
+    }
+
+    /// Returns the longest time that one call may take.
+    pub(crate) fn within(&self) -> Duration {
+        self.within
+    }
+
+    /// Returns the error of the last call that failed.
+    pub(crate) fn last_error(&self) -> String {
+        self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Runs one statement and reads all its rows.
+    ///
+    /// Cancel safe: a call that is dropped either reached Postgres or did not; its connection is closed.
+    pub(crate) fn rows<'q>(&self, query: Query<'q, Postgres, PgArguments>) -> BoxFuture<'q, Rows> {
+        self.send(None, query)
+    }
+
+    /// Does the same as [`Store::rows`], over the line of this kind if no other statement is in flight there.
+    pub(crate) fn rows_over<'q>(
+        &self,
+        line: Line,
+        query: Query<'q, Postgres, PgArguments>,
+    ) -> BoxFuture<'q, Rows> {
+        self.send(Some(line), query)
+    }
+
+    /// Boxed, because the future is large and every future that awaits it would be, too; a job's task is moved more
+    /// than once.
+    fn send<'q>(
+        &self,
+        line: Option<Line>,
+        mut query: Query<'q, Postgres, PgArguments>,
+    ) -> BoxFuture<'q, Rows> {
+        let store = self.clone();
+        Box::pin(async move {
+            let arguments = query.take_arguments().map_err(sqlx::Error::Encode)?.unwrap_or_default();
+            let sql = query.sql();
+            if Handle::current().id() == store.home.id() {
+                return store.rows_at_home(line, sql, arguments).await;
+            }
+            let home = store.home.clone();
+            let call = home.spawn(async move { store.rows_at_home(line, sql, arguments).await });
+            call.await.unwrap_or_else(|_| Err(sqlx::Error::WorkerCrashed.into()))
+        })
+    }
+
+    /// Sends the victim of a deadlock again, which has changed nothing. One deadline covers all steps: the wait for a
+    /// connection, its opening, and each try of the statement.
+    async fn rows_at_home(&self, line: Option<Line>, sql: SqlStr, arguments: PgArguments) -> Rows {
+        let until = self.until();
+        let mut tries = 1;
+        loop {
+            // The last try needs no copy.
+            if tries == DEADLOCKS_MAX {
+                return self.try_rows(line, sqlx::query_with(sql, arguments), until).await;
+            }
+            let answer = self.try_rows(line, sqlx::query_with(sql.clone(), arguments.clone()), until).await;
+            tries += 1;
+            let pause = Duration::from_millis(rand::random_range(20..80)) * tries;
+            if !answer.as_ref().is_err_and(StoreError::is_deadlock) || Instant::now() + pause >= until {
+                return answer;
+            }
+            // The winner of the deadlock goes on meanwhile.
+            sleep(pause).await;
+        }
+    }
+
+    async fn try_rows(
+        &self,
+        line: Option<Line>,
+        query: Query<'_, Postgres, PgArguments>,
+        until: Instant,
+    ) -> Rows {
+        if let Some(line) = line
+            && let Ok(mut line) = self.lines[line as usize].clone().try_lock_owned()
+        {
+            let open = match line.take() {
+                Some(open) => Ok(open),
+                None => self.open_line(until).await,
+            };
+            match open {
+                Ok(open) => return self.try_line(line, open, query, until).await,
+                // The server takes no more connections, but the pool has some.
+                Err(_) if self.own.size() > 0 => {}
+                Err(error) => return self.observe(Err(error)),
+            }
+        }
+        let answer = self.acquire(&self.own, until).await;
+        let mut held = self.observe(answer)?;
+        let answer = self.deadline_at(until, query.fetch_all(&mut *held.connection)).await;
+        held.finished = is_answer(&answer);
+        self.observe(answer)
+    }
+
+    /// Runs work to its end, even if the caller does not wait for it.
+    pub(crate) fn spawn<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> tokio::task::JoinHandle<T> {
+        self.home.spawn(work)
+    }
+
+    /// Returns the deadline of a call that begins now.
+    pub(crate) fn until(&self) -> Instant {
+        Instant::now() + self.within
+    }
+
+    /// Gives one call to Postgres the usual deadline.
+    pub(crate) async fn deadline<T>(
+        &self,
+        call: impl Future<Output = Result<T, sqlx::Error>>,
+    ) -> Result<T, sqlx::Error> {
+        self.deadline_at(self.until(), call).await
+    }
+
+    /// Gives a part of a call the rest of its time.
+    async fn deadline_at<T>(
+        &self,
+        until: Instant,
+        call: impl Future<Output = Result<T, sqlx::Error>>,
+    ) -> Result<T, sqlx::Error> {
+        timeout_at(until.into(), call).await.unwrap_or_else(|_| Err(self.no_answer()))
+    }
+
+    /// Returns the error of a call that Postgres did not answer in time.
+    pub(crate) fn no_answer(&self) -> sqlx::Error {
+        let text = format!("no answer within {:?}", self.within);
+        sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, text))
+    }
+
+    /// Sorts an answer to a handler's transaction. The application's pool may fail while the server is up: the
+    /// application has closed the pool, its role is locked out, or it uses another network.
+    fn observe_handlers<T>(&self, answer: Result<T, sqlx::Error>) -> Result<T, StoreError> {
+        if self.handlers_given { sorted(answer) } else { self.observe(answer) }
+    }
+
+    /// Sorts an answer, and notes whether Postgres is up.
+    fn observe<T>(&self, answer: Result<T, sqlx::Error>) -> Result<T, StoreError> {
+        let answer = sorted(answer);
+        if let Err(StoreError::Unavailable(error)) = &answer {
+            let text = JobError::from(StoreError::Unavailable(error.clone())).text();
+            *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = text;
+        }
+        let up = !answer.as_ref().is_err_and(StoreError::is_outage);
+        self.availability.send_if_modified(|now| {
+            let changed = now.up != up;
+            if changed {
+                let outages = now.outages.saturating_add(u32::from(!up));
+                *now = Availability { up, since: Instant::now(), outages };
+            }
+            changed
+        });
+        answer
+    }
+}
+
+/// Sorts an answer, and counts an error.
+fn sorted<T>(answer: Result<T, sqlx::Error>) -> Result<T, StoreError> {
+    answer.map_err(|error| {
+        metrics::database_error(&class(&error));
+        StoreError::from(error)
+    })
+}

@@ -1,0 +1,189 @@
+//! Transaction: several statements in one transaction, and statements with another time limit.
+
+use std::{io, time::Duration};
+
+use futures::{FutureExt, future::BoxFuture};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres, postgres::PgArguments, query::Query};
+use tokio::time::timeout;
+
+use super::{
+    Rows, Store,
+    error::{StoreError, is_answer},
+};
+use crate::{
+    job::JobError,
+    store::{END_TRANSACTION, LIMIT_STATEMENT},
+};
+
+/// How much a handler's transaction sees of other transactions' commits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Isolation {
+    /// Each statement sees what was committed before it.
+    #[default]
+    ReadCommitted,
+    /// The whole transaction sees what was committed before its first statement.
+    RepeatableRead,
+    /// The result is as if the transactions had run one after the other; some fail and must be retried.
+    Serializable,
+}
+
+impl Isolation {
+    /// Returns the statements that open a transaction. The server ends it when the caller is silent for `idle`: a
+    /// frozen worker must not keep its locks from the next attempt.
+    fn begin(self, idle: Duration) -> String {
+        let level = match self {
+            Self::ReadCommitted => "READ COMMITTED",
+            Self::RepeatableRead => "REPEATABLE READ",
+            Self::Serializable => "SERIALIZABLE",
+        };
+        let idle = idle.as_millis().clamp(1, 2_147_483_647);
+        format!("BEGIN ISOLATION LEVEL {level}; SET LOCAL idle_in_transaction_session_timeout = {idle}")
+    }
+}
+
+impl Store {
+    /// Runs `work` in a transaction, and commits if it returns `Ok`.
+    ///
+    /// `work` has no deadline: it is the user's. Dropping this future rolls the transaction back.
+    /// sqlx returns `Ok` when it commits an aborted transaction; `work` must therefore end with a statement
+    /// whose answer proves that the transaction lives.
+    pub(crate) async fn in_transaction<T>(
+        &self,
+        isolation: Isolation,
+        idle: Duration,
+        work: impl AsyncFnOnce(&mut PgConnection) -> Result<T, JobError>,
+    ) -> Result<T, JobError> {
+        let mut held = match self.acquire(&self.handlers, self.until()).await {
+            // Handlers hold all connections: that says nothing about the server.
+            Err(sqlx::Error::PoolTimedOut) => {
+                let connections = self.handlers.options().get_max_connections();
+                return Err(StoreError::NoneFree { connections, within: self.within }.into());
+            }
+            answer => self.observe_handlers(answer)?,
+        };
+        let answer = self.deadline(held.connection.begin_with(AssertSqlSafe(isolation.begin(idle)))).await;
+        let mut transaction = self.observe_handlers(answer)?;
+        match work(&mut transaction).await {
+            Ok(value) => {
+                let answer = self.deadline(transaction.commit()).await;
+                held.finished = is_answer(&answer);
+                self.observe_handlers(answer)?;
+                self.note_commit();
+                Ok(value)
+            }
+            Err(error) => {
+                // If even the rollback fails, closing the connection rolls back.
+                held.finished = self.deadline(transaction.rollback()).await.is_ok();
+                // Only this tells a broken connection from a mistake that sqlx sees before it sends anything: sqlx has
+                // one error for both.
+                Err(JobError { answered: held.finished, ..error })
+            }
+        }
+    }
+
+    /// Runs one statement over a connection for handlers' transactions.
+    pub(in crate::store) async fn rows_of_handlers(&self, query: Query<'_, Postgres, PgArguments>) -> Rows {
+        let until = self.until();
+        let answer = self.acquire(&self.handlers, until).await;
+        let mut held = self.observe_handlers(answer)?;
+        let answer = self.deadline_at(until, query.fetch_all(&mut *held.connection)).await;
+        held.finished = is_answer(&answer);
+        self.observe_handlers(answer)
+    }
+
+    /// Runs tenure's statements in one transaction, all of them within the time of one call.
+    pub(in crate::store) async fn own_transaction<T, W>(&self, work: W) -> Result<T, StoreError>
+    where
+        W: for<'t> FnOnce(&'t mut PgConnection) -> BoxFuture<'t, Result<T, sqlx::Error>>,
+    {
+        let until = self.until();
+        let answer = self.acquire(&self.own, until).await;
+        let mut held = self.observe(answer)?;
+        let answer = self
+            .deadline_at(until, async {
+                let mut transaction = held.connection.begin().await?;
+                let answer = match work(&mut transaction).await {
+                    Ok(value) => return transaction.commit().await.map(|()| value),
+                    answer => answer,
+                };
+                // A lock that came too late is an answer, too: the connection serves the next caller.
+                if is_answer(&answer) {
+                    transaction.rollback().await?;
+                }
+                answer
+            })
+            .await;
+        // Without an answer the transaction may still be open: closing the connection rolls it back.
+        held.finished = is_answer(&answer);
+        self.observe(answer)
+    }
+
+    /// Runs a statement for a person who looks at a page. The server ends it in half the time of a call: the person may
+    /// have gone, and many people may look.
+    #[cfg(feature = "internals")]
+    pub(in crate::store) async fn rows_for_a_look(
+        &self,
+        query: Query<'static, Postgres, PgArguments>,
+    ) -> Rows {
+        self.rows_within(self.within / 2, query).await
+    }
+
+    /// Runs a statement that the server ends after `within`; such an end says nothing about the server.
+    pub(in crate::store) async fn rows_within(
+        &self,
+        within: Duration,
+        query: Query<'static, Postgres, PgArguments>,
+    ) -> Rows {
+        self.own_transaction(move |transaction| {
+            async move {
+                sqlx::query(LIMIT_STATEMENT)
+                    .bind(within.as_millis().to_string())
+                    .execute(&mut *transaction)
+                    .await?;
+                query.fetch_all(&mut *transaction).await
+            }
+            .boxed()
+        })
+        .await
+    }
+
+    /// Ends the Postgres session of an abandoned transaction, even in the middle of a statement. Returns at once.
+    pub(crate) fn end_transaction(&self, pid: i32, began: chrono::DateTime<chrono::Utc>) {
+        let store = self.clone();
+        self.home.spawn(async move {
+            let end = sqlx::query(END_TRANSACTION).bind(pid).bind(began);
+            if let Err(error) = store.rows(end).await {
+                tracing::warn!(%error, "could not end an abandoned transaction; it goes on until its time limit");
+            }
+        });
+    }
+
+    /// Runs a statement that may take longer than others, over a connection that is opened for it. The server ends it
+    /// after `within`; such an end says nothing about the server.
+    pub(in crate::store) async fn rows_aside(
+        &self,
+        within: Duration,
+        query: Query<'_, Postgres, PgArguments>,
+    ) -> Rows {
+        // Boxed, because these futures are large and every future that awaits them would be, too.
+        let mut connection = Box::pin(self.migration_connection()).await?;
+        let call = Box::pin(async {
+            let mut transaction = connection.begin().await?;
+            sqlx::query(LIMIT_STATEMENT)
+                .bind(within.as_millis().to_string())
+                .execute(&mut *transaction)
+                .await?;
+            let rows = query.fetch_all(&mut *transaction).await?;
+            transaction.commit().await?;
+            Ok(rows)
+        });
+        let late = within + self.within;
+        let answer: Result<_, sqlx::Error> = timeout(late, call).await.unwrap_or_else(|_| {
+            let text = format!("no answer within {late:?}");
+            Err(sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, text)))
+        });
+        drop(Box::pin(connection.close()).await);
+        Ok(answer?)
+    }
+}

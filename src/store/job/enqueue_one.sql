@@ -1,8 +1,0 @@
--- enqueue_one: enqueue_plain.sql for one job, in half of its time: what a producer that enqueues one job at a
--- time waits for.
---
---   $1 id  $2 queue  $3 kind  $4 payload (JSON text)  $5 max_attempts  $6 trace context
-INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, scheduled_at, trace_context, dispatch,
-                         published_at)
-VALUES ($1, $2, $3, $4::text::jsonb, $5, statement_timestamp(), $6, 1, clock_timestamp())
-RETURNING id, true AS has_message

@@ -1,0 +1,11 @@
+-- complete_in: complete.sql for one job, as the last statement of the user's transaction, which must be rolled back
+-- if the answer has no row.
+--
+--   $1 ids  $2 tokens  $3 claim ids  $4 outputs (JSON text), one of each
+--
+-- The statement waits for the row's lock: its verdict ends the transaction.
+-- Made of parts: `scripts/statement complete_in` prints it whole.
+-- include job/parts/complete_locked.sql
+       FOR UPDATE OF j
+-- include job/parts/complete_taken.sql
+-- include job/parts/complete_move.sql

@@ -1,0 +1,11 @@
+-- complete_skip: complete.sql for completions whose fast path met a lock: skips rows that are still locked.
+--
+--   $1 ids  $2 tokens  $3 claim ids  $4 outputs (JSON text), one of each for each job
+--
+-- A handler's transaction may hold its row for long, and must not hold up the completions of all other jobs. The worker
+-- tries the skipped job again: settled_as.sql says that its claim has not ended.
+-- Made of parts: `scripts/statement complete_skip` prints it whole.
+-- include job/parts/complete_locked.sql
+       FOR UPDATE OF j SKIP LOCKED
+-- include job/parts/complete_taken.sql
+-- include job/parts/complete_move.sql

@@ -1,0 +1,197 @@
+//! Attempt: one delivery, from the claim through its handler to the ack.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use tracing::Instrument;
+
+use super::queues::Queues;
+use crate::{
+    config::TraceParent,
+    deliver::{Deliver, Delivered},
+    fault,
+    job::{
+        Outcome,
+        claim::{Ack, Claim, Missed, ack_for},
+    },
+    nats::{Delivery, Queue, slots::Slot},
+    observe::trace,
+    run::{
+        context::JobContext,
+        handlers::{self, Ended, Kind, Kinds},
+        heartbeat::Heartbeat,
+        running::{Message, Reservation, RunningJob},
+        settle::{Settle, Settled, Verdict, verdict},
+        threads::Threads,
+    },
+    store::Store,
+};
+
+/// The handlers, and the parts that running one needs.
+pub(super) struct Handlers<S> {
+    pub(super) kinds: Kinds<S>,
+    pub(super) state: Arc<S>,
+    pub(super) threads: Threads,
+    /// The grace of kinds that set none.
+    pub(super) cancel_grace: Duration,
+    pub(super) checkpoint_bytes_max: usize,
+    pub(super) store: Store,
+    pub(super) heartbeat: Heartbeat,
+}
+
+impl<S: Send + Sync + 'static> Handlers<S> {
+    async fn run(&self, kind: &Kind<S>, job: Arc<RunningJob>) -> Ended {
+        let context = JobContext {
+            job,
+            state: self.state.clone(),
+            store: self.store.clone(),
+            heartbeat: self.heartbeat.clone(),
+            checkpoint_bytes_max: self.checkpoint_bytes_max,
+        };
+        handlers::run(kind, context, self.cancel_grace(kind), &self.threads).await
+    }
+
+    fn cancel_grace(&self, kind: &Kind<S>) -> Duration {
+        kind.cancel_grace.unwrap_or(self.cancel_grace)
+    }
+
+    /// Returns the longest time that a cancelled handler may take to end.
+    pub(super) fn longest_grace(&self) -> Duration {
+        self.kinds.all().map(|kind| self.cancel_grace(kind)).max().unwrap_or_default()
+    }
+}
+
+/// Handles deliveries: claims, runs, settles, acks.
+pub(super) struct Attempts<S> {
+    pub(super) handlers: Handlers<S>,
+    pub(super) deliver: Deliver,
+    pub(super) settle: Settle,
+    pub(super) heartbeat: Heartbeat,
+    pub(super) store: Store,
+    pub(super) queue: Queue,
+    pub(super) queues: Arc<Queues>,
+    pub(super) worker_id: String,
+    pub(super) trace_parent: TraceParent,
+    /// Whether a job loses its first claim when its handler has ended.
+    #[cfg(feature = "testing")]
+    pub(super) loses_first: bool,
+}
+
+impl<S: Send + Sync + 'static> Attempts<S> {
+    /// Handles one delivery until its ack. The slot is free when this returns.
+    pub(super) async fn take(&self, delivery: Delivery, _slot: Slot) {
+        fault::point("delivered");
+        let delivered_at = Instant::now();
+        let rules = |kind: &str| self.handlers.kinds.get(kind).map(|kind| kind.rules);
+        match self.deliver.decide(&delivery, rules).await {
+            Delivered::Ours(claim, reservation, dispatch) => {
+                let message = Message { receipt: delivery.receipt, dispatch };
+                if let Some(measures) = self.queues.measures.get(&claim.queue) {
+                    measures.wait.record(claim.waited);
+                    measures.tally.claimed(claim.waited);
+                    measures.pickup.record(delivered_at.elapsed());
+                    if claim.after_reset {
+                        measures.reset_to_running.record(claim.waited);
+                    }
+                }
+                self.run(*claim, reservation, message).await;
+            }
+            Delivered::Missed(missed) => {
+                delivery.receipt.send(ack_for(&missed, delivery.deliveries)).await;
+            }
+            Delivered::Kept => {}
+        }
+    }
+
+    async fn run(&self, claim: Claim, reservation: Reservation, message: Message) {
+        let Some(kind) = self.handlers.kinds.get(&claim.kind) else {
+            // Cannot happen: `decide` looked up the kind of the message's subject, which is the claim's kind.
+            tracing::error!(
+                job = %claim.key.job, token = claim.key.token.0, kind = claim.kind, worker = self.worker_id,
+                "claimed without a handler"
+            );
+            return;
+        };
+        let span = trace::process(&claim, &self.worker_id, self.trace_parent);
+        let job = Arc::new(RunningJob::new(claim, message, kind.rules, span.id()));
+        self.attempt(kind, job, reservation).instrument(span).await;
+    }
+
+    /// Runs a claimed job, and settles it. The attempt's span names the job in each log line.
+    async fn attempt(&self, kind: &Kind<S>, job: Arc<RunningJob>, reservation: Reservation) {
+        if reservation.run(job.clone()) {
+            Box::pin(self.heartbeat.look_after(std::slice::from_ref(&job))).await;
+        }
+        fault::point("claimed");
+        tracing::debug!("running");
+        let began_at = Instant::now();
+        let ended = self.handlers.run(kind, job.clone()).await;
+        #[cfg(feature = "testing")]
+        if self.loses_first
+            && job.key.token.0 == 1
+            && let Err(error) = Box::pin(self.store.lose(job.key.job)).await
+        {
+            tracing::error!(%error, "the store did not mark the test's first attempt as lost");
+        }
+        // A handler that was asked to stop may return an error; if it returns a success, that must be written.
+        let says_done = matches!(ended, Ended::Returned(Ok(Outcome::Done(_) | Outcome::DoneJson(_))));
+        let mut verdict = verdict(&job, ended, &kind.retry, kind.timeout);
+        let write = match &mut verdict {
+            Verdict::End(end) => {
+                // The next attempt reads the last checkpoint.
+                Box::pin(self.heartbeat.flush(&job)).await;
+                end.verdict.as_str()
+            }
+            Verdict::Complete(completion) => {
+                completion.report = Box::pin(self.heartbeat.last_report(&job)).await;
+                "complete"
+            }
+            Verdict::Written | Verdict::Lost => "complete",
+        };
+        let told = job.is_lost();
+        let messages = job.end();
+        let tally = self.queues.measures.get(&job.claim.queue).map(|measures| &measures.tally);
+        let ran = began_at.elapsed();
+        let settled = self.settle.write(&job, verdict, ran, kind.measures.as_ref(), tally).await;
+        fault::point("settled");
+        if settled == Settled::Lost && (says_done || !told) {
+            Box::pin(self.heartbeat.lost(&job, write)).await;
+        }
+        for message in messages {
+            let ack = match settled {
+                Settled::Written => Ack::Done,
+                // Postgres decides on each message: one of them may belong to the next attempt.
+                Settled::Lost => Box::pin(self.ack_of_lost(&job, message.dispatch)).await,
+            };
+            message.receipt.send(ack).await;
+        }
+        if fault::is_near("acknowledged") {
+            // Otherwise the fault would kill the client's task before it has sent the ack.
+            self.queue.flush().await;
+        }
+        fault::point("acknowledged");
+        if let Some(slots) = self.queues.slots.get(&job.claim.queue) {
+            slots.ended();
+        }
+        // The reservation outlasts the ack: until then a redelivery must find the job here. It also outlasts an
+        // abandoned handler that still blocks its thread: the next attempt must not run beside it.
+        if job.thread.blocked_for().is_some() {
+            tokio::spawn(async move {
+                Threads::returned(&job.thread).await;
+                drop(reservation);
+            });
+        } else {
+            drop(reservation);
+        }
+    }
+
+    async fn ack_of_lost(&self, job: &RunningJob, dispatch: Option<i32>) -> Ack {
+        let claim = &job.claim;
+        match self.store.missed(job.key.job, &claim.queue, &claim.kind, dispatch).await {
+            Ok(missed) => ack_for(&missed, 1),
+            Err(_) => ack_for(&Missed::Unanswered, 1),
+        }
+    }
+}

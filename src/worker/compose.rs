@@ -1,0 +1,139 @@
+//! Compose: makes the parts of a worker from its description. Nothing runs yet.
+
+use std::sync::Arc;
+
+use rand::distr::{Alphanumeric, SampleString};
+
+use super::{
+    attempt::{Attempts, Handlers},
+    builder::WorkerBuilder,
+    error::WorkerError,
+    life::Life,
+};
+#[cfg(feature = "http")]
+use crate::observe::{health::Health, http};
+use crate::{
+    config::Config,
+    deliver::{Deliver, DeliverSettings},
+    run::{heartbeat::Heartbeat, running::Running, settle::Settle, threads::Threads},
+    store::Store,
+};
+
+impl<S: Send + Sync + 'static> Life<S> {
+    pub(super) fn of(mut builder: WorkerBuilder<S>) -> Result<Self, WorkerError> {
+        if let Some(error) = builder.error.take() {
+            return Err(error);
+        }
+        let config = builder.tenure.config().clone();
+        builder.kinds.settle_timing(&config.timing)?;
+        for (nothing, what) in [(builder.kinds.is_empty(), "handler"), (builder.queues.is_empty(), "queue")] {
+            if nothing {
+                return Err(WorkerError::Nothing(what));
+            }
+        }
+        let hostname = hostname(&config)?;
+        let random = Alphanumeric.sample_string(&mut rand::rng(), 8).to_lowercase();
+        let worker_id = format!("{hostname}-{}-{random}", std::process::id());
+
+        #[cfg(feature = "http")]
+        let server = serve_health(&config, &builder.health)?;
+        #[cfg(not(feature = "http"))]
+        if let Some(address) = config.listen {
+            let reason = "this program was built without tenure's feature `http`".to_owned();
+            return Err(WorkerError::Listen { address, reason });
+        }
+        // Not earlier: the measures register with the recorder that is installed by now.
+        builder.kinds.measure();
+        let queues = Arc::new(builder.queues.serve());
+        if builder.makes_transactions {
+            warn_of_few_connections(queues.total, builder.tenure.store());
+        }
+        let store = builder.tenure.store().clone();
+        let queue = builder.tenure.queue().clone();
+        let running = Running::default();
+        let heartbeat =
+            Heartbeat::new(store.clone(), running.clone(), config.timing.clone(), worker_id.clone());
+        let deliver = Deliver::new(
+            store.clone(),
+            running.clone(),
+            heartbeat.clone(),
+            DeliverSettings {
+                worker_id: worker_id.as_str().into(),
+                worker_host: hostname.as_str().into(),
+                prefix: config.subject_prefix.as_str().into(),
+                payload_bytes_max: config.payload_bytes_max,
+                unknown_kind_after: config.timing.unknown_kind_after,
+                scan_every: config.timing.scan_every,
+                slots: queues.slots.clone(),
+            },
+        );
+        let handlers = Handlers {
+            kinds: builder.kinds,
+            state: builder.state,
+            threads: Threads::new(builder.handlers_on)
+                .map_err(|error| WorkerError::Threads(Arc::new(error)))?,
+            cancel_grace: config.timing.cancel_grace,
+            checkpoint_bytes_max: config.checkpoint_bytes_max,
+            store: store.clone(),
+            heartbeat: heartbeat.clone(),
+        };
+        let attempts = Arc::new(Attempts {
+            handlers,
+            deliver,
+            settle: Settle::new(store.clone(), worker_id.as_str().into()),
+            heartbeat,
+            store: store.clone(),
+            queue: queue.clone(),
+            queues: queues.clone(),
+            worker_id: worker_id.clone(),
+            trace_parent: config.trace_parent,
+            #[cfg(feature = "testing")]
+            loses_first: builder.loses_first,
+        });
+        Ok(Self {
+            worker_id,
+            hostname,
+            config,
+            store,
+            queue,
+            recovery: builder.recovery,
+            health: builder.health,
+            queues,
+            running,
+            attempts,
+            #[cfg(feature = "http")]
+            _server: server,
+        })
+    }
+}
+
+/// Logs that handlers may have to wait for connections.
+fn warn_of_few_connections(slots: usize, store: &Store) {
+    let (pool, is_given) = store.handlers();
+    let handler_connections = pool.options().get_max_connections();
+    let setting = if is_given { "max_connections of the given pool" } else { "TENURE_HANDLER_CONNECTIONS" };
+    if slots > usize::try_from(handler_connections).unwrap_or(usize::MAX) {
+        tracing::info!(
+            slots,
+            handler_connections,
+            "more slots than connections for handlers' transactions: when all are in use, `once` and `fenced_tx` \
+             wait for one; if your handlers call them, raise {setting}"
+        );
+    }
+}
+
+fn hostname(config: &Config) -> Result<String, WorkerError> {
+    if let Some(name) = &config.hostname {
+        return Ok(name.clone());
+    }
+    hostname::get().ok().and_then(|name| name.into_string().ok()).ok_or(WorkerError::Hostname)
+}
+
+/// Serves probes and metrics at the address of the settings.
+#[cfg(feature = "http")]
+fn serve_health(config: &Config, health: &Health) -> Result<Option<http::Server>, WorkerError> {
+    let Some(address) = config.listen else { return Ok(None) };
+    let router = http::probes(health.clone()).route("/metrics", http::metrics());
+    let server = http::Server::start(address, router, "/metrics, /livez, /readyz and /startupz");
+    server.map(Some).map_err(|error| WorkerError::Listen { address, reason: error.to_string() })
+}

@@ -1,0 +1,306 @@
+//! Life: from the start of a worker to its end, and which loops it has.
+//!
+//! Not here: how its parts are made (`compose`).
+
+use std::{
+    future::Future,
+    sync::{Arc, Mutex},
+};
+
+use tokio::{sync::Notify, task::JoinSet};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    attempt::Attempts,
+    builder::Recovery,
+    error::WorkerError,
+    loops::{
+        Loops,
+        alive::{Beat, Renew},
+        claims::{ReleaseUnanswered, TryClaims},
+        control::{FollowSettings, Listen},
+        figures::{MeasureMessages, Report, ShowFleet},
+        recovery::{Look, Scan, Sweep},
+        relay::{PublishDue, Reclaim, Relay, Tick},
+        turns::TakeTurns,
+    },
+    presence::Presence,
+    pull::{PullQueue, queue_of},
+    queues::Queues,
+    shutdown::{Busy, Shutdown},
+    start::Start,
+    topology::Topology,
+    turns::Turns,
+};
+use crate::{
+    config::Config,
+    nats::{Control, Queue},
+    observe::health::Health,
+    recover::{
+        reconcile::{Identity, LifeSign},
+        relay,
+    },
+    run::running::Running,
+    store::{Registration, Store},
+};
+
+/// A worker that is composed, but not started.
+pub(super) struct Life<S> {
+    pub(super) worker_id: String,
+    pub(super) hostname: String,
+    pub(super) config: Config,
+    pub(super) store: Store,
+    pub(super) queue: Queue,
+    pub(super) recovery: Vec<Recovery>,
+    pub(super) health: Health,
+    pub(super) queues: Arc<Queues>,
+    pub(super) running: Running,
+    pub(super) attempts: Arc<Attempts<S>>,
+    #[cfg(feature = "http")]
+    pub(super) _server: Option<crate::observe::http::Server>,
+}
+
+/// Parts that other parts of a started worker share.
+struct Common {
+    topology: Arc<Topology>,
+    presence: Arc<Presence>,
+    turns: Arc<Turns>,
+    relay: Relay,
+    report: Report,
+}
+
+impl<S: Send + Sync + 'static> Life<S> {
+    /// Runs until `stop` completes, then shuts down in order. Dropping this future leaves the jobs, as a crash does.
+    pub(super) async fn run(self, stop: impl Future<Output = ()>) -> Result<(), WorkerError> {
+        let life_sign = LifeSign::create(&self.config.runtime_dir, &self.worker_id);
+        let us = self.registration(&life_sign);
+        let mut stop = std::pin::pin!(stop);
+        self.health.lacks("claims", "not tried yet");
+        for name in self.queues.names() {
+            self.health.lacks(&queue_of(name), "not pulled yet");
+        }
+        // Every way out drops the loops, even dropping this future, so that no loop outlives the worker.
+        let mut loops = Loops::default();
+        loops.spawn(Beat {
+            store: self.store.clone(),
+            queue: self.queue.clone(),
+            health: self.health.clone(),
+            running: self.running.clone(),
+            queues: self.queues.clone(),
+        });
+        let common = self.common();
+        let start = Start {
+            store: self.store.clone(),
+            topology: common.topology.clone(),
+            presence: common.presence.clone(),
+            health: self.health.clone(),
+            reconciles: self.takes_part(Recovery::Reconcile),
+            runtime_dir: self.config.runtime_dir.clone(),
+        };
+        let (us, control) = tokio::select! {
+            started = start.run(us) => started?,
+            () = &mut stop => return Ok(()),
+        };
+        self.spawn_loops(&mut loops, &common, us, control);
+        let stop_pulling = CancellationToken::new();
+        let mut pulls = self.pull(&common.topology, &stop_pulling);
+        let queues: Vec<_> = self.queues.names().collect();
+        tracing::info!(worker = %self.worker_id, ?queues, slots = self.queues.total, "worker started");
+
+        self.health.started();
+        let mut jobs = Vec::new();
+        let threads = &self.attempts.handlers.threads;
+        let mut all_lost = std::pin::pin!(threads.all_lost(self.config.timing.stale_after));
+        let all_blocked = loop {
+            tokio::select! {
+                () = &mut stop => break false,
+                () = &mut all_lost => break true,
+                name = loops.ended() => self.lost_loop(name),
+                Some(pulled) = pulls.join_next() => {
+                    // The jobs that this pull has started go on.
+                    jobs.extend(pulled.ok());
+                    self.lost_loop("pull");
+                }
+            }
+        };
+        self.health.draining();
+        if all_blocked {
+            tracing::error!(
+                threads = threads.count(),
+                "every thread for handlers is blocked; the worker ends"
+            );
+        }
+        self.shutdown(common).run(Busy { pulls, stop_pulling, jobs, loops }).await;
+        if all_blocked { Err(WorkerError::Blocked { threads: threads.count() }) } else { Ok(()) }
+    }
+
+    fn takes_part(&self, way: Recovery) -> bool {
+        self.recovery.contains(&way)
+    }
+
+    fn registration(&self, life_sign: &LifeSign) -> Registration {
+        let identity = Identity::of_this_process();
+        Registration {
+            worker_id: self.worker_id.clone(),
+            hostname: self.hostname.clone(),
+            pid: i32::try_from(std::process::id()).unwrap_or_default(),
+            boot_id: identity.boot_id,
+            pid_namespace: identity.pid_namespace,
+            pid_started_at: identity.pid_started_at,
+            lock_file: life_sign.path(),
+            probe_subject: None,
+            renew_every: self.config.timing.renew_every,
+            queues: self.queues.names().cloned().collect(),
+            kinds: self.attempts.handlers.kinds.names(),
+            slots: i32::try_from(self.queues.total).unwrap_or(i32::MAX),
+        }
+    }
+
+    fn common(&self) -> Common {
+        let (store, queue, timing) = (self.store.clone(), self.queue.clone(), &self.config.timing);
+        let turns = Arc::new(Turns::new(timing));
+        Common {
+            topology: Arc::new(Topology::new(queue.clone(), self.queues.names().cloned().collect())),
+            presence: Arc::new(Presence::new(store.clone(), queue.clone(), timing.clone())),
+            turns: turns.clone(),
+            relay: Relay { store: store.clone(), queue, turns, stop: relay::Stop::default() },
+            report: Report { store, queues: self.queues.clone(), every: timing.renew_every },
+        }
+    }
+
+    fn spawn_loops(&self, loops: &mut Loops, common: &Common, us: Registration, control: Control) {
+        let timing = &self.config.timing;
+        let (store, queue, queues) = (|| self.store.clone(), || self.queue.clone(), || self.queues.clone());
+        let (turns, presence) = (|| common.turns.clone(), || common.presence.clone());
+        let (relay, worker_id) = (|| common.relay.clone(), || self.worker_id.clone());
+        let heartbeat = || self.attempts.heartbeat.clone();
+        let settings_changed = Arc::new(Notify::new());
+
+        loops.spawn(heartbeat());
+        loops.spawn(Renew {
+            store: store(),
+            presence: presence(),
+            turns: turns(),
+            every: timing.renew_every,
+            registration: us,
+        });
+        loops.spawn(Listen {
+            first: Arc::new(Mutex::new(Some(control))),
+            queue: queue(),
+            presence: presence(),
+            heartbeat: heartbeat(),
+            running: self.running.clone(),
+            turns: turns(),
+            settings_changed: settings_changed.clone(),
+        });
+        loops.spawn(TryClaims {
+            store: store(),
+            health: self.health.clone(),
+            queues: queues(),
+            turns: turns(),
+            timing: timing.clone(),
+            worker_id: worker_id(),
+            hostname: self.hostname.clone(),
+        });
+        loops.spawn(common.report.clone());
+        loops.spawn(ReleaseUnanswered { deliver: self.attempts.deliver.clone() });
+        loops.spawn(FollowSettings {
+            store: store(),
+            queues: queues(),
+            turns: turns(),
+            changed: settings_changed,
+        });
+        loops.spawn(TakeTurns {
+            store: store(),
+            queue: queue(),
+            turns: turns(),
+            presence: presence(),
+            health: self.health.clone(),
+            recovery: self.recovery.clone(),
+            worker_id: worker_id(),
+        });
+        loops.spawn(ShowFleet { store: store(), turns: turns(), scan_every: timing.scan_every });
+        loops.spawn(MeasureMessages { queue: queue(), queues: queues(), every: timing.scan_every });
+        if self.takes_part(Recovery::Scanner) {
+            loops.spawn(Scan {
+                store: store(),
+                turns: turns(),
+                relay: relay(),
+                every: timing.scan_every,
+                stale_after: timing.stale_after,
+                worker_id: worker_id(),
+            });
+            loops.spawn(Sweep {
+                store: store(),
+                queue: queue(),
+                turns: turns(),
+                retention: self.config.retention.clone(),
+                scan_every: timing.scan_every,
+            });
+        }
+        if self.takes_part(Recovery::Vanished) {
+            loops.spawn(Look {
+                store: store(),
+                queue: queue(),
+                turns: turns(),
+                presence: presence(),
+                relay: relay(),
+                timing: timing.clone(),
+                worker_id: worker_id(),
+            });
+        }
+        if self.takes_part(Recovery::Relay) {
+            loops.spawn(PublishDue { relay: relay(), every: timing.relay_every });
+            loops.spawn(Tick { relay: relay() });
+            loops.spawn(Reclaim {
+                relay: relay(),
+                topology: common.topology.clone(),
+                timing: timing.clone(),
+                worker_id: worker_id(),
+            });
+        }
+    }
+
+    fn pull(&self, topology: &Arc<Topology>, stop: &CancellationToken) -> JoinSet<JoinSet<()>> {
+        let mut pulls = JoinSet::new();
+        for (name, slots) in &*self.queues.slots {
+            let pull = PullQueue {
+                name: name.clone(),
+                slots: slots.clone(),
+                attempts: self.attempts.clone(),
+                store: self.store.clone(),
+                queue: self.queue.clone(),
+                topology: topology.clone(),
+                health: self.health.clone(),
+                pull_for: self.config.timing.pull_for,
+                stop: stop.clone(),
+            };
+            pulls.spawn(pull.run());
+        }
+        pulls
+    }
+
+    /// Reports a loop that has ended before the worker, after repeated panics. Only a restart of the worker starts it
+    /// again.
+    fn lost_loop(&self, name: &'static str) {
+        tracing::error!(
+            name,
+            "a loop of the worker has ended; restart the worker, which reports itself as not alive"
+        );
+        self.health.loop_ended(name);
+    }
+
+    fn shutdown(&self, common: Common) -> Shutdown {
+        Shutdown {
+            store: self.store.clone(),
+            queue: self.queue.clone(),
+            running: self.running.clone(),
+            relay: common.relay,
+            relays: self.takes_part(Recovery::Relay),
+            report: common.report,
+            timing: self.config.timing.clone(),
+            longest_grace: self.attempts.handlers.longest_grace(),
+            worker_id: self.worker_id.clone(),
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Claims: whether this worker may claim, and claims without an answer.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::sleep;
+
+use super::{Work, jittered};
+use crate::{
+    config::Timing,
+    deliver::Deliver,
+    job::{JobError, JobId},
+    observe::health::Health,
+    run::running::OnCrash,
+    store::{ClaimRequest, LockPolicy, Store},
+    worker::{queues::Queues, turns::Turns},
+};
+
+/// About this many workers of the fleet test at each renewal whether they may claim; in a larger fleet each tests less
+/// often.
+const CLAIMS_TRIED_BY: u32 = 8;
+
+/// Tests at intervals whether this worker may claim.
+#[derive(Clone)]
+pub(crate) struct TryClaims {
+    pub(crate) store: Store,
+    pub(crate) health: Health,
+    pub(crate) queues: Arc<Queues>,
+    pub(crate) turns: Arc<Turns>,
+    pub(crate) timing: Timing,
+    pub(crate) worker_id: String,
+    pub(crate) hostname: String,
+}
+
+impl Work for TryClaims {
+    const NAME: &'static str = "claims";
+
+    async fn run(self) {
+        loop {
+            self.check().await;
+            sleep(jittered(self.turns.in_step(self.timing.renew_every, CLAIMS_TRIED_BY))).await;
+        }
+    }
+}
+
+impl TryClaims {
+    /// Claims a job that does not exist: Postgres refuses the claim if this worker may not claim.
+    async fn check(&self) {
+        let Some(queue) = self.queues.names().next() else { return };
+        let no_such_job = ClaimRequest {
+            job: JobId(uuid::Uuid::nil()),
+            queue: queue.clone(),
+            kind: "none".into(),
+            stale_after: self.timing.stale_after,
+            on_crash: OnCrash::Retry.as_str(),
+        };
+        let limited =
+            self.queues.slots.iter().find(|(_, slots)| slots.is_limited()).map(|(name, _)| name.clone());
+        let tried = match self
+            .store
+            .claim(LockPolicy::Wait, std::slice::from_ref(&no_such_job), &self.worker_id, &self.hostname)
+            .await
+        {
+            Ok(_) => match limited {
+                Some(queue) => {
+                    let no_such_job = ClaimRequest { queue, ..no_such_job };
+                    let tried =
+                        self.store.claim_limited(&[no_such_job], &self.worker_id, &self.hostname).await;
+                    // Another claim holds the lock, so Postgres has permitted this one.
+                    tried.map(drop).or_else(|error| if error.is_locked() { Ok(()) } else { Err(error) })
+                }
+                None => Ok(()),
+            },
+            Err(error) => Err(error),
+        };
+        match tried {
+            Ok(()) => self.health.has("claims"),
+            Err(error) => self.health.lacks("claims", JobError::from(error).text()),
+        }
+    }
+}
+
+/// Releases the jobs of claims whose answer was lost.
+#[derive(Clone)]
+pub(crate) struct ReleaseUnanswered {
+    pub(crate) deliver: Deliver,
+}
+
+impl Work for ReleaseUnanswered {
+    const NAME: &'static str = "give back";
+
+    async fn run(self) {
+        loop {
+            sleep(jittered(Duration::from_secs(1))).await;
+            if let Err(error) = self.deliver.give_back_unanswered().await {
+                tracing::debug!(%error, "could not look for claims without an answer; the worker will retry");
+            }
+        }
+    }
+}

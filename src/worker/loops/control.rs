@@ -1,0 +1,128 @@
+//! Control: acts on announcements, and follows the settings of queues.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep},
+};
+
+use super::{Work, jittered};
+use crate::{
+    nats::{Announced, Control, Queue, slots::Slots},
+    run::{heartbeat::Heartbeat, running::Running},
+    store::Store,
+    worker::{
+        presence::Presence,
+        queues::Queues,
+        turns::{Turn, Turns},
+    },
+};
+
+/// How often the fleet asks whether its queues were paused, resumed or limited. With the jitter, a lone worker notices
+/// within a second; in a larger fleet an announcement tells each worker.
+const SETTINGS_READ_EVERY: Duration = Duration::from_millis(600);
+/// About this many workers with a paused or full queue ask that often; in a larger fleet each asks less often.
+const SETTINGS_READ_BY_HELD: u32 = 20;
+
+/// Acts on announcements, and answers probes.
+#[derive(Clone)]
+pub(crate) struct Listen {
+    /// The subscriptions that the start has made.
+    pub(crate) first: Arc<Mutex<Option<Control>>>,
+    pub(crate) queue: Queue,
+    pub(crate) presence: Arc<Presence>,
+    pub(crate) heartbeat: Heartbeat,
+    pub(crate) running: Running,
+    pub(crate) turns: Arc<Turns>,
+    /// Notified when the settings of queues may have changed.
+    pub(crate) settings_changed: Arc<Notify>,
+}
+
+impl Work for Listen {
+    const NAME: &'static str = "listen";
+
+    async fn run(self) {
+        let first = self.first.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let mut control = match first {
+            Some(control) => control,
+            None => self.presence.listen().await,
+        };
+        let mut connections = self.queue.connections();
+        loop {
+            tokio::select! {
+                announced = control.next() => match announced {
+                    // Only a hint: the heartbeat asks the database.
+                    Some(Announced::Cancelled(jobs)) => {
+                        self.heartbeat.look_after(&self.running.announce_cancelled(&jobs)).await;
+                    }
+                    Some(Announced::Settings) => self.settings_changed.notify_one(),
+                    Some(Announced::Turns) => self.turns.offer(),
+                    Some(Announced::Schedules) => {
+                        if self.turns.has(Turn::Relay) {
+                            self.turns.ask();
+                        }
+                    }
+                    None => {
+                        sleep(Duration::from_millis(100)).await;
+                        control = self.presence.listen().await;
+                    }
+                },
+                // The worker may have missed announcements while it was disconnected.
+                Ok(()) = connections.changed() => {
+                    self.settings_changed.notify_one();
+                    self.heartbeat.look_after(&self.running.all()).await;
+                }
+            }
+        }
+    }
+}
+
+/// Reads the settings of the queues when a change is announced, and at intervals. The database applies them to each
+/// claim; a worker that knows them pulls no message in vain, and serves a resumed queue at once.
+#[derive(Clone)]
+pub(crate) struct FollowSettings {
+    pub(crate) store: Store,
+    pub(crate) queues: Arc<Queues>,
+    pub(crate) turns: Arc<Turns>,
+    pub(crate) changed: Arc<Notify>,
+}
+
+impl Work for FollowSettings {
+    const NAME: &'static str = "settings";
+
+    async fn run(self) {
+        let names: Vec<_> = self.queues.names().cloned().collect();
+        loop {
+            match self.store.queue_settings(&names).await {
+                Ok(said) => {
+                    let mut said: HashMap<_, _> =
+                        said.into_iter().map(|of| (of.queue, (of.paused, of.room))).collect();
+                    for (name, slots) in &*self.queues.slots {
+                        let (paused, room) = said.remove(name).unwrap_or((false, None));
+                        slots.settings(paused, room);
+                    }
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "could not read the queues' settings; the worker keeps the older ones");
+                }
+            }
+            let read_at = Instant::now();
+            loop {
+                let is_held = self.queues.slots.values().any(Slots::is_held);
+                let each = if is_held { SETTINGS_READ_BY_HELD } else { 1 };
+                if read_at.elapsed() >= self.turns.in_step(SETTINGS_READ_EVERY, each) {
+                    break;
+                }
+                tokio::select! {
+                    () = sleep(jittered(SETTINGS_READ_EVERY / 2)) => {}
+                    () = self.changed.notified() => break,
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! Turns: asks for the turns that this worker may take, and keeps those that it has.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::{Instant, sleep};
+
+use super::{Work, jittered};
+use crate::{
+    nats::Queue,
+    observe::health::Health,
+    store::Store,
+    worker::{
+        builder::Recovery,
+        presence::Presence,
+        turns::{Turn, Turns},
+    },
+};
+
+/// The longest time that a worker without a turn waits before it asks for one: only a few workers of a large fleet may
+/// be left.
+const ASKED_WITHIN: Duration = Duration::from_secs(60);
+
+#[derive(Clone)]
+pub(crate) struct TakeTurns {
+    pub(crate) store: Store,
+    pub(crate) queue: Queue,
+    pub(crate) turns: Arc<Turns>,
+    pub(crate) presence: Arc<Presence>,
+    pub(crate) health: Health,
+    pub(crate) recovery: Vec<Recovery>,
+    pub(crate) worker_id: String,
+}
+
+impl Work for TakeTurns {
+    const NAME: &'static str = "turns";
+
+    async fn run(self) {
+        let Turns { every, lasts, .. } = *self.turns;
+        let mut was_denied = false;
+        loop {
+            let wanted = self.turns_that_fit();
+            let mut wait = every;
+            if !wanted.is_empty() {
+                let asked_at = Instant::now();
+                match self.store.take_turns(&wanted, &self.worker_id, lasts).await {
+                    Ok(told) => {
+                        if told.taken.is_empty() {
+                            wait = self.turns.in_step(every, 1).min(ASKED_WITHIN);
+                        }
+                        if self.turns.take_over(&told, asked_at + lasts) {
+                            self.queue.announce_settings().await;
+                        }
+                    }
+                    // No worker with this role can take turns: each does all of the work, as releases older than this
+                    // schema do.
+                    Err(error) if error.is_denied() => {
+                        if !std::mem::replace(&mut was_denied, true) {
+                            tracing::warn!(
+                                "this worker cannot take turns with others, and does all of the fleet's work: run \
+                                postgres/roles.sql again, so that its role may write tenure.turns"
+                            );
+                        }
+                        self.turns.take_all(&wanted, asked_at + lasts);
+                    }
+                    Err(error) => tracing::debug!(%error, "could not ask for turns; the worker will retry"),
+                }
+            }
+            tokio::select! {
+                () = sleep(jittered(wait)) => {}
+                () = self.turns.asked() => {}
+                // The workers must not all ask at once.
+                () = self.turns.offered() => sleep(every.mul_f64(rand::random())).await,
+            }
+        }
+    }
+}
+
+impl TakeTurns {
+    /// Returns the turns that this worker may take: those whose work it does, and has the means for.
+    fn turns_that_fit(&self) -> Vec<&'static str> {
+        // A worker that lost a loop does not know which work it no longer does.
+        if self.health.live().is_err() {
+            return Vec::new();
+        }
+        let fits = |turn: &Turn| match turn {
+            _ if self.turns.is_left(*turn) => false,
+            Turn::Relay => self.recovery.contains(&Recovery::Relay) && self.queue.is_connected(),
+            Turn::Vanished => self.recovery.contains(&Recovery::Vanished) && self.presence.can_judge(),
+            Turn::Scan => self.recovery.contains(&Recovery::Scanner),
+        };
+        Turn::ALL.into_iter().filter(fits).map(Turn::name).collect()
+    }
+}

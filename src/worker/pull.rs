@@ -1,0 +1,170 @@
+//! Pull: the messages of one queue, each with a slot to run in.
+
+use std::{future::Future, panic::AssertUnwindSafe, sync::Arc, time::Duration};
+
+use futures::FutureExt;
+use tokio::{task::JoinSet, time::sleep};
+use tokio_util::sync::CancellationToken;
+
+use super::{attempt::Attempts, topology::Topology};
+use crate::{
+    job::claim::{Missed, ack_for},
+    nats::{
+        Delivery, Pull, PullConsumer, Pulled, Queue,
+        slots::{Slot, Slots},
+    },
+    observe::{health::Health, panics::Panics},
+    store::Store,
+};
+
+/// The first and the longest pause before a missing consumer is asked for again; each pause doubles the one before.
+const CONSUMER_AGAIN: Duration = Duration::from_millis(100);
+const CONSUMER_AGAIN_MAX: Duration = Duration::from_secs(10);
+
+/// The name of a queue in the worker's health.
+pub(super) fn queue_of(name: &str) -> String {
+    format!("queue {name}")
+}
+
+/// Pulls the messages of one queue.
+pub(super) struct PullQueue<S> {
+    pub(super) name: String,
+    pub(super) slots: Slots,
+    pub(super) attempts: Arc<Attempts<S>>,
+    pub(super) store: Store,
+    pub(super) queue: Queue,
+    pub(super) topology: Arc<Topology>,
+    pub(super) health: Health,
+    /// How long one request for messages waits on the server.
+    pub(super) pull_for: Duration,
+    pub(super) stop: CancellationToken,
+}
+
+impl<S: Send + Sync + 'static> PullQueue<S> {
+    /// Pulls until `stop`. Returns the jobs that still run. After a panic it starts again.
+    pub(super) async fn run(self) -> JoinSet<()> {
+        // Dropping this future drops the jobs, so that none outlives the worker.
+        let mut jobs = JoinSet::new();
+        let mut panics = Panics::new("pull");
+        loop {
+            match AssertUnwindSafe(self.pull(&mut jobs)).catch_unwind().await {
+                Ok(()) => return jobs,
+                Err(panic) => match panics.note(&*panic) {
+                    Some(pause) => sleep(pause).await,
+                    None => return jobs,
+                },
+            }
+        }
+    }
+
+    async fn pull(&self, jobs: &mut JoinSet<()>) {
+        let mut database = self.store.availability();
+        let mut failures: u32 = 0;
+        while !self.stop.is_cancelled() {
+            if !database.borrow().up {
+                tracing::warn!(
+                    queue = self.name,
+                    reason = self.store.last_error(),
+                    "Postgres is away: not pulling"
+                );
+                tokio::select! {
+                    () = self.stop.cancelled() => break,
+                    up = database.wait_for(|now| now.up) => if up.is_err() { break },
+                }
+            }
+            let Some(consumer) = self.consumer(&mut failures).await else { continue };
+            let mut pull = Pull::new(self.queue.clone(), consumer, self.slots.clone(), self.pull_for);
+            let why = loop {
+                let pulled = tokio::select! { biased;
+                    () = self.stop.cancelled() => break "stopping".into(),
+                    _ = database.wait_for(|now| !now.up) => break "Postgres is away".into(),
+                    pulled = pull.next() => pulled,
+                };
+                match pulled {
+                    Ok(Pulled::Deliveries(deliveries)) => {
+                        // Forget the tasks that have ended.
+                        while jobs.try_join_next().is_some() {}
+                        for (delivery, slot) in deliveries {
+                            jobs.spawn(self.attempt(delivery, slot));
+                        }
+                    }
+                    Ok(Pulled::Broken(why)) => break why,
+                    Err(error) => break error.to_string(),
+                }
+            };
+            self.give_back(pull).await;
+            if !self.stop.is_cancelled() {
+                self.health.lacks(&queue_of(&self.name), why.clone());
+                tracing::warn!(queue = self.name, why, "pulling was interrupted; it starts again");
+                sleep(Duration::from_millis(50)).await;
+                if database.borrow().up {
+                    self.look_after_stream().await;
+                }
+            }
+        }
+    }
+
+    /// Returns the queue's consumer; `None` if the worker stops or, after a pause, if NATS gives none.
+    async fn consumer(&self, failures: &mut u32) -> Option<PullConsumer> {
+        let name = &self.name;
+        let asked = tokio::select! {
+            () = self.stop.cancelled() => return None,
+            asked = self.topology.consumer(name) => asked,
+        };
+        match asked {
+            Ok(consumer) => {
+                *failures = 0;
+                self.health.has(&queue_of(name));
+                Some(consumer)
+            }
+            Err(error) => {
+                *failures += 1;
+                self.health.lacks(&queue_of(name), error.to_string());
+                if failures.is_power_of_two() {
+                    tracing::warn!(%error, queue = name, failures, "the queue is not served; others are");
+                }
+                let pause = (CONSUMER_AGAIN * (1 << (*failures).min(7))).min(CONSUMER_AGAIN_MAX);
+                tokio::select! {
+                    () = self.stop.cancelled() => return None,
+                    () = sleep(pause) => {}
+                }
+                self.look_after_stream().await;
+                None
+            }
+        }
+    }
+
+    async fn look_after_stream(&self) {
+        tokio::select! {
+            () = self.stop.cancelled() => {}
+            () = self.topology.look_after_stream() => {}
+        }
+    }
+
+    /// Handles a delivery until its ack, in a task.
+    fn attempt(&self, delivery: Delivery, slot: Slot) -> impl Future<Output = ()> + Send + 'static {
+        if let Some(measures) = self.attempts.queues.measures.get(&self.name) {
+            measures.deliveries.increment(1);
+            measures.redeliveries.increment(u64::from(delivery.deliveries > 1));
+            measures.slot_idle.record(slot.taken_at.elapsed());
+        }
+        let attempts = self.attempts.clone();
+        async move {
+            if let Err(panic) = AssertUnwindSafe(attempts.take(delivery, slot)).catch_unwind().await {
+                // The next job has another task; the scanner finds this one by its silence.
+                Panics::new("job").note(&*panic);
+            }
+        }
+    }
+
+    /// Sends back the messages that were on their way to this worker.
+    async fn give_back(&self, pull: Pull) {
+        for delivery in pull.stop().await {
+            if self.stop.is_cancelled() {
+                delivery.receipt.give_back().await;
+            } else {
+                delivery.receipt.send(ack_for(&Missed::Unanswered, delivery.deliveries)).await;
+            }
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Queues: which queues a worker serves, and how many of their jobs it runs at once.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
+};
+
+use super::error::WorkerError;
+use crate::{job::check_queue, nats::slots::Slots, observe::metrics::QueueMeasures};
+
+/// The slots of a queue for which the builder names no number.
+const SLOTS_DEFAULT: usize = 10;
+/// The most slots of one queue; the database limits the useful number to far less.
+pub(super) const SLOTS_MAX: usize = 100_000;
+
+/// The queues that a builder names.
+#[derive(Debug)]
+pub(super) struct Wanted {
+    /// The queues that the handlers' types name. `None`: a handler without a type may be for jobs of any queue.
+    typed: Option<BTreeSet<&'static str>>,
+    /// Each queue with its slots, if the builder names them and the queue does not share them.
+    queues: BTreeMap<String, Option<usize>>,
+    shared: Vec<(usize, Vec<(String, u32)>)>,
+    /// If not empty, the worker serves these and none of the others.
+    only: BTreeMap<String, Option<usize>>,
+}
+
+/// Checks the name of a queue and the number of its slots.
+fn check(queue: &str, slots: usize) -> Result<(), WorkerError> {
+    check_queue(queue)?;
+    if slots == 0 || slots > SLOTS_MAX {
+        return Err(WorkerError::Slots { queue: queue.into(), slots });
+    }
+    Ok(())
+}
+
+impl Wanted {
+    pub(super) fn new() -> Self {
+        let (queues, shared, only) = (BTreeMap::new(), Vec::new(), BTreeMap::new());
+        Self { typed: Some(BTreeSet::new()), queues, shared, only }
+    }
+
+    /// Notes that the type of a handler names this queue.
+    pub(super) fn typed(&mut self, queue: &'static str) {
+        if let Some(typed) = &mut self.typed {
+            typed.insert(queue);
+        }
+        self.queues.entry(queue.into()).or_default();
+    }
+
+    /// Notes that a handler may be for jobs of any queue.
+    pub(super) fn untyped(&mut self) {
+        self.typed = None;
+    }
+
+    pub(super) fn alone(&mut self, queue: &str, slots: usize) -> Result<(), WorkerError> {
+        check(queue, slots)?;
+        self.shared.retain(|(_, shared)| !shared.iter().any(|(name, _)| name == queue));
+        self.queues.insert(queue.into(), Some(slots));
+        Ok(())
+    }
+
+    pub(super) fn together(&mut self, slots: usize, queues: Vec<(String, u32)>) -> Result<(), WorkerError> {
+        let names: Vec<_> = queues.iter().map(|(name, _)| name.clone()).collect();
+        let wrong = |reason| Err(WorkerError::Shared { queues: names.clone(), slots, reason });
+        if slots < queues.len() || slots > SLOTS_MAX {
+            return wrong("give each queue at least one slot, and all at most 100000");
+        }
+        if queues.iter().any(|(_, weight)| *weight == 0) {
+            return wrong("a weight must be at least 1; serve a queue of weight 0 by another worker");
+        }
+        if names.iter().collect::<BTreeSet<_>>().len() < names.len() {
+            return wrong("a queue is named twice");
+        }
+        for name in &names {
+            check_queue(name)?;
+        }
+        self.shared.retain(|(_, others)| !others.iter().any(|(name, _)| names.contains(name)));
+        self.queues.extend(names.into_iter().map(|name| (name, None)));
+        self.shared.push((slots, queues));
+        Ok(())
+    }
+
+    pub(super) fn only(&mut self, queue: &str, slots: usize) -> Result<(), WorkerError> {
+        check(queue, slots)?;
+        self.only.insert(queue.into(), Some(slots));
+        Ok(())
+    }
+
+    /// Returns the names of the queues that are served.
+    pub(super) fn names(&self) -> Vec<String> {
+        let served = if self.only.is_empty() { &self.queues } else { &self.only };
+        served.keys().cloned().collect()
+    }
+
+    /// Warns of a queue whose name may be mistyped.
+    fn warn(&self) {
+        let Some(typed) = &self.typed else { return };
+        for queue in self.queues.keys().filter(|queue| !typed.contains(queue.as_str())) {
+            tracing::warn!(
+                queue,
+                named = ?typed,
+                "no handler's type names this queue: only jobs that were enqueued into it by its name run here; \
+                 if that is a mistake, correct the name given to `concurrency` or `shared`"
+            );
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.names().is_empty()
+    }
+
+    /// Makes the slots of each queue, and its measures in the recorder that is installed by now.
+    pub(super) fn serve(mut self) -> Queues {
+        if !self.only.is_empty() {
+            // No warning about these queues: jobs may be enqueued into them by name, whichever queue their type names.
+            self.typed = None;
+            self.shared.clear();
+            self.queues = std::mem::take(&mut self.only);
+        }
+        self.warn();
+        let shares =
+            |name: &str| self.shared.iter().any(|(_, queues)| queues.iter().any(|(of, _)| of == name));
+        let alone = self.queues.iter().filter(|(name, _)| !shares(name));
+        let alone = alone.map(|(name, slots)| (slots.unwrap_or(SLOTS_DEFAULT), vec![(name.clone(), 1)]));
+        let (mut all, mut total) = (HashMap::new(), 0);
+        for (slots, queues) in self.shared.iter().cloned().chain(alone) {
+            total += slots;
+            all.extend(Slots::shared(slots, &queues));
+        }
+        let measures = all.keys().map(|name| (name.clone(), QueueMeasures::new(name))).collect();
+        Queues { slots: Arc::new(all), total, measures }
+    }
+}
+
+/// The queues that a worker serves.
+pub(super) struct Queues {
+    /// The slots of each queue.
+    pub(super) slots: Arc<HashMap<String, Slots>>,
+    /// The most jobs of all queues that run at once.
+    pub(super) total: usize,
+    pub(super) measures: HashMap<String, QueueMeasures>,
+}
+
+impl Queues {
+    pub(super) fn names(&self) -> impl Iterator<Item = &String> {
+        self.slots.keys()
+    }
+}

@@ -1,0 +1,105 @@
+//! Worker: the process that runs the bench's jobs.
+
+use std::time::Duration;
+
+use anyhow::bail;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt, stdin, stdout},
+    time::sleep,
+};
+
+use super::{Order, pickup::now_us};
+use tenure::{Config, JobContext, JobError, KindOptions, Outcome, Tenure, Worker};
+
+/// The handler's work on a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum WorkerMode {
+    /// Decodes the payload.
+    Decode,
+    /// Returns the time at which it began. A job whose note is [`Order::RETRIES`] fails first, and is retried a second
+    /// later.
+    Stamp,
+    /// Reports once, then waits to be stopped.
+    Hold,
+    /// Reports ten times a second, until it is stopped.
+    Report,
+}
+
+impl WorkerMode {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Decode => "decode",
+            Self::Stamp => "stamp",
+            Self::Hold => "hold",
+            Self::Report => "report",
+        }
+    }
+}
+
+/// The line that a worker prints when it takes jobs of all its queues.
+pub(super) const READY: &str = "ready";
+
+/// Runs the jobs of these queues until the standard input ends. Each has this many slots.
+pub(crate) async fn work(
+    config: &Config,
+    queues: &[String],
+    slots: usize,
+    mode: WorkerMode,
+) -> anyhow::Result<()> {
+    let Some((first, others)) = queues.split_first() else { bail!("a worker needs a queue") };
+    let tenure = Tenure::connect(config).await?;
+    let ended = async {
+        let mut nothing = [0; 16];
+        while stdin().read(&mut nothing).await.is_ok_and(|n| n > 0) {}
+    };
+    let options = KindOptions::new();
+    // The job is silent on purpose: it must not go stale, however short `stale_after` is.
+    let options = if mode == WorkerMode::Hold { options.keepalive() } else { options };
+    let mut worker = Worker::builder(&tenure)
+        .handle_with(options, move |order: Order, ctx: JobContext| handle(order, ctx, mode))
+        .only_queue(first, slots);
+    for queue in others {
+        worker = worker.only_queue(queue, slots);
+    }
+    let health = worker.health();
+    let announced = tokio::spawn(async move {
+        while health.ready().is_err() {
+            sleep(Duration::from_millis(20)).await;
+        }
+        let mut stdout = stdout();
+        // The bench may have closed the pipe.
+        stdout.write_all(format!("{READY}\n").as_bytes()).await.ok();
+        stdout.flush().await.ok();
+    });
+    worker.run_until(ended).await?;
+    announced.abort();
+    tenure.close().await;
+    Ok(())
+}
+
+async fn handle(order: Order, ctx: JobContext, mode: WorkerMode) -> Result<Outcome, JobError> {
+    let began = now_us();
+    std::hint::black_box(order.total());
+    match mode {
+        WorkerMode::Decode => Ok(Outcome::Done(None)),
+        WorkerMode::Stamp if order.note == Order::RETRIES && ctx.attempt() == 1 => {
+            Err(JobError::retry_after(Duration::from_secs(1), "this job asks for a retry"))
+        }
+        WorkerMode::Stamp => Outcome::done(began),
+        WorkerMode::Hold => {
+            ctx.progress("held", 0.0, "").await?;
+            Err(JobError::from(format!("stopped: {}", ctx.cancelled().await)))
+        }
+        WorkerMode::Report => {
+            for n in 0_u32.. {
+                let percent = f32::from(u8::try_from(n % 100).unwrap_or_default());
+                ctx.progress("reporting", percent, "a line of some forty characters, as usual").await?;
+                if ctx.cancel_reason().is_some() {
+                    break;
+                }
+                sleep(Duration::from_millis(100)).await;
+            }
+            Outcome::done(())
+        }
+    }
+}

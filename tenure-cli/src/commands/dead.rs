@@ -1,0 +1,212 @@
+//! `tenure dead`.
+
+use std::{io::Write, process::ExitCode};
+
+use anyhow::bail;
+use serde_json::{json, value::RawValue};
+
+use super::{Cli, DeadCommand, DeadSelection, Output, Usage, jobs, print};
+use tenure::{
+    JobId, RetryOutcome, Tenure, check_kind, check_queue,
+    internals::Category,
+    rows::{DeadFilter, DeadLetter},
+};
+
+pub(super) async fn run(cli: &Cli, command: &DeadCommand) -> anyhow::Result<ExitCode> {
+    let tenure = cli.connect().await?;
+    let code = match command {
+        DeadCommand::List { selection, limit } => {
+            let letters = tenure.dead_letters(&selection.filter()?, *limit).await?;
+            match cli.output {
+                Output::Json => print::line(serde_json::to_string_pretty(&letters)?),
+                Output::Table => print::line(list(&letters)),
+            }
+            ExitCode::SUCCESS
+        }
+        DeadCommand::Count => count(cli, &tenure).await?,
+        DeadCommand::Show { id, raw } => show(cli, &tenure, *id, *raw).await?,
+        DeadCommand::Redrive { ids, all, selection } => redrive(cli, &tenure, ids, *all, selection).await?,
+        DeadCommand::Purge { older_than, selection } => {
+            let purged = tenure.purge_dead(&selection.filter()?.older_than(*older_than)).await?;
+            match cli.output {
+                Output::Json => print::line(json!({ "purged": purged })),
+                Output::Table if purged == 1 => print::line("1 dead letter purged"),
+                Output::Table => print::line(format!("{purged} dead letters purged")),
+            }
+            ExitCode::SUCCESS
+        }
+    };
+    tenure.close().await;
+    Ok(code)
+}
+
+impl DeadSelection {
+    fn filter(&self) -> anyhow::Result<DeadFilter> {
+        let mut filter = DeadFilter::new();
+        // `?` stands for a name that a refused message's subject lacked.
+        if let Some(queue) = &self.queue {
+            if queue != "?" {
+                check_queue(queue)?;
+            }
+            filter = filter.queue(queue);
+        }
+        if let Some(kind) = &self.kind {
+            if kind != "?" {
+                check_kind(kind)?;
+            }
+            filter = filter.kind(kind);
+        }
+        if let Some(category) = &self.category {
+            // An unknown word is a usage error, not an empty list.
+            if category.parse::<Category>().is_err() {
+                let known = Category::ALL.iter().map(|known| known.as_str()).collect::<Vec<_>>().join(", ");
+                return Err(Usage(format!("unknown category {category:?}; use one of {known}")).into());
+            }
+            filter = filter.category(category);
+        }
+        Ok(filter)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.queue.is_none() && self.kind.is_none() && self.category.is_none()
+    }
+}
+
+fn list(letters: &[DeadLetter]) -> comfy_table::Table {
+    let mut table = jobs::table(&["ID", "QUEUE", "KIND", "CATEGORY", "ATTEMPT", "DIED", "LAST ERROR"]);
+    for letter in letters {
+        table.add_row([
+            letter.id.to_string(),
+            print::printable(&letter.queue),
+            print::printable(&letter.kind),
+            letter.category.clone(),
+            format!("{}/{}", letter.attempt, letter.max_attempts),
+            jobs::time(Some(letter.died_at)),
+            print::printable(&letter.last_error).chars().take(80).collect(),
+        ]);
+    }
+    table
+}
+
+async fn count(cli: &Cli, tenure: &Tenure) -> anyhow::Result<ExitCode> {
+    let counts = tenure.dead_counts().await?;
+    if cli.output == Output::Json {
+        print::line(serde_json::to_string_pretty(&counts)?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut table = jobs::table(&["JOBS", "QUEUE", "KIND", "CATEGORY", "OLDEST", "NEWEST"]);
+    for count in counts {
+        table.add_row([
+            count.jobs.to_string(),
+            print::printable(&count.queue),
+            print::printable(&count.kind),
+            count.category,
+            jobs::time(Some(count.oldest)),
+            jobs::time(Some(count.newest)),
+        ]);
+    }
+    print::line(table);
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn show(cli: &Cli, tenure: &Tenure, id: JobId, raw: bool) -> anyhow::Result<ExitCode> {
+    let Some(letter) = tenure.dead_letter(id).await? else {
+        bail!("dead letter {id} does not exist; `tenure dead list` shows the latest");
+    };
+    if raw {
+        let Some(bytes) = &letter.raw_payload else {
+            bail!("{id} was a job, and its payload is JSON; `tenure dead show {id} --output json` prints it");
+        };
+        std::io::stdout().write_all(bytes)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if cli.output == Output::Json {
+        // Not through `serde_json::Value`, which would round the payload's numbers.
+        print::line(serde_json::to_string_pretty(&letter)?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut about = jobs::table(&[]);
+    let json = |value: &Option<Box<RawValue>>| value.as_ref().map(ToString::to_string).unwrap_or_default();
+    for (name, value) in [
+        ("id", letter.id.to_string()),
+        ("queue", letter.queue.clone()),
+        ("kind", letter.kind.clone()),
+        ("subject", letter.subject.clone().unwrap_or_default()),
+        ("category", letter.category.clone()),
+        ("last error", letter.last_error.clone()),
+        ("attempt", format!("{} of {}", letter.attempt, letter.max_attempts)),
+        ("losses", letter.losses.to_string()),
+        ("worker", letter.worker_id.clone().unwrap_or_default()),
+        ("created", jobs::time(Some(letter.created_at))),
+        ("died", jobs::time(Some(letter.died_at))),
+        ("payload", json(&letter.payload)),
+        ("checkpoint", json(&letter.checkpoint)),
+        (
+            "raw payload",
+            letter.raw_bytes.map(|n| format!("{n} bytes; --raw prints them")).unwrap_or_default(),
+        ),
+    ] {
+        if !value.is_empty() {
+            about.add_row([name.to_owned(), print::printable(&value)]);
+        }
+    }
+    print::line(&about);
+    let attempts = tenure.executions(id).await?;
+    if !attempts.is_empty() {
+        print::line(format!("\n{}", jobs::attempts(attempts)));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn redrive(
+    cli: &Cli,
+    tenure: &Tenure,
+    ids: &[JobId],
+    all: bool,
+    selection: &DeadSelection,
+) -> anyhow::Result<ExitCode> {
+    if ids.is_empty() {
+        if selection.is_empty() && !all {
+            return Err(
+                Usage("name what to redrive: IDs, --queue, --kind, --category or --all".into()).into()
+            );
+        }
+        let redriven = tenure.redrive_all(&selection.filter()?).await?;
+        match cli.output {
+            Output::Json => print::line(json!({ "redriven": redriven })),
+            Output::Table if redriven == 1 => print::line("1 job is queued again"),
+            Output::Table => print::line(format!("{redriven} jobs are queued again")),
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    if all || !selection.is_empty() {
+        return Err(Usage("give either IDs or a selection, not both".into()).into());
+    }
+    let answers = tenure.redrive(ids).await?;
+    print_retried(cli, ids, &answers);
+    let all = answers.iter().all(|answer| *answer == RetryOutcome::Redriven);
+    Ok(if all { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Prints the outcome for each job.
+pub(super) fn print_retried(cli: &Cli, ids: &[JobId], answers: &[RetryOutcome]) {
+    for (id, answer) in ids.iter().zip(answers) {
+        let text = match answer {
+            RetryOutcome::Due => "is due now".into(),
+            RetryOutcome::Redriven => "was a dead letter; it is queued again".into(),
+            RetryOutcome::Live { status } => format!("is {status}; nothing to do"),
+            RetryOutcome::Finished { status } => {
+                format!("is {status}; a finished job does not run again, so enqueue a new one")
+            }
+            RetryOutcome::Refused => format!(
+                "is a refused message; correct what `tenure dead show {id} --raw` prints, and publish it again"
+            ),
+            RetryOutcome::NotFound => "does not exist".into(),
+            other => format!("has an answer that this version cannot name: {other:?}"),
+        };
+        match cli.output {
+            Output::Json => print::line(print::answer(*id, answer)),
+            Output::Table => print::line(format!("{id} {text}")),
+        }
+    }
+}

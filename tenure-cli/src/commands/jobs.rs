@@ -1,0 +1,279 @@
+//! `tenure jobs`.
+
+use std::process::ExitCode;
+
+use chrono::{DateTime, Utc};
+use comfy_table::{ContentArrangement, Table, presets::NOTHING};
+use serde::Serialize;
+use serde_json::{json, value::RawValue};
+
+use super::{CancelArgs, Cli, JobsCommand, ListArgs, Output, Usage, dead, print, watch};
+use crate::timeline;
+use tenure::{
+    CancelOutcome, JobId, RetryOutcome, Tenure, check_kind, check_queue,
+    rows::{ExecutionRow, JobFilter, JobRow, RecoveryRow},
+};
+
+pub(super) async fn run(cli: &Cli, command: &JobsCommand) -> anyhow::Result<ExitCode> {
+    let tenure = cli.connect().await?;
+    let code = match command {
+        JobsCommand::List(args) => {
+            let jobs = tenure.jobs(&args.filter()?, args.limit).await?;
+            match cli.output {
+                Output::Json => print::line(serde_json::to_string_pretty(&jobs)?),
+                Output::Table => print::line(list(&jobs)),
+            }
+            if let Some(hint) = args.hint(cli.output, &jobs) {
+                eprintln!("{hint}");
+            }
+            ExitCode::SUCCESS
+        }
+        JobsCommand::Show { id } => show(cli, &tenure, *id).await?,
+        JobsCommand::Watch { ids } => watch::run(cli, &tenure, ids).await?,
+        JobsCommand::Cancel(args) => cancel(cli, &tenure, args).await?,
+        JobsCommand::Retry { ids } => {
+            let mut answers = Vec::with_capacity(ids.len());
+            for id in ids {
+                answers.push(tenure.retry(*id).await?);
+            }
+            dead::print_retried(cli, ids, &answers);
+            // A job that runs or is due counts as retried.
+            let good = |answer: &RetryOutcome| {
+                matches!(answer, RetryOutcome::Due | RetryOutcome::Redriven | RetryOutcome::Live { .. })
+            };
+            if answers.iter().all(good) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        }
+    };
+    tenure.close().await;
+    Ok(code)
+}
+
+impl ListArgs {
+    fn filter(&self) -> anyhow::Result<JobFilter> {
+        let mut filter = JobFilter::new();
+        if let Some(status) = self.status {
+            filter = filter.status(status);
+        }
+        // `?` stands for a name that a refused message's subject lacked.
+        if let Some(queue) = &self.queue {
+            if queue != "?" {
+                check_queue(queue)?;
+            }
+            filter = filter.queue(queue);
+        }
+        if let Some(kind) = &self.kind {
+            if kind != "?" {
+                check_kind(kind)?;
+            }
+            filter = filter.kind(kind);
+        }
+        if let Some(worker) = &self.worker {
+            if worker.is_empty() {
+                return Err(Usage("--worker is empty; `tenure workers` lists the IDs".into()).into());
+            }
+            filter = filter.worker(worker);
+        }
+        if let (Some(older), Some(newer)) = (self.older_than, self.newer_than)
+            && older >= newer
+        {
+            let [older, newer] = [older, newer].map(humantime::format_duration);
+            let text = format!("no job is both older than {older} and newer than {newer}; swap the two");
+            return Err(Usage(text).into());
+        }
+        if let Some(age) = self.older_than {
+            filter = filter.older_than(age);
+        }
+        if let Some(age) = self.newer_than {
+            filter = filter.newer_than(age);
+        }
+        if let Some(text) = &self.error {
+            filter = filter.error(text);
+        }
+        if let Some(id) = self.before {
+            filter = filter.before(id);
+        }
+        Ok(filter)
+    }
+
+    fn is_filtered(&self) -> bool {
+        let Self { status, queue, kind, worker, older_than, newer_than, error, before: _, limit: _ } = self;
+        let texts = [queue, kind, worker, error];
+        status.is_some() || older_than.or(*newer_than).is_some() || texts.into_iter().any(Option::is_some)
+    }
+
+    /// Suggests the next command when the list is empty or cut off.
+    fn hint(&self, output: Output, jobs: &[JobRow]) -> Option<String> {
+        match jobs.last() {
+            None if self.before.is_some() => {
+                Some("no jobs come after that one; leave out --before to begin with the newest".into())
+            }
+            None if self.is_filtered() => {
+                Some("no jobs match; leave out a filter, or look in `tenure dead list`".into())
+            }
+            None => Some("no jobs yet; `tenure enqueue QUEUE KIND JSON` adds one".into()),
+            // A program sees the same from a full page.
+            Some(last) if output == Output::Table && u32::try_from(jobs.len()) == Ok(self.limit) => {
+                Some(format!("there may be more; next page: --before {}", last.id))
+            }
+            Some(_) => None,
+        }
+    }
+}
+
+async fn cancel(cli: &Cli, tenure: &Tenure, args: &CancelArgs) -> anyhow::Result<ExitCode> {
+    let answers = match (&args.queue, &args.unique_key) {
+        (Some(queue), Some(key)) => match tenure.cancel_key(queue, key).await? {
+            Some(answer) => vec![answer],
+            None => anyhow::bail!("no job holds the unique key {key:?} in queue {queue:?}"),
+        },
+        (Some(queue), None) => {
+            let done = tenure.cancel_all(queue, args.kind.as_deref()).await?;
+            match cli.output {
+                Output::Json => print::line(json!(done)),
+                Output::Table => {
+                    print::line(format!(
+                        "{} cancelled, {} running and asked to stop",
+                        done.cancelled, done.asked
+                    ));
+                }
+            }
+            return Ok(ExitCode::SUCCESS);
+        }
+        (None, _) if args.ids.is_empty() => {
+            return Err(Usage(
+                "name what to cancel: IDs, or --queue, with or without --kind or --unique-key".into(),
+            )
+            .into());
+        }
+        (None, _) => {
+            let answers = tenure.cancel_many(&args.ids).await?;
+            args.ids.iter().copied().zip(answers).collect()
+        }
+    };
+    let mut code = ExitCode::SUCCESS;
+    for (id, answer) in answers {
+        let text = match &answer {
+            CancelOutcome::Cancelled => "is cancelled".into(),
+            CancelOutcome::Asked { worker } => format!("runs on {worker}, which is asked to stop it"),
+            CancelOutcome::Finished { status } => format!("is already {status}"),
+            CancelOutcome::NotFound => {
+                code = ExitCode::FAILURE;
+                "does not exist".into()
+            }
+            other => format!("has an answer that this version cannot name: {other:?}"),
+        };
+        match cli.output {
+            Output::Json => print::line(print::answer(id, &answer)),
+            Output::Table => print::line(format!("{id} {text}")),
+        }
+    }
+    Ok(code)
+}
+
+pub(super) fn table(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Dynamic).set_header(header);
+    table
+}
+
+fn list(jobs: &[JobRow]) -> Table {
+    let mut table = table(&["ID", "QUEUE", "KIND", "STATUS", "ATTEMPT", "PROGRESS", "CREATED", "LAST ERROR"]);
+    for job in jobs {
+        table.add_row([
+            job.id.to_string(),
+            job.queue.clone(),
+            job.kind.clone(),
+            job.status.to_string(),
+            format!("{}/{}", job.attempt, job.max_attempts),
+            job.progress.map(|percent| format!("{percent:.0} %")).unwrap_or_default(),
+            time(Some(job.created_at)),
+            print::printable(job.last_error.as_deref().unwrap_or_default()).chars().take(60).collect(),
+        ]);
+    }
+    table
+}
+
+/// The output of `tenure jobs show --output json`.
+#[derive(Serialize)]
+struct Shown {
+    job: JobRow,
+    executions: Vec<ExecutionRow>,
+    recoveries: Vec<RecoveryRow>,
+    timeline: Vec<timeline::Entry>,
+    checkpoint_bytes: Option<usize>,
+}
+
+async fn show(cli: &Cli, tenure: &Tenure, id: JobId) -> anyhow::Result<ExitCode> {
+    let Some(job) = tenure.job(id).await? else {
+        anyhow::bail!("job {id} does not exist; `tenure jobs list` shows the newest");
+    };
+    let executions = tenure.executions(id).await?;
+    let recoveries = tenure.recoveries(id).await?;
+    let checkpoint_bytes = tenure.checkpoint_bytes(id).await?;
+    let timeline = timeline::merged(&job, &executions, &recoveries);
+    if cli.output == Output::Json {
+        // Not through `serde_json::Value`, which would round the numbers of payload and output.
+        let all = Shown { job, executions, recoveries, timeline, checkpoint_bytes };
+        print::line(serde_json::to_string_pretty(&all)?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut events = table(&["AT", "EVENT", "ATTEMPT", "TOKEN", "WORKER", "DETAILS"]);
+    for entry in timeline {
+        events.add_row([
+            time(Some(entry.at)),
+            entry.event,
+            entry.attempt.map(|attempt| attempt.to_string()).unwrap_or_default(),
+            entry.token.map(|token| token.to_string()).unwrap_or_default(),
+            entry.worker.unwrap_or_default(),
+            print::printable(&entry.text),
+        ]);
+    }
+    print::line(format!("{events}\n"));
+    let mut about = table(&[]);
+    let json = |value: Option<&RawValue>| value.map(ToString::to_string).unwrap_or_default();
+    for (name, value) in [
+        ("id", job.id.to_string()),
+        ("queue", job.queue.clone()),
+        ("kind", job.kind.clone()),
+        ("status", job.status.to_string()),
+        ("attempt", format!("{} of {}", job.attempt, job.max_attempts)),
+        ("worker", job.worker_id.clone().unwrap_or_default()),
+        ("created", time(Some(job.created_at))),
+        ("scheduled", time(Some(job.scheduled_at))),
+        ("started", time(job.started_at)),
+        ("last activity", time(job.last_activity_at)),
+        ("finished", time(job.finished_at)),
+        ("progress", print::progress(&job)),
+        ("checkpoint", checkpoint_bytes.map(|bytes| format!("{bytes} bytes")).unwrap_or_default()),
+        ("payload", json(job.payload_json())),
+        ("output", json(job.output_json())),
+        ("last error", job.last_error.clone().unwrap_or_default()),
+    ] {
+        if !value.is_empty() {
+            about.add_row([name.to_owned(), print::printable(&value)]);
+        }
+    }
+    print::line(&about);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Attempts as a table.
+pub(super) fn attempts(executions: Vec<ExecutionRow>) -> Table {
+    let mut attempts = table(&["TOKEN", "ATTEMPT", "STARTED", "FINISHED", "OUTCOME", "WORKER", "ERROR"]);
+    for attempt in executions {
+        attempts.add_row([
+            attempt.fencing_token.to_string(),
+            attempt.attempt.to_string(),
+            time(Some(attempt.started_at)),
+            time(attempt.finished_at),
+            attempt.outcome.unwrap_or_else(|| "running".into()),
+            attempt.worker_id,
+            print::printable(&attempt.error.unwrap_or_default()),
+        ]);
+    }
+    attempts
+}
+
+pub(super) fn time(at: Option<DateTime<Utc>>) -> String {
+    at.map(|at| at.format("%Y-%m-%d %H:%M:%S%.3f").to_string()).unwrap_or_default()
+}

@@ -1,0 +1,635 @@
+//! Command line: for the operator, and for workers that are not written in Rust.
+//!
+//! Data goes to standard output, messages to standard error. Exit codes: 0 done, 1 failed, 2 usage.
+
+mod bench;
+mod config;
+mod dead;
+mod dev;
+mod doctor;
+mod enqueue;
+mod init;
+mod jobs;
+mod log;
+mod print;
+mod queues;
+mod schedules;
+mod serve;
+mod shell;
+mod verify;
+mod watch;
+mod work;
+mod workers;
+
+use std::{path::PathBuf, process::ExitCode, time::Duration};
+
+use chrono::{DateTime, Utc};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::{
+    bench::{Work, WorkerMode},
+    exec::guard,
+};
+use tenure::{
+    ActionError, Config, ConfigError, EnqueueError, HandlerError, JobId, MissedTicks, NameError,
+    QueueSettingsError, ScheduleError, Status, Tenure, WorkerError,
+    internals::{MAX_ATTEMPTS_DEFAULT, Settings, chained},
+};
+
+/// The heading in a command's help for the options of every command, after its own.
+const GLOBAL: &str = "Global options";
+
+/// Durable background jobs: NATS JetStream delivers, Postgres owns.
+#[derive(Debug, Parser)]
+#[command(name = "tenure", version, max_term_width = 100)]
+struct Cli {
+    /// The output format.
+    #[arg(long, global = true, help_heading = GLOBAL, value_enum, default_value_t = Output::Table)]
+    output: Output,
+    /// The settings file, in TOML. Default: `TENURE_CONFIG`, or tenure.toml in the working directory if it exists.
+    #[arg(long = "config", global = true, help_heading = GLOBAL, value_name = "FILE")]
+    settings_file: Option<PathBuf>,
+    // Without clap's `env`, which would hide whether a URL comes from the flag or the environment.
+    /// The URL of Postgres, for example `postgres://user:password@host/database`. Default: `DATABASE_URL`.
+    #[arg(long, global = true, help_heading = GLOBAL)]
+    database_url: Option<String>,
+    /// The URL of NATS, for example `nats://host:4222`; separate several by commas. Default: `NATS_URL`.
+    #[arg(long, global = true, help_heading = GLOBAL)]
+    nats_url: Option<String>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Output {
+    /// For people.
+    Table,
+    /// For programs.
+    Json,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run a private Postgres and NATS in a folder, until Ctrl-C.
+    Dev(DevArgs),
+    /// Create or update the schema, the stream and the consumers of these queues.
+    Migrate {
+        /// Create or update the consumers of these queues. Workers create missing ones themselves.
+        #[arg(long = "queue")]
+        queues: Vec<String>,
+    },
+    /// Enqueue a job.
+    Enqueue(EnqueueArgs),
+    /// Run the jobs of these queues with a command.
+    Work(WorkArgs),
+    /// Serve the dashboard, the fleet's /metrics, and /livez, /readyz and /startupz.
+    Serve(ServeArgs),
+    /// List, show, watch, cancel and retry jobs.
+    #[command(subcommand)]
+    Jobs(JobsCommand),
+    /// List, redrive and purge dead letters: jobs that failed for good, and refused messages.
+    #[command(subcommand)]
+    Dead(DeadCommand),
+    /// List, pause, resume and limit queues, on all workers.
+    #[command(subcommand)]
+    Queues(QueuesCommand),
+    /// List, add, pause, resume and remove schedules: a job at each tick of a cron expression.
+    #[command(subcommand)]
+    Schedules(SchedulesCommand),
+    /// List worker processes: where they run, which queues they serve, and whether they are alive.
+    Workers,
+    /// Check every job for what must never happen: a lost job, two owners at once, a second completion. Exit 1 if a
+    /// job breaks a rule.
+    Verify,
+    /// Print the settings in force and the source of each. Passwords are masked.
+    Config,
+    /// Check both servers, the schema, rights, timers, workers and queues, and say what to do about each problem.
+    /// Changes nothing. Exit 1 if anything is wrong.
+    Doctor {
+        /// Check only these queues. Default: all that a worker serves or in which a job waits.
+        #[arg(long = "queue")]
+        queues: Vec<String>,
+    },
+    /// Measure tenure on this machine, with a private pair of servers unless --on-servers is given.
+    Bench(BenchArgs),
+    /// Print a script that completes this command line in a shell.
+    Completions {
+        /// The shell.
+        #[arg(value_enum)]
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page, or write a page for each command.
+    Man {
+        /// Write the pages to this folder; create it if necessary.
+        #[arg(long, value_name = "FOLDER")]
+        dir: Option<PathBuf>,
+    },
+    /// Runs jobs for `bench`.
+    #[command(hide = true)]
+    BenchWorker {
+        #[arg(required = true)]
+        queues: Vec<String>,
+        #[arg(long)]
+        slots: usize,
+        #[arg(long, value_enum)]
+        mode: WorkerMode,
+    },
+    /// Runs one command for `work`, and ends it when the worker dies.
+    #[command(hide = true)]
+    ExecGuard {
+        #[arg(long)]
+        group_file: PathBuf,
+        command: String,
+    },
+}
+
+#[derive(Debug, Args)]
+struct DevArgs {
+    /// The folder for the data. Default: tenure/dev in your data folder.
+    #[arg(long)]
+    folder: Option<PathBuf>,
+    /// Use a temporary folder, and keep nothing.
+    #[arg(long, conflicts_with = "folder")]
+    ephemeral: bool,
+}
+
+#[derive(Debug, Args)]
+struct ServeArgs {
+    /// The address to listen on. Default: `TENURE_LISTEN`, or 127.0.0.1:9090.
+    #[arg(long)]
+    listen: Option<std::net::SocketAddr>,
+    /// Allow actions: cancel, retry, redrive, purge, pause, resume, limit. Default: `TENURE_SERVE_ACTIONS`.
+    #[arg(long)]
+    actions: bool,
+    /// Hide payloads, outputs and checkpoints. Default: `TENURE_SERVE_PAYLOADS`.
+    #[arg(long)]
+    hide_payloads: bool,
+}
+
+#[derive(Debug, Args)]
+struct EnqueueArgs {
+    /// The queue.
+    queue: String,
+    /// The kind, which selects the handler.
+    kind: String,
+    /// The payload, as JSON; `-` reads it from standard input.
+    #[arg(allow_negative_numbers = true)]
+    json: String,
+    /// Enqueue at most one job with this key in the queue, until `TENURE_KEEP_KEYS` (30 days) after its end.
+    #[arg(long)]
+    unique_key: Option<String>,
+    /// Run the job only after this delay, for example 90s or 2h.
+    #[arg(long, value_parser = duration, allow_hyphen_values = true, conflicts_with = "run_at")]
+    delay: Option<Duration>,
+    /// Run the job only after this time, for example 2030-01-31T12:00:00Z.
+    #[arg(long)]
+    run_at: Option<DateTime<Utc>>,
+    /// The maximum number of attempts.
+    #[arg(long, default_value_t = MAX_ATTEMPTS_DEFAULT, value_parser = limit, allow_negative_numbers = true)]
+    max_attempts: u32,
+    /// The W3C trace context of the caller. Default: `TRACEPARENT`. An invalid one is ignored.
+    #[arg(long)]
+    traceparent: Option<String>,
+    /// Wait until the job has ended, and print its output. Exit 1 if it failed or was cancelled.
+    #[arg(long)]
+    wait: bool,
+}
+
+#[derive(Debug, Args)]
+struct WorkArgs {
+    /// The queues to serve. With weights (`urgent=8 bulk=1`) they share the slots of --concurrency, in proportion as
+    /// long as all have jobs waiting.
+    #[arg(required = true, value_name = "QUEUE[=WEIGHT]")]
+    queues: Vec<String>,
+    /// The command, run by `sh -c`. It reads the payload from standard input; see the README.
+    #[arg(long)]
+    exec: String,
+    /// Run only jobs of these kinds; others wait for a worker that knows them. Default: all.
+    #[arg(long = "kind")]
+    kinds: Vec<String>,
+    /// How many jobs of each queue run at once; with weights, of all queues together.
+    #[arg(long, default_value_t = 1, value_parser = limit, allow_negative_numbers = true)]
+    concurrency: u32,
+    /// Send heartbeats for a command that is silent for long. Use --timeout as well.
+    #[arg(long)]
+    keepalive: bool,
+    /// The time between these heartbeats. Default: `TENURE_KEEPALIVE_EVERY`, at most a third of --stale-after.
+    #[arg(long, value_parser = duration, allow_hyphen_values = true, requires = "keepalive")]
+    keepalive_every: Option<Duration>,
+    /// How long one attempt may run, for example 30m.
+    #[arg(long, value_parser = duration, allow_hyphen_values = true)]
+    timeout: Option<Duration>,
+    /// The silence after which a job is reset, for example 90s. Default: `TENURE_STALE_AFTER`.
+    #[arg(long, value_parser = duration, allow_hyphen_values = true)]
+    stale_after: Option<Duration>,
+    /// What to do with a job whose worker is lost while it runs.
+    #[arg(long, value_enum, default_value_t = CrashPolicy::Retry)]
+    on_crash: CrashPolicy,
+}
+
+#[derive(Debug, Args)]
+struct BenchArgs {
+    /// What to measure. Default: all but `relay`, `idle`, `age` and `retention`.
+    #[arg(value_enum)]
+    works: Vec<Work>,
+    /// Runs of each measurement; the median is printed. Default: 3, or 1 with --quick.
+    #[arg(long, value_parser = limit, allow_negative_numbers = true)]
+    runs: Option<u32>,
+    /// Jobs per run; some measurements use a part of them. Default: 100000, or 20000 with --quick.
+    #[arg(long, value_parser = limit, allow_negative_numbers = true)]
+    jobs: Option<u32>,
+    /// How many jobs a worker runs at once.
+    #[arg(long, default_value_t = 1_000, value_parser = limit, allow_negative_numbers = true)]
+    slots: u32,
+    /// Finished jobs in the old database of `age` and `retention`.
+    #[arg(long, default_value_t = 1_000_000, value_parser = limit, allow_negative_numbers = true)]
+    finished: u32,
+    /// Use fewer jobs, and run each measurement once: about a minute. `idle` and `relay` get smaller fleets and shorter
+    /// timers.
+    #[arg(long)]
+    quick: bool,
+    /// Measure the servers of `DATABASE_URL` and `NATS_URL`. The bench enqueues jobs into its own queues, named
+    /// bench-…, and removes them afterwards; the load is real.
+    #[arg(long)]
+    on_servers: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum JobsCommand {
+    /// List jobs, newest first.
+    List(ListArgs),
+    /// Show a job and its history in order of time.
+    Show {
+        /// The job's ID.
+        id: JobId,
+    },
+    /// Watch jobs until they have ended. Exit 1 if one failed or was cancelled.
+    Watch {
+        /// The jobs' IDs. Default: the newest fifty running and the newest fifty queued jobs.
+        ids: Vec<JobId>,
+    },
+    /// Cancel jobs: queued ones at once, running ones within a second. A message that no worker has received is not a
+    /// job yet, and is not cancelled.
+    Cancel(CancelArgs),
+    /// Retry jobs now: waiting jobs become due, and dead jobs are queued again.
+    Retry {
+        /// The jobs' IDs.
+        #[arg(required = true)]
+        ids: Vec<JobId>,
+    },
+}
+
+#[derive(Debug, Args)]
+struct ListArgs {
+    /// Only jobs of this status: queued, processing, completed, failed or cancelled.
+    #[arg(long)]
+    status: Option<Status>,
+    /// Only jobs of this queue.
+    #[arg(long)]
+    queue: Option<String>,
+    /// Only jobs of this kind.
+    #[arg(long)]
+    kind: Option<String>,
+    /// Only jobs that this worker runs or ran last; `tenure workers` lists the IDs.
+    #[arg(long, value_name = "ID")]
+    worker: Option<String>,
+    /// Only jobs created at least AGE ago, for example 2h or 30d.
+    #[arg(long, value_name = "AGE", value_parser = duration, allow_hyphen_values = true)]
+    older_than: Option<Duration>,
+    /// Only jobs created at most AGE ago. In a large history it makes every other filter fast.
+    #[arg(long, value_name = "AGE", value_parser = duration, allow_hyphen_values = true)]
+    newer_than: Option<Duration>,
+    /// Only jobs whose last error contains exactly this text.
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    error: Option<String>,
+    /// Only jobs after this one in the list: the next page.
+    #[arg(long, value_name = "ID")]
+    before: Option<JobId>,
+    /// The maximum number of jobs.
+    #[arg(long, default_value_t = 50, value_parser = limit, allow_negative_numbers = true)]
+    limit: u32,
+}
+
+#[derive(Debug, Args)]
+struct CancelArgs {
+    /// The jobs' IDs.
+    #[arg(conflicts_with = "queue")]
+    ids: Vec<JobId>,
+    /// Cancel all jobs of this queue.
+    #[arg(long)]
+    queue: Option<String>,
+    /// Only jobs of this kind.
+    #[arg(long, requires = "queue", conflicts_with = "unique_key")]
+    kind: Option<String>,
+    /// Only the job that holds this unique key.
+    #[arg(long, requires = "queue")]
+    unique_key: Option<String>,
+}
+
+#[derive(Debug, Subcommand)]
+enum DeadCommand {
+    /// List dead letters, latest first.
+    List {
+        #[command(flatten)]
+        selection: DeadSelection,
+        /// The maximum number of dead letters.
+        #[arg(long, default_value_t = 50, value_parser = limit, allow_negative_numbers = true)]
+        limit: u32,
+    },
+    /// Count dead letters by queue, kind and category.
+    Count,
+    /// Show a dead letter and its attempts.
+    Show {
+        /// The dead letter's ID.
+        id: JobId,
+        /// Print only the bytes of a refused message.
+        #[arg(long)]
+        raw: bool,
+    },
+    /// Queue dead jobs again, under the same ID. Exit 1 if one of these IDs was not queued.
+    Redrive {
+        /// The dead letters' IDs.
+        ids: Vec<JobId>,
+        /// Redrive all dead letters.
+        #[arg(long)]
+        all: bool,
+        #[command(flatten)]
+        selection: DeadSelection,
+    },
+    /// Remove dead letters for good.
+    Purge {
+        /// Only dead letters that died at least this long ago, for example 30d; 0s means all.
+        #[arg(long, value_parser = duration, allow_hyphen_values = true)]
+        older_than: Duration,
+        #[command(flatten)]
+        selection: DeadSelection,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+enum QueuesCommand {
+    /// List the queues that have jobs, workers or settings.
+    List,
+    /// Pause queues: no worker starts their jobs until they are resumed. Running jobs continue.
+    Pause {
+        /// The queues.
+        #[arg(required = true)]
+        queues: Vec<String>,
+    },
+    /// Resume paused queues.
+    Resume {
+        /// The queues.
+        #[arg(required = true)]
+        queues: Vec<String>,
+    },
+    /// Limit how many jobs of a queue run at once, on all workers together, and how many may be queued.
+    Limit {
+        /// The queue.
+        queue: String,
+        /// The most jobs to run at once: 1 to 10,000, or none.
+        #[arg(long, allow_negative_numbers = true)]
+        max_running: Option<LimitChange>,
+        /// The most jobs to queue: 1 to 10,000,000, or none. Further enqueues are refused.
+        #[arg(long, allow_negative_numbers = true)]
+        max_queued: Option<LimitChange>,
+    },
+}
+
+/// A new limit; `None` removes it.
+#[derive(Debug, Clone, Copy)]
+struct LimitChange(Option<u64>);
+
+impl std::str::FromStr for LimitChange {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "none" => Ok(Self(None)),
+            number => {
+                number.parse().map(|n| Self(Some(n))).map_err(|_| "it must be a number above 0, or none")
+            }
+        }
+    }
+}
+
+#[derive(Debug, Subcommand)]
+enum SchedulesCommand {
+    /// List schedules and their next ticks.
+    List,
+    /// Enqueue a job at each tick of a cron expression, from now on.
+    Add(ScheduleArgs),
+    /// Pause schedules: they do not tick until they are resumed.
+    Pause {
+        /// The schedules' names.
+        #[arg(required = true)]
+        names: Vec<String>,
+    },
+    /// Resume paused schedules, from their next tick on.
+    Resume {
+        /// The schedules' names.
+        #[arg(required = true)]
+        names: Vec<String>,
+    },
+    /// Remove schedules; their jobs stay. Exit 1 if a schedule does not exist.
+    Remove {
+        /// The schedules' names.
+        #[arg(required = true)]
+        names: Vec<String>,
+    },
+}
+
+#[derive(Debug, Args)]
+struct ScheduleArgs {
+    /// The schedule's name.
+    name: String,
+    /// Minute, hour, day, month and weekday, optionally preceded by seconds: '0 3 * * MON'.
+    cron: String,
+    /// The queue.
+    queue: String,
+    /// The kind, which selects the handler.
+    kind: String,
+    /// The payload, as JSON; `-` reads it from standard input.
+    #[arg(allow_negative_numbers = true)]
+    json: String,
+    /// The time zone of the cron expression, such as Europe/Berlin.
+    #[arg(long, default_value = "UTC")]
+    time_zone: String,
+    /// What to do about ticks that passed while no worker ran: `skip` them, make up for them `once`, or for `all` of
+    /// them.
+    #[arg(long, default_value_t = MissedTicks::Once)]
+    missed: MissedTicks,
+    /// The payload field that receives the time of the tick.
+    #[arg(long)]
+    tick_field: Option<String>,
+    /// The maximum number of attempts of each job.
+    #[arg(long, default_value_t = MAX_ATTEMPTS_DEFAULT, value_parser = limit, allow_negative_numbers = true)]
+    max_attempts: u32,
+    /// Change an existing schedule of this name.
+    #[arg(long)]
+    replace: bool,
+}
+
+#[derive(Debug, Args)]
+struct DeadSelection {
+    /// Only dead letters of this queue.
+    #[arg(long)]
+    queue: Option<String>,
+    /// Only dead letters of this kind.
+    #[arg(long)]
+    kind: Option<String>,
+    /// Only dead letters of this category, for example lost, exhausted, permanent or malformed.
+    #[arg(long)]
+    category: Option<String>,
+}
+
+fn limit(text: &str) -> Result<u32, String> {
+    text.parse()
+        .ok()
+        .filter(|n| *n > 0)
+        .ok_or_else(|| "it must be a number from 1 to 4294967295, such as 50".into())
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum CrashPolicy {
+    /// Retry it while attempts are left.
+    Retry,
+    /// Make it a dead letter at once, because it must not run twice.
+    DeadLetter,
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text).map_err(|_| "it must be a duration such as 500ms, 30s, 2h or 30d".into())
+}
+
+impl Cli {
+    /// Loads the settings: flags override the environment, which overrides the file.
+    fn settings(&self) -> anyhow::Result<Settings> {
+        let file = self.settings_file.as_deref().map(|path| (path, "--config"));
+        let flags = [
+            ("DATABASE_URL", "--database-url", self.database_url.as_deref()),
+            ("NATS_URL", "--nats-url", self.nats_url.as_deref()),
+        ];
+        Ok(Settings::load(file, &flags)?)
+    }
+
+    fn config(&self) -> anyhow::Result<Config> {
+        Ok(self.settings()?.config()?)
+    }
+
+    async fn connect(&self) -> anyhow::Result<Tenure> {
+        Ok(Tenure::connect(&self.config()?).await?)
+    }
+}
+
+/// Runs the program.
+pub(crate) fn main() -> ExitCode {
+    let cli = Cli::parse();
+    if let Command::ExecGuard { group_file, command } = &cli.command {
+        return guard::run(command, group_file);
+    }
+    if init::is_needed(&cli.command) {
+        return init::run();
+    }
+    let log = match log::Log::start(&cli.command) {
+        Ok(log) => log,
+        Err(usage) => return failed(&usage.into()),
+    };
+    let runtime = match tokio::runtime::Runtime::new() {
+        Ok(runtime) => runtime,
+        Err(error) => return failed(&error.into()),
+    };
+    let answer = runtime.block_on(run(cli));
+    // A hung connection must not delay the exit.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    log.finish();
+    answer.unwrap_or_else(|error| failed(&error))
+}
+
+/// A usage error: the request makes no sense in any state of the servers.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Usage(String);
+
+fn failed(error: &anyhow::Error) -> ExitCode {
+    eprintln!("tenure: {}", chained(error.as_ref()));
+    let usage = error.chain().any(|cause| {
+        cause.is::<Usage>()
+            || cause.is::<NameError>()
+            || cause.is::<HandlerError>()
+            || cause.is::<ConfigError>()
+            || matches!(cause.downcast_ref(), Some(ActionError::Name(_) | ActionError::Key { .. }))
+            || matches!(
+                cause.downcast_ref(),
+                Some(
+                    WorkerError::Slots { .. }
+                        | WorkerError::Shared { .. }
+                        | WorkerError::Handler(_)
+                        | WorkerError::Name(_)
+                )
+            )
+            || matches!(
+                cause.downcast_ref(),
+                Some(QueueSettingsError::Name(_) | QueueSettingsError::Limit { .. })
+            )
+            || matches!(
+                cause.downcast_ref(),
+                Some(
+                    ScheduleError::Name { .. }
+                        | ScheduleError::Ticks(_)
+                        | ScheduleError::Never { .. }
+                        | ScheduleError::Option(_)
+                )
+            )
+            || matches!(
+                cause.downcast_ref(),
+                Some(
+                    EnqueueError::Name(_)
+                        | EnqueueError::Option { .. }
+                        | EnqueueError::Payload(_)
+                        | EnqueueError::TooLarge { .. }
+                )
+            )
+    });
+    if usage { ExitCode::from(2) } else { ExitCode::FAILURE }
+}
+
+async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
+    match &cli.command {
+        Command::Dev(args) => dev::run(args).await,
+        Command::Migrate { queues } => {
+            let tenure = cli.connect().await?;
+            let applied = tenure.setup(queues).await?;
+            match cli.output {
+                Output::Json => print::line(serde_json::json!({ "applied": applied, "queues": queues })),
+                Output::Table if applied.is_empty() => {
+                    print::line(
+                        "the schema is current; --queue NAME creates or updates the consumer of a queue",
+                    );
+                }
+                Output::Table => print::line(format!("applied migrations {applied:?}")),
+            }
+            tenure.close().await;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Enqueue(args) => enqueue::run(&cli, args).await,
+        Command::Work(args) => work::run(&cli, args).await,
+        Command::Serve(args) => serve::run(&cli, args).await,
+        Command::Jobs(command) => jobs::run(&cli, command).await,
+        Command::Dead(command) => dead::run(&cli, command).await,
+        Command::Queues(command) => queues::run(&cli, command).await,
+        Command::Schedules(command) => schedules::run(&cli, command).await,
+        Command::Workers => workers::run(&cli).await,
+        Command::Verify => verify::run(&cli).await,
+        Command::Config => config::run(&cli),
+        Command::Doctor { queues } => doctor::run(&cli, queues).await,
+        Command::Completions { shell } => Ok(shell::completions(*shell)),
+        Command::Man { dir } => shell::man(dir.as_deref()),
+        Command::Bench(args) => bench::run(&cli, args).await,
+        Command::BenchWorker { queues, slots, mode } => {
+            crate::bench::work(&cli.config()?, queues, *slots, *mode).await?;
+            Ok(ExitCode::SUCCESS)
+        }
+        // `main` runs it before it creates a runtime.
+        Command::ExecGuard { .. } => Ok(ExitCode::FAILURE),
+    }
+}

@@ -1,0 +1,168 @@
+//! `tenure jobs watch`: a progress bar per job, until all have ended.
+
+use std::{collections::BTreeMap, io::IsTerminal, process::ExitCode, time::Duration};
+
+use anyhow::bail;
+use chrono::{DateTime, Utc};
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+
+use super::{Cli, Output, print};
+use tenure::{
+    JobId, Status, Tenure,
+    rows::{JobFilter, JobRow},
+};
+
+/// How often to ask the database.
+const EVERY: Duration = Duration::from_millis(250);
+/// How many jobs of each status to watch when the user names none.
+const WATCHED_MAX: u32 = 50;
+
+pub(super) async fn run(cli: &Cli, tenure: &Tenure, ids: &[JobId]) -> anyhow::Result<ExitCode> {
+    let mut ids = ids.to_vec();
+    if ids.is_empty() {
+        for status in [Status::Processing, Status::Queued] {
+            let jobs = tenure.jobs(&JobFilter::new().status(status), WATCHED_MAX).await?;
+            if u32::try_from(jobs.len()) == Ok(WATCHED_MAX) {
+                eprintln!("watching the newest {WATCHED_MAX} {status} jobs; give IDs to watch others");
+            }
+            ids.extend(jobs.iter().map(|job| job.id));
+        }
+        if ids.is_empty() {
+            eprintln!("no job is queued or running");
+            return Ok(ExitCode::SUCCESS);
+        }
+    }
+    let mut screen = Screen::new(cli.output);
+    let mut worst = ExitCode::SUCCESS;
+    while !ids.is_empty() {
+        let mut rest = Vec::new();
+        for id in ids {
+            let job = match tenure.job(id).await {
+                Ok(Some(job)) => job,
+                Ok(None) => bail!("job {id} does not exist"),
+                // An outage does not end the watch.
+                Err(error) if error.is_unavailable() => {
+                    rest.push(id);
+                    continue;
+                }
+                Err(error) => return Err(error.into()),
+            };
+            screen.show(&job)?;
+            match job.status {
+                Status::Completed => {}
+                Status::Failed | Status::Cancelled => worst = ExitCode::FAILURE,
+                Status::Queued | Status::Processing => rest.push(id),
+            }
+        }
+        ids = rest;
+        if !ids.is_empty() {
+            tokio::time::sleep(EVERY).await;
+        }
+    }
+    Ok(worst)
+}
+
+/// A bar per job on a terminal, otherwise a line per change.
+struct Screen {
+    output: Output,
+    is_live: bool,
+    bars: MultiProgress,
+    style: ProgressStyle,
+    shown: BTreeMap<JobId, (Option<ProgressBar>, String)>,
+}
+
+impl Screen {
+    fn new(output: Output) -> Self {
+        let style = ProgressStyle::with_template("{prefix} {bar:20} {pos:>3} % {wide_msg}");
+        let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
+        let bars = MultiProgress::new();
+        // Bars go to standard error. If standard output is redirected, it gets lines instead.
+        let is_live = output == Output::Table && std::io::stdout().is_terminal() && !bars.is_hidden();
+        Self { output, is_live, bars, style, shown: BTreeMap::new() }
+    }
+
+    fn show(&mut self, job: &JobRow) -> anyhow::Result<()> {
+        let ran_for = ran_for(job, Utc::now()).map(|ran| print::seconds(ran.as_secs_f64()));
+        let text = summary(job, ran_for.filter(|_| self.is_live || job.status.is_finished()));
+        let (bar, before) = self.shown.entry(job.id).or_insert_with(|| {
+            let bar = self.is_live.then(|| {
+                let bar = self.bars.add(ProgressBar::new(100).with_style(self.style.clone()));
+                bar.set_prefix(format!("{} {} {}", job.id, job.queue, job.kind));
+                bar
+            });
+            (bar, String::new())
+        });
+        if *before == text {
+            return Ok(());
+        }
+        before.clone_from(&text);
+        match (self.output, bar) {
+            (Output::Json, _) => print::line(serde_json::to_string(job)?),
+            (Output::Table, None) => print::line(format!("{} {} {} {text}", job.id, job.queue, job.kind)),
+            (Output::Table, Some(bar)) => {
+                let percent =
+                    if job.status == Status::Completed { 100.0 } else { job.progress.unwrap_or(0.0) };
+                bar.set_position(format!("{percent:.0}").parse().unwrap_or(0));
+                bar.set_message(text.clone());
+                if job.status.is_finished() {
+                    bar.abandon_with_message(text);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How long the attempt has run, or ran; in whole seconds while it runs. Never negative, although this machine's clock
+/// may differ from the database's.
+fn ran_for(job: &JobRow, now: DateTime<Utc>) -> Option<Duration> {
+    let started_at = job.started_at?;
+    let ran = (job.finished_at.unwrap_or(now) - started_at).to_std().unwrap_or_default();
+    Some(if job.finished_at.is_some() { ran } else { Duration::from_secs(ran.as_secs()) })
+}
+
+/// A job's state in one line.
+fn summary(job: &JobRow, ran_for: Option<String>) -> String {
+    let parts = [
+        Some(job.status.to_string()),
+        Some(format!("attempt {}", job.attempt)),
+        Some(print::progress(job)).filter(|progress| !progress.is_empty()),
+        ran_for,
+    ];
+    parts.into_iter().flatten().collect::<Vec<_>>().join(" · ")
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test may panic")]
+mod tests {
+    use tenure::internals::examples;
+
+    use super::*;
+
+    #[test]
+    fn the_summary_of_a_job_has_its_progress_and_its_run_time() {
+        let at = |ms: i64| DateTime::from_timestamp_millis(1_800_000_000_000 + ms).unwrap();
+        let mut job = examples::job(at(0));
+        job.status = Status::Processing;
+        job.attempt = 2;
+        job.max_attempts = 5;
+        job.fencing_token = tenure::FencingToken(2);
+        job.worker_id = Some("w".into());
+        job.started_at = Some(at(0));
+        job.last_activity_at = Some(at(0));
+        job.stage = Some("walking\u{1b}[2J".into());
+        job.progress = Some(60.0);
+        let ran = ran_for(&job, at(61_500));
+        assert_eq!(ran, Some(Duration::from_secs(61)));
+        assert_eq!(
+            summary(&job, Some("1m 1s".into())),
+            "processing · attempt 2 · 60 % · walking\u{fffd}[2J · 1m 1s"
+        );
+        // The database's clock is ahead of this machine's.
+        assert_eq!(ran_for(&job, at(-5_000)), Some(Duration::ZERO));
+        job.finished_at = Some(at(1_834));
+        assert_eq!(ran_for(&job, at(99_000)), Some(Duration::from_millis(1_834)));
+        (job.started_at, job.stage, job.progress, job.status) = (None, None, None, Status::Queued);
+        assert_eq!((ran_for(&job, at(0)), summary(&job, None)), (None, "queued · attempt 2".into()));
+    }
+}

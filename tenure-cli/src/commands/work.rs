@@ -1,0 +1,68 @@
+//! `tenure work --exec`: a worker that needs no Rust.
+
+use std::{process::ExitCode, time::Duration};
+
+use super::{Cli, CrashPolicy, Usage, WorkArgs};
+use crate::exec::{self, guard};
+use tenure::{JobContext, KindOptions, OnCrash, Worker, shutdown_signal};
+
+pub(super) async fn run(cli: &Cli, args: &WorkArgs) -> anyhow::Result<ExitCode> {
+    let tenure = cli.connect().await?;
+    // The grace covers all the time that a command may take to end; otherwise its job could run elsewhere before.
+    let mut options =
+        KindOptions::new().cancel_grace(guard::TERM_GRACE + exec::LAST_WORDS + Duration::from_secs(2));
+    if args.keepalive {
+        options = options.keepalive();
+        if let Some(every) = args.keepalive_every {
+            options = options.keepalive_every(every);
+        }
+    }
+    if let Some(silence) = args.stale_after {
+        options = options.stale_after(silence);
+    }
+    if args.on_crash == CrashPolicy::DeadLetter {
+        options = options.on_crash(OnCrash::DeadLetter);
+    }
+    if let Some(timeout) = args.timeout {
+        options = options.timeout(timeout);
+    }
+    let handler = || {
+        let command = args.exec.clone();
+        move |_payload: serde_json::Value, ctx: JobContext| {
+            let command = command.clone();
+            async move { exec::run(&command, ctx).await }
+        }
+    };
+    let mut worker = Worker::builder(&tenure).without_transactions();
+    let slots = usize::try_from(args.concurrency)?;
+    if args.queues.iter().any(|queue| queue.contains('=')) {
+        worker = worker.shared(slots, weights(&args.queues)?);
+    } else {
+        for queue in &args.queues {
+            worker = worker.concurrency(queue, slots);
+        }
+    }
+    if args.kinds.is_empty() {
+        worker = worker.handle_any(options, handler());
+    } else {
+        for kind in &args.kinds {
+            worker = worker.handle_kind(kind, options.clone(), handler());
+        }
+    }
+    worker.run_until(shutdown_signal()).await?;
+    tenure.close().await;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn weights(queues: &[String]) -> Result<Vec<(&str, u32)>, Usage> {
+    let weight = |text: &String| {
+        Usage(format!(
+            "{text:?} has no weight; write QUEUE=WEIGHT for each queue, such as urgent=8, or for none"
+        ))
+    };
+    let weighted = queues.iter().map(|text| {
+        let (queue, of) = text.split_once('=').ok_or_else(|| weight(text))?;
+        Ok((queue, of.parse().map_err(|_| weight(text))?))
+    });
+    weighted.collect()
+}

@@ -1,0 +1,246 @@
+//! Actions: what the dashboard's buttons do. Each reports its outcome on the page that sent it.
+
+use std::fmt::Write;
+
+use super::{Ask, Failure, View, access::Who};
+use tenure::{
+    ActionError, CancelOutcome, JobId, QueueLimits, QueueSettingsError, RetryOutcome, ScheduleError,
+    StoreError, rows::DeadFilter,
+};
+
+/// The most jobs that one form may name.
+const NAMED_MAX: usize = 1_000;
+
+/// The outcome of an action, in words.
+type Said = Result<String, Failure>;
+
+/// Runs the action of a form.
+pub(super) async fn act(view: &View, ask: &Ask, who: &Who) -> Said {
+    let path: Vec<_> = ask.path.iter().map(String::as_str).collect();
+    let said = match path[..] {
+        ["jobs", "cancel"] => cancel(view, &named(ask)?).await,
+        ["jobs", "retry"] => retry(view, &named(ask)?).await,
+        ["jobs", id, "cancel"] => cancel(view, &[job(id)?]).await,
+        ["jobs", id, "retry"] => retry(view, &[job(id)?]).await,
+        ["dead", "redrive"] => redrive(view, ask).await,
+        ["dead", "purge"] => purge(view, ask).await,
+        ["queues", queue, "pause"] => pause(view, queue).await,
+        ["queues", queue, "resume"] => resume(view, queue).await,
+        ["queues", queue, "limit"] => limit(view, queue, ask).await,
+        ["schedules", name, "pause"] => pause_schedule(view, name).await,
+        ["schedules", name, "resume"] => resume_schedule(view, name).await,
+        _ => Err(Failure::NotFound("This action does not exist.".into())),
+    };
+    let (path, who, of) = (ask.path.join("/"), &who.name, ask.form.for_log());
+    match &said {
+        Ok(said) => tracing::info!(who, action = path, of, said, "dashboard action done"),
+        Err(failure) => {
+            tracing::warn!(who, action = path, of, failure = failure.text(), "dashboard action failed");
+        }
+    }
+    said
+}
+
+fn job(id: &str) -> Result<JobId, Failure> {
+    id.parse().map_err(|_| Failure::NotFound(format!("Invalid job ID {id:?}.")))
+}
+
+/// The ticked jobs.
+fn named(ask: &Ask) -> Result<Vec<JobId>, Failure> {
+    let ids: Vec<_> = ask.form.all("id").map(job).collect::<Result<_, _>>()?;
+    match ids.len() {
+        0 => Err(Failure::Bad("Tick at least one job.".into())),
+        1..=NAMED_MAX => Ok(ids),
+        _ => Err(Failure::Bad(format!("Tick at most {NAMED_MAX} jobs at a time."))),
+    }
+}
+
+/// Appends `3 jobs are cancelled` or the like; nothing if there are none.
+fn count(said: &mut String, jobs: usize, one: &str, many: &str) {
+    if jobs > 0 {
+        let sep = if said.is_empty() { "" } else { ", " };
+        let words = if jobs == 1 { one } else { many };
+        // Writing to a string does not fail.
+        let _ = write!(said, "{sep}{jobs} {words}");
+    }
+}
+
+async fn cancel(view: &View, jobs: &[JobId]) -> Said {
+    let answers = view.tenure.cancel_many(jobs).await?;
+    let of = |is: fn(&CancelOutcome) -> bool| answers.iter().filter(|answer| is(answer)).count();
+    let mut said = String::new();
+    count(&mut said, of(|a| matches!(a, CancelOutcome::Cancelled)), "job is cancelled", "jobs are cancelled");
+    let asked = of(|a| matches!(a, CancelOutcome::Asked { .. }));
+    count(&mut said, asked, "running job is asked to stop", "running jobs are asked to stop");
+    let ended = of(|a| matches!(a, CancelOutcome::Finished { .. }));
+    count(&mut said, ended, "had already ended", "had already ended");
+    count(&mut said, of(|a| matches!(a, CancelOutcome::NotFound)), "does not exist", "do not exist");
+    Ok(said + ".")
+}
+
+async fn retry(view: &View, jobs: &[JobId]) -> Said {
+    Ok(retried(&view.tenure.retry_many(jobs).await?))
+}
+
+fn retried(answers: &[RetryOutcome]) -> String {
+    let of = |is: fn(&RetryOutcome) -> bool| answers.iter().filter(|answer| is(answer)).count();
+    let mut said = String::new();
+    count(&mut said, of(|a| matches!(a, RetryOutcome::Due)), "job is due now", "jobs are due now");
+    let redriven = of(|a| matches!(a, RetryOutcome::Redriven));
+    count(&mut said, redriven, "job is queued again", "jobs are queued again");
+    let live = of(|a| matches!(a, RetryOutcome::Live { .. }));
+    count(&mut said, live, "is already due or running", "are already due or running");
+    let ended = of(|a| matches!(a, RetryOutcome::Finished { .. }));
+    count(&mut said, ended, "has finished and does not run again", "have finished and do not run again");
+    let refused = of(|a| matches!(a, RetryOutcome::Refused));
+    count(
+        &mut said,
+        refused,
+        "is a refused message: publish a corrected one",
+        "are refused messages: publish corrected ones",
+    );
+    count(&mut said, of(|a| matches!(a, RetryOutcome::NotFound)), "does not exist", "do not exist");
+    said + "."
+}
+
+/// The filter of a page's dead letters, from the parameters of its address or the fields of its form.
+pub(super) fn dead_filter(get: impl Fn(&str) -> Option<String>) -> DeadFilter {
+    let mut filter = DeadFilter::new();
+    if let Some(queue) = get("queue") {
+        filter = filter.queue(queue);
+    }
+    if let Some(kind) = get("kind") {
+        filter = filter.kind(kind);
+    }
+    if let Some(category) = get("category") {
+        filter = filter.category(category);
+    }
+    if let Some(error) = get("error") {
+        filter = filter.error(error);
+    }
+    filter
+}
+
+/// The dead letters that match and had died when the page was shown: an action spares those that its user has not
+/// seen.
+fn all_shown(ask: &Ask) -> Result<DeadFilter, Failure> {
+    let shown = ask.form.get("shown").and_then(|micros| micros.parse().ok());
+    let shown = shown
+        .and_then(chrono::DateTime::from_timestamp_micros)
+        .ok_or_else(|| Failure::Bad("The form does not say when it was shown; reload the page.".into()))?;
+    Ok(dead_filter(|name| ask.form.get(name)).until(shown))
+}
+
+async fn redrive(view: &View, ask: &Ask) -> Said {
+    if ask.form.get("all").is_none() {
+        return Ok(retried(&view.tenure.redrive(&named(ask)?).await?));
+    }
+    Ok(match view.tenure.redrive_all(&all_shown(ask)?).await? {
+        0 => "No dead letters match; nothing is redriven.".into(),
+        1 => "1 job is queued again.".into(),
+        jobs => format!("{jobs} jobs are queued again."),
+    })
+}
+
+fn purged(gone: u64) -> String {
+    match gone {
+        0 => "No dead letters match; nothing is purged.".into(),
+        1 => "1 dead letter is purged.".into(),
+        gone => format!("{gone} dead letters are purged."),
+    }
+}
+
+async fn purge(view: &View, ask: &Ask) -> Said {
+    if ask.form.get("all").is_none() {
+        return Ok(purged(view.tenure.purge_dead_jobs(&named(ask)?).await?));
+    }
+    Ok(purged(view.tenure.purge_dead(&all_shown(ask)?).await?))
+}
+
+async fn pause(view: &View, queue: &str) -> Said {
+    let paused = view.tenure.pause_queue(queue).await?;
+    Ok(if paused.was_paused {
+        format!("{queue} was already paused.")
+    } else {
+        format!("{queue} is paused; its running jobs continue.")
+    })
+}
+
+async fn resume(view: &View, queue: &str) -> Said {
+    let resumed = view.tenure.resume_queue(queue).await?;
+    Ok(if resumed { format!("{queue} is resumed.") } else { format!("{queue} was not paused.") })
+}
+
+async fn limit(view: &View, queue: &str, ask: &Ask) -> Said {
+    // A field that the user did not change keeps its limit, even if another user has changed it since.
+    let changed = |name: &str| -> Result<Option<Option<u64>>, Failure> {
+        let is = ask.form.get(name);
+        if !ask.form.has(name)
+            || ask.form.has(&format!("was_{name}")) && ask.form.get(&format!("was_{name}")) == is
+        {
+            return Ok(None);
+        }
+        let Some(text) = is else { return Ok(Some(None)) };
+        let wrong = || {
+            Failure::Bad(format!("Invalid limit {text:?}; enter a number above 0, or nothing for no limit."))
+        };
+        text.trim().parse().map(|limit| Some(Some(limit))).map_err(|_| wrong())
+    };
+    let mut limits = QueueLimits::new();
+    if let Some(limit) = changed("max_running")? {
+        limits = limits.max_running(limit.map(|n| u32::try_from(n).unwrap_or(u32::MAX)));
+    }
+    if let Some(limit) = changed("max_queued")? {
+        limits = limits.max_queued(limit);
+    }
+    let limited = view.tenure.limit_queue(queue, limits).await?;
+    let word = |limit: Option<u64>| limit.map_or("unlimited".to_owned(), |limit| limit.to_string());
+    Ok(format!(
+        "{queue}: max running {}, max queued {}.",
+        word(limited.max_running.map(u64::from)),
+        word(limited.max_queued)
+    ))
+}
+
+async fn pause_schedule(view: &View, name: &str) -> Said {
+    let was_paused = view.tenure.pause_schedule(name).await?;
+    Ok(if was_paused { format!("{name} was already paused.") } else { format!("{name} is paused.") })
+}
+
+async fn resume_schedule(view: &View, name: &str) -> Said {
+    let next = view.tenure.resume_schedule(name).await?;
+    Ok(format!("{name} is resumed; its next tick is at {}.", next.format("%Y-%m-%d %H:%M:%S UTC")))
+}
+
+impl From<ActionError> for Failure {
+    fn from(error: ActionError) -> Self {
+        match error {
+            ActionError::Store(error) => error.into(),
+            error => Self::Bad(error.to_string()),
+        }
+    }
+}
+
+impl From<QueueSettingsError> for Failure {
+    fn from(error: QueueSettingsError) -> Self {
+        match error {
+            QueueSettingsError::Store(error) => error.into(),
+            error => Self::Bad(error.to_string()),
+        }
+    }
+}
+
+impl From<ScheduleError> for Failure {
+    fn from(error: ScheduleError) -> Self {
+        match error {
+            ScheduleError::Store(error) => error.into(),
+            error => Self::Bad(error.to_string()),
+        }
+    }
+}
+
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
+}

@@ -1,0 +1,266 @@
+// Everything here is optional: without it the pages can be read, and every form can be posted.
+// Loaded without `defer`, because the theme must be set before the first paint; the rest waits for the document.
+(() => {
+  "use strict";
+  const one = (selector, within = document) => within.querySelector(selector);
+  const all = (selector, within = document) => [...within.querySelectorAll(selector)];
+
+  // Storage throws where cookies are blocked: then no choice is remembered, and the rest works.
+  const recall = (key) => { try { return localStorage.getItem(`tenure.${key}`); } catch { return null; } };
+  const remember = (key, value) => { try { localStorage.setItem(`tenure.${key}`, value); } catch { /* as above */ } };
+
+  // --- Theme: the system's, unless the user chose one.
+  const THEMES = ["auto", "light", "dark"];
+  const theme = () => (THEMES.includes(recall("theme")) ? recall("theme") : "auto");
+
+  function showTheme() {
+    document.documentElement.dataset.theme = theme();
+    const button = one("#theme");
+    if (button) button.textContent = `Theme: ${theme()}`;
+  }
+
+  function nextTheme() {
+    remember("theme", THEMES[(THEMES.indexOf(theme()) + 1) % THEMES.length]);
+    showTheme();
+  }
+
+  // --- Live updates. The server renders a region, and the page morphs its own into it.
+  const FIRST_WAIT = 1000;
+  const LONGEST_WAIT = 30_000;
+  const SILENT_AFTER = 45_000; // the server sends a ping every 15 s: three missed pings mean a dead connection
+  const live = { source: null, timer: 0, failures: 0, heard: 0, paused: false, ended: false };
+
+  function sync() {
+    const wanted = one("#main[data-live]") && !live.paused && !live.ended && !document.hidden;
+    if (!wanted) hangUp();
+    else if (!live.source && !live.timer) call();
+    showState();
+  }
+
+  function call() {
+    live.timer = 0;
+    live.heard = Date.now();
+    const source = (live.source = new EventSource(one("#main").dataset.live));
+    const on = (name, act) => source.addEventListener(name, (event) => {
+      live.heard = Date.now();
+      live.failures = 0; // only an event counts: a proxy that opens and closes is still a failure
+      act(event);
+      showState();
+    });
+    on("region", (event) => morph(JSON.parse(event.data)));
+    on("ping", () => {});
+    on("gone", () => { live.ended = true; hangUp(); });
+    source.addEventListener("error", () => source === live.source && failed());
+  }
+
+  function hangUp() {
+    clearTimeout(live.timer);
+    live.source?.close();
+    live.source = null;
+    live.timer = 0;
+  }
+
+  // The browser's own reconnect has no backoff and gives up on a 502, so the page reconnects itself: with jitter, or
+  // all viewers would return at the same moment.
+  function failed() {
+    hangUp();
+    live.failures += 1;
+    const wait = Math.min(LONGEST_WAIT, FIRST_WAIT * 2 ** (live.failures - 1));
+    live.timer = setTimeout(call, wait * (0.75 + Math.random() / 2));
+    showState();
+  }
+
+  // A single failure is not shown: a proxy that closes long requests looks like one. The text changes only with the
+  // state, so that a screen reader reads each state once.
+  function showState() {
+    const box = one("#live-state");
+    if (!box) return;
+    const state = live.ended ? "ended" : live.paused ? "paused" : live.failures > 1 ? "reconnecting" : "live";
+    if (box.dataset.state === state) return;
+    box.dataset.state = state;
+    box.textContent = state;
+    const button = one("#live-pause");
+    button.textContent = live.paused ? "Resume" : "Pause";
+    button.hidden = live.ended;
+  }
+
+  function togglePause() {
+    live.paused = !live.paused;
+    live.failures = 0;
+    sync();
+  }
+
+  // The user's changes stay: an open <details>, a check mark, a choice, a text that differs from the server's.
+  function keep(attribute, node) {
+    if (attribute === "open") return node.matches("details, dialog");
+    if (attribute === "checked" || attribute === "selected") return true;
+    return attribute === "value" && node.matches("input, textarea") && node.value !== node.defaultValue;
+  }
+
+  function morph({ id, html }) {
+    const old = document.getElementById(id);
+    if (!old) return;
+    const focused = document.activeElement;
+    Idiomorph.morph(old, html, {
+      morphStyle: "outerHTML",
+      callbacks: { beforeAttributeUpdated: (attribute, node) => !keep(attribute, node) },
+    });
+    // A browser without moveBefore() drops the focus of a row that changed places.
+    if (focused?.isConnected && focused !== document.activeElement) focused.focus({ preventScroll: true });
+    count();
+  }
+
+  // --- Selection. `<form data-bulk>`: check boxes named `id`, `[data-all]` in the head, `[data-matching]` for all
+  // matches and not only this page; `<button data-count="Redrive">` shows the count.
+  const boxes = (form) => all("input[name=id]", form);
+  const matching = (form) => one("[data-matching]", form);
+
+  function selected(form) {
+    if (matching(form)?.checked) return Number(matching(form).dataset.matching);
+    return boxes(form).filter((box) => box.checked).length;
+  }
+
+  function count() {
+    for (const form of all("form[data-bulk]")) {
+      const [number, page] = [selected(form), boxes(form).filter((box) => box.checked).length];
+      const head = one("[data-all]", form);
+      if (head) {
+        head.checked = page > 0 && page === boxes(form).length;
+        head.indeterminate = page > 0 && !head.checked;
+      }
+      for (const button of all("button[data-count]", form)) {
+        button.disabled = number === 0;
+        button.textContent = number ? `${button.dataset.count} ${number.toLocaleString("en")}` : button.dataset.count;
+      }
+    }
+  }
+
+  function onChange({ target }) {
+    if (target.matches("[data-all]")) for (const box of boxes(target.form)) box.checked = target.checked;
+    if (target.matches("#keys-on")) remember("keys", target.checked ? "on" : "off");
+    count();
+  }
+
+  // --- Confirmations. `data-confirm` on the form, or on one of its buttons; `{n}` is the number selected.
+  function make(tag, properties, ...children) {
+    const node = Object.assign(document.createElement(tag), properties); // text only: never HTML from an attribute
+    node.append(...children);
+    return node;
+  }
+
+  function ask(question, label, dangerous) {
+    const no = make("button", { value: "no", textContent: "Go back", autofocus: dangerous });
+    const yes = make("button", { value: "yes", textContent: label, autofocus: !dangerous });
+    yes.className = dangerous ? "danger" : "primary";
+    const text = make("p", { id: "question", textContent: question });
+    const dialog = make("dialog", { className: "ask" }, make("form", { method: "dialog" }, text, no, yes));
+    dialog.setAttribute("aria-labelledby", "question");
+    document.body.append(dialog);
+    dialog.showModal();
+    return new Promise((resolve) => dialog.addEventListener("close", () => {
+      dialog.remove();
+      resolve(dialog.returnValue === "yes");
+    }));
+  }
+
+  const fill = (question, number) =>
+    question.replace(/\{n\} (job|dead letter)s/, (many, one) => (number === 1 ? `1 ${one}` : many))
+      .replace("{n}", number.toLocaleString("en"));
+
+  let confirmed = null;
+  async function onSubmit(event) {
+    const { target: form, submitter } = event;
+    const question = submitter?.dataset.confirm ?? form.dataset.confirm;
+    if (!question || confirmed === form) return;
+    event.preventDefault();
+    const label = submitter?.textContent ?? "Yes";
+    const dangerous = submitter?.classList.contains("danger") ?? false;
+    if (!(await ask(fill(question, selected(form)), label, dangerous))) return;
+    confirmed = form;
+    form.requestSubmit(submitter?.isConnected ? submitter : undefined);
+    confirmed = null;
+  }
+
+  // --- Keys. Links carry their own letter (`data-key`), so that this script needs no paths.
+  const typing = (node) => node.matches("textarea, select, [contenteditable], input:not([type=checkbox], [type=radio])");
+  let going = 0; // until when a letter after `g` names a page
+
+  function onKey(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing || recall("keys") === "off") return;
+    if (typing(event.target)) return void (event.key === "Escape" && event.target.blur());
+    if (one("dialog[open]")) return;
+    if (act(event)) event.preventDefault();
+  }
+
+  function act({ key, target }) {
+    if (going > Date.now()) {
+      going = 0;
+      const link = one(`a[data-key="${CSS.escape(key)}"]`);
+      if (link) return link.click(), true;
+    }
+    const inRow = target.closest("tr, li")?.querySelector("a.row");
+    switch (key) {
+      case "g": going = Date.now() + 1500; return true;
+      case "?": one("#keys")?.showModal(); return true;
+      case "p": if (one("#main[data-live]")) togglePause(); return true;
+      case "/": return search();
+      case "j": return step(1);
+      case "k": return step(-1);
+      case "ArrowDown": return Boolean(inRow) && step(1); // elsewhere the arrows scroll
+      case "ArrowUp": return Boolean(inRow) && step(-1);
+      case "x": return toggleRow(target.closest("tr"));
+    }
+    return false;
+  }
+
+  function search() {
+    const field = one("input[type=search]");
+    if (field) field.select(), field.focus();
+    else location.href = `${one('a[data-key="j"]').href}#search`;
+    return true;
+  }
+
+  // The row's own link has the focus, so Enter opens it.
+  function step(by) {
+    const links = all("#main a.row").filter((link) => link.checkVisibility?.() ?? true);
+    const row = document.activeElement?.closest("tr, li");
+    const at = links.findIndex((link) => row?.contains(link));
+    const next = links[at < 0 ? (by > 0 ? 0 : links.length - 1) : at + by];
+    next?.focus();
+    next?.closest("tr, li").scrollIntoView({ block: "nearest" });
+    return Boolean(next);
+  }
+
+  function toggleRow(row) {
+    const box = row && one("input[name=id]", row);
+    box?.click();
+    return Boolean(box);
+  }
+
+  // --- Wiring. One listener per kind of event, on the document, so that morphed-in nodes need none.
+  function onClick({ target }) {
+    if (target.closest("#theme")) nextTheme();
+    if (target.closest("#live-pause")) togglePause();
+    if (target.closest("#keys-open")) one("#keys").showModal();
+  }
+
+  document.documentElement.classList.add("js");
+  showTheme();
+  document.addEventListener("DOMContentLoaded", () => {
+    showTheme();
+    count();
+    sync();
+    const keys = one("#keys-on");
+    if (keys) keys.checked = recall("keys") !== "off";
+    one('nav [aria-current="page"]')?.scrollIntoView({ block: "nearest", inline: "center" });
+    document.addEventListener("click", onClick);
+    document.addEventListener("change", onChange);
+    document.addEventListener("submit", onSubmit);
+    document.addEventListener("keydown", onKey);
+    // A hidden tab must cost the server nothing, and browsers allow only six connections per host.
+    document.addEventListener("visibilitychange", sync);
+    addEventListener("pagehide", hangUp);
+    addEventListener("pageshow", (event) => event.persisted && sync());
+    setInterval(() => live.source && Date.now() - live.heard > SILENT_AFTER && failed(), 5000);
+  });
+})();

@@ -1,0 +1,198 @@
+//! Dead: dead letters, their errors, and the forms that redrive or purge them.
+
+use maud::{Markup, html};
+
+use super::{
+    Ask, Failure, View,
+    actions::dead_filter,
+    page::{self, Page, Regions, clip, job_link, number, time},
+};
+use tenure::{
+    internals::{DeadGroup, Parts as _},
+    rows::DeadLetter,
+};
+
+const ON_A_PAGE: i64 = 50;
+const GROUPS: i64 = 20;
+/// The most dead letters to count, and the most of the latest to group.
+const COUNTED: i64 = 10_000;
+/// The filters that the form of an action repeats, so that it acts on the letters shown.
+const FIELDS: [&str; 4] = ["queue", "kind", "category", "error"];
+
+pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
+    let mut filter = dead_filter(|name| ask.query.get(name));
+    let shown = filter.clone();
+    if let Some(before) = ask.query.get("before") {
+        let bad = || Failure::Bad(format!("Invalid place in the list {before:?}."));
+        let (micros, id) = before.split_once('-').ok_or_else(bad)?;
+        let died_at =
+            micros.parse().ok().and_then(chrono::DateTime::from_timestamp_micros).ok_or_else(bad)?;
+        filter = filter.before(died_at, id.parse().map_err(|_| bad())?);
+    }
+    let store = view.tenure.store();
+    // In this order: a letter that dies in between is shown, but not acted on.
+    let (all, now) = store.count_dead(&shown, COUNTED).await?;
+    let letters = store.dead_letters(&filter, ON_A_PAGE + 1).await?;
+    let most = usize::try_from(ON_A_PAGE).unwrap_or(usize::MAX);
+    let (has_more, letters) = (letters.len() > most, &letters[..letters.len().min(most)]);
+    // On the first page, the time of the latest letter: so the form stays the same until another job dies.
+    let shown_at = letters.first().filter(|_| !ask.query.has("before")).map_or(now, |latest| latest.died_at);
+    // A live update would read the groups every second.
+    let groups = if ask.is_live {
+        vec![]
+    } else {
+        // The page is useful without the groups.
+        store.dead_groups(&shown, GROUPS, COUNTED).await.unwrap_or_default()
+    };
+    let counted = all;
+    let all = if all < COUNTED { number(all) } else { format!("{} or more", number(COUNTED)) };
+    let mut live = Regions::default();
+    let older = letters.last().filter(|_| has_more).map(|last| {
+        let place = format!("{}-{}", last.died_at.timestamp_micros(), last.id);
+        format!("{}/dead?{}", view.base, ask.query.with("before", Some(&place)))
+    });
+    let newest =
+        ask.query.has("before").then(|| format!("{}/dead?{}", view.base, ask.query.with("before", None)));
+    let said = format!("{} of {}", number(i64::try_from(letters.len()).unwrap_or(i64::MAX)), all);
+    let table = html! {
+        div.scroll { table.cards {
+            thead { tr {
+                @if view.has_actions {
+                    th.tick { input.needs-js type="checkbox" data-all aria-label="Select all on this page"; }
+                }
+                th scope="col" { "Job" }
+                th scope="col" { "Queue" }
+                th scope="col" { "Category" }
+                th scope="col" { "Error" }
+                th.num scope="col" { "Attempts" }
+                th.num scope="col" { "Died" }
+            } }
+            tbody { @for letter in letters { (row(view, letter)) } }
+        } }
+        (page::pager(&said, newest, older))
+    };
+    let list = html! {
+        div #list {
+            @if letters.is_empty() {
+                section.panel { div.empty { strong { "No dead letters" } p { "Nothing here has failed for good." } } }
+            } @else if view.has_actions {
+                form.panel method="post" data-bulk {
+                    (page::own(ask))
+                    input type="hidden" name="shown" value=(shown_at.timestamp_micros());
+                    @for field in FIELDS {
+                        @if let Some(value) = ask.query.get(field) { input type="hidden" name=(field) value=(value); }
+                    }
+                    div.bulk {
+                        label.check {
+                            input type="checkbox" name="all" value="1" data-matching=(counted);
+                            " all " (all) " that match"
+                        }
+                        span.actions {
+                            button.primary formaction={ (view.base) "/dead/redrive" } data-count="Redrive"
+                                data-confirm="Redrive {n} jobs, with new attempts?" {
+                                    "Redrive"
+                                }
+                            button.danger formaction={ (view.base) "/dead/purge" } data-count="Purge"
+                                data-confirm="Purge {n} dead letters for good, with all history?" {
+                                    "Purge"
+                                }
+                        }
+                    }
+                    (table)
+                }
+            } @else {
+                section.panel { (table) }
+            }
+        }
+    };
+    let about = html! {
+        "Jobs that used up their attempts or failed permanently, and refused messages. \
+         Kept until you redrive or purge them."
+    };
+    let body = html! {
+        (page::head("Dead letters", about))
+        @if !groups.is_empty() { (grouped(view, ask, &groups)) }
+        (filters(view, ask))
+        (live.put("list", list))
+    };
+    Ok(live.page("Dead letters", "dead", body))
+}
+
+fn grouped(view: &View, ask: &Ask, groups: &[DeadGroup]) -> Markup {
+    let address = |of: &DeadGroup| {
+        let mut query = ask.query.clone();
+        for (name, value) in [("queue", &of.of.queue), ("kind", &of.of.kind), ("category", &of.of.category)] {
+            query = super::Params::read(query.with(name, Some(value)).as_bytes());
+        }
+        // The longest piece of text that all errors of the group share.
+        let common = of.shape.split('#').map(str::trim).max_by_key(|part| part.len());
+        if let Some(common) = common.filter(|part| part.len() > 3) {
+            query = super::Params::read(query.with("error", Some(common)).as_bytes());
+        }
+        format!("{}/dead?{}", view.base, query.with("before", None))
+    };
+    html! {
+        section.panel #groups {
+            header { h2 { "By kind and error" } p { "of the latest " (number(COUNTED)) ", largest group first" } }
+            div.scroll { table.cards {
+                thead { tr {
+                    th scope="col" { "Kind" }
+                    th scope="col" { "Queue" }
+                    th scope="col" { "Category" }
+                    th scope="col" { "Error" }
+                    th.num scope="col" { "Count" }
+                    th.num scope="col" { "First" }
+                    th.num scope="col" { "Last" }
+                } }
+                tbody {
+                    @for of in groups {
+                        tr {
+                            th.tight scope="row" { a.row href=(address(of)) { (of.of.kind) } }
+                            td data-label="Queue" { (of.of.queue) }
+                            td data-label="Category" { (of.of.category) }
+                            td.text.full { (clip(&of.example)) }
+                            td.num data-label="Count" { b { (number(of.of.jobs)) } }
+                            td.num.tight data-label="First" { (time(of.of.oldest)) }
+                            td.num.tight data-label="Last" { (time(of.of.newest)) }
+                        }
+                    }
+                }
+            } }
+        }
+    }
+}
+
+fn filters(view: &View, ask: &Ask) -> Markup {
+    let value = |name: &str| ask.query.get(name);
+    html! {
+        form.filters method="get" action={ (view.base) "/dead" } role="search" {
+            input #search type="search" name="error" value=[value("error")]
+                placeholder="Search: text in the error" aria-label="Search";
+            input type="text" name="queue" value=[value("queue")] placeholder="every queue"
+                aria-label="Queue" size="14";
+            input type="text" name="kind" value=[value("kind")] placeholder="every kind" aria-label="Kind" size="14";
+            input type="text" name="category" value=[value("category")] placeholder="every category"
+                aria-label="Category" size="14";
+            button { "Search" }
+        }
+    }
+}
+
+fn row(view: &View, letter: &DeadLetter) -> Markup {
+    html! {
+        tr id={ "job-" (letter.id) } {
+            @if view.has_actions {
+                td.tick {
+                    input type="checkbox" name="id" value=(letter.id)
+                        aria-label={ "Select " (letter.kind) " " (letter.id) };
+                }
+            }
+            th.tight scope="row" { (job_link(view, letter.id, &letter.kind)) }
+            td data-label="Queue" { (letter.queue) }
+            td data-label="Category" { (letter.category) }
+            td.text.full { (clip(&letter.last_error)) }
+            td.num data-label="Attempts" { (letter.attempt) }
+            td.num.tight data-label="Died" { (time(letter.died_at)) }
+        }
+    }
+}

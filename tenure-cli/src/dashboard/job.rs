@@ -1,0 +1,430 @@
+//! Job: one job with its progress, its attempts and owners, and its history.
+
+use std::fmt::Write;
+
+use chrono::{DateTime, Utc};
+use maud::{Markup, html};
+
+use super::{
+    Ask, Failure, View,
+    page::{self, Page, Regions, between, owner, span, time, whole},
+    recovery,
+};
+use crate::timeline::{self, Entry};
+use tenure::{
+    JobId, Status,
+    internals::{EventFilter, JobTexts, Parts as _},
+    rows::{DeadLetter, ExecutionRow, JobRow},
+};
+
+/// The most characters to show of a payload, an output or a checkpoint.
+const TEXT_MAX: i32 = 100_000;
+/// The most attempts and events to show, the latest ones. A job that polls has thousands.
+const LATEST: i64 = 100;
+
+pub(super) async fn page(view: &View, ask: &Ask, id: &str) -> Result<Page, Failure> {
+    let gone = || {
+        Failure::NotFound(
+            "This job does not exist. It never did, or retention removed it after it finished.".into(),
+        )
+    };
+    let id: JobId = id.parse().map_err(|_| gone())?;
+    let store = view.tenure.store();
+    let filter = EventFilter { job: Some(id), ..EventFilter::default() };
+    let (job, texts, executions, recoveries, events) = tokio::try_join!(
+        store.show_job(id),
+        store.job_texts(id, TEXT_MAX),
+        store.executions(id, LATEST),
+        store.recoveries(id, LATEST),
+        store.recovery_events(&filter, LATEST),
+    )?;
+    // The job may have moved between two statements.
+    let (Some(job), Some(texts)) = (job, texts) else {
+        return match store.dead_letter(id).await? {
+            Some(letter) => Ok(refused(view, ask, &letter)),
+            None => Err(gone()),
+        };
+    };
+    let letter = match job.status {
+        Status::Failed => store.dead_letter(id).await?,
+        _ => None,
+    };
+    if let Some(letter) = letter.as_ref().filter(|letter| letter.refused) {
+        return Ok(refused(view, ask, letter));
+    }
+    let entries = timeline::merged(&job, &executions, &recoveries);
+    let mut live = Regions::default();
+    let body = html! {
+        (live.put("job-head", head(view, ask, &job, &texts)))
+        (live.put("job-progress", progress(&job, &texts, letter.as_ref())))
+        (live.put("job-attempts", attempts(&job, &executions)))
+        div.columns {
+            (live.put("job-timeline", history(&entries)))
+            (live.put("job-facts", facts(view, &job, &texts)))
+        }
+        (live.put("job-texts", folds(view, &job, &texts)))
+        // The payload never changes, and may be large.
+        @if view.shows_payloads && texts.payload.is_some() {
+            section.panel #job-payload { (fold("payload", "Payload", texts.payload.as_deref())) }
+        }
+        (live.put("job-recovery", html! {
+            section.panel #job-recovery hidden[events.is_empty()] {
+                header { h2 { "Recovery" } p { "resets, releases and refused writes of this job" } }
+                (recovery::table(view, &events, false))
+            }
+        }))
+    };
+    let of = if job.status == Status::Failed { "dead" } else { "jobs" };
+    let is_final = matches!(job.status, Status::Completed | Status::Cancelled);
+    Ok(live.page(job.kind.clone(), of, body).finally(is_final))
+}
+
+fn head(view: &View, ask: &Ask, job: &JobRow, texts: &JobTexts) -> Markup {
+    let (list, all) =
+        if job.status == Status::Failed { ("/dead", "Dead letters") } else { ("/jobs", "Jobs") };
+    let is_live = !job.status.is_finished();
+    let waits = job.status == Status::Queued && job.scheduled_at > Utc::now();
+    let form = |verb: &str, word: &str, class: &str, question: Option<&str>| {
+        html! {
+            form method="post" action={ (view.base) "/jobs/" (job.id) "/" (verb) } data-confirm=[question] {
+                (page::own(ask))
+                button class=(class) { (word) }
+            }
+        }
+    };
+    html! {
+        header.head #job-head {
+            div {
+                p.crumbs {
+                    a href={ (view.base) (list) } { (all) } " / "
+                    a href={ (view.base) (list) "?queue=" (job.queue) } { (job.queue) }
+                }
+                div.title {
+                    h1 { (job.kind) }
+                    span.status.pill data-is=(job.status.as_str()) { (job.status.as_str()) }
+                    @if texts.cancel_requested_at.is_some() {
+                        span.status.pill data-is="cancelled" { "asked to stop" }
+                    }
+                }
+                p.id { (job.id) }
+            }
+            @if view.has_actions {
+                div.actions {
+                    @if waits { (form("retry", "Run now", "", None)) }
+                    @if job.status == Status::Failed {
+                        @let question = "Redrive this job? It is queued again, with new attempts.";
+                        (form("retry", "Redrive", "primary", Some(question)))
+                    }
+                    @if is_live {
+                        @let question = "Cancel this job? If it runs, its handler is asked to stop.";
+                        (form("cancel", "Cancel", "danger", Some(question)))
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn progress(job: &JobRow, texts: &JobTexts, letter: Option<&DeadLetter>) -> Markup {
+    let silence = texts.silence_s.map(|s| s.max(0.0));
+    html! {
+        @match (job.status, letter) {
+            (Status::Failed, Some(letter)) => {
+                p.notice.bad #job-progress {
+                    (died_of(letter))
+                }
+            }
+            (Status::Processing, _) => {
+                section.panel #job-progress {
+                    div.body.progress {
+                        div.figures {
+                            @if let Some(percent) = job.progress { b { (format!("{percent:.0} %")) } }
+                            span {
+                                @if let Some(stage) = &job.stage { b.small { (stage) } " " }
+                                @if let Some(message) = &job.message { span.soft { (message) } }
+                                @if job.progress.is_none() && job.stage.is_none() && job.message.is_none() {
+                                    span.soft { "Running; no progress reported yet." }
+                                }
+                            }
+                        }
+                        @if let Some(percent) = job.progress {
+                            progress.big max="100" value=(format!("{percent:.1}")) aria-label="Progress" {}
+                        }
+                        @if let (Some(silence), Some(stale_after)) = (silence, texts.stale_after_s) {
+                            p.small.soft {
+                                "Last heartbeat " (whole(silence)) " ago. Stale after "
+                                (span(stale_after)) " of silence"
+                                @if silence >= 2.0 && silence < stale_after {
+                                    ", in " (whole(stale_after - silence))
+                                }
+                                "."
+                            }
+                        }
+                    }
+                }
+            }
+            _ => {
+                section.panel #job-progress hidden[job.status != Status::Queued] {
+                    div.body {
+                        @if job.scheduled_at > Utc::now() {
+                            p { "Due " (time(job.scheduled_at)) "." }
+                        } @else {
+                            p { "Due for " (page::since(job.scheduled_at)) "; waiting for a worker." }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn died_of(letter: &DeadLetter) -> Markup {
+    html! {
+        span {
+            b { (category(&letter.category)) } " (" (letter.category) "), " (time(letter.died_at)) ": "
+            bdi { (letter.last_error) }
+        }
+    }
+}
+
+/// The category of a dead letter, in words.
+fn category(of: &str) -> &'static str {
+    match of {
+        "exhausted" => "Attempts used up",
+        "permanent" => "Failed permanently",
+        "lost" => "Lost its worker on every attempt",
+        "interrupted" => "Interrupted, and must not run twice",
+        "invalid_payload" => "The handler cannot read the payload",
+        "invalid_output" => "The output cannot be stored",
+        "unknown_kind" => "No worker knew the kind for too long",
+        "malformed" => "The message is not a job",
+        "too_large" => "Too large",
+        _ => "Failed",
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a job's life is shorter than 2^52 ms")]
+fn lane(job: &JobRow, of: &ExecutionRow, end: DateTime<Utc>) -> Markup {
+    let whole = (end - job.created_at).num_milliseconds().max(1) as f64;
+    let at = |moment: DateTime<Utc>| {
+        ((moment - job.created_at).num_milliseconds() as f64 / whole * 100.0).clamp(0.0, 100.0)
+    };
+    let (from, to) = (at(of.started_at), at(of.finished_at.unwrap_or(end)));
+    let class = match of.outcome.as_deref() {
+        None => "processing",
+        Some("completed") => "completed",
+        Some("cancelled") => "cancelled",
+        Some("lost") => "lost",
+        Some("failed") => "failed",
+        Some(_) => "retried",
+    };
+    let mut svg = String::from(
+        r#"<svg class="lane" viewBox="0 0 100 14" preserveAspectRatio="none" aria-hidden="true">"#,
+    );
+    let _ = write!(
+        svg,
+        r#"<rect class="s-{class}" x="{from:.2}" width="{:.2}" height="14"/></svg>"#,
+        (to - from).max(0.6)
+    );
+    page::drawn(svg)
+}
+
+fn attempts(job: &JobRow, executions: &[ExecutionRow]) -> Markup {
+    let now = Utc::now();
+    let end = job.finished_at.unwrap_or(now);
+    html! {
+        section.panel #job-attempts {
+            header {
+                h2 { "Attempts and owners" }
+                p {
+                    (job.attempt) " of " (job.max_attempts) " used"
+                    @if executions.len() >= usize::try_from(LATEST).unwrap_or(usize::MAX) {
+                        "; the latest " (LATEST) " of all"
+                    }
+                }
+            }
+            @if executions.is_empty() {
+                div.body { p.soft { "No worker has claimed it yet." } }
+            } @else {
+                div.scroll { table.cards {
+                    thead { tr {
+                        th scope="col" { "Attempt" }
+                        th.num scope="col" { "Token" }
+                        th scope="col" { "Outcome" }
+                        th scope="col" { "Worker" }
+                        th scope="col" { "Creation to " @if job.status.is_finished() { "its end" } @else { "now" } }
+                        th.num scope="col" { "Took" }
+                        th.num scope="col" { "Started" }
+                    } }
+                    tbody {
+                        @for of in executions.iter().rev() {
+                            tr {
+                                th.tight scope="row" { (of.attempt) }
+                                td.num data-label="Token" { (of.fencing_token) }
+                                td data-label="Outcome" {
+                                    @let word = of.outcome.as_deref().unwrap_or("processing");
+                                    (page::status(word, word))
+                                }
+                                td.tight data-label="Worker" { (owner(&of.worker_id)) }
+                                td.lane-cell.full { (lane(job, of, end)) }
+                                td.num.tight data-label="Took"
+                                    { (between(of.started_at, of.finished_at.unwrap_or(now))) }
+                                td.num.tight data-label="Started" { (time(of.started_at)) }
+                            }
+                        }
+                    }
+                } }
+            }
+        }
+    }
+}
+
+fn history(entries: &[Entry]) -> Markup {
+    let is = |entry: &Entry| match entry.event.as_str() {
+        "enqueued" => "created",
+        "dead" => "failed",
+        "redriven" => "retried",
+        "ended" => ["completed", "retried", "snoozed", "failed", "cancelled", "lost", "released"]
+            .into_iter()
+            .find(|word| entry.text.starts_with(word))
+            .unwrap_or("queued"),
+        "scheduled" => "scheduled",
+        "claimed" => "claimed",
+        "reset" => "reset",
+        "release" => "release",
+        "refused_write" => "refused_write",
+        "republished" => "republished",
+        "completed" => "completed",
+        "cancelled" => "cancelled",
+        _ => "queued",
+    };
+    html! {
+        section.panel #job-timeline {
+            header { h2 { "Timeline" } p { "latest first" } }
+            div.body {
+                ol.timeline {
+                    @for entry in entries.iter().rev() {
+                        li data-is=(is(entry)) {
+                            div {
+                                b { (entry.event.replace('_', " ")) }
+                                p {
+                                    // A user's text must not change the direction of the words around it.
+                                    bdi { (entry.text) }
+                                    @if let (Some(worker), "claimed") = (&entry.worker, entry.event.as_str()) {
+                                        ", by " (owner(worker))
+                                    }
+                                    @if let Some(token) = entry.token { ", token " (token) }
+                                }
+                            }
+                            (time(entry.at))
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn facts(view: &View, job: &JobRow, texts: &JobTexts) -> Markup {
+    html! {
+        section.panel #job-facts {
+            header { h2 { "Facts" } }
+            div.body {
+                dl.facts {
+                    dt { "Queue" } dd { a href={ (view.base) "/jobs?queue=" (job.queue) } { (job.queue) } }
+                    dt { "Kind" } dd { a href={ (view.base) "/jobs?kind=" (job.kind) } { (job.kind) } }
+                    dt { "Status" } dd { (job.status.as_str()) }
+                    dt { "Attempt" } dd { (job.attempt) " of " (job.max_attempts) }
+                    dt { "Fencing token" } dd { (job.fencing_token) }
+                    @if let Some(worker) = &job.worker_id {
+                        dt { @if job.status.is_finished() { "Last owner" } @else { "Owner" } }
+                        dd { a href={ (view.base) "/jobs?worker=" (worker) } { (owner(worker)) } }
+                    }
+                    dt { "Created" } dd { (time(job.created_at)) }
+                    dt { "Due" } dd { (time(job.scheduled_at)) }
+                    @if let Some(at) = job.started_at { dt { "Started" } dd { (time(at)) } }
+                    @if let Some(at) = job.last_activity_at { dt { "Last heartbeat" } dd { (time(at)) } }
+                    @if let Some(at) = texts.cancel_requested_at { dt { "Asked to stop" } dd { (time(at)) } }
+                    @if let Some(at) = job.finished_at { dt { "Finished" } dd { (time(at)) } }
+                    @if let Some(trace) = &texts.trace_context { dt { "Trace" } dd { span.mono { (trace) } } }
+                }
+            }
+        }
+    }
+}
+
+fn fold(id: &str, name: &str, text: Option<&str>) -> Markup {
+    let count = |text: &str| {
+        let characters = text.chars().count();
+        let is_cut = usize::try_from(TEXT_MAX).is_ok_and(|most| characters >= most);
+        if is_cut { format!("the first {characters} characters") } else { format!("{characters} characters") }
+    };
+    html! {
+        @if let Some(text) = text {
+            details.fold id=(id) {
+                summary { (name) " " span.count { (count(text)) } }
+                pre tabindex="0" { (text) }
+            }
+        }
+    }
+}
+
+fn folds(view: &View, job: &JobRow, texts: &JobTexts) -> Markup {
+    let texts_here = view.shows_payloads && (texts.output.is_some() || texts.checkpoint.is_some());
+    let is_empty = view.shows_payloads && !texts_here && job.last_error.is_none();
+    html! {
+        section.panel #job-texts hidden[is_empty] {
+            @if let Some(error) = &job.last_error {
+                details.fold #last-error open {
+                    summary { "Last error" }
+                    pre.error tabindex="0" { (error) }
+                }
+            }
+            @if view.shows_payloads {
+                (fold("output", "Output", texts.output.as_deref()))
+                (fold("checkpoint", "Checkpoint", texts.checkpoint.as_deref()))
+            } @else {
+                div.body { p.soft { "Payloads, outputs and checkpoints are not shown here." } }
+            }
+        }
+    }
+}
+
+/// The page of a refused message.
+fn refused(view: &View, ask: &Ask, letter: &DeadLetter) -> Page {
+    let bytes = letter.raw_payload.as_deref().unwrap_or_default();
+    let most = usize::try_from(TEXT_MAX).unwrap_or(usize::MAX);
+    let text = String::from_utf8_lossy(&bytes[..bytes.len().min(most)]).replace('\0', "\u{fffd}");
+    let body = html! {
+        header.head {
+            div {
+                p.crumbs { a href={ (view.base) "/dead" } { "Dead letters" } " / " (letter.queue) }
+                div.title { h1 { (letter.kind) } span.status.pill data-is="failed" { "refused" } }
+                p.id { (letter.id) }
+            }
+            @if view.has_actions {
+                div.actions {
+                    form method="post" action={ (view.base) "/dead/purge" }
+                        data-confirm="Purge this message? Its bytes are deleted." {
+                        (page::own(&Ask { path: vec!["dead".into()], ..ask.clone() }))
+                        input type="hidden" name="id" value=(letter.id);
+                        button.danger { "Purge" }
+                    }
+                }
+            }
+        }
+        p.notice.bad {
+            (died_of(letter))
+        }
+        section.panel {
+            header { h2 { "The message" } p { (letter.subject.as_deref().unwrap_or("?")) } }
+            @if view.shows_payloads {
+                pre tabindex="0" { (text) }
+            } @else {
+                div.body { p.soft { (bytes.len()) " bytes, not shown here." } }
+            }
+        }
+        p.soft { "A redriven message would be refused again. Correct it, and publish it again." }
+    };
+    Regions::default().page(letter.kind.clone(), "dead", body)
+}

@@ -1,0 +1,276 @@
+//! Jobs: a list with filters.
+
+use std::time::Duration;
+
+use maud::{Markup, html};
+
+use super::{
+    Ask, Failure, View,
+    page::{self, Page, Regions, between, clip, job_link, owner, time},
+};
+use tenure::{
+    JobId, Status,
+    internals::{Fleet, Parts as _},
+    rows::{JobFilter, JobRow},
+};
+
+const ON_A_PAGE: i64 = 50;
+const STATUSES: [Status; 5] =
+    [Status::Queued, Status::Processing, Status::Completed, Status::Failed, Status::Cancelled];
+const AGES: [(&str, &str, Duration); 4] = [
+    ("1h", "last hour", Duration::from_hours(1)),
+    ("1d", "last day", Duration::from_hours(24)),
+    ("7d", "last 7 days", Duration::from_hours(24 * 7)),
+    ("30d", "last 30 days", Duration::from_hours(24 * 30)),
+];
+
+pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
+    let (filter, status) = filter(view, ask)?;
+    let store = view.tenure.store();
+    // An ID selects its job and overrides every filter.
+    let id = ask.query.get("q").and_then(|text| text.trim().parse::<JobId>().ok());
+    let listed = async {
+        match id {
+            Some(id) => Ok(store.show_job(id).await?.into_iter().collect::<Vec<_>>()),
+            None => store.list_jobs(&filter, ON_A_PAGE + 1, false).await,
+        }
+    };
+    let (jobs, fleet) = tokio::try_join!(listed, store.fleet())?;
+    let has_more = jobs.len() > usize::try_from(ON_A_PAGE).unwrap_or(usize::MAX);
+    let jobs = &jobs[..jobs.len().min(usize::try_from(ON_A_PAGE).unwrap_or(usize::MAX))];
+    let address = |name: &str, value: Option<&str>| address(view, ask, name, value);
+    let tabs = tabs(view, ask, status, &fleet);
+    let mut live = Regions::default();
+    let worker = ask.query.get("worker");
+    let body = html! {
+        (page::head("Jobs", html! {
+            @if let Some(worker) = &worker {
+                "Jobs that " (owner(worker)) " runs or ran last. "
+                a href=(address("worker", None)) { "Show every worker" }
+            }
+        }))
+        (live.put("tabs", page::tabs("Status", &tabs)))
+        (filters(view, ask))
+        (live.put("list", list(view, ask, jobs, has_more)))
+    };
+    Ok(live.page("Jobs", "jobs", body))
+}
+
+/// The address of this list with a parameter changed, from its beginning.
+fn address(view: &View, ask: &Ask, name: &str, value: Option<&str>) -> String {
+    let mut query = ask.query.clone();
+    if name != "before" {
+        query = super::Params::read(query.with("before", None).as_bytes());
+    }
+    format!("{}/jobs?{}", view.base, query.with(name, value))
+}
+
+/// A tab for each status. Workers count all jobs together, so the tabs have counts only without filters.
+fn tabs(
+    view: &View,
+    ask: &Ask,
+    status: Option<Status>,
+    fleet: &Fleet,
+) -> Vec<(String, String, Option<i64>, bool)> {
+    let sum = |state: usize| fleet.queues.iter().map(|of| of.jobs[state]).sum::<i64>();
+    let is_all = ["queue", "kind", "worker", "since", "q"].iter().all(|name| !ask.query.has(name));
+    let mut tabs = vec![(address(view, ask, "status", None), "All".to_owned(), None, status.is_none())];
+    for of in STATUSES {
+        let count = match of {
+            _ if !is_all => None,
+            Status::Queued => Some(sum(0) + sum(1)),
+            Status::Processing => Some(sum(2)),
+            Status::Failed => Some(fleet.dead),
+            _ => None,
+        };
+        let name = of.as_str();
+        let label = name[..1].to_uppercase() + &name[1..];
+        tabs.push((address(view, ask, "status", Some(name)), label, count, status == Some(of)));
+    }
+    tabs
+}
+
+fn list(view: &View, ask: &Ask, jobs: &[JobRow], has_more: bool) -> Markup {
+    let address = |value: Option<&str>| address(view, ask, "before", value);
+    let older = jobs.last().filter(|_| has_more).map(|last| address(Some(&last.id.to_string())));
+    let newest = ask.query.has("before").then(|| address(None));
+    let said = match jobs.len() {
+        1 => "1 job".to_owned(),
+        n => format!("{n} jobs"),
+    };
+    let table = html! {
+        div.scroll { table.cards {
+            thead { tr {
+                @if view.has_actions {
+                    th.tick { input.needs-js type="checkbox" data-all aria-label="Select all on this page"; }
+                }
+                th scope="col" { "Job" }
+                th scope="col" { "Queue" }
+                th scope="col" { "Status" }
+                th scope="col" { "Progress or error" }
+                th.num scope="col" { "Attempt" }
+                th.hide-narrow scope="col" { "Worker" }
+                th.num scope="col" { "Ran" }
+                th.num scope="col" { "Created" }
+            } }
+            tbody { @for job in jobs { (row(view, job)) } }
+        } }
+        (page::pager(&said, newest, older))
+    };
+    html! {
+        div #list {
+            @if jobs.is_empty() {
+                section.panel { div.empty {
+                    strong { "No jobs match" }
+                    p { "Retention removes finished jobs after a while." }
+                    a.button href={ (view.base) "/jobs" } { "Show all jobs" }
+                } }
+            } @else if view.has_actions {
+                form.panel method="post" data-bulk {
+                    (page::own(ask))
+                    div.bulk {
+                        span.soft { "Tick jobs to act on them." }
+                        span.actions {
+                            button formaction={ (view.base) "/jobs/retry" } data-count="Retry now"
+                                data-confirm="Retry {n} jobs now? Those that wait become due, dead ones are queued." {
+                                "Retry now"
+                            }
+                            button.danger formaction={ (view.base) "/jobs/cancel" } data-count="Cancel"
+                                data-confirm="Cancel {n} jobs? Running jobs are asked to stop." { "Cancel" }
+                        }
+                    }
+                    (table)
+                }
+            } @else {
+                section.panel { (table) }
+            }
+        }
+    }
+}
+
+fn filter(view: &View, ask: &Ask) -> Result<(JobFilter, Option<Status>), Failure> {
+    let mut filter = JobFilter::new();
+    let status = match ask.query.get("status") {
+        Some(word) => Some(word.parse::<Status>().map_err(|_| {
+            Failure::Bad(format!(
+                "Unknown status {word:?}; use queued, processing, completed, failed or cancelled."
+            ))
+        })?),
+        None => None,
+    };
+    if let Some(status) = status {
+        filter = filter.status(status);
+    }
+    if let Some(queue) = ask.query.get("queue") {
+        filter = filter.queue(queue);
+    }
+    if let Some(kind) = ask.query.get("kind") {
+        filter = filter.kind(kind.trim());
+    }
+    if let Some(worker) = ask.query.get("worker") {
+        filter = filter.worker(worker);
+    }
+    if let Some(since) = ask.query.get("since") {
+        let age = AGES.iter().find(|(word, ..)| *word == since);
+        let (.., age) =
+            age.ok_or_else(|| Failure::Bad(format!("Unknown age {since:?}; use 1h, 1d, 7d or 30d.")))?;
+        filter = filter.newer_than(*age);
+    }
+    if let Some(text) = ask.query.get("q") {
+        // A hidden payload is not searched: the answer would reveal it.
+        filter = if view.shows_payloads { filter.text(text.trim()) } else { filter.error(text.trim()) };
+    }
+    if let Some(before) = ask.query.get("before") {
+        let id = before.parse().map_err(|_| Failure::Bad(format!("Invalid job ID {before:?}.")))?;
+        filter = filter.before(id);
+    }
+    Ok((filter, status))
+}
+
+fn filters(view: &View, ask: &Ask) -> Markup {
+    let value = |name: &str| ask.query.get(name);
+    let since = value("since");
+    let about = if view.shows_payloads {
+        "id, or text in the kind, the error or the payload"
+    } else {
+        "id, or text in the error"
+    };
+    html! {
+        form.filters method="get" action={ (view.base) "/jobs" } role="search" {
+            input #search type="search" name="q" value=[value("q")] placeholder={ "Search: " (about) }
+                aria-label="Search";
+            input type="text" name="queue" value=[value("queue")] placeholder="every queue"
+                aria-label="Queue" size="14";
+            input type="text" name="kind" value=[value("kind")] placeholder="every kind" aria-label="Kind" size="14";
+            select name="since" aria-label="Created" data-submit {
+                option value="" { "any time" }
+                @for (word, label, _) in AGES {
+                    option value=(word) selected[since.as_deref() == Some(word)] { (label) }
+                }
+            }
+            @for name in ["status", "worker"] {
+                @if let Some(value) = value(name) { input type="hidden" name=(name) value=(value); }
+            }
+            button { "Search" }
+        }
+    }
+}
+
+fn row(view: &View, job: &JobRow) -> Markup {
+    let now = chrono::Utc::now();
+    let is_scheduled = job.status == Status::Queued && job.scheduled_at > now;
+    let word = if is_scheduled { "scheduled" } else { job.status.as_str() };
+    let ran = match (job.started_at, job.finished_at) {
+        (Some(from), Some(to)) => Some(between(from, to)),
+        (Some(from), None) if job.status == Status::Processing => Some(between(from, now)),
+        _ => None,
+    };
+    html! {
+        tr id={ "job-" (job.id) } {
+            @if view.has_actions {
+                td.tick {
+                    input type="checkbox" name="id" value=(job.id) aria-label={ "Select " (job.kind) " " (job.id) };
+                }
+            }
+            th.tight scope="row" { (job_link(view, job.id, &job.kind)) }
+            td data-label="Queue" { span.clip.name title=(job.queue) { (job.queue) } }
+            td data-label="Status" { (page::status(word, word)) }
+            (progress_or_error(job, is_scheduled))
+            td.num.tight data-label="Attempt" { (job.attempt) span.soft { "/" (job.max_attempts) } }
+            td.tight.hide-narrow.none[job.worker_id.is_none()] data-label="Worker" {
+                @if let Some(worker) = &job.worker_id { (owner(worker)) }
+            }
+            td.num.tight.none[ran.is_none()] data-label="Ran" { @if let Some(ran) = ran { (ran) } }
+            td.num.tight data-label="Created" { (time(job.created_at)) }
+        }
+    }
+}
+
+/// The cell with a job's progress, due time or error.
+fn progress_or_error(job: &JobRow, is_scheduled: bool) -> Markup {
+    let said = match job.status {
+        Status::Processing => Some(progress(job)),
+        Status::Queued if is_scheduled => Some(html! { span.soft { "due " (time(job.scheduled_at)) } }),
+        Status::Completed => None,
+        _ => job.last_error.as_deref().map(clip),
+    };
+    html! {
+        td.text.full.none[said.is_none()] { @if let Some(said) = said { (said) } }
+    }
+}
+
+/// A running job's progress.
+fn progress(job: &JobRow) -> Markup {
+    let words: Vec<_> =
+        [&job.stage, &job.message].into_iter().flatten().filter(|word| !word.is_empty()).collect();
+    let words = words.iter().map(|word| word.as_str()).collect::<Vec<_>>().join(": ");
+    html! {
+        span.pair {
+            @if let Some(percent) = job.progress {
+                progress max="100" value=(format!("{percent:.1}")) aria-label=(format!("{percent:.0} %")) {}
+                span.tight { (format!("{percent:.0} %")) }
+            }
+            @if !words.is_empty() { span.clip.soft { (words) } }
+        }
+    }
+}

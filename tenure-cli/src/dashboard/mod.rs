@@ -1,0 +1,416 @@
+//! Dashboard: the fleet as pages for operators. Rendered on the server, readable without a script, live with one.
+//!
+//! One function per page reads and renders it, both for a browser's request and for live updates ([`live`]).
+//!
+//! Invariants, each held by the test of that name:
+//!
+//! - `a_dashboard_that_only_reads_has_no_buttons_and_takes_no_forms`
+//! - `user_input_is_text_on_every_page`
+
+mod access;
+mod actions;
+mod dead;
+mod job;
+mod jobs;
+mod live;
+mod overview;
+mod page;
+mod params;
+mod queues;
+mod recovery;
+mod schedules;
+mod workers;
+
+use std::{fmt::Write, net::SocketAddr, sync::Arc, time::Duration};
+
+use axum::{
+    Router,
+    body::{Body, Bytes},
+    extract::{Request, State},
+    http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header},
+    middleware::{self, Next},
+    response::{IntoResponse, Response},
+    routing::MethodRouter,
+};
+use axum_extra::extract::cookie::{Cookie, CookieJar, SameSite};
+use sha2::{Digest, Sha256};
+use tokio::{runtime::Handle, sync::Semaphore, time::timeout};
+use uuid::Uuid;
+
+pub(crate) use access::NotServed;
+use access::{Access, Refused, Who};
+use page::Page;
+use params::Params;
+
+use tenure::{
+    JobError, StoreError, Tenure,
+    internals::{Denied as _, ErrorText as _, Parts as _, ProgramSettings as _},
+};
+
+/// No resources of other sites, no scripts but ours, no frames.
+const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; \
+                      img-src 'self' data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
+const ASSETS: [(&str, &str, &str); 3] = [
+    ("style.css", "text/css; charset=utf-8", include_str!("assets/style.css")),
+    ("live.js", "text/javascript; charset=utf-8", include_str!("assets/live.js")),
+    ("idiomorph.min.js", "text/javascript; charset=utf-8", include_str!("assets/idiomorph.min.js")),
+];
+/// A hash of the assets, which their addresses hold so that browsers may keep them for ever.
+static EDITION: std::sync::LazyLock<String> = std::sync::LazyLock::new(|| {
+    let mut all = Sha256::new();
+    for (.., text) in ASSETS {
+        all.update(text);
+    }
+    let mut edition = String::new();
+    for byte in all.finalize().iter().take(6) {
+        // Writing to a string does not fail.
+        let _ = write!(edition, "{byte:02x}");
+    }
+    edition
+});
+/// The cookie that proves that a form is ours.
+const CSRF: &str = "tenure_csrf";
+/// The cookie with the outcome of the last action, for the page after it.
+const SAID: &str = "tenure_said";
+/// The largest form in bytes: a thousand IDs, and more.
+const FORM_MAX: usize = 256 * 1024;
+/// How long a form may take to arrive.
+const FORM_WITHIN: Duration = Duration::from_secs(10);
+/// The most characters of an outcome: browsers keep no cookie of more than 4 KiB.
+const SAID_MAX: usize = 700;
+
+/// The state that all pages share.
+#[derive(Debug)]
+struct View {
+    tenure: Tenure,
+    access: Access,
+    base: String,
+    has_actions: bool,
+    shows_payloads: bool,
+    /// The runtime of the connections, which renders every page.
+    main: Handle,
+    streams: Arc<Semaphore>,
+}
+
+/// A request for a page or an action.
+#[derive(Debug, Clone)]
+struct Ask {
+    /// The parts of the path, decoded.
+    path: Vec<String>,
+    query: Params,
+    form: Params,
+    /// The token for the forms of the page; `None`: it has no forms.
+    csrf: Option<String>,
+    /// Whether the last action succeeded, and its outcome in words.
+    said: Option<(bool, String)>,
+    /// Whether the page is followed: then its constant parts are not read again.
+    is_live: bool,
+}
+
+/// Why a request fails.
+#[derive(Debug)]
+enum Failure {
+    NotFound(String),
+    Bad(String),
+    Refused(String),
+    Store(StoreError),
+    Busy,
+}
+
+impl Failure {
+    fn text(&self) -> String {
+        match self {
+            Self::NotFound(text) | Self::Bad(text) | Self::Refused(text) => text.clone(),
+            Self::Store(error) if error.is_unavailable() => {
+                let why = JobError::from(error.clone()).text();
+                format!(
+                    "Postgres does not answer, or took too long ({why}). Reload the page; \
+                     narrow a search by queue, kind or age."
+                )
+            }
+            Self::Store(error) if error.is_denied() => {
+                "Postgres denies this program the right: give its role the rights of tenure_viewer, \
+                 and for actions those of tenure_operator (postgres/roles.sql)."
+                    .into()
+            }
+            Self::Store(error) => format!("{error}."),
+            Self::Busy => "The dashboard is too busy; try again in a moment.".into(),
+        }
+    }
+
+    fn status(&self) -> StatusCode {
+        match self {
+            Self::NotFound(_) => StatusCode::NOT_FOUND,
+            Self::Bad(_) => StatusCode::BAD_REQUEST,
+            Self::Refused(_) => StatusCode::FORBIDDEN,
+            Self::Store(error) if error.is_unavailable() => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Store(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::Busy => StatusCode::TOO_MANY_REQUESTS,
+        }
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        (self.status(), self.text() + "\n").into_response()
+    }
+}
+
+/// The routes of the dashboard, and of `metrics` for every user who may see its pages.
+///
+/// # Errors
+///
+/// The dashboard would be open to everybody, or no user could use its actions.
+pub(crate) fn router(
+    tenure: &Tenure,
+    address: SocketAddr,
+    metrics: MethodRouter,
+) -> Result<Router, NotServed> {
+    let serve = tenure.config().serve();
+    let view = Arc::new(View {
+        tenure: tenure.clone(),
+        access: Access::new(serve, address)?,
+        base: serve.base_path.clone(),
+        has_actions: serve.has_actions,
+        shows_payloads: serve.shows_payloads,
+        main: Handle::current(),
+        streams: Arc::new(Semaphore::new(live::STREAMS_MAX)),
+    });
+    Ok(Router::new()
+        .fallback(answer)
+        .with_state(view.clone())
+        .route("/metrics", metrics)
+        .layer(middleware::from_fn_with_state(view, check))
+        .layer(middleware::map_response(guarded)))
+}
+
+/// Passes a request on if its sender may see the dashboard.
+async fn check(State(view): State<Arc<View>>, mut request: Request, next: Next) -> Response {
+    match view.access.who(request.headers()) {
+        Ok(who) => {
+            request.extensions_mut().insert(who);
+            next.run(request).await
+        }
+        Err(Refused::Unknown) => {
+            // A browser's first request has none, because the browser has not been asked yet.
+            if request.headers().contains_key(header::AUTHORIZATION) {
+                tracing::warn!(path = request.uri().path(), "a wrong password or token was refused");
+            }
+            (
+                StatusCode::UNAUTHORIZED,
+                [(header::WWW_AUTHENTICATE, view.access.challenge())],
+                "Sign in with the user and password of this dashboard, or send a bearer token.\n",
+            )
+                .into_response()
+        }
+        Err(Refused::OtherHost) => Failure::Refused(
+            "This dashboard has no password, so it answers only to this host's own names, such as localhost."
+                .into(),
+        )
+        .into_response(),
+    }
+}
+
+/// Adds the headers that limit what a browser may do with a response.
+async fn guarded(mut response: Response) -> Response {
+    let headers = response.headers_mut();
+    for (name, value) in [
+        ("content-security-policy", POLICY),
+        ("x-content-type-options", "nosniff"),
+        ("referrer-policy", "same-origin"),
+        ("cross-origin-resource-policy", "same-origin"),
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+    response
+}
+
+fn asset(name: &str) -> Response {
+    let Some((_, of, text)) = ASSETS.iter().find(|(own, ..)| *own == name) else {
+        return StatusCode::NOT_FOUND.into_response();
+    };
+    let kept = "private, max-age=31536000, immutable";
+    ([(header::CONTENT_TYPE, *of), (header::CACHE_CONTROL, kept)], *text).into_response()
+}
+
+/// Answers requests for pages, forms and assets.
+async fn answer(
+    State(view): State<Arc<View>>,
+    who: axum::Extension<Who>,
+    method: Method,
+    uri: Uri,
+    headers: HeaderMap,
+    jar: CookieJar,
+    body: Body,
+) -> Response {
+    let below = uri.path().strip_prefix(&view.base).filter(|rest| rest.is_empty() || rest.starts_with('/'));
+    let Some(path) = below else { return StatusCode::NOT_FOUND.into_response() };
+    let path: Vec<_> = path.split('/').filter(|part| !part.is_empty()).map(params::decoded).collect();
+    if let [folder, name] = &path[..]
+        && folder == "assets"
+    {
+        return asset(name);
+    }
+    let ask = Ask {
+        path,
+        query: Params::read(uri.query().unwrap_or_default().as_bytes()),
+        form: Params::default(),
+        csrf: None,
+        said: None,
+        is_live: false,
+    };
+    match method {
+        Method::GET | Method::HEAD => show(view, ask, jar).await,
+        Method::POST => match timeout(FORM_WITHIN, axum::body::to_bytes(body, FORM_MAX)).await {
+            Ok(Ok(form)) => act(view, ask, &who, &headers, jar, &form).await,
+            _ => failed(&view, &ask, &Failure::Bad("The form is too large, or arrived too slowly.".into())),
+        },
+        _ => StatusCode::METHOD_NOT_ALLOWED.into_response(),
+    }
+}
+
+async fn show(view: Arc<View>, mut ask: Ask, jar: CookieJar) -> Response {
+    let csrf = jar.get(CSRF).map_or_else(|| Uuid::new_v4().simple().to_string(), |is| is.value().to_owned());
+    ask.csrf = view.has_actions.then_some(csrf.clone());
+    if ask.query.has("live") {
+        ask.is_live = true;
+        return live::stream(view, ask);
+    }
+    ask.said = jar.get(SAID).and_then(|said| {
+        let (is_done, text) = said.value().split_once('-')?;
+        Some((is_done == "1", params::decoded(text)))
+    });
+    let rendered = {
+        let (view, ask) = (view.clone(), ask.clone());
+        view.main.clone().spawn(async move { page(&view, &ask).await }).await
+    };
+    let mut response = match rendered {
+        Ok(Ok(page)) => html(StatusCode::OK, page::layout(&view, &ask, &page)),
+        Ok(Err(failure)) => failed(&view, &ask, &failure),
+        // The page panicked, or the program is ending.
+        Err(_) => failed(&view, &ask, &Failure::Busy),
+    };
+    let mut set = |cookie: Cookie<'static>| {
+        if let Ok(value) = cookie.to_string().parse() {
+            response.headers_mut().append(header::SET_COOKIE, value);
+        }
+    };
+    if view.has_actions && jar.get(CSRF).is_none() {
+        set(cookie(&view, CSRF, csrf));
+    }
+    if ask.said.is_some() {
+        let mut gone = cookie(&view, SAID, String::new());
+        gone.make_removal();
+        set(gone);
+    }
+    response
+}
+
+fn cookie(view: &View, name: &'static str, value: String) -> Cookie<'static> {
+    Cookie::build((name, value))
+        // Without a trailing slash, because the address of the page may lack it.
+        .path(if view.base.is_empty() { "/".to_owned() } else { view.base.clone() })
+        .http_only(true)
+        .same_site(SameSite::Strict)
+        .build()
+}
+
+async fn act(
+    view: Arc<View>,
+    mut ask: Ask,
+    who: &Who,
+    headers: &HeaderMap,
+    jar: CookieJar,
+    form: &Bytes,
+) -> Response {
+    ask.form = Params::read(form);
+    if !view.has_actions {
+        return failed(&view, &ask, &Failure::Refused(page::READ_ONLY.into()));
+    }
+    if !who.may_act {
+        let why =
+            "Nothing was changed: a bearer token may only read. Sign in with the user and the password.";
+        return failed(&view, &ask, &Failure::Refused(why.into()));
+    }
+    let cookie_token = jar.get(CSRF).map(Cookie::value);
+    if let Err(why) = access::is_own(headers, ask.form.get("csrf").as_deref(), cookie_token) {
+        tracing::warn!(who = who.name, action = ask.path.join("/"), why, "a form was refused");
+        return failed(&view, &ask, &Failure::Refused(format!("Nothing was changed: {why}.")));
+    }
+    let done = {
+        let (view, ask, who) = (view.clone(), ask.clone(), who.clone());
+        view.main.clone().spawn(async move { actions::act(&view, &ask, &who).await }).await
+    };
+    let (is_done, said) = match done {
+        Ok(Ok(said)) => (1, said),
+        Ok(Err(Failure::Store(error))) if error.is_unavailable() => (
+            0,
+            "Postgres did not answer in time, and may have done part of it. Check, and repeat it: that is safe."
+                .into(),
+        ),
+        Ok(Err(failure)) => (0, failure.text()),
+        Err(_) => (0, "The action failed; see the log of `tenure serve`.".into()),
+    };
+    let said: String = said.chars().take(SAID_MAX).collect();
+    // Back to the page that sent the form, which must be one of ours.
+    let back = ask.form.get("back").filter(|back| is_ours(back)).unwrap_or_else(|| "/".into());
+    let said = cookie(&view, SAID, format!("{is_done}-{}", params::encoded(&said)));
+    let location = format!("{}{back}", view.base);
+    (StatusCode::SEE_OTHER, [(header::LOCATION, location), (header::SET_COOKIE, said.to_string())])
+        .into_response()
+}
+
+/// Whether this is a path on this host.
+fn is_ours(back: &str) -> bool {
+    back.starts_with('/')
+        && !back.starts_with("//")
+        && back.bytes().all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'\\' | b'"' | b'<' | b'>'))
+}
+
+fn html(status: StatusCode, text: String) -> Response {
+    (status, [(header::CONTENT_TYPE, "text/html; charset=utf-8")], text).into_response()
+}
+
+fn failed(view: &View, ask: &Ask, failure: &Failure) -> Response {
+    html(failure.status(), page::failed(view, ask, failure))
+}
+
+/// Reads and renders the requested page.
+async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
+    let path: Vec<_> = ask.path.iter().map(String::as_str).collect();
+    match path[..] {
+        [] => overview::page(view, ask).await,
+        ["jobs"] => jobs::page(view, ask).await,
+        ["jobs", id] => job::page(view, ask, id).await,
+        ["queues"] => queues::page(view, ask).await,
+        ["workers"] => workers::page(view, ask).await,
+        ["dead"] => dead::page(view, ask).await,
+        ["recovery"] => recovery::page(view, ask).await,
+        ["schedules"] => schedules::page(view, ask).await,
+        _ => Err(Failure::NotFound("This page does not exist.".into())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_ours;
+
+    #[test]
+    fn no_redirect_leads_to_another_host() {
+        for back in ["/", "/jobs?status=failed", "/jobs/0199#payload"] {
+            assert!(is_ours(back), "{back}");
+        }
+        for back in [
+            "",
+            "//evil.example",
+            "https://evil.example",
+            "/\\evil.example",
+            "/a b",
+            "/\r\nset-cookie:a",
+            "jobs",
+        ] {
+            assert!(!is_ours(back), "{back:?}");
+        }
+    }
+}

@@ -1,0 +1,468 @@
+//! Page: the frame of every page, and the markup of times, statuses and workers.
+
+use std::time::Duration;
+
+use chrono::{DateTime, TimeDelta, Utc};
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+
+use super::{Ask, EDITION, Failure, View, params::encoded};
+use tenure::{JobId, internals::Event};
+
+pub(super) const READ_ONLY: &str =
+    "Nothing was changed: this dashboard is read-only; `tenure serve --actions` allows actions.";
+
+/// A part of a page that live updates replace. Its element has this ID.
+#[derive(Debug)]
+pub(super) struct Region {
+    pub(super) id: &'static str,
+    pub(super) markup: Markup,
+}
+
+/// The content of a page.
+#[derive(Debug)]
+pub(super) struct Page {
+    title: String,
+    /// Its name in the navigation.
+    of: &'static str,
+    body: Markup,
+    regions: Vec<Region>,
+    is_final: bool,
+}
+
+/// Collects the regions of a page while its body is built.
+#[derive(Debug, Default)]
+pub(super) struct Regions(Vec<Region>);
+
+impl Regions {
+    /// Adds a region; `markup` is one element with this ID.
+    pub(super) fn put(&mut self, id: &'static str, markup: Markup) -> Markup {
+        self.0.push(Region { id, markup: markup.clone() });
+        markup
+    }
+
+    pub(super) fn page(self, title: impl Into<String>, of: &'static str, body: Markup) -> Page {
+        Page { title: title.into(), of, body, regions: self.0, is_final: false }
+    }
+}
+
+impl Page {
+    /// `is_final`: the subject of the page no longer changes.
+    pub(super) fn finally(self, is_final: bool) -> Self {
+        Self { is_final, ..self }
+    }
+
+    pub(super) fn is_final(&self) -> bool {
+        self.is_final
+    }
+
+    pub(super) fn into_regions(self) -> Vec<Region> {
+        self.regions.into_iter().chain([notice(None)]).collect()
+    }
+}
+
+/// The notice above a page while its updates fail.
+pub(super) fn notice(text: Option<&str>) -> Region {
+    let markup = html! {
+        div.stack #notice hidden[text.is_none()] {
+            @if let Some(text) = text { p.notice.bad { span { (text) } } }
+        }
+    };
+    Region { id: "notice", markup }
+}
+
+const PAGES: [(&str, &str, &str, &str); 7] = [
+    ("o", "overview", "/", "Overview"),
+    ("j", "jobs", "/jobs", "Jobs"),
+    ("q", "queues", "/queues", "Queues"),
+    ("w", "workers", "/workers", "Workers"),
+    ("d", "dead", "/dead", "Dead letters"),
+    ("r", "recovery", "/recovery", "Recovery"),
+    ("s", "schedules", "/schedules", "Schedules"),
+];
+
+const KEYS: [(&[&str], &str); 16] = [
+    (&["?"], "this help"),
+    (&["/"], "search"),
+    (&["j", "k"], "next, previous row"),
+    (&["g", "o"], "Overview"),
+    (&["Enter"], "open the row"),
+    (&["g", "j"], "Jobs"),
+    (&["x"], "select the row"),
+    (&["g", "q"], "Queues"),
+    (&["p"], "pause live updates"),
+    (&["g", "w"], "Workers"),
+    (&["Esc"], "leave a field, a dialog"),
+    (&["g", "d"], "Dead letters"),
+    (&["Tab"], "everything else"),
+    (&["g", "r"], "Recovery"),
+    (&[], ""),
+    (&["g", "s"], "Schedules"),
+];
+
+/// The page's address, without the base.
+pub(super) fn here(ask: &Ask) -> String {
+    let path: Vec<_> = ask.path.iter().map(|part| encoded(part)).collect();
+    let query = ask.query.with("live", None);
+    let mark = if query.is_empty() { "" } else { "?" };
+    format!("/{}{mark}{query}", path.join("/"))
+}
+
+pub(super) fn layout(view: &View, ask: &Ask, page: &Page) -> String {
+    let here = here(ask);
+    let live = format!("{}{here}{}live", view.base, if here.contains('?') { '&' } else { '?' });
+    let body = html! {
+        (notice(None).markup)
+        @if let Some((is_done, said)) = &ask.said {
+            p.flash.bad[!is_done] role="status" { span { (said) } }
+        }
+        (page.body)
+    };
+    document(view, &page.title, page.of, (!page.regions.is_empty()).then_some(live.as_str()), &body)
+}
+
+/// The page of a failure.
+pub(super) fn failed(view: &View, ask: &Ask, failure: &Failure) -> String {
+    let status = failure.status();
+    let title = match failure {
+        Failure::NotFound(_) => "Not found",
+        Failure::Bad(_) => "Invalid request",
+        Failure::Refused(_) if !view.has_actions => "This dashboard is read-only",
+        Failure::Refused(_) => "Refused",
+        Failure::Store(error) if error.is_unavailable() => "Postgres is unavailable",
+        Failure::Store(_) => "The request failed",
+        Failure::Busy => "Too busy",
+    };
+    let of = ask.path.first().map_or("overview", String::as_str);
+    let of = PAGES.iter().find(|(_, name, ..)| *name == of).map_or("overview", |(_, name, ..)| name);
+    let body = html! {
+        div.lonely {
+            p.code { (status.as_u16()) }
+            h1 { (title) }
+            p { (failure.text()) }
+            a.button href={ (view.base) "/" } { "Back to the overview" }
+        }
+    };
+    document(view, title, of, None, &body)
+}
+
+fn document(view: &View, title: &str, of: &str, live: Option<&str>, body: &Markup) -> String {
+    let asset = |name: &str| format!("{}/assets/{name}?{}", view.base, *EDITION);
+    let markup = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                meta name="color-scheme" content="light dark";
+                title { (title) " · tenure" }
+                link rel="icon" href="data:,";
+                link rel="stylesheet" href=(asset("style.css"));
+                script src=(asset("live.js")) {}
+                script src=(asset("idiomorph.min.js")) defer {}
+            }
+            body {
+                a.skip href="#main" { "Skip to the content" }
+                header.side {
+                    a.brand href={ (view.base) "/" } {
+                        svg viewBox="0 0 20 20" aria-hidden="true" {
+                            path d="M2 2h16v5H2z" {}
+                            path d="M7.5 9h5v9h-5z" {}
+                        }
+                        "tenure"
+                    }
+                    nav aria-label="Pages" {
+                        ul {
+                            @for (key, name, path, label) in PAGES {
+                                li {
+                                    a href={ (view.base) (path) } data-key=(key)
+                                        aria-current=[(name == of).then_some("page")] { (label) }
+                                }
+                            }
+                        }
+                    }
+                    div.tools {
+                        div.live.needs-js hidden[live.is_none()] {
+                            span #live-state role="status" {}
+                            button.plain #live-pause type="button" { "Pause" }
+                        }
+                        button.plain.needs-js #theme type="button" { "Theme: auto" }
+                        button.plain.needs-js #keys-open type="button" { "Shortcuts " kbd { "?" } }
+                        span.version { "tenure " (env!("CARGO_PKG_VERSION")) @if !view.has_actions { " · read-only" } }
+                    }
+                }
+                main #main tabindex="-1" data-live=[live] { (body) }
+                dialog #keys aria-labelledby="keys-title" {
+                    header {
+                        h2 #keys-title { "Keyboard shortcuts" }
+                        form method="dialog" { button { "Close" } }
+                    }
+                    dl.keys {
+                        @for (keys, does) in KEYS {
+                            dt { @for key in keys { kbd { (key) } " " } }
+                            dd { (does) }
+                        }
+                    }
+                    label.check { input #keys-on type="checkbox" checked; " Use these keys" }
+                }
+            }
+        }
+    };
+    markup.into_string()
+}
+
+/// The heading of a page.
+pub(super) fn head(title: &str, about: Markup) -> Markup {
+    html! { header.head { div { h1 { (title) } @if !about.0.is_empty() { p { (about) } } } } }
+}
+
+/// The fields of every form.
+pub(super) fn own(ask: &Ask) -> Markup {
+    html! {
+        @if let Some(csrf) = &ask.csrf {
+            input type="hidden" name="csrf" value=(csrf);
+            input type="hidden" name="back" value=(here(ask));
+        }
+    }
+}
+
+/// `12,345`.
+pub(super) fn number(n: impl Into<i128>) -> String {
+    let n = n.into();
+    let digits = n.unsigned_abs().to_string();
+    let mut text = if n < 0 { "-".to_owned() } else { String::new() };
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// Formats a time span: `0.08 s`, `12 s`, `5 min 2 s`, `3 h 4 min`, `2 d 1 h`.
+pub(super) fn span(seconds: f64) -> String {
+    let seconds = if seconds.is_finite() { seconds.max(0.0) } else { 0.0 };
+    if seconds < 10.0 {
+        return match seconds {
+            s if s >= 1.0 => format!("{s:.1}\u{a0}s"),
+            s if s >= 0.01 => format!("{s:.2}\u{a0}s"),
+            s if s > 0.0 => format!("{:.1}\u{a0}ms", s * 1_000.0),
+            _ => "0\u{a0}s".into(),
+        };
+    }
+    let whole = Duration::from_secs_f64(seconds.min(1e12)).as_secs();
+    let two = |big: u64, unit: &str, small: u64, part: &str| match small {
+        0 => format!("{big}\u{a0}{unit}"),
+        small => format!("{big}\u{a0}{unit} {small}\u{a0}{part}"),
+    };
+    match whole {
+        s if s < 60 => format!("{s}\u{a0}s"),
+        s if s < 3_600 => two(s / 60, "min", s % 60, "s"),
+        s if s < 86_400 => two(s / 3_600, "h", s % 3_600 / 60, "min"),
+        s => two(s / 86_400, "d", s % 86_400 / 3_600, "h"),
+    }
+}
+
+/// Formats an estimate, in one unit: its histogram counts in steps that double, so it is not exact to the second.
+pub(super) fn about(seconds: f64) -> String {
+    match seconds {
+        s if s < 60.0 => span(s),
+        s if s < 3_600.0 => format!("{:.0}\u{a0}min", s / 60.0),
+        s if s < 86_400.0 => format!("{:.1}\u{a0}h", s / 3_600.0),
+        s => format!("{:.1}\u{a0}d", s / 86_400.0),
+    }
+}
+
+/// Formats a time span in whole seconds.
+pub(super) fn whole(seconds: f64) -> String {
+    if seconds < 10.0 { format!("{}\u{a0}s", seconds.max(0.0).floor()) } else { span(seconds) }
+}
+
+pub(super) fn between(from: DateTime<Utc>, to: DateTime<Utc>) -> String {
+    span((to - from).to_std().unwrap_or_default().as_secs_f64())
+}
+
+/// Formats a time span in one unit, so that it changes seldom.
+fn one_unit(span: TimeDelta) -> String {
+    match span.num_seconds() {
+        s if s < 60 => format!("{}\u{a0}s", s.max(0)),
+        s if s < 3_600 => format!("{}\u{a0}min", s / 60),
+        s if s < 86_400 => format!("{}\u{a0}h", s / 3_600),
+        s => format!("{}\u{a0}d", s / 86_400),
+    }
+}
+
+/// How long ago, or how soon, in one unit.
+fn relative(at: DateTime<Utc>, now: DateTime<Utc>) -> String {
+    let ahead = at - now;
+    match ahead.num_seconds() {
+        0 => "now".into(),
+        s if s > 0 => format!("in {}", one_unit(ahead)),
+        _ => format!("{} ago", one_unit(-ahead)),
+    }
+}
+
+pub(super) fn time(at: DateTime<Utc>) -> Markup {
+    moment(at, &relative(at, Utc::now()))
+}
+
+/// The time that has passed since a moment.
+pub(super) fn since(at: DateTime<Utc>) -> Markup {
+    moment(at, &one_unit(Utc::now() - at))
+}
+
+/// A text about a moment; the tooltip has its date.
+fn moment(at: DateTime<Utc>, text: &str) -> Markup {
+    let whole = at.format("%Y-%m-%d %H:%M:%S%.3f UTC").to_string();
+    html! { time datetime=(at.to_rfc3339()) title=(whole) { (text) } }
+}
+
+/// A word with a shape and a colour. `is` is a status of the style sheet.
+pub(super) fn status(is: &str, word: &str) -> Markup {
+    html! { span.status data-is=(is) { (word) } }
+}
+
+/// The end of an ID, which differs between the jobs of a page; the tooltip has the whole ID.
+pub(super) fn short(id: JobId) -> Markup {
+    let whole = id.to_string();
+    html! { span.id title=(whole) { "…" (&whole[whole.len() - 6..]) } }
+}
+
+pub(super) fn job_link(view: &View, id: JobId, text: &str) -> Markup {
+    html! { a.row href={ (view.base) "/jobs/" (id) } { (text) } " " (short(id)) }
+}
+
+pub(super) fn owner(worker: &str) -> Markup {
+    html! { span.owner { (worker) } }
+}
+
+/// The first line of a user's text; the tooltip has more of it.
+pub(super) fn clip(text: &str) -> Markup {
+    let line: String = text.lines().next().unwrap_or_default().chars().take(300).collect();
+    html! { span.clip title=(text.chars().take(2_000).collect::<String>()) { (line) } }
+}
+
+/// The tabs above a list: one choice each.
+pub(super) fn tabs(label: &str, tabs: &[(String, String, Option<i64>, bool)]) -> Markup {
+    html! {
+        nav.tabs #tabs aria-label=(label) {
+            @for (address, text, count, is_current) in tabs {
+                a href=(address) aria-current=[is_current.then_some("true")] {
+                    (text)
+                    @if let Some(count) = count { " " span.count { (number(*count)) } }
+                }
+            }
+        }
+    }
+}
+
+/// The word for a recovery event.
+pub(super) fn event_word(of: &Event) -> &str {
+    match (of.event.as_str(), of.path.as_str()) {
+        ("reset", "redelivery") => "taken over",
+        ("reset", _) => "reset",
+        ("release", _) => "released",
+        ("refused_write", _) => "write refused",
+        (other, _) => other,
+    }
+}
+
+/// A recovery event and its cause.
+pub(super) fn event_title(of: &Event) -> &str {
+    match (of.event.as_str(), of.path.as_str()) {
+        ("reset", "vanished") => "Reset: worker gone",
+        ("reset", "reconcile") => "Reset: worker restarted",
+        ("reset", "scanner") => "Reset: heartbeat missed",
+        ("reset", "redelivery") => "Taken over: heartbeat missed",
+        ("release", _) => "Released",
+        ("refused_write", _) => "Stale write refused",
+        ("republished", _) => "Republished: message lost",
+        _ => event_word(of),
+    }
+}
+
+pub(super) fn event(of: &Event) -> Markup {
+    html! { span.event data-is=(of.event) { (event_word(of)) } }
+}
+
+pub(super) fn handover(of: &Event) -> Markup {
+    html! {
+        @match &of.owner_before {
+            Some(before) => {
+                span.handover {
+                    (owner(before)) " " span.unseen { "then" } " "
+                    @match &of.owner_after {
+                        Some(after) => (owner(after)),
+                        None => span.soft { "no owner yet" },
+                    }
+                }
+            }
+            None => span.soft { "had no owner" },
+        }
+    }
+}
+
+/// The token of the event, and the next one.
+pub(super) fn tokens(of: &Event) -> Markup {
+    html! {
+        (of.token)
+        @if let Some(after) = of.token_after { span.soft { " → " (after) } }
+    }
+}
+
+/// The pager below a list.
+pub(super) fn pager(said: &str, newest: Option<String>, older: Option<String>) -> Markup {
+    html! {
+        nav.pager aria-label="Older and newer" {
+            span { (said) }
+            div {
+                @if let Some(newest) = newest { a.button href=(newest) { "Newest" } }
+                @if let Some(older) = older { a.button href=(older) rel="next" { "Older" } }
+            }
+        }
+    }
+}
+
+/// Passes our own markup through, such as a chart.
+pub(super) fn drawn(svg: String) -> Markup {
+    PreEscaped(svg)
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test may panic")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_and_numbers_read_well() {
+        for (seconds, text) in [
+            (0.0, "0 s"),
+            (-3.0, "0 s"),
+            (f64::NAN, "0 s"),
+            (0.000_4, "0.4 ms"),
+            (0.08, "0.08 s"),
+            (1.44, "1.4 s"),
+            (12.9, "12 s"),
+            (302.0, "5 min 2 s"),
+            (300.0, "5 min"),
+            (11_040.0, "3 h 4 min"),
+            (176_400.0, "2 d 1 h"),
+            (f64::MAX, "11574074 d 1 h"),
+        ] {
+            assert_eq!(span(seconds).replace('\u{a0}', " "), text);
+        }
+        for (n, text) in [(0, "0"), (999, "999"), (1_000, "1,000"), (-1_234_567, "-1,234,567")] {
+            assert_eq!(number(n), text);
+        }
+    }
+
+    #[test]
+    fn a_time_has_one_unit() {
+        let now = DateTime::from_timestamp(1_800_000_000, 0).unwrap();
+        for (ahead, text) in
+            [(0, "now"), (-12, "12 s ago"), (-200, "3 min ago"), (840, "in 14 min"), (-90_000, "1 d ago")]
+        {
+            assert_eq!(relative(now + TimeDelta::seconds(ahead), now).replace('\u{a0}', " "), text);
+        }
+    }
+}

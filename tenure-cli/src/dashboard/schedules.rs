@@ -1,0 +1,75 @@
+//! Schedules: a job at each tick.
+
+use maud::html;
+
+use super::{
+    Ask, Failure, View,
+    page::{self, Page, Regions, time},
+};
+
+pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
+    let schedules = view.tenure.schedules().await.map_err(Failure::from)?;
+    let mut live = Regions::default();
+    let table = html! {
+        section.panel #schedules {
+            @if schedules.is_empty() {
+                div.empty {
+                    strong { "No schedules yet" }
+                    p { "Add one: " code { "tenure schedules add NAME CRON QUEUE KIND JSON" } }
+                }
+            } @else {
+                div.scroll { table.cards {
+                    thead { tr {
+                        th scope="col" { "Schedule" }
+                        th scope="col" { "State" }
+                        th scope="col" { "Expression" }
+                        th scope="col" { "Enqueues" }
+                        th scope="col" { "Missed ticks" }
+                        th.num scope="col" { "Next tick" }
+                        th.num scope="col" { "Last tick" }
+                        @if view.has_actions { th scope="col" { span.unseen { "Action" } } }
+                    } }
+                    tbody {
+                        @for of in &schedules {
+                            @let is_paused = of.paused_at.is_some();
+                            tr id={ "schedule-" (of.name) } {
+                                th.tight scope="row" { (of.name) }
+                                td data-label="State" {
+                                    @if is_paused { (page::status("paused", "paused")) } @else
+                                        { (page::status("open", "active")) }
+                                }
+                                td.tight data-label="Expression" { code { (of.cron) } " " span.soft { (of.time_zone) } }
+                                td data-label="Enqueues" { (of.kind) " " span.soft { "in " (of.queue) } }
+                                td data-label="Missed ticks" { (of.missed) }
+                                td.num.tight.none[is_paused] data-label="Next tick" { @if !is_paused
+                                    { (time(of.next_at)) } }
+                                td.num.tight data-label="Last tick" {
+                                    @match (of.last_tick_at, of.last_job_id) {
+                                        (Some(at), Some(job)) => a.row href={ (view.base) "/jobs/" (job) }
+                                            { (time(at)) },
+                                        (Some(at), None) => (time(at)),
+                                        _ => "–",
+                                    }
+                                }
+                                @if view.has_actions {
+                                    td.act {
+                                        @let verb = if is_paused { "resume" } else { "pause" };
+                                        form method="post" action={ (view.base) "/schedules/" (of.name) "/" (verb) } {
+                                            (page::own(ask))
+                                            button { @if is_paused { "Resume" } @else { "Pause" } }
+                                        }
+                                    }
+                                }
+                            }
+                        }
+                    }
+                } }
+            }
+        }
+    };
+    let body = html! {
+        (page::head("Schedules", html! { "A job at each tick of a cron expression." }))
+        (live.put("schedules", table))
+    };
+    Ok(live.page("Schedules", "schedules", body))
+}

@@ -1,0 +1,209 @@
+//! Exec: runs a command as the handler.
+
+pub(crate) mod guard;
+mod output;
+
+use std::{
+    collections::VecDeque,
+    io::Write,
+    os::unix::process::ExitStatusExt,
+    path::{Path, PathBuf},
+    process::Stdio,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use futures::StreamExt;
+use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::{
+    io::{AsyncRead, AsyncWriteExt},
+    process::{Child, Command},
+};
+use tracing::Instrument;
+
+use output::{Line, lines};
+use tenure::{
+    JobContext, JobError, Outcome,
+    internals::{EndedInTheMiddle, trace},
+};
+
+/// How many last lines of standard error a failure records.
+const STDERR_LINES_KEPT: usize = 20;
+/// `EX_DATAERR` of sysexits.h: the input is wrong, so a retry cannot help.
+const EXIT_PERMANENT: i32 = 65;
+/// How long to snooze a job when the worker could not start its command.
+const NOT_STARTED: Duration = Duration::from_secs(10);
+/// How long to read the pipes of a command that has ended.
+pub(crate) const LAST_WORDS: Duration = Duration::from_secs(5);
+
+/// The output of a command that the worker keeps.
+#[derive(Debug, Default)]
+struct Captured {
+    output: Option<String>,
+    last_words: VecDeque<String>,
+}
+
+type SharedCapture = Arc<Mutex<Captured>>;
+
+fn lock(captured: &SharedCapture) -> std::sync::MutexGuard<'_, Captured> {
+    captured.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A running command and its guard.
+struct Started {
+    guard: Child,
+    stdin: tokio::process::ChildStdin,
+    checkpoint: tempfile::NamedTempFile,
+    group: tempfile::NamedTempFile,
+}
+
+/// The path of this program, even after an upgrade has replaced the file.
+pub(crate) fn this_program() -> std::io::Result<PathBuf> {
+    let this = Path::new("/proc/self/exe");
+    if this.exists() { Ok(this.to_path_buf()) } else { std::env::current_exe() }
+}
+
+/// Starts a command under its guard. An error is the fault of the worker's machine, not of the job.
+fn start(command: &str, ctx: &JobContext) -> std::io::Result<Started> {
+    let mut checkpoint = tempfile::NamedTempFile::with_prefix("tenure-checkpoint-")?;
+    if let Some(json) = ctx.raw_checkpoint() {
+        checkpoint.write_all(json.as_bytes())?;
+    }
+    let group = tempfile::NamedTempFile::with_prefix("tenure-group-")?;
+    let mut guard = Command::new::<PathBuf>(this_program()?)
+        .args(["exec-guard", "--group-file"])
+        .arg(group.path())
+        .args(["--", command])
+        .env("TENURE_JOB_ID", ctx.id().to_string())
+        .env("TENURE_QUEUE", ctx.queue())
+        .env("TENURE_KIND", ctx.kind())
+        .env("TENURE_ATTEMPT", ctx.attempt().to_string())
+        .env("TENURE_FENCING_TOKEN", ctx.token().to_string())
+        .env("TENURE_CHECKPOINT_FILE", checkpoint.path())
+        // The attempt's own span if a subscriber records it, otherwise the job's context.
+        .env("TRACEPARENT", trace::here().as_deref().or(ctx.trace_context()).unwrap_or_default())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        // Ctrl-C must reach only the worker, which then ends its commands in an orderly way.
+        .process_group(0)
+        .spawn()?;
+    let stdin = guard.stdin.take().ok_or(std::io::ErrorKind::BrokenPipe)?;
+    Ok(Started { guard, stdin, checkpoint, group })
+}
+
+/// Runs one job by a command.
+pub(crate) async fn run(command: &str, ctx: JobContext) -> Result<Outcome, JobError> {
+    let Started { mut guard, mut stdin, checkpoint, group } = match start(command, &ctx) {
+        Ok(started) => started,
+        Err(error) => {
+            tracing::error!(%error, "the command could not be started; the job is snoozed");
+            return Ok(Outcome::Snooze(NOT_STARTED));
+        }
+    };
+    let (Some(stdout), Some(stderr)) = (guard.stdout.take(), guard.stderr.take()) else {
+        return Err(JobError::msg("the command's pipes are missing"));
+    };
+    // The payload as it was enqueued: a parser would round large numbers.
+    let body = ctx.raw_payload().as_bytes();
+    stdin.write_all(&(body.len() as u64).to_be_bytes()).await?;
+    stdin.write_all(body).await?;
+    // From here on the open pipe tells the guard that the worker lives and wants the command to go on. Dropping this
+    // future closes it, and the guard ends the command.
+    let alive = stdin;
+
+    let captured = SharedCapture::default();
+    let mut readers = tokio::task::JoinSet::new();
+    readers.spawn(read_stdout(stdout, ctx.clone(), captured.clone()).in_current_span());
+    readers.spawn(read_stderr(stderr, captured.clone()).in_current_span());
+    // Biased: a command that has ended keeps its status, even if a cancellation arrives at the same moment.
+    let status = tokio::select! { biased;
+        status = guard.wait() => status?,
+        reason = ctx.cancelled() => {
+            drop(alive);
+            let status = guard.wait().await?;
+            if status.code().is_none() {
+                end_group(group.path());
+            }
+            let read = async { while readers.join_next().await.is_some() {} };
+            drop(tokio::time::timeout(LAST_WORDS, read).await);
+            // Exit 0 with an output is a success. Without one it is not: many programs exit with 0 on SIGTERM.
+            let output = std::mem::take(&mut *lock(&captured)).output;
+            if status.success()
+                && let Some(json) = output
+            {
+                return Ok(Outcome::DoneJson(json));
+            }
+            return Err(JobError::from(EndedInTheMiddle::new(format!("the worker ended the command: {reason}"))));
+        }
+    };
+    drop(alive);
+    if status.code().is_none() {
+        // The guard was killed, but not its command.
+        end_group(group.path());
+    }
+    drop((checkpoint, group));
+    // Only a process that left the group can still hold the pipes.
+    let read = async { while readers.join_next().await.is_some() {} };
+    if tokio::time::timeout(LAST_WORDS, read).await.is_err() {
+        tracing::warn!("a process still holds the command's output open; the worker stops reading it");
+    }
+    let Captured { output, last_words } = std::mem::take(&mut *lock(&captured));
+    let last_words = Vec::from(last_words).join("\n");
+    match (status.code(), status.signal()) {
+        (Some(0), _) => Ok(output.map_or(Outcome::Done(None), Outcome::DoneJson)),
+        (Some(EXIT_PERMANENT), _) => Err(JobError::permanent(format!("exit {EXIT_PERMANENT}: {last_words}"))),
+        (Some(code), _) => Err(JobError::msg(format!("exit {code}: {last_words}"))),
+        (None, signal) => {
+            Err(JobError::msg(format!("the guard was killed by signal {signal:?}: {last_words}")))
+        }
+    }
+}
+
+fn end_group(file: &Path) {
+    let group = std::fs::read_to_string(file).ok().and_then(|text| text.trim().parse().ok());
+    if let Some(group) = group.and_then(Pid::from_raw) {
+        // The group may have ended by itself.
+        kill_process_group(group, Signal::KILL).ok();
+    }
+}
+
+/// Reports the progress lines of standard output, and keeps the last output. Never waits for the database, which
+/// would block the command's writes and could lose its last lines.
+async fn read_stdout(stdout: impl AsyncRead + Unpin, ctx: JobContext, captured: SharedCapture) {
+    let mut lines = lines(stdout);
+    while let Some(line) = lines.next().await {
+        let text = match line {
+            Ok(text) => text,
+            Err(error) => {
+                tracing::warn!(%error, "an unreadable line of standard output was skipped");
+                continue;
+            }
+        };
+        let Line { stage, percent, message, checkpoint, output, is_report, is_output } = Line::read(&text);
+        if is_report {
+            if let Err(error) = ctx.report_now(stage, percent, message, checkpoint) {
+                tracing::warn!(error = ?error, "a report was rejected");
+            }
+        } else if !is_output {
+            tracing::info!("{text}");
+        }
+        if output.is_some() {
+            lock(&captured).output = output;
+        }
+    }
+}
+
+/// Logs standard error, and keeps its last lines.
+async fn read_stderr(stderr: impl AsyncRead + Unpin, captured: SharedCapture) {
+    let mut lines = lines(stderr);
+    while let Some(line) = lines.next().await {
+        let Ok(text) = line else { continue };
+        tracing::info!("{text}");
+        let last = &mut lock(&captured).last_words;
+        if last.len() == STDERR_LINES_KEPT {
+            last.pop_front();
+        }
+        last.push_back(text);
+    }
+}

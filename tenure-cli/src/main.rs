@@ -1,0 +1,12 @@
+//! The program `tenure`: the operator's command line, the dashboard, the bench, and workers in any language.
+
+mod bench;
+mod commands;
+mod dashboard;
+mod exec;
+mod serve;
+mod timeline;
+
+fn main() -> std::process::ExitCode {
+    commands::main()
+}
