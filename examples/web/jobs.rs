@@ -21,6 +21,7 @@ impl Job for Receipt {
 
 pub(crate) async fn receipt(job: Receipt, ctx: JobContext<Shop>) -> Result<Outcome, JobError> {
     let order = job.order;
+    // ANCHOR: once
     // `once` books exactly once, however many attempts the job takes: the effect and its record are one commit.
     let (email, cents): (String, i64) = ctx
         .once("book", async |tx| {
@@ -31,6 +32,7 @@ pub(crate) async fn receipt(job: Receipt, ctx: JobContext<Shop>) -> Result<Outco
         .await?;
     // No transaction covers a mail: after a crash, the next attempt may send it again.
     ctx.state().mailer.send(&email, &format!("order {order}: {cents} cents"))?;
+    // ANCHOR_END: once
     Outcome::done(cents)
 }
 
@@ -87,6 +89,7 @@ pub(crate) fn nightly() -> Schedule {
 
 /// Builds the worker, for the program and for its tests.
 pub(crate) fn worker(shop: &Shop) -> WorkerBuilder<Shop> {
+    // ANCHOR: worker
     Worker::builder(&shop.tenure)
         .state(shop.clone())
         .handle(receipt)
@@ -95,6 +98,7 @@ pub(crate) fn worker(shop: &Shop) -> WorkerBuilder<Shop> {
         .concurrency("orders", 8)
         .concurrency("pictures", 2)
         .concurrency("reports", 1)
+    // ANCHOR_END: worker
 }
 
 pub(crate) const TABLES: &str = "

@@ -86,6 +86,7 @@ impl IntoResponse for Unexpected {
 
 /// The order and both jobs, or nothing of them: a rolled-back order leaves no job behind.
 async fn place(State(shop): State<Shop>, Json(new): Json<NewOrder>) -> Result<Json<Placed>, Unexpected> {
+    // ANCHOR: place
     let mut tx = shop.pool.begin().await?;
     let insert = sqlx::query_scalar("INSERT INTO orders (email, cents) VALUES ($1, $2) RETURNING id");
     let order: i64 = insert.bind(&new.email).bind(new.cents).fetch_one(&mut *tx).await?;
@@ -93,6 +94,7 @@ async fn place(State(shop): State<Shop>, Json(new): Json<NewOrder>) -> Result<Js
     let receipt = receipt.tx(&mut tx).await?.id;
     let resize = shop.tenure.enqueue(Resize { order, pictures: new.pictures }).tx(&mut tx).await?.id;
     tx.commit().await?;
+    // ANCHOR_END: place
     Ok(Json(Placed { order, receipt, resize }))
 }
 

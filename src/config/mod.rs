@@ -25,7 +25,7 @@ pub use timing::{Timing, TimingError};
 pub struct Config {
     /// Postgres. `DATABASE_URL`.
     pub database_url: String,
-    /// NATS: one URL, or several joined by commas. `NATS_URL`.
+    /// NATS: one URL, or separate several by commas. `NATS_URL`.
     pub nats_url: String,
     /// A NATS credentials file (JWT and seed), instead of a user in the URL. `TENURE_NATS_CREDENTIALS`.
     pub nats_credentials: Option<PathBuf>,
@@ -306,7 +306,7 @@ impl fmt::Debug for Config {
     }
 }
 
-/// Masks a URL, or several joined by commas: hides everything before the `@`, and leaves the parameters out. A text
+/// Masks a URL, or separate several by commas: hides everything before the `@`, and leaves the parameters out. A text
 /// that is no URL is hidden whole.
 pub(crate) fn masked(urls: &str) -> String {
     let mask = |url: &str| {

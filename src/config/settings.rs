@@ -140,7 +140,7 @@ pub(super) static SETTINGS: &[Setting] = &[
     ),
     url(
         "NATS_URL",
-        "NATS, for example `nats://host:4222`; several joined by commas. It must be set.",
+        "NATS, for example `nats://host:4222`; separate several by commas. It must be set.",
         |config, text| {
             config.nats_url = text.into();
             Ok(())

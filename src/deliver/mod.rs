@@ -140,7 +140,7 @@ impl Deliver {
             Ok(delivered) => delivered,
             Err(error) => {
                 tracing::warn!(%error, subject = delivery.subject, worker = %self.worker_id,
-                    "a delivery failed; NATS will redeliver the message");
+                    "could not handle a delivery; NATS will redeliver the message");
                 Delivered::Missed(Missed::Unanswered)
             }
         }
@@ -309,7 +309,7 @@ impl Deliver {
 
     /// Releases the jobs that a claim of this worker won although its answer was lost. Another worker that
     /// receives their messages would take this worker for a live owner.
-    pub(crate) async fn give_back_unanswered(&self) -> Result<(), StoreError> {
+    pub(crate) async fn release_unanswered(&self) -> Result<(), StoreError> {
         let unanswered = || self.unanswered.lock().unwrap_or_else(PoisonError::into_inner);
         let jobs: Vec<_> = unanswered().keys().copied().collect();
         if jobs.is_empty() {
@@ -320,7 +320,7 @@ impl Deliver {
             // The holder of a reservation knows of the claim, or will soon.
             if let LocalJob::Unknown(_reservation) = self.running.reserve(key.job) {
                 tracing::warn!(job = %key.job, token = key.token.0, worker = %self.worker_id,
-                    "the answer to a claim was lost; the job is released, its attempt not charged");
+                    "the answer to a claim was lost; the worker released the job, and the attempt does not count");
                 self.release_orphan(key).await?;
             }
         }
@@ -370,7 +370,7 @@ impl Deliver {
         if self.store.bury_unknown(job, self.unknown_kind_after, &error).await?.is_some() {
             metrics::died(Category::UnknownKind);
             tracing::error!(%job, kind, queue = named.queue, worker = %self.worker_id,
-                "no worker knows the kind of a job; it is a dead letter now");
+                "no worker knows the kind of a job; the job is a dead letter now");
             return Ok(Delivered::Missed(Missed::Died));
         }
         // Logs the first, then every hundredth.
@@ -434,14 +434,14 @@ impl Deliver {
         }
         let (job, subject, reason) = (refused.id, &refused.subject, &refused.reason);
         tracing::error!(%job, subject, category = category.as_str(), reason, worker = %self.worker_id,
-            "a message cannot be a job; it is a dead letter now");
+            "a message cannot be a job; the job is a dead letter now");
         metrics::terminated(category.as_str());
         metrics::died(category);
         Ok(None)
     }
 }
 
-/// Dropped, it records a job whose claim got no answer, for [`Deliver::give_back_unanswered`].
+/// Dropped, it records a job whose claim got no answer, for [`Deliver::release_unanswered`].
 struct Unanswered<'t> {
     table: &'t Mutex<HashMap<JobId, Instant>>,
     job: JobId,

@@ -271,12 +271,12 @@ async fn an_unanswered_claim_is_watched_for_three_deadlines_and_no_longer() {
     let (fresh, old) = (place.job().await, place.job().await);
     let sent = HashMap::from([(fresh, ago(late.mul_f64(0.8))), (old, ago(late))]);
     *deliver.unanswered.lock().unwrap() = sent;
-    deliver.give_back_unanswered().await.unwrap();
+    deliver.release_unanswered().await.unwrap();
     let left: Vec<_> = deliver.unanswered.lock().unwrap().keys().copied().collect();
     assert_eq!(left, [fresh]);
     // The claim arrives late, and wins.
     place.claim(fresh, WORKER).await.unwrap();
-    deliver.give_back_unanswered().await.unwrap();
+    deliver.release_unanswered().await.unwrap();
     assert_eq!(place.value(&format!("SELECT status FROM tenure.jobs WHERE id = '{fresh}'")).await, "queued");
 }
 

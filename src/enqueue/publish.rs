@@ -288,10 +288,11 @@ impl Publications {
         let within = if self.stalled.load(Ordering::Acquire) { Duration::ZERO } else { ROOM_WITHIN };
         let room = timeout(within, self.room.clone().acquire_many_owned(permits)).await;
         if self.stalled.swap(room.is_err(), Ordering::AcqRel) != room.is_err() {
-            tracing::warn!(
-                stalled = room.is_err(),
-                "the stream confirms too slowly; the relay publishes new jobs meanwhile"
-            );
+            if room.is_err() {
+                tracing::warn!("NATS confirms too slowly; until it keeps up, the relay publishes new jobs");
+            } else {
+                tracing::info!("NATS keeps up again; this process publishes its new jobs itself");
+            }
         }
         room.ok()?.ok().map(Room)
     }
@@ -598,7 +599,7 @@ impl Publisher {
         metrics::published(group.confirmed);
         if let Some(error) = group.error {
             if self.failed.is_empty() {
-                tracing::warn!(%error, "publish failed; the relay will retry");
+                tracing::warn!(%error, "could not publish; the relay will retry");
                 self.failed_at = Some(Instant::now());
             }
             // Together: a caller that waits for the group waits until the relay has these.
@@ -627,7 +628,7 @@ impl Publisher {
             let failed: Vec<_> = failed.into_iter().map(|job| (job, 1)).collect();
             for failed in failed.chunks(FAILED_MAX) {
                 if let Err(error) = store.unpublished(failed, Duration::ZERO).await {
-                    tracing::warn!(%error, "the jobs were not handed to the relay; it will find them by itself, later");
+                    tracing::warn!(%error, "could not tell the relay about new jobs; it will find them later");
                 }
             }
             drop(held);

@@ -208,7 +208,7 @@ impl Watcher {
         }
         let jobs: Vec<_> = tickets.iter().map(|ticket| (ticket.job, ticket.dispatch)).collect();
         if let Err(error) = self.store.unpublished(&jobs, Duration::ZERO).await {
-            tracing::warn!(%error, "the jobs were not handed to the relay; it will find them by itself, later");
+            tracing::warn!(%error, "could not tell the relay about new jobs; it will find them later");
         }
     }
 }

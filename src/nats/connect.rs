@@ -30,7 +30,7 @@ use crate::{
 #[non_exhaustive]
 pub enum QueueError {
     /// The address is not valid.
-    #[error("NATS_URL {url:?} is not a NATS address; write nats://host:4222, several joined by commas")]
+    #[error("NATS_URL {url:?} is not a NATS address; write nats://host:4222, separate several by commas")]
     Address {
         /// The given address, without its password.
         url: String,

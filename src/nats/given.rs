@@ -63,7 +63,7 @@ fn look(client: Client) -> Seen {
             let mut since = noted.lock().unwrap_or_else(PoisonError::into_inner);
             match (*since, is_up) {
                 (Some(_), false) => {
-                    tracing::warn!(servers = SERVERS, "NATS connection: disconnected");
+                    tracing::warn!(servers = SERVERS, "disconnected from NATS; the client will reconnect");
                     *since = None;
                 }
                 (None, true) => *since = Some(Instant::now()),
@@ -73,7 +73,7 @@ fn look(client: Client) -> Seen {
             drop(since);
             if is_new {
                 if count > 1 {
-                    tracing::info!(servers = SERVERS, "connected to NATS again");
+                    tracing::info!(servers = SERVERS, "reconnected to NATS");
                 }
                 connected.send_replace(count);
             }

@@ -131,7 +131,7 @@ impl Receipt {
     }
 
     /// Returns the message at once, for another worker.
-    pub(crate) async fn give_back(&self) {
+    pub(crate) async fn nak(&self) {
         self.send_kind(AckKind::Nak(None)).await;
     }
 

@@ -296,7 +296,7 @@ impl Pull {
                 match self.delivery(message) {
                     Ok(delivery) => deliveries.push((delivery, slot)),
                     // JetStream did not send it: there is no job to run and no message to answer.
-                    Err(error) => tracing::warn!(%error, "dropped a message that JetStream did not deliver"),
+                    Err(error) => tracing::warn!(%error, "ignored a message that JetStream did not send"),
                 }
             }
         }

@@ -265,7 +265,8 @@ impl Queue {
         let mut known = self.stream_created.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = known.as_ref().filter(|known| **known != created) {
             tracing::warn!(stream = %self.stream, known, created,
-                "the stream was recreated; receipts of the old stream are void");
+                "the stream was recreated; the worker drops its messages of the old stream, \
+                 and the relay publishes their jobs again");
             self.epoch.fetch_add(1, Ordering::AcqRel);
         }
         *known = Some(created.clone());

@@ -50,7 +50,7 @@ impl Panics {
 /// Logs and counts a panic in work that is not restarted: other tasks or workers do it.
 pub(crate) fn tell(task: &'static str, panic: &(dyn Any + Send)) {
     metrics::panicked(task);
-    tracing::error!(task, panic = text(panic), "work of tenure's own panicked; please report it");
+    tracing::error!(task, panic = text(panic), "an internal task of tenure panicked; please report it");
 }
 
 /// Starts work whose result no caller needs; logs and counts its panic.

@@ -118,7 +118,7 @@ pub(crate) async fn tick(store: &Store) -> Result<usize, StoreError> {
                 tracing::error!(
                     schedule = schedule.name,
                     error = why,
-                    "tick failed; the next look will retry"
+                    "could not enqueue the job of a schedule's tick; the worker will retry"
                 );
             }
         }
@@ -138,7 +138,7 @@ async fn tick_one(store: &Store, schedule: &DueSchedule) -> Result<usize, StoreE
     };
     let Plan { ticks, next } = ticks.plan(schedule.next_at, schedule.now, schedule.missed);
     if next.is_none() {
-        tracing::warn!(schedule = name, "a schedule has no further tick; it is paused");
+        tracing::warn!(schedule = name, "a schedule has no further ticks; tenure paused it");
     }
     let ids: Vec<_> = ticks.iter().map(|_| JobId::generate()).collect();
     let Some(queue) = store.tick(name, schedule.next_at, next, &ids, &ticks).await? else {

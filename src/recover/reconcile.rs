@@ -46,7 +46,8 @@ impl LifeSign {
             Err(error) => {
                 let path = path.display();
                 tracing::warn!(%error, %path,
-                    "no lock file, so only the pid can prove a death; set TENURE_RUNTIME_DIR to a writable folder");
+                    "the worker has no lock file, so after a crash its jobs may wait longer; \
+                     set TENURE_RUNTIME_DIR to a writable folder");
                 Self { file: None }
             }
         }

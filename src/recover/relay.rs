@@ -186,7 +186,7 @@ async fn publish(
     let published = jobs.len() - failed.len();
     metrics::published(published);
     let Some(error) = last_error else { return Ok(published) };
-    tracing::warn!(jobs = failed.len(), %error, "publish failed; the relay will retry");
+    tracing::warn!(jobs = failed.len(), %error, "could not publish; the relay will retry");
     store.unpublished(&failed, AGAIN_AFTER).await?;
     Err(error.into())
 }

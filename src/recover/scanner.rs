@@ -44,7 +44,8 @@ pub(crate) async fn scan(
             stale = gate.stale,
             in_grace = gate.in_grace,
             breaker_open = gate.breaker_open,
-            "stale jobs were not reset; too many at once, or after a gap, get time to write"
+            "the scanner waits before it resets stale jobs: many became stale at once, or \
+             no worker scanned for a while; their workers get time to write"
         );
         return Ok(Some(0));
     }
@@ -58,7 +59,10 @@ pub(crate) async fn scan(
     // The metrics may take too long with a very long queue; recovery does not depend on them.
     if let Err(error) = store.measure().await {
         let error = JobError::from(error).text();
-        tracing::warn!(error, "counting the queues failed; their metrics stay those of the last scan");
+        tracing::warn!(
+            error,
+            "could not count the jobs of the queues; their metrics stay those of the last scan"
+        );
     }
     if let Err(error) = store.forget_activity().await {
         tracing::debug!(%error, "removing old statistics failed; the next scan will retry");

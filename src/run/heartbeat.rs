@@ -33,7 +33,7 @@ use crate::{
 const FLUSHES_MAX: usize = 10;
 const FLUSH_AGAIN: Duration = Duration::from_millis(500);
 /// The log message of a refused write.
-const REFUSED: &str = "refused a stale write: this worker no longer owns the job";
+const REFUSED: &str = "Postgres refused a stale write: this worker no longer owns the job";
 /// The deadline for extending the messages of one batch.
 const EXTENDED_WITHIN: Duration = Duration::from_millis(500);
 /// The interval at which the watch checks the running jobs.
@@ -122,7 +122,7 @@ impl Heartbeat {
                 if awake && writes(&job) && cannot_be_written(&job) {
                     let silence = job.pulse().written_at.elapsed();
                     tracing::warn!(parent: job.span.clone(), ?silence,
-                        "no write succeeded for too long; the handler is cancelled before others reset the job");
+                        "no write succeeded for too long; the handler is cancelled before other workers reset its job");
                     metrics::cut_off(&job.claim.kind);
                     job.cut_off();
                 }
@@ -154,7 +154,7 @@ impl Heartbeat {
             let (jobs, later) = rest.split_at(fitting(rest.iter().map(pending_bytes)));
             rest = later;
             if let Err(error) = self.write(jobs).await {
-                tracing::warn!(%error, jobs = jobs.len(), "progress write failed; the worker will retry");
+                tracing::warn!(%error, jobs = jobs.len(), "could not write progress; the worker will retry");
             }
         }
         // A handler that reports nothing does not learn from its own writes that its job was reset or cancelled.
@@ -229,10 +229,12 @@ impl Heartbeat {
                     }
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "the last progress write of an attempt failed");
+                    tracing::warn!(%error, "could not write an attempt's last progress");
                     refused += usize::from(!error.is_unavailable());
                     if refused == FLUSHES_MAX || !holds_a_checkpoint {
-                        tracing::error!("gave up the last progress write of an attempt; its report is lost");
+                        tracing::error!(
+                            "could not write the last progress of an attempt; the report is lost"
+                        );
                         return;
                     }
                 }
@@ -373,7 +375,7 @@ impl Heartbeat {
         for jobs in jobs.chunks(ITEMS_MAX) {
             if let Err(error) = self.check(jobs, None).await {
                 tracing::warn!(%error,
-                    "check of announced cancellations failed; the next progress write will see them");
+                    "could not look for announced cancellations; the next progress write will find them");
             }
         }
     }
@@ -417,7 +419,7 @@ impl Heartbeat {
         let noted = self.shared.store.note_refused(&[(job.key, write.into())], &self.shared.worker_id).await;
         if let Err(error) = noted {
             tracing::warn!(parent: None, job = %job.key.job, token = job.key.token.0,
-                worker = self.shared.worker_id, %error, "a refused write was not recorded");
+                worker = self.shared.worker_id, %error, "could not record a refused write in tenure.recovery_events");
         }
     }
 

@@ -161,11 +161,11 @@ impl Settle {
                 }
                 // Postgres will always refuse bad values; a missing right or server may come back.
                 Some(Err(error)) if !error.is_the_datas_fault() => {
-                    tracing::warn!(%error, "the completion failed; the worker will retry");
+                    tracing::warn!(%error, "could not write a completion; the worker will retry");
                 }
                 Some(Err(error)) => return Err(error),
                 None => {
-                    tracing::error!("the completion got no answer; the worker will retry");
+                    tracing::error!("Postgres did not confirm a completion; the worker will retry");
                 }
             }
             completions = &self.completions_again;
@@ -189,7 +189,8 @@ impl Settle {
                     Asked::Not => {}
                 },
                 Some(Err(error)) => {
-                    tracing::warn!(%error, verdict = end.verdict.as_str(), "the settle failed; the worker will retry");
+                    let verdict = end.verdict.as_str();
+                    tracing::warn!(%error, verdict, "could not write the end of an attempt; the worker will retry");
                     if error.is_the_datas_fault() && end.category != Some(Category::Refused) {
                         // Any value of the end may be at fault. Postgres accepts this end, which has few values.
                         let why = JobError::from(error).text();
@@ -201,7 +202,9 @@ impl Settle {
                         };
                     }
                 }
-                None => tracing::error!("the settle got no answer; the worker will retry"),
+                None => {
+                    tracing::error!("Postgres did not confirm the end of an attempt; the worker will retry");
+                }
             }
             ends = &self.ends_again;
             wait.next().await;

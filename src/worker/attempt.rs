@@ -110,7 +110,7 @@ impl<S: Send + Sync + 'static> Attempts<S> {
             // Cannot happen: `decide` looked up the kind of the message's subject, which is the claim's kind.
             tracing::error!(
                 job = %claim.key.job, token = claim.key.token.0, kind = claim.kind, worker = self.worker_id,
-                "claimed without a handler"
+                "the worker claimed a job for which it has no handler; please report it"
             );
             return;
         };

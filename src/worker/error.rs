@@ -16,7 +16,7 @@ pub enum WorkerError {
     #[error(transparent)]
     Handler(#[from] HandlerError),
     /// A queue has too few or too many slots.
-    #[error("queue {queue:?} has {slots} slots, but must have 1 to {SLOTS_MAX}")]
+    #[error("queue {queue:?} has {slots} slots, but must have between 1 and {SLOTS_MAX}")]
     Slots {
         /// The queue.
         queue: String,
@@ -81,10 +81,16 @@ pub enum WorkerError {
     Threads(Arc<io::Error>),
     /// The worker's task ended before the worker had stopped; other workers recover its jobs.
     #[error(
-        "the worker ended without stopping: it was aborted, it panicked, or its runtime was shut down; \
+        "the worker ended without stopping: it was aborted, or its runtime was shut down; \
          other workers recover its jobs"
     )]
     Aborted,
+    /// tenure itself panicked, which is a bug in tenure; other workers recover the jobs.
+    #[error("the worker ended by a bug in tenure: {text}; please report it; other workers recover its jobs")]
+    Panicked {
+        /// The text of the panic.
+        text: String,
+    },
     /// The host's name cannot be read.
     #[error("the host's name cannot be read; set TENURE_HOSTNAME")]
     Hostname,

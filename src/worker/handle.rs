@@ -1,12 +1,13 @@
 //! Handle: starts what a builder describes, and holds what is running.
 
-use std::{fmt, future::Future};
+use std::{fmt, future::Future, panic::AssertUnwindSafe};
 
+use futures::FutureExt;
 use tokio::{sync::watch, task::AbortHandle};
 use tokio_util::sync::CancellationToken;
 
 use super::{builder::WorkerBuilder, error::WorkerError, life::Life};
-use crate::observe::health::Health;
+use crate::observe::{health::Health, panics};
 
 /// A worker that runs in the background. See [`WorkerBuilder::start`].
 ///
@@ -68,6 +69,14 @@ impl WorkerHandle {
     }
 }
 
+/// Answers with the error of a panic. A panic in the worker's own life is a bug; the caller must learn of it.
+async fn ended_by(life: impl Future<Output = Result<(), WorkerError>>) -> Result<(), WorkerError> {
+    AssertUnwindSafe(life).catch_unwind().await.unwrap_or_else(|panic| {
+        panics::tell("worker", &*panic);
+        Err(WorkerError::Panicked { text: panics::text(&*panic).into() })
+    })
+}
+
 impl Drop for WorkerHandle {
     fn drop(&mut self) {
         self.stop();
@@ -104,7 +113,7 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
         let (tell, ended) = watch::channel(None);
         let stopped = stop.clone().cancelled_owned();
         let task = tokio::spawn(async move {
-            let answer = life.run(stopped).await;
+            let answer = ended_by(Box::pin(life.run(stopped))).await;
             tell.send_replace(Some(answer));
         });
         Ok(WorkerHandle { stop, ended, task: task.abort_handle(), health })
@@ -113,8 +122,9 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
     /// Starts the worker as [`WorkerBuilder::start`] does, and runs jobs until `shutdown` completes. Then stops the
     /// worker as [`WorkerHandle::stop`] does, and returns when it has ended.
     ///
-    /// Dropping this future asks the worker to stop, and does not wait: the worker goes on in the background until its
-    /// jobs have ended or are released. A runtime that shuts down meanwhile ends the worker as a crash does.
+    /// Dropping this future asks the worker to stop, and does not wait: the worker goes on in the background, and keeps
+    /// the port of `TENURE_LISTEN`, until its jobs have ended or are released. A runtime that shuts down
+    /// meanwhile ends the worker as a crash does.
     ///
     /// # Errors
     ///
@@ -126,5 +136,20 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
             () = shutdown => worker.stop(),
         }
         worker.wait().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test may panic")]
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_in_the_workers_own_life_is_an_error_with_its_text() {
+        let life = async { panic!("out of {}", "order") };
+        let error = ended_by(life).await.unwrap_err();
+        assert!(matches!(&error, WorkerError::Panicked { text } if text == "out of order"), "{error}");
+        ended_by(async { Ok(()) }).await.unwrap();
     }
 }

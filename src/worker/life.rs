@@ -127,7 +127,7 @@ impl<S: Send + Sync + 'static> Life<S> {
         if all_blocked {
             tracing::error!(
                 threads = threads.count(),
-                "every thread for handlers is blocked; the worker ends"
+                "handlers block every thread; the worker ends: restart the process"
             );
         }
         self.shutdown(common).run(Busy { pulls, stop_pulling, jobs, loops }).await;

@@ -45,7 +45,8 @@ impl Presence {
                 Ok(control) => return control,
                 Err(error) => {
                     if let Some(left_out) = self.repeats.tell(&format!("listen: {error}")) {
-                        tracing::warn!(%error, left_out, "not listening to cancellations and probes yet");
+                        tracing::warn!(%error, left_out,
+                            "the worker gets no cancellations and probes over NATS yet; it will retry");
                     }
                     sleep(Duration::from_millis(500)).await;
                 }

@@ -65,7 +65,7 @@ impl<S: Send + Sync + 'static> PullQueue<S> {
                 tracing::warn!(
                     queue = self.name,
                     reason = self.store.last_error(),
-                    "Postgres is away: not pulling"
+                    "Postgres is unavailable; the worker does not pull messages"
                 );
                 tokio::select! {
                     () = self.stop.cancelled() => break,
@@ -92,10 +92,14 @@ impl<S: Send + Sync + 'static> PullQueue<S> {
                     Err(error) => break error.to_string(),
                 }
             };
-            self.give_back(pull).await;
+            self.nak_all(pull).await;
             if !self.stop.is_cancelled() {
                 self.health.lacks(&queue_of(&self.name), why.clone());
-                tracing::warn!(queue = self.name, why, "pulling was interrupted; it starts again");
+                tracing::warn!(
+                    queue = self.name,
+                    why,
+                    "pulling messages was interrupted; the worker restarts it"
+                );
                 sleep(Duration::from_millis(50)).await;
                 if database.borrow().up {
                     self.look_after_stream().await;
@@ -121,7 +125,7 @@ impl<S: Send + Sync + 'static> PullQueue<S> {
                 *failures += 1;
                 self.health.lacks(&queue_of(name), error.to_string());
                 if failures.is_power_of_two() {
-                    tracing::warn!(%error, queue = name, failures, "the queue is not served; others are");
+                    tracing::warn!(%error, queue = name, failures, "cannot serve the queue; other queues are served");
                 }
                 let pause = (CONSUMER_AGAIN * (1 << (*failures).min(7))).min(CONSUMER_AGAIN_MAX);
                 tokio::select! {
@@ -158,10 +162,10 @@ impl<S: Send + Sync + 'static> PullQueue<S> {
     }
 
     /// Sends back the messages that were on their way to this worker.
-    async fn give_back(&self, pull: Pull) {
+    async fn nak_all(&self, pull: Pull) {
         for delivery in pull.stop().await {
             if self.stop.is_cancelled() {
-                delivery.receipt.give_back().await;
+                delivery.receipt.nak().await;
             } else {
                 delivery.receipt.send(ack_for(&Missed::Unanswered, delivery.deliveries)).await;
             }

@@ -116,7 +116,14 @@ impl Wanted {
             // No warning about these queues: jobs may be enqueued into them by name, whichever queue their type names.
             self.typed = None;
             self.shared.clear();
-            self.queues = std::mem::take(&mut self.only);
+            let named = std::mem::replace(&mut self.queues, std::mem::take(&mut self.only));
+            let left_out: Vec<_> = named.into_keys().filter(|name| !self.queues.contains_key(name)).collect();
+            if !left_out.is_empty() {
+                tracing::info!(
+                    ?left_out,
+                    "only_queue was called: the worker does not serve its other queues"
+                );
+            }
         }
         self.warn();
         let shares =

@@ -67,12 +67,15 @@ impl Shutdown {
             return;
         }
         let rest = self.running.stop_all();
-        tracing::warn!(jobs = rest, "still running after the grace; asked to stop");
+        tracing::warn!(
+            jobs = rest,
+            "handlers still run after `shutdown_grace`; the worker asks them to stop"
+        );
         let within = self.longest_grace.saturating_add(self.timing.database_within);
         if timeout(within, ended(jobs)).await.is_err() {
             tracing::error!(
                 jobs = self.running.all().len(),
-                "some jobs were not released; other workers will recover them"
+                "could not release some jobs; other workers will recover them"
             );
         }
     }
@@ -91,7 +94,7 @@ impl Shutdown {
             async { tokio::join!(self.report.now(), self.store.forget_workers(Some(us), Duration::ZERO)) };
         let removed = timeout(self.timing.database_within, signed_off).await;
         if !matches!(removed, Ok(((), Ok(forgotten))) if !forgotten.is_empty()) {
-            tracing::warn!("the worker's row remains; other workers will find this worker gone");
+            tracing::warn!("could not delete the worker's row; other workers will find this worker vanished");
         }
     }
 }

@@ -64,7 +64,7 @@ impl Start {
             Ok(Some(HandlerPool::Fits { writes, may_write })) => {
                 if !writes {
                     tracing::warn!(
-                        "the given pool cannot write: `once` and `fenced_tx` fail until it leads to the primary"
+                        "the given pool cannot write: `once` and `fenced_tx` fail until it connects to the primary"
                     );
                 }
                 if !may_write {
@@ -75,7 +75,7 @@ impl Start {
                 }
             }
             Err(error) => {
-                tracing::warn!(%error, "the given pool was not checked; `once` and `fenced_tx` may fail");
+                tracing::warn!(%error, "could not check the given pool; `once` and `fenced_tx` may fail");
             }
         }
         Ok(())
@@ -89,7 +89,7 @@ impl Start {
                 Err(error) if !error.is_unavailable() => {
                     tracing::error!(
                         %error,
-                        "the jobs of earlier processes of this host were not reset; the scanner will reset them"
+                        "could not reset the jobs of earlier processes of this host; the scanner will reset them"
                     );
                 }
                 answer => drop(answer?),

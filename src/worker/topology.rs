@@ -74,7 +74,10 @@ impl Topology {
     async fn ensure_stream(&self) -> Result<(), QueueError> {
         let drift = self.queue.ensure_stream().await?;
         if !drift.is_empty() {
-            tracing::error!(?drift, "the stream differs from its definition; `tenure migrate` changes it");
+            tracing::error!(
+                ?drift,
+                "the stream's configuration is not what tenure expects; run `tenure migrate` to change it"
+            );
         }
         Ok(())
     }
@@ -106,7 +109,7 @@ impl Topology {
             tracing::error!(
                 queue = name,
                 ?drift,
-                "the consumer differs from its definition; `tenure migrate --queue NAME` changes it"
+                "the consumer's configuration is not what tenure expects; run `tenure migrate --queue NAME`"
             );
         }
         Ok(consumer)

@@ -179,7 +179,7 @@ impl Turns {
                 drop(state);
                 tracing::warn!(
                     turn = turn.name(),
-                    "the fleet's work fails on this worker; another one may do it"
+                    "work that the fleet shares fails on this worker; the worker leaves it to another one"
                 );
             }
         }

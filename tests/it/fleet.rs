@@ -101,7 +101,7 @@ async fn a_worker_that_cannot_publish_leaves_the_relays_turn() {
     bench.until_finished(id).await;
     // The holder fails for 5 s, its turn ends, and the other worker asks. The client drops a dead link only after 30 s.
     assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
-    holder.until_log("the fleet's work fails on this worker").await;
+    holder.until_log("work that the fleet shares fails on this worker").await;
     other.stop().await;
 }
 

@@ -135,7 +135,7 @@ impl Attempt<'_> {
         if self.asked == Some(CancelReason::User) {
             return self.cancelled(None);
         }
-        tracing::warn!("no thread was free for its handler; released for another worker");
+        tracing::warn!("no thread was free for the handler; the worker released the job for another worker");
         Verdict::End(self.released(Reason::NoThread))
     }
 

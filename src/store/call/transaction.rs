@@ -154,7 +154,8 @@ impl Store {
         self.home.spawn(async move {
             let end = sqlx::query(END_TRANSACTION).bind(pid).bind(began);
             if let Err(error) = store.rows(end).await {
-                tracing::warn!(%error, "could not end an abandoned transaction; it goes on until its time limit");
+                tracing::warn!(%error,
+                    "Postgres did not end an abandoned transaction; it keeps its locks until its time limit");
             }
         });
     }

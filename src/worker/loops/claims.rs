@@ -86,12 +86,12 @@ pub(crate) struct ReleaseUnanswered {
 }
 
 impl Work for ReleaseUnanswered {
-    const NAME: &'static str = "give back";
+    const NAME: &'static str = "unanswered claims";
 
     async fn run(self) {
         loop {
             sleep(jittered(Duration::from_secs(1))).await;
-            if let Err(error) = self.deliver.give_back_unanswered().await {
+            if let Err(error) = self.deliver.release_unanswered().await {
                 tracing::debug!(%error, "could not look for claims without an answer; the worker will retry");
             }
         }

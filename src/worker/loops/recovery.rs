@@ -52,7 +52,7 @@ impl Work for Scan {
                 Ok(Some(0)) => {}
                 Ok(Some(_)) => self.relay.publish_due().await,
                 Err(error) => {
-                    tracing::warn!(%error, "the scan failed; the worker will retry");
+                    tracing::warn!(%error, "could not scan; the worker will retry");
                 }
             }
             sleep(jittered(wait)).await;
@@ -124,7 +124,7 @@ impl Work for Sweep {
             sleep(jittered(every / 4)).await;
             self.turns.wait_for(Turn::Scan).await;
             if let Err(error) = retention::sweep(&self.store, &self.queue, &self.retention, every).await {
-                tracing::warn!(%error, "the sweep failed; the next one will continue");
+                tracing::warn!(%error, "could not sweep finished jobs; the next sweep will continue");
             }
         }
     }

@@ -87,7 +87,7 @@ enum Command {
     /// List, show, watch, cancel and retry jobs.
     #[command(subcommand)]
     Jobs(JobsCommand),
-    /// List, redrive and purge dead letters: jobs that failed for good, and refused messages.
+    /// List, show, redrive and purge dead letters: failed jobs, and messages that could not become jobs.
     #[command(subcommand)]
     Dead(DeadCommand),
     /// List, pause, resume and limit queues, on all workers.
@@ -197,11 +197,12 @@ struct EnqueueArgs {
 
 #[derive(Debug, Args)]
 struct WorkArgs {
-    /// The queues to serve. With weights (`urgent=8 bulk=1`) they share the slots of --concurrency, in proportion as
-    /// long as all have jobs waiting.
+    /// The queues to serve. With weights (`urgent=8 bulk=1`) they share the slots of --concurrency in this proportion
+    /// while all have jobs waiting.
     #[arg(required = true, value_name = "QUEUE[=WEIGHT]")]
     queues: Vec<String>,
-    /// The command, run by `sh -c`. It reads the payload from standard input; see the README.
+    /// The command, run by `sh -c`. It reads the payload from standard input, and may write progress and
+    /// output as lines of JSON.
     #[arg(long)]
     exec: String,
     /// Run only jobs of these kinds; others wait for a worker that knows them. Default: all.

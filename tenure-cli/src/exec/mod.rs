@@ -97,7 +97,7 @@ pub(crate) async fn run(command: &str, ctx: JobContext) -> Result<Outcome, JobEr
     let Started { mut guard, mut stdin, checkpoint, group } = match start(command, &ctx) {
         Ok(started) => started,
         Err(error) => {
-            tracing::error!(%error, "the command could not be started; the job is snoozed");
+            tracing::error!(%error, "could not start the command; the worker snoozed the job");
             return Ok(Outcome::Snooze(NOT_STARTED));
         }
     };
@@ -146,7 +146,7 @@ pub(crate) async fn run(command: &str, ctx: JobContext) -> Result<Outcome, JobEr
     // Only a process that left the group can still hold the pipes.
     let read = async { while readers.join_next().await.is_some() {} };
     if tokio::time::timeout(LAST_WORDS, read).await.is_err() {
-        tracing::warn!("a process still holds the command's output open; the worker stops reading it");
+        tracing::warn!("a process still holds the command's output open; the worker stopped reading it");
     }
     let Captured { output, last_words } = std::mem::take(&mut *lock(&captured));
     let last_words = Vec::from(last_words).join("\n");

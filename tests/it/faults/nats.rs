@@ -78,7 +78,11 @@ async fn a_consumer_that_was_changed_by_hand_is_worked_with_and_reported() {
     let first = Step::new(&bench, "report");
     let id = bench.tenure.enqueue(first.clone()).await.unwrap().id;
     until_file(&first.file("started")).await;
-    assert!(victim.log().contains("the consumer differs from its definition"), "{}", victim.log());
+    assert!(
+        victim.log().contains("the consumer's configuration is not what tenure expects"),
+        "{}",
+        victim.log()
+    );
     victim.kill().await;
     // The first message never comes again; the reset publishes a new one.
     let next = Running::start(tenure::Worker::builder(&bench.tenure).handle(step).concurrency("steps", 8));

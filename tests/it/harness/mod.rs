@@ -37,12 +37,13 @@ struct Shared {
 static SHARED: OnceLock<Shared> = OnceLock::new();
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
-/// The folder of this run.
+/// The text of a statement of the library.
 pub fn statement(name: &str) -> &'static str {
     let found = tenure::internals::STATEMENTS.iter().find(|(known, _)| *known == name);
     found.unwrap_or_else(|| panic!("no statement {name}")).1
 }
 
+/// The folder of this run.
 pub fn run_folder() -> PathBuf {
     std::env::temp_dir().join(format!("tenure-it-{}", std::process::id()))
 }
