@@ -265,6 +265,14 @@ impl Enqueue<'_> {
     /// Pass `&mut tx` of a `sqlx::PgTransaction`, or the connection that
     /// [`JobContext::once`](crate::JobContext::once) and [`JobContext::fenced_tx`](crate::JobContext::fenced_tx)
     /// hand to their closures.
+    ///
+    /// # Errors
+    ///
+    /// See [`EnqueueError`]. After an error of Postgres the transaction is aborted: roll it back. After an error that
+    /// tenure found itself, such as an invalid name or [`EnqueueError::QueueFull`], it is as before.
+    ///
+    /// Cancel safe in this sense: if the future is dropped, the job may be part of the transaction or not. Roll the
+    /// transaction back.
     pub async fn tx(self, tx: &mut sqlx::PgConnection) -> Result<Enqueued, EnqueueError> {
         let Self { tenure, mut request } = self;
         let span = request.sending();
@@ -284,7 +292,11 @@ impl Enqueue<'_> {
 }
 
 impl EnqueueMany<'_> {
-    /// See [`Enqueue::tx`].
+    /// Enqueues all of the jobs inside the user's transaction: see [`Enqueue::tx`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Enqueue::tx`]. No job is enqueued.
     pub async fn tx(self, tx: &mut sqlx::PgConnection) -> Result<Vec<Enqueued>, EnqueueError> {
         let Self { tenure, mut requests } = self;
         let span = sending(&mut requests);

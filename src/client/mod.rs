@@ -29,6 +29,17 @@ use crate::{
 };
 
 /// The handle to tenure: its connections to Postgres and NATS, and the writes in flight. Cheap to clone.
+///
+/// # Errors
+///
+/// A call that reads or writes the database ends within [`Timing::database_within`](crate::Timing::database_within);
+/// its error says whether Postgres was unavailable ([`StoreError::is_unavailable`]) or refused the statement.
+/// A write without an answer may have happened. Repeating it does no harm, but for an enqueue without a unique key,
+/// which creates a second job.
+///
+/// # Cancel safety
+///
+/// Each call may be dropped at any time. Its statement then happened or not, and never in part.
 #[derive(Clone)]
 pub struct Tenure {
     inner: Arc<Inner>,
@@ -105,6 +116,10 @@ impl Tenure {
 
     /// Runs [`Tenure::migrate`], creates the stream and the consumers of `queues` if they are missing, and changes
     /// those that differ from their definitions.
+    ///
+    /// # Errors
+    ///
+    /// Postgres or NATS is unavailable or refuses a step. Steps before it stay done; call it again.
     pub async fn setup(&self, queues: &[String]) -> Result<Vec<i64>, SetupError> {
         let applied = self.migrate().await?;
         self.inner.queue.apply_topology(queues).await?;

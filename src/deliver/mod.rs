@@ -434,7 +434,7 @@ impl Deliver {
         }
         let (job, subject, reason) = (refused.id, &refused.subject, &refused.reason);
         tracing::error!(%job, subject, category = category.as_str(), reason, worker = %self.worker_id,
-            "a message cannot be a job; the job is a dead letter now");
+            "a message cannot be a job; the message is a dead letter now");
         metrics::terminated(category.as_str());
         metrics::died(category);
         Ok(None)

@@ -9,12 +9,12 @@ use std::time::Duration;
 use crate::{Config, Health, JobError, StoreError, Tenure};
 
 pub use crate::{
-    config::{InForce, Serve, Settings},
+    config::{Serve, Settings},
     job::{
         MAX_ATTEMPTS_DEFAULT,
-        attempt::{AttemptOutcome, Category, Reason, RecoveryPath, Route},
+        attempt::{Category, Reason},
         chained,
-        claim::{Claim, ClaimKey},
+        claim::Claim,
         span::span,
     },
     nats::{Progress, Queue},
@@ -26,9 +26,8 @@ pub use crate::{
     recover::retention,
     run::handlers::EndedInTheMiddle,
     store::{
-        BenchCounters, BenchRelayed, BenchStarted, BenchState, CancelAnswer, ClaimRequest, Completion,
-        DeadGroup, DueJob, EndedAttempt, Event, EventCount, EventFilter, Fleet, JobTexts, LockPolicy, Minute,
-        NEEDS, ProgressWrite, QueueStats, STATEMENTS, Schema, Store,
+        BenchCounters, BenchStarted, BenchState, ClaimRequest, Completion, DeadGroup, Event, EventCount,
+        EventFilter, Fleet, JobTexts, LockPolicy, Minute, NEEDS, STATEMENTS, Store,
     },
     worker::{Recovery, counts},
 };

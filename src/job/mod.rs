@@ -202,7 +202,7 @@ pub enum Outcome {
     /// The job is completed, with an output that is JSON text, stored as it is: a number keeps all its digits, which
     /// a [`Value`] rounds. A text that is no JSON makes the job a dead letter.
     DoneJson(String),
-    /// The job runs again after this time. The attempt is not charged: it is not charged.
+    /// The job runs again after this time. The attempt does not count towards `max_attempts`.
     Snooze(Duration),
     /// The job is cancelled, for this reason.
     Cancel(String),
@@ -389,7 +389,7 @@ impl fmt::Display for Kept {
 /// The most bytes of a text that is stored about a job.
 const TEXT_BYTES_MAX: usize = 16 * 1024;
 
-/// Makes any text storable: Postgres refuses NUL, and an error of a megabyte helps nobody.
+/// Makes any text storable: Postgres refuses NUL, and an error of a megabyte helps no reader.
 pub(crate) fn storable(text: &str) -> Cow<'_, str> {
     if text.len() <= TEXT_BYTES_MAX && !text.contains('\0') {
         return Cow::Borrowed(text);

@@ -1,6 +1,8 @@
-//! Store: every statement that tenure sends to Postgres. No other module sends one.
+//! Store: every statement that tenure sends to Postgres. One other module sends them: `run::context::effects`, in the
+//! transactions of handlers.
 //!
-//! One file, one statement, with its contract on top. `ls src/store/job` is the state machine: every change of a job.
+//! One file, one statement, with its contract on top. `ls src/store/job` is the state machine: every change of a job's
+//! status, but for its creation by a tick of a schedule (`queue/tick.sql`).
 //! A statement that shares text with others includes it: the line `-- include job/parts/end_attempt.sql` stands for
 //! that file. `scripts/statement NAME` prints any statement whole, as tenure sends it. The other folders:
 //!
@@ -14,6 +16,7 @@
 //! | `history` | finished jobs, retention, counts |
 //! | `read`, `doctor` | views for people |
 //! | `session` | limits of transactions, the clock, the schema |
+//! | `test` | statements of `tenure::testing` |
 //!
 //! Every call goes through [`Store::rows`] or [`Store::in_transaction`]. They put a
 //! deadline on it, and close the connection of a call that was cut off: sqlx 0.9 would hand it out again,

@@ -407,7 +407,10 @@ async fn the_real_statements_do_what_the_model_does() {
         let protocol =
             Protocol { mutation: None, submission, faults: 6, attempts_max, alone: false, cancels };
         let cases = std::env::var("TENURE_CASES").map_or(40, |cases| cases.parse().unwrap());
-        let persistence = FileFailurePersistence::Direct("tests/it/properties.proptest-regressions");
+        let persistence = FileFailurePersistence::Direct(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../tests/it/properties.proptest-regressions"
+        ));
         let config = Proptest {
             cases,
             failure_persistence: Some(Box::new(persistence)),

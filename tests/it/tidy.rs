@@ -40,6 +40,19 @@ fn root() -> PathBuf {
     PathBuf::from(crate::harness::ROOT)
 }
 
+/// The sources of the library and of the program.
+fn of_both_crates() -> BTreeMap<PathBuf, String> {
+    let mut all = sources(&root().join("src"));
+    all.extend(sources(&root().join("tenure-cli/src")));
+    all
+}
+
+/// The name of a library's file below `src`; of the program's, below the repository.
+fn inside(path: &Path) -> String {
+    let below = path.strip_prefix(root()).unwrap();
+    below.strip_prefix("src").unwrap_or(below).to_string_lossy().into_owned()
+}
+
 /// The part of a file before its own tests.
 fn production(text: &str) -> &str {
     text.split("#[cfg(test)]").next().unwrap_or(text)
@@ -96,9 +109,8 @@ fn rooms_use_what_is_below_them(folder: &str, layers: &[&[&str]]) {
 
 #[test]
 fn sql_and_nats_have_one_home_each() {
-    let src = root().join("src");
-    for (path, text) in sources(&src) {
-        let inside = path.strip_prefix(&src).unwrap().to_string_lossy().into_owned();
+    for (path, text) in of_both_crates() {
+        let inside = inside(&path);
         if inside == "proof.rs" || inside.ends_with("tests.rs") {
             continue;
         }
@@ -122,10 +134,9 @@ fn sql_and_nats_have_one_home_each() {
 /// SQL that is not a constant contains only names of tenure's own, and no input.
 #[test]
 fn no_sql_is_built_from_input() {
-    let src = root().join("src");
     let mut places = Vec::new();
-    for (path, text) in sources(&src) {
-        let inside = path.strip_prefix(&src).unwrap().to_string_lossy().into_owned();
+    for (path, text) in of_both_crates() {
+        let inside = inside(&path);
         if inside == "proof.rs" || inside.ends_with("tests.rs") {
             continue;
         }

@@ -120,7 +120,7 @@ async fn run(cli: &Cli) -> anyhow::Result<Report> {
     Report::new(figures, libraries, postgres, cli.rounds, jobs)
 }
 
-/// On a database of its own, which is dropped afterwards: whatever happened, nothing is left to the next.
+/// On a database of its own, which is dropped afterwards, also after an error: nothing is left to the next.
 async fn tenure_once(
     arena: &Arena,
     program: &Path,

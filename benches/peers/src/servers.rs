@@ -55,7 +55,7 @@ impl Arena {
     }
 }
 
-/// A database that nobody has used.
+/// A new database.
 pub(crate) struct Database {
     name: String,
     url: String,

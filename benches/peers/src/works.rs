@@ -81,7 +81,7 @@ pub(crate) trait Peer: Clone + Send + Sync + 'static {
     /// Runs a worker. Returns only if it fails.
     fn work(self) -> impl Future<Output = anyhow::Result<()>> + Send;
 
-    /// How many of so many jobs are finished, as the database says.
+    /// How many of these jobs are finished, as the database says.
     fn finished(&self, jobs: usize) -> impl Future<Output = anyhow::Result<usize>> + Send;
 }
 
@@ -136,7 +136,7 @@ async fn mixed<P: Peer>(peer: P, jobs: usize) -> anyhow::Result<Values> {
 
 async fn pickup<P: Peer>(mut peer: P) -> anyhow::Result<Values> {
     handled::note_starts(SAMPLES);
-    // Connections, plans and caches are there from then on. These have numbers that nobody notes.
+    // Connections, plans and caches are there from then on. The bench notes no figures of these.
     let warm = 50;
     for order in 0..warm {
         peer.enqueue(Order::example(SAMPLES + order)).await?;
@@ -180,7 +180,7 @@ where
     }
 }
 
-/// So many orders from this number on, one at a time by each task.
+/// Enqueues this many orders from this number on, one at a time by each task.
 async fn enqueue_from<P: Peer>(peer: &P, first: usize, jobs: usize, tasks: usize) -> anyhow::Result<()> {
     let mut producers = JoinSet::new();
     for task in 0..tasks {
@@ -205,7 +205,7 @@ async fn fill<P: Peer>(peer: &mut P, jobs: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits until so many jobs are finished, each having run once. Returns the moment at which they were.
+/// Waits until this many jobs are finished, each having run once. Returns the moment at which they were.
 async fn all_done<P: Peer>(peer: &P, jobs: usize) -> anyhow::Result<Instant> {
     // Not the database, which is being measured: it is asked only for what the handlers cannot tell.
     while handled::count() < jobs {
