@@ -138,7 +138,7 @@ async fn watching_on_a_narrow_terminal_keeps_the_text() {
     })
     .await;
     assert!(drawn.is_ok(), "{text}");
-    for part in ["█", "30 %", "processing · attempt 1", "walking", "the woods", "home again", "cancelled"]
+    for part in ["█", "30 %", "processing · attempt 1", "walking", "the woods", "home again", "completed"]
     {
         assert!(text.contains(part), "no {part:?} in\n{text}");
     }

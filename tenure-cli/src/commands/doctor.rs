@@ -13,6 +13,8 @@ use tenure::{
 
 /// The states in the order in which people read them.
 const STATES: [CheckState; 4] = [CheckState::Wrong, CheckState::Warning, CheckState::Ok, CheckState::Skipped];
+/// Below this width, what to do stands below what was found, and not beside it.
+const BESIDE_MIN: u16 = 120;
 /// The width of the lines about skipped checks where no screen gives one.
 const SKIPPED_WIDTH: u16 = 120;
 
@@ -33,8 +35,9 @@ pub(super) async fn run(cli: &Cli, args: &DoctorArgs) -> anyhow::Result<ExitCode
         Output::Json => print::line(serde_json::to_string_pretty(&checks)?),
         Output::Table if checks.is_empty() => print::line(format!("no problems: {verdict}")),
         Output::Table => {
-            let mut parts = vec![list(&checks).to_string()];
-            parts.extend(skipped(&checks, width().unwrap_or(SKIPPED_WIDTH)));
+            let width = width();
+            let mut parts = vec![list(&checks, width).at(width)];
+            parts.extend(skipped(&checks, width.unwrap_or(SKIPPED_WIDTH)));
             print::line(format!("{}\n\n{verdict}", parts.join("\n\n")));
         }
     }
@@ -49,17 +52,22 @@ fn name(checked: &Check) -> String {
     }
 }
 
-/// One line per check that ran, the wrong ones first.
-fn list(checks: &[Check]) -> Table {
-    let mut table = table(&["STATE", "CHECK", "FOUND", "WHAT TO DO"]).wrap(&["CHECK", "FOUND", "WHAT TO DO"]);
+/// One row per check that ran, the wrong ones first.
+fn list(checks: &[Check], width: Option<u16>) -> Table {
+    let is_beside = width.is_none_or(|width| width >= BESIDE_MIN);
+    let header: &[&str] =
+        if is_beside { &["STATE", "CHECK", "FOUND", "WHAT TO DO"] } else { &["STATE", "CHECK", "FOUND"] };
+    let mut table = table(header).wrap(&["CHECK", "FOUND", "WHAT TO DO"]);
     let ran = STATES.into_iter().filter(|state| *state != CheckState::Skipped);
     for checked in ran.flat_map(|state| checks.iter().filter(move |checked| checked.state == state)) {
-        table.add_row([
-            checked.state.to_string(),
-            print::printable(&name(checked)),
-            print::printable(&checked.found),
-            print::printable(checked.to_do.as_deref().unwrap_or_default()),
-        ]);
+        let (state, name) = (checked.state.to_string(), print::printable(&name(checked)));
+        let found = print::printable(&checked.found);
+        let to_do = print::printable(checked.to_do.as_deref().unwrap_or_default());
+        match to_do.as_str() {
+            _ if is_beside => table.add_row([state, name, found, to_do]),
+            "" => table.add_row([state, name, found]),
+            to_do => table.add_row([state, name, format!("{found}\n→ {to_do}")]),
+        }
     }
     table
 }
@@ -106,9 +114,13 @@ mod tests {
             checked("late", CheckState::Warning, "late"),
             checked("gone", CheckState::Wrong, "gone"),
         ];
-        let text = list(&checks).at(None);
+        let text = list(&checks, None).at(None);
         let states: Vec<_> = text.lines().filter_map(|line| line.split_whitespace().next()).collect();
         assert_eq!(states, ["STATE", "wrong", "warning", "ok"], "{text}");
+        let mut gone = checks[5].clone();
+        gone.to_do = Some("bring it back".into());
+        let text = list(&[gone], Some(80)).at(Some(80));
+        assert!(text.lines().count() == 3 && text.contains("→ bring it back"), "{text}");
         let paragraphs = skipped(&checks, 80);
         assert_eq!(paragraphs.as_deref(), Some("skipped: b q, c q (away)\nskipped: d q (another)"));
         assert_eq!(skipped(&checks, 20).map(|text| text.lines().count()), Some(4));
