@@ -85,6 +85,28 @@ impl Queue {
         }
     }
 
+    /// Whether NATS has a consumer or a message of this queue. `None`: NATS does not say.
+    #[cfg(feature = "internals")]
+    pub async fn knows(&self, queue: &str) -> Option<bool> {
+        match self.consumer_seen(queue).await {
+            Ok(_) => return Some(true),
+            Err(Unseen::Missing) => {}
+            Err(_) => return None,
+        }
+        let stream = format!("STREAM.INFO.{}", self.stream);
+        let question = json!({ "subjects_filter": format!("{}.{queue}.>", self.prefix) });
+        let asked = self.context.request::<_, _, Response<Value>>(stream, &question);
+        match timeout(self.publish_within * 2, asked).await {
+            Ok(Ok(Response::Ok(answer))) => {
+                let subjects = answer.pointer("/state/subjects").and_then(Value::as_object);
+                Some(subjects.is_some_and(|subjects| !subjects.is_empty()))
+            }
+            // There is no stream.
+            Ok(Ok(Response::Err { error })) if error.code() == 404 => Some(false),
+            _ => None,
+        }
+    }
+
     /// The last error of the connection. Empty: none.
     pub(crate) fn last_said(&self) -> String {
         self.said.borrow().last()

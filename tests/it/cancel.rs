@@ -368,7 +368,7 @@ async fn the_command_line_cancels_and_says_what_it_found() {
             "must not contain control characters; escape or hash it",
         ),
         ("jobs cancel --queue a.b", 2, "use 1 to 64 of"),
-        ("jobs list --limit -5", 2, "a number from 1 to 4294967295, such as 50"),
+        ("jobs list --limit -5", 2, "a number of at least 1, such as 50"),
         ("enqueue q k 1 --delay -5s", 2, "it must be a duration such as 500ms"),
         ("enqueue q k 1 --max-attempts -1", 2, "a number from 1 to"),
         ("enqueue q k 1 --max-attempts 5000", 2, "1 to 1000"),

@@ -113,7 +113,7 @@ async fn json_output_has_the_keys_that_the_docs_name() {
     compared.many("job", &run(&bench, &["jobs", "list"], 0).await);
     compared.shown(&run(&bench, &["jobs", "show", &done], 0).await);
     compared.shown(&run(&bench, &["jobs", "show", &dead], 0).await);
-    compared.many("worker", &run(&bench, &["workers"], 0).await);
+    compared.many("worker", &run(&bench, &["workers", "list"], 0).await);
 
     compared.many("dead letter", &run(&bench, &["dead", "list"], 0).await);
     compared.one("dead letter", &run(&bench, &["dead", "show", &dead], 0).await);
@@ -136,12 +136,12 @@ async fn json_output_has_the_keys_that_the_docs_name() {
     let asked = run(&bench, &["jobs", "cancel", &waits.to_string()], 0).await;
     assert_eq!(asked["result"], "asked");
     compared.one("answer", &asked);
-    compared.one("answer", &run(&bench, &["jobs", "cancel", &done], 0).await);
+    compared.one("answer", &run(&bench, &["jobs", "cancel", &done], 1).await);
     compared.one("answer", &run(&bench, &["jobs", "retry", &uuid::Uuid::now_v7().to_string()], 1).await);
     compared.one("cancelled", &run(&bench, &["jobs", "cancel", "--queue", "q"], 0).await);
 
     compared.many("queue", &run(&bench, &["queues", "list"], 0).await);
-    compared.one("paused queue", &run(&bench, &["queues", "pause", "p"], 0).await);
+    compared.one("paused queue", &run(&bench, &["queues", "pause", "p", "--create"], 0).await);
     compared.one("resumed queue", &run(&bench, &["queues", "resume", "p"], 0).await);
     compared.one("limited queue", &run(&bench, &["queues", "limit", "p", "--max-running", "3"], 0).await);
     let add = ["schedules", "add", "s", "0 3 * * *", "q", "k", "1"];

@@ -197,9 +197,12 @@ async fn workers_are_listed_with_what_they_do_and_whether_they_are_there() {
     let states: Vec<_> = bench.tenure.workers().await.unwrap();
     let state = |id: &str| states.iter().find(|row| row.worker_id == id).map(|row| row.state.as_str());
     assert_eq!([state("a"), state("s"), state("v")], [Some("alive"), Some("silent"), Some("vanishing")]);
-    let (_, table, _) = run(&bench, &["workers"]).await;
-    for part in ["WORKER", "SEEN", "vanishing", "1/5", "a, b", " ago"] {
-        assert!(table.contains(part), "no {part:?} in\n{table}");
+    for command in [&["workers", "list"][..], &["workers"]] {
+        let (code, table, err) = run(&bench, command).await;
+        assert_eq!(code, Some(0), "{command:?}: {err}");
+        for part in ["WORKER", "LAST SEEN", "HOST", "PID", "SLOTS BUSY", "vanishing", "1/5", "a, b", " ago"] {
+            assert!(table.contains(part), "no {part:?} in\n{table}");
+        }
     }
     bench.tenure.cancel(id).await.unwrap();
     bench.until_finished(id).await;

@@ -22,6 +22,7 @@ mod claim;
 mod cli;
 mod cli_json;
 mod cli_list;
+mod cli_terminal;
 mod compose;
 mod config;
 mod crash;

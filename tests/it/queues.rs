@@ -578,7 +578,7 @@ async fn the_program_lists_pauses_resumes_and_limits_queues() {
         }
     };
     enqueue(&bench, "q", 3).await;
-    let (code, out, err) = run(&["queues", "pause", "q", "new"]).await;
+    let (code, out, err) = run(&["queues", "pause", "q", "new", "--create"]).await;
     assert_eq!((code, out.lines().count()), (Some(0), 2), "{err}");
     assert_eq!(run(&["queues", "limit", "q", "--max-running", "7", "--max-queued", "9"]).await.0, Some(0));
     let listed: Value = serde_json::from_str(&run(&["queues", "list", "--output", "json"]).await.1).unwrap();
@@ -598,7 +598,7 @@ async fn the_program_lists_pauses_resumes_and_limits_queues() {
     );
     for (arguments, text) in [
         (["queues", "limit", "q", "--max-running", "0"].as_slice(), "max_running is 0"),
-        (&["queues", "limit", "q", "--max-running", "-1"], "a number above 0, or none"),
+        (&["queues", "limit", "q", "--max-running", "-1"], "a number from 1 to 10000, or none"),
         (&["queues", "limit", "q"], "give --max-running"),
         (&["queues", "pause", "a b"], "not valid"),
         (&["work", "a=1", "b", "--exec", "true"], "\"b\" has no weight"),

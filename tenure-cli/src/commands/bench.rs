@@ -3,10 +3,9 @@
 use std::{collections::BTreeMap, process::ExitCode, time::Duration};
 
 use anyhow::Context;
-use comfy_table::{CellAlignment, Table, presets::UTF8_FULL_CONDENSED};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::{BenchArgs, Cli, Output, Usage, print};
+use super::{BenchArgs, Cli, Output, Usage, print, table::table};
 use crate::bench::{self, Plan, Report, Work};
 use tenure::shutdown_signal;
 
@@ -48,15 +47,15 @@ pub(super) async fn run(cli: &Cli, args: &BenchArgs) -> anyhow::Result<ExitCode>
     let report = report?;
     match cli.output {
         Output::Json => print::line(serde_json::to_string_pretty(&report)?),
-        Output::Table => print::line(table(&report)),
+        Output::Table => print::line(list(&report)),
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn table(report: &Report) -> String {
-    let mut table = Table::new();
-    table.load_style(UTF8_FULL_CONDENSED);
-    table.set_header(["work", "median", "unit", "lowest … highest", "against", "CPU µs a job"]);
+fn list(report: &Report) -> String {
+    let header = ["work", "median", "unit", "lowest … highest", "against", "CPU µs a job"];
+    let spare = &["CPU µs a job", "lowest … highest", "against"];
+    let mut table = table(&header).spare(spare).with_lines("median");
     for figure in &report.figures {
         let spread = || {
             let (low, high) = figure
@@ -74,9 +73,6 @@ fn table(report: &Report) -> String {
             against.unwrap_or_default(),
             parts(&figure.cpu_us),
         ]);
-    }
-    if let Some(column) = table.column_mut(1) {
-        column.set_cell_alignment(CellAlignment::Right);
     }
     let Report { tenure, servers, postgres, nats, cores, runs, payload_bytes, .. } = report;
     format!(

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use super::{Cli, Output, jobs, print};
+use super::{Cli, Output, print, table::table};
 
 pub(super) fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
     let settings = cli.settings()?;
@@ -10,7 +10,7 @@ pub(super) fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
     match cli.output {
         Output::Json => print::line(serde_json::to_string_pretty(&in_force)?),
         Output::Table => {
-            let mut table = jobs::table(&["SETTING", "VALUE", "FROM"]);
+            let mut table = table(&["SETTING", "VALUE", "FROM"]).wrap(&["VALUE", "FROM"]);
             for setting in in_force {
                 let value = setting.value.unwrap_or_else(|| "not set".to_owned());
                 table.add_row([

@@ -5,12 +5,17 @@ use std::{io::Write, process::ExitCode};
 use anyhow::bail;
 use serde_json::{json, value::RawValue};
 
-use super::{Cli, DeadCommand, DeadSelection, Output, Usage, jobs, print};
+use super::{
+    Cli, DeadCommand, DeadSelection, Output, Usage, jobs, print,
+    table::{Table, pairs, table},
+};
 use tenure::{
     JobId, RetryOutcome, Tenure, check_kind, check_queue,
-    internals::Category,
     rows::{DeadFilter, DeadLetter},
 };
+
+/// The most characters of an error in a list.
+const ERROR_MAX: usize = 80;
 
 pub(super) async fn run(cli: &Cli, command: &DeadCommand) -> anyhow::Result<ExitCode> {
     let tenure = cli.connect().await?;
@@ -57,11 +62,6 @@ impl DeadSelection {
             filter = filter.kind(kind);
         }
         if let Some(category) = &self.category {
-            // An unknown word is a usage error, not an empty list.
-            if category.parse::<Category>().is_err() {
-                let known = Category::ALL.iter().map(|known| known.as_str()).collect::<Vec<_>>().join(", ");
-                return Err(Usage(format!("unknown category {category:?}; use one of {known}")).into());
-            }
             filter = filter.category(category);
         }
         Ok(filter)
@@ -72,8 +72,9 @@ impl DeadSelection {
     }
 }
 
-fn list(letters: &[DeadLetter]) -> comfy_table::Table {
-    let mut table = jobs::table(&["ID", "QUEUE", "KIND", "CATEGORY", "ATTEMPT", "DIED", "LAST ERROR"]);
+fn list(letters: &[DeadLetter]) -> Table {
+    let header = ["ID", "QUEUE", "KIND", "CATEGORY", "ATTEMPT", "DIED", "LAST ERROR"];
+    let mut table = table(&header).spare(&["ATTEMPT", "DIED", "LAST ERROR"]).cut("LAST ERROR");
     for letter in letters {
         table.add_row([
             letter.id.to_string(),
@@ -82,7 +83,7 @@ fn list(letters: &[DeadLetter]) -> comfy_table::Table {
             letter.category.clone(),
             format!("{}/{}", letter.attempt, letter.max_attempts),
             jobs::time(Some(letter.died_at)),
-            print::printable(&letter.last_error).chars().take(80).collect(),
+            print::brief(&letter.last_error, ERROR_MAX),
         ]);
     }
     table
@@ -94,7 +95,8 @@ async fn count(cli: &Cli, tenure: &Tenure) -> anyhow::Result<ExitCode> {
         print::line(serde_json::to_string_pretty(&counts)?);
         return Ok(ExitCode::SUCCESS);
     }
-    let mut table = jobs::table(&["JOBS", "QUEUE", "KIND", "CATEGORY", "OLDEST", "NEWEST"]);
+    let mut table =
+        table(&["JOBS", "QUEUE", "KIND", "CATEGORY", "OLDEST", "NEWEST"]).spare(&["OLDEST", "NEWEST"]);
     for count in counts {
         table.add_row([
             count.jobs.to_string(),
@@ -125,9 +127,8 @@ async fn show(cli: &Cli, tenure: &Tenure, id: JobId, raw: bool) -> anyhow::Resul
         print::line(serde_json::to_string_pretty(&letter)?);
         return Ok(ExitCode::SUCCESS);
     }
-    let mut about = jobs::table(&[]);
     let json = |value: &Option<Box<RawValue>>| value.as_ref().map(ToString::to_string).unwrap_or_default();
-    for (name, value) in [
+    let about = [
         ("id", letter.id.to_string()),
         ("queue", letter.queue.clone()),
         ("kind", letter.kind.clone()),
@@ -145,12 +146,8 @@ async fn show(cli: &Cli, tenure: &Tenure, id: JobId, raw: bool) -> anyhow::Resul
             "raw payload",
             letter.raw_bytes.map(|n| format!("{n} bytes; --raw prints them")).unwrap_or_default(),
         ),
-    ] {
-        if !value.is_empty() {
-            about.add_row([name.to_owned(), print::printable(&value)]);
-        }
-    }
-    print::line(&about);
+    ];
+    print::line(pairs(about.map(|(name, value)| (name, print::printable(&value)))));
     let attempts = tenure.executions(id).await?;
     if !attempts.is_empty() {
         print::line(format!("\n{}", jobs::attempts(attempts)));

@@ -3,16 +3,22 @@
 use std::process::ExitCode;
 
 use chrono::{DateTime, Utc};
-use comfy_table::{ContentArrangement, Table, presets::NOTHING};
 use serde::Serialize;
 use serde_json::{json, value::RawValue};
 
-use super::{CancelArgs, Cli, JobsCommand, ListArgs, Output, Usage, dead, print, watch};
+use super::{
+    CancelArgs, Cli, JobsCommand, ListArgs, Output, Usage, dead, print,
+    table::{Table, pairs, table},
+    watch,
+};
 use crate::timeline;
 use tenure::{
-    CancelOutcome, JobId, RetryOutcome, Tenure, check_kind, check_queue,
+    CancelOutcome, JobId, RetryOutcome, Status, Tenure, check_kind, check_queue,
     rows::{ExecutionRow, JobFilter, JobRow, RecoveryRow},
 };
+
+/// The most characters of an error in a list.
+const ERROR_MAX: usize = 60;
 
 pub(super) async fn run(cli: &Cli, command: &JobsCommand) -> anyhow::Result<ExitCode> {
     let tenure = cli.connect().await?;
@@ -52,7 +58,7 @@ impl ListArgs {
     fn filter(&self) -> anyhow::Result<JobFilter> {
         let mut filter = JobFilter::new();
         if let Some(status) = self.status {
-            filter = filter.status(status);
+            filter = status.choose(filter);
         }
         // `?` stands for a name that a refused message's subject lacked.
         if let Some(queue) = &self.queue {
@@ -69,7 +75,7 @@ impl ListArgs {
         }
         if let Some(worker) = &self.worker {
             if worker.is_empty() {
-                return Err(Usage("--worker is empty; `tenure workers` lists the IDs".into()).into());
+                return Err(Usage("--worker is empty; `tenure workers list` shows the IDs".into()).into());
             }
             filter = filter.worker(worker);
         }
@@ -155,7 +161,13 @@ async fn cancel(cli: &Cli, tenure: &Tenure, args: &CancelArgs) -> anyhow::Result
         let text = match &answer {
             CancelOutcome::Cancelled => "is cancelled".into(),
             CancelOutcome::Asked { worker } => format!("runs on {worker}, which is asked to stop it"),
-            CancelOutcome::Finished { status } => format!("is already {status}"),
+            CancelOutcome::Finished { status } => {
+                // What was asked for is so already: a repeated cancellation succeeds.
+                if *status != Status::Cancelled {
+                    code = ExitCode::FAILURE;
+                }
+                format!("is already {status}")
+            }
             CancelOutcome::NotFound => {
                 code = ExitCode::FAILURE;
                 "does not exist".into()
@@ -170,24 +182,30 @@ async fn cancel(cli: &Cli, tenure: &Tenure, args: &CancelArgs) -> anyhow::Result
     Ok(code)
 }
 
-pub(super) fn table(header: &[&str]) -> Table {
-    let mut table = Table::new();
-    table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Dynamic).set_header(header);
-    table
+/// A job's status, or, while it is queued for a later time, its state: the words of `--status`.
+fn state(job: &JobRow) -> &'static str {
+    match job.status {
+        Status::Queued if job.scheduled_at <= Utc::now() => "queued",
+        Status::Queued if job.attempt > 0 => "retrying",
+        Status::Queued => "scheduled",
+        other => other.as_str(),
+    }
 }
 
 fn list(jobs: &[JobRow]) -> Table {
-    let mut table = table(&["ID", "QUEUE", "KIND", "STATUS", "ATTEMPT", "PROGRESS", "CREATED", "LAST ERROR"]);
+    let header = ["ID", "QUEUE", "KIND", "STATUS", "ATTEMPT", "PROGRESS", "CREATED", "LAST ERROR"];
+    let spare = &["CREATED", "PROGRESS", "ATTEMPT", "LAST ERROR"];
+    let mut table = table(&header).spare(spare).cut("LAST ERROR");
     for job in jobs {
         table.add_row([
             job.id.to_string(),
             job.queue.clone(),
             job.kind.clone(),
-            job.status.to_string(),
+            state(job).to_owned(),
             format!("{}/{}", job.attempt, job.max_attempts),
             job.progress.map(|percent| format!("{percent:.0} %")).unwrap_or_default(),
             time(Some(job.created_at)),
-            print::printable(job.last_error.as_deref().unwrap_or_default()).chars().take(60).collect(),
+            print::brief(job.last_error.as_deref().unwrap_or_default(), ERROR_MAX),
         ]);
     }
     table
@@ -217,7 +235,8 @@ async fn show(cli: &Cli, tenure: &Tenure, id: JobId) -> anyhow::Result<ExitCode>
         print::line(serde_json::to_string_pretty(&all)?);
         return Ok(ExitCode::SUCCESS);
     }
-    let mut events = table(&["AT", "EVENT", "ATTEMPT", "TOKEN", "WORKER", "DETAILS"]);
+    let header = ["AT", "EVENT", "ATTEMPT", "TOKEN", "WORKER", "DETAILS"];
+    let mut events = table(&header).spare(&["TOKEN", "ATTEMPT", "WORKER"]).wrap(&["DETAILS"]);
     for entry in timeline {
         events.add_row([
             time(Some(entry.at)),
@@ -229,9 +248,8 @@ async fn show(cli: &Cli, tenure: &Tenure, id: JobId) -> anyhow::Result<ExitCode>
         ]);
     }
     print::line(format!("{events}\n"));
-    let mut about = table(&[]);
     let json = |value: Option<&RawValue>| value.map(ToString::to_string).unwrap_or_default();
-    for (name, value) in [
+    let about = [
         ("id", job.id.to_string()),
         ("queue", job.queue.clone()),
         ("kind", job.kind.clone()),
@@ -248,18 +266,15 @@ async fn show(cli: &Cli, tenure: &Tenure, id: JobId) -> anyhow::Result<ExitCode>
         ("payload", json(job.payload_json())),
         ("output", json(job.output_json())),
         ("last error", job.last_error.clone().unwrap_or_default()),
-    ] {
-        if !value.is_empty() {
-            about.add_row([name.to_owned(), print::printable(&value)]);
-        }
-    }
-    print::line(&about);
+    ];
+    print::line(pairs(about.map(|(name, value)| (name, print::printable(&value)))));
     Ok(ExitCode::SUCCESS)
 }
 
 /// Attempts as a table.
 pub(super) fn attempts(executions: Vec<ExecutionRow>) -> Table {
-    let mut attempts = table(&["TOKEN", "ATTEMPT", "STARTED", "FINISHED", "OUTCOME", "WORKER", "ERROR"]);
+    let header = ["TOKEN", "ATTEMPT", "STARTED", "FINISHED", "OUTCOME", "WORKER", "ERROR"];
+    let mut attempts = table(&header).spare(&["FINISHED", "TOKEN", "WORKER"]).wrap(&["ERROR"]);
     for attempt in executions {
         attempts.add_row([
             attempt.fencing_token.to_string(),

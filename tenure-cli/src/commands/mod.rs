@@ -1,6 +1,7 @@
 //! Command line: for the operator, and for workers that are not written in Rust.
 //!
-//! Data goes to standard output, messages to standard error. Exit codes: 0 done, 1 failed, 2 usage.
+//! Data goes to standard output, messages to standard error. Exit codes: 0 done, 1 the answer is no, or a server
+//! failed, 2 usage.
 
 mod bench;
 mod config;
@@ -16,6 +17,8 @@ mod queues;
 mod schedules;
 mod serve;
 mod shell;
+mod table;
+mod values;
 mod verify;
 mod watch;
 mod work;
@@ -26,22 +29,37 @@ use std::{path::PathBuf, process::ExitCode, time::Duration};
 use chrono::{DateTime, Utc};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use self::values::{
+    LimitChange, Missed, StatusWord, address, category, duration, limit_change, moment, number,
+};
 use crate::{
     bench::{Work, WorkerMode},
     exec::guard,
 };
 use tenure::{
-    ActionError, Config, ConfigError, EnqueueError, HandlerError, JobId, MissedTicks, NameError,
-    QueueSettingsError, ScheduleError, Status, Tenure, WorkerError,
+    ActionError, Config, ConfigError, EnqueueError, HandlerError, JobId, NameError, QueueSettingsError,
+    ScheduleError, Tenure, WorkerError,
     internals::{MAX_ATTEMPTS_DEFAULT, Settings, chained},
 };
 
 /// The heading in a command's help for the options of every command, after its own.
 const GLOBAL: &str = "Global options";
 
+/// The most jobs that a worker may run at once from one queue.
+const SLOTS_MAX: u32 = 100_000;
+/// The most attempts of a job.
+const ATTEMPTS_MAX: u32 = 1_000;
+/// No bound.
+const ANY: u32 = u32::MAX;
+
 /// Durable background jobs: NATS JetStream delivers, Postgres owns.
 #[derive(Debug, Parser)]
-#[command(name = "tenure", version, max_term_width = 100)]
+#[command(
+    name = "tenure",
+    version,
+    max_term_width = 100,
+    after_help = "Exit codes: 0 done; 1 the answer is no, or a server failed; 2 wrong usage."
+)]
 struct Cli {
     /// The output format.
     #[arg(long, global = true, help_heading = GLOBAL, value_enum, default_value_t = Output::Table)]
@@ -72,15 +90,15 @@ enum Output {
 enum Command {
     /// Run a private Postgres and NATS in a folder, until Ctrl-C.
     Dev(DevArgs),
-    /// Create or update the schema, the stream and the consumers of these queues.
+    /// Create or update the schema, the stream and the consumers of queues.
     Migrate {
-        /// Create or update the consumers of these queues. Workers create missing ones themselves.
-        #[arg(long = "queue")]
+        /// Create or update the consumer of this queue; repeatable. Workers create missing ones themselves.
+        #[arg(long = "queue", value_name = "QUEUE")]
         queues: Vec<String>,
     },
-    /// Enqueue a job.
+    /// Enqueue a job, and print its ID.
     Enqueue(EnqueueArgs),
-    /// Run the jobs of these queues with a command.
+    /// Run the jobs of queues with a command.
     Work(WorkArgs),
     /// Serve the dashboard, the fleet's /metrics, and /livez, /readyz and /startupz.
     Serve(ServeArgs),
@@ -96,8 +114,12 @@ enum Command {
     /// List, add, pause, resume and remove schedules: a job at each tick of a cron expression.
     #[command(subcommand)]
     Schedules(SchedulesCommand),
-    /// List worker processes: where they run, which queues they serve, and whether they are alive.
-    Workers,
+    /// List worker processes: whether they are alive, where they run, which queues they serve. `tenure workers` alone
+    /// is short for `tenure workers list`.
+    Workers {
+        #[command(subcommand)]
+        command: Option<WorkersCommand>,
+    },
     /// Check every job for what must never happen: a lost job, two owners at once, a second completion. Exit 1 if a
     /// job breaks a rule.
     Verify,
@@ -105,11 +127,7 @@ enum Command {
     Config,
     /// Check both servers, the schema, rights, timers, workers and queues, and say what to do about each problem.
     /// Changes nothing. Exit 1 if anything is wrong.
-    Doctor {
-        /// Check only these queues. Default: all that a worker serves or in which a job waits.
-        #[arg(long = "queue")]
-        queues: Vec<String>,
-    },
+    Doctor(DoctorArgs),
     /// Measure tenure on this machine, with a private pair of servers unless --on-servers is given.
     Bench(BenchArgs),
     /// Print a script that completes this command line in a shell.
@@ -144,6 +162,16 @@ enum Command {
 }
 
 #[derive(Debug, Args)]
+struct DoctorArgs {
+    /// Check only this queue; repeatable. Default: all that a worker serves or in which a job waits.
+    #[arg(long = "queue", value_name = "QUEUE")]
+    queues: Vec<String>,
+    /// Print only what is wrong, and warnings.
+    #[arg(long)]
+    problems: bool,
+}
+
+#[derive(Debug, Args)]
 struct DevArgs {
     /// The folder for the data. Default: tenure/dev in your data folder.
     #[arg(long)]
@@ -156,7 +184,7 @@ struct DevArgs {
 #[derive(Debug, Args)]
 struct ServeArgs {
     /// The address to listen on. Default: `TENURE_LISTEN`, or 127.0.0.1:9090.
-    #[arg(long)]
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = address)]
     listen: Option<std::net::SocketAddr>,
     /// Allow actions: cancel, retry, redrive, purge, pause, resume, limit. Default: `TENURE_SERVE_ACTIONS`.
     #[arg(long)]
@@ -176,19 +204,25 @@ struct EnqueueArgs {
     #[arg(allow_negative_numbers = true)]
     json: String,
     /// Enqueue at most one job with this key in the queue, until `TENURE_KEEP_KEYS` (30 days) after its end.
-    #[arg(long)]
+    #[arg(long, value_name = "KEY")]
     unique_key: Option<String>,
     /// Run the job only after this delay, for example 90s or 2h.
-    #[arg(long, value_parser = duration, allow_hyphen_values = true, conflicts_with = "run_at")]
+    #[arg(
+        long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true,
+        conflicts_with = "run_at"
+    )]
     delay: Option<Duration>,
     /// Run the job only after this time, for example 2030-01-31T12:00:00Z.
-    #[arg(long)]
+    #[arg(long, value_name = "TIME", value_parser = moment, allow_hyphen_values = true)]
     run_at: Option<DateTime<Utc>>,
-    /// The maximum number of attempts.
-    #[arg(long, default_value_t = MAX_ATTEMPTS_DEFAULT, value_parser = limit, allow_negative_numbers = true)]
+    /// The maximum number of attempts: 1 to 1000.
+    #[arg(
+        long, value_name = "N", default_value_t = MAX_ATTEMPTS_DEFAULT,
+        value_parser = number::<1, ATTEMPTS_MAX>, allow_negative_numbers = true
+    )]
     max_attempts: u32,
     /// The W3C trace context of the caller. Default: `TRACEPARENT`. An invalid one is ignored.
-    #[arg(long)]
+    #[arg(long, value_name = "CONTEXT")]
     traceparent: Option<String>,
     /// Wait until the job has ended, and print its output. Exit 1 if it failed or was cancelled.
     #[arg(long)]
@@ -203,25 +237,28 @@ struct WorkArgs {
     queues: Vec<String>,
     /// The command, run by `sh -c`. It reads the payload from standard input, and may write progress and
     /// output as lines of JSON.
-    #[arg(long)]
+    #[arg(long, value_name = "COMMAND")]
     exec: String,
-    /// Run only jobs of these kinds; others wait for a worker that knows them. Default: all.
-    #[arg(long = "kind")]
+    /// Run only jobs of this kind; repeatable. Others wait for a worker that knows them. Default: all.
+    #[arg(long = "kind", value_name = "KIND")]
     kinds: Vec<String>,
-    /// How many jobs of each queue run at once; with weights, of all queues together.
-    #[arg(long, default_value_t = 1, value_parser = limit, allow_negative_numbers = true)]
+    /// How many jobs of each queue run at once; with weights, of all queues together: 1 to 100000.
+    #[arg(
+        long, value_name = "N", default_value_t = 1, value_parser = number::<1, SLOTS_MAX>,
+        allow_negative_numbers = true
+    )]
     concurrency: u32,
     /// Send heartbeats for a command that is silent for long. Use --timeout as well.
     #[arg(long)]
     keepalive: bool,
     /// The time between these heartbeats. Default: `TENURE_KEEPALIVE_EVERY`, at most a third of --stale-after.
-    #[arg(long, value_parser = duration, allow_hyphen_values = true, requires = "keepalive")]
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true, requires = "keepalive")]
     keepalive_every: Option<Duration>,
     /// How long one attempt may run, for example 30m.
-    #[arg(long, value_parser = duration, allow_hyphen_values = true)]
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
     timeout: Option<Duration>,
     /// The silence after which a job is reset, for example 90s. Default: `TENURE_STALE_AFTER`.
-    #[arg(long, value_parser = duration, allow_hyphen_values = true)]
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
     stale_after: Option<Duration>,
     /// What to do with a job whose worker is lost while it runs.
     #[arg(long, value_enum, default_value_t = CrashPolicy::Retry)]
@@ -234,16 +271,22 @@ struct BenchArgs {
     #[arg(value_enum)]
     works: Vec<Work>,
     /// Runs of each measurement; the median is printed. Default: 3, or 1 with --quick.
-    #[arg(long, value_parser = limit, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = number::<1, ANY>, allow_negative_numbers = true)]
     runs: Option<u32>,
-    /// Jobs per run; some measurements use a part of them. Default: 100000, or 20000 with --quick.
-    #[arg(long, value_parser = limit, allow_negative_numbers = true)]
+    /// Jobs per run, at least 1000; some measurements use a part of them. Default: 100000, or 20000 with --quick.
+    #[arg(long, value_name = "N", value_parser = number::<1, ANY>, allow_negative_numbers = true)]
     jobs: Option<u32>,
-    /// How many jobs a worker runs at once.
-    #[arg(long, default_value_t = 1_000, value_parser = limit, allow_negative_numbers = true)]
+    /// How many jobs a worker runs at once: 1 to 100000.
+    #[arg(
+        long, value_name = "N", default_value_t = 1_000, value_parser = number::<1, SLOTS_MAX>,
+        allow_negative_numbers = true
+    )]
     slots: u32,
     /// Finished jobs in the old database of `age` and `retention`.
-    #[arg(long, default_value_t = 1_000_000, value_parser = limit, allow_negative_numbers = true)]
+    #[arg(
+        long, value_name = "N", default_value_t = 1_000_000, value_parser = number::<1, ANY>,
+        allow_negative_numbers = true
+    )]
     finished: u32,
     /// Use fewer jobs, and run each measurement once: about a minute. `idle` and `relay` get smaller fleets and shorter
     /// timers.
@@ -267,31 +310,33 @@ enum JobsCommand {
     /// Watch jobs until they have ended. Exit 1 if one failed or was cancelled.
     Watch {
         /// The jobs' IDs. Default: the newest fifty running and the newest fifty queued jobs.
+        #[arg(value_name = "ID")]
         ids: Vec<JobId>,
     },
     /// Cancel jobs: queued ones at once, running ones within a second. A message that no worker has received is not a
-    /// job yet, and is not cancelled.
+    /// job yet, and is not cancelled. Exit 1 if one of these IDs does not exist, or has completed or failed.
     Cancel(CancelArgs),
-    /// Retry jobs now: waiting jobs become due, and dead jobs are queued again.
+    /// Retry jobs now: scheduled and retrying jobs become due, and dead letters are queued again. Exit 1 if one of
+    /// these IDs does not exist, or has completed or was cancelled.
     Retry {
         /// The jobs' IDs.
-        #[arg(required = true)]
+        #[arg(required = true, value_name = "ID")]
         ids: Vec<JobId>,
     },
 }
 
 #[derive(Debug, Args)]
 struct ListArgs {
-    /// Only jobs of this status: queued, processing, completed, failed or cancelled.
-    #[arg(long)]
-    status: Option<Status>,
+    /// Only jobs of this status.
+    #[arg(long, value_enum)]
+    status: Option<StatusWord>,
     /// Only jobs of this queue.
     #[arg(long)]
     queue: Option<String>,
     /// Only jobs of this kind.
     #[arg(long)]
     kind: Option<String>,
-    /// Only jobs that this worker runs or ran last; `tenure workers` lists the IDs.
+    /// Only jobs that this worker runs or ran last; `tenure workers list` shows the IDs.
     #[arg(long, value_name = "ID")]
     worker: Option<String>,
     /// Only jobs created at least AGE ago, for example 2h or 30d.
@@ -303,18 +348,21 @@ struct ListArgs {
     /// Only jobs whose last error contains exactly this text.
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     error: Option<String>,
-    /// Only jobs after this one in the list: the next page.
+    /// Only jobs after this one in the list: the next page. Give the last ID of this page.
     #[arg(long, value_name = "ID")]
     before: Option<JobId>,
     /// The maximum number of jobs.
-    #[arg(long, default_value_t = 50, value_parser = limit, allow_negative_numbers = true)]
+    #[arg(
+        long, value_name = "N", default_value_t = 50, value_parser = number::<1, ANY>,
+        allow_negative_numbers = true
+    )]
     limit: u32,
 }
 
 #[derive(Debug, Args)]
 struct CancelArgs {
     /// The jobs' IDs.
-    #[arg(conflicts_with = "queue")]
+    #[arg(conflicts_with = "queue", value_name = "ID")]
     ids: Vec<JobId>,
     /// Cancel all jobs of this queue.
     #[arg(long)]
@@ -323,7 +371,7 @@ struct CancelArgs {
     #[arg(long, requires = "queue", conflicts_with = "unique_key")]
     kind: Option<String>,
     /// Only the job that holds this unique key.
-    #[arg(long, requires = "queue")]
+    #[arg(long, value_name = "KEY", requires = "queue")]
     unique_key: Option<String>,
 }
 
@@ -334,7 +382,10 @@ enum DeadCommand {
         #[command(flatten)]
         selection: DeadSelection,
         /// The maximum number of dead letters.
-        #[arg(long, default_value_t = 50, value_parser = limit, allow_negative_numbers = true)]
+        #[arg(
+            long, value_name = "N", default_value_t = 50, value_parser = number::<1, ANY>,
+            allow_negative_numbers = true
+        )]
         limit: u32,
     },
     /// Count dead letters by queue, kind and category.
@@ -347,9 +398,10 @@ enum DeadCommand {
         #[arg(long)]
         raw: bool,
     },
-    /// Queue dead jobs again, under the same ID. Exit 1 if one of these IDs was not queued.
+    /// Queue dead letters again, under the same ID. Exit 1 if one of these IDs was not queued.
     Redrive {
         /// The dead letters' IDs.
+        #[arg(value_name = "ID")]
         ids: Vec<JobId>,
         /// Redrive all dead letters.
         #[arg(long)]
@@ -360,7 +412,7 @@ enum DeadCommand {
     /// Remove dead letters for good.
     Purge {
         /// Only dead letters that died at least this long ago, for example 30d; 0s means all.
-        #[arg(long, value_parser = duration, allow_hyphen_values = true)]
+        #[arg(long, value_name = "AGE", value_parser = duration, allow_hyphen_values = true)]
         older_than: Duration,
         #[command(flatten)]
         selection: DeadSelection,
@@ -371,46 +423,42 @@ enum DeadCommand {
 enum QueuesCommand {
     /// List the queues that have jobs, workers or settings.
     List,
-    /// Pause queues: no worker starts their jobs until they are resumed. Running jobs continue.
+    /// Pause queues: no worker starts their jobs until they are resumed. Running jobs continue. Exit 1, and pause none
+    /// of them, if one is unknown.
     Pause {
         /// The queues.
-        #[arg(required = true)]
+        #[arg(required = true, value_name = "QUEUE")]
         queues: Vec<String>,
+        /// Pause unknown queues, too: before their first worker, job or message.
+        #[arg(long)]
+        create: bool,
     },
-    /// Resume paused queues.
+    /// Resume paused queues. Exit 1 if one is unknown.
     Resume {
         /// The queues.
-        #[arg(required = true)]
+        #[arg(required = true, value_name = "QUEUE")]
         queues: Vec<String>,
     },
     /// Limit how many jobs of a queue run at once, on all workers together, and how many may be queued.
     Limit {
         /// The queue.
         queue: String,
-        /// The most jobs to run at once: 1 to 10,000, or none.
-        #[arg(long, allow_negative_numbers = true)]
+        /// The most jobs to run at once: 1 to 10000, or none.
+        #[arg(long, value_name = "N|none", value_parser = limit_change::<10_000>, allow_negative_numbers = true)]
         max_running: Option<LimitChange>,
-        /// The most jobs to queue: 1 to 10,000,000, or none. Further enqueues are refused.
-        #[arg(long, allow_negative_numbers = true)]
+        /// The most jobs to queue: 1 to 10000000, or none. Further enqueues are refused.
+        #[arg(
+            long, value_name = "N|none", value_parser = limit_change::<10_000_000>,
+            allow_negative_numbers = true
+        )]
         max_queued: Option<LimitChange>,
     },
 }
 
-/// A new limit; `None` removes it.
-#[derive(Debug, Clone, Copy)]
-struct LimitChange(Option<u64>);
-
-impl std::str::FromStr for LimitChange {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "none" => Ok(Self(None)),
-            number => {
-                number.parse().map(|n| Self(Some(n))).map_err(|_| "it must be a number above 0, or none")
-            }
-        }
-    }
+#[derive(Debug, Subcommand)]
+enum WorkersCommand {
+    /// List worker processes, the latest started first. `tenure jobs list --worker ID` shows the jobs of one.
+    List,
 }
 
 #[derive(Debug, Subcommand)]
@@ -422,19 +470,19 @@ enum SchedulesCommand {
     /// Pause schedules: they do not tick until they are resumed.
     Pause {
         /// The schedules' names.
-        #[arg(required = true)]
+        #[arg(required = true, value_name = "NAME")]
         names: Vec<String>,
     },
     /// Resume paused schedules, from their next tick on.
     Resume {
         /// The schedules' names.
-        #[arg(required = true)]
+        #[arg(required = true, value_name = "NAME")]
         names: Vec<String>,
     },
     /// Remove schedules; their jobs stay. Exit 1 if a schedule does not exist.
     Remove {
         /// The schedules' names.
-        #[arg(required = true)]
+        #[arg(required = true, value_name = "NAME")]
         names: Vec<String>,
     },
 }
@@ -453,17 +501,19 @@ struct ScheduleArgs {
     #[arg(allow_negative_numbers = true)]
     json: String,
     /// The time zone of the cron expression, such as Europe/Berlin.
-    #[arg(long, default_value = "UTC")]
+    #[arg(long, value_name = "ZONE", default_value = "UTC")]
     time_zone: String,
-    /// What to do about ticks that passed while no worker ran: `skip` them, make up for them `once`, or for `all` of
-    /// them.
-    #[arg(long, default_value_t = MissedTicks::Once)]
-    missed: MissedTicks,
+    /// What to do about ticks that passed while no worker ran.
+    #[arg(long, value_enum, default_value_t = Missed::Once)]
+    missed: Missed,
     /// The payload field that receives the time of the tick.
-    #[arg(long)]
+    #[arg(long, value_name = "FIELD")]
     tick_field: Option<String>,
-    /// The maximum number of attempts of each job.
-    #[arg(long, default_value_t = MAX_ATTEMPTS_DEFAULT, value_parser = limit, allow_negative_numbers = true)]
+    /// The maximum number of attempts of each job: 1 to 1000.
+    #[arg(
+        long, value_name = "N", default_value_t = MAX_ATTEMPTS_DEFAULT,
+        value_parser = number::<1, ATTEMPTS_MAX>, allow_negative_numbers = true
+    )]
     max_attempts: u32,
     /// Change an existing schedule of this name.
     #[arg(long)]
@@ -478,16 +528,9 @@ struct DeadSelection {
     /// Only dead letters of this kind.
     #[arg(long)]
     kind: Option<String>,
-    /// Only dead letters of this category, for example lost, exhausted, permanent or malformed.
-    #[arg(long)]
+    /// Only dead letters of this category: why they died.
+    #[arg(long, value_parser = category())]
     category: Option<String>,
-}
-
-fn limit(text: &str) -> Result<u32, String> {
-    text.parse()
-        .ok()
-        .filter(|n| *n > 0)
-        .ok_or_else(|| "it must be a number from 1 to 4294967295, such as 50".into())
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -496,10 +539,6 @@ enum CrashPolicy {
     Retry,
     /// Make it a dead letter at once, because it must not run twice.
     DeadLetter,
-}
-
-fn duration(text: &str) -> Result<Duration, String> {
-    humantime::parse_duration(text).map_err(|_| "it must be a duration such as 500ms, 30s, 2h or 30d".into())
 }
 
 impl Cli {
@@ -619,10 +658,10 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Dead(command) => dead::run(&cli, command).await,
         Command::Queues(command) => queues::run(&cli, command).await,
         Command::Schedules(command) => schedules::run(&cli, command).await,
-        Command::Workers => workers::run(&cli).await,
+        Command::Workers { command: None | Some(WorkersCommand::List) } => workers::run(&cli).await,
         Command::Verify => verify::run(&cli).await,
         Command::Config => config::run(&cli),
-        Command::Doctor { queues } => doctor::run(&cli, queues).await,
+        Command::Doctor(args) => doctor::run(&cli, args).await,
         Command::Completions { shell } => Ok(shell::completions(*shell)),
         Command::Man { dir } => shell::man(dir.as_deref()),
         Command::Bench(args) => bench::run(&cli, args).await,

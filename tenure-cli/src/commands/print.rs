@@ -18,11 +18,39 @@ pub(super) fn line(text: impl std::fmt::Display) {
 pub(super) fn progress(job: &JobRow) -> String {
     let percent = job.progress.map(|percent| format!("{percent:.0} %"));
     let parts = [percent, job.stage.clone(), job.message.clone()];
-    printable(&parts.into_iter().flatten().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" · "))
+    let parts: Vec<_> = parts.into_iter().flatten().filter(|part| !part.is_empty()).collect();
+    brief(&parts.join(" · "), usize::MAX)
+}
+
+/// A user's text on one line, for a list: its first line with at most `most` characters. `…` stands for the rest.
+pub(super) fn brief(text: &str, most: usize) -> String {
+    let text = printable(text.trim());
+    let first = text.lines().next().unwrap_or_default();
+    if first.len() == text.len() && first.chars().count() <= most {
+        return text;
+    }
+    let kept: String = first.chars().take(most.saturating_sub(1)).collect();
+    format!("{}…", kept.trim_end())
+}
+
+/// A text in lines of this width; all lines but the first begin with `indent`. A word that is longer stays whole.
+pub(super) fn wrapped(text: &str, width: u16, indent: &str) -> String {
+    let (mut lines, mut line) = (Vec::new(), String::new());
+    for word in text.split_whitespace() {
+        let is_first = line.trim().is_empty();
+        if !is_first && line.chars().count() + 1 + word.chars().count() > usize::from(width) {
+            lines.push(std::mem::replace(&mut line, format!("{indent}{word}")));
+        } else {
+            line.extend([if is_first { "" } else { " " }, word]);
+        }
+    }
+    lines.push(line);
+    lines.join("\n")
 }
 
 /// A user's text without the characters that could steer the terminal.
 pub(super) fn printable(text: &str) -> String {
+    let text = text.replace("\r\n", "\n").replace('\t', "    ");
     text.chars().map(|c| if (c.is_control() && c != '\n') || turns(c) { '\u{fffd}' } else { c }).collect()
 }
 
@@ -36,4 +64,30 @@ pub(super) fn answer(id: JobId, answer: &impl Serialize) -> serde_json::Value {
     let mut value = serde_json::to_value(answer).unwrap_or_default();
     value["id"] = id.to_string().into();
     value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrapped_text_breaks_between_words() {
+        assert_eq!(wrapped("one two  three\nfour", 9, "  "), "one two\n  three\n  four");
+        assert_eq!(wrapped("unbreakable is long", 5, ""), "unbreakable\nis\nlong");
+        assert_eq!(wrapped("", 5, "  "), "");
+    }
+
+    #[test]
+    fn a_text_of_many_lines_is_one_line_in_a_list() {
+        for (text, shown) in [
+            ("short", "short"),
+            ("\n first \r\n\tsecond\n", "first…"),
+            ("exactly ten", "exactly t…"),
+            ("exactly 10", "exactly 10"),
+            ("", ""),
+        ] {
+            assert_eq!(brief(text, 10), shown, "{text:?}");
+        }
+        assert_eq!(printable("a\r\n\tb\u{1b}[2J"), "a\n    b\u{fffd}[2J");
+    }
 }

@@ -2,10 +2,11 @@
 
 use std::process::ExitCode;
 
+use anyhow::bail;
 use serde_json::json;
 
-use super::{Cli, LimitChange, Output, QueuesCommand, Usage, jobs::table, jobs::time, print};
-use tenure::{PauseOutcome, QueueLimits, rows::QueueRow};
+use super::{Cli, LimitChange, Output, QueuesCommand, Usage, jobs::time, print, table::Table, table::table};
+use tenure::{PauseOutcome, QueueLimits, Tenure, check_queue, internals::Parts as _, rows::QueueRow};
 
 pub(super) async fn run(cli: &Cli, command: &QueuesCommand) -> anyhow::Result<ExitCode> {
     let tenure = cli.connect().await?;
@@ -17,7 +18,10 @@ pub(super) async fn run(cli: &Cli, command: &QueuesCommand) -> anyhow::Result<Ex
                 Output::Table => print::line(list(&queues)),
             }
         }
-        QueuesCommand::Pause { queues } => {
+        QueuesCommand::Pause { queues, create } => {
+            for queue in queues.iter().filter(|_| !create) {
+                check_known(&tenure, queue, "; to pause it before its first job, add --create").await?;
+            }
             for queue in queues {
                 let paused = tenure.pause_queue(queue).await?;
                 match cli.output {
@@ -42,6 +46,9 @@ pub(super) async fn run(cli: &Cli, command: &QueuesCommand) -> anyhow::Result<Ex
         QueuesCommand::Resume { queues } => {
             for queue in queues {
                 let resumed = tenure.resume_queue(queue).await?;
+                if !resumed {
+                    check_known(&tenure, queue, "").await?;
+                }
                 match cli.output {
                     Output::Json => print::line(json!({ "queue": queue, "was_paused": resumed })),
                     Output::Table if resumed => print::line(format!("{queue} is resumed")),
@@ -88,9 +95,28 @@ pub(super) async fn run(cli: &Cli, command: &QueuesCommand) -> anyhow::Result<Ex
     Ok(ExitCode::SUCCESS)
 }
 
-fn list(queues: &[QueueRow]) -> comfy_table::Table {
+/// Fails if this queue is unknown, as a mistyped one is. It is known by its consumer or a message in NATS, or by a
+/// job, a worker, a setting or a schedule in Postgres.
+async fn check_known(tenure: &Tenure, queue: &str, hint: &str) -> anyhow::Result<()> {
+    check_queue(queue)?;
+    let in_nats = tenure.queue().knows(queue).await;
+    if in_nats == Some(true)
+        || tenure.queues().await?.iter().any(|known| known.queue == queue)
+        || tenure.schedules().await?.iter().any(|schedule| schedule.queue == queue)
+    {
+        return Ok(());
+    }
+    let nats = if in_nats.is_none() { ", and NATS does not say whether it has messages of it" } else { "" };
+    bail!(
+        "queue {queue:?} is unknown: it has no worker, job, message or schedule{nats}; `tenure queues list` shows \
+         the known ones{hint}"
+    )
+}
+
+fn list(queues: &[QueueRow]) -> Table {
     let header = ["QUEUE", "STATE", "DUE", "OLDEST DUE", "SCHEDULED", "RUNNING", "DEAD", "WORKERS", "LIMITS"];
-    let mut table = table(&header);
+    let spare = &["LIMITS", "SCHEDULED", "OLDEST DUE", "DEAD", "WORKERS", "RUNNING"];
+    let mut table = table(&header).spare(spare).wrap(&["STATE"]);
     for queue in queues {
         let limits = [
             queue.max_running.map(|jobs| format!("{jobs} running")),

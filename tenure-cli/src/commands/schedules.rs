@@ -5,7 +5,9 @@ use std::process::ExitCode;
 use anyhow::bail;
 use serde_json::json;
 
-use super::{Cli, Output, ScheduleArgs, SchedulesCommand, enqueue, jobs::table, jobs::time, print};
+use super::{
+    Cli, Output, ScheduleArgs, SchedulesCommand, enqueue, jobs::time, print, table::Table, table::table,
+};
 use tenure::{JobRequest, Schedule, Tenure, rows::ScheduleRow};
 
 pub(super) async fn run(cli: &Cli, command: &SchedulesCommand) -> anyhow::Result<ExitCode> {
@@ -70,7 +72,7 @@ async fn add(cli: &Cli, tenure: &Tenure, args: &ScheduleArgs) -> anyhow::Result<
     let payload = enqueue::payload(&args.json)?;
     let job = JobRequest::from_json(&args.queue, &args.kind, payload).max_attempts(args.max_attempts);
     let mut schedule =
-        Schedule::new(&args.name, &args.cron, job).time_zone(&args.time_zone).missed(args.missed);
+        Schedule::new(&args.name, &args.cron, job).time_zone(&args.time_zone).missed(args.missed.into());
     if let Some(field) = &args.tick_field {
         schedule = schedule.tick_field(field);
     }
@@ -88,9 +90,10 @@ async fn add(cli: &Cli, tenure: &Tenure, args: &ScheduleArgs) -> anyhow::Result<
     Ok(())
 }
 
-fn list(schedules: &[ScheduleRow]) -> comfy_table::Table {
+fn list(schedules: &[ScheduleRow]) -> Table {
     let header = ["NAME", "CRON", "TIME ZONE", "QUEUE", "KIND", "MISSED", "NEXT", "LAST", "LAST JOB"];
-    let mut table = table(&header);
+    let spare = &["LAST JOB", "LAST", "MISSED", "TIME ZONE", "KIND", "QUEUE"];
+    let mut table = table(&header).spare(spare);
     for schedule in schedules {
         table.add_row([
             schedule.name.clone(),

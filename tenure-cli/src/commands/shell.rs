@@ -3,7 +3,7 @@
 use std::{fs, io::Write, path::Path, process::ExitCode};
 
 use anyhow::Context;
-use clap::{Command, CommandFactory};
+use clap::{Command, CommandFactory, builder::StyledStr};
 use clap_complete::Shell;
 
 use super::Cli;
@@ -34,10 +34,8 @@ fn for_people() -> Command {
         .subcommand_required(true)
         .args(all.get_arguments().cloned())
         .subcommands(all.get_subcommands().filter(|command| !command.is_hide_set()).cloned());
-    match all.get_about() {
-        Some(about) => command.about(about.clone()),
-        None => command,
-    }
+    let about = |text: Option<&StyledStr>| text.cloned().unwrap_or_default();
+    command.about(about(all.get_about())).after_help(about(all.get_after_help()))
 }
 
 /// Prints the text unchanged. Ignores a reader that has gone.

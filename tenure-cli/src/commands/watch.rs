@@ -6,7 +6,7 @@ use anyhow::bail;
 use chrono::{DateTime, Utc};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
-use super::{Cli, Output, print};
+use super::{Cli, Output, print, table::width};
 use tenure::{
     JobId, Status, Tenure,
     rows::{JobFilter, JobRow},
@@ -16,6 +16,14 @@ use tenure::{
 const EVERY: Duration = Duration::from_millis(250);
 /// How many jobs of each status to watch when the user names none.
 const WATCHED_MAX: u32 = 50;
+/// A job's name, its bar and its text on one line, if the text gets this much room; otherwise below each other.
+const WIDE: &str = "{prefix} {bar:20} {pos:>3} % {wide_msg}";
+const NARROW: &str = "{prefix}\n  {bar:20} {pos:>3} %\n  {msg}";
+const TEXT_MIN: usize = 50;
+/// The width of the bar, the percentage and the spaces in `WIDE`.
+const BAR_WIDTH: usize = 28;
+/// The width of a terminal that does not say it.
+const WIDTH: u16 = 80;
 
 pub(super) async fn run(cli: &Cli, tenure: &Tenure, ids: &[JobId]) -> anyhow::Result<ExitCode> {
     let mut ids = ids.to_vec();
@@ -67,29 +75,29 @@ struct Screen {
     output: Output,
     is_live: bool,
     bars: MultiProgress,
-    style: ProgressStyle,
-    shown: BTreeMap<JobId, (Option<ProgressBar>, String)>,
+    width: u16,
+    shown: BTreeMap<JobId, (Option<Bar>, String)>,
+}
+
+struct Bar {
+    bar: ProgressBar,
+    is_wide: bool,
 }
 
 impl Screen {
     fn new(output: Output) -> Self {
-        let style = ProgressStyle::with_template("{prefix} {bar:20} {pos:>3} % {wide_msg}");
-        let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
         let bars = MultiProgress::new();
         // Bars go to standard error. If standard output is redirected, it gets lines instead.
         let is_live = output == Output::Table && std::io::stdout().is_terminal() && !bars.is_hidden();
-        Self { output, is_live, bars, style, shown: BTreeMap::new() }
+        Self { output, is_live, bars, width: width().unwrap_or(WIDTH), shown: BTreeMap::new() }
     }
 
     fn show(&mut self, job: &JobRow) -> anyhow::Result<()> {
         let ran_for = ran_for(job, Utc::now()).map(|ran| print::seconds(ran.as_secs_f64()));
         let text = summary(job, ran_for.filter(|_| self.is_live || job.status.is_finished()));
+        let name = format!("{} {} {}", job.id, job.queue, job.kind);
         let (bar, before) = self.shown.entry(job.id).or_insert_with(|| {
-            let bar = self.is_live.then(|| {
-                let bar = self.bars.add(ProgressBar::new(100).with_style(self.style.clone()));
-                bar.set_prefix(format!("{} {} {}", job.id, job.queue, job.kind));
-                bar
-            });
+            let bar = self.is_live.then(|| Bar::new(&self.bars, &name, self.width));
             (bar, String::new())
         });
         if *before == text {
@@ -98,18 +106,32 @@ impl Screen {
         before.clone_from(&text);
         match (self.output, bar) {
             (Output::Json, _) => print::line(serde_json::to_string(job)?),
-            (Output::Table, None) => print::line(format!("{} {} {} {text}", job.id, job.queue, job.kind)),
-            (Output::Table, Some(bar)) => {
-                let percent =
-                    if job.status == Status::Completed { 100.0 } else { job.progress.unwrap_or(0.0) };
-                bar.set_position(format!("{percent:.0}").parse().unwrap_or(0));
-                bar.set_message(text.clone());
-                if job.status.is_finished() {
-                    bar.abandon_with_message(text);
-                }
-            }
+            (Output::Table, None) => print::line(format!("{name} {text}")),
+            (Output::Table, Some(bar)) => bar.show(job, &text, self.width),
         }
         Ok(())
+    }
+}
+
+impl Bar {
+    fn new(bars: &MultiProgress, name: &str, width: u16) -> Self {
+        let is_wide = name.chars().count() + BAR_WIDTH + TEXT_MIN <= usize::from(width);
+        let style = ProgressStyle::with_template(if is_wide { WIDE } else { NARROW });
+        let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
+        let bar = bars.add(ProgressBar::new(100).with_style(style));
+        bar.set_prefix(if is_wide { name.to_owned() } else { print::wrapped(name, width, "  ") });
+        Self { bar, is_wide }
+    }
+
+    fn show(&self, job: &JobRow, text: &str, width: u16) {
+        let percent = if job.status == Status::Completed { 100.0 } else { job.progress.unwrap_or(0.0) };
+        self.bar.set_position(format!("{percent:.0}").parse().unwrap_or(0));
+        let text =
+            if self.is_wide { text.to_owned() } else { print::wrapped(text, width.saturating_sub(2), "  ") };
+        self.bar.set_message(text.clone());
+        if job.status.is_finished() {
+            self.bar.abandon_with_message(text);
+        }
     }
 }
 

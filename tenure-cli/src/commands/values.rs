@@ -1,0 +1,136 @@
+//! Values: how the command line reads its arguments. Each error names what is accepted, with an example.
+
+use std::{net::SocketAddr, time::Duration};
+
+use chrono::{DateTime, Utc};
+use clap::{
+    ValueEnum,
+    builder::{PossibleValuesParser, TypedValueParser},
+};
+
+use tenure::{MissedTicks, Status, internals::Category, rows::JobFilter};
+
+/// Which jobs to list: a status, or one of the two states of a queued job that waits for its time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum StatusWord {
+    /// Waiting for a worker or for its time: due, scheduled or retrying.
+    Queued,
+    /// Queued for a later time, before its first attempt.
+    Scheduled,
+    /// Queued for a later time, after an attempt that failed.
+    Retrying,
+    /// Running on a worker.
+    Processing,
+    /// Done.
+    Completed,
+    /// In the dead letters.
+    Failed,
+    /// Ended without a result.
+    Cancelled,
+}
+
+impl StatusWord {
+    pub(super) fn choose(self, filter: JobFilter) -> JobFilter {
+        match self {
+            Self::Queued => filter.status(Status::Queued),
+            Self::Scheduled => filter.scheduled(),
+            Self::Retrying => filter.retrying(),
+            Self::Processing => filter.status(Status::Processing),
+            Self::Completed => filter.status(Status::Completed),
+            Self::Failed => filter.status(Status::Failed),
+            Self::Cancelled => filter.status(Status::Cancelled),
+        }
+    }
+}
+
+/// What to do about ticks that passed while no worker ran.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum Missed {
+    /// Enqueue no job for them.
+    Skip,
+    /// Enqueue one job, for the latest of them.
+    Once,
+    /// Enqueue a job for each of them.
+    All,
+}
+
+impl From<Missed> for MissedTicks {
+    fn from(missed: Missed) -> Self {
+        match missed {
+            Missed::Skip => Self::Skip,
+            Missed::Once => Self::Once,
+            Missed::All => Self::All,
+        }
+    }
+}
+
+/// The categories of dead letters.
+pub(super) fn category() -> impl TypedValueParser<Value = String> {
+    PossibleValuesParser::new(Category::ALL.iter().map(|category| category.as_str()))
+}
+
+/// A number within bounds. `u32::MAX` is no bound.
+pub(super) fn number<const MIN: u32, const MAX: u32>(text: &str) -> Result<u32, String> {
+    let number = text.parse().ok().filter(|number| (MIN..=MAX).contains(number));
+    number.ok_or_else(|| match MAX {
+        u32::MAX => format!("it must be a number of at least {MIN}, such as {}", MIN.max(50)),
+        _ => format!("it must be a number from {MIN} to {MAX}"),
+    })
+}
+
+/// A new limit; `None` removes it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LimitChange(pub(super) Option<u64>);
+
+/// A limit, which the library checks against `MAX`.
+pub(super) fn limit_change<const MAX: u64>(text: &str) -> Result<LimitChange, String> {
+    if text == "none" {
+        return Ok(LimitChange(None));
+    }
+    let wrong = || format!("it must be a number from 1 to {MAX}, or none, which removes the limit");
+    text.parse().map(|jobs| LimitChange(Some(jobs))).map_err(|_| wrong())
+}
+
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text)
+        .map_err(|_| "it must be a duration such as 500ms, 30s, 2h or 30d".to_owned())
+}
+
+pub(super) fn moment(text: &str) -> Result<DateTime<Utc>, String> {
+    text.parse().map_err(|_| {
+        "it must be a time with its zone, such as 2030-01-31T12:00:00Z or 2030-01-31T13:00:00+01:00; \
+         a duration from now, such as 2h, belongs to --delay"
+            .to_owned()
+    })
+}
+
+pub(super) fn address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| {
+        "it must be an IP address and a port, such as 127.0.0.1:9090, 0.0.0.0:9090 or [::1]:9090".to_owned()
+    })
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test may panic")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_value_names_those_that_are_accepted() {
+        assert_eq!(number::<1, 1_000>("1000"), Ok(1_000));
+        for text in ["0", "1001", "-1", "many"] {
+            assert_eq!(number::<1, 1_000>(text).unwrap_err(), "it must be a number from 1 to 1000", "{text}");
+        }
+        assert_eq!(
+            number::<1, { u32::MAX }>("0").unwrap_err(),
+            "it must be a number of at least 1, such as 50"
+        );
+        let at = moment("2030-01-31T13:00:00+01:00");
+        assert_eq!(at, moment("2030-01-31T12:00:00Z"));
+        assert!(at.is_ok() && moment("tomorrow").unwrap_err().contains("2030-01-31T12:00:00Z"));
+        assert!(moment("2h").unwrap_err().contains("--delay"));
+        assert!(address("9090").unwrap_err().contains("127.0.0.1:9090") && address("[::1]:80").is_ok());
+        assert!(duration("soon").unwrap_err().contains("30s"));
+        assert!(limit_change::<9>("-1").unwrap_err().contains("from 1 to 9, or none"));
+    }
+}
