@@ -78,6 +78,10 @@ const FORM_MAX: usize = 256 * 1024;
 const FORM_WITHIN: Duration = Duration::from_secs(10);
 /// The most characters of an outcome: browsers keep no cookie of more than 4 KiB.
 const SAID_MAX: usize = 700;
+/// When a browser asks again for a page that could not be read.
+const AGAIN_AFTER: Duration = Duration::from_secs(5);
+/// The same for a search, which may be what takes too long.
+const SEARCH_AGAIN_AFTER: Duration = Duration::from_secs(30);
 
 /// The state that all pages share.
 #[derive(Debug)]
@@ -124,7 +128,7 @@ impl Failure {
             Self::Store(error) if error.is_unavailable() => {
                 let why = JobError::from(error.clone()).text();
                 format!(
-                    "Postgres does not answer, or took too long ({why}). Reload the page; \
+                    "Postgres does not answer, or took too long ({why}). This page tries again by itself; \
                      narrow a search by queue, kind or age."
                 )
             }
@@ -144,6 +148,8 @@ impl Failure {
             Self::Bad(_) => StatusCode::BAD_REQUEST,
             Self::Refused(_) => StatusCode::FORBIDDEN,
             Self::Store(error) if error.is_unavailable() => StatusCode::SERVICE_UNAVAILABLE,
+            // `tenure migrate` ends this as a restart of Postgres ends an outage.
+            Self::Store(StoreError::NotMigrated(_)) => StatusCode::SERVICE_UNAVAILABLE,
             Self::Store(_) => StatusCode::INTERNAL_SERVER_ERROR,
             Self::Busy => StatusCode::TOO_MANY_REQUESTS,
         }
@@ -287,7 +293,16 @@ async fn show(view: Arc<View>, mut ask: Ask, jar: CookieJar) -> Response {
     };
     let mut response = match rendered {
         Ok(Ok(page)) => html(StatusCode::OK, page::layout(&view, &ask, &page)),
-        Ok(Err(failure)) => failed(&view, &ask, &failure),
+        Ok(Err(failure)) => {
+            let mut response = failed(&view, &ask, &failure);
+            if response.status() == StatusCode::SERVICE_UNAVAILABLE {
+                // Every browser heeds it, with or without a script.
+                let searches = ask.query.has("q") || ask.query.has("error");
+                let again = if searches { SEARCH_AGAIN_AFTER } else { AGAIN_AFTER };
+                response.headers_mut().insert(header::REFRESH, again.as_secs().into());
+            }
+            response
+        }
         // The page panicked, or the program is ending.
         Err(_) => failed(&view, &ask, &Failure::Busy),
     };

@@ -1,5 +1,6 @@
 //! The dashboard's answers over HTTP. `browser` tests what a person sees.
 
+mod away;
 mod browser;
 mod pictures;
 mod troubles;
