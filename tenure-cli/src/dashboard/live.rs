@@ -29,6 +29,8 @@ const AGAIN_AFTER: Duration = Duration::from_secs(3);
 const LATE_AFTER: Duration = Duration::from_secs(3);
 /// How long to wait for a viewer that reads nothing.
 const READ_WITHIN: Duration = Duration::from_secs(30);
+/// The data of an event whose name says it all: a browser ignores an event without data.
+const NOTHING: &str = "{}";
 /// The most pages to follow at once.
 pub(super) const STREAMS_MAX: usize = 100;
 
@@ -49,7 +51,7 @@ pub(super) fn stream(view: Arc<View>, ask: Ask) -> Response {
         Ok::<_, Infallible>(event)
     });
     let mut response = Sse::new(events)
-        .keep_alive(KeepAlive::new().event(Event::default().event("ping").data("")))
+        .keep_alive(KeepAlive::new().event(Event::default().event("ping").data(NOTHING)))
         .into_response();
     // nginx and similar proxies would buffer the events.
     response.headers_mut().insert("x-accel-buffering", axum::http::HeaderValue::from_static("no"));
@@ -73,12 +75,12 @@ async fn follow(view: &View, ask: &Ask, mut viewer: Viewer) -> Option<()> {
                 viewer.show(page).await?;
                 // The page no longer changes.
                 if is_final {
-                    return viewer.event("gone", "").await;
+                    return viewer.event("gone", NOTHING).await;
                 }
                 EVERY.max(began_at.elapsed() * REST)
             }
             // The page's subject is gone.
-            Err(Failure::NotFound(_)) => return viewer.event("gone", "").await,
+            Err(Failure::NotFound(_)) => return viewer.event("gone", NOTHING).await,
             // The page stays as it was, and grows old.
             Err(failure) => {
                 viewer.region(page::notice(Some(&failure.text()))).await?;
@@ -126,7 +128,7 @@ impl Viewer {
     async fn fresh(&mut self, is_fresh: bool) -> Option<()> {
         if self.is_fresh != Some(is_fresh) {
             self.is_fresh = Some(is_fresh);
-            self.event(if is_fresh { "fresh" } else { "stale" }, "").await?;
+            self.event(if is_fresh { "fresh" } else { "stale" }, NOTHING).await?;
         }
         Some(())
     }

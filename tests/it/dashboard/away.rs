@@ -44,6 +44,23 @@ fn age(data: &str) -> Option<f64> {
     Some(seconds)
 }
 
+/// Waits for the first event for which this returns a value.
+async fn hear<T>(
+    heard: &mut UnboundedReceiver<(String, String)>,
+    what: &str,
+    of: impl Fn(&str, &str) -> Option<T>,
+) -> T {
+    let found = async {
+        loop {
+            let (event, data) = heard.recv().await.expect("the stream goes on");
+            if let Some(found) = of(&event, &data) {
+                return found;
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(40), found).await.unwrap_or_else(|_| panic!("no {what}"))
+}
+
 async fn until(dashboard: &Dashboard, path: &str, status: u16) -> Answer {
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {
@@ -67,14 +84,12 @@ async fn an_open_page_says_that_it_is_out_of_date_and_each_page_comes_back() {
     browser.open("/").await;
     browser.until_text("#live-state", "live").await;
     let mut heard = follow(dashboard.address, "/");
-    while heard.recv().await.unwrap().0 != "fresh" {}
+    hear(&mut heard, "fresh", |event, _| (event == "fresh").then_some(())).await;
     bench.own.as_mut().unwrap().postgres.kill();
-    while heard.recv().await.unwrap().0 != "stale" {}
-    let mut ages = Vec::new();
-    while ages.len() < 2 {
-        ages.extend(age(&heard.recv().await.unwrap().1));
-    }
-    assert!(ages.is_sorted_by(|a, b| a < b), "{ages:?}");
+    hear(&mut heard, "stale", |event, _| (event == "stale").then_some(())).await;
+    let first = hear(&mut heard, "age", |_, data| age(data)).await;
+    let next = hear(&mut heard, "age", |_, data| age(data)).await;
+    assert!(first < next, "{first} {next}");
     browser.until_text("#live-state", "out of date").await;
 
     let away = until(&dashboard, "/queues", 503).await;
@@ -91,7 +106,7 @@ async fn an_open_page_says_that_it_is_out_of_date_and_each_page_comes_back() {
     other.until_text("h1", "Postgres is unavailable").await;
 
     bench.own.as_mut().unwrap().postgres.restart().unwrap();
-    while heard.recv().await.unwrap().0 != "fresh" {}
+    hear(&mut heard, "fresh", |event, _| (event == "fresh").then_some(())).await;
     browser.until_text("#live-state", "live").await;
     other.until_text("h1", "Queues").await;
     assert_eq!(until(&dashboard, "/queues", 200).await.header("refresh"), None);
@@ -100,5 +115,5 @@ async fn an_open_page_says_that_it_is_out_of_date_and_each_page_comes_back() {
     let missing = until(&dashboard, "/queues", 503).await;
     let text = "run `tenure migrate`";
     assert!(missing.body.contains(text) && missing.header("refresh") == Some("5"), "{}", missing.body);
-    while !heard.recv().await.unwrap().1.contains(text) {}
+    hear(&mut heard, text, |_, data| data.contains(text).then_some(())).await;
 }
