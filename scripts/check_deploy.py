@@ -175,7 +175,7 @@ class Check:
             given = [name for name in (url, f"{url}_FILE") if name in names]
             self.need(len(given) == 1, where, f"{url} must be set once, as a value or as a file; found {given}")
         if command == "serve":
-            auth = {"TENURE_SERVE_PASSWORD", "TENURE_SERVE_TOKEN", "TENURE_SERVE_AUTH"} & set(names)
+            auth = {f"TENURE_SERVE_{by}" for by in ("PASSWORD", "VIEWER_PASSWORD", "TOKEN", "AUTH")} & set(names)
             self.need(auth, where, "`tenure serve` beyond loopback refuses to start without authentication")
 
     def inbox(self, where, prefix, user):

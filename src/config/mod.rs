@@ -70,9 +70,13 @@ pub struct Config {
 pub struct Serve {
     pub user: String,
     pub password: Option<String>,
+    /// The password of users who may only look.
+    pub viewer_password: Option<String>,
     pub token: Option<String>,
     /// A proxy authenticates the users.
     pub is_behind_proxy: bool,
+    /// The users who may act, as the proxy names them; `None`: everyone.
+    pub actors: Option<Vec<String>>,
     pub has_actions: bool,
     pub shows_payloads: bool,
     /// Without a slash at its end: empty at the top.
@@ -84,8 +88,10 @@ impl Default for Serve {
         Self {
             user: "tenure".into(),
             password: None,
+            viewer_password: None,
             token: None,
             is_behind_proxy: false,
+            actors: None,
             has_actions: false,
             shows_payloads: true,
             base_path: String::new(),

@@ -308,6 +308,15 @@ pub(super) static SETTINGS: &[Setting] = &[
         |config| config.serve.password.clone(),
     ),
     password(
+        "TENURE_SERVE_VIEWER_PASSWORD",
+        "The password of the dashboard's user `viewer`, who may only look, at least 8 characters.",
+        |config, text| {
+            config.serve.viewer_password = Some(long_enough(text)?);
+            Ok(())
+        },
+        |config| config.serve.viewer_password.clone(),
+    ),
+    password(
         "TENURE_SERVE_TOKEN",
         "A bearer token that the dashboard and its `/metrics` take, at least 8 characters.",
         |config, text| {
@@ -328,6 +337,17 @@ pub(super) static SETTINGS: &[Setting] = &[
             Ok(())
         },
         |config| config.serve.is_behind_proxy.then(|| "proxy".to_owned()),
+    ),
+    optional(
+        "TENURE_SERVE_ACTORS",
+        "With `TENURE_SERVE_AUTH=proxy`: the users who may act, as the proxy names them, separated by commas; the \
+         others may only look.",
+        "every user",
+        |config, text| {
+            config.serve.actors = Some(names(text)?);
+            Ok(())
+        },
+        |config| config.serve.actors.as_ref().map(|names| names.join(",")),
     ),
     text(
         "TENURE_SERVE_ACTIONS",
@@ -472,6 +492,13 @@ fn long_enough(text: &str) -> Result<String, &'static str> {
     if text.chars().count() < 8 { Err("at least 8 characters") } else { Ok(text.to_owned()) }
 }
 
+/// Parses names separated by commas, at least one.
+fn names(text: &str) -> Result<Vec<String>, &'static str> {
+    let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
+    let names: Vec<_> = names.map(str::to_owned).collect();
+    if names.is_empty() { Err("one or more names, separated by commas") } else { Ok(names) }
+}
+
 fn yes_or_no(text: &str) -> Result<bool, &'static str> {
     text.parse().map_err(|_| "true or false")
 }
@@ -543,8 +570,10 @@ mod tests {
         given.serve = Serve {
             user: "u".into(),
             password: Some("12345678".into()),
+            viewer_password: Some("23456789".into()),
             token: Some("87654321".into()),
             is_behind_proxy: true,
+            actors: Some(vec!["ada".into(), "grace".into()]),
             has_actions: true,
             shows_payloads: false,
             base_path: "/a/b".into(),

@@ -21,6 +21,7 @@ pub use crate::{
     observe::{
         http::{self, Server},
         rates::{QueueCounts, quantile},
+        repeats::Repeats,
         trace,
     },
     recover::retention,

@@ -2,36 +2,59 @@
 //!
 //! On a thread and a runtime of its own: it has to answer when the worker's runtime hangs. Requests are not logged.
 
+mod connections;
+
 use std::{
     io,
-    net::{SocketAddr, TcpListener},
-    sync::Arc,
+    net::SocketAddr,
+    pin::{Pin, pin},
+    task::{Context, Poll},
     time::Duration,
 };
 
 use axum::{
     Router,
-    extract::State,
+    body::{Body, Bytes, HttpBody},
+    extract::{ConnectInfo, Request, State},
     http::{StatusCode, header},
     response::{IntoResponse, Response},
     routing::{MethodRouter, get},
 };
-use hyper::server::conn::http1;
+use hyper::{
+    body::{Frame, Incoming, SizeHint},
+    server::conn::http1,
+    service::{Service, service_fn},
+};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
-use tokio::sync::{Semaphore, oneshot};
+use tokio::{
+    net::{TcpListener, TcpSocket, TcpStream},
+    sync::oneshot,
+    task::yield_now,
+    time::{sleep, timeout},
+};
 
 use crate::observe::{
     health::Health,
     metrics::{InstallError, Metrics, install},
+    repeats::Repeats,
 };
+pub use connections::network;
+use connections::{Asking, Connection, Connections};
 
-/// How many connections may be open at once.
-const CONNECTIONS_MAX: usize = 256;
-/// How long a connection may take to send a request's headers, or the next request's.
-const HEADERS_WITHIN: Duration = Duration::from_secs(15);
+/// How many connections the kernel may hold until this process accepts them.
+const BACKLOG: u32 = 1024;
+/// How long a new connection may take to send the head of its first request.
+const FIRST_HEAD_WITHIN: Duration = Duration::from_secs(5);
+/// How long an open connection may take from one response to the head of its next request.
+const NEXT_HEAD_WITHIN: Duration = Duration::from_secs(15);
+/// How many connections are accepted before those that are open may read.
+const ACCEPTED_AT_ONCE: u32 = 16;
+/// How long to wait for a file after the process had none left.
+const ACCEPT_AGAIN_AFTER: Duration = Duration::from_millis(100);
+
 /// A server that answers until it is dropped.
 #[derive(Debug)]
 pub struct Server {
@@ -41,20 +64,26 @@ pub struct Server {
 impl Server {
     /// Listens, and answers from a thread of its own. The log says that `what` is served.
     pub fn start(listen: SocketAddr, router: Router, what: &str) -> io::Result<Self> {
-        let listener = TcpListener::bind(listen)?;
-        listener.set_nonblocking(true)?;
-        let address = listener.local_addr()?;
-        let (stop, stopped) = oneshot::channel::<()>();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let bound = {
+            let _within = runtime.enter();
+            bind(listen)
+        };
+        let (listener, address) = match bound {
+            Ok(bound) => bound,
+            Err(error) => {
+                // Another runtime may be waiting for this function, and would panic if this one were dropped.
+                runtime.shutdown_background();
+                return Err(error);
+            }
+        };
+        let (stop, stopped) = oneshot::channel::<()>();
         std::thread::Builder::new().name("tenure-http".into()).spawn(move || {
             runtime.block_on(async move {
-                let served = tokio::select! {
-                    served = serve(listener, router) => served,
+                tokio::select! {
+                    () = serve(listener, router) => {}
                     // Dropping the sender is the signal to stop.
-                    _ = stopped => Ok(()),
-                };
-                if let Err(error) = served {
-                    tracing::error!(%error, "the listener failed; metrics and health are no longer served");
+                    _ = stopped => {}
                 }
             });
         })?;
@@ -79,31 +108,101 @@ pub fn metrics() -> MethodRouter {
     get(|| std::future::ready(metrics_page(metrics)))
 }
 
-async fn serve(listener: TcpListener, router: Router) -> io::Result<()> {
-    let listener = tokio::net::TcpListener::from_std(listener)?;
-    let free = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+fn bind(listen: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
+    let socket = if listen.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    // A restarted process takes the port back, although connections of the last one linger.
+    #[cfg(unix)]
+    socket.set_reuseaddr(true)?;
+    socket.bind(listen)?;
+    let listener = socket.listen(BACKLOG)?;
+    let address = listener.local_addr()?;
+    Ok((listener, address))
+}
+
+async fn serve(listener: TcpListener, router: Router) {
+    let (connections, repeats) = (Connections::new(), Repeats::default());
+    let mut accepted: u32 = 0;
     loop {
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
+        match listener.accept().await {
+            Ok((stream, client)) => {
+                let (connection, closed) = connections.open(client.ip());
+                if let Some(closed) = closed
+                    && let Some(left_out) = repeats.tell("full")
+                {
+                    tracing::warn!(
+                        client = %closed,
+                        left_out,
+                        "too many connections are open; the listener closes idle ones, first those of the client \
+                         with the most"
+                    );
+                }
+                tokio::spawn(answer_on(stream, client, router.clone(), connection));
+                accepted = accepted.wrapping_add(1);
+                // Many connections at once must not close a new one before its request is read.
+                if accepted.is_multiple_of(ACCEPTED_AT_ONCE) {
+                    yield_now().await;
+                }
+            }
             // An error such as too many open files passes, and the port stays.
             Err(error) => {
-                tracing::warn!(%error, "accepting a connection failed; the listener will retry");
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                continue;
+                connections.close_one();
+                if let Some(left_out) = repeats.tell("accept") {
+                    tracing::warn!(%error, left_out, "accepting a connection failed; the listener will retry");
+                }
+                sleep(ACCEPT_AGAIN_AFTER).await;
             }
-        };
-        // A connection too many is closed at once: a worker needs its sockets for Postgres and NATS.
-        let Ok(held) = free.clone().try_acquire_owned() else { continue };
-        let service = TowerToHyperService::new(router.clone());
-        tokio::spawn(async move {
-            let connection = http1::Builder::new()
-                .timer(TokioTimer::new())
-                .header_read_timeout(HEADERS_WITHIN)
-                .serve_connection(TokioIo::new(stream), service);
-            // On an error the client has gone, and no answer can reach it.
-            drop(connection.await);
-            drop(held);
-        });
+        }
+    }
+}
+
+/// Answers the requests of one connection.
+async fn answer_on(stream: TcpStream, client: SocketAddr, router: Router, connection: Connection) {
+    let routes = TowerToHyperService::new(router);
+    let service = service_fn(|mut request: Request<Incoming>| {
+        request.extensions_mut().insert(ConnectInfo(client));
+        let (asking, answer) = (connection.asks(), routes.call(request));
+        async move { answer.await.map(|response| response.map(|body| Answering { body, _asking: asking })) }
+    });
+    let served = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(NEXT_HEAD_WITHIN)
+        .serve_connection(TokioIo::new(stream), service);
+    let served = async {
+        let mut served = pin!(served);
+        // On an error the client has gone, and no answer can reach it.
+        if timeout(FIRST_HEAD_WITHIN, &mut served).await.is_err() && connection.has_asked() {
+            drop(served.await);
+        }
+    };
+    tokio::select! {
+        () = served => {}
+        () = connection.closes() => {}
+    }
+}
+
+/// The body of a response. Until it is dropped, its connection does not count as waiting for a request.
+struct Answering {
+    body: Body,
+    _asking: Asking,
+}
+
+impl HttpBody for Answering {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 

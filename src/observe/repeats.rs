@@ -23,11 +23,11 @@ struct Repeated {
 
 /// The causes that were logged, and when the next line about each is due: at once, then after 1, 2, 4 … 60 s.
 #[derive(Debug, Default)]
-pub(crate) struct Repeats(Mutex<HashMap<String, Repeated>>);
+pub struct Repeats(Mutex<HashMap<String, Repeated>>);
 
 impl Repeats {
     /// Returns whether to log this cause now: `Some` with the number of lines left out since the last one.
-    pub(crate) fn tell(&self, cause: &str) -> Option<u64> {
+    pub fn tell(&self, cause: &str) -> Option<u64> {
         self.tell_at(cause, Instant::now())
     }
 

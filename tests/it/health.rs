@@ -1,11 +1,12 @@
 //! Health and metrics: a worker's answers to Prometheus and to the platform's probes.
 
 use std::{
-    net::{SocketAddr, TcpListener},
+    io::Write,
+    net::{SocketAddr, TcpListener, TcpStream},
     time::{Duration, Instant},
 };
 
-use rustix::process::Signal;
+use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 use serde_json::{Value, json};
 use sqlx::Row;
 use tenure::{JobContext, JobRequest, KindOptions, Tenure, Worker, WorkerError};
@@ -354,6 +355,88 @@ async fn serve_shows_the_fleet_without_running_jobs() {
     assert_eq!(get(address, "/livez").unwrap().0, 200);
     serve.signal(Signal::TERM);
     assert_eq!(serve.wait().await, Some(0));
+}
+
+/// Connections that send nothing, or half of a request.
+fn half_open(address: SocketAddr, n: usize) -> Vec<TcpStream> {
+    let connected = (0..n).map(|i| {
+        let mut stream = TcpStream::connect(address).unwrap();
+        if i % 2 == 1 {
+            // The listener may have closed it.
+            stream.write_all(b"GET /livez HTTP/1.1\r\nHost: tenure\r\n").ok();
+        }
+        stream
+    });
+    connected.collect()
+}
+
+/// Connections that others hold open take no place from a probe, and not many files from the process.
+#[tokio::test(flavor = "multi_thread")]
+async fn half_open_connections_keep_no_probe_waiting() {
+    let files = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files }).unwrap();
+    let bench = bench().await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    for arguments in [&["work", "q", "--exec", "true"][..], &["serve"]] {
+        let address = free_address();
+        let mut program = bench.program(arguments);
+        program.env("TENURE_LISTEN", address.to_string());
+        let mut program = Child::spawn(program, "half-open");
+        until(address, "/readyz", 200).await;
+        let asked = tokio::task::spawn_blocking(move || {
+            let mut held = Vec::new();
+            for n in [300, 1_700] {
+                held.extend(half_open(address, n));
+                for path in ["/livez", "/readyz"].repeat(10) {
+                    // More of them come meanwhile.
+                    held.extend(half_open(address, 20));
+                    let began_at = Instant::now();
+                    let answer = get(address, path).map(|(status, _)| status);
+                    let within = began_at.elapsed();
+                    assert!(
+                        answer == Some(200) && within < Duration::from_secs(1),
+                        "{path}: {answer:?} {within:?}"
+                    );
+                }
+            }
+            held
+        });
+        let held = asked.await.unwrap();
+        let files = std::fs::read_dir(format!("/proc/{}/fd", program.pid())).unwrap().count();
+        assert!(files < 256 + 100, "{files} files are open");
+        assert!(program.log().contains("too many connections are open"), "{}", program.log());
+        // A connection without a first request ends after five seconds.
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while std::fs::read_dir(format!("/proc/{}/fd", program.pid())).unwrap().count() > 100 {
+            assert!(Instant::now() < deadline, "idle connections stay");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        drop(held);
+        program.signal(Signal::TERM);
+        assert_eq!(program.wait().await, Some(0));
+    }
+}
+
+/// A process that may open few files leaves three quarters of them to its connections with both servers.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_listener_leaves_files_for_the_servers_connections() {
+    let address = free_address();
+    let bench = bench().await;
+    let tenure = bench.program(&[]);
+    let mut limited = tokio::process::Command::new("sh");
+    let script = "ulimit -n 120; exec \"$0\" serve --listen \"$1\"";
+    limited.args(["-c", script]).arg(tenure.as_std().get_program()).arg(address.to_string());
+    limited.envs(bench.environment());
+    let mut serve = Child::spawn(limited, "few-files");
+    until(address, "/readyz", 200).await;
+    let held = tokio::task::spawn_blocking(move || half_open(address, 400)).await.unwrap();
+    for _ in 0..5 {
+        assert_eq!(until(address, "/livez", 200).await, "ok\n");
+        until(address, "/jobs", 200).await;
+    }
+    assert!(!serve.log().contains("accepting a connection failed"), "{}", serve.log());
+    drop(held);
+    serve.kill().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,6 +1,10 @@
 //! Access: who may look, who may act, and whether a form comes from one of our own pages.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
 use axum::http::{HeaderMap, Uri, header, uri::Authority};
 use axum_extra::headers::{
@@ -10,11 +14,17 @@ use axum_extra::headers::{
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
+use super::guesses::{Guesser, Guesses, NotSignedIn};
 use tenure::internals::Serve;
 
 /// The headers in which proxies name the user.
 const NAMED_BY_PROXIES: [&str; 4] =
     ["x-forwarded-user", "x-auth-request-user", "remote-user", "x-webauth-user"];
+
+/// The header to which each proxy adds the address of its own client.
+const FORWARDED_FOR: &str = "x-forwarded-for";
+/// The user who signs in with `TENURE_SERVE_VIEWER_PASSWORD`.
+const VIEWER: &str = "viewer";
 
 /// Why the dashboard refuses to start.
 #[derive(Debug, thiserror::Error)]
@@ -25,34 +35,62 @@ pub(crate) enum NotServed {
     )]
     Open(SocketAddr),
     #[error(
-        "no user could use the dashboard's actions: TENURE_SERVE_TOKEN is for programs, which may only read; \
-         set TENURE_SERVE_PASSWORD, too, or leave out --actions"
+        "no user could use the dashboard's actions: TENURE_SERVE_TOKEN and TENURE_SERVE_VIEWER_PASSWORD only allow \
+         reading; set TENURE_SERVE_PASSWORD, too, or leave out --actions"
     )]
     NobodyMayAct,
+    #[error(
+        "TENURE_SERVE_PASSWORD and TENURE_SERVE_VIEWER_PASSWORD are the same, so every viewer could act; change one"
+    )]
+    SamePassword,
+    #[error(
+        "TENURE_SERVE_ACTORS lists users by the names that a proxy sends, but no proxy authenticates them: set \
+         TENURE_SERVE_AUTH=proxy and no password or token of the dashboard's own, or leave out TENURE_SERVE_ACTORS"
+    )]
+    ActorsWithoutProxy,
 }
 
 /// The user or program that sent a request, as far as it is known.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Who {
     /// For the log.
     pub(super) name: String,
-    /// False for a program that only reads, such as Prometheus.
-    pub(super) may_act: bool,
+    /// Why this user or program may only look; `None`: it may act.
+    pub(super) only_looks: Option<String>,
+    /// The user for whom the browser shall hold a cookie of [`Guesses`], if it holds none.
+    pub(super) remember: Option<String>,
 }
 
 impl Who {
     fn person(name: impl Into<String>) -> Self {
-        Self { name: name.into(), may_act: true }
+        Self { name: name.into(), only_looks: None, remember: None }
+    }
+
+    fn viewer(name: impl Into<String>, why: impl Into<String>) -> Self {
+        Self { name: name.into(), only_looks: Some(why.into()), remember: None }
     }
 }
 
 /// Why a request is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Refused {
-    /// The request has no valid credentials.
+    /// The request has no credentials.
     Unknown,
+    /// Its credentials are wrong.
+    Wrong,
+    /// Its client was wrong too often. Its credentials were not compared; it may try again after this time.
+    TooMany(Duration),
     /// The request names another host.
     OtherHost,
+}
+
+impl From<NotSignedIn> for Refused {
+    fn from(why: NotSignedIn) -> Self {
+        match why {
+            NotSignedIn::Wrong => Self::Wrong,
+            NotSignedIn::TooMany(wait) => Self::TooMany(wait),
+        }
+    }
 }
 
 /// The rules for who may use the dashboard.
@@ -61,11 +99,15 @@ pub(super) struct Access {
     user: String,
     /// Hashes, so that a comparison takes the same time for every input.
     password: Option<[u8; 32]>,
+    viewer_password: Option<[u8; 32]>,
     token: Option<[u8; 32]>,
     is_behind_proxy: bool,
+    /// The users behind the proxy who may act; `None`: all of them.
+    actors: Option<BTreeSet<String>>,
+    guesses: Guesses,
 }
 
-fn hash(text: &str) -> [u8; 32] {
+pub(super) fn hash(text: &str) -> [u8; 32] {
     Sha256::digest(text.as_bytes()).into()
 }
 
@@ -78,57 +120,144 @@ impl Access {
     ///
     /// The dashboard would be open to other hosts without authentication, or no user could use its actions.
     pub(super) fn new(serve: &Serve, address: SocketAddr) -> Result<Self, NotServed> {
-        let asks = serve.password.is_some() || serve.token.is_some();
+        let only_read = serve.token.is_some() || serve.viewer_password.is_some();
+        let asks = serve.password.is_some() || only_read;
         if !asks && !serve.is_behind_proxy && !address.ip().is_loopback() {
             return Err(NotServed::Open(address));
         }
-        if serve.has_actions && serve.token.is_some() && serve.password.is_none() {
+        if serve.has_actions && only_read && serve.password.is_none() {
             return Err(NotServed::NobodyMayAct);
+        }
+        if serve.password.is_some() && serve.password == serve.viewer_password {
+            return Err(NotServed::SamePassword);
+        }
+        if serve.actors.is_some() && (asks || !serve.is_behind_proxy) {
+            return Err(NotServed::ActorsWithoutProxy);
         }
         Ok(Self {
             user: serve.user.clone(),
             password: serve.password.as_deref().map(hash),
+            viewer_password: serve.viewer_password.as_deref().map(hash),
             token: serve.token.as_deref().map(hash),
             is_behind_proxy: serve.is_behind_proxy,
+            actors: serve.actors.as_ref().map(|names| names.iter().cloned().collect()),
+            guesses: Guesses::new(),
         })
     }
 
     /// The challenge for a browser or a program without credentials.
     pub(super) fn challenge(&self) -> &'static str {
         // If there is no password, a browser must not ask its user for one.
-        if self.password.is_some() {
+        if self.password.is_some() || self.viewer_password.is_some() {
             "Basic realm=\"tenure\", charset=\"UTF-8\""
         } else {
             "Bearer realm=\"tenure\""
         }
     }
 
-    pub(super) fn who(&self, headers: &HeaderMap) -> Result<Who, Refused> {
-        if self.password.is_some() || self.token.is_some() {
+    /// Returns the address of the client: that of its connection, or the one that a trusted proxy names.
+    pub(super) fn client(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
+        // The client may have sent the header itself; the proxy adds the last address.
+        let named = || {
+            let last =
+                headers.get_all(FORWARDED_FOR).iter().next_back()?.to_str().ok()?.rsplit(',').next()?.trim();
+            last.parse().ok().or_else(|| last.parse::<SocketAddr>().ok().map(|address| address.ip()))
+        };
+        let client: IpAddr = self.is_behind_proxy.then(named).flatten().unwrap_or(peer);
+        client.to_canonical()
+    }
+
+    /// Returns the value of a cookie for a browser that has signed in as `user`.
+    pub(super) fn cookie(&self, user: &str) -> String {
+        self.guesses.cookie(user)
+    }
+
+    /// `known`: the cookie of a browser that has signed in before.
+    pub(super) fn who(
+        &self,
+        client: IpAddr,
+        headers: &HeaderMap,
+        known: Option<&str>,
+    ) -> Result<Who, Refused> {
+        if self.password.is_some() || self.viewer_password.is_some() || self.token.is_some() {
+            // A browser's first request has none, because the browser has not been asked yet.
+            if !headers.contains_key(header::AUTHORIZATION) {
+                return Err(Refused::Unknown);
+            }
             if let Some(Authorization(basic)) = headers.typed_get::<Authorization<Basic>>() {
-                // Both are compared, even if the first is wrong, so that the time tells nothing.
-                let (user, password) = (
-                    is(basic.username(), Some(&hash(&self.user))),
-                    is(basic.password(), self.password.as_ref()),
-                );
-                if user & password {
-                    return Ok(Who::person(self.user.clone()));
+                let known = known.and_then(|cookie| self.guesses.known(cookie, basic.username()));
+                let by = known.unwrap_or(Guesser::of(client));
+                let mut who = self.guesses.limited(by, || self.user(&basic))?;
+                if known.is_some() {
+                    who.remember = None;
                 }
+                return Ok(who);
             }
-            if let Some(Authorization(bearer)) = headers.typed_get::<Authorization<Bearer>>()
-                && is(bearer.token(), self.token.as_ref())
-            {
-                return Ok(Who { name: "token".into(), may_act: false });
-            }
-            return Err(Refused::Unknown);
+            let bearer = headers.typed_get::<Authorization<Bearer>>();
+            return Ok(self.guesses.limited(Guesser::of(client), || {
+                let is_right = is(bearer?.token(), self.token.as_ref());
+                is_right.then(|| {
+                    Who::viewer(
+                        "token",
+                        "a bearer token may only read. Sign in with the user and the password.",
+                    )
+                })
+            })?);
         }
         if self.is_behind_proxy {
-            let named = NAMED_BY_PROXIES.iter().find_map(|name| headers.get(*name)?.to_str().ok());
-            let name: String = named.unwrap_or("behind the proxy").chars().take(100).collect();
-            return Ok(Who::person(name));
+            return Ok(self.named_by_proxy(headers));
         }
         // Without a password, a DNS name that another site points at this host must not let that site's page in.
         if is_this_host(headers) { Ok(Who::person("this host")) } else { Err(Refused::OtherHost) }
+    }
+
+    /// The user with this name and password.
+    fn user(&self, basic: &Basic) -> Option<Who> {
+        let name = basic.username();
+        // All are compared, even if the first is wrong, so that the time tells nothing.
+        let (is_user, is_viewer) = (is(name, Some(&hash(&self.user))), is(name, Some(&hash(VIEWER))));
+        let (acts, looks) = (
+            is(basic.password(), self.password.as_ref()),
+            is(basic.password(), self.viewer_password.as_ref()),
+        );
+        if is_user & acts {
+            return Some(Who { remember: Some(self.user.clone()), ..Who::person(self.user.clone()) });
+        }
+        if (is_user | is_viewer) & looks {
+            let why = "TENURE_SERVE_VIEWER_PASSWORD only allows looking. To act, sign in with TENURE_SERVE_PASSWORD.";
+            // Guesses at the other user's password must not count for this browser alone.
+            let remember = (!is_user).then(|| VIEWER.to_owned());
+            return Some(Who { remember, ..Who::viewer(VIEWER, why) });
+        }
+        None
+    }
+
+    fn named_by_proxy(&self, headers: &HeaderMap) -> Who {
+        let names: Vec<_> = NAMED_BY_PROXIES
+            .iter()
+            .flat_map(|name| headers.get_all(*name))
+            .filter(|value| !value.is_empty())
+            .map(|value| value.to_str().ok())
+            .collect();
+        let first = names.iter().copied().flatten().next();
+        let name: String = first.unwrap_or("behind the proxy").chars().take(100).collect();
+        let Some(actors) = &self.actors else { return Who::person(name) };
+        // A proxy that lets its users' own headers through names two users, one of them invented.
+        if names.iter().any(|other| *other != first) {
+            return Who::viewer(name, "the proxy sends more than one user name, so this one may be forged.");
+        }
+        match first {
+            Some(first) if actors.contains(first) => Who::person(name),
+            Some(_) => {
+                let why = format!("{name} may only look. TENURE_SERVE_ACTORS lists the users who may act.");
+                Who::viewer(name, why)
+            }
+            None => {
+                let why =
+                    "the proxy sends no user name, and TENURE_SERVE_ACTORS lists the users who may act.";
+                Who::viewer(name, why)
+            }
+        }
     }
 }
 
@@ -186,6 +315,14 @@ mod tests {
         Access::new(&serve, ([127, 0, 0, 1], 9090).into()).unwrap()
     }
 
+    fn who(access: &Access, of: &[(&'static str, &str)]) -> Result<Who, Refused> {
+        access.who([127, 0, 0, 1].into(), &headers(of), None)
+    }
+
+    fn basic(text: &str) -> String {
+        format!("Basic {}", data_encoding::BASE64.encode(text.as_bytes()))
+    }
+
     #[test]
     fn an_open_dashboard_is_served_on_this_host_only() {
         for address in ["0.0.0.0:1", "[::]:1", "10.1.2.3:1"] {
@@ -226,7 +363,6 @@ mod tests {
             ..Serve::default()
         };
         let access = access(serve);
-        let basic = |text: &str| format!("Basic {}", data_encoding::BASE64.encode(text.as_bytes()));
         for (sent, is_right) in [
             (basic("tenure:open sesame"), true),
             (basic("tenure:open sesam"), false),
@@ -238,10 +374,83 @@ mod tests {
             ("Bearer ".into(), false),
             ("Digest x".into(), false),
         ] {
-            let who = access.who(&headers(&[("host", "localhost"), ("authorization", &sent)]));
+            let who = who(&access, &[("host", "localhost"), ("authorization", &sent)]);
             assert_eq!(who.is_ok(), is_right, "{sent}");
+            assert!(who.err().is_none_or(|why| why == Refused::Wrong), "{sent}");
         }
-        assert_eq!(access.who(&HeaderMap::new()).unwrap_err(), Refused::Unknown);
+        assert_eq!(who(&access, &[]).unwrap_err(), Refused::Unknown);
+    }
+
+    #[test]
+    fn the_viewers_password_only_allows_looking() {
+        let serve = Serve {
+            password: Some("open sesame".into()),
+            viewer_password: Some("only look".into()),
+            has_actions: true,
+            ..Serve::default()
+        };
+        let access = access(serve.clone());
+        for (sent, acts) in [
+            ("tenure:open sesame", Some(true)),
+            ("viewer:only look", Some(false)),
+            ("tenure:only look", Some(false)),
+            ("viewer:open sesame", None),
+            ("root:only look", None),
+        ] {
+            let who = who(&access, &[("authorization", &basic(sent))]);
+            assert_eq!(who.ok().map(|who| who.only_looks.is_none()), acts, "{sent}");
+        }
+        // Its browser may guess its own password only.
+        let viewer = who(&access, &[("authorization", &basic("viewer:only look"))]).unwrap();
+        assert_eq!(viewer.remember.as_deref(), Some("viewer"));
+        assert_eq!(who(&access, &[("authorization", &basic("tenure:only look"))]).unwrap().remember, None);
+        for wrong in [
+            Serve { viewer_password: serve.password.clone(), ..serve.clone() },
+            Serve { password: None, ..serve.clone() },
+            Serve { actors: Some(vec!["ada".into()]), is_behind_proxy: true, ..serve.clone() },
+            Serve { actors: Some(vec!["ada".into()]), ..Serve::default() },
+        ] {
+            Access::new(&wrong, ([127, 0, 0, 1], 9090).into()).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn of_a_proxys_users_those_listed_may_act() {
+        let open = access(Serve { is_behind_proxy: true, ..Serve::default() });
+        let actors = Some(vec!["ada".into(), "grace".into()]);
+        let listed = access(Serve { is_behind_proxy: true, actors, ..Serve::default() });
+        for (of, acts) in [
+            (&[("x-forwarded-user", "ada")][..], true),
+            (&[("x-webauth-user", "grace")], true),
+            (&[("x-forwarded-user", "ada"), ("x-auth-request-user", "ada")], true),
+            (&[("x-forwarded-user", "Ada")], false),
+            (&[("x-forwarded-user", "eve")], false),
+            (&[("x-forwarded-user", "ada"), ("remote-user", "eve")], false),
+            (&[("x-forwarded-user", "")], false),
+            (&[], false),
+        ] {
+            assert_eq!(who(&listed, of).unwrap().only_looks.is_none(), acts, "{of:?}");
+            assert_eq!(who(&open, of).unwrap().only_looks, None, "{of:?}");
+        }
+    }
+
+    #[test]
+    fn only_a_trusted_proxy_names_the_client() {
+        let peer: IpAddr = [10, 0, 0, 1].into();
+        let direct = access(Serve::default());
+        let proxied = access(Serve { is_behind_proxy: true, ..Serve::default() });
+        for (sent, client) in [
+            ("192.0.2.7", "192.0.2.7"),
+            ("198.51.100.1, 192.0.2.7", "192.0.2.7"),
+            ("192.0.2.7:4711", "192.0.2.7"),
+            ("2001:db8::7", "2001:db8::7"),
+            ("[2001:db8::7]:4711", "2001:db8::7"),
+            ("unknown", "10.0.0.1"),
+        ] {
+            let headers = headers(&[("x-forwarded-for", sent)]);
+            assert_eq!(proxied.client(peer, &headers).to_string(), client, "{sent}");
+            assert_eq!(direct.client(peer, &headers), peer, "{sent}");
+        }
     }
 
     #[test]
@@ -256,9 +465,9 @@ mod tests {
             ("localhost.evil.example:9090", false),
             ("127.0.0.1.evil.example", false),
         ] {
-            assert_eq!(access.who(&headers(&[("host", host)])).is_ok(), is_fine, "{host}");
+            assert_eq!(who(&access, &[("host", host)]).is_ok(), is_fine, "{host}");
         }
-        assert_eq!(access.who(&HeaderMap::new()).unwrap_err(), Refused::OtherHost);
+        assert_eq!(who(&access, &[]).unwrap_err(), Refused::OtherHost);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Live: follows a page over server-sent events. Renders the page again and again, and sends the regions that have
 //! changed.
 
-use std::{collections::HashMap, convert::Infallible, sync::Arc, time::Duration};
+use std::{collections::HashMap, convert::Infallible, pin::pin, sync::Arc, time::Duration};
 
 use axum::response::{
     IntoResponse, Response,
@@ -16,7 +16,7 @@ use tokio_stream::{StreamExt, wrappers::ReceiverStream};
 
 use super::{
     Ask, Failure, View,
-    page::{self, Region},
+    page::{self, Aging, Page, Region},
 };
 
 /// How often to render a page again.
@@ -25,8 +25,12 @@ const EVERY: Duration = Duration::from_secs(1);
 const REST: u32 = 10;
 /// How soon to render a page again that could not be read.
 const AGAIN_AFTER: Duration = Duration::from_secs(3);
+/// A page whose reading takes longer is out of date, and says so each time this passes.
+const LATE_AFTER: Duration = Duration::from_secs(3);
 /// How long to wait for a viewer that reads nothing.
 const READ_WITHIN: Duration = Duration::from_secs(30);
+/// The data of an event whose name says it all: a browser ignores an event without data.
+const NOTHING: &str = "{}";
 /// The most pages to follow at once.
 pub(super) const STREAMS_MAX: usize = 100;
 
@@ -38,43 +42,8 @@ pub(super) fn stream(view: Arc<View>, ask: Ask) -> Response {
     let (sender, receiver) = mpsc::channel(4);
     let main = view.main.clone();
     main.spawn(async move {
-        let mut known: HashMap<&'static str, String> = HashMap::new();
-        loop {
-            let began_at = Instant::now();
-            let (regions, is_over, failed) = match super::page(&view, &ask).await {
-                Ok(page) => {
-                    let is_final = page.is_final();
-                    (page.into_regions(), is_final, false)
-                }
-                // The page's subject is gone.
-                Err(Failure::NotFound(_)) => (vec![], true, false),
-                // The page stays as it was.
-                Err(failure) => (vec![page::notice(Some(&failure.text()))], false, true),
-            };
-            for Region { id, markup } in regions {
-                let html = markup.into_string();
-                if known.get(id).is_some_and(|is| *is == html) {
-                    continue;
-                }
-                let data = json!({ "id": id, "html": html }).to_string();
-                let sent = timeout(READ_WITHIN, sender.send(Event::default().event("region").data(data)));
-                // The viewer has left, or does not read.
-                if !matches!(sent.await, Ok(Ok(()))) {
-                    return;
-                }
-                known.insert(id, html);
-            }
-            // The page no longer changes.
-            if is_over {
-                drop(sender.send(Event::default().event("gone").data("")).await);
-                return;
-            }
-            let rest = if failed { AGAIN_AFTER } else { EVERY.max(began_at.elapsed() * REST) };
-            tokio::select! {
-                () = tokio::time::sleep(rest) => {}
-                () = sender.closed() => return,
-            }
-        }
+        // It ends when the viewer has left, or does not read.
+        follow(&view, &ask, Viewer::of(sender)).await;
     });
     // The permit lives as long as the response.
     let events = ReceiverStream::new(receiver).map(move |event| {
@@ -82,9 +51,101 @@ pub(super) fn stream(view: Arc<View>, ask: Ask) -> Response {
         Ok::<_, Infallible>(event)
     });
     let mut response = Sse::new(events)
-        .keep_alive(KeepAlive::new().event(Event::default().event("ping").data("")))
+        .keep_alive(KeepAlive::new().event(Event::default().event("ping").data(NOTHING)))
         .into_response();
     // nginx and similar proxies would buffer the events.
     response.headers_mut().insert("x-accel-buffering", axum::http::HeaderValue::from_static("no"));
     response
+}
+
+/// Renders the page again and again. `None`: the viewer has left, or reads nothing.
+async fn follow(view: &View, ask: &Ask, mut viewer: Viewer) -> Option<()> {
+    loop {
+        let began_at = Instant::now();
+        let mut reading = pin!(super::page(view, ask));
+        let read = loop {
+            match timeout(LATE_AFTER, &mut reading).await {
+                Ok(read) => break read,
+                Err(_) => viewer.wait().await?,
+            }
+        };
+        let rest = match read {
+            Ok(page) => {
+                let is_final = page.is_final();
+                viewer.show(page).await?;
+                // The page no longer changes.
+                if is_final {
+                    return viewer.event("gone", NOTHING).await;
+                }
+                EVERY.max(began_at.elapsed() * REST)
+            }
+            // The page's subject is gone.
+            Err(Failure::NotFound(_)) => return viewer.event("gone", NOTHING).await,
+            // The page stays as it was, and grows old.
+            Err(failure) => {
+                viewer.region(page::notice(Some(&failure.text()))).await?;
+                viewer.wait().await?;
+                AGAIN_AFTER
+            }
+        };
+        tokio::select! {
+            () = tokio::time::sleep(rest) => {}
+            () = viewer.sender.closed() => return None,
+        }
+    }
+}
+
+/// The browser that follows a page, and what it shows.
+struct Viewer {
+    sender: mpsc::Sender<Event>,
+    known: HashMap<&'static str, String>,
+    is_fresh: Option<bool>,
+    /// The age of the data when the page was read, and that time.
+    aging: Option<(Aging, Instant)>,
+}
+
+impl Viewer {
+    fn of(sender: mpsc::Sender<Event>) -> Self {
+        Self { sender, known: HashMap::new(), is_fresh: None, aging: None }
+    }
+
+    async fn show(&mut self, page: Page) -> Option<()> {
+        self.aging = page.ages().map(|aging| (aging, Instant::now()));
+        for region in page.into_regions() {
+            self.region(region).await?;
+        }
+        self.fresh(true).await
+    }
+
+    /// Says that the page is out of date, and how old its data are by now.
+    async fn wait(&mut self) -> Option<()> {
+        if let Some((Aging { region, age_s }, read_at)) = self.aging {
+            self.region(region(Some(age_s + read_at.elapsed().as_secs_f64()))).await?;
+        }
+        self.fresh(false).await
+    }
+
+    async fn fresh(&mut self, is_fresh: bool) -> Option<()> {
+        if self.is_fresh != Some(is_fresh) {
+            self.is_fresh = Some(is_fresh);
+            self.event(if is_fresh { "fresh" } else { "stale" }, NOTHING).await?;
+        }
+        Some(())
+    }
+
+    /// Sends a region that the viewer does not have.
+    async fn region(&mut self, Region { id, markup }: Region) -> Option<()> {
+        let html = markup.into_string();
+        if self.known.get(id).is_some_and(|is| *is == html) {
+            return Some(());
+        }
+        self.event("region", &json!({ "id": id, "html": html }).to_string()).await?;
+        self.known.insert(id, html);
+        Some(())
+    }
+
+    async fn event(&self, name: &str, data: &str) -> Option<()> {
+        let sent = self.sender.send(Event::default().event(name).data(data));
+        timeout(READ_WITHIN, sent).await.ok()?.ok()
+    }
 }

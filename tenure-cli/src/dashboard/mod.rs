@@ -10,6 +10,7 @@
 mod access;
 mod actions;
 mod dead;
+mod guesses;
 mod job;
 mod jobs;
 mod live;
@@ -21,12 +22,17 @@ mod recovery;
 mod schedules;
 mod workers;
 
-use std::{fmt::Write, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    fmt::{Display, Write},
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
 
 use axum::{
     Router,
     body::{Body, Bytes},
-    extract::{Request, State},
+    extract::{ConnectInfo, Request, State},
     http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header},
     middleware::{self, Next},
     response::{IntoResponse, Response},
@@ -44,7 +50,7 @@ use params::Params;
 
 use tenure::{
     JobError, StoreError, Tenure,
-    internals::{Denied as _, ErrorText as _, Parts as _, ProgramSettings as _},
+    internals::{Denied as _, ErrorText as _, Parts as _, ProgramSettings as _, Repeats},
 };
 
 /// No resources of other sites, no scripts but ours, no frames.
@@ -72,18 +78,37 @@ static EDITION: std::sync::LazyLock<String> = std::sync::LazyLock::new(|| {
 const CSRF: &str = "tenure_csrf";
 /// The cookie with the outcome of the last action, for the page after it.
 const SAID: &str = "tenure_said";
+/// The cookie of a browser that has signed in.
+const KNOWN: &str = "tenure_known";
 /// The largest form in bytes: a thousand IDs, and more.
 const FORM_MAX: usize = 256 * 1024;
 /// How long a form may take to arrive.
 const FORM_WITHIN: Duration = Duration::from_secs(10);
 /// The most characters of an outcome: browsers keep no cookie of more than 4 KiB.
 const SAID_MAX: usize = 700;
+/// When a browser asks again for a page that could not be read.
+const AGAIN_AFTER: Duration = Duration::from_secs(5);
+/// The same for a search, which may be what takes too long.
+const SEARCH_AGAIN_AFTER: Duration = Duration::from_secs(30);
+/// The most characters of a refused request's path in the log.
+const LOGGED_PATH_MAX: usize = 200;
 
-/// The state that all pages share.
+/// What a request meets before its page.
 #[derive(Debug)]
+struct Door {
+    access: Access,
+    /// The pages of those who may act.
+    actors: Arc<View>,
+    /// The same pages without forms.
+    viewers: Arc<View>,
+    /// The refusals that were logged.
+    refusals: Repeats,
+}
+
+/// The state that the pages of actors, or those of viewers, share.
+#[derive(Debug, Clone)]
 struct View {
     tenure: Tenure,
-    access: Access,
     base: String,
     has_actions: bool,
     shows_payloads: bool,
@@ -124,7 +149,7 @@ impl Failure {
             Self::Store(error) if error.is_unavailable() => {
                 let why = JobError::from(error.clone()).text();
                 format!(
-                    "Postgres does not answer, or took too long ({why}). Reload the page; \
+                    "Postgres does not answer, or took too long ({why}). This page tries again by itself; \
                      narrow a search by queue, kind or age."
                 )
             }
@@ -144,6 +169,8 @@ impl Failure {
             Self::Bad(_) => StatusCode::BAD_REQUEST,
             Self::Refused(_) => StatusCode::FORBIDDEN,
             Self::Store(error) if error.is_unavailable() => StatusCode::SERVICE_UNAVAILABLE,
+            // `tenure migrate` ends this as a restart of Postgres ends an outage.
+            Self::Store(StoreError::NotMigrated(_)) => StatusCode::SERVICE_UNAVAILABLE,
             Self::Store(_) => StatusCode::INTERNAL_SERVER_ERROR,
             Self::Busy => StatusCode::TOO_MANY_REQUESTS,
         }
@@ -167,47 +194,106 @@ pub(crate) fn router(
     metrics: MethodRouter,
 ) -> Result<Router, NotServed> {
     let serve = tenure.config().serve();
-    let view = Arc::new(View {
+    let viewers = View {
         tenure: tenure.clone(),
-        access: Access::new(serve, address)?,
         base: serve.base_path.clone(),
-        has_actions: serve.has_actions,
+        has_actions: false,
         shows_payloads: serve.shows_payloads,
         main: Handle::current(),
         streams: Arc::new(Semaphore::new(live::STREAMS_MAX)),
+    };
+    let door = Arc::new(Door {
+        access: Access::new(serve, address)?,
+        actors: Arc::new(View { has_actions: serve.has_actions, ..viewers.clone() }),
+        viewers: Arc::new(viewers),
+        refusals: Repeats::default(),
     });
     Ok(Router::new()
         .fallback(answer)
-        .with_state(view.clone())
+        .with_state(door.clone())
         .route("/metrics", metrics)
-        .layer(middleware::from_fn_with_state(view, check))
+        .layer(middleware::from_fn_with_state(door, check))
         .layer(middleware::map_response(guarded)))
 }
 
 /// Passes a request on if its sender may see the dashboard.
-async fn check(State(view): State<Arc<View>>, mut request: Request, next: Next) -> Response {
-    match view.access.who(request.headers()) {
+async fn check(
+    State(door): State<Arc<Door>>,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    jar: CookieJar,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    let client = door.access.client(peer.ip(), request.headers());
+    let known = jar.get(KNOWN).map(Cookie::value);
+    match door.access.who(client, request.headers(), known) {
         Ok(who) => {
+            let remember = who.remember.as_deref().map(|user| {
+                let mut remember = cookie(&door.actors, KNOWN, door.access.cookie(user));
+                // Also for the first request after a link on another site.
+                remember.set_same_site(SameSite::Lax);
+                remember
+            });
             request.extensions_mut().insert(who);
-            next.run(request).await
-        }
-        Err(Refused::Unknown) => {
-            // A browser's first request has none, because the browser has not been asked yet.
-            if request.headers().contains_key(header::AUTHORIZATION) {
-                tracing::warn!(path = request.uri().path(), "a wrong password or token was refused");
+            let mut response = next.run(request).await;
+            if let Some(remember) = remember {
+                set(&mut response, &remember);
             }
-            (
+            response
+        }
+        Err(why) => {
+            door.log(why, client, peer.ip(), request.uri().path());
+            door.refusal(why, request.method())
+        }
+    }
+}
+
+impl Door {
+    /// Logs a wrong password or token, repeated ones of a client less and less often.
+    fn log(&self, why: Refused, client: IpAddr, peer: IpAddr, path: &str) {
+        let proxy = (client != peer.to_canonical()).then(|| tracing::field::display(peer));
+        let path = path.chars().take(LOGGED_PATH_MAX).collect::<String>();
+        match why {
+            Refused::Wrong => {
+                if let Some(left_out) = self.refusals.tell(&client.to_string()) {
+                    tracing::warn!(%client, proxy, path, left_out, "a wrong password or token was refused");
+                }
+            }
+            Refused::TooMany(_) => {
+                if let Some(left_out) = self.refusals.tell("too many") {
+                    tracing::warn!(%client, proxy, path, left_out, "too many wrong passwords or tokens; this client's \
+                         were refused without a comparison");
+                }
+            }
+            Refused::Unknown | Refused::OtherHost => {}
+        }
+    }
+
+    fn refusal(&self, why: Refused, method: &Method) -> Response {
+        match why {
+            Refused::Unknown | Refused::Wrong => (
                 StatusCode::UNAUTHORIZED,
-                [(header::WWW_AUTHENTICATE, view.access.challenge())],
+                [(header::WWW_AUTHENTICATE, self.access.challenge())],
                 "Sign in with the user and password of this dashboard, or send a bearer token.\n",
             )
-                .into_response()
+                .into_response(),
+            Refused::TooMany(wait) => {
+                let wait = wait.as_secs() + 1;
+                let text = format!("Too many wrong passwords or tokens; try again in {wait} s.\n");
+                let mut response = (StatusCode::TOO_MANY_REQUESTS, text).into_response();
+                response.headers_mut().insert(header::RETRY_AFTER, wait.into());
+                if method == Method::GET {
+                    // A browser asks again with the same password, and then shows the page or asks for another.
+                    response.headers_mut().insert(header::REFRESH, wait.into());
+                }
+                response
+            }
+            Refused::OtherHost => Failure::Refused(
+                "This dashboard has no password, so it answers only to this host's own names, such as localhost."
+                    .into(),
+            )
+            .into_response(),
         }
-        Err(Refused::OtherHost) => Failure::Refused(
-            "This dashboard has no password, so it answers only to this host's own names, such as localhost."
-                .into(),
-        )
-        .into_response(),
     }
 }
 
@@ -236,7 +322,7 @@ fn asset(name: &str) -> Response {
 
 /// Answers requests for pages, forms and assets.
 async fn answer(
-    State(view): State<Arc<View>>,
+    State(door): State<Arc<Door>>,
     who: axum::Extension<Who>,
     method: Method,
     uri: Uri,
@@ -244,6 +330,7 @@ async fn answer(
     jar: CookieJar,
     body: Body,
 ) -> Response {
+    let view = Arc::clone(if who.only_looks.is_none() { &door.actors } else { &door.viewers });
     let below = uri.path().strip_prefix(&view.base).filter(|rest| rest.is_empty() || rest.starts_with('/'));
     let Some(path) = below else { return StatusCode::NOT_FOUND.into_response() };
     let path: Vec<_> = path.split('/').filter(|part| !part.is_empty()).map(params::decoded).collect();
@@ -263,7 +350,7 @@ async fn answer(
     match method {
         Method::GET | Method::HEAD => show(view, ask, jar).await,
         Method::POST => match timeout(FORM_WITHIN, axum::body::to_bytes(body, FORM_MAX)).await {
-            Ok(Ok(form)) => act(view, ask, &who, &headers, jar, &form).await,
+            Ok(Ok(form)) => act(&door.actors, ask, &who, &headers, jar, &form).await,
             _ => failed(&view, &ask, &Failure::Bad("The form is too large, or arrived too slowly.".into())),
         },
         _ => StatusCode::METHOD_NOT_ALLOWED.into_response(),
@@ -287,24 +374,34 @@ async fn show(view: Arc<View>, mut ask: Ask, jar: CookieJar) -> Response {
     };
     let mut response = match rendered {
         Ok(Ok(page)) => html(StatusCode::OK, page::layout(&view, &ask, &page)),
-        Ok(Err(failure)) => failed(&view, &ask, &failure),
+        Ok(Err(failure)) => {
+            let mut response = failed(&view, &ask, &failure);
+            if response.status() == StatusCode::SERVICE_UNAVAILABLE {
+                // Every browser heeds it, with or without a script.
+                let searches = ask.query.has("q") || ask.query.has("error");
+                let again = if searches { SEARCH_AGAIN_AFTER } else { AGAIN_AFTER };
+                response.headers_mut().insert(header::REFRESH, again.as_secs().into());
+            }
+            response
+        }
         // The page panicked, or the program is ending.
         Err(_) => failed(&view, &ask, &Failure::Busy),
     };
-    let mut set = |cookie: Cookie<'static>| {
-        if let Ok(value) = cookie.to_string().parse() {
-            response.headers_mut().append(header::SET_COOKIE, value);
-        }
-    };
     if view.has_actions && jar.get(CSRF).is_none() {
-        set(cookie(&view, CSRF, csrf));
+        set(&mut response, &cookie(&view, CSRF, csrf));
     }
     if ask.said.is_some() {
         let mut gone = cookie(&view, SAID, String::new());
         gone.make_removal();
-        set(gone);
+        set(&mut response, &gone);
     }
     response
+}
+
+fn set(response: &mut Response, cookie: &Cookie) {
+    if let Ok(value) = cookie.to_string().parse() {
+        response.headers_mut().append(header::SET_COOKIE, value);
+    }
 }
 
 fn cookie(view: &View, name: &'static str, value: String) -> Cookie<'static> {
@@ -317,7 +414,7 @@ fn cookie(view: &View, name: &'static str, value: String) -> Cookie<'static> {
 }
 
 async fn act(
-    view: Arc<View>,
+    view: &Arc<View>,
     mut ask: Ask,
     who: &Who,
     headers: &HeaderMap,
@@ -325,18 +422,23 @@ async fn act(
     form: &Bytes,
 ) -> Response {
     ask.form = Params::read(form);
+    let refused =
+        |why: &dyn Display| failed(view, &ask, &Failure::Refused(format!("Nothing was changed: {why}")));
     if !view.has_actions {
-        return failed(&view, &ask, &Failure::Refused(page::READ_ONLY.into()));
+        return failed(view, &ask, &Failure::Refused(page::READ_ONLY.into()));
     }
-    if !who.may_act {
-        let why =
-            "Nothing was changed: a bearer token may only read. Sign in with the user and the password.";
-        return failed(&view, &ask, &Failure::Refused(why.into()));
+    if let Some(why) = &who.only_looks {
+        tracing::warn!(
+            who = who.name,
+            action = ask.path.join("/"),
+            "an action was refused: this user may only look"
+        );
+        return refused(why);
     }
     let cookie_token = jar.get(CSRF).map(Cookie::value);
     if let Err(why) = access::is_own(headers, ask.form.get("csrf").as_deref(), cookie_token) {
         tracing::warn!(who = who.name, action = ask.path.join("/"), why, "a form was refused");
-        return failed(&view, &ask, &Failure::Refused(format!("Nothing was changed: {why}.")));
+        return refused(&format_args!("{why}."));
     }
     let done = {
         let (view, ask, who) = (view.clone(), ask.clone(), who.clone());
@@ -355,7 +457,7 @@ async fn act(
     let said: String = said.chars().take(SAID_MAX).collect();
     // Back to the page that sent the form, which must be one of ours.
     let back = ask.form.get("back").filter(|back| is_ours(back)).unwrap_or_else(|| "/".into());
-    let said = cookie(&view, SAID, format!("{is_done}-{}", params::encoded(&said)));
+    let said = cookie(view, SAID, format!("{is_done}-{}", params::encoded(&said)));
     let location = format!("{}{back}", view.base);
     (StatusCode::SEE_OTHER, [(header::LOCATION, location), (header::SET_COOKIE, said.to_string())])
         .into_response()

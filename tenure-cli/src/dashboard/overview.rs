@@ -6,7 +6,7 @@ use maud::{Markup, html};
 
 use super::{
     Ask, Failure, View,
-    page::{self, Page, Regions, about, number, span, time, whole},
+    page::{self, Aging, Page, Region, Regions, about, number, span, time, whole},
 };
 use crate::timeline::seconds;
 use tenure::internals::{Event, EventCount, EventFilter, Fleet, Minute, Parts as _, QueueCounts, quantile};
@@ -31,15 +31,8 @@ pub(super) async fn page(view: &View, _ask: &Ask) -> Result<Page, Failure> {
     )?;
     let hour = Hour::of(&minutes, &lost);
     let mut live = Regions::default();
-    let counted = html! {
-        "The last hour. "
-        @match fleet.age_s {
-            Some(age) => { "Jobs were counted " (whole(age)) " ago." }
-            None => "No worker has counted the jobs yet.",
-        }
-    };
     let body = html! {
-        (live.put("head", html! { header.head #head { div { h1 { "Overview" } p { (counted) } } } }))
+        (live.put("head", head(fleet.age_s).markup))
         (live.put("notices", notices(view, &fleet)))
         (live.put("tiles", tiles(&fleet, &hour)))
         div.columns.wide-left {
@@ -52,7 +45,19 @@ pub(super) async fn page(view: &View, _ask: &Ask) -> Result<Page, Failure> {
         }
         (live.put("latest", feed(view, &latest)))
     };
-    Ok(live.page("Overview", "overview", body))
+    let aging = fleet.age_s.map(|age_s| Aging { region: head, age_s });
+    Ok(live.page("Overview", "overview", body).aging(aging))
+}
+
+fn head(age_s: Option<f64>) -> Region {
+    let counted = html! {
+        "The last hour. "
+        @match age_s {
+            Some(age) => { "Jobs were counted " (whole(age)) " ago." }
+            None => "No worker has counted the jobs yet.",
+        }
+    };
+    Region { id: "head", markup: html! { header.head #head { div { h1 { "Overview" } p { (counted) } } } } }
 }
 
 /// An hour of the fleet, minute by minute: the oldest first, the current minute last.

@@ -6,7 +6,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::{Ask, EDITION, Failure, View, params::encoded};
-use tenure::{JobId, internals::Event};
+use tenure::{JobId, StoreError, internals::Event};
 
 pub(super) const READ_ONLY: &str =
     "Nothing was changed: this dashboard is read-only; `tenure serve --actions` allows actions.";
@@ -26,7 +26,15 @@ pub(super) struct Page {
     of: &'static str,
     body: Markup,
     regions: Vec<Region>,
+    aging: Option<Aging>,
     is_final: bool,
+}
+
+/// A region with the age of what the page shows, and that age in seconds.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Aging {
+    pub(super) region: fn(Option<f64>) -> Region,
+    pub(super) age_s: f64,
 }
 
 /// Collects the regions of a page while its body is built.
@@ -41,7 +49,7 @@ impl Regions {
     }
 
     pub(super) fn page(self, title: impl Into<String>, of: &'static str, body: Markup) -> Page {
-        Page { title: title.into(), of, body, regions: self.0, is_final: false }
+        Page { title: title.into(), of, body, regions: self.0, aging: None, is_final: false }
     }
 }
 
@@ -49,6 +57,15 @@ impl Page {
     /// `is_final`: the subject of the page no longer changes.
     pub(super) fn finally(self, is_final: bool) -> Self {
         Self { is_final, ..self }
+    }
+
+    /// While the page cannot be read again, this region shows that its data grow old.
+    pub(super) fn aging(self, aging: Option<Aging>) -> Self {
+        Self { aging, ..self }
+    }
+
+    pub(super) fn ages(&self) -> Option<Aging> {
+        self.aging
     }
 
     pub(super) fn is_final(&self) -> bool {
@@ -129,6 +146,7 @@ pub(super) fn failed(view: &View, ask: &Ask, failure: &Failure) -> String {
         Failure::Refused(_) if !view.has_actions => "This dashboard is read-only",
         Failure::Refused(_) => "Refused",
         Failure::Store(error) if error.is_unavailable() => "Postgres is unavailable",
+        Failure::Store(StoreError::NotMigrated(_)) => "The schema is missing or too old",
         Failure::Store(_) => "The request failed",
         Failure::Busy => "Too busy",
     };

@@ -63,7 +63,7 @@ impl Drop for Driver {
 }
 
 impl Browser {
-    async fn at(address: SocketAddr) -> Self {
+    pub(super) async fn at(address: SocketAddr) -> Self {
         let permit = AT_ONCE.acquire().await.unwrap();
         let browser = Self::sized(address, Look::new(1_280, 900)).await;
         Self { _one_of_few: Some(permit), ..browser }
@@ -154,7 +154,7 @@ impl Browser {
         }
     }
 
-    async fn until_text(&self, selector: &str, text: &str) {
+    pub(super) async fn until_text(&self, selector: &str, text: &str) {
         self.until(&format!("document.querySelector({selector:?})?.innerText.includes({text:?})")).await;
     }
 

@@ -1,5 +1,7 @@
 //! The dashboard's answers over HTTP. `browser` tests what a person sees.
 
+mod access;
+mod away;
 mod browser;
 mod pictures;
 mod troubles;
@@ -462,17 +464,16 @@ async fn every_page_but_the_probes_asks_for_a_password_or_token() {
     ];
     let dashboard = Dashboard::start(&bench, &[], &variables).await;
     let basic = |text: &str| format!("Basic {}", data_encoding::BASE64.encode(text.as_bytes()));
+    for wrong in [basic("ops:wrong horse"), basic("tenure:correct horse"), "Bearer no".into()] {
+        for path in ["/", "/metrics"] {
+            let refused = dashboard.ask("GET", path, &[("Authorization", &wrong)], "").await;
+            assert_eq!(refused.status, 401, "{path}");
+        }
+    }
     for path in ["/", "/jobs", "/jobs?live", "/metrics", "/assets/live.js", "/nowhere"] {
         let asked = dashboard.get(path).await;
         assert_eq!((asked.status, asked.body.contains("<html")), (401, false), "{path}");
         assert!(asked.header("www-authenticate").unwrap().starts_with("Basic"), "{path}");
-        for wrong in [basic("ops:wrong horse"), basic("tenure:correct horse"), "Bearer no".into()] {
-            assert_eq!(
-                dashboard.ask("GET", path, &[("Authorization", &wrong)], "").await.status,
-                401,
-                "{path}"
-            );
-        }
         if !path.ends_with("live") && path != "/nowhere" {
             for right in [basic(user), format!("Bearer {token}")] {
                 let got = dashboard.ask("GET", path, &[("Authorization", &right)], "").await;
@@ -480,9 +481,9 @@ async fn every_page_but_the_probes_asks_for_a_password_or_token() {
             }
         }
     }
-    // The log has every wrong password, but not the first request, which carries none.
+    // The log has the first wrong password of a client at once, and not a request that carries none.
     let refused = dashboard.serve.log().matches("a wrong password or token was refused").count();
-    assert_eq!(refused, 6 * 3, "{}", dashboard.serve.log());
+    assert!((1..=3).contains(&refused), "{}", dashboard.serve.log());
     for path in ["/livez", "/readyz", "/startupz"] {
         // Both servers have to be reached first.
         let deadline = std::time::Instant::now() + Duration::from_secs(20);

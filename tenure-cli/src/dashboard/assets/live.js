@@ -28,7 +28,7 @@
   const FIRST_WAIT = 1000;
   const LONGEST_WAIT = 30_000;
   const SILENT_AFTER = 45_000; // the server sends a ping every 15 s: three missed pings mean a dead connection
-  const live = { source: null, timer: 0, failures: 0, heard: 0, paused: false, ended: false };
+  const live = { source: null, timer: 0, failures: 0, heard: 0, paused: false, ended: false, stale: false };
 
   function sync() {
     const wanted = one("#main[data-live]") && !live.paused && !live.ended && !document.hidden;
@@ -49,6 +49,8 @@
     });
     on("region", (event) => morph(JSON.parse(event.data)));
     on("ping", () => {});
+    on("stale", () => { live.stale = true; }); // the server cannot read the page: the last one stays
+    on("fresh", () => { live.stale = false; });
     on("gone", () => { live.ended = true; hangUp(); });
     source.addEventListener("error", () => source === live.source && failed());
   }
@@ -75,7 +77,8 @@
   function showState() {
     const box = one("#live-state");
     if (!box) return;
-    const state = live.ended ? "ended" : live.paused ? "paused" : live.failures > 1 ? "reconnecting" : "live";
+    const state = live.ended ? "ended" : live.paused ? "paused" : live.failures > 1 ? "reconnecting"
+      : live.stale ? "out of date" : "live";
     if (box.dataset.state === state) return;
     box.dataset.state = state;
     box.textContent = state;

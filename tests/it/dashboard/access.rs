@@ -1,0 +1,203 @@
+//! The dashboard's users: guesses of passwords are slowed, and viewers may not act.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+    time::{Duration, Instant},
+};
+
+use futures::StreamExt;
+use serde_json::Value;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpSocket,
+};
+
+use super::{Dashboard, PAGES, calm, enqueue};
+
+fn basic(text: &str) -> String {
+    format!("Basic {}", data_encoding::BASE64.encode(text.as_bytes()))
+}
+
+/// Sends a request from this address of the host. Returns the status and the whole answer.
+async fn from(source: IpAddr, to: SocketAddr, headers: &str) -> (u16, String) {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind((source, 0).into()).unwrap();
+    let mut stream = socket.connect(to).await.unwrap();
+    let head = format!("GET /queues HTTP/1.1\r\nHost: {to}\r\nConnection: close\r\n{headers}\r\n");
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    (answer.split(' ').nth(1).unwrap().parse().unwrap(), answer)
+}
+
+/// Guesses in parallel, one for each of these headers. Returns the count of each status.
+async fn guesses(to: SocketAddr, headers: impl Iterator<Item = String>) -> BTreeMap<u16, usize> {
+    let all = headers.map(|headers| async move { from([127, 0, 0, 1].into(), to, &headers).await.0 });
+    // Fewer than the connections that the listener keeps open.
+    let mut all = futures::stream::iter(all).buffer_unordered(200);
+    let mut counts = BTreeMap::new();
+    while let Some(status) = all.next().await {
+        *counts.entry(status).or_default() += 1;
+    }
+    counts
+}
+
+/// The lines of the log with this message.
+fn lines(dashboard: &Dashboard, message: &str) -> Vec<Value> {
+    let log = dashboard.serve.log();
+    let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    lines.filter(|line| line["message"] == message).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn guesses_of_a_password_are_slowed_and_logged_and_keep_no_other_user_out() {
+    let bench = calm().await;
+    let variables = [("TENURE_SERVE_PASSWORD", "correct horse"), ("TENURE_SERVE_TOKEN", "a-token-of-mine")];
+    let dashboard = Dashboard::start(&bench, &[], &variables).await;
+    let (address, here, elsewhere) = (dashboard.address, [127, 0, 0, 1].into(), [127, 0, 0, 2].into());
+    let right = format!("Authorization: {}\r\n", basic("tenure:correct horse"));
+    let (status, signed_in) = from(here, address, &right).await;
+    assert_eq!(status, 200);
+    let cookie = signed_in.split("tenure_known=").nth(1).unwrap().split(';').next().unwrap().to_owned();
+
+    // A client's own header does not make it another client.
+    let wrong = |n: usize| {
+        let by = if n % 2 == 0 { basic(&format!("tenure:{n}")) } else { format!("Bearer {n}") };
+        format!("Authorization: {by}\r\nX-Forwarded-For: 192.0.2.{}\r\n", n % 250)
+    };
+    let began_at = Instant::now();
+    let counts = guesses(address, (0..300).map(wrong)).await;
+    let allowed = 10 + usize::try_from(began_at.elapsed().as_secs()).unwrap();
+    let compared = counts[&401];
+    assert!((10..=allowed).contains(&compared) && compared + counts[&429] == 300, "{counts:?}");
+
+    // Not even a right password is compared; other clients, a browser that has signed in and probes are not slowed.
+    let (status, refused) = from(here, address, &right).await;
+    assert!(
+        status == 429 && refused.contains("retry-after: ") && refused.contains("try again in"),
+        "{refused}"
+    );
+    let with_cookie = format!("{right}Cookie: tenure_known={cookie}\r\n");
+    let last = if cookie.ends_with('0') { '1' } else { '0' };
+    let forged = format!("{right}Cookie: tenure_known={}{last}\r\n", &cookie[..63]);
+    let began_at = Instant::now();
+    assert_eq!(from(elsewhere, address, &right).await.0, 200);
+    assert_eq!(from(here, address, &with_cookie).await.0, 200);
+    assert_eq!(dashboard.get("/livez").await.status, 200);
+    assert!(began_at.elapsed() < Duration::from_secs(2), "{:?}", began_at.elapsed());
+    assert_eq!(from(here, address, &forged).await.0, 429);
+
+    let refused = lines(&dashboard, "a wrong password or token was refused");
+    assert!((1..=5).contains(&refused.len()), "{refused:?}");
+    assert!(
+        refused.iter().all(|line| line["client"] == "127.0.0.1" && line["path"] == "/queues"),
+        "{refused:?}"
+    );
+    let unheard = "too many wrong passwords or tokens; this client's were refused without a comparison";
+    let unheard = lines(&dashboard, unheard);
+    assert!((1..=5).contains(&unheard.len()) && unheard[0]["client"] == "127.0.0.1", "{unheard:?}");
+    // The client may try again in time, and the next line counts those that were left out.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    from(here, address, &wrong(0)).await;
+    let refused = lines(&dashboard, "a wrong password or token was refused");
+    let left_out: u64 = refused.iter().filter_map(|line| line["left_out"].as_u64()).sum();
+    assert!(left_out >= 5, "{refused:?}");
+    assert!(!dashboard.serve.log().contains("horse"), "a password is in the log");
+}
+
+/// Behind a proxy, a client is the address that the proxy names; many addresses together have a limit, too.
+#[tokio::test(flavor = "multi_thread")]
+async fn guesses_behind_a_proxy_are_those_of_the_proxys_clients() {
+    let bench = calm().await;
+    let variables = [("TENURE_SERVE_PASSWORD", "correct horse"), ("TENURE_SERVE_AUTH", "proxy")];
+    let dashboard = Dashboard::start(&bench, &[], &variables).await;
+    let (address, proxy) = (dashboard.address, [127, 0, 0, 1].into());
+    let sent = |password: &str, client: &str| {
+        let by = basic(&format!("tenure:{password}"));
+        // The client itself sent the first address.
+        format!("Authorization: {by}\r\nX-Forwarded-For: 203.0.113.9, {client}\r\n")
+    };
+    let one = guesses(address, (0..40).map(|n| sent(&n.to_string(), "192.0.2.1"))).await;
+    assert!(one[&401] >= 10 && one[&429] > 20, "{one:?}");
+    assert_eq!(from(proxy, address, &sent("correct horse", "192.0.2.2")).await.0, 200);
+    let refused = lines(&dashboard, "a wrong password or token was refused");
+    assert!(
+        refused.iter().all(|line| line["client"] == "192.0.2.1" && line["proxy"] == "127.0.0.1"),
+        "{refused:?}"
+    );
+    let began_at = Instant::now();
+    let all = guesses(address, (0..200).map(|n| sent("no", &format!("198.51.100.{n}")))).await;
+    let allowed = 50 + 5 * usize::try_from(began_at.elapsed().as_secs() + 1).unwrap();
+    assert!(all[&401] <= allowed && all[&429] > 100, "{all:?}");
+}
+
+/// Asserts whether a user of these headers finds forms and may post them.
+async fn acts(dashboard: &Dashboard, who: &[(&str, &str)], may: Result<(), &str>) {
+    for (path, _) in PAGES {
+        let page = dashboard.ask("GET", path, who, "").await;
+        assert_eq!(page.status, 200, "{who:?} {path}");
+        let has_forms = page.body.contains("method=\"post\"") || page.body.contains("formaction=");
+        if path == "/jobs" {
+            assert_eq!(has_forms, may.is_ok(), "{who:?} {path}");
+        }
+        assert!(may.is_ok() || !has_forms, "{who:?} {path}");
+        assert_eq!(page.body.contains(" · read-only"), may.is_err(), "{who:?} {path}");
+    }
+    let headers = [who, &[("Cookie", "tenure_csrf=abc"), ("Sec-Fetch-Site", "same-origin")][..]].concat();
+    for path in ["/queues/q/pause", "/queues/q/resume", "/jobs/cancel", "/dead/purge", "/nowhere"] {
+        let done = dashboard.ask("POST", path, &headers, "csrf=abc&back=%2F").await;
+        match may {
+            Ok(()) => assert_ne!(done.status, 403, "{who:?} {path}"),
+            Err(why) => {
+                assert!(
+                    done.status == 403 && done.body.contains(why),
+                    "{who:?} {path}: {} {}",
+                    done.status,
+                    done.body
+                );
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn viewers_see_no_forms_and_change_nothing() {
+    let bench = calm().await;
+    enqueue(&bench, serde_json::json!(1)).await;
+    let variables =
+        [("TENURE_SERVE_PASSWORD", "correct horse"), ("TENURE_SERVE_VIEWER_PASSWORD", "only looking")];
+    let dashboard = Dashboard::start(&bench, &["--actions"], &variables).await;
+    let (actor, viewer) = (basic("tenure:correct horse"), basic("viewer:only looking"));
+    acts(&dashboard, &[("Authorization", &actor)], Ok(())).await;
+    bench.execute("DELETE FROM tenure.queues").await;
+    acts(&dashboard, &[("Authorization", &viewer)], Err("TENURE_SERVE_VIEWER_PASSWORD only allows looking"))
+        .await;
+    assert_eq!(bench.count("tenure.queues").await, 0, "a viewer changed a queue");
+    let swapped = basic("viewer:correct horse");
+    assert_eq!(dashboard.ask("GET", "/", &[("Authorization", &swapped)], "").await.status, 401);
+    assert_eq!(lines(&dashboard, "an action was refused: this user may only look")[0]["who"], "viewer");
+    drop(dashboard);
+
+    let variables = [("TENURE_SERVE_AUTH", "proxy"), ("TENURE_SERVE_ACTORS", "ada, grace")];
+    let dashboard = Dashboard::start(&bench, &["--actions"], &variables).await;
+    acts(&dashboard, &[("X-Forwarded-User", "grace")], Ok(())).await;
+    acts(&dashboard, &[("X-Forwarded-User", "eve")], Err("eve may only look. TENURE_SERVE_ACTORS")).await;
+    acts(&dashboard, &[("X-Forwarded-User", "ada"), ("Remote-User", "eve")], Err("may be forged")).await;
+    drop(dashboard);
+
+    // Settings that would let every user act, or none.
+    for (variables, told) in [
+        (&[("TENURE_SERVE_ACTORS", "ada")][..], "TENURE_SERVE_AUTH=proxy"),
+        (&[("TENURE_SERVE_VIEWER_PASSWORD", "only looking")], "set TENURE_SERVE_PASSWORD, too"),
+        (
+            &[("TENURE_SERVE_PASSWORD", "correct horse"), ("TENURE_SERVE_VIEWER_PASSWORD", "correct horse")],
+            "are the same",
+        ),
+    ] {
+        let mut serve = bench.program(&["serve", "--actions", "--listen", "127.0.0.1:0"]);
+        let output = serve.envs(variables.iter().copied()).output().await.unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(1) && text.contains(told), "{text}");
+    }
+}
