@@ -9,12 +9,12 @@ use std::time::Duration;
 use crate::{Config, Health, JobError, StoreError, Tenure};
 
 pub use crate::{
-    config::{Serve, Settings},
+    config::{InForce, Serve, Settings},
     job::{
         MAX_ATTEMPTS_DEFAULT,
-        attempt::{Category, Reason},
+        attempt::{AttemptOutcome, Category, Reason, RecoveryPath, Route},
         chained,
-        claim::Claim,
+        claim::{Claim, ClaimKey},
         span::span,
     },
     nats::{Progress, Queue},
@@ -27,8 +27,9 @@ pub use crate::{
     recover::retention,
     run::handlers::EndedInTheMiddle,
     store::{
-        BenchCounters, BenchStarted, BenchState, ClaimRequest, Completion, DeadGroup, Event, EventCount,
-        EventFilter, Fleet, JobTexts, LockPolicy, Minute, NEEDS, STATEMENTS, Store,
+        BenchCounters, BenchRelayed, BenchStarted, BenchState, CancelAnswer, ClaimRequest, Completion,
+        DeadGroup, DueJob, EndedAttempt, Event, EventCount, EventFilter, Fleet, JobTexts, LockPolicy, Minute,
+        NEEDS, ProgressWrite, QueueStats, STATEMENTS, Schema, Store,
     },
     worker::{Recovery, counts},
 };
