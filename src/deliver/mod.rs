@@ -341,7 +341,7 @@ impl Deliver {
             metrics::recovered(RecoveryPath::Redelivery, Reason::Silent, 1);
             metrics::lost(&ended.kind);
             if ended.route == Route::Failed {
-                metrics::died(Category::Lost);
+                metrics::died(ended.category.unwrap_or(Category::Lost));
             }
             tracing::warn!(
                 %job, token = ended.token.0, owner = ended.owner, silence = ?ended.silence, route = ?ended.route,
