@@ -35,7 +35,7 @@ use crate::{
         claim::{Ack, Claim, ClaimKey, ENDING, Missed, ack_for},
     },
     nats::{Delivery, slots::Slots},
-    observe::metrics,
+    observe::{metrics, repeats},
     run::{
         heartbeat::Heartbeat,
         running::{LocalJob, Message as JobMessage, Reservation, Rules, Running, RunningJob},
@@ -139,8 +139,10 @@ impl Deliver {
         match self.try_decide(delivery, rules).await {
             Ok(delivered) => delivered,
             Err(error) => {
-                tracing::warn!(%error, subject = delivery.subject, worker = %self.worker_id,
-                    "could not handle a delivery; NATS will redeliver the message");
+                if let Some(left_out) = repeats::tell("deliver", &error) {
+                    tracing::warn!(%error, subject = delivery.subject, worker = %self.worker_id, left_out,
+                        "could not handle a delivery; NATS will redeliver the message");
+                }
                 Delivered::Missed(Missed::Unanswered)
             }
         }
