@@ -14,6 +14,7 @@ use std::{
     time::Duration,
 };
 
+pub(crate) use settings::{DATABASE_SCHEMES, has_scheme};
 #[cfg(any(feature = "internals", test))]
 pub use sources::InForce;
 pub use sources::Settings;

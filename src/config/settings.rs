@@ -133,6 +133,9 @@ pub(super) static SETTINGS: &[Setting] = &[
         "DATABASE_URL",
         "Postgres, for example `postgres://user:password@host/database`. It must be set.",
         |config, text| {
+            if !has_scheme(text, DATABASE_SCHEMES) {
+                return Err("the URL of a Postgres: postgres://user:password@host/database");
+            }
             config.database_url = text.into();
             Ok(())
         },
@@ -142,6 +145,11 @@ pub(super) static SETTINGS: &[Setting] = &[
         "NATS_URL",
         "NATS, for example `nats://host:4222`; separate several by commas. It must be set.",
         |config, text| {
+            if !text.split(',').all(|url| !url.contains("://") || has_scheme(url.trim(), NATS_SCHEMES)) {
+                return Err(
+                    "the URL of a NATS server: nats://host:4222, or tls://host:4222; separate several by commas",
+                );
+            }
             config.nats_url = text.into();
             Ok(())
         },
@@ -474,6 +482,17 @@ pub(super) static SETTINGS: &[Setting] = &[
         &mut timing.database_within
     }),
 ];
+
+/// The schemes of URLs of Postgres.
+pub(crate) const DATABASE_SCHEMES: &[&str] = &["postgres", "postgresql"];
+/// The schemes of URLs of NATS. Without one, it is `nats`.
+const NATS_SCHEMES: &[&str] = &["nats", "tls", "ws", "wss"];
+
+/// Whether a URL has one of these schemes.
+pub(crate) fn has_scheme(url: &str, schemes: &[&str]) -> bool {
+    url.split_once("://")
+        .is_some_and(|(scheme, _)| schemes.iter().any(|known| scheme.eq_ignore_ascii_case(known)))
+}
 
 fn not_empty(text: &str) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())

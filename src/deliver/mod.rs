@@ -35,7 +35,7 @@ use crate::{
         claim::{Ack, Claim, ClaimKey, ENDING, Missed, ack_for},
     },
     nats::{Delivery, slots::Slots},
-    observe::metrics,
+    observe::{metrics, repeats},
     run::{
         heartbeat::Heartbeat,
         running::{LocalJob, Message as JobMessage, Reservation, Rules, Running, RunningJob},
@@ -139,8 +139,10 @@ impl Deliver {
         match self.try_decide(delivery, rules).await {
             Ok(delivered) => delivered,
             Err(error) => {
-                tracing::warn!(%error, subject = delivery.subject, worker = %self.worker_id,
-                    "could not handle a delivery; NATS will redeliver the message");
+                if let Some(left_out) = repeats::tell("deliver", &error) {
+                    tracing::warn!(%error, subject = delivery.subject, worker = %self.worker_id, left_out,
+                        "could not handle a delivery; NATS will redeliver the message");
+                }
                 Delivered::Missed(Missed::Unanswered)
             }
         }
@@ -341,7 +343,7 @@ impl Deliver {
             metrics::recovered(RecoveryPath::Redelivery, Reason::Silent, 1);
             metrics::lost(&ended.kind);
             if ended.route == Route::Failed {
-                metrics::died(Category::Lost);
+                metrics::died(ended.category.unwrap_or(Category::Lost));
             }
             tracing::warn!(
                 %job, token = ended.token.0, owner = ended.owner, silence = ?ended.silence, route = ?ended.route,

@@ -45,6 +45,7 @@ use crate::{
     observe::{
         metrics,
         panics::{self, Panics},
+        repeats::{self, Repeats},
     },
     store::Store,
 };
@@ -255,6 +256,7 @@ impl Publications {
             failed: Vec::new(),
             of_failed: Vec::new(),
             failed_at: None,
+            repeats: Repeats::default(),
             heard_at: None,
         };
         let publications = Self {
@@ -421,6 +423,7 @@ struct Publisher {
     of_failed: Vec<InFlight>,
     /// When the first of them failed.
     failed_at: Option<Instant>,
+    repeats: Repeats,
     /// When the stream last confirmed a message.
     heard_at: Option<Instant>,
 }
@@ -599,7 +602,9 @@ impl Publisher {
         metrics::published(group.confirmed);
         if let Some(error) = group.error {
             if self.failed.is_empty() {
-                tracing::warn!(%error, "could not publish; the relay will retry");
+                if let Some(left_out) = self.repeats.tell(&error.to_string()) {
+                    tracing::warn!(%error, left_out, "could not publish; the relay will retry");
+                }
                 self.failed_at = Some(Instant::now());
             }
             // Together: a caller that waits for the group waits until the relay has these.
@@ -627,8 +632,11 @@ impl Publisher {
             // The first dispatch: a relay may have been faster, and published a later one.
             let failed: Vec<_> = failed.into_iter().map(|job| (job, 1)).collect();
             for failed in failed.chunks(FAILED_MAX) {
-                if let Err(error) = store.unpublished(failed, Duration::ZERO).await {
-                    tracing::warn!(%error, "could not tell the relay about new jobs; it will find them later");
+                if let Err(error) = store.unpublished(failed, Duration::ZERO).await
+                    && let Some(left_out) = repeats::tell("hand over", &error)
+                {
+                    tracing::warn!(%error, left_out,
+                        "could not tell the relay about new jobs; it will find them later");
                 }
             }
             drop(held);

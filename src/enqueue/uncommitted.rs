@@ -20,7 +20,11 @@ use tokio::{
 };
 
 use crate::{
-    enqueue::publish::Publications, job::JobId, nats::Ticket, observe::panics::Panics, store::Store,
+    enqueue::publish::Publications,
+    job::JobId,
+    nats::Ticket,
+    observe::{panics::Panics, repeats},
+    store::Store,
 };
 
 /// When the first look comes.
@@ -207,8 +211,10 @@ impl Watcher {
             return;
         }
         let jobs: Vec<_> = tickets.iter().map(|ticket| (ticket.job, ticket.dispatch)).collect();
-        if let Err(error) = self.store.unpublished(&jobs, Duration::ZERO).await {
-            tracing::warn!(%error, "could not tell the relay about new jobs; it will find them later");
+        if let Err(error) = self.store.unpublished(&jobs, Duration::ZERO).await
+            && let Some(left_out) = repeats::tell("hand over", &error)
+        {
+            tracing::warn!(%error, left_out, "could not tell the relay about new jobs; it will find them later");
         }
     }
 }

@@ -112,6 +112,8 @@ words! {
         Permanent = "permanent",
         /// The last attempt lost its worker.
         Lost = "lost",
+        /// The handler of the last attempt was silent for too long, and its worker lives.
+        Silent = "silent",
         /// The handler was ended in the middle, and its kind must not run twice.
         Interrupted = "interrupted",
         /// The payload does not fit the type of the handler.
@@ -176,7 +178,8 @@ impl Reason {
     pub(crate) const fn told(self) -> &'static str {
         match self {
             Self::ProcessDied => "an earlier process of this host, proven dead",
-            Self::WorkerGone => "its worker neither renewed its row nor could be reached over NATS",
+            Self::WorkerGone => "its worker missed two heartbeats and did not answer over NATS",
+            // The statement says whether its worker was silent, too.
             Self::Silent => "silent for longer than stale_after",
             Self::MessageLost => "its message was lost",
             Self::Shutdown => "the worker was stopped",
@@ -258,6 +261,13 @@ mod tests {
         ] {
             let given = given(column);
             assert!(given.len() > 1 && given.is_subset(&known), "{column}: {given:?}");
+        }
+        // Their reasons also say whether the worker was silent.
+        for name in ["reset_stale", "take_over"] {
+            let sql = STATEMENTS.iter().find(|(own, _)| *own == name).map_or("", |(_, sql)| sql);
+            for word in [Reason::Silent.told(), "'silent'", "'lost' END AS category"] {
+                assert!(sql.contains(word), "{name}: {word}");
+            }
         }
         let end_attempt = STATEMENTS.iter().find(|(name, _)| *name == "settle").map_or("", |(_, sql)| sql);
         for route in Route::ALL {

@@ -17,7 +17,7 @@ use async_nats::{
 };
 use bytes::Bytes;
 use percent_encoding::percent_decode_str;
-use tokio::sync::watch;
+use tokio::{net::TcpStream, sync::watch, time::timeout};
 
 use super::{tls, written::Flushes};
 use crate::{
@@ -121,6 +121,8 @@ pub(super) struct Said {
     /// The number of errors so far.
     pub(super) count: usize,
     texts: VecDeque<String>,
+    /// Why there is no connection. `None`: there is one, or no attempt has failed yet.
+    away: Option<String>,
 }
 
 impl Said {
@@ -142,16 +144,48 @@ impl Said {
     }
 
     pub(super) fn last(&self) -> String {
-        self.texts.back().cloned().unwrap_or_default()
+        self.away.as_ref().or(self.texts.back()).cloned().unwrap_or_default()
     }
 }
 
-/// Logs an event of the connection. Repeats appear less and less often, because the client retries without end.
-fn log(event: &Event, is_first: bool, servers: &str, repeats: &Repeats) {
-    if matches!(event, Event::Closed) || matches!(event, Event::Connected) && is_first {
-        return tracing::debug!(%event, servers, "NATS connection event");
+/// How long the search for the cause of a failed connection waits for one server.
+const CAUSE_WITHIN: Duration = Duration::from_secs(1);
+
+/// Returns why these servers cannot be reached, in the words of the system: the client only says that there was an
+/// error. `None`: one of them can be reached.
+async fn unreachable(servers: &[ServerAddr]) -> Option<String> {
+    let mut causes = Vec::new();
+    for server in servers {
+        let (host, port) = (server.host(), server.port());
+        match timeout(CAUSE_WITHIN, TcpStream::connect((host, port))).await {
+            Ok(Ok(_)) => return None,
+            Ok(Err(error)) => causes.push(format!("{host}:{port}: {error}")),
+            Err(_) => causes.push(format!("{host}:{port}: no answer within {CAUSE_WITHIN:?}")),
+        }
     }
-    let Some(left_out) = repeats.tell(&event.to_string()) else { return };
+    Some(causes.join("; "))
+}
+
+/// Logs a failed attempt to connect, with its cause, which doctor and health report, too.
+async fn log_failure(
+    event: Event,
+    servers: Arc<[ServerAddr]>,
+    named: Arc<str>,
+    left_out: u64,
+    say: watch::Sender<Said>,
+) {
+    let cause = unreachable(&servers).await;
+    if let Some(cause) = &cause {
+        // The connection may be up again: then there is nothing to explain.
+        say.send_if_modified(|said| {
+            said.away.as_mut().map(|away| *away = format!("{event}: {cause}")).is_some()
+        });
+    }
+    tracing::warn!(%event, cause, servers = &*named, left_out, "NATS connection event");
+}
+
+/// Logs an event of the connection.
+fn log(event: &Event, left_out: u64, servers: &str) {
     match event {
         Event::Connected => tracing::info!(servers, left_out, "reconnected to NATS"),
         Event::ServerError(error) => tracing::error!(%error, servers, left_out, "NATS reported an error"),
@@ -181,6 +215,7 @@ impl Queue {
         let (noted, known) = (up_since.clone(), AtomicBool::new(false));
         let servers: Arc<str> = masked(&config.nats_url).into();
         let (named, repeats) = (servers.clone(), Repeats::default());
+        let tried: Arc<[ServerAddr]> = addresses.clone().into();
         let mut options = ConnectOptions::new()
             .name("tenure")
             .retry_on_initial_connect()
@@ -195,16 +230,30 @@ impl Queue {
                     Event::Connected => {
                         *noted.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
                         connected.send_modify(|n| *n += 1);
+                        say.send_modify(|said| said.away = None);
                     }
                     Event::Disconnected => *noted.lock().unwrap_or_else(PoisonError::into_inner) = None,
-                    Event::ServerError(_) | Event::ClientError(_) => {
-                        say.send_modify(|said| said.add(event.to_string()));
-                    }
+                    Event::ServerError(_) => say.send_modify(|said| said.add(event.to_string())),
+                    Event::ClientError(_) => say.send_modify(|said| {
+                        said.add(event.to_string());
+                        // A known cause stays until the connection is up.
+                        said.away.get_or_insert_with(|| event.to_string());
+                    }),
                     _ => {}
                 }
                 // The first connection is no news.
                 let is_first = !known.fetch_or(matches!(event, Event::Connected), Ordering::Relaxed);
-                log(&event, is_first, &named, &repeats);
+                if matches!(event, Event::Closed) || matches!(event, Event::Connected) && is_first {
+                    tracing::debug!(%event, servers = &*named, "NATS connection event");
+                } else if let Some(left_out) = repeats.tell(&event.to_string()) {
+                    // Repeats appear less and less often, because the client retries without end.
+                    if matches!(event, Event::ClientError(_)) {
+                        let failure = log_failure(event, tried.clone(), named.clone(), left_out, say.clone());
+                        tokio::spawn(failure);
+                    } else {
+                        log(&event, left_out, &named);
+                    }
+                }
                 std::future::ready(())
             });
         // async-nats ignores the user and password of a URL.
@@ -268,6 +317,12 @@ impl Queue {
     /// The addresses of the servers, without passwords.
     pub fn servers(&self) -> &str {
         &self.servers
+    }
+
+    /// Returns why the connection is down.
+    pub(crate) fn why_away(&self) -> String {
+        let why = self.said.borrow().away.clone();
+        format!("not connected to {}{}", self.servers, why.map(|why| format!(": {why}")).unwrap_or_default())
     }
 
     /// Returns for how long the connection has been up without a break.

@@ -2,7 +2,8 @@
 
 use std::{
     collections::HashMap,
-    sync::{Mutex, PoisonError},
+    fmt::Display,
+    sync::{LazyLock, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -11,7 +12,7 @@ use std::{
 const FIRST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(60);
 /// How many causes are kept; beyond that, the one that has stayed away for longest is dropped.
-const CAUSES_MAX: usize = 32;
+const CAUSES_MAX: usize = 64;
 
 #[derive(Debug)]
 struct Repeated {
@@ -54,6 +55,13 @@ impl Repeats {
         causes.insert(cause.to_owned(), repeated);
         Some(0)
     }
+}
+
+/// Returns whether to log now that `what` failed by this error, for the whole process: `Some` with the number of lines
+/// left out since the last one. In an outage each job and each loop fails, again and again.
+pub(crate) fn tell(what: &str, error: &impl Display) -> Option<u64> {
+    static ALL: LazyLock<Repeats> = LazyLock::new(Repeats::default);
+    ALL.tell(&format!("{what}: {error}"))
 }
 
 #[cfg(test)]

@@ -27,16 +27,20 @@ use crate::{
 /// Logs and counts the jobs that one path has reset, for this reason.
 fn report_reset(path: RecoveryPath, reason: Reason, reset: &[EndedAttempt], worker: &str) {
     for attempt in reset {
+        let what = match attempt.category {
+            Some(Category::Silent) => "reset a job: its handler was silent; its worker is alive",
+            _ => "reset a job",
+        };
         tracing::warn!(
             path = path.as_str(), job = %attempt.job, token = attempt.token.0, owner = attempt.owner,
             route = ?attempt.route, queue = attempt.queue, kind = attempt.kind, silence = ?attempt.silence, worker,
-            "reset a job"
+            "{what}"
         );
     }
     for attempt in reset {
         metrics::lost(&attempt.kind);
         if attempt.route == Route::Failed {
-            metrics::died(Category::Lost);
+            metrics::died(attempt.category.unwrap_or(Category::Lost));
         }
     }
     metrics::recovered(path, reason, reset.len());

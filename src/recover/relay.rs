@@ -35,7 +35,7 @@ use crate::{
         attempt::{Reason, RecoveryPath},
     },
     nats::{Confirmations, Progress, Queue, QueueError, Ticket},
-    observe::{metrics, panics},
+    observe::{metrics, panics, repeats},
     store::{DueJob, Store, StoreError, Suspect, Suspects},
 };
 
@@ -186,7 +186,9 @@ async fn publish(
     let published = jobs.len() - failed.len();
     metrics::published(published);
     let Some(error) = last_error else { return Ok(published) };
-    tracing::warn!(jobs = failed.len(), %error, "could not publish; the relay will retry");
+    if let Some(left_out) = repeats::tell("relay", &error) {
+        tracing::warn!(jobs = failed.len(), %error, left_out, "could not publish; the relay will retry");
+    }
     store.unpublished(&failed, AGAIN_AFTER).await?;
     Err(error.into())
 }

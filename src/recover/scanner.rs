@@ -21,6 +21,7 @@ use crate::{
         JobError, JobId,
         attempt::{Reason, RecoveryPath},
     },
+    observe::repeats,
     store::{Store, StoreError},
 };
 
@@ -59,10 +60,13 @@ pub(crate) async fn scan(
     // The metrics may take too long with a very long queue; recovery does not depend on them.
     if let Err(error) = store.measure().await {
         let error = JobError::from(error).text();
-        tracing::warn!(
-            error,
-            "could not count the jobs of the queues; their metrics stay those of the last scan"
-        );
+        if let Some(left_out) = repeats::tell("measure", &error) {
+            tracing::warn!(
+                error,
+                left_out,
+                "could not count the jobs of the queues; their metrics stay those of the last scan"
+            );
+        }
     }
     if let Err(error) = store.forget_activity().await {
         tracing::debug!(%error, "removing old statistics failed; the next scan will retry");

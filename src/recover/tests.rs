@@ -10,7 +10,7 @@ use crate::{
 fn reset_jobs_are_counted_by_path_and_by_outcome() {
     let counts = Counts::default();
     let _recording = counts.record();
-    let ended = |route| EndedAttempt {
+    let ended_as = |route, category| EndedAttempt {
         ord: 0,
         job: JobId::generate(),
         queue: "q".into(),
@@ -18,8 +18,10 @@ fn reset_jobs_are_counted_by_path_and_by_outcome() {
         token: FencingToken(1),
         owner: None,
         route,
+        category: Some(category),
         silence: seconds(1),
     };
+    let ended = |route| ended_as(route, Category::Lost);
     let died = || counts.of("tenure_dead_letters_total{category=lost}");
     let paths = [
         (RecoveryPath::Reconcile, Reason::ProcessDied),
@@ -33,4 +35,6 @@ fn reset_jobs_are_counted_by_path_and_by_outcome() {
     assert_eq!((counts.of("tenure_attempts_total{kind=k,outcome=lost}"), died()), (6, 0));
     report_reset(RecoveryPath::Scanner, Reason::Silent, &[ended(Route::Failed)], "me");
     assert_eq!(died(), 1);
+    report_reset(RecoveryPath::Scanner, Reason::Silent, &[ended_as(Route::Failed, Category::Silent)], "me");
+    assert_eq!((died(), counts.of("tenure_dead_letters_total{category=silent}")), (1, 1));
 }

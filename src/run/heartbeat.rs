@@ -24,7 +24,7 @@ use tracing::Span;
 use crate::{
     batch::{ITEMS_MAX, fitting},
     config::Timing,
-    observe::metrics,
+    observe::{metrics, repeats},
     run::running::{CancelReason, OnWriteLoss, Running, RunningJob},
     store::{ProgressWrite, Store, StoreError},
 };
@@ -153,8 +153,10 @@ impl Heartbeat {
         while !rest.is_empty() {
             let (jobs, later) = rest.split_at(fitting(rest.iter().map(pending_bytes)));
             rest = later;
-            if let Err(error) = self.write(jobs).await {
-                tracing::warn!(%error, jobs = jobs.len(), "could not write progress; the worker will retry");
+            if let Err(error) = self.write(jobs).await
+                && let Some(left_out) = repeats::tell("progress", &error)
+            {
+                tracing::warn!(%error, jobs = jobs.len(), left_out, "could not write progress; the worker will retry");
             }
         }
         // A handler that reports nothing does not learn from its own writes that its job was reset or cancelled.
@@ -229,7 +231,9 @@ impl Heartbeat {
                     }
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "could not write an attempt's last progress");
+                    if let Some(left_out) = repeats::tell("last progress", &error) {
+                        tracing::warn!(%error, left_out, "could not write an attempt's last progress");
+                    }
                     refused += usize::from(!error.is_unavailable());
                     if refused == FLUSHES_MAX || !holds_a_checkpoint {
                         tracing::error!(
@@ -373,8 +377,10 @@ impl Heartbeat {
     /// Checks jobs that an announcement names: whether they were cancelled, or have another owner.
     pub(crate) async fn look_after(&self, jobs: &[Arc<RunningJob>]) {
         for jobs in jobs.chunks(ITEMS_MAX) {
-            if let Err(error) = self.check(jobs, None).await {
-                tracing::warn!(%error,
+            if let Err(error) = self.check(jobs, None).await
+                && let Some(left_out) = repeats::tell("look after", &error)
+            {
+                tracing::warn!(%error, left_out,
                     "could not look for announced cancellations; the next progress write will find them");
             }
         }

@@ -31,7 +31,7 @@ use crate::{
     observe::{
         metrics::{self, KindMeasures},
         rates::QueueRates,
-        trace,
+        repeats, trace,
     },
     run::running::RunningJob,
     store::{AttemptEnd, Completion, LockPolicy, Store, StoreError},
@@ -161,7 +161,9 @@ impl Settle {
                 }
                 // Postgres will always refuse bad values; a missing right or server may come back.
                 Some(Err(error)) if !error.is_the_datas_fault() => {
-                    tracing::warn!(%error, "could not write a completion; the worker will retry");
+                    if let Some(left_out) = repeats::tell("completion", &error) {
+                        tracing::warn!(%error, left_out, "could not write a completion; the worker will retry");
+                    }
                 }
                 Some(Err(error)) => return Err(error),
                 None => {
@@ -190,7 +192,10 @@ impl Settle {
                 },
                 Some(Err(error)) => {
                     let verdict = end.verdict.as_str();
-                    tracing::warn!(%error, verdict, "could not write the end of an attempt; the worker will retry");
+                    if let Some(left_out) = repeats::tell("end", &error) {
+                        tracing::warn!(%error, verdict, left_out,
+                            "could not write the end of an attempt; the worker will retry");
+                    }
                     if error.is_the_datas_fault() && end.category != Some(Category::Refused) {
                         // Any value of the end may be at fault. Postgres accepts this end, which has few values.
                         let why = JobError::from(error).text();

@@ -143,10 +143,11 @@ pub struct DeadLetter {
     /// The error of the last attempt, or the reason why the message was refused.
     pub last_error: String,
     /// Why it died, as a word to count and filter by: `exhausted` (no attempt left), `permanent` (the handler said
-    /// so), `lost` (it lost its worker too often, or once more than its kind allows), `interrupted` (the attempt
-    /// ended in the middle, and the kind must not run twice), `invalid_payload` (not what the handler's type
-    /// expects), `invalid_output`, `refused` (Postgres refused a value to be written), `unknown_kind`; for
-    /// messages: `malformed`, `too_large`.
+    /// so), `lost` (it lost its worker too often, or once more than its kind allows), `silent` (the same, but the
+    /// worker lives: the handler was silent for longer than `stale_after`), `interrupted` (the attempt ended in the
+    /// middle, and the kind must not run twice), `invalid_payload` (not what the handler's type expects),
+    /// `invalid_output`, `refused` (Postgres refused a value to be written), `unknown_kind`; for messages:
+    /// `malformed`, `too_large`.
     pub category: String,
     /// Whether it is a message that never became a job: it has bytes instead of a payload, and cannot be redriven.
     pub refused: bool,

@@ -116,6 +116,7 @@ parts! {
     "job/parts" "end_attempt";
     "job/parts" "locked_job";
     "job/parts" "lost_job";
+    "job/parts" "silent_job";
     "read/parts" "dead_filter";
 }
 

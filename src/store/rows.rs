@@ -169,6 +169,8 @@ pub struct EndedAttempt {
     pub(crate) token: FencingToken,
     pub(crate) owner: Option<String>,
     pub(crate) route: Route,
+    /// Why its job is a dead letter, if it is one now and no usual category fits.
+    pub(crate) category: Option<Category>,
     pub(crate) silence: Duration,
 }
 
@@ -502,6 +504,7 @@ pub(super) fn ended(rows: &[PgRow]) -> Result<Vec<EndedAttempt>, sqlx::Error> {
                 token: row.try_get("fencing_token")?,
                 owner: row.try_get("worker_id")?,
                 route: word(row.try_get("route")?)?,
+                category: row.try_get::<Option<&str>, _>("category")?.map(word).transpose()?,
                 silence: Duration::try_from_secs_f64(silence_s.unwrap_or(0.0)).unwrap_or_default(),
             })
         })

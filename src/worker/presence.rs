@@ -62,11 +62,14 @@ impl Presence {
             Probed::Answered => Some(self.subject.clone()),
             Probed::NoAnswer => before,
             Probed::Gone => {
-                tracing::warn!(
-                    subject = self.subject,
-                    "this worker does not reach itself over NATS; \
+                if let Some(left_out) = self.repeats.tell("does not reach itself") {
+                    tracing::warn!(
+                        subject = self.subject,
+                        left_out,
+                        "this worker does not reach itself over NATS; \
                     if it dies, its jobs are reset after stale_after, not within seconds"
-                );
+                    );
+                }
                 None
             }
         };

@@ -13,7 +13,7 @@ use crate::{
         Delivery, Pull, PullConsumer, Pulled, Queue,
         slots::{Slot, Slots},
     },
-    observe::{health::Health, panics::Panics},
+    observe::{health::Health, panics::Panics, repeats},
     store::Store,
 };
 
@@ -62,15 +62,21 @@ impl<S: Send + Sync + 'static> PullQueue<S> {
         let mut failures: u32 = 0;
         while !self.stop.is_cancelled() {
             if !database.borrow().up {
-                tracing::warn!(
-                    queue = self.name,
-                    reason = self.store.last_error(),
-                    "Postgres is unavailable; the worker does not pull messages"
-                );
+                let reason = self.store.last_error();
+                if let Some(left_out) = repeats::tell(&format!("pull {}", self.name), &reason) {
+                    tracing::warn!(
+                        queue = self.name,
+                        reason,
+                        left_out,
+                        "Postgres is unavailable; the worker does not pull messages"
+                    );
+                }
+                self.lacks("Postgres is away");
                 tokio::select! {
                     () = self.stop.cancelled() => break,
                     up = database.wait_for(|now| now.up) => if up.is_err() { break },
                 }
+                self.lacks("not pulled again yet");
             }
             let Some(consumer) = self.consumer(&mut failures).await else { continue };
             let mut pull = Pull::new(self.queue.clone(), consumer, self.slots.clone(), self.pull_for);
@@ -94,12 +100,15 @@ impl<S: Send + Sync + 'static> PullQueue<S> {
             };
             self.nak_all(pull).await;
             if !self.stop.is_cancelled() {
-                self.health.lacks(&queue_of(&self.name), why.clone());
-                tracing::warn!(
-                    queue = self.name,
-                    why,
-                    "pulling messages was interrupted; the worker restarts it"
-                );
+                self.lacks(&why);
+                if let Some(left_out) = repeats::tell(&format!("interrupted {}", self.name), &why) {
+                    tracing::warn!(
+                        queue = self.name,
+                        why,
+                        left_out,
+                        "pulling messages was interrupted; the worker restarts it"
+                    );
+                }
                 sleep(Duration::from_millis(50)).await;
                 if database.borrow().up {
                     self.look_after_stream().await;
@@ -123,7 +132,7 @@ impl<S: Send + Sync + 'static> PullQueue<S> {
             }
             Err(error) => {
                 *failures += 1;
-                self.health.lacks(&queue_of(name), error.to_string());
+                self.lacks(&error.to_string());
                 if failures.is_power_of_two() {
                     tracing::warn!(%error, queue = name, failures, "cannot serve the queue; other queues are served");
                 }
@@ -138,7 +147,15 @@ impl<S: Send + Sync + 'static> PullQueue<S> {
         }
     }
 
+    /// Records why this queue is not served now. A reason that has passed must not stay: the next one may last.
+    fn lacks(&self, why: &str) {
+        self.health.lacks(&queue_of(&self.name), why);
+    }
+
     async fn look_after_stream(&self) {
+        if !self.queue.is_connected() {
+            self.lacks("NATS is not connected");
+        }
         tokio::select! {
             () = self.stop.cancelled() => {}
             () = self.topology.look_after_stream() => {}

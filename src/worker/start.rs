@@ -7,7 +7,10 @@ use tokio::time::sleep;
 use super::{error::WorkerError, presence::Presence, topology::Topology};
 use crate::{
     nats::Control,
-    observe::{health::Health, repeats::Repeats},
+    observe::{
+        health::Health,
+        repeats::{self, Repeats},
+    },
     recover::reconcile::reconcile,
     store::{HandlerPool, NEEDS, Registration, Schema, Store, StoreError},
 };
@@ -40,8 +43,17 @@ impl Start {
         // Register before the first claim, so that every owner can be found.
         loop {
             match self.register(&us).await {
-                Ok(()) => return Ok((us, control)),
-                Err(error) if error.is_unavailable() => sleep(Duration::from_millis(500)).await,
+                Ok(()) => {
+                    self.health.has("registration");
+                    return Ok((us, control));
+                }
+                Err(error) if error.is_unavailable() => {
+                    if let Some(left_out) = repeats::tell("register", &error) {
+                        tracing::warn!(%error, left_out, "could not register the worker; it will retry");
+                    }
+                    self.health.lacks("registration", error.to_string());
+                    sleep(Duration::from_millis(500)).await;
+                }
                 Err(error) => return Err(error.into()),
             }
         }

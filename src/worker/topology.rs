@@ -51,7 +51,8 @@ impl Topology {
             // Requests that cannot be sent would pile up in the client.
             while timeout(Duration::from_secs(5), self.queue.connected()).await.is_err() {
                 if let Some(left_out) = self.repeats.tell("waiting for NATS") {
-                    tracing::warn!(servers = self.queue.servers(), left_out, "waiting for NATS");
+                    let reason = self.queue.why_away();
+                    tracing::warn!(reason, servers = self.queue.servers(), left_out, "waiting for NATS");
                 }
             }
             match self.ensure_stream().await {
@@ -73,9 +74,12 @@ impl Topology {
 
     async fn ensure_stream(&self) -> Result<(), QueueError> {
         let drift = self.queue.ensure_stream().await?;
-        if !drift.is_empty() {
+        if !drift.is_empty()
+            && let Some(left_out) = self.repeats.tell(&format!("drift: {drift:?}"))
+        {
             tracing::error!(
                 ?drift,
+                left_out,
                 "the stream's configuration is not what tenure expects; run `tenure migrate` to change it"
             );
         }
@@ -105,10 +109,13 @@ impl Topology {
         // A worker of very many queues asks for a few at a time.
         let _turn = self.asks.acquire().await;
         let (consumer, drift) = self.queue.ensure_consumer(name).await?;
-        if !drift.is_empty() {
+        if !drift.is_empty()
+            && let Some(left_out) = self.repeats.tell(&format!("drift of {name}: {drift:?}"))
+        {
             tracing::error!(
                 queue = name,
                 ?drift,
+                left_out,
                 "the consumer's configuration is not what tenure expects; run `tenure migrate --queue NAME`"
             );
         }

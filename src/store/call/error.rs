@@ -65,6 +65,7 @@ impl StoreError {
     pub(crate) fn says_gone(error: &sqlx::Error) -> bool {
         match error.as_database_error().and_then(DatabaseError::code) {
             Some(code) => code.starts_with("08") || matches!(&*code, "57P01" | "57P02" | "57P03"),
+            None if is_busy(error) => false,
             None => matches!(
                 error,
                 sqlx::Error::Io(_)
@@ -152,13 +153,19 @@ impl From<sqlx::Error> for StoreError {
     }
 }
 
+/// Whether other callers held all connections.
+fn is_busy(error: &sqlx::Error) -> bool {
+    matches!(error, sqlx::Error::PoolTimedOut)
+        || matches!(error, sqlx::Error::Io(error) if error.kind() == io::ErrorKind::ResourceBusy)
+}
+
 /// Returns the label of an error for a counter: the class of Postgres's code (its first two characters), or a word for
 /// the way in which the answer stayed out.
 pub(super) fn class(error: &sqlx::Error) -> String {
     match error {
+        error if is_busy(error) => "pool".into(),
         sqlx::Error::Io(error) if error.kind() == io::ErrorKind::TimedOut => "timeout".into(),
         sqlx::Error::Io(_) | sqlx::Error::Tls(_) => "connection".into(),
-        sqlx::Error::PoolTimedOut => "pool".into(),
         other => match other.as_database_error().and_then(DatabaseError::code) {
             Some(code) => code.get(..2).unwrap_or_default().to_owned(),
             None => "other".into(),

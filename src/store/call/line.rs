@@ -60,6 +60,6 @@ impl Store {
                 });
             }
         }
-        self.observe(answer)
+        self.observe_by(until, answer)
     }
 }

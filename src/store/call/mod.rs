@@ -36,9 +36,13 @@ pub use self::{error::StoreError, transaction::Isolation};
 use self::{
     error::{class, is_answer},
     line::{LINES, LineConnection},
-    pool::OWN_CONNECTIONS,
+    pool::{HeldCount, OWN_CONNECTIONS},
 };
-use crate::{config::Config, job::JobError, observe::metrics};
+use crate::{
+    config::{Config, DATABASE_SCHEMES, has_scheme},
+    job::JobError,
+    observe::metrics,
+};
 
 /// How often tenure sends a statement that is the victim of a deadlock.
 const DEADLOCKS_MAX: u32 = 4;
@@ -67,7 +71,9 @@ impl std::ops::Deref for Store {
 #[derive(Debug)]
 pub struct Inner {
     own: PgPool,
+    own_held: HeldCount,
     handlers: PgPool,
+    handlers_held: HeldCount,
     /// Whether that pool is the application's: tenure does not close it, and its errors say nothing about the server.
     handlers_given: bool,
     lines: [Arc<tokio::sync::Mutex<LineConnection>>; LINES],
@@ -87,6 +93,10 @@ impl Store {
     /// Prepares the pools; `handlers` is the application's pool, if it gives one. Connects at the first call, so that
     /// Postgres may be away.
     pub(crate) fn open(config: &Config, handlers: Option<PgPool>) -> Result<Self, StoreError> {
+        // sqlx takes any scheme for that of Postgres.
+        if !has_scheme(&config.database_url, DATABASE_SCHEMES) {
+            return Err(sqlx::Error::Configuration("its scheme is not postgres".into()).into());
+        }
         let connect: PgConnectOptions = config
             .database_url
             .parse::<PgConnectOptions>()?
@@ -105,6 +115,8 @@ impl Store {
         let now = Availability { up: true, since: Instant::now(), outages: 0 };
         Ok(Self(Arc::new(Inner {
             own: pool(OWN_CONNECTIONS),
+            own_held: HeldCount::default(),
+            handlers_held: HeldCount::default(),
             handlers_given: handlers.is_some(),
             handlers: handlers.unwrap_or_else(|| pool(config.handler_connections)),
             lines: Default::default(),
@@ -247,14 +259,14 @@ impl Store {
                 Ok(open) => return self.try_line(line, open, query, until).await,
                 // The server takes no more connections, but the pool has some.
                 Err(_) if self.own.size() > 0 => {}
-                Err(error) => return self.observe(Err(error)),
+                Err(error) => return self.observe_by(until, Err(error)),
             }
         }
-        let answer = self.acquire(&self.own, until).await;
-        let mut held = self.observe(answer)?;
+        let answer = self.acquire_own(until).await;
+        let mut held = self.observe_by(until, answer)?;
         let answer = self.deadline_at(until, query.fetch_all(&mut *held.connection)).await;
         held.finished = is_answer(&answer);
-        self.observe(answer)
+        self.observe_by(until, answer)
     }
 
     /// Runs work to its end, even if the caller does not wait for it.
@@ -301,6 +313,11 @@ impl Store {
 
     /// Sorts an answer, and notes whether Postgres is up.
     fn observe<T>(&self, answer: Result<T, sqlx::Error>) -> Result<T, StoreError> {
+        self.observe_by(Instant::now() + self.within, answer)
+    }
+
+    /// Sorts the answer to a call with this deadline, and notes whether Postgres is up.
+    fn observe_by<T>(&self, until: Instant, answer: Result<T, sqlx::Error>) -> Result<T, StoreError> {
         let answer = sorted(answer);
         if let Err(StoreError::Unavailable(error)) = &answer {
             let text = JobError::from(StoreError::Unavailable(error.clone())).text();
@@ -308,7 +325,9 @@ impl Store {
         }
         let up = !answer.as_ref().is_err_and(StoreError::is_outage);
         self.availability.send_if_modified(|now| {
-            let changed = now.up != up;
+            // A call that hung in an outage may fail after it: that is no new outage.
+            let is_of_the_last_outage = now.up && !up && now.outages > 0 && until < now.since + self.within;
+            let changed = now.up != up && !is_of_the_last_outage;
             if changed {
                 let outages = now.outages.saturating_add(u32::from(!up));
                 *now = Availability { up, since: Instant::now(), outages };
@@ -325,4 +344,37 @@ fn sorted<T>(answer: Result<T, sqlx::Error>) -> Result<T, StoreError> {
         metrics::database_error(&class(&error));
         StoreError::from(error)
     })
+}
+
+#[cfg(all(test, feature = "dev"))]
+#[expect(clippy::unwrap_used, reason = "a test may panic")]
+mod tests {
+    use super::*;
+    use crate::proof::place_with;
+
+    /// The call waits for a lock. Meanwhile Postgres goes away, and comes back.
+    #[tokio::test]
+    async fn a_call_that_hung_in_an_outage_and_fails_after_it_is_no_new_outage() {
+        let place = place_with(|config| config.timing.database_within = Duration::from_secs(2)).await;
+        let store = place.tenure.store().clone();
+        let mut lock = place.pool.begin().await.unwrap();
+        sqlx::query("LOCK TABLE tenure.schedules").execute(&mut *lock).await.unwrap();
+        let hangs = tokio::spawn({
+            let tenure = place.tenure.clone();
+            async move { tenure.schedules().await }
+        });
+        let waits = "SELECT count(*) FROM pg_stat_activity
+                      WHERE datname = current_database() AND wait_event_type = 'Lock'";
+        while place.value(waits).await != "1" {}
+        let gone: Result<(), _> = Err(sqlx::Error::Io(io::ErrorKind::ConnectionReset.into()));
+        store.observe(gone).unwrap_err();
+        assert!(!store.availability().borrow().up);
+        store.database_time().await.unwrap();
+        assert!(store.availability().borrow().up);
+        assert!(hangs.await.unwrap().unwrap_err().is_unavailable());
+        assert!(store.availability().borrow().up, "the call began in the outage");
+        // A call that began after the outage tells of another one.
+        assert!(place.tenure.schedules().await.unwrap_err().is_unavailable());
+        assert!(!store.availability().borrow().up);
+    }
 }

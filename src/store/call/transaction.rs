@@ -54,7 +54,7 @@ impl Store {
         idle: Duration,
         work: impl AsyncFnOnce(&mut PgConnection) -> Result<T, JobError>,
     ) -> Result<T, JobError> {
-        let mut held = match self.acquire(&self.handlers, self.until()).await {
+        let mut held = match self.acquire_for_handlers(self.until()).await {
             // Handlers hold all connections: that says nothing about the server.
             Err(sqlx::Error::PoolTimedOut) => {
                 let connections = self.handlers.options().get_max_connections();
@@ -85,7 +85,7 @@ impl Store {
     /// Runs one statement over a connection for handlers' transactions.
     pub(in crate::store) async fn rows_of_handlers(&self, query: Query<'_, Postgres, PgArguments>) -> Rows {
         let until = self.until();
-        let answer = self.acquire(&self.handlers, until).await;
+        let answer = self.acquire_for_handlers(until).await;
         let mut held = self.observe_handlers(answer)?;
         let answer = self.deadline_at(until, query.fetch_all(&mut *held.connection)).await;
         held.finished = is_answer(&answer);
@@ -98,8 +98,8 @@ impl Store {
         W: for<'t> FnOnce(&'t mut PgConnection) -> BoxFuture<'t, Result<T, sqlx::Error>>,
     {
         let until = self.until();
-        let answer = self.acquire(&self.own, until).await;
-        let mut held = self.observe(answer)?;
+        let answer = self.acquire_own(until).await;
+        let mut held = self.observe_by(until, answer)?;
         let answer = self
             .deadline_at(until, async {
                 let mut transaction = held.connection.begin().await?;
@@ -116,7 +116,7 @@ impl Store {
             .await;
         // Without an answer the transaction may still be open: closing the connection rolls it back.
         held.finished = is_answer(&answer);
-        self.observe(answer)
+        self.observe_by(until, answer)
     }
 
     /// Runs a statement for a person who looks at a page. The server ends it in half the time of a call: the person may

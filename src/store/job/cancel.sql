@@ -30,4 +30,4 @@ WITH picked AS MATERIALIZED (
 )
 -- include job/parts/end_attempt.sql
 UNION ALL
-SELECT 0, id, queue, kind, fencing_token, worker_id, 'asked', NULL::float8, NULL::boolean FROM asked
+SELECT 0, id, queue, kind, fencing_token, worker_id, 'asked', NULL::text, NULL::float8, NULL::boolean FROM asked

@@ -7,11 +7,8 @@
 -- SKIP LOCKED is right here (compare claim.sql): a locked row has a live writer, or another scanner.
 -- Made of parts: `scripts/statement reset_stale` prints it whole.
 WITH locked AS MATERIALIZED (
-    SELECT format('worker lost: no sign of life from %s for %s s', j.worker_id,
-                  round(extract(epoch FROM statement_timestamp() - j.last_activity_at), 1)) AS error,
-           'scanner' AS path, 'silent for longer than stale_after' AS reason, $2::text AS recovered_by,
--- include job/parts/lost_job.sql
-      FROM tenure.jobs j
+    SELECT 'scanner' AS path, $2::text AS recovered_by,
+-- include job/parts/silent_job.sql
      WHERE j.id = ANY ($1::uuid[])
        AND j.status = 'processing'
        AND j.last_activity_at + j.stale_after < statement_timestamp()

@@ -29,8 +29,10 @@ WITH calm AS (
      ORDER BY w.worker_id
        FOR UPDATE OF w SKIP LOCKED
 ), locked AS MATERIALIZED (
-    SELECT format('worker lost: %s is gone', j.worker_id) AS error,
-           'vanished' AS path, 'its worker neither renewed its row nor could be reached over NATS' AS reason,
+    SELECT format('worker lost: %s vanished: it missed two heartbeats and did not answer over NATS', j.worker_id)
+               AS error,
+           'lost' AS category,
+           'vanished' AS path, 'its worker missed two heartbeats and did not answer over NATS' AS reason,
            $5::text AS recovered_by,
 -- include job/parts/lost_job.sql
       FROM tenure.jobs j

@@ -6,7 +6,7 @@
 -- Exact ids and the exact host: a prefix would reset web-1-2's jobs for web-1, and _ or % those of whole fleets.
 -- Made of parts: `scripts/statement reset_workers` prints it whole.
 WITH locked AS MATERIALIZED (
-    SELECT format('worker lost: %s died', j.worker_id) AS error,
+    SELECT format('worker lost: %s died', j.worker_id) AS error, 'lost' AS category,
            'reconcile' AS path, 'an earlier process of this host, proven dead' AS reason,
            $3::text AS recovered_by,
 -- include job/parts/lost_job.sql

@@ -9,11 +9,8 @@
 -- Waits for the row lock (compare reset_stale.sql): the owner's heartbeat may hold it.
 -- Made of parts: `scripts/statement take_over` prints it whole.
 WITH locked AS MATERIALIZED (
-    SELECT format('worker lost: no sign of life from %s for %s s', j.worker_id,
-                  round(extract(epoch FROM statement_timestamp() - j.last_activity_at), 1)) AS error,
-           'redelivery' AS path, 'silent for longer than stale_after' AS reason, $2::text AS recovered_by,
--- include job/parts/lost_job.sql
-      FROM tenure.jobs j
+    SELECT 'redelivery' AS path, $2::text AS recovered_by,
+-- include job/parts/silent_job.sql
      WHERE j.id = $1
        AND j.status = 'processing'
        AND j.last_activity_at + j.stale_after < statement_timestamp()

@@ -5,7 +5,7 @@
 -- No row: the job does not run. Like take_over.sql, but regardless of the owner's silence.
 -- Made of parts: `scripts/statement lose` prints it whole.
 WITH locked AS MATERIALIZED (
-    SELECT format('worker lost: a test has declared %s dead', j.worker_id) AS error,
+    SELECT format('worker lost: a test has declared %s dead', j.worker_id) AS error, 'lost' AS category,
            'scanner' AS path, 'declared dead by a test' AS reason, 'testing' AS recovered_by,
 -- include job/parts/lost_job.sql
       FROM tenure.jobs j

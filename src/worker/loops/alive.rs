@@ -7,7 +7,7 @@ use tokio::time::sleep;
 use super::{Work, jittered};
 use crate::{
     nats::Queue,
-    observe::{health::Health, metrics},
+    observe::{health::Health, metrics, repeats},
     run::{heartbeat::Heartbeat, running::Running},
     store::{Registration, Store},
     worker::{presence::Presence, queues::Queues, turns::Turns},
@@ -42,7 +42,7 @@ impl Work for Beat {
             if nats_up {
                 self.health.has("NATS");
             } else {
-                self.health.lacks("NATS", "not connected");
+                self.health.lacks("NATS", self.queue.why_away());
             }
             metrics::worker(self.health.ready().is_ok(), self.health.is_draining());
             metrics::servers(postgres_up, nats_up);
@@ -93,7 +93,9 @@ impl Work for Renew {
                 match self.store.renew_worker(&self.registration).await {
                     Ok(workers) => break self.turns.workers(workers),
                     Err(error) => {
-                        tracing::warn!(%error, "could not renew the worker's row; the worker will retry");
+                        if let Some(left_out) = repeats::tell("renew", &error) {
+                            tracing::warn!(%error, left_out, "could not renew the worker's row; the worker will retry");
+                        }
                     }
                 }
                 sleep(jittered(self.every / 5)).await;

@@ -9,7 +9,7 @@ use crate::{
     config::Timing,
     deliver::Deliver,
     job::{JobError, JobId},
-    observe::health::Health,
+    observe::{health::Health, repeats},
     run::running::OnCrash,
     store::{ClaimRequest, LockPolicy, Store},
     worker::{queues::Queues, turns::Turns},
@@ -18,6 +18,9 @@ use crate::{
 /// About this many workers of the fleet test at each renewal whether they may claim; in a larger fleet each tests less
 /// often.
 const CLAIMS_TRIED_BY: u32 = 8;
+
+/// The longest time after an outage of Postgres before a worker tests whether it may claim.
+const AGAIN_WITHIN: Duration = Duration::from_secs(1);
 
 /// Tests at intervals whether this worker may claim.
 #[derive(Clone)]
@@ -35,9 +38,20 @@ impl Work for TryClaims {
     const NAME: &'static str = "claims";
 
     async fn run(self) {
+        let mut database = self.store.availability();
         loop {
+            database.mark_unchanged();
             self.check().await;
-            sleep(jittered(self.turns.in_step(self.timing.renew_every, CLAIMS_TRIED_BY))).await;
+            let pause = jittered(self.turns.in_step(self.timing.renew_every, CLAIMS_TRIED_BY));
+            // Postgres is back: a reason that has passed must not stay. The workers must not all ask at once.
+            let back = async {
+                while database.changed().await.is_ok() && !database.borrow().up {}
+                sleep(AGAIN_WITHIN.mul_f64(rand::random())).await;
+            };
+            tokio::select! {
+                () = sleep(pause) => {}
+                () = back => {}
+            }
         }
     }
 }
@@ -74,7 +88,18 @@ impl TryClaims {
         };
         match tried {
             Ok(()) => self.health.has("claims"),
-            Err(error) => self.health.lacks("claims", JobError::from(error).text()),
+            Err(error) => {
+                let is_refused = !error.is_unavailable();
+                let error = JobError::from(error).text();
+                if is_refused && let Some(left_out) = repeats::tell("claims", &error) {
+                    tracing::error!(
+                        error,
+                        left_out,
+                        "this worker cannot claim jobs; it is not ready, and will retry"
+                    );
+                }
+                self.health.lacks("claims", error);
+            }
         }
     }
 }

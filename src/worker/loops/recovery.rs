@@ -8,6 +8,7 @@ use super::{Work, jittered, relay::Relay};
 use crate::{
     config::{Retention, Timing},
     nats::{Probed, Queue},
+    observe::repeats,
     recover::{
         retention, scanner,
         vanished::{self, Looked},
@@ -52,7 +53,9 @@ impl Work for Scan {
                 Ok(Some(0)) => {}
                 Ok(Some(_)) => self.relay.publish_due().await,
                 Err(error) => {
-                    tracing::warn!(%error, "could not scan; the worker will retry");
+                    if let Some(left_out) = repeats::tell("scan", &error) {
+                        tracing::warn!(%error, left_out, "could not scan; the worker will retry");
+                    }
                 }
             }
             sleep(jittered(wait)).await;
@@ -123,8 +126,10 @@ impl Work for Sweep {
         loop {
             sleep(jittered(every / 4)).await;
             self.turns.wait_for(Turn::Scan).await;
-            if let Err(error) = retention::sweep(&self.store, &self.queue, &self.retention, every).await {
-                tracing::warn!(%error, "could not sweep finished jobs; the next sweep will continue");
+            if let Err(error) = retention::sweep(&self.store, &self.queue, &self.retention, every).await
+                && let Some(left_out) = repeats::tell("sweep", &error)
+            {
+                tracing::warn!(%error, left_out, "could not sweep finished jobs; the next sweep will continue");
             }
         }
     }

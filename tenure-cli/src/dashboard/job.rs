@@ -193,6 +193,7 @@ fn category(of: &str) -> &'static str {
         "exhausted" => "Attempts used up",
         "permanent" => "Failed permanently",
         "lost" => "Lost its worker on every attempt",
+        "silent" => "Its handler was silent for too long",
         "interrupted" => "Interrupted, and must not run twice",
         "invalid_payload" => "The handler cannot read the payload",
         "invalid_output" => "The output cannot be stored",

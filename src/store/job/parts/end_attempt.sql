@@ -103,7 +103,7 @@
       FROM routed
      WHERE path IS NOT NULL
 )
-SELECT ord, id, queue, kind, fencing_token, worker_id, route,
+SELECT ord, id, queue, kind, fencing_token, worker_id, route, category,
        extract(epoch FROM silence)::float8 AS silence_s,
        CASE WHEN route = 'queued' AND fencing_token > 100 AND fencing_token % 50 = 0
             THEN tenure.keep_last_executions(id) IS NULL END AS forgotten

@@ -1,6 +1,9 @@
 //! Causes: a wrong setting is named where people look, in the error's text and in the log, and not twice a second for
 //! ever.
 
+mod incidents;
+mod outages;
+
 use std::{sync::Arc, time::Duration};
 
 use rustix::process::Signal;
@@ -186,4 +189,81 @@ async fn a_first_answer_that_does_not_arrive_is_not_reported_as_a_missing_stream
     worker.until_log("worker started").await;
     assert_eq!(proxy.lost(), 1);
     assert!(!worker.log().contains("the stream is missing"), "{}", worker.log());
+}
+
+/// Callers at once: the pool counts the connections that it tries to open, which are not busy.
+#[tokio::test(flavor = "multi_thread")]
+async fn many_callers_at_once_of_a_server_that_refuses_all_learn_the_cause() {
+    let bench = bench().await;
+    let mut config = bench.config.clone();
+    config.database_url = wrong(&bench, "port");
+    config.timing.database_within = Duration::from_secs(2);
+    let tenure = Tenure::connect(&config).await.unwrap();
+    let callers: Vec<_> = (0..12)
+        .map(|_| {
+            let tenure = tenure.clone();
+            tokio::spawn(async move { tenure.schedules().await.unwrap_err().to_string() })
+        })
+        .collect();
+    for caller in callers {
+        let text = caller.await.unwrap();
+        assert!(text.contains("Connection refused"), "{text}");
+    }
+}
+
+/// A pool whose connections are all at work is no server that is away: the text says what holds them.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_gets_no_connection_because_others_hold_all_says_so() {
+    let bench = bench_with(|config| config.timing.database_within = Duration::from_secs(2)).await;
+    let id = bench.tenure.enqueue(JobRequest::new("q", "k", json!(0))).await.unwrap().id;
+    let mut lock = bench.pool.begin().await.unwrap();
+    sqlx::query("LOCK TABLE tenure.jobs").execute(&mut *lock).await.unwrap();
+    let calls: Vec<_> = (0..7)
+        .map(|_| {
+            let tenure = bench.tenure.clone();
+            tokio::spawn(async move { tenure.job(id).await.unwrap_err().to_string() })
+        })
+        .collect();
+    let mut texts = Vec::new();
+    for call in calls {
+        texts.push(call.await.unwrap());
+    }
+    let of = |what: &str| texts.iter().filter(|text| text.contains(what)).count();
+    let busy = of("no connection came free within 2s: statements that Postgres has not answered hold all 6");
+    assert!(busy >= 1 && busy + of("no answer within 2s") == texts.len(), "{texts:#?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_address_with_the_scheme_of_another_server_is_refused_at_the_start_with_the_right_one() {
+    let bench = bench().await;
+    for (name, url, says) in [
+        ("DATABASE_URL", "mysql://me:s3cr3t-8f1c@host/db", "postgres://user:password@host/database"),
+        ("DATABASE_URL", "host=db user=me password=s3cr3t-8f1c", "postgres://user:password@host/database"),
+        ("NATS_URL", "http://me:s3cr3t-8f1c@host:4222", "nats://host:4222, or tls://host:4222"),
+        ("NATS_URL", "nats://host:4222, amqp://me:s3cr3t-8f1c@host", "separate several by commas"),
+    ] {
+        for command in [&["queues", "list"][..], &["work", "q", "--exec", "true"][..]] {
+            let ran = bench.program(command).env(name, url).output().await.unwrap();
+            let said = String::from_utf8(ran.stderr).unwrap();
+            assert!(
+                said.contains(&format!("{name} is \"***\", but must be")) && said.contains(says),
+                "{said}"
+            );
+            assert!(!said.contains(SECRET), "{said}");
+            assert_eq!(ran.status.code(), Some(2), "{said}");
+        }
+        let mut config = bench.config.clone();
+        match name {
+            "DATABASE_URL" => config.database_url = url.into(),
+            _ => config.nats_url = url.into(),
+        }
+        let refused = Tenure::connect(&config).await.unwrap_err().to_string();
+        let says = if name == "NATS_URL" { "write nats://host:4222" } else { "write postgres://" };
+        assert!(refused.contains(name) && refused.contains(says) && !refused.contains(SECRET), "{refused}");
+    }
+    // Both names of the scheme are right.
+    let mut command = bench.program(&["queues", "list"]);
+    let ran =
+        command.env("DATABASE_URL", bench.config.database_url.replacen("postgres://", "postgresql://", 1));
+    assert!(ran.output().await.unwrap().status.success());
 }

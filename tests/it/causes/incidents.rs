@@ -1,0 +1,521 @@
+//! Incidents: what an operator sees of each, at each place where operators look.
+//!
+//! Each test makes its incidents on real servers, looks at every place, and waits for the words of [`INCIDENTS`].
+//! `docs/operations.md` shows them as a table, and a test compares it with this list: neither can drift from the other.
+//!
+//! `TENURE_WRITE_DOCS=1 cargo test --all-features --test it the_table_of_incidents` writes the table.
+
+use std::{
+    fmt::Write,
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+
+use futures::future::join_all;
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use tenure::{JobId, JobRequest, QueueLimits};
+
+use super::wrong;
+use crate::harness::{Bench, Child, ROOT, ask, bench_with, free_address};
+
+/// One incident, and the words at each place. ` … ` stands for any text in between; empty: nothing there shows it.
+struct Incident {
+    name: &'static str,
+    doctor: &'static str,
+    /// A command besides doctor, and what it prints. `ID` stands for the job.
+    command: (&'static str, &'static str),
+    log: &'static str,
+    metric: &'static str,
+    /// `ok`: the worker is ready.
+    ready: &'static str,
+    cure: &'static str,
+}
+
+const INCIDENTS: &[Incident] = &[
+    Incident {
+        name: "Postgres refuses connections",
+        doctor: "postgres wrong … Connection refused",
+        command: ("queues list", "the database is unavailable: … Connection refused"),
+        log: "waiting for Postgres … Connection refused",
+        metric: "tenure_postgres_up 0",
+        ready: "Postgres: … Connection refused",
+        cure: "start Postgres, or correct host and port in `DATABASE_URL`",
+    },
+    Incident {
+        name: "wrong password",
+        doctor: "postgres wrong … password authentication failed for user",
+        command: ("queues list", "the database is unavailable: … password authentication failed for user"),
+        log: "waiting for Postgres … password authentication failed for user",
+        metric: "tenure_postgres_up 0",
+        ready: "Postgres: … password authentication failed for user",
+        cure: "correct user and password in `DATABASE_URL`",
+    },
+    Incident {
+        name: "the host's name is not found",
+        doctor: "postgres wrong … failed to lookup address information",
+        command: ("queues list", "the database is unavailable: … failed to lookup address information"),
+        log: "waiting for Postgres … failed to lookup address information",
+        metric: "tenure_postgres_up 0",
+        ready: "Postgres: … failed to lookup address information",
+        cure: "correct the host in `DATABASE_URL`, or the name server",
+    },
+    Incident {
+        name: "TLS is required, and the server has none",
+        doctor: "postgres wrong … server does not support TLS",
+        command: ("queues list", "the database is unavailable: … server does not support TLS"),
+        log: "waiting for Postgres … server does not support TLS",
+        metric: "tenure_postgres_up 0",
+        ready: "Postgres: … server does not support TLS",
+        cure: "switch TLS on in the server, or correct `sslmode` in `DATABASE_URL`",
+    },
+    Incident {
+        name: "the database does not exist",
+        doctor: "postgres wrong … database \"nowhere\" does not exist",
+        command: ("queues list", "the database is unavailable: … database \"nowhere\" does not exist"),
+        log: "waiting for Postgres … database \\\"nowhere\\\" does not exist",
+        metric: "tenure_postgres_up 0",
+        ready: "Postgres: … database \"nowhere\" does not exist",
+        cure: "correct the database in `DATABASE_URL`, or create it",
+    },
+    Incident {
+        name: "Postgres has no connection left",
+        doctor: "postgres wrong … too many connections",
+        command: ("queues list", "the database is unavailable: … too many connections"),
+        log: "waiting for Postgres … too many connections",
+        metric: "tenure_postgres_up 0",
+        ready: "Postgres: … too many connections",
+        cure: "raise `max_connections` or the role's limit, lower `TENURE_HANDLER_CONNECTIONS`, or use PgBouncer",
+    },
+    Incident {
+        name: "the server is read-only",
+        doctor: "primary wrong … this server is a standby, or is set to read-only",
+        command: ("enqueue q k 1", "the database is unavailable: … in a read-only transaction"),
+        log: "could not renew the worker's row … in a read-only transaction",
+        metric: "tenure_database_errors_total{class=\"25\"}",
+        ready: "claims: … in a read-only transaction",
+        cure: "point `DATABASE_URL` at the primary",
+    },
+    Incident {
+        name: "the disk is full",
+        doctor: "",
+        command: ("enqueue q k 1", "the database is unavailable: … No space left on device"),
+        log: "could not renew the worker's row … No space left on device",
+        metric: "tenure_database_errors_total{class=\"53\"}",
+        ready: "claims: … No space left on device",
+        cure: "make room on the disk of Postgres",
+    },
+    Incident {
+        name: "the role lacks a right",
+        doctor: "rights warning … of a worker's rights it lacks … UPDATE on jobs",
+        command: ("enqueue q k 1", "permission denied for table jobs"),
+        log: "this worker cannot claim jobs … permission denied for table jobs",
+        metric: "tenure_database_errors_total{class=\"42\"}",
+        ready: "claims: … permission denied for table jobs",
+        cure: "run `postgres/roles.sql` again, and grant the role `tenure_worker`",
+    },
+    Incident {
+        name: "the schema is missing",
+        doctor: "schema wrong … this database has no schema of tenure",
+        command: (
+            "queues list",
+            "tenure's schema is missing or too old in this database; run `tenure migrate`",
+        ),
+        log: "waiting for the schema … this database has no tenure schema; run `tenure migrate`",
+        metric: "tenure_ready 0",
+        ready: "schema: this database has no tenure schema; run `tenure migrate`",
+        cure: "`tenure migrate`, or correct the database in `DATABASE_URL`",
+    },
+    Incident {
+        name: "the schema is too new",
+        doctor: "schema wrong … which needs a program that knows version",
+        command: ("", ""),
+        log: "this program is too old: it knows version",
+        metric: "",
+        ready: "",
+        cure: "deploy a newer release of the program",
+    },
+    Incident {
+        name: "NATS refuses connections",
+        doctor: "nats wrong … Connection refused",
+        command: ("", ""),
+        log: "NATS connection event … Connection refused",
+        metric: "tenure_nats_up 0",
+        ready: "NATS: not connected to nats://127.0.0.1:1: … Connection refused",
+        cure: "start NATS, or correct host and port in `NATS_URL`; the jobs wait in Postgres",
+    },
+    Incident {
+        name: "a handler is silent, its worker lives",
+        doctor: "dead_letters warning … 1 silent",
+        command: ("jobs show ID", "the handler was silent for … its worker … is alive"),
+        log: "reset a job: its handler was silent; its worker is alive",
+        metric: "tenure_dead_letters_total{category=\"silent\"}",
+        ready: "ok",
+        cure: "report progress more often, or give the kind `keepalive` or a longer `stale_after`",
+    },
+    Incident {
+        name: "a worker was killed",
+        doctor: "dead_letters warning … 1 lost",
+        command: (
+            "jobs show ID",
+            "worker lost: … vanished: it missed two heartbeats and did not answer over NATS",
+        ),
+        log: "reset a job … path=\"vanished\"",
+        metric: "tenure_recoveries_total{path=\"vanished\",reason=\"worker_gone\"}",
+        ready: "ok",
+        cure: "look for its end in the platform's log: memory, a deploy, a lost node",
+    },
+    Incident {
+        name: "a worker is frozen",
+        doctor: "dead_letters warning … 1 lost",
+        command: ("jobs show ID", "worker lost: no sign of life from"),
+        log: "reset a job … path=\"scanner\"",
+        metric: "tenure_recoveries_total{path=\"scanner\",reason=\"silent\"}",
+        ready: "ok",
+        cure: "look at that process: CPU limits, a debugger, a full disk, swap; restart it",
+    },
+    Incident {
+        name: "a queue is paused",
+        doctor: "queue warning … paused for",
+        command: ("queues list", "paused since"),
+        log: "",
+        metric: "tenure_queue_paused{queue=\"q\"} 1",
+        ready: "ok",
+        cure: "`tenure queues resume q`, when it is time",
+    },
+    Incident {
+        name: "a queue runs as many jobs as it may",
+        doctor: "queue ok … 1 of 1 running",
+        command: ("queues list", "1 running"),
+        log: "",
+        metric: "tenure_slots_free{queue=\"q\"} 0",
+        ready: "ok",
+        cure: "wait, or raise `tenure queues limit q --max-running`",
+    },
+];
+
+fn incident(name: &str) -> &'static Incident {
+    INCIDENTS.iter().find(|incident| incident.name == name).unwrap_or_else(|| panic!("no incident {name}"))
+}
+
+/// Whether a text holds these words: ` … ` stands for any text in between.
+fn holds(text: &str, words: &str) -> bool {
+    let mut rest = text;
+    words.split(" … ").all(|part| {
+        let after = rest.split_once(part).map(|(_, after)| after);
+        rest = after.unwrap_or_default();
+        after.is_some()
+    })
+}
+
+/// A line of a text that holds these words.
+fn has_line(text: &str, words: &str) -> bool {
+    text.lines().any(|line| holds(line, words))
+}
+
+/// A worker in an incident, and its surroundings.
+struct Scene<'a> {
+    bench: &'a Bench,
+    /// What differs from the bench's environment.
+    environment: Vec<(&'static str, String)>,
+    worker: Child,
+    listens: SocketAddr,
+    /// The job that `ID` stands for.
+    job: Option<JobId>,
+}
+
+/// Timers with which an incident shows within seconds.
+async fn stage() -> Bench {
+    bench_with(|config| {
+        config.timing.database_within = Duration::from_secs(1);
+        config.timing.renew_every = Duration::from_millis(300);
+    })
+    .await
+}
+
+impl<'a> Scene<'a> {
+    fn new(bench: &'a Bench, work: &[&str], environment: &[(&'static str, String)]) -> Self {
+        let listens = free_address();
+        let mut command = bench.program(work);
+        command
+            .envs(environment.iter().map(|(name, value)| (*name, value.as_str())))
+            .env("TENURE_LISTEN", listens.to_string())
+            .env("TENURE_LOG_FORMAT", "text")
+            .env("RUST_LOG", "warn,tenure=info");
+        let worker = Child::spawn(command, "incident");
+        Self { bench, environment: environment.to_vec(), worker, listens, job: None }
+    }
+
+    fn of_url(bench: &'a Bench, url: String) -> Self {
+        Self::new(bench, &["work", "q", "--exec", "true"], &[("DATABASE_URL", url)])
+    }
+
+    /// Returns what a command prints as its output and its errors.
+    async fn run(&self, arguments: &[&str]) -> (String, String) {
+        let mut command = self.bench.program(arguments);
+        command.envs(self.environment.iter().map(|(name, value)| (*name, value.as_str())));
+        let ran = command.output().await.unwrap();
+        (String::from_utf8(ran.stdout).unwrap(), String::from_utf8(ran.stderr).unwrap())
+    }
+
+    /// Doctor's findings, one a line.
+    async fn doctor(&self) -> String {
+        let (said, _) = self.run(&["--output", "json", "doctor", "--queue", "q"]).await;
+        let checks: Vec<Value> =
+            serde_json::from_str(&said).unwrap_or_else(|error| panic!("{error}: {said}"));
+        let text = |check: &Value, name: &str| check[name].as_str().unwrap_or_default().to_owned();
+        let line = |check: &Value| {
+            format!("{} {}: {}", text(check, "check"), text(check, "state"), text(check, "found"))
+        };
+        checks.iter().map(line).collect::<Vec<_>>().join("\n")
+    }
+
+    async fn ask(&self, path: &'static str) -> String {
+        let listens = self.listens;
+        let answer = tokio::task::spawn_blocking(move || ask(listens, "GET", path, &[], "")).await.unwrap();
+        answer.map(|answer| answer.body).unwrap_or_default()
+    }
+
+    async fn command(&self, line: &str) -> String {
+        let job = self.job.map(|job| job.to_string()).unwrap_or_default();
+        let arguments: Vec<_> =
+            line.split(' ').map(|part| if part == "ID" { job.as_str() } else { part }).collect();
+        // The lines of a table are broken to fit; a page has one line for all.
+        let (out, errors) = self.run(&arguments).await;
+        format!("{out} {errors}").split_whitespace().collect::<Vec<_>>().join(" ")
+    }
+
+    /// Waits until each place shows the incident.
+    async fn shows(&self, name: &str) {
+        let Incident { doctor, command, log, metric, ready, .. } = incident(name);
+        let deadline = Instant::now() + Duration::from_secs(40);
+        let mut missing = vec!["log", "metric", "ready", "command", "doctor"];
+        loop {
+            let mut seen = Vec::new();
+            for place in missing {
+                let (words, text) = match place {
+                    "log" => (log, self.worker.log()),
+                    "metric" => (metric, self.ask("/metrics").await),
+                    "ready" => (ready, self.ask("/readyz").await),
+                    "command" if command.0.is_empty() => continue,
+                    "command" => (&command.1, self.command(command.0).await),
+                    _ if doctor.is_empty() => continue,
+                    _ => (doctor, self.doctor().await),
+                };
+                if !words.is_empty() && !has_line(&text, words) {
+                    seen.push((place, words, text));
+                }
+            }
+            if seen.is_empty() {
+                return;
+            }
+            let told =
+                || seen.iter().map(|(place, words, text)| format!("{place}: no {words:?} in:\n{text}\n"));
+            assert!(Instant::now() < deadline, "{name}\n{}", told().collect::<String>());
+            missing = seen.into_iter().map(|(place, ..)| place).collect();
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_postgres_that_gives_no_connection_is_named_by_its_cause_at_each_place() {
+    let bench = stage().await;
+    let url = &bench.config.database_url;
+    let (_, host) = url.split_once('@').unwrap();
+    let full = format!("full_{}", host.rsplit('/').next().unwrap());
+    bench.execute(&format!("CREATE ROLE {full} LOGIN PASSWORD 'pw' CONNECTION LIMIT 0")).await;
+    let scenes = [
+        ("Postgres refuses connections", wrong(&bench, "port")),
+        ("wrong password", wrong(&bench, "password")),
+        ("the host's name is not found", wrong(&bench, "host")),
+        ("TLS is required, and the server has none", format!("{url}?sslmode=require")),
+        ("the database does not exist", wrong(&bench, "database")),
+        ("Postgres has no connection left", format!("postgres://{full}:pw@{host}")),
+    ];
+    let scenes = scenes.map(|(name, url)| (name, Scene::of_url(&bench, url)));
+    join_all(scenes.iter().map(|(name, scene)| scene.shows(name))).await;
+}
+
+/// A statement-level trigger raises what the server raises when its disk is full.
+const FULL_DISK: &str = "CREATE FUNCTION public.full_disk() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN RAISE EXCEPTION 'could not extend file: No space left on device' USING ERRCODE = '53100'; END $$";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_postgres_that_does_not_write_is_named_by_its_cause_at_each_place() {
+    let [read_only, full, denied] = [stage().await, stage().await, stage().await];
+    let (_, host) = denied.config.database_url.split_once('@').unwrap();
+    let role = format!("denied_{}", host.rsplit('/').next().unwrap());
+    for sql in [
+        format!("CREATE ROLE {role} LOGIN PASSWORD 'pw'"),
+        format!("GRANT ALL ON SCHEMA tenure TO {role}"),
+        format!("GRANT ALL ON ALL TABLES IN SCHEMA tenure TO {role}"),
+        format!("GRANT ALL ON ALL SEQUENCES IN SCHEMA tenure TO {role}"),
+        format!("GRANT ALL ON ALL FUNCTIONS IN SCHEMA tenure TO {role}"),
+    ] {
+        denied.execute(&sql).await;
+    }
+    let mut scenes = [
+        ("the server is read-only", Scene::of_url(&read_only, read_only.config.database_url.clone())),
+        ("the disk is full", Scene::of_url(&full, full.config.database_url.clone())),
+        ("the role lacks a right", Scene::of_url(&denied, format!("postgres://{role}:pw@{host}"))),
+    ];
+    for (_, scene) in &mut scenes {
+        scene.worker.until_log("worker started").await;
+    }
+    let (_, database) = read_only.config.database_url.rsplit_once('/').unwrap();
+    read_only.execute(&format!("ALTER DATABASE {database} SET default_transaction_read_only = on")).await;
+    read_only
+        .execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+              WHERE datname = current_database() AND application_name = 'tenure'",
+        )
+        .await;
+    full.execute(FULL_DISK).await;
+    for table in ["jobs", "workers"] {
+        let trigger = "BEFORE INSERT OR UPDATE ON tenure.";
+        full.execute(&format!(
+            "CREATE TRIGGER full_disk {trigger}{table} EXECUTE FUNCTION public.full_disk()"
+        ))
+        .await;
+    }
+    denied.execute(&format!("REVOKE INSERT, UPDATE ON tenure.jobs FROM {role}")).await;
+    join_all(scenes.iter().map(|(name, scene)| scene.shows(name))).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schema_that_does_not_fit_and_a_nats_that_refuses_are_named_by_their_cause_at_each_place() {
+    let [missing, new, nats] = [stage().await, stage().await, stage().await];
+    missing.execute("DROP SCHEMA tenure CASCADE").await;
+    new.execute("UPDATE tenure.migrations SET breaks_before = 999").await;
+    let work = ["work", "q", "--exec", "true"];
+    let scenes = [
+        ("the schema is missing", Scene::new(&missing, &work, &[])),
+        ("the schema is too new", Scene::new(&new, &work, &[])),
+        (
+            "NATS refuses connections",
+            Scene::new(&nats, &work, &[("NATS_URL", "nats://127.0.0.1:1".to_owned())]),
+        ),
+    ];
+    join_all(scenes.iter().map(|(name, scene)| scene.shows(name))).await;
+}
+
+/// A job with one attempt, which runs as soon as a worker is there.
+async fn job(bench: &Bench) -> JobId {
+    bench.tenure.enqueue(JobRequest::new("q", "k", json!(1)).max_attempts(1)).await.unwrap().id
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_silent_handler_is_not_called_a_lost_worker_at_any_place() {
+    let bench = stage().await;
+    let id = job(&bench).await;
+    let twice = bench.tenure.enqueue(JobRequest::new("q", "k", json!(2)).max_attempts(2)).await.unwrap().id;
+    let mut scene = Scene::new(&bench, &["work", "q", "--exec", "sleep 100"], &[]);
+    scene.job = Some(id);
+    scene.shows("a handler is silent, its worker lives").await;
+    assert!(!scene.worker.log().contains("worker lost"), "{}", scene.worker.log());
+    let letter = bench.tenure.dead_letter(id).await.unwrap().unwrap();
+    assert_eq!(letter.category, "silent");
+    assert!(
+        holds(&letter.last_error, "the handler was silent for … s; its worker … is alive"),
+        "{}",
+        letter.last_error
+    );
+    // The end of an attempt that its job survives says the same, and so does the event.
+    bench
+        .until_count(&format!("tenure.job_executions WHERE job_id = '{twice}' AND outcome = 'lost'"), 1)
+        .await;
+    let error =
+        bench.text(&format!("SELECT error FROM tenure.job_executions WHERE job_id = '{twice}'")).await;
+    assert!(error.contains("the handler was silent for"), "{error}");
+    let reasons = bench.text("SELECT DISTINCT reason FROM tenure.recovery_events").await;
+    assert_eq!(
+        reasons, "(\"its handler was silent for longer than stale_after; its worker is alive\")",
+        "each reset is of a silent handler"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_worker_and_a_frozen_one_are_named_at_each_place() {
+    let incidents = ["a worker was killed", "a worker is frozen"];
+    // The killed one is found by its missing renewals, long before a scan would find its job.
+    let killed = bench_with(|config| {
+        config.timing.renew_every = Duration::from_millis(300);
+        config.timing.stale_after = Duration::from_secs(20);
+        config.timing.ack_wait = Duration::from_secs(25);
+    })
+    .await;
+    let frozen = stage().await;
+    let ends = async |bench: &Bench, name: &str, signal| {
+        let id = job(bench).await;
+        let work = ["work", "q", "--exec", "sleep 100", "--keepalive"];
+        let first = Scene::new(bench, &work, &[]);
+        bench.until_count("tenure.jobs WHERE status = 'processing'", 1).await;
+        let mut scene = Scene::new(bench, &["work", "q", "--exec", "true"], &[]);
+        scene.worker.until_log("worker started").await;
+        scene.job = Some(id);
+        first.worker.signal(signal);
+        scene.shows(name).await;
+    };
+    let [of_killed, of_frozen] = incidents;
+    tokio::join!(ends(&killed, of_killed, Signal::KILL), ends(&frozen, of_frozen, Signal::STOP));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_paused_and_a_limited_queue_are_named_at_each_place() {
+    let [paused, limited] = [stage().await, stage().await];
+    paused.tenure.pause_queue("q").await.unwrap();
+    limited.tenure.limit_queue("q", QueueLimits::new().max_running(1)).await.unwrap();
+    for bench in [&paused, &limited] {
+        for _ in 0..2 {
+            job(bench).await;
+        }
+    }
+    let work = ["work", "q", "--exec", "sleep 100", "--keepalive"];
+    let scenes = [
+        ("a queue is paused", Scene::new(&paused, &work, &[])),
+        ("a queue runs as many jobs as it may", Scene::new(&limited, &work, &[])),
+    ];
+    join_all(scenes.iter().map(|(name, scene)| scene.shows(name))).await;
+}
+
+const BEGIN: &str = "<!-- the table of incidents: written by tests/it/causes/incidents.rs -->\n";
+const END: &str = "<!-- the end of the table of incidents -->";
+
+fn table() -> String {
+    let mut table = String::from(
+        "| incident | `tenure doctor` | command line | log of a worker | metric | `/readyz` | cure |\n\
+         |---|---|---|---|---|---|---|\n",
+    );
+    let words = |words: &str| match words {
+        "" => "–".to_owned(),
+        words => words.replace("\\\"", "\"").replace('|', "\\|"),
+    };
+    for Incident { name, doctor, command, log, metric, ready, cure } in INCIDENTS {
+        let command = match command {
+            ("", _) => "–".to_owned(),
+            (command, says) => format!("`{command}`: {}", words(says)),
+        };
+        let metric = if metric.is_empty() { "–".to_owned() } else { format!("`{metric}`") };
+        let [doctor, log, ready] = [doctor, log, ready].map(|text| words(text));
+        writeln!(table, "| {name} | {doctor} | {command} | {log} | {metric} | {ready} | {cure} |").unwrap();
+    }
+    table
+}
+
+#[test]
+fn the_table_of_incidents_is_that_of_the_docs() {
+    let path = std::path::Path::new(ROOT).join("docs/operations.md");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let (before, rest) = text.split_once(BEGIN).unwrap();
+    let (is, after) = rest.split_once(END).unwrap();
+    let should = format!("\n{}\n", table());
+    if std::env::var_os("TENURE_WRITE_DOCS").is_some() {
+        std::fs::write(&path, format!("{before}{BEGIN}{should}{END}{after}")).unwrap();
+        return;
+    }
+    assert!(
+        is == should,
+        "write it again: TENURE_WRITE_DOCS=1 cargo test --all-features --test it the_table_of_incidents"
+    );
+}
