@@ -23,12 +23,12 @@ pub use crate::{
         rates::{QueueCounts, quantile},
         trace,
     },
-    recover::retention,
+    recover::{cron::next_ticks, retention},
     run::handlers::EndedInTheMiddle,
     store::{
         BenchCounters, BenchRelayed, BenchStarted, BenchState, CancelAnswer, ClaimRequest, Completion,
-        DeadGroup, DueJob, EndedAttempt, Event, EventCount, EventFilter, Fleet, JobTexts, LockPolicy, Minute,
-        NEEDS, ProgressWrite, QueueStats, STATEMENTS, Schema, Store,
+        DeadGroup, DeadMatches, DueJob, EndedAttempt, Event, EventCount, EventFilter, Fleet, JobTexts,
+        LockPolicy, Minute, NEEDS, ProgressWrite, QueueStats, STATEMENTS, Schema, Store, Waiting,
     },
     worker::{Recovery, counts},
 };

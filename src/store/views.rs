@@ -38,6 +38,7 @@ pub struct JobFilter {
     error: Option<String>,
     before: Option<JobId>,
     text: Option<String>,
+    is_retrying: Option<bool>,
 }
 
 impl JobFilter {
@@ -104,6 +105,21 @@ impl JobFilter {
     #[must_use]
     pub fn text(mut self, text: impl Into<String>) -> Self {
         self.text = Some(text.into());
+        self
+    }
+
+    /// Selects only queued jobs that wait for another attempt: their last one failed, and its backoff has not ended.
+    #[must_use]
+    pub fn retrying(mut self) -> Self {
+        (self.status, self.is_retrying) = (Some(Status::Queued), Some(true));
+        self
+    }
+
+    /// Selects only queued jobs that wait for the time of their first attempt. An attempt that was snoozed or released
+    /// does not count.
+    #[must_use]
+    pub fn scheduled(mut self) -> Self {
+        (self.status, self.is_retrying) = (Some(Status::Queued), Some(false));
         self
     }
 
@@ -206,7 +222,8 @@ impl Store {
             .bind(filter.before)
             .bind(limit)
             .bind(filter.text.clone())
-            .bind(with_payloads);
+            .bind(with_payloads)
+            .bind(filter.is_retrying);
         #[cfg(feature = "internals")]
         if !with_payloads {
             let rows = self.rows_for_a_look(list).await?;
@@ -307,7 +324,7 @@ impl Store {
     }
 }
 
-fn job_row(row: &PgRow) -> Result<JobRow, sqlx::Error> {
+pub(super) fn job_row(row: &PgRow) -> Result<JobRow, sqlx::Error> {
     let (payload, payload_json) = both(row.try_get("payload")?);
     let (output, output_json) = both(row.try_get("output")?);
     Ok(JobRow {

@@ -3,6 +3,7 @@
 --   $1 status or NULL  $2 queue or NULL  $3 kind or NULL  $4 worker or NULL  $5 seconds of age at least, or NULL
 --   $6 seconds of age at most, or NULL  $7 text in the last error or NULL  $8 before this id or NULL  $9 row limit
 --   $10 text in the kind, the last error, the message or the payload, or NULL  $11 whether to read payloads and outputs
+--   $12 of the jobs that wait for their time, those that have been tried (true) or the others (false), or NULL
 --
 -- An id is time: a bound on the age bounds the id, too, so that a large history is read from there on, by its primary
 -- key, and only as far as needed. The bound on the id is a day wider: producers' clocks make the ids, and the ids of
@@ -21,6 +22,7 @@ SELECT id, queue, kind, CASE WHEN $11 THEN payload::text END AS payload, status,
    AND ($6::float8 IS NULL OR created_at >= statement_timestamp() - $6 * interval '1 second')
    AND ($7::text IS NULL OR strpos(last_error, $7) > 0)
    AND ($10::text IS NULL OR strpos(lower(concat_ws(' ', kind, last_error, message, payload)), lower($10)) > 0)
+   AND ($12::bool IS NULL OR (scheduled_at > statement_timestamp() AND (attempt > 0) = $12))
    AND id <= CASE WHEN $5 IS NULL THEN 'ffffffff-ffff-ffff-ffff-ffffffffffff'
                   ELSE rpad(lpad(to_hex(greatest(0, (extract(epoch FROM statement_timestamp()
                             - $5 * interval '1 second' + interval '1 day') * 1000)::bigint)), 12, '0'), 32, 'f')::uuid
