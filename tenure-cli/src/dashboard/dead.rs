@@ -57,23 +57,6 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
     let newest =
         ask.query.has("before").then(|| format!("{}/dead?{}", view.base, ask.query.with("before", None)));
     let said = format!("{} of {}", number(i64::try_from(letters.len()).unwrap_or(i64::MAX)), all);
-    let table = html! {
-        div.scroll { table.cards {
-            thead { tr {
-                @if view.has_actions {
-                    th.tick { input.needs-js type="checkbox" data-all aria-label="Select all on this page"; }
-                }
-                th scope="col" { "Job" }
-                th scope="col" { "Queue" }
-                th scope="col" { "Category" }
-                th scope="col" { "Error" }
-                th.num scope="col" { "Attempts" }
-                th.num scope="col" { "Died" }
-            } }
-            tbody { @for letter in letters { (row(view, letter)) } }
-        } }
-        (page::pager(&said, newest, older))
-    };
     let list = html! {
         div #list {
             @if letters.is_empty() {
@@ -103,10 +86,11 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
                                 }
                         }
                     }
-                    (table)
+                    (table(view, letters))
+                    (page::pager(&said, newest, older))
                 }
             } @else {
-                section.panel { (table) }
+                section.panel { (table(view, letters)) (page::pager(&said, newest, older)) }
             }
         }
     };
@@ -116,23 +100,28 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
     };
     let body = html! {
         (page::head("Dead letters", about))
-        @if of_a_group {
-            p.notice.plain {
-                span {
-                    "One group: "
-                    @match letters.first() {
-                        Some(letter) => { "errors that read like " code { (telling(&letter.last_error)) } ". " }
-                        None => "no dead letter of it is left. ",
-                    }
-                    a href={ (view.base) "/dead?" (ask.query.with("group", None)) } { "Show other errors, too" }
-                }
-            }
-        }
+        @if of_a_group { (group(view, ask, letters.first())) }
         @if !groups.is_empty() { (grouped(view, ask, &groups)) }
         (filters(view, ask))
         (live.put("list", list))
     };
     Ok(live.page("Dead letters", "dead", body))
+}
+
+/// What the page of one group says of it; `first` is one of its letters.
+fn group(view: &View, ask: &Ask, first: Option<&DeadLetter>) -> Markup {
+    html! {
+        p.notice.plain {
+            span {
+                "One group: "
+                @match first {
+                    Some(letter) => { "errors that read like " code { (telling(&letter.last_error)) } ". " }
+                    None => "no dead letter of it is left. ",
+                }
+                a href={ (view.base) "/dead?" (ask.query.with("group", None)) } { "Show other errors, too" }
+            }
+        }
+    }
 }
 
 fn grouped(view: &View, ask: &Ask, groups: &[DeadGroup]) -> Markup {
@@ -189,6 +178,25 @@ fn filters(view: &View, ask: &Ask) -> Markup {
             @if let Some(group) = value("group") { input type="hidden" name="group" value=(group); }
             button { "Search" }
         }
+    }
+}
+
+fn table(view: &View, letters: &[DeadLetter]) -> Markup {
+    html! {
+        div.scroll { table.cards {
+            thead { tr {
+                @if view.has_actions {
+                    th.tick { input.needs-js type="checkbox" data-all aria-label="Select all on this page"; }
+                }
+                th scope="col" { "Job" }
+                th scope="col" { "Queue" }
+                th scope="col" { "Category" }
+                th scope="col" { "Error" }
+                th.num scope="col" { "Attempts" }
+                th.num scope="col" { "Died" }
+            } }
+            tbody { @for letter in letters { (row(view, letter)) } }
+        } }
     }
 }
 

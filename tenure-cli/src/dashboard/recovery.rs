@@ -115,6 +115,14 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
         (live.put("tiles", tiles))
         (live.put("tabs", page::tabs("Path", &tabs)))
         (live.put("events", table))
+        (paths())
+    };
+    Ok(live.page("Recovery", "recovery", body))
+}
+
+/// What each path means.
+fn paths() -> Markup {
+    html! {
         section.panel {
             header { h2 { "The paths" } p { "how tenure notices that a worker or a message was lost" } }
             div.body {
@@ -127,8 +135,7 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
                 }
             }
         }
-    };
-    Ok(live.page("Recovery", "recovery", body))
+    }
 }
 
 /// What the path of an event is, and which worker took it.

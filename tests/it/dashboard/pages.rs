@@ -364,7 +364,11 @@ async fn a_schedule_is_added_previewed_changed_and_run_from_its_pages() {
     // The next three ticks, and nothing is changed.
     let preview = dashboard.post("/schedule", &form("30 3 1 1 *", "is_new=1&preview=1")).await;
     let ticks = between(&preview.body, "id=\"ticks\"", "</ol>");
-    assert_eq!((preview.status, ticks.matches("-01-01 02:30:00.000 UTC</span>").count()), (200, 3), "{ticks}");
+    assert_eq!(
+        (preview.status, ticks.matches("-01-01 02:30:00.000 UTC</span>").count()),
+        (200, 3),
+        "{ticks}"
+    );
     assert_eq!(bench.count("tenure.schedules").await, 0);
     let wrong = dashboard.post("/schedule", &form("at noon", "is_new=1")).await;
     assert!(wrong.status == 400 && wrong.body.contains("is not a cron expression"), "{}", wrong.body);
