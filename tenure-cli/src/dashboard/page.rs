@@ -352,7 +352,7 @@ pub(super) fn job_link(view: &View, id: JobId, text: &str) -> Markup {
     html! { a.row href={ (view.base) "/jobs/" (id) } title=(text) { (text) } " " (short(id)) }
 }
 
-/// A worker's ID as a link to its page. If space is short, the name of its host is cut: its end tells the workers of a
+/// A worker's ID as a link to its page. If space is short, the name of its host is cut: the end tells the workers of a
 /// host apart.
 pub(super) fn owner(view: &View, worker: &str) -> Markup {
     worker_link(view, worker, "owner")
@@ -364,11 +364,10 @@ pub(super) fn worker_row(view: &View, worker: &str) -> Markup {
 }
 
 fn worker_link(view: &View, worker: &str, class: &str) -> Markup {
-    // The host, the process ID and random letters.
-    let end = worker.rmatch_indices('-').nth(1).map_or(0, |(at, _)| at);
-    let (host, end) = worker.split_at(end);
     html! {
-        a class=(class) href={ (view.base) "/workers/" (encoded(worker)) } title=(worker) { span { (host) } (end) }
+        a class=(class) href={ (view.base) "/workers/" (encoded(worker)) } title=(worker) {
+            bdi dir="ltr" { (worker) }
+        }
     }
 }
 
