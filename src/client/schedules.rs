@@ -5,9 +5,13 @@
 
 use chrono::{DateTime, Utc};
 use serde::Serialize;
+use serde_json::Value;
 
 use crate::{
-    client::{Tenure, enqueue::JobRequest},
+    client::{
+        Tenure,
+        enqueue::{Enqueued, JobRequest},
+    },
     enqueue::insert::EnqueueError,
     job::{MissedTicks, NameError},
     recover::cron::CronSchedule,
@@ -121,6 +125,14 @@ pub enum ScheduleError {
     Store(#[from] StoreError),
 }
 
+/// Adds a field to a JSON object. Works on the text, so that numbers keep their digits; of two fields of one name
+/// Postgres takes the last.
+fn with_field(object: &str, field: &str, value: &str) -> String {
+    let Some(inside) = object.trim_end().strip_suffix('}') else { return object.to_owned() };
+    let comma = if inside.trim_end().ends_with('{') { "" } else { "," };
+    format!("{inside}{comma}{}:{}}}", Value::from(field), Value::from(value))
+}
+
 fn check_name(name: &str) -> Result<(), ScheduleError> {
     crate::job::check_queue(name).map_err(|_: NameError| ScheduleError::Name { name: name.to_owned() })
 }
@@ -201,9 +213,45 @@ impl Tenure {
         }
     }
 
+    /// Enqueues a schedule's job now, outside its ticks: its next tick stays, and a paused schedule stays paused. A
+    /// [`Schedule::tick_field`] gets the time of this call.
+    ///
+    /// Not idempotent: each call enqueues a job.
+    pub async fn run_schedule(&self, name: &str) -> Result<Enqueued, ScheduleError> {
+        check_name(name)?;
+        let not_found = || ScheduleError::NotFound { name: name.to_owned() };
+        let schedule = self.store().list_schedules(Some(name)).await?.pop().ok_or_else(not_found)?;
+        let mut payload = schedule.payload_json.map_or("null".into(), |json| json.get().to_owned());
+        if let Some(field) = schedule.tick_field {
+            let now = self.store().database_time().await?.format("%Y-%m-%dT%H:%M:%SZ").to_string();
+            payload = with_field(&payload, &field, &now);
+        }
+        let job = JobRequest::from_json(schedule.queue, schedule.kind, payload);
+        self.enqueue(job.max_attempts(schedule.max_attempts)).await.map_err(|error| match error {
+            EnqueueError::Store(error) => error.into(),
+            error => ScheduleError::Job(error),
+        })
+    }
+
     /// Removes a schedule; the jobs of its ticks stay. Returns `false` if there is no schedule of this name.
     pub async fn remove_schedule(&self, name: &str) -> Result<bool, ScheduleError> {
         check_name(name)?;
         Ok(self.store().remove_schedule(name).await?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::with_field;
+
+    #[test]
+    fn a_field_is_added_to_an_object_and_every_digit_stays() {
+        for (object, with) in [
+            ("{}", r#"{"a\"t":"now"}"#),
+            (r#"{"n":3.14159265358979323846}"#, r#"{"n":3.14159265358979323846,"a\"t":"now"}"#),
+            ("[1]", "[1]"),
+        ] {
+            assert_eq!(with_field(object, "a\"t", "now"), with);
+        }
     }
 }

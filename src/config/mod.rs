@@ -82,6 +82,8 @@ pub struct Serve {
     pub shows_payloads: bool,
     /// Without a slash at its end: empty at the top.
     pub base_path: String,
+    /// The address of a trace; `{trace_id}` stands for its id.
+    pub trace_url: Option<String>,
 }
 
 impl Default for Serve {
@@ -96,6 +98,7 @@ impl Default for Serve {
             has_actions: false,
             shows_payloads: true,
             base_path: String::new(),
+            trace_url: None,
         }
     }
 }

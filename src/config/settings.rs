@@ -359,7 +359,7 @@ pub(super) static SETTINGS: &[Setting] = &[
     ),
     text(
         "TENURE_SERVE_ACTIONS",
-        "`true`: the dashboard can also cancel, retry, redrive, purge, pause and limit.",
+        "`true`: the dashboard can also enqueue, cancel, retry, redrive, purge, pause, limit and schedule.",
         |config, text| {
             config.serve.has_actions = yes_or_no(text)?;
             Ok(())
@@ -383,6 +383,21 @@ pub(super) static SETTINGS: &[Setting] = &[
             Ok(())
         },
         |config| Some(format!("{}/", config.serve.base_path)),
+    ),
+    optional(
+        "TENURE_SERVE_TRACE_URL",
+        "The address of a trace, for the link on the page of a job: `{trace_id}` stands for its ID, as in \
+         `https://traces.example.com/trace/{trace_id}`.",
+        "no link",
+        |config, text| {
+            let is_web = text.starts_with("https://") || text.starts_with("http://");
+            if !is_web || !text.contains("{trace_id}") {
+                return Err("an address that starts with https:// or http:// and contains {trace_id}");
+            }
+            config.serve.trace_url = Some(text.into());
+            Ok(())
+        },
+        |config| config.serve.trace_url.clone(),
     ),
     text(
         "TENURE_TRACE_PARENT",
@@ -596,6 +611,7 @@ mod tests {
             has_actions: true,
             shows_payloads: false,
             base_path: "/a/b".into(),
+            trace_url: Some("https://t/{trace_id}".into()),
         };
         given.trace_parent = TraceParent::Child;
         given.retention.dead = Some(Duration::from_hours(36));

@@ -24,12 +24,12 @@ pub use crate::{
         repeats::Repeats,
         trace,
     },
-    recover::retention,
+    recover::{cron::next_ticks, retention},
     run::handlers::EndedInTheMiddle,
     store::{
         BenchCounters, BenchRelayed, BenchStarted, BenchState, CancelAnswer, ClaimRequest, Completion,
-        DeadGroup, DueJob, EndedAttempt, Event, EventCount, EventFilter, Fleet, JobTexts, LockPolicy, Minute,
-        NEEDS, ProgressWrite, QueueStats, STATEMENTS, Schema, Store,
+        DeadGroup, DeadMatches, DueJob, EndedAttempt, Event, EventCount, EventFilter, Fleet, JobTexts,
+        LockPolicy, Minute, NEEDS, ProgressWrite, QueueStats, STATEMENTS, Schema, Store, Waiting,
     },
     worker::{Recovery, counts},
 };

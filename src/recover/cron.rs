@@ -87,6 +87,22 @@ impl CronSchedule {
     }
 }
 
+/// Returns the next ticks after this time, at most `most`.
+///
+/// # Errors
+///
+/// Says what is wrong with the expression or the zone, and what to write.
+pub fn next_ticks(
+    cron: &str,
+    zone: &str,
+    after: DateTime<Utc>,
+    most: usize,
+) -> Result<Vec<DateTime<Utc>>, String> {
+    let schedule = CronSchedule::new(cron, zone)?;
+    let next = |tick: &DateTime<Utc>| schedule.after(*tick);
+    Ok(std::iter::successors(Some(after), next).skip(1).take(most).collect())
+}
+
 fn unknown_zone(zone: &str) -> String {
     let lower = zone.to_lowercase();
     let part = lower.rsplit(['/', ' ', '_']).next().filter(|part| part.len() > 2).unwrap_or(&lower);

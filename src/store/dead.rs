@@ -31,6 +31,7 @@ pub struct DeadFilter {
     older_than: Duration,
     error: Option<String>,
     until: Option<DateTime<Utc>>,
+    group: Option<String>,
     before: Option<(DateTime<Utc>, JobId)>,
 }
 
@@ -76,6 +77,14 @@ impl DeadFilter {
         self
     }
 
+    /// Selects only dead letters whose errors read alike but for numbers, IDs and quoted texts. Takes the group's name,
+    /// which the dashboard shows in the address of the group.
+    #[must_use]
+    pub fn group(mut self, group: impl Into<String>) -> Self {
+        self.group = Some(group.into());
+        self
+    }
+
     /// Selects only dead letters that a list shows after the one with this time of death and this id. A redrive or a
     /// purge ignores it.
     #[must_use]
@@ -111,6 +120,7 @@ impl DeadFilter {
             .bind(age.as_secs_f64())
             .bind(self.error.clone())
             .bind(self.until)
+            .bind(self.group.clone())
     }
 }
 

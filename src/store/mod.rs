@@ -71,7 +71,7 @@ pub use rows::{Fleet, QueueStats};
 pub use schedules::ScheduleRow;
 pub(crate) use schedules::{DueSchedule, NewSchedule};
 #[cfg(feature = "internals")]
-pub use show::{DeadGroup, Event, EventCount, EventFilter, JobTexts};
+pub use show::{DeadGroup, DeadMatches, Event, EventCount, EventFilter, JobTexts, Waiting};
 #[cfg(feature = "testing")]
 pub(crate) use testing::pool_of_test;
 pub use views::Schema;
@@ -118,6 +118,8 @@ parts! {
     "job/parts" "lost_job";
     "job/parts" "silent_job";
     "read/parts" "dead_filter";
+    "read/parts" "error_group";
+    "read/parts" "error_line";
 }
 
 statements! {
@@ -233,6 +235,8 @@ statements! {
     RECOVERY_COUNTS = "read" "recovery_counts";
     DEAD_GROUPS = "read" "dead_groups";
     COUNT_DEAD = "read" "count_dead";
+    COUNT_WAITING = "read" "count_waiting";
+    SCHEDULE_JOBS = "read" "schedule_jobs";
     JOB_TEXTS = "read" "job_texts";
     VERIFY = "read" "verify";
     DOCTOR_SERVER = "doctor" "doctor_server";

@@ -62,6 +62,14 @@ pub struct ScheduleRow {
     pub changed_at: DateTime<Utc>,
 }
 
+impl ScheduleRow {
+    /// Returns the payload as JSON text, with all digits of its numbers.
+    #[must_use]
+    pub fn payload_json(&self) -> Option<&RawValue> {
+        self.payload_json.as_deref()
+    }
+}
+
 fn missed(row: &PgRow) -> Result<MissedTicks, sqlx::Error> {
     row.try_get::<&str, _>("missed")?.parse().map_err(|error: String| sqlx::Error::Decode(error.into()))
 }

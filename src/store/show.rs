@@ -4,10 +4,12 @@ use chrono::{DateTime, Utc};
 use sqlx::{Row, postgres::PgRow, query};
 
 use super::{
-    COUNT_DEAD, DEAD_GROUPS, JOB_TEXTS, RECOVERY_COUNTS, RECOVERY_EVENTS,
+    COUNT_DEAD, COUNT_WAITING, DEAD_GROUPS, JOB_TEXTS, RECOVERY_COUNTS, RECOVERY_EVENTS, SCHEDULE_JOBS,
     call::{Store, StoreError},
     dead::{DeadCount, DeadFilter},
-    rows::u64_of,
+    rows::{JobRow, u64_of},
+    schedules::ScheduleRow,
+    views::job_row,
 };
 use crate::job::JobId;
 
@@ -30,6 +32,8 @@ pub struct Event {
     pub event: String,
     pub path: String,
     pub job: JobId,
+    /// `None`: retention has removed the job.
+    pub kind: Option<String>,
     pub token: i64,
     pub owner_before: Option<String>,
     pub silence_s: Option<f64>,
@@ -49,14 +53,32 @@ pub struct EventCount {
     pub jobs: i64,
 }
 
-/// Dead letters whose errors have one shape.
+/// Dead letters whose errors read alike.
 #[derive(Debug, Clone)]
 pub struct DeadGroup {
     pub of: DeadCount,
-    /// One of their errors.
-    pub example: String,
-    /// The common part of their errors; `#` stands where they differ.
-    pub shape: String,
+    /// The line that says what went wrong, of one of their errors.
+    pub line: String,
+    /// The name of the group: see [`DeadFilter::group`].
+    pub fingerprint: String,
+}
+
+/// How many dead letters match.
+#[derive(Debug, Clone, Copy)]
+pub struct DeadMatches {
+    pub jobs: i64,
+    /// Those that were jobs, and not refused messages.
+    pub redrivable: i64,
+    /// The time of the count, by the database's clock.
+    pub now: DateTime<Utc>,
+}
+
+/// How many jobs wait for their time.
+#[derive(Debug, Clone, Copy)]
+pub struct Waiting {
+    /// For another attempt.
+    pub retrying: i64,
+    pub scheduled: i64,
 }
 
 /// A job's payload, output, checkpoint and trace context, as text for people.
@@ -90,6 +112,7 @@ impl Store {
                 event: row.try_get("event")?,
                 path: row.try_get("path")?,
                 job: row.try_get("job_id")?,
+                kind: row.try_get("kind")?,
                 token: row.try_get("fencing_token")?,
                 owner_before: row.try_get("owner_before")?,
                 // The owner may write during the statement that judges it.
@@ -113,19 +136,38 @@ impl Store {
         Ok(rows.iter().map(count).collect::<Result<_, sqlx::Error>>()?)
     }
 
-    /// Returns how many dead letters match, counted to `most`, and the time of the count.
-    pub async fn count_dead(
-        &self,
-        filter: &DeadFilter,
-        most: i64,
-    ) -> Result<(i64, DateTime<Utc>), StoreError> {
+    /// Returns how many dead letters match, counted to `most`.
+    pub async fn count_dead(&self, filter: &DeadFilter, most: i64) -> Result<DeadMatches, StoreError> {
         let rows = self.rows_for_a_look(filter.bind(query(COUNT_DEAD)).bind(most)).await?;
         let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
-        Ok((row.try_get("jobs")?, row.try_get("now")?))
+        let (jobs, redrivable) = (row.try_get("jobs")?, row.try_get("redrivable")?);
+        Ok(DeadMatches { jobs, redrivable, now: row.try_get("now")? })
     }
 
-    /// Groups the dead letters among the latest `of_the_latest` by the shape of their errors; returns at most `limit`
-    /// groups, the largest first.
+    /// Returns how many jobs wait for their time; `None`: more than `most`.
+    pub async fn count_waiting(&self, most: i64) -> Result<Option<Waiting>, StoreError> {
+        let rows = self.rows(query(COUNT_WAITING).bind(most)).await?;
+        let waiting = |row: &PgRow| {
+            Ok(Waiting { retrying: row.try_get("retrying")?, scheduled: row.try_get("scheduled")? })
+        };
+        Ok(rows.first().map(waiting).transpose().map_err(|error: sqlx::Error| error)?)
+    }
+
+    /// Returns the latest jobs of a schedule, the newest first, at most `limit`.
+    pub async fn schedule_jobs(&self, schedule: &ScheduleRow, limit: i64) -> Result<Vec<JobRow>, StoreError> {
+        let payload = schedule.payload_json.as_ref().map(ToString::to_string);
+        let query = query(SCHEDULE_JOBS)
+            .bind(schedule.queue.clone())
+            .bind(schedule.kind.clone())
+            .bind(payload)
+            .bind(schedule.tick_field.clone())
+            .bind(limit);
+        let rows = self.rows_for_a_look(query).await?;
+        Ok(rows.iter().map(job_row).collect::<Result<_, _>>()?)
+    }
+
+    /// Groups the dead letters among the latest `of_the_latest` by what their errors have in common; returns at most
+    /// `limit` groups, the largest first.
     pub async fn dead_groups(
         &self,
         filter: &DeadFilter,
@@ -144,8 +186,8 @@ impl Store {
                     oldest: row.try_get("oldest")?,
                     newest: row.try_get("newest")?,
                 },
-                example: row.try_get("example")?,
-                shape: row.try_get("shape")?,
+                line: row.try_get("line")?,
+                fingerprint: row.try_get("fingerprint")?,
             })
         };
         Ok(rows.iter().map(group).collect::<Result<_, sqlx::Error>>()?)

@@ -324,7 +324,7 @@ impl Store {
     }
 }
 
-fn job_row(row: &PgRow) -> Result<JobRow, sqlx::Error> {
+pub(super) fn job_row(row: &PgRow) -> Result<JobRow, sqlx::Error> {
     let (payload, payload_json) = both(row.try_get("payload")?);
     let (output, output_json) = both(row.try_get("output")?);
     Ok(JobRow {

@@ -1,10 +1,12 @@
--- count_dead: the number of dead letters that match, at most $7, and the time of the count.
+-- count_dead: the number of dead letters that match, at most $8; how many of those can be redriven; and the time of the
+-- count.
 --
---   $1 to $6 which: see dead_filter.sql  $7 count no further
+--   $1 to $7 which: see dead_filter.sql  $8 count no further
 --
+-- A message that was refused before it became a job cannot be redriven.
 -- Made of parts: `scripts/statement count_dead` prints it whole.
-SELECT count(*) AS jobs, statement_timestamp() AS now
-  FROM (SELECT FROM tenure.dead_letter_jobs
+SELECT count(*) AS jobs, count(*) FILTER (WHERE is_job) AS redrivable, statement_timestamp() AS now
+  FROM (SELECT payload IS NOT NULL AS is_job FROM tenure.dead_letter_jobs
          WHERE
 -- include read/parts/dead_filter.sql
-         LIMIT $7) d
+         LIMIT $8) d

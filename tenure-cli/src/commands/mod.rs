@@ -186,7 +186,7 @@ struct ServeArgs {
     /// The address to listen on. Default: `TENURE_LISTEN`, or 127.0.0.1:9090.
     #[arg(long, value_name = "ADDRESS:PORT", value_parser = address)]
     listen: Option<std::net::SocketAddr>,
-    /// Allow actions: cancel, retry, redrive, purge, pause, resume, limit. Default: `TENURE_SERVE_ACTIONS`.
+    /// Allow actions: enqueue, cancel, retry, redrive, purge, pause, limit, schedule. Default: `TENURE_SERVE_ACTIONS`.
     #[arg(long)]
     actions: bool,
     /// Hide payloads, outputs and checkpoints. Default: `TENURE_SERVE_PAYLOADS`.

@@ -12,10 +12,24 @@ use tenure::{
 const NAMED_MAX: usize = 1_000;
 
 /// The outcome of an action, in words.
-type Said = Result<String, Failure>;
+pub(super) type Said = Result<String, Failure>;
+
+/// An action that succeeded.
+#[derive(Debug)]
+pub(super) struct Done {
+    pub(super) said: String,
+    /// The page to show; `None`: the one that sent the form.
+    pub(super) to: Option<String>,
+}
+
+/// Whether the form's user has filled in fields, which must not get lost.
+pub(super) fn is_filled_in(ask: &Ask) -> bool {
+    ask.path.len() == 1 && ["enqueue", "schedule"].contains(&ask.path[0].as_str())
+}
 
 /// Runs the action of a form.
-pub(super) async fn act(view: &View, ask: &Ask, who: &Who) -> Said {
+pub(super) async fn act(view: &View, ask: &Ask, who: &Who) -> Result<Done, Failure> {
+    let mut to = None;
     let path: Vec<_> = ask.path.iter().map(String::as_str).collect();
     let said = match path[..] {
         ["jobs", "cancel"] => cancel(view, &named(ask)?).await,
@@ -27,6 +41,15 @@ pub(super) async fn act(view: &View, ask: &Ask, who: &Who) -> Said {
         ["queues", queue, "pause"] => pause(view, queue).await,
         ["queues", queue, "resume"] => resume(view, queue).await,
         ["queues", queue, "limit"] => limit(view, queue, ask).await,
+        ["enqueue"] => super::enqueue::enqueue(view, ask).await.map(|(said, job)| {
+            to = Some(format!("/jobs/{job}"));
+            said
+        }),
+        ["schedule"] => super::schedule::put(view, ask).await.map(|(said, name)| {
+            to = Some(format!("/schedules/{name}"));
+            said
+        }),
+        ["schedules", name, "run"] => super::schedule::run(view, name).await,
         ["schedules", name, "pause"] => pause_schedule(view, name).await,
         ["schedules", name, "resume"] => resume_schedule(view, name).await,
         _ => Err(Failure::NotFound("This action does not exist.".into())),
@@ -38,7 +61,7 @@ pub(super) async fn act(view: &View, ask: &Ask, who: &Who) -> Said {
             tracing::warn!(who, action = path, of, failure = failure.text(), "dashboard action failed");
         }
     }
-    said
+    said.map(|said| Done { said, to })
 }
 
 fn job(id: &str) -> Result<JobId, Failure> {
@@ -117,6 +140,9 @@ pub(super) fn dead_filter(get: impl Fn(&str) -> Option<String>) -> DeadFilter {
     }
     if let Some(error) = get("error") {
         filter = filter.error(error);
+    }
+    if let Some(group) = get("group") {
+        filter = filter.group(group);
     }
     filter
 }

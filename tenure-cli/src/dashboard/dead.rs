@@ -5,7 +5,7 @@ use maud::{Markup, html};
 use super::{
     Ask, Failure, View,
     actions::dead_filter,
-    page::{self, Page, Regions, clip, job_link, number, time},
+    page::{self, Page, Regions, job_link, number, telling, time},
 };
 use tenure::{
     internals::{DeadGroup, Parts as _},
@@ -17,7 +17,7 @@ const GROUPS: i64 = 20;
 /// The most dead letters to count, and the most of the latest to group.
 const COUNTED: i64 = 10_000;
 /// The filters that the form of an action repeats, so that it acts on the letters shown.
-const FIELDS: [&str; 4] = ["queue", "kind", "category", "error"];
+const FIELDS: [&str; 5] = ["queue", "kind", "category", "error", "group"];
 
 pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
     let mut filter = dead_filter(|name| ask.query.get(name));
@@ -31,21 +31,24 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
     }
     let store = view.tenure.store();
     // In this order: a letter that dies in between is shown, but not acted on.
-    let (all, now) = store.count_dead(&shown, COUNTED).await?;
+    let counted = store.count_dead(&shown, COUNTED).await?;
     let letters = store.dead_letters(&filter, ON_A_PAGE + 1).await?;
     let most = usize::try_from(ON_A_PAGE).unwrap_or(usize::MAX);
     let (has_more, letters) = (letters.len() > most, &letters[..letters.len().min(most)]);
-    // On the first page, the time of the latest letter: so the form stays the same until another job dies.
-    let shown_at = letters.first().filter(|_| !ask.query.has("before")).map_or(now, |latest| latest.died_at);
+    // On the first page, the time of the latest letter: so the form stays the same until another job dies. A letter
+    // that died after the count was not counted.
+    let latest = letters.first().filter(|_| !ask.query.has("before"));
+    let shown_at = latest.map_or(counted.now, |latest| latest.died_at.min(counted.now));
     // A live update would read the groups every second.
-    let groups = if ask.is_live {
+    let of_a_group = ask.query.get("group").is_some();
+    let groups = if ask.is_live || of_a_group {
         vec![]
     } else {
         // The page is useful without the groups.
         store.dead_groups(&shown, GROUPS, COUNTED).await.unwrap_or_default()
     };
-    let counted = all;
-    let all = if all < COUNTED { number(all) } else { format!("{} or more", number(COUNTED)) };
+    let is_more = counted.jobs >= COUNTED;
+    let all = if is_more { format!("{} or more", number(COUNTED)) } else { number(counted.jobs) };
     let mut live = Regions::default();
     let older = letters.last().filter(|_| has_more).map(|last| {
         let place = format!("{}-{}", last.died_at.timestamp_micros(), last.id);
@@ -54,23 +57,6 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
     let newest =
         ask.query.has("before").then(|| format!("{}/dead?{}", view.base, ask.query.with("before", None)));
     let said = format!("{} of {}", number(i64::try_from(letters.len()).unwrap_or(i64::MAX)), all);
-    let table = html! {
-        div.scroll { table.cards {
-            thead { tr {
-                @if view.has_actions {
-                    th.tick { input.needs-js type="checkbox" data-all aria-label="Select all on this page"; }
-                }
-                th scope="col" { "Job" }
-                th scope="col" { "Queue" }
-                th scope="col" { "Category" }
-                th scope="col" { "Error" }
-                th.num scope="col" { "Attempts" }
-                th.num scope="col" { "Died" }
-            } }
-            tbody { @for letter in letters { (row(view, letter)) } }
-        } }
-        (page::pager(&said, newest, older))
-    };
     let list = html! {
         div #list {
             @if letters.is_empty() {
@@ -84,24 +70,27 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
                     }
                     div.bulk {
                         label.check {
-                            input type="checkbox" name="all" value="1" data-matching=(counted);
-                            " all " (all) " that match"
+                            input type="checkbox" name="all" value="1" data-matching;
+                            " all " (all) @if of_a_group { " of this group" } @else { " that match" }
                         }
                         span.actions {
                             button.primary formaction={ (view.base) "/dead/redrive" } data-count="Redrive"
+                                data-can="redrive" data-all=(counted.redrivable) data-more[is_more]
                                 data-confirm="Redrive {n} jobs, with new attempts?" {
                                     "Redrive"
                                 }
                             button.danger formaction={ (view.base) "/dead/purge" } data-count="Purge"
+                                data-can="purge" data-all=(counted.jobs) data-more[is_more]
                                 data-confirm="Purge {n} dead letters for good, with all history?" {
                                     "Purge"
                                 }
                         }
                     }
-                    (table)
+                    (table(view, letters))
+                    (page::pager(&said, newest, older))
                 }
             } @else {
-                section.panel { (table) }
+                section.panel { (table(view, letters)) (page::pager(&said, newest, older)) }
             }
         }
     };
@@ -111,11 +100,28 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
     };
     let body = html! {
         (page::head("Dead letters", about))
+        @if of_a_group { (group(view, ask, letters.first())) }
         @if !groups.is_empty() { (grouped(view, ask, &groups)) }
         (filters(view, ask))
         (live.put("list", list))
     };
     Ok(live.page("Dead letters", "dead", body))
+}
+
+/// What the page of one group says of it; `first` is one of its letters.
+fn group(view: &View, ask: &Ask, first: Option<&DeadLetter>) -> Markup {
+    html! {
+        p.notice.plain {
+            span {
+                "One group: "
+                @match first {
+                    Some(letter) => { "errors that read like " code { (telling(&letter.last_error)) } ". " }
+                    None => "no dead letter of it is left. ",
+                }
+                a href={ (view.base) "/dead?" (ask.query.with("group", None)) } { "Show other errors, too" }
+            }
+        }
+    }
 }
 
 fn grouped(view: &View, ask: &Ask, groups: &[DeadGroup]) -> Markup {
@@ -124,12 +130,8 @@ fn grouped(view: &View, ask: &Ask, groups: &[DeadGroup]) -> Markup {
         for (name, value) in [("queue", &of.of.queue), ("kind", &of.of.kind), ("category", &of.of.category)] {
             query = super::Params::read(query.with(name, Some(value)).as_bytes());
         }
-        // The longest piece of text that all errors of the group share.
-        let common = of.shape.split('#').map(str::trim).max_by_key(|part| part.len());
-        if let Some(common) = common.filter(|part| part.len() > 3) {
-            query = super::Params::read(query.with("error", Some(common)).as_bytes());
-        }
-        format!("{}/dead?{}", view.base, query.with("before", None))
+        let query = super::Params::read(query.with("before", None).as_bytes());
+        format!("{}/dead?{}", view.base, query.with("group", Some(&of.fingerprint)))
     };
     html! {
         section.panel #groups {
@@ -150,7 +152,7 @@ fn grouped(view: &View, ask: &Ask, groups: &[DeadGroup]) -> Markup {
                             th.tight scope="row" { a.row href=(address(of)) { (of.of.kind) } }
                             td data-label="Queue" { (of.of.queue) }
                             td data-label="Category" { (of.of.category) }
-                            td.text.full { (clip(&of.example)) }
+                            td.text.full { span.clip title=(of.line) { (of.line) } }
                             td.num data-label="Count" { b { (number(of.of.jobs)) } }
                             td.num.tight data-label="First" { (time(of.of.oldest)) }
                             td.num.tight data-label="Last" { (time(of.of.newest)) }
@@ -173,8 +175,28 @@ fn filters(view: &View, ask: &Ask) -> Markup {
             input type="text" name="kind" value=[value("kind")] placeholder="every kind" aria-label="Kind" size="14";
             input type="text" name="category" value=[value("category")] placeholder="every category"
                 aria-label="Category" size="14";
+            @if let Some(group) = value("group") { input type="hidden" name="group" value=(group); }
             button { "Search" }
         }
+    }
+}
+
+fn table(view: &View, letters: &[DeadLetter]) -> Markup {
+    html! {
+        div.scroll { table.cards {
+            thead { tr {
+                @if view.has_actions {
+                    th.tick { input.needs-js type="checkbox" data-all aria-label="Select all on this page"; }
+                }
+                th scope="col" { "Job" }
+                th scope="col" { "Queue" }
+                th scope="col" { "Category" }
+                th scope="col" { "Error" }
+                th.num scope="col" { "Attempts" }
+                th.num scope="col" { "Died" }
+            } }
+            tbody { @for letter in letters { (row(view, letter)) } }
+        } }
     }
 }
 
@@ -183,14 +205,16 @@ fn row(view: &View, letter: &DeadLetter) -> Markup {
         tr id={ "job-" (letter.id) } {
             @if view.has_actions {
                 td.tick {
+                    // A refused message is no job, and cannot be one again.
                     input type="checkbox" name="id" value=(letter.id)
+                        data-can=(if letter.refused { "purge" } else { "redrive purge" })
                         aria-label={ "Select " (letter.kind) " " (letter.id) };
                 }
             }
             th.tight scope="row" { (job_link(view, letter.id, &letter.kind)) }
             td data-label="Queue" { (letter.queue) }
             td data-label="Category" { (letter.category) }
-            td.text.full { (clip(&letter.last_error)) }
+            td.text.full { (page::error(&letter.last_error)) }
             td.num data-label="Attempts" { (letter.attempt) }
             td.num.tight data-label="Died" { (time(letter.died_at)) }
         }

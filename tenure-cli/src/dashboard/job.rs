@@ -7,7 +7,7 @@ use maud::{Markup, html};
 
 use super::{
     Ask, Failure, View,
-    page::{self, Page, Regions, between, owner, span, time, whole},
+    page::{self, Page, Regions, date, dated, owner, seconds_between, span, telling, time, whole},
     recovery,
 };
 use crate::timeline::{self, Entry};
@@ -57,9 +57,9 @@ pub(super) async fn page(view: &View, ask: &Ask, id: &str) -> Result<Page, Failu
     let body = html! {
         (live.put("job-head", head(view, ask, &job, &texts)))
         (live.put("job-progress", progress(&job, &texts, letter.as_ref())))
-        (live.put("job-attempts", attempts(&job, &executions)))
+        (live.put("job-attempts", attempts(view, &job, &executions)))
         div.columns {
-            (live.put("job-timeline", history(&entries)))
+            (live.put("job-timeline", history(view, &entries)))
             (live.put("job-facts", facts(view, &job, &texts)))
         }
         (live.put("job-texts", folds(view, &job, &texts)))
@@ -110,6 +110,7 @@ fn head(view: &View, ask: &Ask, job: &JobRow, texts: &JobTexts) -> Markup {
             }
             @if view.has_actions {
                 div.actions {
+                    a.button href={ (view.base) "/enqueue?from=" (job.id) } { "Clone" }
                     @if waits { (form("retry", "Run now", "", None)) }
                     @if job.status == Status::Failed {
                         @let question = "Redrive this job? It is queued again, with new attempts.";
@@ -166,8 +167,16 @@ fn progress(job: &JobRow, texts: &JobTexts, letter: Option<&DeadLetter>) -> Mark
             _ => {
                 section.panel #job-progress hidden[job.status != Status::Queued] {
                     div.body {
-                        @if job.scheduled_at > Utc::now() {
-                            p { "Due " (time(job.scheduled_at)) "." }
+                        @if job.scheduled_at > Utc::now() && job.attempt > 0 {
+                            p {
+                                "Waits for attempt " (job.attempt + 1) " of " (job.max_attempts) ", due "
+                                (dated(job.scheduled_at)) "."
+                            }
+                            @if let Some(error) = &job.last_error {
+                                p.soft { "Last error: " bdi { (telling(error)) } }
+                            }
+                        } @else if job.scheduled_at > Utc::now() {
+                            p { "Due " (dated(job.scheduled_at)) "." }
                         } @else {
                             p { "Due for " (page::since(job.scheduled_at)) "; waiting for a worker." }
                         }
@@ -230,7 +239,7 @@ fn lane(job: &JobRow, of: &ExecutionRow, end: DateTime<Utc>) -> Markup {
     page::drawn(svg)
 }
 
-fn attempts(job: &JobRow, executions: &[ExecutionRow]) -> Markup {
+fn attempts(view: &View, job: &JobRow, executions: &[ExecutionRow]) -> Markup {
     let now = Utc::now();
     let end = job.finished_at.unwrap_or(now);
     html! {
@@ -254,7 +263,7 @@ fn attempts(job: &JobRow, executions: &[ExecutionRow]) -> Markup {
                         th scope="col" { "Outcome" }
                         th scope="col" { "Worker" }
                         th scope="col" { "Creation to " @if job.status.is_finished() { "its end" } @else { "now" } }
-                        th.num scope="col" { "Took" }
+                        th.num scope="col" { "Took, s" }
                         th.num scope="col" { "Started" }
                     } }
                     tbody {
@@ -266,11 +275,11 @@ fn attempts(job: &JobRow, executions: &[ExecutionRow]) -> Markup {
                                     @let word = of.outcome.as_deref().unwrap_or("processing");
                                     (page::status(word, word))
                                 }
-                                td.tight data-label="Worker" { (owner(&of.worker_id)) }
+                                td.tight data-label="Worker" { (owner(view, &of.worker_id)) }
                                 td.lane-cell.full { (lane(job, of, end)) }
-                                td.num.tight data-label="Took"
-                                    { (between(of.started_at, of.finished_at.unwrap_or(now))) }
-                                td.num.tight data-label="Started" { (time(of.started_at)) }
+                                td.num.tight data-label="Took, s"
+                                    { (seconds_between(of.started_at, of.finished_at.unwrap_or(now))) }
+                                td.num.tight data-label="Started" { (dated(of.started_at)) }
                             }
                         }
                     }
@@ -280,7 +289,7 @@ fn attempts(job: &JobRow, executions: &[ExecutionRow]) -> Markup {
     }
 }
 
-fn history(entries: &[Entry]) -> Markup {
+fn history(view: &View, entries: &[Entry]) -> Markup {
     let is = |entry: &Entry| match entry.event.as_str() {
         "enqueued" => "created",
         "dead" => "failed",
@@ -312,12 +321,12 @@ fn history(entries: &[Entry]) -> Markup {
                                     // A user's text must not change the direction of the words around it.
                                     bdi { (entry.text) }
                                     @if let (Some(worker), "claimed") = (&entry.worker, entry.event.as_str()) {
-                                        ", by " (owner(worker))
+                                        ", by " (owner(view, worker))
                                     }
                                     @if let Some(token) = entry.token { ", token " (token) }
                                 }
                             }
-                            (time(entry.at))
+                            div.when { (time(entry.at)) span.date { (date(entry.at)) } }
                         }
                     }
                 }
@@ -339,19 +348,34 @@ fn facts(view: &View, job: &JobRow, texts: &JobTexts) -> Markup {
                     dt { "Fencing token" } dd { (job.fencing_token) }
                     @if let Some(worker) = &job.worker_id {
                         dt { @if job.status.is_finished() { "Last owner" } @else { "Owner" } }
-                        dd { a href={ (view.base) "/jobs?worker=" (worker) } { (owner(worker)) } }
+                        dd { (owner(view, worker)) }
                     }
-                    dt { "Created" } dd { (time(job.created_at)) }
-                    dt { "Due" } dd { (time(job.scheduled_at)) }
-                    @if let Some(at) = job.started_at { dt { "Started" } dd { (time(at)) } }
-                    @if let Some(at) = job.last_activity_at { dt { "Last heartbeat" } dd { (time(at)) } }
-                    @if let Some(at) = texts.cancel_requested_at { dt { "Asked to stop" } dd { (time(at)) } }
-                    @if let Some(at) = job.finished_at { dt { "Finished" } dd { (time(at)) } }
-                    @if let Some(trace) = &texts.trace_context { dt { "Trace" } dd { span.mono { (trace) } } }
+                    dt { "Created" } dd { (dated(job.created_at)) }
+                    dt { "Due" } dd { (dated(job.scheduled_at)) }
+                    @if let Some(at) = job.started_at { dt { "Started" } dd { (dated(at)) } }
+                    @if let Some(at) = job.last_activity_at { dt { "Last heartbeat" } dd { (dated(at)) } }
+                    @if let Some(at) = texts.cancel_requested_at { dt { "Asked to stop" } dd { (dated(at)) } }
+                    @if let Some(at) = job.finished_at { dt { "Finished" } dd { (dated(at)) } }
+                    @if let Some(trace) = &texts.trace_context {
+                        dt { "Trace" }
+                        dd {
+                            span.mono { (trace) }
+                            @if let Some(address) = trace_address(view, trace) {
+                                " " a href=(address) rel="noreferrer" { "Show the trace" }
+                            }
+                        }
+                    }
                 }
             }
         }
     }
+}
+
+/// The address of a trace at `TENURE_SERVE_TRACE_URL`, from a W3C `traceparent`.
+fn trace_address(view: &View, traceparent: &str) -> Option<String> {
+    let id = traceparent.split('-').nth(1)?;
+    let is_id = id.len() == 32 && id.bytes().all(|byte| byte.is_ascii_hexdigit());
+    Some(view.trace_url.as_ref().filter(|_| is_id)?.replace("{trace_id}", id))
 }
 
 fn fold(id: &str, name: &str, text: Option<&str>) -> Markup {

@@ -6,17 +6,22 @@ use maud::{Markup, html};
 
 use super::{
     Ask, Failure, View,
-    page::{self, Page, Regions, between, clip, job_link, owner, time},
+    page::{self, Page, Regions, job_link, owner, seconds_between, time},
 };
 use tenure::{
     JobId, Status,
-    internals::{Fleet, Parts as _},
+    internals::{Fleet, Parts as _, Waiting},
     rows::{JobFilter, JobRow},
 };
 
 const ON_A_PAGE: i64 = 50;
-const STATUSES: [Status; 5] =
-    [Status::Queued, Status::Processing, Status::Completed, Status::Failed, Status::Cancelled];
+/// The most waiting jobs to count.
+const COUNTED: i64 = 2_000;
+/// The words to filter by: the statuses, and two parts of `queued`.
+const STATUSES: [&str; 7] =
+    ["queued", "scheduled", "retrying", "processing", "completed", "failed", "cancelled"];
+/// What narrows the list.
+const FILTERS: [&str; 5] = ["queue", "kind", "worker", "since", "q"];
 const AGES: [(&str, &str, Duration); 4] = [
     ("1h", "last hour", Duration::from_hours(1)),
     ("1d", "last day", Duration::from_hours(24)),
@@ -35,25 +40,39 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
             None => store.list_jobs(&filter, ON_A_PAGE + 1, false).await,
         }
     };
-    let (jobs, fleet) = tokio::try_join!(listed, store.fleet())?;
+    let counted = async { if is_whole(ask) { store.count_waiting(COUNTED).await } else { Ok(None) } };
+    let (jobs, fleet, waiting) = tokio::try_join!(listed, store.fleet(), counted)?;
     let has_more = jobs.len() > usize::try_from(ON_A_PAGE).unwrap_or(usize::MAX);
     let jobs = &jobs[..jobs.len().min(usize::try_from(ON_A_PAGE).unwrap_or(usize::MAX))];
     let address = |name: &str, value: Option<&str>| address(view, ask, name, value);
-    let tabs = tabs(view, ask, status, &fleet);
+    let tabs = tabs(view, ask, status.as_deref(), &fleet, waiting);
     let mut live = Regions::default();
     let worker = ask.query.get("worker");
     let body = html! {
-        (page::head("Jobs", html! {
-            @if let Some(worker) = &worker {
-                "Jobs that " (owner(worker)) " runs or ran last. "
-                a href=(address("worker", None)) { "Show every worker" }
+        header.head {
+            div {
+                h1 { "Jobs" }
+                @if let Some(worker) = &worker {
+                    p {
+                        "Jobs that " (owner(view, worker)) " runs or ran last. "
+                        a href=(address("worker", None)) { "Show every worker" }
+                    }
+                }
             }
-        }))
+            @if view.has_actions {
+                div.actions { a.button href={ (view.base) "/enqueue" } { "Enqueue a job" } }
+            }
+        }
         (live.put("tabs", page::tabs("Status", &tabs)))
         (filters(view, ask))
         (live.put("list", list(view, ask, jobs, has_more)))
     };
     Ok(live.page("Jobs", "jobs", body))
+}
+
+/// Whether the list is of all jobs, but perhaps of one status only.
+fn is_whole(ask: &Ask) -> bool {
+    FILTERS.iter().all(|name| ask.query.get(name).is_none())
 }
 
 /// The address of this list with a parameter changed, from its beginning.
@@ -69,23 +88,25 @@ fn address(view: &View, ask: &Ask, name: &str, value: Option<&str>) -> String {
 fn tabs(
     view: &View,
     ask: &Ask,
-    status: Option<Status>,
+    status: Option<&str>,
     fleet: &Fleet,
+    waiting: Option<Waiting>,
 ) -> Vec<(String, String, Option<i64>, bool)> {
     let sum = |state: usize| fleet.queues.iter().map(|of| of.jobs[state]).sum::<i64>();
-    let is_all = ["queue", "kind", "worker", "since", "q"].iter().all(|name| !ask.query.has(name));
+    let is_whole = is_whole(ask);
     let mut tabs = vec![(address(view, ask, "status", None), "All".to_owned(), None, status.is_none())];
-    for of in STATUSES {
-        let count = match of {
-            _ if !is_all => None,
-            Status::Queued => Some(sum(0) + sum(1)),
-            Status::Processing => Some(sum(2)),
-            Status::Failed => Some(fleet.dead),
+    for name in STATUSES {
+        let count = match name {
+            _ if !is_whole => None,
+            "queued" => Some(sum(0) + sum(1)),
+            "scheduled" => waiting.map(|of| of.scheduled),
+            "retrying" => waiting.map(|of| of.retrying),
+            "processing" => Some(sum(2)),
+            "failed" => Some(fleet.dead),
             _ => None,
         };
-        let name = of.as_str();
         let label = name[..1].to_uppercase() + &name[1..];
-        tabs.push((address(view, ask, "status", Some(name)), label, count, status == Some(of)));
+        tabs.push((address(view, ask, "status", Some(name)), label, count, status == Some(name)));
     }
     tabs
 }
@@ -110,7 +131,7 @@ fn list(view: &View, ask: &Ask, jobs: &[JobRow], has_more: bool) -> Markup {
                 th scope="col" { "Progress or error" }
                 th.num scope="col" { "Attempt" }
                 th.hide-narrow scope="col" { "Worker" }
-                th.num scope="col" { "Ran" }
+                th.num scope="col" { "Ran, s" }
                 th.num scope="col" { "Created" }
             } }
             tbody { @for job in jobs { (row(view, job)) } }
@@ -120,23 +141,21 @@ fn list(view: &View, ask: &Ask, jobs: &[JobRow], has_more: bool) -> Markup {
     html! {
         div #list {
             @if jobs.is_empty() {
-                section.panel { div.empty {
-                    strong { "No jobs match" }
-                    p { "Retention removes finished jobs after a while." }
-                    a.button href={ (view.base) "/jobs" } { "Show all jobs" }
-                } }
+                (empty(view, ask))
             } @else if view.has_actions {
                 form.panel method="post" data-bulk {
                     (page::own(ask))
                     div.bulk {
                         span.soft { "Tick jobs to act on them." }
                         span.actions {
-                            button formaction={ (view.base) "/jobs/retry" } data-count="Retry now"
+                            button formaction={ (view.base) "/jobs/retry" } data-count="Retry now" data-can="retry"
                                 data-confirm="Retry {n} jobs now? Those that wait become due, dead ones are queued." {
                                 "Retry now"
                             }
                             button.danger formaction={ (view.base) "/jobs/cancel" } data-count="Cancel"
-                                data-confirm="Cancel {n} jobs? Running jobs are asked to stop." { "Cancel" }
+                                data-can="cancel" data-confirm="Cancel {n} jobs? Running jobs are asked to stop." {
+                                "Cancel"
+                            }
                         }
                     }
                     (table)
@@ -148,18 +167,38 @@ fn list(view: &View, ask: &Ask, jobs: &[JobRow], has_more: bool) -> Markup {
     }
 }
 
-fn filter(view: &View, ask: &Ask) -> Result<(JobFilter, Option<Status>), Failure> {
+/// The list without a job.
+fn empty(view: &View, ask: &Ask) -> Markup {
+    let is_first = is_whole(ask) && ask.query.get("status").is_none() && !ask.query.has("before");
+    html! {
+        section.panel { div.empty {
+            @if is_first {
+                strong { "No jobs yet" }
+                p { "Enqueue the first one: " code { "tenure enqueue QUEUE KIND '{\"any\": \"JSON\"}'" } }
+                @if view.has_actions { a.button href={ (view.base) "/enqueue" } { "Enqueue a job" } }
+            } @else {
+                strong { "No jobs match" }
+                p { "Retention removes finished jobs after a while." }
+                a.button href={ (view.base) "/jobs" } { "Show all jobs" }
+            }
+        } }
+    }
+}
+
+fn filter(view: &View, ask: &Ask) -> Result<(JobFilter, Option<String>), Failure> {
     let mut filter = JobFilter::new();
-    let status = match ask.query.get("status") {
-        Some(word) => Some(word.parse::<Status>().map_err(|_| {
-            Failure::Bad(format!(
-                "Unknown status {word:?}; use queued, processing, completed, failed or cancelled."
-            ))
-        })?),
-        None => None,
-    };
-    if let Some(status) = status {
-        filter = filter.status(status);
+    let status = ask.query.get("status");
+    match status.as_deref() {
+        None => {}
+        Some("scheduled") => filter = filter.scheduled(),
+        Some("retrying") => filter = filter.retrying(),
+        Some(word) => {
+            let unknown = |_| {
+                let (last, others) = STATUSES.split_last().unwrap_or((&"", &[]));
+                Failure::Bad(format!("Unknown status {word:?}; use {} or {last}.", others.join(", ")))
+            };
+            filter = filter.status(word.parse().map_err(unknown)?);
+        }
     }
     if let Some(queue) = ask.query.get("queue") {
         filter = filter.queue(queue);
@@ -216,43 +255,74 @@ fn filters(view: &View, ask: &Ask) -> Markup {
     }
 }
 
+/// The word for a job's state: a queued job that waits for its time has one of two.
+fn word(job: &JobRow) -> &'static str {
+    match job.status {
+        Status::Queued if job.scheduled_at <= chrono::Utc::now() => "queued",
+        Status::Queued if job.attempt > 0 => "retrying",
+        Status::Queued => "scheduled",
+        status => status.as_str(),
+    }
+}
+
+/// The actions that can touch a job.
+fn acts(word: &str) -> &'static str {
+    match word {
+        "queued" | "processing" => "cancel",
+        "scheduled" | "retrying" => "cancel retry",
+        "failed" => "retry",
+        _ => "",
+    }
+}
+
 fn row(view: &View, job: &JobRow) -> Markup {
-    let now = chrono::Utc::now();
-    let is_scheduled = job.status == Status::Queued && job.scheduled_at > now;
-    let word = if is_scheduled { "scheduled" } else { job.status.as_str() };
+    let word = word(job);
+    let acts = acts(word);
     let ran = match (job.started_at, job.finished_at) {
-        (Some(from), Some(to)) => Some(between(from, to)),
-        (Some(from), None) if job.status == Status::Processing => Some(between(from, now)),
+        (Some(from), Some(to)) => Some(seconds_between(from, to)),
+        (Some(from), None) if job.status == Status::Processing => {
+            Some(seconds_between(from, chrono::Utc::now()))
+        }
         _ => None,
     };
     html! {
         tr id={ "job-" (job.id) } {
             @if view.has_actions {
                 td.tick {
-                    input type="checkbox" name="id" value=(job.id) aria-label={ "Select " (job.kind) " " (job.id) };
+                    // No action can touch a finished job.
+                    @if !acts.is_empty() {
+                        input type="checkbox" name="id" value=(job.id) data-can=(acts)
+                            aria-label={ "Select " (job.kind) " " (job.id) };
+                    }
                 }
             }
             th.tight scope="row" { (job_link(view, job.id, &job.kind)) }
             td data-label="Queue" { span.clip.name title=(job.queue) { (job.queue) } }
             td data-label="Status" { (page::status(word, word)) }
-            (progress_or_error(job, is_scheduled))
+            (progress_or_error(job, word))
             td.num.tight data-label="Attempt" { (job.attempt) span.soft { "/" (job.max_attempts) } }
             td.tight.hide-narrow.none[job.worker_id.is_none()] data-label="Worker" {
-                @if let Some(worker) = &job.worker_id { (owner(worker)) }
+                @if let Some(worker) = &job.worker_id { (owner(view, worker)) }
             }
-            td.num.tight.none[ran.is_none()] data-label="Ran" { @if let Some(ran) = ran { (ran) } }
+            td.num.tight.none[ran.is_none()] data-label="Ran, s" { @if let Some(ran) = ran { (ran) } }
             td.num.tight data-label="Created" { (time(job.created_at)) }
         }
     }
 }
 
 /// The cell with a job's progress, due time or error.
-fn progress_or_error(job: &JobRow, is_scheduled: bool) -> Markup {
-    let said = match job.status {
-        Status::Processing => Some(progress(job)),
-        Status::Queued if is_scheduled => Some(html! { span.soft { "due " (time(job.scheduled_at)) } }),
-        Status::Completed => None,
-        _ => job.last_error.as_deref().map(clip),
+fn progress_or_error(job: &JobRow, word: &str) -> Markup {
+    let error = job.last_error.as_deref().map(page::error);
+    let said = match word {
+        "processing" => Some(progress(job)),
+        "scheduled" => Some(html! { span.soft { "due " (time(job.scheduled_at)) } }),
+        // Why it waits, and until when.
+        "retrying" => Some(html! {
+            @if let Some(error) = error { (error) }
+            span.sub.tight { "next attempt " (time(job.scheduled_at)) }
+        }),
+        "completed" => None,
+        _ => error,
     };
     html! {
         td.text.full.none[said.is_none()] { @if let Some(said) = said { (said) } }
@@ -260,7 +330,7 @@ fn progress_or_error(job: &JobRow, is_scheduled: bool) -> Markup {
 }
 
 /// A running job's progress.
-fn progress(job: &JobRow) -> Markup {
+pub(super) fn progress(job: &JobRow) -> Markup {
     let words: Vec<_> =
         [&job.stage, &job.message].into_iter().flatten().filter(|word| !word.is_empty()).collect();
     let words = words.iter().map(|word| word.as_str()).collect::<Vec<_>>().join(": ");

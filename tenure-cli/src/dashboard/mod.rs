@@ -10,6 +10,7 @@
 mod access;
 mod actions;
 mod dead;
+mod enqueue;
 mod guesses;
 mod job;
 mod jobs;
@@ -19,7 +20,9 @@ mod page;
 mod params;
 mod queues;
 mod recovery;
+mod schedule;
 mod schedules;
+mod worker;
 mod workers;
 
 use std::{
@@ -112,6 +115,8 @@ struct View {
     base: String,
     has_actions: bool,
     shows_payloads: bool,
+    /// The address of a trace, with `{trace_id}` for its ID.
+    trace_url: Option<String>,
     /// The runtime of the connections, which renders every page.
     main: Handle,
     streams: Arc<Semaphore>,
@@ -199,6 +204,7 @@ pub(crate) fn router(
         base: serve.base_path.clone(),
         has_actions: false,
         shows_payloads: serve.shows_payloads,
+        trace_url: serve.trace_url.clone(),
         main: Handle::current(),
         streams: Arc::new(Semaphore::new(live::STREAMS_MAX)),
     };
@@ -440,12 +446,21 @@ async fn act(
         tracing::warn!(who = who.name, action = ask.path.join("/"), why, "a form was refused");
         return refused(&format_args!("{why}."));
     }
+    let is_filled_in = actions::is_filled_in(&ask);
+    if is_filled_in && ask.form.has("preview") {
+        return again(view.clone(), ask, cookie_token, None).await;
+    }
     let done = {
         let (view, ask, who) = (view.clone(), ask.clone(), who.clone());
         view.main.clone().spawn(async move { actions::act(&view, &ask, &who).await }).await
     };
+    let mut to = None;
     let (is_done, said) = match done {
-        Ok(Ok(said)) => (1, said),
+        Ok(Ok(done)) => {
+            to = done.to;
+            (1, done.said)
+        }
+        Ok(Err(failure)) if is_filled_in => return again(view.clone(), ask, cookie_token, Some(failure)).await,
         Ok(Err(Failure::Store(error))) if error.is_unavailable() => (
             0,
             "Postgres did not answer in time, and may have done part of it. Check, and repeat it: that is safe."
@@ -457,10 +472,27 @@ async fn act(
     let said: String = said.chars().take(SAID_MAX).collect();
     // Back to the page that sent the form, which must be one of ours.
     let back = ask.form.get("back").filter(|back| is_ours(back)).unwrap_or_else(|| "/".into());
+    let back = to.unwrap_or(back);
     let said = cookie(view, SAID, format!("{is_done}-{}", params::encoded(&said)));
     let location = format!("{}{back}", view.base);
     (StatusCode::SEE_OTHER, [(header::LOCATION, location), (header::SET_COOKIE, said.to_string())])
         .into_response()
+}
+
+/// Shows a form again with what its user filled in: with what is wrong, or as a preview.
+async fn again(view: Arc<View>, mut ask: Ask, csrf: Option<&str>, wrong: Option<Failure>) -> Response {
+    ask.csrf = csrf.map(str::to_owned);
+    let status = wrong.as_ref().map_or(StatusCode::OK, Failure::status);
+    ask.said = wrong.map(|failure| (false, failure.text()));
+    let rendered = {
+        let (view, ask) = (view.clone(), ask.clone());
+        view.main.clone().spawn(async move { page(&view, &ask).await }).await
+    };
+    match rendered {
+        Ok(Ok(page)) => html(status, page::layout(&view, &ask, &page)),
+        Ok(Err(failure)) => failed(&view, &ask, &failure),
+        Err(_) => failed(&view, &ask, &Failure::Busy),
+    }
 }
 
 /// Whether this is a path on this host.
@@ -486,10 +518,14 @@ async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
         ["jobs"] => jobs::page(view, ask).await,
         ["jobs", id] => job::page(view, ask, id).await,
         ["queues"] => queues::page(view, ask).await,
+        ["enqueue"] => enqueue::page(view, ask).await,
         ["workers"] => workers::page(view, ask).await,
+        ["workers", id] => worker::page(view, ask, id).await,
         ["dead"] => dead::page(view, ask).await,
         ["recovery"] => recovery::page(view, ask).await,
         ["schedules"] => schedules::page(view, ask).await,
+        ["schedules", name] => schedule::page(view, ask, name).await,
+        ["schedule"] => schedule::form(view, ask).await,
         _ => Err(Failure::NotFound("This page does not exist.".into())),
     }
 }

@@ -425,7 +425,7 @@ fn feed(view: &View, latest: &[Event]) -> Markup {
                                 b { (page::event_title(of)) }
                                 p {
                                     (page::job_link(view, of.job, "job")) ": " bdi { (of.reason) }
-                                    @if of.owner_before.is_some() { "; " (page::handover(of)) }
+                                    @if of.owner_before.is_some() { "; " (page::handover(view, of)) }
                                 }
                             }
                             (time(of.at))

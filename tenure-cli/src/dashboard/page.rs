@@ -296,10 +296,6 @@ pub(super) fn whole(seconds: f64) -> String {
     if seconds < 10.0 { format!("{}\u{a0}s", seconds.max(0.0).floor()) } else { span(seconds) }
 }
 
-pub(super) fn between(from: DateTime<Utc>, to: DateTime<Utc>) -> String {
-    span((to - from).to_std().unwrap_or_default().as_secs_f64())
-}
-
 /// Formats a time span in one unit, so that it changes seldom.
 fn one_unit(span: TimeDelta) -> String {
     match span.num_seconds() {
@@ -331,8 +327,29 @@ pub(super) fn since(at: DateTime<Utc>) -> Markup {
 
 /// A text about a moment; the tooltip has its date.
 fn moment(at: DateTime<Utc>, text: &str) -> Markup {
-    let whole = at.format("%Y-%m-%d %H:%M:%S%.3f UTC").to_string();
-    html! { time datetime=(at.to_rfc3339()) title=(whole) { (text) } }
+    html! { time datetime=(at.to_rfc3339()) title=(date(at)) { (text) } }
+}
+
+/// A moment with its date.
+pub(super) fn date(at: DateTime<Utc>) -> String {
+    at.format("%Y-%m-%d %H:%M:%S%.3f UTC").to_string()
+}
+
+/// A moment, relative to now and with its date.
+pub(super) fn dated(at: DateTime<Utc>) -> Markup {
+    html! { (time(at)) " " span.date { (date(at)) } }
+}
+
+/// Formats a time span for a column of seconds.
+#[expect(clippy::cast_possible_truncation, reason = "a span is shorter than 2^63 hundredths")]
+pub(super) fn seconds(span: f64) -> String {
+    let hundredths = (span.max(0.0) * 100.0) as i64;
+    format!("{}.{:02}", number(hundredths / 100), hundredths % 100)
+}
+
+/// Formats the time between two moments for a column of seconds.
+pub(super) fn seconds_between(from: DateTime<Utc>, to: DateTime<Utc>) -> String {
+    seconds((to - from).to_std().unwrap_or_default().as_secs_f64())
 }
 
 /// A word with a shape and a colour. `is` is a status of the style sheet.
@@ -340,24 +357,63 @@ pub(super) fn status(is: &str, word: &str) -> Markup {
     html! { span.status data-is=(is) { (word) } }
 }
 
-/// The end of an ID, which differs between the jobs of a page; the tooltip has the whole ID.
+/// An ID of which only the end is visible: the IDs of one page begin alike. The tooltip has the whole ID, and so has a
+/// copy, because the start is only out of sight.
 pub(super) fn short(id: JobId) -> Markup {
+    const VISIBLE: usize = 8;
     let whole = id.to_string();
-    html! { span.id title=(whole) { "…" (&whole[whole.len() - 6..]) } }
+    let (start, end) = whole.split_at(whole.len() - VISIBLE);
+    html! { span.id.short title=(whole) { span { (start) } (end) } }
 }
 
 pub(super) fn job_link(view: &View, id: JobId, text: &str) -> Markup {
-    html! { a.row href={ (view.base) "/jobs/" (id) } { (text) } " " (short(id)) }
+    html! { a.row href={ (view.base) "/jobs/" (id) } title=(text) { (text) } " " (short(id)) }
 }
 
-pub(super) fn owner(worker: &str) -> Markup {
-    html! { span.owner { (worker) } }
+/// A worker's ID as a link to its page. If space is short, the name of its host is cut: the end tells the workers of a
+/// host apart.
+pub(super) fn owner(view: &View, worker: &str) -> Markup {
+    worker_link(view, worker, "owner")
+}
+
+/// The same as the link of a table's row.
+pub(super) fn worker_row(view: &View, worker: &str) -> Markup {
+    worker_link(view, worker, "row owner")
+}
+
+fn worker_link(view: &View, worker: &str, class: &str) -> Markup {
+    html! {
+        a class=(class) href={ (view.base) "/workers/" (encoded(worker)) } title=(worker) {
+            bdi dir="ltr" { (worker) }
+        }
+    }
 }
 
 /// The first line of a user's text; the tooltip has more of it.
 pub(super) fn clip(text: &str) -> Markup {
-    let line: String = text.lines().next().unwrap_or_default().chars().take(300).collect();
+    clipped(text.lines().next().unwrap_or_default(), text)
+}
+
+/// The line of an error that says what went wrong; the tooltip has more of the error.
+pub(super) fn error(text: &str) -> Markup {
+    clipped(telling(text), text)
+}
+
+fn clipped(line: &str, text: &str) -> Markup {
+    let line: String = line.chars().take(300).collect();
     html! { span.clip title=(text.chars().take(2_000).collect::<String>()) { (line) } }
+}
+
+/// The last line of a Python traceback, and the first one of any other text, as `error_line.sql` has it.
+pub(super) fn telling(error: &str) -> &str {
+    let mut lines = error.lines().map(str::trim).filter(|line| !line.is_empty());
+    let is_frame = |line: &str| {
+        let rest = line.split_once("File \"").and_then(|(_, rest)| rest.split_once("\", line "));
+        rest.is_some_and(|(_, number)| number.starts_with(|c: char| c.is_ascii_digit()))
+    };
+    let is_traceback = error.contains("Traceback (most recent call last)") || error.lines().any(is_frame);
+    let line = if is_traceback { lines.next_back() } else { lines.next() };
+    line.unwrap_or_default()
 }
 
 /// The tabs above a list: one choice each.
@@ -403,14 +459,14 @@ pub(super) fn event(of: &Event) -> Markup {
     html! { span.event data-is=(of.event) { (event_word(of)) } }
 }
 
-pub(super) fn handover(of: &Event) -> Markup {
+pub(super) fn handover(view: &View, of: &Event) -> Markup {
     html! {
         @match &of.owner_before {
             Some(before) => {
                 span.handover {
-                    (owner(before)) " " span.unseen { "then" } " "
+                    (owner(view, before)) " " span.unseen { "then" } " "
                     @match &of.owner_after {
-                        Some(after) => (owner(after)),
+                        Some(after) => (owner(view, after)),
                         None => span.soft { "no owner yet" },
                     }
                 }
@@ -439,6 +495,14 @@ pub(super) fn pager(said: &str, newest: Option<String>, older: Option<String>) -
             }
         }
     }
+}
+
+/// An error as a sentence.
+pub(super) fn sentence(error: &str) -> String {
+    let mut letters = error.chars();
+    let first = letters.next().map(|c| c.to_uppercase().to_string()).unwrap_or_default();
+    let end = if error.ends_with(['.', '!', '?']) { "" } else { "." };
+    format!("{first}{}{end}", letters.as_str())
 }
 
 /// Passes our own markup through, such as a chart.
@@ -471,6 +535,29 @@ mod tests {
         }
         for (n, text) in [(0, "0"), (999, "999"), (1_000, "1,000"), (-1_234_567, "-1,234,567")] {
             assert_eq!(number(n), text);
+        }
+    }
+
+    #[test]
+    fn the_telling_line_of_a_traceback_is_its_last_and_of_any_other_error_its_first() {
+        let traceback = "exit 1: Traceback (most recent call last):\n  File \"a.py\", line 3, in <module>\n    f()\n\
+                         KeyError: 'customer'\n\n";
+        let cut = "exit 1:   File \"a.py\", line 3, in <module>\n    f()\nValueError: no";
+        for (error, line) in [
+            (traceback, "KeyError: 'customer'"),
+            (cut, "ValueError: no"),
+            ("\n  gateway answered 503\n  at line 7\n", "gateway answered 503"),
+            ("open File \"a\", line x\nmore", "open File \"a\", line x"),
+            (" \n", ""),
+        ] {
+            assert_eq!(telling(error), line, "{error}");
+        }
+    }
+
+    #[test]
+    fn a_column_of_seconds_has_one_unit() {
+        for (span, text) in [(0.004, "0.00"), (1.449, "1.44"), (11_040.512, "11,040.51"), (-5.0, "0.00")] {
+            assert_eq!(seconds(span), text);
         }
     }
 

@@ -29,11 +29,19 @@ impl Params {
         self.0.iter().filter(move |(own, _)| own == name).map(|(_, value)| value.as_str())
     }
 
-    /// The fields of a form for the log, without its token and its page.
+    /// The first value of this name, which may be empty.
+    pub(super) fn filled_in(&self, name: &str) -> Option<String> {
+        let value = self.0.iter().find(|(own, _)| own == name);
+        value.map(|(_, value)| value.replace('\0', "\u{fffd}"))
+    }
+
+    /// The fields of a form for the log, without its token, its page and a payload.
     pub(super) fn for_log(&self) -> String {
         const MOST: usize = 4_000;
-        let named =
-            self.0.iter().filter(|(own, is)| !["csrf", "back"].contains(&own.as_str()) && !is.is_empty());
+        let named = self
+            .0
+            .iter()
+            .filter(|(own, is)| !["csrf", "back", "payload"].contains(&own.as_str()) && !is.is_empty());
         let mut text = named.map(|(own, is)| format!("{own}={is}")).collect::<Vec<_>>().join(" ");
         if let Some((end, _)) = text.char_indices().nth(MOST) {
             text.truncate(end);

@@ -4,13 +4,26 @@ use maud::{Markup, html};
 
 use super::{
     Ask, Failure, View,
-    page::{self, Page, Regions, clip, number, span, time, whole},
+    page::{self, Page, Regions, clip, number, seconds, time, whole},
 };
 use tenure::internals::{Event, EventFilter, Parts as _};
 
 const ON_A_PAGE: i64 = 50;
 const DAY: i32 = 24 * 60;
-const PATHS: [&str; 5] = ["reconcile", "scanner", "vanished", "redelivery", "relay"];
+/// The ways of recovery, and what each does.
+const PATHS: [(&str, &str); 5] = [
+    ("reconcile", "A worker that starts resets the jobs that dead processes of its host left."),
+    (
+        "scanner",
+        "A worker looks for jobs without a heartbeat for longer than their stale_after, and resets them.",
+    ),
+    ("vanished", "A worker missed two renewals and does not answer over NATS: another one resets its jobs."),
+    (
+        "redelivery",
+        "JetStream delivered the message of a stale job again: the worker that got it takes the job over.",
+    ),
+    ("relay", "A due job had no message in the stream: the relay publishes it again."),
+];
 
 pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
     let which = ask.query.get("path");
@@ -23,7 +36,7 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
         None => {}
         Some("released") => filter.event = Some("release".into()),
         Some("refused") => filter.event = Some("refused_write".into()),
-        Some(path) if PATHS.contains(&path) => filter.path = Some(path.into()),
+        Some(path) if PATHS.iter().any(|(of, _)| *of == path) => filter.path = Some(path.into()),
         Some(other) => return Err(Failure::Bad(format!("Unknown path of recovery {other:?}."))),
     }
     let store = view.tenure.store();
@@ -43,7 +56,7 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
         format!("{}/recovery?{query}", view.base)
     };
     let mut tabs = vec![(address(None), "Every path".to_owned(), None, which.is_none())];
-    for path in PATHS {
+    for (path, _) in PATHS {
         let count = of("reset", Some(path)) + of("republished", Some(path));
         tabs.push((address(Some(path)), path.to_owned(), Some(count), which.as_deref() == Some(path)));
     }
@@ -102,8 +115,33 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
         (live.put("tiles", tiles))
         (live.put("tabs", page::tabs("Path", &tabs)))
         (live.put("events", table))
+        (paths())
     };
     Ok(live.page("Recovery", "recovery", body))
+}
+
+/// What each path means.
+fn paths() -> Markup {
+    html! {
+        section.panel {
+            header { h2 { "The paths" } p { "how tenure notices that a worker or a message was lost" } }
+            div.body {
+                dl.facts {
+                    @for (path, does) in PATHS { dt { (path) } dd { (does) } }
+                    dt { "released" }
+                    dd { "The owner ended its attempt without a result, as at a shutdown; it is not charged." }
+                    dt { "refused writes" }
+                    dd { "A worker that had lost its job wrote to it, and Postgres refused the write." }
+                }
+            }
+        }
+    }
+}
+
+/// What the path of an event is, and which worker took it.
+fn explained(of: &Event) -> String {
+    let does = PATHS.iter().find(|(path, _)| *path == of.path).map_or("", |(_, does)| does);
+    format!("{does} By {}.", of.recovered_by).trim_start().to_owned()
 }
 
 /// Events, with their jobs or, on a job's own page, without.
@@ -116,7 +154,7 @@ pub(super) fn table(view: &View, events: &[Event], with_job: bool) -> Markup {
                 @if with_job { th scope="col" { "Job" } }
                 th scope="col" { "Owner before → after" }
                 th.num scope="col" { "Token" }
-                th.num scope="col" { "Silence" }
+                th.num scope="col" { "Silence, s" }
                 th scope="col" { "Reason" }
                 th.num scope="col" { "When" }
             } }
@@ -124,12 +162,15 @@ pub(super) fn table(view: &View, events: &[Event], with_job: bool) -> Markup {
                 @for of in events {
                     tr id={ "event-" (of.id) } {
                         th scope="row" { (page::event(of)) }
-                        td.tight data-label="Path" { span title={ "by " (of.recovered_by) } { (of.path) } }
-                        @if with_job { td.tight data-label="Job" { (page::job_link(view, of.job, "job")) } }
-                        td.full data-label="Owner before → after" { (page::handover(of)) }
+                        td.tight data-label="Path" { span title=(explained(of)) { (of.path) } }
+                        @if with_job {
+                            td.tight data-label="Job"
+                                { (page::job_link(view, of.job, of.kind.as_deref().unwrap_or("removed job"))) }
+                        }
+                        td.full data-label="Owner before → after" { (page::handover(view, of)) }
                         td.num.tight data-label="Token" { (page::tokens(of)) }
-                        td.num.tight.none[of.silence_s.is_none()] data-label="Silence" {
-                            @if let Some(silence) = of.silence_s { (span(silence)) }
+                        td.num.tight.none[of.silence_s.is_none()] data-label="Silence, s" {
+                            @if let Some(silence) = of.silence_s { (seconds(silence)) }
                         }
                         td.text.full data-label="Reason" { (clip(&of.reason)) }
                         td.num.tight data-label="When" { (time(of.at)) }

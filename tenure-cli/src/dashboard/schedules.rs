@@ -5,6 +5,7 @@ use maud::html;
 use super::{
     Ask, Failure, View,
     page::{self, Page, Regions, time},
+    schedule::run_form,
 };
 
 pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
@@ -33,7 +34,9 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
                         @for of in &schedules {
                             @let is_paused = of.paused_at.is_some();
                             tr id={ "schedule-" (of.name) } {
-                                th.tight scope="row" { (of.name) }
+                                th.tight scope="row" {
+                                    a.row href={ (view.base) "/schedules/" (of.name) } { (of.name) }
+                                }
                                 td data-label="State" {
                                     @if is_paused { (page::status("paused", "paused")) } @else
                                         { (page::status("open", "active")) }
@@ -45,7 +48,7 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
                                     { (time(of.next_at)) } }
                                 td.num.tight data-label="Last tick" {
                                     @match (of.last_tick_at, of.last_job_id) {
-                                        (Some(at), Some(job)) => a.row href={ (view.base) "/jobs/" (job) }
+                                        (Some(at), Some(job)) => a href={ (view.base) "/jobs/" (job) }
                                             { (time(at)) },
                                         (Some(at), None) => (time(at)),
                                         _ => "–",
@@ -58,6 +61,8 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
                                             (page::own(ask))
                                             button { @if is_paused { "Resume" } @else { "Pause" } }
                                         }
+                                        " "
+                                        (run_form(view, ask, of))
                                     }
                                 }
                             }
@@ -68,7 +73,12 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
         }
     };
     let body = html! {
-        (page::head("Schedules", html! { "A job at each tick of a cron expression." }))
+        header.head {
+            div { h1 { "Schedules" } p { "A job at each tick of a cron expression." } }
+            @if view.has_actions {
+                div.actions { a.button href={ (view.base) "/schedule" } { "Add a schedule" } }
+            }
+        }
         (live.put("schedules", table))
     };
     Ok(live.page("Schedules", "schedules", body))

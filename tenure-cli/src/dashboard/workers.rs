@@ -42,9 +42,7 @@ pub(super) async fn page(view: &View, _ask: &Ask) -> Result<Page, Failure> {
                     tbody {
                         @for of in &workers {
                             tr id={ "worker-" (of.worker_id) } {
-                                th.tight scope="row" {
-                                    a.row href={ (view.base) "/jobs?worker=" (of.worker_id) } { (of.worker_id) }
-                                }
+                                th.tight scope="row" { (page::worker_row(view, &of.worker_id)) }
                                 td data-label="State" {
                                     @let is = if of.state == WorkerState::Vanishing
                                         { "gone" } else { of.state.as_str() };

@@ -150,12 +150,14 @@ pub(crate) async fn run(command: &str, ctx: JobContext) -> Result<Outcome, JobEr
     }
     let Captured { output, last_words } = std::mem::take(&mut *lock(&captured));
     let last_words = Vec::from(last_words).join("\n");
+    // A command may end without a word.
+    let last_words = if last_words.trim().is_empty() { String::new() } else { format!(": {last_words}") };
     match (status.code(), status.signal()) {
         (Some(0), _) => Ok(output.map_or(Outcome::Done(None), Outcome::DoneJson)),
-        (Some(EXIT_PERMANENT), _) => Err(JobError::permanent(format!("exit {EXIT_PERMANENT}: {last_words}"))),
-        (Some(code), _) => Err(JobError::msg(format!("exit {code}: {last_words}"))),
+        (Some(EXIT_PERMANENT), _) => Err(JobError::permanent(format!("exit {EXIT_PERMANENT}{last_words}"))),
+        (Some(code), _) => Err(JobError::msg(format!("exit {code}{last_words}"))),
         (None, signal) => {
-            Err(JobError::msg(format!("the guard was killed by signal {signal:?}: {last_words}")))
+            Err(JobError::msg(format!("the guard was killed by signal {signal:?}{last_words}")))
         }
     }
 }

@@ -130,7 +130,7 @@ impl Browser {
         self.until("document.readyState === 'complete'").await;
     }
 
-    async fn value(&self, script: &str) -> Value {
+    pub(super) async fn value(&self, script: &str) -> Value {
         self.client
             .execute(&format!("return ({script})"), vec![])
             .await
@@ -138,7 +138,7 @@ impl Browser {
     }
 
     /// Waits until a script returns true.
-    async fn until(&self, script: &str) {
+    pub(super) async fn until(&self, script: &str) {
         let deadline = std::time::Instant::now() + Duration::from_secs(20);
         loop {
             // While the browser changes pages, scripts fail.
@@ -158,14 +158,14 @@ impl Browser {
         self.until(&format!("document.querySelector({selector:?})?.innerText.includes({text:?})")).await;
     }
 
-    async fn click(&self, selector: &str) {
+    pub(super) async fn click(&self, selector: &str) {
         let found = self.client.find(Locator::Css(selector)).await;
         let found = found.unwrap_or_else(|error| panic!("{selector}: {error}"));
         found.click().await.unwrap_or_else(|error| panic!("{selector}: {error}"));
     }
 
     /// Clicks a button that asks for confirmation, confirms, and waits for these words on the next page.
-    async fn confirm(&self, selector: &str, said: &str) {
+    pub(super) async fn confirm(&self, selector: &str, said: &str) {
         self.click(selector).await;
         self.until("document.querySelector('dialog.ask[open]')").await;
         self.click("dialog.ask button[value=yes]").await;
@@ -189,7 +189,7 @@ impl Browser {
         }
     }
 
-    async fn path(&self) -> String {
+    pub(super) async fn path(&self) -> String {
         self.value("location.pathname + location.search").await.as_str().unwrap().to_owned()
     }
 }
@@ -484,7 +484,7 @@ async fn a_list_that_was_empty_fills() {
     let dashboard = Dashboard::start(&bench, &["--actions"], &[]).await;
     let browser = Browser::at(dashboard.address).await;
     browser.open("/jobs").await;
-    browser.until_text("#list", "No jobs match").await;
+    browser.until_text("#list", "No jobs yet").await;
     browser.value("window.stayed = true").await;
     let job = enqueue(&bench, json!(1)).await;
     browser.until(&format!("document.getElementById('job-{job}')")).await;

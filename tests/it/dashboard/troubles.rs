@@ -62,7 +62,7 @@ async fn recoveries_are_shown_with_the_owners_before_and_after() {
         for event in ["data-is=\"reset\"", "data-is=\"refused_write\""] {
             let row = page.split("<tr id=\"event-").skip(1).find(|row| row.contains(event));
             let row = row.unwrap_or_else(|| panic!("{path} has no {event}:\n{page}"));
-            let (before, next) = (row.find("\"owner\">frozen-"), row.find("\"owner\">after-"));
+            let (before, next) = (row.find("/workers/frozen-"), row.find("/workers/after-"));
             assert!(before.is_some() && before < next, "{path}: {row}");
         }
     }

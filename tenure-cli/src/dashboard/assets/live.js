@@ -114,32 +114,43 @@
   }
 
   // --- Selection. `<form data-bulk>`: check boxes named `id`, `[data-all]` in the head, `[data-matching]` for all
-  // matches and not only this page; `<button data-count="Redrive">` shows the count.
+  // matches and not only this page. `<button data-count="Redrive" data-can="redrive">` shows how many of the selected
+  // it can touch: a box lists what can be done in its own `data-can`, and of all matches it is the button's `data-all`,
+  // or more (`data-more`).
   const boxes = (form) => all("input[name=id]", form);
+  const checked = (form) => boxes(form).filter((box) => box.checked);
   const matching = (form) => one("[data-matching]", form);
 
-  function selected(form) {
-    if (matching(form)?.checked) return Number(matching(form).dataset.matching);
-    return boxes(form).filter((box) => box.checked).length;
+  function selected(form, button) {
+    const act = button?.dataset.can;
+    if (button && matching(form)?.checked) {
+      return { number: Number(button.dataset.all), more: "more" in button.dataset };
+    }
+    const can = (box) => !act || (box.dataset.can ?? act).split(" ").includes(act);
+    return { number: checked(form).filter(can).length, more: false };
   }
+
+  const words = ({ number, more }) => number.toLocaleString("en") + (more ? " or more" : "");
 
   function count() {
     for (const form of all("form[data-bulk]")) {
-      const [number, page] = [selected(form), boxes(form).filter((box) => box.checked).length];
-      const head = one("[data-all]", form);
+      const page = checked(form).length;
+      const head = one("[data-all][type=checkbox]", form);
       if (head) {
         head.checked = page > 0 && page === boxes(form).length;
         head.indeterminate = page > 0 && !head.checked;
+        head.disabled = boxes(form).length === 0;
       }
       for (const button of all("button[data-count]", form)) {
-        button.disabled = number === 0;
-        button.textContent = number ? `${button.dataset.count} ${number.toLocaleString("en")}` : button.dataset.count;
+        const these = selected(form, button);
+        button.disabled = these.number === 0;
+        button.textContent = these.number ? `${button.dataset.count} ${words(these)}` : button.dataset.count;
       }
     }
   }
 
   function onChange({ target }) {
-    if (target.matches("[data-all]")) for (const box of boxes(target.form)) box.checked = target.checked;
+    if (target.matches("input[data-all]")) for (const box of boxes(target.form)) box.checked = target.checked;
     if (target.matches("#keys-on")) remember("keys", target.checked ? "on" : "off");
     count();
   }
@@ -166,9 +177,9 @@
     }));
   }
 
-  const fill = (question, number) =>
-    question.replace(/\{n\} (job|dead letter)s/, (many, one) => (number === 1 ? `1 ${one}` : many))
-      .replace("{n}", number.toLocaleString("en"));
+  const fill = (question, these) =>
+    question.replace(/\{n\} (job|dead letter)s/, (many, one) => (words(these) === "1" ? `1 ${one}` : many))
+      .replace("{n}", words(these));
 
   let confirmed = null;
   async function onSubmit(event) {
@@ -178,7 +189,7 @@
     event.preventDefault();
     const label = submitter?.textContent ?? "Yes";
     const dangerous = submitter?.classList.contains("danger") ?? false;
-    if (!(await ask(fill(question, selected(form)), label, dangerous))) return;
+    if (!(await ask(fill(question, selected(form, submitter)), label, dangerous))) return;
     confirmed = form;
     form.requestSubmit(submitter?.isConnected ? submitter : undefined);
     confirmed = null;

@@ -1,0 +1,431 @@
+//! The dashboard's lists and forms: what they show, what they select, and what an action of them touches.
+
+use serde_json::json;
+use tenure::{JobId, JobRequest, Schedule, Status, rows::DeadFilter};
+
+use super::{
+    Dashboard,
+    browser::{Browser, Look},
+    calm, enqueue, form_urlencoded, until_processing, worker,
+};
+use crate::harness::{Bench, Child};
+
+/// A Python traceback with this last line.
+pub(super) fn traceback(line: &str) -> String {
+    format!(
+        "exit 1: Traceback (most recent call last):\n  File \"job.py\", line 3, in <module>\n    run(job)\n{line}\n"
+    )
+}
+
+/// A dead letter of kind `k` in queue `q` for each of these errors.
+pub(super) async fn dead(bench: &Bench, errors: &[String]) {
+    for error in errors {
+        let insert = "INSERT INTO tenure.dead_letter_jobs (id, queue, kind, payload, attempt, max_attempts,
+                             fencing_token, created_at, scheduled_at, died_at, last_error, category, execution_history)
+                      VALUES (gen_random_uuid(), 'q', 'k', '1', 5, 5, 5, now(), now(), clock_timestamp(), $1,
+                              'exhausted', '[]')";
+        sqlx::query(insert).bind(error).execute(&bench.pool).await.unwrap();
+    }
+}
+
+/// The part of a page between two texts.
+fn between<'p>(page: &'p str, from: &str, to: &str) -> &'p str {
+    let (_, rest) = page.split_once(from).unwrap_or_else(|| panic!("no {from:?} in\n{page}"));
+    rest.split(to).next().unwrap()
+}
+
+/// Two errors that begin alike, as all tracebacks do, are two groups, and an action on one leaves the other.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_of_dead_letters_is_of_one_error_and_an_action_touches_that_group_alone() {
+    let bench = calm().await;
+    bench.tenure.pause_queue("q").await.unwrap();
+    let mut errors = vec![];
+    for n in 0..5 {
+        errors.push(traceback(&format!("KeyError: 'customer-{n}'")));
+        errors.push(traceback(&format!("ValueError: amount {n} is not positive")));
+    }
+    dead(&bench, &errors).await;
+    let dashboard = Dashboard::start(&bench, &["--actions"], &[]).await;
+    let page = dashboard.get("/dead").await.body;
+    let groups = between(&page, "id=\"groups\"", "</section>");
+    let rows: Vec<_> = groups.split("<tr>").skip(2).collect();
+    assert_eq!(rows.len(), 2, "{groups}");
+    let mut links = std::collections::BTreeMap::new();
+    for error in ["KeyError", "ValueError"] {
+        let row = rows.iter().find(|row| row.contains(&format!(">{error}: "))).unwrap();
+        assert!(row.contains("<b>5</b>") && !row.contains("Traceback"), "{row}");
+        let link = between(row, "href=\"", "\"").replace("&amp;", "&");
+        let of_group = dashboard.get(&link).await.body;
+        assert!(of_group.contains("5 of 5") && of_group.contains("all 5 of this group"), "{of_group}");
+        assert_eq!(
+            of_group.matches(&format!(">{error}: ")).count(),
+            6,
+            "five rows and the notice: {of_group}"
+        );
+        links.insert(error, link);
+    }
+    // The page was shown; then one more of the same group dies.
+    let browser = Browser::at(dashboard.address).await;
+    browser.open(&links["KeyError"]).await;
+    browser.click("#live-pause").await;
+    browser.click("input[data-matching]").await;
+    browser.until_text("button[formaction='/dead/redrive']", "Redrive 5").await;
+    dead(&bench, &[traceback("KeyError: 'late'")]).await;
+    browser.confirm("button[formaction='/dead/redrive']", "5 jobs are queued again").await;
+    bench.until_count("tenure.dead_letter_jobs WHERE last_error LIKE '%KeyError%'", 1).await;
+    assert_eq!(bench.count("tenure.dead_letter_jobs WHERE last_error LIKE '%ValueError%'").await, 5);
+    // A refused message is no job: Redrive does not count it, and Purge does.
+    bench
+        .execute(
+            "INSERT INTO tenure.dead_letter_jobs (id, queue, kind, raw_payload, attempt, max_attempts, fencing_token,
+                    created_at, scheduled_at, died_at, last_error, category, execution_history)
+             VALUES (gen_random_uuid(), 'q', 'k', 'x', 0, 1, 0, now(), now(), clock_timestamp(), 'no JSON',
+                     'malformed', '[]')",
+        )
+        .await;
+    browser.open("/dead").await;
+    browser.click("input[data-matching]").await;
+    browser.until_text("button[formaction='/dead/redrive']", "Redrive 6").await;
+    browser.until_text("button[formaction='/dead/purge']", "Purge 7").await;
+    // The library's filter selects the same group.
+    let group = links["ValueError"].split("group=").nth(1).unwrap();
+    assert_eq!(bench.tenure.purge_dead(&DeadFilter::new().group(group)).await.unwrap(), 5);
+    assert_eq!(bench.count("tenure.dead_letter_jobs").await, 2);
+}
+
+/// A job that waits for an hour: for its first attempt, or for another one.
+pub(super) async fn waiting(bench: &Bench, kind: &str, attempt: i32) -> JobId {
+    let insert = "INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, attempt, fencing_token, scheduled_at,
+                         publish_at, last_error)
+                  VALUES (uuidv7(), 'q', $1, '{\"n\": 3.14159265358979323846}', 5, $2, $2, now() + interval '1 hour',
+                          now() + interval '1 hour', $3)
+                  RETURNING id::text";
+    let error = (attempt > 0).then(|| traceback("KeyError: 'customer'"));
+    let insert = insert.replace("uuidv7()", &format!("'{}'", uuid::Uuid::now_v7()));
+    let id: String = sqlx::query_scalar(sqlx::AssertSqlSafe(insert))
+        .bind(kind)
+        .bind(attempt)
+        .bind(error)
+        .fetch_one(&bench.pool)
+        .await
+        .unwrap();
+    id.parse().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiting_job_says_why_it_waits_and_an_action_counts_only_what_it_can_touch() {
+    let bench = calm().await;
+    let dashboard = Dashboard::start(&bench, &["--actions"], &[]).await;
+    let empty = dashboard.get("/jobs").await.body;
+    assert!(empty.contains("No jobs yet") && empty.contains("tenure enqueue QUEUE KIND"), "{empty}");
+    assert!(dashboard.get("/jobs?kind=none").await.body.contains("No jobs match"));
+
+    let working = worker(&bench);
+    let done = enqueue(&bench, json!(1)).await;
+    bench.until_finished(done).await;
+    let (retrying, scheduled) = (waiting(&bench, "retries", 2).await, waiting(&bench, "waits", 0).await);
+    let page = dashboard.get("/jobs").await.body;
+    for tab in ["Retrying", "Scheduled"] {
+        assert!(page.contains(&format!("{tab} <span class=\"count\">1</span>")), "{tab}: {page}");
+    }
+    for (status, is, is_not) in [("retrying", retrying, scheduled), ("scheduled", scheduled, retrying)] {
+        let page = dashboard.get(&format!("/jobs?status={status}")).await.body;
+        assert!(page.contains(&format!("id=\"job-{is}\"")), "{status}: {page}");
+        for other in [is_not, done] {
+            assert!(!page.contains(&format!("id=\"job-{other}\"")), "{status}: {page}");
+        }
+    }
+    let row = between(&page, &format!("id=\"job-{retrying}\""), "</tr>");
+    for part in
+        ["next attempt <time", ">in 59\u{a0}min<", ">KeyError: 'customer'<", "2<span class=\"soft\">/5<"]
+    {
+        assert!(row.contains(part), "{part}: {row}");
+    }
+    let job = dashboard.get(&format!("/jobs/{retrying}")).await.body;
+    for part in ["Waits for attempt 3 of 5, due", "Last error: <bdi>KeyError: 'customer'"] {
+        assert!(job.contains(part), "{part}: {job}");
+    }
+    // The finished job cannot be ticked, and a queued one that is due cannot be retried now.
+    assert!(!between(&page, &format!("id=\"job-{done}\""), "</tr>").contains("checkbox"));
+    bench.tenure.pause_queue("paused").await.unwrap();
+    bench.tenure.enqueue(JobRequest::new("paused", "k", json!(1))).await.unwrap();
+    let browser = Browser::at(dashboard.address).await;
+    browser.open("/jobs").await;
+    browser.click("input[data-all]").await;
+    browser.until_text("button[formaction='/jobs/cancel']", "Cancel 3").await;
+    browser.until_text("button[formaction='/jobs/retry']", "Retry now 2").await;
+    working.stop().await;
+}
+
+/// At 1280 px no column is cut off, however long the names; on a phone a value stands beside its label.
+#[tokio::test(flavor = "multi_thread")]
+async fn long_names_clip_no_table_and_an_id_can_be_copied_whole() {
+    let bench = calm().await;
+    let (host, kind, queue) =
+        ("batch-worker-7c9d8f6b5-".repeat(3), "analyze.repository.".repeat(3), "q".repeat(64));
+    bench
+        .execute(&format!(
+            "INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, scheduled_at, dispatch, published_at,
+                    status, attempt, fencing_token, claim_id, worker_id, worker_host, stale_after, last_activity_at,
+                    started_at, stage, progress, message)
+             SELECT gen_random_uuid(), '{queue}', '{kind}x', '{{}}', 1000, now(), 1, now(), 'processing', 1000, 1000,
+                    gen_random_uuid(), '{host}-' || n || '-a1b2c3', '{host}', interval '5 min', now(), now(),
+                    'a stage of some length', 40, 'a message that says much about how it goes'
+               FROM generate_series(1, 5) n"
+        ))
+        .await;
+    let job: String = bench.value("SELECT id::text FROM tenure.jobs LIMIT 1").await;
+    let dashboard = Dashboard::start(&bench, &["--actions"], &[]).await;
+    let browser = Browser::at(dashboard.address).await;
+    browser.open("/jobs").await;
+    let wide = "Math.max(...[...document.querySelectorAll('.scroll')].map((box) => box.scrollWidth - box.clientWidth))";
+    assert_eq!(browser.value(wide).await, json!(0), "the table is cut off");
+    // The end of a worker's ID stays visible.
+    let cell = "document.querySelector('#list td .owner').getBoundingClientRect()";
+    let text = "(() => { const all = document.createRange(); \
+                all.selectNode(document.querySelector('#list td .owner').lastChild); \
+                return all.getBoundingClientRect(); })()";
+    assert_eq!(browser.value(&format!("{text}.right <= {cell}.right + 1")).await, json!(true));
+    let select = format!(
+        "(() => {{ getSelection().selectAllChildren(document.querySelector('#job-{job} .id.short')); \
+         return getSelection().toString(); }})()"
+    );
+    assert_eq!(browser.value(&select).await, json!(job));
+    let phone = Browser::sized(dashboard.address, Look::new(375, 812)).await;
+    phone.open("/jobs").await;
+    let high = "[...document.querySelectorAll('.cards td[data-label]:not(.full)')]\
+                .filter((cell) => cell.offsetHeight > 30).map((cell) => cell.innerText)";
+    assert_eq!(phone.value(high).await, json!([]), "a value wraps under its label");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_page_of_a_job_has_dates_a_link_to_its_trace_and_an_error_without_loose_ends() {
+    let bench = calm().await;
+    let trace = "0af7651916cd43dd8448eb211c80319c";
+    let context = format!("00-{trace}-b7ad6b7169203331-01");
+    let job = JobRequest::new("x", "k", json!(1)).max_attempts(1).trace_context(context);
+    let job = bench.tenure.enqueue(job).await.unwrap().id;
+    let mut command = Child::spawn(bench.program(&["work", "x", "--exec", "exit 3"]), "worker");
+    bench.until_count("tenure.dead_letter_jobs", 1).await;
+    command.kill().await;
+    let addresses = [("TENURE_SERVE_TRACE_URL", "https://traces.example.com/?id={trace_id}&from=tenure")];
+    let dashboard = Dashboard::start(&bench, &[], &addresses).await;
+    let page = dashboard.get(&format!("/jobs/{job}")).await.body;
+    let link = format!("href=\"https://traces.example.com/?id={trace}&amp;from=tenure\"");
+    assert!(page.contains(&link) && page.contains("exit 3</bdi>, token 1"), "{page}");
+    assert!(!page.contains("exit 3:"), "{page}");
+    let created = bench.tenure.job(job).await.unwrap().unwrap().created_at;
+    let facts = between(&page, "id=\"job-facts\"", "</section>");
+    assert!(
+        facts.contains(&format!("<span class=\"date\">{}", created.format("%Y-%m-%d %H:%M:%S"))),
+        "{facts}"
+    );
+    // Without the setting there is no link; with a wrong one the program does not start.
+    let dashboard = Dashboard::start(&bench, &[], &[]).await;
+    assert!(!dashboard.get(&format!("/jobs/{job}")).await.body.contains("Show the trace"));
+    let mut wrong = bench.program(&["serve"]);
+    let wrong = wrong.env("TENURE_SERVE_TRACE_URL", "javascript:x").output().await.unwrap();
+    let said = String::from_utf8_lossy(&wrong.stderr).into_owned();
+    assert!(!wrong.status.success() && said.contains("{trace_id}"), "{said}");
+}
+
+/// Wherever a page names a worker, its name leads to the worker's own page.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_has_a_page_with_its_jobs_and_recoveries_and_every_name_leads_there() {
+    let bench = calm().await;
+    let working = worker(&bench);
+    let running = enqueue(&bench, json!({ "do": "wait", "with": "half way" })).await;
+    until_processing(&bench, running).await;
+    let id: String = bench.value("SELECT worker_id FROM tenure.workers").await;
+    bench
+        .execute(&format!(
+            "INSERT INTO tenure.recovery_events (event, path, job_id, fencing_token, owner_before, silence, reason,
+                    recovered_by)
+             VALUES ('reset', 'scanner', '{running}', 0, 'gone-1-aa', '41 s', 'silent', '{id}'),
+                    ('reset', 'vanished', gen_random_uuid(), 1, 'gone-1-aa', '12 s', 'gone', '{id}')"
+        ))
+        .await;
+    let dashboard = Dashboard::start(&bench, &[], &[]).await;
+    let page = dashboard.get(&format!("/workers/{id}")).await.body;
+    for part in [
+        &format!("<title>{id} · tenure</title>"),
+        "half way",
+        "1 of 4",
+        "every kind",
+        "ago <span class=\"date\">",
+        "Last heartbeat",
+        "gone-1-aa",
+        &format!("href=\"/jobs/{running}\""),
+    ] {
+        assert!(page.contains(part), "{part}: {page}");
+    }
+    let link = format!("href=\"/workers/{id}\"");
+    for path in ["/jobs", "/workers", "/recovery", "/", &format!("/jobs/{running}")] {
+        let page = dashboard.get(path).await.body;
+        // The overview and the page of recoveries name the owner after the reset.
+        assert!(page.contains(&link), "{path}: {page}");
+    }
+    let gone = dashboard.get("/workers/gone-1-aa").await;
+    assert!(gone.status == 200 && gone.body.contains("No running worker has this ID"), "{}", gone.body);
+    assert!(gone.body.contains("41.00"), "its recoveries: {}", gone.body);
+
+    // The recoveries name kind and job, and say what each path is.
+    let page = dashboard.get("/recovery").await.body;
+    let events = between(&page, "id=\"events\"", "</section>");
+    assert!(events.contains(">k</a>") && events.contains(">removed job</a>"), "{events}");
+    for path in ["reconcile", "scanner", "vanished", "redelivery", "relay", "released", "refused writes"] {
+        assert!(page.contains(&format!("<dt>{path}</dt><dd>")), "{path}: {page}");
+    }
+    bench.tenure.cancel(running).await.unwrap();
+    bench.until_finished(running).await;
+    working.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_is_enqueued_and_cloned_from_a_page_and_a_wrong_form_keeps_its_fields() {
+    let bench = calm().await;
+    let original = waiting(&bench, "waits", 0).await;
+    let dashboard = Dashboard::start(&bench, &["--actions"], &[]).await;
+    for (fields, wrong) in [
+        ("kind=mine&payload=%7B%22a%22%3A&max_attempts=5", "The payload is not JSON"),
+        ("kind=mine&payload=1&max_attempts=many", "Invalid number of attempts"),
+        ("kind=mine&payload=1&max_attempts=0", "Invalid number of attempts \"0\""),
+        ("kind=mine&payload=1&run_at=tomorrow", "Invalid time \"tomorrow\""),
+        ("kind=no+kind&payload=1", "use 1 to 64"),
+    ] {
+        let answer = dashboard.post("/enqueue", &format!("queue=typed&{fields}")).await;
+        let page = answer.body.replace("&quot;", "\"");
+        assert!(answer.status == 400 && page.contains(wrong), "{fields}: {} {page}", answer.status);
+        let kind = if fields.starts_with("kind=mine") { "mine" } else { "no kind" };
+        for kept in ["value=\"typed\"", &format!("value=\"{kind}\""), "name=\"csrf\" value=\"abc\""] {
+            assert!(page.contains(kept), "{fields} lost {kept}: {page}");
+        }
+    }
+    assert!(
+        dashboard
+            .post("/enqueue", "queue=q&kind=k&payload=%7B%22a%22%3A")
+            .await
+            .body
+            .contains(">\n{&quot;a&quot;:</textarea>")
+    );
+    assert_eq!(bench.count("tenure.jobs").await, 1);
+
+    let fields =
+        "queue=q&kind=k&payload=%7B%22secret%22%3A+17%7D&run_at=2h&max_attempts=3&unique_key=order-17";
+    let done = dashboard.post("/enqueue", fields).await;
+    let job: JobId = done.header("location").unwrap().strip_prefix("/jobs/").unwrap().parse().unwrap();
+    assert_eq!(dashboard.said(&done).await, "The job is enqueued.");
+    let row = bench.tenure.job(job).await.unwrap().unwrap();
+    assert_eq!((row.kind.as_str(), row.max_attempts, row.status), ("k", 3, Status::Queued));
+    assert_eq!(row.payload, Some(json!({ "secret": 17 })));
+    assert!((row.scheduled_at - row.created_at - chrono::TimeDelta::hours(2)).num_seconds().abs() < 5);
+    let again = dashboard.post("/enqueue", fields).await;
+    assert_eq!(again.header("location").unwrap(), format!("/jobs/{job}"));
+    assert!(dashboard.said(&again).await.contains("nothing was enqueued"));
+    assert!(!dashboard.serve.log().contains("secret"), "{}", dashboard.serve.log());
+
+    // A clone has all digits of the payload; a person changes it in the browser.
+    let browser = Browser::at(dashboard.address).await;
+    browser.open(&format!("/jobs/{original}")).await;
+    browser.click("#job-head a.button").await;
+    browser.until("document.querySelector('#payload')?.value.includes('3.14159265358979323846')").await;
+    assert_eq!(browser.value("document.querySelector('#kind').value").await, json!("waits"));
+    browser.value("(document.querySelector('#queue').value = 'other', 1)").await;
+    browser.click(".form button.primary").await;
+    browser.until_text(".flash", "The job is enqueued").await;
+    assert_eq!(
+        bench.count("tenure.jobs WHERE queue = 'other' AND payload->>'n' = '3.14159265358979323846'").await,
+        1
+    );
+
+    // Neither a dashboard that only reads nor one that hides payloads lets them out.
+    let reading = Dashboard::start(&bench, &[], &[]).await;
+    assert_eq!(reading.get("/enqueue").await.status, 403);
+    assert_eq!(reading.post("/enqueue", fields).await.status, 403);
+    assert!(!reading.get(&format!("/jobs/{original}")).await.body.contains("/enqueue"));
+    let hiding = Dashboard::start(&bench, &["--actions", "--hide-payloads"], &[]).await;
+    let page = hiding.get(&format!("/enqueue?from={original}")).await.body;
+    assert!(!page.contains("3.14159") && page.contains("value=\"waits\""), "{page}");
+    assert_eq!(hiding.get("/enqueue?from=x").await.status, 404);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schedule_is_added_previewed_changed_and_run_from_its_pages() {
+    let bench = calm().await;
+    let dashboard = Dashboard::start(&bench, &["--actions"], &[]).await;
+    assert!(dashboard.get("/schedules").await.body.contains("href=\"/schedule\""));
+    let form = |cron: &str, more: &str| {
+        let (cron, payload) = (form_urlencoded(cron), form_urlencoded("{\"format\": \"pdf\"}"));
+        format!(
+            "name=daily&cron={cron}&time_zone=Europe%2FBerlin&queue=q&kind=report&payload={payload}&max_attempts=3\
+             &missed=skip&tick_field=at&{more}"
+        )
+    };
+    // The next three ticks, and nothing is changed.
+    let preview = dashboard.post("/schedule", &form("30 3 1 1 *", "is_new=1&preview=1")).await;
+    let ticks = between(&preview.body, "id=\"ticks\"", "</ol>");
+    assert_eq!(
+        (preview.status, ticks.matches("-01-01 02:30:00.000 UTC</span>").count()),
+        (200, 3),
+        "{ticks}"
+    );
+    assert_eq!(bench.count("tenure.schedules").await, 0);
+    let wrong = dashboard.post("/schedule", &form("at noon", "is_new=1")).await;
+    assert!(wrong.status == 400 && wrong.body.contains("is not a cron expression"), "{}", wrong.body);
+    assert!(
+        wrong.body.contains("value=\"at noon\"") && wrong.body.contains("value=\"daily\""),
+        "{}",
+        wrong.body
+    );
+
+    let added = dashboard.post("/schedule", &form("30 3 1 1 *", "is_new=1")).await;
+    assert_eq!(added.header("location"), Some("/schedules/daily"), "{}", added.body);
+    assert!(dashboard.said(&added).await.contains("daily is added; its next tick is at "));
+    let again = dashboard.post("/schedule", &form("30 3 1 1 *", "is_new=1")).await;
+    assert!(again.status == 400 && again.body.contains("already exists"), "{}", again.body);
+    let edit = dashboard.get("/schedule?name=daily").await.body;
+    for part in ["value=\"30 3 1 1 *\"", "value=\"skip\" selected", "Europe/Berlin", "format&quot;:&quot;pdf"]
+    {
+        assert!(edit.contains(part), "{part}: {edit}");
+    }
+    let changed = dashboard.post("/schedule", &form("0 4 1 1 *", "")).await;
+    assert!(dashboard.said(&changed).await.contains("daily is changed"));
+
+    // Run now: one job at once, and the next tick stays.
+    let next = bench.tenure.schedules().await.unwrap()[0].next_at;
+    let browser = Browser::at(dashboard.address).await;
+    browser.open("/schedules/daily").await;
+    browser.until_text("#jobs", "No job yet").await;
+    browser.confirm("form[action='/schedules/daily/run'] button", "the next tick stays").await;
+    browser.until("document.querySelectorAll('#jobs tbody tr').length === 1").await;
+    let job: (String, i32, serde_json::Value) =
+        sqlx::query_as("SELECT kind, max_attempts, payload FROM tenure.jobs")
+            .fetch_one(&bench.pool)
+            .await
+            .unwrap();
+    assert_eq!((job.0.as_str(), job.1, &job.2["format"]), ("report", 3, &json!("pdf")));
+    assert!(job.2["at"].as_str().unwrap().ends_with('Z'), "{}", job.2);
+    let after = &bench.tenure.schedules().await.unwrap()[0];
+    assert_eq!((after.next_at, after.last_tick_at), (next, None));
+    let page = dashboard.get("/schedules/daily").await.body;
+    let facts = between(&page, "id=\"facts\"", "</section>");
+    assert_eq!(facts.matches("-01-01 03:00:00.000 UTC</span>").count(), 3, "{facts}");
+    // Of another payload: not this schedule's.
+    enqueue(&bench, json!(1)).await;
+    bench
+        .tenure
+        .put_schedule(Schedule::new("plain", "0 3 * * *", JobRequest::new("q", "k", json!(1))))
+        .await
+        .unwrap();
+    let plain = dashboard.get("/schedules/plain").await.body;
+    assert_eq!(plain.matches("<tr id=\"job-").count(), 1, "{plain}");
+    assert_eq!(dashboard.get("/schedules/none").await.status, 404);
+    // A hidden payload stays as it is.
+    let hiding = Dashboard::start(&bench, &["--actions", "--hide-payloads"], &[]).await;
+    assert!(!hiding.get("/schedule?name=daily").await.body.contains("pdf"));
+    let form =
+        "name=daily&cron=0+5+*+*+*&time_zone=UTC&queue=q&kind=report&payload=&max_attempts=3&missed=once";
+    let changed = hiding.post("/schedule", form).await;
+    assert!(hiding.said(&changed).await.contains("daily is changed"));
+    assert_eq!(bench.count("tenure.schedules WHERE payload = '{\"format\": \"pdf\"}'").await, 1);
+}
