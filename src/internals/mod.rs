@@ -28,7 +28,7 @@ pub use crate::{
     store::{
         BenchCounters, BenchRelayed, BenchStarted, BenchState, CancelAnswer, ClaimRequest, Completion,
         DeadGroup, DueJob, EndedAttempt, Event, EventCount, EventFilter, Fleet, JobTexts, LockPolicy, Minute,
-        NEEDS, ProgressWrite, QueueStats, STATEMENTS, Schema, Store,
+        NEEDS, ProgressWrite, QueueStats, STATEMENTS, Schema, Store, Unserved, WhoRuns,
     },
     worker::{Recovery, counts},
 };

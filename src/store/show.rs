@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 use sqlx::{Row, postgres::PgRow, query};
 
 use super::{
-    COUNT_DEAD, DEAD_GROUPS, JOB_TEXTS, RECOVERY_COUNTS, RECOVERY_EVENTS,
+    COUNT_DEAD, DEAD_GROUPS, JOB_TEXTS, RECOVERY_COUNTS, RECOVERY_EVENTS, WHO_RUNS,
     call::{Store, StoreError},
     dead::{DeadCount, DeadFilter},
     rows::u64_of,
@@ -72,7 +72,29 @@ pub struct JobTexts {
     pub silence_s: Option<f64>,
 }
 
+/// Who would run a kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WhoRuns {
+    /// Whether a live worker serves the queue.
+    pub serves_queue: bool,
+    /// Whether a live worker serves the queue and runs the kind.
+    pub runs_kind: bool,
+    /// Whether the queue is paused.
+    pub is_paused: bool,
+}
+
 impl Store {
+    /// Returns whether live workers serve this queue and run this kind.
+    pub async fn who_runs(&self, queue: &str, kind: &str) -> Result<WhoRuns, StoreError> {
+        let rows = self.rows(query(WHO_RUNS).bind(queue).bind(kind)).await?;
+        let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
+        Ok(WhoRuns {
+            serves_queue: row.try_get("serves_queue")?,
+            runs_kind: row.try_get("runs_kind")?,
+            is_paused: row.try_get("is_paused")?,
+        })
+    }
+
     /// Returns at most `limit` recovery events of all jobs, the latest first.
     pub async fn recovery_events(&self, filter: &EventFilter, limit: i64) -> Result<Vec<Event>, StoreError> {
         let query = query(RECOVERY_EVENTS)

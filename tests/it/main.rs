@@ -64,4 +64,5 @@ mod tidy;
 mod traces;
 mod vanished;
 mod verify;
+mod visible;
 mod write_loss;

@@ -89,7 +89,19 @@ pub(super) async fn run(cli: &Cli, command: &QueuesCommand) -> anyhow::Result<Ex
 }
 
 fn list(queues: &[QueueRow]) -> comfy_table::Table {
-    let header = ["QUEUE", "STATE", "DUE", "OLDEST DUE", "SCHEDULED", "RUNNING", "DEAD", "WORKERS", "LIMITS"];
+    let header = [
+        "QUEUE",
+        "STATE",
+        "DUE",
+        "SUBMITTED",
+        "OLDEST DUE",
+        "SCHEDULED",
+        "RUNNING",
+        "DEAD",
+        "WORKERS",
+        "LAST SEEN",
+        "LIMITS",
+    ];
     let mut table = table(&header);
     for queue in queues {
         let limits = [
@@ -100,15 +112,17 @@ fn list(queues: &[QueueRow]) -> comfy_table::Table {
             queue.queue.clone(),
             match queue.paused_at {
                 Some(at) => format!("paused since {}", time(Some(at))),
-                None if queue.workers == 0 && queue.due > 0 => "no worker".into(),
+                None if queue.is_unserved() => "no worker".into(),
                 None => "active".into(),
             },
             queue.due.to_string(),
+            queue.submitted.map_or_else(|| "?".into(), |submitted| submitted.to_string()),
             queue.oldest_due_s.map(print::seconds).unwrap_or_default(),
             queue.scheduled.to_string(),
             queue.processing.to_string(),
             queue.dead.to_string(),
             queue.workers.to_string(),
+            queue.last_seen_s.map(|s| format!("{} ago", print::seconds(s))).unwrap_or_default(),
             limits.into_iter().flatten().collect::<Vec<_>>().join(", "),
         ]);
     }
