@@ -213,8 +213,8 @@ impl Store {
         Ok(rows.iter().map(worker).collect::<Result<_, sqlx::Error>>()?)
     }
 
-    /// Returns the kinds that wait in these queues, or in all, and whether a live worker runs them. `messages` are those
-    /// that the stream holds; `None`: they are not known.
+    /// Returns the kinds that wait in these queues, or in all, and whether a live worker runs them. `messages` are
+    /// those that the stream holds; `None`: they are not known.
     pub(crate) async fn doctor_kinds(
         &self,
         messages: Option<&[KindMessages]>,

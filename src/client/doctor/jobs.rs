@@ -71,8 +71,8 @@ pub(super) async fn look(store: &Store, timing: &Timing) -> Vec<Check> {
     checks
 }
 
-/// Checks the queues, and the kinds that wait in them: as jobs, and, if NATS is given, as submissions in the stream. Also
-/// returns the queues to ask NATS about.
+/// Checks the queues, and the kinds that wait in them: as jobs, and, if NATS is given, as submissions in the stream.
+/// Also returns the queues to ask NATS about.
 pub(super) async fn queues(
     store: &Store,
     nats: Option<&Queue>,
@@ -156,8 +156,8 @@ fn about_kinds(waits: &[(Waiting, Option<f64>)]) -> Vec<Check> {
             )
         );
         let to_do = format!(
-            "start a worker that runs it (`tenure work {queue} --kind {kind} --exec COMMAND`, or a program with a handler \
-             of this kind), or cancel its jobs: `tenure jobs cancel --queue {queue} --kind {kind}`"
+            "start a worker that runs it (`tenure work {queue} --kind {kind} --exec COMMAND`, or a program with a \
+             handler of this kind), or cancel its jobs: `tenure jobs cancel --queue {queue} --kind {kind}`"
         );
         // In a deploy the producers may be first.
         let is_wrong = waited.is_none_or(|waited| waited >= KIND_LATE);
