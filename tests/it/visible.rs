@@ -77,7 +77,15 @@ async fn submissions_stand_wherever_rows_do() {
     let bench = calm().await;
     bench.tenure.setup(&["q".into()]).await.unwrap();
     bench.tenure.pause_queue("q").await.unwrap();
-    let mut working = Child::spawn(bench.program(&["work", "q", "--exec", "true"]), "visible");
+    let own = free_address();
+    let mut command = bench.program(&["work", "q", "--exec", "true"]);
+    command.env("TENURE_LISTEN", own.to_string());
+    let mut working = Child::spawn(command, "visible");
+    // The worker knows that the queue is paused, and no earlier request of it is open.
+    until_page(own, "/metrics", &["tenure_slots_free{queue=\"q\"} 0"]).await;
+    while bench.consumer("q").await.num_waiting > 0 {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
     let address = free_address();
     let listen = address.to_string();
     let _serve = Child::spawn(bench.program(&["serve", "--listen", &listen]), "visible-serve");
@@ -313,7 +321,8 @@ async fn without_the_right_to_read_a_message_the_number_stays_and_the_age_is_abs
     let tenure = Tenure::connect(&config).await.unwrap();
     tenure.setup(&["q".into()]).await.unwrap();
     let working = worker(&tenure, "q");
-    let client = async_nats::connect(&config.nats_url).await.unwrap();
+    let user = async_nats::ConnectOptions::with_user_and_password("u".into(), "p".into());
+    let client = user.connect(format!("nats://127.0.0.1:{}", nats.port())).await.unwrap();
     client.publish(format!("{}.tpyo.send", config.subject_prefix), "1".into()).await.unwrap();
     client.flush().await.unwrap();
     bench.until_count("tenure.queue_stats WHERE queue = 'tpyo' AND submitted = 1", 1).await;
