@@ -30,9 +30,8 @@ const SCANS_HELD: u32 = 5;
 const ANSWERED_WITHIN: Duration = Duration::from_secs(2);
 /// The most kinds whose oldest submission one scan looks for.
 const DATED_MAX: usize = 64;
-/// How long no message is asked for after NATS has refused, or has not answered: a user without the right gets an error
-/// for each request.
-const REFUSAL_LASTS: Duration = Duration::from_hours(1);
+/// How long no message is asked for after a denial: NATS logs an error for each request.
+const DENIAL_LASTS: Duration = Duration::from_hours(1);
 /// The most kinds that are stored and exported.
 const UNSERVED_MAX: usize = 100;
 /// The most kinds that one scan logs; fewer than the causes that [`Repeats`] keeps.
@@ -47,12 +46,12 @@ const LONGEST_PAUSE: Duration = Duration::from_hours(1);
 #[derive(Debug)]
 pub(crate) struct Memory {
     logged: Repeats,
-    refused_at: Mutex<Option<Instant>>,
+    denied_at: Mutex<Option<Instant>>,
 }
 
 impl Default for Memory {
     fn default() -> Self {
-        Self { logged: Repeats::with_pauses(FIRST_PAUSE, LONGEST_PAUSE), refused_at: Mutex::default() }
+        Self { logged: Repeats::with_pauses(FIRST_PAUSE, LONGEST_PAUSE), denied_at: Mutex::default() }
     }
 }
 
@@ -67,15 +66,21 @@ pub(crate) async fn measure(
     let holds_for = scan_every.saturating_mul(SCANS_HELD);
     let counts = counts(queue, within).await;
     let waiting = store.measure(counts.as_ref().map(|counts| counts.kinds.as_slice()), holds_for).await?;
-    let at = counts.and_then(|counts| counts.at).filter(|_| !memory.is_refused());
+    let at = counts.and_then(|counts| counts.at).filter(|_| !memory.is_denied());
     let (ages, why_not) = ages(queue, at, &waiting, within).await;
-    if let Some(why) = why_not {
-        tracing::warn!(
-            ?why,
-            "could not ask NATS how long submissions have waited; their number is shown without their age. A worker \
-             needs the rights in nats/server.conf"
-        );
-        *memory.refused_at.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    match why_not {
+        Some(Unseen::Denied(subject)) => {
+            tracing::warn!(
+                subject,
+                "this NATS user may not read how long submissions have waited; their number is shown without their \
+                 age. nats/server.conf has the rights of a worker"
+            );
+            *memory.denied_at.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        }
+        Some(why) => {
+            tracing::debug!(?why, "could not ask how long submissions have waited; their age is absent")
+        }
+        None => {}
     }
     let mut of_queues: BTreeMap<&str, Option<f64>> = BTreeMap::new();
     for (of, age) in waiting.iter().zip(&ages).filter(|(of, _)| of.submitted > Some(0)) {
@@ -93,9 +98,9 @@ pub(crate) async fn measure(
 }
 
 impl Memory {
-    fn is_refused(&self) -> bool {
-        let refused_at = *self.refused_at.lock().unwrap_or_else(PoisonError::into_inner);
-        refused_at.is_some_and(|at| at.elapsed() < REFUSAL_LASTS)
+    fn is_denied(&self) -> bool {
+        let denied_at = *self.denied_at.lock().unwrap_or_else(PoisonError::into_inner);
+        denied_at.is_some_and(|at| at.elapsed() < DENIAL_LASTS)
     }
 }
 
