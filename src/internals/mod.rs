@@ -29,7 +29,8 @@ pub use crate::{
     store::{
         BenchCounters, BenchRelayed, BenchStarted, BenchState, CancelAnswer, ClaimRequest, Completion,
         DeadGroup, DeadMatches, DueJob, EndedAttempt, Event, EventCount, EventFilter, Fleet, JobTexts,
-        LockPolicy, Minute, NEEDS, ProgressWrite, QueueStats, STATEMENTS, Schema, Store, Waiting,
+        LockPolicy, Minute, NEEDS, ProgressWrite, QueueStats, STATEMENTS, Schema, Store, Unserved,
+        WaitingJobs, WhoRuns,
     },
     worker::{Recovery, counts},
 };

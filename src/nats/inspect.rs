@@ -5,7 +5,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use async_nats::jetstream::{ErrorCode, consumer, context::RequestErrorKind, response::Response, stream};
+use async_nats::jetstream::{
+    ErrorCode, consumer, context::RequestErrorKind, message::StreamMessage, response::Response, stream,
+};
 use chrono::{DateTime, Utc};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -13,11 +15,20 @@ use tokio::time::timeout;
 
 use super::{
     connect::{Queue, Said},
+    publish::JOB_ID,
     topology::{consumer_definition, consumer_drift, stream_definition, stream_drift},
 };
+use crate::store::KindMessages;
 
 /// The first release that does not lose whole streams when its process is killed.
 const OLDEST: (i64, i64, i64) = (2, 10, 23);
+
+/// The most requests for one count of the messages; the server lists 100,000 subjects in an answer.
+const PAGES_MAX: usize = 10;
+/// The most kinds that a count names: those with the most messages.
+const KINDS_MAX: usize = 10_000;
+/// The most tickets to pass over in the search for a submission.
+const TICKETS_MAX: usize = 8;
 
 /// The server that this client is connected to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -73,6 +84,14 @@ pub(crate) struct ConsumerSeen {
     pub(crate) is_paused: bool,
 }
 
+/// The number of messages that the stream holds, by queue and kind.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct StreamCounts {
+    pub(crate) kinds: Vec<KindMessages>,
+    /// The time of the answer by the server's clock.
+    pub(crate) at: Option<DateTime<Utc>>,
+}
+
 impl Queue {
     /// The server's state at the time of the connection.
     pub(crate) fn nats_seen(&self) -> NatsSeen {
@@ -116,11 +135,9 @@ impl Queue {
     pub(crate) async fn stream_seen(&self) -> Result<StreamSeen, Unseen> {
         let should = stream_definition(self).map_err(|error| Unseen::Refused(error.to_string()))?;
         let (asked_at, since) = (Utc::now(), Instant::now());
-        let answer = self.ask(format!("STREAM.INFO.{}", self.stream)).await?;
+        let answer = self.ask(format!("STREAM.INFO.{}", self.stream), json!({})).await?;
         let took = since.elapsed();
-        let answered_at = answer.get("ts").and_then(Value::as_str);
-        let answered_at = answered_at.and_then(|text| DateTime::parse_from_rfc3339(text).ok());
-        let answered_at = answered_at.map(|at| at.with_timezone(&Utc));
+        let answered_at = time_in(&answer, "ts");
         let info: stream::Info = read(answer)?;
         Ok(StreamSeen {
             drift: stream_drift(&info.config, &should),
@@ -137,7 +154,7 @@ impl Queue {
     /// Reads the state of a queue's consumer.
     pub(crate) async fn consumer_seen(&self, name: &str) -> Result<ConsumerSeen, Unseen> {
         let should = consumer_definition(self, name).map_err(|error| Unseen::Refused(error.to_string()))?;
-        let answer = self.ask(format!("CONSUMER.INFO.{}.{name}", self.stream)).await?;
+        let answer = self.ask(format!("CONSUMER.INFO.{}.{name}", self.stream), json!({})).await?;
         // NATS reports it from 2.11 on.
         let is_paused = answer.get("paused").and_then(Value::as_bool).unwrap_or_default();
         let info: consumer::Info = read(answer)?;
@@ -151,10 +168,92 @@ impl Queue {
         })
     }
 
+    /// Counts the messages that the stream holds, by queue and kind: in one request, unless there are more than 100,000
+    /// subjects.
+    pub(crate) async fn messages_by_kind(&self) -> Result<StreamCounts, Unseen> {
+        let mut counts = StreamCounts::default();
+        let mut offset = 0;
+        for _ in 0..PAGES_MAX {
+            let question = json!({ "subjects_filter": format!("{}.>", self.prefix), "offset": offset });
+            let answer = self.ask(format!("STREAM.INFO.{}", self.stream), question).await?;
+            counts.at = counts.at.or(time_in(&answer, "ts"));
+            // Without messages there is no list.
+            let subjects = answer.pointer("/state/subjects").and_then(Value::as_object);
+            let Some(subjects) = subjects.filter(|subjects| !subjects.is_empty()) else { break };
+            offset += subjects.len();
+            counts.kinds.extend(subjects.iter().filter_map(|(subject, messages)| {
+                let (queue, kind) = subject.strip_prefix(&self.prefix)?.strip_prefix('.')?.split_once('.')?;
+                let messages = messages.as_i64()?;
+                // Postgres holds no text with such a character.
+                let is_text = !subject.contains('\0');
+                is_text.then(|| KindMessages { queue: queue.to_owned(), kind: kind.to_owned(), messages })
+            }));
+            let total = answer.get("total").and_then(Value::as_u64).unwrap_or_default();
+            if total <= offset as u64 {
+                break;
+            }
+        }
+        if counts.kinds.len() > KINDS_MAX {
+            counts.kinds.sort_unstable_by_key(|of| -of.messages);
+            counts.kinds.truncate(KINDS_MAX);
+        }
+        Ok(counts)
+    }
+
+    /// Returns the command that removes all messages of a queue.
+    pub(crate) fn purge_command(&self, queue: &str) -> String {
+        format!("nats stream purge {} --subject '{}.{queue}.>'", self.stream, self.prefix)
+    }
+
+    /// Returns the sequence from which on no message of this queue has been delivered.
+    pub(crate) async fn undelivered_from(&self, queue: &str) -> Result<u64, Unseen> {
+        let asked = self.ask(format!("CONSUMER.INFO.{}.{queue}", self.stream), json!({})).await;
+        match asked {
+            Ok(answer) => {
+                let info: consumer::Info = read(answer)?;
+                Ok(info.delivered.stream_sequence + 1)
+            }
+            // No worker has ever served the queue.
+            Err(Unseen::Missing) => Ok(1),
+            Err(unseen) => Err(unseen),
+        }
+    }
+
+    /// Returns when the first submission of this queue and kind from this sequence on was published, by the server's
+    /// clock. `None`: there is none, or many tickets stand before it.
+    pub(crate) async fn first_submission(
+        &self,
+        queue: &str,
+        kind: &str,
+        mut sequence: u64,
+    ) -> Result<Option<DateTime<Utc>>, Unseen> {
+        let subject = format!("{}.{queue}.{kind}", self.prefix);
+        for _ in 0..TICKETS_MAX {
+            let question = json!({ "seq": sequence, "next_by_subj": subject });
+            let answer = match self.ask(format!("STREAM.MSG.GET.{}", self.stream), question).await {
+                Ok(answer) => answer,
+                Err(Unseen::Missing) => return Ok(None),
+                Err(unseen) => return Err(unseen),
+            };
+            let message = answer.get("message").cloned().unwrap_or_default();
+            let published_at = time_in(&message, "time");
+            let raw: stream::RawMessage = read(message)?;
+            sequence = raw.sequence + 1;
+            let message = StreamMessage::try_from(raw).map_err(|error| Unseen::Refused(error.to_string()))?;
+            let is_ticket = message
+                .headers
+                .iter()
+                .any(|(name, _)| AsRef::<str>::as_ref(name).eq_ignore_ascii_case(JOB_ID));
+            if !is_ticket {
+                return Ok(published_at);
+            }
+        }
+        Ok(None)
+    }
+
     /// Sends one request to JetStream. A denied request gets no answer, only an error on the connection.
-    async fn ask(&self, what: String) -> Result<Value, Unseen> {
+    async fn ask(&self, what: String, question: Value) -> Result<Value, Unseen> {
         let subject = format!("$JS.API.{what}");
-        let question = json!({});
         let asked = self.context.request::<_, _, Response<Value>>(what, &question);
         // The request's own timeout begins once the client has accepted it.
         let before = self.said.borrow().count;
@@ -189,6 +288,12 @@ impl Queue {
             pending::<()>().await;
         }
     }
+}
+
+/// Reads a time of the server.
+fn time_in(answer: &Value, field: &str) -> Option<DateTime<Utc>> {
+    let text = answer.get(field).and_then(Value::as_str)?;
+    DateTime::parse_from_rfc3339(text).ok().map(|at| at.with_timezone(&Utc))
 }
 
 /// Whether this error of the server denies a publication to this subject.

@@ -21,7 +21,7 @@ pub(crate) use async_nats::Client;
 pub use connect::Queue;
 pub use connect::QueueError;
 pub(crate) use control::{Announced, Control, Probed};
-pub(crate) use inspect::{ConsumerSeen, NatsSeen, StreamSeen, Unseen};
+pub(crate) use inspect::{ConsumerSeen, NatsSeen, StreamCounts, StreamSeen, Unseen};
 pub(crate) use message::{Delivery, Receipt};
 pub(crate) use publish::{
     Confirmation, Confirmations, JOB_ID, Prepared, ReplyTo, Ticket, TicketBody, silence,

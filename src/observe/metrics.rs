@@ -59,7 +59,7 @@ pub const BUCKETS: [(&str, &[f64]); 6] = [
 
 /// Every metric, and its help text. A test compares the list with the code, the docs, the dashboard and the alerts.
 #[cfg(any(feature = "prometheus", test))]
-pub(crate) const METRICS: [(&str, Type, &str); 43] = {
+pub(crate) const METRICS: [(&str, Type, &str); 44] = {
     use Type::{Counter, Gauge, Histogram};
     [
         ("tenure_jobs_enqueued_total", Counter, "Jobs created; duplicates by unique key do not count."),
@@ -95,9 +95,10 @@ pub(crate) const METRICS: [(&str, Type, &str); 43] = {
         ("tenure_ready", Gauge, "1 while this worker takes jobs."),
         ("tenure_draining", Gauge, "1 while this worker shuts down."),
         ("tenure_build_info", Gauge, "Always 1."),
-        ("tenure_queue_jobs", Gauge, "Live jobs of the fleet: due, scheduled, processing."),
-        ("tenure_queue_oldest_due_seconds", Gauge, "How long the oldest due job has been due."),
+        ("tenure_queue_jobs", Gauge, "Live jobs of the fleet: due, scheduled, processing; and submissions."),
+        ("tenure_queue_oldest_due_seconds", Gauge, "How long the oldest due job or submission has waited."),
         ("tenure_queue_paused", Gauge, "1 while the queue is paused."),
+        ("tenure_unserved_jobs", Gauge, "Jobs and submissions that no live worker runs."),
         ("tenure_relay_lag_seconds", Gauge, "How long a due job has waited to be published."),
         ("tenure_dead_jobs", Gauge, "Dead letters in the database."),
         ("tenure_workers", Gauge, "Workers alive, by their rows in Postgres."),
@@ -359,15 +360,30 @@ pub(crate) fn slots(queue: &str, active: usize, slots: usize, free: usize) {
     gauge!("tenure_slots", "queue" => queue.to_owned()).set(slots as f64);
 }
 
-/// Sets the measurements of a queue by the last scan.
+/// Sets the measurements of a queue by the last scan. The number of submissions is NaN while it is not known.
 #[expect(clippy::cast_precision_loss, reason = "jobs are fewer than 2^52")]
-pub(crate) fn queue(queue: &str, [due, scheduled, processing]: [i64; 3], oldest_due_s: f64, is_paused: bool) {
+pub(crate) fn queue(
+    queue: &str,
+    [due, scheduled, processing]: [i64; 3],
+    submitted: Option<i64>,
+    oldest_due_s: f64,
+    is_paused: bool,
+) {
     let queue = || queue.to_owned();
+    gauge!("tenure_queue_jobs", "queue" => queue(), "state" => "submitted")
+        .set(submitted.map_or(f64::NAN, |submitted| submitted as f64));
     for (state, jobs) in [("due", due), ("scheduled", scheduled), ("processing", processing)] {
         gauge!("tenure_queue_jobs", "queue" => queue(), "state" => state).set(jobs as f64);
     }
     gauge!("tenure_queue_oldest_due_seconds", "queue" => queue()).set(oldest_due_s);
     gauge!("tenure_queue_paused", "queue" => queue()).set(f64::from(u8::from(is_paused)));
+}
+
+/// Sets how many jobs and submissions of a kind wait that no live worker runs.
+#[expect(clippy::cast_precision_loss, reason = "jobs are fewer than 2^52")]
+pub(crate) fn unserved(queue: &str, kind: &str, waiting: i64) {
+    gauge!("tenure_unserved_jobs", "queue" => queue.to_owned(), "kind" => kind.to_owned())
+        .set(waiting as f64);
 }
 
 /// Sets the measurements of the fleet by the last scan.

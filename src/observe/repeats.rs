@@ -23,25 +23,40 @@ struct Repeated {
 }
 
 /// The causes that were logged, and when the next line about each is due: at once, then after 1, 2, 4 … 60 s.
-#[derive(Debug, Default)]
-pub struct Repeats(Mutex<HashMap<String, Repeated>>);
+#[derive(Debug)]
+pub struct Repeats {
+    causes: Mutex<HashMap<String, Repeated>>,
+    first: Duration,
+    longest: Duration,
+}
+
+impl Default for Repeats {
+    fn default() -> Self {
+        Self::with_pauses(FIRST, LONGEST)
+    }
+}
 
 impl Repeats {
+    /// With other pauses than 1 to 60 s, for causes that come back at longer intervals.
+    pub(crate) fn with_pauses(first: Duration, longest: Duration) -> Self {
+        Self { causes: Mutex::default(), first, longest }
+    }
+
     /// Returns whether to log this cause now: `Some` with the number of lines left out since the last one.
     pub fn tell(&self, cause: &str) -> Option<u64> {
         self.tell_at(cause, Instant::now())
     }
 
     fn tell_at(&self, cause: &str, now: Instant) -> Option<u64> {
-        let mut causes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        causes.retain(|_, repeated| now - repeated.seen_at < LONGEST);
+        let mut causes = self.causes.lock().unwrap_or_else(PoisonError::into_inner);
+        causes.retain(|_, repeated| now - repeated.seen_at < self.longest);
         if let Some(repeated) = causes.get_mut(cause) {
             repeated.seen_at = now;
             if now < repeated.tell_at {
                 repeated.left_out += 1;
                 return None;
             }
-            repeated.pause = (repeated.pause * 2).min(LONGEST);
+            repeated.pause = (repeated.pause * 2).min(self.longest);
             repeated.tell_at = now + repeated.pause;
             return Some(std::mem::take(&mut repeated.left_out));
         }
@@ -51,7 +66,7 @@ impl Repeats {
                 causes.remove(&oldest);
             }
         }
-        let repeated = Repeated { tell_at: now + FIRST, pause: FIRST, seen_at: now, left_out: 0 };
+        let repeated = Repeated { tell_at: now + self.first, pause: self.first, seen_at: now, left_out: 0 };
         causes.insert(cause.to_owned(), repeated);
         Some(0)
     }
@@ -89,6 +104,6 @@ mod tests {
             assert_eq!(repeats.tell_at(&n.to_string(), start + Duration::from_millis(n)), Some(0));
         }
         assert_eq!(repeats.tell_at("999", start + Duration::from_secs(1)), None);
-        assert_eq!(repeats.0.lock().map(|causes| causes.len()).ok(), Some(CAUSES_MAX));
+        assert_eq!(repeats.causes.lock().map(|causes| causes.len()).ok(), Some(CAUSES_MAX));
     }
 }

@@ -17,6 +17,7 @@ pub(crate) mod relay;
 pub mod retention;
 pub(crate) mod scanner;
 pub(crate) mod vanished;
+pub(crate) mod waiting;
 
 use crate::{
     job::attempt::{Category, Reason, RecoveryPath, Route},

@@ -13,7 +13,10 @@
 
 use std::time::Duration;
 
-use super::report_reset;
+use super::{
+    report_reset,
+    waiting::{self, Memory},
+};
 use crate::{
     batch::halve,
     fault,
@@ -21,6 +24,7 @@ use crate::{
         JobError, JobId,
         attempt::{Reason, RecoveryPath},
     },
+    nats::Queue,
     observe::repeats,
     store::{Store, StoreError},
 };
@@ -35,6 +39,8 @@ const SILENT_MAX: i64 = 10_000;
 /// Scans, if a scan is due. Returns how many jobs it reset; `None`: no scan was due.
 pub(crate) async fn scan(
     store: &Store,
+    queue: &Queue,
+    memory: &Memory,
     worker_id: &str,
     scan_every: Duration,
     stale_after: Duration,
@@ -58,7 +64,7 @@ pub(crate) async fn scan(
     store.create_partitions().await?;
     store.forget_workers(None, FORGOTTEN_AFTER).await?;
     // The metrics may take too long with a very long queue; recovery does not depend on them.
-    if let Err(error) = store.measure().await {
+    if let Err(error) = waiting::measure(store, queue, memory, scan_every).await {
         let error = JobError::from(error).text();
         if let Some(left_out) = repeats::tell("measure", &error) {
             tracing::warn!(

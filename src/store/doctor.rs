@@ -7,8 +7,10 @@ use chrono::{DateTime, Utc};
 use sqlx::{Connection, Row, postgres::PgRow, query};
 
 use super::{
-    DOCTOR_HOLDERS, DOCTOR_JOBS, DOCTOR_QUEUES, DOCTOR_RIGHTS, DOCTOR_SERVER, DOCTOR_WORKERS,
+    DOCTOR_HOLDERS, DOCTOR_JOBS, DOCTOR_KINDS, DOCTOR_QUEUES, DOCTOR_RIGHTS, DOCTOR_SERVER, DOCTOR_WORKERS,
     call::{Store, StoreError},
+    recovery::bind_messages,
+    rows::{KindMessages, Waiting},
 };
 
 /// The server, as every role may see it.
@@ -105,6 +107,9 @@ pub(crate) struct QueueSeen {
     /// How many of its jobs may wait; `queued` is how many do.
     pub(crate) max_queued: Option<i64>,
     pub(crate) queued: Option<i64>,
+    /// Submissions in the stream, and how long the first of them has waited. Another statement counts them.
+    pub(crate) submitted: i64,
+    pub(crate) submitted_for: Option<Duration>,
 }
 
 /// Reads a duration in seconds; a negative one reads as zero.
@@ -208,12 +213,25 @@ impl Store {
         Ok(rows.iter().map(worker).collect::<Result<_, sqlx::Error>>()?)
     }
 
-    /// Returns these queues; `None`: those that a worker serves, in which a job waits, or that have settings.
+    /// Returns the kinds that wait in these queues, or in all, and whether a live worker runs them. `messages` are
+    /// those that the stream holds; `None`: they are not known.
+    pub(crate) async fn doctor_kinds(
+        &self,
+        messages: Option<&[KindMessages]>,
+        queues: Option<&[String]>,
+    ) -> Result<Vec<Waiting>, StoreError> {
+        let rows = self.rows(bind_messages(query(DOCTOR_KINDS), messages).bind(queues)).await?;
+        Ok(rows.iter().map(Waiting::read).collect::<Result<_, _>>()?)
+    }
+
+    /// Returns these queues; `None`: those that a worker serves, in which a job waits, or that have settings, and
+    /// `others`.
     pub(crate) async fn doctor_queues(
         &self,
         queues: Option<&[String]>,
+        others: &[String],
     ) -> Result<Vec<QueueSeen>, StoreError> {
-        let rows = self.rows(query(DOCTOR_QUEUES).bind(queues)).await?;
+        let rows = self.rows(query(DOCTOR_QUEUES).bind(queues).bind(others)).await?;
         let queue = |row: &PgRow| {
             Ok(QueueSeen {
                 queue: row.try_get("queue")?,
@@ -225,6 +243,8 @@ impl Store {
                 running: row.try_get("running")?,
                 max_queued: row.try_get("max_queued")?,
                 queued: row.try_get("queued")?,
+                submitted: 0,
+                submitted_for: None,
             })
         };
         Ok(rows.iter().map(queue).collect::<Result<_, sqlx::Error>>()?)

@@ -12,8 +12,8 @@ use uuid::Uuid;
 
 use super::{
     BURY_UNKNOWN, CANCEL, CLAIM, CLAIM_ONE, CLAIM_SKIP, COMPLETE, COMPLETE_ONE, COMPLETE_SKIP, ENQUEUE,
-    ENQUEUE_ONE, ENQUEUE_PLAIN, HELD_KEYS, LIVE_JOBS, MISSED, PROGRESS, PUT_OFF, REFUSE, RUN_NOW, SETTLE,
-    SETTLED_AS, STATUSES, STILL_MINE, UNANSWERED, UNPUBLISHED, VISIBLE,
+    ENQUEUE_ONE, ENQUEUE_PLAIN, ENQUEUE_SUBMITTED, HELD_KEYS, LIVE_JOBS, MISSED, PROGRESS, PUT_OFF, REFUSE,
+    RUN_NOW, SETTLE, SETTLED_AS, STATUSES, STILL_MINE, UNANSWERED, UNPUBLISHED, VISIBLE,
     call::{Line, Store, StoreError},
     rows::{
         AttemptEnd, CancelAnswer, ClaimRequest, Completion, EndedAttempt, Keys, LockPolicy, NewJob,
@@ -29,14 +29,17 @@ use crate::job::{
 
 /// Builds the one query for many new jobs.
 macro_rules! enqueue_query {
-    ($jobs:expr, $within:expr) => {{
+    ($jobs:expr, $within:expr) => {
+        enqueue_query!(ENQUEUE, $jobs, $within)
+    };
+    ($statement:expr, $jobs:expr, $within:expr) => {{
         let jobs: &[NewJob] = $jobs;
         macro_rules! column {
             ($of:expr) => {
                 jobs.iter().map($of).collect::<Vec<_>>()
             };
         }
-        query(ENQUEUE)
+        query($statement)
             .bind(column!(|job| job.id))
             .bind(column!(|job| job.queue.clone()))
             .bind(column!(|job| job.kind.clone()))
@@ -138,6 +141,10 @@ impl Store {
             [job] if job.is_plain() => self.rows_over(Line::Enqueue, enqueue_one(job)).await?,
             jobs if jobs.iter().all(NewJob::is_plain) => {
                 self.rows_over(Line::Enqueue, enqueue_plain(jobs)).await?
+            }
+            jobs if jobs.iter().all(|job| job.message.is_some()) => {
+                let query = enqueue_query!(ENQUEUE_SUBMITTED, jobs, Some(&patience));
+                self.rows_over(Line::Enqueue, query).await?
             }
             jobs => self.rows_over(Line::Enqueue, enqueue_query!(jobs, Some(&patience))).await?,
         };

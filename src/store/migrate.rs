@@ -38,6 +38,7 @@ const MIGRATIONS: &[Migration] = &[
     (5, "show", include_str!("../../migrations/0005_show.sql")),
     (6, "review", include_str!("../../migrations/0006_review.sql")),
     (7, "turns", include_str!("../../migrations/0007_turns.sql")),
+    (8, "stream", include_str!("../../migrations/0008_stream.sql")),
 ];
 
 /// Indexes over tables that may be large: the name, how to drop it, how to build it. CONCURRENTLY waits for other

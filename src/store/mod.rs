@@ -9,7 +9,7 @@
 //! | | |
 //! |---|---|
 //! | `job/forms` | the same acts for one job, or for jobs whose rows may be locked for long |
-//! | `job/parts`, `read/parts` | text that several statements include |
+//! | `job/parts`, `read/parts`, `recover/parts` | text that several statements include |
 //! | `attempt` | a worker's questions about its own attempts, and an attempt's other writes |
 //! | `recover` | missing messages, workers that are gone, turns and scans |
 //! | `queue` | pauses, limits, schedules |
@@ -56,22 +56,23 @@ pub(crate) use doctor::{Holder, JobsSeen, PostgresSeen, QueueSeen, RightsSeen, W
 pub(crate) use handlers::HandlerPool;
 pub use migrate::MigrateError;
 pub use migrate::NEEDS;
-pub(crate) use queues::Change;
 pub use queues::QueueRow;
+pub(crate) use queues::{Change, QueuedLimit};
 pub(crate) use retention::Purged;
 pub(crate) use rows::{
-    AttemptEnd, HostWorker, NewJob, PublishedBy, Refused, Registration, RuleBroken, Suspect, Suspects, Turns,
+    AttemptEnd, HostWorker, KindMessages, NewJob, PublishedBy, Refused, Registration, RuleBroken, Suspect,
+    Suspects, Turns, Waiting,
 };
 pub use rows::{
     CancelAnswer, ClaimRequest, Completion, DueJob, EndedAttempt, ExecutionRow, JobRow, LockPolicy,
-    ProgressWrite, RecoveryRow,
+    ProgressWrite, RecoveryRow, Unserved,
 };
 #[cfg(feature = "internals")]
 pub use rows::{Fleet, QueueStats};
 pub use schedules::ScheduleRow;
 pub(crate) use schedules::{DueSchedule, NewSchedule};
 #[cfg(feature = "internals")]
-pub use show::{DeadGroup, DeadMatches, Event, EventCount, EventFilter, JobTexts, Waiting};
+pub use show::{DeadGroup, DeadMatches, Event, EventCount, EventFilter, JobTexts, WaitingJobs, WhoRuns};
 #[cfg(feature = "testing")]
 pub(crate) use testing::pool_of_test;
 pub use views::Schema;
@@ -114,16 +115,19 @@ parts! {
     "job/parts" "complete_move";
     "job/parts" "complete_taken";
     "job/parts" "end_attempt";
+    "job/parts" "enqueue_fresh";
     "job/parts" "locked_job";
     "job/parts" "lost_job";
     "job/parts" "silent_job";
     "read/parts" "dead_filter";
     "read/parts" "error_group";
     "read/parts" "error_line";
+    "recover/parts" "waiting";
 }
 
 statements! {
     ENQUEUE = "job" "enqueue";
+    ENQUEUE_SUBMITTED = "job/forms" "enqueue_submitted";
     ENQUEUE_PLAIN = "job/forms" "enqueue_plain";
     ENQUEUE_ONE = "job/forms" "enqueue_one";
     HELD_KEYS = "attempt" "held_keys";
@@ -141,6 +145,7 @@ statements! {
     RESUME_QUEUE = "queue" "resume_queue";
     LIMIT_QUEUE = "queue" "limit_queue";
     QUEUE_LIMITS = "queue" "queue_limits";
+    QUEUE_LIMITS_ALONE = "queue" "queue_limits_alone";
     COUNT_QUEUED = "queue" "count_queued";
     LIST_QUEUES = "queue" "list_queues";
     DUE_SCHEDULES = "queue" "due_schedules";
@@ -191,6 +196,7 @@ statements! {
     SCAN_GATE = "recover" "scan_gate";
     CREATE_PARTITIONS = "history" "create_partitions";
     MEASURE = "recover" "measure";
+    NOTE_WAITING = "recover" "note_waiting";
     PURGE_GATE = "history" "purge_gate";
     PURGE_TURN = "history" "purge_turn";
     PURGE_DONE = "history" "purge_done";
@@ -238,6 +244,7 @@ statements! {
     COUNT_WAITING = "read" "count_waiting";
     SCHEDULE_JOBS = "read" "schedule_jobs";
     JOB_TEXTS = "read" "job_texts";
+    WHO_RUNS = "read" "who_runs";
     VERIFY = "read" "verify";
     DOCTOR_SERVER = "doctor" "doctor_server";
     DOCTOR_HOLDERS = "doctor" "doctor_holders";
@@ -245,6 +252,7 @@ statements! {
     DOCTOR_JOBS = "doctor" "doctor_jobs";
     DOCTOR_WORKERS = "doctor" "doctor_workers";
     DOCTOR_QUEUES = "doctor" "doctor_queues";
+    DOCTOR_KINDS = "doctor" "doctor_kinds";
     ADVANCE = "test" "advance";
     DUE_NOW = "test" "due_now";
     LOSE = "test" "lose";

@@ -8,8 +8,8 @@ use serde::Serialize;
 use sqlx::{Row, postgres::PgRow, query};
 
 use super::{
-    CLAIM_LIMITED, COUNT_QUEUED, LIMIT_QUEUE, LIST_QUEUES, LOCK_QUEUE, PAUSE_QUEUE, QUEUE_LIMITS, QUEUE_ROOM,
-    QUEUE_SETTINGS, RESUME_QUEUE, TAKE_SLOTS,
+    CLAIM_LIMITED, COUNT_QUEUED, LIMIT_QUEUE, LIST_QUEUES, LOCK_QUEUE, PAUSE_QUEUE, QUEUE_LIMITS,
+    QUEUE_LIMITS_ALONE, QUEUE_ROOM, QUEUE_SETTINGS, RESUME_QUEUE, TAKE_SLOTS,
     call::{Store, StoreError},
     jobs::claims_of,
     rows::{ClaimRequest, u64_of},
@@ -59,12 +59,38 @@ pub struct QueueRow {
     pub scheduled: u64,
     /// Jobs that run.
     pub processing: u64,
+    /// Submissions: messages that are no job yet, as the last scan counted them. `None`: it could not, or was too long
+    /// ago.
+    pub submitted: Option<u64>,
     /// Dead letters.
     pub dead: u64,
     /// Live worker processes that serve it.
     pub workers: u64,
-    /// How many seconds the oldest due job has been due.
+    /// How many seconds the oldest due job or submission has waited.
     pub oldest_due_s: Option<f64>,
+    /// How many seconds ago a worker process that serves it was last seen. `None`: none within the last day.
+    pub last_seen_s: Option<f64>,
+}
+
+impl QueueRow {
+    /// The number of due jobs and submissions.
+    #[must_use]
+    pub fn waiting(&self) -> u64 {
+        self.due + self.submitted.unwrap_or_default()
+    }
+
+    /// Whether no live worker serves it, though jobs wait or run, or its workers have just fallen silent.
+    #[must_use]
+    pub fn is_unserved(&self) -> bool {
+        self.workers == 0 && (self.waiting() > 0 || self.processing > 0 || self.last_seen_s.is_some())
+    }
+}
+
+/// How many jobs may wait in a queue, and how many submissions do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct QueuedLimit {
+    pub(crate) most: u64,
+    pub(crate) submitted: u64,
 }
 
 /// The settings of a queue that a worker needs.
@@ -175,7 +201,9 @@ impl Store {
                 processing: u64_of(row, "processing")?,
                 dead: u64_of(row, "dead")?,
                 workers: u64_of(row, "workers")?,
+                submitted: row.try_get::<Option<i64>, _>("submitted")?.map(i64::unsigned_abs),
                 oldest_due_s: row.try_get("oldest_due_s")?,
+                last_seen_s: row.try_get("last_seen_s")?,
             })
         };
         Ok(rows.iter().map(queue).collect::<Result<_, sqlx::Error>>()?)
@@ -218,10 +246,18 @@ impl Store {
         .await
     }
 
-    /// Returns every queue that has a `max_queued`, and its value.
-    pub(crate) async fn queue_limits(&self) -> Result<Vec<(String, u64)>, StoreError> {
-        let rows = self.rows(query(QUEUE_LIMITS)).await?;
-        let limit = |row: &PgRow| Ok((row.try_get(0)?, row.try_get::<i64, _>(1)?.unsigned_abs()));
+    /// Returns every queue that has a `max_queued`, its value, and its submissions of the last scan, which are 0 unless
+    /// `with_submissions`.
+    pub(crate) async fn queue_limits(
+        &self,
+        with_submissions: bool,
+    ) -> Result<Vec<(String, QueuedLimit)>, StoreError> {
+        let statement = if with_submissions { QUEUE_LIMITS } else { QUEUE_LIMITS_ALONE };
+        let rows = self.rows(query(statement)).await?;
+        let limit = |row: &PgRow| {
+            let submitted = row.try_get::<Option<i64>, _>(2)?.unwrap_or_default().unsigned_abs();
+            Ok((row.try_get(0)?, QueuedLimit { most: row.try_get::<i64, _>(1)?.unsigned_abs(), submitted }))
+        };
         Ok(rows.iter().map(limit).collect::<Result<_, sqlx::Error>>()?)
     }
 

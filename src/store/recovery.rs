@@ -1,19 +1,24 @@
 //! Recovery: the statements of scanner, reconcile, takeover and relay. One method, one statement.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use chrono::{DateTime, Utc};
-use sqlx::{Row, postgres::PgRow, query};
+use sqlx::{
+    Postgres, Row,
+    postgres::{PgArguments, PgRow},
+    query,
+    query::Query,
+};
 
 use super::{
     ADD_MARK, CREATE_PARTITIONS, DATABASE_TIME, FLEET, FORGET_WORKERS, LEAVE_TURNS, MEASURE, NOTE_REFUSED,
-    PASSED_MARK, PUBLISHED_QUEUES, RECLAIM_LOST, REGISTER_WORKER, RENEW_WORKER, RESET_STALE, RESET_VANISHED,
-    RESET_WORKERS, SCAN_DUE, SCAN_GATE, SILENT_WORKERS, SUSPECT, SUSPECTS, TAKE_DUE, TAKE_OVER, TAKE_TURNS,
-    WORKERS_OF_HOST,
+    NOTE_WAITING, PASSED_MARK, PUBLISHED_QUEUES, RECLAIM_LOST, REGISTER_WORKER, RENEW_WORKER, RESET_STALE,
+    RESET_VANISHED, RESET_WORKERS, SCAN_DUE, SCAN_GATE, SILENT_WORKERS, SUSPECT, SUSPECTS, TAKE_DUE,
+    TAKE_OVER, TAKE_TURNS, WORKERS_OF_HOST,
     call::{Store, StoreError},
     rows::{
-        DueJob, EndedAttempt, Fleet, Gate, HostWorker, QueueStats, Registration, Suspect, Suspects, Turns,
-        ended,
+        DueJob, EndedAttempt, Fleet, Gate, HostWorker, KindMessages, QueueStats, Registration, Suspect,
+        Suspects, Turns, Unserved, Waiting, ended,
     },
 };
 use crate::job::{JobId, claim::ClaimKey};
@@ -35,6 +40,17 @@ fn due_jobs(rows: &[PgRow]) -> Result<Vec<DueJob>, StoreError> {
         })
     };
     Ok(rows.iter().map(due).collect::<Result<_, sqlx::Error>>()?)
+}
+
+/// Binds the messages of each kind as $1 to $3 of recover/parts/waiting.sql.
+pub(super) fn bind_messages<'q>(
+    query: Query<'q, Postgres, PgArguments>,
+    messages: Option<&[KindMessages]>,
+) -> Query<'q, Postgres, PgArguments> {
+    query
+        .bind(messages.map(|all| all.iter().map(|of| of.queue.clone()).collect::<Vec<_>>()))
+        .bind(messages.map(|all| all.iter().map(|of| of.kind.clone()).collect::<Vec<_>>()))
+        .bind(messages.map(|all| all.iter().map(|of| of.messages).collect::<Vec<_>>()))
 }
 
 /// The most queues that one look for lost messages covers.
@@ -281,9 +297,36 @@ impl Store {
         Ok(ended(&self.rows_within(self.within().mul_f64(0.8), query).await?)?)
     }
 
-    /// Counts live jobs by queue, for the whole fleet.
-    pub(crate) async fn measure(&self) -> Result<(), StoreError> {
-        self.rows_aside(MEASURED_WITHIN, query(MEASURE)).await.map(drop)
+    /// Counts live jobs and submissions by queue, for the whole fleet. `messages` are those that the stream holds;
+    /// `None`: NATS did not answer. Returns the kinds that have submissions, and those that no live worker runs.
+    pub(crate) async fn measure(
+        &self,
+        messages: Option<&[KindMessages]>,
+        holds_for: Duration,
+    ) -> Result<Vec<Waiting>, StoreError> {
+        let query = bind_messages(query(MEASURE), messages).bind(holds_for.as_secs_f64());
+        let rows = self.rows_aside(MEASURED_WITHIN, query).await?;
+        Ok(rows.iter().map(Waiting::read).collect::<Result<_, _>>()?)
+    }
+
+    /// Records for how long the oldest submission of each queue has waited, in seconds, and what no live worker runs.
+    pub(crate) async fn note_waiting(
+        &self,
+        ages: &BTreeMap<&str, Option<f64>>,
+        unserved: &[Unserved],
+        holds_for: Duration,
+    ) -> Result<(), StoreError> {
+        let query = query(NOTE_WAITING)
+            .bind(ages.keys().map(|queue| (*queue).to_owned()).collect::<Vec<_>>())
+            .bind(ages.values().copied().collect::<Vec<_>>())
+            .bind(unserved.iter().map(|of| of.queue.clone()).collect::<Vec<_>>())
+            .bind(unserved.iter().map(|of| of.kind.clone()).collect::<Vec<_>>())
+            .bind(unserved.iter().map(|of| of.is_queue_served).collect::<Vec<_>>())
+            .bind(unserved.iter().map(|of| of.due).collect::<Vec<_>>())
+            .bind(unserved.iter().map(|of| of.submitted).collect::<Vec<_>>())
+            .bind(unserved.iter().map(|of| of.oldest_s).collect::<Vec<_>>())
+            .bind(holds_for.as_secs_f64());
+        self.rows(query).await.map(drop)
     }
 
     /// Returns the latest measurements of the fleet.
@@ -296,14 +339,20 @@ impl Store {
                 fleet.queues.push(QueueStats {
                     queue,
                     jobs,
+                    submitted: row.try_get("submitted")?,
                     oldest_due_s: lag_s,
                     is_paused: held,
                     workers: row.try_get("workers")?,
+                    last_seen_s: row.try_get("last_seen_s")?,
                 });
             } else {
                 (fleet.relay_lag_s, fleet.is_held_back) = (lag_s, held);
                 (fleet.dead, fleet.workers) = (row.try_get("dead")?, row.try_get("workers")?);
                 fleet.age_s = row.try_get("age_s")?;
+                let unserved: Option<String> = row.try_get("unserved")?;
+                // A later release may write more; what cannot be read is left out.
+                fleet.unserved =
+                    unserved.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default();
             }
         }
         Ok(fleet)

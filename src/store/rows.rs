@@ -3,7 +3,7 @@
 use std::{str::FromStr, time::Duration};
 
 use chrono::{DateTime, Utc};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, value::RawValue};
 use sqlx::{Row, error::BoxDynError, postgres::PgRow};
 use uuid::Uuid;
@@ -240,6 +240,65 @@ pub struct Fleet {
     pub age_s: Option<f64>,
     /// Whether a grace or the breaker keeps the scanner from resetting.
     pub is_held_back: bool,
+    /// What waits for a worker that is not there, as the last scan found it.
+    pub unserved: Vec<Unserved>,
+}
+
+/// Waiting jobs and submissions of one kind that no live worker runs.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct Unserved {
+    pub queue: String,
+    pub kind: String,
+    /// Whether a live worker serves the queue, and only the kind is unknown to all of them.
+    pub is_queue_served: bool,
+    pub due: i64,
+    /// `None`: NATS did not answer.
+    pub submitted: Option<i64>,
+    /// How long the oldest of them has waited, if that is known.
+    pub oldest_s: Option<f64>,
+}
+
+impl Unserved {
+    /// The number of jobs and submissions that wait.
+    pub fn waiting(&self) -> i64 {
+        self.due + self.submitted.unwrap_or_default()
+    }
+}
+
+/// The number of messages that the stream holds of one kind.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct KindMessages {
+    pub(crate) queue: String,
+    pub(crate) kind: String,
+    pub(crate) messages: i64,
+}
+
+/// What waits of one kind, and whether a live worker runs it.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Waiting {
+    pub(crate) queue: String,
+    pub(crate) kind: String,
+    pub(crate) due: i64,
+    /// `None`: NATS did not answer.
+    pub(crate) submitted: Option<i64>,
+    /// How long the oldest due job has been due.
+    pub(crate) oldest_due_s: Option<f64>,
+    pub(crate) is_queue_served: bool,
+    pub(crate) is_served: bool,
+}
+
+impl Waiting {
+    pub(super) fn read(row: &PgRow) -> Result<Self, sqlx::Error> {
+        Ok(Self {
+            queue: row.try_get("queue")?,
+            kind: row.try_get("kind")?,
+            due: row.try_get("due")?,
+            submitted: row.try_get("submitted")?,
+            oldest_due_s: row.try_get("oldest_due_s")?,
+            is_queue_served: row.try_get("is_queue_served")?,
+            is_served: row.try_get("is_served")?,
+        })
+    }
 }
 
 /// The measurements of one queue.
@@ -248,18 +307,29 @@ pub struct QueueStats {
     pub queue: String,
     /// The numbers of due, scheduled and processing jobs.
     pub jobs: [i64; 3],
+    /// Messages that are no job yet. `None`: NATS did not answer the last scan.
+    pub submitted: Option<i64>,
+    /// How long the oldest due job or submission has waited.
     pub oldest_due_s: f64,
     pub is_paused: bool,
-    /// Workers that serve it.
+    /// Live workers that serve it.
     #[cfg_attr(not(feature = "internals"), expect(dead_code, reason = "the dashboard alone asks"))]
     pub(crate) workers: i64,
+    /// How long ago a worker that serves it was last seen. `None`: none within the last day.
+    #[cfg_attr(not(feature = "internals"), expect(dead_code, reason = "the dashboard alone asks"))]
+    pub last_seen_s: Option<f64>,
 }
 
 #[cfg(feature = "internals")]
 impl QueueStats {
-    /// Whether due jobs wait in it that no worker serves.
+    /// The number of due jobs and submissions.
+    pub fn waiting(&self) -> i64 {
+        self.jobs[0] + self.submitted.unwrap_or_default()
+    }
+
+    /// Whether no live worker serves it, though jobs wait or run, or its workers have just fallen silent.
     pub fn is_unserved(&self) -> bool {
-        self.workers == 0 && self.jobs[0] > 0
+        self.workers == 0 && (self.waiting() > 0 || self.jobs[2] > 0 || self.last_seen_s.is_some())
     }
 }
 

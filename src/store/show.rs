@@ -5,6 +5,7 @@ use sqlx::{Row, postgres::PgRow, query};
 
 use super::{
     COUNT_DEAD, COUNT_WAITING, DEAD_GROUPS, JOB_TEXTS, RECOVERY_COUNTS, RECOVERY_EVENTS, SCHEDULE_JOBS,
+    WHO_RUNS,
     call::{Store, StoreError},
     dead::{DeadCount, DeadFilter},
     rows::{JobRow, u64_of},
@@ -75,7 +76,7 @@ pub struct DeadMatches {
 
 /// How many jobs wait for their time.
 #[derive(Debug, Clone, Copy)]
-pub struct Waiting {
+pub struct WaitingJobs {
     /// For another attempt.
     pub retrying: i64,
     pub scheduled: i64,
@@ -94,7 +95,29 @@ pub struct JobTexts {
     pub silence_s: Option<f64>,
 }
 
+/// Who would run a kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WhoRuns {
+    /// Whether a live worker serves the queue.
+    pub serves_queue: bool,
+    /// Whether a live worker serves the queue and runs the kind.
+    pub runs_kind: bool,
+    /// Whether the queue is paused.
+    pub is_paused: bool,
+}
+
 impl Store {
+    /// Returns whether live workers serve this queue and run this kind.
+    pub async fn who_runs(&self, queue: &str, kind: &str) -> Result<WhoRuns, StoreError> {
+        let rows = self.rows(query(WHO_RUNS).bind(queue).bind(kind)).await?;
+        let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
+        Ok(WhoRuns {
+            serves_queue: row.try_get("serves_queue")?,
+            runs_kind: row.try_get("runs_kind")?,
+            is_paused: row.try_get("is_paused")?,
+        })
+    }
+
     /// Returns at most `limit` recovery events of all jobs, the latest first.
     pub async fn recovery_events(&self, filter: &EventFilter, limit: i64) -> Result<Vec<Event>, StoreError> {
         let query = query(RECOVERY_EVENTS)
@@ -145,10 +168,10 @@ impl Store {
     }
 
     /// Returns how many jobs wait for their time; `None`: more than `most`.
-    pub async fn count_waiting(&self, most: i64) -> Result<Option<Waiting>, StoreError> {
+    pub async fn count_waiting(&self, most: i64) -> Result<Option<WaitingJobs>, StoreError> {
         let rows = self.rows(query(COUNT_WAITING).bind(most)).await?;
         let waiting = |row: &PgRow| {
-            Ok(Waiting { retrying: row.try_get("retrying")?, scheduled: row.try_get("scheduled")? })
+            Ok(WaitingJobs { retrying: row.try_get("retrying")?, scheduled: row.try_get("scheduled")? })
         };
         Ok(rows.first().map(waiting).transpose().map_err(|error: sqlx::Error| error)?)
     }

@@ -9,6 +9,7 @@ use crate::{observe::metrics, store::Store};
 /// Exports the counts for as long as this future is polled.
 pub async fn show(store: &Store, every: impl Fn() -> Duration) {
     let mut shown = HashSet::new();
+    let mut unserved = HashSet::new();
     // Until the first count, its age is the time since this process began.
     let (mut age_s, mut read_at) = (0.0, Instant::now());
     loop {
@@ -19,12 +20,22 @@ pub async fn show(store: &Store, every: impl Fn() -> Duration) {
                 }
                 let mut gone = std::mem::take(&mut shown);
                 for of in fleet.queues {
-                    metrics::queue(&of.queue, of.jobs, of.oldest_due_s, of.is_paused);
+                    metrics::queue(&of.queue, of.jobs, of.submitted, of.oldest_due_s, of.is_paused);
                     gone.remove(&of.queue);
                     shown.insert(of.queue);
                 }
                 for queue in gone {
-                    metrics::queue(&queue, [0; 3], 0.0, false);
+                    metrics::queue(&queue, [0; 3], Some(0), 0.0, false);
+                }
+                let mut gone = std::mem::take(&mut unserved);
+                for of in fleet.unserved {
+                    metrics::unserved(&of.queue, &of.kind, of.waiting());
+                    let key = (of.queue, of.kind);
+                    gone.remove(&key);
+                    unserved.insert(key);
+                }
+                for (queue, kind) in gone {
+                    metrics::unserved(&queue, &kind, 0);
                 }
                 metrics::fleet(fleet.relay_lag_s, fleet.dead, fleet.workers, fleet.is_held_back);
             }

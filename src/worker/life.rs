@@ -225,6 +225,7 @@ impl<S: Send + Sync + 'static> Life<S> {
             loops.spawn(Scan {
                 store: store(),
                 turns: turns(),
+                queue: queue(),
                 relay: relay(),
                 every: timing.scan_every,
                 stale_after: timing.stale_after,

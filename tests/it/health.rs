@@ -303,7 +303,10 @@ async fn the_relays_lag_is_that_of_queued_jobs_alone() {
     let bench = bench().await;
     let put = "INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, scheduled_at, publish_at) SELECT gen_random_uuid(), 'q', 'k', '1', 5, now() - interval '2 h', now() + interval '1 h'";
     let lag = || async {
-        bench.execute(statement("measure")).await;
+        let none = None::<Vec<String>>;
+        let measure =
+            sqlx::query(statement("measure")).bind(&none).bind(&none).bind(None::<Vec<i64>>).bind(60.0);
+        measure.execute(&bench.pool).await.unwrap();
         let fleet = statement("fleet");
         let rows = sqlx::query(fleet).fetch_all(&bench.pool).await.unwrap();
         let all = rows.iter().find(|row| row.get::<Option<String>, _>("queue").is_none()).unwrap();

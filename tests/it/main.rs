@@ -65,4 +65,5 @@ mod tidy;
 mod traces;
 mod vanished;
 mod verify;
+mod visible;
 mod write_loss;

@@ -8,11 +8,23 @@ use super::{Asked, Check, jobs_of, skip, skip_by, some_of, span_of};
 use crate::{
     config::Timing,
     job::span::span,
-    store::{JobsSeen, QueueSeen, ScheduleRow, Store, WorkerSeen},
+    nats::Queue,
+    recover::waiting,
+    store::{JobsSeen, QueueSeen, ScheduleRow, Store, Waiting, WorkerSeen},
 };
 
 const OF_WORKERS: [&str; 2] = ["workers", "versions"];
 const OF_JOBS: [&str; 3] = ["scans", "relay", "dead_letters"];
+
+/// The checks of queues, and of the kinds in them.
+pub(super) const OF_QUEUES: [&str; 2] = ["queue", "kinds"];
+
+/// How long NATS may take to count its messages, and again to say how long the first have waited.
+const COUNTED_WITHIN: Duration = Duration::from_secs(5);
+/// A kind that has waited for longer is wrong; before, a worker that runs it may be on its way.
+const KIND_LATE: Duration = Duration::from_mins(1);
+/// The most kinds that have a finding each.
+const KINDS_SHOWN: usize = 20;
 
 /// A tick whose job is this late was missed by every worker.
 const TICK_LATE: TimeDelta = TimeDelta::minutes(1);
@@ -28,7 +40,7 @@ const SCANS_MISSED: u32 = 5;
 pub(super) fn skipped(why: &str) -> Vec<Check> {
     let mut checks = skip(&OF_WORKERS, why);
     checks.extend(skip(&OF_JOBS, why));
-    checks.extend(skip(&["schedules", "queue"], why));
+    checks.extend(skip(&["schedules"], why));
     checks
 }
 
@@ -38,12 +50,8 @@ pub(super) fn unknown(named: Option<&[String]>) -> Vec<Asked> {
     named.map(|queue| Asked { queue: queue.clone(), is_served: false }).collect()
 }
 
-/// Checks what surrounds the jobs. Also returns the queues to ask NATS about.
-pub(super) async fn look(
-    store: &Store,
-    timing: &Timing,
-    named: Option<&[String]>,
-) -> (Vec<Check>, Vec<Asked>) {
+/// Checks what surrounds the jobs, except for their queues.
+pub(super) async fn look(store: &Store, timing: &Timing) -> Vec<Check> {
     let seen = store.doctor_workers().await;
     let mut checks = match &seen {
         Ok(seen) => vec![workers(seen), versions(seen)],
@@ -60,20 +68,125 @@ pub(super) async fn look(
         Ok((rows, now)) => checks.push(schedules(&rows, now)),
         Err(error) => checks.extend(skip_by(&["schedules"], &error)),
     }
-    match store.doctor_queues(named).await {
-        Ok(queues) => {
+    checks
+}
+
+/// Checks the queues, and the kinds that wait in them: as jobs, and, if NATS is given, as submissions in the stream.
+/// Also returns the queues to ask NATS about.
+pub(super) async fn queues(
+    store: &Store,
+    nats: Option<&Queue>,
+    named: Option<&[String]>,
+) -> (Vec<Check>, Vec<Asked>) {
+    let counts = match nats {
+        Some(nats) => waiting::counts(nats, COUNTED_WITHIN).await,
+        None => None,
+    };
+    let kinds = store.doctor_kinds(counts.as_ref().map(|counts| counts.kinds.as_slice()), named).await;
+    let (waits, of_kinds) = match kinds {
+        Ok(waits) => {
+            let ages = match nats {
+                Some(nats) => {
+                    let at = counts.and_then(|counts| counts.at);
+                    waiting::ages(nats, at, &waits, COUNTED_WITHIN).await.0
+                }
+                None => Vec::new(),
+            };
+            let ages = ages.into_iter().chain(std::iter::repeat(None));
+            let waits: Vec<_> = waits.into_iter().zip(ages).collect();
+            let of_kinds = about_kinds(&waits);
+            (waits, of_kinds)
+        }
+        Err(error) => (Vec::new(), skip_by(&["kinds"], &error)),
+    };
+    let submitted = || waits.iter().filter(|(of, _)| of.submitted > Some(0));
+    let mut others: Vec<_> = submitted().map(|(of, _)| of.queue.clone()).collect();
+    others.sort_unstable();
+    others.dedup();
+    match store.doctor_queues(named, &others).await {
+        Ok(mut queues) => {
+            let mut checks = Vec::new();
             if queues.is_empty() && named.is_none() {
                 checks.push(Check::ok("queue", "no worker serves a queue, and no job waits"));
             }
-            checks.extend(queues.iter().map(|seen| queue(seen).of(&seen.queue)));
+            for seen in &mut queues {
+                let of_queue = || submitted().filter(|(of, _)| of.queue == seen.queue);
+                let oldest = of_queue().filter_map(|(_, age)| *age).reduce(f64::max);
+                seen.submitted = of_queue().filter_map(|(of, _)| of.submitted).sum();
+                seen.submitted_for = oldest.and_then(seconds);
+            }
+            let check = |seen: &QueueSeen| {
+                let purge = nats.map(|nats| nats.purge_command(&seen.queue));
+                queue(seen, purge.as_deref()).of(&seen.queue)
+            };
+            checks.extend(queues.iter().map(check));
+            checks.extend(of_kinds);
             let asked = queues.into_iter().map(|seen| Asked { queue: seen.queue, is_served: seen.is_served });
             (checks, asked.collect())
         }
         Err(error) => {
-            checks.extend(skip_by(&["queue"], &error));
+            let mut checks = skip_by(&["queue"], &error);
+            checks.extend(of_kinds);
             (checks, unknown(named))
         }
     }
+}
+
+fn seconds(of: f64) -> Option<Duration> {
+    Duration::try_from_secs_f64(of).ok()
+}
+
+/// Checks that a live worker runs every kind that waits in a queue that is served. Of another queue, its own check says
+/// so.
+fn about_kinds(waits: &[(Waiting, Option<f64>)]) -> Vec<Check> {
+    const CHECK: &str = "kinds";
+    let unknown: Vec<_> = waits.iter().filter(|(of, _)| of.is_queue_served && !of.is_served).collect();
+    if unknown.is_empty() {
+        return vec![Check::ok(CHECK, "a live worker runs each kind that waits in a served queue")];
+    }
+    let check = |(of, age): &&(Waiting, Option<f64>)| {
+        let Waiting { queue, kind, due, .. } = of;
+        let waited = waiting::longer(of.oldest_due_s, *age).and_then(seconds);
+        let found = format!(
+            "no live worker runs the kind {kind}; {}",
+            amounts(
+                (*due, of.oldest_due_s.and_then(seconds)),
+                i64::MAX,
+                (of.submitted.unwrap_or_default(), age.and_then(seconds))
+            )
+        );
+        let to_do = format!(
+            "start a worker that runs it (`tenure work {queue} --kind {kind} --exec COMMAND`, or a program with a \
+             handler of this kind), or cancel its jobs: `tenure jobs cancel --queue {queue} --kind {kind}`"
+        );
+        // In a deploy the producers may be first.
+        let is_wrong = waited.is_none_or(|waited| waited >= KIND_LATE);
+        let check = if is_wrong { Check::wrong(CHECK, found) } else { Check::warning(CHECK, found) };
+        check.advise(to_do).of(queue)
+    };
+    let mut checks: Vec<_> = unknown.iter().take(KINDS_SHOWN).map(check).collect();
+    if unknown.len() > KINDS_SHOWN {
+        let more = format!("and {} more kinds that no live worker runs", unknown.len() - KINDS_SHOWN);
+        checks.push(Check::wrong(CHECK, more).advise("start workers that run them, or cancel their jobs"));
+    }
+    checks
+}
+
+/// Due jobs and submissions, each with the time that the first of them has waited. The count of due jobs stops at
+/// `due_most`.
+fn amounts(
+    (due, due_for): (i64, Option<Duration>),
+    due_most: i64,
+    (submitted, submitted_for): (i64, Option<Duration>),
+) -> String {
+    let due_text = || format!("{} due, the first for {}", jobs_of(due, due_most), span_of(due_for));
+    if submitted == 0 {
+        return if due == 0 { "no job is due".into() } else { due_text() };
+    }
+    let noun = if submitted == 1 { "submission" } else { "submissions" };
+    let since = submitted_for.map(|since| format!(", the first for {}", span(since))).unwrap_or_default();
+    let submitted = format!("{submitted} {noun} in the stream{since}");
+    if due == 0 { submitted } else { format!("{}, and {submitted}", due_text()) }
 }
 
 /// The relay looks every `relay_every`, and gives a publication its time: a job due for longer was missed.
@@ -232,39 +345,53 @@ fn dead_letters(jobs: &JobsSeen) -> Check {
     .advise("`tenure dead list` shows their errors; `tenure dead redrive` queues them again")
 }
 
-/// Checks that a queue's jobs can run.
-fn queue(seen: &QueueSeen) -> Check {
+/// Checks that a queue's jobs can run. `purge` is the command that removes its messages.
+fn queue(seen: &QueueSeen, purge: Option<&str>) -> Check {
     const CHECK: &str = "queue";
+    const NO_WORKER: &str = "no worker serves this queue; ";
     let name = &seen.queue;
-    let waiting = match seen.waiting {
-        0 => "no job is due".into(),
-        n => format!("{} due, the first for {}", jobs_of(n, WAITING_MOST), span_of(seen.waiting_for)),
-    };
+    let is_waited_for = seen.waiting > 0 || seen.submitted > 0;
+    let lacks_worker = !seen.is_served && is_waited_for;
+    let waiting =
+        amounts((seen.waiting, seen.waiting_for), WAITING_MOST, (seen.submitted, seen.submitted_for));
+    let start = format!(
+        "start a worker that serves {name}: `tenure work {name} --exec COMMAND`, or your own program"
+    );
     if let Some(paused_for) = seen.paused_for {
-        return Check::warning(CHECK, format!("paused for {}; {waiting}", span(paused_for)))
-            .advise(format!("`tenure queues resume {name}`, when it is time"));
+        let no_worker = if lacks_worker { NO_WORKER } else { "" };
+        let found = format!("paused for {}; {no_worker}{waiting}", span(paused_for));
+        let resume = format!("`tenure queues resume {name}`, when it is time");
+        let to_do = if lacks_worker { format!("{start}; {resume}") } else { resume };
+        return Check::warning(CHECK, found).advise(to_do);
     }
     let waiting = match (seen.running, seen.max_running) {
         (Some(running), Some(most)) => format!("{running} of {most} running; {waiting}"),
         _ => waiting,
     };
-    if let (Some(queued), Some(most)) = (seen.queued, seen.max_queued)
-        && queued >= most
-    {
-        let found = format!("full: {} queued, and enqueues are refused; {waiting}", jobs_of(most, i64::MAX));
-        return Check::warning(CHECK, found)
+    // The limit counts submissions, too.
+    let full = match (seen.queued, seen.max_queued) {
+        (Some(queued), Some(most)) if queued + seen.submitted >= most => {
+            format!("full: {} queued, and enqueues are refused; ", jobs_of(most, i64::MAX))
+        }
+        _ => String::new(),
+    };
+    if lacks_worker {
+        let cancel = format!("cancel its jobs: `tenure jobs cancel --queue {name}`");
+        let purge = match purge {
+            Some(purge) if seen.submitted > 0 => {
+                format!("; `{purge}` removes the messages of a mistyped name")
+            }
+            _ => String::new(),
+        };
+        return Check::wrong(CHECK, format!("{full}{NO_WORKER}{waiting}"))
+            .advise(format!("{start}; or {cancel}{purge}"));
+    }
+    if !full.is_empty() {
+        return Check::warning(CHECK, format!("{full}{waiting}"))
             .advise(format!("add workers, or `tenure queues limit {name} --max-queued N`"));
     }
-    if seen.is_served {
-        return Check::ok(CHECK, waiting);
-    }
-    let found = format!("no worker serves this queue; {waiting}");
-    if seen.waiting == 0 {
-        return Check::ok(CHECK, found);
-    }
-    Check::wrong(CHECK, found).advise(format!(
-        "start a worker that serves {name}, or cancel its jobs: `tenure jobs cancel --queue {name}`"
-    ))
+    let no_worker = if seen.is_served { "" } else { NO_WORKER };
+    Check::ok(CHECK, format!("{no_worker}{waiting}"))
 }
 
 #[cfg(test)]
@@ -352,6 +479,10 @@ mod tests {
         assert_eq!(overdue_after(&Timing::DEFAULT), 11 * SECOND);
     }
 
+    fn checked(seen: &QueueSeen) -> Check {
+        queue(seen, Some("nats stream purge JOBS --subject 'jobs.mail.>'"))
+    }
+
     #[test]
     fn a_queue_needs_a_worker_when_a_job_waits() {
         let seen = |is_served, waiting| QueueSeen {
@@ -364,29 +495,71 @@ mod tests {
             running: None,
             max_queued: None,
             queued: None,
+            submitted: 0,
+            submitted_for: None,
         };
-        assert_eq!(queue(&seen(true, 5)).state, CheckState::Ok);
-        assert_eq!(queue(&seen(false, 0)).state, CheckState::Ok);
-        let alone = queue(&seen(false, 5));
+        assert_eq!(checked(&seen(true, 5)).state, CheckState::Ok);
+        assert_eq!(checked(&seen(false, 0)).state, CheckState::Ok);
+        let alone = checked(&seen(false, 5));
         assert_eq!(
             (alone.state, alone.found.as_str()),
             (CheckState::Wrong, "no worker serves this queue; 5 jobs due, the first for 1s")
         );
-        let paused = queue(&QueueSeen { paused_for: Some(7_200 * SECOND), ..seen(true, 1_000) });
+        let paused = checked(&QueueSeen { paused_for: Some(7_200 * SECOND), ..seen(true, 1_000) });
         assert_eq!(paused.state, CheckState::Warning);
         assert_eq!(paused.found, "paused for 2h; 1000 jobs or more due, the first for 1s");
         assert!(paused.to_do.is_some_and(|to_do| to_do.contains("tenure queues resume mail")));
         let limited = QueueSeen { max_running: Some(20), running: Some(20), ..seen(true, 5) };
-        let checked = queue(&limited);
+        let of_limited = checked(&limited);
         assert_eq!(
-            (checked.state, &*checked.found),
+            (of_limited.state, &*of_limited.found),
             (CheckState::Ok, "20 of 20 running; 5 jobs due, the first for 1s")
         );
-        let full = queue(&QueueSeen { max_queued: Some(9), queued: Some(9), ..limited });
+        let full = checked(&QueueSeen { max_queued: Some(9), queued: Some(9), ..limited });
         assert_eq!(full.state, CheckState::Warning);
         assert!(full.found.starts_with("full: 9 jobs queued"), "{}", full.found);
         let room = QueueSeen { max_queued: Some(9), queued: Some(8), ..seen(true, 5) };
-        assert_eq!(queue(&room).state, CheckState::Ok);
+        assert_eq!(checked(&room).state, CheckState::Ok);
+        // Submissions count, and a worker that is missing is never hidden by a limit.
+        let submitted = QueueSeen { submitted: 1, submitted_for: Some(90 * SECOND), ..room };
+        let found = checked(&submitted).found;
+        let words = "5 jobs due, the first for 1s, and 1 submission in the stream, the first for 1m 30s";
+        assert_eq!(found, format!("full: 9 jobs queued, and enqueues are refused; {words}"));
+        let alone = checked(&QueueSeen { is_served: false, ..submitted });
+        assert_eq!(alone.state, CheckState::Wrong);
+        assert!(alone.found.contains("refused; no worker serves this queue; 5 jobs due"), "{}", alone.found);
+        let to_do = alone.to_do.unwrap_or_default();
+        assert!(to_do.contains("`tenure work mail --exec COMMAND`"), "{to_do}");
+        assert!(to_do.contains("`nats stream purge JOBS --subject 'jobs.mail.>'`"), "{to_do}");
+        let unseen = checked(&QueueSeen { submitted: 7, ..seen(false, 0) });
+        assert_eq!(unseen.state, CheckState::Wrong);
+        assert_eq!(unseen.found, "no worker serves this queue; 7 submissions in the stream");
+    }
+
+    #[test]
+    fn a_kind_without_a_worker_is_wrong_after_a_minute() {
+        let waits = |is_served, waited_s: f64| Waiting {
+            queue: "mail".into(),
+            kind: "other.kind".into(),
+            due: 5,
+            submitted: Some(0),
+            oldest_due_s: Some(waited_s),
+            is_queue_served: true,
+            is_served,
+        };
+        let check = |of: Waiting| about_kinds(&[(of, None)]).remove(0);
+        assert_eq!(check(waits(true, 99.0)).state, CheckState::Ok);
+        assert_eq!(check(waits(false, 59.0)).state, CheckState::Warning);
+        let found = check(waits(false, 60.0));
+        assert_eq!(found.state, CheckState::Wrong);
+        assert_eq!(found.found, "no live worker runs the kind other.kind; 5 jobs due, the first for 1m");
+        assert!(
+            found.to_do.is_some_and(|to_do| to_do.contains("`tenure work mail --kind other.kind --exec"))
+        );
+        let of_another_queue = Waiting { is_queue_served: false, ..waits(false, 99.0) };
+        assert_eq!(check(of_another_queue).state, CheckState::Ok);
+        let many: Vec<_> = (0..25).map(|_| (waits(false, 99.0), None)).collect();
+        assert_eq!(about_kinds(&many).len(), KINDS_SHOWN + 1);
     }
 
     #[test]

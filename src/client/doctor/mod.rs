@@ -146,15 +146,20 @@ impl Tenure {
         // Both servers at once: a server that is away costs its whole time limit.
         let of_postgres = async {
             let (mut checks, is_fit) = postgres::look(self, options.old_after).await;
-            let named = (!options.queues.is_empty()).then_some(named.as_slice());
-            let (of_jobs, asked) = match is_fit {
-                Ok(()) => jobs::look(self.store(), timing, named).await,
-                Err(why) => (jobs::skipped(&why), jobs::unknown(named)),
-            };
-            checks.extend(of_jobs);
-            (checks, asked)
+            checks.extend(match &is_fit {
+                Ok(()) => jobs::look(self.store(), timing).await,
+                Err(why) => jobs::skipped(why),
+            });
+            (checks, is_fit)
         };
-        let ((mut checks, asked), (connection, seen)) = tokio::join!(of_postgres, nats::reach(self));
+        let ((mut checks, is_fit), (connection, seen)) = tokio::join!(of_postgres, nats::reach(self));
+        let named = (!options.queues.is_empty()).then_some(named.as_slice());
+        // A queue may have nothing but messages.
+        let (of_queues, asked) = match is_fit {
+            Ok(()) => jobs::queues(self.store(), seen.as_ref().map(|_| self.queue()), named).await,
+            Err(why) => (skip(&jobs::OF_QUEUES, &why), jobs::unknown(named)),
+        };
+        checks.extend(of_queues);
         checks.extend(bad);
         checks.push(timers(timing));
         checks.push(connection);

@@ -5,9 +5,14 @@
 use super::*;
 use crate::proof::{Logs, Place, place, seconds};
 
+async fn scan_if_due(place: &Place) -> Option<usize> {
+    let (store, queue) = (place.tenure.store(), place.tenure.queue());
+    scan(store, queue, &Memory::default(), "me", seconds(30), seconds(300)).await.unwrap()
+}
+
 async fn scan_now(place: &Place) -> Option<usize> {
     place.execute("UPDATE tenure.scanner_state SET last_scan_at = now() - interval '31 s'").await;
-    scan(place.tenure.store(), "me", seconds(30), seconds(300)).await.unwrap()
+    scan_if_due(place).await
 }
 
 async fn silent_jobs(place: &Place, n: usize) -> Vec<JobId> {
@@ -24,7 +29,7 @@ async fn silent_jobs(place: &Place, n: usize) -> Vec<JobId> {
 async fn a_scan_resets_stale_jobs_when_it_is_due() {
     let place = place().await;
     assert_eq!(scan_now(&place).await, Some(0));
-    assert_eq!(scan(place.tenure.store(), "me", seconds(30), seconds(300)).await.unwrap(), None);
+    assert_eq!(scan_if_due(&place).await, None);
     silent_jobs(&place, 2).await;
     place.claimed_by("alive").await;
     assert_eq!(scan_now(&place).await, Some(2));

@@ -1,6 +1,7 @@
 -- doctor_queues: for each queue, whether a worker serves it, whether it is paused, and how many jobs wait in it.
 --
 --   $1 queues, or NULL for those that a worker serves, in which a job waits, or that have settings
+--   $2 with NULL: other queues, in which submissions wait
 --
 -- One row a queue. The index gives the queues that have jobs, one step a queue. Counts at most 1,000 jobs of a queue
 -- that are published and due.
@@ -23,6 +24,8 @@ WITH RECURSIVE filled (queue) AS (
     SELECT queue FROM served WHERE $1::text[] IS NULL
      UNION
     SELECT queue FROM tenure.queues WHERE $1::text[] IS NULL
+     UNION
+    SELECT unnest($2::text[]) WHERE $1::text[] IS NULL
 )
 SELECT n.queue,
        EXISTS (SELECT FROM served WHERE served.queue = n.queue) AS is_served,

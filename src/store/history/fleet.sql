@@ -1,15 +1,42 @@
 -- fleet: the latest measurements, with ages as of now. One row a queue, and one without a queue for all of them.
+--
+-- A count of the stream that is too old is NULL. A queue whose workers all fell silent within the last day has a row,
+-- too.
+WITH seen AS MATERIALIZED (
+    SELECT queue, count(*) FILTER (WHERE w.last_seen_at > statement_timestamp() - 3 * w.renew_every) AS workers,
+           extract(epoch FROM statement_timestamp() - max(w.last_seen_at))::float8 AS last_seen_s
+      FROM tenure.workers w, unnest(w.queues) AS queue
+     WHERE w.last_seen_at > statement_timestamp() - interval '1 day'
+     GROUP BY queue
+), names (queue) AS (
+    SELECT queue FROM tenure.queue_stats
+     UNION
+    SELECT queue FROM tenure.queues
+     UNION
+    SELECT queue FROM seen WHERE workers = 0
+)
 SELECT NULL AS queue, NULL::bigint AS due, NULL::bigint AS scheduled, NULL::bigint AS processing,
+       NULL::bigint AS submitted,
        coalesce(extract(epoch FROM statement_timestamp() - s.relay_due_at), 0)::float8 AS lag_s,
        coalesce(s.grace_until > statement_timestamp(), false) OR s.breaker_since IS NOT NULL AS held,
        extract(epoch FROM statement_timestamp() - s.measured_at)::float8 AS age_s, coalesce(s.dead, 0) AS dead,
-       (SELECT count(*) FROM tenure.workers WHERE last_seen_at > statement_timestamp() - 3 * renew_every) AS workers
+       (SELECT count(*) FROM tenure.workers WHERE last_seen_at > statement_timestamp() - 3 * renew_every) AS workers,
+       NULL::float8 AS last_seen_s,
+       CASE WHEN s.unserved_until > statement_timestamp() THEN
+            (SELECT jsonb_agg(one || jsonb_build_object('oldest_s',
+                              extract(epoch FROM statement_timestamp() - (one ->> 'oldest_at')::timestamptz)))
+               FROM jsonb_array_elements(s.unserved) AS u (one))::text
+       END AS unserved
   FROM tenure.scanner_state s
  UNION ALL
 SELECT queue, coalesce(t.due, 0), coalesce(t.scheduled, 0), coalesce(t.processing, 0),
-       coalesce(extract(epoch FROM statement_timestamp() - t.oldest_due_at), 0)::float8, q.paused_at IS NOT NULL,
-       NULL, NULL,
-       (SELECT count(*) FROM tenure.workers w
-         WHERE queue = ANY (w.queues) AND w.last_seen_at > statement_timestamp() - 3 * w.renew_every)
-  FROM tenure.queue_stats t
-  FULL JOIN tenure.queues q USING (queue)
+       CASE WHEN t.submitted_until > statement_timestamp() THEN t.submitted
+            WHEN t.queue IS NULL AND s.stream_until > statement_timestamp() THEN 0 END,
+       coalesce(greatest(0, extract(epoch FROM statement_timestamp() - least(t.oldest_due_at,
+                CASE WHEN t.submitted_until > statement_timestamp() THEN t.oldest_submitted_at END))), 0)::float8,
+       q.paused_at IS NOT NULL, NULL, NULL, coalesce(w.workers, 0), w.last_seen_s, NULL
+  FROM names
+ CROSS JOIN tenure.scanner_state s
+  LEFT JOIN tenure.queue_stats t USING (queue)
+  LEFT JOIN tenure.queues q USING (queue)
+  LEFT JOIN seen w USING (queue)

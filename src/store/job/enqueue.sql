@@ -12,27 +12,7 @@
 -- second statement because this one's snapshot may be older than the insert that won.
 -- Only the statement that inserted the key creates the job: the job's row may be gone long before its
 -- last message is. Keys are inserted in order, or two producers with the same keys would deadlock.
-WITH input AS MATERIALIZED (
-    SELECT u.*,
-           coalesce(u.run_at, statement_timestamp() + coalesce(u.delay_s, 0) * interval '1 second') AS due_at
-      FROM unnest((SELECT $1::uuid[]), $2::text[], $3::text[], $4::text[], $5::int[], $6::timestamptz[], $7::float8[],
-                  $8::text[], $9::text[], $10::text[], $11::bigint[], $12::timestamptz[], $13::text[])
-           AS u(id, queue, kind, payload, max_attempts, run_at, delay_s, trace_context, key_scope, key,
-                stream_seq, stream_published_at, told)
-     WHERE (SELECT set_config('lock_timeout', coalesce($14, current_setting('lock_timeout')), true)) IS NOT NULL
-), keyed AS (
-    INSERT INTO tenure.job_keys (scope, key, job_id, stream_seq, stream_published_at)
-    SELECT key_scope, key, id, stream_seq, stream_published_at
-      FROM input
-     WHERE key IS NOT NULL
-     ORDER BY key_scope, key
-        ON CONFLICT (scope, key) DO NOTHING
-    RETURNING job_id
-), fresh AS (
-    SELECT input.*, told <> 'relay' AND due_at <= statement_timestamp() AS has_message
-      FROM input
-     WHERE key IS NULL OR EXISTS (SELECT FROM keyed WHERE keyed.job_id = input.id)
-)
+-- include job/parts/enqueue_fresh.sql
 INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, scheduled_at, trace_context,
                          dispatch, publish_at, published_at)
 SELECT id, queue, kind, payload::jsonb, max_attempts, due_at, trace_context,

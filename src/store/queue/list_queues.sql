@@ -1,4 +1,7 @@
--- list_queues: every queue that has jobs, workers or settings. Reads the table of live jobs as a whole.
+-- list_queues: every queue that has jobs, submissions, workers or settings. Reads the table of live jobs as a whole.
+--
+-- Submissions are those of the last scan; NULL: they were not counted, or too long ago. A queue whose workers all fell
+-- silent within the last day has a row, too.
 WITH jobs AS (
     SELECT queue,
            count(*) FILTER (WHERE status = 'queued' AND scheduled_at <= statement_timestamp()) AS due,
@@ -8,19 +11,36 @@ WITH jobs AS (
       FROM tenure.jobs
      GROUP BY queue
 ), workers AS (
-    SELECT queue, count(*) AS workers
-      FROM tenure.workers, unnest(queues) AS queue
-     WHERE last_seen_at > statement_timestamp() - 3 * renew_every
+    SELECT queue, count(*) FILTER (WHERE w.last_seen_at > statement_timestamp() - 3 * w.renew_every) AS workers,
+           greatest(0, extract(epoch FROM statement_timestamp() - max(w.last_seen_at)))::float8 AS last_seen_s
+      FROM tenure.workers w, unnest(w.queues) AS queue
+     WHERE w.last_seen_at > statement_timestamp() - interval '1 day'
      GROUP BY queue
 ), dead AS (
     SELECT queue, count(*) AS dead FROM tenure.dead_letter_jobs GROUP BY queue
+), names (queue) AS (
+    SELECT queue FROM tenure.queues
+     UNION
+    SELECT queue FROM jobs
+     UNION
+    SELECT queue FROM tenure.queue_stats WHERE submitted > 0 AND submitted_until > statement_timestamp()
+     UNION
+    SELECT queue FROM workers
+     UNION
+    SELECT queue FROM dead
 )
 SELECT queue, q.paused_at, q.max_running, q.max_queued,
        coalesce(j.due, 0) AS due, coalesce(j.scheduled, 0) AS scheduled, coalesce(j.processing, 0) AS processing,
-       coalesce(d.dead, 0) AS dead, coalesce(w.workers, 0) AS workers,
-       extract(epoch FROM statement_timestamp() - j.oldest_due_at)::float8 AS oldest_due_s
-  FROM tenure.queues q
-  FULL JOIN jobs j USING (queue)
-  FULL JOIN workers w USING (queue)
-  FULL JOIN dead d USING (queue)
+       CASE WHEN t.submitted_until > statement_timestamp() THEN t.submitted
+            WHEN t.queue IS NULL AND s.stream_until > statement_timestamp() THEN 0 END AS submitted,
+       coalesce(d.dead, 0) AS dead, coalesce(w.workers, 0) AS workers, w.last_seen_s,
+       extract(epoch FROM statement_timestamp() - least(j.oldest_due_at,
+               CASE WHEN t.submitted_until > statement_timestamp() THEN t.oldest_submitted_at END))::float8 AS oldest_due_s
+  FROM names
+ CROSS JOIN tenure.scanner_state s
+  LEFT JOIN tenure.queues q USING (queue)
+  LEFT JOIN jobs j USING (queue)
+  LEFT JOIN tenure.queue_stats t USING (queue)
+  LEFT JOIN workers w USING (queue)
+  LEFT JOIN dead d USING (queue)
  ORDER BY queue

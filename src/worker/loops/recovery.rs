@@ -12,6 +12,7 @@ use crate::{
     recover::{
         retention, scanner,
         vanished::{self, Looked},
+        waiting::Memory,
     },
     store::Store,
     worker::{
@@ -25,6 +26,7 @@ use crate::{
 pub(crate) struct Scan {
     pub(crate) store: Store,
     pub(crate) turns: Arc<Turns>,
+    pub(crate) queue: Queue,
     pub(crate) relay: Relay,
     pub(crate) every: Duration,
     pub(crate) stale_after: Duration,
@@ -35,12 +37,14 @@ impl Work for Scan {
     const NAME: &'static str = "scan";
 
     async fn run(self) {
-        let every = self.every;
+        let (every, memory) = (self.every, Memory::default());
         loop {
             // Scan at once when the turn comes: the gap to another worker's last scan must not grow.
             self.turns.wait_for(Turn::Scan).await;
             let began = Instant::now();
-            let scanned = scanner::scan(&self.store, &self.worker_id, every, self.stale_after).await;
+            let scanned =
+                scanner::scan(&self.store, &self.queue, &memory, &self.worker_id, every, self.stale_after)
+                    .await;
             let went = match &scanned {
                 Ok(_) => Went::Well,
                 Err(error) if error.is_unavailable() => Went::Unsaid,

@@ -114,8 +114,21 @@ async fn check_known(tenure: &Tenure, queue: &str, hint: &str) -> anyhow::Result
 }
 
 fn list(queues: &[QueueRow]) -> Table {
-    let header = ["QUEUE", "STATE", "DUE", "OLDEST DUE", "SCHEDULED", "RUNNING", "DEAD", "WORKERS", "LIMITS"];
-    let spare = &["LIMITS", "SCHEDULED", "OLDEST DUE", "DEAD", "WORKERS", "RUNNING"];
+    let header = [
+        "QUEUE",
+        "STATE",
+        "DUE",
+        "SUBMITTED",
+        "OLDEST DUE",
+        "SCHEDULED",
+        "RUNNING",
+        "DEAD",
+        "WORKERS",
+        "LAST SEEN",
+        "LIMITS",
+    ];
+    let spare =
+        &["LIMITS", "LAST SEEN", "SCHEDULED", "OLDEST DUE", "DEAD", "SUBMITTED", "WORKERS", "RUNNING"];
     let mut table = table(&header).spare(spare).wrap(&["STATE"]);
     for queue in queues {
         let limits = [
@@ -126,15 +139,17 @@ fn list(queues: &[QueueRow]) -> Table {
             queue.queue.clone(),
             match queue.paused_at {
                 Some(at) => format!("paused since {}", time(Some(at))),
-                None if queue.workers == 0 && queue.due > 0 => "no worker".into(),
+                None if queue.is_unserved() => "no worker".into(),
                 None => "active".into(),
             },
             queue.due.to_string(),
+            queue.submitted.map_or_else(|| "?".into(), |submitted| submitted.to_string()),
             queue.oldest_due_s.map(print::seconds).unwrap_or_default(),
             queue.scheduled.to_string(),
             queue.processing.to_string(),
             queue.dead.to_string(),
             queue.workers.to_string(),
+            queue.last_seen_s.map(|s| format!("{} ago", print::seconds(s))).unwrap_or_default(),
             limits.into_iter().flatten().collect::<Vec<_>>().join(", "),
         ]);
     }

@@ -13,7 +13,7 @@ use super::{
 use crate::timeline::{self, Entry};
 use tenure::{
     JobId, Status,
-    internals::{EventFilter, JobTexts, Parts as _},
+    internals::{EventFilter, JobTexts, Parts as _, WhoRuns},
     rows::{DeadLetter, ExecutionRow, JobRow},
 };
 
@@ -52,11 +52,15 @@ pub(super) async fn page(view: &View, ask: &Ask, id: &str) -> Result<Page, Failu
     if let Some(letter) = letter.as_ref().filter(|letter| letter.refused) {
         return Ok(refused(view, ask, letter));
     }
+    let who_runs = match job.status {
+        Status::Queued => Some(store.who_runs(&job.queue, &job.kind).await?),
+        _ => None,
+    };
     let entries = timeline::merged(&job, &executions, &recoveries);
     let mut live = Regions::default();
     let body = html! {
         (live.put("job-head", head(view, ask, &job, &texts)))
-        (live.put("job-progress", progress(&job, &texts, letter.as_ref())))
+        (live.put("job-progress", progress(&job, &texts, letter.as_ref(), who_runs)))
         (live.put("job-attempts", attempts(view, &job, &executions)))
         div.columns {
             (live.put("job-timeline", history(view, &entries)))
@@ -126,7 +130,12 @@ fn head(view: &View, ask: &Ask, job: &JobRow, texts: &JobTexts) -> Markup {
     }
 }
 
-fn progress(job: &JobRow, texts: &JobTexts, letter: Option<&DeadLetter>) -> Markup {
+fn progress(
+    job: &JobRow,
+    texts: &JobTexts,
+    letter: Option<&DeadLetter>,
+    who_runs: Option<WhoRuns>,
+) -> Markup {
     let silence = texts.silence_s.map(|s| s.max(0.0));
     html! {
         @match (job.status, letter) {
@@ -178,12 +187,22 @@ fn progress(job: &JobRow, texts: &JobTexts, letter: Option<&DeadLetter>) -> Mark
                         } @else if job.scheduled_at > Utc::now() {
                             p { "Due " (dated(job.scheduled_at)) "." }
                         } @else {
-                            p { "Due for " (page::since(job.scheduled_at)) "; waiting for a worker." }
+                            p { "Due for " (page::since(job.scheduled_at)) "; " (waits_for(job, who_runs)) "." }
                         }
                     }
                 }
             }
         }
+    }
+}
+
+/// What a due job waits for.
+fn waits_for(job: &JobRow, who_runs: Option<WhoRuns>) -> String {
+    match who_runs {
+        Some(WhoRuns { is_paused: true, .. }) => format!("the queue {} is paused", job.queue),
+        Some(WhoRuns { serves_queue: false, .. }) => format!("no live worker serves the queue {}", job.queue),
+        Some(WhoRuns { runs_kind: false, .. }) => format!("no live worker runs the kind {}", job.kind),
+        _ => "waiting for a worker".into(),
     }
 }
 

@@ -10,7 +10,7 @@ use super::{
 };
 use tenure::{
     JobId, Status,
-    internals::{Fleet, Parts as _, Waiting},
+    internals::{Fleet, Parts as _, WaitingJobs},
     rows::{JobFilter, JobRow},
 };
 
@@ -90,7 +90,7 @@ fn tabs(
     ask: &Ask,
     status: Option<&str>,
     fleet: &Fleet,
-    waiting: Option<Waiting>,
+    waiting: Option<WaitingJobs>,
 ) -> Vec<(String, String, Option<i64>, bool)> {
     let sum = |state: usize| fleet.queues.iter().map(|of| of.jobs[state]).sum::<i64>();
     let is_whole = is_whole(ask);

@@ -17,6 +17,9 @@ const DAY: i32 = 24 * 60;
 /// The minutes over which the tiles compute latencies.
 const LATELY: i64 = 5;
 const LATEST: i64 = 8;
+/// The most queues, and the most kinds, without a worker that have a notice each.
+const QUEUES_SHOWN: usize = 10;
+const KINDS_SHOWN: usize = 5;
 /// The outcomes of attempts, in the order in which the chart stacks them.
 const ENDS: [&str; 5] = ["completed", "cancelled", "retried", "lost", "failed"];
 
@@ -132,16 +135,42 @@ fn notices(view: &View, fleet: &Fleet) -> Markup {
                     " These pages come from Postgres; NATS delivers the waiting jobs when it is back."
                 } }
             }
-            @for of in fleet.queues.iter().filter(|of| of.is_unserved() && fleet.workers > 0) {
+            @let unserved: Vec<_> = fleet.queues.iter().filter(|of| of.is_unserved() && fleet.workers > 0).collect();
+            @if unserved.len() > QUEUES_SHOWN {
+                p.notice.bad { span {
+                    b { (unserved.len() - QUEUES_SHOWN) " more queues have no worker." }
+                    " " a href={ (view.base) "/queues" } { "Queues" }
+                } }
+            }
+            @for of in unserved.into_iter().take(QUEUES_SHOWN) {
                 p.notice.bad { span {
                     b { "No worker serves " (of.queue) "." }
-                    @if of.oldest_due_s >= 1.0 { " Its oldest job has been due for " (seconds(of.oldest_due_s)) "." }
+                    @if let Some(s) = of.last_seen_s { " Its last worker was seen " (seconds(s)) " ago." }
+                    @if of.waiting() > 0 {
+                        " " (waiting(of.jobs[0], of.submitted, Some(of.oldest_due_s))) ". Start a worker: "
+                        code { "tenure work " (of.queue) " --exec COMMAND" }
+                    }
+                    @if of.jobs[2] > 0 { " " (number(of.jobs[2])) " of its jobs count as running." }
+                } }
+            }
+            @let kinds: Vec<_> = fleet.unserved.iter().filter(|of| of.is_queue_served).collect();
+            @for of in kinds.iter().take(KINDS_SHOWN) {
+                p.notice.bad { span {
+                    b { "No worker of " (of.queue) " runs the kind " (of.kind) "." }
+                    " " (waiting(of.due, of.submitted, of.oldest_s)) ". Start one: "
+                    code { "tenure work " (of.queue) " --kind " (of.kind) " --exec COMMAND" }
+                } }
+            }
+            @if kinds.len() > KINDS_SHOWN {
+                p.notice.bad { span {
+                    b { (kinds.len() - KINDS_SHOWN) " more kinds have no worker." }
+                    " " code { "tenure doctor" } " names them."
                 } }
             }
             @for of in paused {
                 p.notice { span {
                     b { (of.queue) " is paused" }
-                    @if of.oldest_due_s >= 1.0 { "; its oldest job has been due for " (seconds(of.oldest_due_s)) }
+                    @if of.waiting() > 0 { "; " (waiting(of.jobs[0], of.submitted, Some(of.oldest_due_s))) }
                     ". " a href={ (view.base) "/queues" } { "Queues" }
                 } }
             }
@@ -149,8 +178,28 @@ fn notices(view: &View, fleet: &Fleet) -> Markup {
     }
 }
 
+/// "3 jobs are due and 4 submissions wait, the oldest for 2m".
+fn waiting(due: i64, submitted: Option<i64>, oldest_s: Option<f64>) -> String {
+    let due = match due {
+        0 => None,
+        1 => Some("1 job is due".to_owned()),
+        due => Some(format!("{} jobs are due", number(due))),
+    };
+    let submitted = match submitted.unwrap_or_default() {
+        0 => None,
+        1 => Some("1 submission waits".to_owned()),
+        submitted => Some(format!("{} submissions wait", number(submitted))),
+    };
+    let both: Vec<_> = due.into_iter().chain(submitted).collect();
+    let since = oldest_s.filter(|s| *s >= 1.0).map(|s| format!(", the oldest for {}", seconds(s)));
+    both.join(" and ") + &since.unwrap_or_default()
+}
+
 fn tiles(fleet: &Fleet, hour: &Hour) -> Markup {
     let sum = |state: usize| fleet.queues.iter().map(|of| of.jobs[state]).sum::<i64>();
+    let submitted: Vec<_> = fleet.queues.iter().filter_map(|of| of.submitted).collect();
+    let is_counted = fleet.queues.is_empty() || !submitted.is_empty();
+    let submitted = submitted.into_iter().sum::<i64>();
     let waits_longest = fleet.queues.iter().max_by(|a, b| a.oldest_due_s.total_cmp(&b.oldest_due_s));
     let lately = hour.lately();
     let [completed, .., failed] = hour.totals();
@@ -169,9 +218,12 @@ fn tiles(fleet: &Fleet, hour: &Hour) -> Markup {
     html! {
         dl.tiles #tiles {
             div {
-                dt { "Due" }
-                dd.big { (number(sum(0))) }
+                dt { "Waiting" }
+                dd.big { (number(sum(0) + submitted)) }
                 dd {
+                    (number(sum(0))) " due, "
+                    @if is_counted { (number(submitted)) " submitted" } @else { "submissions not counted" }
+                    "; "
                     @match waits_longest.filter(|of| of.oldest_due_s >= 1.0) {
                         Some(of) => { "oldest for " (whole(of.oldest_due_s)) ", in " (of.queue) }
                         None => { (number(sum(1))) " scheduled for later" }
@@ -341,6 +393,7 @@ fn queues(view: &View, fleet: &Fleet) -> Markup {
                         th scope="col" { "Queue" }
                         th scope="col" { "State" }
                         th.num scope="col" { "Due" }
+                        th.num scope="col" { "Submitted" }
                         th.num scope="col" { "Oldest due" }
                         th.num scope="col" { "Scheduled" }
                         th.num scope="col" { "Running" }
@@ -355,6 +408,9 @@ fn queues(view: &View, fleet: &Fleet) -> Markup {
                                     @else { (page::status("open", "active")) }
                                 }
                                 td.num data-label="Due" { (number(of.jobs[0])) }
+                                td.num data-label="Submitted" {
+                                    @if let Some(submitted) = of.submitted { (number(submitted)) } @else { "?" }
+                                }
                                 td.num.tight data-label="Oldest due" {
                                     @if of.oldest_due_s > 0.0 { (whole(of.oldest_due_s)) } @else { "–" }
                                 }

@@ -21,6 +21,7 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
                         th scope="col" { "Queue" }
                         th scope="col" { "State" }
                         th.num scope="col" { "Due" }
+                        th.num scope="col" { "Submitted" }
                         th.num scope="col" { "Oldest due" }
                         th.num scope="col" { "Scheduled" }
                         th scope="col" { "Running" }
@@ -51,7 +52,7 @@ fn row(view: &View, ask: &Ask, of: &QueueRow) -> Markup {
             td data-label="State" {
                 @if let Some(at) = of.paused_at {
                     (page::status("paused", "paused")) " " span.soft { (page::time(at)) }
-                } @else if of.workers == 0 && of.due > 0 {
+                } @else if of.is_unserved() {
                     (page::status("silent", "no worker"))
                 } @else {
                     (page::status("open", "active"))
@@ -60,6 +61,9 @@ fn row(view: &View, ask: &Ask, of: &QueueRow) -> Markup {
             td.num data-label="Due" {
                 (number(of.due))
                 @if let Some(most) = of.max_queued { span.soft { " of " (number(most)) } }
+            }
+            td.num data-label="Submitted" {
+                @if let Some(submitted) = of.submitted { (number(submitted)) } @else { "?" }
             }
             td.num.tight data-label="Oldest due" {
                 @if let Some(s) = of.oldest_due_s { (whole(s)) } @else { "–" }
@@ -80,7 +84,12 @@ fn row(view: &View, ask: &Ask, of: &QueueRow) -> Markup {
             td.num data-label="Dead" {
                 @if of.dead > 0 { a href={ (view.base) "/dead?queue=" (of.queue) } { (number(of.dead)) } } @else { "0" }
             }
-            td.num data-label="Workers" { (number(of.workers)) }
+            td.num data-label="Workers" {
+                (number(of.workers))
+                @if let Some(s) = of.last_seen_s.filter(|_| of.workers == 0) {
+                    br; span.soft { "seen " (whole(s)) " ago" }
+                }
+            }
             @if view.has_actions {
                 td.act {
                     form method="post" action={ (view.base) "/queues/" (of.queue) "/" (verb) }
