@@ -15,6 +15,7 @@ mod pull;
 pub(crate) mod slots;
 mod tls;
 mod topology;
+pub(crate) mod waiting;
 mod written;
 
 pub(crate) use async_nats::Client;

@@ -41,6 +41,7 @@ use crate::observe::{
     metrics::{InstallError, Metrics, install},
     repeats::Repeats,
 };
+#[cfg(feature = "internals")]
 pub use connections::network;
 use connections::{Asking, Connection, Connections};
 
@@ -157,10 +158,10 @@ async fn serve(listener: TcpListener, router: Router) {
 
 /// Answers the requests of one connection.
 async fn answer_on(stream: TcpStream, client: SocketAddr, router: Router, connection: Connection) {
-    let routes = TowerToHyperService::new(router);
+    let answering = TowerToHyperService::new(router);
     let service = service_fn(|mut request: Request<Incoming>| {
         request.extensions_mut().insert(ConnectInfo(client));
-        let (asking, answer) = (connection.asks(), routes.call(request));
+        let (asking, answer) = (connection.asks(), answering.call(request));
         async move { answer.await.map(|response| response.map(|body| Answering { body, _asking: asking })) }
     });
     let served = http1::Builder::new()

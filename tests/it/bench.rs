@@ -192,7 +192,7 @@ async fn a_bench_with_impossible_options_is_refused() {
         (&["bench", "--jobs", "10"][..], "take 1000 or more"),
         (&["bench", "age", "--on-servers"], "run them without --on-servers"),
         (&["bench", "speed"], "possible values: one-by-one"),
-        (&["bench", "--runs", "0"], "a number from 1"),
+        (&["bench", "--runs", "0"], "a number of at least 1"),
         (&["bench", "--slots", "1000000"], "1 to 100000"),
     ] {
         let output = bench.program(arguments).output().await.unwrap();

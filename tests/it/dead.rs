@@ -281,10 +281,10 @@ async fn the_command_line_shows_redrives_and_purges() {
         ("dead redrive", 2, "name what to redrive: IDs, --queue, --kind, --category or --all"),
         ("dead purge", 2, "--older-than"),
         ("dead purge --older-than -3d", 2, "older-than"),
-        ("dead list --category lots", 2, "use one of exhausted, permanent, lost"),
+        ("dead list --category lots", 2, "possible values: exhausted, permanent, lost, silent"),
         ("dead list --queue a.b", 2, "use 1 to 64 of"),
-        ("dead list --limit 0", 2, "a number from 1 to"),
-        ("dead list --limit -1", 2, "a number from 1 to"),
+        ("dead list --limit 0", 2, "a number of at least 1"),
+        ("dead list --limit -1", 2, "a number of at least 1"),
         ("dead show 00000000-0000-0000-0000-000000000000", 1, "`tenure dead list` shows the latest"),
     ] {
         let (is, _, error) = run(arguments.into()).await;

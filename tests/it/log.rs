@@ -10,7 +10,7 @@ use crate::harness::{Bench, Child, bench};
 
 /// Lines about a job that this worker has not claimed have no token yet.
 const BEFORE_THE_CLAIM: [&str; 2] =
-    ["a message cannot be a job; the job is a dead letter now", "not claimed"];
+    ["a message cannot be a job; the message is a dead letter now", "not claimed"];
 
 fn lines(worker: &Child) -> Vec<(String, Value)> {
     let log = worker.log();

@@ -271,7 +271,10 @@ async fn the_program_adds_lists_pauses_resumes_and_removes_schedules() {
         (["schedules", "add", "s", "0 3 * * *", "q", "k", "1", "--time-zone", "Mars"].as_slice(), "IANA"),
         (&["schedules", "add", "s", "0 0 30 2 *", "q", "k", "1"], "no tick in the future"),
         (&["schedules", "add", "s", "x", "q", "k", "1"], "not a cron expression"),
-        (&["schedules", "add", "s", "0 3 * * *", "q", "k", "1", "--missed", "some"], "skip, once or all"),
+        (
+            &["schedules", "add", "s", "0 3 * * *", "q", "k", "1", "--missed", "some"],
+            "possible values: skip, once, all",
+        ),
     ] {
         let text = run(arguments, 2).await;
         assert!(text.contains(said), "{text}");

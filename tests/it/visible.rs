@@ -192,10 +192,10 @@ async fn a_submission_waits_from_its_publication_on() {
     assert_eq!(bench.value::<i64>(times).await, 1, "the id, the creation and the due time are the message's");
     working.stop().await;
 
-    let row = |key: &'static str, ago_s: f64| {
+    let row = |key: &'static str, ago_ms: i64| {
         let (bench, none) = (&bench, || vec![None::<String>]);
         async move {
-            let at = chrono::Utc::now() - chrono::TimeDelta::milliseconds((ago_s * 1e3) as i64);
+            let at = chrono::Utc::now() - chrono::TimeDelta::milliseconds(ago_ms);
             let made = sqlx::query(statement("enqueue_submitted"))
                 .bind(vec![uuid::Uuid::now_v7()])
                 .bind(vec!["rows".to_owned()])
@@ -217,8 +217,8 @@ async fn a_submission_waits_from_its_publication_on() {
             assert!(made.get::<bool, _>("has_message"), "{key}");
         }
     };
-    row("behind", 600.0).await;
-    row("ahead", -600.0).await;
+    row("behind", 600_000).await;
+    row("ahead", -600_000).await;
     let waited = "SELECT string_agg(round(extract(epoch FROM now() - scheduled_at) / 60)::text, ' ' ORDER BY scheduled_at)
                     FROM tenure.jobs WHERE created_at <= now() AND scheduled_at <= now()";
     assert_eq!(bench.value::<String>(waited).await, "10 0");

@@ -8,8 +8,7 @@ use super::{Asked, Check, jobs_of, skip, skip_by, some_of, span_of};
 use crate::{
     config::Timing,
     job::span::span,
-    nats::Queue,
-    recover::waiting,
+    nats::{Queue, waiting},
     store::{JobsSeen, QueueSeen, ScheduleRow, Store, Waiting, WorkerSeen},
 };
 

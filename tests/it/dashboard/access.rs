@@ -63,7 +63,7 @@ async fn guesses_of_a_password_are_slowed_and_logged_and_keep_no_other_user_out(
 
     // A client's own header does not make it another client.
     let wrong = |n: usize| {
-        let by = if n % 2 == 0 { basic(&format!("tenure:{n}")) } else { format!("Bearer {n}") };
+        let by = if n.is_multiple_of(2) { basic(&format!("tenure:{n}")) } else { format!("Bearer {n}") };
         format!("Authorization: {by}\r\nX-Forwarded-For: 192.0.2.{}\r\n", n % 250)
     };
     let began_at = Instant::now();

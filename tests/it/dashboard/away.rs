@@ -21,7 +21,7 @@ fn follow(address: SocketAddr, path: &str) -> UnboundedReceiver<(String, String)
         let mut event = String::new();
         for line in BufReader::new(stream).lines().map_while(Result::ok) {
             if let Some(name) = line.strip_prefix("event: ") {
-                event = name.to_owned();
+                name.clone_into(&mut event);
             } else if let Some(data) = line.strip_prefix("data:")
                 && said.send((event.clone(), data.to_owned())).is_err()
             {

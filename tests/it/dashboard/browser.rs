@@ -422,6 +422,8 @@ async fn the_dashboard_works_by_keyboard_alone_and_fits_a_phone() {
     browser.until("document.querySelector('#keys').open").await;
     browser.press(&String::from(char::from(Key::Escape))).await;
     browser.until("!document.querySelector('#keys').open").await;
+    browser.open("/queues").await;
+    browser.until_text("#live-state", "live").await;
     browser.press("p").await;
     browser.until_text("#live-state", "paused").await;
     // The first stop of the tab key leads past the navigation.
