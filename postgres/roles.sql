@@ -45,8 +45,6 @@ GRANT UPDATE (publish_at, published_at) ON tenure.jobs TO tenure_producer;
 GRANT INSERT (scope, key, job_id, stream_seq, stream_published_at), SELECT (scope, key, job_id)
     ON tenure.job_keys TO tenure_producer;
 GRANT SELECT (queue, max_queued) ON tenure.queues TO tenure_producer;
--- A limit counts submissions, too.
-GRANT SELECT (queue, submitted, submitted_until) ON tenure.queue_stats TO tenure_producer;
 
 -- Workers. They change the columns of a job that running it changes: not its payload, name or limits.
 GRANT SELECT, INSERT, DELETE ON tenure.jobs TO tenure_worker;

@@ -6,8 +6,7 @@
 //!
 //! Several producers at once may exceed a limit by a part of the room each, when they begin, and by one job each, when
 //! the queue is full. The limit does not hold for jobs that arrive as messages, retries, schedules and redriven jobs:
-//! these exist already, or the stream bounds them. But they count: submissions as many as the last scan found, so that
-//! those that have become jobs since then count twice until the next scan.
+//! these exist already, or the stream bounds them.
 //!
 //! Invariants, each held by the test of that name:
 //!
@@ -33,7 +32,7 @@ use tokio::{
 use crate::{
     enqueue::insert::EnqueueError,
     observe::metrics,
-    store::{QueuedLimit, Store, StoreError},
+    store::{Store, StoreError},
 };
 
 /// How long the limits that were read hold.
@@ -91,9 +90,7 @@ impl Counted {
 
 #[derive(Debug, Default)]
 struct Known {
-    limits: HashMap<String, QueuedLimit>,
-    /// Whether this producer may not read the counts of the last scan.
-    lacks_submissions: bool,
+    limits: HashMap<String, u64>,
     read_at: Option<Instant>,
     queues: HashMap<String, Arc<OfQueue>>,
 }
@@ -153,8 +150,7 @@ impl Limits {
         jobs: usize,
         until: Instant,
     ) -> Result<Admitted, EnqueueError> {
-        let Some(QueuedLimit { most: limit, submitted }) = self.in_time(until, self.limit(queue)).await?
-        else {
+        let Some(limit) = self.in_time(until, self.limit(queue)).await? else {
             return Ok(Admitted::default());
         };
         let came_at = Instant::now();
@@ -176,7 +172,7 @@ impl Limits {
             let on_their_way = of.on_their_way.load(Ordering::Acquire);
             let counted = self.in_time(until, self.store.count_queued(queue, limit.saturating_add(1))).await;
             let queued = match counted {
-                Ok(queued) => queued.saturating_add(submitted),
+                Ok(queued) => queued,
                 Err(error) => {
                     last.failed = Some((Instant::now(), error.clone()));
                     return Err(error.into());
@@ -219,7 +215,7 @@ impl Limits {
         timeout_at(until.into(), part).await.unwrap_or_else(|_| Err(self.store.no_answer().into()))
     }
 
-    async fn limit(&self, queue: &str) -> Result<Option<QueuedLimit>, StoreError> {
+    async fn limit(&self, queue: &str) -> Result<Option<u64>, StoreError> {
         let now = Instant::now();
         {
             let mut known = self.known();
@@ -233,16 +229,7 @@ impl Limits {
                 known.read_at = Some(now);
             }
         }
-        let has_right = !self.known().lacks_submissions;
-        let mut read = self.store.queue_limits(has_right).await;
-        if has_right && matches!(read, Err(StoreError::Refused(_) | StoreError::NotMigrated(_))) {
-            tracing::debug!(
-                "the counts of the last scan were not read; submissions do not count for this producer"
-            );
-            self.known().lacks_submissions = true;
-            read = self.store.queue_limits(false).await;
-        }
-        let limits = match read {
+        let limits = match self.store.queue_limits().await {
             // Without the right to read limits, this producer has none.
             Err(StoreError::Refused(error)) => {
                 tracing::debug!(%error, "the limits of queues were not read; this producer enqueues without limits");

@@ -18,7 +18,10 @@ use super::{
     publish::JOB_ID,
     topology::{consumer_definition, consumer_drift, stream_definition, stream_drift},
 };
-use crate::store::KindMessages;
+use crate::{
+    job::{check_kind, check_queue},
+    store::KindMessages,
+};
 
 /// The first release that does not lose whole streams when its process is killed.
 const OLDEST: (i64, i64, i64) = (2, 10, 23);
@@ -184,9 +187,9 @@ impl Queue {
             counts.kinds.extend(subjects.iter().filter_map(|(subject, messages)| {
                 let (queue, kind) = subject.strip_prefix(&self.prefix)?.strip_prefix('.')?.split_once('.')?;
                 let messages = messages.as_i64()?;
-                // Postgres holds no text with such a character.
-                let is_text = !subject.contains('\0');
-                is_text.then(|| KindMessages { queue: queue.to_owned(), kind: kind.to_owned(), messages })
+                // NATS allows more names than tenure, of any length and character: no worker could serve them.
+                let is_named = check_queue(queue).and_then(|()| check_kind(kind)).is_ok();
+                is_named.then(|| KindMessages { queue: queue.to_owned(), kind: kind.to_owned(), messages })
             }));
             let total = answer.get("total").and_then(Value::as_u64).unwrap_or_default();
             if total <= offset as u64 {

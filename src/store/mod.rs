@@ -56,8 +56,8 @@ pub(crate) use doctor::{Holder, JobsSeen, PostgresSeen, QueueSeen, RightsSeen, W
 pub(crate) use handlers::HandlerPool;
 pub use migrate::MigrateError;
 pub use migrate::NEEDS;
+pub(crate) use queues::Change;
 pub use queues::QueueRow;
-pub(crate) use queues::{Change, QueuedLimit};
 pub(crate) use retention::Purged;
 pub(crate) use rows::{
     AttemptEnd, HostWorker, KindMessages, NewJob, PublishedBy, Refused, Registration, RuleBroken, Suspect,
@@ -145,7 +145,6 @@ statements! {
     RESUME_QUEUE = "queue" "resume_queue";
     LIMIT_QUEUE = "queue" "limit_queue";
     QUEUE_LIMITS = "queue" "queue_limits";
-    QUEUE_LIMITS_ALONE = "queue" "queue_limits_alone";
     COUNT_QUEUED = "queue" "count_queued";
     LIST_QUEUES = "queue" "list_queues";
     DUE_SCHEDULES = "queue" "due_schedules";

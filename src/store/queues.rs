@@ -8,8 +8,8 @@ use serde::Serialize;
 use sqlx::{Row, postgres::PgRow, query};
 
 use super::{
-    CLAIM_LIMITED, COUNT_QUEUED, LIMIT_QUEUE, LIST_QUEUES, LOCK_QUEUE, PAUSE_QUEUE, QUEUE_LIMITS,
-    QUEUE_LIMITS_ALONE, QUEUE_ROOM, QUEUE_SETTINGS, RESUME_QUEUE, TAKE_SLOTS,
+    CLAIM_LIMITED, COUNT_QUEUED, LIMIT_QUEUE, LIST_QUEUES, LOCK_QUEUE, PAUSE_QUEUE, QUEUE_LIMITS, QUEUE_ROOM,
+    QUEUE_SETTINGS, RESUME_QUEUE, TAKE_SLOTS,
     call::{Store, StoreError},
     jobs::claims_of,
     rows::{ClaimRequest, u64_of},
@@ -84,13 +84,6 @@ impl QueueRow {
     pub fn is_unserved(&self) -> bool {
         self.workers == 0 && (self.waiting() > 0 || self.processing > 0 || self.last_seen_s.is_some())
     }
-}
-
-/// How many jobs may wait in a queue, and how many submissions do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct QueuedLimit {
-    pub(crate) most: u64,
-    pub(crate) submitted: u64,
 }
 
 /// The settings of a queue that a worker needs.
@@ -246,18 +239,10 @@ impl Store {
         .await
     }
 
-    /// Returns every queue that has a `max_queued`, its value, and its submissions of the last scan, which are 0 unless
-    /// `with_submissions`.
-    pub(crate) async fn queue_limits(
-        &self,
-        with_submissions: bool,
-    ) -> Result<Vec<(String, QueuedLimit)>, StoreError> {
-        let statement = if with_submissions { QUEUE_LIMITS } else { QUEUE_LIMITS_ALONE };
-        let rows = self.rows(query(statement)).await?;
-        let limit = |row: &PgRow| {
-            let submitted = row.try_get::<Option<i64>, _>(2)?.unwrap_or_default().unsigned_abs();
-            Ok((row.try_get(0)?, QueuedLimit { most: row.try_get::<i64, _>(1)?.unsigned_abs(), submitted }))
-        };
+    /// Returns every queue that has a `max_queued`, and its value.
+    pub(crate) async fn queue_limits(&self) -> Result<Vec<(String, u64)>, StoreError> {
+        let rows = self.rows(query(QUEUE_LIMITS)).await?;
+        let limit = |row: &PgRow| Ok((row.try_get(0)?, row.try_get::<i64, _>(1)?.unsigned_abs()));
         Ok(rows.iter().map(limit).collect::<Result<_, sqlx::Error>>()?)
     }
 

@@ -161,14 +161,12 @@ async fn submissions_stand_wherever_rows_do() {
     );
     assert_eq!(bench.program(&["doctor"]).output().await.unwrap().status.code(), Some(1));
 
-    // A producer's limit counts them, too.
-    bench.tenure.limit_queue("q", QueueLimits::new().max_queued(30)).await.unwrap();
-    let producer = Tenure::connect(&bench.config).await.unwrap();
-    let refused = producer.enqueue(JobRequest::new("q", "k", json!(1))).await.unwrap_err();
-    assert!(matches!(refused, EnqueueError::QueueFull { queued: 30, max_queued: 30, .. }), "{refused:?}");
-    bench.tenure.limit_queue("q", QueueLimits::new().max_queued(31)).await.unwrap();
+    // A limit does not count them: the count of a scan is too old to refuse a job by it, and the tickets of cancelled
+    // jobs stay in the stream of a paused queue.
+    bench.tenure.limit_queue("q", QueueLimits::new().max_queued(1)).await.unwrap();
     let producer = Tenure::connect(&bench.config).await.unwrap();
     producer.enqueue(JobRequest::new("q", "k", json!(1))).await.unwrap();
+    bench.tenure.limit_queue("q", QueueLimits::new().max_queued(1_000)).await.unwrap();
 
     // What has become a job is no submission any more.
     bench.tenure.resume_queue("q").await.unwrap();

@@ -155,13 +155,13 @@ async fn a_refusal_is_counted() {
 #[tokio::test]
 async fn a_limit_is_believed_for_a_second() {
     let (place, limits) = limited(10, 1).await;
-    assert_eq!(limits.limit(QUEUE).await.unwrap().map(|of| of.most), Some(10));
+    assert_eq!(limits.limit(QUEUE).await.unwrap(), Some(10));
     set_limit(&place, 20).await;
     // As if the limit had just been read, then as if a second ago.
     limits.known().read_at = Some(Instant::now() + LIMITS_LAST);
-    assert_eq!(limits.limit(QUEUE).await.unwrap().map(|of| of.most), Some(10));
+    assert_eq!(limits.limit(QUEUE).await.unwrap(), Some(10));
     limits.known().read_at = Instant::now().checked_sub(LIMITS_LAST);
-    assert_eq!(limits.limit(QUEUE).await.unwrap().map(|of| of.most), Some(20));
+    assert_eq!(limits.limit(QUEUE).await.unwrap(), Some(20));
     // The view of a queue goes with its limit.
     drop(admit(&limits, 1).await.unwrap());
     place.execute("DELETE FROM tenure.queues").await;
@@ -219,7 +219,7 @@ async fn a_landing_notifies_the_producer_that_waits() {
 #[tokio::test]
 async fn a_count_that_failed_answers_those_who_waited_for_it_and_those_who_come_just_after() {
     let (place, limits) = limited(10, 1).await;
-    assert_eq!(limits.limit(QUEUE).await.unwrap().map(|of| of.most), Some(10));
+    assert_eq!(limits.limit(QUEUE).await.unwrap(), Some(10));
     place.execute("ALTER TABLE tenure.jobs RENAME TO hidden").await;
     admit(&limits, 1).await.unwrap_err();
     place.execute("ALTER TABLE tenure.hidden RENAME TO jobs").await;

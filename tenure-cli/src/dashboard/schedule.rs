@@ -11,7 +11,7 @@ use super::{
     params::encoded,
 };
 use tenure::{
-    JobRequest, MissedTicks, Schedule,
+    JobRequest, MissedTicks, Schedule, ScheduleError,
     internals::{MAX_ATTEMPTS_DEFAULT, Parts as _, next_ticks},
     rows::{JobRow, ScheduleRow},
 };
@@ -348,6 +348,16 @@ pub(super) async fn put(view: &View, ask: &Ask) -> Result<(String, String), Fail
 
 /// Enqueues a schedule's job now.
 pub(super) async fn run(view: &View, name: &str) -> Said {
-    let enqueued = view.tenure.run_schedule(name).await?;
+    let enqueued = match view.tenure.run_schedule(name).await {
+        // Not safe to repeat: each run is a job.
+        Err(ScheduleError::Store(error)) if error.is_unavailable() => {
+            return Err(Failure::Bad(
+                "Postgres did not answer in time, and may have the job. Look at the latest jobs of the schedule before \
+                 you run it again."
+                    .into(),
+            ));
+        }
+        enqueued => enqueued?,
+    };
     Ok(format!("Job {} of {name} is enqueued; the next tick stays.", enqueued.id))
 }

@@ -64,14 +64,17 @@ async fn a_group_of_dead_letters_is_of_one_error_and_an_action_touches_that_grou
         );
         links.insert(error, link);
     }
-    // The page was shown; then one more of the same group dies.
+    // The question is open; then one more of the same group dies, and the page's update with it waits.
     let browser = Browser::at(dashboard.address).await;
     browser.open(&links["KeyError"]).await;
-    browser.click("#live-pause").await;
     browser.click("input[data-matching]").await;
     browser.until_text("button[formaction='/dead/redrive']", "Redrive 5").await;
+    browser.click("button[formaction='/dead/redrive']").await;
+    browser.until("document.querySelector('dialog.ask[open]')").await;
     dead(&bench, &[traceback("KeyError: 'late'")]).await;
-    browser.confirm("button[formaction='/dead/redrive']", "5 jobs are queued again").await;
+    browser.until("document.querySelector('dialog.ask').dataset.held?.split(' ').includes('list')").await;
+    browser.click("dialog.ask button[value=yes]").await;
+    browser.until_text(".flash", "5 jobs are queued again").await;
     bench.until_count("tenure.dead_letter_jobs WHERE last_error LIKE '%KeyError%'", 1).await;
     assert_eq!(bench.count("tenure.dead_letter_jobs WHERE last_error LIKE '%ValueError%'").await, 5);
     // A refused message is no job: Redrive does not count it, and Purge does.

@@ -100,7 +100,22 @@
     return attribute === "value" && node.matches("input, textarea") && node.value !== node.defaultValue;
   }
 
+  // While a question is open, its form must stay as the user saw it: what it touches, and how many. The updates that
+  // come meanwhile wait.
+  let held = [];
+  function release() {
+    const regions = held;
+    held = [];
+    regions.forEach(morph);
+  }
+
   function morph({ id, html }) {
+    const question = one("dialog.ask");
+    if (question) {
+      held.push({ id, html });
+      question.dataset.held = held.map((region) => region.id).join(" ");
+      return;
+    }
     const old = document.getElementById(id);
     if (!old) return;
     const focused = document.activeElement;
@@ -189,10 +204,12 @@
     event.preventDefault();
     const label = submitter?.textContent ?? "Yes";
     const dangerous = submitter?.classList.contains("danger") ?? false;
-    if (!(await ask(fill(question, selected(form, submitter)), label, dangerous))) return;
-    confirmed = form;
-    form.requestSubmit(submitter?.isConnected ? submitter : undefined);
-    confirmed = null;
+    if (await ask(fill(question, selected(form, submitter)), label, dangerous)) {
+      confirmed = form;
+      form.requestSubmit(submitter?.isConnected ? submitter : undefined);
+      confirmed = null;
+    }
+    release();
   }
 
   // --- Keys. Links carry their own letter (`data-key`), so that this script needs no paths.
