@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
 use tenure::{
-    EnqueueError, JobRequest, KindOptions, QueueLimits, Tenure, Timing, Worker,
+    JobRequest, KindOptions, QueueLimits, Tenure, Timing, Worker,
     dev::Nats,
     doctor::{Check, CheckState, DoctorOptions},
 };
