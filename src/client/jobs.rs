@@ -284,7 +284,7 @@ impl Tenure {
     }
 
     /// Cancels every job of a queue, or of one kind in it, that was live when this was called. A submission that
-    /// no worker has received yet has no row, and is not cancelled.
+    /// no worker has received yet has no row, and is not cancelled; one that a worker receives during the call may be.
     ///
     /// Cancel safe, in steps of 500 jobs: if a step fails, the jobs of earlier steps stay cancelled; call it again.
     pub async fn cancel_all(&self, queue: &str, kind: Option<&str>) -> Result<CancelCounts, ActionError> {

@@ -326,7 +326,8 @@ async fn a_mistyped_queue_is_neither_paused_nor_created() {
     for _ in 0..2 {
         assert_eq!(code(&bench, &["queues", "pause", "new", "--create"]).await, Some(0));
     }
-    assert_eq!(code(&bench, &["queues", "resume", "new"]).await, Some(0));
+    let (resumed, out, err) = run(&bench, None, &["queues", "resume", "mial", "new"]).await;
+    assert!(resumed == Some(1) && out.contains("new is resumed") && err.contains("\"mial\""), "{out}{err}");
     assert_eq!(code(&bench, &["queues", "pause", "mail"]).await, Some(0));
     // Known by its consumer, by a message alone, and by a schedule.
     bench.tenure.setup(&["served".into()]).await.unwrap();

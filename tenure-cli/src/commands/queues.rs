@@ -44,16 +44,22 @@ pub(super) async fn run(cli: &Cli, command: &QueuesCommand) -> anyhow::Result<Ex
             }
         }
         QueuesCommand::Resume { queues } => {
+            // A mistyped name among others keeps none of them paused.
+            let mut unknown = None;
             for queue in queues {
                 let resumed = tenure.resume_queue(queue).await?;
-                if !resumed {
-                    check_known(&tenure, queue, "").await?;
+                if !resumed && let Err(error) = check_known(&tenure, queue, "").await {
+                    unknown.get_or_insert(error);
+                    continue;
                 }
                 match cli.output {
                     Output::Json => print::line(json!({ "queue": queue, "was_paused": resumed })),
                     Output::Table if resumed => print::line(format!("{queue} is resumed")),
                     Output::Table => print::line(format!("{queue} was not paused")),
                 }
+            }
+            if let Some(error) = unknown {
+                return Err(error);
             }
         }
         QueuesCommand::Limit { queue, max_running, max_queued } => {
