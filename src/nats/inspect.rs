@@ -223,7 +223,7 @@ impl Queue {
     }
 
     /// Returns when the first submission of this queue and kind from this sequence on was published, by the server's
-    /// clock. `None`: there is none, or many tickets stand before it.
+    /// clock. `None`: the queue has none, or many tickets stand before it.
     pub(crate) async fn first_submission(
         &self,
         queue: &str,

@@ -446,7 +446,7 @@ async fn a_frozen_only_worker_is_seen() {
     others.stop().await;
 }
 
-/// A scan reads the live jobs once, whatever it counts of them.
+/// A scan reads the live jobs once for all of its counts.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_scan_counts_rows_and_messages_in_one_pass() {
     let bench = bench().await;

@@ -12,7 +12,6 @@ WITH needs (role, relation, privileges, columns) AS (VALUES
     ('producer', 'job_keys', '{INSERT}', '{scope,key,job_id,stream_seq,stream_published_at}'),
     ('producer', 'job_keys', '{SELECT}', '{scope,key,job_id}'),
     ('producer', 'queues', '{SELECT}', '{queue,max_queued}'),
-    ('producer', 'queue_stats', '{SELECT}', '{queue,submitted,submitted_until}'),
     ('worker', 'migrations', '{SELECT}', NULL),
     ('worker', 'jobs', '{SELECT,INSERT,DELETE}', NULL),
     ('worker', 'jobs', '{UPDATE}',
