@@ -8,6 +8,7 @@ use serde_json::{json, value::RawValue};
 use super::{
     Cli, DeadCommand, DeadSelection, Output, Usage, jobs, print,
     table::{Table, pairs, table},
+    values::check_unless_lacking,
 };
 use tenure::{
     JobId, RetryOutcome, Tenure, check_kind, check_queue,
@@ -48,17 +49,12 @@ pub(super) async fn run(cli: &Cli, command: &DeadCommand) -> anyhow::Result<Exit
 impl DeadSelection {
     fn filter(&self) -> anyhow::Result<DeadFilter> {
         let mut filter = DeadFilter::new();
-        // `?` stands for a name that a refused message's subject lacked.
         if let Some(queue) = &self.queue {
-            if queue != "?" {
-                check_queue(queue)?;
-            }
+            check_unless_lacking(queue, check_queue)?;
             filter = filter.queue(queue);
         }
         if let Some(kind) = &self.kind {
-            if kind != "?" {
-                check_kind(kind)?;
-            }
+            check_unless_lacking(kind, check_kind)?;
             filter = filter.kind(kind);
         }
         if let Some(category) = &self.category {

@@ -9,6 +9,7 @@ use serde_json::{json, value::RawValue};
 use super::{
     CancelArgs, Cli, JobsCommand, ListArgs, Output, Usage, dead, print,
     table::{Table, pairs, table},
+    values::check_unless_lacking,
     watch,
 };
 use crate::timeline;
@@ -60,17 +61,12 @@ impl ListArgs {
         if let Some(status) = self.status {
             filter = status.choose(filter);
         }
-        // `?` stands for a name that a refused message's subject lacked.
         if let Some(queue) = &self.queue {
-            if queue != "?" {
-                check_queue(queue)?;
-            }
+            check_unless_lacking(queue, check_queue)?;
             filter = filter.queue(queue);
         }
         if let Some(kind) = &self.kind {
-            if kind != "?" {
-                check_kind(kind)?;
-            }
+            check_unless_lacking(kind, check_kind)?;
             filter = filter.kind(kind);
         }
         if let Some(worker) = &self.worker {

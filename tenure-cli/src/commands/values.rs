@@ -8,7 +8,7 @@ use clap::{
     builder::{PossibleValuesParser, TypedValueParser},
 };
 
-use tenure::{MissedTicks, Status, internals::Category, rows::JobFilter};
+use tenure::{MissedTicks, NameError, Status, internals::Category, rows::JobFilter};
 
 /// Which jobs to list: a status, or one of the two states of a queued job that waits for its time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -89,6 +89,14 @@ pub(super) fn limit_change<const MAX: u64>(text: &str) -> Result<LimitChange, St
     }
     let wrong = || format!("it must be a number from 1 to {MAX}, or none, which removes the limit");
     text.parse().map(|jobs| LimitChange(Some(jobs))).map_err(|_| wrong())
+}
+
+/// Checks the name of a queue or a kind in a filter. `?` stands for a name that a refused message's subject lacked.
+pub(super) fn check_unless_lacking(
+    name: &str,
+    check: impl Fn(&str) -> Result<(), NameError>,
+) -> Result<(), NameError> {
+    if name == "?" { Ok(()) } else { check(name) }
 }
 
 pub(super) fn duration(text: &str) -> Result<Duration, String> {

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use tenure::{JobId, JobRequest, QueueLimits};
 
 use super::wrong;
-use crate::harness::{Bench, Child, ROOT, ask, bench_with, free_address};
+use crate::harness::{Bench, Child, ask, bench_with, docs_hold, free_address};
 
 /// One incident, and the words at each place. ` … ` stands for any text in between; empty: nothing there shows it.
 struct Incident {
@@ -505,17 +505,5 @@ fn table() -> String {
 
 #[test]
 fn the_table_of_incidents_is_that_of_the_docs() {
-    let path = std::path::Path::new(ROOT).join("docs/operations.md");
-    let text = std::fs::read_to_string(&path).unwrap();
-    let (before, rest) = text.split_once(BEGIN).unwrap();
-    let (is, after) = rest.split_once(END).unwrap();
-    let should = format!("\n{}\n", table());
-    if std::env::var_os("TENURE_WRITE_DOCS").is_some() {
-        std::fs::write(&path, format!("{before}{BEGIN}{should}{END}{after}")).unwrap();
-        return;
-    }
-    assert!(
-        is == should,
-        "write it again: TENURE_WRITE_DOCS=1 cargo test --all-features --test it the_table_of_incidents"
-    );
+    docs_hold("operations.md", (BEGIN, END), &table(), "the_table_of_incidents");
 }

@@ -5,6 +5,8 @@
 
 use std::{fmt::Write, path::PathBuf};
 
+use crate::harness::docs_hold;
+
 /// One fault.
 struct Fault {
     what: &'static str,
@@ -784,17 +786,5 @@ const END: &str = "<!-- the end of the table of faults -->";
 
 #[test]
 fn the_table_of_faults_is_that_of_the_docs_and_each_of_its_tests_exists() {
-    let path = root().join("docs/reliability.md");
-    let text = std::fs::read_to_string(&path).unwrap();
-    let (before, rest) = text.split_once(BEGIN).unwrap();
-    let (is, after) = rest.split_once(END).unwrap();
-    let should = format!("\n{}\n", table());
-    if std::env::var_os("TENURE_WRITE_DOCS").is_some() {
-        std::fs::write(&path, format!("{before}{BEGIN}{should}{END}{after}")).unwrap();
-        return;
-    }
-    assert!(
-        is == should,
-        "write it again: TENURE_WRITE_DOCS=1 cargo test --all-features --test it the_table_of_faults"
-    );
+    docs_hold("reliability.md", (BEGIN, END), &table(), "the_table_of_faults");
 }

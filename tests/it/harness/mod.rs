@@ -43,6 +43,23 @@ pub fn statement(name: &str) -> &'static str {
     found.unwrap_or_else(|| panic!("no statement {name}")).1
 }
 
+/// Compares a generated table with the part of a page between two marks. With `TENURE_WRITE_DOCS` set, writes it.
+pub fn docs_hold(page: &str, (begin, end): (&str, &str), table: &str, test: &str) {
+    let path = PathBuf::from(ROOT).join("docs").join(page);
+    let text = std::fs::read_to_string(&path).unwrap();
+    let (before, rest) = text.split_once(begin).unwrap();
+    let (is, after) = rest.split_once(end).unwrap();
+    let should = format!("\n{table}\n");
+    if std::env::var_os("TENURE_WRITE_DOCS").is_some() {
+        std::fs::write(&path, format!("{before}{begin}{should}{end}{after}")).unwrap();
+        return;
+    }
+    assert!(
+        is == should,
+        "{page} is out of date; write it: TENURE_WRITE_DOCS=1 cargo test --all-features --test it {test}"
+    );
+}
+
 /// The folder of this run.
 pub fn run_folder() -> PathBuf {
     std::env::temp_dir().join(format!("tenure-it-{}", std::process::id()))
