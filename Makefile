@@ -6,10 +6,11 @@
 # make chaos     a minute of faults in random order, and an account of every job; MINUTES=60 SEED=7 make chaos
 # make fuzz      feeds untrusted input to the readers, ten minutes each; MINUTES=1
 # make mutants   plants mistakes in the statements, each of which a test must catch; OF=code make mutants: in the code
-# make bench     measures tenure and four other libraries; OF=tenure, OF=retention or OF=peers make bench: that part
+# make bench     measures tenure and five other libraries; OF=tenure, OF=retention or OF=peers make bench: that part
 # make release   oldest Rust, licences and advisories, packages, public API, unused dependencies; ONLY=package make release
+# make pictures  takes the pictures of the dashboard in docs/images
 # make book      the guide as a book, in target/book
-# Each target first installs missing tools: see scripts/setup. scripts/ has the rest: check-deploy, static, pictures, rolling-upgrade.
+# Each target first installs missing tools: see scripts/setup. scripts/ has the rest: check-deploy, static, rolling-upgrade, lines.
 
 SHELL := /bin/sh
 CARGO ?= cargo
@@ -22,7 +23,7 @@ export TENURE_NATS_SERVER := $(CURDIR)/.tools/nats/bin/nats-server
 endif
 endif
 
-.PHONY: help demo test check trials faults chaos fuzz mutants bench release book
+.PHONY: help demo test check trials faults chaos fuzz mutants bench release pictures book
 # Prints the lines above; installs and builds nothing.
 help:
 	@sed -n '/^# make /,/^$$/{/^#/s/^# //p;/^$$/q}' Makefile
@@ -63,6 +64,9 @@ fuzz:
 release:
 	@scripts/release $(ONLY)
 
+pictures:
+	@scripts/pictures
+
 book:
 	@python3 scripts/check_docs.py
 	@command -v mdbook >/dev/null || { echo 'mdBook was not found: cargo install mdbook' >&2; exit 1; }
@@ -78,9 +82,9 @@ check:
 	$(CARGO) clippy --locked --all-features --test chaos -- -D warnings
 	$(CARGO) clippy --locked -p tenure --lib -- -D warnings
 	$(CARGO) clippy --locked -p tenure --lib --features dev,http,otel,testing -- -D warnings
-	$(CARGO) check --locked -p tenure --lib --no-default-features
-	$(CARGO) check --locked -p tenure --lib --no-default-features --features prometheus
-	$(CARGO) check --locked -p tenure --lib --no-default-features --features worker
+	$(CARGO) clippy --locked -p tenure --lib --no-default-features -- -D warnings
+	$(CARGO) clippy --locked -p tenure --lib --no-default-features --features config-file,nkeys,prometheus -- -D warnings
+	$(CARGO) clippy --locked -p tenure --lib --no-default-features --features worker -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --all-features
 
 .PHONY: run-demo run-test run-test-postgres run-chaos run-script run-bench-all run-bench-tenure run-bench-retention run-bench-peers
@@ -127,6 +131,4 @@ run-bench-retention:
 
 # The peers are a separate crate: a build of tenure does not build them.
 run-bench-peers:
-	$(CARGO) build --release --quiet --locked -p tenure-cli
-	$(CARGO) run --release --quiet --locked --manifest-path benches/peers/Cargo.toml -- \
-		--tenure $(BUILT)/release/tenure $(PEERS)
+	$(CARGO) run --release --quiet --locked --manifest-path benches/peers/Cargo.toml -- $(PEERS)

@@ -8,8 +8,10 @@ use std::{collections::BTreeSet, error::Error, time::Duration};
 use chrono::{DateTime, Timelike, Utc};
 use serde::{Deserialize, Serialize};
 use tenure::{
-    Job, JobContext, JobError, MissedTicks, Outcome, Schedule, Status, Tenure, Worker, WorkerBuilder,
-    rows::JobFilter, testing::TestTenure,
+    Job, JobContext, JobError, Outcome, Status, Tenure, Worker, WorkerBuilder,
+    rows::JobFilter,
+    schedules::{MissedTicks, Schedule},
+    testing::TestTenure,
 };
 
 type Failure = Box<dyn Error + Send + Sync>;
@@ -28,7 +30,7 @@ impl Job for Report {
 }
 
 /// A program puts its schedules whenever it starts; an identical schedule stays unchanged.
-async fn put(tenure: &Tenure, hour: u32) -> Result<(), tenure::ScheduleError> {
+async fn put(tenure: &Tenure, hour: u32) -> Result<(), tenure::schedules::ScheduleError> {
     let report = |format: &str| Report { format: format.into(), at: None };
     let daily = Schedule::new("daily", format!("0 {hour} * * *"), report("pdf"))
         .time_zone("Europe/Berlin")

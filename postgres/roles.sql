@@ -32,7 +32,7 @@ REVOKE ALL ON FUNCTION tenure.create_history_partitions(int), tenure.purge_day(i
        tenure.purge_rows(interval, interval, uuid, int), tenure.purge_cancelled(interval, int),
        tenure.purge_dead(interval, int), tenure.purge_traces(uuid, int),
        tenure.purge_keys(interval, bigint, uuid, int), tenure.purge_events(interval, int),
-       tenure.keep_last_executions(uuid) FROM PUBLIC;
+       tenure.keep_last_executions(uuid), tenure.forget_traces(uuid) FROM PUBLIC;
 
 -- Producers. A job that they insert is queued and has no owner. An INSERT reads the row that it made, and a duplicate
 -- reads the holder of its key.
@@ -45,6 +45,8 @@ GRANT UPDATE (publish_at, published_at) ON tenure.jobs TO tenure_producer;
 GRANT INSERT (scope, key, job_id, stream_seq, stream_published_at), SELECT (scope, key, job_id)
     ON tenure.job_keys TO tenure_producer;
 GRANT SELECT (queue, max_queued) ON tenure.queues TO tenure_producer;
+-- To count submissions towards max_queued. Without it, only jobs count.
+GRANT SELECT (queue, standing, standing_deliveries, standing_of, standing_until) ON tenure.queue_stats TO tenure_producer;
 
 -- Workers. They change the columns of a job that running it changes: not its payload, name or limits.
 GRANT SELECT, INSERT, DELETE ON tenure.jobs TO tenure_worker;
@@ -54,6 +56,8 @@ GRANT UPDATE (status, attempt, fencing_token, claim_id, worker_id, worker_host, 
     ON tenure.jobs TO tenure_worker;
 GRANT SELECT, INSERT ON tenure.job_history, tenure.job_keys, tenure.job_executions, tenure.recovery_events
     TO tenure_worker;
+-- UPDATE: a key outlives a job that keeps no history, and knows when that job ended.
+GRANT UPDATE (ended_at) ON tenure.job_keys TO tenure_worker;
 -- UPDATE: a job that dies replaces the refusal of its own message by a worker with other limits.
 GRANT SELECT, INSERT, UPDATE ON tenure.dead_letter_jobs TO tenure_worker;
 GRANT SELECT, INSERT ON tenure.effects TO tenure_worker;
@@ -71,8 +75,8 @@ GRANT EXECUTE ON FUNCTION tenure.create_history_partitions(int) TO tenure_worker
 GRANT EXECUTE ON FUNCTION tenure.purge_day(interval, interval), tenure.purge_rows(interval, interval, uuid, int),
       tenure.purge_cancelled(interval, int), tenure.purge_dead(interval, int), tenure.purge_traces(uuid, int),
       tenure.purge_keys(interval, bigint, uuid, int), tenure.purge_events(interval, int) TO tenure_worker;
--- This one deletes all attempts of a job but its last hundred.
-GRANT EXECUTE ON FUNCTION tenure.keep_last_executions(uuid) TO tenure_worker;
+-- These delete all attempts of a job but its last hundred, and the attempts and effects of a job that is gone.
+GRANT EXECUTE ON FUNCTION tenure.keep_last_executions(uuid), tenure.forget_traces(uuid) TO tenure_worker;
 
 -- Operators. They redrive dead letters, or purge them with all their traces.
 GRANT tenure_worker TO tenure_operator;

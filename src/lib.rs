@@ -44,12 +44,11 @@
 #![cfg_attr(not(feature = "internals"), allow(unreachable_pub, reason = "reached by the program alone"))]
 #![cfg_attr(
     feature = "internals",
-    allow(missing_docs, reason = "checked without the feature: of what users see")
-)]
-// The rooms are written for a worker; of a producer's build some of their parts are unused.
-#![cfg_attr(
-    not(all(feature = "worker", feature = "config-file")),
-    allow(dead_code, unused_imports, reason = "a worker uses them, or a file of settings")
+    allow(
+        missing_docs,
+        clippy::missing_errors_doc,
+        reason = "checked without the feature: of what users see"
+    )
 )]
 
 // The modules that a job passes, in this order. Below them, the modules that they share.
@@ -66,11 +65,11 @@ mod recover;
 mod worker;
 
 mod store;
-mod batch;
 mod observe;
 mod config;
+#[cfg_attr(not(feature = "worker"), allow(dead_code, reason = "parts of it are a worker's"))]
 mod job;
-mod fault;
+mod proof;
 
 #[cfg(feature = "internals")]
 #[doc(hidden)]
@@ -79,31 +78,25 @@ pub mod internals;
 pub mod dev;
 #[cfg(feature = "testing")]
 pub mod testing;
-#[cfg(any(fuzzing, test))]
-#[doc(hidden)]
-pub mod fuzz;
-#[cfg(all(test, feature = "dev"))]
-mod proof;
 
-#[cfg(feature = "worker")]
-pub use client::schedules::{Schedule, ScheduleError, ScheduleOutcome};
 pub use client::{
     SetupError, Tenure,
     connect::{ConnectError, TenureBuilder},
     enqueue::{Enqueue, EnqueueMany, Enqueued, JobRequest},
-    jobs::{ActionError, CancelCounts, CancelOutcome, RetryOutcome, WaitError},
-    queues::{CurrentLimits, PauseOutcome, QueueLimits, QueueSettingsError},
 };
 pub use config::{Config, ConfigError, Retention, Timing, TimingError, TraceParent};
 pub use enqueue::insert::EnqueueError;
 pub use job::{
-    Job, JobError, JobId, JobIdError, MissedTicks, NameError, Outcome, Status, backoff::Backoff, check_kind,
-    check_queue, claim::FencingToken,
+    Job, JobError, JobId, JobIdError, NameError, Outcome, Status, backoff::Backoff, check_kind, check_queue,
+    claim::FencingToken,
 };
-pub use nats::QueueError;
+pub use nats::NatsError;
 #[cfg(feature = "otel")]
 pub use observe::otel;
 pub use observe::{health::Health, metrics};
+#[cfg(any(fuzzing, test))]
+#[doc(hidden)]
+pub use proof::fuzz;
 #[cfg(feature = "worker")]
 pub use run::{
     context::{ContextError, JobContext},
@@ -116,6 +109,29 @@ pub use worker::{Worker, WorkerBuilder, WorkerError, WorkerHandle, shutdown_sign
 
 /// The crates whose types tenure's API uses, in its versions.
 pub use {async_nats, sqlx};
+
+/// What waiting for a job, cancelling it and retrying it answer.
+pub mod jobs {
+    pub use crate::client::jobs::{ActionError, CancelCounts, CancelOutcome, RetryOutcome, WaitError};
+}
+
+/// The limits of queues, and what changing them and pausing answer.
+pub mod queues {
+    pub use crate::client::queues::{CurrentLimits, PauseOutcome, QueueLimits, QueueSettingsError};
+}
+
+/// Jobs that run at fixed times.
+pub mod schedules {
+    #[cfg(feature = "worker")]
+    pub use crate::client::schedules::{PauseOutcome, Schedule, ScheduleError, ScheduleOutcome};
+    pub use crate::job::MissedTicks;
+}
+
+/// What draining a worker answers.
+#[cfg(feature = "worker")]
+pub mod workers {
+    pub use crate::client::workers::{DrainError, DrainOutcome, Process};
+}
 
 /// The rows that [`Tenure`] reads, such as [`rows::JobRow`], and the filters that select them.
 pub mod rows {

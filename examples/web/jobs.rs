@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
-use tenure::{Job, JobContext, JobError, KindOptions, MissedTicks, Outcome, Schedule, Worker, WorkerBuilder};
+use tenure::{
+    Job, JobContext, JobError, KindOptions, Outcome, Worker, WorkerBuilder,
+    schedules::{MissedTicks, Schedule},
+};
 
 use crate::Shop;
 

@@ -8,7 +8,7 @@ use super::{Inner, Tenure};
 use crate::{
     config::{Config, TimingError},
     enqueue::{backpressure::Limits, insert, publish::Publications, uncommitted::Uncommitted},
-    nats::{Client, Queue, QueueError},
+    nats::{Client, Nats, NatsError},
     store::{Store, StoreError},
 };
 
@@ -24,7 +24,7 @@ pub enum ConnectError {
     Database(#[source] StoreError),
     /// `NATS_URL` cannot be used.
     #[error(transparent)]
-    Queue(#[from] QueueError),
+    Nats(#[from] NatsError),
 }
 
 /// Configures a [`Tenure`]. See [`Tenure::builder`].
@@ -86,20 +86,20 @@ impl TenureBuilder {
         let Self { config, handler_pool, nats } = self;
         config.timing.validate()?;
         let store = Store::open(&config, handler_pool).map_err(ConnectError::Database)?;
-        let queue = match nats {
-            Some(client) => Queue::given(&config, client)?,
-            None => Queue::open(&config).await?,
+        let nats = match nats {
+            Some(client) => Nats::given(&config, client)?,
+            None => Nats::open(&config).await?,
         };
         // Wait a moment, so that this process publishes the first jobs that it enqueues, not the relay.
-        queue.connected_soon().await;
+        nats.connected_soon().await;
         let publications =
-            Publications::start(store.clone(), queue.clone(), config.timing.publish_within).await?;
+            Publications::start(store.clone(), nats.clone(), config.timing.publish_within).await?;
         let uncommitted =
             Uncommitted::start(store.clone(), publications.clone(), config.timing.publish_within);
         let lane = || insert::batcher(store.clone(), Some(publications.clone()));
         let (enqueues, keyed) = (lane(), lane());
-        let limits = Limits::new(store.clone());
-        let inner = Inner { config, store, queue, enqueues, keyed, limits, publications, uncommitted };
+        let limits = Limits::new(store.clone(), nats.clone());
+        let inner = Inner { config, store, nats, enqueues, keyed, limits, publications, uncommitted };
         Ok(Tenure { inner: Arc::new(inner) })
     }
 }

@@ -20,7 +20,10 @@ use crate::{
         backpressure::Admitted,
         insert::{BUSY_AFTER, Created, EnqueueError, insert_in, insert_patiently},
     },
-    job::{Job, JobId, MAX_ATTEMPTS_DEFAULT, check_key, check_kind, check_queue, unstorable_text},
+    job::{
+        Job, JobId, MAX_ATTEMPTS_DEFAULT, check_key, check_kind, check_queue, duration::written,
+        unstorable_text,
+    },
     observe::trace::{self, Sending},
     store::{NewJob, PublishedBy, StoreError},
 };
@@ -127,9 +130,10 @@ impl JobRequest {
     }
 
     /// Turns the request into the job of a schedule's ticks.
+    #[cfg(feature = "worker")]
     pub(crate) fn for_schedule(self, bytes_max: usize) -> Result<NewJob, EnqueueError> {
         let own = "left out: each tick of a schedule has its own job, due at the tick";
-        let delay = self.delay.map(|delay| format!("{delay:?}"));
+        let delay = self.delay.map(written);
         let run_at = self.run_at.map(|at| at.to_rfc3339());
         for (what, value) in [
             ("unique_key", self.unique_key.clone()),
@@ -171,7 +175,11 @@ impl JobRequest {
             return wrong("max_attempts", self.max_attempts.to_string(), "1 to 1000");
         }
         if let Some(delay) = self.delay.filter(|delay| *delay > DELAY_MAX) {
-            return wrong("delay", format!("{delay:?}"), "at most ten years");
+            return wrong("delay", written(delay), "at most ten years");
+        }
+        // By this host's clock: it need not be exact.
+        if let Some(at) = self.run_at.filter(|at| *at > Utc::now() + DELAY_MAX) {
+            return wrong("run_at", at.to_rfc3339(), "at most ten years ahead");
         }
         if let Some(key) = &self.unique_key
             && check_key(key).is_err()
@@ -221,11 +229,22 @@ impl Tenure {
     ///
     /// Cancel safe: if the future is dropped, the job was either enqueued, with its message, or not. Drop the future or
     /// poll it to its end: while it is left half-way, the job's message may not go out.
+    ///
+    /// # Errors
+    ///
+    /// The future returns [`EnqueueError`]. [`EnqueueError::Store`] may hide a job that was enqueued: with a unique key
+    /// the call is safe to repeat, without one a repetition may create a second job.
     pub fn enqueue(&self, job: impl Into<JobRequest>) -> Enqueue<'_> {
         Enqueue { tenure: self, request: job.into() }
     }
 
     /// Enqueues many jobs in one statement: all of them, or none.
+    ///
+    /// Cancel safe, as [`Tenure::enqueue`] is.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Tenure::enqueue`]. No job is then enqueued, but perhaps all after [`EnqueueError::Store`].
     pub fn enqueue_many<R: Into<JobRequest>>(&self, jobs: impl IntoIterator<Item = R>) -> EnqueueMany<'_> {
         EnqueueMany { tenure: self, requests: jobs.into_iter().map(Into::into).collect() }
     }

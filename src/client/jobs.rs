@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use crate::{
     client::Tenure,
-    job::{JobId, NameError, Status, check_key, check_kind, check_queue},
+    job::{JobId, NameError, Status, check_key, check_kind, check_queue, duration::written},
     observe::metrics,
     store::{CancelAnswer, DeadCount, DeadFilter, DeadLetter, JobRow, StoreError},
 };
@@ -90,7 +90,7 @@ pub enum RetryOutcome {
 #[non_exhaustive]
 pub enum WaitError {
     /// The job has not ended in time, or Postgres did not say so. The job goes on: wait again.
-    #[error("job {job} has not ended within {timeout:?}; it goes on, wait again for its end")]
+    #[error("job {job} has not ended within {}; it goes on, wait again for its end", written(*.timeout))]
     TimedOut {
         /// The job.
         job: JobId,
@@ -100,6 +100,10 @@ pub enum WaitError {
     /// There is no such job, or no longer. Only from [`Tenure::wait_for`].
     #[error("there is no job {0}")]
     NotFound(JobId),
+    /// The job was live when the wait began, and is gone: it has completed, and its kind keeps no history
+    /// ([`KindOptions::no_history`](crate::KindOptions::no_history)).
+    #[error("job {0} has ended, and left nothing to return: its kind keeps no history")]
+    NoHistory(JobId),
     /// The job is a dead letter. Only from [`Tenure::wait_for`].
     #[error("job {job} failed: {last_error}")]
     Failed {
@@ -157,10 +161,11 @@ impl Tenure {
     ///
     /// # Errors
     ///
-    /// [`WaitError::TimedOut`]; [`WaitError::Store`] if Postgres refused.
+    /// [`WaitError::TimedOut`]; [`WaitError::NoHistory`] if the job ended meanwhile and its kind keeps no history (if
+    /// it ended before, there is no such job); [`WaitError::Store`] if Postgres refused.
     pub async fn wait(&self, job: JobId, timeout: Duration) -> Result<Option<JobRow>, WaitError> {
         let ended = tokio::time::timeout(timeout, self.ended(job)).await;
-        Ok(ended.map_err(|_| WaitError::TimedOut { job, timeout })??)
+        ended.map_err(|_| WaitError::TimedOut { job, timeout })?
     }
 
     /// Waits until a job has completed, at most for `timeout`, and returns its output. A job without one has the output
@@ -179,8 +184,8 @@ impl Tenure {
     ///
     /// # Errors
     ///
-    /// Any [`WaitError`]: the job failed, was cancelled, has not ended in time or does not exist, its output has
-    /// another type, or Postgres refused.
+    /// Any [`WaitError`]: the job failed, was cancelled, has not ended in time or does not exist, its kind keeps no
+    /// history, its output has another type, or Postgres refused.
     pub async fn wait_for<T: DeserializeOwned>(&self, job: JobId, timeout: Duration) -> Result<T, WaitError> {
         let row = self.wait(job, timeout).await?.ok_or(WaitError::NotFound(job))?;
         match row.status {
@@ -192,11 +197,14 @@ impl Tenure {
     }
 
     /// Waits until a job has ended. `None`: there is no such job.
-    async fn ended(&self, job: JobId) -> Result<Option<JobRow>, StoreError> {
+    async fn ended(&self, job: JobId) -> Result<Option<JobRow>, WaitError> {
         let mut pause = LOOK_FIRST;
+        let mut was_live = false;
         loop {
             match self.store().statuses(&[job]).await {
                 Ok(statuses) => match statuses.first().copied().flatten() {
+                    // Every other end leaves a row, for an hour at least.
+                    None if was_live => return Err(WaitError::NoHistory(job)),
                     None => return Ok(None),
                     Some(status) if status.is_finished() => match self.store().show_job(job).await {
                         // A redrive may have come in between.
@@ -204,12 +212,12 @@ impl Tenure {
                         Ok(Some(_)) => {}
                         Ok(None) => return Ok(None),
                         Err(error) if error.is_unavailable() => {}
-                        Err(error) => return Err(error),
+                        Err(error) => return Err(error.into()),
                     },
-                    Some(_) => {}
+                    Some(_) => was_live = true,
                 },
                 Err(error) if error.is_unavailable() => {}
-                Err(error) => return Err(error),
+                Err(error) => return Err(error.into()),
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 3 / 2).min(LOOK_SELDOM);
@@ -221,6 +229,11 @@ impl Tenure {
     /// NATS the handler sees it with its next progress write, or within 5 s if it writes nothing.
     ///
     /// Cancel safe: if the future is dropped, the job was either cancelled or not.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`]: Postgres did not answer, and the job may be cancelled, or it refused. The call is safe to
+    /// repeat.
     pub async fn cancel(&self, job: JobId) -> Result<CancelOutcome, StoreError> {
         let answers = self.cancel_many(&[job]).await?;
         Ok(answers.into_iter().next().unwrap_or(CancelOutcome::NotFound))
@@ -228,6 +241,11 @@ impl Tenure {
 
     /// Cancels jobs, and returns the result for each, in order. Cancel safe: jobs that it did not reach were not
     /// cancelled.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`]: Postgres did not answer, or refused. Some of the jobs may be cancelled; the call is safe to
+    /// repeat.
     pub async fn cancel_many(&self, jobs: &[JobId]) -> Result<Vec<CancelOutcome>, StoreError> {
         let mut all = Vec::with_capacity(jobs.len());
         for some in jobs.chunks(JOBS_MAX) {
@@ -271,6 +289,13 @@ impl Tenure {
 
     /// Cancels the job that holds a unique key (or a submission's `Tenure-Idempotency-Key`, or `Nats-Msg-Id`) in a
     /// queue. `None`: no job holds it.
+    ///
+    /// Cancel safe: if the future is dropped, the job was either cancelled or not.
+    ///
+    /// # Errors
+    ///
+    /// [`ActionError::Name`] and [`ActionError::Key`] for an invalid queue or key; [`ActionError::Store`] as in
+    /// [`Tenure::cancel`].
     pub async fn cancel_key(
         &self,
         queue: &str,
@@ -287,6 +312,11 @@ impl Tenure {
     /// no worker has received yet has no row, and is not cancelled; one that a worker receives during the call may be.
     ///
     /// Cancel safe, in steps of 500 jobs: if a step fails, the jobs of earlier steps stay cancelled; call it again.
+    ///
+    /// # Errors
+    ///
+    /// [`ActionError::Name`] for an invalid queue or kind; [`ActionError::Store`] if Postgres did not answer, or
+    /// refused.
     pub async fn cancel_all(&self, queue: &str, kind: Option<&str>) -> Result<CancelCounts, ActionError> {
         check_queue(queue)?;
         kind.map(check_kind).transpose()?;
@@ -316,13 +346,18 @@ impl Tenure {
         metrics::cancelled("queued", answers.len() - asked.len());
         metrics::cancelled("running", asked.len());
         if !asked.is_empty() {
-            let queue = self.queue().clone();
-            self.publications().spawn(async move { queue.announce_cancelled(&asked).await });
+            let nats = self.nats().clone();
+            self.publications().spawn(async move { nats.announce_cancelled(&asked).await });
         }
     }
 
     /// Retries a job now: makes a job due that waits for its time (a retry's backoff, a delay), and redrives a dead
     /// letter. Cancel safe.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`]: Postgres did not answer, and the change may have happened, or it refused. The call is safe to
+    /// repeat.
     pub async fn retry(&self, job: JobId) -> Result<RetryOutcome, StoreError> {
         let answers = self.retry_many(&[job]).await?;
         Ok(answers.into_iter().next().unwrap_or(RetryOutcome::NotFound))
@@ -330,6 +365,11 @@ impl Tenure {
 
     /// Retries many jobs as [`Tenure::retry`] does, and returns the result for each, in order. Cancel safe: jobs that
     /// it did not reach were not changed.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`]: Postgres did not answer, or refused. Some of the jobs may be changed; the call is safe to
+    /// repeat.
     pub async fn retry_many(&self, jobs: &[JobId]) -> Result<Vec<RetryOutcome>, StoreError> {
         let mut all = Vec::with_capacity(jobs.len());
         for some in jobs.chunks(JOBS_MAX) {
@@ -348,16 +388,28 @@ impl Tenure {
     }
 
     /// Returns at most `limit` dead letters, the latest first, without their payloads.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`]: Postgres did not answer in time, or refused the read.
     pub async fn dead_letters(&self, filter: &DeadFilter, limit: u32) -> Result<Vec<DeadLetter>, StoreError> {
         self.store().dead_letters(filter, limit.into()).await
     }
 
     /// Returns the whole dead letter with this id; `None` if no dead letter has it.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`]: Postgres did not answer in time, or refused the read.
     pub async fn dead_letter(&self, id: JobId) -> Result<Option<DeadLetter>, StoreError> {
         self.store().dead_letter(id).await
     }
 
     /// Returns the number of dead letters by queue, kind and category.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`]: Postgres did not answer in time, or refused the read.
     pub async fn dead_counts(&self) -> Result<Vec<DeadCount>, StoreError> {
         self.store().dead_counts().await
     }
@@ -365,6 +417,11 @@ impl Tenure {
     /// Redrives dead letters: queues them again, and returns the result for each, in order. A job keeps its id,
     /// payload and last checkpoint; its token goes on; its attempts count from zero. Effects under
     /// [`JobContext::once`](crate::JobContext::once) are not repeated. Cancel safe.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`]: Postgres did not answer, or refused. Some of the jobs may be queued again; the call is safe to
+    /// repeat.
     pub async fn redrive(&self, jobs: &[JobId]) -> Result<Vec<RetryOutcome>, StoreError> {
         let mut all = Vec::with_capacity(jobs.len());
         for some in jobs.chunks(JOBS_MAX) {
@@ -389,6 +446,10 @@ impl Tenure {
 
     /// Redrives every dead letter that the filter matches, the oldest first; returns how many. Submissions that were
     /// refused before they became jobs stay. Cancel safe, in steps: call it again if it did not finish.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`]: Postgres did not answer, or refused. The jobs of earlier steps are queued again; call it again.
     pub async fn redrive_all(&self, filter: &DeadFilter) -> Result<u64, StoreError> {
         // A job that dies again meanwhile is not redriven twice.
         let filter = filter.as_of(self.store().database_time().await?);
@@ -407,6 +468,10 @@ impl Tenure {
 
     /// Removes the dead letters that the filter matches, with their history and their unique keys; returns how
     /// many. Cancel safe, in steps: call it again if it did not finish.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`]: Postgres did not answer, or refused. What earlier steps removed is gone; call it again.
     pub async fn purge_dead(&self, filter: &DeadFilter) -> Result<u64, StoreError> {
         let filter = &filter.as_of(self.store().database_time().await?);
         let page = i64::try_from(JOBS_MAX).unwrap_or(i64::MAX);
@@ -422,6 +487,10 @@ impl Tenure {
 
     /// Removes these dead letters, with their history and their unique keys; returns how many it removed. Cancel
     /// safe, in steps.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`]: Postgres did not answer, or refused. What earlier steps removed is gone; call it again.
     pub async fn purge_dead_jobs(&self, jobs: &[JobId]) -> Result<u64, StoreError> {
         let mut total = 0;
         for some in jobs.chunks(JOBS_MAX) {

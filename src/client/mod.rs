@@ -8,12 +8,13 @@ pub(crate) mod queues;
 #[cfg(feature = "worker")]
 pub(crate) mod schedules;
 pub(crate) mod verify;
+#[cfg(feature = "worker")]
+pub(crate) mod workers;
 
 use std::sync::Arc;
 
 use self::connect::{ConnectError, TenureBuilder};
 use crate::{
-    batch::Batcher,
     config::Config,
     enqueue::{
         backpressure::Limits,
@@ -22,9 +23,10 @@ use crate::{
         uncommitted::Uncommitted,
     },
     job::JobId,
-    nats::{Queue, QueueError},
+    nats::{Nats, NatsError},
     store::{
         ExecutionRow, JobFilter, JobRow, MigrateError, NewJob, RecoveryRow, Store, StoreError, WorkerRow,
+        batch::Batcher,
     },
 };
 
@@ -48,7 +50,7 @@ pub struct Tenure {
 struct Inner {
     config: Config,
     store: Store,
-    queue: Queue,
+    nats: Nats,
     enqueues: Batcher<NewJob, Result<Created, EnqueueError>>,
     keyed: Batcher<NewJob, Result<Created, EnqueueError>>,
     limits: Limits,
@@ -72,7 +74,7 @@ pub enum SetupError {
     Migrate(#[from] MigrateError),
     /// The stream or a consumer was not created or changed.
     #[error(transparent)]
-    Queue(#[from] QueueError),
+    Nats(#[from] NatsError),
 }
 
 impl Tenure {
@@ -117,16 +119,23 @@ impl Tenure {
     /// Runs [`Tenure::migrate`], creates the stream and the consumers of `queues` if they are missing, and changes
     /// those that differ from their definitions.
     ///
+    /// Cancel safe, in steps: call it again.
+    ///
     /// # Errors
     ///
     /// Postgres or NATS is unavailable or refuses a step. Steps before it stay done; call it again.
     pub async fn setup(&self, queues: &[String]) -> Result<Vec<i64>, SetupError> {
         let applied = self.migrate().await?;
-        self.inner.queue.apply_topology(queues).await?;
+        self.inner.nats.apply_topology(queues).await?;
         Ok(applied)
     }
 
-    /// Returns the job with this id, live, finished or dead; `None` if there is no such job.
+    /// Returns the job with this id, live, finished or dead; `None` if there is no such job, or no longer: a job of a
+    /// kind that keeps no history is gone once it has completed.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`]: Postgres did not answer in time, or refused the read.
     pub async fn job(&self, id: JobId) -> Result<Option<JobRow>, StoreError> {
         self.inner.store.show_job(id).await
     }
@@ -134,27 +143,47 @@ impl Tenure {
     /// Returns at most `limit` jobs, newest first. For the next page, pass the last id to [`JobFilter::before`].
     ///
     /// A filter that few jobs pass reads many rows; in a large history, filter by age as well.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`]: Postgres did not answer in time, or refused the read.
     pub async fn jobs(&self, filter: &JobFilter, limit: u32) -> Result<Vec<JobRow>, StoreError> {
         self.inner.store.list_jobs(filter, limit.into(), true).await
     }
 
     /// Returns the size of a job's checkpoint, in bytes of JSON. `None`: the job saved none, or no longer needs it.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`]: Postgres did not answer in time, or refused the read.
     pub async fn checkpoint_bytes(&self, id: JobId) -> Result<Option<usize>, StoreError> {
         self.inner.store.checkpoint_size(id).await
     }
 
     /// Returns the worker processes, the latest started first. A worker that stopped in good order is not among them;
     /// one that died is, until recovery has reset its jobs and removed it.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`]: Postgres did not answer in time, or refused the read.
     pub async fn workers(&self) -> Result<Vec<WorkerRow>, StoreError> {
         self.inner.store.list_workers().await
     }
 
     /// Returns every attempt of one job, oldest first.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`]: Postgres did not answer in time, or refused the read.
     pub async fn executions(&self, id: JobId) -> Result<Vec<ExecutionRow>, StoreError> {
         self.inner.store.executions(id, i64::MAX).await
     }
 
     /// Returns the recoveries and refusals of one job, oldest first.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`]: Postgres did not answer in time, or refused the read.
     pub async fn recoveries(&self, id: JobId) -> Result<Vec<RecoveryRow>, StoreError> {
         self.inner.store.recoveries(id, i64::MAX).await
     }
@@ -164,6 +193,8 @@ impl Tenure {
     ///
     /// A program may end without it: once an enqueue has returned, the kernel has its message. Only the jobs of
     /// transactions that were committed in the last milliseconds then run some seconds later.
+    ///
+    /// Cancel safe: the messages go out without it.
     pub async fn flush(&self) {
         self.inner.uncommitted.look().await;
         self.inner.publications.wait().await;
@@ -172,7 +203,7 @@ impl Tenure {
     /// Runs [`Tenure::flush`], then closes both connections. A pool or a client that the builder was given stays open.
     pub async fn close(&self) {
         self.flush().await;
-        self.inner.queue.flush().await;
+        self.inner.nats.flush().await;
         self.inner.store.close().await;
     }
 
@@ -184,8 +215,8 @@ impl Tenure {
         &self.inner.store
     }
 
-    pub(crate) fn queue(&self) -> &Queue {
-        &self.inner.queue
+    pub(crate) fn nats(&self) -> &Nats {
+        &self.inner.nats
     }
 
     pub(crate) fn enqueues(&self, keyed: bool) -> &Batcher<NewJob, Result<Created, EnqueueError>> {

@@ -23,14 +23,26 @@ const RUNNING_MAX: u32 = 10_000;
 /// The highest `max_queued`.
 const QUEUED_MAX: u64 = 10_000_000;
 
-/// The result of [`Tenure::pause_queue`].
+/// The result of [`Tenure::pause_queue`] or [`Tenure::resume_queue`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct PauseOutcome {
-    /// When the queue was paused.
-    pub paused_at: DateTime<Utc>,
+    /// Since when the queue is paused; `None`: it is active.
+    pub paused_at: Option<DateTime<Utc>>,
     /// Whether it was paused before.
     pub was_paused: bool,
+}
+
+/// A queue without a trace of its own, as a mistyped one is.
+#[cfg(feature = "internals")]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "queue {queue:?} is unknown: it has no worker, job, message or schedule{}",
+    if *asked_nats { "" } else { ", and NATS does not say whether it has messages of it" }
+)]
+pub struct UnknownQueue {
+    queue: String,
+    asked_nats: bool,
 }
 
 /// The limits of a queue to change. Limits that are not set stay as they are.
@@ -58,7 +70,7 @@ impl QueueLimits {
 
     /// Sets how many jobs may wait in the queue, those scheduled for later included: 1 to 10,000,000, or `None` for
     /// no limit. An enqueue beyond it fails with [`EnqueueError::QueueFull`](crate::EnqueueError::QueueFull);
-    /// retries, schedules and submissions do not.
+    /// retries, schedules and submissions do not. Submissions take room, as far as a scan has read them in the stream.
     pub fn max_queued(mut self, jobs: impl Into<Option<u64>>) -> Self {
         self.max_queued = jobs.into().into();
         self
@@ -85,7 +97,7 @@ pub enum QueueSettingsError {
     /// A limit is out of range.
     #[error(
         "{what} is {value}, but must be 1 to {most}; \
-         to start no jobs, pause the queue; to remove a limit, set it to none"
+         to start no jobs, pause the queue"
     )]
     Limit {
         /// The limit's name.
@@ -103,29 +115,68 @@ pub enum QueueSettingsError {
 impl Tenure {
     /// Returns every queue that has jobs, workers or settings, by name. Counts the jobs: a third of a second for each
     /// million.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`]: Postgres did not answer in time, or refused the read.
     pub async fn queues(&self) -> Result<Vec<QueueRow>, StoreError> {
-        self.store().list_queues().await
+        self.store().list_queues(None).await
     }
 
     /// Pauses a queue on all workers: from now on none of its jobs starts. Running jobs go on, and new ones wait. The
     /// pause lasts until the queue is resumed, across restarts.
+    ///
+    /// Cancel safe: the queue is paused or not. Workers also read the pause by themselves, so that it holds if the
+    /// call is dropped before it announces it.
+    ///
+    /// # Errors
+    ///
+    /// [`QueueSettingsError::Name`] for an invalid name; [`QueueSettingsError::Store`] if Postgres did not answer, or
+    /// refused.
     pub async fn pause_queue(&self, queue: &str) -> Result<PauseOutcome, QueueSettingsError> {
         check_queue(queue)?;
         let (paused_at, was_paused) = self.store().pause_queue(queue).await?;
-        self.queue().announce_settings().await;
-        Ok(PauseOutcome { paused_at, was_paused })
+        self.nats().announce_settings().await;
+        Ok(PauseOutcome { paused_at: Some(paused_at), was_paused })
     }
 
-    /// Resumes a queue: its jobs start again within a second. Returns `false` if the queue was not paused.
-    pub async fn resume_queue(&self, queue: &str) -> Result<bool, QueueSettingsError> {
+    /// Resumes a queue: its jobs start again within a second.
+    ///
+    /// Cancel safe, as [`Tenure::pause_queue`] is.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Tenure::pause_queue`].
+    pub async fn resume_queue(&self, queue: &str) -> Result<PauseOutcome, QueueSettingsError> {
         check_queue(queue)?;
         let was_paused = self.store().resume_queue(queue).await?;
-        self.queue().announce_settings().await;
-        Ok(was_paused)
+        self.nats().announce_settings().await;
+        Ok(PauseOutcome { paused_at: None, was_paused })
+    }
+
+    /// Looks for a trace of a queue: its consumer or a message in NATS, or a job, a worker, a setting or a schedule in
+    /// Postgres. Counts jobs as [`Tenure::queues`] does.
+    #[cfg(feature = "internals")]
+    #[doc(hidden)]
+    pub async fn known_queue(&self, queue: &str) -> Result<Result<(), UnknownQueue>, QueueSettingsError> {
+        check_queue(queue)?;
+        let in_nats = self.nats().knows(queue).await;
+        let is_known = in_nats == Some(true)
+            || self.queues().await?.iter().any(|known| known.queue == queue)
+            || self.store().list_schedules(None).await?.iter().any(|schedule| schedule.queue == queue);
+        let unknown = || UnknownQueue { queue: queue.to_owned(), asked_nats: in_nats.is_some() };
+        Ok(if is_known { Ok(()) } else { Err(unknown()) })
     }
 
     /// Limits a queue for all workers and producers, and returns the limits that it now has. Workers hear of a change
     /// at once, producers within a second. Claims under way may exceed a new limit until as many jobs have ended.
+    ///
+    /// Cancel safe, as [`Tenure::pause_queue`] is.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Tenure::pause_queue`]; [`QueueSettingsError::Limit`] for a value out of range. No limit is then
+    /// changed.
     pub async fn limit_queue(
         &self,
         queue: &str,
@@ -140,7 +191,7 @@ impl Tenure {
         check("max_queued", limits.max_queued.value(), QUEUED_MAX)?;
         let QueueLimits { max_running, max_queued } = limits;
         let (max_running, max_queued) = self.store().limit_queue(queue, max_running, max_queued).await?;
-        self.queue().announce_settings().await;
+        self.nats().announce_settings().await;
         Ok(CurrentLimits { max_running, max_queued })
     }
 }

@@ -15,13 +15,13 @@ use crate::{
     enqueue::insert::EnqueueError,
     job::{MissedTicks, NameError},
     recover::cron::CronSchedule,
-    store::{NewSchedule, ScheduleRow, StoreError},
+    store::{NewSchedule, Put, Replaces, ScheduleRow, StoreError},
 };
 
 /// A job at each tick of a cron expression.
 ///
 /// ```no_run
-/// # use tenure::{JobRequest, MissedTicks, Schedule, Tenure};
+/// # use tenure::{JobRequest, Tenure, schedules::{MissedTicks, Schedule}};
 /// # async fn f(tenure: Tenure) -> Result<(), Box<dyn std::error::Error>> {
 /// let report = JobRequest::new("reports", "daily", serde_json::json!({ "format": "pdf" }));
 /// let schedule = Schedule::new("daily-report", "0 3 * * MON-FRI", report)
@@ -87,6 +87,18 @@ pub struct ScheduleOutcome {
     pub next_at: DateTime<Utc>,
     /// Whether the schedule is new; if not, the one of this name was changed.
     pub is_new: bool,
+    /// Since when the schedule is paused, and so has no tick; `None`: it is active.
+    pub paused_at: Option<DateTime<Utc>>,
+}
+
+/// The result of [`Tenure::pause_schedule`] or [`Tenure::resume_schedule`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct PauseOutcome {
+    /// Whether the schedule was paused before.
+    pub was_paused: bool,
+    /// The next tick; `None` while the schedule is paused.
+    pub next_at: Option<DateTime<Utc>>,
 }
 
 /// Why a schedule was not put or changed.
@@ -141,10 +153,25 @@ impl Tenure {
     /// Creates a schedule, or changes the one of its name. A program may put its schedules whenever it starts: a
     /// schedule whose ticks stay the same keeps its next tick, and a paused one stays paused.
     ///
+    /// Cancel safe: the schedule is put or not.
+    ///
     /// # Errors
     ///
     /// The schedule is invalid; the error says what to write instead.
     pub async fn put_schedule(&self, schedule: Schedule) -> Result<ScheduleOutcome, ScheduleError> {
+        let name = schedule.name.clone();
+        let put = self.put_schedule_over(schedule, Replaces::Any).await?;
+        // Any version may be replaced.
+        put.ok_or(ScheduleError::NotFound { name })
+    }
+
+    /// Puts a schedule in the place of one version. `None`: there is another version, or none; nothing was changed.
+    #[doc(hidden)]
+    pub async fn put_schedule_over(
+        &self,
+        schedule: Schedule,
+        replaces: Replaces,
+    ) -> Result<Option<ScheduleOutcome>, ScheduleError> {
         let Schedule { name, cron, time_zone, job, tick_field, missed } = schedule;
         check_name(&name)?;
         let ticks = CronSchedule::new(&cron, &time_zone).map_err(ScheduleError::Ticks)?;
@@ -170,45 +197,68 @@ impl Tenure {
             missed,
             first,
         };
-        let (next_at, is_new) = self.store().put_schedule(&new).await?;
+        let Some(Put { next_at, paused_at, is_new }) = self.store().put_schedule(&new, replaces).await?
+        else {
+            return Ok(None);
+        };
         // A program puts its schedules whenever it starts: only a new one is worth an announcement.
         if is_new {
-            self.queue().announce_schedules().await;
+            self.nats().announce_schedules().await;
         }
-        Ok(ScheduleOutcome { next_at, is_new })
+        Ok(Some(ScheduleOutcome { next_at, is_new, paused_at }))
     }
 
     /// Returns all schedules, by name.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`]: Postgres did not answer in time, or refused the read.
     pub async fn schedules(&self) -> Result<Vec<ScheduleRow>, StoreError> {
         self.store().list_schedules(None).await
     }
 
-    /// Pauses a schedule: it has no ticks from now on. Returns `true` if it was paused already.
-    pub async fn pause_schedule(&self, name: &str) -> Result<bool, ScheduleError> {
+    /// Pauses a schedule: it has no ticks from now on.
+    ///
+    /// Cancel safe: the schedule is paused or not.
+    ///
+    /// # Errors
+    ///
+    /// [`ScheduleError::Name`] for an invalid name; [`ScheduleError::NotFound`]; [`ScheduleError::Store`] if Postgres
+    /// did not answer, or refused.
+    pub async fn pause_schedule(&self, name: &str) -> Result<PauseOutcome, ScheduleError> {
         check_name(name)?;
         let paused = self.store().pause_schedule(name).await?;
-        paused.ok_or_else(|| ScheduleError::NotFound { name: name.to_owned() })
+        let was_paused = paused.ok_or_else(|| ScheduleError::NotFound { name: name.to_owned() })?;
+        Ok(PauseOutcome { was_paused, next_at: None })
     }
 
-    /// Resumes a schedule at its next tick in the future: ticks during the pause do not count as missed. Returns the
-    /// next tick, also if the schedule was not paused.
-    pub async fn resume_schedule(&self, name: &str) -> Result<DateTime<Utc>, ScheduleError> {
+    /// Resumes a schedule at its next tick in the future: ticks during the pause do not count as missed. A schedule
+    /// that was not paused keeps its next tick.
+    ///
+    /// Cancel safe: the schedule is resumed or not.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Tenure::pause_schedule`]; [`ScheduleError::Never`] if its cron expression has no tick in the future,
+    /// and [`ScheduleError::Ticks`] if this version cannot read it.
+    pub async fn resume_schedule(&self, name: &str) -> Result<PauseOutcome, ScheduleError> {
         check_name(name)?;
         let not_found = || ScheduleError::NotFound { name: name.to_owned() };
         // If the schedule changes between the two statements, it is read again.
         loop {
             let schedule = self.store().list_schedules(Some(name)).await?.pop().ok_or_else(not_found)?;
             if schedule.paused_at.is_none() {
-                return Ok(schedule.next_at);
+                return Ok(PauseOutcome { was_paused: false, next_at: Some(schedule.next_at) });
             }
             let ticks =
                 CronSchedule::new(&schedule.cron, &schedule.time_zone).map_err(ScheduleError::Ticks)?;
             let now = self.store().database_time().await?;
             let next =
                 ticks.after(now).ok_or_else(|| ScheduleError::Never { cron: schedule.cron.clone() })?;
-            if let Some(next_at) = self.store().resume_schedule(&schedule, next).await? {
-                self.queue().announce_schedules().await;
-                return Ok(next_at);
+            let next_at = self.store().resume_schedule(&schedule, next).await?;
+            if next_at.is_some() {
+                self.nats().announce_schedules().await;
+                return Ok(PauseOutcome { was_paused: true, next_at });
             }
         }
     }
@@ -217,7 +267,25 @@ impl Tenure {
     /// [`Schedule::tick_field`] gets the time of this call.
     ///
     /// Not idempotent: each call enqueues a job.
+    ///
+    /// Cancel safe, as [`Tenure::enqueue`] is.
+    ///
+    /// # Errors
+    ///
+    /// [`ScheduleError::Name`] for an invalid name; [`ScheduleError::NotFound`]; [`ScheduleError::Job`] if the job
+    /// cannot be enqueued, such as into a full queue; [`ScheduleError::Store`] if Postgres did not answer, and a job
+    /// may have been enqueued, or refused.
     pub async fn run_schedule(&self, name: &str) -> Result<Enqueued, ScheduleError> {
+        self.run_schedule_keyed(name, None).await
+    }
+
+    /// [`Tenure::run_schedule`] with a unique key for the job.
+    #[doc(hidden)]
+    pub async fn run_schedule_keyed(
+        &self,
+        name: &str,
+        key: Option<String>,
+    ) -> Result<Enqueued, ScheduleError> {
         check_name(name)?;
         let not_found = || ScheduleError::NotFound { name: name.to_owned() };
         let schedule = self.store().list_schedules(Some(name)).await?.pop().ok_or_else(not_found)?;
@@ -226,7 +294,10 @@ impl Tenure {
             let now = self.store().database_time().await?.format("%Y-%m-%dT%H:%M:%SZ").to_string();
             payload = with_field(&payload, &field, &now);
         }
-        let job = JobRequest::from_json(schedule.queue, schedule.kind, payload);
+        let mut job = JobRequest::from_json(schedule.queue, schedule.kind, payload);
+        if let Some(key) = key {
+            job = job.unique_key(key);
+        }
         self.enqueue(job.max_attempts(schedule.max_attempts)).await.map_err(|error| match error {
             EnqueueError::Store(error) => error.into(),
             error => ScheduleError::Job(error),
@@ -234,6 +305,12 @@ impl Tenure {
     }
 
     /// Removes a schedule; the jobs of its ticks stay. Returns `false` if there is no schedule of this name.
+    ///
+    /// Cancel safe: the schedule is removed or not.
+    ///
+    /// # Errors
+    ///
+    /// [`ScheduleError::Name`] for an invalid name; [`ScheduleError::Store`] if Postgres did not answer, or refused.
     pub async fn remove_schedule(&self, name: &str) -> Result<bool, ScheduleError> {
         check_name(name)?;
         Ok(self.store().remove_schedule(name).await?)

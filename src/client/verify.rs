@@ -43,6 +43,12 @@ impl Tenure {
     /// are of one moment, so it may be called while jobs run.
     ///
     /// It reads every table as a whole: call it by hand or in a test, not every minute.
+    ///
+    /// Cancel safe: it only reads.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`]: Postgres did not answer, or refused a read.
     pub async fn verify(&self) -> Result<Vec<RuleCheck>, StoreError> {
         let mut broken = self.store().verify().await?;
         let verified = |(rule, meaning)| {

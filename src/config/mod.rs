@@ -47,6 +47,10 @@ pub struct Config {
     pub runtime_dir: PathBuf,
     /// The largest payload. `TENURE_PAYLOAD_BYTES_MAX`, default 256 KiB.
     pub payload_bytes_max: usize,
+    /// The most jobs that one message names, if they were enqueued together. `TENURE_JOBS_PER_MESSAGE`, 1 to 64,
+    /// default 1. Update every worker before you raise it: a worker of an earlier release takes such a message for a
+    /// malformed one, and its jobs wait for the relay.
+    pub jobs_per_message: usize,
     /// The largest checkpoint. `TENURE_CHECKPOINT_BYTES_MAX`, default 1 MiB.
     pub checkpoint_bytes_max: usize,
     /// The most connections for handlers' transactions; tenure's own work has others.
@@ -56,7 +60,8 @@ pub struct Config {
     /// `TENURE_LISTEN`.
     pub listen: Option<SocketAddr>,
     /// The settings of `tenure serve`.
-    pub(crate) serve: Serve,
+    #[doc(hidden)]
+    pub serve: Serve,
     /// How the span of a job's first attempt relates to the span that enqueued it; needs the feature `otel`.
     /// `TENURE_TRACE_PARENT`, default `link`.
     pub trace_parent: TraceParent,
@@ -151,6 +156,9 @@ pub enum TraceParent {
     Child,
 }
 
+/// The largest `jobs_per_message`. A worker takes a message that names more jobs for a malformed one.
+pub(crate) const JOBS_PER_MESSAGE_MAX: usize = 64;
+
 /// The first token of the subjects of messages between workers.
 pub(crate) const OWN_SUBJECTS: &str = "tenure";
 
@@ -244,6 +252,7 @@ impl Config {
             hostname: None,
             runtime_dir: std::env::temp_dir().join(format!("tenure-{}", user.replace('/', "_"))),
             payload_bytes_max: 256 * 1024,
+            jobs_per_message: 1,
             checkpoint_bytes_max: 1024 * 1024,
             handler_connections: 10,
             listen: None,
@@ -286,7 +295,8 @@ impl Config {
     /// Returns the environment in which another process reads the same configuration. Variables with `None` must be
     /// removed from it.
     #[cfg(any(feature = "internals", test))]
-    pub(crate) fn variables(&self) -> Vec<(String, Option<String>)> {
+    #[doc(hidden)]
+    pub fn variables(&self) -> Vec<(String, Option<String>)> {
         let mut variables = Vec::new();
         for setting in settings::SETTINGS {
             variables.push((setting.name.to_owned(), setting.get(self)));
@@ -311,6 +321,7 @@ impl fmt::Debug for Config {
             .field("hostname", &self.hostname)
             .field("runtime_dir", &self.runtime_dir)
             .field("payload_bytes_max", &self.payload_bytes_max)
+            .field("jobs_per_message", &self.jobs_per_message)
             .field("timing", &self.timing)
             .finish_non_exhaustive()
     }
@@ -379,21 +390,21 @@ mod tests {
     #[test]
     fn an_ack_wait_that_is_not_above_the_stale_threshold_and_a_scan_is_refused_with_the_three_values() {
         let text = message(&[("TENURE_ACK_WAIT", "330s")]);
-        for part in ["ack_wait (330s)", "stale_after (300s)", "scan_every (30s)", "TENURE_ACK_WAIT"] {
+        for part in ["ack_wait (5m 30s)", "stale_after (5m)", "scan_every (30s)", "TENURE_ACK_WAIT"] {
             assert!(text.contains(part), "{part} is not in: {text}");
         }
         vars(&[("TENURE_ACK_WAIT", "331s")]).unwrap();
-        assert!(message(&[("TENURE_STALE_AFTER", "10min")]).contains("ack_wait (600s)"));
-        assert!(message(&[("TENURE_SCAN_EVERY", "5min")]).contains("scan_every (300s)"));
+        assert!(message(&[("TENURE_STALE_AFTER", "10min")]).contains("ack_wait (10m)"));
+        assert!(message(&[("TENURE_SCAN_EVERY", "5min")]).contains("scan_every (5m)"));
     }
 
     #[test]
     fn an_interval_above_a_third_of_the_stale_threshold_is_refused_with_both_values() {
         let text = message(&[("TENURE_FLUSH_EVERY", "101s")]);
-        assert!(text.contains("flush_every (101s)") && text.contains("stale_after (300s)"), "{text}");
+        assert!(text.contains("flush_every (1m 41s)") && text.contains("stale_after (5m)"), "{text}");
         assert!(text.contains("a third"), "{text}");
         let text = message(&[("TENURE_KEEPALIVE_EVERY", "2min")]);
-        assert!(text.contains("keepalive_every (120s)") && text.contains("stale_after (300s)"), "{text}");
+        assert!(text.contains("keepalive_every (2m)") && text.contains("stale_after (5m)"), "{text}");
         vars(&[("TENURE_FLUSH_EVERY", "100s"), ("TENURE_KEEPALIVE_EVERY", "100s")]).unwrap();
     }
 

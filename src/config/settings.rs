@@ -7,7 +7,7 @@ use std::{
 
 #[cfg(test)]
 use super::Serve;
-use super::{Config, OWN_SUBJECTS, Timing, TraceParent, timing::LONGEST};
+use super::{Config, JOBS_PER_MESSAGE_MAX, OWN_SUBJECTS, Timing, TraceParent, timing::LONGEST};
 use crate::job::check_queue;
 
 /// The prefix of every variable but the two URLs.
@@ -73,14 +73,16 @@ impl Setting {
     /// Returns its value in this configuration.
     #[cfg(any(feature = "internals", test))]
     pub(super) fn get(&self, config: &Config) -> Option<String> {
+        use crate::job::duration::written;
+
         match self.takes {
             Takes::Text(_, get) | Takes::Number(_, get) => get(config),
             Takes::Duration(timer) => {
                 let duration = *timer(&mut config.timing.clone());
-                Some(humantime::format_duration(duration).to_string())
+                Some(written(duration))
             }
             Takes::Age(age) => Some(match age(&mut config.clone()) {
-                Some(age) => humantime::format_duration(*age).to_string(),
+                Some(age) => written(*age),
                 None => "forever".to_owned(),
             }),
         }
@@ -263,6 +265,16 @@ pub(super) static SETTINGS: &[Setting] = &[
         |config| Some(config.payload_bytes_max.to_string()),
     ),
     number(
+        "TENURE_JOBS_PER_MESSAGE",
+        "The most jobs that one message names, if they were enqueued together: 1 to 64.",
+        |config, text| {
+            let number = text.parse().ok().filter(|jobs| (1..=JOBS_PER_MESSAGE_MAX).contains(jobs));
+            config.jobs_per_message = number.ok_or("a number from 1 to 64")?;
+            Ok(())
+        },
+        |config| Some(config.jobs_per_message.to_string()),
+    ),
+    number(
         "TENURE_CHECKPOINT_BYTES_MAX",
         "The largest checkpoint, in bytes.",
         |config, text| {
@@ -326,7 +338,7 @@ pub(super) static SETTINGS: &[Setting] = &[
     ),
     password(
         "TENURE_SERVE_TOKEN",
-        "A bearer token that the dashboard and its `/metrics` take, at least 8 characters.",
+        "A bearer token that the dashboard and its `/metrics` take, at least 8 characters. Better take 32.",
         |config, text| {
             config.serve.token = Some(long_enough(text)?);
             Ok(())

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::job::duration::written;
+
 /// The longest timer but a grace: a longer one is a mistake in its unit. Twice this still fits into a time.
 pub(super) const LONGEST: Duration = Duration::from_hours(24 * 366);
 
@@ -151,18 +153,19 @@ impl Default for Timing {
 pub enum TimingError {
     #[error("{name} is 0 s, but must be longer; set TENURE_{} to a duration such as 30s", .name.to_uppercase())]
     Zero { name: &'static str },
-    #[error("{name} is {value:?}, but must be at most a year; lower TENURE_{}", .name.to_uppercase())]
+    #[error("{name} is {}, but must be at most a year; lower TENURE_{}", written(*.value), .name.to_uppercase())]
     TooLong { name: &'static str, value: Duration },
     #[error(
-        "ack_wait ({ack_wait:?}) must be longer than stale_after ({stale_after:?}) + scan_every ({scan_every:?}), \
+        "ack_wait ({}) must be longer than stale_after ({}) + scan_every ({}), \
          or NATS delivers a slow job again before a scan can tell whether its owner is alive; \
-         raise TENURE_ACK_WAIT (and run `tenure migrate --queue NAME`) or lower TENURE_STALE_AFTER"
+         raise TENURE_ACK_WAIT (and run `tenure migrate --queue NAME`) or lower TENURE_STALE_AFTER",
+        written(*.ack_wait), written(*.stale_after), written(*.scan_every)
     )]
     AckWait { ack_wait: Duration, stale_after: Duration, scan_every: Duration },
     #[error(
-        "{name} ({value:?}) must be at most a third of stale_after ({stale_after:?}), \
+        "{name} ({}) must be at most a third of stale_after ({}), \
          or one late write makes a healthy job look dead; lower TENURE_{} or raise TENURE_STALE_AFTER",
-        .name.to_uppercase()
+        written(*.value), written(*.stale_after), .name.to_uppercase()
     )]
     Interval { name: &'static str, value: Duration, stale_after: Duration },
 }

@@ -39,6 +39,11 @@ pub(crate) trait RawMessage {
     /// A header's value. The case of its name does not matter.
     fn header(&self, name: &str) -> Option<&str>;
     fn origin(&self) -> Origin;
+
+    /// The job and its dispatch, if this is the part of one job in a message that names several.
+    fn part(&self) -> Option<(JobId, i32)> {
+        None
+    }
 }
 
 /// The values that distinguish a submission from every other.
@@ -70,6 +75,10 @@ impl RawMessage for Delivery {
             published: self.published(),
         }
     }
+
+    fn part(&self) -> Option<(JobId, i32)> {
+        self.part
+    }
 }
 
 /// Returns the queue and the kind that a subject names.
@@ -85,6 +94,10 @@ pub(crate) fn read(sent: &impl RawMessage, prefix: &str, payload_bytes_max: usiz
     };
     if let Err(error) = check_queue(queue).and_then(|()| check_kind(kind)) {
         return malformed(error.to_string());
+    }
+    if let Some((job, dispatch)) = sent.part() {
+        let (queue, kind) = (queue.into(), kind.into());
+        return Message::Ticket(JobRef { job, queue, kind, dispatch: Some(dispatch), cleared: false });
     }
     if let Some(id) = sent.header(JOB_ID) {
         return match (id.parse(), serde_json::from_slice::<TicketBody>(sent.body())) {

@@ -25,10 +25,8 @@ use std::{
 };
 
 use crate::{
-    batch::{Batcher, ITEMS_MAX, in_order},
     deliver::message::{JobRef, Message, names, read},
     enqueue::insert::{self, Created, EnqueueError},
-    fault,
     job::{
         JobError, JobId,
         attempt::{AttemptOutcome, Category, Reason, RecoveryPath, Route},
@@ -36,11 +34,15 @@ use crate::{
     },
     nats::{Delivery, slots::Slots},
     observe::{metrics, repeats},
+    proof::fault,
     run::{
         heartbeat::Heartbeat,
         running::{LocalJob, Message as JobMessage, Reservation, Rules, Running, RunningJob},
     },
-    store::{AttemptEnd, ClaimRequest, LockPolicy, NewJob, Refused, Store, StoreError},
+    store::{
+        AttemptEnd, ClaimRequest, LockPolicy, NewJob, Refused, Store, StoreError,
+        batch::{Batcher, ITEMS_MAX, in_order},
+    },
 };
 
 /// The most retries of a claim that Postgres refused for a reason that may pass.
@@ -229,13 +231,18 @@ impl Deliver {
                 },
                 // This worker's own claim, whose answer was lost: no handler runs it. The reservation is ours, so
                 // no other delivery of this process is about to run it.
-                Missed::Held { owner, claim, token, .. } if *owner == *self.worker_id => {
+                Missed::Owned { owner, claim, token, .. } if *owner == *self.worker_id => {
                     self.release_orphan(ClaimKey { job, token, claim }).await?;
                 }
                 // The job was lost before, so it waits. Its message stays the backstop: the relay may be gone, too.
                 Missed::NotDue { due_in, .. } if taken_over => {
                     let missed = Missed::NotDue { due_in, relayed: false };
                     return Ok(self.answer(named, missed, deliveries));
+                }
+                // Nothing stays of such a job once it has completed. The second delivery says so: a row that was about
+                // to be committed at the first one is there by then; otherwise the relay would publish it.
+                Missed::NoSuchRow if rules.no_history && deliveries > 1 => {
+                    return Ok(self.answer(named, Missed::Finished, deliveries));
                 }
                 missed => return Ok(self.answer(named, missed, deliveries)),
             }
@@ -387,6 +394,41 @@ impl Deliver {
         let wait = wait.min(self.unknown_kind_after / 2);
         self.store.put_off(job, wait).await?;
         Ok(Delivered::Missed(Missed::UnknownKind { again_in: wait }))
+    }
+
+    /// Decides the ack of a delivery that this worker does not run.
+    ///
+    /// A message that names several jobs cannot wait for one of them, because NATS would deliver the others again: the
+    /// relay publishes a job of its own message, if that job is queued.
+    pub(crate) async fn ack(&self, delivery: &Delivery, missed: &Missed) -> Ack {
+        let ack = ack_for(missed, delivery.deliveries);
+        let is_queued = matches!(
+            missed,
+            Missed::Free | Missed::Paused | Missed::Full | Missed::NotDue { .. } | Missed::UnknownKind { .. }
+        );
+        match (delivery.part, ack) {
+            (Some(part), Ack::Later(wait)) if is_queued => {
+                let handed = self.store.unpublished(&[part], wait).await;
+                if handed.is_ok_and(|handed| !handed.is_empty()) { Ack::Done } else { ack }
+            }
+            _ => ack,
+        }
+    }
+
+    /// Hands the relay those jobs of a message for which this worker has no slot, and answers their parts of it.
+    pub(crate) async fn hand_back(&self, parts: Vec<Delivery>) {
+        let jobs: Vec<_> = parts.iter().filter_map(|delivery| delivery.part).collect();
+        let handed = self.store.unpublished(&jobs, Duration::ZERO).await;
+        for delivery in parts {
+            let ack = match (&handed, delivery.part) {
+                (Ok(handed), Some((job, _))) if handed.contains(&job) => Ack::Done,
+                // The job has another message, or has ended. Of a redelivered message it may have a silent owner.
+                (Ok(_), _) if delivery.deliveries == 1 => Ack::Done,
+                (Ok(_), _) => Ack::Later(ENDING),
+                (Err(_), _) => ack_for(&Missed::Unanswered, delivery.deliveries),
+            };
+            delivery.receipt.send(ack).await;
+        }
     }
 
     async fn was_refused(&self, new: &NewJob) -> Result<bool, StoreError> {
@@ -563,7 +605,7 @@ fn label(missed: &Missed) -> &'static str {
     match missed {
         Missed::Finished => "finished",
         Missed::Superseded => "superseded",
-        Missed::Held { .. } => "held",
+        Missed::Owned { .. } => "owned",
         Missed::Stale => "stale",
         Missed::NotDue { .. } => "not_due",
         Missed::Free => "free",

@@ -6,9 +6,9 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use super::*;
 use crate::{
-    QueueLimits,
     config::Timing,
     proof::{Counts, Place, RULES, ago, place},
+    queues::QueueLimits,
 };
 
 const WORKER: &str = "worker";
@@ -58,7 +58,7 @@ fn ack_of(delivered: &Delivered) -> Ack {
 
 fn submission(place: &Place, body: &str, deliveries: i64) -> Delivery {
     let subject = format!("{}.q.k", place.config.subject_prefix);
-    Delivery::made_up(place.tenure.queue(), (subject, body.into()), None, 7, deliveries)
+    Delivery::made_up(place.tenure.nats(), (subject, body.into()), None, 7, deliveries)
 }
 
 /// A worker with other limits refused it, and died before its ack.
@@ -406,4 +406,68 @@ async fn an_answer_carries_as_many_claims_as_fit() {
     let lost = || Err(StoreError::from(sqlx::Error::PoolTimedOut));
     assert_eq!(claims_that_fit(&[lost(), lost(), of(mib, 0), Ok(None), Ok(None)]), 2);
     assert_eq!(claims_that_fit(&[lost()]), 1);
+}
+
+/// The parts of one message that names these jobs, each published once.
+fn parts(place: &Place, jobs: &[JobId], names: usize) -> Vec<Delivery> {
+    let more: Vec<_> = jobs[1..].iter().map(|job| format!("[\"{job}\",1]")).collect();
+    let body = format!("{{\"job_id\":\"{}\",\"dispatch\":1,\"more\":[{}]}}", jobs[0], more.join(","));
+    let subject = format!("{}.q.+{names}.k", place.config.subject_prefix);
+    Delivery::made_up(place.tenure.nats(), (subject, body), Some(jobs[0]), 9, 1).split().into()
+}
+
+/// The relay publishes a job that must wait, so that its message does not.
+#[tokio::test]
+async fn each_job_of_a_message_has_its_own_answer() {
+    let place = place().await;
+    place.tenure.nats().ensure_stream().await.unwrap();
+    let (runs, ended, waits) = (place.job().await, place.job().await, place.job().await);
+    place.tenure.flush().await;
+    place.tenure.cancel(ended).await.unwrap();
+    let deliver = deliver_at_once(&place);
+    let parts = parts(&place, &[runs, ended, waits], 3);
+    assert_eq!(claim_of(decide(&deliver, &parts[0]).await).key.job, runs);
+    assert_eq!(ack_of(&decide(&deliver, &parts[1]).await), Ack::Done);
+    place.tenure.pause_queue("q").await.unwrap();
+    let Delivered::Missed(missed) = decide(&deliver, &parts[2]).await else { panic!("it is paused") };
+    assert_eq!((&missed, deliver.ack(&parts[2], &missed).await), (&Missed::Paused, Ack::Done));
+    let publish_at =
+        "SELECT publish_at > now() AND published_at IS NULL FROM tenure.jobs WHERE status = 'queued'";
+    assert_eq!(place.value(publish_at).await, "true");
+    // Its message has been handed over: the part of a redelivery has nothing to wait for.
+    let alone = place.ticket(waits, 1);
+    assert!(matches!(deliver.ack(&alone, &missed).await, Ack::Later(_)), "a message of one job waits itself");
+}
+
+/// Otherwise the jobs that are not named would lose their message.
+#[tokio::test]
+async fn a_message_that_names_another_number_of_jobs_than_its_subject_is_malformed() {
+    let place = place().await;
+    let jobs = [place.job().await, place.job().await];
+    let parts = parts(&place, &jobs, 3);
+    assert_eq!(parts.len(), 1);
+    let deliver = deliver_at_once(&place);
+    assert_eq!(ack_of(&decide(&deliver, &parts[0]).await), Ack::Never);
+    let dead = "SELECT count(*) FROM tenure.dead_letter_jobs WHERE category = 'malformed'";
+    assert_eq!(place.value(dead).await, "1");
+}
+
+/// Another worker may run the job, or it has another message: of a first delivery, nothing is left to do.
+#[tokio::test]
+async fn a_job_without_a_slot_is_handed_to_the_relay_if_it_waits_for_this_message() {
+    let place = place().await;
+    place.tenure.nats().ensure_stream().await.unwrap();
+    let (waits, claimed) = (place.job().await, place.claimed_by("other").await.key.job);
+    place.tenure.flush().await;
+    let deliver = deliver_at_once(&place);
+    let handed =
+        "SELECT string_agg(id || ' ' || publish_at, ',') FROM tenure.jobs WHERE publish_at IS NOT NULL";
+    deliver.hand_back(parts(&place, &[waits, claimed], 2)).await;
+    let first = place.value(handed).await;
+    assert!(first.starts_with(&waits.to_string()) && !first.contains(&claimed.to_string()), "{first}");
+    // The worker died before its ack: the message comes again, and the relay's time stays.
+    let mut again = parts(&place, &[waits, claimed], 2);
+    again.iter_mut().for_each(|part| part.deliveries = 2);
+    deliver.hand_back(again).await;
+    assert_eq!(place.value(handed).await, first);
 }

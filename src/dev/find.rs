@@ -13,6 +13,10 @@ fn in_path(program: &str) -> Option<PathBuf> {
 }
 
 /// Finds the folder of Postgres's programs: `TENURE_PG_BIN`, `pg_config`, the usual places, `PATH`.
+///
+/// # Errors
+///
+/// [`DevError::NotFound`] says what to install or to set.
 pub fn postgres_bin() -> Result<PathBuf, DevError> {
     let holds_it = |folder: &Path| folder.join("initdb").is_file() && folder.join("postgres").is_file();
     if let Some(folder) = setting("TENURE_PG_BIN") {
@@ -45,6 +49,10 @@ pub fn postgres_bin() -> Result<PathBuf, DevError> {
 }
 
 /// Finds the `nats-server` program: `TENURE_NATS_SERVER`, `PATH`, the usual places.
+///
+/// # Errors
+///
+/// [`DevError::NotFound`] says what to install or to set.
 pub fn nats_server() -> Result<PathBuf, DevError> {
     if let Some(path) = setting("TENURE_NATS_SERVER") {
         return if path.is_file() {

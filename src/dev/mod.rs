@@ -73,6 +73,10 @@ pub struct Servers {
 
 impl Servers {
     /// Starts both servers in a folder, which it creates if it is missing. Data of an earlier start are used again.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Postgres::start`] and [`Nats::start`].
     pub fn start(folder: &Path) -> Result<Self, DevError> {
         let postgres = Postgres::start(&folder.join("postgres"), true)?;
         let nats = Nats::start(&folder.join("nats"))?;

@@ -24,11 +24,20 @@ pub struct Nats {
 
 impl Nats {
     /// Starts a server with its data in this folder, which it creates if it is missing.
+    ///
+    /// # Errors
+    ///
+    /// [`DevError`]: the program was not found, the folder cannot be used, or the server did not start; its log is in
+    /// the folder.
     pub fn start(folder: &Path) -> Result<Self, DevError> {
         Self::start_with(folder, None)
     }
 
     /// [`Nats::start`] with a configuration file; the port and the folder override it.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Nats::start`].
     pub fn start_with(folder: &Path, config: Option<&Path>) -> Result<Self, DevError> {
         fs::create_dir_all(folder).map_err(DevError::io(format!("create {}", folder.display())))?;
         let mut server = Self {
@@ -77,11 +86,19 @@ impl Nats {
     }
 
     /// Removes its stored data. Stop it first.
+    ///
+    /// # Errors
+    ///
+    /// [`DevError::Io`]: the folder cannot be removed.
     pub fn wipe(&self) -> Result<(), DevError> {
         fs::remove_dir_all(self.folder.join("data")).map_err(DevError::io("wipe NATS"))
     }
 
     /// Starts it again on the same port.
+    ///
+    /// # Errors
+    ///
+    /// [`DevError`]: the server did not start; its log is in the folder.
     pub fn restart(&mut self) -> Result<(), DevError> {
         let path = |name: &str| self.folder.join(name).to_string_lossy().into_owned();
         let log = self.folder.join("nats.log");

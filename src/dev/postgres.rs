@@ -32,11 +32,20 @@ impl Postgres {
     /// Starts a server with its data in this folder, which it creates if it is missing.
     ///
     /// If it is not `durable`, it does not wait for the disk: its data survive its own crash, not the machine's.
+    ///
+    /// # Errors
+    ///
+    /// [`DevError`]: the programs were not found, the folder cannot be used, or the server did not start; its log is
+    /// in the folder.
     pub fn start(folder: &Path, durable: bool) -> Result<Self, DevError> {
         Self::start_with(folder, durable, &[])
     }
 
     /// [`Postgres::start`] with further settings, such as `shared_buffers=256MB`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Postgres::start`].
     pub fn start_with(folder: &Path, durable: bool, settings: &[&str]) -> Result<Self, DevError> {
         let bin = find::postgres_bin()?;
         let failed = |what: &str| DevError::io(format!("{what} {}", folder.display()));
@@ -114,6 +123,10 @@ impl Postgres {
     }
 
     /// Starts it again on the same port.
+    ///
+    /// # Errors
+    ///
+    /// [`DevError`]: the server did not start; its log is in the folder.
     pub fn restart(&mut self) -> Result<(), DevError> {
         let log = self.folder.join("postgres.log");
         let mut arguments: Vec<String> =

@@ -8,6 +8,10 @@
 //! the queue is full. The limit does not hold for jobs that arrive as messages, retries, schedules and redriven jobs:
 //! these exist already, or the stream bounds them.
 //!
+//! Submissions that stand in the stream take room, too: those that a scan has read there, less the deliveries since
+//! then, which the producer asks NATS for. Where NATS does not say, they take none: a lower bound refuses no job
+//! wrongly.
+//!
 //! Invariants, each held by the test of that name:
 //!
 //! - `one_producer_never_exceeds_the_limit`
@@ -31,8 +35,9 @@ use tokio::{
 
 use crate::{
     enqueue::insert::EnqueueError,
+    nats::{Nats, Unseen, waiting::left},
     observe::metrics,
-    store::{Store, StoreError},
+    store::{QueueLimit, Store, StoreError},
 };
 
 /// How long the limits that were read hold.
@@ -47,6 +52,10 @@ const LANDED_WITHIN: Duration = Duration::from_millis(20);
 const LANDED_MAX: Duration = Duration::from_millis(500);
 /// How long a failed count holds: its error answers the callers that waited for it, and those that come just after.
 const FAILURE_LASTS: Duration = Duration::from_millis(100);
+/// How long NATS may take to say how many messages it has delivered.
+const DELIVERIES_WITHIN: Duration = Duration::from_millis(500);
+/// How long NATS is not asked after a denial: it logs an error for each request.
+const DENIAL_LASTS: Duration = Duration::from_mins(10);
 /// One count lets through this part of the room: a tenth.
 const PART: u64 = 10;
 
@@ -90,8 +99,9 @@ impl Counted {
 
 #[derive(Debug, Default)]
 struct Known {
-    limits: HashMap<String, u64>,
+    limits: HashMap<String, QueueLimit>,
     read_at: Option<Instant>,
+    denied_at: Option<Instant>,
     queues: HashMap<String, Arc<OfQueue>>,
 }
 
@@ -131,12 +141,13 @@ impl Drop for Admitted {
 #[derive(Debug, Clone)]
 pub(crate) struct Limits {
     store: Store,
+    nats: Nats,
     known: Arc<Mutex<Known>>,
 }
 
 impl Limits {
-    pub(crate) fn new(store: Store) -> Self {
-        Self { store, known: Arc::default() }
+    pub(crate) fn new(store: Store, nats: Nats) -> Self {
+        Self { store, nats, known: Arc::default() }
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -150,9 +161,10 @@ impl Limits {
         jobs: usize,
         until: Instant,
     ) -> Result<Admitted, EnqueueError> {
-        let Some(limit) = self.in_time(until, self.limit(queue)).await? else {
+        let Some(of_queue) = self.in_time(until, self.limit(queue)).await? else {
             return Ok(Admitted::default());
         };
+        let limit = of_queue.max_queued;
         let came_at = Instant::now();
         let jobs = jobs as u64;
         let of = self.known().queues.entry(queue.to_owned()).or_default().clone();
@@ -172,7 +184,8 @@ impl Limits {
             let on_their_way = of.on_their_way.load(Ordering::Acquire);
             let counted = self.in_time(until, self.store.count_queued(queue, limit.saturating_add(1))).await;
             let queued = match counted {
-                Ok(queued) => queued,
+                // In this order: a submission that becomes a job in between counts once, or not at all.
+                Ok(queued) => queued.saturating_add(self.standing(&of_queue, until).await),
                 Err(error) => {
                     last.failed = Some((Instant::now(), error.clone()));
                     return Err(error.into());
@@ -215,14 +228,35 @@ impl Limits {
         timeout_at(until.into(), part).await.unwrap_or_else(|_| Err(self.store.no_answer().into()))
     }
 
-    async fn limit(&self, queue: &str) -> Result<Option<u64>, StoreError> {
+    /// Returns how many submissions stand in the stream, at least.
+    async fn standing(&self, of: &QueueLimit, until: Instant) -> u64 {
+        let Some(standing) = of.standing.as_ref().filter(|standing| standing.messages > 0) else { return 0 };
+        let is_denied = self.known().denied_at.is_some_and(|at| at.elapsed() < DENIAL_LASTS);
+        if is_denied || !self.nats.is_connected() {
+            return 0;
+        }
+        let until = until.min(Instant::now() + DELIVERIES_WITHIN);
+        match timeout_at(until.into(), self.nats.delivered(&of.queue)).await {
+            Ok(Ok(delivered)) => left(standing, &delivered),
+            Ok(Err(why)) => {
+                if matches!(why, Unseen::Denied(_)) {
+                    self.known().denied_at = Some(Instant::now());
+                }
+                tracing::debug!(?why, "NATS did not say how much it has delivered; submissions take no room");
+                0
+            }
+            Err(_) => 0,
+        }
+    }
+
+    async fn limit(&self, queue: &str) -> Result<Option<QueueLimit>, StoreError> {
         let now = Instant::now();
         {
             let mut known = self.known();
             let is_new =
                 known.read_at.is_some_and(|read_at| now.saturating_duration_since(read_at) < LIMITS_LAST);
             if is_new {
-                return Ok(known.limits.get(queue).copied());
+                return Ok(known.limits.get(queue).cloned());
             }
             // The first caller asks; once there was an answer, the others use it meanwhile.
             if known.read_at.is_some() {
@@ -235,12 +269,12 @@ impl Limits {
                 tracing::debug!(%error, "the limits of queues were not read; this producer enqueues without limits");
                 HashMap::new()
             }
-            limits => limits?.into_iter().collect(),
+            limits => limits?.into_iter().map(|of| (of.queue.clone(), of)).collect(),
         };
         let mut known = self.known();
         known.queues.retain(|queue, _| limits.contains_key(queue));
         (known.limits, known.read_at) = (limits, Some(now));
-        Ok(known.limits.get(queue).copied())
+        Ok(known.limits.get(queue).cloned())
     }
 }
 

@@ -13,13 +13,15 @@ use std::{
 use tokio::sync::Semaphore;
 
 use crate::{
-    batch::{Batcher, halve},
     enqueue::publish::Publications,
-    fault,
     job::{JobId, NameError},
     nats::{Prepared, Ticket},
     observe::metrics,
-    store::{NewJob, PublishedBy, Store, StoreError},
+    proof::fault,
+    store::{
+        NewJob, PublishedBy, Store, StoreError,
+        batch::{Batcher, halve},
+    },
 };
 
 /// Why a job was not enqueued.
@@ -53,7 +55,7 @@ pub enum EnqueueError {
         queue: String,
         /// How many jobs were to be enqueued, all or none.
         jobs: u64,
-        /// How many jobs wait in the queue.
+        /// How many jobs wait in the queue, with the submissions that stand in the stream.
         queued: u64,
         /// How many jobs may wait in it.
         max_queued: u64,
@@ -255,7 +257,10 @@ pub(crate) async fn insert(
     note_enqueued(jobs, &new);
     if let Some((publications, room)) = room {
         let mut messages = prepared.unwrap_or_default();
-        messages.retain(|message| new.get(&message.job).is_some_and(|has_message| *has_message));
+        let has_message = |job: &JobId| new.get(job).is_some_and(|has_message| *has_message);
+        if !messages.iter().flat_map(|message| &message.jobs).all(has_message) {
+            messages = publications.prepare(&first_tickets(jobs, &new));
+        }
         if !messages.is_empty() {
             publications.publish(messages, room).await;
             publications.written().await;
@@ -331,7 +336,8 @@ fn prepared(jobs: &[NewJob], publications: &Publications) -> Vec<Prepared> {
     // The database rounds a delay below a microsecond to zero: such a job is due at once.
     let is_soon = |job: &NewJob| job.delay.is_none_or(|delay| delay < Duration::from_secs(1));
     let may_be_due = |job: &&NewJob| job.published_by == PublishedBy::Caller && is_soon(job);
-    jobs.iter().filter(may_be_due).map(|job| publications.prepare(&first_ticket(job))).collect()
+    let tickets: Vec<_> = jobs.iter().filter(may_be_due).map(first_ticket).collect();
+    publications.prepare(&tickets)
 }
 
 fn first_ticket(job: &NewJob) -> Ticket {

@@ -18,9 +18,10 @@
 //! - `a_fresh_process_leaves_no_row_to_the_relay`
 //! - `jobs_enqueued_before_nats_is_there_are_published_by_their_own_process`
 
+mod publisher;
+
 use std::{
     collections::{HashMap, VecDeque},
-    panic::AssertUnwindSafe,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -29,24 +30,17 @@ use std::{
     vec,
 };
 
-use futures::FutureExt;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, mpsc},
-    time::{Instant, sleep, sleep_until, timeout, timeout_at},
+    time::{Instant, timeout},
 };
 use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
 
+use self::publisher::Publisher;
 use crate::{
-    fault,
     job::JobId,
-    nats::{
-        Confirmation, Confirmations, Prepared, Queue, QueueError, ReplyTo, Ticket, WRITTEN_WITHIN, silence,
-    },
-    observe::{
-        metrics,
-        panics::{self, Panics},
-        repeats::{self, Repeats},
-    },
+    nats::{Confirmation, Confirmations, Nats, NatsError, Prepared, ReplyTo, Ticket, WRITTEN_WITHIN},
+    observe::{panics, repeats::Repeats},
     store::Store,
 };
 
@@ -57,10 +51,6 @@ const WAITING_MAX: usize = 16_384;
 const ROOM_WITHIN: Duration = Duration::from_secs(1);
 /// How long sending pauses after the stream was silent about a message.
 const GIVES_UP_FOR: Duration = Duration::from_secs(1);
-/// The most jobs handed to the relay by one statement.
-const FAILED_MAX: usize = 500;
-/// How long a failed message waits for others, to be handed over with them.
-const HANDED_OVER_WITHIN: Duration = Duration::from_millis(100);
 
 /// Room for a group, and the sign that it is under way.
 struct InFlight {
@@ -83,13 +73,13 @@ enum Handed {
 
 /// The messages of one insert.
 struct Group {
-    /// By place; `None` once the message is confirmed or has failed.
-    jobs: Vec<Option<JobId>>,
+    /// The jobs of each message, by place; `None` once the message is confirmed or has failed.
+    jobs: Vec<Option<Vec<JobId>>>,
     left: usize,
     confirmed: usize,
     failed: Vec<JobId>,
     /// Why the last of these failed.
-    error: Option<QueueError>,
+    error: Option<NatsError>,
     held: InFlight,
     /// A sent message that is not confirmed by then has failed.
     until: Instant,
@@ -145,7 +135,7 @@ struct Unsent {
 /// First messages on their way. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Publications {
-    queue: Queue,
+    nats: Nats,
     reply_to: ReplyTo,
     groups: Groups,
     handed: mpsc::UnboundedSender<Handed>,
@@ -223,13 +213,9 @@ impl Publications {
     /// # Errors
     ///
     /// The client is closed.
-    pub(crate) async fn start(
-        store: Store,
-        queue: Queue,
-        publish_within: Duration,
-    ) -> Result<Self, QueueError> {
+    pub(crate) async fn start(store: Store, nats: Nats, publish_within: Duration) -> Result<Self, NatsError> {
         let (publications, publisher, waiting, confirmations) =
-            Self::with_publisher(store, queue, publish_within).await?;
+            Self::with_publisher(store, nats, publish_within).await?;
         tokio::spawn(publisher.run_on(waiting, confirmations));
         Ok(publications)
     }
@@ -237,17 +223,17 @@ impl Publications {
     /// Builds the publisher that the task runs, and the channels that it reads.
     async fn with_publisher(
         store: Store,
-        queue: Queue,
+        nats: Nats,
         publish_within: Duration,
-    ) -> Result<(Self, Publisher, mpsc::UnboundedReceiver<Handed>, Confirmations), QueueError> {
+    ) -> Result<(Self, Publisher, mpsc::UnboundedReceiver<Handed>, Confirmations), NatsError> {
         let (handed, waiting) = mpsc::unbounded_channel();
         let gives_up = GivesUp::default();
-        let confirmations = queue.confirmations().await?;
+        let confirmations = nats.confirmations().await?;
         let reply_to = confirmations.reply_to();
         let groups = Groups::default();
         let publisher = Publisher {
             store,
-            queue: queue.clone(),
+            nats: nats.clone(),
             reply_to: reply_to.clone(),
             publish_within,
             gives_up: gives_up.clone(),
@@ -260,7 +246,7 @@ impl Publications {
             heard_at: None,
         };
         let publications = Self {
-            queue,
+            nats,
             reply_to,
             groups,
             handed,
@@ -274,9 +260,9 @@ impl Publications {
         Ok((publications, publisher, waiting, confirmations))
     }
 
-    /// Makes the message of a ticket.
-    pub(crate) fn prepare(&self, ticket: &Ticket) -> Prepared {
-        self.queue.prepare(ticket)
+    /// Makes the messages of tickets.
+    pub(crate) fn prepare(&self, tickets: &[Ticket]) -> Vec<Prepared> {
+        self.nats.prepare(tickets)
     }
 
     /// Takes room for the messages of `rows` rows that are about to be inserted. `None`: the relay must publish them.
@@ -308,7 +294,7 @@ impl Publications {
         }
         let until = Instant::now() + self.publish_within;
         let held = InFlight { _room: room, _token: self.pending.token() };
-        let jobs = messages.iter().map(|message| Some(message.job)).collect();
+        let jobs = messages.iter().map(|message| Some(message.jobs.clone())).collect();
         let group =
             Group { left: messages.len(), jobs, confirmed: 0, failed: Vec::new(), error: None, held, until };
         let Some((group, is_first)) = self.groups.add(group) else { return };
@@ -317,14 +303,14 @@ impl Publications {
         }
         let unsent = Unsent { group, place: 0, messages: messages.into_iter(), until };
         let mut sending = Sending { unsent: Some(unsent), in_hand: None, handed: &self.handed };
-        if !self.queue.is_connected() || self.gives_up.is_on() || self.unread.load(Ordering::Acquire) {
+        if !self.nats.is_connected() || self.gives_up.is_on() || self.unread.load(Ordering::Acquire) {
             return;
         }
         // The client takes messages until its buffers are full, and then makes its callers wait.
-        if timeout(WRITTEN_WITHIN, sending.send_all(&self.queue, &self.reply_to)).await.is_err() {
+        if timeout(WRITTEN_WITHIN, sending.send_all(&self.nats, &self.reply_to)).await.is_err() {
             self.note_unread();
         }
-        self.queue.note_sent();
+        self.nats.note_sent();
     }
 
     /// Waits until the kernel has every message that was sent so far: it sends them even if this process dies. Does not
@@ -332,10 +318,10 @@ impl Publications {
     ///
     /// Cancel safe.
     pub(crate) async fn written(&self) {
-        if !self.queue.is_connected() || self.unread.load(Ordering::Acquire) {
+        if !self.nats.is_connected() || self.unread.load(Ordering::Acquire) {
             return;
         }
-        if !self.queue.written().await {
+        if !self.nats.written().await {
             self.note_unread();
         }
     }
@@ -348,9 +334,9 @@ impl Publications {
         tracing::debug!(
             "NATS reads too slowly; enqueueing does not wait for the socket until it has caught up"
         );
-        let (queue, unread) = (self.queue.clone(), Arc::downgrade(&self.unread));
+        let (nats, unread) = (self.nats.clone(), Arc::downgrade(&self.unread));
         panics::spawn_logged("unread", async move {
-            while !queue.written().await && unread.strong_count() > 0 {}
+            while !nats.written().await && unread.strong_count() > 0 {}
             if let Some(unread) = unread.upgrade() {
                 unread.store(false, Ordering::Release);
             }
@@ -381,13 +367,13 @@ struct Sending<'p> {
 }
 
 impl Sending<'_> {
-    async fn send_all(&mut self, queue: &Queue, reply_to: &ReplyTo) {
+    async fn send_all(&mut self, nats: &Nats, reply_to: &ReplyTo) {
         let Some(unsent) = &mut self.unsent else { return };
         for message in unsent.messages.by_ref() {
             let (group, place) = (unsent.group, unsent.place);
             unsent.place += 1;
             self.in_hand = Some((group, place));
-            let said = queue.send(message, reply_to, group, place).await;
+            let said = nats.send(message, reply_to, group, place).await;
             self.in_hand = None;
             if said.is_err() {
                 drop(self.handed.send(Handed::Failed(Confirmation { group, place, said })));
@@ -400,255 +386,12 @@ impl Drop for Sending<'_> {
     fn drop(&mut self) {
         if let Some((group, place)) = self.in_hand {
             // It may have been sent: the relay's message is another dispatch.
-            let said = Err(QueueError::Unavailable("the client takes no messages".into()));
+            let said = Err(NatsError::Unavailable("the client takes no messages".into()));
             drop(self.handed.send(Handed::Failed(Confirmation { group, place, said })));
         }
         if let Some(unsent) = self.unsent.take().filter(|unsent| unsent.messages.len() > 0) {
             drop(self.handed.send(Handed::Unsent(unsent)));
         }
-    }
-}
-
-struct Publisher {
-    store: Store,
-    queue: Queue,
-    reply_to: ReplyTo,
-    publish_within: Duration,
-    gives_up: GivesUp,
-    groups: Groups,
-    /// Messages that wait for a connection.
-    unsent: VecDeque<Unsent>,
-    failed: Vec<JobId>,
-    /// The room of their groups.
-    of_failed: Vec<InFlight>,
-    /// When the first of them failed.
-    failed_at: Option<Instant>,
-    repeats: Repeats,
-    /// When the stream last confirmed a message.
-    heard_at: Option<Instant>,
-}
-
-impl Drop for Publisher {
-    fn drop(&mut self) {
-        let mut under_way = self.groups.lock();
-        under_way.is_over = true;
-        let unconfirmed = std::mem::take(&mut under_way.groups);
-        drop(under_way);
-        drop(unconfirmed);
-    }
-}
-
-impl Publisher {
-    /// Goes on after a panic, with the groups that it has.
-    async fn run_on(
-        mut self,
-        mut waiting: mpsc::UnboundedReceiver<Handed>,
-        mut confirmations: Confirmations,
-    ) {
-        let mut panics = Panics::new("publisher");
-        loop {
-            let run = self.run(&mut waiting, &mut confirmations);
-            let panicked = AssertUnwindSafe(run).catch_unwind().await.err();
-            let Some(pause) = panicked.and_then(|panic| panics.note(&*panic)) else {
-                self.hand_over();
-                return;
-            };
-            sleep(pause).await;
-        }
-    }
-
-    async fn run(
-        &mut self,
-        waiting: &mut mpsc::UnboundedReceiver<Handed>,
-        confirmations: &mut Confirmations,
-    ) {
-        let mut is_open = true;
-        // Set again when it has gone off, not with each group: a timer costs more than a message.
-        let mut alarm = std::pin::pin!(sleep(Duration::ZERO));
-        let mut is_set = true;
-        while is_open || !self.groups.lock().groups.is_empty() {
-            let Self { queue, unsent, failed_at, .. } = self;
-            tokio::select! { biased;
-                confirmation = confirmations.next() => match confirmation {
-                    Some(confirmation) => self.note(confirmation),
-                    None => return,
-                },
-                handed = waiting.recv(), if is_open => match handed {
-                    Some(Handed::Unsent(unsent)) => self.unsent.push_back(unsent),
-                    Some(Handed::Failed(failed)) => self.note(failed),
-                    Some(Handed::First) => {}
-                    // The last producer has gone; the task still finishes the groups that it has.
-                    None => is_open = false,
-                },
-                () = &mut alarm, if is_set => {
-                    is_set = false;
-                    self.end_late();
-                }
-                () = can_send(queue, unsent) => self.send_first().await,
-                () = sleep_until(failed_at.unwrap_or_else(Instant::now) + HANDED_OVER_WITHIN),
-                    if failed_at.is_some() => self.hand_over(),
-            }
-            if !is_set && let Some(until) = self.next_deadline() {
-                alarm.as_mut().reset(until);
-                is_set = true;
-            }
-        }
-    }
-
-    /// Returns the next deadline. `None`: a producer wakes the task when there is one.
-    fn next_deadline(&self) -> Option<Instant> {
-        let mut under_way = self.groups.lock();
-        let next = under_way.deadlines.front().map(|(until, _)| *until);
-        under_way.is_watched = next.is_some();
-        next
-    }
-
-    /// Sends the messages that have waited longest. Messages that have waited too long for a connection fail, and so do
-    /// those that come while the stream is silent.
-    async fn send_first(&mut self) {
-        let Some(Unsent { group, place, messages, .. }) = self.unsent.pop_front() else { return };
-        let until = Instant::now() + self.publish_within;
-        {
-            let mut under_way = self.groups.lock();
-            let Some(sent) = under_way.groups.get_mut(&group) else { return };
-            sent.until = until;
-            under_way.deadlines.push_back((until, group));
-        }
-        let refusal = if self.gives_up.is_on() {
-            Some("the stream confirms nothing")
-        } else if !self.queue.is_connected() {
-            Some("not connected")
-        } else {
-            None
-        };
-        let mut refusal = refusal.map(|why| QueueError::Unavailable(why.into()));
-        let late = Instant::now() + WRITTEN_WITHIN;
-        for (place, message) in (place..).zip(messages) {
-            if refusal.is_none() {
-                let sending = self.queue.send(message, &self.reply_to, group, place);
-                refusal = match timeout_at(late, sending).await {
-                    Ok(sent) => sent.err(),
-                    Err(_) => Some(QueueError::Unavailable("NATS reads nothing".into())),
-                };
-            }
-            if let Some(refusal) = &refusal {
-                self.note(Confirmation { group, place, said: Err(refusal.clone()) });
-            }
-        }
-        self.queue.note_sent();
-    }
-
-    /// Notes that a message was confirmed, or has failed.
-    fn note(&mut self, Confirmation { group: number, place, said }: Confirmation) {
-        let is_confirmed = said.is_ok();
-        let ended = {
-            let mut under_way = self.groups.lock();
-            let Some(group) = under_way.groups.get_mut(&number) else { return };
-            // Of two confirmations of one message the first counts.
-            let Some(job) = group.jobs.get_mut(place).and_then(Option::take) else { return };
-            group.left -= 1;
-            match said {
-                Ok(()) => group.confirmed += 1,
-                Err(error) => {
-                    group.failed.push(job);
-                    group.error = Some(error);
-                }
-            }
-            let is_last = group.left == 0;
-            if is_last { under_way.groups.remove(&number) } else { None }
-        };
-        if is_confirmed {
-            self.heard_at = Some(Instant::now());
-            self.gives_up.end();
-        }
-        if let Some(group) = ended {
-            self.end(group);
-        }
-        fault::end_by_panic("publisher");
-    }
-
-    /// Ends the groups with messages that the stream has not confirmed in time: these have failed.
-    fn end_late(&mut self) {
-        let now = Instant::now();
-        let mut late = Vec::new();
-        {
-            let UnderWay { groups, deadlines, .. } = &mut *self.groups.lock();
-            while let Some(&(until, number)) = deadlines.front() {
-                // A group with another deadline was sent later, and is on the list once more.
-                let is_under_way = groups.get(&number).is_some_and(|group| group.until == until);
-                if is_under_way && until > now {
-                    break;
-                }
-                deadlines.pop_front();
-                let waits = self.unsent.iter().any(|unsent| unsent.group == number);
-                if is_under_way && !waits {
-                    late.extend(groups.remove(&number));
-                }
-            }
-        }
-        for mut group in late {
-            // A connection that broke in between took confirmations with it: then the stream was not silent.
-            if self.heard_at.is_none_or(|heard_at| heard_at + self.publish_within < group.until) {
-                self.gives_up.begin();
-            }
-            group.failed.extend(std::mem::take(&mut group.jobs).into_iter().flatten());
-            group.error = Some(silence());
-            self.end(group);
-        }
-    }
-
-    /// Ends a group: each of its messages is confirmed, or has failed.
-    fn end(&mut self, group: Group) {
-        metrics::published(group.confirmed);
-        if let Some(error) = group.error {
-            if self.failed.is_empty() {
-                if let Some(left_out) = self.repeats.tell(&error.to_string()) {
-                    tracing::warn!(%error, left_out, "could not publish; the relay will retry");
-                }
-                self.failed_at = Some(Instant::now());
-            }
-            // Together: a caller that waits for the group waits until the relay has these.
-            self.failed.extend(group.failed);
-            self.of_failed.push(group.held);
-        }
-        if self.failed.is_empty() {
-            return;
-        }
-        let is_last = self.groups.lock().groups.is_empty();
-        if is_last || self.failed.len() >= FAILED_MAX {
-            self.hand_over();
-        }
-    }
-
-    /// Leaves the failed messages to the relay.
-    fn hand_over(&mut self) {
-        self.failed_at = None;
-        if self.failed.is_empty() {
-            return;
-        }
-        let (store, failed) = (self.store.clone(), std::mem::take(&mut self.failed));
-        let held = std::mem::take(&mut self.of_failed);
-        panics::spawn_logged("hand over", async move {
-            // The first dispatch: a relay may have been faster, and published a later one.
-            let failed: Vec<_> = failed.into_iter().map(|job| (job, 1)).collect();
-            for failed in failed.chunks(FAILED_MAX) {
-                if let Err(error) = store.unpublished(failed, Duration::ZERO).await
-                    && let Some(left_out) = repeats::tell("hand over", &error)
-                {
-                    tracing::warn!(%error, left_out,
-                        "could not tell the relay about new jobs; it will find them later");
-                }
-            }
-            drop(held);
-        });
-    }
-}
-
-/// Completes when the messages that have waited longest can be sent, or have waited too long. Cancel safe.
-async fn can_send(queue: &Queue, unsent: &VecDeque<Unsent>) {
-    match unsent.front() {
-        Some(unsent) => drop(timeout_at(unsent.until, queue.connected()).await),
-        None => std::future::pending().await,
     }
 }
 

@@ -206,8 +206,7 @@ impl Watcher {
             return;
         }
         if let Some(room) = self.publications.room(tickets.len()).await {
-            let messages = tickets.iter().map(|ticket| self.publications.prepare(ticket)).collect();
-            self.publications.publish(messages, room).await;
+            self.publications.publish(self.publications.prepare(&tickets), room).await;
             return;
         }
         let jobs: Vec<_> = tickets.iter().map(|ticket| (ticket.job, ticket.dispatch)).collect();

@@ -4,33 +4,36 @@
 
 pub mod examples;
 
-use std::time::Duration;
-
-use crate::{Config, Health, JobError, StoreError, Tenure};
+use crate::{Config, Tenure};
 
 pub use crate::{
+    client::{doctor::SCANS_MISSED, queues::UnknownQueue},
     config::{InForce, Serve, Settings},
     job::{
         MAX_ATTEMPTS_DEFAULT,
         attempt::{AttemptOutcome, Category, Reason, RecoveryPath, Route},
         chained,
         claim::{Claim, ClaimKey},
-        span::span,
+        duration,
     },
-    nats::{Progress, Queue},
+    nats::{Nats, Progress},
     observe::{
         http::{self, Server},
         rates::{QueueCounts, quantile},
         repeats::Repeats,
         trace,
     },
-    recover::{cron::next_ticks, retention},
+    recover::{
+        cron::next_ticks,
+        retention,
+        waiting::{Memory, measure_alone},
+    },
     run::handlers::EndedInTheMiddle,
     store::{
         BenchCounters, BenchRelayed, BenchStarted, BenchState, CancelAnswer, ClaimRequest, Completion,
-        DeadGroup, DeadMatches, DueJob, EndedAttempt, Event, EventCount, EventFilter, Fleet, JobTexts,
-        LockPolicy, Minute, NEEDS, ProgressWrite, QueueStats, STATEMENTS, Schema, Store, Unserved,
-        WaitingJobs, WhoRuns,
+        DeadGroup, DeadKind, DeadMatches, DueJob, EndedAttempt, Event, EventCount, EventFilter, FinishedKind,
+        Fleet, JobTexts, Keeps, ListedJob, LiveKind, LockPolicy, NEEDS, ProgressWrite, QueueStats, Replaces,
+        STATEMENTS, Schema, Store, Unit, Unserved, UnservedSchedule, WaitingJobs, WhoRuns,
     },
     worker::{Recovery, counts},
 };
@@ -39,7 +42,7 @@ pub use crate::{
 pub trait Parts {
     fn config(&self) -> &Config;
     fn store(&self) -> &Store;
-    fn queue(&self) -> &Queue;
+    fn nats(&self) -> &Nats;
 }
 
 impl Parts for Tenure {
@@ -51,87 +54,7 @@ impl Parts for Tenure {
         self.store()
     }
 
-    fn queue(&self) -> &Queue {
-        self.queue()
-    }
-}
-
-/// The settings of `tenure serve`, and the variables of a child process.
-pub trait ProgramSettings {
-    fn serve(&self) -> &Serve;
-    fn serve_mut(&mut self) -> &mut Serve;
-    /// Returns the environment in which another process reads the same configuration. `None` removes a variable.
-    fn variables(&self) -> Vec<(String, Option<String>)>;
-}
-
-impl ProgramSettings for Config {
-    fn serve(&self) -> &Serve {
-        &self.serve
-    }
-
-    fn serve_mut(&mut self) -> &mut Serve {
-        &mut self.serve
-    }
-
-    fn variables(&self) -> Vec<(String, Option<String>)> {
-        self.variables()
-    }
-}
-
-/// The texts of errors.
-pub trait ErrorText {
-    fn text(&self) -> String;
-}
-
-impl ErrorText for JobError {
-    fn text(&self) -> String {
-        self.text()
-    }
-}
-
-/// Whether Postgres refused a statement because its role lacks a right.
-pub trait Denied {
-    fn is_denied(&self) -> bool;
-}
-
-impl Denied for StoreError {
-    fn is_denied(&self) -> bool {
-        self.is_denied()
-    }
-}
-
-/// Reports the health of a process that has no worker.
-pub trait Reports: Sized {
-    fn new(hung_after: Duration) -> Self;
-    fn started(&self);
-    fn draining(&self);
-    fn beat(&self);
-    fn lacks(&self, what: &str, why: impl Into<String>);
-    fn has(&self, what: &str);
-}
-
-impl Reports for Health {
-    fn new(hung_after: Duration) -> Self {
-        Self::new(hung_after)
-    }
-
-    fn started(&self) {
-        self.started();
-    }
-
-    fn draining(&self) {
-        self.draining();
-    }
-
-    fn beat(&self) {
-        self.beat();
-    }
-
-    fn lacks(&self, what: &str, why: impl Into<String>) {
-        self.lacks(what, why);
-    }
-
-    fn has(&self, what: &str) {
-        self.has(what);
+    fn nats(&self) -> &Nats {
+        self.nats()
     }
 }

@@ -150,7 +150,7 @@ words! {
 }
 
 words! {
-    /// Why a job was recovered: the label of the metric. `Reason::told` is the text in Postgres.
+    /// Why a job was recovered: the label of the metric. `Reason::text` is the text in Postgres.
     Reason, "reason" {
         /// An earlier process of this host died.
         ProcessDied = "process_died",
@@ -175,13 +175,13 @@ words! {
 
 impl Reason {
     /// Returns the text of the recovery event.
-    pub(crate) const fn told(self) -> &'static str {
+    pub(crate) const fn text(self) -> &'static str {
         match self {
             Self::ProcessDied => "an earlier process of this host, proven dead",
             Self::WorkerGone => "its worker missed two heartbeats and did not answer over NATS",
             // The statement says whether its worker was silent, too.
             Self::Silent => "silent for longer than stale_after",
-            Self::MessageLost => "its message was lost",
+            Self::MessageLost => "no worker took its message in time",
             Self::Shutdown => "the worker was stopped",
             Self::CouldNotWrite => "nothing could be written for too long",
             Self::NoThread => "no thread was free for its handler",
@@ -257,7 +257,7 @@ mod tests {
             ("verdict", words(AttemptOutcome::ALL, AttemptOutcome::as_str)),
             ("category", words(Category::ALL, Category::as_str)),
             ("path", words(RecoveryPath::ALL, RecoveryPath::as_str)),
-            ("reason", words(Reason::ALL, Reason::told)),
+            ("reason", words(Reason::ALL, Reason::text)),
         ] {
             let given = given(column);
             assert!(given.len() > 1 && given.is_subset(&known), "{column}: {given:?}");
@@ -265,7 +265,7 @@ mod tests {
         // Their reasons also say whether the worker was silent.
         for name in ["reset_stale", "take_over"] {
             let sql = STATEMENTS.iter().find(|(own, _)| *own == name).map_or("", |(_, sql)| sql);
-            for word in [Reason::Silent.told(), "'silent'", "'lost' END AS category"] {
+            for word in [Reason::Silent.text(), "'silent'", "'lost' END AS category"] {
                 assert!(sql.contains(word), "{name}: {word}");
             }
         }

@@ -98,7 +98,7 @@ pub(crate) enum Missed {
     /// A message of a later dispatch is known to be in the stream: this one has nothing to add.
     Superseded,
     /// Owned by a worker. The job becomes stale after `stale_in`, unless the worker writes.
-    Held {
+    Owned {
         /// The worker that runs it.
         owner: String,
         /// Its claim.
@@ -171,8 +171,8 @@ const LATER_MAX: Duration = Duration::from_secs(15 * 60);
 /// | the database says | the answer to NATS |
 /// |---|---|
 /// | finished, or a later message exists | done |
-/// | held by a live owner | later: when that owner would be stale. Usually it has settled by then; if the owner and every scanner are dead, this very message is the backstop |
-/// | held by a stale owner | later, soon: the takeover was refused (a grace, or the owner wrote after all) |
+/// | owned by a live worker | later: when that owner would be stale. Usually it has settled by then; if the owner and every scanner are dead, this very message is the backstop |
+/// | owned by a stale worker | later, soon: the takeover was refused (a grace, or the owner wrote after all) |
 /// | not due | done, the relay publishes when due; later, if the relay does not know |
 /// | of a paused or full queue | later, soon: the worker fetches no more of that queue, and this message came before it knew |
 /// | of another queue or kind | never: the message is a forgery, or a mistake |
@@ -196,7 +196,7 @@ pub(crate) fn ack_for(missed: &Missed, deliveries: i64) -> Ack {
         Missed::Claiming | Missed::Ending => Ack::Later(ENDING),
         Missed::UnknownKind { again_in } => Ack::Later(*again_in),
         Missed::Unanswered => Ack::Later(Duration::from_millis(rand::random_range(1_000..5_000))),
-        Missed::Held { stale_in, .. } => Ack::Later((*stale_in + Duration::from_millis(500)).min(LATER_MAX)),
+        Missed::Owned { stale_in, .. } => Ack::Later((*stale_in + Duration::from_millis(500)).min(LATER_MAX)),
         Missed::Stale => Ack::Later(Duration::from_secs(2)),
         Missed::NotDue { due_in, relayed: false } => Ack::Later((*due_in).min(LATER_MAX)),
         Missed::Free => Ack::Later(Duration::from_millis(200)),
@@ -212,8 +212,8 @@ pub(crate) fn ack_for(missed: &Missed, deliveries: i64) -> Ack {
 mod tests {
     use super::*;
 
-    fn held(stale_in: Duration) -> Missed {
-        Missed::Held { owner: "w".into(), claim: Uuid::nil(), token: FencingToken(1), stale_in }
+    fn owned(stale_in: Duration) -> Missed {
+        Missed::Owned { owner: "w".into(), claim: Uuid::nil(), token: FencingToken(1), stale_in }
     }
 
     #[test]
@@ -223,7 +223,7 @@ mod tests {
         let later = Duration::from_secs(60);
         assert_eq!(ack_for(&Missed::NotDue { due_in: later, relayed: true }, 1), Ack::Done);
         assert_eq!(ack_for(&Missed::NotDue { due_in: later, relayed: false }, 1), Ack::Later(later));
-        for missed in [held(later), Missed::Stale, Missed::Free, Missed::Paused, Missed::Full] {
+        for missed in [owned(later), Missed::Stale, Missed::Free, Missed::Paused, Missed::Full] {
             assert!(matches!(ack_for(&missed, 1_000), Ack::Later(_)), "{missed:?}");
         }
         for missed in [Missed::Claiming, Missed::Ending, Missed::Unanswered] {
@@ -237,10 +237,10 @@ mod tests {
     }
 
     #[test]
-    fn the_message_of_a_held_job_comes_back_just_after_its_owner_would_be_stale() {
-        let Ack::Later(wait) = ack_for(&held(Duration::from_secs(300)), 1) else { panic!() };
+    fn the_message_of_an_owned_job_comes_back_just_after_its_owner_would_be_stale() {
+        let Ack::Later(wait) = ack_for(&owned(Duration::from_secs(300)), 1) else { panic!() };
         assert!(wait > Duration::from_secs(300) && wait < Duration::from_secs(302), "{wait:?}");
-        assert_eq!(ack_for(&held(Duration::from_secs(86_400)), 1), Ack::Later(LATER_MAX));
+        assert_eq!(ack_for(&owned(Duration::from_secs(86_400)), 1), Ack::Later(LATER_MAX));
     }
 
     #[test]

@@ -5,7 +5,7 @@
 pub(crate) mod attempt;
 pub(crate) mod backoff;
 pub(crate) mod claim;
-pub(crate) mod span;
+pub mod duration;
 
 use std::{borrow::Cow, fmt, str::FromStr, time::Duration};
 
@@ -92,12 +92,20 @@ fn is_name(text: &str) -> bool {
 }
 
 /// Checks the name of a queue.
+///
+/// # Errors
+///
+/// [`NameError`] says which characters a name may have.
 pub fn check_queue(name: &str) -> Result<(), NameError> {
     let rule = "use 1 to 64 of A-Z a-z 0-9 _ -";
     if is_name(name) { Ok(()) } else { Err(NameError { what: "queue", name: name.into(), rule }) }
 }
 
 /// Checks the name of a kind: names joined by dots, at most 200 characters.
+///
+/// # Errors
+///
+/// [`NameError`] says which characters a name may have.
 pub fn check_kind(name: &str) -> Result<(), NameError> {
     let rule = "use 1 to 64 of A-Z a-z 0-9 _ -, or several such parts joined by dots, 200 characters in all";
     if name.len() <= 200 && name.split('.').all(is_name) {

@@ -22,13 +22,14 @@ use tokio::{net::TcpStream, sync::watch, time::timeout};
 use super::{tls, written::Flushes};
 use crate::{
     config::{Config, masked},
+    job::duration,
     observe::repeats::Repeats,
 };
 
 /// NATS did not answer, or refused a request.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
-pub enum QueueError {
+pub enum NatsError {
     /// The address is not valid.
     #[error("NATS_URL {url:?} is not a NATS address; write nats://host:4222, separate several by commas")]
     Address {
@@ -66,9 +67,9 @@ pub enum QueueError {
 
 /// The connection to NATS, and the stream with the jobs' messages. Cheap to clone.
 #[derive(Clone)]
-pub struct Queue(Arc<Inner>);
+pub struct Nats(Arc<Inner>);
 
-impl std::ops::Deref for Queue {
+impl std::ops::Deref for Nats {
     type Target = Inner;
 
     fn deref(&self) -> &Inner {
@@ -85,6 +86,8 @@ pub struct Inner {
     pub(super) prefix: String,
     pub(super) ack_wait: Duration,
     pub(super) publish_within: Duration,
+    /// The most jobs that one message names.
+    pub(super) jobs_per_message: usize,
     /// The number of connections made so far.
     pub(super) connections: watch::Receiver<u64>,
     /// The latest errors, in the words of the server or the client. A denied permission appears only here.
@@ -104,7 +107,7 @@ pub(super) struct Seen {
     pub(super) up_since: Arc<Mutex<Option<Instant>>>,
 }
 
-impl std::fmt::Debug for Queue {
+impl std::fmt::Debug for Nats {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Queue").field("stream", &self.stream).finish_non_exhaustive()
     }
@@ -160,7 +163,9 @@ async fn unreachable(servers: &[ServerAddr]) -> Option<String> {
         match timeout(CAUSE_WITHIN, TcpStream::connect((host, port))).await {
             Ok(Ok(_)) => return None,
             Ok(Err(error)) => causes.push(format!("{host}:{port}: {error}")),
-            Err(_) => causes.push(format!("{host}:{port}: no answer within {CAUSE_WITHIN:?}")),
+            Err(_) => {
+                causes.push(format!("{host}:{port}: no answer within {}", duration::written(CAUSE_WITHIN)));
+            }
         }
     }
     Some(causes.join("; "))
@@ -200,15 +205,15 @@ fn log(event: &Event, left_out: u64, servers: &str) {
     }
 }
 
-impl Queue {
+impl Nats {
     /// Starts to connect, and returns at once: NATS may be away.
-    pub(crate) async fn open(config: &Config) -> Result<Self, QueueError> {
+    pub(crate) async fn open(config: &Config) -> Result<Self, NatsError> {
         let addresses = config
             .nats_url
             .split(',')
             .map(|url| url.trim().parse::<ServerAddr>())
             .collect::<Result<Vec<_>, _>>()
-            .map_err(|_| QueueError::Address { url: masked(&config.nats_url) })?;
+            .map_err(|_| NatsError::Address { url: masked(&config.nats_url) })?;
         let (connected, connections) = watch::channel(0);
         let (say, said) = watch::channel(Said::default());
         let up_since = Arc::new(Mutex::new(None));
@@ -266,7 +271,7 @@ impl Queue {
             };
         }
         if let Some(path) = &config.nats_credentials {
-            options = with_credentials(options, path).await.map_err(|reason| QueueError::Credentials {
+            options = with_credentials(options, path).await.map_err(|reason| NatsError::Credentials {
                 name: "TENURE_NATS_CREDENTIALS",
                 path: path.display().to_string(),
                 reason,
@@ -279,7 +284,7 @@ impl Queue {
             options = options.custom_inbox_prefix(prefix);
         }
         let client =
-            options.connect(addresses).await.map_err(|error| QueueError::Unavailable(error.to_string()))?;
+            options.connect(addresses).await.map_err(|error| NatsError::Unavailable(error.to_string()))?;
         Ok(Self::over(config, client, servers, Seen { connections, said, up_since }))
     }
 
@@ -300,6 +305,7 @@ impl Queue {
             prefix: config.subject_prefix.clone(),
             ack_wait: config.timing.ack_wait,
             publish_within: config.timing.publish_within,
+            jobs_per_message: config.jobs_per_message,
             connections,
             said,
             up_since,

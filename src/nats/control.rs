@@ -2,19 +2,24 @@
 //!
 //! A *probe* asks whether a process still runs. Each process subscribes to its own subject, and the server answers at
 //! once if the subject has no subscriber. A frozen process is subscribed, but does not answer.
+//! A *drain request* comes on the same subject; the worker's answer says that it stops.
 //! An *announcement* of cancellations is a hint: each worker asks Postgres about its own jobs.
 
 use std::time::Duration;
 
-use async_nats::{Request, Subscriber, client::RequestErrorKind};
+use async_nats::{Request, Subject, Subscriber, client::RequestErrorKind};
 use futures::StreamExt;
 use serde::{Deserialize, Serialize};
 
-use super::connect::{Queue, QueueError};
+use super::connect::{Nats, NatsError};
 use crate::{config::OWN_SUBJECTS, job::JobId};
 
 /// The longest that a probe waits for an answer. A process that takes longer is not gone.
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
+/// The longest that a drain request waits for an answer: a busy worker takes longer than an idle one.
+const DRAIN_ANSWER_WITHIN: Duration = Duration::from_secs(3);
+/// The body of a drain request. That of a probe is empty.
+const DRAIN: &[u8] = b"drain";
 /// The longest that an announcement waits for the connection. Later it would be useless.
 const ANNOUNCED_WITHIN: Duration = Duration::from_secs(1);
 /// The most jobs of one announcement: some 40 KB.
@@ -29,6 +34,32 @@ pub(crate) enum Probed {
     NoAnswer,
     /// The process's subject has no subscriber.
     Gone,
+}
+
+/// A worker's answer to a drain request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Drains {
+    /// Whether it was stopping before.
+    pub(crate) was_draining: bool,
+    /// How many jobs it runs.
+    pub(crate) running: u64,
+}
+
+/// The result of a drain request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum AskedToDrain {
+    /// The worker stops.
+    Drains(Drains),
+    /// The worker answered as to a probe: its release knows no drain requests.
+    TooOld,
+    /// NATS denies this process the publication, so no request went out.
+    Denied,
+    /// Unknown: the worker may be frozen, or its NATS user may not answer. It may get the request later.
+    NoAnswer,
+    /// The subject has no subscriber.
+    Gone,
+    /// This process has no connection to NATS, so no request went out.
+    Away(String),
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -46,7 +77,7 @@ struct Announcement {
     schedules: bool,
 }
 
-/// An announcement to all workers.
+/// An announcement to all workers, or a request to this one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Announced {
     /// These jobs may have been cancelled.
@@ -57,16 +88,18 @@ pub(crate) enum Announced {
     Turns,
     /// A schedule was added or resumed.
     Schedules,
+    /// An operator asks this worker to stop, and waits for the answer on this subject.
+    Drain(Option<Subject>),
 }
 
 /// The control messages to this process.
 pub(crate) struct Control {
-    queue: Queue,
+    nats: Nats,
     probes: Subscriber,
     announcements: Subscriber,
 }
 
-impl Queue {
+impl Nats {
     /// Makes up a subject for one process.
     pub(crate) fn new_probe_subject(&self) -> String {
         format!("{OWN_SUBJECTS}.{}.worker.{}", self.prefix, uuid::Uuid::new_v4().simple())
@@ -77,12 +110,12 @@ impl Queue {
     }
 
     /// Subscribes to probes on this subject, and to announcements.
-    pub(crate) async fn listen(&self, probe_subject: &str) -> Result<Control, QueueError> {
+    pub(crate) async fn listen(&self, probe_subject: &str) -> Result<Control, NatsError> {
         let subscribe = |subject: String| async move {
-            self.client.subscribe(subject).await.map_err(|error| QueueError::Unavailable(error.to_string()))
+            self.client.subscribe(subject).await.map_err(|error| NatsError::Unavailable(error.to_string()))
         };
         Ok(Control {
-            queue: self.clone(),
+            nats: self.clone(),
             probes: subscribe(probe_subject.to_owned()).await?,
             announcements: subscribe(self.cancel_subject()).await?,
         })
@@ -100,6 +133,35 @@ impl Queue {
             Ok(Ok(_)) => Probed::Answered,
             Ok(Err(error)) if error.kind() == RequestErrorKind::NoResponders => Probed::Gone,
             Ok(Err(_)) | Err(_) => Probed::NoAnswer,
+        }
+    }
+
+    /// Asks the worker of this subject to stop.
+    pub(crate) async fn ask_to_drain(&self, subject: &str) -> AskedToDrain {
+        // A program that has just started may still be connecting.
+        if tokio::time::timeout(ANNOUNCED_WITHIN, self.connected()).await.is_err() {
+            return AskedToDrain::Away(self.why_away());
+        }
+        let request = Request::new().timeout(Some(DRAIN_ANSWER_WITHIN)).payload(DRAIN.into());
+        let asked = self.client.send_request(subject.to_owned(), request);
+        let before = self.said.borrow().count;
+        let answer = tokio::select! {
+            answer = tokio::time::timeout(DRAIN_ANSWER_WITHIN * 2, asked) => answer,
+            () = self.denied(subject, before) => return AskedToDrain::Denied,
+        };
+        match answer {
+            Ok(Ok(answer)) => {
+                serde_json::from_slice(&answer.payload).map_or(AskedToDrain::TooOld, AskedToDrain::Drains)
+            }
+            Ok(Err(error)) if error.kind() == RequestErrorKind::NoResponders => AskedToDrain::Gone,
+            Ok(Err(_)) | Err(_) => AskedToDrain::NoAnswer,
+        }
+    }
+
+    /// Answers a drain request.
+    pub(crate) async fn answer_drain(&self, reply: Subject, answer: Drains) {
+        if let Ok(body) = serde_json::to_vec(&answer) {
+            self.tell(reply, body.into()).await;
         }
     }
 
@@ -152,8 +214,12 @@ impl Control {
         loop {
             tokio::select! {
                 probe = self.probes.next() => {
-                    if let Some(reply) = probe?.reply {
-                        self.queue.tell(reply, "here".into()).await;
+                    let probe = probe?;
+                    if *probe.payload == *DRAIN {
+                        return Some(Announced::Drain(probe.reply));
+                    }
+                    if let Some(reply) = probe.reply {
+                        self.nats.tell(reply, "here".into()).await;
                     }
                 }
                 announcement = self.announcements.next() => {

@@ -12,7 +12,7 @@ use std::{
 use async_nats::{Client, connection::State};
 use tokio::{sync::watch, time::sleep};
 
-use super::connect::{Queue, QueueError, Said, Seen};
+use super::connect::{Nats, NatsError, Said, Seen};
 use crate::config::Config;
 
 /// How often tenure looks at the connection.
@@ -21,9 +21,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// The name of the client's servers in logs and in `doctor`.
 const SERVERS: &str = "the application's own client";
 
-impl Queue {
+impl Nats {
     /// Uses this client, and never closes it. NATS may be away.
-    pub(crate) fn given(config: &Config, client: Client) -> Result<Self, QueueError> {
+    pub(crate) fn given(config: &Config, client: Client) -> Result<Self, NatsError> {
         if let Some(prefix) = &config.inbox_prefix {
             let inbox = client.new_inbox();
             if !inbox.strip_prefix(prefix.as_str()).is_some_and(|rest| rest.starts_with('.')) {
@@ -32,7 +32,7 @@ impl Queue {
                     "its inboxes begin with {own:?}, but TENURE_NATS_INBOX_PREFIX is {prefix:?}; connect it with \
                      custom_inbox_prefix, or leave the setting out"
                 );
-                return Err(QueueError::Client { reason });
+                return Err(NatsError::Client { reason });
             }
         }
         let seen = look(client.clone());

@@ -1,12 +1,16 @@
 //! Inspect: reads the state of the server, the stream and a consumer, and changes nothing.
 
 use std::{
+    collections::{BTreeMap, HashMap},
     future::pending,
     time::{Duration, Instant},
 };
 
-use async_nats::jetstream::{
-    ErrorCode, consumer, context::RequestErrorKind, message::StreamMessage, response::Response, stream,
+use async_nats::{
+    HeaderName,
+    jetstream::{
+        ErrorCode, consumer, context::RequestErrorKind, message::StreamMessage, response::Response, stream,
+    },
 };
 use chrono::{DateTime, Utc};
 use serde::de::DeserializeOwned;
@@ -14,12 +18,13 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use super::{
-    connect::{Queue, Said},
-    publish::JOB_ID,
+    connect::{Nats, Said},
+    message::id_of_submission,
+    publish::{JOB_ID, kind_and_jobs},
     topology::{consumer_definition, consumer_drift, stream_definition, stream_drift},
 };
 use crate::{
-    job::{check_kind, check_queue},
+    job::{JobId, check_kind, check_queue},
     store::KindMessages,
 };
 
@@ -28,10 +33,8 @@ const OLDEST: (i64, i64, i64) = (2, 10, 23);
 
 /// The most requests for one count of the messages; the server lists 100,000 subjects in an answer.
 const PAGES_MAX: usize = 10;
-/// The most kinds that a count names: those with the most messages.
+/// The most kinds that a count names. The others are counted by queue.
 const KINDS_MAX: usize = 10_000;
-/// The most tickets to pass over in the search for a submission.
-const TICKETS_MAX: usize = 8;
 
 /// The server that this client is connected to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -90,12 +93,40 @@ pub(crate) struct ConsumerSeen {
 /// The number of messages that the stream holds, by queue and kind.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct StreamCounts {
+    /// An empty kind stands for the kinds of its queue that are not listed.
     pub(crate) kinds: Vec<KindMessages>,
+    /// Whether there are too many kinds to list them all.
+    pub(crate) is_cut: bool,
     /// The time of the answer by the server's clock.
     pub(crate) at: Option<DateTime<Utc>>,
 }
 
-impl Queue {
+/// How much of a queue has been delivered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Delivered {
+    /// The last message that was delivered for the first time.
+    pub(crate) sequence: u64,
+    /// The number of deliveries, repeated ones included.
+    pub(crate) deliveries: i64,
+    /// The number of undelivered messages. `None`: there is no consumer.
+    pub(crate) pending: Option<i64>,
+    /// When NATS created the consumer. Empty if the queue has no consumer.
+    pub(crate) created: String,
+}
+
+/// A message of the stream: what it says about its job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct MessageSeen {
+    pub(crate) sequence: u64,
+    pub(crate) is_ticket: bool,
+    /// The job that it names, or would become. `None`: a ticket without a valid id.
+    pub(crate) job: Option<JobId>,
+    /// The time of storage, by the server's clock.
+    pub(crate) published_at: DateTime<Utc>,
+    pub(crate) bytes: usize,
+}
+
+impl Nats {
     /// The server's state at the time of the connection.
     pub(crate) fn nats_seen(&self) -> NatsSeen {
         let (major, minor, patch) = OLDEST;
@@ -175,8 +206,9 @@ impl Queue {
     /// subjects.
     pub(crate) async fn messages_by_kind(&self) -> Result<StreamCounts, Unseen> {
         let mut counts = StreamCounts::default();
+        let mut kinds: BTreeMap<(String, String), (i64, i64)> = BTreeMap::new();
         let mut offset = 0;
-        for _ in 0..PAGES_MAX {
+        for page in 0..PAGES_MAX {
             let question = json!({ "subjects_filter": format!("{}.>", self.prefix), "offset": offset });
             let answer = self.ask(format!("STREAM.INFO.{}", self.stream), question).await?;
             counts.at = counts.at.or(time_in(&answer, "ts"));
@@ -184,74 +216,104 @@ impl Queue {
             let subjects = answer.pointer("/state/subjects").and_then(Value::as_object);
             let Some(subjects) = subjects.filter(|subjects| !subjects.is_empty()) else { break };
             offset += subjects.len();
-            counts.kinds.extend(subjects.iter().filter_map(|(subject, messages)| {
-                let (queue, kind) = subject.strip_prefix(&self.prefix)?.strip_prefix('.')?.split_once('.')?;
-                let messages = messages.as_i64()?;
-                // NATS allows more names than tenure, of any length and character: no worker could serve them.
-                let is_named = check_queue(queue).and_then(|()| check_kind(kind)).is_ok();
-                is_named.then(|| KindMessages { queue: queue.to_owned(), kind: kind.to_owned(), messages })
-            }));
+            for (subject, messages) in subjects {
+                let Some((queue, kind, jobs)) = self.named_by(subject) else { continue };
+                let messages = messages.as_i64().unwrap_or_default();
+                let (alone, named) = kinds.entry((queue.to_owned(), kind.to_owned())).or_default();
+                match jobs {
+                    1 => *alone += messages,
+                    jobs => *named += messages * jobs,
+                }
+            }
             let total = answer.get("total").and_then(Value::as_u64).unwrap_or_default();
             if total <= offset as u64 {
                 break;
             }
+            counts.is_cut = page + 1 == PAGES_MAX;
         }
+        let of_kind = |((queue, kind), (messages, named))| KindMessages { queue, kind, messages, named };
+        counts.kinds = kinds.into_iter().map(of_kind).collect();
         if counts.kinds.len() > KINDS_MAX {
-            counts.kinds.sort_unstable_by_key(|of| -of.messages);
-            counts.kinds.truncate(KINDS_MAX);
+            (counts.kinds, counts.is_cut) = (cut(counts.kinds, KINDS_MAX), true);
         }
         Ok(counts)
     }
 
-    /// Returns the command that removes all messages of a queue.
-    pub(crate) fn purge_command(&self, queue: &str) -> String {
-        format!("nats stream purge {} --subject '{}.{queue}.>'", self.stream, self.prefix)
+    /// Returns the queue, the kind and the number of jobs of each message that a subject names.
+    fn named_by<'s>(&self, subject: &'s str) -> Option<(&'s str, &'s str, i64)> {
+        let (queue, kind) = subject.strip_prefix(&self.prefix)?.strip_prefix('.')?.split_once('.')?;
+        let (kind, jobs) = kind_and_jobs(kind)?;
+        // NATS allows more names than tenure, of any length and character: no worker could serve them.
+        check_queue(queue).and_then(|()| check_kind(kind)).ok()?;
+        Some((queue, kind, i64::try_from(jobs).ok()?))
     }
 
-    /// Returns the sequence from which on no message of this queue has been delivered.
-    pub(crate) async fn undelivered_from(&self, queue: &str) -> Result<u64, Unseen> {
-        let asked = self.ask(format!("CONSUMER.INFO.{}.{queue}", self.stream), json!({})).await;
-        match asked {
+    /// Returns the command that removes the messages of a queue, of one kind or of all.
+    pub(crate) fn purge_command(&self, queue: &str, kind: Option<&str>) -> String {
+        format!("nats stream purge {} --subject '{}'", self.stream, self.subject_of(queue, kind))
+    }
+
+    /// Reads how much of a queue NATS has delivered. A queue that no worker has ever served has no consumer.
+    pub(crate) async fn delivered(&self, queue: &str) -> Result<Delivered, Unseen> {
+        match self.ask(format!("CONSUMER.INFO.{}.{queue}", self.stream), json!({})).await {
             Ok(answer) => {
+                let created = answer.get("created").and_then(Value::as_str).unwrap_or_default().to_owned();
                 let info: consumer::Info = read(answer)?;
-                Ok(info.delivered.stream_sequence + 1)
+                Ok(Delivered {
+                    sequence: info.delivered.stream_sequence,
+                    deliveries: info.delivered.consumer_sequence.cast_signed(),
+                    pending: Some(info.num_pending.cast_signed()),
+                    created,
+                })
             }
-            // No worker has ever served the queue.
-            Err(Unseen::Missing) => Ok(1),
+            Err(Unseen::Missing) => {
+                Ok(Delivered { sequence: 0, deliveries: 0, pending: None, created: String::new() })
+            }
             Err(unseen) => Err(unseen),
         }
     }
 
-    /// Returns when the first submission of this queue and kind from this sequence on was published, by the server's
-    /// clock. `None`: the queue has none, or many tickets stand before it.
-    pub(crate) async fn first_submission(
+    /// Returns the first message on this subject from this sequence on.
+    pub(crate) async fn message_from(
         &self,
-        queue: &str,
-        kind: &str,
-        mut sequence: u64,
-    ) -> Result<Option<DateTime<Utc>>, Unseen> {
-        let subject = format!("{}.{queue}.{kind}", self.prefix);
-        for _ in 0..TICKETS_MAX {
-            let question = json!({ "seq": sequence, "next_by_subj": subject });
-            let answer = match self.ask(format!("STREAM.MSG.GET.{}", self.stream), question).await {
-                Ok(answer) => answer,
-                Err(Unseen::Missing) => return Ok(None),
-                Err(unseen) => return Err(unseen),
-            };
-            let message = answer.get("message").cloned().unwrap_or_default();
-            let published_at = time_in(&message, "time");
-            let raw: stream::RawMessage = read(message)?;
-            sequence = raw.sequence + 1;
-            let message = StreamMessage::try_from(raw).map_err(|error| Unseen::Refused(error.to_string()))?;
-            let is_ticket = message
-                .headers
-                .iter()
-                .any(|(name, _)| AsRef::<str>::as_ref(name).eq_ignore_ascii_case(JOB_ID));
-            if !is_ticket {
-                return Ok(published_at);
-            }
-        }
-        Ok(None)
+        subject: &str,
+        sequence: u64,
+    ) -> Result<Option<MessageSeen>, Unseen> {
+        // The server takes sequence 0 for a question without one.
+        self.message(json!({ "seq": sequence.max(1), "next_by_subj": subject })).await
+    }
+
+    /// Returns the last message on this subject.
+    pub(crate) async fn last_message(&self, subject: &str) -> Result<Option<MessageSeen>, Unseen> {
+        self.message(json!({ "last_by_subj": subject })).await
+    }
+
+    async fn message(&self, question: Value) -> Result<Option<MessageSeen>, Unseen> {
+        let answer = match self.ask(format!("STREAM.MSG.GET.{}", self.stream), question).await {
+            Ok(answer) => answer,
+            Err(Unseen::Missing) => return Ok(None),
+            Err(unseen) => return Err(unseen),
+        };
+        let message = answer.get("message").cloned().unwrap_or_default();
+        let published_at = time_in(&message, "time").unwrap_or_default();
+        let raw: stream::RawMessage = read(message)?;
+        let message = StreamMessage::try_from(raw).map_err(|error| Unseen::Refused(error.to_string()))?;
+        let is_id = |name: &HeaderName| AsRef::<str>::as_ref(name).eq_ignore_ascii_case(JOB_ID);
+        let named = message.headers.iter().find(|(name, _)| is_id(name));
+        let named = named.map(|(_, ids)| ids.first().and_then(|id| id.as_str().parse().ok()));
+        let published_ns = published_at.timestamp_nanos_opt().unwrap_or_default();
+        Ok(Some(MessageSeen {
+            sequence: message.sequence,
+            is_ticket: named.is_some(),
+            job: named.unwrap_or_else(|| Some(id_of_submission(published_ns.into(), message.sequence))),
+            published_at,
+            bytes: message.payload.len(),
+        }))
+    }
+
+    /// The subject of a queue's messages, of one kind or of all.
+    pub(crate) fn subject_of(&self, queue: &str, kind: Option<&str>) -> String {
+        format!("{}.{queue}.{}", self.prefix, kind.unwrap_or(">"))
     }
 
     /// Sends one request to JetStream. A denied request gets no answer, only an error on the connection.
@@ -283,7 +345,7 @@ impl Queue {
     }
 
     /// Waits until the server denies a publication to this subject. The first `before` errors are older.
-    async fn denied(&self, subject: &str, before: usize) {
+    pub(super) async fn denied(&self, subject: &str, before: usize) {
         let mut said = self.said.clone();
         let is_denied = |said: &Said| said.since(before).any(|text| is_denial(text, subject));
         if said.wait_for(is_denied).await.is_err() {
@@ -291,6 +353,28 @@ impl Queue {
             pending::<()>().await;
         }
     }
+}
+
+/// Lists the kinds of the queues with the fewest kinds first: a mistyped name is one of few. Of the queue that does not
+/// fit, the kinds with the most messages are listed; its others, and those of later queues, count under an empty kind.
+fn cut(mut kinds: Vec<KindMessages>, most: usize) -> Vec<KindMessages> {
+    let mut sizes: HashMap<String, usize> = HashMap::new();
+    for of in &kinds {
+        *sizes.entry(of.queue.clone()).or_default() += 1;
+    }
+    kinds.sort_unstable_by(|one, other| {
+        let place = |of: &KindMessages| (sizes.get(&of.queue).copied(), -of.messages - of.named);
+        let ((size, messages), (other_size, other_messages)) = (place(one), place(other));
+        (size, &one.queue, messages, &one.kind).cmp(&(other_size, &other.queue, other_messages, &other.kind))
+    });
+    let mut unlisted: BTreeMap<String, (i64, i64)> = BTreeMap::new();
+    for of in kinds.drain(most..) {
+        let (messages, named) = unlisted.entry(of.queue).or_default();
+        (*messages, *named) = (*messages + of.messages, *named + of.named);
+    }
+    let of_queue = |(queue, (messages, named))| KindMessages { queue, kind: String::new(), messages, named };
+    kinds.extend(unlisted.into_iter().map(of_queue).take(most));
+    kinds
 }
 
 /// Reads a time of the server.
@@ -313,6 +397,28 @@ fn read<T: DeserializeOwned>(answer: Value) -> Result<T, Unseen> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_too_many_kinds_those_of_small_queues_are_listed_and_the_others_counted_by_queue() {
+        let of = |queue: &str, kind: &str, messages| KindMessages {
+            queue: queue.into(),
+            kind: kind.into(),
+            messages,
+            named: 0,
+        };
+        let mut all: Vec<_> = (1..=5).map(|n| of("large", &format!("k{n}"), n)).collect();
+        all.extend([of("small", "a", 1), of("small", "b", 2), of("tpyo", "send", 1)]);
+        let listed = cut(all, 5);
+        let expected = [
+            of("tpyo", "send", 1),
+            of("small", "b", 2),
+            of("small", "a", 1),
+            of("large", "k5", 5),
+            of("large", "k4", 4),
+            of("large", "", 6),
+        ];
+        assert_eq!(listed, expected);
+    }
 
     #[test]
     fn only_an_error_that_names_the_subject_is_a_denial() {

@@ -1,6 +1,10 @@
 //! Message: a delivered message, and the receipt that answers it.
 
-use std::time::Duration;
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
 
 use async_nats::{
     HeaderMap,
@@ -10,8 +14,14 @@ use bytes::Bytes;
 use chrono::{DateTime, Utc};
 use sha2::{Digest, Sha256};
 
-use super::connect::Queue;
+use super::{
+    connect::Nats,
+    publish::{JOB_ID, SEVERAL, TicketBody, kind_and_jobs},
+};
 use crate::job::{JobId, claim::Ack};
+
+/// How often a running job extends the `ack_wait` of a message that names several.
+const EXTENDED_EVERY: Duration = Duration::from_secs(1);
 
 /// One delivery of a message.
 #[derive(Debug)]
@@ -25,17 +35,21 @@ pub(crate) struct Delivery {
     pub(crate) deliveries: i64,
     /// The number of undelivered messages of its queue at this delivery.
     pub(crate) pending: u64,
+    /// How many jobs the message names.
+    pub(crate) jobs: usize,
+    /// The job and its dispatch, if this is the part of one job in a message that names several.
+    pub(crate) part: Option<(JobId, i32)>,
     pub(crate) receipt: Receipt,
 }
 
 impl Delivery {
     /// Borrows `context` from the caller: a clone for each message would cost more than the rest.
     pub(super) fn new(
-        queue: &Queue,
+        nats: &Nats,
         context: &mut Option<jetstream::Context>,
         message: async_nats::Message,
     ) -> Result<Self, async_nats::Error> {
-        let lent = context.take().unwrap_or_else(|| queue.context.clone());
+        let lent = context.take().unwrap_or_else(|| nats.context.clone());
         let message = jetstream::Message { message, context: lent };
         let numbers = message.info().map(|info| {
             (info.stream_sequence, info.published.unix_timestamp_nanos(), info.delivered, info.pending)
@@ -44,6 +58,8 @@ impl Delivery {
         *context = Some(lent);
         let (sequence, published_ns, deliveries, pending) = numbers?;
         Ok(Self {
+            jobs: jobs_of(&message.subject),
+            part: None,
             subject: message.subject.into_string(),
             body: message.payload,
             headers: message.headers.unwrap_or_default(),
@@ -54,10 +70,35 @@ impl Delivery {
             receipt: Receipt {
                 reply: message.reply,
                 sequence,
-                epoch: queue.epoch_now(),
-                queue: queue.clone(),
+                epoch: nats.epoch_now(),
+                nats: nats.clone(),
+                shared: None,
             },
         })
+    }
+
+    /// Divides a message that names several jobs into one part for each. The parts share its ack. A message whose body
+    /// names another number of jobs than its subject stays whole, and is malformed.
+    pub(crate) fn split(self) -> VecDeque<Self> {
+        let read = serde_json::from_slice::<TicketBody>(&self.body).ok();
+        let is_named = |job: JobId| self.header(JOB_ID).is_some_and(|id| id.parse() == Ok(job));
+        let read = read.filter(|body| {
+            self.jobs > 1 && body.more.len() + 1 == self.jobs && !body.cleared && is_named(body.job_id)
+        });
+        let subject = self.subject.rsplit_once(SEVERAL);
+        let (Some(body), Some((before, after))) = (read, subject) else { return [self].into() };
+        let subject = format!("{before}{}", after.split_once('.').unwrap_or_default().1);
+        let shared = Arc::new(Shared::of(self.jobs));
+        let part = |part| Self {
+            subject: subject.clone(),
+            body: Bytes::new(),
+            headers: HeaderMap::new(),
+            jobs: 1,
+            part: Some(part),
+            receipt: Receipt { shared: Some(shared.clone()), ..self.receipt.clone() },
+            ..self
+        };
+        std::iter::once((body.job_id, body.dispatch)).chain(body.more).map(part).collect()
     }
 
     /// A header's value. The case of its name does not matter.
@@ -81,13 +122,22 @@ impl Delivery {
     /// would need a request, and two workers could get different answers: two ids, two runs. A recreated stream
     /// repeats neither.
     pub(crate) fn identity(&self) -> String {
-        format!("{}:{}", self.published_ns, self.sequence)
+        identity_of(self.published_ns, self.sequence)
     }
 
     /// Returns the id of this submission's job: a UUID v7 with the time of the message.
     pub(crate) fn derived_id(&self) -> JobId {
         derive_id(self.published_ns, &self.identity())
     }
+}
+
+/// Returns the id of the job of the submission with this sequence, stored at this time.
+pub(super) fn id_of_submission(published_ns: i128, sequence: u64) -> JobId {
+    derive_id(published_ns, &identity_of(published_ns, sequence))
+}
+
+fn identity_of(published_ns: i128, sequence: u64) -> String {
+    format!("{published_ns}:{sequence}")
 }
 
 fn derive_id(published_ns: i128, identity: &str) -> JobId {
@@ -98,13 +148,69 @@ fn derive_id(published_ns: i128, identity: &str) -> JobId {
     JobId(uuid::Builder::from_unix_timestamp_millis(millis, &random).into_uuid())
 }
 
+/// Returns how many jobs a message of this subject names.
+fn jobs_of(subject: &str) -> usize {
+    let several = subject.rsplit_once(SEVERAL).map(|(_, several)| format!("{SEVERAL}{several}"));
+    several.and_then(|several| Some(kind_and_jobs(&several)?.1)).unwrap_or(1)
+}
+
 /// The right to answer one message. Answers are sent without a confirmation: a lost answer is harmless.
+///
+/// The jobs that one message names have a receipt each. NATS gets one answer, once each of them has its own: done, or
+/// later if one of them was put off. If one of them has none, because its worker has died, NATS redelivers the message.
 #[derive(Clone)]
 pub(crate) struct Receipt {
     reply: Option<async_nats::Subject>,
     pub(crate) sequence: u64,
     epoch: u64,
-    queue: Queue,
+    nats: Nats,
+    /// `None`: the message names one job.
+    shared: Option<Arc<Shared>>,
+}
+
+/// The state of a message that names several jobs.
+#[derive(Debug)]
+struct Shared(Mutex<Answers>);
+
+#[derive(Debug)]
+struct Answers {
+    /// The jobs without an answer.
+    left: usize,
+    /// The shortest wait of those that were put off.
+    later: Option<Duration>,
+    extended_at: Option<Instant>,
+}
+
+impl Shared {
+    fn of(jobs: usize) -> Self {
+        Self(Mutex::new(Answers { left: jobs, later: None, extended_at: None }))
+    }
+
+    fn answers(&self) -> MutexGuard<'_, Answers> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes the answer to one job. Returns the answer to the message with the last of them.
+    fn note(&self, ack: Ack) -> Option<Ack> {
+        let mut answers = self.answers();
+        if let Ack::Later(wait) = ack {
+            answers.later = Some(answers.later.map_or(wait, |later| later.min(wait)));
+        }
+        answers.left = answers.left.checked_sub(1)?;
+        (answers.left == 0).then(|| answers.later.map_or(Ack::Done, Ack::Later))
+    }
+
+    /// Whether to extend the message's `ack_wait`: several jobs run, and one extension is enough.
+    fn is_to_extend(&self) -> bool {
+        let now = Instant::now();
+        let mut answers = self.answers();
+        let is_long_ago = |at: Instant| now.duration_since(at) >= EXTENDED_EVERY;
+        let is_due = answers.extended_at.is_none_or(is_long_ago);
+        if is_due {
+            answers.extended_at = Some(now);
+        }
+        is_due
+    }
 }
 
 impl std::fmt::Debug for Receipt {
@@ -116,6 +222,13 @@ impl std::fmt::Debug for Receipt {
 impl Receipt {
     /// Answers the message.
     pub(crate) async fn send(&self, ack: Ack) {
+        let ack = match &self.shared {
+            None => ack,
+            Some(shared) => match shared.note(ack) {
+                Some(ack) => ack,
+                None => return,
+            },
+        };
         let kind = match ack {
             Ack::Done => AckKind::Ack,
             // Without a delay, NATS would redeliver it within 100 µs, before every new message.
@@ -127,18 +240,24 @@ impl Receipt {
 
     /// Extends the message's `ack_wait`.
     pub(crate) async fn in_progress(&self) {
+        if self.shared.as_ref().is_some_and(|shared| !shared.is_to_extend()) {
+            return;
+        }
         self.send_kind(AckKind::Progress).await;
     }
 
-    /// Returns the message at once, for another worker.
+    /// Returns the message at once, for another worker. The part of one job waits for the others.
     pub(crate) async fn nak(&self) {
+        if self.shared.is_some() {
+            return self.send(Ack::Later(Duration::ZERO)).await;
+        }
         self.send_kind(AckKind::Nak(None)).await;
     }
 
     async fn send_kind(&self, kind: AckKind) {
-        let Some(reply) = self.reply.clone().filter(|_| self.epoch == self.queue.epoch_now()) else { return };
+        let Some(reply) = self.reply.clone().filter(|_| self.epoch == self.nats.epoch_now()) else { return };
         // An answer that is not sent is harmless: NATS redelivers the message.
-        self.queue.tell(reply, kind.into()).await;
+        self.nats.tell(reply, kind.into()).await;
     }
 }
 
@@ -146,7 +265,7 @@ impl Receipt {
 impl Delivery {
     /// Makes up a delivery, of a ticket or a submission. Its answers reach no stream.
     pub(crate) fn made_up(
-        queue: &Queue,
+        nats: &Nats,
         (subject, body): (String, String),
         ticket: Option<JobId>,
         sequence: i32,
@@ -165,13 +284,37 @@ impl Delivery {
             status: None,
             description: None,
         };
-        Self::new(queue, &mut None, message).unwrap_or_else(|error| panic!("{error}"))
+        Self::new(nats, &mut None, message).unwrap_or_else(|error| panic!("{error}"))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_message_of_several_jobs_is_answered_with_the_last_of_them() {
+        let wait = Duration::from_secs;
+        for (answers, expected) in [
+            (vec![Ack::Done, Ack::Never, Ack::Done], Ack::Done),
+            (vec![Ack::Later(wait(9)), Ack::Done, Ack::Later(wait(5))], Ack::Later(wait(5))),
+        ] {
+            let shared = Shared::of(answers.len());
+            let (last, first) = answers.split_last().unwrap_or((&Ack::Done, &[]));
+            assert!(first.iter().all(|ack| shared.note(*ack).is_none()));
+            assert_eq!(shared.note(*last), Some(expected));
+            assert_eq!(shared.note(Ack::Done), None, "a second answer to a job changes nothing");
+        }
+    }
+
+    #[test]
+    fn a_subject_says_how_many_jobs_its_message_names() {
+        for (subject, jobs) in
+            [("t.q.k", 1), ("t.q.+16.k", 16), ("t.q.+2.a.b", 2), ("t.q.+0.k", 1), ("t.q.+", 1)]
+        {
+            assert_eq!(jobs_of(subject), jobs, "{subject}");
+        }
+    }
 
     #[test]
     fn a_derived_id_is_a_v7_of_the_messages_time_and_the_same_for_every_delivery() {

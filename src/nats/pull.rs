@@ -8,11 +8,14 @@
 //! slots are free as are requested, so at most log2(slots) + 1 requests wait. Every request ends by itself after
 //! `pull_for`. If the server is silent for longer, or the connection is new, the loop starts on a new inbox.
 //!
+//! A message may name several jobs: the loop requests fewer messages where the last ones did. Jobs for which no slot is
+//! free wait for [`ROOM_WITHIN`], in order, and the loop requests nothing meanwhile; then they go back.
+//!
 //! The loop abandons an inbox only when every request made on it must have ended. async-nats's `drain()` does not wait
 //! for the server: it would drop messages on their way, and no worker would get them for a whole `ack_wait` (seen: one
 //! or two of 2,000 when a worker stopped under load).
 
-use std::time::Duration;
+use std::{collections::VecDeque, time::Duration};
 
 use async_nats::{
     StatusCode, Subscriber,
@@ -29,11 +32,8 @@ use tokio::{
 
 pub(crate) use async_nats::jetstream::consumer::PullConsumer;
 
-use super::{connect::Queue, message::Delivery};
-use crate::{
-    job::claim::Ack,
-    nats::slots::{Slot, Slots},
-};
+use super::{connect::Nats, message::Delivery};
+use crate::nats::slots::{Slot, Slots};
 
 /// The time for which the loop watches an idle consumer before it leaves its requests.
 const QUIET_FOR: Duration = Duration::from_millis(100);
@@ -46,18 +46,22 @@ const BATCH_MAX: usize = 1_024;
 
 /// The most messages that one call returns.
 const TOGETHER_MAX: usize = 64;
+/// How long jobs wait here for a slot: about as long as it takes them to come to another worker.
+const ROOM_WITHIN: Duration = Duration::from_millis(100);
 
 /// The result of a pull.
 pub(crate) enum Pulled {
     /// Messages, each with the slot it may run in.
     Deliveries(Vec<(Delivery, Slot)>),
+    /// Messages, and parts of one, for whose jobs no slot was free.
+    NoRoom(Vec<Delivery>),
     /// NATS does not answer, or the consumer is gone: check the topology.
     Broken(String),
 }
 
 /// One queue's pull loop.
 pub(crate) struct Pull {
-    queue: Queue,
+    nats: Nats,
     /// Lent to each message while it is read.
     context: Option<jetstream::Context>,
     consumer: PullConsumer,
@@ -69,8 +73,16 @@ pub(crate) struct Pull {
     subscriber: Option<Subscriber>,
     /// Old inboxes, each until no message can arrive any more.
     old: SelectAll<BoxStream<'static, async_nats::Message>>,
-    /// Slots for which requests wait on the server.
+    /// Slots for the jobs of the messages that are requested.
     held: Vec<Slot>,
+    /// The messages that are requested.
+    requested: usize,
+    /// About how many jobs a message names.
+    each: usize,
+    /// Jobs that wait for a slot: the rest of a message of which others run, and whole messages with their arrival.
+    rest: VecDeque<Delivery>,
+    rest_since: Instant,
+    waiting: VecDeque<(Instant, Delivery)>,
     requested_at: Instant,
     unanswered: u32,
     /// A message that was read from the subscriber and not handled yet.
@@ -78,10 +90,10 @@ pub(crate) struct Pull {
 }
 
 impl Pull {
-    pub(crate) fn new(queue: Queue, consumer: PullConsumer, slots: Slots, requests_last: Duration) -> Self {
-        let connections = queue.connections.clone();
+    pub(crate) fn new(nats: Nats, consumer: PullConsumer, slots: Slots, requests_last: Duration) -> Self {
+        let connections = nats.connections.clone();
         Self {
-            queue,
+            nats,
             context: None,
             consumer,
             slots,
@@ -91,6 +103,11 @@ impl Pull {
             subscriber: None,
             old: SelectAll::new(),
             held: Vec::new(),
+            requested: 0,
+            each: 1,
+            rest: VecDeque::new(),
+            rest_since: Instant::now(),
+            waiting: VecDeque::new(),
             requested_at: Instant::now(),
             unanswered: 0,
             next_message: None,
@@ -105,19 +122,23 @@ impl Pull {
             self.reset().await?;
         }
         loop {
-            let wanted = BATCH_MAX.saturating_sub(self.held.len());
             let slots = self.slots.clone();
             // Enabled before the look, or a change between the look and the wait would be missed.
             let mut changed = std::pin::pin!(slots.changed());
             changed.as_mut().enable();
-            let free = slots.available(self.held.len()).min(wanted);
-            if free > 0 && free >= self.held.len() {
-                let before = self.held.len();
-                self.held.extend(slots.take(free, before));
-                self.request(self.held.len() - before).await?;
+            let waits = self.waits();
+            if waits {
+                let mut deliveries = Vec::new();
+                self.assign(&mut deliveries);
+                if !deliveries.is_empty() {
+                    return Ok(Pulled::Deliveries(deliveries));
+                }
+            } else {
+                self.request_for_free_slots().await?;
             }
-            let idle = self.held.is_empty();
+            let idle = self.requested == 0;
             let silent_at = self.requested_at + self.requests_last + LATE;
+            let give_up_at = self.waits_since().unwrap_or(silent_at) + ROOM_WITHIN;
             let Some(subscriber) = self.subscriber.as_mut() else { continue };
             let next_message = self.next_message.take();
             tokio::select! { biased;
@@ -131,15 +152,20 @@ impl Pull {
                     }
                 }
                 Some(message) = self.old.next(), if !self.old.is_empty() => {
-                    if is_job(&message) && let Some(pulled) = self.on_job(message).await? {
-                        return Ok(pulled);
+                    if is_job(&message) {
+                        // The request for it is not counted any more.
+                        self.requested += 1;
+                        if let Some(pulled) = self.on_job(message)? {
+                            return Ok(pulled);
+                        }
                     }
                 }
                 changed = self.connections.changed() => {
                     changed?;
                     self.reset().await?;
                 }
-                () = changed, if idle => {}
+                () = changed, if idle || waits => {}
+                () = sleep_until(give_up_at), if waits => return Ok(Pulled::NoRoom(self.give_up(ROOM_WITHIN))),
                 () = sleep_until(silent_at), if !idle => {
                     self.reset().await?;
                     return Ok(Pulled::Broken("NATS does not answer".into()));
@@ -148,11 +174,74 @@ impl Pull {
         }
     }
 
+    /// Requests messages for the free slots, if these are at least as many as the requested ones.
+    async fn request_for_free_slots(&mut self) -> Result<(), async_nats::Error> {
+        let before = self.held.len();
+        let free = self.slots.available(before).min(BATCH_MAX.saturating_sub(before));
+        let messages = (before + free).div_ceil(self.each).saturating_sub(self.requested);
+        if free == 0 || free < before || messages == 0 {
+            return Ok(());
+        }
+        self.held.extend(self.slots.take(free, before));
+        self.requested += messages;
+        self.request(messages).await
+    }
+
+    fn waits(&self) -> bool {
+        !self.rest.is_empty() || !self.waiting.is_empty()
+    }
+
+    /// When the first of those that wait arrived.
+    fn waits_since(&self) -> Option<Instant> {
+        let first = self.waiting.front().map(|(since, _)| *since);
+        if self.rest.is_empty() { first } else { Some(self.rest_since) }
+    }
+
+    /// Gives free slots to the jobs that wait, in order.
+    fn assign(&mut self, deliveries: &mut Vec<(Delivery, Slot)>) {
+        let jobs = self.rest.len() + self.waiting.iter().map(|(_, message)| message.jobs).sum::<usize>();
+        let held = self.held.len();
+        let mut slots = self.held.split_off(held - held.min(jobs));
+        if jobs > held {
+            slots.extend(self.slots.take(jobs - held, 0));
+        }
+        // The claim says why a job that came without room may not start. A message of several waits, and goes back.
+        if slots.is_empty()
+            && self.rest.is_empty()
+            && self.waiting.front().is_some_and(|(_, first)| first.jobs == 1)
+        {
+            slots.extend(self.slots.take_for_message());
+        }
+        for slot in slots {
+            if self.rest.is_empty()
+                && let Some((since, message)) = self.waiting.pop_front()
+            {
+                (self.rest_since, self.rest) = (since, message.split());
+            }
+            let Some(delivery) = self.rest.pop_front() else { break };
+            deliveries.push((delivery, slot));
+        }
+        self.held.truncate(self.requested * self.each);
+    }
+
+    /// Returns what has waited for this long.
+    fn give_up(&mut self, after: Duration) -> Vec<Delivery> {
+        let mut left = Vec::new();
+        if self.rest_since.elapsed() >= after {
+            left.extend(self.rest.drain(..));
+        }
+        while self.rest.is_empty() && self.waiting.front().is_some_and(|(since, _)| since.elapsed() >= after)
+        {
+            left.extend(self.waiting.pop_front().map(|(_, message)| message));
+        }
+        left
+    }
+
     /// Stops requesting, waits until every request has ended, and returns the messages that arrived, for the caller to
     /// return to NATS. Returned earlier, they would come right back here. If the consumer delivers nothing, leaves its
     /// requests at once.
     pub(crate) async fn stop(mut self) -> Vec<Delivery> {
-        let mut left = Vec::new();
+        let mut left = self.give_up(Duration::ZERO);
         if self.leave_if_quiet().await {
             // Messages that arrived before the subscription ended.
             while let Some(subscriber) = self.subscriber.as_mut() {
@@ -164,14 +253,14 @@ impl Pull {
             return left;
         }
         let ended_at = self.requested_at + self.requests_last + LATE;
-        while !self.held.is_empty() || !self.old.is_empty() {
+        while self.requested > 0 || !self.old.is_empty() {
             let Some(subscriber) = self.subscriber.as_mut() else { break };
             let next_message = self.next_message.take();
             let message = tokio::select! { biased;
                 message = async { if next_message.is_some() { next_message } else { subscriber.next().await } },
-                    if !self.held.is_empty() => message,
+                    if self.requested > 0 => message,
                 message = self.old.next(), if !self.old.is_empty() => {
-                    // The requests of an old inbox hold no slots any more.
+                    // The requests of an old inbox are not counted any more.
                     left.extend(message.filter(is_job).and_then(|message| self.delivery(message).ok()));
                     continue;
                 }
@@ -179,13 +268,13 @@ impl Pull {
             };
             let Some(message) = message else { break };
             if is_job(&message) {
-                self.held.pop();
+                self.requested -= 1;
                 left.extend(self.delivery(message).ok());
             } else if message.status == Some(StatusCode::NO_RESPONDERS) {
                 break;
             } else {
                 match unused(&message) {
-                    Some(unused) => self.held.truncate(self.held.len().saturating_sub(unused)),
+                    Some(unused) => self.not_coming(unused),
                     // The consumer is gone, and with it every request.
                     None => break,
                 }
@@ -202,7 +291,7 @@ impl Pull {
     /// the relay republishes it within seconds. To avoid that, this checks twice, a round trip apart, that the consumer
     /// has delivered nothing for [`QUIET_FOR`].
     async fn leave_if_quiet(&mut self) -> bool {
-        if !self.old.is_empty() || self.next_message.is_some() || self.held.is_empty() {
+        if !self.old.is_empty() || self.next_message.is_some() || self.requested == 0 {
             return false;
         }
         let Some(before) = self.delivered().await else { return false };
@@ -238,11 +327,11 @@ impl Pull {
         match message.status {
             None | Some(StatusCode::OK) => {
                 self.unanswered = 0;
-                return self.on_job(message).await;
+                return self.on_job(message);
             }
             Some(StatusCode::IDLE_HEARTBEAT) => {}
             Some(StatusCode::NO_RESPONDERS) => {
-                self.held.clear();
+                self.not_coming(self.requested);
                 self.unanswered += 1;
                 if self.unanswered.is_multiple_of(4) {
                     return Ok(Some(Pulled::Broken(
@@ -255,7 +344,7 @@ impl Pull {
                 // The end of one request, with the number of its messages that never came.
                 self.unanswered = 0;
                 if let Some(unused) = unused(&message) {
-                    self.held.truncate(self.held.len().saturating_sub(unused));
+                    self.not_coming(unused);
                     if unused > 0 {
                         self.slots.has_more(false);
                     }
@@ -271,30 +360,50 @@ impl Pull {
         Ok(None)
     }
 
-    async fn on_job(&mut self, message: async_nats::Message) -> Result<Option<Pulled>, async_nats::Error> {
+    /// Frees the slots of requested messages that will not come.
+    fn not_coming(&mut self, messages: usize) {
+        self.requested = self.requested.saturating_sub(messages);
+        self.held.truncate(self.requested * self.each);
+    }
+
+    fn on_job(&mut self, message: async_nats::Message) -> Result<Option<Pulled>, async_nats::Error> {
         let delivery = self.delivery(message)?;
         self.slots.has_more(delivery.pending > 0);
-        let Some(slot) = self.held.pop().or_else(|| self.slots.take_for_message()) else {
-            // Requested before a reset; no slot is free any more.
-            delivery.receipt.send(Ack::Later(Duration::ZERO)).await;
-            return Ok(None);
+        let mut deliveries = Vec::new();
+        self.arrived(delivery, &mut deliveries);
+        Ok((!deliveries.is_empty()).then_some(Pulled::Deliveries(deliveries)))
+    }
+
+    /// Takes a message that has arrived. Adds the jobs that have a slot to `deliveries`.
+    fn arrived(&mut self, delivery: Delivery, deliveries: &mut Vec<(Delivery, Slot)>) {
+        self.requested = self.requested.saturating_sub(1);
+        self.each = match delivery.jobs {
+            more if more > self.each => more,
+            fewer => self.each - (self.each - fewer).div_ceil(4),
         };
-        Ok(Some(Pulled::Deliveries(vec![(delivery, slot)])))
+        if delivery.jobs == 1
+            && !self.waits()
+            && let Some(slot) = self.held.pop()
+        {
+            deliveries.push((delivery, slot));
+            return self.held.truncate(self.requested * self.each);
+        }
+        self.waiting.push_back((Instant::now(), delivery));
+        self.assign(deliveries);
     }
 
     /// Adds the messages that have arrived already and have a slot.
     fn with_more(&mut self, mut pulled: Pulled) -> Pulled {
         if let Pulled::Deliveries(deliveries) = &mut pulled {
-            while deliveries.len() < TOGETHER_MAX && !self.held.is_empty() {
+            while deliveries.len() < TOGETHER_MAX && self.requested > 0 && !self.waits() {
                 let Some(subscriber) = self.subscriber.as_mut() else { break };
                 let Some(Some(message)) = subscriber.next().now_or_never() else { break };
                 if !is_job(&message) {
                     self.next_message = Some(message);
                     break;
                 }
-                let Some(slot) = self.held.pop() else { break };
                 match self.delivery(message) {
-                    Ok(delivery) => deliveries.push((delivery, slot)),
+                    Ok(delivery) => self.arrived(delivery, deliveries),
                     // JetStream did not send it: there is no job to run and no message to answer.
                     Err(error) => tracing::warn!(%error, "ignored a message that JetStream did not send"),
                 }
@@ -304,7 +413,7 @@ impl Pull {
     }
 
     fn delivery(&mut self, message: async_nats::Message) -> Result<Delivery, async_nats::Error> {
-        Delivery::new(&self.queue, &mut self.context, message)
+        Delivery::new(&self.nats, &mut self.context, message)
     }
 
     async fn request(&mut self, batch: usize) -> Result<(), async_nats::Error> {
@@ -321,10 +430,10 @@ impl Pull {
     }
 
     async fn reset(&mut self) -> Result<(), async_nats::Error> {
-        self.held.clear();
+        self.not_coming(self.requested);
         self.connections.borrow_and_update();
-        self.inbox = self.queue.client.new_inbox();
-        let subscriber = self.queue.client.subscribe(self.inbox.clone()).await?;
+        self.inbox = self.nats.client.new_inbox();
+        let subscriber = self.nats.client.subscribe(self.inbox.clone()).await?;
         if let Some(old) = self.subscriber.replace(subscriber) {
             let over = sleep_until(self.requested_at + self.requests_last + LATE);
             self.old.push(old.take_until(over).boxed());

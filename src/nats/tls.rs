@@ -11,16 +11,16 @@ use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
 };
 
-use super::connect::QueueError;
+use super::connect::NatsError;
 use crate::config::Config;
 
 /// The error about a file that cannot be used. `name` is its setting.
-fn unfit(name: &'static str, path: &Path, reason: impl std::fmt::Display) -> QueueError {
-    QueueError::Credentials { name, path: path.display().to_string(), reason: reason.to_string() }
+fn unfit(name: &'static str, path: &Path, reason: impl std::fmt::Display) -> NatsError {
+    NatsError::Credentials { name, path: path.display().to_string(), reason: reason.to_string() }
 }
 
 /// Reads the certificates of a file, at least one.
-fn certificates(name: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, QueueError> {
+fn certificates(name: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, NatsError> {
     let all = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
     match all {
         Ok(all) if all.is_empty() => Err(unfit(name, path, "it holds no CERTIFICATE in PEM")),
@@ -34,7 +34,7 @@ fn certificates(name: &'static str, path: &Path) -> Result<Vec<CertificateDer<'s
 /// # Errors
 ///
 /// A file that a setting names cannot be read, or holds something else.
-pub(super) fn client(config: &Config) -> Result<ClientConfig, QueueError> {
+pub(super) fn client(config: &Config) -> Result<ClientConfig, NatsError> {
     let mut roots = RootCertStore::empty();
     if let Some(path) = &config.nats_ca {
         for certificate in certificates("TENURE_NATS_CA", path)? {
@@ -46,7 +46,7 @@ pub(super) fn client(config: &Config) -> Result<ClientConfig, QueueError> {
     }
     let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
-        .map_err(|error| QueueError::Unavailable(format!("TLS cannot be used: {error}")))?
+        .map_err(|error| NatsError::Unavailable(format!("TLS cannot be used: {error}")))?
         .with_root_certificates(roots);
     let Some((certificate, key)) = &config.nats_certificate else { return Ok(builder.with_no_client_auth()) };
     let chain = certificates("TENURE_NATS_CERT", certificate)?;

@@ -12,7 +12,8 @@ use async_nats::jetstream::{
     stream,
 };
 
-use super::connect::{Queue, QueueError};
+use super::connect::{Nats, NatsError};
+use crate::job::duration::written;
 
 const STREAM: &str = include_str!("../../nats/stream.json");
 const CONSUMER: &str = include_str!("../../nats/consumer.json");
@@ -31,26 +32,26 @@ pub struct Progress {
     pub unacknowledged: u64,
 }
 
-pub(super) fn stream_definition(queue: &Queue) -> Result<stream::Config, QueueError> {
+pub(super) fn stream_definition(nats: &Nats) -> Result<stream::Config, NatsError> {
     let mut config: stream::Config =
         serde_json::from_str(STREAM).map_err(|error| definition_error(&error))?;
-    config.name.clone_from(&queue.stream);
-    config.subjects = vec![format!("{}.*.>", queue.prefix)];
+    config.name.clone_from(&nats.stream);
+    config.subjects = vec![format!("{}.*.>", nats.prefix)];
     Ok(config)
 }
 
-pub(super) fn consumer_definition(queue: &Queue, name: &str) -> Result<pull::Config, QueueError> {
+pub(super) fn consumer_definition(nats: &Nats, name: &str) -> Result<pull::Config, NatsError> {
     let mut config: pull::Config =
         serde_json::from_str(CONSUMER).map_err(|error| definition_error(&error))?;
     config.durable_name = Some(name.into());
     config.name = Some(name.into());
-    config.filter_subject = format!("{}.{name}.>", queue.prefix);
-    config.ack_wait = queue.ack_wait;
+    config.filter_subject = format!("{}.{name}.>", nats.prefix);
+    config.ack_wait = nats.ack_wait;
     Ok(config)
 }
 
-fn definition_error(error: &serde_json::Error) -> QueueError {
-    QueueError::Refused { what: "use the definitions under nats/".into(), reason: error.to_string() }
+fn definition_error(error: &serde_json::Error) -> NatsError {
+    NatsError::Refused { what: "use the definitions under nats/".into(), reason: error.to_string() }
 }
 
 /// Compares the parts of a stream's definition that tenure's guarantees rest on, and returns the differences.
@@ -65,7 +66,7 @@ pub(super) fn stream_drift(is: &stream::Config, should: &stream::Config) -> Vec<
     compare("retention", format!("{:?}", is.retention), format!("{:?}", should.retention));
     compare("storage", format!("{:?}", is.storage), format!("{:?}", should.storage));
     compare("discard", format!("{:?}", is.discard), format!("{:?}", should.discard));
-    compare("max_age", format!("{:?}", is.max_age), format!("{:?}", should.max_age));
+    compare("max_age", written(is.max_age), written(should.max_age));
     drift
 }
 
@@ -78,7 +79,7 @@ pub(super) fn consumer_drift(is: &jetstream::consumer::Config, should: &pull::Co
     };
     compare("filter_subject", is.filter_subject.clone(), should.filter_subject.clone());
     compare("ack_policy", format!("{:?}", is.ack_policy), format!("{:?}", should.ack_policy));
-    compare("ack_wait", format!("{:?}", is.ack_wait), format!("{:?}", should.ack_wait));
+    compare("ack_wait", written(is.ack_wait), written(should.ack_wait));
     compare("max_deliver", is.max_deliver.to_string(), should.max_deliver.to_string());
     compare("max_ack_pending", is.max_ack_pending.to_string(), should.max_ack_pending.to_string());
     compare("max_waiting", is.max_waiting.to_string(), should.max_waiting.to_string());
@@ -91,13 +92,13 @@ fn is_there_already(error: &jetstream::context::CreateStreamError) -> bool {
     matches!(error.kind(), CreateStreamErrorKind::JetStream(e) if e.error_code().0 == 10058)
 }
 
-fn unavailable(what: &str, error: &dyn std::fmt::Display) -> QueueError {
-    QueueError::Unavailable(format!("{what}: {error}"))
+fn unavailable(what: &str, error: &dyn std::fmt::Display) -> NatsError {
+    NatsError::Unavailable(format!("{what}: {error}"))
 }
 
-impl Queue {
+impl Nats {
     /// Creates the stream if it is missing. Returns the differences from its definition.
-    pub(crate) async fn ensure_stream(&self) -> Result<Vec<String>, QueueError> {
+    pub(crate) async fn ensure_stream(&self) -> Result<Vec<String>, NatsError> {
         let mut should = stream_definition(self)?;
         let info = match self.context.get_stream(self.stream.as_str()).await {
             Ok(stream) => stream.cached_info().clone(),
@@ -116,7 +117,7 @@ impl Queue {
                         stream.map_err(|error| unavailable("get the stream", &error))?.cached_info().clone()
                     }
                     Err(error) => {
-                        return Err(QueueError::Refused {
+                        return Err(NatsError::Refused {
                             what: "create the stream".into(),
                             reason: error.to_string(),
                         });
@@ -130,7 +131,7 @@ impl Queue {
     }
 
     /// Creates a queue's consumer if it is missing. Returns the consumer, and the differences from its definition.
-    pub async fn ensure_consumer(&self, name: &str) -> Result<(PullConsumer, Vec<String>), QueueError> {
+    pub async fn ensure_consumer(&self, name: &str) -> Result<(PullConsumer, Vec<String>), NatsError> {
         let should = consumer_definition(self, name)?;
         let found =
             self.context.get_consumer_from_stream::<pull::Config, _, _>(name, self.stream.as_str()).await;
@@ -158,8 +159,8 @@ impl Queue {
     }
 
     /// Creates or changes the stream and the consumers of these queues, for `tenure migrate`.
-    pub(crate) async fn apply_topology(&self, queues: &[String]) -> Result<(), QueueError> {
-        let refused = |what: &str, error: &dyn std::fmt::Display| QueueError::Refused {
+    pub(crate) async fn apply_topology(&self, queues: &[String]) -> Result<(), NatsError> {
+        let refused = |what: &str, error: &dyn std::fmt::Display| NatsError::Refused {
             what: what.into(),
             reason: error.to_string(),
         };
@@ -188,7 +189,7 @@ impl Queue {
     }
 
     /// Returns the stream's creation time and its last sequence.
-    pub(crate) async fn stream_state(&self) -> Result<(String, u64), QueueError> {
+    pub(crate) async fn stream_state(&self) -> Result<(String, u64), NatsError> {
         let stream = self.context.get_stream(self.stream.as_str()).await;
         let stream = stream.map_err(|error| unavailable("get the stream", &error))?;
         let info = stream.cached_info();
@@ -196,7 +197,7 @@ impl Queue {
     }
 
     /// Returns the first sequence that the stream still holds, or the next one if it is empty.
-    pub(crate) async fn first_sequence(&self) -> Result<u64, QueueError> {
+    pub(crate) async fn first_sequence(&self) -> Result<u64, NatsError> {
         let stream = self.context.get_stream(self.stream.as_str()).await;
         let stream = stream.map_err(|error| unavailable("get the stream", &error))?;
         Ok(stream.cached_info().state.first_sequence)
@@ -208,7 +209,7 @@ impl Queue {
     ///
     /// NATS does not answer, or there is no such consumer.
     #[cfg(any(feature = "internals", feature = "testing"))]
-    pub async fn progress(&self, name: &str) -> Result<Progress, QueueError> {
+    pub async fn progress(&self, name: &str) -> Result<Progress, NatsError> {
         let stream = self.stream_state().await?;
         self.progress_in(name, &stream).await
     }
@@ -218,7 +219,7 @@ impl Queue {
         &self,
         name: &str,
         (stream_created, last_seq): &(String, u64),
-    ) -> Result<Progress, QueueError> {
+    ) -> Result<Progress, NatsError> {
         let consumer = self
             .context
             .get_consumer_from_stream::<pull::Config, _, _>(name, self.stream.as_str())
@@ -236,7 +237,7 @@ impl Queue {
 
     /// Removes a queue's messages and its consumer.
     #[cfg(feature = "internals")]
-    pub async fn forget(&self, name: &str) -> Result<(), QueueError> {
+    pub async fn forget(&self, name: &str) -> Result<(), NatsError> {
         let stream = self.context.get_stream(self.stream.as_str()).await;
         let stream = stream.map_err(|error| unavailable("get the stream", &error))?;
         let messages = stream.purge().filter(format!("{}.{name}.>", self.prefix)).await;
@@ -248,7 +249,7 @@ impl Queue {
 
     /// Removes the stream with all its messages.
     #[cfg(any(feature = "internals", feature = "testing"))]
-    pub async fn remove_stream(&self) -> Result<(), QueueError> {
+    pub async fn remove_stream(&self) -> Result<(), NatsError> {
         let removed = self.context.delete_stream(self.stream.as_str()).await;
         removed.map(drop).map_err(|error| unavailable("remove the stream", &error))
     }

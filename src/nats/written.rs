@@ -16,7 +16,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use crate::batch::joint::Joint;
+use crate::store::batch::joint::Joint;
 
 /// The deadline of a flush. The watch ends a late flush at most half as long after that.
 pub(crate) const WRITTEN_WITHIN: Duration = Duration::from_millis(200);

@@ -20,6 +20,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::job::duration::measured;
+
 /// The health of one worker. Cheap to clone, and answers without awaiting: ask it from a thread or a runtime that is
 /// not the worker's, or a hung runtime takes the answer with it.
 ///
@@ -46,7 +48,10 @@ struct State {
 }
 
 impl Health {
-    pub(crate) fn new(hung_after: Duration) -> Self {
+    /// For a process of tenure that has no worker, as `tenure serve`.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn new(hung_after: Duration) -> Self {
         let missing = [("worker".to_owned(), "starting".to_owned())].into();
         Self(Arc::new(Inner {
             hung_after,
@@ -73,7 +78,8 @@ impl Health {
         let silent = state.beat_at.elapsed();
         if silent > self.0.hung_after {
             return Err(format!(
-                "the worker's runtime has not run for {silent:.1?}: something blocks its threads"
+                "the worker's runtime has not run for {}: something blocks its threads",
+                measured(silent)
             ));
         }
         Ok(())
@@ -94,6 +100,14 @@ impl Health {
         if reasons.is_empty() { Ok(()) } else { Err(reasons) }
     }
 
+    /// What keeps the worker from taking jobs, each with the reason, unless it is shutting down. For other processes.
+    #[cfg(feature = "worker")]
+    pub(crate) fn missing(&self) -> Option<String> {
+        let missing = &self.state().missing;
+        let all: Vec<_> = missing.iter().map(|(what, why)| format!("{what}: {why}")).collect();
+        (!all.is_empty() && !self.is_draining()).then(|| all.join("; "))
+    }
+
     /// Returns whether the worker has reached both servers, registered, and reset the jobs that dead processes of its
     /// host left.
     pub fn has_started(&self) -> bool {
@@ -105,17 +119,22 @@ impl Health {
         self.0.is_draining.load(Ordering::Acquire)
     }
 
-    pub(crate) fn started(&self) {
+    /// Records that it has started.
+    #[doc(hidden)]
+    pub fn started(&self) {
         self.0.has_started.store(true, Ordering::Release);
         self.has("worker");
     }
 
-    pub(crate) fn draining(&self) {
+    /// Records that it is shutting down.
+    #[doc(hidden)]
+    pub fn draining(&self) {
         self.0.is_draining.store(true, Ordering::Release);
     }
 
     /// Records that the runtime runs.
-    pub(crate) fn beat(&self) {
+    #[doc(hidden)]
+    pub fn beat(&self) {
         self.state().beat_at = Instant::now();
     }
 
@@ -125,12 +144,14 @@ impl Health {
     }
 
     /// Records a missing condition, and the reason.
-    pub(crate) fn lacks(&self, what: &str, why: impl Into<String>) {
+    #[doc(hidden)]
+    pub fn lacks(&self, what: &str, why: impl Into<String>) {
         self.state().missing.insert(what.to_owned(), why.into());
     }
 
     /// Records that a condition is met.
-    pub(crate) fn has(&self, what: &str) {
+    #[doc(hidden)]
+    pub fn has(&self, what: &str) {
         self.state().missing.remove(what);
     }
 }

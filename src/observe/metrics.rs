@@ -213,7 +213,7 @@ pub(crate) struct QueueMeasures {
     pub(crate) pickup: Histogram,
     pub(crate) reset_to_running: Histogram,
     pub(crate) slot_idle: Histogram,
-    pub(crate) tally: QueueRates,
+    pub(crate) rates: QueueRates,
 }
 
 impl QueueMeasures {
@@ -226,7 +226,7 @@ impl QueueMeasures {
             pickup: histogram!("tenure_pickup_seconds", "queue" => queue()),
             reset_to_running: histogram!("tenure_reset_to_running_seconds", "queue" => queue()),
             slot_idle: histogram!("tenure_slot_idle_seconds", "queue" => queue()),
-            tally: QueueRates::default(),
+            rates: QueueRates::default(),
         }
     }
 }

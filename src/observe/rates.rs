@@ -36,6 +36,7 @@ impl Times {
 pub(crate) struct QueueRates {
     claimed: AtomicI64,
     completed: AtomicI64,
+    unkept: AtomicI64,
     retried: AtomicI64,
     snoozed: AtomicI64,
     failed: AtomicI64,
@@ -50,6 +51,8 @@ pub(crate) struct QueueRates {
 pub struct QueueCounts {
     pub(crate) claimed: i64,
     pub completed: i64,
+    /// Those of the completed jobs whose kind keeps no history.
+    pub(crate) unkept: i64,
     pub retried: i64,
     pub snoozed: i64,
     pub failed: i64,
@@ -82,11 +85,17 @@ impl QueueRates {
         self.ran.record(ran);
     }
 
+    /// Counts a completed job, which [`QueueRates::ended`] counts, too, as one that keeps no history.
+    pub(crate) fn left_nothing(&self) {
+        self.unkept.fetch_add(1, Relaxed);
+    }
+
     /// Returns the counts since the last call, and resets them; `None`: all are zero.
     pub(crate) fn take(&self) -> Option<QueueCounts> {
         let done = QueueCounts {
             claimed: self.claimed.swap(0, Relaxed),
             completed: self.completed.swap(0, Relaxed),
+            unkept: self.unkept.swap(0, Relaxed),
             retried: self.retried.swap(0, Relaxed),
             snoozed: self.snoozed.swap(0, Relaxed),
             failed: self.failed.swap(0, Relaxed),
@@ -106,6 +115,7 @@ impl QueueCounts {
     pub fn add(&mut self, other: &Self) {
         self.claimed += other.claimed;
         self.completed += other.completed;
+        self.unkept += other.unkept;
         self.retried += other.retried;
         self.snoozed += other.snoozed;
         self.failed += other.failed;

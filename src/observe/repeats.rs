@@ -11,8 +11,10 @@ use std::{
 /// pause is new.
 const FIRST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(60);
-/// How many causes are kept; beyond that, the one that has stayed away for longest is dropped.
-const CAUSES_MAX: usize = 64;
+/// How many causes are kept; beyond that, the one that has stayed away for longest is dropped. In an outage each queue
+/// of a worker has causes of its own: with fewer places than queues, each would drop another, and all would be logged
+/// each time.
+const CAUSES_MAX: usize = 4_096;
 
 #[derive(Debug)]
 struct Repeated {
@@ -97,13 +99,24 @@ mod tests {
         assert_eq!(logged(520, 524), [(260, 0), (261, 1)], "a cause is new after a minute without it");
     }
 
+    /// In an outage each queue of a worker has a cause of its own.
+    #[test]
+    fn many_queues_do_not_drop_each_others_causes() {
+        let (repeats, start) = (Repeats::default(), Instant::now());
+        let round = |n: u64| {
+            let at = start + Duration::from_millis(400 * n);
+            (0..500).filter(|queue| repeats.tell_at(&format!("pull {queue}: refused"), at).is_some()).count()
+        };
+        assert_eq!((round(0), round(1), round(2), round(3)), (500, 0, 0, 500));
+    }
+
     #[test]
     fn endless_causes_take_bounded_memory() {
         let (repeats, start) = (Repeats::default(), Instant::now());
-        for n in 0..1_000 {
+        for n in 0..5_000 {
             assert_eq!(repeats.tell_at(&n.to_string(), start + Duration::from_millis(n)), Some(0));
         }
-        assert_eq!(repeats.tell_at("999", start + Duration::from_secs(1)), None);
+        assert_eq!(repeats.tell_at("4999", start + Duration::from_millis(5_100)), None);
         assert_eq!(repeats.causes.lock().map(|causes| causes.len()).ok(), Some(CAUSES_MAX));
     }
 }

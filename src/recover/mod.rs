@@ -16,6 +16,7 @@ pub(crate) mod reconcile;
 pub(crate) mod relay;
 pub mod retention;
 pub(crate) mod scanner;
+pub(crate) mod standing;
 pub(crate) mod vanished;
 pub(crate) mod waiting;
 

@@ -22,8 +22,8 @@ use std::{
 
 use super::report_reset;
 use crate::{
-    fault,
     job::attempt::{Reason, RecoveryPath},
+    proof::fault,
     store::{HostWorker, Registration, Store, StoreError},
 };
 
@@ -214,6 +214,7 @@ mod tests {
             probe_subject: None,
             queues: vec!["q".into()],
             kinds: None,
+            unkept: None,
             slots: 1,
             renew_every: Duration::from_secs(5),
         };

@@ -29,13 +29,13 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     config::Timing,
-    fault,
     job::{
         JobId,
         attempt::{Reason, RecoveryPath},
     },
-    nats::{Confirmations, Progress, Queue, QueueError, Ticket},
+    nats::{Confirmations, Nats, NatsError, Progress, Ticket},
     observe::{metrics, panics, repeats},
+    proof::fault,
     store::{DueJob, Store, StoreError, Suspect, Suspects},
 };
 
@@ -56,7 +56,7 @@ pub(crate) enum RelayError {
     #[error(transparent)]
     Store(#[from] StoreError),
     #[error(transparent)]
-    Queue(#[from] QueueError),
+    Nats(#[from] NatsError),
 }
 
 impl RelayError {
@@ -85,13 +85,13 @@ impl Stop {
 /// Publishes unpublished jobs that are due, until none is left. Returns how many.
 ///
 /// Cancel safe: a task goes on to the end of the jobs that it has taken, whose rows say that they are published.
-pub(crate) async fn publish_due(store: &Store, queue: &Queue, stop: &Stop) -> Result<usize, RelayError> {
-    publish_in_task(store, queue, Take::Due, stop).await
+pub(crate) async fn publish_due(store: &Store, nats: &Nats, stop: &Stop) -> Result<usize, RelayError> {
+    publish_in_task(store, nats, Take::Due, stop).await
 }
 
-async fn publish_in_task(store: &Store, queue: &Queue, take: Take, stop: &Stop) -> Result<usize, RelayError> {
-    let (of_task, queue, asked) = (store.clone(), queue.clone(), stop.asked.clone());
-    let work = async move { publish_all(&of_task, &queue, take, &asked).await };
+async fn publish_in_task(store: &Store, nats: &Nats, take: Take, stop: &Stop) -> Result<usize, RelayError> {
+    let (of_task, nats, asked) = (store.clone(), nats.clone(), stop.asked.clone());
+    let work = async move { publish_all(&of_task, &nats, take, &asked).await };
     let caught = async {
         AssertUnwindSafe(work).catch_unwind().await.unwrap_or_else(|panic| {
             panics::tell("publish", &*panic);
@@ -118,9 +118,9 @@ impl Take {
     }
 
     /// Takes the next burst.
-    async fn next(&self, store: &Store, queue: &Queue) -> Result<Vec<DueJob>, StoreError> {
+    async fn next(&self, store: &Store, nats: &Nats) -> Result<Vec<DueJob>, StoreError> {
         match self {
-            Self::Due if !queue.is_connected() => Ok(Vec::new()),
+            Self::Due if !nats.is_connected() => Ok(Vec::new()),
             Self::Due => store.take_due(self.burst()).await,
             Self::Lost { of, published_before, visible_in, worker_id } => {
                 store.reclaim_lost(of, *published_before, visible_in, self.burst(), worker_id).await
@@ -132,18 +132,18 @@ impl Take {
 /// Publishes burst by burst, and takes the next burst meanwhile. A burst that is not full is the last.
 async fn publish_all(
     store: &Store,
-    queue: &Queue,
+    nats: &Nats,
     take: Take,
     stop: &CancellationToken,
 ) -> Result<usize, RelayError> {
     let mut total = 0;
     let mut confirmations = None;
-    let mut taken = take.next(store, queue).await?;
+    let mut taken = take.next(store, nats).await?;
     while !taken.is_empty() {
         let is_full = i64::try_from(taken.len()).is_ok_and(|n| n == take.burst());
         let goes_on = is_full && !stop.is_cancelled();
-        let next = async { if goes_on { take.next(store, queue).await } else { Ok(Vec::new()) } };
-        let (published, next) = tokio::join!(publish(store, queue, &taken, &mut confirmations), next);
+        let next = async { if goes_on { take.next(store, nats).await } else { Ok(Vec::new()) } };
+        let (published, next) = tokio::join!(publish(store, nats, &taken, &mut confirmations), next);
         let next = next?;
         match published {
             Ok(published) => total += published,
@@ -164,7 +164,7 @@ async fn publish_all(
 /// Publishes jobs that were taken. A later look retries the jobs that fail.
 async fn publish(
     store: &Store,
-    queue: &Queue,
+    nats: &Nats,
     jobs: &[DueJob],
     confirmations: &mut Option<Confirmations>,
 ) -> Result<usize, RelayError> {
@@ -173,7 +173,7 @@ async fn publish(
     }
     fault::point("taken");
     let tickets: Vec<_> = jobs.iter().map(ticket).collect();
-    let answers = queue.publish(&tickets, confirmations).await;
+    let answers = nats.publish(&tickets, confirmations).await;
     fault::point("relayed");
     let mut last_error = None;
     let mut failed: Vec<(JobId, i32)> = Vec::new();
@@ -248,7 +248,7 @@ impl Lost {
     pub(crate) async fn look(
         &mut self,
         store: &Store,
-        queue: &Queue,
+        nats: &Nats,
         worker_id: &str,
     ) -> Result<usize, RelayError> {
         let are_all = self.before.is_none();
@@ -270,20 +270,20 @@ impl Lost {
         // the stream by then, or never will be.
         let now = store.database_time().await?;
         let asked_at = Instant::now();
-        let stream = queue.stream_state().await?;
+        let stream = nats.stream_state().await?;
         // A stream that is slow to answer is slow to store, too: the messages are on their way, not lost.
         if asked_at.elapsed() > self.under_way {
             return Ok(0);
         }
         store.add_mark(now, &stream.0, stream.1, self.under_way).await?;
         // Producers are still sending the messages that they kept while NATS was away.
-        if queue.up_for() < self.publish_within && !queue.is_up_since_the_start() {
+        if nats.up_for() < self.publish_within && !nats.is_up_since_the_start() {
             return Ok(0);
         }
         let Some(visible_in) = visible_in else { return Ok(0) };
         let mut total = 0;
         for suspect in suspects {
-            match self.look_at(store, queue, &suspect, now, &visible_in, &stream, worker_id).await {
+            match self.look_at(store, nats, &suspect, now, &visible_in, &stream, worker_id).await {
                 Ok(n) => total += n,
                 Err(RelayError::Store(error)) => return Err(error.into()),
                 // No worker serves the queue: without a consumer, the stream cannot say which messages were delivered.
@@ -313,7 +313,7 @@ impl Lost {
     async fn look_at(
         &mut self,
         store: &Store,
-        queue: &Queue,
+        nats: &Nats,
         suspect: &Suspect,
         now: DateTime<Utc>,
         visible_in: &str,
@@ -328,7 +328,7 @@ impl Lost {
         if self.paused.contains_key(name) {
             return Ok(0);
         }
-        let progress = queue.progress_in(name, stream).await?;
+        let progress = nats.progress_in(name, stream).await?;
         // A message that arrived while the queue was at its `max_running` waits on the server, too, for `ack_wait`:
         // without room, no worker asks for it.
         let margin = if suspect.is_limited { self.ack_wait } else { self.with_workers };
@@ -339,7 +339,7 @@ impl Lost {
             visible_in: visible_in.to_owned(),
             worker_id: worker_id.to_owned(),
         };
-        let total = publish_in_task(store, queue, lost, &self.stop).await?;
+        let total = publish_in_task(store, nats, lost, &self.stop).await?;
         if total > 0 {
             metrics::recovered(RecoveryPath::Relay, Reason::MessageLost, total);
             tracing::warn!(

@@ -18,7 +18,7 @@ use uuid::Uuid;
 
 use crate::{
     config::Retention,
-    nats::Queue,
+    nats::Nats,
     observe::metrics,
     store::{Purged, Store, StoreError},
 };
@@ -32,12 +32,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 pub(crate) const SWEEP_EVERY_SCANS: u32 = 20;
 
 /// Sweeps, if a sweep is due and this worker gets the turn. Returns how many jobs and dead letters it removed.
-pub async fn sweep(
-    store: &Store,
-    queue: &Queue,
-    keep: &Retention,
-    every: Duration,
-) -> Result<u64, StoreError> {
+pub async fn sweep(store: &Store, nats: &Nats, keep: &Retention, every: Duration) -> Result<u64, StoreError> {
     let finished = [keep.completed, keep.cancelled];
     // A job's attempts, effects and keys outlive the job, also as a dead letter.
     let shortest = finished.into_iter().chain([keep.dead]).flatten().min();
@@ -46,7 +41,7 @@ pub async fn sweep(
     }
     // A sweep may take longer than the interval: this worker keeps the turn until its end.
     tokio::select! {
-        left = Box::pin(sweep_all(store, queue, keep, shortest)) => left,
+        left = Box::pin(sweep_all(store, nats, keep, shortest)) => left,
         () = keep_turn(store, (every / 4).max(PAUSE)) => Ok(0),
     }
 }
@@ -62,7 +57,7 @@ async fn keep_turn(store: &Store, every: Duration) {
 
 async fn sweep_all(
     store: &Store,
-    queue: &Queue,
+    nats: &Nats,
     keep: &Retention,
     shortest: Option<Duration>,
 ) -> Result<u64, StoreError> {
@@ -84,7 +79,7 @@ async fn sweep_all(
     }
     if let Some(age) = keep.keys {
         // Only NATS knows which messages may be redelivered.
-        let first_seq = queue.first_sequence().await.ok();
+        let first_seq = nats.first_sequence().await.ok();
         metrics::purged("keys", walk(store, Walk::Keys(age, first_seq)).await?);
     }
     if let Some(age) = keep.events {

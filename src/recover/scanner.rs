@@ -18,15 +18,14 @@ use super::{
     waiting::{self, Memory},
 };
 use crate::{
-    batch::halve,
-    fault,
     job::{
         JobError, JobId,
         attempt::{Reason, RecoveryPath},
     },
-    nats::Queue,
+    nats::Nats,
     observe::repeats,
-    store::{Store, StoreError},
+    proof::fault,
+    store::{Store, StoreError, batch::halve},
 };
 
 /// The most jobs of one statement.
@@ -39,7 +38,7 @@ const SILENT_MAX: i64 = 10_000;
 /// Scans, if a scan is due. Returns how many jobs it reset; `None`: no scan was due.
 pub(crate) async fn scan(
     store: &Store,
-    queue: &Queue,
+    nats: &Nats,
     memory: &Memory,
     worker_id: &str,
     scan_every: Duration,
@@ -54,17 +53,16 @@ pub(crate) async fn scan(
             "the scanner waits before it resets stale jobs: many became stale at once, or \
              no worker scanned for a while; their workers get time to write"
         );
-        return Ok(Some(0));
     }
     let mut reset = 0;
-    for jobs in gate.silent.chunks(RESETS_MAX) {
+    for jobs in gate.may_be_reset().chunks(RESETS_MAX) {
         reset += reset_some(store, jobs, worker_id).await?;
     }
     // Housekeeping. Partitions are made a week ahead: once per scan is enough, and costs one lookup.
     store.create_partitions().await?;
     store.forget_workers(None, FORGOTTEN_AFTER).await?;
     // The metrics may take too long with a very long queue; recovery does not depend on them.
-    if let Err(error) = waiting::measure(store, queue, memory, scan_every).await {
+    if let Err(error) = waiting::measure(store, nats, memory, scan_every, true).await {
         let error = JobError::from(error).text();
         if let Some(left_out) = repeats::tell("measure", &error) {
             tracing::warn!(
@@ -74,8 +72,8 @@ pub(crate) async fn scan(
             );
         }
     }
-    if let Err(error) = store.forget_activity().await {
-        tracing::debug!(%error, "removing old statistics failed; the next scan will retry");
+    if let Err(error) = store.thin_activity().await {
+        tracing::debug!(%error, "adding up old statistics failed; the next scan will retry");
     }
     Ok(Some(reset))
 }

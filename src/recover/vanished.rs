@@ -21,9 +21,9 @@ use futures::future::join_all;
 use super::report_reset;
 use crate::{
     config::Timing,
-    fault,
     job::attempt::{Reason, RecoveryPath},
-    nats::{Probed, Queue},
+    nats::{Nats, Probed},
+    proof::fault,
     store::{Store, StoreError},
 };
 
@@ -53,12 +53,12 @@ struct Up {
 }
 
 impl Up {
-    fn now(store: &Store, queue: &Queue) -> Self {
+    fn now(store: &Store, nats: &Nats) -> Self {
         Self {
             postgres: store.up_for(),
-            nats: queue.up_for(),
+            nats: nats.up_for(),
             postgres_never_broke: store.is_up_since_the_start(),
-            nats_never_broke: queue.is_up_since_the_start(),
+            nats_never_broke: nats.is_up_since_the_start(),
         }
     }
 
@@ -81,8 +81,8 @@ impl Up {
 }
 
 /// Whether this worker may judge others: its connections never broke, or have been up for long since.
-pub(crate) fn has_settled(store: &Store, queue: &Queue, timing: &Timing) -> bool {
-    Up::now(store, queue).has_settled(timing)
+pub(crate) fn has_settled(store: &Store, nats: &Nats, timing: &Timing) -> bool {
+    Up::now(store, nats).has_settled(timing)
 }
 
 /// The outcome of a look.
@@ -97,22 +97,22 @@ pub(crate) enum Looked {
 /// Looks for processes that are gone, and resets their jobs.
 pub(crate) async fn look(
     store: &Store,
-    queue: &Queue,
+    nats: &Nats,
     timing: &Timing,
     worker_id: &str,
 ) -> Result<Looked, StoreError> {
-    if !has_settled(store, queue, timing) {
+    if !has_settled(store, nats, timing) {
         return Ok(Looked::Reset(0));
     }
     let between = timing.renew_every * BETWEEN_LOOKS_TENTHS / 10;
-    let heard_within = Up::now(store, queue).heard_within(store.within(), timing);
+    let heard_within = Up::now(store, nats).heard_within(store.within(), timing);
     let silent = store.silent_workers(between / 2, worker_id, heard_within).await?;
     if silent.is_empty() {
         return Ok(Looked::Reset(0));
     }
-    let answers = join_all(silent.iter().map(|(_, subject)| queue.probe(subject))).await;
+    let answers = join_all(silent.iter().map(|(_, subject)| nats.probe(subject))).await;
     // A connection that broke meanwhile brings no answer.
-    if !has_settled(store, queue, timing) {
+    if !has_settled(store, nats, timing) {
         return Ok(Looked::Reset(0));
     }
     if answers.iter().all(|answer| *answer == Probed::NoAnswer) {

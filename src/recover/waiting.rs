@@ -1,26 +1,29 @@
 //! Waiting: counts what waits, in the database and in the stream, and names what no live worker runs.
 //!
 //! The worker that scans asks NATS once for the messages by queue and kind. Where NATS does not answer, the numbers of
-//! the stream are absent; those of the database are there nevertheless.
+//! the stream are absent; those of the database are there nevertheless. Where no worker scans, `tenure serve` measures.
 //!
 //! Invariants, each held by the test of that name:
 //!
 //! - `a_scan_asks_nats_once_for_the_counts`
 //! - `without_nats_a_scan_counts_the_rows_and_forgets_the_messages`
+//! - `without_a_worker_serve_measures`
 
 use std::{
-    collections::BTreeMap,
+    collections::HashMap,
     sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
+use super::standing::Proofs;
 use crate::{
     nats::{
-        Queue, Unseen,
-        waiting::{ages, counts, longer},
+        Nats, Unseen,
+        survey::{longer, survey},
+        waiting::counts,
     },
     observe::repeats::Repeats,
-    store::{Store, StoreError, Unserved, Waiting},
+    store::{Found, QueueSubmitted, Store, StoreError, Unserved, Waiting},
 };
 
 /// For how many intervals between two scans the counts of the stream hold.
@@ -39,38 +42,70 @@ const LOGGED_AFTER: Duration = Duration::from_secs(10);
 const FIRST_PAUSE: Duration = Duration::from_mins(1);
 const LONGEST_PAUSE: Duration = Duration::from_hours(1);
 
+/// After how many intervals without a measurement another process than a worker measures.
+#[cfg(feature = "internals")]
+const SCANS_MISSED: u32 = 2;
+
 /// What a process remembers from one scan to the next.
 #[derive(Debug)]
-pub(crate) struct Memory {
+pub struct Memory {
     logged: Repeats,
     denied_at: Mutex<Option<Instant>>,
+    proofs: tokio::sync::Mutex<Proofs>,
 }
 
 impl Default for Memory {
     fn default() -> Self {
-        Self { logged: Repeats::with_pauses(FIRST_PAUSE, LONGEST_PAUSE), denied_at: Mutex::default() }
+        Self {
+            logged: Repeats::with_pauses(FIRST_PAUSE, LONGEST_PAUSE),
+            denied_at: Mutex::default(),
+            proofs: tokio::sync::Mutex::default(),
+        }
     }
+}
+
+/// Measures the fleet, if no process has measured it lately, and no other does so now.
+#[cfg(feature = "internals")]
+pub async fn measure_alone(
+    store: &Store,
+    nats: &Nats,
+    memory: &Memory,
+    scan_every: Duration,
+) -> Result<(), StoreError> {
+    if store.measure_alone(scan_every * SCANS_MISSED, scan_every).await? {
+        measure(store, nats, memory, scan_every, false).await?;
+    }
+    Ok(())
 }
 
 /// Measures the fleet: what waits in each queue, and what no live worker runs.
 pub(crate) async fn measure(
     store: &Store,
-    queue: &Queue,
+    nats: &Nats,
     memory: &Memory,
     scan_every: Duration,
+    ends_scan: bool,
 ) -> Result<(), StoreError> {
     let within = ANSWERED_WITHIN.min(scan_every);
     let holds_for = scan_every.saturating_mul(SCANS_HELD);
-    let counts = counts(queue, within).await;
-    let waiting = store.measure(counts.as_ref().map(|counts| counts.kinds.as_slice()), holds_for).await?;
-    let at = counts.and_then(|counts| counts.at).filter(|_| !memory.is_denied());
-    let (ages, why_not) = ages(queue, at, &waiting, within).await;
+    let counts = counts(nats, within).await;
+    if counts.as_ref().is_some_and(|counts| counts.is_cut) && memory.logged.tell("cut").is_some() {
+        tracing::warn!(
+            "the stream holds messages of too many kinds to count each: the kinds of the largest queues are counted \
+             together"
+        );
+    }
+    let kinds = counts.as_ref().map(|counts| counts.kinds.as_slice());
+    let (mut waiting, queues) = store.measure(kinds, holds_for, ends_scan).await?;
+    let counted: Vec<_> = waiting.iter().map(|of| of.submitted).collect();
+    let at = counts.as_ref().and_then(|counts| counts.at).filter(|_| !memory.is_denied());
+    let (ages, why_not) = survey(store, nats, at, &mut waiting, within).await;
     match why_not {
         Some(Unseen::Denied(subject)) => {
             tracing::warn!(
                 subject,
                 "this NATS user may not read how long submissions have waited; their number is shown without their \
-                 age. nats/server.conf has the rights of a worker"
+                 age, and tickets of cancelled jobs count as submissions. nats/server.conf has the rights of a worker"
             );
             *memory.denied_at.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         }
@@ -79,19 +114,46 @@ pub(crate) async fn measure(
         }
         None => {}
     }
-    let mut of_queues: BTreeMap<&str, Option<f64>> = BTreeMap::new();
-    for (of, age) in waiting.iter().zip(&ages).filter(|(of, _)| of.submitted > Some(0)) {
-        let oldest = of_queues.entry(&of.queue).or_default();
-        *oldest = longer(*oldest, *age);
+    let mut found = found(queues.as_slice(), &waiting, &counted, &ages);
+    if !memory.is_denied() && counts.is_some() {
+        let mut standing = memory.proofs.lock().await.of(store, nats, &queues, within).await;
+        for of in &mut found {
+            of.standing = standing.remove(&of.queue);
+        }
     }
     let unserved: Vec<_> = (waiting.iter().zip(&ages))
-        .filter(|(of, _)| !of.is_served)
+        .filter(|(of, _)| !of.is_served && (of.due > 0 || of.submitted != Some(0)))
         .take(UNSERVED_MAX)
         .map(|(of, age)| unserved(of, *age))
         .collect();
-    store.note_waiting(&of_queues, &unserved, holds_for).await?;
+    store.note_waiting(counts.is_some().then_some(found.as_slice()), &unserved, holds_for).await?;
     log(&unserved, memory, LOGGED_AFTER.min(scan_every));
     Ok(())
+}
+
+/// Adds up what was found out by queue: the counts, less what the kinds that were read had too many, and the ages.
+fn found(
+    queues: &[QueueSubmitted],
+    waiting: &[Waiting],
+    counted: &[Option<i64>],
+    ages: &[Option<f64>],
+) -> Vec<Found> {
+    let mut of_queues: HashMap<&str, (i64, Option<f64>)> = HashMap::new();
+    for ((of, counted), age) in waiting.iter().zip(counted).zip(ages) {
+        let (too_many, oldest) = of_queues.entry(&of.queue).or_default();
+        *too_many += counted.unwrap_or_default() - of.submitted.unwrap_or_default();
+        *oldest = longer(*oldest, *age);
+    }
+    let found = |of: &QueueSubmitted| {
+        let (too_many, oldest_s) = of_queues.get(&*of.queue).copied().unwrap_or_default();
+        Found {
+            queue: of.queue.clone(),
+            submitted: (of.submitted - too_many).max(0),
+            oldest_s,
+            standing: None,
+        }
+    };
+    queues.iter().map(found).collect()
 }
 
 impl Memory {

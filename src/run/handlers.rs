@@ -47,6 +47,10 @@ const BLOCKED_AT_ITS_END: Duration = Duration::from_millis(100);
 /// ```
 pub trait IntoOutcome {
     /// Converts the value.
+    ///
+    /// # Errors
+    ///
+    /// The handler's own error: the attempt fails.
     fn into_outcome(self) -> Result<Outcome, JobError>;
 }
 
@@ -73,6 +77,10 @@ impl<T: HandlerOutput, E: Into<JobError>> IntoOutcome for Result<T, E> {
 /// as after a forgotten `?`, the attempt fails.
 pub trait HandlerOutput {
     /// Converts the value.
+    ///
+    /// # Errors
+    ///
+    /// The value cannot be written as JSON, or is an `Err`: the attempt fails.
     fn into_done(self) -> Result<Outcome, JobError>;
 }
 
@@ -157,6 +165,7 @@ pub struct KindOptions {
     pub(crate) cancel_grace: Option<Duration>,
     pub(crate) on_crash: OnCrash,
     pub(crate) on_write_loss: OnWriteLoss,
+    pub(crate) no_history: bool,
 }
 
 impl std::fmt::Debug for KindOptions {
@@ -170,6 +179,7 @@ impl std::fmt::Debug for KindOptions {
             .field("cancel_grace", &self.cancel_grace)
             .field("on_crash", &self.on_crash)
             .field("on_write_loss", &self.on_write_loss)
+            .field("no_history", &self.no_history)
             .finish_non_exhaustive()
     }
 }
@@ -213,6 +223,20 @@ impl KindOptions {
     #[must_use]
     pub fn on_write_loss(mut self, on_write_loss: OnWriteLoss) -> Self {
         self.on_write_loss = on_write_loss;
+        self
+    }
+
+    /// Keeps no history of this kind: when a job completes, tenure deletes its row, with its earlier attempts and
+    /// effects. That costs less than to keep them, and [`Config::retention`](crate::Config::retention) has nothing to
+    /// remove.
+    ///
+    /// For short jobs about which no one asks later. A completed job is as unknown as one that never was: it has
+    /// no output, no list shows it, and a [`Tenure::wait`](crate::Tenure::wait) that saw it live says
+    /// [`NoHistory`](crate::jobs::WaitError::NoHistory). Metrics and rates count it. Its unique key stays for its
+    /// retention. A job that fails or is cancelled is kept as any other. Default: tenure keeps the history.
+    #[must_use]
+    pub fn no_history(mut self) -> Self {
+        self.no_history = true;
         self
     }
 
@@ -403,6 +427,7 @@ impl<S: Send + Sync + 'static> Kinds<S> {
             cancel_grace,
             on_crash,
             on_write_loss,
+            no_history,
         } = options;
         let shown = name.unwrap_or("*");
         let times =
@@ -415,7 +440,7 @@ impl<S: Send + Sync + 'static> Kinds<S> {
         // `settle_timing` fills in the defaults, once the worker's timers are known.
         let stale_after = stale_after.unwrap_or_default();
         let keepalive = keepalive.then(|| keepalive_every.unwrap_or_default());
-        let rules = Rules { stale_after, keepalive, on_crash, on_write_loss };
+        let rules = Rules { stale_after, keepalive, on_crash, on_write_loss, no_history };
         let kind = Kind { run, retry, timeout, rules, cancel_grace, measures: None };
         let before = match name {
             Some(name) => {
@@ -463,6 +488,15 @@ impl<S: Send + Sync + 'static> Kinds<S> {
     /// Returns the names of the kinds. `None`: a handler runs every kind.
     pub(crate) fn names(&self) -> Option<Vec<String>> {
         self.any.is_none().then(|| self.named.keys().cloned().collect())
+    }
+
+    /// Returns the names of the kinds that keep no history, `*` for the handler of every kind. `None`: all keep theirs.
+    pub(crate) fn unkept(&self) -> Option<Vec<String>> {
+        let any = self.any.as_ref().map(|kind| ("*", kind));
+        let all = self.named.iter().map(|(name, kind)| (name.as_str(), kind)).chain(any);
+        let unkept: Vec<_> =
+            all.filter(|(_, kind)| kind.rules.no_history).map(|(name, _)| name.to_owned()).collect();
+        (!unkept.is_empty()).then_some(unkept)
     }
 
     pub(crate) fn is_empty(&self) -> bool {

@@ -22,11 +22,13 @@ use tokio::{
 use tracing::Span;
 
 use crate::{
-    batch::{ITEMS_MAX, fitting},
     config::Timing,
     observe::{metrics, repeats},
     run::running::{CancelReason, OnWriteLoss, Running, RunningJob},
-    store::{ProgressWrite, Store, StoreError},
+    store::{
+        ProgressWrite, Store, StoreError,
+        batch::{ITEMS_MAX, fitting},
+    },
 };
 
 /// The most tries of an attempt's last progress write, and the pause between them.

@@ -22,7 +22,7 @@ use crate::{
     nats::Receipt,
     observe::metrics,
     run::threads::Thread,
-    store::ProgressWrite,
+    store::{Keeps, ProgressWrite},
 };
 
 /// For this long after an outage, the worker blames the outage for an error of the handler.
@@ -116,6 +116,8 @@ pub(crate) struct Rules {
     pub(crate) keepalive: Option<Duration>,
     pub(crate) on_crash: OnCrash,
     pub(crate) on_write_loss: OnWriteLoss,
+    /// Nothing stays of a job that completes.
+    pub(crate) no_history: bool,
 }
 
 /// A job that runs here.
@@ -138,6 +140,8 @@ pub(crate) struct RunningJob {
     pub(crate) settled: AtomicBool,
     /// The handler is committing the completion itself.
     pub(crate) completing: AtomicBool,
+    /// This attempt may have recorded effects.
+    pub(crate) has_effects: AtomicBool,
     /// `flush` or the completion writes the last report: no batch includes the job.
     pub(crate) last_words: AtomicBool,
     /// A refused write of this job is recorded.
@@ -176,6 +180,7 @@ impl RunningJob {
             messages: Mutex::new(Some(vec![message])),
             settled: AtomicBool::new(false),
             completing: AtomicBool::new(false),
+            has_effects: AtomicBool::new(false),
             last_words: AtomicBool::new(false),
             refusal_noted: AtomicBool::new(false),
             outlived_noted: AtomicBool::new(false),
@@ -281,6 +286,18 @@ impl RunningJob {
     /// next attempt may arrive before Postgres answers, and this attempt must not keep it.
     pub(crate) fn end(&self) -> Vec<Message> {
         self.messages().take().unwrap_or_default()
+    }
+
+    /// What stays of the job when this attempt completes it. Ask once the attempt is ending: from then on it records no
+    /// effect.
+    pub(crate) fn keeps(&self) -> Keeps {
+        if !self.rules.no_history {
+            Keeps::History
+        } else if self.key.token.0 > 1 || self.has_effects.load(Ordering::Acquire) {
+            Keeps::NothingWithTraces
+        } else {
+            Keeps::Nothing
+        }
     }
 
     /// Whether the attempt is being settled, or was.

@@ -20,8 +20,6 @@ use tokio::time::sleep;
 
 pub(crate) use self::verdict::{Verdict, verdict};
 use crate::{
-    batch::{Batcher, halve, in_order},
-    fault,
     job::{
         JobError,
         attempt::{AttemptOutcome, Category, RecoveryPath, Route},
@@ -33,8 +31,12 @@ use crate::{
         rates::QueueRates,
         repeats, trace,
     },
+    proof::fault,
     run::running::RunningJob,
-    store::{AttemptEnd, Completion, LockPolicy, Store, StoreError},
+    store::{
+        AttemptEnd, Completion, Keeps, LockPolicy, Store, StoreError,
+        batch::{Batcher, halve, in_order},
+    },
 };
 
 /// The result of writing a verdict.
@@ -85,35 +87,38 @@ impl Settle {
     }
 
     /// Writes a verdict, and retries for as long as Postgres is away. `ran` is how long the attempt ran, `measures`
-    /// are those of its kind, `tally` is its queue's.
+    /// are those of its kind, `rates` is its queue's.
     pub(crate) async fn write(
         &self,
         job: &RunningJob,
         verdict: Verdict,
         ran: Duration,
         measures: Option<&KindMeasures>,
-        tally: Option<&QueueRates>,
+        rates: Option<&QueueRates>,
     ) -> Settled {
         let kind = &job.claim.kind;
         let mut said = None;
         let (outcome, settled) = match verdict {
             Verdict::Written => (AttemptOutcome::Completed, Settled::Written),
             Verdict::Lost => (AttemptOutcome::Lost, Settled::Lost),
-            Verdict::Complete(completion) => match self.complete(completion).await {
-                Ok(settled) => (AttemptOutcome::Completed, settled),
-                Err(error) => {
-                    // Postgres refuses the output, for a reason that `unstorable` does not know.
-                    let error = JobError::permanent(error).text();
-                    let error = format!("the completion was refused: {error}");
-                    said = Some(error.clone());
-                    let end = AttemptEnd {
-                        error: Some(error),
-                        category: Some(Category::InvalidOutput),
-                        ..AttemptEnd::new(job.key, AttemptOutcome::Failed)
-                    };
-                    Box::pin(self.end(end)).await
+            // Its effects are known now: the attempt is ending, and records no more of them.
+            Verdict::Complete(completion) => {
+                match self.complete(Completion { keeps: job.keeps(), ..completion }).await {
+                    Ok(settled) => (AttemptOutcome::Completed, settled),
+                    Err(error) => {
+                        // Postgres refuses the output, for a reason that `unstorable` does not know.
+                        let error = JobError::permanent(error).text();
+                        let error = format!("the completion was refused: {error}");
+                        said = Some(error.clone());
+                        let end = AttemptEnd {
+                            error: Some(error),
+                            category: Some(Category::InvalidOutput),
+                            ..AttemptEnd::new(job.key, AttemptOutcome::Failed)
+                        };
+                        Box::pin(self.end(end)).await
+                    }
                 }
-            },
+            }
             Verdict::End(end) => {
                 said = loggable(&end);
                 Box::pin(self.end(end)).await
@@ -121,8 +126,11 @@ impl Settle {
         };
         if settled == Settled::Written {
             metrics::settled(kind, outcome, ran, measures);
-            if let Some(tally) = tally {
-                tally.ended(outcome, ran);
+            if let Some(rates) = rates {
+                rates.ended(outcome, ran);
+                if outcome == AttemptOutcome::Completed && job.rules.no_history {
+                    rates.left_nothing();
+                }
             }
             // The one line of every attempt. Error trackers collect the level ERROR: a dead letter needs a person.
             let ran_ms = u64::try_from(ran.as_millis()).unwrap_or(u64::MAX);
@@ -148,12 +156,18 @@ impl Settle {
     async fn complete(&self, completion: Completion) -> Result<Settled, StoreError> {
         let mut wait = Waits::new();
         let mut completions = &self.completions;
+        let mut unanswered = false;
         loop {
             match completions.run(completion.clone()).await {
                 Some(Ok(true)) => return Ok(Settled::Written),
                 Some(Ok(false)) => {
                     match Box::pin(self.ask(&completion.key)).await {
                         Asked::Ended(AttemptOutcome::Completed) => return Ok(Settled::Written),
+                        // A completion that keeps no history leaves nothing to ask for. The job is gone, so it is
+                        // completed: by the write that got no answer, or by a later attempt.
+                        Asked::Unknown if unanswered && completion.keeps != Keeps::History => {
+                            return Ok(Settled::Written);
+                        }
                         // An attempt that is cancelled was reset by recovery: this worker wanted it completed.
                         Asked::Ended(_) | Asked::Unknown => return Ok(Settled::Lost),
                         Asked::Not => {}
@@ -161,12 +175,14 @@ impl Settle {
                 }
                 // Postgres will always refuse bad values; a missing right or server may come back.
                 Some(Err(error)) if !error.is_the_datas_fault() => {
+                    unanswered |= error.is_outage();
                     if let Some(left_out) = repeats::tell("completion", &error) {
                         tracing::warn!(%error, left_out, "could not write a completion; the worker will retry");
                     }
                 }
                 Some(Err(error)) => return Err(error),
                 None => {
+                    unanswered = true;
                     tracing::error!("Postgres did not confirm a completion; the worker will retry");
                 }
             }
@@ -280,18 +296,14 @@ async fn complete(
     mut batch: Vec<Completion>,
 ) -> Vec<Result<bool, StoreError>> {
     let mut places: Vec<usize> = (0..batch.len()).collect();
-    places.sort_unstable_by_key(|&i| batch[i].key);
-    batch.sort_unstable_by_key(|completion| completion.key);
-    // A completed job keeps the last report of its handler. Jobs whose last report is written need no statement.
-    let reports: Vec<_> = batch.iter().filter_map(|completion| completion.report.clone()).collect();
-    if !reports.is_empty()
-        && let Err(error) = store.progress(&reports).await
-    {
-        tracing::debug!(%error, jobs = reports.len(), "last reports not written; the jobs complete without them");
-    }
+    let keeps_history = |completion: &Completion| completion.keeps == Keeps::History;
+    places.sort_unstable_by_key(|&i| (!keeps_history(&batch[i]), batch[i].key));
+    batch.sort_unstable_by_key(|completion| (!keeps_history(completion), completion.key));
+    let unkept = batch.split_off(batch.partition_point(keeps_history));
     let mut answers = Vec::with_capacity(batch.len());
-    let mut rest = vec![batch];
-    while let Some(part) = rest.pop() {
+    let mut rest = vec![unkept, batch];
+    rest.retain(|part| !part.is_empty());
+    while let Some(mut part) = rest.pop() {
         match store.complete(&part, of_locked).await {
             Ok(done) => {
                 metrics::batch("complete", part.len());
@@ -302,6 +314,14 @@ async fn complete(
             }
             // Postgres refuses one output: the others must complete.
             Err(error) if part.len() > 1 && error.may_be_of_one_row() => halve(part, &mut rest),
+            // A report is worth no completion: without it, Postgres may accept the output.
+            Err(error) if error.may_be_of_one_row() && part.iter().any(|of| of.report.is_some()) => {
+                tracing::debug!(%error, "a last report was refused; the job completes without it");
+                for completion in &mut part {
+                    completion.report = None;
+                }
+                rest.push(part);
+            }
             Err(error) => answers.extend(part.iter().map(|_| Err(error.clone()))),
         }
     }

@@ -77,8 +77,9 @@ impl DeadFilter {
         self
     }
 
-    /// Selects only dead letters whose errors read alike but for numbers, IDs and quoted texts. Takes the group's name,
-    /// which the dashboard shows in the address of the group.
+    /// Selects only dead letters of one queue, kind and category whose errors read alike but for numbers, IDs and
+    /// quoted texts. Takes the group's ID, which `tenure dead groups` lists and the dashboard's address of the group
+    /// holds.
     #[must_use]
     pub fn group(mut self, group: impl Into<String>) -> Self {
         self.group = Some(group.into());

@@ -1,17 +1,21 @@
 //! Doctor: the statements of `doctor`, about the server, this role, the workers and the queues. One method, one
 //! statement.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
 
 use chrono::{DateTime, Utc};
 use sqlx::{Connection, Row, postgres::PgRow, query};
 
 use super::{
     DOCTOR_HOLDERS, DOCTOR_JOBS, DOCTOR_KINDS, DOCTOR_QUEUES, DOCTOR_RIGHTS, DOCTOR_SERVER, DOCTOR_WORKERS,
+    DOCTOR_WRITE, KNOWN_JOBS, UNSERVED_SCHEDULES,
     call::{Store, StoreError},
-    recovery::bind_messages,
-    rows::{KindMessages, Waiting},
+    rows::{KindMessages, Waiting, bind_messages},
 };
+use crate::job::JobId;
 
 /// The server, as every role may see it.
 #[derive(Debug, Clone, PartialEq)]
@@ -86,10 +90,25 @@ pub(crate) struct WorkerSeen {
     pub(crate) version: String,
     /// Whether it has missed three renewals of its row.
     pub(crate) is_silent: bool,
+    /// What kept it from taking jobs at its last renewal.
+    pub(crate) not_ready: Option<String>,
     pub(crate) silence: Duration,
     pub(crate) started: Duration,
     /// How many jobs a silent process owns; 0 for one that is not silent.
     pub(crate) jobs: i64,
+}
+
+/// An active schedule whose next job no live worker would run.
+#[derive(Debug, Clone)]
+#[cfg_attr(not(feature = "internals"), allow(dead_code, reason = "the dashboard alone asks for some"))]
+pub struct UnservedSchedule {
+    pub name: String,
+    pub queue: String,
+    pub kind: String,
+    /// Whether a live worker serves the queue, and only the kind is unknown to all of them.
+    pub is_queue_served: bool,
+    /// The seconds until its next tick; negative: it is due.
+    pub next_in_s: f64,
 }
 
 /// The state of a queue.
@@ -108,8 +127,11 @@ pub(crate) struct QueueSeen {
     pub(crate) max_queued: Option<i64>,
     pub(crate) queued: Option<i64>,
     /// Submissions in the stream, and how long the first of them has waited. Another statement counts them.
-    pub(crate) submitted: i64,
+    /// `None`: NATS did not count them.
+    pub(crate) submitted: Option<i64>,
     pub(crate) submitted_for: Option<Duration>,
+    /// Those of them that a scan has read there, which count towards `max_queued`.
+    pub(crate) standing: i64,
 }
 
 /// Reads a duration in seconds; a negative one reads as zero.
@@ -149,6 +171,11 @@ impl Store {
             asked_at,
             took,
         })
+    }
+
+    /// Writes a row that needs room on the disk, and rolls it back.
+    pub(crate) async fn doctor_write(&self) -> Result<(), StoreError> {
+        self.rolled_back(query(DOCTOR_WRITE)).await
     }
 
     /// Returns what has kept dead rows from being removed, or held locks while idle, for `old_after`.
@@ -205,12 +232,38 @@ impl Store {
                 worker_id: row.try_get("worker_id")?,
                 version: row.try_get("version")?,
                 is_silent: row.try_get("is_silent")?,
+                not_ready: row.try_get("not_ready")?,
                 silence: duration(row, "silence_s")?.unwrap_or_default(),
                 started: duration(row, "started_s")?.unwrap_or_default(),
                 jobs: row.try_get("jobs")?,
             })
         };
         Ok(rows.iter().map(worker).collect::<Result<_, sqlx::Error>>()?)
+    }
+
+    /// Returns the active schedules whose next job no live worker would run, at most `limit`.
+    pub async fn unserved_schedules(&self, limit: i64) -> Result<Vec<UnservedSchedule>, StoreError> {
+        let rows = self.rows(query(UNSERVED_SCHEDULES).bind(limit)).await?;
+        let schedule = |row: &PgRow| {
+            Ok(UnservedSchedule {
+                name: row.try_get("name")?,
+                queue: row.try_get("queue")?,
+                kind: row.try_get("kind")?,
+                is_queue_served: row.try_get("is_queue_served")?,
+                next_in_s: row.try_get("next_in_s")?,
+            })
+        };
+        Ok(rows.iter().map(schedule).collect::<Result<_, sqlx::Error>>()?)
+    }
+
+    /// Returns those of these jobs that have a row, and whether it is live.
+    pub(crate) async fn known_jobs(&self, jobs: &[JobId]) -> Result<HashMap<JobId, bool>, StoreError> {
+        if jobs.is_empty() {
+            return Ok(HashMap::new());
+        }
+        let rows = self.rows(query(KNOWN_JOBS).bind(jobs)).await?;
+        let known = |row: &PgRow| Ok((row.try_get("id")?, row.try_get("is_live")?));
+        Ok(rows.iter().map(known).collect::<Result<_, sqlx::Error>>()?)
     }
 
     /// Returns the kinds that wait in these queues, or in all, and whether a live worker runs them. `messages` are
@@ -243,8 +296,9 @@ impl Store {
                 running: row.try_get("running")?,
                 max_queued: row.try_get("max_queued")?,
                 queued: row.try_get("queued")?,
-                submitted: 0,
+                submitted: None,
                 submitted_for: None,
+                standing: row.try_get("standing")?,
             })
         };
         Ok(rows.iter().map(queue).collect::<Result<_, sqlx::Error>>()?)

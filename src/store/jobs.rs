@@ -11,18 +11,19 @@ use sqlx::{Row, postgres::PgRow, query};
 use uuid::Uuid;
 
 use super::{
-    BURY_UNKNOWN, CANCEL, CLAIM, CLAIM_ONE, CLAIM_SKIP, COMPLETE, COMPLETE_ONE, COMPLETE_SKIP, ENQUEUE,
-    ENQUEUE_ONE, ENQUEUE_PLAIN, ENQUEUE_SUBMITTED, HELD_KEYS, LIVE_JOBS, MISSED, PROGRESS, PUT_OFF, REFUSE,
-    RUN_NOW, SETTLE, SETTLED_AS, STATUSES, STILL_MINE, UNANSWERED, UNPUBLISHED, VISIBLE,
-    call::{Line, Store, StoreError},
+    BURY_UNKNOWN, CANCEL, CLAIM, CLAIM_ONE, CLAIM_SKIP, COMPLETE, COMPLETE_ONE, COMPLETE_SKIP, COMPLETE_TOLD,
+    COMPLETE_UNKEPT, COMPLETE_UNKEPT_ONE, COMPLETE_UNKEPT_SKIP, ENQUEUE, ENQUEUE_ONE, ENQUEUE_PLAIN,
+    ENQUEUE_SUBMITTED, HELD_KEYS, LIVE_JOBS, MISSED, PROGRESS, PUT_OFF, REFUSE, RUN_NOW, SETTLE, SETTLED_AS,
+    STATUSES, STILL_MINE, UNANSWERED, UNPUBLISHED, VISIBLE,
+    call::{Line, Rows, Store, StoreError},
     rows::{
-        AttemptEnd, CancelAnswer, ClaimRequest, Completion, EndedAttempt, Keys, LockPolicy, NewJob,
+        AttemptEnd, CancelAnswer, ClaimRequest, Completion, EndedAttempt, Keeps, Keys, LockPolicy, NewJob,
         ProgressWrite, PublishedBy, Refused, Shapes, ended, ord, ordinals, status,
     },
 };
 use crate::job::{
     JobId, Status,
-    attempt::{AttemptOutcome, RELEASES_MAX, Reason},
+    attempt::{AttemptOutcome, Category, RELEASES_MAX, Reason},
     claim::{Claim, ClaimKey, Missed},
     storable,
 };
@@ -102,6 +103,20 @@ fn answered(claims: &[Uuid], rows: &[PgRow]) -> Result<Vec<Option<bool>>, StoreE
     Ok(claims.iter().map(|claim| answers.get(&Some(*claim)).copied()).collect())
 }
 
+/// Returns `true` at the place of each completion whose claim is among the rows. `completions` must be sorted.
+fn completed(rows: &[PgRow], completions: &[Completion]) -> Result<Vec<bool>, sqlx::Error> {
+    let mut done = vec![false; completions.len()];
+    for row in rows {
+        let (job, claim): (JobId, Uuid) = (row.try_get(0)?, row.try_get(1)?);
+        let first = completions.partition_point(|c| c.key.job < job);
+        let of_job = completions[first..].iter().take_while(|c| c.key.job == job);
+        if let Some(at) = of_job.enumerate().find(|(_, c)| c.key.claim == claim).map(|(at, _)| at) {
+            done[first + at] = true;
+        }
+    }
+    Ok(done)
+}
+
 fn created(rows: &[PgRow]) -> Result<HashMap<JobId, bool>, sqlx::Error> {
     rows.iter().map(|row| Ok((row.try_get("id")?, row.try_get("has_message")?))).collect()
 }
@@ -175,10 +190,16 @@ impl Store {
         Ok(holders(&held_keys_query(keys).fetch_all(connection).await?, keys.len())?)
     }
 
-    /// Hands the relay jobs whose publication, under this dispatch, failed. It tries again after `wait`.
-    pub(crate) async fn unpublished(&self, jobs: &[(JobId, i32)], wait: Duration) -> Result<(), StoreError> {
+    /// Hands the relay jobs that have no message of this dispatch, or will have none. It publishes them after `wait`.
+    /// Returns those that waited for that message.
+    pub(crate) async fn unpublished(
+        &self,
+        jobs: &[(JobId, i32)],
+        wait: Duration,
+    ) -> Result<Vec<JobId>, StoreError> {
         let (ids, dispatches): (Vec<_>, Vec<_>) = jobs.iter().copied().unzip();
-        self.rows(query(UNPUBLISHED).bind(ids).bind(dispatches).bind(wait.as_secs_f64())).await.map(drop)
+        let rows = self.rows(query(UNPUBLISHED).bind(ids).bind(dispatches).bind(wait.as_secs_f64())).await?;
+        Ok(rows.iter().map(|row| row.try_get("id")).collect::<Result<_, _>>()?)
     }
 
     /// Returns the jobs that are committed, and whether each still waits for its first message.
@@ -235,7 +256,7 @@ impl Store {
         if status == "processing" {
             let stale_in_s: f64 = row.try_get("stale_in_s")?;
             return Ok(match Duration::try_from_secs_f64(stale_in_s) {
-                Ok(stale_in) => Missed::Held {
+                Ok(stale_in) => Missed::Owned {
                     owner: row.try_get("worker_id")?,
                     claim: row.try_get("claim_id")?,
                     token: row.try_get("fencing_token")?,
@@ -254,10 +275,13 @@ impl Store {
 
     /// Writes progress. Returns `Some(cancel_requested)` at the place of each write whose job this worker still owns.
     pub(crate) async fn progress(&self, writes: &[ProgressWrite]) -> Result<Vec<Option<bool>>, StoreError> {
-        let keys: Keys = writes.iter().map(|write| &write.key).collect();
-        let reports: Vec<_> = writes.iter().map(ProgressWrite::report).collect();
+        let mut sorted: Vec<_> = writes.iter().collect();
+        sorted.sort_unstable_by_key(|write| write.key);
+        let keys: Keys = sorted.iter().map(|write| &write.key).collect();
+        let reports: Vec<_> = sorted.iter().map(|write| write.report()).collect();
         let query = query(PROGRESS).bind(&keys.jobs).bind(&keys.tokens).bind(&keys.claims).bind(reports);
-        answered(&keys.claims, &self.rows_over(Line::Progress, query).await?)
+        let claims: Vec<_> = writes.iter().map(|write| write.key.claim).collect();
+        answered(&claims, &self.rows_over(Line::Progress, query).await?)
     }
 
     /// Returns the claims by which this worker holds some of these jobs.
@@ -285,7 +309,7 @@ impl Store {
     }
 
     /// Completes jobs. Returns `true` at the place of each job that this call completed. `completions` must be sorted,
-    /// without duplicates.
+    /// without duplicates, and either all keep their history or none does.
     ///
     /// Passes over a row that another transaction has locked: it is not completed, and the claim stays valid.
     pub async fn complete(
@@ -293,15 +317,12 @@ impl Store {
         completions: &[Completion],
         policy: LockPolicy,
     ) -> Result<Vec<bool>, StoreError> {
-        let pairwise = || {
-            let keys: Keys = completions.iter().map(|completion| &completion.key).collect();
-            let outputs: Vec<_> = completions.iter().map(|c| c.output.as_deref()).collect();
-            let query = query(COMPLETE_SKIP).bind(keys.jobs).bind(keys.tokens).bind(keys.claims);
-            self.rows_over(Line::Complete, query.bind(outputs))
-        };
+        if completions.first().is_some_and(|completion| completion.keeps != Keeps::History) {
+            return self.complete_unkept(completions, policy).await;
+        }
         let rows = match completions {
-            _ if policy == LockPolicy::Skip => pairwise().await,
-            [Completion { key, output, .. }] => {
+            _ if policy == LockPolicy::Skip => self.complete_pairwise(completions).await,
+            [Completion { key, output, report: None, .. }] => {
                 let query = query(COMPLETE_ONE).bind(key.job).bind(key.token).bind(key.claim);
                 self.rows_over(Line::Complete, query.bind(output.as_deref())).await
             }
@@ -312,8 +333,63 @@ impl Store {
                 keys.tokens.dedup();
                 let some = many.iter().any(|c| c.output.is_some());
                 let outputs = some.then(|| many.iter().map(|c| c.output.as_deref()).collect::<Vec<_>>());
-                let query = query(COMPLETE).bind(keys.jobs).bind(keys.tokens).bind(keys.claims);
-                self.rows_over(Line::Complete, query.bind(outputs)).await
+                let told = many.iter().any(|c| c.report.is_some());
+                let query = query(if told { COMPLETE_TOLD } else { COMPLETE });
+                let query = query.bind(keys.jobs).bind(keys.tokens).bind(keys.claims).bind(outputs);
+                let report = |of: &Completion| of.report.as_ref().and_then(ProgressWrite::report);
+                let query =
+                    if told { query.bind(many.iter().map(report).collect::<Vec<_>>()) } else { query };
+                self.rows_over(Line::Complete, query).await
+            }
+            _ => self.complete_pairwise(completions).await,
+        };
+        let rows = match rows {
+            Err(error) if error.is_locked() => self.complete_pairwise(completions).await?,
+            rows => rows?,
+        };
+        Ok(completed(&rows, completions)?)
+    }
+
+    /// [`Store::complete`], past the rows that are locked, and for batches that name a job twice.
+    async fn complete_pairwise(&self, completions: &[Completion]) -> Rows {
+        let reports: Vec<_> = completions.iter().filter_map(|completion| completion.report.clone()).collect();
+        if !reports.is_empty()
+            && let Err(error) = self.progress(&reports).await
+        {
+            tracing::debug!(%error, jobs = reports.len(), "last reports not written; the jobs complete without them");
+        }
+        let keys: Keys = completions.iter().map(|completion| &completion.key).collect();
+        let outputs: Vec<_> = completions.iter().map(|c| c.output.as_deref()).collect();
+        let query = query(COMPLETE_SKIP).bind(keys.jobs).bind(keys.tokens).bind(keys.claims);
+        self.rows_over(Line::Complete, query.bind(outputs)).await
+    }
+
+    /// [`Store::complete`] for jobs that keep no history.
+    async fn complete_unkept(
+        &self,
+        completions: &[Completion],
+        policy: LockPolicy,
+    ) -> Result<Vec<bool>, StoreError> {
+        let keys = || completions.iter().map(|completion| &completion.key).collect::<Keys>();
+        let traced = completions.iter().filter(|c| c.keeps == Keeps::NothingWithTraces);
+        let traced: Vec<_> = traced.map(|completion| completion.key.job).collect();
+        let pairwise = || {
+            let keys = keys();
+            let query = query(COMPLETE_UNKEPT_SKIP).bind(keys.jobs).bind(keys.tokens).bind(keys.claims);
+            self.rows_over(Line::Complete, query.bind(&traced))
+        };
+        let rows = match completions {
+            _ if policy == LockPolicy::Skip => pairwise().await,
+            [Completion { key, .. }] => {
+                let query = query(COMPLETE_UNKEPT_ONE).bind(key.job).bind(key.token).bind(key.claim);
+                self.rows_over(Line::Complete, query.bind(&traced).bind("100ms")).await
+            }
+            many if many.is_sorted_by(|a, b| a.key.job < b.key.job) => {
+                let mut keys = keys();
+                keys.tokens.sort_unstable();
+                keys.tokens.dedup();
+                let query = query(COMPLETE_UNKEPT).bind(keys.jobs).bind(keys.tokens).bind(keys.claims);
+                self.rows_over(Line::Complete, query.bind(&traced)).await
             }
             _ => pairwise().await,
         };
@@ -321,16 +397,7 @@ impl Store {
             Err(error) if error.is_locked() => pairwise().await?,
             rows => rows?,
         };
-        let mut done = vec![false; completions.len()];
-        for row in &rows {
-            let (job, claim): (JobId, Uuid) = (row.try_get(0)?, row.try_get(1)?);
-            let first = completions.partition_point(|c| c.key.job < job);
-            let of_job = completions[first..].iter().take_while(|c| c.key.job == job);
-            if let Some(at) = of_job.enumerate().find(|(_, c)| c.key.claim == claim).map(|(at, _)| at) {
-                done[first + at] = true;
-            }
-        }
-        Ok(done)
+        Ok(completed(&rows, completions)?)
     }
 
     /// Ends attempts that did not complete. Refused ones are missing from the answer.
@@ -352,12 +419,13 @@ impl Store {
                             .map(|e| e.error.as_deref().map(|s| storable(s).into_owned()))
                             .collect::<Vec<_>>(),
                     )
-                    .bind(ends.iter().map(AttemptEnd::category_word).collect::<Vec<_>>())
+                    .bind(ends.iter().map(|e| e.category.map(Category::as_str)).collect::<Vec<_>>())
                     .bind(ends.iter().map(|e| e.delay.as_secs_f64()).collect::<Vec<_>>())
-                    .bind(ends.iter().map(|e| e.reason.map(Reason::told)).collect::<Vec<_>>())
+                    .bind(ends.iter().map(|e| e.reason.map(Reason::text)).collect::<Vec<_>>())
                     .bind(keys.ords)
                     .bind(worker_id)
-                    .bind(RELEASES_MAX),
+                    .bind(RELEASES_MAX)
+                    .bind(Reason::Outage.text()),
             )
             .await?;
         Ok(ended(&rows)?)

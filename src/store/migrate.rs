@@ -39,6 +39,9 @@ const MIGRATIONS: &[Migration] = &[
     (6, "review", include_str!("../../migrations/0006_review.sql")),
     (7, "turns", include_str!("../../migrations/0007_turns.sql")),
     (8, "stream", include_str!("../../migrations/0008_stream.sql")),
+    (9, "standing", include_str!("../../migrations/0009_standing.sql")),
+    (10, "no_history", include_str!("../../migrations/0010_no_history.sql")),
+    (11, "not_ready", include_str!("../../migrations/0011_not_ready.sql")),
 ];
 
 /// Indexes over tables that may be large: the name, how to drop it, how to build it. CONCURRENTLY waits for other

@@ -9,7 +9,7 @@
 //! | | |
 //! |---|---|
 //! | `job/forms` | the same acts for one job, or for jobs whose rows may be locked for long |
-//! | `job/parts`, `read/parts`, `recover/parts` | text that several statements include |
+//! | `job/parts`, `read/parts`, `recover/parts`, `history/parts` | text that several statements include |
 //! | `attempt` | a worker's questions about its own attempts, and an attempt's other writes |
 //! | `recover` | missing messages, workers that are gone, turns and scans |
 //! | `queue` | pauses, limits, schedules |
@@ -24,55 +24,82 @@
 //!
 //! Not here: the meaning of the answers (`claim`, `settle`, `recover`).
 
+#[cfg_attr(not(feature = "worker"), allow(dead_code, reason = "parts of it are a worker's"))]
+pub(crate) mod batch;
+#[cfg_attr(not(feature = "worker"), allow(dead_code, reason = "parts of it are a worker's"))]
 mod call;
 mod include;
+#[cfg_attr(not(feature = "worker"), allow(dead_code, reason = "parts of it are a worker's"))]
 mod rows;
+#[cfg_attr(not(feature = "worker"), allow(dead_code, reason = "parts of it are a worker's"))]
 mod jobs;
+#[cfg(feature = "worker")]
 mod recovery;
+#[cfg(feature = "worker")]
 mod retention;
+#[cfg_attr(not(feature = "worker"), allow(dead_code, reason = "parts of it are a worker's"))]
 mod queues;
+#[cfg_attr(not(feature = "worker"), allow(dead_code, reason = "parts of it are a worker's"))]
 mod schedules;
 mod views;
 mod doctor;
+#[cfg(feature = "worker")]
 mod handlers;
 mod dead;
 #[cfg(feature = "internals")]
 mod bench;
+#[cfg(feature = "internals")]
+mod bench_pages;
 #[cfg(feature = "testing")]
 mod testing;
 mod migrate;
+#[cfg(feature = "worker")]
 mod activity;
 #[cfg(feature = "internals")]
 mod show;
+#[cfg(feature = "internals")]
+mod kinds;
 
 #[cfg(feature = "internals")]
-pub use activity::Minute;
+pub use activity::Unit;
 #[cfg(feature = "internals")]
 pub use bench::{BenchCounters, BenchRelayed, BenchStarted, BenchState};
-pub use call::Store;
-pub use call::{Isolation, StoreError};
+pub use call::{Isolation, Store, StoreError};
 pub use dead::{DeadCount, DeadFilter, DeadLetter};
+#[cfg_attr(
+    not(feature = "internals"),
+    allow(unused_imports, reason = "the dashboard alone needs the name")
+)]
+pub use doctor::UnservedSchedule;
 pub(crate) use doctor::{Holder, JobsSeen, PostgresSeen, QueueSeen, RightsSeen, WorkerSeen};
+#[cfg(feature = "worker")]
 pub(crate) use handlers::HandlerPool;
-pub use migrate::MigrateError;
-pub use migrate::NEEDS;
-pub(crate) use queues::Change;
+#[cfg(feature = "internals")]
+pub use kinds::{DeadKind, FinishedKind, LiveKind};
+pub use migrate::{MigrateError, NEEDS};
 pub use queues::QueueRow;
+pub(crate) use queues::{Change, QueueLimit};
+#[cfg(feature = "worker")]
 pub(crate) use retention::Purged;
-pub(crate) use rows::{
-    AttemptEnd, HostWorker, KindMessages, NewJob, PublishedBy, Refused, Registration, RuleBroken, Suspect,
-    Suspects, Turns, Waiting,
-};
-pub use rows::{
-    CancelAnswer, ClaimRequest, Completion, DueJob, EndedAttempt, ExecutionRow, JobRow, LockPolicy,
-    ProgressWrite, RecoveryRow, Unserved,
-};
+#[cfg(feature = "worker")]
+pub(crate) use rows::{AttemptEnd, HostWorker, Refused, Registration, Suspect, Suspects, Turns};
+pub use rows::{CancelAnswer, ExecutionRow, JobRow, RecoveryRow};
+#[cfg(feature = "worker")]
+pub use rows::{ClaimRequest, Completion, DueJob, EndedAttempt, Keeps, LockPolicy, ProgressWrite, Unserved};
 #[cfg(feature = "internals")]
 pub use rows::{Fleet, QueueStats};
+#[cfg(feature = "worker")]
+pub(crate) use rows::{Found, QueueSubmitted};
+pub(crate) use rows::{KindMessages, NewJob, PublishedBy, RuleBroken, Standing, Waiting};
+#[cfg(feature = "worker")]
+pub use schedules::Replaces;
 pub use schedules::ScheduleRow;
-pub(crate) use schedules::{DueSchedule, NewSchedule};
+#[cfg(feature = "worker")]
+pub(crate) use schedules::{DueSchedule, NewSchedule, Put};
 #[cfg(feature = "internals")]
-pub use show::{DeadGroup, DeadMatches, Event, EventCount, EventFilter, JobTexts, WaitingJobs, WhoRuns};
+pub use show::{
+    DeadGroup, DeadMatches, Event, EventCount, EventFilter, JobTexts, ListedJob, WaitingJobs, WhoRuns,
+};
 #[cfg(feature = "testing")]
 pub(crate) use testing::pool_of_test;
 pub use views::Schema;
@@ -108,11 +135,15 @@ macro_rules! statements {
 }
 
 parts! {
+    "history/parts" "activity_add";
+    "history/parts" "activity_sums";
     "job/parts" "claim_set";
     "job/parts" "claim_unlimited";
     "job/parts" "claim_won";
+    "job/parts" "complete_forget";
     "job/parts" "complete_locked";
     "job/parts" "complete_move";
+    "job/parts" "complete_move_told";
     "job/parts" "complete_taken";
     "job/parts" "end_attempt";
     "job/parts" "enqueue_fresh";
@@ -145,6 +176,7 @@ statements! {
     RESUME_QUEUE = "queue" "resume_queue";
     LIMIT_QUEUE = "queue" "limit_queue";
     QUEUE_LIMITS = "queue" "queue_limits";
+    QUEUE_STANDING = "queue" "queue_standing";
     COUNT_QUEUED = "queue" "count_queued";
     LIST_QUEUES = "queue" "list_queues";
     DUE_SCHEDULES = "queue" "due_schedules";
@@ -162,7 +194,7 @@ statements! {
     FENCE = "attempt" "fence";
     LIMIT_TRANSACTION = "session" "limit_transaction";
     LIMIT_STATEMENT = "session" "limit_statement";
-    HOLD = "attempt" "hold";
+    LOCK_JOB = "attempt" "lock_job";
     END_TRANSACTION = "session" "end_transaction";
     ONCE = "attempt" "once";
     EFFECT = "attempt" "effect";
@@ -170,8 +202,12 @@ statements! {
     COMPLETE = "job" "complete";
     COMPLETE_ONE = "job/forms" "complete_one";
     COMPLETE_SKIP = "job/forms" "complete_skip";
+    COMPLETE_TOLD = "job/forms" "complete_told";
     COMPLETE_IN = "job/forms" "complete_in";
     COMPLETE_IN_TOLD = "job/forms" "complete_in_told";
+    COMPLETE_UNKEPT = "job" "complete_unkept";
+    COMPLETE_UNKEPT_ONE = "job/forms" "complete_unkept_one";
+    COMPLETE_UNKEPT_SKIP = "job/forms" "complete_unkept_skip";
     SETTLE = "job" "settle";
     SETTLED_AS = "attempt" "settled_as";
     RESET_STALE = "job" "reset_stale";
@@ -195,6 +231,8 @@ statements! {
     SCAN_GATE = "recover" "scan_gate";
     CREATE_PARTITIONS = "history" "create_partitions";
     MEASURE = "recover" "measure";
+    MEASURE_ALONE = "recover" "measure_alone";
+    KNOWN_JOBS = "recover" "known_jobs";
     NOTE_WAITING = "recover" "note_waiting";
     PURGE_GATE = "history" "purge_gate";
     PURGE_TURN = "history" "purge_turn";
@@ -209,7 +247,7 @@ statements! {
     FLEET = "history" "fleet";
     REPORT = "history" "report";
     ACTIVITY = "history" "activity";
-    FORGET_ACTIVITY = "history" "forget_activity";
+    THIN_ACTIVITY = "history" "thin_activity";
     NOTE_REFUSED = "attempt" "note_refused";
     REGISTER_WORKER = "recover" "register_worker";
     RENEW_WORKER = "recover" "renew_worker";
@@ -242,6 +280,10 @@ statements! {
     COUNT_DEAD = "read" "count_dead";
     COUNT_WAITING = "read" "count_waiting";
     SCHEDULE_JOBS = "read" "schedule_jobs";
+    UNSERVED_SCHEDULES = "read" "unserved_schedules";
+    LIVE_KINDS = "read" "live_kinds";
+    DEAD_KINDS = "read" "dead_kinds";
+    FINISHED_KINDS = "read" "finished_kinds";
     JOB_TEXTS = "read" "job_texts";
     WHO_RUNS = "read" "who_runs";
     VERIFY = "read" "verify";
@@ -252,6 +294,7 @@ statements! {
     DOCTOR_WORKERS = "doctor" "doctor_workers";
     DOCTOR_QUEUES = "doctor" "doctor_queues";
     DOCTOR_KINDS = "doctor" "doctor_kinds";
+    DOCTOR_WRITE = "doctor" "doctor_write";
     ADVANCE = "test" "advance";
     DUE_NOW = "test" "due_now";
     LOSE = "test" "lose";

@@ -9,10 +9,10 @@ use sqlx::{Row, postgres::PgRow, query};
 
 use super::{
     CLAIM_LIMITED, COUNT_QUEUED, LIMIT_QUEUE, LIST_QUEUES, LOCK_QUEUE, PAUSE_QUEUE, QUEUE_LIMITS, QUEUE_ROOM,
-    QUEUE_SETTINGS, RESUME_QUEUE, TAKE_SLOTS,
+    QUEUE_SETTINGS, QUEUE_STANDING, RESUME_QUEUE, TAKE_SLOTS,
     call::{Store, StoreError},
     jobs::claims_of,
-    rows::{ClaimRequest, u64_of},
+    rows::{ClaimRequest, Standing, u64_of},
 };
 use crate::job::claim::Claim;
 
@@ -62,6 +62,8 @@ pub struct QueueRow {
     /// Submissions: messages that are no job yet, as the last scan counted them. `None`: it could not, or was too long
     /// ago.
     pub submitted: Option<u64>,
+    /// Those of them that count towards [`QueueRow::max_queued`], because a scan has read them in the stream.
+    pub standing: u64,
     /// Dead letters.
     pub dead: u64,
     /// Live worker processes that serve it.
@@ -84,6 +86,18 @@ impl QueueRow {
     pub fn is_unserved(&self) -> bool {
         self.workers == 0 && (self.waiting() > 0 || self.processing > 0 || self.last_seen_s.is_some())
     }
+
+    /// The number of jobs and submissions that count towards [`QueueRow::max_queued`].
+    #[must_use]
+    pub fn queued(&self) -> u64 {
+        self.due + self.scheduled + self.standing
+    }
+
+    /// Whether as many jobs wait as [`QueueRow::max_queued`] allows: enqueues are refused.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.max_queued.is_some_and(|most| self.queued() >= most)
+    }
 }
 
 /// The settings of a queue that a worker needs.
@@ -93,6 +107,14 @@ pub(crate) struct QueueSettings {
     pub(crate) paused: bool,
     /// How many more of its jobs may start, if the queue has a limit.
     pub(crate) room: Option<usize>,
+}
+
+/// How many jobs may wait in a queue, and the submissions that stand before it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct QueueLimit {
+    pub(crate) queue: String,
+    pub(crate) max_queued: u64,
+    pub(crate) standing: Option<Standing>,
 }
 
 /// The result of a limited claim.
@@ -180,9 +202,9 @@ impl Store {
         Ok(rows.iter().map(settings).collect::<Result<_, sqlx::Error>>()?)
     }
 
-    /// Returns every queue that has jobs, workers or settings.
-    pub(crate) async fn list_queues(&self) -> Result<Vec<QueueRow>, StoreError> {
-        let rows = self.rows(query(LIST_QUEUES)).await?;
+    /// Returns every queue that has jobs, workers or settings, or the one of this name.
+    pub async fn list_queues(&self, name: Option<&str>) -> Result<Vec<QueueRow>, StoreError> {
+        let rows = self.rows(query(LIST_QUEUES).bind(name.map(str::to_owned))).await?;
         let queue = |row: &PgRow| {
             Ok(QueueRow {
                 queue: row.try_get("queue")?,
@@ -195,6 +217,7 @@ impl Store {
                 dead: u64_of(row, "dead")?,
                 workers: u64_of(row, "workers")?,
                 submitted: row.try_get::<Option<i64>, _>("submitted")?.map(i64::unsigned_abs),
+                standing: u64_of(row, "standing")?,
                 oldest_due_s: row.try_get("oldest_due_s")?,
                 last_seen_s: row.try_get("last_seen_s")?,
             })
@@ -239,10 +262,26 @@ impl Store {
         .await
     }
 
-    /// Returns every queue that has a `max_queued`, and its value.
-    pub(crate) async fn queue_limits(&self) -> Result<Vec<(String, u64)>, StoreError> {
-        let rows = self.rows(query(QUEUE_LIMITS)).await?;
-        let limit = |row: &PgRow| Ok((row.try_get(0)?, row.try_get::<i64, _>(1)?.unsigned_abs()));
+    /// Returns every queue that has a `max_queued`.
+    pub(crate) async fn queue_limits(&self) -> Result<Vec<QueueLimit>, StoreError> {
+        let (rows, reads_standing) = match self.rows(query(QUEUE_STANDING)).await {
+            // A role that may not read the submissions may read the limits.
+            Err(error) if error.is_denied() => (self.rows(query(QUEUE_LIMITS)).await?, false),
+            rows => (rows?, true),
+        };
+        let limit = |row: &PgRow| {
+            let messages = if reads_standing { row.try_get::<Option<i64>, _>("standing")? } else { None };
+            let standing = match messages {
+                Some(messages) => Some(Standing {
+                    messages,
+                    deliveries: row.try_get("standing_deliveries")?,
+                    of: row.try_get("standing_of")?,
+                }),
+                None => None,
+            };
+            let max_queued = row.try_get::<i64, _>("max_queued")?.unsigned_abs();
+            Ok(QueueLimit { queue: row.try_get("queue")?, max_queued, standing })
+        };
         Ok(rows.iter().map(limit).collect::<Result<_, sqlx::Error>>()?)
     }
 

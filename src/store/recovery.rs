@@ -1,24 +1,21 @@
 //! Recovery: the statements of scanner, reconcile, takeover and relay. One method, one statement.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use sqlx::{
-    Postgres, Row,
-    postgres::{PgArguments, PgRow},
-    query,
-    query::Query,
-};
+use sqlx::{Row, postgres::PgRow, query};
 
+#[cfg(feature = "internals")]
+use super::MEASURE_ALONE;
 use super::{
-    ADD_MARK, CREATE_PARTITIONS, DATABASE_TIME, FLEET, FORGET_WORKERS, LEAVE_TURNS, MEASURE, NOTE_REFUSED,
-    NOTE_WAITING, PASSED_MARK, PUBLISHED_QUEUES, RECLAIM_LOST, REGISTER_WORKER, RENEW_WORKER, RESET_STALE,
-    RESET_VANISHED, RESET_WORKERS, SCAN_DUE, SCAN_GATE, SILENT_WORKERS, SUSPECT, SUSPECTS, TAKE_DUE,
-    TAKE_OVER, TAKE_TURNS, WORKERS_OF_HOST,
+    ADD_MARK, CREATE_PARTITIONS, FLEET, FORGET_WORKERS, LEAVE_TURNS, MEASURE, NOTE_REFUSED, NOTE_WAITING,
+    PASSED_MARK, PUBLISHED_QUEUES, RECLAIM_LOST, REGISTER_WORKER, RENEW_WORKER, RESET_STALE, RESET_VANISHED,
+    RESET_WORKERS, SCAN_DUE, SCAN_GATE, SILENT_WORKERS, SUSPECT, SUSPECTS, TAKE_DUE, TAKE_OVER, TAKE_TURNS,
+    WORKERS_OF_HOST,
     call::{Store, StoreError},
     rows::{
-        DueJob, EndedAttempt, Fleet, Gate, HostWorker, KindMessages, QueueStats, Registration, Suspect,
-        Suspects, Turns, Unserved, Waiting, ended,
+        DueJob, EndedAttempt, Fleet, Found, Gate, HostWorker, KindMessages, QueueStats, QueueSubmitted,
+        Registration, Suspect, Suspects, Turns, Unserved, Waiting, bind_messages, ended,
     },
 };
 use crate::job::{JobId, claim::ClaimKey};
@@ -40,17 +37,6 @@ fn due_jobs(rows: &[PgRow]) -> Result<Vec<DueJob>, StoreError> {
         })
     };
     Ok(rows.iter().map(due).collect::<Result<_, sqlx::Error>>()?)
-}
-
-/// Binds the messages of each kind as $1 to $3 of recover/parts/waiting.sql.
-pub(super) fn bind_messages<'q>(
-    query: Query<'q, Postgres, PgArguments>,
-    messages: Option<&[KindMessages]>,
-) -> Query<'q, Postgres, PgArguments> {
-    query
-        .bind(messages.map(|all| all.iter().map(|of| of.queue.clone()).collect::<Vec<_>>()))
-        .bind(messages.map(|all| all.iter().map(|of| of.kind.clone()).collect::<Vec<_>>()))
-        .bind(messages.map(|all| all.iter().map(|of| of.messages).collect::<Vec<_>>()))
 }
 
 /// The most queues that one look for lost messages covers.
@@ -92,13 +78,6 @@ impl Store {
     /// Takes at most `limit` due jobs to publish now, in the order in which they are due.
     pub async fn take_due(&self, limit: i64) -> Result<Vec<DueJob>, StoreError> {
         due_jobs(&self.rows(query(TAKE_DUE).bind(limit)).await?)
-    }
-
-    /// Returns the database's time, the only clock.
-    pub async fn database_time(&self) -> Result<DateTime<Utc>, StoreError> {
-        let rows = self.rows(query(DATABASE_TIME)).await?;
-        let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
-        Ok(row.try_get("at")?)
     }
 
     /// Records what the stream held at a moment.
@@ -297,28 +276,57 @@ impl Store {
         Ok(ended(&self.rows_within(self.within().mul_f64(0.8), query).await?)?)
     }
 
-    /// Counts live jobs and submissions by queue, for the whole fleet. `messages` are those that the stream holds;
-    /// `None`: NATS did not answer. Returns the kinds that have submissions, and those that no live worker runs.
+    /// Counts live jobs by queue, for the whole fleet. `messages` are those that the stream holds; `None`: NATS did not
+    /// answer. Returns the kinds that have messages beyond their rows, those that no live worker runs, and the queues
+    /// that have such messages. `ends_scan`: the gap to the next scan begins here.
     pub(crate) async fn measure(
         &self,
         messages: Option<&[KindMessages]>,
         holds_for: Duration,
-    ) -> Result<Vec<Waiting>, StoreError> {
-        let query = bind_messages(query(MEASURE), messages).bind(holds_for.as_secs_f64());
-        let rows = self.rows_aside(MEASURED_WITHIN, query).await?;
-        Ok(rows.iter().map(Waiting::read).collect::<Result<_, _>>()?)
+        ends_scan: bool,
+    ) -> Result<(Vec<Waiting>, Vec<QueueSubmitted>), StoreError> {
+        let query = bind_messages(query(MEASURE), messages).bind(holds_for.as_secs_f64()).bind(ends_scan);
+        let (mut kinds, mut queues) = (Vec::new(), Vec::new());
+        for row in &self.rows_aside(MEASURED_WITHIN, query).await? {
+            if row.try_get::<Option<&str>, _>("kind")?.is_some() {
+                kinds.push(Waiting::read(row)?);
+            } else {
+                queues.push(QueueSubmitted {
+                    queue: row.try_get("queue")?,
+                    submitted: row.try_get("submitted")?,
+                    queued: row.try_get("due")?,
+                    max_queued: row.try_get("max_queued")?,
+                });
+            }
+        }
+        Ok((kinds, queues))
     }
 
-    /// Records for how long the oldest submission of each queue has waited, in seconds, and what no live worker runs.
+    /// Whether this process, which is no worker, may measure the fleet: no process has for `after`, and no other begins
+    /// within `length`.
+    #[cfg(feature = "internals")]
+    pub(crate) async fn measure_alone(&self, after: Duration, length: Duration) -> Result<bool, StoreError> {
+        let turn = query(MEASURE_ALONE).bind(after.as_secs_f64()).bind(length.as_secs_f64());
+        Ok(!self.rows(turn).await?.is_empty())
+    }
+
+    /// Records the submissions of each queue that has any, and what no live worker runs. `found` is `None` if NATS did
+    /// not answer.
     pub(crate) async fn note_waiting(
         &self,
-        ages: &BTreeMap<&str, Option<f64>>,
+        found: Option<&[Found]>,
         unserved: &[Unserved],
         holds_for: Duration,
     ) -> Result<(), StoreError> {
+        let each = found.unwrap_or_default();
+        let standing = || each.iter().map(|of| of.standing.as_ref());
         let query = query(NOTE_WAITING)
-            .bind(ages.keys().map(|queue| (*queue).to_owned()).collect::<Vec<_>>())
-            .bind(ages.values().copied().collect::<Vec<_>>())
+            .bind(found.map(|found| found.iter().map(|of| of.queue.clone()).collect::<Vec<_>>()))
+            .bind(each.iter().map(|of| of.submitted).collect::<Vec<_>>())
+            .bind(each.iter().map(|of| of.oldest_s).collect::<Vec<_>>())
+            .bind(standing().map(|of| of.map(|of| of.messages)).collect::<Vec<_>>())
+            .bind(standing().map(|of| of.map(|of| of.deliveries)).collect::<Vec<_>>())
+            .bind(standing().map(|of| of.map(|of| of.of.clone())).collect::<Vec<_>>())
             .bind(unserved.iter().map(|of| of.queue.clone()).collect::<Vec<_>>())
             .bind(unserved.iter().map(|of| of.kind.clone()).collect::<Vec<_>>())
             .bind(unserved.iter().map(|of| of.is_queue_served).collect::<Vec<_>>())
@@ -340,15 +348,24 @@ impl Store {
                     queue,
                     jobs,
                     submitted: row.try_get("submitted")?,
+                    standing: row.try_get::<Option<i64>, _>("standing")?.unwrap_or_default(),
                     oldest_due_s: lag_s,
                     is_paused: held,
                     workers: row.try_get("workers")?,
                     last_seen_s: row.try_get("last_seen_s")?,
+                    max_running: row.try_get("max_running")?,
+                    max_queued: row.try_get("max_queued")?,
                 });
             } else {
                 (fleet.relay_lag_s, fleet.is_held_back) = (lag_s, held);
                 (fleet.dead, fleet.workers) = (row.try_get("dead")?, row.try_get("workers")?);
-                fleet.age_s = row.try_get("age_s")?;
+                (fleet.age_s, fleet.now) = (row.try_get("age_s")?, Some(row.try_get("now")?));
+                fleet.is_read_only = row.try_get("is_read_only")?;
+                (fleet.last_seen_s, fleet.last_scan_s) =
+                    (row.try_get("last_seen_s")?, row.try_get("last_scan_s")?);
+                (fleet.not_ready, fleet.why_not_ready) =
+                    (row.try_get("not_ready")?, row.try_get("why_not_ready")?);
+                fleet.breaks_before = row.try_get::<Option<i64>, _>("breaks_before")?.unwrap_or_default();
                 let unserved: Option<String> = row.try_get("unserved")?;
                 // A later release may write more; what cannot be read is left out.
                 fleet.unserved =
@@ -396,15 +413,21 @@ impl Store {
                 .bind(worker.slots)
                 .bind(env!("CARGO_PKG_VERSION"))
                 .bind(&worker.kinds)
-                .bind(worker.renew_every.as_secs_f64()),
+                .bind(worker.renew_every.as_secs_f64())
+                .bind(&worker.unkept),
         )
         .await
         .map(drop)
     }
 
-    /// Renews this process's row, or registers the process again. Returns the number of live workers.
-    pub(crate) async fn renew_worker(&self, worker: &Registration) -> Result<u32, StoreError> {
-        let renewal = query(RENEW_WORKER).bind(&worker.worker_id).bind(&worker.probe_subject);
+    /// Renews this process's row, or registers the process again. `not_ready`: what keeps it from taking jobs. Returns
+    /// the number of live workers.
+    pub(crate) async fn renew_worker(
+        &self,
+        worker: &Registration,
+        not_ready: Option<String>,
+    ) -> Result<u32, StoreError> {
+        let renewal = query(RENEW_WORKER).bind(&worker.worker_id).bind(&worker.probe_subject).bind(not_ready);
         match self.rows(renewal).await?.first() {
             Some(renewed) => Ok(u32::try_from(renewed.try_get::<i64, _>("workers")?).unwrap_or(u32::MAX)),
             None => self.register_worker(worker).await.map(|()| 1),

@@ -36,6 +36,26 @@ pub(crate) struct NewSchedule<'s> {
     pub(crate) first: DateTime<Utc>,
 }
 
+/// Which version of a schedule a change replaces.
+#[cfg_attr(not(feature = "internals"), allow(dead_code, reason = "a program replaces any version"))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Replaces {
+    /// Any, or none.
+    Any,
+    /// None: the schedule must be new.
+    Nothing,
+    /// The one that was changed last at this time.
+    Version(DateTime<Utc>),
+}
+
+/// A schedule that was put.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Put {
+    pub(crate) next_at: DateTime<Utc>,
+    pub(crate) paused_at: Option<DateTime<Utc>>,
+    pub(crate) is_new: bool,
+}
+
 /// A row of `tenure.schedules`.
 #[derive(Debug, Clone, Serialize)]
 #[expect(missing_docs, reason = "the fields are the table's columns")]
@@ -105,11 +125,16 @@ impl Store {
         Ok(rows.first().map(|row| row.try_get("queue")).transpose()?)
     }
 
-    /// Creates or changes a schedule. Returns its next tick, and whether it is new.
+    /// Creates or changes a schedule. `None`: it is another version than the change may replace.
     pub(crate) async fn put_schedule(
         &self,
         new: &NewSchedule<'_>,
-    ) -> Result<(DateTime<Utc>, bool), StoreError> {
+        replaces: Replaces,
+    ) -> Result<Option<Put>, StoreError> {
+        let version = match replaces {
+            Replaces::Version(changed_at) => Some(changed_at),
+            Replaces::Any | Replaces::Nothing => None,
+        };
         let query = query(PUT_SCHEDULE)
             .bind(new.name)
             .bind(new.cron)
@@ -120,10 +145,18 @@ impl Store {
             .bind(new.tick_field)
             .bind(i32::try_from(new.job.max_attempts).unwrap_or(i32::MAX))
             .bind(new.missed.as_str())
-            .bind(new.first);
+            .bind(new.first)
+            .bind(replaces == Replaces::Nothing)
+            .bind(version);
         let rows = self.rows(query).await?;
-        let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
-        Ok((row.try_get("next_at")?, row.try_get("is_new")?))
+        let put = |row: &PgRow| {
+            Ok(Put {
+                next_at: row.try_get("next_at")?,
+                paused_at: row.try_get("paused_at")?,
+                is_new: row.try_get("is_new")?,
+            })
+        };
+        Ok(rows.first().map(put).transpose().map_err(|error: sqlx::Error| error)?)
     }
 
     /// Returns all schedules, or the one of this name.

@@ -10,9 +10,12 @@ use super::{
     dead::{DeadCount, DeadFilter},
     rows::{JobRow, u64_of},
     schedules::ScheduleRow,
-    views::job_row,
+    views::{JobFilter, job_row},
 };
-use crate::job::JobId;
+use crate::job::{JobId, claim::FencingToken};
+
+/// How many finished jobs to look at for those of a schedule.
+const LOOKED_AT: i64 = 2_000;
 
 /// Selects recovery events.
 #[derive(Debug, Clone, Default)]
@@ -35,13 +38,13 @@ pub struct Event {
     pub job: JobId,
     /// `None`: retention has removed the job.
     pub kind: Option<String>,
-    pub token: i64,
+    pub token: FencingToken,
     pub owner_before: Option<String>,
     pub silence_s: Option<f64>,
     pub reason: String,
     pub recovered_by: String,
     pub owner_after: Option<String>,
-    pub token_after: Option<i64>,
+    pub token_after: Option<FencingToken>,
 }
 
 /// The number of recovery events of one kind, path and unit of time.
@@ -49,8 +52,8 @@ pub struct Event {
 pub struct EventCount {
     pub event: String,
     pub path: String,
-    /// How many units of time ago; the caller names the unit in minutes.
-    pub ago: i64,
+    /// How many units of time ago.
+    pub units_ago: i64,
     pub jobs: i64,
 }
 
@@ -95,13 +98,23 @@ pub struct JobTexts {
     pub silence_s: Option<f64>,
 }
 
+/// A job of a list.
+#[derive(Debug, Clone)]
+pub struct ListedJob {
+    pub job: JobRow,
+    /// Whether it is a message that was refused before it became a job.
+    pub is_refused: bool,
+}
+
 /// Who would run a kind.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WhoRuns {
     /// Whether a live worker serves the queue.
     pub serves_queue: bool,
     /// Whether a live worker serves the queue and runs the kind.
     pub runs_kind: bool,
+    /// If none of those takes jobs, what keeps one of them from it.
+    pub not_ready: Option<String>,
     /// Whether the queue is paused.
     pub is_paused: bool,
 }
@@ -114,6 +127,7 @@ impl Store {
         Ok(WhoRuns {
             serves_queue: row.try_get("serves_queue")?,
             runs_kind: row.try_get("runs_kind")?,
+            not_ready: row.try_get("not_ready")?,
             is_paused: row.try_get("is_paused")?,
         })
     }
@@ -149,12 +163,26 @@ impl Store {
         Ok(rows.iter().map(event).collect::<Result<_, sqlx::Error>>()?)
     }
 
-    /// Returns the number of recovery events of the last `minutes`, by event, path and units of time.
-    pub async fn recovery_counts(&self, minutes: i32, unit: i32) -> Result<Vec<EventCount>, StoreError> {
-        let rows = self.rows(query(RECOVERY_COUNTS).bind(minutes).bind(i64::from(unit))).await?;
+    /// Returns at most `limit` jobs, newest first, without their payloads.
+    pub async fn listed_jobs(&self, filter: &JobFilter, limit: i64) -> Result<Vec<ListedJob>, StoreError> {
+        let rows = self.rows_for_a_look(filter.list(limit, false)).await?;
+        let listed =
+            |row: &PgRow| Ok(ListedJob { job: job_row(row)?, is_refused: row.try_get("is_refused")? });
+        Ok(rows.iter().map(listed).collect::<Result<_, sqlx::Error>>()?)
+    }
+
+    /// Returns the number of recovery events of the last `units` units of time, each of `length_s` seconds, and of the
+    /// last `least_s` seconds.
+    pub async fn recovery_counts(
+        &self,
+        units: i64,
+        length_s: i64,
+        least_s: i64,
+    ) -> Result<Vec<EventCount>, StoreError> {
+        let rows = self.rows(query(RECOVERY_COUNTS).bind(units).bind(length_s).bind(least_s)).await?;
         let count = |row: &PgRow| {
             let (event, path) = (row.try_get("event")?, row.try_get("path")?);
-            Ok(EventCount { event, path, ago: row.try_get("ago")?, jobs: row.try_get("jobs")? })
+            Ok(EventCount { event, path, units_ago: row.try_get("units_ago")?, jobs: row.try_get("jobs")? })
         };
         Ok(rows.iter().map(count).collect::<Result<_, sqlx::Error>>()?)
     }
@@ -176,15 +204,23 @@ impl Store {
         Ok(rows.first().map(waiting).transpose().map_err(|error: sqlx::Error| error)?)
     }
 
-    /// Returns the latest jobs of a schedule, the newest first, at most `limit`.
-    pub async fn schedule_jobs(&self, schedule: &ScheduleRow, limit: i64) -> Result<Vec<JobRow>, StoreError> {
+    /// Returns the latest jobs of a schedule, the newest first, at most `limit`: of those that these ticks have
+    /// enqueued, and of the latest jobs.
+    pub async fn schedule_jobs(
+        &self,
+        schedule: &ScheduleRow,
+        limit: i64,
+        ticks: &[DateTime<Utc>],
+    ) -> Result<Vec<JobRow>, StoreError> {
         let payload = schedule.payload_json.as_ref().map(ToString::to_string);
         let query = query(SCHEDULE_JOBS)
             .bind(schedule.queue.clone())
             .bind(schedule.kind.clone())
             .bind(payload)
             .bind(schedule.tick_field.clone())
-            .bind(limit);
+            .bind(limit)
+            .bind(ticks.to_vec())
+            .bind(LOOKED_AT);
         let rows = self.rows_for_a_look(query).await?;
         Ok(rows.iter().map(job_row).collect::<Result<_, _>>()?)
     }

@@ -4,11 +4,17 @@ use std::{collections::HashMap, time::Duration};
 
 use chrono::{DateTime, Utc};
 use serde::Serialize;
-use sqlx::{Row, postgres::PgRow, query};
+use sqlx::{
+    Postgres, Row,
+    postgres::{PgArguments, PgRow},
+    query,
+    query::Query,
+};
 use tokio::time::timeout;
 
 use super::{
-    CHECKPOINT_SIZE, EXECUTIONS, LIST_JOBS, LIST_WORKERS, RECOVERIES, SCHEMA_VERSION, SHOW_JOB, VERIFY,
+    CHECKPOINT_SIZE, DATABASE_TIME, EXECUTIONS, LIST_JOBS, LIST_WORKERS, RECOVERIES, SCHEMA_VERSION,
+    SHOW_JOB, VERIFY,
     call::{Store, StoreError},
     rows::{AGE_MAX, ExecutionRow, JobRow, RecoveryRow, RuleBroken, both, bytes_of, status, u32_of, u64_of},
 };
@@ -123,6 +129,24 @@ impl JobFilter {
         self
     }
 
+    /// The statement that lists at most `limit` jobs.
+    pub(super) fn list(&self, limit: i64, with_payloads: bool) -> Query<'static, Postgres, PgArguments> {
+        let age = |age: Option<Duration>| age.map(|age| age.min(AGE_MAX).as_secs_f64());
+        query(LIST_JOBS)
+            .bind(self.status.map(Status::as_str))
+            .bind(self.queue.clone())
+            .bind(self.kind.clone())
+            .bind(self.worker.clone())
+            .bind(age(self.older_than))
+            .bind(age(self.newer_than))
+            .bind(self.error.clone())
+            .bind(self.before)
+            .bind(limit)
+            .bind(self.text.clone())
+            .bind(with_payloads)
+            .bind(self.is_retrying)
+    }
+
     /// Selects only jobs with lower ids: the ones that a list shows after this job.
     #[must_use]
     pub fn before(mut self, id: JobId) -> Self {
@@ -172,6 +196,8 @@ pub struct WorkerRow {
     pub queues: Vec<String>,
     /// The kinds it knows; `None`: every kind.
     pub kinds: Option<Vec<String>>,
+    /// Those that keep no history; `*`: the kinds without a handler of their own.
+    pub unkept: Vec<String>,
     /// How many jobs it may run at once.
     pub slots: u32,
     /// How many it runs now.
@@ -184,6 +210,12 @@ pub struct WorkerRow {
     pub last_seen_s: f64,
     /// Whether it is alive.
     pub state: WorkerState,
+    /// What kept it from taking jobs at its last renewal, each with the reason. `None`: nothing.
+    pub not_ready: Option<String>,
+    /// Where it answers over NATS; `None`: it did not reach itself there.
+    #[serde(skip)]
+    #[cfg_attr(not(feature = "worker"), allow(dead_code, reason = "a drain asks there"))]
+    pub(crate) probe_subject: Option<String>,
 }
 
 /// The version of the schema.
@@ -203,6 +235,13 @@ impl Store {
         Ok(Schema { version: row.try_get("version")?, breaks_before: row.try_get("breaks_before")? })
     }
 
+    /// Returns the database's time, the only clock.
+    pub async fn database_time(&self) -> Result<DateTime<Utc>, StoreError> {
+        let rows = self.rows(query(DATABASE_TIME)).await?;
+        let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
+        Ok(row.try_get("at")?)
+    }
+
     /// Returns at most `limit` jobs, newest first; with their payloads and outputs, or without.
     pub async fn list_jobs(
         &self,
@@ -210,20 +249,7 @@ impl Store {
         limit: i64,
         with_payloads: bool,
     ) -> Result<Vec<JobRow>, StoreError> {
-        let age = |age: Option<Duration>| age.map(|age| age.min(AGE_MAX).as_secs_f64());
-        let list = query(LIST_JOBS)
-            .bind(filter.status.map(Status::as_str))
-            .bind(filter.queue.clone())
-            .bind(filter.kind.clone())
-            .bind(filter.worker.clone())
-            .bind(age(filter.older_than))
-            .bind(age(filter.newer_than))
-            .bind(filter.error.clone())
-            .bind(filter.before)
-            .bind(limit)
-            .bind(filter.text.clone())
-            .bind(with_payloads)
-            .bind(filter.is_retrying);
+        let list = filter.list(limit, with_payloads);
         #[cfg(feature = "internals")]
         if !with_payloads {
             let rows = self.rows_for_a_look(list).await?;
@@ -250,6 +276,7 @@ impl Store {
                 version: row.try_get("version")?,
                 queues: row.try_get("queues")?,
                 kinds: row.try_get("kinds")?,
+                unkept: row.try_get::<Option<_>, _>("unkept")?.unwrap_or_default(),
                 slots: u32_of(row, "slots")?,
                 running: u64_of(row, "running")?,
                 started_at: row.try_get("started_at")?,
@@ -260,6 +287,8 @@ impl Store {
                     "silent" => WorkerState::Silent,
                     _ => WorkerState::Alive,
                 },
+                not_ready: row.try_get("not_ready")?,
+                probe_subject: row.try_get("probe_subject")?,
             })
         };
         Ok(rows.iter().map(worker).collect::<Result<_, sqlx::Error>>()?)

@@ -47,7 +47,7 @@ use self::servers::Place;
 use crate::{
     client::{Tenure, enqueue::JobRequest},
     config::{Config, masked},
-    job::{Job, JobId, Status, chained},
+    job::{Job, JobId, Status, chained, duration::written},
     store::{JobFilter, JobRow, pool_of_test},
     worker::{WorkerBuilder, WorkerError, WorkerHandle},
 };
@@ -281,7 +281,8 @@ impl TestTenure {
                 if began_at.elapsed() >= limit {
                     let jobs = self.newest_jobs(at).await;
                     panic!(
-                        "{at}: after {limit:?} jobs still run or are due (is their queue paused?); the newest:\n{jobs}"
+                        "{at}: after {} jobs still run or are due (is their queue paused?); the newest:\n{jobs}",
+                        written(limit)
                     );
                 }
                 sleep(LOOK_EVERY).await;
@@ -362,9 +363,10 @@ impl TestTenure {
     /// Moves the time of this test's database forward, at once: due times come nearer by `by`, and past events are
     /// longer ago by `by`. It runs nothing: [`TestTenure::drain`] runs the jobs that are due now.
     ///
-    /// Time jumps once. Schedules had no ticks on the way: [`MissedTicks`](crate::MissedTicks) says what becomes of
-    /// those. A job that runs meanwhile was silent all the time, and the worker's scanner resets it if that is longer
-    /// than its kind's `stale_after`. The clocks themselves do not move: `now()` in SQL and in Rust is what it was.
+    /// Time jumps once. Schedules had no ticks on the way: [`MissedTicks`](crate::schedules::MissedTicks) says what
+    /// becomes of those. A job that runs meanwhile was silent all the time, and the worker's scanner resets it if that
+    /// is longer than its kind's `stale_after`. The clocks themselves do not move: `now()` in SQL and in Rust is what
+    /// it was.
     ///
     /// # Panics
     ///
@@ -439,7 +441,7 @@ impl TestTenure {
                     ""
                 };
                 let history = self.history(at, &job).await;
-                panic!("{at}: the job has not ended within {limit:?}{hint}:\n{history}");
+                panic!("{at}: the job has not ended within {}{hint}:\n{history}", written(limit));
             }
             // Skips the job's wait for a later time.
             self.store().run_now(&[id]).await.unwrap_or_else(|error| fail(at, &error));
@@ -452,7 +454,7 @@ impl TestTenure {
         // First the messages, then the rows: a message that is gone by now has become a row, or its job has ended.
         let mut put_off = 0;
         for queue in queues {
-            match self.queue().progress(queue).await {
+            match self.nats().progress(queue).await {
                 Ok(progress) if progress.pending == 0 => put_off += progress.unacknowledged,
                 // Also before the worker has created its consumers.
                 _ => return Due::Some,
@@ -468,7 +470,7 @@ impl TestTenure {
 
     async fn row(&self, at: At, id: JobId) -> JobRow {
         let row = self.job(id).await.unwrap_or_else(|error| fail(at, &error));
-        row.unwrap_or_else(|| panic!("{at}: job {id} does not exist"))
+        row.unwrap_or_else(|| panic!("{at}: job {id} does not exist, or its kind keeps no history"))
     }
 
     /// Returns the queued jobs of a kind, the oldest first.
@@ -545,11 +547,11 @@ async fn connect(config: &Config) -> Result<(Tenure, PgPool), String> {
         pool_of_test(&config.database_url, config.timing.database_within).map_err(|error| chained(&error))?;
     let tenure = Tenure::connect(config).await.map_err(|error| chained(&error))?;
     tenure.migrate().await.map_err(|error| chained(&error))?;
-    if timeout(LIMIT, tenure.queue().connected()).await.is_err() {
+    if timeout(LIMIT, tenure.nats().connected()).await.is_err() {
         return Err(format!("NATS does not answer at {}", masked(&config.nats_url)));
     }
     // Before the first message: without the stream, its publication fails and waits for the relay.
-    tenure.queue().ensure_stream().await.map_err(|error| chained(&error))?;
+    tenure.nats().ensure_stream().await.map_err(|error| chained(&error))?;
     Ok((tenure, pool))
 }
 

@@ -21,7 +21,7 @@ use crate::{
     config::{Config, Timing, masked},
     dev::{DevError, Nats, Postgres, Servers, postgres_user},
     job::chained,
-    nats::Queue,
+    nats,
     store::{JobFilter, Store, StoreError},
 };
 
@@ -201,10 +201,10 @@ async fn remove(server: &Config, database: &str, config: &Config) {
         }
         Err(error) => tracing::warn!(%error, database, "a test's database was not removed"),
     }
-    match Queue::open(config).await {
-        Ok(queue) => {
-            queue.connected().await;
-            if let Err(error) = queue.remove_stream().await {
+    match nats::Nats::open(config).await {
+        Ok(nats) => {
+            nats.connected().await;
+            if let Err(error) = nats.remove_stream().await {
                 tracing::warn!(%error, stream = config.stream, "a test's stream was not removed");
             }
         }

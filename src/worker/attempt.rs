@@ -11,13 +11,13 @@ use super::queues::Queues;
 use crate::{
     config::TraceParent,
     deliver::{Deliver, Delivered},
-    fault,
     job::{
         Outcome,
         claim::{Ack, Claim, Missed, ack_for},
     },
-    nats::{Delivery, Queue, slots::Slot},
+    nats::{Delivery, Nats, slots::Slot},
     observe::trace,
+    proof::fault,
     run::{
         context::JobContext,
         handlers::{self, Ended, Kind, Kinds},
@@ -70,7 +70,7 @@ pub(super) struct Attempts<S> {
     pub(super) settle: Settle,
     pub(super) heartbeat: Heartbeat,
     pub(super) store: Store,
-    pub(super) queue: Queue,
+    pub(super) nats: Nats,
     pub(super) queues: Arc<Queues>,
     pub(super) worker_id: String,
     pub(super) trace_parent: TraceParent,
@@ -90,7 +90,7 @@ impl<S: Send + Sync + 'static> Attempts<S> {
                 let message = Message { receipt: delivery.receipt, dispatch };
                 if let Some(measures) = self.queues.measures.get(&claim.queue) {
                     measures.wait.record(claim.waited);
-                    measures.tally.claimed(claim.waited);
+                    measures.rates.claimed(claim.waited);
                     measures.pickup.record(delivered_at.elapsed());
                     if claim.after_reset {
                         measures.reset_to_running.record(claim.waited);
@@ -99,7 +99,8 @@ impl<S: Send + Sync + 'static> Attempts<S> {
                 self.run(*claim, reservation, message).await;
             }
             Delivered::Missed(missed) => {
-                delivery.receipt.send(ack_for(&missed, delivery.deliveries)).await;
+                let ack = Box::pin(self.deliver.ack(&delivery, &missed)).await;
+                delivery.receipt.send(ack).await;
             }
             Delivered::Kept => {}
         }
@@ -152,9 +153,9 @@ impl<S: Send + Sync + 'static> Attempts<S> {
         };
         let told = job.is_lost();
         let messages = job.end();
-        let tally = self.queues.measures.get(&job.claim.queue).map(|measures| &measures.tally);
+        let rates = self.queues.measures.get(&job.claim.queue).map(|measures| &measures.rates);
         let ran = began_at.elapsed();
-        let settled = self.settle.write(&job, verdict, ran, kind.measures.as_ref(), tally).await;
+        let settled = self.settle.write(&job, verdict, ran, kind.measures.as_ref(), rates).await;
         fault::point("settled");
         if settled == Settled::Lost && (says_done || !told) {
             Box::pin(self.heartbeat.lost(&job, write)).await;
@@ -169,7 +170,7 @@ impl<S: Send + Sync + 'static> Attempts<S> {
         }
         if fault::is_near("acknowledged") {
             // Otherwise the fault would kill the client's task before it has sent the ack.
-            self.queue.flush().await;
+            self.nats.flush().await;
         }
         fault::point("acknowledged");
         if let Some(slots) = self.queues.slots.get(&job.claim.queue) {

@@ -188,7 +188,7 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
 
     /// Serves a queue and runs at most `slots` of its jobs at once. The queues of typed handlers have 10 slots by
     /// default.
-    pub fn concurrency(mut self, queue: &str, slots: usize) -> Self {
+    pub fn concurrency(mut self, queue: &str, slots: u32) -> Self {
         let wanted = self.queues.alone(queue, slots);
         self.note(wanted);
         self
@@ -204,7 +204,7 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
     /// worker.shared(10, [("urgent", 8), ("bulk", 1)])
     /// # }
     /// ```
-    pub fn shared<'q>(mut self, slots: usize, queues: impl IntoIterator<Item = (&'q str, u32)>) -> Self {
+    pub fn shared<'q>(mut self, slots: u32, queues: impl IntoIterator<Item = (&'q str, u32)>) -> Self {
         let queues = queues.into_iter().map(|(name, weight)| (name.to_owned(), weight)).collect();
         let wanted = self.queues.together(slots, queues);
         self.note(wanted);
@@ -214,7 +214,7 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
     /// Serves this queue, and runs at most `slots` of its jobs at once. The worker then serves no queue but those given
     /// to `only_queue`: it ignores the queues that handlers' types name, and those of [`WorkerBuilder::concurrency`]
     /// and [`WorkerBuilder::shared`]. Call this once for each queue, before or after those methods.
-    pub fn only_queue(mut self, queue: &str, slots: usize) -> Self {
+    pub fn only_queue(mut self, queue: &str, slots: u32) -> Self {
         let wanted = self.queues.only(queue, slots);
         self.note(wanted);
         self

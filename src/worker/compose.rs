@@ -49,7 +49,7 @@ impl<S: Send + Sync + 'static> Life<S> {
             warn_of_few_connections(queues.total, builder.tenure.store());
         }
         let store = builder.tenure.store().clone();
-        let queue = builder.tenure.queue().clone();
+        let nats = builder.tenure.nats().clone();
         let running = Running::default();
         let heartbeat =
             Heartbeat::new(store.clone(), running.clone(), config.timing.clone(), worker_id.clone());
@@ -83,7 +83,7 @@ impl<S: Send + Sync + 'static> Life<S> {
             settle: Settle::new(store.clone(), worker_id.as_str().into()),
             heartbeat,
             store: store.clone(),
-            queue: queue.clone(),
+            nats: nats.clone(),
             queues: queues.clone(),
             worker_id: worker_id.clone(),
             trace_parent: config.trace_parent,
@@ -95,7 +95,7 @@ impl<S: Send + Sync + 'static> Life<S> {
             hostname,
             config,
             store,
-            queue,
+            nats,
             recovery: builder.recovery,
             health: builder.health,
             queues,
@@ -108,11 +108,11 @@ impl<S: Send + Sync + 'static> Life<S> {
 }
 
 /// Logs that handlers may have to wait for connections.
-fn warn_of_few_connections(slots: usize, store: &Store) {
+fn warn_of_few_connections(slots: u32, store: &Store) {
     let (pool, is_given) = store.handlers();
     let handler_connections = pool.options().get_max_connections();
     let setting = if is_given { "max_connections of the given pool" } else { "TENURE_HANDLER_CONNECTIONS" };
-    if slots > usize::try_from(handler_connections).unwrap_or(usize::MAX) {
+    if slots > handler_connections {
         tracing::info!(
             slots,
             handler_connections,

@@ -6,10 +6,16 @@ use tokio::time::{Instant, sleep};
 
 use crate::{observe::metrics, store::Store};
 
+/// The most queues whose counts one process exports. Each keeps its series until the process ends, and any NATS client
+/// can name a queue. Those with workers, settings or jobs come first.
+const SERIES_MAX: usize = 2_000;
+
 /// Exports the counts for as long as this future is polled.
 pub async fn show(store: &Store, every: impl Fn() -> Duration) {
     let mut shown = HashSet::new();
+    let mut ever: HashSet<String> = HashSet::new();
     let mut unserved = HashSet::new();
+    let mut kinds_ever: HashSet<(String, String)> = HashSet::new();
     // Until the first count, its age is the time since this process began.
     let (mut age_s, mut read_at) = (0.0, Instant::now());
     loop {
@@ -19,7 +25,13 @@ pub async fn show(store: &Store, every: impl Fn() -> Duration) {
                     (age_s, read_at) = (is, Instant::now());
                 }
                 let mut gone = std::mem::take(&mut shown);
-                for of in fleet.queues {
+                let mut queues = fleet.queues;
+                queues.sort_by_key(|of| of.workers == 0 && !of.is_paused && of.jobs == [0; 3]);
+                for of in queues {
+                    if ever.len() >= SERIES_MAX && !ever.contains(&of.queue) {
+                        continue;
+                    }
+                    ever.insert(of.queue.clone());
                     metrics::queue(&of.queue, of.jobs, of.submitted, of.oldest_due_s, of.is_paused);
                     gone.remove(&of.queue);
                     shown.insert(of.queue);
@@ -29,6 +41,12 @@ pub async fn show(store: &Store, every: impl Fn() -> Duration) {
                 }
                 let mut gone = std::mem::take(&mut unserved);
                 for of in fleet.unserved {
+                    if kinds_ever.len() >= SERIES_MAX
+                        && !kinds_ever.contains(&(of.queue.clone(), of.kind.clone()))
+                    {
+                        continue;
+                    }
+                    kinds_ever.insert((of.queue.clone(), of.kind.clone()));
                     metrics::unserved(&of.queue, &of.kind, of.waiting());
                     let key = (of.queue, of.kind);
                     gone.remove(&key);

@@ -21,7 +21,7 @@ pub enum WorkerError {
         /// The queue.
         queue: String,
         /// Its slots, as given.
-        slots: usize,
+        slots: u32,
     },
     /// Queues cannot share slots as given.
     #[error("{queues:?} cannot share {slots} slots: {reason}")]
@@ -29,7 +29,7 @@ pub enum WorkerError {
         /// The names of the queues.
         queues: Vec<String>,
         /// The slots to share.
-        slots: usize,
+        slots: u32,
         /// The reason, and what to do.
         reason: &'static str,
     },

@@ -35,8 +35,8 @@ impl WorkerHandle {
         self.stop.cancel();
     }
 
-    /// Waits until the worker has ended, on request or by an error. Any number of callers may wait, even long after
-    /// the end; all get the same answer.
+    /// Waits until the worker has ended, on request, by a drain or by an error. Any number of callers may wait, even
+    /// long after the end; all get the same answer.
     ///
     /// Cancel safe: a wait that is dropped changes nothing.
     ///
@@ -119,8 +119,9 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
         Ok(WorkerHandle { stop, ended, task: task.abort_handle(), health })
     }
 
-    /// Starts the worker as [`WorkerBuilder::start`] does, and runs jobs until `shutdown` completes. Then stops the
-    /// worker as [`WorkerHandle::stop`] does, and returns when it has ended.
+    /// Starts the worker as [`WorkerBuilder::start`] does, and runs jobs until `shutdown` completes, or an operator
+    /// drains the worker ([`Tenure::drain_worker`](crate::Tenure::drain_worker)). Then stops the worker as
+    /// [`WorkerHandle::stop`] does, and returns when it has ended.
     ///
     /// Dropping this future asks the worker to stop, and does not wait: the worker goes on in the background, and keeps
     /// the port of `TENURE_LISTEN`, until its jobs have ended or are released. A runtime that shuts down

@@ -34,7 +34,7 @@ use super::{
 };
 use crate::{
     config::Config,
-    nats::{Control, Queue},
+    nats::{Control, Nats},
     observe::health::Health,
     recover::{
         reconcile::{Identity, LifeSign},
@@ -50,7 +50,7 @@ pub(super) struct Life<S> {
     pub(super) hostname: String,
     pub(super) config: Config,
     pub(super) store: Store,
-    pub(super) queue: Queue,
+    pub(super) nats: Nats,
     pub(super) recovery: Vec<Recovery>,
     pub(super) health: Health,
     pub(super) queues: Arc<Queues>,
@@ -83,7 +83,7 @@ impl<S: Send + Sync + 'static> Life<S> {
         let mut loops = Loops::default();
         loops.spawn(Beat {
             store: self.store.clone(),
-            queue: self.queue.clone(),
+            nats: self.nats.clone(),
             health: self.health.clone(),
             running: self.running.clone(),
             queues: self.queues.clone(),
@@ -101,7 +101,8 @@ impl<S: Send + Sync + 'static> Life<S> {
             started = start.run(us) => started?,
             () = &mut stop => return Ok(()),
         };
-        self.spawn_loops(&mut loops, &common, us, control);
+        let drain = CancellationToken::new();
+        self.spawn_loops(&mut loops, &common, us, (control, &drain));
         let stop_pulling = CancellationToken::new();
         let mut pulls = self.pull(&common.topology, &stop_pulling);
         let queues: Vec<_> = self.queues.names().collect();
@@ -114,6 +115,10 @@ impl<S: Send + Sync + 'static> Life<S> {
         let all_blocked = loop {
             tokio::select! {
                 () = &mut stop => break false,
+                () = drain.cancelled() => {
+                    tracing::info!(worker = %self.worker_id, "an operator drains this worker; it stops as on SIGTERM");
+                    break false;
+                }
                 () = &mut all_lost => break true,
                 name = loops.ended() => self.lost_loop(name),
                 Some(pulled) = pulls.join_next() => {
@@ -152,25 +157,33 @@ impl<S: Send + Sync + 'static> Life<S> {
             renew_every: self.config.timing.renew_every,
             queues: self.queues.names().cloned().collect(),
             kinds: self.attempts.handlers.kinds.names(),
+            unkept: self.attempts.handlers.kinds.unkept(),
             slots: i32::try_from(self.queues.total).unwrap_or(i32::MAX),
         }
     }
 
     fn common(&self) -> Common {
-        let (store, queue, timing) = (self.store.clone(), self.queue.clone(), &self.config.timing);
+        let (store, nats, timing) = (self.store.clone(), self.nats.clone(), &self.config.timing);
         let turns = Arc::new(Turns::new(timing));
         Common {
-            topology: Arc::new(Topology::new(queue.clone(), self.queues.names().cloned().collect())),
-            presence: Arc::new(Presence::new(store.clone(), queue.clone(), timing.clone())),
+            topology: Arc::new(Topology::new(nats.clone(), self.queues.names().cloned().collect())),
+            presence: Arc::new(Presence::new(store.clone(), nats.clone(), timing.clone())),
             turns: turns.clone(),
-            relay: Relay { store: store.clone(), queue, turns, stop: relay::Stop::default() },
+            relay: Relay { store: store.clone(), nats, turns, stop: relay::Stop::default() },
             report: Report { store, queues: self.queues.clone(), every: timing.renew_every },
         }
     }
 
-    fn spawn_loops(&self, loops: &mut Loops, common: &Common, us: Registration, control: Control) {
+    /// `control`: the worker's subscriptions, and what a drain request cancels.
+    fn spawn_loops(
+        &self,
+        loops: &mut Loops,
+        common: &Common,
+        us: Registration,
+        (control, drain): (Control, &CancellationToken),
+    ) {
         let timing = &self.config.timing;
-        let (store, queue, queues) = (|| self.store.clone(), || self.queue.clone(), || self.queues.clone());
+        let (store, nats, queues) = (|| self.store.clone(), || self.nats.clone(), || self.queues.clone());
         let (turns, presence) = (|| common.turns.clone(), || common.presence.clone());
         let (relay, worker_id) = (|| common.relay.clone(), || self.worker_id.clone());
         let heartbeat = || self.attempts.heartbeat.clone();
@@ -181,17 +194,20 @@ impl<S: Send + Sync + 'static> Life<S> {
             store: store(),
             presence: presence(),
             turns: turns(),
+            health: self.health.clone(),
             every: timing.renew_every,
             registration: us,
         });
         loops.spawn(Listen {
             first: Arc::new(Mutex::new(Some(control))),
-            queue: queue(),
+            nats: nats(),
             presence: presence(),
             heartbeat: heartbeat(),
             running: self.running.clone(),
             turns: turns(),
             settings_changed: settings_changed.clone(),
+            health: self.health.clone(),
+            drain: drain.clone(),
         });
         loops.spawn(TryClaims {
             store: store(),
@@ -212,7 +228,7 @@ impl<S: Send + Sync + 'static> Life<S> {
         });
         loops.spawn(TakeTurns {
             store: store(),
-            queue: queue(),
+            nats: nats(),
             turns: turns(),
             presence: presence(),
             health: self.health.clone(),
@@ -220,12 +236,12 @@ impl<S: Send + Sync + 'static> Life<S> {
             worker_id: worker_id(),
         });
         loops.spawn(ShowFleet { store: store(), turns: turns(), scan_every: timing.scan_every });
-        loops.spawn(MeasureMessages { queue: queue(), queues: queues(), every: timing.scan_every });
+        loops.spawn(MeasureMessages { nats: nats(), queues: queues(), every: timing.scan_every });
         if self.takes_part(Recovery::Scanner) {
             loops.spawn(Scan {
                 store: store(),
                 turns: turns(),
-                queue: queue(),
+                nats: nats(),
                 relay: relay(),
                 every: timing.scan_every,
                 stale_after: timing.stale_after,
@@ -233,7 +249,7 @@ impl<S: Send + Sync + 'static> Life<S> {
             });
             loops.spawn(Sweep {
                 store: store(),
-                queue: queue(),
+                nats: nats(),
                 turns: turns(),
                 retention: self.config.retention.clone(),
                 scan_every: timing.scan_every,
@@ -242,7 +258,7 @@ impl<S: Send + Sync + 'static> Life<S> {
         if self.takes_part(Recovery::Vanished) {
             loops.spawn(Look {
                 store: store(),
-                queue: queue(),
+                nats: nats(),
                 turns: turns(),
                 presence: presence(),
                 relay: relay(),
@@ -270,7 +286,7 @@ impl<S: Send + Sync + 'static> Life<S> {
                 slots: slots.clone(),
                 attempts: self.attempts.clone(),
                 store: self.store.clone(),
-                queue: self.queue.clone(),
+                nats: self.nats.clone(),
                 topology: topology.clone(),
                 health: self.health.clone(),
                 pull_for: self.config.timing.pull_for,
@@ -294,7 +310,7 @@ impl<S: Send + Sync + 'static> Life<S> {
     fn shutdown(&self, common: Common) -> Shutdown {
         Shutdown {
             store: self.store.clone(),
-            queue: self.queue.clone(),
+            nats: self.nats.clone(),
             running: self.running.clone(),
             relay: common.relay,
             relays: self.takes_part(Recovery::Relay),

@@ -9,7 +9,7 @@ use tokio::time::sleep;
 
 use crate::{
     config::Timing,
-    nats::{Control, Probed, Queue},
+    nats::{Control, Nats, Probed},
     observe::repeats::Repeats,
     recover::vanished,
     store::{Registration, Store},
@@ -17,7 +17,7 @@ use crate::{
 
 pub(super) struct Presence {
     store: Store,
-    queue: Queue,
+    nats: Nats,
     timing: Timing,
     /// The subject on which this process answers probes.
     subject: String,
@@ -26,11 +26,11 @@ pub(super) struct Presence {
 }
 
 impl Presence {
-    pub(super) fn new(store: Store, queue: Queue, timing: Timing) -> Self {
-        let subject = queue.new_probe_subject();
+    pub(super) fn new(store: Store, nats: Nats, timing: Timing) -> Self {
+        let subject = nats.new_probe_subject();
         Self {
             store,
-            queue,
+            nats,
             timing,
             subject,
             reaches_itself: AtomicBool::new(false),
@@ -41,7 +41,7 @@ impl Presence {
     /// Subscribes to probes and announcements; retries until NATS permits it.
     pub(super) async fn listen(&self) -> Control {
         loop {
-            match self.queue.listen(&self.subject).await {
+            match self.nats.listen(&self.subject).await {
                 Ok(control) => return control,
                 Err(error) => {
                     if let Some(left_out) = self.repeats.tell(&format!("listen: {error}")) {
@@ -78,13 +78,13 @@ impl Presence {
 
     /// Probes this process itself.
     pub(super) async fn probe(&self) -> Probed {
-        self.queue.probe(&self.subject).await
+        self.nats.probe(&self.subject).await
     }
 
     /// Whether this worker may take the silence of others for their death: it hears itself, and both servers have been
     /// there for long enough.
     pub(super) fn can_judge(&self) -> bool {
         self.reaches_itself.load(Ordering::Acquire)
-            && vanished::has_settled(&self.store, &self.queue, &self.timing)
+            && vanished::has_settled(&self.store, &self.nats, &self.timing)
     }
 }

@@ -8,9 +8,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::{attempt::Attempts, topology::Topology};
 use crate::{
-    job::claim::{Missed, ack_for},
+    deliver::Deliver,
+    job::claim::{Ack, Missed, ack_for},
     nats::{
-        Delivery, Pull, PullConsumer, Pulled, Queue,
+        Delivery, Nats, Pull, PullConsumer, Pulled,
         slots::{Slot, Slots},
     },
     observe::{health::Health, panics::Panics, repeats},
@@ -20,6 +21,9 @@ use crate::{
 /// The first and the longest pause before a missing consumer is asked for again; each pause doubles the one before.
 const CONSUMER_AGAIN: Duration = Duration::from_millis(100);
 const CONSUMER_AGAIN_MAX: Duration = Duration::from_secs(10);
+
+/// After this time NATS delivers a message for which no slot was free.
+const NO_ROOM: Option<Duration> = Some(Duration::from_millis(50));
 
 /// The name of a queue in the worker's health.
 pub(super) fn queue_of(name: &str) -> String {
@@ -32,7 +36,7 @@ pub(super) struct PullQueue<S> {
     pub(super) slots: Slots,
     pub(super) attempts: Arc<Attempts<S>>,
     pub(super) store: Store,
-    pub(super) queue: Queue,
+    pub(super) nats: Nats,
     pub(super) topology: Arc<Topology>,
     pub(super) health: Health,
     /// How long one request for messages waits on the server.
@@ -79,7 +83,7 @@ impl<S: Send + Sync + 'static> PullQueue<S> {
                 self.lacks("not pulled again yet");
             }
             let Some(consumer) = self.consumer(&mut failures).await else { continue };
-            let mut pull = Pull::new(self.queue.clone(), consumer, self.slots.clone(), self.pull_for);
+            let mut pull = Pull::new(self.nats.clone(), consumer, self.slots.clone(), self.pull_for);
             let why = loop {
                 let pulled = tokio::select! { biased;
                     () = self.stop.cancelled() => break "stopping".into(),
@@ -93,6 +97,10 @@ impl<S: Send + Sync + 'static> PullQueue<S> {
                         for (delivery, slot) in deliveries {
                             jobs.spawn(self.attempt(delivery, slot));
                         }
+                    }
+                    Ok(Pulled::NoRoom(left)) => {
+                        let attempts = self.attempts.clone();
+                        jobs.spawn(async move { hand_back(&attempts.deliver, left, NO_ROOM).await });
                     }
                     Ok(Pulled::Broken(why)) => break why,
                     Err(error) => break error.to_string(),
@@ -153,7 +161,7 @@ impl<S: Send + Sync + 'static> PullQueue<S> {
     }
 
     async fn look_after_stream(&self) {
-        if !self.queue.is_connected() {
+        if !self.nats.is_connected() {
             self.lacks("NATS is not connected");
         }
         tokio::select! {
@@ -180,12 +188,28 @@ impl<S: Send + Sync + 'static> PullQueue<S> {
 
     /// Sends back the messages that were on their way to this worker.
     async fn nak_all(&self, pull: Pull) {
-        for delivery in pull.stop().await {
-            if self.stop.is_cancelled() {
-                delivery.receipt.nak().await;
-            } else {
+        let left = pull.stop().await;
+        if self.stop.is_cancelled() {
+            hand_back(&self.attempts.deliver, left, None).await;
+        } else {
+            // Postgres is away, too: each part of a message goes back with the whole.
+            for delivery in left {
                 delivery.receipt.send(ack_for(&Missed::Unanswered, delivery.deliveries)).await;
             }
         }
+    }
+}
+
+/// Returns messages, and parts of one, to the fleet: after this wait, or at once.
+async fn hand_back(deliver: &Deliver, left: Vec<Delivery>, wait: Option<Duration>) {
+    let (parts, messages): (Vec<_>, Vec<_>) = left.into_iter().partition(|delivery| delivery.part.is_some());
+    for message in messages {
+        match wait {
+            Some(wait) => message.receipt.send(Ack::Later(wait)).await,
+            None => message.receipt.nak().await,
+        }
+    }
+    if !parts.is_empty() {
+        deliver.hand_back(parts).await;
     }
 }

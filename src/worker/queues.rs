@@ -9,9 +9,9 @@ use super::error::WorkerError;
 use crate::{job::check_queue, nats::slots::Slots, observe::metrics::QueueMeasures};
 
 /// The slots of a queue for which the builder names no number.
-const SLOTS_DEFAULT: usize = 10;
+const SLOTS_DEFAULT: u32 = 10;
 /// The most slots of one queue; the database limits the useful number to far less.
-pub(super) const SLOTS_MAX: usize = 100_000;
+pub(super) const SLOTS_MAX: u32 = 100_000;
 
 /// The queues that a builder names.
 #[derive(Debug)]
@@ -19,14 +19,14 @@ pub(super) struct Wanted {
     /// The queues that the handlers' types name. `None`: a handler without a type may be for jobs of any queue.
     typed: Option<BTreeSet<&'static str>>,
     /// Each queue with its slots, if the builder names them and the queue does not share them.
-    queues: BTreeMap<String, Option<usize>>,
-    shared: Vec<(usize, Vec<(String, u32)>)>,
+    queues: BTreeMap<String, Option<u32>>,
+    shared: Vec<(u32, Vec<(String, u32)>)>,
     /// If not empty, the worker serves these and none of the others.
-    only: BTreeMap<String, Option<usize>>,
+    only: BTreeMap<String, Option<u32>>,
 }
 
 /// Checks the name of a queue and the number of its slots.
-fn check(queue: &str, slots: usize) -> Result<(), WorkerError> {
+fn check(queue: &str, slots: u32) -> Result<(), WorkerError> {
     check_queue(queue)?;
     if slots == 0 || slots > SLOTS_MAX {
         return Err(WorkerError::Slots { queue: queue.into(), slots });
@@ -53,17 +53,17 @@ impl Wanted {
         self.typed = None;
     }
 
-    pub(super) fn alone(&mut self, queue: &str, slots: usize) -> Result<(), WorkerError> {
+    pub(super) fn alone(&mut self, queue: &str, slots: u32) -> Result<(), WorkerError> {
         check(queue, slots)?;
         self.shared.retain(|(_, shared)| !shared.iter().any(|(name, _)| name == queue));
         self.queues.insert(queue.into(), Some(slots));
         Ok(())
     }
 
-    pub(super) fn together(&mut self, slots: usize, queues: Vec<(String, u32)>) -> Result<(), WorkerError> {
+    pub(super) fn together(&mut self, slots: u32, queues: Vec<(String, u32)>) -> Result<(), WorkerError> {
         let names: Vec<_> = queues.iter().map(|(name, _)| name.clone()).collect();
         let wrong = |reason| Err(WorkerError::Shared { queues: names.clone(), slots, reason });
-        if slots < queues.len() || slots > SLOTS_MAX {
+        if (slots as usize) < queues.len() || slots > SLOTS_MAX {
             return wrong("give each queue at least one slot, and all at most 100000");
         }
         if queues.iter().any(|(_, weight)| *weight == 0) {
@@ -81,7 +81,7 @@ impl Wanted {
         Ok(())
     }
 
-    pub(super) fn only(&mut self, queue: &str, slots: usize) -> Result<(), WorkerError> {
+    pub(super) fn only(&mut self, queue: &str, slots: u32) -> Result<(), WorkerError> {
         check(queue, slots)?;
         self.only.insert(queue.into(), Some(slots));
         Ok(())
@@ -133,7 +133,7 @@ impl Wanted {
         let (mut all, mut total) = (HashMap::new(), 0);
         for (slots, queues) in self.shared.iter().cloned().chain(alone) {
             total += slots;
-            all.extend(Slots::shared(slots, &queues));
+            all.extend(Slots::shared(slots as usize, &queues));
         }
         let measures = all.keys().map(|name| (name.clone(), QueueMeasures::new(name))).collect();
         Queues { slots: Arc::new(all), total, measures }
@@ -145,7 +145,7 @@ pub(super) struct Queues {
     /// The slots of each queue.
     pub(super) slots: Arc<HashMap<String, Slots>>,
     /// The most jobs of all queues that run at once.
-    pub(super) total: usize,
+    pub(super) total: u32,
     pub(super) measures: HashMap<String, QueueMeasures>,
 }
 

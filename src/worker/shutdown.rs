@@ -10,12 +10,12 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::loops::{Loops, figures::Report, relay::Relay};
-use crate::{config::Timing, nats::Queue, run::running::Running, store::Store};
+use crate::{config::Timing, nats::Nats, run::running::Running, store::Store};
 
 /// The end of a worker.
 pub(super) struct Shutdown {
     pub(super) store: Store,
-    pub(super) queue: Queue,
+    pub(super) nats: Nats,
     pub(super) running: Running,
     pub(super) relay: Relay,
     /// Whether this worker takes part in relaying.
@@ -57,7 +57,7 @@ impl Shutdown {
         // Not earlier: the loop of turns, which has ended now, would take them again.
         self.leave_turns().await;
         self.sign_off().await;
-        self.queue.flush().await;
+        self.nats.flush().await;
         tracing::info!(worker = %self.worker_id, "worker stopped");
     }
 
@@ -83,7 +83,7 @@ impl Shutdown {
     async fn leave_turns(&self) {
         let left = timeout(self.timing.database_within, self.store.leave_turns(&self.worker_id)).await;
         if matches!(left, Ok(Ok(true))) {
-            self.queue.announce_turns().await;
+            self.nats.announce_turns().await;
         }
     }
 

@@ -13,7 +13,7 @@ use tokio::{
 };
 
 use crate::{
-    nats::{PullConsumer, Queue, QueueError},
+    nats::{Nats, NatsError, PullConsumer},
     observe::repeats::Repeats,
 };
 
@@ -23,7 +23,7 @@ const CONSUMERS_WITHIN: Duration = Duration::from_secs(2);
 const ASKS_MAX: usize = 32;
 
 pub(super) struct Topology {
-    queue: Queue,
+    nats: Nats,
     /// The queues that are served.
     names: Vec<String>,
     /// Limits how many consumers the worker asks for at once.
@@ -34,9 +34,9 @@ pub(super) struct Topology {
 }
 
 impl Topology {
-    pub(super) fn new(queue: Queue, names: Vec<String>) -> Self {
+    pub(super) fn new(nats: Nats, names: Vec<String>) -> Self {
         Self {
-            queue,
+            nats,
             names,
             asks: Semaphore::new(ASKS_MAX),
             found: Mutex::default(),
@@ -49,10 +49,10 @@ impl Topology {
         let mut failures: u32 = 0;
         loop {
             // Requests that cannot be sent would pile up in the client.
-            while timeout(Duration::from_secs(5), self.queue.connected()).await.is_err() {
+            while timeout(Duration::from_secs(5), self.nats.connected()).await.is_err() {
                 if let Some(left_out) = self.repeats.tell("waiting for NATS") {
-                    let reason = self.queue.why_away();
-                    tracing::warn!(reason, servers = self.queue.servers(), left_out, "waiting for NATS");
+                    let reason = self.nats.why_away();
+                    tracing::warn!(reason, servers = self.nats.servers(), left_out, "waiting for NATS");
                 }
             }
             match self.ensure_stream().await {
@@ -72,8 +72,8 @@ impl Topology {
         }
     }
 
-    async fn ensure_stream(&self) -> Result<(), QueueError> {
-        let drift = self.queue.ensure_stream().await?;
+    async fn ensure_stream(&self) -> Result<(), NatsError> {
+        let drift = self.nats.ensure_stream().await?;
         if !drift.is_empty()
             && let Some(left_out) = self.repeats.tell(&format!("drift: {drift:?}"))
         {
@@ -97,7 +97,7 @@ impl Topology {
     }
 
     /// Returns a queue's consumer: the one that the start found, else one that NATS has or creates now.
-    pub(super) async fn consumer(&self, name: &str) -> Result<PullConsumer, QueueError> {
+    pub(super) async fn consumer(&self, name: &str) -> Result<PullConsumer, NatsError> {
         let found = self.found.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
         match found {
             Some(consumer) => Ok(consumer),
@@ -105,10 +105,10 @@ impl Topology {
         }
     }
 
-    async fn ensure_consumer(&self, name: &str) -> Result<PullConsumer, QueueError> {
+    async fn ensure_consumer(&self, name: &str) -> Result<PullConsumer, NatsError> {
         // A worker of very many queues asks for a few at a time.
         let _turn = self.asks.acquire().await;
-        let (consumer, drift) = self.queue.ensure_consumer(name).await?;
+        let (consumer, drift) = self.nats.ensure_consumer(name).await?;
         if !drift.is_empty()
             && let Some(left_out) = self.repeats.tell(&format!("drift of {name}: {drift:?}"))
         {
@@ -124,7 +124,7 @@ impl Topology {
 
     /// Creates the stream and the consumers that are missing. Goes on after a consumer that cannot be created, and
     /// returns the first error.
-    pub(super) async fn try_all(&self) -> Result<(), QueueError> {
+    pub(super) async fn try_all(&self) -> Result<(), NatsError> {
         self.ensure_stream().await?;
         let mut all = Ok(());
         for name in &self.names {

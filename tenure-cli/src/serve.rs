@@ -7,10 +7,8 @@ use tokio::time::sleep;
 
 use crate::dashboard;
 use tenure::{
-    Health, JobError, StoreError, Tenure,
-    internals::{
-        ErrorText as _, NEEDS, Parts as _, ProgramSettings as _, Reports as _, Server, counts as fleet, http,
-    },
+    Health, StoreError, Tenure,
+    internals::{Memory, NEEDS, Parts as _, Server, chained, counts as fleet, http, measure_alone},
     metrics,
 };
 
@@ -18,6 +16,9 @@ use tenure::{
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// A check that is later than this means that the runtime hangs.
 const HUNG_AFTER: Duration = Duration::from_secs(30);
+
+/// How long a process whose role may not measure waits until it tries again: its rights may have changed.
+const MEASURED_AGAIN_AFTER: Duration = Duration::from_hours(1);
 
 /// `tenure serve` cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -36,7 +37,7 @@ pub(crate) async fn serve(
 ) -> Result<(), ServeError> {
     let health = Health::new(HUNG_AFTER);
     let pages = dashboard::router(tenure, address, http::metrics())?;
-    let base = &tenure.config().serve().base_path;
+    let base = &tenure.config().serve.base_path;
     let what = format!("the dashboard at {base}/, and /metrics, /livez, /readyz and /startupz");
     let server = Server::start(address, http::probes(health.clone()).merge(pages), &what)
         .map_err(|source| ServeError::Listen { address, source })?;
@@ -44,9 +45,9 @@ pub(crate) async fn serve(
         let mut logged = None;
         loop {
             health.beat();
-            let (asked, nats_up) = (tenure.store().schema().await, tenure.queue().is_connected());
+            let (asked, nats_up) = (tenure.store().schema().await, tenure.nats().is_connected());
             // Each change is logged once: this loop runs every second.
-            let why = asked.as_ref().err().map(|error| JobError::from(error.clone()).text());
+            let why = asked.as_ref().err().map(|error| chained(error));
             match (&why, &logged) {
                 (Some(why), logged) if Some(why) != logged.as_ref() => {
                     tracing::warn!(error = why, "Postgres is unavailable; the pages show the error");
@@ -85,8 +86,25 @@ pub(crate) async fn serve(
     tokio::select! {
         () = looks => {}
         () = fleet::show(tenure.store(), || every) => {}
+        () = measure(tenure) => {}
         () = shutdown => health.draining(),
     }
     drop(server);
     Ok(())
+}
+
+/// Measures the fleet where no worker does: the pages of a fleet without workers must not go blank.
+async fn measure(tenure: &Tenure) {
+    let (every, memory) = (tenure.config().timing.scan_every, Memory::default());
+    loop {
+        let mut wait = every;
+        if let Err(error) = measure_alone(tenure.store(), tenure.nats(), &memory, every).await {
+            if error.is_denied() {
+                // A role that only reads: workers alone measure.
+                wait = MEASURED_AGAIN_AFTER;
+            }
+            tracing::debug!(%error, "could not measure the fleet in place of its workers");
+        }
+        sleep(wait.mul_f64(rand::random_range(0.8..1.2))).await;
+    }
 }

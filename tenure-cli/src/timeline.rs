@@ -9,7 +9,8 @@ use chrono::{DateTime, TimeDelta, Utc};
 use serde::Serialize;
 
 use tenure::{
-    FencingToken, Status, internals,
+    FencingToken, Status,
+    internals::{WhoRuns, duration::measured},
     rows::{ExecutionRow, JobRow, RecoveryRow},
 };
 
@@ -154,14 +155,25 @@ fn finished(job: &JobRow, last: Option<&ExecutionRow>) -> Option<Entry> {
     Some(Entry::new(at, event, text))
 }
 
-/// Formats a time span.
+/// Formats a time that passed, in seconds.
 pub(crate) fn seconds(seconds: f64) -> String {
-    internals::span(Duration::try_from_secs_f64(seconds).unwrap_or_default())
+    measured(Duration::try_from_secs_f64(seconds).unwrap_or_default())
 }
 
 /// Formats the span between two times. Clocks may go backwards; the span is never negative.
 fn span(from: DateTime<Utc>, to: DateTime<Utc>) -> String {
     seconds((to - from).to_std().unwrap_or_default().as_secs_f64())
+}
+
+/// Returns what a due job waits for.
+pub(crate) fn waits_for(job: &JobRow, who_runs: WhoRuns) -> String {
+    match who_runs {
+        WhoRuns { is_paused: true, .. } => format!("the queue {} is paused", job.queue),
+        WhoRuns { serves_queue: false, .. } => format!("no live worker serves the queue {}", job.queue),
+        WhoRuns { runs_kind: false, .. } => format!("no live worker runs the kind {}", job.kind),
+        WhoRuns { not_ready: Some(why), .. } => format!("no worker that runs it is ready: {why}"),
+        _ => "waiting for a worker".into(),
+    }
 }
 
 #[cfg(test)]

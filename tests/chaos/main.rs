@@ -232,7 +232,7 @@ async fn cancel_some(tenure: Tenure, journal: Arc<Mutex<Journal>>, over: Arc<Ato
     while !over.load(Ordering::SeqCst) {
         tokio::time::sleep(Duration::from_millis(700)).await;
         let Some((n, id)) = journal.lock().unwrap().youngest() else { continue };
-        if let Ok(tenure::CancelOutcome::Cancelled) = tenure.cancel(id).await {
+        if let Ok(tenure::jobs::CancelOutcome::Cancelled) = tenure.cancel(id).await {
             journal.lock().unwrap().cancelled(n);
         }
     }

@@ -20,7 +20,7 @@ const VOLATILE: &[&str] =
 /// Names that statements of released programs use for something else beside a table's own columns: such a column would
 /// make their statements ambiguous.
 const TAKEN: &[(&str, &[&str])] = &[
-    ("tenure.jobs", &["category", "charged", "error", "output", "passed", "route", "verdict"]),
+    ("tenure.jobs", &["category", "charged", "error", "output", "passed", "report", "route", "verdict"]),
     ("tenure.workers", &["queue"]),
 ];
 

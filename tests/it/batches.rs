@@ -18,13 +18,13 @@ fn order(n: usize) -> JobRequest {
 /// Long timers: no job counts as lost while a test holds it up.
 async fn patient() -> Bench {
     bench_with(|config| {
-        config.timing.stale_after = Duration::from_secs(30);
-        config.timing.ack_wait = Duration::from_secs(60);
+        config.timing.stale_after = Duration::from_secs(180);
+        config.timing.ack_wait = Duration::from_secs(360);
     })
     .await
 }
 
-fn worker(bench: &Bench, slots: usize) -> Running {
+fn worker(bench: &Bench, slots: u32) -> Running {
     Running::start(
         Worker::builder(&bench.tenure)
             .handle_kind("order", KindOptions::new(), |_: Value, _: JobContext| async {})
@@ -511,7 +511,7 @@ async fn a_locked_completion_costs_the_others_one_delay_and_not_one_each_time_it
 /// A frozen stream confirms nothing. The number of waiting messages is bounded, and each caller waits at most once.
 #[tokio::test(flavor = "multi_thread")]
 async fn messages_that_a_frozen_stream_does_not_confirm_are_bounded_and_left_to_the_relay() {
-    let mut bench = bench_with_servers(|config| config.timing.publish_within = Duration::from_secs(3)).await;
+    let mut bench = bench_with_servers(|config| config.timing.publish_within = Duration::from_secs(6)).await;
     let servers = bench.own.take().unwrap();
     bench.tenure.setup(&["q".into()]).await.unwrap();
     bench.tenure.enqueue(order(0)).await.unwrap();

@@ -156,6 +156,7 @@ async fn the_bench_starts_servers_of_its_own_and_prints_a_table() {
         "in flight",
         "HOT updates",
         "old database: reconcile",
+        "old and full database: scan",
     ] {
         assert!(text.contains(part), "no {part:?} in:\n{text}");
     }
@@ -167,7 +168,7 @@ async fn the_bench_starts_servers_of_its_own_and_prints_a_table() {
 async fn the_bench_deletes_its_own_stream_and_counts_what_idle_workers_do() {
     let bench = bench().await;
     let mut command =
-        bench.program(&["bench", "relay", "idle", "--quick", "--jobs", "1000", "--slots", "50"]);
+        bench.program(&["bench", "relay", "idle", "grow", "--quick", "--jobs", "1000", "--slots", "50"]);
     command.env_remove("DATABASE_URL").env_remove("NATS_URL");
     let report = Report::of(command).await;
     report.all_are_positive(&[
@@ -183,6 +184,15 @@ async fn the_bench_deletes_its_own_stream_and_counts_what_idle_workers_do() {
     for part in ["Postgres", "NATS", "each worker", "NATS messages, in and out"] {
         assert!(report.find(&format!("5 idle worker processes: {part}")).is_some(), "{part}");
     }
+    for (who, how) in [("2 workers of one queue", "idle"), ("a worker of 2 queues", "100 jobs/s")] {
+        // In a second, Postgres may not have reported a statement.
+        for part in ["statements", "Postgres", "NATS", "all workers", "NATS messages, in and out"] {
+            assert!(report.find(&format!("{who}, {how}: {part}")).is_some(), "{who}, {how}: {part}");
+        }
+        for part in ["connections", "memory of a worker"] {
+            assert!(report.median(&format!("{who}, {how}: {part}")) > 0.0, "{who}, {how}: {part}");
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -191,6 +201,7 @@ async fn a_bench_with_impossible_options_is_refused() {
     for (arguments, says) in [
         (&["bench", "--jobs", "10"][..], "take 1000 or more"),
         (&["bench", "age", "--on-servers"], "run them without --on-servers"),
+        (&["bench", "grow", "--on-servers"], "run them without --on-servers"),
         (&["bench", "speed"], "possible values: one-by-one"),
         (&["bench", "--runs", "0"], "a number of at least 1"),
         (&["bench", "--slots", "1000000"], "1 to 100000"),

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tenure::{
-    CancelOutcome, CancelReason, JobContext, JobError, JobRequest, KindOptions, Outcome, Status, Worker,
+    CancelReason, JobContext, JobError, JobRequest, KindOptions, Outcome, Status, Worker, jobs::CancelOutcome,
 };
 use tokio::sync::mpsc;
 
@@ -26,7 +26,7 @@ fn job(n: u32) -> JobRequest {
 }
 
 /// A worker of silent handlers, which send the reason for their stop and its time.
-fn silent(bench: &Bench, slots: usize) -> (Running, mpsc::UnboundedReceiver<(CancelReason, Instant)>) {
+fn silent(bench: &Bench, slots: u32) -> (Running, mpsc::UnboundedReceiver<(CancelReason, Instant)>) {
     let (tell, told) = mpsc::unbounded_channel();
     let handler = move |_: Value, ctx: JobContext| {
         let tell = tell.clone();

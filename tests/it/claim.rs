@@ -219,7 +219,19 @@ async fn a_token_without_the_claim_id_writes_nothing() {
             }
             assert_eq!(query.fetch_all(&bench.pool).await.unwrap().len(), 0, "{name} {token} {claim}");
         }
-        for name in ["fence", "hold", "complete_one"] {
+        for name in ["complete_told", "complete_unkept", "complete_unkept_skip"] {
+            let query = sqlx::query(statement(name)).bind(vec![job]).bind(vec![token]).bind(vec![claim]);
+            let query = if name == "complete_told" {
+                query.bind(vec![Some("1")]).bind(vec![Some("{\"stage\": \"stale\"}")])
+            } else {
+                query.bind(vec![job])
+            };
+            assert_eq!(query.fetch_all(&bench.pool).await.unwrap().len(), 0, "{name} {token} {claim}");
+        }
+        let unkept = sqlx::query(statement("complete_unkept_one")).bind(job).bind(token).bind(claim);
+        let unkept = unkept.bind(vec![job]).bind("100ms").fetch_all(&bench.pool).await.unwrap();
+        assert_eq!(unkept.len(), 0, "complete_unkept_one {token} {claim}");
+        for name in ["fence", "lock_job", "complete_one"] {
             let mut query = sqlx::query(statement(name)).bind(job).bind(token).bind(claim);
             if name.starts_with("complete") {
                 query = query.bind("1");
@@ -243,6 +255,7 @@ async fn a_token_without_the_claim_id_writes_nothing() {
             .bind(vec![0])
             .bind("w")
             .bind(20_i64)
+            .bind("an outage")
             .fetch_all(&bench.pool)
             .await
             .unwrap();

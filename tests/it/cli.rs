@@ -122,7 +122,7 @@ async fn bad_input_exits_1_or_2_and_says_what_to_do() {
     let wrong =
         bench.program(&["work", "q", "--exec", "true"]).env("TENURE_ACK_WAIT", "1s").output().await.unwrap();
     let text = String::from_utf8(wrong.stderr).unwrap();
-    assert!(text.contains("ack_wait (1s)") && text.contains("stale_after (1.5s)"), "{text}");
+    assert!(text.contains("ack_wait (1s)") && text.contains("stale_after (1s 500ms)"), "{text}");
     assert_eq!(wrong.status.code(), Some(2));
 }
 

@@ -118,6 +118,7 @@ async fn json_output_has_the_keys_that_the_docs_name() {
     compared.many("dead letter", &run(&bench, &["dead", "list"], 0).await);
     compared.one("dead letter", &run(&bench, &["dead", "show", &dead], 0).await);
     compared.many("dead count", &run(&bench, &["dead", "count"], 0).await);
+    compared.many("dead group", &run(&bench, &["dead", "groups"], 0).await);
     compared.one("answer", &run(&bench, &["dead", "redrive", &dead], 0).await);
     bench.until_count("tenure.dead_letter_jobs", 1).await;
     let again = run(&bench, &["jobs", "show", &dead], 0).await;
@@ -128,6 +129,7 @@ async fn json_output_has_the_keys_that_the_docs_name() {
         "{again}"
     );
     compared.one("redriven", &run(&bench, &["dead", "redrive", "--kind", "other"], 0).await);
+    compared.one("dry run", &run(&bench, &["dead", "purge", "--older-than", "0s", "--dry-run"], 0).await);
     compared.one("purged", &run(&bench, &["dead", "purge", "--older-than", "0s"], 0).await);
 
     // A running job, one that has ended, and one that does not exist.
@@ -154,7 +156,9 @@ async fn json_output_has_the_keys_that_the_docs_name() {
     // The tests' Postgres has fsync off, which is a warning; nothing is wrong while the worker runs.
     compared.many("check", &run(&bench, &["doctor"], 0).await);
     compared.many("setting", &run(&bench, &["config"], 0).await);
-    worker.stop().await;
+    let runs_on = bench.tenure.workers().await.unwrap().pop().unwrap().worker_id;
+    compared.one("drained worker", &run(&bench, &["workers", "drain", &runs_on], 0).await);
+    worker.ended().await;
 
     // A recovery event as the scanner writes it.
     let insert = format!(

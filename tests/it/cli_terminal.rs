@@ -3,7 +3,9 @@
 use std::{process::Stdio, time::Duration};
 
 use serde_json::{Value, json};
-use tenure::{JobContext, JobError, JobId, JobRequest, KindOptions, QueueLimits, Schedule, Worker};
+use tenure::{
+    JobContext, JobError, JobId, JobRequest, KindOptions, Worker, queues::QueueLimits, schedules::Schedule,
+};
 use tokio::io::AsyncReadExt;
 
 use crate::harness::{Bench, Running, bench, bench_with};
@@ -13,10 +15,14 @@ async fn run(bench: &Bench, columns: Option<u16>, arguments: &[&str]) -> (Option
     let mut command = bench.program(arguments);
     command.env_remove("COLUMNS");
     if let Some(columns) = columns {
-        command.env("COLUMNS", columns.to_string());
+        // A real terminal, made by `script`.
+        let quoted = format!("{} '{}'", env!("CARGO_BIN_EXE_tenure"), arguments.join("' '"));
+        command = tokio::process::Command::new("script");
+        command.args(["-qec", &quoted, "/dev/null"]).envs(bench.environment()).stdin(Stdio::null());
+        command.env("TERM", "dumb").env("COLUMNS", columns.to_string());
     }
     let output = command.output().await.unwrap();
-    let text = |bytes| String::from_utf8(bytes).unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap().replace("\r\n", "\n");
     (output.status.code(), text(output.stdout), text(output.stderr))
 }
 
@@ -101,6 +107,10 @@ async fn a_list_fits_a_narrow_screen_and_goes_whole_into_a_pipe() {
     for column in ["ID", "QUEUE", "KIND", "CATEGORY", "ATTEMPT", "DIED", "LAST ERROR"] {
         assert!(header.contains(column), "no {column} in {header}");
     }
+    // In a pipe COLUMNS cuts nothing.
+    let piped = bench.program(&["jobs", "list"]).env("COLUMNS", "60").output().await.unwrap();
+    let (_, whole, _) = run(&bench, None, &["jobs", "list"]).await;
+    assert_eq!(String::from_utf8(piped.stdout).unwrap(), whole);
     // Too narrow for the columns that matter: a record for each item.
     let (_, out, _) = run(&bench, Some(60), &["jobs", "list"]).await;
     assert!(out.contains(&format!("id:          {dead}\n queue:       mail\n")), "{out}");
@@ -167,11 +177,9 @@ async fn doctor_shows_the_wrong_first_and_only_the_problems_on_demand() {
     assert_eq!(code, Some(1));
     assert!(checks.iter().all(|check| check["state"] == "wrong" || check["state"] == "warning"), "{json}");
 
-    let mut away = bench.program(&["doctor"]);
-    away.env("DATABASE_URL", "postgres://u:p@127.0.0.1:1/x").env("COLUMNS", "60");
-    let output = away.output().await.unwrap();
-    let out = String::from_utf8(output.stdout).unwrap();
-    assert!(widest(&out) <= 60 && output.status.code() == Some(1), "{out}");
+    let away = ["--database-url", "postgres://u:p@127.0.0.1:1/x", "doctor"];
+    let (code, out, _) = run(&bench, Some(60), &away).await;
+    assert!(widest(&out) <= 60 && code == Some(1), "{out}");
     for part in ["prepared_transactions", "replication_slots", "(Postgres", "refused"] {
         assert!(out.contains(part), "no {part:?} in\n{out}");
     }
@@ -318,6 +326,12 @@ async fn a_mistyped_queue_is_neither_paused_nor_created() {
         assert!(err.contains(part), "no {part:?} in {err}");
     }
     assert_eq!(bench.count("tenure.queues").await, 0, "neither of the two is paused");
+    let limit = ["queues", "limit", "mial", "--max-running", "3"];
+    let (limited, _, err) = run(&bench, None, &limit).await;
+    assert!(limited == Some(1) && err.contains("\"mial\" is unknown") && err.contains("--create"), "{err}");
+    assert_eq!(bench.count("tenure.queues").await, 0);
+    assert_eq!(code(&bench, &["queues", "limit", "soon", "--max-queued", "9", "--create"]).await, Some(0));
+    assert_eq!(bench.count("tenure.queues WHERE queue = 'soon' AND max_queued = 9").await, 1);
     let (resumed, _, err) = run(&bench, None, &["queues", "resume", "mial"]).await;
     assert!(resumed == Some(1) && err.contains("\"mial\" is unknown"), "{err}");
     assert_eq!(code(&bench, &["queues", "pause", "a.b"]).await, Some(2));

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tenure::{
-    JobContext, JobError, JobId, JobRequest, KindOptions, Outcome, RetryOutcome, Status, Worker,
+    JobContext, JobError, JobId, JobRequest, KindOptions, Outcome, Status, Worker, jobs::RetryOutcome,
     rows::DeadFilter,
 };
 
@@ -278,7 +278,7 @@ async fn the_command_line_shows_redrives_and_purges() {
     let (code, out, _) = run(format!("jobs retry {id}")).await;
     assert!(code == 1 && text(out).contains("enqueue a new one"));
     for (arguments, code, expected) in [
-        ("dead redrive", 2, "name what to redrive: IDs, --queue, --kind, --category or --all"),
+        ("dead redrive", 2, "name what to redrive: IDs, --queue, --kind, --category, --group or --all"),
         ("dead purge", 2, "--older-than"),
         ("dead purge --older-than -3d", 2, "older-than"),
         ("dead list --category lots", 2, "possible values: exhausted, permanent, lost, silent"),
@@ -293,4 +293,49 @@ async fn the_command_line_shows_redrives_and_purges() {
     let (code, out, _) = run("dead purge --older-than 0s".into()).await;
     assert_eq!((code, text(out).trim()), (0, "1 dead letter purged"));
     worker.stop().await;
+}
+
+/// Two queues fail alike: a group is of one of them, and a dry run counts exactly what the act then touches.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_is_of_one_queue_and_kind_and_a_dry_run_says_how_many_an_act_would_touch() {
+    let bench = bench().await;
+    bench
+        .execute(
+            "INSERT INTO tenure.dead_letter_jobs (id, queue, kind, payload, raw_payload, attempt, max_attempts,
+                    fencing_token, created_at, scheduled_at, died_at, last_error, category, execution_history)
+             SELECT gen_random_uuid(), q, k, CASE WHEN n < 4 THEN to_jsonb(n) END, CASE WHEN n = 4 THEN '\\x00'::bytea END,
+                    0, 1, 0, now(), now(), now(), 'timeout after ' || n || ' s', 'exhausted', '[]'
+               FROM generate_series(1, 4) n, unnest(ARRAY['mail', 'shop']) q, unnest(ARRAY['k', 'l']) k",
+        )
+        .await;
+    let run = async |arguments: &[&str]| -> Value {
+        let output = bench.program(arguments).args(["--output", "json"]).output().await.unwrap();
+        serde_json::from_slice(&output.stdout)
+            .unwrap_or_else(|_| panic!("{arguments:?}: {}", String::from_utf8_lossy(&output.stderr)))
+    };
+    let groups = run(&["dead", "groups"]).await;
+    let groups = groups.as_array().unwrap();
+    assert_eq!(groups.len(), 4);
+    let id = |queue: &str| {
+        let of = groups.iter().find(|of| of["queue"] == queue && of["kind"] == "k").unwrap();
+        assert_eq!(of["jobs"], 4);
+        of["group"].as_str().unwrap()
+    };
+    let (mail, shop) = (id("mail"), id("shop"));
+    assert_ne!(mail, shop);
+    let purge = ["dead", "purge", "--older-than", "0s", "--group", mail];
+    assert_eq!(run(&[&purge[..], &["--dry-run"]].concat()).await, json!({ "would_purge": 4 }));
+    assert_eq!(bench.count("tenure.dead_letter_jobs").await, 16, "a dry run changes nothing");
+    assert_eq!(run(&purge).await, json!({ "purged": 4 }));
+    assert_eq!(bench.count("tenure.dead_letter_jobs WHERE queue = 'mail' AND kind = 'k'").await, 0);
+    assert_eq!(bench.count("tenure.dead_letter_jobs").await, 12, "no other group was touched");
+    let redrive = ["dead", "redrive", "--group", shop];
+    assert_eq!(run(&[&redrive[..], &["--dry-run"]].concat()).await, json!({ "would_redrive": 3 }));
+    assert_eq!(run(&redrive).await, json!({ "redriven": 3 }));
+    assert_eq!(bench.count("tenure.dead_letter_jobs").await, 9);
+    let cancel = ["jobs", "cancel", "--queue", "shop", "--kind", "k"];
+    let would = run(&[&cancel[..], &["--dry-run"]].concat()).await;
+    assert_eq!(would, json!({ "would_cancel": 3, "would_ask": 0 }));
+    assert_eq!(bench.count("tenure.jobs").await, 3);
+    assert_eq!(run(&cancel).await, json!({ "cancelled": 3, "asked": 0 }));
 }

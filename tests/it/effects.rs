@@ -283,7 +283,7 @@ async fn an_old_snapshot_of_the_jobs_row_is_no_ownership() {
         insert(&mut tx, ctx.id(), ctx.token()).await?;
         app.gate("snapshot taken", ctx.token()).await;
         let refused = if payload["hold"] == json!(true) {
-            let held = ctx.hold(&mut tx).await;
+            let held = ctx.lock_job(&mut tx).await;
             assert!(
                 matches!(held, Err(ContextError::Conflict { .. } | ContextError::Lost { .. })),
                 "{held:?}"
@@ -352,7 +352,7 @@ async fn complete_in_commits_both_or_neither() {
 }
 
 /// Progress changes the job's row. Under a snapshot of the whole transaction, the completion must still succeed if the
-/// transaction began with `hold`, and otherwise say what to do.
+/// transaction began with `lock_job`, and otherwise say what to do.
 #[tokio::test(flavor = "multi_thread")]
 async fn complete_in_under_repeatable_read_goes_with_hold_and_says_so_without() {
     let world = world().await;
@@ -360,7 +360,7 @@ async fn complete_in_under_repeatable_read_goes_with_hold_and_says_so_without() 
         let app = ctx.state().clone();
         let mut tx = app.pool.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ").await?;
         if payload == json!("held") {
-            ctx.hold(&mut tx).await?;
+            ctx.lock_job(&mut tx).await?;
         } else {
             sqlx::query("SELECT 1").execute(&mut *tx).await?;
         }
@@ -388,7 +388,7 @@ async fn complete_in_under_repeatable_read_goes_with_hold_and_says_so_without() 
     world.bench.until_count("tenure.jobs WHERE stage = 'working'", 1).await;
     world.go();
     let said = world.hear().await;
-    assert!(said.contains("ctx.hold(&mut tx)"), "{said}");
+    assert!(said.contains("ctx.lock_job(&mut tx)"), "{said}");
     assert_eq!(world.bench.until_finished(unheld).await.status, Status::Cancelled);
     assert_eq!(world.effects().await, 1, "rolled back");
     worker.stop().await;
@@ -428,7 +428,7 @@ async fn an_open_transaction_holds_up_neither_progress_nor_cancellation_nor_othe
         let other = world.enqueue(json!("other")).await;
         world.bench.until_finished(other).await;
         let cancelled = tokio::time::timeout(Duration::from_secs(2), world.bench.tenure.cancel(job)).await;
-        assert!(matches!(cancelled, Ok(Ok(tenure::CancelOutcome::Asked { .. }))), "{cancelled:?}");
+        assert!(matches!(cancelled, Ok(Ok(tenure::jobs::CancelOutcome::Asked { .. }))), "{cancelled:?}");
         assert_eq!(world.hear().await, "cancelled: User");
         assert_eq!(world.bench.until_finished(job).await.status, Status::Cancelled);
     }
@@ -623,7 +623,7 @@ async fn a_transaction_that_is_dropped_ends_on_the_server_and_holds_up_no_other_
     worker.stop().await;
 }
 
-/// A handler that begins with `hold` gets no conflict, however much it reports.
+/// A handler that begins with `lock_job` gets no conflict, however much it reports.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_held_job_that_chats_all_the_time_completes_in_its_transaction() {
     let world = world().await;
@@ -636,7 +636,7 @@ async fn a_held_job_that_chats_all_the_time_completes_in_its_transaction() {
         });
         tokio::time::sleep(Duration::from_millis(60)).await;
         let mut tx = ctx.state().pool.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ").await?;
-        ctx.hold(&mut tx).await?;
+        ctx.lock_job(&mut tx).await?;
         insert(&mut tx, ctx.id(), ctx.token()).await?;
         tokio::time::sleep(Duration::from_millis(60)).await;
         let done = ctx.complete_in(tx, None).await;

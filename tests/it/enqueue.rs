@@ -185,6 +185,8 @@ async fn an_invalid_request_is_refused_by_name_and_nothing_is_stored() {
     assert!(message(request(json!(1)).max_attempts(0)).await.contains("max_attempts is 0"));
     assert!(message(request(json!(1)).unique_key("")).await.contains("unique_key"));
     assert!(message(request(json!(1)).delay(Duration::MAX)).await.contains("ten years"));
+    let late = "9999-12-31T00:00:00Z".parse().unwrap();
+    assert!(message(request(json!(1)).run_at(late)).await.contains("ten years"));
     assert_eq!(bench.count("tenure.jobs").await, 0);
     // The limit itself is allowed.
     bench.tenure.enqueue(request(json!("x".repeat(262_142)))).await.unwrap();

@@ -83,7 +83,7 @@ async fn a_number_keeps_every_digit_from_the_payload_to_the_output_wherever_it_i
         for (format, shown) in [("table", table), ("json", json)] {
             let out = print(&[arguments, &[format]].concat()).await;
             assert_eq!(times(&out), shown, "{arguments:?} {format}: {out}");
-            assert_eq!(out.matches("3.14").count(), shown, "{arguments:?} {format}: {out}");
+            assert_eq!(out.matches("3.1415").count(), shown, "{arguments:?} {format}: {out}");
         }
     }
     let address = free_address();

@@ -103,7 +103,7 @@ async fn a_client_with_another_inbox_prefix_than_the_settings_is_refused() {
         let mut config = bench.config.clone();
         config.inbox_prefix = Some(prefix.into());
         let refused = Tenure::builder(&config).nats(client.clone()).connect().await.unwrap_err();
-        let ConnectError::Queue(refused) = refused else { panic!("{refused}") };
+        let ConnectError::Nats(refused) = refused else { panic!("{refused}") };
         let text = refused.to_string();
         assert!(text.contains(&format!("{prefix:?}")) && text.contains("\"_INBOX_app\""), "{text}");
     }

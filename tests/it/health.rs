@@ -105,7 +105,7 @@ async fn a_worker_that_may_not_claim_is_not_ready_and_says_why() {
     bench.execute("ALTER TABLE tenure.elsewhere RENAME TO queues").await;
     until("").await;
     // This right is needed only for claims of a limited queue.
-    bench.tenure.limit_queue("q", tenure::QueueLimits::new().max_running(1)).await.unwrap();
+    bench.tenure.limit_queue("q", tenure::queues::QueueLimits::new().max_running(1)).await.unwrap();
     // By then the worker has read the limit.
     tokio::time::sleep(Duration::from_millis(1_500)).await;
     bench.execute("ALTER TABLE tenure.queue_slots RENAME TO elsewhere").await;
@@ -213,7 +213,7 @@ async fn the_metrics_page_shows_what_the_worker_has_done() {
     bench.tenure.enqueue(JobRequest::new("q", "k", json!(9)).delay(Duration::from_secs(3600))).await.unwrap();
     bench.publish("q.k", "not json").await;
     let tick = JobRequest::new("q", "tick", json!({}));
-    bench.tenure.put_schedule(tenure::Schedule::new("s", "* * * * * *", tick)).await.unwrap();
+    bench.tenure.put_schedule(tenure::schedules::Schedule::new("s", "* * * * * *", tick)).await.unwrap();
     bench.until("EXISTS (SELECT FROM tenure.job_history WHERE kind = 'tick')").await;
     bench.tenure.remove_schedule("s").await.unwrap();
     // A worker died long enough ago: its job is reset, and its own late write refused.
@@ -304,8 +304,13 @@ async fn the_relays_lag_is_that_of_queued_jobs_alone() {
     let put = "INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, scheduled_at, publish_at) SELECT gen_random_uuid(), 'q', 'k', '1', 5, now() - interval '2 h', now() + interval '1 h'";
     let lag = || async {
         let none = None::<Vec<String>>;
-        let measure =
-            sqlx::query(statement("measure")).bind(&none).bind(&none).bind(None::<Vec<i64>>).bind(60.0);
+        let measure = sqlx::query(statement("measure"))
+            .bind(&none)
+            .bind(&none)
+            .bind(None::<Vec<i64>>)
+            .bind(None::<Vec<i64>>)
+            .bind(60.0)
+            .bind(true);
         measure.execute(&bench.pool).await.unwrap();
         let fleet = statement("fleet");
         let rows = sqlx::query(fleet).fetch_all(&bench.pool).await.unwrap();

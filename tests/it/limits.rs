@@ -11,8 +11,8 @@ use std::{
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tenure::{
-    Backoff, JobContext, JobError, JobRequest, KindOptions, OnCrash, Outcome, Retry, Status, WaitError,
-    Worker, WorkerError,
+    Backoff, JobContext, JobError, JobRequest, KindOptions, OnCrash, Outcome, Retry, Status, Worker,
+    WorkerError, jobs::WaitError,
 };
 
 use crate::{
@@ -146,7 +146,7 @@ async fn a_time_limit_of_zero_or_beyond_the_timers_is_refused_at_the_start() {
         (KindOptions::new().keepalive_every(Duration::ZERO), "kind \"k\": keepalive_every is 0 s"),
         (
             KindOptions::new().keepalive_every(Duration::from_millis(600)),
-            "keepalive_every (600ms) must be at most a third of stale_after (1.5s)",
+            "keepalive_every (600ms) must be at most a third of stale_after (1s 500ms)",
         ),
     ] {
         let error = tokio::time::timeout(Duration::from_secs(10), refused(options)).await.expect(expected);
@@ -355,7 +355,8 @@ async fn a_caller_waits_for_a_jobs_end_and_gets_its_output() {
     let cancelled = bench.tenure.clone();
     let canceller = tokio::spawn(async move {
         loop {
-            if let Ok(Some((_, tenure::CancelOutcome::Cancelled))) = cancelled.cancel_key("q", "later").await
+            if let Ok(Some((_, tenure::jobs::CancelOutcome::Cancelled))) =
+                cancelled.cancel_key("q", "later").await
             {
                 return;
             }

@@ -61,8 +61,10 @@ mod shutdown;
 mod submit;
 mod testing;
 mod tidy;
+mod together;
 #[cfg(feature = "otel")]
 mod traces;
+mod unkept;
 mod vanished;
 mod verify;
 mod visible;

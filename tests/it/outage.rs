@@ -183,7 +183,7 @@ async fn without_postgres_every_caller_of_a_limited_queue_is_answered_within_one
     config.database_url = link.of(&bench.config.database_url);
     config.timing.database_within = Duration::from_secs(1);
     let tenure = tenure::Tenure::connect(&config).await.unwrap();
-    tenure.limit_queue("q", tenure::QueueLimits::new().max_queued(1_000)).await.unwrap();
+    tenure.limit_queue("q", tenure::queues::QueueLimits::new().max_queued(1_000)).await.unwrap();
     tenure.enqueue(JobRequest::new("q", "k", json!(0))).await.unwrap();
     // The last count has expired.
     tokio::time::sleep(Duration::from_millis(1_100)).await;

@@ -30,12 +30,18 @@ fn hot(ids: &[String]) -> Vec<(&'static str, String)> {
         ("progress", format!("{mine}, {}", array("'{\"progress\": 50}'", "text"))),
         ("complete", format!("{mine}, {nulls}")),
         ("complete_skip", format!("{mine}, {nulls}")),
+        ("complete_told", format!("{mine}, {nulls}, {}", array("'{\"progress\": 50}'", "text"))),
         ("complete_in", format!("{mine}, {nulls}")),
+        ("complete_unkept", format!("{mine}, {keys}")),
+        ("complete_unkept_skip", format!("{mine}, {keys}")),
         ("unpublished", format!("{keys}, {}, 0", array("1", "int"))),
         ("visible", keys.clone()),
         (
             "settle",
-            format!("{mine}, {texts}, {nulls}, {nulls}, {}, {nulls}, {ords}, 'w', 20", array("1", "float8")),
+            format!(
+                "{mine}, {texts}, {nulls}, {nulls}, {}, {nulls}, {ords}, 'w', 20, 'an outage'",
+                array("1", "float8")
+            ),
         ),
         ("still_mine", mine.clone()),
         ("reset_stale", format!("{keys}, 'w'")),
@@ -49,6 +55,7 @@ fn hot(ids: &[String]) -> Vec<(&'static str, String)> {
         all.extend([
             ("claim_one", format!("{id}, 'q', 'k', 300, 'retry', 'w', 'h'")),
             ("complete_one", format!("{id}, 1, {id}, NULL")),
+            ("complete_unkept_one", format!("{id}, 1, {id}, {keys}, '100ms'")),
             ("fence", format!("{id}, 1, {id}")),
         ]);
     }
@@ -93,7 +100,7 @@ fn goes_by_id(plan: &str) -> bool {
             ["(id = ", "((id = ", "(j.id = "].iter().any(|by_id| next.contains(&format!("Cond: {by_id}")))
         })
     };
-    scans.clone().count() > 0 && scans.all(by_id)
+    scans.clone().count() > 0 && scans.all(by_id) && !plan.contains("Seq Scan on job_keys")
 }
 
 /// A million finished, statistics of an idle time, then a burst: what made a claim 500 times slower where an

@@ -120,7 +120,7 @@ impl Real {
     async fn fence(&mut self, token: u8) -> bool {
         let (token, claim) = self.claim_of(token);
         self.turn += 1;
-        let fence = sqlx::query(statement(if self.turn.is_multiple_of(2) { "fence" } else { "hold" }))
+        let fence = sqlx::query(statement(if self.turn.is_multiple_of(2) { "fence" } else { "lock_job" }))
             .bind(self.job)
             .bind(token)
             .bind(claim);
@@ -140,7 +140,8 @@ impl Real {
             .bind(vec![None::<&str>])
             .bind(vec![0_i32])
             .bind("w")
-            .bind(20_i64);
+            .bind(20_i64)
+            .bind("an outage");
         !ended.fetch_all(&self.pool).await.unwrap().is_empty()
     }
 

@@ -11,7 +11,8 @@ use std::{
 use serde_json::{Value, json};
 use sqlx::Row;
 use tenure::{
-    EnqueueError, JobContext, JobRequest, KindOptions, QueueLimits, Worker, WorkerError, internals::Recovery,
+    EnqueueError, JobContext, JobRequest, KindOptions, Worker, WorkerError, internals::Recovery,
+    queues::QueueLimits,
 };
 use tokio::sync::Semaphore;
 
@@ -26,7 +27,7 @@ async fn enqueue(bench: &Bench, queue: &str, n: usize) {
 }
 
 /// A worker whose jobs take `ms` milliseconds.
-fn taking(bench: &Bench, ms: u64, slots: usize) -> Running {
+fn taking(bench: &Bench, ms: u64, slots: u32) -> Running {
     let handler = move |_: Value, _: JobContext| tokio::time::sleep(Duration::from_millis(ms));
     Running::start(
         Worker::builder(&bench.tenure).handle_any(KindOptions::new(), handler).concurrency("q", slots),
@@ -78,8 +79,10 @@ async fn no_job_of_a_paused_queue_starts_and_all_run_once_it_is_resumed() {
     assert_eq!(bench.count("tenure.recovery_events").await, 0);
 
     let resumed = Instant::now();
-    assert!(bench.tenure.resume_queue("q").await.unwrap());
-    assert!(!bench.tenure.resume_queue("q").await.unwrap());
+    for was_paused in [true, false] {
+        let outcome = bench.tenure.resume_queue("q").await.unwrap();
+        assert_eq!((outcome.was_paused, outcome.paused_at), (was_paused, None));
+    }
     bench.until("EXISTS (SELECT FROM tenure.job_history h JOIN tenure.queues q USING (queue) WHERE h.queue = 'q' AND h.id <> ALL (SELECT id FROM tenure.job_history ORDER BY finished_at LIMIT 8))").await;
     assert!(resumed.elapsed() < Duration::from_secs(2), "{:?}", resumed.elapsed());
     bench.until_count("tenure.job_history WHERE queue = 'q'", 46).await;
@@ -308,7 +311,7 @@ async fn an_enqueue_beyond_a_queues_limit_is_refused_with_a_typed_error_and_noth
     bench.execute("INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, scheduled_at, publish_at) SELECT gen_random_uuid(), 'q', 'k', '1', 5, now() + interval '1 h', now() + interval '1 h' FROM generate_series(1, 9)").await;
     tokio::time::sleep(Duration::from_millis(1_100)).await;
     assert!(matches!(bench.tenure.enqueue(job("q")).await, Err(EnqueueError::QueueFull { .. })));
-    let tick = tenure::Schedule::new("s", "* * * * * *", JobRequest::new("q", "tick", json!({})));
+    let tick = tenure::schedules::Schedule::new("s", "* * * * * *", JobRequest::new("q", "tick", json!({})));
     bench.tenure.put_schedule(tick).await.unwrap();
     bench.until("EXISTS (SELECT FROM tenure.job_history WHERE kind = 'tick')").await;
     bench.tenure.remove_schedule("s").await.unwrap();

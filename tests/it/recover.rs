@@ -380,6 +380,7 @@ async fn of_a_job_that_snoozes_for_ever_the_last_hundred_attempts_are_kept() {
                 sqlx::query(settle).bind(vec![id]).bind(vec![token]).bind(vec![claim]).bind(vec![verdict]);
             let query = query.bind(vec![None::<String>]).bind(vec![None::<String>]).bind(vec![0.0_f64]);
             let query = query.bind(vec![None::<String>]).bind(vec![0]).bind("w").bind(20_i64);
+            let query = query.bind("an outage");
             assert_eq!(query.fetch_all(&bench.pool).await.unwrap().len(), 1);
         }
     };

@@ -5,6 +5,7 @@ use std::time::Duration;
 use tenure::{
     KindOptions, Tenure, Worker,
     doctor::{CheckState, DoctorOptions},
+    workers::DrainError,
 };
 
 use crate::harness::{Bench, Running, bench_with_servers, run_folder};
@@ -233,12 +234,26 @@ async fn doctor_names_the_subjects_that_a_user_may_not_publish_to() {
     let of = by("producer").await;
     assert_eq!(of("nats").state, CheckState::Ok);
     let rights = of("nats_rights");
-    let both = "$JS.API.STREAM.INFO.JOBS, $JS.API.CONSUMER.INFO.JOBS.q";
     assert_eq!(
-        (rights.state, rights.found),
-        (CheckState::Warning, format!("this user may not publish to {both}"))
+        (rights.state, rights.found.as_str()),
+        (CheckState::Warning, "this user may not publish to $JS.API.STREAM.INFO.JOBS")
     );
-    for check in ["jetstream", "stream", "consumer"] {
+    for check in ["jetstream", "stream"] {
         assert_eq!(of(check).state, CheckState::Skipped, "{:?}", of(check));
     }
+    assert_eq!(of("consumer").state, CheckState::Ok, "a producer may ask how much has been delivered");
+
+    bench
+        .execute(
+            "INSERT INTO tenure.workers (worker_id, hostname, pid, queues, slots, version, probe_subject)
+             VALUES ('w', 'h', 1, '{q}', 1, '', 'tenure.jobs.worker.w')",
+        )
+        .await;
+    let mut config = bench.config.clone();
+    (config.nats_url, config.inbox_prefix) = (url("producer"), Some("_INBOX_producer".into()));
+    let producer = Tenure::connect(&config).await.unwrap();
+    let refused = producer.drain_worker("w").await.unwrap_err();
+    assert!(matches!(refused, DrainError::Denied { .. }), "{refused}");
+    let why = "NATS denies this program's user the right to publish to tenure.jobs.worker.w";
+    assert!(refused.to_string().contains(why), "{refused}");
 }

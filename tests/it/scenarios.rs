@@ -74,7 +74,7 @@ async fn outlives(job: Step, ctx: JobContext) {
         ("save_checkpoint", ctx.save_checkpoint(&7).await),
         ("fenced_tx", effect(&ctx).await),
         ("once", effect_once(&ctx).await),
-        ("hold", ctx.hold(&mut tx).await.map_err(JobError::from)),
+        ("lock_job", ctx.lock_job(&mut tx).await.map_err(JobError::from)),
     ];
     said.push(("complete_in", ctx.complete_in(tx, None).await.map(drop)));
     let said = said.iter().map(|(call, said)| match said {

@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use tenure::{EnqueueError, JobRequest, KindOptions, MissedTicks, Schedule, ScheduleError, Worker};
+use tenure::{
+    EnqueueError, JobRequest, KindOptions, Worker,
+    schedules::{MissedTicks, Schedule, ScheduleError},
+};
 
 use crate::harness::{Bench, Child, Running, bench, bench_with, bench_with_servers, statement};
 
@@ -166,12 +169,19 @@ async fn a_paused_schedule_has_no_ticks_and_a_resumed_one_goes_on_with_the_next(
     let worker = worker(&bench);
     bench.tenure.put_schedule(every_second("s").missed(MissedTicks::All)).await.unwrap();
     bench.until("EXISTS (SELECT FROM tenure.job_history)").await;
-    assert!(!bench.tenure.pause_schedule("s").await.unwrap());
-    assert!(bench.tenure.pause_schedule("s").await.unwrap());
+    for was_paused in [false, true] {
+        let outcome = bench.tenure.pause_schedule("s").await.unwrap();
+        assert_eq!((outcome.was_paused, outcome.next_at), (was_paused, None));
+    }
+    let put = bench.tenure.put_schedule(every_second("s").missed(MissedTicks::All)).await.unwrap();
+    assert!(put.paused_at.is_some() && !put.is_new, "a paused schedule stays paused: {put:?}");
     let paused: chrono::DateTime<chrono::Utc> = bench.value("SELECT paused_at FROM tenure.schedules").await;
     tokio::time::sleep(Duration::from_millis(2_500)).await;
     let resumed = bench.tenure.resume_schedule("s").await.unwrap();
-    assert_eq!(bench.tenure.resume_schedule("s").await.unwrap(), resumed);
+    assert!(resumed.was_paused);
+    let again = bench.tenure.resume_schedule("s").await.unwrap();
+    assert!(!again.was_paused && again.next_at >= resumed.next_at, "{again:?}");
+    let resumed = resumed.next_at.unwrap();
     bench
         .until(&format!(
             "EXISTS (SELECT FROM tenure.job_history WHERE (payload->>'at')::timestamptz >= '{resumed}')"

@@ -59,6 +59,14 @@ fn every_sql_file_is_a_statement_or_a_part_of_one() {
             );
         } else {
             assert!(statements.remove(name.as_str()), "{name}.sql is not in the list of statements");
+            // Its text alone cannot be pasted into psql.
+            let says =
+                text.contains(&format!("-- Made of parts: `scripts/statement {name}` prints it whole.\n"));
+            assert_eq!(
+                says,
+                text.contains("-- include "),
+                "{name}.sql does not name the command that prints it"
+            );
         }
     }
     assert!(statements.is_empty(), "{statements:?} are no files");
@@ -93,7 +101,7 @@ async fn eight_migrations_at_once_apply_each_version_once() {
     }
     // Each migration has its own transaction: different ones of the eight may apply them.
     applied.sort_unstable();
-    assert_eq!(applied, [1, 2, 3, 4, 5, 6, 7, 8]);
+    assert_eq!(applied, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]);
     let pool = PgPool::connect(&config.database_url).await.unwrap();
     let ledger: Vec<(i64, String)> = sqlx::query_as("SELECT version, name FROM tenure.migrations ORDER BY 1")
         .fetch_all(&pool)
@@ -110,7 +118,10 @@ async fn eight_migrations_at_once_apply_each_version_once() {
             named(5, "show"),
             named(6, "review"),
             named(7, "turns"),
-            named(8, "stream")
+            named(8, "stream"),
+            named(9, "standing"),
+            named(10, "no_history"),
+            named(11, "not_ready"),
         ]
     );
     // tenure has its own ledger and leaves the user's alone.

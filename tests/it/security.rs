@@ -12,6 +12,7 @@ use sqlx::{AssertSqlSafe, PgPool};
 use tenure::{
     Config, JobContext, JobError, JobRequest, KindOptions, Outcome, Tenure, Worker,
     dev::{Nats, Postgres, postgres_user},
+    doctor::{CheckState, DoctorOptions},
     rows::DeadFilter,
 };
 
@@ -133,9 +134,9 @@ async fn each_role_of_postgres_can_do_its_work_and_no_more() {
     let working =
         Running::start(Worker::builder(&worker).handle_any(KindOptions::new(), handler).concurrency("q", 20));
     // The workers' work for operators: limited claims, ticks and sweeps.
-    bench.tenure.limit_queue("q", tenure::QueueLimits::new().max_running(8)).await.unwrap();
+    bench.tenure.limit_queue("q", tenure::queues::QueueLimits::new().max_running(8)).await.unwrap();
     let tick = JobRequest::new("q", "tick", json!({}));
-    bench.tenure.put_schedule(tenure::Schedule::new("s", "* * * * * *", tick)).await.unwrap();
+    bench.tenure.put_schedule(tenure::schedules::Schedule::new("s", "* * * * * *", tick)).await.unwrap();
     bench.until("EXISTS (SELECT FROM tenure.job_history WHERE kind = 'tick')").await;
     bench.tenure.remove_schedule("s").await.unwrap();
     bench.until("(SELECT swept_at IS NOT NULL AND measured_at IS NOT NULL FROM tenure.scanner_state)").await;
@@ -176,7 +177,7 @@ async fn each_role_of_postgres_can_do_its_work_and_no_more() {
 
     let (operator, pool) = by("operator").await;
     let later = operator.enqueue(request("done").delay(Duration::from_secs(600))).await.unwrap().id;
-    assert_eq!(operator.cancel(later).await.unwrap(), tenure::CancelOutcome::Cancelled);
+    assert_eq!(operator.cancel(later).await.unwrap(), tenure::jobs::CancelOutcome::Cancelled);
     let dies = DeadFilter::new().kind("dies");
     assert_eq!(operator.redrive_all(&dies).await.unwrap(), 1);
     assert_eq!(operator.purge_dead(&DeadFilter::default()).await.unwrap(), 1);
@@ -187,6 +188,14 @@ async fn each_role_of_postgres_can_do_its_work_and_no_more() {
     assert!(!viewer.jobs(&tenure::rows::JobFilter::new(), 100).await.unwrap().is_empty());
     assert!(viewer.job(keyed.id).await.unwrap().is_some());
     assert!(viewer.verify().await.unwrap().iter().all(|rule| rule.jobs == 0));
+    for (by, state, found) in [
+        (&viewer, CheckState::Skipped, "not tried: a_viewer may not write jobs"),
+        (&producer, CheckState::Ok, "Postgres took a write, which was rolled back"),
+    ] {
+        let checks = by.doctor(&DoctorOptions::default()).await;
+        let writes = checks.iter().find(|of| of.check == "writes").unwrap();
+        assert_eq!((writes.state, writes.found.as_str()), (state, found));
+    }
     let tables: Vec<String> = sqlx::query_scalar(
         "SELECT format('%I.%I', schemaname, tablename) FROM pg_tables WHERE schemaname = 'tenure'",
     )

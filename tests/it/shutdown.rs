@@ -86,6 +86,96 @@ async fn jobs_that_outlast_the_grace_are_released_at_once_and_not_charged() {
     next.stop().await;
 }
 
+/// One real worker, drained from the terminal: while it cannot be asked, while it is frozen, and then for good.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drained_worker_ends_its_job_takes_no_other_and_exits_0_and_one_that_cannot_answer_is_named() {
+    let bench = bench_with(|config| {
+        config.timing.stale_after = Duration::from_secs(60);
+        config.timing.ack_wait = Duration::from_secs(120);
+        // No renewal writes the subject back that this test changes.
+        config.timing.renew_every = Duration::from_secs(60);
+        config.timing.shutdown_grace = Duration::from_secs(60);
+    })
+    .await;
+    let drain = async |id: &str, variables: &[(&str, &str)]| {
+        let mut program = bench.program(&["workers", "drain", id]);
+        let output = program.envs(variables.iter().copied()).output().await.unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (output.status.code(), text(output.stdout) + &text(output.stderr))
+    };
+    let go = bench.config.runtime_dir.join("go");
+    let command = format!(
+        "while [ ! -e {} ]; do sleep 0.05; done; echo '{{\"output\": \"whole\"}}'",
+        go.to_str().unwrap()
+    );
+    let mut worker = Child::spawn(bench.program(&["work", "q", "--exec", &command]), "work");
+    let job = bench.tenure.enqueue(JobRequest::new("q", "k", json!(1))).await.unwrap().id;
+    bench.until_count("tenure.jobs WHERE status = 'processing'", 1).await;
+    let id = bench.value::<String>("SELECT worker_id FROM tenure.workers").await;
+    let process = format!("send SIGTERM to process {} on ", worker.pid());
+
+    let (code, said) = drain("unknown-1-x", &[]).await;
+    assert!(
+        code == Some(1)
+            && said.contains(&format!("no worker has the ID \"unknown-1-x\"; the workers are {id}")),
+        "{said}"
+    );
+    let (code, said) = drain(&id, &[("NATS_URL", "nats://127.0.0.1:1")]).await;
+    assert!(code == Some(1) && said.contains("was not asked, because") && said.contains(&process), "{said}");
+    // A worker of a release before drains answers as to a probe; of a dead one, no process listens.
+    let subject = bench.value::<String>("SELECT probe_subject FROM tenure.workers").await;
+    let nats = async_nats::connect(&bench.config.nats_url).await.unwrap();
+    let mut old = nats.subscribe("tenure.old").await.unwrap();
+    nats.flush().await.unwrap();
+    let answers = tokio::spawn({
+        let nats = nats.clone();
+        async move {
+            let asked = futures::StreamExt::next(&mut old).await.unwrap();
+            nats.publish(asked.reply.unwrap(), "here".into()).await.unwrap();
+            nats.flush().await.unwrap();
+        }
+    });
+    for (elsewhere, part) in [
+        ("'tenure.old'", "cannot be drained"),
+        ("'tenure.gone'", "does not listen"),
+        ("NULL", "does not listen"),
+    ] {
+        bench.execute(&format!("UPDATE tenure.workers SET probe_subject = {elsewhere}")).await;
+        let (code, said) = drain(&id, &[]).await;
+        assert!(code == Some(1) && said.contains(part) && said.contains(&process), "{elsewhere}: {said}");
+    }
+    answers.await.unwrap();
+    bench.execute(&format!("UPDATE tenure.workers SET probe_subject = '{subject}'")).await;
+    assert!(!worker.log().contains("stopping"), "{}", worker.log());
+
+    let (code, said) = drain(&id, &[]).await;
+    let drains = format!("{id} drains: it takes no new jobs, finishes its 1 running job, and exits\n");
+    assert_eq!((code, said), (Some(0), drains));
+    worker.until_log("an operator drains this worker").await;
+    worker.until_log("stopping: no new jobs").await;
+    let late = bench.tenure.enqueue(JobRequest::new("q", "k", json!(2))).await.unwrap().id;
+    let (code, said) = drain(&id, &[]).await;
+    assert!(
+        code == Some(0) && said.contains("was already stopping; it finishes its 1 running job"),
+        "{said}"
+    );
+    worker.signal(Signal::STOP);
+    let (code, said) = drain(&id, &[]).await;
+    assert!(code == Some(1) && said.contains("did not answer, and may stop later: it is frozen"), "{said}");
+    assert!(said.contains(&process), "{said}");
+    worker.signal(Signal::CONT);
+
+    std::fs::write(&go, "").unwrap();
+    assert_eq!(worker.wait().await, Some(0), "{}", worker.log());
+    let done = bench.tenure.job(job).await.unwrap().unwrap();
+    assert_eq!((done.output, done.fencing_token.0), (Some(json!("whole")), 1));
+    let waits = bench.tenure.job(late).await.unwrap().unwrap();
+    assert_eq!((waits.status, waits.attempt, waits.fencing_token.0), (Status::Queued, 0, 0));
+    assert_eq!((bench.count("tenure.workers").await, bench.messages().await), (0, 1));
+    let (code, said) = drain(&id, &[]).await;
+    assert!(code == Some(1) && said.contains("no worker is registered"), "{said}");
+}
+
 /// A grace may be endless: the sum of the graces must not overflow.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_with_an_endless_cancel_grace_stops_when_its_handlers_have_ended() {

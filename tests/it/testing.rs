@@ -11,8 +11,9 @@ use std::{
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tenure::{
-    Job, JobContext, JobError, JobRequest, KindOptions, MissedTicks, Outcome, Schedule, Status, Tenure,
-    Worker, WorkerBuilder, testing::TestTenure,
+    Job, JobContext, JobError, JobRequest, KindOptions, Outcome, Status, Tenure, Worker, WorkerBuilder,
+    schedules::{MissedTicks, Schedule},
+    testing::TestTenure,
 };
 use tokio::sync::{Notify, mpsc};
 

@@ -1,30 +1,29 @@
-//! The `peers` program: tenure and four other job libraries do the same works on the same Postgres.
+//! The `peers` program: tenure and other job libraries do the same works on the same Postgres.
 
+mod aims;
+mod child;
+mod cpu;
 mod handled;
 mod order;
 mod peers;
 mod report;
+mod roles;
+mod scene;
 mod servers;
+mod speak;
 mod works;
 
-use std::{
-    path::{Path, PathBuf},
-    process::ExitCode,
-    time::Duration,
-};
+use std::{collections::BTreeMap, pin::pin, process::ExitCode};
 
-use anyhow::{Context, bail};
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use tokio::signal::ctrl_c;
 
-use peers::{Library, tenure};
+use peers::{Library, Role, Servers, bullmq};
 use report::{Figures, Report};
 use servers::Arena;
 use works::Work;
 
-/// No work takes longer, or it has failed.
-const LONGEST: Duration = Duration::from_mins(2);
-
-/// Measures tenure and four other job libraries, side by side in one run.
+/// Measures tenure and other job libraries, side by side in one run.
 #[derive(Parser)]
 #[command(version)]
 struct Cli {
@@ -39,26 +38,31 @@ struct Cli {
     /// Only these libraries.
     #[arg(long, num_args = 1.., value_name = "NAME")]
     only: Vec<Library>,
-    /// tenure's program, built for release.
-    #[arg(long, value_name = "PATH", default_value_os_t = default_tenure())]
-    tenure: PathBuf,
+    /// Only these works.
+    #[arg(long, num_args = 1.., value_name = "NAME")]
+    works: Vec<Work>,
     /// How to print.
     #[arg(long, value_enum, default_value_t = Output::Table)]
     output: Output,
 }
 
+/// A part of a library in a process of its own: how `peers` measures.
 #[derive(Subcommand)]
 enum Command {
-    /// Does one work of one library in this process, and prints the result: how `peers` measures.
+    /// Enqueues.
     #[command(hide = true)]
-    Measure {
-        library: Library,
-        work: Work,
-        #[arg(long)]
-        jobs: usize,
-        #[arg(long)]
-        database: String,
-    },
+    Produce(Part),
+    /// Runs jobs.
+    #[command(hide = true)]
+    Work(Part),
+}
+
+#[derive(Args)]
+struct Part {
+    library: Library,
+    work: Work,
+    #[command(flatten)]
+    servers: Servers,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -69,85 +73,68 @@ enum Output {
     Json,
 }
 
-fn default_tenure() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/release/tenure")
-}
-
 #[tokio::main]
 async fn main() -> anyhow::Result<ExitCode> {
     let cli = Cli::parse();
-    if let Some(Command::Measure { library, work, jobs, database }) = cli.command {
-        let values = peers::measure(library, work, jobs, &database).await?;
-        println!("{}", serde_json::to_string(&values)?);
-        // Its worker still runs; it ends with the process.
-        return Ok(ExitCode::SUCCESS);
+    let (role, part) = match &cli.command {
+        Some(Command::Produce(part)) => (Role::Produce, part),
+        Some(Command::Work(part)) => (Role::Work, part),
+        None => return compare(&cli).await,
+    };
+    let done = peers::be(role, part.library, part.work, &part.servers).await;
+    if let Err(error) = &done {
+        eprintln!("{error:#}");
     }
-    let report = run(&cli).await?;
+    // At once: a library may still work, and a thread may wait for the standard input.
+    std::process::exit(i32::from(done.is_err()))
+}
+
+async fn compare(cli: &Cli) -> anyhow::Result<ExitCode> {
+    let mut report = run(cli).await?;
     match cli.output {
-        Output::Table => println!("{}", report.table()),
+        Output::Table => println!("{}", report.text()),
         Output::Json => println!("{}", serde_json::to_string_pretty(&report)?),
     }
+    report.failures.retain(|failure| !failure.is_absence);
     Ok(if report.failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 async fn run(cli: &Cli) -> anyhow::Result<Report> {
     let libraries = if cli.only.is_empty() { Library::value_variants() } else { &cli.only };
-    if libraries.contains(&Library::Tenure) && !cli.tenure.is_file() {
-        let path = cli.tenure.display();
-        bail!("no tenure at {path}: run `cargo build --release -p tenure-cli` there, or pass --tenure");
-    }
-    let jobs = usize::try_from(cli.jobs)?;
-    let mut figures = Figures::default();
-    let mut arena = Arena::open()?;
-    for round in 1..=cli.rounds {
-        for library in libraries {
-            let told = |work: &str| eprintln!("round {round} of {}: {library}, {work}", cli.rounds);
-            if *library == Library::Tenure {
-                told("all works");
-                let done = tenure_once(&arena, &cli.tenure, jobs, &mut figures).await;
-                figures.settle(*library, None, done);
-                continue;
-            }
-            for work in Work::value_variants() {
-                told(&work.to_string());
-                let done = peer_once(&arena, *library, *work, jobs).await;
-                figures.settle(*library, Some(*work), done);
+    let works = if cli.works.is_empty() { Work::value_variants() } else { &cli.works };
+    let (mut libraries, jobs) = (libraries.to_vec(), usize::try_from(cli.jobs)?);
+    let (mut figures, mut versions) = (Figures::default(), BTreeMap::new());
+    if libraries.iter().any(|library| bullmq::is(*library)) {
+        match bullmq::prepare().await {
+            Ok(version) => drop(versions.insert(Library::Bullmq, version)),
+            Err(error) => {
+                libraries.retain(|library| !bullmq::is(*library));
+                figures.absent(Library::Bullmq, &error);
             }
         }
     }
+    let mut arena = Arena::open()?;
     let postgres = arena.postgres_version().await?;
+    // The report then has what was measured so far.
+    let mut stop = pin!(ctrl_c());
+    'rounds: for round in 0..cli.rounds {
+        for work in works {
+            for library in &libraries {
+                if library.does(*work) {
+                    eprintln!("round {} of {}: {work}, {library}", round + 1, cli.rounds);
+                    tokio::select! {
+                        // Ctrl-C ends the children, too: that is no failure of the work.
+                        biased;
+                        _ = &mut stop => break 'rounds,
+                        done = scene::play(&arena, *library, *work, jobs) => figures.settle(*library, *work, done),
+                    }
+                }
+            }
+            // The next work begins with another library: none always follows the same one.
+            libraries.rotate_left(1);
+        }
+    }
     arena.close();
-    Report::new(figures, libraries, postgres, cli.rounds, jobs)
-}
-
-/// On a database of its own, which is dropped afterwards, also after an error: nothing is left to the next.
-async fn tenure_once(
-    arena: &Arena,
-    program: &Path,
-    jobs: usize,
-    figures: &mut Figures,
-) -> anyhow::Result<works::Values> {
-    let database = arena.create_database().await?;
-    let done = tenure::measure(program, &database, &arena.nats_url(), jobs).await;
-    database.drop().await?;
-    let (values, versions) = done?;
-    figures.versions = Some(versions);
-    Ok(values)
-}
-
-async fn peer_once(
-    arena: &Arena,
-    library: Library,
-    work: Work,
-    jobs: usize,
-) -> anyhow::Result<works::Values> {
-    let database = arena.create_database().await?;
-    let mut command = tokio::process::Command::new(std::env::current_exe().context("find this program")?);
-    command
-        .args(["measure", &library.to_string(), &work.to_string()])
-        .args(["--jobs", &jobs.to_string(), "--database", database.url()])
-        .envs(peers::environment(library, work));
-    let done = servers::output_of(command, LONGEST).await;
-    database.drop().await?;
-    serde_json::from_str(done?.trim()).context("read what the child has printed")
+    libraries.sort_unstable();
+    Report::new(figures, &libraries, versions, postgres, cli.rounds, jobs)
 }

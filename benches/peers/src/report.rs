@@ -1,42 +1,31 @@
-//! Report: what was measured, as a table or as JSON.
+//! Report: what was measured, as tables or as JSON.
 
 use std::collections::BTreeMap;
 
 use anyhow::Context;
-use comfy_table::{CellAlignment, Table, presets::UTF8_FULL};
+use comfy_table::{CellAlignment, Table, presets::UTF8_FULL_CONDENSED};
 use serde::Serialize;
 
 use crate::{
+    aims::{Aim, aims},
     order::Order,
-    peers::{About, Library, tenure::Versions},
+    peers::{About, Library, bullmq},
     works::{Row, Values, Work},
 };
 
 /// The versions that this program was built with.
 const LOCK: &str = include_str!("../Cargo.lock");
 
-/// What the rows are called.
-const ROWS: [(Row, &str, &str); 7] = [
-    (Row::OneByOne, "enqueue, one by one", "jobs/s"),
-    (Row::Tasks, "enqueue, one by one, from 32 tasks", "jobs/s"),
-    (Row::Batches, "enqueue, batches of 1,000", "jobs/s"),
-    (Row::Drain, "drain, one worker", "jobs/s"),
-    (Row::Mixed, "enqueue from 32 tasks while one worker drains", "jobs/s"),
-    (Row::PickupP50, "pick-up when idle, p50", "ms"),
-    (Row::PickupP99, "pick-up when idle, p99", "ms"),
-];
-
 /// What the rounds have brought so far.
 #[derive(Default)]
 pub(crate) struct Figures {
     values: BTreeMap<(Library, Row), Vec<f64>>,
     failures: Vec<Failure>,
-    pub(crate) versions: Option<Versions>,
 }
 
 impl Figures {
     /// Takes what a work has brought; of a failure, that it was one.
-    pub(crate) fn settle(&mut self, library: Library, work: Option<Work>, done: anyhow::Result<Values>) {
+    pub(crate) fn settle(&mut self, library: Library, work: Work, done: anyhow::Result<Values>) {
         match done {
             Ok(values) => {
                 for (row, value) in values {
@@ -44,22 +33,30 @@ impl Figures {
                 }
             }
             Err(error) => {
-                let work = work.map_or_else(|| "all works".to_owned(), |work| work.to_string());
-                let error = format!("{error:#}");
+                let (work, error) = (work.to_string(), format!("{error:#}"));
                 eprintln!("failed: {library}, {work}: {error}");
-                self.failures.push(Failure { library, work, error });
+                self.failures.push(Failure { library, work, error, is_absence: false });
             }
         }
+    }
+
+    /// A library that cannot be measured on this machine: no failure of this run.
+    pub(crate) fn absent(&mut self, library: Library, error: &anyhow::Error) {
+        let error = format!("not measured: {error:#}");
+        eprintln!("{library}: {error}");
+        self.failures.push(Failure { library, work: "all works".into(), error, is_absence: true });
+    }
+
+    pub(crate) fn median(&self, library: Library, row: Row) -> Option<f64> {
+        self.values.get(&(library, row)).map(|runs| median(runs))
     }
 
     fn cell(&self, library: Library, row: Row) -> Option<Cell> {
         let runs = self.values.get(&(library, row))?;
         let median = median(runs);
-        let tenure = self.values.get(&(Library::Tenure, row)).map(|runs| self::median(runs));
-        let less_is_better = matches!(row, Row::PickupP50 | Row::PickupP99);
-        let ratio = |tenure: f64| if less_is_better { median / tenure } else { tenure / median };
-        let tenure_is = (library != Library::Tenure).then(|| tenure.map(ratio)).flatten();
-        Some(Cell { median, runs: runs.clone(), tenure_is })
+        let ratio = |tenure: f64| if row.less_is_better() { median / tenure } else { tenure / median };
+        let tenure_is = (library != Library::Tenure).then(|| self.median(Library::Tenure, row).map(ratio));
+        Some(Cell { median, runs: runs.clone(), tenure_is: tenure_is.flatten() })
     }
 }
 
@@ -67,15 +64,13 @@ impl Figures {
 #[derive(Serialize)]
 pub(crate) struct Report {
     postgres: String,
-    nats: Option<String>,
     cores: usize,
     rounds: u32,
     jobs: usize,
     payload_bytes: usize,
     libraries: Vec<Described>,
     works: Vec<Line>,
-    /// Plain INSERTs of the same rows without any library, in rows a second; of tenure's runs.
-    raw_inserts: BTreeMap<&'static str, Cell>,
+    aims: Vec<Aim>,
     pub(crate) failures: Vec<Failure>,
 }
 
@@ -108,96 +103,135 @@ pub(crate) struct Failure {
     library: Library,
     work: String,
     error: String,
+    /// The machine has no such library.
+    pub(crate) is_absence: bool,
 }
 
 impl Report {
     pub(crate) fn new(
         figures: Figures,
         libraries: &[Library],
+        versions: BTreeMap<Library, String>,
         postgres: String,
         rounds: u32,
         jobs: usize,
     ) -> anyhow::Result<Self> {
         let mut described = Vec::new();
         for library in libraries {
-            let version = match (&figures.versions, library) {
-                (Some(versions), Library::Tenure) => versions.tenure.clone(),
-                _ => locked(library.package())?,
+            let version = match library.package() {
+                Some(package) => locked(package)?,
+                None if bullmq::is(*library) => versions.get(&Library::Bullmq).cloned().unwrap_or_default(),
+                None => String::new(),
             };
             described.push(Described { library: *library, version, about: library.about() });
         }
-        let line = |(row, work, unit): (Row, &'static str, &'static str)| {
+        let line = |row: Row| {
             let cells = libraries.iter().filter_map(|library| Some((*library, figures.cell(*library, row)?)));
-            Line { work, unit, libraries: cells.collect() }
+            Line { work: row.name(), unit: row.unit(), libraries: cells.collect() }
         };
-        let raw = [("one by one", Row::RawOne), ("32 connections", Row::RawMany)];
-        let raw = raw.into_iter().filter_map(|(how, row)| Some((how, figures.cell(Library::Tenure, row)?)));
         Ok(Self {
             postgres,
-            nats: figures.versions.as_ref().map(|versions| versions.nats.clone()),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             rounds,
             jobs,
-            payload_bytes: serde_json::to_vec(&Order::example(1))?.len(),
+            payload_bytes: serde_json::to_vec(&Order::example(1, 0))?.len(),
             libraries: described,
-            works: ROWS.into_iter().map(line).collect(),
-            raw_inserts: raw.collect(),
+            works: Row::ALL.into_iter().map(line).filter(|line| !line.libraries.is_empty()).collect(),
+            aims: aims(&figures),
             failures: figures.failures,
         })
     }
 
-    pub(crate) fn table(&self) -> String {
-        let mut table = Table::new();
-        table.load_style(UTF8_FULL);
-        let names = self.libraries.iter().map(|described| format!("{}", described.library));
-        table.set_header([String::new(), "unit".into()].into_iter().chain(names));
-        for line in &self.works {
-            let mut cells = vec![line.work.to_owned(), line.unit.to_owned()];
-            cells.extend(self.libraries.iter().map(|described| line.text(described.library)));
-            table.add_row(cells);
-        }
-        for at in 2..2 + self.libraries.len() {
-            if let Some(column) = table.column_mut(at) {
-                column.set_cell_alignment(CellAlignment::Right);
-            }
-        }
-        let mut lines = vec![self.head(), table.to_string()];
-        lines.push("Below a number: how many times better tenure is.".into());
-        lines.extend(self.raw_inserts.iter().map(|(how, cell)| {
-            format!("Raw INSERTs without any library, {how}: {} rows/s.", number(cell.median))
-        }));
+    pub(crate) fn text(&self) -> String {
+        let Self { postgres, cores, rounds, jobs, payload_bytes, .. } = self;
+        let mut lines = vec![
+            format!(
+                "Postgres {postgres}, {cores} cores, {jobs} jobs, payload {payload_bytes} bytes, \
+                 median of {rounds}"
+            ),
+            self.table().to_string(),
+            "History, fence and synced say what a figure pays for: what is left of a finished job, what keeps a worker \
+             that has lost a job from ending it, and when an accepted job is on disk."
+                .into(),
+        ];
         for Described { library, version, about } in &self.libraries {
-            let About { finished_rows, fence, settings } = about;
-            lines.push(format!("\n{library} {version}"));
-            lines.push(format!("  finished rows: {finished_rows}"));
-            lines.push(format!("  fence: {fence}"));
-            lines.push(format!("  set: {settings}"));
+            lines.push(format!("\n{library} {version}\n  set: {}", about.settings));
         }
-        for Failure { library, work, error } in &self.failures {
+        for Failure { library, work, error, .. } in &self.failures {
             lines.push(format!("\nFAILED: {library}, {work}: {error}"));
         }
+        lines.push(format!("\ntenure's aims\n{}", self.aims_table()));
         lines.join("\n")
     }
 
-    fn head(&self) -> String {
-        let nats = self.nats.as_ref().map(|nats| format!(", nats-server {nats}")).unwrap_or_default();
-        let Self { postgres, cores, rounds, jobs, payload_bytes, .. } = self;
-        format!(
-            "Postgres {postgres}{nats}, {cores} cores, {jobs} jobs, payload {payload_bytes} bytes, \
-             median of {rounds}"
-        )
+    fn table(&self) -> Table {
+        let mut table = Table::new();
+        table.load_style(UTF8_FULL_CONDENSED);
+        table.set_header([
+            "work",
+            "library",
+            "median",
+            "unit",
+            "lowest … highest",
+            "tenure is",
+            "history",
+            "fence",
+            "synced",
+        ]);
+        for line in &self.works {
+            let mut work = line.work;
+            for Described { library, about, .. } in &self.libraries {
+                if let Some(cell) = line.libraries.get(library) {
+                    let About { history, fence, synced, .. } = about;
+                    table.add_row([
+                        std::mem::take(&mut work).to_owned(),
+                        library.to_string(),
+                        number(cell.median),
+                        line.unit.to_owned(),
+                        cell.spread(),
+                        cell.tenure_is.map(|ratio| format!("{ratio:.2} ×")).unwrap_or_default(),
+                        (*history).to_owned(),
+                        (*fence).to_owned(),
+                        (*synced).to_owned(),
+                    ]);
+                }
+            }
+        }
+        align(&mut table, &[2, 4, 5]);
+        table
+    }
+
+    fn aims_table(&self) -> Table {
+        let mut table = Table::new();
+        table.load_style(UTF8_FULL_CONDENSED);
+        table.set_header(["work", "aim", "ratio", "met", "figures"]);
+        for aim in &self.aims {
+            table.add_row([
+                aim.work.to_owned(),
+                aim.aim.clone(),
+                aim.ratio.map(number).unwrap_or_default(),
+                aim.is_met.map_or("?", |is_met| if is_met { "yes" } else { "no" }).to_owned(),
+                aim.figures.clone(),
+            ]);
+        }
+        align(&mut table, &[2]);
+        table
     }
 }
 
-impl Line {
-    fn text(&self, library: Library) -> String {
-        match self.libraries.get(&library) {
-            None => "failed".into(),
-            Some(Cell { median, tenure_is: Some(ratio), .. }) => {
-                format!("{}\n{ratio:.2} ×", number(*median))
-            }
-            Some(cell) => number(cell.median),
+fn align(table: &mut Table, columns: &[usize]) {
+    for at in columns {
+        if let Some(column) = table.column_mut(*at) {
+            column.set_cell_alignment(CellAlignment::Right);
         }
+    }
+}
+
+impl Cell {
+    fn spread(&self) -> String {
+        let (low, high) =
+            self.runs.iter().fold((f64::MAX, f64::MIN), |(low, high), run| (low.min(*run), high.max(*run)));
+        format!("{} … {}", number(low), number(high))
     }
 }
 
@@ -221,7 +255,7 @@ fn median(values: &[f64]) -> f64 {
 }
 
 /// With as many digits as mean something, and thousands apart.
-fn number(value: f64) -> String {
+pub(crate) fn number(value: f64) -> String {
     if value < 100.0 {
         return format!("{value:.2}");
     }

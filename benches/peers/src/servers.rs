@@ -1,7 +1,9 @@
-//! Servers: one private Postgres and one NATS for the whole run, and a new database for every work.
+//! Servers: one private Postgres for the whole run, and a new database for every work; a new NATS or Redis for
+//! every work whose library takes one.
 
 use std::{
-    process::Stdio,
+    net::{Ipv4Addr, TcpListener, TcpStream},
+    process::{Child, Command, Stdio},
     sync::atomic::{AtomicU32, Ordering},
     time::Duration,
 };
@@ -10,37 +12,70 @@ use anyhow::{Context, bail};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use tempfile::TempDir;
 use tenure::dev::{Nats, Postgres, postgres_user};
-use tokio::process::Command;
+use tokio::time::sleep;
+
+use crate::peers::{Library, bullmq};
 
 /// As `tenure bench` gives its own: a small server of its own, and a log that is recycled, not created
-/// anew, or every new 16 MB of it would be zeroed under the commits.
-const SETTINGS: [&str; 3] = ["shared_buffers=256MB", "min_wal_size=2GB", "max_wal_size=8GB"];
+/// for each need, or every new 16 MB of it would be zeroed under the commits. Postgres notes when each transaction
+/// committed: the pick-up counts from there.
+const SETTINGS: [&str; 5] = [
+    "shared_buffers=256MB",
+    "min_wal_size=2GB",
+    "max_wal_size=8GB",
+    "max_connections=300",
+    "track_commit_timestamp=on",
+];
+
+/// Notes the transaction of each new job, in the order of their inserts. The note's own row has that transaction's
+/// number, and no later one changes it, however the job ends.
+const NOTED: &str = "
+CREATE TABLE public.peers_commits (n bigint GENERATED ALWAYS AS IDENTITY);
+CREATE FUNCTION public.peers_note() RETURNS trigger LANGUAGE plpgsql AS
+    'BEGIN INSERT INTO public.peers_commits DEFAULT VALUES; RETURN NULL; END';
+CREATE TRIGGER peers_note AFTER INSERT ON {table} FOR EACH ROW EXECUTE FUNCTION public.peers_note();";
+
+/// In microseconds since 1970.
+const COMMITS: &str = "
+SELECT (extract(epoch FROM pg_xact_commit_timestamp(xmin)) * 1000000)::bigint FROM public.peers_commits ORDER BY n";
 
 pub(crate) struct Arena {
     postgres: Postgres,
-    nats: Nats,
-    databases: AtomicU32,
+    number: AtomicU32,
     // Dropped last: it removes the folder.
-    _folder: TempDir,
+    folder: TempDir,
 }
 
 impl Arena {
     pub(crate) fn open() -> anyhow::Result<Self> {
         let folder = private_folder()?;
         let postgres = Postgres::start_with(&folder.path().join("postgres"), true, &SETTINGS)?;
-        let nats = Nats::start(&folder.path().join("nats"))?;
-        Ok(Self { postgres, nats, databases: AtomicU32::new(0), _folder: folder })
-    }
-
-    pub(crate) fn nats_url(&self) -> String {
-        self.nats.url()
+        Ok(Self { postgres, number: AtomicU32::new(0), folder })
     }
 
     pub(crate) async fn create_database(&self) -> anyhow::Result<Database> {
-        let name = format!("peers_{}", self.databases.fetch_add(1, Ordering::Relaxed));
+        let name = format!("peers_{}", self.number.fetch_add(1, Ordering::Relaxed));
         let database = Database { url: self.postgres.url_of(&name), server: self.postgres.url(), name };
         database.administer(&format!("CREATE DATABASE {}", database.name)).await?;
         Ok(database)
+    }
+
+    /// Starts what this library takes beside Postgres.
+    pub(crate) async fn start_broker(&self, library: Library) -> anyhow::Result<Broker> {
+        let number = self.number.fetch_add(1, Ordering::Relaxed);
+        let folder =
+            tempfile::Builder::new().prefix(&format!("broker-{number}-")).tempdir_in(self.folder.path())?;
+        if library == Library::Tenure {
+            return Ok(Broker::Nats(Nats::start(folder.path())?, folder));
+        }
+        match bullmq::sync_of(library) {
+            Some(sync) => Ok(Broker::Redis(Redis::start(&folder, sync).await?, folder)),
+            None => Ok(Broker::None),
+        }
+    }
+
+    pub(crate) fn postgres_pid(&self) -> Vec<u32> {
+        self.postgres.pid().and_then(|pid| u32::try_from(pid).ok()).into_iter().collect()
     }
 
     pub(crate) async fn postgres_version(&self) -> anyhow::Result<String> {
@@ -48,10 +83,75 @@ impl Arena {
         Ok(sqlx::query_scalar("SHOW server_version").fetch_one(&mut connection).await?)
     }
 
-    /// Ends both in good order.
+    /// Ends Postgres in good order.
     pub(crate) fn close(&mut self) {
-        self.nats.stop();
         self.postgres.stop();
+    }
+}
+
+/// The server that a library takes beside Postgres, or instead of it, in a folder of its own.
+pub(crate) enum Broker {
+    None,
+    Nats(Nats, #[expect(dead_code, reason = "its drop removes the folder")] TempDir),
+    Redis(Redis, #[expect(dead_code, reason = "its drop removes the folder")] TempDir),
+}
+
+impl Broker {
+    /// NATS's URL or Redis's port.
+    pub(crate) fn url(&self) -> String {
+        match self {
+            Self::None => String::new(),
+            Self::Nats(nats, _) => nats.url(),
+            Self::Redis(redis, _) => redis.port.to_string(),
+        }
+    }
+
+    pub(crate) fn pid(&self) -> Option<u32> {
+        match self {
+            Self::None => None,
+            Self::Nats(nats, _) => nats.pid().and_then(|pid| u32::try_from(pid).ok()),
+            Self::Redis(redis, _) => Some(redis.shell.id()),
+        }
+    }
+}
+
+/// A server under its shell, which kills it when this pipe closes: when this is dropped, or this program dies.
+pub(crate) struct Redis {
+    shell: Child,
+    port: u16,
+}
+
+/// Keeps the shell's standard input from the server.
+const GUARD: &str = r#"exec 3<&0; "$@" <&- 3<&- & server=$!; read -r _ <&3; kill -KILL $server; wait"#;
+
+impl Redis {
+    async fn start(folder: &TempDir, sync: &str) -> anyhow::Result<Self> {
+        // Free now; Redis cannot choose one and say which.
+        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
+        let shell = Command::new("sh")
+            .args(["-c", GUARD, "sh", "redis-server"])
+            .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", ""])
+            .args(["--appendonly", "yes", "--appendfsync", sync, "--maxmemory-policy", "noeviction"])
+            .current_dir(folder.path())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .context("start redis-server")?;
+        let redis = Self { shell, port };
+        for _ in 0..500 {
+            if TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok() {
+                return Ok(redis);
+            }
+            sleep(Duration::from_millis(10)).await;
+        }
+        bail!("redis-server does not answer on port {port}")
+    }
+}
+
+impl Drop for Redis {
+    fn drop(&mut self) {
+        drop(self.shell.stdin.take());
+        self.shell.wait().ok();
     }
 }
 
@@ -65,6 +165,19 @@ pub(crate) struct Database {
 impl Database {
     pub(crate) fn url(&self) -> &str {
         &self.url
+    }
+
+    /// From now on, notes when the transaction of each new row of this table commits.
+    pub(crate) async fn note_commits(&self, table: &str) -> anyhow::Result<()> {
+        let mut connection = PgConnection::connect(&self.url).await?;
+        sqlx::raw_sql(AssertSqlSafe(NOTED.replace("{table}", table))).execute(&mut connection).await?;
+        Ok(connection.close().await?)
+    }
+
+    /// When each job was committed, in microseconds since 1970, by the clock of this machine.
+    pub(crate) async fn commits(&self) -> anyhow::Result<Vec<i64>> {
+        let mut connection = PgConnection::connect(&self.url).await?;
+        Ok(sqlx::query_scalar(COMMITS).fetch_all(&mut connection).await?)
     }
 
     /// Ends the connections to it as well. Postgres writes a checkpoint first, so that no work pays for
@@ -89,21 +202,4 @@ fn private_folder() -> anyhow::Result<TempDir> {
         std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755))?;
     }
     Ok(folder)
-}
-
-/// What a program prints, if it succeeds in time. It is killed otherwise.
-pub(crate) async fn output_of(mut command: Command, longest: Duration) -> anyhow::Result<String> {
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
-    let child = command.spawn().context("start a child")?;
-    let Ok(output) = tokio::time::timeout(longest, child.wait_with_output()).await else {
-        bail!("not done after {} s", longest.as_secs());
-    };
-    let output = output.context("wait for the child")?;
-    if output.status.success() {
-        return String::from_utf8(output.stdout).context("read what the child has printed");
-    }
-    let said = String::from_utf8_lossy(&output.stderr);
-    let lines: Vec<_> = said.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    // The last words, as one line: a panic of a library may come with a page of them.
-    bail!("{}: {}", output.status, lines[lines.len().saturating_sub(8)..].join(" / "))
 }

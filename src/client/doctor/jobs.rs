@@ -4,12 +4,16 @@ use std::{collections::BTreeMap, time::Duration};
 
 use chrono::{DateTime, TimeDelta, Utc};
 
-use super::{Asked, Check, jobs_of, skip, skip_by, some_of, span_of};
+use super::{Asked, Check, CheckState, jobs_of, skip, skip_by, some_of, span_of};
 use crate::{
     config::Timing,
-    job::span::span,
-    nats::{Queue, waiting},
-    store::{JobsSeen, QueueSeen, ScheduleRow, Store, Waiting, WorkerSeen},
+    job::duration::measured,
+    nats::{
+        Nats,
+        survey::{longer, survey},
+        waiting,
+    },
+    store::{JobsSeen, QueueSeen, ScheduleRow, Store, StoreError, UnservedSchedule, Waiting, WorkerSeen},
 };
 
 const OF_WORKERS: [&str; 2] = ["workers", "versions"];
@@ -31,9 +35,10 @@ const TICK_LATE: TimeDelta = TimeDelta::minutes(1);
 /// The most jobs that the statements count.
 const OVERDUE_MOST: i64 = 10_000;
 const WAITING_MOST: i64 = 1_000;
+const UNSERVED_MOST: i64 = 1_000;
 
 /// After this many intervals without a scan, no worker scans. After a gap of three the next scan begins with a grace.
-const SCANS_MISSED: u32 = 5;
+pub const SCANS_MISSED: u32 = 5;
 
 /// Returns every check of this module as skipped, and why.
 pub(super) fn skipped(why: &str) -> Vec<Check> {
@@ -49,11 +54,12 @@ pub(super) fn unknown(named: Option<&[String]>) -> Vec<Asked> {
     named.map(|queue| Asked { queue: queue.clone(), is_served: false }).collect()
 }
 
-/// Checks what surrounds the jobs, except for their queues.
-pub(super) async fn look(store: &Store, timing: &Timing) -> Vec<Check> {
+/// Checks what surrounds the jobs, except for their queues. `can_write`: whether Postgres takes writes, as far as is
+/// known.
+pub(super) async fn look(store: &Store, timing: &Timing, can_write: bool) -> Vec<Check> {
     let seen = store.doctor_workers().await;
     let mut checks = match &seen {
-        Ok(seen) => vec![workers(seen), versions(seen)],
+        Ok(seen) => vec![workers(seen, can_write), versions(seen)],
         Err(error) => skip_by(&OF_WORKERS, error),
     };
     match store.doctor_jobs(overdue_after(timing)).await {
@@ -63,8 +69,11 @@ pub(super) async fn look(store: &Store, timing: &Timing) -> Vec<Check> {
         }
         Err(error) => checks.extend(skip_by(&OF_JOBS, &error)),
     }
-    match store.schedules_now().await {
-        Ok((rows, now)) => checks.push(schedules(&rows, now)),
+    let read = async {
+        Ok::<_, StoreError>((store.schedules_now().await?, store.unserved_schedules(UNSERVED_MOST).await?))
+    };
+    match read.await {
+        Ok(((rows, now), unserved)) => checks.push(schedules(&rows, &unserved, now)),
         Err(error) => checks.extend(skip_by(&["schedules"], &error)),
     }
     checks
@@ -74,26 +83,28 @@ pub(super) async fn look(store: &Store, timing: &Timing) -> Vec<Check> {
 /// Also returns the queues to ask NATS about.
 pub(super) async fn queues(
     store: &Store,
-    nats: Option<&Queue>,
+    nats: Option<&Nats>,
     named: Option<&[String]>,
 ) -> (Vec<Check>, Vec<Asked>) {
     let counts = match nats {
         Some(nats) => waiting::counts(nats, COUNTED_WITHIN).await,
         None => None,
     };
+    let is_counted = counts.is_some();
     let kinds = store.doctor_kinds(counts.as_ref().map(|counts| counts.kinds.as_slice()), named).await;
     let (waits, of_kinds) = match kinds {
-        Ok(waits) => {
+        Ok(mut waits) => {
             let ages = match nats {
                 Some(nats) => {
-                    let at = counts.and_then(|counts| counts.at);
-                    waiting::ages(nats, at, &waits, COUNTED_WITHIN).await.0
+                    let at = counts.as_ref().and_then(|counts| counts.at);
+                    survey(store, nats, at, &mut waits, COUNTED_WITHIN).await.0
                 }
                 None => Vec::new(),
             };
             let ages = ages.into_iter().chain(std::iter::repeat(None));
             let waits: Vec<_> = waits.into_iter().zip(ages).collect();
-            let of_kinds = about_kinds(&waits);
+            let purge = |queue: &str, kind: &str| Some(nats?.purge_command(queue, Some(kind)));
+            let of_kinds = about_kinds(&waits, purge);
             (waits, of_kinds)
         }
         Err(error) => (Vec::new(), skip_by(&["kinds"], &error)),
@@ -111,11 +122,11 @@ pub(super) async fn queues(
             for seen in &mut queues {
                 let of_queue = || submitted().filter(|(of, _)| of.queue == seen.queue);
                 let oldest = of_queue().filter_map(|(_, age)| *age).reduce(f64::max);
-                seen.submitted = of_queue().filter_map(|(of, _)| of.submitted).sum();
+                seen.submitted = is_counted.then(|| of_queue().filter_map(|(of, _)| of.submitted).sum());
                 seen.submitted_for = oldest.and_then(seconds);
             }
             let check = |seen: &QueueSeen| {
-                let purge = nats.map(|nats| nats.purge_command(&seen.queue));
+                let purge = nats.map(|nats| nats.purge_command(&seen.queue, None));
                 queue(seen, purge.as_deref()).of(&seen.queue)
             };
             checks.extend(queues.iter().map(check));
@@ -136,27 +147,30 @@ fn seconds(of: f64) -> Option<Duration> {
 }
 
 /// Checks that a live worker runs every kind that waits in a queue that is served. Of another queue, its own check says
-/// so.
-fn about_kinds(waits: &[(Waiting, Option<f64>)]) -> Vec<Check> {
+/// so. `purge` is the command that removes the messages of a kind.
+fn about_kinds(waits: &[(Waiting, Option<f64>)], purge: impl Fn(&str, &str) -> Option<String>) -> Vec<Check> {
     const CHECK: &str = "kinds";
-    let unknown: Vec<_> = waits.iter().filter(|(of, _)| of.is_queue_served && !of.is_served).collect();
+    let waits_alone =
+        |of: &Waiting| of.is_queue_served && !of.is_served && (of.due > 0 || of.submitted > Some(0));
+    let unknown: Vec<_> = waits.iter().filter(|(of, _)| waits_alone(of)).collect();
     if unknown.is_empty() {
         return vec![Check::ok(CHECK, "a live worker runs each kind that waits in a served queue")];
     }
     let check = |(of, age): &&(Waiting, Option<f64>)| {
         let Waiting { queue, kind, due, .. } = of;
-        let waited = waiting::longer(of.oldest_due_s, *age).and_then(seconds);
+        let waited = longer(of.oldest_due_s, *age).and_then(seconds);
         let found = format!(
             "no live worker runs the kind {kind}; {}",
             amounts(
                 (*due, of.oldest_due_s.and_then(seconds)),
                 i64::MAX,
-                (of.submitted.unwrap_or_default(), age.and_then(seconds))
+                (Some(of.submitted.unwrap_or_default()), age.and_then(seconds))
             )
         );
         let to_do = format!(
             "start a worker that runs it (`tenure work {queue} --kind {kind} --exec COMMAND`, or a program with a \
-             handler of this kind), or cancel its jobs: `tenure jobs cancel --queue {queue} --kind {kind}`"
+             handler of this kind), or cancel its jobs: `tenure jobs cancel --queue {queue} --kind {kind}`{}",
+            purge(queue, kind).map(|purge| then_purge(&purge)).unwrap_or_default()
         );
         // In a deploy the producers may be first.
         let is_wrong = waited.is_none_or(|waited| waited >= KIND_LATE);
@@ -171,19 +185,28 @@ fn about_kinds(waits: &[(Waiting, Option<f64>)]) -> Vec<Check> {
     checks
 }
 
+/// What to do after a cancellation: the messages of the jobs stay, and no cancellation finds a submission.
+fn then_purge(purge: &str) -> String {
+    format!(", then remove their messages, submissions among them: `{purge}`")
+}
+
 /// Due jobs and submissions, each with the time that the first of them has waited. The count of due jobs stops at
-/// `due_most`.
+/// `due_most`. `None`: NATS did not count the submissions.
 fn amounts(
     (due, due_for): (i64, Option<Duration>),
     due_most: i64,
-    (submitted, submitted_for): (i64, Option<Duration>),
+    (submitted, submitted_for): (Option<i64>, Option<Duration>),
 ) -> String {
     let due_text = || format!("{} due, the first for {}", jobs_of(due, due_most), span_of(due_for));
+    let of_due = || if due == 0 { "no job is due".to_owned() } else { due_text() };
+    let Some(submitted) = submitted else {
+        return format!("{}; submissions unknown: NATS did not count its messages", of_due());
+    };
     if submitted == 0 {
-        return if due == 0 { "no job is due".into() } else { due_text() };
+        return of_due();
     }
     let noun = if submitted == 1 { "submission" } else { "submissions" };
-    let since = submitted_for.map(|since| format!(", the first for {}", span(since))).unwrap_or_default();
+    let since = submitted_for.map(|since| format!(", the first for {}", measured(since))).unwrap_or_default();
     let submitted = format!("{submitted} {noun} in the stream{since}");
     if due == 0 { submitted } else { format!("{}, and {submitted}", due_text()) }
 }
@@ -193,18 +216,36 @@ fn overdue_after(timing: &Timing) -> Duration {
     timing.relay_every.saturating_mul(10).saturating_add(timing.publish_within)
 }
 
-/// Checks that a worker is alive, and that no silent one owns jobs.
-fn workers(seen: &[WorkerSeen]) -> Check {
+/// Checks that a worker is alive and takes jobs, and that no silent one owns jobs.
+fn workers(seen: &[WorkerSeen], can_write: bool) -> Check {
     let live = seen.iter().filter(|worker| !worker.is_silent).count();
     let owners: Vec<_> = seen.iter().filter(|worker| worker.is_silent && worker.jobs > 0).collect();
     let named: Vec<_> = owners
         .iter()
         .map(|worker| {
             let jobs = jobs_of(worker.jobs, i64::MAX);
-            format!("{} ({jobs}, silent for {})", worker.worker_id, span(worker.silence))
+            format!("{} ({jobs}, silent for {})", worker.worker_id, measured(worker.silence))
         })
         .collect();
+    let unready = seen.iter().filter(|worker| !worker.is_silent);
+    let unready: Vec<_> = unready
+        .filter_map(|worker| Some(format!("{} ({})", worker.worker_id, worker.not_ready.as_ref()?)))
+        .collect();
     match (live, owners.is_empty()) {
+        (0, _) if !can_write && !seen.is_empty() => {
+            let found = "no worker has renewed its row of late, and none can while Postgres takes no writes";
+            Check::wrong("workers", found).advise("first make Postgres take writes; live workers then go on")
+        }
+        (live, _) if !unready.is_empty() => {
+            let silent = if named.is_empty() { "" } else { "; silent ones own jobs: " };
+            let unready_text = format!("{} of {live} alive not ready: {}", unready.len(), some_of(&unready));
+            let found = format!("{unready_text}{silent}{}", some_of(&named));
+            let state = if unready.len() == live { CheckState::Wrong } else { CheckState::Warning };
+            Check::new("workers", state, found).advise(
+                "mend what they lack: a worker that is not ready takes no job. Its log and its /readyz say the same; \
+                 of a right that Postgres denies, see `rights` here, as the workers' role",
+            )
+        }
         (0, true) => Check::warning("workers", "no worker is alive")
             .advise("start one: `tenure work QUEUE --exec COMMAND`, or your own program"),
         (0, false) => Check::wrong(
@@ -259,26 +300,26 @@ fn scans(jobs: &JobsSeen, workers: &[WorkerSeen], timing: &Timing) -> Check {
         let oldest = workers.iter().filter(|worker| !worker.is_silent).map(|worker| worker.started).max();
         return match oldest {
             Some(started) if started > late => {
-                let found = format!("no worker has scanned yet, and one has run for {}", span(started));
+                let found = format!("no worker has scanned yet, and one has run for {}", measured(started));
                 Check::wrong(CHECK, found).advise(to_do)
             }
             Some(_) => Check::ok(CHECK, "no scan yet: the first worker has just started"),
             None => Check::skipped(CHECK, "no worker has run yet"),
         };
     };
-    let found = format!("the last scan was {} ago", span(last_scan));
+    let found = format!("the last scan was {} ago", measured(last_scan));
     if last_scan > late {
         return Check::wrong(CHECK, found).advise(to_do);
     }
     if let Some(left) = jobs.grace_left {
-        let found = format!("{found}; recovery is paused for another {}", span(left));
+        let found = format!("{found}; recovery is paused for another {}", measured(left));
         return Check::warning(CHECK, found).advise(
             "nothing: Postgres was restarted, or no worker scanned for a while, and live workers get time to write",
         );
     }
     if let Some(since) = jobs.breaker_for.filter(|since| *since < timing.stale_after) {
         let found =
-            format!("{found}; more than half of the running jobs have looked stale for {}", span(since));
+            format!("{found}; more than half of the running jobs have looked stale for {}", measured(since));
         return Check::warning(CHECK, found).advise(
             "find out what keeps workers from writing (the network, locks, a full disk): until stale_after has passed \
              no job is reset, because workers that fall silent together are rarely at fault themselves",
@@ -304,10 +345,10 @@ fn relay(jobs: &JobsSeen) -> Check {
 }
 
 /// Checks that every tick is followed by its job.
-fn schedules(rows: &[ScheduleRow], now: DateTime<Utc>) -> Check {
+fn schedules(rows: &[ScheduleRow], unserved: &[UnservedSchedule], now: DateTime<Utc>) -> Check {
     const CHECK: &str = "schedules";
     let (paused, going): (Vec<_>, Vec<_>) = rows.iter().partition(|row| row.paused_at.is_some());
-    let for_long = |since: DateTime<Utc>| span((now - since).to_std().unwrap_or_default());
+    let for_long = |since: DateTime<Utc>| measured((now - since).to_std().unwrap_or_default());
     let late = going.iter().filter(|row| now - row.next_at > TICK_LATE);
     let late: Vec<_> =
         late.map(|row| format!("{} was due {} ago", row.name, for_long(row.next_at))).collect();
@@ -315,6 +356,18 @@ fn schedules(rows: &[ScheduleRow], now: DateTime<Utc>) -> Check {
         let found = format!("{}, and no worker has enqueued its job", some_of(&late));
         return Check::wrong(CHECK, found)
             .advise("start a worker; if some run, their logs say what keeps them from it");
+    }
+    let lacks = |of: &UnservedSchedule| {
+        let kind = if of.is_queue_served { format!("kind {} of ", of.kind) } else { String::new() };
+        format!("{} ({kind}queue {})", of.name, of.queue)
+    };
+    let lacking: Vec<_> = unserved.iter().map(lacks).collect();
+    if !lacking.is_empty() {
+        let found = format!("no live worker would run the jobs of {}", some_of(&lacking));
+        return Check::warning(CHECK, found).advise(
+            "start a worker that serves the queue and runs the kind, or correct the names: `tenure schedules add \
+             --replace`; until then the ticks' jobs wait",
+        );
     }
     if paused.is_empty() {
         return Check::ok(
@@ -349,7 +402,7 @@ fn queue(seen: &QueueSeen, purge: Option<&str>) -> Check {
     const CHECK: &str = "queue";
     const NO_WORKER: &str = "no worker serves this queue; ";
     let name = &seen.queue;
-    let is_waited_for = seen.waiting > 0 || seen.submitted > 0;
+    let is_waited_for = seen.waiting > 0 || seen.submitted > Some(0);
     let lacks_worker = !seen.is_served && is_waited_for;
     let waiting =
         amounts((seen.waiting, seen.waiting_for), WAITING_MOST, (seen.submitted, seen.submitted_for));
@@ -358,7 +411,7 @@ fn queue(seen: &QueueSeen, purge: Option<&str>) -> Check {
     );
     if let Some(paused_for) = seen.paused_for {
         let no_worker = if lacks_worker { NO_WORKER } else { "" };
-        let found = format!("paused for {}; {no_worker}{waiting}", span(paused_for));
+        let found = format!("paused for {}; {no_worker}{waiting}", measured(paused_for));
         let resume = format!("`tenure queues resume {name}`, when it is time");
         let to_do = if lacks_worker { format!("{start}; {resume}") } else { resume };
         return Check::warning(CHECK, found).advise(to_do);
@@ -367,21 +420,16 @@ fn queue(seen: &QueueSeen, purge: Option<&str>) -> Check {
         (Some(running), Some(most)) => format!("{running} of {most} running; {waiting}"),
         _ => waiting,
     };
-    // The limit counts submissions, too.
+    // The limit counts the submissions that were read in the stream, too.
     let full = match (seen.queued, seen.max_queued) {
-        (Some(queued), Some(most)) if queued + seen.submitted >= most => {
+        (Some(queued), Some(most)) if queued + seen.standing >= most => {
             format!("full: {} queued, and enqueues are refused; ", jobs_of(most, i64::MAX))
         }
         _ => String::new(),
     };
     if lacks_worker {
         let cancel = format!("cancel its jobs: `tenure jobs cancel --queue {name}`");
-        let purge = match purge {
-            Some(purge) if seen.submitted > 0 => {
-                format!("; `{purge}` removes the messages of a mistyped name")
-            }
-            _ => String::new(),
-        };
+        let purge = purge.map(then_purge).unwrap_or_default();
         return Check::wrong(CHECK, format!("{full}{NO_WORKER}{waiting}"))
             .advise(format!("{start}; or {cancel}{purge}"));
     }
@@ -390,13 +438,13 @@ fn queue(seen: &QueueSeen, purge: Option<&str>) -> Check {
             .advise(format!("add workers, or `tenure queues limit {name} --max-queued N`"));
     }
     let no_worker = if seen.is_served { "" } else { NO_WORKER };
-    Check::ok(CHECK, format!("{no_worker}{waiting}"))
+    let found = format!("{no_worker}{waiting}");
+    if seen.submitted.is_none() { Check::skipped(CHECK, found) } else { Check::ok(CHECK, found) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::client::doctor::CheckState;
 
     const SECOND: Duration = Duration::from_secs(1);
 
@@ -405,6 +453,7 @@ mod tests {
             worker_id: "web-1-7-abc".into(),
             version: env!("CARGO_PKG_VERSION").into(),
             is_silent: silence_s > 15,
+            not_ready: None,
             silence: Duration::from_secs(silence_s),
             started: 1_000 * SECOND,
             jobs,
@@ -413,14 +462,28 @@ mod tests {
 
     #[test]
     fn silent_workers_matter_while_they_own_jobs_and_more_when_no_worker_is_alive() {
-        let state = |seen: &[WorkerSeen]| workers(seen).state;
+        let state = |seen: &[WorkerSeen]| workers(seen, true).state;
         assert_eq!(state(&[]), CheckState::Warning);
         assert_eq!(state(&[worker(1, 0)]), CheckState::Ok);
         assert_eq!(state(&[worker(1, 0), worker(99, 0)]), CheckState::Ok);
         assert_eq!(state(&[worker(1, 0), worker(99, 2)]), CheckState::Warning);
         assert_eq!(state(&[worker(99, 2)]), CheckState::Wrong);
-        let found = workers(&[worker(1, 0), worker(99, 2)]).found;
+        let found = workers(&[worker(1, 0), worker(99, 2)], true).found;
         assert!(found.ends_with("web-1-7-abc (2 jobs, silent for 1m 39s)"), "{found}");
+        // Silence proves nothing while no worker can write.
+        let blocked = workers(&[worker(99, 0)], false);
+        assert!(
+            blocked.state == CheckState::Wrong && blocked.found.contains("takes no writes"),
+            "{blocked:?}"
+        );
+        let unready = || WorkerSeen { not_ready: Some("claims: denied".into()), ..worker(1, 0) };
+        assert_eq!(state(&[unready(), worker(1, 0)]), CheckState::Warning);
+        let all = workers(&[unready(), worker(99, 2)], true);
+        assert_eq!(all.state, CheckState::Wrong);
+        let silent = "web-1-7-abc (2 jobs, silent for 1m 39s)";
+        let found =
+            format!("1 of 1 alive not ready: web-1-7-abc (claims: denied); silent ones own jobs: {silent}");
+        assert_eq!(all.found, found);
     }
 
     #[test]
@@ -494,8 +557,9 @@ mod tests {
             running: None,
             max_queued: None,
             queued: None,
-            submitted: 0,
+            submitted: Some(0),
             submitted_for: None,
+            standing: 0,
         };
         assert_eq!(checked(&seen(true, 5)).state, CheckState::Ok);
         assert_eq!(checked(&seen(false, 0)).state, CheckState::Ok);
@@ -520,7 +584,8 @@ mod tests {
         let room = QueueSeen { max_queued: Some(9), queued: Some(8), ..seen(true, 5) };
         assert_eq!(checked(&room).state, CheckState::Ok);
         // Submissions count, and a worker that is missing is never hidden by a limit.
-        let submitted = QueueSeen { submitted: 1, submitted_for: Some(90 * SECOND), ..room };
+        let submitted =
+            QueueSeen { submitted: Some(1), standing: 1, submitted_for: Some(90 * SECOND), ..room };
         let found = checked(&submitted).found;
         let words = "5 jobs due, the first for 1s, and 1 submission in the stream, the first for 1m 30s";
         assert_eq!(found, format!("full: 9 jobs queued, and enqueues are refused; {words}"));
@@ -530,9 +595,15 @@ mod tests {
         let to_do = alone.to_do.unwrap_or_default();
         assert!(to_do.contains("`tenure work mail --exec COMMAND`"), "{to_do}");
         assert!(to_do.contains("`nats stream purge JOBS --subject 'jobs.mail.>'`"), "{to_do}");
-        let unseen = checked(&QueueSeen { submitted: 7, ..seen(false, 0) });
+        let unseen = checked(&QueueSeen { submitted: Some(7), ..seen(false, 0) });
         assert_eq!(unseen.state, CheckState::Wrong);
         assert_eq!(unseen.found, "no worker serves this queue; 7 submissions in the stream");
+        let uncounted = checked(&QueueSeen { submitted: None, ..seen(true, 0) });
+        assert_eq!(uncounted.state, CheckState::Skipped, "it may be full of them");
+        assert_eq!(uncounted.found, "no job is due; submissions unknown: NATS did not count its messages");
+        // What was not read in the stream refuses no enqueue.
+        let unread = QueueSeen { max_queued: Some(9), queued: Some(8), submitted: Some(7), ..seen(true, 5) };
+        assert_eq!(checked(&unread).state, CheckState::Ok);
     }
 
     #[test]
@@ -542,23 +613,25 @@ mod tests {
             kind: "other.kind".into(),
             due: 5,
             submitted: Some(0),
+            messages: 0,
             oldest_due_s: Some(waited_s),
             is_queue_served: true,
             is_served,
         };
-        let check = |of: Waiting| about_kinds(&[(of, None)]).remove(0);
+        let check = |of: Waiting| about_kinds(&[(of, None)], |_, _| Some("PURGE".into())).remove(0);
         assert_eq!(check(waits(true, 99.0)).state, CheckState::Ok);
         assert_eq!(check(waits(false, 59.0)).state, CheckState::Warning);
         let found = check(waits(false, 60.0));
         assert_eq!(found.state, CheckState::Wrong);
         assert_eq!(found.found, "no live worker runs the kind other.kind; 5 jobs due, the first for 1m");
         assert!(
-            found.to_do.is_some_and(|to_do| to_do.contains("`tenure work mail --kind other.kind --exec"))
+            found.to_do.is_some_and(|to_do| to_do.contains("`tenure work mail --kind other.kind --exec")
+                && to_do.ends_with("their messages, submissions among them: `PURGE`"))
         );
         let of_another_queue = Waiting { is_queue_served: false, ..waits(false, 99.0) };
         assert_eq!(check(of_another_queue).state, CheckState::Ok);
         let many: Vec<_> = (0..25).map(|_| (waits(false, 99.0), None)).collect();
-        assert_eq!(about_kinds(&many).len(), KINDS_SHOWN + 1);
+        assert_eq!(about_kinds(&many, |_, _| None).len(), KINDS_SHOWN + 1);
     }
 
     #[test]
@@ -574,7 +647,7 @@ mod tests {
             payload_json: None,
             tick_field: None,
             max_attempts: 5,
-            missed: crate::MissedTicks::Once,
+            missed: crate::schedules::MissedTicks::Once,
             paused_at: paused_s.map(|ago| now - TimeDelta::seconds(ago)),
             next_at: now + TimeDelta::seconds(next_s),
             last_tick_at: None,
@@ -582,12 +655,12 @@ mod tests {
             created_at: now,
             changed_at: now,
         };
-        assert_eq!(schedules(&[], now).state, CheckState::Ok);
-        assert_eq!(schedules(&[row(60, None), row(-59, None)], now).state, CheckState::Ok);
-        let late = schedules(&[row(60, None), row(-300, None)], now);
+        assert_eq!(schedules(&[], &[], now).state, CheckState::Ok);
+        assert_eq!(schedules(&[row(60, None), row(-59, None)], &[], now).state, CheckState::Ok);
+        let late = schedules(&[row(60, None), row(-300, None)], &[], now);
         assert_eq!(late.state, CheckState::Wrong);
         assert!(late.found.contains("nightly was due 5m ago"), "{}", late.found);
-        let paused = schedules(&[row(-300, Some(7_200))], now);
+        let paused = schedules(&[row(-300, Some(7_200))], &[], now);
         assert_eq!((paused.state, &*paused.found), (CheckState::Warning, "paused: nightly for 2h"));
     }
 }

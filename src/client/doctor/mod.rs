@@ -1,4 +1,5 @@
-//! Doctor: finds what is wrong around the jobs, and says what to do. It asks both servers, and changes nothing.
+//! Doctor: finds what is wrong around the jobs, and says what to do. It asks both servers, tries a write that it rolls
+//! back, and changes nothing.
 //!
 //! `store` and `nats` read; pure functions here say what the answers mean. A server that is away, a missing schema, a
 //! missing right: each is one finding, and the checks that cannot run because of it are *skipped*. Every call has
@@ -10,6 +11,9 @@ mod jobs;
 mod nats;
 mod postgres;
 
+#[cfg(feature = "internals")]
+pub use jobs::SCANS_MISSED;
+
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
@@ -18,7 +22,10 @@ use serde::Serialize;
 use crate::{
     client::Tenure,
     config::Timing,
-    job::{JobError, check_queue, span::span},
+    job::{
+        JobError, check_queue,
+        duration::{measured, written},
+    },
     store::StoreError,
 };
 
@@ -131,7 +138,8 @@ struct Asked {
 
 impl Tenure {
     /// Checks both servers, the schema, this role's rights, the timers, workers and queues, and returns what it found
-    /// and what to do. Changes nothing, and never fails: it reports the checks that cannot run as skipped.
+    /// and what to do. Tries a write, and rolls it back; changes nothing, and never fails: it reports the checks that
+    /// cannot run as skipped.
     ///
     /// If a server does not answer, it takes some 10 s.
     pub async fn doctor(&self, options: &DoctorOptions) -> Vec<Check> {
@@ -147,7 +155,13 @@ impl Tenure {
         let of_postgres = async {
             let (mut checks, is_fit) = postgres::look(self, options.old_after).await;
             checks.extend(match &is_fit {
-                Ok(()) => jobs::look(self.store(), timing).await,
+                Ok(()) => {
+                    let is = |check: &Check| {
+                        [postgres::WRITES, "primary"].contains(&check.check)
+                            && check.state == CheckState::Wrong
+                    };
+                    jobs::look(self.store(), timing, !checks.iter().any(is)).await
+                }
                 Err(why) => jobs::skipped(why),
             });
             (checks, is_fit)
@@ -156,7 +170,7 @@ impl Tenure {
         let named = (!options.queues.is_empty()).then_some(named.as_slice());
         // A queue may have nothing but messages.
         let (of_queues, asked) = match is_fit {
-            Ok(()) => jobs::queues(self.store(), seen.as_ref().map(|_| self.queue()), named).await,
+            Ok(()) => jobs::queues(self.store(), seen.as_ref().map(|_| self.nats()), named).await,
             Err(why) => (skip(&jobs::OF_QUEUES, &why), jobs::unknown(named)),
         };
         checks.extend(of_queues);
@@ -164,7 +178,7 @@ impl Tenure {
         checks.push(timers(timing));
         checks.push(connection);
         checks.extend(match seen {
-            Some(seen) => nats::look(self.queue(), timing, &seen, &asked).await,
+            Some(seen) => nats::look(self.nats(), timing, &seen, &asked).await,
             None => nats::skipped("NATS was not reached"),
         });
         checks
@@ -175,8 +189,9 @@ fn timers(timing: &Timing) -> Check {
     let Timing { stale_after, scan_every, ack_wait, .. } = timing;
     match timing.validate() {
         Ok(()) => {
-            let found =
-                format!("stale_after {stale_after:?} + scan_every {scan_every:?} < ack_wait {ack_wait:?}");
+            let [stale_after, scan_every, ack_wait] =
+                [stale_after, scan_every, ack_wait].map(|of| written(*of));
+            let found = format!("stale_after {stale_after} + scan_every {scan_every} < ack_wait {ack_wait}");
             Check::ok("timers", found)
         }
         // The error's text says what to change.
@@ -196,9 +211,9 @@ fn clock(check: &'static str, answered_at: DateTime<Utc>, asked_at: DateTime<Utc
     let late = (answered_at - asked_at).to_std().unwrap_or_default().saturating_sub(took);
     let (skew, how) = if late.is_zero() { (early, "behind") } else { (late, "ahead of") };
     if skew < SKEW {
-        return Check::ok(check, format!("within {} of this host's clock", span(SKEW)));
+        return Check::ok(check, format!("within {} of this host's clock", written(SKEW)));
     }
-    Check::warning(check, format!("{} {how} this host's clock", span(skew))).advise(
+    Check::warning(check, format!("{} {how} this host's clock", measured(skew))).advise(
         "set both hosts' clocks by NTP: only Postgres's clock decides anything, but the times in logs and in \
          Tenure-Run-At mislead",
     )
@@ -228,7 +243,7 @@ fn text(error: &StoreError) -> String {
 
 /// [`span`] of a duration that may be unknown.
 fn span_of(duration: Option<Duration>) -> String {
-    duration.map_or_else(|| "?".into(), span)
+    duration.map_or_else(|| "?".into(), measured)
 }
 
 /// Joins the first of many texts.

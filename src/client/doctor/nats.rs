@@ -8,7 +8,8 @@ use super::{Asked, Check, clock, skip};
 use crate::{
     client::Tenure,
     config::Timing,
-    nats::{ConsumerSeen, NatsSeen, Queue, StreamSeen, Unseen},
+    job::duration::written,
+    nats::{ConsumerSeen, Nats, NatsSeen, StreamSeen, Unseen},
 };
 
 /// The checks that are skipped when NATS is not reached, besides those of the consumers.
@@ -28,17 +29,19 @@ pub(super) fn skipped(why: &str) -> Vec<Check> {
 
 /// Waits for the connection, and checks the server.
 pub(super) async fn reach(tenure: &Tenure) -> (Check, Option<NatsSeen>) {
-    let (queue, url) = (tenure.queue(), tenure.queue().servers().to_owned());
-    if timeout(CONNECTED_WITHIN, queue.connected()).await.is_err() {
-        let said = queue.last_said();
+    let (nats, url) = (tenure.nats(), tenure.nats().servers().to_owned());
+    if timeout(CONNECTED_WITHIN, nats.connected()).await.is_err() {
+        let said = nats.last_said();
         let why = if said.is_empty() { "NATS does not answer".into() } else { said };
-        let checked =
-            Check::wrong("nats", format!("{url} was not reached within {CONNECTED_WITHIN:?}: {why}"));
+        let checked = Check::wrong(
+            "nats",
+            format!("{url} was not reached within {}: {why}", written(CONNECTED_WITHIN)),
+        );
         let to_do = "check NATS_URL (tls:// needs a server with TLS), the network and the server; an authorization \
                      violation means that the server does not know the user or the password";
         return (checked.advise(to_do), None);
     }
-    let seen = queue.nats_seen();
+    let seen = nats.nats_seen();
     (about_server(&seen, &url), Some(seen))
 }
 
@@ -53,8 +56,8 @@ fn about_server(seen: &NatsSeen, url: &str) -> Check {
 }
 
 /// Checks the stream and the consumers. Creates nothing.
-pub(super) async fn look(queue: &Queue, timing: &Timing, server: &NatsSeen, asked: &[Asked]) -> Vec<Check> {
-    let stream = queue.stream_seen().await;
+pub(super) async fn look(nats: &Nats, timing: &Timing, server: &NatsSeen, asked: &[Asked]) -> Vec<Check> {
+    let stream = nats.stream_seen().await;
     let mut checks = about_stream(&stream, server, timing);
     let why_not = match &stream {
         Err(Unseen::Missing) => Some("there is no stream"),
@@ -72,7 +75,7 @@ pub(super) async fn look(queue: &Queue, timing: &Timing, server: &NatsSeen, aske
                 checks.push(Check::skipped("consumer", why).of(name));
                 continue;
             }
-            let consumer = queue.consumer_seen(name).await;
+            let consumer = nats.consumer_seen(name).await;
             checks.push(about_consumer(&consumer, name, *is_served, timing).of(name));
             unseen.extend(consumer.err());
         }
@@ -154,11 +157,11 @@ fn definition(check: &'static str, drift: &[String], as_defined: String) -> Chec
 /// Publishers repeat a publication under one id for as long as it may take; producers do, too.
 fn duplicates(seen: &StreamSeen, timing: &Timing) -> Check {
     let (is, should) = (seen.duplicate_window, seen.duplicate_window_defined);
-    let found = format!("the stream recognises a repeated message for {is:?}");
+    let found = format!("the stream recognises a repeated message for {}", written(is));
     if is >= should.max(timing.publish_within) {
         return Check::ok("duplicates", found);
     }
-    Check::warning("duplicates", format!("{found}, not {should:?}")).advise(
+    Check::warning("duplicates", format!("{found}, not {}", written(should))).advise(
         "set the stream's duplicate_window as in nats/stream.json: a producer that repeats a submission after \
          that makes a second job",
     )
@@ -202,9 +205,10 @@ fn about_consumer(
     let backstop = timing.stale_after.saturating_add(timing.scan_every);
     if seen.ack_wait <= backstop {
         drift.push(format!(
-            "NATS delivers a slow job again after {:?}, before a scan can tell whether its owner is alive, which takes \
-             {backstop:?}",
-            seen.ack_wait
+            "NATS delivers a slow job again after {}, before a scan can tell whether its owner is alive, which takes \
+             {}",
+            written(seen.ack_wait),
+            written(backstop)
         ));
     }
     if !drift.is_empty() {
@@ -343,7 +347,7 @@ mod tests {
         assert_eq!((drifted.state, drifted.found.as_str()), (CheckState::Wrong, "max_deliver is 1"));
         let early = about(Ok(ConsumerSeen { ack_wait: Duration::from_secs(330), ..seen() }));
         assert_eq!(early.state, CheckState::Wrong);
-        assert!(early.found.contains("330s"), "{}", early.found);
+        assert!(early.found.contains("5m 30s"), "{}", early.found);
         assert_eq!(about(Err(Unseen::Missing)).state, CheckState::Wrong);
         let unserved = about_consumer(&Err(Unseen::Missing), "q", false, &Timing::DEFAULT);
         assert_eq!(unserved.state, CheckState::Skipped);

@@ -6,13 +6,14 @@ use super::{Check, clock, skip, skip_by, some_of, span_of, text};
 use crate::{
     client::Tenure,
     config::masked,
-    job::span::span,
+    job::duration::measured,
     store::{Holder, NEEDS, PostgresSeen, RightsSeen, Schema, StoreError},
 };
 
 /// The checks that are skipped when Postgres is not reached.
-const REST: [&str; 12] = [
+const REST: [&str; 13] = [
     "primary",
+    "writes",
     "durability",
     "connections",
     "clock",
@@ -25,6 +26,8 @@ const REST: [&str; 12] = [
     "schema",
     "rights",
 ];
+/// The name of the check that tries a write.
+pub(super) const WRITES: &str = "writes";
 const HOLDERS: [&str; 4] =
     ["old_transactions", "idle_transactions", "prepared_transactions", "replication_slots"];
 
@@ -55,6 +58,11 @@ pub(super) async fn look(tenure: &Tenure, old_after: Duration) -> (Vec<Check>, R
     }
     let (schema, is_fit) = schema(store.schema().await, NEEDS);
     checks.push(schema);
+    checks.push(match &is_fit {
+        Ok(()) if server.is_read_only => Check::skipped(WRITES, "not tried: the server is read-only"),
+        Ok(()) => writes(store.doctor_write().await, &server.role),
+        Err(why) => Check::skipped(WRITES, why),
+    });
     match &is_fit {
         Ok(()) => match store.doctor_rights().await {
             Ok(seen) => checks.push(rights(&seen, &server.role)),
@@ -63,6 +71,20 @@ pub(super) async fn look(tenure: &Tenure, old_after: Duration) -> (Vec<Check>, R
         Err(why) => checks.extend(skip(&["rights"], why)),
     }
     (checks, is_fit)
+}
+
+/// Judges the answer to a write that was rolled back.
+fn writes(answer: Result<(), StoreError>, role: &str) -> Check {
+    match answer {
+        Ok(()) => Check::ok(WRITES, "Postgres took a write, which was rolled back"),
+        Err(error) if error.is_denied() => {
+            Check::skipped(WRITES, format!("not tried: {role} may not write jobs"))
+        }
+        Err(error) => Check::wrong(WRITES, format!("Postgres did not take a write: {}", text(&error))).advise(
+            "if the disk is full, make room for the data and the WAL; until Postgres takes writes again, workers start \
+             no jobs and cannot show that they are alive, and enqueues fail",
+        ),
+    }
 }
 
 fn unreachable(url: &str, error: &StoreError) -> Check {
@@ -133,7 +155,7 @@ fn about_holders(holders: &[Holder], server: &PostgresSeen, old_after: Duration)
     let found = |kinds: &[&str]| -> Vec<String> {
         holders.iter().filter(|holder| kinds.contains(&holder.what.as_str())).map(describe).collect()
     };
-    let old = span(old_after);
+    let old = measured(old_after);
     let of_sessions = |check: &'static str, kinds: &[&str], to_do: &str| {
         let found = found(kinds);
         if !found.is_empty() {
@@ -379,6 +401,13 @@ mod tests {
         assert_eq!(state(Err(missing)), (CheckState::Wrong, false));
         let away = StoreError::Unavailable(Arc::new(sqlx::Error::PoolTimedOut));
         assert_eq!(state(Err(away)), (CheckState::Skipped, false));
+    }
+
+    #[test]
+    fn a_write_that_postgres_does_not_take_is_wrong() {
+        assert_eq!(writes(Ok(()), "me").state, CheckState::Ok);
+        let away = StoreError::Unavailable(Arc::new(sqlx::Error::PoolTimedOut));
+        assert_eq!(writes(Err(away), "me").state, CheckState::Wrong);
     }
 
     /// Checks a role that is in `member_of`, and has the rights of the roles in `has`.

@@ -4,10 +4,10 @@ use std::{fs, io, path::Path};
 
 use toml::de::{DeTable, DeValue};
 
-use super::{FILE_VARIABLE, Given, Level, Origin, Vars, add, by_key, place, unknown, unreadable};
+use super::{FILE_VARIABLE, Form, Given, Level, Origin, Vars, add, form, place, unknown, unreadable};
 use crate::config::{
     ConfigError,
-    settings::{Setting, Takes},
+    settings::{SETTINGS, Setting, Takes},
 };
 
 /// The file that tenure reads if it exists and no other file is named.
@@ -82,4 +82,8 @@ fn kind(value: &DeValue<'_>) -> &'static str {
         DeValue::Array(_) => "an array",
         DeValue::Table(_) => "a table",
     }
+}
+
+fn by_key(key: &str) -> Option<(&'static Setting, Form)> {
+    SETTINGS.iter().find_map(|setting| Some((setting, form(setting, &setting.key(), key, "_file")?)))
 }

@@ -3,10 +3,15 @@
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use futures::poll;
+use tokio::time::sleep;
 
-use super::*;
+use super::{
+    publisher::{FAILED_MAX, HANDED_OVER_WITHIN, can_send},
+    *,
+};
 use crate::{
     job::JobId,
+    nats::silence,
     proof::{Counts, Logs, Place, place, place_with_nats, seconds},
 };
 
@@ -26,10 +31,10 @@ async fn parts() -> Parts {
 }
 
 async fn parts_in(place: Place) -> Parts {
-    let (store, queue) = (place.tenure.store().clone(), place.tenure.queue().clone());
-    queue.ensure_stream().await.unwrap();
+    let (store, nats) = (place.tenure.store().clone(), place.tenure.nats().clone());
+    nats.ensure_stream().await.unwrap();
     let (publications, publisher, handed, confirmations) =
-        Publications::with_publisher(store, queue, WITHIN).await.unwrap();
+        Publications::with_publisher(store, nats, WITHIN).await.unwrap();
     Parts { place, publications, publisher, handed, confirmations }
 }
 
@@ -43,14 +48,14 @@ impl Parts {
         // Another dispatch than that of its enqueue.
         let (queue, kind) = ("q".into(), "k".into());
         let ticket = Ticket { job, queue, kind, dispatch: 2, clear_reason: None, trace_context: None };
-        self.publications.prepare(&ticket)
+        self.publications.prepare(&[ticket]).remove(0)
     }
 
     /// Adds a group of this number of unsent messages.
     async fn group(&self, messages: usize, until: Instant) -> u64 {
         let mut jobs = Vec::new();
         for _ in 0..messages {
-            jobs.push(Some(self.place.job().await));
+            jobs.push(Some(vec![self.place.job().await]));
         }
         let held = self.held().await;
         let group =
@@ -70,7 +75,7 @@ impl Parts {
     async fn in_stream(&self) -> u64 {
         // Waits for the messages of the enqueues that made the jobs.
         self.place.tenure.flush().await;
-        self.place.tenure.queue().stream_state().await.unwrap().1
+        self.place.tenure.nats().stream_state().await.unwrap().1
     }
 
     /// Returns the number of rows that are left to the relay.
@@ -242,7 +247,7 @@ async fn a_group_that_is_dropped_in_the_middle_is_left_to_the_task() {
     assert_eq!(parts.was_handed(), ["failed", "unsent"]);
     let all = unsent(&parts, vec![parts.message().await, parts.message().await]);
     let mut sending = Sending { unsent: Some(all), in_hand: None, handed: &handed };
-    sending.send_all(parts.place.tenure.queue(), &parts.publications.reply_to).await;
+    sending.send_all(parts.place.tenure.nats(), &parts.publications.reply_to).await;
     drop(sending);
     assert_eq!(parts.was_handed(), Vec::<&str>::new());
     let mut places = Vec::new();
@@ -294,10 +299,10 @@ async fn a_server_that_reads_nothing_is_waited_for_once_and_by_no_caller_that_co
             clear_reason: None,
             trace_context: Some("x".repeat(500_000)),
         };
-        let message = parts.publications.prepare(&ticket);
-        parts.place.tenure.queue().send(message, &parts.publications.reply_to, 0, 0).await.unwrap();
+        let message = parts.publications.prepare(&[ticket]).remove(0);
+        parts.place.tenure.nats().send(message, &parts.publications.reply_to, 0, 0).await.unwrap();
     }
-    parts.place.tenure.queue().note_sent();
+    parts.place.tenure.nats().note_sent();
     let is_unread = || parts.publications.unread.load(Ordering::Acquire);
     parts.publications.written().await;
     assert!(is_unread());
@@ -446,7 +451,7 @@ async fn messages_that_have_waited_longest_are_sent_first_and_have_their_time_fr
     let unsent =
         |messages: Vec<Prepared>| Unsent { group, place: 0, messages: messages.into_iter(), until: past };
     parts.publisher.unsent.push_back(unsent(messages));
-    can_send(parts.place.tenure.queue(), &parts.publisher.unsent).await;
+    can_send(parts.place.tenure.nats(), &parts.publisher.unsent).await;
     parts.publisher.send_first().await;
     assert!(parts.publications.groups.lock().groups[&group].until > Instant::now());
     for place in 0..2 {
@@ -466,7 +471,7 @@ async fn messages_that_have_waited_longest_are_sent_first_and_have_their_time_fr
     assert_eq!((parts.in_stream().await, parts.under_way()), (before, 0));
     parts.publications.wait().await;
     assert_eq!(parts.left_to_the_relay().await, "1");
-    assert!(poll!(&mut Box::pin(can_send(parts.place.tenure.queue(), &VecDeque::new()))).is_pending());
+    assert!(poll!(&mut Box::pin(can_send(parts.place.tenure.nats(), &VecDeque::new()))).is_pending());
 }
 
 /// The task ends with its last producer, and not before its groups are confirmed or have failed.
@@ -504,7 +509,7 @@ async fn the_task_watches_the_deadline_of_a_group_that_comes_later() {
     let task = tokio::spawn(publisher.run_on(handed, confirmations));
     tokio::time::sleep(Duration::from_millis(30)).await;
     let group = Group {
-        jobs: vec![Some(job)],
+        jobs: vec![Some(vec![job])],
         left: 1,
         confirmed: 0,
         failed: Vec::new(),
@@ -539,8 +544,8 @@ async fn the_task_waits_a_moment_for_a_client_that_takes_nothing() {
                 clear_reason: None,
                 trace_context: Some("x".repeat(10_000)),
             };
-            let message = parts.publications.prepare(&message);
-            parts.place.tenure.queue().send(message, &parts.publications.reply_to, 9, 0).await.unwrap();
+            let message = parts.publications.prepare(&[message]).remove(0);
+            parts.place.tenure.nats().send(message, &parts.publications.reply_to, 9, 0).await.unwrap();
         }
     };
     // The client is full when it has taken nothing for a while.
@@ -565,7 +570,7 @@ async fn the_task_sends_more_than_the_client_takes_at_once() {
     {
         let mut under_way = parts.publications.groups.lock();
         let group = under_way.groups.get_mut(&group).unwrap();
-        (group.jobs, group.left) = (vec![Some(job); jobs], jobs);
+        (group.jobs, group.left) = (vec![Some(vec![job]); jobs], jobs);
     }
     let messages: Vec<_> = (0..jobs).map(|_| parts.message_of(job)).collect();
     let messages = messages.into_iter();

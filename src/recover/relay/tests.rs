@@ -24,8 +24,10 @@ async fn published_long_ago(place: &Place) {
         .await;
 }
 
-async fn in_stream(place: &Place) -> u64 {
-    place.tenure.queue().stream_state().await.unwrap().1
+/// How many jobs the messages of the stream name.
+async fn in_stream(place: &Place) -> i64 {
+    let counts = place.tenure.nats().messages_by_kind().await.unwrap();
+    counts.kinds.iter().map(|of| of.messages + of.named).sum()
 }
 
 async fn unpublished(place: &Place) -> String {
@@ -39,7 +41,7 @@ fn lost() -> Lost {
 /// Looks as a relay that has looked before.
 async fn look(place: &Place, lost: &mut Lost) -> usize {
     seen(place, lost).await;
-    lost.look(place.tenure.store(), place.tenure.queue(), "me").await.unwrap()
+    lost.look(place.tenure.store(), place.tenure.nats(), "me").await.unwrap()
 }
 
 /// Pretends that a look long ago saw all commits of now.
@@ -51,14 +53,14 @@ async fn seen(place: &Place, lost: &mut Lost) {
 #[tokio::test]
 async fn due_jobs_are_published_burst_by_burst_until_none_is_left() {
     let place = place().await;
-    place.tenure.queue().ensure_stream().await.unwrap();
-    let (store, queue) = (place.tenure.store(), place.tenure.queue());
+    place.tenure.nats().ensure_stream().await.unwrap();
+    let (store, nats) = (place.tenure.store(), place.tenure.nats());
     let burst = usize::try_from(BURST).unwrap();
     for jobs in [0, 3, burst, burst + 1] {
         let before = in_stream(&place).await;
         due(&place, "q", jobs).await;
-        assert_eq!(publish_due(store, queue, &Stop::default()).await.unwrap(), jobs);
-        assert_eq!(in_stream(&place).await - before, jobs as u64);
+        assert_eq!(publish_due(store, nats, &Stop::default()).await.unwrap(), jobs);
+        assert_eq!(in_stream(&place).await - before, i64::try_from(jobs).unwrap());
         assert_eq!(unpublished(&place).await, "0");
     }
 }
@@ -67,8 +69,8 @@ async fn due_jobs_are_published_burst_by_burst_until_none_is_left() {
 #[tokio::test]
 async fn messages_are_in_the_order_in_which_their_jobs_are_due() {
     let place = place().await;
-    place.tenure.queue().ensure_stream().await.unwrap();
-    let first = in_stream(&place).await + 1;
+    place.tenure.nats().ensure_stream().await.unwrap();
+    let first = place.tenure.nats().stream_state().await.unwrap().1 + 1;
     due(&place, "q", usize::try_from(BURST).unwrap() * 2 + 3).await;
     // In another order than their ids, and than that of the table.
     place
@@ -78,18 +80,20 @@ async fn messages_are_in_the_order_in_which_their_jobs_are_due() {
              WHERE id = job",
         )
         .await;
-    publish_due(place.tenure.store(), place.tenure.queue(), &Stop::default()).await.unwrap();
+    publish_due(place.tenure.store(), place.tenure.nats(), &Stop::default()).await.unwrap();
     let due: Vec<uuid::Uuid> = sqlx::query_scalar("SELECT id FROM tenure.jobs ORDER BY scheduled_at")
         .fetch_all(&place.pool)
         .await
         .unwrap();
     let client = async_nats::connect(&place.config.nats_url).await.unwrap();
     let stream = async_nats::jetstream::new(client).get_stream(&place.config.stream).await.unwrap();
-    let mut sent = Vec::new();
-    for sequence in (first..).take(due.len()) {
-        let message = stream.get_raw_message(sequence).await.unwrap();
-        let id = message.headers.get(async_nats::header::NATS_MESSAGE_ID).unwrap().to_string();
-        sent.push(id.split(':').next().unwrap().parse::<uuid::Uuid>().unwrap());
+    let mut sent: Vec<uuid::Uuid> = Vec::new();
+    let mut sequences = first..;
+    while sent.len() < due.len() {
+        let message = stream.get_raw_message(sequences.next().unwrap()).await.unwrap();
+        let body: crate::nats::TicketBody = serde_json::from_slice(&message.payload).unwrap();
+        sent.push(body.job_id.0);
+        sent.extend(body.more.iter().map(|(job, _)| job.0));
     }
     assert!(sent == due, "another order");
 }
@@ -98,18 +102,18 @@ async fn messages_are_in_the_order_in_which_their_jobs_are_due() {
 #[tokio::test]
 async fn a_relay_that_stops_publishes_the_jobs_that_it_has_taken_and_takes_no_more() {
     let place = place().await;
-    place.tenure.queue().ensure_stream().await.unwrap();
+    place.tenure.nats().ensure_stream().await.unwrap();
     let burst = usize::try_from(BURST).unwrap();
     let before = in_stream(&place).await;
     due(&place, "q", burst * 3).await;
     let stop = Stop::default();
     stop.asked.cancel();
-    let (store, queue) = (place.tenure.store(), place.tenure.queue());
+    let (store, nats) = (place.tenure.store(), place.tenure.nats());
     // The caller drops the future at once, as an ended task does.
-    let asked = Box::pin(publish_due(store, queue, &stop));
+    let asked = Box::pin(publish_due(store, nats, &stop));
     assert!(asked.now_or_never().is_none());
     stop.stop().await;
-    assert_eq!(in_stream(&place).await - before, burst as u64);
+    assert_eq!(in_stream(&place).await - before, i64::try_from(burst).unwrap());
     assert_eq!(unpublished(&place).await, (burst * 2).to_string());
 }
 
@@ -117,14 +121,14 @@ async fn a_relay_that_stops_publishes_the_jobs_that_it_has_taken_and_takes_no_mo
 #[tokio::test]
 async fn jobs_that_the_stream_refuses_are_left_to_a_later_look() {
     let place = place().await;
-    place.tenure.queue().ensure_stream().await.unwrap();
-    place.tenure.queue().remove_stream().await.unwrap();
+    place.tenure.nats().ensure_stream().await.unwrap();
+    place.tenure.nats().remove_stream().await.unwrap();
     let jobs = usize::try_from(BURST).unwrap() + 7;
     due(&place, "q", jobs).await;
     let counts = Counts::default();
     let _recording = counts.record();
-    let (store, queue) = (place.tenure.store(), place.tenure.queue());
-    let error = publish_all(store, queue, Take::Due, &CancellationToken::new()).await.unwrap_err();
+    let (store, nats) = (place.tenure.store(), place.tenure.nats());
+    let error = publish_all(store, nats, Take::Due, &CancellationToken::new()).await.unwrap_err();
     assert!(!error.is_postgres_away(), "{error}");
     assert_eq!(counts.of("tenure_published_total{}"), 0);
     assert_eq!(unpublished(&place).await, jobs.to_string());
@@ -135,8 +139,8 @@ async fn the_relay_takes_no_job_without_a_connection() {
     let (place, nats) = place_with_nats().await;
     due(&place, "q", 1).await;
     end(nats, &place).await;
-    let (store, queue) = (place.tenure.store(), place.tenure.queue());
-    assert_eq!(publish_due(store, queue, &Stop::default()).await.unwrap(), 0);
+    let (store, nats) = (place.tenure.store(), place.tenure.nats());
+    assert_eq!(publish_due(store, nats, &Stop::default()).await.unwrap(), 0);
     assert_eq!(place.value("SELECT dispatch FROM tenure.jobs").await, "0");
 }
 
@@ -162,7 +166,7 @@ fn the_margins_are_parts_of_the_time_that_a_publication_may_take() {
 #[tokio::test]
 async fn looks_go_round_all_queues() {
     let place = place().await;
-    place.tenure.queue().ensure_stream().await.unwrap();
+    place.tenure.nats().ensure_stream().await.unwrap();
     for n in 0..=QUEUES_MAX {
         due(&place, &format!("q{n:03}"), 1).await;
     }
@@ -189,8 +193,8 @@ async fn looks_go_round_all_queues() {
 /// A queue with a consumer and a published job, whose message is not in the stream.
 async fn lost_job() -> Place {
     let place = place().await;
-    place.tenure.queue().ensure_stream().await.unwrap();
-    place.tenure.queue().ensure_consumer("q").await.unwrap();
+    place.tenure.nats().ensure_stream().await.unwrap();
+    place.tenure.nats().ensure_consumer("q").await.unwrap();
     due(&place, "q", 1).await;
     published_long_ago(&place).await;
     place
@@ -220,8 +224,8 @@ async fn a_job_whose_message_is_lost_is_republished_and_counted_once() {
 #[tokio::test]
 async fn a_job_of_a_transaction_that_has_just_been_committed_is_not_lost() {
     let place = place().await;
-    place.tenure.queue().ensure_stream().await.unwrap();
-    place.tenure.queue().ensure_consumer("q").await.unwrap();
+    place.tenure.nats().ensure_stream().await.unwrap();
+    place.tenure.nats().ensure_consumer("q").await.unwrap();
     let mut transaction = place.pool.begin().await.unwrap();
     sqlx::query(
         "INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, scheduled_at, published_at, dispatch) \
@@ -234,7 +238,7 @@ async fn a_job_of_a_transaction_that_has_just_been_committed_is_not_lost() {
     seen(&place, &mut lost).await;
     transaction.commit().await.unwrap();
     let look_as_of =
-        async |lost: &mut Lost| lost.look(place.tenure.store(), place.tenure.queue(), "me").await.unwrap();
+        async |lost: &mut Lost| lost.look(place.tenure.store(), place.tenure.nats(), "me").await.unwrap();
     assert_eq!(look_as_of(&mut lost).await, 0, "no look of two seconds ago or more saw its commit");
     lost.seen = VecDeque::new();
     assert_eq!(look_as_of(&mut lost).await, 0, "no look is that old");
@@ -260,9 +264,9 @@ fn the_newest_look_that_is_old_enough_says_which_jobs_were_committed() {
 async fn after_an_outage_of_nats_no_message_counts_as_lost_until_producers_have_sent_theirs() {
     let place = lost_job().await;
     let mut lost = lost();
-    let queue = place.tenure.queue();
-    queue.connect_anew().await;
-    assert!(!queue.is_up_since_the_start() && queue.is_connected());
+    let nats = place.tenure.nats();
+    nats.connect_anew().await;
+    assert!(!nats.is_up_since_the_start() && nats.is_connected());
     assert_eq!(look(&place, &mut lost).await, 0);
     lost.publish_within = Duration::ZERO;
     assert_eq!(look(&place, &mut lost).await, 1);

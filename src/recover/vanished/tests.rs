@@ -36,7 +36,7 @@ async fn look_once(place: &Place) -> usize {
 }
 
 async fn looked(place: &Place) -> Looked {
-    look(place.tenure.store(), place.tenure.queue(), &timing(), "me").await.unwrap()
+    look(place.tenure.store(), place.tenure.nats(), &timing(), "me").await.unwrap()
 }
 
 /// Moves the last look, or the suspicion, this many renewals into the past.
@@ -108,12 +108,12 @@ async fn a_worker_without_a_subscriber_on_two_looks_is_gone() {
 
 #[tokio::test]
 async fn a_worker_without_a_connection_to_nats_judges_no_other() {
-    let (place, nats) = place_with_nats().await;
+    let (place, server) = place_with_nats().await;
     silent_for(&place, 2.5, "nobody").await;
-    let (store, queue) = (place.tenure.store(), place.tenure.queue());
-    assert!(has_settled(store, queue, &timing()));
-    end(nats, &place).await;
-    assert!(!has_settled(store, queue, &timing()));
+    let (store, nats) = (place.tenure.store(), place.tenure.nats());
+    assert!(has_settled(store, nats, &timing()));
+    end(server, &place).await;
+    assert!(!has_settled(store, nats, &timing()));
     assert_eq!(look_once(&place).await, 0);
     assert_eq!(of(&place, "probed_at").await, "", "it sent no probe");
 }
@@ -131,11 +131,11 @@ async fn a_worker_that_has_missed_one_renewal_is_not_forgotten() {
 #[tokio::test]
 async fn an_answer_clears_the_suspicion() {
     let place = place().await;
-    let subject = place.tenure.queue().new_probe_subject();
+    let subject = place.tenure.nats().new_probe_subject();
     silent_for(&place, 2.5, &subject).await;
     look_once(&place).await;
     assert_ne!(of(&place, "suspected_at").await, "");
-    let mut control = place.tenure.queue().listen(&subject).await.unwrap();
+    let mut control = place.tenure.nats().listen(&subject).await.unwrap();
     let answers = tokio::spawn(async move { while control.next().await.is_some() {} });
     set(&place, "probed_at", 1.0).await;
     set(&place, "suspected_at", 1.0).await;
@@ -148,8 +148,8 @@ async fn an_answer_clears_the_suspicion() {
 #[tokio::test]
 async fn a_subscriber_that_does_not_answer_is_neither_suspected_nor_cleared() {
     let place = place().await;
-    let subject = place.tenure.queue().new_probe_subject();
-    let _frozen = place.tenure.queue().listen(&subject).await.unwrap();
+    let subject = place.tenure.nats().new_probe_subject();
+    let _frozen = place.tenure.nats().listen(&subject).await.unwrap();
     silent_for(&place, 2.5, &subject).await;
     assert_eq!(looked(&place).await, Looked::Unanswered);
     assert_eq!(of(&place, "suspected_at").await, "");

@@ -7,22 +7,22 @@ use std::{
 
 use chrono::{DateTime, Utc};
 use serde::{Serialize, de::DeserializeOwned};
-use sqlx::{PgConnection, Row};
+use sqlx::{PgConnection, Postgres, Row, postgres::PgArguments, query::Query};
 
 use super::{ContextError, JobContext};
 use crate::{
     job::{JobError, Outcome, attempt::AttemptOutcome, check_key, unstorable},
     run::running::RunningJob,
     store::{
-        COMPLETE_IN, COMPLETE_IN_TOLD, EFFECT, EFFECT_RESULT, FENCE, HOLD, Isolation, LIMIT_IDLE,
-        LIMIT_TRANSACTION, ONCE, Store, StoreError,
+        COMPLETE_IN, COMPLETE_IN_TOLD, COMPLETE_UNKEPT_ONE, EFFECT, EFFECT_RESULT, FENCE, Isolation,
+        LIMIT_IDLE, LIMIT_TRANSACTION, LOCK_JOB, ONCE, Store, StoreError,
     },
 };
 
 /// The longest that a transaction may sit idle between the fence and the commit.
 const IDLE_MAX: Duration = Duration::from_secs(10);
 /// The most tries of a transaction whose first statement meets a change of the job's row.
-const HOLDS_MAX: usize = 5;
+const LOCKS_MAX: usize = 5;
 
 /// The server's identity of a transaction.
 #[derive(Debug, Clone, Copy)]
@@ -173,7 +173,7 @@ impl<S> JobContext<S> {
     ) -> Result<T, JobError> {
         let limit = self.hold_limit();
         let mut work = Some(work);
-        for _ in 0..HOLDS_MAX {
+        for _ in 0..LOCKS_MAX {
             let unused = &mut work;
             let in_transaction = async |tx: &mut PgConnection| {
                 // The server would go on if this future is dropped in the middle.
@@ -223,8 +223,8 @@ impl<S> JobContext<S> {
     /// # Errors
     ///
     /// [`ContextError::Lost`]; [`ContextError::Conflict`]: roll back, and begin again.
-    pub async fn hold(&self, tx: &mut PgConnection) -> Result<(), ContextError> {
-        self.check_owned("hold").await?;
+    pub async fn lock_job(&self, tx: &mut PgConnection) -> Result<(), ContextError> {
+        self.check_owned("lock_job").await?;
         self.heartbeat.pause(&self.job, self.hold_limit()).await;
         let resume = Resume(&self.job);
         let held = self.hold_row(tx).await;
@@ -233,7 +233,7 @@ impl<S> JobContext<S> {
         }
         match held {
             Ok(_) => Ok(()),
-            Err(ContextError::Lost { .. }) => Err(self.refused("hold").await),
+            Err(ContextError::Lost { .. }) => Err(self.refused("lock_job").await),
             Err(error) => Err(error),
         }
     }
@@ -241,8 +241,8 @@ impl<S> JobContext<S> {
     /// Checks the fence, locks the job's row, and returns the server's identity of the transaction.
     async fn hold_row(&self, tx: &mut PgConnection) -> Result<Transaction, ContextError> {
         let key = self.job.key;
-        let hold = sqlx::query(HOLD).bind(key.job).bind(key.token).bind(key.claim);
-        let row = match self.store.deadline(hold.fetch_optional(&mut *tx)).await.map_err(StoreError::from) {
+        let lock = sqlx::query(LOCK_JOB).bind(key.job).bind(key.token).bind(key.claim);
+        let row = match self.store.deadline(lock.fetch_optional(&mut *tx)).await.map_err(StoreError::from) {
             Ok(Some(row)) => row,
             Ok(None) => return Err(self.lost()),
             Err(error) if error.is_serialization_failure() => return Err(self.conflict()),
@@ -292,6 +292,12 @@ impl<S> JobContext<S> {
     }
 
     /// [`JobContext::once`] at another isolation level; see [`JobContext::fenced_tx_with`].
+    ///
+    /// Cancel safe, as [`JobContext::once`] is.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`JobContext::once`]; also [`ContextError::TooLong`], rolled back.
     pub async fn once_with<T: Serialize + DeserializeOwned>(
         &self,
         isolation: Isolation,
@@ -299,6 +305,7 @@ impl<S> JobContext<S> {
         work: impl AsyncFnOnce(&mut PgConnection) -> Result<T, JobError>,
     ) -> Result<T, JobError> {
         check_key(key).map_err(|rule| JobError::permanent(format!("the key of `once` {rule}: {key:?}")))?;
+        self.job.has_effects.store(true, Ordering::Release);
         let (job, token, store) = (self.id(), self.token(), &self.store);
         let recorded = async |tx: &mut PgConnection| {
             let once = sqlx::query(ONCE).bind(job).bind(key).bind(token).fetch_optional(&mut *tx);
@@ -344,7 +351,7 @@ impl<S> JobContext<S> {
     /// commit. Return its result from the handler.
     ///
     /// tenure makes the commit, because sqlx's `commit` returns `Ok` for an aborted transaction. Any isolation level
-    /// works; from REPEATABLE READ on, begin with [`JobContext::hold`].
+    /// works; from REPEATABLE READ on, begin with [`JobContext::lock_job`].
     ///
     /// Not cancel safe: dropped during the commit, the job may be completed, and the worker then cancels the handler
     /// with [`Lost`](crate::CancelReason::Lost).
@@ -391,14 +398,7 @@ impl<S> JobContext<S> {
         let (key, store) = (self.job.key, &self.store);
         let limit = sqlx::query(LIMIT_IDLE).bind(self.idle_limit()).execute(&mut *tx);
         store.deadline(limit).await.map_err(StoreError::from)?;
-        // In the completion's own statement: an earlier write would change the row after the snapshot.
-        let report = self.job.unwritten_report().and_then(|report| report.report());
-        let complete = sqlx::query(if report.is_some() { COMPLETE_IN_TOLD } else { COMPLETE_IN })
-            .bind(vec![key.job])
-            .bind(vec![key.token])
-            .bind(vec![key.claim])
-            .bind(vec![output.map(ToString::to_string)]);
-        let complete = if report.is_some() { complete.bind(report) } else { complete };
+        let complete = self.completion(output);
         match store.deadline(complete.fetch_optional(&mut *tx)).await.map_err(StoreError::from) {
             Ok(Some(_)) => {}
             Ok(None) => {
@@ -416,12 +416,32 @@ impl<S> JobContext<S> {
             Err(error) => return Err(error.into()),
         }
         let Err(error) = store.deadline(tx.commit()).await.map_err(StoreError::from) else { return Ok(()) };
-        match store.settled_as(&key).await?.flatten() {
-            Some(AttemptOutcome::Completed) => Ok(()),
+        match store.settled_as(&key).await? {
+            Some(Some(AttemptOutcome::Completed)) => Ok(()),
+            // Nothing stays of it to ask for, and the row that the transaction has deleted is gone.
+            None if self.job.rules.no_history && error.is_outage() => Ok(()),
             // SERIALIZABLE may refuse at the commit.
             _ if error.is_serialization_failure() => Err(self.conflict_or_lost().await.into()),
             _ => Err(error.into()),
         }
+    }
+
+    /// Returns the statement that completes the job as the last one of a transaction.
+    fn completion(&self, output: Option<&serde_json::Value>) -> Query<'static, Postgres, PgArguments> {
+        let key = self.job.key;
+        if self.job.rules.no_history {
+            let complete = sqlx::query(COMPLETE_UNKEPT_ONE).bind(key.job).bind(key.token).bind(key.claim);
+            // Another task of the handler may be recording an effect. The session's limits hold.
+            return complete.bind(vec![key.job]).bind(None::<&str>);
+        }
+        // In the completion's own statement: an earlier write would change the row after the snapshot.
+        let report = self.job.unwritten_report().and_then(|report| report.report());
+        let complete = sqlx::query(if report.is_some() { COMPLETE_IN_TOLD } else { COMPLETE_IN })
+            .bind(vec![key.job])
+            .bind(vec![key.token])
+            .bind(vec![key.claim])
+            .bind(vec![output.map(ToString::to_string)]);
+        if report.is_some() { complete.bind(report) } else { complete }
     }
 
     /// Returns this context without the worker's state, for a handler that was added before the state.

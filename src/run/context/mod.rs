@@ -12,7 +12,7 @@ use std::{
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
-    job::{JobError, JobId, causes, claim::FencingToken, unstorable},
+    job::{JobError, JobId, causes, claim::FencingToken, duration::written, unstorable},
     run::{
         heartbeat::Heartbeat,
         running::{CancelReason, OnWriteLoss, RunningJob},
@@ -68,7 +68,7 @@ pub enum ContextError {
     /// (by progress or a cancellation), or, under SERIALIZABLE, another row did.
     #[error(
         "the transaction of job {job} conflicts with another change; nothing was committed. Return the error to \
-         retry the job; call `ctx.hold(&mut tx)` first in a transaction that `complete_in` will commit"
+         retry the job; call `ctx.lock_job(&mut tx)` first in a transaction that `complete_in` will commit"
     )]
     Conflict {
         /// The job.
@@ -77,8 +77,9 @@ pub enum ContextError {
     /// A transaction at REPEATABLE READ or SERIALIZABLE took too long, and was rolled back: while it runs, no worker
     /// can reset the job.
     #[error(
-        "the transaction took longer than {limit:?}, a quarter of the kind's stale_after; nothing was committed. \
-         Make it shorter, use READ COMMITTED, or raise stale_after"
+        "the transaction took longer than {}, a quarter of the kind's stale_after; nothing was committed. \
+         Make it shorter, use READ COMMITTED, or raise stale_after",
+        written(*.limit)
     )]
     TooLong {
         /// The longest that it may take.

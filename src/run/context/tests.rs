@@ -405,7 +405,7 @@ async fn a_hold_stops_progress_until_the_completion_but_not_for_a_lost_job() {
     let one = one().await;
     let held = |one: &One| one.context.job.pulse().held_until.is_some();
     let mut tx = one.place.pool.begin().await.unwrap();
-    one.context.hold(&mut tx).await.unwrap();
+    one.context.lock_job(&mut tx).await.unwrap();
     assert!(held(&one));
     one.context.complete_in(tx, Some(json!("x"))).await.unwrap();
     assert!(!held(&one) && one.context.job.settled.load(Ordering::Acquire));
@@ -413,7 +413,7 @@ async fn a_hold_stops_progress_until_the_completion_but_not_for_a_lost_job() {
     let lost = one_in(place().await, RULES).await;
     lost.claimed_by_another().await;
     let mut tx = lost.place.pool.begin().await.unwrap();
-    assert_eq!(said(&lost.context.hold(&mut tx).await.unwrap_err().into()), "lost");
+    assert_eq!(said(&lost.context.lock_job(&mut tx).await.unwrap_err().into()), "lost");
     assert!(!held(&lost));
 }
 
@@ -426,11 +426,11 @@ async fn a_hold_that_comes_too_late_is_a_conflict_and_one_that_fails_is_not() {
     // Not only progress, but the key: FOR KEY SHARE ignores other changes.
     one.place.execute("UPDATE tenure.jobs SET id = id, progress = 1").await;
     one.place.execute("DELETE FROM tenure.jobs").await;
-    assert_eq!(said(&one.context.hold(&mut tx).await.unwrap_err().into()), "conflict");
+    assert_eq!(said(&one.context.lock_job(&mut tx).await.unwrap_err().into()), "conflict");
     let broken = one_in(place().await, RULES).await;
     broken.place.execute("ALTER TABLE tenure.jobs RENAME TO hidden").await;
     let mut tx = broken.place.pool.begin().await.unwrap();
-    assert_eq!(said(&broken.context.hold(&mut tx).await.unwrap_err().into()), "store");
+    assert_eq!(said(&broken.context.lock_job(&mut tx).await.unwrap_err().into()), "store");
 }
 
 #[tokio::test]

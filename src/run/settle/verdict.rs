@@ -6,13 +6,14 @@ use crate::{
     job::{
         JobError, Outcome,
         attempt::{AttemptOutcome, Category, Reason},
+        duration::written,
         unstorable, unstorable_text,
     },
     run::{
         handlers::{Ended, EndedInTheMiddle, PayloadError, Retry, RetryPolicy},
         running::{CancelReason, OnCrash, RunningJob},
     },
-    store::{AttemptEnd, Completion},
+    store::{AttemptEnd, Completion, Keeps},
 };
 
 /// The longest delay: more is a mistake in a unit, and Postgres could not add it to a time.
@@ -104,7 +105,12 @@ impl Attempt<'_> {
 
     fn done(&self, unfit: Option<String>, output: Option<String>) -> Verdict {
         match unfit {
-            None => Verdict::Complete(Completion { key: self.job.key, output, report: None }),
+            None => Verdict::Complete(Completion {
+                key: self.job.key,
+                output,
+                report: None,
+                keeps: Keeps::default(),
+            }),
             Some(why) => {
                 self.failed(Some(Category::InvalidOutput), format!("the output cannot be stored: {why}"))
             }
@@ -151,8 +157,8 @@ impl Attempt<'_> {
     }
 
     fn timed_out(&self) -> AttemptEnd {
-        let limit = self.timeout.unwrap_or_default();
-        self.retried(format!("it ran longer than the {limit:?} that its kind allows"))
+        let limit = written(self.timeout.unwrap_or_default());
+        self.retried(format!("it ran longer than the {limit} that its kind allows"))
     }
 
     /// Whether an end in the middle counts as a crash. A job that a person cancels is cancelled.

@@ -4,6 +4,8 @@ use std::{io, sync::Arc, time::Duration};
 
 use sqlx::{error::DatabaseError, postgres::PgDatabaseError};
 
+use crate::job::duration::written;
+
 /// Postgres gave no answer, or refused.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
@@ -13,9 +15,10 @@ pub enum StoreError {
     Unavailable(#[source] Arc<sqlx::Error>),
     /// No connection for a handler's transaction came free in time: other handlers' transactions hold them all.
     #[error(
-        "no connection for this transaction came free within {within:?}: other handlers' transactions hold all \
+        "no connection for this transaction came free within {}: other handlers' transactions hold all \
          {connections}; raise TENURE_HANDLER_CONNECTIONS (of a given pool, its max_connections), run fewer jobs at \
-         once, or make the transactions shorter"
+         once, or make the transactions shorter",
+        written(*.within)
     )]
     NoneFree {
         /// The connections that handlers' transactions have:
@@ -121,9 +124,19 @@ impl StoreError {
         of_a_value || self.is_locked()
     }
 
-    /// Whether the role lacks a right.
-    pub(crate) fn is_denied(&self) -> bool {
+    /// Whether Postgres refused the statement because the role lacks a right: see `postgres/roles.sql`.
+    #[must_use]
+    pub fn is_denied(&self) -> bool {
         self.has_code(|code| code == "42501")
+    }
+
+    /// Whether Postgres answered with an error, and has changed nothing. Otherwise the statement may have taken effect.
+    #[must_use]
+    pub fn is_answered(&self) -> bool {
+        let (Self::Unavailable(error) | Self::NotMigrated(error) | Self::Refused(error)) = self else {
+            return false;
+        };
+        error.as_database_error().is_some() && !Self::says_gone(error)
     }
 
     pub(in crate::store) fn is_deadlock(&self) -> bool {

@@ -5,11 +5,15 @@
 //! | [`pool`] | connections for tenure and for handlers, and why a server gives none |
 //! | [`line`] | a connection for each statement that runs all the time |
 //! | [`transaction`] | several statements at once, and statements with another time limit |
+//! | [`read_only`] | a server that answers, and refuses each write |
+//! | [`no_room`] | a server whose disk is full |
 //! | [`error`] | the meaning of an answer of Postgres |
 
 mod error;
 mod line;
+mod no_room;
 mod pool;
+mod read_only;
 mod transaction;
 
 use std::{
@@ -36,11 +40,13 @@ pub use self::{error::StoreError, transaction::Isolation};
 use self::{
     error::{class, is_answer},
     line::{LINES, LineConnection},
-    pool::{HeldCount, OWN_CONNECTIONS},
+    no_room::NoRoom,
+    pool::{Cause, HeldCount, OWN_CONNECTIONS},
+    read_only::ReadOnly,
 };
 use crate::{
     config::{Config, DATABASE_SCHEMES, has_scheme},
-    job::JobError,
+    job::{JobError, duration::written},
     observe::metrics,
 };
 
@@ -72,13 +78,17 @@ impl std::ops::Deref for Store {
 pub struct Inner {
     own: PgPool,
     own_held: HeldCount,
+    own_cause: Cause,
     handlers: PgPool,
     handlers_held: HeldCount,
+    handlers_cause: Cause,
     /// Whether that pool is the application's: tenure does not close it, and its errors say nothing about the server.
     handlers_given: bool,
     lines: [Arc<tokio::sync::Mutex<LineConnection>>; LINES],
     within: Duration,
     availability: watch::Sender<Availability>,
+    read_only: ReadOnly,
+    no_room: NoRoom,
     last_error: Mutex<String>,
     commits: Notify,
     /// The runtime that tenure's own connections belong to. Handlers run on another: one that blocks its
@@ -116,12 +126,16 @@ impl Store {
         Ok(Self(Arc::new(Inner {
             own: pool(OWN_CONNECTIONS),
             own_held: HeldCount::default(),
+            own_cause: Cause::default(),
+            handlers_cause: Cause::default(),
             handlers_held: HeldCount::default(),
             handlers_given: handlers.is_some(),
             handlers: handlers.unwrap_or_else(|| pool(config.handler_connections)),
             lines: Default::default(),
             within,
             availability: watch::Sender::new(now),
+            read_only: ReadOnly::default(),
+            no_room: NoRoom::default(),
             last_error: Mutex::default(),
             commits: Notify::new(),
             home: Handle::current(),
@@ -185,6 +199,12 @@ impl Store {
         self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Returns the last write that Postgres had no room for, and how long ago that was, unless it has taken one since.
+    #[cfg(feature = "internals")]
+    pub fn no_room(&self) -> Option<(Duration, String)> {
+        self.no_room.last()
+    }
+
     /// Runs one statement and reads all its rows.
     ///
     /// Cancel safe: a call that is dropped either reached Postgres or did not; its connection is closed.
@@ -225,6 +245,8 @@ impl Store {
     /// connection, its opening, and each try of the statement.
     async fn rows_at_home(&self, line: Option<Line>, sql: SqlStr, arguments: PgArguments) -> Rows {
         let until = self.until();
+        let lifts = self.read_only.is_lifted_by(&sql);
+        let has_room = self.no_room.is_lifted_by(&sql);
         let mut tries = 1;
         loop {
             // The last try needs no copy.
@@ -232,6 +254,14 @@ impl Store {
                 return self.try_rows(line, sqlx::query_with(sql, arguments), until).await;
             }
             let answer = self.try_rows(line, sqlx::query_with(sql.clone(), arguments.clone()), until).await;
+            if lifts && answer.is_ok() {
+                self.read_only.lift();
+                drop(self.observe_by(until, Ok(())));
+            }
+            // A statement without a row may have written nothing.
+            if has_room && answer.as_ref().is_ok_and(|rows| !rows.is_empty()) {
+                self.no_room.lift();
+            }
             tries += 1;
             let pause = Duration::from_millis(rand::random_range(20..80)) * tries;
             if !answer.as_ref().is_err_and(StoreError::is_deadlock) || Instant::now() + pause >= until {
@@ -301,7 +331,7 @@ impl Store {
 
     /// Returns the error of a call that Postgres did not answer in time.
     pub(crate) fn no_answer(&self) -> sqlx::Error {
-        let text = format!("no answer within {:?}", self.within);
+        let text = format!("no answer within {}", written(self.within));
         sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, text))
     }
 
@@ -318,16 +348,23 @@ impl Store {
 
     /// Sorts the answer to a call with this deadline, and notes whether Postgres is up.
     fn observe_by<T>(&self, until: Instant, answer: Result<T, sqlx::Error>) -> Result<T, StoreError> {
+        self.read_only.note_refusal(&answer);
         let answer = sorted(answer);
         if let Err(StoreError::Unavailable(error)) = &answer {
             let text = JobError::from(StoreError::Unavailable(error.clone())).text();
+            if NoRoom::is_said_by(error) {
+                self.no_room.note(text.clone());
+            }
             *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = text;
         }
         let up = !answer.as_ref().is_err_and(StoreError::is_outage);
+        if up && self.read_only.is_on() {
+            return answer;
+        }
         self.availability.send_if_modified(|now| {
             // A call that hung in an outage may fail after it: that is no new outage.
             let is_of_the_last_outage = now.up && !up && now.outages > 0 && until < now.since + self.within;
-            let changed = now.up != up && !is_of_the_last_outage;
+            let changed = now.up != up && (self.read_only.is_on() || !is_of_the_last_outage);
             if changed {
                 let outages = now.outages.saturating_add(u32::from(!up));
                 *now = Availability { up, since: Instant::now(), outages };
@@ -351,6 +388,35 @@ fn sorted<T>(answer: Result<T, sqlx::Error>) -> Result<T, StoreError> {
 mod tests {
     use super::*;
     use crate::proof::place_with;
+
+    /// Such a server answers each read. The worker must not take it for up and away by turns.
+    #[tokio::test]
+    async fn a_server_that_refuses_writes_is_away_once_until_it_takes_one() {
+        let place = place_with(|_| ()).await;
+        let store = place.tenure.store().clone();
+        let set = async |value: &str| {
+            let name = place.value("SELECT current_database()").await;
+            place
+                .execute(&format!("ALTER DATABASE \"{name}\" SET default_transaction_read_only = {value}"))
+                .await;
+            // The setting is that of new sessions.
+            let others = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
+                           WHERE datname = current_database() AND application_name = 'tenure'";
+            place.value(others).await;
+        };
+        set("on").await;
+        let renew = async || store.leave_turns("me").await;
+        for _ in 0..5 {
+            while !renew().await.is_err_and(|error| error.to_string().contains("read-only")) {}
+            store.database_time().await.unwrap();
+            assert!(!store.availability().borrow().up, "a read is no proof");
+        }
+        let outages = store.availability().borrow().outages;
+        assert!(outages <= 2, "{outages}: one of the cut connections, one of the read-only server");
+        set("off").await;
+        while renew().await.is_err() {}
+        assert!(store.availability().borrow().up);
+    }
 
     /// The call waits for a lock. Meanwhile Postgres goes away, and comes back.
     #[tokio::test]

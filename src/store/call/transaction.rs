@@ -11,7 +11,7 @@ use super::{
     error::{StoreError, is_answer},
 };
 use crate::{
-    job::JobError,
+    job::{JobError, duration::written},
     store::{END_TRANSACTION, LIMIT_STATEMENT},
 };
 
@@ -97,6 +97,21 @@ impl Store {
     where
         W: for<'t> FnOnce(&'t mut PgConnection) -> BoxFuture<'t, Result<T, sqlx::Error>>,
     {
+        self.transaction(true, work).await
+    }
+
+    /// Runs a statement, and rolls it back.
+    pub(in crate::store) async fn rolled_back(
+        &self,
+        query: Query<'static, Postgres, PgArguments>,
+    ) -> Result<(), StoreError> {
+        self.transaction(false, |tx| async move { query.execute(tx).await.map(drop) }.boxed()).await
+    }
+
+    async fn transaction<T, W>(&self, commits: bool, work: W) -> Result<T, StoreError>
+    where
+        W: for<'t> FnOnce(&'t mut PgConnection) -> BoxFuture<'t, Result<T, sqlx::Error>>,
+    {
         let until = self.until();
         let answer = self.acquire_own(until).await;
         let mut held = self.observe_by(until, answer)?;
@@ -104,7 +119,7 @@ impl Store {
             .deadline_at(until, async {
                 let mut transaction = held.connection.begin().await?;
                 let answer = match work(&mut transaction).await {
-                    Ok(value) => return transaction.commit().await.map(|()| value),
+                    Ok(value) if commits => return transaction.commit().await.map(|()| value),
                     answer => answer,
                 };
                 // A lock that came too late is an answer, too: the connection serves the next caller.
@@ -181,7 +196,7 @@ impl Store {
         });
         let late = within + self.within;
         let answer: Result<_, sqlx::Error> = timeout(late, call).await.unwrap_or_else(|_| {
-            let text = format!("no answer within {late:?}");
+            let text = format!("no answer within {}", written(late));
             Err(sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, text)))
         });
         drop(Box::pin(connection.close()).await);

@@ -41,6 +41,8 @@ SELECT n.queue,
             (SELECT count(*) FROM (SELECT FROM tenure.jobs j
                                     WHERE j.queue = n.queue AND j.status = 'queued' LIMIT q.max_queued) AS full_or_not)
        END AS queued,
+       coalesce((SELECT s.standing FROM tenure.queue_stats s
+                  WHERE s.queue = n.queue AND s.standing_until > statement_timestamp()), 0) AS standing,
        waiting.jobs AS waiting,
        extract(epoch FROM statement_timestamp() - waiting.oldest)::float8 AS waiting_s
   FROM names n

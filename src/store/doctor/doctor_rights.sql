@@ -12,6 +12,7 @@ WITH needs (role, relation, privileges, columns) AS (VALUES
     ('producer', 'job_keys', '{INSERT}', '{scope,key,job_id,stream_seq,stream_published_at}'),
     ('producer', 'job_keys', '{SELECT}', '{scope,key,job_id}'),
     ('producer', 'queues', '{SELECT}', '{queue,max_queued}'),
+    ('producer', 'queue_stats', '{SELECT}', '{queue,standing,standing_deliveries,standing_of,standing_until}'),
     ('worker', 'migrations', '{SELECT}', NULL),
     ('worker', 'jobs', '{SELECT,INSERT,DELETE}', NULL),
     ('worker', 'jobs', '{UPDATE}',
@@ -20,6 +21,7 @@ WITH needs (role, relation, privileges, columns) AS (VALUES
        published_at,clear_reason,put_off_since}'),
     ('worker', 'job_history', '{SELECT,INSERT}', NULL),
     ('worker', 'job_keys', '{SELECT,INSERT}', NULL),
+    ('worker', 'job_keys', '{UPDATE}', '{ended_at}'),
     ('worker', 'job_executions', '{SELECT,INSERT}', NULL),
     ('worker', 'recovery_events', '{SELECT,INSERT}', NULL),
     ('worker', 'dead_letter_jobs', '{SELECT,INSERT,UPDATE}', NULL),
@@ -75,7 +77,7 @@ WITH needs (role, relation, privileges, columns) AS (VALUES
     SELECT role, 'EXECUTE on ' || function.name
       FROM unnest('{worker,operator}'::text[]) AS role,
            unnest('{create_history_partitions,purge_day,purge_rows,purge_cancelled,purge_dead,purge_traces,purge_keys,
-                   purge_events,keep_last_executions}'::text[]) AS function (name)
+                   purge_events,keep_last_executions,forget_traces}'::text[]) AS function (name)
      WHERE NOT coalesce((SELECT bool_or(has_function_privilege(p.oid, 'EXECUTE'))
                            FROM pg_proc p JOIN house ON house.oid = p.pronamespace
                           WHERE p.proname = function.name), false)

@@ -9,6 +9,8 @@
 -- row for long, and must not hold up the completions of all other jobs: after 100 ms the statement gives up (55P03),
 -- and complete_skip.sql completes the free rows. The limit ends with the statement, which is a transaction by itself.
 -- The limit also ends any deadlock long before the server would look for one.
+-- width_bucket finds the place of an id in the sorted array by halves: array_position compares half of the array for
+-- each job, which takes 8 µs in a batch of 1,000.
 -- Made of parts: `scripts/statement complete` prints it whole.
 WITH done AS (
     DELETE FROM tenure.jobs j
@@ -18,6 +20,6 @@ WITH done AS (
        AND j.claim_id = ANY ($3::uuid[])
        AND j.status = 'processing'
     RETURNING CASE WHEN $4::text[] IS NOT NULL
-                   THEN ($4::text[])[array_position($1::uuid[], j.id)] END AS output, j.*
+                   THEN ($4::text[])[width_bucket(j.id, $1::uuid[])] END AS output, j.*
 )
 -- include job/parts/complete_move.sql

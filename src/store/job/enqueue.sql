@@ -12,6 +12,7 @@
 -- second statement because this one's snapshot may be older than the insert that won.
 -- Only the statement that inserted the key creates the job: the job's row may be gone long before its
 -- last message is. Keys are inserted in order, or two producers with the same keys would deadlock.
+-- Made of parts: `scripts/statement enqueue` prints it whole.
 -- include job/parts/enqueue_fresh.sql
 INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, scheduled_at, trace_context,
                          dispatch, publish_at, published_at)

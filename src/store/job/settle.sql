@@ -3,18 +3,18 @@
 --   $1 ids  $2 tokens  $3 claim ids  $4 verdicts  $5 errors  $6 categories  $7 delays in seconds
 --   $8 recovery reasons (a release; else NULL)  $9 ordinals  $10 worker id
 --   $11 how many releases a job may have before its outages are charged: RELEASES_MAX
+--   $12 the reason of a release for an outage: Reason::Outage
 --
 -- One row an ended attempt, with the route of its job. For a job without a row, ask settled_as.sql.
 -- Locks the rows in order of id, then routes each by its values *after* the lock.
 -- Gives the ids once more as an array: see progress.sql.
--- A release for an outage has the category 'outage'. A job that was released $11 times may itself cause the outages:
--- from then on, such a release is a retry.
+-- A job that was released $11 times may itself cause the outages: from then on, a release for an outage is a retry.
 -- SKIP LOCKED: a handler's transaction may hold its row for long, and must not hold up the ends of all other
 -- attempts. The worker tries the skipped one again: settled_as.sql says that its claim has not ended.
 -- Made of parts: `scripts/statement settle` prints it whole.
 WITH locked AS MATERIALIZED (
     SELECT u.ord, CASE WHEN charged THEN 'retried' ELSE u.verdict END AS verdict, u.error,
-           nullif(u.category, 'outage') AS category, u.delay_s,
+           u.category, u.delay_s,
            CASE WHEN u.reason IS NOT NULL AND NOT charged THEN 'worker' END AS path, u.reason, $10::text AS recovered_by,
            statement_timestamp() - j.last_activity_at AS silence,
 -- include job/parts/locked_job.sql
@@ -23,7 +23,7 @@ WITH locked AS MATERIALIZED (
            AS u(id, token, claim_id, verdict, error, category, delay_s, reason, ord)
       JOIN tenure.jobs j ON j.id = u.id
      CROSS JOIN LATERAL (
-           SELECT u.verdict = 'released' AND u.category IS NOT DISTINCT FROM 'outage'
+           SELECT u.verdict = 'released' AND u.reason IS NOT DISTINCT FROM $12::text
                   AND (SELECT count(*) >= $11::bigint FROM tenure.job_executions e
                         WHERE e.job_id = u.id AND e.outcome = 'released') AS charged) c
      WHERE j.id = ANY ((SELECT $1::uuid[])::uuid[])

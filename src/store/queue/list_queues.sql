@@ -1,7 +1,10 @@
--- list_queues: every queue that has jobs, submissions, workers or settings. Reads the table of live jobs as a whole.
+-- list_queues: every queue that has jobs, submissions, workers or settings, or one of them. Reads the table of live
+-- jobs as a whole.
 --
--- Submissions are those of the last scan; NULL: they were not counted, or too long ago. A queue whose workers all fell
--- silent within the last day has a row, too.
+--   $1 queue or NULL
+--
+-- Submissions are those of the last scan; NULL: they were not counted, or too long ago. Those in `standing` count
+-- towards max_queued. A queue whose workers all fell silent within the last day has a row, too.
 WITH jobs AS (
     SELECT queue,
            count(*) FILTER (WHERE status = 'queued' AND scheduled_at <= statement_timestamp()) AS due,
@@ -9,6 +12,7 @@ WITH jobs AS (
            count(*) FILTER (WHERE status = 'processing') AS processing,
            min(scheduled_at) FILTER (WHERE status = 'queued' AND scheduled_at <= statement_timestamp()) AS oldest_due_at
       FROM tenure.jobs
+     WHERE $1::text IS NULL OR queue = $1
      GROUP BY queue
 ), workers AS (
     SELECT queue, count(*) FILTER (WHERE w.last_seen_at > statement_timestamp() - 3 * w.renew_every) AS workers,
@@ -17,13 +21,13 @@ WITH jobs AS (
      WHERE w.last_seen_at > statement_timestamp() - interval '1 day'
      GROUP BY queue
 ), dead AS (
-    SELECT queue, count(*) AS dead FROM tenure.dead_letter_jobs GROUP BY queue
+    SELECT queue, count(*) AS dead FROM tenure.dead_letter_jobs WHERE $1::text IS NULL OR queue = $1 GROUP BY queue
 ), names (queue) AS (
     SELECT queue FROM tenure.queues
      UNION
     SELECT queue FROM jobs
      UNION
-    SELECT queue FROM tenure.queue_stats WHERE submitted > 0 AND submitted_until > statement_timestamp()
+    SELECT queue FROM tenure.queue_stats WHERE submitted > 0
      UNION
     SELECT queue FROM workers
      UNION
@@ -32,7 +36,9 @@ WITH jobs AS (
 SELECT queue, q.paused_at, q.max_running, q.max_queued,
        coalesce(j.due, 0) AS due, coalesce(j.scheduled, 0) AS scheduled, coalesce(j.processing, 0) AS processing,
        CASE WHEN t.submitted_until > statement_timestamp() THEN t.submitted
-            WHEN t.queue IS NULL AND s.stream_until > statement_timestamp() THEN 0 END AS submitted,
+            WHEN t.queue IS NULL AND s.stream_until > statement_timestamp()
+             AND s.stream_measured_at = s.measured_at THEN 0 END AS submitted,
+       coalesce(CASE WHEN t.standing_until > statement_timestamp() THEN t.standing END, 0) AS standing,
        coalesce(d.dead, 0) AS dead, coalesce(w.workers, 0) AS workers, w.last_seen_s,
        extract(epoch FROM statement_timestamp() - least(j.oldest_due_at,
                CASE WHEN t.submitted_until > statement_timestamp() THEN t.oldest_submitted_at END))::float8 AS oldest_due_s
@@ -43,4 +49,5 @@ SELECT queue, q.paused_at, q.max_running, q.max_queued,
   LEFT JOIN tenure.queue_stats t USING (queue)
   LEFT JOIN workers w USING (queue)
   LEFT JOIN dead d USING (queue)
+ WHERE $1::text IS NULL OR queue = $1
  ORDER BY queue

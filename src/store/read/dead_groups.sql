@@ -2,8 +2,7 @@
 --
 --   $1 to $7 which: see dead_filter.sql  $8 row limit  $9 dead letters to group, at most
 --
--- A group is a queue, a kind, a category and the `fingerprint` of the error. `line` is the telling line of one of the
--- errors.
+-- `fingerprint` names a group: see error_group.sql. `line` is the telling line of one of its errors.
 -- Made of parts: `scripts/statement dead_groups` prints it whole.
 SELECT queue, kind, category, fingerprint, count(*) AS jobs, min(died_at) AS oldest, max(died_at) AS newest,
        max(line) AS line

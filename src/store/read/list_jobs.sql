@@ -8,10 +8,10 @@
 -- An id is time: a bound on the age bounds the id, too, so that a large history is read from there on, by its primary
 -- key, and only as far as needed. The bound on the id is a day wider: producers' clocks make the ids, and the ids of
 -- submissions are older than their rows. CASE and coalesce, not OR: an index can serve the one and not the other.
--- The worker of a job that waits for another attempt stands with its attempts.
+-- The worker of a job that waits for another attempt stands with its attempts. Only a refused message has no payload.
 SELECT id, queue, kind, CASE WHEN $11 THEN payload::text END AS payload, status, attempt, max_attempts, fencing_token, worker_id, created_at,
        scheduled_at, started_at, last_activity_at, finished_at, stage, progress, message,
-       CASE WHEN $11 THEN output::text END AS output, last_error
+       CASE WHEN $11 THEN output::text END AS output, last_error, payload IS NULL AS is_refused
   FROM tenure.all_jobs j
  WHERE ($1::text IS NULL OR status = $1)
    AND ($2::text IS NULL OR queue = $2)

@@ -5,8 +5,9 @@ WITH running AS (
     SELECT worker_id, count(*) AS jobs FROM tenure.jobs WHERE worker_id IS NOT NULL GROUP BY worker_id
 )
 SELECT w.worker_id, w.hostname, w.pid, w.version,
-       ARRAY(SELECT queue FROM unnest(w.queues) AS queue ORDER BY queue) AS queues, w.kinds, w.slots, coalesce(r.jobs, 0) AS running,
-       w.started_at, w.last_seen_at,
+       ARRAY(SELECT queue FROM unnest(w.queues) AS queue ORDER BY queue) AS queues, w.kinds,
+       w.unkept, w.slots, coalesce(r.jobs, 0) AS running,
+       w.started_at, w.last_seen_at, w.probe_subject, w.not_ready,
        greatest(0, extract(epoch FROM statement_timestamp() - w.last_seen_at))::float8 AS last_seen_s,
        CASE WHEN w.suspected_at IS NOT NULL THEN 'vanishing'
             WHEN w.last_seen_at < statement_timestamp() - 3 * w.renew_every THEN 'silent'

@@ -19,7 +19,8 @@ WITH attempts AS MATERIALIZED (
     SELECT 'is_not_lost', job_id
       FROM (SELECT job_id FROM tenure.job_executions
              UNION SELECT job_id FROM tenure.effects
-             UNION SELECT job_id FROM tenure.job_keys WHERE stream_seq IS NULL) known
+             -- A key that knows when its job ended may outlive it: the job kept no history, or retention removed it.
+             UNION SELECT job_id FROM tenure.job_keys WHERE stream_seq IS NULL AND ended_at IS NULL) known
      WHERE NOT EXISTS (SELECT FROM standing WHERE standing.id = known.job_id)
        -- Retention removes the job first, and its traces afterwards.
        AND known.job_id >= (SELECT tenure.id_of_time(coalesce(purged_until, 'epoch')) FROM tenure.scanner_state)

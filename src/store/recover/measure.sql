@@ -1,12 +1,16 @@
--- measure: count live jobs and submissions by queue, and measure the fleet. The worker that scans runs it, once every
--- scan, so that no other worker has to count.
+-- measure: count live jobs by queue, and what the stream holds beside them. One process of the fleet runs it, once
+-- every scan, so that no other has to count.
 --
---   $1 queues  $2 kinds  $3 messages: how many the stream holds of each; NULL: NATS did not answer
---   $4 for how many seconds the counts of the stream hold, if no other scan follows
+--   $1 queues  $2 kinds  $3 messages  $4 jobs: what the stream holds of each; NULL: NATS did not answer
+--   $5 for how many seconds the counts of the stream hold, if no other scan follows
+--   $6 whether this ends a scan: however long that took, the gap to the next one begins here. A process that only
+--      measures says no, or the next scan would miss the gap, and reset jobs of live owners
 --
--- One row a kind with submissions, and one a kind that no live worker runs: these first, at most 200.
+-- Rows: a kind with submissions, or one that no live worker runs, these first, at most 200; and, with a NULL kind, each
+-- queue with submissions: all of its queued jobs, and its max_queued. note_waiting.sql then writes what has been found
+-- out about the submissions.
 -- A claim leaves publish_at as it is: a running job waits for no publication.
--- It ends the scan: however long that took, the gap to the next one begins here.
+-- Made of parts: `scripts/statement measure` prints it whole.
 -- include recover/parts/waiting.sql
 , counted AS MATERIALIZED (
     SELECT queue, sum(due)::bigint AS due, sum(scheduled)::bigint AS scheduled, sum(processing)::bigint AS processing,
@@ -14,28 +18,31 @@
       FROM of_kind
      GROUP BY queue
 ), put AS (
-    INSERT INTO tenure.queue_stats AS s (queue, due, scheduled, processing, oldest_due_at, submitted, submitted_until)
-    SELECT queue, due, scheduled, processing, oldest_due_at, submitted,
-           clock_timestamp() + $4::float8 * interval '1 second'
+    INSERT INTO tenure.queue_stats (queue, due, scheduled, processing, oldest_due_at)
+    SELECT queue, due, scheduled, processing, oldest_due_at
       FROM counted ORDER BY queue
         ON CONFLICT (queue) DO UPDATE
        SET due = excluded.due, scheduled = excluded.scheduled, processing = excluded.processing,
-           oldest_due_at = excluded.oldest_due_at, submitted = excluded.submitted,
-           submitted_until = excluded.submitted_until,
-           -- note_waiting.sql follows and knows better.
-           oldest_submitted_at = CASE WHEN excluded.submitted > 0 THEN s.oldest_submitted_at END
+           oldest_due_at = excluded.oldest_due_at
 ), gone AS (
     DELETE FROM tenure.queue_stats WHERE queue NOT IN (SELECT queue FROM counted)
 ), scanned AS (
     UPDATE tenure.scanner_state
-       SET measured_at = clock_timestamp(), last_scan_at = clock_timestamp(),
+       SET measured_at = ended.at,
+           last_scan_at = CASE WHEN $6 THEN ended.at ELSE last_scan_at END,
            dead = (SELECT count(*) FROM tenure.dead_letter_jobs),
            relay_due_at = (SELECT min(relay_due_at) FROM counted),
-           stream_until = CASE WHEN $1::text[] IS NOT NULL
-                               THEN clock_timestamp() + $4::float8 * interval '1 second' END
+           stream_until = CASE WHEN $1::text[] IS NOT NULL THEN ended.at + $5::float8 * interval '1 second' END,
+           stream_measured_at = ended.at
+      FROM (SELECT clock_timestamp() AS at OFFSET 0) AS ended
 )
-SELECT queue, kind, due, submitted, oldest_due_s, is_queue_served, is_served
-  FROM waiting
- WHERE submitted > 0 OR NOT is_served
- ORDER BY is_served, due + coalesce(submitted, 0) DESC, queue, kind
- LIMIT 200
+(SELECT queue, kind, due, submitted, messages, oldest_due_s, is_queue_served, is_served, NULL::bigint AS max_queued
+   FROM waiting
+  WHERE submitted > 0 OR NOT is_served
+  ORDER BY is_served, due + coalesce(submitted, 0) DESC, queue, kind
+  LIMIT 200)
+ UNION ALL
+SELECT c.queue, NULL, c.due + c.scheduled, c.submitted, NULL, NULL, NULL, NULL, q.max_queued
+  FROM counted c
+  LEFT JOIN tenure.queues q ON q.queue = c.queue
+ WHERE c.submitted > 0

@@ -1,24 +1,39 @@
--- note_waiting: what a scan has found out about the jobs and messages that measure.sql named.
+-- note_waiting: what has been found out about the jobs and messages that measure.sql named.
 --
---   $1 queues  $2 for how many seconds the oldest submission of each has waited; NULL: not known
---   $3 to $8 of what no live worker runs: queues, kinds, whether a live worker serves the queue, due jobs, submissions,
---            for how many seconds the oldest of them has waited
---   $9 for how many seconds this holds, if no other scan follows
+--   $1 queues with submissions; NULL: NATS did not answer  $2 how many of each
+--   $3 for how many seconds the oldest of each has waited; NULL: not known
+--   $4 how many of them stand in the stream, as far as they were read  $5 at how many deliveries  $6 of which consumer;
+--      NULL: not read
+--   $7 to $12 of what no live worker runs: queues, kinds, whether a live worker serves the queue, due jobs, submissions,
+--             for how many seconds the oldest of them has waited
+--   $13 for how many seconds this holds, if no other scan follows
 --
--- The ages are differences of one clock: the servers' clocks may differ.
-WITH locked AS MATERIALIZED (
-    SELECT queue FROM tenure.queue_stats WHERE queue = ANY ($1::text[]) ORDER BY queue FOR UPDATE
-), dated AS (
-    UPDATE tenure.queue_stats s
-       SET oldest_submitted_at = statement_timestamp() - o.age_s * interval '1 second'
-      FROM unnest($1::text[], $2::float8[]) AS o (queue, age_s)
-     WHERE s.queue = o.queue AND s.queue IN (SELECT queue FROM locked)
+-- A queue that is not named has no submission, and no date of one. The ages are differences of one clock: the servers'
+-- clocks may differ.
+WITH found AS MATERIALIZED (
+    SELECT * FROM unnest($1::text[], $2::bigint[], $3::float8[], $4::bigint[], $5::bigint[], $6::text[])
+               AS f (queue, submitted, age_s, standing, standing_deliveries, standing_of)
+), put AS (
+    INSERT INTO tenure.queue_stats AS s (queue, due, scheduled, processing, submitted, submitted_until,
+                                         oldest_submitted_at, standing, standing_deliveries, standing_of, standing_until)
+    SELECT queue, 0, 0, 0, CASE WHEN $1::text[] IS NOT NULL THEN coalesce(f.submitted, 0) END, until.at,
+           statement_timestamp() - f.age_s * interval '1 second',
+           f.standing, f.standing_deliveries, f.standing_of, CASE WHEN f.standing IS NOT NULL THEN until.at END
+      FROM (SELECT queue FROM tenure.queue_stats UNION SELECT queue FROM found) names
+      LEFT JOIN found f USING (queue)
+     CROSS JOIN (SELECT clock_timestamp() + $13::float8 * interval '1 second' AS at OFFSET 0) until
+     ORDER BY queue
+        ON CONFLICT (queue) DO UPDATE
+       SET submitted = excluded.submitted, submitted_until = excluded.submitted_until,
+           oldest_submitted_at = excluded.oldest_submitted_at, standing = excluded.standing,
+           standing_deliveries = excluded.standing_deliveries, standing_of = excluded.standing_of,
+           standing_until = excluded.standing_until
 )
 UPDATE tenure.scanner_state
    SET unserved = (SELECT jsonb_agg(jsonb_build_object('queue', queue, 'kind', kind, 'is_queue_served', is_queue_served,
                                                        'due', due, 'submitted', submitted,
                                                        'oldest_at', statement_timestamp() - age_s * interval '1 second')
                                     ORDER BY ord)
-                     FROM unnest($3::text[], $4::text[], $5::bool[], $6::bigint[], $7::bigint[], $8::float8[])
+                     FROM unnest($7::text[], $8::text[], $9::bool[], $10::bigint[], $11::bigint[], $12::float8[])
                           WITH ORDINALITY AS u (queue, kind, is_queue_served, due, submitted, age_s, ord)),
-       unserved_until = clock_timestamp() + $9::float8 * interval '1 second'
+       unserved_until = clock_timestamp() + $13::float8 * interval '1 second'

@@ -17,13 +17,13 @@ WITH lost AS MATERIALIZED (
        FOR NO KEY UPDATE SKIP LOCKED
 ), reclaimed AS (
     UPDATE tenure.jobs j
-       SET dispatch = j.dispatch + 1, published_at = clock_timestamp(), clear_reason = 'its message was lost'
+       SET dispatch = j.dispatch + 1, published_at = clock_timestamp(), clear_reason = 'no worker took its message in time'
      WHERE j.id = ANY (ARRAY(SELECT id FROM lost))
     RETURNING j.id, j.queue, j.kind, j.dispatch, j.clear_reason, j.trace_context, j.scheduled_at
 ), noted AS (
     INSERT INTO tenure.recovery_events (event, path, job_id, fencing_token, silence, reason, recovered_by)
     SELECT 'republished', 'relay', id, fencing_token, statement_timestamp() - published_at,
-           'its message was lost', $4
+           'no worker took its message in time', $4
       FROM lost
 )
 SELECT id, queue, kind, dispatch, clear_reason, trace_context FROM reclaimed ORDER BY scheduled_at, id

@@ -1,4 +1,4 @@
--- unpublished: hand the relay jobs whose publication failed.
+-- unpublished: hand the relay jobs whose publication failed, or whose message no worker keeps; returns their ids.
 --
 --   $1 ids  $2 the dispatch of each message that was not published  $3 seconds until the relay tries
 --
@@ -19,3 +19,4 @@ UPDATE tenure.jobs j
   FROM waiting
  WHERE j.id = waiting.id
    AND j.id = ANY (ARRAY(SELECT id FROM waiting))
+RETURNING j.id

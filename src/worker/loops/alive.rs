@@ -6,7 +6,7 @@ use tokio::time::sleep;
 
 use super::{Work, jittered};
 use crate::{
-    nats::Queue,
+    nats::Nats,
     observe::{health::Health, metrics, repeats},
     run::{heartbeat::Heartbeat, running::Running},
     store::{Registration, Store},
@@ -20,7 +20,7 @@ const BEAT_EVERY: Duration = Duration::from_millis(500);
 #[derive(Clone)]
 pub(crate) struct Beat {
     pub(crate) store: Store,
-    pub(crate) queue: Queue,
+    pub(crate) nats: Nats,
     pub(crate) health: Health,
     pub(crate) running: Running,
     pub(crate) queues: Arc<Queues>,
@@ -33,7 +33,7 @@ impl Work for Beat {
         let database = self.store.availability();
         loop {
             self.health.beat();
-            let (postgres_up, nats_up) = (database.borrow().up, self.queue.is_connected());
+            let (postgres_up, nats_up) = (database.borrow().up, self.nats.is_connected());
             if postgres_up {
                 self.health.has("Postgres");
             } else {
@@ -42,7 +42,7 @@ impl Work for Beat {
             if nats_up {
                 self.health.has("NATS");
             } else {
-                self.health.lacks("NATS", self.queue.why_away());
+                self.health.lacks("NATS", self.nats.why_away());
             }
             metrics::worker(self.health.ready().is_ok(), self.health.is_draining());
             metrics::servers(postgres_up, nats_up);
@@ -79,6 +79,7 @@ pub(crate) struct Renew {
     pub(crate) store: Store,
     pub(crate) presence: Arc<Presence>,
     pub(crate) turns: Arc<Turns>,
+    pub(crate) health: Health,
     pub(crate) every: Duration,
     pub(crate) registration: Registration,
 }
@@ -90,7 +91,7 @@ impl Work for Renew {
         loop {
             sleep(jittered(self.every)).await;
             loop {
-                match self.store.renew_worker(&self.registration).await {
+                match self.store.renew_worker(&self.registration, self.health.missing()).await {
                     Ok(workers) => break self.turns.workers(workers),
                     Err(error) => {
                         if let Some(left_out) = repeats::tell("renew", &error) {

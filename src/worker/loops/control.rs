@@ -10,10 +10,12 @@ use tokio::{
     sync::Notify,
     time::{Instant, sleep},
 };
+use tokio_util::sync::CancellationToken;
 
 use super::{Work, jittered};
 use crate::{
-    nats::{Announced, Control, Queue, slots::Slots},
+    nats::{Announced, Control, Drains, Nats, Subject, slots::Slots},
+    observe::health::Health,
     run::{heartbeat::Heartbeat, running::Running},
     store::Store,
     worker::{
@@ -34,13 +36,16 @@ const SETTINGS_READ_BY_HELD: u32 = 20;
 pub(crate) struct Listen {
     /// The subscriptions that the start has made.
     pub(crate) first: Arc<Mutex<Option<Control>>>,
-    pub(crate) queue: Queue,
+    pub(crate) nats: Nats,
     pub(crate) presence: Arc<Presence>,
     pub(crate) heartbeat: Heartbeat,
     pub(crate) running: Running,
     pub(crate) turns: Arc<Turns>,
     /// Notified when the settings of queues may have changed.
     pub(crate) settings_changed: Arc<Notify>,
+    pub(crate) health: Health,
+    /// Cancelled when an operator drains this worker.
+    pub(crate) drain: CancellationToken,
 }
 
 impl Work for Listen {
@@ -52,7 +57,7 @@ impl Work for Listen {
             Some(control) => control,
             None => self.presence.listen().await,
         };
-        let mut connections = self.queue.connections();
+        let mut connections = self.nats.connections();
         loop {
             tokio::select! {
                 announced = control.next() => match announced {
@@ -67,6 +72,7 @@ impl Work for Listen {
                             self.turns.ask();
                         }
                     }
+                    Some(Announced::Drain(reply)) => self.drain(reply).await,
                     None => {
                         sleep(Duration::from_millis(100)).await;
                         control = self.presence.listen().await;
@@ -79,6 +85,18 @@ impl Work for Listen {
                 }
             }
         }
+    }
+}
+
+impl Listen {
+    async fn drain(&self, reply: Option<Subject>) {
+        let was_draining = self.drain.is_cancelled() || self.health.is_draining();
+        // The answer goes first: an idle worker ends at once, and this loop with it.
+        if let Some(reply) = reply {
+            let running = self.running.all().len() as u64;
+            self.nats.answer_drain(reply, Drains { was_draining, running }).await;
+        }
+        self.drain.cancel();
     }
 }
 

@@ -13,7 +13,7 @@ use tokio::time::sleep;
 use super::{Work, jittered};
 use crate::{
     job::JobError,
-    nats::Queue,
+    nats::Nats,
     observe::metrics,
     store::Store,
     worker::{counts, queues::Queues, turns::Turns},
@@ -48,7 +48,7 @@ impl Report {
         // Warn once: no job is affected.
         static TOLD: AtomicBool = AtomicBool::new(false);
         let done: Vec<_> = (self.queues.measures.iter())
-            .filter_map(|(queue, of)| of.tally.take().map(|done| (queue.as_str(), done)))
+            .filter_map(|(queue, of)| of.rates.take().map(|done| (queue.as_str(), done)))
             .collect();
         if done.is_empty() {
             return;
@@ -88,7 +88,7 @@ impl Work for ShowFleet {
 /// Exports the number of messages that NATS holds of each queue.
 #[derive(Clone)]
 pub(crate) struct MeasureMessages {
-    pub(crate) queue: Queue,
+    pub(crate) nats: Nats,
     pub(crate) queues: Arc<Queues>,
     pub(crate) every: Duration,
 }
@@ -100,7 +100,7 @@ impl Work for MeasureMessages {
         loop {
             sleep(jittered(self.every)).await;
             for name in self.queues.names() {
-                if let Ok(seen) = self.queue.consumer_seen(name).await {
+                if let Ok(seen) = self.nats.consumer_seen(name).await {
                     metrics::messages(name, seen.pending, seen.unacknowledged);
                 }
             }

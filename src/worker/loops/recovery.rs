@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep};
 use super::{Work, jittered, relay::Relay};
 use crate::{
     config::{Retention, Timing},
-    nats::{Probed, Queue},
+    nats::{Nats, Probed},
     observe::repeats,
     recover::{
         retention, scanner,
@@ -26,7 +26,7 @@ use crate::{
 pub(crate) struct Scan {
     pub(crate) store: Store,
     pub(crate) turns: Arc<Turns>,
-    pub(crate) queue: Queue,
+    pub(crate) nats: Nats,
     pub(crate) relay: Relay,
     pub(crate) every: Duration,
     pub(crate) stale_after: Duration,
@@ -43,7 +43,7 @@ impl Work for Scan {
             self.turns.wait_for(Turn::Scan).await;
             let began = Instant::now();
             let scanned =
-                scanner::scan(&self.store, &self.queue, &memory, &self.worker_id, every, self.stale_after)
+                scanner::scan(&self.store, &self.nats, &memory, &self.worker_id, every, self.stale_after)
                     .await;
             let went = match &scanned {
                 Ok(_) => Went::Well,
@@ -71,7 +71,7 @@ impl Work for Scan {
 #[derive(Clone)]
 pub(crate) struct Look {
     pub(crate) store: Store,
-    pub(crate) queue: Queue,
+    pub(crate) nats: Nats,
     pub(crate) turns: Arc<Turns>,
     pub(crate) presence: Arc<Presence>,
     pub(crate) relay: Relay,
@@ -90,7 +90,7 @@ impl Work for Look {
                 continue;
             }
             let began = Instant::now();
-            let went = match vanished::look(&self.store, &self.queue, &self.timing, &self.worker_id).await {
+            let went = match vanished::look(&self.store, &self.nats, &self.timing, &self.worker_id).await {
                 // Frozen processes do not answer, either. This worker is cut off if it does not hear itself.
                 Ok(Looked::Unanswered) => match self.presence.probe().await {
                     Probed::Answered => Went::Unsaid,
@@ -116,7 +116,7 @@ impl Work for Look {
 #[derive(Clone)]
 pub(crate) struct Sweep {
     pub(crate) store: Store,
-    pub(crate) queue: Queue,
+    pub(crate) nats: Nats,
     pub(crate) turns: Arc<Turns>,
     pub(crate) retention: Retention,
     pub(crate) scan_every: Duration,
@@ -130,7 +130,7 @@ impl Work for Sweep {
         loop {
             sleep(jittered(every / 4)).await;
             self.turns.wait_for(Turn::Scan).await;
-            if let Err(error) = retention::sweep(&self.store, &self.queue, &self.retention, every).await
+            if let Err(error) = retention::sweep(&self.store, &self.nats, &self.retention, every).await
                 && let Some(left_out) = repeats::tell("sweep", &error)
             {
                 tracing::warn!(%error, left_out, "could not sweep finished jobs; the next sweep will continue");

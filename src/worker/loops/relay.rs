@@ -7,8 +7,8 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::{Work, jittered};
 use crate::{
     config::Timing,
-    fault,
-    nats::Queue,
+    nats::Nats,
+    proof::fault,
     recover::{cron, relay},
     store::Store,
     worker::{
@@ -24,7 +24,7 @@ const TICKS_TRIED_EVERY: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub(crate) struct Relay {
     pub(crate) store: Store,
-    pub(crate) queue: Queue,
+    pub(crate) nats: Nats,
     pub(crate) turns: Arc<Turns>,
     pub(crate) stop: relay::Stop,
 }
@@ -32,7 +32,7 @@ pub(crate) struct Relay {
 impl Relay {
     pub(crate) async fn publish_due(&self) {
         let began = Instant::now();
-        let went = match relay::publish_due(&self.store, &self.queue, &self.stop).await {
+        let went = match relay::publish_due(&self.store, &self.nats, &self.stop).await {
             // A job whose publication failed is due again in a second; until then there is nothing to do.
             Ok(0) => Went::Unsaid,
             Ok(_) => Went::Well,
@@ -127,12 +127,12 @@ impl Work for Reclaim {
     const NAME: &'static str = "reclaim";
 
     async fn run(self) {
-        let Relay { store, queue, turns, stop } = &self.relay;
+        let Relay { store, nats, turns, stop } = &self.relay;
         let mut lost = relay::Lost::new(&self.timing, stop.clone());
         loop {
             sleep(jittered(turns::reclaim_every(&self.timing))).await;
             turns.wait_for(Turn::Relay).await;
-            if let Err(error) = lost.look(store, queue, &self.worker_id).await {
+            if let Err(error) = lost.look(store, nats, &self.worker_id).await {
                 tracing::debug!(%error, "could not look for lost messages; the worker will retry");
                 // The most common reason is that the stream is gone.
                 drop(self.topology.try_all().await);

@@ -6,7 +6,7 @@ use tokio::time::{Instant, sleep};
 
 use super::{Work, jittered};
 use crate::{
-    nats::Queue,
+    nats::Nats,
     observe::health::Health,
     store::Store,
     worker::{
@@ -23,7 +23,7 @@ const ASKED_WITHIN: Duration = Duration::from_secs(60);
 #[derive(Clone)]
 pub(crate) struct TakeTurns {
     pub(crate) store: Store,
-    pub(crate) queue: Queue,
+    pub(crate) nats: Nats,
     pub(crate) turns: Arc<Turns>,
     pub(crate) presence: Arc<Presence>,
     pub(crate) health: Health,
@@ -48,7 +48,7 @@ impl Work for TakeTurns {
                             wait = self.turns.in_step(every, 1).min(ASKED_WITHIN);
                         }
                         if self.turns.take_over(&told, asked_at + lasts) {
-                            self.queue.announce_settings().await;
+                            self.nats.announce_settings().await;
                         }
                     }
                     // No worker with this role can take turns: each does all of the work, as releases older than this
@@ -84,7 +84,7 @@ impl TakeTurns {
         }
         let fits = |turn: &Turn| match turn {
             _ if self.turns.is_left(*turn) => false,
-            Turn::Relay => self.recovery.contains(&Recovery::Relay) && self.queue.is_connected(),
+            Turn::Relay => self.recovery.contains(&Recovery::Relay) && self.nats.is_connected(),
             Turn::Vanished => self.recovery.contains(&Recovery::Vanished) && self.presence.can_judge(),
             Turn::Scan => self.recovery.contains(&Recovery::Scanner),
         };

@@ -1,4 +1,4 @@
-//! Age: whether finished jobs slow anything down.
+//! Age: whether finished, dead and waiting jobs slow anything down.
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
@@ -7,10 +7,15 @@ use std::{
 
 use anyhow::Context;
 
-use super::{Order, Plan, Ratio, Values, arena::Arena, produce::request};
+use super::{
+    Order, Plan, Ratio, Values,
+    arena::Arena,
+    produce::{BATCH, fill, request},
+    worker::WorkerMode,
+};
 use tenure::{
     Job, JobId, StoreError,
-    internals::{ClaimRequest, Completion, LockPolicy, Parts as _, Store},
+    internals::{ClaimRequest, Completion, Keeps, LockPolicy, Parts as _, Store},
 };
 
 /// How often each statement is timed.
@@ -18,30 +23,64 @@ const TIMES: usize = 200;
 /// How many jobs the queue holds meanwhile.
 const QUEUED: usize = 1_000;
 
-/// The names of the timed statements, in an empty and in an old database.
-const STATEMENTS: [(&str, &str); 5] = [
-    ("empty database: claim", "old database: claim"),
-    ("empty database: complete", "old database: complete"),
-    ("empty database: scan", "old database: scan"),
-    ("empty database: relay", "old database: relay"),
-    ("empty database: reconcile", "old database: reconcile"),
-];
+/// The timed statements.
+const STATEMENTS: [&str; 5] = ["claim", "complete", "scan", "relay", "reconcile"];
 
-/// The same statements in an empty database, and in one with many finished jobs.
+/// The finished jobs for each live one: a million live ones beside ten million.
+const FINISHED_EACH_LIVE: usize = 10;
+/// The finished jobs for each dead one: ten thousand dead ones beside ten million.
+const FINISHED_EACH_DEAD: usize = 1_000;
+
+/// The same statements in an empty database, in one with many finished jobs and some dead ones, and in one in which
+/// many jobs wait as well.
 pub(super) async fn age(arena: &Arena, plan: &Plan, values: &mut Values) -> anyhow::Result<()> {
     let store = arena.tenure.store();
-    // A first round, so that both later ones find a used table and warm connections.
+    // A first round, so that all later ones find a used table and warm connections.
     times(arena, store).await?;
     store.bench_vacuum().await?;
     let empty = times(arena, store).await?;
     store.bench_history(plan.finished, &serde_json::to_string(&Order::example(1))?).await?;
+    bury(arena, plan.finished / FINISHED_EACH_DEAD).await?;
     // Autovacuum would have run by then.
     store.bench_vacuum().await?;
     let old = times(arena, store).await?;
-    for ((names, empty), old) in STATEMENTS.iter().zip(empty).zip(old) {
-        values.add(names.0, "ms", empty);
-        values.add(names.1, "ms", old).ratio = Some(Ratio::of(names.0, old / empty));
+    wait_in_line(arena, plan.finished / FINISHED_EACH_LIVE).await?;
+    store.bench_vacuum().await?;
+    let full = times(arena, store).await?;
+    for (at, statement) in STATEMENTS.into_iter().enumerate() {
+        let name = format!("empty database: {statement}");
+        values.add(name.clone(), "ms", empty[at]);
+        for (database, ms) in [("old", old[at]), ("old and full", full[at])] {
+            values.add(format!("{database} database: {statement}"), "ms", ms).ratio =
+                Some(Ratio::of(name.clone(), ms / empty[at]));
+        }
     }
+    Ok(())
+}
+
+/// Runs this many jobs that fail for good.
+async fn bury(arena: &Arena, jobs: usize) -> anyhow::Result<()> {
+    let queue = arena.queue();
+    fill(arena, &queue, jobs).await?;
+    let worker = arena.worker(&queue, 1_000, WorkerMode::Fail)?;
+    arena.workers_ready(&queue, 1).await?;
+    arena.drained(&queue).await?;
+    drop(worker);
+    // No worker looks for the one that was killed.
+    arena.forget_workers().await
+}
+
+/// Enqueues this many jobs that no worker runs: every tenth is due tomorrow, the others have their messages.
+async fn wait_in_line(arena: &Arena, jobs: usize) -> anyhow::Result<()> {
+    let queue = arena.queue();
+    for batch in (0..jobs).step_by(BATCH) {
+        let orders = (batch..(batch + BATCH).min(jobs)).map(|order| match order % 10 {
+            0 => request(&queue, order).delay(Duration::from_hours(24)),
+            _ => request(&queue, order),
+        });
+        arena.enqueue_many(orders.collect()).await?;
+    }
+    arena.tenure.flush().await;
     Ok(())
 }
 
@@ -73,7 +112,10 @@ async fn times(arena: &Arena, store: &Store) -> anyhow::Result<[f64; 5]> {
         .bench_time(TIMES / 2, async || {
             let key = claims[next_end.fetch_add(1, Ordering::Relaxed)].key;
             store
-                .complete(&[Completion { key, output: None, report: None }], LockPolicy::Wait)
+                .complete(
+                    &[Completion { key, output: None, report: None, keeps: Keeps::History }],
+                    LockPolicy::Wait,
+                )
                 .await
                 .map(drop)
         })

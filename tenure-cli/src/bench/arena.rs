@@ -30,7 +30,7 @@ use super::{
 use tenure::{
     Config, JobId, JobRequest, Tenure,
     dev::{Nats, Postgres, Servers, postgres_user},
-    internals::{BenchStarted, BenchState, Parts as _, ProgramSettings as _},
+    internals::{BenchStarted, BenchState, Parts as _},
 };
 
 /// The settings of a private Postgres, like those of a small dedicated server. They let it recycle its log: Postgres
@@ -66,7 +66,7 @@ impl Arena {
             (config.clone(), None, None)
         } else {
             let folder = private_folder()?;
-            let is_of_fleets = plan.works.contains(&Work::Idle);
+            let is_of_fleets = plan.works.iter().any(|work| matches!(work, Work::Idle | Work::Grow));
             let settings: Vec<_> =
                 SETTINGS.into_iter().chain(is_of_fleets.then_some(MANY_CONNECTIONS)).collect();
             let postgres = Postgres::start_with(&folder.path().join("postgres"), true, &settings)?;
@@ -150,7 +150,7 @@ impl Arena {
     /// Removes the consumers of all queues so far, which must no longer be used.
     pub(super) async fn forget_queues(&self) -> anyhow::Result<()> {
         for n in 0..self.queues.load(Ordering::Relaxed) {
-            self.tenure.queue().forget(&format!("{}{n}", self.prefix())).await?;
+            self.tenure.nats().forget(&format!("{}{n}", self.prefix())).await?;
         }
         Ok(())
     }
@@ -175,7 +175,7 @@ impl Arena {
 
     /// How many messages the stream has of a queue that no worker serves.
     pub(super) async fn messages(&self, queue: &str) -> anyhow::Result<u64> {
-        let queues = self.tenure.queue();
+        let queues = self.tenure.nats();
         queues.ensure_consumer(queue).await?;
         Ok(queues.progress(queue).await?.pending)
     }
@@ -193,12 +193,7 @@ impl Arena {
     }
 
     /// Starts a worker in its own process.
-    pub(super) fn worker(
-        &self,
-        queue: &str,
-        slots: usize,
-        mode: WorkerMode,
-    ) -> anyhow::Result<WorkerProcess> {
+    pub(super) fn worker(&self, queue: &str, slots: u32, mode: WorkerMode) -> anyhow::Result<WorkerProcess> {
         self.worker_of(&[queue.to_owned()], slots, mode, &[])
     }
 
@@ -206,7 +201,7 @@ impl Arena {
     pub(super) fn worker_of(
         &self,
         queues: &[String],
-        slots: usize,
+        slots: u32,
         mode: WorkerMode,
         settings: &[(&str, &str)],
     ) -> anyhow::Result<WorkerProcess> {
@@ -252,10 +247,29 @@ impl Arena {
     /// measurement.
     pub(super) async fn drained(&self, queue: &str) -> anyhow::Result<()> {
         self.wait("the queue to be drained", || async {
-            let progress = self.tenure.queue().progress(queue).await?;
+            let progress = self.tenure.nats().progress(queue).await?;
             Ok(progress.pending == 0 && progress.unacknowledged == 0)
         })
         .await
+    }
+
+    /// Returns the seconds from the first delivery of these many messages of a queue to the last ack.
+    pub(super) async fn drained_within(&self, queue: &str, messages: u64) -> anyhow::Result<f64> {
+        let (since, mut began_at) = (Instant::now(), None);
+        loop {
+            let progress = self.tenure.nats().progress(queue).await?;
+            if progress.pending < messages {
+                let began_at = *began_at.get_or_insert_with(Instant::now);
+                if progress.pending == 0 && progress.unacknowledged == 0 {
+                    return Ok(began_at.elapsed().as_secs_f64());
+                }
+            }
+            if since.elapsed() > LONGEST {
+                bail!("the queue was not drained within {LONGEST:?}");
+            }
+            // Often enough to be exact within a few thousandths of the time, and cheap: it asks NATS alone.
+            sleep(Duration::from_millis(5)).await;
+        }
     }
 
     /// Waits until `jobs` jobs of a queue run.
@@ -298,7 +312,7 @@ impl Arena {
     /// The servers' versions.
     pub(super) async fn versions(&self) -> (String, String) {
         let postgres = self.tenure.store().bench_version().await.unwrap_or_default();
-        (postgres, self.tenure.queue().server_version())
+        (postgres, self.tenure.nats().server_version())
     }
 
     /// Removes everything that the bench created, and ends the servers.
@@ -320,7 +334,7 @@ impl Arena {
                 if let Err(error) = removed {
                     tracing::warn!(%error, queue, "the bench's jobs were not removed");
                 }
-                if let Err(error) = self.tenure.queue().forget(&queue).await {
+                if let Err(error) = self.tenure.nats().forget(&queue).await {
                     tracing::warn!(%error, queue, "the bench's messages were not removed");
                 }
             }

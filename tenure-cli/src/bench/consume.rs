@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::bail;
 
 use super::{
-    Plan, Values,
+    Plan, Ratio, Values,
     arena::{Arena, cost, count},
     produce::{TASKS, enqueue_from, fill},
     worker::WorkerMode,
@@ -52,6 +52,29 @@ pub(super) async fn rate_of_one_worker(arena: &Arena, plan: &Plan) -> anyhow::Re
     let state = arena.state(&queue).await?;
     all_completed(&state, plan.jobs)?;
     Ok(count(plan.jobs) / (state.last_finished - state.first_started))
+}
+
+/// Measures from the first delivery to the last ack: no row says when its job began and ended.
+pub(super) async fn without_history(arena: &Arena, plan: &Plan, values: &mut Values) -> anyhow::Result<()> {
+    let (kept, with) = ("drain, one worker, history kept", rate_of_one_worker(arena, plan).await?);
+    values.add(kept, "jobs/s", with);
+    let queue = arena.queue();
+    fill(arena, &queue, plan.jobs).await?;
+    let messages = arena.messages(&queue).await?;
+    let before = arena.cpu(&[]);
+    let worker = arena.worker(&queue, plan.slots, WorkerMode::Forget)?;
+    let seconds = arena.drained_within(&queue, messages).await?;
+    let mut cpu = cost(&before, &arena.cpu(&[]), plan.jobs);
+    let client = arena.cpu(&[worker]).get("client").copied().unwrap_or_default();
+    cpu.insert("client", client * 1e6 / count(plan.jobs));
+    let state = arena.state(&queue).await?;
+    if state.queued + state.processing + state.completed != 0 {
+        bail!("of jobs that keep no history, the database has {state:?}");
+    }
+    let rate = count(plan.jobs) / seconds;
+    let value = values.add("drain, one worker, no history", "jobs/s", rate);
+    (value.ratio, value.cpu_us) = (Some(Ratio::of(kept, rate / with)), cpu);
+    Ok(())
 }
 
 /// Measures from the first row to the last end.

@@ -15,7 +15,7 @@ use super::{
 use tenure::{JobId, internals::Parts as _};
 
 /// How many jobs are in flight.
-const IN_FLIGHT: usize = 1_000;
+const IN_FLIGHT: u32 = 1_000;
 /// For how long reports are counted.
 const COUNTED_S: u32 = 10;
 
@@ -107,8 +107,8 @@ pub(super) async fn memory(arena: &Arena, values: &mut Values) -> anyhow::Result
 }
 
 async fn start_jobs(arena: &Arena, queue: &str) -> anyhow::Result<()> {
-    arena.tenure.enqueue_many((0..IN_FLIGHT).map(|order| request(queue, order))).await?;
-    arena.running(queue, i64::try_from(IN_FLIGHT)?).await
+    arena.tenure.enqueue_many((0..IN_FLIGHT).map(|order| request(queue, order as usize))).await?;
+    arena.running(queue, IN_FLIGHT.into()).await
 }
 
 /// Rates per second.

@@ -17,7 +17,7 @@ use super::{
 };
 
 /// The slots of each idle worker.
-const SLOTS: usize = 10;
+const SLOTS: u32 = 10;
 /// How many connections a worker has, at most, while it is idle.
 const CONNECTIONS_EACH: usize = 7;
 /// The interval between the jobs whose latency is measured.
@@ -56,11 +56,11 @@ const QUICK: Scale = Scale {
 };
 
 /// Usage per second.
-struct Used {
-    transactions: f64,
-    messages: Option<f64>,
+pub(super) struct Used {
+    pub(super) transactions: f64,
+    pub(super) messages: Option<f64>,
     /// Seconds of CPU.
-    cpu: BTreeMap<&'static str, f64>,
+    pub(super) cpu: BTreeMap<&'static str, f64>,
 }
 
 /// Fleets of idle workers, each a process of its own; then one worker of very many queues beside one of a single one.
@@ -70,7 +70,7 @@ pub(super) async fn idle(arena: &Arena, plan: &Plan, values: &mut Values) -> any
     arena.forget_workers().await?;
     // The baseline: the bench itself and the server's own processes.
     sleep(scale.settles).await;
-    let without_workers = used(arena, &[], scale).await?;
+    let without_workers = used(arena, &[], scale.counted).await?;
     for &workers in scale.fleets {
         let (free, needs) = (arena.free_connections().await?, workers * CONNECTIONS_EACH);
         if free < needs {
@@ -93,7 +93,7 @@ pub(super) async fn idle(arena: &Arena, plan: &Plan, values: &mut Values) -> any
         } else {
             format!("{workers} idle worker processes")
         };
-        add_usage(values, &fleet, &used(arena, &started, scale).await?, &without_workers, workers);
+        add_usage(values, &fleet, &used(arena, &started, scale.counted).await?, &without_workers, workers);
         let took = killed(arena, &queue, &mut started, scale.kills).await?;
         let how = if workers == 1 { "and a new start to running again" } else { "to running elsewhere" };
         values.add(format!("{fleet}: SIGKILL {how}, p50"), "s", percentile(&took, 0.5));
@@ -183,7 +183,13 @@ async fn of_queues(
     values.add(format!("{name}: until it takes jobs of all"), "s", since.elapsed().as_secs_f64());
     sleep(scale.settles).await;
     let workers = [worker];
-    add_usage(values, &format!("{name}, idle"), &used(arena, &workers, scale).await?, without_workers, 1);
+    add_usage(
+        values,
+        &format!("{name}, idle"),
+        &used(arena, &workers, scale.counted).await?,
+        without_workers,
+        1,
+    );
     latencies(arena, &queues[0], 50, Duration::from_millis(5)).await?;
     let mut begins = Begins::look(arena);
     let mut pace = paced(PACE);
@@ -218,10 +224,15 @@ fn add_usage(values: &mut Values, who: &str, used: &Used, without_workers: &Used
     }
 }
 
-async fn used(arena: &Arena, workers: &[WorkerProcess], scale: &Scale) -> anyhow::Result<Used> {
+/// Counts for this long.
+pub(super) async fn used(
+    arena: &Arena,
+    workers: &[WorkerProcess],
+    counted: Duration,
+) -> anyhow::Result<Used> {
     let before = counters(arena, workers).await?;
     let since = Instant::now();
-    sleep(scale.counted).await;
+    sleep(counted).await;
     let after = counters(arena, workers).await?;
     let seconds = since.elapsed().as_secs_f64();
     let rate = |before: f64, after: f64| (after - before) / seconds;

@@ -10,8 +10,10 @@ mod arena;
 mod consume;
 mod cpu;
 mod endure;
+mod grow;
 mod idle;
 mod monitor;
+mod pages;
 mod pickup;
 mod produce;
 mod purge;
@@ -37,6 +39,8 @@ pub(crate) enum Work {
     Batches,
     /// One worker, then two, drain a queue.
     Drain,
+    /// One worker drains a queue of a kind that keeps no history, beside one that keeps it.
+    NoHistory,
     /// 32 tasks enqueue while one worker runs the jobs.
     Mixed,
     /// From a job's commit, or its due time, to its handler's start, for each way to enqueue.
@@ -51,19 +55,25 @@ pub(crate) enum Work {
     Relay,
     /// The cost of idle workers, and of a worker of many queues. Not part of the default.
     Idle,
-    /// Claims and scans, empty and with many finished jobs. Private servers only; not part of the default.
+    /// How the cost of workers and of queues grows with their number. Private servers only; not part of the default.
+    Grow,
+    /// Claims and scans: empty, with many finished jobs, and with many that wait. Private servers only; not part of the
+    /// default.
     Age,
     /// Draining while retention removes many finished jobs. Private servers only; not part of the default.
     Retention,
+    /// The dashboard's pages with many jobs, queues and workers. Private servers only; not part of the default.
+    Pages,
 }
 
 impl Work {
     /// The default measurements.
-    pub(crate) const DEFAULT: [Self; 9] = [
+    pub(crate) const DEFAULT: [Self; 10] = [
         Self::OneByOne,
         Self::Tasks,
         Self::Batches,
         Self::Drain,
+        Self::NoHistory,
         Self::Mixed,
         Self::Pickup,
         Self::Recovery,
@@ -83,7 +93,7 @@ pub(crate) struct Plan {
     /// Whether to use smaller fleets, fewer queues, shorter observations and shorter timers.
     pub(crate) quick: bool,
     /// How many jobs a worker runs at once.
-    pub(crate) slots: usize,
+    pub(crate) slots: u32,
     /// Finished jobs in an old database.
     pub(crate) finished: usize,
     /// The user's own servers; `None`: a private pair.
@@ -200,6 +210,7 @@ async fn measure(plan: &Plan, arena: &Arena, tick: &mut impl FnMut(&str)) -> any
                     consume::drain(arena, plan, 1, &mut values).await?;
                     consume::drain(arena, plan, 2, &mut values).await?;
                 }
+                Work::NoHistory => consume::without_history(arena, plan, &mut values).await?,
                 Work::Mixed => consume::mixed(arena, plan, &mut values).await?,
                 Work::Pickup => pickup::pickup(arena, plan, &mut values).await?,
                 Work::Recovery => endure::recovery(arena, &mut values).await?,
@@ -207,10 +218,12 @@ async fn measure(plan: &Plan, arena: &Arena, tick: &mut impl FnMut(&str)) -> any
                 Work::Memory => endure::memory(arena, &mut values).await?,
                 Work::Relay => relay::relay(arena, plan, &mut values).await?,
                 Work::Idle => idle::idle(arena, plan, &mut values).await?,
-                // The history only grows: once is enough.
-                Work::Age if run > 0 => {}
+                Work::Grow => grow::grow(arena, plan, &mut values).await?,
+                // The history only grows, and the database is filled once: one run is enough.
+                Work::Age | Work::Pages if run > 0 => {}
                 Work::Age => age::age(arena, plan, &mut values).await?,
                 Work::Retention => purge::retention(arena, plan, &mut values).await?,
+                Work::Pages => pages::pages(arena, plan, &mut values).await?,
             }
         }
     }

@@ -25,8 +25,9 @@ use super::{
     worker::WorkerMode,
 };
 use tenure::{
-    Job, JobId, JobRequest, Schedule,
+    Job, JobId, JobRequest,
     internals::{BenchStarted, Parts as _},
+    schedules::Schedule,
 };
 
 /// The interval between the jobs whose latency is measured.
@@ -53,8 +54,8 @@ pub(super) async fn pickup(arena: &Arena, plan: &Plan, values: &mut Values) -> a
         Some(Ratio::of("raw INSERT, one every 20 ms, p50", p50 / raw));
     values.add("pick-up when idle, p99", "ms", percentile(&idle, 0.99));
 
-    // Half of the rate of `mixed` on this machine.
-    let rate = half_load(values);
+    // Half of the rate of `mixed` on this machine; in a short run, at most its jobs in a second.
+    let rate = half_load(values).min(count(plan.jobs));
     // The load has the same queue and the same worker as the measured jobs.
     let mut load = JoinSet::new();
     let (tenure, loaded) = (arena.tenure.clone(), queue.clone());

@@ -27,7 +27,7 @@ pub(super) async fn retention(arena: &Arena, plan: &Plan, values: &mut Values) -
             keep.completed = Some(KEPT);
             loop {
                 if let Err(error) =
-                    retention::sweep(tenure.store(), tenure.queue(), &keep, Duration::ZERO).await
+                    retention::sweep(tenure.store(), tenure.nats(), &keep, Duration::ZERO).await
                 {
                     tracing::warn!(%error, "the sweep of the bench was interrupted");
                 }

@@ -101,7 +101,7 @@ async fn lost(arena: &Arena, plan: &Plan, values: &mut Values) -> anyhow::Result
     let (live, many) = (arena.queue(), arena.queue());
     fill(arena, &many, plan.jobs).await?;
     all_confirmed(arena, &many, &arena.state(&many).await?, plan.jobs).await?;
-    arena.tenure.queue().remove_stream().await?;
+    arena.tenure.nats().remove_stream().await?;
     let lost = arena.now().await?;
     let settings: &[_] = if plan.quick { &SHORT_TIMERS } else { &[] };
     let queues = [live.clone(), many.clone()];

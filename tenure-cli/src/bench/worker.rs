@@ -16,9 +16,13 @@ use tenure::{Config, JobContext, JobError, KindOptions, Outcome, Tenure, Worker}
 pub(crate) enum WorkerMode {
     /// Decodes the payload.
     Decode,
+    /// Decodes the payload; the job keeps no history.
+    Forget,
     /// Returns the time at which it began. A job whose note is [`Order::RETRIES`] fails first, and is retried a second
     /// later.
     Stamp,
+    /// Fails for good.
+    Fail,
     /// Reports once, then waits to be stopped.
     Hold,
     /// Reports ten times a second, until it is stopped.
@@ -29,7 +33,9 @@ impl WorkerMode {
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Decode => "decode",
+            Self::Forget => "forget",
             Self::Stamp => "stamp",
+            Self::Fail => "fail",
             Self::Hold => "hold",
             Self::Report => "report",
         }
@@ -43,7 +49,7 @@ pub(super) const READY: &str = "ready";
 pub(crate) async fn work(
     config: &Config,
     queues: &[String],
-    slots: usize,
+    slots: u32,
     mode: WorkerMode,
 ) -> anyhow::Result<()> {
     let Some((first, others)) = queues.split_first() else { bail!("a worker needs a queue") };
@@ -54,7 +60,11 @@ pub(crate) async fn work(
     };
     let options = KindOptions::new();
     // The job is silent on purpose: it must not go stale, however short `stale_after` is.
-    let options = if mode == WorkerMode::Hold { options.keepalive() } else { options };
+    let options = match mode {
+        WorkerMode::Hold => options.keepalive(),
+        WorkerMode::Forget => options.no_history(),
+        _ => options,
+    };
     let mut worker = Worker::builder(&tenure)
         .handle_with(options, move |order: Order, ctx: JobContext| handle(order, ctx, mode))
         .only_queue(first, slots);
@@ -81,11 +91,12 @@ async fn handle(order: Order, ctx: JobContext, mode: WorkerMode) -> Result<Outco
     let began = now_us();
     std::hint::black_box(order.total());
     match mode {
-        WorkerMode::Decode => Ok(Outcome::Done(None)),
+        WorkerMode::Decode | WorkerMode::Forget => Ok(Outcome::Done(None)),
         WorkerMode::Stamp if order.note == Order::RETRIES && ctx.attempt() == 1 => {
             Err(JobError::retry_after(Duration::from_secs(1), "this job asks for a retry"))
         }
         WorkerMode::Stamp => Outcome::done(began),
+        WorkerMode::Fail => Err(JobError::permanent("this job is to become a dead letter")),
         WorkerMode::Hold => {
             ctx.progress("held", 0.0, "").await?;
             Err(JobError::from(format!("stopped: {}", ctx.cancelled().await)))

@@ -14,8 +14,14 @@ pub(super) async fn run(cli: &Cli, args: &BenchArgs) -> anyhow::Result<ExitCode>
     if jobs < 1_000 {
         return Err(Usage(format!("--jobs {jobs} is too few to measure anything; take 1000 or more")).into());
     }
-    if args.on_servers && (args.works.contains(&Work::Age) || args.works.contains(&Work::Retention)) {
-        let why = "age and retention fill the database with finished jobs; run them without --on-servers";
+    if args.on_servers
+        && args
+            .works
+            .iter()
+            .any(|work| matches!(work, Work::Age | Work::Retention | Work::Pages | Work::Grow))
+    {
+        let why = "age, retention and pages fill the database with jobs, and grow counts all that the servers do; \
+                   run them without --on-servers";
         return Err(Usage(why.into()).into());
     }
     // A worker would refuse it, too, but only after the servers have started.
@@ -27,7 +33,7 @@ pub(super) async fn run(cli: &Cli, args: &BenchArgs) -> anyhow::Result<ExitCode>
         runs: usize::try_from(args.runs.unwrap_or(if args.quick { 1 } else { 3 }))?,
         jobs: usize::try_from(jobs)?,
         quick: args.quick,
-        slots: usize::try_from(args.slots)?,
+        slots: args.slots,
         finished: usize::try_from(args.finished)?,
         servers: if args.on_servers { Some(cli.config()?) } else { None },
         program: std::env::current_exe().context("find this program, to start it as a worker")?,

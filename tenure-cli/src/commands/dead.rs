@@ -11,12 +11,16 @@ use super::{
     values::check_unless_lacking,
 };
 use tenure::{
-    JobId, RetryOutcome, Tenure, check_kind, check_queue,
+    JobId, Tenure, check_kind, check_queue,
+    internals::{DeadGroup, Parts as _},
+    jobs::RetryOutcome,
     rows::{DeadFilter, DeadLetter},
 };
 
 /// The most characters of an error in a list.
 const ERROR_MAX: usize = 80;
+/// How many of the latest dead letters to group.
+const GROUPED: i64 = 10_000;
 
 pub(super) async fn run(cli: &Cli, command: &DeadCommand) -> anyhow::Result<ExitCode> {
     let tenure = cli.connect().await?;
@@ -30,14 +34,34 @@ pub(super) async fn run(cli: &Cli, command: &DeadCommand) -> anyhow::Result<Exit
             ExitCode::SUCCESS
         }
         DeadCommand::Count => count(cli, &tenure).await?,
+        DeadCommand::Groups { selection, limit } => {
+            groups(cli, &tenure, &selection.filter()?, *limit).await?
+        }
         DeadCommand::Show { id, raw } => show(cli, &tenure, *id, *raw).await?,
-        DeadCommand::Redrive { ids, all, selection } => redrive(cli, &tenure, ids, *all, selection).await?,
-        DeadCommand::Purge { older_than, selection } => {
-            let purged = tenure.purge_dead(&selection.filter()?.older_than(*older_than)).await?;
-            match cli.output {
-                Output::Json => print::line(json!({ "purged": purged })),
-                Output::Table if purged == 1 => print::line("1 dead letter purged"),
-                Output::Table => print::line(format!("{purged} dead letters purged")),
+        DeadCommand::Redrive { ids, all, dry_run, selection } if ids.is_empty() => {
+            redrive_all(cli, &tenure, *all, *dry_run, selection).await?
+        }
+        DeadCommand::Redrive { ids, all, selection, .. } => {
+            redrive(cli, &tenure, ids, *all || !selection.is_empty()).await?
+        }
+        DeadCommand::Purge { older_than, dry_run, selection } => {
+            let filter = selection.filter()?.older_than(*older_than);
+            if *dry_run {
+                let would = tenure.store().count_dead(&filter, i64::MAX).await?.jobs;
+                would_change(
+                    cli,
+                    "purge",
+                    would,
+                    "dead letter would be purged",
+                    "dead letters would be purged",
+                );
+            } else {
+                let purged = tenure.purge_dead(&filter).await?;
+                match cli.output {
+                    Output::Json => print::line(json!({ "purged": purged })),
+                    Output::Table if purged == 1 => print::line("1 dead letter purged"),
+                    Output::Table => print::line(format!("{purged} dead letters purged")),
+                }
             }
             ExitCode::SUCCESS
         }
@@ -60,11 +84,14 @@ impl DeadSelection {
         if let Some(category) = &self.category {
             filter = filter.category(category);
         }
+        if let Some(group) = &self.group {
+            filter = filter.group(group);
+        }
         Ok(filter)
     }
 
     fn is_empty(&self) -> bool {
-        self.queue.is_none() && self.kind.is_none() && self.category.is_none()
+        self.queue.is_none() && self.kind.is_none() && self.category.is_none() && self.group.is_none()
     }
 }
 
@@ -101,6 +128,36 @@ async fn count(cli: &Cli, tenure: &Tenure) -> anyhow::Result<ExitCode> {
             count.category,
             jobs::time(Some(count.oldest)),
             jobs::time(Some(count.newest)),
+        ]);
+    }
+    print::line(table);
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn groups(cli: &Cli, tenure: &Tenure, filter: &DeadFilter, limit: u32) -> anyhow::Result<ExitCode> {
+    let groups = tenure.store().dead_groups(filter, limit.into(), GROUPED).await?;
+    if cli.output == Output::Json {
+        let json = |DeadGroup { fingerprint, of, line }: &DeadGroup| {
+            json!({
+                "group": fingerprint, "queue": of.queue, "kind": of.kind, "category": of.category, "error": line,
+                "jobs": of.jobs, "oldest": of.oldest, "newest": of.newest,
+            })
+        };
+        print::line(serde_json::to_string_pretty(&groups.iter().map(json).collect::<Vec<_>>())?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    let header = ["GROUP", "JOBS", "QUEUE", "KIND", "CATEGORY", "OLDEST", "NEWEST", "ERROR"];
+    let mut table = table(&header).spare(&["OLDEST", "NEWEST", "CATEGORY"]).cut("ERROR");
+    for DeadGroup { fingerprint, of, line } in groups {
+        table.add_row([
+            fingerprint,
+            of.jobs.to_string(),
+            print::printable(&of.queue),
+            print::printable(&of.kind),
+            of.category,
+            jobs::time(Some(of.oldest)),
+            jobs::time(Some(of.newest)),
+            print::brief(&line, ERROR_MAX),
         ]);
     }
     print::line(table);
@@ -151,28 +208,43 @@ async fn show(cli: &Cli, tenure: &Tenure, id: JobId, raw: bool) -> anyhow::Resul
     Ok(ExitCode::SUCCESS)
 }
 
-async fn redrive(
+/// Redrives the dead letters of a selection, or counts them.
+async fn redrive_all(
     cli: &Cli,
     tenure: &Tenure,
-    ids: &[JobId],
     all: bool,
+    dry_run: bool,
     selection: &DeadSelection,
 ) -> anyhow::Result<ExitCode> {
-    if ids.is_empty() {
-        if selection.is_empty() && !all {
-            return Err(
-                Usage("name what to redrive: IDs, --queue, --kind, --category or --all".into()).into()
-            );
-        }
-        let redriven = tenure.redrive_all(&selection.filter()?).await?;
-        match cli.output {
-            Output::Json => print::line(json!({ "redriven": redriven })),
-            Output::Table if redriven == 1 => print::line("1 job is queued again"),
-            Output::Table => print::line(format!("{redriven} jobs are queued again")),
-        }
+    if selection.is_empty() && !all {
+        let text = "name what to redrive: IDs, --queue, --kind, --category, --group or --all";
+        return Err(Usage(text.into()).into());
+    }
+    let filter = selection.filter()?;
+    if dry_run {
+        let would = tenure.store().count_dead(&filter, i64::MAX).await?.redrivable;
+        would_change(cli, "redrive", would, "job would be queued again", "jobs would be queued again");
         return Ok(ExitCode::SUCCESS);
     }
-    if all || !selection.is_empty() {
+    let redriven = tenure.redrive_all(&filter).await?;
+    match cli.output {
+        Output::Json => print::line(json!({ "redriven": redriven })),
+        Output::Table if redriven == 1 => print::line("1 job is queued again"),
+        Output::Table => print::line(format!("{redriven} jobs are queued again")),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints how many jobs an action would change.
+fn would_change(cli: &Cli, act: &str, jobs: i64, one: &str, many: &str) {
+    match cli.output {
+        Output::Json => print::line(json!({ format!("would_{act}"): jobs })),
+        Output::Table => print::line(format!("{jobs} {}", if jobs == 1 { one } else { many })),
+    }
+}
+
+async fn redrive(cli: &Cli, tenure: &Tenure, ids: &[JobId], has_selection: bool) -> anyhow::Result<ExitCode> {
+    if has_selection {
         return Err(Usage("give either IDs or a selection, not both".into()).into());
     }
     let answers = tenure.redrive(ids).await?;

@@ -5,7 +5,7 @@ use std::{io::Read, process::ExitCode};
 use anyhow::Context;
 
 use super::{Cli, EnqueueArgs, Output, Usage, print};
-use tenure::{JobRequest, Status, WaitError, internals::Parts as _};
+use tenure::{JobRequest, Status, internals::Parts as _, jobs::WaitError};
 
 pub(super) async fn run(cli: &Cli, args: &EnqueueArgs) -> anyhow::Result<ExitCode> {
     let json = payload(&args.json)?;
@@ -25,7 +25,7 @@ pub(super) async fn run(cli: &Cli, args: &EnqueueArgs) -> anyhow::Result<ExitCod
     }
     let tenure = cli.connect().await?;
     // The row is enough, but if NATS is up, the message should go out before this process ends.
-    drop(tokio::time::timeout(std::time::Duration::from_secs(1), tenure.queue().connected()).await);
+    drop(tokio::time::timeout(std::time::Duration::from_secs(1), tenure.nats().connected()).await);
     let enqueued = tenure.enqueue(request).await?;
     if enqueued.duplicate {
         eprintln!("job {} holds the unique key; nothing was enqueued", enqueued.id);
@@ -33,8 +33,15 @@ pub(super) async fn run(cli: &Cli, args: &EnqueueArgs) -> anyhow::Result<ExitCod
     let mut code = ExitCode::SUCCESS;
     if args.wait {
         eprintln!("waiting for {}", enqueued.id);
-        let job = tenure.wait(enqueued.id, std::time::Duration::MAX).await?;
-        let job = job.ok_or(WaitError::NotFound(enqueued.id))?;
+        let job = match tenure.wait(enqueued.id, std::time::Duration::MAX).await {
+            // The job was there, and one that failed or was cancelled would have left a row.
+            Ok(None) | Err(WaitError::NoHistory(_)) if !enqueued.duplicate => {
+                eprintln!("{}", WaitError::NoHistory(enqueued.id));
+                tenure.close().await;
+                return Ok(code);
+            }
+            job => job?.ok_or(WaitError::NotFound(enqueued.id))?,
+        };
         if job.status != Status::Completed {
             code = ExitCode::FAILURE;
             let error = print::printable(job.last_error.as_deref().unwrap_or_default());

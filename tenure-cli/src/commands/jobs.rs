@@ -7,14 +7,16 @@ use serde::Serialize;
 use serde_json::{json, value::RawValue};
 
 use super::{
-    CancelArgs, Cli, JobsCommand, ListArgs, Output, Usage, dead, print,
+    CancelArgs, Cli, JobsCommand, ListArgs, NO_ROW, Output, Usage, dead, print,
     table::{Table, pairs, table},
     values::check_unless_lacking,
     watch,
 };
 use crate::timeline;
 use tenure::{
-    CancelOutcome, JobId, RetryOutcome, Status, Tenure, check_kind, check_queue,
+    JobId, Status, Tenure, check_kind, check_queue,
+    internals::Parts as _,
+    jobs::{CancelOutcome, RetryOutcome},
     rows::{ExecutionRow, JobFilter, JobRow, RecoveryRow},
 };
 
@@ -128,6 +130,10 @@ async fn cancel(cli: &Cli, tenure: &Tenure, args: &CancelArgs) -> anyhow::Result
             Some(answer) => vec![answer],
             None => anyhow::bail!("no job holds the unique key {key:?} in queue {queue:?}"),
         },
+        (Some(queue), None) if args.dry_run => {
+            would_cancel(cli, tenure, queue, args.kind.as_deref()).await?;
+            return Ok(ExitCode::SUCCESS);
+        }
         (Some(queue), None) => {
             let done = tenure.cancel_all(queue, args.kind.as_deref()).await?;
             match cli.output {
@@ -178,6 +184,23 @@ async fn cancel(cli: &Cli, tenure: &Tenure, args: &CancelArgs) -> anyhow::Result
     Ok(code)
 }
 
+/// Prints how many jobs of a queue, or of one kind in it, a cancellation would find.
+async fn would_cancel(cli: &Cli, tenure: &Tenure, queue: &str, kind: Option<&str>) -> anyhow::Result<()> {
+    check_queue(queue)?;
+    kind.map(check_kind).transpose()?;
+    let mut kinds = tenure.store().live_kinds(i64::MAX).await?;
+    kinds.retain(|of| of.queue == queue && kind.is_none_or(|kind| of.kind == kind));
+    let queued: i64 = kinds.iter().map(|of| of.due + of.scheduled).sum();
+    let running: i64 = kinds.iter().map(|of| of.processing).sum();
+    match cli.output {
+        Output::Json => print::line(json!({ "would_cancel": queued, "would_ask": running })),
+        Output::Table => print::line(format!(
+            "{queued} queued would be cancelled, {running} running would be asked to stop"
+        )),
+    }
+    Ok(())
+}
+
 /// A job's status, or, while it is queued for a later time, its state: the words of `--status`.
 fn state(job: &JobRow) -> &'static str {
     match job.status {
@@ -219,7 +242,7 @@ struct Shown {
 
 async fn show(cli: &Cli, tenure: &Tenure, id: JobId) -> anyhow::Result<ExitCode> {
     let Some(job) = tenure.job(id).await? else {
-        anyhow::bail!("job {id} does not exist; `tenure jobs list` shows the newest");
+        anyhow::bail!("job {id} does not exist; {NO_ROW}. `tenure jobs list` shows the newest");
     };
     let executions = tenure.executions(id).await?;
     let recoveries = tenure.recoveries(id).await?;
@@ -245,6 +268,16 @@ async fn show(cli: &Cli, tenure: &Tenure, id: JobId) -> anyhow::Result<ExitCode>
     }
     print::line(format!("{events}\n"));
     let json = |value: Option<&RawValue>| value.map(ToString::to_string).unwrap_or_default();
+    let why = match job.status {
+        Status::Queued if job.scheduled_at <= Utc::now() => {
+            match tenure.store().who_runs(&job.queue, &job.kind).await {
+                Ok(who_runs) => timeline::waits_for(&job, who_runs),
+                Err(error) if error.is_denied() => String::new(),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        _ => String::new(),
+    };
     let about = [
         ("id", job.id.to_string()),
         ("queue", job.queue.clone()),
@@ -254,6 +287,7 @@ async fn show(cli: &Cli, tenure: &Tenure, id: JobId) -> anyhow::Result<ExitCode>
         ("worker", job.worker_id.clone().unwrap_or_default()),
         ("created", time(Some(job.created_at))),
         ("scheduled", time(Some(job.scheduled_at))),
+        ("why it waits", why),
         ("started", time(job.started_at)),
         ("last activity", time(job.last_activity_at)),
         ("finished", time(job.finished_at)),

@@ -30,16 +30,18 @@ use chrono::{DateTime, Utc};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use self::values::{
-    LimitChange, Missed, StatusWord, address, category, duration, limit_change, moment, number,
+    LimitChange, Missed, StatusWord, address, category, duration, group, limit_change, moment, number,
 };
 use crate::{
     bench::{Work, WorkerMode},
     exec::guard,
 };
 use tenure::{
-    ActionError, Config, ConfigError, EnqueueError, HandlerError, JobId, NameError, QueueSettingsError,
-    ScheduleError, Tenure, WorkerError,
+    Config, ConfigError, EnqueueError, HandlerError, JobId, NameError, Tenure, WorkerError,
     internals::{MAX_ATTEMPTS_DEFAULT, Settings, chained},
+    jobs::ActionError,
+    queues::QueueSettingsError,
+    schedules::ScheduleError,
 };
 
 /// The heading in a command's help for the options of every command, after its own.
@@ -51,6 +53,8 @@ const SLOTS_MAX: u32 = 100_000;
 const ATTEMPTS_MAX: u32 = 1_000;
 /// No bound.
 const ANY: u32 = u32::MAX;
+/// Why a job may be nowhere.
+const NO_ROW: &str = "it never did, or retention removed it, or it completed and its kind keeps no history";
 
 /// Durable background jobs: NATS JetStream delivers, Postgres owns.
 #[derive(Debug, Parser)]
@@ -114,8 +118,8 @@ enum Command {
     /// List, add, pause, resume and remove schedules: a job at each tick of a cron expression.
     #[command(subcommand)]
     Schedules(SchedulesCommand),
-    /// List worker processes: whether they are alive, where they run, which queues they serve. `tenure workers` alone
-    /// is short for `tenure workers list`.
+    /// List worker processes (whether they are alive, where they run, which queues they serve), or drain one. `tenure
+    /// workers` alone is short for `tenure workers list`.
     Workers {
         #[command(subcommand)]
         command: Option<WorkersCommand>,
@@ -126,7 +130,7 @@ enum Command {
     /// Print the settings in force and the source of each. Passwords are masked.
     Config,
     /// Check both servers, the schema, rights, timers, workers and queues, and say what to do about each problem.
-    /// Changes nothing. Exit 1 if anything is wrong.
+    /// Tries a write, rolls it back, and changes nothing. Exit 1 if anything is wrong.
     Doctor(DoctorArgs),
     /// Measure tenure on this machine, with a private pair of servers unless --on-servers is given.
     Bench(BenchArgs),
@@ -148,7 +152,7 @@ enum Command {
         #[arg(required = true)]
         queues: Vec<String>,
         #[arg(long)]
-        slots: usize,
+        slots: u32,
         #[arg(long, value_enum)]
         mode: WorkerMode,
     },
@@ -263,11 +267,14 @@ struct WorkArgs {
     /// What to do with a job whose worker is lost while it runs.
     #[arg(long, value_enum, default_value_t = CrashPolicy::Retry)]
     on_crash: CrashPolicy,
+    /// Keep nothing of a job that completes, neither its row nor its output. Jobs that fail or are cancelled are kept.
+    #[arg(long)]
+    no_history: bool,
 }
 
 #[derive(Debug, Args)]
 struct BenchArgs {
-    /// What to measure. Default: all but `relay`, `idle`, `age` and `retention`.
+    /// What to measure. Default: all but `relay`, `idle`, `grow`, `age`, `retention` and `pages`.
     #[arg(value_enum)]
     works: Vec<Work>,
     /// Runs of each measurement; the median is printed. Default: 3, or 1 with --quick.
@@ -282,14 +289,15 @@ struct BenchArgs {
         allow_negative_numbers = true
     )]
     slots: u32,
-    /// Finished jobs in the old database of `age` and `retention`.
+    /// Finished jobs in the old database of `age` and `retention`; `age` adds a tenth as many that wait, and a
+    /// thousandth as many dead ones.
     #[arg(
         long, value_name = "N", default_value_t = 1_000_000, value_parser = number::<1, ANY>,
         allow_negative_numbers = true
     )]
     finished: u32,
-    /// Use fewer jobs, and run each measurement once: about a minute. `idle` and `relay` get smaller fleets and shorter
-    /// timers.
+    /// Use fewer jobs, and run each measurement once: about a minute. `idle`, `grow` and `relay` get smaller fleets and
+    /// shorter timers.
     #[arg(long)]
     quick: bool,
     /// Measure the servers of `DATABASE_URL` and `NATS_URL`. The bench enqueues jobs into its own queues, named
@@ -373,6 +381,9 @@ struct CancelArgs {
     /// Only the job that holds this unique key.
     #[arg(long, value_name = "KEY", requires = "queue")]
     unique_key: Option<String>,
+    /// Print how many jobs of the queue would be cancelled, and change nothing.
+    #[arg(long, requires = "queue", conflicts_with = "unique_key")]
+    dry_run: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -390,6 +401,18 @@ enum DeadCommand {
     },
     /// Count dead letters by queue, kind and category.
     Count,
+    /// Group the latest 10,000 dead letters by queue, kind, category and error, the largest group first. Errors of one
+    /// group read alike but for numbers, IDs and quoted texts.
+    Groups {
+        #[command(flatten)]
+        selection: DeadSelection,
+        /// The maximum number of groups.
+        #[arg(
+            long, value_name = "N", default_value_t = 50, value_parser = number::<1, ANY>,
+            allow_negative_numbers = true
+        )]
+        limit: u32,
+    },
     /// Show a dead letter and its attempts.
     Show {
         /// The dead letter's ID.
@@ -406,6 +429,9 @@ enum DeadCommand {
         /// Redrive all dead letters.
         #[arg(long)]
         all: bool,
+        /// Print how many dead letters would be queued again, and change nothing.
+        #[arg(long, conflicts_with = "ids")]
+        dry_run: bool,
         #[command(flatten)]
         selection: DeadSelection,
     },
@@ -414,6 +440,9 @@ enum DeadCommand {
         /// Only dead letters that died at least this long ago, for example 30d; 0s means all.
         #[arg(long, value_name = "AGE", value_parser = duration, allow_hyphen_values = true)]
         older_than: Duration,
+        /// Print how many dead letters would be purged, and change nothing.
+        #[arg(long)]
+        dry_run: bool,
         #[command(flatten)]
         selection: DeadSelection,
     },
@@ -439,10 +468,14 @@ enum QueuesCommand {
         #[arg(required = true, value_name = "QUEUE")]
         queues: Vec<String>,
     },
-    /// Limit how many jobs of a queue run at once, on all workers together, and how many may be queued.
+    /// Limit how many jobs of a queue run at once, on all workers together, and how many may be queued. Exit 1 if the
+    /// queue is unknown.
     Limit {
         /// The queue.
         queue: String,
+        /// Limit an unknown queue, too: before its first worker, job or message.
+        #[arg(long)]
+        create: bool,
         /// The most jobs to run at once: 1 to 10000, or none.
         #[arg(long, value_name = "N|none", value_parser = limit_change::<10_000>, allow_negative_numbers = true)]
         max_running: Option<LimitChange>,
@@ -459,6 +492,13 @@ enum QueuesCommand {
 enum WorkersCommand {
     /// List worker processes, the latest started first. `tenure jobs list --worker ID` shows the jobs of one.
     List,
+    /// Drain workers: each starts no new jobs, lets running ones finish as on SIGTERM, and exits with 0. A platform
+    /// such as Kubernetes starts it again. Exit 1 if a worker is unknown or does not answer.
+    Drain {
+        /// The workers' IDs; `tenure workers list` shows them.
+        #[arg(required = true, value_name = "ID")]
+        ids: Vec<String>,
+    },
 }
 
 #[derive(Debug, Subcommand)]
@@ -531,6 +571,10 @@ struct DeadSelection {
     /// Only dead letters of this category: why they died.
     #[arg(long, value_parser = category())]
     category: Option<String>,
+    /// Only dead letters of this group: of one queue, kind and category, with errors that read alike. `tenure dead
+    /// groups` shows the groups.
+    #[arg(long, value_parser = group)]
+    group: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -658,7 +702,8 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Dead(command) => dead::run(&cli, command).await,
         Command::Queues(command) => queues::run(&cli, command).await,
         Command::Schedules(command) => schedules::run(&cli, command).await,
-        Command::Workers { command: None | Some(WorkersCommand::List) } => workers::run(&cli).await,
+        Command::Workers { command: None | Some(WorkersCommand::List) } => workers::list(&cli).await,
+        Command::Workers { command: Some(WorkersCommand::Drain { ids }) } => workers::drain(&cli, ids).await,
         Command::Verify => verify::run(&cli).await,
         Command::Config => config::run(&cli),
         Command::Doctor(args) => doctor::run(&cli, args).await,

@@ -2,11 +2,16 @@
 
 use std::process::ExitCode;
 
-use anyhow::bail;
 use serde_json::json;
 
 use super::{Cli, LimitChange, Output, QueuesCommand, Usage, jobs::time, print, table::Table, table::table};
-use tenure::{PauseOutcome, QueueLimits, Tenure, check_queue, internals::Parts as _, rows::QueueRow};
+use crate::dashboard::QueueState;
+use tenure::{
+    Tenure,
+    internals::{Fleet, Parts as _},
+    queues::{PauseOutcome, QueueLimits},
+    rows::QueueRow,
+};
 
 pub(super) async fn run(cli: &Cli, command: &QueuesCommand) -> anyhow::Result<ExitCode> {
     let tenure = cli.connect().await?;
@@ -15,7 +20,7 @@ pub(super) async fn run(cli: &Cli, command: &QueuesCommand) -> anyhow::Result<Ex
             let queues = tenure.queues().await?;
             match cli.output {
                 Output::Json => print::line(serde_json::to_string_pretty(&queues)?),
-                Output::Table => print::line(list(&queues)),
+                Output::Table => print::line(list(&queues, &tenure.store().fleet().await?)),
             }
         }
         QueuesCommand::Pause { queues, create } => {
@@ -24,23 +29,11 @@ pub(super) async fn run(cli: &Cli, command: &QueuesCommand) -> anyhow::Result<Ex
             }
             for queue in queues {
                 let paused = tenure.pause_queue(queue).await?;
-                match cli.output {
-                    Output::Json => {
-                        let PauseOutcome { paused_at, was_paused, .. } = paused;
-                        let answer =
-                            json!({ "queue": queue, "paused_at": paused_at, "was_paused": was_paused });
-                        print::line(answer);
-                    }
-                    Output::Table if paused.was_paused => {
-                        print::line(format!(
-                            "{queue} was already paused, since {}",
-                            time(Some(paused.paused_at))
-                        ));
-                    }
-                    Output::Table => {
-                        print::line(format!("{queue} is paused; its running jobs continue"));
-                    }
-                }
+                let text = match paused.paused_at.filter(|_| paused.was_paused) {
+                    Some(at) => format!("{queue} was already paused, since {}", time(Some(at))),
+                    None => format!("{queue} is paused; its running jobs continue"),
+                };
+                print_pause(cli, queue, paused, &text);
             }
         }
         QueuesCommand::Resume { queues } => {
@@ -48,21 +41,20 @@ pub(super) async fn run(cli: &Cli, command: &QueuesCommand) -> anyhow::Result<Ex
             let mut unknown = None;
             for queue in queues {
                 let resumed = tenure.resume_queue(queue).await?;
-                if !resumed && let Err(error) = check_known(&tenure, queue, "").await {
+                if !resumed.was_paused
+                    && let Err(error) = check_known(&tenure, queue, "").await
+                {
                     unknown.get_or_insert(error);
                     continue;
                 }
-                match cli.output {
-                    Output::Json => print::line(json!({ "queue": queue, "was_paused": resumed })),
-                    Output::Table if resumed => print::line(format!("{queue} is resumed")),
-                    Output::Table => print::line(format!("{queue} was not paused")),
-                }
+                let what = if resumed.was_paused { "is resumed" } else { "was not paused" };
+                print_pause(cli, queue, resumed, &format!("{queue} {what}"));
             }
             if let Some(error) = unknown {
                 return Err(error);
             }
         }
-        QueuesCommand::Limit { queue, max_running, max_queued } => {
+        QueuesCommand::Limit { queue, max_running, max_queued, create } => {
             if max_running.is_none() && max_queued.is_none() {
                 return Err(
                     Usage("give --max-running N or --max-queued N; `none` removes a limit".into()).into()
@@ -78,6 +70,9 @@ pub(super) async fn run(cli: &Cli, command: &QueuesCommand) -> anyhow::Result<Ex
             }
             if let Some(LimitChange(jobs)) = max_queued {
                 limits = limits.max_queued(*jobs);
+            }
+            if !create {
+                check_known(&tenure, queue, "; to limit it before its first job, add --create").await?;
             }
             let limits = tenure.limit_queue(queue, limits).await?;
             match cli.output {
@@ -101,25 +96,22 @@ pub(super) async fn run(cli: &Cli, command: &QueuesCommand) -> anyhow::Result<Ex
     Ok(ExitCode::SUCCESS)
 }
 
-/// Fails if this queue is unknown, as a mistyped one is. It is known by its consumer or a message in NATS, or by a
-/// job, a worker, a setting or a schedule in Postgres.
-async fn check_known(tenure: &Tenure, queue: &str, hint: &str) -> anyhow::Result<()> {
-    check_queue(queue)?;
-    let in_nats = tenure.queue().knows(queue).await;
-    if in_nats == Some(true)
-        || tenure.queues().await?.iter().any(|known| known.queue == queue)
-        || tenure.schedules().await?.iter().any(|schedule| schedule.queue == queue)
-    {
-        return Ok(());
+fn print_pause(cli: &Cli, queue: &str, PauseOutcome { paused_at, was_paused, .. }: PauseOutcome, text: &str) {
+    match cli.output {
+        Output::Json => {
+            print::line(json!({ "queue": queue, "paused_at": paused_at, "was_paused": was_paused }));
+        }
+        Output::Table => print::line(text),
     }
-    let nats = if in_nats.is_none() { ", and NATS does not say whether it has messages of it" } else { "" };
-    bail!(
-        "queue {queue:?} is unknown: it has no worker, job, message or schedule{nats}; `tenure queues list` shows \
-         the known ones{hint}"
-    )
 }
 
-fn list(queues: &[QueueRow]) -> Table {
+/// Fails if this queue is unknown, as a mistyped one is.
+async fn check_known(tenure: &Tenure, queue: &str, hint: &str) -> anyhow::Result<()> {
+    let known = tenure.known_queue(queue).await?;
+    known.map_err(|unknown| anyhow::anyhow!("{unknown}; `tenure queues list` shows the known ones{hint}"))
+}
+
+fn list(queues: &[QueueRow], fleet: &Fleet) -> Table {
     let header = [
         "QUEUE",
         "STATE",
@@ -145,8 +137,7 @@ fn list(queues: &[QueueRow]) -> Table {
             queue.queue.clone(),
             match queue.paused_at {
                 Some(at) => format!("paused since {}", time(Some(at))),
-                None if queue.is_unserved() => "no worker".into(),
-                None => "active".into(),
+                None => QueueState::of(queue, fleet).word().into(),
             },
             queue.due.to_string(),
             queue.submitted.map_or_else(|| "?".into(), |submitted| submitted.to_string()),

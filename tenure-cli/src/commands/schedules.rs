@@ -8,7 +8,13 @@ use serde_json::json;
 use super::{
     Cli, Output, ScheduleArgs, SchedulesCommand, enqueue, jobs::time, print, table::Table, table::table,
 };
-use tenure::{JobRequest, Schedule, Tenure, rows::ScheduleRow};
+use crate::dashboard::{UNSERVED, schedule_state};
+use tenure::{
+    JobRequest, Tenure,
+    internals::{Parts as _, Replaces, UnservedSchedule},
+    rows::ScheduleRow,
+    schedules::{PauseOutcome, Schedule},
+};
 
 pub(super) async fn run(cli: &Cli, command: &SchedulesCommand) -> anyhow::Result<ExitCode> {
     let tenure = cli.connect().await?;
@@ -18,32 +24,26 @@ pub(super) async fn run(cli: &Cli, command: &SchedulesCommand) -> anyhow::Result
             let schedules = tenure.schedules().await?;
             match cli.output {
                 Output::Json => print::line(serde_json::to_string_pretty(&schedules)?),
-                Output::Table => print::line(list(&schedules)),
+                Output::Table => {
+                    let unserved = tenure.store().unserved_schedules(UNSERVED).await?;
+                    print::line(list(&schedules, &unserved));
+                }
             }
         }
         SchedulesCommand::Add(args) => add(cli, &tenure, args).await?,
         SchedulesCommand::Pause { names } => {
             for name in names {
-                let was_paused = tenure.pause_schedule(name).await?;
-                match cli.output {
-                    Output::Json => print::line(json!({ "name": name, "was_paused": was_paused })),
-                    Output::Table if was_paused => print::line(format!("{name} was already paused")),
-                    Output::Table => print::line(format!("{name} is paused")),
-                }
+                let paused = tenure.pause_schedule(name).await?;
+                let what = if paused.was_paused { "was already paused" } else { "is paused" };
+                print_pause(cli, name, paused, &format!("{name} {what}"));
             }
         }
         SchedulesCommand::Resume { names } => {
             for name in names {
-                let next_at = tenure.resume_schedule(name).await?;
-                match cli.output {
-                    Output::Json => print::line(json!({ "name": name, "next_at": next_at })),
-                    Output::Table => {
-                        print::line(format!(
-                            "{name} is resumed; its next tick is at {}",
-                            time(Some(next_at))
-                        ));
-                    }
-                }
+                let resumed = tenure.resume_schedule(name).await?;
+                let what = if resumed.was_paused { "is resumed" } else { "was not paused" };
+                let text = format!("{name} {what}; its next tick is at {}", time(resumed.next_at));
+                print_pause(cli, name, resumed, &text);
             }
         }
         SchedulesCommand::Remove { names } => {
@@ -64,11 +64,14 @@ pub(super) async fn run(cli: &Cli, command: &SchedulesCommand) -> anyhow::Result
     Ok(code)
 }
 
-async fn add(cli: &Cli, tenure: &Tenure, args: &ScheduleArgs) -> anyhow::Result<()> {
-    let known = tenure.schedules().await?.iter().any(|schedule| schedule.name == args.name);
-    if known && !args.replace {
-        bail!("schedule {:?} already exists; --replace changes it", args.name);
+fn print_pause(cli: &Cli, name: &str, PauseOutcome { was_paused, next_at, .. }: PauseOutcome, text: &str) {
+    match cli.output {
+        Output::Json => print::line(json!({ "name": name, "was_paused": was_paused, "next_at": next_at })),
+        Output::Table => print::line(text),
     }
+}
+
+async fn add(cli: &Cli, tenure: &Tenure, args: &ScheduleArgs) -> anyhow::Result<()> {
     let payload = enqueue::payload(&args.json)?;
     let job = JobRequest::from_json(&args.queue, &args.kind, payload).max_attempts(args.max_attempts);
     let mut schedule =
@@ -76,11 +79,22 @@ async fn add(cli: &Cli, tenure: &Tenure, args: &ScheduleArgs) -> anyhow::Result<
     if let Some(field) = &args.tick_field {
         schedule = schedule.tick_field(field);
     }
-    let done = tenure.put_schedule(schedule).await?;
+    let replaces = if args.replace { Replaces::Any } else { Replaces::Nothing };
+    let Some(done) = tenure.put_schedule_over(schedule, replaces).await? else {
+        bail!("schedule {:?} already exists; --replace changes it", args.name);
+    };
     match cli.output {
         Output::Json => {
-            let (next_at, is_new) = (done.next_at, done.is_new);
-            print::line(json!({ "name": args.name, "next_at": next_at, "is_new": is_new }));
+            let (next_at, is_new, paused_at) = (done.next_at, done.is_new, done.paused_at);
+            print::line(
+                json!({ "name": args.name, "next_at": next_at, "is_new": is_new, "paused_at": paused_at }),
+            );
+        }
+        Output::Table if done.paused_at.is_some() => {
+            print::line(format!(
+                "{} is changed; it is paused, and has no tick until it is resumed",
+                args.name
+            ));
         }
         Output::Table => {
             let what = if done.is_new { "is scheduled" } else { "is changed" };
@@ -90,22 +104,21 @@ async fn add(cli: &Cli, tenure: &Tenure, args: &ScheduleArgs) -> anyhow::Result<
     Ok(())
 }
 
-fn list(schedules: &[ScheduleRow]) -> Table {
-    let header = ["NAME", "CRON", "TIME ZONE", "QUEUE", "KIND", "MISSED", "NEXT", "LAST", "LAST JOB"];
+fn list(schedules: &[ScheduleRow], unserved: &[UnservedSchedule]) -> Table {
+    let header =
+        ["NAME", "STATE", "CRON", "TIME ZONE", "QUEUE", "KIND", "MISSED", "NEXT", "LAST", "LAST JOB"];
     let spare = &["LAST JOB", "LAST", "MISSED", "TIME ZONE", "KIND", "QUEUE"];
     let mut table = table(&header).spare(spare);
     for schedule in schedules {
         table.add_row([
             schedule.name.clone(),
+            schedule_state(schedule, unserved).to_owned(),
             schedule.cron.clone(),
             schedule.time_zone.clone(),
             schedule.queue.clone(),
             schedule.kind.clone(),
             schedule.missed.to_string(),
-            match schedule.paused_at {
-                Some(_) => "paused".into(),
-                None => time(Some(schedule.next_at)),
-            },
+            schedule.paused_at.map_or_else(|| time(Some(schedule.next_at)), |_| String::new()),
             time(schedule.last_tick_at),
             schedule.last_job_id.map(|id| id.to_string()).unwrap_or_default(),
         ]);

@@ -3,7 +3,7 @@
 //! A list that is too wide leaves out its spare columns, the least important first. If the others do not fit either, it
 //! becomes one record per item. A header, an id and a time are never broken; only texts are cut or wrapped.
 
-use std::fmt;
+use std::{fmt, io::IsTerminal};
 
 use comfy_table::{
     CellAlignment, ColumnConstraint, ContentArrangement, Row, Table as Grid, Width,
@@ -44,9 +44,12 @@ pub(super) fn table(header: &[&'static str]) -> Table {
     Table { header: header.to_vec(), rows: Vec::new(), fits, spare: &[], has_lines: false, right: None }
 }
 
-/// The width of the reader's screen; `None`: no screen. `COLUMNS` has precedence over the terminal, as for `ls`:
-/// `watch` and similar programs set it for the programs whose output they show.
+/// The width of the reader's screen; `None`: no screen, but a pipe or a file, whose reader gets everything. On a screen
+/// `COLUMNS` has precedence over the terminal.
 pub(super) fn width() -> Option<u16> {
+    if !std::io::stdout().is_terminal() {
+        return None;
+    }
     let said = std::env::var("COLUMNS").ok().and_then(|columns| columns.trim().parse::<u16>().ok());
     said.filter(|width| *width > 0).or_else(|| Grid::new().width()).filter(|width| *width > 0)
 }

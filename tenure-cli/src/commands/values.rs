@@ -8,7 +8,7 @@ use clap::{
     builder::{PossibleValuesParser, TypedValueParser},
 };
 
-use tenure::{MissedTicks, NameError, Status, internals::Category, rows::JobFilter};
+use tenure::{NameError, Status, internals::Category, rows::JobFilter, schedules::MissedTicks};
 
 /// Which jobs to list: a status, or one of the two states of a queued job that waits for its time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -67,6 +67,13 @@ impl From<Missed> for MissedTicks {
 /// The categories of dead letters.
 pub(super) fn category() -> impl TypedValueParser<Value = String> {
     PossibleValuesParser::new(Category::ALL.iter().map(|category| category.as_str()))
+}
+
+/// The name of a group of dead letters.
+pub(super) fn group(text: &str) -> Result<String, String> {
+    let is_name = text.len() == 12 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    let wrong = "it must be the name of a group, 12 of 0-9 a-f; `tenure dead groups` shows the groups";
+    if is_name { Ok(text.to_owned()) } else { Err(wrong.into()) }
 }
 
 /// A number within bounds. `u32::MAX` is no bound.
@@ -138,6 +145,8 @@ mod tests {
         assert!(at.is_ok() && moment("tomorrow").unwrap_err().contains("2030-01-31T12:00:00Z"));
         assert!(moment("2h").unwrap_err().contains("--delay"));
         assert!(address("9090").unwrap_err().contains("127.0.0.1:9090") && address("[::1]:80").is_ok());
+        assert_eq!(group("0123456789ab").as_deref(), Ok("0123456789ab"));
+        assert!(group("0123456789AB").unwrap_err().contains("tenure dead groups"));
         assert!(duration("soon").unwrap_err().contains("30s"));
         assert!(limit_change::<9>("-1").unwrap_err().contains("from 1 to 9, or none"));
     }

@@ -6,7 +6,7 @@ use anyhow::bail;
 use chrono::{DateTime, Utc};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
-use super::{Cli, Output, print, table::width};
+use super::{Cli, NO_ROW, Output, print, table::width};
 use tenure::{
     JobId, Status, Tenure,
     rows::{JobFilter, JobRow},
@@ -47,7 +47,12 @@ pub(super) async fn run(cli: &Cli, tenure: &Tenure, ids: &[JobId]) -> anyhow::Re
         for id in ids {
             let job = match tenure.job(id).await {
                 Ok(Some(job)) => job,
-                Ok(None) => bail!("job {id} does not exist"),
+                // It was live a moment ago: every end leaves a row but a completion without history.
+                Ok(None) if screen.shown.contains_key(&id) => {
+                    eprintln!("{id} has completed; its kind keeps no history");
+                    continue;
+                }
+                Ok(None) => bail!("job {id} does not exist; {NO_ROW}"),
                 // An outage does not end the watch.
                 Err(error) if error.is_unavailable() => {
                     rest.push(id);

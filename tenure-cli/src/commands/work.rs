@@ -23,6 +23,9 @@ pub(super) async fn run(cli: &Cli, args: &WorkArgs) -> anyhow::Result<ExitCode> 
     if args.on_crash == CrashPolicy::DeadLetter {
         options = options.on_crash(OnCrash::DeadLetter);
     }
+    if args.no_history {
+        options = options.no_history();
+    }
     if let Some(timeout) = args.timeout {
         options = options.timeout(timeout);
     }
@@ -34,7 +37,7 @@ pub(super) async fn run(cli: &Cli, args: &WorkArgs) -> anyhow::Result<ExitCode> 
         }
     };
     let mut worker = Worker::builder(&tenure).without_transactions();
-    let slots = usize::try_from(args.concurrency)?;
+    let slots = args.concurrency;
     if args.queues.iter().any(|queue| queue.contains('=')) {
         worker = worker.shared(slots, weights(&args.queues)?);
     } else {

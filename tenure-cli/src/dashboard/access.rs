@@ -13,8 +13,12 @@ use axum_extra::headers::{
 };
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
+use uuid::Uuid;
 
-use super::guesses::{Guesser, Guesses, NotSignedIn};
+use super::{
+    guesses::{Guesser, Guesses, Met, NotSignedIn},
+    known::{Cookies, Remember},
+};
 use tenure::internals::Serve;
 
 /// The headers in which proxies name the user.
@@ -25,6 +29,8 @@ const NAMED_BY_PROXIES: [&str; 4] =
 const FORWARDED_FOR: &str = "x-forwarded-for";
 /// The user who signs in with `TENURE_SERVE_VIEWER_PASSWORD`.
 const VIEWER: &str = "viewer";
+/// The characters of a token that cannot be guessed: a right one needs no limit.
+const LONG_TOKEN: usize = 32;
 
 /// Why the dashboard refuses to start.
 #[derive(Debug, thiserror::Error)]
@@ -57,8 +63,8 @@ pub(super) struct Who {
     pub(super) name: String,
     /// Why this user or program may only look; `None`: it may act.
     pub(super) only_looks: Option<String>,
-    /// The user for whom the browser shall hold a cookie of [`Guesses`], if it holds none.
-    pub(super) remember: Option<String>,
+    /// The cookie that the browser shall hold from now on.
+    pub(super) remember: Option<Remember>,
 }
 
 impl Who {
@@ -78,8 +84,9 @@ pub(super) enum Refused {
     Unknown,
     /// Its credentials are wrong.
     Wrong,
-    /// Its client was wrong too often. Its credentials were not compared; it may try again after this time.
-    TooMany(Duration),
+    /// Its client, or all clients, were wrong too often. Its credentials were not compared; it may try again after this
+    /// time.
+    TooMany(Duration, Met),
     /// The request names another host.
     OtherHost,
 }
@@ -88,7 +95,7 @@ impl From<NotSignedIn> for Refused {
     fn from(why: NotSignedIn) -> Self {
         match why {
             NotSignedIn::Wrong => Self::Wrong,
-            NotSignedIn::TooMany(wait) => Self::TooMany(wait),
+            NotSignedIn::TooMany(wait, met) => Self::TooMany(wait, met),
         }
     }
 }
@@ -101,14 +108,23 @@ pub(super) struct Access {
     password: Option<[u8; 32]>,
     viewer_password: Option<[u8; 32]>,
     token: Option<[u8; 32]>,
+    has_long_token: bool,
+    /// The cookies of the browsers of the user, and of the viewer.
+    cookies: Option<Cookies>,
+    viewer_cookies: Option<Cookies>,
     is_behind_proxy: bool,
     /// The users behind the proxy who may act; `None`: all of them.
     actors: Option<BTreeSet<String>>,
     guesses: Guesses,
 }
 
-pub(super) fn hash(text: &str) -> [u8; 32] {
+fn hash(text: &str) -> [u8; 32] {
     Sha256::digest(text.as_bytes()).into()
+}
+
+/// The first half of a text's hash, as hexadecimal digits.
+pub(super) fn digest(text: &str) -> String {
+    Uuid::from_slice(&hash(text)[..16]).unwrap_or_default().simple().to_string()
 }
 
 fn is(text: &str, hashed: Option<&[u8; 32]>) -> bool {
@@ -139,6 +155,9 @@ impl Access {
             password: serve.password.as_deref().map(hash),
             viewer_password: serve.viewer_password.as_deref().map(hash),
             token: serve.token.as_deref().map(hash),
+            has_long_token: serve.token.as_ref().is_some_and(|token| token.chars().count() >= LONG_TOKEN),
+            cookies: serve.password.as_deref().map(|password| Cookies::of(&serve.user, password)),
+            viewer_cookies: serve.viewer_password.as_deref().map(|password| Cookies::of(VIEWER, password)),
             is_behind_proxy: serve.is_behind_proxy,
             actors: serve.actors.as_ref().map(|names| names.iter().cloned().collect()),
             guesses: Guesses::new(),
@@ -167,17 +186,12 @@ impl Access {
         client.to_canonical()
     }
 
-    /// Returns the value of a cookie for a browser that has signed in as `user`.
-    pub(super) fn cookie(&self, user: &str) -> String {
-        self.guesses.cookie(user)
-    }
-
-    /// `known`: the cookie of a browser that has signed in before.
+    /// `cookie`: the client's cookie of this name.
     pub(super) fn who(
         &self,
         client: IpAddr,
         headers: &HeaderMap,
-        known: Option<&str>,
+        cookie: impl Fn(&str) -> Option<String>,
     ) -> Result<Who, Refused> {
         if self.password.is_some() || self.viewer_password.is_some() || self.token.is_some() {
             // A browser's first request has none, because the browser has not been asked yet.
@@ -185,30 +199,42 @@ impl Access {
                 return Err(Refused::Unknown);
             }
             if let Some(Authorization(basic)) = headers.typed_get::<Authorization<Basic>>() {
-                let known = known.and_then(|cookie| self.guesses.known(cookie, basic.username()));
-                let by = known.unwrap_or(Guesser::of(client));
+                let cookies = self.cookies_of(basic.username());
+                let browser = cookies.and_then(|cookies| cookies.browser(&cookie(cookies.name())?));
+                let by = browser.map_or(Guesser::of(client), Guesser::Known);
                 let mut who = self.guesses.limited(by, || self.user(&basic))?;
-                if known.is_some() {
+                if browser.is_some() {
                     who.remember = None;
                 }
                 return Ok(who);
             }
-            let bearer = headers.typed_get::<Authorization<Bearer>>();
-            return Ok(self.guesses.limited(Guesser::of(client), || {
-                let is_right = is(bearer?.token(), self.token.as_ref());
-                is_right.then(|| {
-                    Who::viewer(
-                        "token",
-                        "a bearer token may only read. Sign in with the user and the password.",
-                    )
-                })
-            })?);
+            return Ok(self.bearer(client, headers)?);
         }
         if self.is_behind_proxy {
             return Ok(self.named_by_proxy(headers));
         }
         // Without a password, a DNS name that another site points at this host must not let that site's page in.
         if is_this_host(headers) { Ok(Who::person("this host")) } else { Err(Refused::OtherHost) }
+    }
+
+    /// The cookies of the browsers of this user. A user of both names has those of the first account.
+    fn cookies_of(&self, user: &str) -> Option<&Cookies> {
+        let is_user = self.cookies.as_ref().filter(|_| user == self.user);
+        is_user.or_else(|| self.viewer_cookies.as_ref().filter(|_| user == VIEWER))
+    }
+
+    /// The program that holds the token.
+    fn bearer(&self, client: IpAddr, headers: &HeaderMap) -> Result<Who, NotSignedIn> {
+        let by = Guesser::of(client);
+        let bearer = headers.typed_get::<Authorization<Bearer>>();
+        let is_right = bearer.is_some_and(|bearer| is(bearer.token(), self.token.as_ref()));
+        let who =
+            || Who::viewer("token", "a bearer token may only read. Sign in with the user and the password.");
+        if is_right && self.has_long_token {
+            self.guesses.was_right(by);
+            return Ok(who());
+        }
+        self.guesses.limited(by, || is_right.then(who))
     }
 
     /// The user with this name and password.
@@ -221,12 +247,13 @@ impl Access {
             is(basic.password(), self.viewer_password.as_ref()),
         );
         if is_user & acts {
-            return Some(Who { remember: Some(self.user.clone()), ..Who::person(self.user.clone()) });
+            let remember = self.cookies.as_ref().map(Cookies::remember);
+            return Some(Who { remember, ..Who::person(self.user.clone()) });
         }
         if (is_user | is_viewer) & looks {
             let why = "TENURE_SERVE_VIEWER_PASSWORD only allows looking. To act, sign in with TENURE_SERVE_PASSWORD.";
             // Guesses at the other user's password must not count for this browser alone.
-            let remember = (!is_user).then(|| VIEWER.to_owned());
+            let remember = self.viewer_cookies.as_ref().filter(|_| !is_user).map(Cookies::remember);
             return Some(Who { remember, ..Who::viewer(VIEWER, why) });
         }
         None
@@ -316,7 +343,7 @@ mod tests {
     }
 
     fn who(access: &Access, of: &[(&'static str, &str)]) -> Result<Who, Refused> {
-        access.who([127, 0, 0, 1].into(), &headers(of), None)
+        access.who([127, 0, 0, 1].into(), &headers(of), |_| None)
     }
 
     fn basic(text: &str) -> String {
@@ -402,7 +429,8 @@ mod tests {
         }
         // Its browser may guess its own password only.
         let viewer = who(&access, &[("authorization", &basic("viewer:only look"))]).unwrap();
-        assert_eq!(viewer.remember.as_deref(), Some("viewer"));
+        let remember = viewer.remember.unwrap();
+        assert_eq!(Some(remember.name.as_str()), access.viewer_cookies.as_ref().map(Cookies::name));
         assert_eq!(who(&access, &[("authorization", &basic("tenure:only look"))]).unwrap().remember, None);
         for wrong in [
             Serve { viewer_password: serve.password.clone(), ..serve.clone() },

@@ -2,14 +2,20 @@
 
 use std::fmt::Write;
 
-use super::{Ask, Failure, View, access::Who};
+use super::{Ask, Failure, View, access::Who, page, params::Params};
 use tenure::{
-    ActionError, CancelOutcome, JobId, QueueLimits, QueueSettingsError, RetryOutcome, ScheduleError,
-    StoreError, rows::DeadFilter,
+    JobId, StoreError,
+    jobs::{ActionError, CancelOutcome, RetryOutcome},
+    queues::{QueueLimits, QueueSettingsError},
+    rows::DeadFilter,
+    schedules::ScheduleError,
 };
 
 /// The most jobs that one form may name.
 const NAMED_MAX: usize = 1_000;
+
+/// What a user does about a limit that is out of range.
+const LIMIT: &str = "leave the field empty for no limit, and pause a queue to start no jobs";
 
 /// The outcome of an action, in words.
 pub(super) type Said = Result<String, Failure>;
@@ -41,6 +47,7 @@ pub(super) async fn act(view: &View, ask: &Ask, who: &Who) -> Result<Done, Failu
         ["queues", queue, "pause"] => pause(view, queue).await,
         ["queues", queue, "resume"] => resume(view, queue).await,
         ["queues", queue, "limit"] => limit(view, queue, ask).await,
+        ["workers", id, "drain"] => super::worker::drain(view, id).await,
         ["enqueue"] => super::enqueue::enqueue(view, ask).await.map(|(said, job)| {
             to = Some(format!("/jobs/{job}"));
             said
@@ -49,7 +56,7 @@ pub(super) async fn act(view: &View, ask: &Ask, who: &Who) -> Result<Done, Failu
             to = Some(format!("/schedules/{name}"));
             said
         }),
-        ["schedules", name, "run"] => super::schedule::run(view, name).await,
+        ["schedules", name, "run"] => super::schedule::run(view, ask, name).await,
         ["schedules", name, "pause"] => pause_schedule(view, name).await,
         ["schedules", name, "resume"] => resume_schedule(view, name).await,
         _ => Err(Failure::NotFound("This action does not exist.".into())),
@@ -149,19 +156,19 @@ pub(super) fn dead_filter(get: impl Fn(&str) -> Option<String>) -> DeadFilter {
 
 /// The dead letters that match and had died when the page was shown: an action spares those that its user has not
 /// seen.
-fn all_shown(ask: &Ask) -> Result<DeadFilter, Failure> {
-    let shown = ask.form.get("shown").and_then(|micros| micros.parse().ok());
+pub(super) fn all_shown(form: &Params) -> Result<DeadFilter, Failure> {
+    let shown = form.get("shown").and_then(|micros| micros.parse().ok());
     let shown = shown
         .and_then(chrono::DateTime::from_timestamp_micros)
         .ok_or_else(|| Failure::Bad("The form does not say when it was shown; reload the page.".into()))?;
-    Ok(dead_filter(|name| ask.form.get(name)).until(shown))
+    Ok(dead_filter(|name| form.get(name)).until(shown))
 }
 
 async fn redrive(view: &View, ask: &Ask) -> Said {
     if ask.form.get("all").is_none() {
         return Ok(retried(&view.tenure.redrive(&named(ask)?).await?));
     }
-    Ok(match view.tenure.redrive_all(&all_shown(ask)?).await? {
+    Ok(match view.tenure.redrive_all(&all_shown(&ask.form)?).await? {
         0 => "No dead letters match; nothing is redriven.".into(),
         1 => "1 job is queued again.".into(),
         jobs => format!("{jobs} jobs are queued again."),
@@ -180,10 +187,18 @@ async fn purge(view: &View, ask: &Ask) -> Said {
     if ask.form.get("all").is_none() {
         return Ok(purged(view.tenure.purge_dead_jobs(&named(ask)?).await?));
     }
-    Ok(purged(view.tenure.purge_dead(&all_shown(ask)?).await?))
+    Ok(purged(view.tenure.purge_dead(&all_shown(&ask.form)?).await?))
+}
+
+/// Refuses a queue that a mistyped or old address names: a setting would create it.
+async fn check_known(view: &View, queue: &str) -> Result<(), Failure> {
+    view.tenure.known_queue(queue).await?.map_err(|unknown| {
+        Failure::Bad(format!("{} Nothing was changed.", page::sentence(&unknown.to_string())))
+    })
 }
 
 async fn pause(view: &View, queue: &str) -> Said {
+    check_known(view, queue).await?;
     let paused = view.tenure.pause_queue(queue).await?;
     Ok(if paused.was_paused {
         format!("{queue} was already paused.")
@@ -194,7 +209,10 @@ async fn pause(view: &View, queue: &str) -> Said {
 
 async fn resume(view: &View, queue: &str) -> Said {
     let resumed = view.tenure.resume_queue(queue).await?;
-    Ok(if resumed { format!("{queue} is resumed.") } else { format!("{queue} was not paused.") })
+    if !resumed.was_paused {
+        check_known(view, queue).await?;
+    }
+    Ok(if resumed.was_paused { format!("{queue} is resumed.") } else { format!("{queue} was not paused.") })
 }
 
 async fn limit(view: &View, queue: &str, ask: &Ask) -> Said {
@@ -214,11 +232,14 @@ async fn limit(view: &View, queue: &str, ask: &Ask) -> Said {
     };
     let mut limits = QueueLimits::new();
     if let Some(limit) = changed("max_running")? {
-        limits = limits.max_running(limit.map(|n| u32::try_from(n).unwrap_or(u32::MAX)));
+        let large = |n: u64| Failure::Bad(format!("Max running {n} is too many; {LIMIT}."));
+        let limit = limit.map(|n| u32::try_from(n).map_err(|_| large(n)));
+        limits = limits.max_running(limit.transpose()?);
     }
     if let Some(limit) = changed("max_queued")? {
         limits = limits.max_queued(limit);
     }
+    check_known(view, queue).await?;
     let limited = view.tenure.limit_queue(queue, limits).await?;
     let word = |limit: Option<u64>| limit.map_or("unlimited".to_owned(), |limit| limit.to_string());
     Ok(format!(
@@ -229,20 +250,23 @@ async fn limit(view: &View, queue: &str, ask: &Ask) -> Said {
 }
 
 async fn pause_schedule(view: &View, name: &str) -> Said {
-    let was_paused = view.tenure.pause_schedule(name).await?;
-    Ok(if was_paused { format!("{name} was already paused.") } else { format!("{name} is paused.") })
+    let paused = view.tenure.pause_schedule(name).await?;
+    Ok(if paused.was_paused { format!("{name} was already paused.") } else { format!("{name} is paused.") })
 }
 
 async fn resume_schedule(view: &View, name: &str) -> Said {
-    let next = view.tenure.resume_schedule(name).await?;
-    Ok(format!("{name} is resumed; its next tick is at {}.", next.format("%Y-%m-%d %H:%M:%S UTC")))
+    let resumed = view.tenure.resume_schedule(name).await?;
+    let what = if resumed.was_paused { "is resumed" } else { "was not paused" };
+    let next =
+        resumed.next_at.map(|next| format!("; its next tick is at {}", next.format("%Y-%m-%d %H:%M:%S UTC")));
+    Ok(format!("{name} {what}{}.", next.unwrap_or_default()))
 }
 
 impl From<ActionError> for Failure {
     fn from(error: ActionError) -> Self {
         match error {
             ActionError::Store(error) => error.into(),
-            error => Self::Bad(error.to_string()),
+            error => Self::Bad(page::sentence(&error.to_string())),
         }
     }
 }
@@ -251,7 +275,11 @@ impl From<QueueSettingsError> for Failure {
     fn from(error: QueueSettingsError) -> Self {
         match error {
             QueueSettingsError::Store(error) => error.into(),
-            error => Self::Bad(error.to_string()),
+            QueueSettingsError::Limit { what, value, most } => {
+                let what = if what == "max_running" { "Max running" } else { "Max queued" };
+                Self::Bad(format!("{what} is {value}, but must be 1 to {most}; {LIMIT}."))
+            }
+            error => Self::Bad(page::sentence(&error.to_string())),
         }
     }
 }
@@ -260,7 +288,11 @@ impl From<ScheduleError> for Failure {
     fn from(error: ScheduleError) -> Self {
         match error {
             ScheduleError::Store(error) => error.into(),
-            error => Self::Bad(error.to_string()),
+            // In the words of the form.
+            ScheduleError::Option(rule) => {
+                Self::Bad(rule.replacen("tick_field", "The field with the tick", 1) + ".")
+            }
+            error => Self::Bad(page::sentence(&error.to_string())),
         }
     }
 }

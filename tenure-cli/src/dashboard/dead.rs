@@ -1,13 +1,15 @@
 //! Dead: dead letters, their errors, and the forms that redrive or purge them.
 
 use maud::{Markup, html};
+use serde_json::{Value, json};
 
 use super::{
     Ask, Failure, View,
-    actions::dead_filter,
+    actions::{all_shown, dead_filter},
     page::{self, Page, Regions, job_link, number, telling, time},
 };
 use tenure::{
+    StoreError,
     internals::{DeadGroup, Parts as _},
     rows::DeadLetter,
 };
@@ -31,24 +33,31 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
     }
     let store = view.tenure.store();
     // In this order: a letter that dies in between is shown, but not acted on.
-    let counted = store.count_dead(&shown, COUNTED).await?;
-    let letters = store.dead_letters(&filter, ON_A_PAGE + 1).await?;
+    let listed = async {
+        let counted = store.count_dead(&shown, COUNTED).await?;
+        Ok::<_, StoreError>((counted, store.dead_letters(&filter, ON_A_PAGE + 1).await?))
+    };
+    // A live update would read the groups every second.
+    let of_a_group = ask.query.get("group").is_some();
+    let grouped_by_error = async {
+        if ask.is_live || of_a_group {
+            return vec![];
+        }
+        // The page is useful without the groups.
+        store.dead_groups(&shown, GROUPS, COUNTED).await.unwrap_or_default()
+    };
+    let (listed, groups) = tokio::join!(listed, grouped_by_error);
+    let (counted, letters) = listed?;
     let most = usize::try_from(ON_A_PAGE).unwrap_or(usize::MAX);
     let (has_more, letters) = (letters.len() > most, &letters[..letters.len().min(most)]);
     // On the first page, the time of the latest letter: so the form stays the same until another job dies. A letter
     // that died after the count was not counted.
     let latest = letters.first().filter(|_| !ask.query.has("before"));
     let shown_at = latest.map_or(counted.now, |latest| latest.died_at.min(counted.now));
-    // A live update would read the groups every second.
-    let of_a_group = ask.query.get("group").is_some();
-    let groups = if ask.is_live || of_a_group {
-        vec![]
-    } else {
-        // The page is useful without the groups.
-        store.dead_groups(&shown, GROUPS, COUNTED).await.unwrap_or_default()
-    };
     let is_more = counted.jobs >= COUNTED;
     let all = if is_more { format!("{} or more", number(COUNTED)) } else { number(counted.jobs) };
+    // The address that counts them all, for the question before an action.
+    let counts = is_more.then(|| format!("{}/dead/count", view.base));
     let mut live = Regions::default();
     let older = letters.last().filter(|_| has_more).map(|last| {
         let place = format!("{}-{}", last.died_at.timestamp_micros(), last.id);
@@ -75,12 +84,12 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
                         }
                         span.actions {
                             button.primary formaction={ (view.base) "/dead/redrive" } data-count="Redrive"
-                                data-can="redrive" data-all=(counted.redrivable) data-more[is_more]
+                                data-can="redrive" data-all=(counted.redrivable) data-more=[&counts]
                                 data-confirm="Redrive {n} jobs, with new attempts?" {
                                     "Redrive"
                                 }
                             button.danger formaction={ (view.base) "/dead/purge" } data-count="Purge"
-                                data-can="purge" data-all=(counted.jobs) data-more[is_more]
+                                data-can="purge" data-all=(counted.jobs) data-more=[&counts]
                                 data-confirm="Purge {n} dead letters for good, with all history?" {
                                     "Purge"
                                 }
@@ -106,6 +115,12 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
         (live.put("list", list))
     };
     Ok(live.page("Dead letters", "dead", body))
+}
+
+/// Counts all dead letters that a form on the page of dead letters would act on, as JSON by the names of its actions.
+pub(super) async fn count(view: &View, ask: &Ask) -> Result<Value, Failure> {
+    let counted = view.tenure.store().count_dead(&all_shown(&ask.query)?, i64::MAX).await?;
+    Ok(json!({ "redrive": counted.redrivable, "purge": counted.jobs }))
 }
 
 /// What the page of one group says of it; `first` is one of its letters.
@@ -150,7 +165,7 @@ fn grouped(view: &View, ask: &Ask, groups: &[DeadGroup]) -> Markup {
                     @for of in groups {
                         tr {
                             th.tight scope="row" { a.row href=(address(of)) { (of.of.kind) } }
-                            td data-label="Queue" { (of.of.queue) }
+                            td data-label="Queue" { (page::queue_cell(view, &of.of.queue)) }
                             td data-label="Category" { (of.of.category) }
                             td.text.full { span.clip title=(of.line) { (of.line) } }
                             td.num data-label="Count" { b { (number(of.of.jobs)) } }
@@ -212,7 +227,7 @@ fn row(view: &View, letter: &DeadLetter) -> Markup {
                 }
             }
             th.tight scope="row" { (job_link(view, letter.id, &letter.kind)) }
-            td data-label="Queue" { (letter.queue) }
+            td data-label="Queue" { (page::queue_cell(view, &letter.queue)) }
             td data-label="Category" { (letter.category) }
             td.text.full { (page::error(&letter.last_error)) }
             td.num data-label="Attempts" { (letter.attempt) }

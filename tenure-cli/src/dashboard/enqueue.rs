@@ -7,15 +7,13 @@ use maud::{Markup, html};
 
 use super::{
     Ask, Failure, View,
+    access::digest,
     page::{self, Page, Regions},
 };
 use tenure::{
     EnqueueError, JobId, JobRequest,
     internals::{MAX_ATTEMPTS_DEFAULT, Parts as _},
 };
-
-/// The most characters of a payload that a form takes: encoded, it has up to three times as many bytes.
-const PAYLOAD_MAX: i32 = 80_000;
 
 /// What a form has in its fields.
 #[derive(Debug, Default)]
@@ -29,9 +27,7 @@ struct Fields {
 }
 
 pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
-    if !view.has_actions {
-        return Err(Failure::Refused(page::READ_ONLY.into()));
-    }
+    page::for_actors(view, ask)?;
     let mut note = None;
     let fields = if ask.form.has("queue") {
         filled_in(ask)
@@ -119,11 +115,13 @@ async fn of_job(view: &View, id: &str) -> Result<Fields, Failure> {
     let gone = || Failure::NotFound(format!("Job {id:?} does not exist, so it cannot be cloned."));
     let id: JobId = id.parse().map_err(|_| gone())?;
     let store = view.tenure.store();
-    let (job, texts) = tokio::try_join!(store.show_job(id), store.job_texts(id, PAYLOAD_MAX + 1))?;
+    let most = view.tenure.config().payload_bytes_max;
+    let characters = i32::try_from(most).map_or(i32::MAX, |most| most.saturating_add(1));
+    let (job, texts) = tokio::try_join!(store.show_job(id), store.job_texts(id, characters))?;
     let job = job.ok_or_else(gone)?;
     let payload = texts.and_then(|texts| texts.payload).filter(|_| view.shows_payloads);
     // Half a payload would be a wrong one.
-    let is_whole = |text: &String| text.chars().count() <= usize::try_from(PAYLOAD_MAX).unwrap_or_default();
+    let is_whole = |text: &String| text.len() <= most;
     Ok(Fields {
         queue: job.queue,
         kind: job.kind,
@@ -133,9 +131,19 @@ async fn of_job(view: &View, id: &str) -> Result<Fields, Failure> {
     })
 }
 
+/// The unique key by which the clicks on one button of one page enqueue one job. `None`: the form is of an older page.
+///
+/// It depends on what the form has in its fields: a user who goes back and changes them wants another job.
+pub(super) fn once(ask: &Ask, fields: &[&str]) -> Option<String> {
+    let page = ask.form.get("once")?;
+    Some(format!("form-{}", digest(&[&[page.as_str()], fields].concat().join("\0"))))
+}
+
 /// Enqueues the job of a form. Returns what to say, and the job to show.
 pub(super) async fn enqueue(view: &View, ask: &Ask) -> Result<(String, JobId), Failure> {
     let fields = filled_in(ask);
+    let Fields { queue, kind, payload, run_at: at, max_attempts, unique_key } = &fields;
+    let of_form = once(ask, &[queue, kind, payload, at, max_attempts]).filter(|_| unique_key.is_empty());
     let mut request = JobRequest::from_json(fields.queue.trim(), fields.kind.trim(), json(&fields.payload)?)
         .max_attempts(attempts(&fields.max_attempts)?);
     match run_at(&fields.run_at)? {
@@ -143,15 +151,30 @@ pub(super) async fn enqueue(view: &View, ask: &Ask) -> Result<(String, JobId), F
         When::After(delay) => request = request.delay(delay),
         When::At(at) => request = request.run_at(at),
     }
-    if !fields.unique_key.is_empty() {
-        request = request.unique_key(fields.unique_key);
+    let key = of_form.clone().or(Some(fields.unique_key).filter(|key| !key.is_empty()));
+    let is_once = key.is_some();
+    if let Some(key) = key {
+        request = request.unique_key(key);
     }
-    let enqueued = view.tenure.enqueue(request).await?;
-    Ok(if enqueued.duplicate {
-        ("This job holds the unique key; nothing was enqueued.".into(), enqueued.id)
-    } else {
-        ("The job is enqueued.".into(), enqueued.id)
-    })
+    let enqueued = view.tenure.enqueue(request).await.map_err(|error| match error {
+        EnqueueError::Store(error) if error.is_unavailable() => {
+            let next = if is_once {
+                "may have the job. Enqueue it again: it becomes one job."
+            } else {
+                "may have the job. Look at the newest jobs before you enqueue it again."
+            };
+            Failure::Unanswered(super::unwritten(&error, next))
+        }
+        error => error.into(),
+    })?;
+    let said = match (enqueued.duplicate, of_form) {
+        (false, _) => "The job is enqueued.",
+        (true, None) => "This job holds the unique key; nothing was enqueued.",
+        (true, Some(_)) => {
+            "This form has enqueued this job before; nothing more was enqueued. For another one, open the form again."
+        }
+    };
+    Ok((said.into(), enqueued.id))
 }
 
 /// The payload of a form.
@@ -199,11 +222,6 @@ fn run_at(text: &str) -> Result<When, Failure> {
 impl From<EnqueueError> for Failure {
     fn from(error: EnqueueError) -> Self {
         match error {
-            EnqueueError::Store(error) if error.is_unavailable() => Self::Bad(
-                "Postgres did not answer in time, and may have the job. Look at the newest jobs before you enqueue it \
-                 again."
-                    .into(),
-            ),
             EnqueueError::Store(error) => error.into(),
             error => Self::Bad(page::sentence(&error.to_string().replace("unique_key", "the unique key"))),
         }

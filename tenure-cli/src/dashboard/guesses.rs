@@ -4,26 +4,27 @@
 //! that many addresses do not help. A client beyond a limit is refused before its password is compared: else the
 //! answer to a right password would be faster, and guesses in parallel would cost nothing.
 //!
-//! A browser that has signed in holds a cookie that proves it. Its mistakes count for it alone, so other clients'
-//! guesses never keep it out, even if they come from the same address.
+//! Strangers must not lock those out who have the right password. So the limit of all is for strangers alone: a network
+//! from which a right password or token came has only its own limit. The mistakes of a browser that has signed in
+//! ([`known`](super::known)) count for it alone, even beside other clients of its address.
 
 use std::{
-    collections::HashMap,
     net::IpAddr,
-    sync::{Mutex, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
-use subtle::ConstantTimeEq;
+use hashlink::LruCache;
 use uuid::Uuid;
 
-use super::access::hash;
 use tenure::internals::http::network;
 
 /// How often a client may be wrong.
 const OF_ONE: Limit = Limit { at_once: 10.0, per_s: 0.5 };
-/// How often all clients together may be wrong, without those that have signed in before.
+/// How often all strangers together may be wrong.
 const OF_ALL: Limit = Limit { at_once: 50.0, per_s: 5.0 };
+/// The most clients of each sort to remember: a megabyte. Beyond it, the client that was seen longest ago is forgotten.
+const REMEMBERED: usize = 10_000;
 
 #[derive(Debug, Clone, Copy)]
 struct Limit {
@@ -69,34 +70,96 @@ impl Guesser {
     }
 }
 
+/// The limit that a client has met.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Met {
+    /// Its own.
+    OfOne,
+    /// That of all strangers together.
+    OfAll,
+}
+
+impl Met {
+    /// For the log.
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::OfOne => "client",
+            Self::OfAll => "all clients",
+        }
+    }
+}
+
 /// Why a client is not signed in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NotSignedIn {
     Wrong,
     /// Nothing was compared; the client may try again after this time.
-    TooMany(Duration),
+    TooMany(Duration, Met),
 }
 
 /// The mistakes of all clients.
 #[derive(Debug)]
-pub(super) struct Guesses {
-    left: Mutex<State>,
-    /// Proves that a cookie is ours. Random, so that a cookie tells nothing about a password.
-    secret: [u8; 32],
-}
+pub(super) struct Guesses(Mutex<State>);
 
 #[derive(Debug)]
 struct State {
     all: Left,
-    clients: HashMap<Guesser, Left>,
+    networks: LruCache<IpAddr, Left>,
+    browsers: LruCache<Uuid, Left>,
+    /// Networks from which a right password or token came.
+    signed_in: LruCache<IpAddr, ()>,
+}
+
+impl State {
+    fn own(&mut self, by: Guesser, now: Instant) -> Left {
+        let known = match by {
+            Guesser::Network(address) => self.networks.get(&address),
+            Guesser::Known(browser) => self.browsers.get(&browser),
+        };
+        let mut own = known.copied().unwrap_or(Left::all_of(OF_ONE, now));
+        own.until(now, OF_ONE);
+        own
+    }
+
+    fn is_stranger(&mut self, by: Guesser) -> bool {
+        matches!(by, Guesser::Network(address) if self.signed_in.get(&address).is_none())
+    }
+
+    fn was_right(&mut self, by: Guesser) {
+        if let Guesser::Network(address) = by {
+            self.signed_in.insert(address, ());
+        }
+    }
+
+    fn was_wrong(&mut self, by: Guesser, mut own: Left, is_stranger: bool) {
+        own.mistakes -= 1.0;
+        if is_stranger {
+            self.all.mistakes -= 1.0;
+        }
+        match by {
+            Guesser::Network(address) => self.networks.insert(address, own),
+            Guesser::Known(browser) => self.browsers.insert(browser, own),
+        };
+    }
 }
 
 impl Guesses {
     pub(super) fn new() -> Self {
-        Self {
-            left: Mutex::new(State { all: Left::all_of(OF_ALL, Instant::now()), clients: HashMap::new() }),
-            secret: hash(&format!("{}{}", Uuid::new_v4(), Uuid::new_v4())),
-        }
+        Self(Mutex::new(State {
+            all: Left::all_of(OF_ALL, Instant::now()),
+            networks: LruCache::new(REMEMBERED),
+            browsers: LruCache::new(REMEMBERED),
+            signed_in: LruCache::new(REMEMBERED),
+        }))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes a client that was right without a limit.
+    pub(super) fn was_right(&self, by: Guesser) {
+        self.state().was_right(by);
     }
 
     /// Returns what `compare` finds, unless this client has been wrong too often.
@@ -115,62 +178,32 @@ impl Guesses {
         compare: impl FnOnce() -> Option<T>,
     ) -> Result<T, NotSignedIn> {
         // Held during the comparison, so that guesses in parallel are counted one by one.
-        let mut state = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state();
         state.all.until(now, OF_ALL);
-        let mut own = state.clients.get(&by).copied().unwrap_or(Left::all_of(OF_ONE, now));
-        own.until(now, OF_ONE);
-        let is_unknown = matches!(by, Guesser::Network(_));
-        let of_all = is_unknown.then(|| state.all.wait(OF_ALL)).flatten();
-        if let Some(wait) = own.wait(OF_ONE).max(of_all) {
-            return Err(NotSignedIn::TooMany(wait));
+        let (own, is_stranger) = (state.own(by, now), state.is_stranger(by));
+        if let Some(wait) = own.wait(OF_ONE) {
+            return Err(NotSignedIn::TooMany(wait, Met::OfOne));
         }
-        if let Some(found) = compare() {
-            return Ok(found);
+        if let Some(wait) = state.all.wait(OF_ALL).filter(|_| is_stranger) {
+            return Err(NotSignedIn::TooMany(wait, Met::OfAll));
         }
-        own.mistakes -= 1.0;
-        if is_unknown {
-            state.all.mistakes -= 1.0;
+        let found = compare();
+        match found {
+            Some(_) => state.was_right(by),
+            None => state.was_wrong(by, own, is_stranger),
         }
-        // Few remain: the limit of all bounds how many clients can be wrong before an earlier one has all left again.
-        state.clients.retain(|_, left| {
-            left.until(now, OF_ONE);
-            left.mistakes < OF_ONE.at_once
-        });
-        state.clients.insert(by, own);
-        Err(NotSignedIn::Wrong)
-    }
-
-    /// Returns the value of a cookie for a browser that has signed in as this user.
-    pub(super) fn cookie(&self, user: &str) -> String {
-        let number = Uuid::new_v4();
-        format!("{}{}", number.simple(), self.seal(number, user))
-    }
-
-    /// Returns the browser that holds this cookie, if it has signed in as this user.
-    pub(super) fn known(&self, cookie: &str, user: &str) -> Option<Guesser> {
-        let (number, seal) = cookie.split_at_checked(32)?;
-        let number = Uuid::try_parse(number).ok()?;
-        let is_ours = bool::from(seal.as_bytes().ct_eq(self.seal(number, user).as_bytes()));
-        is_ours.then_some(Guesser::Known(number))
-    }
-
-    fn seal(&self, number: Uuid, user: &str) -> String {
-        let hex = |bytes: [u8; 32]| Uuid::from_slice(&bytes[..16]).unwrap_or_default().simple().to_string();
-        // Hashed twice: nothing can be appended to what the secret seals.
-        let inner = hex(hash(&format!("{}{user}", number.simple())));
-        hex(hash(&format!("{}{inner}", hex(self.secret))))
+        found.ok_or(NotSignedIn::Wrong)
     }
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a test may panic")]
 mod tests {
     use super::*;
 
     const WRONG: fn() -> Option<()> = || None;
 
-    fn network_of(n: u8) -> Guesser {
-        Guesser::of([10, 0, 0, n].into())
+    fn network_of(n: u32) -> Guesser {
+        Guesser::of((0x0a00_0000 + n).to_be_bytes().into())
     }
 
     #[test]
@@ -180,7 +213,8 @@ mod tests {
         let at_once = (0..300).filter(|_| compared(network_of(1), start)).count();
         assert_eq!(at_once, 10);
         let too_many = guesses.limited_at(network_of(1), start, || Some(()));
-        assert_eq!(too_many, Err(NotSignedIn::TooMany(Duration::from_secs(2))), "not even a right one");
+        let wait = Duration::from_secs(2);
+        assert_eq!(too_many, Err(NotSignedIn::TooMany(wait, Met::OfOne)), "not even a right one");
         assert_eq!(guesses.limited_at(network_of(2), start, || Some(())), Ok(()));
         let in_a_minute =
             (1..=600).filter(|n| compared(network_of(1), start + Duration::from_millis(100 * n))).count();
@@ -188,33 +222,41 @@ mod tests {
     }
 
     #[test]
-    fn many_addresses_together_have_a_limit_and_a_browser_that_signed_in_is_not_slowed_by_them() {
+    fn the_limit_of_all_is_for_strangers_alone() {
         let (guesses, start) = (Guesses::new(), Instant::now());
-        let compared = |n| guesses.limited_at(network_of(n), start, WRONG) == Err(NotSignedIn::Wrong);
-        assert_eq!((0..=255).filter(|n| compared(*n)).count(), 50);
-        assert!(matches!(
-            guesses.limited_at(network_of(1), start, || Some(())),
-            Err(NotSignedIn::TooMany(_))
-        ));
-        let known = guesses.known(&guesses.cookie("ada"), "ada").unwrap();
-        assert_eq!(guesses.limited_at(known, start, || Some(())), Ok(()));
-        let own = |_: &i32| guesses.limited_at(known, start, WRONG) == Err(NotSignedIn::Wrong);
-        assert_eq!((0..300).filter(own).count(), 10, "its own mistakes count");
-        // A client with all its guesses left is forgotten.
-        let later = start + Duration::from_secs(60);
-        assert_eq!(guesses.limited_at(network_of(1), later, WRONG), Err(NotSignedIn::Wrong));
-        assert_eq!(guesses.left.lock().unwrap().clients.len(), 1);
+        let compared = |by, at| guesses.limited_at(by, at, WRONG) == Err(NotSignedIn::Wrong);
+        let (office, scraper, browser) = (network_of(1_000), network_of(1_001), Guesser::Known(Uuid::nil()));
+        assert_eq!(guesses.limited_at(office, start, || Some(())), Ok(()));
+        guesses.was_right(scraper);
+        assert_eq!((0..=255).filter(|n| compared(network_of(*n), start)).count(), 50);
+        let stranger = guesses.limited_at(network_of(999), start, || Some(()));
+        assert!(matches!(stranger, Err(NotSignedIn::TooMany(_, Met::OfAll))), "{stranger:?}");
+        for (by, name) in [(office, "office"), (scraper, "scraper"), (browser, "browser")] {
+            assert_eq!(guesses.limited_at(by, start, || Some(())), Ok(()), "{name}");
+            assert_eq!(
+                (0..300).filter(|_| compared(by, start)).count(),
+                10,
+                "{name}: its own mistakes count"
+            );
+        }
+        // Their mistakes take nothing from strangers.
+        let later = start + Duration::from_millis(250);
+        assert!(compared(network_of(2_000), later) && !compared(network_of(2_001), later));
     }
 
     #[test]
-    fn a_cookie_is_good_for_its_own_user_and_process() {
-        let guesses = Guesses::new();
-        let cookie = guesses.cookie("ada");
-        assert!(guesses.known(&cookie, "ada").is_some());
-        for (cookie, user) in [(cookie.as_str(), "grace"), ("", "ada"), (&cookie[..32], "ada"), ("é", "ada")]
-        {
-            assert_eq!(guesses.known(cookie, user), None, "{cookie} {user}");
+    fn the_latest_clients_are_remembered_up_to_a_limit() {
+        let (guesses, start) = (Guesses::new(), Instant::now());
+        let most = u32::try_from(REMEMBERED).unwrap_or(u32::MAX);
+        for n in 0..=most {
+            guesses.was_right(network_of(n));
+            for by in [network_of(n), Guesser::Known(Uuid::from_u128(n.into()))] {
+                assert_eq!(guesses.limited_at(by, start, WRONG), Err(NotSignedIn::Wrong));
+            }
         }
-        assert_eq!(Guesses::new().known(&cookie, "ada"), None);
+        let mut state = guesses.state();
+        let State { networks, browsers, signed_in, .. } = &*state;
+        assert_eq!((networks.len(), browsers.len(), signed_in.len()), (REMEMBERED, REMEMBERED, REMEMBERED));
+        assert!(state.is_stranger(network_of(0)) && !state.is_stranger(network_of(most)));
     }
 }

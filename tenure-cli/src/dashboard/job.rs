@@ -7,13 +7,18 @@ use maud::{Markup, html};
 
 use super::{
     Ask, Failure, View,
-    page::{self, Page, Regions, date, dated, owner, seconds_between, span, telling, time, whole},
+    clock::now,
+    jobs::word,
+    page::{self, Page, Regions, date, dated, owner, seconds_between, telling, time},
     recovery,
 };
 use crate::timeline::{self, Entry};
 use tenure::{
     JobId, Status,
-    internals::{EventFilter, JobTexts, Parts as _, WhoRuns},
+    internals::{
+        EventFilter, JobTexts, Parts as _, WhoRuns,
+        duration::{rounded, whole},
+    },
     rows::{DeadLetter, ExecutionRow, JobRow},
 };
 
@@ -25,7 +30,9 @@ const LATEST: i64 = 100;
 pub(super) async fn page(view: &View, ask: &Ask, id: &str) -> Result<Page, Failure> {
     let gone = || {
         Failure::NotFound(
-            "This job does not exist. It never did, or retention removed it after it finished.".into(),
+            "This job does not exist. It never did, or retention removed it after it finished, or it completed and its \
+             kind keeps no history."
+                .into(),
         )
     };
     let id: JobId = id.parse().map_err(|_| gone())?;
@@ -87,7 +94,7 @@ fn head(view: &View, ask: &Ask, job: &JobRow, texts: &JobTexts) -> Markup {
     let (list, all) =
         if job.status == Status::Failed { ("/dead", "Dead letters") } else { ("/jobs", "Jobs") };
     let is_live = !job.status.is_finished();
-    let waits = job.status == Status::Queued && job.scheduled_at > Utc::now();
+    let waits = job.status == Status::Queued && job.scheduled_at > now();
     let form = |verb: &str, word: &str, class: &str, question: Option<&str>| {
         html! {
             form method="post" action={ (view.base) "/jobs/" (job.id) "/" (verb) } data-confirm=[question] {
@@ -105,7 +112,7 @@ fn head(view: &View, ask: &Ask, job: &JobRow, texts: &JobTexts) -> Markup {
                 }
                 div.title {
                     h1 { (job.kind) }
-                    span.status.pill data-is=(job.status.as_str()) { (job.status.as_str()) }
+                    span.status.pill data-is=(word(job)) { (word(job)) }
                     @if texts.cancel_requested_at.is_some() {
                         span.status.pill data-is="cancelled" { "asked to stop" }
                     }
@@ -163,7 +170,7 @@ fn progress(
                         @if let (Some(silence), Some(stale_after)) = (silence, texts.stale_after_s) {
                             p.small.soft {
                                 "Last heartbeat " (whole(silence)) " ago. Stale after "
-                                (span(stale_after)) " of silence"
+                                (rounded(stale_after)) " of silence"
                                 @if silence >= 2.0 && silence < stale_after {
                                     ", in " (whole(stale_after - silence))
                                 }
@@ -176,7 +183,7 @@ fn progress(
             _ => {
                 section.panel #job-progress hidden[job.status != Status::Queued] {
                     div.body {
-                        @if job.scheduled_at > Utc::now() && job.attempt > 0 {
+                        @if job.scheduled_at > now() && job.attempt > 0 {
                             p {
                                 "Waits for attempt " (job.attempt + 1) " of " (job.max_attempts) ", due "
                                 (dated(job.scheduled_at)) "."
@@ -184,25 +191,19 @@ fn progress(
                             @if let Some(error) = &job.last_error {
                                 p.soft { "Last error: " bdi { (telling(error)) } }
                             }
-                        } @else if job.scheduled_at > Utc::now() {
+                        } @else if job.scheduled_at > now() {
                             p { "Due " (dated(job.scheduled_at)) "." }
                         } @else {
-                            p { "Due for " (page::since(job.scheduled_at)) "; " (waits_for(job, who_runs)) "." }
+                            p {
+                                "Due for " (page::since(job.scheduled_at))
+                                @if let Some(who_runs) = who_runs { "; " (timeline::waits_for(job, who_runs)) }
+                                "."
+                            }
                         }
                     }
                 }
             }
         }
-    }
-}
-
-/// What a due job waits for.
-fn waits_for(job: &JobRow, who_runs: Option<WhoRuns>) -> String {
-    match who_runs {
-        Some(WhoRuns { is_paused: true, .. }) => format!("the queue {} is paused", job.queue),
-        Some(WhoRuns { serves_queue: false, .. }) => format!("no live worker serves the queue {}", job.queue),
-        Some(WhoRuns { runs_kind: false, .. }) => format!("no live worker runs the kind {}", job.kind),
-        _ => "waiting for a worker".into(),
     }
 }
 
@@ -259,7 +260,7 @@ fn lane(job: &JobRow, of: &ExecutionRow, end: DateTime<Utc>) -> Markup {
 }
 
 fn attempts(view: &View, job: &JobRow, executions: &[ExecutionRow]) -> Markup {
-    let now = Utc::now();
+    let now = now();
     let end = job.finished_at.unwrap_or(now);
     html! {
         section.panel #job-attempts {
@@ -360,9 +361,9 @@ fn facts(view: &View, job: &JobRow, texts: &JobTexts) -> Markup {
             header { h2 { "Facts" } }
             div.body {
                 dl.facts {
-                    dt { "Queue" } dd { a href={ (view.base) "/jobs?queue=" (job.queue) } { (job.queue) } }
+                    dt { "Queue" } dd { (page::queue_link(view, &job.queue)) }
                     dt { "Kind" } dd { a href={ (view.base) "/jobs?kind=" (job.kind) } { (job.kind) } }
-                    dt { "Status" } dd { (job.status.as_str()) }
+                    dt { "Status" } dd { (word(job)) }
                     dt { "Attempt" } dd { (job.attempt) " of " (job.max_attempts) }
                     dt { "Fencing token" } dd { (job.fencing_token) }
                     @if let Some(worker) = &job.worker_id {

@@ -6,11 +6,12 @@ use maud::{Markup, html};
 
 use super::{
     Ask, Failure, View,
-    page::{self, Page, Regions, job_link, owner, seconds_between, time},
+    clock::now,
+    page::{self, Page, Regions, job_link, number, owner, seconds_between, time},
 };
 use tenure::{
     JobId, Status,
-    internals::{Fleet, Parts as _, WaitingJobs},
+    internals::{Fleet, ListedJob, Parts as _, WaitingJobs},
     rows::{JobFilter, JobRow},
 };
 
@@ -36,14 +37,15 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
     let id = ask.query.get("q").and_then(|text| text.trim().parse::<JobId>().ok());
     let listed = async {
         match id {
-            Some(id) => Ok(store.show_job(id).await?.into_iter().collect::<Vec<_>>()),
-            None => store.list_jobs(&filter, ON_A_PAGE + 1, false).await,
+            Some(id) => Ok(store.show_job(id).await?.map(found).into_iter().collect::<Vec<_>>()),
+            None => store.listed_jobs(&filter, ON_A_PAGE + 1).await,
         }
     };
     let counted = async { if is_whole(ask) { store.count_waiting(COUNTED).await } else { Ok(None) } };
     let (jobs, fleet, waiting) = tokio::try_join!(listed, store.fleet(), counted)?;
     let has_more = jobs.len() > usize::try_from(ON_A_PAGE).unwrap_or(usize::MAX);
     let jobs = &jobs[..jobs.len().min(usize::try_from(ON_A_PAGE).unwrap_or(usize::MAX))];
+    let submitted: i64 = fleet.queues.iter().filter_map(|of| of.submitted).sum();
     let address = |name: &str, value: Option<&str>| address(view, ask, name, value);
     let tabs = tabs(view, ask, status.as_deref(), &fleet, waiting);
     let mut live = Regions::default();
@@ -65,9 +67,16 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
         }
         (live.put("tabs", page::tabs("Status", &tabs)))
         (filters(view, ask))
-        (live.put("list", list(view, ask, jobs, has_more)))
+        (live.put("list", list(view, ask, jobs, has_more, submitted)))
     };
     Ok(live.page("Jobs", "jobs", body))
+}
+
+/// The job of a search by ID.
+fn found(job: JobRow) -> ListedJob {
+    // Only a refused message has no payload.
+    let is_refused = job.payload.is_none();
+    ListedJob { job, is_refused }
 }
 
 /// Whether the list is of all jobs, but perhaps of one status only.
@@ -111,9 +120,9 @@ fn tabs(
     tabs
 }
 
-fn list(view: &View, ask: &Ask, jobs: &[JobRow], has_more: bool) -> Markup {
+fn list(view: &View, ask: &Ask, jobs: &[ListedJob], has_more: bool, submitted: i64) -> Markup {
     let address = |value: Option<&str>| address(view, ask, "before", value);
-    let older = jobs.last().filter(|_| has_more).map(|last| address(Some(&last.id.to_string())));
+    let older = jobs.last().filter(|_| has_more).map(|last| address(Some(&last.job.id.to_string())));
     let newest = ask.query.has("before").then(|| address(None));
     let said = match jobs.len() {
         1 => "1 job".to_owned(),
@@ -141,7 +150,7 @@ fn list(view: &View, ask: &Ask, jobs: &[JobRow], has_more: bool) -> Markup {
     html! {
         div #list {
             @if jobs.is_empty() {
-                (empty(view, ask))
+                (empty(view, ask, submitted))
             } @else if view.has_actions {
                 form.panel method="post" data-bulk {
                     (page::own(ask))
@@ -167,13 +176,21 @@ fn list(view: &View, ask: &Ask, jobs: &[JobRow], has_more: bool) -> Markup {
     }
 }
 
-/// The list without a job.
-fn empty(view: &View, ask: &Ask) -> Markup {
+/// The list without a job. `submitted`: how many submissions stand in the stream.
+fn empty(view: &View, ask: &Ask, submitted: i64) -> Markup {
     let is_first = is_whole(ask) && ask.query.get("status").is_none() && !ask.query.has("before");
     html! {
         section.panel { div.empty {
             @if is_first {
                 strong { "No jobs yet" }
+                @if submitted > 0 {
+                    p {
+                        (number(submitted))
+                        @if submitted == 1 { " submission stands" } @else { " submissions stand" }
+                        " in the stream: a worker that receives one makes it a job. "
+                        a href={ (view.base) "/queues" } { "Queues" }
+                    }
+                }
                 p { "Enqueue the first one: " code { "tenure enqueue QUEUE KIND '{\"any\": \"JSON\"}'" } }
                 @if view.has_actions { a.button href={ (view.base) "/enqueue" } { "Enqueue a job" } }
             } @else {
@@ -256,18 +273,19 @@ fn filters(view: &View, ask: &Ask) -> Markup {
 }
 
 /// The word for a job's state: a queued job that waits for its time has one of two.
-fn word(job: &JobRow) -> &'static str {
+pub(super) fn word(job: &JobRow) -> &'static str {
     match job.status {
-        Status::Queued if job.scheduled_at <= chrono::Utc::now() => "queued",
+        Status::Queued if job.scheduled_at <= now() => "queued",
         Status::Queued if job.attempt > 0 => "retrying",
         Status::Queued => "scheduled",
         status => status.as_str(),
     }
 }
 
-/// The actions that can touch a job.
-fn acts(word: &str) -> &'static str {
+/// The actions that can touch a job. A refused message cannot become a job.
+fn acts(word: &str, is_refused: bool) -> &'static str {
     match word {
+        _ if is_refused => "",
         "queued" | "processing" => "cancel",
         "scheduled" | "retrying" => "cancel retry",
         "failed" => "retry",
@@ -275,21 +293,19 @@ fn acts(word: &str) -> &'static str {
     }
 }
 
-fn row(view: &View, job: &JobRow) -> Markup {
+fn row(view: &View, ListedJob { job, is_refused }: &ListedJob) -> Markup {
     let word = word(job);
-    let acts = acts(word);
+    let acts = acts(word, *is_refused);
     let ran = match (job.started_at, job.finished_at) {
         (Some(from), Some(to)) => Some(seconds_between(from, to)),
-        (Some(from), None) if job.status == Status::Processing => {
-            Some(seconds_between(from, chrono::Utc::now()))
-        }
+        (Some(from), None) if job.status == Status::Processing => Some(seconds_between(from, now())),
         _ => None,
     };
     html! {
         tr id={ "job-" (job.id) } {
             @if view.has_actions {
                 td.tick {
-                    // No action can touch a finished job.
+                    // No action can touch a finished job, or a refused message.
                     @if !acts.is_empty() {
                         input type="checkbox" name="id" value=(job.id) data-can=(acts)
                             aria-label={ "Select " (job.kind) " " (job.id) };
@@ -297,7 +313,7 @@ fn row(view: &View, job: &JobRow) -> Markup {
                 }
             }
             th.tight scope="row" { (job_link(view, job.id, &job.kind)) }
-            td data-label="Queue" { span.clip.name title=(job.queue) { (job.queue) } }
+            td data-label="Queue" { (page::queue_cell(view, &job.queue)) }
             td data-label="Status" { (page::status(word, word)) }
             (progress_or_error(job, word))
             td.num.tight data-label="Attempt" { (job.attempt) span.soft { "/" (job.max_attempts) } }

@@ -9,23 +9,31 @@
 
 mod access;
 mod actions;
+mod charts;
+mod clock;
 mod dead;
 mod enqueue;
 mod guesses;
 mod job;
 mod jobs;
+mod known;
+mod kinds;
 mod live;
+mod notices;
 mod overview;
 mod page;
 mod params;
+mod queue;
 mod queues;
 mod recovery;
 mod schedule;
 mod schedules;
+mod shared;
 mod worker;
 mod workers;
 
 use std::{
+    borrow::Cow,
     fmt::{Display, Write},
     net::{IpAddr, SocketAddr},
     sync::Arc,
@@ -48,12 +56,18 @@ use uuid::Uuid;
 
 pub(crate) use access::NotServed;
 use access::{Access, Refused, Who};
+use clock::Clock;
+use guesses::Met;
+use known::Remember;
 use page::Page;
 use params::Params;
+pub(crate) use queues::State as QueueState;
+pub(crate) use schedule::{UNSERVED, state as schedule_state};
+use shared::Shared;
 
 use tenure::{
-    JobError, StoreError, Tenure,
-    internals::{Denied as _, ErrorText as _, Parts as _, ProgramSettings as _, Repeats},
+    StoreError, Tenure,
+    internals::{Parts as _, Repeats, chained},
 };
 
 /// No resources of other sites, no scripts but ours, no frames.
@@ -81,10 +95,10 @@ static EDITION: std::sync::LazyLock<String> = std::sync::LazyLock::new(|| {
 const CSRF: &str = "tenure_csrf";
 /// The cookie with the outcome of the last action, for the page after it.
 const SAID: &str = "tenure_said";
-/// The cookie of a browser that has signed in.
-const KNOWN: &str = "tenure_known";
-/// The largest form in bytes: a thousand IDs, and more.
+/// The largest form in bytes, without a payload: a thousand IDs, and more.
 const FORM_MAX: usize = 256 * 1024;
+/// The bytes of a form for each byte of its payload: `"` is sent as `%22`, and other bytes likewise.
+const ENCODED: usize = 3;
 /// How long a form may take to arrive.
 const FORM_WITHIN: Duration = Duration::from_secs(10);
 /// The most characters of an outcome: browsers keep no cookie of more than 4 KiB.
@@ -120,6 +134,16 @@ struct View {
     /// The runtime of the connections, which renders every page.
     main: Handle,
     streams: Arc<Semaphore>,
+    figures: Arc<Figures>,
+}
+
+/// What actors and viewers share: nothing of it depends on who looks.
+#[derive(Debug, Default)]
+struct Figures {
+    clock: Arc<Clock>,
+    overview: Shared<&'static str, overview::Figures>,
+    kinds: Shared<&'static str, kinds::Figures>,
+    queue: Shared<(String, &'static str), queue::Figures>,
 }
 
 /// A request for a page or an action.
@@ -131,6 +155,10 @@ struct Ask {
     form: Params,
     /// The token for the forms of the page; `None`: it has no forms.
     csrf: Option<String>,
+    /// Why the user may only look, although others may act.
+    only_looks: Option<String>,
+    /// Made up for each page that is opened: two clicks on one of its buttons send the same.
+    once: String,
     /// Whether the last action succeeded, and its outcome in words.
     said: Option<(bool, String)>,
     /// Whether the page is followed: then its constant parts are not read again.
@@ -143,16 +171,37 @@ enum Failure {
     NotFound(String),
     Bad(String),
     Refused(String),
+    /// Postgres did not answer an action; the text says what is known, and what to do.
+    Unanswered(String),
     Store(StoreError),
     Busy,
+}
+
+/// Why Postgres did not answer, or did not take a write.
+fn cause(error: &StoreError) -> String {
+    chained(error)
+}
+
+/// What is known of a write that failed. `done`: what Postgres may have done if it has not answered.
+fn unwritten(error: &StoreError, done: &str) -> String {
+    let why = cause(error);
+    if error.is_answered() {
+        format!(
+            "Postgres refused the write ({why}). Nothing was changed: repeat it once the cause has passed."
+        )
+    } else {
+        format!("Postgres did not answer in time ({why}), and {done}")
+    }
 }
 
 impl Failure {
     fn text(&self) -> String {
         match self {
-            Self::NotFound(text) | Self::Bad(text) | Self::Refused(text) => text.clone(),
+            Self::NotFound(text) | Self::Bad(text) | Self::Refused(text) | Self::Unanswered(text) => {
+                text.clone()
+            }
             Self::Store(error) if error.is_unavailable() => {
-                let why = JobError::from(error.clone()).text();
+                let why = cause(error);
                 format!(
                     "Postgres does not answer, or took too long ({why}). This page tries again by itself; \
                      narrow a search by queue, kind or age."
@@ -175,7 +224,7 @@ impl Failure {
             Self::Refused(_) => StatusCode::FORBIDDEN,
             Self::Store(error) if error.is_unavailable() => StatusCode::SERVICE_UNAVAILABLE,
             // `tenure migrate` ends this as a restart of Postgres ends an outage.
-            Self::Store(StoreError::NotMigrated(_)) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Store(StoreError::NotMigrated(_)) | Self::Unanswered(_) => StatusCode::SERVICE_UNAVAILABLE,
             Self::Store(_) => StatusCode::INTERNAL_SERVER_ERROR,
             Self::Busy => StatusCode::TOO_MANY_REQUESTS,
         }
@@ -198,7 +247,7 @@ pub(crate) fn router(
     address: SocketAddr,
     metrics: MethodRouter,
 ) -> Result<Router, NotServed> {
-    let serve = tenure.config().serve();
+    let serve = &tenure.config().serve;
     let viewers = View {
         tenure: tenure.clone(),
         base: serve.base_path.clone(),
@@ -207,6 +256,7 @@ pub(crate) fn router(
         trace_url: serve.trace_url.clone(),
         main: Handle::current(),
         streams: Arc::new(Semaphore::new(live::STREAMS_MAX)),
+        figures: Arc::default(),
     };
     let door = Arc::new(Door {
         access: Access::new(serve, address)?,
@@ -231,13 +281,16 @@ async fn check(
     next: Next,
 ) -> Response {
     let client = door.access.client(peer.ip(), request.headers());
-    let known = jar.get(KNOWN).map(Cookie::value);
-    match door.access.who(client, request.headers(), known) {
+    let sent = |name: &str| jar.get(name).map(|is| is.value().to_owned());
+    match door.access.who(client, request.headers(), sent) {
         Ok(who) => {
-            let remember = who.remember.as_deref().map(|user| {
-                let mut remember = cookie(&door.actors, KNOWN, door.access.cookie(user));
+            let remember = who.remember.as_ref().map(|Remember { name, value, kept_for }| {
+                let mut remember = cookie(&door.actors, name.clone(), value.clone());
                 // Also for the first request after a link on another site.
                 remember.set_same_site(SameSite::Lax);
+                if let Ok(age) = (*kept_for).try_into() {
+                    remember.set_max_age(Some(age));
+                }
                 remember
             });
             request.extensions_mut().insert(who);
@@ -265,10 +318,11 @@ impl Door {
                     tracing::warn!(%client, proxy, path, left_out, "a wrong password or token was refused");
                 }
             }
-            Refused::TooMany(_) => {
-                if let Some(left_out) = self.refusals.tell("too many") {
-                    tracing::warn!(%client, proxy, path, left_out, "too many wrong passwords or tokens; this client's \
-                         were refused without a comparison");
+            Refused::TooMany(_, met) => {
+                let limit = met.as_str();
+                if let Some(left_out) = self.refusals.tell(&format!("too many: {limit}")) {
+                    tracing::warn!(%client, proxy, path, limit, left_out, "too many wrong passwords or tokens; this \
+                         client's were refused without a comparison");
                 }
             }
             Refused::Unknown | Refused::OtherHost => {}
@@ -283,9 +337,10 @@ impl Door {
                 "Sign in with the user and password of this dashboard, or send a bearer token.\n",
             )
                 .into_response(),
-            Refused::TooMany(wait) => {
+            Refused::TooMany(wait, met) => {
                 let wait = wait.as_secs() + 1;
-                let text = format!("Too many wrong passwords or tokens; try again in {wait} s.\n");
+                let whose = if met == Met::OfAll { " of other clients" } else { "" };
+                let text = format!("Too many wrong passwords or tokens{whose}; try again in {wait} s.\n");
                 let mut response = (StatusCode::TOO_MANY_REQUESTS, text).into_response();
                 response.headers_mut().insert(header::RETRY_AFTER, wait.into());
                 if method == Method::GET {
@@ -350,16 +405,45 @@ async fn answer(
         query: Params::read(uri.query().unwrap_or_default().as_bytes()),
         form: Params::default(),
         csrf: None,
+        only_looks: who.only_looks.clone().filter(|_| door.actors.has_actions),
+        once: Uuid::new_v4().simple().to_string(),
         said: None,
         is_live: false,
     };
+    if method == Method::GET && ask.path == ["dead", "count"] {
+        return match dead::count(&view, &ask).await {
+            Ok(counted) => {
+                ([(header::CONTENT_TYPE, "application/json")], counted.to_string()).into_response()
+            }
+            Err(failure) => failure.into_response(),
+        };
+    }
     match method {
         Method::GET | Method::HEAD => show(view, ask, jar).await,
-        Method::POST => match timeout(FORM_WITHIN, axum::body::to_bytes(body, FORM_MAX)).await {
-            Ok(Ok(form)) => act(&door.actors, ask, &who, &headers, jar, &form).await,
-            _ => failed(&view, &ask, &Failure::Bad("The form is too large, or arrived too slowly.".into())),
+        Method::POST => match received(&view, &ask, body).await {
+            Ok(form) => act(&door.actors, ask, &who, &headers, jar, &form).await,
+            Err(failure) => failed(&view, &ask, &failure),
         },
         _ => StatusCode::METHOD_NOT_ALLOWED.into_response(),
+    }
+}
+
+/// Receives the body of a form.
+async fn received(view: &View, ask: &Ask, body: Body) -> Result<Bytes, Failure> {
+    let payload_max = view.tenure.config().payload_bytes_max;
+    let has_payload = actions::is_filled_in(ask);
+    let most = FORM_MAX.saturating_add(if has_payload { payload_max.saturating_mul(ENCODED) } else { 0 });
+    match timeout(FORM_WITHIN, axum::body::to_bytes(body, most)).await {
+        Ok(Ok(form)) => Ok(form),
+        Ok(Err(_)) if has_payload => Err(Failure::Bad(format!(
+            "The form is too large: a payload has at most {payload_max} bytes (TENURE_PAYLOAD_BYTES_MAX). Nothing was \
+             changed."
+        ))),
+        Ok(Err(_)) => Err(Failure::Bad(format!("The form has more than {most} bytes. Nothing was changed."))),
+        Err(_) => Err(Failure::Bad(format!(
+            "The form did not arrive within {} s. Nothing was changed; send it again.",
+            FORM_WITHIN.as_secs()
+        ))),
     }
 }
 
@@ -368,6 +452,8 @@ async fn show(view: Arc<View>, mut ask: Ask, jar: CookieJar) -> Response {
     ask.csrf = view.has_actions.then_some(csrf.clone());
     if ask.query.has("live") {
         ask.is_live = true;
+        // The page stays as it is while nothing changes.
+        ask.once = ask.query.get("live").unwrap_or(ask.once);
         return live::stream(view, ask);
     }
     ask.said = jar.get(SAID).and_then(|said| {
@@ -410,7 +496,7 @@ fn set(response: &mut Response, cookie: &Cookie) {
     }
 }
 
-fn cookie(view: &View, name: &'static str, value: String) -> Cookie<'static> {
+fn cookie(view: &View, name: impl Into<Cow<'static, str>>, value: String) -> Cookie<'static> {
     Cookie::build((name, value))
         // Without a trailing slash, because the address of the page may lack it.
         .path(if view.base.is_empty() { "/".to_owned() } else { view.base.clone() })
@@ -428,11 +514,12 @@ async fn act(
     form: &Bytes,
 ) -> Response {
     ask.form = Params::read(form);
-    let refused =
-        |why: &dyn Display| failed(view, &ask, &Failure::Refused(format!("Nothing was changed: {why}")));
     if !view.has_actions {
         return failed(view, &ask, &Failure::Refused(page::READ_ONLY.into()));
     }
+    ask.once = ask.form.get("once").unwrap_or(ask.once);
+    let refused =
+        |why: &dyn Display| failed(view, &ask, &Failure::Refused(format!("Nothing was changed: {why}")));
     if let Some(why) = &who.only_looks {
         tracing::warn!(
             who = who.name,
@@ -460,12 +547,12 @@ async fn act(
             to = done.to;
             (1, done.said)
         }
-        Ok(Err(failure)) if is_filled_in => return again(view.clone(), ask, cookie_token, Some(failure)).await,
-        Ok(Err(Failure::Store(error))) if error.is_unavailable() => (
-            0,
-            "Postgres did not answer in time, and may have done part of it. Check, and repeat it: that is safe."
-                .into(),
-        ),
+        Ok(Err(failure)) if is_filled_in => {
+            return again(view.clone(), ask, cookie_token, Some(failure)).await;
+        }
+        Ok(Err(Failure::Store(error))) if error.is_unavailable() => {
+            (0, unwritten(&error, "may have done part of it. Check, and repeat it: that is safe."))
+        }
         Ok(Err(failure)) => (0, failure.text()),
         Err(_) => (0, "The action failed; see the log of `tenure serve`.".into()),
     };
@@ -510,14 +597,24 @@ fn failed(view: &View, ask: &Ask, failure: &Failure) -> Response {
     html(failure.status(), page::failed(view, ask, failure))
 }
 
-/// Reads and renders the requested page.
+/// Reads and renders the requested page, by the database's clock.
 async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
+    // The overview reads the time with its figures.
+    if !ask.path.is_empty() {
+        view.figures.clock.compare(view.tenure.store()).await?;
+    }
+    view.figures.clock.clone().during(Box::pin(page_of(view, ask))).await
+}
+
+async fn page_of(view: &View, ask: &Ask) -> Result<Page, Failure> {
     let path: Vec<_> = ask.path.iter().map(String::as_str).collect();
     match path[..] {
         [] => overview::page(view, ask).await,
         ["jobs"] => jobs::page(view, ask).await,
         ["jobs", id] => job::page(view, ask, id).await,
         ["queues"] => queues::page(view, ask).await,
+        ["queues", name] => queue::page(view, ask, name).await,
+        ["kinds"] => kinds::page(view, ask).await,
         ["enqueue"] => enqueue::page(view, ask).await,
         ["workers"] => workers::page(view, ask).await,
         ["workers", id] => worker::page(view, ask, id).await,

@@ -1,15 +1,25 @@
 //! Page: the frame of every page, and the markup of times, statuses and workers.
 
-use std::time::Duration;
-
-use chrono::{DateTime, TimeDelta, Utc};
+use chrono::{DateTime, Utc};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-use super::{Ask, EDITION, Failure, View, params::encoded};
-use tenure::{JobId, StoreError, internals::Event};
+use super::{Ask, EDITION, Failure, View, clock::now, params::encoded};
+use tenure::{
+    JobId, StoreError,
+    internals::{Event, duration::coarse},
+};
 
 pub(super) const READ_ONLY: &str =
     "Nothing was changed: this dashboard is read-only; `tenure serve --actions` allows actions.";
+
+/// Refuses a page of forms to those who may only look.
+pub(super) fn for_actors(view: &View, ask: &Ask) -> Result<(), Failure> {
+    match &ask.only_looks {
+        _ if view.has_actions => Ok(()),
+        Some(why) => Err(Failure::Refused(sentence(why))),
+        None => Err(Failure::Refused(READ_ONLY.into())),
+    }
+}
 
 /// A part of a page that live updates replace. Its element has this ID.
 #[derive(Debug)]
@@ -87,10 +97,11 @@ pub(super) fn notice(text: Option<&str>) -> Region {
     Region { id: "notice", markup }
 }
 
-const PAGES: [(&str, &str, &str, &str); 7] = [
+const PAGES: [(&str, &str, &str, &str); 8] = [
     ("o", "overview", "/", "Overview"),
     ("j", "jobs", "/jobs", "Jobs"),
     ("q", "queues", "/queues", "Queues"),
+    ("k", "kinds", "/kinds", "Kinds"),
     ("w", "workers", "/workers", "Workers"),
     ("d", "dead", "/dead", "Dead letters"),
     ("r", "recovery", "/recovery", "Recovery"),
@@ -112,7 +123,7 @@ const KEYS: [(&[&str], &str); 16] = [
     (&["g", "d"], "Dead letters"),
     (&["Tab"], "everything else"),
     (&["g", "r"], "Recovery"),
-    (&[], ""),
+    (&["g", "k"], "Kinds"),
     (&["g", "s"], "Schedules"),
 ];
 
@@ -126,7 +137,8 @@ pub(super) fn here(ask: &Ask) -> String {
 
 pub(super) fn layout(view: &View, ask: &Ask, page: &Page) -> String {
     let here = here(ask);
-    let live = format!("{}{here}{}live", view.base, if here.contains('?') { '&' } else { '?' });
+    let mark = if here.contains('?') { '&' } else { '?' };
+    let live = format!("{}{here}{mark}live={}", view.base, ask.once);
     let body = html! {
         (notice(None).markup)
         @if let Some((is_done, said)) = &ask.said {
@@ -134,7 +146,7 @@ pub(super) fn layout(view: &View, ask: &Ask, page: &Page) -> String {
         }
         (page.body)
     };
-    document(view, &page.title, page.of, (!page.regions.is_empty()).then_some(live.as_str()), &body)
+    document((view, ask), &page.title, page.of, (!page.regions.is_empty()).then_some(live.as_str()), &body)
 }
 
 /// The page of a failure.
@@ -143,8 +155,10 @@ pub(super) fn failed(view: &View, ask: &Ask, failure: &Failure) -> String {
     let title = match failure {
         Failure::NotFound(_) => "Not found",
         Failure::Bad(_) => "Invalid request",
+        Failure::Refused(_) if ask.only_looks.is_some() => "You may only look",
         Failure::Refused(_) if !view.has_actions => "This dashboard is read-only",
         Failure::Refused(_) => "Refused",
+        Failure::Unanswered(_) => "Postgres is unavailable",
         Failure::Store(error) if error.is_unavailable() => "Postgres is unavailable",
         Failure::Store(StoreError::NotMigrated(_)) => "The schema is missing or too old",
         Failure::Store(_) => "The request failed",
@@ -160,10 +174,10 @@ pub(super) fn failed(view: &View, ask: &Ask, failure: &Failure) -> String {
             a.button href={ (view.base) "/" } { "Back to the overview" }
         }
     };
-    document(view, title, of, None, &body)
+    document((view, ask), title, of, None, &body)
 }
 
-fn document(view: &View, title: &str, of: &str, live: Option<&str>, body: &Markup) -> String {
+fn document((view, ask): (&View, &Ask), title: &str, of: &str, live: Option<&str>, body: &Markup) -> String {
     let asset = |name: &str| format!("{}/assets/{name}?{}", view.base, *EDITION);
     let markup = html! {
         (DOCTYPE)
@@ -205,7 +219,12 @@ fn document(view: &View, title: &str, of: &str, live: Option<&str>, body: &Marku
                         }
                         button.plain.needs-js #theme type="button" { "Theme: auto" }
                         button.plain.needs-js #keys-open type="button" { "Shortcuts " kbd { "?" } }
-                        span.version { "tenure " (env!("CARGO_PKG_VERSION")) @if !view.has_actions { " · read-only" } }
+                        span.version {
+                            "tenure " (env!("CARGO_PKG_VERSION"))
+                            @if let Some(why) = &ask.only_looks {
+                                span title=(sentence(why)) { " · you may only look" }
+                            } @else if !view.has_actions { " · read-only" }
+                        }
                     }
                 }
                 main #main tabindex="-1" data-live=[live] { (body) }
@@ -239,6 +258,7 @@ pub(super) fn own(ask: &Ask) -> Markup {
         @if let Some(csrf) = &ask.csrf {
             input type="hidden" name="csrf" value=(csrf);
             input type="hidden" name="back" value=(here(ask));
+            input type="hidden" name="once" value=(ask.once);
         }
     }
 }
@@ -257,72 +277,22 @@ pub(super) fn number(n: impl Into<i128>) -> String {
     text
 }
 
-/// Formats a time span: `0.08 s`, `12 s`, `5 min 2 s`, `3 h 4 min`, `2 d 1 h`.
-pub(super) fn span(seconds: f64) -> String {
-    let seconds = if seconds.is_finite() { seconds.max(0.0) } else { 0.0 };
-    if seconds < 10.0 {
-        return match seconds {
-            s if s >= 1.0 => format!("{s:.1}\u{a0}s"),
-            s if s >= 0.01 => format!("{s:.2}\u{a0}s"),
-            s if s > 0.0 => format!("{:.1}\u{a0}ms", s * 1_000.0),
-            _ => "0\u{a0}s".into(),
-        };
-    }
-    let whole = Duration::from_secs_f64(seconds.min(1e12)).as_secs();
-    let two = |big: u64, unit: &str, small: u64, part: &str| match small {
-        0 => format!("{big}\u{a0}{unit}"),
-        small => format!("{big}\u{a0}{unit} {small}\u{a0}{part}"),
-    };
-    match whole {
-        s if s < 60 => format!("{s}\u{a0}s"),
-        s if s < 3_600 => two(s / 60, "min", s % 60, "s"),
-        s if s < 86_400 => two(s / 3_600, "h", s % 3_600 / 60, "min"),
-        s => two(s / 86_400, "d", s % 86_400 / 3_600, "h"),
-    }
-}
-
-/// Formats an estimate, in one unit: its histogram counts in steps that double, so it is not exact to the second.
-pub(super) fn about(seconds: f64) -> String {
-    match seconds {
-        s if s < 60.0 => span(s),
-        s if s < 3_600.0 => format!("{:.0}\u{a0}min", s / 60.0),
-        s if s < 86_400.0 => format!("{:.1}\u{a0}h", s / 3_600.0),
-        s => format!("{:.1}\u{a0}d", s / 86_400.0),
-    }
-}
-
-/// Formats a time span in whole seconds.
-pub(super) fn whole(seconds: f64) -> String {
-    if seconds < 10.0 { format!("{}\u{a0}s", seconds.max(0.0).floor()) } else { span(seconds) }
-}
-
-/// Formats a time span in one unit, so that it changes seldom.
-fn one_unit(span: TimeDelta) -> String {
-    match span.num_seconds() {
-        s if s < 60 => format!("{}\u{a0}s", s.max(0)),
-        s if s < 3_600 => format!("{}\u{a0}min", s / 60),
-        s if s < 86_400 => format!("{}\u{a0}h", s / 3_600),
-        s => format!("{}\u{a0}d", s / 86_400),
-    }
-}
-
 /// How long ago, or how soon, in one unit.
 fn relative(at: DateTime<Utc>, now: DateTime<Utc>) -> String {
-    let ahead = at - now;
-    match ahead.num_seconds() {
+    match (at - now).num_seconds() {
         0 => "now".into(),
-        s if s > 0 => format!("in {}", one_unit(ahead)),
-        _ => format!("{} ago", one_unit(-ahead)),
+        1.. => format!("in {}", coarse(passed(now, at))),
+        _ => format!("{} ago", coarse(passed(at, now))),
     }
 }
 
 pub(super) fn time(at: DateTime<Utc>) -> Markup {
-    moment(at, &relative(at, Utc::now()))
+    moment(at, &relative(at, now()))
 }
 
 /// The time that has passed since a moment.
 pub(super) fn since(at: DateTime<Utc>) -> Markup {
-    moment(at, &one_unit(Utc::now() - at))
+    moment(at, &coarse(passed(at, now())))
 }
 
 /// A text about a moment; the tooltip has its date.
@@ -347,9 +317,14 @@ pub(super) fn seconds(span: f64) -> String {
     format!("{}.{:02}", number(hundredths / 100), hundredths % 100)
 }
 
+/// Returns the seconds between two moments; 0 if a clock went backwards.
+fn passed(from: DateTime<Utc>, to: DateTime<Utc>) -> f64 {
+    (to - from).to_std().unwrap_or_default().as_secs_f64()
+}
+
 /// Formats the time between two moments for a column of seconds.
 pub(super) fn seconds_between(from: DateTime<Utc>, to: DateTime<Utc>) -> String {
-    seconds((to - from).to_std().unwrap_or_default().as_secs_f64())
+    seconds(passed(from, to))
 }
 
 /// A word with a shape and a colour. `is` is a status of the style sheet.
@@ -368,6 +343,43 @@ pub(super) fn short(id: JobId) -> Markup {
 
 pub(super) fn job_link(view: &View, id: JobId, text: &str) -> Markup {
     html! { a.row href={ (view.base) "/jobs/" (id) } title=(text) { (text) } " " (short(id)) }
+}
+
+/// The name of a queue as a link to its page. A refused message may have none: `?`.
+pub(super) fn queue_link(view: &View, queue: &str) -> Markup {
+    named(view, "queues", queue, "name queue")
+}
+
+/// The same, cut if space is short.
+pub(super) fn queue_cell(view: &View, queue: &str) -> Markup {
+    named(view, "queues", queue, "clip name queue")
+}
+
+/// The same as the link of a table's row.
+pub(super) fn queue_row(view: &View, queue: &str) -> Markup {
+    named(view, "queues", queue, "row")
+}
+
+/// The names of queues, as links.
+pub(super) fn queue_links(view: &View, queues: &[String]) -> Markup {
+    html! {
+        @for (n, queue) in queues.iter().enumerate() { @if n > 0 { ", " } (queue_link(view, queue)) }
+    }
+}
+
+/// The name of a schedule as a link to its page.
+pub(super) fn schedule_link(view: &View, name: &str) -> Markup {
+    named(view, "schedules", name, "name")
+}
+
+fn named(view: &View, of: &str, name: &str, class: &str) -> Markup {
+    html! {
+        @if name == "?" {
+            (name)
+        } @else {
+            a class=(class) href={ (view.base) "/" (of) "/" (encoded(name)) } title=(name) { (name) }
+        }
+    }
 }
 
 /// A worker's ID as a link to its page. If space is short, the name of its host is cut: the end tells the workers of a
@@ -513,26 +525,12 @@ pub(super) fn drawn(svg: String) -> Markup {
 #[cfg(test)]
 #[expect(clippy::unwrap_used, reason = "a test may panic")]
 mod tests {
+    use chrono::TimeDelta;
+
     use super::*;
 
     #[test]
-    fn spans_and_numbers_read_well() {
-        for (seconds, text) in [
-            (0.0, "0 s"),
-            (-3.0, "0 s"),
-            (f64::NAN, "0 s"),
-            (0.000_4, "0.4 ms"),
-            (0.08, "0.08 s"),
-            (1.44, "1.4 s"),
-            (12.9, "12 s"),
-            (302.0, "5 min 2 s"),
-            (300.0, "5 min"),
-            (11_040.0, "3 h 4 min"),
-            (176_400.0, "2 d 1 h"),
-            (f64::MAX, "11574074 d 1 h"),
-        ] {
-            assert_eq!(span(seconds).replace('\u{a0}', " "), text);
-        }
+    fn a_number_has_its_thousands_apart() {
         for (n, text) in [(0, "0"), (999, "999"), (1_000, "1,000"), (-1_234_567, "-1,234,567")] {
             assert_eq!(number(n), text);
         }

@@ -35,13 +35,11 @@ impl Params {
         value.map(|(_, value)| value.replace('\0', "\u{fffd}"))
     }
 
-    /// The fields of a form for the log, without its token, its page and a payload.
+    /// The fields of a form for the log, without a payload and what the page itself adds.
     pub(super) fn for_log(&self) -> String {
         const MOST: usize = 4_000;
-        let named = self
-            .0
-            .iter()
-            .filter(|(own, is)| !["csrf", "back", "payload"].contains(&own.as_str()) && !is.is_empty());
+        const LEFT_OUT: [&str; 5] = ["csrf", "back", "once", "loaded", "payload"];
+        let named = self.0.iter().filter(|(own, is)| !LEFT_OUT.contains(&own.as_str()) && !is.is_empty());
         let mut text = named.map(|(own, is)| format!("{own}={is}")).collect::<Vec<_>>().join(" ");
         if let Some((end, _)) = text.char_indices().nth(MOST) {
             text.truncate(end);

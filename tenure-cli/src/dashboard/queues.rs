@@ -4,12 +4,59 @@ use maud::{Markup, html};
 
 use super::{
     Ask, Failure, View,
-    page::{self, Page, Regions, number, whole},
+    page::{self, Page, Regions, number},
 };
-use tenure::rows::QueueRow;
+use tenure::{
+    internals::{Fleet, Parts as _, duration::whole},
+    rows::QueueRow,
+};
+
+/// What the state of a queue depends on.
+#[expect(clippy::struct_excessive_bools, reason = "each may be so beside the others")]
+pub(crate) struct State {
+    pub(super) is_paused: bool,
+    pub(super) is_unserved: bool,
+    pub(super) is_full: bool,
+    pub(super) has_unknown_kind: bool,
+}
+
+/// The word for the state of a queue, in its colour.
+pub(super) fn state(of: &State) -> Markup {
+    let is = match of.word() {
+        "paused" => "paused",
+        "active" => "open",
+        _ => "silent",
+    };
+    page::status(is, of.word())
+}
+
+impl State {
+    /// The word for the state of a queue: for the worst of what is so. The command line has it, too.
+    pub(crate) fn word(&self) -> &'static str {
+        match self {
+            Self { is_paused: true, .. } => "paused",
+            Self { is_unserved: true, .. } => "no worker",
+            Self { is_full: true, .. } => "full",
+            Self { has_unknown_kind: true, .. } => "unknown kind",
+            _ => "active",
+        }
+    }
+
+    pub(crate) fn of(of: &QueueRow, fleet: &Fleet) -> Self {
+        Self {
+            is_paused: of.paused_at.is_some(),
+            is_unserved: of.is_unserved(),
+            is_full: of.is_full(),
+            has_unknown_kind: fleet
+                .unserved
+                .iter()
+                .any(|kind| kind.queue == of.queue && kind.is_queue_served),
+        }
+    }
+}
 
 pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
-    let queues = view.tenure.queues().await?;
+    let (queues, fleet) = tokio::try_join!(view.tenure.queues(), view.tenure.store().fleet())?;
     let mut live = Regions::default();
     let table = html! {
         section.panel #queues {
@@ -24,12 +71,13 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
                         th.num scope="col" { "Submitted" }
                         th.num scope="col" { "Oldest due" }
                         th.num scope="col" { "Scheduled" }
+                        th.num scope="col" { "Queued" }
                         th scope="col" { "Running" }
                         th.num scope="col" { "Dead" }
                         th.num scope="col" { "Workers" }
                         @if view.has_actions { th scope="col" { span.unseen { "Action" } } }
                     } }
-                    tbody { @for of in &queues { (row(view, ask, of)) } }
+                    tbody { @for of in &queues { (row(view, ask, &fleet, of)) } }
                 } }
             }
         }
@@ -42,25 +90,16 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
     Ok(live.page("Queues", "queues", body))
 }
 
-fn row(view: &View, ask: &Ask, of: &QueueRow) -> Markup {
-    let is_paused = of.paused_at.is_some();
-    let verb = if is_paused { "resume" } else { "pause" };
-    let question = format!("Pause {}? Its running jobs continue; no new ones start.", of.queue);
+fn row(view: &View, ask: &Ask, fleet: &Fleet, of: &QueueRow) -> Markup {
     html! {
         tr id={ "queue-" (of.queue) } {
-            th scope="row" { a.row href={ (view.base) "/jobs?queue=" (of.queue) } { (of.queue) } }
+            th scope="row" { (page::queue_row(view, &of.queue)) }
             td data-label="State" {
-                @if let Some(at) = of.paused_at {
-                    (page::status("paused", "paused")) " " span.soft { (page::time(at)) }
-                } @else if of.is_unserved() {
-                    (page::status("silent", "no worker"))
-                } @else {
-                    (page::status("open", "active"))
-                }
+                (state(&State::of(of, fleet)))
+                @if let Some(at) = of.paused_at { " " span.soft { (page::time(at)) } }
             }
             td.num data-label="Due" {
                 (number(of.due))
-                @if let Some(most) = of.max_queued { span.soft { " of " (number(most)) } }
             }
             td.num data-label="Submitted" {
                 @if let Some(submitted) = of.submitted { (number(submitted)) } @else { "?" }
@@ -69,6 +108,10 @@ fn row(view: &View, ask: &Ask, of: &QueueRow) -> Markup {
                 @if let Some(s) = of.oldest_due_s { (whole(s)) } @else { "–" }
             }
             td.num data-label="Scheduled" { (number(of.scheduled)) }
+            td.num.tight data-label="Queued" {
+                (number(of.queued()))
+                @if let Some(most) = of.max_queued { span.soft { " of " (number(most)) } }
+            }
             td data-label="Running" {
                 @match of.max_running {
                     Some(most) => {
@@ -91,20 +134,27 @@ fn row(view: &View, ask: &Ask, of: &QueueRow) -> Markup {
                 }
             }
             @if view.has_actions {
-                td.act {
-                    form method="post" action={ (view.base) "/queues/" (of.queue) "/" (verb) }
-                        data-confirm=[(!is_paused).then_some(question)] {
-                        (page::own(ask))
-                        button { @if is_paused { "Resume" } @else { "Pause" } }
-                    }
-                }
+                td.act { (pause(view, ask, &of.queue, of.paused_at.is_some())) }
             }
         }
     }
 }
 
+/// The form that pauses or resumes a queue.
+pub(super) fn pause(view: &View, ask: &Ask, queue: &str, is_paused: bool) -> Markup {
+    let verb = if is_paused { "resume" } else { "pause" };
+    let question = format!("Pause {queue}? Its running jobs continue; no new ones start.");
+    html! {
+        form method="post" action={ (view.base) "/queues/" (queue) "/" (verb) }
+            data-confirm=[(!is_paused).then_some(question)] {
+            (page::own(ask))
+            button { @if is_paused { "Resume" } @else { "Pause" } }
+        }
+    }
+}
+
 /// The form of the limits. It is no live region, because users type here.
-fn limits(view: &View, ask: &Ask, queues: &[QueueRow]) -> Markup {
+pub(super) fn limits(view: &View, ask: &Ask, queues: &[QueueRow]) -> Markup {
     html! {
         section.panel {
             header { h2 { "Limits" } p { "of all workers together; leave a field empty for no limit" } }

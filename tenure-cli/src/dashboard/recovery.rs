@@ -4,12 +4,12 @@ use maud::{Markup, html};
 
 use super::{
     Ask, Failure, View,
-    page::{self, Page, Regions, clip, number, seconds, time, whole},
+    page::{self, Page, Regions, clip, number, seconds, time},
 };
-use tenure::internals::{Event, EventFilter, Parts as _};
+use tenure::internals::{Event, EventFilter, Parts as _, SCANS_MISSED, duration::whole};
 
 const ON_A_PAGE: i64 = 50;
-const DAY: i32 = 24 * 60;
+const DAY_S: i64 = 24 * 3_600;
 /// The ways of recovery, and what each does.
 const PATHS: [(&str, &str); 5] = [
     ("reconcile", "A worker that starts resets the jobs that dead processes of its host left."),
@@ -42,7 +42,7 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
     let store = view.tenure.store();
     let (events, day, fleet) = tokio::try_join!(
         store.recovery_events(&filter, ON_A_PAGE + 1),
-        store.recovery_counts(DAY, DAY),
+        store.recovery_counts(1, DAY_S, DAY_S),
         store.fleet(),
     )?;
     let most = usize::try_from(ON_A_PAGE).unwrap_or(usize::MAX);
@@ -67,24 +67,29 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
     }
     let (resets, refused, republished) =
         (of("reset", None), of("refused_write", None), of("republished", None));
+    let late = view.tenure.config().timing.scan_every.saturating_mul(SCANS_MISSED).as_secs_f64();
+    let is_late = fleet.last_scan_s.is_some_and(|s| s > late);
     let tiles = html! {
         dl.tiles #tiles {
             div { dt { "Jobs reset or taken over, 24 h" } dd.big { (number(resets)) } dd
-                { "their workers were silent or gone" } }
+                { "workers gone or silent, or silent handlers" } }
             div { dt { "Stale writes refused, 24 h" } dd.big { (number(refused)) } dd { "by the fencing token" } }
             div { dt { "Jobs republished, 24 h" } dd.big { (number(republished)) } dd
-                { "their messages were lost" } }
+                { "no worker took their messages in time" } }
             div {
                 dt { "Scanner" }
                 dd.big {
                     @if fleet.is_held_back { (page::status("paused", "paused")) }
-                    @else if fleet.age_s.is_some() { (page::status("alive", "scanning")) }
+                    @else if is_late { (page::status("silent", "not scanning")) }
+                    @else if fleet.last_scan_s.is_some() { (page::status("alive", "scanning")) }
                     @else { (page::status("silent", "not seen yet")) }
                 }
                 dd {
                     @if fleet.is_held_back { "after an outage, or when too many jobs look stale" }
-                    @else if let Some(age) = fleet.age_s { "last seen " (whole(age)) " ago" }
-                    @else { "each worker scans" }
+                    @else if let Some(s) = fleet.last_scan_s {
+                        "last scan " (whole(s)) " ago" @if is_late { ": no silent job is reset" }
+                    }
+                    @else { "each worker can scan" }
                 }
             }
         }

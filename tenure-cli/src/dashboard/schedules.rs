@@ -2,14 +2,21 @@
 
 use maud::html;
 
+use tenure::{StoreError, internals::Parts as _};
+
 use super::{
     Ask, Failure, View,
     page::{self, Page, Regions, time},
-    schedule::run_form,
+    schedule::{UNSERVED, colour, run_form, state},
 };
 
 pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
-    let schedules = view.tenure.schedules().await.map_err(Failure::from)?;
+    let read = async {
+        let (all, unserved) =
+            tokio::try_join!(view.tenure.schedules(), view.tenure.store().unserved_schedules(UNSERVED))?;
+        Ok::<_, StoreError>((all, unserved))
+    };
+    let (schedules, unserved) = read.await?;
     let mut live = Regions::default();
     let table = html! {
         section.panel #schedules {
@@ -33,16 +40,18 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
                     tbody {
                         @for of in &schedules {
                             @let is_paused = of.paused_at.is_some();
+                            @let state = state(of, &unserved);
                             tr id={ "schedule-" (of.name) } {
                                 th.tight scope="row" {
                                     a.row href={ (view.base) "/schedules/" (of.name) } { (of.name) }
                                 }
                                 td data-label="State" {
-                                    @if is_paused { (page::status("paused", "paused")) } @else
-                                        { (page::status("open", "active")) }
+                                    (page::status(colour(state), state))
                                 }
                                 td.tight data-label="Expression" { code { (of.cron) } " " span.soft { (of.time_zone) } }
-                                td data-label="Enqueues" { (of.kind) " " span.soft { "in " (of.queue) } }
+                                td data-label="Enqueues" {
+                                    (of.kind) " " span.soft { "in " (page::queue_link(view, &of.queue)) }
+                                }
                                 td data-label="Missed ticks" { (of.missed) }
                                 td.num.tight.none[is_paused] data-label="Next tick" { @if !is_paused
                                     { (time(of.next_at)) } }

@@ -4,20 +4,26 @@ use maud::{Markup, html};
 
 use super::{
     Ask, Failure, View,
-    page::{self, Page, Regions, dated, number, seconds_between, time, whole},
+    actions::Said,
+    page::{self, Page, Regions, dated, number, seconds_between, time},
+    params::encoded,
     recovery,
 };
 use tenure::{
     Status,
-    internals::{EventFilter, Parts as _},
+    internals::{EventFilter, Parts as _, duration::whole},
     rows::{JobFilter, JobRow, WorkerRow, WorkerState},
+    workers::DrainError,
 };
 
 /// The most jobs to show. A worker with more slots shows its newest ones.
 const JOBS: i64 = 100;
 const EVENTS: i64 = 20;
+/// The question before a drain.
+const DRAIN: &str = "Drain this worker? It takes no new jobs, lets its running jobs finish, and its process exits. \
+                     A platform such as Kubernetes then starts it again.";
 
-pub(super) async fn page(view: &View, _ask: &Ask, id: &str) -> Result<Page, Failure> {
+pub(super) async fn page(view: &View, ask: &Ask, id: &str) -> Result<Page, Failure> {
     let store = view.tenure.store();
     let running = JobFilter::new().status(Status::Processing).worker(id);
     let about = EventFilter { worker: Some(id.to_owned()), ..EventFilter::default() };
@@ -29,9 +35,9 @@ pub(super) async fn page(view: &View, _ask: &Ask, id: &str) -> Result<Page, Fail
     let worker = workers.iter().find(|of| of.worker_id == id);
     let mut live = Regions::default();
     let body = html! {
-        (live.put("head", head(view, id, worker)))
+        (live.put("head", head(view, ask, id, worker)))
         (live.put("facts", html! {
-            div #facts { @match worker { Some(of) => (facts(of)), None => (gone()) } }
+            div #facts { @match worker { Some(of) => (facts(view, of)), None => (gone()) } }
         }))
         (live.put("jobs", running_jobs(view, worker, &jobs)))
         (live.put("recovery", html! {
@@ -48,7 +54,7 @@ pub(super) async fn page(view: &View, _ask: &Ask, id: &str) -> Result<Page, Fail
     Ok(live.page(id, "workers", body))
 }
 
-fn head(view: &View, id: &str, worker: Option<&WorkerRow>) -> Markup {
+fn head(view: &View, ask: &Ask, id: &str, worker: Option<&WorkerRow>) -> Markup {
     html! {
         header.head #head {
             div {
@@ -62,8 +68,34 @@ fn head(view: &View, id: &str, worker: Option<&WorkerRow>) -> Markup {
                 }
             }
             div.actions {
-                a.button href={ (view.base) "/jobs?worker=" (super::params::encoded(id)) } { "Jobs that it ran last" }
+                a.button href={ (view.base) "/jobs?worker=" (encoded(id)) } { "Jobs that it ran last" }
+                @if view.has_actions && worker.is_some() {
+                    form method="post" action={ (view.base) "/workers/" (encoded(id)) "/drain" } data-confirm=(DRAIN) {
+                        (page::own(ask))
+                        button.danger { "Drain" }
+                    }
+                }
             }
+        }
+    }
+}
+
+/// Drains a worker.
+pub(super) async fn drain(view: &View, id: &str) -> Said {
+    let done = view.tenure.drain_worker(id).await?;
+    let what = if done.was_draining { "was already stopping" } else { "drains: it takes no new jobs" };
+    Ok(match done.running {
+        0 => format!("{id} {what}. It runs no job, and exits at once."),
+        1 => format!("{id} {what}. It exits when its 1 running job has ended."),
+        jobs => format!("{id} {what}. It exits when its {jobs} running jobs have ended."),
+    })
+}
+
+impl From<DrainError> for Failure {
+    fn from(error: DrainError) -> Self {
+        match error {
+            DrainError::Store(error) => error.into(),
+            error => Self::Bad(page::sentence(&error.to_string())),
         }
     }
 }
@@ -80,7 +112,7 @@ fn gone() -> Markup {
     }
 }
 
-fn facts(of: &WorkerRow) -> Markup {
+fn facts(view: &View, of: &WorkerRow) -> Markup {
     html! {
         section.panel {
             header { h2 { "Facts" } }
@@ -95,12 +127,20 @@ fn facts(of: &WorkerRow) -> Markup {
                             _ => ": it missed renewals and does not answer over NATS; its jobs are about to be reset",
                         }
                     }
+                    @if let Some(why) = &of.not_ready {
+                        dt { "Not ready" }
+                        dd { (why) span.soft { "; it takes no job until this has passed" } }
+                    }
                     dt { "Last seen" }
                     dd { (whole(of.last_seen_s)) " ago " span.date { (page::date(of.last_seen_at)) } }
                     dt { "Slots busy" } dd { (number(of.running)) " of " (of.slots) }
-                    dt { "Queues" } dd { (of.queues.join(", ")) }
+                    dt { "Queues" } dd { (page::queue_links(view, &of.queues)) }
                     dt { "Kinds" }
                     dd { @match &of.kinds { Some(kinds) => (kinds.join(", ")), None => "every kind" } }
+                    @if !of.unkept.is_empty() {
+                        dt { "Keeps no history of" }
+                        dd { @if of.unkept == ["*"] { "every kind" } @else { (of.unkept.join(", ")) } }
+                    }
                     dt { "Host" } dd { (of.hostname) ", process " (of.pid) }
                     dt { "Version" } dd { (of.version) }
                     dt { "Started" } dd { (dated(of.started_at)) }
@@ -111,7 +151,7 @@ fn facts(of: &WorkerRow) -> Markup {
 }
 
 fn running_jobs(view: &View, worker: Option<&WorkerRow>, jobs: &[JobRow]) -> Markup {
-    let now = chrono::Utc::now();
+    let now = super::clock::now();
     let shown = jobs.len() as u64;
     let more = worker.map_or(0, |of| of.running.saturating_sub(shown));
     html! {
@@ -136,7 +176,7 @@ fn running_jobs(view: &View, worker: Option<&WorkerRow>, jobs: &[JobRow]) -> Mar
                         @for job in jobs {
                             tr id={ "job-" (job.id) } {
                                 th.tight scope="row" { (page::job_link(view, job.id, &job.kind)) }
-                                td data-label="Queue" { span.clip.name title=(job.queue) { (job.queue) } }
+                                td data-label="Queue" { (page::queue_cell(view, &job.queue)) }
                                 td.text.full { (super::jobs::progress(job)) }
                                 td.num.tight data-label="Attempt" { (job.attempt) span.soft { "/" (job.max_attempts) } }
                                 td.num.tight data-label="Ran, s" {

@@ -4,9 +4,9 @@ use maud::html;
 
 use super::{
     Ask, Failure, View,
-    page::{self, Page, Regions, number, time, whole},
+    page::{self, Page, Regions, number, time},
 };
-use tenure::rows::WorkerState;
+use tenure::{internals::duration::whole, rows::WorkerState};
 
 pub(super) async fn page(view: &View, _ask: &Ask) -> Result<Page, Failure> {
     let workers = view.tenure.workers().await?;
@@ -47,6 +47,9 @@ pub(super) async fn page(view: &View, _ask: &Ask) -> Result<Page, Failure> {
                                     @let is = if of.state == WorkerState::Vanishing
                                         { "gone" } else { of.state.as_str() };
                                     (page::status(is, of.state.as_str()))
+                                    @if let Some(why) = &of.not_ready {
+                                        " " span.clip title=(why) { "not ready: " (why) }
+                                    }
                                 }
                                 td data-label="Slots busy" {
                                     span.pair {
@@ -55,7 +58,7 @@ pub(super) async fn page(view: &View, _ask: &Ask) -> Result<Page, Failure> {
                                         span.tight { (of.running) " " span.soft { "of " (of.slots) } }
                                     }
                                 }
-                                td.full data-label="Queues" { (of.queues.join(", ")) }
+                                td.full data-label="Queues" { (page::queue_links(view, &of.queues)) }
                                 td.full data-label="Kinds" {
                                     @match &of.kinds {
                                         Some(kinds) => (kinds.join(", ")),

@@ -14,7 +14,7 @@ use std::{
 use futures::future::join_all;
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use tenure::{JobId, JobRequest, QueueLimits};
+use tenure::{JobId, JobRequest, queues::QueueLimits};
 
 use super::wrong;
 use crate::harness::{Bench, Child, ask, bench_with, docs_hold, free_address};
@@ -23,6 +23,8 @@ use crate::harness::{Bench, Child, ask, bench_with, docs_hold, free_address};
 struct Incident {
     name: &'static str,
     doctor: &'static str,
+    /// The text of the dashboard's overview.
+    overview: &'static str,
     /// A command besides doctor, and what it prints. `ID` stands for the job.
     command: (&'static str, &'static str),
     log: &'static str,
@@ -36,6 +38,7 @@ const INCIDENTS: &[Incident] = &[
     Incident {
         name: "Postgres refuses connections",
         doctor: "postgres wrong … Connection refused",
+        overview: "Postgres is unavailable … Connection refused",
         command: ("queues list", "the database is unavailable: … Connection refused"),
         log: "waiting for Postgres … Connection refused",
         metric: "tenure_postgres_up 0",
@@ -45,6 +48,7 @@ const INCIDENTS: &[Incident] = &[
     Incident {
         name: "wrong password",
         doctor: "postgres wrong … password authentication failed for user",
+        overview: "Postgres is unavailable … password authentication failed for user",
         command: ("queues list", "the database is unavailable: … password authentication failed for user"),
         log: "waiting for Postgres … password authentication failed for user",
         metric: "tenure_postgres_up 0",
@@ -54,6 +58,7 @@ const INCIDENTS: &[Incident] = &[
     Incident {
         name: "the host's name is not found",
         doctor: "postgres wrong … failed to lookup address information",
+        overview: "Postgres is unavailable … failed to lookup address information",
         command: ("queues list", "the database is unavailable: … failed to lookup address information"),
         log: "waiting for Postgres … failed to lookup address information",
         metric: "tenure_postgres_up 0",
@@ -63,6 +68,7 @@ const INCIDENTS: &[Incident] = &[
     Incident {
         name: "TLS is required, and the server has none",
         doctor: "postgres wrong … server does not support TLS",
+        overview: "Postgres is unavailable … server does not support TLS",
         command: ("queues list", "the database is unavailable: … server does not support TLS"),
         log: "waiting for Postgres … server does not support TLS",
         metric: "tenure_postgres_up 0",
@@ -72,6 +78,7 @@ const INCIDENTS: &[Incident] = &[
     Incident {
         name: "the database does not exist",
         doctor: "postgres wrong … database \"nowhere\" does not exist",
+        overview: "Postgres is unavailable … database \"nowhere\" does not exist",
         command: ("queues list", "the database is unavailable: … database \"nowhere\" does not exist"),
         log: "waiting for Postgres … database \\\"nowhere\\\" does not exist",
         metric: "tenure_postgres_up 0",
@@ -81,6 +88,7 @@ const INCIDENTS: &[Incident] = &[
     Incident {
         name: "Postgres has no connection left",
         doctor: "postgres wrong … too many connections",
+        overview: "Postgres is unavailable … too many connections",
         command: ("queues list", "the database is unavailable: … too many connections"),
         log: "waiting for Postgres … too many connections",
         metric: "tenure_postgres_up 0",
@@ -90,6 +98,7 @@ const INCIDENTS: &[Incident] = &[
     Incident {
         name: "the server is read-only",
         doctor: "primary wrong … this server is a standby, or is set to read-only",
+        overview: "Postgres is read-only.",
         command: ("enqueue q k 1", "the database is unavailable: … in a read-only transaction"),
         log: "could not renew the worker's row … in a read-only transaction",
         metric: "tenure_database_errors_total{class=\"25\"}",
@@ -98,7 +107,8 @@ const INCIDENTS: &[Incident] = &[
     },
     Incident {
         name: "the disk is full",
-        doctor: "",
+        doctor: "writes wrong … No space left on device",
+        overview: "Postgres does not take writes. … No space left on device",
         command: ("enqueue q k 1", "the database is unavailable: … No space left on device"),
         log: "could not renew the worker's row … No space left on device",
         metric: "tenure_database_errors_total{class=\"53\"}",
@@ -107,7 +117,8 @@ const INCIDENTS: &[Incident] = &[
     },
     Incident {
         name: "the role lacks a right",
-        doctor: "rights warning … of a worker's rights it lacks … UPDATE on jobs",
+        doctor: "workers wrong: 1 of 1 alive not ready: … claims: … permission denied for table jobs",
+        overview: "1 of 1 worker is not ready. claims: … permission denied for table jobs",
         command: ("enqueue q k 1", "permission denied for table jobs"),
         log: "this worker cannot claim jobs … permission denied for table jobs",
         metric: "tenure_database_errors_total{class=\"42\"}",
@@ -117,6 +128,7 @@ const INCIDENTS: &[Incident] = &[
     Incident {
         name: "the schema is missing",
         doctor: "schema wrong … this database has no schema of tenure",
+        overview: "tenure's schema is missing … run `tenure migrate`",
         command: (
             "queues list",
             "tenure's schema is missing or too old in this database; run `tenure migrate`",
@@ -129,6 +141,7 @@ const INCIDENTS: &[Incident] = &[
     Incident {
         name: "the schema is too new",
         doctor: "schema wrong … which needs a program that knows version",
+        overview: "The schema is too new for this program.",
         command: ("", ""),
         log: "this program is too old: it knows version",
         metric: "",
@@ -138,6 +151,7 @@ const INCIDENTS: &[Incident] = &[
     Incident {
         name: "NATS refuses connections",
         doctor: "nats wrong … Connection refused",
+        overview: "NATS cannot be reached from here.",
         command: ("", ""),
         log: "NATS connection event … Connection refused",
         metric: "tenure_nats_up 0",
@@ -147,6 +161,7 @@ const INCIDENTS: &[Incident] = &[
     Incident {
         name: "a handler is silent, its worker lives",
         doctor: "dead_letters warning … 1 silent",
+        overview: "its handler was silent",
         command: ("jobs show ID", "the handler was silent for … its worker … is alive"),
         log: "reset a job: its handler was silent; its worker is alive",
         metric: "tenure_dead_letters_total{category=\"silent\"}",
@@ -156,6 +171,7 @@ const INCIDENTS: &[Incident] = &[
     Incident {
         name: "a worker was killed",
         doctor: "dead_letters warning … 1 lost",
+        overview: "its worker missed two heartbeats and did not answer over NATS",
         command: (
             "jobs show ID",
             "worker lost: … vanished: it missed two heartbeats and did not answer over NATS",
@@ -168,6 +184,7 @@ const INCIDENTS: &[Incident] = &[
     Incident {
         name: "a worker is frozen",
         doctor: "dead_letters warning … 1 lost",
+        overview: "silent for longer than stale_after",
         command: ("jobs show ID", "worker lost: no sign of life from"),
         log: "reset a job … path=\"scanner\"",
         metric: "tenure_recoveries_total{path=\"scanner\",reason=\"silent\"}",
@@ -177,6 +194,7 @@ const INCIDENTS: &[Incident] = &[
     Incident {
         name: "a queue is paused",
         doctor: "queue warning … paused for",
+        overview: "q is paused",
         command: ("queues list", "paused since"),
         log: "",
         metric: "tenure_queue_paused{queue=\"q\"} 1",
@@ -186,11 +204,52 @@ const INCIDENTS: &[Incident] = &[
     Incident {
         name: "a queue runs as many jobs as it may",
         doctor: "queue ok … 1 of 1 running",
+        overview: "",
         command: ("queues list", "1 running"),
         log: "",
         metric: "tenure_slots_free{queue=\"q\"} 0",
         ready: "ok",
         cure: "wait, or raise `tenure queues limit q --max-running`",
+    },
+    Incident {
+        name: "a queue is full",
+        doctor: "queue warning … full: 2 jobs queued, and enqueues are refused",
+        overview: "q is full",
+        command: ("enqueue q k 1", "queue \"q\" is full"),
+        log: "",
+        metric: "tenure_queue_jobs{queue=\"q\",state=\"due\"} 2",
+        ready: "ok",
+        cure: "add workers, or `tenure queues limit q --max-queued N`",
+    },
+    Incident {
+        name: "no worker serves a queue",
+        doctor: "queue wrong … no worker serves this queue",
+        overview: "No worker serves q.",
+        command: ("queues list", "no worker"),
+        log: "no live worker serves this queue, and its jobs wait",
+        metric: "tenure_unserved_jobs{queue=\"q\",kind=\"k\"} 2",
+        ready: "ok",
+        cure: "start a worker: `tenure work q --exec COMMAND`; of a mistyped name, cancel the jobs and purge the messages",
+    },
+    Incident {
+        name: "no worker of a queue runs a kind",
+        doctor: "kinds … no live worker runs the kind k",
+        overview: "No worker of q runs the kind k.",
+        command: ("jobs show ID", "no live worker runs the kind k"),
+        log: "no live worker runs this kind",
+        metric: "tenure_unserved_jobs{queue=\"q\",kind=\"k\"} 2",
+        ready: "ok",
+        cure: "start a worker that knows the kind: `tenure work q --kind k --exec COMMAND`; for a mistyped name, cancel the jobs",
+    },
+    Incident {
+        name: "no worker is alive",
+        doctor: "workers warning: no worker is alive",
+        overview: "No worker is alive.",
+        command: ("workers list", "silent"),
+        log: "",
+        metric: "tenure_workers 0",
+        ready: "",
+        cure: "start a worker; look for the end of the last one in the platform's log",
     },
 ];
 
@@ -220,6 +279,9 @@ struct Scene<'a> {
     environment: Vec<(&'static str, String)>,
     worker: Child,
     listens: SocketAddr,
+    /// `tenure serve`, and where it shows its pages.
+    _serve: Child,
+    pages: SocketAddr,
     /// The job that `ID` stands for.
     job: Option<JobId>,
 }
@@ -243,7 +305,11 @@ impl<'a> Scene<'a> {
             .env("TENURE_LOG_FORMAT", "text")
             .env("RUST_LOG", "warn,tenure=info");
         let worker = Child::spawn(command, "incident");
-        Self { bench, environment: environment.to_vec(), worker, listens, job: None }
+        let pages = free_address();
+        let mut command = bench.program(&["serve", "--listen", &pages.to_string()]);
+        command.envs(environment.iter().map(|(name, value)| (*name, value.as_str())));
+        let serve = Child::spawn(command, "incident-serve");
+        Self { bench, environment: environment.to_vec(), worker, listens, _serve: serve, pages, job: None }
     }
 
     fn of_url(bench: &'a Bench, url: String) -> Self {
@@ -270,10 +336,16 @@ impl<'a> Scene<'a> {
         checks.iter().map(line).collect::<Vec<_>>().join("\n")
     }
 
-    async fn ask(&self, path: &'static str) -> String {
-        let listens = self.listens;
-        let answer = tokio::task::spawn_blocking(move || ask(listens, "GET", path, &[], "")).await.unwrap();
+    async fn ask(&self, address: SocketAddr, path: &'static str) -> String {
+        let answer = tokio::task::spawn_blocking(move || ask(address, "GET", path, &[], "")).await.unwrap();
         answer.map(|answer| answer.body).unwrap_or_default()
+    }
+
+    /// The words of the overview, in one line.
+    async fn overview(&self) -> String {
+        let page = self.ask(self.pages, "/").await;
+        let text = page.split('<').map(|part| part.split_once('>').map_or(part, |(_, text)| text));
+        text.collect::<String>().replace("&quot;", "\"").split_whitespace().collect::<Vec<_>>().join(" ")
     }
 
     async fn command(&self, line: &str) -> String {
@@ -287,16 +359,22 @@ impl<'a> Scene<'a> {
 
     /// Waits until each place shows the incident.
     async fn shows(&self, name: &str) {
-        let Incident { doctor, command, log, metric, ready, .. } = incident(name);
+        let Incident { doctor, overview, command, log, metric, ready, .. } = incident(name);
         let deadline = Instant::now() + Duration::from_secs(40);
-        let mut missing = vec!["log", "metric", "ready", "command", "doctor"];
+        let mut missing = vec!["log", "metric", "ready", "overview", "command", "doctor"];
         loop {
             let mut seen = Vec::new();
             for place in missing {
                 let (words, text) = match place {
                     "log" => (log, self.worker.log()),
-                    "metric" => (metric, self.ask("/metrics").await),
-                    "ready" => (ready, self.ask("/readyz").await),
+                    "metric" => {
+                        let [worker, serve] =
+                            [self.listens, self.pages].map(|address| self.ask(address, "/metrics"));
+                        (metric, worker.await + "\n" + &serve.await)
+                    }
+                    "ready" => (ready, self.ask(self.listens, "/readyz").await),
+                    "overview" if overview.is_empty() => continue,
+                    "overview" => (overview, self.overview().await),
                     "command" if command.0.is_empty() => continue,
                     "command" => (&command.1, self.command(command.0).await),
                     _ if doctor.is_empty() => continue,
@@ -372,7 +450,7 @@ async fn a_postgres_that_does_not_write_is_named_by_its_cause_at_each_place() {
         )
         .await;
     full.execute(FULL_DISK).await;
-    for table in ["jobs", "workers"] {
+    for table in ["jobs", "workers", "scanner_state"] {
         let trigger = "BEFORE INSERT OR UPDATE ON tenure.";
         full.execute(&format!(
             "CREATE TRIGGER full_disk {trigger}{table} EXECUTE FUNCTION public.full_disk()"
@@ -381,6 +459,20 @@ async fn a_postgres_that_does_not_write_is_named_by_its_cause_at_each_place() {
     }
     denied.execute(&format!("REVOKE INSERT, UPDATE ON tenure.jobs FROM {role}")).await;
     join_all(scenes.iter().map(|(name, scene)| scene.shows(name))).await;
+    // An operator with another role sees it, too.
+    let id = job(&denied).await.to_string();
+    for (line, says) in [
+        (&["jobs", "show", &id][..], "no worker that runs it is ready: claims: "),
+        (&["workers", "list"], "alive, not ready: claims: "),
+        (&["doctor", "--problems"], "1 of 1 alive not ready: "),
+    ] {
+        let output = denied.program(line).output().await.unwrap();
+        let said = String::from_utf8(output.stdout).unwrap();
+        let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(said.contains(says), "{line:?}: {said}");
+    }
+    let pages = &scenes[2].1;
+    assert!(pages.ask(pages.pages, "/workers").await.contains("not ready: claims: "));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -479,26 +571,58 @@ async fn a_paused_and_a_limited_queue_are_named_at_each_place() {
     join_all(scenes.iter().map(|(name, scene)| scene.shows(name))).await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_queue_and_jobs_without_a_worker_are_named_at_each_place() {
+    let [full, queue, kind, none] = [stage().await, stage().await, stage().await, stage().await];
+    full.tenure.setup(&["q".into()]).await.unwrap();
+    full.tenure.limit_queue("q", QueueLimits::new().max_queued(2)).await.unwrap();
+    let mut ids = Vec::new();
+    for bench in [&full, &queue, &kind] {
+        job(bench).await;
+        ids.push(job(bench).await);
+    }
+    let scenes = [
+        // The limit is met as long as no slot comes free.
+        ("a queue is full", Scene::new(&full, &["work", "q", "--kind", "other", "--exec", "true"], &[])),
+        ("no worker serves a queue", Scene::new(&queue, &["work", "other", "--exec", "true"], &[])),
+        (
+            "no worker of a queue runs a kind",
+            Scene::new(&kind, &["work", "q", "--kind", "other", "--exec", "true"], &[]),
+        ),
+        ("no worker is alive", Scene::new(&none, &["work", "q", "--exec", "true"], &[])),
+    ];
+    let mut scenes = scenes;
+    scenes[2].1.job = Some(ids[2]);
+    let last = &mut scenes[3].1.worker;
+    last.until_log("worker started").await;
+    last.kill().await;
+    join_all(scenes.iter().map(|(name, scene)| scene.shows(name))).await;
+}
+
 const BEGIN: &str = "<!-- the table of incidents: written by tests/it/causes/incidents.rs -->\n";
 const END: &str = "<!-- the end of the table of incidents -->";
 
 fn table() -> String {
     let mut table = String::from(
-        "| incident | `tenure doctor` | command line | log of a worker | metric | `/readyz` | cure |\n\
-         |---|---|---|---|---|---|---|\n",
+        "| incident | `tenure doctor` | overview | command line | log of a worker | metric | `/readyz` | cure |\n\
+         |---|---|---|---|---|---|---|---|\n",
     );
     let words = |words: &str| match words {
         "" => "–".to_owned(),
         words => words.replace("\\\"", "\"").replace('|', "\\|"),
     };
-    for Incident { name, doctor, command, log, metric, ready, cure } in INCIDENTS {
+    for Incident { name, doctor, overview, command, log, metric, ready, cure } in INCIDENTS {
         let command = match command {
             ("", _) => "–".to_owned(),
             (command, says) => format!("`{command}`: {}", words(says)),
         };
         let metric = if metric.is_empty() { "–".to_owned() } else { format!("`{metric}`") };
-        let [doctor, log, ready] = [doctor, log, ready].map(|text| words(text));
-        writeln!(table, "| {name} | {doctor} | {command} | {log} | {metric} | {ready} | {cure} |").unwrap();
+        let [doctor, overview, log, ready] = [doctor, overview, log, ready].map(|text| words(text));
+        writeln!(
+            table,
+            "| {name} | {doctor} | {overview} | {command} | {log} | {metric} | {ready} | {cure} |"
+        )
+        .unwrap();
     }
     table
 }

@@ -15,6 +15,8 @@ use tokio::{
 
 use super::{Dashboard, PAGES, calm, enqueue};
 
+const TOO_MANY: &str = "too many wrong passwords or tokens; this client's were refused without a comparison";
+
 fn basic(text: &str) -> String {
     format!("Basic {}", data_encoding::BASE64.encode(text.as_bytes()))
 }
@@ -59,7 +61,9 @@ async fn guesses_of_a_password_are_slowed_and_logged_and_keep_no_other_user_out(
     let right = format!("Authorization: {}\r\n", basic("tenure:correct horse"));
     let (status, signed_in) = from(here, address, &right).await;
     assert_eq!(status, 200);
-    let cookie = signed_in.split("tenure_known=").nth(1).unwrap().split(';').next().unwrap().to_owned();
+    let set = signed_in.lines().find(|line| line.contains("tenure_known_")).unwrap();
+    assert!(set.contains("; Max-Age=7776000"), "{set}");
+    let (name, cookie) = set.split(": ").nth(1).unwrap().split(';').next().unwrap().split_once('=').unwrap();
 
     // A client's own header does not make it another client.
     let wrong = |n: usize| {
@@ -78,9 +82,9 @@ async fn guesses_of_a_password_are_slowed_and_logged_and_keep_no_other_user_out(
         status == 429 && refused.contains("retry-after: ") && refused.contains("try again in"),
         "{refused}"
     );
-    let with_cookie = format!("{right}Cookie: tenure_known={cookie}\r\n");
+    let with_cookie = format!("{right}Cookie: {name}={cookie}\r\n");
     let last = if cookie.ends_with('0') { '1' } else { '0' };
-    let forged = format!("{right}Cookie: tenure_known={}{last}\r\n", &cookie[..63]);
+    let forged = format!("{right}Cookie: {name}={}{last}\r\n", &cookie[..63]);
     let began_at = Instant::now();
     assert_eq!(from(elsewhere, address, &right).await.0, 200);
     assert_eq!(from(here, address, &with_cookie).await.0, 200);
@@ -94,9 +98,17 @@ async fn guesses_of_a_password_are_slowed_and_logged_and_keep_no_other_user_out(
         refused.iter().all(|line| line["client"] == "127.0.0.1" && line["path"] == "/queues"),
         "{refused:?}"
     );
-    let unheard = "too many wrong passwords or tokens; this client's were refused without a comparison";
-    let unheard = lines(&dashboard, unheard);
-    assert!((1..=5).contains(&unheard.len()) && unheard[0]["client"] == "127.0.0.1", "{unheard:?}");
+    let unheard = lines(&dashboard, TOO_MANY);
+    assert!((1..=5).contains(&unheard.len()), "{unheard:?}");
+    assert!(unheard[0]["client"] == "127.0.0.1" && unheard[0]["limit"] == "client", "{unheard:?}");
+    // A replica takes the cookie; a dashboard with another password has a cookie of another name.
+    let replica = Dashboard::start(&bench, &[], &variables).await;
+    let (status, answer) = from(here, replica.address, &with_cookie).await;
+    assert!(status == 200 && !answer.contains("tenure_known_"), "{answer}");
+    let other = Dashboard::start(&bench, &[], &[("TENURE_SERVE_PASSWORD", "other horse")]).await;
+    let right_there = format!("Authorization: {}\r\n", basic("tenure:other horse"));
+    let (_, answer) = from(here, other.address, &right_there).await;
+    assert!(answer.contains("tenure_known_") && !answer.contains(name), "{answer}");
     // The client may try again in time, and the next line counts those that were left out.
     tokio::time::sleep(Duration::from_secs(3)).await;
     from(here, address, &wrong(0)).await;
@@ -106,11 +118,17 @@ async fn guesses_of_a_password_are_slowed_and_logged_and_keep_no_other_user_out(
     assert!(!dashboard.serve.log().contains("horse"), "a password is in the log");
 }
 
-/// Behind a proxy, a client is the address that the proxy names; many addresses together have a limit, too.
+/// Behind a proxy, a client is the address that the proxy names. Many addresses together have a limit, too, which locks
+/// out neither a network that has signed in nor a long token.
 #[tokio::test(flavor = "multi_thread")]
 async fn guesses_behind_a_proxy_are_those_of_the_proxys_clients() {
     let bench = calm().await;
-    let variables = [("TENURE_SERVE_PASSWORD", "correct horse"), ("TENURE_SERVE_AUTH", "proxy")];
+    let token = "a-token-of-mine-that-is-too-long-to-guess";
+    let variables = [
+        ("TENURE_SERVE_PASSWORD", "correct horse"),
+        ("TENURE_SERVE_TOKEN", token),
+        ("TENURE_SERVE_AUTH", "proxy"),
+    ];
     let dashboard = Dashboard::start(&bench, &[], &variables).await;
     let (address, proxy) = (dashboard.address, [127, 0, 0, 1].into());
     let sent = |password: &str, client: &str| {
@@ -130,6 +148,13 @@ async fn guesses_behind_a_proxy_are_those_of_the_proxys_clients() {
     let all = guesses(address, (0..200).map(|n| sent("no", &format!("198.51.100.{n}")))).await;
     let allowed = 50 + 5 * usize::try_from(began_at.elapsed().as_secs() + 1).unwrap();
     assert!(all[&401] <= allowed && all[&429] > 100, "{all:?}");
+    let flood = guesses(address, (0..200).map(|n| sent("no", &format!("203.0.113.{n}")))).await;
+    assert!(flood[&429] > 100, "{flood:?}");
+    assert_eq!(from(proxy, address, &sent("correct horse", "192.0.2.2")).await.0, 200);
+    let scraper = |token: &str| format!("Authorization: Bearer {token}\r\nX-Forwarded-For: 192.0.2.3\r\n");
+    assert_eq!(from(proxy, address, &scraper(token)).await.0, 200);
+    let refused = lines(&dashboard, TOO_MANY);
+    assert!(refused.iter().any(|line| line["limit"] == "all clients"), "{refused:?}");
 }
 
 /// Asserts whether a user of these headers finds forms and may post them.
@@ -142,7 +167,22 @@ async fn acts(dashboard: &Dashboard, who: &[(&str, &str)], may: Result<(), &str>
             assert_eq!(has_forms, may.is_ok(), "{who:?} {path}");
         }
         assert!(may.is_ok() || !has_forms, "{who:?} {path}");
-        assert_eq!(page.body.contains(" · read-only"), may.is_err(), "{who:?} {path}");
+        assert_eq!(page.body.contains(" · you may only look"), may.is_err(), "{who:?} {path}");
+    }
+    for path in ["/enqueue", "/schedule"] {
+        let form = dashboard.ask("GET", path, who, "").await;
+        match may {
+            Ok(()) => assert_eq!(form.status, 200, "{who:?} {path}"),
+            // Not that the dashboard allows no actions: it does.
+            Err(why) => assert!(
+                form.status == 403
+                    && form.body.to_lowercase().contains(&why.to_lowercase())
+                    && form.body.contains("<h1>You may only look</h1>")
+                    && !form.body.contains("read-only"),
+                "{who:?} {path}: {}",
+                form.body
+            ),
+        }
     }
     let headers = [who, &[("Cookie", "tenure_csrf=abc"), ("Sec-Fetch-Site", "same-origin")][..]].concat();
     for path in ["/queues/q/pause", "/queues/q/resume", "/jobs/cancel", "/dead/purge", "/nowhere"] {

@@ -79,7 +79,7 @@ async fn an_open_page_says_that_it_is_out_of_date_and_each_page_comes_back() {
     let working = worker(&bench);
     bench.until("EXISTS (SELECT FROM tenure.scanner_state WHERE measured_at IS NOT NULL)").await;
     working.stop().await;
-    let dashboard = Dashboard::start(&bench, &[], &[]).await;
+    let dashboard = Dashboard::start(&bench, &["--actions"], &[]).await;
     let browser = Browser::at(dashboard.address).await;
     browser.open("/").await;
     browser.until_text("#live-state", "live").await;
@@ -101,6 +101,21 @@ async fn an_open_page_says_that_it_is_out_of_date_and_each_page_comes_back() {
     assert_eq!(away.header("refresh"), Some("5"));
     // A search may be what takes too long: it is repeated less often.
     assert_eq!(until(&dashboard, "/jobs?q=x", 503).await.header("refresh"), Some("30"));
+    // A form says what is known of its own action, and keeps its entries.
+    let schedule = "name=daily&cron=0+4+*+*+*&queue=q&kind=mine&payload=1&once=a";
+    for (path, form, known) in [
+        ("/schedule", format!("is_new=1&{schedule}"), "Nothing was saved: Postgres did not answer ("),
+        ("/schedule", schedule.into(), "save it again, which is safe."),
+        ("/enqueue", "queue=q&kind=mine&payload=1&once=a".into(), "Enqueue it again: it becomes one job."),
+    ] {
+        let failed = dashboard.post(path, &form).await;
+        assert!(failed.status == 503 && failed.body.contains(known), "{path}: {}", failed.body);
+        assert!(
+            failed.body.contains("value=\"mine\"") && !failed.body.contains("narrow a search"),
+            "{}",
+            failed.body
+        );
+    }
     let other = Browser::at(dashboard.address).await;
     other.open("/queues").await;
     other.until_text("h1", "Postgres is unavailable").await;

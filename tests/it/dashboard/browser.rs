@@ -10,7 +10,7 @@ use fantoccini::{
 use hyper_util::client::legacy::connect::HttpConnector;
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::{Value, json};
-use tenure::{JobContext, JobRequest, KindOptions, Outcome, Schedule, Worker};
+use tenure::{JobContext, JobRequest, KindOptions, Outcome, Worker, schedules::Schedule};
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
     process::{Child as Process, Command},

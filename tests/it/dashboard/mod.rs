@@ -3,6 +3,7 @@
 mod access;
 mod away;
 mod browser;
+mod figures;
 mod pages;
 mod pictures;
 mod troubles;
@@ -10,14 +11,18 @@ mod troubles;
 use std::{net::SocketAddr, time::Duration};
 
 use serde_json::{Value, json};
-use tenure::{JobContext, JobError, JobId, JobRequest, KindOptions, Outcome, QueueLimits, Schedule, Worker};
+use tenure::{
+    JobContext, JobError, JobId, JobRequest, KindOptions, Outcome, Worker, queues::QueueLimits,
+    schedules::Schedule,
+};
 
 use crate::harness::{Answer, Bench, Child, Running, ask, bench_with, bench_with_servers, free_address};
 
-const PAGES: [(&str, &str); 7] = [
+const PAGES: [(&str, &str); 8] = [
     ("/", "Overview"),
     ("/jobs", "Jobs"),
     ("/queues", "Queues"),
+    ("/kinds", "Kinds"),
     ("/workers", "Workers"),
     ("/dead", "Dead letters"),
     ("/recovery", "Recovery"),
@@ -332,6 +337,9 @@ async fn every_action_says_what_it_did() {
         .await
         .unwrap();
 
+    let runs_on = bench.value::<String>("SELECT worker_id FROM tenure.workers").await;
+    let page = dashboard.get(&format!("/workers/{runs_on}")).await.body;
+    assert!(page.contains(&format!("action=\"/workers/{runs_on}/drain\"")), "{page}");
     let shown: i64 = bench
         .value("SELECT (extract(epoch FROM max(died_at)) * 1000000)::bigint FROM tenure.dead_letter_jobs")
         .await;
@@ -381,11 +389,18 @@ async fn every_action_says_what_it_did() {
             "q: max running unlimited, max queued 9.",
         ),
         ("/queues/a b/pause".into(), String::new(), "use 1 to 64"),
+        ("/queues/typo/pause".into(), String::new(), "Queue \"typo\" is unknown"),
+        ("/queues/typo/resume".into(), String::new(), "Queue \"typo\" is unknown"),
+        ("/queues/typo/limit".into(), "max_running=3".into(), "Queue \"typo\" is unknown"),
         ("/queues/q/limit".into(), "max_running=0".into(), "must be 1 to 10000"),
+        ("/queues/q/limit".into(), "max_running=99999999999".into(), "Max running 99999999999 is too many"),
         ("/queues/q/limit".into(), "max_running=x".into(), "Invalid limit"),
         ("/schedules/s/pause".into(), String::new(), "s is paused."),
         ("/schedules/s/resume".into(), String::new(), "s is resumed; its next tick is at "),
+        ("/schedules/s/resume".into(), String::new(), "s was not paused; its next tick is at "),
         ("/schedules/none/pause".into(), String::new(), "none"),
+        ("/workers/none/drain".into(), String::new(), "No worker has the ID \"none\"; the workers are "),
+        (format!("/workers/{runs_on}/drain"), String::new(), "drains: it takes no new jobs. It "),
     ] {
         let done = dashboard.post(&path.replace(' ', "%20"), &fields).await;
         assert_eq!(done.status, 303, "{path}: {}", done.body);
@@ -394,12 +409,13 @@ async fn every_action_says_what_it_did() {
     }
     bench.until_finished(running).await;
     bench.until_count("tenure.dead_letter_jobs WHERE payload IS NULL", 1).await;
+    assert_eq!(bench.count("tenure.queues WHERE queue = 'typo'").await, 0);
     let limits = bench.tenure.limit_queue("q", QueueLimits::new()).await.unwrap();
     assert_eq!((limits.max_running, limits.max_queued), (None, Some(9)));
     let later = bench.tenure.job(later).await.unwrap().unwrap();
     assert_eq!(later.status, tenure::Status::Cancelled);
     let _ = dashboard.serve.log();
-    working.stop().await;
+    working.ended().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -427,6 +443,7 @@ async fn user_input_is_text_on_every_page() {
     let mut pages: Vec<String> = PAGES.map(|(path, _)| path.to_owned()).to_vec();
     pages.extend([done, dead, running].map(|id| format!("/jobs/{id}")));
     pages.extend([format!("/jobs/{refused}"), "/jobs?q=pwned".into()]);
+    pages.extend([format!("/queues/{query}"), format!("/queues/q?range={query}")]);
     for name in
         ["q", "status", "queue", "kind", "worker", "since", "before", "path", "error", "category", "other"]
     {

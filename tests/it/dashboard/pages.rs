@@ -1,7 +1,7 @@
 //! The dashboard's lists and forms: what they show, what they select, and what an action of them touches.
 
 use serde_json::json;
-use tenure::{JobId, JobRequest, Schedule, Status, rows::DeadFilter};
+use tenure::{JobId, JobRequest, Status, rows::DeadFilter, schedules::Schedule};
 
 use super::{
     Dashboard,
@@ -29,7 +29,7 @@ pub(super) async fn dead(bench: &Bench, errors: &[String]) {
 }
 
 /// The part of a page between two texts.
-fn between<'p>(page: &'p str, from: &str, to: &str) -> &'p str {
+pub(super) fn between<'p>(page: &'p str, from: &str, to: &str) -> &'p str {
     let (_, rest) = page.split_once(from).unwrap_or_else(|| panic!("no {from:?} in\n{page}"));
     rest.split(to).next().unwrap()
 }
@@ -90,10 +90,147 @@ async fn a_group_of_dead_letters_is_of_one_error_and_an_action_touches_that_grou
     browser.click("input[data-matching]").await;
     browser.until_text("button[formaction='/dead/redrive']", "Redrive 6").await;
     browser.until_text("button[formaction='/dead/purge']", "Purge 7").await;
-    // The library's filter selects the same group.
+    // The library's filter and the terminal's select the same group.
     let group = links["ValueError"].split("group=").nth(1).unwrap();
-    assert_eq!(bench.tenure.purge_dead(&DeadFilter::new().group(group)).await.unwrap(), 5);
+    let tenure = async |arguments: &[&str]| {
+        let output = bench.program(arguments).args(["--output", "json"]).output().await.unwrap();
+        serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()
+    };
+    let groups = tenure(&["dead", "groups", "--kind", "k", "--limit", "2"]).await;
+    assert_eq!((&groups[0]["group"], &groups[0]["jobs"]), (&json!(group), &json!(5)), "{groups}");
+    assert_eq!(tenure(&["dead", "list", "--group", group]).await.as_array().unwrap().len(), 5);
+    let latest = bench.tenure.dead_letters(&DeadFilter::new().group(group), 1).await.unwrap()[0].id;
+    assert_eq!(bench.tenure.purge_dead_jobs(&[latest]).await.unwrap(), 1);
+    assert_eq!(tenure(&["dead", "redrive", "--group", group]).await, json!({ "redriven": 4 }));
+    assert_eq!(
+        tenure(&["dead", "purge", "--older-than", "0s", "--group", group]).await,
+        json!({ "purged": 0 })
+    );
     assert_eq!(bench.count("tenure.dead_letter_jobs").await, 2);
+}
+
+/// The clicks on one button of one page have one effect, even without a script.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_click_enqueues_nothing_and_a_changed_form_does() {
+    let bench = calm().await;
+    let job = JobRequest::new("q", "k", json!(1));
+    bench.tenure.put_schedule(Schedule::new("s", "0 3 * * *", job)).await.unwrap();
+    let dashboard = Dashboard::start(&bench, &["--actions"], &[]).await;
+    let page = dashboard.get("/enqueue").await.body;
+    let once = between(&page, "name=\"once\" value=\"", "\"").to_owned();
+    assert_ne!(between(&dashboard.get("/enqueue").await.body, "name=\"once\" value=\"", "\""), once);
+    let form = |payload: &str| format!("once={once}&queue=q&kind=k&payload={payload}");
+    // Both arrive before either is answered.
+    let (one, two) = (form("1"), form("1"));
+    let (one, two) = tokio::join!(dashboard.post("/enqueue", &one), dashboard.post("/enqueue", &two));
+    assert_eq!((one.status, one.header("location")), (303, two.header("location")), "{}", one.body);
+    assert_eq!(bench.count("tenure.jobs").await, 1);
+    let said = dashboard.said(&dashboard.post("/enqueue", &form("1")).await).await;
+    assert!(said.contains("has enqueued this job before"), "{said}");
+    // The user went back and changed it. A wrong form keeps what it was opened with.
+    let wrong = dashboard.post("/enqueue", &form("x")).await;
+    assert!(
+        wrong.status == 400 && wrong.body.contains(&format!("name=\"once\" value=\"{once}\"")),
+        "{}",
+        wrong.body
+    );
+    assert_eq!(dashboard.said(&dashboard.post("/enqueue", &form("2")).await).await, "The job is enqueued.");
+    assert_eq!(bench.count("tenure.jobs").await, 2);
+
+    // A double click in a browser.
+    let browser = Browser::at(dashboard.address).await;
+    browser.open("/enqueue?queue=q&kind=twice").await;
+    browser
+        .value(
+            "(document.querySelectorAll('.form button.primary').forEach((b) => (b.click(), b.click())), 1)",
+        )
+        .await;
+    browser.until("location.pathname.startsWith('/jobs/')").await;
+    assert_eq!(bench.count("tenure.jobs WHERE kind = 'twice'").await, 1);
+    bench.execute("DELETE FROM tenure.jobs WHERE kind = 'twice'").await;
+
+    // Run now. The live updates of a page repeat its own number, so they change nothing.
+    let page = dashboard.get("/schedules").await.body;
+    let once = between(&page, "name=\"once\" value=\"", "\"");
+    assert!(page.contains(&format!("data-live=\"/schedules?live={once}\"")), "{page}");
+    for words in ["the next tick stays", "is enqueued already by this page"] {
+        let said = dashboard.said(&dashboard.post("/schedules/s/run", &format!("once={once}")).await).await;
+        assert!(said.contains(words), "{said}");
+    }
+    assert_eq!(bench.count("tenure.jobs").await, 3);
+    assert!(!dashboard.serve.log().contains(once), "{}", dashboard.serve.log());
+}
+
+/// Two people edit one schedule; the second to save sees both versions, even if the first saves between its look and its write.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schedule_that_changed_since_its_form_was_opened_is_not_overwritten_unseen() {
+    let bench = calm().await;
+    let put = async |cron: &str, kind: &str| {
+        let job = JobRequest::new("q", kind, json!({ "format": "pdf" }));
+        bench.tenure.put_schedule(Schedule::new("daily", cron, job)).await.unwrap();
+    };
+    put("0 3 * * *", "report").await;
+    bench.tenure.pause_schedule("daily").await.unwrap();
+    let dashboard = Dashboard::start(&bench, &["--actions"], &[]).await;
+    let loaded = |page: &str| between(page, "name=\"loaded\" value=\"", "\"").to_owned();
+    let form = |loaded: &str, kind: &str| {
+        let payload = form_urlencoded("{\"format\": \"pdf\"}");
+        format!(
+            "name=daily&cron=0+4+*+*+*&time_zone=UTC&queue=q&kind={kind}&payload={payload}&max_attempts=5&missed=once\
+             &tick_field=&loaded={loaded}"
+        )
+    };
+    let opened = loaded(&dashboard.get("/schedule?name=daily").await.body);
+    // A program that puts the same schedule when it starts is in no user's way.
+    put("0 3 * * *", "report").await;
+    let changed = dashboard.said(&dashboard.post("/schedule", &form(&opened, "report")).await).await;
+    assert_eq!(changed, "daily is changed; it is paused, and has no tick until it is resumed.");
+    // The answer got lost, and the user saves again.
+    assert_eq!(dashboard.post("/schedule", &form(&opened, "report")).await.status, 303);
+
+    let opened = loaded(&dashboard.get("/schedule?name=daily").await.body);
+    put("0 5 * * *", "theirs").await;
+    let refused = dashboard.post("/schedule", &form(&opened, "mine")).await;
+    assert!(refused.status == 400 && refused.body.contains("since you opened this form"), "{}", refused.body);
+    let both = between(&refused.body, "id=\"changed\"", "</section>");
+    for part in [">0 5 * * *<", ">0 4 * * *<", ">theirs<", ">mine<"] {
+        assert!(both.contains(part), "{part}: {both}");
+    }
+    assert!(!both.contains("Payload") && refused.body.contains("value=\"mine\""), "{both}");
+    assert_eq!(bench.count("tenure.schedules WHERE kind = 'theirs'").await, 1);
+    // Having seen both, the user replaces it.
+    let again = dashboard.post("/schedule", &form(&loaded(&refused.body), "mine")).await;
+    assert_eq!((again.status, bench.count("tenure.schedules WHERE kind = 'mine'").await), (303, 1));
+
+    let browser = Browser::at(dashboard.address).await;
+    browser.open("/schedule?name=daily").await;
+    put("0 6 * * *", "theirs").await;
+    browser.value("(document.querySelector('#kind').value = 'typed', 1)").await;
+    browser.click(".form button.primary").await;
+    browser.until_text("#changed", "0 6 * * *").await;
+    browser.click(".form button.primary").await;
+    browser.until_text(".flash", "daily is changed").await;
+    assert_eq!(bench.count("tenure.schedules WHERE kind = 'typed'").await, 1);
+
+    // Another change commits after the dashboard has compared, and before it writes.
+    let opened = loaded(&dashboard.get("/schedule?name=daily").await.body);
+    let mut other = bench.pool.begin().await.unwrap();
+    sqlx::query("UPDATE tenure.schedules SET kind = 'between', changed_at = clock_timestamp()")
+        .execute(&mut *other)
+        .await
+        .unwrap();
+    let form = form(&opened, "late");
+    let (refused, ()) = tokio::join!(dashboard.post("/schedule", &form), async {
+        bench.until("EXISTS (SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database())").await;
+        other.commit().await.unwrap();
+    });
+    assert!(
+        refused.status == 400 && refused.body.contains(">between<"),
+        "{} {}",
+        refused.status,
+        refused.body
+    );
+    assert_eq!(bench.count("tenure.schedules WHERE kind = 'between'").await, 1);
 }
 
 /// A job that waits for an hour: for its first attempt, or for another one.
@@ -281,7 +418,16 @@ async fn a_worker_has_a_page_with_its_jobs_and_recoveries_and_every_name_leads_t
     }
     bench.tenure.cancel(running).await.unwrap();
     bench.until_finished(running).await;
-    working.stop().await;
+    assert!(
+        !dashboard.get(&format!("/workers/{id}")).await.body.contains("Drain"),
+        "a button for those who look"
+    );
+    let acting = Dashboard::start(&bench, &["--actions"], &[]).await;
+    let browser = Browser::at(acting.address).await;
+    browser.open(&format!("/workers/{id}")).await;
+    let drains = "drains: it takes no new jobs. It runs no job, and exits at once.";
+    browser.confirm("form[action$='/drain'] button", drains).await;
+    working.ended().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -322,6 +468,14 @@ async fn a_job_is_enqueued_and_cloned_from_a_page_and_a_wrong_form_keeps_its_fie
     assert_eq!((row.kind.as_str(), row.max_attempts, row.status), ("k", 3, Status::Queued));
     assert_eq!(row.payload, Some(json!({ "secret": 17 })));
     assert!((row.scheduled_at - row.created_at - chrono::TimeDelta::hours(2)).num_seconds().abs() < 5);
+    // A payload of the full length, of which the form has three times as many bytes.
+    let long = |bytes: usize| format!("queue=q&kind=long&payload=%22{}%22", "%C3%A9".repeat((bytes - 2) / 2));
+    assert_eq!(dashboard.post("/enqueue", &long(256 * 1024)).await.status, 303);
+    for (bytes, why) in [(256 * 1024 + 2, "262146 bytes"), (512 * 1024, "at most 262144 bytes")] {
+        let refused = dashboard.post("/enqueue", &long(bytes)).await;
+        assert!(refused.status == 400 && refused.body.contains(why), "{bytes}: {}", refused.body);
+    }
+    assert_eq!(bench.count("tenure.jobs WHERE kind = 'long' AND length(payload::text) = 131073").await, 1);
     let again = dashboard.post("/enqueue", fields).await;
     assert_eq!(again.header("location").unwrap(), format!("/jobs/{job}"));
     assert!(dashboard.said(&again).await.contains("nothing was enqueued"));
@@ -384,7 +538,10 @@ async fn a_schedule_is_added_previewed_changed_and_run_from_its_pages() {
     let added = dashboard.post("/schedule", &form("30 3 1 1 *", "is_new=1")).await;
     assert_eq!(added.header("location"), Some("/schedules/daily"), "{}", added.body);
     assert!(dashboard.said(&added).await.contains("daily is added; its next tick is at "));
+    // A second click is no second schedule; another one of this name is refused.
     let again = dashboard.post("/schedule", &form("30 3 1 1 *", "is_new=1")).await;
+    assert!(dashboard.said(&again).await.contains("daily is added"), "{}", again.body);
+    let again = dashboard.post("/schedule", &form("30 4 1 1 *", "is_new=1")).await;
     assert!(again.status == 400 && again.body.contains("already exists"), "{}", again.body);
     let edit = dashboard.get("/schedule?name=daily").await.body;
     for part in ["value=\"30 3 1 1 *\"", "value=\"skip\" selected", "Europe/Berlin", "format&quot;:&quot;pdf"]

@@ -6,8 +6,8 @@ use std::{path::Path, time::Duration};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tenure::{
-    Backoff, Config, JobContext, JobError, JobRequest, KindOptions, Outcome, QueueLimits, Schedule, Tenure,
-    Worker,
+    Backoff, Config, JobContext, JobError, JobRequest, KindOptions, Outcome, Tenure, Worker,
+    queues::QueueLimits, schedules::Schedule,
 };
 
 use super::{
@@ -36,7 +36,7 @@ async fn host(config: &Config, name: &str) -> Tenure {
 }
 
 /// Obeys its payload: its duration, its number of steps, and its end.
-fn worker(tenure: &Tenure, queues: &[(&str, usize)]) -> Running {
+fn worker(tenure: &Tenure, queues: &[(&str, u32)]) -> Running {
     let handler = |payload: Value, ctx: JobContext| async move {
         let steps = payload["steps"].as_u64().unwrap_or(1);
         let stage = payload["stage"].as_str().unwrap_or("working").to_owned();

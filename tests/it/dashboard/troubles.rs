@@ -41,6 +41,30 @@ async fn while_postgres_is_away_the_dashboard_says_so_and_comes_back() {
     }
 }
 
+/// A trigger raises what the server raises when its disk is full.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_write_that_postgres_refuses_is_no_missing_answer_and_the_overview_shows_it_until_one_succeeds() {
+    let bench = calm().await;
+    let dashboard = Dashboard::start(&bench, &["--actions"], &[]).await;
+    let full = "CREATE FUNCTION public.full_disk() RETURNS trigger LANGUAGE plpgsql AS $$
+                BEGIN RAISE EXCEPTION 'could not extend file: No space left on device' USING ERRCODE = '53100'; END $$";
+    bench.execute(full).await;
+    let trigger =
+        "CREATE TRIGGER full_disk BEFORE INSERT OR UPDATE ON tenure.jobs EXECUTE FUNCTION public.full_disk()";
+    bench.execute(trigger).await;
+    let refused = dashboard.post("/enqueue", "queue=q&kind=k&payload=1&once=a").await;
+    assert_eq!(refused.status, 503, "{}", refused.body);
+    assert!(refused.body.contains("Postgres refused the write"), "{}", refused.body);
+    assert!(refused.body.contains("No space left on device"), "{}", refused.body);
+    assert!(!refused.body.contains("in time"), "{}", refused.body);
+    let overview = dashboard.get("/").await.body;
+    assert!(overview.contains("Postgres does not take writes.") && !overview.contains("No worker is alive"));
+    bench.execute("DROP TRIGGER full_disk ON tenure.jobs").await;
+    assert_eq!(dashboard.post("/enqueue", "queue=q&kind=k&payload=1&once=b").await.status, 303);
+    // The figures of the overview are shared for a moment, but not this.
+    assert!(!dashboard.get("/").await.body.contains("Postgres does not take writes."));
+}
+
 /// A frozen worker loses its job and writes too late; a killed one loses its job, too. The pages show both, with the
 /// job's owners before and after.
 #[tokio::test(flavor = "multi_thread")]
@@ -112,7 +136,8 @@ async fn a_queue_without_workers_and_an_unreachable_nats_are_shown() {
     let away = [("NATS_URL", "nats://127.0.0.1:1")];
     let dashboard = Dashboard::start(&bench, &["--actions"], &away).await;
     let page = dashboard.get("/").await.body;
-    for words in ["No worker serves unserved.", "NATS cannot be reached from here."] {
+    let of_queue = ">unserved</a>.</b> 1 job is due";
+    for words in [of_queue, "Start a worker: ", "NATS cannot be reached from here."] {
         assert!(page.contains(words), "{words}: {page}");
     }
     let queues = dashboard.get("/queues").await.body;

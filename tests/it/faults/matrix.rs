@@ -201,6 +201,7 @@ const FAULTS: &[(&str, &[Fault])] = &[
                 "none completes twice",
                 &[
                     "batches::a_worker_killed_between_a_batch_of_completions_and_its_answer_completes_none_twice",
+                    "unkept::a_worker_killed_between_unkept_completions_and_their_acks_has_none_run_twice",
                 ],
             ),
             fault(

@@ -50,7 +50,7 @@ async fn work(payload: Value, ctx: JobContext) -> Result<(), JobError> {
     .await
 }
 
-fn worker(tenure: &Tenure, slots: usize) -> WorkerBuilder {
+fn worker(tenure: &Tenure, slots: u32) -> WorkerBuilder {
     Worker::builder(tenure).handle_any(KindOptions::new(), work).concurrency("q", slots)
 }
 

@@ -416,7 +416,7 @@ async fn everything_works_behind_pgbouncer_in_transaction_mode() {
         .await
         .unwrap()
         .id;
-    assert_eq!(tenure.cancel(id).await.unwrap(), tenure::CancelOutcome::Cancelled);
+    assert_eq!(tenure.cancel(id).await.unwrap(), tenure::jobs::CancelOutcome::Cancelled);
     all_done_once(&bench, 370).await;
     none_was_charged(&bench).await;
     for worker in workers {

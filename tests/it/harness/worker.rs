@@ -24,6 +24,11 @@ impl Running {
         }
     }
 
+    /// Waits until the worker has ended in good order.
+    pub async fn ended(self) {
+        self.0.wait().await.unwrap();
+    }
+
     /// Stops the worker in good order.
     pub async fn stop(self) {
         self.0.stop();

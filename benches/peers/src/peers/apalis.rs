@@ -7,31 +7,32 @@ use apalis_postgres::{Config, PostgresStorage};
 use futures::TryFutureExt;
 use sqlx::PgPool;
 
-use super::{About, PRODUCERS, WORKER, pool};
+use super::{About, PRODUCERS, Peer, Servers, WORKER, pool};
 use crate::{
     handled,
     order::Order,
-    works::{Peer, Work},
+    works::{QUEUES, Work},
 };
 
 pub(super) const ABOUT: About = About {
-    finished_rows: "kept",
-    fence: "by the worker's name, not by the attempt",
+    history: "kept",
+    fence: "the worker's name, not the attempt",
+    synced: "each commit",
     settings: "lock_tasks off, persist_results on (or nothing is marked as done), LISTEN and a poll each \
                second, parallelize(tokio::spawn); drain and mixed: batch and concurrency 5,000, 2 workers \
-               in the process; pick-up: batch 100, concurrency 64, 1 worker",
+               in the process (of two queues one each; of four processes one each); pick-up: batch 100, \
+               concurrency 64, 1 worker",
 };
 
 #[derive(Clone)]
 pub(super) struct Apalis {
-    storage: PostgresStorage<Order>,
-    url: String,
-    work: Work,
+    /// One for each queue.
+    storages: Vec<PostgresStorage<Order>>,
 }
 
-fn config(work: Work) -> Config {
+fn config(queue: &str, work: Work) -> Config {
     let batch = if work == Work::Pickup { 100 } else { 5_000 };
-    Config::default().queue("orders").batch_size(batch).lock_tasks(false).persist_results(true)
+    Config::default().queue(queue).batch_size(batch).lock_tasks(false).persist_results(true)
 }
 
 async fn handler(order: Order) -> Result<(), BoxDynError> {
@@ -41,8 +42,13 @@ async fn handler(order: Order) -> Result<(), BoxDynError> {
 
 /// One of its workers, until it fails. Boxed: the compiler cannot see through an async function that holds
 /// it that it may be sent.
-fn worker(name: &str, pool: &PgPool, work: Work) -> Pin<Box<dyn Future<Output = anyhow::Result<()>> + Send>> {
-    let storage = PostgresStorage::<Order>::new(pool).with_config(config(work));
+fn worker(
+    name: &str,
+    queue: &str,
+    pool: &PgPool,
+    work: Work,
+) -> Pin<Box<dyn Future<Output = anyhow::Result<()>> + Send>> {
+    let storage = PostgresStorage::<Order>::new(pool).with_config(config(queue, work));
     let worker = WorkerBuilder::new(name)
         .backend(storage.with_pubsub().poll_with_interval(Duration::from_secs(1)))
         .concurrency(if work == Work::Pickup { 64 } else { 5_000 })
@@ -52,34 +58,37 @@ fn worker(name: &str, pool: &PgPool, work: Work) -> Pin<Box<dyn Future<Output = 
 }
 
 impl Peer for Apalis {
-    async fn open(url: &str, work: Work) -> anyhow::Result<Self> {
-        let producers = pool(url, PRODUCERS).await?;
+    async fn open(servers: &Servers, work: Work) -> anyhow::Result<Self> {
+        let producers = pool(&servers.database, PRODUCERS).await?;
         PostgresStorage::setup(&producers).await?;
-        let storage = PostgresStorage::new(&producers).with_config(config(work));
-        Ok(Self { storage, url: url.into(), work })
+        let storage = |queue: &&str| PostgresStorage::new(&producers).with_config(config(queue, work));
+        Ok(Self { storages: work.queues().iter().map(storage).collect() })
     }
 
     async fn enqueue(&mut self, order: Order) -> anyhow::Result<()> {
-        Ok(self.storage.push(order).await?)
+        Ok(self.storages[0].push(order).await?)
     }
 
-    async fn enqueue_batch(&mut self, orders: Vec<Order>) -> anyhow::Result<()> {
-        Ok(self.storage.push_bulk(orders).await?)
-    }
-
-    async fn work(self) -> anyhow::Result<()> {
-        let pool = pool(&self.url, WORKER).await?;
-        if self.work == Work::Pickup {
-            return worker("worker-1", &pool, self.work).await;
-        }
-        tokio::try_join!(worker("worker-1", &pool, self.work), worker("worker-2", &pool, self.work))?;
-        Ok(())
+    async fn enqueue_batch(&mut self, queue: &str, orders: Vec<Order>) -> anyhow::Result<()> {
+        let at = QUEUES.iter().position(|name| *name == queue).unwrap_or_default();
+        Ok(self.storages[at].push_bulk(orders).await?)
     }
 
     async fn finished(&self, _: usize) -> anyhow::Result<usize> {
         let finished: i64 = sqlx::query_scalar("SELECT count(*) FROM apalis.jobs WHERE status = 'Done'")
-            .fetch_one(self.storage.pool())
+            .fetch_one(self.storages[0].pool())
             .await?;
         Ok(usize::try_from(finished)?)
+    }
+
+    async fn work(servers: &Servers, work: Work) -> anyhow::Result<()> {
+        let pool = pool(&servers.database, WORKER).await?;
+        let name = |n: u32| format!("worker-{}-{n}", std::process::id());
+        if matches!(work, Work::Pickup | Work::DrainFourWorkers) {
+            return worker(&name(1), QUEUES[0], &pool, work).await;
+        }
+        let second = work.queues().last().copied().unwrap_or(QUEUES[0]);
+        tokio::try_join!(worker(&name(1), QUEUES[0], &pool, work), worker(&name(2), second, &pool, work))?;
+        Ok(())
     }
 }

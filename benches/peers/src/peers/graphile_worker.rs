@@ -1,25 +1,20 @@
 //! `graphile_worker`: the Rust port of Graphile Worker.
 
-use std::time::Duration;
-
 use anyhow::Context;
 use graphile_worker::{
     IntoTaskHandlerResult, JobSpec, LocalQueueConfig, TaskHandler, WorkerContext, WorkerOptions, WorkerUtils,
 };
 use sqlx::PgPool;
 
-use super::{About, PRODUCERS, WORKER, pool};
-use crate::{
-    handled,
-    order::Order,
-    works::{Peer, Work},
-};
+use super::{About, PRODUCERS, Peer, Servers, WORKER, ms, pool};
+use crate::{handled, order::Order, works::Work};
 
 pub(super) const ABOUT: About = About {
-    finished_rows: "deleted",
-    fence: "none: a completion deletes by id alone",
-    settings: "local queue; drain: concurrency 200, 2 local queues of 2,000, completions batched for 2 ms; \
-               mixed: concurrency 64, queue 500, 5 ms, poll 10 ms, ttl 200 ms; \
+    history: "deleted",
+    fence: "none: by id alone",
+    synced: "each commit",
+    settings: "local queue; drain: concurrency 200, 2 local queues of 2,000, completions batched for 2 ms (the same \
+               for each of four workers); mixed: concurrency 64, queue 500, 5 ms, poll 10 ms, ttl 200 ms; \
                pick-up: concurrency 4, queue 100, 5 ms, ttl 200 ms",
 };
 
@@ -29,8 +24,6 @@ const SCHEMA: &str = "graphile_worker";
 pub(super) struct GraphileWorker {
     utils: WorkerUtils,
     producers: PgPool,
-    url: String,
-    work: Work,
 }
 
 impl TaskHandler for Order {
@@ -43,11 +36,11 @@ impl TaskHandler for Order {
 }
 
 impl Peer for GraphileWorker {
-    async fn open(url: &str, work: Work) -> anyhow::Result<Self> {
-        let producers = pool(url, PRODUCERS).await?;
+    async fn open(servers: &Servers, _: Work) -> anyhow::Result<Self> {
+        let producers = pool(&servers.database, PRODUCERS).await?;
         let utils = WorkerUtils::new(producers.clone(), SCHEMA);
         utils.migrate().await.context("migrate")?;
-        Ok(Self { utils, producers, url: url.into(), work })
+        Ok(Self { utils, producers })
     }
 
     async fn enqueue(&mut self, order: Order) -> anyhow::Result<()> {
@@ -55,24 +48,30 @@ impl Peer for GraphileWorker {
         Ok(())
     }
 
-    async fn enqueue_batch(&mut self, orders: Vec<Order>) -> anyhow::Result<()> {
+    async fn enqueue_batch(&mut self, _: &str, orders: Vec<Order>) -> anyhow::Result<()> {
         let spec = JobSpec::default();
         let jobs: Vec<_> = orders.into_iter().map(|order| (order, &spec)).collect();
         self.utils.add_jobs(&jobs).await?;
         Ok(())
     }
 
-    async fn work(self) -> anyhow::Result<()> {
-        let ms = Duration::from_millis;
+    async fn finished(&self, jobs: usize) -> anyhow::Result<usize> {
+        let left: i64 = sqlx::query_scalar("SELECT count(*) FROM graphile_worker._private_jobs")
+            .fetch_one(&self.producers)
+            .await?;
+        Ok(jobs.saturating_sub(usize::try_from(left)?))
+    }
+
+    async fn work(servers: &Servers, work: Work) -> anyhow::Result<()> {
         let options = WorkerOptions::default()
-            .pg_pool(pool(&self.url, WORKER).await?)
+            .pg_pool(pool(&servers.database, WORKER).await?)
             .schema(SCHEMA)
             .define_job::<Order>()
             .listen_os_shutdown_signals(false);
         // The local queue can stand still when jobs arrive while it runs, until its ttl has passed:
-        // 5 minutes, unless it is told otherwise.
+        // 5 minutes, unless it is set otherwise.
         let queue = LocalQueueConfig::default();
-        let options = match self.work {
+        let options = match work {
             Work::Mixed => options
                 .concurrency(64)
                 .poll_interval(ms(10))
@@ -89,12 +88,5 @@ impl Peer for GraphileWorker {
         };
         options.init().await?.run().await?;
         Ok(())
-    }
-
-    async fn finished(&self, jobs: usize) -> anyhow::Result<usize> {
-        let left: i64 = sqlx::query_scalar("SELECT count(*) FROM graphile_worker._private_jobs")
-            .fetch_one(&self.producers)
-            .await?;
-        Ok(jobs.saturating_sub(usize::try_from(left)?))
     }
 }

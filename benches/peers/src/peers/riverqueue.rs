@@ -1,37 +1,31 @@
 //! `riverqueue`: River's own client and worker for Rust.
 
-use std::time::Duration;
-
 use anyhow::Context;
 use riverqueue::{
-    Client, Job, JobArgs, QueueConfig, WorkContext, WorkOutcome, Workers, migrate::PostgresMigrator,
+    Client, InsertOpts, Job, JobArgs, QueueConfig, WorkContext, WorkOutcome, Workers,
+    migrate::PostgresMigrator,
 };
 use sqlx::PgPool;
 
-use super::{About, PRODUCERS, WORKER, pool};
-use crate::{
-    handled,
-    order::Order,
-    works::{Peer, Work},
-};
+use super::{About, PRODUCERS, Peer, Servers, WORKER, ms, pool};
+use crate::{handled, order::Order, works::Work};
 
 pub(super) const ABOUT: About = About {
-    finished_rows: "kept for 24 h",
-    fence: "none: a completion asks for a running job, not for its attempt",
-    settings: "fetch_cooldown 1 ms (producers and worker); drain and mixed: 1,000 workers, poll 5 ms; \
-               pick-up: 100 workers; its batches insert row by row in one transaction",
+    history: "kept for 24 h",
+    fence: "none: any running attempt",
+    synced: "each commit",
+    settings: "fetch_cooldown 1 ms (producers and worker); drain and mixed: 1,000 workers, poll 5 ms (500 for each of \
+               two queues or of four workers); pick-up: 100 workers; its batches insert row by row in one transaction",
 };
 
 /// Its default of 100 ms holds back notifications and fetches alike.
-const COOLDOWN: Duration = Duration::from_millis(1);
+const COOLDOWN: std::time::Duration = ms(1);
 
 #[derive(Clone)]
 pub(super) struct River {
-    /// Not the worker's: a client wakes its own worker without Postgres.
     producer: Client,
     producers: PgPool,
-    url: String,
-    work: Work,
+    queue: &'static str,
 }
 
 impl JobArgs for Order {
@@ -39,39 +33,21 @@ impl JobArgs for Order {
 }
 
 impl Peer for River {
-    async fn open(url: &str, work: Work) -> anyhow::Result<Self> {
-        let producers = pool(url, PRODUCERS).await?;
+    async fn open(servers: &Servers, work: Work) -> anyhow::Result<Self> {
+        let producers = pool(&servers.database, PRODUCERS).await?;
         PostgresMigrator::new(producers.clone()).migrate_up().await.context("migrate")?;
         let producer = Client::builder(producers.clone()).fetch_cooldown(COOLDOWN).build()?;
-        Ok(Self { producer, producers, url: url.into(), work })
+        Ok(Self { producer, producers, queue: work.queues()[0] })
     }
 
     async fn enqueue(&mut self, order: Order) -> anyhow::Result<()> {
-        self.producer.insert(order).await?;
+        self.producer.insert(order).opts(InsertOpts::default().with_queue(self.queue)).await?;
         Ok(())
     }
 
-    async fn enqueue_batch(&mut self, orders: Vec<Order>) -> anyhow::Result<()> {
-        self.producer.insert_many(orders).await?;
-        Ok(())
-    }
-
-    async fn work(self) -> anyhow::Result<()> {
-        let mut workers = Workers::new();
-        workers.add_fn(async |_: WorkContext, job: Job<Order>| {
-            handled::handle(&job.args);
-            anyhow::Ok(WorkOutcome::Complete)
-        })?;
-        let queue = match self.work {
-            Work::Pickup => QueueConfig::new(100),
-            _ => QueueConfig::new(1_000).with_fetch_poll_interval(Duration::from_millis(5)),
-        };
-        let client = Client::builder(pool(&self.url, WORKER).await?)
-            .workers(workers)
-            .queue("default", queue)
-            .fetch_cooldown(COOLDOWN)
-            .build()?;
-        client.start()?.wait().await?;
+    async fn enqueue_batch(&mut self, queue: &str, orders: Vec<Order>) -> anyhow::Result<()> {
+        let item = |order| (order, InsertOpts::default().with_queue(queue));
+        self.producer.insert_many(orders.into_iter().map(item)).await?;
         Ok(())
     }
 
@@ -80,5 +56,26 @@ impl Peer for River {
             .fetch_one(&self.producers)
             .await?;
         Ok(usize::try_from(finished)?)
+    }
+
+    async fn work(servers: &Servers, work: Work) -> anyhow::Result<()> {
+        let mut workers = Workers::new();
+        workers.add_fn(async |_: WorkContext, job: Job<Order>| {
+            handled::handle(&job.args);
+            anyhow::Ok(WorkOutcome::Complete)
+        })?;
+        let queue = || match work {
+            Work::Pickup => QueueConfig::new(100),
+            Work::DrainTwoQueues | Work::DrainFourWorkers => {
+                QueueConfig::new(500).with_fetch_poll_interval(ms(5))
+            }
+            _ => QueueConfig::new(1_000).with_fetch_poll_interval(ms(5)),
+        };
+        let mut client = Client::builder(pool(&servers.database, WORKER).await?).workers(workers);
+        for name in work.queues() {
+            client = client.queue(*name, queue());
+        }
+        client.fetch_cooldown(COOLDOWN).build()?.start()?.wait().await?;
+        Ok(())
     }
 }

@@ -1,82 +1,89 @@
-//! tenure itself, by its own program: `tenure bench` on the same servers.
+//! `tenure` itself, measured as its peers are.
 
-use std::path::Path;
+use sqlx::PgPool;
+use tenure::{Config, Job, JobContext, JobError, JobRequest, Outcome, Worker};
 
-use anyhow::Context;
-use serde::Deserialize;
-use tokio::process::Command;
-
-use super::About;
-use crate::{
-    LONGEST,
-    servers::{Database, output_of},
-    works::{Row, Values},
-};
+use super::{About, Peer, Servers, pool};
+use crate::{handled, order::Order, works::Work};
 
 pub(super) const ABOUT: About = About {
-    finished_rows: "kept, in a history table with a partition a day",
-    fence: "by the claim's number",
-    settings: "2,000 slots; its worker is a process of its own; delivered by NATS",
+    history: "kept",
+    fence: "the claim's number",
+    synced: "each commit",
+    settings: "defaults but for its slots: 2,000 for one worker, 1,000 for each of two queues, 500 for each of four \
+               workers; delivered by NATS (JetStream, file storage). Rows: history is a table with a partition a day",
 };
 
-/// How many works it does in one go.
-const WORKS: [&str; 6] = ["one-by-one", "tasks", "batches", "drain", "mixed", "pickup"];
+/// Whether a kind may keep no history.
+pub(super) const FORGETS: bool = false;
 
-/// What its figures are called.
-const FIGURES: [(&str, Row); 9] = [
-    ("enqueue, one by one", Row::OneByOne),
-    ("enqueue, one by one, from 32 tasks", Row::Tasks),
-    ("enqueue, batches of 1,000, published and confirmed", Row::Batches),
-    ("drain, one worker", Row::Drain),
-    ("enqueue from 32 tasks while one worker drains", Row::Mixed),
-    ("pick-up when idle, p50", Row::PickupP50),
-    ("pick-up when idle, p99", Row::PickupP99),
-    ("raw INSERT, one by one", Row::RawOne),
-    ("raw INSERT, 32 connections", Row::RawMany),
-];
-
-/// What its program says about itself and its server.
-#[derive(Debug, Clone)]
-pub(crate) struct Versions {
-    pub(crate) tenure: String,
-    pub(crate) nats: String,
+#[derive(Clone)]
+pub(super) struct Tenure {
+    tenure: tenure::Tenure,
+    /// For what the bench alone asks.
+    counts: PgPool,
+    queue: &'static str,
 }
 
-#[derive(Deserialize)]
-struct Printed {
-    tenure: String,
-    nats: String,
-    figures: Vec<Figure>,
+impl Job for Order {
+    const KIND: &'static str = Order::KIND;
 }
 
-#[derive(Deserialize)]
-struct Figure {
-    work: String,
-    median: f64,
+fn config(servers: &Servers) -> Config {
+    Config::new(&servers.database, &servers.broker)
 }
 
-pub(crate) async fn measure(
-    program: &Path,
-    database: &Database,
-    nats_url: &str,
-    jobs: usize,
-) -> anyhow::Result<(Values, Versions)> {
-    let mut command = Command::new(program);
-    command
-        .arg("bench")
-        .args(WORKS)
-        .args(["--runs", "1", "--jobs", &jobs.to_string(), "--slots", "2000"])
-        .args(["--output", "json", "--on-servers"])
-        .env("DATABASE_URL", database.url())
-        .env("NATS_URL", nats_url);
-    let longest = LONGEST * u32::try_from(WORKS.len())?;
-    let printed = output_of(command, longest).await?;
-    let printed: Printed = serde_json::from_str(&printed).context("read what tenure has printed")?;
-    let mut values = Values::new();
-    for (name, row) in FIGURES {
-        let figure = printed.figures.iter().find(|figure| figure.work == name);
-        let figure = figure.with_context(|| format!("this tenure does not tell \"{name}\""))?;
-        values.insert(row, figure.median);
+const fn slots(work: Work) -> u32 {
+    match work {
+        Work::DrainTwoQueues => 1_000,
+        Work::DrainFourWorkers => 500,
+        _ => 2_000,
     }
-    Ok((values, Versions { tenure: printed.tenure, nats: printed.nats }))
+}
+
+impl Peer for Tenure {
+    async fn open(servers: &Servers, work: Work) -> anyhow::Result<Self> {
+        let tenure = tenure::Tenure::connect(&config(servers)).await?;
+        let queues: Vec<_> = work.queues().iter().map(ToString::to_string).collect();
+        tenure.setup(&queues).await?;
+        Ok(Self { tenure, counts: pool(&servers.database, 1).await?, queue: work.queues()[0] })
+    }
+
+    async fn enqueue(&mut self, order: Order) -> anyhow::Result<()> {
+        self.tenure.enqueue(JobRequest::from(order).queue(self.queue)).await?;
+        Ok(())
+    }
+
+    async fn enqueue_batch(&mut self, queue: &str, orders: Vec<Order>) -> anyhow::Result<()> {
+        let requests = orders.into_iter().map(|order| JobRequest::from(order).queue(queue));
+        self.tenure.enqueue_many(requests).await?;
+        Ok(())
+    }
+
+    async fn flush(&self) {
+        self.tenure.flush().await;
+    }
+
+    /// A finished job has left this table for the history, in the statement that completed it.
+    async fn finished(&self, jobs: usize) -> anyhow::Result<usize> {
+        let left: i64 =
+            sqlx::query_scalar("SELECT count(*) FROM tenure.jobs").fetch_one(&self.counts).await?;
+        Ok(jobs.saturating_sub(usize::try_from(left)?))
+    }
+
+    async fn work(servers: &Servers, work: Work) -> anyhow::Result<()> {
+        let tenure = tenure::Tenure::connect(&config(servers)).await?;
+        let mut worker = Worker::builder(&tenure).handle(move |order: Order, ctx: JobContext| async move {
+            handled::handle(&order);
+            if work == Work::DrainProgress {
+                ctx.progress("packing", 50.0, "half of the lines are packed").await?;
+            }
+            Ok::<_, JobError>(Outcome::Done(None))
+        });
+        for queue in work.queues() {
+            worker = worker.only_queue(queue, slots(work));
+        }
+        worker.run_until(std::future::pending()).await?;
+        Ok(())
+    }
 }

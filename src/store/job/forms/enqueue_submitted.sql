@@ -2,6 +2,7 @@
 --
 -- The parameters and the answer are those of enqueue.sql. A form of its own, because producers may not write created_at.
 -- If the server's clock is ahead of the database's, the job was created now.
+-- Made of parts: `scripts/statement enqueue_submitted` prints it whole.
 -- include job/parts/enqueue_fresh.sql
 INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, scheduled_at, trace_context,
                          dispatch, publish_at, published_at, created_at)

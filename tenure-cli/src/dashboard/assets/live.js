@@ -103,6 +103,7 @@
   // While a question is open, its form must stay as the user saw it: what it touches, and how many. The updates that
   // come meanwhile wait.
   let held = [];
+  let asking = false; // from the click on: what is counted for the question must be what the form sends
   function release() {
     const regions = held;
     held = [];
@@ -111,9 +112,9 @@
 
   function morph({ id, html }) {
     const question = one("dialog.ask");
-    if (question) {
+    if (question || asking) {
       held.push({ id, html });
-      question.dataset.held = held.map((region) => region.id).join(" ");
+      if (question) question.dataset.held = held.map((region) => region.id).join(" ");
       return;
     }
     const old = document.getElementById(id);
@@ -131,7 +132,7 @@
   // --- Selection. `<form data-bulk>`: check boxes named `id`, `[data-all]` in the head, `[data-matching]` for all
   // matches and not only this page. `<button data-count="Redrive" data-can="redrive">` shows how many of the selected
   // it can touch: a box lists what can be done in its own `data-can`, and of all matches it is the button's `data-all`,
-  // or more (`data-more`).
+  // or more: then `data-more` is an address that counts them all, for the question before the action.
   const boxes = (form) => all("input[name=id]", form);
   const checked = (form) => boxes(form).filter((box) => box.checked);
   const matching = (form) => one("[data-matching]", form);
@@ -139,12 +140,13 @@
   function selected(form, button) {
     const act = button?.dataset.can;
     if (button && matching(form)?.checked) {
-      return { number: Number(button.dataset.all), more: "more" in button.dataset };
+      return { number: Number(button.dataset.all), more: button.dataset.more ?? null };
     }
     const can = (box) => !act || (box.dataset.can ?? act).split(" ").includes(act);
-    return { number: checked(form).filter(can).length, more: false };
+    return { number: checked(form).filter(can).length, more: null };
   }
 
+  const COUNTED_WITHIN = 15_000;
   const words = ({ number, more }) => number.toLocaleString("en") + (more ? " or more" : "");
 
   function count() {
@@ -196,15 +198,35 @@
     question.replace(/\{n\} (job|dead letter)s/, (many, one) => (words(these) === "1" ? `1 ${one}` : many))
       .replace("{n}", words(these));
 
+  // How many the action touches, exactly. Without an answer the question says "or more", as the button does.
+  async function counted(form, button) {
+    const these = selected(form, button);
+    if (!these.more) return these;
+    try {
+      const fields = new URLSearchParams(new FormData(form));
+      ["csrf", "id", "back"].forEach((name) => fields.delete(name));
+      const answer = await fetch(`${these.more}?${fields}`, { signal: AbortSignal.timeout(COUNTED_WITHIN) });
+      return { number: (await answer.json())[button.dataset.can], more: null };
+    } catch {
+      return these;
+    }
+  }
+
   let confirmed = null;
   async function onSubmit(event) {
     const { target: form, submitter } = event;
     const question = submitter?.dataset.confirm ?? form.dataset.confirm;
     if (!question || confirmed === form) return;
     event.preventDefault();
-    const label = submitter?.textContent ?? "Yes";
+    if (asking) return;
+    asking = true;
     const dangerous = submitter?.classList.contains("danger") ?? false;
-    if (await ask(fill(question, selected(form, submitter)), label, dangerous)) {
+    const these = await counted(form, submitter);
+    const act = submitter?.dataset.count;
+    const label = act ? `${act} ${words(these)}` : submitter?.textContent ?? "Yes";
+    const yes = await ask(fill(question, these), label, dangerous);
+    asking = false;
+    if (yes) {
       confirmed = form;
       form.requestSubmit(submitter?.isConnected ? submitter : undefined);
       confirmed = null;

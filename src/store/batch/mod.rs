@@ -30,7 +30,8 @@ use tokio::{
     task::yield_now,
 };
 
-use crate::{batch::joint::Joint, observe::panics};
+use self::joint::Joint;
+use crate::observe::panics;
 
 /// The most items of one statement, which should take less than some 50 ms.
 pub(crate) const ITEMS_MAX: usize = 1_024;

@@ -17,13 +17,13 @@ pub(crate) fn point(name: &str) {
 }
 
 /// Returns whether a test chose this point.
-#[cfg(feature = "faults")]
+#[cfg(all(feature = "faults", feature = "worker"))]
 pub(crate) fn is_near(name: &str) -> bool {
     std::env::var("TENURE_FAULT").is_ok_and(|fault| fault.starts_with(name))
 }
 
 /// Returns `false`: without the feature `faults` no point is chosen.
-#[cfg(not(feature = "faults"))]
+#[cfg(all(not(feature = "faults"), feature = "worker"))]
 pub(crate) fn is_near(_name: &str) -> bool {
     false
 }

@@ -1,4 +1,4 @@
-//! Proof: the harness for tests of one step, with a real Postgres and a real NATS.
+//! Place: the servers and jobs of the tests of one step, with a real Postgres and a real NATS.
 //!
 //! The tests of whole jobs are in tests/it. A test here calls one step by itself, on a database that it has prepared:
 //! it can provoke an answer that comes once in a million jobs.
@@ -121,7 +121,7 @@ pub(crate) async fn place_with_nats() -> (Place, crate::dev::Nats) {
 pub(crate) async fn end(nats: crate::dev::Nats, place: &Place) {
     tokio::task::spawn_blocking(move || drop(nats)).await.unwrap();
     let began = Instant::now();
-    while place.tenure.queue().is_connected() {
+    while place.tenure.nats().is_connected() {
         assert!(began.elapsed() < seconds(20), "the client did not notice that NATS ended");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -133,6 +133,7 @@ pub(crate) const RULES: Rules = Rules {
     keepalive: None,
     on_crash: OnCrash::Retry,
     on_write_loss: OnWriteLoss::Cancel,
+    no_history: false,
 };
 
 impl Place {
@@ -195,7 +196,7 @@ impl Place {
     pub(crate) fn ticket(&self, job: JobId, n: i32) -> Delivery {
         let body = format!("{{\"job_id\":\"{job}\",\"dispatch\":{n}}}");
         let subject = format!("{}.q.k", self.config.subject_prefix);
-        Delivery::made_up(self.tenure.queue(), (subject, body), Some(job), n, 1)
+        Delivery::made_up(self.tenure.nats(), (subject, body), Some(job), n, 1)
     }
 
     /// Enqueues a job, and claims it as a worker's running job.

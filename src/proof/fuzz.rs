@@ -110,7 +110,7 @@ pub fn config(data: &[u8]) {
 
 #[cfg(test)]
 #[expect(clippy::unwrap_used, reason = "a test may panic")]
-#[path = "../fuzz/seeds.rs"]
+#[path = "../../fuzz/seeds.rs"]
 mod seeds;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
--- hold: the first statement of a transaction whose snapshot lasts. Until that transaction ends, no other
+-- lock_job: the first statement of a transaction whose snapshot lasts. Until that transaction ends, no other
 -- session can reset the job or end it.
 --
 --   $1 job id  $2 token  $3 claim id

@@ -1,0 +1,208 @@
+//! Together: one message names several jobs, and no job suffers for another.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+use tenure::{JobContext, JobRequest, KindOptions, Worker, queues::QueueLimits};
+use tokio::{sync::Semaphore, time::sleep};
+
+use crate::harness::{Bench, Running, bench_with};
+
+fn order(n: usize) -> JobRequest {
+    JobRequest::new("q", "order", json!({ "number": n }))
+}
+
+async fn bench() -> Bench {
+    bench_with(|config| config.jobs_per_message = 16).await
+}
+
+async fn burst(bench: &Bench, jobs: usize) {
+    bench.tenure.enqueue_many((0..jobs).map(order)).await.unwrap();
+    bench.tenure.flush().await;
+}
+
+/// A worker whose handlers wait for a permit each.
+fn gated(bench: &Bench, slots: u32) -> (Running, Arc<Semaphore>) {
+    let gate = Arc::new(Semaphore::new(0));
+    let held = gate.clone();
+    let handler = move |_: Value, _: JobContext| {
+        let held = held.clone();
+        async move { held.acquire().await.unwrap().forget() }
+    };
+    let worker = Worker::builder(&bench.tenure)
+        .handle_kind("order", KindOptions::new(), handler)
+        .concurrency("q", slots);
+    (Running::start(worker), gate)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_burst_is_a_few_messages_and_each_of_its_jobs_ends_once() {
+    let bench = bench().await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    burst(&bench, 200).await;
+    assert_eq!(bench.messages().await, 13, "twelve of sixteen jobs, and one of eight");
+    burst(&bench, 7).await;
+    assert_eq!(bench.messages().await, 13 + 7, "idle workers share a small burst");
+    let (worker, gate) = gated(&bench, 300);
+    bench.until_count("tenure.jobs WHERE status = 'processing'", 207).await;
+    // One of a message's jobs still runs: the message stays.
+    gate.add_permits(206);
+    bench.until_count("tenure.job_history WHERE attempt = 1", 206).await;
+    while bench.messages().await > 1 {
+        sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(bench.messages().await, 1);
+    gate.add_permits(1);
+    bench.until_count("tenure.job_history WHERE attempt = 1", 207).await;
+    bench.until_stream_is_empty(Duration::from_secs(10)).await;
+    worker.stop().await;
+}
+
+/// The rest of a message goes to the relay, whole messages go to another worker, and the jobs that run keep their own.
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_without_a_slot_run_elsewhere_while_the_others_of_their_message_still_run() {
+    let bench = bench().await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    burst(&bench, 64).await;
+    assert_eq!(bench.messages().await, 8);
+    let (small, gate) = gated(&bench, 2);
+    bench.until_count("tenure.jobs WHERE status = 'processing'", 2).await;
+    let (large, free) = gated(&bench, 100);
+    free.add_permits(100);
+    bench.until_within("(SELECT count(*) FROM tenure.job_history) = 62", Duration::from_secs(15)).await;
+    assert_eq!(bench.count("tenure.jobs WHERE status = 'processing'").await, 2);
+    gate.add_permits(2);
+    bench.until_count("tenure.job_history WHERE attempt = 1", 64).await;
+    bench.until_stream_is_empty(Duration::from_secs(10)).await;
+    small.stop().await;
+    large.stop().await;
+}
+
+/// A worker with one slot runs a burst by itself, and a stop in between returns what it has not begun.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_with_one_slot_runs_a_burst_and_a_stop_returns_the_rest() {
+    let bench = bench().await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    burst(&bench, 64).await;
+    let (worker, gate) = gated(&bench, 1);
+    bench.until_count("tenure.jobs WHERE status = 'processing'", 1).await;
+    gate.add_permits(20);
+    bench.until_within("(SELECT count(*) FROM tenure.job_history) >= 5", Duration::from_secs(10)).await;
+    gate.add_permits(10);
+    worker.stop().await;
+    let done = bench.count("tenure.job_history WHERE attempt = 1").await;
+    assert!((5..=31).contains(&done), "{done}");
+    let (worker, gate) = gated(&bench, 1);
+    gate.add_permits(64);
+    bench
+        .until_within(
+            "(SELECT count(*) FROM tenure.job_history WHERE attempt = 1) = 64",
+            Duration::from_secs(20),
+        )
+        .await;
+    bench.until_stream_is_empty(Duration::from_secs(10)).await;
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_limit_of_running_jobs_holds_for_jobs_of_one_message() {
+    let bench = bench().await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    bench.tenure.limit_queue("q", QueueLimits::new().max_running(3)).await.unwrap();
+    burst(&bench, 128).await;
+    let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let seen = (running.clone(), most.clone());
+    let handler = move |_: Value, _: JobContext| {
+        let (running, most) = seen.clone();
+        async move {
+            most.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            sleep(Duration::from_millis(5)).await;
+            running.fetch_sub(1, Ordering::SeqCst);
+        }
+    };
+    let start = || {
+        let handler = handler.clone();
+        let worker = Worker::builder(&bench.tenure).handle_kind("order", KindOptions::new(), handler);
+        Running::start(worker.concurrency("q", 50))
+    };
+    let (one, other) = (start(), start());
+    bench
+        .until_within(
+            "(SELECT count(*) FROM tenure.job_history WHERE attempt = 1) = 128",
+            Duration::from_secs(40),
+        )
+        .await;
+    assert_eq!(most.load(Ordering::SeqCst), 3);
+    bench.until_stream_is_empty(Duration::from_secs(10)).await;
+    one.stop().await;
+    other.stop().await;
+}
+
+/// The worker that held the message is gone. No scanner runs: redelivery alone brings each job to its end, and none of
+/// those that had ended runs again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_whose_worker_died_in_between_brings_the_rest_of_its_jobs_to_their_end() {
+    let bench = bench_with(|config| {
+        config.jobs_per_message = 16;
+        config.timing.stale_after = Duration::from_secs(4);
+        config.timing.ack_wait = Duration::from_secs(8);
+    })
+    .await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    let without_scanner = |bench: &Bench| {
+        let gate = Arc::new(Semaphore::new(0));
+        let held = gate.clone();
+        let handler = move |_: Value, _: JobContext| {
+            let held = held.clone();
+            async move { held.acquire().await.unwrap().forget() }
+        };
+        let options = KindOptions::new();
+        let worker = Worker::builder(&bench.tenure).handle_kind("order", options, handler).recovery(&[]);
+        (Running::start(worker.concurrency("q", 100)), gate)
+    };
+    burst(&bench, 128).await;
+    let (first, gate) = without_scanner(&bench);
+    bench
+        .until_within(
+            "(SELECT count(*) FROM tenure.jobs WHERE status = 'processing') >= 64",
+            Duration::from_secs(10),
+        )
+        .await;
+    gate.add_permits(40);
+    bench.until_count("tenure.job_history WHERE attempt = 1", 40).await;
+    first.abandon().await;
+    let (second, gate) = without_scanner(&bench);
+    gate.add_permits(200);
+    bench.until_within("(SELECT count(*) FROM tenure.job_history) = 128", Duration::from_secs(40)).await;
+    let again = bench.count("(SELECT FROM tenure.job_executions_all GROUP BY job_id HAVING count(*) FILTER (WHERE outcome = 'completed') > 1) AS twice").await;
+    assert_eq!(again, 0);
+    bench.until_stream_is_empty(Duration::from_secs(20)).await;
+    second.stop().await;
+}
+
+/// A kind whose jobs a message names hides no submission, and its messages are none.
+#[tokio::test(flavor = "multi_thread")]
+async fn submissions_beside_messages_of_several_jobs_are_counted() {
+    let bench = bench().await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    burst(&bench, 128).await;
+    assert_eq!(bench.messages().await, 8);
+    let said = async || {
+        let checks = bench.tenure.doctor(&tenure::doctor::DoctorOptions::default()).await;
+        checks.into_iter().find(|check| check.queue.as_deref() == Some("q")).unwrap().found
+    };
+    assert!(!said().await.contains("submission"), "{}", said().await);
+    for n in 0..3 {
+        bench.publish("q.order", &n.to_string()).await;
+    }
+    assert!(said().await.contains("3 submissions"), "{}", said().await);
+    // The messages of jobs that have ended stand there until a worker receives them.
+    bench.tenure.cancel_all("q", None).await.unwrap();
+    assert!(said().await.contains("3 submissions"), "{}", said().await);
+}
