@@ -239,6 +239,13 @@ impl Nats {
         Ok(counts)
     }
 
+    /// Counts the jobs that the messages of a queue name, for the bench. `None`: NATS does not say.
+    pub async fn jobs_named(&self, queue: &str) -> Option<u64> {
+        let kinds = self.messages_by_kind().await.ok()?.kinds;
+        let jobs = kinds.iter().filter(|of| of.queue == queue).map(|of| of.messages + of.named);
+        Some(jobs.sum::<i64>().cast_unsigned())
+    }
+
     /// Returns the queue, the kind and the number of jobs of each message that a subject names.
     fn named_by<'s>(&self, subject: &'s str) -> Option<(&'s str, &'s str, i64)> {
         let (queue, kind) = subject.strip_prefix(&self.prefix)?.strip_prefix('.')?.split_once('.')?;

@@ -200,9 +200,9 @@ async fn an_idle_fleet_costs_its_renewals_and_one_relay() {
     tokio::time::sleep(Duration::from_secs(6)).await;
     #[expect(clippy::cast_precision_loss, reason = "a small number")]
     let a_second = (transactions().await - before) as f64 / began.elapsed().as_secs_f64();
-    // Ten a second by the relay, one renewal per worker every five seconds, and as much again. Without turns, each
+    // Ten a second by the relay, one renewal per worker every five seconds, and twice as much again. Without turns, each
     // worker would do all shared work every second.
-    assert!(a_second < 35.0, "{a_second} transactions a second");
+    assert!(a_second < 45.0, "{a_second} transactions a second");
     for worker in running {
         worker.stop().await;
     }

@@ -180,6 +180,11 @@ impl Arena {
         Ok(queues.progress(queue).await?.pending)
     }
 
+    /// How many jobs the messages of a queue name.
+    pub(super) async fn jobs_named(&self, queue: &str) -> anyhow::Result<u64> {
+        self.tenure.nats().jobs_named(queue).await.context("NATS does not count the messages of the stream")
+    }
+
     /// Enqueues many jobs at once.
     pub(super) async fn enqueue_many(&self, requests: Vec<JobRequest>) -> anyhow::Result<()> {
         let (tenure, in_flight) = (self.tenure.clone(), self.batches.clone().read_owned().await);

@@ -125,18 +125,18 @@ pub(super) async fn fill(arena: &Arena, queue: &str, jobs: usize) -> anyhow::Res
     Ok(())
 }
 
-/// Checks that the database has every row, and the stream every message.
+/// Checks that the database has every row, and that the stream's messages name every job.
 pub(super) async fn all_confirmed(
     arena: &Arena,
     queue: &str,
     state: &tenure::internals::BenchState,
     jobs: usize,
 ) -> anyhow::Result<()> {
-    let messages = arena.messages(queue).await?;
-    let all = [state.queued.cast_unsigned(), messages].iter().all(|found| *found == jobs as u64);
+    let named = arena.jobs_named(queue).await?;
+    let all = [state.queued.cast_unsigned(), named].iter().all(|found| *found == jobs as u64);
     if !all || state.unpublished != 0 {
         bail!(
-            "{jobs} jobs were enqueued, but the stream has {messages} messages, and the database has {state:?}"
+            "{jobs} jobs were enqueued, but the messages of the stream name {named}, and the database has {state:?}"
         );
     }
     Ok(())

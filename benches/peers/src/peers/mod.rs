@@ -133,7 +133,7 @@ impl Library {
         match (self, work) {
             (Self::Raw, work) => matches!(work, Work::OneByOne | Work::Tasks),
             // A peer keeps or deletes what is finished in every work alike.
-            (library, Work::DrainUnkept) => matches!(library, Self::Tenure) && tenure::FORGETS,
+            (library, Work::DrainUnkept) => matches!(library, Self::Tenure),
             // Jobs of one of its queues run one after the other: that is what its queues are for.
             (Self::GraphileWorker, Work::DrainTwoQueues) => false,
             (Self::GraphileWorker | Self::Apalis | Self::Riverqueue, Work::DrainProgress) => false,

@@ -1,7 +1,7 @@
 //! `tenure` itself, measured as its peers are.
 
 use sqlx::PgPool;
-use tenure::{Config, Job, JobContext, JobError, JobRequest, Outcome, Worker};
+use tenure::{Config, Job, JobContext, JobError, JobRequest, KindOptions, Outcome, Worker};
 
 use super::{About, Peer, Servers, pool};
 use crate::{handled, order::Order, works::Work};
@@ -13,9 +13,6 @@ pub(super) const ABOUT: About = About {
     settings: "defaults but for its slots: 2,000 for one worker, 1,000 for each of two queues, 500 for each of four \
                workers; delivered by NATS (JetStream, file storage). Rows: history is a table with a partition a day",
 };
-
-/// Whether a kind may keep no history.
-pub(super) const FORGETS: bool = false;
 
 #[derive(Clone)]
 pub(super) struct Tenure {
@@ -73,13 +70,18 @@ impl Peer for Tenure {
 
     async fn work(servers: &Servers, work: Work) -> anyhow::Result<()> {
         let tenure = tenure::Tenure::connect(&config(servers)).await?;
-        let mut worker = Worker::builder(&tenure).handle(move |order: Order, ctx: JobContext| async move {
+        let options = match work {
+            Work::DrainUnkept => KindOptions::new().no_history(),
+            _ => KindOptions::new(),
+        };
+        let handler = move |order: Order, ctx: JobContext| async move {
             handled::handle(&order);
             if work == Work::DrainProgress {
                 ctx.progress("packing", 50.0, "half of the lines are packed").await?;
             }
             Ok::<_, JobError>(Outcome::Done(None))
-        });
+        };
+        let mut worker = Worker::builder(&tenure).handle_with(options, handler);
         for queue in work.queues() {
             worker = worker.only_queue(queue, slots(work));
         }
