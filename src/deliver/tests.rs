@@ -467,7 +467,9 @@ async fn a_job_without_a_slot_is_handed_to_the_relay_if_it_waits_for_this_messag
     assert!(first.starts_with(&waits.to_string()) && !first.contains(&claimed.to_string()), "{first}");
     // The worker died before its ack: the message comes again, and the relay's time stays.
     let mut again = parts(&place, &[waits, claimed], 2);
-    again.iter_mut().for_each(|part| part.deliveries = 2);
+    for part in &mut again {
+        part.deliveries = 2;
+    }
     deliver.hand_back(again).await;
     assert_eq!(place.value(handed).await, first);
 }

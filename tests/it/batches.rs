@@ -180,7 +180,7 @@ async fn one_refused_job_fails_alone_and_the_others_of_its_batch_are_enqueued() 
     }
     assert_eq!(bench.count("tenure.jobs").await, 59);
     bench.tenure.flush().await;
-    assert_eq!(bench.messages().await, 59);
+    assert_eq!(bench.named().await, 59);
     // All or none, where the caller asked for that.
     assert!(bench.tenure.enqueue_many((0..20).map(order)).await.is_err());
     assert_eq!(bench.count("tenure.jobs").await, 59);
@@ -341,7 +341,7 @@ async fn callers_that_give_up_leave_nothing_half_done() {
     bench.tenure.flush().await;
     let rows = bench.count("tenure.jobs").await;
     assert!((1..=401).contains(&rows));
-    assert_eq!(bench.messages().await, u64::try_from(rows).unwrap(), "each row has its message");
+    assert_eq!(bench.named().await, u64::try_from(rows).unwrap(), "each row has its message");
     let worker = worker(&bench, 50);
     // Statements that were under way when their callers gave up may have committed since.
     bench

@@ -60,7 +60,7 @@ async fn a_fresh_process_leaves_no_row_to_the_relay() {
     assert!(shell.status.success(), "{shell:?}");
     assert_eq!(bench.count("tenure.jobs").await, 200 + 640 + 50_000 + 1);
     published_by_producers_alone(&bench).await;
-    assert_eq!(bench.messages().await, 200 + 640 + 50_000 + 1);
+    assert_eq!(bench.named().await, 200 + 640 + 50_000 + 1);
 }
 
 /// No `flush`, no `close`: processes that exit, and runtimes that are dropped with all their tasks.
@@ -93,8 +93,8 @@ async fn a_process_that_ends_right_after_enqueue_leaves_its_messages_with_the_ke
     let all = runtimes as u64 + 100;
     // The kernel has sent its bytes, or is about to.
     let deadline = Instant::now() + Duration::from_secs(5);
-    while bench.messages().await < all {
-        assert!(Instant::now() < deadline, "{} of {all} messages", bench.messages().await);
+    while bench.named().await < all {
+        assert!(Instant::now() < deadline, "the messages name {} of {all} jobs", bench.named().await);
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     published_by_producers_alone(&bench).await;
@@ -126,7 +126,7 @@ async fn jobs_enqueued_before_nats_is_there_are_published_by_their_own_process()
     proxy.mend();
     tenure.flush().await;
     published_by_producers_alone(&bench).await;
-    assert_eq!(bench.messages().await, 10);
+    assert_eq!(bench.named().await, 10);
 }
 
 /// A refused message has no effect on the next one.
@@ -202,7 +202,7 @@ async fn a_thousand_transactions_at_once_cost_a_few_statements() {
     bench.tenure.flush().await;
     let committed = transactions(&bench).await - before;
     published_by_producers_alone(&bench).await;
-    assert_eq!(bench.messages().await, 1_000);
+    assert_eq!(bench.named().await, 1_000);
     // The interval between questions is a quarter of a transaction's age.
     assert!(open < 60, "{open} statements in half a second for a thousand jobs");
     assert!(committed < 100 + 40, "{committed} transactions, of which a hundred are the user's");

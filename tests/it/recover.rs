@@ -533,7 +533,7 @@ async fn a_backlog_is_not_published_again() {
     bench.until("(SELECT max(marked_at) - min(marked_at) FROM tenure.relay_marks) > interval '4 s'").await;
     assert_eq!(bench.count("tenure.jobs WHERE dispatch > 1").await, 0);
     assert_eq!(bench.count("tenure.recovery_events").await, 0);
-    assert_eq!(bench.messages().await, 2_001);
+    assert_eq!(bench.named().await, 2_001);
     drop(worker);
 }
 
@@ -545,7 +545,7 @@ async fn a_deleted_stream_loses_no_job() {
     let requests = (0..1_000).map(|n| JobRequest::new("sums", "noop", serde_json::json!(n)));
     tenure.enqueue_many(requests).await.unwrap();
     tenure.flush().await;
-    assert_eq!(bench.messages().await, 1_000);
+    assert_eq!(bench.named().await, 1_000);
     let sequence = || async {
         bench.js.get_stream(&bench.config.stream).await.unwrap().cached_info().state.last_sequence
     };

@@ -45,7 +45,7 @@ async fn nats_is_killed_and_frozen_in_the_middle_and_nothing_is_lost() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_that_is_full_refuses_messages_and_no_job() {
-    let bench = bench().await;
+    let bench = bench_with(|config| config.jobs_per_message = 1).await;
     bench.tenure.setup(&["q".into()]).await.unwrap();
     let stream = bench.js.get_stream(&bench.config.stream).await.unwrap();
     let mut config = stream.cached_info().config.clone();

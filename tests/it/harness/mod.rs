@@ -21,6 +21,7 @@ use std::{
 };
 
 use async_nats::jetstream;
+use futures::TryStreamExt;
 use sqlx::{AssertSqlSafe, PgPool, postgres::PgPoolOptions};
 use tenure::{Config, JobId, Tenure, dev::Servers};
 
@@ -274,6 +275,18 @@ impl Bench {
             Ok(stream) => stream.cached_info().state.messages,
             Err(_) => 0,
         }
+    }
+
+    /// The number of jobs that the messages in the stream name.
+    pub async fn named(&self) -> u64 {
+        let Ok(stream) = self.js.get_stream(&self.config.stream).await else { return 0 };
+        let mut subjects = stream.info_with_subjects(">").await.unwrap();
+        let mut named = 0;
+        while let Some((subject, messages)) = subjects.try_next().await.unwrap() {
+            let jobs = subject.split('.').find_map(|part| part.strip_prefix('+')?.parse::<u64>().ok());
+            named += messages as u64 * jobs.unwrap_or(1);
+        }
+        named
     }
 
     /// Fails if `verify` finds anything.
