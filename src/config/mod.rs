@@ -156,7 +156,8 @@ pub enum TraceParent {
     Child,
 }
 
-/// The largest `jobs_per_message`. A worker takes a message that names more jobs for a malformed one.
+/// The largest [`Config::jobs_per_message`]: a larger value counts as this one, and 0 as 1. A worker takes a message
+/// that names more jobs for a malformed one.
 pub(crate) const JOBS_PER_MESSAGE_MAX: usize = 64;
 
 /// The first token of the subjects of messages between workers.

@@ -21,7 +21,7 @@ use tokio::{net::TcpStream, sync::watch, time::timeout};
 
 use super::{tls, written::Flushes};
 use crate::{
-    config::{Config, masked},
+    config::{Config, JOBS_PER_MESSAGE_MAX, masked},
     job::duration,
     observe::repeats::Repeats,
 };
@@ -305,7 +305,7 @@ impl Nats {
             prefix: config.subject_prefix.clone(),
             ack_wait: config.timing.ack_wait,
             publish_within: config.timing.publish_within,
-            jobs_per_message: config.jobs_per_message,
+            jobs_per_message: config.jobs_per_message.clamp(1, JOBS_PER_MESSAGE_MAX),
             connections,
             said,
             up_since,

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::job::{JobId, claim::Ack};
 
-/// How often a running job extends the `ack_wait` of a message that names several.
+/// The jobs of one message extend its `ack_wait` at most this often, and at most six times in it.
 const EXTENDED_EVERY: Duration = Duration::from_secs(1);
 
 /// One delivery of a message.
@@ -89,16 +89,16 @@ impl Delivery {
         let (Some(body), Some((before, after))) = (read, subject) else { return [self].into() };
         let subject = format!("{before}{}", after.split_once('.').unwrap_or_default().1);
         let shared = Arc::new(Shared::of(self.jobs));
-        let part = |part| Self {
+        let part = |(place, part)| Self {
             subject: subject.clone(),
             body: Bytes::new(),
             headers: HeaderMap::new(),
             jobs: 1,
             part: Some(part),
-            receipt: Receipt { shared: Some(shared.clone()), ..self.receipt.clone() },
+            receipt: Receipt { shared: Some((shared.clone(), place)), ..self.receipt.clone() },
             ..self
         };
-        std::iter::once((body.job_id, body.dispatch)).chain(body.more).map(part).collect()
+        std::iter::once((body.job_id, body.dispatch)).chain(body.more).enumerate().map(part).collect()
     }
 
     /// A header's value. The case of its name does not matter.
@@ -164,8 +164,8 @@ pub(crate) struct Receipt {
     pub(crate) sequence: u64,
     epoch: u64,
     nats: Nats,
-    /// `None`: the message names one job.
-    shared: Option<Arc<Shared>>,
+    /// The message's state, and the place of this job in it. `None`: the message names one job.
+    shared: Option<(Arc<Shared>, usize)>,
 }
 
 /// The state of a message that names several jobs.
@@ -174,8 +174,8 @@ struct Shared(Mutex<Answers>);
 
 #[derive(Debug)]
 struct Answers {
-    /// The jobs without an answer.
-    left: usize,
+    /// For each job without an answer, its last sign of life; at first, the delivery.
+    signs: Vec<Option<Instant>>,
     /// The shortest wait of those that were put off.
     later: Option<Duration>,
     extended_at: Option<Instant>,
@@ -183,29 +183,36 @@ struct Answers {
 
 impl Shared {
     fn of(jobs: usize) -> Self {
-        Self(Mutex::new(Answers { left: jobs, later: None, extended_at: None }))
+        let signs = vec![Some(Instant::now()); jobs];
+        Self(Mutex::new(Answers { signs, later: None, extended_at: None }))
     }
 
     fn answers(&self) -> MutexGuard<'_, Answers> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes the answer to one job. Returns the answer to the message with the last of them.
-    fn note(&self, ack: Ack) -> Option<Ack> {
+    /// Notes the answer to the job in this place. Returns the answer to the message with the last of them.
+    fn note(&self, place: usize, ack: Ack) -> Option<Ack> {
         let mut answers = self.answers();
+        answers.signs.get_mut(place)?.take()?;
         if let Ack::Later(wait) = ack {
             answers.later = Some(answers.later.map_or(wait, |later| later.min(wait)));
         }
-        answers.left = answers.left.checked_sub(1)?;
-        (answers.left == 0).then(|| answers.later.map_or(Ack::Done, Ack::Later))
+        answers.signs.iter().all(Option::is_none).then(|| answers.later.map_or(Ack::Done, Ack::Later))
     }
 
-    /// Whether to extend the message's `ack_wait`: several jobs run, and one extension is enough.
-    fn is_to_extend(&self) -> bool {
+    /// Notes a sign of life of the job in this place. Returns whether to extend the message's `ack_wait`: one extension
+    /// is enough for several jobs, and none keeps from redelivery a job that has been silent for an `ack_wait`.
+    fn is_to_extend(&self, place: usize, ack_wait: Duration) -> bool {
         let now = Instant::now();
         let mut answers = self.answers();
-        let is_long_ago = |at: Instant| now.duration_since(at) >= EXTENDED_EVERY;
-        let is_due = answers.extended_at.is_none_or(is_long_ago);
+        if let Some(Some(sign)) = answers.signs.get_mut(place) {
+            *sign = now;
+        }
+        let is_silent = |sign: &Instant| now.duration_since(*sign) >= ack_wait;
+        let every = EXTENDED_EVERY.min(ack_wait / 6);
+        let is_due = answers.extended_at.is_none_or(|at| now.duration_since(at) >= every)
+            && !answers.signs.iter().flatten().any(is_silent);
         if is_due {
             answers.extended_at = Some(now);
         }
@@ -224,7 +231,7 @@ impl Receipt {
     pub(crate) async fn send(&self, ack: Ack) {
         let ack = match &self.shared {
             None => ack,
-            Some(shared) => match shared.note(ack) {
+            Some((shared, place)) => match shared.note(*place, ack) {
                 Some(ack) => ack,
                 None => return,
             },
@@ -240,10 +247,17 @@ impl Receipt {
 
     /// Extends the message's `ack_wait`.
     pub(crate) async fn in_progress(&self) {
-        if self.shared.as_ref().is_some_and(|shared| !shared.is_to_extend()) {
+        let is_to_extend =
+            |(shared, place): &(Arc<Shared>, usize)| shared.is_to_extend(*place, self.nats.ack_wait);
+        if !self.shared.as_ref().is_none_or(is_to_extend) {
             return;
         }
         self.send_kind(AckKind::Progress).await;
+    }
+
+    /// Whether the answer to this job waits for those to other jobs of its message.
+    pub(crate) fn waits_for_others(&self) -> bool {
+        self.shared.as_ref().is_some_and(|(shared, _)| shared.answers().signs.iter().flatten().count() > 1)
     }
 
     /// Returns the message at once, for another worker. The part of one job waits for the others.
@@ -300,11 +314,25 @@ mod tests {
             (vec![Ack::Later(wait(9)), Ack::Done, Ack::Later(wait(5))], Ack::Later(wait(5))),
         ] {
             let shared = Shared::of(answers.len());
-            let (last, first) = answers.split_last().unwrap_or((&Ack::Done, &[]));
-            assert!(first.iter().all(|ack| shared.note(*ack).is_none()));
-            assert_eq!(shared.note(*last), Some(expected));
-            assert_eq!(shared.note(Ack::Done), None, "a second answer to a job changes nothing");
+            let last = answers.len() - 1;
+            assert!((0..last).all(|place| shared.note(place, answers[place]).is_none()));
+            assert_eq!(shared.note(0, Ack::Done), None, "a second answer to a job changes nothing");
+            assert_eq!(shared.note(last, answers[last]), Some(expected));
+            assert_eq!(shared.note(last, Ack::Done), None, "a second answer to a job changes nothing");
         }
+    }
+
+    #[test]
+    fn a_silent_job_of_a_message_is_redelivered_although_another_reports() {
+        let (shared, ack_wait) = (Shared::of(2), Duration::from_millis(60));
+        assert!(shared.is_to_extend(0, ack_wait), "both were delivered just now");
+        assert!(!shared.is_to_extend(0, ack_wait), "one extension is enough");
+        std::thread::sleep(ack_wait);
+        assert!(!shared.is_to_extend(0, ack_wait), "the other has been silent for too long");
+        assert!(shared.is_to_extend(1, ack_wait), "it reports again");
+        std::thread::sleep(ack_wait);
+        shared.note(0, Ack::Done);
+        assert!(shared.is_to_extend(1, ack_wait), "a job that has ended needs no sign of life");
     }
 
     #[test]

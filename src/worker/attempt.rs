@@ -5,6 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use tokio::time::sleep;
 use tracing::Instrument;
 
 use super::queues::Queues;
@@ -28,6 +29,10 @@ use crate::{
     },
     store::Store,
 };
+
+/// How often a job that this worker could not claim is offered to the relay, while others of its message run: NATS does
+/// not redeliver the message before they have ended. After that, the relay finds that no worker took it in time.
+const HANDED_OVER_MAX: u32 = 5;
 
 /// The handlers, and the parts that running one needs.
 pub(super) struct Handlers<S> {
@@ -81,7 +86,7 @@ pub(super) struct Attempts<S> {
 
 impl<S: Send + Sync + 'static> Attempts<S> {
     /// Handles one delivery until its ack. The slot is free when this returns.
-    pub(super) async fn take(&self, delivery: Delivery, _slot: Slot) {
+    pub(super) async fn take(&self, delivery: Delivery, slot: Slot) {
         fault::point("delivered");
         let delivered_at = Instant::now();
         let rules = |kind: &str| self.handlers.kinds.get(kind).map(|kind| kind.rules);
@@ -99,7 +104,18 @@ impl<S: Send + Sync + 'static> Attempts<S> {
                 self.run(*claim, reservation, message).await;
             }
             Delivered::Missed(missed) => {
-                let ack = Box::pin(self.deliver.ack(&delivery, &missed)).await;
+                let mut ack = Box::pin(self.deliver.ack(&delivery, &missed)).await;
+                drop(slot);
+                for _ in 0..HANDED_OVER_MAX {
+                    let (Ack::Later(wait), Missed::Unanswered | Missed::Ending) = (ack, &missed) else {
+                        break;
+                    };
+                    if !delivery.receipt.waits_for_others() {
+                        break;
+                    }
+                    sleep(wait).await;
+                    ack = Box::pin(self.deliver.ack(&delivery, &missed)).await;
+                }
                 delivery.receipt.send(ack).await;
             }
             Delivered::Kept => {}

@@ -23,7 +23,7 @@ const CONSUMER_AGAIN: Duration = Duration::from_millis(100);
 const CONSUMER_AGAIN_MAX: Duration = Duration::from_secs(10);
 
 /// After this time NATS delivers a message for which no slot was free.
-const NO_ROOM: Option<Duration> = Some(Duration::from_millis(50));
+const NO_ROOM: Option<Ack> = Some(Ack::Later(Duration::from_millis(50)));
 
 /// The name of a queue in the worker's health.
 pub(super) fn queue_of(name: &str) -> String {
@@ -142,7 +142,7 @@ impl<S: Send + Sync + 'static> PullQueue<S> {
                 *failures += 1;
                 self.lacks(&error.to_string());
                 if failures.is_power_of_two() {
-                    tracing::warn!(%error, queue = name, failures, "cannot serve the queue; other queues are served");
+                    tracing::warn!(%error, queue = name, failures, "cannot serve the queue; the worker serves others");
                 }
                 let pause = (CONSUMER_AGAIN * (1 << (*failures).min(7))).min(CONSUMER_AGAIN_MAX);
                 tokio::select! {
@@ -189,23 +189,17 @@ impl<S: Send + Sync + 'static> PullQueue<S> {
     /// Sends back the messages that were on their way to this worker.
     async fn nak_all(&self, pull: Pull) {
         let left = pull.stop().await;
-        if self.stop.is_cancelled() {
-            hand_back(&self.attempts.deliver, left, None).await;
-        } else {
-            // Postgres is away, too: each part of a message goes back with the whole.
-            for delivery in left {
-                delivery.receipt.send(ack_for(&Missed::Unanswered, delivery.deliveries)).await;
-            }
-        }
+        let again = || ack_for(&Missed::Unanswered, 1);
+        hand_back(&self.attempts.deliver, left, (!self.stop.is_cancelled()).then(again)).await;
     }
 }
 
-/// Returns messages, and parts of one, to the fleet: after this wait, or at once.
-async fn hand_back(deliver: &Deliver, left: Vec<Delivery>, wait: Option<Duration>) {
+/// Returns messages, and parts of one, to the fleet: with this answer, or at once.
+async fn hand_back(deliver: &Deliver, left: Vec<Delivery>, answer: Option<Ack>) {
     let (parts, messages): (Vec<_>, Vec<_>) = left.into_iter().partition(|delivery| delivery.part.is_some());
     for message in messages {
-        match wait {
-            Some(wait) => message.receipt.send(Ack::Later(wait)).await,
+        match answer {
+            Some(answer) => message.receipt.send(answer).await,
             None => message.receipt.nak().await,
         }
     }

@@ -9,6 +9,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
+use sqlx::{Connection, PgConnection};
 use tenure::{JobContext, JobRequest, KindOptions, Worker, queues::QueueLimits};
 use tokio::{sync::Semaphore, time::sleep};
 
@@ -205,4 +206,36 @@ async fn submissions_beside_messages_of_several_jobs_are_counted() {
     // The messages of jobs that have ended stand there until a worker receives them.
     bench.tenure.cancel_all("q", None).await.unwrap();
     assert!(said().await.contains("3 submissions"), "{}", said().await);
+}
+
+/// One job of a message cannot be claimed while another runs for long: it goes to the relay, and does not wait for that one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_could_not_be_claimed_does_not_wait_for_the_others_of_its_message() {
+    let bench = bench_with(|config| {
+        config.jobs_per_message = 16;
+        config.timing.stale_after = Duration::from_secs(30);
+        config.timing.ack_wait = Duration::from_secs(60);
+    })
+    .await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    // In a limited queue the relay takes no message for lost before `ack_wait`.
+    bench.tenure.limit_queue("q", QueueLimits::new().max_running(100)).await.unwrap();
+    burst(&bench, 64).await;
+    let mut other = PgConnection::connect(&bench.config.database_url).await.unwrap();
+    let mut locks = other.begin().await.unwrap();
+    sqlx::query("SELECT FROM tenure.jobs ORDER BY id LIMIT 1 FOR UPDATE").execute(&mut *locks).await.unwrap();
+    let (worker, gate) = gated(&bench, 100);
+    bench.until_count("tenure.jobs WHERE status = 'processing'", 63).await;
+    sleep(Duration::from_secs(1)).await;
+    locks.rollback().await.unwrap();
+    bench
+        .until_within(
+            "(SELECT count(*) FROM tenure.jobs WHERE status = 'processing') = 64",
+            Duration::from_secs(8),
+        )
+        .await;
+    gate.add_permits(64);
+    bench.until_count("tenure.job_history WHERE attempt = 1", 64).await;
+    bench.until_stream_is_empty(Duration::from_secs(10)).await;
+    worker.stop().await;
 }

@@ -256,6 +256,22 @@ async fn a_completion_without_history_is_written_once_and_a_stale_one_writes_not
     both.commit().await.unwrap();
     assert_eq!(writing.await, Settled::Written);
 
+    // The first write fails, and a primary without this claim takes over: the job is queued, and is not completed.
+    let forgotten = place.running_under(unkept, WORKER).await;
+    place.execute(trigger).await;
+    let mut writing = Box::pin(write(&settle, &forgotten, complete(&forgotten)));
+    tokio::time::timeout(seconds(1), &mut writing).await.unwrap_err();
+    let mut both = place.pool.begin().await.unwrap();
+    let forget = "UPDATE tenure.jobs SET status = 'queued', attempt = 0, fencing_token = 0, claim_id = NULL, \
+                  worker_id = NULL, worker_host = NULL, stale_after = NULL, last_activity_at = NULL, started_at = NULL";
+    for sql in ["DROP TRIGGER cut_off ON tenure.jobs", forget] {
+        sqlx::query(sql).execute(&mut *both).await.unwrap();
+    }
+    both.commit().await.unwrap();
+    assert_eq!(writing.await, Settled::Lost);
+    assert_eq!(place.value("SELECT count(*) FROM tenure.jobs").await, "1");
+    place.execute("DELETE FROM tenure.jobs").await;
+
     // A job that was taken over: its second owner completes it, and the first writes nothing.
     let stale = place.running_under(unkept, WORKER).await;
     let id = stale.key.job;

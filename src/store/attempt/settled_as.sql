@@ -2,7 +2,8 @@
 --
 --   $1 ids  $2 tokens  $3 claim ids  $4 ordinals
 --
--- One row for exactly this claim: NULL while the attempt runs. No row: the claim never was, or is not known any more.
+-- One row for exactly this claim: NULL while the attempt runs; `lost`: the job's row stands, and another claim, or none,
+-- holds it. No row: the job is gone, or its claim is not known any more.
 -- A standby answers NULL, too: it may not know the outcome yet.
 SELECT u.ord, s.outcome
   FROM unnest((SELECT $1::uuid[]), $2::bigint[], $3::uuid[], $4::int[]) AS u(id, token, claim_id, ord)
@@ -18,4 +19,7 @@ SELECT u.ord, s.outcome
         WHERE e.job_id = u.id AND e.fencing_token = u.token AND e.claim_id = u.claim_id
        UNION ALL
        SELECT d.last_outcome FROM tenure.dead_letter_jobs d WHERE d.id = u.id AND d.claim_id = u.claim_id
+       UNION ALL
+       -- A primary that took over before it knew this claim: a completion that keeps no history must not look written.
+       SELECT 'lost' FROM tenure.jobs j WHERE j.id = u.id
        LIMIT 1) s ON true
