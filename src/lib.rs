@@ -40,14 +40,14 @@
 
 // docs.rs shows which feature each item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
-// What `internals` shows of the rooms to the program is theirs alone without it.
+// Without `internals`, items that only the program uses are public in name only.
 #![cfg_attr(not(feature = "internals"), allow(unreachable_pub, reason = "reached by the program alone"))]
 #![cfg_attr(
     feature = "internals",
     allow(
         missing_docs,
         clippy::missing_errors_doc,
-        reason = "checked without the feature: of what users see"
+        reason = "the lints check the public API, without this feature"
     )
 )]
 

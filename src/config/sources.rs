@@ -303,7 +303,7 @@ fn by_variable(name: &str) -> Option<(&'static Setting, Form)> {
     SETTINGS.iter().find_map(|setting| Some((setting, form(setting, setting.name, name, "_FILE")?)))
 }
 
-/// Returns the form in which the name `given` gives the setting `own`, if it does.
+/// Returns how `given` names the setting: its value or its file; `None`: another setting.
 fn form(setting: &Setting, own: &str, given: &str, suffix: &str) -> Option<Form> {
     match given.strip_prefix(own)? {
         "" => Some(Form::Value),

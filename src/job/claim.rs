@@ -166,7 +166,10 @@ pub(crate) const ENDING: Duration = Duration::from_secs(1);
 /// The longest a message is put off. Longer waits belong to the database.
 const LATER_MAX: Duration = Duration::from_secs(15 * 60);
 
-/// Turns the reason for a missed claim into an ack. No other place decides it.
+/// Turns the reason for a missed claim into an ack.
+///
+/// `Deliver::ack` and `Deliver::hand_back` decide otherwise for parts of a message that names several jobs: such a
+/// message cannot wait for one of them, so they may leave the job to the relay, and answer its part as done.
 ///
 /// | the database says | the answer to NATS |
 /// |---|---|
@@ -245,7 +248,7 @@ mod tests {
 
     #[test]
     fn a_message_that_names_no_row_is_given_time_then_terminated() {
-        // The transaction of its row may be about to commit; after some deliveries, hardly.
+        // The transaction of its row may be about to commit; after ten deliveries that is unlikely.
         for (deliveries, seconds) in [(1, 1), (3, 1), (4, 5), (9, 5)] {
             let later = Ack::Later(Duration::from_secs(seconds));
             assert_eq!(ack_for(&Missed::NoSuchRow, deliveries), later, "{deliveries} deliveries");

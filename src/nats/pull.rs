@@ -114,7 +114,8 @@ impl Pull {
         }
     }
 
-    /// Requests as many messages as there are free slots, and returns the next ones, or what is broken.
+    /// Requests as many messages as there are free slots, and returns the next ones, or the error that stopped the
+    /// pull.
     ///
     /// Cancel safe: requests stay, and the next call, or `stop`, reads their messages.
     pub(crate) async fn next(&mut self) -> Result<Pulled, async_nats::Error> {

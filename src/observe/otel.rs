@@ -176,7 +176,7 @@ impl SpanExporter for Exporter {
         let was_failing = self.is_failing.swap(answer.is_err(), Ordering::AcqRel);
         match &answer {
             Err(error) if !was_failing => {
-                tracing::warn!(%error, spans, "exporting traces failed; spans are dropped until the collector answers");
+                tracing::warn!(%error, spans, "exporting traces failed; spans are lost until the collector answers");
             }
             Ok(()) if was_failing => tracing::info!("the collector takes traces again"),
             _ => {}

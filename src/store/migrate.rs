@@ -25,6 +25,7 @@ use super::{
     BLOCKERS, UNBUILT_INDEXES,
     call::{Store, StoreError},
 };
+use crate::job::duration::measured;
 
 /// A migration: version, name, SQL.
 type Migration = (i64, &'static str, &'static str);
@@ -99,10 +100,10 @@ pub enum MigrateError {
     },
     /// Other sessions kept a lock that a migration needs. It was rolled back, and no session waits for it any more.
     #[error(
-        "migration {version} ({name}) needs a lock that other sessions hold: {holders}; tenure tried for {} s and \
+        "migration {version} ({name}) needs a lock that other sessions hold: {holders}; tenure tried for {} and \
          rolled it back. Wait for those sessions or end them with pg_terminate_backend(PID), then run \
          `tenure migrate` again",
-        .waited.as_secs()
+        measured(*.waited)
     )]
     Blocked {
         /// Its number.

@@ -199,12 +199,12 @@ impl Turns {
         self.offered.notify_one();
     }
 
-    /// Completes when turns are to be asked for now. Cancel safe.
+    /// Waits until this worker should ask for turns. Cancel safe.
     pub(super) async fn asked(&self) {
         self.asked.notified().await;
     }
 
-    /// Completes when turns are to be asked for within a moment. Cancel safe.
+    /// Waits until this worker should ask for turns after a short, random wait. Cancel safe.
     pub(super) async fn offered(&self) {
         self.offered.notified().await;
     }

@@ -287,7 +287,7 @@ async fn a_collector_that_is_away_or_hangs_costs_spans_and_no_job() {
         }
         bench.until_count("tenure.job_history WHERE status = 'completed' AND attempt = 1", 40).await;
         let took = began.elapsed();
-        worker.until_log(if endpoint == "no url" { "not exported" } else { "exporting traces failed" }).await;
+        worker.until_log(if endpoint == "no url" { "not set up" } else { "exporting traces failed" }).await;
         let told = Instant::now();
         worker.signal(Signal::TERM);
         assert_eq!(worker.wait().await, Some(0), "{endpoint}: {}", worker.log());

@@ -1,8 +1,8 @@
 //! Read-only: a server that answers, and refuses each write: an old primary after a failover, or a full disk's guard.
 //!
 //! Its reads succeed. If each of them counted as a sign that Postgres is back, a process that reads and writes would
-//! take it for up and away by turns. So after a refused write only a write that succeeds counts, or the passing of some
-//! time without a refusal: a process may write seldom.
+//! take it for alternately up and away. So after a refused write only a write that succeeds counts, or the passing of
+//! some time without a refusal: a process may write seldom.
 
 use std::{
     sync::{

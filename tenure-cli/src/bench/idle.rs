@@ -78,7 +78,7 @@ pub(super) async fn idle(arena: &Arena, plan: &Plan, values: &mut Values) -> any
                 workers,
                 free,
                 needs,
-                "Postgres has too few connections for this many workers; this fleet is left out"
+                "Postgres has too few connections for this many workers; the bench leaves this fleet out"
             );
             continue;
         }

@@ -35,7 +35,7 @@ impl Log {
         #[cfg(feature = "otel")]
         let traces = traces.unwrap_or_else(|error| {
             // Jobs run without traces, too.
-            tracing::warn!(%error, "traces are not exported");
+            tracing::warn!(%error, "could not set up the export of traces; this process exports none");
             None
         });
         Ok(Self {
@@ -50,7 +50,7 @@ impl Log {
         if let Some(traces) = self.traces
             && let Err(error) = traces.finish(FLUSHED_WITHIN)
         {
-            tracing::warn!(%error, "some traces were not exported");
+            tracing::warn!(%error, "could not export the last traces; they are lost");
         }
         #[cfg(not(feature = "otel"))]
         let _: Duration = FLUSHED_WITHIN;

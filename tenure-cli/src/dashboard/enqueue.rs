@@ -65,7 +65,8 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
             (payload(&fields.payload, "JSON; a string needs its own quotes"))
             (line("run_at", "Run at", &fields.run_at, "now",
                 "empty for now; or 10m, 2h, 3d from now; or 2030-01-31T12:00:00Z"))
-            (line("max_attempts", "Attempts", &fields.max_attempts, "5", "at most, the first one included"))
+            (line("max_attempts", "Attempts", &fields.max_attempts, &MAX_ATTEMPTS_DEFAULT.to_string(),
+                "at most, the first one included"))
             (line("unique_key", "Unique key", &fields.unique_key, "none",
                 "empty for none; a second job of the same key is not enqueued"))
             div.actions { button.primary { "Enqueue" } }

@@ -73,9 +73,9 @@ impl Guesser {
 /// The limit that a client has met.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Met {
-    /// Its own.
+    /// The client's own limit.
     OfOne,
-    /// That of all strangers together.
+    /// The limit of all unknown clients together.
     OfAll,
 }
 

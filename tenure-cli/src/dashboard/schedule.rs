@@ -367,7 +367,8 @@ pub(super) async fn form(view: &View, ask: &Ask) -> Result<Page, Failure> {
             (payload(&fields.payload, about_payload))
             (line("tick_field", "Field with the tick", &fields.tick_field, "none",
                 "empty, or the name of a field that gets the time of the tick"))
-            (line("max_attempts", "Attempts", &fields.max_attempts, "5", "at most, the first one included"))
+            (line("max_attempts", "Attempts", &fields.max_attempts, &MAX_ATTEMPTS_DEFAULT.to_string(),
+                "at most, the first one included"))
             label for="missed" { "Missed ticks" }
             div {
                 select id="missed" name="missed" {

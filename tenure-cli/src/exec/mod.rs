@@ -178,14 +178,14 @@ async fn read_stdout(stdout: impl AsyncRead + Unpin, ctx: JobContext, captured: 
         let text = match line {
             Ok(text) => text,
             Err(error) => {
-                tracing::warn!(%error, "an unreadable line of standard output was skipped");
+                tracing::warn!(%error, "could not read a line of the command's output; the worker skipped it");
                 continue;
             }
         };
         let Line { stage, percent, message, checkpoint, output, is_report, is_output } = Line::read(&text);
         if is_report {
             if let Err(error) = ctx.report_now(stage, percent, message, checkpoint) {
-                tracing::warn!(error = ?error, "a report was rejected");
+                tracing::warn!(error = ?error, "the worker rejected a report of the command");
             }
         } else if !is_output {
             tracing::info!("{text}");
