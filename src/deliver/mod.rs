@@ -192,7 +192,7 @@ impl Deliver {
             LocalJob::Claiming => return Ok(Delivered::Missed(Missed::Claiming)),
             LocalJob::Ending => {
                 // An abandoned handler may hold its thread for long; until it ends, its message stays alive.
-                self.store.put_off(job, ENDING).await?;
+                self.store.put_off(job, ENDING, None).await?;
                 return Ok(Delivered::Missed(Missed::Ending));
             }
             LocalJob::Running(running) => return Box::pin(self.keep(delivery, &named, &running)).await,
@@ -391,8 +391,12 @@ impl Deliver {
         // Short at first, for a rolling deploy; then up to ten minutes.
         let doublings = u32::try_from(deliveries.clamp(1, 6) - 1).unwrap_or(0);
         let wait = Duration::from_millis(rand::random_range(15_000..25_000)) * (1 << doublings);
-        let wait = wait.min(self.unknown_kind_after / 2);
-        self.store.put_off(job, wait).await?;
+        let most = self.unknown_kind_after / 2;
+        // A live worker that knows the kind may get the next delivery: soon at first, in case that it has a free slot;
+        // then after up to two minutes, or a backlog that waits for a busy worker would come again and again.
+        let doublings = u32::try_from(deliveries.clamp(1, 8) - 1).unwrap_or(0);
+        let if_known = Duration::from_millis(rand::random_range(750..1_250)) * (1 << doublings);
+        let wait = self.store.put_off(job, wait.min(most), Some(if_known.min(most))).await?;
         Ok(Delivered::Missed(Missed::UnknownKind { again_in: wait }))
     }
 
@@ -404,7 +408,13 @@ impl Deliver {
         let ack = ack_for(missed, delivery.deliveries);
         let is_queued = matches!(
             missed,
-            Missed::Free | Missed::Paused | Missed::Full | Missed::NotDue { .. } | Missed::UnknownKind { .. }
+            Missed::Free
+                | Missed::Paused
+                | Missed::Full
+                | Missed::NotDue { .. }
+                | Missed::UnknownKind { .. }
+                | Missed::Unanswered
+                | Missed::Ending
         );
         match (delivery.part, ack) {
             (Some(part), Ack::Later(wait)) if is_queued => {

@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     job::{JobId, check_kind, check_queue},
-    store::KindMessages,
+    store::{KindMessages, Misnamed},
 };
 
 /// The first release that does not lose whole streams when its process is killed.
@@ -95,6 +95,8 @@ pub(crate) struct ConsumerSeen {
 pub(crate) struct StreamCounts {
     /// An empty kind stands for the kinds of its queue that are not listed.
     pub(crate) kinds: Vec<KindMessages>,
+    /// Of the subjects that name no valid queue or kind.
+    pub(crate) misnamed: Misnamed,
     /// Whether there are too many kinds to list them all.
     pub(crate) is_cut: bool,
     /// The time of the answer by the server's clock.
@@ -217,8 +219,12 @@ impl Nats {
             let Some(subjects) = subjects.filter(|subjects| !subjects.is_empty()) else { break };
             offset += subjects.len();
             for (subject, messages) in subjects {
-                let Some((queue, kind, jobs)) = self.named_by(subject) else { continue };
                 let messages = messages.as_i64().unwrap_or_default();
+                let Some((queue, kind, jobs)) = self.named_by(subject) else {
+                    counts.misnamed.messages += messages;
+                    counts.misnamed.subject.get_or_insert_with(|| subject.clone());
+                    continue;
+                };
                 let (alone, named) = kinds.entry((queue.to_owned(), kind.to_owned())).or_default();
                 match jobs {
                     1 => *alone += messages,
@@ -257,7 +263,18 @@ impl Nats {
 
     /// Returns the command that removes the messages of a queue, of one kind or of all.
     pub(crate) fn purge_command(&self, queue: &str, kind: Option<&str>) -> String {
-        format!("nats stream purge {} --subject '{}'", self.stream, self.subject_of(queue, kind))
+        self.purge_subject(&self.subject_of(queue, kind))
+    }
+
+    /// Returns the command that removes one message.
+    pub(crate) fn remove_command(&self) -> String {
+        format!("nats stream rmm {} SEQUENCE", self.stream)
+    }
+
+    /// Returns the command that removes the messages of a subject.
+    pub(crate) fn purge_subject(&self, subject: &str) -> String {
+        // A subject may contain a quote.
+        format!("nats stream purge {} --subject '{}'", self.stream, subject.replace('\'', r"'\''"))
     }
 
     /// Reads how much of a queue NATS has delivered. A queue that no worker has ever served has no consumer.

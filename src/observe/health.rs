@@ -20,6 +20,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use tokio::sync::watch;
+
 use crate::job::duration::measured;
 
 /// The health of one worker. Cheap to clone, and answers without awaiting: ask it from a thread or a runtime that is
@@ -34,7 +36,7 @@ struct Inner {
     /// A runtime without a sign of life for longer than this hangs.
     hung_after: Duration,
     has_started: AtomicBool,
-    is_draining: AtomicBool,
+    is_draining: watch::Sender<bool>,
     state: Mutex<State>,
 }
 
@@ -56,7 +58,7 @@ impl Health {
         Self(Arc::new(Inner {
             hung_after,
             has_started: AtomicBool::new(false),
-            is_draining: AtomicBool::new(false),
+            is_draining: watch::Sender::new(false),
             state: Mutex::new(State { beat_at: Instant::now(), ended: None, missing }),
         }))
     }
@@ -116,7 +118,7 @@ impl Health {
 
     /// Returns whether the worker is shutting down.
     pub fn is_draining(&self) -> bool {
-        self.0.is_draining.load(Ordering::Acquire)
+        *self.0.is_draining.borrow()
     }
 
     /// Records that it has started.
@@ -129,7 +131,14 @@ impl Health {
     /// Records that it is shutting down.
     #[doc(hidden)]
     pub fn draining(&self) {
-        self.0.is_draining.store(true, Ordering::Release);
+        self.0.is_draining.send_replace(true);
+    }
+
+    /// Waits until it is shutting down. Cancel safe.
+    #[cfg(feature = "worker")]
+    pub(crate) async fn drains(&self) {
+        // The sender lives as long as `self`.
+        drop(self.0.is_draining.subscribe().wait_for(|is_draining| *is_draining).await);
     }
 
     /// Records that the runtime runs.

@@ -59,7 +59,7 @@ pub const BUCKETS: [(&str, &[f64]); 6] = [
 
 /// Every metric, and its help text. A test compares the list with the code, the docs, the dashboard and the alerts.
 #[cfg(any(feature = "prometheus", test))]
-pub(crate) const METRICS: [(&str, Type, &str); 44] = {
+pub(crate) const METRICS: [(&str, Type, &str); 48] = {
     use Type::{Counter, Gauge, Histogram};
     [
         ("tenure_jobs_enqueued_total", Counter, "Jobs created; duplicates by unique key do not count."),
@@ -98,7 +98,11 @@ pub(crate) const METRICS: [(&str, Type, &str); 44] = {
         ("tenure_queue_jobs", Gauge, "Live jobs of the fleet: due, scheduled, processing; and submissions."),
         ("tenure_queue_oldest_due_seconds", Gauge, "How long the oldest due job or submission has waited."),
         ("tenure_queue_paused", Gauge, "1 while the queue is paused."),
+        ("tenure_queue_max_running", Gauge, "How many jobs of the queue may run at once in the fleet."),
+        ("tenure_queue_max_queued", Gauge, "How many jobs may be queued in the queue."),
         ("tenure_unserved_jobs", Gauge, "Jobs and submissions that no live worker runs."),
+        ("tenure_put_off_jobs", Gauge, "Jobs that workers without their kind have put off."),
+        ("tenure_misnamed_messages", Gauge, "Messages whose subject names no valid queue or kind."),
         ("tenure_relay_lag_seconds", Gauge, "How long a due job has waited to be published."),
         ("tenure_dead_jobs", Gauge, "Dead letters in the database."),
         ("tenure_workers", Gauge, "Workers alive, by their rows in Postgres."),
@@ -377,6 +381,27 @@ pub(crate) fn queue(
     }
     gauge!("tenure_queue_oldest_due_seconds", "queue" => queue()).set(oldest_due_s);
     gauge!("tenure_queue_paused", "queue" => queue()).set(f64::from(u8::from(is_paused)));
+}
+
+/// Sets the limits of a queue; infinite: none.
+#[expect(clippy::cast_precision_loss, reason = "limits are smaller than 2^52")]
+pub(crate) fn limits(queue: &str, max_running: Option<i32>, max_queued: Option<i64>) {
+    gauge!("tenure_queue_max_running", "queue" => queue.to_owned())
+        .set(max_running.map_or(f64::INFINITY, f64::from));
+    gauge!("tenure_queue_max_queued", "queue" => queue.to_owned())
+        .set(max_queued.map_or(f64::INFINITY, |most| most as f64));
+}
+
+/// Sets how many jobs of a kind wait because workers that do not know the kind got them.
+#[expect(clippy::cast_precision_loss, reason = "jobs are fewer than 2^52")]
+pub(crate) fn put_off(queue: &str, kind: &str, jobs: i64) {
+    gauge!("tenure_put_off_jobs", "queue" => queue.to_owned(), "kind" => kind.to_owned()).set(jobs as f64);
+}
+
+/// Sets how many messages of the stream no worker can read.
+#[expect(clippy::cast_precision_loss, reason = "messages are fewer than 2^52")]
+pub(crate) fn misnamed(messages: i64) {
+    gauge!("tenure_misnamed_messages").set(messages as f64);
 }
 
 /// Sets how many jobs and submissions of a kind wait that no live worker runs.

@@ -23,7 +23,7 @@ use crate::{
         waiting::counts,
     },
     observe::repeats::Repeats,
-    store::{Found, QueueSubmitted, Store, StoreError, Unserved, Waiting},
+    store::{Found, Misnamed, QueueSubmitted, Store, StoreError, Unserved, Waiting},
 };
 
 /// For how many intervals between two scans the counts of the stream hold.
@@ -122,11 +122,22 @@ pub(crate) async fn measure(
         }
     }
     let unserved: Vec<_> = (waiting.iter().zip(&ages))
-        .filter(|(of, _)| !of.is_served && (of.due > 0 || of.submitted != Some(0)))
+        .filter(|(of, _)| of.put_off > 0 || !of.is_served && (of.due > 0 || of.submitted != Some(0)))
         .take(UNSERVED_MAX)
         .map(|(of, age)| unserved(of, *age))
         .collect();
-    store.note_waiting(counts.is_some().then_some(found.as_slice()), &unserved, holds_for).await?;
+    let misnamed = counts.as_ref().map(|counts| &counts.misnamed);
+    store.note_waiting(counts.is_some().then_some(found.as_slice()), &unserved, misnamed, holds_for).await?;
+    if let Some(Misnamed { messages, subject: Some(subject) }) = misnamed
+        && memory.logged.tell("misnamed").is_some()
+    {
+        tracing::warn!(
+            messages,
+            subject,
+            "the stream holds messages whose subject names no valid queue or kind, and no worker reads them; `tenure \
+             doctor` says what to do"
+        );
+    }
     log(&unserved, memory, LOGGED_AFTER.min(scan_every));
     Ok(())
 }
@@ -163,7 +174,7 @@ impl Memory {
     }
 }
 
-/// Describes what waits of a kind that no live worker runs.
+/// Describes what waits of a kind that no live worker runs, or that workers without the kind put off.
 fn unserved(of: &Waiting, age_s: Option<f64>) -> Unserved {
     Unserved {
         queue: of.queue.clone(),
@@ -171,7 +182,8 @@ fn unserved(of: &Waiting, age_s: Option<f64>) -> Unserved {
         is_queue_served: of.is_queue_served,
         due: of.due,
         submitted: of.submitted,
-        oldest_s: longer(of.oldest_due_s, age_s),
+        oldest_s: if of.is_served { of.put_off_s } else { longer(of.oldest_due_s, age_s) },
+        put_off: of.is_served.then_some(of.put_off),
     }
 }
 
@@ -183,7 +195,16 @@ fn log(unserved: &[Unserved], memory: &Memory, after: Duration) {
         if memory.logged.tell(&format!("{queue} {kind}")).is_none() {
             continue;
         }
-        if of.is_queue_served {
+        if let Some(put_off) = of.put_off {
+            tracing::warn!(
+                queue,
+                kind,
+                put_off,
+                oldest_s,
+                "workers of this queue that do not know this kind put its jobs off; start those that serve the queue \
+                 with all of its kinds, or give this kind a queue of its own"
+            );
+        } else if of.is_queue_served {
             tracing::warn!(
                 queue,
                 kind,

@@ -13,7 +13,7 @@ use super::{
     DOCTOR_HOLDERS, DOCTOR_JOBS, DOCTOR_KINDS, DOCTOR_QUEUES, DOCTOR_RIGHTS, DOCTOR_SERVER, DOCTOR_WORKERS,
     DOCTOR_WRITE, KNOWN_JOBS, UNSERVED_SCHEDULES,
     call::{Store, StoreError},
-    rows::{KindMessages, Waiting, bind_messages},
+    waiting::{KindMessages, Waiting, bind_messages},
 };
 use crate::job::JobId;
 
@@ -92,6 +92,8 @@ pub(crate) struct WorkerSeen {
     pub(crate) is_silent: bool,
     /// What kept it from taking jobs at its last renewal.
     pub(crate) not_ready: Option<String>,
+    /// Whether it finishes its jobs, and takes no other.
+    pub(crate) is_draining: bool,
     pub(crate) silence: Duration,
     pub(crate) started: Duration,
     /// How many jobs a silent process owns; 0 for one that is not silent.
@@ -116,6 +118,8 @@ pub struct UnservedSchedule {
 pub(crate) struct QueueSeen {
     pub(crate) queue: String,
     pub(crate) is_served: bool,
+    /// How many live workers of it drain.
+    pub(crate) draining: i64,
     pub(crate) paused_for: Option<Duration>,
     /// Published jobs that are due, at most 1,000; `waiting_for` is how long the first of them has waited.
     pub(crate) waiting: i64,
@@ -233,6 +237,7 @@ impl Store {
                 version: row.try_get("version")?,
                 is_silent: row.try_get("is_silent")?,
                 not_ready: row.try_get("not_ready")?,
+                is_draining: row.try_get("is_draining")?,
                 silence: duration(row, "silence_s")?.unwrap_or_default(),
                 started: duration(row, "started_s")?.unwrap_or_default(),
                 jobs: row.try_get("jobs")?,
@@ -289,6 +294,7 @@ impl Store {
             Ok(QueueSeen {
                 queue: row.try_get("queue")?,
                 is_served: row.try_get("is_served")?,
+                draining: row.try_get("draining")?,
                 paused_for: duration(row, "paused_s")?,
                 waiting: row.try_get("waiting")?,
                 waiting_for: duration(row, "waiting_s")?,

@@ -465,9 +465,18 @@ impl Store {
         Ok(!is_known)
     }
 
-    /// Tells the relay that a job's message exists and NATS will redeliver it.
-    pub(crate) async fn put_off(&self, job: JobId, again_in: Duration) -> Result<(), StoreError> {
-        self.rows(query(PUT_OFF).bind(job).bind(again_in.as_secs_f64())).await.map(drop)
+    /// Tells the relay that a job's message exists and NATS will redeliver it. If another live worker knows the kind,
+    /// the message comes again after `if_known` instead. Returns the wait.
+    pub(crate) async fn put_off(
+        &self,
+        job: JobId,
+        again_in: Duration,
+        if_known: Option<Duration>,
+    ) -> Result<Duration, StoreError> {
+        let query = query(PUT_OFF).bind(job).bind(again_in.as_secs_f64());
+        let rows = self.rows(query.bind(if_known.map(|wait| wait.as_secs_f64()))).await?;
+        let seconds = rows.first().map(|row| row.try_get::<f64, _>("seconds")).transpose()?;
+        Ok(seconds.and_then(|s| Duration::try_from_secs_f64(s).ok()).unwrap_or(again_in))
     }
 
     /// Moves a queued job to the dead letters if no worker has known its kind for `longest`.

@@ -42,6 +42,8 @@ mod queues;
 #[cfg_attr(not(feature = "worker"), allow(dead_code, reason = "parts of it are a worker's"))]
 mod schedules;
 mod views;
+#[cfg_attr(not(feature = "worker"), allow(dead_code, reason = "parts of it are a worker's"))]
+mod waiting;
 mod doctor;
 #[cfg(feature = "worker")]
 mod handlers;
@@ -85,12 +87,8 @@ pub(crate) use retention::Purged;
 pub(crate) use rows::{AttemptEnd, HostWorker, Refused, Registration, Suspect, Suspects, Turns};
 pub use rows::{CancelAnswer, ExecutionRow, JobRow, RecoveryRow};
 #[cfg(feature = "worker")]
-pub use rows::{ClaimRequest, Completion, DueJob, EndedAttempt, Keeps, LockPolicy, ProgressWrite, Unserved};
-#[cfg(feature = "internals")]
-pub use rows::{Fleet, QueueStats};
-#[cfg(feature = "worker")]
-pub(crate) use rows::{Found, QueueSubmitted};
-pub(crate) use rows::{KindMessages, NewJob, PublishedBy, RuleBroken, Standing, Waiting};
+pub use rows::{ClaimRequest, Completion, DueJob, EndedAttempt, Keeps, LockPolicy, ProgressWrite};
+pub(crate) use rows::{NewJob, PublishedBy, RuleBroken};
 #[cfg(feature = "worker")]
 pub use schedules::Replaces;
 pub use schedules::ScheduleRow;
@@ -104,6 +102,13 @@ pub use show::{
 pub(crate) use testing::pool_of_test;
 pub use views::Schema;
 pub use views::{JobFilter, WorkerRow, WorkerState};
+#[cfg(feature = "worker")]
+pub use waiting::Unserved;
+#[cfg(feature = "internals")]
+pub use waiting::{Fleet, QueueStats};
+#[cfg(feature = "worker")]
+pub(crate) use waiting::{Found, QueueSubmitted};
+pub(crate) use waiting::{KindMessages, Misnamed, Standing, Waiting};
 
 /// The text of a statement or a part.
 macro_rules! text {
@@ -129,7 +134,7 @@ macro_rules! statements {
         };)+
         /// Every statement, under its name. For tests that prepare and explain them.
         #[doc(hidden)]
-        #[allow(dead_code, reason = "of the program and its tests")]
+        #[allow(dead_code, reason = "used only by the program and tests")]
         pub const STATEMENTS: &[(&str, &str)] = &[$(($name, $constant)),+];
     };
 }

@@ -12,7 +12,8 @@ use super::{
     QUEUE_SETTINGS, QUEUE_STANDING, RESUME_QUEUE, TAKE_SLOTS,
     call::{Store, StoreError},
     jobs::claims_of,
-    rows::{ClaimRequest, Standing, u64_of},
+    rows::{ClaimRequest, u64_of},
+    waiting::Standing,
 };
 use crate::job::claim::Claim;
 
@@ -66,8 +67,10 @@ pub struct QueueRow {
     pub standing: u64,
     /// Dead letters.
     pub dead: u64,
-    /// Live worker processes that serve it.
+    /// Live worker processes that serve it and do not drain.
     pub workers: u64,
+    /// Live worker processes of it that drain: they finish its jobs, and take no other.
+    pub draining: u64,
     /// How many seconds the oldest due job or submission has waited.
     pub oldest_due_s: Option<f64>,
     /// How many seconds ago a worker process that serves it was last seen. `None`: none within the last day.
@@ -97,6 +100,12 @@ impl QueueRow {
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.max_queued.is_some_and(|most| self.queued() >= most)
+    }
+
+    /// Whether as many jobs run as [`QueueRow::max_running`] allows, and others wait for them.
+    #[must_use]
+    pub fn is_limited(&self) -> bool {
+        self.due > 0 && self.max_running.is_some_and(|most| self.processing >= most.into())
     }
 }
 
@@ -216,6 +225,7 @@ impl Store {
                 processing: u64_of(row, "processing")?,
                 dead: u64_of(row, "dead")?,
                 workers: u64_of(row, "workers")?,
+                draining: u64_of(row, "draining")?,
                 submitted: row.try_get::<Option<i64>, _>("submitted")?.map(i64::unsigned_abs),
                 standing: u64_of(row, "standing")?,
                 oldest_due_s: row.try_get("oldest_due_s")?,

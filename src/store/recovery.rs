@@ -13,9 +13,9 @@ use super::{
     RESET_WORKERS, SCAN_DUE, SCAN_GATE, SILENT_WORKERS, SUSPECT, SUSPECTS, TAKE_DUE, TAKE_OVER, TAKE_TURNS,
     WORKERS_OF_HOST,
     call::{Store, StoreError},
-    rows::{
-        DueJob, EndedAttempt, Fleet, Found, Gate, HostWorker, KindMessages, QueueStats, QueueSubmitted,
-        Registration, Suspect, Suspects, Turns, Unserved, Waiting, bind_messages, ended,
+    rows::{DueJob, EndedAttempt, Gate, HostWorker, Registration, Suspect, Suspects, Turns, ended},
+    waiting::{
+        Fleet, Found, KindMessages, Misnamed, QueueStats, QueueSubmitted, Unserved, Waiting, bind_messages,
     },
 };
 use crate::job::{JobId, claim::ClaimKey};
@@ -310,12 +310,13 @@ impl Store {
         Ok(!self.rows(turn).await?.is_empty())
     }
 
-    /// Records the submissions of each queue that has any, and what no live worker runs. `found` is `None` if NATS did
-    /// not answer.
+    /// Records the submissions of each queue that has any, what no live worker runs, and the messages whose subject
+    /// names no valid queue or kind. `found` and `misnamed` are `None` if NATS did not answer.
     pub(crate) async fn note_waiting(
         &self,
         found: Option<&[Found]>,
         unserved: &[Unserved],
+        misnamed: Option<&Misnamed>,
         holds_for: Duration,
     ) -> Result<(), StoreError> {
         let each = found.unwrap_or_default();
@@ -333,7 +334,10 @@ impl Store {
             .bind(unserved.iter().map(|of| of.due).collect::<Vec<_>>())
             .bind(unserved.iter().map(|of| of.submitted).collect::<Vec<_>>())
             .bind(unserved.iter().map(|of| of.oldest_s).collect::<Vec<_>>())
-            .bind(holds_for.as_secs_f64());
+            .bind(holds_for.as_secs_f64())
+            .bind(unserved.iter().map(|of| of.put_off).collect::<Vec<_>>())
+            .bind(misnamed.map(|of| of.messages))
+            .bind(misnamed.and_then(|of| of.subject.clone()));
         self.rows(query).await.map(drop)
     }
 
@@ -352,6 +356,7 @@ impl Store {
                     oldest_due_s: lag_s,
                     is_paused: held,
                     workers: row.try_get("workers")?,
+                    draining: row.try_get("draining")?,
                     last_seen_s: row.try_get("last_seen_s")?,
                     max_running: row.try_get("max_running")?,
                     max_queued: row.try_get("max_queued")?,
@@ -359,6 +364,7 @@ impl Store {
             } else {
                 (fleet.relay_lag_s, fleet.is_held_back) = (lag_s, held);
                 (fleet.dead, fleet.workers) = (row.try_get("dead")?, row.try_get("workers")?);
+                fleet.draining = row.try_get("draining")?;
                 (fleet.age_s, fleet.now) = (row.try_get("age_s")?, Some(row.try_get("now")?));
                 fleet.is_read_only = row.try_get("is_read_only")?;
                 (fleet.last_seen_s, fleet.last_scan_s) =
@@ -368,8 +374,11 @@ impl Store {
                 fleet.breaks_before = row.try_get::<Option<i64>, _>("breaks_before")?.unwrap_or_default();
                 let unserved: Option<String> = row.try_get("unserved")?;
                 // A later release may write more; what cannot be read is left out.
-                fleet.unserved =
+                let all: Vec<Unserved> =
                     unserved.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default();
+                (fleet.put_off, fleet.unserved) = all.into_iter().partition(|of| of.put_off.is_some());
+                fleet.misnamed = row.try_get::<Option<i64>, _>("misnamed")?.unwrap_or_default();
+                fleet.misnamed_subject = row.try_get("misnamed_subject")?;
             }
         }
         Ok(fleet)
@@ -420,14 +429,19 @@ impl Store {
         .map(drop)
     }
 
-    /// Renews this process's row, or registers the process again. `not_ready`: what keeps it from taking jobs. Returns
-    /// the number of live workers.
+    /// Renews this process's row, or registers the process again. `not_ready`: what keeps it from taking jobs, unless
+    /// it drains. Returns the number of live workers.
     pub(crate) async fn renew_worker(
         &self,
         worker: &Registration,
         not_ready: Option<String>,
+        is_draining: bool,
     ) -> Result<u32, StoreError> {
-        let renewal = query(RENEW_WORKER).bind(&worker.worker_id).bind(&worker.probe_subject).bind(not_ready);
+        let renewal = query(RENEW_WORKER)
+            .bind(&worker.worker_id)
+            .bind(&worker.probe_subject)
+            .bind(not_ready)
+            .bind(is_draining);
         match self.rows(renewal).await?.first() {
             Some(renewed) => Ok(u32::try_from(renewed.try_get::<i64, _>("workers")?).unwrap_or(u32::MAX)),
             None => self.register_worker(worker).await.map(|()| 1),

@@ -3,14 +3,9 @@
 use std::{str::FromStr, time::Duration};
 
 use chrono::{DateTime, Utc};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::{Value, value::RawValue};
-use sqlx::{
-    Postgres, Row,
-    error::BoxDynError,
-    postgres::{PgArguments, PgRow},
-    query::Query,
-};
+use sqlx::{Row, error::BoxDynError, postgres::PgRow};
 use uuid::Uuid;
 
 use crate::job::{
@@ -249,171 +244,6 @@ impl Gate {
     }
 }
 
-/// The measurements of the last scan.
-#[derive(Debug, Clone, Default)]
-pub struct Fleet {
-    pub queues: Vec<QueueStats>,
-    pub(crate) relay_lag_s: f64,
-    pub dead: i64,
-    pub workers: i64,
-    /// How long ago any worker last renewed its row. `None`: there is no row.
-    pub last_seen_s: Option<f64>,
-    /// How many live workers take no jobs, and what keeps one of them from it.
-    pub not_ready: i64,
-    pub why_not_ready: Option<String>,
-    /// How long ago a worker last looked for silent jobs. `None`: none ever did.
-    pub last_scan_s: Option<f64>,
-    /// The oldest migration that a program must know to work with the schema.
-    pub breaks_before: i64,
-    /// The age of the measurements; `None`: no worker has ever measured.
-    pub age_s: Option<f64>,
-    /// Whether a grace or the breaker keeps the scanner from resetting.
-    pub is_held_back: bool,
-    /// Whether Postgres refuses writes: it is a standby, or set to read-only.
-    pub is_read_only: bool,
-    /// What waits for a worker that is not there, as the last scan found it.
-    pub unserved: Vec<Unserved>,
-    /// The time of the answer, by the database's clock.
-    pub now: Option<DateTime<Utc>>,
-}
-
-/// Waiting jobs and submissions of one kind that no live worker runs.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-pub struct Unserved {
-    pub queue: String,
-    pub kind: String,
-    /// Whether a live worker serves the queue, and only the kind is unknown to all of them.
-    pub is_queue_served: bool,
-    pub due: i64,
-    /// `None`: NATS did not answer.
-    pub submitted: Option<i64>,
-    /// How long the oldest of them has waited, if that is known.
-    pub oldest_s: Option<f64>,
-}
-
-impl Unserved {
-    /// The number of jobs and submissions that wait.
-    pub fn waiting(&self) -> i64 {
-        self.due + self.submitted.unwrap_or_default()
-    }
-}
-
-/// The number of messages that the stream holds of one kind.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct KindMessages {
-    pub(crate) queue: String,
-    pub(crate) kind: String,
-    /// The messages that name one job, or are submissions.
-    pub(crate) messages: i64,
-    /// The jobs that messages of several name.
-    pub(crate) named: i64,
-}
-
-/// What waits of one kind, and whether a live worker runs it.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Waiting {
-    pub(crate) queue: String,
-    pub(crate) kind: String,
-    pub(crate) due: i64,
-    /// The messages that no live row accounts for. `None`: NATS did not answer.
-    pub(crate) submitted: Option<i64>,
-    /// All messages that the stream holds.
-    pub(crate) messages: i64,
-    /// How long the oldest due job has been due.
-    pub(crate) oldest_due_s: Option<f64>,
-    pub(crate) is_queue_served: bool,
-    pub(crate) is_served: bool,
-}
-
-/// A queue with messages that no live row accounts for.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct QueueSubmitted {
-    pub(crate) queue: String,
-    pub(crate) submitted: i64,
-    pub(crate) queued: i64,
-    pub(crate) max_queued: Option<i64>,
-}
-
-/// Submissions of a queue that were read in the stream, and that no worker had received.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Standing {
-    pub(crate) messages: i64,
-    /// How many deliveries of the queue NATS had made.
-    pub(crate) deliveries: i64,
-    /// When NATS created the consumer that counts them; empty: there was none.
-    pub(crate) of: String,
-}
-
-/// What a scan has found out about the submissions of a queue.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Found {
-    pub(crate) queue: String,
-    pub(crate) submitted: i64,
-    /// How long the oldest of them has waited, if that is known.
-    pub(crate) oldest_s: Option<f64>,
-    pub(crate) standing: Option<Standing>,
-}
-
-impl Waiting {
-    pub(super) fn read(row: &PgRow) -> Result<Self, sqlx::Error> {
-        Ok(Self {
-            queue: row.try_get("queue")?,
-            kind: row.try_get("kind")?,
-            due: row.try_get("due")?,
-            submitted: row.try_get("submitted")?,
-            messages: row.try_get("messages")?,
-            oldest_due_s: row.try_get("oldest_due_s")?,
-            is_queue_served: row.try_get("is_queue_served")?,
-            is_served: row.try_get("is_served")?,
-        })
-    }
-}
-
-/// The measurements of one queue.
-#[cfg_attr(not(feature = "internals"), allow(dead_code, reason = "the dashboard alone asks for some"))]
-#[derive(Debug, Clone)]
-pub struct QueueStats {
-    pub queue: String,
-    /// The numbers of due, scheduled and processing jobs.
-    pub jobs: [i64; 3],
-    /// Messages that are no job yet. `None`: NATS did not answer the last scan.
-    pub submitted: Option<i64>,
-    /// Those of them that count towards `max_queued`.
-    pub standing: i64,
-    /// How long the oldest due job or submission has waited.
-    pub oldest_due_s: f64,
-    pub is_paused: bool,
-    /// Live workers that serve it.
-    pub(crate) workers: i64,
-    /// How long ago a worker that serves it was last seen. `None`: none within the last day.
-    pub last_seen_s: Option<f64>,
-    pub max_running: Option<i32>,
-    pub max_queued: Option<i64>,
-}
-
-#[cfg(feature = "internals")]
-impl QueueStats {
-    /// The number of due jobs and submissions.
-    pub fn waiting(&self) -> i64 {
-        self.jobs[0] + self.submitted.unwrap_or_default()
-    }
-
-    /// Whether no live worker serves it, though jobs wait or run, or its workers have just fallen silent.
-    pub fn is_unserved(&self) -> bool {
-        self.workers == 0 && (self.waiting() > 0 || self.jobs[2] > 0 || self.last_seen_s.is_some())
-    }
-
-    /// The number of jobs and submissions that count towards `max_queued`.
-    pub fn queued(&self) -> i64 {
-        self.jobs[0] + self.jobs[1] + self.standing
-    }
-
-    /// Whether as many jobs wait as its limit allows: enqueues are refused.
-    pub fn is_full(&self) -> bool {
-        self.max_queued.is_some_and(|most| self.queued() >= most)
-    }
-}
-
 /// A submission that cannot be a job.
 #[derive(Debug, Clone)]
 pub(crate) struct Refused {
@@ -643,18 +473,6 @@ impl<'a> FromIterator<&'a ClaimKey> for Keys {
         all.ords = ordinals(all.jobs.len());
         all
     }
-}
-
-/// Binds the messages of each kind as $1 to $4 of recover/parts/waiting.sql.
-pub(super) fn bind_messages<'q>(
-    query: Query<'q, Postgres, PgArguments>,
-    messages: Option<&[KindMessages]>,
-) -> Query<'q, Postgres, PgArguments> {
-    query
-        .bind(messages.map(|all| all.iter().map(|of| of.queue.clone()).collect::<Vec<_>>()))
-        .bind(messages.map(|all| all.iter().map(|of| of.kind.clone()).collect::<Vec<_>>()))
-        .bind(messages.map(|all| all.iter().map(|of| of.messages).collect::<Vec<_>>()))
-        .bind(messages.map(|all| all.iter().map(|of| of.named).collect::<Vec<_>>()))
 }
 
 pub(super) fn ended(rows: &[PgRow]) -> Result<Vec<EndedAttempt>, sqlx::Error> {

@@ -106,29 +106,54 @@ pub struct ListedJob {
     pub is_refused: bool,
 }
 
-/// Who would run a kind.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// What a queued job may wait for.
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct WhoRuns {
-    /// Whether a live worker serves the queue.
+    /// Whether a live worker serves the queue, and does not drain.
     pub serves_queue: bool,
-    /// Whether a live worker serves the queue and runs the kind.
+    /// Whether such a worker runs the kind.
     pub runs_kind: bool,
+    /// How many live workers of the queue drain.
+    pub draining: i64,
+    /// How many live workers of the queue do not know the kind.
+    pub strangers: i64,
+    /// How many know it.
+    pub fit: i64,
     /// If none of those takes jobs, what keeps one of them from it.
     pub not_ready: Option<String>,
+    /// The slots of those that know the kind, and how many are taken.
+    pub slots: i64,
+    pub busy: i64,
     /// Whether the queue is paused.
     pub is_paused: bool,
+    /// How many jobs of the queue may run at once, and how many run.
+    pub max_running: Option<i32>,
+    pub running: Option<i64>,
+    /// For how long workers that do not know the kind have put the job off, in seconds.
+    pub put_off_s: Option<f64>,
+    /// In how many seconds its message comes again.
+    pub again_in_s: Option<f64>,
 }
 
 impl Store {
-    /// Returns whether live workers serve this queue and run this kind.
-    pub async fn who_runs(&self, queue: &str, kind: &str) -> Result<WhoRuns, StoreError> {
-        let rows = self.rows(query(WHO_RUNS).bind(queue).bind(kind)).await?;
+    /// Returns what this job may wait for: its queue, and the workers that run its kind.
+    pub async fn who_runs(&self, queue: &str, kind: &str, job: JobId) -> Result<WhoRuns, StoreError> {
+        let rows = self.rows(query(WHO_RUNS).bind(queue).bind(kind).bind(job)).await?;
         let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
         Ok(WhoRuns {
             serves_queue: row.try_get("serves_queue")?,
             runs_kind: row.try_get("runs_kind")?,
+            draining: row.try_get("draining")?,
+            strangers: row.try_get("strangers")?,
+            fit: row.try_get("fit")?,
             not_ready: row.try_get("not_ready")?,
+            slots: row.try_get("slots")?,
+            busy: row.try_get("busy")?,
             is_paused: row.try_get("is_paused")?,
+            max_running: row.try_get("max_running")?,
+            running: row.try_get("running")?,
+            put_off_s: row.try_get("put_off_s")?,
+            again_in_s: row.try_get("again_in_s")?,
         })
     }
 

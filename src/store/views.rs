@@ -162,6 +162,8 @@ impl JobFilter {
 pub enum WorkerState {
     /// It has renewed its row lately.
     Alive,
+    /// It has renewed its row lately, finishes its jobs, and takes no other.
+    Draining,
     /// It has missed three renewals of its row, and no probe over NATS has found it gone.
     Silent,
     /// It has missed renewals and does not answer over NATS: the prober is about to reset its jobs.
@@ -174,6 +176,7 @@ impl WorkerState {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Alive => "alive",
+            Self::Draining => "draining",
             Self::Silent => "silent",
             Self::Vanishing => "vanishing",
         }
@@ -212,6 +215,8 @@ pub struct WorkerRow {
     pub state: WorkerState,
     /// What kept it from taking jobs at its last renewal, each with the reason. `None`: nothing.
     pub not_ready: Option<String>,
+    /// Since when it drains: it finishes its jobs, and takes no other. `None`: it does not.
+    pub draining_at: Option<DateTime<Utc>>,
     /// Where it answers over NATS; `None`: it did not reach itself there.
     #[serde(skip)]
     #[cfg_attr(not(feature = "worker"), allow(dead_code, reason = "a drain asks there"))]
@@ -285,9 +290,11 @@ impl Store {
                 state: match row.try_get::<&str, _>("state")? {
                     "vanishing" => WorkerState::Vanishing,
                     "silent" => WorkerState::Silent,
+                    "draining" => WorkerState::Draining,
                     _ => WorkerState::Alive,
                 },
                 not_ready: row.try_get("not_ready")?,
+                draining_at: row.try_get("draining_at")?,
                 probe_subject: row.try_get("probe_subject")?,
             })
         };

@@ -4,18 +4,21 @@ use std::{collections::HashSet, time::Duration};
 
 use tokio::time::{Instant, sleep};
 
-use crate::{observe::metrics, store::Store};
+use crate::{
+    observe::metrics,
+    store::{Store, Unserved},
+};
 
-/// The most queues whose counts one process exports. Each keeps its series until the process ends, and any NATS client
-/// can name a queue. Those with workers, settings or jobs come first.
+/// The most queues whose counts one process exports, and the most kinds of each sort. Each keeps its series until the
+/// process ends, and any NATS client can name a queue. Those with workers, settings or jobs come first.
 const SERIES_MAX: usize = 2_000;
 
 /// Exports the counts for as long as this future is polled.
 pub async fn show(store: &Store, every: impl Fn() -> Duration) {
     let mut shown = HashSet::new();
     let mut ever: HashSet<String> = HashSet::new();
-    let mut unserved = HashSet::new();
-    let mut kinds_ever: HashSet<(String, String)> = HashSet::new();
+    let mut ever_limited: HashSet<String> = HashSet::new();
+    let (mut unserved, mut put_off) = (Kinds::default(), Kinds::default());
     // Until the first count, its age is the time since this process began.
     let (mut age_s, mut read_at) = (0.0, Instant::now());
     loop {
@@ -33,29 +36,23 @@ pub async fn show(store: &Store, every: impl Fn() -> Duration) {
                     }
                     ever.insert(of.queue.clone());
                     metrics::queue(&of.queue, of.jobs, of.submitted, of.oldest_due_s, of.is_paused);
+                    // A queue without limits has no series of them, unless it has had some.
+                    let is_limited = of.max_running.is_some() || of.max_queued.is_some();
+                    if is_limited || ever_limited.contains(&of.queue) {
+                        metrics::limits(&of.queue, of.max_running, of.max_queued);
+                        ever_limited.insert(of.queue.clone());
+                    }
                     gone.remove(&of.queue);
                     shown.insert(of.queue);
                 }
                 for queue in gone {
                     metrics::queue(&queue, [0; 3], Some(0), 0.0, false);
                 }
-                let mut gone = std::mem::take(&mut unserved);
-                for of in fleet.unserved {
-                    if kinds_ever.len() >= SERIES_MAX
-                        && !kinds_ever.contains(&(of.queue.clone(), of.kind.clone()))
-                    {
-                        continue;
-                    }
-                    kinds_ever.insert((of.queue.clone(), of.kind.clone()));
-                    metrics::unserved(&of.queue, &of.kind, of.waiting());
-                    let key = (of.queue, of.kind);
-                    gone.remove(&key);
-                    unserved.insert(key);
-                }
-                for (queue, kind) in gone {
-                    metrics::unserved(&queue, &kind, 0);
-                }
-                metrics::fleet(fleet.relay_lag_s, fleet.dead, fleet.workers, fleet.is_held_back);
+                unserved.show(fleet.unserved, metrics::unserved, Unserved::waiting);
+                put_off.show(fleet.put_off, metrics::put_off, |of| of.put_off.unwrap_or_default());
+                metrics::misnamed(fleet.misnamed);
+                let alive = fleet.workers + fleet.draining;
+                metrics::fleet(fleet.relay_lag_s, fleet.dead, alive, fleet.is_held_back);
             }
             Err(error) => {
                 tracing::debug!(%error, "could not read the counts of the last scan; the metrics keep the older ones");
@@ -63,5 +60,33 @@ pub async fn show(store: &Store, every: impl Fn() -> Duration) {
         }
         metrics::measured(age_s + read_at.elapsed().as_secs_f64());
         sleep(every().mul_f64(rand::random_range(0.8..1.2))).await;
+    }
+}
+
+/// The kinds of one sort that have a series.
+#[derive(Default)]
+struct Kinds {
+    shown: HashSet<(String, String)>,
+    ever: HashSet<(String, String)>,
+}
+
+impl Kinds {
+    /// Sets the gauge of each of these kinds, and that of each other one to 0.
+    fn show(&mut self, kinds: Vec<Unserved>, set: impl Fn(&str, &str, i64), jobs: impl Fn(&Unserved) -> i64) {
+        let mut gone = std::mem::take(&mut self.shown);
+        for of in kinds {
+            let count = jobs(&of);
+            let key = (of.queue, of.kind);
+            if self.ever.len() >= SERIES_MAX && !self.ever.contains(&key) {
+                continue;
+            }
+            set(&key.0, &key.1, count);
+            gone.remove(&key);
+            self.ever.insert(key.clone());
+            self.shown.insert(key);
+        }
+        for (queue, kind) in gone {
+            set(&queue, &kind, 0);
+        }
     }
 }

@@ -63,8 +63,14 @@ impl Topology {
                     if failures > 1
                         && let Some(left_out) = self.repeats.tell(&format!("stream: {error}"))
                     {
-                        tracing::error!(%error, left_out, "not ready: the stream is missing and cannot be created; a \
-                            denied permission looks like no answer. Run `tenure migrate` with the admin role, or wait");
+                        if let NatsError::Unavailable(_) = error {
+                            tracing::warn!(%error, left_out, "not ready: NATS does not answer about the stream; the \
+                                worker will retry. A denied permission looks like this, too: nats/server.conf has the \
+                                rights of a worker");
+                        } else {
+                            tracing::error!(%error, left_out, "not ready: the stream is missing and cannot be created; \
+                                run `tenure migrate` with the admin role, or wait");
+                        }
                     }
                     sleep(Duration::from_millis(500)).await;
                 }

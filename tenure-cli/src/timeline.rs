@@ -10,7 +10,10 @@ use serde::Serialize;
 
 use tenure::{
     FencingToken, Status,
-    internals::{WhoRuns, duration::measured},
+    internals::{
+        WhoRuns,
+        duration::{measured, rounded, whole},
+    },
     rows::{ExecutionRow, JobRow, RecoveryRow},
 };
 
@@ -166,12 +169,34 @@ fn span(from: DateTime<Utc>, to: DateTime<Utc>) -> String {
 }
 
 /// Returns what a due job waits for.
-pub(crate) fn waits_for(job: &JobRow, who_runs: WhoRuns) -> String {
-    match who_runs {
-        WhoRuns { is_paused: true, .. } => format!("the queue {} is paused", job.queue),
-        WhoRuns { serves_queue: false, .. } => format!("no live worker serves the queue {}", job.queue),
-        WhoRuns { runs_kind: false, .. } => format!("no live worker runs the kind {}", job.kind),
+pub(crate) fn waits_for(job: &JobRow, of: &WhoRuns) -> String {
+    let JobRow { queue, kind, .. } = job;
+    match of {
+        WhoRuns { is_paused: true, .. } => format!("the queue {queue} is paused"),
+        WhoRuns { serves_queue: false, draining: 1.., .. } => {
+            format!("all live workers of the queue {queue} are draining")
+        }
+        WhoRuns { serves_queue: false, .. } => format!("no live worker serves the queue {queue}"),
+        WhoRuns { runs_kind: false, .. } => format!("no live worker runs the kind {kind}"),
         WhoRuns { not_ready: Some(why), .. } => format!("no worker that runs it is ready: {why}"),
+        WhoRuns { max_running: Some(most), running: Some(running), .. } if *running >= i64::from(*most) => {
+            format!("the queue {queue} is limited: {running} of {most} running")
+        }
+        // A job in its first moments is put off in every rolling deploy.
+        WhoRuns { put_off_s: Some(s), strangers: 1.., again_in_s: Some(again_in_s), .. }
+            if *again_in_s > 0.0 =>
+        {
+            format!(
+                "put off {} ago by a worker of this queue that does not know the kind {kind}; its message comes again \
+                 in {}",
+                whole(*s),
+                rounded(*again_in_s)
+            )
+        }
+        WhoRuns { slots, busy, .. } if busy >= slots => match of.fit {
+            1 => format!("the only worker that runs it is busy: {busy} of {slots} slots"),
+            fit => format!("the {fit} workers that run it are busy: {busy} of {slots} slots"),
+        },
         _ => "waiting for a worker".into(),
     }
 }

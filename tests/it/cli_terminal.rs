@@ -317,24 +317,29 @@ async fn exit_codes_are_those_of_the_docs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_mistyped_queue_is_neither_paused_nor_created() {
+async fn a_mistyped_queue_is_neither_paused_nor_created_and_the_others_are_paused() {
     let bench = bench().await;
     bench.tenure.enqueue(job("mail", "k")).await.unwrap();
-    let (code_of_typo, out, err) = run(&bench, None, &["queues", "pause", "mail", "mial"]).await;
-    assert_eq!((code_of_typo, out.as_str()), (Some(1), ""), "{err}");
-    for part in ["queue \"mial\" is unknown", "tenure queues list", "--create"] {
+    let (code_of_typo, out, err) = run(&bench, None, &["queues", "pause", "mial", "mail", "liam"]).await;
+    assert_eq!(
+        (code_of_typo, out.as_str()),
+        (Some(1), "mail is paused; its running jobs continue\n"),
+        "{err}"
+    );
+    for part in ["queue \"mial\" is unknown", "queue \"liam\" is unknown", "tenure queues list", "--create"] {
         assert!(err.contains(part), "no {part:?} in {err}");
     }
-    assert_eq!(bench.count("tenure.queues").await, 0, "neither of the two is paused");
+    assert_eq!(bench.count("tenure.queues").await, 1, "only the known one is paused");
     let limit = ["queues", "limit", "mial", "--max-running", "3"];
     let (limited, _, err) = run(&bench, None, &limit).await;
     assert!(limited == Some(1) && err.contains("\"mial\" is unknown") && err.contains("--create"), "{err}");
-    assert_eq!(bench.count("tenure.queues").await, 0);
+    assert_eq!(bench.count("tenure.queues").await, 1);
     assert_eq!(code(&bench, &["queues", "limit", "soon", "--max-queued", "9", "--create"]).await, Some(0));
     assert_eq!(bench.count("tenure.queues WHERE queue = 'soon' AND max_queued = 9").await, 1);
     let (resumed, _, err) = run(&bench, None, &["queues", "resume", "mial"]).await;
     assert!(resumed == Some(1) && err.contains("\"mial\" is unknown"), "{err}");
-    assert_eq!(code(&bench, &["queues", "pause", "a.b"]).await, Some(2));
+    let (invalid, out, _) = run(&bench, None, &["queues", "resume", "mail", "a.b"]).await;
+    assert_eq!((invalid, out.as_str()), (Some(2), ""), "an invalid name: no queue is resumed");
 
     // Before the first deploy, and again after it.
     for _ in 0..2 {
@@ -342,7 +347,8 @@ async fn a_mistyped_queue_is_neither_paused_nor_created() {
     }
     let (resumed, out, err) = run(&bench, None, &["queues", "resume", "mial", "new"]).await;
     assert!(resumed == Some(1) && out.contains("new is resumed") && err.contains("\"mial\""), "{out}{err}");
-    assert_eq!(code(&bench, &["queues", "pause", "mail"]).await, Some(0));
+    let (paused, out, _) = run(&bench, None, &["queues", "pause", "mail"]).await;
+    assert!(paused == Some(0) && out.contains("mail was already paused"), "{out}");
     // Known by its consumer, by a message alone, and by a schedule.
     bench.tenure.setup(&["served".into()]).await.unwrap();
     bench.publish("sent.k", "1").await;

@@ -274,9 +274,17 @@ async fn the_program_adds_lists_pauses_resumes_and_removes_schedules() {
     run(&["schedules", "pause", "nightly"], 0).await;
     assert!(run(&["schedules", "list"], 0).await.contains("paused"));
     assert!(run(&["schedules", "resume", "nightly"], 0).await.contains("03:00:00"));
-    assert!(run(&["schedules", "pause", "other"], 1).await.contains("no schedule \"other\""));
-    run(&["schedules", "remove", "nightly"], 0).await;
-    run(&["schedules", "remove", "nightly"], 1).await;
+    // An unknown name keeps none of the others from its turn; an invalid one, all of them.
+    for (act, done) in [("pause", "is paused"), ("resume", "is resumed"), ("remove", "is removed")] {
+        let invalid = run(&["schedules", act, "nightly", "a.b"], 2).await;
+        assert!(invalid.contains("not valid") && !invalid.contains(done), "{invalid}");
+        let text = run(&["schedules", act, "other", "nightly"], 1).await;
+        assert!(
+            text.contains("no schedule \"other\"") && text.contains(&format!("nightly {done}")),
+            "{text}"
+        );
+    }
+    assert!(run(&["schedules", "remove", "nightly"], 1).await.contains("no schedule \"nightly\""));
     for (arguments, said) in [
         (["schedules", "add", "s", "0 3 * * *", "q", "k", "1", "--time-zone", "Mars"].as_slice(), "IANA"),
         (&["schedules", "add", "s", "0 0 30 2 *", "q", "k", "1"], "no tick in the future"),

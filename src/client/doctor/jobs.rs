@@ -9,23 +9,27 @@ use crate::{
     config::Timing,
     job::duration::measured,
     nats::{
-        Nats,
+        Nats, Unseen,
         survey::{longer, survey},
         waiting,
     },
-    store::{JobsSeen, QueueSeen, ScheduleRow, Store, StoreError, UnservedSchedule, Waiting, WorkerSeen},
+    store::{
+        JobsSeen, Misnamed, QueueSeen, ScheduleRow, Store, StoreError, UnservedSchedule, Waiting, WorkerSeen,
+    },
 };
 
 const OF_WORKERS: [&str; 2] = ["workers", "versions"];
 const OF_JOBS: [&str; 3] = ["scans", "relay", "dead_letters"];
 
 /// The checks of queues, and of the kinds in them.
-pub(super) const OF_QUEUES: [&str; 2] = ["queue", "kinds"];
+pub(super) const OF_QUEUES: [&str; 3] = ["queue", "kinds", "subjects"];
 
 /// How long NATS may take to count its messages, and again to say how long the first have waited.
 const COUNTED_WITHIN: Duration = Duration::from_secs(5);
 /// A kind that has waited for longer is wrong; before, a worker that runs it may be on its way.
 const KIND_LATE: Duration = Duration::from_mins(1);
+/// A job that has waited for the limit of its queue for longer has a warning.
+const LIMITED_LATE: Duration = Duration::from_mins(1);
 /// The most kinds that have a finding each.
 const KINDS_SHOWN: usize = 20;
 
@@ -80,37 +84,46 @@ pub(super) async fn look(store: &Store, timing: &Timing, can_write: bool) -> Vec
 }
 
 /// Checks the queues, and the kinds that wait in them: as jobs, and, if NATS is given, as submissions in the stream.
-/// Also returns the queues to ask NATS about.
+/// Also returns the queues to ask NATS about, and why messages could not be read.
 pub(super) async fn queues(
     store: &Store,
     nats: Option<&Nats>,
     named: Option<&[String]>,
-) -> (Vec<Check>, Vec<Asked>) {
+) -> (Vec<Check>, Vec<Asked>, Option<Unseen>) {
     let counts = match nats {
         Some(nats) => waiting::counts(nats, COUNTED_WITHIN).await,
         None => None,
     };
     let is_counted = counts.is_some();
+    let of_subjects = match (&counts, nats) {
+        (Some(counts), Some(nats)) => vec![about_misnamed(&counts.misnamed, nats)],
+        _ => vec![Check::skipped("subjects", "NATS did not count its messages")],
+    };
     let kinds = store.doctor_kinds(counts.as_ref().map(|counts| counts.kinds.as_slice()), named).await;
+    let mut unread = None;
     let (waits, of_kinds) = match kinds {
         Ok(mut waits) => {
             let ages = match nats {
                 Some(nats) => {
                     let at = counts.as_ref().and_then(|counts| counts.at);
-                    survey(store, nats, at, &mut waits, COUNTED_WITHIN).await.0
+                    let (ages, why_not) = survey(store, nats, at, &mut waits, COUNTED_WITHIN).await;
+                    unread = why_not;
+                    ages
                 }
                 None => Vec::new(),
             };
             let ages = ages.into_iter().chain(std::iter::repeat(None));
             let waits: Vec<_> = waits.into_iter().zip(ages).collect();
             let purge = |queue: &str, kind: &str| Some(nats?.purge_command(queue, Some(kind)));
-            let of_kinds = about_kinds(&waits, purge);
+            let of_kinds = about_kinds(&waits, is_counted, purge);
             (waits, of_kinds)
         }
         Err(error) => (Vec::new(), skip_by(&["kinds"], &error)),
     };
     let submitted = || waits.iter().filter(|(of, _)| of.submitted > Some(0));
-    let mut others: Vec<_> = submitted().map(|(of, _)| of.queue.clone()).collect();
+    // A mistyped queue may hold rows that have no message yet.
+    let others = waits.iter().filter(|(of, _)| of.due > 0 || of.submitted > Some(0));
+    let mut others: Vec<_> = others.map(|(of, _)| of.queue.clone()).collect();
     others.sort_unstable();
     others.dedup();
     match store.doctor_queues(named, &others).await {
@@ -124,6 +137,11 @@ pub(super) async fn queues(
                 let oldest = of_queue().filter_map(|(_, age)| *age).reduce(f64::max);
                 seen.submitted = is_counted.then(|| of_queue().filter_map(|(of, _)| of.submitted).sum());
                 seen.submitted_for = oldest.and_then(seconds);
+                // Those without a message wait, too.
+                let due = || waits.iter().map(|(of, _)| of).filter(|of| of.queue == seen.queue);
+                seen.waiting = seen.waiting.max(due().map(|of| of.due).sum());
+                let oldest_due = due().filter_map(|of| of.oldest_due_s).reduce(f64::max);
+                seen.waiting_for = seen.waiting_for.max(oldest_due.and_then(seconds));
             }
             let check = |seen: &QueueSeen| {
                 let purge = nats.map(|nats| nats.purge_command(&seen.queue, None));
@@ -131,13 +149,15 @@ pub(super) async fn queues(
             };
             checks.extend(queues.iter().map(check));
             checks.extend(of_kinds);
+            checks.extend(of_subjects);
             let asked = queues.into_iter().map(|seen| Asked { queue: seen.queue, is_served: seen.is_served });
-            (checks, asked.collect())
+            (checks, asked.collect(), unread)
         }
         Err(error) => {
             let mut checks = skip_by(&["queue"], &error);
             checks.extend(of_kinds);
-            (checks, unknown(named))
+            checks.extend(of_subjects);
+            (checks, unknown(named), unread)
         }
     }
 }
@@ -146,15 +166,34 @@ fn seconds(of: f64) -> Option<Duration> {
     Duration::try_from_secs_f64(of).ok()
 }
 
-/// Checks that a live worker runs every kind that waits in a queue that is served. Of another queue, its own check says
-/// so. `purge` is the command that removes the messages of a kind.
-fn about_kinds(waits: &[(Waiting, Option<f64>)], purge: impl Fn(&str, &str) -> Option<String>) -> Vec<Check> {
+/// Checks that a live worker runs every kind that waits in a served queue. The check of each queue reports one without
+/// workers. `purge` is the command that removes the messages of a kind.
+fn about_kinds(
+    waits: &[(Waiting, Option<f64>)],
+    is_counted: bool,
+    purge: impl Fn(&str, &str) -> Option<String>,
+) -> Vec<Check> {
     const CHECK: &str = "kinds";
     let waits_alone =
         |of: &Waiting| of.is_queue_served && !of.is_served && (of.due > 0 || of.submitted > Some(0));
     let unknown: Vec<_> = waits.iter().filter(|(of, _)| waits_alone(of)).collect();
+    let put_off: Vec<_> =
+        waits.iter().map(|(of, _)| of).filter(|of| of.is_served && of.put_off > 0).collect();
+    let mut of_put_off: Vec<_> = put_off.iter().take(KINDS_SHOWN).map(|of| about_put_off(of)).collect();
+    if put_off.len() > KINDS_SHOWN {
+        let more = format!("and {} more kinds whose jobs were put off", put_off.len() - KINDS_SHOWN);
+        of_put_off
+            .push(Check::warning(CHECK, more).advise("let each worker of a queue know all of its kinds"));
+    }
+    if unknown.is_empty() && !of_put_off.is_empty() {
+        return of_put_off;
+    }
     if unknown.is_empty() {
-        return vec![Check::ok(CHECK, "a live worker runs each kind that waits in a served queue")];
+        let found = "a live worker runs each kind that waits in a served queue";
+        if !is_counted {
+            return vec![Check::skipped(CHECK, format!("{found} as a row; NATS did not count its messages"))];
+        }
+        return vec![Check::ok(CHECK, found)];
     }
     let check = |(of, age): &&(Waiting, Option<f64>)| {
         let Waiting { queue, kind, due, .. } = of;
@@ -182,7 +221,49 @@ fn about_kinds(waits: &[(Waiting, Option<f64>)], purge: impl Fn(&str, &str) -> O
         let more = format!("and {} more kinds that no live worker runs", unknown.len() - KINDS_SHOWN);
         checks.push(Check::wrong(CHECK, more).advise("start workers that run them, or cancel their jobs"));
     }
+    checks.extend(of_put_off);
     checks
+}
+
+/// Says which jobs wait because workers that do not know their kind got them.
+fn about_put_off(of: &Waiting) -> Check {
+    let Waiting { queue, kind, put_off, .. } = of;
+    let found = format!(
+        "workers of this queue that do not know the kind {kind} put off {} of it, the first {} ago",
+        match put_off {
+            1 => "1 job".to_owned(),
+            n => format!("{n} jobs"),
+        },
+        span_of(of.put_off_s.and_then(seconds))
+    );
+    Check::warning("kinds", found).of(queue).advise(
+        "finish the deploy: each worker of a queue should know all of its kinds, because NATS gives a job to any of \
+         them; or give the kind a queue of its own",
+    )
+}
+
+/// Reports messages that no worker can read.
+fn about_misnamed(misnamed: &Misnamed, nats: &Nats) -> Check {
+    const CHECK: &str = "subjects";
+    let Some(subject) = &misnamed.subject else {
+        return Check::ok(CHECK, "each message names a queue and a kind");
+    };
+    let messages = match misnamed.messages {
+        1 => "1 message".to_owned(),
+        n => format!("{n} messages"),
+    };
+    let found = format!(
+        "{messages} in the stream with a subject that names no valid queue or kind, as {subject:?}: no worker reads \
+         them"
+    );
+    // A purge would take these for a pattern.
+    let is_pattern = subject.split('.').any(|token| token == "*" || token == ">");
+    let remove = if is_pattern { nats.remove_command() } else { nats.purge_subject(subject) };
+    Check::wrong(CHECK, found).advise(format!(
+        "correct the producer: it publishes to {}, with the names that `tenure enqueue` takes; then remove them: \
+         `{remove}`",
+        nats.subject_of("QUEUE", Some("KIND"))
+    ))
 }
 
 /// What to do after a cancellation: the messages of the jobs stay, and no cancellation finds a submission.
@@ -219,6 +300,11 @@ fn overdue_after(timing: &Timing) -> Duration {
 /// Checks that a worker is alive and takes jobs, and that no silent one owns jobs.
 fn workers(seen: &[WorkerSeen], can_write: bool) -> Check {
     let live = seen.iter().filter(|worker| !worker.is_silent).count();
+    let draining = seen.iter().filter(|worker| !worker.is_silent && worker.is_draining).count();
+    let alive = match draining {
+        0 => format!("{live} alive"),
+        n => format!("{live} alive, {n} of them draining"),
+    };
     let owners: Vec<_> = seen.iter().filter(|worker| worker.is_silent && worker.jobs > 0).collect();
     let named: Vec<_> = owners
         .iter()
@@ -227,37 +313,44 @@ fn workers(seen: &[WorkerSeen], can_write: bool) -> Check {
             format!("{} ({jobs}, silent for {})", worker.worker_id, measured(worker.silence))
         })
         .collect();
-    let unready = seen.iter().filter(|worker| !worker.is_silent);
+    let unready = seen.iter().filter(|worker| !worker.is_silent && !worker.is_draining);
     let unready: Vec<_> = unready
         .filter_map(|worker| Some(format!("{} ({})", worker.worker_id, worker.not_ready.as_ref()?)))
         .collect();
     match (live, owners.is_empty()) {
         (0, _) if !can_write && !seen.is_empty() => {
             let found = "no worker has renewed its row of late, and none can while Postgres takes no writes";
-            Check::wrong("workers", found).advise("first make Postgres take writes; live workers then go on")
+            Check::wrong("workers", found).advise("make Postgres writable; live workers then continue")
         }
         (live, _) if !unready.is_empty() => {
-            let silent = if named.is_empty() { "" } else { "; silent ones own jobs: " };
+            let silent = if named.is_empty() { "" } else { "; silent workers that own jobs: " };
             let unready_text = format!("{} of {live} alive not ready: {}", unready.len(), some_of(&unready));
             let found = format!("{unready_text}{silent}{}", some_of(&named));
-            let state = if unready.len() == live { CheckState::Wrong } else { CheckState::Warning };
+            let state =
+                if unready.len() + draining == live { CheckState::Wrong } else { CheckState::Warning };
             Check::new("workers", state, found).advise(
-                "mend what they lack: a worker that is not ready takes no job. Its log and its /readyz say the same; \
-                 of a right that Postgres denies, see `rights` here, as the workers' role",
+                "fix the cause that is named here: a worker that is not ready takes no job. If Postgres denies a \
+                 right, run `tenure doctor` as the workers' role, and read `rights`",
             )
         }
         (0, true) => Check::warning("workers", "no worker is alive")
             .advise("start one: `tenure work QUEUE --exec COMMAND`, or your own program"),
         (0, false) => Check::wrong(
             "workers",
-            format!("no worker is alive; silent ones own jobs: {}", some_of(&named)),
+            format!("no worker is alive; silent workers that own jobs: {}", some_of(&named)),
         )
         .advise(
             "start a worker, which resets these jobs, or find out what keeps the silent ones from Postgres",
         ),
-        (live, true) => Check::ok("workers", format!("{live} alive")),
-        (live, false) => {
-            let found = format!("{live} alive; silent ones own jobs: {}", some_of(&named));
+        (live, true) if draining == live => {
+            let found = format!("{alive}: no worker takes jobs");
+            Check::warning("workers", found).advise(
+                "nothing, if a deploy is on its way; else start a worker: a draining one ends when its jobs have ended",
+            )
+        }
+        (_, true) => Check::ok("workers", alive),
+        (_, false) => {
+            let found = format!("{alive}; silent workers that own jobs: {}", some_of(&named));
             Check::warning("workers", found).advise(
                 "look at these processes: the other workers reset the jobs of one that is gone, or silent for \
                  stale_after; one that is cut off from Postgres stops its jobs first",
@@ -400,7 +493,11 @@ fn dead_letters(jobs: &JobsSeen) -> Check {
 /// Checks that a queue's jobs can run. `purge` is the command that removes its messages.
 fn queue(seen: &QueueSeen, purge: Option<&str>) -> Check {
     const CHECK: &str = "queue";
-    const NO_WORKER: &str = "no worker serves this queue; ";
+    let no_worker = match seen.draining {
+        0 => "no worker serves this queue; ".to_owned(),
+        1 => "its only worker drains, and takes no job; ".to_owned(),
+        n => format!("its {n} workers drain, and take no job; "),
+    };
     let name = &seen.queue;
     let is_waited_for = seen.waiting > 0 || seen.submitted > Some(0);
     let lacks_worker = !seen.is_served && is_waited_for;
@@ -410,13 +507,18 @@ fn queue(seen: &QueueSeen, purge: Option<&str>) -> Check {
         "start a worker that serves {name}: `tenure work {name} --exec COMMAND`, or your own program"
     );
     if let Some(paused_for) = seen.paused_for {
-        let no_worker = if lacks_worker { NO_WORKER } else { "" };
+        let no_worker = if lacks_worker { &*no_worker } else { "" };
         let found = format!("paused for {}; {no_worker}{waiting}", measured(paused_for));
         let resume = format!("`tenure queues resume {name}`, when it is time");
         let to_do = if lacks_worker { format!("{start}; {resume}") } else { resume };
         return Check::warning(CHECK, found).advise(to_do);
     }
+    let is_limited =
+        seen.waiting > 0 && seen.running.zip(seen.max_running).is_some_and(|(is, most)| is >= most.into());
     let waiting = match (seen.running, seen.max_running) {
+        (Some(running), Some(most)) if is_limited => {
+            format!("limited: {running} of {most} running; {waiting}")
+        }
         (Some(running), Some(most)) => format!("{running} of {most} running; {waiting}"),
         _ => waiting,
     };
@@ -430,14 +532,19 @@ fn queue(seen: &QueueSeen, purge: Option<&str>) -> Check {
     if lacks_worker {
         let cancel = format!("cancel its jobs: `tenure jobs cancel --queue {name}`");
         let purge = purge.map(then_purge).unwrap_or_default();
-        return Check::wrong(CHECK, format!("{full}{NO_WORKER}{waiting}"))
+        return Check::wrong(CHECK, format!("{full}{no_worker}{waiting}"))
             .advise(format!("{start}; or {cancel}{purge}"));
     }
     if !full.is_empty() {
         return Check::warning(CHECK, format!("{full}{waiting}"))
             .advise(format!("add workers, or `tenure queues limit {name} --max-queued N`"));
     }
-    let no_worker = if seen.is_served { "" } else { NO_WORKER };
+    if is_limited && seen.waiting_for.is_some_and(|waited| waited >= LIMITED_LATE) {
+        return Check::warning(CHECK, waiting).advise(format!(
+            "nothing, if the limit is meant to hold jobs back; else `tenure queues limit {name} --max-running N`"
+        ));
+    }
+    let no_worker = if seen.is_served { "" } else { &*no_worker };
     let found = format!("{no_worker}{waiting}");
     if seen.submitted.is_none() { Check::skipped(CHECK, found) } else { Check::ok(CHECK, found) }
 }
@@ -454,6 +561,7 @@ mod tests {
             version: env!("CARGO_PKG_VERSION").into(),
             is_silent: silence_s > 15,
             not_ready: None,
+            is_draining: false,
             silence: Duration::from_secs(silence_s),
             started: 1_000 * SECOND,
             jobs,
@@ -481,8 +589,9 @@ mod tests {
         let all = workers(&[unready(), worker(99, 2)], true);
         assert_eq!(all.state, CheckState::Wrong);
         let silent = "web-1-7-abc (2 jobs, silent for 1m 39s)";
-        let found =
-            format!("1 of 1 alive not ready: web-1-7-abc (claims: denied); silent ones own jobs: {silent}");
+        let found = format!(
+            "1 of 1 alive not ready: web-1-7-abc (claims: denied); silent workers that own jobs: {silent}"
+        );
         assert_eq!(all.found, found);
     }
 
@@ -550,6 +659,7 @@ mod tests {
         let seen = |is_served, waiting| QueueSeen {
             queue: "mail".into(),
             is_served,
+            draining: 0,
             paused_for: None,
             waiting,
             waiting_for: Some(SECOND),
@@ -576,7 +686,17 @@ mod tests {
         let of_limited = checked(&limited);
         assert_eq!(
             (of_limited.state, &*of_limited.found),
-            (CheckState::Ok, "20 of 20 running; 5 jobs due, the first for 1s")
+            (CheckState::Ok, "limited: 20 of 20 running; 5 jobs due, the first for 1s")
+        );
+        let for_long = checked(&QueueSeen { waiting_for: Some(61 * SECOND), ..limited.clone() });
+        assert_eq!(for_long.state, CheckState::Warning);
+        assert!(
+            for_long.to_do.is_some_and(|to_do| to_do.contains("`tenure queues limit mail --max-running N`"))
+        );
+        let draining = checked(&QueueSeen { draining: 1, ..seen(false, 5) });
+        assert_eq!(
+            (draining.state, draining.found.as_str()),
+            (CheckState::Wrong, "its only worker drains, and takes no job; 5 jobs due, the first for 1s")
         );
         let full = checked(&QueueSeen { max_queued: Some(9), queued: Some(9), ..limited });
         assert_eq!(full.state, CheckState::Warning);
@@ -615,10 +735,12 @@ mod tests {
             submitted: Some(0),
             messages: 0,
             oldest_due_s: Some(waited_s),
+            put_off: 0,
+            put_off_s: None,
             is_queue_served: true,
             is_served,
         };
-        let check = |of: Waiting| about_kinds(&[(of, None)], |_, _| Some("PURGE".into())).remove(0);
+        let check = |of: Waiting| about_kinds(&[(of, None)], true, |_, _| Some("PURGE".into())).remove(0);
         assert_eq!(check(waits(true, 99.0)).state, CheckState::Ok);
         assert_eq!(check(waits(false, 59.0)).state, CheckState::Warning);
         let found = check(waits(false, 60.0));
@@ -631,7 +753,7 @@ mod tests {
         let of_another_queue = Waiting { is_queue_served: false, ..waits(false, 99.0) };
         assert_eq!(check(of_another_queue).state, CheckState::Ok);
         let many: Vec<_> = (0..25).map(|_| (waits(false, 99.0), None)).collect();
-        assert_eq!(about_kinds(&many, |_, _| None).len(), KINDS_SHOWN + 1);
+        assert_eq!(about_kinds(&many, true, |_, _| None).len(), KINDS_SHOWN + 1);
     }
 
     #[test]

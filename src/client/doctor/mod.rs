@@ -169,16 +169,16 @@ impl Tenure {
         let ((mut checks, is_fit), (connection, seen)) = tokio::join!(of_postgres, nats::reach(self));
         let named = (!options.queues.is_empty()).then_some(named.as_slice());
         // A queue may have nothing but messages.
-        let (of_queues, asked) = match is_fit {
+        let (of_queues, asked, unread) = match is_fit {
             Ok(()) => jobs::queues(self.store(), seen.as_ref().map(|_| self.nats()), named).await,
-            Err(why) => (skip(&jobs::OF_QUEUES, &why), jobs::unknown(named)),
+            Err(why) => (skip(&jobs::OF_QUEUES, &why), jobs::unknown(named), None),
         };
         checks.extend(of_queues);
         checks.extend(bad);
         checks.push(timers(timing));
         checks.push(connection);
         checks.extend(match seen {
-            Some(seen) => nats::look(self.nats(), timing, &seen, &asked).await,
+            Some(seen) => nats::look(self.nats(), timing, &seen, &asked, unread).await,
             None => nats::skipped("NATS was not reached"),
         });
         checks

@@ -55,8 +55,14 @@ fn about_server(seen: &NatsSeen, url: &str) -> Check {
     Check::ok("nats", found)
 }
 
-/// Checks the stream and the consumers. Creates nothing.
-pub(super) async fn look(nats: &Nats, timing: &Timing, server: &NatsSeen, asked: &[Asked]) -> Vec<Check> {
+/// Checks the stream and the consumers. Creates nothing. `unread`: why messages could not be read.
+pub(super) async fn look(
+    nats: &Nats,
+    timing: &Timing,
+    server: &NatsSeen,
+    asked: &[Asked],
+    unread: Option<Unseen>,
+) -> Vec<Check> {
     let stream = nats.stream_seen().await;
     let mut checks = about_stream(&stream, server, timing);
     let why_not = match &stream {
@@ -80,6 +86,7 @@ pub(super) async fn look(nats: &Nats, timing: &Timing, server: &NatsSeen, asked:
             unseen.extend(consumer.err());
         }
     }
+    unseen.extend(unread);
     checks.push(rights(&unseen));
     checks
 }

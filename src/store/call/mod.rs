@@ -199,6 +199,12 @@ impl Store {
         self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Returns for how long Postgres has answered every call since its last outage; `None`: it had none, or lasts.
+    #[cfg(feature = "internals")]
+    pub fn back_for(&self) -> Option<Duration> {
+        (!self.is_up_since_the_start()).then(|| self.up_for()).filter(|up_for| !up_for.is_zero())
+    }
+
     /// Returns the last write that Postgres had no room for, and how long ago that was, unless it has taken one since.
     #[cfg(feature = "internals")]
     pub fn no_room(&self) -> Option<(Duration, String)> {
@@ -389,7 +395,7 @@ mod tests {
     use super::*;
     use crate::proof::place_with;
 
-    /// Such a server answers each read. The worker must not take it for up and away by turns.
+    /// Such a server answers each read. The worker must not take it for alternately up and away.
     #[tokio::test]
     async fn a_server_that_refuses_writes_is_away_once_until_it_takes_one() {
         let place = place_with(|_| ()).await;

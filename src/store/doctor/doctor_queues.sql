@@ -3,8 +3,8 @@
 --   $1 queues, or NULL for those that a worker serves, in which a job waits, or that have settings
 --   $2 with NULL: other queues, in which submissions wait
 --
--- One row a queue. The index gives the queues that have jobs, one step a queue. Counts at most 1,000 jobs of a queue
--- that are published and due.
+-- One row a queue. A worker that drains serves none. The index gives the queues that have jobs, one step a queue.
+-- Counts at most 1,000 jobs of a queue that are published and due.
 WITH RECURSIVE filled (queue) AS (
     (SELECT queue FROM tenure.jobs WHERE published_at IS NOT NULL ORDER BY queue LIMIT 1)
      UNION ALL
@@ -15,7 +15,7 @@ WITH RECURSIVE filled (queue) AS (
      WHERE filled.queue IS NOT NULL
 ), served (queue) AS (
     SELECT DISTINCT unnest(queues) FROM tenure.workers
-     WHERE last_seen_at >= statement_timestamp() - 3 * renew_every
+     WHERE last_seen_at >= statement_timestamp() - 3 * renew_every AND draining_at IS NULL
 ), names (queue) AS (
     SELECT unnest($1::text[])
      UNION
@@ -29,6 +29,9 @@ WITH RECURSIVE filled (queue) AS (
 )
 SELECT n.queue,
        EXISTS (SELECT FROM served WHERE served.queue = n.queue) AS is_served,
+       (SELECT count(*) FROM tenure.workers w
+         WHERE w.queues @> ARRAY[n.queue] AND w.draining_at IS NOT NULL
+           AND w.last_seen_at >= statement_timestamp() - 3 * w.renew_every) AS draining,
        extract(epoch FROM statement_timestamp() - q.paused_at)::float8 AS paused_s,
        q.max_running, q.max_queued,
        CASE WHEN q.max_running IS NOT NULL THEN

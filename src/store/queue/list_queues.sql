@@ -4,7 +4,8 @@
 --   $1 queue or NULL
 --
 -- Submissions are those of the last scan; NULL: they were not counted, or too long ago. Those in `standing` count
--- towards max_queued. A queue whose workers all fell silent within the last day has a row, too.
+-- towards max_queued. A worker that drains counts in `draining` alone. A queue whose workers all fell silent within the
+-- last day has a row, too.
 WITH jobs AS (
     SELECT queue,
            count(*) FILTER (WHERE status = 'queued' AND scheduled_at <= statement_timestamp()) AS due,
@@ -15,9 +16,11 @@ WITH jobs AS (
      WHERE $1::text IS NULL OR queue = $1
      GROUP BY queue
 ), workers AS (
-    SELECT queue, count(*) FILTER (WHERE w.last_seen_at > statement_timestamp() - 3 * w.renew_every) AS workers,
+    SELECT queue, count(*) FILTER (WHERE is_alive AND draining_at IS NULL) AS workers,
+           count(*) FILTER (WHERE is_alive AND draining_at IS NOT NULL) AS draining,
            greatest(0, extract(epoch FROM statement_timestamp() - max(w.last_seen_at)))::float8 AS last_seen_s
-      FROM tenure.workers w, unnest(w.queues) AS queue
+      FROM tenure.workers w, unnest(w.queues) AS queue,
+           LATERAL (SELECT w.last_seen_at > statement_timestamp() - 3 * w.renew_every AS is_alive) AS alive
      WHERE w.last_seen_at > statement_timestamp() - interval '1 day'
      GROUP BY queue
 ), dead AS (
@@ -39,7 +42,8 @@ SELECT queue, q.paused_at, q.max_running, q.max_queued,
             WHEN t.queue IS NULL AND s.stream_until > statement_timestamp()
              AND s.stream_measured_at = s.measured_at THEN 0 END AS submitted,
        coalesce(CASE WHEN t.standing_until > statement_timestamp() THEN t.standing END, 0) AS standing,
-       coalesce(d.dead, 0) AS dead, coalesce(w.workers, 0) AS workers, w.last_seen_s,
+       coalesce(d.dead, 0) AS dead, coalesce(w.workers, 0) AS workers,
+       coalesce(w.draining, 0) AS draining, w.last_seen_s,
        extract(epoch FROM statement_timestamp() - least(j.oldest_due_at,
                CASE WHEN t.submitted_until > statement_timestamp() THEN t.oldest_submitted_at END))::float8 AS oldest_due_s
   FROM names

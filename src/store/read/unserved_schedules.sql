@@ -8,7 +8,8 @@ SELECT s.name, s.queue, s.kind, served.queue AS is_queue_served,
  CROSS JOIN LATERAL (
        SELECT count(*) > 0 AS queue, coalesce(bool_or(w.kinds IS NULL OR s.kind = ANY (w.kinds)), false) AS kind
          FROM tenure.workers w
-        WHERE w.queues @> ARRAY[s.queue] AND w.last_seen_at > statement_timestamp() - 3 * w.renew_every) AS served
+        WHERE w.queues @> ARRAY[s.queue] AND w.last_seen_at > statement_timestamp() - 3 * w.renew_every
+          AND w.draining_at IS NULL) AS served
  WHERE s.paused_at IS NULL AND NOT served.kind
  ORDER BY s.next_at, s.name
  LIMIT $1

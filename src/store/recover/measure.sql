@@ -6,9 +6,9 @@
 --   $6 whether this ends a scan: however long that took, the gap to the next one begins here. A process that only
 --      measures says no, or the next scan would miss the gap, and reset jobs of live owners
 --
--- Rows: a kind with submissions, or one that no live worker runs, these first, at most 200; and, with a NULL kind, each
--- queue with submissions: all of its queued jobs, and its max_queued. note_waiting.sql then writes what has been found
--- out about the submissions.
+-- Rows: a kind with submissions, or with jobs that were put off, or one that no live worker runs, these first, at most
+-- 200; and, with a NULL kind, each queue with submissions: all of its queued jobs, and its max_queued. note_waiting.sql
+-- then writes what has been found out about the submissions.
 -- A claim leaves publish_at as it is: a running job waits for no publication.
 -- Made of parts: `scripts/statement measure` prints it whole.
 -- include recover/parts/waiting.sql
@@ -36,13 +36,14 @@
            stream_measured_at = ended.at
       FROM (SELECT clock_timestamp() AS at OFFSET 0) AS ended
 )
-(SELECT queue, kind, due, submitted, messages, oldest_due_s, is_queue_served, is_served, NULL::bigint AS max_queued
+(SELECT queue, kind, due, submitted, messages, oldest_due_s, put_off, put_off_s, is_queue_served, is_served,
+        NULL::bigint AS max_queued
    FROM waiting
-  WHERE submitted > 0 OR NOT is_served
-  ORDER BY is_served, due + coalesce(submitted, 0) DESC, queue, kind
+  WHERE submitted > 0 OR NOT is_served OR put_off > 0
+  ORDER BY is_served, put_off = 0, due + coalesce(submitted, 0) DESC, queue, kind
   LIMIT 200)
  UNION ALL
-SELECT c.queue, NULL, c.due + c.scheduled, c.submitted, NULL, NULL, NULL, NULL, q.max_queued
+SELECT c.queue, NULL, c.due + c.scheduled, c.submitted, NULL, NULL, NULL, NULL, NULL, NULL, q.max_queued
   FROM counted c
   LEFT JOIN tenure.queues q ON q.queue = c.queue
  WHERE c.submitted > 0

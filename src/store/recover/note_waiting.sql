@@ -7,6 +7,8 @@
 --   $7 to $12 of what no live worker runs: queues, kinds, whether a live worker serves the queue, due jobs, submissions,
 --             for how many seconds the oldest of them has waited
 --   $13 for how many seconds this holds, if no other scan follows
+--   $14 beside $7: how many jobs were put off, of a kind that a live worker runs; else NULL
+--   $15 messages whose subject names no valid queue or kind  $16 one such subject; both NULL: NATS did not answer
 --
 -- A queue that is not named has no submission, and no date of one. The ages are differences of one clock: the servers'
 -- clocks may differ.
@@ -31,9 +33,10 @@ WITH found AS MATERIALIZED (
 )
 UPDATE tenure.scanner_state
    SET unserved = (SELECT jsonb_agg(jsonb_build_object('queue', queue, 'kind', kind, 'is_queue_served', is_queue_served,
-                                                       'due', due, 'submitted', submitted,
+                                                       'due', due, 'submitted', submitted, 'put_off', put_off,
                                                        'oldest_at', statement_timestamp() - age_s * interval '1 second')
                                     ORDER BY ord)
-                     FROM unnest($7::text[], $8::text[], $9::bool[], $10::bigint[], $11::bigint[], $12::float8[])
-                          WITH ORDINALITY AS u (queue, kind, is_queue_served, due, submitted, age_s, ord)),
+                     FROM unnest($7::text[], $8::text[], $9::bool[], $10::bigint[], $11::bigint[], $12::float8[], $14::bigint[])
+                          WITH ORDINALITY AS u (queue, kind, is_queue_served, due, submitted, age_s, put_off, ord)),
+       misnamed = $15, misnamed_subject = $16,
        unserved_until = clock_timestamp() + $13::float8 * interval '1 second'

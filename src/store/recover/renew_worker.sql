@@ -1,9 +1,10 @@
 -- renew_worker: the sign of life of a registered process. No row: its row was deleted meanwhile.
 --
---   $1 worker id  $2 probe subject  $3 what keeps it from taking jobs, or NULL
+--   $1 worker id  $2 probe subject  $3 what keeps it from taking jobs, or NULL  $4 whether it drains
 --
 -- Returns the number of live workers: those that missed no renewals.
 UPDATE tenure.workers
-   SET last_seen_at = clock_timestamp(), suspected_at = NULL, probe_subject = $2, not_ready = $3
+   SET last_seen_at = clock_timestamp(), suspected_at = NULL, probe_subject = $2, not_ready = $3,
+       draining_at = CASE WHEN $4 THEN coalesce(draining_at, clock_timestamp()) END
  WHERE worker_id = $1
 RETURNING (SELECT count(*) FROM tenure.workers WHERE last_seen_at > statement_timestamp() - 1.4 * renew_every) AS workers

@@ -88,11 +88,20 @@ impl Work for Renew {
     const NAME: &'static str = "renew";
 
     async fn run(mut self) {
+        let mut said_draining = false;
         loop {
-            sleep(jittered(self.every)).await;
+            tokio::select! {
+                () = sleep(jittered(self.every)) => {}
+                // Others need not believe for an interval that this worker takes jobs.
+                () = self.health.drains(), if !said_draining => {}
+            }
             loop {
-                match self.store.renew_worker(&self.registration, self.health.missing()).await {
-                    Ok(workers) => break self.turns.workers(workers),
+                let (missing, is_draining) = (self.health.missing(), self.health.is_draining());
+                match self.store.renew_worker(&self.registration, missing, is_draining).await {
+                    Ok(workers) => {
+                        said_draining = is_draining;
+                        break self.turns.workers(workers);
+                    }
                     Err(error) => {
                         if let Some(left_out) = repeats::tell("renew", &error) {
                             tracing::warn!(%error, left_out, "could not renew the worker's row; the worker will retry");

@@ -22,7 +22,7 @@ pub(super) async fn run(cli: &Cli, args: &DoctorArgs) -> anyhow::Result<ExitCode
     for queue in &args.queues {
         check_queue(queue)?;
     }
-    let tenure = cli.connect().await?;
+    let tenure = cli.connect_to_any().await?;
     let mut options = DoctorOptions::default();
     options.queues.clone_from(&args.queues);
     let mut checks = Box::pin(tenure.doctor(&options)).await;

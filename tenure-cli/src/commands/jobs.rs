@@ -15,7 +15,7 @@ use super::{
 use crate::timeline;
 use tenure::{
     JobId, Status, Tenure, check_kind, check_queue,
-    internals::Parts as _,
+    internals::{Parts as _, duration::written},
     jobs::{CancelOutcome, RetryOutcome},
     rows::{ExecutionRow, JobFilter, JobRow, RecoveryRow},
 };
@@ -80,7 +80,7 @@ impl ListArgs {
         if let (Some(older), Some(newer)) = (self.older_than, self.newer_than)
             && older >= newer
         {
-            let [older, newer] = [older, newer].map(humantime::format_duration);
+            let [older, newer] = [older, newer].map(written);
             let text = format!("no job is both older than {older} and newer than {newer}; swap the two");
             return Err(Usage(text).into());
         }
@@ -270,8 +270,8 @@ async fn show(cli: &Cli, tenure: &Tenure, id: JobId) -> anyhow::Result<ExitCode>
     let json = |value: Option<&RawValue>| value.map(ToString::to_string).unwrap_or_default();
     let why = match job.status {
         Status::Queued if job.scheduled_at <= Utc::now() => {
-            match tenure.store().who_runs(&job.queue, &job.kind).await {
-                Ok(who_runs) => timeline::waits_for(&job, who_runs),
+            match tenure.store().who_runs(&job.queue, &job.kind, job.id).await {
+                Ok(who_runs) => timeline::waits_for(&job, &who_runs),
                 Err(error) if error.is_denied() => String::new(),
                 Err(error) => return Err(error.into()),
             }

@@ -5,6 +5,7 @@
 
 mod bench;
 mod config;
+mod connect;
 mod dead;
 mod dev;
 mod doctor;
@@ -37,8 +38,8 @@ use crate::{
     exec::guard,
 };
 use tenure::{
-    Config, ConfigError, EnqueueError, HandlerError, JobId, NameError, Tenure, WorkerError,
-    internals::{MAX_ATTEMPTS_DEFAULT, Settings, chained},
+    ConfigError, EnqueueError, HandlerError, JobId, NameError, WorkerError,
+    internals::{MAX_ATTEMPTS_DEFAULT, chained},
     jobs::ActionError,
     queues::QueueSettingsError,
     schedules::ScheduleError,
@@ -53,7 +54,7 @@ const SLOTS_MAX: u32 = 100_000;
 const ATTEMPTS_MAX: u32 = 1_000;
 /// No bound.
 const ANY: u32 = u32::MAX;
-/// Why a job may be nowhere.
+/// Possible reasons why a job has no row.
 const NO_ROW: &str = "it never did, or retention removed it, or it completed and its kind keeps no history";
 
 /// Durable background jobs: NATS JetStream delivers, Postgres owns.
@@ -452,8 +453,8 @@ enum DeadCommand {
 enum QueuesCommand {
     /// List the queues that have jobs, workers or settings.
     List,
-    /// Pause queues: no worker starts their jobs until they are resumed. Running jobs continue. Exit 1, and pause none
-    /// of them, if one is unknown.
+    /// Pause queues: no worker starts their jobs until they are resumed. Running jobs continue. Exit 1 if a queue is
+    /// unknown; the others are paused.
     Pause {
         /// The queues.
         #[arg(required = true, value_name = "QUEUE")]
@@ -462,7 +463,7 @@ enum QueuesCommand {
         #[arg(long)]
         create: bool,
     },
-    /// Resume paused queues. Exit 1 if one is unknown.
+    /// Resume paused queues. Exit 1 if a queue is unknown; the others are resumed.
     Resume {
         /// The queues.
         #[arg(required = true, value_name = "QUEUE")]
@@ -507,19 +508,19 @@ enum SchedulesCommand {
     List,
     /// Enqueue a job at each tick of a cron expression, from now on.
     Add(ScheduleArgs),
-    /// Pause schedules: they do not tick until they are resumed.
+    /// Pause schedules: they do not tick until they are resumed. Exit 1 if one is unknown; the others are paused.
     Pause {
         /// The schedules' names.
         #[arg(required = true, value_name = "NAME")]
         names: Vec<String>,
     },
-    /// Resume paused schedules, from their next tick on.
+    /// Resume paused schedules, from their next tick on. Exit 1 if one is unknown; the others are resumed.
     Resume {
         /// The schedules' names.
         #[arg(required = true, value_name = "NAME")]
         names: Vec<String>,
     },
-    /// Remove schedules; their jobs stay. Exit 1 if a schedule does not exist.
+    /// Remove schedules; their jobs stay. Exit 1 if one is unknown; the others are removed.
     Remove {
         /// The schedules' names.
         #[arg(required = true, value_name = "NAME")]
@@ -583,26 +584,6 @@ enum CrashPolicy {
     Retry,
     /// Make it a dead letter at once, because it must not run twice.
     DeadLetter,
-}
-
-impl Cli {
-    /// Loads the settings: flags override the environment, which overrides the file.
-    fn settings(&self) -> anyhow::Result<Settings> {
-        let file = self.settings_file.as_deref().map(|path| (path, "--config"));
-        let flags = [
-            ("DATABASE_URL", "--database-url", self.database_url.as_deref()),
-            ("NATS_URL", "--nats-url", self.nats_url.as_deref()),
-        ];
-        Ok(Settings::load(file, &flags)?)
-    }
-
-    fn config(&self) -> anyhow::Result<Config> {
-        Ok(self.settings()?.config()?)
-    }
-
-    async fn connect(&self) -> anyhow::Result<Tenure> {
-        Ok(Tenure::connect(&self.config()?).await?)
-    }
 }
 
 /// Runs the program.
@@ -681,7 +662,7 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     match &cli.command {
         Command::Dev(args) => dev::run(args).await,
         Command::Migrate { queues } => {
-            let tenure = cli.connect().await?;
+            let tenure = cli.connect_to_any().await?;
             let applied = tenure.setup(queues).await?;
             match cli.output {
                 Output::Json => print::line(serde_json::json!({ "applied": applied, "queues": queues })),

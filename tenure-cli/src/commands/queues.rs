@@ -2,19 +2,21 @@
 
 use std::process::ExitCode;
 
+use anyhow::bail;
 use serde_json::json;
 
 use super::{Cli, LimitChange, Output, QueuesCommand, Usage, jobs::time, print, table::Table, table::table};
 use crate::dashboard::QueueState;
 use tenure::{
-    Tenure,
+    NameError, Tenure, check_queue,
     internals::{Fleet, Parts as _},
-    queues::{PauseOutcome, QueueLimits},
+    queues::{PauseOutcome, QueueLimits, QueueSettingsError},
     rows::QueueRow,
 };
 
 pub(super) async fn run(cli: &Cli, command: &QueuesCommand) -> anyhow::Result<ExitCode> {
     let tenure = cli.connect().await?;
+    let mut code = ExitCode::SUCCESS;
     match command {
         QueuesCommand::List => {
             let queues = tenure.queues().await?;
@@ -23,37 +25,8 @@ pub(super) async fn run(cli: &Cli, command: &QueuesCommand) -> anyhow::Result<Ex
                 Output::Table => print::line(list(&queues, &tenure.store().fleet().await?)),
             }
         }
-        QueuesCommand::Pause { queues, create } => {
-            for queue in queues.iter().filter(|_| !create) {
-                check_known(&tenure, queue, "; to pause it before its first job, add --create").await?;
-            }
-            for queue in queues {
-                let paused = tenure.pause_queue(queue).await?;
-                let text = match paused.paused_at.filter(|_| paused.was_paused) {
-                    Some(at) => format!("{queue} was already paused, since {}", time(Some(at))),
-                    None => format!("{queue} is paused; its running jobs continue"),
-                };
-                print_pause(cli, queue, paused, &text);
-            }
-        }
-        QueuesCommand::Resume { queues } => {
-            // A mistyped name among others keeps none of them paused.
-            let mut unknown = None;
-            for queue in queues {
-                let resumed = tenure.resume_queue(queue).await?;
-                if !resumed.was_paused
-                    && let Err(error) = check_known(&tenure, queue, "").await
-                {
-                    unknown.get_or_insert(error);
-                    continue;
-                }
-                let what = if resumed.was_paused { "is resumed" } else { "was not paused" };
-                print_pause(cli, queue, resumed, &format!("{queue} {what}"));
-            }
-            if let Some(error) = unknown {
-                return Err(error);
-            }
-        }
+        QueuesCommand::Pause { queues, create } => code = pause(cli, &tenure, queues, *create).await?,
+        QueuesCommand::Resume { queues } => code = resume(cli, &tenure, queues).await?,
         QueuesCommand::Limit { queue, max_running, max_queued, create } => {
             if max_running.is_none() && max_queued.is_none() {
                 return Err(
@@ -71,8 +44,8 @@ pub(super) async fn run(cli: &Cli, command: &QueuesCommand) -> anyhow::Result<Ex
             if let Some(LimitChange(jobs)) = max_queued {
                 limits = limits.max_queued(*jobs);
             }
-            if !create {
-                check_known(&tenure, queue, "; to limit it before its first job, add --create").await?;
+            if !create && let Some(text) = if_unknown(&tenure, queue).await? {
+                bail!("{text}; to limit it before its first job, add --create");
             }
             let limits = tenure.limit_queue(queue, limits).await?;
             match cli.output {
@@ -93,7 +66,51 @@ pub(super) async fn run(cli: &Cli, command: &QueuesCommand) -> anyhow::Result<Ex
         }
     }
     tenure.close().await;
-    Ok(ExitCode::SUCCESS)
+    Ok(code)
+}
+
+/// Pauses the known queues, and with `create` the unknown ones, too.
+async fn pause(cli: &Cli, tenure: &Tenure, queues: &[String], create: bool) -> anyhow::Result<ExitCode> {
+    check_names(queues)?;
+    let mut code = ExitCode::SUCCESS;
+    for queue in queues {
+        if !create && let Some(text) = if_unknown(tenure, queue).await? {
+            eprintln!("tenure: {text}; to pause it before its first job, add --create");
+            code = ExitCode::FAILURE;
+            continue;
+        }
+        let paused = tenure.pause_queue(queue).await?;
+        let text = match paused.paused_at.filter(|_| paused.was_paused) {
+            Some(at) => format!("{queue} was already paused, since {}", time(Some(at))),
+            None => format!("{queue} is paused; its running jobs continue"),
+        };
+        print_pause(cli, queue, paused, &text);
+    }
+    Ok(code)
+}
+
+/// Resumes the known queues.
+async fn resume(cli: &Cli, tenure: &Tenure, queues: &[String]) -> anyhow::Result<ExitCode> {
+    check_names(queues)?;
+    let mut code = ExitCode::SUCCESS;
+    for queue in queues {
+        let resumed = tenure.resume_queue(queue).await?;
+        if !resumed.was_paused
+            && let Some(text) = if_unknown(tenure, queue).await?
+        {
+            eprintln!("tenure: {text}");
+            code = ExitCode::FAILURE;
+            continue;
+        }
+        let what = if resumed.was_paused { "is resumed" } else { "was not paused" };
+        print_pause(cli, queue, resumed, &format!("{queue} {what}"));
+    }
+    Ok(code)
+}
+
+/// Refuses an invalid name before the command acts on any.
+fn check_names(queues: &[String]) -> Result<(), NameError> {
+    queues.iter().try_for_each(|queue| check_queue(queue))
 }
 
 fn print_pause(cli: &Cli, queue: &str, PauseOutcome { paused_at, was_paused, .. }: PauseOutcome, text: &str) {
@@ -105,10 +122,10 @@ fn print_pause(cli: &Cli, queue: &str, PauseOutcome { paused_at, was_paused, .. 
     }
 }
 
-/// Fails if this queue is unknown, as a mistyped one is.
-async fn check_known(tenure: &Tenure, queue: &str, hint: &str) -> anyhow::Result<()> {
-    let known = tenure.known_queue(queue).await?;
-    known.map_err(|unknown| anyhow::anyhow!("{unknown}; `tenure queues list` shows the known ones{hint}"))
+/// Returns what to say if this queue is unknown, as a mistyped one is.
+async fn if_unknown(tenure: &Tenure, queue: &str) -> Result<Option<String>, QueueSettingsError> {
+    let unknown = tenure.known_queue(queue).await?.err();
+    Ok(unknown.map(|unknown| format!("{unknown}; `tenure queues list` shows the known ones")))
 }
 
 fn list(queues: &[QueueRow], fleet: &Fleet) -> Table {
@@ -145,7 +162,10 @@ fn list(queues: &[QueueRow], fleet: &Fleet) -> Table {
             queue.scheduled.to_string(),
             queue.processing.to_string(),
             queue.dead.to_string(),
-            queue.workers.to_string(),
+            match queue.draining {
+                0 => queue.workers.to_string(),
+                draining => format!("{}, {draining} draining", queue.workers),
+            },
             queue.last_seen_s.map(|s| format!("{} ago", print::seconds(s))).unwrap_or_default(),
             limits.into_iter().flatten().collect::<Vec<_>>().join(", "),
         ]);

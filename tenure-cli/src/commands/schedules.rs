@@ -10,10 +10,10 @@ use super::{
 };
 use crate::dashboard::{UNSERVED, schedule_state};
 use tenure::{
-    JobRequest, Tenure,
+    JobRequest, Tenure, check_queue,
     internals::{Parts as _, Replaces, UnservedSchedule},
     rows::ScheduleRow,
-    schedules::{PauseOutcome, Schedule},
+    schedules::{PauseOutcome, Schedule, ScheduleError},
 };
 
 pub(super) async fn run(cli: &Cli, command: &SchedulesCommand) -> anyhow::Result<ExitCode> {
@@ -32,36 +32,66 @@ pub(super) async fn run(cli: &Cli, command: &SchedulesCommand) -> anyhow::Result
         }
         SchedulesCommand::Add(args) => add(cli, &tenure, args).await?,
         SchedulesCommand::Pause { names } => {
+            check_names(names)?;
             for name in names {
-                let paused = tenure.pause_schedule(name).await?;
+                let Some(paused) = if_known(tenure.pause_schedule(name).await)? else {
+                    code = ExitCode::FAILURE;
+                    continue;
+                };
                 let what = if paused.was_paused { "was already paused" } else { "is paused" };
                 print_pause(cli, name, paused, &format!("{name} {what}"));
             }
         }
         SchedulesCommand::Resume { names } => {
+            check_names(names)?;
             for name in names {
-                let resumed = tenure.resume_schedule(name).await?;
+                let Some(resumed) = if_known(tenure.resume_schedule(name).await)? else {
+                    code = ExitCode::FAILURE;
+                    continue;
+                };
                 let what = if resumed.was_paused { "is resumed" } else { "was not paused" };
                 let text = format!("{name} {what}; its next tick is at {}", time(resumed.next_at));
                 print_pause(cli, name, resumed, &text);
             }
         }
         SchedulesCommand::Remove { names } => {
+            check_names(names)?;
             for name in names {
                 let removed = tenure.remove_schedule(name).await?;
                 if !removed {
+                    eprintln!("tenure: {}", ScheduleError::NotFound { name: name.clone() });
                     code = ExitCode::FAILURE;
                 }
                 match cli.output {
                     Output::Json => print::line(json!({ "name": name, "removed": removed })),
                     Output::Table if removed => print::line(format!("{name} is removed; its jobs stay")),
-                    Output::Table => print::line(format!("schedule {name:?} does not exist")),
+                    Output::Table => {}
                 }
             }
         }
     }
     tenure.close().await;
     Ok(code)
+}
+
+/// Refuses an invalid name before the command acts on any.
+fn check_names(names: &[String]) -> Result<(), ScheduleError> {
+    match names.iter().find(|name| check_queue(name).is_err()) {
+        Some(name) => Err(ScheduleError::Name { name: name.clone() }),
+        None => Ok(()),
+    }
+}
+
+/// Returns what was done, or says that the schedule is unknown.
+fn if_known<T>(done: Result<T, ScheduleError>) -> Result<Option<T>, ScheduleError> {
+    match done {
+        Ok(done) => Ok(Some(done)),
+        Err(unknown @ ScheduleError::NotFound { .. }) => {
+            eprintln!("tenure: {unknown}");
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 fn print_pause(cli: &Cli, name: &str, PauseOutcome { was_paused, next_at, .. }: PauseOutcome, text: &str) {

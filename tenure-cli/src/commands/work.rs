@@ -7,7 +7,7 @@ use crate::exec::{self, guard};
 use tenure::{JobContext, KindOptions, OnCrash, Worker, shutdown_signal};
 
 pub(super) async fn run(cli: &Cli, args: &WorkArgs) -> anyhow::Result<ExitCode> {
-    let tenure = cli.connect().await?;
+    let tenure = cli.connect_to_any().await?;
     // The grace covers all the time that a command may take to end; otherwise its job could run elsewhere before.
     let mut options =
         KindOptions::new().cancel_grace(guard::TERM_GRACE + exec::LAST_WORDS + Duration::from_secs(2));

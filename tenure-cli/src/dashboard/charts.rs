@@ -102,6 +102,10 @@ pub(super) struct Activity {
 }
 
 impl Activity {
+    pub(super) fn range_name(&self) -> &'static str {
+        self.range.name
+    }
+
     pub(super) fn of(range: &'static Range, counted: &[Unit], events: Option<&[EventCount]>) -> Self {
         let count = usize::try_from(range.units).unwrap_or_default();
         let at = |ago: i64| count.checked_sub(usize::try_from(ago).ok()? + 1);

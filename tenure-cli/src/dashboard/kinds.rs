@@ -51,7 +51,7 @@ pub(super) struct Row {
     failed: Option<f64>,
     median_s: Option<f64>,
     p95_s: Option<f64>,
-    is_unserved: bool,
+    lacks: Option<&'static str>,
     /// A live worker keeps no history of the kind: its completed jobs are in no figure of ended jobs.
     is_unkept: bool,
 }
@@ -132,7 +132,9 @@ impl Figures {
         }
         for ((kind, queue), row) in &mut rows {
             (row.kind, row.queue) = ((*kind).to_owned(), (*queue).to_owned());
-            row.is_unserved = row.due + row.submitted + row.scheduled > 0 && !self.is_served(queue, kind);
+            if row.due + row.submitted + row.scheduled > 0 && !self.is_served(queue, Some(kind)) {
+                row.lacks = Some(if self.is_served(queue, None) { "unknown kind" } else { "no worker" });
+            }
             row.is_unkept = self.workers.iter().any(|of| {
                 let is_of = |own: &String| own == kind || own == "*" && of.kinds.is_none();
                 of.state == WorkerState::Alive
@@ -147,11 +149,13 @@ impl Figures {
         rows.into_values().collect()
     }
 
-    fn is_served(&self, queue: &str, kind: &str) -> bool {
+    /// Whether a live worker serves the queue and, if a kind is given, runs it.
+    fn is_served(&self, queue: &str, kind: Option<&str>) -> bool {
         self.workers.iter().any(|of| {
             of.state == WorkerState::Alive
                 && of.queues.iter().any(|own| own == queue)
-                && of.kinds.as_ref().is_none_or(|kinds| kinds.iter().any(|own| own == kind))
+                && kind
+                    .is_none_or(|kind| of.kinds.as_ref().is_none_or(|all| all.iter().any(|own| own == kind)))
         })
     }
 
@@ -223,7 +227,7 @@ fn row(view: &View, of: &Row, range: &Range, has_queue: bool) -> Markup {
         tr id={ "kind-" (of.queue) "-" (of.kind) } {
             th scope="row" {
                 a.row href={ (view.base) "/jobs?" (filter) } title=(of.kind) { (of.kind) }
-                @if of.is_unserved { " " (page::status("silent", "no worker")) }
+                @if let Some(lacks) = of.lacks { " " (page::status("silent", lacks)) }
                 @if of.is_unkept {
                     " " span.soft title="Completed jobs are counted in the rates of the queue only." { "no history" }
                 }

@@ -67,7 +67,7 @@ use shared::Shared;
 
 use tenure::{
     StoreError, Tenure,
-    internals::{Parts as _, Repeats, chained},
+    internals::{Parts as _, Repeats, chained, duration::written},
 };
 
 /// No resources of other sites, no scripts but ours, no frames.
@@ -340,7 +340,8 @@ impl Door {
             Refused::TooMany(wait, met) => {
                 let wait = wait.as_secs() + 1;
                 let whose = if met == Met::OfAll { " of other clients" } else { "" };
-                let text = format!("Too many wrong passwords or tokens{whose}; try again in {wait} s.\n");
+                let again_in = written(Duration::from_secs(wait));
+                let text = format!("Too many wrong passwords or tokens{whose}; try again in {again_in}.\n");
                 let mut response = (StatusCode::TOO_MANY_REQUESTS, text).into_response();
                 response.headers_mut().insert(header::RETRY_AFTER, wait.into());
                 if method == Method::GET {
@@ -441,8 +442,8 @@ async fn received(view: &View, ask: &Ask, body: Body) -> Result<Bytes, Failure> 
         ))),
         Ok(Err(_)) => Err(Failure::Bad(format!("The form has more than {most} bytes. Nothing was changed."))),
         Err(_) => Err(Failure::Bad(format!(
-            "The form did not arrive within {} s. Nothing was changed; send it again.",
-            FORM_WITHIN.as_secs()
+            "The form did not arrive within {}. Nothing was changed; send it again.",
+            written(FORM_WITHIN)
         ))),
     }
 }

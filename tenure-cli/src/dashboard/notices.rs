@@ -18,6 +18,9 @@ const KINDS_SHOWN: usize = 5;
 
 pub(super) fn all(view: &View, of: &Figures) -> Markup {
     let fleet = &of.fleet;
+    // No worker can have renewed its row during an outage; each has a few tries afterwards.
+    let renewed_within = view.tenure.config().timing.renew_every * 3;
+    let just_back = view.tenure.store().back_for().filter(|back_for| *back_for < renewed_within);
     let (paused, active): (Vec<_>, Vec<_>) = fleet.queues.iter().partition(|of| of.is_paused);
     html! {
         div.stack #notices {
@@ -44,7 +47,18 @@ pub(super) fn all(view: &View, of: &Figures) -> Markup {
                 } }
             }
             // Workers cannot renew their rows then.
-            @if fleet.workers == 0 && !fleet.is_read_only && no_room.is_none() { (no_worker(fleet)) }
+            @if fleet.workers == 0 && fleet.draining > 0 {
+                p.notice { span {
+                    b { "All live workers are draining." }
+                    " They finish their jobs, and no other starts. If no deploy is on its way, start a worker. "
+                    a href={ (view.base) "/workers" } { "Workers" }
+                } }
+            } @else if fleet.workers == 0 && let Some(back_for) = just_back {
+                p.notice { span {
+                    b { "Postgres is back since " (whole(back_for.as_secs_f64())) "." }
+                    " Live workers have not renewed their rows yet."
+                } }
+            } @else if fleet.workers == 0 && !fleet.is_read_only && no_room.is_none() { (no_worker(fleet)) }
             @if fleet.not_ready > 0 { (not_ready(view, fleet)) }
             @if fleet.is_held_back {
                 p.notice { span {
@@ -60,10 +74,12 @@ pub(super) fn all(view: &View, of: &Figures) -> Markup {
             }
             // Without any worker, these would repeat the first notice.
             @if fleet.workers > 0 {
-                (unserved_queues(view, &active))
+                @if just_back.is_none() { (unserved_queues(view, &active)) }
                 (unserved_kinds(view, fleet))
+                (put_off_kinds(view, fleet))
                 (unserved_schedules(view, fleet, &of.schedules))
             }
+            (misnamed(fleet))
             (full(view, &active))
             (paused_queues(view, fleet, &paused))
         }
@@ -97,11 +113,25 @@ fn not_ready(view: &View, fleet: &Fleet) -> Markup {
     }
 }
 
-/// One notice for each of the first, and one for the number of the others.
-fn some<T>(all: &[T], most: usize, one: impl Fn(&T) -> Markup, others: impl Fn(usize) -> Markup) -> Markup {
+/// One notice: of the only one of its sort, or a list of the first ones and the number of the others.
+fn some<T>(
+    is_bad: bool,
+    all: &[T],
+    most: usize,
+    one: impl Fn(&T) -> Markup,
+    others: impl Fn(usize) -> Markup,
+) -> Markup {
     html! {
-        @for of in all.iter().take(most) { (one(of)) }
-        @if all.len() > most { (others(all.len() - most)) }
+        @match all {
+            [] => {}
+            [only] => { p.notice.bad[is_bad] { span { (one(only)) } } }
+            _ => {
+                div.notice.bad[is_bad] { ul {
+                    @for of in all.iter().take(most) { li { (one(of)) } }
+                    @if all.len() > most { li { (others(all.len() - most)) } }
+                } }
+            }
+        }
     }
 }
 
@@ -109,47 +139,83 @@ fn unserved_queues(view: &View, active: &[&QueueStats]) -> Markup {
     let unserved: Vec<_> = active.iter().filter(|of| of.is_unserved()).collect();
     let one = |of: &&&QueueStats| {
         html! {
-            p.notice.bad { span {
-                b { "No worker serves " (page::queue_link(view, &of.queue)) "." }
-                @if let Some(s) = of.last_seen_s { " Its last worker was seen " (whole(s)) " ago." }
-                @if of.waiting() > 0 {
-                    " " (waiting(of.jobs[0], of.submitted, Some(of.oldest_due_s))) "."
-                    @if of.is_full() { " It is full: enqueues are refused." }
-                    " Start a worker: " code { "tenure work " (of.queue) " --exec COMMAND" }
-                }
-                @if of.jobs[2] > 0 { " " (number(of.jobs[2])) " of its jobs count as running." }
-            } }
+            b {
+                @if of.draining > 0 { "All live workers of " (page::queue_link(view, &of.queue)) " are draining." }
+                @else { "No worker serves " (page::queue_link(view, &of.queue)) "." }
+            }
+            @if let Some(s) = of.last_seen_s.filter(|_| of.draining == 0) {
+                " Its last worker was seen " (whole(s)) " ago."
+            }
+            @if of.waiting() > 0 {
+                " " (waiting(of.jobs[0], of.submitted, Some(of.oldest_due_s))) "."
+                @if of.is_full() { " It is full: enqueues are refused." }
+                " Start a worker: " code { "tenure work " (of.queue) " --exec COMMAND" }
+            }
+            @if of.jobs[2] > 0 { " " (number(of.jobs[2])) " of its jobs count as running." }
         }
     };
     let others = |n| {
         html! {
-            p.notice.bad { span {
-                b { (n) " more queues have no worker." } " " a href={ (view.base) "/queues" } { "Queues" }
-            } }
+            b { (n) " more queues have no worker." } " " a href={ (view.base) "/queues" } { "Queues" }
         }
     };
-    some(&unserved, QUEUES_SHOWN, one, others)
+    some(true, &unserved, QUEUES_SHOWN, one, others)
 }
 
 fn unserved_kinds(view: &View, fleet: &Fleet) -> Markup {
     let kinds: Vec<_> = fleet.unserved.iter().filter(|of| of.is_queue_served).collect();
     let one = |of: &&Unserved| {
         html! {
-            p.notice.bad { span {
-                b { "No worker of " (page::queue_link(view, &of.queue)) " runs the kind " (of.kind) "." }
-                " " (waiting(of.due, of.submitted, of.oldest_s)) ". Start one: "
-                code { "tenure work " (of.queue) " --kind " (of.kind) " --exec COMMAND" }
-            } }
+            b { "No worker of " (page::queue_link(view, &of.queue)) " runs the kind " (of.kind) "." }
+            " " (waiting(of.due, of.submitted, of.oldest_s)) ". Start one: "
+            code { "tenure work " (of.queue) " --kind " (of.kind) " --exec COMMAND" }
         }
     };
     let others = |n| {
         html! {
-            p.notice.bad { span {
-                b { (n) " more kinds have no worker." } " " code { "tenure doctor" } " names them."
-            } }
+            b { (n) " more kinds have no worker." } " " code { "tenure doctor" } " names them."
         }
     };
-    some(&kinds, KINDS_SHOWN, one, others)
+    some(true, &kinds, KINDS_SHOWN, one, others)
+}
+
+/// Jobs that wait although a worker runs their kind: NATS gave them to workers that do not know it.
+fn put_off_kinds(view: &View, fleet: &Fleet) -> Markup {
+    let one = |of: &Unserved| {
+        html! {
+            b { "Workers of " (page::queue_link(view, &of.queue)) " do not know the kind " (of.kind) "." }
+            " They got " @match of.put_off.unwrap_or_default() {
+                1 => "1 of its jobs, and put it off",
+                jobs => { (number(jobs)) " of its jobs, and put them off" }
+            }
+            @if let Some(s) = of.oldest_s { ", the first " (whole(s)) " ago" }
+            ". Finish the deploy, or give the kind a queue of its own: NATS gives a job to any worker of its queue."
+        }
+    };
+    let others = |n| {
+        html! {
+            b { "Jobs of " (n) " more kinds were put off." } " " code { "tenure doctor" } " names them."
+        }
+    };
+    some(false, &fleet.put_off, KINDS_SHOWN, one, others)
+}
+
+/// Messages that no worker reads.
+fn misnamed(fleet: &Fleet) -> Markup {
+    html! {
+        @if let Some(subject) = fleet.misnamed_subject.as_ref().filter(|_| fleet.misnamed > 0) {
+            p.notice.bad { span {
+                b {
+                    (number(fleet.misnamed))
+                    @if fleet.misnamed == 1 { " message has a subject that names" }
+                    @else { " messages have a subject that names" }
+                    " no valid queue or kind."
+                }
+                " No worker reads such a message, as of " code { (subject) } ". Correct the producer; "
+                code { "tenure doctor" } " says how to remove them."
+            } }
+        }
+    }
 }
 
 /// Schedules whose next job would wait: named before it does. Once it waits, its queue or its kind has a notice.
@@ -162,24 +228,20 @@ fn unserved_schedules(view: &View, fleet: &Fleet, schedules: &[UnservedSchedule]
     let unnamed: Vec<_> = schedules.iter().filter(|of| !is_named(of)).collect();
     let one = |of: &&UnservedSchedule| {
         html! {
-            p.notice.bad { span {
-                b { "No worker would run the jobs of the schedule " (page::schedule_link(view, &of.name)) "." }
-                " Its next tick is " @if of.next_in_s >= 1.0 { "in " (rounded(of.next_in_s)) } @else { "due" } "; "
-                @if of.is_queue_served { "no worker of " (of.queue) " runs the kind " (of.kind) ". Start one: " }
-                @else { "no worker serves the queue " (of.queue) ". Start one: " }
-                code { "tenure work " (of.queue) " --kind " (of.kind) " --exec COMMAND" }
-            } }
+            b { "No worker would run the jobs of the schedule " (page::schedule_link(view, &of.name)) "." }
+            " Its next tick is " @if of.next_in_s >= 1.0 { "in " (rounded(of.next_in_s)) } @else { "due" } "; "
+            @if of.is_queue_served { "no worker of " (of.queue) " runs the kind " (of.kind) ". Start one: " }
+            @else { "no worker serves the queue " (of.queue) ". Start one: " }
+            code { "tenure work " (of.queue) " --kind " (of.kind) " --exec COMMAND" }
         }
     };
     let others = |n| {
         html! {
-            p.notice.bad { span {
-                b { (n) " more schedules have no worker." }
-                " " a href={ (view.base) "/schedules" } { "Schedules" }
-            } }
+            b { (n) " more schedules have no worker." }
+            " " a href={ (view.base) "/schedules" } { "Schedules" }
         }
     };
-    some(&unnamed, KINDS_SHOWN, one, others)
+    some(true, &unnamed, KINDS_SHOWN, one, others)
 }
 
 fn full(view: &View, active: &[&QueueStats]) -> Markup {
@@ -187,20 +249,18 @@ fn full(view: &View, active: &[&QueueStats]) -> Markup {
     let full: Vec<_> = active.iter().filter(|of| of.is_full() && !of.is_unserved()).collect();
     let one = |of: &&&QueueStats| {
         html! {
-            p.notice { span {
-                b { (page::queue_link(view, &of.queue)) " is full." }
-                " " (queued(of)) " of at most " (number(of.max_queued.unwrap_or_default()))
-                ": enqueues are refused. Add workers, or raise the limit: "
-                code { "tenure queues limit " (of.queue) " --max-queued N" }
-            } }
+            b { (page::queue_link(view, &of.queue)) " is full." }
+            " " (queued(of)) " of at most " (number(of.max_queued.unwrap_or_default()))
+            ": enqueues are refused. Add workers, or raise the limit: "
+            code { "tenure queues limit " (of.queue) " --max-queued N" }
         }
     };
     let others = |n| {
         html! {
-            p.notice { span { b { (n) " more queues are full." } " " a href={ (view.base) "/queues" } { "Queues" } } }
+            b { (n) " more queues are full." } " " a href={ (view.base) "/queues" } { "Queues" }
         }
     };
-    some(&full, QUEUES_SHOWN, one, others)
+    some(false, &full, QUEUES_SHOWN, one, others)
 }
 
 /// "3 jobs are queued", or "3 jobs and submissions are queued": what counts towards the limit.
@@ -217,21 +277,19 @@ fn queued(of: &QueueStats) -> String {
 fn paused_queues(view: &View, fleet: &Fleet, paused: &[&QueueStats]) -> Markup {
     let one = |of: &&QueueStats| {
         html! {
-            p.notice { span {
-                b { (page::queue_link(view, &of.queue)) " is paused" }
-                @if of.waiting() > 0 { "; " (waiting(of.jobs[0], of.submitted, Some(of.oldest_due_s))) }
-                "."
-                @if of.is_full() { " It is full: enqueues are refused." }
-                @if fleet.workers > 0 && of.is_unserved() { " No worker serves it, either." }
-            } }
+            b { (page::queue_link(view, &of.queue)) " is paused" }
+            @if of.waiting() > 0 { "; " (waiting(of.jobs[0], of.submitted, Some(of.oldest_due_s))) }
+            "."
+            @if of.is_full() { " It is full: enqueues are refused." }
+            @if fleet.workers > 0 && of.is_unserved() { " No worker serves it, either." }
         }
     };
     let others = |n| {
         html! {
-            p.notice { span { b { (n) " more queues are paused." } " " a href={ (view.base) "/queues" } { "Queues" } } }
+            b { (n) " more queues are paused." } " " a href={ (view.base) "/queues" } { "Queues" }
         }
     };
-    some(paused, QUEUES_SHOWN, one, others)
+    some(false, paused, QUEUES_SHOWN, one, others)
 }
 
 /// "3 jobs are due and 4 submissions wait, the oldest for 2m".

@@ -110,13 +110,16 @@ fn tiles(fleet: &Fleet, activity: &Activity) -> Markup {
             div {
                 dt { "Running" }
                 dd.big { (number(sum(2))) }
-                dd { "on " (number(fleet.workers)) @if fleet.workers == 1 { " worker" } @else { " workers" } }
+                dd {
+                    "on " (number(fleet.workers)) @if fleet.workers == 1 { " worker" } @else { " workers" }
+                    @if fleet.draining > 0 { ", " (number(fleet.draining)) " draining" }
+                }
             }
             (charts::tiles(activity))
             div {
                 dt { "Dead letters" }
                 dd.big { (number(fleet.dead)) }
-                dd { (number(activity.failed())) " failed for good" }
+                dd { (number(activity.failed())) " more in the last " (activity.range_name()) }
             }
         }
     }
@@ -159,8 +162,10 @@ fn row(view: &View, fleet: &Fleet, of: &QueueStats, is_limited: bool) -> Markup 
                 (state(&State {
                     is_paused: of.is_paused,
                     is_unserved: of.is_unserved(),
+                    is_draining: of.draining > 0,
                     is_full: of.is_full(),
                     has_unknown_kind: fleet.unserved.iter().any(|kind| kind.queue == of.queue && kind.is_queue_served),
+                    is_limited: of.is_limited(),
                 }))
             }
             td.num data-label="Due" { (number(of.jobs[0])) }

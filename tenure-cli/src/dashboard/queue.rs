@@ -140,7 +140,11 @@ fn tiles(view: &View, name: &str, row: Option<&QueueRow>, activity: &Activity) -
                     @if let Some(most) = row.and_then(|row| row.max_running) { " " small { "of " (number(most)) } }
                 }
                 @let workers = of(|row| row.workers);
-                dd { "on " (number(workers)) @if workers == 1 { " worker" } @else { " workers" } }
+                @let draining = of(|row| row.draining);
+                dd {
+                    "on " (number(workers)) @if workers == 1 { " worker" } @else { " workers" }
+                    @if draining > 0 { ", " (number(draining)) " draining" }
+                }
             }
             (charts::tiles(activity))
             div {
@@ -148,7 +152,7 @@ fn tiles(view: &View, name: &str, row: Option<&QueueRow>, activity: &Activity) -
                 dd.big {
                     a href={ (view.base) "/dead?queue=" (encoded(name)) } { (number(of(|row| row.dead))) }
                 }
-                dd { (number(activity.failed())) " failed for good" }
+                dd { (number(activity.failed())) " more in the last " (activity.range_name()) }
             }
         }
     }

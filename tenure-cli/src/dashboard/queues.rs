@@ -16,8 +16,10 @@ use tenure::{
 pub(crate) struct State {
     pub(super) is_paused: bool,
     pub(super) is_unserved: bool,
+    pub(super) is_draining: bool,
     pub(super) is_full: bool,
     pub(super) has_unknown_kind: bool,
+    pub(super) is_limited: bool,
 }
 
 /// The word for the state of a queue, in its colour.
@@ -25,19 +27,23 @@ pub(super) fn state(of: &State) -> Markup {
     let is = match of.word() {
         "paused" => "paused",
         "active" => "open",
+        "limited" => "queued",
+        "draining" => "released",
         _ => "silent",
     };
     page::status(is, of.word())
 }
 
 impl State {
-    /// The word for the state of a queue: for the worst of what is so. The command line has it, too.
+    /// Returns the word for the queue's most serious state. The command line has it, too.
     pub(crate) fn word(&self) -> &'static str {
         match self {
             Self { is_paused: true, .. } => "paused",
+            Self { is_unserved: true, is_draining: true, .. } => "draining",
             Self { is_unserved: true, .. } => "no worker",
             Self { is_full: true, .. } => "full",
             Self { has_unknown_kind: true, .. } => "unknown kind",
+            Self { is_limited: true, .. } => "limited",
             _ => "active",
         }
     }
@@ -46,11 +52,13 @@ impl State {
         Self {
             is_paused: of.paused_at.is_some(),
             is_unserved: of.is_unserved(),
+            is_draining: of.draining > 0,
             is_full: of.is_full(),
             has_unknown_kind: fleet
                 .unserved
                 .iter()
                 .any(|kind| kind.queue == of.queue && kind.is_queue_served),
+            is_limited: of.is_limited(),
         }
     }
 }
@@ -129,7 +137,8 @@ fn row(view: &View, ask: &Ask, fleet: &Fleet, of: &QueueRow) -> Markup {
             }
             td.num data-label="Workers" {
                 (number(of.workers))
-                @if let Some(s) = of.last_seen_s.filter(|_| of.workers == 0) {
+                @if of.draining > 0 { br; span.soft { (number(of.draining)) " draining" } }
+                @else if let Some(s) = of.last_seen_s.filter(|_| of.workers == 0) {
                     br; span.soft { "seen " (whole(s)) " ago" }
                 }
             }
@@ -192,6 +201,34 @@ pub(super) fn limits(view: &View, ask: &Ask, queues: &[QueueRow]) -> Markup {
                     }
                 }
             } }
+        }
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test may panic")]
+mod tests {
+    use super::*;
+
+    /// The words of the dashboard, of the command line and of the docs are the same.
+    #[test]
+    fn each_state_of_a_queue_is_in_the_glossary() {
+        let glossary = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/concepts.md");
+        let glossary = std::fs::read_to_string(glossary).unwrap();
+        for bit in 0..7 {
+            let is = |own: u32| bit == own;
+            let state = State {
+                is_paused: is(0),
+                is_unserved: is(1) || is(2),
+                is_draining: is(2),
+                is_full: is(3),
+                has_unknown_kind: is(4),
+                is_limited: is(5),
+            };
+            let is_defined = |row: &str| {
+                row.split('|').nth(1).is_some_and(|own| own.split(',').any(|w| w.trim() == state.word()))
+            };
+            assert!(glossary.lines().any(is_defined), "{} is not in docs/concepts.md", state.word());
         }
     }
 }

@@ -69,7 +69,7 @@ fn head(view: &View, ask: &Ask, id: &str, worker: Option<&WorkerRow>) -> Markup 
             }
             div.actions {
                 a.button href={ (view.base) "/jobs?worker=" (encoded(id)) } { "Jobs that it ran last" }
-                @if view.has_actions && worker.is_some() {
+                @if view.has_actions && worker.is_some_and(|of| of.state != WorkerState::Draining) {
                     form method="post" action={ (view.base) "/workers/" (encoded(id)) "/drain" } data-confirm=(DRAIN) {
                         (page::own(ask))
                         button.danger { "Drain" }
@@ -123,6 +123,10 @@ fn facts(view: &View, of: &WorkerRow) -> Markup {
                         (of.state.as_str())
                         @match of.state {
                             WorkerState::Alive => "",
+                            WorkerState::Draining => {
+                                ": it finishes its jobs, takes no other, and ends"
+                                @if let Some(at) = of.draining_at { "; since " (time(at)) }
+                            }
                             WorkerState::Silent => ": it has missed three renewals, and may still answer over NATS",
                             _ => ": it missed renewals and does not answer over NATS; its jobs are about to be reset",
                         }

@@ -11,14 +11,14 @@ use tenure::{internals::duration::whole, rows::WorkerState};
 pub(super) async fn page(view: &View, _ask: &Ask) -> Result<Page, Failure> {
     let workers = view.tenure.workers().await?;
     let count = |state| workers.iter().filter(|of| of.state == state).count();
-    let (alive, silent, vanishing) =
-        (count(WorkerState::Alive), count(WorkerState::Silent), count(WorkerState::Vanishing));
+    let alive = count(WorkerState::Alive);
+    let others = [WorkerState::Draining, WorkerState::Silent, WorkerState::Vanishing];
+    let others = others.map(|state| (count(state), state.as_str()));
     let running: u64 = workers.iter().map(|of| of.running).sum();
     let slots: u64 = workers.iter().map(|of| u64::from(of.slots)).sum();
     let about = html! {
         (alive) " alive"
-        @if silent > 0 { ", " (silent) " silent" }
-        @if vanishing > 0 { ", " (vanishing) " vanishing" }
+        @for (n, state) in others.iter().filter(|(n, _)| *n > 0) { ", " (n) " " (state) }
         "; " (number(running)) " of " (number(slots)) " slots busy."
     };
     let mut live = Regions::default();

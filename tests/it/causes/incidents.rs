@@ -25,8 +25,8 @@ struct Incident {
     doctor: &'static str,
     /// The text of the dashboard's overview.
     overview: &'static str,
-    /// A command besides doctor, and what it prints. `ID` stands for the job.
-    command: (&'static str, &'static str),
+    /// A command besides doctor, what it prints, and its exit code. `ID` stands for the job.
+    command: (&'static str, &'static str, i32),
     log: &'static str,
     metric: &'static str,
     /// `ok`: the worker is ready.
@@ -39,7 +39,7 @@ const INCIDENTS: &[Incident] = &[
         name: "Postgres refuses connections",
         doctor: "postgres wrong … Connection refused",
         overview: "Postgres is unavailable … Connection refused",
-        command: ("queues list", "the database is unavailable: … Connection refused"),
+        command: ("queues list", "the database is unavailable: … Connection refused", 1),
         log: "waiting for Postgres … Connection refused",
         metric: "tenure_postgres_up 0",
         ready: "Postgres: … Connection refused",
@@ -49,7 +49,7 @@ const INCIDENTS: &[Incident] = &[
         name: "wrong password",
         doctor: "postgres wrong … password authentication failed for user",
         overview: "Postgres is unavailable … password authentication failed for user",
-        command: ("queues list", "the database is unavailable: … password authentication failed for user"),
+        command: ("queues list", "the database is unavailable: … password authentication failed for user", 1),
         log: "waiting for Postgres … password authentication failed for user",
         metric: "tenure_postgres_up 0",
         ready: "Postgres: … password authentication failed for user",
@@ -59,7 +59,7 @@ const INCIDENTS: &[Incident] = &[
         name: "the host's name is not found",
         doctor: "postgres wrong … failed to lookup address information",
         overview: "Postgres is unavailable … failed to lookup address information",
-        command: ("queues list", "the database is unavailable: … failed to lookup address information"),
+        command: ("queues list", "the database is unavailable: … failed to lookup address information", 1),
         log: "waiting for Postgres … failed to lookup address information",
         metric: "tenure_postgres_up 0",
         ready: "Postgres: … failed to lookup address information",
@@ -69,7 +69,7 @@ const INCIDENTS: &[Incident] = &[
         name: "TLS is required, and the server has none",
         doctor: "postgres wrong … server does not support TLS",
         overview: "Postgres is unavailable … server does not support TLS",
-        command: ("queues list", "the database is unavailable: … server does not support TLS"),
+        command: ("queues list", "the database is unavailable: … server does not support TLS", 1),
         log: "waiting for Postgres … server does not support TLS",
         metric: "tenure_postgres_up 0",
         ready: "Postgres: … server does not support TLS",
@@ -79,7 +79,7 @@ const INCIDENTS: &[Incident] = &[
         name: "the database does not exist",
         doctor: "postgres wrong … database \"nowhere\" does not exist",
         overview: "Postgres is unavailable … database \"nowhere\" does not exist",
-        command: ("queues list", "the database is unavailable: … database \"nowhere\" does not exist"),
+        command: ("queues list", "the database is unavailable: … database \"nowhere\" does not exist", 1),
         log: "waiting for Postgres … database \\\"nowhere\\\" does not exist",
         metric: "tenure_postgres_up 0",
         ready: "Postgres: … database \"nowhere\" does not exist",
@@ -89,7 +89,7 @@ const INCIDENTS: &[Incident] = &[
         name: "Postgres has no connection left",
         doctor: "postgres wrong … too many connections",
         overview: "Postgres is unavailable … too many connections",
-        command: ("queues list", "the database is unavailable: … too many connections"),
+        command: ("queues list", "the database is unavailable: … too many connections", 1),
         log: "waiting for Postgres … too many connections",
         metric: "tenure_postgres_up 0",
         ready: "Postgres: … too many connections",
@@ -99,7 +99,7 @@ const INCIDENTS: &[Incident] = &[
         name: "the server is read-only",
         doctor: "primary wrong … this server is a standby, or is set to read-only",
         overview: "Postgres is read-only.",
-        command: ("enqueue q k 1", "the database is unavailable: … in a read-only transaction"),
+        command: ("enqueue q k 1", "the database is unavailable: … in a read-only transaction", 1),
         log: "could not renew the worker's row … in a read-only transaction",
         metric: "tenure_database_errors_total{class=\"25\"}",
         ready: "claims: … in a read-only transaction",
@@ -109,7 +109,7 @@ const INCIDENTS: &[Incident] = &[
         name: "the disk is full",
         doctor: "writes wrong … No space left on device",
         overview: "Postgres does not take writes. … No space left on device",
-        command: ("enqueue q k 1", "the database is unavailable: … No space left on device"),
+        command: ("enqueue q k 1", "the database is unavailable: … No space left on device", 1),
         log: "could not renew the worker's row … No space left on device",
         metric: "tenure_database_errors_total{class=\"53\"}",
         ready: "claims: … No space left on device",
@@ -119,7 +119,7 @@ const INCIDENTS: &[Incident] = &[
         name: "the role lacks a right",
         doctor: "workers wrong: 1 of 1 alive not ready: … claims: … permission denied for table jobs",
         overview: "1 of 1 worker is not ready. claims: … permission denied for table jobs",
-        command: ("enqueue q k 1", "permission denied for table jobs"),
+        command: ("enqueue q k 1", "permission denied for table jobs", 1),
         log: "this worker cannot claim jobs … permission denied for table jobs",
         metric: "tenure_database_errors_total{class=\"42\"}",
         ready: "claims: … permission denied for table jobs",
@@ -132,6 +132,7 @@ const INCIDENTS: &[Incident] = &[
         command: (
             "queues list",
             "tenure's schema is missing or too old in this database; run `tenure migrate`",
+            1,
         ),
         log: "waiting for the schema … this database has no tenure schema; run `tenure migrate`",
         metric: "tenure_ready 0",
@@ -142,7 +143,7 @@ const INCIDENTS: &[Incident] = &[
         name: "the schema is too new",
         doctor: "schema wrong … which needs a program that knows version",
         overview: "The schema is too new for this program.",
-        command: ("", ""),
+        command: ("queues list", "this program is too old: it knows version … deploy a newer release", 1),
         log: "this program is too old: it knows version",
         metric: "",
         ready: "",
@@ -152,17 +153,37 @@ const INCIDENTS: &[Incident] = &[
         name: "NATS refuses connections",
         doctor: "nats wrong … Connection refused",
         overview: "NATS cannot be reached from here.",
-        command: ("", ""),
+        command: ("", "", 0),
         log: "NATS connection event … Connection refused",
         metric: "tenure_nats_up 0",
         ready: "NATS: not connected to nats://127.0.0.1:1: … Connection refused",
         cure: "start NATS, or correct host and port in `NATS_URL`; the jobs wait in Postgres",
     },
     Incident {
+        name: "the host of NATS is not found",
+        doctor: "nats wrong … failed to lookup address information",
+        overview: "NATS cannot be reached from here.",
+        command: ("", "", 0),
+        log: "NATS connection event … failed to lookup address information",
+        metric: "tenure_nats_up 0",
+        ready: "NATS: not connected to nats://nowhere.invalid:4222: … failed to lookup address information",
+        cure: "correct the host in `NATS_URL`, or the name server; the jobs wait in Postgres",
+    },
+    Incident {
+        name: "TLS is required, and NATS has none",
+        doctor: "nats wrong",
+        overview: "NATS cannot be reached from here.",
+        command: ("", "", 0),
+        log: "NATS connection event",
+        metric: "tenure_nats_up 0",
+        ready: "NATS: not connected to tls://",
+        cure: "switch TLS on in the server, or correct the scheme in `NATS_URL`",
+    },
+    Incident {
         name: "a handler is silent, its worker lives",
         doctor: "dead_letters warning … 1 silent",
         overview: "its handler was silent",
-        command: ("jobs show ID", "the handler was silent for … its worker … is alive"),
+        command: ("jobs show ID", "the handler was silent for … its worker … is alive", 0),
         log: "reset a job: its handler was silent; its worker is alive",
         metric: "tenure_dead_letters_total{category=\"silent\"}",
         ready: "ok",
@@ -175,6 +196,7 @@ const INCIDENTS: &[Incident] = &[
         command: (
             "jobs show ID",
             "worker lost: … vanished: it missed two heartbeats and did not answer over NATS",
+            0,
         ),
         log: "reset a job … path=\"vanished\"",
         metric: "tenure_recoveries_total{path=\"vanished\",reason=\"worker_gone\"}",
@@ -185,7 +207,7 @@ const INCIDENTS: &[Incident] = &[
         name: "a worker is frozen",
         doctor: "dead_letters warning … 1 lost",
         overview: "silent for longer than stale_after",
-        command: ("jobs show ID", "worker lost: no sign of life from"),
+        command: ("jobs show ID", "worker lost: no sign of life from", 0),
         log: "reset a job … path=\"scanner\"",
         metric: "tenure_recoveries_total{path=\"scanner\",reason=\"silent\"}",
         ready: "ok",
@@ -195,7 +217,7 @@ const INCIDENTS: &[Incident] = &[
         name: "a queue is paused",
         doctor: "queue warning … paused for",
         overview: "q is paused",
-        command: ("queues list", "paused since"),
+        command: ("queues list", "paused since", 0),
         log: "",
         metric: "tenure_queue_paused{queue=\"q\"} 1",
         ready: "ok",
@@ -203,11 +225,11 @@ const INCIDENTS: &[Incident] = &[
     },
     Incident {
         name: "a queue runs as many jobs as it may",
-        doctor: "queue ok … 1 of 1 running",
-        overview: "",
-        command: ("queues list", "1 running"),
+        doctor: "queue ok: limited: 1 of 1 running; 1 job due",
+        overview: "limited",
+        command: ("jobs show ID", "the queue q is limited: 1 of 1 running", 0),
         log: "",
-        metric: "tenure_slots_free{queue=\"q\"} 0",
+        metric: "tenure_queue_max_running{queue=\"q\"} 1",
         ready: "ok",
         cure: "wait, or raise `tenure queues limit q --max-running`",
     },
@@ -215,9 +237,9 @@ const INCIDENTS: &[Incident] = &[
         name: "a queue is full",
         doctor: "queue warning … full: 2 jobs queued, and enqueues are refused",
         overview: "q is full",
-        command: ("enqueue q k 1", "queue \"q\" is full"),
+        command: ("enqueue q k 1", "queue \"q\" is full", 1),
         log: "",
-        metric: "tenure_queue_jobs{queue=\"q\",state=\"due\"} 2",
+        metric: "tenure_queue_max_queued{queue=\"q\"} 2",
         ready: "ok",
         cure: "add workers, or `tenure queues limit q --max-queued N`",
     },
@@ -225,7 +247,7 @@ const INCIDENTS: &[Incident] = &[
         name: "no worker serves a queue",
         doctor: "queue wrong … no worker serves this queue",
         overview: "No worker serves q.",
-        command: ("queues list", "no worker"),
+        command: ("queues list", "no worker", 0),
         log: "no live worker serves this queue, and its jobs wait",
         metric: "tenure_unserved_jobs{queue=\"q\",kind=\"k\"} 2",
         ready: "ok",
@@ -235,17 +257,47 @@ const INCIDENTS: &[Incident] = &[
         name: "no worker of a queue runs a kind",
         doctor: "kinds … no live worker runs the kind k",
         overview: "No worker of q runs the kind k.",
-        command: ("jobs show ID", "no live worker runs the kind k"),
+        command: ("jobs show ID", "no live worker runs the kind k", 0),
         log: "no live worker runs this kind",
         metric: "tenure_unserved_jobs{queue=\"q\",kind=\"k\"} 2",
         ready: "ok",
         cure: "start a worker that knows the kind: `tenure work q --kind k --exec COMMAND`; for a mistyped name, cancel the jobs",
     },
     Incident {
+        name: "workers that do not know a kind put its jobs off",
+        doctor: "kinds warning: workers of this queue that do not know the kind k put off 1 job of it",
+        overview: "Workers of q do not know the kind k.",
+        command: ("jobs show ID", "put off … by a worker of this queue that does not know the kind k", 0),
+        log: "this worker has no handler for the kind; the job waits for a worker that has one",
+        metric: "tenure_put_off_jobs{queue=\"q\",kind=\"k\"} 1",
+        ready: "ok",
+        cure: "finish the deploy, or give the kind a queue of its own",
+    },
+    Incident {
+        name: "a message's subject names no valid queue",
+        doctor: "subjects wrong: 1 message in the stream with a subject that names no valid queue or kind",
+        overview: "1 message has a subject that names no valid queue or kind.",
+        command: ("", "", 0),
+        log: "the stream holds messages whose subject names no valid queue or kind",
+        metric: "tenure_misnamed_messages 1",
+        ready: "ok",
+        cure: "correct the producer; `tenure doctor` prints the command that removes the messages",
+    },
+    Incident {
+        name: "the only worker drains",
+        doctor: "queue wrong … its only worker drains, and takes no job; 1 job due",
+        overview: "All live workers are draining.",
+        command: ("workers list", "draining", 0),
+        log: "stopping: no new jobs",
+        metric: "tenure_draining 1",
+        ready: "worker: stopping",
+        cure: "wait for the next worker of the deploy, or start one",
+    },
+    Incident {
         name: "no worker is alive",
         doctor: "workers warning: no worker is alive",
         overview: "No worker is alive.",
-        command: ("workers list", "silent"),
+        command: ("workers list", "silent", 0),
         log: "",
         metric: "tenure_workers 0",
         ready: "",
@@ -316,23 +368,25 @@ impl<'a> Scene<'a> {
         Self::new(bench, &["work", "q", "--exec", "true"], &[("DATABASE_URL", url)])
     }
 
-    /// Returns what a command prints as its output and its errors.
-    async fn run(&self, arguments: &[&str]) -> (String, String) {
+    /// Returns what a command prints as its output and its errors, and its exit code.
+    async fn run(&self, arguments: &[&str]) -> (String, String, i32) {
         let mut command = self.bench.program(arguments);
         command.envs(self.environment.iter().map(|(name, value)| (*name, value.as_str())));
         let ran = command.output().await.unwrap();
-        (String::from_utf8(ran.stdout).unwrap(), String::from_utf8(ran.stderr).unwrap())
+        let code = ran.status.code().unwrap();
+        (String::from_utf8(ran.stdout).unwrap(), String::from_utf8(ran.stderr).unwrap(), code)
     }
 
     /// Doctor's findings, one a line.
     async fn doctor(&self) -> String {
-        let (said, _) = self.run(&["--output", "json", "doctor", "--queue", "q"]).await;
+        let (said, _, code) = self.run(&["--output", "json", "doctor", "--queue", "q"]).await;
         let checks: Vec<Value> =
             serde_json::from_str(&said).unwrap_or_else(|error| panic!("{error}: {said}"));
         let text = |check: &Value, name: &str| check[name].as_str().unwrap_or_default().to_owned();
         let line = |check: &Value| {
             format!("{} {}: {}", text(check, "check"), text(check, "state"), text(check, "found"))
         };
+        assert_eq!(code, i32::from(checks.iter().any(|check| check["state"] == "wrong")), "{said}");
         checks.iter().map(line).collect::<Vec<_>>().join("\n")
     }
 
@@ -348,13 +402,14 @@ impl<'a> Scene<'a> {
         text.collect::<String>().replace("&quot;", "\"").split_whitespace().collect::<Vec<_>>().join(" ")
     }
 
-    async fn command(&self, line: &str) -> String {
+    async fn command(&self, line: &str, exits: i32) -> String {
         let job = self.job.map(|job| job.to_string()).unwrap_or_default();
         let arguments: Vec<_> =
             line.split(' ').map(|part| if part == "ID" { job.as_str() } else { part }).collect();
         // The lines of a table are broken to fit; a page has one line for all.
-        let (out, errors) = self.run(&arguments).await;
-        format!("{out} {errors}").split_whitespace().collect::<Vec<_>>().join(" ")
+        let (out, errors, code) = self.run(&arguments).await;
+        let code = if code == exits { String::new() } else { format!("exits with {code}: ") };
+        format!("{code}{out} {errors}").split_whitespace().collect::<Vec<_>>().join(" ")
     }
 
     /// Waits until each place shows the incident.
@@ -376,11 +431,11 @@ impl<'a> Scene<'a> {
                     "overview" if overview.is_empty() => continue,
                     "overview" => (overview, self.overview().await),
                     "command" if command.0.is_empty() => continue,
-                    "command" => (&command.1, self.command(command.0).await),
+                    "command" => (&command.1, self.command(command.0, command.2).await),
                     _ if doctor.is_empty() => continue,
                     _ => (doctor, self.doctor().await),
                 };
-                if !words.is_empty() && !has_line(&text, words) {
+                if !words.is_empty() && !has_line(&text, words) || text.starts_with("exits with ") {
                     seen.push((place, words, text));
                 }
             }
@@ -488,6 +543,14 @@ async fn a_schema_that_does_not_fit_and_a_nats_that_refuses_are_named_by_their_c
             "NATS refuses connections",
             Scene::new(&nats, &work, &[("NATS_URL", "nats://127.0.0.1:1".to_owned())]),
         ),
+        (
+            "the host of NATS is not found",
+            Scene::new(&nats, &work, &[("NATS_URL", "nats://nowhere.invalid:4222".to_owned())]),
+        ),
+        (
+            "TLS is required, and NATS has none",
+            Scene::new(&nats, &work, &[("NATS_URL", nats.config.nats_url.replace("nats://", "tls://"))]),
+        ),
     ];
     join_all(scenes.iter().map(|(name, scene)| scene.shows(name))).await;
 }
@@ -559,15 +622,15 @@ async fn a_paused_and_a_limited_queue_are_named_at_each_place() {
     paused.tenure.pause_queue("q").await.unwrap();
     limited.tenure.limit_queue("q", QueueLimits::new().max_running(1)).await.unwrap();
     for bench in [&paused, &limited] {
-        for _ in 0..2 {
-            job(bench).await;
-        }
+        job(bench).await;
     }
     let work = ["work", "q", "--exec", "sleep 100", "--keepalive"];
-    let scenes = [
+    let mut scenes = [
         ("a queue is paused", Scene::new(&paused, &work, &[])),
         ("a queue runs as many jobs as it may", Scene::new(&limited, &work, &[])),
     ];
+    limited.until_count("tenure.jobs WHERE status = 'processing'", 1).await;
+    scenes[1].1.job = Some(job(&limited).await);
     join_all(scenes.iter().map(|(name, scene)| scene.shows(name))).await;
 }
 
@@ -599,6 +662,45 @@ async fn a_full_queue_and_jobs_without_a_worker_are_named_at_each_place() {
     join_all(scenes.iter().map(|(name, scene)| scene.shows(name))).await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_that_no_worker_can_take_are_named_at_each_place() {
+    let [strangers, misnamed, draining] = [stage().await, stage().await, stage().await];
+    // One worker knows the kind and is busy; the other gets the second job, and does not know it.
+    let busy = ["work", "q", "--kind", "k", "--concurrency", "1", "--exec", "sleep 100", "--keepalive"];
+    let _busy = Child::spawn(strangers.program(&busy), "incident-busy");
+    job(&strangers).await;
+    strangers.until_count("tenure.jobs WHERE status = 'processing'", 1).await;
+    let mut other = Scene::new(&strangers, &["work", "q", "--kind", "other", "--exec", "true"], &[]);
+    other.job = Some(job(&strangers).await);
+    strangers.until_count("tenure.jobs WHERE put_off_since IS NOT NULL", 1).await;
+    strangers
+        .execute(
+            "UPDATE tenure.jobs SET put_off_since = put_off_since - interval '2 min' WHERE status = 'queued'",
+        )
+        .await;
+
+    misnamed.tenure.setup(&["q".into()]).await.unwrap();
+    misnamed.publish("q!.send", "1").await;
+
+    job(&draining).await;
+    let work = ["work", "q", "--concurrency", "1", "--exec", "sleep 100", "--keepalive"];
+    let grace = [("TENURE_SHUTDOWN_GRACE", "100s".to_owned())];
+    let drains = Scene::new(&draining, &work, &grace);
+    draining.until_count("tenure.jobs WHERE status = 'processing'", 1).await;
+    job(&draining).await;
+    drains.worker.signal(Signal::TERM);
+
+    let scenes = [
+        ("workers that do not know a kind put its jobs off", other),
+        (
+            "a message's subject names no valid queue",
+            Scene::new(&misnamed, &["work", "q", "--exec", "true"], &[]),
+        ),
+        ("the only worker drains", drains),
+    ];
+    join_all(scenes.iter().map(|(name, scene)| scene.shows(name))).await;
+}
+
 const BEGIN: &str = "<!-- the table of incidents: written by tests/it/causes/incidents.rs -->\n";
 const END: &str = "<!-- the end of the table of incidents -->";
 
@@ -613,8 +715,9 @@ fn table() -> String {
     };
     for Incident { name, doctor, overview, command, log, metric, ready, cure } in INCIDENTS {
         let command = match command {
-            ("", _) => "–".to_owned(),
-            (command, says) => format!("`{command}`: {}", words(says)),
+            ("", ..) => "–".to_owned(),
+            (command, says, 0) => format!("`{command}`: {}", words(says)),
+            (command, says, code) => format!("`{command}`: {}, exit {code}", words(says)),
         };
         let metric = if metric.is_empty() { "–".to_owned() } else { format!("`{metric}`") };
         let [doctor, overview, log, ready] = [doctor, overview, log, ready].map(|text| words(text));

@@ -433,6 +433,13 @@ async fn the_dashboard_works_by_keyboard_alone_and_fits_a_phone() {
 
     let mut pages: Vec<String> = PAGES.map(|(path, _)| path.to_owned()).to_vec();
     pages.extend([format!("/jobs/{done}"), format!("/jobs/{dead}"), "/nowhere".into()]);
+    let own = bench.text("SELECT worker_id FROM tenure.workers LIMIT 1").await;
+    let nightly =
+        Schedule::new("nightly-report-of-a-long-name", "0 3 * * *", JobRequest::new("q", "k", json!(1)));
+    bench.tenure.put_schedule(nightly).await.unwrap();
+    let others = ["/queues/q", "/schedules/nightly-report-of-a-long-name", "/schedule", "/enqueue"];
+    pages.extend(others.map(String::from));
+    pages.extend([format!("/workers/{own}"), "/kinds?range=7d".into(), "/?range=1d".into()]);
     for theme in ["light", "dark"] {
         let phone = Browser::sized(dashboard.address, Look::new(375, 812)).await;
         phone.open("/").await;

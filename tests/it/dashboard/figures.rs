@@ -288,8 +288,9 @@ async fn the_overview_costs_five_statements_a_refresh_however_many_look() {
     }
 }
 
+/// What each notice says, and each item of one that is a list.
 fn notices(page: &str) -> Vec<String> {
-    let all = between(page, "id=\"notices\"", "<nav class=\"tabs\"");
+    let all = between(page, "id=\"notices\"", "<nav class=\"tabs\"").replace("<li>", "<p class=\"notice\">");
     let plain = |text: &str| {
         let parts = text.split('<').map(|part| part.split_once('>').map_or(part, |(_, after)| after));
         parts.collect::<String>().split_whitespace().collect::<Vec<_>>().join(" ")

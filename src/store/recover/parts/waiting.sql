@@ -1,4 +1,4 @@
--- waiting: live jobs and messages by queue and kind, and the live workers.
+-- waiting: live jobs and messages by queue and kind, and the live workers that do not drain.
 --
 --   $1 queues  $2 kinds  $3 messages: how many the stream holds of each that name one job or are submissions  $4 how
 --      many jobs its other messages name; all NULL: NATS was not asked. An empty kind stands for all kinds of its queue
@@ -8,6 +8,7 @@
 -- runs. A message that names several jobs names those that have ended, too: so no more than $3 are submissions. Some of
 -- these messages may be tickets that no row accounts for (of a job that was cancelled, or reset); reading some of them
 -- tells how many (nats/survey.rs).
+-- Put off: workers that got the job did not know its kind, and have not for more than a minute.
 -- Each join is one of equal columns: with 10,000 kinds beside 10,000 of workers, a loop over both would take minutes.
 WITH live AS MATERIALIZED (
     SELECT queue, kind,
@@ -16,6 +17,9 @@ WITH live AS MATERIALIZED (
            count(*) FILTER (WHERE status = 'processing') AS processing,
            count(*) FILTER (WHERE status = 'processing' OR published_at IS NOT NULL) AS messages,
            min(scheduled_at) FILTER (WHERE status = 'queued' AND scheduled_at <= statement_timestamp()) AS oldest_due_at,
+           count(*) FILTER (WHERE status = 'queued' AND put_off_since < statement_timestamp() - interval '1 minute')
+               AS put_off,
+           min(put_off_since) FILTER (WHERE status = 'queued') AS put_off_since,
            min(scheduled_at) FILTER (WHERE status = 'queued' AND publish_at IS NOT NULL AND scheduled_at <= statement_timestamp())
                AS relay_due_at
       FROM tenure.jobs
@@ -31,6 +35,7 @@ WITH live AS MATERIALIZED (
 ), of_kind AS MATERIALIZED (
     SELECT queue, kind, coalesce(l.due, 0) AS due, coalesce(l.scheduled, 0) AS scheduled,
            coalesce(l.processing, 0) AS processing, l.oldest_due_at, l.relay_due_at, coalesce(s.messages, 0) AS messages,
+           coalesce(l.put_off, 0) AS put_off, l.put_off_since,
            CASE WHEN $1::text[] IS NOT NULL
                 THEN greatest(least(s.messages, s.messages + s.named - coalesce(l.messages, u.messages, 0)), 0)::bigint
                 END AS submitted
@@ -40,7 +45,7 @@ WITH live AS MATERIALIZED (
 ), alive AS MATERIALIZED (
     SELECT row_number() OVER () AS alike, w.queues, w.kinds
       FROM (SELECT DISTINCT queues, kinds FROM tenure.workers
-             WHERE last_seen_at > statement_timestamp() - 3 * renew_every) w
+             WHERE last_seen_at > statement_timestamp() - 3 * renew_every AND draining_at IS NULL) w
 ), queue_alive AS MATERIALIZED (
     SELECT alike, unnest(queues) AS queue, kinds IS NULL AS runs_any FROM alive
 ), kind_alive AS MATERIALIZED (
@@ -55,6 +60,7 @@ WITH live AS MATERIALIZED (
 ), waiting AS MATERIALIZED (
     SELECT queue, kind, k.due, k.submitted, k.messages,
            extract(epoch FROM statement_timestamp() - k.oldest_due_at)::float8 AS oldest_due_s,
+           k.put_off, extract(epoch FROM statement_timestamp() - k.put_off_since)::float8 AS put_off_s,
            s.is_served IS NOT NULL AS is_queue_served, coalesce(s.is_served, false) AS is_served
       FROM of_kind k
       LEFT JOIN served s USING (queue, kind)
