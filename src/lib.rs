@@ -80,17 +80,13 @@ pub mod dev;
 pub mod testing;
 
 pub use client::{
-    SetupError, Tenure,
-    connect::{ConnectError, TenureBuilder},
+    Tenure,
+    connect::TenureBuilder,
     enqueue::{Enqueue, EnqueueMany, Enqueued, JobRequest},
 };
-pub use config::{Config, ConfigError, Retention, Timing, TimingError, TraceParent};
+pub use config::{Config, Timing};
 pub use enqueue::insert::EnqueueError;
-pub use job::{
-    Job, JobError, JobId, JobIdError, NameError, Outcome, Status, backoff::Backoff, check_kind, check_queue,
-    claim::FencingToken,
-};
-pub use nats::NatsError;
+pub use job::{Job, JobError, JobId, Outcome, Status, backoff::Backoff, claim::FencingToken};
 #[cfg(feature = "otel")]
 pub use observe::otel;
 pub use observe::{health::Health, metrics};
@@ -99,16 +95,45 @@ pub use observe::{health::Health, metrics};
 pub use proof::fuzz;
 #[cfg(feature = "worker")]
 pub use run::{
-    context::{ContextError, JobContext},
-    handlers::{HandlerError, HandlerOutput, IntoOutcome, KindOptions, Retry},
-    running::{CancelReason, OnCrash, OnWriteLoss},
+    context::JobContext,
+    handlers::{KindOptions, Retry},
 };
-pub use store::{Isolation, MigrateError, StoreError};
+pub use store::StoreError;
 #[cfg(feature = "worker")]
 pub use worker::{Worker, WorkerBuilder, WorkerError, WorkerHandle, shutdown_signal};
 
 /// The crates whose types tenure's API uses, in its versions.
 pub use {async_nats, sqlx};
+
+/// The rules of the names of queues and kinds, and of IDs.
+pub mod names {
+    pub use crate::job::{JobIdError, NameError, check_kind, check_queue};
+}
+
+/// Settings that few programs change, and what is wrong with one.
+pub mod settings {
+    pub use crate::config::{ConfigError, Retention, TimingError, TraceParent};
+}
+
+/// How handlers answer, what a kind may choose, and why an attempt ends early.
+pub mod handlers {
+    #[cfg(feature = "worker")]
+    pub use crate::run::{
+        context::ContextError,
+        handlers::{HandlerError, HandlerOutput, IntoOutcome},
+        running::{CancelReason, OnCrash, OnWriteLoss},
+    };
+    pub use crate::store::Isolation;
+}
+
+/// Why connecting or setting up failed.
+pub mod errors {
+    pub use crate::{
+        client::{SetupError, connect::ConnectError},
+        nats::NatsError,
+        store::MigrateError,
+    };
+}
 
 /// What waiting for a job, cancelling it and retrying it answer.
 pub mod jobs {

@@ -90,7 +90,7 @@ impl JobRequest {
 
     /// Allows at most one job of this key in its queue: a second enqueue returns the first job's id.
     /// A job holds its key while it is live or a dead letter, and for
-    /// [`Retention::keys`](crate::Retention::keys) after its end. A submission's `Tenure-Idempotency-Key`, or
+    /// [`Retention::keys`](crate::settings::Retention::keys) after its end. A submission's `Tenure-Idempotency-Key`, or
     /// without one its `Nats-Msg-Id`, is a unique key of its queue, too.
     #[must_use]
     pub fn unique_key(mut self, key: impl Into<String>) -> Self {

@@ -400,26 +400,17 @@ impl Deliver {
         Ok(Delivered::Missed(Missed::UnknownKind { again_in: wait }))
     }
 
-    /// Decides the ack of a delivery that this worker does not run.
+    /// Returns the ack of a delivery that this worker does not run.
     ///
     /// A message that names several jobs cannot wait for one of them, because NATS would deliver the others again: the
     /// relay publishes a job of its own message, if that job is queued.
     pub(crate) async fn ack(&self, delivery: &Delivery, missed: &Missed) -> Ack {
         let ack = ack_for(missed, delivery.deliveries);
-        let is_queued = matches!(
-            missed,
-            Missed::Free
-                | Missed::Paused
-                | Missed::Full
-                | Missed::NotDue { .. }
-                | Missed::UnknownKind { .. }
-                | Missed::Unanswered
-                | Missed::Ending
-        );
         match (delivery.part, ack) {
-            (Some(part), Ack::Later(wait)) if is_queued => {
+            (Some(part), Ack::Later(wait)) if missed.may_be_queued() => {
                 let handed = self.store.unpublished(&[part], wait).await;
-                if handed.is_ok_and(|handed| !handed.is_empty()) { Ack::Done } else { ack }
+                let is_handed = handed.is_ok_and(|handed| !handed.is_empty());
+                if is_handed { ack_for(&Missed::HandedOver, delivery.deliveries) } else { ack }
             }
             _ => ack,
         }
@@ -430,14 +421,15 @@ impl Deliver {
         let jobs: Vec<_> = parts.iter().filter_map(|delivery| delivery.part).collect();
         let handed = self.store.unpublished(&jobs, Duration::ZERO).await;
         for delivery in parts {
-            let ack = match (&handed, delivery.part) {
-                (Ok(handed), Some((job, _))) if handed.contains(&job) => Ack::Done,
-                // The job has another message, or has ended. Of a redelivered message it may have a silent owner.
-                (Ok(_), _) if delivery.deliveries == 1 => Ack::Done,
-                (Ok(_), _) => Ack::Later(ENDING),
-                (Err(_), _) => ack_for(&Missed::Unanswered, delivery.deliveries),
+            let missed = match (&handed, delivery.part) {
+                (Ok(handed), Some((job, _))) if handed.contains(&job) => Missed::HandedOver,
+                // The job has another message, or has ended.
+                (Ok(_), _) if delivery.deliveries == 1 => Missed::Superseded,
+                // The job of a redelivered message may have a silent owner, too.
+                (Ok(_), _) => Missed::Ending,
+                (Err(_), _) => Missed::Unanswered,
             };
-            delivery.receipt.send(ack).await;
+            delivery.receipt.send(ack_for(&missed, delivery.deliveries)).await;
         }
     }
 
@@ -614,6 +606,7 @@ fn claims_that_fit(claims: &[Result<Option<Claim>, StoreError>]) -> usize {
 fn label(missed: &Missed) -> &'static str {
     match missed {
         Missed::Finished => "finished",
+        Missed::HandedOver => "handed_over",
         Missed::Superseded => "superseded",
         Missed::Owned { .. } => "owned",
         Missed::Stale => "stale",

@@ -144,6 +144,24 @@ pub(crate) enum Missed {
     Refused,
     /// Postgres did not answer.
     Unanswered,
+    /// The part of a message that names several jobs: the relay publishes this one in a message of its own.
+    HandedOver,
+}
+
+impl Missed {
+    /// Whether the job may be queued: then the relay can publish it again.
+    pub(crate) const fn may_be_queued(&self) -> bool {
+        matches!(
+            self,
+            Self::Free
+                | Self::Paused
+                | Self::Full
+                | Self::NotDue { .. }
+                | Self::UnknownKind { .. }
+                | Self::Unanswered
+                | Self::Ending
+        )
+    }
 }
 
 /// The answer to NATS about a delivery that was not run.
@@ -166,10 +184,7 @@ pub(crate) const ENDING: Duration = Duration::from_secs(1);
 /// The longest a message is put off. Longer waits belong to the database.
 const LATER_MAX: Duration = Duration::from_secs(15 * 60);
 
-/// Turns the reason for a missed claim into an ack.
-///
-/// `Deliver::ack` and `Deliver::hand_back` decide otherwise for parts of a message that names several jobs: such a
-/// message cannot wait for one of them, so they may leave the job to the relay, and answer its part as done.
+/// Turns the reason for a missed claim into an ack. No other place decides one.
 ///
 /// | the database says | the answer to NATS |
 /// |---|---|
@@ -187,6 +202,7 @@ const LATER_MAX: Duration = Duration::from_secs(15 * 60);
 /// | being claimed here | later: that claim may fail, or be an older message's, which has nothing to add once this one exists |
 /// | its attempt ends here | later, soon: the message is alive |
 /// | of a kind without a handler here | later: another worker may have one |
+/// | left to the relay, as the part of a message that names several jobs | done: the message cannot wait for one of them |
 /// | a submission whose key another job holds, or a dead letter now | done |
 /// | a malformed submission | never |
 pub(crate) fn ack_for(missed: &Missed, deliveries: i64) -> Ack {
@@ -195,7 +211,8 @@ pub(crate) fn ack_for(missed: &Missed, deliveries: i64) -> Ack {
         | Missed::Superseded
         | Missed::NotDue { relayed: true, .. }
         | Missed::Duplicate
-        | Missed::Died => Ack::Done,
+        | Missed::Died
+        | Missed::HandedOver => Ack::Done,
         Missed::Claiming | Missed::Ending => Ack::Later(ENDING),
         Missed::UnknownKind { again_in } => Ack::Later(*again_in),
         Missed::Unanswered => Ack::Later(Duration::from_millis(rand::random_range(1_000..5_000))),
@@ -232,7 +249,7 @@ mod tests {
         for missed in [Missed::Claiming, Missed::Ending, Missed::Unanswered] {
             assert!(matches!(ack_for(&missed, 1_000), Ack::Later(_)), "{missed:?}");
         }
-        for missed in [Missed::Duplicate, Missed::Died] {
+        for missed in [Missed::Duplicate, Missed::Died, Missed::HandedOver] {
             assert_eq!(ack_for(&missed, 1), Ack::Done, "{missed:?}");
         }
         assert_eq!(ack_for(&Missed::UnknownKind { again_in: later }, 1), Ack::Later(later));

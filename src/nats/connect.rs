@@ -17,7 +17,7 @@ use async_nats::{
 };
 use bytes::Bytes;
 use percent_encoding::percent_decode_str;
-use tokio::{net::TcpStream, sync::watch, time::timeout};
+use tokio::{io::AsyncReadExt, net::TcpStream, sync::watch, time::timeout};
 
 use super::{tls, written::Flushes};
 use crate::{
@@ -161,7 +161,10 @@ async fn unreachable(servers: &[ServerAddr]) -> Option<String> {
     for server in servers {
         let (host, port) = (server.host(), server.port());
         match timeout(CAUSE_WITHIN, TcpStream::connect((host, port))).await {
-            Ok(Ok(_)) => return None,
+            Ok(Ok(stream)) => match cleartext(server, stream).await {
+                Some(cause) => causes.push(format!("{host}:{port}: {cause}")),
+                None => return None,
+            },
             Ok(Err(error)) => causes.push(format!("{host}:{port}: {error}")),
             Err(_) => {
                 causes.push(format!("{host}:{port}: no answer within {}", duration::written(CAUSE_WITHIN)));
@@ -169,6 +172,20 @@ async fn unreachable(servers: &[ServerAddr]) -> Option<String> {
         }
     }
     Some(causes.join("; "))
+}
+
+/// Returns that this server offers no TLS, if its address asks for it: a server that does says so in its first line, or
+/// waits for the client.
+async fn cleartext(server: &ServerAddr, mut stream: TcpStream) -> Option<&'static str> {
+    if !server.tls_required() {
+        return None;
+    }
+    let mut first = vec![0; 4_096];
+    let read = timeout(CAUSE_WITHIN, stream.read(&mut first)).await.ok()?.ok()?;
+    let first = String::from_utf8_lossy(&first[..read]);
+    let offers = |field: &str| first.contains(&format!("\"{field}\":true"));
+    (first.starts_with("INFO ") && !offers("tls_required") && !offers("tls_available"))
+        .then_some("the server does not support TLS")
 }
 
 /// Logs a failed attempt to connect, with its cause, which doctor and health report, too.

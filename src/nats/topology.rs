@@ -97,9 +97,23 @@ fn unavailable(what: &str, error: &dyn std::fmt::Display) -> NatsError {
 }
 
 impl Nats {
+    /// Why a request to JetStream failed. The server answers a denied one with an error on the connection alone, and the
+    /// request times out. The first `before` errors are older.
+    fn failed(&self, what: &str, of: &str, before: usize, error: &dyn std::fmt::Display) -> NatsError {
+        let is_denial = |said: &&String| {
+            said.contains("ermissions Violation for Publish to \"$JS.API.")
+                && said.contains(&format!(".{of}"))
+        };
+        match self.said.borrow().since(before).find(is_denial) {
+            Some(said) => NatsError::Refused { what: what.into(), reason: said.clone() },
+            None => unavailable(what, error),
+        }
+    }
+
     /// Creates the stream if it is missing. Returns the differences from its definition.
     pub(crate) async fn ensure_stream(&self) -> Result<Vec<String>, NatsError> {
         let mut should = stream_definition(self)?;
+        let before = self.said.borrow().count;
         let info = match self.context.get_stream(self.stream.as_str()).await {
             Ok(stream) => stream.cached_info().clone(),
             Err(error) if matches!(error.kind(), GetStreamErrorKind::JetStream(e) if e.code() == 404) => {
@@ -114,7 +128,8 @@ impl Nats {
                     // Another worker was faster.
                     Err(error) if is_there_already(&error) => {
                         let stream = self.context.get_stream(self.stream.as_str()).await;
-                        stream.map_err(|error| unavailable("get the stream", &error))?.cached_info().clone()
+                        let failed = |error| self.failed("get the stream", &self.stream, before, &error);
+                        stream.map_err(failed)?.cached_info().clone()
                     }
                     Err(error) => {
                         return Err(NatsError::Refused {
@@ -124,7 +139,7 @@ impl Nats {
                     }
                 }
             }
-            Err(error) => return Err(unavailable("get the stream", &error)),
+            Err(error) => return Err(self.failed("get the stream", &self.stream, before, &error)),
         };
         self.note_created(&info);
         Ok(stream_drift(&info.config, &should))
@@ -133,6 +148,7 @@ impl Nats {
     /// Creates a queue's consumer if it is missing. Returns the consumer, and the differences from its definition.
     pub async fn ensure_consumer(&self, name: &str) -> Result<(PullConsumer, Vec<String>), NatsError> {
         let should = consumer_definition(self, name)?;
+        let before = self.said.borrow().count;
         let found =
             self.context.get_consumer_from_stream::<pull::Config, _, _>(name, self.stream.as_str()).await;
         let consumer = match found {
@@ -151,7 +167,10 @@ impl Nats {
                     .context
                     .get_consumer_from_stream::<pull::Config, _, _>(name, self.stream.as_str())
                     .await
-                    .map_err(|_| unavailable("create the consumer", &error))?,
+                    .map_err(|_| {
+                        let of = format!("{}.{name}", self.stream);
+                        self.failed("create the consumer", &of, before, &error)
+                    })?,
             },
         };
         let drift = consumer_drift(&consumer.cached_info().config, &should);

@@ -42,9 +42,10 @@ const LOGGED_AFTER: Duration = Duration::from_secs(10);
 const FIRST_PAUSE: Duration = Duration::from_mins(1);
 const LONGEST_PAUSE: Duration = Duration::from_hours(1);
 
-/// After how many intervals without a measurement another process than a worker measures.
+/// After how many intervals without a measurement another process than a worker measures. With a look every quarter of
+/// an interval, what waits is counted within two intervals, a minute with the defaults.
 #[cfg(feature = "internals")]
-const SCANS_MISSED: u32 = 2;
+const SCANS_MISSED: f64 = 1.5;
 
 /// What a process remembers from one scan to the next.
 #[derive(Debug)]
@@ -72,7 +73,7 @@ pub async fn measure_alone(
     memory: &Memory,
     scan_every: Duration,
 ) -> Result<(), StoreError> {
-    if store.measure_alone(scan_every * SCANS_MISSED, scan_every).await? {
+    if store.measure_alone(scan_every.mul_f64(SCANS_MISSED), scan_every).await? {
         measure(store, nats, memory, scan_every, false).await?;
     }
     Ok(())

@@ -97,7 +97,7 @@ pub(crate) async fn serve(
 async fn measure(tenure: &Tenure) {
     let (every, memory) = (tenure.config().timing.scan_every, Memory::default());
     loop {
-        let mut wait = every;
+        let mut wait = every / 4;
         if let Err(error) = measure_alone(tenure.store(), tenure.nats(), &memory, every).await {
             if error.is_denied() {
                 // A role that only reads: workers alone measure.

@@ -10,10 +10,7 @@ use serde::Serialize;
 
 use tenure::{
     FencingToken, Status,
-    internals::{
-        WhoRuns,
-        duration::{measured, rounded, whole},
-    },
+    internals::{WhoRuns, duration::measured},
     rows::{ExecutionRow, JobRow, RecoveryRow},
 };
 
@@ -52,8 +49,16 @@ impl Entry {
     }
 }
 
+/// How a place writes a time that passed, in seconds: the terminal and the pages have a form each.
+pub(crate) type Spans = fn(f64) -> String;
+
 /// Merges a job's history, oldest first. The attempts must be in order of their tokens.
-pub(crate) fn merged(job: &JobRow, executions: &[ExecutionRow], recoveries: &[RecoveryRow]) -> Vec<Entry> {
+pub(crate) fn merged(
+    job: &JobRow,
+    executions: &[ExecutionRow],
+    recoveries: &[RecoveryRow],
+    spans: Spans,
+) -> Vec<Entry> {
     let about = format!("in queue {}, of kind {}", job.queue, job.kind);
     let mut entries = vec![Entry::new(job.created_at, "enqueued", about)];
     // Entries are added in the order in which they must have happened: the stable sort keeps it for equal times.
@@ -67,7 +72,7 @@ pub(crate) fn merged(job: &JobRow, executions: &[ExecutionRow], recoveries: &[Re
         }
         let text = format!("attempt {} of {}", execution.attempt, job.max_attempts);
         entries.push(Entry::of(execution, execution.started_at, "claimed", text));
-        entries.extend(ended(execution));
+        entries.extend(ended(execution, spans));
         before = Some(execution);
     }
     // The attempt that the job ended with was not redriven.
@@ -80,8 +85,8 @@ pub(crate) fn merged(job: &JobRow, executions: &[ExecutionRow], recoveries: &[Re
     if let Some(scheduled) = scheduled(job, executions).filter(|_| !is_repeated) {
         entries.insert(1, scheduled);
     }
-    entries.extend(recoveries.iter().map(recovered));
-    entries.extend(finished(job, before));
+    entries.extend(recoveries.iter().map(|event| recovered(event, spans)));
+    entries.extend(finished(job, before, spans));
     entries.sort_by_key(|entry| entry.at);
     entries
 }
@@ -114,18 +119,18 @@ fn redriven(dead: &ExecutionRow, at: DateTime<Utc>) -> [Entry; 2] {
     ]
 }
 
-fn ended(execution: &ExecutionRow) -> Option<Entry> {
+fn ended(execution: &ExecutionRow, spans: Spans) -> Option<Entry> {
     let at = execution.finished_at?;
     let outcome = execution.outcome.as_deref().unwrap_or("ended");
-    let mut text = format!("{outcome} after {}", span(execution.started_at, at));
+    let mut text = format!("{outcome} after {}", spans(passed(execution.started_at, at)));
     if let Some(error) = execution.error.as_deref().filter(|error| !error.is_empty()) {
         text = format!("{text}: {error}");
     }
     Some(Entry::of(execution, at, "ended", text))
 }
 
-fn recovered(event: &RecoveryRow) -> Entry {
-    let silence = event.silence_s.map(|s| format!(", after {} of silence", seconds(s)));
+fn recovered(event: &RecoveryRow, spans: Spans) -> Entry {
+    let silence = event.silence_s.map(|s| format!(", after {} of silence", spans(s)));
     let text = format!(
         "{}{} ({}, by {})",
         event.reason,
@@ -141,7 +146,7 @@ fn recovered(event: &RecoveryRow) -> Entry {
     }
 }
 
-fn finished(job: &JobRow, last: Option<&ExecutionRow>) -> Option<Entry> {
+fn finished(job: &JobRow, last: Option<&ExecutionRow>, spans: Spans) -> Option<Entry> {
     let at = job.finished_at?;
     let event = match job.status {
         Status::Queued | Status::Processing => return None,
@@ -149,7 +154,7 @@ fn finished(job: &JobRow, last: Option<&ExecutionRow>) -> Option<Entry> {
         Status::Failed => "dead",
         Status::Cancelled => "cancelled",
     };
-    let mut text = format!("{} after it was enqueued", span(job.created_at, at));
+    let mut text = format!("{} after it was enqueued", spans(passed(job.created_at, at)));
     // The last attempt's entry already shows its error.
     let is_shown = last.is_some_and(|last| last.finished_at == Some(at) && last.error.is_some());
     if let Some(error) = job.last_error.as_deref().filter(|_| job.status != Status::Completed && !is_shown) {
@@ -158,18 +163,18 @@ fn finished(job: &JobRow, last: Option<&ExecutionRow>) -> Option<Entry> {
     Some(Entry::new(at, event, text))
 }
 
-/// Formats a time that passed, in seconds.
+/// Formats a time that passed, in seconds, as the terminal shows it.
 pub(crate) fn seconds(seconds: f64) -> String {
     measured(Duration::try_from_secs_f64(seconds).unwrap_or_default())
 }
 
-/// Formats the span between two times. Clocks may go backwards; the span is never negative.
-fn span(from: DateTime<Utc>, to: DateTime<Utc>) -> String {
-    seconds((to - from).to_std().unwrap_or_default().as_secs_f64())
+/// Returns the seconds between two times. Clocks may go backwards; the span is never negative.
+fn passed(from: DateTime<Utc>, to: DateTime<Utc>) -> f64 {
+    (to - from).to_std().unwrap_or_default().as_secs_f64()
 }
 
 /// Returns what a due job waits for.
-pub(crate) fn waits_for(job: &JobRow, of: &WhoRuns) -> String {
+pub(crate) fn waits_for(job: &JobRow, of: &WhoRuns, spans: Spans) -> String {
     let JobRow { queue, kind, .. } = job;
     match of {
         WhoRuns { is_paused: true, .. } => format!("the queue {queue} is paused"),
@@ -189,8 +194,8 @@ pub(crate) fn waits_for(job: &JobRow, of: &WhoRuns) -> String {
             format!(
                 "put off {} ago by a worker of this queue that does not know the kind {kind}; its message comes again \
                  in {}",
-                whole(*s),
-                rounded(*again_in_s)
+                spans(s.round()),
+                spans(again_in_s.ceil())
             )
         }
         WhoRuns { slots, busy, .. } if busy >= slots => match of.fit {
@@ -247,7 +252,7 @@ mod tests {
             execution(2, 2, 5_100, Some((9_000, "completed", None))),
         ];
         let recoveries = [examples::reset(at(3_001))];
-        let entries = merged(&job, &executions, &recoveries);
+        let entries = merged(&job, &executions, &recoveries, seconds);
         assert_eq!(
             texts(&entries),
             [
@@ -274,7 +279,7 @@ mod tests {
         let failed = execution(1, 3, 10, Some((2_000, "failed", Some("no"))));
         let mut waiting = job(Status::Queued, 0);
         waiting.scheduled_at = at(60_000);
-        let entries = merged(&waiting, std::slice::from_ref(&failed), &[]);
+        let entries = merged(&waiting, std::slice::from_ref(&failed), &[], seconds);
         let events: Vec<_> = entries.iter().map(|entry| entry.event.as_str()).collect();
         assert_eq!(events[..4], ["enqueued", "claimed", "ended", "dead"]);
         assert!(events[4..].contains(&"redriven") && entries.last().unwrap().at == at(60_000));
@@ -282,7 +287,7 @@ mod tests {
         let mut done = job(Status::Completed, 1);
         done.finished_at = Some(at(70_000));
         let again = execution(2, 1, 65_000, Some((70_000, "completed", None)));
-        let entries = merged(&done, &[failed.clone(), again], &[]);
+        let entries = merged(&done, &[failed.clone(), again], &[], seconds);
         let events: Vec<_> = entries.iter().map(|entry| entry.event.as_str()).collect();
         assert_eq!(
             events,
@@ -291,14 +296,14 @@ mod tests {
         // A job that is dead now was not redriven.
         let mut dead = job(Status::Failed, 3);
         (dead.finished_at, dead.last_error) = (Some(at(2_000)), Some("no".into()));
-        let events = texts(&merged(&dead, &[failed], &[]));
+        let events = texts(&merged(&dead, &[failed], &[], seconds));
         assert_eq!(events.last().unwrap(), "dead: 2s after it was enqueued");
         assert!(!events.iter().any(|event| event.starts_with("redriven")), "{events:?}");
         // A lost attempt that was charged: the job waits for the next one.
         let lost = execution(1, 1, 10, Some((2_000, "lost", None)));
-        let events = texts(&merged(&job(Status::Queued, 1), std::slice::from_ref(&lost), &[]));
+        let events = texts(&merged(&job(Status::Queued, 1), std::slice::from_ref(&lost), &[], seconds));
         assert!(!events.iter().any(|event| event.starts_with("redriven")), "{events:?}");
-        let events = texts(&merged(&job(Status::Queued, 0), &[lost], &[]));
+        let events = texts(&merged(&job(Status::Queued, 0), &[lost], &[], seconds));
         assert!(events.iter().any(|event| event.starts_with("redriven")), "{events:?}");
     }
 
@@ -306,13 +311,13 @@ mod tests {
     fn a_job_that_never_ran_has_its_reason_and_no_span_is_negative() {
         let mut cancelled = job(Status::Cancelled, 0);
         (cancelled.finished_at, cancelled.last_error) = (Some(at(-500)), Some("never mind".into()));
-        let events = texts(&merged(&cancelled, &[], &[]));
+        let events = texts(&merged(&cancelled, &[], &[], seconds));
         assert_eq!(
             events,
             ["cancelled: 0s after it was enqueued: never mind", "enqueued: in queue q, of kind k"]
         );
         let backwards = execution(1, 1, 10, Some((5, "retried", None)));
-        let events = texts(&merged(&job(Status::Queued, 1), &[backwards], &[]));
+        let events = texts(&merged(&job(Status::Queued, 1), &[backwards], &[], seconds));
         assert!(events.contains(&"ended: retried after 0s".to_owned()), "{events:?}");
     }
 
@@ -320,13 +325,14 @@ mod tests {
     fn a_job_that_is_due_again_at_once_was_not_scheduled() {
         let mut lost = job(Status::Queued, 1);
         lost.scheduled_at = at(60_000);
-        let events = texts(&merged(&lost, &[execution(1, 1, 10, Some((60_001, "lost", None)))], &[]));
+        let events =
+            texts(&merged(&lost, &[execution(1, 1, 10, Some((60_001, "lost", None)))], &[], seconds));
         assert!(!events.iter().any(|event| event.starts_with("scheduled")), "{events:?}");
     }
 
     #[test]
     fn a_job_that_runs_has_no_end_yet() {
-        let events = texts(&merged(&job(Status::Processing, 1), &[execution(1, 1, 10, None)], &[]));
+        let events = texts(&merged(&job(Status::Processing, 1), &[execution(1, 1, 10, None)], &[], seconds));
         assert_eq!(events, ["enqueued: in queue q, of kind k", "claimed: attempt 1 of 3"]);
     }
 }

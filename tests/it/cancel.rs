@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tenure::{
-    CancelReason, JobContext, JobError, JobRequest, KindOptions, Outcome, Status, Worker, jobs::CancelOutcome,
+    JobContext, JobError, JobRequest, KindOptions, Outcome, Status, Worker, handlers::CancelReason,
+    jobs::CancelOutcome,
 };
 use tokio::sync::mpsc;
 

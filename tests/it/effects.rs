@@ -6,8 +6,8 @@ use std::{sync::Arc, time::Duration};
 use serde_json::{Value, json};
 use sqlx::{PgConnection, PgPool};
 use tenure::{
-    ContextError, FencingToken, Isolation, JobContext, JobError, JobId, JobRequest, KindOptions, Outcome,
-    Status, Worker,
+    FencingToken, JobContext, JobError, JobId, JobRequest, KindOptions, Outcome, Status, Worker,
+    handlers::{ContextError, Isolation},
 };
 use tokio::sync::{Mutex, Semaphore, mpsc};
 

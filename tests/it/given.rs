@@ -4,8 +4,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tenure::{
-    ConnectError, JobContext, JobError, JobRequest, KindOptions, Status, Tenure, Worker, WorkerError,
+    JobContext, JobError, JobRequest, KindOptions, Status, Tenure, Worker, WorkerError,
     async_nats::{self, Client},
+    errors::ConnectError,
     sqlx::{
         self, PgPool,
         postgres::{PgConnectOptions, PgPoolOptions},

@@ -11,8 +11,8 @@ use std::{
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tenure::{
-    Backoff, JobContext, JobError, JobRequest, KindOptions, OnCrash, Outcome, Retry, Status, Worker,
-    WorkerError, jobs::WaitError,
+    Backoff, JobContext, JobError, JobRequest, KindOptions, Outcome, Retry, Status, Worker, WorkerError,
+    handlers::OnCrash, jobs::WaitError,
 };
 
 use crate::{

@@ -11,7 +11,7 @@ use std::{
 
 use serde_json::json;
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, SqlSafeStr};
-use tenure::{JobRequest, KindOptions, MigrateError, Worker, internals::STATEMENTS};
+use tenure::{JobRequest, KindOptions, Worker, errors::MigrateError, internals::STATEMENTS};
 
 use crate::{
     additive::{objections, statements},

@@ -11,7 +11,8 @@ use std::{
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tenure::{
-    Backoff, CancelReason, Job, JobContext, JobError, JobRequest, KindOptions, Outcome, Status, Worker,
+    Backoff, Job, JobContext, JobError, JobRequest, KindOptions, Outcome, Status, Worker,
+    handlers::CancelReason,
 };
 
 use crate::{
@@ -41,7 +42,7 @@ fn worker<F, Fut, O>(bench: &Bench, options: KindOptions, handler: F) -> Running
 where
     F: Fn(Value, JobContext) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = O> + Send + 'static,
-    O: tenure::IntoOutcome,
+    O: tenure::handlers::IntoOutcome,
 {
     Running::start(Worker::builder(&bench.tenure).handle_any(options, handler).concurrency("q", 4))
 }

@@ -5,8 +5,8 @@ use std::{path::PathBuf, time::Duration};
 use serde::{Deserialize, Serialize};
 use sqlx::PgConnection;
 use tenure::{
-    Config, ContextError, FencingToken, Job, JobContext, JobError, JobId, KindOptions, OnCrash, OnWriteLoss,
-    Outcome, Retry, Tenure, Worker,
+    Config, FencingToken, Job, JobContext, JobError, JobId, KindOptions, Outcome, Retry, Tenure, Worker,
+    handlers::{ContextError, OnCrash, OnWriteLoss},
 };
 
 /// A job whose handler notes its progress as files in a folder, and waits there for permission to go on.

@@ -10,8 +10,8 @@ use std::{
 
 use serde_json::{Value, json};
 use tenure::{
-    CancelReason, ContextError, JobContext, JobError, JobRequest, KindOptions, OnWriteLoss, Outcome, Status,
-    Tenure, Worker,
+    JobContext, JobError, JobRequest, KindOptions, Outcome, Status, Tenure, Worker,
+    handlers::{CancelReason, ContextError, OnWriteLoss},
 };
 
 use crate::{

@@ -354,7 +354,7 @@ impl<S> JobContext<S> {
     /// works; from REPEATABLE READ on, begin with [`JobContext::lock_job`].
     ///
     /// Not cancel safe: dropped during the commit, the job may be completed, and the worker then cancels the handler
-    /// with [`Lost`](crate::CancelReason::Lost).
+    /// with [`Lost`](crate::handlers::CancelReason::Lost).
     ///
     /// ```no_run
     /// # async fn f(ctx: tenure::JobContext, pool: sqlx::PgPool) -> Result<tenure::Outcome, tenure::JobError> {

@@ -20,7 +20,7 @@ const PAUSE: Duration = Duration::from_millis(2_500);
 const WITHIN: Duration = Duration::from_secs(30);
 
 /// Every page, with its filters. The kinds that the page of a queue reads serve the page of kinds of that range, too.
-const PAGES: [&str; 18] = [
+const PAGES: [&str; 26] = [
     "/",
     "/?range=1d",
     "/?range=7d",
@@ -29,17 +29,28 @@ const PAGES: [&str; 18] = [
     "/jobs?status=completed",
     "/jobs?queue=queue-7",
     "/jobs?kind=kind.3&since=1h",
+    "/jobs?q=gateway",
     "/queues",
     "/queues/queue-7",
     "/queues/queue-8?range=7d",
+    "/queues/queue-9?range=1d",
+    "/kinds",
     "/kinds?range=1d",
+    "/kinds?range=7d",
     "/workers",
     "/workers/host-7-1-aaaaaaaa",
     "/dead",
+    "/dead?queue=queue-7",
     "/recovery",
+    "/recovery?path=scanner",
     "/schedules",
     "/schedules/schedule-7",
+    "/enqueue",
+    "/schedule?name=schedule-7",
 ];
+
+/// The median of each page should be below this.
+const AIM_MS: f64 = 200.0;
 
 /// The median and the slowest answer of each page.
 pub(super) async fn pages(arena: &Arena, plan: &Plan, values: &mut Values) -> anyhow::Result<()> {
@@ -67,10 +78,13 @@ pub(super) async fn pages(arena: &Arena, plan: &Plan, values: &mut Values) -> an
             }
         }
     }
+    let mut slow = 0;
     for (page, taken) in PAGES.iter().zip(taken) {
+        slow += u32::from(percentile(&taken, 0.5) > AIM_MS);
         values.add(format!("page {page}, p50"), "ms", percentile(&taken, 0.5));
         values.add(format!("page {page}, longest"), "ms", percentile(&taken, 1.0));
     }
+    values.add(format!("pages whose median is above {AIM_MS:.0} ms"), "", f64::from(slow));
     Ok(())
 }
 

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::{Order, Plan, Ratio, Values, arena::Arena, arena::count, consume::rate_of_one_worker};
 use tenure::{
-    Retention,
     internals::{Parts as _, retention},
+    settings::Retention,
 };
 
 /// How long the sweep keeps completed jobs.

@@ -11,9 +11,10 @@ use super::{
     values::check_unless_lacking,
 };
 use tenure::{
-    JobId, Tenure, check_kind, check_queue,
+    JobId, Tenure,
     internals::{DeadGroup, Parts as _},
     jobs::RetryOutcome,
+    names::{check_kind, check_queue},
     rows::{DeadFilter, DeadLetter},
 };
 

@@ -7,8 +7,8 @@ use super::{
     table::{Table, table, width},
 };
 use tenure::{
-    check_queue,
     doctor::{Check, CheckState, DoctorOptions},
+    names::check_queue,
 };
 
 /// The states in the order in which people read them.

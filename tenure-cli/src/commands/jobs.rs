@@ -14,9 +14,10 @@ use super::{
 };
 use crate::timeline;
 use tenure::{
-    JobId, Status, Tenure, check_kind, check_queue,
+    JobId, Status, Tenure,
     internals::{Parts as _, duration::written},
     jobs::{CancelOutcome, RetryOutcome},
+    names::{check_kind, check_queue},
     rows::{ExecutionRow, JobFilter, JobRow, RecoveryRow},
 };
 
@@ -247,7 +248,7 @@ async fn show(cli: &Cli, tenure: &Tenure, id: JobId) -> anyhow::Result<ExitCode>
     let executions = tenure.executions(id).await?;
     let recoveries = tenure.recoveries(id).await?;
     let checkpoint_bytes = tenure.checkpoint_bytes(id).await?;
-    let timeline = timeline::merged(&job, &executions, &recoveries);
+    let timeline = timeline::merged(&job, &executions, &recoveries, timeline::seconds);
     if cli.output == Output::Json {
         // Not through `serde_json::Value`, which would round the numbers of payload and output.
         let all = Shown { job, executions, recoveries, timeline, checkpoint_bytes };
@@ -271,7 +272,7 @@ async fn show(cli: &Cli, tenure: &Tenure, id: JobId) -> anyhow::Result<ExitCode>
     let why = match job.status {
         Status::Queued if job.scheduled_at <= Utc::now() => {
             match tenure.store().who_runs(&job.queue, &job.kind, job.id).await {
-                Ok(who_runs) => timeline::waits_for(&job, &who_runs),
+                Ok(who_runs) => timeline::waits_for(&job, &who_runs, timeline::seconds),
                 Err(error) if error.is_denied() => String::new(),
                 Err(error) => return Err(error.into()),
             }

@@ -38,11 +38,14 @@ use crate::{
     exec::guard,
 };
 use tenure::{
-    ConfigError, EnqueueError, HandlerError, JobId, NameError, WorkerError,
+    EnqueueError, JobId, WorkerError,
+    handlers::HandlerError,
     internals::{MAX_ATTEMPTS_DEFAULT, chained},
     jobs::ActionError,
+    names::NameError,
     queues::QueueSettingsError,
     schedules::ScheduleError,
+    settings::ConfigError,
 };
 
 /// The heading in a command's help for the options of every command, after its own.

@@ -8,8 +8,9 @@ use serde_json::json;
 use super::{Cli, LimitChange, Output, QueuesCommand, Usage, jobs::time, print, table::Table, table::table};
 use crate::dashboard::QueueState;
 use tenure::{
-    NameError, Tenure, check_queue,
+    Tenure,
     internals::{Fleet, Parts as _},
+    names::{NameError, check_queue},
     queues::{PauseOutcome, QueueLimits, QueueSettingsError},
     rows::QueueRow,
 };

@@ -10,8 +10,9 @@ use super::{
 };
 use crate::dashboard::{UNSERVED, schedule_state};
 use tenure::{
-    JobRequest, Tenure, check_queue,
+    JobRequest, Tenure,
     internals::{Parts as _, Replaces, UnservedSchedule},
+    names::check_queue,
     rows::ScheduleRow,
     schedules::{PauseOutcome, Schedule, ScheduleError},
 };

@@ -8,7 +8,7 @@ use clap::{
     builder::{PossibleValuesParser, TypedValueParser},
 };
 
-use tenure::{NameError, Status, internals::Category, rows::JobFilter, schedules::MissedTicks};
+use tenure::{Status, internals::Category, names::NameError, rows::JobFilter, schedules::MissedTicks};
 
 /// Which jobs to list: a status, or one of the two states of a queued job that waits for its time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

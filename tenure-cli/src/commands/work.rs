@@ -4,7 +4,7 @@ use std::{process::ExitCode, time::Duration};
 
 use super::{Cli, CrashPolicy, Usage, WorkArgs};
 use crate::exec::{self, guard};
-use tenure::{JobContext, KindOptions, OnCrash, Worker, shutdown_signal};
+use tenure::{JobContext, KindOptions, Worker, handlers::OnCrash, shutdown_signal};
 
 pub(super) async fn run(cli: &Cli, args: &WorkArgs) -> anyhow::Result<ExitCode> {
     let tenure = cli.connect_to_any().await?;

@@ -63,7 +63,7 @@ pub(super) async fn page(view: &View, ask: &Ask, id: &str) -> Result<Page, Failu
         Status::Queued => Some(store.who_runs(&job.queue, &job.kind, job.id).await?),
         _ => None,
     };
-    let entries = timeline::merged(&job, &executions, &recoveries);
+    let entries = timeline::merged(&job, &executions, &recoveries, rounded);
     let mut live = Regions::default();
     let body = html! {
         (live.put("job-head", head(view, ask, &job, &texts)))
@@ -196,7 +196,7 @@ fn progress(
                         } @else {
                             p {
                                 "Due for " (page::since(job.scheduled_at))
-                                @if let Some(who_runs) = who_runs { "; " (timeline::waits_for(job, &who_runs)) }
+                                @if let Some(who_runs) = who_runs { "; " (timeline::waits_for(job, &who_runs, rounded)) }
                                 "."
                             }
                         }

@@ -119,7 +119,7 @@ fn tiles(fleet: &Fleet, activity: &Activity) -> Markup {
             div {
                 dt { "Dead letters" }
                 dd.big { (number(fleet.dead)) }
-                dd { (number(activity.failed())) " more in the last " (activity.range_name()) }
+                dd { (number(activity.failed())) " failed in the last " (activity.range_name()) }
             }
         }
     }

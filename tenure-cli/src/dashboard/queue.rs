@@ -152,7 +152,7 @@ fn tiles(view: &View, name: &str, row: Option<&QueueRow>, activity: &Activity) -
                 dd.big {
                     a href={ (view.base) "/dead?queue=" (encoded(name)) } { (number(of(|row| row.dead))) }
                 }
-                dd { (number(activity.failed())) " more in the last " (activity.range_name()) }
+                dd { (number(activity.failed())) " failed in the last " (activity.range_name()) }
             }
         }
     }

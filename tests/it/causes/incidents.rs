@@ -14,10 +14,10 @@ use std::{
 use futures::future::join_all;
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use tenure::{JobId, JobRequest, queues::QueueLimits};
+use tenure::{JobId, JobRequest, dev::Nats, queues::QueueLimits, schedules::Schedule};
 
 use super::wrong;
-use crate::harness::{Bench, Child, ask, bench_with, docs_hold, free_address};
+use crate::harness::{Bench, Child, ask, bench_with, docs_hold, free_address, run_folder};
 
 /// One incident, and the words at each place. ` … ` stands for any text in between; empty: nothing there shows it.
 struct Incident {
@@ -171,13 +171,37 @@ const INCIDENTS: &[Incident] = &[
     },
     Incident {
         name: "TLS is required, and NATS has none",
-        doctor: "nats wrong",
+        doctor: "nats wrong … the server does not support TLS",
         overview: "NATS cannot be reached from here.",
         command: ("", "", 0),
-        log: "NATS connection event",
+        log: "NATS connection event … the server does not support TLS",
         metric: "tenure_nats_up 0",
-        ready: "NATS: not connected to tls://",
+        ready: "NATS: not connected to tls:// … the server does not support TLS",
         cure: "switch TLS on in the server, or correct the scheme in `NATS_URL`",
+    },
+    Incident {
+        name: "wrong password for NATS",
+        doctor: "nats wrong … authorization violation",
+        overview: "NATS cannot be reached from here.",
+        command: ("", "", 0),
+        log: "NATS connection event … authorization violation",
+        metric: "tenure_nats_up 0",
+        ready: "NATS: not connected to … authorization violation",
+        cure: "correct user and password in `NATS_URL`; the jobs wait in Postgres",
+    },
+    Incident {
+        name: "the user of NATS lacks a right",
+        doctor: "nats_rights warning: this user may not publish to",
+        overview: "",
+        command: (
+            "workers list",
+            "not ready: queue q: NATS refused to create the consumer: … ermissions Violation",
+            0,
+        ),
+        log: "cannot serve the queue … ermissions Violation",
+        metric: "tenure_ready 0",
+        ready: "queue q: NATS refused to create the consumer: … ermissions Violation",
+        cure: "give the user the rights of `worker` in nats/server.conf",
     },
     Incident {
         name: "a handler is silent, its worker lives",
@@ -262,6 +286,16 @@ const INCIDENTS: &[Incident] = &[
         metric: "tenure_unserved_jobs{queue=\"q\",kind=\"k\"} 2",
         ready: "ok",
         cure: "start a worker that knows the kind: `tenure work q --kind k --exec COMMAND`; for a mistyped name, cancel the jobs",
+    },
+    Incident {
+        name: "no worker would run the jobs of a schedule",
+        doctor: "schedules warning: no live worker would run the jobs of nightly",
+        overview: "No worker would run the jobs of the schedule nightly.",
+        command: ("schedules list", "no worker", 0),
+        log: "",
+        metric: "",
+        ready: "ok",
+        cure: "start a worker of its queue, or correct the names: `tenure schedules add --replace`",
     },
     Incident {
         name: "workers that do not know a kind put its jobs off",
@@ -555,6 +589,26 @@ async fn a_schema_that_does_not_fit_and_a_nats_that_refuses_are_named_by_their_c
     join_all(scenes.iter().map(|(name, scene)| scene.shows(name))).await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_nats_that_refuses_a_user_or_a_request_is_named_at_each_place() {
+    let [refused, denied] = [stage().await, stage().await];
+    let folder = run_folder().join("incident-nats");
+    std::fs::create_dir_all(&folder).unwrap();
+    let conf = folder.join("server.conf");
+    let deny = "permissions: { publish: { deny: [\"$JS.API.CONSUMER.>\"] } }";
+    let users = "{ user: u, password: p }, { user: poor, password: p, ".to_owned() + deny + " }";
+    std::fs::write(&conf, format!("accounts {{ A {{ jetstream: enabled, users: [ {users} ] }} }}")).unwrap();
+    let start = move || Nats::start_with(&folder.join("nats"), Some(&conf)).unwrap();
+    let nats = tokio::task::spawn_blocking(start).await.unwrap();
+    let url = |user: &str| format!("nats://{user}@127.0.0.1:{}", nats.port());
+    let work = ["work", "q", "--exec", "true"];
+    let scenes = [
+        ("wrong password for NATS", Scene::new(&refused, &work, &[("NATS_URL", url("u:wrong"))])),
+        ("the user of NATS lacks a right", Scene::new(&denied, &work, &[("NATS_URL", url("poor:p"))])),
+    ];
+    join_all(scenes.iter().map(|(name, scene)| scene.shows(name))).await;
+}
+
 /// A job with one attempt, which runs as soon as a worker is there.
 async fn job(bench: &Bench) -> JobId {
     bench.tenure.enqueue(JobRequest::new("q", "k", json!(1)).max_attempts(1)).await.unwrap().id
@@ -664,7 +718,10 @@ async fn a_full_queue_and_jobs_without_a_worker_are_named_at_each_place() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn jobs_that_no_worker_can_take_are_named_at_each_place() {
-    let [strangers, misnamed, draining] = [stage().await, stage().await, stage().await];
+    let [strangers, misnamed, draining, ticking] =
+        [stage().await, stage().await, stage().await, stage().await];
+    let nightly = Schedule::new("nightly", "0 3 1 1 *", JobRequest::new("nowhere", "k", json!(1)));
+    ticking.tenure.put_schedule(nightly).await.unwrap();
     // One worker knows the kind and is busy; the other gets the second job, and does not know it.
     let busy = ["work", "q", "--kind", "k", "--concurrency", "1", "--exec", "sleep 100", "--keepalive"];
     let _busy = Child::spawn(strangers.program(&busy), "incident-busy");
@@ -697,6 +754,10 @@ async fn jobs_that_no_worker_can_take_are_named_at_each_place() {
             Scene::new(&misnamed, &["work", "q", "--exec", "true"], &[]),
         ),
         ("the only worker drains", drains),
+        (
+            "no worker would run the jobs of a schedule",
+            Scene::new(&ticking, &["work", "q", "--exec", "true"], &[]),
+        ),
     ];
     join_all(scenes.iter().map(|(name, scene)| scene.shows(name))).await;
 }

@@ -433,7 +433,7 @@ async fn the_dashboard_works_by_keyboard_alone_and_fits_a_phone() {
 
     let mut pages: Vec<String> = PAGES.map(|(path, _)| path.to_owned()).to_vec();
     pages.extend([format!("/jobs/{done}"), format!("/jobs/{dead}"), "/nowhere".into()]);
-    let own = bench.text("SELECT worker_id FROM tenure.workers LIMIT 1").await;
+    let own: String = bench.value("SELECT worker_id FROM tenure.workers LIMIT 1").await;
     let nightly =
         Schedule::new("nightly-report-of-a-long-name", "0 3 * * *", JobRequest::new("q", "k", json!(1)));
     bench.tenure.put_schedule(nightly).await.unwrap();

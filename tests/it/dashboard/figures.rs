@@ -246,8 +246,14 @@ async fn sent_while_looking(
         assert!(stream.read(&mut some).await.unwrap() > 0);
         looking.push(tokio::spawn(async move { while stream.read(&mut some).await.is_ok_and(|n| n > 0) {} }));
     }
-    // Everybody has a first page.
-    sleep(Duration::from_secs(2)).await;
+    // Everybody has a first page, and the refreshes have begun: on a busy machine the first read may come late.
+    let begun = std::fs::read_to_string(log).unwrap().len();
+    let refreshes = || std::fs::read_to_string(log).unwrap()[begun..].matches("-- fleet:").count();
+    let deadline = std::time::Instant::now() + Duration::from_secs(20);
+    while refreshes() < 2 {
+        assert!(std::time::Instant::now() < deadline, "the overview is not refreshed");
+        sleep(Duration::from_millis(100)).await;
+    }
     let before = std::fs::read_to_string(log).unwrap().len();
     sleep(Duration::from_secs(5)).await;
     let sent = std::fs::read_to_string(log).unwrap()[before..].to_owned();

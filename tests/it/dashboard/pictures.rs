@@ -1,5 +1,6 @@
 //! Pictures of the dashboard for the README and the guide: `scripts/pictures`. The workers and jobs are real, one
-//! worker killed and one frozen; only the hour before is made up.
+//! worker killed and one frozen; only the hour before is made up. With `PICTURES_OF_ALL=FOLDER`, every page at three looks
+//! is written there, too.
 
 use std::{path::Path, time::Duration};
 
@@ -11,10 +12,10 @@ use tenure::{
 };
 
 use super::{
-    Dashboard,
+    Dashboard, PAGES,
     browser::{Browser, Look},
 };
-use crate::harness::{Child, Running, bench_with};
+use crate::harness::{Bench, Child, Running, bench_with};
 
 /// A usual hour: some three hundred jobs a minute, and a quarter of an hour in which a gateway failed.
 const HOUR: &str = "
@@ -141,13 +142,48 @@ async fn of_the_dashboard() {
         ("job", format!("/jobs/{first}"), Look::new(1_280, 1_000)),
         ("recovery", "/recovery".to_owned(), Look::new(1_280, 800)),
         ("dead", "/dead".to_owned(), Look::new(1_280, 800)),
+        ("queue", "/queues/billing".to_owned(), Look::new(1_280, 1_000)),
+        ("kinds", "/kinds".to_owned(), Look::new(1_280, 700)),
         ("phone", format!("/jobs/{first}"), Look::new(375, 812).dark()),
     ];
     for (name, path, look) in looks {
-        let browser = Browser::sized(dashboard.address, look).await;
-        browser.open(&path).await;
-        tokio::time::sleep(Duration::from_millis(1_500)).await;
-        std::fs::write(folder.join(format!("{name}.png")), browser.picture().await).unwrap();
+        take(&dashboard, &folder, name, &path, look).await;
+    }
+    if let Some(folder) = std::env::var_os("PICTURES_OF_ALL") {
+        of_every_page(&bench, &dashboard, Path::new(&folder)).await;
     }
     on_web.stop().await;
+}
+
+async fn take(dashboard: &Dashboard, folder: &Path, name: &str, path: &str, look: Look) {
+    let browser = Browser::sized(dashboard.address, look).await;
+    browser.open(path).await;
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    std::fs::write(folder.join(format!("{name}.png")), browser.picture().await).unwrap();
+}
+
+/// Every page at three looks, for eyes alone.
+async fn of_every_page(bench: &Bench, dashboard: &Dashboard, folder: &Path) {
+    let id = async |sql: &str| bench.value::<String>(sql).await;
+    let worker = id("SELECT worker_id FROM tenure.workers WHERE hostname = 'web-1'").await;
+    let dead = id("SELECT id::text FROM tenure.dead_letter_jobs LIMIT 1").await;
+    let long = id("SELECT id::text FROM tenure.all_jobs WHERE kind = 'analyze' ORDER BY id LIMIT 1").await;
+    let mut pages: Vec<_> = PAGES.map(|(path, name)| (path.to_owned(), name)).to_vec();
+    pages.extend([
+        (format!("/workers/{worker}"), "worker"),
+        (format!("/jobs/{dead}"), "dead-job"),
+        (format!("/jobs/{long}"), "job"),
+        ("/queues/billing".into(), "queue"),
+        ("/queues/reports?range=1d".into(), "queue-paused"),
+        ("/schedules/daily-report".into(), "schedule"),
+        ("/schedule?name=daily-report".into(), "edit-schedule"),
+        ("/enqueue".into(), "enqueue"),
+        ("/jobs?status=retrying".into(), "retrying"),
+    ]);
+    for (path, name) in pages {
+        let name = name.replace(' ', "-");
+        take(dashboard, folder, &format!("{name}-1280"), &path, Look::new(1_280, 900)).await;
+        take(dashboard, folder, &format!("{name}-1280-dark"), &path, Look::new(1_280, 900).dark()).await;
+        take(dashboard, folder, &format!("{name}-375"), &path, Look::new(375, 812)).await;
+    }
 }

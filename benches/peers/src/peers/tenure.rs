@@ -11,7 +11,7 @@ pub(super) const ABOUT: About = About {
     fence: "the claim's number",
     synced: "each commit",
     settings: "defaults but for its slots: 2,000 for one worker, 1,000 for each of two queues, 500 for each of four \
-               workers; delivered by NATS (JetStream, file storage). Rows: history is a table with a partition a day",
+               workers; and 16 jobs a message, where they are enqueued together; delivered by NATS (JetStream, file storage). Rows: history is a table with a partition a day",
 };
 
 #[derive(Clone)]
@@ -27,7 +27,9 @@ impl Job for Order {
 }
 
 fn config(servers: &Servers) -> Config {
-    Config::new(&servers.database, &servers.broker)
+    let mut config = Config::new(&servers.database, &servers.broker);
+    config.jobs_per_message = 16;
+    config
 }
 
 const fn slots(work: Work) -> u32 {
