@@ -225,8 +225,8 @@ impl Tenure {
     }
 
     /// Cancels a job. A queued job is cancelled when this returns. A running job is asked to stop: its handler sees
-    /// [`CancelReason::User`](crate::handlers::CancelReason::User) within a second, on any worker, by a NATS message. Without
-    /// NATS the handler sees it with its next progress write, or within 5 s if it writes nothing.
+    /// [`CancelReason::User`](crate::handlers::CancelReason::User) within a second, on any worker, by a NATS message.
+    /// Without NATS the handler sees it with its next progress write, or within 5 s if it writes nothing.
     ///
     /// Cancel safe: if the future is dropped, the job was either cancelled or not.
     ///
