@@ -97,8 +97,8 @@ fn unavailable(what: &str, error: &dyn std::fmt::Display) -> NatsError {
 }
 
 impl Nats {
-    /// Why a request to JetStream failed. The server answers a denied one with an error on the connection alone, and the
-    /// request times out. The first `before` errors are older.
+    /// Why a request to JetStream failed. The server answers a denied one with an error on the connection alone, and
+    /// the request times out. The first `before` errors are older.
     fn failed(&self, what: &str, of: &str, before: usize, error: &dyn std::fmt::Display) -> NatsError {
         let is_denial = |said: &&String| {
             said.contains("ermissions Violation for Publish to \"$JS.API.")

@@ -218,8 +218,8 @@ impl TestTenure {
     ///
     /// A job that the handler completed with [`JobContext::complete_in`](crate::JobContext::complete_in) has nothing
     /// left to lose: it ends with its first attempt. A job of a kind with
-    /// [`OnCrash::DeadLetter`](crate::handlers::OnCrash::DeadLetter), or with a single attempt, ends as a dead letter. Any other
-    /// job that the worker runs meanwhile loses its first attempt, too.
+    /// [`OnCrash::DeadLetter`](crate::handlers::OnCrash::DeadLetter), or with a single attempt, ends as a dead letter.
+    /// Any other job that the worker runs meanwhile loses its first attempt, too.
     ///
     /// # Panics
     ///

@@ -196,7 +196,7 @@ fn progress(
                         } @else {
                             p {
                                 "Due for " (page::since(job.scheduled_at))
-                                @if let Some(who_runs) = who_runs { "; " (timeline::waits_for(job, &who_runs, rounded)) }
+                                @if let Some(of) = who_runs { "; " (timeline::waits_for(job, &of, rounded)) }
                                 "."
                             }
                         }
