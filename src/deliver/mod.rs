@@ -266,6 +266,7 @@ impl Deliver {
         if newer && !self.heartbeat.is_ours(running).await? {
             return Ok(Delivered::Missed(Missed::Ending));
         }
+        delivery.receipt.runs();
         let message = JobMessage { receipt: delivery.receipt.clone(), dispatch: named.dispatch };
         Ok(if running.keep(message) { Delivered::Kept } else { Delivered::Missed(Missed::Ending) })
     }
@@ -416,21 +417,23 @@ impl Deliver {
         }
     }
 
-    /// Hands the relay those jobs of a message for which this worker has no slot, and answers their parts of it.
-    pub(crate) async fn hand_back(&self, parts: Vec<Delivery>) {
+    /// Hands the relay those jobs of a message for which this worker has no slot, and answers their parts of it. If
+    /// Postgres does not answer, returns them.
+    pub(crate) async fn hand_back(&self, parts: Vec<Delivery>) -> Vec<Delivery> {
         let jobs: Vec<_> = parts.iter().filter_map(|delivery| delivery.part).collect();
         let handed = self.store.unpublished(&jobs, Duration::ZERO).await;
+        let Ok(handed) = handed else { return parts };
         for delivery in parts {
-            let missed = match (&handed, delivery.part) {
-                (Ok(handed), Some((job, _))) if handed.contains(&job) => Missed::HandedOver,
+            let missed = match delivery.part {
+                Some((job, _)) if handed.contains(&job) => Missed::HandedOver,
                 // The job has another message, or has ended.
-                (Ok(_), _) if delivery.deliveries == 1 => Missed::Superseded,
+                _ if delivery.deliveries == 1 => Missed::Superseded,
                 // The job of a redelivered message may have a silent owner, too.
-                (Ok(_), _) => Missed::Ending,
-                (Err(_), _) => Missed::Unanswered,
+                _ => Missed::Ending,
             };
             delivery.receipt.send(ack_for(&missed, delivery.deliveries)).await;
         }
+        Vec::new()
     }
 
     async fn was_refused(&self, new: &NewJob) -> Result<bool, StoreError> {

@@ -184,7 +184,8 @@ pub(crate) const ENDING: Duration = Duration::from_secs(1);
 /// The longest a message is put off. Longer waits belong to the database.
 const LATER_MAX: Duration = Duration::from_secs(15 * 60);
 
-/// Turns the reason for a missed claim into an ack. No other place decides one.
+/// Turns the reason for a missed claim into an ack. Only messages for which no slot was free, or that a stopping worker
+/// still got, are answered elsewhere (`worker/pull.rs`): no one looked at their jobs.
 ///
 /// | the database says | the answer to NATS |
 /// |---|---|

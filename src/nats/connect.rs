@@ -156,12 +156,12 @@ const CAUSE_WITHIN: Duration = Duration::from_secs(1);
 
 /// Returns why these servers cannot be reached, in the words of the system: the client only says that there was an
 /// error. `None`: one of them can be reached.
-async fn unreachable(servers: &[ServerAddr]) -> Option<String> {
+async fn unreachable(servers: &[ServerAddr], needs_tls: bool) -> Option<String> {
     let mut causes = Vec::new();
     for server in servers {
         let (host, port) = (server.host(), server.port());
         match timeout(CAUSE_WITHIN, TcpStream::connect((host, port))).await {
-            Ok(Ok(stream)) => match cleartext(server, stream).await {
+            Ok(Ok(stream)) => match cleartext(needs_tls || server.tls_required(), stream).await {
                 Some(cause) => causes.push(format!("{host}:{port}: {cause}")),
                 None => return None,
             },
@@ -174,10 +174,10 @@ async fn unreachable(servers: &[ServerAddr]) -> Option<String> {
     Some(causes.join("; "))
 }
 
-/// Returns that this server offers no TLS, if its address asks for it: a server that does says so in its first line, or
-/// waits for the client.
-async fn cleartext(server: &ServerAddr, mut stream: TcpStream) -> Option<&'static str> {
-    if !server.tls_required() {
+/// Returns that a server offers no TLS, if it has to: a server that does says so in its first line, or waits for the
+/// client.
+async fn cleartext(needs_tls: bool, mut stream: TcpStream) -> Option<&'static str> {
+    if !needs_tls {
         return None;
     }
     let mut first = vec![0; 4_096];
@@ -191,12 +191,12 @@ async fn cleartext(server: &ServerAddr, mut stream: TcpStream) -> Option<&'stati
 /// Logs a failed attempt to connect, with its cause, which doctor and health report, too.
 async fn log_failure(
     event: Event,
-    servers: Arc<[ServerAddr]>,
+    (servers, needs_tls): (Arc<[ServerAddr]>, bool),
     named: Arc<str>,
     left_out: u64,
     say: watch::Sender<Said>,
 ) {
-    let cause = unreachable(&servers).await;
+    let cause = unreachable(&servers, needs_tls).await;
     if let Some(cause) = &cause {
         // The connection may be up again: then there is nothing to explain.
         say.send_if_modified(|said| {
@@ -238,6 +238,7 @@ impl Nats {
         let servers: Arc<str> = masked(&config.nats_url).into();
         let (named, repeats) = (servers.clone(), Repeats::default());
         let tried: Arc<[ServerAddr]> = addresses.clone().into();
+        let needs_tls = config.nats_ca.is_some() || config.nats_certificate.is_some();
         let mut options = ConnectOptions::new()
             .name("tenure")
             .retry_on_initial_connect()
@@ -270,7 +271,13 @@ impl Nats {
                 } else if let Some(left_out) = repeats.tell(&event.to_string()) {
                     // Repeats appear less and less often, because the client retries without end.
                     if matches!(event, Event::ClientError(_)) {
-                        let failure = log_failure(event, tried.clone(), named.clone(), left_out, say.clone());
+                        let failure = log_failure(
+                            event,
+                            (tried.clone(), needs_tls),
+                            named.clone(),
+                            left_out,
+                            say.clone(),
+                        );
                         tokio::spawn(failure);
                     } else {
                         log(&event, left_out, &named);
@@ -294,9 +301,7 @@ impl Nats {
                 reason,
             })?;
         }
-        options = options
-            .tls_client_config(tls::client(config)?)
-            .require_tls(config.nats_ca.is_some() || config.nats_certificate.is_some());
+        options = options.tls_client_config(tls::client(config)?).require_tls(needs_tls);
         if let Some(prefix) = &config.inbox_prefix {
             options = options.custom_inbox_prefix(prefix);
         }

@@ -409,7 +409,7 @@ fn time_in(answer: &Value, field: &str) -> Option<DateTime<Utc>> {
 }
 
 /// Whether this error of the server denies a publication to this subject.
-fn is_denial(said: &str, subject: &str) -> bool {
+pub(super) fn is_denial(said: &str, subject: &str) -> bool {
     said.to_lowercase().contains("permissions violation for publish")
         && said.contains(&format!("\"{subject}\""))
 }

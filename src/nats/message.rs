@@ -176,6 +176,8 @@ struct Shared(Mutex<Answers>);
 struct Answers {
     /// For each job without an answer, its last sign of life; at first, the delivery.
     signs: Vec<Option<Instant>>,
+    /// Whether each job runs here.
+    runs: Vec<bool>,
     /// The shortest wait of those that were put off.
     later: Option<Duration>,
     extended_at: Option<Instant>,
@@ -184,7 +186,7 @@ struct Answers {
 impl Shared {
     fn of(jobs: usize) -> Self {
         let signs = vec![Some(Instant::now()); jobs];
-        Self(Mutex::new(Answers { signs, later: None, extended_at: None }))
+        Self(Mutex::new(Answers { signs, runs: vec![false; jobs], later: None, extended_at: None }))
     }
 
     fn answers(&self) -> MutexGuard<'_, Answers> {
@@ -255,9 +257,21 @@ impl Receipt {
         self.send_kind(AckKind::Progress).await;
     }
 
-    /// Whether the answer to this job waits for those to other jobs of its message.
-    pub(crate) fn waits_for_others(&self) -> bool {
-        self.shared.as_ref().is_some_and(|(shared, _)| shared.answers().signs.iter().flatten().count() > 1)
+    /// Notes that this job runs here.
+    pub(crate) fn runs(&self) {
+        if let Some((shared, place)) = &self.shared
+            && let Some(runs) = shared.answers().runs.get_mut(*place)
+        {
+            *runs = true;
+        }
+    }
+
+    /// Whether the answer to this job waits for a job of its message that runs here.
+    pub(crate) fn waits_for_another(&self) -> bool {
+        self.shared.as_ref().is_some_and(|(shared, _)| {
+            let answers = shared.answers();
+            answers.signs.iter().zip(&answers.runs).any(|(sign, runs)| *runs && sign.is_some())
+        })
     }
 
     /// Returns the message at once, for another worker. The part of one job waits for the others.

@@ -12,7 +12,10 @@ use async_nats::jetstream::{
     stream,
 };
 
-use super::connect::{Nats, NatsError};
+use super::{
+    connect::{Nats, NatsError},
+    inspect::is_denial,
+};
 use crate::job::duration::written;
 
 const STREAM: &str = include_str!("../../nats/stream.json");
@@ -99,12 +102,15 @@ fn unavailable(what: &str, error: &dyn std::fmt::Display) -> NatsError {
 impl Nats {
     /// Why a request to JetStream failed. The server answers a denied one with an error on the connection alone, and
     /// the request times out. The first `before` errors are older.
-    fn failed(&self, what: &str, of: &str, before: usize, error: &dyn std::fmt::Display) -> NatsError {
-        let is_denial = |said: &&String| {
-            said.contains("ermissions Violation for Publish to \"$JS.API.")
-                && said.contains(&format!(".{of}"))
-        };
-        match self.said.borrow().since(before).find(is_denial) {
+    fn failed(
+        &self,
+        what: &str,
+        asked: &[String],
+        before: usize,
+        error: &dyn std::fmt::Display,
+    ) -> NatsError {
+        let is_of_these = |said: &&String| asked.iter().any(|subject| is_denial(said, subject));
+        match self.said.borrow().since(before).find(is_of_these) {
             Some(said) => NatsError::Refused { what: what.into(), reason: said.clone() },
             None => unavailable(what, error),
         }
@@ -114,6 +120,7 @@ impl Nats {
     pub(crate) async fn ensure_stream(&self) -> Result<Vec<String>, NatsError> {
         let mut should = stream_definition(self)?;
         let before = self.said.borrow().count;
+        let asked = [format!("$JS.API.STREAM.INFO.{}", self.stream)];
         let info = match self.context.get_stream(self.stream.as_str()).await {
             Ok(stream) => stream.cached_info().clone(),
             Err(error) if matches!(error.kind(), GetStreamErrorKind::JetStream(e) if e.code() == 404) => {
@@ -128,7 +135,7 @@ impl Nats {
                     // Another worker was faster.
                     Err(error) if is_there_already(&error) => {
                         let stream = self.context.get_stream(self.stream.as_str()).await;
-                        let failed = |error| self.failed("get the stream", &self.stream, before, &error);
+                        let failed = |error| self.failed("get the stream", &asked, before, &error);
                         stream.map_err(failed)?.cached_info().clone()
                     }
                     Err(error) => {
@@ -139,7 +146,7 @@ impl Nats {
                     }
                 }
             }
-            Err(error) => return Err(self.failed("get the stream", &self.stream, before, &error)),
+            Err(error) => return Err(self.failed("get the stream", &asked, before, &error)),
         };
         self.note_created(&info);
         Ok(stream_drift(&info.config, &should))
@@ -168,8 +175,12 @@ impl Nats {
                     .get_consumer_from_stream::<pull::Config, _, _>(name, self.stream.as_str())
                     .await
                     .map_err(|_| {
-                        let of = format!("{}.{name}", self.stream);
-                        self.failed("create the consumer", &of, before, &error)
+                        let (stream, filter) = (&self.stream, &should.filter_subject);
+                        let asked = [
+                            format!("$JS.API.CONSUMER.CREATE.{stream}.{name}.{filter}"),
+                            format!("$JS.API.CONSUMER.INFO.{stream}.{name}"),
+                        ];
+                        self.failed("create the consumer", &asked, before, &error)
                     })?,
             },
         };

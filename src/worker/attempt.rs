@@ -17,7 +17,7 @@ use crate::{
         claim::{Ack, Claim, Missed, ack_for},
     },
     nats::{Delivery, Nats, slots::Slot},
-    observe::trace,
+    observe::{health::Health, trace},
     proof::fault,
     run::{
         context::JobContext,
@@ -79,6 +79,7 @@ pub(super) struct Attempts<S> {
     pub(super) queues: Arc<Queues>,
     pub(super) worker_id: String,
     pub(super) trace_parent: TraceParent,
+    pub(super) health: Health,
     /// Whether a job loses its first claim when its handler has ended.
     #[cfg(feature = "testing")]
     pub(super) loses_first: bool,
@@ -92,6 +93,7 @@ impl<S: Send + Sync + 'static> Attempts<S> {
         let rules = |kind: &str| self.handlers.kinds.get(kind).map(|kind| kind.rules);
         match self.deliver.decide(&delivery, rules).await {
             Delivered::Ours(claim, reservation, dispatch) => {
+                delivery.receipt.runs();
                 let message = Message { receipt: delivery.receipt, dispatch };
                 if let Some(measures) = self.queues.measures.get(&claim.queue) {
                     measures.wait.record(claim.waited);
@@ -104,22 +106,29 @@ impl<S: Send + Sync + 'static> Attempts<S> {
                 self.run(*claim, reservation, message).await;
             }
             Delivered::Missed(missed) => {
-                let mut ack = Box::pin(self.deliver.ack(&delivery, &missed)).await;
+                let ack = Box::pin(self.deliver.ack(&delivery, &missed)).await;
                 drop(slot);
-                for _ in 0..HANDED_OVER_MAX {
-                    let (Ack::Later(wait), Missed::Unanswered | Missed::Ending) = (ack, &missed) else {
-                        break;
-                    };
-                    if !delivery.receipt.waits_for_others() {
-                        break;
-                    }
-                    sleep(wait).await;
-                    ack = Box::pin(self.deliver.ack(&delivery, &missed)).await;
-                }
-                delivery.receipt.send(ack).await;
+                self.put_off(&delivery, &missed, ack).await;
             }
             Delivered::Kept => {}
         }
+    }
+
+    /// Answers a delivery that is not run. One job of a message may not wait for another that runs here, perhaps for
+    /// hours: the relay is offered it again.
+    pub(super) async fn put_off(&self, delivery: &Delivery, missed: &Missed, mut ack: Ack) {
+        for _ in 0..HANDED_OVER_MAX {
+            let (Ack::Later(wait), Missed::Unanswered | Missed::Ending) = (ack, missed) else { break };
+            if !delivery.receipt.waits_for_another() {
+                break;
+            }
+            tokio::select! {
+                () = self.health.drains() => break,
+                () = sleep(wait) => {}
+            }
+            ack = Box::pin(self.deliver.ack(delivery, missed)).await;
+        }
+        delivery.receipt.send(ack).await;
     }
 
     async fn run(&self, claim: Claim, reservation: Reservation, message: Message) {

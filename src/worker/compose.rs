@@ -87,6 +87,7 @@ impl<S: Send + Sync + 'static> Life<S> {
             queues: queues.clone(),
             worker_id: worker_id.clone(),
             trace_parent: config.trace_parent,
+            health: builder.health.clone(),
             #[cfg(feature = "testing")]
             loses_first: builder.loses_first,
         });

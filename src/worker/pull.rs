@@ -2,7 +2,7 @@
 
 use std::{future::Future, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
-use futures::FutureExt;
+use futures::{FutureExt, future::join_all};
 use tokio::{task::JoinSet, time::sleep};
 use tokio_util::sync::CancellationToken;
 
@@ -100,7 +100,14 @@ impl<S: Send + Sync + 'static> PullQueue<S> {
                     }
                     Ok(Pulled::NoRoom(left)) => {
                         let attempts = self.attempts.clone();
-                        jobs.spawn(async move { hand_back(&attempts.deliver, left, NO_ROOM).await });
+                        jobs.spawn(async move {
+                            let unanswered = hand_back(&attempts.deliver, left, NO_ROOM).await;
+                            join_all(unanswered.iter().map(|delivery| {
+                                let ack = ack_for(&Missed::Unanswered, delivery.deliveries);
+                                attempts.put_off(delivery, &Missed::Unanswered, ack)
+                            }))
+                            .await;
+                        });
                     }
                     Ok(Pulled::Broken(why)) => break why,
                     Err(error) => break error.to_string(),
@@ -190,12 +197,15 @@ impl<S: Send + Sync + 'static> PullQueue<S> {
     async fn nak_all(&self, pull: Pull) {
         let left = pull.stop().await;
         let again = || ack_for(&Missed::Unanswered, 1);
-        hand_back(&self.attempts.deliver, left, (!self.stop.is_cancelled()).then(again)).await;
+        for part in hand_back(&self.attempts.deliver, left, (!self.stop.is_cancelled()).then(again)).await {
+            part.receipt.send(again()).await;
+        }
     }
 }
 
-/// Returns messages, and parts of one, to the fleet: with this answer, or at once.
-async fn hand_back(deliver: &Deliver, left: Vec<Delivery>, answer: Option<Ack>) {
+/// Returns messages, and parts of one, to the fleet: with this answer, or at once. Returns the parts that Postgres did
+/// not take.
+async fn hand_back(deliver: &Deliver, left: Vec<Delivery>, answer: Option<Ack>) -> Vec<Delivery> {
     let (parts, messages): (Vec<_>, Vec<_>) = left.into_iter().partition(|delivery| delivery.part.is_some());
     for message in messages {
         match answer {
@@ -203,7 +213,5 @@ async fn hand_back(deliver: &Deliver, left: Vec<Delivery>, answer: Option<Ack>) 
             None => message.receipt.nak().await,
         }
     }
-    if !parts.is_empty() {
-        deliver.hand_back(parts).await;
-    }
+    if parts.is_empty() { Vec::new() } else { deliver.hand_back(parts).await }
 }

@@ -58,8 +58,9 @@ const DEADLOCKS_MAX: u32 = 4;
 pub(crate) struct Availability {
     pub(crate) up: bool,
     pub(crate) since: Instant,
-    /// How often Postgres went away.
+    /// How often Postgres went away, and for how long the last time.
     pub(crate) outages: u32,
+    pub(crate) away_for: Duration,
 }
 
 /// The two pools, the lines, and the state of the server. Cheap to clone.
@@ -122,7 +123,7 @@ impl Store {
                 .test_before_acquire(false)
                 .connect_lazy_with(connect.clone())
         };
-        let now = Availability { up: true, since: Instant::now(), outages: 0 };
+        let now = Availability { up: true, since: Instant::now(), outages: 0, away_for: Duration::ZERO };
         Ok(Self(Arc::new(Inner {
             own: pool(OWN_CONNECTIONS),
             own_held: HeldCount::default(),
@@ -199,10 +200,12 @@ impl Store {
         self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Returns for how long Postgres has answered every call since its last outage; `None`: it had none, or lasts.
+    /// Returns for how long Postgres has answered every call since its last outage, and how long that was. `None`:
+    /// there was none, or it lasts.
     #[cfg(feature = "internals")]
-    pub fn back_for(&self) -> Option<Duration> {
-        (!self.is_up_since_the_start()).then(|| self.up_for()).filter(|up_for| !up_for.is_zero())
+    pub fn back_for(&self) -> Option<(Duration, Duration)> {
+        let now = *self.availability.borrow();
+        (now.up && now.outages > 0).then(|| (now.since.elapsed(), now.away_for))
     }
 
     /// Returns the last write that Postgres had no room for, and how long ago that was, unless it has taken one since.
@@ -373,7 +376,8 @@ impl Store {
             let changed = now.up != up && (self.read_only.is_on() || !is_of_the_last_outage);
             if changed {
                 let outages = now.outages.saturating_add(u32::from(!up));
-                *now = Availability { up, since: Instant::now(), outages };
+                let away_for = if up && !now.up { now.since.elapsed() } else { now.away_for };
+                *now = Availability { up, since: Instant::now(), outages, away_for };
             }
             changed
         });

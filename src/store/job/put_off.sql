@@ -10,7 +10,7 @@ WITH wait AS (
     SELECT CASE WHEN $3::float8 IS NOT NULL
                  AND EXISTS (SELECT FROM tenure.workers w
                               WHERE w.last_seen_at > statement_timestamp() - 3 * w.renew_every
-                                AND w.draining_at IS NULL
+                                AND w.draining_at IS NULL AND w.not_ready IS NULL
                                 AND w.queues @> ARRAY[j.queue]
                                 AND (w.kinds IS NULL OR j.kind = ANY (w.kinds)))
                 THEN $3::float8 ELSE $2::float8 END AS seconds

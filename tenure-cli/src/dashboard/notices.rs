@@ -1,5 +1,7 @@
 //! Notices: what is wrong with the fleet, as banners of the overview. One cause has one banner.
 
+use std::time::Duration;
+
 use maud::{Markup, html};
 
 use super::{
@@ -20,7 +22,11 @@ pub(super) fn all(view: &View, of: &Figures) -> Markup {
     let fleet = &of.fleet;
     // No worker can have renewed its row during an outage; each has a few tries afterwards.
     let renewed_within = view.tenure.config().timing.renew_every * 3;
-    let just_back = view.tenure.store().back_for().filter(|back_for| *back_for < renewed_within);
+    let fell_silent_then = |of: &(Duration, Duration)| {
+        of.0 < renewed_within
+            && fleet.last_seen_s.is_some_and(|s| s < (of.0 + of.1 + renewed_within).as_secs_f64())
+    };
+    let just_back = view.tenure.store().back_for().filter(fell_silent_then).map(|(back_for, _)| back_for);
     let (paused, active): (Vec<_>, Vec<_>) = fleet.queues.iter().partition(|of| of.is_paused);
     html! {
         div.stack #notices {

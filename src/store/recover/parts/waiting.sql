@@ -60,7 +60,12 @@ WITH live AS MATERIALIZED (
 ), waiting AS MATERIALIZED (
     SELECT queue, kind, k.due, k.submitted, k.messages,
            extract(epoch FROM statement_timestamp() - k.oldest_due_at)::float8 AS oldest_due_s,
-           k.put_off, extract(epoch FROM statement_timestamp() - k.put_off_since)::float8 AS put_off_s,
+           -- Once each worker of the queue knows the kind, a deploy has ended.
+           CASE WHEN k.put_off > 0
+                 AND EXISTS (SELECT FROM alive a WHERE k.queue = ANY (a.queues) AND NOT k.kind = ANY (a.kinds))
+                THEN k.put_off ELSE 0
+           END AS put_off,
+           extract(epoch FROM statement_timestamp() - k.put_off_since)::float8 AS put_off_s,
            s.is_served IS NOT NULL AS is_queue_served, coalesce(s.is_served, false) AS is_served
       FROM of_kind k
       LEFT JOIN served s USING (queue, kind)
