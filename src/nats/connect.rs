@@ -348,7 +348,7 @@ impl Nats {
     }
 
     /// Returns why the connection is down.
-    pub(crate) fn why_away(&self) -> String {
+    pub fn why_away(&self) -> String {
         let why = self.said.borrow().away.clone();
         format!("not connected to {}{}", self.servers, why.map(|why| format!(": {why}")).unwrap_or_default())
     }

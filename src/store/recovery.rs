@@ -365,6 +365,7 @@ impl Store {
                 (fleet.relay_lag_s, fleet.is_held_back) = (lag_s, held);
                 (fleet.dead, fleet.workers) = (row.try_get("dead")?, row.try_get("workers")?);
                 fleet.draining = row.try_get("draining")?;
+                fleet.silent = row.try_get("silent")?;
                 (fleet.age_s, fleet.now) = (row.try_get("age_s")?, Some(row.try_get("now")?));
                 fleet.is_read_only = row.try_get("is_read_only")?;
                 (fleet.last_seen_s, fleet.last_scan_s) =

@@ -17,6 +17,8 @@ pub struct Fleet {
     /// Live workers that do not drain, and those that do.
     pub workers: i64,
     pub draining: i64,
+    /// Workers that have missed their renewals within the last hour, and still have a row.
+    pub silent: i64,
     /// How long ago any worker last renewed its row. `None`: there is no row.
     pub last_seen_s: Option<f64>,
     /// How many live workers take no jobs, and what keeps one of them from it.

@@ -531,8 +531,9 @@ async fn a_frozen_only_worker_is_seen() {
     let address = free_address();
     let listen = address.to_string();
     let _serve = Child::spawn(bench.program(&["serve", "--listen", &listen]), "visible-serve");
-    until_page(address, "/", &["No worker serves q.", "Its last worker was seen ", "1 of its jobs count"])
-        .await;
+    let parts =
+        ["1 worker is silent.", "No worker serves q.", "Its last worker was seen ", "1 of its jobs count"];
+    until_page(address, "/", &parts).await;
     let queues = page(address, "/queues").await;
     let row = queues.split("id=\"queue-q\"").nth(1).unwrap().split("</tr>").next().unwrap();
     assert!(row.contains("no worker") && row.contains("seen "), "{row}");

@@ -23,7 +23,7 @@ SELECT NULL AS queue, NULL::bigint AS due, NULL::bigint AS scheduled, NULL::bigi
        coalesce(extract(epoch FROM statement_timestamp() - s.relay_due_at), 0)::float8 AS lag_s,
        coalesce(s.grace_until > statement_timestamp(), false) OR s.breaker_since IS NOT NULL AS held,
        extract(epoch FROM statement_timestamp() - s.measured_at)::float8 AS age_s, coalesce(s.dead, 0) AS dead,
-       w.workers, w.draining, w.last_seen_s, w.not_ready, w.why_not_ready,
+       w.workers, w.draining, w.silent, w.last_seen_s, w.not_ready, w.why_not_ready,
        extract(epoch FROM statement_timestamp() - s.last_scan_at)::float8 AS last_scan_s,
        (SELECT max(breaks_before) FROM tenure.migrations) AS breaks_before, NULL::bigint AS standing,
        CASE WHEN s.unserved_until > statement_timestamp() THEN
@@ -37,6 +37,7 @@ SELECT NULL AS queue, NULL::bigint AS due, NULL::bigint AS scheduled, NULL::bigi
  CROSS JOIN (
        SELECT count(*) FILTER (WHERE is_alive AND draining_at IS NULL) AS workers,
               count(*) FILTER (WHERE is_alive AND draining_at IS NOT NULL) AS draining,
+              count(*) FILTER (WHERE NOT is_alive AND last_seen_at > statement_timestamp() - interval '1 hour') AS silent,
               extract(epoch FROM statement_timestamp() - max(last_seen_at))::float8 AS last_seen_s,
               count(*) FILTER (WHERE is_alive AND draining_at IS NULL AND not_ready IS NOT NULL) AS not_ready,
               max(not_ready) FILTER (WHERE is_alive AND draining_at IS NULL) AS why_not_ready
@@ -49,7 +50,7 @@ SELECT queue, coalesce(t.due, 0), coalesce(t.scheduled, 0), coalesce(t.processin
              AND s.stream_measured_at = s.measured_at THEN 0 END,
        coalesce(greatest(0, extract(epoch FROM statement_timestamp() - least(t.oldest_due_at,
                 CASE WHEN t.submitted_until > statement_timestamp() THEN t.oldest_submitted_at END))), 0)::float8,
-       q.paused_at IS NOT NULL, NULL, NULL, coalesce(w.workers, 0), coalesce(w.draining, 0), w.last_seen_s, NULL, NULL, NULL, NULL,
+       q.paused_at IS NOT NULL, NULL, NULL, coalesce(w.workers, 0), coalesce(w.draining, 0), NULL, w.last_seen_s, NULL, NULL, NULL, NULL,
        CASE WHEN t.standing_until > statement_timestamp() THEN t.standing END, NULL, NULL, NULL,
        q.max_running, q.max_queued, statement_timestamp(), NULL
   FROM names

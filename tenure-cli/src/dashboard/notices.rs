@@ -66,6 +66,17 @@ pub(super) fn all(view: &View, of: &Figures) -> Markup {
                 } }
             } @else if fleet.workers == 0 && !fleet.is_read_only && no_room.is_none() { (no_worker(fleet)) }
             @if fleet.not_ready > 0 { (not_ready(view, fleet)) }
+            // Without any worker, this would repeat the first notice.
+            @if fleet.silent > 0 && fleet.workers > 0 && just_back.is_none() {
+                p.notice { span {
+                    b {
+                        (number(fleet.silent))
+                        @if fleet.silent == 1 { " worker is silent." } @else { " workers are silent." }
+                    }
+                    " It was killed, is frozen, or is cut off from Postgres; its jobs are reset when that is proven, or \
+                     when they are stale. " a href={ (view.base) "/workers" } { "Workers" }
+                } }
+            }
             @if fleet.is_held_back {
                 p.notice { span {
                     b { "Recovery is paused." }
@@ -75,6 +86,7 @@ pub(super) fn all(view: &View, of: &Figures) -> Markup {
             @if !view.tenure.nats().is_connected() {
                 p.notice { span {
                     b { "NATS cannot be reached from here." }
+                    " " (page::sentence(&view.tenure.nats().why_away()))
                     " These pages come from Postgres; NATS delivers the waiting jobs when it is back."
                 } }
             }

@@ -152,7 +152,7 @@ const INCIDENTS: &[Incident] = &[
     Incident {
         name: "NATS refuses connections",
         doctor: "nats wrong … Connection refused",
-        overview: "NATS cannot be reached from here.",
+        overview: "NATS cannot be reached from here. … Connection refused",
         command: ("", "", 0),
         log: "NATS connection event … Connection refused",
         metric: "tenure_nats_up 0",
@@ -162,7 +162,7 @@ const INCIDENTS: &[Incident] = &[
     Incident {
         name: "the host of NATS is not found",
         doctor: "nats wrong … failed to lookup address information",
-        overview: "NATS cannot be reached from here.",
+        overview: "NATS cannot be reached from here. … failed to lookup address information",
         command: ("", "", 0),
         log: "NATS connection event … failed to lookup address information",
         metric: "tenure_nats_up 0",
@@ -172,7 +172,7 @@ const INCIDENTS: &[Incident] = &[
     Incident {
         name: "TLS is required, and NATS has none",
         doctor: "nats wrong … the server does not support TLS",
-        overview: "NATS cannot be reached from here.",
+        overview: "NATS cannot be reached from here. … the server does not support TLS",
         command: ("", "", 0),
         log: "NATS connection event … the server does not support TLS",
         metric: "tenure_nats_up 0",
@@ -182,7 +182,7 @@ const INCIDENTS: &[Incident] = &[
     Incident {
         name: "wrong password for NATS",
         doctor: "nats wrong … authorization violation",
-        overview: "NATS cannot be reached from here.",
+        overview: "NATS cannot be reached from here. … authorization violation",
         command: ("", "", 0),
         log: "NATS connection event … authorization violation",
         metric: "tenure_nats_up 0",
