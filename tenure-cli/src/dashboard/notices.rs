@@ -73,8 +73,8 @@ pub(super) fn all(view: &View, of: &Figures) -> Markup {
                         (number(fleet.silent))
                         @if fleet.silent == 1 { " worker is silent." } @else { " workers are silent." }
                     }
-                    " It was killed, is frozen, or is cut off from Postgres; its jobs are reset when that is proven, or \
-                     when they are stale. " a href={ (view.base) "/workers" } { "Workers" }
+                    " It was killed, is frozen, or is cut off from Postgres; its jobs are reset when that is \
+                     proven, or when they are stale. " a href={ (view.base) "/workers" } { "Workers" }
                 } }
             }
             @if fleet.is_held_back {
