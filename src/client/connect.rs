@@ -30,7 +30,7 @@ pub enum ConnectError {
 /// Configures a [`Tenure`]. See [`Tenure::builder`].
 ///
 /// ```no_run
-/// use tenure::{Config, ConnectError, Tenure, async_nats, sqlx};
+/// use tenure::{Config, Tenure, async_nats, errors::ConnectError, sqlx};
 ///
 /// # async fn f(config: Config, pool: sqlx::PgPool, client: async_nats::Client) -> Result<(), ConnectError> {
 /// let tenure = Tenure::builder(&config).handler_pool(pool).nats(client).connect().await?;

@@ -143,7 +143,7 @@ impl RetryPolicy {
 ///
 /// ```
 /// use std::time::Duration;
-/// use tenure::{Backoff, KindOptions, OnCrash, Retry};
+/// use tenure::{Backoff, KindOptions, Retry, handlers::OnCrash};
 ///
 /// let options = KindOptions::new()
 ///     .timeout(Duration::from_secs(3600))

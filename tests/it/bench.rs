@@ -168,7 +168,7 @@ async fn the_bench_starts_servers_of_its_own_and_prints_a_table() {
 async fn the_bench_deletes_its_own_stream_and_counts_what_idle_workers_do() {
     let bench = bench().await;
     let mut command =
-        bench.program(&["bench", "relay", "idle", "grow", "--quick", "--jobs", "1000", "--slots", "50"]);
+        bench.program(&["bench", "relay", "idle", "grow", "--quick", "--jobs", "4000", "--slots", "50"]);
     command.env_remove("DATABASE_URL").env_remove("NATS_URL");
     let report = Report::of(command).await;
     report.all_are_positive(&[
