@@ -168,19 +168,20 @@ async fn the_bench_starts_servers_of_its_own_and_prints_a_table() {
 async fn the_bench_deletes_its_own_stream_and_counts_what_idle_workers_do() {
     let bench = bench().await;
     let mut command =
-        bench.program(&["bench", "relay", "idle", "grow", "--quick", "--jobs", "4000", "--slots", "50"]);
+        bench.program(&["bench", "relay", "idle", "grow", "--quick", "--jobs", "1000", "--slots", "50"]);
     command.env_remove("DATABASE_URL").env_remove("NATS_URL");
     let report = Report::of(command).await;
     report.all_are_positive(&[
         "stream deleted: until the first is published again",
         "stream deleted: published again from then on",
-        "stream deleted: pick-up of others meanwhile, p50",
         "1 idle worker: statements (xact_commit)",
         "5 idle worker processes: statements (xact_commit)",
         "worker of one queue: pick-up, p50",
         "worker of 50 queues: until it takes jobs of all",
         "worker of 50 queues: pick-up in any of them, p50",
     ]);
+    // The relay may be faster than the first job that comes meanwhile: the figure is 0 then.
+    assert!(report.find("stream deleted: pick-up of others meanwhile, p50").is_some());
     for part in ["Postgres", "NATS", "each worker", "NATS messages, in and out"] {
         assert!(report.find(&format!("5 idle worker processes: {part}")).is_some(), "{part}");
     }
