@@ -185,7 +185,7 @@ pub(crate) const ENDING: Duration = Duration::from_secs(1);
 const LATER_MAX: Duration = Duration::from_secs(15 * 60);
 
 /// Turns the reason for a missed claim into an ack. Only messages for which no slot was free, or that a stopping worker
-/// still got, are answered elsewhere (`worker/pull.rs`): no one looked at their jobs.
+/// still got, are answered elsewhere (`worker/pull.rs`): no claim of their jobs was tried.
 ///
 /// | the database says | the answer to NATS |
 /// |---|---|
