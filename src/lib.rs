@@ -51,6 +51,7 @@
     )
 )]
 
+pub mod cells;
 // The modules that a job passes, in this order. Below them, the modules that they share.
 mod client;
 mod enqueue;
@@ -183,6 +184,11 @@ struct Readme;
 #[cfg(doctest)]
 #[doc = include_str!("../docs/jobs.md")]
 struct JobsGuide;
+
+/// They compile the Rust of the page about cells.
+#[cfg(all(doctest, feature = "worker", feature = "config-file"))]
+#[doc = include_str!("../docs/cells.md")]
+struct CellsGuide;
 
 /// They compile the Rust of the pages for operators.
 #[cfg(doctest)]

@@ -129,6 +129,11 @@ impl JobRequest {
         self
     }
 
+    /// Its queue.
+    pub(crate) fn queue_name(&self) -> &str {
+        &self.queue
+    }
+
     /// Turns the request into the job of a schedule's ticks.
     #[cfg(feature = "worker")]
     pub(crate) fn for_schedule(self, bytes_max: usize) -> Result<NewJob, EnqueueError> {

@@ -1,7 +1,9 @@
 //! Config: where the servers are, and when a worker is believed dead. No I/O except reading the settings.
 //!
-//! Not here: the list of the settings (`settings`), where they are read from (`sources`), the timers (`timing`).
+//! Not here: several cells (`layout`), the list of the settings (`settings`), where they are read from (`sources`),
+//! the timers (`timing`).
 
+pub(crate) mod layout;
 mod settings;
 mod sources;
 mod timing;
@@ -59,6 +61,10 @@ pub struct Config {
     /// The address at which a worker answers `/metrics`, `/livez`, `/readyz` and `/startupz`; needs the feature `http`.
     /// `TENURE_LISTEN`.
     pub listen: Option<SocketAddr>,
+    /// The file that lists several cells, each a tenure of its own: see the module `cells`. `TENURE_CELLS`.
+    pub cells: Option<PathBuf>,
+    /// The name of this cell, if it is one of several. No setting: `Layout::cell` sets it.
+    pub cell: Option<String>,
     /// The settings of `tenure serve`.
     #[doc(hidden)]
     pub serve: Serve,
@@ -234,6 +240,14 @@ pub enum ConfigError {
     /// The timers contradict each other.
     #[error(transparent)]
     Timing(#[from] TimingError),
+    /// The file of the cells cannot be used.
+    #[error("{}: {reason}", .path.display())]
+    Cells {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
 }
 
 impl Config {
@@ -257,6 +271,8 @@ impl Config {
             checkpoint_bytes_max: 1024 * 1024,
             handler_connections: 10,
             listen: None,
+            cells: None,
+            cell: None,
             serve: Serve::default(),
             trace_parent: TraceParent::Link,
             retention: Retention::DEFAULT,

@@ -306,6 +306,19 @@ pub(super) static SETTINGS: &[Setting] = &[
         },
         |config| config.listen.map(|address| address.to_string()),
     ),
+    optional(
+        "TENURE_CELLS",
+        "The file that lists several cells, each a Postgres and a stream ([cells](cells.md)).",
+        "none: there is one",
+        |config, text| {
+            if text.is_empty() {
+                return Err("a file, not empty");
+            }
+            config.cells = Some(text.into());
+            Ok(())
+        },
+        |config| shown(config.cells.as_deref()),
+    ),
     text(
         "TENURE_SERVE_USER",
         "The user that signs in to the dashboard with `TENURE_SERVE_PASSWORD`.",
@@ -613,6 +626,7 @@ mod tests {
         given.nats_certificate = Some(("c.pem".into(), "k.pem".into()));
         given.hostname = Some("h".into());
         given.listen = Some(([127, 0, 0, 1], 9090).into());
+        given.cells = Some("cells.toml".into());
         given.serve = Serve {
             user: "u".into(),
             password: Some("12345678".into()),

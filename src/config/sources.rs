@@ -15,6 +15,8 @@ use std::{
 #[cfg(feature = "config-file")]
 use file::of_file;
 
+#[cfg(feature = "config-file")]
+use super::layout::Layout;
 use super::{
     Config, ConfigError,
     settings::{PREFIX, SETTINGS, Setting},
@@ -72,6 +74,7 @@ enum Form {
     File,
 }
 
+#[derive(Clone)]
 enum Origin {
     #[cfg_attr(not(feature = "config-file"), expect(dead_code, reason = "no file is read"))]
     File {
@@ -83,6 +86,7 @@ enum Origin {
 }
 
 /// A setting as it is given. No `Debug`: it may be a password.
+#[derive(Clone)]
 struct Given {
     setting: &'static Setting,
     form: Form,
@@ -204,6 +208,37 @@ impl Settings {
         }
         config.timing.validate()?;
         Ok(config)
+    }
+
+    /// Returns the cells that the file of `TENURE_CELLS` lists; `None`: that is not set. A cell has this process's
+    /// settings, but for those that the file gives it.
+    #[cfg(feature = "config-file")]
+    pub fn layout(&self) -> Result<Option<Layout>, ConfigError> {
+        let own = self.check()?;
+        let Some(path) = own.cells else { return Ok(None) };
+        let file = file::cells(&path)?;
+        let wrong = |reason: String| ConfigError::Cells { path: path.clone(), reason };
+        let mut layout = Layout::new();
+        for cell in file.cells {
+            let mut settings = self.0.clone();
+            settings.remove("TENURE_LISTEN");
+            settings.extend(cell.settings);
+            let config = Self(settings).config().map_err(|error| match error {
+                ConfigError::Missing { name, .. } => {
+                    wrong(format!("cell {:?} has no {}", cell.name, name.to_lowercase()))
+                }
+                error => error,
+            })?;
+            layout =
+                layout.cell(&cell.name, config, cell.queues).map_err(|error| wrong(error.to_string()))?;
+        }
+        if layout.cells().is_empty() {
+            return Err(wrong("it lists no cell; begin one with a line such as [cells.main]".to_owned()));
+        }
+        if let Some(name) = file.default {
+            layout = layout.default_cell(&name).map_err(|error| wrong(error.to_string()))?;
+        }
+        Ok(Some(layout.listen_at(own.listen)))
     }
 
     /// Returns every setting in force, even if they contradict each other.

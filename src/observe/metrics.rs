@@ -22,7 +22,7 @@ use std::time::Duration;
 #[cfg(feature = "prometheus")]
 use std::{sync::OnceLock, thread};
 
-use metrics::{Counter, Histogram, counter, gauge, histogram};
+use metrics::{Counter, Gauge, Histogram, Label, counter, gauge, histogram};
 #[cfg(feature = "prometheus")]
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 
@@ -343,93 +343,114 @@ pub(crate) fn batch(of: &'static str, items: usize) {
     histogram!("tenure_batch_size", "of" => of).record(items as f64);
 }
 
-/// Sets whether this worker is ready, and whether it is shutting down.
-pub(crate) fn worker(is_ready: bool, is_draining: bool) {
-    gauge!("tenure_ready").set(f64::from(u8::from(is_ready)));
-    gauge!("tenure_draining").set(f64::from(u8::from(is_draining)));
-    gauge!("tenure_build_info", "version" => env!("CARGO_PKG_VERSION")).set(1.0);
+/// The gauges of one tenure, which tenure sets by itself. In a process of several cells, each series has the label
+/// `cell`.
+#[doc(hidden)]
+#[derive(Debug, Clone, Default)]
+pub struct Gauges {
+    cell: Option<String>,
 }
 
-/// Sets whether this process reaches each server.
-pub fn servers(postgres_up: bool, nats_up: bool) {
-    gauge!("tenure_postgres_up").set(f64::from(u8::from(postgres_up)));
-    gauge!("tenure_nats_up").set(f64::from(u8::from(nats_up)));
-}
-
-/// Sets how many jobs of a queue run on this worker, how many may, and how many more could start now.
-#[expect(clippy::cast_precision_loss, reason = "a worker has fewer slots than 2^52")]
-pub(crate) fn slots(queue: &str, active: usize, slots: usize, free: usize) {
-    gauge!("tenure_slots_free", "queue" => queue.to_owned()).set(free as f64);
-    gauge!("tenure_active_jobs", "queue" => queue.to_owned()).set(active as f64);
-    gauge!("tenure_slots", "queue" => queue.to_owned()).set(slots as f64);
-}
-
-/// Sets the measurements of a queue by the last scan. The number of submissions is NaN while it is not known.
-#[expect(clippy::cast_precision_loss, reason = "jobs are fewer than 2^52")]
-pub(crate) fn queue(
-    queue: &str,
-    [due, scheduled, processing]: [i64; 3],
-    submitted: Option<i64>,
-    oldest_due_s: f64,
-    is_paused: bool,
-) {
-    let queue = || queue.to_owned();
-    gauge!("tenure_queue_jobs", "queue" => queue(), "state" => "submitted")
-        .set(submitted.map_or(f64::NAN, |submitted| submitted as f64));
-    for (state, jobs) in [("due", due), ("scheduled", scheduled), ("processing", processing)] {
-        gauge!("tenure_queue_jobs", "queue" => queue(), "state" => state).set(jobs as f64);
+impl Gauges {
+    /// For the cell of this name, or for the only one.
+    pub fn new(cell: Option<&str>) -> Self {
+        Self { cell: cell.map(str::to_owned) }
     }
-    gauge!("tenure_queue_oldest_due_seconds", "queue" => queue()).set(oldest_due_s);
-    gauge!("tenure_queue_paused", "queue" => queue()).set(f64::from(u8::from(is_paused)));
-}
 
-/// Sets the limits of a queue; infinite: none.
-#[expect(clippy::cast_precision_loss, reason = "limits are smaller than 2^52")]
-pub(crate) fn limits(queue: &str, max_running: Option<i32>, max_queued: Option<i64>) {
-    gauge!("tenure_queue_max_running", "queue" => queue.to_owned())
-        .set(max_running.map_or(f64::INFINITY, f64::from));
-    gauge!("tenure_queue_max_queued", "queue" => queue.to_owned())
-        .set(max_queued.map_or(f64::INFINITY, |most| most as f64));
-}
+    fn gauge(&self, name: &'static str, labels: &[(&'static str, &str)]) -> Gauge {
+        let cell = self.cell.as_ref().map(|cell| ("cell", cell.as_str()));
+        let labels = labels.iter().copied().chain(cell);
+        let labels: Vec<_> = labels.map(|(label, is)| Label::new(label, is.to_owned())).collect();
+        gauge!(name, labels)
+    }
 
-/// Sets how many jobs of a kind wait because workers that do not know the kind got them.
-#[expect(clippy::cast_precision_loss, reason = "jobs are fewer than 2^52")]
-pub(crate) fn put_off(queue: &str, kind: &str, jobs: i64) {
-    gauge!("tenure_put_off_jobs", "queue" => queue.to_owned(), "kind" => kind.to_owned()).set(jobs as f64);
-}
+    /// Sets whether this worker is ready, and whether it is shutting down.
+    pub(crate) fn worker(&self, is_ready: bool, is_draining: bool) {
+        self.gauge("tenure_ready", &[]).set(f64::from(u8::from(is_ready)));
+        self.gauge("tenure_draining", &[]).set(f64::from(u8::from(is_draining)));
+        self.gauge("tenure_build_info", &[("version", env!("CARGO_PKG_VERSION"))]).set(1.0);
+    }
 
-/// Sets how many messages of the stream no worker can read.
-#[expect(clippy::cast_precision_loss, reason = "messages are fewer than 2^52")]
-pub(crate) fn misnamed(messages: i64) {
-    gauge!("tenure_misnamed_messages").set(messages as f64);
-}
+    /// Sets whether this process reaches each server.
+    pub fn servers(&self, postgres_up: bool, nats_up: bool) {
+        self.gauge("tenure_postgres_up", &[]).set(f64::from(u8::from(postgres_up)));
+        self.gauge("tenure_nats_up", &[]).set(f64::from(u8::from(nats_up)));
+    }
 
-/// Sets how many jobs and submissions of a kind wait that no live worker runs.
-#[expect(clippy::cast_precision_loss, reason = "jobs are fewer than 2^52")]
-pub(crate) fn unserved(queue: &str, kind: &str, waiting: i64) {
-    gauge!("tenure_unserved_jobs", "queue" => queue.to_owned(), "kind" => kind.to_owned())
-        .set(waiting as f64);
-}
+    /// Sets how many jobs of a queue run on this worker, how many may, and how many more could start now.
+    #[expect(clippy::cast_precision_loss, reason = "a worker has fewer slots than 2^52")]
+    pub(crate) fn slots(&self, queue: &str, active: usize, slots: usize, free: usize) {
+        self.gauge("tenure_slots_free", &[("queue", queue)]).set(free as f64);
+        self.gauge("tenure_active_jobs", &[("queue", queue)]).set(active as f64);
+        self.gauge("tenure_slots", &[("queue", queue)]).set(slots as f64);
+    }
 
-/// Sets the measurements of the fleet by the last scan.
-#[expect(clippy::cast_precision_loss, reason = "rows are fewer than 2^52")]
-pub(crate) fn fleet(relay_lag_s: f64, dead: i64, workers: i64, is_held_back: bool) {
-    gauge!("tenure_relay_lag_seconds").set(relay_lag_s);
-    gauge!("tenure_dead_jobs").set(dead as f64);
-    gauge!("tenure_workers").set(workers as f64);
-    gauge!("tenure_scanner_held_back").set(f64::from(u8::from(is_held_back)));
-}
+    /// Sets the measurements of a queue by the last scan. The number of submissions is NaN while it is not known.
+    #[expect(clippy::cast_precision_loss, reason = "jobs are fewer than 2^52")]
+    pub(crate) fn queue(
+        &self,
+        queue: &str,
+        [due, scheduled, processing]: [i64; 3],
+        submitted: Option<i64>,
+        oldest_due_s: f64,
+        is_paused: bool,
+    ) {
+        self.gauge("tenure_queue_jobs", &[("queue", queue), ("state", "submitted")])
+            .set(submitted.map_or(f64::NAN, |submitted| submitted as f64));
+        for (state, jobs) in [("due", due), ("scheduled", scheduled), ("processing", processing)] {
+            self.gauge("tenure_queue_jobs", &[("queue", queue), ("state", state)]).set(jobs as f64);
+        }
+        self.gauge("tenure_queue_oldest_due_seconds", &[("queue", queue)]).set(oldest_due_s);
+        self.gauge("tenure_queue_paused", &[("queue", queue)]).set(f64::from(u8::from(is_paused)));
+    }
 
-/// Sets how long ago the fleet was measured.
-pub(crate) fn measured(age_s: f64) {
-    gauge!("tenure_stats_age_seconds").set(age_s);
-}
+    /// Sets the limits of a queue; infinite: none.
+    #[expect(clippy::cast_precision_loss, reason = "limits are smaller than 2^52")]
+    pub(crate) fn limits(&self, queue: &str, max_running: Option<i32>, max_queued: Option<i64>) {
+        self.gauge("tenure_queue_max_running", &[("queue", queue)])
+            .set(max_running.map_or(f64::INFINITY, f64::from));
+        self.gauge("tenure_queue_max_queued", &[("queue", queue)])
+            .set(max_queued.map_or(f64::INFINITY, |most| most as f64));
+    }
 
-/// Sets the numbers of a queue's messages that NATS reports.
-#[expect(clippy::cast_precision_loss, reason = "messages are fewer than 2^52")]
-pub(crate) fn messages(queue: &str, pending: u64, unacknowledged: u64) {
-    gauge!("tenure_nats_pending", "queue" => queue.to_owned()).set(pending as f64);
-    gauge!("tenure_nats_unacknowledged", "queue" => queue.to_owned()).set(unacknowledged as f64);
+    /// Sets how many jobs of a kind wait because workers that do not know the kind got them.
+    #[expect(clippy::cast_precision_loss, reason = "jobs are fewer than 2^52")]
+    pub(crate) fn put_off(&self, queue: &str, kind: &str, jobs: i64) {
+        self.gauge("tenure_put_off_jobs", &[("queue", queue), ("kind", kind)]).set(jobs as f64);
+    }
+
+    /// Sets how many messages of the stream no worker can read.
+    #[expect(clippy::cast_precision_loss, reason = "messages are fewer than 2^52")]
+    pub(crate) fn misnamed(&self, messages: i64) {
+        self.gauge("tenure_misnamed_messages", &[]).set(messages as f64);
+    }
+
+    /// Sets how many jobs and submissions of a kind wait that no live worker runs.
+    #[expect(clippy::cast_precision_loss, reason = "jobs are fewer than 2^52")]
+    pub(crate) fn unserved(&self, queue: &str, kind: &str, waiting: i64) {
+        self.gauge("tenure_unserved_jobs", &[("queue", queue), ("kind", kind)]).set(waiting as f64);
+    }
+
+    /// Sets the measurements of the fleet by the last scan.
+    #[expect(clippy::cast_precision_loss, reason = "rows are fewer than 2^52")]
+    pub(crate) fn fleet(&self, relay_lag_s: f64, dead: i64, workers: i64, is_held_back: bool) {
+        self.gauge("tenure_relay_lag_seconds", &[]).set(relay_lag_s);
+        self.gauge("tenure_dead_jobs", &[]).set(dead as f64);
+        self.gauge("tenure_workers", &[]).set(workers as f64);
+        self.gauge("tenure_scanner_held_back", &[]).set(f64::from(u8::from(is_held_back)));
+    }
+
+    /// Sets how long ago the fleet was measured.
+    pub(crate) fn measured(&self, age_s: f64) {
+        self.gauge("tenure_stats_age_seconds", &[]).set(age_s);
+    }
+
+    /// Sets the numbers of a queue's messages that NATS reports.
+    #[expect(clippy::cast_precision_loss, reason = "messages are fewer than 2^52")]
+    pub(crate) fn messages(&self, queue: &str, pending: u64, unacknowledged: u64) {
+        self.gauge("tenure_nats_pending", &[("queue", queue)]).set(pending as f64);
+        self.gauge("tenure_nats_unacknowledged", &[("queue", queue)]).set(unacknowledged as f64);
+    }
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use std::{
 use chrono::{DateTime, Utc};
 use sqlx::{Connection, Row, postgres::PgRow, query};
 
+use super::cells::Mark;
 use super::{
     DOCTOR_HOLDERS, DOCTOR_JOBS, DOCTOR_KINDS, DOCTOR_QUEUES, DOCTOR_RIGHTS, DOCTOR_SERVER, DOCTOR_WORKERS,
     DOCTOR_WRITE, KNOWN_JOBS, UNSERVED_SCHEDULES,
@@ -121,6 +122,8 @@ pub(crate) struct QueueSeen {
     /// How many live workers of it drain.
     pub(crate) draining: i64,
     pub(crate) paused_for: Option<Duration>,
+    /// Where its new jobs go, if not here.
+    pub(crate) mark: Option<Mark>,
     /// Published jobs that are due, at most 1,000; `waiting_for` is how long the first of them has waited.
     pub(crate) waiting: i64,
     pub(crate) waiting_for: Option<Duration>,
@@ -296,6 +299,7 @@ impl Store {
                 is_served: row.try_get("is_served")?,
                 draining: row.try_get("draining")?,
                 paused_for: duration(row, "paused_s")?,
+                mark: Mark::of(row)?,
                 waiting: row.try_get("waiting")?,
                 waiting_for: duration(row, "waiting_s")?,
                 max_running: row.try_get("max_running")?,

@@ -47,6 +47,7 @@ mod waiting;
 mod doctor;
 #[cfg(feature = "worker")]
 mod handlers;
+mod cells;
 mod dead;
 #[cfg(feature = "internals")]
 mod bench;
@@ -67,6 +68,7 @@ pub use activity::Unit;
 #[cfg(feature = "internals")]
 pub use bench::{BenchCounters, BenchRelayed, BenchStarted, BenchState};
 pub use call::{Isolation, Store, StoreError};
+pub(crate) use cells::Mark;
 pub use dead::{DeadCount, DeadFilter, DeadLetter};
 #[cfg_attr(
     not(feature = "internals"),
@@ -96,7 +98,8 @@ pub use schedules::ScheduleRow;
 pub(crate) use schedules::{DueSchedule, NewSchedule, Put};
 #[cfg(feature = "internals")]
 pub use show::{
-    DeadGroup, DeadMatches, Event, EventCount, EventFilter, JobTexts, ListedJob, WaitingJobs, WhoRuns,
+    DeadGroup, DeadMatches, Event, EventCount, EventFilter, JobAction, JobMatches, JobTexts, ListedJob,
+    WaitingJobs, WhoRuns,
 };
 #[cfg(feature = "testing")]
 pub(crate) use testing::pool_of_test;
@@ -155,9 +158,12 @@ parts! {
     "job/parts" "locked_job";
     "job/parts" "lost_job";
     "job/parts" "silent_job";
+    "read/parts" "can_cancel";
+    "read/parts" "can_retry";
     "read/parts" "dead_filter";
     "read/parts" "error_group";
     "read/parts" "error_line";
+    "read/parts" "job_filter";
     "recover/parts" "waiting";
 }
 
@@ -261,6 +267,14 @@ statements! {
     SILENT_WORKERS = "recover" "silent_workers";
     SUSPECT = "recover" "suspect";
     LIVE_JOBS = "read" "live_jobs";
+    MARK_QUEUE = "cell" "mark_queue";
+    FORGET_MARK = "cell" "forget_mark";
+    MARKED_QUEUES = "cell" "marked_queues";
+    KEYS_OF_QUEUE = "cell" "keys_of_queue";
+    TAKE_KEYS = "cell" "take_keys";
+    SCHEDULES_OF_QUEUE = "cell" "schedules_of_queue";
+    TAKE_SCHEDULE = "cell" "take_schedule";
+    LEFT_BEHIND = "cell" "left_behind";
     STATUSES = "read" "statuses";
     RUN_NOW = "job" "run_now";
     DEAD_LETTERS = "read" "dead_letters";
@@ -274,6 +288,8 @@ statements! {
     BLOCKERS = "session" "blockers";
     UNBUILT_INDEXES = "session" "unbuilt_indexes";
     LIST_JOBS = "read" "list_jobs";
+    MATCH_JOBS = "read" "match_jobs";
+    COUNT_JOBS = "read" "count_jobs";
     SHOW_JOB = "read" "show_job";
     CHECKPOINT_SIZE = "read" "checkpoint_size";
     LIST_WORKERS = "read" "list_workers";

@@ -54,6 +54,10 @@ pub struct QueueRow {
     pub max_running: Option<u32>,
     /// How many of its jobs may wait.
     pub max_queued: Option<u64>,
+    /// The cell that accepts its new jobs, if it has moved there.
+    pub moved_to: Option<String>,
+    /// The cell from which it is about to arrive: until then it accepts no new jobs.
+    pub arrives_from: Option<String>,
     /// Jobs that wait for nothing but a worker.
     pub due: u64,
     /// Jobs that wait for their time.
@@ -220,6 +224,8 @@ impl Store {
                 paused_at: row.try_get("paused_at")?,
                 max_running: row.try_get::<Option<i32>, _>("max_running")?.map(i32::unsigned_abs),
                 max_queued: row.try_get::<Option<i64>, _>("max_queued")?.map(i64::unsigned_abs),
+                moved_to: row.try_get("moved_to")?,
+                arrives_from: row.try_get("arrives_from")?,
                 due: u64_of(row, "due")?,
                 scheduled: u64_of(row, "scheduled")?,
                 processing: u64_of(row, "processing")?,

@@ -129,10 +129,13 @@ impl JobFilter {
         self
     }
 
-    /// The statement that lists at most `limit` jobs.
-    pub(super) fn list(&self, limit: i64, with_payloads: bool) -> Query<'static, Postgres, PgArguments> {
+    /// A statement with this filter as its first parameters.
+    pub(super) fn bind(
+        &self,
+        query: Query<'static, Postgres, PgArguments>,
+    ) -> Query<'static, Postgres, PgArguments> {
         let age = |age: Option<Duration>| age.map(|age| age.min(AGE_MAX).as_secs_f64());
-        query(LIST_JOBS)
+        query
             .bind(self.status.map(Status::as_str))
             .bind(self.queue.clone())
             .bind(self.kind.clone())
@@ -141,10 +144,13 @@ impl JobFilter {
             .bind(age(self.newer_than))
             .bind(self.error.clone())
             .bind(self.before)
-            .bind(limit)
             .bind(self.text.clone())
-            .bind(with_payloads)
             .bind(self.is_retrying)
+    }
+
+    /// The statement that lists at most `limit` jobs.
+    pub(super) fn list(&self, limit: i64, with_payloads: bool) -> Query<'static, Postgres, PgArguments> {
+        self.bind(query(LIST_JOBS)).bind(limit).bind(with_payloads)
     }
 
     /// Selects only jobs with lower ids: the ones that a list shows after this job.

@@ -252,6 +252,17 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
         self
     }
 
+    /// Returns the names of the queues that the worker serves.
+    pub(crate) fn queue_names(&self) -> Vec<String> {
+        self.queues.names()
+    }
+
+    /// Leaves out all other queues.
+    pub(crate) fn keep_queues(mut self, keep: impl Fn(&str) -> bool) -> Self {
+        self.queues.keep(keep);
+        self
+    }
+
     /// Returns the worker's queues, and the kinds that it knows; `None` means every kind.
     #[cfg(feature = "testing")]
     pub(crate) fn serves(&self) -> (Vec<String>, Option<Vec<String>>) {

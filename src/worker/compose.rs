@@ -1,5 +1,7 @@
 //! Compose: makes the parts of a worker from its description. Nothing runs yet.
 
+#[cfg(feature = "http")]
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use rand::distr::{Alphanumeric, SampleString};
@@ -36,7 +38,7 @@ impl<S: Send + Sync + 'static> Life<S> {
         let worker_id = format!("{hostname}-{}-{random}", std::process::id());
 
         #[cfg(feature = "http")]
-        let server = serve_health(&config, &builder.health)?;
+        let server = serve_health(config.listen, &builder.health)?;
         #[cfg(not(feature = "http"))]
         if let Some(address) = config.listen {
             let reason = "this program was built without tenure's feature `http`".to_owned();
@@ -132,8 +134,11 @@ fn hostname(config: &Config) -> Result<String, WorkerError> {
 
 /// Serves probes and metrics at the address of the settings.
 #[cfg(feature = "http")]
-fn serve_health(config: &Config, health: &Health) -> Result<Option<http::Server>, WorkerError> {
-    let Some(address) = config.listen else { return Ok(None) };
+pub(crate) fn serve_health(
+    listen: Option<SocketAddr>,
+    health: &Health,
+) -> Result<Option<http::Server>, WorkerError> {
+    let Some(address) = listen else { return Ok(None) };
     let router = http::probes(health.clone()).route("/metrics", http::metrics());
     let server = http::Server::start(address, router, "/metrics, /livez, /readyz and /startupz");
     server.map(Some).map_err(|error| WorkerError::Listen { address, reason: error.to_string() })

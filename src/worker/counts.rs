@@ -5,7 +5,7 @@ use std::{collections::HashSet, time::Duration};
 use tokio::time::{Instant, sleep};
 
 use crate::{
-    observe::metrics,
+    observe::metrics::Gauges,
     store::{Store, Unserved},
 };
 
@@ -14,7 +14,7 @@ use crate::{
 const SERIES_MAX: usize = 2_000;
 
 /// Exports the counts for as long as this future is polled.
-pub async fn show(store: &Store, every: impl Fn() -> Duration) {
+pub async fn show(store: &Store, gauges: &Gauges, every: impl Fn() -> Duration) {
     let mut shown = HashSet::new();
     let mut ever: HashSet<String> = HashSet::new();
     let mut ever_limited: HashSet<String> = HashSet::new();
@@ -35,30 +35,38 @@ pub async fn show(store: &Store, every: impl Fn() -> Duration) {
                         continue;
                     }
                     ever.insert(of.queue.clone());
-                    metrics::queue(&of.queue, of.jobs, of.submitted, of.oldest_due_s, of.is_paused);
+                    gauges.queue(&of.queue, of.jobs, of.submitted, of.oldest_due_s, of.is_paused);
                     // A queue without limits has no series of them, unless it has had some.
                     let is_limited = of.max_running.is_some() || of.max_queued.is_some();
                     if is_limited || ever_limited.contains(&of.queue) {
-                        metrics::limits(&of.queue, of.max_running, of.max_queued);
+                        gauges.limits(&of.queue, of.max_running, of.max_queued);
                         ever_limited.insert(of.queue.clone());
                     }
                     gone.remove(&of.queue);
                     shown.insert(of.queue);
                 }
                 for queue in gone {
-                    metrics::queue(&queue, [0; 3], Some(0), 0.0, false);
+                    gauges.queue(&queue, [0; 3], Some(0), 0.0, false);
                 }
-                unserved.show(fleet.unserved, metrics::unserved, Unserved::waiting);
-                put_off.show(fleet.put_off, metrics::put_off, |of| of.put_off.unwrap_or_default());
-                metrics::misnamed(fleet.misnamed);
+                unserved.show(
+                    fleet.unserved,
+                    |queue, kind, jobs| gauges.unserved(queue, kind, jobs),
+                    Unserved::waiting,
+                );
+                put_off.show(
+                    fleet.put_off,
+                    |queue, kind, jobs| gauges.put_off(queue, kind, jobs),
+                    |of| of.put_off.unwrap_or_default(),
+                );
+                gauges.misnamed(fleet.misnamed);
                 let alive = fleet.workers + fleet.draining;
-                metrics::fleet(fleet.relay_lag_s, fleet.dead, alive, fleet.is_held_back);
+                gauges.fleet(fleet.relay_lag_s, fleet.dead, alive, fleet.is_held_back);
             }
             Err(error) => {
                 tracing::debug!(%error, "could not read the counts of the last scan; the metrics keep the older ones");
             }
         }
-        metrics::measured(age_s + read_at.elapsed().as_secs_f64());
+        gauges.measured(age_s + read_at.elapsed().as_secs_f64());
         sleep(every().mul_f64(rand::random_range(0.8..1.2))).await;
     }
 }

@@ -35,7 +35,7 @@ use super::{
 use crate::{
     config::Config,
     nats::{Control, Nats},
-    observe::health::Health,
+    observe::{health::Health, metrics::Gauges},
     recover::{
         reconcile::{Identity, LifeSign},
         relay,
@@ -87,6 +87,7 @@ impl<S: Send + Sync + 'static> Life<S> {
             health: self.health.clone(),
             running: self.running.clone(),
             queues: self.queues.clone(),
+            gauges: Gauges::new(self.config.cell.as_deref()),
         });
         let common = self.common();
         let start = Start {
@@ -184,6 +185,7 @@ impl<S: Send + Sync + 'static> Life<S> {
     ) {
         let timing = &self.config.timing;
         let (store, nats, queues) = (|| self.store.clone(), || self.nats.clone(), || self.queues.clone());
+        let gauges = || Gauges::new(self.config.cell.as_deref());
         let (turns, presence) = (|| common.turns.clone(), || common.presence.clone());
         let (relay, worker_id) = (|| common.relay.clone(), || self.worker_id.clone());
         let heartbeat = || self.attempts.heartbeat.clone();
@@ -235,8 +237,9 @@ impl<S: Send + Sync + 'static> Life<S> {
             recovery: self.recovery.clone(),
             worker_id: worker_id(),
         });
-        loops.spawn(ShowFleet { store: store(), turns: turns(), scan_every: timing.scan_every });
-        loops.spawn(MeasureMessages { nats: nats(), queues: queues(), every: timing.scan_every });
+        let every = timing.scan_every;
+        loops.spawn(ShowFleet { store: store(), turns: turns(), scan_every: every, gauges: gauges() });
+        loops.spawn(MeasureMessages { nats: nats(), queues: queues(), every, gauges: gauges() });
         if self.takes_part(Recovery::Scanner) {
             loops.spawn(Scan {
                 store: store(),

@@ -28,6 +28,8 @@ mod turns;
 
 #[cfg(feature = "internals")]
 pub use self::builder::Recovery;
+#[cfg(feature = "http")]
+pub(crate) use self::compose::serve_health;
 pub use self::{
     builder::{Worker, WorkerBuilder},
     error::WorkerError,

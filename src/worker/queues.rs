@@ -87,6 +87,18 @@ impl Wanted {
         Ok(())
     }
 
+    /// Leaves out all other queues.
+    pub(super) fn keep(&mut self, keep: impl Fn(&str) -> bool) {
+        // The queues of a worker of several cells need not be those that the handlers' types name.
+        self.typed = None;
+        self.queues.retain(|name, _| keep(name));
+        self.only.retain(|name, _| keep(name));
+        for (_, queues) in &mut self.shared {
+            queues.retain(|(name, _)| keep(name));
+        }
+        self.shared.retain(|(_, queues)| !queues.is_empty());
+    }
+
     /// Returns the names of the queues that are served.
     pub(super) fn names(&self) -> Vec<String> {
         let served = if self.only.is_empty() { &self.queues } else { &self.only };

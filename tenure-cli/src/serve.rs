@@ -1,15 +1,16 @@
 //! Serve: the dashboard, the fleet's metrics and the health of both connections, from a process that runs no jobs, so
-//! that they are available without a worker.
+//! that they are available without a worker. One process serves the only tenure, or all cells.
 
 use std::{future::Future, io, net::SocketAddr, time::Duration};
 
+use futures::future::join_all;
 use tokio::time::sleep;
 
-use crate::dashboard;
+use crate::dashboard::{self, Served};
 use tenure::{
     Health, StoreError, Tenure,
-    internals::{Memory, NEEDS, Parts as _, Server, chained, counts as fleet, http, measure_alone},
-    metrics,
+    internals::{Memory, NEEDS, Parts as _, Schema, Server, chained, counts as fleet, http, measure_alone},
+    metrics::Gauges,
 };
 
 /// How often to check both servers.
@@ -29,68 +30,122 @@ pub(crate) enum ServeError {
     Listen { address: SocketAddr, source: io::Error },
 }
 
-/// Answers with the dashboard, `/metrics`, `/livez`, `/readyz` and `/startupz` until `shutdown` completes.
+/// Answers with the dashboard, `/metrics`, `/livez`, `/readyz` and `/startupz` until `shutdown` completes. `tenures` is
+/// the only one, or those of all cells.
 pub(crate) async fn serve(
-    tenure: &Tenure,
+    tenures: &[Tenure],
     address: SocketAddr,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
-    let health = Health::new(HUNG_AFTER);
-    let pages = dashboard::router(tenure, address, http::metrics())?;
-    let base = &tenure.config().serve.base_path;
+    let parts = tenures.iter().map(|of| Served { tenure: of.clone(), health: Health::new(HUNG_AFTER) });
+    let parts: Vec<_> = parts.collect();
+    let health = match &parts[..] {
+        [only] => only.health.clone(),
+        _ => Health::new(HUNG_AFTER),
+    };
+    let pages = dashboard::router(&parts, address, http::metrics())?;
+    let base = tenures.first().map_or("", |first| first.config().serve.base_path.as_str());
     let what = format!("the dashboard at {base}/, and /metrics, /livez, /readyz and /startupz");
     let server = Server::start(address, http::probes(health.clone()).merge(pages), &what)
         .map_err(|source| ServeError::Listen { address, source })?;
-    let looks = async {
-        let mut logged = None;
-        loop {
-            health.beat();
-            let (asked, nats_up) = (tenure.store().schema().await, tenure.nats().is_connected());
-            // Each change is logged once: this loop runs every second.
-            let why = asked.as_ref().err().map(|error| chained(error));
-            match (&why, &logged) {
-                (Some(why), logged) if Some(why) != logged.as_ref() => {
-                    tracing::warn!(error = why, "Postgres is unavailable; the pages show the error");
-                }
-                (None, Some(_)) => tracing::info!("Postgres is available again"),
-                _ => {}
-            }
-            logged.clone_from(&why);
-            match &asked {
-                Ok(schema) => {
-                    health.has("Postgres");
-                    match (schema.version, schema.breaks_before) {
-                        (is, _) if is < NEEDS => {
-                            let why = format!("it is at version {is}, but this program needs {NEEDS}");
-                            health.lacks("schema", format!("{why}; run `tenure migrate`"));
-                        }
-                        (is, before) if before > NEEDS => {
-                            health.lacks("schema", format!("version {is} needs a newer program than this"));
-                        }
-                        _ => health.has("schema"),
-                    }
-                }
-                Err(StoreError::NotMigrated(_)) => {
-                    health.lacks("schema", "it does not exist; run `tenure migrate`");
-                }
-                Err(_) => health.lacks("Postgres", why.unwrap_or_default()),
-            }
-            // NATS does not count: every page and nearly every action works without it, and operators need them most
-            // during an outage.
-            health.started();
-            metrics::servers(asked.is_ok(), nats_up);
-            sleep(LOOK_EVERY).await;
+    let looked = || {
+        if parts.len() > 1 {
+            tell(&health, &parts);
         }
     };
-    let every = tenure.config().timing.scan_every / 3;
     tokio::select! {
-        () = looks => {}
-        () = fleet::show(tenure.store(), || every) => {}
-        () = measure(tenure) => {}
+        _ = join_all(parts.iter().map(|of| look_after(of, &looked))) => {}
         () = shutdown => health.draining(),
     }
     drop(server);
     Ok(())
+}
+
+/// Keeps the health and the metrics of a tenure up to date. Calls `looked` after each look at its servers.
+async fn look_after(Served { tenure, health }: &Served, looked: &impl Fn()) {
+    let config = tenure.config();
+    let gauges = Gauges::new(config.cell.as_deref());
+    let every = config.timing.scan_every / 3;
+    tokio::join!(
+        look(tenure, health, &gauges, looked),
+        fleet::show(tenure.store(), &gauges, || every),
+        measure(tenure)
+    );
+}
+
+/// Checks both servers again and again.
+async fn look(tenure: &Tenure, health: &Health, gauges: &Gauges, looked: &impl Fn()) {
+    let cell = tenure.config().cell.as_deref();
+    let mut logged = None;
+    loop {
+        health.beat();
+        let (asked, nats_up) = (tenure.store().schema().await, tenure.nats().is_connected());
+        let why = match &asked {
+            Ok(schema) => misfit(schema),
+            Err(error) => Some(chained(error)),
+        };
+        // Each change is logged once: this loop runs every second.
+        match (&why, &logged) {
+            (Some(why), logged) if Some(why) != logged.as_ref() => {
+                if asked.is_ok() {
+                    tracing::warn!(cell, error = why, "this program cannot use the schema");
+                } else {
+                    tracing::warn!(cell, error = why, "Postgres is unavailable; the pages show the error");
+                }
+            }
+            (None, Some(_)) => tracing::info!(cell, "Postgres is available again"),
+            _ => {}
+        }
+        logged.clone_from(&why);
+        match &asked {
+            Ok(_) => {
+                health.has("Postgres");
+                match why {
+                    Some(why) => health.lacks("schema", why),
+                    None => health.has("schema"),
+                }
+            }
+            Err(StoreError::NotMigrated(_)) => {
+                health.lacks("schema", "it does not exist; run `tenure migrate`");
+            }
+            Err(_) => health.lacks("Postgres", why.unwrap_or_default()),
+        }
+        // NATS does not count: every page and nearly every action works without it, and operators need them most
+        // during an outage.
+        health.started();
+        gauges.servers(asked.is_ok(), nats_up);
+        looked();
+        sleep(LOOK_EVERY).await;
+    }
+}
+
+/// Why this program cannot use a schema; `None`: it can.
+fn misfit(schema: &Schema) -> Option<String> {
+    match (schema.version, schema.breaks_before) {
+        (is, _) if is < NEEDS => {
+            Some(format!("it is at version {is}, but this program needs {NEEDS}; run `tenure migrate`"))
+        }
+        (is, before) if before > NEEDS => Some(format!("version {is} needs a newer program than this")),
+        _ => None,
+    }
+}
+
+/// Tells the health of all cells as that of the process: ready as long as one of them is, so that a cell that is away
+/// does not take the others' pages along.
+fn tell(health: &Health, cells: &[Served]) {
+    health.beat();
+    health.started();
+    let mut lacks = Vec::new();
+    for Served { tenure, health: own } in cells {
+        match own.ready() {
+            Ok(()) => return health.has("cells"),
+            Err(why) => {
+                let cell = tenure.config().cell.as_deref().unwrap_or_default();
+                lacks.push(format!("{cell}: {}", why.join(", ")));
+            }
+        }
+    }
+    health.lacks("cells", lacks.join("; "));
 }
 
 /// Measures the fleet where no worker does: the pages of a fleet without workers must not go blank.
@@ -103,7 +158,8 @@ async fn measure(tenure: &Tenure) {
                 // A role that only reads: workers alone measure.
                 wait = MEASURED_AGAIN_AFTER;
             }
-            tracing::debug!(%error, "could not measure the fleet in place of its workers");
+            let cell = tenure.config().cell.as_deref();
+            tracing::debug!(cell, %error, "could not measure the fleet in place of its workers");
         }
         sleep(wait.mul_f64(rand::random_range(0.8..1.2))).await;
     }

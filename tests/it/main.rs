@@ -17,6 +17,7 @@ mod additive;
 mod batches;
 mod bench;
 mod cancel;
+mod cells;
 mod causes;
 mod claim;
 mod cli;

@@ -346,9 +346,9 @@ async fn a_list_by_age_goes_by_primary_key() {
         let set = format!("SET plan_cache_mode = {mode}");
         sqlx::raw_sql(AssertSqlSafe(set)).execute(&mut connection).await.unwrap();
         for arguments in [
-            "NULL, NULL, NULL, NULL, 2000000, NULL, NULL, NULL, 50, NULL, true, NULL".to_owned(),
-            "'cancelled', 'q', NULL, 'w', 2000000, 2003600, 'text', NULL, 50, 'more', false, NULL".to_owned(),
-            format!("NULL, 'q', NULL, NULL, NULL, NULL, NULL, '{id}', 50, NULL, false, NULL"),
+            "NULL, NULL, NULL, NULL, 2000000, NULL, NULL, NULL, NULL, NULL, 50, true".to_owned(),
+            "'cancelled', 'q', NULL, 'w', 2000000, 2003600, 'text', NULL, 'more', NULL, 50, false".to_owned(),
+            format!("NULL, 'q', NULL, NULL, NULL, NULL, NULL, '{id}', NULL, NULL, 50, false"),
         ] {
             let plan = plan(&mut connection, "list_jobs", &arguments).await;
             let lines: Vec<_> = plan.lines().collect();

@@ -16,6 +16,7 @@ const LIBRARY: &[&[&str]] = &[
     &["enqueue", "run", "recover"],
     &["client", "deliver"],
     &["worker"],
+    &["cells"],
     &["testing", "internals"],
 ];
 

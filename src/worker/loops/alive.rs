@@ -7,7 +7,7 @@ use tokio::time::sleep;
 use super::{Work, jittered};
 use crate::{
     nats::Nats,
-    observe::{health::Health, metrics, repeats},
+    observe::{health::Health, metrics::Gauges, repeats},
     run::{heartbeat::Heartbeat, running::Running},
     store::{Registration, Store},
     worker::{presence::Presence, queues::Queues, turns::Turns},
@@ -24,6 +24,7 @@ pub(crate) struct Beat {
     pub(crate) health: Health,
     pub(crate) running: Running,
     pub(crate) queues: Arc<Queues>,
+    pub(crate) gauges: Gauges,
 }
 
 impl Work for Beat {
@@ -44,8 +45,8 @@ impl Work for Beat {
             } else {
                 self.health.lacks("NATS", self.nats.why_away());
             }
-            metrics::worker(self.health.ready().is_ok(), self.health.is_draining());
-            metrics::servers(postgres_up, nats_up);
+            self.gauges.worker(self.health.ready().is_ok(), self.health.is_draining());
+            self.gauges.servers(postgres_up, nats_up);
             let mut active: HashMap<&str, usize> = HashMap::new();
             let running = self.running.all();
             for job in &running {
@@ -58,7 +59,7 @@ impl Work for Beat {
             }
             for (name, slots) in &*self.queues.slots {
                 let running = of_group.get(&slots.group()).copied().unwrap_or_default();
-                metrics::slots(name, active(name), slots.slots(), slots.free(running));
+                self.gauges.slots(name, active(name), slots.slots(), slots.free(running));
             }
             sleep(BEAT_EVERY).await;
         }

@@ -14,7 +14,7 @@ use super::{Work, jittered};
 use crate::{
     job::JobError,
     nats::Nats,
-    observe::metrics,
+    observe::metrics::Gauges,
     store::Store,
     worker::{counts, queues::Queues, turns::Turns},
 };
@@ -75,13 +75,15 @@ pub(crate) struct ShowFleet {
     pub(crate) store: Store,
     pub(crate) turns: Arc<Turns>,
     pub(crate) scan_every: Duration,
+    pub(crate) gauges: Gauges,
 }
 
 impl Work for ShowFleet {
     const NAME: &'static str = "fleet";
 
     async fn run(self) {
-        counts::show(&self.store, || self.turns.in_step(self.scan_every / 3, FLEET_SHOWN_BY)).await;
+        counts::show(&self.store, &self.gauges, || self.turns.in_step(self.scan_every / 3, FLEET_SHOWN_BY))
+            .await;
     }
 }
 
@@ -91,6 +93,7 @@ pub(crate) struct MeasureMessages {
     pub(crate) nats: Nats,
     pub(crate) queues: Arc<Queues>,
     pub(crate) every: Duration,
+    pub(crate) gauges: Gauges,
 }
 
 impl Work for MeasureMessages {
@@ -101,7 +104,7 @@ impl Work for MeasureMessages {
             sleep(jittered(self.every)).await;
             for name in self.queues.names() {
                 if let Ok(seen) = self.nats.consumer_seen(name).await {
-                    metrics::messages(name, seen.pending, seen.unacknowledged);
+                    self.gauges.messages(name, seen.pending, seen.unacknowledged);
                 }
             }
         }

@@ -1,8 +1,9 @@
 //! Connect: the settings of a command, and its connections.
 
-use super::Cli;
+use super::{Cli, Command, Usage};
 use tenure::{
     Config, StoreError, Tenure,
+    cells::{Cells, Layout},
     internals::{NEEDS, Parts as _, Settings},
 };
 
@@ -17,8 +18,38 @@ impl Cli {
         Ok(Settings::load(file, &flags)?)
     }
 
+    /// The configuration of the cell that `--cell` names, or of the only one.
     pub(super) fn config(&self) -> anyhow::Result<Config> {
-        Ok(self.settings()?.config()?)
+        let settings = self.settings()?;
+        let Some(name) = &self.cell else { return Ok(settings.config()?) };
+        let none = || {
+            Usage(
+                "--cell names one of several cells, and there are none; TENURE_CELLS names their file".into(),
+            )
+        };
+        let layout = settings.layout()?.ok_or_else(none)?;
+        let known = layout.names().collect::<Vec<_>>().join(", ");
+        let config = layout.config_of(name);
+        let mut config = config
+            .cloned()
+            .ok_or_else(|| Usage(format!("there is no cell {name:?}; the file has: {known}")))?;
+        // One process, one cell: the address is its own.
+        config.listen = layout.listen();
+        Ok(config)
+    }
+
+    /// The cells, if there are several, and the command is not for one of them alone.
+    pub(super) fn layout(&self) -> anyhow::Result<Option<Layout>> {
+        if self.cell.is_some() || !self.command.reads_settings() {
+            return Ok(None);
+        }
+        Ok(self.settings()?.layout()?)
+    }
+
+    /// Connects to all cells, if there are several, and the command is not for one of them alone.
+    pub(super) async fn cells(&self) -> anyhow::Result<Option<Cells>> {
+        let Some(layout) = self.layout()? else { return Ok(None) };
+        Ok(Some(Cells::connect(&layout).await?))
     }
 
     /// Connects, for a command that reads or writes what the schema holds.
@@ -29,9 +60,19 @@ impl Cli {
     /// cannot read.
     pub(super) async fn connect(&self) -> anyhow::Result<Tenure> {
         let tenure = self.connect_to_any().await?;
+        match self.check(&tenure).await {
+            Ok(()) => Ok(tenure),
+            Err(error) => {
+                tenure.close().await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Checks that this program knows the schema.
+    pub(super) async fn check(&self, tenure: &Tenure) -> anyhow::Result<()> {
         match tenure.store().schema().await {
             Ok(schema) if schema.breaks_before > NEEDS => {
-                tenure.close().await;
                 anyhow::bail!(
                     "this program is too old: it knows version {NEEDS} of the schema, but the database is at version \
                      {}, which requires a program that knows version {}; deploy a newer release",
@@ -40,8 +81,8 @@ impl Cli {
                 )
             }
             // The command itself says what is missing: the schema, or a right.
-            Ok(_) | Err(StoreError::NotMigrated(_)) => Ok(tenure),
-            Err(error) if error.is_denied() => Ok(tenure),
+            Ok(_) | Err(StoreError::NotMigrated(_)) => Ok(()),
+            Err(error) if error.is_denied() => Ok(()),
             Err(error) => Err(error.into()),
         }
     }
@@ -49,5 +90,21 @@ impl Cli {
     /// Connects, for a command that judges the schema itself.
     pub(super) async fn connect_to_any(&self) -> anyhow::Result<Tenure> {
         Ok(Tenure::connect(&self.config()?).await?)
+    }
+}
+
+impl Command {
+    /// Whether the command needs settings of tenure.
+    fn reads_settings(&self) -> bool {
+        match self {
+            Self::Dev(_)
+            | Self::Completions { .. }
+            | Self::Man { .. }
+            | Self::ExecGuard { .. }
+            | Self::BenchWorker { .. }
+            | Self::Config => false,
+            Self::Bench(args) => args.on_servers,
+            _ => true,
+        }
     }
 }

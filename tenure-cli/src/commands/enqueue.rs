@@ -23,10 +23,21 @@ pub(super) async fn run(cli: &Cli, args: &EnqueueArgs) -> anyhow::Result<ExitCod
     if let Some(context) = args.traceparent.clone().or_else(|| std::env::var("TRACEPARENT").ok()) {
         request = request.trace_context(context);
     }
-    let tenure = cli.connect().await?;
+    let cells = cli.cells().await?;
+    let tenure = match &cells {
+        Some(cells) => cells.of(&args.queue)?.tenure().clone(),
+        None => cli.connect().await?,
+    };
     // The row is enough, but if NATS is up, the message should go out before this process ends.
     drop(tokio::time::timeout(std::time::Duration::from_secs(1), tenure.nats().connected()).await);
-    let enqueued = tenure.enqueue(request).await?;
+    let (tenure, enqueued) = if let Some(cells) = &cells {
+        let enqueued = cells.enqueue(request).await?;
+        // The queue may have moved.
+        (cells.of(&args.queue)?.tenure().clone(), enqueued)
+    } else {
+        let enqueued = tenure.enqueue(request).await?;
+        (tenure, enqueued)
+    };
     if enqueued.duplicate {
         eprintln!("job {} holds the unique key; nothing was enqueued", enqueued.id);
     }

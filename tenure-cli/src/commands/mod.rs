@@ -4,6 +4,7 @@
 //! failed, 2 usage.
 
 mod bench;
+mod cells;
 mod config;
 mod connect;
 mod dead;
@@ -82,6 +83,9 @@ struct Cli {
     /// The URL of NATS, for example `nats://host:4222`; separate several by commas. Default: `NATS_URL`.
     #[arg(long, global = true, help_heading = GLOBAL)]
     nats_url: Option<String>,
+    /// The cell, where `TENURE_CELLS` lists several. A command that names a queue or a job finds its cell.
+    #[arg(long, global = true, help_heading = GLOBAL, value_name = "NAME")]
+    cell: Option<String>,
     #[command(subcommand)]
     command: Command,
 }
@@ -490,6 +494,9 @@ enum QueuesCommand {
         )]
         max_queued: Option<LimitChange>,
     },
+    /// Move a queue to another cell while it is in use: new jobs are accepted there, old ones run where they are. Its
+    /// unique keys, limits and schedules go along. Repeat it if it fails.
+    Move(cells::MoveArgs),
 }
 
 #[derive(Debug, Subcommand)]
@@ -662,6 +669,14 @@ fn failed(error: &anyhow::Error) -> ExitCode {
 }
 
 async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
+    match cli.layout()? {
+        Some(layout) => Box::pin(cells::run(cli, &layout)).await,
+        None => run_in(&cli).await,
+    }
+}
+
+/// Runs a command in one cell, or one that needs none or several.
+async fn run_in(cli: &Cli) -> anyhow::Result<ExitCode> {
     match &cli.command {
         Command::Dev(args) => dev::run(args).await,
         Command::Migrate { queues } => {
@@ -679,21 +694,22 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             tenure.close().await;
             Ok(ExitCode::SUCCESS)
         }
-        Command::Enqueue(args) => enqueue::run(&cli, args).await,
-        Command::Work(args) => work::run(&cli, args).await,
-        Command::Serve(args) => serve::run(&cli, args).await,
-        Command::Jobs(command) => jobs::run(&cli, command).await,
-        Command::Dead(command) => dead::run(&cli, command).await,
-        Command::Queues(command) => queues::run(&cli, command).await,
-        Command::Schedules(command) => schedules::run(&cli, command).await,
-        Command::Workers { command: None | Some(WorkersCommand::List) } => workers::list(&cli).await,
-        Command::Workers { command: Some(WorkersCommand::Drain { ids }) } => workers::drain(&cli, ids).await,
-        Command::Verify => verify::run(&cli).await,
-        Command::Config => config::run(&cli),
-        Command::Doctor(args) => doctor::run(&cli, args).await,
+        Command::Enqueue(args) => enqueue::run(cli, args).await,
+        Command::Work(args) => work::run(cli, args).await,
+        Command::Serve(args) => serve::run(cli, args).await,
+        Command::Jobs(command) => jobs::run(cli, command).await,
+        Command::Dead(command) => dead::run(cli, command).await,
+        Command::Queues(QueuesCommand::Move(args)) => cells::move_queue(cli, args).await,
+        Command::Queues(command) => queues::run(cli, command).await,
+        Command::Schedules(command) => schedules::run(cli, command).await,
+        Command::Workers { command: None | Some(WorkersCommand::List) } => workers::list(cli).await,
+        Command::Workers { command: Some(WorkersCommand::Drain { ids }) } => workers::drain(cli, ids).await,
+        Command::Verify => verify::run(cli).await,
+        Command::Config => config::run(cli),
+        Command::Doctor(args) => doctor::run(cli, args).await,
         Command::Completions { shell } => Ok(shell::completions(*shell)),
         Command::Man { dir } => shell::man(dir.as_deref()),
-        Command::Bench(args) => bench::run(&cli, args).await,
+        Command::Bench(args) => bench::run(cli, args).await,
         Command::BenchWorker { queues, slots, mode } => {
             crate::bench::work(&cli.config()?, queues, *slots, *mode).await?;
             Ok(ExitCode::SUCCESS)

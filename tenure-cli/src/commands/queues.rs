@@ -26,6 +26,8 @@ pub(super) async fn run(cli: &Cli, command: &QueuesCommand) -> anyhow::Result<Ex
                 Output::Table => print::line(list(&queues, &tenure.store().fleet().await?)),
             }
         }
+        // `cells` runs it.
+        QueuesCommand::Move(_) => {}
         QueuesCommand::Pause { queues, create } => code = pause(cli, &tenure, queues, *create).await?,
         QueuesCommand::Resume { queues } => code = resume(cli, &tenure, queues).await?,
         QueuesCommand::Limit { queue, max_running, max_queued, create } => {
@@ -129,6 +131,19 @@ async fn if_unknown(tenure: &Tenure, queue: &str) -> Result<Option<String>, Queu
     Ok(unknown.map(|unknown| format!("{unknown}; `tenure queues list` shows the known ones")))
 }
 
+/// The state of a queue, and where its new jobs go.
+fn state(queue: &QueueRow, fleet: &Fleet) -> String {
+    let state = match queue.paused_at {
+        Some(at) => format!("paused since {}", time(Some(at))),
+        None => QueueState::of(queue, fleet).word().into(),
+    };
+    match (&queue.moved_to, &queue.arrives_from) {
+        (Some(cell), _) => format!("{state}, moved to cell {cell}"),
+        (None, Some(cell)) => format!("{state}, about to arrive from cell {cell}"),
+        (None, None) => state,
+    }
+}
+
 fn list(queues: &[QueueRow], fleet: &Fleet) -> Table {
     let header = [
         "QUEUE",
@@ -153,10 +168,7 @@ fn list(queues: &[QueueRow], fleet: &Fleet) -> Table {
         ];
         table.add_row([
             queue.queue.clone(),
-            match queue.paused_at {
-                Some(at) => format!("paused since {}", time(Some(at))),
-                None => QueueState::of(queue, fleet).word().into(),
-            },
+            state(queue, fleet),
             queue.due.to_string(),
             queue.submitted.map_or_else(|| "?".into(), |submitted| submitted.to_string()),
             queue.oldest_due_s.map(print::seconds).unwrap_or_default(),

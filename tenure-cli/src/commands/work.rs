@@ -4,10 +4,9 @@ use std::{process::ExitCode, time::Duration};
 
 use super::{Cli, CrashPolicy, Usage, WorkArgs};
 use crate::exec::{self, guard};
-use tenure::{JobContext, KindOptions, Worker, handlers::OnCrash, shutdown_signal};
+use tenure::{JobContext, KindOptions, Tenure, Worker, handlers::OnCrash, shutdown_signal};
 
 pub(super) async fn run(cli: &Cli, args: &WorkArgs) -> anyhow::Result<ExitCode> {
-    let tenure = cli.connect_to_any().await?;
     // The grace covers all the time that a command may take to end; otherwise its job could run elsewhere before.
     let mut options =
         KindOptions::new().cancel_grace(guard::TERM_GRACE + exec::LAST_WORDS + Duration::from_secs(2));
@@ -36,24 +35,34 @@ pub(super) async fn run(cli: &Cli, args: &WorkArgs) -> anyhow::Result<ExitCode> 
             async move { exec::run(&command, ctx).await }
         }
     };
-    let mut worker = Worker::builder(&tenure).without_transactions();
     let slots = args.concurrency;
-    if args.queues.iter().any(|queue| queue.contains('=')) {
-        worker = worker.shared(slots, weights(&args.queues)?);
-    } else {
-        for queue in &args.queues {
-            worker = worker.concurrency(queue, slots);
+    let is_weighted = args.queues.iter().any(|queue| queue.contains('='));
+    let weighted = if is_weighted { weights(&args.queues)? } else { Vec::new() };
+    let describe = |tenure: &Tenure| {
+        let mut worker = Worker::builder(tenure).without_transactions();
+        if is_weighted {
+            worker = worker.shared(slots, weighted.clone());
+        } else {
+            for queue in &args.queues {
+                worker = worker.concurrency(queue, slots);
+            }
         }
-    }
-    if args.kinds.is_empty() {
-        worker = worker.handle_any(options, handler());
-    } else {
+        if args.kinds.is_empty() {
+            return worker.handle_any(options.clone(), handler());
+        }
         for kind in &args.kinds {
             worker = worker.handle_kind(kind, options.clone(), handler());
         }
+        worker
+    };
+    if let Some(cells) = cli.cells().await? {
+        cells.work(describe).run_until(shutdown_signal()).await?;
+        cells.close().await;
+    } else {
+        let tenure = cli.connect_to_any().await?;
+        describe(&tenure).run_until(shutdown_signal()).await?;
+        tenure.close().await;
     }
-    worker.run_until(shutdown_signal()).await?;
-    tenure.close().await;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -2,9 +2,12 @@
 
 use std::fmt::Write;
 
+use chrono::{DateTime, Utc};
+
 use super::{Ask, Failure, View, access::Who, page, params::Params};
 use tenure::{
     JobId, StoreError,
+    internals::{JobAction, Parts as _},
     jobs::{ActionError, CancelOutcome, RetryOutcome},
     queues::{QueueLimits, QueueSettingsError},
     rows::DeadFilter,
@@ -13,6 +16,8 @@ use tenure::{
 
 /// The most jobs that one form may name.
 const NAMED_MAX: usize = 1_000;
+/// How many of all jobs that match to act on at once.
+const AT_ONCE: i64 = 1_000;
 
 /// What a user does about a limit that is out of range.
 const LIMIT: &str = "leave the field empty for no limit, and pause a queue to start no jobs";
@@ -38,6 +43,9 @@ pub(super) async fn act(view: &View, ask: &Ask, who: &Who) -> Result<Done, Failu
     let mut to = None;
     let path: Vec<_> = ask.path.iter().map(String::as_str).collect();
     let said = match path[..] {
+        ["jobs", action @ ("cancel" | "retry")] if ask.form.get("all").is_some() => {
+            all_jobs(view, ask, action).await
+        }
         ["jobs", "cancel"] => cancel(view, &named(ask)?).await,
         ["jobs", "retry"] => retry(view, &named(ask)?).await,
         ["jobs", id, "cancel"] => cancel(view, &[job(id)?]).await,
@@ -62,10 +70,11 @@ pub(super) async fn act(view: &View, ask: &Ask, who: &Who) -> Result<Done, Failu
         _ => Err(Failure::NotFound("This action does not exist.".into())),
     };
     let (path, who, of) = (ask.path.join("/"), &who.name, ask.form.for_log());
+    let cell = view.cell.as_deref();
     match &said {
-        Ok(said) => tracing::info!(who, action = path, of, said, "dashboard action done"),
+        Ok(said) => tracing::info!(cell, who, action = path, of, said, "dashboard action done"),
         Err(failure) => {
-            tracing::warn!(who, action = path, of, failure = failure.text(), "dashboard action failed");
+            tracing::warn!(cell, who, action = path, of, failure = failure.text(), "dashboard action failed");
         }
     }
     said.map(|said| Done { said, to })
@@ -95,8 +104,34 @@ fn count(said: &mut String, jobs: usize, one: &str, many: &str) {
     }
 }
 
+/// Acts on all jobs that match and had been created when the page was shown, however many pages the list has.
+async fn all_jobs(view: &View, ask: &Ask, action: &str) -> Said {
+    let (filter, until) = super::jobs::all_shown(view, &ask.form)?;
+    let action = if action == "cancel" { JobAction::Cancel } else { JobAction::Retry };
+    let (mut page, mut cancelled, mut retried_jobs) = (filter.clone(), vec![], vec![]);
+    loop {
+        let jobs = view.tenure.store().match_jobs(&page, action, until, AT_ONCE).await?;
+        let Some(last) = jobs.last() else { break };
+        page = filter.clone().before(*last);
+        match action {
+            JobAction::Cancel => cancelled.extend(view.tenure.cancel_many(&jobs).await?),
+            JobAction::Retry => retried_jobs.extend(view.tenure.retry_many(&jobs).await?),
+        }
+    }
+    Ok(match action {
+        _ if cancelled.len() + retried_jobs.len() == 0 => {
+            "No jobs match any more; nothing was changed.".into()
+        }
+        JobAction::Cancel => cancelled_jobs(&cancelled),
+        JobAction::Retry => retried(&retried_jobs),
+    })
+}
+
 async fn cancel(view: &View, jobs: &[JobId]) -> Said {
-    let answers = view.tenure.cancel_many(jobs).await?;
+    Ok(cancelled_jobs(&view.tenure.cancel_many(jobs).await?))
+}
+
+fn cancelled_jobs(answers: &[CancelOutcome]) -> String {
     let of = |is: fn(&CancelOutcome) -> bool| answers.iter().filter(|answer| is(answer)).count();
     let mut said = String::new();
     count(&mut said, of(|a| matches!(a, CancelOutcome::Cancelled)), "job is cancelled", "jobs are cancelled");
@@ -105,7 +140,7 @@ async fn cancel(view: &View, jobs: &[JobId]) -> Said {
     let ended = of(|a| matches!(a, CancelOutcome::Finished { .. }));
     count(&mut said, ended, "had already ended", "had already ended");
     count(&mut said, of(|a| matches!(a, CancelOutcome::NotFound)), "does not exist", "do not exist");
-    Ok(said + ".")
+    said + "."
 }
 
 async fn retry(view: &View, jobs: &[JobId]) -> Said {
@@ -157,11 +192,15 @@ pub(super) fn dead_filter(get: impl Fn(&str) -> Option<String>) -> DeadFilter {
 /// The dead letters that match and had died when the page was shown: an action spares those that its user has not
 /// seen.
 pub(super) fn all_shown(form: &Params) -> Result<DeadFilter, Failure> {
+    Ok(dead_filter(|name| form.get(name)).until(shown_at(form)?))
+}
+
+/// When the page of a form was shown.
+pub(super) fn shown_at(form: &Params) -> Result<DateTime<Utc>, Failure> {
     let shown = form.get("shown").and_then(|micros| micros.parse().ok());
-    let shown = shown
-        .and_then(chrono::DateTime::from_timestamp_micros)
-        .ok_or_else(|| Failure::Bad("The form does not say when it was shown; reload the page.".into()))?;
-    Ok(dead_filter(|name| form.get(name)).until(shown))
+    shown
+        .and_then(DateTime::from_timestamp_micros)
+        .ok_or_else(|| Failure::Bad("The form does not say when it was shown; reload the page.".into()))
 }
 
 async fn redrive(view: &View, ask: &Ask) -> Said {

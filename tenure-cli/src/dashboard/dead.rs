@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::{
     Ask, Failure, View,
     actions::{all_shown, dead_filter},
-    page::{self, Page, Regions, job_link, number, telling, time},
+    page::{self, Page, Regions, job_link, number, stamped, telling},
 };
 use tenure::{
     StoreError,
@@ -169,8 +169,8 @@ fn grouped(view: &View, ask: &Ask, groups: &[DeadGroup]) -> Markup {
                             td data-label="Category" { (of.of.category) }
                             td.text.full { span.clip title=(of.line) { (of.line) } }
                             td.num data-label="Count" { b { (number(of.of.jobs)) } }
-                            td.num.tight data-label="First" { (time(of.of.oldest)) }
-                            td.num.tight data-label="Last" { (time(of.of.newest)) }
+                            td.num.tight data-label="First" { (stamped(of.of.oldest)) }
+                            td.num.tight data-label="Last" { (stamped(of.of.newest)) }
                         }
                     }
                 }
@@ -231,7 +231,7 @@ fn row(view: &View, letter: &DeadLetter) -> Markup {
             td data-label="Category" { (letter.category) }
             td.text.full { (page::error(&letter.last_error)) }
             td.num data-label="Attempts" { (letter.attempt) }
-            td.num.tight data-label="Died" { (time(letter.died_at)) }
+            td.num.tight data-label="Died" { (stamped(letter.died_at)) }
         }
     }
 }

@@ -4,10 +4,15 @@ use std::time::Duration;
 
 use maud::{Markup, html};
 
+use chrono::{DateTime, DurationRound as _, TimeDelta, Utc};
+use serde_json::{Value, json};
+
 use super::{
     Ask, Failure, View,
+    actions::shown_at,
     clock::now,
-    page::{self, Page, Regions, job_link, number, owner, seconds_between, time},
+    page::{self, Page, Regions, job_link, number, owner, seconds_between, stamped, time},
+    params::Params,
 };
 use tenure::{
     JobId, Status,
@@ -21,7 +26,7 @@ const COUNTED: i64 = 2_000;
 /// The words to filter by: the statuses, and two parts of `queued`.
 const STATUSES: [&str; 7] =
     ["queued", "scheduled", "retrying", "processing", "completed", "failed", "cancelled"];
-/// What narrows the list.
+/// What narrows the list, besides its status.
 const FILTERS: [&str; 5] = ["queue", "kind", "worker", "since", "q"];
 const AGES: [(&str, &str, Duration); 4] = [
     ("1h", "last hour", Duration::from_hours(1)),
@@ -31,7 +36,7 @@ const AGES: [(&str, &str, Duration); 4] = [
 ];
 
 pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
-    let (filter, status) = filter(view, ask)?;
+    let (filter, status) = filter(view, &ask.query)?;
     let store = view.tenure.store();
     // An ID selects its job and overrides every filter.
     let id = ask.query.get("q").and_then(|text| text.trim().parse::<JobId>().ok());
@@ -82,6 +87,32 @@ fn found(job: JobRow) -> ListedJob {
 /// Whether the list is of all jobs, but perhaps of one status only.
 fn is_whole(ask: &Ask) -> bool {
     FILTERS.iter().all(|name| ask.query.get(name).is_none())
+}
+
+/// Whether an action may be for all jobs that match: a filter or a status says which, and no ID is searched for.
+fn may_act_on_all(ask: &Ask) -> bool {
+    let by_id = ask.query.get("q").is_some_and(|text| text.trim().parse::<JobId>().is_ok());
+    !by_id && (!is_whole(ask) || ask.query.get("status").is_some())
+}
+
+/// The jobs that a form on this page acts on if it is for all that match, and by when they had been created: those that
+/// its user has not seen are spared.
+pub(super) fn all_shown(view: &View, form: &Params) -> Result<(JobFilter, DateTime<Utc>), Failure> {
+    if FILTERS.iter().chain(&["status"]).all(|name| form.get(name).is_none()) {
+        return Err(Failure::Bad(
+            "Narrow the list first: by status, queue, kind, worker, age or text.".into(),
+        ));
+    }
+    // All pages of the list.
+    let filters = Params::read(form.with("before", None).as_bytes());
+    Ok((filter(view, &filters)?.0, shown_at(form)?))
+}
+
+/// Counts all jobs that a form on this page would act on, as JSON by the names of its actions.
+pub(super) async fn count(view: &View, ask: &Ask) -> Result<Value, Failure> {
+    let (filter, until) = all_shown(view, &ask.query)?;
+    let counted = view.tenure.store().count_jobs(&filter, until).await?;
+    Ok(json!({ "retry": counted.retry, "cancel": counted.cancel }))
 }
 
 /// The address of this list with a parameter changed, from its beginning.
@@ -155,14 +186,26 @@ fn list(view: &View, ask: &Ask, jobs: &[ListedJob], has_more: bool, submitted: i
                 form.panel method="post" data-bulk {
                     (page::own(ask))
                     div.bulk {
-                        span.soft { "Tick jobs to act on them." }
+                        @if may_act_on_all(ask) {
+                            input type="hidden" name="shown" value=(shown(jobs).timestamp_micros());
+                            @for name in FILTERS.iter().chain(&["status"]) {
+                                @if let Some(value) = ask.query.get(name) {
+                                    input type="hidden" name=(name) value=(value);
+                                }
+                            }
+                            label.check { input type="checkbox" name="all" value="1" data-matching; " all that match" }
+                        } @else {
+                            span.soft { "Tick jobs to act on them." }
+                        }
                         span.actions {
                             button formaction={ (view.base) "/jobs/retry" } data-count="Retry now" data-can="retry"
+                                data-more={ (view.base) "/jobs/count" }
                                 data-confirm="Retry {n} jobs now? Those that wait become due, dead ones are queued." {
                                 "Retry now"
                             }
                             button.danger formaction={ (view.base) "/jobs/cancel" } data-count="Cancel"
-                                data-can="cancel" data-confirm="Cancel {n} jobs? Running jobs are asked to stop." {
+                                data-can="cancel" data-more={ (view.base) "/jobs/count" }
+                                data-confirm="Cancel {n} jobs? Running jobs are asked to stop." {
                                 "Cancel"
                             }
                         }
@@ -174,6 +217,12 @@ fn list(view: &View, ask: &Ask, jobs: &[ListedJob], has_more: bool, submitted: i
             }
         }
     }
+}
+
+/// By when every job of the list had been created. It changes only every ten seconds, or with the list.
+fn shown(jobs: &[ListedJob]) -> DateTime<Utc> {
+    let now = now().duration_trunc(TimeDelta::seconds(10)).unwrap_or_default();
+    jobs.iter().map(|listed| listed.job.created_at).fold(now, DateTime::max)
 }
 
 /// The list without a job. `submitted`: how many submissions stand in the stream.
@@ -202,9 +251,9 @@ fn empty(view: &View, ask: &Ask, submitted: i64) -> Markup {
     }
 }
 
-fn filter(view: &View, ask: &Ask) -> Result<(JobFilter, Option<String>), Failure> {
+fn filter(view: &View, query: &Params) -> Result<(JobFilter, Option<String>), Failure> {
     let mut filter = JobFilter::new();
-    let status = ask.query.get("status");
+    let status = query.get("status");
     match status.as_deref() {
         None => {}
         Some("scheduled") => filter = filter.scheduled(),
@@ -217,26 +266,26 @@ fn filter(view: &View, ask: &Ask) -> Result<(JobFilter, Option<String>), Failure
             filter = filter.status(word.parse().map_err(unknown)?);
         }
     }
-    if let Some(queue) = ask.query.get("queue") {
+    if let Some(queue) = query.get("queue") {
         filter = filter.queue(queue);
     }
-    if let Some(kind) = ask.query.get("kind") {
+    if let Some(kind) = query.get("kind") {
         filter = filter.kind(kind.trim());
     }
-    if let Some(worker) = ask.query.get("worker") {
+    if let Some(worker) = query.get("worker") {
         filter = filter.worker(worker);
     }
-    if let Some(since) = ask.query.get("since") {
+    if let Some(since) = query.get("since") {
         let age = AGES.iter().find(|(word, ..)| *word == since);
         let (.., age) =
             age.ok_or_else(|| Failure::Bad(format!("Unknown age {since:?}; use 1h, 1d, 7d or 30d.")))?;
         filter = filter.newer_than(*age);
     }
-    if let Some(text) = ask.query.get("q") {
+    if let Some(text) = query.get("q") {
         // A hidden payload is not searched: the answer would reveal it.
         filter = if view.shows_payloads { filter.text(text.trim()) } else { filter.error(text.trim()) };
     }
-    if let Some(before) = ask.query.get("before") {
+    if let Some(before) = query.get("before") {
         let id = before.parse().map_err(|_| Failure::Bad(format!("Invalid job ID {before:?}.")))?;
         filter = filter.before(id);
     }
@@ -321,7 +370,7 @@ fn row(view: &View, ListedJob { job, is_refused }: &ListedJob) -> Markup {
                 @if let Some(worker) = &job.worker_id { (owner(view, worker)) }
             }
             td.num.tight.none[ran.is_none()] data-label="Ran, s" { @if let Some(ran) = ran { (ran) } }
-            td.num.tight data-label="Created" { (time(job.created_at)) }
+            td.num.tight data-label="Created" { (stamped(job.created_at)) }
         }
     }
 }

@@ -9,6 +9,7 @@
 
 mod access;
 mod actions;
+mod cells;
 mod charts;
 mod clock;
 mod dead;
@@ -56,6 +57,7 @@ use uuid::Uuid;
 
 pub(crate) use access::NotServed;
 use access::{Access, Refused, Who};
+use cells::Cell;
 use clock::Clock;
 use guesses::Met;
 use known::Remember;
@@ -66,7 +68,7 @@ pub(crate) use schedule::{UNSERVED, state as schedule_state};
 use shared::Shared;
 
 use tenure::{
-    StoreError, Tenure,
+    Health, StoreError, Tenure,
     internals::{Parts as _, Repeats, chained, duration::written},
 };
 
@@ -110,16 +112,43 @@ const SEARCH_AGAIN_AFTER: Duration = Duration::from_secs(30);
 /// The most characters of a refused request's path in the log.
 const LOGGED_PATH_MAX: usize = 200;
 
+/// A tenure to serve, and its health.
+#[derive(Debug, Clone)]
+pub(crate) struct Served {
+    pub(crate) tenure: Tenure,
+    pub(crate) health: Health,
+}
+
 /// What a request meets before its page.
 #[derive(Debug)]
 struct Door {
     access: Access,
+    /// Where every page is: browsers send the cookie of a sign-in to all of them.
+    base: String,
+    /// The first one at whose address a path begins has its page.
+    rooms: Vec<Room>,
+    /// The refusals that were logged.
+    refusals: Repeats,
+}
+
+/// The pages at one address: those of the only tenure, of a cell, or of all cells together.
+#[derive(Debug)]
+struct Room {
     /// The pages of those who may act.
     actors: Arc<View>,
     /// The same pages without forms.
     viewers: Arc<View>,
-    /// The refusals that were logged.
-    refusals: Repeats,
+}
+
+impl Room {
+    fn new(viewers: View, has_actions: bool) -> Self {
+        Self { actors: Arc::new(View { has_actions, ..viewers.clone() }), viewers: Arc::new(viewers) }
+    }
+
+    /// The rest of a path that begins at its address.
+    fn rest<'p>(&self, path: &'p str) -> Option<&'p str> {
+        path.strip_prefix(&self.viewers.base).filter(|rest| rest.is_empty() || rest.starts_with('/'))
+    }
 }
 
 /// The state that the pages of actors, or those of viewers, share.
@@ -127,6 +156,12 @@ struct Door {
 struct View {
     tenure: Tenure,
     base: String,
+    /// The name of the cell that it shows; `None`: there is only one tenure, or it shows all cells.
+    cell: Option<String>,
+    /// The base of the page of all cells; `None`: there is only one tenure.
+    top: Option<String>,
+    /// All cells, if it shows them. It then has the `tenure` of the first one, and does not use it.
+    cells: Arc<[Cell]>,
     has_actions: bool,
     shows_payloads: bool,
     /// The address of a trace, with `{trace_id}` for its ID.
@@ -135,6 +170,12 @@ struct View {
     main: Handle,
     streams: Arc<Semaphore>,
     figures: Arc<Figures>,
+}
+
+impl View {
+    fn shows_all_cells(&self) -> bool {
+        !self.cells.is_empty()
+    }
 }
 
 /// What actors and viewers share: nothing of it depends on who looks.
@@ -237,31 +278,52 @@ impl IntoResponse for Failure {
     }
 }
 
-/// The routes of the dashboard, and of `metrics` for every user who may see its pages.
+/// The routes of the dashboard, and of `metrics` for every user who may see its pages. If there are several cells, the
+/// pages of each are below `/cells/NAME`.
 ///
 /// # Errors
 ///
 /// The dashboard would be open to everybody, or no user could use its actions.
 pub(crate) fn router(
-    tenure: &Tenure,
+    served: &[Served],
     address: SocketAddr,
     metrics: MethodRouter,
 ) -> Result<Router, NotServed> {
-    let serve = &tenure.config().serve;
-    let viewers = View {
-        tenure: tenure.clone(),
-        base: serve.base_path.clone(),
-        has_actions: false,
-        shows_payloads: serve.shows_payloads,
-        trace_url: serve.trace_url.clone(),
-        main: Handle::current(),
-        streams: Arc::new(Semaphore::new(live::STREAMS_MAX)),
-        figures: Arc::default(),
+    let Some(first) = served.first() else { return Ok(Router::new()) };
+    // These settings are the process's: all cells have the same.
+    let serve = &first.tenure.config().serve;
+    let top = (served.len() > 1).then(|| serve.base_path.clone());
+    let streams = Arc::new(Semaphore::new(live::STREAMS_MAX));
+    let viewers = |of: &Served| {
+        let cell = of.tenure.config().cell.clone();
+        let base = match (&top, &cell) {
+            (Some(top), Some(cell)) => format!("{top}/cells/{cell}"),
+            _ => serve.base_path.clone(),
+        };
+        View {
+            tenure: of.tenure.clone(),
+            base,
+            cell,
+            top: top.clone(),
+            cells: Arc::default(),
+            has_actions: false,
+            shows_payloads: serve.shows_payloads,
+            trace_url: serve.trace_url.clone(),
+            main: Handle::current(),
+            streams: streams.clone(),
+            figures: Arc::default(),
+        }
     };
+    let mut rooms: Vec<_> = served.iter().map(|of| Room::new(viewers(of), serve.has_actions)).collect();
+    if let Some(top) = &top {
+        let cells =
+            served.iter().zip(&rooms).map(|(of, room)| Cell::new(&room.viewers, &of.health)).collect();
+        rooms.push(Room::new(View { base: top.clone(), cell: None, cells, ..viewers(first) }, false));
+    }
     let door = Arc::new(Door {
         access: Access::new(serve, address)?,
-        actors: Arc::new(View { has_actions: serve.has_actions, ..viewers.clone() }),
-        viewers: Arc::new(viewers),
+        base: serve.base_path.clone(),
+        rooms,
         refusals: Repeats::default(),
     });
     Ok(Router::new()
@@ -285,7 +347,7 @@ async fn check(
     match door.access.who(client, request.headers(), sent) {
         Ok(who) => {
             let remember = who.remember.as_ref().map(|Remember { name, value, kept_for }| {
-                let mut remember = cookie(&door.actors, name.clone(), value.clone());
+                let mut remember = cookie(&door.base, name.clone(), value.clone());
                 // Also for the first request after a link on another site.
                 remember.set_same_site(SameSite::Lax);
                 if let Ok(age) = (*kept_for).try_into() {
@@ -392,9 +454,9 @@ async fn answer(
     jar: CookieJar,
     body: Body,
 ) -> Response {
-    let view = Arc::clone(if who.only_looks.is_none() { &door.actors } else { &door.viewers });
-    let below = uri.path().strip_prefix(&view.base).filter(|rest| rest.is_empty() || rest.starts_with('/'));
-    let Some(path) = below else { return StatusCode::NOT_FOUND.into_response() };
+    let found = door.rooms.iter().find_map(|room| Some((room, room.rest(uri.path())?)));
+    let Some((room, path)) = found else { return StatusCode::NOT_FOUND.into_response() };
+    let view = Arc::clone(if who.only_looks.is_none() { &room.actors } else { &room.viewers });
     let path: Vec<_> = path.split('/').filter(|part| !part.is_empty()).map(params::decoded).collect();
     if let [folder, name] = &path[..]
         && folder == "assets"
@@ -406,13 +468,20 @@ async fn answer(
         query: Params::read(uri.query().unwrap_or_default().as_bytes()),
         form: Params::default(),
         csrf: None,
-        only_looks: who.only_looks.clone().filter(|_| door.actors.has_actions),
+        only_looks: who.only_looks.clone().filter(|_| room.actors.has_actions),
         once: Uuid::new_v4().simple().to_string(),
         said: None,
         is_live: false,
     };
-    if method == Method::GET && ask.path == ["dead", "count"] {
-        return match dead::count(&view, &ask).await {
+    if view.shows_all_cells() {
+        return cells::answer(view, ask, method, jar).await;
+    }
+    if method == Method::GET
+        && let [of @ ("dead" | "jobs"), "count"] = ask.path.iter().map(String::as_str).collect::<Vec<_>>()[..]
+    {
+        let counted =
+            if of == "dead" { dead::count(&view, &ask).await } else { jobs::count(&view, &ask).await };
+        return match counted {
             Ok(counted) => {
                 ([(header::CONTENT_TYPE, "application/json")], counted.to_string()).into_response()
             }
@@ -422,7 +491,7 @@ async fn answer(
     match method {
         Method::GET | Method::HEAD => show(view, ask, jar).await,
         Method::POST => match received(&view, &ask, body).await {
-            Ok(form) => act(&door.actors, ask, &who, &headers, jar, &form).await,
+            Ok(form) => act(&room.actors, ask, &who, &headers, jar, &form).await,
             Err(failure) => failed(&view, &ask, &failure),
         },
         _ => StatusCode::METHOD_NOT_ALLOWED.into_response(),
@@ -481,10 +550,10 @@ async fn show(view: Arc<View>, mut ask: Ask, jar: CookieJar) -> Response {
         Err(_) => failed(&view, &ask, &Failure::Busy),
     };
     if view.has_actions && jar.get(CSRF).is_none() {
-        set(&mut response, &cookie(&view, CSRF, csrf));
+        set(&mut response, &cookie(&view.base, CSRF, csrf));
     }
     if ask.said.is_some() {
-        let mut gone = cookie(&view, SAID, String::new());
+        let mut gone = cookie(&view.base, SAID, String::new());
         gone.make_removal();
         set(&mut response, &gone);
     }
@@ -497,10 +566,10 @@ fn set(response: &mut Response, cookie: &Cookie) {
     }
 }
 
-fn cookie(view: &View, name: impl Into<Cow<'static, str>>, value: String) -> Cookie<'static> {
+fn cookie(base: &str, name: impl Into<Cow<'static, str>>, value: String) -> Cookie<'static> {
     Cookie::build((name, value))
         // Without a trailing slash, because the address of the page may lack it.
-        .path(if view.base.is_empty() { "/".to_owned() } else { view.base.clone() })
+        .path(if base.is_empty() { "/".to_owned() } else { base.to_owned() })
         .http_only(true)
         .same_site(SameSite::Strict)
         .build()
@@ -523,6 +592,7 @@ async fn act(
         |why: &dyn Display| failed(view, &ask, &Failure::Refused(format!("Nothing was changed: {why}")));
     if let Some(why) = &who.only_looks {
         tracing::warn!(
+            cell = view.cell,
             who = who.name,
             action = ask.path.join("/"),
             "an action was refused: this user may only look"
@@ -531,7 +601,8 @@ async fn act(
     }
     let cookie_token = jar.get(CSRF).map(Cookie::value);
     if let Err(why) = access::is_own(headers, ask.form.get("csrf").as_deref(), cookie_token) {
-        tracing::warn!(who = who.name, action = ask.path.join("/"), why, "a form was refused");
+        let action = ask.path.join("/");
+        tracing::warn!(cell = view.cell, who = who.name, action, why, "a form was refused");
         return refused(&format_args!("{why}."));
     }
     let is_filled_in = actions::is_filled_in(&ask);
@@ -561,7 +632,7 @@ async fn act(
     // Back to the page that sent the form, which must be one of ours.
     let back = ask.form.get("back").filter(|back| is_ours(back)).unwrap_or_else(|| "/".into());
     let back = to.unwrap_or(back);
-    let said = cookie(view, SAID, format!("{is_done}-{}", params::encoded(&said)));
+    let said = cookie(&view.base, SAID, format!("{is_done}-{}", params::encoded(&said)));
     let location = format!("{}{back}", view.base);
     (StatusCode::SEE_OTHER, [(header::LOCATION, location), (header::SET_COOKIE, said.to_string())])
         .into_response()
@@ -600,6 +671,9 @@ fn failed(view: &View, ask: &Ask, failure: &Failure) -> Response {
 
 /// Reads and renders the requested page, by the database's clock.
 async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
+    if view.shows_all_cells() {
+        return cells::page(view, ask).await;
+    }
     // The overview reads the time with its figures.
     if !ask.path.is_empty() {
         view.figures.clock.compare(view.tenure.store()).await?;

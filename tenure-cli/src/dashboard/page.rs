@@ -1,6 +1,6 @@
 //! Page: the frame of every page, and the markup of times, statuses and workers.
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, Datelike as _, Utc};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::{Ask, EDITION, Failure, View, clock::now, params::encoded};
@@ -127,6 +127,8 @@ const KEYS: [(&[&str], &str); 16] = [
     (&["g", "s"], "Schedules"),
 ];
 
+const ALL_CELLS: (&[&str], &str) = (&["g", "c"], "All cells");
+
 /// The page's address, without the base.
 pub(super) fn here(ask: &Ask) -> String {
     let path: Vec<_> = ask.path.iter().map(|part| encoded(part)).collect();
@@ -166,12 +168,14 @@ pub(super) fn failed(view: &View, ask: &Ask, failure: &Failure) -> String {
     };
     let of = ask.path.first().map_or("overview", String::as_str);
     let of = PAGES.iter().find(|(_, name, ..)| *name == of).map_or("overview", |(_, name, ..)| name);
+    let (of, back) =
+        if view.shows_all_cells() { ("cells", "Back to all cells") } else { (of, "Back to the overview") };
     let body = html! {
         div.lonely {
             p.code { (status.as_u16()) }
             h1 { (title) }
             p { (failure.text()) }
-            a.button href={ (view.base) "/" } { "Back to the overview" }
+            a.button href={ (view.base) "/" } { (back) }
         }
     };
     document((view, ask), title, of, None, &body)
@@ -179,6 +183,11 @@ pub(super) fn failed(view: &View, ask: &Ask, failure: &Failure) -> String {
 
 fn document((view, ask): (&View, &Ask), title: &str, of: &str, live: Option<&str>, body: &Markup) -> String {
     let asset = |name: &str| format!("{}/assets/{name}?{}", view.base, *EDITION);
+    // The page of all cells has a navigation of its own.
+    let all = view.shows_all_cells();
+    let pages = PAGES.into_iter().filter(|_| !all);
+    let keys = KEYS.into_iter().filter(|(keys, _)| !all || keys.first() != Some(&"g"));
+    let keys = keys.chain(view.top.as_ref().map(|_| ALL_CELLS));
     let markup = html! {
         (DOCTYPE)
         html lang="en" {
@@ -186,7 +195,7 @@ fn document((view, ask): (&View, &Ask), title: &str, of: &str, live: Option<&str
                 meta charset="utf-8";
                 meta name="viewport" content="width=device-width, initial-scale=1";
                 meta name="color-scheme" content="light dark";
-                title { (title) " · tenure" }
+                title { (title) @if let Some(cell) = &view.cell { " · " (cell) } " · tenure" }
                 link rel="icon" href="data:,";
                 link rel="stylesheet" href=(asset("style.css"));
                 script src=(asset("live.js")) {}
@@ -204,7 +213,15 @@ fn document((view, ask): (&View, &Ask), title: &str, of: &str, live: Option<&str
                     }
                     nav aria-label="Pages" {
                         ul {
-                            @for (key, name, path, label) in PAGES {
+                            @if let Some(top) = &view.top {
+                                li {
+                                    a href={ (top) "/" } data-key="c" aria-current=[all.then_some("page")] {
+                                        "All cells"
+                                    }
+                                }
+                            }
+                            @if let Some(cell) = &view.cell { li.cell { "Cell " b { (cell) } } }
+                            @for (key, name, path, label) in pages {
                                 li {
                                     a href={ (view.base) (path) } data-key=(key)
                                         aria-current=[(name == of).then_some("page")] { (label) }
@@ -223,7 +240,7 @@ fn document((view, ask): (&View, &Ask), title: &str, of: &str, live: Option<&str
                             "tenure " (env!("CARGO_PKG_VERSION"))
                             @if let Some(why) = &ask.only_looks {
                                 span title=(sentence(why)) { " · you may only look" }
-                            } @else if !view.has_actions { " · read-only" }
+                            } @else if !view.has_actions && !all { " · read-only" }
                         }
                     }
                 }
@@ -234,7 +251,7 @@ fn document((view, ask): (&View, &Ask), title: &str, of: &str, live: Option<&str
                         form method="dialog" { button { "Close" } }
                     }
                     dl.keys {
-                        @for (keys, does) in KEYS {
+                        @for (keys, does) in keys {
                             dt { @for key in keys { kbd { (key) } " " } }
                             dd { (does) }
                         }
@@ -298,6 +315,17 @@ pub(super) fn since(at: DateTime<Utc>) -> Markup {
 /// A text about a moment; the tooltip has its date.
 fn moment(at: DateTime<Utc>, text: &str) -> Markup {
     html! { time datetime=(at.to_rfc3339()) title=(date(at)) { (text) } }
+}
+
+/// A moment in a list: relative to now, and below it the time of day, in UTC, with the day if that is another.
+pub(super) fn stamped(at: DateTime<Utc>) -> Markup {
+    let today = now();
+    let form = match () {
+        () if at.date_naive() == today.date_naive() => "%H:%M:%S",
+        () if at.year() == today.year() => "%b %-d %H:%M",
+        () => "%Y-%m-%d",
+    };
+    html! { (time(at)) span.sub.stamp { (at.format(form).to_string()) } }
 }
 
 /// A moment with its date.

@@ -4,7 +4,7 @@ use maud::{Markup, html};
 
 use super::{
     Ask, Failure, View,
-    page::{self, Page, Regions, clip, number, seconds, time},
+    page::{self, Page, Regions, clip, number, seconds, stamped},
 };
 use tenure::internals::{Event, EventFilter, Parts as _, SCANS_MISSED, duration::whole};
 
@@ -178,7 +178,7 @@ pub(super) fn table(view: &View, events: &[Event], with_job: bool) -> Markup {
                             @if let Some(silence) = of.silence_s { (seconds(silence)) }
                         }
                         td.text.full data-label="Reason" { (clip(&of.reason)) }
-                        td.num.tight data-label="When" { (time(of.at)) }
+                        td.num.tight data-label="When" { (stamped(of.at)) }
                     }
                 }
             }

@@ -9,7 +9,7 @@ use super::{
     actions::Said,
     enqueue::{attempts, json, line, once, payload},
     jobs::word,
-    page::{self, Page, Regions, dated, seconds_between, time},
+    page::{self, Page, Regions, dated, seconds_between, stamped},
     params::encoded,
 };
 use tenure::{
@@ -216,7 +216,7 @@ fn row(view: &View, job: &JobRow, now: chrono::DateTime<Utc>) -> Markup {
             }
             td.num.tight data-label="Attempt" { (job.attempt) span.soft { "/" (job.max_attempts) } }
             td.num.tight.none[ran.is_none()] data-label="Ran, s" { @if let Some(ran) = ran { (ran) } }
-            td.num.tight data-label="Created" { (time(job.created_at)) }
+            td.num.tight data-label="Created" { (stamped(job.created_at)) }
         }
     }
 }

@@ -6,7 +6,7 @@ use tenure::{StoreError, internals::Parts as _};
 
 use super::{
     Ask, Failure, View,
-    page::{self, Page, Regions, time},
+    page::{self, Page, Regions, stamped},
     schedule::{UNSERVED, colour, run_form, state},
 };
 
@@ -54,12 +54,12 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
                                 }
                                 td data-label="Missed ticks" { (of.missed) }
                                 td.num.tight.none[is_paused] data-label="Next tick" { @if !is_paused
-                                    { (time(of.next_at)) } }
+                                    { (stamped(of.next_at)) } }
                                 td.num.tight data-label="Last tick" {
                                     @match (of.last_tick_at, of.last_job_id) {
                                         (Some(at), Some(job)) => a href={ (view.base) "/jobs/" (job) }
-                                            { (time(at)) },
-                                        (Some(at), None) => (time(at)),
+                                            { (stamped(at)) },
+                                        (Some(at), None) => (stamped(at)),
                                         _ => "–",
                                     }
                                 }

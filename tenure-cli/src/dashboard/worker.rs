@@ -5,7 +5,7 @@ use maud::{Markup, html};
 use super::{
     Ask, Failure, View,
     actions::Said,
-    page::{self, Page, Regions, dated, number, seconds_between, time},
+    page::{self, Page, Regions, dated, number, seconds_between, stamped, time},
     params::encoded,
     recovery,
 };
@@ -187,7 +187,7 @@ fn running_jobs(view: &View, worker: Option<&WorkerRow>, jobs: &[JobRow]) -> Mar
                                     @if let Some(from) = job.started_at { (seconds_between(from, now)) }
                                 }
                                 td.num.tight data-label="Last heartbeat" {
-                                    @match job.last_activity_at { Some(at) => (time(at)), None => "–" }
+                                    @match job.last_activity_at { Some(at) => (stamped(at)), None => "–" }
                                 }
                             }
                         }

@@ -4,7 +4,7 @@ use maud::html;
 
 use super::{
     Ask, Failure, View,
-    page::{self, Page, Regions, number, time},
+    page::{self, Page, Regions, number, stamped},
 };
 use tenure::{internals::duration::whole, rows::WorkerState};
 
@@ -66,7 +66,7 @@ pub(super) async fn page(view: &View, _ask: &Ask) -> Result<Page, Failure> {
                                     }
                                 }
                                 td.num.tight data-label="Last seen" { (whole(of.last_seen_s)) " ago" }
-                                td.num.tight data-label="Started" { (time(of.started_at)) }
+                                td.num.tight data-label="Started" { (stamped(of.started_at)) }
                                 td.num data-label="Version" { (of.version) }
                             }
                         }

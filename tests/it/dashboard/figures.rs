@@ -482,3 +482,62 @@ async fn the_page_of_a_schedule_finds_its_jobs_in_a_long_history_or_says_why_not
     );
     lock.rollback().await.unwrap();
 }
+
+/// "All that match" acts on every page of the list, on what its user has seen, and on what the action can touch.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_action_on_all_jobs_that_match_touches_those_and_says_how_many() {
+    let bench = calm().await;
+    bench.tenure.pause_queue("q").await.unwrap();
+    let of = |queue: &str, kind: &str| JobRequest::new(queue, kind, json!({ "Straße": "ÄPFEL" }));
+    let mut jobs: Vec<_> = (0..1_100).map(|_| of("q", "wrong")).collect();
+    jobs.extend((0..60).map(|_| of("q", "right")));
+    jobs.extend((0..30).map(|_| of("q", "wrong").delay(Duration::from_secs(3600))));
+    bench.tenure.enqueue_many(jobs).await.unwrap();
+    let dashboard = Dashboard::start(&bench, &["--actions"], &[]).await;
+    let all = "data-matching";
+    for path in ["/jobs", "/jobs?q=01920000-0000-7000-8000-000000000000"] {
+        assert!(!dashboard.get(path).await.body.contains(all), "{path}");
+    }
+    // Searches ignore case, also beyond ASCII; a sign that SQL or a pattern knows stands for itself.
+    for (text, jobs) in
+        [("ÄPFEL", 50), ("äpfel", 50), ("STRASSE", 0), ("straße", 50), ("WRONG", 50), ("wr_ng", 0)]
+    {
+        let text = text.bytes().map(|byte| format!("%{byte:02X}")).collect::<Vec<_>>().concat();
+        let page = dashboard.get(&format!("/jobs?q={text}")).await.body;
+        assert_eq!(page.matches("<tr id=\"job-").count(), jobs, "{text}");
+    }
+    let browser = Browser::at(dashboard.address).await;
+    browser.open("/jobs?kind=wrong&status=queued").await;
+    browser.click("input[data-matching]").await;
+    browser.until_text("button[formaction='/jobs/cancel']", "Cancel all").await;
+    browser.click("button[formaction='/jobs/cancel']").await;
+    browser.until_text("dialog.ask", "Cancel 1,130 jobs?").await;
+    // These come while the question is open, and nobody has seen them.
+    bench.execute("SELECT pg_sleep(0.01)").await;
+    bench.tenure.enqueue_many((0..3).map(|_| of("q", "wrong"))).await.unwrap();
+    browser.click("dialog.ask button[value=yes]").await;
+    browser.until_text(".flash", "1130 jobs are cancelled").await;
+    assert_eq!(bench.count("tenure.jobs WHERE kind = 'wrong'").await, 3);
+    assert_eq!(bench.count("tenure.jobs WHERE kind = 'right'").await, 60);
+    // A retry touches those alone that wait for their time, and dead letters.
+    bench
+        .tenure
+        .enqueue_many((0..2).map(|_| of("q", "right").delay(Duration::from_secs(3600))))
+        .await
+        .unwrap();
+    dead(&bench, &["no".to_owned()]).await;
+    browser.open("/jobs?queue=q").await;
+    browser.click("input[data-matching]").await;
+    browser.click("button[formaction='/jobs/retry']").await;
+    browser.until_text("dialog.ask", "Retry 3 jobs now?").await;
+    browser.click("dialog.ask button[value=yes]").await;
+    browser.until_text(".flash", "2 jobs are due now, 1 job is queued again").await;
+    // Without a filter, or the time of the page, nothing is touched.
+    for (form, why) in [("all=1&shown=1", "Narrow the list first"), ("all=1&queue=q", "when it was shown")] {
+        let said = dashboard.said(&dashboard.post("/jobs/cancel", form).await).await;
+        assert!(said.contains(why), "{form}: {said}");
+    }
+    assert_eq!(bench.count("tenure.jobs WHERE kind IN ('right', 'wrong')").await, 65);
+    let counted = dashboard.get("/jobs/count?queue=q&shown=1").await.body;
+    assert_eq!(counted, r#"{"cancel":0,"retry":0}"#);
+}

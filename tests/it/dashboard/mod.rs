@@ -3,6 +3,7 @@
 mod access;
 mod away;
 mod browser;
+mod cells;
 mod figures;
 mod pages;
 mod pictures;

@@ -132,7 +132,8 @@
   // --- Selection. `<form data-bulk>`: check boxes named `id`, `[data-all]` in the head, `[data-matching]` for all
   // matches and not only this page. `<button data-count="Redrive" data-can="redrive">` shows how many of the selected
   // it can touch: a box lists what can be done in its own `data-can`, and of all matches it is the button's `data-all`,
-  // or more: then `data-more` is an address that counts them all, for the question before the action.
+  // or more: then `data-more` is an address that counts them all, for the question before the action. Without
+  // `data-all`, nobody has counted yet.
   const boxes = (form) => all("input[name=id]", form);
   const checked = (form) => boxes(form).filter((box) => box.checked);
   const matching = (form) => one("[data-matching]", form);
@@ -140,14 +141,15 @@
   function selected(form, button) {
     const act = button?.dataset.can;
     if (button && matching(form)?.checked) {
-      return { number: Number(button.dataset.all), more: button.dataset.more ?? null };
+      return { number: Number(button.dataset.all ?? Infinity), more: button.dataset.more ?? null };
     }
     const can = (box) => !act || (box.dataset.can ?? act).split(" ").includes(act);
     return { number: checked(form).filter(can).length, more: null };
   }
 
   const COUNTED_WITHIN = 15_000;
-  const words = ({ number, more }) => number.toLocaleString("en") + (more ? " or more" : "");
+  const words = ({ number, more }) =>
+    number === Infinity ? "all" : number.toLocaleString("en") + (more ? " or more" : "");
 
   function count() {
     for (const form of all("form[data-bulk]")) {
@@ -269,8 +271,9 @@
   function search() {
     const field = one("input[type=search]");
     if (field) field.select(), field.focus();
-    else location.href = `${one('a[data-key="j"]').href}#search`;
-    return true;
+    const jobs = one('a[data-key="j"]');
+    if (!field && jobs) location.href = `${jobs.href}#search`;
+    return Boolean(field ?? jobs);
   }
 
   // The row's own link has the focus, so Enter opens it.

@@ -1,0 +1,240 @@
+//! Work: a worker in each cell that has a queue of it.
+//!
+//! A queue that moves is served in both cells: its new jobs run in the new one, the rest in the old one. The marks say
+//! so; this looks for them now and then, and starts a worker where one is missing.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    future::Future,
+    time::Duration,
+};
+
+use futures::{FutureExt, StreamExt, stream::FuturesUnordered};
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::{Cell, Cells, CellsError};
+#[cfg(feature = "http")]
+use crate::worker::serve_health;
+use crate::{
+    client::Tenure,
+    observe::health::Health,
+    store::Mark,
+    worker::{WorkerBuilder, WorkerError, WorkerHandle},
+};
+
+/// How often to look after the workers' health.
+const HEALTH_EVERY: Duration = Duration::from_secs(1);
+/// A runtime that has not looked after them for longer than this hangs.
+const HUNG_AFTER: Duration = Duration::from_secs(60);
+
+/// The workers of several cells did not start, or one of them failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CellsWorkerError {
+    /// A queue has no cell.
+    #[error(transparent)]
+    Cells(#[from] CellsError),
+    /// The workers cannot listen on the address of [`Layout::listen_at`](super::Layout::listen_at).
+    #[error(transparent)]
+    Listen(WorkerError),
+    /// The worker of a cell did not start, or ended by an error.
+    #[error("cell {cell:?}")]
+    Worker {
+        /// The cell.
+        cell: String,
+        /// The cause.
+        source: WorkerError,
+    },
+    /// What the closure describes has no queue, or is invalid.
+    #[error(transparent)]
+    Described(WorkerError),
+}
+
+/// Workers in several cells. See [`Cells::work`].
+#[must_use = "no worker runs until `run_until` is awaited"]
+pub struct CellsWorker<S, B> {
+    cells: Cells,
+    build: B,
+    health: Health,
+    state: std::marker::PhantomData<fn() -> S>,
+}
+
+impl<S, B> std::fmt::Debug for CellsWorker<S, B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CellsWorker").field("cells", &self.cells).finish_non_exhaustive()
+    }
+}
+
+impl Cells {
+    /// Describes a worker by a closure, which is called for each cell that has one of its queues: so the process runs a
+    /// worker in each of those cells, with the slots that the closure gives to a queue. A queue that moves is served in
+    /// its old cell, too: there it has as many slots again.
+    pub fn work<S, B>(&self, build: B) -> CellsWorker<S, B>
+    where
+        S: Send + Sync + 'static,
+        B: Fn(&Tenure) -> WorkerBuilder<S>,
+    {
+        CellsWorker {
+            cells: self.clone(),
+            build,
+            health: Health::new(HUNG_AFTER),
+            state: std::marker::PhantomData,
+        }
+    }
+
+    /// Returns the cells in which each of these queues may have jobs: the one that accepts new ones, and those that it
+    /// has left.
+    async fn places(&self, queues: &[String]) -> Result<BTreeMap<usize, BTreeSet<String>>, CellsError> {
+        let marks = self.marks().await;
+        let mut places: BTreeMap<usize, BTreeSet<String>> = BTreeMap::new();
+        for queue in queues {
+            let own = marks.iter().filter(|(_, of, _)| of == queue);
+            for (place, _, mark) in own {
+                let Mark::MovedTo(to) = mark else { continue };
+                places.entry(*place).or_default().insert(queue.clone());
+                if let Some(to) = self.iter().position(|cell| cell.name() == to) {
+                    places.entry(to).or_default().insert(queue.clone());
+                }
+            }
+            places.entry(self.place_of(queue)?).or_default().insert(queue.clone());
+        }
+        Ok(places)
+    }
+}
+
+impl<S, B> CellsWorker<S, B>
+where
+    S: Send + Sync + 'static,
+    B: Fn(&Tenure) -> WorkerBuilder<S>,
+{
+    /// Returns the health of all workers together: ready as long as one of them is, so that a cell that is away does
+    /// not make a process unready that serves others.
+    pub fn health(&self) -> Health {
+        self.health.clone()
+    }
+
+    /// Runs the workers until `shutdown` completes, or all have been drained.
+    ///
+    /// Dropping this future asks the workers to stop, and does not wait for them.
+    ///
+    /// # Errors
+    ///
+    /// A queue without a cell, and the error of a worker: the others are then stopped, too.
+    pub async fn run_until(self, shutdown: impl Future<Output = ()>) -> Result<(), CellsWorkerError> {
+        let Self { cells, build, health, .. } = self;
+        let first = cells.iter().next().map(|cell| build(cell.tenure()).queue_names());
+        let queues = first.unwrap_or_default();
+        if queues.is_empty() {
+            return Err(CellsWorkerError::Described(WorkerError::Nothing("queue")));
+        }
+        #[cfg(feature = "http")]
+        let _server = serve_health(cells.inner.layout.listen(), &health).map_err(CellsWorkerError::Listen)?;
+        #[cfg(not(feature = "http"))]
+        if let Some(address) = cells.inner.layout.listen() {
+            let reason = "this program was built without tenure's feature `http`".to_owned();
+            return Err(CellsWorkerError::Listen(WorkerError::Listen { address, reason }));
+        }
+        let mut workers =
+            Workers { cells: &cells, build, started: BTreeMap::new(), ended: FuturesUnordered::new() };
+        let mut shutdown = std::pin::pin!(shutdown.fuse());
+        let mut stops = false;
+        let (mut look_at, mut failed) = (Instant::now(), None);
+        // As often as a worker shows that it is alive, in the cell where it does so most often.
+        let look_every = cells.iter().map(|cell| cell.tenure().config().timing.renew_every).min();
+        loop {
+            if !stops && Instant::now() >= look_at {
+                look_at = Instant::now() + look_every.unwrap_or(HUNG_AFTER);
+                if let Err(error) = workers.start(cells.places(&queues).await?) {
+                    failed.get_or_insert(error);
+                    stops = true;
+                    workers.stop();
+                }
+            }
+            if workers.ended.is_empty() {
+                break;
+            }
+            workers.tell(&health);
+            tokio::select! {
+                Some((cell, ended)) = workers.ended.next() => if let Err(source) = ended {
+                    failed.get_or_insert(CellsWorkerError::Worker { cell, source });
+                    stops = true;
+                    workers.stop();
+                },
+                () = &mut shutdown, if !stops => {
+                    health.draining();
+                    stops = true;
+                    workers.stop();
+                }
+                () = sleep(HEALTH_EVERY) => {}
+                () = sleep_until(look_at), if !stops => {}
+            }
+        }
+        failed.map_or(Ok(()), Err)
+    }
+}
+
+type Ended<'c> = futures::future::BoxFuture<'c, (String, Result<(), WorkerError>)>;
+
+/// The workers that run.
+struct Workers<'c, B> {
+    cells: &'c Cells,
+    build: B,
+    /// By the place of their cell: their queues, and the handles.
+    started: BTreeMap<usize, (BTreeSet<String>, Vec<std::sync::Arc<WorkerHandle>>)>,
+    ended: FuturesUnordered<Ended<'c>>,
+}
+
+impl<B> Workers<'_, B> {
+    /// Starts workers for the queues that none serves in their cells.
+    fn start<S>(&mut self, places: BTreeMap<usize, BTreeSet<String>>) -> Result<(), CellsWorkerError>
+    where
+        S: Send + Sync + 'static,
+        B: Fn(&Tenure) -> WorkerBuilder<S>,
+    {
+        for (place, queues) in places {
+            let (served, handles) = self.started.entry(place).or_default();
+            let missing: BTreeSet<_> = queues.difference(served).cloned().collect();
+            if missing.is_empty() {
+                continue;
+            }
+            let Some(cell) = self.cells.iter().nth(place) else { continue };
+            let name = cell.name().to_owned();
+            tracing::info!(cell = name, queues = ?missing, "starting a worker in this cell");
+            let worker = (self.build)(cell.tenure()).keep_queues(|queue| missing.contains(queue));
+            let failed = |source| CellsWorkerError::Worker { cell: name.clone(), source };
+            let worker = std::sync::Arc::new(worker.start().map_err(failed)?);
+            served.extend(missing);
+            handles.push(worker.clone());
+            self.ended.push(async move { (name, worker.wait().await) }.boxed());
+        }
+        Ok(())
+    }
+
+    fn stop(&self) {
+        for (_, handles) in self.started.values() {
+            for worker in handles {
+                worker.stop();
+            }
+        }
+    }
+
+    /// Tells the health of all: what each lacks, if none is ready.
+    fn tell(&self, health: &Health) {
+        health.beat();
+        let all = || self.started.values().flat_map(|(_, handles)| handles);
+        if all().any(|worker| worker.health().has_started()) {
+            health.started();
+        }
+        let mut lacks = Vec::new();
+        for (place, (_, handles)) in &self.started {
+            let cell = self.cells.iter().nth(*place).map_or("", Cell::name);
+            for worker in handles.iter().filter(|worker| !worker.is_finished()) {
+                match worker.health().ready() {
+                    Ok(()) => return health.has("cells"),
+                    Err(why) => lacks.push(format!("{cell}: {}", why.join(", "))),
+                }
+            }
+        }
+        health.lacks("cells", lacks.join("; "));
+    }
+}

@@ -1,0 +1,2 @@
+-- can_cancel: whether a cancellation touches a job.
+       status IN ('queued', 'processing')

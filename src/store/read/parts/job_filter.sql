@@ -1,0 +1,33 @@
+-- job_filter: which jobs of `tenure.all_jobs j`.
+--
+--   $1 status or NULL  $2 queue or NULL  $3 kind or NULL  $4 worker or NULL  $5 seconds of age at least, or NULL
+--   $6 seconds of age at most, or NULL  $7 text in the last error or NULL  $8 before this id or NULL
+--   $9 text in the kind, the last error, the message or the payload, or NULL
+--   $10 of the jobs that wait for their time, those that have been tried (true) or the others (false), or NULL
+--
+-- An id is time: a bound on the age bounds the id, too, so that a large history is read from there on, by its primary
+-- key, and only as far as needed. The bound on the id is a day wider: producers' clocks make the ids, and the ids of
+-- submissions are older than their rows. CASE and coalesce, not OR: an index can serve the one and not the other.
+-- The worker of a job that waits for another attempt stands with its attempts.
+-- Most texts are ASCII: `lower` of the collation "C" finds those in three fifths of the time of any other.
+       ($1::text IS NULL OR status = $1)
+   AND ($2::text IS NULL OR queue = $2)
+   AND ($3::text IS NULL OR kind = $3)
+   AND ($4::text IS NULL OR $4 = coalesce(j.worker_id, (
+           SELECT e.worker_id FROM tenure.job_executions e WHERE e.job_id = j.id ORDER BY e.fencing_token DESC LIMIT 1)))
+   AND ($5::float8 IS NULL OR created_at <= statement_timestamp() - $5 * interval '1 second')
+   AND ($6::float8 IS NULL OR created_at >= statement_timestamp() - $6 * interval '1 second')
+   AND ($7::text IS NULL OR strpos(last_error, $7) > 0)
+   AND ($9::text IS NULL OR CASE WHEN octet_length($9) = length($9)
+           THEN strpos(lower(concat_ws(' ', kind, last_error, message, payload) COLLATE "C"), lower($9 COLLATE "C")) > 0
+           ELSE strpos(lower(concat_ws(' ', kind, last_error, message, payload)), lower($9)) > 0 END)
+   AND ($10::bool IS NULL OR (scheduled_at > statement_timestamp() AND (attempt > 0) = $10))
+   AND id <= CASE WHEN $5 IS NULL THEN 'ffffffff-ffff-ffff-ffff-ffffffffffff'
+                  ELSE rpad(lpad(to_hex(greatest(0, (extract(epoch FROM statement_timestamp()
+                            - $5 * interval '1 second' + interval '1 day') * 1000)::bigint)), 12, '0'), 32, 'f')::uuid
+             END
+   AND id >= CASE WHEN $6 IS NULL THEN '00000000-0000-0000-0000-000000000000'
+                  ELSE rpad(lpad(to_hex(greatest(0, (extract(epoch FROM statement_timestamp()
+                            - $6 * interval '1 second' - interval '1 day') * 1000)::bigint)), 12, '0'), 32, '0')::uuid
+             END
+   AND id < coalesce($8::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
