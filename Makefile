@@ -10,7 +10,7 @@
 # make release   oldest Rust, licences and advisories, packages, public API, unused dependencies; ONLY=package make release
 # make pictures  takes the pictures of the dashboard in docs/images
 # make book      the guide as a book, in target/book
-# Each target first installs missing tools: see scripts/setup. scripts/ has the rest: check-deploy, static, rolling-upgrade, lines.
+# Each target first installs missing tools: see scripts/setup. scripts/ has the rest: check-deploy, static, rolling-upgrade, scale, lines.
 
 SHELL := /bin/sh
 CARGO ?= cargo
@@ -75,6 +75,7 @@ book:
 check:
 	@scripts/setup
 	@python3 scripts/check_docs.py
+	@python3 scripts/scale --check
 	@python3 scripts/check_dependencies.py
 	@LIST=1 python3 scripts/mutants
 	$(CARGO) fmt --all --check
