@@ -32,9 +32,8 @@ pub use crate::{
     store::{
         BenchCounters, BenchRelayed, BenchStarted, BenchState, CancelAnswer, ClaimRequest, Completion,
         DeadGroup, DeadKind, DeadMatches, DueJob, EndedAttempt, Event, EventCount, EventFilter, FinishedKind,
-        Fleet, JobAction, JobMatches, JobTexts, Keeps, ListedJob, LiveKind, LockPolicy, NEEDS, ProgressWrite,
-        QueueStats, Replaces, STATEMENTS, Schema, Store, Unit, Unserved, UnservedSchedule, WaitingJobs,
-        WhoRuns,
+        Fleet, JobAction, JobTexts, Keeps, ListedJob, LiveKind, LockPolicy, NEEDS, ProgressWrite, QueueStats,
+        Replaces, STATEMENTS, Schema, Store, Unit, Unserved, UnservedSchedule, WaitingJobs, WhoRuns,
     },
     worker::{Recovery, counts},
 };

@@ -98,8 +98,8 @@ pub use schedules::ScheduleRow;
 pub(crate) use schedules::{DueSchedule, NewSchedule, Put};
 #[cfg(feature = "internals")]
 pub use show::{
-    DeadGroup, DeadMatches, Event, EventCount, EventFilter, JobAction, JobMatches, JobTexts, ListedJob,
-    WaitingJobs, WhoRuns,
+    DeadGroup, DeadMatches, Event, EventCount, EventFilter, JobAction, JobTexts, ListedJob, WaitingJobs,
+    WhoRuns,
 };
 #[cfg(feature = "testing")]
 pub(crate) use testing::pool_of_test;
@@ -289,7 +289,6 @@ statements! {
     UNBUILT_INDEXES = "session" "unbuilt_indexes";
     LIST_JOBS = "read" "list_jobs";
     MATCH_JOBS = "read" "match_jobs";
-    COUNT_JOBS = "read" "count_jobs";
     SHOW_JOB = "read" "show_job";
     CHECKPOINT_SIZE = "read" "checkpoint_size";
     LIST_WORKERS = "read" "list_workers";

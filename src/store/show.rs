@@ -4,8 +4,8 @@ use chrono::{DateTime, Utc};
 use sqlx::{Row, postgres::PgRow, query};
 
 use super::{
-    COUNT_DEAD, COUNT_JOBS, COUNT_WAITING, DEAD_GROUPS, JOB_TEXTS, MATCH_JOBS, RECOVERY_COUNTS,
-    RECOVERY_EVENTS, SCHEDULE_JOBS, WHO_RUNS,
+    COUNT_DEAD, COUNT_WAITING, DEAD_GROUPS, JOB_TEXTS, MATCH_JOBS, RECOVERY_COUNTS, RECOVERY_EVENTS,
+    SCHEDULE_JOBS, WHO_RUNS,
     call::{Store, StoreError},
     dead::{DeadCount, DeadFilter},
     rows::{JobRow, u64_of},
@@ -82,13 +82,6 @@ pub struct DeadMatches {
 pub enum JobAction {
     Cancel,
     Retry,
-}
-
-/// How many of the jobs that match each action can touch.
-#[derive(Debug, Clone, Copy)]
-pub struct JobMatches {
-    pub cancel: i64,
-    pub retry: i64,
 }
 
 /// How many jobs wait for their time.
@@ -210,33 +203,20 @@ impl Store {
         Ok(rows.iter().map(listed).collect::<Result<_, sqlx::Error>>()?)
     }
 
-    /// Returns the ids of at most `limit` jobs that match, were created by `until`, and that the action can touch, the
-    /// newest first.
+    /// Returns the ids of at most `limit` jobs that match and that the action can touch, the newest first.
     pub async fn match_jobs(
         &self,
         filter: &JobFilter,
         action: JobAction,
-        until: DateTime<Utc>,
         limit: i64,
     ) -> Result<Vec<JobId>, StoreError> {
         let action = match action {
             JobAction::Cancel => "cancel",
             JobAction::Retry => "retry",
         };
-        let query = filter.bind(query(MATCH_JOBS)).bind(limit).bind(until).bind(action);
+        let query = filter.bind(query(MATCH_JOBS)).bind(limit).bind(action);
         let rows = self.rows_for_a_look(query).await?;
         Ok(rows.iter().map(|row| row.try_get("id")).collect::<Result<_, _>>()?)
-    }
-
-    /// Returns how many of the jobs that match, and were created by `until`, each action can touch.
-    pub async fn count_jobs(
-        &self,
-        filter: &JobFilter,
-        until: DateTime<Utc>,
-    ) -> Result<JobMatches, StoreError> {
-        let rows = self.rows_for_a_look(filter.bind(query(COUNT_JOBS)).bind(until)).await?;
-        let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
-        Ok(JobMatches { cancel: row.try_get("cancel")?, retry: row.try_get("retry")? })
     }
 
     /// Returns the number of recovery events of the last `units` units of time, each of `length_s` seconds, and of the

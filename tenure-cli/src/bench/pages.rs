@@ -20,7 +20,7 @@ const PAUSE: Duration = Duration::from_millis(2_500);
 const WITHIN: Duration = Duration::from_secs(30);
 
 /// Every page, with its filters. The kinds that the page of a queue reads serve the page of kinds of that range, too.
-const PAGES: [&str; 26] = [
+const PAGES: [&str; 29] = [
     "/",
     "/?range=1d",
     "/?range=7d",
@@ -30,6 +30,8 @@ const PAGES: [&str; 26] = [
     "/jobs?queue=queue-7",
     "/jobs?kind=kind.3&since=1h",
     "/jobs?q=gateway",
+    "/jobs?worker=host-7-1-aaaaaaaa",
+    "/jobs?worker=host-7-1-aaaaaaaa&status=completed",
     "/queues",
     "/queues/queue-7",
     "/queues/queue-8?range=7d",
@@ -41,6 +43,7 @@ const PAGES: [&str; 26] = [
     "/workers/host-7-1-aaaaaaaa",
     "/dead",
     "/dead?queue=queue-7",
+    "/jobs/count?action=cancel&kind=kind.3",
     "/recovery",
     "/recovery?path=scanner",
     "/schedules",

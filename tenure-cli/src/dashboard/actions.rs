@@ -1,13 +1,17 @@
 //! Actions: what the dashboard's buttons do. Each reports its outcome on the page that sent it.
 
-use std::fmt::Write;
+use std::{
+    collections::HashSet,
+    fmt::Write,
+    time::{Duration, Instant},
+};
 
 use chrono::{DateTime, Utc};
 
 use super::{Ask, Failure, View, access::Who, page, params::Params};
 use tenure::{
     JobId, StoreError,
-    internals::{JobAction, Parts as _},
+    internals::JobAction,
     jobs::{ActionError, CancelOutcome, RetryOutcome},
     queues::{QueueLimits, QueueSettingsError},
     rows::DeadFilter,
@@ -16,8 +20,9 @@ use tenure::{
 
 /// The most jobs that one form may name.
 const NAMED_MAX: usize = 1_000;
-/// How many of all jobs that match to act on at once.
-const AT_ONCE: i64 = 1_000;
+/// How many jobs of a selection to act on at once, and for how long: a proxy waits no longer than a minute.
+const AT_ONCE: usize = 1_000;
+const ACTS_FOR: Duration = Duration::from_secs(30);
 
 /// What a user does about a limit that is out of range.
 const LIMIT: &str = "leave the field empty for no limit, and pause a queue to start no jobs";
@@ -43,9 +48,8 @@ pub(super) async fn act(view: &View, ask: &Ask, who: &Who) -> Result<Done, Failu
     let mut to = None;
     let path: Vec<_> = ask.path.iter().map(String::as_str).collect();
     let said = match path[..] {
-        ["jobs", action @ ("cancel" | "retry")] if ask.form.get("all").is_some() => {
-            all_jobs(view, ask, action).await
-        }
+        ["jobs", "cancel"] if ask.form.get("all").is_some() => selected(view, ask, JobAction::Cancel).await,
+        ["jobs", "retry"] if ask.form.get("all").is_some() => selected(view, ask, JobAction::Retry).await,
         ["jobs", "cancel"] => cancel(view, &named(ask)?).await,
         ["jobs", "retry"] => retry(view, &named(ask)?).await,
         ["jobs", id, "cancel"] => cancel(view, &[job(id)?]).await,
@@ -100,31 +104,49 @@ fn count(said: &mut String, jobs: usize, one: &str, many: &str) {
         let sep = if said.is_empty() { "" } else { ", " };
         let words = if jobs == 1 { one } else { many };
         // Writing to a string does not fail.
+        let jobs = page::number(i64::try_from(jobs).unwrap_or(i64::MAX));
         let _ = write!(said, "{sep}{jobs} {words}");
     }
 }
 
-/// Acts on all jobs that match and had been created when the page was shown, however many pages the list has.
-async fn all_jobs(view: &View, ask: &Ask, action: &str) -> Said {
-    let (filter, until) = super::jobs::all_shown(view, &ask.form)?;
-    let action = if action == "cancel" { JobAction::Cancel } else { JobAction::Retry };
-    let (mut page, mut cancelled, mut retried_jobs) = (filter.clone(), vec![], vec![]);
-    loop {
-        let jobs = view.tenure.store().match_jobs(&page, action, until, AT_ONCE).await?;
-        let Some(last) = jobs.last() else { break };
-        page = filter.clone().before(*last);
-        match action {
-            JobAction::Cancel => cancelled.extend(view.tenure.cancel_many(&jobs).await?),
-            JobAction::Retry => retried_jobs.extend(view.tenure.retry_many(&jobs).await?),
+/// Acts on the jobs of a selection that still match.
+async fn selected(view: &View, ask: &Ask, action: JobAction) -> Said {
+    let taken = ask.form.get("selection").and_then(|token| view.figures.selections.take(&token, action));
+    let again = || Failure::Bad("The question was open for too long; reload the page, and ask again.".into());
+    let asked: HashSet<_> = taken.ok_or_else(again)?.into_iter().collect();
+    // What has left the list meanwhile is spared.
+    let jobs = super::jobs::matching(view, &ask.form, action).await?;
+    let jobs: Vec<_> = jobs.into_iter().filter(|job| asked.contains(job)).collect();
+    let (mut cancelled, mut again) = (Vec::new(), Vec::new());
+    let until = Instant::now() + ACTS_FOR;
+    let mut stopped = None;
+    for some in jobs.chunks(AT_ONCE) {
+        let done = match action {
+            _ if Instant::now() > until => {
+                stopped =
+                    Some("That took long; the other jobs were not touched. Repeat it for them.".to_owned());
+                break;
+            }
+            JobAction::Cancel => view.tenure.cancel_many(some).await.map(|done| cancelled.extend(done)),
+            JobAction::Retry => view.tenure.retry_many(some).await.map(|done| again.extend(done)),
+        };
+        if let Err(error) = done {
+            let more = "some of the next jobs may be changed, too. Repeat it for the rest: that is safe.";
+            stopped = Some(
+                super::unwritten(&error, more).replace("Nothing was changed", "No other job was changed"),
+            );
+            break;
         }
     }
-    Ok(match action {
-        _ if cancelled.len() + retried_jobs.len() == 0 => {
-            "No jobs match any more; nothing was changed.".into()
-        }
+    let said = match action {
+        _ if cancelled.len() + again.len() == 0 => "No job was changed.".into(),
         JobAction::Cancel => cancelled_jobs(&cancelled),
-        JobAction::Retry => retried(&retried_jobs),
-    })
+        JobAction::Retry => retried(&again),
+    };
+    match stopped {
+        Some(why) => Err(Failure::Unanswered(format!("{said} {why}"))),
+        None => Ok(said),
+    }
 }
 
 async fn cancel(view: &View, jobs: &[JobId]) -> Said {
@@ -196,7 +218,7 @@ pub(super) fn all_shown(form: &Params) -> Result<DeadFilter, Failure> {
 }
 
 /// When the page of a form was shown.
-pub(super) fn shown_at(form: &Params) -> Result<DateTime<Utc>, Failure> {
+fn shown_at(form: &Params) -> Result<DateTime<Utc>, Failure> {
     let shown = form.get("shown").and_then(|micros| micros.parse().ok());
     shown
         .and_then(DateTime::from_timestamp_micros)

@@ -158,8 +158,8 @@ fn grouped(view: &View, ask: &Ask, groups: &[DeadGroup]) -> Markup {
                     th scope="col" { "Category" }
                     th scope="col" { "Error" }
                     th.num scope="col" { "Count" }
-                    th.num scope="col" { "First" }
-                    th.num scope="col" { "Last" }
+                    th.num scope="col" { "First, UTC" }
+                    th.num scope="col" { "Last, UTC" }
                 } }
                 tbody {
                     @for of in groups {
@@ -208,7 +208,7 @@ fn table(view: &View, letters: &[DeadLetter]) -> Markup {
                 th scope="col" { "Category" }
                 th scope="col" { "Error" }
                 th.num scope="col" { "Attempts" }
-                th.num scope="col" { "Died" }
+                th.num scope="col" { "Died, UTC" }
             } }
             tbody { @for letter in letters { (row(view, letter)) } }
         } }

@@ -4,19 +4,18 @@ use std::time::Duration;
 
 use maud::{Markup, html};
 
-use chrono::{DateTime, DurationRound as _, TimeDelta, Utc};
 use serde_json::{Value, json};
 
 use super::{
     Ask, Failure, View,
-    actions::shown_at,
     clock::now,
-    page::{self, Page, Regions, job_link, number, owner, seconds_between, stamped, time},
+    page::{self, Page, Regions, job_link, number, owner, seconds_between, stamped},
     params::Params,
+    selections::JOBS_MAX,
 };
 use tenure::{
     JobId, Status,
-    internals::{Fleet, ListedJob, Parts as _, WaitingJobs},
+    internals::{Fleet, JobAction, ListedJob, Parts as _, WaitingJobs},
     rows::{JobFilter, JobRow},
 };
 
@@ -89,30 +88,53 @@ fn is_whole(ask: &Ask) -> bool {
     FILTERS.iter().all(|name| ask.query.get(name).is_none())
 }
 
-/// Whether an action may be for all jobs that match: a filter or a status says which, and no ID is searched for.
-fn may_act_on_all(ask: &Ask) -> bool {
-    let by_id = ask.query.get("q").is_some_and(|text| text.trim().parse::<JobId>().is_ok());
-    !by_id && (!is_whole(ask) || ask.query.get("status").is_some())
+/// What an action can be for, besides ticked jobs.
+const ACTIONS: [(&str, JobAction); 2] = [("cancel", JobAction::Cancel), ("retry", JobAction::Retry)];
+
+/// Whether an action may be for all jobs that match: a filter or a status says which, and no ID is searched for. No
+/// action can touch a job that has completed or was cancelled.
+fn may_act_on_all(query: &Params) -> bool {
+    let is_set = |name: &&str| query.get(name).is_some_and(|is| !is.trim().is_empty());
+    let by_id = query.get("q").is_some_and(|text| text.trim().parse::<JobId>().is_ok());
+    let status = query.get("status");
+    let has_ended = status.as_deref().is_some_and(|status| ["completed", "cancelled"].contains(&status));
+    !by_id && !has_ended && (status.is_some() || FILTERS.iter().any(is_set))
 }
 
-/// The jobs that a form on this page acts on if it is for all that match, and by when they had been created: those that
-/// its user has not seen are spared.
-pub(super) fn all_shown(view: &View, form: &Params) -> Result<(JobFilter, DateTime<Utc>), Failure> {
-    if FILTERS.iter().chain(&["status"]).all(|name| form.get(name).is_none()) {
+/// The jobs that match and that the action can touch, on all pages of the list.
+pub(super) async fn matching(view: &View, form: &Params, action: JobAction) -> Result<Vec<JobId>, Failure> {
+    if !may_act_on_all(form) {
         return Err(Failure::Bad(
             "Narrow the list first: by status, queue, kind, worker, age or text.".into(),
         ));
     }
-    // All pages of the list.
     let filters = Params::read(form.with("before", None).as_bytes());
-    Ok((filter(view, &filters)?.0, shown_at(form)?))
+    let (filter, _) = filter(view, &filters)?;
+    Ok(view.tenure.store().match_jobs(&filter, action, JOBS_MAX + 1).await?)
 }
 
-/// Counts all jobs that a form on this page would act on, as JSON by the names of its actions.
+/// Selects all jobs that match, for the question before an action: their number, by the name of the action, and the
+/// token of the selection; or why there is no question.
 pub(super) async fn count(view: &View, ask: &Ask) -> Result<Value, Failure> {
-    let (filter, until) = all_shown(view, &ask.query)?;
-    let counted = view.tenure.store().count_jobs(&filter, until).await?;
-    Ok(json!({ "retry": counted.retry, "cancel": counted.cancel }))
+    let named = ask.query.get("action");
+    let action = ACTIONS.iter().find(|(name, _)| view.has_actions && Some(*name) == named.as_deref());
+    let (name, action) = action.ok_or_else(|| Failure::NotFound("This action does not exist.".into()))?;
+    let jobs = matching(view, &ask.query, *action).await?;
+    Ok(match jobs.len() {
+        0 => {
+            let done = if *action == JobAction::Retry { "retried" } else { "cancelled" };
+            json!({ "why": format!("No job that matches can be {done}.") })
+        }
+        n if n > usize::try_from(JOBS_MAX).unwrap_or(usize::MAX) => {
+            json!({ "why": format!("More than {} jobs match; narrow the list.", number(JOBS_MAX)) })
+        }
+        n => {
+            let selection = view.figures.selections.keep(*action, jobs);
+            let mut counted = json!({ "selection": selection });
+            counted[name] = n.into();
+            counted
+        }
+    })
 }
 
 /// The address of this list with a parameter changed, from its beginning.
@@ -172,7 +194,7 @@ fn list(view: &View, ask: &Ask, jobs: &[ListedJob], has_more: bool, submitted: i
                 th.num scope="col" { "Attempt" }
                 th.hide-narrow scope="col" { "Worker" }
                 th.num scope="col" { "Ran, s" }
-                th.num scope="col" { "Created" }
+                th.num scope="col" { "Created, UTC" }
             } }
             tbody { @for job in jobs { (row(view, job)) } }
         } }
@@ -186,14 +208,18 @@ fn list(view: &View, ask: &Ask, jobs: &[ListedJob], has_more: bool, submitted: i
                 form.panel method="post" data-bulk {
                     (page::own(ask))
                     div.bulk {
-                        @if may_act_on_all(ask) {
-                            input type="hidden" name="shown" value=(shown(jobs).timestamp_micros());
+                        @if may_act_on_all(&ask.query) {
+                            input type="hidden" name="selection" value="";
                             @for name in FILTERS.iter().chain(&["status"]) {
                                 @if let Some(value) = ask.query.get(name) {
                                     input type="hidden" name=(name) value=(value);
                                 }
                             }
-                            label.check { input type="checkbox" name="all" value="1" data-matching; " all that match" }
+                            // Only a script can ask how many that are.
+                            label.check.needs-js {
+                                input type="checkbox" name="all" value="1" data-matching;
+                                " all that match"
+                            }
                         } @else {
                             span.soft { "Tick jobs to act on them." }
                         }
@@ -217,12 +243,6 @@ fn list(view: &View, ask: &Ask, jobs: &[ListedJob], has_more: bool, submitted: i
             }
         }
     }
-}
-
-/// By when every job of the list had been created. It changes only every ten seconds, or with the list.
-fn shown(jobs: &[ListedJob]) -> DateTime<Utc> {
-    let now = now().duration_trunc(TimeDelta::seconds(10)).unwrap_or_default();
-    jobs.iter().map(|listed| listed.job.created_at).fold(now, DateTime::max)
 }
 
 /// The list without a job. `submitted`: how many submissions stand in the stream.
@@ -267,7 +287,7 @@ fn filter(view: &View, query: &Params) -> Result<(JobFilter, Option<String>), Fa
         }
     }
     if let Some(queue) = query.get("queue") {
-        filter = filter.queue(queue);
+        filter = filter.queue(queue.trim());
     }
     if let Some(kind) = query.get("kind") {
         filter = filter.kind(kind.trim());
@@ -380,11 +400,11 @@ fn progress_or_error(job: &JobRow, word: &str) -> Markup {
     let error = job.last_error.as_deref().map(page::error);
     let said = match word {
         "processing" => Some(progress(job)),
-        "scheduled" => Some(html! { span.soft { "due " (time(job.scheduled_at)) } }),
+        "scheduled" => Some(html! { span.soft { "due " (stamped(job.scheduled_at)) } }),
         // Why it waits, and until when.
         "retrying" => Some(html! {
             @if let Some(error) = error { (error) }
-            span.sub.tight { "next attempt " (time(job.scheduled_at)) }
+            span.sub.tight { "next attempt " (stamped(job.scheduled_at)) }
         }),
         "completed" => None,
         _ => error,

@@ -29,6 +29,7 @@ mod queues;
 mod recovery;
 mod schedule;
 mod schedules;
+mod selections;
 mod shared;
 mod worker;
 mod workers;
@@ -65,6 +66,7 @@ use page::Page;
 use params::Params;
 pub(crate) use queues::State as QueueState;
 pub(crate) use schedule::{UNSERVED, state as schedule_state};
+use selections::Selections;
 use shared::Shared;
 
 use tenure::{
@@ -182,6 +184,7 @@ impl View {
 #[derive(Debug, Default)]
 struct Figures {
     clock: Arc<Clock>,
+    selections: Selections,
     overview: Shared<&'static str, overview::Figures>,
     kinds: Shared<&'static str, kinds::Figures>,
     queue: Shared<(String, &'static str), queue::Figures>,

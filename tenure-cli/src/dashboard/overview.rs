@@ -7,7 +7,7 @@ use super::{
     Ask, Failure, View,
     charts::{self, Activity, Range},
     notices,
-    page::{self, Aging, Page, Region, Regions, number, time},
+    page::{self, Aging, Page, Region, Regions, number, stamped},
     queues::{State, state},
     shared::Age,
 };
@@ -249,7 +249,7 @@ fn feed(view: &View, latest: &[Event]) -> Markup {
                                     @if of.owner_before.is_some() { "; " (page::handover(view, of)) }
                                 }
                             }
-                            (time(of.at))
+                            (stamped(of.at))
                         }
                     }
                 }

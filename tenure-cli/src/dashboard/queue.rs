@@ -6,7 +6,7 @@ use super::{
     Ask, Failure, View,
     charts::{self, Activity, Range},
     kinds,
-    page::{self, Page, Regions, number, time},
+    page::{self, Page, Regions, number, stamped, time},
     params::encoded,
     queues::{self, State, state},
     shared::Age,
@@ -241,7 +241,7 @@ fn schedules(view: &View, schedules: &[ScheduleRow]) -> Markup {
                         li {
                             (page::schedule_link(view, &of.name)) " "
                             span.soft { (of.kind) ", " code { (of.cron) } ", " }
-                            @if of.paused_at.is_some() { "paused" } @else { "next tick " (time(of.next_at)) }
+                            @if of.paused_at.is_some() { "paused" } @else { "next tick " (stamped(of.next_at)) }
                         }
                     }
                     @if schedules.len() > SHOWN { li.soft { (schedules.len() - SHOWN) " more" } }

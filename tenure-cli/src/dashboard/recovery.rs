@@ -161,7 +161,7 @@ pub(super) fn table(view: &View, events: &[Event], with_job: bool) -> Markup {
                 th.num scope="col" { "Token" }
                 th.num scope="col" { "Silence, s" }
                 th scope="col" { "Reason" }
-                th.num scope="col" { "When" }
+                th.num scope="col" { "When, UTC" }
             } }
             tbody {
                 @for of in events {

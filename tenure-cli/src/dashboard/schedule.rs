@@ -195,7 +195,7 @@ fn latest(view: &View, jobs: Result<&[JobRow], &Failure>) -> Markup {
                             th scope="col" { "Error" }
                             th.num scope="col" { "Attempt" }
                             th.num scope="col" { "Ran, s" }
-                            th.num scope="col" { "Created" }
+                            th.num scope="col" { "Created, UTC" }
                         } }
                         tbody { @for job in jobs { (row(view, job, now)) } }
                     } }

@@ -33,8 +33,8 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
                         th scope="col" { "Expression" }
                         th scope="col" { "Enqueues" }
                         th scope="col" { "Missed ticks" }
-                        th.num scope="col" { "Next tick" }
-                        th.num scope="col" { "Last tick" }
+                        th.num scope="col" { "Next tick, UTC" }
+                        th.num scope="col" { "Last tick, UTC" }
                         @if view.has_actions { th scope="col" { span.unseen { "Action" } } }
                     } }
                     tbody {

@@ -174,7 +174,7 @@ fn running_jobs(view: &View, worker: Option<&WorkerRow>, jobs: &[JobRow]) -> Mar
                         th scope="col" { "Progress" }
                         th.num scope="col" { "Attempt" }
                         th.num scope="col" { "Ran, s" }
-                        th.num scope="col" { "Last heartbeat" }
+                        th.num scope="col" { "Last heartbeat, UTC" }
                     } }
                     tbody {
                         @for job in jobs {

@@ -36,7 +36,7 @@ pub(super) async fn page(view: &View, _ask: &Ask) -> Result<Page, Failure> {
                         th scope="col" { "Queues" }
                         th scope="col" { "Kinds" }
                         th.num scope="col" { "Last seen" }
-                        th.num scope="col" { "Started" }
+                        th.num scope="col" { "Started, UTC" }
                         th.num scope="col" { "Version" }
                     } }
                     tbody {

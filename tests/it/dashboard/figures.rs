@@ -495,7 +495,12 @@ async fn an_action_on_all_jobs_that_match_touches_those_and_says_how_many() {
     bench.tenure.enqueue_many(jobs).await.unwrap();
     let dashboard = Dashboard::start(&bench, &["--actions"], &[]).await;
     let all = "data-matching";
-    for path in ["/jobs", "/jobs?q=01920000-0000-7000-8000-000000000000"] {
+    for path in [
+        "/jobs",
+        "/jobs?q=%20",
+        "/jobs?q=01920000-0000-7000-8000-000000000000",
+        "/jobs?kind=wrong&status=completed",
+    ] {
         assert!(!dashboard.get(path).await.body.contains(all), "{path}");
     }
     // Searches ignore case, also beyond ASCII; a sign that SQL or a pattern knows stands for itself.
@@ -512,11 +517,25 @@ async fn an_action_on_all_jobs_that_match_touches_those_and_says_how_many() {
     browser.until_text("button[formaction='/jobs/cancel']", "Cancel all").await;
     browser.click("button[formaction='/jobs/cancel']").await;
     browser.until_text("dialog.ask", "Cancel 1,130 jobs?").await;
-    // These come while the question is open, and nobody has seen them.
-    bench.execute("SELECT pg_sleep(0.01)").await;
-    bench.tenure.enqueue_many((0..3).map(|_| of("q", "wrong"))).await.unwrap();
+    // These come into the list while the question is open, new ones and an old one, and were in no question; others
+    // leave it.
+    bench.tenure.enqueue_many((0..2).map(|_| of("q", "wrong"))).await.unwrap();
+    bench
+        .execute(
+            "INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, created_at, scheduled_at, published_at)
+             SELECT tenure.id_of_time(at), 'q', 'wrong', '1', 5, at, at, at FROM (SELECT now() - interval '1 hour' AS at) t",
+        )
+        .await;
+    bench
+        .execute(
+            "UPDATE tenure.jobs SET kind = 'left' WHERE id IN (SELECT id FROM tenure.jobs WHERE kind = 'wrong' AND queue = 'q'
+              AND created_at > now() - interval '30 min' AND scheduled_at > now() LIMIT 10)",
+        )
+        .await;
     browser.click("dialog.ask button[value=yes]").await;
-    browser.until_text(".flash", "1130 jobs are cancelled").await;
+    browser.until_text(".flash", "1,120 jobs are cancelled").await;
+    assert_eq!(bench.count("tenure.jobs WHERE kind = 'left'").await, 10);
+    bench.execute("DELETE FROM tenure.jobs WHERE kind = 'left'").await;
     assert_eq!(bench.count("tenure.jobs WHERE kind = 'wrong'").await, 3);
     assert_eq!(bench.count("tenure.jobs WHERE kind = 'right'").await, 60);
     // A retry touches those alone that wait for their time, and dead letters.
@@ -532,12 +551,19 @@ async fn an_action_on_all_jobs_that_match_touches_those_and_says_how_many() {
     browser.until_text("dialog.ask", "Retry 3 jobs now?").await;
     browser.click("dialog.ask button[value=yes]").await;
     browser.until_text(".flash", "2 jobs are due now, 1 job is queued again").await;
-    // Without a filter, or the time of the page, nothing is touched.
-    for (form, why) in [("all=1&shown=1", "Narrow the list first"), ("all=1&queue=q", "when it was shown")] {
+    // Where no job can be touched, no question is asked.
+    browser.open("/jobs?kind=nothing-else").await;
+    browser.open("/jobs?queue=q&status=queued").await;
+    browser.click("input[data-matching]").await;
+    browser.click("button[formaction='/jobs/retry']").await;
+    browser.until_text("dialog.ask", "No job that matches can be retried.").await;
+    browser.until("document.querySelectorAll('dialog.ask button').length == 1").await;
+    // Without a question, nothing is touched.
+    for (form, why) in [("all=1&selection=1", "open for too long"), ("all=1&queue=q", "open for too long")] {
         let said = dashboard.said(&dashboard.post("/jobs/cancel", form).await).await;
         assert!(said.contains(why), "{form}: {said}");
     }
     assert_eq!(bench.count("tenure.jobs WHERE kind IN ('right', 'wrong')").await, 65);
-    let counted = dashboard.get("/jobs/count?queue=q&shown=1").await.body;
-    assert_eq!(counted, r#"{"cancel":0,"retry":0}"#);
+    let wrong = dashboard.get("/jobs/count?action=cancel").await;
+    assert!(wrong.status == 400 && wrong.body.contains("Narrow the list first"), "{}", wrong.body);
 }

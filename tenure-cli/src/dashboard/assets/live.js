@@ -186,7 +186,8 @@
     const yes = make("button", { value: "yes", textContent: label, autofocus: !dangerous });
     yes.className = dangerous ? "danger" : "primary";
     const text = make("p", { id: "question", textContent: question });
-    const dialog = make("dialog", { className: "ask" }, make("form", { method: "dialog" }, text, no, yes));
+    const buttons = label ? [no, yes] : [no];
+    const dialog = make("dialog", { className: "ask" }, make("form", { method: "dialog" }, text, ...buttons));
     dialog.setAttribute("aria-labelledby", "question");
     document.body.append(dialog);
     dialog.showModal();
@@ -206,11 +207,16 @@
     if (!these.more) return these;
     try {
       const fields = new URLSearchParams(new FormData(form));
-      ["csrf", "id", "back"].forEach((name) => fields.delete(name));
+      ["csrf", "id", "back", "selection"].forEach((name) => fields.delete(name));
+      fields.set("action", button.dataset.can);
       const answer = await fetch(`${these.more}?${fields}`, { signal: AbortSignal.timeout(COUNTED_WITHIN) });
-      return { number: (await answer.json())[button.dataset.can], more: null };
+      const counted = await answer.json();
+      // The form then sends which jobs were counted: it is for them alone.
+      if (counted.selection) form.elements.selection.value = counted.selection;
+      return { number: counted[button.dataset.can], more: null, why: counted.why };
     } catch {
-      return these;
+      return these.number === Infinity
+        ? { ...these, why: "The jobs could not be counted in time; narrow the list." } : these;
     }
   }
 
@@ -224,6 +230,12 @@
     asking = true;
     const dangerous = submitter?.classList.contains("danger") ?? false;
     const these = await counted(form, submitter);
+    if (these.why) {
+      await ask(these.why, null, false);
+      asking = false;
+      release();
+      return;
+    }
     const act = submitter?.dataset.count;
     const label = act ? `${act} ${words(these)}` : submitter?.textContent ?? "Yes";
     const yes = await ask(fill(question, these), label, dangerous);
