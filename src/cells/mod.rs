@@ -47,7 +47,7 @@ use crate::{
     },
     enqueue::insert::EnqueueError,
     job::JobId,
-    store::{JobRow, Mark, StoreError},
+    store::{JobRow, Mark, Marked, StoreError},
 };
 
 /// How long an enqueue waits for a queue that is about to arrive.
@@ -206,9 +206,42 @@ impl Cells {
 
     fn place_of(&self, queue: &str) -> Result<usize, CellsError> {
         let moved = self.inner.moved.read().unwrap_or_else(PoisonError::into_inner).get(queue).copied();
-        moved
-            .or_else(|| self.inner.layout.place_of(queue))
-            .ok_or_else(|| CellsError::NoCell { queue: queue.to_owned(), known: self.names() })
+        moved.map_or_else(|| self.layout_place_of(queue), Ok)
+    }
+
+    /// The place of a queue's cell by the layout alone.
+    fn layout_place_of(&self, queue: &str) -> Result<usize, CellsError> {
+        let no_cell = || CellsError::NoCell { queue: queue.to_owned(), known: self.names() };
+        self.inner.layout.place_of(queue).ok_or_else(no_cell)
+    }
+
+    /// Returns the cells in which a queue may have jobs: the one that accepts new ones, and those that it has left.
+    /// Asks all cells.
+    #[doc(hidden)]
+    pub async fn having(&self, queue: &str) -> Result<Vec<&Cell>, CellsError> {
+        let marks = self.marks().await;
+        let mut places = vec![self.follow_marks(queue, &marks)?];
+        let left = marks.iter().filter(|(_, of)| of.queue == queue && matches!(of.mark, Mark::MovedTo(_)));
+        places.extend(left.map(|(place, _)| *place));
+        places.dedup();
+        Ok(places.into_iter().map(|place| &self.inner.cells[place]).collect())
+    }
+
+    /// Returns the place of the cell to which the marks lead from that of the layout, and remembers it.
+    fn follow_marks(&self, queue: &str, marks: &[(usize, Marked)]) -> Result<usize, CellsError> {
+        let mut place = self.layout_place_of(queue)?;
+        for _ in 0..self.inner.cells.len() {
+            let next = marks.iter().find_map(|(at, of)| match &of.mark {
+                Mark::MovedTo(cell) if *at == place && of.queue == queue => Some(cell),
+                _ => None,
+            });
+            let Some(next) = next.and_then(|name| self.iter().position(|cell| cell.name == *name)) else {
+                break;
+            };
+            place = next;
+            self.note_moved(queue, &self.inner.cells[place].name);
+        }
+        Ok(place)
     }
 
     fn names(&self) -> Vec<String> {
@@ -240,7 +273,7 @@ impl Cells {
             let cell = self.of(job.queue_name())?;
             match cell.tenure.enqueue(job.clone()).await {
                 Ok(enqueued) => return Ok(enqueued),
-                Err(error) => self.follow(cell, error, until)?,
+                Err(error) => self.follow(cell, error, until).await?,
             }
             sleep(LOOK_AGAIN_AFTER).await;
         }
@@ -277,7 +310,7 @@ impl Cells {
             }
             match cell.tenure.enqueue_many(jobs.clone()).await {
                 Ok(enqueued) => return Ok(enqueued),
-                Err(error) => self.follow(cell, error, until)?,
+                Err(error) => self.follow(cell, error, until).await?,
             }
             sleep(LOOK_AGAIN_AFTER).await;
         }
@@ -289,11 +322,17 @@ impl Cells {
     ///
     /// The error, if it is another, or too many tries have failed: two cells that name each other are an operator's
     /// mistake, and no reason to go round for ever.
-    fn follow(&self, cell: &Cell, error: EnqueueError, until: Instant) -> Result<(), CellsError> {
+    async fn follow(&self, cell: &Cell, error: EnqueueError, until: Instant) -> Result<(), CellsError> {
         let may_succeed = Instant::now() < until
             && match &error {
                 EnqueueError::Moved { queue, cell } => self.note_moved(queue, cell),
                 EnqueueError::Arriving { .. } => true,
+                // The old cell's backlog hides the mark: its limit refuses a job before Postgres can.
+                EnqueueError::QueueFull { queue, .. } => {
+                    let marks = cell.tenure.store().marked_queues().await.unwrap_or_default();
+                    let mark = marks.into_iter().find(|of| of.queue == *queue).map(|of| of.mark);
+                    matches!(mark, Some(Mark::MovedTo(to)) if self.note_moved(queue, &to))
+                }
                 _ => false,
             };
         if may_succeed {
@@ -326,12 +365,12 @@ impl Cells {
     }
 
     /// Asks every cell which of its queues have marks. Cells that do not answer are left out.
-    async fn marks(&self) -> Vec<(usize, String, Mark)> {
+    async fn marks(&self) -> Vec<(usize, Marked)> {
         let asked = join_all(self.iter().map(|cell| cell.tenure.store().marked_queues())).await;
         let mut marks = Vec::new();
         for (place, answer) in asked.into_iter().enumerate() {
             match answer {
-                Ok(of) => marks.extend(of.into_iter().map(|(queue, mark)| (place, queue, mark))),
+                Ok(of) => marks.extend(of.into_iter().map(|marked| (place, marked))),
                 Err(error) => {
                     let cell = &self.inner.cells[place].name;
                     tracing::debug!(cell, %error, "could not read which queues of a cell have moved");

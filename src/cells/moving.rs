@@ -8,34 +8,48 @@
 //! | 4 | both | copies the keys that came meanwhile, the limits and the pause; takes the schedules along | the same |
 //! | 5 | new cell | removes its mark: jobs are accepted | the move is done |
 //!
-//! Each step may be repeated, and a repeated move begins with the first. No job is accepted by two cells under one key:
-//! the old cell has refused all since step 3, and the new one knows all keys before step 5. No tick is lost or doubled:
-//! a schedule is copied once its old cell can no longer tick, and removed there once the new cell has it.
+//! Each step may be repeated, and a repeated move begins with the first. A step that changes a mark names the mark
+//! that it expects: of two movers, and of one that was frozen for long, only one gets to the end. No enqueue is taken
+//! by two cells under one key: the old cell has refused all since step 3, and the new one knows all keys before step 5.
+//! A submission is accepted wherever its message stands. No tick is lost or doubled: a schedule is copied once its old
+//! cell can no longer tick, and removed there once the new cell has it.
 //!
-//! Invariant, held by the test of that name:
+//! Invariants, each held by the test of that name:
 //!
 //! - `a_move_that_dies_after_any_step_is_repeated_and_loses_or_doubles_nothing`
+//! - `an_unfinished_move_is_undone_or_finished_and_no_other_begins`
+//! - `of_two_movers_one_gets_to_the_end_and_a_frozen_one_takes_nothing`
 
 use std::time::{Duration, Instant};
 
-use chrono::{TimeDelta, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use tokio::time::sleep;
+use uuid::Uuid;
 
 use super::{Cell, Cells, CellsError};
 use crate::{
     client::queues::{QueueLimits, QueueSettingsError},
+    job::JobId,
     proof::fault,
-    store::{Mark, QueueRow, StoreError},
+    store::{Mark, Marked, ScheduleOfQueue, StoreError},
 };
 
 /// How many keys to copy at once.
 const KEYS_AT_ONCE: usize = 5_000;
-/// How far before the first copy the second one begins: a transaction that was open then may have taken keys.
+/// How far before the first copy the second one begins: a transaction that was open then may have taken keys, and the
+/// clocks of producers differ.
 const KEYS_SINCE: TimeDelta = TimeDelta::hours(1);
+/// How far to count what is left.
+const COUNTED: i64 = 1_000_000;
 
 /// How long to try for the lock of a mark, and the pause in between, in which others go on.
 const MARKED_WITHIN: Duration = Duration::from_secs(60);
 const MARK_AGAIN_AFTER: Duration = Duration::from_millis(500);
+/// How long one try waits, while others wait behind it. Every few tries it waits for longer than it takes Postgres to
+/// cancel an autovacuum that is in the way (`deadlock_timeout`, one second).
+const PATIENCE: &str = "300ms";
+const MORE_PATIENCE: &str = "1300ms";
+const MORE_PATIENCE_EVERY: u32 = 5;
 
 /// A queue that has moved.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
@@ -49,7 +63,7 @@ pub struct Moved {
     pub keys: u64,
     /// The schedules that this call took along.
     pub schedules: Vec<String>,
-    /// The schedules that stayed, because the new cell has others of these names.
+    /// The schedules that stayed, because the new cell has others of these names, or they were changed just now.
     pub kept: Vec<String>,
     /// How many live jobs its old cell still has. Workers that have both cells run them there.
     pub live: u64,
@@ -65,8 +79,42 @@ pub enum MoveError {
     #[error(transparent)]
     Cells(#[from] CellsError),
     /// The queue is there already.
-    #[error("queue {queue:?} is in cell {cell:?} already; to finish a move, name the cell that it has left")]
+    #[error("queue {queue:?} is in cell {cell:?} already")]
     Same {
+        /// The queue.
+        queue: String,
+        /// The cell.
+        cell: String,
+    },
+    /// The cell that it shall leave does not have it.
+    #[error("queue {queue:?} has moved from cell {cell:?} to cell {now:?} before; move it from there")]
+    Left {
+        /// The queue.
+        queue: String,
+        /// The cell that it shall leave.
+        cell: String,
+        /// The cell to which it has moved.
+        now: String,
+    },
+    /// Another move of the queue has begun, and has not ended.
+    #[error(
+        "a move of queue {queue:?} from cell {from:?} to cell {to:?} has not ended; finish it (`tenure queues move \
+         {queue} --from {from} --to {to}`), or undo it (`--from {to} --to {from}`)"
+    )]
+    Unfinished {
+        /// The queue.
+        queue: String,
+        /// The cell that it leaves.
+        from: String,
+        /// The cell that it has not reached.
+        to: String,
+    },
+    /// The queue's mark in this cell has changed since this call has read it.
+    #[error(
+        "cell {cell:?}: another move of queue {queue:?} is under way; look at `tenure queues list`, then repeat this \
+         one"
+    )]
+    Concurrent {
         /// The queue.
         queue: String,
         /// The cell.
@@ -88,10 +136,10 @@ pub enum MoveError {
         /// How many of its jobs are live there.
         live: u64,
     },
-    /// A transaction that has enqueued jobs did not end.
+    /// Others hold the table of jobs.
     #[error(
-        "cell {cell:?}: transactions that have enqueued jobs have not ended for {} s, and the move waits for them; end \
-         them, then repeat the move",
+        "cell {cell:?}: for {} s, transactions that have enqueued jobs and have not ended, or a VACUUM or an index \
+         that is being built, have held the table of jobs; end them, then repeat the move",
         waited.as_secs()
     )]
     Blocked {
@@ -123,10 +171,24 @@ fn of(cell: &Cell) -> impl Fn(StoreError) -> MoveError {
     move |source| MoveError::Store { cell: cell.clone(), source }
 }
 
+/// A move, with the marks that it has read.
+struct Move<'c> {
+    queue: &'c str,
+    from: &'c Cell,
+    to: &'c Cell,
+    /// The mark in the old cell, before step 3.
+    was_from: Option<Mark>,
+    /// The mark in the new cell, before step 1, and the one between the steps 1 and 5.
+    was_to: Option<Mark>,
+    gate: Mark,
+    /// Whether the new cell had the queue before an unfinished move to the old one.
+    undoes: bool,
+}
+
 impl Cells {
     /// Moves a queue to another cell while it is in use: new jobs are accepted there, old ones run where they are. Its
     /// unique keys, limits, pause and schedules go along; its dead letters and its history stay. `from` names the cell
-    /// that it leaves; `None`: the one to which the layout or an earlier move has brought it.
+    /// that it leaves; `None`: the one to which the layout and earlier moves have brought it.
     ///
     /// Programs with an old layout follow by themselves, if they know both cells: see [`Cells::enqueue`] and
     /// [`Cells::work`]. Enqueues wait while the last keys are copied, usually for less than a second. A unique key that
@@ -135,6 +197,8 @@ impl Cells {
     ///
     /// Change the layout afterwards, never before: a cell to which programs send jobs does not know the queue's keys.
     ///
+    /// To undo a move that has not ended, move the queue from the new cell to the old one.
+    ///
     /// Cancel safe, in steps: repeat it. Each step is idempotent.
     ///
     /// # Errors
@@ -142,19 +206,27 @@ impl Cells {
     /// [`MoveError`]. Repeat the call once the cause is gone: until then the queue may accept no jobs.
     pub async fn move_queue(&self, queue: &str, from: Option<&str>, to: &str) -> Result<Moved, MoveError> {
         let to = self.named(to)?;
+        let marks = self.marks().await;
         let from = match from {
             Some(name) => self.named(name)?,
-            None => self.left(queue, to).await?,
+            None => self.left(queue, to, &marks)?,
         };
         if from.name == to.name {
             return Err(MoveError::Same { queue: queue.to_owned(), cell: to.name.clone() });
         }
-        let marks = to.tenure.store().marked_queues().await.map_err(of(to))?;
-        let mark_of_new = marks.into_iter().find(|(own, _)| own == queue).map(|(_, mark)| mark);
-        let marks = from.tenure.store().marked_queues().await.map_err(of(from))?;
-        let has_moved =
-            marks.iter().any(|(own, mark)| own == queue && *mark == Mark::MovedTo(to.name.clone()));
-
+        // These two must answer.
+        let (at_from, at_to) = (mark_in(from, queue).await?, mark_in(to, queue).await?);
+        let was_from = at_from.map(|marked| marked.mark);
+        let (was_to, since) = at_to.map_or((None, None), |marked| (Some(marked.mark), marked.since));
+        self.check(queue, (from, was_from.as_ref()), (to, was_to.as_ref()), &marks)?;
+        let gate = match &was_to {
+            // The mark of a queue that comes back refuses its jobs as well, and leads to the cell that has it.
+            Some(mark) => mark.clone(),
+            None => Mark::ArrivesFrom(from.name.clone()),
+        };
+        let has_moved = was_from == Some(Mark::MovedTo(to.name.clone()));
+        let undoes = was_from == Some(Mark::ArrivesFrom(to.name.clone()));
+        let it = Move { queue, from, to, was_from, was_to, gate, undoes };
         let mut moved = Moved {
             from: from.name.clone(),
             to: to.name.clone(),
@@ -164,165 +236,263 @@ impl Cells {
             live: 0,
             dead: 0,
         };
-        // An earlier call has moved it to the end, if its old cell names the new one, and that accepts its jobs.
-        if !has_moved || mark_of_new.is_some() {
-            if mark_of_new.is_none() {
-                let (live, _) = to.tenure.store().left_behind(queue).await.map_err(of(to))?;
-                if live > 0 {
-                    let (queue, cell, from) = (queue.to_owned(), to.name.clone(), from.name.clone());
-                    return Err(MoveError::InUse { queue, cell, from, live });
-                }
-            }
-            // The mark of a queue that comes back refuses its jobs as well.
-            if !matches!(mark_of_new, Some(Mark::MovedTo(_))) {
-                mark(to, queue, Some(&Mark::ArrivesFrom(from.name.clone()))).await?;
-            }
-            self.take(from, to, queue, has_moved, &mut moved).await?;
+        if undoes && it.was_to.is_none() {
+            // The other cell has accepted its jobs all the time.
+            it.open(from, it.was_from.as_ref()).await?;
+        } else if !(has_moved && it.was_to.is_none()) {
+            let since = it.close(since).await?;
+            it.take(since, has_moved, &mut moved).await?;
         }
         fault::point("move: done");
-        // Without a mark its trigger does nothing; a later move removes it.
-        if let Err(error) = to.tenure.store().forget_mark(queue).await {
-            tracing::debug!(queue, %error, "the trigger of a queue that has arrived was not removed");
-        }
+        forget(if undoes && it.was_to.is_none() { from } else { to }, queue).await;
         self.note_moved(queue, &to.name);
-        (moved.live, moved.dead) = from.tenure.store().left_behind(queue).await.map_err(of(from))?;
+        (moved.live, moved.dead) = from.tenure.store().left_behind(queue, COUNTED).await.map_err(of(from))?;
         Ok(moved)
     }
 
-    /// Takes all that belongs to a queue to a cell in which it is marked, and opens it there. `has_moved`: its old cell
-    /// has refused new jobs since an earlier try.
-    async fn take(
-        &self,
-        from: &Cell,
-        to: &Cell,
-        queue: &str,
-        has_moved: bool,
-        moved: &mut Moved,
-    ) -> Result<(), MoveError> {
-        fault::point("move: arriving");
-        let began_at = from.tenure.store().database_time().await.map_err(of(from))?;
-        if !has_moved {
-            moved.keys = copy_keys(from, to, queue, None).await?;
+    /// Returns the cell that a queue leaves for `to`, by the marks of all cells.
+    fn left(&self, queue: &str, to: &Cell, marks: &[(usize, Marked)]) -> Result<&Cell, CellsError> {
+        let mark = |place: usize| {
+            marks
+                .iter()
+                .find(|(at, marked)| *at == place && marked.queue == queue)
+                .map(|(_, marked)| &marked.mark)
+        };
+        let place_of = |name: &str| self.iter().position(|cell| cell.name == name);
+        let to = place_of(&to.name).unwrap_or_default();
+        if let Some(Mark::ArrivesFrom(from)) = mark(to)
+            && let Some(from) = place_of(from)
+        {
+            return Ok(&self.inner.cells[from]);
         }
-        fault::point("move: keys");
-        mark(from, queue, Some(&Mark::MovedTo(to.name.clone()))).await?;
+        // The last cell from which it has gone to `to`: it may have been there before.
+        let (mut place, mut before) = (self.layout_place_of(queue)?, None);
+        for _ in 0..self.inner.cells.len() {
+            let Some(Mark::MovedTo(next)) = mark(place) else { break };
+            let Some(next) = place_of(next) else { break };
+            if next == to {
+                before = Some(place);
+            }
+            place = next;
+        }
+        let ends_here = !matches!(mark(place), Some(Mark::MovedTo(_)));
+        let leaves = Mark::ArrivesFrom(self.inner.cells[to].name.clone());
+        let undone = marks.iter().find(|(_, marked)| marked.queue == queue && marked.mark == leaves);
+        Ok(&self.inner.cells[match (before, undone) {
+            // It is there, or two marks lead in a circle: then a move back to `to` has not ended.
+            (Some(before), _) if !ends_here || place == to => before,
+            (None, Some((place, _))) if *place != to => *place,
+            _ => place,
+        }])
+    }
+
+    /// Refuses a move that would leave the queue in two cells.
+    fn check(
+        &self,
+        queue: &str,
+        (from, was_from): (&Cell, Option<&Mark>),
+        (to, was_to): (&Cell, Option<&Mark>),
+        marks: &[(usize, Marked)],
+    ) -> Result<(), MoveError> {
+        let unfinished = |from: &str, to: &str| MoveError::Unfinished {
+            queue: queue.to_owned(),
+            from: from.to_owned(),
+            to: to.to_owned(),
+        };
+        match was_from {
+            Some(Mark::MovedTo(now)) if *now != to.name => {
+                return Err(MoveError::Left {
+                    queue: queue.to_owned(),
+                    cell: from.name.clone(),
+                    now: now.clone(),
+                });
+            }
+            Some(Mark::ArrivesFrom(other)) if *other != to.name => return Err(unfinished(other, &from.name)),
+            _ => {}
+        }
+        if let Some(Mark::ArrivesFrom(other)) = was_to
+            && *other != from.name
+        {
+            return Err(unfinished(other, &to.name));
+        }
+        let leaves = Mark::ArrivesFrom(from.name.clone());
+        for (place, marked) in marks {
+            let cell = &self.inner.cells[*place];
+            if marked.queue == queue && marked.mark == leaves && cell.name != to.name {
+                return Err(unfinished(&from.name, &cell.name));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns the mark of a queue in a cell.
+async fn mark_in(cell: &Cell, queue: &str) -> Result<Option<Marked>, MoveError> {
+    let marks = cell.tenure.store().marked_queues().await.map_err(of(cell))?;
+    Ok(marks.into_iter().find(|marked| marked.queue == queue))
+}
+
+/// Removes the trigger of a queue that has arrived. While it is there, transactions with snapshots of their own are
+/// refused.
+async fn forget(cell: &Cell, queue: &str) {
+    let began_at = Instant::now();
+    while let Err(error) = cell.tenure.store().forget_mark(queue).await {
+        if began_at.elapsed() > MARKED_WITHIN / 4 {
+            tracing::warn!(
+                cell = cell.name, queue, %error,
+                "the trigger of a queue that has arrived was not removed: until this move is repeated, transactions of \
+                 the isolation levels REPEATABLE READ and SERIALIZABLE cannot enqueue into it"
+            );
+            return;
+        }
+        sleep(MARK_AGAIN_AFTER).await;
+    }
+}
+
+impl Move<'_> {
+    fn concurrent(&self, cell: &Cell) -> MoveError {
+        MoveError::Concurrent { queue: self.queue.to_owned(), cell: cell.name.clone() }
+    }
+
+    /// Changes the mark in a cell, as soon as no transaction holds what it has inserted into the table of jobs.
+    async fn mark(
+        &self,
+        cell: &Cell,
+        was: Option<&Mark>,
+        mark: &Mark,
+        since: Option<DateTime<Utc>>,
+    ) -> Result<(), MoveError> {
+        let began_at = Instant::now();
+        for n in 1_u32.. {
+            let patience = if n.is_multiple_of(MORE_PATIENCE_EVERY) { MORE_PATIENCE } else { PATIENCE };
+            match cell.tenure.store().mark_queue(self.queue, was, Some(mark), since, patience).await {
+                Ok(true) => return Ok(()),
+                Ok(false) => return Err(self.concurrent(cell)),
+                Err(error) if error.is_locked() && began_at.elapsed() < MARKED_WITHIN => {}
+                Err(error) if error.is_locked() => break,
+                Err(error) => return Err(of(cell)(error)),
+            }
+            sleep(MARK_AGAIN_AFTER).await;
+        }
+        Err(MoveError::Blocked { cell: cell.name.clone(), waited: began_at.elapsed() })
+    }
+
+    async fn open(&self, cell: &Cell, was: Option<&Mark>) -> Result<(), MoveError> {
+        let opened = cell.tenure.store().open_queue(self.queue, was).await.map_err(of(cell))?;
+        if opened { Ok(()) } else { Err(self.concurrent(cell)) }
+    }
+
+    /// Step 1. Returns when the copy of the keys began, which an earlier try may have noted.
+    async fn close(&self, since: Option<DateTime<Utc>>) -> Result<DateTime<Utc>, MoveError> {
+        let Self { queue, from, to, was_to, gate, .. } = self;
+        if let Some(since) = since {
+            return Ok(since);
+        }
+        let is_new = was_to.is_none() && !self.undoes;
+        self.refuse_in_use(is_new).await?;
+        let began_at = from.tenure.store().database_time().await.map_err(of(from))?;
+        self.mark(to, was_to.as_ref(), gate, Some(began_at)).await?;
+        // Again: one that came before the mark is seen now.
+        if let Err(error) = self.refuse_in_use(is_new).await {
+            self.open(to, Some(gate)).await?;
+            forget(to, queue).await;
+            return Err(error);
+        }
+        Ok(began_at)
+    }
+
+    async fn refuse_in_use(&self, is_new: bool) -> Result<(), MoveError> {
+        let Self { queue, from, to, .. } = self;
+        let (live, _) = to.tenure.store().left_behind(queue, COUNTED).await.map_err(of(to))?;
+        if !is_new || live == 0 {
+            return Ok(());
+        }
+        let (queue, cell, from) = ((*queue).to_owned(), to.name.clone(), from.name.clone());
+        Err(MoveError::InUse { queue, cell, from, live })
+    }
+
+    /// Steps 2 to 5. `has_moved`: the old cell has refused new jobs since an earlier try, which had copied the keys.
+    async fn take(&self, since: DateTime<Utc>, has_moved: bool, moved: &mut Moved) -> Result<(), MoveError> {
+        let Self { from, to, was_from, gate, .. } = self;
+        fault::point("move: arriving");
+        if !has_moved {
+            moved.keys = self.copy_keys(None).await?;
+            fault::point("move: keys");
+            self.mark(from, was_from.as_ref(), &Mark::MovedTo(to.name.clone()), None).await?;
+        }
         fault::point("move: moved");
-        // After an earlier try, nobody knows which keys came since its copy.
-        let since = if has_moved { None } else { Some(began_at - KEYS_SINCE) };
-        moved.keys += copy_keys(from, to, queue, since).await?;
+        moved.keys += self.copy_keys(Some(since - KEYS_SINCE)).await?;
         fault::point("move: late keys");
-        copy_settings(from, to, queue).await?;
+        self.copy_settings().await?;
         fault::point("move: settings");
-        (moved.schedules, moved.kept) = take_schedules(from, to, queue).await?;
+        self.take_schedules(moved).await?;
         fault::point("move: schedules");
-        mark(to, queue, None).await?;
+        self.open(to, Some(gate)).await?;
         fault::point("move: open");
         Ok(())
     }
 
-    /// Returns the cell that a queue leaves for `to`: one that has its mark already, or the one that accepts its jobs.
-    async fn left(&self, queue: &str, to: &Cell) -> Result<&Cell, MoveError> {
-        let marks = self.marks().await;
-        let is_left =
-            |mark: &(usize, String, Mark)| mark.1 == queue && mark.2 == Mark::MovedTo(to.name.clone());
-        if let Some((place, ..)) = marks.iter().find(|mark| is_left(mark)) {
-            return Ok(&self.inner.cells[*place]);
-        }
-        // Follow the marks of earlier moves.
-        let mut place = self.place_of(queue)?;
-        for _ in 0..self.inner.cells.len() {
-            let moved = marks.iter().find_map(|(at, own, mark)| match mark {
-                Mark::MovedTo(cell) if *at == place && own == queue => Some(cell),
-                _ => None,
-            });
-            match moved.and_then(|cell| self.iter().position(|own| own.name == *cell)) {
-                Some(next) => place = next,
-                None => break,
+    async fn copy_keys(&self, since: Option<DateTime<Utc>>) -> Result<u64, MoveError> {
+        let Self { queue, from, to, .. } = self;
+        let (mut after, mut copied) = (JobId(Uuid::nil()), 0);
+        let most = i64::try_from(KEYS_AT_ONCE).unwrap_or(i64::MAX);
+        loop {
+            let keys =
+                from.tenure.store().keys_of_queue(queue, after, since, most).await.map_err(of(from))?;
+            copied += to.tenure.store().take_keys(queue, &keys).await.map_err(of(to))?;
+            match keys.get(KEYS_AT_ONCE - 1) {
+                Some((_, last)) => after = *last,
+                None => return Ok(copied),
             }
         }
-        Ok(&self.inner.cells[place])
     }
-}
 
-/// Marks a queue, as soon as no transaction holds what it has inserted into the table of jobs.
-async fn mark(cell: &Cell, queue: &str, mark: Option<&Mark>) -> Result<(), MoveError> {
-    let began_at = Instant::now();
-    loop {
-        match cell.tenure.store().mark_queue(queue, mark).await {
-            Err(error) if error.is_locked() && began_at.elapsed() < MARKED_WITHIN => {
-                sleep(MARK_AGAIN_AFTER).await;
-            }
-            Err(error) if error.is_locked() => {
-                return Err(MoveError::Blocked { cell: cell.name.clone(), waited: began_at.elapsed() });
-            }
-            marked => return marked.map_err(of(cell)),
+    /// Copies the limits and the pause. A setting that the new cell has already stays, unless the queue comes back:
+    /// then it is from before.
+    async fn copy_settings(&self) -> Result<(), MoveError> {
+        let Self { queue, from, to, .. } = self;
+        // It has kept its own meanwhile.
+        if self.undoes {
+            return Ok(());
         }
-    }
-}
-
-async fn copy_keys(
-    from: &Cell,
-    to: &Cell,
-    queue: &str,
-    since: Option<chrono::DateTime<Utc>>,
-) -> Result<u64, MoveError> {
-    let (mut after, mut copied) = (String::new(), 0);
-    let most = i64::try_from(KEYS_AT_ONCE).unwrap_or(i64::MAX);
-    loop {
-        let keys = from.tenure.store().keys_of_queue(queue, &after, since, most).await.map_err(of(from))?;
-        copied += to.tenure.store().take_keys(queue, &keys).await.map_err(of(to))?;
-        match keys.into_iter().nth(KEYS_AT_ONCE - 1) {
-            Some((last, _)) => after = last,
-            None => return Ok(copied),
+        let old = from.tenure.store().settings_of_queue(queue).await.map_err(of(from))?;
+        let new = to.tenure.store().settings_of_queue(queue).await.map_err(of(to))?;
+        let comes_back = matches!(self.gate, Mark::MovedTo(_));
+        let mut limits = QueueLimits::new();
+        if comes_back || new.max_running.is_none() {
+            limits = limits.max_running(old.max_running);
         }
-    }
-}
-
-/// Copies the limits and the pause, unless the new cell has settings of its own.
-async fn copy_settings(from: &Cell, to: &Cell, queue: &str) -> Result<(), MoveError> {
-    let row = async |cell: &Cell| {
-        let rows = cell.tenure.store().list_queues(Some(queue)).await.map_err(of(cell))?;
-        Ok::<Option<QueueRow>, MoveError>(rows.into_iter().next())
-    };
-    let (Some(old), new) = (row(from).await?, row(to).await?) else { return Ok(()) };
-    // What an operator has set in the new cell already stays.
-    let is_set =
-        |row: &QueueRow| row.max_running.is_some() || row.max_queued.is_some() || row.paused_at.is_some();
-    if new.as_ref().is_some_and(is_set) {
-        return Ok(());
-    }
-    let settings = |source| MoveError::Settings { cell: to.name.clone(), source };
-    if old.max_running.is_some() || old.max_queued.is_some() {
-        let limits = QueueLimits::new().max_running(old.max_running).max_queued(old.max_queued);
-        to.tenure.limit_queue(queue, limits).await.map_err(settings)?;
-    }
-    if old.paused_at.is_some() {
-        to.tenure.pause_queue(queue).await.map_err(settings)?;
-    }
-    Ok(())
-}
-
-/// Takes a queue's schedules along; returns their names, and those of the schedules that stay.
-async fn take_schedules(
-    from: &Cell,
-    to: &Cell,
-    queue: &str,
-) -> Result<(Vec<String>, Vec<String>), MoveError> {
-    let (mut taken, mut kept) = (Vec::new(), Vec::new());
-    for (name, schedule) in from.tenure.store().schedules_of_queue(queue).await.map_err(of(from))? {
-        let is_new = to.tenure.store().take_schedule(&schedule).await.map_err(of(to))?;
-        fault::point("move: schedule");
-        // An earlier try may have copied it, and died before it could remove it here.
-        let there = to.tenure.store().schedules_of_queue(queue).await.map_err(of(to))?;
-        if is_new || there.iter().any(|(own, _)| *own == name) {
-            from.tenure.store().remove_schedule(&name).await.map_err(of(from))?;
-            taken.push(name);
-        } else {
-            kept.push(name);
+        if comes_back || new.max_queued.is_none() {
+            limits = limits.max_queued(old.max_queued);
         }
+        let wrong = |source| MoveError::Settings { cell: to.name.clone(), source };
+        to.tenure.limit_queue(queue, limits).await.map_err(wrong)?;
+        if old.is_paused {
+            to.tenure.pause_queue(queue).await.map_err(wrong)?;
+        } else if comes_back {
+            to.tenure.resume_queue(queue).await.map_err(wrong)?;
+        }
+        Ok(())
     }
-    if !taken.is_empty() {
-        to.tenure.nats().announce_schedules().await;
+
+    /// Takes the queue's schedules along.
+    async fn take_schedules(&self, moved: &mut Moved) -> Result<(), MoveError> {
+        let Self { queue, from, to, gate, .. } = self;
+        for schedule in from.tenure.store().schedules_of_queue(queue).await.map_err(of(from))? {
+            let is_new =
+                to.tenure.store().take_schedule(&schedule.whole, Some(gate)).await.map_err(of(to))?;
+            fault::point("move: schedule");
+            // An earlier try may have copied it, and died before it could remove it in the old cell.
+            let is_there = |there: &[ScheduleOfQueue]| there.iter().any(|own| own.name == schedule.name);
+            let may_leave =
+                is_new || is_there(&to.tenure.store().schedules_of_queue(queue).await.map_err(of(to))?);
+            let left = may_leave
+                && from.tenure.store().leave_schedule(&schedule, queue, &to.name).await.map_err(of(from))?;
+            if left { &mut moved.schedules } else { &mut moved.kept }.push(schedule.name);
+        }
+        if !moved.schedules.is_empty() {
+            to.tenure.nats().announce_schedules().await;
+        }
+        Ok(())
     }
-    Ok((taken, kept))
 }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use futures::{FutureExt, StreamExt, stream::FuturesUnordered};
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::sleep;
 
 use super::{Cell, Cells, CellsError};
 #[cfg(feature = "http")]
@@ -46,8 +46,8 @@ pub enum CellsWorkerError {
         source: WorkerError,
     },
     /// What the closure describes has no queue, or is invalid.
-    #[error(transparent)]
-    Described(WorkerError),
+    #[error("the worker is described wrongly")]
+    Described(#[source] WorkerError),
 }
 
 /// Workers in several cells. See [`Cells::work`].
@@ -88,15 +88,21 @@ impl Cells {
         let marks = self.marks().await;
         let mut places: BTreeMap<usize, BTreeSet<String>> = BTreeMap::new();
         for queue in queues {
-            let own = marks.iter().filter(|(_, of, _)| of == queue);
-            for (place, _, mark) in own {
-                let Mark::MovedTo(to) = mark else { continue };
+            places.entry(self.follow_marks(queue, &marks)?).or_default().insert(queue.clone());
+            let left =
+                marks.iter().filter(|(_, of)| of.queue == *queue && matches!(of.mark, Mark::MovedTo(_)));
+            for (place, _) in left {
                 places.entry(*place).or_default().insert(queue.clone());
-                if let Some(to) = self.iter().position(|cell| cell.name() == to) {
-                    places.entry(to).or_default().insert(queue.clone());
-                }
             }
-            places.entry(self.place_of(queue)?).or_default().insert(queue.clone());
+        }
+        Ok(places)
+    }
+
+    /// The cells by the layout alone: where to begin before any cell has answered.
+    fn layout_places(&self, queues: &[String]) -> Result<BTreeMap<usize, BTreeSet<String>>, CellsError> {
+        let mut places: BTreeMap<usize, BTreeSet<String>> = BTreeMap::new();
+        for queue in queues {
+            places.entry(self.layout_place_of(queue)?).or_default().insert(queue.clone());
         }
         Ok(places)
     }
@@ -122,8 +128,8 @@ where
     /// A queue without a cell, and the error of a worker: the others are then stopped, too.
     pub async fn run_until(self, shutdown: impl Future<Output = ()>) -> Result<(), CellsWorkerError> {
         let Self { cells, build, health, .. } = self;
-        let first = cells.iter().next().map(|cell| build(cell.tenure()).queue_names());
-        let queues = first.unwrap_or_default();
+        let described = cells.iter().next().map_or(Ok(Vec::new()), |cell| build(cell.tenure()).queue_names());
+        let queues = described.map_err(CellsWorkerError::Described)?;
         if queues.is_empty() {
             return Err(CellsWorkerError::Described(WorkerError::Nothing("queue")));
         }
@@ -137,36 +143,53 @@ where
         let mut workers =
             Workers { cells: &cells, build, started: BTreeMap::new(), ended: FuturesUnordered::new() };
         let mut shutdown = std::pin::pin!(shutdown.fuse());
-        let mut stops = false;
-        let (mut look_at, mut failed) = (Instant::now(), None);
+        let (mut stops, mut failed) = (false, None);
         // As often as a worker shows that it is alive, in the cell where it does so most often.
         let look_every = cells.iter().map(|cell| cell.tenure().config().timing.renew_every).min();
-        loop {
-            if !stops && Instant::now() >= look_at {
-                look_at = Instant::now() + look_every.unwrap_or(HUNG_AFTER);
-                if let Err(error) = workers.start(cells.places(&queues).await?) {
-                    failed.get_or_insert(error);
-                    stops = true;
-                    workers.stop();
-                }
+        let look_every = look_every.unwrap_or(HUNG_AFTER);
+        // A cell that is away must hold up neither the start of the others nor the shutdown.
+        workers.start(cells.layout_places(&queues)?)?;
+        let look = || {
+            async {
+                let places = cells.places(&queues).await;
+                sleep(look_every).await;
+                places
             }
-            if workers.ended.is_empty() {
-                break;
-            }
+            .boxed()
+        };
+        let mut looks = cells.places(&queues).boxed();
+        while !workers.ended.is_empty() {
             workers.tell(&health);
-            tokio::select! {
-                Some((cell, ended)) = workers.ended.next() => if let Err(source) = ended {
-                    failed.get_or_insert(CellsWorkerError::Worker { cell, source });
+            let error = tokio::select! {
+                Some((cell, ended)) = workers.ended.next() => {
+                    let is_drained = !stops;
                     stops = true;
-                    workers.stop();
-                },
+                    // Also after a drain: the platform starts the whole process again, and it serves all cells.
+                    if is_drained {
+                        health.draining();
+                        workers.stop();
+                    }
+                    ended.err().map(|source| CellsWorkerError::Worker { cell, source })
+                }
                 () = &mut shutdown, if !stops => {
                     health.draining();
                     stops = true;
                     workers.stop();
+                    None
                 }
-                () = sleep(HEALTH_EVERY) => {}
-                () = sleep_until(look_at), if !stops => {}
+                places = &mut looks, if !stops => {
+                    looks = look();
+                    match places {
+                        Ok(places) => workers.start(places).err(),
+                        Err(error) => Some(error.into()),
+                    }
+                }
+                () = sleep(HEALTH_EVERY) => None,
+            };
+            if let Some(error) = error {
+                failed.get_or_insert(error);
+                stops = true;
+                workers.stop();
             }
         }
         failed.map_or(Ok(()), Err)

@@ -115,14 +115,21 @@ pub enum EnqueueError {
 impl From<StoreError> for EnqueueError {
     fn from(error: StoreError) -> Self {
         match error.elsewhere() {
-            Some((Mark::MovedTo(cell), queue)) => Self::Moved { queue, cell },
-            Some((Mark::ArrivesFrom(cell), queue)) => Self::Arriving { queue, cell },
+            Some((mark, queue)) => Self::of_mark(mark, queue),
             None => Self::Store(error),
         }
     }
 }
 
 impl EnqueueError {
+    /// The refusal of a job of a queue with this mark.
+    pub(crate) fn of_mark(mark: Mark, queue: String) -> Self {
+        match mark {
+            Mark::MovedTo(cell) => Self::Moved { queue, cell },
+            Mark::ArrivesFrom(cell) => Self::Arriving { queue, cell },
+        }
+    }
+
     /// Returns the queue if another cell accepts its new jobs, or no cell yet.
     fn marked(&self) -> Option<&str> {
         match self {

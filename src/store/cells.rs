@@ -1,11 +1,16 @@
 //! Cells: the statements that move a queue to another cell. One method, one statement.
 
 use chrono::{DateTime, Utc};
-use sqlx::{Row, postgres::PgRow, query};
+use sqlx::{
+    Postgres, Row,
+    postgres::{PgArguments, PgRow},
+    query,
+    query::Query,
+};
 
 use super::{
-    FORGET_MARK, KEYS_OF_QUEUE, LEFT_BEHIND, MARK_QUEUE, MARKED_QUEUES, SCHEDULES_OF_QUEUE, TAKE_KEYS,
-    TAKE_SCHEDULE,
+    FORGET_MARK, KEYS_OF_QUEUE, LEAVE_SCHEDULE, LEFT_BEHIND, MARK_QUEUE, MARKED_QUEUES, OPEN_QUEUE,
+    SCHEDULES_OF_QUEUE, SETTINGS_OF_QUEUE, TAKE_KEYS, TAKE_SCHEDULE,
     call::{Store, StoreError},
     rows::u64_of,
 };
@@ -44,12 +49,64 @@ impl Mark {
 pub(super) const MOVED: &str = "TN001";
 pub(super) const ARRIVES: &str = "TN002";
 
+/// A queue with a mark.
+#[derive(Debug, Clone)]
+pub(crate) struct Marked {
+    pub(crate) queue: String,
+    pub(crate) mark: Mark,
+    /// When the copy of its keys began, by the clock of the cell that it leaves.
+    pub(crate) since: Option<DateTime<Utc>>,
+}
+
+/// The limits and the pause of a queue.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct SettingsOfQueue {
+    pub(crate) max_running: Option<u32>,
+    pub(crate) max_queued: Option<u64>,
+    pub(crate) is_paused: bool,
+}
+
+/// A schedule of a queue.
+#[derive(Debug, Clone)]
+pub(crate) struct ScheduleOfQueue {
+    pub(crate) name: String,
+    /// The whole schedule as JSON.
+    pub(crate) whole: String,
+    pub(crate) changed_at: DateTime<Utc>,
+}
+
+/// Binds a mark.
+fn bind(
+    query: Query<'static, Postgres, PgArguments>,
+    mark: Option<&Mark>,
+) -> Query<'static, Postgres, PgArguments> {
+    let (to, from) = Mark::ways(mark);
+    query.bind(to.map(str::to_owned)).bind(from.map(str::to_owned))
+}
+
+/// Whether the mark was the one that the caller had read.
+fn was_so(rows: &[PgRow]) -> Result<bool, StoreError> {
+    let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
+    Ok(row.try_get("was_so")?)
+}
+
 impl Store {
-    /// Marks a queue, or removes its mark.
-    pub(crate) async fn mark_queue(&self, queue: &str, mark: Option<&Mark>) -> Result<(), StoreError> {
-        let (to, from) = Mark::ways(mark);
-        let (to, from) = (to.map(str::to_owned), from.map(str::to_owned));
-        self.rows(query(MARK_QUEUE).bind(queue.to_owned()).bind(to).bind(from)).await.map(drop)
+    /// Changes a queue's mark. Returns `false` if it is another than `was` by now.
+    pub(crate) async fn mark_queue(
+        &self,
+        queue: &str,
+        was: Option<&Mark>,
+        mark: Option<&Mark>,
+        since: Option<DateTime<Utc>>,
+        patience: &'static str,
+    ) -> Result<bool, StoreError> {
+        let query = bind(bind(query(MARK_QUEUE).bind(queue.to_owned()), was), mark);
+        was_so(&self.rows(query.bind(since).bind(patience)).await?)
+    }
+
+    /// Accepts new jobs of a queue again. Returns `false` if its mark is another than `was` by now.
+    pub(crate) async fn open_queue(&self, queue: &str, was: Option<&Mark>) -> Result<bool, StoreError> {
+        was_so(&self.rows(bind(query(OPEN_QUEUE).bind(queue.to_owned()), was)).await?)
     }
 
     /// Removes the trigger of a queue without a mark.
@@ -58,24 +115,27 @@ impl Store {
     }
 
     /// Returns the queues with marks.
-    pub(crate) async fn marked_queues(&self) -> Result<Vec<(String, Mark)>, StoreError> {
-        let rows = self.rows(query(MARKED_QUEUES)).await?;
-        let marked = |row: &PgRow| Ok((row.try_get("queue")?, Mark::of(row)?));
-        let rows: Vec<(String, Option<Mark>)> =
-            rows.iter().map(marked).collect::<Result<_, sqlx::Error>>()?;
-        Ok(rows.into_iter().filter_map(|(queue, mark)| Some((queue, mark?))).collect())
+    pub(crate) async fn marked_queues(&self) -> Result<Vec<Marked>, StoreError> {
+        let mut all = Vec::new();
+        for row in &self.rows(query(MARKED_QUEUES)).await? {
+            if let Some(mark) = Mark::of(row)? {
+                let (queue, since) = (row.try_get("queue")?, row.try_get("arrives_since")?);
+                all.push(Marked { queue, mark, since });
+            }
+        }
+        Ok(all)
     }
 
-    /// Returns at most `limit` unique keys of a queue, with their jobs.
+    /// Returns at most `limit` unique keys of a queue, with their jobs, in the order of these: of jobs after this one,
+    /// and with ids of `since` or later.
     pub(crate) async fn keys_of_queue(
         &self,
         queue: &str,
-        after: &str,
+        after: JobId,
         since: Option<DateTime<Utc>>,
         limit: i64,
     ) -> Result<Vec<(String, JobId)>, StoreError> {
-        let query =
-            query(KEYS_OF_QUEUE).bind(queue.to_owned()).bind(after.to_owned()).bind(since).bind(limit);
+        let query = query(KEYS_OF_QUEUE).bind(queue.to_owned()).bind(after).bind(since).bind(limit);
         let rows = self.rows(query).await?;
         let key = |row: &PgRow| Ok((row.try_get("key")?, row.try_get("job_id")?));
         Ok(rows.iter().map(key).collect::<Result<_, sqlx::Error>>()?)
@@ -88,21 +148,49 @@ impl Store {
         Ok(rows.len() as u64)
     }
 
-    /// Returns the names of a queue's schedules, each with the whole schedule as JSON.
-    pub(crate) async fn schedules_of_queue(&self, queue: &str) -> Result<Vec<(String, String)>, StoreError> {
+    /// Returns the limits and the pause of a queue.
+    pub(crate) async fn settings_of_queue(&self, queue: &str) -> Result<SettingsOfQueue, StoreError> {
+        let rows = self.rows(query(SETTINGS_OF_QUEUE).bind(queue.to_owned())).await?;
+        let Some(row) = rows.first() else { return Ok(SettingsOfQueue::default()) };
+        Ok(SettingsOfQueue {
+            max_running: row.try_get::<Option<i32>, _>("max_running")?.map(i32::unsigned_abs),
+            max_queued: row.try_get::<Option<i64>, _>("max_queued")?.map(i64::unsigned_abs),
+            is_paused: row.try_get::<Option<DateTime<Utc>>, _>("paused_at")?.is_some(),
+        })
+    }
+
+    /// Returns a queue's schedules.
+    pub(crate) async fn schedules_of_queue(&self, queue: &str) -> Result<Vec<ScheduleOfQueue>, StoreError> {
         let rows = self.rows(query(SCHEDULES_OF_QUEUE).bind(queue.to_owned())).await?;
-        let schedule = |row: &PgRow| Ok((row.try_get("name")?, row.try_get("schedule")?));
+        let schedule = |row: &PgRow| {
+            let (name, whole) = (row.try_get("name")?, row.try_get("schedule")?);
+            Ok(ScheduleOfQueue { name, whole, changed_at: row.try_get("changed_at")? })
+        };
         Ok(rows.iter().map(schedule).collect::<Result<_, sqlx::Error>>()?)
     }
 
-    /// Takes a schedule of another cell. Returns `false` if one of this name exists.
-    pub(crate) async fn take_schedule(&self, schedule: &str) -> Result<bool, StoreError> {
-        Ok(!self.rows(query(TAKE_SCHEDULE).bind(schedule.to_owned())).await?.is_empty())
+    /// Takes a schedule of another cell, while its queue has this mark. Returns `false` if it has another, or if a
+    /// schedule of this name exists.
+    pub(crate) async fn take_schedule(&self, whole: &str, mark: Option<&Mark>) -> Result<bool, StoreError> {
+        let query = bind(query(TAKE_SCHEDULE).bind(whole.to_owned()), mark);
+        Ok(!self.rows(query).await?.is_empty())
     }
 
-    /// Returns how many live jobs, and how many dead letters, a queue has.
-    pub(crate) async fn left_behind(&self, queue: &str) -> Result<(u64, u64), StoreError> {
-        let rows = self.rows(query(LEFT_BEHIND).bind(queue.to_owned())).await?;
+    /// Removes a schedule that another cell has taken. Returns `false` if it has changed since, or if its queue has no
+    /// longer moved there.
+    pub(crate) async fn leave_schedule(
+        &self,
+        schedule: &ScheduleOfQueue,
+        queue: &str,
+        to: &str,
+    ) -> Result<bool, StoreError> {
+        let query = query(LEAVE_SCHEDULE).bind(schedule.name.clone()).bind(queue.to_owned());
+        Ok(!self.rows(query.bind(schedule.changed_at).bind(to.to_owned())).await?.is_empty())
+    }
+
+    /// Returns how many live jobs, and how many dead letters, a queue has, each counted to `limit`.
+    pub(crate) async fn left_behind(&self, queue: &str, limit: i64) -> Result<(u64, u64), StoreError> {
+        let rows = self.rows(query(LEFT_BEHIND).bind(queue.to_owned()).bind(limit)).await?;
         let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
         Ok((u64_of(row, "live")?, u64_of(row, "dead")?))
     }

@@ -68,7 +68,7 @@ pub use activity::Unit;
 #[cfg(feature = "internals")]
 pub use bench::{BenchCounters, BenchRelayed, BenchStarted, BenchState};
 pub use call::{Isolation, Store, StoreError};
-pub(crate) use cells::Mark;
+pub(crate) use cells::{Mark, Marked, ScheduleOfQueue};
 pub use dead::{DeadCount, DeadFilter, DeadLetter};
 #[cfg_attr(
     not(feature = "internals"),
@@ -268,7 +268,10 @@ statements! {
     SUSPECT = "recover" "suspect";
     LIVE_JOBS = "read" "live_jobs";
     MARK_QUEUE = "cell" "mark_queue";
+    OPEN_QUEUE = "cell" "open_queue";
     FORGET_MARK = "cell" "forget_mark";
+    SETTINGS_OF_QUEUE = "cell" "settings_of_queue";
+    LEAVE_SCHEDULE = "cell" "leave_schedule";
     MARKED_QUEUES = "cell" "marked_queues";
     KEYS_OF_QUEUE = "cell" "keys_of_queue";
     TAKE_KEYS = "cell" "take_keys";

@@ -252,9 +252,9 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
         self
     }
 
-    /// Returns the names of the queues that the worker serves.
-    pub(crate) fn queue_names(&self) -> Vec<String> {
-        self.queues.names()
+    /// Returns the names of the queues that the worker serves, or the first error of its description.
+    pub(crate) fn queue_names(self) -> Result<Vec<String>, WorkerError> {
+        self.error.map_or_else(|| Ok(self.queues.names()), Err)
     }
 
     /// Leaves out all other queues.

@@ -16,12 +16,13 @@ use serde_json::{Value, json};
 use tenure::{
     EnqueueError, JobContext, JobId, JobRequest, KindOptions, Worker,
     cells::{Cells, CellsError, Layout, MoveError},
+    doctor::DoctorOptions,
     queues::QueueLimits,
     schedules::Schedule,
 };
 use tokio::{sync::oneshot, time::sleep};
 
-use crate::harness::{Bench, bench_with, bench_with_servers, run_folder};
+use crate::harness::{Bench, Child, bench_with, bench_with_servers, run_folder};
 
 /// Two cells on the shared servers, `main` with all queues and `eu` with those that end with `-eu`.
 async fn two() -> (Bench, Bench, Layout, PathBuf) {
@@ -84,7 +85,7 @@ async fn move_killed(point: &str) {
     let (main, eu, layout, file) = two().await;
     let cells = Cells::connect(&layout).await.unwrap();
     main.tenure.limit_queue("q", QueueLimits::new().max_queued(1_000_000)).await.unwrap();
-    let tick = JobRequest::new("q", "tick", json!({}));
+    let tick = JobRequest::new("q", "tick", json!(null));
     main.tenure.put_schedule(Schedule::new("nightly", "0 3 * * *", tick.clone())).await.unwrap();
     main.tenure.put_schedule(Schedule::new("paused", "0 3 * * *", tick)).await.unwrap();
     main.tenure.pause_schedule("paused").await.unwrap();
@@ -235,14 +236,15 @@ async fn a_move_waits_for_open_transactions_and_an_old_snapshot_meets_the_mark()
     main.publish("q.k", "{}").await;
     main.until_count("tenure.job_history WHERE queue = 'q'", 2).await;
     worker.stop().await;
-    // A dead letter that had an attempt is redriven where it died.
+    // A dead letter is redriven where it died, also one that never had an attempt.
     main.execute(
         "INSERT INTO tenure.dead_letter_jobs (id, queue, kind, payload, attempt, max_attempts, fencing_token, created_at,
                 scheduled_at, died_at, last_error, category, execution_history)
-         VALUES (gen_random_uuid(), 'q', 'k', '1', 5, 5, 5, now(), now(), now(), 'no', 'exhausted', '[]')",
+         SELECT tenure.id_of_time(now() + n * interval '1 ms'), 'q', 'k', '1', 5 * n, 5, 5 * n, now(), now(), now(), 'no',
+                'exhausted', '[]' FROM generate_series(0, 1) n",
     )
     .await;
-    assert_eq!(main.tenure.redrive_all(&tenure::rows::DeadFilter::new().queue("q")).await.unwrap(), 1);
+    assert_eq!(main.tenure.redrive_all(&tenure::rows::DeadFilter::new().queue("q")).await.unwrap(), 2);
     // And back again: the new jobs' keys come along.
     let second = cells.enqueue(job("c")).await.unwrap();
     assert_eq!(eu.count("tenure.jobs WHERE queue = 'q'").await, 1);
@@ -252,12 +254,14 @@ async fn a_move_waits_for_open_transactions_and_an_old_snapshot_meets_the_mark()
     assert_eq!((again.id, again.duplicate), (second.id, true));
     let new = cells.enqueue(job("d")).await.unwrap();
     assert!(main.tenure.job(new.id).await.unwrap().is_some());
-    let same = cells.move_queue("q", None, "main").await.unwrap();
-    assert_eq!(
-        (same.from.as_str(), same.keys, same.live),
-        ("eu", 0, 1),
-        "a repeated move tells what is left"
-    );
+    let same = cells.move_queue("q", None, "main").await.unwrap_err();
+    assert!(matches!(same, MoveError::Same { .. }), "{same}");
+    // A key whose job is in another cell is no lost job.
+    for tenure in [&main.tenure, &eu.tenure] {
+        for rule in tenure.verify().await.unwrap() {
+            assert!(rule.rule != "is_not_lost" || rule.jobs == 0, "{rule:?}");
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -403,4 +407,134 @@ async fn a_killed_cell_stops_its_own_queues_only() {
     round("mail-eu", 5).await;
     stop.send(()).unwrap();
     worker.await.unwrap().unwrap();
+}
+
+/// A mover that died: no other move begins, and the queue goes on to the new cell or back to the old one.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unfinished_move_is_undone_or_finished_and_no_other_begins() {
+    for (point, is_closed) in [("move: keys", false), ("move: late keys", true), ("move: schedules", true)] {
+        let quick = |config: &mut tenure::Config| config.timing.renew_every = Duration::from_millis(500);
+        let (main, eu, asia) = (bench_with(quick).await, bench_with(quick).await, bench_with(quick).await);
+        let layout = Layout::new().cell("main", main.config.clone(), ["*"]).unwrap();
+        let layout = layout.cell("eu", eu.config.clone(), ["*-eu"]).unwrap();
+        let layout = layout.cell("asia", asia.config.clone(), ["*-asia"]).unwrap();
+        let file = write(&[("main", &main, "*"), ("eu", &eu, "*-eu"), ("asia", &asia, "*-asia")]);
+        let cells = Cells::connect(&layout).await.unwrap();
+        let job = |key: &str| JobRequest::new("q", "k", json!(1)).unique_key(key);
+        let first = cells.enqueue(job("a")).await.unwrap();
+        main.tenure.limit_queue("q", QueueLimits::new().max_running(7)).await.unwrap();
+        main.tenure
+            .put_schedule(Schedule::new("s", "0 3 * * *", JobRequest::new("q", "k", json!(1))))
+            .await
+            .unwrap();
+        let mut killed = main.program(&["queues", "move", "q", "--to", "eu"]);
+        killed.env("TENURE_CELLS", &file).env("TENURE_FAULT", format!("{point}=kill"));
+        assert_eq!(killed.output().await.unwrap().status.code(), None, "{point}");
+        let refused = main.tenure.enqueue(JobRequest::new("q", "k", json!(1))).await;
+        assert_eq!(refused.is_err(), is_closed, "{point}: {refused:?}");
+        for (from, to) in [(None, "asia"), (Some("main"), "asia"), (Some("eu"), "asia")] {
+            let error = cells.move_queue("q", from, to).await.unwrap_err();
+            let is_refused = matches!(error, MoveError::Unfinished { .. } | MoveError::Left { .. });
+            assert!(is_refused, "{point}: {from:?} to {to}: {error}");
+        }
+        let doctor = eu.tenure.doctor(&DoctorOptions::default()).await;
+        let said = doctor.iter().find(|check| check.found.contains("about to arrive from cell main"));
+        assert!(
+            said.is_some_and(|check| check.to_do.as_ref().unwrap().contains("--from main")),
+            "{doctor:?}"
+        );
+        // Back: as if it had never begun.
+        let undone = cells.move_queue("q", Some("eu"), "main").await.unwrap();
+        assert_eq!((undone.from.as_str(), undone.to.as_str()), ("eu", "main"), "{point}");
+        let again = main.tenure.enqueue(job("a")).await.unwrap();
+        assert_eq!((again.id, again.duplicate), (first.id, true), "{point}");
+        main.tenure.enqueue(job("b")).await.unwrap();
+        assert_eq!(main.tenure.schedules().await.unwrap().len(), 1, "{point}");
+        assert!(eu.tenure.schedules().await.unwrap().is_empty(), "{point}");
+        let row = main.tenure.queues().await.unwrap().into_iter().find(|of| of.queue == "q").unwrap();
+        assert_eq!((row.max_running, row.moved_to, row.arrives_from), (Some(7), None, None), "{point}");
+        // And now to the third cell, and on to the second.
+        let moved = cells.move_queue("q", None, "asia").await.unwrap();
+        assert_eq!((moved.from.as_str(), moved.schedules.len()), ("main", 1), "{point}");
+        let moved = cells.move_queue("q", None, "eu").await.unwrap();
+        assert_eq!((moved.from.as_str(), moved.schedules.len()), ("asia", 1), "{point}");
+        let again = cells.enqueue(job("a")).await.unwrap();
+        assert_eq!((again.id, again.duplicate), (first.id, true), "{point}");
+        assert!(eu.tenure.job(cells.enqueue(job("d")).await.unwrap().id).await.unwrap().is_some(), "{point}");
+        // Back to one that it had left on the way to another.
+        let moved = cells.move_queue("q", None, "asia").await.unwrap();
+        assert_eq!((moved.from.as_str(), moved.schedules.len()), ("eu", 1), "{point}");
+        assert!(
+            asia.tenure.job(cells.enqueue(job("e")).await.unwrap().id).await.unwrap().is_some(),
+            "{point}"
+        );
+        for bench in [&main, &eu] {
+            assert!(bench.tenure.enqueue(job("f")).await.is_err(), "{point}");
+        }
+    }
+}
+
+/// A mover is stopped in the middle; an operator moves the queue back; then the mover goes on.
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_movers_one_gets_to_the_end_and_a_frozen_one_takes_nothing() {
+    let (main, eu, layout, file) = two().await;
+    let cells = Cells::connect(&layout).await.unwrap();
+    main.tenure
+        .put_schedule(Schedule::new("s", "0 3 * * *", JobRequest::new("q", "k", json!(1))))
+        .await
+        .unwrap();
+    let mut frozen = main.program(&["queues", "move", "q", "--to", "eu"]);
+    frozen.env("TENURE_CELLS", &file).env("TENURE_FAULT", "move: late keys=stop");
+    let mut frozen = Child::spawn(frozen, "mover");
+    main.until("EXISTS (SELECT FROM tenure.queues WHERE moved_to = 'eu')").await;
+    let stat = format!("/proc/{}/stat", frozen.pid());
+    while !std::fs::read_to_string(&stat).unwrap().contains(") T ") {
+        sleep(Duration::from_millis(10)).await;
+    }
+    cells.move_queue("q", Some("eu"), "main").await.unwrap();
+    frozen.signal(Signal::CONT);
+    assert_eq!(frozen.wait().await, Some(1), "{}", frozen.log());
+    assert!(frozen.log().contains("another move of queue \"q\" is under way"), "{}", frozen.log());
+    assert_eq!(main.tenure.schedules().await.unwrap().len(), 1);
+    assert!(eu.tenure.schedules().await.unwrap().is_empty());
+    main.tenure.enqueue(JobRequest::new("q", "k", json!(1))).await.unwrap();
+    // Several at once: one queue, one cell.
+    let movers = join_all((0..4).map(|_| cells.move_queue("q", None, "eu"))).await;
+    assert!(movers.iter().any(Result::is_ok), "{movers:?}");
+    assert!(main.tenure.enqueue(JobRequest::new("q", "k", json!(1))).await.is_err());
+    eu.tenure.enqueue(JobRequest::new("q", "k", json!(1))).await.unwrap();
+    assert_eq!(eu.tenure.schedules().await.unwrap().len(), 1);
+}
+
+/// A program with an old file, whose old cell is full: it finds the new one. Commands find both cells.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_old_cell_hides_no_move_and_a_pause_reaches_both_cells() {
+    let (main, eu, layout, file) = two().await;
+    let cells = Cells::connect(&layout).await.unwrap();
+    let job = || JobRequest::new("q", "k", json!(1));
+    main.tenure.enqueue(job()).await.unwrap();
+    cells.move_queue("q", None, "eu").await.unwrap();
+    main.tenure.limit_queue("q", QueueLimits::new().max_queued(1)).await.unwrap();
+    Cells::connect(&layout).await.unwrap().enqueue(job()).await.unwrap();
+    assert_eq!(eu.count("tenure.jobs").await, 1);
+    let (code, out, err) = tenure(&main, &file, &["queues", "pause", "q"]).await;
+    assert!(code == Some(0) && out.contains("cell eu:") && out.contains("cell main:"), "{out}{err}");
+    for bench in [&main, &eu] {
+        assert_eq!(bench.count("tenure.queues WHERE paused_at IS NOT NULL").await, 1);
+    }
+    let (_, out, _) = tenure(&main, &file, &["--cell", "main", "queues", "list"]).await;
+    assert!(out.contains("moved to cell eu"), "{out}");
+    let put = main.tenure.put_schedule(Schedule::new("s", "0 3 * * *", job())).await.unwrap_err();
+    assert!(put.to_string().contains("has moved to cell \"eu\""), "{put}");
+    let (code, _, err) = tenure(&main, &file, &["--cell", "eu", "queues", "move", "q", "--to", "main"]).await;
+    assert!(code == Some(2) && err.contains("--from and --to"), "{err}");
+    let (code, _, err) = tenure(&main, &file, &["work", "bad name", "--exec", "true"]).await;
+    assert!(code == Some(2) && err.contains("bad name"), "{err}");
+    // The holder of a key is found where it is.
+    let enqueue = ["enqueue", "old", "k", "1", "--unique-key", "x"];
+    let (_, id, _) = tenure(&main, &file, &enqueue).await;
+    cells.move_queue("old", None, "eu").await.unwrap();
+    main.tenure.cancel(id.trim().parse().unwrap()).await.unwrap();
+    let (code, _, err) = tenure(&main, &file, &[&enqueue[..], &["--wait"]].concat()).await;
+    assert!(code == Some(1) && err.contains("cancelled"), "{err}");
 }

@@ -1,6 +1,10 @@
 -- due_schedules: schedules whose next tick is due. The worker that has the relay's turn asks when one is.
+--
+-- Those of a queue that accepts no new jobs here wait: `tenure queues move` takes them along.
 SELECT name, cron, time_zone, missed, next_at, statement_timestamp() AS now
   FROM tenure.schedules
  WHERE next_at <= statement_timestamp() AND paused_at IS NULL
+   AND NOT EXISTS (SELECT FROM tenure.queues q
+                    WHERE q.queue = schedules.queue AND (q.moved_to IS NOT NULL OR q.arrives_from IS NOT NULL))
  ORDER BY next_at
  LIMIT 100

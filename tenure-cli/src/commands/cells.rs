@@ -33,6 +33,9 @@ pub(super) struct MoveArgs {
 enum About<'c> {
     /// It knows how to use several cells, or needs none.
     Cells,
+    /// A queue, in the cell that accepts its new jobs.
+    Queue(&'c str),
+    /// Queues, in every cell that may have jobs of them.
     Queues(Vec<&'c str>),
     Job(JobId),
     /// It reads, and prints what every cell has.
@@ -57,8 +60,8 @@ fn about(command: &Command) -> About<'_> {
         Command::Queues(QueuesCommand::Pause { queues, .. } | QueuesCommand::Resume { queues }) => {
             About::Queues(queues.iter().map(String::as_str).collect())
         }
-        Command::Queues(QueuesCommand::Limit { queue, .. }) => About::Queues(vec![queue]),
-        Command::Schedules(SchedulesCommand::Add(args)) => About::Queues(vec![&args.queue]),
+        Command::Queues(QueuesCommand::Limit { queue, .. }) => About::Queue(queue),
+        Command::Schedules(SchedulesCommand::Add(args)) => About::Queue(&args.queue),
         Command::Jobs(JobsCommand::Cancel(CancelArgs { queue: Some(queue), .. })) => {
             About::Queues(vec![queue])
         }
@@ -92,21 +95,41 @@ pub(super) async fn run(mut cli: Cli, layout: &Layout) -> anyhow::Result<ExitCod
     let known = layout.names().collect::<Vec<_>>().join(", ");
     match about(&cli.command) {
         About::Cells => super::run_in(&cli).await,
+        About::Queue(queue) => {
+            let cells = Cells::connect(layout).await?;
+            let cell = cells.having(queue).await?.first().map(|cell| cell.name().to_owned());
+            cells.close().await;
+            cli.cell = cell;
+            super::run_in(&cli).await
+        }
         About::Queues(queues) => {
             let cells = Cells::connect(layout).await?;
-            let mut found = Vec::new();
+            let mut found: Vec<Vec<String>> = Vec::new();
             for queue in queues {
-                found.push(cells.of(queue)?.name().to_owned());
+                let having = cells.having(queue).await?;
+                found.push(having.into_iter().map(|cell| cell.name().to_owned()).collect());
             }
             cells.close().await;
             found.dedup();
-            let [cell] = &found[..] else {
-                return Err(
-                    Usage("these queues are in several cells; run the command for each cell".into()).into()
-                );
+            let [having] = &found[..] else {
+                return Err(Usage(
+                    "these queues are in several cells; run the command for each queue alone".into(),
+                )
+                .into());
             };
-            cli.cell = Some(cell.clone());
-            super::run_in(&cli).await
+            // A queue that has moved: its new cell, and those in which its old jobs run.
+            let mut code = ExitCode::SUCCESS;
+            for cell in having {
+                if having.len() > 1 && cli.output == Output::Table {
+                    print::line(format!("cell {cell}:"));
+                }
+                cli.cell = Some(cell.clone());
+                let ended = Box::pin(super::run_in(&cli)).await?;
+                if ended != ExitCode::SUCCESS {
+                    code = ended;
+                }
+            }
+            Ok(code)
         }
         About::Job(id) => {
             let cells = Cells::connect(layout).await?;
@@ -138,6 +161,11 @@ pub(super) async fn run(mut cli: Cli, layout: &Layout) -> anyhow::Result<ExitCod
 
 /// `tenure queues move`.
 pub(super) async fn move_queue(cli: &Cli, args: &MoveArgs) -> anyhow::Result<ExitCode> {
+    if cli.cell.is_some() {
+        return Err(
+            Usage("`queues move` is for two cells: give --from and --to instead of --cell".into()).into()
+        );
+    }
     let Some(layout) = cli.layout()? else {
         return Err(Usage(
             "a queue moves between cells, and there are none; TENURE_CELLS names their file".into(),

@@ -32,8 +32,13 @@ pub(super) async fn run(cli: &Cli, args: &EnqueueArgs) -> anyhow::Result<ExitCod
     drop(tokio::time::timeout(std::time::Duration::from_secs(1), tenure.nats().connected()).await);
     let (tenure, enqueued) = if let Some(cells) = &cells {
         let enqueued = cells.enqueue(request).await?;
-        // The queue may have moved.
-        (cells.of(&args.queue)?.tenure().clone(), enqueued)
+        // The queue may have moved, and the job that holds the key may be where it was before.
+        let holder = if enqueued.duplicate { cells.find(enqueued.id).await? } else { None };
+        let cell = match &holder {
+            Some((cell, _)) => *cell,
+            None => cells.of(&args.queue)?,
+        };
+        (cell.tenure().clone(), enqueued)
     } else {
         let enqueued = tenure.enqueue(request).await?;
         (tenure, enqueued)
