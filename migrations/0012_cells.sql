@@ -2,11 +2,13 @@
 
 -- moved_to: the cell that accepts the queue's new jobs; this one runs those that it has. arrives_from: the cell whose
 -- keys, limits and schedules are still being copied: until then, no new job is accepted. NULL, both: the queue is here.
--- arrives_since: when that copy began, by the old cell's clock.
+-- arrives_since: when that copy began, by the old cell's clock. moves: the fencing number of whoever moves the queue;
+-- each step of a move names it.
 ALTER TABLE tenure.queues
     ADD COLUMN moved_to      text,
     ADD COLUMN arrives_from  text,
-    ADD COLUMN arrives_since timestamptz;
+    ADD COLUMN arrives_since timestamptz,
+    ADD COLUMN moves         bigint NOT NULL DEFAULT 0;
 
 -- Refuses new jobs of a queue that has moved, or has not arrived yet.
 -- `moved` is an argument of the trigger, not read from the table: a transaction with an old snapshot must meet it, too.
@@ -51,21 +53,30 @@ LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE SET search_path = pg_catalog, pg_tem
     SELECT 'mark_' || left(encode(sha256(convert_to(queue, 'UTF8')), 'hex'), 16)
 $$;
 
--- Changes a queue's mark, if it is still the one that the caller has read. Returns whether it was. From its commit on, no
--- new job of a marked queue is accepted: CREATE TRIGGER waits for every transaction that has inserted a job, and later
--- ones meet the trigger. A queue that was never marked has none, and costs nothing. A job that is redriven has a
+-- Begins a move of a queue in this cell: returns its number, which ends every move that began before, and its mark.
+CREATE FUNCTION tenure.begin_move(of text) RETURNS TABLE (moves bigint, moved_to text, arrives_from text,
+                                                           arrives_since timestamptz)
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    INSERT INTO tenure.queues AS q (queue, moves) VALUES (of, 1)
+        ON CONFLICT (queue) DO UPDATE SET moves = q.moves + 1
+    RETURNING q.moves, q.moved_to, q.arrives_from, q.arrives_since
+$$;
+REVOKE ALL ON FUNCTION tenure.begin_move(text) FROM PUBLIC;
+
+-- Changes a queue's mark, unless a later move has begun. Returns whether it has not. From its commit on, no new job of a
+-- marked queue is accepted: CREATE TRIGGER waits for every transaction that has inserted a job, and later ones meet the
+-- trigger. A queue that was never marked has none, and costs nothing. A job that is redriven has a
 -- clear_reason, and passes: it stays in its cell.
 -- SECURITY DEFINER: the person on call does not own the table. Others wait behind it for `patience` at most.
-CREATE FUNCTION tenure.mark_queue(of text, was_to text, was_from text, to_cell text, from_cell text, since timestamptz,
-                                  patience text) RETURNS bool
+CREATE FUNCTION tenure.mark_queue(of text, move bigint, to_cell text, from_cell text, since timestamptz, patience text)
+RETURNS bool
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM set_config('lock_timeout', patience, true);
-    INSERT INTO tenure.queues (queue) VALUES (of) ON CONFLICT (queue) DO NOTHING;
     UPDATE tenure.queues q
        SET moved_to = to_cell, arrives_from = from_cell,
            arrives_since = CASE WHEN since IS NOT NULL THEN coalesce(q.arrives_since, since) END
-     WHERE q.queue = of AND (q.moved_to, q.arrives_from) IS NOT DISTINCT FROM (was_to, was_from);
+     WHERE q.queue = of AND q.moves = move;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
@@ -77,20 +88,20 @@ BEGIN
                    coalesce(to_cell, from_cell, ''));
     RETURN true;
 END $$;
-REVOKE ALL ON FUNCTION tenure.mark_queue(text, text, text, text, text, timestamptz, text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION tenure.mark_queue(text, bigint, text, text, timestamptz, text) FROM PUBLIC;
 
--- Accepts new jobs of a queue that has arrived, if its mark is still the one that the caller has read.
-CREATE FUNCTION tenure.open_queue(of text, was_to text, was_from text) RETURNS bool
+-- Accepts new jobs of a queue that has arrived, unless a later move has begun.
+CREATE FUNCTION tenure.open_queue(of text, move bigint) RETURNS bool
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     WITH opened AS (
         UPDATE tenure.queues q
            SET moved_to = NULL, arrives_from = NULL, arrives_since = NULL
-         WHERE q.queue = of AND (q.moved_to, q.arrives_from) IS NOT DISTINCT FROM (was_to, was_from)
+         WHERE q.queue = of AND q.moves = move
         RETURNING 1
     )
     SELECT EXISTS (SELECT FROM opened)
 $$;
-REVOKE ALL ON FUNCTION tenure.open_queue(text, text, text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION tenure.open_queue(text, bigint) FROM PUBLIC;
 
 -- Removes the trigger of a queue without a mark, which lets every job pass. It waits for readers of the table, too: a
 -- step of its own, that may fail.

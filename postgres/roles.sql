@@ -82,8 +82,8 @@ GRANT EXECUTE ON FUNCTION tenure.keep_last_executions(uuid), tenure.forget_trace
 GRANT tenure_worker TO tenure_operator;
 GRANT INSERT, UPDATE, DELETE ON tenure.queues, tenure.queue_slots, tenure.schedules TO tenure_operator;
 -- Moving a queue to another cell: these functions change one trigger of tenure.jobs, and the queue's mark.
-GRANT EXECUTE ON FUNCTION tenure.mark_queue(text, text, text, text, text, timestamptz, text),
-      tenure.open_queue(text, text, text), tenure.forget_mark(text) TO tenure_operator;
+GRANT EXECUTE ON FUNCTION tenure.begin_move(text), tenure.mark_queue(text, bigint, text, text, timestamptz, text),
+      tenure.open_queue(text, bigint), tenure.forget_mark(text) TO tenure_operator;
 GRANT DELETE ON tenure.dead_letter_jobs, tenure.job_keys, tenure.job_executions, tenure.effects TO tenure_operator;
 
 GRANT SELECT ON ALL TABLES IN SCHEMA tenure TO tenure_viewer;

@@ -222,8 +222,11 @@ impl Cells {
         let marks = self.marks().await;
         let mut places = vec![self.follow_marks(queue, &marks)?];
         let left = marks.iter().filter(|(_, of)| of.queue == queue && matches!(of.mark, Mark::MovedTo(_)));
-        places.extend(left.map(|(place, _)| *place));
-        places.dedup();
+        for (place, _) in left {
+            if !places.contains(place) {
+                places.push(*place);
+            }
+        }
         Ok(places.into_iter().map(|place| &self.inner.cells[place]).collect())
     }
 
@@ -253,7 +256,7 @@ impl Cells {
         let Some(place) = self.iter().position(|own| own.name == cell) else { return false };
         let mut moved = self.inner.moved.write().unwrap_or_else(PoisonError::into_inner);
         if moved.insert(queue.to_owned(), place) != Some(place) {
-            tracing::info!(queue, cell, "this queue has moved; its new jobs go to that cell from now on");
+            tracing::debug!(queue, cell, "this queue has moved; its new jobs go to that cell from now on");
         }
         true
     }

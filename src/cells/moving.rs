@@ -8,11 +8,11 @@
 //! | 4 | both | copies the keys that came meanwhile, the limits and the pause; takes the schedules along | the same |
 //! | 5 | new cell | removes its mark: jobs are accepted | the move is done |
 //!
-//! Each step may be repeated, and a repeated move begins with the first. A step that changes a mark names the mark
-//! that it expects: of two movers, and of one that was frozen for long, only one gets to the end. No enqueue is taken
-//! by two cells under one key: the old cell has refused all since step 3, and the new one knows all keys before step 5.
-//! A submission is accepted wherever its message stands. No tick is lost or doubled: a schedule is copied once its old
-//! cell can no longer tick, and removed there once the new cell has it.
+//! Each step may be repeated, and a repeated move begins with the first. Each step names the number of its move in that
+//! cell, a fencing token: of two movers, and of one that was frozen for long, only the one that has begun last changes
+//! anything. No enqueue is accepted by two cells under one key: the old cell has refused all since step 3, and the new
+//! one knows all keys before step 5. A submission is accepted wherever its message stands. No tick is lost or doubled:
+//! a schedule is copied once its old cell can no longer tick, and removed there once the new cell has it.
 //!
 //! Invariants, each held by the test of that name:
 //!
@@ -31,7 +31,7 @@ use crate::{
     client::queues::{QueueLimits, QueueSettingsError},
     job::JobId,
     proof::fault,
-    store::{Mark, Marked, ScheduleOfQueue, StoreError},
+    store::{BegunMove, Mark, Marked, ScheduleOfQueue, StoreError},
 };
 
 /// How many keys to copy at once.
@@ -171,18 +171,13 @@ fn of(cell: &Cell) -> impl Fn(StoreError) -> MoveError {
     move |source| MoveError::Store { cell: cell.clone(), source }
 }
 
-/// A move, with the marks that it has read.
+/// A move, with the marks that it has found. Its number in each cell fences it: a later move of the queue ends it.
 struct Move<'c> {
     queue: &'c str,
     from: &'c Cell,
     to: &'c Cell,
-    /// The mark in the old cell, before step 3.
-    was_from: Option<Mark>,
-    /// The mark in the new cell, before step 1, and the one between the steps 1 and 5.
-    was_to: Option<Mark>,
-    gate: Mark,
-    /// Whether the new cell had the queue before an unfinished move to the old one.
-    undoes: bool,
+    at_from: BegunMove,
+    at_to: BegunMove,
 }
 
 impl Cells {
@@ -214,19 +209,11 @@ impl Cells {
         if from.name == to.name {
             return Err(MoveError::Same { queue: queue.to_owned(), cell: to.name.clone() });
         }
-        // These two must answer.
-        let (at_from, at_to) = (mark_in(from, queue).await?, mark_in(to, queue).await?);
-        let was_from = at_from.map(|marked| marked.mark);
-        let (was_to, since) = at_to.map_or((None, None), |marked| (Some(marked.mark), marked.since));
-        self.check(queue, (from, was_from.as_ref()), (to, was_to.as_ref()), &marks)?;
-        let gate = match &was_to {
-            // The mark of a queue that comes back refuses its jobs as well, and leads to the cell that has it.
-            Some(mark) => mark.clone(),
-            None => Mark::ArrivesFrom(from.name.clone()),
-        };
-        let has_moved = was_from == Some(Mark::MovedTo(to.name.clone()));
-        let undoes = was_from == Some(Mark::ArrivesFrom(to.name.clone()));
-        let it = Move { queue, from, to, was_from, was_to, gate, undoes };
+        // A mistaken move ends no other.
+        self.check(&Move::look(queue, from, to).await?, &marks)?;
+        let it = Move::begin(queue, from, to).await?;
+        let marks = self.marks().await;
+        self.check(&it, &marks)?;
         let mut moved = Moved {
             from: from.name.clone(),
             to: to.name.clone(),
@@ -236,16 +223,20 @@ impl Cells {
             live: 0,
             dead: 0,
         };
-        if undoes && it.was_to.is_none() {
-            // The other cell has accepted its jobs all the time.
-            it.open(from, it.was_from.as_ref()).await?;
-        } else if !(has_moved && it.was_to.is_none()) {
-            let since = it.close(since).await?;
-            it.take(since, has_moved, &mut moved).await?;
+        let mut opened = to;
+        if it.undoes_before_it_left() {
+            // Nothing was to come back: the other cell, or a third one, has accepted its jobs all the time.
+            it.open(from).await?;
+            opened = from;
+        } else if !it.is_done() {
+            let since = it.close().await?;
+            it.take(since, &mut moved).await?;
         }
         fault::point("move: done");
-        forget(if undoes && it.was_to.is_none() { from } else { to }, queue).await;
-        self.note_moved(queue, &to.name);
+        it.forget(opened).await;
+        if opened.name == to.name {
+            self.note_moved(queue, &to.name);
+        }
         (moved.live, moved.dead) = from.tenure.store().left_behind(queue, COUNTED).await.map_err(of(from))?;
         Ok(moved)
     }
@@ -260,10 +251,22 @@ impl Cells {
         };
         let place_of = |name: &str| self.iter().position(|cell| cell.name == name);
         let to = place_of(&to.name).unwrap_or_default();
-        if let Some(Mark::ArrivesFrom(from)) = mark(to)
-            && let Some(from) = place_of(from)
-        {
-            return Ok(&self.inner.cells[from]);
+        match mark(to) {
+            Some(Mark::ArrivesFrom(from)) if place_of(from).is_some() => {
+                return Ok(&self.inner.cells[place_of(from).unwrap_or_default()]);
+            }
+            // A move from `to` to a cell that it had left before has not ended: undo that one.
+            Some(Mark::MovedTo(back))
+                if marks.iter().any(|(at, of)| {
+                    of.queue == queue
+                        && of.since.is_some()
+                        && self.inner.cells[*at].name == *back
+                        && matches!(of.mark, Mark::MovedTo(_))
+                }) =>
+            {
+                return self.named(back);
+            }
+            _ => {}
         }
         // The last cell from which it has gone to `to`: it may have been there before.
         let (mut place, mut before) = (self.layout_place_of(queue)?, None);
@@ -281,44 +284,55 @@ impl Cells {
         Ok(&self.inner.cells[match (before, undone) {
             // It is there, or two marks lead in a circle: then a move back to `to` has not ended.
             (Some(before), _) if !ends_here || place == to => before,
-            (None, Some((place, _))) if *place != to => *place,
+            (None, Some((at, _))) if place == to && *at != to => *at,
             _ => place,
         }])
     }
 
     /// Refuses a move that would leave the queue in two cells.
-    fn check(
-        &self,
-        queue: &str,
-        (from, was_from): (&Cell, Option<&Mark>),
-        (to, was_to): (&Cell, Option<&Mark>),
-        marks: &[(usize, Marked)],
-    ) -> Result<(), MoveError> {
+    fn check(&self, it: &Move<'_>, marks: &[(usize, Marked)]) -> Result<(), MoveError> {
+        let Move { queue, from, to, .. } = it;
         let unfinished = |from: &str, to: &str| MoveError::Unfinished {
-            queue: queue.to_owned(),
+            queue: (*queue).to_owned(),
             from: from.to_owned(),
             to: to.to_owned(),
         };
-        match was_from {
-            Some(Mark::MovedTo(now)) if *now != to.name => {
-                return Err(MoveError::Left {
-                    queue: queue.to_owned(),
-                    cell: from.name.clone(),
-                    now: now.clone(),
-                });
+        let left = |cell: &Cell, now: &str| MoveError::Left {
+            queue: (*queue).to_owned(),
+            cell: cell.name.clone(),
+            now: now.to_owned(),
+        };
+        match &it.at_from.mark {
+            Some(Mark::MovedTo(now)) if *now != to.name && !it.undoes_after_it_left() => {
+                return Err(left(from, now));
             }
             Some(Mark::ArrivesFrom(other)) if *other != to.name => return Err(unfinished(other, &from.name)),
             _ => {}
         }
-        if let Some(Mark::ArrivesFrom(other)) = was_to
-            && *other != from.name
-        {
-            return Err(unfinished(other, &to.name));
+        match &it.at_to.mark {
+            Some(Mark::ArrivesFrom(other)) if *other != from.name => return Err(unfinished(other, &to.name)),
+            // It comes back only from where it has gone.
+            Some(Mark::MovedTo(next)) if !it.undoes_before_it_left() => {
+                let (mut next, mut passes) = (next.clone(), false);
+                for _ in 0..self.inner.cells.len() {
+                    passes |= next == from.name;
+                    let place = self.iter().position(|cell| cell.name == next);
+                    let marked = marks.iter().find(|(at, of)| Some(*at) == place && of.queue == **queue);
+                    match marked.map(|(_, of)| &of.mark) {
+                        Some(Mark::MovedTo(cell)) if !passes => next.clone_from(cell),
+                        _ => break,
+                    }
+                }
+                if !passes {
+                    return Err(left(to, &next));
+                }
+            }
+            _ => {}
         }
         let leaves = Mark::ArrivesFrom(from.name.clone());
         for (place, marked) in marks {
             let cell = &self.inner.cells[*place];
-            if marked.queue == queue && marked.mark == leaves && cell.name != to.name {
+            if marked.queue == **queue && marked.mark == leaves && cell.name != to.name {
                 return Err(unfinished(&from.name, &cell.name));
             }
         }
@@ -326,46 +340,71 @@ impl Cells {
     }
 }
 
-/// Returns the mark of a queue in a cell.
-async fn mark_in(cell: &Cell, queue: &str) -> Result<Option<Marked>, MoveError> {
-    let marks = cell.tenure.store().marked_queues().await.map_err(of(cell))?;
-    Ok(marks.into_iter().find(|marked| marked.queue == queue))
-}
-
-/// Removes the trigger of a queue that has arrived. While it is there, transactions with snapshots of their own are
-/// refused.
-async fn forget(cell: &Cell, queue: &str) {
-    let began_at = Instant::now();
-    while let Err(error) = cell.tenure.store().forget_mark(queue).await {
-        if began_at.elapsed() > MARKED_WITHIN / 4 {
-            tracing::warn!(
-                cell = cell.name, queue, %error,
-                "the trigger of a queue that has arrived was not removed: until this move is repeated, transactions of \
-                 the isolation levels REPEATABLE READ and SERIALIZABLE cannot enqueue into it"
-            );
-            return;
-        }
-        sleep(MARK_AGAIN_AFTER).await;
+impl<'c> Move<'c> {
+    /// Reads the marks, and begins nothing.
+    async fn look(queue: &'c str, from: &'c Cell, to: &'c Cell) -> Result<Self, MoveError> {
+        let look = async |cell: &Cell| {
+            let marks = cell.tenure.store().marked_queues().await.map_err(of(cell))?;
+            let marked = marks.into_iter().find(|marked| marked.queue == queue);
+            let (mark, since) = marked.map_or((None, None), |marked| (Some(marked.mark), marked.since));
+            Ok::<_, MoveError>(BegunMove { number: 0, mark, since })
+        };
+        Ok(Self { queue, from, to, at_from: look(from).await?, at_to: look(to).await? })
     }
-}
 
-impl Move<'_> {
+    /// Begins in both cells, always in the same order: of two movers, one then begins later in both.
+    async fn begin(queue: &'c str, from: &'c Cell, to: &'c Cell) -> Result<Self, MoveError> {
+        let begin = async |cell: &Cell| cell.tenure.store().begin_move(queue).await.map_err(of(cell));
+        let (at_from, at_to) = if from.name < to.name {
+            let at_from = begin(from).await?;
+            (at_from, begin(to).await?)
+        } else {
+            let at_to = begin(to).await?;
+            (begin(from).await?, at_to)
+        };
+        Ok(Self { queue, from, to, at_from, at_to })
+    }
+
+    /// Whether the old cell has refused new jobs since an earlier try.
+    fn has_moved(&self) -> bool {
+        self.at_from.mark == Some(Mark::MovedTo(self.to.name.clone())) || self.undoes_after_it_left()
+    }
+
+    /// Whether an earlier try has got to the end.
+    fn is_done(&self) -> bool {
+        self.has_moved() && self.at_to.mark.is_none()
+    }
+
+    /// Whether this undoes a move from the new cell to the old one, which arrives there.
+    fn undoes(&self) -> bool {
+        self.at_from.mark == Some(Mark::ArrivesFrom(self.to.name.clone()))
+    }
+
+    /// Whether that move has not taken the queue from the new cell, or another one has.
+    fn undoes_before_it_left(&self) -> bool {
+        self.undoes() && self.at_to.mark != Some(Mark::MovedTo(self.from.name.clone()))
+    }
+
+    /// Whether this undoes a move in which the queue was to come back to the old cell.
+    fn undoes_after_it_left(&self) -> bool {
+        let comes_back = self.at_from.since.is_some() && matches!(self.at_from.mark, Some(Mark::MovedTo(_)));
+        comes_back && self.at_to.mark == Some(Mark::MovedTo(self.from.name.clone()))
+    }
+
+    fn number(&self, cell: &Cell) -> i64 {
+        if cell.name == self.from.name { self.at_from.number } else { self.at_to.number }
+    }
+
     fn concurrent(&self, cell: &Cell) -> MoveError {
         MoveError::Concurrent { queue: self.queue.to_owned(), cell: cell.name.clone() }
     }
 
     /// Changes the mark in a cell, as soon as no transaction holds what it has inserted into the table of jobs.
-    async fn mark(
-        &self,
-        cell: &Cell,
-        was: Option<&Mark>,
-        mark: &Mark,
-        since: Option<DateTime<Utc>>,
-    ) -> Result<(), MoveError> {
+    async fn mark(&self, cell: &Cell, mark: &Mark, since: Option<DateTime<Utc>>) -> Result<(), MoveError> {
         let began_at = Instant::now();
         for n in 1_u32.. {
             let patience = if n.is_multiple_of(MORE_PATIENCE_EVERY) { MORE_PATIENCE } else { PATIENCE };
-            match cell.tenure.store().mark_queue(self.queue, was, Some(mark), since, patience).await {
+            match cell.tenure.store().mark_queue(self.queue, self.number(cell), mark, since, patience).await {
                 Ok(true) => return Ok(()),
                 Ok(false) => return Err(self.concurrent(cell)),
                 Err(error) if error.is_locked() && began_at.elapsed() < MARKED_WITHIN => {}
@@ -377,25 +416,49 @@ impl Move<'_> {
         Err(MoveError::Blocked { cell: cell.name.clone(), waited: began_at.elapsed() })
     }
 
-    async fn open(&self, cell: &Cell, was: Option<&Mark>) -> Result<(), MoveError> {
-        let opened = cell.tenure.store().open_queue(self.queue, was).await.map_err(of(cell))?;
+    async fn open(&self, cell: &Cell) -> Result<(), MoveError> {
+        let opened = cell.tenure.store().open_queue(self.queue, self.number(cell)).await.map_err(of(cell))?;
         if opened { Ok(()) } else { Err(self.concurrent(cell)) }
     }
 
+    /// Removes the trigger of a cell that has been opened. While it is there, transactions with snapshots of their own
+    /// are refused.
+    async fn forget(&self, cell: &Cell) {
+        let began_at = Instant::now();
+        while let Err(error) = cell.tenure.store().forget_mark(self.queue).await {
+            if began_at.elapsed() > MARKED_WITHIN / 4 {
+                tracing::warn!(
+                    cell = cell.name, queue = self.queue, %error,
+                    "the trigger of a queue that has arrived was not removed: until this move is repeated, \
+                     transactions of the isolation levels REPEATABLE READ and SERIALIZABLE cannot enqueue into it"
+                );
+                return;
+            }
+            sleep(MARK_AGAIN_AFTER).await;
+        }
+    }
+
     /// Step 1. Returns when the copy of the keys began, which an earlier try may have noted.
-    async fn close(&self, since: Option<DateTime<Utc>>) -> Result<DateTime<Utc>, MoveError> {
-        let Self { queue, from, to, was_to, gate, .. } = self;
-        if let Some(since) = since {
+    async fn close(&self) -> Result<DateTime<Utc>, MoveError> {
+        let Self { from, to, at_to, .. } = self;
+        // A queue that has been here has jobs here.
+        let is_new = !matches!(at_to.mark, Some(Mark::MovedTo(_)));
+        if let Some(since) = at_to.since {
+            self.refuse_in_use(is_new && !self.has_moved()).await?;
             return Ok(since);
         }
-        let is_new = was_to.is_none() && !self.undoes;
         self.refuse_in_use(is_new).await?;
         let began_at = from.tenure.store().database_time().await.map_err(of(from))?;
-        self.mark(to, was_to.as_ref(), gate, Some(began_at)).await?;
+        let gate = match &at_to.mark {
+            // The mark of a queue that comes back refuses its jobs as well, and leads to the cell that has it.
+            Some(mark) => mark.clone(),
+            None => Mark::ArrivesFrom(from.name.clone()),
+        };
+        self.mark(to, &gate, Some(began_at)).await?;
         // Again: one that came before the mark is seen now.
         if let Err(error) = self.refuse_in_use(is_new).await {
-            self.open(to, Some(gate)).await?;
-            forget(to, queue).await;
+            self.open(to).await?;
+            self.forget(to).await;
             return Err(error);
         }
         Ok(began_at)
@@ -411,24 +474,29 @@ impl Move<'_> {
         Err(MoveError::InUse { queue, cell, from, live })
     }
 
-    /// Steps 2 to 5. `has_moved`: the old cell has refused new jobs since an earlier try, which had copied the keys.
-    async fn take(&self, since: DateTime<Utc>, has_moved: bool, moved: &mut Moved) -> Result<(), MoveError> {
-        let Self { from, to, was_from, gate, .. } = self;
+    /// Steps 2 to 5.
+    async fn take(&self, since: DateTime<Utc>, moved: &mut Moved) -> Result<(), MoveError> {
+        let Self { queue, from, to, .. } = self;
         fault::point("move: arriving");
-        if !has_moved {
+        if self.undoes() || self.undoes_after_it_left() {
+            // The settings have stayed where the queue was. So that a repeated try may copy them back:
+            self.copy_settings(to, from, true).await?;
+        }
+        if !self.has_moved() {
             moved.keys = self.copy_keys(None).await?;
             fault::point("move: keys");
-            self.mark(from, was_from.as_ref(), &Mark::MovedTo(to.name.clone()), None).await?;
+            self.mark(from, &Mark::MovedTo(to.name.clone()), None).await?;
         }
         fault::point("move: moved");
         moved.keys += self.copy_keys(Some(since - KEYS_SINCE)).await?;
         fault::point("move: late keys");
-        self.copy_settings().await?;
+        self.copy_settings(from, to, matches!(self.at_to.mark, Some(Mark::MovedTo(_)))).await?;
         fault::point("move: settings");
         self.take_schedules(moved).await?;
         fault::point("move: schedules");
-        self.open(to, Some(gate)).await?;
+        self.open(to).await?;
         fault::point("move: open");
+        from.tenure.store().end_move(queue, self.number(from)).await.map_err(of(from))?;
         Ok(())
     }
 
@@ -447,29 +515,24 @@ impl Move<'_> {
         }
     }
 
-    /// Copies the limits and the pause. A setting that the new cell has already stays, unless the queue comes back:
-    /// then it is from before.
-    async fn copy_settings(&self) -> Result<(), MoveError> {
-        let Self { queue, from, to, .. } = self;
-        // It has kept its own meanwhile.
-        if self.undoes {
-            return Ok(());
-        }
-        let old = from.tenure.store().settings_of_queue(queue).await.map_err(of(from))?;
+    /// Copies the limits and the pause. A setting that the other cell has already stays, unless `exactly`: then it is
+    /// from before the queue has left.
+    async fn copy_settings(&self, of_cell: &Cell, to: &Cell, exactly: bool) -> Result<(), MoveError> {
+        let queue = self.queue;
+        let old = of_cell.tenure.store().settings_of_queue(queue).await.map_err(of(of_cell))?;
         let new = to.tenure.store().settings_of_queue(queue).await.map_err(of(to))?;
-        let comes_back = matches!(self.gate, Mark::MovedTo(_));
         let mut limits = QueueLimits::new();
-        if comes_back || new.max_running.is_none() {
+        if exactly || new.max_running.is_none() {
             limits = limits.max_running(old.max_running);
         }
-        if comes_back || new.max_queued.is_none() {
+        if exactly || new.max_queued.is_none() {
             limits = limits.max_queued(old.max_queued);
         }
         let wrong = |source| MoveError::Settings { cell: to.name.clone(), source };
         to.tenure.limit_queue(queue, limits).await.map_err(wrong)?;
         if old.is_paused {
             to.tenure.pause_queue(queue).await.map_err(wrong)?;
-        } else if comes_back {
+        } else if exactly {
             to.tenure.resume_queue(queue).await.map_err(wrong)?;
         }
         Ok(())
@@ -477,17 +540,22 @@ impl Move<'_> {
 
     /// Takes the queue's schedules along.
     async fn take_schedules(&self, moved: &mut Moved) -> Result<(), MoveError> {
-        let Self { queue, from, to, gate, .. } = self;
+        let Self { queue, from, to, .. } = self;
         for schedule in from.tenure.store().schedules_of_queue(queue).await.map_err(of(from))? {
             let is_new =
-                to.tenure.store().take_schedule(&schedule.whole, Some(gate)).await.map_err(of(to))?;
+                to.tenure.store().take_schedule(&schedule.whole, self.number(to)).await.map_err(of(to))?;
             fault::point("move: schedule");
             // An earlier try may have copied it, and died before it could remove it in the old cell.
             let is_there = |there: &[ScheduleOfQueue]| there.iter().any(|own| own.name == schedule.name);
             let may_leave =
                 is_new || is_there(&to.tenure.store().schedules_of_queue(queue).await.map_err(of(to))?);
             let left = may_leave
-                && from.tenure.store().leave_schedule(&schedule, queue, &to.name).await.map_err(of(from))?;
+                && from
+                    .tenure
+                    .store()
+                    .leave_schedule(&schedule, queue, self.number(from))
+                    .await
+                    .map_err(of(from))?;
             if left { &mut moved.schedules } else { &mut moved.kept }.push(schedule.name);
         }
         if !moved.schedules.is_empty() {

@@ -1,16 +1,11 @@
 //! Cells: the statements that move a queue to another cell. One method, one statement.
 
 use chrono::{DateTime, Utc};
-use sqlx::{
-    Postgres, Row,
-    postgres::{PgArguments, PgRow},
-    query,
-    query::Query,
-};
+use sqlx::{Row, postgres::PgRow, query};
 
 use super::{
-    FORGET_MARK, KEYS_OF_QUEUE, LEAVE_SCHEDULE, LEFT_BEHIND, MARK_QUEUE, MARKED_QUEUES, OPEN_QUEUE,
-    SCHEDULES_OF_QUEUE, SETTINGS_OF_QUEUE, TAKE_KEYS, TAKE_SCHEDULE,
+    BEGIN_MOVE, END_MOVE, FORGET_MARK, KEYS_OF_QUEUE, LEAVE_SCHEDULE, LEFT_BEHIND, MARK_QUEUE, MARKED_QUEUES,
+    OPEN_QUEUE, SCHEDULES_OF_QUEUE, SETTINGS_OF_QUEUE, TAKE_KEYS, TAKE_SCHEDULE,
     call::{Store, StoreError},
     rows::u64_of,
 };
@@ -33,15 +28,6 @@ impl Mark {
             Some(to) => Some(Self::MovedTo(to)),
             None => from.map(Self::ArrivesFrom),
         })
-    }
-
-    /// The cells to which it has moved, and from which it arrives.
-    fn ways(mark: Option<&Self>) -> (Option<&str>, Option<&str>) {
-        match mark {
-            Some(Self::MovedTo(cell)) => (Some(cell), None),
-            Some(Self::ArrivesFrom(cell)) => (None, Some(cell)),
-            None => (None, None),
-        }
     }
 }
 
@@ -75,38 +61,56 @@ pub(crate) struct ScheduleOfQueue {
     pub(crate) changed_at: DateTime<Utc>,
 }
 
-/// Binds a mark.
-fn bind(
-    query: Query<'static, Postgres, PgArguments>,
-    mark: Option<&Mark>,
-) -> Query<'static, Postgres, PgArguments> {
-    let (to, from) = Mark::ways(mark);
-    query.bind(to.map(str::to_owned)).bind(from.map(str::to_owned))
+/// A move that has begun in a cell.
+#[derive(Debug, Clone)]
+pub(crate) struct BegunMove {
+    /// Its fencing number there.
+    pub(crate) number: i64,
+    pub(crate) mark: Option<Mark>,
+    /// As [`Marked::since`].
+    pub(crate) since: Option<DateTime<Utc>>,
 }
 
-/// Whether the mark was the one that the caller had read.
-fn was_so(rows: &[PgRow]) -> Result<bool, StoreError> {
+/// Whether a move still holds.
+fn holds(rows: &[PgRow]) -> Result<bool, StoreError> {
     let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
-    Ok(row.try_get("was_so")?)
+    Ok(row.try_get("holds")?)
 }
 
 impl Store {
-    /// Changes a queue's mark. Returns `false` if it is another than `was` by now.
+    /// Begins a move of a queue: every earlier one ends.
+    pub(crate) async fn begin_move(&self, queue: &str) -> Result<BegunMove, StoreError> {
+        let rows = self.rows(query(BEGIN_MOVE).bind(queue.to_owned())).await?;
+        let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
+        let (number, since) = (row.try_get("moves")?, row.try_get("arrives_since")?);
+        Ok(BegunMove { number, mark: Mark::of(row)?, since })
+    }
+
+    /// Changes a queue's mark. Returns `false` if a later move has begun.
     pub(crate) async fn mark_queue(
         &self,
         queue: &str,
-        was: Option<&Mark>,
-        mark: Option<&Mark>,
+        number: i64,
+        mark: &Mark,
         since: Option<DateTime<Utc>>,
         patience: &'static str,
     ) -> Result<bool, StoreError> {
-        let query = bind(bind(query(MARK_QUEUE).bind(queue.to_owned()), was), mark);
-        was_so(&self.rows(query.bind(since).bind(patience)).await?)
+        let (to, from) = match mark {
+            Mark::MovedTo(cell) => (Some(cell.clone()), None),
+            Mark::ArrivesFrom(cell) => (None, Some(cell.clone())),
+        };
+        let query = query(MARK_QUEUE).bind(queue.to_owned()).bind(number).bind(to).bind(from);
+        holds(&self.rows(query.bind(since).bind(patience)).await?)
     }
 
-    /// Accepts new jobs of a queue again. Returns `false` if its mark is another than `was` by now.
-    pub(crate) async fn open_queue(&self, queue: &str, was: Option<&Mark>) -> Result<bool, StoreError> {
-        was_so(&self.rows(bind(query(OPEN_QUEUE).bind(queue.to_owned()), was)).await?)
+    /// Accepts new jobs of a queue again. Returns `false` if a later move has begun.
+    pub(crate) async fn open_queue(&self, queue: &str, number: i64) -> Result<bool, StoreError> {
+        holds(&self.rows(query(OPEN_QUEUE).bind(queue.to_owned()).bind(number)).await?)
+    }
+
+    /// Forgets that a queue was about to come back here.
+    pub(crate) async fn end_move(&self, queue: &str, number: i64) -> Result<(), StoreError> {
+        self.rows(query(END_MOVE).bind(queue.to_owned()).bind(number)).await.map(drop)
     }
 
     /// Removes the trigger of a queue without a mark.
@@ -169,23 +173,21 @@ impl Store {
         Ok(rows.iter().map(schedule).collect::<Result<_, sqlx::Error>>()?)
     }
 
-    /// Takes a schedule of another cell, while its queue has this mark. Returns `false` if it has another, or if a
-    /// schedule of this name exists.
-    pub(crate) async fn take_schedule(&self, whole: &str, mark: Option<&Mark>) -> Result<bool, StoreError> {
-        let query = bind(query(TAKE_SCHEDULE).bind(whole.to_owned()), mark);
-        Ok(!self.rows(query).await?.is_empty())
+    /// Takes a schedule of another cell. Returns `false` if one of this name exists, or a later move has begun.
+    pub(crate) async fn take_schedule(&self, whole: &str, number: i64) -> Result<bool, StoreError> {
+        Ok(!self.rows(query(TAKE_SCHEDULE).bind(whole.to_owned()).bind(number)).await?.is_empty())
     }
 
-    /// Removes a schedule that another cell has taken. Returns `false` if it has changed since, or if its queue has no
-    /// longer moved there.
+    /// Removes a schedule that another cell has taken. Returns `false` if it has changed since, or a later move has
+    /// begun.
     pub(crate) async fn leave_schedule(
         &self,
         schedule: &ScheduleOfQueue,
         queue: &str,
-        to: &str,
+        number: i64,
     ) -> Result<bool, StoreError> {
         let query = query(LEAVE_SCHEDULE).bind(schedule.name.clone()).bind(queue.to_owned());
-        Ok(!self.rows(query.bind(schedule.changed_at).bind(to.to_owned())).await?.is_empty())
+        Ok(!self.rows(query.bind(schedule.changed_at).bind(number)).await?.is_empty())
     }
 
     /// Returns how many live jobs, and how many dead letters, a queue has, each counted to `limit`.

@@ -68,7 +68,7 @@ pub use activity::Unit;
 #[cfg(feature = "internals")]
 pub use bench::{BenchCounters, BenchRelayed, BenchStarted, BenchState};
 pub use call::{Isolation, Store, StoreError};
-pub(crate) use cells::{Mark, Marked, ScheduleOfQueue};
+pub(crate) use cells::{BegunMove, Mark, Marked, ScheduleOfQueue};
 pub use dead::{DeadCount, DeadFilter, DeadLetter};
 #[cfg_attr(
     not(feature = "internals"),
@@ -267,11 +267,13 @@ statements! {
     SILENT_WORKERS = "recover" "silent_workers";
     SUSPECT = "recover" "suspect";
     LIVE_JOBS = "read" "live_jobs";
+    BEGIN_MOVE = "cell" "begin_move";
     MARK_QUEUE = "cell" "mark_queue";
     OPEN_QUEUE = "cell" "open_queue";
     FORGET_MARK = "cell" "forget_mark";
     SETTINGS_OF_QUEUE = "cell" "settings_of_queue";
     LEAVE_SCHEDULE = "cell" "leave_schedule";
+    END_MOVE = "cell" "end_move";
     MARKED_QUEUES = "cell" "marked_queues";
     KEYS_OF_QUEUE = "cell" "keys_of_queue";
     TAKE_KEYS = "cell" "take_keys";

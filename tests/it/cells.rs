@@ -477,6 +477,10 @@ async fn an_unfinished_move_is_undone_or_finished_and_no_other_begins() {
 /// A mover is stopped in the middle; an operator moves the queue back; then the mover goes on.
 #[tokio::test(flavor = "multi_thread")]
 async fn of_two_movers_one_gets_to_the_end_and_a_frozen_one_takes_nothing() {
+    join_all(["move: keys", "move: late keys", "move: schedule", "move: schedules"].map(frozen_at)).await;
+}
+
+async fn frozen_at(point: &str) {
     let (main, eu, layout, file) = two().await;
     let cells = Cells::connect(&layout).await.unwrap();
     main.tenure
@@ -484,19 +488,18 @@ async fn of_two_movers_one_gets_to_the_end_and_a_frozen_one_takes_nothing() {
         .await
         .unwrap();
     let mut frozen = main.program(&["queues", "move", "q", "--to", "eu"]);
-    frozen.env("TENURE_CELLS", &file).env("TENURE_FAULT", "move: late keys=stop");
+    frozen.env("TENURE_CELLS", &file).env("TENURE_FAULT", format!("{point}=stop"));
     let mut frozen = Child::spawn(frozen, "mover");
-    main.until("EXISTS (SELECT FROM tenure.queues WHERE moved_to = 'eu')").await;
     let stat = format!("/proc/{}/stat", frozen.pid());
     while !std::fs::read_to_string(&stat).unwrap().contains(") T ") {
         sleep(Duration::from_millis(10)).await;
     }
     cells.move_queue("q", Some("eu"), "main").await.unwrap();
     frozen.signal(Signal::CONT);
-    assert_eq!(frozen.wait().await, Some(1), "{}", frozen.log());
+    assert_eq!(frozen.wait().await, Some(1), "{point}: {}", frozen.log());
     assert!(frozen.log().contains("another move of queue \"q\" is under way"), "{}", frozen.log());
-    assert_eq!(main.tenure.schedules().await.unwrap().len(), 1);
-    assert!(eu.tenure.schedules().await.unwrap().is_empty());
+    assert_eq!(main.tenure.schedules().await.unwrap().len(), 1, "{point}");
+    assert!(eu.tenure.schedules().await.unwrap().is_empty(), "{point}");
     main.tenure.enqueue(JobRequest::new("q", "k", json!(1))).await.unwrap();
     // Several at once: one queue, one cell.
     let movers = join_all((0..4).map(|_| cells.move_queue("q", None, "eu"))).await;
@@ -537,4 +540,59 @@ async fn a_full_old_cell_hides_no_move_and_a_pause_reaches_both_cells() {
     main.tenure.cancel(id.trim().parse().unwrap()).await.unwrap();
     let (code, _, err) = tenure(&main, &file, &[&enqueue[..], &["--wait"]].concat()).await;
     assert!(code == Some(1) && err.contains("cancelled"), "{err}");
+}
+
+/// A move back that dies is finished or undone, with all settings; and no old command opens a queue twice.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_move_back_that_dies_is_finished_or_undone_and_an_old_command_opens_nothing() {
+    for (to, others) in [("main", "eu"), ("eu", "main")] {
+        let (main, eu, layout, file) = two().await;
+        let cells = Cells::connect(&layout).await.unwrap();
+        let job = |key: &str| JobRequest::new("q", "k", json!(1)).unique_key(key);
+        main.tenure.limit_queue("q", QueueLimits::new().max_running(7)).await.unwrap();
+        cells.enqueue(job("a")).await.unwrap();
+        cells.move_queue("q", None, "eu").await.unwrap();
+        eu.tenure.limit_queue("q", QueueLimits::new().max_running(9)).await.unwrap();
+        cells.enqueue(job("b")).await.unwrap();
+        let mut killed = main.program(&["queues", "move", "q", "--to", "main"]);
+        killed.env("TENURE_CELLS", &file).env("TENURE_FAULT", "move: late keys=kill");
+        assert_eq!(killed.output().await.unwrap().status.code(), None);
+        let doctor = main.tenure.doctor(&DoctorOptions::default()).await;
+        assert!(
+            doctor.iter().any(|check| check.found.contains("about to come back from cell eu")),
+            "{doctor:?}"
+        );
+        for _ in 0..2 {
+            let died = if to == "eu" { "move: late keys" } else { "move: settings" };
+            let mut killed = main.program(&["queues", "move", "q", "--to", to]);
+            killed.env("TENURE_CELLS", &file).env("TENURE_FAULT", format!("{died}=kill"));
+            assert_eq!(killed.output().await.unwrap().status.code(), None, "{to}");
+        }
+        let moved = cells.move_queue("q", None, to).await.unwrap();
+        assert_eq!((moved.from.as_str(), moved.to.as_str()), (others, to));
+        let (open, closed) = if to == "eu" { (&eu, &main) } else { (&main, &eu) };
+        assert!(closed.tenure.enqueue(job("c")).await.is_err(), "{to}");
+        for key in ["a", "b"] {
+            assert!(open.tenure.enqueue(job(key)).await.unwrap().duplicate, "{to}: {key}");
+        }
+        let row = open.tenure.queues().await.unwrap().into_iter().find(|of| of.queue == "q").unwrap();
+        assert_eq!(row.max_running, Some(9), "{to}");
+    }
+    // main to eu to asia: the old command from main to eu must not open eu beside asia.
+    let quick = |config: &mut tenure::Config| config.timing.renew_every = Duration::from_millis(500);
+    let (main, eu, asia) = (bench_with(quick).await, bench_with(quick).await, bench_with(quick).await);
+    let layout = Layout::new().cell("main", main.config.clone(), ["*"]).unwrap();
+    let layout = layout.cell("eu", eu.config.clone(), ["*-eu"]).unwrap();
+    let layout = layout.cell("asia", asia.config.clone(), ["*-asia"]).unwrap();
+    let cells = Cells::connect(&layout).await.unwrap();
+    cells.move_queue("q", None, "eu").await.unwrap();
+    cells.move_queue("q", None, "asia").await.unwrap();
+    for (from, to) in [("main", "eu"), ("main", "asia"), ("eu", "main")] {
+        let error = cells.move_queue("q", Some(from), to).await.unwrap_err();
+        assert!(matches!(error, MoveError::Left { .. }), "{from} to {to}: {error}");
+    }
+    for (bench, is_open) in [(&main, false), (&eu, false), (&asia, true)] {
+        let enqueued = bench.tenure.enqueue(JobRequest::new("q", "k", json!(1))).await;
+        assert_eq!(enqueued.is_ok(), is_open, "{enqueued:?}");
+    }
 }

@@ -502,6 +502,14 @@ fn queue(seen: &QueueSeen, purge: Option<&str>) -> Check {
                  of this cell"
             ))
         }
+        Some(Mark::MovedTo(cell)) if seen.arrives => {
+            let found =
+                format!("about to come back from cell {cell}; in between, no cell may accept its new jobs");
+            Check::wrong("queue", found).advise(format!(
+                "if no move is under way, run `tenure queues move {name} --from {cell} --to CELL` again, with the name \
+                 of this cell, or undo it with both names exchanged"
+            ))
+        }
         Some(Mark::MovedTo(cell)) => {
             let mut check = jobs_of_queue(seen, purge);
             check.found = format!("moved to cell {cell}, which accepts its new jobs; here {}", check.found);
@@ -683,6 +691,7 @@ mod tests {
             draining: 0,
             paused_for: None,
             mark: None,
+            arrives: false,
             waiting,
             waiting_for: Some(SECOND),
             max_running: None,
@@ -698,6 +707,8 @@ mod tests {
         let moved = checked(&QueueSeen { mark: Some(Mark::MovedTo("eu".into())), ..seen(true, 5) });
         assert_eq!(moved.state, CheckState::Ok);
         assert!(moved.found.starts_with("moved to cell eu, which accepts its new jobs; here 5 jobs due"));
+        let back = QueueSeen { mark: Some(Mark::MovedTo("eu".into())), arrives: true, ..seen(true, 5) };
+        assert_eq!(checked(&back).state, CheckState::Wrong);
         let arriving = checked(&QueueSeen { mark: Some(Mark::ArrivesFrom("main".into())), ..seen(true, 0) });
         assert_eq!(arriving.state, CheckState::Wrong);
         assert!(arriving.to_do.is_some_and(|to_do| to_do.contains("tenure queues move mail --from main")));

@@ -1,10 +1,12 @@
--- leave_schedule: remove a schedule that another cell has taken, as it was taken, while its queue is marked as moved
--- there.
+-- leave_schedule: remove a schedule that another cell has taken, as it was taken, unless a later move has begun.
 --
---   $1 name  $2 queue  $3 when it was changed last  $4 the cell to which the queue has moved
+--   $1 name  $2 queue  $3 when it was changed last  $4 the number of the move
 --
--- One row if it was removed.
+-- One row if it was removed. The lock: a move that begins meanwhile waits, and then finds it gone.
+WITH held AS MATERIALIZED (
+    SELECT queue FROM tenure.queues WHERE queue = $2 AND moves = $4 FOR SHARE
+)
 DELETE FROM tenure.schedules s
- USING tenure.queues q
- WHERE s.name = $1 AND s.queue = $2 AND s.changed_at = $3 AND q.queue = s.queue AND q.moved_to = $4
+ USING held
+ WHERE s.name = $1 AND s.queue = held.queue AND s.changed_at = $3
 RETURNING s.name

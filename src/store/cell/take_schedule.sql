@@ -1,15 +1,15 @@
--- take_schedule: a schedule of another cell, as it was there: its next tick and its pause, too. Only while its queue's
--- mark is this one: a mover that was frozen finds another.
+-- take_schedule: a schedule of another cell, as it was there: its next tick and its pause, too. Unless a later move has
+-- begun.
 --
---   $1 the schedule, as schedules_of_queue.sql wrote it  $2, $3 the mark, as for mark_queue.sql
+--   $1 the schedule, as schedules_of_queue.sql wrote it  $2 the number of the move
 --
--- One row, unless a schedule of this name exists already, which stays as it is, or the mark is another.
+-- One row, unless a schedule of this name exists already, which stays as it is, or the move no longer holds.
 INSERT INTO tenure.schedules (name, cron, time_zone, queue, kind, payload, tick_field, max_attempts, missed, paused_at,
                               next_at, last_tick_at, last_job_id)
 SELECT s.name, s.cron, s.time_zone, s.queue, s.kind, coalesce(s.payload, 'null'), s.tick_field, s.max_attempts,
        s.missed, s.paused_at, s.next_at, s.last_tick_at, s.last_job_id
   FROM jsonb_populate_record(NULL::tenure.schedules, $1::jsonb) s
-  JOIN tenure.queues q ON q.queue = s.queue AND (q.moved_to, q.arrives_from) IS NOT DISTINCT FROM ($2::text, $3::text)
+  JOIN tenure.queues q ON q.queue = s.queue AND q.moves = $2
    FOR SHARE OF q
     ON CONFLICT (name) DO NOTHING
 RETURNING name

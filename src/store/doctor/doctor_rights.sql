@@ -80,7 +80,7 @@ WITH needs (role, relation, privileges, columns) AS (VALUES
                    unnest('{create_history_partitions,purge_day,purge_rows,purge_cancelled,purge_dead,purge_traces,
                            purge_keys,purge_events,keep_last_executions,forget_traces}'::text[]) AS name
              UNION ALL
-            SELECT 'operator', unnest('{mark_queue,open_queue,forget_mark}'::text[])) AS function
+            SELECT 'operator', unnest('{begin_move,mark_queue,open_queue,forget_mark}'::text[])) AS function
      WHERE NOT coalesce((SELECT bool_or(has_function_privilege(p.oid, 'EXECUTE'))
                            FROM pg_proc p JOIN house ON house.oid = p.pronamespace
                           WHERE p.proname = function.name), false)

@@ -198,7 +198,7 @@ pub(super) async fn move_queue(cli: &Cli, args: &MoveArgs) -> anyhow::Result<Exi
             print::line(of);
             for name in &moved.kept {
                 eprintln!(
-                    "tenure: schedule {name:?} stays in cell {}, and fails there at every tick: cell {} has another \
+                    "tenure: schedule {name:?} stays in cell {}, and does not tick there: cell {} has another \
                      one of this name; rename one of them",
                     moved.from, moved.to
                 );

@@ -110,7 +110,8 @@ pub(super) async fn matching(view: &View, form: &Params, action: JobAction) -> R
     }
     let filters = Params::read(form.with("before", None).as_bytes());
     let (filter, _) = filter(view, &filters)?;
-    Ok(view.tenure.store().match_jobs(&filter, action, JOBS_MAX + 1).await?)
+    // Twice as many as a selection may have: those that match since then come first.
+    Ok(view.tenure.store().match_jobs(&filter, action, 2 * JOBS_MAX).await?)
 }
 
 /// Selects all jobs that match, for the question before an action: their number, by the name of the action, and the

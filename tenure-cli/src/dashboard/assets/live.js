@@ -210,6 +210,7 @@
       ["csrf", "id", "back", "selection"].forEach((name) => fields.delete(name));
       fields.set("action", button.dataset.can);
       const answer = await fetch(`${these.more}?${fields}`, { signal: AbortSignal.timeout(COUNTED_WITHIN) });
+      if (!answer.ok) throw new Error(answer.statusText);
       const counted = await answer.json();
       // The form then sends which jobs were counted: it is for them alone.
       if (counted.selection) form.elements.selection.value = counted.selection;
