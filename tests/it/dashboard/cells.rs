@@ -6,7 +6,7 @@ use serde_json::json;
 use tenure::{JobId, JobRequest};
 use uuid::Uuid;
 
-use super::{Dashboard, calm};
+use super::{Dashboard, calm, pictures::at_every_look};
 use crate::{
     cells::write,
     harness::{Answer, Bench},
@@ -57,6 +57,12 @@ async fn several_cells_have_one_dashboard() {
     assert!(!top.body.contains("method=\"post\"") && !top.body.contains("read-only"), "{}", top.body);
     assert!(top.header("content-security-policy").unwrap().contains("default-src 'none'"));
     assert_eq!(dashboard.get("/assets/style.css").await.status, 200);
+    // For eyes alone.
+    if let Some(folder) = std::env::var_os("PICTURES_OF_ALL") {
+        let folder = std::path::Path::new(&folder);
+        at_every_look(&dashboard, folder, "cells", "/").await;
+        at_every_look(&dashboard, folder, "cell", "/cells/eu/").await;
+    }
 
     // Each cell has its own pages, and says which it is.
     for (cell, job, other) in [("main", in_main, in_eu), ("eu", in_eu, in_main)] {

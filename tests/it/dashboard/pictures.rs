@@ -1,5 +1,5 @@
 //! Pictures of the dashboard for the README and the guide: `scripts/pictures`. The workers and jobs are real, one
-//! worker killed and one frozen; only the hour before is made up. With `PICTURES_OF_ALL=FOLDER`, every page at three looks
+//! worker killed and one frozen; only the hour before is made up. With `PICTURES_OF_ALL=FOLDER`, every page at four looks
 //! is written there, too.
 
 use std::{path::Path, time::Duration};
@@ -155,14 +155,26 @@ async fn of_the_dashboard() {
     on_web.stop().await;
 }
 
-async fn take(dashboard: &Dashboard, folder: &Path, name: &str, path: &str, look: Look) {
+pub(super) async fn take(dashboard: &Dashboard, folder: &Path, name: &str, path: &str, look: Look) {
     let browser = Browser::sized(dashboard.address, look).await;
     browser.open(path).await;
     tokio::time::sleep(Duration::from_millis(1_500)).await;
     std::fs::write(folder.join(format!("{name}.png")), browser.picture().await).unwrap();
 }
 
-/// Every page at three looks, for eyes alone.
+/// A page at each look, for eyes alone.
+pub(super) async fn at_every_look(dashboard: &Dashboard, folder: &Path, name: &str, path: &str) {
+    for (at, look) in [
+        ("1280", Look::new(1_280, 900)),
+        ("1280-dark", Look::new(1_280, 900).dark()),
+        ("375", Look::new(375, 812)),
+        ("375-dark", Look::new(375, 812).dark()),
+    ] {
+        take(dashboard, folder, &format!("{name}-{at}"), path, look).await;
+    }
+}
+
+/// Every page.
 async fn of_every_page(bench: &Bench, dashboard: &Dashboard, folder: &Path) {
     let id = async |sql: &str| bench.value::<String>(sql).await;
     let worker = id("SELECT worker_id FROM tenure.workers WHERE hostname = 'web-1'").await;
@@ -181,9 +193,6 @@ async fn of_every_page(bench: &Bench, dashboard: &Dashboard, folder: &Path) {
         ("/jobs?status=retrying".into(), "retrying"),
     ]);
     for (path, name) in pages {
-        let name = name.replace(' ', "-");
-        take(dashboard, folder, &format!("{name}-1280"), &path, Look::new(1_280, 900)).await;
-        take(dashboard, folder, &format!("{name}-1280-dark"), &path, Look::new(1_280, 900).dark()).await;
-        take(dashboard, folder, &format!("{name}-375"), &path, Look::new(375, 812)).await;
+        at_every_look(dashboard, folder, &name.replace(' ', "-"), &path).await;
     }
 }
