@@ -1,7 +1,8 @@
 -- Cells: a queue whose new jobs another tenure accepts, or which is about to arrive from one.
 
 -- moved_to: the cell that accepts the queue's new jobs; this one runs those that it has. arrives_from: the cell whose
--- keys, limits and schedules are still being copied: until then, no new job is accepted. NULL, both: the queue is here.
+-- keys, limits and schedules are still being copied: until then, no new job is accepted. Both: it has moved, and is about
+-- to come back. NULL, both: the queue is here.
 -- arrives_since: when that copy began, by the old cell's clock. moves: the fencing number of whoever moves the queue;
 -- each step of a move names it.
 ALTER TABLE tenure.queues

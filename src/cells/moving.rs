@@ -225,13 +225,20 @@ impl Cells {
         };
         let mut opened = to;
         if it.undoes_before_it_left() {
-            // Nothing was to come back: the other cell, or a third one, has accepted its jobs all the time.
-            it.open(from).await?;
-            opened = from;
+            // The other cell, or a third one, has accepted its jobs all the time.
+            if it.undoes() {
+                it.open(from).await?;
+                opened = from;
+            }
         } else if !it.is_done() {
+            if it.undoes() || it.undoes_after_it_left() {
+                // The settings have stayed where the queue was. So that a repeated try may copy them back:
+                it.copy_settings(to, from, true).await?;
+            }
             let since = it.close().await?;
             it.take(since, &mut moved).await?;
         }
+        from.tenure.store().end_move(queue, it.number(from)).await.map_err(of(from))?;
         fault::point("move: done");
         it.forget(opened).await;
         if opened.name == to.name {
@@ -258,10 +265,8 @@ impl Cells {
             // A move from `to` to a cell that it had left before has not ended: undo that one.
             Some(Mark::MovedTo(back))
                 if marks.iter().any(|(at, of)| {
-                    of.queue == queue
-                        && of.since.is_some()
-                        && self.inner.cells[*at].name == *back
-                        && matches!(of.mark, Mark::MovedTo(_))
+                    let is_back = of.queue == queue && self.inner.cells[*at].name == *back;
+                    is_back && of.comes_from.as_ref() == Some(&self.inner.cells[to].name)
                 }) =>
             {
                 return self.named(back);
@@ -302,8 +307,13 @@ impl Cells {
             cell: cell.name.clone(),
             now: now.to_owned(),
         };
+        for (at, cell, other) in [(&it.at_from, from, to), (&it.at_to, to, from)] {
+            if let Some(comes_from) = at.comes_from.as_ref().filter(|comes_from| **comes_from != other.name) {
+                return Err(unfinished(comes_from, &cell.name));
+            }
+        }
         match &it.at_from.mark {
-            Some(Mark::MovedTo(now)) if *now != to.name && !it.undoes_after_it_left() => {
+            Some(Mark::MovedTo(now)) if *now != to.name && !it.undoes_come_back() => {
                 return Err(left(from, now));
             }
             Some(Mark::ArrivesFrom(other)) if *other != to.name => return Err(unfinished(other, &from.name)),
@@ -346,8 +356,12 @@ impl<'c> Move<'c> {
         let look = async |cell: &Cell| {
             let marks = cell.tenure.store().marked_queues().await.map_err(of(cell))?;
             let marked = marks.into_iter().find(|marked| marked.queue == queue);
-            let (mark, since) = marked.map_or((None, None), |marked| (Some(marked.mark), marked.since));
-            Ok::<_, MoveError>(BegunMove { number: 0, mark, since })
+            Ok::<_, MoveError>(match marked {
+                Some(Marked { mark, comes_from, since, .. }) => {
+                    BegunMove { number: 0, mark: Some(mark), comes_from, since }
+                }
+                None => BegunMove { number: 0, mark: None, comes_from: None, since: None },
+            })
         };
         Ok(Self { queue, from, to, at_from: look(from).await?, at_to: look(to).await? })
     }
@@ -355,14 +369,23 @@ impl<'c> Move<'c> {
     /// Begins in both cells, always in the same order: of two movers, one then begins later in both.
     async fn begin(queue: &'c str, from: &'c Cell, to: &'c Cell) -> Result<Self, MoveError> {
         let begin = async |cell: &Cell| cell.tenure.store().begin_move(queue).await.map_err(of(cell));
-        let (at_from, at_to) = if from.name < to.name {
+        let (first, at_from, at_to) = if from.name < to.name {
             let at_from = begin(from).await?;
-            (at_from, begin(to).await?)
+            (from, at_from, begin(to).await?)
         } else {
             let at_to = begin(to).await?;
-            (begin(from).await?, at_to)
+            (to, begin(from).await?, at_to)
         };
-        Ok(Self { queue, from, to, at_from, at_to })
+        let it = Self { queue, from, to, at_from, at_to };
+        // Both marks are of one moment only if no other move has begun in between.
+        it.check_holds(first).await?;
+        Ok(it)
+    }
+
+    /// Refuses to go on if a later move has begun in this cell.
+    async fn check_holds(&self, cell: &Cell) -> Result<(), MoveError> {
+        let settings = cell.tenure.store().settings_of_queue(self.queue).await.map_err(of(cell))?;
+        if settings.moves == self.number(cell) { Ok(()) } else { Err(self.concurrent(cell)) }
     }
 
     /// Whether the old cell has refused new jobs since an earlier try.
@@ -380,15 +403,20 @@ impl<'c> Move<'c> {
         self.at_from.mark == Some(Mark::ArrivesFrom(self.to.name.clone()))
     }
 
-    /// Whether that move has not taken the queue from the new cell, or another one has.
-    fn undoes_before_it_left(&self) -> bool {
-        self.undoes() && self.at_to.mark != Some(Mark::MovedTo(self.from.name.clone()))
+    /// Whether this undoes a move in which the queue was to come back to the old cell.
+    fn undoes_come_back(&self) -> bool {
+        self.at_from.comes_from.as_ref() == Some(&self.to.name)
     }
 
-    /// Whether this undoes a move in which the queue was to come back to the old cell.
+    /// Whether the move to be undone has not taken the queue from the new cell, or another one has.
+    fn undoes_before_it_left(&self) -> bool {
+        let has_left = self.at_to.mark == Some(Mark::MovedTo(self.from.name.clone()));
+        (self.undoes() || self.undoes_come_back()) && !has_left
+    }
+
+    /// Whether this undoes a move in which the queue was to come back to the old cell, and had left the new one.
     fn undoes_after_it_left(&self) -> bool {
-        let comes_back = self.at_from.since.is_some() && matches!(self.at_from.mark, Some(Mark::MovedTo(_)));
-        comes_back && self.at_to.mark == Some(Mark::MovedTo(self.from.name.clone()))
+        self.undoes_come_back() && self.at_to.mark == Some(Mark::MovedTo(self.from.name.clone()))
     }
 
     fn number(&self, cell: &Cell) -> i64 {
@@ -400,11 +428,21 @@ impl<'c> Move<'c> {
     }
 
     /// Changes the mark in a cell, as soon as no transaction holds what it has inserted into the table of jobs.
-    async fn mark(&self, cell: &Cell, mark: &Mark, since: Option<DateTime<Utc>>) -> Result<(), MoveError> {
+    async fn mark(
+        &self,
+        cell: &Cell,
+        mark: &Mark,
+        comes_from: Option<(&str, DateTime<Utc>)>,
+    ) -> Result<(), MoveError> {
         let began_at = Instant::now();
         for n in 1_u32.. {
             let patience = if n.is_multiple_of(MORE_PATIENCE_EVERY) { MORE_PATIENCE } else { PATIENCE };
-            match cell.tenure.store().mark_queue(self.queue, self.number(cell), mark, since, patience).await {
+            match cell
+                .tenure
+                .store()
+                .mark_queue(self.queue, self.number(cell), mark, comes_from, patience)
+                .await
+            {
                 Ok(true) => return Ok(()),
                 Ok(false) => return Err(self.concurrent(cell)),
                 Err(error) if error.is_locked() && began_at.elapsed() < MARKED_WITHIN => {}
@@ -454,7 +492,7 @@ impl<'c> Move<'c> {
             Some(mark) => mark.clone(),
             None => Mark::ArrivesFrom(from.name.clone()),
         };
-        self.mark(to, &gate, Some(began_at)).await?;
+        self.mark(to, &gate, Some((&from.name, began_at))).await?;
         // Again: one that came before the mark is seen now.
         if let Err(error) = self.refuse_in_use(is_new).await {
             self.open(to).await?;
@@ -476,15 +514,13 @@ impl<'c> Move<'c> {
 
     /// Steps 2 to 5.
     async fn take(&self, since: DateTime<Utc>, moved: &mut Moved) -> Result<(), MoveError> {
-        let Self { queue, from, to, .. } = self;
+        let Self { from, to, .. } = self;
         fault::point("move: arriving");
-        if self.undoes() || self.undoes_after_it_left() {
-            // The settings have stayed where the queue was. So that a repeated try may copy them back:
-            self.copy_settings(to, from, true).await?;
-        }
-        if !self.has_moved() {
+        if !self.has_moved() || self.undoes_after_it_left() {
             moved.keys = self.copy_keys(None).await?;
-            fault::point("move: keys");
+        }
+        fault::point("move: keys");
+        if !self.has_moved() {
             self.mark(from, &Mark::MovedTo(to.name.clone()), None).await?;
         }
         fault::point("move: moved");
@@ -496,7 +532,6 @@ impl<'c> Move<'c> {
         fault::point("move: schedules");
         self.open(to).await?;
         fault::point("move: open");
-        from.tenure.store().end_move(queue, self.number(from)).await.map_err(of(from))?;
         Ok(())
     }
 
@@ -529,6 +564,9 @@ impl<'c> Move<'c> {
             limits = limits.max_queued(old.max_queued);
         }
         let wrong = |source| MoveError::Settings { cell: to.name.clone(), source };
+        if new.moves != self.number(to) {
+            return Err(self.concurrent(to));
+        }
         to.tenure.limit_queue(queue, limits).await.map_err(wrong)?;
         if old.is_paused {
             to.tenure.pause_queue(queue).await.map_err(wrong)?;

@@ -40,6 +40,8 @@ pub(super) const ARRIVES: &str = "TN002";
 pub(crate) struct Marked {
     pub(crate) queue: String,
     pub(crate) mark: Mark,
+    /// The cell from which it comes back, if it had moved from here.
+    pub(crate) comes_from: Option<String>,
     /// When the copy of its keys began, by the clock of the cell that it leaves.
     pub(crate) since: Option<DateTime<Utc>>,
 }
@@ -50,6 +52,8 @@ pub(crate) struct SettingsOfQueue {
     pub(crate) max_running: Option<u32>,
     pub(crate) max_queued: Option<u64>,
     pub(crate) is_paused: bool,
+    /// The number of its last move.
+    pub(crate) moves: i64,
 }
 
 /// A schedule of a queue.
@@ -67,8 +71,16 @@ pub(crate) struct BegunMove {
     /// Its fencing number there.
     pub(crate) number: i64,
     pub(crate) mark: Option<Mark>,
+    /// As [`Marked::comes_from`].
+    pub(crate) comes_from: Option<String>,
     /// As [`Marked::since`].
     pub(crate) since: Option<DateTime<Utc>>,
+}
+
+/// The cell from which a queue that has moved comes back.
+pub(super) fn comes_from(row: &PgRow) -> Result<Option<String>, sqlx::Error> {
+    let has_moved = row.try_get::<Option<String>, _>("moved_to")?.is_some();
+    Ok(row.try_get::<Option<String>, _>("arrives_from")?.filter(|_| has_moved))
 }
 
 /// Whether a move still holds.
@@ -83,22 +95,21 @@ impl Store {
         let rows = self.rows(query(BEGIN_MOVE).bind(queue.to_owned())).await?;
         let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
         let (number, since) = (row.try_get("moves")?, row.try_get("arrives_since")?);
-        Ok(BegunMove { number, mark: Mark::of(row)?, since })
+        Ok(BegunMove { number, mark: Mark::of(row)?, comes_from: comes_from(row)?, since })
     }
 
-    /// Changes a queue's mark. Returns `false` if a later move has begun.
+    /// Changes a queue's mark. `comes_from`: the cell from which it arrives or comes back, and when the copy of its
+    /// keys began. Returns `false` if a later move has begun.
     pub(crate) async fn mark_queue(
         &self,
         queue: &str,
         number: i64,
         mark: &Mark,
-        since: Option<DateTime<Utc>>,
+        comes_from: Option<(&str, DateTime<Utc>)>,
         patience: &'static str,
     ) -> Result<bool, StoreError> {
-        let (to, from) = match mark {
-            Mark::MovedTo(cell) => (Some(cell.clone()), None),
-            Mark::ArrivesFrom(cell) => (None, Some(cell.clone())),
-        };
+        let to = if let Mark::MovedTo(cell) = mark { Some(cell.clone()) } else { None };
+        let (from, since) = comes_from.map(|(cell, since)| (cell.to_owned(), since)).unzip();
         let query = query(MARK_QUEUE).bind(queue.to_owned()).bind(number).bind(to).bind(from);
         holds(&self.rows(query.bind(since).bind(patience)).await?)
     }
@@ -124,7 +135,7 @@ impl Store {
         for row in &self.rows(query(MARKED_QUEUES)).await? {
             if let Some(mark) = Mark::of(row)? {
                 let (queue, since) = (row.try_get("queue")?, row.try_get("arrives_since")?);
-                all.push(Marked { queue, mark, since });
+                all.push(Marked { queue, mark, comes_from: comes_from(row)?, since });
             }
         }
         Ok(all)
@@ -149,7 +160,8 @@ impl Store {
     pub(crate) async fn take_keys(&self, queue: &str, keys: &[(String, JobId)]) -> Result<u64, StoreError> {
         let (keys, jobs): (Vec<String>, Vec<JobId>) = keys.iter().cloned().unzip();
         let rows = self.rows(query(TAKE_KEYS).bind(queue.to_owned()).bind(keys).bind(jobs)).await?;
-        Ok(rows.len() as u64)
+        let new = rows.iter().map(|row| row.try_get::<bool, _>("is_new")).collect::<Result<Vec<_>, _>>()?;
+        Ok(new.into_iter().filter(|is_new| *is_new).count() as u64)
     }
 
     /// Returns the limits and the pause of a queue.
@@ -160,6 +172,7 @@ impl Store {
             max_running: row.try_get::<Option<i32>, _>("max_running")?.map(i32::unsigned_abs),
             max_queued: row.try_get::<Option<i64>, _>("max_queued")?.map(i64::unsigned_abs),
             is_paused: row.try_get::<Option<DateTime<Utc>>, _>("paused_at")?.is_some(),
+            moves: row.try_get("moves")?,
         })
     }
 

@@ -9,7 +9,7 @@ use std::{
 use chrono::{DateTime, Utc};
 use sqlx::{Connection, Row, postgres::PgRow, query};
 
-use super::cells::Mark;
+use super::cells::{Mark, comes_from};
 use super::{
     DOCTOR_HOLDERS, DOCTOR_JOBS, DOCTOR_KINDS, DOCTOR_QUEUES, DOCTOR_RIGHTS, DOCTOR_SERVER, DOCTOR_WORKERS,
     DOCTOR_WRITE, KNOWN_JOBS, UNSERVED_SCHEDULES,
@@ -124,8 +124,8 @@ pub(crate) struct QueueSeen {
     pub(crate) paused_for: Option<Duration>,
     /// Where its new jobs go, if not here.
     pub(crate) mark: Option<Mark>,
-    /// Whether a move that brings it here has begun.
-    pub(crate) arrives: bool,
+    /// The cell from which it comes back, if it had moved from here.
+    pub(crate) comes_from: Option<String>,
     /// Published jobs that are due, at most 1,000; `waiting_for` is how long the first of them has waited.
     pub(crate) waiting: i64,
     pub(crate) waiting_for: Option<Duration>,
@@ -302,7 +302,7 @@ impl Store {
                 draining: row.try_get("draining")?,
                 paused_for: duration(row, "paused_s")?,
                 mark: Mark::of(row)?,
-                arrives: row.try_get::<Option<DateTime<Utc>>, _>("arrives_since")?.is_some(),
+                comes_from: comes_from(row)?,
                 waiting: row.try_get("waiting")?,
                 waiting_for: duration(row, "waiting_s")?,
                 max_running: row.try_get("max_running")?,

@@ -545,7 +545,15 @@ async fn a_full_old_cell_hides_no_move_and_a_pause_reaches_both_cells() {
 /// A move back that dies is finished or undone, with all settings; and no old command opens a queue twice.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_move_back_that_dies_is_finished_or_undone_and_an_old_command_opens_nothing() {
-    for (to, others) in [("main", "eu"), ("eu", "main")] {
+    // The step at which the move back dies, those at which the next moves die, and where the queue is at the end.
+    for (first, then, to) in [
+        ("move: late keys", vec![("main", "move: settings"); 2], "main"),
+        ("move: late keys", vec![("eu", "move: late keys"); 2], "eu"),
+        ("move: moved", vec![("eu", "move: arriving")], "main"),
+        ("move: moved", vec![("eu", "move: moved"), ("main", "move: keys")], "eu"),
+        ("move: keys", vec![], "eu"),
+        ("move: arriving", vec![("eu", "move: done")], "eu"),
+    ] {
         let (main, eu, layout, file) = two().await;
         let cells = Cells::connect(&layout).await.unwrap();
         let job = |key: &str| JobRequest::new("q", "k", json!(1)).unique_key(key);
@@ -554,29 +562,34 @@ async fn a_move_back_that_dies_is_finished_or_undone_and_an_old_command_opens_no
         cells.move_queue("q", None, "eu").await.unwrap();
         eu.tenure.limit_queue("q", QueueLimits::new().max_running(9)).await.unwrap();
         cells.enqueue(job("b")).await.unwrap();
-        let mut killed = main.program(&["queues", "move", "q", "--to", "main"]);
-        killed.env("TENURE_CELLS", &file).env("TENURE_FAULT", "move: late keys=kill");
-        assert_eq!(killed.output().await.unwrap().status.code(), None);
+        let killed = async |to: &str, at: &str| {
+            let mut killed = main.program(&["queues", "move", "q", "--to", to]);
+            killed.env("TENURE_CELLS", &file).env("TENURE_FAULT", format!("{at}=kill"));
+            assert_eq!(killed.output().await.unwrap().status.code(), None, "{first} {then:?} {to} {at}");
+        };
+        killed("main", first).await;
         let doctor = main.tenure.doctor(&DoctorOptions::default()).await;
         assert!(
             doctor.iter().any(|check| check.found.contains("about to come back from cell eu")),
             "{doctor:?}"
         );
-        for _ in 0..2 {
-            let died = if to == "eu" { "move: late keys" } else { "move: settings" };
-            let mut killed = main.program(&["queues", "move", "q", "--to", to]);
-            killed.env("TENURE_CELLS", &file).env("TENURE_FAULT", format!("{died}=kill"));
-            assert_eq!(killed.output().await.unwrap().status.code(), None, "{to}");
+        for (to, at) in &then {
+            killed(to, at).await;
         }
-        let moved = cells.move_queue("q", None, to).await.unwrap();
-        assert_eq!((moved.from.as_str(), moved.to.as_str()), (others, to));
+        let others = if to == "eu" { "main" } else { "eu" };
+        cells.move_queue("q", Some(others), to).await.unwrap();
         let (open, closed) = if to == "eu" { (&eu, &main) } else { (&main, &eu) };
-        assert!(closed.tenure.enqueue(job("c")).await.is_err(), "{to}");
+        assert!(closed.tenure.enqueue(job("c")).await.is_err(), "{first} {then:?} {to}");
         for key in ["a", "b"] {
-            assert!(open.tenure.enqueue(job(key)).await.unwrap().duplicate, "{to}: {key}");
+            assert!(open.tenure.enqueue(job(key)).await.unwrap().duplicate, "{first} {then:?} {to}: {key}");
         }
         let row = open.tenure.queues().await.unwrap().into_iter().find(|of| of.queue == "q").unwrap();
-        assert_eq!(row.max_running, Some(9), "{to}");
+        assert_eq!(row.max_running, Some(9), "{first} {then:?} {to}");
+        let doctor = main.tenure.doctor(&DoctorOptions::default()).await;
+        assert!(
+            !doctor.iter().any(|check| check.found.contains("about to")),
+            "{first} {then:?} {to}: {doctor:?}"
+        );
     }
     // main to eu to asia: the old command from main to eu must not open eu beside asia.
     let quick = |config: &mut tenure::Config| config.timing.renew_every = Duration::from_millis(500);
@@ -594,5 +607,31 @@ async fn a_move_back_that_dies_is_finished_or_undone_and_an_old_command_opens_no
     for (bench, is_open) in [(&main, false), (&eu, false), (&asia, true)] {
         let enqueued = bench.tenure.enqueue(JobRequest::new("q", "k", json!(1))).await;
         assert_eq!(enqueued.is_ok(), is_open, "{enqueued:?}");
+    }
+    // And back to main, with a mover that dies: the way back is to asia, not to eu, which main names still.
+    let file = write(&[("main", &main, "*"), ("eu", &eu, "*-eu"), ("asia", &asia, "*-asia")]);
+    for (at, to) in [("move: keys", "asia"), ("move: late keys", "asia"), ("move: late keys", "main")] {
+        asia.tenure
+            .put_schedule(Schedule::new("s", "0 3 * * *", JobRequest::new("q", "k", json!(1))))
+            .await
+            .unwrap();
+        let mut killed = main.program(&["queues", "move", "q", "--to", "main"]);
+        killed.env("TENURE_CELLS", &file).env("TENURE_FAULT", format!("{at}=kill"));
+        assert_eq!(killed.output().await.unwrap().status.code(), None, "{at}");
+        let error = cells.move_queue("q", Some("main"), "eu").await.unwrap_err();
+        assert!(matches!(&error, MoveError::Unfinished { from, .. } if from == "asia"), "{at}: {error}");
+        let doctor = main.tenure.doctor(&DoctorOptions::default()).await;
+        assert!(doctor.iter().any(|check| check.found.contains("come back from cell asia")), "{doctor:?}");
+        let from = if to == "asia" { "main" } else { "asia" };
+        cells.move_queue("q", Some(from), to).await.unwrap();
+        for (name, bench) in [("main", &main), ("eu", &eu), ("asia", &asia)] {
+            let enqueued = bench.tenure.enqueue(JobRequest::new("q", "k", json!(1))).await;
+            assert_eq!(enqueued.is_ok(), name == to, "{at}, {name}: {enqueued:?}");
+            assert_eq!(
+                bench.tenure.schedules().await.unwrap().len(),
+                usize::from(name == to),
+                "{at}, {name}"
+            );
+        }
     }
 }

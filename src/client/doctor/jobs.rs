@@ -494,15 +494,15 @@ fn dead_letters(jobs: &JobsSeen) -> Check {
 /// Checks that a queue accepts jobs, and that they can run. `purge` is the command that removes its messages.
 fn queue(seen: &QueueSeen, purge: Option<&str>) -> Check {
     let name = &seen.queue;
-    match &seen.mark {
-        Some(Mark::ArrivesFrom(cell)) => {
+    match (&seen.mark, &seen.comes_from) {
+        (Some(Mark::ArrivesFrom(cell)), _) => {
             let found = format!("about to arrive from cell {cell}, and accepts no new jobs until then");
             Check::wrong("queue", found).advise(format!(
                 "if no move is under way, run `tenure queues move {name} --from {cell} --to CELL` again, with the name \
                  of this cell"
             ))
         }
-        Some(Mark::MovedTo(cell)) if seen.arrives => {
+        (Some(Mark::MovedTo(_)), Some(cell)) => {
             let found =
                 format!("about to come back from cell {cell}; in between, no cell may accept its new jobs");
             Check::wrong("queue", found).advise(format!(
@@ -510,12 +510,12 @@ fn queue(seen: &QueueSeen, purge: Option<&str>) -> Check {
                  of this cell, or undo it with both names exchanged"
             ))
         }
-        Some(Mark::MovedTo(cell)) => {
+        (Some(Mark::MovedTo(cell)), None) => {
             let mut check = jobs_of_queue(seen, purge);
             check.found = format!("moved to cell {cell}, which accepts its new jobs; here {}", check.found);
             check
         }
-        None => jobs_of_queue(seen, purge),
+        (None, _) => jobs_of_queue(seen, purge),
     }
 }
 
@@ -691,7 +691,7 @@ mod tests {
             draining: 0,
             paused_for: None,
             mark: None,
-            arrives: false,
+            comes_from: None,
             waiting,
             waiting_for: Some(SECOND),
             max_running: None,
@@ -707,7 +707,11 @@ mod tests {
         let moved = checked(&QueueSeen { mark: Some(Mark::MovedTo("eu".into())), ..seen(true, 5) });
         assert_eq!(moved.state, CheckState::Ok);
         assert!(moved.found.starts_with("moved to cell eu, which accepts its new jobs; here 5 jobs due"));
-        let back = QueueSeen { mark: Some(Mark::MovedTo("eu".into())), arrives: true, ..seen(true, 5) };
+        let back = QueueSeen {
+            mark: Some(Mark::MovedTo("eu".into())),
+            comes_from: Some("eu".into()),
+            ..seen(true, 5)
+        };
         assert_eq!(checked(&back).state, CheckState::Wrong);
         let arriving = checked(&QueueSeen { mark: Some(Mark::ArrivesFrom("main".into())), ..seen(true, 0) });
         assert_eq!(arriving.state, CheckState::Wrong);
