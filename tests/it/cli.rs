@@ -71,11 +71,11 @@ async fn the_help_of_each_command_shows_its_own_options_first_and_the_global_one
         assert_eq!(ran.code, Some(0), "{command:?}: {}", ran.err);
         let (own, global) =
             ran.out.split_once("\nGlobal options:\n").unwrap_or_else(|| panic!("{}", ran.out));
-        for option in ["--output", "--config", "--database-url", "--nats-url"] {
+        for option in ["--output", "--config", "--database-url", "--nats-url", "--cell"] {
             let line = format!("      {option} <");
             assert!(global.contains(&line) && !own.contains(&line), "{command:?}: {option}: {}", ran.out);
         }
-        assert_eq!(global.matches("\n      --").count(), 3, "{}", ran.out);
+        assert_eq!(global.matches("\n      --").count(), 4, "{}", ran.out);
         assert!(!global.contains(":\n\n") && own.contains("\nOptions:\n"), "{}", ran.out);
         seen += 1;
         let names = own.split_once("\nCommands:\n").map_or("", |(_, names)| names);

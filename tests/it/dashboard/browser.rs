@@ -62,6 +62,26 @@ impl Drop for Driver {
     }
 }
 
+/// Starts a driver; returns its port. `None`: it has ended.
+async fn start_driver() -> Option<(Driver, u16)> {
+    let mut command = Command::new("chromedriver");
+    command.args(["--port=0"]).stdout(Stdio::piped()).stderr(Stdio::null()).process_group(0);
+    let mut driver = command.spawn().unwrap_or_else(|error| {
+        panic!("chromedriver: {error}. Debian: apt-get install chromium chromium-driver")
+    });
+    let mut lines = BufReader::new(driver.stdout.take().unwrap()).lines();
+    let driver = Driver(driver);
+    let port = loop {
+        let line = lines.next_line().await.unwrap()?;
+        if let Some((_, port)) = line.split_once("started successfully on port ") {
+            break port.trim_end_matches('.').parse().unwrap();
+        }
+    };
+    // Keeps reading, or the process would block on a full pipe.
+    tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+    Some((driver, port))
+}
+
 impl Browser {
     pub(super) async fn at(address: SocketAddr) -> Self {
         let permit = AT_ONCE.acquire().await.unwrap();
@@ -71,21 +91,15 @@ impl Browser {
 
     pub(super) async fn sized(address: SocketAddr, look: Look) -> Self {
         let Look { width, height, is_dark, prefers_dark } = look;
-        let mut command = Command::new("chromedriver");
-        command.args(["--port=0"]).stdout(Stdio::piped()).stderr(Stdio::null()).process_group(0);
-        let mut driver = command.spawn().unwrap_or_else(|error| {
-            panic!("chromedriver: {error}. Debian: apt-get install chromium chromium-driver")
-        });
-        let mut lines = BufReader::new(driver.stdout.take().unwrap()).lines();
-        let driver = Driver(driver);
-        let port: u16 = loop {
-            let line = lines.next_line().await.unwrap().expect("chromedriver says its port");
-            if let Some((_, port)) = line.split_once("started successfully on port ") {
-                break port.trim_end_matches('.').parse().unwrap();
+        // It takes a port for IPv4 first and then the same one for IPv6, which may be taken: then it ends.
+        let mut started = None;
+        for _ in 0..5 {
+            started = start_driver().await;
+            if started.is_some() {
+                break;
             }
-        };
-        // Keeps reading, or the process would block on a full pipe.
-        tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+        }
+        let (driver, port) = started.expect("chromedriver says its port");
         let folder = tempfile::tempdir().unwrap();
         let mut options = json!({
             "goog:loggingPrefs": { "browser": "ALL" },
