@@ -3,7 +3,7 @@
 -- moved_to: the cell that accepts the queue's new jobs; this one runs those that it has. arrives_from: the cell whose
 -- keys, limits and schedules are still being copied: until then, no new job is accepted. Both: it has moved, and is about
 -- to come back. NULL, both: the queue is here.
--- arrives_since: when that copy began, by the old cell's clock. moves: the fencing number of whoever moves the queue;
+-- arrives_since: when that copy began, by the old cell's clock. moves: the fencing number of the latest move;
 -- each step of a move names it.
 ALTER TABLE tenure.queues
     ADD COLUMN moved_to      text,
@@ -13,7 +13,7 @@ ALTER TABLE tenure.queues
 
 -- Refuses new jobs of a queue that has moved, or has not arrived yet.
 -- `moved` is an argument of the trigger, not read from the table: a transaction with an old snapshot must meet it, too.
--- `look`: the table says what holds now, so that a queue opens by an UPDATE alone, which waits for nobody. A transaction
+-- `look`: the table says what holds now, so that a queue opens by an UPDATE of its row alone. A transaction
 -- with a snapshot of its own may not see that, and is refused.
 -- A submission stands in this cell's stream, and nowhere else: a queue that has moved accepts it. One that arrives does
 -- not, and its message comes again: the job that holds its key may not be known yet.

@@ -219,15 +219,20 @@ impl Cells {
     /// Asks all cells.
     #[doc(hidden)]
     pub async fn having(&self, queue: &str) -> Result<Vec<&Cell>, CellsError> {
-        let marks = self.marks().await;
-        let mut places = vec![self.follow_marks(queue, &marks)?];
+        let places = self.places_of(queue, &self.marks().await)?;
+        Ok(places.into_iter().map(|place| &self.inner.cells[place]).collect())
+    }
+
+    /// Returns the places of those cells, by these marks, that of new jobs first.
+    fn places_of(&self, queue: &str, marks: &[(usize, Marked)]) -> Result<Vec<usize>, CellsError> {
+        let mut places = vec![self.follow_marks(queue, marks)?];
         let left = marks.iter().filter(|(_, of)| of.queue == queue && matches!(of.mark, Mark::MovedTo(_)));
         for (place, _) in left {
             if !places.contains(place) {
                 places.push(*place);
             }
         }
-        Ok(places.into_iter().map(|place| &self.inner.cells[place]).collect())
+        Ok(places)
     }
 
     /// Returns the place of the cell to which the marks lead from that of the layout, and remembers it.

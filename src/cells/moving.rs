@@ -187,8 +187,8 @@ impl Cells {
     ///
     /// Programs with an old layout follow by themselves, if they know both cells: see [`Cells::enqueue`] and
     /// [`Cells::work`]. Enqueues wait while the last keys are copied, usually for less than a second. A unique key that
-    /// was copied is kept for [`Retention::keys`](crate::settings::Retention::keys) from then on, whatever becomes of
-    /// its job. Submissions that are published to the old cell run there.
+    /// was copied is kept for [`Retention::keys`](crate::settings::Retention::keys) from then on, even if its job
+    /// ends later. Submissions that are published to the old cell run there.
     ///
     /// Change the layout afterwards, never before: a cell to which programs send jobs does not know the queue's keys.
     ///

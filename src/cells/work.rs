@@ -18,7 +18,6 @@ use crate::worker::serve_health;
 use crate::{
     client::Tenure,
     observe::health::Health,
-    store::Mark,
     worker::{WorkerBuilder, WorkerError, WorkerHandle},
 };
 
@@ -88,11 +87,8 @@ impl Cells {
         let marks = self.marks().await;
         let mut places: BTreeMap<usize, BTreeSet<String>> = BTreeMap::new();
         for queue in queues {
-            places.entry(self.follow_marks(queue, &marks)?).or_default().insert(queue.clone());
-            let left =
-                marks.iter().filter(|(_, of)| of.queue == *queue && matches!(of.mark, Mark::MovedTo(_)));
-            for (place, _) in left {
-                places.entry(*place).or_default().insert(queue.clone());
+            for place in self.places_of(queue, &marks)? {
+                places.entry(place).or_default().insert(queue.clone());
             }
         }
         Ok(places)

@@ -69,7 +69,7 @@ pub enum LayoutError {
         what: &'static str,
     },
     /// There is no cell of the default's name.
-    #[error("the default cell {name:?} is none of the cells")]
+    #[error("the default names cell {name:?}, which the layout does not have")]
     Default {
         /// The name.
         name: String,

@@ -34,6 +34,15 @@ async fn two() -> (Bench, Bench, Layout, PathBuf) {
     (main, eu, layout, file)
 }
 
+/// [`two`], and a third one, `asia`, with the queues that end with `-asia`.
+async fn three() -> (Bench, Bench, Bench, Layout, PathBuf) {
+    let (main, eu, layout, _) = two().await;
+    let asia = bench_with(|config| config.timing.renew_every = Duration::from_millis(500)).await;
+    let layout = layout.cell("asia", asia.config.clone(), ["*-asia"]).unwrap();
+    let file = write(&[("main", &main, "*"), ("eu", &eu, "*-eu"), ("asia", &asia, "*-asia")]);
+    (main, eu, asia, layout, file)
+}
+
 /// Writes the file of these cells, each with its queues.
 pub fn write(cells: &[(&str, &Bench, &str)]) -> PathBuf {
     static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
@@ -111,7 +120,7 @@ async fn move_killed(point: &str) {
     let stop = Arc::new(AtomicBool::new(false));
     let old = Cells::connect(&layout).await.unwrap();
     let producers = [produce(&cells, "q", stop.clone()), produce(&old, "q", stop.clone())];
-    sleep(Duration::from_millis(300)).await;
+    main.until("(SELECT count(*) FROM tenure.job_keys WHERE scope = 'q') > 20").await;
 
     let mover = ["--output", "json", "queues", "move", "q", "--to", "eu"];
     let mut killed = main.program(&mover);
@@ -123,7 +132,7 @@ async fn move_killed(point: &str) {
     assert_eq!(code, Some(0), "{point}: {err}");
     let moved: Value = serde_json::from_str(&out).unwrap();
     assert_eq!((&moved["from"], &moved["to"]), (&json!("main"), &json!("eu")), "{point}");
-    sleep(Duration::from_millis(300)).await;
+    eu.until("(SELECT count(*) FROM tenure.all_jobs WHERE queue = 'q') > 20").await;
     stop.store(true, Ordering::Relaxed);
 
     let mut ids: HashMap<String, JobId> = HashMap::new();
@@ -328,7 +337,7 @@ async fn a_wrong_file_of_cells_is_refused_with_the_place_and_what_to_write() {
     let stream = format!("stream = {:?}\n", eu.config.stream);
     for (text, said) in [
         (String::new(), "it lists no cell"),
-        (format!("default = \"asia\"\n{good}"), "the default cell \"asia\""),
+        (format!("default = \"asia\"\n{good}"), "the default names cell \"asia\""),
         (format!("{good}listen = \"127.0.0.1:1\"\n"), "belongs to the whole process"),
         (format!("{good}sream = \"X\"\n"), "did you mean stream?"),
         (good.replace("[\"*-eu\"]", "\"*-eu\""), "a list of names and patterns"),
@@ -413,12 +422,7 @@ async fn a_killed_cell_stops_its_own_queues_only() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unfinished_move_is_undone_or_finished_and_no_other_begins() {
     for (point, is_closed) in [("move: keys", false), ("move: late keys", true), ("move: schedules", true)] {
-        let quick = |config: &mut tenure::Config| config.timing.renew_every = Duration::from_millis(500);
-        let (main, eu, asia) = (bench_with(quick).await, bench_with(quick).await, bench_with(quick).await);
-        let layout = Layout::new().cell("main", main.config.clone(), ["*"]).unwrap();
-        let layout = layout.cell("eu", eu.config.clone(), ["*-eu"]).unwrap();
-        let layout = layout.cell("asia", asia.config.clone(), ["*-asia"]).unwrap();
-        let file = write(&[("main", &main, "*"), ("eu", &eu, "*-eu"), ("asia", &asia, "*-asia")]);
+        let (main, eu, asia, layout, file) = three().await;
         let cells = Cells::connect(&layout).await.unwrap();
         let job = |key: &str| JobRequest::new("q", "k", json!(1)).unique_key(key);
         let first = cells.enqueue(job("a")).await.unwrap();
@@ -592,11 +596,7 @@ async fn a_move_back_that_dies_is_finished_or_undone_and_an_old_command_opens_no
         );
     }
     // main to eu to asia: the old command from main to eu must not open eu beside asia.
-    let quick = |config: &mut tenure::Config| config.timing.renew_every = Duration::from_millis(500);
-    let (main, eu, asia) = (bench_with(quick).await, bench_with(quick).await, bench_with(quick).await);
-    let layout = Layout::new().cell("main", main.config.clone(), ["*"]).unwrap();
-    let layout = layout.cell("eu", eu.config.clone(), ["*-eu"]).unwrap();
-    let layout = layout.cell("asia", asia.config.clone(), ["*-asia"]).unwrap();
+    let (main, eu, asia, layout, file) = three().await;
     let cells = Cells::connect(&layout).await.unwrap();
     cells.move_queue("q", None, "eu").await.unwrap();
     cells.move_queue("q", None, "asia").await.unwrap();
@@ -609,7 +609,6 @@ async fn a_move_back_that_dies_is_finished_or_undone_and_an_old_command_opens_no
         assert_eq!(enqueued.is_ok(), is_open, "{enqueued:?}");
     }
     // And back to main, with a mover that dies: the way back is to asia, not to eu, which main names still.
-    let file = write(&[("main", &main, "*"), ("eu", &eu, "*-eu"), ("asia", &asia, "*-asia")]);
     for (at, to) in [("move: keys", "asia"), ("move: late keys", "asia"), ("move: late keys", "main")] {
         asia.tenure
             .put_schedule(Schedule::new("s", "0 3 * * *", JobRequest::new("q", "k", json!(1))))

@@ -40,7 +40,7 @@ pub(super) struct CellOfFile {
     pub(super) settings: Level,
 }
 
-/// Settings that a process has once, whatever cells it has.
+/// Settings of the whole process, which a cell cannot change.
 const OF_THE_PROCESS: [&str; 2] = ["TENURE_LISTEN", "TENURE_CELLS"];
 
 /// Reads the file of the cells: `default`, and a table `[cells.NAME]` for each, with `queues` and settings.

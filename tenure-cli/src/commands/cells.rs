@@ -168,7 +168,8 @@ pub(super) async fn move_queue(cli: &Cli, args: &MoveArgs) -> anyhow::Result<Exi
     }
     let Some(layout) = cli.layout()? else {
         return Err(Usage(
-            "a queue moves between cells, and there are none; TENURE_CELLS names their file".into(),
+            "a queue moves from one cell to another; list the cells in a file, and name it by TENURE_CELLS"
+                .into(),
         )
         .into());
     };

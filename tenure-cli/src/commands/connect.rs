@@ -24,7 +24,8 @@ impl Cli {
         let Some(name) = &self.cell else { return Ok(settings.config()?) };
         let none = || {
             Usage(
-                "--cell names one of several cells, and there are none; TENURE_CELLS names their file".into(),
+                "--cell names one of several cells; list the cells in a file, and name it by TENURE_CELLS"
+                    .into(),
             )
         };
         let layout = settings.layout()?.ok_or_else(none)?;

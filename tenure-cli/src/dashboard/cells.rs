@@ -29,7 +29,7 @@ use tenure::{
 /// How long to wait for the answer of a cell.
 const WITHIN: Duration = Duration::from_secs(2);
 
-/// The answer of a cell, or why there is none.
+/// The answer of a cell, or the reason why it did not answer.
 type Answer<T> = Result<T, String>;
 /// The counts of a cell's jobs and workers.
 type Counts<'c> = (&'c Cell, Answer<Arc<Fleet>>);

@@ -133,7 +133,7 @@
   // matches and not only this page. `<button data-count="Redrive" data-can="redrive">` shows how many of the selected
   // it can touch: a box lists what can be done in its own `data-can`, and of all matches it is the button's `data-all`,
   // or more: then `data-more` is an address that counts them all, for the question before the action. Without
-  // `data-all`, nobody has counted yet.
+  // `data-all`, the server counts when the user clicks.
   const boxes = (form) => all("input[name=id]", form);
   const checked = (form) => boxes(form).filter((box) => box.checked);
   const matching = (form) => one("[data-matching]", form);
