@@ -138,12 +138,20 @@ pub mod errors {
 
 /// What waiting for a job, cancelling it and retrying it answer.
 pub mod jobs {
-    pub use crate::client::jobs::{ActionError, CancelCounts, CancelOutcome, RetryOutcome, WaitError};
+    pub use crate::client::{
+        call::{Call, CallError},
+        ends::{Cursor, CursorError, Ends, EndsError, EndsFilter},
+        jobs::{ActionError, CancelCounts, CancelOutcome, RetryOutcome, WaitError},
+        watch::Watch,
+    };
 }
 
 /// The limits of queues, and what changing them and pausing answer.
 pub mod queues {
-    pub use crate::client::queues::{CurrentLimits, PauseOutcome, QueueLimits, QueueSettingsError};
+    pub use crate::{
+        client::queues::{CurrentLimits, PauseOutcome, QueueLimits, QueueSettingsError},
+        job::events::{QueueEvents, UnknownEvents},
+    };
 }
 
 /// Jobs that run at fixed times.
@@ -162,8 +170,8 @@ pub mod workers {
 /// The rows that [`Tenure`] reads, such as [`rows::JobRow`], and the filters that select them.
 pub mod rows {
     pub use crate::store::{
-        DeadCount, DeadFilter, DeadLetter, ExecutionRow, JobFilter, JobRow, QueueRow, RecoveryRow,
-        ScheduleRow, WorkerRow, WorkerState,
+        DeadCount, DeadFilter, DeadLetter, ExecutionRow, JobEnd, JobFilter, JobRow, JobUpdate, QueueRow,
+        RecoveryRow, ScheduleRow, WorkerRow, WorkerState,
     };
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use sqlx::PgPool;
 
-use super::{Inner, Tenure};
+use super::{Inner, Tenure, watch::Watches};
 use crate::{
     config::{Config, TimingError},
     enqueue::{backpressure::Limits, insert, publish::Publications, uncommitted::Uncommitted},
@@ -99,7 +99,9 @@ impl TenureBuilder {
         let lane = || insert::batcher(store.clone(), Some(publications.clone()));
         let (enqueues, keyed) = (lane(), lane());
         let limits = Limits::new(store.clone(), nats.clone());
-        let inner = Inner { config, store, nats, enqueues, keyed, limits, publications, uncommitted };
+        let watches = Watches::new(store.clone(), nats.clone());
+        let inner =
+            Inner { config, store, nats, enqueues, keyed, limits, publications, uncommitted, watches };
         Ok(Tenure { inner: Arc::new(inner) })
     }
 }

@@ -52,6 +52,8 @@ pub struct JobRequest {
     delay: Option<Duration>,
     run_at: Option<DateTime<Utc>>,
     trace_context: Option<String>,
+    /// The id that a caller waits for already. `None`: a new one.
+    id: Option<JobId>,
 }
 
 impl<J: Job> From<J> for JobRequest {
@@ -73,6 +75,7 @@ impl JobRequest {
             delay: None,
             run_at: None,
             trace_context: None,
+            id: None,
         }
     }
 
@@ -126,6 +129,12 @@ impl JobRequest {
     #[must_use]
     pub fn trace_context(mut self, traceparent: impl Into<String>) -> Self {
         self.trace_context = Some(traceparent.into());
+        self
+    }
+
+    /// Gives the job this id.
+    pub(crate) fn with_id(mut self, id: JobId) -> Self {
+        self.id = Some(id);
         self
     }
 
@@ -195,7 +204,7 @@ impl JobRequest {
             return wrong("unique_key", value, expected);
         }
         Ok(NewJob {
-            id: JobId::generate(),
+            id: self.id.unwrap_or_else(JobId::generate),
             key: self.unique_key.map(|key| (self.queue.clone(), key)),
             queue: self.queue,
             kind: self.kind,

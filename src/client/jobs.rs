@@ -17,15 +17,14 @@ use crate::{
     client::Tenure,
     job::{JobId, NameError, Status, check_key, check_kind, check_queue, duration::written},
     observe::metrics,
-    store::{CancelAnswer, DeadCount, DeadFilter, DeadLetter, JobRow, StoreError},
+    store::{CancelAnswer, DeadCount, DeadFilter, DeadLetter, JobRow, JobUpdate, StoreError},
 };
 
 /// The most jobs in one statement.
 const JOBS_MAX: usize = 500;
 /// The most attempts to cancel a job that is redriven meanwhile.
 const REDRIVEN_MEANWHILE_MAX: usize = 5;
-/// The first and the longest pause between two looks of a waiting caller.
-const LOOK_FIRST: Duration = Duration::from_millis(10);
+/// The pause before a job that has ended is read again, while Postgres is away.
 const LOOK_SELDOM: Duration = Duration::from_millis(500);
 
 /// The result of [`Tenure::cancel`].
@@ -97,7 +96,7 @@ pub enum WaitError {
         /// How long the call waited.
         timeout: Duration,
     },
-    /// There is no such job, or no longer. Only from [`Tenure::wait_for`].
+    /// There is no such job, or no longer. Not from [`Tenure::wait`].
     #[error("there is no job {0}")]
     NotFound(JobId),
     /// The job was live when the wait began, and is gone: it has completed, and its kind keeps no history
@@ -149,13 +148,27 @@ pub enum ActionError {
     Store(#[from] StoreError),
 }
 
+/// Returns the output of a job that has ended.
+pub(super) fn output_of<T: DeserializeOwned>(ended: &JobUpdate) -> Result<T, WaitError> {
+    let job = ended.id;
+    match ended.status {
+        Status::Failed => {
+            Err(WaitError::Failed { job, last_error: ended.last_error.clone().unwrap_or_default() })
+        }
+        Status::Cancelled => Err(WaitError::Cancelled(job)),
+        _ => serde_json::from_str(ended.output.as_deref().map_or("null", RawValue::get))
+            .map_err(|error| WaitError::Output { job, error }),
+    }
+}
+
 impl Tenure {
     /// Waits until a job has ended, at most for `timeout`, and returns it as [`Tenure::job`] does: `None` at once if
     /// there is no such job. A job enqueued in a transaction exists once that has committed. [`Tenure::wait_for`]
     /// returns the output.
     ///
-    /// Polls the database: after 10 ms, then less and less often, at least twice a second. Goes on waiting while
-    /// Postgres is away. `Duration::MAX` is no limit.
+    /// The worker that ends the job tells this process over NATS; the job is then looked up. Without NATS, or if that
+    /// message is lost, this process looks by itself: soon, then less often, at least twice a second. All waits of a
+    /// process share these statements. Goes on waiting while Postgres is away. `Duration::MAX` is no limit.
     ///
     /// Cancel safe.
     ///
@@ -164,12 +177,28 @@ impl Tenure {
     /// [`WaitError::TimedOut`]; [`WaitError::NoHistory`] if the job ended meanwhile and its kind keeps no history (if
     /// it ended before, there is no such job); [`WaitError::Store`] if Postgres refused.
     pub async fn wait(&self, job: JobId, timeout: Duration) -> Result<Option<JobRow>, WaitError> {
-        let ended = tokio::time::timeout(timeout, self.ended(job)).await;
-        ended.map_err(|_| WaitError::TimedOut { job, timeout })?
+        let ended = async {
+            loop {
+                match self.watches().watch(job).ended().await {
+                    Ok(_) => {}
+                    Err(WaitError::NotFound(_)) => return Ok(None),
+                    Err(error) => return Err(error),
+                }
+                match self.store().show_job(job).await {
+                    Ok(Some(job)) if job.status.is_finished() => return Ok(Some(job)),
+                    // A redrive may have come in between.
+                    Ok(Some(_)) => {}
+                    Ok(None) => return Ok(None),
+                    Err(error) if error.is_unavailable() => tokio::time::sleep(LOOK_SELDOM).await,
+                    Err(error) => return Err(error.into()),
+                }
+            }
+        };
+        tokio::time::timeout(timeout, ended).await.map_err(|_| WaitError::TimedOut { job, timeout })?
     }
 
     /// Waits until a job has completed, at most for `timeout`, and returns its output. A job without one has the output
-    /// `null`, which is a `()` or a `None`. Waits as [`Tenure::wait`] does.
+    /// `null`, which is a `()` or a `None`. Waits as [`Tenure::wait`] does. To enqueue and wait, see [`Tenure::call`].
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -187,41 +216,9 @@ impl Tenure {
     /// Any [`WaitError`]: the job failed, was cancelled, has not ended in time or does not exist, its kind keeps no
     /// history, its output has another type, or Postgres refused.
     pub async fn wait_for<T: DeserializeOwned>(&self, job: JobId, timeout: Duration) -> Result<T, WaitError> {
-        let row = self.wait(job, timeout).await?.ok_or(WaitError::NotFound(job))?;
-        match row.status {
-            Status::Failed => Err(WaitError::Failed { job, last_error: row.last_error.unwrap_or_default() }),
-            Status::Cancelled => Err(WaitError::Cancelled(job)),
-            _ => serde_json::from_str(row.output_json().map_or("null", RawValue::get))
-                .map_err(|error| WaitError::Output { job, error }),
-        }
-    }
-
-    /// Waits until a job has ended. `None`: there is no such job.
-    async fn ended(&self, job: JobId) -> Result<Option<JobRow>, WaitError> {
-        let mut pause = LOOK_FIRST;
-        let mut was_live = false;
-        loop {
-            match self.store().statuses(&[job]).await {
-                Ok(statuses) => match statuses.first().copied().flatten() {
-                    // Every other end leaves a row, for an hour at least.
-                    None if was_live => return Err(WaitError::NoHistory(job)),
-                    None => return Ok(None),
-                    Some(status) if status.is_finished() => match self.store().show_job(job).await {
-                        // A redrive may have come in between.
-                        Ok(Some(job)) if job.status.is_finished() => return Ok(Some(job)),
-                        Ok(Some(_)) => {}
-                        Ok(None) => return Ok(None),
-                        Err(error) if error.is_unavailable() => {}
-                        Err(error) => return Err(error.into()),
-                    },
-                    Some(_) => was_live = true,
-                },
-                Err(error) if error.is_unavailable() => {}
-                Err(error) => return Err(error.into()),
-            }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 3 / 2).min(LOOK_SELDOM);
-        }
+        let ended = self.watches().watch(job).ended();
+        let late = |_| WaitError::TimedOut { job, timeout };
+        output_of(&*tokio::time::timeout(timeout, ended).await.map_err(late)??)
     }
 
     /// Cancels a job. A queued job is cancelled when this returns. A running job is asked to stop: its handler sees

@@ -1,19 +1,25 @@
 //! Tenure: the handle that producers and workers share.
 
+pub(crate) mod call;
 pub(crate) mod connect;
 pub(crate) mod doctor;
+pub(crate) mod ends;
 pub(crate) mod enqueue;
 pub(crate) mod jobs;
 pub(crate) mod queues;
 #[cfg(feature = "worker")]
 pub(crate) mod schedules;
 pub(crate) mod verify;
+pub(crate) mod watch;
 #[cfg(feature = "worker")]
 pub(crate) mod workers;
 
 use std::sync::Arc;
 
-use self::connect::{ConnectError, TenureBuilder};
+use self::{
+    connect::{ConnectError, TenureBuilder},
+    watch::Watches,
+};
 use crate::{
     config::Config,
     enqueue::{
@@ -57,6 +63,7 @@ struct Inner {
     /// The messages that the stream has not confirmed yet.
     publications: Publications,
     uncommitted: Uncommitted,
+    watches: Watches,
 }
 
 impl std::fmt::Debug for Tenure {
@@ -233,5 +240,9 @@ impl Tenure {
 
     pub(crate) fn uncommitted(&self) -> &Uncommitted {
         &self.inner.uncommitted
+    }
+
+    pub(crate) fn watches(&self) -> &Watches {
+        &self.inner.watches
     }
 }

@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::{
     client::Tenure,
-    job::{NameError, check_queue},
+    job::{NameError, check_queue, events::QueueEvents},
     store::{Change, QueueRow, StoreError},
 };
 
@@ -152,6 +152,25 @@ impl Tenure {
         let was_paused = self.store().resume_queue(queue).await?;
         self.nats().announce_settings().await;
         Ok(PauseOutcome { paused_at: None, was_paused })
+    }
+
+    /// Sets what workers publish of a queue's jobs on plain NATS subjects, for any program that subscribes: see
+    /// [`QueueEvents`]. The messages are hints. They are not stored, and a subscriber that is away misses them:
+    /// [`Tenure::ends_since`] misses none. An end that a worker did not write itself (a cancellation of a queued job, a
+    /// dead letter that recovery made) is not published.
+    ///
+    /// Workers hear of a change within a second. Publishing costs a worker 1 to 2 µs a message.
+    ///
+    /// Cancel safe, as [`Tenure::pause_queue`] is.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Tenure::pause_queue`].
+    pub async fn set_events(&self, queue: &str, events: QueueEvents) -> Result<(), QueueSettingsError> {
+        check_queue(queue)?;
+        self.store().set_events(queue, events).await?;
+        self.nats().announce_settings().await;
+        Ok(())
     }
 
     /// Looks for a trace of a queue: its consumer or a message in NATS, or a job, a worker, a setting or a schedule in

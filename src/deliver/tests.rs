@@ -18,7 +18,7 @@ fn deliver(place: &Place, scan_every: Duration) -> Deliver {
     let running = Running::default();
     let store = place.tenure.store().clone();
     let timing = Timing { scan_every, ..Timing::DEFAULT };
-    let heartbeat = Heartbeat::new(store.clone(), running.clone(), timing, WORKER.into());
+    let heartbeat = Heartbeat::new(store.clone(), running.clone(), timing, WORKER.into(), None);
     let settings = DeliverSettings {
         worker_id: WORKER.into(),
         worker_host: "host".into(),

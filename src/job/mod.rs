@@ -6,6 +6,7 @@ pub(crate) mod attempt;
 pub(crate) mod backoff;
 pub(crate) mod claim;
 pub mod duration;
+pub(crate) mod events;
 
 use std::{borrow::Cow, fmt, str::FromStr, time::Duration};
 

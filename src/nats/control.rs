@@ -11,7 +11,10 @@ use async_nats::{Request, Subject, Subscriber, client::RequestErrorKind};
 use futures::StreamExt;
 use serde::{Deserialize, Serialize};
 
-use super::connect::{Nats, NatsError};
+use super::{
+    connect::{Nats, NatsError},
+    hints::WatchRequest,
+};
 use crate::{config::OWN_SUBJECTS, job::JobId};
 
 /// The longest that a probe waits for an answer. A process that takes longer is not gone.
@@ -88,6 +91,8 @@ pub(crate) enum Announced {
     Turns,
     /// A schedule was added or resumed.
     Schedules,
+    /// A process watches these jobs.
+    Watched(WatchRequest),
     /// An operator asks this worker to stop, and waits for the answer on this subject.
     Drain(Option<Subject>),
 }
@@ -97,6 +102,7 @@ pub(crate) struct Control {
     nats: Nats,
     probes: Subscriber,
     announcements: Subscriber,
+    watches: Subscriber,
 }
 
 impl Nats {
@@ -118,6 +124,7 @@ impl Nats {
             nats: self.clone(),
             probes: subscribe(probe_subject.to_owned()).await?,
             announcements: subscribe(self.cancel_subject()).await?,
+            watches: subscribe(self.watch_subject()).await?,
         })
     }
 
@@ -220,6 +227,12 @@ impl Control {
                     }
                     if let Some(reply) = probe.reply {
                         self.nats.tell(reply, "here".into()).await;
+                    }
+                }
+                request = self.watches.next() => {
+                    // A request that is not valid has no watcher to tell.
+                    if let Some(request) = WatchRequest::read(&request?.payload) {
+                        return Some(Announced::Watched(request));
                     }
                 }
                 announcement = self.announcements.next() => {

@@ -9,6 +9,8 @@
 mod connect;
 mod given;
 #[cfg_attr(not(feature = "worker"), allow(dead_code, reason = "parts of it are a worker's"))]
+mod hints;
+#[cfg_attr(not(feature = "worker"), allow(dead_code, reason = "parts of it are a worker's"))]
 mod control;
 mod inspect;
 #[cfg_attr(not(feature = "worker"), allow(dead_code, reason = "parts of it are a worker's"))]
@@ -32,6 +34,11 @@ pub(crate) use async_nats::Subject;
 pub use connect::{Nats, NatsError};
 #[cfg(feature = "worker")]
 pub(crate) use control::{Announced, AskedToDrain, Control, Drains, Probed};
+#[cfg(feature = "worker")]
+pub(crate) use hints::Hinter;
+#[cfg(feature = "worker")]
+pub(crate) use hints::WatchRequest;
+pub(crate) use hints::{Hinted, WATCHED_FOR};
 pub(crate) use inspect::{ConsumerSeen, Delivered, MessageSeen, NatsSeen, StreamCounts, StreamSeen, Unseen};
 #[cfg(feature = "worker")]
 pub(crate) use message::{Delivery, Receipt};

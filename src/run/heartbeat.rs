@@ -24,6 +24,7 @@ use tracing::Span;
 use crate::{
     config::Timing,
     observe::{metrics, repeats},
+    run::hints::Hints,
     run::running::{CancelReason, OnWriteLoss, Running, RunningJob},
     store::{
         ProgressWrite, Store, StoreError,
@@ -56,19 +57,28 @@ struct Shared {
     running: Running,
     timing: Timing,
     worker_id: String,
+    /// `None`: those who watch are not told.
+    hints: Option<Hints>,
     hurry: Notify,
     /// One statement at a time, or an older report could overtake a newer one.
     turn: Mutex<()>,
 }
 
 impl Heartbeat {
-    pub(crate) fn new(store: Store, running: Running, timing: Timing, worker_id: String) -> Self {
+    pub(crate) fn new(
+        store: Store,
+        running: Running,
+        timing: Timing,
+        worker_id: String,
+        hints: Option<Hints>,
+    ) -> Self {
         Self {
             shared: Arc::new(Shared {
                 store,
                 running,
                 timing,
                 worker_id,
+                hints,
                 hurry: Notify::new(),
                 turn: Mutex::new(()),
             }),
@@ -298,6 +308,8 @@ impl Heartbeat {
                     // Not written: this worker no longer owns the job, or its row was locked.
                     if answer.is_none() {
                         put_back(job, write);
+                    } else if let Some(hints) = &self.shared.hints {
+                        hints.progressed(&job.claim, &write);
                     }
                 }
                 Ok((sent_at, answers))

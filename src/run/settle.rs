@@ -32,7 +32,7 @@ use crate::{
         repeats, trace,
     },
     proof::fault,
-    run::running::RunningJob,
+    run::{hints::Hints, running::RunningJob},
     store::{
         AttemptEnd, Completion, Keeps, LockPolicy, Store, StoreError,
         batch::{Batcher, halve, in_order},
@@ -52,6 +52,8 @@ pub(crate) enum Settled {
 #[derive(Clone)]
 pub(crate) struct Settle {
     store: Store,
+    /// `None`: those who watch are not told.
+    hints: Option<Hints>,
     completions: Batcher<Completion, Result<bool, StoreError>>,
     ends: Batcher<AttemptEnd, Result<Option<Route>, StoreError>>,
     /// Retries completions whose rows were locked or refused, without holding up the others.
@@ -60,7 +62,7 @@ pub(crate) struct Settle {
 }
 
 impl Settle {
-    pub(crate) fn new(store: Store, worker_id: Arc<str>) -> Self {
+    pub(crate) fn new(store: Store, worker_id: Arc<str>, hints: Option<Hints>) -> Self {
         let completions = |how| {
             let store = store.clone();
             let bytes = |completion: &Completion| completion.output.as_ref().map_or(0, String::len);
@@ -83,6 +85,7 @@ impl Settle {
             ends: ends(),
             ends_again: ends(),
             store,
+            hints,
         }
     }
 
@@ -125,6 +128,9 @@ impl Settle {
             }
         };
         if settled == Settled::Written {
+            if let Some(hints) = &self.hints {
+                hints.ended(&job.claim, outcome);
+            }
             metrics::settled(kind, outcome, ran, measures);
             if let Some(rates) = rates {
                 rates.ended(outcome, ran);

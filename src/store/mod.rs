@@ -44,6 +44,7 @@ mod schedules;
 mod views;
 #[cfg_attr(not(feature = "worker"), allow(dead_code, reason = "parts of it are a worker's"))]
 mod waiting;
+mod watch;
 mod doctor;
 #[cfg(feature = "worker")]
 mod handlers;
@@ -112,6 +113,8 @@ pub use waiting::{Fleet, QueueStats};
 #[cfg(feature = "worker")]
 pub(crate) use waiting::{Found, QueueSubmitted};
 pub(crate) use waiting::{KindMessages, Misnamed, Standing, Waiting};
+pub(crate) use watch::{EndsPage, Settled};
+pub use watch::{JobEnd, JobUpdate};
 
 /// The text of a statement or a part.
 macro_rules! text {
@@ -182,6 +185,7 @@ statements! {
     LOCK_QUEUE = "queue" "lock_queue";
     QUEUE_ROOM = "queue" "queue_room";
     TAKE_SLOTS = "queue" "take_slots";
+    SET_EVENTS = "queue" "set_events";
     QUEUE_SETTINGS = "queue" "queue_settings";
     PAUSE_QUEUE = "queue" "pause_queue";
     RESUME_QUEUE = "queue" "resume_queue";
@@ -281,6 +285,9 @@ statements! {
     TAKE_SCHEDULE = "cell" "take_schedule";
     LEFT_BEHIND = "cell" "left_behind";
     STATUSES = "read" "statuses";
+    LOOKS = "read" "looks";
+    ENDS = "read" "ends";
+    ENDS_SETTLED = "read" "ends_settled";
     RUN_NOW = "job" "run_now";
     DEAD_LETTERS = "read" "dead_letters";
     DEAD_LETTER = "read" "dead_letter";

@@ -9,13 +9,13 @@ use sqlx::{Row, postgres::PgRow, query};
 
 use super::{
     CLAIM_LIMITED, COUNT_QUEUED, LIMIT_QUEUE, LIST_QUEUES, LOCK_QUEUE, PAUSE_QUEUE, QUEUE_LIMITS, QUEUE_ROOM,
-    QUEUE_SETTINGS, QUEUE_STANDING, RESUME_QUEUE, TAKE_SLOTS,
+    QUEUE_SETTINGS, QUEUE_STANDING, RESUME_QUEUE, SET_EVENTS, TAKE_SLOTS,
     call::{Store, StoreError},
     jobs::claims_of,
     rows::{ClaimRequest, u64_of},
     waiting::Standing,
 };
-use crate::job::claim::Claim;
+use crate::job::{claim::Claim, events::QueueEvents};
 
 /// A change of a limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -58,6 +58,8 @@ pub struct QueueRow {
     pub moved_to: Option<String>,
     /// The cell from which it is about to arrive: until then it accepts no new jobs.
     pub arrives_from: Option<String>,
+    /// What workers publish of its jobs.
+    pub events: QueueEvents,
     /// Jobs that wait for nothing but a worker.
     pub due: u64,
     /// Jobs that wait for their time.
@@ -120,6 +122,7 @@ pub(crate) struct QueueSettings {
     pub(crate) paused: bool,
     /// How many more of its jobs may start, if the queue has a limit.
     pub(crate) room: Option<usize>,
+    pub(crate) events: QueueEvents,
 }
 
 /// How many jobs may wait in a queue, and the submissions that stand before it.
@@ -210,6 +213,7 @@ impl Store {
                 queue: row.try_get("queue")?,
                 paused: row.try_get("paused")?,
                 room: room.map(|room| usize::try_from(room).unwrap_or(0)),
+                events: events(row)?,
             })
         };
         Ok(rows.iter().map(settings).collect::<Result<_, sqlx::Error>>()?)
@@ -226,6 +230,7 @@ impl Store {
                 max_queued: row.try_get::<Option<i64>, _>("max_queued")?.map(i64::unsigned_abs),
                 moved_to: row.try_get("moved_to")?,
                 arrives_from: row.try_get("arrives_from")?,
+                events: events(row)?,
                 due: u64_of(row, "due")?,
                 scheduled: u64_of(row, "scheduled")?,
                 processing: u64_of(row, "processing")?,
@@ -246,6 +251,12 @@ impl Store {
         let rows = self.rows(query(PAUSE_QUEUE).bind(queue)).await?;
         let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
         Ok((row.try_get("paused_at")?, row.try_get("was_paused")?))
+    }
+
+    /// Sets what workers publish of a queue's jobs.
+    pub(crate) async fn set_events(&self, queue: &str, events: QueueEvents) -> Result<(), StoreError> {
+        let word = (events != QueueEvents::Nothing).then(|| events.as_str());
+        self.rows(query(SET_EVENTS).bind(queue).bind(word)).await.map(drop)
     }
 
     /// Resumes a queue. Returns `false` if it was not paused.
@@ -307,4 +318,10 @@ impl Store {
         let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
         Ok(row.try_get::<i64, _>(0)?.unsigned_abs())
     }
+}
+
+fn events(row: &PgRow) -> Result<QueueEvents, sqlx::Error> {
+    // A word of a later release is none that this one can publish.
+    let word: Option<String> = row.try_get("events")?;
+    Ok(word.and_then(|word| word.parse().ok()).unwrap_or_default())
 }

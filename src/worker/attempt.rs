@@ -23,6 +23,7 @@ use crate::{
         context::JobContext,
         handlers::{self, Ended, Kind, Kinds},
         heartbeat::Heartbeat,
+        hints::Hints,
         running::{Message, Reservation, RunningJob},
         settle::{Settle, Settled, Verdict, verdict},
         threads::Threads,
@@ -76,6 +77,7 @@ pub(super) struct Attempts<S> {
     pub(super) heartbeat: Heartbeat,
     pub(super) store: Store,
     pub(super) nats: Nats,
+    pub(super) hints: Hints,
     pub(super) queues: Arc<Queues>,
     pub(super) worker_id: String,
     pub(super) trace_parent: TraceParent,
@@ -151,6 +153,7 @@ impl<S: Send + Sync + 'static> Attempts<S> {
             Box::pin(self.heartbeat.look_after(std::slice::from_ref(&job))).await;
         }
         fault::point("claimed");
+        self.hints.began(&job.claim);
         tracing::debug!("running");
         let began_at = Instant::now();
         let ended = self.handlers.run(kind, job.clone()).await;

@@ -17,7 +17,7 @@ use crate::observe::{health::Health, http};
 use crate::{
     config::Config,
     deliver::{Deliver, DeliverSettings},
-    run::{heartbeat::Heartbeat, running::Running, settle::Settle, threads::Threads},
+    run::{heartbeat::Heartbeat, hints::Hints, running::Running, settle::Settle, threads::Threads},
     store::Store,
 };
 
@@ -53,8 +53,10 @@ impl<S: Send + Sync + 'static> Life<S> {
         let store = builder.tenure.store().clone();
         let nats = builder.tenure.nats().clone();
         let running = Running::default();
+        let hints = Hints::new(&nats, queues.names());
+        let timing = config.timing.clone();
         let heartbeat =
-            Heartbeat::new(store.clone(), running.clone(), config.timing.clone(), worker_id.clone());
+            Heartbeat::new(store.clone(), running.clone(), timing, worker_id.clone(), Some(hints.clone()));
         let deliver = Deliver::new(
             store.clone(),
             running.clone(),
@@ -82,10 +84,11 @@ impl<S: Send + Sync + 'static> Life<S> {
         let attempts = Arc::new(Attempts {
             handlers,
             deliver,
-            settle: Settle::new(store.clone(), worker_id.as_str().into()),
+            settle: Settle::new(store.clone(), worker_id.as_str().into(), Some(hints.clone())),
             heartbeat,
             store: store.clone(),
             nats: nats.clone(),
+            hints,
             queues: queues.clone(),
             worker_id: worker_id.clone(),
             trace_parent: config.trace_parent,

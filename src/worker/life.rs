@@ -206,6 +206,7 @@ impl<S: Send + Sync + 'static> Life<S> {
             presence: presence(),
             heartbeat: heartbeat(),
             running: self.running.clone(),
+            hints: self.attempts.hints.clone(),
             turns: turns(),
             settings_changed: settings_changed.clone(),
             health: self.health.clone(),
@@ -225,6 +226,7 @@ impl<S: Send + Sync + 'static> Life<S> {
         loops.spawn(FollowSettings {
             store: store(),
             queues: queues(),
+            hints: self.attempts.hints.clone(),
             turns: turns(),
             changed: settings_changed,
         });

@@ -69,4 +69,5 @@ mod unkept;
 mod vanished;
 mod verify;
 mod visible;
+mod watch;
 mod write_loss;

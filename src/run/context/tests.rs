@@ -49,7 +49,7 @@ async fn one_in(place: Place, rules: Rules) -> One {
     let running = Running::default();
     let reservation = run_in(&running, &job);
     let store = place.tenure.store().clone();
-    let heartbeat = Heartbeat::new(store.clone(), running.clone(), Timing::DEFAULT, WORKER.into());
+    let heartbeat = Heartbeat::new(store.clone(), running.clone(), Timing::DEFAULT, WORKER.into(), None);
     let context = JobContext { job, state: Arc::new(()), store, heartbeat, checkpoint_bytes_max: 10 };
     One { place, context, running, reservation }
 }

@@ -32,7 +32,8 @@ async fn one_under(rules: Rules) -> One {
     let running = Running::default();
     let job = place.running_under(rules, WORKER).await;
     let reservation = run_in(&running, &job);
-    let heartbeat = Heartbeat::new(place.tenure.store().clone(), running, Timing::DEFAULT, WORKER.into());
+    let heartbeat =
+        Heartbeat::new(place.tenure.store().clone(), running, Timing::DEFAULT, WORKER.into(), None);
     One { place, heartbeat, job, reservation }
 }
 
@@ -205,7 +206,7 @@ async fn a_refused_write_is_logged_with_its_job() {
         let message = Message { receipt: place.ticket(claim.key.job, 1).receipt, dispatch: None };
         let job = RunningJob::new(claim, message, RULES, span.id());
         let store = place.tenure.store().clone();
-        let heartbeat = Heartbeat::new(store, Running::default(), Timing::DEFAULT, WORKER.into());
+        let heartbeat = Heartbeat::new(store, Running::default(), Timing::DEFAULT, WORKER.into(), None);
         if is_ending {
             job.end();
         }

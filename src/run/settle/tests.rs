@@ -172,7 +172,7 @@ fn completes(job: &RunningJob) -> Completion {
 }
 
 fn settle(place: &Place) -> Settle {
-    Settle::new(place.tenure.store().clone(), WORKER.into())
+    Settle::new(place.tenure.store().clone(), WORKER.into(), None)
 }
 
 async fn write(settle: &Settle, job: &RunningJob, verdict: Verdict) -> Settled {

@@ -36,7 +36,7 @@ WITH jobs AS (
      UNION
     SELECT queue FROM dead
 )
-SELECT queue, q.paused_at, q.max_running, q.max_queued, q.moved_to, q.arrives_from,
+SELECT queue, q.paused_at, q.max_running, q.max_queued, q.moved_to, q.arrives_from, q.events,
        coalesce(j.due, 0) AS due, coalesce(j.scheduled, 0) AS scheduled, coalesce(j.processing, 0) AS processing,
        CASE WHEN t.submitted_until > statement_timestamp() THEN t.submitted
             WHEN t.queue IS NULL AND s.stream_until > statement_timestamp()

@@ -3,7 +3,7 @@
 --   $1 queues
 --
 -- One row a queue that has settings. Counts running jobs only for a queue with a limit.
-SELECT q.queue, q.paused_at IS NOT NULL AS paused, q.max_running,
+SELECT q.queue, q.paused_at IS NOT NULL AS paused, q.max_running, q.events,
        CASE WHEN q.max_running IS NOT NULL THEN
             (SELECT count(*) FILTER (WHERE (SELECT j.status = 'processing' AND j.fencing_token = s.fencing_token
                                               FROM tenure.jobs j WHERE j.id = s.job_id))

@@ -16,7 +16,7 @@ use super::{Work, jittered};
 use crate::{
     nats::{Announced, Control, Drains, Nats, Subject, slots::Slots},
     observe::health::Health,
-    run::{heartbeat::Heartbeat, running::Running},
+    run::{heartbeat::Heartbeat, hints::Hints, running::Running},
     store::Store,
     worker::{
         presence::Presence,
@@ -40,6 +40,7 @@ pub(crate) struct Listen {
     pub(crate) presence: Arc<Presence>,
     pub(crate) heartbeat: Heartbeat,
     pub(crate) running: Running,
+    pub(crate) hints: Hints,
     pub(crate) turns: Arc<Turns>,
     /// Notified when the settings of queues may have changed.
     pub(crate) settings_changed: Arc<Notify>,
@@ -72,6 +73,7 @@ impl Work for Listen {
                             self.turns.ask();
                         }
                     }
+                    Some(Announced::Watched(request)) => self.hints.watch(&request),
                     Some(Announced::Drain(reply)) => self.drain(reply).await,
                     None => {
                         sleep(Duration::from_millis(100)).await;
@@ -106,6 +108,7 @@ impl Listen {
 pub(crate) struct FollowSettings {
     pub(crate) store: Store,
     pub(crate) queues: Arc<Queues>,
+    pub(crate) hints: Hints,
     pub(crate) turns: Arc<Turns>,
     pub(crate) changed: Arc<Notify>,
 }
@@ -119,10 +122,11 @@ impl Work for FollowSettings {
             match self.store.queue_settings(&names).await {
                 Ok(said) => {
                     let mut said: HashMap<_, _> =
-                        said.into_iter().map(|of| (of.queue, (of.paused, of.room))).collect();
+                        said.into_iter().map(|of| (of.queue, (of.paused, of.room, of.events))).collect();
                     for (name, slots) in &*self.queues.slots {
-                        let (paused, room) = said.remove(name).unwrap_or((false, None));
+                        let (paused, room, events) = said.remove(name).unwrap_or_default();
                         slots.settings(paused, room);
+                        self.hints.set_events(name, events);
                     }
                 }
                 Err(error) => {

@@ -89,12 +89,13 @@
        SET (queue, kind, payload, raw_payload, subject, attempt, max_attempts, fencing_token,
            claim_id, worker_id, created_at, scheduled_at, started_at, last_activity_at, died_at,
            stage, progress, message, checkpoint, trace_context, losses, dispatch, last_outcome, last_error,
-           category, execution_history)
+           category, execution_history, ended_xid)
          = (excluded.queue, excluded.kind, excluded.payload, NULL, NULL, excluded.attempt, excluded.max_attempts,
            excluded.fencing_token, excluded.claim_id, excluded.worker_id, excluded.created_at, excluded.scheduled_at,
            excluded.started_at, excluded.last_activity_at, excluded.died_at, excluded.stage, excluded.progress,
            excluded.message, excluded.checkpoint, excluded.trace_context, excluded.losses, excluded.dispatch,
-           excluded.last_outcome, excluded.last_error, excluded.category, excluded.execution_history)
+           excluded.last_outcome, excluded.last_error, excluded.category, excluded.execution_history,
+           excluded.ended_xid)
 ), noted AS (
     INSERT INTO tenure.recovery_events (event, path, job_id, fencing_token, owner_before, silence, reason,
            recovered_by)

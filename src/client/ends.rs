@@ -1,0 +1,357 @@
+//! Ends: reads the end of each job once, in pages, from a cursor that the reader keeps.
+//!
+//! Times alone would not do: a transaction that completes a job may commit long after another whose end is later. Each
+//! end has the number of the transaction that wrote it, and a page reads those of a *window* of transactions: all before
+//! the oldest one that is still open, except those that earlier windows held. No transaction can add to a window.
+//! (The idea is that of change feeds over `pg_snapshot_xmin`.)
+//!
+//! Invariants, each held by the test of that name:
+//!
+//! - `a_follower_that_is_killed_again_and_again_reads_each_end_once`
+//! - `an_end_that_commits_late_is_read_although_later_ends_were`
+
+use std::{fmt, str::FromStr};
+
+use chrono::{DateTime, TimeDelta, Utc};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use uuid::Uuid;
+
+use super::Tenure;
+use crate::{
+    job::JobId,
+    store::{EndsPage, JobEnd, Settled, StoreError},
+};
+
+/// The most ends of one page.
+const PAGE_MAX: u32 = 10_000;
+/// The first slice of time that a page looks through, and by how much the next one is longer.
+const SLICE_FIRST: TimeDelta = TimeDelta::seconds(2);
+const SLICE_GROWTH: i32 = 8;
+/// The longest time between the start of a statement and the time that it writes, and by which a clock may jump back.
+const SLACK: TimeDelta = TimeDelta::minutes(5);
+/// The version of the text of a cursor.
+const VERSION: &str = "1";
+
+/// A place in the sequence of all ends: what a reader has read. Keep its text, and go on from there, in any process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cursor {
+    /// All ends of transactions before this one are read. `None`: of none.
+    read: Option<u64>,
+    /// No end that is not read has an earlier time.
+    floor: DateTime<Utc>,
+    /// A transaction that had not begun at this time: once all before it are read, this time is the floor.
+    mark: Option<(u64, DateTime<Utc>)>,
+    /// The window that is being read: up to which transaction, and the time and job of its last end that was read.
+    window: Option<(u64, DateTime<Utc>, JobId)>,
+}
+
+/// The text is no cursor, or not one of this database.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CursorError {
+    /// The text is no cursor.
+    #[error(
+        "{0:?} is not a cursor; pass one that `ends_since` or `tenure jobs follow` has returned, or a time"
+    )]
+    Text(String),
+    /// The cursor is ahead of the database.
+    #[error(
+        "the cursor is ahead of this database: it is another database's, or this one was restored; start again from a time"
+    )]
+    Ahead,
+}
+
+/// Selects ends. The default selects all.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[must_use]
+pub struct EndsFilter {
+    queue: Option<String>,
+    kind: Option<String>,
+}
+
+impl EndsFilter {
+    /// Creates a filter that selects all ends.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Selects only ends of this queue.
+    pub fn queue(mut self, queue: impl Into<String>) -> Self {
+        self.queue = Some(queue.into());
+        self
+    }
+
+    /// Selects only ends of this kind.
+    pub fn kind(mut self, kind: impl Into<String>) -> Self {
+        self.kind = Some(kind.into());
+        self
+    }
+}
+
+/// A page of ends.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Ends {
+    /// The ends, each with the cursor to go on after it.
+    pub ends: Vec<(JobEnd, Cursor)>,
+    /// Where the next page begins. Keep it even if there are no ends.
+    pub next: Cursor,
+    /// Whether more ends may be there already.
+    pub has_more: bool,
+}
+
+/// Why [`Tenure::ends_since`] failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EndsError {
+    /// The cursor cannot be used.
+    #[error(transparent)]
+    Cursor(#[from] CursorError),
+    /// Postgres did not answer, or refused. Try again with the same cursor.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl Cursor {
+    /// Before the first end that the database still has.
+    #[must_use]
+    pub fn beginning() -> Self {
+        Self::at(DateTime::UNIX_EPOCH)
+    }
+
+    /// Before the first end at this time or later, by the database's clock.
+    #[must_use]
+    pub fn at(time: DateTime<Utc>) -> Self {
+        Self { read: None, floor: time, mark: None, window: None }
+    }
+
+    /// Opens a window, if none is open: all that has ended by now.
+    fn open(&mut self, settled: &Settled) -> Result<(u64, DateTime<Utc>, JobId), CursorError> {
+        let furthest = self.window.map_or(self.read, |(before, ..)| Some(before));
+        if furthest.is_some_and(|furthest| furthest > settled.next) {
+            return Err(CursorError::Ahead);
+        }
+        Ok(*self.window.get_or_insert((settled.before, self.floor, JobId(Uuid::nil()))))
+    }
+
+    /// Closes the window: it is read.
+    fn close(&mut self, before: u64, settled: &Settled) {
+        self.window = None;
+        self.read = Some(before);
+        match self.mark {
+            Some((mark, _)) if mark > before => {}
+            mark => {
+                if let Some((_, at)) = mark {
+                    self.floor = self.floor.max(at - SLACK);
+                }
+                self.mark = Some((settled.next, settled.now));
+            }
+        }
+    }
+}
+
+impl fmt::Display for Cursor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let micros = |at: &DateTime<Utc>| at.timestamp_micros();
+        write!(f, "{VERSION}.")?;
+        match self.read {
+            Some(read) => write!(f, "{read}")?,
+            None => f.write_str("-")?,
+        }
+        write!(f, ".{}", micros(&self.floor))?;
+        match &self.mark {
+            Some((mark, at)) => write!(f, ".{mark}.{}", micros(at))?,
+            None => f.write_str(".-.-")?,
+        }
+        if let Some((before, at, job)) = &self.window {
+            write!(f, ".{before}.{}.{}", micros(at), job.0.simple())?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Cursor {
+    type Err = CursorError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let parse = || {
+            let parts: Vec<_> = text.split('.').collect();
+            let number = |text: &str| text.parse::<u64>().ok();
+            let time = |text: &str| DateTime::from_timestamp_micros(text.parse().ok()?);
+            let (head, window) = match parts.as_slice() {
+                [head @ .., before, at, job] if head.len() == 5 => {
+                    let job = JobId(Uuid::try_parse(job).ok()?);
+                    (head, Some((number(before)?, time(at)?, job)))
+                }
+                head => (head, None),
+            };
+            let [VERSION, read, floor, mark, mark_at] = head else { return None };
+            let read = if *read == "-" { None } else { Some(number(read)?) };
+            let mark = if *mark == "-" { None } else { Some((number(mark)?, time(mark_at)?)) };
+            Some(Self { read, floor: time(floor)?, mark, window })
+        };
+        parse().ok_or_else(|| CursorError::Text(text.chars().take(100).collect()))
+    }
+}
+
+impl Serialize for Cursor {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Cursor {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = std::borrow::Cow::<str>::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+impl Tenure {
+    /// Returns a cursor before all ends that commit from now on.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`]: Postgres did not answer in time, or refused the read.
+    pub async fn ends_from_now(&self) -> Result<Cursor, StoreError> {
+        let settled = self.store().ends_settled().await?;
+        // A transaction that is open now may have written its end's time long ago.
+        let floor = settled.now - TimeDelta::days(1);
+        let mark = Some((settled.next, settled.now));
+        Ok(Cursor { read: Some(settled.before), floor, mark, window: None })
+    }
+
+    /// Returns the next ends of jobs after a cursor, at most `limit` (and 10,000). Read from the database: nothing needs
+    /// to be subscribed, and NATS may be away. A reader that keeps the cursor reads each end once, over restarts, on any
+    /// host; one that acts on an end before it has kept its cursor may act twice.
+    ///
+    /// The ends of one page are in order of their times. A later page may have earlier ones: an end is read once all
+    /// transactions that began to write before it have ended. **A transaction that stays open, in any database of the
+    /// server, holds up the ends that are written meanwhile.**
+    ///
+    /// Not read: the ends of kinds that keep no history; an end that retention has removed, or a redrive has undone,
+    /// before it was read. A job that is redriven ends again, and that end is read, too.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use tenure::{Tenure, jobs::{Cursor, EndsError, EndsFilter}};
+    /// # async fn f(tenure: Tenure, mut cursor: Cursor) -> Result<(), EndsError> {
+    /// loop {
+    ///     let page = tenure.ends_since(&cursor, &EndsFilter::new().queue("mail"), 1_000).await?;
+    ///     for (end, _) in &page.ends {
+    ///         println!("{} {}", end.id, end.status);
+    ///     }
+    ///     cursor = page.next; // Keep it where the effects of the loop's body are kept.
+    ///     if !page.has_more {
+    ///         tokio::time::sleep(Duration::from_millis(500)).await;
+    ///     }
+    /// }
+    /// # }
+    /// ```
+    ///
+    /// Cancel safe.
+    ///
+    /// # Errors
+    ///
+    /// [`EndsError::Cursor`] if the cursor is ahead of the database; [`EndsError::Store`] if Postgres did not answer in
+    /// time, or refused the read.
+    pub async fn ends_since(
+        &self,
+        cursor: &Cursor,
+        filter: &EndsFilter,
+        limit: u32,
+    ) -> Result<Ends, EndsError> {
+        let mut next = cursor.clone();
+        let settled = self.store().ends_settled().await?;
+        let (before, mut at, mut last) = next.open(&settled)?;
+        let limit = limit.clamp(1, PAGE_MAX);
+        if next.read == Some(before) {
+            next.close(before, &settled);
+            return Ok(Ends { ends: vec![], next, has_more: false });
+        }
+        // A slice of time at a time: a page after a long absence need not sort all that has ended since.
+        let mut slice = SLICE_FIRST;
+        loop {
+            let until = at.checked_add_signed(slice).filter(|until| *until < settled.now);
+            let page = EndsPage {
+                from: next.read,
+                before,
+                after: (at, last),
+                until,
+                limit,
+                queue: filter.queue.as_deref(),
+                kind: filter.kind.as_deref(),
+            };
+            let ends = self.store().ends(&page).await?;
+            let is_full = ends.len() == limit as usize;
+            let ends: Vec<_> = ends
+                .into_iter()
+                .map(|end| {
+                    let window = Some((before, end.finished_at, end.id));
+                    let cursor = Cursor { window, ..next.clone() };
+                    (end, cursor)
+                })
+                .collect();
+            if is_full && let Some((_, cursor)) = ends.last() {
+                return Ok(Ends { next: cursor.clone(), ends, has_more: true });
+            }
+            let Some(until) = until else {
+                next.close(before, &settled);
+                // More may have ended since the window was opened.
+                let has_more = settled.before > before;
+                return Ok(Ends { ends, next, has_more });
+            };
+            if !ends.is_empty() {
+                next.window = Some((before, until, JobId(Uuid::nil())));
+                return Ok(Ends { ends, next, has_more: true });
+            }
+            (at, last) = (until, JobId(Uuid::nil()));
+            slice = slice.checked_mul(SLICE_GROWTH).unwrap_or(TimeDelta::MAX);
+        }
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test may panic")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cursor_survives_its_text() {
+        let at = DateTime::from_timestamp_micros(1_800_000_000_123_456).unwrap();
+        let job = JobId::generate();
+        for cursor in [
+            Cursor::beginning(),
+            Cursor::at(at),
+            Cursor { read: Some(7), floor: at, mark: Some((9, at)), window: None },
+            Cursor { read: Some(7), floor: at, mark: Some((9, at)), window: Some((8, at, job)) },
+            Cursor { read: None, floor: at, mark: None, window: Some((8, at, job)) },
+        ] {
+            assert_eq!(cursor.to_string().parse(), Ok(cursor.clone()));
+            let json = serde_json::to_string(&cursor).unwrap();
+            assert_eq!(serde_json::from_str::<Cursor>(&json).unwrap(), cursor);
+        }
+        for wrong in ["", "1", "2.-.0.-.-", "1.x.0.-.-", "1.-.0.-.-.1.2", "1.-.0.-.-.1.2.z", "now"] {
+            assert_eq!(wrong.parse::<Cursor>(), Err(CursorError::Text(wrong.into())));
+        }
+    }
+
+    #[test]
+    fn the_floor_follows_the_marks_that_are_passed() {
+        let at = |s: i64| DateTime::from_timestamp(s, 0).unwrap();
+        let settled = |before, next, s| Settled { before, next, now: at(s) };
+        let mut cursor = Cursor::at(at(0));
+        cursor.open(&settled(10, 20, 10_000)).unwrap();
+        cursor.close(10, &settled(10, 20, 10_000));
+        assert_eq!((cursor.read, cursor.floor, cursor.mark), (Some(10), at(0), Some((20, at(10_000)))));
+        // A transaction of before the mark is still open.
+        cursor.open(&settled(15, 30, 20_000)).unwrap();
+        cursor.close(15, &settled(15, 30, 20_000));
+        assert_eq!((cursor.read, cursor.floor, cursor.mark), (Some(15), at(0), Some((20, at(10_000)))));
+        cursor.open(&settled(25, 40, 30_000)).unwrap();
+        cursor.close(25, &settled(25, 40, 30_000));
+        assert_eq!((cursor.read, cursor.mark), (Some(25), Some((40, at(30_000)))));
+        assert_eq!(cursor.floor, at(10_000) - SLACK);
+        assert_eq!(cursor.open(&settled(5, 24, 40_000)), Err(CursorError::Ahead));
+    }
+}

@@ -1,0 +1,465 @@
+//! Watch: tells callers of this process when jobs change.
+//!
+//! ```text
+//! callers ──► the jobs that are watched ──► one task: subscribe, ask the workers, look, sleep on their hints, look again
+//! ```
+//!
+//! A hint causes a look, and proves nothing. All jobs of a process share one subscription and its statements: a look
+//! reads all jobs that are due for one, and two looks are at least [`LOOKS_APART`] apart. Where no hint comes, each job
+//! is looked at by itself: soon, then less often, at least every [`PAUSE_LONGEST`].
+//!
+//! Invariants, each held by the test of that name:
+//!
+//! - `a_wait_ends_without_nats_and_after_a_lost_hint`
+//! - `ten_thousand_waiters_cost_a_constant_number_of_statements`
+
+use std::{
+    collections::HashMap,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll},
+    time::{Duration, Instant},
+};
+
+use futures::{FutureExt, Stream, StreamExt, stream, stream::BoxStream};
+use tokio::{
+    runtime::Handle,
+    sync::{Notify, watch},
+    time::timeout,
+};
+
+use super::{Tenure, jobs::WaitError};
+use crate::{
+    job::{JobId, Status},
+    nats::{Hinted, Nats, WATCHED_FOR},
+    observe::repeats,
+    store::{JobUpdate, Store, StoreError},
+};
+
+/// The longest pause between two looks at a job.
+const PAUSE_LONGEST: Duration = Duration::from_millis(500);
+/// The first pause, and by how much the next one is longer: while no worker can tell of a change.
+const PAUSE_ALONE: (Duration, f64) = (Duration::from_millis(10), 1.5);
+/// The same while workers were asked to tell.
+const PAUSE_HINTED: (Duration, f64) = (Duration::from_millis(20), 2.0);
+/// The time between two looks, whatever the number of jobs.
+const LOOKS_APART: Duration = Duration::from_millis(5);
+/// The most jobs of one look.
+const LOOKED_AT_MAX: usize = 10_000;
+/// How often the workers are asked again.
+const ASK_EVERY: Duration = WATCHED_FOR.checked_div(3).expect("three is not zero");
+/// How long the task outlives its last watcher: the next one finds the subscription made.
+const IDLE_FOR: Duration = Duration::from_secs(30);
+/// The longest wait for the NATS client to take a subscription.
+const SUBSCRIBED_WITHIN: Duration = Duration::from_secs(1);
+
+/// The jobs that this process watches. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Watches(Arc<Shared>);
+
+struct Shared {
+    store: Store,
+    nats: Nats,
+    /// The runtime of tenure's connections.
+    home: Handle,
+    /// The name of this watcher in NATS.
+    name: String,
+    state: Mutex<State>,
+    /// Wakes the task: a job has come, or the last one has gone.
+    changed: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    jobs: HashMap<JobId, Watched>,
+    has_task: bool,
+}
+
+/// A job that is watched.
+struct Watched {
+    seen: watch::Sender<Seen>,
+    watchers: usize,
+    look_at: Instant,
+    pause: Duration,
+    /// When the workers were asked to tell.
+    asked_at: Option<Instant>,
+    /// Whether the job has existed: then a missing row is an end.
+    has_existed: bool,
+    /// Whether the job may be about to be created: then a missing row says nothing.
+    is_expected: bool,
+}
+
+/// What the last look saw.
+#[derive(Clone)]
+enum Seen {
+    /// No look has had an answer.
+    Nothing,
+    Job(Arc<JobUpdate>),
+    /// There is no such job.
+    Missing,
+    /// The job existed, and is gone. What it was, if a look saw it.
+    Gone(Option<Arc<JobUpdate>>),
+    /// Postgres refused the first look.
+    Refused(StoreError),
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Watches {
+    pub(crate) fn new(store: Store, nats: Nats) -> Self {
+        let name = uuid::Uuid::new_v4().simple().to_string();
+        let (home, state, changed) = (Handle::current(), Mutex::default(), Notify::new());
+        Self(Arc::new(Shared { store, nats, home, name, state, changed }))
+    }
+
+    /// Watches a job.
+    pub(crate) fn watch(&self, job: JobId) -> Watching {
+        self.add(job, false)
+    }
+
+    /// Watches a job that may not exist yet. Say so when it does: [`Watching::exists`].
+    pub(crate) fn expect(&self, job: JobId) -> Watching {
+        self.add(job, true)
+    }
+
+    fn add(&self, job: JobId, is_expected: bool) -> Watching {
+        let mut state = self.0.state();
+        let now = Instant::now();
+        let watched = state.jobs.entry(job).or_insert_with(|| Watched {
+            seen: watch::Sender::new(Seen::Nothing),
+            watchers: 0,
+            look_at: if is_expected { now + PAUSE_HINTED.0 } else { now },
+            pause: Duration::ZERO,
+            asked_at: None,
+            has_existed: false,
+            is_expected,
+        });
+        watched.watchers += 1;
+        // What an earlier look saw may be old.
+        watched.look_at = watched.look_at.min(if is_expected { now + PAUSE_HINTED.0 } else { now });
+        watched.pause = Duration::ZERO;
+        let seen = watched.seen.subscribe();
+        if !std::mem::replace(&mut state.has_task, true) {
+            self.0.home.spawn(run(self.0.clone()));
+        }
+        drop(state);
+        self.0.changed.notify_one();
+        Watching { shared: self.0.clone(), job, seen, is_fresh: true }
+    }
+}
+
+/// A watched job. Dropped, it is not watched any more.
+pub(crate) struct Watching {
+    shared: Arc<Shared>,
+    job: JobId,
+    seen: watch::Receiver<Seen>,
+    /// Whether the caller has not seen the current state.
+    is_fresh: bool,
+}
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        let mut state = self.shared.state();
+        if let Some(watched) = state.jobs.get_mut(&self.job)
+            && watched.seen.subscribe().same_channel(&self.seen)
+        {
+            watched.watchers -= 1;
+            if watched.watchers == 0 {
+                state.jobs.remove(&self.job);
+            }
+        }
+    }
+}
+
+impl Watching {
+    /// Notes that the expected job exists now.
+    pub(crate) fn exists(&self) {
+        if let Some(watched) = self.shared.state().jobs.get_mut(&self.job) {
+            (watched.has_existed, watched.is_expected) = (true, false);
+        }
+    }
+
+    /// Returns the state of the job when it has changed, at first as soon as it is known.
+    ///
+    /// Cancel safe.
+    async fn next(&mut self) -> Seen {
+        loop {
+            if std::mem::take(&mut self.is_fresh) {
+                let seen = self.seen.borrow_and_update().clone();
+                if !matches!(seen, Seen::Nothing) {
+                    return seen;
+                }
+            }
+            if self.seen.changed().await.is_err() {
+                // The task has panicked, which is reported. Watch anew.
+                let again = Watches(self.shared.clone()).watch(self.job);
+                *self = again;
+            }
+            self.is_fresh = true;
+        }
+    }
+
+    /// Returns the job once it has ended.
+    pub(crate) async fn ended(mut self) -> Result<Arc<JobUpdate>, WaitError> {
+        loop {
+            match self.next().await {
+                Seen::Job(job) if job.status.is_finished() => return Ok(job),
+                Seen::Missing => return Err(WaitError::NotFound(self.job)),
+                Seen::Gone(_) => return Err(WaitError::NoHistory(self.job)),
+                Seen::Refused(error) => return Err(error.into()),
+                Seen::Job(_) | Seen::Nothing => {}
+            }
+        }
+    }
+}
+
+/// The task: runs while jobs are watched, and a little longer.
+async fn run(shared: Arc<Shared>) {
+    let _end = End(shared.clone());
+    let mut hinted = None;
+    let mut connections = shared.nats.connections();
+    let mut looked_at: Option<Instant> = None;
+    let mut idle_since = None;
+    loop {
+        if hinted.is_none() && shared.nats.is_connected() {
+            let subscribed = timeout(SUBSCRIBED_WITHIN, shared.nats.hinted(&shared.name)).await;
+            hinted = subscribed.ok().and_then(Result::ok);
+        }
+        if hinted.is_some() && shared.nats.is_connected() {
+            ask(&shared).await;
+        }
+        let now = Instant::now();
+        let free_at = looked_at.map_or(now, |at| at + LOOKS_APART);
+        let (due, next) = {
+            let mut state = shared.state();
+            let due: Vec<_> = if free_at > now {
+                vec![]
+            } else {
+                let due = state.jobs.iter().filter(|(_, watched)| watched.look_at <= now);
+                due.map(|(job, _)| *job).take(LOOKED_AT_MAX).collect()
+            };
+            let next = state.jobs.values().map(|watched| watched.look_at).min();
+            if next.is_some() {
+                idle_since = None;
+            } else if idle_since.get_or_insert(now).elapsed() >= IDLE_FOR {
+                // Under the lock: a later watcher starts a new task.
+                state.has_task = false;
+                return;
+            }
+            (due, next)
+        };
+        if !due.is_empty() {
+            looked_at = Some(now);
+            look(&shared, &due).await;
+            continue;
+        }
+        let wake_at = next.map_or(now + IDLE_FOR, |at| at.max(free_at));
+        let hint = async {
+            match &mut hinted {
+                Some(hinted) => hinted.next().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = tokio::time::sleep_until(wake_at.into()) => {}
+            () = shared.changed.notified() => {}
+            Ok(()) = connections.changed() => ask_anew(&shared),
+            job = hint => match job {
+                Some(job) => note_hints(&shared, job, &mut hinted),
+                None => hinted = None,
+            },
+        }
+    }
+}
+
+/// Makes the jobs of this hint, and of those that wait behind it, due for a look.
+fn note_hints(shared: &Shared, first: JobId, hinted: &mut Option<Hinted>) {
+    let mut state = shared.state();
+    let now = Instant::now();
+    let mut next = Some(first);
+    while let Some(job) = next {
+        if let Some(watched) = state.jobs.get_mut(&job) {
+            watched.look_at = now;
+        }
+        next = hinted.as_mut().and_then(|hinted| hinted.next().now_or_never().flatten());
+    }
+}
+
+/// A new connection: what was asked of the workers may be lost, and hints are.
+fn ask_anew(shared: &Shared) {
+    for watched in shared.state().jobs.values_mut() {
+        watched.asked_at = None;
+        watched.look_at = Instant::now();
+    }
+}
+
+/// Asks the workers to tell of the jobs of which they were not asked, or too long ago.
+async fn ask(shared: &Shared) {
+    let now = Instant::now();
+    let jobs: Vec<_> = {
+        let state = shared.state();
+        let is_due = |watched: &Watched| watched.asked_at.is_none_or(|at| now - at >= ASK_EVERY);
+        state.jobs.iter().filter(|(_, watched)| is_due(watched)).map(|(job, _)| *job).collect()
+    };
+    if !jobs.is_empty() && shared.nats.ask_to_watch(&shared.name, &jobs).await {
+        let mut state = shared.state();
+        for job in jobs {
+            if let Some(watched) = state.jobs.get_mut(&job) {
+                watched.asked_at = Some(now);
+            }
+        }
+    }
+}
+
+/// Looks at these jobs, and tells their watchers what has changed.
+async fn look(shared: &Shared, jobs: &[JobId]) {
+    let looked = shared.store.looks(jobs).await;
+    let mut state = shared.state();
+    let now = Instant::now();
+    let mut answers = match looked {
+        Ok(seen) => seen.into_iter().map(Ok).collect::<Vec<_>>(),
+        Err(error) => {
+            if let Some(left_out) = repeats::tell("watch", &error) {
+                tracing::debug!(%error, jobs = jobs.len(), left_out, "could not look at watched jobs; they are looked at again");
+            }
+            jobs.iter().map(|_| Err(error.clone())).collect()
+        }
+    };
+    for (job, answer) in jobs.iter().zip(answers.drain(..)) {
+        let Some(watched) = state.jobs.get_mut(job) else { continue };
+        let is_hinted = watched.asked_at.is_some() && shared.nats.is_connected();
+        let (first, factor) = if is_hinted { PAUSE_HINTED } else { PAUSE_ALONE };
+        watched.pause = watched.pause.mul_f64(factor).clamp(first, PAUSE_LONGEST);
+        watched.look_at = now + watched.pause;
+        watched.note(answer);
+    }
+}
+
+impl Watched {
+    fn note(&mut self, answer: Result<Option<JobUpdate>, StoreError>) {
+        let before = match &*self.seen.borrow() {
+            Seen::Job(job) => Some(job.clone()),
+            _ => None,
+        };
+        let seen = match answer {
+            Ok(Some(job)) => {
+                (self.has_existed, self.is_expected) = (true, false);
+                if before.is_some_and(|before| before.is_like(&job)) {
+                    return;
+                }
+                Seen::Job(Arc::new(job))
+            }
+            // A job that has ended may be removed, by retention or a person.
+            Ok(None) if before.as_ref().is_some_and(|job| job.status.is_finished()) => return,
+            // Every other end leaves a row, for an hour at least.
+            Ok(None) if self.has_existed => Seen::Gone(before),
+            Ok(None) if self.is_expected => return,
+            Ok(None) => Seen::Missing,
+            Err(error) if error.is_unavailable() || self.has_existed || self.is_expected => return,
+            Err(error) => Seen::Refused(error),
+        };
+        self.seen.send_replace(seen);
+    }
+}
+
+/// Dropped with the task: if it panicked, its watchers watch anew.
+struct End(Arc<Shared>);
+
+impl Drop for End {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let mut state = self.0.state();
+            state.has_task = false;
+            state.jobs.clear();
+        }
+    }
+}
+
+/// A job's progress and end: a stream of what it was when this began, and of each change, the latest only if several
+/// come at once. It ends after an update whose status is finished. See [`Tenure::watch`].
+///
+/// Dropped, it frees all that it used.
+pub struct Watch {
+    updates: BoxStream<'static, JobUpdate>,
+}
+
+impl std::fmt::Debug for Watch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Watch").finish_non_exhaustive()
+    }
+}
+
+impl Stream for Watch {
+    type Item = JobUpdate;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<JobUpdate>> {
+        self.updates.poll_next_unpin(cx)
+    }
+}
+
+impl Tenure {
+    /// Watches a job: a stream of its state now, and after each change, until its end. For a web page, for example.
+    ///
+    /// The job's worker tells this process of a change over NATS; the job is then looked up. So its end arrives within
+    /// milliseconds, and its progress as its worker writes it, about once a second. Without NATS this process looks by
+    /// itself, twice a second. Any number of watchers of one process share one subscription and its statements; an
+    /// outage of Postgres or NATS delays the stream, and does not end it.
+    ///
+    /// A job of a kind that keeps no history ends as [`Status::Completed`] without an output. A job that is redriven
+    /// after its end needs a new stream.
+    ///
+    /// ```no_run
+    /// # use futures::StreamExt;
+    /// # use tenure::{JobId, Tenure, jobs::WaitError};
+    /// # async fn f(tenure: Tenure, id: JobId) -> Result<(), WaitError> {
+    /// let mut feed = tenure.watch(id).await?;
+    /// while let Some(now) = feed.next().await {
+    ///     println!("{} {:?} {:?} %", now.status, now.stage, now.progress);
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// Waits for Postgres, also if it is away. Cancel safe.
+    ///
+    /// # Errors
+    ///
+    /// [`WaitError::NotFound`]: there is no such job, or no longer. A job enqueued in a transaction exists once that
+    /// has committed. [`WaitError::Store`]: Postgres refused.
+    pub async fn watch(&self, job: JobId) -> Result<Watch, WaitError> {
+        let mut watching = self.watches().watch(job);
+        let first = match watching.next().await {
+            Seen::Job(job) => job,
+            Seen::Refused(error) => return Err(error.into()),
+            Seen::Gone(Some(job)) => left_nothing(&job),
+            Seen::Missing | Seen::Gone(None) | Seen::Nothing => return Err(WaitError::NotFound(job)),
+        };
+        let is_over = first.status.is_finished();
+        let later = stream::unfold((watching, is_over), |(mut watching, is_over)| async move {
+            if is_over {
+                return None;
+            }
+            let update = loop {
+                match watching.next().await {
+                    Seen::Job(job) => break job,
+                    Seen::Gone(Some(job)) => break left_nothing(&job),
+                    // Cannot be: the job was seen.
+                    Seen::Missing | Seen::Gone(None) => return None,
+                    Seen::Refused(_) | Seen::Nothing => {}
+                }
+            };
+            let is_over = update.status.is_finished();
+            Some((JobUpdate::clone(&update), (watching, is_over)))
+        });
+        let first = JobUpdate::clone(&first);
+        Ok(Watch { updates: stream::once(async { first }).chain(later).boxed() })
+    }
+}
+
+/// The end of a job whose kind keeps no history.
+fn left_nothing(last: &JobUpdate) -> Arc<JobUpdate> {
+    Arc::new(JobUpdate { status: Status::Completed, progress: None, ..last.clone() })
+}

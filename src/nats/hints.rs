@@ -1,0 +1,187 @@
+//! Hints: that a job has changed, for those who watch it. Plain NATS messages, never stored.
+//!
+//! ```text
+//! a process that watches jobs ── "tell me of these" ──► tenure.<prefix>.watch ──► every worker
+//!                       ▲                                                           │
+//!                       └────── tenure.<prefix>.watcher.<name> ◄── a change ────────┘
+//! tenure.<prefix>.end.<queue>.<kind>, tenure.<prefix>.progress.<queue>.<kind> ◄── a change, if the queue's setting says so
+//! ```
+//!
+//! A hint proves nothing, and may be lost or forged: who gets one asks Postgres.
+
+use std::time::Duration;
+
+use async_nats::{Subject, Subscriber};
+use bytes::Bytes;
+use futures::StreamExt;
+use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
+
+use super::connect::{Nats, NatsError};
+use crate::{config::OWN_SUBJECTS, job::JobId, observe::repeats::Repeats};
+
+/// The most hints that wait for the connection. More are dropped: their jobs are seen at the next poll.
+const WAITING_MAX: usize = 16_384;
+/// How many hints the task sends before it looks at the connection again.
+const TOGETHER: usize = 256;
+/// The most jobs of one request: some 40 KB.
+const ASKED_MAX: usize = 1_000;
+/// How long a worker tells a watcher of a job that the watcher does not name again.
+pub(crate) const WATCHED_FOR: Duration = Duration::from_secs(30);
+/// The longest name of a watcher.
+const NAME_MAX: usize = 64;
+
+/// A request to tell a watcher of changes of these jobs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct WatchRequest {
+    pub(crate) jobs: Vec<JobId>,
+    /// The watcher's name: the last part of its subject.
+    to: String,
+}
+
+impl WatchRequest {
+    /// Reads a request. `None`: it is none, or its name would be another subject than a watcher's.
+    pub(super) fn read(body: &[u8]) -> Option<Self> {
+        let request: Self = serde_json::from_slice(body).ok()?;
+        let is_name = (1..=NAME_MAX).contains(&request.to.len())
+            && request.to.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
+        (is_name && request.jobs.len() <= ASKED_MAX).then_some(request)
+    }
+}
+
+/// The part of a hint that its watcher reads.
+#[derive(Debug, Deserialize)]
+struct Hint {
+    job_id: JobId,
+}
+
+/// The hints to one process.
+pub(crate) struct Hinted {
+    hints: Subscriber,
+}
+
+impl Hinted {
+    /// Returns the next job that may have changed. `None`: the client is closed.
+    ///
+    /// Cancel safe.
+    pub(crate) async fn next(&mut self) -> Option<JobId> {
+        loop {
+            let hint = self.hints.next().await?;
+            if let Ok(Hint { job_id }) = serde_json::from_slice(&hint.payload) {
+                return Some(job_id);
+            }
+        }
+    }
+}
+
+impl Nats {
+    /// The subject of requests to watch jobs.
+    pub(super) fn watch_subject(&self) -> String {
+        format!("{OWN_SUBJECTS}.{}.watch", self.prefix)
+    }
+
+    /// The subject of the watcher that asked.
+    #[cfg(feature = "worker")]
+    pub(crate) fn watcher_of(&self, request: &WatchRequest) -> Subject {
+        self.watcher(&request.to)
+    }
+
+    fn watcher(&self, name: &str) -> Subject {
+        format!("{OWN_SUBJECTS}.{}.watcher.{name}", self.prefix).into()
+    }
+
+    /// The subject of an event of a queue's jobs: `end` or `progress`.
+    #[cfg(feature = "worker")]
+    pub(crate) fn event_subject(&self, event: &str, queue: &str, kind: &str) -> Subject {
+        format!("{OWN_SUBJECTS}.{}.{event}.{queue}.{kind}", self.prefix).into()
+    }
+
+    /// Subscribes to the hints to the watcher of this name.
+    pub(crate) async fn hinted(&self, name: &str) -> Result<Hinted, NatsError> {
+        let hints = self.client.subscribe(self.watcher(name)).await;
+        Ok(Hinted { hints: hints.map_err(|error| NatsError::Unavailable(error.to_string()))? })
+    }
+
+    /// Asks all workers to tell the watcher of this name of changes of these jobs, for [`WATCHED_FOR`]. Returns whether
+    /// the client accepted the request.
+    pub(crate) async fn ask_to_watch(&self, name: &str, jobs: &[JobId]) -> bool {
+        for some in jobs.chunks(ASKED_MAX) {
+            let request = WatchRequest { jobs: some.to_vec(), to: name.to_owned() };
+            let Ok(body) = serde_json::to_vec(&request) else { return false };
+            if !self.tell(self.watch_subject(), body.into()).await {
+                return false;
+            }
+        }
+        true
+    }
+}
+
+/// Sends hints, without making the caller wait. Cheap to clone.
+#[cfg(feature = "worker")]
+#[derive(Clone)]
+pub(crate) struct Hinter {
+    waiting: mpsc::Sender<(Subject, Bytes)>,
+}
+
+#[cfg(feature = "worker")]
+impl Hinter {
+    /// Starts the task that sends them. It ends when the last clone is dropped, once it has sent what waits.
+    pub(crate) fn start(nats: Nats) -> Self {
+        let (waiting, hints) = mpsc::channel(WAITING_MAX);
+        tokio::spawn(send(nats, hints));
+        Self { waiting }
+    }
+
+    /// Sends a hint, if not too many wait.
+    pub(crate) fn send(&self, subject: Subject, body: Bytes) {
+        static FULL: std::sync::LazyLock<Repeats> = std::sync::LazyLock::new(Repeats::default);
+        if self.waiting.try_send((subject, body)).is_err()
+            && let Some(left_out) = FULL.tell("hints")
+        {
+            tracing::debug!(left_out, "dropped a hint: too many wait for NATS");
+        }
+    }
+}
+
+/// Sends hints while NATS is connected; drops them while it is away.
+#[cfg(feature = "worker")]
+async fn send(nats: Nats, mut hints: mpsc::Receiver<(Subject, Bytes)>) {
+    let mut some = Vec::with_capacity(TOGETHER);
+    while hints.recv_many(&mut some, TOGETHER).await > 0 {
+        if !nats.is_connected() {
+            some.clear();
+            continue;
+        }
+        let publish = async {
+            for (subject, body) in some.drain(..) {
+                if nats.client.publish(subject, body).await.is_err() {
+                    return;
+                }
+            }
+        };
+        drop(tokio::time::timeout(nats.publish_within, publish).await);
+        some.clear();
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test may panic")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_names_a_watcher_and_no_other_subject() {
+        let read = |to: &str| {
+            let body = serde_json::json!({"jobs": [JobId::generate()], "to": to}).to_string();
+            WatchRequest::read(body.as_bytes())
+        };
+        assert!(read("w-1_a").is_some());
+        for wrong in ["", "a.b", ">", "*", "a b", "ü", &"x".repeat(65)] {
+            assert_eq!(read(wrong), None, "{wrong:?}");
+        }
+        let many: Vec<_> = (0..=ASKED_MAX).map(|_| JobId::generate()).collect();
+        let body = serde_json::to_vec(&WatchRequest { jobs: many, to: "w".into() }).unwrap();
+        assert_eq!(WatchRequest::read(&body), None);
+        assert_eq!(WatchRequest::read(b"{}"), None);
+    }
+}

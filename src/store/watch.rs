@@ -1,0 +1,174 @@
+//! Watch: what those who wait for jobs read. One method, one statement.
+
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+use serde_json::value::RawValue;
+use sqlx::{Row, postgres::PgRow, query};
+
+use super::{
+    ENDS, ENDS_SETTLED, LOOKS,
+    call::{Store, StoreError},
+    rows::{ord, ordinals, status, u32_of},
+};
+use crate::job::{JobId, Status};
+
+/// A job, as those who watch it see it. See [`Tenure::watch`](crate::Tenure::watch).
+#[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
+pub struct JobUpdate {
+    /// The job.
+    pub id: JobId,
+    /// Its queue.
+    pub queue: String,
+    /// Its kind.
+    pub kind: String,
+    /// Its status. [`Status::Completed`], [`Status::Failed`] and [`Status::Cancelled`] are its end.
+    pub status: Status,
+    /// How many attempts have begun.
+    pub attempt: u32,
+    /// How many there may be.
+    pub max_attempts: u32,
+    /// The stage that its handler has reported last.
+    pub stage: Option<String>,
+    /// The progress that its handler has reported last, in percent.
+    pub progress: Option<f32>,
+    /// The message that its handler has reported last.
+    pub message: Option<String>,
+    /// The output, if it has completed with one.
+    pub output: Option<Box<RawValue>>,
+    /// The error of its last attempt that failed.
+    pub last_error: Option<String>,
+    /// When it ended.
+    pub finished_at: Option<DateTime<Utc>>,
+}
+
+impl JobUpdate {
+    /// Whether both say the same.
+    pub(crate) fn is_like(&self, other: &Self) -> bool {
+        let json = |of: &Self| of.output.as_ref().map(|output| output.get().to_owned());
+        (self.id, self.status, self.attempt, self.max_attempts, self.finished_at)
+            == (other.id, other.status, other.attempt, other.max_attempts, other.finished_at)
+            && (&self.stage, self.progress, &self.message, &self.last_error)
+                == (&other.stage, other.progress, &other.message, &other.last_error)
+            && json(self) == json(other)
+    }
+}
+
+/// The end of a job. See [`Tenure::ends_since`](crate::Tenure::ends_since).
+#[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
+pub struct JobEnd {
+    /// The job.
+    pub id: JobId,
+    /// Its queue.
+    pub queue: String,
+    /// Its kind.
+    pub kind: String,
+    /// How it ended: [`Status::Completed`], [`Status::Failed`] or [`Status::Cancelled`].
+    pub status: Status,
+    /// How many attempts had begun.
+    pub attempt: u32,
+    /// How many there might have been.
+    pub max_attempts: u32,
+    /// When it ended, by the database's clock. Its transaction may have committed later.
+    pub finished_at: DateTime<Utc>,
+    /// The output, if it has completed with one.
+    pub output: Option<Box<RawValue>>,
+    /// The error of its last attempt that failed.
+    pub last_error: Option<String>,
+}
+
+/// Which ends to read, as `ends.sql` takes it.
+#[derive(Debug, Clone)]
+pub(crate) struct EndsPage<'a> {
+    pub(crate) from: Option<u64>,
+    pub(crate) before: u64,
+    pub(crate) after: (DateTime<Utc>, JobId),
+    pub(crate) until: Option<DateTime<Utc>>,
+    pub(crate) limit: u32,
+    pub(crate) queue: Option<&'a str>,
+    pub(crate) kind: Option<&'a str>,
+}
+
+/// How far the transactions of the server have ended.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Settled {
+    /// Every transaction before this one has ended.
+    pub(crate) before: u64,
+    /// This one has not begun.
+    pub(crate) next: u64,
+    pub(crate) now: DateTime<Utc>,
+}
+
+fn json(row: &PgRow) -> Result<Option<Box<RawValue>>, sqlx::Error> {
+    let text: Option<String> = row.try_get("output")?;
+    text.map(RawValue::from_string).transpose().map_err(|error| sqlx::Error::Decode(error.into()))
+}
+
+fn xid(row: &PgRow, column: &str) -> Result<u64, sqlx::Error> {
+    let text: String = row.try_get(column)?;
+    text.parse().map_err(|error: std::num::ParseIntError| sqlx::Error::Decode(error.into()))
+}
+
+impl Store {
+    /// Returns what watchers see of jobs; `None` at the place of each that does not exist.
+    pub(crate) async fn looks(&self, jobs: &[JobId]) -> Result<Vec<Option<JobUpdate>>, StoreError> {
+        let rows = self.rows(query(LOOKS).bind(jobs).bind(ordinals(jobs.len()))).await?;
+        let mut seen = vec![None; jobs.len()];
+        for row in &rows {
+            let at = ord(row)?;
+            if let Some(place) = seen.get_mut(at) {
+                *place = Some(JobUpdate {
+                    id: jobs[at],
+                    queue: row.try_get("queue")?,
+                    kind: row.try_get("kind")?,
+                    status: status(row)?,
+                    attempt: u32_of(row, "attempt")?,
+                    max_attempts: u32_of(row, "max_attempts")?,
+                    stage: row.try_get("stage")?,
+                    progress: row.try_get("progress")?,
+                    message: row.try_get("message")?,
+                    output: json(row)?,
+                    last_error: row.try_get("last_error")?,
+                    finished_at: row.try_get("finished_at")?,
+                });
+            }
+        }
+        Ok(seen)
+    }
+
+    /// Returns how far transactions have ended.
+    pub(crate) async fn ends_settled(&self) -> Result<Settled, StoreError> {
+        let rows = self.rows(query(ENDS_SETTLED)).await?;
+        let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
+        Ok(Settled { before: xid(row, "settled")?, next: xid(row, "next")?, now: row.try_get("now")? })
+    }
+
+    /// Returns the next ends of a page.
+    pub(crate) async fn ends(&self, page: &EndsPage<'_>) -> Result<Vec<JobEnd>, StoreError> {
+        let query = query(ENDS)
+            .bind(page.from.map(|xid| xid.to_string()))
+            .bind(page.before.to_string())
+            .bind(page.after.0)
+            .bind(page.after.1)
+            .bind(page.until)
+            .bind(i64::from(page.limit))
+            .bind(page.queue.map(str::to_owned))
+            .bind(page.kind.map(str::to_owned));
+        let rows = self.rows(query).await?;
+        let end = |row: &PgRow| {
+            Ok(JobEnd {
+                id: row.try_get("id")?,
+                queue: row.try_get("queue")?,
+                kind: row.try_get("kind")?,
+                status: status(row)?,
+                attempt: u32_of(row, "attempt")?,
+                max_attempts: u32_of(row, "max_attempts")?,
+                finished_at: row.try_get("finished_at")?,
+                output: json(row)?,
+                last_error: row.try_get("last_error")?,
+            })
+        };
+        Ok(rows.iter().map(end).collect::<Result<_, sqlx::Error>>()?)
+    }
+}
