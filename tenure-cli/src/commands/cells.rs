@@ -9,8 +9,8 @@ use anyhow::{Context, bail};
 use clap::Args;
 
 use super::{
-    CancelArgs, Cli, Command, DeadCommand, JobsCommand, Output, QueuesCommand, SchedulesCommand, Usage,
-    WorkersCommand, print, table::table,
+    CancelArgs, Cli, Command, DeadCommand, JobsCommand, Output, SchedulesCommand, Usage, WorkersCommand,
+    print, queues::QueuesCommand, table::table,
 };
 use tenure::{
     JobId,
@@ -60,6 +60,7 @@ fn about(command: &Command) -> About<'_> {
         Command::Queues(QueuesCommand::Pause { queues, .. } | QueuesCommand::Resume { queues }) => {
             About::Queues(queues.iter().map(String::as_str).collect())
         }
+        Command::Queues(QueuesCommand::Events { queue, .. }) => About::Queues(vec![queue]),
         Command::Queues(QueuesCommand::Limit { queue, .. }) => About::Queue(queue),
         Command::Schedules(SchedulesCommand::Add(args)) => About::Queue(&args.queue),
         Command::Jobs(JobsCommand::Cancel(CancelArgs { queue: Some(queue), .. })) => {

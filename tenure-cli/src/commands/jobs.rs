@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::{json, value::RawValue};
 
 use super::{
-    CancelArgs, Cli, JobsCommand, ListArgs, NO_ROW, Output, Usage, dead, print,
+    CancelArgs, Cli, JobsCommand, ListArgs, NO_ROW, Output, Usage, dead, follow, print,
     table::{Table, pairs, table},
     values::check_unless_lacking,
     watch,
@@ -40,6 +40,7 @@ pub(super) async fn run(cli: &Cli, command: &JobsCommand) -> anyhow::Result<Exit
         }
         JobsCommand::Show { id } => show(cli, &tenure, *id).await?,
         JobsCommand::Watch { ids } => watch::run(cli, &tenure, ids).await?,
+        JobsCommand::Follow(args) => follow::run(cli, &tenure, args).await?,
         JobsCommand::Cancel(args) => cancel(cli, &tenure, args).await?,
         JobsCommand::Retry { ids } => {
             let mut answers = Vec::with_capacity(ids.len());

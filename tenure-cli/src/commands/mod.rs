@@ -11,6 +11,7 @@ mod dead;
 mod dev;
 mod doctor;
 mod enqueue;
+mod follow;
 mod init;
 mod jobs;
 mod log;
@@ -31,9 +32,7 @@ use std::{path::PathBuf, process::ExitCode, time::Duration};
 use chrono::{DateTime, Utc};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use self::values::{
-    LimitChange, Missed, StatusWord, address, category, duration, group, limit_change, moment, number,
-};
+use self::values::{Missed, StatusWord, address, category, duration, group, moment, number};
 use crate::{
     bench::{Work, WorkerMode},
     exec::guard,
@@ -122,7 +121,7 @@ enum Command {
     Dead(DeadCommand),
     /// List, pause, resume and limit queues, on all workers.
     #[command(subcommand)]
-    Queues(QueuesCommand),
+    Queues(queues::QueuesCommand),
     /// List, add, pause, resume and remove schedules: a job at each tick of a cron expression.
     #[command(subcommand)]
     Schedules(SchedulesCommand),
@@ -329,6 +328,9 @@ enum JobsCommand {
         #[arg(value_name = "ID")]
         ids: Vec<JobId>,
     },
+    /// Follow the ends of jobs: one line each, in order, none twice and none left out. A cursor goes on where an earlier
+    /// run ended.
+    Follow(follow::FollowArgs),
     /// Cancel jobs: queued ones at once, running ones within a second. A message that no worker has received is not a
     /// job yet, and is not cancelled. Exit 1 if one of these IDs does not exist, or has completed or failed.
     Cancel(CancelArgs),
@@ -454,49 +456,6 @@ enum DeadCommand {
         #[command(flatten)]
         selection: DeadSelection,
     },
-}
-
-#[derive(Debug, Subcommand)]
-enum QueuesCommand {
-    /// List the queues that have jobs, workers or settings.
-    List,
-    /// Pause queues: no worker starts their jobs until they are resumed. Running jobs continue. Exit 1 if a queue is
-    /// unknown; the others are paused.
-    Pause {
-        /// The queues.
-        #[arg(required = true, value_name = "QUEUE")]
-        queues: Vec<String>,
-        /// Pause unknown queues, too: before their first worker, job or message.
-        #[arg(long)]
-        create: bool,
-    },
-    /// Resume paused queues. Exit 1 if a queue is unknown; the others are resumed.
-    Resume {
-        /// The queues.
-        #[arg(required = true, value_name = "QUEUE")]
-        queues: Vec<String>,
-    },
-    /// Limit how many jobs of a queue run at once, on all workers together, and how many may be queued. Exit 1 if the
-    /// queue is unknown.
-    Limit {
-        /// The queue.
-        queue: String,
-        /// Limit an unknown queue, too: before its first worker, job or message.
-        #[arg(long)]
-        create: bool,
-        /// The most jobs to run at once: 1 to 10000, or none.
-        #[arg(long, value_name = "N|none", value_parser = limit_change::<10_000>, allow_negative_numbers = true)]
-        max_running: Option<LimitChange>,
-        /// The most jobs to queue: 1 to 10000000, or none. Further enqueues are refused.
-        #[arg(
-            long, value_name = "N|none", value_parser = limit_change::<10_000_000>,
-            allow_negative_numbers = true
-        )]
-        max_queued: Option<LimitChange>,
-    },
-    /// Move a queue to another cell while it is in use: new jobs are accepted there, old ones run where they are. Its
-    /// unique keys, limits and schedules go along. Repeat it if it fails.
-    Move(cells::MoveArgs),
 }
 
 #[derive(Debug, Subcommand)]
@@ -699,7 +658,7 @@ async fn run_in(cli: &Cli) -> anyhow::Result<ExitCode> {
         Command::Serve(args) => serve::run(cli, args).await,
         Command::Jobs(command) => jobs::run(cli, command).await,
         Command::Dead(command) => dead::run(cli, command).await,
-        Command::Queues(QueuesCommand::Move(args)) => cells::move_queue(cli, args).await,
+        Command::Queues(queues::QueuesCommand::Move(args)) => cells::move_queue(cli, args).await,
         Command::Queues(command) => queues::run(cli, command).await,
         Command::Schedules(command) => schedules::run(cli, command).await,
         Command::Workers { command: None | Some(WorkersCommand::List) } => workers::list(cli).await,

@@ -3,17 +3,87 @@
 use std::process::ExitCode;
 
 use anyhow::bail;
+use clap::{
+    Subcommand,
+    builder::{PossibleValuesParser, TypedValueParser},
+};
 use serde_json::json;
 
-use super::{Cli, LimitChange, Output, QueuesCommand, Usage, jobs::time, print, table::Table, table::table};
+use super::{
+    Cli, Output, Usage, cells,
+    jobs::time,
+    print,
+    table::{Table, table},
+    values::{LimitChange, limit_change},
+};
 use crate::dashboard::QueueState;
 use tenure::{
     Tenure,
     internals::{Fleet, Parts as _},
     names::{NameError, check_queue},
-    queues::{PauseOutcome, QueueLimits, QueueSettingsError},
+    queues::{PauseOutcome, QueueEvents, QueueLimits, QueueSettingsError},
     rows::QueueRow,
 };
+
+#[derive(Debug, Subcommand)]
+pub(super) enum QueuesCommand {
+    /// List the queues that have jobs, workers or settings.
+    List,
+    /// Pause queues: no worker starts their jobs until they are resumed. Running jobs continue. Exit 1 if a queue is
+    /// unknown; the others are paused.
+    Pause {
+        /// The queues.
+        #[arg(required = true, value_name = "QUEUE")]
+        queues: Vec<String>,
+        /// Pause unknown queues, too: before their first worker, job or message.
+        #[arg(long)]
+        create: bool,
+    },
+    /// Resume paused queues. Exit 1 if a queue is unknown; the others are resumed.
+    Resume {
+        /// The queues.
+        #[arg(required = true, value_name = "QUEUE")]
+        queues: Vec<String>,
+    },
+    /// Limit how many jobs of a queue run at once, on all workers together, and how many may be queued. Exit 1 if the
+    /// queue is unknown.
+    Limit {
+        /// The queue.
+        queue: String,
+        /// Limit an unknown queue, too: before its first worker, job or message.
+        #[arg(long)]
+        create: bool,
+        /// The most jobs to run at once: 1 to 10000, or none.
+        #[arg(long, value_name = "N|none", value_parser = limit_change::<10_000>, allow_negative_numbers = true)]
+        max_running: Option<LimitChange>,
+        /// The most jobs to queue: 1 to 10000000, or none. Further enqueues are refused.
+        #[arg(
+            long, value_name = "N|none", value_parser = limit_change::<10_000_000>,
+            allow_negative_numbers = true
+        )]
+        max_queued: Option<LimitChange>,
+    },
+    /// Set what workers publish of a queue's jobs for any NATS subscriber: nothing, ends, or progress and ends. Exit 1 if
+    /// the queue is unknown.
+    Events {
+        /// The queue.
+        queue: String,
+        /// `nothing`, `ends` or `progress`.
+        #[arg(value_parser = events())]
+        events: QueueEvents,
+        /// Set it for an unknown queue, too: before its first worker, job or message.
+        #[arg(long)]
+        create: bool,
+    },
+    /// Move a queue to another cell while it is in use: new jobs are accepted there, old ones run where they are. Its
+    /// unique keys, limits and schedules go along. Repeat it if it fails.
+    Move(cells::MoveArgs),
+}
+
+/// Reads the word of the events.
+fn events() -> impl TypedValueParser<Value = QueueEvents> {
+    PossibleValuesParser::new(["nothing", "ends", "progress"]).try_map(|word| word.parse::<QueueEvents>())
+}
 
 pub(super) async fn run(cli: &Cli, command: &QueuesCommand) -> anyhow::Result<ExitCode> {
     let tenure = cli.connect().await?;
@@ -30,6 +100,16 @@ pub(super) async fn run(cli: &Cli, command: &QueuesCommand) -> anyhow::Result<Ex
         QueuesCommand::Move(_) => {}
         QueuesCommand::Pause { queues, create } => code = pause(cli, &tenure, queues, *create).await?,
         QueuesCommand::Resume { queues } => code = resume(cli, &tenure, queues).await?,
+        QueuesCommand::Events { queue, events, create } => {
+            if !create && let Some(text) = if_unknown(&tenure, queue).await? {
+                bail!("{text}; to set it before its first job, add --create");
+            }
+            tenure.set_events(queue, *events).await?;
+            match cli.output {
+                Output::Json => print::line(json!({ "queue": queue, "events": events })),
+                Output::Table => print::line(format!("{queue}: workers publish {}", said(*events))),
+            }
+        }
         QueuesCommand::Limit { queue, max_running, max_queued, create } => {
             if max_running.is_none() && max_queued.is_none() {
                 return Err(
@@ -70,6 +150,14 @@ pub(super) async fn run(cli: &Cli, command: &QueuesCommand) -> anyhow::Result<Ex
     }
     tenure.close().await;
     Ok(code)
+}
+
+fn said(events: QueueEvents) -> &'static str {
+    match events {
+        QueueEvents::Ends => "ends",
+        QueueEvents::Progress => "progress and ends",
+        _ => "nothing",
+    }
 }
 
 /// Pauses the known queues, and with `create` the unknown ones, too.
@@ -165,6 +253,7 @@ fn list(queues: &[QueueRow], fleet: &Fleet) -> Table {
         let limits = [
             queue.max_running.map(|jobs| format!("{jobs} running")),
             queue.max_queued.map(|jobs| format!("{jobs} queued")),
+            (queue.events != QueueEvents::Nothing).then(|| format!("publishes {}", said(queue.events))),
         ];
         table.add_row([
             queue.queue.clone(),

@@ -4,16 +4,18 @@ use std::{collections::BTreeMap, io::IsTerminal, process::ExitCode, time::Durati
 
 use anyhow::bail;
 use chrono::{DateTime, Utc};
+use futures::{StreamExt, future::join_all, stream};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
 use super::{Cli, NO_ROW, Output, print, table::width};
 use tenure::{
     JobId, Status, Tenure,
+    jobs::WaitError,
     rows::{JobFilter, JobRow},
 };
 
-/// How often to ask the database.
-const EVERY: Duration = Duration::from_millis(250);
+/// How soon to read a job again while Postgres is away.
+const AGAIN_AFTER: Duration = Duration::from_millis(500);
 /// How many jobs of each status to watch when the user names none.
 const WATCHED_MAX: u32 = 50;
 /// A job's name, its bar and its text on one line, if the text gets this much room; otherwise below each other.
@@ -42,34 +44,36 @@ pub(super) async fn run(cli: &Cli, tenure: &Tenure, ids: &[JobId]) -> anyhow::Re
     }
     let mut screen = Screen::new(cli.output);
     let mut worst = ExitCode::SUCCESS;
-    while !ids.is_empty() {
-        let mut rest = Vec::new();
-        for id in ids {
-            let job = match tenure.job(id).await {
-                Ok(Some(job)) => job,
-                // It was live a moment ago: every end leaves a row but a completion without history.
-                Ok(None) if screen.shown.contains_key(&id) => {
-                    eprintln!("{id} has completed; its kind keeps no history");
-                    continue;
-                }
-                Ok(None) => bail!("job {id} does not exist; {NO_ROW}"),
-                // An outage does not end the watch.
-                Err(error) if error.is_unavailable() => {
-                    rest.push(id);
-                    continue;
-                }
-                Err(error) => return Err(error.into()),
-            };
-            screen.show(&job)?;
-            match job.status {
-                Status::Completed => {}
-                Status::Failed | Status::Cancelled => worst = ExitCode::FAILURE,
-                Status::Queued | Status::Processing => rest.push(id),
-            }
+    let watched = ids.into_iter().map(|id| async move { (id, tenure.watch(id).await) });
+    let mut feeds = stream::SelectAll::new();
+    for (id, feed) in join_all(watched).await {
+        match feed {
+            Ok(feed) => feeds.push(feed),
+            Err(WaitError::NotFound(_)) => bail!("job {id} does not exist; {NO_ROW}"),
+            Err(error) => return Err(error.into()),
         }
-        ids = rest;
-        if !ids.is_empty() {
-            tokio::time::sleep(EVERY).await;
+    }
+    while let Some(update) = feeds.next().await {
+        // The row has what the screen shows beside it; an outage does not end the watch.
+        let job = loop {
+            match tenure.job(update.id).await {
+                Ok(job) => break job,
+                Err(error) if error.is_unavailable() => tokio::time::sleep(AGAIN_AFTER).await,
+                Err(error) => return Err(error.into()),
+            }
+        };
+        match job {
+            Some(job) => {
+                screen.show(&job)?;
+                if matches!(update.status, Status::Failed | Status::Cancelled) {
+                    worst = ExitCode::FAILURE;
+                }
+            }
+            // Every other end leaves a row.
+            None if update.status == Status::Completed => {
+                eprintln!("{} has completed; its kind keeps no history", update.id);
+            }
+            None => {}
         }
     }
     Ok(worst)

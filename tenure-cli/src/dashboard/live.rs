@@ -14,6 +14,8 @@ use tokio::{
 };
 use tokio_stream::{StreamExt, wrappers::ReceiverStream};
 
+use tenure::JobId;
+
 use super::{
     Ask, Failure, View,
     page::{self, Aging, Page, Region},
@@ -21,6 +23,10 @@ use super::{
 
 /// How often to render a page again.
 const EVERY: Duration = Duration::from_secs(1);
+/// The same of a job's page: a change is told at once, and what is left to follow is how long its worker is silent.
+const JOB_EVERY: Duration = Duration::from_secs(3);
+/// The least time between two readings of a job's page.
+const JOB_APART: Duration = Duration::from_millis(200);
 /// A slow page is rendered less often: one viewer may cost the database at most a tenth of its time.
 const REST: u32 = 10;
 /// How soon to render a page again that could not be read.
@@ -60,6 +66,7 @@ pub(super) fn stream(view: Arc<View>, ask: Ask) -> Response {
 
 /// Renders the page again and again. `None`: the viewer has left, or reads nothing.
 async fn follow(view: &View, ask: &Ask, mut viewer: Viewer) -> Option<()> {
+    let mut changes = changes(view, ask).await;
     loop {
         let began_at = Instant::now();
         let mut reading = pin!(super::page(view, ask));
@@ -77,7 +84,7 @@ async fn follow(view: &View, ask: &Ask, mut viewer: Viewer) -> Option<()> {
                 if is_final {
                     return viewer.event("gone", NOTHING).await;
                 }
-                EVERY.max(began_at.elapsed() * REST)
+                if changes.is_some() { JOB_EVERY } else { EVERY }.max(began_at.elapsed() * REST)
             }
             // The page's subject is gone.
             Err(Failure::NotFound(_)) => return viewer.event("gone", NOTHING).await,
@@ -88,11 +95,30 @@ async fn follow(view: &View, ask: &Ask, mut viewer: Viewer) -> Option<()> {
                 AGAIN_AFTER
             }
         };
-        tokio::select! {
-            () = tokio::time::sleep(rest) => {}
+        let change = async {
+            tokio::time::sleep(JOB_APART).await;
+            match &mut changes {
+                Some(changes) => changes.next().await,
+                None => std::future::pending().await,
+            }
+        };
+        let is_over = tokio::select! {
+            () = tokio::time::sleep(rest) => false,
+            change = change => change.is_none(),
             () = viewer.sender.closed() => return None,
+        };
+        if is_over {
+            // What its page shows besides may still change, and the job may be redriven.
+            changes = None;
         }
     }
+}
+
+/// Returns the changes of the job whose page it is; `None`: it is another page, or there is no such job.
+async fn changes(view: &View, ask: &Ask) -> Option<tenure::jobs::Watch> {
+    let [page, id] = ask.path.as_slice() else { return None };
+    let id = (page == "jobs").then(|| id.parse::<JobId>().ok()).flatten()?;
+    timeout(LATE_AFTER, view.tenure.watch(id)).await.ok()?.ok()
 }
 
 /// The browser that follows a page, and what it shows.
