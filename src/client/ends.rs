@@ -1,9 +1,9 @@
 //! Ends: reads the end of each job once, in pages, from a cursor that the reader keeps.
 //!
 //! Times alone would not do: a transaction that completes a job may commit long after another whose end is later. Each
-//! end has the number of the transaction that wrote it, and a page reads those of a *window* of transactions: all before
-//! the oldest one that is still open, except those that earlier windows held. No transaction can add to a window.
-//! (The idea is that of change feeds over `pg_snapshot_xmin`.)
+//! end has the number of the transaction that wrote it, and a page reads a *window*: the ends that one snapshot of the
+//! server shows and an earlier one did not. A transaction is in exactly one window, however late it commits.
+//! (The idea is that of `pg_visible_in_snapshot`, once `txid_visible_in_snapshot`, which pgq was made of.)
 //!
 //! Invariants, each held by the test of that name:
 //!
@@ -19,7 +19,7 @@ use uuid::Uuid;
 use super::Tenure;
 use crate::{
     job::JobId,
-    store::{EndsPage, JobEnd, Settled, StoreError},
+    store::{EndsPage, JobEnd, StoreError},
 };
 
 /// The most ends of one page.
@@ -35,14 +35,48 @@ const VERSION: &str = "1";
 /// A place in the sequence of all ends: what a reader has read. Keep its text, and go on from there, in any process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cursor {
-    /// All ends of transactions before this one are read. `None`: of none.
-    read: Option<u64>,
+    /// All ends that this snapshot shows are read. `None`: none are.
+    read: Option<Snapshot>,
     /// No end that is not read has an earlier time.
     floor: DateTime<Utc>,
     /// A transaction that had not begun at this time: once all before it are read, this time is the floor.
     mark: Option<(u64, DateTime<Utc>)>,
-    /// The window that is being read: up to which transaction, and the time and job of its last end that was read.
-    window: Option<(u64, DateTime<Utc>, JobId)>,
+    /// The window that is being read: what it shows, and the time and job of its last end that was read.
+    window: Option<(Snapshot, DateTime<Utc>, JobId)>,
+}
+
+/// A snapshot of the server: which transactions had ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Snapshot {
+    /// As Postgres writes it: `oldest:next:open,open`.
+    text: String,
+    /// All transactions before this one had ended.
+    oldest: u64,
+    /// This one had not begun.
+    next: u64,
+}
+
+impl FromStr for Snapshot {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let [oldest, next, open] = text.split(':').collect::<Vec<_>>().try_into().map_err(drop)?;
+        let number = |text: &str| text.parse::<u64>().map_err(drop);
+        let (oldest, next) = (number(oldest)?, number(next)?);
+        // Postgres refuses a list that is not in order between both.
+        let mut least = oldest;
+        for xid in open.split(',').filter(|_| !open.is_empty()) {
+            let xid = number(xid)?;
+            if xid < least || xid >= next {
+                return Err(());
+            }
+            least = xid + 1;
+        }
+        if oldest == 0 || next < oldest {
+            return Err(());
+        }
+        Ok(Self { text: text.into(), oldest, next })
+    }
 }
 
 /// The text is no cursor, or not one of this database.
@@ -126,27 +160,28 @@ impl Cursor {
     }
 
     /// Opens a window, if none is open: all that has ended by now.
-    fn open(&mut self, settled: &Settled) -> Result<(u64, DateTime<Utc>, JobId), CursorError> {
-        let furthest = self.window.map_or(self.read, |(before, ..)| Some(before));
-        if furthest.is_some_and(|furthest| furthest > settled.next) {
+    fn open(&mut self, now: &Snapshot) -> Result<(Snapshot, DateTime<Utc>, JobId), CursorError> {
+        let furthest = self.window.as_ref().map(|(shows, ..)| shows).or(self.read.as_ref());
+        if furthest.is_some_and(|furthest| furthest.next > now.next) {
             return Err(CursorError::Ahead);
         }
-        Ok(*self.window.get_or_insert((settled.before, self.floor, JobId(Uuid::nil()))))
+        let floor = self.floor;
+        Ok(self.window.get_or_insert_with(|| (now.clone(), floor, JobId(Uuid::nil()))).clone())
     }
 
-    /// Closes the window: it is read.
-    fn close(&mut self, before: u64, settled: &Settled) {
+    /// Closes the window: all that it shows is read.
+    fn close(&mut self, shows: Snapshot, now: &Snapshot, at: DateTime<Utc>) {
         self.window = None;
-        self.read = Some(before);
         match self.mark {
-            Some((mark, _)) if mark > before => {}
+            Some((mark, _)) if mark > shows.oldest => {}
             mark => {
-                if let Some((_, at)) = mark {
-                    self.floor = self.floor.max(at - SLACK);
+                if let Some((_, marked_at)) = mark {
+                    self.floor = self.floor.max(marked_at - SLACK);
                 }
-                self.mark = Some((settled.next, settled.now));
+                self.mark = Some((now.next, at));
             }
         }
+        self.read = Some(shows);
     }
 }
 
@@ -154,8 +189,8 @@ impl fmt::Display for Cursor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let micros = |at: &DateTime<Utc>| at.timestamp_micros();
         write!(f, "{VERSION}.")?;
-        match self.read {
-            Some(read) => write!(f, "{read}")?,
+        match &self.read {
+            Some(read) => f.write_str(&read.text)?,
             None => f.write_str("-")?,
         }
         write!(f, ".{}", micros(&self.floor))?;
@@ -163,8 +198,8 @@ impl fmt::Display for Cursor {
             Some((mark, at)) => write!(f, ".{mark}.{}", micros(at))?,
             None => f.write_str(".-.-")?,
         }
-        if let Some((before, at, job)) = &self.window {
-            write!(f, ".{before}.{}.{}", micros(at), job.0.simple())?;
+        if let Some((shows, at, job)) = &self.window {
+            write!(f, ".{}.{}.{}", shows.text, micros(at), job.0.simple())?;
         }
         Ok(())
     }
@@ -179,14 +214,14 @@ impl FromStr for Cursor {
             let number = |text: &str| text.parse::<u64>().ok();
             let time = |text: &str| DateTime::from_timestamp_micros(text.parse().ok()?);
             let (head, window) = match parts.as_slice() {
-                [head @ .., before, at, job] if head.len() == 5 => {
+                [head @ .., shows, at, job] if head.len() == 5 => {
                     let job = JobId(Uuid::try_parse(job).ok()?);
-                    (head, Some((number(before)?, time(at)?, job)))
+                    (head, Some((shows.parse().ok()?, time(at)?, job)))
                 }
                 head => (head, None),
             };
             let [VERSION, read, floor, mark, mark_at] = head else { return None };
-            let read = if *read == "-" { None } else { Some(number(read)?) };
+            let read = if *read == "-" { None } else { Some(read.parse().ok()?) };
             let mark = if *mark == "-" { None } else { Some((number(mark)?, time(mark_at)?)) };
             Some(Self { read, floor: time(floor)?, mark, window })
         };
@@ -214,20 +249,24 @@ impl Tenure {
     ///
     /// [`StoreError`]: Postgres did not answer in time, or refused the read.
     pub async fn ends_from_now(&self) -> Result<Cursor, StoreError> {
-        let settled = self.store().ends_settled().await?;
+        let (now, at) = self.snapshot().await?;
         // A transaction that is open now may have written its end's time long ago.
-        let floor = settled.now - TimeDelta::days(1);
-        let mark = Some((settled.next, settled.now));
-        Ok(Cursor { read: Some(settled.before), floor, mark, window: None })
+        let (floor, mark) = (at - TimeDelta::days(1), Some((now.next, at)));
+        Ok(Cursor { read: Some(now), floor, mark, window: None })
+    }
+
+    async fn snapshot(&self) -> Result<(Snapshot, DateTime<Utc>), StoreError> {
+        let (text, at) = self.store().ends_snapshot().await?;
+        let snapshot = text.parse().map_err(|()| sqlx::Error::Protocol(format!("the snapshot {text:?}")))?;
+        Ok((snapshot, at))
     }
 
     /// Returns the next ends of jobs after a cursor, at most `limit` (and 10,000). Read from the database: nothing needs
     /// to be subscribed, and NATS may be away. A reader that keeps the cursor reads each end once, over restarts, on any
     /// host; one that acts on an end before it has kept its cursor may act twice.
     ///
-    /// The ends of one page are in order of their times. A later page may have earlier ones: an end is read once all
-    /// transactions that began to write before it have ended. **A transaction that stays open, in any database of the
-    /// server, holds up the ends that are written meanwhile.**
+    /// The ends of one page are in order of their times. A later page may have an earlier one, whose transaction has
+    /// committed later.
     ///
     /// Not read: the ends of kinds that keep no history; an end that retention has removed, or a redrive has undone,
     /// before it was read. A job that is redriven ends again, and that end is read, too.
@@ -262,20 +301,20 @@ impl Tenure {
         limit: u32,
     ) -> Result<Ends, EndsError> {
         let mut next = cursor.clone();
-        let settled = self.store().ends_settled().await?;
-        let (before, mut at, mut last) = next.open(&settled)?;
+        let (now, now_at) = self.snapshot().await?;
+        let (shows, mut at, mut last) = next.open(&now)?;
         let limit = limit.clamp(1, PAGE_MAX);
-        if next.read == Some(before) {
-            next.close(before, &settled);
+        if next.read.as_ref() == Some(&shows) {
+            next.close(shows, &now, now_at);
             return Ok(Ends { ends: vec![], next, has_more: false });
         }
         // A slice of time at a time: a page after a long absence need not sort all that has ended since.
         let mut slice = SLICE_FIRST;
         loop {
-            let until = at.checked_add_signed(slice).filter(|until| *until < settled.now);
+            let until = at.checked_add_signed(slice).filter(|until| *until < now_at);
             let page = EndsPage {
-                from: next.read,
-                before,
+                read: next.read.as_ref().map(|read| read.text.as_str()),
+                shows: &shows.text,
                 after: (at, last),
                 until,
                 limit,
@@ -287,7 +326,7 @@ impl Tenure {
             let ends: Vec<_> = ends
                 .into_iter()
                 .map(|end| {
-                    let window = Some((before, end.finished_at, end.id));
+                    let window = Some((shows.clone(), end.finished_at, end.id));
                     let cursor = Cursor { window, ..next.clone() };
                     (end, cursor)
                 })
@@ -296,13 +335,13 @@ impl Tenure {
                 return Ok(Ends { next: cursor.clone(), ends, has_more: true });
             }
             let Some(until) = until else {
-                next.close(before, &settled);
                 // More may have ended since the window was opened.
-                let has_more = settled.before > before;
+                let has_more = now != shows;
+                next.close(shows, &now, now_at);
                 return Ok(Ends { ends, next, has_more });
             };
             if !ends.is_empty() {
-                next.window = Some((before, until, JobId(Uuid::nil())));
+                next.window = Some((shows, until, JobId(Uuid::nil())));
                 return Ok(Ends { ends, next, has_more: true });
             }
             (at, last) = (until, JobId(Uuid::nil()));
@@ -316,42 +355,60 @@ impl Tenure {
 mod tests {
     use super::*;
 
+    fn snapshot(text: &str) -> Snapshot {
+        text.parse().unwrap()
+    }
+
     #[test]
     fn a_cursor_survives_its_text() {
         let at = DateTime::from_timestamp_micros(1_800_000_000_123_456).unwrap();
-        let job = JobId::generate();
+        let (job, open) = (JobId::generate(), snapshot("7:12:8,11"));
+        let read = Some(snapshot("7:7:"));
         for cursor in [
             Cursor::beginning(),
             Cursor::at(at),
-            Cursor { read: Some(7), floor: at, mark: Some((9, at)), window: None },
-            Cursor { read: Some(7), floor: at, mark: Some((9, at)), window: Some((8, at, job)) },
-            Cursor { read: None, floor: at, mark: None, window: Some((8, at, job)) },
+            Cursor { read: read.clone(), floor: at, mark: Some((9, at)), window: None },
+            Cursor { read, floor: at, mark: Some((9, at)), window: Some((open.clone(), at, job)) },
+            Cursor { read: None, floor: at, mark: None, window: Some((open, at, job)) },
         ] {
             assert_eq!(cursor.to_string().parse(), Ok(cursor.clone()));
             let json = serde_json::to_string(&cursor).unwrap();
             assert_eq!(serde_json::from_str::<Cursor>(&json).unwrap(), cursor);
         }
-        for wrong in ["", "1", "2.-.0.-.-", "1.x.0.-.-", "1.-.0.-.-.1.2", "1.-.0.-.-.1.2.z", "now"] {
-            assert_eq!(wrong.parse::<Cursor>(), Err(CursorError::Text(wrong.into())));
+        for wrong in [
+            "",
+            "1",
+            "2.-.0.-.-",
+            "1.x.0.-.-",
+            "1.7.0.-.-",
+            "1.7:6:.0.-.-",
+            "1.7:9:9.0.-.-",
+            "1.7:12:9,8.0.-.-",
+            "1.0:9:.0.-.-",
+            "1.-.0.-.-.1:1:.2",
+            "1.-.0.-.-.1:1:.2.z",
+            "now",
+        ] {
+            assert_eq!(wrong.parse::<Cursor>(), Err(CursorError::Text(wrong.into())), "{wrong}");
         }
     }
 
     #[test]
     fn the_floor_follows_the_marks_that_are_passed() {
         let at = |s: i64| DateTime::from_timestamp(s, 0).unwrap();
-        let settled = |before, next, s| Settled { before, next, now: at(s) };
         let mut cursor = Cursor::at(at(0));
-        cursor.open(&settled(10, 20, 10_000)).unwrap();
-        cursor.close(10, &settled(10, 20, 10_000));
-        assert_eq!((cursor.read, cursor.floor, cursor.mark), (Some(10), at(0), Some((20, at(10_000)))));
+        let read = |cursor: &mut Cursor, text: &str, s| {
+            let now = snapshot(text);
+            let (shows, ..) = cursor.open(&now).unwrap();
+            cursor.close(shows, &now, at(s));
+        };
+        read(&mut cursor, "10:20:10", 10_000);
+        assert_eq!((cursor.floor, cursor.mark), (at(0), Some((20, at(10_000)))));
         // A transaction of before the mark is still open.
-        cursor.open(&settled(15, 30, 20_000)).unwrap();
-        cursor.close(15, &settled(15, 30, 20_000));
-        assert_eq!((cursor.read, cursor.floor, cursor.mark), (Some(15), at(0), Some((20, at(10_000)))));
-        cursor.open(&settled(25, 40, 30_000)).unwrap();
-        cursor.close(25, &settled(25, 40, 30_000));
-        assert_eq!((cursor.read, cursor.mark), (Some(25), Some((40, at(30_000)))));
-        assert_eq!(cursor.floor, at(10_000) - SLACK);
-        assert_eq!(cursor.open(&settled(5, 24, 40_000)), Err(CursorError::Ahead));
+        read(&mut cursor, "15:30:15", 20_000);
+        assert_eq!((cursor.floor, cursor.mark), (at(0), Some((20, at(10_000)))));
+        read(&mut cursor, "25:40:25", 30_000);
+        assert_eq!((cursor.floor, cursor.mark), (at(10_000) - SLACK, Some((40, at(30_000)))));
+        assert_eq!(cursor.open(&snapshot("5:24:5")), Err(CursorError::Ahead));
     }
 }

@@ -113,7 +113,7 @@ pub use waiting::{Fleet, QueueStats};
 #[cfg(feature = "worker")]
 pub(crate) use waiting::{Found, QueueSubmitted};
 pub(crate) use waiting::{KindMessages, Misnamed, Standing, Waiting};
-pub(crate) use watch::{EndsPage, Settled};
+pub(crate) use watch::EndsPage;
 pub use watch::{JobEnd, JobUpdate};
 
 /// The text of a statement or a part.
@@ -287,7 +287,7 @@ statements! {
     STATUSES = "read" "statuses";
     LOOKS = "read" "looks";
     ENDS = "read" "ends";
-    ENDS_SETTLED = "read" "ends_settled";
+    ENDS_SNAPSHOT = "read" "ends_snapshot";
     RUN_NOW = "job" "run_now";
     DEAD_LETTERS = "read" "dead_letters";
     DEAD_LETTER = "read" "dead_letter";

@@ -6,7 +6,7 @@ use serde_json::value::RawValue;
 use sqlx::{Row, postgres::PgRow, query};
 
 use super::{
-    ENDS, ENDS_SETTLED, LOOKS,
+    ENDS, ENDS_SNAPSHOT, LOOKS,
     call::{Store, StoreError},
     rows::{ord, ordinals, status, u32_of},
 };
@@ -81,8 +81,9 @@ pub struct JobEnd {
 /// Which ends to read, as `ends.sql` takes it.
 #[derive(Debug, Clone)]
 pub(crate) struct EndsPage<'a> {
-    pub(crate) from: Option<u64>,
-    pub(crate) before: u64,
+    /// The ends that this snapshot shows were read.
+    pub(crate) read: Option<&'a str>,
+    pub(crate) shows: &'a str,
     pub(crate) after: (DateTime<Utc>, JobId),
     pub(crate) until: Option<DateTime<Utc>>,
     pub(crate) limit: u32,
@@ -90,24 +91,9 @@ pub(crate) struct EndsPage<'a> {
     pub(crate) kind: Option<&'a str>,
 }
 
-/// How far the transactions of the server have ended.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Settled {
-    /// Every transaction before this one has ended.
-    pub(crate) before: u64,
-    /// This one has not begun.
-    pub(crate) next: u64,
-    pub(crate) now: DateTime<Utc>,
-}
-
 fn json(row: &PgRow) -> Result<Option<Box<RawValue>>, sqlx::Error> {
     let text: Option<String> = row.try_get("output")?;
     text.map(RawValue::from_string).transpose().map_err(|error| sqlx::Error::Decode(error.into()))
-}
-
-fn xid(row: &PgRow, column: &str) -> Result<u64, sqlx::Error> {
-    let text: String = row.try_get(column)?;
-    text.parse().map_err(|error: std::num::ParseIntError| sqlx::Error::Decode(error.into()))
 }
 
 impl Store {
@@ -137,18 +123,18 @@ impl Store {
         Ok(seen)
     }
 
-    /// Returns how far transactions have ended.
-    pub(crate) async fn ends_settled(&self) -> Result<Settled, StoreError> {
-        let rows = self.rows(query(ENDS_SETTLED)).await?;
+    /// Returns the server's snapshot, and its time.
+    pub(crate) async fn ends_snapshot(&self) -> Result<(String, DateTime<Utc>), StoreError> {
+        let rows = self.rows(query(ENDS_SNAPSHOT)).await?;
         let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
-        Ok(Settled { before: xid(row, "settled")?, next: xid(row, "next")?, now: row.try_get("now")? })
+        Ok((row.try_get("snapshot")?, row.try_get("now")?))
     }
 
     /// Returns the next ends of a page.
     pub(crate) async fn ends(&self, page: &EndsPage<'_>) -> Result<Vec<JobEnd>, StoreError> {
         let query = query(ENDS)
-            .bind(page.from.map(|xid| xid.to_string()))
-            .bind(page.before.to_string())
+            .bind(page.read.map(str::to_owned))
+            .bind(page.shows.to_owned())
             .bind(page.after.0)
             .bind(page.after.1)
             .bind(page.until)

@@ -30,7 +30,7 @@ impl Job for Double {
 async fn double(job: Double, _: JobContext) -> Result<Outcome, JobError> {
     match job.n {
         13 => Err(JobError::permanent("unlucky")),
-        n => Ok(Outcome::done(&(n * 2))?),
+        n => Ok(Outcome::done(n * 2)?),
     }
 }
 
@@ -48,7 +48,7 @@ fn told(bench: &Bench) -> (Running, mpsc::UnboundedSender<(f32, &'static str)>) 
             while let Some((percent, message)) = told.lock().await.recv().await {
                 ctx.progress("work", percent, message).await?;
             }
-            Ok::<_, JobError>(Outcome::done(&"an output")?)
+            Outcome::done("an output")
         }
     };
     let worker = Worker::builder(&bench.tenure).handle_kind("k", KindOptions::new(), handler).handle(double);
@@ -316,7 +316,8 @@ async fn ten_thousand_waiters_cost_a_constant_number_of_statements() {
         tokio::time::sleep(Duration::from_secs(2)).await;
         let (before, began) = (transactions(&bench).await, Instant::now());
         tokio::time::sleep(Duration::from_secs(3)).await;
-        let rate = (transactions(&bench).await - before) as f64 / began.elapsed().as_secs_f64();
+        let sent = u32::try_from(transactions(&bench).await - before).unwrap();
+        let rate = f64::from(sent) / began.elapsed().as_secs_f64();
         (rate, waits)
     };
     let (one, waits) = per_second(1).await;

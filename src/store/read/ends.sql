@@ -1,8 +1,6 @@
--- ends: the ends of jobs that the transactions from $1 on, and before $2, have written: the next of them, in order of
--- their times.
+-- ends: the ends of jobs that snapshot $2 shows and snapshot $1 does not: the next of them, in order of their times.
 --
---   $1 from which transaction on; NULL: from the first, those of rows from before migration 13 included
---   $2 before which transaction: every one before it has ended
+--   $1 snapshot; NULL: none, and rows from before migration 13 are read, too  $2 snapshot
 --   $3 time and $4 id of the last end that was read  $5 before which time, or NULL  $6 how many
 --   $7 queue or NULL  $8 kind or NULL
 --
@@ -14,16 +12,18 @@ SELECT *
           FROM tenure.job_history h
          WHERE h.finished_at >= $3 AND h.finished_at < coalesce($5::timestamptz, 'infinity')
            AND (h.finished_at, h.id) > ($3::timestamptz, $4::uuid)
-           AND ($1::text IS NULL OR h.ended_xid >= $1::text::xid8)
-           AND (h.ended_xid < $2::text::xid8 OR h.ended_xid IS NULL AND $1::text IS NULL)
+           AND ($1::text IS NULL OR NOT pg_visible_in_snapshot(h.ended_xid, (SELECT $1::text::pg_snapshot)))
+           AND (pg_visible_in_snapshot(h.ended_xid, (SELECT $2::text::pg_snapshot))
+                OR h.ended_xid IS NULL AND $1::text IS NULL)
            AND ($7::text IS NULL OR h.queue = $7) AND ($8::text IS NULL OR h.kind = $8)
         UNION ALL
         SELECT d.id, d.queue, d.kind, 'failed', d.attempt, d.max_attempts, d.died_at, NULL, d.last_error
           FROM tenure.dead_letter_jobs d
          WHERE d.died_at >= $3 AND d.died_at < coalesce($5::timestamptz, 'infinity')
            AND (d.died_at, d.id) > ($3::timestamptz, $4::uuid)
-           AND ($1::text IS NULL OR d.ended_xid >= $1::text::xid8)
-           AND (d.ended_xid < $2::text::xid8 OR d.ended_xid IS NULL AND $1::text IS NULL)
+           AND ($1::text IS NULL OR NOT pg_visible_in_snapshot(d.ended_xid, (SELECT $1::text::pg_snapshot)))
+           AND (pg_visible_in_snapshot(d.ended_xid, (SELECT $2::text::pg_snapshot))
+                OR d.ended_xid IS NULL AND $1::text IS NULL)
            AND ($7::text IS NULL OR d.queue = $7) AND ($8::text IS NULL OR d.kind = $8)) e
  ORDER BY finished_at, id
  LIMIT $6

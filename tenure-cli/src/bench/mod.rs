@@ -7,6 +7,7 @@
 
 mod age;
 mod arena;
+mod call;
 mod consume;
 mod cpu;
 mod endure;
@@ -45,6 +46,9 @@ pub(crate) enum Work {
     Mixed,
     /// From a job's commit, or its due time, to its handler's start, for each way to enqueue.
     Pickup,
+    /// From a call to its output; the statements of many waiters; draining while ends are published. Not part of the
+    /// default.
+    Call,
     /// From the kill of a worker until its job runs elsewhere.
     Recovery,
     /// 1,000 jobs report ten times a second each.
@@ -213,6 +217,7 @@ async fn measure(plan: &Plan, arena: &Arena, tick: &mut impl FnMut(&str)) -> any
                 Work::NoHistory => consume::without_history(arena, plan, &mut values).await?,
                 Work::Mixed => consume::mixed(arena, plan, &mut values).await?,
                 Work::Pickup => pickup::pickup(arena, plan, &mut values).await?,
+                Work::Call => call::call(arena, plan, &mut values).await?,
                 Work::Recovery => endure::recovery(arena, &mut values).await?,
                 Work::Progress => endure::progress(arena, &mut values).await?,
                 Work::Memory => endure::memory(arena, &mut values).await?,

@@ -4,6 +4,7 @@ mod access;
 mod away;
 mod browser;
 mod cells;
+mod example;
 mod figures;
 mod pages;
 mod pictures;
