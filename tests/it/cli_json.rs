@@ -110,6 +110,8 @@ async fn json_output_has_the_keys_that_the_docs_name() {
     let dead = dead["id"].as_str().unwrap().to_owned();
     bench.until_count("tenure.dead_letter_jobs", 1).await;
     compared.one("job", &run(&bench, &["jobs", "watch", &done], 0).await);
+    compared.one("end", &run(&bench, &["jobs", "follow", "--once", "--since", "beginning"], 0).await);
+    compared.one("queue events", &run(&bench, &["queues", "events", "q", "progress"], 0).await);
     compared.many("job", &run(&bench, &["jobs", "list"], 0).await);
     compared.shown(&run(&bench, &["jobs", "show", &done], 0).await);
     compared.shown(&run(&bench, &["jobs", "show", &dead], 0).await);

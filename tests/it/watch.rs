@@ -11,7 +11,11 @@ use tenure::{
     queues::QueueEvents,
     rows::JobUpdate,
 };
-use tokio::{sync::mpsc, time::timeout};
+use tokio::{
+    io::{AsyncBufReadExt, BufReader},
+    sync::mpsc,
+    time::timeout,
+};
 
 use crate::harness::{Bench, Proxy, Running, bench, bench_with, bench_with_servers};
 
@@ -295,6 +299,55 @@ async fn a_queue_publishes_its_events_where_its_setting_says_so() {
     assert_eq!(failed.subject.as_str(), subject(&bench, "end.q.double"));
     assert_eq!(serde_json::from_slice::<Value>(&failed.payload).unwrap()["status"], "failed");
     assert!(tenure.set_events("no queue", QueueEvents::Ends).await.is_err());
+    worker.stop().await;
+}
+
+/// The examples of docs/watching.md, where their interpreters and libraries are.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_examples_in_other_languages_print_what_workers_publish() {
+    let bench = bench().await;
+    let root = std::path::Path::new(crate::harness::ROOT);
+    let folder = bench.config.runtime_dir.join("watch");
+    std::fs::create_dir_all(&folder).unwrap();
+    let libraries = root.join(".tools/node/node_modules");
+    std::fs::copy(root.join("examples/watch/watch.mjs"), folder.join("watch.mjs")).unwrap();
+    std::os::unix::fs::symlink(&libraries, folder.join("node_modules")).unwrap();
+    let unknown = bench.program(&["queues", "events", "qq", "ends"]).output().await.unwrap();
+    assert!(!unknown.status.success());
+    assert!(
+        String::from_utf8_lossy(&unknown.stderr).contains("to set it before its first job, add --create")
+    );
+    let set = bench.program(&["queues", "events", "q", "ends", "--create"]).output().await.unwrap();
+    assert_eq!(String::from_utf8_lossy(&set.stdout), "q: workers publish ends\n");
+    let start = async |program: &str, file: std::path::PathBuf, argument: String, first: &str| {
+        let mut command = tokio::process::Command::new(program);
+        command.arg(file).arg(&bench.config.nats_url).arg(argument);
+        command.env("SUBJECT_PREFIX", &bench.config.subject_prefix);
+        let mut child = command.stdout(std::process::Stdio::piped()).kill_on_drop(true).spawn().ok()?;
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert_eq!(timeout(SOON, lines.next_line()).await.unwrap().unwrap().as_deref(), Some(first));
+        Some((child, lines))
+    };
+    // The worker reads the setting at its start.
+    let (worker, tell) = told(&bench);
+    let id = bench.tenure.enqueue(job()).await.unwrap().id;
+    bench.until_count("tenure.jobs WHERE status = 'processing'", 1).await;
+    let mut python =
+        start("python3", root.join("examples/watch/ends.py"), "q".into(), "subscribed").await.unwrap();
+    let has_node = libraries.join("@nats-io/transport-node").exists();
+    let node = if has_node {
+        start("node", folder.join("watch.mjs"), id.to_string(), "watching").await
+    } else {
+        eprintln!("skipped: no Node here, or not its library (scripts/setup test)");
+        None
+    };
+    drop(tell);
+    if let Some((_, mut lines)) = node {
+        let line = timeout(SOON, lines.next_line()).await.unwrap().unwrap().unwrap();
+        assert_eq!(line.trim(), "end completed");
+    }
+    let line = timeout(SOON, python.1.next_line()).await.unwrap().unwrap().unwrap();
+    assert_eq!(line, format!("{id} k completed"));
     worker.stop().await;
 }
 
