@@ -24,6 +24,7 @@ use crate::{
     },
     job::JobId,
     nats::{Nats, NatsError},
+    observe::hooks::EnqueueHooks,
     store::{
         ExecutionRow, JobFilter, JobRow, MigrateError, NewJob, RecoveryRow, Store, StoreError, WorkerRow,
         batch::Batcher,
@@ -57,6 +58,7 @@ struct Inner {
     /// The messages that the stream has not confirmed yet.
     publications: Publications,
     uncommitted: Uncommitted,
+    enqueue_hooks: EnqueueHooks,
 }
 
 impl std::fmt::Debug for Tenure {
@@ -201,10 +203,12 @@ impl Tenure {
     }
 
     /// Runs [`Tenure::flush`], then closes both connections. A pool or a client that the builder was given stays open.
+    /// Waits at most 5 s for the hooks of [`TenureBuilder::on_enqueue`].
     pub async fn close(&self) {
         self.flush().await;
         self.inner.nats.flush().await;
         self.inner.store.close().await;
+        self.inner.enqueue_hooks.finish().await;
     }
 
     pub(crate) fn config(&self) -> &Config {
@@ -229,6 +233,10 @@ impl Tenure {
 
     pub(crate) fn publications(&self) -> &Publications {
         &self.inner.publications
+    }
+
+    pub(crate) fn enqueue_hooks(&self) -> &EnqueueHooks {
+        &self.inner.enqueue_hooks
     }
 
     pub(crate) fn uncommitted(&self) -> &Uncommitted {
