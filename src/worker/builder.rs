@@ -231,7 +231,7 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
     /// # fn f(worker: WorkerBuilder) -> WorkerBuilder {
     /// let stack = ServiceBuilder::new()
     ///     .timeout(Duration::from_secs(30))
-    ///     .service_fn(|(call, next): (Call, Next)| next.run(call));
+    ///     .service_fn(|(call, next): (Call, Next)| async move { next.run(call).await.map_err(JobError::into_error) });
     /// worker.layer(move |call, next| {
     ///     let answer = stack.clone().oneshot((call, next));
     ///     async move { answer.await.map_err(JobError::from) }
