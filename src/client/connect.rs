@@ -93,8 +93,8 @@ impl TenureBuilder {
     ///
     /// A hook has a thread and a queue of its own, may block, and may call [`tokio::spawn`] on the runtime of
     /// [`TenureBuilder::connect`]. No enqueue waits for it. While 4,096 events wait, later ones are dropped and counted
-    /// (`tenure_hook_failures_total`); a panic is logged and counted, and the hook hears the next event. Each call adds a
-    /// hook.
+    /// (`tenure_hook_failures_total`); a panic is logged and counted, and the hook hears the next event. Each call adds
+    /// a hook.
     ///
     /// ```no_run
     /// # use tenure::{Config, Tenure, errors::ConnectError};

@@ -288,8 +288,8 @@ impl KindOptions {
         self
     }
 
-    /// Adds a layer around the handlers of this kind alone, inside those of [`WorkerBuilder::layer`], which shows how to
-    /// write one. Of several, the first is the outermost. Its context has no state.
+    /// Adds a layer around the handlers of this kind alone, inside those of [`WorkerBuilder::layer`], which shows how
+    /// to write one. Of several, the first is the outermost. Its context has no state.
     ///
     /// [`WorkerBuilder::layer`]: crate::WorkerBuilder::layer
     #[must_use]

@@ -53,8 +53,8 @@ impl<S> Call<S> {
     }
 
     /// Replaces the payload by this JSON text, for the layers below and the handler. The row in Postgres and
-    /// [`JobContext::raw_payload`] keep the enqueued one. Text that is no JSON fails the attempt, as a payload does that
-    /// does not fit the handler's type.
+    /// [`JobContext::raw_payload`] keep the enqueued one. Text that is no JSON fails the attempt, as a payload does
+    /// that does not fit the handler's type.
     pub fn set_payload(&mut self, json: impl Into<String>) {
         self.payload = json.into();
     }
@@ -78,8 +78,8 @@ impl<S> fmt::Debug for Next<S> {
 }
 
 impl<S: Send + Sync + 'static> Next<S> {
-    /// Runs the rest: the layers below, then the handler. All of their code runs while this future is polled, so a span,
-    /// a task-local value or a time limit around it covers them.
+    /// Runs the rest: the layers below, then the handler. All of their code runs while this future is polled, so a
+    /// span, a task-local value or a time limit around it covers them.
     ///
     /// Cancel safe as the handler is: dropped, it drops the handler in the middle.
     ///

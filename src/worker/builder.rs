@@ -197,9 +197,9 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
         self
     }
 
-    /// Puts a layer around every handler of this worker, those added before this call and those added after it: for what
-    /// concerns all kinds, such as a span, a time limit, encryption, or a session of a database. Of several, the first
-    /// is the outermost: it is the first to see the payload, and the last to see the outcome.
+    /// Puts a layer around every handler of this worker, those added before this call and those added after it: for
+    /// what concerns all kinds, such as a span, a time limit, encryption, or a session of a database. Of several, the
+    /// first is the outermost: it is the first to see the payload, and the last to see the outcome.
     ///
     /// ```no_run
     /// # use std::time::Instant;
@@ -214,10 +214,10 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
     /// # }
     /// ```
     ///
-    /// A layer returns what a handler may return, and need not call what is next: an error or an outcome of its own ends
-    /// the attempt as the handler's would. It runs in the handler's task, within the attempt's span and time limit. If
-    /// it panics, the attempt fails as after a handler's panic; if the worker drops the handler, it drops the layers,
-    /// too. What the handler writes through its context (progress, checkpoints, the output of
+    /// A layer returns what a handler may return, and need not call what is next: an error or an outcome of its own
+    /// ends the attempt as the handler's would. It runs in the handler's task, within the attempt's span and time
+    /// limit. If it panics, the attempt fails as after a handler's panic; if the worker drops the handler, it drops the
+    /// layers, too. What the handler writes through its context (progress, checkpoints, the output of
     /// [`JobContext::complete_in`]) does not pass the layers.
     ///
     /// A stack of tower's layers is one layer. Its inner service is the call of what is next, and the stack is built
@@ -263,28 +263,28 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
     /// # }
     /// ```
     ///
-    /// A hook has a thread and a queue of its own, and hears the events of this worker one by one, in the order in which
-    /// they happened to each job. It may block, and may call [`tokio::spawn`]: the thread is in the context of the
-    /// handlers' runtime. It cannot harm a job. While 4,096 events wait for it, later ones are dropped and counted
+    /// A hook has a thread and a queue of its own, and hears the events of this worker one by one, in the order in
+    /// which they happened to each job. It may block, and may call [`tokio::spawn`]: the thread is in the context of
+    /// the handlers' runtime. It cannot harm a job. While 4,096 events wait for it, later ones are dropped and counted
     /// (`tenure_hook_failures_total`); a panic is logged and counted, and the hook hears the next event. A worker that
-    /// stops waits at most 5 s for its hooks. Events are not stored: those of a process that dies are gone, and what must
-    /// not be missed is to be read from the database. Each call adds a hook.
+    /// stops waits at most 5 s for its hooks. Events are not stored: those of a process that dies are gone, and what
+    /// must not be missed is to be read from the database. Each call adds a hook.
     pub fn on_attempt_end(mut self, hook: impl FnMut(&AttemptEnded) + Send + 'static) -> Self {
         self.hooks.ends.push(Box::new(hook));
         self
     }
 
-    /// Calls this hook with each job that was lost: one that this worker no longer owned when its handler ended, and one
-    /// that this worker reset because its owner was gone or silent. Two workers may thus tell of one loss. It follows the
-    /// rules of [`WorkerBuilder::on_attempt_end`].
+    /// Calls this hook with each job that was lost: one that this worker no longer owned when its handler ended, and
+    /// one that this worker reset because its owner was gone or silent. Two workers may thus tell of one loss. It
+    /// follows the rules of [`WorkerBuilder::on_attempt_end`].
     pub fn on_lost(mut self, hook: impl FnMut(&JobLost) + Send + 'static) -> Self {
         self.hooks.losses.push(Box::new(hook));
         self
     }
 
-    /// Calls this hook with each dead letter that this worker has written, once that is committed: after a last attempt,
-    /// after too many losses, of a kind that no worker knows, of a message that cannot be a job. It follows the rules of
-    /// [`WorkerBuilder::on_attempt_end`], which hears of a failed last attempt, too.
+    /// Calls this hook with each dead letter that this worker has written, once that is committed: after a last
+    /// attempt, after too many losses, of a kind that no worker knows, of a message that cannot be a job. It follows
+    /// the rules of [`WorkerBuilder::on_attempt_end`], which hears of a failed last attempt, too.
     pub fn on_dead(mut self, hook: impl FnMut(&JobDied) + Send + 'static) -> Self {
         self.hooks.deaths.push(Box::new(hook));
         self

@@ -398,6 +398,27 @@ async fn each_job_that_an_enqueue_creates_is_told_of_and_no_duplicate() {
     assert!(enqueued.try_recv().is_err());
 }
 
+/// No row can be inserted: no hook hears of one. Once that is possible, the hook itself finds the job.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_is_told_of_after_it_is_committed() {
+    let bench = bench().await;
+    let (said, mut found) = unbounded_channel();
+    let looks = bench.tenure.clone();
+    let hook = move |job: &JobEnqueued| {
+        let row = Handle::current().block_on(looks.job(job.id)).unwrap();
+        said.send(row.map(|row| row.id)).unwrap();
+    };
+    let tenure = producer(&bench, hook).await;
+    let mut lock = bench.pool.begin().await.unwrap();
+    sqlx::query("LOCK TABLE tenure.jobs IN SHARE MODE").execute(&mut *lock).await.unwrap();
+    let enqueue = tokio::spawn(async move { tenure.enqueue(JobRequest::new("q", "k", json!(1))).await });
+    bench.until("EXISTS (SELECT FROM pg_locks WHERE NOT granted)").await;
+    assert!(found.try_recv().is_err(), "told before it is there");
+    lock.rollback().await.unwrap();
+    let id = enqueue.await.unwrap().unwrap().id;
+    assert_eq!(next(&mut found).await, Some(id));
+}
+
 /// A hook of enqueues hangs: no enqueue waits for it, and `close` waits for a bounded time.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_enqueue_waits_for_no_hook() {

@@ -116,6 +116,7 @@ fn open(sealed: &Value, key: u8) -> Result<String, JobError> {
     String::from_utf8(sealed.into_iter().map(|byte| byte ^ key).collect()).map_err(JobError::permanent)
 }
 
+// ANCHOR: sealed
 /// Opens the payload, and seals the output.
 async fn sealed(mut call: Call, next: Next) -> Result<Outcome, JobError> {
     let payload = open(&call.read()?, 7)?;
@@ -126,6 +127,7 @@ async fn sealed(mut call: Call, next: Next) -> Result<Outcome, JobError> {
         other => Ok(other),
     }
 }
+// ANCHOR_END: sealed
 
 #[tokio::test]
 async fn payload_and_output_are_sealed_in_the_database_and_open_in_the_handler() {
@@ -316,6 +318,7 @@ async fn a_stack_of_towers_layers_is_a_layer() {
     let (running, most) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
     let seen = most.clone();
     let worker: WorkerBuilder = {
+        // ANCHOR: tower
         let stack = ServiceBuilder::new()
             .concurrency_limit(2)
             .timeout(Duration::from_millis(100))
@@ -327,6 +330,7 @@ async fn a_stack_of_towers_layers_is_a_layer() {
                 let answer = stack.clone().oneshot((call, next));
                 async move { answer.await.map_err(JobError::from) }
             })
+            // ANCHOR_END: tower
             .handle(move |job: Typed, ctx: JobContext| {
                 let (running, most) = (running.clone(), most.clone());
                 async move {
