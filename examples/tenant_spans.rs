@@ -100,10 +100,10 @@ async fn main() -> Result<(), Failure> {
     let ended = test.drain(worker(&test)).await;
     assert_eq!(ended.len(), 40);
 
-    let text = log.text();
-    print!("{text}");
+    let logged = log.text();
+    print!("{logged}");
     for job in ended {
-        let lines: Vec<_> = text.lines().filter(|line| line.contains(&job.id.to_string())).collect();
+        let lines: Vec<_> = logged.lines().filter(|line| line.contains(&job.id.to_string())).collect();
         assert_eq!(lines.len(), if job.kind == Invoice::KIND { 2 } else { 1 }, "{job:?}: {lines:#?}");
         let tenant = job.payload.as_ref().map(|payload| payload["tenant"].to_string()).unwrap_or_default();
         let tenant = format!("tenant{{tenant={tenant}}}");

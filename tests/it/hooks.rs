@@ -30,6 +30,10 @@ use crate::{
     scenarios::{self, Step},
 };
 
+/// A statement of this test's database waits for a lock.
+const WAITS_FOR_A_LOCK: &str = "EXISTS (SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
+                                AND datname = current_database())";
+
 /// A hook that passes its events on, and what it passes.
 fn heard<E: Clone + Send + 'static>() -> (impl FnMut(&E) + Send + 'static, UnboundedReceiver<E>) {
     let (pass, events) = unbounded_channel();
@@ -211,7 +215,7 @@ async fn an_attempt_is_told_of_after_its_end_is_committed() {
     let mut lock = bench.pool.begin().await.unwrap();
     sqlx::query("SELECT FROM tenure.jobs FOR UPDATE").execute(&mut *lock).await.unwrap();
     go_on.notify_one();
-    bench.until("EXISTS (SELECT FROM pg_locks WHERE NOT granted)").await;
+    bench.until(WAITS_FOR_A_LOCK).await;
     assert!(statuses.try_recv().is_err(), "told before its end");
     lock.rollback().await.unwrap();
     assert_eq!(next(&mut statuses).await, Status::Completed);
@@ -412,7 +416,7 @@ async fn a_job_is_told_of_after_it_is_committed() {
     let mut lock = bench.pool.begin().await.unwrap();
     sqlx::query("LOCK TABLE tenure.jobs IN SHARE MODE").execute(&mut *lock).await.unwrap();
     let enqueue = tokio::spawn(async move { tenure.enqueue(JobRequest::new("q", "k", json!(1))).await });
-    bench.until("EXISTS (SELECT FROM pg_locks WHERE NOT granted)").await;
+    bench.until(WAITS_FOR_A_LOCK).await;
     assert!(found.try_recv().is_err(), "told before it is there");
     lock.rollback().await.unwrap();
     let id = enqueue.await.unwrap().unwrap().id;

@@ -382,6 +382,7 @@ async fn a_refused_row_of_a_batch_becomes_a_dead_letter_and_the_others_are_writt
     assert_eq!(write(&settle, &jobs[1], Verdict::Complete(output)).await, Settled::Written);
     let mut odd = AttemptEnd { error: Some("odd".into()), ..ends(&jobs[5], Failed) };
     assert_eq!(settle.end(&mut odd).await, (Failed, Settled::Written));
+    assert_eq!(odd.category, Some(Category::Refused), "what was written, for the hooks");
     let letter = "SELECT string_agg(category || ': ' || last_error, E'\\n') FROM tenure.dead_letter_jobs \
                   WHERE category IN ('invalid_output', 'refused')";
     let letters = place.value(letter).await;
