@@ -116,6 +116,19 @@ pub mod settings {
     pub use crate::config::{ConfigError, Retention, TimingError, TraceParent};
 }
 
+/// What hooks hear: see [`WorkerBuilder::on_attempt_end`] and [`TenureBuilder::on_enqueue`].
+pub mod hooks {
+    pub use crate::observe::hooks::JobEnqueued;
+    #[cfg(feature = "worker")]
+    pub use crate::observe::hooks::{AttemptEnded, AttemptOutcome, Category, JobDied, JobLost, RecoveryPath};
+}
+
+/// What a layer around handlers gets: see [`WorkerBuilder::layer`].
+#[cfg(feature = "worker")]
+pub mod layers {
+    pub use crate::run::layers::{Call, Next};
+}
+
 /// How handlers answer, what a kind may choose, and why an attempt ends early.
 pub mod handlers {
     #[cfg(feature = "worker")]

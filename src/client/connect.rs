@@ -3,12 +3,14 @@
 use std::sync::Arc;
 
 use sqlx::PgPool;
+use tokio::runtime::Handle;
 
 use super::{Inner, Tenure, watch::Watches};
 use crate::{
     config::{Config, TimingError},
     enqueue::{backpressure::Limits, insert, publish::Publications, uncommitted::Uncommitted},
     nats::{Client, Nats, NatsError},
+    observe::hooks::{EnqueueFunctions, EnqueueHooks, JobEnqueued},
     store::{Store, StoreError},
 };
 
@@ -25,6 +27,9 @@ pub enum ConnectError {
     /// `NATS_URL` cannot be used.
     #[error(transparent)]
     Nats(#[from] NatsError),
+    /// The system has no thread left for a hook.
+    #[error("the thread of a hook could not be started")]
+    Threads(#[source] std::io::Error),
 }
 
 /// Configures a [`Tenure`]. See [`Tenure::builder`].
@@ -41,6 +46,7 @@ pub struct TenureBuilder {
     config: Config,
     handler_pool: Option<PgPool>,
     nats: Option<Client>,
+    on_enqueue: EnqueueFunctions,
 }
 
 impl std::fmt::Debug for TenureBuilder {
@@ -51,7 +57,7 @@ impl std::fmt::Debug for TenureBuilder {
 
 impl TenureBuilder {
     pub(super) fn new(config: &Config) -> Self {
-        Self { config: config.clone(), handler_pool: None, nats: None }
+        Self { config: config.clone(), handler_pool: None, nats: None, on_enqueue: Vec::new() }
     }
 
     /// Takes the connections of handlers' transactions, [`JobContext::fenced_tx`](crate::JobContext::fenced_tx) and
@@ -77,13 +83,39 @@ impl TenureBuilder {
         self
     }
 
+    /// Calls this hook with each job that an enqueue of this [`Tenure`] has created, also by
+    /// [`Tenure::enqueue_many`](crate::Tenure::enqueue_many) and in the program's own transaction. It hears of no
+    /// duplicate, no submission and no job of a schedule.
+    ///
+    /// The job's row is committed by then, but in a transaction of the program's own
+    /// ([`JobEnqueued::in_transaction`](crate::hooks::JobEnqueued::in_transaction)) it is only inserted, and may still
+    /// roll back.
+    ///
+    /// A hook has a thread and a queue of its own, may block, and may call [`tokio::spawn`] on the runtime of
+    /// [`TenureBuilder::connect`]. No enqueue waits for it. While 4,096 events wait, later ones are dropped and counted
+    /// (`tenure_hook_failures_total`); a panic is logged and counted, and the hook hears the next event. Each call adds
+    /// a hook.
+    ///
+    /// ```no_run
+    /// # use tenure::{Config, Tenure, errors::ConnectError};
+    /// # async fn f(config: Config) -> Result<(), ConnectError> {
+    /// let hook = |job: &tenure::hooks::JobEnqueued| println!("{} waits in {}", job.id, job.queue);
+    /// let tenure = Tenure::builder(&config).on_enqueue(hook).connect().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn on_enqueue(mut self, hook: impl FnMut(&JobEnqueued) + Send + 'static) -> Self {
+        self.on_enqueue.push(Box::new(hook));
+        self
+    }
+
     /// Prepares both connections, as [`Tenure::connect`] does.
     ///
     /// # Errors
     ///
-    /// Settings that cannot be used, and a client with another inbox prefix than [`Config::inbox_prefix`].
+    /// Settings that cannot be used, a client with another inbox prefix than [`Config::inbox_prefix`], and a hook for
+    /// which the system has no thread.
     pub async fn connect(self) -> Result<Tenure, ConnectError> {
-        let Self { config, handler_pool, nats } = self;
+        let Self { config, handler_pool, nats, on_enqueue } = self;
         config.timing.validate()?;
         let store = Store::open(&config, handler_pool).map_err(ConnectError::Database)?;
         let nats = match nats {
@@ -96,12 +128,24 @@ impl TenureBuilder {
             Publications::start(store.clone(), nats.clone(), config.timing.publish_within).await?;
         let uncommitted =
             Uncommitted::start(store.clone(), publications.clone(), config.timing.publish_within);
-        let lane = || insert::batcher(store.clone(), Some(publications.clone()));
+        let enqueue_hooks =
+            EnqueueHooks::start(on_enqueue, &Handle::current()).map_err(ConnectError::Threads)?;
+        let lane = || insert::batcher(store.clone(), Some(publications.clone()), enqueue_hooks.clone());
         let (enqueues, keyed) = (lane(), lane());
         let limits = Limits::new(store.clone(), nats.clone());
         let watches = Watches::new(store.clone(), nats.clone());
-        let inner =
-            Inner { config, store, nats, enqueues, keyed, limits, publications, uncommitted, watches };
+        let inner = Inner {
+            config,
+            store,
+            nats,
+            enqueues,
+            keyed,
+            limits,
+            publications,
+            uncommitted,
+            watches,
+            enqueue_hooks,
+        };
         Ok(Tenure { inner: Arc::new(inner) })
     }
 }

@@ -313,7 +313,7 @@ impl Enqueue<'_> {
             let job = request.checked(tenure.config().payload_bytes_max, PublishedBy::Caller)?;
             let _admitted = tenure.limits().admit(&job.queue, 1, tenure.store().until()).await?;
             let id = job.id;
-            let (created, tickets) = insert_in(tx, &[job]).await?;
+            let (created, tickets) = insert_in(tx, tenure.enqueue_hooks(), &[job]).await?;
             tenure.uncommitted().watch(tickets);
             let enqueued = answers(&[id], &created).pop().ok_or(EnqueueError::KeyNotVisible)?;
             Ok::<_, EnqueueError>(enqueued)
@@ -339,7 +339,7 @@ impl EnqueueMany<'_> {
             let jobs: Vec<_> = jobs.collect::<Result<_, _>>()?;
             let _admitted = admit(tenure, &jobs, tenure.store().until()).await?;
             let ids: Vec<_> = jobs.iter().map(|job| job.id).collect();
-            let (created, tickets) = insert_in(tx, &jobs).await?;
+            let (created, tickets) = insert_in(tx, tenure.enqueue_hooks(), &jobs).await?;
             tenure.uncommitted().watch(tickets);
             Ok::<_, EnqueueError>(answers(&ids, &created))
         };
@@ -370,9 +370,10 @@ impl<'t> IntoFuture for Enqueue<'t> {
                 let created = created.ok_or(StoreError::from(sqlx::Error::WorkerCrashed))?;
                 match (created, spare) {
                     (Err(busy @ EnqueueError::KeyBusy { .. }), Some(job)) => {
-                        let publications = tenure.publications();
+                        let (publications, hooks) = (tenure.publications(), tenure.enqueue_hooks());
                         let alone =
-                            insert_patiently(store, publications, vec![job], Some(busy), busy_at).await?;
+                            insert_patiently(store, publications, hooks, vec![job], Some(busy), busy_at)
+                                .await?;
                         alone.into_iter().next().unwrap_or(Err(EnqueueError::KeyNotVisible))
                     }
                     (created, _) => created,
@@ -408,7 +409,8 @@ impl<'t> IntoFuture for EnqueueMany<'t> {
             let (until, busy_at) = (store.until(), Instant::now() + BUSY_AFTER);
             let inserted = async {
                 let _admitted = admit(tenure, &jobs, until).await?;
-                insert_patiently(store, tenure.publications(), jobs, None, busy_at).await
+                insert_patiently(store, tenure.publications(), tenure.enqueue_hooks(), jobs, None, busy_at)
+                    .await
             };
             let created = in_time(tenure, until, inserted).await?;
             let created: Vec<_> = created.into_iter().collect::<Result<_, _>>()?;

@@ -30,6 +30,7 @@ use crate::{
     },
     job::JobId,
     nats::{Nats, NatsError},
+    observe::hooks::EnqueueHooks,
     store::{
         ExecutionRow, JobFilter, JobRow, MigrateError, NewJob, RecoveryRow, Store, StoreError, WorkerRow,
         batch::Batcher,
@@ -64,6 +65,7 @@ struct Inner {
     publications: Publications,
     uncommitted: Uncommitted,
     watches: Watches,
+    enqueue_hooks: EnqueueHooks,
 }
 
 impl std::fmt::Debug for Tenure {
@@ -208,10 +210,12 @@ impl Tenure {
     }
 
     /// Runs [`Tenure::flush`], then closes both connections. A pool or a client that the builder was given stays open.
+    /// Waits at most 5 s for the hooks of [`TenureBuilder::on_enqueue`].
     pub async fn close(&self) {
         self.flush().await;
         self.inner.nats.flush().await;
         self.inner.store.close().await;
+        self.inner.enqueue_hooks.finish().await;
     }
 
     pub(crate) fn config(&self) -> &Config {
@@ -236,6 +240,10 @@ impl Tenure {
 
     pub(crate) fn publications(&self) -> &Publications {
         &self.inner.publications
+    }
+
+    pub(crate) fn enqueue_hooks(&self) -> &EnqueueHooks {
+        &self.inner.enqueue_hooks
     }
 
     pub(crate) fn uncommitted(&self) -> &Uncommitted {

@@ -33,8 +33,12 @@ use crate::{
         claim::{Ack, Claim, ClaimKey, ENDING, Missed, ack_for},
     },
     nats::{Delivery, slots::Slots},
-    observe::{metrics, repeats},
+    observe::{
+        hooks::{EnqueueHooks, Hooks, JobDied},
+        metrics, repeats,
+    },
     proof::fault,
+    recover,
     run::{
         heartbeat::Heartbeat,
         running::{LocalJob, Message as JobMessage, Reservation, Rules, Running, RunningJob},
@@ -78,6 +82,7 @@ pub(crate) struct Deliver {
     unknown_kinds: Arc<AtomicU64>,
     /// The slots of each queue that this worker serves.
     slots: Arc<HashMap<String, Slots>>,
+    hooks: Hooks,
     /// Jobs whose claim got no answer, with the time of the claim.
     unanswered: Arc<Mutex<HashMap<JobId, Instant>>>,
 }
@@ -91,6 +96,7 @@ pub(crate) struct DeliverSettings {
     pub(crate) unknown_kind_after: Duration,
     pub(crate) scan_every: Duration,
     pub(crate) slots: Arc<HashMap<String, Slots>>,
+    pub(crate) hooks: Hooks,
 }
 
 impl Deliver {
@@ -115,7 +121,8 @@ impl Deliver {
             )
         };
         Self {
-            rows: insert::batcher(store.clone(), None),
+            // An enqueue's hooks hear of no submission.
+            rows: insert::batcher(store.clone(), None, EnqueueHooks::default()),
             store,
             running,
             heartbeat,
@@ -127,6 +134,7 @@ impl Deliver {
             scan_every: settings.scan_every,
             unknown_kinds: Arc::default(),
             slots: settings.slots,
+            hooks: settings.hooks,
             unanswered: Arc::default(),
         }
     }
@@ -349,10 +357,7 @@ impl Deliver {
         let ended = self.store.take_over(job, &self.worker_id, self.scan_every).await?;
         if let Some(ended) = &ended {
             metrics::recovered(RecoveryPath::Redelivery, Reason::Silent, 1);
-            metrics::lost(&ended.kind);
-            if ended.route == Route::Failed {
-                metrics::died(ended.category.unwrap_or(Category::Lost));
-            }
+            recover::note_lost(RecoveryPath::Redelivery, Reason::Silent, ended, &self.hooks);
             tracing::warn!(
                 %job, token = ended.token.0, owner = ended.owner, silence = ?ended.silence, route = ?ended.route,
                 queue = ended.queue, kind = ended.kind, worker = %self.worker_id,
@@ -379,6 +384,14 @@ impl Deliver {
         );
         if self.store.bury_unknown(job, self.unknown_kind_after, &error).await?.is_some() {
             metrics::died(Category::UnknownKind);
+            self.hooks.died(|worker| JobDied {
+                id: job,
+                queue: named.queue.clone(),
+                kind: kind.clone(),
+                worker,
+                category: Category::UnknownKind,
+                error: Arc::new(JobError::msg(error)),
+            });
             tracing::error!(%job, kind, queue = named.queue, worker = %self.worker_id,
                 "no worker knows the kind of a job; the job is a dead letter now");
             return Ok(Delivered::Missed(Missed::Died));
@@ -486,6 +499,14 @@ impl Deliver {
             "a message cannot be a job; the message is a dead letter now");
         metrics::terminated(category.as_str());
         metrics::died(category);
+        self.hooks.died(|worker| JobDied {
+            id: refused.id,
+            queue: refused.queue,
+            kind: refused.kind,
+            worker,
+            category,
+            error: Arc::new(JobError::msg(refused.reason)),
+        });
         Ok(None)
     }
 }

@@ -27,6 +27,7 @@ fn deliver(place: &Place, scan_every: Duration) -> Deliver {
         unknown_kind_after: Duration::from_secs(3600),
         scan_every,
         slots: Arc::new(Slots::shared(10, &[("q".into(), 1)])),
+        hooks: Hooks::default(),
     };
     Deliver::new(store, running, heartbeat, settings)
 }

@@ -16,7 +16,10 @@ use crate::{
     enqueue::publish::Publications,
     job::{JobId, NameError},
     nats::{Prepared, Ticket},
-    observe::metrics,
+    observe::{
+        hooks::{EnqueueHooks, JobEnqueued},
+        metrics,
+    },
     proof::fault,
     store::{
         Mark, NewJob, PublishedBy, Store, StoreError,
@@ -176,11 +179,12 @@ pub(crate) const BUSY_AFTER: Duration = Duration::from_secs(1);
 pub(crate) fn batcher(
     store: Store,
     publications: Option<Publications>,
+    hooks: EnqueueHooks,
 ) -> Batcher<NewJob, Result<Created, EnqueueError>> {
     let bytes = |job: &NewJob| job.payload.len();
     Batcher::spawn_for_callers_that_return(bytes, move |jobs: Vec<NewJob>| {
-        let (store, publications) = (store.clone(), publications.clone());
-        async move { insert_each(&store, publications.as_ref(), jobs).await }
+        let (store, publications, hooks) = (store.clone(), publications.clone(), hooks.clone());
+        async move { insert_each(&store, publications.as_ref(), &hooks, jobs).await }
     })
 }
 
@@ -188,6 +192,7 @@ pub(crate) fn batcher(
 async fn insert_each(
     store: &Store,
     publications: Option<&Publications>,
+    hooks: &EnqueueHooks,
     jobs: Vec<NewJob>,
 ) -> Vec<Result<Created, EnqueueError>> {
     let began_at = Instant::now();
@@ -209,7 +214,7 @@ async fn insert_each(
             answers.extend(part.iter().map(|job| Err(key_busy(std::slice::from_ref(job)))));
             continue;
         }
-        match insert(store, publications, &mut part, patience).await {
+        match insert(store, publications, hooks, &mut part, patience).await {
             Ok(created) => answers.extend(created),
             // One job cannot be stored, or waits for a transaction; the others must not suffer for it.
             Err(error) if part.len() > 1 && may_be_of_one(&error) => {
@@ -258,16 +263,17 @@ static WAITING: Semaphore = Semaphore::const_new(2);
 pub(crate) async fn insert_patiently(
     store: &Store,
     publications: &Publications,
+    hooks: &EnqueueHooks,
     mut jobs: Vec<NewJob>,
     busy: Option<EnqueueError>,
     busy_at: Instant,
 ) -> Result<Vec<Result<Created, EnqueueError>>, EnqueueError> {
-    let (of_task, publications) = (store.clone(), publications.clone());
+    let (of_task, publications, hooks) = (store.clone(), publications.clone(), hooks.clone());
     let inserted = store.spawn(async move {
         let store = &of_task;
         let busy = match busy {
             Some(busy) => busy,
-            None => match insert(store, Some(&publications), &mut jobs, PATIENCE).await {
+            None => match insert(store, Some(&publications), &hooks, &mut jobs, PATIENCE).await {
                 Err(busy @ EnqueueError::KeyBusy { .. }) => busy,
                 inserted => return inserted,
             },
@@ -276,7 +282,7 @@ pub(crate) async fn insert_patiently(
             return Err(busy);
         };
         let left = busy_at.saturating_duration_since(Instant::now()).max(NO_PATIENCE);
-        insert(store, Some(&publications), &mut jobs, left).await
+        insert(store, Some(&publications), &hooks, &mut jobs, left).await
     });
     inserted.await.unwrap_or_else(|_| Err(StoreError::from(sqlx::Error::WorkerCrashed).into()))
 }
@@ -287,6 +293,7 @@ pub(crate) async fn insert_patiently(
 pub(crate) async fn insert(
     store: &Store,
     publications: Option<&Publications>,
+    hooks: &EnqueueHooks,
     jobs: &mut [NewJob],
     patience: Duration,
 ) -> Result<Vec<Result<Created, EnqueueError>>, EnqueueError> {
@@ -312,6 +319,7 @@ pub(crate) async fn insert(
     metrics::batch("enqueue", jobs.len());
     fault::point("enqueued");
     note_enqueued(jobs, &new);
+    tell(hooks, jobs, &new, false);
     if let Some((publications, room)) = room {
         let mut messages = prepared.unwrap_or_default();
         let has_message = |job: &JobId| new.get(job).is_some_and(|has_message| *has_message);
@@ -331,7 +339,7 @@ pub(crate) async fn insert(
         Ok(holders) => {
             let mut created = created(jobs, &new, &holders);
             if created.iter().any(Result::is_err)
-                && let Err(error) = insert_again(store, jobs, &mut created, patience).await
+                && let Err(error) = insert_again(store, hooks, jobs, &mut created, patience).await
             {
                 // The other jobs are committed, and stay.
                 for failed in created.iter_mut().filter(|created| created.is_err()) {
@@ -358,10 +366,30 @@ fn note_enqueued(jobs: &[NewJob], new: &HashMap<JobId, bool>) {
     }
 }
 
+/// Tells the hooks of the jobs that were created.
+fn tell(hooks: &EnqueueHooks, jobs: &[NewJob], new: &HashMap<JobId, bool>, in_transaction: bool) {
+    if !hooks.hear() {
+        return;
+    }
+    for job in jobs.iter().filter(|job| new.contains_key(&job.id)) {
+        hooks.enqueued(|| JobEnqueued {
+            id: job.id,
+            queue: job.queue.clone(),
+            kind: job.kind.clone(),
+            max_attempts: job.max_attempts,
+            unique_key: job.key.as_ref().map(|(_, key)| key.clone()),
+            delay: job.delay,
+            run_at: job.run_at,
+            in_transaction,
+        });
+    }
+}
+
 /// Inserts once more the jobs whose key was held, but whose holder was gone when it was looked for: retention has
 /// removed it in between. The relay publishes them.
 async fn insert_again(
     store: &Store,
+    hooks: &EnqueueHooks,
     jobs: &[NewJob],
     created: &mut [Result<Created, EnqueueError>],
     patience: Duration,
@@ -375,6 +403,7 @@ async fn insert_again(
     }
     let new = store.enqueue(&again, patience).await?;
     note_enqueued(&again, &new);
+    tell(hooks, &again, &new, false);
     let holders = store.held_keys(&keys_of_others(&again, &new)).await?;
     for (at, answer) in places.into_iter().zip(self::created(&again, &new, &holders)) {
         created[at] = answer;
@@ -436,6 +465,7 @@ fn created(
 /// that is committed.
 pub(crate) async fn insert_in(
     connection: &mut sqlx::PgConnection,
+    hooks: &EnqueueHooks,
     jobs: &[NewJob],
 ) -> Result<(Vec<Created>, Vec<Ticket>), EnqueueError> {
     let new = match Store::enqueue_in(connection, jobs).await {
@@ -445,5 +475,6 @@ pub(crate) async fn insert_in(
     let keys = keys_of_others(jobs, &new);
     let holders = if keys.is_empty() { vec![] } else { Store::held_keys_in(connection, &keys).await? };
     let created = created(jobs, &new, &holders).into_iter().collect::<Result<_, _>>()?;
+    tell(hooks, jobs, &new, true);
     Ok((created, first_tickets(jobs, &new)))
 }

@@ -44,6 +44,7 @@ macro_rules! words {
 
 words! {
     /// How an attempt ended: `outcome` in Postgres.
+    #[non_exhaustive]
     AttemptOutcome, "outcome" {
         /// The handler succeeded.
         Completed = "completed",
@@ -105,6 +106,7 @@ impl AttemptOutcome {
 
 words! {
     /// Why a job or a message is a dead letter.
+    #[non_exhaustive]
     Category, "category" {
         /// The last attempt failed.
         Exhausted = "exhausted",
@@ -133,6 +135,7 @@ words! {
 
 words! {
     /// The part of tenure that recovered a job: `path` in Postgres.
+    #[non_exhaustive]
     RecoveryPath, "path" {
         /// A worker at its start, for earlier processes of its host.
         Reconcile = "reconcile",

@@ -285,6 +285,12 @@ impl JobError {
         self.permanent
     }
 
+    /// The error itself, for tools that walk an error and its causes by [`std::error::Error::source`].
+    #[must_use]
+    pub fn as_error(&self) -> &(dyn std::error::Error + Send + Sync + 'static) {
+        &*self.source
+    }
+
     /// Returns this error as a [`std::error::Error`]. Turned into a `JobError` again, alone or as a cause of another
     /// error, it still says what this one says: that it is permanent, or when to retry.
     #[must_use]

@@ -59,7 +59,7 @@ pub const BUCKETS: [(&str, &[f64]); 6] = [
 
 /// Every metric, and its help text. A test compares the list with the code, the docs, the dashboard and the alerts.
 #[cfg(any(feature = "prometheus", test))]
-pub(crate) const METRICS: [(&str, Type, &str); 48] = {
+pub(crate) const METRICS: [(&str, Type, &str); 49] = {
     use Type::{Counter, Gauge, Histogram};
     [
         ("tenure_jobs_enqueued_total", Counter, "Jobs created; duplicates by unique key do not count."),
@@ -79,6 +79,7 @@ pub(crate) const METRICS: [(&str, Type, &str); 48] = {
         ("tenure_redriven_total", Counter, "Dead letters that went back to the queue."),
         ("tenure_purged_total", Counter, "Rows that retention removed."),
         ("tenure_schedule_ticks_total", Counter, "Ticks of schedules that were due."),
+        ("tenure_hook_failures_total", Counter, "Events that a hook of the program did not handle."),
         ("tenure_panics_total", Counter, "Panics of tenure's internal tasks."),
         ("tenure_database_errors_total", Counter, "Database calls that failed."),
         ("tenure_job_wait_seconds", Histogram, "Queue latency: from due until claimed."),
@@ -290,6 +291,11 @@ pub(crate) fn refused_write(write: &'static str) {
 /// Counts messages published for jobs that exist.
 pub(crate) fn published(messages: usize) {
     counter!("tenure_published_total").increment(messages as u64);
+}
+
+/// Counts an event that a hook did not handle, because it was dropped or the hook panicked.
+pub(crate) fn hook_failed(hook: &'static str, why: &'static str) {
+    counter!("tenure_hook_failures_total", "hook" => hook, "why" => why).increment(1);
 }
 
 /// Counts a panic of an internal task.

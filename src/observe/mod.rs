@@ -2,6 +2,8 @@
 
 #[cfg_attr(not(feature = "worker"), allow(dead_code, reason = "parts of it are a worker's"))]
 pub(crate) mod health;
+#[cfg_attr(not(feature = "worker"), allow(dead_code, reason = "parts of it are a worker's"))]
+pub(crate) mod hooks;
 #[cfg(feature = "http")]
 pub mod http;
 #[cfg_attr(not(feature = "worker"), allow(dead_code, reason = "parts of it are a worker's"))]

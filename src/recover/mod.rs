@@ -20,14 +20,22 @@ pub(crate) mod standing;
 pub(crate) mod vanished;
 pub(crate) mod waiting;
 
+use std::sync::Arc;
+
 use crate::{
-    job::attempt::{Category, Reason, RecoveryPath, Route},
-    observe::metrics,
+    job::{
+        JobError,
+        attempt::{Category, Reason, RecoveryPath, Route},
+    },
+    observe::{
+        hooks::{Hooks, JobDied, JobLost},
+        metrics,
+    },
     store::EndedAttempt,
 };
 
-/// Logs and counts the jobs that one path has reset, for this reason.
-fn report_reset(path: RecoveryPath, reason: Reason, reset: &[EndedAttempt], worker: &str) {
+/// Logs and counts the jobs that one path has reset, for this reason, and tells the hooks.
+fn report_reset(path: RecoveryPath, reason: Reason, reset: &[EndedAttempt], worker: &str, hooks: &Hooks) {
     for attempt in reset {
         let what = match attempt.category {
             Some(Category::Silent) => "reset a job: its handler was silent; its worker is alive",
@@ -40,12 +48,36 @@ fn report_reset(path: RecoveryPath, reason: Reason, reset: &[EndedAttempt], work
         );
     }
     for attempt in reset {
-        metrics::lost(&attempt.kind);
-        if attempt.route == Route::Failed {
-            metrics::died(attempt.category.unwrap_or(Category::Lost));
-        }
+        note_lost(path, reason, attempt, hooks);
     }
     metrics::recovered(path, reason, reset.len());
+}
+
+/// Counts the attempt of a job that was reset, and tells the hooks.
+pub(crate) fn note_lost(path: RecoveryPath, reason: Reason, attempt: &EndedAttempt, hooks: &Hooks) {
+    metrics::lost(&attempt.kind);
+    hooks.lost(|worker| JobLost {
+        id: attempt.job,
+        queue: attempt.queue.clone(),
+        kind: attempt.kind.clone(),
+        worker,
+        owner: attempt.owner.clone(),
+        token: attempt.token,
+        path,
+        silence: Some(attempt.silence),
+    });
+    if attempt.route == Route::Failed {
+        let category = attempt.category.unwrap_or(Category::Lost);
+        metrics::died(category);
+        hooks.died(|worker| JobDied {
+            id: attempt.job,
+            queue: attempt.queue.clone(),
+            kind: attempt.kind.clone(),
+            worker,
+            category,
+            error: Arc::new(JobError::msg(reason.text())),
+        });
+    }
 }
 
 #[cfg(all(test, feature = "dev"))]

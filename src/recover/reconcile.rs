@@ -23,6 +23,7 @@ use std::{
 use super::report_reset;
 use crate::{
     job::attempt::{Reason, RecoveryPath},
+    observe::hooks::Hooks,
     proof::fault,
     store::{HostWorker, Registration, Store, StoreError},
 };
@@ -123,7 +124,12 @@ fn is_dead(other: &HostWorker, us: &Identity, folder: &Path) -> bool {
 }
 
 /// Resets the jobs of dead processes of this host. Returns how many.
-pub(crate) async fn reconcile(store: &Store, us: &Registration, folder: &Path) -> Result<usize, StoreError> {
+pub(crate) async fn reconcile(
+    store: &Store,
+    us: &Registration,
+    folder: &Path,
+    hooks: &Hooks,
+) -> Result<usize, StoreError> {
     let identity = Identity {
         boot_id: us.boot_id.clone(),
         pid_namespace: us.pid_namespace.clone(),
@@ -140,7 +146,7 @@ pub(crate) async fn reconcile(store: &Store, us: &Registration, folder: &Path) -
     }
     let reset = store.reset_workers(&dead, &us.hostname, &us.worker_id).await?;
     fault::point("reconciled");
-    report_reset(RecoveryPath::Reconcile, Reason::ProcessDied, &reset, &us.worker_id);
+    report_reset(RecoveryPath::Reconcile, Reason::ProcessDied, &reset, &us.worker_id, hooks);
     // Last: after a crash in between, the dead owners of the remaining jobs must still be known.
     // A process whose transaction still holds the row of a job stays known, too, for `vanished`.
     let forgotten = store.forget_workers(Some(&dead), Duration::ZERO).await?;
@@ -225,13 +231,13 @@ mod tests {
             store.register_worker(worker).await.unwrap();
         }
         let folder = Path::new("/nowhere");
-        assert_eq!(reconcile(store, &us, folder).await.unwrap(), 0, "it owns nothing");
+        assert_eq!(reconcile(store, &us, folder, &Hooks::default()).await.unwrap(), 0, "it owns nothing");
         store.register_worker(&dead).await.unwrap();
         for owner in ["dead", "dead", "us"] {
             place.claimed_by(owner).await;
         }
         place.execute("UPDATE tenure.jobs SET worker_host = 'host'").await;
-        assert_eq!(reconcile(store, &us, folder).await.unwrap(), 2);
+        assert_eq!(reconcile(store, &us, folder, &Hooks::default()).await.unwrap(), 2);
         let left = place.value("SELECT string_agg(worker_id, ' ') FROM tenure.workers").await;
         assert_eq!(left, "us");
         let owners = "SELECT string_agg(worker_id, ' ') FROM tenure.jobs WHERE status = 'processing'";

@@ -23,7 +23,7 @@ use crate::{
         attempt::{Reason, RecoveryPath},
     },
     nats::Nats,
-    observe::repeats,
+    observe::{hooks::Hooks, repeats},
     proof::fault,
     store::{Store, StoreError, batch::halve},
 };
@@ -43,6 +43,7 @@ pub(crate) async fn scan(
     worker_id: &str,
     scan_every: Duration,
     stale_after: Duration,
+    hooks: &Hooks,
 ) -> Result<Option<usize>, StoreError> {
     let Some(gate) = store.scan_gate(scan_every, stale_after, SILENT_MAX).await? else { return Ok(None) };
     if gate.stale > 0 && (gate.in_grace || gate.breaker_open) {
@@ -56,7 +57,7 @@ pub(crate) async fn scan(
     }
     let mut reset = 0;
     for jobs in gate.may_be_reset().chunks(RESETS_MAX) {
-        reset += reset_some(store, jobs, worker_id).await?;
+        reset += reset_some(store, jobs, worker_id, hooks).await?;
     }
     // Housekeeping. Partitions are made a week ahead: once per scan is enough, and costs one lookup.
     store.create_partitions().await?;
@@ -80,7 +81,12 @@ pub(crate) async fn scan(
 
 /// Resets these jobs. A job that Postgres refuses to write keeps no other from its reset: the batch is halved, down to
 /// that job.
-async fn reset_some(store: &Store, jobs: &[JobId], worker_id: &str) -> Result<usize, StoreError> {
+async fn reset_some(
+    store: &Store,
+    jobs: &[JobId],
+    worker_id: &str,
+    hooks: &Hooks,
+) -> Result<usize, StoreError> {
     let mut reset = 0;
     let mut parts = vec![jobs.to_vec()];
     while let Some(part) = parts.pop() {
@@ -89,7 +95,7 @@ async fn reset_some(store: &Store, jobs: &[JobId], worker_id: &str) -> Result<us
                 if !ended.is_empty() {
                     fault::point("reset");
                 }
-                report_reset(RecoveryPath::Scanner, Reason::Silent, &ended, worker_id);
+                report_reset(RecoveryPath::Scanner, Reason::Silent, &ended, worker_id, hooks);
                 reset += ended.len();
             }
             Err(error) if !error.may_be_of_one_row() => return Err(error),

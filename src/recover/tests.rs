@@ -29,12 +29,18 @@ fn reset_jobs_are_counted_by_path_and_by_outcome() {
         (RecoveryPath::Scanner, Reason::Silent),
     ];
     for (path, reason) in paths {
-        report_reset(path, reason, &[ended(Route::Queued), ended(Route::Queued)], "me");
+        report_reset(path, reason, &[ended(Route::Queued), ended(Route::Queued)], "me", &Hooks::default());
         assert_eq!(counts.of(&format!("tenure_recoveries_total{{path={path},reason={reason}}}")), 2);
     }
     assert_eq!((counts.of("tenure_attempts_total{kind=k,outcome=lost}"), died()), (6, 0));
-    report_reset(RecoveryPath::Scanner, Reason::Silent, &[ended(Route::Failed)], "me");
+    report_reset(RecoveryPath::Scanner, Reason::Silent, &[ended(Route::Failed)], "me", &Hooks::default());
     assert_eq!(died(), 1);
-    report_reset(RecoveryPath::Scanner, Reason::Silent, &[ended_as(Route::Failed, Category::Silent)], "me");
+    report_reset(
+        RecoveryPath::Scanner,
+        Reason::Silent,
+        &[ended_as(Route::Failed, Category::Silent)],
+        "me",
+        &Hooks::default(),
+    );
     assert_eq!((died(), counts.of("tenure_dead_letters_total{category=silent}")), (1, 1));
 }

@@ -23,6 +23,7 @@ use crate::{
     config::Timing,
     job::attempt::{Reason, RecoveryPath},
     nats::{Nats, Probed},
+    observe::hooks::Hooks,
     proof::fault,
     store::{Store, StoreError},
 };
@@ -100,6 +101,7 @@ pub(crate) async fn look(
     nats: &Nats,
     timing: &Timing,
     worker_id: &str,
+    hooks: &Hooks,
 ) -> Result<Looked, StoreError> {
     if !has_settled(store, nats, timing) {
         return Ok(Looked::Reset(0));
@@ -135,7 +137,7 @@ pub(crate) async fn look(
     if !reset.is_empty() {
         fault::point("reset");
     }
-    report_reset(RecoveryPath::Vanished, Reason::WorkerGone, &reset, worker_id);
+    report_reset(RecoveryPath::Vanished, Reason::WorkerGone, &reset, worker_id, hooks);
     // A live process that was forgotten by mistake registers again.
     store.forget_workers(Some(&gone), timing.renew_every * FORGOTTEN_RENEWALS).await?;
     Ok(Looked::Reset(reset.len()))

@@ -17,6 +17,7 @@ use crate::{
     observe::metrics::KindMeasures,
     run::{
         context::JobContext,
+        layers::{self, Call, Layer, Next},
         running::{CancelReason, OnCrash, OnWriteLoss, Rules, RunningJob},
         threads::{Threads, Watched},
     },
@@ -166,6 +167,7 @@ pub struct KindOptions {
     pub(crate) on_crash: OnCrash,
     pub(crate) on_write_loss: OnWriteLoss,
     pub(crate) no_history: bool,
+    pub(crate) layers: Vec<Layer<()>>,
 }
 
 impl std::fmt::Debug for KindOptions {
@@ -180,6 +182,7 @@ impl std::fmt::Debug for KindOptions {
             .field("on_crash", &self.on_crash)
             .field("on_write_loss", &self.on_write_loss)
             .field("no_history", &self.no_history)
+            .field("layers", &self.layers.len())
             .finish_non_exhaustive()
     }
 }
@@ -284,9 +287,24 @@ impl KindOptions {
         self.keepalive_every = Some(every);
         self
     }
+
+    /// Adds a layer around the handlers of this kind alone, inside those of [`WorkerBuilder::layer`], which shows how
+    /// to write one. Of several, the first is the outermost. Its context has no state.
+    ///
+    /// [`WorkerBuilder::layer`]: crate::WorkerBuilder::layer
+    #[must_use]
+    pub fn layer<F, Fut>(mut self, layer: F) -> Self
+    where
+        F: Fn(Call, Next) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output: IntoOutcome> + Send + 'static,
+    {
+        self.layers.push(layers::layer(layer));
+        self
+    }
 }
 
-type Run<S> = dyn Fn(String, JobContext<S>) -> BoxFuture<'static, Result<Outcome, JobError>> + Send + Sync;
+pub(crate) type Run<S> =
+    dyn Fn(String, JobContext<S>) -> BoxFuture<'static, Result<Outcome, JobError>> + Send + Sync;
 
 /// A handler, and the options of its kind.
 pub(crate) struct Kind<S> {
@@ -428,7 +446,10 @@ impl<S: Send + Sync + 'static> Kinds<S> {
             on_crash,
             on_write_loss,
             no_history,
+            layers,
         } = options;
+        let layers: Vec<_> = layers.into_iter().map(layers::beside_a_state).collect();
+        let run = layers::surround(&layers, run);
         let shown = name.unwrap_or("*");
         let times =
             [("timeout", timeout), ("stale_after", stale_after), ("keepalive_every", keepalive_every)];
@@ -450,6 +471,13 @@ impl<S: Send + Sync + 'static> Kinds<S> {
             None => self.any.replace(kind).is_some(),
         };
         if before { Err(HandlerError::Twice(shown.into())) } else { Ok(()) }
+    }
+
+    /// Puts the worker's layers around every handler.
+    pub(crate) fn surround(&mut self, layers: &[Layer<S>]) {
+        for kind in self.named.values_mut().chain(&mut self.any) {
+            kind.run = layers::surround(layers, kind.run.clone());
+        }
     }
 
     /// Fills in the worker's `stale_after`, and validates every kind's own.

@@ -12,6 +12,7 @@
 //! - `completing_again_under_the_same_claim_is_the_same_completion`
 //! - `a_woken_worker_whose_job_was_taken_can_write_nothing`
 
+mod events;
 mod verdict;
 
 use std::{sync::Arc, time::Duration};
@@ -27,6 +28,7 @@ use crate::{
         storable,
     },
     observe::{
+        hooks::Hooks,
         metrics::{self, KindMeasures},
         rates::QueueRates,
         repeats, trace,
@@ -52,6 +54,7 @@ pub(crate) enum Settled {
 #[derive(Clone)]
 pub(crate) struct Settle {
     store: Store,
+    hooks: Hooks,
     /// `None`: those who watch are not told.
     hints: Option<Hints>,
     completions: Batcher<Completion, Result<bool, StoreError>>,
@@ -62,7 +65,7 @@ pub(crate) struct Settle {
 }
 
 impl Settle {
-    pub(crate) fn new(store: Store, worker_id: Arc<str>, hints: Option<Hints>) -> Self {
+    pub(crate) fn new(store: Store, worker_id: Arc<str>, hooks: Hooks, hints: Option<Hints>) -> Self {
         let completions = |how| {
             let store = store.clone();
             let bytes = |completion: &Completion| completion.output.as_ref().map_or(0, String::len);
@@ -85,22 +88,25 @@ impl Settle {
             ends: ends(),
             ends_again: ends(),
             store,
+            hooks,
             hints,
         }
     }
 
-    /// Writes a verdict, and retries for as long as Postgres is away. `ran` is how long the attempt ran, `measures`
-    /// are those of its kind, `rates` is its queue's.
+    /// Writes a verdict, and retries for as long as Postgres is away. `error` is the handler's, for the hooks. `ran` is
+    /// how long the attempt ran, `measures` are those of its kind, `rates` is its queue's.
     pub(crate) async fn write(
         &self,
         job: &RunningJob,
         verdict: Verdict,
+        error: Option<JobError>,
         ran: Duration,
         measures: Option<&KindMeasures>,
         rates: Option<&QueueRates>,
     ) -> Settled {
         let kind = &job.claim.kind;
         let mut said = None;
+        let mut written = None;
         let (outcome, settled) = match verdict {
             Verdict::Written => (AttemptOutcome::Completed, Settled::Written),
             Verdict::Lost => (AttemptOutcome::Lost, Settled::Lost),
@@ -113,18 +119,22 @@ impl Settle {
                         let error = JobError::permanent(error).text();
                         let error = format!("the completion was refused: {error}");
                         said = Some(error.clone());
-                        let end = AttemptEnd {
+                        let mut end = AttemptEnd {
                             error: Some(error),
                             category: Some(Category::InvalidOutput),
                             ..AttemptEnd::new(job.key, AttemptOutcome::Failed)
                         };
-                        Box::pin(self.end(end)).await
+                        let answer = Box::pin(self.end(&mut end)).await;
+                        written = Some(end);
+                        answer
                     }
                 }
             }
-            Verdict::End(end) => {
+            Verdict::End(mut end) => {
                 said = loggable(&end);
-                Box::pin(self.end(end)).await
+                let answer = Box::pin(self.end(&mut end)).await;
+                written = Some(end);
+                answer
             }
         };
         if settled == Settled::Written {
@@ -153,8 +163,11 @@ impl Settle {
                 (_, None) => tracing::info!(outcome = word, ran_ms, "attempt ended"),
             }
             trace::ended(outcome);
+            // Not earlier: a hook may rely on the end being there for all to see.
+            events::ended(&self.hooks, job, outcome, written, error, ran);
         } else {
             trace::ended(AttemptOutcome::Lost);
+            events::lost(&self.hooks, job);
         }
         settled
     }
@@ -197,8 +210,9 @@ impl Settle {
         }
     }
 
-    /// Writes the end of an attempt; also returns its outcome.
-    async fn end(&self, mut end: AttemptEnd) -> (AttemptOutcome, Settled) {
+    /// Writes the end of an attempt; also returns its outcome. If Postgres refuses a value of it, `end` becomes the one
+    /// that it accepts.
+    async fn end(&self, end: &mut AttemptEnd) -> (AttemptOutcome, Settled) {
         let mut wait = Waits::new();
         let mut ends = &self.ends;
         loop {
@@ -222,7 +236,7 @@ impl Settle {
                         // Any value of the end may be at fault. Postgres accepts this end, which has few values.
                         let why = JobError::from(error).text();
                         let said = end.error.take().unwrap_or_default();
-                        end = AttemptEnd {
+                        *end = AttemptEnd {
                             error: Some(format!("{said} (the verdict {} was refused: {why})", end.verdict)),
                             category: Some(Category::Refused),
                             ..AttemptEnd::new(end.key, AttemptOutcome::Failed)
@@ -281,15 +295,19 @@ impl Waits {
     }
 }
 
+/// Returns the category of the dead letter that this end of an attempt has made.
+fn category(end: &AttemptEnd) -> Category {
+    end.category.unwrap_or(match end.verdict {
+        // A release is charged as a retry once a job has had too many of them.
+        AttemptOutcome::Retried | AttemptOutcome::Released => Category::Exhausted,
+        _ => Category::Permanent,
+    })
+}
+
 /// Counts the outcome of an attempt that did not complete.
 fn measure(end: &AttemptEnd, route: Route) {
     if route == Route::Failed {
-        let usual = match end.verdict {
-            // A release is charged as a retry once a job has had too many of them.
-            AttemptOutcome::Retried | AttemptOutcome::Released => Category::Exhausted,
-            _ => Category::Permanent,
-        };
-        metrics::died(end.category.unwrap_or(usual));
+        metrics::died(category(end));
     }
     if let Some(reason) = end.reason {
         metrics::recovered(RecoveryPath::Worker, reason, 1);

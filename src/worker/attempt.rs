@@ -166,7 +166,7 @@ impl<S: Send + Sync + 'static> Attempts<S> {
         }
         // A handler that was asked to stop may return an error; if it returns a success, that must be written.
         let says_done = matches!(ended, Ended::Returned(Ok(Outcome::Done(_) | Outcome::DoneJson(_))));
-        let mut verdict = verdict(&job, ended, &kind.retry, kind.timeout);
+        let (mut verdict, error) = verdict(&job, ended, &kind.retry, kind.timeout);
         let write = match &mut verdict {
             Verdict::End(end) => {
                 // The next attempt reads the last checkpoint.
@@ -183,7 +183,7 @@ impl<S: Send + Sync + 'static> Attempts<S> {
         let messages = job.end();
         let rates = self.queues.measures.get(&job.claim.queue).map(|measures| &measures.rates);
         let ran = began_at.elapsed();
-        let settled = self.settle.write(&job, verdict, ran, kind.measures.as_ref(), rates).await;
+        let settled = self.settle.write(&job, verdict, error, ran, kind.measures.as_ref(), rates).await;
         fault::point("settled");
         if settled == Settled::Lost && (says_done || !told) {
             Box::pin(self.heartbeat.lost(&job, write)).await;

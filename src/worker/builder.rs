@@ -11,10 +11,14 @@ use super::{error::WorkerError, queues::Wanted};
 use crate::{
     client::Tenure,
     job::Job,
-    observe::health::Health,
+    observe::{
+        health::Health,
+        hooks::{AttemptEnded, JobDied, JobLost, WorkerHooks},
+    },
     run::{
         context::JobContext,
         handlers::{IntoOutcome, KindOptions, Kinds},
+        layers::{self, Call, Layer, Next},
     },
 };
 
@@ -50,6 +54,8 @@ impl Worker {
             health: Health::new(tenure.config().timing.renew_every * HUNG_RENEWALS),
             state: Arc::new(()),
             kinds: Kinds::default(),
+            layers: Vec::new(),
+            hooks: WorkerHooks::default(),
             queues: Wanted::new(),
             error: None,
             recovery: Recovery::ALL.to_vec(),
@@ -85,6 +91,9 @@ pub struct WorkerBuilder<S = ()> {
     pub(super) health: Health,
     pub(super) state: Arc<S>,
     pub(super) kinds: Kinds<S>,
+    /// The first one is the outermost.
+    pub(super) layers: Vec<Layer<S>>,
+    pub(super) hooks: WorkerHooks,
     pub(super) queues: Wanted,
     pub(super) error: Option<WorkerError>,
     pub(super) recovery: Vec<Recovery>,
@@ -103,7 +112,7 @@ impl<S> std::fmt::Debug for WorkerBuilder<S> {
 
 impl WorkerBuilder {
     /// Makes this value the [`JobContext::state`] of every handler that is added after this call. A handler that was
-    /// added before it keeps its context without a state.
+    /// added before it keeps its context without a state; so does a layer.
     ///
     /// ```no_run
     /// # use tenure::{Job, JobContext, JobError, Outcome, Tenure, Worker};
@@ -127,6 +136,8 @@ impl WorkerBuilder {
             health: self.health,
             state: Arc::new(state),
             kinds: self.kinds.beside_a_state(),
+            layers: self.layers.into_iter().map(layers::beside_a_state).collect(),
+            hooks: self.hooks,
             queues: self.queues,
             error: self.error,
             recovery: self.recovery,
@@ -183,6 +194,99 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
         self.queues.untyped();
         let added = self.kinds.add(None, options, handler);
         self.note(added);
+        self
+    }
+
+    /// Puts a layer around every handler of this worker, those added before this call and those added after it: for
+    /// what concerns all kinds, such as a span, a time limit, encryption, or a session of a database. Of several, the
+    /// first is the outermost: it is the first to see the payload, and the last to see the outcome.
+    ///
+    /// ```no_run
+    /// # use std::time::Instant;
+    /// # use tenure::WorkerBuilder;
+    /// # fn f(worker: WorkerBuilder) -> WorkerBuilder {
+    /// worker.layer(|call, next| async move {
+    ///     let (kind, began_at) = (call.context().kind().to_owned(), Instant::now());
+    ///     let outcome = next.run(call).await;
+    ///     println!("{kind} took {:?}", began_at.elapsed());
+    ///     outcome
+    /// })
+    /// # }
+    /// ```
+    ///
+    /// A layer returns what a handler may return, and need not call what is next: an error or an outcome of its own
+    /// ends the attempt as the handler's would. It runs in the handler's task, within the attempt's span and time
+    /// limit. If it panics, the attempt fails as after a handler's panic; if the worker drops the handler, it drops the
+    /// layers, too. What the handler writes through its context (progress, checkpoints, the output of
+    /// [`JobContext::complete_in`]) does not pass the layers.
+    ///
+    /// A stack of tower's layers is one layer. Its inner service is the call of what is next, and the stack is built
+    /// once, so that its limits hold for all jobs of the worker:
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use tenure::{JobError, Worker, WorkerBuilder, layers::{Call, Next}};
+    /// use tower::{ServiceBuilder, ServiceExt};
+    ///
+    /// # fn f(worker: WorkerBuilder) -> WorkerBuilder {
+    /// let stack = ServiceBuilder::new()
+    ///     .timeout(Duration::from_secs(30))
+    ///     .service_fn(|(call, next): (Call, Next)| async move { next.run(call).await.map_err(JobError::into_error) });
+    /// worker.layer(move |call, next| {
+    ///     let answer = stack.clone().oneshot((call, next));
+    ///     async move { answer.await.map_err(JobError::from) }
+    /// })
+    /// # }
+    /// ```
+    pub fn layer<F, Fut>(mut self, layer: F) -> Self
+    where
+        F: Fn(Call<S>, Next<S>) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output: IntoOutcome> + Send + 'static,
+    {
+        self.layers.push(layers::layer(layer));
+        self
+    }
+
+    /// Calls this hook with each attempt whose end this worker has written, once that is committed: for an error
+    /// tracker, or metrics of your own. Lost attempts are those of [`WorkerBuilder::on_lost`].
+    ///
+    /// ```no_run
+    /// # fn f(worker: tenure::WorkerBuilder) -> tenure::WorkerBuilder {
+    /// worker.on_attempt_end(|end| {
+    ///     let Some(error) = &end.error else { return };
+    ///     let mut cause = error.as_error().source();
+    ///     while let Some(of) = cause {
+    ///         println!("{} failed, because {of}", end.id);
+    ///         cause = of.source();
+    ///     }
+    /// })
+    /// # }
+    /// ```
+    ///
+    /// A hook has a thread and a queue of its own, and hears the events of this worker one by one, in the order in
+    /// which they happened to each job. It may block, and may call [`tokio::spawn`]: the thread is in the context of
+    /// the handlers' runtime. It cannot harm a job. While 4,096 events wait for it, later ones are dropped and counted
+    /// (`tenure_hook_failures_total`); a panic is logged and counted, and the hook hears the next event. A worker that
+    /// stops waits at most 5 s for its hooks. Events are not stored: those of a process that dies are gone, and what
+    /// must not be missed is to be read from the database. Each call adds a hook.
+    pub fn on_attempt_end(mut self, hook: impl FnMut(&AttemptEnded) + Send + 'static) -> Self {
+        self.hooks.ends.push(Box::new(hook));
+        self
+    }
+
+    /// Calls this hook with each job that was lost: one that this worker no longer owned when its handler ended, and
+    /// one that this worker reset because its owner was gone or silent. Two workers may thus tell of one loss. It
+    /// follows the rules of [`WorkerBuilder::on_attempt_end`].
+    pub fn on_lost(mut self, hook: impl FnMut(&JobLost) + Send + 'static) -> Self {
+        self.hooks.losses.push(Box::new(hook));
+        self
+    }
+
+    /// Calls this hook with each dead letter that this worker has written, once that is committed: after a last
+    /// attempt, after too many losses, of a kind that no worker knows, of a message that cannot be a job. It follows
+    /// the rules of [`WorkerBuilder::on_attempt_end`], which hears of a failed last attempt, too.
+    pub fn on_dead(mut self, hook: impl FnMut(&JobDied) + Send + 'static) -> Self {
+        self.hooks.deaths.push(Box::new(hook));
         self
     }
 

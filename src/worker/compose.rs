@@ -46,6 +46,10 @@ impl<S: Send + Sync + 'static> Life<S> {
         }
         // Not earlier: the measures register with the recorder that is installed by now.
         builder.kinds.measure();
+        builder.kinds.surround(&builder.layers);
+        let no_threads = |error| WorkerError::Threads(Arc::new(error));
+        let threads = Threads::new(builder.handlers_on).map_err(no_threads)?;
+        let hooks = builder.hooks.start(&worker_id, threads.handle()).map_err(no_threads)?;
         let queues = Arc::new(builder.queues.serve());
         if builder.makes_transactions {
             warn_of_few_connections(queues.total, builder.tenure.store());
@@ -69,13 +73,13 @@ impl<S: Send + Sync + 'static> Life<S> {
                 unknown_kind_after: config.timing.unknown_kind_after,
                 scan_every: config.timing.scan_every,
                 slots: queues.slots.clone(),
+                hooks: hooks.clone(),
             },
         );
         let handlers = Handlers {
             kinds: builder.kinds,
             state: builder.state,
-            threads: Threads::new(builder.handlers_on)
-                .map_err(|error| WorkerError::Threads(Arc::new(error)))?,
+            threads,
             cancel_grace: config.timing.cancel_grace,
             checkpoint_bytes_max: config.checkpoint_bytes_max,
             store: store.clone(),
@@ -84,7 +88,7 @@ impl<S: Send + Sync + 'static> Life<S> {
         let attempts = Arc::new(Attempts {
             handlers,
             deliver,
-            settle: Settle::new(store.clone(), worker_id.as_str().into(), Some(hints.clone())),
+            settle: Settle::new(store.clone(), worker_id.as_str().into(), hooks.clone(), Some(hints.clone())),
             heartbeat,
             store: store.clone(),
             nats: nats.clone(),
@@ -104,6 +108,7 @@ impl<S: Send + Sync + 'static> Life<S> {
             nats,
             recovery: builder.recovery,
             health: builder.health,
+            hooks,
             queues,
             running,
             attempts,

@@ -76,8 +76,8 @@ pub enum WorkerError {
         /// The reason.
         reason: String,
     },
-    /// The system has no threads left for handlers.
-    #[error("the threads for handlers could not be started: {0}")]
+    /// The system has no threads left for handlers or hooks.
+    #[error("the threads for handlers and hooks could not be started: {0}")]
     Threads(Arc<io::Error>),
     /// The worker's task ended before the worker had stopped; other workers recover its jobs.
     #[error(

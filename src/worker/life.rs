@@ -35,7 +35,7 @@ use super::{
 use crate::{
     config::Config,
     nats::{Control, Nats},
-    observe::{health::Health, metrics::Gauges},
+    observe::{health::Health, hooks::Hooks, metrics::Gauges},
     recover::{
         reconcile::{Identity, LifeSign},
         relay,
@@ -53,6 +53,7 @@ pub(super) struct Life<S> {
     pub(super) nats: Nats,
     pub(super) recovery: Vec<Recovery>,
     pub(super) health: Health,
+    pub(super) hooks: Hooks,
     pub(super) queues: Arc<Queues>,
     pub(super) running: Running,
     pub(super) attempts: Arc<Attempts<S>>,
@@ -97,6 +98,7 @@ impl<S: Send + Sync + 'static> Life<S> {
             health: self.health.clone(),
             reconciles: self.takes_part(Recovery::Reconcile),
             runtime_dir: self.config.runtime_dir.clone(),
+            hooks: self.hooks.clone(),
         };
         let (us, control) = tokio::select! {
             started = start.run(us) => started?,
@@ -251,6 +253,7 @@ impl<S: Send + Sync + 'static> Life<S> {
                 every: timing.scan_every,
                 stale_after: timing.stale_after,
                 worker_id: worker_id(),
+                hooks: self.hooks.clone(),
             });
             loops.spawn(Sweep {
                 store: store(),
@@ -269,6 +272,7 @@ impl<S: Send + Sync + 'static> Life<S> {
                 relay: relay(),
                 timing: timing.clone(),
                 worker_id: worker_id(),
+                hooks: self.hooks.clone(),
             });
         }
         if self.takes_part(Recovery::Relay) {
@@ -322,6 +326,7 @@ impl<S: Send + Sync + 'static> Life<S> {
             report: common.report,
             timing: self.config.timing.clone(),
             longest_grace: self.attempts.handlers.longest_grace(),
+            hooks: self.hooks.clone(),
             worker_id: self.worker_id.clone(),
         }
     }

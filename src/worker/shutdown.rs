@@ -1,5 +1,5 @@
 //! Shutdown: stops pulling and sends back messages that were on their way; lets running jobs finish; asks the rest to
-//! stop and releases them; publishes released jobs; signs off. In this order.
+//! stop and releases them; publishes released jobs; signs off; lets the hooks finish. In this order.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::loops::{Loops, figures::Report, relay::Relay};
-use crate::{config::Timing, nats::Nats, run::running::Running, store::Store};
+use crate::{config::Timing, nats::Nats, observe::hooks::Hooks, run::running::Running, store::Store};
 
 /// The end of a worker.
 pub(super) struct Shutdown {
@@ -24,6 +24,7 @@ pub(super) struct Shutdown {
     pub(super) timing: Timing,
     /// The longest time that a cancelled handler may take to end.
     pub(super) longest_grace: Duration,
+    pub(super) hooks: Hooks,
     pub(super) worker_id: String,
 }
 
@@ -58,6 +59,8 @@ impl Shutdown {
         self.leave_turns().await;
         self.sign_off().await;
         self.nats.flush().await;
+        // Last: nothing waits for a hook that hangs.
+        self.hooks.finish().await;
         tracing::info!(worker = %self.worker_id, "worker stopped");
     }
 

@@ -9,6 +9,7 @@ use crate::{
     nats::Control,
     observe::{
         health::Health,
+        hooks::Hooks,
         repeats::{self, Repeats},
     },
     recover::reconcile::reconcile,
@@ -23,6 +24,7 @@ pub(super) struct Start {
     pub(super) health: Health,
     pub(super) reconciles: bool,
     pub(super) runtime_dir: PathBuf,
+    pub(super) hooks: Hooks,
 }
 
 impl Start {
@@ -96,7 +98,7 @@ impl Start {
     async fn register(&self, us: &Registration) -> Result<(), StoreError> {
         self.store.register_worker(us).await?;
         if self.reconciles {
-            match reconcile(&self.store, us, &self.runtime_dir).await {
+            match reconcile(&self.store, us, &self.runtime_dir, &self.hooks).await {
                 // The scanner resets them later.
                 Err(error) if !error.is_unavailable() => {
                     tracing::error!(

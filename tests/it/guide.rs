@@ -13,7 +13,15 @@ use crate::{
     harness::{Bench, Child, bench, bench_with},
 };
 
-const EXAMPLES: [&str; 5] = ["exactly_once", "long_job", "retry_policy", "schedule", "transactional_enqueue"];
+const EXAMPLES: [&str; 7] = [
+    "exactly_once",
+    "long_job",
+    "retry_policy",
+    "schedule",
+    "sentry",
+    "tenant_spans",
+    "transactional_enqueue",
+];
 
 fn page(name: &str) -> String {
     std::fs::read_to_string(Path::new(crate::harness::ROOT).join("docs").join(name)).unwrap()

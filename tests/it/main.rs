@@ -42,6 +42,8 @@ mod fleet;
 mod given;
 mod guide;
 mod health;
+mod hooks;
+mod layers;
 mod life;
 mod limits;
 mod migrations;

@@ -7,7 +7,7 @@ use crate::proof::{Logs, Place, place, seconds};
 
 async fn scan_if_due(place: &Place) -> Option<usize> {
     let (store, nats) = (place.tenure.store(), place.tenure.nats());
-    scan(store, nats, &Memory::default(), "me", seconds(30), seconds(300)).await.unwrap()
+    scan(store, nats, &Memory::default(), "me", seconds(30), seconds(300), &Hooks::default()).await.unwrap()
 }
 
 async fn scan_now(place: &Place) -> Option<usize> {
@@ -77,7 +77,7 @@ async fn a_job_that_postgres_refuses_to_write_keeps_no_other_from_being_reset() 
     let mut reset = 0;
     // A refused transaction unlocks its rows a moment after its answer: meanwhile a reset skips them.
     for _ in 0..20 {
-        reset += reset_some(place.tenure.store(), &jobs, "me").await.unwrap();
+        reset += reset_some(place.tenure.store(), &jobs, "me", &Hooks::default()).await.unwrap();
     }
     assert_eq!(reset, 4);
     assert!(logs.of("Postgres refused to reset a stale job") > 0);
@@ -86,5 +86,5 @@ async fn a_job_that_postgres_refuses_to_write_keeps_no_other_from_being_reset() 
     assert_eq!(left, jobs[3].to_string());
     // A statement that fails as a whole is not tried for each job.
     place.execute("ALTER TABLE tenure.jobs RENAME TO hidden").await;
-    reset_some(place.tenure.store(), &jobs, "me").await.unwrap_err();
+    reset_some(place.tenure.store(), &jobs, "me", &Hooks::default()).await.unwrap_err();
 }

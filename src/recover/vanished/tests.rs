@@ -36,7 +36,7 @@ async fn look_once(place: &Place) -> usize {
 }
 
 async fn looked(place: &Place) -> Looked {
-    look(place.tenure.store(), place.tenure.nats(), &timing(), "me").await.unwrap()
+    look(place.tenure.store(), place.tenure.nats(), &timing(), "me", &Hooks::default()).await.unwrap()
 }
 
 /// Moves the last look, or the suspicion, this many renewals into the past.

@@ -446,9 +446,14 @@ impl<S> JobContext<S> {
 
     /// Returns this context without the worker's state, for a handler that was added before the state.
     pub(crate) fn unstated(&self) -> JobContext {
+        self.with_state(Arc::new(()))
+    }
+
+    /// Returns this context with another state.
+    pub(crate) fn with_state<T>(&self, state: Arc<T>) -> JobContext<T> {
         JobContext {
             job: self.job.clone(),
-            state: Arc::new(()),
+            state,
             store: self.store.clone(),
             heartbeat: self.heartbeat.clone(),
             checkpoint_bytes_max: self.checkpoint_bytes_max,

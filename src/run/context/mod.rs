@@ -286,7 +286,7 @@ impl<S> JobContext<S> {
         self.job.claim.checkpoint.as_deref()
     }
 
-    /// The payload as it was enqueued.
+    /// The payload as it was enqueued, before any layer.
     pub fn raw_payload(&self) -> &str {
         &self.job.claim.payload
     }

@@ -45,7 +45,7 @@ fn policy() -> RetryPolicy {
 }
 
 fn of(job: &RunningJob, ended: Ended) -> Short {
-    short(verdict(job, ended, &policy(), Some(seconds(3))))
+    short(verdict(job, ended, &policy(), Some(seconds(3))).0)
 }
 
 fn failed_with(text: &str) -> Ended {
@@ -114,7 +114,7 @@ async fn an_error_says_whether_and_when_there_is_another_attempt() {
         let mut policy = policy();
         policy.decide =
             decided.map(|decided| -> Arc<crate::run::handlers::Decide> { Arc::new(move |_, _| decided) });
-        short(verdict(&job, Ended::Returned(Err(error)), &policy, None))
+        short(verdict(&job, Ended::Returned(Err(error)), &policy, None).0)
     };
     let (usual, permanent) = (|| JobError::msg("x"), || JobError::permanent("x"));
     let after = || JobError::retry_after(seconds(7), "x");
@@ -172,11 +172,11 @@ fn completes(job: &RunningJob) -> Completion {
 }
 
 fn settle(place: &Place) -> Settle {
-    Settle::new(place.tenure.store().clone(), WORKER.into(), None)
+    Settle::new(place.tenure.store().clone(), WORKER.into(), Hooks::default(), None)
 }
 
 async fn write(settle: &Settle, job: &RunningJob, verdict: Verdict) -> Settled {
-    settle.write(job, verdict, seconds(1), None, None).await
+    settle.write(job, verdict, None, seconds(1), None, None).await
 }
 
 /// Locks all jobs: a settle waits until this is dropped.
@@ -207,7 +207,7 @@ async fn a_repeated_end_answers_as_the_first_one() {
         let job = place.running(WORKER).await;
         place.execute(&format!("UPDATE tenure.jobs SET {with} WHERE id = '{}'", job.key.job)).await;
         for time in ["first", "again"] {
-            let said = settle.end(ends(&job, verdict)).await;
+            let said = settle.end(&mut ends(&job, verdict)).await;
             assert_eq!(said, (outcome, Settled::Written), "{verdict} with {with}, {time}");
         }
         // An attempt that ended otherwise can no longer complete.
@@ -219,8 +219,8 @@ async fn a_repeated_end_answers_as_the_first_one() {
     place.tenure.store().take_over(taken.key.job, "other", Duration::ZERO).await.unwrap().unwrap();
     let foreign =
         AttemptEnd { key: ClaimKey { claim: uuid::Uuid::nil(), ..taken.key }, ..ends(&taken, Failed) };
-    for end in [ends(&taken, Retried), foreign] {
-        assert_eq!(settle.end(end).await.1, Settled::Lost);
+    for mut end in [ends(&taken, Retried), foreign] {
+        assert_eq!(settle.end(&mut end).await.1, Settled::Lost);
     }
 }
 
@@ -314,9 +314,9 @@ async fn an_end_waits_for_a_lock_and_for_postgres_and_holds_up_no_other() {
     let (locked, ended) = (place.running(WORKER).await, place.running(WORKER).await);
     let lock = lock(&place).await;
     let free = place.running(WORKER).await;
-    let mut waiting = Box::pin(async {
-        tokio::join!(settle.complete(completes(&locked)), settle.end(ends(&ended, Failed)))
-    });
+    let mut end = ends(&ended, Failed);
+    let mut waiting =
+        Box::pin(async { tokio::join!(settle.complete(completes(&locked)), settle.end(&mut end)) });
     let others = async {
         // Two jobs, because the first batch may hold the locked one.
         for job in [&free, &place.running(WORKER).await] {
@@ -380,8 +380,9 @@ async fn a_refused_row_of_a_batch_becomes_a_dead_letter_and_the_others_are_writt
     let settle = settle(&place);
     let output = Completion { output: Some("666".into()), ..completes(&jobs[1]) };
     assert_eq!(write(&settle, &jobs[1], Verdict::Complete(output)).await, Settled::Written);
-    let odd = AttemptEnd { error: Some("odd".into()), ..ends(&jobs[5], Failed) };
-    assert_eq!(settle.end(odd).await, (Failed, Settled::Written));
+    let mut odd = AttemptEnd { error: Some("odd".into()), ..ends(&jobs[5], Failed) };
+    assert_eq!(settle.end(&mut odd).await, (Failed, Settled::Written));
+    assert_eq!(odd.category, Some(Category::Refused), "what was written, for the hooks");
     let letter = "SELECT string_agg(category || ': ' || last_error, E'\\n') FROM tenure.dead_letter_jobs \
                   WHERE category IN ('invalid_output', 'refused')";
     let letters = place.value(letter).await;

@@ -32,29 +32,30 @@ pub(crate) enum Verdict {
     Lost,
 }
 
-/// Decides how an attempt ends. Pure, but for the jitter.
+/// Decides how an attempt ends. Pure, but for the jitter. Also returns the error that the handler returned.
 pub(crate) fn verdict(
     job: &RunningJob,
     ended: Ended,
     policy: &RetryPolicy,
     timeout: Option<Duration>,
-) -> Verdict {
+) -> (Verdict, Option<JobError>) {
     let attempt = Attempt { job, policy, timeout, asked: job.cancel_reason() };
     if job.settled.load(Ordering::Acquire) {
-        return Verdict::Written;
+        return (Verdict::Written, None);
     }
     if attempt.asked == Some(CancelReason::Lost) {
-        return Verdict::Lost;
+        return (Verdict::Lost, None);
     }
-    match ended {
+    let verdict = match ended {
         Ended::Returned(Ok(outcome)) => attempt.returned(outcome),
-        Ended::Returned(Err(error)) => attempt.erred(&error),
+        Ended::Returned(Err(error)) => return (attempt.erred(&error), Some(error)),
         Ended::Panicked(text) => {
             attempt.stopped(Some(&text)).unwrap_or_else(|| Verdict::End(attempt.retried(text)))
         }
         Ended::Dropped => attempt.dropped(),
         Ended::NeverBegan => attempt.never_began(),
-    }
+    };
+    (verdict, None)
 }
 
 /// An attempt that ended, with its rules, and the reason why it was asked to stop.

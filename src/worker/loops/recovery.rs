@@ -8,7 +8,7 @@ use super::{Work, jittered, relay::Relay};
 use crate::{
     config::{Retention, Timing},
     nats::{Nats, Probed},
-    observe::repeats,
+    observe::{hooks::Hooks, repeats},
     recover::{
         retention, scanner,
         vanished::{self, Looked},
@@ -31,20 +31,20 @@ pub(crate) struct Scan {
     pub(crate) every: Duration,
     pub(crate) stale_after: Duration,
     pub(crate) worker_id: String,
+    pub(crate) hooks: Hooks,
 }
 
 impl Work for Scan {
     const NAME: &'static str = "scan";
 
     async fn run(self) {
-        let (every, memory) = (self.every, Memory::default());
+        let Self { store, nats, every, stale_after, worker_id, hooks, .. } = &self;
+        let (every, stale_after, memory) = (*every, *stale_after, Memory::default());
         loop {
             // Scan at once when the turn comes: the gap to another worker's last scan must not grow.
             self.turns.wait_for(Turn::Scan).await;
             let began = Instant::now();
-            let scanned =
-                scanner::scan(&self.store, &self.nats, &memory, &self.worker_id, every, self.stale_after)
-                    .await;
+            let scanned = scanner::scan(store, nats, &memory, worker_id, every, stale_after, hooks).await;
             let went = match &scanned {
                 Ok(_) => Went::Well,
                 Err(error) if error.is_unavailable() => Went::Unsaid,
@@ -77,12 +77,14 @@ pub(crate) struct Look {
     pub(crate) relay: Relay,
     pub(crate) timing: Timing,
     pub(crate) worker_id: String,
+    pub(crate) hooks: Hooks,
 }
 
 impl Work for Look {
     const NAME: &'static str = "look";
 
     async fn run(self) {
+        let Self { store, nats, timing, worker_id, hooks, .. } = &self;
         loop {
             sleep(jittered(vanished::look_every(&self.timing))).await;
             self.turns.wait_for(Turn::Vanished).await;
@@ -90,7 +92,7 @@ impl Work for Look {
                 continue;
             }
             let began = Instant::now();
-            let went = match vanished::look(&self.store, &self.nats, &self.timing, &self.worker_id).await {
+            let went = match vanished::look(store, nats, timing, worker_id, hooks).await {
                 // Frozen processes do not answer, either. This worker is cut off if it does not hear itself.
                 Ok(Looked::Unanswered) => match self.presence.probe().await {
                     Probed::Answered => Went::Unsaid,
