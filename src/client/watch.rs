@@ -5,7 +5,7 @@
 //! ```
 //!
 //! A hint causes a look, and proves nothing. All jobs of a process share one subscription and its statements: a look
-//! reads all jobs that are due for one, and two looks are at least [`LOOKS_APART`] apart. Where no hint comes, each job
+//! reads all jobs that are due for one, and after [`LOOKS_AT_ONCE`] there is one every [`LOOKS_APART`]. Where no hint comes, each job
 //! is looked at by itself: soon, then less often, at least every [`PAUSE_LONGEST`].
 //!
 //! Invariants, each held by the test of that name:
@@ -31,7 +31,7 @@ use tokio::{
 use super::{Tenure, jobs::WaitError};
 use crate::{
     job::{JobId, Status},
-    nats::{Hinted, Nats, WATCHED_FOR},
+    nats::{Hint, Hinted, Nats, WATCHED_FOR},
     observe::repeats,
     store::{JobUpdate, Store, StoreError},
 };
@@ -42,8 +42,10 @@ const PAUSE_LONGEST: Duration = Duration::from_millis(500);
 const PAUSE_ALONE: (Duration, f64) = (Duration::from_millis(10), 1.5);
 /// The same while workers were asked to tell.
 const PAUSE_HINTED: (Duration, f64) = (Duration::from_millis(20), 2.0);
-/// The time between two looks, whatever the number of jobs.
+/// The time between two looks, whatever the number of jobs: how often there is another one.
 const LOOKS_APART: Duration = Duration::from_millis(5);
+/// How many looks there may be at once after a pause: the hints of one call need no spacing.
+const LOOKS_AT_ONCE: u32 = 20;
 /// The most jobs of one look.
 const LOOKED_AT_MAX: usize = 10_000;
 /// How often the workers are asked again.
@@ -79,6 +81,8 @@ struct State {
 struct Watched {
     seen: watch::Sender<Seen>,
     watchers: usize,
+    /// How many of them want more than the end.
+    feeds: usize,
     look_at: Instant,
     pause: Duration,
     /// When the workers were asked to tell.
@@ -118,20 +122,26 @@ impl Watches {
 
     /// Watches a job.
     pub(crate) fn watch(&self, job: JobId) -> Watching {
-        self.add(job, false)
+        self.add(job, false, false)
+    }
+
+    /// Watches a job, for a caller that wants to know more than its end.
+    fn feed(&self, job: JobId) -> Watching {
+        self.add(job, false, true)
     }
 
     /// Watches a job that may not exist yet. Say so when it does: [`Watching::exists`].
     pub(crate) fn expect(&self, job: JobId) -> Watching {
-        self.add(job, true)
+        self.add(job, true, false)
     }
 
-    fn add(&self, job: JobId, is_expected: bool) -> Watching {
+    fn add(&self, job: JobId, is_expected: bool, is_feed: bool) -> Watching {
         let mut state = self.0.state();
         let now = Instant::now();
         let watched = state.jobs.entry(job).or_insert_with(|| Watched {
             seen: watch::Sender::new(Seen::Nothing),
             watchers: 0,
+            feeds: 0,
             look_at: if is_expected { now + PAUSE_HINTED.0 } else { now },
             pause: Duration::ZERO,
             asked_at: None,
@@ -139,6 +149,7 @@ impl Watches {
             is_expected,
         });
         watched.watchers += 1;
+        watched.feeds += usize::from(is_feed);
         // What an earlier look saw may be old.
         watched.look_at = watched.look_at.min(if is_expected { now + PAUSE_HINTED.0 } else { now });
         watched.pause = Duration::ZERO;
@@ -148,7 +159,7 @@ impl Watches {
         }
         drop(state);
         self.0.changed.notify_one();
-        Watching { shared: self.0.clone(), job, seen, is_fresh: true }
+        Watching { shared: self.0.clone(), job, seen, is_fresh: true, is_feed }
     }
 }
 
@@ -159,6 +170,8 @@ pub(crate) struct Watching {
     seen: watch::Receiver<Seen>,
     /// Whether the caller has not seen the current state.
     is_fresh: bool,
+    /// Whether the caller wants more than the end.
+    is_feed: bool,
 }
 
 impl Drop for Watching {
@@ -168,6 +181,7 @@ impl Drop for Watching {
             && watched.seen.subscribe().same_channel(&self.seen)
         {
             watched.watchers -= 1;
+            watched.feeds -= usize::from(self.is_feed);
             if watched.watchers == 0 {
                 state.jobs.remove(&self.job);
             }
@@ -196,7 +210,7 @@ impl Watching {
             }
             if self.seen.changed().await.is_err() {
                 // The task has panicked, which is reported. Watch anew.
-                let again = Watches(self.shared.clone()).watch(self.job);
+                let again = Watches(self.shared.clone()).add(self.job, false, self.is_feed);
                 *self = again;
             }
             self.is_fresh = true;
@@ -222,7 +236,7 @@ async fn run(shared: Arc<Shared>) {
     let _end = End(shared.clone());
     let mut hinted = None;
     let mut connections = shared.nats.connections();
-    let mut looked_at: Option<Instant> = None;
+    let mut looks = Looks { left: LOOKS_AT_ONCE, counted_at: Instant::now() };
     let mut idle_since = None;
     loop {
         if hinted.is_none() && shared.nats.is_connected() {
@@ -233,13 +247,16 @@ async fn run(shared: Arc<Shared>) {
             ask(&shared).await;
         }
         let now = Instant::now();
-        let free_at = looked_at.map_or(now, |at| at + LOOKS_APART);
+        let free_at = looks.next_at(now);
         let (due, next) = {
             let mut state = shared.state();
             let due: Vec<_> = if free_at > now {
                 vec![]
             } else {
-                let due = state.jobs.iter().filter(|(_, watched)| watched.look_at <= now);
+                let is_due = state.jobs.values().any(|watched| watched.look_at <= now);
+                // Those that will soon be due come along: so the looks at many jobs fall together.
+                let soon = |watched: &Watched| now + watched.pause / 4;
+                let due = state.jobs.iter().filter(|(_, watched)| is_due && watched.look_at <= soon(watched));
                 due.map(|(job, _)| *job).take(LOOKED_AT_MAX).collect()
             };
             let next = state.jobs.values().map(|watched| watched.look_at).min();
@@ -253,7 +270,7 @@ async fn run(shared: Arc<Shared>) {
             (due, next)
         };
         if !due.is_empty() {
-            looked_at = Some(now);
+            looks.left -= 1;
             look(&shared, &due).await;
             continue;
         }
@@ -269,20 +286,39 @@ async fn run(shared: Arc<Shared>) {
             () = shared.changed.notified() => {}
             Ok(()) = connections.changed() => ask_anew(&shared),
             job = hint => match job {
-                Some(job) => note_hints(&shared, job, &mut hinted),
+                Some(hint) => note_hints(&shared, hint, &mut hinted),
                 None => hinted = None,
             },
         }
     }
 }
 
+/// How many looks there may be.
+struct Looks {
+    left: u32,
+    counted_at: Instant,
+}
+
+impl Looks {
+    /// Returns when the next look may be.
+    fn next_at(&mut self, now: Instant) -> Instant {
+        let more =
+            u32::try_from((now - self.counted_at).as_nanos() / LOOKS_APART.as_nanos()).unwrap_or(u32::MAX);
+        self.left = self.left.saturating_add(more).min(LOOKS_AT_ONCE);
+        self.counted_at = if self.left == LOOKS_AT_ONCE { now } else { self.counted_at + LOOKS_APART * more };
+        if self.left > 0 { now } else { self.counted_at + LOOKS_APART }
+    }
+}
+
 /// Makes the jobs of this hint, and of those that wait behind it, due for a look.
-fn note_hints(shared: &Shared, first: JobId, hinted: &mut Option<Hinted>) {
+fn note_hints(shared: &Shared, first: Hint, hinted: &mut Option<Hinted>) {
     let mut state = shared.state();
     let now = Instant::now();
     let mut next = Some(first);
-    while let Some(job) = next {
-        if let Some(watched) = state.jobs.get_mut(&job) {
+    while let Some(hint) = next {
+        if let Some(watched) = state.jobs.get_mut(&hint.job_id)
+            && (watched.feeds > 0 || hint.may_be_an_end())
+        {
             watched.look_at = now;
         }
         next = hinted.as_mut().and_then(|hinted| hinted.next().now_or_never().flatten());
@@ -430,7 +466,7 @@ impl Tenure {
     /// [`WaitError::NotFound`]: there is no such job, or no longer. A job enqueued in a transaction exists once that
     /// has committed. [`WaitError::Store`]: Postgres refused.
     pub async fn watch(&self, job: JobId) -> Result<Watch, WaitError> {
-        let mut watching = self.watches().watch(job);
+        let mut watching = self.watches().feed(job);
         let first = match watching.next().await {
             Seen::Job(job) => job,
             Seen::Refused(error) => return Err(error.into()),

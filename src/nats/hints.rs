@@ -50,9 +50,18 @@ impl WatchRequest {
 }
 
 /// The part of a hint that its watcher reads.
-#[derive(Debug, Deserialize)]
-struct Hint {
-    job_id: JobId,
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub(crate) struct Hint {
+    pub(crate) job_id: JobId,
+    #[serde(default)]
+    event: String,
+}
+
+impl Hint {
+    /// Whether it tells of the job's end, or of something unknown.
+    pub(crate) fn may_be_an_end(&self) -> bool {
+        !matches!(self.event.as_str(), "start" | "progress" | "retry")
+    }
 }
 
 /// The hints to one process.
@@ -61,14 +70,14 @@ pub(crate) struct Hinted {
 }
 
 impl Hinted {
-    /// Returns the next job that may have changed. `None`: the client is closed.
+    /// Returns the next hint. `None`: the client is closed.
     ///
     /// Cancel safe.
-    pub(crate) async fn next(&mut self) -> Option<JobId> {
+    pub(crate) async fn next(&mut self) -> Option<Hint> {
         loop {
             let hint = self.hints.next().await?;
-            if let Ok(Hint { job_id }) = serde_json::from_slice(&hint.payload) {
-                return Some(job_id);
+            if let Ok(hint) = serde_json::from_slice(&hint.payload) {
+                return Some(hint);
             }
         }
     }

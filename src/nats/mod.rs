@@ -38,7 +38,7 @@ pub(crate) use control::{Announced, AskedToDrain, Control, Drains, Probed};
 pub(crate) use hints::Hinter;
 #[cfg(feature = "worker")]
 pub(crate) use hints::WatchRequest;
-pub(crate) use hints::{Hinted, WATCHED_FOR};
+pub(crate) use hints::{Hint, Hinted, WATCHED_FOR};
 pub(crate) use inspect::{ConsumerSeen, Delivered, MessageSeen, NatsSeen, StreamCounts, StreamSeen, Unseen};
 #[cfg(feature = "worker")]
 pub(crate) use message::{Delivery, Receipt};
