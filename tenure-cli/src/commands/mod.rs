@@ -32,7 +32,7 @@ use chrono::{DateTime, Utc};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use self::values::{
-    LimitChange, Missed, StatusWord, address, category, duration, group, limit_change, moment, number,
+    LimitChange, Missed, StatusWord, category, duration, group, limit_change, moment, number,
 };
 use crate::{
     bench::{Work, WorkerMode},
@@ -112,8 +112,8 @@ enum Command {
     Enqueue(EnqueueArgs),
     /// Run the jobs of queues with a command.
     Work(WorkArgs),
-    /// Serve the dashboard, the fleet's /metrics, and /livez, /readyz and /startupz.
-    Serve(ServeArgs),
+    /// Serve the dashboard, an HTTP API, the fleet's /metrics, and /livez, /readyz and /startupz.
+    Serve(serve::ServeArgs),
     /// List, show, watch, cancel and retry jobs.
     #[command(subcommand)]
     Jobs(JobsCommand),
@@ -191,19 +191,6 @@ struct DevArgs {
     /// Use a temporary folder, and keep nothing.
     #[arg(long, conflicts_with = "folder")]
     ephemeral: bool,
-}
-
-#[derive(Debug, Args)]
-struct ServeArgs {
-    /// The address to listen on. Default: `TENURE_LISTEN`, or 127.0.0.1:9090.
-    #[arg(long, value_name = "ADDRESS:PORT", value_parser = address)]
-    listen: Option<std::net::SocketAddr>,
-    /// Allow actions: enqueue, cancel, retry, redrive, purge, pause, limit, schedule. Default: `TENURE_SERVE_ACTIONS`.
-    #[arg(long)]
-    actions: bool,
-    /// Hide payloads, outputs and checkpoints. Default: `TENURE_SERVE_PAYLOADS`.
-    #[arg(long)]
-    hide_payloads: bool,
 }
 
 #[derive(Debug, Args)]
