@@ -384,8 +384,8 @@ pub(super) static SETTINGS: &[Setting] = &[
     ),
     text(
         "TENURE_SERVE_ACTIONS",
-        "`true`: the dashboard can also enqueue, cancel, retry, redrive, purge, pause, limit and schedule; the HTTP API \
-         can enqueue, cancel and retry.",
+        "`true`: the dashboard can also enqueue, cancel, retry, redrive, purge, pause, limit and schedule; the HTTP \
+         API can enqueue, cancel and retry.",
         |config, text| {
             config.serve.has_actions = yes_or_no(text)?;
             Ok(())

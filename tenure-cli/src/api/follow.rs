@@ -3,7 +3,7 @@
 use std::{convert::Infallible, pin::pin, sync::Arc, time::Duration};
 
 use axum::{
-    extract::{Path, RawQuery, State},
+    extract::{RawQuery, State},
     http::{HeaderMap, HeaderValue, StatusCode},
     response::{
         IntoResponse, Response,
@@ -18,9 +18,8 @@ use tokio::{
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::{
-    Api, Failure,
+    Api, Failure, Id,
     failure::MOMENT_S,
-    job_id,
     jobs::shown,
     query::Query,
     watch::{self, JobUpdate},
@@ -60,12 +59,11 @@ fn ending() -> Failure {
 /// Answers once the job has ended (200), or with the job as it is when the time is over (202).
 pub(super) async fn wait(
     State(api): State<Arc<Api>>,
-    Path(id): Path<String>,
+    Id(id): Id,
     RawQuery(query): RawQuery,
 ) -> Result<Response, Failure> {
     let _response = api.closing.responses.token();
     let query = Query::read(query.as_deref(), &["timeout"])?;
-    let id = job_id(&id)?;
     let within = query.parsed("timeout", "a duration of at most 60s, such as 500ms or 30s", |text| {
         humantime::parse_duration(text).ok().filter(|within| *within <= WAIT_MAX)
     })?;
@@ -97,12 +95,11 @@ async fn ended(tenure: &Tenure, id: JobId, within: Duration) -> Result<JobRow, F
 /// Sends the job's changes until it has ended.
 pub(super) async fn watch(
     State(api): State<Arc<Api>>,
-    Path(id): Path<String>,
+    Id(id): Id,
     RawQuery(query): RawQuery,
     headers: HeaderMap,
 ) -> Result<Response, Failure> {
     Query::read(query.as_deref(), &[])?;
-    let id = job_id(&id)?;
     let last = headers.get("last-event-id").and_then(|value| value.to_str().ok()).map(str::to_owned);
     let place = place(&api)?;
     let read = |api: Arc<Api>| async move {

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use axum::{
     Extension,
     body::Body,
-    extract::{Path, RawQuery, State},
+    extract::{RawQuery, State},
     http::StatusCode,
     response::Response,
 };
 
-use super::{Api, Failure, body, job_id, json, query::Query};
+use super::{Api, Failure, Id, body, json, query::Query};
 use crate::{access::Who, shapes::Answer};
 use tenure::{
     JobId, Status,
@@ -25,11 +25,10 @@ pub(super) fn shown(api: &Api, status: StatusCode, job: JobRow) -> Response {
 
 pub(super) async fn show(
     State(api): State<Arc<Api>>,
-    Path(id): Path<String>,
+    Id(id): Id,
     RawQuery(query): RawQuery,
 ) -> Result<Response, Failure> {
     Query::read(query.as_deref(), &[])?;
-    let id = job_id(&id)?;
     let job = api.read(|api| async move { Ok(api.tenures.find(id).await?.1) }).await?;
     Ok(shown(&api, StatusCode::OK, job))
 }
@@ -37,12 +36,11 @@ pub(super) async fn show(
 pub(super) async fn cancel(
     State(api): State<Arc<Api>>,
     Extension(who): Extension<Who>,
-    Path(id): Path<String>,
+    Id(id): Id,
     RawQuery(query): RawQuery,
     body: Body,
 ) -> Result<Response, Failure> {
     Query::read(query.as_deref(), &[])?;
-    let id = job_id(&id)?;
     body::empty(body).await?;
     let outcome = api.act(|api| async move { Ok(api.tenures.of_job(id).await?.cancel(id).await?) }).await?;
     tracing::info!(who = who.name, job = %id, action = "cancel", ?outcome, "API action done");
@@ -57,12 +55,11 @@ pub(super) async fn cancel(
 pub(super) async fn retry(
     State(api): State<Arc<Api>>,
     Extension(who): Extension<Who>,
-    Path(id): Path<String>,
+    Id(id): Id,
     RawQuery(query): RawQuery,
     body: Body,
 ) -> Result<Response, Failure> {
     Query::read(query.as_deref(), &[])?;
-    let id = job_id(&id)?;
     body::empty(body).await?;
     let outcome = api.act(|api| async move { Ok(api.tenures.of_job(id).await?.retry(id).await?) }).await?;
     tracing::info!(who = who.name, job = %id, action = "retry", ?outcome, "API action done");

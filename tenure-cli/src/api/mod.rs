@@ -21,11 +21,11 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::{
     Extension, Router,
-    extract::{ConnectInfo, Request, State},
-    http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header},
+    extract::{ConnectInfo, FromRequestParts, Path, Request, State},
+    http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header, request::Parts},
     middleware::{self, Next},
     response::{IntoResponse, Response},
-    routing::{MethodRouter, get, post},
+    routing::{MethodRouter, any, get, post},
 };
 use axum_extra::headers::{Authorization, HeaderMapExt, authorization::Bearer};
 use serde::Serialize;
@@ -121,16 +121,19 @@ pub(crate) fn router(parts: Vec<Part>, cells: Option<Cells>, gate: Arc<Gate>) ->
     });
     let mut router = Router::new();
     for (_, path, method) in routes() {
-        router = router.route(path, method);
+        router = router.route(&format!("{above}{path}"), method);
+    }
+    router = router
+        .route_layer(middleware::from_fn_with_state(api.clone(), check_act))
+        .method_not_allowed_fallback(wrong_method);
+    for rest in ["", "/", "/{*rest}"] {
+        router = router.route(&format!("{above}{rest}"), any(unknown));
     }
     let router = router
-        .route_layer(middleware::from_fn_with_state(api.clone(), check_act))
-        .fallback(unknown)
-        .method_not_allowed_fallback(wrong_method)
         .layer(middleware::from_fn_with_state(api.clone(), check))
         .layer(middleware::map_response(guarded))
         .with_state(api);
-    (Router::new().nest(&above, router), closing)
+    (router, closing)
 }
 
 /// Passes a request on if its sender may look, and the API is on.
@@ -214,13 +217,24 @@ impl Api {
 }
 
 /// The ID in a path.
-fn job_id(text: &str) -> Result<JobId, Failure> {
-    text.parse().map_err(|_| {
-        let message = format!("invalid job ID {:?}", text.chars().take(80).collect::<String>());
-        let failure = Failure::new(StatusCode::BAD_REQUEST, "bad_request", message);
-        failure
-            .hint("send a UUID such as 019a3c5e-7d1b-7c3a-9f00-2b1c5d6e7f80, as an enqueue has returned it")
-    })
+struct Id(JobId);
+
+impl<S: Send + Sync> FromRequestParts<S> for Id {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
+        // A path that is no UTF-8 has none.
+        let text = Path::<String>::from_request_parts(parts, state)
+            .await
+            .map_or_else(|_| String::new(), |path| path.0);
+        text.parse().map(Self).map_err(|_| {
+            let message = format!("invalid job ID {:?}", text.chars().take(80).collect::<String>());
+            let failure = Failure::new(StatusCode::BAD_REQUEST, "bad_request", message);
+            failure.hint(
+                "send a UUID such as 019a3c5e-7d1b-7c3a-9f00-2b1c5d6e7f80, as an enqueue has returned it",
+            )
+        })
+    }
 }
 
 fn json(status: StatusCode, value: &impl Serialize) -> Response {
