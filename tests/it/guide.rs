@@ -15,12 +15,12 @@ use crate::{
 
 const EXAMPLES: [&str; 5] = ["exactly_once", "long_job", "retry_policy", "schedule", "transactional_enqueue"];
 
-fn page(name: &str) -> String {
+pub fn page(name: &str) -> String {
     std::fs::read_to_string(Path::new(crate::harness::ROOT).join("docs").join(name)).unwrap()
 }
 
 /// The blocks of code of a language, each with the line before it.
-fn blocks<'p>(page: &'p str, language: &str) -> Vec<(&'p str, &'p str)> {
+pub fn blocks<'p>(page: &'p str, language: &str) -> Vec<(&'p str, &'p str)> {
     let open = format!("\n```{language}\n");
     let mut found = Vec::new();
     let mut rest = page;

@@ -7,7 +7,10 @@ use axum::{
     http::{HeaderMap, StatusCode, header},
 };
 use futures::StreamExt;
-use serde::{Deserialize, de::DeserializeOwned};
+use serde::{
+    Deserialize,
+    de::{DeserializeOwned, IgnoredAny},
+};
 use tokio::time::timeout;
 
 use super::Failure;
@@ -71,8 +74,13 @@ pub(super) async fn received(body: Body, most: usize, what: &str) -> Result<Byte
     })
 }
 
-/// Reads the JSON of a body.
+/// Reads the JSON object of a body.
 pub(super) fn parsed<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Failure> {
+    // A list of values would do for a structure, too.
+    let is_object = bytes.trim_ascii_start().first() == Some(&b'{');
+    if !is_object && serde_json::from_slice::<IgnoredAny>(bytes).is_ok() {
+        return Err(Failure::invalid("the body is JSON, but no object"));
+    }
     serde_json::from_slice(bytes).map_err(|error| {
         if error.is_data() {
             return Failure::invalid(format!("the body is not what this address takes: {error}"));

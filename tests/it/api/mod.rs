@@ -500,6 +500,38 @@ async fn a_client_that_is_generated_from_the_document_works() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_commands_of_the_page_run_as_they_are() {
+    let bench = bench().await;
+    let handler = |_: Value, ctx: JobContext| async move {
+        ctx.progress("send", 40.0, "").await?;
+        Outcome::done(json!({ "sent": 1 }))
+    };
+    let worker = Worker::builder(&bench.tenure).handle_kind("welcome", KindOptions::new(), handler);
+    let working = Running::start(worker.concurrency("mail", 2));
+    let token = "a-token-of-programs-that-may-act-by-the-api";
+    let api = Api::start(&bench, &["--actions"], &[("TENURE_SERVE_API_TOKEN", token)]).await;
+    let page = crate::guide::page("http.md");
+    let steps: Vec<&str> = crate::guide::blocks(&page, "sh")
+        .into_iter()
+        .filter_map(|(before, code)| (before == "<!-- run -->").then_some(code))
+        .collect();
+    assert_eq!(steps.len(), 6, "{steps:?}");
+    let mut command = Command::new("bash");
+    command
+        .args(["-euo", "pipefail", "-c", &steps.concat()])
+        .env("API", format!("http://{}/api/v1", api.dashboard.address))
+        .env("TOKEN", token)
+        .kill_on_drop(true);
+    let output = command.output().await.unwrap();
+    let (out, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{out}{error}");
+    for part in ["\"result\":\"due\"", "{\n  \"sent\": 1\n}", "event: end", "\"status\":\"completed\""] {
+        assert!(out.contains(part), "no {part} in {out}{error}");
+    }
+    working.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_api_of_several_cells_finds_the_cell_of_a_queue_and_of_a_job() {
     let (main, eu) = (bench().await, bench().await);
     let file = crate::cells::write(&[("main", &main, "*"), ("eu", &eu, "*-eu")]);

@@ -26,7 +26,9 @@ async fn a_body_that_is_wrong_is_told_what_it_must_be() {
         (String::new(), 400, "not JSON"),
         ("{".into(), 400, "not JSON"),
         ("\u{7f}".into(), 400, "not JSON"),
-        ("[]".into(), 422, "invalid"),
+        ("[]".into(), 422, "no object"),
+        (r#"["q", "k", 1, null, null, null, null]"#.into(), 422, "no object"),
+        ("null".into(), 422, "no object"),
         ("{}".into(), 422, "missing field `queue`"),
         (r#"{"queue": "q", "kind": "k"}"#.into(), 422, "missing field `payload`"),
         (job(r#", "max_attemps": 3"#), 422, "unknown field `max_attemps`, expected one of"),
@@ -112,6 +114,8 @@ async fn an_address_or_a_method_that_is_wrong_is_told_what_there_is() {
             refused.answer.body
         );
     }
+    let refused = api.post(&format!("/jobs/{unknown}/cancel"), &json!([])).await;
+    assert_eq!(refused.status(), 422, "{}", refused.answer.body);
     let refused = api.post(&format!("/jobs/{unknown}/cancel"), &json!({ "force": true })).await;
     assert!(
         refused.status() == 422 && refused.said().contains("unknown field `force`"),
