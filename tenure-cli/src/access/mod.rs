@@ -427,7 +427,11 @@ mod tests {
     }
 
     fn who(access: &Access, of: &[(&'static str, &str)]) -> Result<Who, Refused> {
-        access.who([127, 0, 0, 1].into(), &headers(of), For::Pages, |_| None)
+        who_for(access, For::Pages, of)
+    }
+
+    fn who_for(access: &Access, what: For, of: &[(&'static str, &str)]) -> Result<Who, Refused> {
+        access.who([127, 0, 0, 1].into(), &headers(of), what, |_| None)
     }
 
     fn basic(text: &str) -> String {
@@ -490,6 +494,35 @@ mod tests {
             assert!(who.err().is_none_or(|why| why == Refused::Wrong), "{sent}");
         }
         assert_eq!(who(&access, &[]).unwrap_err(), Refused::Unknown);
+    }
+
+    #[test]
+    fn the_token_of_the_api_acts_there_alone_and_only_while_the_api_is_on() {
+        let serve = Serve {
+            has_api: true,
+            has_actions: true,
+            token: Some("reads-jobs".into()),
+            api_token: Some("acts-on-jobs".into()),
+            ..Serve::default()
+        };
+        let open: SocketAddr = ([0, 0, 0, 0], 9090).into();
+        // Programs may act, even if no person may.
+        let on = Access::new(&serve, open).unwrap();
+        for (what, token, acts) in [
+            (For::Api, "acts-on-jobs", true),
+            (For::Pages, "acts-on-jobs", false),
+            (For::Api, "reads-jobs", false),
+            (For::Pages, "reads-jobs", false),
+        ] {
+            let who = who_for(&on, what, &[("authorization", &format!("Bearer {token}"))]).unwrap();
+            assert_eq!(who.only_looks.is_none(), acts, "{what:?} {token}");
+        }
+        let off = Serve { has_api: false, ..serve.clone() };
+        assert!(matches!(Access::new(&off, open).unwrap_err(), NotServed::NobodyMayAct));
+        let alone = Serve { token: None, ..off };
+        assert!(matches!(Access::new(&alone, open).unwrap_err(), NotServed::Open(_)));
+        let same = Serve { token: serve.api_token.clone(), ..serve };
+        assert!(matches!(Access::new(&same, open).unwrap_err(), NotServed::SameToken));
     }
 
     #[test]
