@@ -90,7 +90,8 @@ pub enum CursorError {
     Text(String),
     /// The cursor is ahead of the database.
     #[error(
-        "the cursor is ahead of this database: it is another database's, or this one was restored; start again from a time"
+        "the cursor is ahead of this database: it is another database's, or this one was restored; start again from a \
+         time"
     )]
     Ahead,
 }
@@ -261,9 +262,9 @@ impl Tenure {
         Ok((snapshot, at))
     }
 
-    /// Returns the next ends of jobs after a cursor, at most `limit` (and 10,000). Read from the database: nothing needs
-    /// to be subscribed, and NATS may be away. A reader that keeps the cursor reads each end once, over restarts, on any
-    /// host; one that acts on an end before it has kept its cursor may act twice.
+    /// Returns the next ends of jobs after a cursor, at most `limit` (and 10,000). It reads the database: nothing needs
+    /// to be subscribed, and NATS may be away. A reader that keeps the cursor reads each end once, over restarts, on
+    /// any host; one that acts on an end before it has kept its cursor may act twice.
     ///
     /// The ends of one page are in order of their times. A later page may have an earlier one, whose transaction has
     /// committed later.

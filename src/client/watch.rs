@@ -1,12 +1,12 @@
 //! Watch: tells callers of this process when jobs change.
 //!
 //! ```text
-//! callers ──► the jobs that are watched ──► one task: subscribe, ask the workers, look, sleep on their hints, look again
+//! callers ──► the jobs that are watched ──► one task: subscribe, ask the workers, look, sleep on hints, look again
 //! ```
 //!
 //! A hint causes a look, and proves nothing. All jobs of a process share one subscription and its statements: a look
-//! reads all jobs that are due for one, and after [`LOOKS_AT_ONCE`] there is one every [`LOOKS_APART`]. Where no hint comes, each job
-//! is looked at by itself: soon, then less often, at least every [`PAUSE_LONGEST`].
+//! reads all jobs that are due for one, and after [`LOOKS_AT_ONCE`] there is one every [`LOOKS_APART`].
+//! Where no hint comes, each job is looked at by itself: soon, then less often, at least every [`PAUSE_LONGEST`].
 //!
 //! Invariants, each held by the test of that name:
 //!
@@ -360,7 +360,8 @@ async fn look(shared: &Shared, jobs: &[JobId]) {
         Ok(seen) => seen.into_iter().map(Ok).collect::<Vec<_>>(),
         Err(error) => {
             if let Some(left_out) = repeats::tell("watch", &error) {
-                tracing::debug!(%error, jobs = jobs.len(), left_out, "could not look at watched jobs; they are looked at again");
+                tracing::debug!(%error, jobs = jobs.len(), left_out,
+                    "could not look at watched jobs; this process looks again");
             }
             jobs.iter().map(|_| Err(error.clone())).collect()
         }

@@ -79,6 +79,7 @@ pub struct Config {
 
 /// The settings of `tenure serve`: `TENURE_SERVE_…`.
 #[derive(Clone, PartialEq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a setting")]
 pub struct Serve {
     pub user: String,
     pub password: Option<String>,
@@ -90,6 +91,10 @@ pub struct Serve {
     /// The users who may act, as the proxy names them; `None`: everyone.
     pub actors: Option<Vec<String>>,
     pub has_actions: bool,
+    /// Whether the HTTP API is served.
+    pub has_api: bool,
+    /// The token of programs that may act by the HTTP API.
+    pub api_token: Option<String>,
     pub shows_payloads: bool,
     /// Without a slash at its end: empty at the top.
     pub base_path: String,
@@ -107,6 +112,8 @@ impl Default for Serve {
             is_behind_proxy: false,
             actors: None,
             has_actions: false,
+            has_api: false,
+            api_token: None,
             shows_payloads: true,
             base_path: String::new(),
             trace_url: None,

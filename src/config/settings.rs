@@ -384,7 +384,8 @@ pub(super) static SETTINGS: &[Setting] = &[
     ),
     text(
         "TENURE_SERVE_ACTIONS",
-        "`true`: the dashboard can also enqueue, cancel, retry, redrive, purge, pause, limit and schedule.",
+        "`true`: the dashboard can also enqueue, cancel, retry, redrive, purge, pause, limit and schedule; the HTTP \
+         API can enqueue, cancel and retry.",
         |config, text| {
             config.serve.has_actions = yes_or_no(text)?;
             Ok(())
@@ -392,8 +393,26 @@ pub(super) static SETTINGS: &[Setting] = &[
         |config| Some(config.serve.has_actions.to_string()),
     ),
     text(
+        "TENURE_SERVE_API",
+        "`true`: an [HTTP API](http.md) is served beside the dashboard, at `/api/v1`.",
+        |config, text| {
+            config.serve.has_api = yes_or_no(text)?;
+            Ok(())
+        },
+        |config| Some(config.serve.has_api.to_string()),
+    ),
+    password(
+        "TENURE_SERVE_API_TOKEN",
+        "A bearer token of programs that may act by the HTTP API, at least 8 characters. Better take 32.",
+        |config, text| {
+            config.serve.api_token = Some(long_enough(text)?);
+            Ok(())
+        },
+        |config| config.serve.api_token.clone(),
+    ),
+    text(
         "TENURE_SERVE_PAYLOADS",
-        "`false`: the dashboard shows no payload, output or checkpoint, and searches none.",
+        "`false`: the dashboard and the HTTP API show no payload, output or checkpoint, and search none.",
         |config, text| {
             config.serve.shows_payloads = yes_or_no(text)?;
             Ok(())
@@ -635,6 +654,8 @@ mod tests {
             is_behind_proxy: true,
             actors: Some(vec!["ada".into(), "grace".into()]),
             has_actions: true,
+            has_api: true,
+            api_token: Some("98765432".into()),
             shows_payloads: false,
             base_path: "/a/b".into(),
             trace_url: Some("https://t/{trace_id}".into()),

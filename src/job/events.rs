@@ -4,7 +4,8 @@ use std::{fmt, str::FromStr};
 
 use serde::Serialize;
 
-/// What workers publish of a queue's jobs on plain NATS subjects. See [`Tenure::set_events`](crate::Tenure::set_events).
+/// What workers publish of a queue's jobs on plain NATS subjects. See
+/// [`Tenure::set_events`](crate::Tenure::set_events).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]

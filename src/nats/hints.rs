@@ -4,7 +4,8 @@
 //! a process that watches jobs ── "tell me of these" ──► tenure.<prefix>.watch ──► every worker
 //!                       ▲                                                           │
 //!                       └────── tenure.<prefix>.watcher.<name> ◄── a change ────────┘
-//! tenure.<prefix>.end.<queue>.<kind>, tenure.<prefix>.progress.<queue>.<kind> ◄── a change, if the queue's setting says so
+//! tenure.<prefix>.end.<queue>.<kind>      ◄── a change, if the queue's setting says so
+//! tenure.<prefix>.progress.<queue>.<kind> ◄──
 //! ```
 //!
 //! A hint proves nothing, and may be lost or forged: who gets one asks Postgres.
@@ -103,6 +104,14 @@ impl Nats {
     #[cfg(feature = "worker")]
     pub(crate) fn event_subject(&self, event: &str, queue: &str, kind: &str) -> Subject {
         format!("{OWN_SUBJECTS}.{}.{event}.{queue}.{kind}", self.prefix).into()
+    }
+
+    /// Subscribes to the ends of a queue's jobs.
+    #[cfg(feature = "internals")]
+    pub async fn ends_of(&self, queue: &str) -> Result<Subscriber, NatsError> {
+        let subject = format!("{OWN_SUBJECTS}.{}.end.{queue}.>", self.prefix);
+        let ends = self.client.subscribe(subject).await;
+        ends.map_err(|error| NatsError::Unavailable(error.to_string()))
     }
 
     /// Subscribes to the hints to the watcher of this name.

@@ -179,8 +179,6 @@ impl Watched {
 fn body(claim: &Claim, event: &str, status: &str, more: &str) -> Bytes {
     let (job, attempt) = (claim.key.job, claim.attempt);
     let Claim { queue, kind, .. } = claim;
-    format!(
-        r#"{{"event":"{event}","job_id":"{job}","queue":"{queue}","kind":"{kind}","status":"{status}","attempt":{attempt}{more}}}"#
-    )
-    .into()
+    let names = format!(r#""event":"{event}","job_id":"{job}","queue":"{queue}","kind":"{kind}""#);
+    format!(r#"{{{names},"status":"{status}","attempt":{attempt}{more}}}"#).into()
 }

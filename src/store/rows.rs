@@ -324,6 +324,14 @@ pub struct JobRow {
 }
 
 impl JobRow {
+    /// Removes the payload and the output, for those who may not see them.
+    #[cfg(feature = "internals")]
+    #[doc(hidden)]
+    #[must_use]
+    pub fn without_payload(self) -> Self {
+        Self { payload: None, payload_json: None, output: None, output_json: None, ..self }
+    }
+
     /// Returns the payload as the database's JSON text: numbers keep all their digits. Serializing the row writes it.
     #[must_use]
     pub fn payload_json(&self) -> Option<&RawValue> {

@@ -8,7 +8,7 @@ use sqlx::{Row, postgres::PgRow, query};
 use super::{
     ENDS, ENDS_SNAPSHOT, LOOKS,
     call::{Store, StoreError},
-    rows::{ord, ordinals, status, u32_of},
+    rows::{JobRow, both, ord, ordinals, status, u32_of},
 };
 use crate::job::{JobId, Status};
 
@@ -40,6 +40,25 @@ pub struct JobUpdate {
     pub last_error: Option<String>,
     /// When it ended.
     pub finished_at: Option<DateTime<Utc>>,
+}
+
+impl From<JobRow> for JobUpdate {
+    fn from(job: JobRow) -> Self {
+        Self {
+            output: job.output_json().map(ToOwned::to_owned),
+            id: job.id,
+            queue: job.queue,
+            kind: job.kind,
+            status: job.status,
+            attempt: job.attempt,
+            max_attempts: job.max_attempts,
+            stage: job.stage,
+            progress: job.progress,
+            message: job.message,
+            last_error: job.last_error,
+            finished_at: job.finished_at,
+        }
+    }
 }
 
 impl JobUpdate {
@@ -92,8 +111,7 @@ pub(crate) struct EndsPage<'a> {
 }
 
 fn json(row: &PgRow) -> Result<Option<Box<RawValue>>, sqlx::Error> {
-    let text: Option<String> = row.try_get("output")?;
-    text.map(RawValue::from_string).transpose().map_err(|error| sqlx::Error::Decode(error.into()))
+    Ok(both(row.try_get("output")?).1)
 }
 
 impl Store {

@@ -1,14 +1,19 @@
-//! Serve: the dashboard, the fleet's metrics and the health of both connections, from a process that runs no jobs, so
-//! that they are available without a worker. One process serves the only tenure, or all cells.
+//! Serve: the dashboard, the HTTP API, the fleet's metrics and the health of both connections, from a process that runs
+//! no jobs, so that they are available without a worker. One process serves the only tenure, or all cells.
 
-use std::{future::Future, io, net::SocketAddr, time::Duration};
+use std::{future::Future, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use futures::future::join_all;
 use tokio::time::sleep;
 
-use crate::dashboard::{self, Served};
+use crate::{
+    access::{Gate, NotServed},
+    api,
+    dashboard::{self, Served},
+};
 use tenure::{
     Health, StoreError, Tenure,
+    cells::Cells,
     internals::{Memory, NEEDS, Parts as _, Schema, Server, chained, counts as fleet, http, measure_alone},
     metrics::Gauges,
 };
@@ -25,15 +30,16 @@ const MEASURED_AGAIN_AFTER: Duration = Duration::from_hours(1);
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ServeError {
     #[error(transparent)]
-    NotServed(#[from] dashboard::NotServed),
+    NotServed(#[from] NotServed),
     #[error("cannot listen on {address}; choose another address with --listen")]
     Listen { address: SocketAddr, source: io::Error },
 }
 
-/// Answers with the dashboard, `/metrics`, `/livez`, `/readyz` and `/startupz` until `shutdown` completes. `tenures` is
-/// the only one, or those of all cells.
+/// Answers with the dashboard, the API, `/metrics`, `/livez`, `/readyz` and `/startupz` until `shutdown` completes.
+/// `tenures` is the only one, or those of all `cells`.
 pub(crate) async fn serve(
     tenures: &[Tenure],
+    cells: Option<Cells>,
     address: SocketAddr,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
@@ -43,11 +49,18 @@ pub(crate) async fn serve(
         [only] => only.health.clone(),
         _ => Health::new(HUNG_AFTER),
     };
-    let pages = dashboard::router(&parts, address, http::metrics())?;
-    let base = tenures.first().map_or("", |first| first.config().serve.base_path.as_str());
-    let what = format!("the dashboard at {base}/, and /metrics, /livez, /readyz and /startupz");
-    let server = Server::start(address, http::probes(health.clone()).merge(pages), &what)
-        .map_err(|source| ServeError::Listen { address, source })?;
+    let Some(first) = tenures.first() else { return Ok(()) };
+    let settings = &first.config().serve;
+    let gate = Arc::new(Gate::new(settings, address)?);
+    let pages = dashboard::router(&parts, gate.clone(), http::metrics());
+    let of_api = parts.iter().cloned().map(|Served { tenure, health }| api::Part { tenure, health });
+    let (programs, closing) = api::router(of_api.collect(), cells, gate);
+    let base = &settings.base_path;
+    let and_api = if settings.has_api { format!(", the API at {base}/api/v1") } else { String::new() };
+    let what = format!("the dashboard at {base}/{and_api}, and /metrics, /livez, /readyz and /startupz");
+    let router = http::probes(health.clone()).merge(pages).merge(programs);
+    let server =
+        Server::start(address, router, &what).map_err(|source| ServeError::Listen { address, source })?;
     let looked = || {
         if parts.len() > 1 {
             tell(&health, &parts);
@@ -57,6 +70,7 @@ pub(crate) async fn serve(
         _ = join_all(parts.iter().map(|of| look_after(of, &looked))) => {}
         () = shutdown => health.draining(),
     }
+    closing.close().await;
     drop(server);
     Ok(())
 }

@@ -10,10 +10,10 @@ use crate::harness::{Bench, Running, bench};
 const DOCS: &str = include_str!("../../docs/cli.md");
 
 /// The keys of a shape, each with whether it is optional.
-type Shape = BTreeMap<&'static str, bool>;
+pub type Shape = BTreeMap<&'static str, bool>;
 
 /// The shapes of docs/cli.md: "#### shape", then its table: "| `key` | (optional) … |".
-fn shapes() -> BTreeMap<&'static str, Shape> {
+pub fn shapes() -> BTreeMap<&'static str, Shape> {
     let mut shapes: BTreeMap<&str, Shape> = BTreeMap::new();
     let mut heading = None;
     for line in DOCS.lines() {

@@ -23,12 +23,12 @@ const EXAMPLES: [&str; 7] = [
     "transactional_enqueue",
 ];
 
-fn page(name: &str) -> String {
+pub fn page(name: &str) -> String {
     std::fs::read_to_string(Path::new(crate::harness::ROOT).join("docs").join(name)).unwrap()
 }
 
 /// The blocks of code of a language, each with the line before it.
-fn blocks<'p>(page: &'p str, language: &str) -> Vec<(&'p str, &'p str)> {
+pub fn blocks<'p>(page: &'p str, language: &str) -> Vec<(&'p str, &'p str)> {
     let open = format!("\n```{language}\n");
     let mut found = Vec::new();
     let mut rest = page;

@@ -14,6 +14,7 @@ mod harness;
 mod scenarios;
 
 mod additive;
+mod api;
 mod batches;
 mod bench;
 mod cancel;

@@ -99,14 +99,6 @@ impl Arena {
         })
     }
 
-    /// Subscribes to a subject of tenure's own, by a client of its own.
-    pub(super) async fn subscribe(&self, rest: &str) -> anyhow::Result<tenure::async_nats::Subscriber> {
-        let client = tenure::async_nats::connect(&self.config.nats_url).await?;
-        let events = client.subscribe(format!("tenure.{}.{rest}", self.config.subject_prefix)).await?;
-        client.flush().await?;
-        Ok(events)
-    }
-
     /// The name of an unused queue.
     pub(super) fn queue(&self) -> String {
         format!("{}{}", self.prefix(), self.queues.fetch_add(1, Ordering::Relaxed))

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use futures::{StreamExt, future::try_join_all};
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::{
     Order, Plan, Ratio, Values,
@@ -25,6 +25,8 @@ const WAITERS: usize = 10_000;
 /// By then the pauses between two looks have grown to their longest.
 const SETTLED_AFTER: Duration = Duration::from_secs(2);
 const WATCHED_FOR: Duration = Duration::from_secs(5);
+/// No more ends come after such a pause.
+const QUIET_AFTER: Duration = Duration::from_secs(3);
 
 /// Measures calls, idle and from many callers; then the statements of many waiters; then the cost of events.
 pub(super) async fn call(arena: &Arena, plan: &Plan, values: &mut Values) -> anyhow::Result<()> {
@@ -103,13 +105,10 @@ async fn events(arena: &Arena, plan: &Plan, values: &mut Values) -> anyhow::Resu
     ] {
         let queue = arena.queue();
         arena.tenure.set_events(&queue, events).await?;
-        let mut ends = arena.subscribe(&format!("end.{queue}.>")).await?;
+        let mut ends = arena.tenure.nats().ends_of(&queue).await?;
         let counted = tokio::spawn(async move {
             let mut seen = 0_usize;
-            while tokio::time::timeout(Duration::from_secs(3), ends.next())
-                .await
-                .is_ok_and(|end| end.is_some())
-            {
+            while timeout(QUIET_AFTER, ends.next()).await.is_ok_and(|end| end.is_some()) {
                 seen += 1;
             }
             seen

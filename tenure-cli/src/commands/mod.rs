@@ -32,7 +32,7 @@ use std::{path::PathBuf, process::ExitCode, time::Duration};
 use chrono::{DateTime, Utc};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use self::values::{Missed, StatusWord, address, category, duration, group, moment, number};
+use self::values::{Missed, StatusWord, category, duration, group, moment, number};
 use crate::{
     bench::{Work, WorkerMode},
     exec::guard,
@@ -111,8 +111,8 @@ enum Command {
     Enqueue(EnqueueArgs),
     /// Run the jobs of queues with a command.
     Work(WorkArgs),
-    /// Serve the dashboard, the fleet's /metrics, and /livez, /readyz and /startupz.
-    Serve(ServeArgs),
+    /// Serve the dashboard, an HTTP API, the fleet's /metrics, and /livez, /readyz and /startupz.
+    Serve(serve::ServeArgs),
     /// List, show, watch, cancel and retry jobs.
     #[command(subcommand)]
     Jobs(JobsCommand),
@@ -190,19 +190,6 @@ struct DevArgs {
     /// Use a temporary folder, and keep nothing.
     #[arg(long, conflicts_with = "folder")]
     ephemeral: bool,
-}
-
-#[derive(Debug, Args)]
-struct ServeArgs {
-    /// The address to listen on. Default: `TENURE_LISTEN`, or 127.0.0.1:9090.
-    #[arg(long, value_name = "ADDRESS:PORT", value_parser = address)]
-    listen: Option<std::net::SocketAddr>,
-    /// Allow actions: enqueue, cancel, retry, redrive, purge, pause, limit, schedule. Default: `TENURE_SERVE_ACTIONS`.
-    #[arg(long)]
-    actions: bool,
-    /// Hide payloads, outputs and checkpoints. Default: `TENURE_SERVE_PAYLOADS`.
-    #[arg(long)]
-    hide_payloads: bool,
 }
 
 #[derive(Debug, Args)]
@@ -328,8 +315,7 @@ enum JobsCommand {
         #[arg(value_name = "ID")]
         ids: Vec<JobId>,
     },
-    /// Follow the ends of jobs: one line each, in order, none twice and none left out. A cursor goes on where an earlier
-    /// run ended.
+    /// Follow the ends of jobs: one line each, none twice, none left out. A cursor goes on where an earlier run ended.
     Follow(follow::FollowArgs),
     /// Cancel jobs: queued ones at once, running ones within a second. A message that no worker has received is not a
     /// job yet, and is not cancelled. Exit 1 if one of these IDs does not exist, or has completed or failed.

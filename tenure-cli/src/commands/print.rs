@@ -4,6 +4,7 @@ use std::io::Write;
 
 use serde::Serialize;
 
+use crate::shapes::Answer;
 pub(super) use crate::timeline::seconds;
 use tenure::{JobId, rows::JobRow};
 
@@ -60,10 +61,8 @@ fn turns(c: char) -> bool {
 }
 
 /// The outcome for one job, as JSON.
-pub(super) fn answer(id: JobId, answer: &impl Serialize) -> serde_json::Value {
-    let mut value = serde_json::to_value(answer).unwrap_or_default();
-    value["id"] = id.to_string().into();
-    value
+pub(super) fn answer(id: JobId, outcome: &impl Serialize) -> serde_json::Value {
+    serde_json::to_value(Answer { id, outcome }).unwrap_or_default()
 }
 
 #[cfg(test)]

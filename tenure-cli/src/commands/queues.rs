@@ -63,8 +63,8 @@ pub(super) enum QueuesCommand {
         )]
         max_queued: Option<LimitChange>,
     },
-    /// Set what workers publish of a queue's jobs for any NATS subscriber: nothing, ends, or progress and ends. Exit 1 if
-    /// the queue is unknown.
+    /// Set what workers publish of a queue's jobs for any NATS subscriber: nothing, ends, or progress and ends. Exit 1
+    /// if the queue is unknown.
     Events {
         /// The queue.
         queue: String,

@@ -1,32 +1,50 @@
 //! `tenure serve`.
 
-use std::process::ExitCode;
+use std::{net::SocketAddr, process::ExitCode};
 
+use clap::Args;
 use futures::future::join_all;
 
-use super::{Cli, ServeArgs};
+use super::{Cli, values::address};
 use crate::serve::serve;
 use tenure::{Config, Tenure, cells::Cells, shutdown_signal};
 
 /// The default address, which only this host can reach.
 pub(super) const LISTEN: ([u8; 4], u16) = ([127, 0, 0, 1], 9090);
 
+#[derive(Debug, Args)]
+pub(super) struct ServeArgs {
+    /// The address to listen on. Default: `TENURE_LISTEN`, or 127.0.0.1:9090.
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = address)]
+    listen: Option<SocketAddr>,
+    /// Allow actions: enqueue, cancel, retry, redrive, purge, pause, limit, schedule. Default: `TENURE_SERVE_ACTIONS`.
+    #[arg(long)]
+    actions: bool,
+    /// Serve an HTTP API for programs, too: enqueue with --actions, list, wait, watch. Default: `TENURE_SERVE_API`.
+    #[arg(long)]
+    api: bool,
+    /// Hide payloads, outputs and checkpoints. Default: `TENURE_SERVE_PAYLOADS`.
+    #[arg(long)]
+    hide_payloads: bool,
+}
+
 pub(super) async fn run(cli: &Cli, args: &ServeArgs) -> anyhow::Result<ExitCode> {
     let change = |config: &mut Config| {
         config.serve.has_actions |= args.actions;
+        config.serve.has_api |= args.api;
         config.serve.shows_payloads &= !args.hide_payloads;
     };
-    let (tenures, listen): (Vec<_>, _) = if let Some(layout) = cli.layout()? {
+    let (tenures, cells, listen): (Vec<_>, _, _) = if let Some(layout) = cli.layout()? {
         let listen = layout.listen();
         let cells = Cells::connect(&layout.each_config(change)).await?;
-        (cells.iter().map(|cell| cell.tenure().clone()).collect(), listen)
+        (cells.iter().map(|cell| cell.tenure().clone()).collect(), Some(cells), listen)
     } else {
         let mut config = cli.config()?;
         change(&mut config);
-        (vec![Tenure::connect(&config).await?], config.listen)
+        (vec![Tenure::connect(&config).await?], None, config.listen)
     };
     let address = args.listen.or(listen).unwrap_or_else(|| LISTEN.into());
-    let served = serve(&tenures, address, shutdown_signal()).await;
+    let served = serve(&tenures, cells, address, shutdown_signal()).await;
     join_all(tenures.iter().map(Tenure::close)).await;
     served?;
     Ok(ExitCode::SUCCESS)

@@ -8,7 +8,8 @@ use std::{
 
 use chrono::{DateTime, Utc};
 
-use super::{Ask, Failure, View, access::Who, page, params::Params};
+use super::{Ask, Failure, View, page, params::Params};
+use crate::access::Who;
 use tenure::{
     JobId, StoreError,
     internals::JobAction,

@@ -7,9 +7,9 @@ use maud::{Markup, html};
 
 use super::{
     Ask, Failure, View,
-    access::digest,
     page::{self, Page, Regions},
 };
+use crate::access::digest;
 use tenure::{
     EnqueueError, JobId, JobRequest,
     internals::{MAX_ATTEMPTS_DEFAULT, Parts as _},

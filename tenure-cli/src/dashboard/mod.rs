@@ -7,17 +7,14 @@
 //! - `a_dashboard_that_only_reads_has_no_buttons_and_takes_no_forms`
 //! - `user_input_is_text_on_every_page`
 
-mod access;
 mod actions;
 mod cells;
 mod charts;
 mod clock;
 mod dead;
 mod enqueue;
-mod guesses;
 mod job;
 mod jobs;
-mod known;
 mod kinds;
 mod live;
 mod notices;
@@ -37,7 +34,7 @@ mod workers;
 use std::{
     borrow::Cow,
     fmt::{Display, Write},
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     sync::Arc,
     time::Duration,
 };
@@ -56,12 +53,8 @@ use sha2::{Digest, Sha256};
 use tokio::{runtime::Handle, sync::Semaphore, time::timeout};
 use uuid::Uuid;
 
-pub(crate) use access::NotServed;
-use access::{Access, Refused, Who};
 use cells::Cell;
 use clock::Clock;
-use guesses::Met;
-use known::Remember;
 use page::Page;
 use params::Params;
 pub(crate) use queues::State as QueueState;
@@ -69,9 +62,10 @@ pub(crate) use schedule::{UNSERVED, state as schedule_state};
 use selections::Selections;
 use shared::Shared;
 
+use crate::access::{self, For, Gate, Refused, Remember, Who};
 use tenure::{
     Health, StoreError, Tenure,
-    internals::{Parts as _, Repeats, chained, duration::written},
+    internals::{Parts as _, chained, duration::written},
 };
 
 /// No resources of other sites, no scripts but ours, no frames.
@@ -111,8 +105,6 @@ const SAID_MAX: usize = 700;
 const AGAIN_AFTER: Duration = Duration::from_secs(5);
 /// The same for a search, which may be what takes too long.
 const SEARCH_AGAIN_AFTER: Duration = Duration::from_secs(30);
-/// The most characters of a refused request's path in the log.
-const LOGGED_PATH_MAX: usize = 200;
 
 /// A tenure to serve, and its health.
 #[derive(Debug, Clone)]
@@ -124,13 +116,11 @@ pub(crate) struct Served {
 /// What a request meets before its page.
 #[derive(Debug)]
 struct Door {
-    access: Access,
+    gate: Arc<Gate>,
     /// Where every page is: browsers send the cookie of a sign-in to all of them.
     base: String,
     /// The first one at whose address a path begins has its page.
     rooms: Vec<Room>,
-    /// The refusals that were logged.
-    refusals: Repeats,
 }
 
 /// The pages at one address: those of the only tenure, of a cell, or of all cells together.
@@ -283,16 +273,8 @@ impl IntoResponse for Failure {
 
 /// The routes of the dashboard, and of `metrics` for every user who may see its pages. If there are several cells, the
 /// pages of each are below `/cells/NAME`.
-///
-/// # Errors
-///
-/// The dashboard would be open to everybody, or no user could use its actions.
-pub(crate) fn router(
-    served: &[Served],
-    address: SocketAddr,
-    metrics: MethodRouter,
-) -> Result<Router, NotServed> {
-    let Some(first) = served.first() else { return Ok(Router::new()) };
+pub(crate) fn router(served: &[Served], gate: Arc<Gate>, metrics: MethodRouter) -> Router {
+    let Some(first) = served.first() else { return Router::new() };
     // These settings are the process's: all cells have the same.
     let serve = &first.tenure.config().serve;
     let top = (served.len() > 1).then(|| serve.base_path.clone());
@@ -323,31 +305,23 @@ pub(crate) fn router(
             served.iter().zip(&rooms).map(|(of, room)| Cell::new(&room.viewers, &of.health)).collect();
         rooms.push(Room::new(View { base: top.clone(), cell: None, cells, ..viewers(first) }, false));
     }
-    let door = Arc::new(Door {
-        access: Access::new(serve, address)?,
-        base: serve.base_path.clone(),
-        rooms,
-        refusals: Repeats::default(),
-    });
-    Ok(Router::new()
+    let door = Arc::new(Door { gate, base: serve.base_path.clone(), rooms });
+    Router::new()
         .fallback(answer)
         .with_state(door.clone())
         .route("/metrics", metrics)
         .layer(middleware::from_fn_with_state(door, check))
-        .layer(middleware::map_response(guarded)))
+        .layer(middleware::map_response(guarded))
 }
 
 /// Passes a request on if its sender may see the dashboard.
 async fn check(
     State(door): State<Arc<Door>>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
-    jar: CookieJar,
     mut request: Request,
     next: Next,
 ) -> Response {
-    let client = door.access.client(peer.ip(), request.headers());
-    let sent = |name: &str| jar.get(name).map(|is| is.value().to_owned());
-    match door.access.who(client, request.headers(), sent) {
+    match door.gate.enter(peer.ip(), request.headers(), request.uri().path(), For::Pages) {
         Ok(who) => {
             let remember = who.remember.as_ref().map(|Remember { name, value, kept_for }| {
                 let mut remember = cookie(&door.base, name.clone(), value.clone());
@@ -365,48 +339,20 @@ async fn check(
             }
             response
         }
-        Err(why) => {
-            door.log(why, client, peer.ip(), request.uri().path());
-            door.refusal(why, request.method())
-        }
+        Err(why) => door.refusal(why, request.method()),
     }
 }
 
 impl Door {
-    /// Logs a wrong password or token, repeated ones of a client less and less often.
-    fn log(&self, why: Refused, client: IpAddr, peer: IpAddr, path: &str) {
-        let proxy = (client != peer.to_canonical()).then(|| tracing::field::display(peer));
-        let path = path.chars().take(LOGGED_PATH_MAX).collect::<String>();
-        match why {
-            Refused::Wrong => {
-                if let Some(left_out) = self.refusals.tell(&client.to_string()) {
-                    tracing::warn!(%client, proxy, path, left_out, "a wrong password or token was refused");
-                }
-            }
-            Refused::TooMany(_, met) => {
-                let limit = met.as_str();
-                if let Some(left_out) = self.refusals.tell(&format!("too many: {limit}")) {
-                    tracing::warn!(%client, proxy, path, limit, left_out, "too many wrong passwords or tokens; this \
-                         client's were refused without a comparison");
-                }
-            }
-            Refused::Unknown | Refused::OtherHost => {}
-        }
-    }
-
     fn refusal(&self, why: Refused, method: &Method) -> Response {
+        let text = why.text() + "\n";
         match why {
-            Refused::Unknown | Refused::Wrong => (
-                StatusCode::UNAUTHORIZED,
-                [(header::WWW_AUTHENTICATE, self.access.challenge())],
-                "Sign in with the user and password of this dashboard, or send a bearer token.\n",
-            )
-                .into_response(),
-            Refused::TooMany(wait, met) => {
-                let wait = wait.as_secs() + 1;
-                let whose = if met == Met::OfAll { " of other clients" } else { "" };
-                let again_in = written(Duration::from_secs(wait));
-                let text = format!("Too many wrong passwords or tokens{whose}; try again in {again_in}.\n");
+            Refused::Unknown | Refused::Wrong => {
+                (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, self.gate.challenge())], text)
+                    .into_response()
+            }
+            Refused::TooMany(..) => {
+                let wait = why.wait_s().unwrap_or_default();
                 let mut response = (StatusCode::TOO_MANY_REQUESTS, text).into_response();
                 response.headers_mut().insert(header::RETRY_AFTER, wait.into());
                 if method == Method::GET {
@@ -415,11 +361,7 @@ impl Door {
                 }
                 response
             }
-            Refused::OtherHost => Failure::Refused(
-                "This dashboard has no password, so it answers only to this host's own names, such as localhost."
-                    .into(),
-            )
-            .into_response(),
+            Refused::OtherHost => (StatusCode::FORBIDDEN, text).into_response(),
         }
     }
 }

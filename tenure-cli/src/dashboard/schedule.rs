@@ -5,13 +5,13 @@ use maud::{Markup, html};
 
 use super::{
     Ask, Failure, View,
-    access::digest,
     actions::Said,
     enqueue::{attempts, json, line, once, payload},
     jobs::word,
     page::{self, Page, Regions, dated, seconds_between, stamped},
     params::encoded,
 };
+use crate::access::digest;
 use tenure::{
     JobRequest, StoreError,
     internals::{MAX_ATTEMPTS_DEFAULT, Parts as _, Replaces, UnservedSchedule, next_ticks},

@@ -43,13 +43,13 @@ async fn calm() -> Bench {
 }
 
 /// `tenure serve`, in a separate process.
-struct Dashboard {
-    address: SocketAddr,
-    serve: Child,
+pub struct Dashboard {
+    pub address: SocketAddr,
+    pub serve: Child,
 }
 
 impl Dashboard {
-    async fn start(bench: &Bench, arguments: &[&str], variables: &[(&str, &str)]) -> Self {
+    pub async fn start(bench: &Bench, arguments: &[&str], variables: &[(&str, &str)]) -> Self {
         Self::start_at(bench, free_address(), arguments, variables).await
     }
 
@@ -67,7 +67,7 @@ impl Dashboard {
         Self { address, serve }
     }
 
-    async fn ask(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
+    pub async fn ask(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
         let (address, method, path, body) =
             (self.address, method.to_owned(), path.to_owned(), body.to_owned());
         let headers: Vec<_> = headers.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect();
@@ -78,7 +78,7 @@ impl Dashboard {
         asked.await.unwrap().unwrap_or_else(|| panic!("the dashboard does not answer:\n{}", self.serve.log()))
     }
 
-    async fn get(&self, path: &str) -> Answer {
+    pub async fn get(&self, path: &str) -> Answer {
         self.ask("GET", path, &[], "").await
     }
 

@@ -19,6 +19,11 @@ impl Answer {
         lines.filter(|(own, _)| own.eq_ignore_ascii_case(name)).map(|(_, value)| value).collect()
     }
 
+    /// Every header with its value, in order.
+    pub fn headers(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.head.lines().filter_map(|line| line.split_once(": "))
+    }
+
     pub fn header(&self, name: &str) -> Option<&str> {
         self.all(name).first().copied()
     }

@@ -24,10 +24,10 @@ type Seal = Hmac<Sha256>;
 
 /// A cookie to set.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Remember {
-    pub(super) name: String,
-    pub(super) value: String,
-    pub(super) kept_for: Duration,
+pub(crate) struct Remember {
+    pub(crate) name: String,
+    pub(crate) value: String,
+    pub(crate) kept_for: Duration,
 }
 
 /// The cookies of one account.

@@ -72,7 +72,7 @@ impl Guesser {
 
 /// The limit that a client has met.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Met {
+pub(crate) enum Met {
     /// The client's own limit.
     OfOne,
     /// The limit of all unknown clients together.

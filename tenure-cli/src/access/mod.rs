@@ -1,4 +1,9 @@
-//! Access: who may look, who may act, and whether a form comes from one of our own pages.
+//! Access: who may look, who may act, and whether a request comes from one of our own pages. The dashboard and the HTTP
+//! API share it, with its limits on guesses.
+
+mod gate;
+mod guesses;
+mod known;
 
 use std::{
     collections::BTreeSet,
@@ -15,11 +20,11 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 use uuid::Uuid;
 
-use super::{
-    guesses::{Guesser, Guesses, Met, NotSignedIn},
-    known::{Cookies, Remember},
-};
-use tenure::internals::Serve;
+pub(crate) use gate::Gate;
+use guesses::{Guesser, Guesses, Met, NotSignedIn};
+use known::Cookies;
+pub(crate) use known::Remember;
+use tenure::internals::{Serve, duration::written};
 
 /// The headers in which proxies name the user.
 const NAMED_BY_PROXIES: [&str; 4] =
@@ -46,6 +51,10 @@ pub(crate) enum NotServed {
     )]
     NobodyMayAct,
     #[error(
+        "TENURE_SERVE_TOKEN and TENURE_SERVE_API_TOKEN are the same, so every reader could act; change one"
+    )]
+    SameToken,
+    #[error(
         "TENURE_SERVE_PASSWORD and TENURE_SERVE_VIEWER_PASSWORD are the same, so every viewer could act; change one"
     )]
     SamePassword,
@@ -56,15 +65,23 @@ pub(crate) enum NotServed {
     ActorsWithoutProxy,
 }
 
+/// What a request is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum For {
+    /// The dashboard, or the metrics.
+    Pages,
+    Api,
+}
+
 /// The user or program that sent a request, as far as it is known.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Who {
+pub(crate) struct Who {
     /// For the log.
-    pub(super) name: String,
+    pub(crate) name: String,
     /// Why this user or program may only look; `None`: it may act.
-    pub(super) only_looks: Option<String>,
+    pub(crate) only_looks: Option<String>,
     /// The cookie that the browser shall hold from now on.
-    pub(super) remember: Option<Remember>,
+    pub(crate) remember: Option<Remember>,
 }
 
 impl Who {
@@ -79,7 +96,7 @@ impl Who {
 
 /// Why a request is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Refused {
+pub(crate) enum Refused {
     /// The request has no credentials.
     Unknown,
     /// Its credentials are wrong.
@@ -89,6 +106,31 @@ pub(super) enum Refused {
     TooMany(Duration, Met),
     /// The request names another host.
     OtherHost,
+}
+
+impl Refused {
+    /// What to tell the client.
+    pub(crate) fn text(self) -> String {
+        match self {
+            Self::Unknown | Self::Wrong => {
+                "Sign in with the user and password of this dashboard, or send a bearer token.".into()
+            }
+            Self::TooMany(_, met) => {
+                let whose = if met == Met::OfAll { " of other clients" } else { "" };
+                let again_in = written(Duration::from_secs(self.wait_s().unwrap_or_default()));
+                format!("Too many wrong passwords or tokens{whose}; try again in {again_in}.")
+            }
+            Self::OtherHost => {
+                "This dashboard has no password, so it answers only to this host's own names, such as localhost."
+                    .into()
+            }
+        }
+    }
+
+    /// After how many seconds the client may try again.
+    pub(crate) fn wait_s(self) -> Option<u64> {
+        if let Self::TooMany(wait, _) = self { Some(wait.as_secs() + 1) } else { None }
+    }
 }
 
 impl From<NotSignedIn> for Refused {
@@ -102,13 +144,14 @@ impl From<NotSignedIn> for Refused {
 
 /// The rules for who may use the dashboard.
 #[derive(Debug)]
-pub(super) struct Access {
+pub(crate) struct Access {
     user: String,
     /// Hashes, so that a comparison takes the same time for every input.
     password: Option<[u8; 32]>,
     viewer_password: Option<[u8; 32]>,
-    token: Option<[u8; 32]>,
-    has_long_token: bool,
+    token: Option<Token>,
+    /// Of programs that may act by the HTTP API.
+    api_token: Option<Token>,
     /// The cookies of the browsers of the user, and of the viewer.
     cookies: Option<Cookies>,
     viewer_cookies: Option<Cookies>,
@@ -118,12 +161,25 @@ pub(super) struct Access {
     guesses: Guesses,
 }
 
+/// A bearer token.
+#[derive(Debug)]
+struct Token {
+    hash: [u8; 32],
+    is_long: bool,
+}
+
+impl Token {
+    fn of(text: &str) -> Self {
+        Self { hash: hash(text), is_long: text.chars().count() >= LONG_TOKEN }
+    }
+}
+
 fn hash(text: &str) -> [u8; 32] {
     Sha256::digest(text.as_bytes()).into()
 }
 
 /// The first half of a text's hash, as hexadecimal digits.
-pub(super) fn digest(text: &str) -> String {
+pub(crate) fn digest(text: &str) -> String {
     Uuid::from_slice(&hash(text)[..16]).unwrap_or_default().simple().to_string()
 }
 
@@ -135,14 +191,18 @@ impl Access {
     /// # Errors
     ///
     /// The dashboard would be open to other hosts without authentication, or no user could use its actions.
-    pub(super) fn new(serve: &Serve, address: SocketAddr) -> Result<Self, NotServed> {
+    pub(crate) fn new(serve: &Serve, address: SocketAddr) -> Result<Self, NotServed> {
+        let api_token = serve.api_token.as_ref().filter(|_| serve.has_api);
         let only_read = serve.token.is_some() || serve.viewer_password.is_some();
-        let asks = serve.password.is_some() || only_read;
+        let asks = serve.password.is_some() || api_token.is_some() || only_read;
         if !asks && !serve.is_behind_proxy && !address.ip().is_loopback() {
             return Err(NotServed::Open(address));
         }
-        if serve.has_actions && only_read && serve.password.is_none() {
+        if serve.has_actions && only_read && serve.password.is_none() && api_token.is_none() {
             return Err(NotServed::NobodyMayAct);
+        }
+        if api_token.is_some() && api_token == serve.token.as_ref() {
+            return Err(NotServed::SameToken);
         }
         if serve.password.is_some() && serve.password == serve.viewer_password {
             return Err(NotServed::SamePassword);
@@ -154,8 +214,8 @@ impl Access {
             user: serve.user.clone(),
             password: serve.password.as_deref().map(hash),
             viewer_password: serve.viewer_password.as_deref().map(hash),
-            token: serve.token.as_deref().map(hash),
-            has_long_token: serve.token.as_ref().is_some_and(|token| token.chars().count() >= LONG_TOKEN),
+            token: serve.token.as_deref().map(Token::of),
+            api_token: api_token.map(|token| Token::of(token)),
             cookies: serve.password.as_deref().map(|password| Cookies::of(&serve.user, password)),
             viewer_cookies: serve.viewer_password.as_deref().map(|password| Cookies::of(VIEWER, password)),
             is_behind_proxy: serve.is_behind_proxy,
@@ -165,7 +225,7 @@ impl Access {
     }
 
     /// The challenge for a browser or a program without credentials.
-    pub(super) fn challenge(&self) -> &'static str {
+    pub(crate) fn challenge(&self) -> &'static str {
         // If there is no password, a browser must not ask its user for one.
         if self.password.is_some() || self.viewer_password.is_some() {
             "Basic realm=\"tenure\", charset=\"UTF-8\""
@@ -175,7 +235,7 @@ impl Access {
     }
 
     /// Returns the address of the client: that of its connection, or the one that a trusted proxy names.
-    pub(super) fn client(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
+    pub(crate) fn client(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
         // The client may have sent the header itself; the proxy adds the last address.
         let named = || {
             let last =
@@ -187,13 +247,15 @@ impl Access {
     }
 
     /// `cookie`: the client's cookie of this name.
-    pub(super) fn who(
+    pub(crate) fn who(
         &self,
         client: IpAddr,
         headers: &HeaderMap,
+        what: For,
         cookie: impl Fn(&str) -> Option<String>,
     ) -> Result<Who, Refused> {
-        if self.password.is_some() || self.viewer_password.is_some() || self.token.is_some() {
+        let has_token = self.token.is_some() || self.api_token.is_some();
+        if self.password.is_some() || self.viewer_password.is_some() || has_token {
             // A browser's first request has none, because the browser has not been asked yet.
             if !headers.contains_key(header::AUTHORIZATION) {
                 return Err(Refused::Unknown);
@@ -208,7 +270,7 @@ impl Access {
                 }
                 return Ok(who);
             }
-            return Ok(self.bearer(client, headers)?);
+            return Ok(self.bearer(client, headers, what)?);
         }
         if self.is_behind_proxy {
             return Ok(self.named_by_proxy(headers));
@@ -223,18 +285,33 @@ impl Access {
         is_user.or_else(|| self.viewer_cookies.as_ref().filter(|_| user == VIEWER))
     }
 
-    /// The program that holds the token.
-    fn bearer(&self, client: IpAddr, headers: &HeaderMap) -> Result<Who, NotSignedIn> {
+    /// The program that holds a token.
+    fn bearer(&self, client: IpAddr, headers: &HeaderMap, what: For) -> Result<Who, NotSignedIn> {
         let by = Guesser::of(client);
         let bearer = headers.typed_get::<Authorization<Bearer>>();
-        let is_right = bearer.is_some_and(|bearer| is(bearer.token(), self.token.as_ref()));
-        let who =
-            || Who::viewer("token", "a bearer token may only read. Sign in with the user and the password.");
-        if is_right && self.has_long_token {
+        let is_of = |token: &Option<Token>| {
+            let hash = token.as_ref().map(|token| &token.hash);
+            bearer.as_ref().is_some_and(|bearer| is(bearer.token(), hash))
+        };
+        // Both are compared, so that the time tells nothing.
+        let (reads, acts) = (is_of(&self.token), is_of(&self.api_token));
+        let right = self.token.as_ref().filter(|_| reads).or(self.api_token.as_ref().filter(|_| acts));
+        let who = || match what {
+            For::Api if acts => Who::person("API token"),
+            For::Api => Who::viewer(
+                "token",
+                "TENURE_SERVE_TOKEN only allows reading. To act, send TENURE_SERVE_API_TOKEN, or sign in with the user \
+                 and the password.",
+            ),
+            For::Pages => {
+                Who::viewer("token", "a bearer token may only read. Sign in with the user and the password.")
+            }
+        };
+        if right.is_some_and(|token| token.is_long) {
             self.guesses.was_right(by);
             return Ok(who());
         }
-        self.guesses.limited(by, || is_right.then(who))
+        self.guesses.limited(by, || right.map(|_| who()))
     }
 
     /// The user with this name and password.
@@ -303,29 +380,36 @@ fn is_this_host(headers: &HeaderMap) -> bool {
 
 /// Whether one of our own pages sent a form; if not, why not.
 ///
-/// Two proofs, each enough against another site: the site that the browser names (Sec-Fetch-Site, or else Origin), and
-/// a token in the form and in a cookie, which only our page could read.
-pub(super) fn is_own(
+/// Two proofs, each enough against another site: the site that the browser names, and a token in the form and in a
+/// cookie, which only our page could read.
+pub(crate) fn is_own(
     headers: &HeaderMap,
     sent: Option<&str>,
     cookie: Option<&str>,
 ) -> Result<(), &'static str> {
-    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-    match (text("sec-fetch-site"), text("origin")) {
-        // Old browsers and other programs send neither.
-        (Some("same-origin"), _) | (None, None) => {}
-        (Some(_), _) => return Err("the form comes from another site"),
-        (None, Some(origin)) => {
-            let of = origin.parse::<Uri>().ok().and_then(|origin| origin.authority().cloned());
-            if of.is_none() || of != host(headers) {
-                return Err("the form comes from another site, or a proxy changes the Host header");
-            }
-        }
-    }
+    is_of_this_site(headers)?;
     match (sent, cookie) {
         (Some(sent), Some(cookie)) if bool::from(sent.as_bytes().ct_eq(cookie.as_bytes())) => Ok(()),
         (_, None) => Err("the page's cookie is missing; allow cookies for this site, and reload the page"),
         _ => Err("the page is too old; reload it"),
+    }
+}
+
+/// Whether the browser says that a page of this site sent the request (Sec-Fetch-Site, or else Origin), or no browser
+/// did; if not, why not.
+pub(crate) fn is_of_this_site(headers: &HeaderMap) -> Result<(), &'static str> {
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    match (text("sec-fetch-site"), text("origin")) {
+        // Old browsers and other programs send neither.
+        (Some("same-origin"), _) | (None, None) => Ok(()),
+        (Some(_), _) => Err("the request comes from another site"),
+        (None, Some(origin)) => {
+            let of = origin.parse::<Uri>().ok().and_then(|origin| origin.authority().cloned());
+            if of.is_some() && of == host(headers) {
+                return Ok(());
+            }
+            Err("the request comes from another site, or a proxy changes the Host header")
+        }
     }
 }
 
@@ -343,7 +427,11 @@ mod tests {
     }
 
     fn who(access: &Access, of: &[(&'static str, &str)]) -> Result<Who, Refused> {
-        access.who([127, 0, 0, 1].into(), &headers(of), |_| None)
+        who_for(access, For::Pages, of)
+    }
+
+    fn who_for(access: &Access, what: For, of: &[(&'static str, &str)]) -> Result<Who, Refused> {
+        access.who([127, 0, 0, 1].into(), &headers(of), what, |_| None)
     }
 
     fn basic(text: &str) -> String {
@@ -406,6 +494,35 @@ mod tests {
             assert!(who.err().is_none_or(|why| why == Refused::Wrong), "{sent}");
         }
         assert_eq!(who(&access, &[]).unwrap_err(), Refused::Unknown);
+    }
+
+    #[test]
+    fn the_token_of_the_api_acts_there_alone_and_only_while_the_api_is_on() {
+        let serve = Serve {
+            has_api: true,
+            has_actions: true,
+            token: Some("reads-jobs".into()),
+            api_token: Some("acts-on-jobs".into()),
+            ..Serve::default()
+        };
+        let open: SocketAddr = ([0, 0, 0, 0], 9090).into();
+        // Programs may act, even if no person may.
+        let on = Access::new(&serve, open).unwrap();
+        for (what, token, acts) in [
+            (For::Api, "acts-on-jobs", true),
+            (For::Pages, "acts-on-jobs", false),
+            (For::Api, "reads-jobs", false),
+            (For::Pages, "reads-jobs", false),
+        ] {
+            let who = who_for(&on, what, &[("authorization", &format!("Bearer {token}"))]).unwrap();
+            assert_eq!(who.only_looks.is_none(), acts, "{what:?} {token}");
+        }
+        let off = Serve { has_api: false, ..serve.clone() };
+        assert!(matches!(Access::new(&off, open).unwrap_err(), NotServed::NobodyMayAct));
+        let alone = Serve { token: None, ..off };
+        assert!(matches!(Access::new(&alone, open).unwrap_err(), NotServed::Open(_)));
+        let same = Serve { token: serve.api_token.clone(), ..serve };
+        assert!(matches!(Access::new(&same, open).unwrap_err(), NotServed::SameToken));
     }
 
     #[test]

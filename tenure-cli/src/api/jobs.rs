@@ -1,0 +1,81 @@
+//! Jobs: shows one job, cancels it, retries it.
+
+use std::sync::Arc;
+
+use axum::{
+    Extension,
+    body::Body,
+    extract::{RawQuery, State},
+    http::StatusCode,
+    response::Response,
+};
+
+use super::{Api, Failure, Id, body, json, query::Query};
+use crate::{access::Who, shapes::Answer};
+use tenure::{
+    JobId, Status,
+    jobs::{CancelOutcome, RetryOutcome},
+    rows::JobRow,
+};
+
+/// A job as JSON, without its payload and output where they are hidden.
+pub(super) fn shown(api: &Api, status: StatusCode, job: JobRow) -> Response {
+    json(status, &if api.shows_payloads { job } else { job.without_payload() })
+}
+
+pub(super) async fn show(
+    State(api): State<Arc<Api>>,
+    Id(id): Id,
+    RawQuery(query): RawQuery,
+) -> Result<Response, Failure> {
+    Query::read(query.as_deref(), &[])?;
+    let job = api.read(|api| async move { Ok(api.tenures.find(id).await?.1) }).await?;
+    Ok(shown(&api, StatusCode::OK, job))
+}
+
+pub(super) async fn cancel(
+    State(api): State<Arc<Api>>,
+    Extension(who): Extension<Who>,
+    Id(id): Id,
+    RawQuery(query): RawQuery,
+    body: Body,
+) -> Result<Response, Failure> {
+    Query::read(query.as_deref(), &[])?;
+    body::empty(body).await?;
+    let outcome = api.act(|api| async move { Ok(api.tenures.of_job(id).await?.cancel(id).await?) }).await?;
+    tracing::info!(who = who.name, job = %id, action = "cancel", ?outcome, "API action done");
+    match outcome {
+        CancelOutcome::NotFound => Err(Failure::no_job(id)),
+        // What was asked for is so already.
+        CancelOutcome::Finished { status } if status != Status::Cancelled => Err(has_ended(id, status)),
+        outcome => Ok(json(StatusCode::OK, &Answer { id, outcome: &outcome })),
+    }
+}
+
+pub(super) async fn retry(
+    State(api): State<Arc<Api>>,
+    Extension(who): Extension<Who>,
+    Id(id): Id,
+    RawQuery(query): RawQuery,
+    body: Body,
+) -> Result<Response, Failure> {
+    Query::read(query.as_deref(), &[])?;
+    body::empty(body).await?;
+    let outcome = api.act(|api| async move { Ok(api.tenures.of_job(id).await?.retry(id).await?) }).await?;
+    tracing::info!(who = who.name, job = %id, action = "retry", ?outcome, "API action done");
+    match outcome {
+        RetryOutcome::NotFound => Err(Failure::no_job(id)),
+        RetryOutcome::Finished { status } => Err(has_ended(id, status)),
+        RetryOutcome::Refused => {
+            let message = format!("{id} is a message that was refused before it became a job");
+            let failure = Failure::new(StatusCode::CONFLICT, "refused_message", message);
+            Err(failure.hint("it would be refused again; publish a corrected one"))
+        }
+        outcome => Ok(json(StatusCode::OK, &Answer { id, outcome: &outcome })),
+    }
+}
+
+/// The job has ended in a way that the action cannot change.
+fn has_ended(id: JobId, status: Status) -> Failure {
+    Failure::new(StatusCode::CONFLICT, "already_ended", format!("job {id} is already {status}"))
+}
