@@ -15,7 +15,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::{Api, until_running, until_waiting, worker, worker_of_steps};
+use super::{Api, now, until_running, until_waiting, worker, worker_of_steps};
 use crate::harness::{bench, bench_with};
 
 /// The most waits and streams at once.
@@ -147,7 +147,7 @@ async fn a_stream_has_each_step_of_a_job_and_ends_with_it() {
         api.events.lock().unwrap().push(end.data);
     }
     api.events.lock().unwrap().extend([queued.data, first.data]);
-    // Whoever comes after the end gets it at once; a browser that has it is told not to come again.
+    // A client that comes after the end gets it at once; a browser that has it is told not to come again.
     let mut after = Events::open(api.dashboard.address, &path, "").await;
     let end = after.event().await.unwrap();
     assert!(end.name == "end" && ended.iter().all(|id| *id == end.id) && after.event().await.is_none());
@@ -223,9 +223,9 @@ async fn streams_have_a_limit_and_a_client_that_leaves_frees_its_place_at_once()
     }
     let mut stream = TcpStream::connect(api.dashboard.address).await.unwrap();
     let wait = format!("GET /api/v1/jobs/{job}/wait?timeout=60s HTTP/1.1\r\nHost: localhost\r\n\r\n");
-    let (waits, ()) =
-        tokio::join!(until_waiting(&bench), async { stream.write_all(wait.as_bytes()).await.unwrap() });
-    let () = waits;
+    let before = now(&bench).await;
+    stream.write_all(wait.as_bytes()).await.unwrap();
+    until_waiting(&bench, &before).await;
     open.push(Events::open(api.dashboard.address, &path, "").await);
     assert_eq!(open.last().unwrap().status, 200);
     assert_eq!(Events::open(api.dashboard.address, &path, "").await.status, 503);
@@ -252,8 +252,9 @@ async fn a_wait_and_a_stream_that_outlive_the_server_are_answered() {
     events.event().await.unwrap();
     let address = api.dashboard.address;
     let path = format!("/api/v1/jobs/{job}/wait?timeout=60s");
+    let before = now(&bench).await;
     let waits = tokio::task::spawn_blocking(move || crate::harness::ask(address, "GET", &path, &[], ""));
-    until_waiting(&bench).await;
+    until_waiting(&bench, &before).await;
     api.dashboard.serve.signal(Signal::TERM);
     let asked_at = Instant::now();
     let answer = waits.await.unwrap().expect("an answer");

@@ -178,12 +178,16 @@ fn worker_of_steps(bench: &Bench, steps: Arc<Semaphore>) -> Running {
     )
 }
 
-/// Waits until a wait of the API has begun: it looks for the end of its job.
-async fn until_waiting(bench: &Bench) {
-    let now: String = bench.value("SELECT clock_timestamp()::text").await;
+/// The database's time.
+async fn now(bench: &Bench) -> String {
+    bench.value("SELECT clock_timestamp()::text").await
+}
+
+/// Waits until a wait of the API that was sent after this time has begun: it has looked for the end of its job.
+async fn until_waiting(bench: &Bench, after: &str) {
     let looks = statement("looks");
     let condition = format!(
-        "EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND query_start > '{now}'
+        "EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND query_start > '{after}'
                  AND left(query, 300) = left($q${looks}$q$, 300))"
     );
     bench.until(&condition).await;
@@ -273,9 +277,10 @@ async fn each_address_does_what_its_command_does() {
     let gone = json!({ "queue": "q", "kind": "forgotten", "payload": null });
     let gone = api.post("/jobs", &gone).await.id();
     until_running(&bench, &gone).await;
+    let before = now(&bench).await;
     let (waited, ()) =
         tokio::join!(async { api.get(&format!("/jobs/{gone}/wait?timeout=20s")).await }, async {
-            until_waiting(&bench).await;
+            until_waiting(&bench, &before).await;
             bench.execute(&format!("DELETE FROM tenure.jobs WHERE id = '{gone}'")).await;
         });
     assert_eq!((waited.status(), waited.code()), (410, "no_history"), "{}", waited.answer.body);
