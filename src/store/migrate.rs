@@ -44,6 +44,7 @@ const MIGRATIONS: &[Migration] = &[
     (10, "no_history", include_str!("../../migrations/0010_no_history.sql")),
     (11, "not_ready", include_str!("../../migrations/0011_not_ready.sql")),
     (12, "cells", include_str!("../../migrations/0012_cells.sql")),
+    (13, "functions", include_str!("../../migrations/0013_functions.sql")),
 ];
 
 /// Indexes over tables that may be large: the name, how to drop it, how to build it. CONCURRENTLY waits for other
