@@ -3,7 +3,8 @@
 --
 -- docs/sql.md says what is stable: the functions that `\df+` describes, with their arguments' names, order and types, and
 -- their SQLSTATEs. The others here are their parts. All run with the caller's rights: postgres/roles.sql is the law.
--- Names in a body mean columns; an argument is named with its function, as in enqueue.queue.
+-- Names in a body mean columns; an argument is named with its function, as in once.key. enable_seqscan: a session that
+-- planned a function's statements while a table looked empty would scan that table for ever.
 
 -- Refuses new jobs of a queue that has moved, or has not arrived yet, as before. The functions below have SQLSTATEs of
 -- their own: programs know TN001 and TN002 of a job that they insert as the signs of such a queue.
@@ -333,7 +334,7 @@ run_at and delay are texts, as Postgres reads a timestamptz and an interval.
 Errors: those of tenure.enqueue; TN003 names the place of the job in the array, from 0.';
 
 CREATE FUNCTION tenure.cancel(job uuid) RETURNS text
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 DECLARE
     live tenure.jobs;
 BEGIN
@@ -371,7 +372,7 @@ unless it completes first), finished (it had ended before) or not_found. Safe to
 
 -- Raises the error of an attempt that does not own its job. The state is read after the wait for the job's row.
 CREATE FUNCTION tenure.raise_lost(job uuid, token bigint, claim uuid) RETURNS void
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 DECLARE
     state text;
 BEGIN
@@ -416,7 +417,7 @@ BEGIN
 END $$;
 
 CREATE FUNCTION tenure.fence(job uuid, token bigint, claim uuid) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 DECLARE
     lease interval;
 BEGIN
@@ -432,7 +433,8 @@ BEGIN
         END IF;
         PERFORM tenure.limit_idle(greatest(interval '1 second', least(interval '10 seconds', lease / 4)));
     ELSE
-        -- As lock_job.sql: a change of the job's row after the snapshot is refused by Postgres (40001).
+        -- As lock_job.sql. What ends an attempt locks the row FOR UPDATE: if it came after the snapshot, Postgres refuses
+        -- this lock (40001); afterwards it waits. Progress does neither.
         SELECT j.stale_after INTO lease
           FROM tenure.jobs j
          WHERE j.id = fence.job AND j.fencing_token = fence.token AND j.claim_id = fence.claim
@@ -447,13 +449,14 @@ END $$;
 REVOKE ALL ON FUNCTION tenure.fence(uuid, bigint, uuid) FROM PUBLIC;
 COMMENT ON FUNCTION tenure.fence(uuid, bigint, uuid) IS
 'Lets this transaction commit only if the attempt owns its job, from here to the commit.
-READ COMMITTED: call it last; it is also a sign of life. REPEATABLE READ and SERIALIZABLE: call it first.
+READ COMMITTED: call it last; it is also a sign of life. REPEATABLE READ and SERIALIZABLE: call it first, so that no work
+is in vain.
 job, token, claim: TENURE_JOB_ID, TENURE_FENCING_TOKEN and TENURE_CLAIM_ID.
 From here on the transaction may sit idle for a quarter of the job''s stale_after, and for at most 10 s at READ COMMITTED.
 Errors: TN001 the job is another''s, TN003 an argument is NULL, TN007 this attempt has completed it, 40001 begin again.';
 
 CREATE FUNCTION tenure.hold(job uuid, token bigint, claim uuid) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 DECLARE
     lease interval;
 BEGIN
@@ -475,7 +478,7 @@ and keeps the job''s row as it is until then. Progress, resets and cancellations
 Arguments, idle limit and errors: as tenure.fence.';
 
 CREATE FUNCTION tenure.once(job uuid, token bigint, claim uuid, key text) RETURNS boolean
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
     lease interval;
@@ -508,7 +511,7 @@ Call it before the effect; at REPEATABLE READ and SERIALIZABLE first of all. It 
 key: the effect''s name within the job, 1 to 512 bytes. Other arguments, idle limit and errors: as tenure.fence.';
 
 CREATE FUNCTION tenure.once_store(job uuid, token bigint, claim uuid, key text, result jsonb) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_column
 BEGIN
     PERFORM FROM tenure.jobs j
@@ -534,7 +537,7 @@ with tenure.once_result.
 Errors: those of tenure.fence; TN003 also if this attempt has not begun the effect.';
 
 CREATE FUNCTION tenure.once_result(job uuid, key text) RETURNS jsonb
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_column
 BEGIN
     RETURN (SELECT e.result FROM tenure.effects e WHERE e.job_id = once_result.job AND e.key = once_result.key);
@@ -544,7 +547,7 @@ COMMENT ON FUNCTION tenure.once_result(uuid, text) IS
 'Returns the stored result of an effect: JSON null if none was stored, NULL if the effect has not happened.';
 
 CREATE FUNCTION tenure.complete(job uuid, token bigint, claim uuid, output jsonb DEFAULT NULL) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 DECLARE
     done    tenure.jobs;
     is_kept boolean;
@@ -585,7 +588,7 @@ output: what the finished job shows. Other arguments and errors: as tenure.fence
 CREATE FUNCTION tenure.progress(job uuid, token bigint, claim uuid, stage text DEFAULT NULL,
                                 progress double precision DEFAULT NULL, message text DEFAULT NULL,
                                 checkpoint jsonb DEFAULT NULL) RETURNS boolean
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
     percent real := CASE WHEN progress.progress <> 'NaN' THEN greatest(0, least(100, progress.progress)) END;

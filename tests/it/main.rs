@@ -59,6 +59,8 @@ mod schedules;
 mod schema;
 mod security;
 mod shutdown;
+mod sql;
+mod sql_attempts;
 mod submit;
 mod testing;
 mod tidy;
