@@ -124,15 +124,7 @@ impl Settle {
             }
             Verdict::End(end) => {
                 said = loggable(&end);
-                let ended = Box::pin(self.end(end)).await;
-                if ended.0 == AttemptOutcome::Completed {
-                    let said = said.take();
-                    tracing::info!(
-                        said,
-                        "the attempt had completed its job already; its own end changes nothing"
-                    );
-                }
-                ended
+                Box::pin(self.end(end)).await
             }
         };
         let (outcome, settled) = match settled {
@@ -141,6 +133,11 @@ impl Settle {
             }
             settled => (outcome, settled),
         };
+        if outcome == AttemptOutcome::Completed
+            && let Some(said) = said.take()
+        {
+            tracing::info!(said, "the attempt had completed its job already; its own end changes nothing");
+        }
         if settled == Settled::Written {
             metrics::settled(kind, outcome, ran, measures);
             if let Some(rates) = rates {

@@ -33,6 +33,7 @@ mod deploys;
 mod disaster;
 mod doctor;
 mod effects;
+mod effects_sql;
 mod enqueue;
 mod example;
 mod exec;
