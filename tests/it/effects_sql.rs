@@ -97,6 +97,10 @@ impl Session {
     fn start(bench: &Bench, driver: &(Driver, Vec<String>)) -> Self {
         let mut command = Command::new(&driver.1[0]);
         command.args(&driver.1[1..]).env("DATABASE_URL", &bench.config.database_url).kill_on_drop(true);
+        // psql repeats each error there.
+        if driver.0 == Driver::Psql {
+            command.stderr(Stdio::null());
+        }
         let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (stdin, stdout) = (process.stdin.take().unwrap(), process.stdout.take().unwrap());
         Self { driver: driver.0, process, stdin, lines: BufReader::new(stdout).lines() }

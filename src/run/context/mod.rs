@@ -157,9 +157,9 @@ impl<S> JobContext<S> {
     /// The id of this claim, which no other attempt of any job has.
     ///
     /// With [`JobContext::id`] and [`JobContext::token`] it names the attempt to the functions of the schema, such as
-    /// `tenure.once` and `tenure.complete`: for code that writes to Postgres through another driver than sqlx, or in another
-    /// program. The worker expects from this call on that the job may be completed there; what the handler then
-    /// returns changes nothing.
+    /// `tenure.once` and `tenure.complete`: for code that writes to Postgres through another driver than sqlx, or in
+    /// another program. The worker expects from this call on that the job may be completed there; what the handler
+    /// then returns changes nothing.
     pub fn claim_id(&self) -> Uuid {
         self.job.has_effects.store(true, Ordering::Release);
         self.job.knows_claim.store(true, Ordering::Release);
