@@ -48,6 +48,12 @@ GRANT SELECT (queue, max_queued) ON tenure.queues TO tenure_producer;
 -- To count submissions towards max_queued. Without it, only jobs count.
 GRANT SELECT (queue, standing, standing_deliveries, standing_of, standing_until) ON tenure.queue_stats TO tenure_producer;
 
+-- The functions of docs/sql.md, and the part that both of them call; they run with the caller's rights.
+GRANT EXECUTE ON FUNCTION tenure.enqueue(text, text, jsonb, text, timestamptz, interval, int, text),
+      tenure.enqueue_many(jsonb),
+      tenure.insert_jobs(text[], text[], jsonb[], text[], timestamptz[], int[], text[])
+    TO tenure_producer, tenure_worker;
+
 -- Workers. They change the columns of a job that running it changes: not its payload, name or limits.
 GRANT SELECT, INSERT, DELETE ON tenure.jobs TO tenure_worker;
 GRANT UPDATE (status, attempt, fencing_token, claim_id, worker_id, worker_host, stale_after, on_crash, losses,
@@ -77,6 +83,12 @@ GRANT EXECUTE ON FUNCTION tenure.purge_day(interval, interval), tenure.purge_row
       tenure.purge_keys(interval, bigint, uuid, int), tenure.purge_events(interval, int) TO tenure_worker;
 -- These delete all attempts of a job but its last hundred, and the attempts and effects of a job that is gone.
 GRANT EXECUTE ON FUNCTION tenure.keep_last_executions(uuid), tenure.forget_traces(uuid) TO tenure_worker;
+-- For programs that run jobs: docs/sql.md. The last one says why an attempt was refused.
+GRANT EXECUTE ON FUNCTION tenure.fence(uuid, bigint, uuid), tenure.hold(uuid, bigint, uuid),
+      tenure.once(uuid, bigint, uuid, text), tenure.once_store(uuid, bigint, uuid, text, jsonb),
+      tenure.once_result(uuid, text), tenure.complete(uuid, bigint, uuid, jsonb),
+      tenure.progress(uuid, bigint, uuid, text, double precision, text, jsonb),
+      tenure.raise_lost(uuid, bigint, uuid) TO tenure_worker;
 
 -- Operators. They redrive dead letters, or purge them with all their traces.
 GRANT tenure_worker TO tenure_operator;
@@ -84,6 +96,7 @@ GRANT INSERT, UPDATE, DELETE ON tenure.queues, tenure.queue_slots, tenure.schedu
 -- Moving a queue to another cell: these functions change one trigger of tenure.jobs, and the queue's mark.
 GRANT EXECUTE ON FUNCTION tenure.begin_move(text), tenure.mark_queue(text, bigint, text, text, timestamptz, text),
       tenure.open_queue(text, bigint), tenure.forget_mark(text) TO tenure_operator;
+GRANT EXECUTE ON FUNCTION tenure.cancel(uuid) TO tenure_operator;
 GRANT DELETE ON tenure.dead_letter_jobs, tenure.job_keys, tenure.job_executions, tenure.effects TO tenure_operator;
 
 GRANT SELECT ON ALL TABLES IN SCHEMA tenure TO tenure_viewer;

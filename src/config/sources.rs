@@ -37,6 +37,7 @@ const OTHERS: &[&str] = &[
     "TENURE_KIND",
     "TENURE_ATTEMPT",
     "TENURE_FENCING_TOKEN",
+    "TENURE_CLAIM_ID",
     "TENURE_CHECKPOINT_FILE",
     // Where `tenure dev`, the tests and `scripts/setup` find the servers' programs.
     "TENURE_PG_BIN",

@@ -374,7 +374,7 @@ impl Heartbeat {
                 continue;
             }
             // The attempt's own end removes the row: settle will know.
-            if !writes(job) {
+            if !writes(job) || self.was_completed(job).await? {
                 continue;
             }
             if let Some(write) = write {
@@ -386,6 +386,20 @@ impl Heartbeat {
             }
         }
         Ok(())
+    }
+
+    /// Whether a job whose row is gone needs no end of its handler: the handler, or the program that it runs, has completed
+    /// it by SQL, and may go on; or nobody knows yet.
+    async fn was_completed(&self, job: &RunningJob) -> Result<bool, StoreError> {
+        if !job.knows_claim.load(Ordering::Acquire) {
+            return Ok(false);
+        }
+        let was_completed = self.shared.store.was_completed(&job.key, !job.rules.no_history).await?;
+        if was_completed == Some(true) {
+            tracing::debug!(parent: job.span.clone(), "the job was completed by SQL; its handler goes on");
+            job.settled.store(true, Ordering::Release);
+        }
+        Ok(was_completed != Some(false))
     }
 
     /// Checks jobs that an announcement names: whether they were cancelled, or have another owner.

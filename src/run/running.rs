@@ -142,6 +142,8 @@ pub(crate) struct RunningJob {
     pub(crate) completing: AtomicBool,
     /// This attempt may have recorded effects.
     pub(crate) has_effects: AtomicBool,
+    /// The handler knows its claim: it, or a program that it runs, may complete the job by `tenure.complete`.
+    pub(crate) knows_claim: AtomicBool,
     /// `flush` or the completion writes the last report: no batch includes the job.
     pub(crate) last_words: AtomicBool,
     /// A refused write of this job is recorded.
@@ -181,6 +183,7 @@ impl RunningJob {
             settled: AtomicBool::new(false),
             completing: AtomicBool::new(false),
             has_effects: AtomicBool::new(false),
+            knows_claim: AtomicBool::new(false),
             last_words: AtomicBool::new(false),
             refusal_noted: AtomicBool::new(false),
             outlived_noted: AtomicBool::new(false),

@@ -15,7 +15,10 @@
 mod events;
 mod verdict;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use tokio::time::sleep;
 
@@ -137,6 +140,17 @@ impl Settle {
                 answer
             }
         };
+        let (outcome, settled) = match settled {
+            Settled::Lost if job.knows_claim.load(Ordering::Acquire) => {
+                Box::pin(self.look(job, outcome)).await
+            }
+            settled => (outcome, settled),
+        };
+        if outcome == AttemptOutcome::Completed
+            && let Some(said) = said.take()
+        {
+            tracing::info!(said, "the attempt had completed its job already; its own end changes nothing");
+        }
         if settled == Settled::Written {
             if let Some(hints) = &self.hints {
                 hints.ended(&job.claim, outcome);
@@ -219,6 +233,10 @@ impl Settle {
             match ends.run(end.clone()).await {
                 Some(Ok(Some(route))) => return (end.verdict.by(route), Settled::Written),
                 Some(Ok(None)) => match self.ask(&end.key).await {
+                    // By a transaction of the handler's own.
+                    Asked::Ended(AttemptOutcome::Completed) => {
+                        return (AttemptOutcome::Completed, Settled::Written);
+                    }
                     // A reset writes `lost` under this very claim. A reset that writes `cancelled` suits this end.
                     Asked::Ended(left) if left != AttemptOutcome::Lost => {
                         return (end.verdict.by(left.route()), Settled::Written);
@@ -249,6 +267,14 @@ impl Settle {
             }
             ends = &self.ends_again;
             wait.next().await;
+        }
+    }
+
+    /// Whether a job that looks lost was completed by SQL, and kept no history.
+    async fn look(&self, job: &RunningJob, outcome: AttemptOutcome) -> (AttemptOutcome, Settled) {
+        match self.store.was_completed(&job.key, !job.rules.no_history).await {
+            Ok(Some(true)) => (AttemptOutcome::Completed, Settled::Written),
+            _ => (outcome, Settled::Lost),
         }
     }
 

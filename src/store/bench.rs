@@ -82,10 +82,8 @@ SELECT id, output::bigint AS started_us,
   FROM tenure.job_history
  WHERE id >= $2 AND starts_with(queue, $1) AND jsonb_typeof(output) = 'number'";
 
-/// A job as any client of Postgres inserts it.
-const PLAIN_JOB: &str = "
-INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, scheduled_at, publish_at)
-VALUES ($1, $2, 'order', $3::jsonb, 5, now(), now())";
+/// A job as any client of Postgres enqueues it.
+const PLAIN_JOB: &str = "SELECT tenure.enqueue($1, 'order', $2::jsonb) AS id";
 
 /// Each part uses its own index, because the statement runs while the relay works.
 const RELAYED: &str = "
@@ -192,9 +190,7 @@ impl Store {
         queue: &str,
         payload: &str,
     ) -> Result<JobId, StoreError> {
-        let id = JobId::generate();
-        query(PLAIN_JOB).bind(id).bind(queue).bind(payload).execute(connection).await?;
-        Ok(id)
+        Ok(query(PLAIN_JOB).bind(queue).bind(payload).fetch_one(connection).await?.try_get("id")?)
     }
 
     /// Returns the relay's progress with a queue. Jobs published before `before`, in seconds, have lost their messages.

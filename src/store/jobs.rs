@@ -14,7 +14,7 @@ use super::{
     BURY_UNKNOWN, CANCEL, CLAIM, CLAIM_ONE, CLAIM_SKIP, COMPLETE, COMPLETE_ONE, COMPLETE_SKIP, COMPLETE_TOLD,
     COMPLETE_UNKEPT, COMPLETE_UNKEPT_ONE, COMPLETE_UNKEPT_SKIP, ENQUEUE, ENQUEUE_ONE, ENQUEUE_PLAIN,
     ENQUEUE_SUBMITTED, HELD_KEYS, LIVE_JOBS, MISSED, PROGRESS, PUT_OFF, REFUSE, RUN_NOW, SETTLE, SETTLED_AS,
-    STATUSES, STILL_MINE, UNANSWERED, UNPUBLISHED, VISIBLE,
+    STATUSES, STILL_MINE, UNANSWERED, UNPUBLISHED, VISIBLE, WAS_RESET,
     call::{Line, Rows, Store, StoreError},
     rows::{
         AttemptEnd, CancelAnswer, ClaimRequest, Completion, EndedAttempt, Keeps, Keys, LockPolicy, NewJob,
@@ -444,6 +444,25 @@ impl Store {
         let Some(row) = rows.first() else { return Ok(None) };
         let outcome: Option<&str> = row.try_get("outcome")?;
         Ok(Some(outcome.map(|word| word.parse().unwrap_or(AttemptOutcome::Lost))))
+    }
+
+    /// Whether the job of a claim that is no longer current was completed under it, by `tenure.complete` of the schema.
+    /// `None`: a standby answers, which may not know.
+    pub(crate) async fn was_completed(
+        &self,
+        claim: &ClaimKey,
+        keeps_history: bool,
+    ) -> Result<Option<bool>, StoreError> {
+        match self.settled_as(claim).await? {
+            Some(None) => Ok(None),
+            Some(Some(outcome)) => Ok(Some(outcome == AttemptOutcome::Completed)),
+            None if keeps_history => Ok(Some(false)),
+            None => {
+                let rows = self.rows(query(WAS_RESET).bind(claim.job).bind(claim.token)).await?;
+                let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
+                Ok(Some(!row.try_get::<bool, _>("was_reset")?))
+            }
+        }
     }
 
     /// Writes a submission that cannot be a job to the dead letters. Returns `false` if its job exists already.

@@ -45,6 +45,7 @@ const MIGRATIONS: &[Migration] = &[
     (11, "not_ready", include_str!("../../migrations/0011_not_ready.sql")),
     (12, "cells", include_str!("../../migrations/0012_cells.sql")),
     (13, "ends", include_str!("../../migrations/0013_ends.sql")),
+    (14, "functions", include_str!("../../migrations/0014_functions.sql")),
 ];
 
 /// Indexes over tables that may be large: the name, how to drop it, how to build it. CONCURRENTLY waits for other

@@ -225,6 +225,7 @@ statements! {
     COMPLETE_UNKEPT_SKIP = "job/forms" "complete_unkept_skip";
     SETTLE = "job" "settle";
     SETTLED_AS = "attempt" "settled_as";
+    WAS_RESET = "attempt" "was_reset";
     RESET_STALE = "job" "reset_stale";
     RESET_WORKERS = "job" "reset_workers";
     RESET_VANISHED = "job" "reset_vanished";

@@ -73,7 +73,7 @@ async fn the_bench_measures_how_soon_a_job_begins_by_each_way_to_enqueue_it() {
         "pick-up when idle, p50",
         "pick-up at half load, p99",
         "pick-up, own transaction, p50",
-        "pick-up, row written by SQL, p50",
+        "pick-up, enqueued by SQL, p50",
         "pick-up, delay of 1 s, p50",
         "pick-up, retry that falls due, p50",
         "pick-up, tick of a schedule, p50",

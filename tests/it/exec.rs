@@ -139,6 +139,7 @@ async fn a_command_gets_the_payload_and_its_environment_and_reports_progress_out
     bench
         .until_count("tenure.jobs WHERE stage = 'half' AND progress = 50 AND message = 'on the way'", 1)
         .await;
+    let claim: uuid::Uuid = bench.value("SELECT claim_id FROM tenure.jobs").await;
     std::fs::write(folder.join("go"), "").unwrap();
     let job = bench.until_finished(id).await;
     assert_eq!((job.status, job.output), (Status::Completed, Some(json!({"lines": 3}))));
@@ -151,6 +152,7 @@ async fn a_command_gets_the_payload_and_its_environment_and_reports_progress_out
         "TENURE_KIND=any.kind",
         "TENURE_ATTEMPT=1",
         "TENURE_FENCING_TOKEN=1",
+        &format!("TENURE_CLAIM_ID={claim}"),
         "TENURE_CHECKPOINT_FILE=/",
     ] {
         assert!(env.contains(line), "no {line} in\n{env}");

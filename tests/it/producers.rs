@@ -1,5 +1,7 @@
-//! The producers of `examples/producers`, in every language whose interpreter and library this machine has: the first
-//! answer is lost, the job is published twice more, and it runs once.
+//! The producers of `examples/producers`, in every language whose interpreter and library this machine has.
+//!
+//! Over NATS: the first answer is lost, the job is published twice more, and it runs once. By SQL: the job exists if and
+//! when the producer's own transaction commits.
 
 use std::{
     path::{Path, PathBuf},
@@ -11,7 +13,12 @@ use serde_json::json;
 use tenure::{KindOptions, Worker};
 use tokio::process::Command;
 
-use crate::harness::{Bench, Proxy, Running, bench};
+use uuid::Uuid;
+
+use crate::{
+    effects_sql::{node_program, psql},
+    harness::{Bench, Proxy, Running, bench, bench_with_servers},
+};
 
 /// The command of a producer, without its four arguments.
 struct Producer {
@@ -123,6 +130,103 @@ async fn a_job_that_any_producer_publishes_again_after_a_lost_answer_runs_once()
     bench.until_stream_is_empty(Duration::from_secs(5)).await;
     assert_eq!(bench.count("tenure.all_jobs").await, i64::try_from(producers.len()).unwrap());
     assert_eq!(bench.count("tenure.job_executions_all").await, i64::try_from(producers.len()).unwrap());
+    worker.stop().await;
+}
+
+/// The programs of `examples/producers/sql`, each as its driver's users write it.
+async fn by_sql(bench: &Bench) -> Vec<Producer> {
+    let path = |file: &str| root().join("examples/producers/sql").join(file);
+    let text = |path: &Path| path.to_string_lossy().into_owned();
+    let mut all: Vec<Producer> = [
+        ("psycopg", "python3", "order_psycopg.py"),
+        ("SQLAlchemy", "python3", "order_sqlalchemy.py"),
+        ("Django", "python3", "order_django.py"),
+        ("psql", "sh", "order.sh"),
+    ]
+    .into_iter()
+    .map(|(name, program, file)| Producer { name, command: vec![program.into(), text(&path(file))] })
+    .collect();
+    let folder = bench.config.runtime_dir.join("sql");
+    if let Some(program) = node_program(&folder.join("pg"), &path("order_pg.mjs"), "node", "pg") {
+        all.push(Producer { name: "node-postgres", command: vec!["node".into(), text(&program)] });
+    }
+    let folder = folder.join("prisma");
+    if let Some(program) = node_program(&folder, &path("order_prisma.mjs"), "prisma", "@prisma/adapter-pg") {
+        std::fs::copy(path("schema.prisma"), folder.join("schema.prisma")).unwrap();
+        let mut generate = Command::new("node");
+        generate.arg(folder.join("node_modules/prisma/build/index.js")).args([
+            "generate",
+            "--schema",
+            "schema.prisma",
+        ]);
+        // It looks for the engine of `prisma migrate`, which this needs not.
+        generate
+            .current_dir(&folder)
+            .env("PRISMA_SCHEMA_ENGINE_BINARY", "/bin/true")
+            .env("CHECKPOINT_DISABLE", "1");
+        let output = generate.output().await.unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        all.push(Producer { name: "Prisma", command: vec!["node".into(), text(&program)] });
+    }
+    all
+}
+
+/// Runs a program of `examples/producers/sql` as a role that may enqueue and write orders, and nothing else.
+async fn place(url: &str, producer: &Producer, mail: &str) -> Result<Uuid, String> {
+    let path = format!("{}:{}", psql().parent().unwrap().display(), std::env::var("PATH").unwrap());
+    let mut command = Command::new(&producer.command[0]);
+    command.args(&producer.command[1..]).arg(mail).env("DATABASE_URL", url).env("PATH", path);
+    let output = command.stdin(Stdio::null()).kill_on_drop(true).output();
+    let output = tokio::time::timeout(Duration::from_secs(60), output).await.unwrap().unwrap();
+    let (out, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    if !output.status.success() {
+        return Err(error.into_owned());
+    }
+    Ok(out.trim().parse().unwrap_or_else(|_| panic!("{}: {out}{error}", producer.name)))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_library_enqueues_by_sql_in_its_own_transaction_as_a_role_that_may_do_nothing_else() {
+    let bench = bench_with_servers(|_| {}).await;
+    bench.tenure.setup(&["mail".into()]).await.unwrap();
+    sqlx::raw_sql(include_str!("../../postgres/roles.sql")).execute(&bench.pool).await.unwrap();
+    for sql in [
+        "CREATE TABLE public.orders (id serial PRIMARY KEY, mail text NOT NULL)",
+        "CREATE ROLE web LOGIN PASSWORD 'pw' IN ROLE tenure_producer",
+        "GRANT SELECT, INSERT ON public.orders TO web",
+        "GRANT USAGE ON SEQUENCE public.orders_id_seq TO web",
+    ] {
+        bench.execute(sql).await;
+    }
+    let (before, host) = bench.config.database_url.split_once('@').unwrap();
+    let url = format!("{}//web:pw@{host}", before.split_once("//").unwrap().0);
+    let echo = |value, _| async move { tenure::Outcome::done(value) };
+    let worker = Worker::builder(&bench.tenure).handle_kind("confirm", KindOptions::new(), echo);
+    let worker = Running::start(worker.concurrency("mail", 4));
+    let orders = async || bench.count("public.orders").await;
+    for producer in &by_sql(&bench).await {
+        let name = producer.name;
+        let before = orders().await;
+        let job = place(&url, producer, &format!("{name}@example.com"))
+            .await
+            .unwrap_or_else(|e| panic!("{name}: {e}"));
+        let done = bench.until_finished(tenure::JobId(job)).await;
+        let order: i32 = bench.value("SELECT max(id) FROM public.orders").await;
+        assert_eq!(done.output, Some(json!({ "order": order })), "{name}");
+        assert_eq!(orders().await, before + 1, "{name}");
+        if name != "psql" {
+            let error = place(&url, producer, "nowhere").await.unwrap_err();
+            assert!(error.contains("nowhere is no address"), "{name}: {error}");
+            assert_eq!(orders().await, before + 1, "{name}: rolled back");
+        }
+    }
+    let trigger = std::fs::read_to_string(root().join("examples/producers/sql/trigger.sql")).unwrap();
+    sqlx::raw_sql(sqlx::AssertSqlSafe(trigger)).execute(&bench.pool).await.unwrap();
+    let placed = bench.count("tenure.all_jobs").await;
+    assert_eq!(placed, orders().await, "no job of an order that was rolled back");
+    bench.execute("INSERT INTO public.orders (mail) VALUES ('trigger@example.com')").await;
+    bench.until_count("tenure.job_history WHERE status = 'completed'", placed + 1).await;
+    bench.until_stream_is_empty(Duration::from_secs(10)).await;
     worker.stop().await;
 }
 

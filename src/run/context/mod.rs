@@ -5,11 +5,12 @@ mod effects;
 
 use std::{
     future::Future,
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 
 use serde::{Serialize, de::DeserializeOwned};
+use uuid::Uuid;
 
 use crate::{
     job::{JobError, JobId, causes, claim::FencingToken, duration::written, unstorable},
@@ -151,6 +152,18 @@ impl<S> JobContext<S> {
     /// Postgres that can refuse lower tokens.
     pub fn token(&self) -> FencingToken {
         self.job.key.token
+    }
+
+    /// The id of this claim, which no other attempt of any job has.
+    ///
+    /// With [`JobContext::id`] and [`JobContext::token`] it names the attempt to the functions of the schema, such as
+    /// `tenure.once` and `tenure.complete`: for code that writes to Postgres through another driver than sqlx, or in
+    /// another program. The worker expects from this call on that the job may be completed there; what the handler
+    /// then returns changes nothing.
+    pub fn claim_id(&self) -> Uuid {
+        self.job.has_effects.store(true, Ordering::Release);
+        self.job.knows_claim.store(true, Ordering::Release);
+        self.job.key.claim
     }
 
     /// The state from [`WorkerBuilder::state`](crate::WorkerBuilder::state).

@@ -76,11 +76,17 @@ WITH needs (role, relation, privileges, columns) AS (VALUES
      UNION ALL
     SELECT role, 'EXECUTE on ' || function.name
       FROM (SELECT role, name
+              FROM unnest('{producer,worker,operator}'::text[]) AS role,
+                   unnest('{enqueue,enqueue_many,insert_jobs}'::text[]) AS name
+             UNION ALL
+            SELECT role, name
               FROM unnest('{worker,operator}'::text[]) AS role,
                    unnest('{create_history_partitions,purge_day,purge_rows,purge_cancelled,purge_dead,purge_traces,
-                           purge_keys,purge_events,keep_last_executions,forget_traces}'::text[]) AS name
+                           purge_keys,purge_events,keep_last_executions,forget_traces,fence,hold,once,once_store,
+                           once_result,complete,progress,raise_lost}'::text[]) AS name
              UNION ALL
-            SELECT 'operator', unnest('{begin_move,mark_queue,open_queue,forget_mark}'::text[])) AS function
+            SELECT 'operator',
+                   unnest('{begin_move,mark_queue,open_queue,forget_mark,cancel}'::text[])) AS function
      WHERE NOT coalesce((SELECT bool_or(has_function_privilege(p.oid, 'EXECUTE'))
                            FROM pg_proc p JOIN house ON house.oid = p.pronamespace
                           WHERE p.proname = function.name), false)

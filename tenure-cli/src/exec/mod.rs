@@ -79,6 +79,7 @@ fn start(command: &str, ctx: &JobContext) -> std::io::Result<Started> {
         .env("TENURE_KIND", ctx.kind())
         .env("TENURE_ATTEMPT", ctx.attempt().to_string())
         .env("TENURE_FENCING_TOKEN", ctx.token().to_string())
+        .env("TENURE_CLAIM_ID", ctx.claim_id().to_string())
         .env("TENURE_CHECKPOINT_FILE", checkpoint.path())
         // The attempt's own span if a subscriber records it, otherwise the job's context.
         .env("TRACEPARENT", trace::here().as_deref().or(ctx.trace_context()).unwrap_or_default())

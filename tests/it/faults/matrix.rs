@@ -177,6 +177,7 @@ const FAULTS: &[(&str, &[Fault])] = &[
                 &[
                     "crash::killed_after_completed_was_written_but_before_the_ack_the_redelivery_is_not_run",
                     "crash::a_submission_delivered_again_after_its_job_completed_is_not_run_again",
+                    "effects_sql::a_command_that_is_killed_between_its_commit_and_the_ack_leaves_one_effect",
                 ],
             ),
             fault(
@@ -220,6 +221,7 @@ const FAULTS: &[(&str, &[Fault])] = &[
                 &[
                     "claim::a_woken_worker_whose_job_was_taken_can_write_nothing",
                     "effects::a_worker_that_freezes_inside_once_does_not_hold_up_the_next_attempt",
+                    "effects_sql::a_stale_attempts_commit_is_refused_each_time",
                 ],
             ),
             fault(
@@ -361,6 +363,7 @@ const FAULTS: &[(&str, &[Fault])] = &[
                 &[
                     "exec::a_command_does_not_outlive_a_worker_that_was_killed",
                     "exec::the_children_of_a_command_do_not_outlive_the_worker_either",
+                    "effects_sql::a_worker_that_is_killed_while_its_commands_commit_leaves_one_effect_of_each_job",
                 ],
             ),
         ],
