@@ -8,8 +8,9 @@
 Environment: DATABASE_URL, the database of tenure; REDIS_URL (redis://127.0.0.1:6379/0).
 
 Redis and Postgres have no transaction in common, so each job goes in three steps, and each may be repeated:
-it moves into a list of this program's own within Redis, `tenure:import:…`; a transaction enqueues it into tenure with a
-unique key made of its id; it leaves that list. A program that dies in between is run again: it begins with its own lists.
+it moves into a list of this program's own within Redis, `tenure:import:…`; a transaction enqueues it into tenure with
+a unique key made of its id; it leaves that list. A program that dies in between is run again: it begins with its own
+lists.
 A job that cannot be moved stays where it is, and the program says why.
 """
 
@@ -47,7 +48,7 @@ Job = collections.namedtuple("Job", "queue kind payload run_at attempts key")
 
 
 class Stays(Exception):
-    """Why a message stays where it is."""
+    """Of which kind a job is that stays where it is, and why."""
 
 
 def moment(text):
@@ -60,11 +61,11 @@ def moment(text):
 def from_sidekiq(raw, score, place, options):
     """A job of Sidekiq, from a list or from the sets `schedule`, `retry` and `dead`, whose score is its time."""
     message = json.loads(raw)
-    if message.get("encrypt"):
-        raise Stays("its last argument is encrypted")
-    if message.get("bid"):
-        raise Stays("it belongs to a batch")
     kind, args = message["class"], message["args"]
+    if message.get("encrypt"):
+        raise Stays(kind, "its last argument is encrypted")
+    if message.get("bid"):
+        raise Stays(kind, "it belongs to a batch")
     if message.get("wrapped"):
         # Active Job's own name and arguments.
         kind, args = message["wrapped"], args[0]["arguments"]
@@ -88,10 +89,11 @@ def from_celery(raw, _score, place, options):
     """A task of Celery: an envelope of kombu with a JSON body."""
     message = json.loads(raw)
     headers = message.get("headers") or {}
+    kind = headers.get("task", "?")
     if headers.get("compression"):
-        raise Stays("its body is compressed")
+        raise Stays(kind, "its body is compressed")
     if message.get("content-type") != "application/json":
-        raise Stays(f"its body is {message.get('content-type')}, not JSON")
+        raise Stays(kind, f"its body is {message.get('content-type')}, not JSON")
     body = message["body"]
     if message["properties"].get("body_encoding") == "base64":
         body = base64.b64decode(body)
@@ -102,10 +104,10 @@ def from_celery(raw, _score, place, options):
     else:
         args, kwargs, canvas = body
     if any(canvas.get(name) for name in ("callbacks", "errbacks", "chain", "chord", "taskset")) or headers.get("group"):
-        raise Stays("it belongs to a group, a chain or a chord")
+        raise Stays(headers["task"], "it belongs to a group, a chain or a chord")
     expires = headers.get("expires")
     if expires and moment(expires) < datetime.now(timezone.utc):
-        raise Stays("it has expired")
+        raise Stays(headers["task"], "it has expired")
     named = ("id", "retries", "expires", "root_id", "parent_id", "origin", "timelimit")
     meta = {name: headers[name] for name in named if headers.get(name) is not None}
     return Job(
@@ -169,7 +171,6 @@ class Importer:
             names = [queue + step for queue in self.options.queue or ["celery"] for step in steps]
             return [Place(self.store, name, prefix + name, False) for name in names]
         queues = self.options.queue or sorted(queue.decode() for queue in self.store.smembers(prefix + "queues"))
-        # Those of a program that died, too.
         sets = ["schedule", "retry", *(["dead"] if self.options.dead else [])]
         lists = [Place(self.store, queue, f"{prefix}queue:{queue}", False) for queue in queues]
         return lists + [Place(self.store, name, prefix + name, True) for name in sets]
@@ -182,19 +183,18 @@ class Importer:
             queue, kind = job.queue, job.kind
             if place.is_set and self.options.queue and queue not in self.options.queue:
                 return None
-            return job._replace(
-                queue=self.options.into or self.options.queues.get(queue, queue), kind=self.options.kinds.get(kind, kind)
-            )
-        except Stays as why:
-            self.stays[queue, kind, str(why)] += 1
+            queue = self.options.into or self.options.queues.get(queue, queue)
+            return job._replace(queue=queue, kind=self.options.kinds.get(kind, kind))
+        except Stays as stays:
+            self.stays[queue, *stays.args] += 1
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             self.stays[queue, kind, f"it is no message of {self.options.source}: {error!r}"] += 1
         return None
 
     def enqueue(self, jobs):
-        """Enqueues (raw, job) pairs, and returns those that tenure refused, with the reason. Commits."""
+        """Enqueues (raw, job) pairs and commits, unless for a dry run. Returns those that tenure refused, and why."""
         try:
-            with self.database.transaction():
+            with self.database.transaction(force_rollback=self.options.dry_run):
                 keys = [(job.queue, job.key) for _, job in jobs]
                 held = self.database.execute(
                     "SELECT scope, key FROM tenure.job_keys JOIN unnest(%s::text[], %s::text[]) AS u(scope, key) "
@@ -207,8 +207,10 @@ class Importer:
             if error.sqlstate not in ("TN003", "TN004", "TN005", "TN006", "22P02", "22P05"):
                 raise
             if len(jobs) == 1:
-                hint = f" ({error.diag.message_hint})" if error.diag.message_hint else ""
-                return [(*jobs[0], (error.diag.message_primary or str(error)).removeprefix("jobs[0]: ") + hint)]
+                what = (error.diag.message_primary or str(error)).removeprefix("jobs[0]: ")
+                is_name = "is not a valid name" in what
+                hint = "Rename it: --rename-queue, --rename-kind, --into." if is_name else error.diag.message_hint
+                return [(*jobs[0], f"{what} ({hint})" if hint else what)]
             middle = len(jobs) // 2
             return self.enqueue(jobs[:middle]) + self.enqueue(jobs[middle:])
         seen = set(held)
@@ -221,15 +223,17 @@ class Importer:
         """Enqueues jobs whose messages are in the own list, then removes these. Returns how many stay after all."""
         if not jobs:
             return 0
-        refused = self.enqueue(jobs)
-        for _, job, why in refused:
-            self.stays[job.queue, job.kind, why] += 1
-        back = [raw for raw, _, _ in refused]
+        back = self.count_refused(self.enqueue(jobs))
         place.forget([raw for raw, _ in jobs if raw not in set(back)])
         place.give_back(back)
         return len(back)
 
+    def count_refused(self, refused):
+        self.stays.update((job.queue, job.kind, why) for _, job, why in refused)
+        return [raw for raw, _, _ in refused]
+
     def empty(self, place):
+        """Moves what waits in a place."""
         # What an earlier run has left in the own list. A message that does not fit goes back.
         while not self.options.dry_run:
             window = place.window(place.held, 0)
@@ -245,7 +249,7 @@ class Importer:
             fit = [(raw, job) for raw, job in jobs if job]
             skip += len(window) - len(fit)
             if self.options.dry_run:
-                self.moved.update((job.queue, job.kind) for _, job in fit)
+                self.count_refused(self.enqueue(fit) if fit else [])
                 skip += len(fit)
             else:
                 taken = place.take([raw for raw, _ in fit])
@@ -282,7 +286,8 @@ def pair(text):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("source", choices=["sidekiq", "celery"])
-    parser.add_argument("--queue", action="append", help="a queue to move; default: every one of Sidekiq, `celery` of Celery")
+    every = "a queue to move; default: every one of Sidekiq, `celery` of Celery"
+    parser.add_argument("--queue", action="append", help=every)
     parser.add_argument("--into", help="tenure's queue for all of the jobs")
     parser.add_argument("--rename-queue", type=pair, action="append", default=[], metavar="OLD=NEW")
     parser.add_argument("--rename-kind", type=pair, action="append", default=[], metavar="OLD=NEW")

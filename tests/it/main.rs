@@ -41,6 +41,7 @@ mod fleet;
 mod given;
 mod guide;
 mod health;
+mod import;
 mod life;
 mod limits;
 mod migrations;
