@@ -1,5 +1,5 @@
--- Moves the jobs that wait in graphile-worker (0.14 or later) into tenure, in one transaction. docs/coming-from.md tells
--- of the variables.
+-- Moves the jobs that wait in graphile-worker (0.14 or later) into tenure, in one transaction. docs/coming-from.md
+-- tells of the variables.
 --
 --   psql "$DATABASE_URL" -v queue=mail -v dry_run=on -f examples/import/graphile_worker.sql
 --
@@ -40,7 +40,8 @@ WITH waiting AS MATERIALIZED (
        FOR UPDATE OF g SKIP LOCKED
 )
 SELECT w.id::text AS source_id, w.queue_name AS source_queue, w.identifier AS source_kind,
-       CASE WHEN w.attempts >= w.max_attempts THEN 'failed' WHEN w.attempts > 0 THEN 'retry' ELSE 'waiting' END AS state,
+       CASE WHEN w.attempts >= w.max_attempts THEN 'failed'
+            WHEN w.attempts > 0 THEN 'retry' ELSE 'waiting' END AS state,
        w.payload::jsonb AS payload, w.key AS source_key,
        CASE WHEN w.attempts >= w.max_attempts THEN now() ELSE w.run_at END AS run_at,
        greatest(1, w.max_attempts - w.attempts) AS attempts_left,
@@ -63,7 +64,7 @@ SELECT g.id::text AS source_id, coalesce(q.queue_name, 'default') AS source_queu
                  WHEN strpos(g.payload::text, '\u0000') > 0 THEN 'its payload holds \u0000'
                  ELSE 'another transaction has it, or it is above -v limit' END,
             CASE WHEN g.locked_at IS NOT NULL
-                 THEN 'Let its worker end it; if that is dead, call force_unlock_workers with ' || coalesce(g.locked_by, 'its id') || '.'
+                 THEN format('Let its worker end it; if that is dead, call force_unlock_workers with %s.', g.locked_by)
                  WHEN g.attempts >= g.max_attempts THEN 'Nothing, or try it once more in tenure: -v dead=on.'
                  WHEN q.locked_at IS NOT NULL THEN 'Run the script again when that job has ended.'
                  WHEN strpos(g.payload::text, '\u0000') > 0 THEN 'jsonb cannot store it: let graphile-worker run it.'

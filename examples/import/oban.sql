@@ -32,7 +32,8 @@ SELECT w.id::text AS source_id, w.queue AS source_queue, w.worker AS source_kind
        -- Oban's times are UTC, and have no zone.
        CASE WHEN w.state = 'discarded' THEN now() ELSE w.scheduled_at AT TIME ZONE 'UTC' END AS run_at,
        CASE WHEN w.state = 'discarded' THEN 1 ELSE greatest(1, w.max_attempts - w.attempt) END AS attempts_left,
-       jsonb_build_object('id', w.id, 'attempt', w.attempt, 'priority', w.priority, 'tags', w.tags, 'meta', w.meta) AS meta,
+       jsonb_build_object('id', w.id, 'attempt', w.attempt, 'priority', w.priority, 'tags', w.tags,
+                          'meta', w.meta) AS meta,
        coalesce(w.meta <> '{}' OR w.tags <> '{}', false) AS has_meta
   FROM waiting w
  ORDER BY w.scheduled_at, w.id;

@@ -49,7 +49,8 @@ CREATE TEMP TABLE import_left ON COMMIT DROP AS
 SELECT b.id::text AS source_id, b.name AS source_queue, b.name AS source_kind, says.why, says.advice
   FROM :source b
  CROSS JOIN LATERAL (
-     SELECT (to_jsonb(b) ->> 'blocked')::boolean IS TRUE OR (to_jsonb(b) ->> 'blocking')::boolean IS TRUE) AS flow(is_in)
+     SELECT (to_jsonb(b) ->> 'blocked')::boolean IS TRUE
+         OR (to_jsonb(b) ->> 'blocking')::boolean IS TRUE) AS flow(is_in)
  CROSS JOIN LATERAL (
      SELECT CASE WHEN b.state = 'active' THEN 'it runs'
                  WHEN b.state = 'failed' THEN 'it has failed'

@@ -1,5 +1,5 @@
--- Puts into graphile-worker what waits in a queue of tenure, whoever enqueued it: `-v queue=mail`. Run it while no worker
--- of tenure takes these jobs: after `tenure queues pause`.
+-- Puts into graphile-worker all that waits in a queue of tenure: `-v queue=mail`. Run it while no worker of tenure takes
+-- these jobs: after `tenure queues pause`.
 BEGIN;
 WITH waits AS MATERIALIZED (
     SELECT j.*, (SELECT k.key FROM tenure.job_keys k

@@ -12,7 +12,8 @@ WITH waits AS MATERIALIZED (
     SELECT w.id FROM waits w WHERE tenure.cancel(w.job) = 'cancelled'
 )
 UPDATE oban_jobs o
-   SET state = CASE WHEN o.scheduled_at > now() AT TIME ZONE 'UTC' THEN 'scheduled' ELSE 'available' END::oban_job_state,
+   SET state = CASE WHEN o.scheduled_at > now() AT TIME ZONE 'UTC' THEN 'scheduled'
+                    ELSE 'available' END::oban_job_state,
        cancelled_at = NULL, meta = o.meta - 'tenure_job_id'
   FROM back
  WHERE o.id = back.id;

@@ -1,5 +1,5 @@
--- Puts back into River what `river.sql` has moved and what still waits in tenure. Run it while no worker of tenure takes
--- these jobs: after `tenure queues pause`.
+-- Puts back into River what `river.sql` has moved and what still waits in tenure. Run it while no worker of tenure
+-- takes these jobs: after `tenure queues pause`.
 BEGIN;
 WITH waits AS MATERIALIZED (
     SELECT r.id, j.id AS job

@@ -9,7 +9,7 @@ BEGIN
     IF enqueued <> gone THEN
         RAISE EXCEPTION 'tenure has % jobs, but only % of them could be taken from the source', enqueued, gone
             USING DETAIL = 'Nothing was moved.',
-                  HINT = 'A trigger, a rule or row-level security keeps them: run the script as the owner of the source.';
+                  HINT = 'A trigger, a rule or row-level security keeps them: run the script as the source''s owner.';
     END IF;
 END $$;
 

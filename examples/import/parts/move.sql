@@ -32,7 +32,8 @@ UPDATE import_jobs j
                       THEN j.payload || jsonb_build_object(s.meta, j.meta) ELSE j.payload END,
        why = CASE WHEN jsonb_typeof(j.payload) IS DISTINCT FROM 'object'
                   THEN 'its payload is no object, so -v meta=… has no place in it'
-                  WHEN j.payload ? s.meta THEN 'its payload has a field of the name that -v meta=… says' ELSE j.why END,
+                  WHEN j.payload ? s.meta THEN 'its payload has a field of the name that -v meta=… says'
+                  ELSE j.why END,
        advice = CASE WHEN jsonb_typeof(j.payload) IS DISTINCT FROM 'object' OR j.payload ? s.meta
                      THEN 'Leave -v meta=… out, or pass another name.' ELSE j.advice END
   FROM import_settings s
@@ -53,7 +54,8 @@ BEGIN
             WITH part AS (
                 SELECT j.n, row_number() OVER (ORDER BY j.n) AS place,
                        jsonb_build_object('queue', j.queue, 'kind', j.kind, 'payload', j.payload, 'run_at', j.run_at,
-                                          'unique_key', j.unique_key, 'max_attempts', least(1000, j.attempts_left)) AS job
+                                          'unique_key', j.unique_key,
+                                          'max_attempts', least(1000, j.attempts_left)) AS job
                   FROM import_jobs j
                  WHERE j.n >= start AND j.n < start + batch AND j.why IS NULL
             ), made AS MATERIALIZED (

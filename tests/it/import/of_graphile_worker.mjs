@@ -1,10 +1,8 @@
 // Fills graphile-worker with jobs in each state, through its own API: `node of_graphile_worker.mjs PACKAGE`. Prints `ready`
-// when all are there and one runs, which goes on until this process is killed.
-const { makeWorkerUtils, run, runOnce } = await import(process.argv[2]);
+// when all are there and two run, which go on until this process is killed.
+const { Logger, makeWorkerUtils, run, runOnce } = await import(process.argv[2]);
 const connectionString = process.env.DATABASE_URL;
-const quiet = () => {};
-const { Logger } = await import(process.argv[2]);
-const logger = new Logger(() => quiet);
+const logger = new Logger(() => () => {});
 const utils = await makeWorkerUtils({ connectionString, logger });
 await utils.migrate();
 
@@ -24,8 +22,11 @@ await utils.addJob("send", { text: "a\u0000b" }, { queueName: "mail" });
 
 await utils.addJob("slow", { n: 7 }, { queueName: "serial" });
 await utils.addJob("send", { n: 10 }, { queueName: "serial" });
+await utils.addJob("slow", { n: 11 });
+let running = 0;
 const slow = async () => {
-  console.log("ready");
+  running += 1;
+  if (running === 2) console.log("ready");
   await new Promise(() => {});
 };
-await run({ connectionString, logger, noHandleSignals: true, concurrency: 1, taskList: { slow } });
+await run({ connectionString, logger, noHandleSignals: true, concurrency: 2, taskList: { slow } });
