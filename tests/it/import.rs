@@ -18,7 +18,7 @@ use tokio::{
     process::{Child, Command},
 };
 
-use crate::harness::{Bench, Running, bench};
+use crate::harness::{Bench, Running, bench, bench_with_servers};
 
 /// A payload that no step may change.
 const PAYLOAD: &str = r#"{"to": "ä😀\"\\", "list": [1, null, {"a": 1.5}], "most": 9007199254740991}"#;
@@ -69,6 +69,13 @@ async fn run(bench: &Bench, file: &str, variables: &[&str]) -> String {
     output(script(bench, file, variables)).await
 }
 
+/// Runs a script with the rights of a role.
+async fn run_as(bench: &Bench, role: &str, file: &str, variables: &[&str]) -> String {
+    let mut command = script(bench, file, variables);
+    command.env("PGOPTIONS", format!("-c role={role}"));
+    output(command).await
+}
+
 /// Runs a script that must fail, and returns its error.
 async fn refused(bench: &Bench, file: &str, variables: &[&str]) -> String {
     let output = script(bench, file, variables).output().await.unwrap();
@@ -88,7 +95,12 @@ async fn waiting(bench: &Bench) -> Vec<String> {
 }
 
 /// Kills the script when it has enqueued all and waits for a lock before the source lets go of its jobs.
-async fn a_script_that_is_killed_has_moved_nothing(bench: &Bench, file: &str, variables: &[&str], table: &str) {
+async fn a_script_that_is_killed_has_moved_nothing(
+    bench: &Bench,
+    file: &str,
+    variables: &[&str],
+    table: &str,
+) {
     let source = format!("SELECT md5(string_agg(t::text, '' ORDER BY t::text)) FROM {table} t");
     let before: String = bench.value(&source).await;
     let jobs = bench.count("tenure.jobs").await;
@@ -115,7 +127,8 @@ async fn due_jobs_run(bench: &Bench, queue: &str, kind: &'static str, due: i64) 
     let echo = |value, _| async move { tenure::Outcome::done(value) };
     let worker = Worker::builder(&bench.tenure).handle_kind(kind, KindOptions::new(), echo);
     let worker = Running::start(worker.concurrency(queue, 10));
-    let ran = format!("tenure.job_history WHERE queue = '{queue}' AND status = 'completed' AND output = payload");
+    let ran =
+        format!("tenure.job_history WHERE queue = '{queue}' AND status = 'completed' AND output = payload");
     bench.until_count(&ran, due).await;
     worker.stop().await;
     bench.every_job_is_as_it_must_be().await;
@@ -126,7 +139,8 @@ async fn fill(bench: &Bench, folder: &Path, program: &str, package: &str) -> Chi
     std::fs::create_dir_all(folder).unwrap();
     std::fs::copy(fixture(program), folder.join(program)).unwrap();
     // A module finds its libraries beside itself.
-    std::os::unix::fs::symlink(root().join(".tools/queues/node_modules"), folder.join("node_modules")).unwrap();
+    std::os::unix::fs::symlink(root().join(".tools/queues/node_modules"), folder.join("node_modules"))
+        .unwrap();
     let mut command = Command::new("node");
     command.arg(folder.join(program)).arg(package).kill_on_drop(true);
     command.env("DATABASE_URL", &bench.config.database_url).env("PAYLOAD", PAYLOAD);
@@ -170,13 +184,18 @@ async fn what_waits_in_river_moves_once_and_as_it_was() {
 
     let dry = run(&bench, "river.sql", &["queue=mail", "dry_run=on"]).await;
     assert!(dry.contains("mail mail/send kind \"mail/send\" is not a valid name: "), "{dry}");
-    assert!(dry.contains("-v meta=FIELD") && dry.ends_with("This was a dry run: nothing was moved.\n"), "{dry}");
+    assert!(
+        dry.contains("-v meta=FIELD") && dry.ends_with("This was a dry run: nothing was moved.\n"),
+        "{dry}"
+    );
     assert_eq!(bench.count("tenure.jobs").await, 0);
     a_script_that_is_killed_has_moved_nothing(&bench, "river.sql", &of_mail, "river_job").await;
 
     let said = run(&bench, "river.sql", &of_mail).await;
     assert!(said.contains("mail send available mail send 1\nmail send retryable mail send 1\n"), "{said}");
-    for left in ["it runs 1 5", "it is discarded 1 6", "it belongs to others 1 7", "it waits for other jobs 1 8"] {
+    for left in
+        ["it runs 1 5", "it is discarded 1 6", "it belongs to others 1 7", "it waits for other jobs 1 8"]
+    {
         assert!(said.contains(&format!("mail send {left} ")), "{said}");
     }
     let all = [
@@ -189,7 +208,10 @@ async fn what_waits_in_river_moves_once_and_as_it_was() {
     let as_it_was = "river_job r JOIN tenure.jobs j ON j.id = (r.metadata ->> 'tenure_job_id')::uuid
                        AND j.scheduled_at = r.scheduled_at AND j.payload = r.args WHERE r.state = 'cancelled'";
     assert_eq!(bench.count(as_it_was).await, 4);
-    assert_eq!(bench.count("river_job WHERE state <> 'cancelled' AND NOT metadata ? 'tenure_job_id'").await, 5);
+    assert_eq!(
+        bench.count("river_job WHERE state <> 'cancelled' AND NOT metadata ? 'tenure_job_id'").await,
+        5
+    );
 
     run(&bench, "river.sql", &of_mail).await;
     assert_eq!(waiting(&bench).await.len(), 4);
@@ -205,7 +227,12 @@ async fn what_waits_in_river_moves_once_and_as_it_was() {
     assert!(said.contains("mail send a job of tenure has its unique key already 3 1 "), "{said}");
     run(&bench, "river.sql", &[of_mail[0], of_mail[1], "prefix=again", "dead=on", "meta=_river"]).await;
     let rows = waiting(&bench).await.join("\n");
-    assert!(rows.contains("\"_river\": {\"id\": 2, \"tags\": [], \"attempt\": 3, \"metadata\": {\"by\": \"Ann\"}"), "{rows}");
+    assert!(
+        rows.contains(
+            "\"_river\": {\"id\": 2, \"tags\": [], \"attempt\": 3, \"metadata\": {\"by\": \"Ann\"}"
+        ),
+        "{rows}"
+    );
     assert!(rows.contains(" x1 due again-6"), "{rows}");
     due_jobs_run(&bench, "mail", "send", 2).await;
 }
@@ -220,8 +247,13 @@ async fn what_waits_in_oban_moves_once_and_as_it_was() {
     if !there("psql", answers("psql").await) {
         return;
     }
-    let bench = bench().await;
+    let bench = bench_with_servers(|_| {}).await;
     sqlx::raw_sql(include_str!("import/oban.sql")).execute(&bench.pool).await.unwrap();
+    sqlx::raw_sql(include_str!("../../postgres/roles.sql")).execute(&bench.pool).await.unwrap();
+    for role in ["producer", "operator"] {
+        bench.execute(&format!("CREATE ROLE a_{role} IN ROLE tenure_{role}")).await;
+        bench.execute(&format!("GRANT SELECT, UPDATE ON oban_jobs TO a_{role}")).await;
+    }
     bench
         .execute(&format!(
             "INSERT INTO oban_jobs (args, worker, queue, state, attempt, max_attempts, scheduled_at, meta) VALUES
@@ -238,8 +270,10 @@ async fn what_waits_in_oban_moves_once_and_as_it_was() {
     let given = ["queue=mail", "queues={\"mail\": \"post\"}"];
     a_script_that_is_killed_has_moved_nothing(&bench, "oban.sql", &given, "oban_jobs").await;
 
-    let said = run(&bench, "oban.sql", &given).await;
-    for left in ["it runs 1 4", "it waits for other jobs 1 5", "it is discarded 1 6", "it belongs to others 1 7"] {
+    let said = run_as(&bench, "a_producer", "oban.sql", &given).await;
+    for left in
+        ["it runs 1 4", "it waits for other jobs 1 5", "it is discarded 1 6", "it belongs to others 1 7"]
+    {
         assert!(said.contains(&format!("mail Shop.Mailer {left} ")), "{said}");
     }
     let all = vec![
@@ -256,9 +290,12 @@ async fn what_waits_in_oban_moves_once_and_as_it_was() {
     due_jobs_run(&bench, "post", "Shop.Mailer", 1).await;
 
     // What has run in tenure stays there.
-    run(&bench, "back/oban.sql", &[]).await;
+    run_as(&bench, "a_operator", "back/oban.sql", &[]).await;
     assert_eq!(bench.count("tenure.jobs").await, 0);
-    assert_eq!(bench.count("oban_jobs WHERE id IN (2, 3) AND state = 'scheduled' AND cancelled_at IS NULL").await, 2);
+    assert_eq!(
+        bench.count("oban_jobs WHERE id IN (2, 3) AND state = 'scheduled' AND cancelled_at IS NULL").await,
+        2
+    );
     assert_eq!(bench.count("oban_jobs WHERE id = 1 AND state = 'cancelled'").await, 1);
 }
 
@@ -276,9 +313,11 @@ async fn graphile_worker_moves(package: &str) {
     a_script_that_is_killed_has_moved_nothing(&bench, "graphile_worker.sql", &given, table).await;
 
     let said = run(&bench, "graphile_worker.sql", &given).await;
-    for left in
-        ["mail send its payload holds \\u0000 1", "serial slow it runs 1", "serial send a job of its queue runs 1"]
-    {
+    for left in [
+        "mail send its payload holds \\u0000 1",
+        "serial slow it runs 1",
+        "serial send a job of its queue runs 1",
+    ] {
         assert!(said.contains(&format!("\n{left} ")), "{said}");
     }
     for left in ["doomed it has failed for good 1", "slow it runs 1"] {
@@ -307,7 +346,8 @@ async fn graphile_worker_moves(package: &str) {
     due_jobs_run(&bench, "mail", "send", 3).await;
 
     assert_eq!(run(&bench, "back/graphile_worker.sql", &["queue=mail"]).await, "BEGIN\n1\nCOMMIT\n");
-    let again = "graphile_worker.jobs WHERE task_identifier = 'send' AND queue_name = 'mail' AND max_attempts = 1
+    let again =
+        "graphile_worker.jobs WHERE task_identifier = 'send' AND queue_name = 'mail' AND max_attempts = 1
                     AND run_at = '2031-01-31 12:00:00.123Z' AND attempts = 0";
     assert_eq!(bench.count(again).await, 1);
     assert_eq!(bench.count("tenure.jobs WHERE queue = 'mail'").await, 0);
@@ -386,7 +426,9 @@ async fn a_job_that_tenure_refuses_stays_and_the_others_move() {
 
     // Of 2,500 jobs, in three batches: one is too large, one's key is held, one is due too late; a queue has room for two.
     bench.execute("INSERT INTO river_job (args, kind, queue) SELECT jsonb_build_object('n', n), 'send', 'mail' FROM generate_series(1, 2500) n").await;
-    bench.execute("UPDATE river_job SET args = jsonb_build_object('text', repeat('x', 300000)) WHERE id = 700").await;
+    bench
+        .execute("UPDATE river_job SET args = jsonb_build_object('text', repeat('x', 300000)) WHERE id = 700")
+        .await;
     bench.execute("UPDATE river_job SET scheduled_at = 'infinity' WHERE id = 701").await;
     bench.execute("UPDATE river_job SET queue = 'full' WHERE id BETWEEN 1500 AND 1509").await;
     bench.execute("INSERT INTO tenure.queues (queue, max_queued) VALUES ('full', 2)").await;
@@ -407,16 +449,24 @@ async fn a_job_that_tenure_refuses_stays_and_the_others_move() {
     ] {
         assert!(said.contains(&format!("\n{left}")), "{said}");
     }
-    assert!(said.contains("\nfull send queue \"full\" is full: ") && said.contains(" 8 1502 Try again later"), "{said}");
+    assert!(
+        said.contains("\nfull send queue \"full\" is full: ") && said.contains(" 8 1502 Try again later"),
+        "{said}"
+    );
     assert_eq!(bench.count("river_job WHERE state = 'cancelled'").await, 2_500 - 4 - 8);
     assert_eq!(bench.count("tenure.jobs WHERE queue = 'mail'").await, 2_500 - 4 - 10 + 1);
     assert_eq!(bench.count("tenure.jobs WHERE queue = 'full'").await, 2);
 
     // A source that does not let go of a job keeps all.
-    bench.execute("CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'").await;
+    bench
+        .execute("CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'")
+        .await;
     bench.execute("CREATE TRIGGER keep BEFORE UPDATE ON river_job FOR EACH ROW WHEN (OLD.id = 1502) EXECUTE FUNCTION keep()").await;
     let error = refused(&bench, "river.sql", &["queue=full", "into=roomy"]).await;
-    assert!(error.contains("tenure has 8 jobs, but only 7 of them could be taken from the source"), "{error}");
+    assert!(
+        error.contains("tenure has 8 jobs, but only 7 of them could be taken from the source"),
+        "{error}"
+    );
     assert_eq!(bench.count("tenure.jobs WHERE queue = 'roomy'").await, 0);
     bench.execute("DROP TRIGGER keep ON river_job").await;
     run(&bench, "river.sql", &["queue=full", "into=roomy", "limit=3"]).await;

@@ -61,7 +61,10 @@ impl Redis {
     fn import(&self, bench: &Bench, arguments: &str) -> Command {
         let mut command = python();
         command.arg(root().join("examples/import/from_redis.py")).args(arguments.split(' '));
-        command.env("REDIS_URL", self.url()).env("DATABASE_URL", &bench.config.database_url).kill_on_drop(true);
+        command
+            .env("REDIS_URL", self.url())
+            .env("DATABASE_URL", &bench.config.database_url)
+            .kill_on_drop(true);
         command
     }
 }
@@ -92,12 +95,20 @@ async fn what_waits_in_sidekiq_moves_once_and_as_it_was() {
     let Some(redis) = Redis::start(&bench).await else { return };
     redis.fill("of_sidekiq.py").await;
     let dry = output(redis.import(&bench, "sidekiq --dry-run")).await;
-    assert!(dry.contains("left 1 of kind Billing::Charge in queue other: kind \"Billing::Charge\" is not a valid name"), "{dry}");
+    assert!(
+        dry.contains(
+            "left 1 of kind Billing::Charge in queue other: kind \"Billing::Charge\" is not a valid name"
+        ),
+        "{dry}"
+    );
     assert_eq!((waiting(&bench).await.len(), redis.says("LLEN queue:mail").await.as_str()), (0, "6"));
 
     let said = output(redis.import(&bench, SIDEKIQ)).await;
     assert!(said.contains("moved 4 of kind billing.charge into queue mail\n"), "{said}");
-    for left in ["Billing::Charge in queue mail: it belongs to a batch", "? in queue mail: it is no message of sidekiq"] {
+    for left in [
+        "Billing::Charge in queue mail: it belongs to a batch",
+        "? in queue mail: it is no message of sidekiq",
+    ] {
         assert!(said.contains(&format!("left 1 of kind {left}")), "{said}");
     }
     let all = vec![
@@ -137,8 +148,11 @@ async fn what_waits_in_celery_moves_once_and_as_it_was() {
     }
     assert!(said.contains("left 1 that workers have reserved"), "{said}");
     let all = vec![
-        format!("mail shop.tasks.send {{\"args\": [1, {PAYLOAD}], \"kwargs\": {{\"to\": \"ä\"}}}} x4 due celery-t-1"),
-        "mail shop.tasks.send {\"args\": [], \"kwargs\": {\"n\": 2}} x2 2031-01-31 12:00:00.123 celery-t-2".into(),
+        format!(
+            "mail shop.tasks.send {{\"args\": [1, {PAYLOAD}], \"kwargs\": {{\"to\": \"ä\"}}}} x4 due celery-t-1"
+        ),
+        "mail shop.tasks.send {\"args\": [], \"kwargs\": {\"n\": 2}} x2 2031-01-31 12:00:00.123 celery-t-2"
+            .into(),
         "mail shop.tasks.send {\"args\": [], \"kwargs\": {\"n\": 3}} x4 due celery-t-3".into(),
     ];
     assert_eq!(without_meta(waiting(&bench).await), sorted(all));
@@ -169,7 +183,8 @@ async fn a_crash_between_redis_and_postgres_loses_and_doubles_no_job() {
     assert_eq!(redis.says("LLEN queue:mail").await, "2");
     program.kill().await.unwrap();
     lock.rollback().await.unwrap();
-    let of_program = "pg_stat_activity WHERE datname = current_database() AND query LIKE 'SELECT tenure.enqueue%'";
+    let of_program =
+        "pg_stat_activity WHERE datname = current_database() AND query LIKE 'SELECT tenure.enqueue%'";
     bench.until_count(of_program, 0).await;
     assert_eq!(waiting(&bench).await.len(), 0);
     assert_eq!(redis.says("LLEN tenure:import:queue:mail").await, "4");
@@ -188,7 +203,10 @@ async fn a_crash_between_redis_and_postgres_loses_and_doubles_no_job() {
     assert_eq!(redis.says("LLEN tenure:import:queue:mail").await, "4");
 
     let said = output(redis.import(&bench, SIDEKIQ)).await;
-    assert!(said.contains("already in tenure, with the same id: 2 of kind billing.charge in queue mail\n"), "{said}");
+    assert!(
+        said.contains("already in tenure, with the same id: 2 of kind billing.charge in queue mail\n"),
+        "{said}"
+    );
     assert_eq!(waiting(&bench).await.len(), 6);
     assert_eq!(redis.says("KEYS tenure:*").await, "");
     assert_eq!(redis.says("LLEN queue:mail").await, "3");
