@@ -46,6 +46,7 @@ mod guide;
 mod health;
 mod hooks;
 mod layers;
+mod import;
 mod life;
 mod limits;
 mod migrations;
