@@ -10,6 +10,8 @@ mod connect;
 mod given;
 #[cfg_attr(not(feature = "worker"), allow(dead_code, reason = "parts of it are a worker's"))]
 mod hints;
+#[cfg(feature = "worker")]
+mod hinter;
 #[cfg_attr(not(feature = "worker"), allow(dead_code, reason = "parts of it are a worker's"))]
 mod control;
 mod inspect;
@@ -35,7 +37,7 @@ pub use connect::{Nats, NatsError};
 #[cfg(feature = "worker")]
 pub(crate) use control::{Announced, AskedToDrain, Control, Drains, Probed};
 #[cfg(feature = "worker")]
-pub(crate) use hints::Hinter;
+pub(crate) use hinter::Hinter;
 #[cfg(feature = "worker")]
 pub(crate) use hints::WatchRequest;
 pub(crate) use hints::{Hint, Hinted, WATCHED_FOR};
