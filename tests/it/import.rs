@@ -327,7 +327,9 @@ async fn graphile_worker_moves(package: &str) {
     let flaky: String = bench.value(flaky).await;
     let mut rows = waiting(&bench).await;
     // Its delay is a second or two, which may be over.
-    rows.iter_mut().for_each(|row| *row = row.replace(&flaky, "due"));
+    for row in &mut rows {
+        *row = row.replace(&flaky, "due");
+    }
     let all = vec![
         format!("mail send {PAYLOAD} x5 due graphile-3"),
         "mail send {\"n\": 2} x1 2031-01-31 12:00:00.123 graphile-4".into(),
