@@ -537,9 +537,10 @@ with tenure.once_result.
 Errors: those of tenure.fence; TN003 also if this attempt has not begun the effect.';
 
 CREATE FUNCTION tenure.once_result(job uuid, key text) RETURNS jsonb
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_column
 BEGIN
+    -- VOLATILE: in one statement with `once` it sees what that has waited for.
     RETURN (SELECT e.result FROM tenure.effects e WHERE e.job_id = once_result.job AND e.key = once_result.key);
 END $$;
 REVOKE ALL ON FUNCTION tenure.once_result(uuid, text) FROM PUBLIC;
@@ -595,7 +596,10 @@ DECLARE
     most    text := coalesce(nullif(current_setting('tenure.checkpoint_bytes_max', true), ''), '1048576');
     asked   boolean;
 BEGIN
-    IF octet_length(progress.checkpoint::text) > most::bigint THEN
+    IF most !~ '^[0-9]{1,10}$' THEN
+        RAISE EXCEPTION 'the setting tenure.checkpoint_bytes_max is %, but must be a number of bytes', to_json(most)
+            USING ERRCODE = 'TN003', HINT = 'Write it without a unit, as in 1048576.';
+    ELSIF octet_length(progress.checkpoint::text) > most::bigint THEN
         RAISE EXCEPTION 'the checkpoint has % bytes, but at most % are allowed',
                         octet_length(progress.checkpoint::text), most
             USING ERRCODE = 'TN003', DETAIL = 'The size counts as Postgres writes the checkpoint as text.',

@@ -388,8 +388,8 @@ impl Heartbeat {
         Ok(())
     }
 
-    /// Whether a job whose row is gone needs no end of its handler: the handler, or the program that it runs, has completed
-    /// it by SQL, and may go on; or nobody knows yet.
+    /// Whether the handler of a job whose row is gone may go on: it, or the program that it runs, has completed the job
+    /// by SQL, or a standby answers, which does not know.
     async fn was_completed(&self, job: &RunningJob) -> Result<bool, StoreError> {
         if !job.knows_claim.load(Ordering::Acquire) {
             return Ok(false);

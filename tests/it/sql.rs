@@ -339,6 +339,10 @@ async fn bad_input_is_refused_with_what_was_wrong_and_what_to_do() {
     run(&mut own, "SET tenure.payload_bytes_max = '1 MB'").await;
     let said = refused(&mut own, "SELECT tenure.enqueue('q', 'k')").await;
     assert!(said.message.contains("tenure.payload_bytes_max is \"1 MB\", but must be a number"), "{said:?}");
+    run(&mut own, "SET tenure.checkpoint_bytes_max = '1 MB'").await;
+    let call = "SELECT tenure.progress(gen_random_uuid(), 1, gen_random_uuid(), checkpoint => '1')";
+    let said = refused(&mut own, call).await;
+    assert!(said.message.contains("tenure.checkpoint_bytes_max is \"1 MB\""), "{said:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -211,6 +211,19 @@ async fn an_effect_happens_once_and_later_attempts_read_its_result() {
         bench.value::<Option<String>>(&result.replace("charge", "mail")).await.as_deref(),
         Some("null")
     );
+    // Two calls of one attempt at the same time: the second waits for the first, and then reads its result.
+    let mut tx = bench.pool.begin().await.unwrap();
+    run(&mut tx, &format!("SELECT tenure.once({second}, 'slow')")).await;
+    run(&mut tx, &format!("SELECT tenure.once_store({second}, 'slow', '[1]')")).await;
+    let both =
+        format!("SELECT tenure.once({second}, 'slow')::text || tenure.once_result('{job}', 'slow')::text");
+    let pool = bench.pool.clone();
+    let waits = tokio::spawn(async move {
+        sqlx::query_scalar::<_, String>(AssertSqlSafe(both)).fetch_one(&pool).await.unwrap()
+    });
+    bench.until("EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')").await;
+    tx.commit().await.unwrap();
+    assert_eq!(waits.await.unwrap(), "false[1]");
     // An attempt stores results of its own effects alone.
     let said = refused(&bench.pool, &format!("SELECT tenure.once_store({second}, 'charge', '1')")).await;
     assert_eq!(said.code, "TN003");
