@@ -89,7 +89,7 @@ BEGIN
 END $$;
 
 -- Inserts jobs that are valid, as the library does within a user's transaction, and returns their ids, or those of the
--- holders of their keys. The relay publishes them: nobody tells a library's process of the commit.
+-- holders of their keys. The relay publishes them: no process of the library hears of the commit.
 -- Each statement sees what is committed by then: the holder of a key that another transaction has just taken, too.
 CREATE FUNCTION tenure.insert_jobs(queues text[], kinds text[], payloads jsonb[], keys text[], due timestamptz[],
                                    attempts int[], traces text[]) RETURNS uuid[]
@@ -176,6 +176,9 @@ BEGIN
                 USING ERRCODE = '40001', DETAIL = 'The transaction''s snapshot is older than that job.',
                       HINT = 'Roll back, and begin the transaction again.';
         END IF;
+        -- For examples/import: the ids that this call returns and did not make.
+        PERFORM set_config('tenure.held', array_to_string(
+                    ARRAY(SELECT h FROM unnest(ids, holders) AS u(id, h) WHERE h <> id), ' '), true);
     END IF;
     -- Only the statement that inserted the key creates the job.
     INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, scheduled_at, trace_context, dispatch, publish_at,
@@ -346,6 +349,8 @@ BEGIN
             UPDATE tenure.jobs j
                SET cancel_requested_at = coalesce(j.cancel_requested_at, clock_timestamp())
              WHERE j.id = cancel.job;
+            -- The row stays locked until the commit.
+            PERFORM tenure.limit_idle(greatest(interval '1 second', live.stale_after / 4));
             RETURN 'asked';
         ELSIF live.status = 'queued' THEN
             DELETE FROM tenure.jobs j WHERE j.id = cancel.job;
@@ -368,21 +373,30 @@ END $$;
 REVOKE ALL ON FUNCTION tenure.cancel(uuid) FROM PUBLIC;
 COMMENT ON FUNCTION tenure.cancel(uuid) IS
 'Cancels a job. Returns cancelled (it was queued), asked (it runs; its worker stops it within five seconds of the commit,
-unless it completes first), finished (it had ended before) or not_found. Safe to repeat.';
+unless it completes first), finished (it had ended before) or not_found. Safe to repeat.
+After asked, the transaction may sit idle for a quarter of the job''s stale_after.';
 
 -- Raises the error of an attempt that does not own its job. The state is read after the wait for the job's row.
 CREATE FUNCTION tenure.raise_lost(job uuid, token bigint, claim uuid) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 DECLARE
     state text;
+    hint  text := 'Roll back and end the program: the job has ended.';
 BEGIN
     IF num_nulls(job, token, claim) > 0 THEN
         RAISE EXCEPTION '% is NULL', CASE WHEN job IS NULL THEN 'job' WHEN token IS NULL THEN 'token' ELSE 'claim' END
             USING ERRCODE = 'TN003', DETAIL = 'job, token and claim together name the attempt that calls.',
                   HINT = 'Pass TENURE_JOB_ID, TENURE_FENCING_TOKEN and TENURE_CLAIM_ID as the worker gave them.';
     END IF;
-    IF EXISTS (SELECT FROM tenure.job_history h
-                WHERE h.id = raise_lost.job AND h.claim_id = raise_lost.claim AND h.status = 'completed') THEN
+    IF raise_lost.claim::text = ANY (string_to_array(current_setting('tenure.completed', true), ' '))
+       OR EXISTS (SELECT FROM tenure.job_history h
+                   WHERE h.id = raise_lost.job AND h.claim_id = raise_lost.claim AND h.status = 'completed'
+                     AND h.ended_xid = pg_current_xact_id_if_assigned()) THEN
+        RAISE EXCEPTION 'this transaction has completed job % already', job
+            USING ERRCODE = 'TN008', DETAIL = 'The completion and what this transaction wrote are not committed yet.',
+                  HINT = 'Call tenure.complete once, as the last statement, and then commit.';
+    ELSIF EXISTS (SELECT FROM tenure.job_history h
+                   WHERE h.id = raise_lost.job AND h.claim_id = raise_lost.claim AND h.status = 'completed') THEN
         RAISE EXCEPTION 'job % is already completed by this very attempt', job
             USING ERRCODE = 'TN007',
                   DETAIL = 'An earlier transaction of this attempt completed it, and what that one wrote is committed.',
@@ -392,15 +406,22 @@ BEGIN
                 ELSE format('Worker %s runs it under token %s.', j.worker_id, j.fencing_token) END
       INTO state
       FROM tenure.jobs j WHERE j.id = raise_lost.job;
-    state := coalesce(state,
-        (SELECT format('The job is %s, under token %s.', h.status, h.fencing_token)
-           FROM tenure.job_history h WHERE h.id = raise_lost.job),
-        (SELECT format('The job is a dead letter, after token %s.', d.fencing_token)
-           FROM tenure.dead_letter_jobs d WHERE d.id = raise_lost.job),
-        'There is no such job: it has ended and left nothing, or it never was.');
+    IF FOUND THEN
+        hint := 'Roll back and end the program. Another attempt does the job.';
+    ELSE
+        state := coalesce(
+            (SELECT format('The job is %s, under token %s.', h.status, h.fencing_token)
+               FROM tenure.job_history h WHERE h.id = raise_lost.job),
+            (SELECT format('The job is a dead letter, after token %s.', d.fencing_token)
+               FROM tenure.dead_letter_jobs d WHERE d.id = raise_lost.job));
+        IF state IS NULL THEN
+            state := 'There is no such job: it has ended and left nothing, or it never was.';
+            hint := 'Roll back and end the program: the job has ended and left nothing, so this attempt or a later one '
+                    'has completed it.';
+        END IF;
+    END IF;
     RAISE EXCEPTION 'this attempt, token %, no longer owns job %', token, job
-        USING ERRCODE = 'TN001', DETAIL = state,
-              HINT = 'Roll back and end the program. Another attempt does the job.';
+        USING ERRCODE = 'TN001', DETAIL = state, HINT = hint;
 END $$;
 REVOKE ALL ON FUNCTION tenure.raise_lost(uuid, bigint, uuid) FROM PUBLIC;
 
@@ -414,6 +435,18 @@ BEGIN
     IF now_is = interval '0' OR now_is > most THEN
         PERFORM set_config('idle_in_transaction_session_timeout', ceil(extract(epoch FROM most) * 1000)::text, true);
     END IF;
+END $$;
+
+-- Whether a row that this transaction sees was written by itself, given the row's xmin: a subtransaction has an id of its
+-- own, later than the transaction's.
+CREATE FUNCTION tenure.is_own(written_by xid) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    ours  CONSTANT bigint := pg_current_xact_id_if_assigned()::text::bigint;
+    later CONSTANT bigint := (written_by::text::bigint - ours) & 4294967295;
+BEGIN
+    -- Of other transactions it sees only rows of committed ones. Half of all ids are earlier than this one.
+    RETURN coalesce(later < 2147483648 AND pg_xact_status((ours + later)::text::xid8) = 'in progress', false);
 END $$;
 
 CREATE FUNCTION tenure.fence(job uuid, token bigint, claim uuid) RETURNS void
@@ -452,8 +485,11 @@ COMMENT ON FUNCTION tenure.fence(uuid, bigint, uuid) IS
 READ COMMITTED: call it last; it is also a sign of life. REPEATABLE READ and SERIALIZABLE: call it first, so that no work
 is in vain.
 job, token, claim: TENURE_JOB_ID, TENURE_FENCING_TOKEN and TENURE_CLAIM_ID.
+Call it outside a savepoint, and let its error end the transaction: a program that rolls back to a savepoint and commits
+commits what it wrote before the savepoint.
 From here on the transaction may sit idle for a quarter of the job''s stale_after, and for at most 10 s at READ COMMITTED.
-Errors: TN001 the job is another''s, TN003 an argument is NULL, TN007 this attempt has completed it, 40001 begin again.';
+Errors: TN001 the job is another''s, TN003 an argument is NULL, TN007 this attempt has completed it in an earlier transaction,
+TN008 this transaction has completed it, 40001 begin again.';
 
 CREATE FUNCTION tenure.hold(job uuid, token bigint, claim uuid) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
@@ -513,20 +549,27 @@ key: the effect''s name within the job, 1 to 512 bytes. Other arguments, idle li
 CREATE FUNCTION tenure.once_store(job uuid, token bigint, claim uuid, key text, result jsonb) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_column
+DECLARE
+    lease interval;
 BEGIN
-    PERFORM FROM tenure.jobs j
-      WHERE j.id = once_store.job AND j.fencing_token = once_store.token AND j.claim_id = once_store.claim
-        AND j.status = 'processing'
-        FOR KEY SHARE OF j;
+    SELECT j.stale_after INTO lease
+      FROM tenure.jobs j
+     WHERE j.id = once_store.job AND j.fencing_token = once_store.token AND j.claim_id = once_store.claim
+       AND j.status = 'processing'
+       FOR KEY SHARE OF j;
     IF NOT FOUND THEN
         PERFORM tenure.raise_lost(once_store.job, once_store.token, once_store.claim);
     END IF;
+    PERFORM tenure.limit_idle(greatest(interval '1 second', lease / 4));
+    -- A committed result stays as it is.
     UPDATE tenure.effects e
        SET result = coalesce(once_store.result, 'null')
-     WHERE e.job_id = once_store.job AND e.key = once_store.key AND e.fencing_token = once_store.token;
+     WHERE e.job_id = once_store.job AND e.key = once_store.key AND e.fencing_token = once_store.token
+       AND tenure.is_own(e.xmin);
     IF NOT FOUND THEN
-        RAISE EXCEPTION 'this attempt has not begun effect %', coalesce(to_json(left(once_store.key, 80))::text, 'NULL')
-            USING ERRCODE = 'TN003', DETAIL = 'Only the attempt whose tenure.once returned true stores the result.',
+        RAISE EXCEPTION 'this transaction has not begun effect %',
+                        coalesce(to_json(left(once_store.key, 80))::text, 'NULL')
+            USING ERRCODE = 'TN003', DETAIL = 'Only the transaction whose tenure.once returned true stores the result.',
                   HINT = 'Call tenure.once first, in the same transaction, and store nothing if it returns false.';
     END IF;
 END $$;
@@ -534,7 +577,7 @@ REVOKE ALL ON FUNCTION tenure.once_store(uuid, bigint, uuid, text, jsonb) FROM P
 COMMENT ON FUNCTION tenure.once_store(uuid, bigint, uuid, text, jsonb) IS
 'Stores the result of an effect that this transaction does: tenure.once returned true for its key. Later attempts read it
 with tenure.once_result.
-Errors: those of tenure.fence; TN003 also if this attempt has not begun the effect.';
+Errors: those of tenure.fence; TN003 also if this transaction has not begun the effect: a committed result stays.';
 
 CREATE FUNCTION tenure.once_result(job uuid, key text) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
@@ -562,6 +605,9 @@ BEGIN
         PERFORM tenure.raise_lost(job, token, claim);
     END IF;
     PERFORM tenure.limit_idle(greatest(interval '1 second', least(interval '10 seconds', done.stale_after / 4)));
+    -- A kind without history leaves no row that tells this transaction's second call.
+    PERFORM set_config('tenure.completed',
+                       concat_ws(' ', nullif(current_setting('tenure.completed', true), ''), done.claim_id), true);
     -- The worker that runs the job says of which kinds it keeps no history.
     is_kept := NOT coalesce((SELECT w.unkept && ARRAY[done.kind, '*'] FROM tenure.workers w
                               WHERE w.worker_id = done.worker_id), false);
@@ -582,7 +628,8 @@ END $$;
 REVOKE ALL ON FUNCTION tenure.complete(uuid, bigint, uuid, jsonb) FROM PUBLIC;
 COMMENT ON FUNCTION tenure.complete(uuid, bigint, uuid, jsonb) IS
 'Completes the job in this transaction: what the transaction wrote and the completion are one commit, or neither happens.
-Call it last; the transaction may sit idle for at most 10 s afterwards. At REPEATABLE READ and SERIALIZABLE, begin with
+Call it last and outside a savepoint, and let its error end the transaction: see tenure.fence. The transaction may sit idle
+for at most 10 s afterwards. At REPEATABLE READ and SERIALIZABLE, begin with
 tenure.hold. The worker learns of it: the program''s exit code then has no effect.
 output: what the finished job shows. Other arguments and errors: as tenure.fence.';
 
@@ -595,6 +642,7 @@ DECLARE
     percent real := CASE WHEN progress.progress <> 'NaN' THEN greatest(0, least(100, progress.progress)) END;
     most    text := coalesce(nullif(current_setting('tenure.checkpoint_bytes_max', true), ''), '1048576');
     asked   boolean;
+    lease   interval;
 BEGIN
     IF most !~ '^[0-9]{1,10}$' THEN
         RAISE EXCEPTION 'the setting tenure.checkpoint_bytes_max is %, but must be a number of bytes', to_json(most)
@@ -614,10 +662,11 @@ BEGIN
            checkpoint       = coalesce(progress.checkpoint, j.checkpoint)
      WHERE j.id = progress.job AND j.fencing_token = progress.token AND j.claim_id = progress.claim
        AND j.status = 'processing'
-    RETURNING j.cancel_requested_at IS NOT NULL INTO asked;
+    RETURNING j.cancel_requested_at IS NOT NULL, j.stale_after INTO asked, lease;
     IF NOT FOUND THEN
         PERFORM tenure.raise_lost(progress.job, progress.token, progress.claim);
     END IF;
+    PERFORM tenure.limit_idle(greatest(interval '1 second', lease / 4));
     RETURN asked;
 END $$;
 REVOKE ALL ON FUNCTION tenure.progress(uuid, bigint, uuid, text, double precision, text, jsonb) FROM PUBLIC;

@@ -29,7 +29,7 @@ use uuid::Uuid;
 use super::{Cell, Cells, CellsError};
 use crate::{
     client::queues::{QueueLimits, QueueSettingsError},
-    job::JobId,
+    job::{JobId, events::QueueEvents},
     proof::fault,
     store::{BegunMove, Mark, Marked, ScheduleOfQueue, StoreError},
 };
@@ -550,8 +550,8 @@ impl<'c> Move<'c> {
         }
     }
 
-    /// Copies the limits and the pause. A setting that the other cell has already stays, unless `exactly`: then it is
-    /// from before the queue has left.
+    /// Copies the limits, the events and the pause. A setting that the other cell has already stays, unless `exactly`:
+    /// then it is from before the queue has left.
     async fn copy_settings(&self, of_cell: &Cell, to: &Cell, exactly: bool) -> Result<(), MoveError> {
         let queue = self.queue;
         let old = of_cell.tenure.store().settings_of_queue(queue).await.map_err(of(of_cell))?;
@@ -568,6 +568,9 @@ impl<'c> Move<'c> {
             return Err(self.concurrent(to));
         }
         to.tenure.limit_queue(queue, limits).await.map_err(wrong)?;
+        if old.events != new.events && (exactly || new.events == QueueEvents::Nothing) {
+            to.tenure.set_events(queue, old.events).await.map_err(wrong)?;
+        }
         if old.is_paused {
             to.tenure.pause_queue(queue).await.map_err(wrong)?;
         } else if exactly {

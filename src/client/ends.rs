@@ -45,7 +45,7 @@ pub struct Cursor {
     window: Option<(Snapshot, DateTime<Utc>, JobId)>,
 }
 
-/// A snapshot of the server: which transactions had ended.
+/// A snapshot of a server: which transactions had ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Snapshot {
     /// As Postgres writes it: `oldest:next:open,open`.
@@ -54,28 +54,47 @@ struct Snapshot {
     oldest: u64,
     /// This one had not begun.
     next: u64,
+    /// When it was taken.
+    at: DateTime<Utc>,
+    /// Since when the server had run.
+    started_at: DateTime<Utc>,
 }
 
-impl FromStr for Snapshot {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Self, ()> {
-        let [oldest, next, open] = text.split(':').collect::<Vec<_>>().try_into().map_err(drop)?;
-        let number = |text: &str| text.parse::<u64>().map_err(drop);
+impl Snapshot {
+    /// Reads what Postgres has written. `None`: it is no snapshot.
+    fn read(text: &str, at: DateTime<Utc>, started_at: DateTime<Utc>) -> Option<Self> {
+        let [oldest, next, open] = text.split(':').collect::<Vec<_>>().try_into().ok()?;
+        let number = |text: &str| text.parse::<u64>().ok();
         let (oldest, next) = (number(oldest)?, number(next)?);
         // Postgres refuses a list that is not in order between both.
         let mut least = oldest;
         for xid in open.split(',').filter(|_| !open.is_empty()) {
             let xid = number(xid)?;
             if xid < least || xid >= next {
-                return Err(());
+                return None;
             }
             least = xid + 1;
         }
-        if oldest == 0 || next < oldest {
-            return Err(());
-        }
-        Ok(Self { text: text.into(), oldest, next })
+        (oldest > 0 && next >= oldest).then(|| Self { text: text.into(), oldest, next, at, started_at })
+    }
+}
+
+impl fmt::Display for Snapshot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { text, at, started_at, .. } = self;
+        write!(f, "{text}:{}:{}", at.timestamp_micros(), started_at.timestamp_micros())
+    }
+}
+
+impl FromStr for Snapshot {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let time = |text: &str| DateTime::from_timestamp_micros(text.parse().ok()?);
+        let mut parts = text.rsplitn(3, ':');
+        let (started_at, at, text) = (parts.next(), parts.next(), parts.next());
+        let read = || Self::read(text?, time(at?)?, time(started_at?)?);
+        read().ok_or(())
     }
 }
 
@@ -163,7 +182,9 @@ impl Cursor {
     /// Opens a window, if none is open: all that has ended by now.
     fn open(&mut self, now: &Snapshot) -> Result<(Snapshot, DateTime<Utc>, JobId), CursorError> {
         let furthest = self.window.as_ref().map(|(shows, ..)| shows).or(self.read.as_ref());
-        if furthest.is_some_and(|furthest| furthest.next > now.next) {
+        // After a crash or a failover, numbers may come again: see `ends.sql`.
+        if furthest.is_some_and(|furthest| furthest.next > now.next && furthest.started_at == now.started_at)
+        {
             return Err(CursorError::Ahead);
         }
         let floor = self.floor;
@@ -171,7 +192,7 @@ impl Cursor {
     }
 
     /// Closes the window: all that it shows is read.
-    fn close(&mut self, shows: Snapshot, now: &Snapshot, at: DateTime<Utc>) {
+    fn close(&mut self, shows: Snapshot, now: &Snapshot) {
         self.window = None;
         match self.mark {
             Some((mark, _)) if mark > shows.oldest => {}
@@ -179,7 +200,7 @@ impl Cursor {
                 if let Some((_, marked_at)) = mark {
                     self.floor = self.floor.max(marked_at - SLACK);
                 }
-                self.mark = Some((now.next, at));
+                self.mark = Some((now.next, now.at));
             }
         }
         self.read = Some(shows);
@@ -191,7 +212,7 @@ impl fmt::Display for Cursor {
         let micros = |at: &DateTime<Utc>| at.timestamp_micros();
         write!(f, "{VERSION}.")?;
         match &self.read {
-            Some(read) => f.write_str(&read.text)?,
+            Some(read) => write!(f, "{read}")?,
             None => f.write_str("-")?,
         }
         write!(f, ".{}", micros(&self.floor))?;
@@ -200,7 +221,7 @@ impl fmt::Display for Cursor {
             None => f.write_str(".-.-")?,
         }
         if let Some((shows, at, job)) = &self.window {
-            write!(f, ".{}.{}.{}", shows.text, micros(at), job.0.simple())?;
+            write!(f, ".{shows}.{}.{}", micros(at), job.0.simple())?;
         }
         Ok(())
     }
@@ -250,16 +271,16 @@ impl Tenure {
     ///
     /// [`StoreError`]: Postgres did not answer in time, or refused the read.
     pub async fn ends_from_now(&self) -> Result<Cursor, StoreError> {
-        let (now, at) = self.snapshot().await?;
+        let now = self.snapshot().await?;
         // A transaction that is open now may have written its end's time long ago.
-        let (floor, mark) = (at - TimeDelta::days(1), Some((now.next, at)));
+        let (floor, mark) = (now.at - TimeDelta::days(1), Some((now.next, now.at)));
         Ok(Cursor { read: Some(now), floor, mark, window: None })
     }
 
-    async fn snapshot(&self) -> Result<(Snapshot, DateTime<Utc>), StoreError> {
-        let (text, at) = self.store().ends_snapshot().await?;
-        let snapshot = text.parse().map_err(|()| sqlx::Error::Protocol(format!("the snapshot {text:?}")))?;
-        Ok((snapshot, at))
+    async fn snapshot(&self) -> Result<Snapshot, StoreError> {
+        let (text, at, started_at) = self.store().ends_snapshot().await?;
+        let unread = || sqlx::Error::Protocol(format!("the snapshot {text:?}")).into();
+        Snapshot::read(&text, at, started_at).ok_or_else(unread)
     }
 
     /// Returns the next ends of jobs after a cursor, at most `limit` (and 10,000). It reads the database: nothing needs
@@ -302,25 +323,34 @@ impl Tenure {
         limit: u32,
     ) -> Result<Ends, EndsError> {
         let mut next = cursor.clone();
-        let (now, now_at) = self.snapshot().await?;
+        let now = self.snapshot().await?;
         let (shows, mut at, mut last) = next.open(&now)?;
         let limit = limit.clamp(1, PAGE_MAX);
-        if next.read.as_ref() == Some(&shows) {
-            next.close(shows, &now, now_at);
+        if next
+            .read
+            .as_ref()
+            .is_some_and(|read| read.text == shows.text && read.started_at == shows.started_at)
+        {
+            next.close(shows, &now);
             return Ok(Ends { ends: vec![], next, has_more: false });
         }
+        let before_start = next.read.as_ref().filter(|read| read.started_at != shows.started_at);
+        let read_before_start = before_start.map(|read| read.at);
         // A slice of time at a time: a page after a long absence need not sort all that has ended since.
         let mut slice = SLICE_FIRST;
+        // All that a window of before a crash or a failover shows had ended by then.
+        let last_at = (shows.started_at != now.started_at).then_some(shows.at);
         loop {
-            let until = at.checked_add_signed(slice).filter(|until| *until < now_at);
+            let until = at.checked_add_signed(slice).filter(|until| *until < last_at.unwrap_or(now.at));
             let page = EndsPage {
                 read: next.read.as_ref().map(|read| read.text.as_str()),
                 shows: &shows.text,
                 after: (at, last),
-                until,
+                until: until.or(last_at),
                 limit,
                 queue: filter.queue.as_deref(),
                 kind: filter.kind.as_deref(),
+                read_before_start,
             };
             let ends = self.store().ends(&page).await?;
             let is_full = ends.len() == limit as usize;
@@ -337,8 +367,8 @@ impl Tenure {
             }
             let Some(until) = until else {
                 // More may have ended since the window was opened.
-                let has_more = now != shows;
-                next.close(shows, &now, now_at);
+                let has_more = now.text != shows.text;
+                next.close(shows, &now);
                 return Ok(Ends { ends, next, has_more });
             };
             if !ends.is_empty() {
@@ -356,15 +386,16 @@ impl Tenure {
 mod tests {
     use super::*;
 
-    fn snapshot(text: &str) -> Snapshot {
-        text.parse().unwrap()
+    fn snapshot(text: &str, s: i64) -> Snapshot {
+        let at = |s| DateTime::from_timestamp(s, 0).unwrap();
+        Snapshot::read(text, at(s), at(5)).unwrap()
     }
 
     #[test]
     fn a_cursor_survives_its_text() {
         let at = DateTime::from_timestamp_micros(1_800_000_000_123_456).unwrap();
-        let (job, open) = (JobId::generate(), snapshot("7:12:8,11"));
-        let read = Some(snapshot("7:7:"));
+        let (job, open) = (JobId::generate(), snapshot("7:12:8,11", 9));
+        let read = Some(snapshot("7:7:", 9));
         for cursor in [
             Cursor::beginning(),
             Cursor::at(at),
@@ -382,12 +413,12 @@ mod tests {
             "2.-.0.-.-",
             "1.x.0.-.-",
             "1.7.0.-.-",
-            "1.7:6:.0.-.-",
-            "1.7:9:9.0.-.-",
-            "1.7:12:9,8.0.-.-",
-            "1.0:9:.0.-.-",
-            "1.-.0.-.-.1:1:.2",
-            "1.-.0.-.-.1:1:.2.z",
+            "1.7:6::1:1.0.-.-",
+            "1.7:9:9:1:1.0.-.-",
+            "1.7:12:9,8:1:1.0.-.-",
+            "1.0:9::1:1.0.-.-",
+            "1.-.0.-.-.1:1::1:1.2",
+            "1.-.0.-.-.1:1::1:1.2.z",
             "now",
         ] {
             assert_eq!(wrong.parse::<Cursor>(), Err(CursorError::Text(wrong.into())), "{wrong}");
@@ -399,9 +430,9 @@ mod tests {
         let at = |s: i64| DateTime::from_timestamp(s, 0).unwrap();
         let mut cursor = Cursor::at(at(0));
         let read = |cursor: &mut Cursor, text: &str, s| {
-            let now = snapshot(text);
+            let now = snapshot(text, s);
             let (shows, ..) = cursor.open(&now).unwrap();
-            cursor.close(shows, &now, at(s));
+            cursor.close(shows, &now);
         };
         read(&mut cursor, "10:20:10", 10_000);
         assert_eq!((cursor.floor, cursor.mark), (at(0), Some((20, at(10_000)))));
@@ -410,6 +441,6 @@ mod tests {
         assert_eq!((cursor.floor, cursor.mark), (at(0), Some((20, at(10_000)))));
         read(&mut cursor, "25:40:25", 30_000);
         assert_eq!((cursor.floor, cursor.mark), (at(10_000) - SLACK, Some((40, at(30_000)))));
-        assert_eq!(cursor.open(&snapshot("5:24:5")), Err(CursorError::Ahead));
+        assert_eq!(cursor.open(&snapshot("5:24:5", 40_000)), Err(CursorError::Ahead));
     }
 }

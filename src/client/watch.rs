@@ -21,12 +21,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures::{FutureExt, Stream, StreamExt, stream, stream::BoxStream};
+use futures::{Stream, StreamExt, stream, stream::BoxStream};
 use tokio::{
     runtime::Handle,
-    sync::{Notify, watch},
+    sync::{Notify, mpsc, watch},
     time::timeout,
 };
+use tokio_util::task::AbortOnDropHandle;
 
 use super::{Tenure, jobs::WaitError};
 use crate::{
@@ -50,6 +51,12 @@ const LOOKS_AT_ONCE: u32 = 20;
 const LOOKED_AT_MAX: usize = 10_000;
 /// How often the workers are asked again.
 const ASK_EVERY: Duration = WATCHED_FOR.checked_div(3).expect("three is not zero");
+/// How long a job that has ended is not looked at, while a watcher holds on to it.
+const OVER_FOR: Duration = Duration::from_hours(1);
+/// How soon the task asks again where it could not.
+const ASK_AGAIN_AFTER: Duration = Duration::from_secs(1);
+/// The most hints that wait for a look.
+const HINTS_MAX: usize = 65_536;
 /// How long the task outlives its last watcher: the next one finds the subscription made.
 const IDLE_FOR: Duration = Duration::from_secs(30);
 /// The longest wait for the NATS client to take a subscription.
@@ -67,8 +74,10 @@ struct Shared {
     /// The name of this watcher in NATS.
     name: String,
     state: Mutex<State>,
-    /// Wakes the task: a job has come, or the last one has gone.
-    changed: Notify,
+    /// Wakes the task that looks: a job has come.
+    to_look: Notify,
+    /// Wakes the task that asks the workers.
+    to_ask: Notify,
 }
 
 #[derive(Default)]
@@ -79,7 +88,10 @@ struct State {
 
 /// A job that is watched.
 struct Watched {
-    seen: watch::Sender<Seen>,
+    /// What the last look saw, and when that look began.
+    seen: watch::Sender<(Instant, Seen)>,
+    /// Since when a watcher waits for its first look.
+    fresh_since: Option<Instant>,
     watchers: usize,
     /// How many of them want more than the end.
     feeds: usize,
@@ -116,8 +128,9 @@ impl Shared {
 impl Watches {
     pub(crate) fn new(store: Store, nats: Nats) -> Self {
         let name = uuid::Uuid::new_v4().simple().to_string();
-        let (home, state, changed) = (Handle::current(), Mutex::default(), Notify::new());
-        Self(Arc::new(Shared { store, nats, home, name, state, changed }))
+        let (home, state) = (Handle::current(), Mutex::default());
+        let (to_look, to_ask) = (Notify::new(), Notify::new());
+        Self(Arc::new(Shared { store, nats, home, name, state, to_look, to_ask }))
     }
 
     /// Watches a job.
@@ -139,7 +152,8 @@ impl Watches {
         let mut state = self.0.state();
         let now = Instant::now();
         let watched = state.jobs.entry(job).or_insert_with(|| Watched {
-            seen: watch::Sender::new(Seen::Nothing),
+            seen: watch::Sender::new((now, Seen::Nothing)),
+            fresh_since: None,
             watchers: 0,
             feeds: 0,
             look_at: if is_expected { now + PAUSE_HINTED.0 } else { now },
@@ -151,15 +165,18 @@ impl Watches {
         watched.watchers += 1;
         watched.feeds += usize::from(is_feed);
         // What an earlier look saw may be old.
+        watched.fresh_since = Some(now);
         watched.look_at = watched.look_at.min(if is_expected { now + PAUSE_HINTED.0 } else { now });
         watched.pause = Duration::ZERO;
         let seen = watched.seen.subscribe();
         if !std::mem::replace(&mut state.has_task, true) {
-            self.0.home.spawn(run(self.0.clone()));
+            let end = End { shared: self.0.clone(), is_done: false };
+            self.0.home.spawn(run(end));
         }
         drop(state);
-        self.0.changed.notify_one();
-        Watching { shared: self.0.clone(), job, seen, is_fresh: true, is_feed }
+        self.0.to_look.notify_one();
+        self.0.to_ask.notify_one();
+        Watching { shared: self.0.clone(), job, seen, since: now, last: None, is_feed }
     }
 }
 
@@ -167,9 +184,11 @@ impl Watches {
 pub(crate) struct Watching {
     shared: Arc<Shared>,
     job: JobId,
-    seen: watch::Receiver<Seen>,
-    /// Whether the caller has not seen the current state.
-    is_fresh: bool,
+    seen: watch::Receiver<(Instant, Seen)>,
+    /// Looks that began earlier say nothing to this watcher.
+    since: Instant,
+    /// What the caller was told last.
+    last: Option<Arc<JobUpdate>>,
     /// Whether the caller wants more than the end.
     is_feed: bool,
 }
@@ -202,18 +221,25 @@ impl Watching {
     /// Cancel safe.
     async fn next(&mut self) -> Seen {
         loop {
-            if std::mem::take(&mut self.is_fresh) {
-                let seen = self.seen.borrow_and_update().clone();
-                if !matches!(seen, Seen::Nothing) {
-                    return seen;
+            let (looked_at, seen) = self.seen.borrow_and_update().clone();
+            let is_news = match (&seen, &self.last) {
+                (Seen::Nothing, _) => false,
+                (Seen::Job(job), Some(last)) => !Arc::ptr_eq(job, last),
+                _ => true,
+            };
+            if is_news && looked_at >= self.since {
+                if let Seen::Job(job) = &seen {
+                    self.last = Some(job.clone());
                 }
+                return seen;
             }
             if self.seen.changed().await.is_err() {
-                // The task has panicked, which is reported. Watch anew.
-                let again = Watches(self.shared.clone()).add(self.job, false, self.is_feed);
-                *self = again;
+                // The task has panicked, which is reported, or its runtime has ended. Watch anew.
+                tokio::time::sleep(PAUSE_LONGEST).await;
+                let last = self.last.take();
+                *self = Watches(self.shared.clone()).add(self.job, false, self.is_feed);
+                self.last = last;
             }
-            self.is_fresh = true;
         }
     }
 
@@ -231,21 +257,14 @@ impl Watching {
     }
 }
 
-/// The task: runs while jobs are watched, and a little longer.
-async fn run(shared: Arc<Shared>) {
-    let _end = End(shared.clone());
-    let mut hinted = None;
-    let mut connections = shared.nats.connections();
+/// The task that looks: runs while jobs are watched, and a little longer. It never waits for NATS.
+async fn run(mut end: End) {
+    let shared = end.shared.clone();
+    let (tell, mut told) = mpsc::channel(HINTS_MAX);
+    let _talks = AbortOnDropHandle::new(tokio::spawn(talk(shared.clone(), tell)));
     let mut looks = Looks { left: LOOKS_AT_ONCE, counted_at: Instant::now() };
     let mut idle_since = None;
     loop {
-        if hinted.is_none() && shared.nats.is_connected() {
-            let subscribed = timeout(SUBSCRIBED_WITHIN, shared.nats.hinted(&shared.name)).await;
-            hinted = subscribed.ok().and_then(Result::ok);
-        }
-        if hinted.is_some() && shared.nats.is_connected() {
-            ask(&shared).await;
-        }
         let now = Instant::now();
         let free_at = looks.next_at(now);
         let (due, next) = {
@@ -265,6 +284,7 @@ async fn run(shared: Arc<Shared>) {
             } else if idle_since.get_or_insert(now).elapsed() >= IDLE_FOR {
                 // Under the lock: a later watcher starts a new task.
                 state.has_task = false;
+                end.is_done = true;
                 return;
             }
             (due, next)
@@ -275,6 +295,27 @@ async fn run(shared: Arc<Shared>) {
             continue;
         }
         let wake_at = next.map_or(now + IDLE_FOR, |at| at.max(free_at));
+        tokio::select! {
+            () = tokio::time::sleep_until(wake_at.into()) => {}
+            () = shared.to_look.notified() => {}
+            Some(hint) = told.recv() => note_hints(&shared, hint, &mut told),
+        }
+    }
+}
+
+/// The task that talks with the workers: asks them to tell of the jobs, and passes on what they tell. A NATS that takes
+/// nothing delays this task, and no look.
+async fn talk(shared: Arc<Shared>, tell: mpsc::Sender<Hint>) {
+    let mut hinted: Option<Hinted> = None;
+    let mut connections = shared.nats.connections();
+    loop {
+        if hinted.is_none() && shared.nats.is_connected() {
+            let subscribed = timeout(SUBSCRIBED_WITHIN, shared.nats.hinted(&shared.name)).await;
+            hinted = subscribed.ok().and_then(Result::ok);
+        }
+        if hinted.is_some() && shared.nats.is_connected() {
+            ask(&shared).await;
+        }
         let hint = async {
             match &mut hinted {
                 Some(hinted) => hinted.next().await,
@@ -282,11 +323,12 @@ async fn run(shared: Arc<Shared>) {
             }
         };
         tokio::select! {
-            () = tokio::time::sleep_until(wake_at.into()) => {}
-            () = shared.changed.notified() => {}
+            () = tokio::time::sleep(ASK_AGAIN_AFTER) => {}
+            () = shared.to_ask.notified() => {}
             Ok(()) = connections.changed() => ask_anew(&shared),
-            job = hint => match job {
-                Some(hint) => note_hints(&shared, hint, &mut hinted),
+            hint = hint => match hint {
+                // A hint that finds no room is lost: its job is looked at by itself.
+                Some(hint) => drop(tell.try_send(hint)),
                 None => hinted = None,
             },
         }
@@ -311,7 +353,7 @@ impl Looks {
 }
 
 /// Makes the jobs of this hint, and of those that wait behind it, due for a look.
-fn note_hints(shared: &Shared, first: Hint, hinted: &mut Option<Hinted>) {
+fn note_hints(shared: &Shared, first: Hint, told: &mut mpsc::Receiver<Hint>) {
     let mut state = shared.state();
     let now = Instant::now();
     let mut next = Some(first);
@@ -321,7 +363,7 @@ fn note_hints(shared: &Shared, first: Hint, hinted: &mut Option<Hinted>) {
         {
             watched.look_at = now;
         }
-        next = hinted.as_mut().and_then(|hinted| hinted.next().now_or_never().flatten());
+        next = told.try_recv().ok();
     }
 }
 
@@ -331,6 +373,7 @@ fn ask_anew(shared: &Shared) {
         watched.asked_at = None;
         watched.look_at = Instant::now();
     }
+    shared.to_look.notify_one();
 }
 
 /// Asks the workers to tell of the jobs of which they were not asked, or too long ago.
@@ -338,7 +381,8 @@ async fn ask(shared: &Shared) {
     let now = Instant::now();
     let jobs: Vec<_> = {
         let state = shared.state();
-        let is_due = |watched: &Watched| watched.asked_at.is_none_or(|at| now - at >= ASK_EVERY);
+        let is_due =
+            |watched: &Watched| !watched.is_over() && watched.asked_at.is_none_or(|at| now - at >= ASK_EVERY);
         state.jobs.iter().filter(|(_, watched)| is_due(watched)).map(|(job, _)| *job).collect()
     };
     if !jobs.is_empty() && shared.nats.ask_to_watch(&shared.name, &jobs).await {
@@ -353,6 +397,7 @@ async fn ask(shared: &Shared) {
 
 /// Looks at these jobs, and tells their watchers what has changed.
 async fn look(shared: &Shared, jobs: &[JobId]) {
+    let began_at = Instant::now();
     let looked = shared.store.looks(jobs).await;
     let mut state = shared.state();
     let now = Instant::now();
@@ -372,44 +417,62 @@ async fn look(shared: &Shared, jobs: &[JobId]) {
         let (first, factor) = if is_hinted { PAUSE_HINTED } else { PAUSE_ALONE };
         watched.pause = watched.pause.mul_f64(factor).clamp(first, PAUSE_LONGEST);
         watched.look_at = now + watched.pause;
-        watched.note(answer);
+        watched.note(answer, began_at);
+        if watched.is_over() && watched.fresh_since.is_none() {
+            // It changes no more, unless a person redrives it: then a new watcher asks.
+            watched.look_at = now + OVER_FOR;
+        }
     }
 }
 
 impl Watched {
-    fn note(&mut self, answer: Result<Option<JobUpdate>, StoreError>) {
+    /// Whether the last look saw its end.
+    fn is_over(&self) -> bool {
+        matches!(&*self.seen.borrow(), (_, Seen::Job(job)) if job.status.is_finished())
+    }
+
+    fn note(&mut self, answer: Result<Option<JobUpdate>, StoreError>, began_at: Instant) {
         let before = match &*self.seen.borrow() {
-            Seen::Job(job) => Some(job.clone()),
+            (_, Seen::Job(job)) => Some(job.clone()),
             _ => None,
         };
-        let seen = match answer {
+        let (seen, is_news) = match answer {
             Ok(Some(job)) => {
                 (self.has_existed, self.is_expected) = (true, false);
-                if before.is_some_and(|before| before.is_like(&job)) {
-                    return;
+                match before {
+                    Some(before) if before.is_like(&job) => (Seen::Job(before), false),
+                    _ => (Seen::Job(Arc::new(job)), true),
                 }
-                Seen::Job(Arc::new(job))
             }
             // A job that has ended may be removed, by retention or a person.
             Ok(None) if before.as_ref().is_some_and(|job| job.status.is_finished()) => return,
             // Every other end leaves a row, for an hour at least.
-            Ok(None) if self.has_existed => Seen::Gone(before),
+            Ok(None) if self.has_existed => (Seen::Gone(before), true),
             Ok(None) if self.is_expected => return,
-            Ok(None) => Seen::Missing,
-            Err(error) if error.is_unavailable() || self.has_existed || self.is_expected => return,
-            Err(error) => Seen::Refused(error),
+            Ok(None) => (Seen::Missing, true),
+            Err(error) if error.is_unavailable() => return,
+            Err(error) => (Seen::Refused(error), true),
         };
-        self.seen.send_replace(seen);
+        let is_awaited = self.fresh_since.is_some_and(|since| began_at >= since);
+        if is_awaited {
+            self.fresh_since = None;
+        }
+        if is_news || is_awaited {
+            self.seen.send_replace((began_at, seen));
+        }
     }
 }
 
-/// Dropped with the task: if it panicked, its watchers watch anew.
-struct End(Arc<Shared>);
+/// Dropped with the task: if that ended before its time, because it panicked or its runtime ended, watchers watch anew.
+struct End {
+    shared: Arc<Shared>,
+    is_done: bool,
+}
 
 impl Drop for End {
     fn drop(&mut self) {
-        if std::thread::panicking() {
-            let mut state = self.0.state();
+        if !self.is_done {
+            let mut state = self.shared.state();
             state.has_task = false;
             state.jobs.clear();
         }
@@ -446,8 +509,9 @@ impl Tenure {
     /// itself, twice a second. Any number of watchers of one process share one subscription and its statements; an
     /// outage of Postgres or NATS delays the stream, and does not end it.
     ///
-    /// A job of a kind that keeps no history ends as [`Status::Completed`] without an output. A job that is redriven
-    /// after its end needs a new stream.
+    /// A job that is gone without an end that was seen, as one of a kind that keeps no history, ends as
+    /// [`Status::Completed`] without an output. A job that is redriven after its end needs a new stream. A stream ends
+    /// early, and the log says why, if Postgres comes to refuse the read, for example because a right was revoked.
     ///
     /// ```no_run
     /// # use futures::StreamExt;
@@ -485,7 +549,11 @@ impl Tenure {
                     Seen::Gone(Some(job)) => break left_nothing(&job),
                     // Cannot be: the job was seen.
                     Seen::Missing | Seen::Gone(None) => return None,
-                    Seen::Refused(_) | Seen::Nothing => {}
+                    Seen::Refused(error) => {
+                        tracing::warn!(%error, "Postgres refused to show a watched job; its stream ends early");
+                        return None;
+                    }
+                    Seen::Nothing => {}
                 }
             };
             let is_over = update.status.is_finished();

@@ -8,7 +8,7 @@
 //! tenure.<prefix>.progress.<queue>.<kind> ◄──
 //! ```
 //!
-//! A hint proves nothing, and may be lost or forged: who gets one asks Postgres.
+//! A hint proves nothing, and may be lost or forged: a process that gets one asks Postgres.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ pub(crate) struct WatchRequest {
 }
 
 impl WatchRequest {
-    /// Reads a request. `None`: it is none, or its name would be another subject than a watcher's.
+    /// Reads a request. `None`: it is not valid, or its name would lead to another subject than a watcher's.
     pub(super) fn read(body: &[u8]) -> Option<Self> {
         let request: Self = serde_json::from_slice(body).ok()?;
         let is_name = (1..=NAME_MAX).contains(&request.to.len())

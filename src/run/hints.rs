@@ -1,6 +1,6 @@
 //! Hints: tells those who watch a job that it has changed.
 //!
-//! Who asked: a process that watches the job, or the operator who set the queue's events. Where neither has, a hint
+//! A process that watches the job asks for hints, or an operator does who sets the queue's events. Without them, a hint
 //! costs one load of a flag. A hint follows the commit that it tells of.
 
 use std::{
@@ -79,12 +79,10 @@ impl Hints {
         let subject = self.0.nats.watcher_of(request);
         let now = Instant::now();
         let mut watched = self.watched();
-        if watched.pruned_at.is_none_or(|at| now - at > WATCHED_FOR / 2) {
-            watched.prune(now);
-        }
+        watched.prune(now);
         for job in &request.jobs {
             if watched.jobs.len() >= JOBS_MAX && !watched.jobs.contains_key(job) {
-                break;
+                continue;
             }
             let watchers = watched.jobs.entry(*job).or_default();
             let until = now + WATCHED_FOR;
@@ -145,7 +143,11 @@ impl Hints {
     fn tell(&self, claim: &Claim, event: Option<(QueueEvents, &str)>, body: impl FnOnce() -> Bytes) {
         let now = Instant::now();
         let mut subjects: Vec<_> = {
-            let watched = self.watched();
+            let mut watched = self.watched();
+            // Most watched jobs are another worker's: they are forgotten here by time.
+            if watched.prune(now) {
+                self.note_asked(&watched);
+            }
             let watchers = watched.jobs.get(&claim.key.job).into_iter().flatten();
             watchers.filter(|watcher| watcher.until > now).map(|watcher| watcher.subject.clone()).collect()
         };
@@ -166,12 +168,17 @@ impl Hints {
 }
 
 impl Watched {
-    fn prune(&mut self, now: Instant) {
+    /// Forgets what is over, now and then. Returns whether it did.
+    fn prune(&mut self, now: Instant) -> bool {
+        if self.pruned_at.is_some_and(|at| now - at <= WATCHED_FOR / 2) {
+            return false;
+        }
         self.pruned_at = Some(now);
         self.jobs.retain(|_, watchers| {
             watchers.retain(|watcher| watcher.until > now);
             !watchers.is_empty()
         });
+        true
     }
 }
 

@@ -7,9 +7,10 @@ use super::{
     BEGIN_MOVE, END_MOVE, FORGET_MARK, KEYS_OF_QUEUE, LEAVE_SCHEDULE, LEFT_BEHIND, MARK_QUEUE, MARKED_QUEUES,
     OPEN_QUEUE, SCHEDULES_OF_QUEUE, SETTINGS_OF_QUEUE, TAKE_KEYS, TAKE_SCHEDULE,
     call::{Store, StoreError},
+    queues::events,
     rows::u64_of,
 };
-use crate::job::JobId;
+use crate::job::{JobId, events::QueueEvents};
 
 /// Where a queue's new jobs go, if not here and now.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,11 +47,12 @@ pub(crate) struct Marked {
     pub(crate) since: Option<DateTime<Utc>>,
 }
 
-/// The limits and the pause of a queue.
+/// The limits, the events and the pause of a queue.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct SettingsOfQueue {
     pub(crate) max_running: Option<u32>,
     pub(crate) max_queued: Option<u64>,
+    pub(crate) events: QueueEvents,
     pub(crate) is_paused: bool,
     /// The number of its last move.
     pub(crate) moves: i64,
@@ -171,6 +173,7 @@ impl Store {
         Ok(SettingsOfQueue {
             max_running: row.try_get::<Option<i32>, _>("max_running")?.map(i32::unsigned_abs),
             max_queued: row.try_get::<Option<i64>, _>("max_queued")?.map(i64::unsigned_abs),
+            events: events(row)?,
             is_paused: row.try_get::<Option<DateTime<Utc>>, _>("paused_at")?.is_some(),
             moves: row.try_get("moves")?,
         })

@@ -22,7 +22,7 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection, Row, SqlSafeStr, query, raw_
 use tokio::time::{sleep, timeout};
 
 use super::{
-    BLOCKERS, UNBUILT_INDEXES,
+    BLOCKERS, UNBUILT_INDEXES, UNINDEXED_PARTITIONS,
     call::{Store, StoreError},
 };
 use crate::job::duration::measured;
@@ -158,7 +158,9 @@ impl Store {
 
     /// Builds the indexes that are missing, and rebuilds those that an earlier try left unfinished.
     async fn build_indexes(&self) -> Result<(), StoreError> {
-        if self.rows(query(UNBUILT_INDEXES).bind(names_of_indexes())).await?.is_empty() {
+        if self.rows(query(UNBUILT_INDEXES).bind(names_of_indexes())).await?.is_empty()
+            && self.rows(query(UNINDEXED_PARTITIONS)).await?.is_empty()
+        {
             return Ok(());
         }
         let mut guard = self.migration_connection().await?;
@@ -182,6 +184,13 @@ impl Store {
                 raw_sql(drop_it).execute(&mut connection).await?;
             }
             raw_sql(create).execute(&mut connection).await?;
+        }
+        for row in &self.rows(query(UNINDEXED_PARTITIONS)).await? {
+            // The server has made these texts, of its own names.
+            for column in ["drop_it", "create_it", "attach_it"] {
+                let sql: String = row.try_get(column)?;
+                raw_sql(AssertSqlSafe(sql).into_sql_str()).execute(&mut connection).await?;
+            }
         }
         drop(connection.close().await);
         guard.rollback().await?;

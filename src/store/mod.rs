@@ -299,6 +299,7 @@ statements! {
     HANDLER_POOL = "session" "handler_pool";
     SCHEMA_VERSION = "session" "schema_version";
     BLOCKERS = "session" "blockers";
+    UNINDEXED_PARTITIONS = "session" "unindexed_partitions";
     UNBUILT_INDEXES = "session" "unbuilt_indexes";
     LIST_JOBS = "read" "list_jobs";
     MATCH_JOBS = "read" "match_jobs";

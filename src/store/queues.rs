@@ -320,8 +320,8 @@ impl Store {
     }
 }
 
-fn events(row: &PgRow) -> Result<QueueEvents, sqlx::Error> {
-    // A word of a later release is none that this one can publish.
+pub(super) fn events(row: &PgRow) -> Result<QueueEvents, sqlx::Error> {
+    // This release cannot publish what a later one names.
     let word: Option<String> = row.try_get("events")?;
     Ok(word.and_then(|word| word.parse().ok()).unwrap_or_default())
 }

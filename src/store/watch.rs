@@ -108,6 +108,8 @@ pub(crate) struct EndsPage<'a> {
     pub(crate) limit: u32,
     pub(crate) queue: Option<&'a str>,
     pub(crate) kind: Option<&'a str>,
+    /// The time of `read`, if the server has started anew since.
+    pub(crate) read_before_start: Option<DateTime<Utc>>,
 }
 
 fn json(row: &PgRow) -> Result<Option<Box<RawValue>>, sqlx::Error> {
@@ -141,11 +143,11 @@ impl Store {
         Ok(seen)
     }
 
-    /// Returns the server's snapshot, and its time.
-    pub(crate) async fn ends_snapshot(&self) -> Result<(String, DateTime<Utc>), StoreError> {
+    /// Returns the server's snapshot, its time, and since when this server runs.
+    pub(crate) async fn ends_snapshot(&self) -> Result<(String, DateTime<Utc>, DateTime<Utc>), StoreError> {
         let rows = self.rows(query(ENDS_SNAPSHOT)).await?;
         let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
-        Ok((row.try_get("snapshot")?, row.try_get("now")?))
+        Ok((row.try_get("snapshot")?, row.try_get("now")?, row.try_get("started_at")?))
     }
 
     /// Returns the next ends of a page.
@@ -158,7 +160,8 @@ impl Store {
             .bind(page.until)
             .bind(i64::from(page.limit))
             .bind(page.queue.map(str::to_owned))
-            .bind(page.kind.map(str::to_owned));
+            .bind(page.kind.map(str::to_owned))
+            .bind(page.read_before_start);
         let rows = self.rows(query).await?;
         let end = |row: &PgRow| {
             Ok(JobEnd {

@@ -27,6 +27,13 @@ UPDATE import_jobs j
   FROM tenure.job_keys k
  WHERE k.scope = j.queue AND k.key = j.unique_key;
 
+-- A key of one job may look like the id of another.
+UPDATE import_jobs j
+   SET why = 'another job of this move has its unique key', advice = 'Pass another -v prefix=…, or -v keys=own.'
+  FROM (SELECT i.n, row_number() OVER (PARTITION BY i.queue, i.unique_key ORDER BY i.n) AS place
+          FROM import_jobs i WHERE i.why IS NULL) twice
+ WHERE twice.n = j.n AND twice.place > 1;
+
 UPDATE import_jobs j
    SET payload = CASE WHEN jsonb_typeof(j.payload) = 'object' AND NOT j.payload ? s.meta
                       THEN j.payload || jsonb_build_object(s.meta, j.meta) ELSE j.payload END,
@@ -48,6 +55,9 @@ DECLARE
     batch int := 1000;
     most  bigint := (SELECT max(n) FROM import_jobs);
     one   import_jobs;
+    taken           CONSTANT text := 'a job of tenure has its unique key already';
+    advice_of_taken CONSTANT text := 'A producer enqueued it meanwhile: remove it here, or pass another -v prefix=… or '
+                                     '-v keys=own.';
 BEGIN
     FOR start IN 1..coalesce(most, 0) BY batch LOOP
         BEGIN
@@ -66,6 +76,10 @@ BEGIN
             UPDATE import_jobs j SET job_id = made.id
               FROM part JOIN made USING (place)
              WHERE j.n = part.n;
+            -- A producer may have taken a key since: then the id is that of its job, and the source's job stays.
+            UPDATE import_jobs j SET job_id = NULL, why = taken, advice = advice_of_taken
+             WHERE j.n >= start AND j.n < start + batch
+               AND j.job_id::text = ANY (string_to_array(current_setting('tenure.held', true), ' '));
         EXCEPTION WHEN SQLSTATE 'TN003' OR SQLSTATE 'TN004' OR SQLSTATE 'TN005' OR SQLSTATE 'TN006' THEN
             FOR one IN SELECT * FROM import_jobs j WHERE j.n >= start AND j.n < start + batch ORDER BY j.n LOOP
                 DECLARE
@@ -76,6 +90,8 @@ BEGIN
                        SET job_id = tenure.enqueue(j.queue, j.kind, j.payload, j.unique_key, j.run_at,
                                                    max_attempts => least(1000, j.attempts_left)::int)
                      WHERE j.n = one.n AND j.why IS NULL;
+                    UPDATE import_jobs j SET job_id = NULL, why = taken, advice = advice_of_taken
+                     WHERE j.n = one.n AND j.job_id::text = current_setting('tenure.held', true);
                 EXCEPTION WHEN SQLSTATE 'TN003' OR SQLSTATE 'TN004' OR SQLSTATE 'TN005' OR SQLSTATE 'TN006' THEN
                     GET STACKED DIAGNOSTICS advice_is = PG_EXCEPTION_HINT;
                     UPDATE import_jobs j

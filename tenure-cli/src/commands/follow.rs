@@ -1,10 +1,14 @@
 //! `tenure jobs follow`: the ends of jobs, one line each, from a cursor that the reader keeps.
 
-use std::{process::ExitCode, time::Duration};
+use std::{
+    process::ExitCode,
+    time::{Duration, Instant},
+};
 
 use anyhow::Context as _;
 use clap::Args;
 use serde::Serialize;
+use serde_json::json;
 
 use super::{Cli, Output, Usage, jobs::time, print, values::moment};
 use tenure::{
@@ -16,6 +20,8 @@ use tenure::{
 
 /// How long to wait for further ends.
 const EVERY: Duration = Duration::from_millis(500);
+/// How often `--cursors` prints one.
+const CURSOR_EVERY: Duration = Duration::from_secs(10);
 /// The most ends of one page.
 const PAGE: u32 = 5_000;
 /// The most characters of an error.
@@ -33,6 +39,10 @@ pub(super) struct FollowArgs {
     /// Only jobs of this kind.
     #[arg(long)]
     kind: Option<String>,
+    /// With JSON: also print lines that have only a cursor, at the start and every ten seconds, so that a program that
+    /// has read no end can go on, too.
+    #[arg(long)]
+    cursors: bool,
     /// Exit once all ends so far are printed.
     #[arg(long)]
     once: bool,
@@ -80,6 +90,7 @@ pub(super) async fn run(cli: &Cli, tenure: &Tenure, args: &FollowArgs) -> anyhow
     let filter = args.filter()?;
     let mut cursor = args.cursor(tenure).await?;
     let mut is_away = false;
+    let mut cursor_due = Instant::now();
     loop {
         let page = match tenure.ends_since(&cursor, &filter, PAGE).await {
             Ok(page) => page,
@@ -101,6 +112,10 @@ pub(super) async fn run(cli: &Cli, tenure: &Tenure, args: &FollowArgs) -> anyhow
             }
         }
         cursor = page.next;
+        if args.cursors && cli.output == Output::Json && cursor_due <= Instant::now() {
+            print::line(json!({ "cursor": cursor }));
+            cursor_due = Instant::now() + CURSOR_EVERY;
+        }
         if page.has_more {
             continue;
         }

@@ -1,6 +1,11 @@
 //! `tenure jobs watch`: a progress bar per job, until all have ended.
 
-use std::{collections::BTreeMap, io::IsTerminal, process::ExitCode, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap},
+    io::IsTerminal,
+    process::ExitCode,
+    time::Duration,
+};
 
 use anyhow::bail;
 use chrono::{DateTime, Utc};
@@ -16,6 +21,8 @@ use tenure::{
 
 /// How soon to read a job again while Postgres is away.
 const AGAIN_AFTER: Duration = Duration::from_millis(500);
+/// How often the bars are drawn again.
+const DRAWN_EVERY: Duration = Duration::from_secs(1);
 /// How many jobs of each status to watch when the user names none.
 const WATCHED_MAX: u32 = 50;
 /// A job's name, its bar and its text on one line, if the text gets this much room; otherwise below each other.
@@ -44,7 +51,7 @@ pub(super) async fn run(cli: &Cli, tenure: &Tenure, ids: &[JobId]) -> anyhow::Re
     }
     let mut screen = Screen::new(cli.output);
     let mut worst = ExitCode::SUCCESS;
-    let watched = ids.into_iter().map(|id| async move { (id, tenure.watch(id).await) });
+    let watched = ids.iter().map(|id| async move { (*id, tenure.watch(*id).await) });
     let mut feeds = stream::SelectAll::new();
     for (id, feed) in join_all(watched).await {
         match feed {
@@ -53,7 +60,18 @@ pub(super) async fn run(cli: &Cli, tenure: &Tenure, ids: &[JobId]) -> anyhow::Re
             Err(error) => return Err(error.into()),
         }
     }
-    while let Some(update) = feeds.next().await {
+    let mut open: HashMap<JobId, Option<JobRow>> = ids.into_iter().map(|id| (id, None)).collect();
+    let mut ticks = tokio::time::interval(DRAWN_EVERY);
+    loop {
+        let update = tokio::select! {
+            update = feeds.next() => update,
+            // How long a job has run goes on, even if it reports nothing.
+            _ = ticks.tick(), if screen.is_live => {
+                open.values().flatten().try_for_each(|job| screen.show(job))?;
+                continue;
+            }
+        };
+        let Some(update) = update else { break };
         // The row has what the screen shows beside it; an outage does not end the watch.
         let job = loop {
             match tenure.job(update.id).await {
@@ -62,9 +80,9 @@ pub(super) async fn run(cli: &Cli, tenure: &Tenure, ids: &[JobId]) -> anyhow::Re
                 Err(error) => return Err(error.into()),
             }
         };
-        match job {
+        match &job {
             Some(job) => {
-                screen.show(&job)?;
+                screen.show(job)?;
                 if matches!(update.status, Status::Failed | Status::Cancelled) {
                     worst = ExitCode::FAILURE;
                 }
@@ -75,6 +93,14 @@ pub(super) async fn run(cli: &Cli, tenure: &Tenure, ids: &[JobId]) -> anyhow::Re
             }
             None => {}
         }
+        if update.status.is_finished() {
+            open.remove(&update.id);
+        } else {
+            open.insert(update.id, job);
+        }
+    }
+    if let Some(id) = open.keys().next() {
+        bail!("Postgres no longer shows job {id}; the log says why");
     }
     Ok(worst)
 }

@@ -95,8 +95,9 @@ async fn follow(view: &View, ask: &Ask, mut viewer: Viewer) -> Option<()> {
                 AGAIN_AFTER
             }
         };
+        let apart = JOB_APART.max(began_at.elapsed() * REST);
         let change = async {
-            tokio::time::sleep(JOB_APART).await;
+            tokio::time::sleep(apart).await;
             match &mut changes {
                 Some(changes) => changes.next().await,
                 None => std::future::pending().await,
