@@ -25,6 +25,7 @@ use std::{
 };
 
 use chrono::{DateTime, Utc};
+use futures::future::join_all;
 use tokio::{
     runtime::Handle,
     sync::mpsc::{self, UnboundedReceiver, UnboundedSender},
@@ -221,7 +222,17 @@ fn serve<E>(
                 let panic = panics::text(&*panic);
                 tracing::error!(hook = name, panic, left_out, "a hook panicked; it hears the next event");
             }
+            drop_caught(panic);
         }
+    }
+    drop_caught(function);
+}
+
+/// Drops a value of the program's, whose own code may panic.
+fn drop_caught<T>(value: T) {
+    if let Err(panic) = std::panic::catch_unwind(AssertUnwindSafe(|| drop(value))) {
+        // The payload of this panic may panic in turn, without an end: it is leaked.
+        std::mem::forget(panic);
     }
 }
 
@@ -245,9 +256,8 @@ impl<E: Send + Sync + 'static> Each<E> {
     }
 
     async fn finish(&self, until: Instant) {
-        for hook in &self.0 {
-            hook.finish(until).await;
-        }
+        // Together: one that hangs must not keep the end from the others.
+        join_all(self.0.iter().map(|hook| hook.finish(until))).await;
     }
 }
 
@@ -457,6 +467,53 @@ mod tests {
         }
         hooks.finish().await;
         assert_eq!(all.iter().collect::<Vec<_>>(), [0, 2]);
+    }
+
+    #[tokio::test]
+    async fn a_hook_whose_panic_panics_when_it_is_dropped_hears_the_next_event() {
+        struct Bomb;
+        impl Drop for Bomb {
+            fn drop(&mut self) {
+                panic!("dropped");
+            }
+        }
+        let (heard, all) = channel::channel();
+        let of_hook = Bomb;
+        let hook = move |job: &JobEnqueued| {
+            let _kept = &of_hook;
+            heard.send(job.max_attempts).unwrap();
+            if job.max_attempts < 3 {
+                std::panic::panic_any(Bomb);
+            }
+        };
+        let hooks = EnqueueHooks::start(vec![Box::new(hook)], &Handle::current()).unwrap();
+        for n in 0..3 {
+            hooks.enqueued(|| job(n));
+        }
+        hooks.finish().await;
+        assert_eq!(all.iter().collect::<Vec<_>>(), [0, 1, 2]);
+    }
+
+    /// The first hangs. The second has ended long before the time is over.
+    #[tokio::test]
+    async fn hooks_are_ended_together() {
+        let (release, released) = channel::channel::<()>();
+        let (heard, all) = channel::channel();
+        let hangs = move |_: &JobEnqueued| {
+            released.recv().ok();
+        };
+        let quick = move |job: &JobEnqueued| heard.send(job.max_attempts).unwrap();
+        let hooks = EnqueueHooks::start(vec![Box::new(hangs), Box::new(quick)], &Handle::current()).unwrap();
+        hooks.enqueued(|| job(7));
+        let began_at = Instant::now();
+        let ends = tokio::spawn(async move { hooks.finish().await });
+        // Its thread drops the hook, and with it the sender, only once it is told of the end.
+        let told = tokio::task::spawn_blocking(move || all.iter().collect::<Vec<_>>()).await.unwrap();
+        assert_eq!(told, [7]);
+        assert!(began_at.elapsed() < FINISHED_WITHIN);
+        assert!(!ends.is_finished(), "it waits for the one that hangs");
+        drop(release);
+        ends.await.unwrap();
     }
 
     /// The thread ends by itself with the last handle, after the last event.

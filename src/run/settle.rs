@@ -146,10 +146,15 @@ impl Settle {
             }
             settled => (outcome, settled),
         };
-        if outcome == AttemptOutcome::Completed
-            && let Some(said) = said.take()
-        {
-            tracing::info!(said, "the attempt had completed its job already; its own end changes nothing");
+        if outcome == AttemptOutcome::Completed {
+            // Postgres did not take this end, and so no hook hears of it or of its error.
+            written = None;
+            if let Some(said) = said.take() {
+                tracing::info!(
+                    said,
+                    "the attempt had completed its job already; its own end changes nothing"
+                );
+            }
         }
         if settled == Settled::Written {
             if let Some(hints) = &self.hints {

@@ -35,7 +35,7 @@ const WAITS_FOR_A_LOCK: &str = "EXISTS (SELECT FROM pg_stat_activity WHERE wait_
                                 AND datname = current_database())";
 
 /// A hook that passes its events on, and what it passes.
-fn heard<E: Clone + Send + 'static>() -> (impl FnMut(&E) + Send + 'static, UnboundedReceiver<E>) {
+fn heard<E: Clone + Send + 'static>() -> (impl FnMut(&E) + Clone + Send + 'static, UnboundedReceiver<E>) {
     let (pass, events) = unbounded_channel();
     (move |event: &E| drop(pass.send(event.clone())), events)
 }
@@ -189,6 +189,35 @@ async fn each_end_of_an_attempt_is_told_with_its_error_and_what_follows() {
     assert!(end.error.is_none() && ended.try_recv().is_err() && died.try_recv().is_err());
 }
 
+/// The handler completes its job by SQL, and then fails: the attempt records no error, and so no hook hears of one.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_attempt_that_was_completed_by_sql_is_told_without_the_error_that_followed() {
+    let bench = patient().await;
+    let (hook, mut ended) = heard::<AttemptEnded>();
+    let (on_dead, mut died) = heard::<JobDied>();
+    let pool = bench.pool.clone();
+    let handler = move |_: Value, ctx: JobContext| {
+        let pool = pool.clone();
+        async move {
+            let attempt = format!("'{}', {}, '{}'", ctx.id(), ctx.token(), ctx.claim_id());
+            let complete = format!("SELECT tenure.complete({attempt}, '1')");
+            sqlx::query(sqlx::AssertSqlSafe(complete)).execute(&pool).await.unwrap();
+            Err::<(), _>(JobError::permanent("too late"))
+        }
+    };
+    for options in [KindOptions::new(), KindOptions::new().no_history()] {
+        let (hook, on_dead) = (hook.clone(), on_dead.clone());
+        let worker = worker(&bench).handle_any(options, handler.clone());
+        let worker = Running::start(worker.on_attempt_end(hook).on_dead(on_dead));
+        let id = enqueue(&bench, "k", json!(1), 1).await;
+        let end = next(&mut ended).await;
+        assert_eq!((end.id, end.outcome, end.again_in), (id, AttemptOutcome::Completed, None));
+        assert!(end.error.is_none(), "{end:?}");
+        worker.stop().await;
+        assert!(died.try_recv().is_err());
+    }
+}
+
 /// The job's row is locked, so that its end cannot be committed: no hook hears of it. Once the lock is gone, the hook
 /// itself finds the job completed.
 #[tokio::test(flavor = "multi_thread")]
@@ -316,8 +345,8 @@ async fn messages_that_cannot_be_jobs_and_unknown_kinds_are_told_of_as_dead_lett
     worker.stop().await;
 }
 
-/// One hook hangs for ever, from its first event on. Hundreds of jobs end, another hook of the same event hears of each,
-/// and the worker stops.
+/// One hook hangs for ever, from its first event on. Hundreds of jobs end, another hook of the same event hears of
+/// each, and the worker stops.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hook_that_hangs_holds_up_neither_the_worker_nor_another_hook() {
     const JOBS: usize = 400;

@@ -237,6 +237,37 @@ async fn what_waits_in_river_moves_once_and_as_it_was() {
     due_jobs_run(&bench, "mail", "send", 2).await;
 }
 
+/// The key of a waiting job is taken after the script has looked for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_whose_key_a_producer_takes_meanwhile_stays_where_it_is() {
+    if !there("psql", answers("psql").await) {
+        return;
+    }
+    let bench = bench().await;
+    sqlx::raw_sql(include_str!("import/river.sql")).execute(&bench.pool).await.unwrap();
+    bench
+        .execute("INSERT INTO river_job (args, kind, queue) SELECT '{}', 'send', 'mail' FROM generate_series(1, 2)")
+        .await;
+    let mut producer = bench.pool.begin().await.unwrap();
+    sqlx::query("SELECT tenure.enqueue('mail', 'other', unique_key => 'river-2')")
+        .execute(&mut *producer)
+        .await
+        .unwrap();
+    let moves = tokio::spawn(output(script(&bench, "river.sql", &[])));
+    bench
+        .until(
+            "EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database()
+                        AND application_name = 'psql' AND wait_event_type = 'Lock')",
+        )
+        .await;
+    producer.commit().await.unwrap();
+    let said = moves.await.unwrap();
+    assert!(said.contains("mail send a job of tenure has its unique key already 1 2 "), "{said}");
+    assert_eq!(bench.count("river_job WHERE id = 2 AND state = 'available'").await, 1);
+    assert_eq!(bench.count("river_job WHERE id = 1 AND state = 'cancelled'").await, 1);
+    assert_eq!(bench.count("tenure.jobs").await, 2);
+}
+
 fn sorted(mut rows: Vec<String>) -> Vec<String> {
     rows.sort();
     rows

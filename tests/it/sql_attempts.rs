@@ -201,6 +201,8 @@ async fn an_effect_happens_once_and_later_attempts_read_its_result() {
     assert!(sqlx::query_scalar::<_, bool>(AssertSqlSafe(once(&attempt))).fetch_one(&mut *tx).await.unwrap());
     run(&mut tx, &format!("SELECT tenure.once_store({attempt}, 'charge', '{{\"id\": 7}}')")).await;
     tx.commit().await.unwrap();
+    let said = refused(&bench.pool, &format!("SELECT tenure.once_store({attempt}, 'charge', '8')")).await;
+    assert_eq!(said.code, "TN003", "a committed result stays");
     assert!(!bench.value::<bool>(&once(&attempt)).await, "not again by this attempt");
     assert!(bench.value::<bool>(&once(&attempt).replace("charge", "mail")).await, "another effect");
     reset(&bench, job).await;
@@ -281,6 +283,19 @@ async fn a_completion_is_the_librarys_row_and_a_second_one_says_that_it_is_done(
     bench.every_job_is_as_it_must_be().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_completion_in_one_transaction_says_that_it_is_not_committed_yet() {
+    let bench = bench().await;
+    let (_, attempt) = running(&bench).await;
+    for call in ["complete", "fence", "hold", "progress"] {
+        let mut tx = bench.pool.begin().await.unwrap();
+        run(&mut tx, &format!("SELECT tenure.complete({attempt})")).await;
+        let said = refused(&mut *tx, &format!("SELECT tenure.{call}({attempt})")).await;
+        assert_eq!(said.code, "TN008", "{said:?}");
+        tx.rollback().await.unwrap();
+    }
+}
+
 /// As the library: of a kind that keeps none, nothing stays but the key, which knows when its job ended.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_completion_keeps_history_as_the_worker_of_the_job_says() {
@@ -300,6 +315,9 @@ async fn a_completion_keeps_history_as_the_worker_of_the_job_says() {
         let attempt = claimed(&bench, job).await;
         bench.execute(&format!("SELECT tenure.once({attempt}, 'a')")).await;
         bench.execute(&format!("SELECT tenure.complete({attempt})")).await;
+        let said = refused(&bench.pool, &format!("SELECT tenure.complete({attempt})")).await;
+        assert_eq!(said.code, if stays == 1 { "TN007" } else { "TN001" }, "{unkept}");
+        assert!(!said.rest.contains("Another attempt does the job"), "{said:?}");
         for table in ["job_history WHERE id", "job_executions WHERE job_id", "effects WHERE job_id"] {
             assert_eq!(bench.count(&format!("tenure.{table} = '{job}'")).await, stays, "{unkept} {table}");
         }

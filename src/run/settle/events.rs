@@ -13,8 +13,8 @@ use crate::{
     store::AttemptEnd,
 };
 
-/// Tells of an attempt whose end is committed. `end` is what was written of it, unless it completed; `error` is the
-/// handler's.
+/// Tells of an attempt whose end is committed. `end` is what was written of it: `None` if it completed, also
+/// by SQL before the handler failed. `error` is the handler's, and counts only with an `end`.
 pub(super) fn ended(
     hooks: &Hooks,
     job: &RunningJob,

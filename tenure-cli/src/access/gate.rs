@@ -22,7 +22,7 @@ pub(crate) struct Gate {
 impl Gate {
     /// # Errors
     ///
-    /// What is served would be open to everybody, or no user could act.
+    /// Every client that reaches the address could see what is served, or no user could act.
     pub(crate) fn new(serve: &Serve, address: SocketAddr) -> Result<Self, NotServed> {
         Ok(Self { access: Access::new(serve, address)?, refusals: Repeats::default() })
     }

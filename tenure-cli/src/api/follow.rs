@@ -17,7 +17,7 @@ use tokio::{
 };
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::{Api, Failure, Id, failure::MOMENT_S, jobs::shown, query::Query};
+use super::{Api, Failure, Id, failure::MOMENT_S, jobs, jobs::shown, query::Query};
 use crate::access::digest;
 use tenure::{
     JobId, Tenure,
@@ -140,6 +140,7 @@ impl Change {
     fn of(api: &Api, mut update: JobUpdate) -> Self {
         if !api.shows_payloads {
             update.output = None;
+            jobs::cut(&mut update.last_error);
         }
         let data = serde_json::to_string(&update).unwrap_or_default();
         Self { id: digest(&data), data, is_end: update.status.is_finished() }

@@ -18,9 +18,28 @@ use tenure::{
     rows::JobRow,
 };
 
+/// The words with which the library's error about a payload that does not fit begins. What follows quotes the payload.
+const MISFIT: &str = "the payload does not fit the type of its handler";
+
 /// A job as JSON, without its payload and output where they are hidden.
 pub(super) fn shown(api: &Api, status: StatusCode, job: JobRow) -> Response {
-    json(status, &if api.shows_payloads { job } else { job.without_payload() })
+    json(status, &if api.shows_payloads { job } else { hidden(job) })
+}
+
+/// Removes the payload and the output of a job, also from its error.
+pub(super) fn hidden(job: JobRow) -> JobRow {
+    let mut job = job.without_payload();
+    cut(&mut job.last_error);
+    job
+}
+
+/// Cuts off what an error quotes of a payload that does not fit the handler's type.
+pub(super) fn cut(error: &mut Option<String>) {
+    if let Some(error) = error
+        && let Some(at) = error.find(MISFIT)
+    {
+        error.truncate(at + MISFIT.len());
+    }
 }
 
 pub(super) async fn show(
@@ -78,4 +97,22 @@ pub(super) async fn retry(
 /// The job has ended in a way that the action cannot change.
 fn has_ended(id: JobId, status: Status) -> Failure {
     Failure::new(StatusCode::CONFLICT, "already_ended", format!("job {id} is already {status}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_about_a_payload_loses_what_it_quotes() {
+        for (said, shown) in [
+            ("the payload does not fit the type of its handler: invalid type: string \"secret\"", MISFIT),
+            (MISFIT, MISFIT),
+            ("no such customer", "no such customer"),
+        ] {
+            let mut error = Some(said.to_owned());
+            cut(&mut error);
+            assert_eq!(error.as_deref(), Some(shown));
+        }
+    }
 }

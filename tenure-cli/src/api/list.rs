@@ -8,7 +8,7 @@ use axum::{
     response::Response,
 };
 
-use super::{Api, Failure, json, query::Query};
+use super::{Api, Failure, jobs::hidden, json, query::Query};
 use tenure::{
     JobId, Status,
     internals::duration::written,
@@ -52,7 +52,10 @@ pub(super) async fn list(
     let cell = query.get("cell").map(str::to_owned);
     let read = |api: Arc<Api>| async move {
         let _one = api.listed.acquire().await;
-        let jobs = api.tenures.list(&filter, limit, has_payloads, cell.as_deref()).await?;
+        let mut jobs = api.tenures.list(&filter, limit, has_payloads, cell.as_deref()).await?;
+        if !api.shows_payloads {
+            jobs = jobs.into_iter().map(hidden).collect();
+        }
         let is_full = u32::try_from(jobs.len()) == Ok(limit);
         Ok((json(StatusCode::OK, &jobs), jobs.last().map(|job| job.id).filter(|_| is_full)))
     };

@@ -8,6 +8,10 @@ use std::{
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
+use tenure::{
+    JobContext, KindOptions, Worker,
+    layers::{Call, Next},
+};
 use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines},
     net::TcpStream,
@@ -16,7 +20,7 @@ use tokio::{
 };
 
 use super::{Api, now, until_running, until_waiting, worker, worker_of_steps};
-use crate::harness::{bench, bench_with};
+use crate::harness::{Running, bench, bench_with};
 
 /// The most waits and streams at once.
 const PLACES: usize = 100;
@@ -170,6 +174,42 @@ async fn a_stream_has_each_step_of_a_job_and_ends_with_it() {
     assert_eq!(end.data["status"], "completed");
     api.is_as_documented().await;
     drop(working);
+}
+
+/// serde's error quotes the payload: no answer shows that where payloads are hidden.
+#[tokio::test(flavor = "multi_thread")]
+async fn where_payloads_are_hidden_no_error_quotes_one() {
+    const CUT: &str = "the payload does not fit the type of its handler";
+    let bench = bench().await;
+    let api = Api::start(&bench, &["--actions"], &[]).await;
+    let layer = |call: Call, next: Next| async move {
+        call.read::<u32>()?;
+        next.run(call).await
+    };
+    let handler = |_: Value, _: JobContext| async {};
+    let working = Running::start(
+        Worker::builder(&bench.tenure)
+            .layer(layer)
+            .handle_any(KindOptions::new(), handler)
+            .concurrency("q", 1),
+    );
+    let body = json!({ "queue": "q", "kind": "k", "payload": "a secret", "max_attempts": 1 });
+    let job = api.post("/jobs", &body).await.id();
+    let whole = api.get(&format!("/jobs/{job}/wait")).await;
+    let error = whole.json["last_error"].as_str().unwrap();
+    assert!(error.starts_with(CUT) && error.contains("a secret"), "{error}");
+    let hiding = Api::start(&bench, &["--hide-payloads"], &[]).await;
+    let one = format!("/jobs/{job}");
+    for path in [one.clone(), format!("{one}/wait"), "/jobs".into(), "/jobs?payloads=false".into()] {
+        let shown = hiding.get(&path).await;
+        let row = shown.json.get(0).unwrap_or(&shown.json);
+        assert_eq!(row["last_error"], CUT, "{path}: {}", shown.answer.body);
+        assert!(!shown.answer.body.contains("a secret"), "{path}: {}", shown.answer.body);
+    }
+    let mut events = Events::open(hiding.dashboard.address, &format!("{one}/watch"), "").await;
+    let end = events.event().await.unwrap();
+    assert_eq!((end.name.as_str(), &end.data["last_error"]), ("end", &json!(CUT)));
+    working.stop().await;
 }
 
 /// Opens streams until there is no place left.

@@ -80,7 +80,7 @@ async fn a_viewer_may_look_and_a_page_of_another_site_may_do_nothing() {
         }
     }
 
-    // Another site: it makes the browser of somebody who has signed in send a form or a script's request.
+    // Another site: it makes the browser of a user who has signed in send a form or a script's request.
     let host = api.dashboard.address.to_string();
     let own = format!("http://{host}");
     let path = format!("/jobs/{job}/cancel");

@@ -11,6 +11,7 @@ mod network;
 mod postgres;
 mod recovery;
 mod replicas;
+mod watchers;
 
 use std::time::Duration;
 
