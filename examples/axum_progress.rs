@@ -109,14 +109,18 @@ async fn events(State(app): State<App>, Path(id): Path<JobId>) -> Result<Respons
 const PAGE: &str = r#"<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>Render a picture</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<style>body { font: 1rem system-ui; max-width: 30rem; margin: 2rem auto; padding: 0 1rem } progress { width: 100% }</style>
+<style>
+body { font: 1rem system-ui; max-width: 30rem; margin: 2rem auto; padding: 0 1rem }
+progress { width: 100% }
+</style>
 <h1>Render a picture</h1>
 <form><label>Name <input name="name" value="sunset" required></label>
 <label>Frames <input name="frames" type="number" value="60" min="1"></label> <button>Render</button></form>
 <p><progress max="100" value="0" aria-label="Progress of the picture"></progress></p>
 <p role="status"></p>
 <script>
-const form = document.forms[0], bar = document.querySelector("progress"), status = document.querySelector("[role=status]")
+const form = document.forms[0], bar = document.querySelector("progress")
+const status = document.querySelector("[role=status]")
 const follow = id => {
   location.hash = id
   const source = new EventSource(`/jobs/${id}/events`)  // a browser reconnects by itself
