@@ -524,7 +524,7 @@ BEGIN
             USING ERRCODE = 'TN003', DETAIL = 'A key has 1 to 512 bytes, and no control characters.',
                   HINT = 'Name the effect within its job, as in charge-card.';
     END IF;
-    -- KEY SHARE, whatever the isolation level: from here to the commit no session can end the attempt.
+    -- KEY SHARE, at each isolation level: from here to the commit no session can end the attempt.
     SELECT j.stale_after INTO lease
       FROM tenure.jobs j
      WHERE j.id = once.job AND j.fencing_token = once.token AND j.claim_id = once.claim AND j.status = 'processing'

@@ -48,7 +48,7 @@ impl Tenure {
     /// ```
     ///
     /// For options, pass a [`JobRequest`]: `JobRequest::from(job).unique_key("..")`. A call whose unique key is taken
-    /// waits for the job that holds it.
+    /// waits for the job that holds it; if that one has ended and left nothing, the error is [`WaitError::NotFound`].
     pub fn call(&self, job: impl Into<JobRequest>) -> Call<'_> {
         Call { tenure: self, request: job.into() }
     }

@@ -1,7 +1,9 @@
 //! Watch: tells callers of this process when jobs change.
 //!
 //! ```text
-//! callers ──► the jobs that are watched ──► one task: subscribe, ask the workers, look, sleep on hints, look again
+//! callers ──► the jobs that are watched ──► one task looks, sleeps until a hint or the next poll, looks again
+//!                                            ▲
+//! workers ◄── asked to tell; their hints ──► one task talks with NATS
 //! ```
 //!
 //! A hint causes a look, and proves nothing. All jobs of a process share one subscription and its statements: a look
@@ -43,7 +45,7 @@ const PAUSE_LONGEST: Duration = Duration::from_millis(500);
 const PAUSE_ALONE: (Duration, f64) = (Duration::from_millis(10), 1.5);
 /// The same while workers were asked to tell.
 const PAUSE_HINTED: (Duration, f64) = (Duration::from_millis(20), 2.0);
-/// The time between two looks, whatever the number of jobs: how often there is another one.
+/// How often the task may look once more, for one job or for all.
 const LOOKS_APART: Duration = Duration::from_millis(5);
 /// How many looks there may be at once after a pause: the hints of one call need no spacing.
 const LOOKS_AT_ONCE: u32 = 20;
@@ -90,8 +92,8 @@ struct State {
 struct Watched {
     /// What the last look saw, and when that look began.
     seen: watch::Sender<(Instant, Seen)>,
-    /// Since when a watcher waits for its first look.
-    fresh_since: Option<Instant>,
+    /// When watchers came that wait for their first look: the first and the last of them.
+    fresh: Option<(Instant, Instant)>,
     watchers: usize,
     /// How many of them want more than the end.
     feeds: usize,
@@ -115,7 +117,7 @@ enum Seen {
     Missing,
     /// The job existed, and is gone. What it was, if a look saw it.
     Gone(Option<Arc<JobUpdate>>),
-    /// Postgres refused the first look.
+    /// Postgres refused the look.
     Refused(StoreError),
 }
 
@@ -153,7 +155,7 @@ impl Watches {
         let now = Instant::now();
         let watched = state.jobs.entry(job).or_insert_with(|| Watched {
             seen: watch::Sender::new((now, Seen::Nothing)),
-            fresh_since: None,
+            fresh: None,
             watchers: 0,
             feeds: 0,
             look_at: if is_expected { now + PAUSE_HINTED.0 } else { now },
@@ -165,7 +167,7 @@ impl Watches {
         watched.watchers += 1;
         watched.feeds += usize::from(is_feed);
         // What an earlier look saw may be old.
-        watched.fresh_since = Some(now);
+        watched.fresh = Some((watched.fresh.map_or(now, |(first, _)| first), now));
         watched.look_at = watched.look_at.min(if is_expected { now + PAUSE_HINTED.0 } else { now });
         watched.pause = Duration::ZERO;
         let seen = watched.seen.subscribe();
@@ -316,21 +318,30 @@ async fn talk(shared: Arc<Shared>, tell: mpsc::Sender<Hint>) {
         if hinted.is_some() && shared.nats.is_connected() {
             ask(&shared).await;
         }
-        let hint = async {
-            match &mut hinted {
-                Some(hinted) => hinted.next().await,
-                None => std::future::pending().await,
+        let asks_at = Instant::now() + ASK_AGAIN_AFTER;
+        loop {
+            let hint = async {
+                match &mut hinted {
+                    Some(hinted) => hinted.next().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = tokio::time::sleep_until(asks_at.into()) => break,
+                () = shared.to_ask.notified() => break,
+                Ok(()) = connections.changed() => {
+                    ask_anew(&shared);
+                    break;
+                }
+                hint = hint => {
+                    let Some(hint) = hint else {
+                        hinted = None;
+                        break;
+                    };
+                    // A hint that finds no room is lost: its job is looked at by itself.
+                    drop(tell.try_send(hint));
+                }
             }
-        };
-        tokio::select! {
-            () = tokio::time::sleep(ASK_AGAIN_AFTER) => {}
-            () = shared.to_ask.notified() => {}
-            Ok(()) = connections.changed() => ask_anew(&shared),
-            hint = hint => match hint {
-                // A hint that finds no room is lost: its job is looked at by itself.
-                Some(hint) => drop(tell.try_send(hint)),
-                None => hinted = None,
-            },
         }
     }
 }
@@ -418,7 +429,7 @@ async fn look(shared: &Shared, jobs: &[JobId]) {
         watched.pause = watched.pause.mul_f64(factor).clamp(first, PAUSE_LONGEST);
         watched.look_at = now + watched.pause;
         watched.note(answer, began_at);
-        if watched.is_over() && watched.fresh_since.is_none() {
+        if watched.is_over() && watched.fresh.is_none() {
             // It changes no more, unless a person redrives it: then a new watcher asks.
             watched.look_at = now + OVER_FOR;
         }
@@ -453,9 +464,10 @@ impl Watched {
             Err(error) if error.is_unavailable() => return,
             Err(error) => (Seen::Refused(error), true),
         };
-        let is_awaited = self.fresh_since.is_some_and(|since| began_at >= since);
+        let is_awaited = self.fresh.is_some_and(|(first, _)| began_at >= first);
         if is_awaited {
-            self.fresh_since = None;
+            // Those that came during the look wait for the next one.
+            self.fresh = self.fresh.filter(|(_, last)| began_at < *last).map(|(_, last)| (last, last));
         }
         if is_news || is_awaited {
             self.seen.send_replace((began_at, seen));

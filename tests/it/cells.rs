@@ -17,7 +17,7 @@ use tenure::{
     EnqueueError, JobContext, JobId, JobRequest, KindOptions, Worker,
     cells::{Cells, CellsError, Layout, MoveError},
     doctor::DoctorOptions,
-    queues::QueueLimits,
+    queues::{QueueEvents, QueueLimits},
     schedules::Schedule,
 };
 use tokio::{sync::oneshot, time::sleep};
@@ -565,6 +565,7 @@ async fn a_move_back_that_dies_is_finished_or_undone_and_an_old_command_opens_no
         cells.enqueue(job("a")).await.unwrap();
         cells.move_queue("q", None, "eu").await.unwrap();
         eu.tenure.limit_queue("q", QueueLimits::new().max_running(9)).await.unwrap();
+        eu.tenure.set_events("q", QueueEvents::Ends).await.unwrap();
         cells.enqueue(job("b")).await.unwrap();
         let killed = async |to: &str, at: &str| {
             let mut killed = main.program(&["queues", "move", "q", "--to", to]);
@@ -588,7 +589,8 @@ async fn a_move_back_that_dies_is_finished_or_undone_and_an_old_command_opens_no
             assert!(open.tenure.enqueue(job(key)).await.unwrap().duplicate, "{first} {then:?} {to}: {key}");
         }
         let row = open.tenure.queues().await.unwrap().into_iter().find(|of| of.queue == "q").unwrap();
-        assert_eq!(row.max_running, Some(9), "{first} {then:?} {to}");
+        let settings = (row.max_running, row.events);
+        assert_eq!(settings, (Some(9), QueueEvents::Ends), "{first} {then:?} {to}");
         let doctor = main.tenure.doctor(&DoctorOptions::default()).await;
         assert!(
             !doctor.iter().any(|check| check.found.contains("about to")),

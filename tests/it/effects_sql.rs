@@ -493,7 +493,7 @@ async fn a_worker_that_is_killed_while_its_commands_commit_leaves_one_effect_of_
 
 const COMPLETE: &str = r#"psql "$DATABASE_URL" -Xqc "SELECT tenure.complete('$TENURE_JOB_ID', $TENURE_FENCING_TOKEN, '$TENURE_CLAIM_ID', '{\"by\": \"sql\"}')" >/dev/null || exit 99"#;
 
-/// However the command then ends, and whatever it prints, the job is completed by its own commit.
+/// The command's commit has completed the job. Its exit code and its output change nothing any more.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_that_its_command_has_completed_is_completed_whatever_the_command_does_then() {
     let bench = bench_with(|config| {

@@ -60,14 +60,14 @@ async fn ahead(bench: &Bench) -> String {
 }
 
 /// Claims jobs by the production statement.
-async fn claim(bench: &Bench, jobs: &[JobId]) -> BTreeMap<Uuid, (Uuid, i64)> {
+pub async fn claim(bench: &Bench, jobs: &[JobId]) -> BTreeMap<Uuid, (Uuid, i64)> {
     let ids: Vec<Uuid> = jobs.iter().map(|job| job.0).collect();
     let claim = sqlx::query(statement("claim")).bind(ids).bind("q").bind("k").bind(300.0_f64).bind("retry");
     let rows = claim.bind("w").bind("h").fetch_all(&bench.pool).await.unwrap();
     rows.iter().map(|row| (row.get("id"), (row.get("claim_id"), row.get("fencing_token")))).collect()
 }
 
-async fn complete(connection: &mut PgConnection, job: JobId, (claim, token): (Uuid, i64)) {
+pub async fn complete(connection: &mut PgConnection, job: JobId, (claim, token): (Uuid, i64)) {
     let done = sqlx::query(statement("complete_in"))
         .bind(vec![job.0])
         .bind(vec![token])
@@ -153,6 +153,10 @@ async fn ends_are_read_by_page_filter_and_time() {
     bench.execute("UPDATE tenure.job_history SET ended_xid = NULL WHERE queue = 'other'").await;
     assert_eq!(read(&bench, &mut Cursor::beginning(), 100).await.len(), 51);
     assert_eq!(read(&bench, &mut from_now, 7).await, []);
+    // Neither has a row of another server, from a dump: this server has not reached its number.
+    bench.execute("UPDATE tenure.job_history SET ended_xid = '900000000000' WHERE queue = 'other'").await;
+    assert_eq!(read(&bench, &mut Cursor::beginning(), 100).await.len(), 51);
+    assert_eq!(read(&bench, &mut from_now, 7).await, []);
     // A server that has started anew may give a number again: what ended after the cursor's time is read.
     let (text, reused) = (from_now.to_string(), "1.900000000000:900000000000::");
     let snapshot = text.split('.').nth(1).unwrap();
@@ -224,6 +228,47 @@ async fn a_follower_that_is_killed_again_and_again_reads_each_end_once() {
         assert!(!refused.status.success() && error.contains(says), "{error}");
     }
     worker.stop().await;
+}
+
+/// A program that has read no end keeps a cursor, too.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_follower_that_is_killed_before_its_first_end_goes_on_from_a_line_with_a_cursor() {
+    let bench = bench().await;
+    let worker = worker(&bench);
+    let follow = ["jobs", "follow", "--output", "json", "--cursors", "--since"];
+    let mut child = bench.program(&[&follow[..], &["now"]].concat());
+    let mut child = child.stdout(Stdio::piped()).kill_on_drop(true).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let line: Value = serde_json::from_str(&lines.next_line().await.unwrap().unwrap()).unwrap();
+    assert_eq!(line.as_object().unwrap().keys().collect::<Vec<_>>(), ["cursor"]);
+    child.kill().await.unwrap();
+    let id = bench.tenure.enqueue(job(1)).await.unwrap().id;
+    bench.until_finished(id).await;
+    let mut again = bench.program(&[&follow[..], &[line["cursor"].as_str().unwrap(), "--once"]].concat());
+    let text = String::from_utf8(again.output().await.unwrap().stdout).unwrap();
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.iter().filter_map(|line| line["id"].as_str()).collect::<Vec<_>>(), [id.to_string()]);
+    worker.stop().await;
+}
+
+/// The index of a partition that a `migrate` left unfinished, and those that an earlier release has made without.
+#[tokio::test(flavor = "multi_thread")]
+async fn migrate_builds_the_missing_indexes_of_ends_and_an_unfinished_one_anew() {
+    let bench = bench().await;
+    bench.execute("DROP INDEX tenure.job_history_by_end").await;
+    bench
+        .execute("CREATE INDEX job_history_by_end ON ONLY tenure.job_history USING brin (finished_at)")
+        .await;
+    // Built, and not attached: the program died in between.
+    bench
+        .execute(
+            "CREATE INDEX job_history_default_by_end ON tenure.job_history_default USING brin (finished_at)",
+        )
+        .await;
+    assert!(bench.tenure.migrate().await.unwrap().is_empty());
+    let is_valid = "SELECT indisvalid FROM pg_index WHERE indexrelid = 'tenure.job_history_by_end'::regclass";
+    assert!(bench.value::<bool>(is_valid).await, "a partition has no index");
+    assert!(bench.tenure.migrate().await.unwrap().is_empty());
 }
 
 /// A page of a large history reads the ranges of the index by time, and no more.

@@ -124,7 +124,7 @@ async fn the_functions_that_programs_call_stay_and_describe_themselves() {
         "pg_proc p WHERE p.pronamespace = 'tenure'::regnamespace AND obj_description(p.oid) IS NOT NULL
                   AND (p.proacl IS NULL OR EXISTS (SELECT FROM aclexplode(p.proacl) a WHERE a.grantee = 0))";
     assert_eq!(bench.count(open).await, 0, "PUBLIC may call it");
-    // Each finds its tables whatever the caller's path, and no table of the caller's.
+    // Each function finds its own tables under any search_path of the caller, and no table of the caller.
     let lost =
         "pg_proc p WHERE p.pronamespace = 'tenure'::regnamespace AND obj_description(p.oid) IS NOT NULL
                   AND NOT 'search_path=pg_catalog, pg_temp' = ANY (p.proconfig)";

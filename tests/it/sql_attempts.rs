@@ -273,7 +273,7 @@ async fn a_completion_is_the_librarys_row_and_a_second_one_says_that_it_is_done(
         rows.push(bench.text(&format!("{kept}'{job}'")).await);
     }
     assert_eq!(rows[0], rows[1]);
-    // A stranger to a completed job is stale, whatever it knows.
+    // A caller with another token or claim is stale, also after the completion.
     let (job, attempt) = running(&bench).await;
     reset(&bench, job).await;
     let second = claimed(&bench, job).await;

@@ -199,6 +199,75 @@ async fn a_wait_ends_without_nats_and_after_a_lost_hint() {
     worker.stop().await;
 }
 
+/// A connection that is up and takes nothing: the client says that it is connected.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_nats_that_stalls_delays_no_look() {
+    let bench = bench().await;
+    let mut config = bench.config.clone();
+    let proxy = Proxy::to_url(&config.nats_url).await;
+    config.nats_url = proxy.of(&config.nats_url);
+    let tenure = Tenure::connect(&config).await.unwrap();
+    proxy.cut();
+    // Until the client's queue is full: from then on its callers wait.
+    while timeout(Duration::from_millis(500), tenure.pause_queue("idle")).await.is_ok() {}
+    let id = bench.tenure.enqueue(JobRequest::new("idle", "k", json!(1))).await.unwrap().id;
+    let waiting = tokio::spawn(async move { tenure.wait(id, SOON).await });
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let ended = Instant::now();
+    bench.tenure.cancel(id).await.unwrap();
+    assert_eq!(waiting.await.unwrap().unwrap().unwrap().status, Status::Cancelled);
+    assert!(ended.elapsed() < Duration::from_millis(1_500), "{:?}", ended.elapsed());
+    proxy.mend();
+}
+
+/// A watcher that comes later is not told what an earlier look saw.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_is_redriven_while_it_is_watched_has_not_ended_for_the_next_caller() {
+    let bench = bench().await;
+    let worker = doubles(&bench.tenure);
+    let id = bench.tenure.enqueue(Double { n: 13 }).await.unwrap().id;
+    let mut feed = bench.tenure.watch(id).await.unwrap();
+    while !feed.next().await.unwrap().status.is_finished() {}
+    worker.stop().await;
+    // `feed` still holds on to the job, as a page does that has not been closed.
+    bench.tenure.redrive(&[id]).await.unwrap();
+    let late = bench.tenure.wait_for::<u64>(id, Duration::from_millis(700)).await.unwrap_err();
+    assert!(matches!(late, WaitError::TimedOut { .. }), "{late}");
+    assert_eq!(bench.tenure.watch(id).await.unwrap().next().await.unwrap().status, Status::Queued);
+    drop(feed);
+}
+
+/// A right that is missing is an error, and no wait until the time is up.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_caller_whose_role_may_not_read_ends_is_told_so() {
+    let bench = bench().await;
+    let worker = doubles(&bench.tenure);
+    let role = format!("blind_{}", uuid::Uuid::new_v4().simple());
+    for sql in [
+        format!("CREATE ROLE {role} LOGIN PASSWORD 'x'"),
+        format!("GRANT USAGE ON SCHEMA tenure TO {role}"),
+        format!("GRANT ALL ON ALL TABLES IN SCHEMA tenure TO {role}"),
+        format!("REVOKE SELECT ON tenure.job_history FROM {role}"),
+    ] {
+        bench.execute(&sql).await;
+    }
+    let mut config = bench.config.clone();
+    let (_, server) = config.database_url.split_once('@').unwrap();
+    config.database_url = format!("postgres://{role}:x@{server}");
+    let tenure = Tenure::connect(&config).await.unwrap();
+    let began = Instant::now();
+    let refused = tenure.call(Double { n: 2 }).within::<u64>(SOON).await.unwrap_err();
+    assert!(
+        matches!(&refused, CallError::Wait(WaitError::Store(error)) if !error.is_unavailable()),
+        "{refused}"
+    );
+    assert!(began.elapsed() < SOON / 2, "{:?}", began.elapsed());
+    tenure.close().await;
+    worker.stop().await;
+    bench.execute(&format!("DROP OWNED BY {role}")).await;
+    bench.execute(&format!("DROP ROLE {role}")).await;
+}
+
 /// A message is no proof of an end: any program with the right to publish could have sent it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_forged_hint_causes_a_look_and_nothing_else() {

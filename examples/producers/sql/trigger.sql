@@ -1,4 +1,4 @@
--- A trigger enqueues the confirmation of every order, whatever program places it.
+-- A trigger enqueues the confirmation of every order. Any program may place the order.
 -- ANCHOR: trigger
 CREATE FUNCTION confirm_order() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN

@@ -3,11 +3,16 @@
 use std::{path::PathBuf, time::Duration};
 
 use serde_json::{Value, json};
-use sqlx::{AssertSqlSafe, PgPool};
-use tenure::{EnqueueError, JobContext, JobRequest, KindOptions, Tenure, Worker, dev::Postgres};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool};
+use tenure::{
+    EnqueueError, JobContext, JobId, JobRequest, KindOptions, Tenure, Worker, dev::Postgres, jobs::EndsFilter,
+};
 
 use super::{enqueue, worker};
-use crate::harness::{Bench, Proxy, Running, bench_with_servers, counted, run_folder};
+use crate::{
+    ends,
+    harness::{Bench, Proxy, Running, bench_with_servers, counted, run_folder},
+};
 
 fn steady(config: &mut tenure::Config) {
     config.timing.stale_after = Duration::from_secs(3);
@@ -224,4 +229,48 @@ async fn without_its_synchronous_standby_calls_end_in_time_and_nothing_happens_t
     super::none_was_charged(&bench).await;
     bench.until_stream_is_empty(Duration::from_secs(40)).await;
     working.stop().await;
+}
+
+/// A replica does not tell which transactions are open: a page must not count one of them as read.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_follower_on_a_replica_reads_each_end_once() {
+    let (bench, tenure, _link, _replication, replica) = with_a_replica().await;
+    let mut config = bench.config.clone();
+    config.database_url = replica.url();
+    let reader = Tenure::connect(&config).await.unwrap();
+    let mut cursor = reader.ends_from_now().await.unwrap();
+    let jobs = tenure.enqueue_many((0..2).map(|n| JobRequest::new("q", "k", json!(n)))).await.unwrap();
+    let [late, prompt] = [jobs[0].id, jobs[1].id];
+    let claims = ends::claim(&bench, &[late, prompt]).await;
+    let mut slow = PgConnection::connect(&bench.config.database_url).await.unwrap();
+    let mut slow = slow.begin().await.unwrap();
+    ends::complete(&mut slow, late, claims[&late.0]).await;
+    let mut quick = PgConnection::connect(&bench.config.database_url).await.unwrap();
+    ends::complete(&mut quick, prompt, claims[&prompt.0]).await;
+    let mut read = Vec::new();
+    let mut page = async |reader: &Tenure| {
+        let page = reader.ends_since(&cursor, &EndsFilter::new(), 100).await.unwrap();
+        read.extend(page.ends.iter().map(|(end, _)| end.id));
+        cursor = page.next;
+        read.clone()
+    };
+    // The replica shows the later end; the earlier one is still open.
+    let shown = async |job: JobId| {
+        while !reader.job(job).await.unwrap().is_some_and(|row| row.status.is_finished()) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), shown(prompt)).await.unwrap();
+    page(&reader).await;
+    page(&reader).await;
+    slow.commit().await.unwrap();
+    tokio::time::timeout(Duration::from_secs(20), shown(late)).await.unwrap();
+    let deadline = std::time::Instant::now() + Duration::from_secs(20);
+    let mut all = page(&reader).await;
+    while all.len() < 2 && std::time::Instant::now() < deadline {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        all = page(&reader).await;
+    }
+    all.sort();
+    assert_eq!(all, [late, prompt]);
 }
