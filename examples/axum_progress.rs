@@ -112,6 +112,7 @@ const PAGE: &str = r#"<!doctype html>
 <style>
 body { font: 1rem system-ui; max-width: 30rem; margin: 2rem auto; padding: 0 1rem }
 progress { width: 100% }
+label { white-space: nowrap }
 </style>
 <h1>Render a picture</h1>
 <form><label>Name <input name="name" value="sunset" required></label>
