@@ -24,8 +24,10 @@ use tracing::Span;
 use crate::{
     config::Timing,
     observe::{metrics, repeats},
-    run::hints::Hints,
-    run::running::{CancelReason, OnWriteLoss, Running, RunningJob},
+    run::{
+        hints::Hints,
+        running::{CancelReason, OnWriteLoss, Running, RunningJob},
+    },
     store::{
         ProgressWrite, Store, StoreError,
         batch::{ITEMS_MAX, fitting},

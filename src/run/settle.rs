@@ -12,7 +12,7 @@
 //! - `completing_again_under_the_same_claim_is_the_same_completion`
 //! - `a_woken_worker_whose_job_was_taken_can_write_nothing`
 
-mod events;
+mod hooks;
 mod verdict;
 
 use std::{
@@ -183,10 +183,10 @@ impl Settle {
             }
             trace::ended(outcome);
             // Not earlier: a hook may rely on the end being there for all to see.
-            events::ended(&self.hooks, job, outcome, written, error, ran);
+            hooks::ended(&self.hooks, job, outcome, written, error, ran);
         } else {
             trace::ended(AttemptOutcome::Lost);
-            events::lost(&self.hooks, job);
+            hooks::lost(&self.hooks, job);
         }
         settled
     }

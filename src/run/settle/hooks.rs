@@ -1,4 +1,4 @@
-//! Events: what hooks hear of an attempt's end.
+//! Hooks: what they hear of an attempt's end.
 
 use std::{sync::Arc, time::Duration};
 
