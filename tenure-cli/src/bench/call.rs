@@ -22,8 +22,8 @@ const WITHIN: Duration = Duration::from_secs(10);
 const CALLERS: usize = 32;
 /// How many jobs are waited for at once.
 const WAITERS: usize = 10_000;
-/// By then the pauses between two looks have grown to their longest.
-const SETTLED_AFTER: Duration = Duration::from_secs(2);
+/// By then the pauses between two looks have grown to their longest, and the server has counted what came before.
+const SETTLED_AFTER: Duration = Duration::from_secs(5);
 const WATCHED_FOR: Duration = Duration::from_secs(5);
 /// No more ends come after such a pause.
 const QUIET_AFTER: Duration = Duration::from_secs(3);
