@@ -366,12 +366,13 @@ async fn a_refused_row_of_a_batch_becomes_a_dead_letter_and_the_others_are_writt
     let written: Vec<_> = answers.iter().map(|answer| answer.as_ref().ok().copied()).collect();
     assert_eq!(written, [Some(true), None, Some(true)], "{answers:?}");
 
-    let mut batch: Vec<_> = jobs[3..].iter().map(|job| ends(job, Failed)).collect();
-    batch[2].error = Some("odd".into());
-    let mut answers = end(store, WORKER, batch).await;
+    let failed = |n: usize| AttemptEnd { error: (n == 5).then(|| "odd".into()), ..ends(&jobs[n], Failed) };
+    let mut answers = end(store, WORKER, (3..6).map(failed).collect()).await;
     // Postgres answers before it has released the locks of a refused statement: the next one may skip such a row.
-    for (n, answer) in answers.iter_mut().enumerate().filter(|(_, answer)| matches!(answer, Ok(None))) {
-        *answer = end(store, WORKER, vec![ends(&jobs[3 + n], Failed)]).await.remove(0);
+    for (n, answer) in answers.iter_mut().enumerate() {
+        while matches!(answer, Ok(None)) {
+            *answer = end(store, WORKER, vec![failed(3 + n)]).await.remove(0);
+        }
     }
     let routes: Vec<_> = answers.iter().map(|answer| answer.as_ref().ok().copied().flatten()).collect();
     assert_eq!(routes, [Some(Route::Failed), Some(Route::Failed), None], "{answers:?}");
