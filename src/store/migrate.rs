@@ -46,6 +46,7 @@ const MIGRATIONS: &[Migration] = &[
     (12, "cells", include_str!("../../migrations/0012_cells.sql")),
     (13, "ends", include_str!("../../migrations/0013_ends.sql")),
     (14, "functions", include_str!("../../migrations/0014_functions.sql")),
+    (15, "lanes", include_str!("../../migrations/0015_lanes.sql")),
 ];
 
 /// Indexes over tables that may be large: the name, how to drop it, how to build it. CONCURRENTLY waits for other

@@ -1,0 +1,486 @@
+-- Lanes: fair turns, limits and rates by a key that the producer says, priority, order, debounce, expiry.
+--
+-- Hold the ticket, not the job: a job of a queue with lanes is *held*. It is queued, its `publish_at` never comes, and so
+-- no claim takes it. `tenure.admit` releases it: it gives the job a slot and a token of its lane, and the caller
+-- publishes its message. A slot is judged by its job, so that none can leak; no claim and no completion knows of lanes.
+
+-- lane: the key; '' in a queue with lanes, if the producer said none. priority: the lower, the sooner. not_after: the job
+-- does not start later; it then ends as expires_as says: NULL, a dead letter, or 'cancelled'.
+ALTER TABLE tenure.jobs
+    ADD COLUMN lane       text,
+    ADD COLUMN priority   smallint,
+    ADD COLUMN not_after  timestamptz,
+    ADD COLUMN expires_as text;
+-- A redriven job goes back to its lane.
+ALTER TABLE tenure.dead_letter_jobs
+    ADD COLUMN lane       text,
+    ADD COLUMN priority   smallint;
+
+-- A row for each queue with lanes. rate: tokens a second; burst: the most tokens. `running`, `rate` and `burst` are those
+-- of each lane, `queue_…` those of the whole queue. turns: only a window of the queue's jobs has messages.
+CREATE TABLE tenure.lane_settings (
+    queue        text        PRIMARY KEY,
+    running      int         CHECK (running > 0),
+    rate         float8      CHECK (rate > 0),
+    burst        float8      CHECK (burst >= 1),
+    queue_rate   float8      CHECK (queue_rate > 0),
+    queue_burst  float8      CHECK (queue_burst >= 1),
+    turns        boolean     NOT NULL,
+    ordered      boolean     NOT NULL,
+    tokens       float8,                                    -- of the queue, at refilled_at
+    refilled_at  timestamptz,
+    changed_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
+    removed_at   timestamptz,                               -- the queue has no lanes any more; what is held is being released
+    CONSTRAINT a_rate_has_a_burst CHECK ((rate IS NULL) = (burst IS NULL) AND (queue_rate IS NULL) = (queue_burst IS NULL))
+);
+
+-- A row for each lane that has waiting or running jobs, or settings of its own. turn: its place among the lanes that may
+-- release a job now; NULL: it may not. passed: the turns that it has had, as virtual time. next_at: when to look again.
+CREATE TABLE tenure.lanes (
+    queue        text        NOT NULL,
+    lane         text        NOT NULL,
+    turn         float8,
+    passed       float8      NOT NULL DEFAULT 0,
+    tokens       float8,
+    refilled_at  timestamptz,
+    next_at      timestamptz,
+    weight       float8      CHECK (weight > 0),             -- NULL: 1
+    running      int         CHECK (running > 0),            -- NULL: as the queue says
+    PRIMARY KEY (queue, lane)
+) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000,
+        autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX lanes_in_turn ON tenure.lanes (queue, turn) WHERE turn IS NOT NULL;
+CREATE INDEX lanes_later ON tenure.lanes (next_at) WHERE next_at IS NOT NULL;
+
+-- The held jobs, in order. place: NULL until the job is due, then the time since when, in microseconds; of an ordered
+-- queue 0, from the start. arrival: the order of enqueue.
+CREATE TABLE tenure.lane_jobs (
+    job_id       uuid        PRIMARY KEY,
+    queue        text        NOT NULL,
+    lane         text        NOT NULL,
+    priority     smallint    NOT NULL,
+    place        bigint,
+    arrival      bigint      GENERATED ALWAYS AS IDENTITY,
+    due_at       timestamptz NOT NULL
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000, autovacuum_vacuum_cost_delay = 0,
+        autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 20000);
+CREATE INDEX lane_jobs_in_line ON tenure.lane_jobs (queue, lane, priority, place, arrival) WHERE place IS NOT NULL;
+
+-- The released jobs. A slot is taken while its job is live and not held. fencing_token: the job's at its release.
+CREATE TABLE tenure.lane_slots (
+    queue         text       NOT NULL,
+    lane          text       NOT NULL,
+    job_id        uuid       NOT NULL,
+    fencing_token bigint     NOT NULL,
+    PRIMARY KEY (queue, lane, job_id)
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000, autovacuum_vacuum_cost_delay = 0);
+
+-- A lane to look at, from a time on: a transaction that adds a job cannot touch the lane's row, which others wait for.
+-- job_id: a job that is due then.
+CREATE TABLE tenure.lane_wakes (
+    at           timestamptz NOT NULL,
+    id           bigint      GENERATED ALWAYS AS IDENTITY,
+    queue        text        NOT NULL,
+    lane         text        NOT NULL,
+    job_id       uuid,
+    PRIMARY KEY (at, id)
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000, autovacuum_vacuum_cost_delay = 0);
+
+-- Jobs that may expire: one statement a second ends those that have.
+CREATE TABLE tenure.job_expiries (
+    at           timestamptz NOT NULL,
+    job_id       uuid        NOT NULL,
+    PRIMARY KEY (at, job_id)
+);
+
+-- Holds the jobs that are inserted into a queue with lanes, by any program. `put_lanes` creates a trigger for each such
+-- queue; others cost nothing. Its argument says whether the lanes are ordered.
+-- SECURITY DEFINER: a producer writes no lanes.
+CREATE FUNCTION tenure.hold_in_lane() RETURNS trigger
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    due    CONSTANT timestamptz := NEW.scheduled_at;
+    is_due CONSTANT boolean := due <= clock_timestamp();
+    ahead  bigint := CASE WHEN TG_ARGV[0] = 'ordered' THEN 0
+                          WHEN is_due THEN (extract(epoch FROM due) * 1000000)::bigint END;
+    woken  text;
+BEGIN
+    NEW.lane := coalesce(NEW.lane, '');
+    NEW.priority := coalesce(NEW.priority, 0);
+    INSERT INTO tenure.lane_jobs (job_id, queue, lane, priority, place, due_at)
+    VALUES (NEW.id, NEW.queue, NEW.lane, CASE WHEN TG_ARGV[0] = 'ordered' THEN 0 ELSE NEW.priority END, ahead, due);
+    -- One wake for all due jobs that a transaction adds to a lane.
+    woken := NEW.queue || ' ' || NEW.lane;
+    IF NOT is_due OR current_setting('tenure.woken', true) IS DISTINCT FROM woken THEN
+        INSERT INTO tenure.lane_wakes (at, queue, lane, job_id)
+        VALUES (due, NEW.queue, NEW.lane, CASE WHEN ahead IS NULL THEN NEW.id END);
+        IF is_due THEN
+            PERFORM set_config('tenure.woken', woken, true);
+        END IF;
+    END IF;
+    NEW.dispatch := CASE WHEN NEW.published_at IS NULL THEN NEW.dispatch ELSE 0 END;
+    NEW.scheduled_at := '9999-01-01 00:00:00+00';
+    NEW.publish_at := '9999-01-01 00:00:00+00';
+    NEW.published_at := NULL;
+    RETURN NEW;
+END $$;
+REVOKE ALL ON FUNCTION tenure.hold_in_lane() FROM PUBLIC;
+
+-- Releases jobs of a queue: gives the lanes whose turn it is slots and tokens, and their first jobs a message each, which
+-- the caller publishes. If the caller dies, the relay finds those messages missing.
+--
+--   of: the queue   names: the lanes to look at first, because a job of theirs has ended or is new; sorted
+--   ended: the jobs that ended; NULL: any job of these lanes may have   most: how many jobs to release
+--
+-- Each statement of a plpgsql function sees what is committed when it begins: the slots are counted after the lanes' rows
+-- are locked, and so two calls cannot both see the last free slot. A call waits for the lanes that it names: the other
+-- call may not have seen what this one knows. Those whose turn it is otherwise are passed over if another call has them.
+CREATE FUNCTION tenure.admit(of text, names text[], ended uuid[], most int)
+RETURNS TABLE (id uuid, queue text, kind text, dispatch int, clear_reason text, trace_context text)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+    SET lock_timeout = '2s' AS $$
+#variable_conflict use_column
+DECLARE
+    s      tenure.lane_settings;
+    moment timestamptz;
+    held   text[];
+    room   bigint;
+    spare  float8 := 'infinity';                            -- tokens of the queue
+    first  float8;
+    picked uuid[];
+    got    uuid[];
+BEGIN
+    SELECT * INTO s FROM tenure.lane_settings l WHERE l.queue = of;
+    IF s.queue_rate IS NOT NULL THEN
+        SELECT * INTO s FROM tenure.lane_settings l WHERE l.queue = of FOR NO KEY UPDATE;
+    END IF;
+    INSERT INTO tenure.lanes (queue, lane)
+    SELECT of, n FROM unnest(names) AS n
+     WHERE NOT EXISTS (SELECT FROM tenure.lanes l WHERE l.queue = of AND l.lane = n)
+     ORDER BY n
+        ON CONFLICT DO NOTHING;
+    SELECT array_agg(l.lane) INTO held
+      FROM (SELECT lane FROM tenure.lanes WHERE queue = of AND lane = ANY (names) ORDER BY lane FOR NO KEY UPDATE) l;
+
+    -- 1. What has ended frees its slot; which of these lanes may release a job?
+    moment := clock_timestamp();
+    first := coalesce((SELECT min(turn) FROM tenure.lanes WHERE queue = of AND turn IS NOT NULL), 0);
+    IF held IS NOT NULL THEN
+        WITH freed AS (
+            DELETE FROM tenure.lane_slots sl
+             WHERE sl.queue = of AND sl.lane = ANY (held) AND (ended IS NULL OR sl.job_id = ANY (ended))
+               AND NOT EXISTS (SELECT FROM tenure.jobs j
+                                WHERE j.id = sl.job_id AND j.publish_at IS DISTINCT FROM '9999-01-01 00:00:00+00')
+            RETURNING sl.lane, sl.job_id, sl.fencing_token
+        ), unused AS (
+            -- Released, and cancelled before a worker took it: its token comes back.
+            SELECT f.lane, count(*) AS jobs
+              FROM freed f
+             WHERE (s.rate IS NOT NULL OR s.queue_rate IS NOT NULL)
+               AND EXISTS (SELECT FROM tenure.job_history h
+                            WHERE h.id = f.job_id AND h.claim_id IS NULL AND h.fencing_token = f.fencing_token)
+             GROUP BY f.lane
+        ), back AS (
+            UPDATE tenure.lane_settings l
+               SET tokens = least(l.queue_burst, l.tokens + (SELECT sum(jobs) FROM unused))
+             WHERE l.queue = of AND l.queue_rate IS NOT NULL AND EXISTS (SELECT FROM unused)
+        ), now_has AS (
+            SELECT l.lane, l.passed,
+                   coalesce(l.running, s.running, CASE WHEN s.ordered THEN 1 END)
+                     - (SELECT count(*) FROM tenure.lane_slots sl WHERE sl.queue = of AND sl.lane = l.lane)
+                     + (SELECT count(*) FROM freed f WHERE f.lane = l.lane) AS free,
+                   -- Messages that no worker has taken keep their tokens: after a pause they start at once.
+                   CASE WHEN s.rate IS NOT NULL THEN
+                       least(s.burst - (SELECT count(*) FROM tenure.lane_slots sl
+                                          JOIN tenure.jobs j ON j.id = sl.job_id AND j.status = 'queued'
+                                                            AND j.publish_at IS DISTINCT FROM '9999-01-01 00:00:00+00'
+                                         WHERE sl.queue = of AND sl.lane = l.lane),
+                             coalesce(l.tokens + s.rate * greatest(0, extract(epoch FROM moment - l.refilled_at)), s.burst)
+                             + coalesce((SELECT u.jobs FROM unused u WHERE u.lane = l.lane), 0)) END AS tokens,
+                   (SELECT min(due_at) FROM (
+                        SELECT due_at FROM tenure.lane_jobs w
+                         WHERE w.queue = of AND w.lane = l.lane AND w.place IS NOT NULL
+                         ORDER BY w.priority, w.place, w.arrival LIMIT 1) w) AS head_due_at
+              FROM tenure.lanes l
+             WHERE l.queue = of AND l.lane = ANY (held)
+        )
+        UPDATE tenure.lanes l
+           SET turn = CASE WHEN n.head_due_at <= moment AND coalesce(n.free > 0, true) AND coalesce(n.tokens >= 1, true)
+                           THEN greatest(n.passed, coalesce(l.turn, first)) END,
+               tokens = n.tokens, refilled_at = CASE WHEN n.tokens IS NOT NULL THEN moment END,
+               next_at = CASE WHEN n.head_due_at > moment THEN n.head_due_at
+                              WHEN n.head_due_at IS NOT NULL AND n.tokens < 1 AND coalesce(n.free > 0, true)
+                              THEN moment + interval '1 second' * greatest(0.01, (1 - n.tokens) / s.rate) END
+          FROM now_has n
+         WHERE l.queue = of AND l.lane = n.lane;
+    END IF;
+
+    -- 2. How many jobs may go?
+    IF EXISTS (SELECT FROM tenure.queues q WHERE q.queue = of AND q.paused_at IS NOT NULL) THEN
+        RETURN;
+    END IF;
+    room := most;
+    IF s.turns THEN
+        room := least(room, greatest(16, 2 * (SELECT coalesce(sum(w.slots), 0) FROM tenure.workers w
+                                               WHERE of = ANY (w.queues)
+                                                 AND w.last_seen_at > statement_timestamp() - 3 * w.renew_every))
+                            - (SELECT count(*) FROM tenure.lane_slots sl WHERE sl.queue = of));
+    END IF;
+    IF s.queue_rate IS NOT NULL THEN
+        spare := least(s.queue_burst - (SELECT count(*) FROM tenure.lane_slots sl
+                                          JOIN tenure.jobs j ON j.id = sl.job_id AND j.status = 'queued'
+                                                            AND j.publish_at IS DISTINCT FROM '9999-01-01 00:00:00+00'
+                                         WHERE sl.queue = of),
+                       coalesce((SELECT l.tokens FROM tenure.lane_settings l WHERE l.queue = of)
+                                + s.queue_rate * greatest(0, extract(epoch FROM moment - s.refilled_at)), s.queue_burst));
+        UPDATE tenure.lane_settings l SET tokens = spare, refilled_at = moment WHERE l.queue = of;
+        room := least(room, floor(spare));
+    END IF;
+    IF room <= 0 THEN
+        RETURN;
+    END IF;
+
+    -- 3. The lanes whose turn it is, each with its first jobs; of all these, the first by turn. A lane that had few turns
+    -- may have several of them. Each lane offers twice its share, or a long line would be read for each call.
+    SELECT array_agg(l.lane) INTO held
+      FROM (SELECT lane FROM tenure.lanes WHERE queue = of AND turn IS NOT NULL
+             ORDER BY queue, turn LIMIT least(room, 1000) FOR NO KEY UPDATE SKIP LOCKED) l;
+    IF held IS NULL THEN
+        RETURN;
+    END IF;
+    SELECT array_agg(f.job_id ORDER BY f.at, f.lane, f.n) INTO picked
+      FROM (SELECT l.lane, w.job_id, w.n, l.turn + (w.n - 1) / coalesce(l.weight, 1) AS at
+              FROM tenure.lanes l
+             CROSS JOIN LATERAL (
+                   SELECT job_id, due_at, row_number() OVER (ORDER BY w.priority, w.place, w.arrival) AS n
+                     FROM (SELECT * FROM tenure.lane_jobs w
+                            WHERE w.queue = of AND w.lane = l.lane AND w.place IS NOT NULL
+                            ORDER BY w.priority, w.place, w.arrival
+                            LIMIT least(coalesce(l.running, s.running, CASE WHEN s.ordered THEN 1 END)
+                                        - (SELECT count(*) FROM tenure.lane_slots sl WHERE sl.queue = of AND sl.lane = l.lane),
+                                        CASE WHEN s.rate IS NOT NULL THEN floor(l.tokens) END,
+                                        1 + 2 * room / cardinality(held))) w) w
+             WHERE l.queue = of AND l.lane = ANY (held) AND l.turn IS NOT NULL AND w.due_at <= moment
+             ORDER BY at, l.lane, w.n
+             LIMIT room) f;
+    -- A job that another transaction has locked is passed over: it may be cancelled, or get another payload.
+    SELECT array_agg(j.id) INTO got
+      FROM (SELECT id FROM tenure.jobs
+             WHERE id = ANY (picked) AND publish_at = '9999-01-01 00:00:00+00'
+             ORDER BY id FOR NO KEY UPDATE SKIP LOCKED) j;
+    got := coalesce(got, '{}');
+    RETURN QUERY
+    WITH taken AS (
+        DELETE FROM tenure.lane_jobs w
+         WHERE w.job_id = ANY (picked)
+           AND (w.job_id = ANY (got)
+                OR NOT EXISTS (SELECT FROM tenure.jobs j WHERE j.id = w.job_id AND j.publish_at = '9999-01-01 00:00:00+00'))
+        RETURNING w.lane, w.job_id
+    ), released AS (
+        UPDATE tenure.jobs j
+           SET dispatch = j.dispatch + 1, scheduled_at = moment, publish_at = NULL, published_at = clock_timestamp()
+         WHERE j.id = ANY (got)
+        RETURNING j.id, j.queue, j.kind, j.dispatch, j.clear_reason, j.trace_context, j.fencing_token,
+                  coalesce(j.not_after <= moment, false) AS is_late
+    ), slots AS (
+        -- A job that has expired runs no more: the claim refuses it.
+        INSERT INTO tenure.lane_slots AS sl (queue, lane, job_id, fencing_token)
+        SELECT of, t.lane, t.job_id, r.fencing_token
+          FROM taken t JOIN released r ON r.id = t.job_id
+         WHERE NOT r.is_late
+            ON CONFLICT (queue, lane, job_id) DO UPDATE SET fencing_token = excluded.fencing_token
+    ), served AS (
+        SELECT l.lane, count(t.job_id) AS jobs, count(r.id) FILTER (WHERE NOT r.is_late) AS starts
+          FROM unnest(held) AS l(lane)
+          LEFT JOIN taken t ON t.lane = l.lane
+          LEFT JOIN released r ON r.id = t.job_id
+         GROUP BY l.lane
+    ), left_over AS (
+        SELECT v.lane, v.starts,
+               coalesce(l.running, s.running, CASE WHEN s.ordered THEN 1 END)
+                 - (SELECT count(*) FROM tenure.lane_slots sl WHERE sl.queue = of AND sl.lane = l.lane) - v.starts AS free,
+               CASE WHEN s.rate IS NOT NULL THEN l.tokens - v.starts END AS tokens,
+               (SELECT w.due_at FROM tenure.lane_jobs w
+                 WHERE w.queue = of AND w.lane = l.lane AND w.place IS NOT NULL
+                 ORDER BY w.priority, w.place, w.arrival OFFSET v.jobs LIMIT 1) AS head_due_at
+          FROM served v
+          JOIN tenure.lanes l ON l.queue = of AND l.lane = v.lane
+    ), moved AS (
+        UPDATE tenure.lanes l
+           SET passed = coalesce(l.turn, l.passed) + v.starts / coalesce(l.weight, 1),
+               turn = CASE WHEN v.head_due_at <= moment AND coalesce(v.free > 0, true) AND coalesce(v.tokens >= 1, true)
+                           THEN coalesce(l.turn, l.passed) + v.starts / coalesce(l.weight, 1) END,
+               tokens = v.tokens,
+               next_at = CASE WHEN v.head_due_at > moment THEN v.head_due_at
+                              WHEN v.head_due_at IS NOT NULL AND v.tokens < 1 AND coalesce(v.free > 0, true)
+                              THEN moment + interval '1 second' * greatest(0.01, (1 - v.tokens) / s.rate) END
+          FROM left_over v
+         WHERE l.queue = of AND l.lane = v.lane
+    ), spent AS (
+        UPDATE tenure.lane_settings l
+           SET tokens = l.tokens - (SELECT count(*) FROM released r WHERE NOT r.is_late)
+         WHERE l.queue = of AND l.queue_rate IS NOT NULL
+    )
+    SELECT r.id, r.queue, r.kind, r.dispatch, r.clear_reason, r.trace_context
+      FROM unnest(picked) WITH ORDINALITY AS p(id, n)
+      JOIN released r ON r.id = p.id
+     ORDER BY p.n;
+END $$;
+REVOKE ALL ON FUNCTION tenure.admit(text, text[], uuid[], int) FROM PUBLIC;
+
+-- Looks after all lanes: those that a commit has woken, whose time has come, whose slots are free although no worker said
+-- so, and all whose turn it is. The relay calls it at each of its looks.
+--
+--   most: how many jobs to release of each queue   judge: whether to look for slots of jobs that ended unseen
+--
+-- A wake goes in the transaction that has looked at its lane.
+CREATE FUNCTION tenure.tend_lanes(most int, judge boolean)
+RETURNS TABLE (id uuid, queue text, kind text, dispatch int, clear_reason text, trace_context text)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    moment CONSTANT timestamptz := clock_timestamp();
+    woken  jsonb;
+    of     record;
+BEGIN
+    WITH due AS (
+        DELETE FROM tenure.lane_wakes w
+         WHERE (w.at, w.id) IN (SELECT at, id FROM tenure.lane_wakes WHERE at <= moment
+                                 ORDER BY at, id LIMIT 5000 FOR UPDATE SKIP LOCKED)
+        RETURNING w.queue, w.lane, w.job_id
+    ), placed AS (
+        UPDATE tenure.lane_jobs l
+           SET place = (extract(epoch FROM l.due_at) * 1000000)::bigint
+         WHERE l.job_id = ANY (ARRAY(SELECT job_id FROM due WHERE job_id IS NOT NULL))
+           AND l.place IS NULL AND l.due_at <= moment
+    ), later AS (
+        -- Put off meanwhile.
+        INSERT INTO tenure.lane_wakes (at, queue, lane, job_id)
+        SELECT l.due_at, l.queue, l.lane, l.job_id
+          FROM tenure.lane_jobs l
+         WHERE l.job_id = ANY (ARRAY(SELECT job_id FROM due WHERE job_id IS NOT NULL))
+           AND l.place IS NULL AND l.due_at > moment
+    )
+    SELECT jsonb_agg(DISTINCT jsonb_build_array(queue, lane)) INTO woken FROM due;
+    FOR of IN
+        WITH looks (queue, lane) AS (
+            SELECT pair ->> 0, pair ->> 1 FROM jsonb_array_elements(woken) AS pair
+             UNION
+            (SELECT queue, lane FROM tenure.lanes WHERE next_at <= moment ORDER BY next_at LIMIT 5000)
+             UNION
+            (SELECT sl.queue, sl.lane FROM tenure.lane_slots sl
+              WHERE judge
+                AND NOT EXISTS (SELECT FROM tenure.jobs j
+                                 WHERE j.id = sl.job_id AND j.publish_at IS DISTINCT FROM '9999-01-01 00:00:00+00')
+              LIMIT 5000)
+        )
+        SELECT n.queue, (SELECT array_agg(k.lane ORDER BY k.lane) FROM looks k WHERE k.queue = n.queue) AS lanes
+          FROM (SELECT queue FROM looks
+                 UNION
+                SELECT queue FROM tenure.lane_settings s
+                 WHERE EXISTS (SELECT FROM tenure.lanes l WHERE l.queue = s.queue AND l.turn IS NOT NULL)) n
+         ORDER BY n.queue
+    LOOP
+        RETURN QUERY SELECT * FROM tenure.admit(of.queue, of.lanes, NULL, most);
+    END LOOP;
+END $$;
+REVOKE ALL ON FUNCTION tenure.tend_lanes(int, boolean) FROM PUBLIC;
+
+-- Gives a queue lanes, or changes their settings. From its commit on, every new job of the queue is held. CREATE TRIGGER
+-- waits for every transaction that has inserted a job; others wait behind it for `patience` at most.
+-- SECURITY DEFINER: the person on call does not own the table.
+CREATE FUNCTION tenure.put_lanes(of text, running int, rate float8, burst float8, queue_rate float8, queue_burst float8,
+                                 turns boolean, ordered boolean, patience text) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    had tenure.lane_settings;
+BEGIN
+    PERFORM set_config('lock_timeout', patience, true);
+    SELECT * INTO had FROM tenure.lane_settings s WHERE s.queue = put_lanes.of FOR UPDATE;
+    INSERT INTO tenure.lane_settings AS s (queue, running, rate, burst, queue_rate, queue_burst, turns, ordered)
+    VALUES (put_lanes.of, put_lanes.running, put_lanes.rate, put_lanes.burst, put_lanes.queue_rate, put_lanes.queue_burst,
+            put_lanes.turns, put_lanes.ordered)
+        ON CONFLICT (queue) DO UPDATE
+       SET running = excluded.running, rate = excluded.rate, burst = excluded.burst, queue_rate = excluded.queue_rate,
+           queue_burst = excluded.queue_burst, turns = excluded.turns, ordered = excluded.ordered,
+           changed_at = clock_timestamp(), removed_at = NULL;
+    IF had.queue IS NULL OR had.ordered <> put_lanes.ordered THEN
+        EXECUTE format('CREATE OR REPLACE TRIGGER %I BEFORE INSERT ON tenure.jobs FOR EACH ROW
+                          WHEN (NEW.queue = %L) EXECUTE FUNCTION tenure.hold_in_lane(%L)',
+                       replace(tenure.mark_of(of), 'mark_', 'lanes_'), of, CASE WHEN put_lanes.ordered THEN 'ordered' ELSE '' END);
+    END IF;
+    -- Each lane is looked at under the new settings.
+    UPDATE tenure.lanes l SET next_at = clock_timestamp() WHERE l.queue = put_lanes.of;
+END $$;
+REVOKE ALL ON FUNCTION tenure.put_lanes(text, int, float8, float8, float8, float8, boolean, boolean, text) FROM PUBLIC;
+
+-- Takes hold of jobs that stood in a queue before it had lanes: a published or running one gets a slot, one that waits
+-- for its time is held. Returns how many; repeat until that is 0.
+CREATE FUNCTION tenure.adopt_jobs(of text, most int) RETURNS int
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+#variable_conflict use_column
+DECLARE
+    found_jobs int;
+BEGIN
+    WITH old AS MATERIALIZED (
+        SELECT j.id, j.lane, j.priority, j.fencing_token, j.publish_at
+          FROM tenure.jobs j
+         WHERE j.queue = adopt_jobs.of AND j.publish_at IS DISTINCT FROM '9999-01-01 00:00:00+00'
+           AND NOT EXISTS (SELECT FROM tenure.lane_slots sl
+                            WHERE sl.queue = adopt_jobs.of AND sl.lane = coalesce(j.lane, '') AND sl.job_id = j.id)
+         LIMIT most
+           FOR NO KEY UPDATE SKIP LOCKED
+    ), slots AS (
+        INSERT INTO tenure.lane_slots (queue, lane, job_id, fencing_token)
+        SELECT adopt_jobs.of, coalesce(lane, ''), id, fencing_token FROM old WHERE publish_at IS NULL
+            ON CONFLICT DO NOTHING
+    ), lined AS (
+        INSERT INTO tenure.lane_jobs (job_id, queue, lane, priority, place, due_at)
+        SELECT s.id, adopt_jobs.of, coalesce(s.lane, ''), CASE WHEN o.ordered THEN 0 ELSE coalesce(s.priority, 0) END,
+               CASE WHEN o.ordered THEN 0 END, s.publish_at
+          FROM old s, tenure.lane_settings o
+         WHERE o.queue = adopt_jobs.of AND s.publish_at IS NOT NULL
+         ORDER BY s.publish_at, s.id
+            ON CONFLICT DO NOTHING
+    ), woken AS (
+        INSERT INTO tenure.lane_wakes (at, queue, lane, job_id)
+        SELECT publish_at, adopt_jobs.of, coalesce(lane, ''), id FROM old WHERE publish_at IS NOT NULL
+    ), named AS (
+        UPDATE tenure.jobs j
+           SET lane = coalesce(j.lane, ''), priority = coalesce(j.priority, 0),
+               scheduled_at = CASE WHEN j.publish_at IS NULL THEN j.scheduled_at ELSE '9999-01-01 00:00:00+00' END,
+               publish_at = CASE WHEN j.publish_at IS NULL THEN NULL ELSE '9999-01-01 00:00:00+00'::timestamptz END
+         WHERE j.id = ANY (ARRAY(SELECT id FROM old))
+        RETURNING 1
+    )
+    SELECT count(*) INTO found_jobs FROM named;
+    RETURN found_jobs;
+END $$;
+REVOKE ALL ON FUNCTION tenure.adopt_jobs(text, int) FROM PUBLIC;
+
+-- Takes a queue's lanes away: nothing limits its jobs any more, and those that are held are released as the relay gets to
+-- them. The trigger stays until `forget_lanes`, which waits for readers of the table, too.
+CREATE FUNCTION tenure.remove_lanes(of text) RETURNS boolean
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    WITH gone AS (
+        UPDATE tenure.lane_settings s
+           SET running = NULL, rate = NULL, burst = NULL, queue_rate = NULL, queue_burst = NULL, turns = false,
+               ordered = false, tokens = NULL, removed_at = clock_timestamp()
+         WHERE s.queue = of AND s.removed_at IS NULL
+        RETURNING 1
+    ), woken AS (
+        UPDATE tenure.lanes l SET next_at = clock_timestamp(), running = NULL WHERE l.queue = of AND EXISTS (SELECT FROM gone)
+    )
+    SELECT EXISTS (SELECT FROM gone)
+$$;
+REVOKE ALL ON FUNCTION tenure.remove_lanes(text) FROM PUBLIC;
+
+CREATE FUNCTION tenure.forget_lanes(of text) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '300ms' AS $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM tenure.lane_settings s WHERE s.queue = of AND s.removed_at IS NULL) THEN
+        EXECUTE format('DROP TRIGGER IF EXISTS %I ON tenure.jobs', replace(tenure.mark_of(of), 'mark_', 'lanes_'));
+    END IF;
+END $$;
+REVOKE ALL ON FUNCTION tenure.forget_lanes(text) FROM PUBLIC;
