@@ -484,3 +484,67 @@ BEGIN
     END IF;
 END $$;
 REVOKE ALL ON FUNCTION tenure.forget_lanes(text) FROM PUBLIC;
+
+-- Takes a unique key that lasts only while its job is queued or live, and returns the job that holds it: `new_id`, or an
+-- older one. 'replace': as 'queued', and the older job gets the new payload and time.
+-- The job's row stays locked until the transaction ends: a job that has not started by then will see what was committed.
+-- `longest`: how long a job may be moved on after it was created.
+-- SECURITY DEFINER: a producer changes jobs in this way alone.
+CREATE FUNCTION tenure.take_key(key_while text, of_scope text, of_key text, new_id uuid, new_payload jsonb,
+                                due timestamptz, longest interval) RETURNS uuid
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+DECLARE
+    holder uuid;
+    old    tenure.jobs;
+    until  timestamptz;
+BEGIN
+    FOR try IN 1..3 LOOP
+        INSERT INTO tenure.job_keys (scope, key, job_id) VALUES (of_scope, of_key, new_id)
+            ON CONFLICT (scope, key) DO NOTHING;
+        IF FOUND THEN
+            RETURN new_id;
+        END IF;
+        SELECT k.job_id INTO holder FROM tenure.job_keys k WHERE k.scope = of_scope AND k.key = of_key FOR UPDATE;
+        -- Retention has removed it in between.
+        CONTINUE WHEN NOT FOUND;
+        IF key_while = 'live' THEN
+            IF EXISTS (SELECT FROM tenure.jobs j WHERE j.id = holder) THEN
+                RETURN holder;
+            END IF;
+        ELSE
+            SELECT * INTO old FROM tenure.jobs j WHERE j.id = holder AND j.status = 'queued' FOR NO KEY UPDATE;
+            IF FOUND THEN
+                IF key_while = 'replace' THEN
+                    until := greatest(least(due, old.created_at + coalesce(longest, due - old.created_at)),
+                                      -- A retry keeps its pause.
+                                      CASE WHEN old.fencing_token > 0 AND old.scheduled_at < '9999-01-01 00:00:00+00'
+                                           THEN old.scheduled_at END);
+                    IF old.publish_at = '9999-01-01 00:00:00+00' THEN
+                        UPDATE tenure.lane_jobs l
+                           SET due_at = until,
+                               place = CASE WHEN l.place = 0 THEN 0
+                                            WHEN until <= clock_timestamp() THEN (extract(epoch FROM until) * 1000000)::bigint END
+                         WHERE l.job_id = holder;
+                        INSERT INTO tenure.lane_wakes (at, queue, lane, job_id) VALUES (until, old.queue, old.lane, holder);
+                        UPDATE tenure.jobs j SET payload = new_payload, checkpoint = NULL WHERE j.id = holder;
+                    ELSIF old.lane IS NOT NULL OR until <= clock_timestamp() AND old.published_at IS NOT NULL THEN
+                        -- Its message is on its way.
+                        UPDATE tenure.jobs j SET payload = new_payload, checkpoint = NULL WHERE j.id = holder;
+                    ELSE
+                        UPDATE tenure.jobs j
+                           SET payload = new_payload, checkpoint = NULL, scheduled_at = until, publish_at = until,
+                               published_at = NULL
+                         WHERE j.id = holder;
+                    END IF;
+                END IF;
+                RETURN holder;
+            END IF;
+        END IF;
+        UPDATE tenure.job_keys k
+           SET job_id = new_id, created_at = clock_timestamp(), ended_at = NULL
+         WHERE k.scope = of_scope AND k.key = of_key;
+        RETURN new_id;
+    END LOOP;
+    RETURN NULL;
+END $$;
+REVOKE ALL ON FUNCTION tenure.take_key(text, text, text, uuid, jsonb, timestamptz, interval) FROM PUBLIC;

@@ -83,7 +83,7 @@ pub mod testing;
 pub use client::{
     Tenure,
     connect::TenureBuilder,
-    enqueue::{Enqueue, EnqueueMany, Enqueued, JobRequest},
+    enqueue::{Enqueue, EnqueueMany, Enqueued, JobRequest, OnExpiry},
 };
 pub use config::{Config, Timing};
 pub use enqueue::insert::EnqueueError;
@@ -167,6 +167,11 @@ pub mod queues {
     };
 }
 
+/// Limits, rates and turns by a key: see [`Tenure::put_lanes`].
+pub mod lanes {
+    pub use crate::client::lanes::{LaneOptions, Lanes, LanesError};
+}
+
 /// Jobs that run at fixed times.
 pub mod schedules {
     #[cfg(feature = "worker")]
@@ -183,8 +188,8 @@ pub mod workers {
 /// The rows that [`Tenure`] reads, such as [`rows::JobRow`], and the filters that select them.
 pub mod rows {
     pub use crate::store::{
-        DeadCount, DeadFilter, DeadLetter, ExecutionRow, JobEnd, JobFilter, JobRow, JobUpdate, QueueRow,
-        RecoveryRow, ScheduleRow, WorkerRow, WorkerState,
+        DeadCount, DeadFilter, DeadLetter, ExecutionRow, HeldFor, JobEnd, JobFilter, JobRow, JobUpdate,
+        LaneRow, LanesRow, QueueRow, RecoveryRow, ScheduleRow, WorkerRow, WorkerState,
     };
 }
 

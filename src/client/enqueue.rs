@@ -21,11 +21,11 @@ use crate::{
         insert::{BUSY_AFTER, Created, EnqueueError, insert_in, insert_patiently},
     },
     job::{
-        Job, JobId, MAX_ATTEMPTS_DEFAULT, check_key, check_kind, check_queue, duration::written,
-        unstorable_text,
+        Job, JobId, MAX_ATTEMPTS_DEFAULT, PRIORITY_MAX, check_key, check_kind, check_lane, check_queue,
+        duration::written, unstorable_text,
     },
     observe::trace::{self, Sending},
-    store::{NewJob, PublishedBy, StoreError},
+    store::{NewJob, PublishedBy, RareOptions, StoreError},
 };
 
 /// The longest delay: a longer one is a mistake in its unit.
@@ -38,6 +38,16 @@ pub struct Enqueued {
     pub id: JobId,
     /// Whether another job held the unique key, so that none was created.
     pub duplicate: bool,
+}
+
+/// What becomes of a job that was not started by its time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OnExpiry {
+    /// A dead letter of the category `expired`.
+    #[default]
+    DeadLetter,
+    /// A cancelled job, whose error says that it has expired.
+    Cancel,
 }
 
 /// A job to enqueue, with its options. Any [`Job`] turns into one.
@@ -54,6 +64,7 @@ pub struct JobRequest {
     trace_context: Option<String>,
     /// The id that a caller waits for already. `None`: a new one.
     id: Option<JobId>,
+    rare: RareOptions,
 }
 
 impl<J: Job> From<J> for JobRequest {
@@ -76,6 +87,7 @@ impl JobRequest {
             run_at: None,
             trace_context: None,
             id: None,
+            rare: RareOptions::default(),
         }
     }
 
@@ -98,6 +110,84 @@ impl JobRequest {
     #[must_use]
     pub fn unique_key(mut self, key: impl Into<String>) -> Self {
         self.unique_key = Some(key.into());
+        self
+    }
+
+    /// Allows at most one queued job of this key in its queue: while it has not started, a second enqueue returns its
+    /// id. Once it runs, the next enqueue creates a new job: a change that is committed with the enqueue is seen by the
+    /// job that the call returns. The keys of [`JobRequest::unique_key`] are apart from these.
+    #[must_use]
+    pub fn unique_while_queued(mut self, key: impl Into<String>) -> Self {
+        (self.rare.key_while, self.rare.lasting_key) = (Some("queued"), Some(key.into()));
+        self
+    }
+
+    /// Allows at most one live job of this key in its queue, queued or running. A job that has ended, or is a dead
+    /// letter, holds no such key.
+    #[must_use]
+    pub fn unique_while_live(mut self, key: impl Into<String>) -> Self {
+        (self.rare.key_while, self.rare.lasting_key) = (Some("live"), Some(key.into()));
+        self
+    }
+
+    /// Debounces: at most one queued job of this key in its queue, as [`JobRequest::unique_while_queued`] has it, with
+    /// the payload of the last enqueue. With [`JobRequest::after`], each enqueue moves its time on, but never beyond
+    /// [`JobRequest::longest_wait`]. A job that runs keeps its payload, and the next enqueue creates a new one.
+    ///
+    /// A job that is to be retried gets the new payload, too, keeps its pause, and starts without the checkpoint of the
+    /// old one.
+    #[must_use]
+    pub fn replace(mut self, key: impl Into<String>) -> Self {
+        (self.rare.key_while, self.rare.lasting_key) = (Some("replace"), Some(key.into()));
+        self
+    }
+
+    /// The same as [`JobRequest::delay`].
+    #[must_use]
+    pub fn after(self, delay: Duration) -> Self {
+        self.delay(delay)
+    }
+
+    /// Bounds how long [`JobRequest::replace`] may move a job on, from the first enqueue of its key. Without it: ten times
+    /// the delay of the enqueue that moves it.
+    #[must_use]
+    pub fn longest_wait(mut self, wait: Duration) -> Self {
+        self.rare.longest_s = Some(wait.as_secs_f64());
+        self
+    }
+
+    /// Puts the job into a lane of its queue: a tenant, a customer, a document. See
+    /// [`Tenure::put_lanes`](crate::Tenure::put_lanes). In a queue without lanes nothing limits it. 1 to 256 bytes
+    /// without control characters.
+    #[must_use]
+    pub fn lane(mut self, key: impl Into<String>) -> Self {
+        self.rare.lane = Some(key.into());
+        self
+    }
+
+    /// Orders the job within its lane: the lower, the sooner; -100 to 100, and 0 without this option. A queue without
+    /// lanes has no priorities. In one with lanes, jobs that name no lane share one.
+    #[must_use]
+    pub fn priority(mut self, priority: i16) -> Self {
+        self.rare.priority = Some(priority);
+        self
+    }
+
+    /// Starts no attempt of the job after this time, by the database's clock. A job that is queued then becomes a dead
+    /// letter of the category `expired`, or as [`JobRequest::on_expiry`] says. An attempt that runs goes on.
+    #[must_use]
+    pub fn not_after(mut self, at: DateTime<Utc>) -> Self {
+        self.rare.not_after = Some(at);
+        self
+    }
+
+    /// What becomes of a job that was not started by its [time](JobRequest::not_after).
+    #[must_use]
+    pub fn on_expiry(mut self, becomes: OnExpiry) -> Self {
+        self.rare.expires_as = match becomes {
+            OnExpiry::DeadLetter => None,
+            OnExpiry::Cancel => Some("cancelled"),
+        };
         self
     }
 
@@ -154,6 +244,10 @@ impl JobRequest {
             ("delay", delay),
             ("run_at", run_at),
             ("trace_context", self.trace_context.clone()),
+            ("lane", self.rare.lane.clone()),
+            ("priority", self.rare.priority.map(|priority| priority.to_string())),
+            ("not_after", self.rare.not_after.map(|at| at.to_rfc3339())),
+            ("a key", self.rare.lasting_key.clone()),
         ] {
             if let Some(value) = value {
                 return Err(EnqueueError::Option { what, value, expected: own });
@@ -203,7 +297,13 @@ impl JobRequest {
             let expected = "1 to 512 bytes without control characters; escape or hash it";
             return wrong("unique_key", value, expected);
         }
+        check_rare(&self.rare, self.unique_key.is_some(), self.delay)?;
+        let mut rare = self.rare;
+        if rare.key_while == Some("replace") && rare.longest_s.is_none() {
+            rare.longest_s = self.delay.map(|delay| delay.as_secs_f64() * 10.0);
+        }
         Ok(NewJob {
+            rare: (rare != RareOptions::default()).then(|| Box::new(rare)),
             id: self.id.unwrap_or_else(JobId::generate),
             key: self.unique_key.map(|key| (self.queue.clone(), key)),
             queue: self.queue,
@@ -217,6 +317,44 @@ impl JobRequest {
             published_by,
         })
     }
+}
+
+/// Checks the options that few jobs have.
+fn check_rare(rare: &RareOptions, has_key: bool, delay: Option<Duration>) -> Result<(), EnqueueError> {
+    let wrong = |what, value: String, expected| Err(EnqueueError::Option { what, value, expected });
+    let shown = |key: &str| format!("{:?} ({} bytes)", key.chars().take(80).collect::<String>(), key.len());
+    if let Some(lane) = &rare.lane
+        && let Err(expected) = check_lane(lane)
+    {
+        return wrong("lane", shown(lane), expected);
+    }
+    if let Some(priority) =
+        rare.priority.filter(|priority| !(-PRIORITY_MAX..=PRIORITY_MAX).contains(priority))
+    {
+        return wrong("priority", priority.to_string(), "-100 to 100; the lower, the sooner");
+    }
+    if let Some(at) = rare.not_after.filter(|at| *at > Utc::now() + DELAY_MAX) {
+        return wrong("not_after", at.to_rfc3339(), "at most ten years ahead");
+    }
+    if let Some(key) = &rare.lasting_key {
+        if check_key(key).is_err() {
+            let expected = "1 to 512 bytes without control characters; escape or hash it";
+            return wrong("unique_key", shown(key), expected);
+        }
+        if has_key {
+            let expected = "the job's only key; leave out unique_key, or this one";
+            return wrong("the key of replace or unique_while", shown(key), expected);
+        }
+    }
+    if let Some(longest) = rare.longest_s {
+        let is_fit = Duration::try_from_secs_f64(longest)
+            .is_ok_and(|longest| longest <= DELAY_MAX && delay.is_none_or(|delay| delay <= longest));
+        if rare.key_while != Some("replace") || !is_fit {
+            let expected = "the wait of a job with `replace`: at least its delay, and at most ten years";
+            return wrong("longest_wait", format!("{longest} s"), expected);
+        }
+    }
+    Ok(())
 }
 
 /// An enqueue of one job: set its options, then `.await` it, or pass it a transaction.
@@ -288,6 +426,24 @@ options! {
     max_attempts(attempts: u32);
     /// See [`JobRequest::trace_context`].
     trace_context(traceparent: impl Into<String>);
+    /// See [`JobRequest::unique_while_queued`].
+    unique_while_queued(key: impl Into<String>);
+    /// See [`JobRequest::unique_while_live`].
+    unique_while_live(key: impl Into<String>);
+    /// See [`JobRequest::replace`].
+    replace(key: impl Into<String>);
+    /// See [`JobRequest::after`].
+    after(delay: Duration);
+    /// See [`JobRequest::longest_wait`].
+    longest_wait(wait: Duration);
+    /// See [`JobRequest::lane`].
+    lane(key: impl Into<String>);
+    /// See [`JobRequest::priority`].
+    priority(priority: i16);
+    /// See [`JobRequest::not_after`].
+    not_after(at: DateTime<Utc>);
+    /// See [`JobRequest::on_expiry`].
+    on_expiry(becomes: OnExpiry);
 }
 
 impl Enqueue<'_> {
@@ -364,7 +520,7 @@ impl<'t> IntoFuture for Enqueue<'t> {
             let inserted = async {
                 let _admitted = tenure.limits().admit(&job.queue, 1, until).await?;
                 // Only a job with a key can wait for another transaction: such jobs have a lane of their own.
-                let spare = job.key.is_some().then(|| job.clone());
+                let spare = job.any_key().is_some().then(|| job.clone());
                 let created = tenure.enqueues(spare.is_some()).run(job).await;
                 // Only a panic, or a runtime that shuts down, leaves a batch unanswered.
                 let created = created.ok_or(StoreError::from(sqlx::Error::WorkerCrashed))?;

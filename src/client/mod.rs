@@ -6,6 +6,7 @@ pub(crate) mod doctor;
 pub(crate) mod ends;
 pub(crate) mod enqueue;
 pub(crate) mod jobs;
+pub(crate) mod lanes;
 pub(crate) mod queues;
 #[cfg(feature = "worker")]
 pub(crate) mod schedules;

@@ -3,10 +3,13 @@
 use chrono::{DateTime, Utc};
 
 use crate::{
-    job::{JobId, MAX_ATTEMPTS_DEFAULT, attempt::Category, check_key, check_kind, check_queue, unstorable},
+    job::{
+        JobId, MAX_ATTEMPTS_DEFAULT, PRIORITY_MAX, attempt::Category, check_key, check_kind, check_lane,
+        check_queue, unstorable,
+    },
     nats::{Delivery, JOB_ID, TicketBody},
     observe::trace,
-    store::{NewJob, PublishedBy},
+    store::{NewJob, PublishedBy, RareOptions},
 };
 
 /// A message, classified.
@@ -147,6 +150,7 @@ pub(crate) fn read(sent: &impl RawMessage, prefix: &str, payload_bytes_max: usiz
                 }),
                 message: Some((sequence, published)),
                 published_by: PublishedBy::Sender,
+                rare: headers.rare,
             }))
         }
         Err(reason) => malformed(reason),
@@ -159,6 +163,7 @@ struct Headers {
     max_attempts: u32,
     run_at: Option<DateTime<Utc>>,
     trace_context: Option<String>,
+    rare: Option<Box<RareOptions>>,
 }
 
 impl Headers {
@@ -172,14 +177,7 @@ impl Headers {
                 }
             },
         };
-        let run_at = match sent.header("Tenure-Run-At") {
-            None => None,
-            Some(text) => Some(DateTime::parse_from_rfc3339(text.trim()).map_err(|_| {
-                format!(
-                    "the header Tenure-Run-At is {text:?}, but must be a time such as 2030-01-31T12:00:00Z"
-                )
-            })?),
-        };
+        let run_at = time(sent, "Tenure-Run-At")?;
         // Only Postgres reads the first header. The stream reads the second, too, and its duplicate window spans all
         // queues; where both are set, the second is for the stream alone.
         let (name, key) = match (sent.header("Tenure-Idempotency-Key"), sent.header("Nats-Msg-Id")) {
@@ -194,9 +192,56 @@ impl Headers {
         Ok(Self {
             key: key.map(str::to_owned),
             max_attempts,
-            run_at: run_at.map(Into::into),
+            run_at,
+            rare: rare(sent)?,
             // An invalid one is ignored: the job does not need it.
             trace_context: sent.header("traceparent").and_then(trace::valid),
         })
     }
+}
+
+/// Reads a header that is a time.
+fn time(sent: &impl RawMessage, name: &str) -> Result<Option<DateTime<Utc>>, String> {
+    let Some(text) = sent.header(name) else { return Ok(None) };
+    let wrong = |_| format!("the header {name} is {text:?}, but must be a time such as 2030-01-31T12:00:00Z");
+    Ok(Some(DateTime::parse_from_rfc3339(text.trim()).map_err(wrong)?.into()))
+}
+
+/// Reads the headers that few submissions have.
+fn rare(sent: &impl RawMessage) -> Result<Option<Box<RareOptions>>, String> {
+    let lane = sent.header("Tenure-Lane");
+    if let Some(Err(rule)) = lane.map(check_lane) {
+        let bytes = lane.map_or(0, str::len);
+        return Err(format!("the header Tenure-Lane ({bytes} bytes) must have {rule}"));
+    }
+    let priority = match sent.header("Tenure-Priority") {
+        None => None,
+        Some(text) => match text.trim().parse() {
+            Ok(priority) if (-PRIORITY_MAX..=PRIORITY_MAX).contains(&priority) => Some(priority),
+            _ => return Err(format!("the header Tenure-Priority is {text:?}, but must be -100 to 100")),
+        },
+    };
+    let expires_as = match sent.header("Tenure-On-Expiry") {
+        None | Some("dead_letter") => None,
+        Some("cancel") => Some("cancelled"),
+        Some(text) => {
+            return Err(format!(
+                "the header Tenure-On-Expiry is {text:?}, but must be dead_letter or cancel"
+            ));
+        }
+    };
+    let replace = sent.header("Tenure-Replace");
+    if let Some(Err(rule)) = replace.map(check_key) {
+        return Err(format!("the header Tenure-Replace ({} bytes) {rule}", replace.map_or(0, str::len)));
+    }
+    let rare = RareOptions {
+        lane: lane.map(str::to_owned),
+        priority,
+        not_after: time(sent, "Tenure-Not-After")?,
+        expires_as,
+        key_while: replace.map(|_| "replace"),
+        lasting_key: replace.map(str::to_owned),
+        longest_s: None,
+    };
+    Ok((rare != RareOptions::default()).then(|| Box::new(rare)))
 }

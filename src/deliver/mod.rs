@@ -39,6 +39,7 @@ use crate::{
     },
     proof::fault,
     recover,
+    recover::lanes::tell_expired,
     run::{
         heartbeat::Heartbeat,
         running::{LocalJob, Message as JobMessage, Reservation, Rules, Running, RunningJob},
@@ -232,6 +233,11 @@ impl Deliver {
         for _ in 0..CLAIMS_MAX {
             match self.missed(named).await? {
                 Missed::Free => {}
+                Missed::Expired => {
+                    let is_gone = self.expire(named).await?;
+                    let missed = if is_gone { Missed::Died } else { Missed::Expired };
+                    return Ok(self.answer(named, missed, deliveries));
+                }
                 Missed::Stale if self.may_take_over() => match self.take_over(job).await? {
                     Some(Route::Queued) => taken_over = true,
                     Some(Route::Failed | Route::Cancelled) => return Ok(Delivered::Missed(Missed::Finished)),
@@ -373,6 +379,15 @@ impl Deliver {
         self.store.settle(&[end], &self.worker_id).await?;
         metrics::recovered(RecoveryPath::Worker, reason, 1);
         Ok(())
+    }
+
+    /// Ends a job that was not started by its time. Returns whether this call has ended it.
+    async fn expire(&self, named: &JobRef) -> Result<bool, StoreError> {
+        let ended = self.store.expire(Some(&[named.job]), 1).await?;
+        for end in &ended {
+            tell_expired(end, &self.hooks);
+        }
+        Ok(!ended.is_empty())
     }
 
     /// Delays a job whose kind this worker does not know: another worker may know it, as in a rolling deploy.
@@ -636,6 +651,7 @@ fn label(missed: &Missed) -> &'static str {
         Missed::Stale => "stale",
         Missed::NotDue { .. } => "not_due",
         Missed::Free => "free",
+        Missed::Expired => "expired",
         Missed::Paused => "paused",
         Missed::Full => "limited",
         Missed::Foreign => "foreign",

@@ -6,7 +6,7 @@
 //! Not here: the calls that producers make (`client::enqueue`).
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     time::{Duration, Instant},
 };
 
@@ -172,6 +172,9 @@ const PATIENCE_OF_A_PART: Duration = Duration::from_millis(20);
 const NO_PATIENCE: Duration = Duration::from_millis(1);
 const NO_PATIENCE_AFTER: Duration = Duration::from_millis(500);
 
+/// The most held jobs that one enqueue releases; the relay goes on.
+const RELEASED_AT_ONCE: i32 = 1_000;
+
 /// How long a caller waits for such a transaction.
 pub(crate) const BUSY_AFTER: Duration = Duration::from_secs(1);
 
@@ -210,7 +213,7 @@ async fn insert_each(
             continue;
         }
         // One statement has waited for this key: of many callers with it, none waits again.
-        if busy.is_some() && part.iter().all(|job| job.key == busy) {
+        if busy.is_some() && part.iter().all(|job| job.any_key() == busy) {
             answers.extend(part.iter().map(|job| Err(key_busy(std::slice::from_ref(job)))));
             continue;
         }
@@ -227,7 +230,7 @@ async fn insert_each(
             }
             Err(error) => {
                 if matches!(error, EnqueueError::KeyBusy { .. }) {
-                    busy = part.first().and_then(|job| job.key.clone());
+                    busy = part.first().and_then(NewJob::any_key);
                 }
                 answers.extend(part.iter().map(|_| Err(error.clone())));
             }
@@ -246,9 +249,11 @@ fn may_be_of_one(error: &EnqueueError) -> bool {
 
 /// Returns the error for jobs of which one has a key that another transaction is about to take.
 fn key_busy(jobs: &[NewJob]) -> EnqueueError {
-    let mut keys = jobs.iter().filter_map(|job| job.key.as_ref());
-    let (queue, key) = keys.next().cloned().unwrap_or_default();
-    let others = keys.filter(|of| (&of.0, &of.1) != (&queue, &key)).collect::<HashSet<_>>().len();
+    let mut keys = jobs.iter().filter_map(NewJob::any_key);
+    let first = keys.next().unwrap_or_default();
+    let others = keys.filter(|of| *of != first).collect::<HashSet<_>>().len();
+    let (scope, key) = first;
+    let queue = scope.split('/').next().unwrap_or_default().to_owned();
     EnqueueError::KeyBusy { queue, key, others }
 }
 
@@ -326,6 +331,7 @@ pub(crate) async fn insert(
         if !messages.iter().flat_map(|message| &message.jobs).all(has_message) {
             messages = publications.prepare(&first_tickets(jobs, &new));
         }
+        messages.extend(publications.prepare(&released(store, jobs, &new).await));
         if !messages.is_empty() {
             publications.publish(messages, room).await;
             publications.written().await;
@@ -355,6 +361,29 @@ pub(crate) async fn insert(
             Ok(jobs.iter().map(answer).collect())
         }
     }
+}
+
+/// Releases what the lanes of new jobs may release, and returns its tickets. The relay does it if this call cannot.
+async fn released(store: &Store, jobs: &[NewJob], new: &HashMap<JobId, bool>) -> Vec<Ticket> {
+    // A job that is due and has no message is held.
+    let is_held = |job: &&NewJob| {
+        job.published_by == PublishedBy::Caller && new.get(&job.id) == Some(&false) && job.is_due()
+    };
+    let mut queues: BTreeMap<&str, (BTreeSet<&str>, i32)> = BTreeMap::new();
+    for job in jobs.iter().filter(is_held) {
+        let (lanes, held) = queues.entry(&job.queue).or_default();
+        lanes.insert(job.lane().unwrap_or_default());
+        *held += 1;
+    }
+    let mut tickets = Vec::new();
+    for (queue, (lanes, held)) in queues {
+        let lanes: Vec<_> = lanes.into_iter().map(str::to_owned).collect();
+        match store.admit(queue, &lanes, Some(&[]), held.min(RELEASED_AT_ONCE)).await {
+            Ok(released) => tickets.extend(released.iter().map(Ticket::from)),
+            Err(error) => tracing::debug!(queue, %error, "held jobs are left to the relay"),
+        }
+    }
+    tickets
 }
 
 fn note_enqueued(jobs: &[NewJob], new: &HashMap<JobId, bool>) {
@@ -440,7 +469,7 @@ fn first_ticket(job: &NewJob) -> Ticket {
 /// Returns the keys of the jobs that were not created.
 fn keys_of_others(jobs: &[NewJob], new: &HashMap<JobId, bool>) -> Vec<(String, String)> {
     let others = jobs.iter().filter(|job| !new.contains_key(&job.id));
-    others.filter_map(|job| job.key.clone()).collect()
+    others.filter_map(NewJob::any_key).collect()
 }
 
 /// Returns each job's answer; `holders` has those of the jobs that are not new, in order.

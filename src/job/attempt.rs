@@ -126,6 +126,8 @@ words! {
         Refused = "refused",
         /// No worker knew the kind for too long.
         UnknownKind = "unknown_kind",
+        /// It was not started by its time.
+        Expired = "expired",
         /// The message cannot be a job.
         Malformed = "malformed",
         /// The message is too large for a job.

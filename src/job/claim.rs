@@ -84,6 +84,8 @@ pub struct Claim {
     pub(crate) after_reset: bool,
     pub(crate) checkpoint: Option<String>,
     pub(crate) trace_context: Option<String>,
+    /// Its lane; `None` in a queue without lanes, if its producer said none.
+    pub(crate) lane: Option<Box<str>>,
     /// How often the job had been published when it was claimed.
     pub(crate) dispatch: i32,
     /// When the claim was sent: its answer may take long to arrive, and staleness counts from before.
@@ -119,6 +121,8 @@ pub(crate) enum Missed {
     },
     /// Runnable again: another worker claimed it and released it in between. Ask again.
     Free,
+    /// Queued, but it must not start any more.
+    Expired,
     /// Runnable, but its queue is paused.
     Paused,
     /// Runnable, but its queue runs as many jobs as its limit allows.
@@ -154,6 +158,7 @@ impl Missed {
         matches!(
             self,
             Self::Free
+                | Self::Expired
                 | Self::Paused
                 | Self::Full
                 | Self::NotDue { .. }
@@ -193,6 +198,7 @@ const LATER_MAX: Duration = Duration::from_secs(15 * 60);
 /// | owned by a live worker | later: when that owner would be stale. Usually it has settled by then; if the owner and every scanner are dead, this very message is the backstop |
 /// | owned by a stale worker | later, soon: the takeover was refused (a grace, or the owner wrote after all) |
 /// | not due | done, the relay publishes when due; later, if the relay does not know |
+/// | expired | later, soon: the worker was about to end the job, and another one did |
 /// | of a paused or full queue | later, soon: the worker fetches no more of that queue, and this message came before it knew |
 /// | of another queue or kind | never: the message is a forgery, or a mistake |
 /// | no such row | later a few times (its transaction may be about to commit), then never |
@@ -220,7 +226,7 @@ pub(crate) fn ack_for(missed: &Missed, deliveries: i64) -> Ack {
         Missed::Owned { stale_in, .. } => Ack::Later((*stale_in + Duration::from_millis(500)).min(LATER_MAX)),
         Missed::Stale => Ack::Later(Duration::from_secs(2)),
         Missed::NotDue { due_in, relayed: false } => Ack::Later((*due_in).min(LATER_MAX)),
-        Missed::Free => Ack::Later(Duration::from_millis(200)),
+        Missed::Free | Missed::Expired => Ack::Later(Duration::from_millis(200)),
         Missed::Paused => Ack::Later(Duration::from_secs(1)),
         Missed::Full => Ack::Later(Duration::from_millis(rand::random_range(300..700))),
         Missed::Foreign | Missed::Refused => Ack::Never,

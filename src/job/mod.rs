@@ -131,6 +131,22 @@ pub(crate) fn check_key(key: &str) -> Result<(), &'static str> {
     Ok(())
 }
 
+/// The longest key of a lane.
+const LANE_BYTES_MAX: usize = 256;
+/// Priorities go from its negative to it.
+pub(crate) const PRIORITY_MAX: i16 = 100;
+
+/// Checks the key of a lane. The error is the rule that it breaks.
+pub(crate) fn check_lane(key: &str) -> Result<(), &'static str> {
+    if key.is_empty() || key.len() > LANE_BYTES_MAX {
+        return Err("1 to 256 bytes; hash a longer one");
+    }
+    if key.chars().any(char::is_control) {
+        return Err("without control characters; escape or hash it");
+    }
+    Ok(())
+}
+
 /// The state of a job.
 ///
 /// ```text

@@ -17,7 +17,7 @@ use serde_json::Value;
 use tokio::time::timeout;
 
 use super::connect::{Nats, NatsError};
-use crate::{config::JOBS_PER_MESSAGE_MAX, job::JobId};
+use crate::{config::JOBS_PER_MESSAGE_MAX, job::JobId, store::DueJob};
 
 /// How many messages of one kind a burst has before one of them names two jobs: idle workers share the burst.
 const SPREAD: usize = 8;
@@ -37,6 +37,19 @@ pub(crate) struct Ticket {
     /// Why the job was reset or released, if it was.
     pub(crate) clear_reason: Option<String>,
     pub(crate) trace_context: Option<String>,
+}
+
+impl From<&DueJob> for Ticket {
+    fn from(job: &DueJob) -> Self {
+        Self {
+            job: job.id,
+            queue: job.queue.clone(),
+            kind: job.kind.clone(),
+            dispatch: job.dispatch,
+            clear_reason: job.clear_reason.clone(),
+            trace_context: job.trace_context.clone(),
+        }
+    }
 }
 
 impl Ticket {

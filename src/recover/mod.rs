@@ -6,12 +6,14 @@
 //! | [`scanner`] | every `scan_every`, by the worker that has the turn | jobs that were silent for longer than their `stale_after` |
 //! | [`vanished`] | every fifth of `renew_every`, by the worker that has the turn | jobs of processes that are gone |
 //! | [`relay`] | every `relay_every`, by the worker that has the turn | queued jobs without a message |
+//! | [`lanes`] | as the relay, while a queue has lanes | held jobs that may go |
 //! | redelivery (`deliver`) | after `ack_wait` | a stale job whose message came again: the backstop |
 //!
 //! Every reset is one UPDATE that repeats its condition. The publication follows; if the process dies in between, the
 //! relay of another worker publishes.
 
 pub(crate) mod cron;
+pub(crate) mod lanes;
 pub(crate) mod reconcile;
 pub(crate) mod relay;
 pub mod retention;

@@ -20,6 +20,7 @@
 use std::{
     collections::{HashMap, VecDeque},
     panic::AssertUnwindSafe,
+    sync::atomic::{AtomicBool, Ordering},
     time::{Duration, Instant},
 };
 
@@ -89,7 +90,12 @@ pub(crate) async fn publish_due(store: &Store, nats: &Nats, stop: &Stop) -> Resu
     publish_in_task(store, nats, Take::Due, stop).await
 }
 
-async fn publish_in_task(store: &Store, nats: &Nats, take: Take, stop: &Stop) -> Result<usize, RelayError> {
+pub(super) async fn publish_in_task(
+    store: &Store,
+    nats: &Nats,
+    take: Take,
+    stop: &Stop,
+) -> Result<usize, RelayError> {
     let (of_task, nats, asked) = (store.clone(), nats.clone(), stop.asked.clone());
     let work = async move { publish_all(&of_task, &nats, take, &asked).await };
     let caught = async {
@@ -104,15 +110,24 @@ async fn publish_in_task(store: &Store, nats: &Nats, take: Take, stop: &Stop) ->
 }
 
 /// The jobs to take and publish.
-enum Take {
+pub(super) enum Take {
     Due,
-    Lost { of: String, published_before: DateTime<Utc>, visible_in: String, worker_id: String },
+    /// What lanes may release. `judge`: whether the first burst looks for slots of jobs that ended unseen.
+    Held {
+        judge: AtomicBool,
+    },
+    Lost {
+        of: String,
+        published_before: DateTime<Utc>,
+        visible_in: String,
+        worker_id: String,
+    },
 }
 
 impl Take {
     fn burst(&self) -> i64 {
         match self {
-            Self::Due => BURST,
+            Self::Due | Self::Held { .. } => BURST,
             Self::Lost { .. } => BURST_OF_LOST,
         }
     }
@@ -120,8 +135,12 @@ impl Take {
     /// Takes the next burst.
     async fn next(&self, store: &Store, nats: &Nats) -> Result<Vec<DueJob>, StoreError> {
         match self {
-            Self::Due if !nats.is_connected() => Ok(Vec::new()),
+            Self::Due | Self::Held { .. } if !nats.is_connected() => Ok(Vec::new()),
             Self::Due => store.take_due(self.burst()).await,
+            Self::Held { judge } => {
+                let most = i32::try_from(self.burst()).unwrap_or(i32::MAX);
+                store.tend_lanes(most, judge.swap(false, Ordering::Relaxed)).await
+            }
             Self::Lost { of, published_before, visible_in, worker_id } => {
                 store.reclaim_lost(of, *published_before, visible_in, self.burst(), worker_id).await
             }
@@ -140,7 +159,7 @@ async fn publish_all(
     let mut confirmations = None;
     let mut taken = take.next(store, nats).await?;
     while !taken.is_empty() {
-        let is_full = i64::try_from(taken.len()).is_ok_and(|n| n == take.burst());
+        let is_full = i64::try_from(taken.len()).is_ok_and(|n| n >= take.burst());
         let goes_on = is_full && !stop.is_cancelled();
         let next = async { if goes_on { take.next(store, nats).await } else { Ok(Vec::new()) } };
         let (published, next) = tokio::join!(publish(store, nats, &taken, &mut confirmations), next);
@@ -172,7 +191,7 @@ async fn publish(
         return Ok(0);
     }
     fault::point("taken");
-    let tickets: Vec<_> = jobs.iter().map(ticket).collect();
+    let tickets: Vec<_> = jobs.iter().map(Ticket::from).collect();
     let answers = nats.publish(&tickets, confirmations).await;
     fault::point("relayed");
     let mut last_error = None;
@@ -191,17 +210,6 @@ async fn publish(
     }
     store.unpublished(&failed, AGAIN_AFTER).await?;
     Err(error.into())
-}
-
-fn ticket(job: &DueJob) -> Ticket {
-    Ticket {
-        job: job.id,
-        queue: job.queue.clone(),
-        kind: job.kind.clone(),
-        dispatch: job.dispatch,
-        clear_reason: job.clear_reason.clone(),
-        trace_context: job.trace_context.clone(),
-    }
 }
 
 /// The findings of one worker's looks for lost messages.

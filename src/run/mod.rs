@@ -4,6 +4,7 @@ pub(crate) mod context;
 pub(crate) mod handlers;
 pub(crate) mod heartbeat;
 pub(crate) mod hints;
+pub(crate) mod lanes;
 pub(crate) mod layers;
 pub(crate) mod running;
 pub(crate) mod settle;

@@ -37,7 +37,7 @@ use crate::{
         repeats, trace,
     },
     proof::fault,
-    run::{hints::Hints, running::RunningJob},
+    run::{hints::Hints, lanes::EndedLanes, running::RunningJob},
     store::{
         AttemptEnd, Completion, Keeps, LockPolicy, Store, StoreError,
         batch::{Batcher, halve, in_order},
@@ -60,6 +60,7 @@ pub(crate) struct Settle {
     hooks: Hooks,
     /// `None`: those who watch are not told.
     hints: Option<Hints>,
+    ended_lanes: EndedLanes,
     completions: Batcher<Completion, Result<bool, StoreError>>,
     ends: Batcher<AttemptEnd, Result<Option<Route>, StoreError>>,
     /// Retries completions whose rows were locked or refused, without holding up the others.
@@ -93,7 +94,13 @@ impl Settle {
             store,
             hooks,
             hints,
+            ended_lanes: EndedLanes::default(),
         }
+    }
+
+    /// The lanes whose jobs have ended.
+    pub(crate) fn ended_lanes(&self) -> &EndedLanes {
+        &self.ended_lanes
     }
 
     /// Writes a verdict, and retries for as long as Postgres is away. `error` is the handler's, for the hooks. `ran` is
@@ -157,6 +164,9 @@ impl Settle {
             }
         }
         if settled == Settled::Written {
+            if let Some(lane) = &job.claim.lane {
+                self.ended_lanes.note(&job.claim.queue, lane, job.key.job);
+            }
             if let Some(hints) = &self.hints {
                 hints.ended(&job.claim, outcome);
             }

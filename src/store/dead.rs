@@ -157,8 +157,8 @@ pub struct DeadLetter {
     /// so), `lost` (it lost its worker too often, or once more than its kind allows), `silent` (the same, but the
     /// worker lives: the handler was silent for longer than `stale_after`), `interrupted` (the attempt ended in the
     /// middle, and the kind must not run twice), `invalid_payload` (not what the handler's type expects),
-    /// `invalid_output`, `refused` (Postgres refused a value to be written), `unknown_kind`; for messages:
-    /// `malformed`, `too_large`.
+    /// `invalid_output`, `refused` (Postgres refused a value to be written), `unknown_kind`, `expired`
+    /// (not started by its time); for messages: `malformed`, `too_large`.
     pub category: String,
     /// Whether it is a message that never became a job: it has bytes instead of a payload, and cannot be redriven.
     pub refused: bool,

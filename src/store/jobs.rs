@@ -13,12 +13,12 @@ use uuid::Uuid;
 use super::{
     BURY_UNKNOWN, CANCEL, CLAIM, CLAIM_ONE, CLAIM_SKIP, COMPLETE, COMPLETE_ONE, COMPLETE_SKIP, COMPLETE_TOLD,
     COMPLETE_UNKEPT, COMPLETE_UNKEPT_ONE, COMPLETE_UNKEPT_SKIP, ENQUEUE, ENQUEUE_ONE, ENQUEUE_PLAIN,
-    ENQUEUE_SUBMITTED, HELD_KEYS, LIVE_JOBS, MISSED, PROGRESS, PUT_OFF, REFUSE, RUN_NOW, SETTLE, SETTLED_AS,
-    STATUSES, STILL_MINE, UNANSWERED, UNPUBLISHED, VISIBLE, WAS_RESET,
+    ENQUEUE_SUBMITTED, EXPIRE, HELD_KEYS, LIVE_JOBS, MISSED, PROGRESS, PUT_OFF, REFUSE, RUN_NOW, SETTLE,
+    SETTLED_AS, STATUSES, STILL_MINE, UNANSWERED, UNPUBLISHED, VISIBLE, WAS_RESET,
     call::{Line, Rows, Store, StoreError},
     rows::{
         AttemptEnd, CancelAnswer, ClaimRequest, Completion, EndedAttempt, Keeps, Keys, LockPolicy, NewJob,
-        ProgressWrite, PublishedBy, Refused, Shapes, ended, ord, ordinals, status,
+        ProgressWrite, PublishedBy, RareOptions, Refused, Shapes, ended, ord, ordinals, status,
     },
 };
 use crate::job::{
@@ -59,7 +59,16 @@ macro_rules! enqueue_query {
                 PublishedBy::Sender => "message",
             }))
             .bind($within)
+            .bind(options_of(jobs))
     }};
+}
+
+/// Returns the rarer options of each job as JSON; `None` if no job has any.
+fn options_of(jobs: &[NewJob]) -> Option<Vec<Option<String>>> {
+    let text = |rare: &RareOptions| serde_json::to_string(rare).ok();
+    jobs.iter()
+        .any(|job| job.rare.is_some())
+        .then(|| jobs.iter().map(|job| job.rare.as_deref().and_then(text)).collect())
 }
 
 fn enqueue_one(job: &NewJob) -> sqlx::query::Query<'_, sqlx::Postgres, sqlx::postgres::PgArguments> {
@@ -264,6 +273,9 @@ impl Store {
                 },
                 Err(_) => Missed::Stale,
             });
+        }
+        if row.try_get("expired")? {
+            return Ok(Missed::Expired);
         }
         Ok(match Duration::try_from_secs_f64(row.try_get("due_in_s")?) {
             Ok(due_in) if !due_in.is_zero() => Missed::NotDue { due_in, relayed: !message_known },
@@ -551,6 +563,15 @@ impl Store {
         Ok(statuses)
     }
 
+    /// Ends queued jobs that must not start any more: these, or at most `limit` whose time has come.
+    pub(crate) async fn expire(
+        &self,
+        jobs: Option<&[JobId]>,
+        limit: i64,
+    ) -> Result<Vec<EndedAttempt>, StoreError> {
+        Ok(ended(&self.rows(query(EXPIRE).bind(jobs).bind(limit)).await?)?)
+    }
+
     /// Makes jobs that wait for a later time due; returns those that waited.
     pub(crate) async fn run_now(&self, jobs: &[JobId]) -> Result<Vec<JobId>, StoreError> {
         let rows = self.rows(query(RUN_NOW).bind(jobs)).await?;
@@ -583,6 +604,7 @@ pub(super) fn claims_of(
             trace_context: row.try_get(7)?,
             dispatch: row.try_get(8)?,
             waited: Duration::try_from_secs_f64(row.try_get(9)?).unwrap_or_default(),
+            lane: row.try_get::<Option<Box<str>>, _>(10)?,
             after_reset: false,
             sent_at,
         });

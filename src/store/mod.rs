@@ -13,6 +13,7 @@
 //! | `attempt` | a worker's questions about its own attempts, and an attempt's other writes |
 //! | `recover` | missing messages, workers that are gone, turns and scans |
 //! | `queue` | pauses, limits, schedules |
+//! | `lane` | lanes: their settings, and the release of held jobs |
 //! | `history` | finished jobs, retention, counts |
 //! | `read`, `doctor` | views for people |
 //! | `session` | limits of transactions, the clock, the schema |
@@ -57,6 +58,8 @@ mod bench_pages;
 #[cfg(feature = "testing")]
 mod testing;
 mod migrate;
+#[cfg_attr(not(feature = "worker"), allow(dead_code, reason = "parts of it are a worker's"))]
+mod lanes;
 #[cfg(feature = "worker")]
 mod activity;
 #[cfg(feature = "internals")]
@@ -81,6 +84,8 @@ pub(crate) use doctor::{Holder, JobsSeen, PostgresSeen, QueueSeen, RightsSeen, W
 pub(crate) use handlers::HandlerPool;
 #[cfg(feature = "internals")]
 pub use kinds::{DeadKind, FinishedKind, LiveKind};
+pub(crate) use lanes::NewLanes;
+pub use lanes::{HeldFor, LaneRow, LanesRow};
 pub use migrate::{MigrateError, NEEDS};
 pub use queues::QueueRow;
 pub(crate) use queues::{Change, QueueLimit};
@@ -88,10 +93,10 @@ pub(crate) use queues::{Change, QueueLimit};
 pub(crate) use retention::Purged;
 #[cfg(feature = "worker")]
 pub(crate) use rows::{AttemptEnd, HostWorker, Refused, Registration, Suspect, Suspects, Turns};
-pub use rows::{CancelAnswer, ExecutionRow, JobRow, RecoveryRow};
+pub use rows::{CancelAnswer, DueJob, ExecutionRow, JobRow, RecoveryRow};
 #[cfg(feature = "worker")]
-pub use rows::{ClaimRequest, Completion, DueJob, EndedAttempt, Keeps, LockPolicy, ProgressWrite};
-pub(crate) use rows::{NewJob, PublishedBy, RuleBroken};
+pub use rows::{ClaimRequest, Completion, EndedAttempt, Keeps, LockPolicy, ProgressWrite};
+pub(crate) use rows::{NewJob, PublishedBy, RareOptions, RuleBroken};
 #[cfg(feature = "worker")]
 pub use schedules::Replaces;
 pub use schedules::ScheduleRow;
@@ -290,6 +295,18 @@ statements! {
     ENDS = "read" "ends";
     ENDS_SNAPSHOT = "read" "ends_snapshot";
     RUN_NOW = "job" "run_now";
+    EXPIRE = "job" "expire";
+    ADMIT = "lane" "admit";
+    TEND_LANES = "lane" "tend_lanes";
+    PUT_LANES = "lane" "put_lanes";
+    ADOPT_JOBS = "lane" "adopt_jobs";
+    REMOVE_LANES = "lane" "remove_lanes";
+    FORGET_LANES = "lane" "forget_lanes";
+    LANE_SETTINGS = "lane" "lane_settings";
+    SET_LANE = "lane" "set_lane";
+    LIST_LANES = "lane" "list_lanes";
+    HELD_FOR = "lane" "held_for";
+    SWEEP_LANES = "lane" "sweep_lanes";
     DEAD_LETTERS = "read" "dead_letters";
     DEAD_LETTER = "read" "dead_letter";
     DEAD_COUNTS = "read" "dead_counts";

@@ -31,7 +31,7 @@ impl<T: Copy> Change<T> {
         if let Self::Set(value) = self { Some(value) } else { None }
     }
 
-    fn is_set(self) -> bool {
+    pub(super) fn is_set(self) -> bool {
         !matches!(self, Self::Leave)
     }
 }

@@ -13,7 +13,7 @@ use super::{
     RESET_WORKERS, SCAN_DUE, SCAN_GATE, SILENT_WORKERS, SUSPECT, SUSPECTS, TAKE_DUE, TAKE_OVER, TAKE_TURNS,
     WORKERS_OF_HOST,
     call::{Store, StoreError},
-    rows::{DueJob, EndedAttempt, Gate, HostWorker, Registration, Suspect, Suspects, Turns, ended},
+    rows::{DueJob, EndedAttempt, Gate, HostWorker, Registration, Suspect, Suspects, Turns, due_jobs, ended},
     waiting::{
         Fleet, Found, KindMessages, Misnamed, QueueStats, QueueSubmitted, Unserved, Waiting, bind_messages,
     },
@@ -24,20 +24,6 @@ use crate::job::{JobId, claim::ClaimKey};
 const SCANNED_WITHIN: Duration = Duration::from_mins(3);
 /// How long counting all live jobs may take.
 const MEASURED_WITHIN: Duration = Duration::from_secs(20);
-
-fn due_jobs(rows: &[PgRow]) -> Result<Vec<DueJob>, StoreError> {
-    let due = |row: &PgRow| {
-        Ok(DueJob {
-            id: row.try_get("id")?,
-            queue: row.try_get("queue")?,
-            kind: row.try_get("kind")?,
-            dispatch: row.try_get("dispatch")?,
-            clear_reason: row.try_get("clear_reason")?,
-            trace_context: row.try_get("trace_context")?,
-        })
-    };
-    Ok(rows.iter().map(due).collect::<Result<_, sqlx::Error>>()?)
-}
 
 /// The most queues that one look for lost messages covers.
 const NAMES_MAX: i64 = 1_000;
@@ -77,7 +63,7 @@ impl Store {
 
     /// Takes at most `limit` due jobs to publish now, in the order in which they are due.
     pub async fn take_due(&self, limit: i64) -> Result<Vec<DueJob>, StoreError> {
-        due_jobs(&self.rows(query(TAKE_DUE).bind(limit)).await?)
+        Ok(due_jobs(&self.rows(query(TAKE_DUE).bind(limit)).await?)?)
     }
 
     /// Records what the stream held at a moment.
@@ -127,7 +113,7 @@ impl Store {
         worker_id: &str,
     ) -> Result<Vec<DueJob>, StoreError> {
         let reclaim = query(RECLAIM_LOST).bind(queue).bind(before).bind(limit).bind(worker_id);
-        due_jobs(&self.rows(reclaim.bind(visible_in)).await?)
+        Ok(due_jobs(&self.rows(reclaim.bind(visible_in)).await?)?)
     }
 
     /// Returns at most `limit` queues in which a due job has counted as published for longer than `margin`, the last
@@ -179,6 +165,8 @@ impl Store {
             workers: row.try_get("workers")?,
             next_tick_s: row.try_get("next_tick_s")?,
             has_silent: row.try_get("has_silent")?,
+            has_lanes: row.try_get("has_lanes")?,
+            has_expiries: row.try_get("has_expiries")?,
             settings: row.try_get("settings")?,
         })
     }

@@ -45,13 +45,62 @@ pub(crate) struct NewJob {
     /// The sequence and the time of a submission's message.
     pub(crate) message: Option<(u64, DateTime<Utc>)>,
     pub(crate) published_by: PublishedBy,
+    /// `None`: none of them.
+    pub(crate) rare: Option<Box<RareOptions>>,
+}
+
+/// The options that few jobs have, as enqueue.sql reads them.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub(crate) struct RareOptions {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) lane: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) priority: Option<i16>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) not_after: Option<DateTime<Utc>>,
+    /// `cancelled`; `None`: a dead letter.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) expires_as: Option<&'static str>,
+    /// `queued`, `live` or `replace`: see `tenure.take_key`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) key_while: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) lasting_key: Option<String>,
+    /// The longest wait of a job whose time is moved on, in seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) longest_s: Option<f64>,
 }
 
 impl NewJob {
+    /// The lane that its producer said.
+    pub(crate) fn lane(&self) -> Option<&str> {
+        self.rare.as_ref()?.lane.as_deref()
+    }
+
+    /// The scope and the key that may keep this job from being created.
+    pub(crate) fn any_key(&self) -> Option<(String, String)> {
+        self.key.clone().or_else(|| {
+            let rare = self.rare.as_ref()?;
+            let lasts = if rare.key_while == Some("live") { "live" } else { "queued" };
+            Some((format!("{}/{lasts}", self.queue), rare.lasting_key.clone()?))
+        })
+    }
+
+    /// Whether the job is due as it is created.
+    pub(crate) fn is_due(&self) -> bool {
+        // The database rounds a delay below a microsecond to zero.
+        let has_passed = |at: DateTime<Utc>| at <= Utc::now();
+        self.run_at.is_none_or(has_passed) && self.delay.is_none_or(|delay| delay.is_zero())
+    }
+
     /// Whether the job is due, without a key, and published by its caller.
     pub(super) fn is_plain(&self) -> bool {
         let is_due = self.run_at.is_none() && self.delay.is_none();
-        is_due && self.key.is_none() && self.message.is_none() && self.published_by == PublishedBy::Caller
+        is_due
+            && self.key.is_none()
+            && self.message.is_none()
+            && self.rare.is_none()
+            && self.published_by == PublishedBy::Caller
     }
 }
 
@@ -222,6 +271,10 @@ pub(crate) struct Turns {
     pub(crate) next_tick_s: Option<f64>,
     /// Whether a worker has missed its renewal.
     pub(crate) has_silent: bool,
+    /// Whether a queue has lanes.
+    pub(crate) has_lanes: bool,
+    /// Whether a job may expire.
+    pub(crate) has_expiries: bool,
     /// A hash of the queues' settings.
     pub(crate) settings: Option<String>,
 }
@@ -523,4 +576,19 @@ mod tests {
             assert_eq!(compact(json), compacted);
         }
     }
+}
+
+/// Reads jobs that were taken to be published.
+pub(super) fn due_jobs(rows: &[PgRow]) -> Result<Vec<DueJob>, sqlx::Error> {
+    let due = |row: &PgRow| {
+        Ok(DueJob {
+            id: row.try_get("id")?,
+            queue: row.try_get("queue")?,
+            kind: row.try_get("kind")?,
+            dispatch: row.try_get("dispatch")?,
+            clear_reason: row.try_get("clear_reason")?,
+            trace_context: row.try_get("trace_context")?,
+        })
+    };
+    rows.iter().map(due).collect()
 }

@@ -106,6 +106,7 @@ impl<S: Send + Sync + 'static> Life<S> {
             config,
             store,
             nats,
+            publications: builder.tenure.publications().clone(),
             recovery: builder.recovery,
             health: builder.health,
             hooks,

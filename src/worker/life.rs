@@ -20,6 +20,7 @@ use super::{
         claims::{ReleaseUnanswered, TryClaims},
         control::{FollowSettings, Listen},
         figures::{MeasureMessages, Report, ShowFleet},
+        lanes::{Admit, Tidy},
         recovery::{Look, Scan, Sweep},
         relay::{PublishDue, Reclaim, Relay, Tick},
         turns::TakeTurns,
@@ -34,6 +35,7 @@ use super::{
 };
 use crate::{
     config::Config,
+    enqueue::publish::Publications,
     nats::{Control, Nats},
     observe::{health::Health, hooks::Hooks, metrics::Gauges},
     recover::{
@@ -51,6 +53,7 @@ pub(super) struct Life<S> {
     pub(super) config: Config,
     pub(super) store: Store,
     pub(super) nats: Nats,
+    pub(super) publications: Publications,
     pub(super) recovery: Vec<Recovery>,
     pub(super) health: Health,
     pub(super) hooks: Hooks,
@@ -224,6 +227,11 @@ impl<S: Send + Sync + 'static> Life<S> {
             hostname: self.hostname.clone(),
         });
         loops.spawn(common.report.clone());
+        loops.spawn(Admit {
+            store: store(),
+            publications: self.publications.clone(),
+            ended: self.attempts.settle.ended_lanes().clone(),
+        });
         loops.spawn(ReleaseUnanswered { deliver: self.attempts.deliver.clone() });
         loops.spawn(FollowSettings {
             store: store(),
@@ -276,15 +284,26 @@ impl<S: Send + Sync + 'static> Life<S> {
             });
         }
         if self.takes_part(Recovery::Relay) {
-            loops.spawn(PublishDue { relay: relay(), every: timing.relay_every });
-            loops.spawn(Tick { relay: relay() });
-            loops.spawn(Reclaim {
-                relay: relay(),
-                topology: common.topology.clone(),
-                timing: timing.clone(),
-                worker_id: worker_id(),
-            });
+            self.spawn_relay(loops, common);
         }
+    }
+
+    fn spawn_relay(&self, loops: &mut Loops, common: &Common) {
+        let (relay, timing) = (|| common.relay.clone(), &self.config.timing);
+        loops.spawn(PublishDue { relay: relay(), every: timing.relay_every });
+        loops.spawn(Tick { relay: relay() });
+        loops.spawn(Tidy {
+            store: self.store.clone(),
+            turns: common.turns.clone(),
+            hooks: self.hooks.clone(),
+            every: timing.relay_every * 10,
+        });
+        loops.spawn(Reclaim {
+            relay: relay(),
+            topology: common.topology.clone(),
+            timing: timing.clone(),
+            worker_id: self.worker_id.clone(),
+        });
     }
 
     fn pull(&self, topology: &Arc<Topology>, stop: &CancellationToken) -> JoinSet<JoinSet<()>> {

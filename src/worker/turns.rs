@@ -105,6 +105,8 @@ struct State {
     workers: u32,
     next_tick: Option<Instant>,
     has_silent: bool,
+    has_lanes: bool,
+    has_expiries: bool,
     settings: Option<String>,
     /// Since when the work has failed without a success.
     failing_since: [Option<Instant>; Turn::ALL.len()],
@@ -189,6 +191,16 @@ impl Turns {
         self.state().left_until[turn as usize].is_some_and(|until| Instant::now() < until)
     }
 
+    /// Whether a queue has lanes, as far as the database has told.
+    pub(super) fn has_lanes(&self) -> bool {
+        self.state().has_lanes
+    }
+
+    /// Whether a job may expire, as far as the database has told.
+    pub(super) fn has_expiries(&self) -> bool {
+        self.state().has_expiries
+    }
+
     /// Asks for turns now: some may be free, or there is more to do.
     pub(super) fn ask(&self) {
         self.asked.notify_one();
@@ -247,6 +259,7 @@ impl Turns {
         }
         state.workers = u32::try_from(told.workers).unwrap_or(u32::MAX);
         state.has_silent = told.has_silent;
+        (state.has_lanes, state.has_expiries) = (told.has_lanes, told.has_expiries);
         state.next_tick = told.next_tick_s.and_then(|seconds| {
             // Look a little late rather than early: an early look finds nothing.
             let wait = Duration::try_from_secs_f64(seconds.max(0.0)).ok()? + Duration::from_millis(2);

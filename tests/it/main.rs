@@ -45,6 +45,7 @@ mod given;
 mod guide;
 mod health;
 mod hooks;
+mod lanes;
 mod layers;
 mod import;
 mod life;

@@ -222,6 +222,7 @@ mod tests {
 
     fn claim(job: JobId, token: i64, trace_context: Option<String>) -> Claim {
         Claim {
+            lane: None,
             key: ClaimKey { job, token: FencingToken(token), claim: uuid::Uuid::nil() },
             queue: "q".into(),
             kind: "k".into(),

@@ -10,6 +10,7 @@ SELECT u.ord,
        q.paused_at IS NOT NULL AS paused, q.max_running IS NOT NULL AS limited,
        extract(epoch FROM j.scheduled_at - statement_timestamp())::float8 AS due_in_s,
        extract(epoch FROM j.last_activity_at + j.stale_after - statement_timestamp())::float8 AS stale_in_s,
+       coalesce(j.not_after <= statement_timestamp(), false) AS expired,
        f.finished IS NOT NULL AS finished
   FROM unnest((SELECT $1::uuid[]), $2::int[]) AS u(id, ord)
   LEFT JOIN tenure.jobs j ON j.id = u.id AND j.id = ANY ((SELECT $1::uuid[])::uuid[])

@@ -155,7 +155,7 @@ impl StoreError {
         error.as_database_error().is_some() && !Self::says_gone(error)
     }
 
-    pub(in crate::store) fn is_deadlock(&self) -> bool {
+    pub(crate) fn is_deadlock(&self) -> bool {
         self.has_code(|code| code == "40P01")
     }
 

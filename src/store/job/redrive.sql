@@ -21,8 +21,8 @@ WITH picked AS MATERIALIZED (
     DELETE FROM tenure.dead_letter_jobs d USING picked WHERE d.id = picked.id
 )
 INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, fencing_token, created_at, scheduled_at,
-       checkpoint, trace_context, last_error, dispatch, publish_at, clear_reason)
+       checkpoint, trace_context, last_error, dispatch, publish_at, clear_reason, lane, priority)
 SELECT id, queue, kind, payload, max_attempts, fencing_token, created_at, clock_timestamp(),
-       checkpoint, trace_context, last_error, dispatch, clock_timestamp(), 'redriven'
+       checkpoint, trace_context, last_error, dispatch, clock_timestamp(), 'redriven', lane, priority
   FROM picked
 RETURNING id

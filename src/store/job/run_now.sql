@@ -2,15 +2,29 @@
 --
 --   $1 ids
 --
--- One row a job that waited. The relay publishes it; a message that is already on its way does no harm.
+-- One row a job that waited for its time. The relay publishes it; a message that is already on its way does no harm.
+-- A held job becomes due in its lane, and waits there for a slot, a token and its turn as the others do.
 WITH waiting AS MATERIALIZED (
-    SELECT id FROM tenure.jobs
+    SELECT id, lane, publish_at IS NOT DISTINCT FROM '9999-01-01 00:00:00+00' AS is_held
+      FROM tenure.jobs
      WHERE id = ANY ($1::uuid[]) AND status = 'queued' AND scheduled_at > statement_timestamp()
      ORDER BY id
        FOR NO KEY UPDATE
+), lined AS (
+    UPDATE tenure.lane_jobs l
+       SET due_at = clock_timestamp()
+     WHERE l.job_id = ANY (ARRAY(SELECT id FROM waiting WHERE is_held)) AND l.due_at > statement_timestamp()
+    RETURNING l.job_id, l.queue, l.lane
+), woken AS (
+    INSERT INTO tenure.lane_wakes (at, queue, lane, job_id)
+    SELECT clock_timestamp(), queue, lane, job_id FROM lined
+), due AS (
+    UPDATE tenure.jobs j
+       SET scheduled_at = clock_timestamp(), publish_at = clock_timestamp(), published_at = NULL
+      FROM waiting
+     WHERE j.id = waiting.id AND NOT waiting.is_held
+    RETURNING j.id
 )
-UPDATE tenure.jobs j
-   SET scheduled_at = clock_timestamp(), publish_at = clock_timestamp(), published_at = NULL
-  FROM waiting
- WHERE j.id = waiting.id
-RETURNING j.id
+SELECT id FROM due
+ UNION ALL
+SELECT job_id FROM lined

@@ -7,6 +7,7 @@ pub(super) mod alive;
 pub(super) mod claims;
 pub(super) mod control;
 pub(super) mod figures;
+pub(super) mod lanes;
 pub(super) mod recovery;
 pub(super) mod relay;
 pub(super) mod turns;

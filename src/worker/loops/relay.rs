@@ -9,13 +9,16 @@ use crate::{
     config::Timing,
     nats::Nats,
     proof::fault,
-    recover::{cron, relay},
+    recover::{cron, lanes, relay},
     store::Store,
     worker::{
         topology::Topology,
         turns::{self, Turn, Turns, Went},
     },
 };
+
+/// One look of so many also looks for slots of jobs that ended unseen.
+const JUDGED_EVERY: u32 = 10;
 
 /// The pause before a failed tick is tried again.
 const TICKS_TRIED_EVERY: Duration = Duration::from_secs(1);
@@ -43,6 +46,13 @@ impl Relay {
         };
         self.turns.note(Turn::Relay, went, began);
     }
+
+    /// Releases what lanes may release.
+    async fn tend_lanes(&self, judge: bool) {
+        if let Err(error) = lanes::tend(&self.store, &self.nats, &self.stop, judge).await {
+            tracing::debug!(%error, "could not look after lanes; the worker will retry");
+        }
+    }
 }
 
 /// Publishes due jobs at intervals.
@@ -56,10 +66,18 @@ impl Work for PublishDue {
     const NAME: &'static str = "relay";
 
     async fn run(self) {
+        let mut judged_at = Instant::now();
         loop {
             self.relay.turns.wait_for(Turn::Relay).await;
             fault::end_by_panic("relay");
             self.relay.publish_due().await;
+            if self.relay.turns.has_lanes() {
+                let judge = judged_at.elapsed() >= self.every * JUDGED_EVERY;
+                if judge {
+                    judged_at = Instant::now();
+                }
+                self.relay.tend_lanes(judge).await;
+            }
             sleep(jittered(self.every)).await;
         }
     }

@@ -227,6 +227,7 @@ fn category(of: &str) -> &'static str {
         "invalid_payload" => "The handler cannot read the payload",
         "invalid_output" => "The output cannot be stored",
         "unknown_kind" => "No worker knew the kind for too long",
+        "expired" => "Not started by its time",
         "malformed" => "The message is not a job",
         "too_large" => "Too large",
         _ => "Failed",

@@ -4,4 +4,4 @@
 INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, scheduled_at, trace_context, dispatch,
                          published_at)
 VALUES ($1, $2, $3, $4::text::jsonb, $5, statement_timestamp(), $6, 1, clock_timestamp())
-RETURNING id, true AS has_message
+RETURNING id, published_at IS NOT NULL AS has_message

@@ -9,4 +9,4 @@ INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, scheduled_at, t
 SELECT u.id, ($5::text[])[u.shape], ($6::text[])[u.shape], u.payload::jsonb, ($7::int[])[u.shape],
        statement_timestamp(), u.trace_context, 1, clock_timestamp()
   FROM unnest((SELECT $1::uuid[]), $2::int[], $3::text[], $4::text[]) AS u(id, shape, payload, trace_context)
-RETURNING id, true AS has_message
+RETURNING id, published_at IS NOT NULL AS has_message

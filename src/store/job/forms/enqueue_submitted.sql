@@ -6,11 +6,11 @@
 -- Made of parts: `scripts/statement enqueue_submitted` prints it whole.
 -- include job/parts/enqueue_fresh.sql
 INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, scheduled_at, trace_context,
-                         dispatch, publish_at, published_at, created_at)
+                         dispatch, publish_at, published_at, created_at, lane, priority, not_after, expires_as)
 SELECT id, queue, kind, payload::jsonb, max_attempts, due_at, trace_context, 0,
        CASE WHEN NOT has_message THEN due_at END,
        CASE WHEN has_message THEN clock_timestamp() END,
-       least(stream_published_at, clock_timestamp())
+       least(stream_published_at, clock_timestamp()), lane, priority, not_after, expires_as
   FROM fresh
  WHERE (SELECT set_config('tenure.submitted', 'on', true)) IS NOT NULL
 RETURNING id, published_at IS NOT NULL AS has_message

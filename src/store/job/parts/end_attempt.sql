@@ -4,7 +4,8 @@
 --   cancel asked for, or the handler cancelled         → job_history, cancelled
 --   failed for good, out of attempts, or lost while its
 --   kind must not run twice                            → dead_letter_jobs, with the last hundred attempts
---   else                                               → queued; the relay publishes when due
+--   else                                               → queued; the relay publishes when due. In a queue with lanes:
+--                                                        held, and due in its lane then; an ordered lane waits for it
 --
 -- The rows are locked and were read after the wait for the lock, so the two branches below can neither
 -- miss a row nor share one. A snooze and a release do not charge the attempt; the token is never reset.
@@ -21,7 +22,10 @@
            clock_timestamp() + interval '1 second' * coalesce(delay_s,
                 CASE WHEN losses = 0 THEN 0
                      ELSE least(300, 5 * power(2, least(losses, 16) - 1)) * (0.75 + 0.5 * random())
-                END) AS due_at
+                END) AS due_at,
+           CASE WHEN lane IS NULL THEN false
+                ELSE coalesce((SELECT NOT s.ordered AND s.removed_at IS NULL FROM tenure.lane_settings s
+                                WHERE s.queue = locked.queue), false) END AS to_lane
       FROM locked
 ), requeued AS (
     UPDATE tenure.jobs j
@@ -33,8 +37,8 @@
            stale_after      = NULL,
            last_activity_at = NULL,
            started_at       = NULL,
-           scheduled_at     = r.due_at,
-           publish_at       = r.due_at,
+           scheduled_at     = CASE WHEN r.to_lane THEN '9999-01-01 00:00:00+00' ELSE r.due_at END,
+           publish_at       = CASE WHEN r.to_lane THEN '9999-01-01 00:00:00+00' ELSE r.due_at END,
            published_at     = NULL,
            clear_reason     = r.reason,
            losses           = j.losses + CASE WHEN r.verdict = 'lost' THEN 1 ELSE 0 END,
@@ -42,6 +46,17 @@
       FROM routed r
      WHERE j.id = r.id AND r.route = 'queued'
        AND j.id = ANY (ARRAY(SELECT id FROM locked))
+), lined AS (
+    INSERT INTO tenure.lane_jobs (job_id, queue, lane, priority, due_at)
+    SELECT id, queue, lane, coalesce(priority, 0), due_at
+      FROM routed
+     WHERE route = 'queued' AND to_lane
+        ON CONFLICT (job_id) DO UPDATE SET place = NULL, due_at = excluded.due_at
+), woken AS (
+    INSERT INTO tenure.lane_wakes (at, queue, lane, job_id)
+    SELECT due_at, queue, lane, id
+      FROM routed
+     WHERE route = 'queued' AND to_lane
 ), audited AS (
     INSERT INTO tenure.job_executions (job_id, fencing_token, attempt, claim_id, worker_id, started_at,
            finished_at, outcome, error)
@@ -54,12 +69,15 @@
      WHERE j.id = r.id AND r.route <> 'queued'
        AND j.id = ANY (ARRAY(SELECT id FROM locked))
     RETURNING j.*, r.route, r.verdict, r.error, r.category
+), unlined AS (
+    DELETE FROM tenure.lane_jobs l WHERE l.job_id = ANY (ARRAY(SELECT id FROM gone WHERE lane IS NOT NULL))
 ), cancelled AS (
     INSERT INTO tenure.job_history (id, queue, kind, payload, status, attempt, max_attempts, fencing_token,
            claim_id, worker_id, created_at, scheduled_at, started_at, last_activity_at, finished_at,
            stage, progress, message, trace_context, last_error)
     SELECT id, queue, kind, payload, 'cancelled', attempt, max_attempts, fencing_token,
-           claim_id, worker_id, created_at, scheduled_at, started_at, last_activity_at, clock_timestamp(),
+           claim_id, worker_id, created_at, least(scheduled_at, clock_timestamp()), started_at, last_activity_at,
+           clock_timestamp(),
            stage, progress, message, trace_context, coalesce(error, last_error)
       FROM gone
      WHERE route = 'cancelled'
@@ -67,14 +85,14 @@
     INSERT INTO tenure.dead_letter_jobs (id, queue, kind, payload, attempt, max_attempts, fencing_token,
            claim_id, worker_id, created_at, scheduled_at, started_at, last_activity_at, died_at,
            stage, progress, message, checkpoint, trace_context, losses, dispatch, last_outcome, last_error,
-           category, execution_history)
+           category, lane, priority, execution_history)
     SELECT id, queue, kind, payload, attempt, max_attempts, fencing_token,
-           claim_id, worker_id, created_at, scheduled_at, started_at, last_activity_at, clock_timestamp(),
+           claim_id, worker_id, created_at, least(scheduled_at, clock_timestamp()), started_at, last_activity_at, clock_timestamp(),
            stage, progress, message, checkpoint, trace_context,
            losses + CASE WHEN verdict = 'lost' THEN 1 ELSE 0 END, dispatch,
            CASE WHEN claim_id IS NULL THEN NULL WHEN verdict = 'lost' THEN 'lost' ELSE 'failed' END,
            coalesce(error, last_error, 'no reason given'),
-           coalesce(category, CASE verdict WHEN 'retried' THEN 'exhausted' ELSE 'permanent' END),
+           coalesce(category, CASE verdict WHEN 'retried' THEN 'exhausted' ELSE 'permanent' END), lane, priority,
            coalesce((SELECT jsonb_agg(to_jsonb(e) - 'job_id' - 'claim_id' ORDER BY e.fencing_token)
                        FROM (SELECT * FROM tenure.job_executions e WHERE e.job_id = gone.id
                               ORDER BY e.fencing_token DESC LIMIT 100) e), '[]')
@@ -89,12 +107,13 @@
        SET (queue, kind, payload, raw_payload, subject, attempt, max_attempts, fencing_token,
            claim_id, worker_id, created_at, scheduled_at, started_at, last_activity_at, died_at,
            stage, progress, message, checkpoint, trace_context, losses, dispatch, last_outcome, last_error,
-           category, execution_history, ended_xid)
+           category, lane, priority, execution_history, ended_xid)
          = (excluded.queue, excluded.kind, excluded.payload, NULL, NULL, excluded.attempt, excluded.max_attempts,
            excluded.fencing_token, excluded.claim_id, excluded.worker_id, excluded.created_at, excluded.scheduled_at,
            excluded.started_at, excluded.last_activity_at, excluded.died_at, excluded.stage, excluded.progress,
            excluded.message, excluded.checkpoint, excluded.trace_context, excluded.losses, excluded.dispatch,
-           excluded.last_outcome, excluded.last_error, excluded.category, excluded.execution_history,
+           excluded.last_outcome, excluded.last_error, excluded.category, excluded.lane, excluded.priority,
+           excluded.execution_history,
            excluded.ended_xid)
 ), noted AS (
     INSERT INTO tenure.recovery_events (event, path, job_id, fencing_token, owner_before, silence, reason,

@@ -1,0 +1,13 @@
+-- set_lane: settings of one lane of a queue. NULL: as the queue's other lanes.
+--
+--   $1 queue  $2 lane  $3 whether to change the weight  $4 to what  $5 whether to change the limit  $6 to what
+--
+-- No row: the queue has no lanes. The relay looks at the lane at once.
+INSERT INTO tenure.lanes AS l (queue, lane, weight, running, next_at)
+SELECT $1, $2, CASE WHEN $3 THEN $4::float8 END, CASE WHEN $5 THEN $6::int END, clock_timestamp()
+ WHERE EXISTS (SELECT FROM tenure.lane_settings s WHERE s.queue = $1 AND s.removed_at IS NULL)
+    ON CONFLICT (queue, lane) DO UPDATE
+   SET weight  = CASE WHEN $3 THEN $4::float8 ELSE l.weight END,
+       running = CASE WHEN $5 THEN $6::int ELSE l.running END,
+       next_at = clock_timestamp()
+RETURNING l.weight, l.running

@@ -1,0 +1,6 @@
+-- tend_lanes: release what may go, of all queues with lanes. The relay calls it at each look, and publishes the jobs.
+--
+--   $1 the most jobs of each queue  $2 whether to look for slots whose jobs ended unseen
+--
+-- See tenure.tend_lanes in migrations/0015_lanes.sql.
+SELECT id, queue, kind, dispatch, clear_reason, trace_context FROM tenure.tend_lanes($1, $2)

@@ -1,0 +1,245 @@
+//! Lanes: limits by key, turns, rates, priority, order, debounce, expiry. A ledger of the test's own counts what ran.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+use tenure::{
+    JobContext, JobRequest, KindOptions, Worker, WorkerBuilder,
+    lanes::{LaneOptions, Lanes},
+};
+
+use crate::harness::{Bench, Running, bench};
+
+/// What handlers have done: independent of every table of tenure's.
+#[derive(Clone, Default)]
+struct Ledger(Arc<Mutex<Kept>>);
+
+#[derive(Default)]
+struct Kept {
+    now: HashMap<String, u32>,
+    most: HashMap<String, u32>,
+    /// Lane, name and time of each start.
+    starts: Vec<(String, String, Instant)>,
+}
+
+impl Ledger {
+    fn start(&self, of: &Value) -> String {
+        let lane = of["lane"].as_str().unwrap_or_default().to_owned();
+        let mut kept = self.0.lock().unwrap();
+        let now = kept.now.entry(lane.clone()).or_default();
+        *now += 1;
+        let now = *now;
+        let most = kept.most.entry(lane.clone()).or_default();
+        *most = now.max(*most);
+        kept.starts.push((lane.clone(), of["name"].to_string(), Instant::now()));
+        lane
+    }
+
+    fn end(&self, lane: &str) {
+        *self.0.lock().unwrap().now.get_mut(lane).unwrap() -= 1;
+    }
+
+    fn most(&self) -> u32 {
+        self.0.lock().unwrap().most.values().copied().max().unwrap_or_default()
+    }
+
+    fn starts(&self) -> Vec<(String, String, Instant)> {
+        self.0.lock().unwrap().starts.clone()
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.starts().into_iter().map(|(_, name, _)| name).collect()
+    }
+}
+
+/// A worker whose handler takes `ms` of the payload.
+fn worker<'t>(bench: &'t Bench, ledger: &Ledger, slots: u32) -> WorkerBuilder<()> {
+    let ledger = ledger.clone();
+    let handler = move |of: Value, _: JobContext| {
+        let ledger = ledger.clone();
+        async move {
+            let lane = ledger.start(&of);
+            tokio::time::sleep(Duration::from_millis(of["ms"].as_u64().unwrap_or(0))).await;
+            ledger.end(&lane);
+        }
+    };
+    Worker::builder(&bench.tenure).handle_any(KindOptions::new(), handler).concurrency("q", slots)
+}
+
+fn job(lane: &str, name: u32, ms: u64) -> JobRequest {
+    JobRequest::new("q", "k", json!({"lane": lane, "name": name, "ms": ms})).lane(lane)
+}
+
+async fn drained(bench: &Bench, jobs: u32) {
+    bench.until_count("tenure.job_history WHERE status = 'completed'", i64::from(jobs)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lane_never_runs_more_jobs_than_its_limit() {
+    let bench = bench().await;
+    bench.tenure.put_lanes("q", Lanes::new().running(2)).await.unwrap();
+    let ledger = Ledger::default();
+    let workers = [worker(&bench, &ledger, 8), worker(&bench, &ledger, 8)].map(Running::start);
+    let jobs = (0..60).map(|n| job(["a", "b", "c"][n as usize % 3], n, 10));
+    bench.tenure.enqueue_many(jobs).await.unwrap();
+    for n in 60..90 {
+        bench.tenure.enqueue(job("a", n, 5)).await.unwrap();
+    }
+    drained(&bench, 90).await;
+    assert_eq!(ledger.most(), 2, "and both slots were used");
+    bench.until_count("tenure.lane_jobs", 0).await;
+    for worker in workers {
+        worker.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lanes_take_turns_whatever_their_backlog() {
+    let bench = bench().await;
+    bench.tenure.put_lanes("q", Lanes::new().turns()).await.unwrap();
+    bench.tenure.enqueue_many((0..400).map(|n| job("a", n, 20))).await.unwrap();
+    let ledger = Ledger::default();
+    let worker = Running::start(worker(&bench, &ledger, 4));
+    bench.until_count("tenure.job_history", 20).await;
+    bench.tenure.enqueue(job("b", 1000, 0)).await.unwrap();
+    let asked = Instant::now();
+    let started = loop {
+        if let Some(start) = ledger.starts().into_iter().find(|(lane, ..)| lane == "b") {
+            break start.2;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    };
+    assert!(started.duration_since(asked) < Duration::from_millis(700), "{:?}", started - asked);
+    assert!(ledger.starts().len() < 400, "a's backlog was still there");
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lane_of_a_greater_weight_gets_more_turns() {
+    let bench = bench().await;
+    bench.tenure.put_lanes("q", Lanes::new().turns()).await.unwrap();
+    bench.tenure.set_lane("q", "heavy", LaneOptions::new().weight(3.0)).await.unwrap();
+    let jobs = (0..400).map(|n| job(["heavy", "light"][n as usize % 2], n, 2));
+    bench.tenure.enqueue_many(jobs).await.unwrap();
+    let ledger = Ledger::default();
+    let worker = Running::start(worker(&bench, &ledger, 4));
+    bench.until_count("tenure.job_history", 160).await;
+    worker.stop().await;
+    let starts = ledger.starts();
+    let heavy = starts[..160].iter().filter(|(lane, ..)| lane == "heavy").count();
+    assert!((110..=130).contains(&heavy), "{heavy} of 160");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rate_starts_no_more_jobs_than_it_has_tokens() {
+    let bench = bench().await;
+    let lanes = Lanes::new().rate(20, Duration::from_secs(1)).burst(5);
+    bench.tenure.put_lanes("q", lanes).await.unwrap();
+    let ledger = Ledger::default();
+    let worker = Running::start(worker(&bench, &ledger, 50));
+    bench.until_count("tenure.workers", 1).await;
+    let began = Instant::now();
+    bench.tenure.enqueue_many((0..45).map(|n| job("a", n, 0))).await.unwrap();
+    drained(&bench, 45).await;
+    let took = began.elapsed();
+    // 5 at once, and 40 at 20 a second.
+    assert!((1_900..3_000).contains(&took.as_millis()), "{took:?}");
+    let starts: Vec<_> = ledger.starts().into_iter().map(|(.., at)| at).collect();
+    let in_a_second = |from: &Instant| {
+        starts.iter().filter(|at| *at >= from && **at < *from + Duration::from_secs(1)).count()
+    };
+    let most = starts.iter().map(in_a_second).max().unwrap();
+    assert!(most <= 26, "{most} in a second");
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_of_a_lane_run_by_priority() {
+    let bench = bench().await;
+    bench.tenure.put_lanes("q", Lanes::new().running(1)).await.unwrap();
+    for (name, priority) in [(0, 0), (1, 5), (2, 0), (3, -1), (4, 5)] {
+        bench.tenure.enqueue(job("a", name, 0).priority(priority)).await.unwrap();
+    }
+    let ledger = Ledger::default();
+    let worker = Running::start(worker(&bench, &ledger, 4));
+    drained(&bench, 5).await;
+    // The first was released before the others came.
+    assert_eq!(ledger.names(), ["0", "3", "2", "1", "4"]);
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_ordered_lane_runs_its_jobs_one_after_another_retries_included() {
+    let bench = bench().await;
+    bench.tenure.put_lanes("q", Lanes::new().ordered()).await.unwrap();
+    let ledger = Ledger::default();
+    let of_handler = ledger.clone();
+    let handler = move |of: Value, ctx: JobContext| {
+        let ledger = of_handler.clone();
+        async move {
+            let lane = ledger.start(&of);
+            ledger.end(&lane);
+            if of["name"] == json!(1) && ctx.attempt() < 3 { Err("again") } else { Ok(()) }
+        }
+    };
+    let retry = KindOptions::new().backoff(tenure::Backoff::fixed(Duration::from_millis(150)));
+    let worker =
+        Running::start(Worker::builder(&bench.tenure).handle_any(retry, handler).concurrency("q", 8));
+    bench.tenure.enqueue_many((0..4).map(|n| job("a", n, 0))).await.unwrap();
+    bench.tenure.enqueue_many((0..2).map(|n| job("b", 10 + n, 0))).await.unwrap();
+    drained(&bench, 6).await;
+    let of = |lane: &str| -> Vec<_> {
+        ledger.starts().into_iter().filter(|(of, ..)| of == lane).map(|(_, name, _)| name).collect()
+    };
+    assert_eq!(of("a"), ["0", "1", "1", "1", "2", "3"]);
+    assert_eq!(of("b"), ["10", "11"]);
+    assert_eq!(ledger.most(), 1);
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_debounced_job_runs_once_with_its_last_payload() {
+    let bench = bench().await;
+    let ledger = Ledger::default();
+    let worker = Running::start(worker(&bench, &ledger, 4));
+    let wait = Duration::from_millis(400);
+    let debounced = |name| job("a", name, 0).replace("doc").after(wait).longest_wait(Duration::from_secs(60));
+    let first = bench.tenure.enqueue(debounced(0)).await.unwrap();
+    for n in 1..6 {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let again = bench.tenure.enqueue(debounced(n)).await.unwrap();
+        assert_eq!((again.id, again.duplicate), (first.id, true));
+    }
+    drained(&bench, 1).await;
+    assert_eq!(ledger.names(), ["5"]);
+    let next = bench.tenure.enqueue(job("a", 6, 0).replace("doc")).await.unwrap();
+    assert!(!next.duplicate && next.id != first.id);
+    drained(&bench, 2).await;
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_was_not_started_by_its_time_expires_and_says_so() {
+    let bench = bench().await;
+    let soon = chrono::Utc::now() + chrono::TimeDelta::milliseconds(300);
+    let dead = bench.tenure.enqueue(job("a", 1, 0).not_after(soon)).await.unwrap().id;
+    let later = job("a", 2, 0).not_after(soon).delay(Duration::from_secs(1));
+    let cancelled = bench.tenure.enqueue(later.on_expiry(tenure::OnExpiry::Cancel)).await.unwrap().id;
+    let fine =
+        bench.tenure.enqueue(job("a", 3, 0).not_after(soon + chrono::TimeDelta::hours(1))).await.unwrap().id;
+    tokio::time::sleep(Duration::from_millis(400)).await;
+    let ledger = Ledger::default();
+    let worker = Running::start(worker(&bench, &ledger, 4));
+    let dead = bench.until_finished(dead).await;
+    assert!(dead.last_error.unwrap().contains("expired: not started by"));
+    assert_eq!(bench.text("SELECT category, last_outcome FROM tenure.dead_letter_jobs").await, "(expired,)");
+    let cancelled = bench.until_finished(cancelled).await;
+    assert_eq!(cancelled.status, tenure::Status::Cancelled);
+    bench.until_finished(fine).await;
+    assert_eq!(ledger.names(), ["3"]);
+    worker.stop().await;
+}
