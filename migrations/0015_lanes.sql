@@ -149,29 +149,31 @@ DECLARE
     line   text[];
     first  float8;
     unused bigint;
-    -- One turn of a lane of weight 1, and the most by which a lane's earlier turns may put it back.
-    turn_1 CONSTANT float8 := 0.00001;
-    debt   CONSTANT float8 := 1000 * turn_1;
+    spare  CONSTANT bigint := 16;
+    turn_1 CONSTANT float8 := 0.00001;                      -- one turn of a lane of weight 1
 BEGIN
+    -- 1. The lanes that this call names. New ones first: a call that waits for another one's row must not hold any. A row
+    -- may also be swept while this call waits for it.
+    FOR try IN 1..3 LOOP
+        INSERT INTO tenure.lanes (queue, lane)
+        SELECT of, n FROM unnest(names) AS n
+         WHERE NOT EXISTS (SELECT FROM tenure.lanes l WHERE l.queue = of AND l.lane = n)
+         ORDER BY n
+            ON CONFLICT DO NOTHING;
+        IF EXISTS (SELECT FROM tenure.lane_settings l WHERE l.queue = of AND l.queue_rate IS NOT NULL) THEN
+            -- One call at a time: they share the queue's tokens.
+            PERFORM FROM tenure.lane_settings l WHERE l.queue = of FOR NO KEY UPDATE;
+        END IF;
+        SELECT array_agg(l.lane) INTO held
+          FROM (SELECT lane FROM tenure.lanes WHERE queue = of AND lane = ANY (names) ORDER BY lane FOR NO KEY UPDATE) l;
+        EXIT WHEN coalesce(cardinality(held), 0) >= coalesce(cardinality(names), 0);
+    END LOOP;
+    -- Not earlier: tenure.put_lanes changes settings while no call has touched the table of lanes.
     SELECT * INTO s FROM tenure.lane_settings l WHERE l.queue = of;
-    IF s.queue_rate IS NOT NULL THEN
-        -- One call at a time: they share the queue's tokens.
-        SELECT * INTO s FROM tenure.lane_settings l WHERE l.queue = of FOR NO KEY UPDATE;
-    END IF;
-
-    -- 1. The lanes that this call names.
-    -- New ones first: a call that waits for another one's row must not hold any.
-    INSERT INTO tenure.lanes (queue, lane)
-    SELECT of, n FROM unnest(names) AS n
-     WHERE NOT EXISTS (SELECT FROM tenure.lanes l WHERE l.queue = of AND l.lane = n)
-     ORDER BY n
-        ON CONFLICT DO NOTHING;
-    SELECT array_agg(l.lane) INTO held
-      FROM (SELECT lane FROM tenure.lanes WHERE queue = of AND lane = ANY (names) ORDER BY lane FOR NO KEY UPDATE) l;
     held := coalesce(held, '{}');
     moment := clock_timestamp();
 
-    -- 2. What has ended frees its slot. Released, and cancelled before a worker took it: its token comes back.
+    -- 2. What has ended frees its slot. The token of a released job that ended before a worker took it comes back.
     IF held <> '{}' AND (ended IS NULL OR ended <> '{}') THEN
         WITH freed AS (
             DELETE FROM tenure.lane_slots sl
@@ -182,8 +184,10 @@ BEGIN
             SELECT f.lane, count(*) AS jobs
               FROM freed f
              WHERE (s.rate IS NOT NULL OR s.queue_rate IS NOT NULL)
-               AND EXISTS (SELECT FROM tenure.job_history h
-                            WHERE h.id = f.job_id AND h.claim_id IS NULL AND h.fencing_token = f.fencing_token)
+               AND (EXISTS (SELECT FROM tenure.job_history h
+                             WHERE h.id = f.job_id AND h.claim_id IS NULL AND h.fencing_token = f.fencing_token)
+                    OR EXISTS (SELECT FROM tenure.dead_letter_jobs d
+                                WHERE d.id = f.job_id AND d.claim_id IS NULL AND d.fencing_token = f.fencing_token))
              GROUP BY f.lane
         ), back AS (
             UPDATE tenure.lanes l SET tokens = l.tokens + u.jobs FROM unused u WHERE l.queue = of AND l.lane = u.lane
@@ -222,7 +226,8 @@ BEGIN
       FROM (SELECT lane FROM tenure.lanes WHERE queue = of AND turn IS NOT NULL
              ORDER BY queue, turn LIMIT least(room, 1000) FOR NO KEY UPDATE SKIP LOCKED) l;
     line := held || coalesce(ARRAY(SELECT n FROM unnest(line) AS n WHERE n <> ALL (held)), '{}');
-    -- Turns count on from the clock whenever the line is empty: a lane that had many turns then is not behind a new one.
+    -- Turns count on from the clock whenever the line is empty. A lane that joins the line owes no more than its last turn:
+    -- those that it had while the others were away are not held against it.
     first := coalesce((SELECT min(turn) FROM tenure.lanes WHERE queue = of AND turn IS NOT NULL),
                       extract(epoch FROM moment) - 1700000000);
 
@@ -231,8 +236,8 @@ BEGIN
     -- it stays in the line.
     RETURN QUERY
     WITH lane AS MATERIALIZED (
-        SELECT l.lane, coalesce(l.turn, least(greatest(l.passed, first), first + debt)) AS turn, coalesce(l.weight, 1) AS weight,
-               coalesce(l.running, s.running, CASE WHEN s.ordered THEN 1 END)
+        SELECT l.lane, coalesce(l.turn, greatest(first, least(l.passed, first + turn_1 / coalesce(l.weight, 1)))) AS turn,
+               coalesce(l.weight, 1) AS weight, CASE WHEN s.ordered THEN 1 ELSE coalesce(l.running, s.running) END
                  - (SELECT count(*) FROM tenure.lane_slots sl WHERE sl.queue = of AND sl.lane = l.lane) AS free,
                CASE WHEN s.rate IS NOT NULL THEN
                    least(s.burst - (SELECT count(*) FROM tenure.lane_slots sl
@@ -257,17 +262,22 @@ BEGIN
           FROM offer o
          WHERE o.due_at <= moment AND o.n <= coalesce(o.free, o.n) AND o.n <= coalesce(o.tokens, o.n)
          ORDER BY at, o.lane, o.n
-         LIMIT room
+         LIMIT room + CASE WHEN room > 0 THEN spare ELSE 0 END
     ), got AS MATERIALIZED (
-        -- A job that another transaction has locked is passed over: it may be cancelled, or get another payload.
-        SELECT j.id FROM tenure.jobs j
-         WHERE j.id = ANY (ARRAY(SELECT job_id FROM chosen)) AND j.publish_at = never
-         ORDER BY j.id FOR NO KEY UPDATE SKIP LOCKED
+        -- A job that another transaction has locked is passed over: it may be cancelled, or get another payload. Those
+        -- chosen beyond the room stand in for it.
+        SELECT j.id
+          FROM chosen c JOIN tenure.jobs j ON j.id = c.job_id
+         WHERE j.publish_at = never
+         ORDER BY c.at, c.lane, c.n
+         LIMIT room
+           FOR NO KEY UPDATE OF j SKIP LOCKED
     ), taken AS (
         DELETE FROM tenure.lane_jobs w
          WHERE w.job_id = ANY (ARRAY(SELECT job_id FROM chosen))
            AND (w.job_id = ANY (ARRAY(SELECT id FROM got))
                 OR NOT EXISTS (SELECT FROM tenure.jobs j WHERE j.id = w.job_id AND j.publish_at = never))
+        RETURNING w.job_id
     ), released AS (
         UPDATE tenure.jobs j
            SET dispatch = j.dispatch + 1, scheduled_at = moment, publish_at = NULL, published_at = clock_timestamp()
@@ -282,12 +292,12 @@ BEGIN
          WHERE NOT r.is_late
             ON CONFLICT (queue, lane, job_id) DO UPDATE SET fencing_token = excluded.fencing_token
     ), served AS (
-        SELECT o.lane, o.turn, o.weight, o.free, o.tokens, count(c.job_id) AS jobs,
+        SELECT o.lane, o.turn, o.weight, o.free, o.tokens, count(t.job_id) AS jobs,
                count(r.id) FILTER (WHERE NOT r.is_late) AS starts,
                count(*) FILTER (WHERE o.due_at <= moment) AS offers,
                min(o.due_at) FILTER (WHERE o.due_at > moment) AS next_due_at
           FROM offer o
-          LEFT JOIN chosen c ON c.job_id = o.job_id
+          LEFT JOIN taken t ON t.job_id = o.job_id
           LEFT JOIN released r ON r.id = o.job_id
          GROUP BY o.lane, o.turn, o.weight, o.free, o.tokens
     ), after AS (
@@ -333,23 +343,25 @@ DECLARE
     woken  jsonb;
     of     record;
 BEGIN
-    WITH due AS (
-        DELETE FROM tenure.lane_wakes w
-         WHERE (w.at, w.id) IN (SELECT at, id FROM tenure.lane_wakes WHERE at <= moment
-                                 ORDER BY at, id LIMIT 20000 FOR UPDATE SKIP LOCKED)
-        RETURNING w.queue, w.lane, w.job_id
+    WITH due AS MATERIALIZED (
+        SELECT w.at, w.id, w.queue, w.lane, w.job_id FROM tenure.lane_wakes w
+         WHERE w.at <= moment
+         ORDER BY w.at, w.id LIMIT 5000 FOR UPDATE SKIP LOCKED
+    ), job AS MATERIALIZED (
+        -- A transaction that moves a job on has written another wake, and may stay open for long.
+        SELECT l.job_id FROM tenure.lane_jobs l
+         WHERE l.job_id = ANY (ARRAY(SELECT job_id FROM due WHERE job_id IS NOT NULL))
+           FOR UPDATE SKIP LOCKED
     ), placed AS (
         UPDATE tenure.lane_jobs l
            SET place = (extract(epoch FROM l.due_at) * 1000000)::bigint
-         WHERE l.job_id = ANY (ARRAY(SELECT job_id FROM due WHERE job_id IS NOT NULL))
-           AND l.place IS NULL AND l.due_at <= moment
-    ), later AS (
-        -- Put off meanwhile.
-        INSERT INTO tenure.lane_wakes (at, queue, lane, job_id)
-        SELECT l.due_at, l.queue, l.lane, l.job_id
-          FROM tenure.lane_jobs l
-         WHERE l.job_id = ANY (ARRAY(SELECT job_id FROM due WHERE job_id IS NOT NULL))
-           AND l.place IS NULL AND l.due_at > moment
+         WHERE l.job_id = ANY (ARRAY(SELECT job_id FROM job)) AND l.place IS NULL AND l.due_at <= moment
+    ), gone AS (
+        DELETE FROM tenure.lane_wakes w
+         USING due
+         WHERE w.at = due.at AND w.id = due.id
+           AND (due.job_id IS NULL OR due.job_id IN (SELECT job_id FROM job)
+                OR NOT EXISTS (SELECT FROM tenure.lane_jobs l WHERE l.job_id = due.job_id))
     )
     SELECT jsonb_agg(DISTINCT jsonb_build_array(queue, lane)) INTO woken FROM due;
     FOR of IN
@@ -387,7 +399,14 @@ DECLARE
     had tenure.lane_settings;
 BEGIN
     PERFORM set_config('lock_timeout', patience, true);
-    SELECT * INTO had FROM tenure.lane_settings s WHERE s.queue = put_lanes.of FOR UPDATE;
+    SELECT * INTO had FROM tenure.lane_settings s WHERE s.queue = put_lanes.of FOR NO KEY UPDATE;
+    IF had.queue IS NULL OR had.removed_at IS NOT NULL OR had.ordered <> put_lanes.ordered THEN
+        EXECUTE format('CREATE OR REPLACE TRIGGER %I BEFORE INSERT ON tenure.jobs FOR EACH ROW
+                          WHEN (NEW.queue = %L) EXECUTE FUNCTION tenure.hold_in_lane(%L)',
+                       replace(tenure.mark_of(of), 'mark_', 'lanes_'), of, CASE WHEN put_lanes.ordered THEN 'ordered' ELSE '' END);
+    END IF;
+    -- No call of tenure.admit is under way that has read the old settings.
+    LOCK TABLE tenure.lanes IN SHARE ROW EXCLUSIVE MODE;
     INSERT INTO tenure.lane_settings AS s (queue, running, rate, burst, queue_rate, queue_burst, turns, ordered)
     VALUES (put_lanes.of, put_lanes.running, put_lanes.rate, put_lanes.burst, put_lanes.queue_rate, put_lanes.queue_burst,
             put_lanes.turns, put_lanes.ordered)
@@ -395,11 +414,6 @@ BEGIN
        SET running = excluded.running, rate = excluded.rate, burst = excluded.burst, queue_rate = excluded.queue_rate,
            queue_burst = excluded.queue_burst, turns = excluded.turns, ordered = excluded.ordered,
            changed_at = clock_timestamp(), removed_at = NULL;
-    IF had.queue IS NULL OR had.ordered <> put_lanes.ordered THEN
-        EXECUTE format('CREATE OR REPLACE TRIGGER %I BEFORE INSERT ON tenure.jobs FOR EACH ROW
-                          WHEN (NEW.queue = %L) EXECUTE FUNCTION tenure.hold_in_lane(%L)',
-                       replace(tenure.mark_of(of), 'mark_', 'lanes_'), of, CASE WHEN put_lanes.ordered THEN 'ordered' ELSE '' END);
-    END IF;
     -- Each lane is looked at under the new settings.
     UPDATE tenure.lanes l SET next_at = clock_timestamp() WHERE l.queue = put_lanes.of;
 END $$;
@@ -414,37 +428,46 @@ DECLARE
     found_jobs int;
 BEGIN
     WITH old AS MATERIALIZED (
-        SELECT j.id, j.lane, j.priority, j.fencing_token, j.publish_at
+        SELECT j.id, j.lane, j.fencing_token
           FROM tenure.jobs j
-         WHERE j.queue = adopt_jobs.of AND j.publish_at IS DISTINCT FROM '9999-01-01 00:00:00+00'
+         WHERE j.queue = adopt_jobs.of AND (j.status = 'processing' OR j.publish_at IS NULL)
+           AND NOT EXISTS (SELECT FROM tenure.lane_slots sl
+                            WHERE sl.queue = adopt_jobs.of AND sl.lane = coalesce(j.lane, '') AND sl.job_id = j.id)
+         LIMIT most
+    ), slots AS (
+        INSERT INTO tenure.lane_slots (queue, lane, job_id, fencing_token)
+        SELECT adopt_jobs.of, coalesce(lane, ''), id, fencing_token FROM old
+            ON CONFLICT DO NOTHING
+        RETURNING 1
+    ), waiting AS MATERIALIZED (
+        SELECT j.id, j.lane, j.priority, j.publish_at
+          FROM tenure.jobs j
+         WHERE j.queue = adopt_jobs.of AND j.status = 'queued' AND j.publish_at < '9999-01-01 00:00:00+00'
            AND NOT EXISTS (SELECT FROM tenure.lane_slots sl
                             WHERE sl.queue = adopt_jobs.of AND sl.lane = coalesce(j.lane, '') AND sl.job_id = j.id)
          LIMIT most
            FOR NO KEY UPDATE SKIP LOCKED
-    ), slots AS (
-        INSERT INTO tenure.lane_slots (queue, lane, job_id, fencing_token)
-        SELECT adopt_jobs.of, coalesce(lane, ''), id, fencing_token FROM old WHERE publish_at IS NULL
-            ON CONFLICT DO NOTHING
     ), lined AS (
         INSERT INTO tenure.lane_jobs (job_id, queue, lane, priority, place, due_at)
-        SELECT s.id, adopt_jobs.of, coalesce(s.lane, ''), CASE WHEN o.ordered THEN 0 ELSE coalesce(s.priority, 0) END,
-               CASE WHEN o.ordered THEN 0 END, s.publish_at
-          FROM old s, tenure.lane_settings o
-         WHERE o.queue = adopt_jobs.of AND s.publish_at IS NOT NULL
-         ORDER BY s.publish_at, s.id
+        SELECT w.id, adopt_jobs.of, coalesce(w.lane, ''), CASE WHEN o.ordered THEN 0 ELSE coalesce(w.priority, 0) END,
+               CASE WHEN o.ordered THEN 0 END, w.publish_at
+          FROM waiting w, tenure.lane_settings o
+         WHERE o.queue = adopt_jobs.of
+         ORDER BY w.publish_at, w.id
             ON CONFLICT DO NOTHING
     ), woken AS (
         INSERT INTO tenure.lane_wakes (at, queue, lane, job_id)
-        SELECT publish_at, adopt_jobs.of, coalesce(lane, ''), id FROM old WHERE publish_at IS NOT NULL
+        SELECT publish_at, adopt_jobs.of, coalesce(lane, ''), id FROM waiting
     ), named AS (
         UPDATE tenure.jobs j
            SET lane = coalesce(j.lane, ''), priority = coalesce(j.priority, 0),
-               scheduled_at = CASE WHEN j.publish_at IS NULL THEN j.scheduled_at ELSE '9999-01-01 00:00:00+00' END,
-               publish_at = CASE WHEN j.publish_at IS NULL THEN NULL ELSE '9999-01-01 00:00:00+00'::timestamptz END
-         WHERE j.id = ANY (ARRAY(SELECT id FROM old))
+               scheduled_at = '9999-01-01 00:00:00+00', publish_at = '9999-01-01 00:00:00+00'
+         WHERE j.id = ANY (ARRAY(SELECT id FROM waiting))
         RETURNING 1
+    ), all_of AS (
+        SELECT 1 FROM slots UNION ALL SELECT 1 FROM named
     )
-    SELECT count(*) INTO found_jobs FROM named;
+    SELECT count(*) INTO found_jobs FROM all_of;
     RETURN found_jobs;
 END $$;
 REVOKE ALL ON FUNCTION tenure.adopt_jobs(text, int) FROM PUBLIC;
@@ -452,24 +475,27 @@ REVOKE ALL ON FUNCTION tenure.adopt_jobs(text, int) FROM PUBLIC;
 -- Takes a queue's lanes away: nothing limits its jobs any more, and those that are held are released as the relay gets to
 -- them. The trigger stays until `forget_lanes`, which waits for readers of the table, too.
 CREATE FUNCTION tenure.remove_lanes(of text) RETURNS boolean
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-    WITH gone AS (
-        UPDATE tenure.lane_settings s
-           SET running = NULL, rate = NULL, burst = NULL, queue_rate = NULL, queue_burst = NULL, turns = false,
-               ordered = false, tokens = NULL, removed_at = clock_timestamp()
-         WHERE s.queue = of AND s.removed_at IS NULL
-        RETURNING 1
-    ), woken AS (
-        UPDATE tenure.lanes l SET next_at = clock_timestamp(), running = NULL WHERE l.queue = of AND EXISTS (SELECT FROM gone)
-    )
-    SELECT EXISTS (SELECT FROM gone)
-$$;
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '2s' AS $$
+BEGIN
+    LOCK TABLE tenure.lanes IN SHARE ROW EXCLUSIVE MODE;
+    UPDATE tenure.lane_settings s
+       SET running = NULL, rate = NULL, burst = NULL, queue_rate = NULL, queue_burst = NULL, turns = false,
+           ordered = false, tokens = NULL, removed_at = clock_timestamp()
+     WHERE s.queue = of AND s.removed_at IS NULL;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    UPDATE tenure.lanes l SET next_at = clock_timestamp(), running = NULL, weight = NULL WHERE l.queue = of;
+    RETURN true;
+END $$;
 REVOKE ALL ON FUNCTION tenure.remove_lanes(text) FROM PUBLIC;
 
 CREATE FUNCTION tenure.forget_lanes(of text) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '300ms' AS $$
 BEGIN
-    IF NOT EXISTS (SELECT FROM tenure.lane_settings s WHERE s.queue = of AND s.removed_at IS NULL) THEN
+    -- Lanes that come back wait for this row, and then create the trigger anew.
+    PERFORM FROM tenure.lane_settings s WHERE s.queue = of AND s.removed_at IS NOT NULL FOR UPDATE;
+    IF FOUND THEN
         EXECUTE format('DROP TRIGGER IF EXISTS %I ON tenure.jobs', replace(tenure.mark_of(of), 'mark_', 'lanes_'));
     END IF;
 END $$;

@@ -280,6 +280,18 @@ async fn child() {
             .await
             .unwrap(),
         // Recovers and relays for all queues, and runs no job.
+        "lanes" => Worker::builder(&tenure)
+            .handle_kind(
+                "hangs",
+                KindOptions::new().keepalive(),
+                |_: serde_json::Value, ctx: JobContext| async move {
+                    ctx.cancelled().await;
+                },
+            )
+            .concurrency("q", 4)
+            .run_until(tenure::shutdown_signal())
+            .await
+            .unwrap(),
         "idle" => Worker::builder(&tenure)
             .handle_any(KindOptions::new(), |_, _| async {})
             .concurrency("idle", 1)

@@ -1,5 +1,7 @@
 //! Lanes: limits by key, turns, rates, priority, order, debounce, expiry. A ledger of the test's own counts what ran.
 
+mod faults;
+
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex},
@@ -216,7 +218,13 @@ async fn a_debounced_job_runs_once_with_its_last_payload() {
         assert_eq!((again.id, again.duplicate), (first.id, true));
     }
     let moved = "scheduled_at > created_at + interval '30 seconds' AND scheduled_at < created_at + interval '40 seconds'";
-    assert_eq!(bench.text(&format!("SELECT {moved}, payload->>'name' FROM tenure.jobs")).await, "(t,5)");
+    let row = "SELECT created_at, scheduled_at FROM tenure.jobs";
+    assert_eq!(
+        bench.text(&format!("SELECT {moved}, payload->>'name' FROM tenure.jobs")).await,
+        "(t,5)",
+        "{}",
+        bench.text(row).await
+    );
     // Moved on again and again, it waits no longer than the longest wait.
     bench.execute("UPDATE tenure.jobs SET created_at = created_at - interval '59 seconds'").await;
     bench.tenure.enqueue(debounced(6)).await.unwrap();

@@ -71,6 +71,10 @@
     RETURNING j.*, r.route, r.verdict, r.error, r.category
 ), unlined AS (
     DELETE FROM tenure.lane_jobs l WHERE l.job_id = ANY (ARRAY(SELECT id FROM gone WHERE lane IS NOT NULL))
+), freed AS (
+    -- Its slot, or its place at the head of an ordered lane.
+    INSERT INTO tenure.lane_wakes (at, queue, lane)
+    SELECT clock_timestamp(), queue, lane FROM gone WHERE lane IS NOT NULL
 ), cancelled AS (
     INSERT INTO tenure.job_history (id, queue, kind, payload, status, attempt, max_attempts, fencing_token,
            claim_id, worker_id, created_at, scheduled_at, started_at, last_activity_at, finished_at,
