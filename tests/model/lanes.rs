@@ -338,6 +338,10 @@ impl Model for Lanes {
             state.faults -= 1;
         }
         self.step(&mut state, action);
+        // Those of an ended job could only bring looks that find nothing.
+        for job in state.jobs.iter_mut().filter(|job| matches!(job.at, At::Ended { .. })) {
+            (job.wake, job.stray, job.ghost) = (false, false, false);
+        }
         state.admissions.sort_unstable();
         self.judge(&mut state);
         (state != *before).then_some(state)
@@ -558,7 +562,7 @@ impl Lanes {
         let taken = state.jobs.iter().filter(|job| job.slot.is_some()).count();
         let room = usize::from(self.window).saturating_sub(taken);
         // 3. The lanes in the line that no other admission has locked, by turn.
-        let unnamed = state.look();
+        let mut unnamed = state.look();
         for _ in 0..room {
             let in_line = (0..LANES).filter(|lane| !has(locked, *lane));
             let Some((turn, lane)) = in_line.filter_map(|lane| Some((state.lanes[lane].turn?, lane))).min()
@@ -566,7 +570,7 @@ impl Lanes {
                 return;
             };
             // Lanes that it did not name are locked and looked at now.
-            let look = if has(of.names, lane) { &mut look } else { &mut unnamed.clone() };
+            let look = if has(of.names, lane) { &mut look } else { &mut unnamed };
             self.release(state, lane, look, turn, locked);
         }
     }

@@ -92,14 +92,21 @@ fn a_lane_keeps_its_limit_and_each_job_gets_its_slot() {
     check(&LANES);
 }
 
+/// One lane, two attempts.
+const RETRIES: Lanes = Lanes { attempts_max: 2, jobs: 2, ..LANES };
+
 #[test]
 fn a_retried_job_goes_back_to_its_lane() {
-    check(&Lanes { attempts_max: 2, ..LANES });
+    check(&RETRIES);
 }
+
+/// A bucket of one token, and a job that is cancelled at any moment.
+const RATE: Lanes = Lanes { rate: true, cancels: true, faults: 0, ..RETRIES };
 
 #[test]
 fn a_token_starts_one_attempt_and_none_is_lost() {
-    check(&Lanes { rate: true, cancels: true, attempts_max: 2, faults: 0, ..LANES });
+    check(&RATE);
+    check(&Lanes { attempts_max: 1, faults: 1, ..RATE });
 }
 
 #[test]
@@ -115,24 +122,23 @@ const TURNS: Lanes =
 #[test]
 fn every_mistake_in_the_lanes_is_found() {
     use lanes::Mutation::*;
-    let retries = Lanes { attempts_max: 2, ..LANES };
-    let calm = Lanes { faults: 0, ..retries };
-    let rate = Lanes { rate: true, cancels: true, ..calm };
+    let calm = Lanes { faults: 0, ..RETRIES };
+    let one_lane = Lanes { jobs: 2, ..LANES };
     let mistakes = [
         (SlotIsKept, &LANES, None),
-        (CallerIsBelieved, &retries, Some("a lane runs more jobs than its limit")),
+        (CallerIsBelieved, &RETRIES, Some("a lane runs more jobs than its limit")),
         (LooksBeforeItLocks, &LANES, Some("a lane runs more jobs than its limit")),
-        (NamedLaneIsPassedOver, &LANES, None),
-        (WakeBeforeTheLook, &LANES, None),
+        (NamedLaneIsPassedOver, &one_lane, None),
+        (WakeBeforeTheLook, &RETRIES, None),
         (RetryWithoutWake, &calm, None),
         (RetryPastTheLane, &calm, Some("a lane runs more jobs than its limit")),
-        (ResetForgetsTheLane, &retries, None),
-        (HeldJobIsClaimed, &retries, Some("a held job runs")),
-        (TokenTakenTwice, &rate, Some("a token was made of nothing")),
-        (TokenIsLost, &rate, Some("a token was lost")),
-        (TokenComesBackTwice, &rate, Some("a token was made of nothing")),
-        (TokenOfAnAttempt, &rate, Some("a token was made of nothing")),
-        (NoLookForTheToken, &rate, None),
+        (ResetForgetsTheLane, &RETRIES, None),
+        (HeldJobIsClaimed, &RETRIES, Some("a held job runs")),
+        (TokenTakenTwice, &RATE, Some("a token was made of nothing")),
+        (TokenIsLost, &RATE, Some("a token was lost")),
+        (TokenComesBackTwice, &RATE, Some("a token was made of nothing")),
+        (TokenOfAnAttempt, &RATE, Some("a token was made of nothing")),
+        (NoLookForTheToken, &RATE, None),
         (TurnNeverMoves, &TURNS, Some("a lane in the line was passed over twice")),
         (TurnsAreHeldAgainstALane, &TURNS, Some("a lane in the line was passed over twice")),
     ];
