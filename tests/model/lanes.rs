@@ -1,10 +1,11 @@
 //! Lanes as a state machine: three jobs, two of lane A and one of lane B, and the admissions that release them.
 //!
-//! A step is atomic where the real system's is: a commit, a look under locks, a message, a death. An admission has two: it
-//! locks its lanes and looks at them, and it commits what the look allows. It shows at its commit alone, so that a death
-//! before leaves nothing behind, and an admission that waits for a lock is one that has not begun. The model has no clock:
-//! what is due later may be due at any moment. Claims, owners and publications have their own model: here the message of a
-//! released job arrives in the end, by its publisher or by the relay, and a paused owner's end is refused.
+//! A step is atomic where the real system's is: a commit, a look under locks, a message, a death. An admission
+//! has two: it locks its lanes and looks at them, and it commits what the look allows. It shows at its commit
+//! alone, so that a death before leaves nothing behind, and an admission that waits for a lock is one that has
+//! not begun. The model has no clock: what is due later may be due at any moment. Claims, owners and publications
+//! have their own model: here the message of a released job arrives in the end, by its publisher or by the relay,
+//! and a paused owner's end is refused.
 
 use crate::explore::Model;
 
