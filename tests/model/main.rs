@@ -1,90 +1,17 @@
 //! The protocol, checked exhaustively for small bounds: no wrong state is reachable, and every state can reach an end.
 //! A list of deliberate mistakes shows that the check finds each of them.
 
+mod explore;
+mod lanes;
 mod protocol;
 
-use std::collections::{HashMap, VecDeque};
-
-use protocol::{Action, Mutation, Protocol, State};
+use explore::{check, find};
+use lanes::Lanes;
+use protocol::Protocol;
 
 /// One death, lost answer or wiped stream, at any moment; two attempts.
 const USUAL: Protocol =
     Protocol { mutation: None, submission: false, faults: 1, attempts_max: 2, alone: false, cancels: false };
-
-/// The result of a walk through all reachable states.
-struct Checked {
-    states: usize,
-    /// The shortest way to a wrong state.
-    wrong: Option<(&'static str, Vec<Action>)>,
-    /// A state from which no end can be reached, even without further faults, and the way to it.
-    stuck: Option<(State, Vec<Action>)>,
-}
-
-/// Goes through every state, nearest first.
-///
-/// A job that has a way to its end from every state ends under fair scheduling: faults cease, and the steps that lead
-/// to the end stay possible. The walk stops at the first wrong state.
-fn explore(protocol: &Protocol) -> Checked {
-    let mut known: HashMap<State, usize> = HashMap::new();
-    let mut states: Vec<State> = vec![protocol.first()];
-    let mut from: Vec<Option<(usize, Action)>> = vec![None];
-    let mut before: Vec<Vec<usize>> = vec![Vec::new()];
-    known.insert(protocol.first(), 0);
-    let way = |from: &[Option<(usize, Action)>], mut at: usize| {
-        let mut way = Vec::new();
-        while let Some((earlier, action)) = from[at] {
-            way.push(action);
-            at = earlier;
-        }
-        way.reverse();
-        way
-    };
-    let mut at = 0;
-    while at < states.len() {
-        let state = states[at].clone();
-        for action in protocol.actions(&state) {
-            let Some(next) = protocol.next(&state, action) else { continue };
-            let wrong = next.wrong();
-            let to = *known.entry(next.clone()).or_insert(states.len());
-            if to == states.len() {
-                states.push(next);
-                from.push(Some((at, action)));
-                before.push(Vec::new());
-            }
-            if let Some(wrong) = wrong {
-                return Checked { states: states.len(), wrong: Some((wrong, way(&from, to))), stuck: None };
-            }
-            if !action.is_fault() {
-                before[to].push(at);
-            }
-        }
-        at += 1;
-    }
-    let mut ends: Vec<bool> = states.iter().map(State::has_ended).collect();
-    let mut queue: VecDeque<usize> = (0..states.len()).filter(|at| ends[*at]).collect();
-    while let Some(at) = queue.pop_front() {
-        for earlier in &before[at] {
-            if !std::mem::replace(&mut ends[*earlier], true) {
-                queue.push_back(*earlier);
-            }
-        }
-    }
-    let stuck = ends.iter().position(|ends| !ends).map(|at| (states[at].clone(), way(&from, at)));
-    Checked { states: states.len(), wrong: None, stuck }
-}
-
-fn check(protocol: &Protocol) {
-    let checked = explore(protocol);
-    if let Some((wrong, way)) = checked.wrong {
-        panic!("{wrong}, after {way:#?}");
-    }
-    if let Some((state, way)) = checked.stuck {
-        panic!("no way to an end from {state:#?}, after {way:#?}");
-    }
-    // A model without any steps would pass, too.
-    assert!(checked.states > 1_000, "only {} states", checked.states);
-    println!("{} states: {protocol:?}", checked.states);
-}
 
 #[test]
 fn an_enqueued_job_has_one_owner_and_one_end() {
@@ -116,7 +43,7 @@ fn redelivery_alone_brings_a_job_to_its_end() {
 /// Each mistake leads to a wrong state, or to states without a way to an end.
 #[test]
 fn every_mistake_is_found() {
-    use Mutation::*;
+    use protocol::Mutation::*;
     let alone = Protocol { alone: true, ..USUAL };
     let submission = Protocol { submission: true, attempts_max: 1, ..USUAL };
     let cancels = Protocol { cancels: true, ..USUAL };
@@ -142,13 +69,80 @@ fn every_mistake_is_found() {
         (RowWithoutKey, &submission, Some("an ended job exists again")),
     ];
     for (mutation, protocol, wrong) in mistakes {
-        let checked = explore(&Protocol { mutation: Some(mutation), ..protocol.clone() });
-        assert_eq!(checked.wrong.map(|(wrong, _)| wrong), wrong, "{mutation:?}, {} states", checked.states);
-        assert!(
-            wrong.is_some() || checked.stuck.is_some(),
-            "{mutation:?} is not found in {} states",
-            checked.states
-        );
-        println!("{mutation:?}: found in {} states", checked.states);
+        find(&Protocol { mutation: Some(mutation), ..protocol.clone() }, wrong);
+    }
+}
+
+/// Two lanes with a limit of one; one death, pause or lost call at any moment.
+const LANES: Lanes = Lanes {
+    mutation: None,
+    limit: 1,
+    window: 2,
+    rate: false,
+    faults: 1,
+    cancels: false,
+    attempts_max: 1,
+    jobs: 3,
+    admissions: 2,
+    turns: None,
+};
+
+#[test]
+fn a_lane_keeps_its_limit_and_each_job_gets_its_slot() {
+    check(&LANES);
+}
+
+/// One lane, two attempts.
+const RETRIES: Lanes = Lanes { attempts_max: 2, jobs: 2, ..LANES };
+
+#[test]
+fn a_retried_job_goes_back_to_its_lane() {
+    check(&RETRIES);
+}
+
+/// A bucket of one token, and a job that is cancelled at any moment.
+const RATE: Lanes = Lanes { rate: true, cancels: true, faults: 0, ..RETRIES };
+
+#[test]
+fn a_token_starts_one_attempt_and_none_is_lost() {
+    check(&RATE);
+    check(&Lanes { attempts_max: 1, faults: 1, ..RATE });
+}
+
+#[test]
+fn a_lane_that_waits_is_passed_over_once_at_most() {
+    check(&TURNS);
+}
+
+/// One message at a time; lane B had three turns before.
+const TURNS: Lanes =
+    Lanes { limit: 2, window: 1, attempts_max: 2, faults: 0, admissions: 1, turns: Some(3), ..LANES };
+
+/// Each mistake leads to a wrong state, or to states without a way to an end.
+#[test]
+fn every_mistake_in_the_lanes_is_found() {
+    use lanes::Mutation::*;
+    let calm = Lanes { faults: 0, ..RETRIES };
+    let one_lane = Lanes { jobs: 2, ..LANES };
+    let mistakes = [
+        (SlotIsKept, &LANES, None),
+        (CallerIsBelieved, &RETRIES, Some("a lane runs more jobs than its limit")),
+        (LooksBeforeItLocks, &LANES, Some("a lane runs more jobs than its limit")),
+        (NamedLaneIsPassedOver, &one_lane, None),
+        (WakeBeforeTheLook, &RETRIES, None),
+        (RetryWithoutWake, &calm, None),
+        (RetryPastTheLane, &calm, Some("a lane runs more jobs than its limit")),
+        (ResetForgetsTheLane, &RETRIES, None),
+        (HeldJobIsClaimed, &RETRIES, Some("a held job runs")),
+        (TokenTakenTwice, &RATE, Some("a token was made of nothing")),
+        (TokenIsLost, &RATE, Some("a token was lost")),
+        (TokenComesBackTwice, &RATE, Some("a token was made of nothing")),
+        (TokenOfAnAttempt, &RATE, Some("a token was made of nothing")),
+        (NoLookForTheToken, &RATE, None),
+        (TurnNeverMoves, &TURNS, Some("a lane in the line was passed over twice")),
+        (TurnsAreHeldAgainstALane, &TURNS, Some("a lane in the line was passed over twice")),
+    ];
+    for (mutation, lanes, wrong) in mistakes {
+        find(&Lanes { mutation: Some(mutation), ..lanes.clone() }, wrong);
     }
 }

@@ -4,6 +4,8 @@
 //! order, so a paused worker is one whose next step comes late. The model has no clock: a job may look stale at any
 //! moment at which its owner has not just written, and an `ack_wait` may end at any moment.
 
+use crate::explore::Model;
+
 /// A deliberate mistake in the protocol, which the check must find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mutation {
@@ -235,8 +237,7 @@ pub(crate) enum Action {
 }
 
 impl Action {
-    /// Whether this is a fault, which need never happen.
-    pub(crate) fn is_fault(self) -> bool {
+    fn is_fault(self) -> bool {
         matches!(
             self,
             Self::PublishUnanswered { .. }
@@ -251,14 +252,6 @@ impl Action {
 }
 
 impl State {
-    pub(crate) fn has_ended(&self) -> bool {
-        self.end.is_some() && self.messages.is_empty()
-    }
-
-    pub(crate) fn wrong(&self) -> Option<&'static str> {
-        self.wrong
-    }
-
     /// The same state with the two workers exchanged: the workers are alike.
     fn mirrored(&self) -> Self {
         let mut mirror = self.clone();
@@ -408,8 +401,23 @@ enum Verdict {
     Relayed,
 }
 
-impl Protocol {
-    pub(crate) fn first(&self) -> State {
+impl Model for Protocol {
+    type State = State;
+    type Action = Action;
+
+    fn is_fault(action: Action) -> bool {
+        action.is_fault()
+    }
+
+    fn wrong(state: &State) -> Option<&'static str> {
+        state.wrong
+    }
+
+    fn has_ended(state: &State) -> bool {
+        state.end.is_some() && state.messages.is_empty()
+    }
+
+    fn first(&self) -> State {
         let worker = Worker { life: 0, up: true, step: Step::Idle, receipts: Vec::new() };
         let queued = Row {
             owned: None,
@@ -437,8 +445,7 @@ impl Protocol {
         }
     }
 
-    /// The actions that are possible next.
-    pub(crate) fn actions(&self, state: &State) -> Vec<Action> {
+    fn actions(&self, state: &State) -> Vec<Action> {
         let mut actions = Vec::new();
         let may_fail = state.faults > 0;
         let mut add = |possible: bool, action: Action| {
@@ -522,8 +529,7 @@ impl Protocol {
         actions
     }
 
-    /// The state after an action; `None` if nothing changes.
-    pub(crate) fn next(&self, before: &State, action: Action) -> Option<State> {
+    fn next(&self, before: &State, action: Action) -> Option<State> {
         let mut state = self.after(before, action);
         // The workers differ only where the name of a host matters.
         if !self.has(Mutation::ReconcileByPrefix) {
@@ -531,7 +537,9 @@ impl Protocol {
         }
         (state != *before).then_some(state)
     }
+}
 
+impl Protocol {
     /// The state after an action, without exchanging the workers.
     pub(crate) fn after(&self, before: &State, action: Action) -> State {
         let mut state = before.clone();
