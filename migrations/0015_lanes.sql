@@ -543,7 +543,9 @@ BEGIN
                          WHERE l.job_id = holder;
                         INSERT INTO tenure.lane_wakes (at, queue, lane, job_id) VALUES (until, old.queue, old.lane, holder);
                         UPDATE tenure.jobs j SET payload = new_payload, checkpoint = NULL WHERE j.id = holder;
-                    ELSIF old.lane IS NOT NULL OR until <= clock_timestamp() AND old.published_at IS NOT NULL THEN
+                    ELSIF until <= clock_timestamp() AND old.published_at IS NOT NULL
+                          OR EXISTS (SELECT FROM tenure.lane_slots sl
+                                      WHERE sl.queue = old.queue AND sl.lane = old.lane AND sl.job_id = holder) THEN
                         -- Its message is on its way.
                         UPDATE tenure.jobs j SET payload = new_payload, checkpoint = NULL WHERE j.id = holder;
                     ELSE

@@ -36,6 +36,9 @@ mod doctor;
 mod effects;
 mod effects_sql;
 mod ends;
+#[allow(dead_code, reason = "the model's own tests walk; this program takes single steps")]
+#[path = "../model/explore.rs"]
+mod explore;
 mod enqueue;
 mod example;
 mod exec;

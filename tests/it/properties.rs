@@ -16,7 +16,10 @@ mod protocol;
 
 use protocol::{Action, End, Life, Protocol, State, Step};
 
-use crate::harness::{bench, statement};
+use crate::{
+    explore::Model as _,
+    harness::{bench, statement},
+};
 
 fn name(life: Life) -> String {
     format!("w{}-{}", life.worker, life.life)

@@ -116,7 +116,7 @@ async fn a_redriven_job_waits_in_its_lane() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_that_is_cancelled_before_it_ran_gives_its_token_back() {
     let bench = bench().await;
-    bench.tenure.setup(&["q"]).await.unwrap();
+    bench.tenure.setup(&["q".to_owned()]).await.unwrap();
     bench.tenure.put_lanes("q", Lanes::new().rate(1, Duration::from_secs(3600))).await.unwrap();
     // No worker runs: the first job has the lane's only token, and a message.
     let first = bench.tenure.enqueue(job("a", 1, 0)).await.unwrap().id;
@@ -139,7 +139,7 @@ async fn a_job_that_is_cancelled_before_it_ran_gives_its_token_back() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_clock_that_jumps_back_fills_no_bucket_twice_and_stops_no_lane() {
     let bench = bench().await;
-    bench.tenure.setup(&["q"]).await.unwrap();
+    bench.tenure.setup(&["q".to_owned()]).await.unwrap();
     bench.tenure.put_lanes("q", Lanes::new().rate(1, SECOND).burst(2)).await.unwrap();
     bench.tenure.enqueue_many((0..4).map(|n| job("a", n, 0))).await.unwrap();
     assert_eq!(bench.count("tenure.lane_slots").await, 2);
@@ -176,7 +176,7 @@ async fn a_long_transaction_that_enqueues_stops_no_lane() {
 #[tokio::test(flavor = "multi_thread")]
 async fn lanes_take_hold_of_what_stands_in_the_queue_and_let_go_of_it() {
     let bench = bench().await;
-    bench.tenure.setup(&["q"]).await.unwrap();
+    bench.tenure.setup(&["q".to_owned()]).await.unwrap();
     let published = bench.tenure.enqueue(job("a", 1, 0)).await.unwrap().id;
     let scheduled = bench.tenure.enqueue(job("a", 2, 0).delay(Duration::from_secs(3600))).await.unwrap().id;
     // An open transaction that has enqueued holds up the change, and is not held up by it for long.
@@ -239,7 +239,7 @@ async fn a_paused_queue_releases_nothing_and_goes_on_once_it_is_resumed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_submission_names_its_lane_in_a_header() {
     let bench = bench().await;
-    bench.tenure.setup(&["q"]).await.unwrap();
+    bench.tenure.setup(&["q".to_owned()]).await.unwrap();
     bench.tenure.put_lanes("q", Lanes::new().running(1)).await.unwrap();
     let ledger = Ledger::default();
     let worker = Running::start(worker(&bench, &ledger, 4));
@@ -269,7 +269,7 @@ async fn a_lane_of_its_own_limit_follows_it_and_bad_settings_are_refused() {
         (Lanes::new().rate(0, SECOND), "rate is 0 in 1s, but must be at least 1 job"),
         (
             Lanes::new().rate(5, Duration::ZERO),
-            "rate is 5 in 0ns, but must be at least 1 job, in a time above zero",
+            "rate is 5 in 0s, but must be at least 1 job, in a time above zero",
         ),
         (Lanes::new().burst(2), "burst is 2, but must be left out without a rate"),
         (Lanes::new().running(2).ordered(), "running is 2, but must be 1 or left out in ordered lanes"),
