@@ -263,6 +263,7 @@ async fn a_submission_names_its_lane_in_a_header() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lane_of_its_own_limit_follows_it_and_bad_settings_are_refused() {
     let bench = bench().await;
+    bench.tenure.setup(&["q".to_owned(), "other".to_owned()]).await.unwrap();
     let message = |error: LanesError| error.to_string();
     for (lanes, says) in [
         (Lanes::new().running(0), "running is 0, but must be 1 to 10000; to start no jobs, pause the queue"),
