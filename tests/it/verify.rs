@@ -93,5 +93,5 @@ async fn verify_finds_nothing_in_a_database_that_was_used_and_each_rule_that_is_
     assert_eq!(broken, ["keeps_its_bounds"]);
     let output = bench.program(&["verify"]).output().await.unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
-    assert!(text.contains("1 of 9 rules is broken"), "{text}");
+    assert!(text.contains("1 of 12 rules is broken"), "{text}");
 }

@@ -6,7 +6,7 @@
 -- and the tokens of the lane and of the queue, how many jobs of its lane come before it (counted to 1,000), and whether
 -- the queue is paused.
 SELECT w.job_id, w.queue, w.lane, w.priority, w.due_at, w.due_at > statement_timestamp() AS is_later,
-       coalesce(l.running, s.running, CASE WHEN s.ordered THEN 1 END) AS most,
+       CASE WHEN s.ordered THEN 1 ELSE coalesce(l.running, s.running) END AS most,
        (SELECT count(*) FROM tenure.lane_slots t WHERE t.queue = w.queue AND t.lane = w.lane) AS slots,
        s.rate, s.burst,
        CASE WHEN s.rate IS NOT NULL THEN

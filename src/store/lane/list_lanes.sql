@@ -14,7 +14,7 @@ WITH heads AS MATERIALIZED (
 ), first AS MATERIALIZED (
     SELECT * FROM heads ORDER BY head_due_at NULLS LAST, lane LIMIT $3
 )
-SELECT f.lane, f.weight, f.running AS own_limit, coalesce(f.running, s.running, CASE WHEN s.ordered THEN 1 END) AS most,
+SELECT f.lane, f.weight, f.running AS own_limit, CASE WHEN s.ordered THEN 1 ELSE coalesce(f.running, s.running) END AS most,
        (SELECT count(*) FROM (SELECT FROM tenure.lane_jobs w
                                WHERE w.queue = f.queue AND w.lane = f.lane AND w.place IS NOT NULL LIMIT $4) c) AS waiting,
        (SELECT count(*) FROM tenure.lane_slots t WHERE t.queue = f.queue AND t.lane = f.lane) AS slots,

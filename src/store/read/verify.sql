@@ -59,13 +59,49 @@ WITH attempts AS MATERIALIZED (
      WHERE NOT EXISTS (SELECT FROM attempts a WHERE a.job_id = e.job_id AND a.fencing_token = e.fencing_token)
        AND NOT EXISTS (SELECT FROM attempts a WHERE a.job_id = e.job_id
                        GROUP BY a.job_id HAVING min(a.fencing_token) > e.fencing_token AND count(*) >= 100)
+     UNION ALL
+    -- Jobs that ran before the limit was changed go on.
+    SELECT 'runs_within_the_limit_of_its_lane', j.id
+      FROM (SELECT j.id, count(*) OVER (PARTITION BY j.queue, j.lane) AS running,
+                   CASE WHEN s.ordered THEN 1 ELSE coalesce(l.running, s.running) END AS most
+              FROM tenure.jobs j
+              JOIN tenure.lane_settings s ON s.queue = j.queue AND j.started_at > s.changed_at
+              LEFT JOIN tenure.lanes l ON l.queue = j.queue AND l.lane = j.lane
+             WHERE j.status = 'processing' AND j.lane IS NOT NULL) j
+     WHERE j.running > j.most
+     UNION ALL
+    -- Without a place in its lane, or a wake for its time, nothing would ever release it.
+    SELECT 'has_a_place_while_held', j.id
+      FROM tenure.jobs j
+      LEFT JOIN tenure.lane_jobs w ON w.job_id = j.id
+     WHERE j.publish_at = '9999-01-01 00:00:00+00'
+       AND (w.job_id IS NULL
+            OR w.place IS NULL AND NOT EXISTS (SELECT FROM tenure.lane_wakes k WHERE k.job_id = j.id AND k.at <= w.due_at))
+     UNION ALL
+    -- The caller looks twice, some seconds apart: a slot that has just become free is no fault.
+    SELECT 'leaves_no_lane_free', head.job_id
+      FROM tenure.lanes l
+      JOIN tenure.lane_settings s ON s.queue = l.queue AND NOT s.turns AND s.queue_rate IS NULL
+     CROSS JOIN LATERAL (
+           SELECT w.job_id, w.due_at FROM tenure.lane_jobs w
+            WHERE w.queue = l.queue AND w.lane = l.lane AND w.place IS NOT NULL
+            ORDER BY w.priority, w.place, w.arrival LIMIT 1) head
+     WHERE head.due_at < statement_timestamp() - interval '2 seconds'
+       AND NOT EXISTS (SELECT FROM tenure.queues q WHERE q.queue = l.queue AND q.paused_at IS NOT NULL)
+       AND EXISTS (SELECT FROM tenure.workers w WHERE w.last_seen_at > statement_timestamp() - 1.4 * w.renew_every)
+       AND coalesce(CASE WHEN s.ordered THEN 1 ELSE coalesce(l.running, s.running) END
+                    > (SELECT count(*) FROM tenure.lane_slots sl
+                         JOIN tenure.jobs j ON j.id = sl.job_id AND j.publish_at IS DISTINCT FROM '9999-01-01 00:00:00+00'
+                        WHERE sl.queue = l.queue AND sl.lane = l.lane), true)
+       AND coalesce(l.tokens + s.rate * greatest(0, extract(epoch FROM statement_timestamp() - l.refilled_at)) >= 1, true)
 )
 SELECT rule.name AS rule, count(DISTINCT broken.job_id) AS jobs,
        (array_agg(DISTINCT broken.job_id) FILTER (WHERE broken.job_id IS NOT NULL))[:10] AS examples
   FROM unnest(ARRAY['stands_in_one_place', 'is_not_lost', 'is_owned_while_processing',
                     'waits_for_its_message_or_the_relay', 'keeps_its_bounds', 'completes_once',
                     'has_a_record_of_every_token', 'ends_each_attempt_before_the_next',
-                    'has_effects_of_its_own_attempts']) WITH ORDINALITY AS rule (name, ord)
+                    'has_effects_of_its_own_attempts', 'runs_within_the_limit_of_its_lane',
+                    'has_a_place_while_held', 'leaves_no_lane_free']) WITH ORDINALITY AS rule (name, ord)
   LEFT JOIN broken ON broken.rule = rule.name
  GROUP BY rule.ord, rule.name
  ORDER BY rule.ord

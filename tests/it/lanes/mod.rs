@@ -14,7 +14,7 @@ use tenure::{
     lanes::{LaneOptions, Lanes},
 };
 
-use crate::harness::{Bench, Running, bench};
+use crate::harness::{Bench, Running, bench, statement};
 
 const PAUSE: Duration = Duration::from_millis(150);
 
@@ -260,4 +260,38 @@ async fn a_job_that_was_not_started_by_its_time_expires_and_says_so() {
     bench.until_finished(fine).await;
     assert_eq!(ledger.names(), ["3"]);
     worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn verify_finds_each_rule_of_lanes_that_is_broken() {
+    let bench = bench().await;
+    bench.tenure.setup(&["q".to_owned()]).await.unwrap();
+    bench.tenure.put_lanes("q", Lanes::new().running(1)).await.unwrap();
+    bench.tenure.enqueue_many([job("a", 1, 0), job("a", 2, 0)]).await.unwrap();
+    bench.tenure.flush().await;
+    bench.every_job_is_as_it_must_be().await;
+    let a_worker = "INSERT INTO tenure.workers (worker_id, hostname, pid, queues, slots, version) \
+                    VALUES ('w', 'h', 1, '{q}', 1, '0')";
+    bench.execute(a_worker).await;
+    let runs = "UPDATE tenure.jobs SET status = 'processing', attempt = 1, fencing_token = 1, claim_id = \
+                gen_random_uuid(), worker_id = 'w', worker_host = 'h', stale_after = '1 hour', \
+                last_activity_at = clock_timestamp(), started_at = clock_timestamp(), publish_at = NULL";
+    for (rule, wrong) in [
+        ("runs_within_the_limit_of_its_lane", runs),
+        ("has_a_place_while_held", "DELETE FROM tenure.lane_jobs"),
+        ("has_a_place_while_held", "UPDATE tenure.lane_jobs SET place = NULL"),
+        (
+            "leaves_no_lane_free",
+            "WITH gone AS (DELETE FROM tenure.lane_slots) \
+             UPDATE tenure.lane_jobs SET due_at = clock_timestamp() - interval '3 seconds'",
+        ),
+    ] {
+        let mut tx = bench.pool.begin().await.unwrap();
+        sqlx::query(sqlx::AssertSqlSafe(wrong)).execute(&mut *tx).await.unwrap();
+        let rules: Vec<(String, i64, Option<Vec<uuid::Uuid>>)> =
+            sqlx::query_as(statement("verify")).fetch_all(&mut *tx).await.unwrap();
+        let broken = rules.iter().find(|(name, ..)| name == rule).unwrap();
+        assert!(broken.1 > 0, "{rule}, after {wrong}: {rules:?}");
+        tx.rollback().await.unwrap();
+    }
 }
