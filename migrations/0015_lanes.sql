@@ -85,6 +85,7 @@ CREATE TABLE tenure.lane_wakes (
     job_id       uuid,
     PRIMARY KEY (at, id)
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000, autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX lane_wakes_of_lane ON tenure.lane_wakes (queue, lane) WHERE job_id IS NULL;
 
 -- Jobs that may expire: one statement a second ends those that have.
 CREATE TABLE tenure.job_expiries (
@@ -134,11 +135,12 @@ REVOKE ALL ON FUNCTION tenure.hold_in_lane() FROM PUBLIC;
 --
 -- Each statement of a plpgsql function sees what is committed when it begins: the slots are counted after the lanes' rows
 -- are locked, and so two calls cannot both see the last free slot. A call waits for the lanes that it names: the other
--- call may not have seen what this one knows. Those in the line are passed over if another call has them.
+-- call may not have seen what this one knows. Those in the line are passed over if another call has them; so are named
+-- ones if ended is NULL: their wakes stay.
 CREATE FUNCTION tenure.admit(of text, names text[], ended uuid[], most int)
 RETURNS TABLE (id uuid, queue text, kind text, dispatch int, clear_reason text, trace_context text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
-    SET lock_timeout = '2s' AS $$
+    SET plan_cache_mode = force_generic_plan SET lock_timeout = '2s' AS $$
 #variable_conflict use_column
 DECLARE
     s      tenure.lane_settings;
@@ -164,6 +166,12 @@ BEGIN
             -- One call at a time: they share the queue's tokens.
             PERFORM FROM tenure.lane_settings l WHERE l.queue = of FOR NO KEY UPDATE;
         END IF;
+        IF ended IS NULL THEN
+            SELECT array_agg(l.lane) INTO held
+              FROM (SELECT lane FROM tenure.lanes WHERE queue = of AND lane = ANY (names)
+                     ORDER BY lane FOR NO KEY UPDATE SKIP LOCKED) l;
+            EXIT;
+        END IF;
         SELECT array_agg(l.lane) INTO held
           FROM (SELECT lane FROM tenure.lanes WHERE queue = of AND lane = ANY (names) ORDER BY lane FOR NO KEY UPDATE) l;
         EXIT WHEN coalesce(cardinality(held), 0) >= coalesce(cardinality(names), 0);
@@ -172,6 +180,13 @@ BEGIN
     SELECT * INTO s FROM tenure.lane_settings l WHERE l.queue = of;
     held := coalesce(held, '{}');
     moment := clock_timestamp();
+    IF held <> '{}' THEN
+        -- This call sees the jobs of each wake that it sees.
+        DELETE FROM tenure.lane_wakes w
+         WHERE w.ctid = ANY (ARRAY(SELECT ctid FROM tenure.lane_wakes
+                                    WHERE queue = of AND lane = ANY (held) AND job_id IS NULL
+                                      FOR UPDATE SKIP LOCKED));
+    END IF;
 
     -- 2. What has ended frees its slot. The token of a released job that ended before a worker took it comes back.
     IF held <> '{}' AND (ended IS NULL OR ended <> '{}') THEN
@@ -328,29 +343,33 @@ BEGIN
 END $$;
 REVOKE ALL ON FUNCTION tenure.admit(text, text[], uuid[], int) FROM PUBLIC;
 
--- Looks after all lanes: those that a commit has woken, whose time has come, whose slots are free although no worker said
--- so, and all whose turn it is. The relay calls it at each of its looks.
+-- Looks after lanes: those that a commit has woken, whose time has come, whose slots are free although no worker said so,
+-- and all whose turn it is. The relay calls it at each of its looks.
 --
 --   most: how many jobs to release of each queue   judge: whether to look for slots of jobs that ended unseen
 --
--- A wake goes in the transaction that has looked at its lane.
+-- A call takes some lanes, so that no other call waits for it for long; a row without an id says that there are more.
 CREATE FUNCTION tenure.tend_lanes(most int, judge boolean)
 RETURNS TABLE (id uuid, queue text, kind text, dispatch int, clear_reason text, trace_context text)
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+    SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
-    moment CONSTANT timestamptz := clock_timestamp();
-    woken  jsonb;
-    of     record;
+    moment   CONSTANT timestamptz := clock_timestamp();
+    lanes_at_once CONSTANT int := 200;
+    has_more boolean := false;
+    released bigint;
+    woken    jsonb;
+    of       record;
 BEGIN
+    -- Jobs whose time has come. A transaction that moves a job on has written another wake, and may stay open for long.
     WITH due AS MATERIALIZED (
         SELECT w.at, w.id, w.queue, w.lane, w.job_id FROM tenure.lane_wakes w
-         WHERE w.at <= moment
-         ORDER BY w.at, w.id LIMIT 5000 FOR UPDATE SKIP LOCKED
+         WHERE w.at <= moment AND w.job_id IS NOT NULL
+         ORDER BY w.at, w.id LIMIT 1000 FOR UPDATE SKIP LOCKED
     ), job AS MATERIALIZED (
-        -- A transaction that moves a job on has written another wake, and may stay open for long.
         SELECT l.job_id FROM tenure.lane_jobs l
-         WHERE l.job_id = ANY (ARRAY(SELECT job_id FROM due WHERE job_id IS NOT NULL))
+         WHERE l.job_id = ANY (ARRAY(SELECT job_id FROM due))
            FOR UPDATE SKIP LOCKED
     ), placed AS (
         UPDATE tenure.lane_jobs l
@@ -360,21 +379,28 @@ BEGIN
         DELETE FROM tenure.lane_wakes w
          USING due
          WHERE w.at = due.at AND w.id = due.id
-           AND (due.job_id IS NULL OR due.job_id IN (SELECT job_id FROM job)
+           AND (due.job_id IN (SELECT job_id FROM job)
                 OR NOT EXISTS (SELECT FROM tenure.lane_jobs l WHERE l.job_id = due.job_id))
+        RETURNING w.queue, w.lane
     )
-    SELECT jsonb_agg(DISTINCT jsonb_build_array(queue, lane)) INTO woken FROM due;
+    INSERT INTO tenure.lane_wakes (at, queue, lane) SELECT DISTINCT moment, queue, lane FROM gone;
+
+    SELECT jsonb_agg(jsonb_build_array(w.queue, w.lane)), count(*) = lanes_at_once INTO woken, has_more
+      FROM (SELECT DISTINCT queue, lane
+              FROM (SELECT w.queue, w.lane FROM tenure.lane_wakes w
+                     WHERE w.at <= moment ORDER BY w.at, w.id LIMIT 2000) w
+             LIMIT lanes_at_once) w;
     FOR of IN
         WITH looks (queue, lane) AS (
             SELECT pair ->> 0, pair ->> 1 FROM jsonb_array_elements(woken) AS pair
              UNION
-            (SELECT queue, lane FROM tenure.lanes WHERE next_at <= moment ORDER BY next_at LIMIT 5000)
+            (SELECT queue, lane FROM tenure.lanes WHERE next_at <= moment ORDER BY next_at LIMIT lanes_at_once)
              UNION
             (SELECT sl.queue, sl.lane FROM tenure.lane_slots sl
               WHERE judge
                 AND NOT EXISTS (SELECT FROM tenure.jobs j
                                  WHERE j.id = sl.job_id AND j.publish_at IS DISTINCT FROM '9999-01-01 00:00:00+00')
-              LIMIT 5000)
+              LIMIT lanes_at_once)
         )
         SELECT n.queue, (SELECT array_agg(k.lane ORDER BY k.lane) FROM looks k WHERE k.queue = n.queue) AS lanes
           FROM (SELECT queue FROM looks
@@ -384,7 +410,12 @@ BEGIN
          ORDER BY n.queue
     LOOP
         RETURN QUERY SELECT * FROM tenure.admit(of.queue, of.lanes, NULL, most);
+        GET DIAGNOSTICS released = ROW_COUNT;
+        has_more := has_more OR released >= most;
     END LOOP;
+    IF has_more THEN
+        RETURN QUERY SELECT NULL::uuid, NULL::text, NULL::text, NULL::int, NULL::text, NULL::text;
+    END IF;
 END $$;
 REVOKE ALL ON FUNCTION tenure.tend_lanes(int, boolean) FROM PUBLIC;
 

@@ -45,6 +45,8 @@ const BURST: i64 = 1_000;
 /// The same for lost messages. There may be very many at once, and until Postgres's statistics show them, each
 /// statement sorts all that are left.
 const BURST_OF_LOST: i64 = 5_000;
+/// The same of a queue with lanes: others wait for the lanes of one statement.
+const BURST_OF_HELD: i64 = 200;
 /// The wait before a failed publication is retried.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 
@@ -127,24 +129,27 @@ pub(super) enum Take {
 impl Take {
     fn burst(&self) -> i64 {
         match self {
-            Self::Due | Self::Held { .. } => BURST,
+            Self::Due => BURST,
+            Self::Held { .. } => BURST_OF_HELD,
             Self::Lost { .. } => BURST_OF_LOST,
         }
     }
 
-    /// Takes the next burst.
-    async fn next(&self, store: &Store, nats: &Nats) -> Result<Vec<DueJob>, StoreError> {
-        match self {
-            Self::Due | Self::Held { .. } if !nats.is_connected() => Ok(Vec::new()),
-            Self::Due => store.take_due(self.burst()).await,
+    /// Takes the next burst. Also returns whether there may be another one.
+    async fn next(&self, store: &Store, nats: &Nats) -> Result<(Vec<DueJob>, bool), StoreError> {
+        let taken = match self {
+            Self::Due | Self::Held { .. } if !nats.is_connected() => Vec::new(),
+            Self::Due => store.take_due(self.burst()).await?,
             Self::Held { judge } => {
                 let most = i32::try_from(self.burst()).unwrap_or(i32::MAX);
-                store.tend_lanes(most, judge.swap(false, Ordering::Relaxed)).await
+                return store.tend_lanes(most, judge.swap(false, Ordering::Relaxed)).await;
             }
             Self::Lost { of, published_before, visible_in, worker_id } => {
-                store.reclaim_lost(of, *published_before, visible_in, self.burst(), worker_id).await
+                store.reclaim_lost(of, *published_before, visible_in, self.burst(), worker_id).await?
             }
-        }
+        };
+        let is_full = i64::try_from(taken.len()).is_ok_and(|n| n == self.burst());
+        Ok((taken, is_full))
     }
 }
 
@@ -157,13 +162,12 @@ async fn publish_all(
 ) -> Result<usize, RelayError> {
     let mut total = 0;
     let mut confirmations = None;
-    let mut taken = take.next(store, nats).await?;
-    while !taken.is_empty() {
-        let is_full = i64::try_from(taken.len()).is_ok_and(|n| n >= take.burst());
-        let goes_on = is_full && !stop.is_cancelled();
-        let next = async { if goes_on { take.next(store, nats).await } else { Ok(Vec::new()) } };
+    let (mut taken, mut has_more) = take.next(store, nats).await?;
+    while !taken.is_empty() || has_more {
+        let goes_on = has_more && !stop.is_cancelled();
+        let next = async { if goes_on { take.next(store, nats).await } else { Ok((Vec::new(), false)) } };
         let (published, next) = tokio::join!(publish(store, nats, &taken, &mut confirmations), next);
-        let next = next?;
+        let (next, more) = next?;
         match published {
             Ok(published) => total += published,
             Err(error) => {
@@ -175,7 +179,7 @@ async fn publish_all(
                 return Err(error);
             }
         }
-        taken = next;
+        (taken, has_more) = (next, more);
     }
     Ok(total)
 }

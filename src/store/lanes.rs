@@ -212,9 +212,13 @@ impl Store {
     }
 
     /// Releases at most `most` jobs of each queue with lanes. `judge`: whether to look for slots of jobs that ended
-    /// unseen.
-    pub(crate) async fn tend_lanes(&self, most: i32, judge: bool) -> Result<Vec<DueJob>, StoreError> {
-        Ok(due_jobs(&self.rows(query(TEND_LANES).bind(most).bind(judge)).await?)?)
+    /// unseen. Also returns whether there is more to do.
+    pub(crate) async fn tend_lanes(&self, most: i32, judge: bool) -> Result<(Vec<DueJob>, bool), StoreError> {
+        let mut rows = self.rows(query(TEND_LANES).bind(most).bind(judge)).await?;
+        let is_job = |row: &PgRow| row.try_get::<Option<JobId>, _>("id").is_ok_and(|id| id.is_some());
+        let has_more = rows.last().is_some_and(|last| !is_job(last));
+        rows.retain(is_job);
+        Ok((due_jobs(&rows)?, has_more))
     }
 
     /// Whether something has waited for a look at the lanes for longer than `margin`.
