@@ -503,7 +503,9 @@ DECLARE
     old    tenure.jobs;
     until  timestamptz;
 BEGIN
-    IF EXISTS (SELECT FROM tenure.jobs j WHERE j.id = new_id) THEN
+    IF of_scope NOT LIKE '%/queued' AND of_scope NOT LIKE '%/live' THEN
+        RAISE EXCEPTION '% is no scope of keys that end with their jobs', to_json(of_scope) USING ERRCODE = 'TN003';
+    ELSIF EXISTS (SELECT FROM tenure.jobs j WHERE j.id = new_id) THEN
         RAISE EXCEPTION 'job % exists already', new_id USING ERRCODE = 'unique_violation';
     END IF;
     FOR try IN 1..3 LOOP
