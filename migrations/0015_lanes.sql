@@ -778,10 +778,12 @@ BEGIN
                 holders[place] := holder;
             END LOOP;
         END LOOP;
-        INSERT INTO tenure.job_expiries (at, job_id)
-        SELECT to_timestamp((o.job ->> 'not_after')::float8), o.id
-          FROM unnest(ids, holders, options) AS o(id, holder, job)
-         WHERE o.job ? 'not_after' AND o.id = o.holder;
+        IF EXISTS (SELECT FROM unnest(options) AS o(job) WHERE o.job ? 'not_after') THEN
+            INSERT INTO tenure.job_expiries (at, job_id)
+            SELECT to_timestamp((o.job ->> 'not_after')::float8), o.id
+              FROM unnest(ids, holders, options) AS o(id, holder, job)
+             WHERE o.job ? 'not_after' AND o.id = o.holder;
+        END IF;
     END IF;
     IF num_nonnulls(VARIADIC keys) > 0 OR num_nonnulls(VARIADIC options) > 0 THEN
         -- For examples/import: the ids that this call returns and did not make.

@@ -46,11 +46,12 @@ pub fn objections(sql: &str) -> Vec<String> {
     // A new name, and a function with more arguments under the old one: each call by text finds that one, and whatever
     // depends on the function itself keeps it.
     let makes_way = |statement: &String| {
-        let parts = statement.strip_prefix("alter function ").and_then(|rest| rest.split_once(") rename to "));
+        let parts =
+            statement.strip_prefix("alter function ").and_then(|rest| rest.split_once(") rename to "));
         parts.and_then(|(old, _)| old.split_once('(')).is_some_and(|(function, types)| {
             let creates = format!("create function {function}(");
-            let newer = statements.iter().filter_map(|other| other.strip_prefix(&creates));
-            newer.into_iter().any(|newer| has_more_arguments(newer, types))
+            let mut newer = statements.iter().filter_map(|other| other.strip_prefix(&creates));
+            newer.any(|newer| has_more_arguments(newer, types))
         })
     };
     let is_called_once = |statement: &String| {
@@ -62,7 +63,9 @@ pub fn objections(sql: &str) -> Vec<String> {
     };
     statements
         .iter()
-        .filter(|statement| !is_default_of_new(statement) && !makes_way(statement) && !is_called_once(statement))
+        .filter(|statement| {
+            !is_default_of_new(statement) && !makes_way(statement) && !is_called_once(statement)
+        })
         .filter_map(|statement| objection(statement, &created).map(|why| format!("{why}: {statement}")))
         .collect()
 }

@@ -593,7 +593,10 @@ async fn no_function_scans_a_table_even_with_a_plan_of_an_empty_one() {
         let (job, attempt) = running(&bench).await;
         for call in [
             format!("enqueue('q', 'k', unique_key => 'a{n}')"),
-            format!("enqueue('q', 'k', replace => 'a{}', lane => 'a', not_after => now() + interval '1 h')", n / 2),
+            format!(
+                "enqueue('q', 'k', replace => 'a{}', lane => 'a', not_after => now() + interval '1 h')",
+                n / 2
+            ),
             format!(r#"enqueue_many('[{{"queue": "q", "kind": "k", "unique_key": "b{n}"}}]')"#),
             format!("fence({attempt})"),
             format!("hold({attempt})"),

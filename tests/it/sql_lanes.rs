@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use crate::{
     harness::{Bench, ROOT, Running, bench, bench_with_servers, statement},
-    sql::{LEVELS, begin, claimed, refused, refusal, run, running},
+    sql::{LEVELS, begin, claimed, refusal, refused, run, running},
 };
 
 /// A transaction of a session waits for a lock.
@@ -20,7 +20,9 @@ const WAITS: &str =
     "EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')";
 
 async fn id(by: &mut PgConnection, arguments: &str) -> Result<Uuid, sqlx::Error> {
-    sqlx::query_scalar(AssertSqlSafe(format!("SELECT tenure.enqueue('q', 'k', {arguments})"))).fetch_one(by).await
+    sqlx::query_scalar(AssertSqlSafe(format!("SELECT tenure.enqueue('q', 'k', {arguments})")))
+        .fetch_one(by)
+        .await
 }
 
 async fn queued(bench: &Bench) -> String {
@@ -28,7 +30,10 @@ async fn queued(bench: &Bench) -> String {
 }
 
 /// The session of this transaction, so that a task may go on with it while the test does something else.
-fn enqueues(mut tx: PgTransaction<'static>, arguments: &'static str) -> tokio::task::JoinHandle<Result<Uuid, sqlx::Error>> {
+fn enqueues(
+    mut tx: PgTransaction<'static>,
+    arguments: &'static str,
+) -> tokio::task::JoinHandle<Result<Uuid, sqlx::Error>> {
     tokio::spawn(async move {
         let id = id(&mut tx, arguments).await?;
         tx.commit().await?;
@@ -66,7 +71,9 @@ async fn each_option_by_name_by_place_and_in_an_array_is_as_the_librarys() {
             let id = match way {
                 0 => bench.tenure.enqueue(request.clone()).await.unwrap().id.0,
                 1 => {
-                    let call = format!("SELECT tenure.enqueue('q', 'k', '{{\"n\": 1}}', delay => '60 s'{arguments})");
+                    let call = format!(
+                        "SELECT tenure.enqueue('q', 'k', '{{\"n\": 1}}', delay => '60 s'{arguments})"
+                    );
                     bench.value(&call).await
                 }
                 _ => {
@@ -86,7 +93,10 @@ async fn each_option_by_name_by_place_and_in_an_array_is_as_the_librarys() {
                 bench.execute(&format!("DELETE FROM tenure.{table}")).await;
             }
         }
-        assert!(rows[0] == rows[1] && rows[1] == rows[2] && rows[0].ends_with("t)"), "{arguments}: {rows:#?}");
+        assert!(
+            rows[0] == rows[1] && rows[1] == rows[2] && rows[0].ends_with("t)"),
+            "{arguments}: {rows:#?}"
+        );
     }
     // By place: a later release adds arguments at the end alone.
     let by_place = format!(
@@ -108,15 +118,24 @@ async fn bad_options_are_refused_with_what_was_wrong_and_what_to_do() {
     let refusals = [
         ("lane => ''", "lane is \"\" (0 bytes), but must have 1 to 256 bytes and no control characters"),
         ("lane => repeat('é', 129)", "(258 bytes), but must have 1 to 256 bytes and no control characters"),
-        (r"lane => E'a\nb'", r#"lane is "a\nb" (3 bytes), but must have 1 to 256 bytes and no control characters"#),
+        (
+            r"lane => E'a\nb'",
+            r#"lane is "a\nb" (3 bytes), but must have 1 to 256 bytes and no control characters"#,
+        ),
         ("priority => 101", "priority is 101, but must be a whole number from -100 to 100"),
         ("priority => -101", "priority is -101, but must be a whole number from -100 to 100"),
         ("not_after => 'infinity'", "not_after is infinity, but must be at most ten years ahead"),
         ("not_after => '-infinity'", "not_after is -infinity, but must be at most ten years ahead"),
         ("not_after => now() + interval '11 y'", ", but must be at most ten years ahead"),
         ("on_expiry => 'drop'", "on_expiry is \"drop\", but must be dead_letter or cancel"),
-        ("replace => ''", "replace is \"\" (0 bytes), but must have 1 to 512 bytes and no control characters"),
-        ("unique_while_queued => repeat('x', 513)", "(513 bytes), but must have 1 to 512 bytes and no control characters"),
+        (
+            "replace => ''",
+            "replace is \"\" (0 bytes), but must have 1 to 512 bytes and no control characters",
+        ),
+        (
+            "unique_while_queued => repeat('x', 513)",
+            "(513 bytes), but must have 1 to 512 bytes and no control characters",
+        ),
         (
             r"unique_while_live => E'\t'",
             r#"unique_while_live is "\t" (1 bytes), but must have 1 to 512 bytes and no control characters"#,
@@ -155,9 +174,18 @@ async fn bad_options_are_refused_with_what_was_wrong_and_what_to_do() {
         (r#""priority": "1""#, "jobs[1] has a priority of type string, but it must be a number"),
         (r#""lane": 7"#, "jobs[1] has a lane of type number, but it must be a string"),
         (r#""replace": true"#, "jobs[1] has a replace of type boolean, but it must be a string"),
-        (r#""not_after": "soon""#, "jobs[1] not_after: invalid input syntax for type timestamp with time zone: \"soon\""),
-        (r#""longest_wait": "long""#, "jobs[1] longest_wait: invalid input syntax for type interval: \"long\""),
-        (r#""lane": """#, "jobs[1]: lane is \"\" (0 bytes), but must have 1 to 256 bytes and no control characters"),
+        (
+            r#""not_after": "soon""#,
+            "jobs[1] not_after: invalid input syntax for type timestamp with time zone: \"soon\"",
+        ),
+        (
+            r#""longest_wait": "long""#,
+            "jobs[1] longest_wait: invalid input syntax for type interval: \"long\"",
+        ),
+        (
+            r#""lane": """#,
+            "jobs[1]: lane is \"\" (0 bytes), but must have 1 to 256 bytes and no control characters",
+        ),
         (
             r#""unique_key": "a", "replace": "b""#,
             "jobs[1]: unique_key and replace are both given, but a job has at most one key",
@@ -168,7 +196,9 @@ async fn bad_options_are_refused_with_what_was_wrong_and_what_to_do() {
         ),
     ];
     for (fields, message) in refusals {
-        let jobs = format!(r#"[{{"queue": "q", "kind": "k"}}, {{"queue": "q", "kind": "k", {fields}}}, {{"queue": "q", "kind": "k", "lane": ""}}]"#);
+        let jobs = format!(
+            r#"[{{"queue": "q", "kind": "k"}}, {{"queue": "q", "kind": "k", {fields}}}, {{"queue": "q", "kind": "k", "lane": ""}}]"#
+        );
         let said = refused(&bench.pool, &format!("SELECT tenure.enqueue_many('{jobs}')")).await;
         assert_eq!((said.code.as_str(), said.message.as_str()), ("TN003", message));
         assert!(said.rest.len() > 35, "{said:?}");
@@ -245,7 +275,8 @@ async fn a_replacement_follows_its_transaction_and_there_are_never_two_queued_jo
             id(&mut tx, "'3', replace => 'doc', delay => '3 h', lane => 'a'").await.unwrap();
             let mut impatient = begin(&bench.pool, level).await;
             run(&mut impatient, "SET LOCAL lock_timeout = '100ms'").await;
-            let error = id(&mut impatient, "'4', replace => 'doc', delay => '3 h', lane => 'a'").await.unwrap_err();
+            let error =
+                id(&mut impatient, "'4', replace => 'doc', delay => '3 h', lane => 'a'").await.unwrap_err();
             assert_eq!(refusal(&error).code, "55P03");
             drop(impatient);
             let mut second = begin(&bench.pool, level).await;
@@ -271,9 +302,13 @@ async fn a_replacement_follows_its_transaction_and_there_are_never_two_queued_jo
         let waits: f64 = bench.value(due).await;
         assert!((waits - 10_800.0).abs() < 20.0, "{laned}: {waits}");
         // Never moved beyond its longest wait: by default ten times the delay, since it was created.
-        id(&mut own, "'6', replace => 'doc', delay => '4 h', longest_wait => '4 h', lane => 'a'").await.unwrap();
+        id(&mut own, "'6', replace => 'doc', delay => '4 h', longest_wait => '4 h', lane => 'a'")
+            .await
+            .unwrap();
         bench.execute("UPDATE tenure.jobs SET created_at = created_at - interval '3 h'").await;
-        id(&mut own, "'7', replace => 'doc', delay => '4 h', longest_wait => '5 h', lane => 'a'").await.unwrap();
+        id(&mut own, "'7', replace => 'doc', delay => '4 h', longest_wait => '5 h', lane => 'a'")
+            .await
+            .unwrap();
         let waits: f64 = bench.value(due).await;
         assert!((waits - 18_000.0).abs() < 20.0, "{laned}: {waits}");
         bench.execute("UPDATE tenure.jobs SET created_at = created_at - interval '9 h'").await;
@@ -307,7 +342,8 @@ async fn a_replacement_follows_its_transaction_and_there_are_never_two_queued_jo
 }
 
 async fn claim(bench: &Bench, form: &str, job: Uuid) -> Result<usize, sqlx::Error> {
-    let claim = sqlx::query(statement(form)).bind(vec![job]).bind("q").bind("k").bind(300.0_f64).bind("retry");
+    let claim =
+        sqlx::query(statement(form)).bind(vec![job]).bind("q").bind("k").bind(300.0_f64).bind("retry");
     Ok(claim.bind("w-1-x").bind("w").fetch_all(&bench.pool).await?.len())
 }
 
@@ -316,7 +352,8 @@ async fn claim(bench: &Bench, form: &str, job: Uuid) -> Result<usize, sqlx::Erro
 async fn a_job_that_is_unique_while_queued_starts_after_the_commit_of_each_call_that_returned_it() {
     let bench = bench().await;
     for level in &LEVELS[..2] {
-        let first: Uuid = bench.value("SELECT tenure.enqueue('q', 'k', '1', unique_while_queued => 'u')").await;
+        let first: Uuid =
+            bench.value("SELECT tenure.enqueue('q', 'k', '1', unique_while_queued => 'u')").await;
         let mut tx = begin(&bench.pool, level).await;
         assert_eq!(id(&mut tx, "'2', unique_while_queued => 'u'").await.unwrap(), first);
         // The call has the job's row: no claim gets it, neither one that waits nor one that passes over.
@@ -353,10 +390,11 @@ async fn a_job_that_is_unique_while_queued_starts_after_the_commit_of_each_call_
                        {"queue": "q", "kind": "k", "payload": 6, "unique_while_queued": "u"},
                        {"queue": "q", "kind": "k", "payload": 7, "replace": "w"},
                        {"queue": "q", "kind": "k", "payload": 8, "replace": "w"}]"#;
-        let ids: Vec<Uuid> = sqlx::query_scalar(AssertSqlSafe(format!("SELECT tenure.enqueue_many('{many}')")))
-            .fetch_all(&bench.pool)
-            .await
-            .unwrap();
+        let ids: Vec<Uuid> =
+            sqlx::query_scalar(AssertSqlSafe(format!("SELECT tenure.enqueue_many('{many}')")))
+                .fetch_all(&bench.pool)
+                .await
+                .unwrap();
         assert!(ids[0] == ids[1] && ids[2] == new && ids[3] == ids[4], "{ids:?}");
         assert_eq!(queued(&bench).await, "(3)\n(4)\n(8)");
         for table in ["jobs", "job_keys"] {
@@ -376,7 +414,10 @@ async fn a_job_that_is_unique_while_live_holds_its_key_until_it_ends() {
     let library = JobRequest::new("q", "k", json!(1)).unique_while_live("u");
     let library = bench.tenure.enqueue(library).await.unwrap();
     assert_eq!((library.id.0, library.duplicate), (first, true));
-    assert_ne!(bench.value::<Uuid>("SELECT tenure.enqueue('other', 'k', unique_while_live => 'u')").await, first);
+    assert_ne!(
+        bench.value::<Uuid>("SELECT tenure.enqueue('other', 'k', unique_while_live => 'u')").await,
+        first
+    );
     // A snapshot that is older than its end still sees it live; one that has seen the end does not.
     let mut old = begin(&bench.pool, LEVELS[1]).await;
     run(&mut old, "SELECT 1 FROM tenure.jobs").await;
@@ -480,7 +521,9 @@ async fn calls_grants_and_objects_of_before_the_migration_go_on_after_it() {
             run(&mut app, call).await;
         }
     }
-    let count = async || -> i64 { sqlx::query_scalar("SELECT count(*) FROM tenure.jobs").fetch_one(&owner).await.unwrap() };
+    let count = async || -> i64 {
+        sqlx::query_scalar("SELECT count(*) FROM tenure.jobs").fetch_one(&owner).await.unwrap()
+    };
     // Five calls that create a job each time, and four whose key is then taken.
     assert_eq!(count().await, 6 * 5 + 4);
     // A transaction that has called it stays open over the migration's end: it only needs no lock that lasts.
@@ -533,19 +576,25 @@ async fn a_producer_changes_no_job_by_the_functions_that_run_with_the_owners_rig
     sqlx::raw_sql(include_str!("../../postgres/roles.sql")).execute(&bench.pool).await.unwrap();
     bench.execute("CREATE ROLE web LOGIN PASSWORD 'pw' IN ROLE tenure_producer").await;
     let (before, host) = bench.config.database_url.split_once('@').unwrap();
-    let web = PgPool::connect(&format!("{}//web:pw@{host}", before.split_once("//").unwrap().0)).await.unwrap();
-    let plain: Uuid = bench.value("SELECT tenure.enqueue('q', 'k', '\"plain\"', unique_key => 'u', delay => '1 h')").await;
+    let web =
+        PgPool::connect(&format!("{}//web:pw@{host}", before.split_once("//").unwrap().0)).await.unwrap();
+    let plain: Uuid =
+        bench.value("SELECT tenure.enqueue('q', 'k', '\"plain\"', unique_key => 'u', delay => '1 h')").await;
     let other: Uuid = bench.value("SELECT tenure.enqueue('q', 'k', '\"other\"', delay => '1 h')").await;
     let forged = [
         // A row of job_keys of its own that names the job, and then a replacement.
         format!("INSERT INTO tenure.job_keys (scope, key, job_id) VALUES ('q/queued', 'f', '{other}')"),
-        "SELECT tenure.take_key('replace', 'q/queued', 'f', gen_random_uuid(), '\"forged\"', now(), NULL)".into(),
+        "SELECT tenure.take_key('replace', 'q/queued', 'f', gen_random_uuid(), '\"forged\"', now(), NULL)"
+            .into(),
     ];
     for sql in &forged {
         sqlx::query(AssertSqlSafe(sql.as_str())).execute(&web).await.unwrap();
     }
-    let said =
-        refused(&web, "SELECT tenure.take_key('replace', 'q', 'u', gen_random_uuid(), '\"forged\"', now(), NULL)").await;
+    let said = refused(
+        &web,
+        "SELECT tenure.take_key('replace', 'q', 'u', gen_random_uuid(), '\"forged\"', now(), NULL)",
+    )
+    .await;
     assert_eq!(said.message, "\"q\" is no scope of keys that end with their jobs");
     // The job's id as that of the new job, so that the next call would find it.
     let said = refused(
@@ -561,7 +610,9 @@ async fn a_producer_changes_no_job_by_the_functions_that_run_with_the_owners_rig
     .await;
     assert_eq!(said.code, "42501");
     assert_eq!(queued(&bench).await, "(\"\"\"plain\"\"\")\n(\"\"\"other\"\"\")");
-    let again = refused(&web, "SELECT tenure.enqueue('q', 'k', '1', unique_key => 'u', lane => 'a', replace => 'a')").await;
+    let again =
+        refused(&web, "SELECT tenure.enqueue('q', 'k', '1', unique_key => 'u', lane => 'a', replace => 'a')")
+            .await;
     assert_eq!(again.code, "TN003");
     assert_eq!(bench.value::<Uuid>("SELECT tenure.enqueue('q', 'k', unique_key => 'u')").await, plain);
 
