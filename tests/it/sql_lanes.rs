@@ -4,15 +4,15 @@
 
 use std::time::Duration;
 
-use chrono::{DateTime, SubsecRound, TimeDelta, Utc};
+use chrono::{SubsecRound, TimeDelta, Utc};
 use serde_json::{Value, json};
-use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, PgTransaction, Row};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, PgTransaction};
 use tenure::{JobId, JobRequest, KindOptions, OnExpiry, Outcome, Worker, lanes::Lanes};
 use uuid::Uuid;
 
 use crate::{
     harness::{Bench, ROOT, Running, bench, bench_with_servers, statement},
-    sql::{LEVELS, begin, claimed, refusal, refused, run, running},
+    sql::{LEVELS, begin, claimed, refusal, refused, run},
 };
 
 /// A transaction of a session waits for a lock.
