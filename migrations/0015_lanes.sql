@@ -137,7 +137,7 @@ REVOKE ALL ON FUNCTION tenure.hold_in_lane() FROM PUBLIC;
 --
 -- Each statement of a plpgsql function sees what is committed when it begins: the slots are counted after the lanes' rows
 -- are locked, and so two calls cannot both see the last free slot. A call waits for the lanes that it names: the other
--- call may not have seen what this one knows. Those whose turn it is otherwise are passed over if another call has them.
+-- call may not have seen what this one knows. Those in the line are passed over if another call has them.
 CREATE FUNCTION tenure.admit(of text, names text[], ended uuid[], most int)
 RETURNS TABLE (id uuid, queue text, kind text, dispatch int, clear_reason text, trace_context text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
@@ -145,18 +145,25 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 #variable_conflict use_column
 DECLARE
     s      tenure.lane_settings;
+    never  CONSTANT timestamptz := '9999-01-01 00:00:00+00';
     moment timestamptz;
+    room   bigint := most;
     held   text[];
-    room   bigint;
-    spare  float8 := 'infinity';                            -- tokens of the queue
+    line   text[];
     first  float8;
-    picked uuid[];
-    got    uuid[];
+    unused bigint;
+    -- One turn of a lane of weight 1, and the most by which a lane's earlier turns may put it back.
+    turn_1 CONSTANT float8 := 0.00001;
+    debt   CONSTANT float8 := 1000 * turn_1;
 BEGIN
     SELECT * INTO s FROM tenure.lane_settings l WHERE l.queue = of;
     IF s.queue_rate IS NOT NULL THEN
+        -- One call at a time: they share the queue's tokens.
         SELECT * INTO s FROM tenure.lane_settings l WHERE l.queue = of FOR NO KEY UPDATE;
     END IF;
+
+    -- 1. The lanes that this call names.
+    -- New ones first: a call that waits for another one's row must not hold any.
     INSERT INTO tenure.lanes (queue, lane)
     SELECT of, n FROM unnest(names) AS n
      WHERE NOT EXISTS (SELECT FROM tenure.lanes l WHERE l.queue = of AND l.lane = n)
@@ -164,19 +171,17 @@ BEGIN
         ON CONFLICT DO NOTHING;
     SELECT array_agg(l.lane) INTO held
       FROM (SELECT lane FROM tenure.lanes WHERE queue = of AND lane = ANY (names) ORDER BY lane FOR NO KEY UPDATE) l;
-
-    -- 1. What has ended frees its slot; which of these lanes may release a job?
+    held := coalesce(held, '{}');
     moment := clock_timestamp();
-    first := coalesce((SELECT min(turn) FROM tenure.lanes WHERE queue = of AND turn IS NOT NULL), 0);
-    IF held IS NOT NULL THEN
+
+    -- 2. What has ended frees its slot. Released, and cancelled before a worker took it: its token comes back.
+    IF held <> '{}' AND (ended IS NULL OR ended <> '{}') THEN
         WITH freed AS (
             DELETE FROM tenure.lane_slots sl
              WHERE sl.queue = of AND sl.lane = ANY (held) AND (ended IS NULL OR sl.job_id = ANY (ended))
-               AND NOT EXISTS (SELECT FROM tenure.jobs j
-                                WHERE j.id = sl.job_id AND j.publish_at IS DISTINCT FROM '9999-01-01 00:00:00+00')
+               AND NOT EXISTS (SELECT FROM tenure.jobs j WHERE j.id = sl.job_id AND j.publish_at IS DISTINCT FROM never)
             RETURNING sl.lane, sl.job_id, sl.fencing_token
         ), unused AS (
-            -- Released, and cancelled before a worker took it: its token comes back.
             SELECT f.lane, count(*) AS jobs
               FROM freed f
              WHERE (s.rate IS NOT NULL OR s.queue_rate IS NOT NULL)
@@ -184,45 +189,12 @@ BEGIN
                             WHERE h.id = f.job_id AND h.claim_id IS NULL AND h.fencing_token = f.fencing_token)
              GROUP BY f.lane
         ), back AS (
-            UPDATE tenure.lane_settings l
-               SET tokens = least(l.queue_burst, l.tokens + (SELECT sum(jobs) FROM unused))
-             WHERE l.queue = of AND l.queue_rate IS NOT NULL AND EXISTS (SELECT FROM unused)
-        ), now_has AS (
-            SELECT l.lane, l.passed,
-                   coalesce(l.running, s.running, CASE WHEN s.ordered THEN 1 END)
-                     - (SELECT count(*) FROM tenure.lane_slots sl WHERE sl.queue = of AND sl.lane = l.lane)
-                     + (SELECT count(*) FROM freed f WHERE f.lane = l.lane) AS free,
-                   -- Messages that no worker has taken keep their tokens: after a pause they start at once.
-                   CASE WHEN s.rate IS NOT NULL THEN
-                       least(s.burst - (SELECT count(*) FROM tenure.lane_slots sl
-                                          JOIN tenure.jobs j ON j.id = sl.job_id AND j.status = 'queued'
-                                                            AND j.publish_at IS DISTINCT FROM '9999-01-01 00:00:00+00'
-                                         WHERE sl.queue = of AND sl.lane = l.lane),
-                             coalesce(l.tokens + s.rate * greatest(0, extract(epoch FROM moment - l.refilled_at)), s.burst)
-                             + coalesce((SELECT u.jobs FROM unused u WHERE u.lane = l.lane), 0)) END AS tokens,
-                   (SELECT min(due_at) FROM (
-                        SELECT due_at FROM tenure.lane_jobs w
-                         WHERE w.queue = of AND w.lane = l.lane AND w.place IS NOT NULL
-                         ORDER BY w.priority, w.place, w.arrival LIMIT 1) w) AS head_due_at
-              FROM tenure.lanes l
-             WHERE l.queue = of AND l.lane = ANY (held)
+            UPDATE tenure.lanes l SET tokens = l.tokens + u.jobs FROM unused u WHERE l.queue = of AND l.lane = u.lane
         )
-        UPDATE tenure.lanes l
-           SET turn = CASE WHEN n.head_due_at <= moment AND coalesce(n.free > 0, true) AND coalesce(n.tokens >= 1, true)
-                           THEN greatest(n.passed, coalesce(l.turn, first)) END,
-               tokens = n.tokens, refilled_at = CASE WHEN n.tokens IS NOT NULL THEN moment END,
-               next_at = CASE WHEN n.head_due_at > moment THEN n.head_due_at
-                              WHEN n.head_due_at IS NOT NULL AND n.tokens < 1 AND coalesce(n.free > 0, true)
-                              THEN moment + interval '1 second' * greatest(0.01, (1 - n.tokens) / s.rate) END
-          FROM now_has n
-         WHERE l.queue = of AND l.lane = n.lane;
+        SELECT sum(jobs) INTO unused FROM unused;
     END IF;
 
-    -- 2. How many jobs may go?
-    IF EXISTS (SELECT FROM tenure.queues q WHERE q.queue = of AND q.paused_at IS NOT NULL) THEN
-        RETURN;
-    END IF;
-    room := most;
+    -- 3. How many jobs may go?
     IF s.turns THEN
         room := least(room, greatest(16, 2 * (SELECT coalesce(sum(w.slots), 0) FROM tenure.workers w
                                                WHERE of = ANY (w.queues)
@@ -230,104 +202,122 @@ BEGIN
                             - (SELECT count(*) FROM tenure.lane_slots sl WHERE sl.queue = of));
     END IF;
     IF s.queue_rate IS NOT NULL THEN
-        spare := least(s.queue_burst - (SELECT count(*) FROM tenure.lane_slots sl
-                                          JOIN tenure.jobs j ON j.id = sl.job_id AND j.status = 'queued'
-                                                            AND j.publish_at IS DISTINCT FROM '9999-01-01 00:00:00+00'
-                                         WHERE sl.queue = of),
-                       coalesce((SELECT l.tokens FROM tenure.lane_settings l WHERE l.queue = of)
-                                + s.queue_rate * greatest(0, extract(epoch FROM moment - s.refilled_at)), s.queue_burst));
-        UPDATE tenure.lane_settings l SET tokens = spare, refilled_at = moment WHERE l.queue = of;
-        room := least(room, floor(spare));
+        -- Messages that no worker has taken keep their tokens: after a pause they start at once.
+        s.tokens := least(s.queue_burst - (SELECT count(*) FROM tenure.lane_slots sl
+                                             JOIN tenure.jobs j ON j.id = sl.job_id AND j.status = 'queued'
+                                                               AND j.publish_at IS DISTINCT FROM never
+                                            WHERE sl.queue = of),
+                          coalesce(s.tokens + coalesce(unused, 0)
+                                   + s.queue_rate * greatest(0, extract(epoch FROM moment - s.refilled_at)), s.queue_burst));
+        UPDATE tenure.lane_settings l SET tokens = s.tokens, refilled_at = moment WHERE l.queue = of;
+        room := least(room, floor(s.tokens));
     END IF;
-    IF room <= 0 THEN
+    IF EXISTS (SELECT FROM tenure.queues q WHERE q.queue = of AND q.paused_at IS NOT NULL) THEN
+        room := 0;
+    END IF;
+    room := greatest(room, 0);
+    IF room = 0 AND held = '{}' THEN
         RETURN;
     END IF;
 
-    -- 3. The lanes whose turn it is, each with its first jobs; of all these, the first by turn. A lane that had few turns
-    -- may have several of them. Each lane offers twice its share, or a long line would be read for each call.
-    SELECT array_agg(l.lane) INTO held
+    -- 4. And the lanes in the line, by turn: no more than may release a job.
+    SELECT array_agg(l.lane) INTO line
       FROM (SELECT lane FROM tenure.lanes WHERE queue = of AND turn IS NOT NULL
              ORDER BY queue, turn LIMIT least(room, 1000) FOR NO KEY UPDATE SKIP LOCKED) l;
-    IF held IS NULL THEN
-        RETURN;
-    END IF;
-    SELECT array_agg(f.job_id ORDER BY f.at, f.lane, f.n) INTO picked
-      FROM (SELECT l.lane, w.job_id, w.n, l.turn + (w.n - 1) / coalesce(l.weight, 1) AS at
-              FROM tenure.lanes l
-             CROSS JOIN LATERAL (
-                   SELECT job_id, due_at, row_number() OVER (ORDER BY w.priority, w.place, w.arrival) AS n
-                     FROM (SELECT * FROM tenure.lane_jobs w
-                            WHERE w.queue = of AND w.lane = l.lane AND w.place IS NOT NULL
-                            ORDER BY w.priority, w.place, w.arrival
-                            LIMIT least(coalesce(l.running, s.running, CASE WHEN s.ordered THEN 1 END)
-                                        - (SELECT count(*) FROM tenure.lane_slots sl WHERE sl.queue = of AND sl.lane = l.lane),
-                                        CASE WHEN s.rate IS NOT NULL THEN floor(l.tokens) END,
-                                        1 + 2 * room / cardinality(held))) w) w
-             WHERE l.queue = of AND l.lane = ANY (held) AND l.turn IS NOT NULL AND w.due_at <= moment
-             ORDER BY at, l.lane, w.n
-             LIMIT room) f;
-    -- A job that another transaction has locked is passed over: it may be cancelled, or get another payload.
-    SELECT array_agg(j.id) INTO got
-      FROM (SELECT id FROM tenure.jobs
-             WHERE id = ANY (picked) AND publish_at = '9999-01-01 00:00:00+00'
-             ORDER BY id FOR NO KEY UPDATE SKIP LOCKED) j;
-    got := coalesce(got, '{}');
+    line := held || coalesce(ARRAY(SELECT n FROM unnest(line) AS n WHERE n <> ALL (held)), '{}');
+    -- Turns count on from the clock whenever the line is empty: a lane that had many turns then is not behind a new one.
+    first := coalesce((SELECT min(turn) FROM tenure.lanes WHERE queue = of AND turn IS NOT NULL),
+                      extract(epoch FROM moment) - 1700000000);
+
+    -- 5. What each lane may release, and the first of all these by turn. A lane that had few turns may have several of
+    -- them. Each offers twice its share, or one call would read a long line whole; and one job more, which says whether
+    -- it stays in the line.
     RETURN QUERY
-    WITH taken AS (
+    WITH lane AS MATERIALIZED (
+        SELECT l.lane, coalesce(l.turn, least(greatest(l.passed, first), first + debt)) AS turn, coalesce(l.weight, 1) AS weight,
+               coalesce(l.running, s.running, CASE WHEN s.ordered THEN 1 END)
+                 - (SELECT count(*) FROM tenure.lane_slots sl WHERE sl.queue = of AND sl.lane = l.lane) AS free,
+               CASE WHEN s.rate IS NOT NULL THEN
+                   least(s.burst - (SELECT count(*) FROM tenure.lane_slots sl
+                                      JOIN tenure.jobs j ON j.id = sl.job_id AND j.status = 'queued'
+                                                        AND j.publish_at IS DISTINCT FROM never
+                                     WHERE sl.queue = of AND sl.lane = l.lane),
+                         coalesce(l.tokens + s.rate * greatest(0, extract(epoch FROM moment - l.refilled_at)), s.burst))
+               END AS tokens
+          FROM tenure.lanes l
+         WHERE l.queue = of AND l.lane = ANY (line)
+    ), offer AS MATERIALIZED (
+        SELECT l.*, w.job_id, w.due_at, w.n
+          FROM lane l
+          LEFT JOIN LATERAL (
+               SELECT f.job_id, f.due_at, row_number() OVER (ORDER BY f.priority, f.place, f.arrival) AS n
+                 FROM (SELECT * FROM tenure.lane_jobs w
+                        WHERE w.queue = of AND w.lane = l.lane AND w.place IS NOT NULL
+                        ORDER BY w.priority, w.place, w.arrival
+                        LIMIT 1 + greatest(0, least(l.free, floor(l.tokens), 1 + 2 * room / cardinality(line)))) f) w ON true
+    ), chosen AS MATERIALIZED (
+        SELECT o.lane, o.job_id, o.turn + (o.n - 1) * turn_1 / o.weight AS at, o.n
+          FROM offer o
+         WHERE o.due_at <= moment AND o.n <= coalesce(o.free, o.n) AND o.n <= coalesce(o.tokens, o.n)
+         ORDER BY at, o.lane, o.n
+         LIMIT room
+    ), got AS MATERIALIZED (
+        -- A job that another transaction has locked is passed over: it may be cancelled, or get another payload.
+        SELECT j.id FROM tenure.jobs j
+         WHERE j.id = ANY (ARRAY(SELECT job_id FROM chosen)) AND j.publish_at = never
+         ORDER BY j.id FOR NO KEY UPDATE SKIP LOCKED
+    ), taken AS (
         DELETE FROM tenure.lane_jobs w
-         WHERE w.job_id = ANY (picked)
-           AND (w.job_id = ANY (got)
-                OR NOT EXISTS (SELECT FROM tenure.jobs j WHERE j.id = w.job_id AND j.publish_at = '9999-01-01 00:00:00+00'))
-        RETURNING w.lane, w.job_id
+         WHERE w.job_id = ANY (ARRAY(SELECT job_id FROM chosen))
+           AND (w.job_id = ANY (ARRAY(SELECT id FROM got))
+                OR NOT EXISTS (SELECT FROM tenure.jobs j WHERE j.id = w.job_id AND j.publish_at = never))
     ), released AS (
         UPDATE tenure.jobs j
            SET dispatch = j.dispatch + 1, scheduled_at = moment, publish_at = NULL, published_at = clock_timestamp()
-         WHERE j.id = ANY (got)
+         WHERE j.id = ANY (ARRAY(SELECT id FROM got))
         RETURNING j.id, j.queue, j.kind, j.dispatch, j.clear_reason, j.trace_context, j.fencing_token,
+                  -- It runs no more: the claim refuses it.
                   coalesce(j.not_after <= moment, false) AS is_late
     ), slots AS (
-        -- A job that has expired runs no more: the claim refuses it.
         INSERT INTO tenure.lane_slots AS sl (queue, lane, job_id, fencing_token)
-        SELECT of, t.lane, t.job_id, r.fencing_token
-          FROM taken t JOIN released r ON r.id = t.job_id
+        SELECT of, c.lane, r.id, r.fencing_token
+          FROM released r JOIN chosen c ON c.job_id = r.id
          WHERE NOT r.is_late
             ON CONFLICT (queue, lane, job_id) DO UPDATE SET fencing_token = excluded.fencing_token
     ), served AS (
-        SELECT l.lane, count(t.job_id) AS jobs, count(r.id) FILTER (WHERE NOT r.is_late) AS starts
-          FROM unnest(held) AS l(lane)
-          LEFT JOIN taken t ON t.lane = l.lane
-          LEFT JOIN released r ON r.id = t.job_id
-         GROUP BY l.lane
-    ), left_over AS (
-        SELECT v.lane, v.starts,
-               coalesce(l.running, s.running, CASE WHEN s.ordered THEN 1 END)
-                 - (SELECT count(*) FROM tenure.lane_slots sl WHERE sl.queue = of AND sl.lane = l.lane) - v.starts AS free,
-               CASE WHEN s.rate IS NOT NULL THEN l.tokens - v.starts END AS tokens,
-               (SELECT w.due_at FROM tenure.lane_jobs w
-                 WHERE w.queue = of AND w.lane = l.lane AND w.place IS NOT NULL
-                 ORDER BY w.priority, w.place, w.arrival OFFSET v.jobs LIMIT 1) AS head_due_at
+        SELECT o.lane, o.turn, o.weight, o.free, o.tokens, count(c.job_id) AS jobs,
+               count(r.id) FILTER (WHERE NOT r.is_late) AS starts,
+               count(*) FILTER (WHERE o.due_at <= moment) AS offers,
+               min(o.due_at) FILTER (WHERE o.due_at > moment) AS next_due_at
+          FROM offer o
+          LEFT JOIN chosen c ON c.job_id = o.job_id
+          LEFT JOIN released r ON r.id = o.job_id
+         GROUP BY o.lane, o.turn, o.weight, o.free, o.tokens
+    ), after AS (
+        SELECT v.lane, v.starts, v.turn + v.starts * turn_1 / v.weight AS passed, v.tokens - v.starts AS tokens,
+               v.offers > v.jobs AND coalesce(v.free > v.starts, true) AS waits,
+               CASE WHEN v.offers <= v.jobs THEN v.next_due_at
+                    WHEN v.tokens - v.starts < 1 AND coalesce(v.free > v.starts, true)
+                    THEN moment + interval '1 second' * greatest(0.01, (1 - (v.tokens - v.starts)) / s.rate) END AS next_at
           FROM served v
-          JOIN tenure.lanes l ON l.queue = of AND l.lane = v.lane
     ), moved AS (
         UPDATE tenure.lanes l
-           SET passed = coalesce(l.turn, l.passed) + v.starts / coalesce(l.weight, 1),
-               turn = CASE WHEN v.head_due_at <= moment AND coalesce(v.free > 0, true) AND coalesce(v.tokens >= 1, true)
-                           THEN coalesce(l.turn, l.passed) + v.starts / coalesce(l.weight, 1) END,
-               tokens = v.tokens,
-               next_at = CASE WHEN v.head_due_at > moment THEN v.head_due_at
-                              WHEN v.head_due_at IS NOT NULL AND v.tokens < 1 AND coalesce(v.free > 0, true)
-                              THEN moment + interval '1 second' * greatest(0.01, (1 - v.tokens) / s.rate) END
-          FROM left_over v
-         WHERE l.queue = of AND l.lane = v.lane
+           SET passed = CASE WHEN a.starts > 0 THEN a.passed ELSE l.passed END,
+               turn = CASE WHEN a.waits AND coalesce(a.tokens >= 1, true) THEN a.passed END,
+               tokens = a.tokens, refilled_at = CASE WHEN a.tokens IS NOT NULL THEN moment END, next_at = a.next_at
+          FROM after a
+         WHERE l.queue = of AND l.lane = a.lane
+           AND (a.starts > 0 OR a.tokens IS NOT NULL OR l.next_at IS DISTINCT FROM a.next_at
+                OR (l.turn IS NOT NULL) <> a.waits)
     ), spent AS (
         UPDATE tenure.lane_settings l
            SET tokens = l.tokens - (SELECT count(*) FROM released r WHERE NOT r.is_late)
-         WHERE l.queue = of AND l.queue_rate IS NOT NULL
+         WHERE l.queue = of AND s.queue_rate IS NOT NULL
     )
     SELECT r.id, r.queue, r.kind, r.dispatch, r.clear_reason, r.trace_context
-      FROM unnest(picked) WITH ORDINALITY AS p(id, n)
-      JOIN released r ON r.id = p.id
-     ORDER BY p.n;
+      FROM chosen c
+      JOIN released r ON r.id = c.job_id
+     ORDER BY c.at, c.lane, c.n;
 END $$;
 REVOKE ALL ON FUNCTION tenure.admit(text, text[], uuid[], int) FROM PUBLIC;
 
@@ -349,7 +339,7 @@ BEGIN
     WITH due AS (
         DELETE FROM tenure.lane_wakes w
          WHERE (w.at, w.id) IN (SELECT at, id FROM tenure.lane_wakes WHERE at <= moment
-                                 ORDER BY at, id LIMIT 5000 FOR UPDATE SKIP LOCKED)
+                                 ORDER BY at, id LIMIT 20000 FOR UPDATE SKIP LOCKED)
         RETURNING w.queue, w.lane, w.job_id
     ), placed AS (
         UPDATE tenure.lane_jobs l

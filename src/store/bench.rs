@@ -82,6 +82,34 @@ SELECT id, output::bigint AS started_us,
   FROM tenure.job_history
  WHERE id >= $2 AND starts_with(queue, $1) AND jsonb_typeof(output) = 'number'";
 
+/// How many jobs with the same `customer` ran at once, from their rows alone: an end before a start of the same moment.
+const MOST_AT_ONCE: &str = "
+WITH moments AS (
+    SELECT payload ->> 'customer' AS lane, started_at AS at, 1 AS change FROM tenure.job_history WHERE queue = $1
+     UNION ALL
+    SELECT payload ->> 'customer', finished_at, -1 FROM tenure.job_history WHERE queue = $1
+)
+SELECT coalesce(max(running), 0)::float8 AS most
+  FROM (SELECT sum(change) OVER (PARTITION BY lane ORDER BY at, change) AS running FROM moments) r";
+
+/// The starts of a queue's attempts within a time from the first, and the most of them within any second.
+const STARTS: &str = "
+WITH starts AS (
+    SELECT started_at AS at FROM tenure.job_executions_all e
+     WHERE EXISTS (SELECT FROM tenure.all_jobs j WHERE j.id = e.job_id AND j.queue = $1)
+), first AS (
+    SELECT min(at) AS at FROM starts
+)
+SELECT (SELECT count(*) FROM starts, first WHERE starts.at < first.at + $2 * interval '1 second')::float8 AS in_time,
+       coalesce((SELECT max((SELECT count(*) FROM starts later
+                              WHERE later.at >= s.at AND later.at < s.at + interval '1 second')) FROM starts s), 0)::float8 AS most";
+
+/// Jobs held in a thousand lanes whose two slots are taken, as a fleet that has fallen behind leaves them.
+const HOLD: &str = "
+INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, scheduled_at, publish_at, lane)
+SELECT gen_random_uuid(), $1, 'order', '{}', 5, clock_timestamp(), clock_timestamp(), 'blocked-' || n % 1000
+  FROM generate_series(1, $2::int) AS n";
+
 /// A job as any client of Postgres enqueues it.
 const PLAIN_JOB: &str = "SELECT tenure.enqueue($1, 'order', $2::jsonb) AS id";
 
@@ -176,6 +204,36 @@ impl Store {
             Ok((row.try_get("id")?, started))
         });
         Ok(started.collect::<Result<_, sqlx::Error>>()?)
+    }
+
+    /// Returns the most jobs of one customer of a queue that ran at once.
+    pub async fn bench_most_at_once(&self, queue: &str) -> Result<f64, StoreError> {
+        let rows = self.rows(query(MOST_AT_ONCE).bind(queue)).await?;
+        Ok(rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get("most")?)
+    }
+
+    /// Returns how many attempts of a queue started within `seconds` of the first, and the most within any second.
+    pub async fn bench_starts(&self, queue: &str, seconds: u32) -> Result<(f64, f64), StoreError> {
+        let rows = self.rows(query(STARTS).bind(queue).bind(f64::from(seconds))).await?;
+        let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
+        Ok((row.try_get("in_time")?, row.try_get("most")?))
+    }
+
+    /// Holds jobs in lanes of a queue whose slots are taken.
+    pub async fn bench_hold(&self, queue: &str, jobs: i32) -> Result<(), StoreError> {
+        let mut connection = self.migration_connection().await?;
+        query(HOLD).bind(queue).bind(jobs).execute(&mut connection).await?;
+        // Until the lanes' slots are taken.
+        loop {
+            let taken = query("SELECT count(*) FROM tenure.tend_lanes(1000, false)")
+                .fetch_one(&mut connection)
+                .await?;
+            if taken.try_get::<i64, _>(0)? == 0 {
+                break;
+            }
+        }
+        query("VACUUM ANALYZE").execute(&mut connection).await?;
+        Ok(())
     }
 
     /// Opens a connection for the bench's own transactions, as a user has them.

@@ -1,12 +1,14 @@
 //! Lanes: their settings, and the release of held jobs. One method, one statement.
 
+use std::time::Duration;
+
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use sqlx::{Row, postgres::PgRow, query};
 
 use super::{
-    ADMIT, ADOPT_JOBS, FORGET_LANES, HELD_FOR, LANE_SETTINGS, LIST_LANES, PUT_LANES, REMOVE_LANES, SET_LANE,
-    SWEEP_LANES, TEND_LANES,
+    ADMIT, ADOPT_JOBS, FORGET_LANES, HELD_FOR, LANE_SETTINGS, LANES_OVERDUE, LIST_LANES, PUT_LANES,
+    REMOVE_LANES, SET_LANE, SWEEP_LANES, TEND_LANES,
     call::{Store, StoreError},
     queues::Change,
     rows::{DueJob, due_jobs},
@@ -213,6 +215,12 @@ impl Store {
     /// unseen.
     pub(crate) async fn tend_lanes(&self, most: i32, judge: bool) -> Result<Vec<DueJob>, StoreError> {
         Ok(due_jobs(&self.rows(query(TEND_LANES).bind(most).bind(judge)).await?)?)
+    }
+
+    /// Whether something has waited for a look at the lanes for longer than `margin`.
+    pub(crate) async fn lanes_overdue(&self, margin: Duration) -> Result<bool, StoreError> {
+        let rows = self.rows(query(LANES_OVERDUE).bind(margin.as_secs_f64())).await?;
+        Ok(rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get("overdue")?)
     }
 
     /// Gives a queue lanes, or changes their settings. [`StoreError::is_locked`]: a transaction that has enqueued is

@@ -306,6 +306,7 @@ statements! {
     SET_LANE = "lane" "set_lane";
     LIST_LANES = "lane" "list_lanes";
     HELD_FOR = "lane" "held_for";
+    LANES_OVERDUE = "lane" "lanes_overdue";
     SWEEP_LANES = "lane" "sweep_lanes";
     DEAD_LETTERS = "read" "dead_letters";
     DEAD_LETTER = "read" "dead_letter";

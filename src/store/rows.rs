@@ -260,8 +260,7 @@ pub(crate) struct Suspects {
     pub(crate) cut_at: Option<String>,
 }
 
-/// The turns that a worker has, and the work that waits. Without a turn, `next_tick_s`, `has_silent` and `settings` are
-/// empty.
+/// The turns that a worker has, and the work that waits. Without a turn, all is empty but `workers` and `has_lanes`.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Turns {
     pub(crate) taken: Vec<String>,

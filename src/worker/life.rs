@@ -20,7 +20,7 @@ use super::{
         claims::{ReleaseUnanswered, TryClaims},
         control::{FollowSettings, Listen},
         figures::{MeasureMessages, Report, ShowFleet},
-        lanes::{Admit, Tidy},
+        lanes::{Admit, StandIn, Tidy},
         recovery::{Look, Scan, Sweep},
         relay::{PublishDue, Reclaim, Relay, Tick},
         turns::TakeTurns,
@@ -291,6 +291,7 @@ impl<S: Send + Sync + 'static> Life<S> {
     fn spawn_relay(&self, loops: &mut Loops, common: &Common) {
         let (relay, timing) = (|| common.relay.clone(), &self.config.timing);
         loops.spawn(PublishDue { relay: relay(), every: timing.relay_every });
+        loops.spawn(StandIn { relay: relay(), every: timing.relay_every });
         loops.spawn(Tick { relay: relay() });
         loops.spawn(Tidy {
             store: self.store.clone(),

@@ -191,6 +191,11 @@ impl Turns {
         self.state().left_until[turn as usize].is_some_and(|until| Instant::now() < until)
     }
 
+    /// Returns how many workers are alive, as far as the database has told: at least one.
+    pub(super) fn live_workers(&self) -> u32 {
+        self.state().workers.max(1)
+    }
+
     /// Whether a queue has lanes, as far as the database has told.
     pub(super) fn has_lanes(&self) -> bool {
         self.state().has_lanes

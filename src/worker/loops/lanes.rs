@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::sleep;
 
-use super::{Work, jittered};
+use super::{Work, jittered, relay::Relay};
 use crate::{
     enqueue::publish::Publications,
     nats::Ticket,
@@ -17,6 +17,8 @@ use crate::{
 
 /// How soon the relay publishes what this process cannot.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
+/// The relay has missed so many looks.
+const OVERDUE_AFTER: u32 = 3;
 /// One look of so many also removes empty lanes.
 const SWEPT_EVERY: u32 = 30;
 /// The most lanes of one statement.
@@ -70,6 +72,33 @@ impl Admit {
         let unsent: Vec<_> = released.iter().map(|job| (job.id, job.dispatch)).collect();
         if let Err(error) = self.store.unpublished(&unsent, AGAIN_AFTER).await {
             tracing::debug!(%error, "the relay will find these jobs' messages missing");
+        }
+    }
+}
+
+/// Looks after lanes if the worker that has the relay's turn does not: a lane with a rate must not wait until the turn of
+/// a dead worker ends. The fleet as a whole asks as often as one relay looks.
+#[derive(Clone)]
+pub(crate) struct StandIn {
+    pub(crate) relay: Relay,
+    pub(crate) every: Duration,
+}
+
+impl Work for StandIn {
+    const NAME: &'static str = "lanes";
+
+    async fn run(self) {
+        let Relay { store, turns, .. } = &self.relay;
+        loop {
+            sleep(jittered(self.every * turns.live_workers())).await;
+            if !turns.has_lanes() || turns.has(Turn::Relay) {
+                continue;
+            }
+            match store.lanes_overdue(self.every * OVERDUE_AFTER).await {
+                Ok(true) => self.relay.tend_lanes(false).await,
+                Ok(false) => {}
+                Err(error) => tracing::debug!(%error, "could not look at the lanes; the worker will retry"),
+            }
         }
     }
 }

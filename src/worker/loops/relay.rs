@@ -48,7 +48,7 @@ impl Relay {
     }
 
     /// Releases what lanes may release.
-    async fn tend_lanes(&self, judge: bool) {
+    pub(super) async fn tend_lanes(&self, judge: bool) {
         if let Err(error) = lanes::tend(&self.store, &self.nats, &self.stop, judge).await {
             tracing::debug!(%error, "could not look after lanes; the worker will retry");
         }

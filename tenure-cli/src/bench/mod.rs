@@ -13,6 +13,7 @@ mod cpu;
 mod endure;
 mod grow;
 mod idle;
+mod lanes;
 mod monitor;
 mod pages;
 mod pickup;
@@ -49,6 +50,9 @@ pub(crate) enum Work {
     /// From a call to its output; the statements of many waiters; draining while ends are published. Not part of the
     /// default.
     Call,
+    /// Lanes: draining many, the turn of another lane, a rate, a limit, many held jobs. Private servers only; not part
+    /// of the default.
+    Lanes,
     /// From the kill of a worker until its job runs elsewhere.
     Recovery,
     /// 1,000 jobs report ten times a second each.
@@ -218,6 +222,7 @@ async fn measure(plan: &Plan, arena: &Arena, tick: &mut impl FnMut(&str)) -> any
                 Work::Mixed => consume::mixed(arena, plan, &mut values).await?,
                 Work::Pickup => pickup::pickup(arena, plan, &mut values).await?,
                 Work::Call => call::call(arena, plan, &mut values).await?,
+                Work::Lanes => lanes::lanes(arena, plan, &mut values).await?,
                 Work::Recovery => endure::recovery(arena, &mut values).await?,
                 Work::Progress => endure::progress(arena, &mut values).await?,
                 Work::Memory => endure::memory(arena, &mut values).await?,

@@ -21,6 +21,8 @@ pub(crate) enum WorkerMode {
     /// Returns the time at which it began. A job whose note is [`Order::RETRIES`] fails first, and is retried a second
     /// later.
     Stamp,
+    /// As `Stamp`, and takes 5 ms.
+    Brief,
     /// Fails for good.
     Fail,
     /// Reports once, then waits to be stopped.
@@ -35,6 +37,7 @@ impl WorkerMode {
             Self::Decode => "decode",
             Self::Forget => "forget",
             Self::Stamp => "stamp",
+            Self::Brief => "brief",
             Self::Fail => "fail",
             Self::Hold => "hold",
             Self::Report => "report",
@@ -96,6 +99,10 @@ async fn handle(order: Order, ctx: JobContext, mode: WorkerMode) -> Result<Outco
             Err(JobError::retry_after(Duration::from_secs(1), "this job asks for a retry"))
         }
         WorkerMode::Stamp => Outcome::done(began),
+        WorkerMode::Brief => {
+            sleep(Duration::from_millis(5)).await;
+            Outcome::done(began)
+        }
         WorkerMode::Fail => Err(JobError::permanent("this job is to become a dead letter")),
         WorkerMode::Hold => {
             ctx.progress("held", 0.0, "").await?;

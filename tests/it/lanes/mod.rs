@@ -14,6 +14,8 @@ use tenure::{
 
 use crate::harness::{Bench, Running, bench};
 
+const PAUSE: Duration = Duration::from_millis(150);
+
 /// What handlers have done: independent of every table of tenure's.
 #[derive(Clone, Default)]
 struct Ledger(Arc<Mutex<Kept>>);
@@ -104,7 +106,7 @@ async fn lanes_take_turns_whatever_their_backlog() {
     bench.tenure.enqueue_many((0..400).map(|n| job("a", n, 20))).await.unwrap();
     let ledger = Ledger::default();
     let worker = Running::start(worker(&bench, &ledger, 4));
-    bench.until_count("tenure.job_history", 20).await;
+    bench.until("(SELECT count(*) FROM tenure.job_history) >= 20").await;
     bench.tenure.enqueue(job("b", 1000, 0)).await.unwrap();
     let asked = Instant::now();
     let started = loop {
@@ -127,7 +129,7 @@ async fn a_lane_of_a_greater_weight_gets_more_turns() {
     bench.tenure.enqueue_many(jobs).await.unwrap();
     let ledger = Ledger::default();
     let worker = Running::start(worker(&bench, &ledger, 4));
-    bench.until_count("tenure.job_history", 160).await;
+    bench.until("(SELECT count(*) FROM tenure.job_history) >= 160").await;
     worker.stop().await;
     let starts = ledger.starts();
     let heavy = starts[..160].iter().filter(|(lane, ..)| lane == "heavy").count();
@@ -186,7 +188,7 @@ async fn an_ordered_lane_runs_its_jobs_one_after_another_retries_included() {
             if of["name"] == json!(1) && ctx.attempt() < 3 { Err("again") } else { Ok(()) }
         }
     };
-    let retry = KindOptions::new().backoff(tenure::Backoff::fixed(Duration::from_millis(150)));
+    let retry = KindOptions::new().backoff(tenure::Backoff { first: PAUSE, longest: PAUSE, jitter: 0.0 });
     let worker =
         Running::start(Worker::builder(&bench.tenure).handle_any(retry, handler).concurrency("q", 8));
     bench.tenure.enqueue_many((0..4).map(|n| job("a", n, 0))).await.unwrap();
@@ -204,19 +206,27 @@ async fn an_ordered_lane_runs_its_jobs_one_after_another_retries_included() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_debounced_job_runs_once_with_its_last_payload() {
     let bench = bench().await;
-    let ledger = Ledger::default();
-    let worker = Running::start(worker(&bench, &ledger, 4));
-    let wait = Duration::from_millis(400);
-    let debounced = |name| job("a", name, 0).replace("doc").after(wait).longest_wait(Duration::from_secs(60));
+    let debounced = |name| {
+        let longest = Duration::from_secs(60);
+        job("a", name, 0).replace("doc").after(Duration::from_secs(30)).longest_wait(longest)
+    };
     let first = bench.tenure.enqueue(debounced(0)).await.unwrap();
     for n in 1..6 {
-        tokio::time::sleep(Duration::from_millis(100)).await;
         let again = bench.tenure.enqueue(debounced(n)).await.unwrap();
         assert_eq!((again.id, again.duplicate), (first.id, true));
     }
+    let moved = "scheduled_at > created_at + interval '30 seconds' AND scheduled_at < created_at + interval '40 seconds'";
+    assert_eq!(bench.text(&format!("SELECT {moved}, payload->>'name' FROM tenure.jobs")).await, "(t,5)");
+    // Moved on again and again, it waits no longer than the longest wait.
+    bench.execute("UPDATE tenure.jobs SET created_at = created_at - interval '59 seconds'").await;
+    bench.tenure.enqueue(debounced(6)).await.unwrap();
+    let bound = "scheduled_at = created_at + interval '60 seconds' AND publish_at = scheduled_at";
+    assert_eq!(bench.text(&format!("SELECT {bound} FROM tenure.jobs")).await, "(t)");
+    let ledger = Ledger::default();
+    let worker = Running::start(worker(&bench, &ledger, 4));
     drained(&bench, 1).await;
-    assert_eq!(ledger.names(), ["5"]);
-    let next = bench.tenure.enqueue(job("a", 6, 0).replace("doc")).await.unwrap();
+    assert_eq!(ledger.names(), ["6"]);
+    let next = bench.tenure.enqueue(job("a", 7, 0).replace("doc")).await.unwrap();
     assert!(!next.duplicate && next.id != first.id);
     drained(&bench, 2).await;
     worker.stop().await;

@@ -1,0 +1,5 @@
+-- lanes_overdue: whether no worker looks after the lanes, although one should have for some time.
+--
+--   $1 seconds
+SELECT EXISTS (SELECT FROM tenure.lanes WHERE next_at < statement_timestamp() - $1::float8 * interval '1 second')
+       OR EXISTS (SELECT FROM tenure.lane_wakes WHERE at < statement_timestamp() - $1::float8 * interval '1 second') AS overdue
