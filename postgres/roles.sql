@@ -91,7 +91,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON tenure.queue_stats, tenure.activity TO t
 GRANT SELECT ON tenure.lane_settings, tenure.lanes, tenure.lane_slots TO tenure_worker;
 GRANT SELECT, INSERT, DELETE ON tenure.lane_jobs TO tenure_worker;
 GRANT UPDATE (place, due_at) ON tenure.lane_jobs TO tenure_worker;
-GRANT INSERT ON tenure.lane_wakes TO tenure_worker;
+GRANT SELECT, INSERT ON tenure.lane_wakes TO tenure_worker;
 -- UPDATE: to lock a row, so that two workers do not end the same jobs.
 GRANT SELECT, INSERT, DELETE ON tenure.job_expiries TO tenure_worker;
 GRANT UPDATE (at) ON tenure.job_expiries TO tenure_worker;

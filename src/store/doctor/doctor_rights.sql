@@ -43,7 +43,7 @@ WITH needs (role, relation, privileges, columns) AS (VALUES
     ('worker', 'lane_slots', '{SELECT}', NULL),
     ('worker', 'lane_jobs', '{SELECT,INSERT,DELETE}', NULL),
     ('worker', 'lane_jobs', '{UPDATE}', '{place,due_at}'),
-    ('worker', 'lane_wakes', '{INSERT}', NULL),
+    ('worker', 'lane_wakes', '{SELECT,INSERT}', NULL),
     ('worker', 'job_expiries', '{SELECT,INSERT,DELETE}', NULL),
     ('worker', 'job_expiries', '{UPDATE}', '{at}'),
     ('worker', 'schedules', '{SELECT}', NULL),
