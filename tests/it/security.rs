@@ -233,12 +233,14 @@ async fn a_fleet_of_the_shipped_roles_uses_lanes_expiry_and_debounce() {
     operator.put_lanes("q", Lanes::new().running(1).rate(100, Duration::from_secs(1)).turns()).await.unwrap();
     operator.set_lane("q", "a", LaneOptions::new().weight(2.0)).await.unwrap();
     let (worker, of_worker) = by("worker").await;
-    let handler = async |of: Value, ctx: JobContext| match of["n"].as_str() {
-        Some("retried") if ctx.attempt() == 1 => {
-            Err(JobError::retry_after(Duration::from_millis(50), "again"))
+    let handler = |of: Value, ctx: JobContext| async move {
+        match of["n"].as_str() {
+            Some("retried") if ctx.attempt() == 1 => {
+                Err(JobError::retry_after(Duration::from_millis(50), "again"))
+            }
+            Some("dies") => Err(JobError::permanent("for good")),
+            _ => Outcome::done(1),
         }
-        Some("dies") => Err(JobError::permanent("for good")),
-        _ => Outcome::done(1),
     };
     let working =
         Running::start(Worker::builder(&worker).handle_any(KindOptions::new(), handler).concurrency("q", 8));
