@@ -113,6 +113,7 @@ async fn each_option_by_name_by_place_and_in_an_array_is_as_the_librarys() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[expect(clippy::too_many_lines, reason = "one list")]
 async fn bad_options_are_refused_with_what_was_wrong_and_what_to_do() {
     let bench = bench().await;
     let refusals = [
