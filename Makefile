@@ -106,7 +106,7 @@ run-test-postgres:
 	@copy=$$(mktemp -d) && chmod 755 $$copy && cp -r .tools/postgres-$(POSTGRES)/native $$copy/postgres && \
 		TENURE_PG_BIN=$$copy/postgres/bin $(MAKE) --no-print-directory run-test \
 			TESTS="--test it -- schema:: plans:: claim:: batches:: effects:: recover:: retention:: queues:: schedules:: dead:: \
-				enqueue:: submit:: cancel:: ends:: sql:: sql_attempts:: migrations:: verify:: faults::postgres faults::answers dashboard::with dashboard::every_page"; \
+				enqueue:: submit:: cancel:: ends:: sql:: sql_attempts:: sql_lanes:: migrations:: verify:: faults::postgres faults::answers dashboard::with dashboard::every_page"; \
 		code=$$?; rm -rf $$copy; exit $$code
 
 run-chaos:

@@ -16,6 +16,9 @@ ALTER TABLE tenure.dead_letter_jobs
     ADD COLUMN lane       text,
     ADD COLUMN priority   smallint;
 
+-- Whether `take_key` has taken the key.
+ALTER TABLE tenure.job_keys ADD COLUMN lasting boolean;
+
 -- A row for each queue with lanes. rate: tokens a second; burst: the most tokens. `running`, `rate` and `burst` are those
 -- of each lane, `queue_…` those of the whole queue. turns: only a window of the queue's jobs has messages.
 CREATE TABLE tenure.lane_settings (
@@ -536,7 +539,9 @@ REVOKE ALL ON FUNCTION tenure.forget_lanes(text) FROM PUBLIC;
 -- older one. 'replace': as 'queued', and the older job gets the new payload and time.
 -- The job's row stays locked until the transaction ends: a job that has not started by then will see what was committed.
 -- `longest`: how long a job may be moved on after it was created.
--- SECURITY DEFINER: a producer changes jobs in this way alone.
+-- SECURITY DEFINER: a producer changes jobs in this way alone. It may insert any row of job_keys, and call this with any
+-- id; `lasting`, which it may not write, says that the key was taken here, for a job that did not exist yet. So it
+-- reaches no job but those that were enqueued with such a key.
 CREATE FUNCTION tenure.take_key(key_while text, of_scope text, of_key text, new_id uuid, new_payload jsonb,
                                 due timestamptz, longest interval) RETURNS uuid
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
@@ -545,13 +550,19 @@ DECLARE
     old    tenure.jobs;
     until  timestamptz;
 BEGIN
+    IF of_scope NOT LIKE '%/queued' AND of_scope NOT LIKE '%/live' THEN
+        RAISE EXCEPTION '% is no scope of keys that end with their jobs', to_json(of_scope) USING ERRCODE = 'TN003';
+    ELSIF EXISTS (SELECT FROM tenure.jobs j WHERE j.id = new_id) THEN
+        RAISE EXCEPTION 'job % exists already', new_id USING ERRCODE = 'unique_violation';
+    END IF;
     FOR try IN 1..3 LOOP
-        INSERT INTO tenure.job_keys (scope, key, job_id) VALUES (of_scope, of_key, new_id)
+        INSERT INTO tenure.job_keys (scope, key, job_id, lasting) VALUES (of_scope, of_key, new_id, true)
             ON CONFLICT (scope, key) DO NOTHING;
         IF FOUND THEN
             RETURN new_id;
         END IF;
-        SELECT k.job_id INTO holder FROM tenure.job_keys k WHERE k.scope = of_scope AND k.key = of_key FOR UPDATE;
+        SELECT CASE WHEN k.lasting THEN k.job_id END INTO holder
+          FROM tenure.job_keys k WHERE k.scope = of_scope AND k.key = of_key FOR UPDATE;
         -- Retention has removed it in between.
         CONTINUE WHEN NOT FOUND;
         IF key_while = 'live' THEN
@@ -575,9 +586,9 @@ BEGIN
                         INSERT INTO tenure.lane_wakes (at, queue, lane, job_id) VALUES (until, old.queue, old.lane, holder);
                         UPDATE tenure.jobs j SET payload = new_payload, checkpoint = NULL WHERE j.id = holder;
                     ELSIF until <= clock_timestamp() AND old.published_at IS NOT NULL
-                          OR EXISTS (SELECT FROM tenure.lane_slots sl
-                                      WHERE sl.queue = old.queue AND sl.lane = old.lane AND sl.job_id = holder) THEN
-                        -- Its message is on its way.
+                       OR EXISTS (SELECT FROM tenure.lane_slots s
+                                   WHERE s.queue = old.queue AND s.lane = old.lane AND s.job_id = holder) THEN
+                        -- Its message is on its way, or it keeps its lane's slot.
                         UPDATE tenure.jobs j SET payload = new_payload, checkpoint = NULL WHERE j.id = holder;
                     ELSE
                         UPDATE tenure.jobs j
@@ -590,10 +601,533 @@ BEGIN
             END IF;
         END IF;
         UPDATE tenure.job_keys k
-           SET job_id = new_id, created_at = clock_timestamp(), ended_at = NULL
+           SET job_id = new_id, created_at = clock_timestamp(), ended_at = NULL, lasting = true
          WHERE k.scope = of_scope AND k.key = of_key;
         RETURN new_id;
     END LOOP;
     RETURN NULL;
 END $$;
 REVOKE ALL ON FUNCTION tenure.take_key(text, text, text, uuid, jsonb, timestamptz, interval) FROM PUBLIC;
+
+-- The SQL surface of lanes and of their like, and what the roles of postgres/roles.sql need of them.
+
+-- Removes the rows of lanes that have no job and no settings of their own; returns how many.
+-- A bucket of tokens goes once it would be full again: a new one begins full. A call of tenure.admit that waits for such
+-- a row passes the lane over; the wake of the job that it brings is still there.
+-- SECURITY DEFINER: a worker may not delete a limit, nor the settings of a queue.
+CREATE FUNCTION tenure.sweep_lanes(most bigint) RETURNS bigint
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    WITH empty AS MATERIALIZED (
+        SELECT l.queue, l.lane
+          FROM tenure.lanes l
+          LEFT JOIN tenure.lane_settings s ON s.queue = l.queue
+         WHERE l.turn IS NULL AND l.next_at IS NULL AND l.weight IS NULL AND l.running IS NULL
+           AND (s.rate IS NULL OR l.tokens IS NULL
+                OR l.tokens + s.rate * greatest(0, extract(epoch FROM statement_timestamp() - l.refilled_at)) >= s.burst)
+           AND NOT EXISTS (SELECT FROM tenure.lane_jobs w
+                            WHERE w.queue = l.queue AND w.lane = l.lane AND w.place IS NOT NULL)
+           AND NOT EXISTS (SELECT FROM tenure.lane_slots t WHERE t.queue = l.queue AND t.lane = l.lane)
+         ORDER BY l.queue, l.lane
+         LIMIT most
+           FOR UPDATE OF l SKIP LOCKED
+    ), gone AS (
+        DELETE FROM tenure.lanes l USING empty e WHERE l.queue = e.queue AND l.lane = e.lane RETURNING 1
+    ), removed AS (
+        -- Of a queue whose lanes were removed, once nothing of it is left.
+        DELETE FROM tenure.lane_settings s
+         WHERE s.removed_at IS NOT NULL
+           AND NOT EXISTS (SELECT FROM tenure.lanes l WHERE l.queue = s.queue)
+           AND NOT EXISTS (SELECT FROM tenure.lane_jobs w WHERE w.queue = s.queue)
+    )
+    SELECT count(*) FROM gone
+$$;
+REVOKE ALL ON FUNCTION tenure.sweep_lanes(bigint) FROM PUBLIC;
+
+-- What is wrong with the options that few jobs have: a message, and a hint. NULL: nothing.
+CREATE FUNCTION tenure.fault_in_options(unique_key text, delay interval, lane text, priority numeric,
+                                        not_after timestamptz, on_expiry text, replace text, longest_wait interval,
+                                        unique_while_queued text, unique_while_live text) RETURNS text[]
+LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    ahead CONSTANT interval := interval '3650 days';
+    keys  text[];
+    bad   record;
+BEGIN
+    SELECT array_agg(k.name ORDER BY k.n)
+      INTO keys
+      FROM unnest('{unique_key,replace,unique_while_queued,unique_while_live}'::text[],
+                  ARRAY[unique_key, replace, unique_while_queued, unique_while_live])
+           WITH ORDINALITY AS k(name, key, n)
+     WHERE k.key IS NOT NULL;
+    SELECT k.name, k.key, octet_length(k.key) AS bytes
+      INTO bad
+      FROM unnest('{replace,unique_while_queued,unique_while_live}'::text[],
+                  ARRAY[replace, unique_while_queued, unique_while_live]) AS k(name, key)
+     WHERE NOT tenure.is_key(k.key)
+     LIMIT 1;
+    IF lane = '' OR octet_length(lane) > 256 OR NOT tenure.is_key(lane) THEN
+        RETURN ARRAY[format('lane is %s (%s bytes), but must have 1 to 256 bytes and no control characters',
+                            to_json(left(lane, 80)), octet_length(lane)),
+                     'Hash a longer key, and escape other characters; leave it out for a job without a lane.'];
+    ELSIF priority NOT BETWEEN -100 AND 100 OR priority <> trunc(priority) THEN
+        RETURN ARRAY[format('priority is %s, but must be a whole number from -100 to 100', priority),
+                     'The lower, the sooner within its lane; leave it out for 0.'];
+    ELSIF NOT isfinite(not_after) OR not_after > statement_timestamp() + ahead THEN
+        RETURN ARRAY[format('not_after is %s, but must be at most ten years ahead', not_after),
+                     'Leave it out for a job that does not expire.'];
+    ELSIF on_expiry NOT IN ('dead_letter', 'cancel') THEN
+        RETURN ARRAY[format('on_expiry is %s, but must be dead_letter or cancel', to_json(left(on_expiry, 80))),
+                     'It says what becomes of a job that was not started by not_after; without it, a dead letter.'];
+    ELSIF bad.name IS NOT NULL THEN
+        RETURN ARRAY[format('%s is %s (%s bytes), but must have 1 to 512 bytes and no control characters', bad.name,
+                            to_json(left(bad.key, 80)), bad.bytes),
+                     'Hash a longer key, and escape other characters; leave it out for a job without one.'];
+    ELSIF cardinality(keys) > 1 THEN
+        RETURN ARRAY[format('%s and %s are both given, but a job has at most one key', keys[1], keys[2]),
+                     'Leave one of them out.'];
+    ELSIF longest_wait IS NOT NULL AND replace IS NULL THEN
+        RETURN ARRAY[format('longest_wait is %s, but must be left out without replace', longest_wait),
+                     'It bounds how long replace may move a job on.'];
+    ELSIF longest_wait < coalesce(delay, interval '0') OR longest_wait < interval '0' OR longest_wait > ahead THEN
+        RETURN ARRAY[format('longest_wait is %s, but must be at least the delay, and at most ten years', longest_wait),
+                     'Leave it out for ten times the delay.'];
+    END IF;
+    RETURN NULL;
+END $$;
+
+-- These options as `create_jobs` wants them, and as the library has them. NULL: none is given.
+CREATE FUNCTION tenure.options_of(delay interval, lane text, priority numeric, not_after timestamptz, on_expiry text,
+                                  replace text, longest_wait interval, unique_while_queued text,
+                                  unique_while_live text) RETURNS jsonb
+LANGUAGE sql STABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT nullif(jsonb_strip_nulls(jsonb_build_object(
+        'lane', lane, 'priority', priority, 'not_after', extract(epoch FROM not_after),
+        'expires_as', CASE on_expiry WHEN 'cancel' THEN 'cancelled' END,
+        'key_while', CASE WHEN replace IS NOT NULL THEN 'replace'
+                          WHEN unique_while_queued IS NOT NULL THEN 'queued'
+                          WHEN unique_while_live IS NOT NULL THEN 'live' END,
+        'lasting_key', coalesce(replace, unique_while_queued, unique_while_live),
+        'longest_s', CASE WHEN replace IS NOT NULL THEN extract(epoch FROM coalesce(longest_wait, delay * 10)) END
+        )), '{}')
+$$;
+
+-- `insert_jobs` with the rarer options of each job, or NULL.
+-- Each statement sees what is committed by then: the holder of a key that another transaction has just taken, too.
+CREATE FUNCTION tenure.create_jobs(queues text[], kinds text[], payloads jsonb[], keys text[], due timestamptz[],
+                                   attempts int[], traces text[], options jsonb[]) RETURNS uuid[]
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET tenure.by_sql = 'on' SET enable_seqscan = off AS $$
+#variable_conflict use_column
+DECLARE
+    began   CONSTANT bigint := (extract(epoch FROM clock_timestamp()) * 4096000)::bigint;
+    ids     uuid[];
+    holders uuid[];
+    holder  uuid;
+    rooms   jsonb;
+    room    bigint;
+    waiting bigint;
+    place   int;
+    of      record;
+BEGIN
+    -- Limits. A count lets a part of the room through for a second, so that a transaction that enqueues one job after
+    -- the other does not count a long queue each time; `tenure.room` keeps it until the transaction ends.
+    FOR of IN
+        SELECT q.queue, q.max_queued, (SELECT count(*) FROM unnest(queues) AS u(name) WHERE u.name = q.queue) AS jobs
+          FROM tenure.queues q
+         WHERE q.queue = ANY (queues) AND q.max_queued IS NOT NULL
+         ORDER BY q.queue
+    LOOP
+        rooms := coalesce(nullif(current_setting('tenure.room', true), '')::jsonb, '{}');
+        room := (rooms -> of.queue ->> 0)::bigint;
+        IF room >= of.jobs AND (rooms -> of.queue ->> 1)::float8 > extract(epoch FROM clock_timestamp()) THEN
+            room := room - of.jobs;
+        ELSE
+            -- As count_queued.sql.
+            SELECT (SELECT count(*) FROM (
+                       SELECT FROM tenure.jobs
+                        WHERE published_at IS NOT NULL AND status = 'queued'
+                          AND (queue, published_at) >= (of.queue, '-infinity'::timestamptz)
+                          AND (queue, published_at) <= (of.queue, 'infinity'::timestamptz)
+                        ORDER BY queue, published_at LIMIT of.max_queued + 1) p)
+                 + (SELECT count(*) FROM (
+                       SELECT FROM tenure.jobs
+                        WHERE publish_at IS NOT NULL AND status = 'queued'
+                          AND (queue, publish_at) >= (of.queue, '-infinity'::timestamptz)
+                          AND (queue, publish_at) <= (of.queue, 'infinity'::timestamptz)
+                        ORDER BY queue, publish_at LIMIT of.max_queued + 1) u)
+              INTO waiting;
+            room := of.max_queued - waiting;
+            IF room < of.jobs THEN
+                RAISE EXCEPTION 'queue % is full: % jobs wait, and % more would exceed its limit of %',
+                                to_json(of.queue), waiting, of.jobs, of.max_queued
+                    USING ERRCODE = 'TN004', DETAIL = 'Nothing was enqueued.',
+                          HINT = CASE WHEN of.jobs > of.max_queued
+                                      THEN 'Enqueue fewer at once, or raise its limit with `tenure queues limit`.'
+                                      ELSE 'Try again later, or raise its limit with `tenure queues limit`.' END;
+            END IF;
+            room := greatest(of.jobs, room / 10) - of.jobs;
+        END IF;
+        PERFORM set_config('tenure.room', (rooms || jsonb_build_object(of.queue,
+                    jsonb_build_array(room, extract(epoch FROM clock_timestamp()) + 1)))::text, true);
+    END LOOP;
+
+    -- UUIDs v7, whose times are 1/4096 ms apart: the ids of one call follow each other.
+    ids := ARRAY(
+        SELECT (lpad(to_hex((began + n) >> 12), 12, '0') || '7' || lpad(to_hex((began + n) & 4095), 3, '0')
+                || right(replace(gen_random_uuid()::text, '-', ''), 16))::uuid
+          FROM generate_series(1, cardinality(queues)) AS n
+         ORDER BY n);
+    holders := ids;
+    IF num_nonnulls(VARIADIC keys) > 0 THEN
+        FOR try IN 1..3 LOOP
+            -- In order: two producers with the same keys would deadlock otherwise.
+            INSERT INTO tenure.job_keys (scope, key, job_id)
+            SELECT u.queue, u.key, u.id
+              FROM unnest(ids, queues, keys) AS u(id, queue, key)
+             WHERE u.key IS NOT NULL
+             ORDER BY u.queue, u.key
+                ON CONFLICT (scope, key) DO NOTHING;
+            holders := ARRAY(
+                SELECT CASE WHEN u.key IS NULL THEN u.id
+                            ELSE (SELECT k.job_id FROM tenure.job_keys k WHERE k.scope = u.queue AND k.key = u.key) END
+                  FROM unnest(ids, queues, keys) WITH ORDINALITY AS u(id, queue, key, n)
+                 ORDER BY u.n);
+            -- A key whose holder is not there was purged in between.
+            EXIT WHEN array_position(holders, NULL) IS NULL;
+        END LOOP;
+        IF array_position(holders, NULL) IS NOT NULL THEN
+            RAISE EXCEPTION 'unique key % is held by a job that this transaction cannot see',
+                            to_json(keys[array_position(holders, NULL)])
+                USING ERRCODE = '40001', DETAIL = 'The transaction''s snapshot is older than that job.',
+                      HINT = 'Roll back, and begin the transaction again.';
+        END IF;
+    END IF;
+    IF num_nonnulls(VARIADIC options) > 0 THEN
+        -- In order, too. Of several jobs with one key, the last one that replaces counts, or else the first.
+        FOR of IN
+            SELECT DISTINCT ON (k.scope, k.key) k.*, array_agg(k.n) OVER (PARTITION BY k.scope, k.key) AS places
+              FROM (SELECT u.n, u.id, u.payload, u.due_at, u.job ->> 'lasting_key' AS key,
+                           u.job ->> 'key_while' AS key_while,
+                           (u.job ->> 'longest_s')::float8 * interval '1 second' AS longest,
+                           u.queue || CASE u.job ->> 'key_while' WHEN 'live' THEN '/live' ELSE '/queued' END AS scope
+                      FROM unnest(ids, queues, payloads, due, options)
+                           WITH ORDINALITY AS u(id, queue, payload, due_at, job, n)
+                     WHERE u.job ? 'lasting_key') k
+             ORDER BY k.scope, k.key, k.key_while = 'replace' DESC,
+                      CASE WHEN k.key_while = 'replace' THEN -k.n ELSE k.n END
+        LOOP
+            holder := tenure.take_key(of.key_while, of.scope, of.key, of.id, of.payload, of.due_at, of.longest);
+            IF holder IS NULL THEN
+                RAISE EXCEPTION 'key % is being taken by other transactions', to_json(of.key)
+                    USING ERRCODE = '40001', DETAIL = 'Nothing was enqueued.',
+                          HINT = 'Roll back, and begin the transaction again.';
+            END IF;
+            FOREACH place IN ARRAY of.places LOOP
+                holders[place] := holder;
+            END LOOP;
+        END LOOP;
+        IF EXISTS (SELECT FROM unnest(options) AS o(job) WHERE o.job ? 'not_after') THEN
+            INSERT INTO tenure.job_expiries (at, job_id)
+            SELECT to_timestamp((o.job ->> 'not_after')::float8), o.id
+              FROM unnest(ids, holders, options) AS o(id, holder, job)
+             WHERE o.job ? 'not_after' AND o.id = o.holder;
+        END IF;
+    END IF;
+    IF num_nonnulls(VARIADIC keys) > 0 OR num_nonnulls(VARIADIC options) > 0 THEN
+        -- For examples/import: the ids that this call returns and did not make.
+        PERFORM set_config('tenure.held', array_to_string(
+                    ARRAY(SELECT h FROM unnest(ids, holders) AS u(id, h) WHERE h <> id), ' '), true);
+    END IF;
+    -- Only the statement that took the key creates the job. Until postgres/roles.sql was run again, a role may write
+    -- the older columns alone.
+    IF num_nonnulls(VARIADIC options) > 0 THEN
+        INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, scheduled_at, trace_context, dispatch,
+                                 publish_at, published_at, lane, priority, not_after, expires_as)
+        SELECT u.id, u.queue, u.kind, u.payload, u.max_attempts, u.due_at, u.trace_context, 0, u.due_at, NULL,
+               u.job ->> 'lane', (u.job ->> 'priority')::smallint, to_timestamp((u.job ->> 'not_after')::float8),
+               u.job ->> 'expires_as'
+          FROM unnest(ids, holders, queues, kinds, payloads, attempts, due, traces, options)
+               AS u(id, holder, queue, kind, payload, max_attempts, due_at, trace_context, job)
+         WHERE u.holder = u.id;
+    ELSE
+        INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, scheduled_at, trace_context, dispatch,
+                                 publish_at, published_at)
+        SELECT u.id, u.queue, u.kind, u.payload, u.max_attempts, u.due_at, u.trace_context, 0, u.due_at, NULL
+          FROM unnest(ids, holders, queues, kinds, payloads, attempts, due, traces)
+               AS u(id, holder, queue, kind, payload, max_attempts, due_at, trace_context)
+         WHERE u.id = u.holder;
+    END IF;
+    RETURN holders;
+END $$;
+REVOKE ALL ON FUNCTION tenure.create_jobs(text[], text[], jsonb[], text[], timestamptz[], int[], text[], jsonb[])
+  FROM PUBLIC;
+
+-- For sessions and views that still call the older `enqueue`.
+CREATE OR REPLACE FUNCTION tenure.insert_jobs(queues text[], kinds text[], payloads jsonb[], keys text[],
+                                              due timestamptz[], attempts int[], traces text[]) RETURNS uuid[]
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT tenure.create_jobs(queues, kinds, payloads, keys, due, attempts, traces, NULL)
+$$;
+
+-- Two functions with defaults and one name would make the calls of today ambiguous, and a view, a default or another
+-- function may depend on the older one: that one stays, under another name, with its rights. A statement that was
+-- prepared before finds the newer one by its name.
+ALTER FUNCTION tenure.enqueue(text, text, jsonb, text, timestamptz, interval, int, text) RENAME TO enqueue_8;
+COMMENT ON FUNCTION tenure.enqueue_8(text, text, jsonb, text, timestamptz, interval, int, text) IS NULL;
+
+CREATE FUNCTION tenure.enqueue(queue text, kind text, payload jsonb DEFAULT 'null', unique_key text DEFAULT NULL,
+                               run_at timestamptz DEFAULT NULL, delay interval DEFAULT NULL,
+                               max_attempts int DEFAULT NULL, trace_context text DEFAULT NULL,
+                               lane text DEFAULT NULL, priority int DEFAULT NULL,
+                               not_after timestamptz DEFAULT NULL, on_expiry text DEFAULT NULL,
+                               replace text DEFAULT NULL, longest_wait interval DEFAULT NULL,
+                               unique_while_queued text DEFAULT NULL, unique_while_live text DEFAULT NULL) RETURNS uuid
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    fault   text[] := tenure.fault_in_job(queue, kind, payload, unique_key, run_at, delay, max_attempts);
+    options jsonb;
+BEGIN
+    IF num_nonnulls(lane, priority, not_after, on_expiry, replace, longest_wait, unique_while_queued,
+                    unique_while_live) > 0 THEN
+        fault := coalesce(fault, tenure.fault_in_options(unique_key, delay, lane, priority, not_after, on_expiry,
+                                                         replace, longest_wait, unique_while_queued,
+                                                         unique_while_live));
+        options := tenure.options_of(delay, lane, priority, not_after, on_expiry, replace, longest_wait,
+                                     unique_while_queued, unique_while_live);
+    END IF;
+    IF fault IS NOT NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'TN003', MESSAGE = fault[1], DETAIL = 'Nothing was enqueued.', HINT = fault[2];
+    END IF;
+    RETURN (tenure.create_jobs(ARRAY[queue], ARRAY[kind], ARRAY[coalesce(payload, 'null')], ARRAY[unique_key],
+                               ARRAY[coalesce(run_at, clock_timestamp() + coalesce(delay, interval '0'))],
+                               ARRAY[coalesce(max_attempts, 5)], ARRAY[tenure.valid_traceparent(trace_context)],
+                               ARRAY[options]))[1];
+END $$;
+REVOKE ALL ON FUNCTION tenure.enqueue(text, text, jsonb, text, timestamptz, interval, int, text, text, int, timestamptz,
+                                      text, text, interval, text, text) FROM PUBLIC;
+COMMENT ON FUNCTION tenure.enqueue(text, text, jsonb, text, timestamptz, interval, int, text, text, int, timestamptz,
+                                   text, text, interval, text, text) IS
+'Enqueues a job in this transaction: it exists if and when that commits. Returns its id.
+queue: 1 to 64 of A-Z a-z 0-9 _ -. kind: such names joined by dots. payload: at most tenure.payload_bytes_max bytes (256 KiB).
+unique_key: of two jobs of a queue with one key only the first is created; the second call returns the first one''s id.
+unique_while_queued, unique_while_live: so, too, but only until that job has started, or has ended.
+replace: as unique_while_queued, and that job gets this payload, and this time; longest_wait: since its first enqueue.
+run_at, or delay: when it is due, at most ten years ahead. max_attempts: 1 to 1000 (5). trace_context: a W3C traceparent.
+lane: 1 to 256 bytes. priority: -100 to 100 within the lane, the lower, the sooner (0).
+not_after: it does not start later; on_expiry: dead_letter (or without it), or cancel.
+Errors: TN003 invalid, TN004 queue full, TN005 queue moved, TN006 queue about to arrive, 40001 begin again.';
+
+-- Who may call a function may call the one that takes its place.
+CREATE FUNCTION tenure.pass_rights(older regprocedure, newer regprocedure) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    of record;
+BEGIN
+    FOR of IN
+        SELECT CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END AS role, a.is_grantable
+          FROM pg_proc p, aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a
+         WHERE p.oid = older AND a.grantee <> p.proowner
+    LOOP
+        EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s%s', newer, of.role,
+                       CASE WHEN of.is_grantable THEN ' WITH GRANT OPTION' ELSE '' END);
+    END LOOP;
+END $$;
+SELECT tenure.pass_rights(
+    'tenure.enqueue_8(text, text, jsonb, text, timestamptz, interval, int, text)',
+    'tenure.enqueue(text, text, jsonb, text, timestamptz, interval, int, text, text, int, timestamptz, text, text,
+                    interval, text, text)');
+SELECT tenure.pass_rights(
+    'tenure.insert_jobs(text[], text[], jsonb[], text[], timestamptz[], int[], text[])',
+    'tenure.create_jobs(text[], text[], jsonb[], text[], timestamptz[], int[], text[], jsonb[])');
+DROP FUNCTION tenure.pass_rights(regprocedure, regprocedure);
+
+CREATE OR REPLACE FUNCTION tenure.enqueue_many(jobs jsonb) RETURNS SETOF uuid
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    jobs_max CONSTANT int  := 10000;
+    of_names CONSTANT text := 'A job has queue, kind, payload, unique_key, run_at, delay, max_attempts, trace_context, '
+                              'lane, priority, not_after, on_expiry, replace, longest_wait, unique_while_queued and '
+                              'unique_while_live, as the arguments of tenure.enqueue; only queue and kind are '
+                              'required.';
+    of_texts CONSTANT text := 'Write a delay as in "90 seconds", and a time as in "2030-01-31T12:00:00Z".';
+    rarer    CONSTANT text[] := '{lane,priority,not_after,on_expiry,replace,longest_wait,unique_while_queued,'
+                                'unique_while_live}';
+    bad      record;
+    worse    record;
+    moment   timestamptz := clock_timestamp();
+    queues   text[];
+    kinds    text[];
+    payloads jsonb[];
+    keys     text[];
+    run_ats  timestamptz[];
+    delays   interval[];
+    attempts numeric[];
+    traces   text[];
+    options  jsonb[];
+BEGIN
+    IF jsonb_typeof(jobs) IS DISTINCT FROM 'array' THEN
+        RAISE EXCEPTION 'jobs is %, but must be an array of objects',
+                        coalesce('of type ' || jsonb_typeof(jobs), 'NULL')
+            USING ERRCODE = 'TN003', DETAIL = 'Nothing was enqueued.', HINT = of_names;
+    ELSIF jsonb_array_length(jobs) > jobs_max THEN
+        RAISE EXCEPTION 'jobs has % jobs, but at most % may be enqueued in one call', jsonb_array_length(jobs), jobs_max
+            USING ERRCODE = 'TN003', DETAIL = 'Nothing was enqueued.',
+                  HINT = 'Call it several times in one transaction: all of the jobs, or none.';
+    ELSIF jsonb_array_length(jobs) = 0 THEN
+        RETURN;
+    END IF;
+
+    SELECT e.n - 1 AS n, format('is of type %s, but must be an object', jsonb_typeof(e.job)) AS what, of_names AS hint
+      INTO bad
+      FROM jsonb_array_elements(jobs) WITH ORDINALITY AS e(job, n)
+     WHERE jsonb_typeof(e.job) <> 'object'
+     ORDER BY e.n LIMIT 1;
+    IF bad IS NULL THEN
+        SELECT e.n - 1 AS n, f.what, f.hint
+          INTO bad
+          FROM jsonb_array_elements(jobs) WITH ORDINALITY AS e(job, n)
+         CROSS JOIN LATERAL (
+             SELECT CASE WHEN name <> ALL ('{queue,kind,payload,unique_key,run_at,delay,max_attempts,trace_context}'
+                                           || rarer)
+                         THEN format('has an unknown field, %s', to_json(left(name, 80)))
+                         WHEN jsonb_typeof(value) = 'null' OR name = 'payload' THEN NULL
+                         WHEN (name IN ('max_attempts', 'priority')) <> (jsonb_typeof(value) = 'number')
+                           OR name NOT IN ('max_attempts', 'priority') AND jsonb_typeof(value) <> 'string'
+                         THEN format('has a %s of type %s, but it must be a %s', name, jsonb_typeof(value),
+                                     CASE WHEN name IN ('max_attempts', 'priority') THEN 'number' ELSE 'string' END)
+                    END AS what,
+                    CASE WHEN name IN ('run_at', 'delay', 'not_after', 'longest_wait') THEN of_texts
+                         ELSE of_names END AS hint
+               FROM jsonb_each(e.job) AS field(name, value)) f
+         WHERE f.what IS NOT NULL
+         ORDER BY e.n LIMIT 1;
+    END IF;
+    IF bad IS NOT NULL THEN
+        RAISE EXCEPTION 'jobs[%] %', bad.n, bad.what
+            USING ERRCODE = 'TN003', DETAIL = 'Nothing was enqueued.', HINT = bad.hint;
+    END IF;
+
+    BEGIN
+        SELECT array_agg(e.job ->> 'queue' ORDER BY e.n), array_agg(e.job ->> 'kind' ORDER BY e.n),
+               array_agg(coalesce(e.job -> 'payload', 'null') ORDER BY e.n),
+               array_agg(e.job ->> 'unique_key' ORDER BY e.n),
+               array_agg((e.job ->> 'run_at')::timestamptz ORDER BY e.n),
+               array_agg((e.job ->> 'delay')::interval ORDER BY e.n),
+               array_agg((e.job ->> 'max_attempts')::numeric ORDER BY e.n),
+               array_agg(tenure.valid_traceparent(e.job ->> 'trace_context') ORDER BY e.n)
+          INTO queues, kinds, payloads, keys, run_ats, delays, attempts, traces
+          FROM jsonb_array_elements(jobs) WITH ORDINALITY AS e(job, n);
+        IF EXISTS (SELECT FROM jsonb_array_elements(jobs) AS e(job) WHERE e.job ?| rarer) THEN
+            SELECT array_agg(tenure.options_of(o.delay, o.lane, o.priority, o.not_after, o.on_expiry, o.replace,
+                                               o.longest_wait, o.unique_while_queued, o.unique_while_live) ORDER BY e.n)
+              INTO options
+              FROM jsonb_array_elements(jobs) WITH ORDINALITY AS e(job, n)
+             CROSS JOIN LATERAL jsonb_to_record(e.job)
+                   AS o(delay interval, lane text, priority numeric, not_after timestamptz, on_expiry text,
+                        replace text, longest_wait interval, unique_while_queued text, unique_while_live text);
+        END IF;
+    EXCEPTION WHEN data_exception OR invalid_text_representation THEN
+        -- A text is no time or no interval: look for the first.
+        FOR bad IN
+            SELECT e.n - 1 AS n, f.name, f.value
+              FROM jsonb_array_elements(jobs) WITH ORDINALITY AS e(job, n)
+             CROSS JOIN LATERAL jsonb_each_text(e.job) AS f(name, value)
+             WHERE f.name IN ('run_at', 'delay', 'not_after', 'longest_wait') AND f.value IS NOT NULL
+             ORDER BY e.n, f.name
+        LOOP
+            BEGIN
+                IF bad.name IN ('run_at', 'not_after') THEN
+                    PERFORM bad.value::timestamptz;
+                ELSE
+                    PERFORM bad.value::interval;
+                END IF;
+            EXCEPTION WHEN data_exception OR invalid_text_representation THEN
+                RAISE EXCEPTION 'jobs[%] %: %', bad.n, bad.name, SQLERRM
+                    USING ERRCODE = 'TN003', DETAIL = 'Nothing was enqueued.', HINT = of_texts;
+            END;
+        END LOOP;
+        RAISE;
+    END;
+
+    SELECT u.n - 1 AS n, f.fault
+      INTO bad
+      FROM unnest(queues, kinds, payloads, keys, run_ats, delays, attempts)
+           WITH ORDINALITY AS u(queue, kind, payload, key, run_at, delay, max_attempts, n)
+     CROSS JOIN LATERAL (
+         SELECT tenure.fault_in_job(u.queue, u.kind, u.payload, u.key, u.run_at, u.delay, u.max_attempts) AS fault) f
+     WHERE f.fault IS NOT NULL
+     ORDER BY u.n LIMIT 1;
+    IF options IS NOT NULL THEN
+        SELECT e.n - 1 AS n, f.fault
+          INTO worse
+          FROM jsonb_array_elements(jobs) WITH ORDINALITY AS e(job, n)
+         CROSS JOIN LATERAL jsonb_to_record(e.job)
+               AS o(unique_key text, delay interval, lane text, priority numeric, not_after timestamptz,
+                    on_expiry text, replace text, longest_wait interval, unique_while_queued text,
+                    unique_while_live text)
+         CROSS JOIN LATERAL (
+             SELECT tenure.fault_in_options(o.unique_key, o.delay, o.lane, o.priority, o.not_after, o.on_expiry,
+                                            o.replace, o.longest_wait, o.unique_while_queued,
+                                            o.unique_while_live) AS fault) f
+         WHERE f.fault IS NOT NULL AND (bad IS NULL OR e.n - 1 < bad.n)
+         ORDER BY e.n LIMIT 1;
+        IF worse IS NOT NULL THEN
+            bad := worse;
+        END IF;
+    END IF;
+    IF bad IS NOT NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'TN003', MESSAGE = format('jobs[%s]: %s', bad.n, bad.fault[1]),
+                              DETAIL = 'Nothing was enqueued.', HINT = bad.fault[2];
+    END IF;
+
+    RETURN QUERY SELECT unnest(tenure.create_jobs(queues, kinds, payloads, keys,
+        ARRAY(SELECT coalesce(u.run_at, moment + coalesce(u.delay, interval '0'))
+                FROM unnest(run_ats, delays) WITH ORDINALITY AS u(run_at, delay, n) ORDER BY u.n),
+        ARRAY(SELECT coalesce(u.max_attempts, 5)::int
+                FROM unnest(attempts) WITH ORDINALITY AS u(max_attempts, n) ORDER BY u.n),
+        traces, options));
+END $$;
+COMMENT ON FUNCTION tenure.enqueue_many(jsonb) IS
+'Enqueues many jobs in this transaction, all or none. Returns their ids in order, as tenure.enqueue does of each.
+jobs: an array of at most 10,000 objects with the names of the arguments of tenure.enqueue; only queue and kind are required.
+run_at, not_after, delay and longest_wait are texts, as Postgres reads a timestamptz and an interval.
+Of several jobs with one key of replace, the last one counts.
+Errors: those of tenure.enqueue; TN003 names the place of the job in the array, from 0.';
+
+-- As before, and also takes a held job from its lane.
+CREATE OR REPLACE FUNCTION tenure.cancel(job uuid) RETURNS text
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+DECLARE
+    live tenure.jobs;
+BEGIN
+    -- Again, if it is redriven in between.
+    FOR try IN 1..5 LOOP
+        -- As cancel.sql: a handler's repeatable-read transaction protects its row from a reset, but not from this.
+        SELECT j.* INTO live FROM tenure.jobs j WHERE j.id = cancel.job FOR NO KEY UPDATE;
+        IF live.status = 'processing' THEN
+            UPDATE tenure.jobs j
+               SET cancel_requested_at = coalesce(j.cancel_requested_at, clock_timestamp())
+             WHERE j.id = cancel.job;
+            -- The row stays locked until the commit.
+            PERFORM tenure.limit_idle(greatest(interval '1 second', live.stale_after / 4));
+            RETURN 'asked';
+        ELSIF live.status = 'queued' THEN
+            DELETE FROM tenure.jobs j WHERE j.id = cancel.job;
+            IF live.lane IS NOT NULL THEN
+                DELETE FROM tenure.lane_jobs l WHERE l.job_id = cancel.job;
+            END IF;
+            INSERT INTO tenure.job_history (id, queue, kind, payload, status, attempt, max_attempts, fencing_token,
+                   claim_id, worker_id, created_at, scheduled_at, started_at, last_activity_at, finished_at,
+                   stage, progress, message, trace_context, last_error)
+            VALUES (live.id, live.queue, live.kind, live.payload, 'cancelled', live.attempt, live.max_attempts,
+                    live.fencing_token, live.claim_id, live.worker_id, live.created_at,
+                    least(live.scheduled_at, clock_timestamp()), live.started_at, live.last_activity_at,
+                    clock_timestamp(), live.stage, live.progress, live.message, live.trace_context, live.last_error);
+            RETURN 'cancelled';
+        ELSIF EXISTS (SELECT FROM tenure.job_history h WHERE h.id = cancel.job)
+           OR EXISTS (SELECT FROM tenure.dead_letter_jobs d WHERE d.id = cancel.job) THEN
+            RETURN 'finished';
+        END IF;
+        EXIT WHEN NOT EXISTS (SELECT FROM tenure.jobs j WHERE j.id = cancel.job);
+    END LOOP;
+    RETURN 'not_found';
+END $$;

@@ -36,9 +36,11 @@ REVOKE ALL ON FUNCTION tenure.create_history_partitions(int), tenure.purge_day(i
 
 -- Producers. A job that they insert is queued and has no owner. An INSERT reads the row that it made, and a duplicate
 -- reads the holder of its key.
-GRANT INSERT (id, queue, kind, payload, max_attempts, scheduled_at, trace_context, dispatch, publish_at, published_at),
+GRANT INSERT (id, queue, kind, payload, max_attempts, scheduled_at, trace_context, dispatch, publish_at, published_at,
+              lane, priority, not_after, expires_as),
       SELECT (id, queue, publish_at, published_at, dispatch, fencing_token, status)
     ON tenure.jobs TO tenure_producer;
+GRANT INSERT (at, job_id) ON tenure.job_expiries TO tenure_producer;
 -- To hand a job to the relay when NATS did not take its message. By this right a producer can have any job published
 -- again, which is harmless, or hide a due job until the relay finds that it has no message.
 GRANT UPDATE (publish_at, published_at) ON tenure.jobs TO tenure_producer;
@@ -48,10 +50,19 @@ GRANT SELECT (queue, max_queued) ON tenure.queues TO tenure_producer;
 -- To count submissions towards max_queued. Without it, only jobs count.
 GRANT SELECT (queue, standing, standing_deliveries, standing_of, standing_until) ON tenure.queue_stats TO tenure_producer;
 
--- The functions of docs/sql.md, and the part that both of them call; they run with the caller's rights.
-GRANT EXECUTE ON FUNCTION tenure.enqueue(text, text, jsonb, text, timestamptz, interval, int, text),
+-- The functions of docs/sql.md, and the parts that both of them call; they run with the caller's rights.
+GRANT EXECUTE ON FUNCTION tenure.enqueue(text, text, jsonb, text, timestamptz, interval, int, text, text, int, timestamptz,
+                                         text, text, interval, text, text),
       tenure.enqueue_many(jsonb),
+      tenure.create_jobs(text[], text[], jsonb[], text[], timestamptz[], int[], text[], jsonb[]),
       tenure.insert_jobs(text[], text[], jsonb[], text[], timestamptz[], int[], text[])
+    TO tenure_producer, tenure_worker;
+-- These two run with the rights of the schema's owner. `take_key` gives a new payload to a queued job that was itself
+-- enqueued with that key, and to no other. `admit` releases held jobs, as their lanes allow, for the caller to publish:
+-- never one above a limit or a rate. By it a producer learns the ids, kinds and traces of what it releases; it can leave
+-- those jobs without a message until the relay finds that, and while its transaction is open, their lanes wait.
+GRANT EXECUTE ON FUNCTION tenure.take_key(text, text, text, uuid, jsonb, timestamptz, interval),
+      tenure.admit(text, text[], uuid[], int)
     TO tenure_producer, tenure_worker;
 
 -- Workers. They change the columns of a job that running it changes: not its payload, name or limits.
@@ -76,6 +87,16 @@ GRANT SELECT ON tenure.queues, tenure.queue_slots, tenure.schedules, tenure.all_
 GRANT UPDATE (job_id, fencing_token) ON tenure.queue_slots TO tenure_worker;
 GRANT UPDATE (next_at, paused_at, last_tick_at, last_job_id) ON tenure.schedules TO tenure_worker;
 GRANT SELECT, INSERT, UPDATE, DELETE ON tenure.queue_stats, tenure.activity TO tenure_worker;
+-- A job that is to be retried, or waits again, goes back to its lane. Limits, rates and weights are an operator's.
+GRANT SELECT ON tenure.lane_settings, tenure.lanes, tenure.lane_slots TO tenure_worker;
+GRANT SELECT, INSERT, DELETE ON tenure.lane_jobs TO tenure_worker;
+GRANT UPDATE (place, due_at) ON tenure.lane_jobs TO tenure_worker;
+GRANT SELECT, INSERT ON tenure.lane_wakes TO tenure_worker;
+-- UPDATE: to lock a row, so that two workers do not end the same jobs.
+GRANT SELECT, INSERT, DELETE ON tenure.job_expiries TO tenure_worker;
+GRANT UPDATE (at) ON tenure.job_expiries TO tenure_worker;
+-- `sweep_lanes` deletes rows of lanes without a job or a setting.
+GRANT EXECUTE ON FUNCTION tenure.tend_lanes(int, boolean), tenure.sweep_lanes(bigint) TO tenure_worker;
 GRANT EXECUTE ON FUNCTION tenure.create_history_partitions(int) TO tenure_worker;
 -- These functions delete rows that are old enough, and none younger than an hour.
 GRANT EXECUTE ON FUNCTION tenure.purge_day(interval, interval), tenure.purge_rows(interval, interval, uuid, int),
@@ -97,6 +118,10 @@ GRANT INSERT, UPDATE, DELETE ON tenure.queues, tenure.queue_slots, tenure.schedu
 GRANT EXECUTE ON FUNCTION tenure.begin_move(text), tenure.mark_queue(text, bigint, text, text, timestamptz, text),
       tenure.open_queue(text, bigint), tenure.forget_mark(text) TO tenure_operator;
 GRANT EXECUTE ON FUNCTION tenure.cancel(uuid) TO tenure_operator;
+-- Lanes: these functions create and drop a trigger of tenure.jobs, and write the settings of a queue.
+GRANT EXECUTE ON FUNCTION tenure.put_lanes(text, int, float8, float8, float8, float8, boolean, boolean, text),
+      tenure.adopt_jobs(text, int), tenure.remove_lanes(text), tenure.forget_lanes(text) TO tenure_operator;
+GRANT INSERT, UPDATE ON tenure.lanes TO tenure_operator;
 GRANT DELETE ON tenure.dead_letter_jobs, tenure.job_keys, tenure.job_executions, tenure.effects TO tenure_operator;
 
 GRANT SELECT ON ALL TABLES IN SCHEMA tenure TO tenure_viewer;

@@ -71,6 +71,7 @@ mod security;
 mod shutdown;
 mod sql;
 mod sql_attempts;
+mod sql_lanes;
 mod submit;
 mod testing;
 mod tidy;

@@ -13,6 +13,7 @@ use tenure::{
     Config, JobContext, JobError, JobRequest, KindOptions, Outcome, Tenure, Worker,
     dev::{Nats, Postgres, postgres_user},
     doctor::{CheckState, DoctorOptions},
+    lanes::{LaneOptions, Lanes},
     rows::DeadFilter,
 };
 
@@ -219,6 +220,103 @@ async fn each_role_of_postgres_can_do_its_work_and_no_more() {
         &["UPDATE tenure.jobs SET status = 'queued'", "UPDATE tenure.queues SET paused_at = now()"],
     )
     .await;
+}
+
+/// Lanes, expiry and debounce, with the shipped roles: the library and SQL enqueue, workers release and expire, an
+/// operator sets the lanes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fleet_of_the_shipped_roles_uses_lanes_expiry_and_debounce() {
+    let bench = bench_with_servers(|_| {}).await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    let by = with_roles(&bench).await;
+    let (operator, of_operator) = by("operator").await;
+    operator.put_lanes("q", Lanes::new().running(1).rate(100, Duration::from_secs(1)).turns()).await.unwrap();
+    operator.set_lane("q", "a", LaneOptions::new().weight(2.0)).await.unwrap();
+    let (worker, of_worker) = by("worker").await;
+    let handler = |of: Value, ctx: JobContext| async move {
+        match of["n"].as_str() {
+            Some("retried") if ctx.attempt() == 1 => {
+                Err(JobError::retry_after(Duration::from_millis(50), "again"))
+            }
+            Some("dies") => Err(JobError::permanent("for good")),
+            _ => Outcome::done(1),
+        }
+    };
+    let working =
+        Running::start(Worker::builder(&worker).handle_any(KindOptions::new(), handler).concurrency("q", 8));
+    bench.until_count("tenure.workers", 1).await;
+
+    let (producer, of_producer) = by("producer").await;
+    let of = |n: &str| JobRequest::new("q", "k", json!({"n": n}));
+    for n in 0..6 {
+        producer.enqueue(of("lane").lane(["a", "b"][n % 2]).priority(1)).await.unwrap();
+    }
+    producer.enqueue(of("retried").lane("a")).await.unwrap();
+    producer.enqueue(of("dies").lane("b")).await.unwrap();
+    producer.enqueue(of("keyed").unique_key("u").lane("a")).await.unwrap();
+    let soon = chrono::Utc::now() + chrono::TimeDelta::milliseconds(300);
+    let late = of("late").delay(Duration::from_secs(3_600)).not_after(soon);
+    producer.enqueue(late.clone()).await.unwrap();
+    producer.enqueue(late.on_expiry(tenure::OnExpiry::Cancel)).await.unwrap();
+    let debounced = |n: &str| of(n).replace("doc").after(Duration::from_millis(300)).lane("a");
+    let first = producer.enqueue(debounced("old")).await.unwrap();
+    assert_eq!(producer.enqueue(debounced("new")).await.unwrap().id, first.id);
+    let mut tx = of_producer.begin().await.unwrap();
+    producer.enqueue(of("in").unique_while_queued("x").lane("b")).tx(&mut tx).await.unwrap();
+    tx.commit().await.unwrap();
+    let by_sql = [
+        "enqueue('q', 'k', '{}', lane => 'c', priority => -1, not_after => now() + interval '1 h', replace => 's')",
+        "enqueue('q', 'k', '{}', unique_while_live => 'l')",
+        r#"enqueue_many('[{"queue": "q", "kind": "k", "payload": {}, "lane": "c", "on_expiry": "cancel"}]')"#,
+    ];
+    for pool in [&of_producer, &of_worker, &of_operator] {
+        for call in by_sql {
+            sqlx::query(AssertSqlSafe(format!("SELECT tenure.{call}"))).execute(pool).await.unwrap();
+        }
+    }
+    bench.until_count("tenure.dead_letter_jobs", 2).await;
+    // One dies again; the other has no time of its own any more.
+    assert_eq!(operator.redrive_all(&DeadFilter::new().kind("k")).await.unwrap(), 2);
+    bench.until_count("tenure.dead_letter_jobs WHERE payload->>'n' = 'dies'", 1).await;
+    bench.until_count("tenure.job_history WHERE payload->>'n' = 'late' AND status = 'completed'", 1).await;
+    bench.until_count("tenure.job_history WHERE status = 'cancelled'", 1).await;
+    bench.until_count("tenure.jobs", 0).await;
+    assert_eq!(bench.count("tenure.job_history WHERE payload->>'n' = 'old'").await, 0);
+    assert_eq!(bench.count("tenure.job_history WHERE payload->>'n' = 'new'").await, 1);
+    // A held job is cancelled, and one becomes due at once.
+    let later = of("later").delay(Duration::from_secs(3_600)).lane("a");
+    let held = producer.enqueue(later.clone()).await.unwrap().id;
+    assert_eq!(operator.cancel(held).await.unwrap(), tenure::jobs::CancelOutcome::Cancelled);
+    let held: uuid::Uuid = bench.value("SELECT tenure.enqueue('q', 'k', lane => 'a', delay => '1 h')").await;
+    let cancel = format!("SELECT tenure.cancel('{held}')");
+    sqlx::query(AssertSqlSafe(cancel)).execute(&of_operator).await.unwrap();
+    assert_eq!(bench.count("tenure.lane_jobs").await, 0);
+    // An empty lane is swept, and the lane with a weight stays.
+    bench.until_count("tenure.lanes", 1).await;
+    denied(
+        &of_worker,
+        &[
+            "UPDATE tenure.lanes SET running = 100",
+            "UPDATE tenure.lane_settings SET running = 100",
+            "DELETE FROM tenure.lanes",
+            "DELETE FROM tenure.lane_settings",
+            "DELETE FROM tenure.lane_slots",
+            "UPDATE tenure.lane_jobs SET priority = 1",
+            "SELECT tenure.put_lanes('q', NULL, NULL, NULL, NULL, NULL, false, false, '1s')",
+        ],
+    )
+    .await;
+    let (viewer, _) = by("viewer").await;
+    assert_eq!(viewer.lane_settings().await.unwrap().len(), 1);
+    assert_eq!(viewer.lanes("q", 10).await.unwrap().len(), 1);
+    assert!(operator.remove_lanes("q").await.unwrap());
+    working.stop().await;
+    for role in ["producer", "worker", "operator", "viewer"] {
+        let rights = by(role).await.0.doctor(&DoctorOptions::default()).await;
+        let rights = rights.iter().find(|of| of.check == "rights").unwrap();
+        assert_eq!(rights.found, format!("a_{role} has the rights of tenure_{role}"));
+    }
+    bench.every_job_is_as_it_must_be().await;
 }
 
 /// A certificate authority, with a certificate for this machine and one for its client.

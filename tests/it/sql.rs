@@ -1,6 +1,7 @@
 //! The functions of the schema for programs in any language: what they leave, what they refuse, and under whose rights.
 //!
-//! Not here: the functions of a running attempt (`sql_attempts`), and what drivers of other languages do (`effects_sql`).
+//! Not here: the functions of a running attempt (`sql_attempts`), lanes and their like (`sql_lanes`), and what drivers of
+//! other languages do (`effects_sql`).
 
 use std::time::Duration;
 
@@ -104,7 +105,11 @@ async fn the_functions_that_programs_call_stay_and_describe_themselves() {
             "complete(job uuid, token bigint, claim uuid, output jsonb DEFAULT NULL::jsonb) void",
             "enqueue(queue text, kind text, payload jsonb DEFAULT 'null'::jsonb, unique_key text DEFAULT NULL::text, \
              run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, delay interval DEFAULT \
-             NULL::interval, max_attempts integer DEFAULT NULL::integer, trace_context text DEFAULT NULL::text) uuid",
+             NULL::interval, max_attempts integer DEFAULT NULL::integer, trace_context text DEFAULT NULL::text, lane \
+             text DEFAULT NULL::text, priority integer DEFAULT NULL::integer, not_after timestamp with time zone \
+             DEFAULT NULL::timestamp with time zone, on_expiry text DEFAULT NULL::text, replace text DEFAULT \
+             NULL::text, longest_wait interval DEFAULT NULL::interval, unique_while_queued text DEFAULT NULL::text, \
+             unique_while_live text DEFAULT NULL::text) uuid",
             "enqueue_many(jobs jsonb) SETOF uuid",
             "fence(job uuid, token bigint, claim uuid) void",
             "hold(job uuid, token bigint, claim uuid) void",
@@ -588,6 +593,10 @@ async fn no_function_scans_a_table_even_with_a_plan_of_an_empty_one() {
         let (job, attempt) = running(&bench).await;
         for call in [
             format!("enqueue('q', 'k', unique_key => 'a{n}')"),
+            format!(
+                "enqueue('q', 'k', replace => 'a{}', lane => 'a', not_after => now() + interval '1 h')",
+                n / 2
+            ),
             format!(r#"enqueue_many('[{{"queue": "q", "kind": "k", "unique_key": "b{n}"}}]')"#),
             format!("fence({attempt})"),
             format!("hold({attempt})"),

@@ -6,9 +6,11 @@
 WITH needs (role, relation, privileges, columns) AS (VALUES
     ('producer', 'migrations', '{SELECT}'::text[], NULL::text[]),
     ('producer', 'jobs', '{INSERT}',
-     '{id,queue,kind,payload,max_attempts,scheduled_at,trace_context,dispatch,publish_at,published_at}'),
+     '{id,queue,kind,payload,max_attempts,scheduled_at,trace_context,dispatch,publish_at,published_at,lane,priority,
+       not_after,expires_as}'),
     ('producer', 'jobs', '{SELECT}', '{id,queue,publish_at,published_at,dispatch,fencing_token,status}'),
     ('producer', 'jobs', '{UPDATE}', '{publish_at,published_at}'),
+    ('producer', 'job_expiries', '{INSERT}', '{at,job_id}'),
     ('producer', 'job_keys', '{INSERT}', '{scope,key,job_id,stream_seq,stream_published_at}'),
     ('producer', 'job_keys', '{SELECT}', '{scope,key,job_id}'),
     ('producer', 'queues', '{SELECT}', '{queue,max_queued}'),
@@ -36,6 +38,14 @@ WITH needs (role, relation, privileges, columns) AS (VALUES
     ('worker', 'queue_slots', '{UPDATE}', '{job_id,fencing_token}'),
     ('worker', 'queue_stats', '{SELECT,INSERT,UPDATE,DELETE}', NULL),
     ('worker', 'activity', '{SELECT,INSERT,UPDATE,DELETE}', NULL),
+    ('worker', 'lane_settings', '{SELECT}', NULL),
+    ('worker', 'lanes', '{SELECT}', NULL),
+    ('worker', 'lane_slots', '{SELECT}', NULL),
+    ('worker', 'lane_jobs', '{SELECT,INSERT,DELETE}', NULL),
+    ('worker', 'lane_jobs', '{UPDATE}', '{place,due_at}'),
+    ('worker', 'lane_wakes', '{SELECT,INSERT}', NULL),
+    ('worker', 'job_expiries', '{SELECT,INSERT,DELETE}', NULL),
+    ('worker', 'job_expiries', '{UPDATE}', '{at}'),
     ('worker', 'schedules', '{SELECT}', NULL),
     ('worker', 'schedules', '{UPDATE}', '{next_at,paused_at,last_tick_at,last_job_id}'),
     ('worker', 'all_jobs', '{SELECT}', NULL),
@@ -43,6 +53,7 @@ WITH needs (role, relation, privileges, columns) AS (VALUES
     ('operator', 'queues', '{INSERT,UPDATE,DELETE}', NULL),
     ('operator', 'queue_slots', '{INSERT,UPDATE,DELETE}', NULL),
     ('operator', 'schedules', '{INSERT,UPDATE,DELETE}', NULL),
+    ('operator', 'lanes', '{INSERT,UPDATE}', NULL),
     ('operator', 'dead_letter_jobs', '{DELETE}', NULL),
     ('operator', 'job_keys', '{DELETE}', NULL),
     ('operator', 'job_executions', '{DELETE}', NULL),
@@ -77,16 +88,17 @@ WITH needs (role, relation, privileges, columns) AS (VALUES
     SELECT role, 'EXECUTE on ' || function.name
       FROM (SELECT role, name
               FROM unnest('{producer,worker,operator}'::text[]) AS role,
-                   unnest('{enqueue,enqueue_many,insert_jobs}'::text[]) AS name
+                   unnest('{enqueue,enqueue_many,create_jobs,insert_jobs,take_key,admit}'::text[]) AS name
              UNION ALL
             SELECT role, name
               FROM unnest('{worker,operator}'::text[]) AS role,
                    unnest('{create_history_partitions,purge_day,purge_rows,purge_cancelled,purge_dead,purge_traces,
                            purge_keys,purge_events,keep_last_executions,forget_traces,fence,hold,once,once_store,
-                           once_result,complete,progress,raise_lost}'::text[]) AS name
+                           once_result,complete,progress,raise_lost,tend_lanes,sweep_lanes}'::text[]) AS name
              UNION ALL
             SELECT 'operator',
-                   unnest('{begin_move,mark_queue,open_queue,forget_mark,cancel}'::text[])) AS function
+                   unnest('{begin_move,mark_queue,open_queue,forget_mark,cancel,put_lanes,adopt_jobs,remove_lanes,
+                           forget_lanes}'::text[])) AS function
      WHERE NOT coalesce((SELECT bool_or(has_function_privilege(p.oid, 'EXECUTE'))
                            FROM pg_proc p JOIN house ON house.oid = p.pronamespace
                           WHERE p.proname = function.name), false)

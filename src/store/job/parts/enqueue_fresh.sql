@@ -23,13 +23,13 @@ WITH input AS MATERIALIZED (
 ), unheld AS (
     SELECT * FROM input WHERE key IS NULL OR EXISTS (SELECT FROM keyed WHERE keyed.job_id = input.id)
 ), lasting AS MATERIALIZED (
-    -- Of several jobs with one key, the last one's payload is the newest.
+    -- Of several jobs with one key the first is created; where they replace each other, the last.
     SELECT k.id, tenure.take_key(k.key_while, k.scope, k.lasting_key, k.id, k.payload::jsonb, k.due_at,
                                  k.longest_s * interval '1 second') AS holder
       FROM (SELECT DISTINCT ON (scope, lasting_key) *
               FROM (SELECT *, queue || CASE WHEN key_while = 'live' THEN '/live' ELSE '/queued' END AS scope
                       FROM unheld WHERE lasting_key IS NOT NULL) named
-             ORDER BY scope, lasting_key, n DESC) k
+             ORDER BY scope, lasting_key, CASE WHEN key_while = 'replace' THEN -n ELSE n END) k
 ), fresh AS (
     SELECT unheld.*, told <> 'relay' AND due_at <= statement_timestamp() AS has_message
       FROM unheld
