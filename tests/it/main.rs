@@ -65,6 +65,7 @@ mod schedules;
 mod schema;
 mod security;
 mod shutdown;
+mod slots;
 mod sql;
 mod sql_attempts;
 mod submit;
