@@ -181,42 +181,41 @@ impl Store {
         worker_id: &str,
         worker_host: &str,
     ) -> Result<LimitedClaims, StoreError> {
-        let mut limited = LimitedClaims { claims: vec![None; requests.len()], room: None };
-        let Some(first) = requests.first().cloned() else { return Ok(limited) };
-        let ids: Vec<_> = requests.iter().map(|request| request.job).collect();
-        let (worker_id, worker_host) = (worker_id.to_owned(), worker_host.to_owned());
-        let answer = self.own_transaction(move |transaction| {
+        let (requests, worker_id, worker_host) =
+            (requests.to_vec(), worker_id.to_owned(), worker_host.to_owned());
+        self.own_transaction(move |transaction| {
             async move {
-                let lock =
-                    query(LOCK_SLOTS).bind(&first.queue).bind(i64::try_from(ids.len()).unwrap_or(i64::MAX));
-                let locked = lock.fetch_all(&mut *transaction).await?;
+                let mut limited = LimitedClaims { claims: vec![None; requests.len()], room: None };
+                let Some(first) = requests.first() else { return Ok(limited) };
+                let ids: Vec<_> = requests.iter().map(|request| request.job).collect();
+                let jobs = i64::try_from(ids.len()).unwrap_or(i64::MAX);
+                let locked =
+                    query(LOCK_SLOTS).bind(&first.queue).bind(jobs).fetch_all(&mut *transaction).await?;
                 let limit = locked.first().map(|row| row.try_get::<Option<i32>, _>(0)).transpose()?.flatten();
                 let slots = locked.iter().filter_map(|row| row.try_get(1).transpose());
                 let slots = slots.collect::<Result<Vec<i32>, _>>()?;
                 // Full, or the limit is gone: the next claim is then an ordinary one.
                 if slots.is_empty() {
-                    return Ok((limit.map(|_| 0), vec![], Instant::now()));
+                    limited.room = limit.map(|_| 0);
+                    return Ok(limited);
                 }
                 fault::point("slots_locked");
+                let claim = claim_in_slots(&ids, first, &worker_id, &worker_host, &slots);
                 let sent_at = Instant::now();
-                let rows = claim_in_slots(&ids, &first, &worker_id, &worker_host, &slots)
-                    .fetch_all(&mut *transaction)
-                    .await?;
-                let room =
-                    rows.first().map(|row| row.try_get::<Option<i64>, _>("room")).transpose()?.flatten();
-                Ok((room.map(|room| usize::try_from(room).unwrap_or(0)), rows, sent_at))
+                let mut rows = claim.fetch_all(&mut *transaction).await?;
+                let room = rows.first().map(|row| row.try_get::<i64, _>("room")).transpose()?;
+                rows.retain(|row| !matches!(row.try_get::<Option<JobId>, _>(0), Ok(None)));
+                limited.claims = claims_of(&rows, &requests, sent_at)?;
+                limited.room = room.map(|room| usize::try_from(room).unwrap_or(0).saturating_sub(rows.len()));
+                Ok(limited)
             }
             .boxed()
-        });
-        let (room, mut rows, sent_at) = answer.await?;
-        rows.retain(|row| !matches!(row.try_get::<Option<JobId>, _>(0), Ok(None)));
-        limited.room = room.map(|room| room.saturating_sub(rows.len()));
-        limited.claims = claims_of(&rows, requests, sent_at)?;
-        Ok(limited)
+        })
+        .await
     }
 
-    /// Runs the statements of [`Store::claim_limited`] so that they lock no slot and claim no job: Postgres refuses them
-    /// if this worker may not claim.
+    /// Runs the statements of [`Store::claim_limited`] so that they lock no free slot and claim no job: Postgres refuses
+    /// them if this worker may not claim.
     pub(crate) async fn try_claim_limited(
         &self,
         request: &ClaimRequest,

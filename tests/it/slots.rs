@@ -1,4 +1,4 @@
-//! Slots of a limited queue: claims lock different ones and wait for none, and never more jobs run than the limit allows.
+//! Slots of a limited queue: claims lock different ones and wait for none, and the limit is exact.
 
 use std::{
     sync::{
@@ -204,7 +204,9 @@ async fn a_slot_that_is_taken_between_a_claims_snapshot_and_its_lock_is_not_take
             (slots, won)
         }
     });
-    bench.until("EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND objid = 20 AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))").await;
+    let stopped =
+        "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'advisory'";
+    bench.until(&format!("EXISTS ({stopped})")).await;
     assert_eq!(claimed(&bench.pool, &jobs[1..]).await, jobs[1..]);
     gate.commit().await.unwrap();
     let (slots, won) = first.await.unwrap();

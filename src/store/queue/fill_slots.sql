@@ -3,8 +3,8 @@
 --   $1 queue  $2 max_running (NULL: no limit)
 --
 -- Last statement of a change of max_running. The transaction has locked every slot (hold_slots.sql), so this snapshot
--- shows the jobs of all limited claims. More jobs than the limit may run: their slots stand above it, and the next claims
--- move the jobs down as slots come free.
+-- shows the jobs of all limited claims. More jobs than the limit may run: some then get slots above it, and the next
+-- claims move these jobs down as slots come free.
 -- Jobs of a queue without a limit hold no slot. Of these, claims that were under way when the first limit was committed
 -- may have started a few jobs more than it allows.
 WITH runs AS MATERIALIZED (

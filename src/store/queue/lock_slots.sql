@@ -3,11 +3,11 @@
 --
 --   $1 queue  $2 how many jobs the claim is for
 --
--- One row a slot; one row with a NULL slot: every free slot is locked by another claim, or none is free. No row, or a NULL
--- max_running: the queue has no limit.
--- Claims lock different slots, and wait for none: SKIP LOCKED. A slot counts as taken while its job runs under its token.
--- Whether a locked slot is free is for the next statement to say. This one's snapshot is older than its locks: a slot that
--- another claim has taken in between looks free here.
+-- One row a slot; one row with a NULL slot: every free slot is locked by another claim, or no slot is free. No row, or
+-- a NULL max_running: the queue has no limit.
+-- Claims lock different slots, and wait for none: SKIP LOCKED. A slot is taken while its job runs under its token.
+-- The next statement judges the locked slots. This one's snapshot is older than its locks: a slot that another claim
+-- has taken in between looks free here.
 -- After the limit was lowered, jobs may run in slots above it. Their slots are locked, too, and a free one for each.
 -- The time limit is for the tables: a migration may have locked one.
 WITH said AS MATERIALIZED (

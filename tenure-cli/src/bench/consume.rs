@@ -81,8 +81,8 @@ pub(super) async fn without_history(arena: &Arena, plan: &Plan, values: &mut Val
 /// How many jobs of a limited queue may run at once.
 const MAX_RUNNING: u32 = 80;
 
-/// Measures how fast fleets drain a queue with a `max_running`, beside a queue without. Each worker has as many slots as
-/// jobs may run.
+/// Measures how fast fleets drain a queue with a `max_running`, beside a queue without. Each worker has as many slots
+/// as jobs may run.
 pub(super) async fn limited(arena: &Arena, plan: &Plan, values: &mut Values) -> anyhow::Result<()> {
     let fleets: &[usize] = if plan.quick { &[4] } else { &[4, 20] };
     for &workers in fleets {

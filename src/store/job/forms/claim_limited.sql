@@ -1,15 +1,15 @@
--- claim_limited: claim_skip.sql for a queue with a limit. Second and last statement of its transaction: it claims at most
--- as many jobs as slots that the transaction has locked (lock_slots.sql) are free, and notes the jobs in their slots.
+-- claim_limited: claim_skip.sql for a queue with a limit. Second and last statement of its transaction: it claims at
+-- most as many jobs as slots that the transaction has locked (lock_slots.sql) are free, and notes the jobs in them.
 --
 --   $1 to $7 as in claim.sql  $8 the locked slots
 --
--- One row a job that is now ours; one row with a NULL id: none is. In each, the queue's limit (NULL: it has none) and how
--- many of its slots were free before. No row: the queue has no settings.
+-- One row a job that is now ours; one row with a NULL id: none is. In each, how many slots of the queue were free
+-- before. No row: the queue has no limit.
 -- Lock, then look: this statement's snapshot is younger than the locks, so it shows what any other claim has put into
 -- a locked slot, and the limit, which changes only while every slot is locked (hold_slots.sql). In the statement that
 -- locks, a slot that another claim took between snapshot and lock would look free, and two jobs would run in it.
--- Jobs above a lowered limit move into free slots first. No job starts while a slot above the limit stays taken: another
--- claim may be moving its job, or no slot is free for it.
+-- Jobs above a lowered limit move into free slots first. No job starts while a slot above the limit stays taken:
+-- another claim may be moving its job, or no slot is free for it.
 -- Made of parts: `scripts/statement claim_limited` prints it whole.
 WITH slots AS MATERIALIZED (
     SELECT s.slot, s.job_id, s.fencing_token, s.slot = ANY ($8::int[]) AS is_locked,
@@ -21,7 +21,7 @@ WITH slots AS MATERIALIZED (
 ), said AS MATERIALIZED (
     SELECT q.max_running, greatest(0, q.max_running - (SELECT count(*) FROM slots WHERE is_taken)) AS room
       FROM tenure.queues q
-     WHERE q.queue = $2
+     WHERE q.queue = $2 AND q.max_running IS NOT NULL
 ), free AS MATERIALIZED (
     SELECT slot, row_number() OVER (ORDER BY slot) AS n
       FROM slots
@@ -63,6 +63,6 @@ WITH slots AS MATERIALIZED (
               JOIN free USING (n)) u
      WHERE s.queue = $2 AND s.slot = u.slot
 )
-SELECT won.*, said.max_running, said.room
+SELECT won.*, said.room
   FROM said
   LEFT JOIN won ON true
