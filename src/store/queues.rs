@@ -214,8 +214,8 @@ impl Store {
         .await
     }
 
-    /// Runs the statements of [`Store::claim_limited`] so that they lock no free slot and claim no job: Postgres refuses
-    /// them if this worker may not claim.
+    /// Runs the statements of [`Store::claim_limited`] so that they lock no free slot and claim no job: Postgres
+    /// refuses them if this worker may not claim.
     pub(crate) async fn try_claim_limited(
         &self,
         request: &ClaimRequest,
