@@ -203,10 +203,12 @@ impl Store {
                 let claim = claim_in_slots(&ids, first, &worker_id, &worker_host, &slots);
                 let sent_at = Instant::now();
                 let mut rows = claim.fetch_all(&mut *transaction).await?;
-                let room = rows.first().map(|row| row.try_get::<i64, _>("room")).transpose()?;
+                let free = rows.first().map(|row| row.try_get::<i64, _>("room")).transpose()?;
+                // Other claims have locked the other free slots, and will probably take them.
+                let free = free.map(|free| if slots.len() < requests.len() { 0 } else { free });
                 rows.retain(|row| !matches!(row.try_get::<Option<JobId>, _>(0), Ok(None)));
                 limited.claims = claims_of(&rows, &requests, sent_at)?;
-                limited.room = room.map(|room| usize::try_from(room).unwrap_or(0).saturating_sub(rows.len()));
+                limited.room = free.map(|free| usize::try_from(free).unwrap_or(0).saturating_sub(rows.len()));
                 Ok(limited)
             }
             .boxed()
