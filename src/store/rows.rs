@@ -374,6 +374,14 @@ pub struct JobRow {
     #[serde(rename = "output")]
     pub(crate) output_json: Option<Box<RawValue>>,
     pub last_error: Option<String>,
+    /// Its lane; empty: it named none, in a queue with lanes. `None`, too, of a job that has finished.
+    pub lane: Option<String>,
+    pub priority: Option<i16>,
+    /// No attempt starts after this time.
+    pub not_after: Option<DateTime<Utc>>,
+    /// Whether its lane holds it. `scheduled_at` is then when it is due in its lane;
+    /// [`Tenure::held_for`](crate::Tenure::held_for) says for what it waits.
+    pub is_held: bool,
 }
 
 impl JobRow {
