@@ -55,7 +55,7 @@ fn about(seen: &LanesSeen) -> Option<Check> {
                 jobs_of(*jobs, i64::MAX)
             );
             Check::warning(CHECK, found).of(queue).advise(format!(
-                "give the queue lanes, for example `tenure queues lanes {queue} --running 2`, or let producers name none"
+                "give the queue lanes, such as `tenure queues lanes {queue} --running 2`, or let producers name none"
             ))
         }
         LanesSeen::Late { queue, lanes, age_s } => {

@@ -1,7 +1,7 @@
 -- doctor_lanes: what is wrong with lanes.
 --
---   $1 queues, or NULL for all  $2 the age in seconds from which a look at a lane is overdue  $3 the same of a lane that
---   waits for its slots  $4 row limit
+--   $1 queues, or NULL for all  $2 the age in seconds from which a look at a lane is overdue  $3 the same of a lane
+--   that waits for its slots  $4 row limit
 --
 -- Rows: `lanes`: a queue with lanes. `none`: a queue without lanes with jobs that name one; `lane` is one of these.
 -- `late`: a queue with a lane that nothing has looked at in time. `blocked`: a lane whose first job is due and whose

@@ -1,9 +1,10 @@
--- in_lane: the lane of a job `j` of all_jobs: its key, its priority, until when it may start, and for a held job when it
--- is due. A job that has finished left its lane.
+-- in_lane: the lane of a job `j` of all_jobs: its key, its priority, until when it may start, and for a held job when
+-- it is due. A job that has finished left its lane.
 --
 -- LIMIT: or the planner could read the tables as a whole.
   LEFT JOIN LATERAL (
-       SELECT l.lane, l.priority, l.not_after, l.publish_at >= '9999-01-01 00:00:00+00' AND l.status = 'queued' AS is_held,
+       SELECT l.lane, l.priority, l.not_after,
+              l.publish_at >= '9999-01-01 00:00:00+00' AND l.status = 'queued' AS is_held,
               (SELECT w.due_at FROM tenure.lane_jobs w
                 WHERE w.job_id = l.id AND l.publish_at >= '9999-01-01 00:00:00+00') AS due_at
          FROM tenure.jobs l WHERE l.id = j.id
