@@ -62,7 +62,7 @@ pub(super) async fn show(
     Query::read(query.as_deref(), &[])?;
     let read = |api: Arc<Api>| async move {
         let (tenure, job) = api.tenures.find(id).await?;
-        let held = Held::read(&tenure, &job, Utc::now(), seconds).await?;
+        let held = Held::read(tenure, &job, Utc::now(), seconds).await?;
         Ok((job, held))
     };
     let (job, held) = api.read(read).await?;

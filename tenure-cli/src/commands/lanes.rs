@@ -256,7 +256,7 @@ fn list(all: &[LanesRow]) -> Table {
     table
 }
 
-fn about(of: &LanesRow) -> Table {
+fn about(of: &LanesRow) -> String {
     pairs([
         ("queue", of.queue.clone()),
         ("running, each lane", limit(of.running.or(of.ordered.then_some(1)))),
