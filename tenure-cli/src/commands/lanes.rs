@@ -20,6 +20,7 @@ use tenure::{
     rows::{LaneRow, LanesRow},
 };
 
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
 #[derive(Debug, Args)]
 pub(super) struct LanesArgs {
     /// The queue. Default: list the queues with lanes.

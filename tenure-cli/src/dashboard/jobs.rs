@@ -363,8 +363,7 @@ fn acts(job: &JobRow, word: &str, is_refused: bool) -> &'static str {
     match word {
         _ if is_refused => "",
         "held" if job.scheduled_at > now() => "cancel retry",
-        "held" => "cancel",
-        "queued" | "processing" => "cancel",
+        "held" | "queued" | "processing" => "cancel",
         "scheduled" | "retrying" => "cancel retry",
         "failed" => "retry",
         _ => "",
