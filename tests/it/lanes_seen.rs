@@ -238,7 +238,9 @@ async fn doctor_names_lanes_that_a_queue_lacks_that_nothing_tends_and_that_are_b
 async fn a_scan_counts_held_jobs_apart_and_metrics_say_so() {
     let bench = bench().await;
     bench.tenure.put_lanes("q", Lanes::new().running(1)).await.unwrap();
-    let handler = |_: Value, ctx: JobContext| async move { ctx.cancelled().await };
+    let handler = |_: Value, ctx: JobContext| async move {
+        ctx.cancelled().await;
+    };
     let worker = Worker::builder(&bench.tenure)
         .handle_any(KindOptions::new().keepalive(), handler)
         .concurrency("q", 4);

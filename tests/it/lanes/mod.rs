@@ -186,7 +186,8 @@ async fn an_ordered_lane_runs_its_jobs_one_after_another_retries_included() {
             if of["name"] == json!(1) && ctx.attempt() < 3 { Err("again") } else { Ok(()) }
         }
     };
-    let retry = KindOptions::new().backoff(tenure::Backoff::fixed(Duration::from_millis(150)));
+    const PAUSE: Duration = Duration::from_millis(150);
+    let retry = KindOptions::new().backoff(tenure::Backoff { first: PAUSE, longest: PAUSE, jitter: 0.0 });
     let worker =
         Running::start(Worker::builder(&bench.tenure).handle_any(retry, handler).concurrency("q", 8));
     bench.tenure.enqueue_many((0..4).map(|n| job("a", n, 0))).await.unwrap();
