@@ -63,18 +63,16 @@ impl Compared {
         }
     }
 
-    /// The shapes of lanes: two of three jobs are held.
+    /// The shapes of lanes. The job is due later: its lane holds it, and no message waits for a worker.
     async fn lanes(&mut self, bench: &Bench) {
         let set = run(bench, &["queues", "lanes", "laned", "--running", "1", "--create"], 0).await;
         self.one("queue's lanes", &set);
         self.one("lane settings", &set["settings"]);
-        let mut held = String::new();
-        for _ in 0..3 {
-            let enqueued = run(bench, &["enqueue", "laned", "k", "1", "--lane", "a"], 0).await;
-            held = enqueued["id"].as_str().unwrap().to_owned();
-        }
+        let enqueue = ["enqueue", "laned", "k", "1", "--lane", "a", "--delay", "1h"];
+        let held = run(bench, &enqueue, 0).await["id"].as_str().unwrap().to_owned();
         self.one("held", &run(bench, &["jobs", "show", &held], 0).await["held"]);
         self.one("lane", &run(bench, &["queues", "lanes", "laned", "--lane", "a", "--weight", "2"], 0).await);
+        run(bench, &["jobs", "cancel", &held], 0).await;
         self.one("removed lanes", &run(bench, &["queues", "lanes", "laned", "--none"], 0).await);
     }
 
