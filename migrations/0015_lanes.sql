@@ -19,6 +19,13 @@ ALTER TABLE tenure.dead_letter_jobs
 -- Whether `take_key` has taken the key.
 ALTER TABLE tenure.job_keys ADD COLUMN lasting boolean;
 
+-- Held jobs among the figures of the fleet. held: all of a queue; held_due: those whose time has come, which wait for
+-- their lane; lanes_waiting: the lanes that have any of these.
+ALTER TABLE tenure.queue_stats
+    ADD COLUMN held          bigint NOT NULL DEFAULT 0,
+    ADD COLUMN held_due      bigint NOT NULL DEFAULT 0,
+    ADD COLUMN lanes_waiting bigint NOT NULL DEFAULT 0;
+
 -- A row for each queue with lanes. rate: tokens a second; burst: the most tokens. `running`, `rate` and `burst` are those
 -- of each lane, `queue_…` those of the whole queue. turns: only a window of the queue's jobs has messages.
 CREATE TABLE tenure.lane_settings (

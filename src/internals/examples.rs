@@ -5,7 +5,7 @@ use chrono::{DateTime, Utc};
 use crate::{
     FencingToken, JobId, Status,
     doctor::{Check, CheckState},
-    rows::{ExecutionRow, JobRow, RecoveryRow},
+    rows::{ExecutionRow, HeldFor, JobRow, RecoveryRow},
 };
 
 /// Returns a queued job, enqueued and due at `at`.
@@ -32,6 +32,31 @@ pub fn job(at: DateTime<Utc>) -> JobRow {
         output: None,
         output_json: None,
         last_error: None,
+        lane: None,
+        priority: None,
+        not_after: None,
+        is_held: false,
+    }
+}
+
+/// Returns for what a job of the lane `org-7`, due at `at`, waits: nothing.
+pub fn held_for(at: DateTime<Utc>) -> HeldFor {
+    HeldFor {
+        job: JobId::generate(),
+        queue: "q".into(),
+        lane: "org-7".into(),
+        due_at: at,
+        is_later: false,
+        most: None,
+        slots: 0,
+        rate: None,
+        tokens: None,
+        queue_rate: None,
+        queue_tokens: None,
+        turns: false,
+        ordered: false,
+        paused: false,
+        before: 0,
     }
 }
 

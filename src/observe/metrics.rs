@@ -59,7 +59,7 @@ pub const BUCKETS: [(&str, &[f64]); 6] = [
 
 /// Every metric, and its help text. A test compares the list with the code, the docs, the dashboard and the alerts.
 #[cfg(any(feature = "prometheus", test))]
-pub(crate) const METRICS: [(&str, Type, &str); 49] = {
+pub(crate) const METRICS: [(&str, Type, &str); 51] = {
     use Type::{Counter, Gauge, Histogram};
     [
         ("tenure_jobs_enqueued_total", Counter, "Jobs created; duplicates by unique key do not count."),
@@ -97,6 +97,8 @@ pub(crate) const METRICS: [(&str, Type, &str); 49] = {
         ("tenure_draining", Gauge, "1 while this worker shuts down."),
         ("tenure_build_info", Gauge, "Always 1."),
         ("tenure_queue_jobs", Gauge, "Live jobs of the fleet: due, scheduled, processing; and submissions."),
+        ("tenure_queue_held", Gauge, "Jobs of the queue that their lanes hold, due ones and later ones."),
+        ("tenure_lanes_waiting", Gauge, "Lanes of the queue that hold a job whose time has come."),
         ("tenure_queue_oldest_due_seconds", Gauge, "How long the oldest due job or submission has waited."),
         ("tenure_queue_paused", Gauge, "1 while the queue is paused."),
         ("tenure_queue_max_running", Gauge, "How many jobs of the queue may run at once in the fleet."),
@@ -408,6 +410,13 @@ impl Gauges {
         }
         self.gauge("tenure_queue_oldest_due_seconds", &[("queue", queue)]).set(oldest_due_s);
         self.gauge("tenure_queue_paused", &[("queue", queue)]).set(f64::from(u8::from(is_paused)));
+    }
+
+    /// Sets how many jobs the lanes of a queue hold, and how many of its lanes hold one that is due.
+    #[expect(clippy::cast_precision_loss, reason = "jobs are fewer than 2^52")]
+    pub(crate) fn lanes(&self, queue: &str, held: i64, waiting: i64) {
+        self.gauge("tenure_queue_held", &[("queue", queue)]).set(held as f64);
+        self.gauge("tenure_lanes_waiting", &[("queue", queue)]).set(waiting as f64);
     }
 
     /// Sets the limits of a queue; infinite: none.

@@ -14,6 +14,8 @@ pub struct LiveKind {
     pub kind: String,
     pub due: i64,
     pub scheduled: i64,
+    /// Those that their lanes hold.
+    pub held: i64,
     pub processing: i64,
 }
 
@@ -59,6 +61,7 @@ impl Store {
                 kind: row.try_get("kind")?,
                 due: row.try_get("due")?,
                 scheduled: row.try_get("scheduled")?,
+                held: row.try_get("held")?,
                 processing: row.try_get("processing")?,
             })
         };

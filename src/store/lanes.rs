@@ -7,8 +7,8 @@ use serde::Serialize;
 use sqlx::{Row, postgres::PgRow, query};
 
 use super::{
-    ADMIT, ADOPT_JOBS, FORGET_LANES, HELD_FOR, LANE_SETTINGS, LANES_OVERDUE, LIST_LANES, PUT_LANES,
-    REMOVE_LANES, SET_LANE, SWEEP_LANES, TEND_LANES,
+    ADMIT, ADOPT_JOBS, DOCTOR_LANES, FORGET_LANES, HELD_FOR, LANE_SETTINGS, LANES_OVERDUE, LIST_LANES,
+    PUT_LANES, REMOVE_LANES, SET_LANE, SWEEP_LANES, TEND_LANES,
     call::{Store, StoreError},
     queues::Change,
     rows::{DueJob, due_jobs},
@@ -133,6 +133,38 @@ pub struct HeldFor {
     pub before: u64,
 }
 
+/// What `doctor` finds about lanes.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum LanesSeen {
+    /// The queue has lanes.
+    Queue(String),
+    /// Jobs name lanes, but their queue has none; one of these lanes.
+    None { queue: String, lane: String, jobs: i64 },
+    /// Nothing looks at lanes that were to be looked at; for how many seconds not at the first.
+    Late { queue: String, lanes: i64, age_s: f64 },
+    /// All slots of a lane are taken, and its first job has been due for `waited_s`. The job that has had a slot for
+    /// longest, whether it runs, and for how many seconds.
+    Blocked { queue: String, lane: String, waited_s: f64, holder: Option<(JobId, bool, f64)> },
+}
+
+fn seen(row: &PgRow) -> Result<LanesSeen, sqlx::Error> {
+    let queue = row.try_get("queue")?;
+    let lane = || Ok::<_, sqlx::Error>(row.try_get::<Option<String>, _>("lane")?.unwrap_or_default());
+    let age_s = row.try_get::<Option<f64>, _>("age_s")?.unwrap_or_default();
+    Ok(match row.try_get("what")? {
+        "none" => LanesSeen::None { queue, lane: lane()?, jobs: row.try_get("jobs")? },
+        "late" => LanesSeen::Late { queue, lanes: row.try_get("jobs")?, age_s },
+        "blocked" => {
+            let holder = match row.try_get("job_id")? {
+                Some(id) => Some((id, row.try_get("is_running")?, row.try_get("held_s")?)),
+                None => None,
+            };
+            LanesSeen::Blocked { queue, lane: lane()?, waited_s: age_s, holder }
+        }
+        _ => LanesSeen::Queue(queue),
+    })
+}
+
 fn unsigned(row: &PgRow, name: &str) -> Result<Option<u32>, sqlx::Error> {
     Ok(row.try_get::<Option<i32>, _>(name)?.map(i32::unsigned_abs))
 }
@@ -172,8 +204,9 @@ fn lane_row(row: &PgRow) -> Result<LaneRow, sqlx::Error> {
         rate: row.try_get("rate")?,
         burst: row.try_get("burst")?,
         in_turn: row.try_get("in_turn")?,
-        next_s: row.try_get("next_s")?,
-        waited_s: row.try_get("waited_s")?,
+        next_s: row.try_get::<Option<f64>, _>("next_s")?.map(|s| s.max(0.0)),
+        // The first job of an ordered lane may be due later.
+        waited_s: row.try_get::<Option<f64>, _>("waited_s")?.filter(|s| *s >= 0.0),
     })
 }
 
@@ -260,7 +293,7 @@ impl Store {
     }
 
     /// Returns the queues with lanes, or one of them.
-    pub(crate) async fn lane_settings(&self, queue: Option<&str>) -> Result<Vec<LanesRow>, StoreError> {
+    pub async fn lane_settings(&self, queue: Option<&str>) -> Result<Vec<LanesRow>, StoreError> {
         let rows = self.rows(query(LANE_SETTINGS).bind(queue)).await?;
         Ok(rows.iter().map(lanes_row).collect::<Result<_, _>>()?)
     }
@@ -280,7 +313,7 @@ impl Store {
     }
 
     /// Returns at most `limit` lanes of a queue, those first that wait longest.
-    pub(crate) async fn lanes(
+    pub async fn lanes(
         &self,
         queue: &str,
         lane: Option<&str>,
@@ -294,6 +327,20 @@ impl Store {
     pub(crate) async fn held_for(&self, jobs: &[JobId]) -> Result<Vec<HeldFor>, StoreError> {
         let rows = self.rows(query(HELD_FOR).bind(jobs)).await?;
         Ok(rows.iter().map(held_for).collect::<Result<_, _>>()?)
+    }
+
+    /// Returns what `doctor` looks for in lanes: looks that are `late` for as many seconds, lanes that wait for their
+    /// slots for as many.
+    pub(crate) async fn doctor_lanes(
+        &self,
+        queues: Option<&[String]>,
+        late: Duration,
+        blocked: Duration,
+        limit: i64,
+    ) -> Result<Vec<LanesSeen>, StoreError> {
+        let look = query(DOCTOR_LANES).bind(queues).bind(late.as_secs_f64()).bind(blocked.as_secs_f64());
+        let rows = self.rows(look.bind(limit)).await?;
+        Ok(rows.iter().map(seen).collect::<Result<_, _>>()?)
     }
 
     /// Removes at most `limit` lanes that have no job. Returns how many.

@@ -84,8 +84,8 @@ pub(crate) use doctor::{Holder, JobsSeen, PostgresSeen, QueueSeen, RightsSeen, W
 pub(crate) use handlers::HandlerPool;
 #[cfg(feature = "internals")]
 pub use kinds::{DeadKind, FinishedKind, LiveKind};
-pub(crate) use lanes::NewLanes;
 pub use lanes::{HeldFor, LaneRow, LanesRow};
+pub(crate) use lanes::{LanesSeen, NewLanes};
 pub use migrate::{MigrateError, NEEDS};
 pub use queues::QueueRow;
 pub(crate) use queues::{Change, QueueLimit};
@@ -168,6 +168,7 @@ parts! {
     "job/parts" "silent_job";
     "read/parts" "can_cancel";
     "read/parts" "can_retry";
+    "read/parts" "in_lane";
     "read/parts" "dead_filter";
     "read/parts" "error_group";
     "read/parts" "error_line";
@@ -345,6 +346,7 @@ statements! {
     DOCTOR_JOBS = "doctor" "doctor_jobs";
     DOCTOR_WORKERS = "doctor" "doctor_workers";
     DOCTOR_QUEUES = "doctor" "doctor_queues";
+    DOCTOR_LANES = "doctor" "doctor_lanes";
     DOCTOR_KINDS = "doctor" "doctor_kinds";
     DOCTOR_WRITE = "doctor" "doctor_write";
     ADVANCE = "test" "advance";

@@ -71,8 +71,14 @@ pub struct QueueRow {
     pub events: QueueEvents,
     /// Jobs that wait for nothing but a worker.
     pub due: u64,
-    /// Jobs that wait for their time.
+    /// Jobs that wait for their time, and that no lane holds.
     pub scheduled: u64,
+    /// Jobs that their lanes hold.
+    pub held: u64,
+    /// Those of them whose time has come: they wait for a slot, a token or the turn of their lane.
+    pub held_due: u64,
+    /// Whether the queue has lanes.
+    pub has_lanes: bool,
     /// Jobs that run.
     pub processing: u64,
     /// Submissions: messages that are no job yet, as the last scan counted them. `None`: it could not, or was too long
@@ -93,10 +99,10 @@ pub struct QueueRow {
 }
 
 impl QueueRow {
-    /// The number of due jobs and submissions.
+    /// The number of due jobs, held ones included, and submissions.
     #[must_use]
     pub fn waiting(&self) -> u64 {
-        self.due + self.submitted.unwrap_or_default()
+        self.due + self.held_due + self.submitted.unwrap_or_default()
     }
 
     /// Whether no live worker serves it, though jobs wait or run, or its workers have just fallen silent.
@@ -108,7 +114,7 @@ impl QueueRow {
     /// The number of jobs and submissions that count towards [`QueueRow::max_queued`].
     #[must_use]
     pub fn queued(&self) -> u64 {
-        self.due + self.scheduled + self.standing
+        self.due + self.scheduled + self.held + self.standing
     }
 
     /// Whether as many jobs wait as [`QueueRow::max_queued`] allows: enqueues are refused.
@@ -268,6 +274,9 @@ impl Store {
                 events: events(row)?,
                 due: u64_of(row, "due")?,
                 scheduled: u64_of(row, "scheduled")?,
+                held: u64_of(row, "held")?,
+                held_due: u64_of(row, "held_due")?,
+                has_lanes: row.try_get("has_lanes")?,
                 processing: u64_of(row, "processing")?,
                 dead: u64_of(row, "dead")?,
                 workers: u64_of(row, "workers")?,

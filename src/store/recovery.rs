@@ -339,6 +339,9 @@ impl Store {
                 fleet.queues.push(QueueStats {
                     queue,
                     jobs,
+                    held: row.try_get("in_lanes")?,
+                    held_due: row.try_get("in_lanes_due")?,
+                    lanes_waiting: row.try_get("lanes_waiting")?,
                     submitted: row.try_get("submitted")?,
                     standing: row.try_get::<Option<i64>, _>("standing")?.unwrap_or_default(),
                     oldest_due_s: lag_s,

@@ -373,6 +373,14 @@ pub struct JobRow {
     #[serde(rename = "output")]
     pub(crate) output_json: Option<Box<RawValue>>,
     pub last_error: Option<String>,
+    /// Its lane; empty: it named none, in a queue with lanes. `None`, too, of a job that has finished.
+    pub lane: Option<String>,
+    pub priority: Option<i16>,
+    /// No attempt starts after this time.
+    pub not_after: Option<DateTime<Utc>>,
+    /// Whether its lane holds it. `scheduled_at` is then when it is due in its lane;
+    /// [`Tenure::held_for`](crate::Tenure::held_for) says for what it waits.
+    pub is_held: bool,
 }
 
 impl JobRow {
@@ -561,6 +569,21 @@ pub(crate) struct RuleBroken {
     pub(crate) examples: Vec<JobId>,
 }
 
+/// Reads jobs that were taken to be published.
+pub(super) fn due_jobs(rows: &[PgRow]) -> Result<Vec<DueJob>, sqlx::Error> {
+    let due = |row: &PgRow| {
+        Ok(DueJob {
+            id: row.try_get("id")?,
+            queue: row.try_get("queue")?,
+            kind: row.try_get("kind")?,
+            dispatch: row.try_get("dispatch")?,
+            clear_reason: row.try_get("clear_reason")?,
+            trace_context: row.try_get("trace_context")?,
+        })
+    };
+    rows.iter().map(due).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -575,19 +598,4 @@ mod tests {
             assert_eq!(compact(json), compacted);
         }
     }
-}
-
-/// Reads jobs that were taken to be published.
-pub(super) fn due_jobs(rows: &[PgRow]) -> Result<Vec<DueJob>, sqlx::Error> {
-    let due = |row: &PgRow| {
-        Ok(DueJob {
-            id: row.try_get("id")?,
-            queue: row.try_get("queue")?,
-            kind: row.try_get("kind")?,
-            dispatch: row.try_get("dispatch")?,
-            clear_reason: row.try_get("clear_reason")?,
-            trace_context: row.try_get("trace_context")?,
-        })
-    };
-    rows.iter().map(due).collect()
 }

@@ -84,12 +84,15 @@ pub enum JobAction {
     Retry,
 }
 
-/// How many jobs wait for their time.
-#[derive(Debug, Clone, Copy)]
+/// How many queued jobs wait for something else than a worker. `None`: too many to count.
+#[derive(Debug, Clone, Copy, Default)]
 pub struct WaitingJobs {
-    /// For another attempt.
-    pub retrying: i64,
-    pub scheduled: i64,
+    /// For the time of another attempt.
+    pub retrying: Option<i64>,
+    /// For the time of their first one.
+    pub scheduled: Option<i64>,
+    /// For their lanes.
+    pub held: Option<i64>,
 }
 
 /// A job's payload, output, checkpoint and trace context, as text for people.
@@ -243,13 +246,12 @@ impl Store {
         Ok(DeadMatches { jobs, redrivable, now: row.try_get("now")? })
     }
 
-    /// Returns how many jobs wait for their time; `None`: more than `most`.
-    pub async fn count_waiting(&self, most: i64) -> Result<Option<WaitingJobs>, StoreError> {
+    /// Returns how many jobs wait for their time, and how many for their lanes, each counted to `most`.
+    pub async fn count_waiting(&self, most: i64) -> Result<WaitingJobs, StoreError> {
         let rows = self.rows(query(COUNT_WAITING).bind(most)).await?;
-        let waiting = |row: &PgRow| {
-            Ok(WaitingJobs { retrying: row.try_get("retrying")?, scheduled: row.try_get("scheduled")? })
-        };
-        Ok(rows.first().map(waiting).transpose().map_err(|error: sqlx::Error| error)?)
+        let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
+        let (retrying, scheduled) = (row.try_get("retrying")?, row.try_get("scheduled")?);
+        Ok(WaitingJobs { retrying, scheduled, held: row.try_get("held")? })
     }
 
     /// Returns the latest jobs of a schedule, the newest first, at most `limit`: of those that these ticks have

@@ -44,7 +44,8 @@ pub struct JobFilter {
     error: Option<String>,
     before: Option<JobId>,
     text: Option<String>,
-    is_retrying: Option<bool>,
+    /// What it waits for: `retrying`, `scheduled` or `held`.
+    waits: Option<&'static str>,
 }
 
 impl JobFilter {
@@ -117,7 +118,7 @@ impl JobFilter {
     /// Selects only queued jobs that wait for another attempt: their last one failed, and its backoff has not ended.
     #[must_use]
     pub fn retrying(mut self) -> Self {
-        (self.status, self.is_retrying) = (Some(Status::Queued), Some(true));
+        (self.status, self.waits) = (Some(Status::Queued), Some("retrying"));
         self
     }
 
@@ -125,7 +126,15 @@ impl JobFilter {
     /// does not count.
     #[must_use]
     pub fn scheduled(mut self) -> Self {
-        (self.status, self.is_retrying) = (Some(Status::Queued), Some(false));
+        (self.status, self.waits) = (Some(Status::Queued), Some("scheduled"));
+        self
+    }
+
+    /// Selects only queued jobs that their lanes hold. None of them is selected by [`JobFilter::scheduled`] or
+    /// [`JobFilter::retrying`].
+    #[must_use]
+    pub fn held(mut self) -> Self {
+        (self.status, self.waits) = (Some(Status::Queued), Some("held"));
         self
     }
 
@@ -145,7 +154,7 @@ impl JobFilter {
             .bind(self.error.clone())
             .bind(self.before)
             .bind(self.text.clone())
-            .bind(self.is_retrying)
+            .bind(self.waits)
     }
 
     /// The statement that lists at most `limit` jobs.
@@ -391,5 +400,9 @@ pub(super) fn job_row(row: &PgRow) -> Result<JobRow, sqlx::Error> {
         output,
         output_json,
         last_error: row.try_get("last_error")?,
+        lane: row.try_get("lane")?,
+        priority: row.try_get("priority")?,
+        not_after: row.try_get("not_after")?,
+        is_held: row.try_get("is_held")?,
     })
 }

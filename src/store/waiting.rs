@@ -160,6 +160,10 @@ pub struct QueueStats {
     pub queue: String,
     /// The numbers of due, scheduled and processing jobs.
     pub jobs: [i64; 3],
+    /// The jobs that lanes hold, those of them that are due, and the lanes that have any due one.
+    pub held: i64,
+    pub held_due: i64,
+    pub lanes_waiting: i64,
     /// Messages that are no job yet. `None`: NATS did not answer the last scan.
     pub submitted: Option<i64>,
     /// Those of them that count towards `max_queued`.
@@ -178,9 +182,9 @@ pub struct QueueStats {
 
 #[cfg(feature = "internals")]
 impl QueueStats {
-    /// The number of due jobs and submissions.
+    /// The number of due jobs, held ones included, and submissions.
     pub fn waiting(&self) -> i64 {
-        self.jobs[0] + self.submitted.unwrap_or_default()
+        self.jobs[0] + self.held_due + self.submitted.unwrap_or_default()
     }
 
     /// Whether no live worker serves it, though jobs wait or run, or its workers have just fallen silent.
@@ -190,7 +194,7 @@ impl QueueStats {
 
     /// The number of jobs and submissions that count towards `max_queued`.
     pub fn queued(&self) -> i64 {
-        self.jobs[0] + self.jobs[1] + self.standing
+        self.jobs[0] + self.jobs[1] + self.held + self.standing
     }
 
     /// Whether as many jobs wait as its limit allows: enqueues are refused.

@@ -18,6 +18,7 @@ pub async fn show(store: &Store, gauges: &Gauges, every: impl Fn() -> Duration) 
     let mut shown = HashSet::new();
     let mut ever: HashSet<String> = HashSet::new();
     let mut ever_limited: HashSet<String> = HashSet::new();
+    let mut ever_held: HashSet<String> = HashSet::new();
     let (mut unserved, mut put_off) = (Kinds::default(), Kinds::default());
     // Until the first count, its age is the time since this process began.
     let (mut age_s, mut read_at) = (0.0, Instant::now());
@@ -29,7 +30,8 @@ pub async fn show(store: &Store, gauges: &Gauges, every: impl Fn() -> Duration) 
                 }
                 let mut gone = std::mem::take(&mut shown);
                 let mut queues = fleet.queues;
-                queues.sort_by_key(|of| of.workers == 0 && !of.is_paused && of.jobs == [0; 3]);
+                queues
+                    .sort_by_key(|of| of.workers == 0 && !of.is_paused && of.jobs == [0; 3] && of.held == 0);
                 for of in queues {
                     if ever.len() >= SERIES_MAX && !ever.contains(&of.queue) {
                         continue;
@@ -42,11 +44,18 @@ pub async fn show(store: &Store, gauges: &Gauges, every: impl Fn() -> Duration) 
                         gauges.limits(&of.queue, of.max_running, of.max_queued);
                         ever_limited.insert(of.queue.clone());
                     }
+                    if of.held > 0 || ever_held.contains(&of.queue) {
+                        gauges.lanes(&of.queue, of.held, of.lanes_waiting);
+                        ever_held.insert(of.queue.clone());
+                    }
                     gone.remove(&of.queue);
                     shown.insert(of.queue);
                 }
                 for queue in gone {
                     gauges.queue(&queue, [0; 3], Some(0), 0.0, false);
+                    if ever_held.contains(&queue) {
+                        gauges.lanes(&queue, 0, 0);
+                    }
                 }
                 unserved.show(
                     fleet.unserved,

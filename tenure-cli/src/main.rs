@@ -6,6 +6,7 @@ mod bench;
 mod commands;
 mod dashboard;
 mod exec;
+mod lanes;
 mod serve;
 mod shapes;
 mod timeline;

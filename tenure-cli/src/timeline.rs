@@ -98,7 +98,12 @@ fn scheduled(job: &JobRow, executions: &[ExecutionRow]) -> Option<Entry> {
     let ends = before.filter_map(|execution| execution.finished_at);
     let since = ends.filter(|end| *end <= job.scheduled_at + SCHEDULED_MIN).max().unwrap_or(job.created_at);
     let has_waited = job.scheduled_at - since >= SCHEDULED_MIN;
-    has_waited.then(|| Entry::new(job.scheduled_at, "scheduled", "not before this time"))
+    // A job that ended in its lane was never due: its time is that of its end.
+    let never_was =
+        executions.is_empty() && job.finished_at.is_some_and(|end| end - job.scheduled_at < SCHEDULED_MIN);
+    let why =
+        if job.lane.is_some() && !job.is_held { "released by its lane" } else { "not before this time" };
+    (has_waited && !never_was).then(|| Entry::new(job.scheduled_at, "scheduled", why))
 }
 
 /// Whether the job was redriven after this attempt, given the number of the next one. Only a redrive lets an attempt
@@ -319,6 +324,18 @@ mod tests {
         let backwards = execution(1, 1, 10, Some((5, "retried", None)));
         let events = texts(&merged(&job(Status::Queued, 1), &[backwards], &[], seconds));
         assert!(events.contains(&"ended: retried after 0s".to_owned()), "{events:?}");
+    }
+
+    #[test]
+    fn a_job_of_a_lane_was_released_by_it_unless_it_ended_there() {
+        let mut job = job(Status::Queued, 0);
+        (job.lane, job.scheduled_at) = (Some("org-7".into()), at(5_000));
+        let last = |job: &JobRow| texts(&merged(job, &[], &[], seconds)).pop().unwrap();
+        assert_eq!(last(&job), "scheduled: released by its lane");
+        job.is_held = true;
+        assert_eq!(last(&job), "scheduled: not before this time");
+        (job.is_held, job.status, job.finished_at) = (false, Status::Cancelled, Some(at(5_010)));
+        assert_eq!(texts(&merged(&job, &[], &[], seconds)).len(), 2, "enqueued and cancelled");
     }
 
     #[test]

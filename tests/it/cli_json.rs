@@ -63,6 +63,19 @@ impl Compared {
         }
     }
 
+    /// The shapes of lanes. The job is due later: its lane holds it, and no message waits for a worker.
+    async fn lanes(&mut self, bench: &Bench) {
+        let set = run(bench, &["queues", "lanes", "laned", "--running", "1", "--create"], 0).await;
+        self.one("queue's lanes", &set);
+        self.one("lane settings", &set["settings"]);
+        let enqueue = ["enqueue", "laned", "k", "1", "--lane", "a", "--delay", "1h"];
+        let held = run(bench, &enqueue, 0).await["id"].as_str().unwrap().to_owned();
+        self.one("held", &run(bench, &["jobs", "show", &held], 0).await["held"]);
+        self.one("lane", &run(bench, &["queues", "lanes", "laned", "--lane", "a", "--weight", "2"], 0).await);
+        run(bench, &["jobs", "cancel", &held], 0).await;
+        self.one("removed lanes", &run(bench, &["queues", "lanes", "laned", "--none"], 0).await);
+    }
+
     fn shown(&mut self, value: &Value) {
         self.one("shown job", value);
         self.one("job", &value["job"]);
@@ -147,6 +160,7 @@ async fn json_output_has_the_keys_that_the_docs_name() {
     compared.many("queue", &run(&bench, &["queues", "list"], 0).await);
     compared.one("paused queue", &run(&bench, &["queues", "pause", "p", "--create"], 0).await);
     compared.one("resumed queue", &run(&bench, &["queues", "resume", "p"], 0).await);
+    compared.lanes(&bench).await;
     compared.one("limited queue", &run(&bench, &["queues", "limit", "p", "--max-running", "3"], 0).await);
     let other = crate::harness::bench().await;
     let cells = crate::cells::write(&[("main", &bench, "*"), ("eu", &other, "*-eu")]);

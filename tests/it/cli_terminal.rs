@@ -236,7 +236,10 @@ async fn help_and_errors_name_the_accepted_values() {
         }
     }
     for (arguments, part) in [
-        ("jobs list --status done", "[possible values: queued, scheduled, retrying, processing, completed"),
+        (
+            "jobs list --status done",
+            "[possible values: queued, scheduled, retrying, held, processing, completed",
+        ),
         ("jobs list --limit 0", "a number of at least 1"),
         ("enqueue q k 1 --max-attempts 0", "a number from 1 to 1000"),
         ("enqueue q k 1 --max-attempts 1001", "a number from 1 to 1000"),

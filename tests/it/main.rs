@@ -49,6 +49,7 @@ mod guide;
 mod health;
 mod hooks;
 mod lanes;
+mod lanes_seen;
 mod layers;
 mod import;
 mod life;

@@ -247,6 +247,14 @@ fn fails(how: &str) -> Result<Outcome, JobError> {
     }
 }
 
+/// A worker whose handlers run until they are cancelled.
+fn lanes(tenure: &Tenure) -> tenure::WorkerBuilder<()> {
+    let hangs = |_: serde_json::Value, ctx: JobContext| async move {
+        ctx.cancelled().await;
+    };
+    Worker::builder(tenure).handle_kind("hangs", KindOptions::new().keepalive(), hangs).concurrency("q", 4)
+}
+
 /// Not a test: the body of `harness::Child`. Without its variable it does nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn child() {
@@ -279,19 +287,8 @@ async fn child() {
             .run_until(tenure::shutdown_signal())
             .await
             .unwrap(),
+        "lanes" => lanes(&tenure).run_until(tenure::shutdown_signal()).await.unwrap(),
         // Recovers and relays for all queues, and runs no job.
-        "lanes" => Worker::builder(&tenure)
-            .handle_kind(
-                "hangs",
-                KindOptions::new().keepalive(),
-                |_: serde_json::Value, ctx: JobContext| async move {
-                    ctx.cancelled().await;
-                },
-            )
-            .concurrency("q", 4)
-            .run_until(tenure::shutdown_signal())
-            .await
-            .unwrap(),
         "idle" => Worker::builder(&tenure)
             .handle_any(KindOptions::new(), |_, _| async {})
             .concurrency("idle", 1)

@@ -21,8 +21,12 @@ const LIBRARY: &[&[&str]] = &[
 ];
 
 /// The rooms of the program.
-const PROGRAM: &[&[&str]] =
-    &[&["timeline", "shapes", "access"], &["exec", "dashboard", "api", "bench"], &["serve"], &["commands"]];
+const PROGRAM: &[&[&str]] = &[
+    &["timeline", "lanes", "shapes", "access"],
+    &["exec", "dashboard", "api", "bench"],
+    &["serve"],
+    &["commands"],
+];
 
 fn sources(folder: &Path) -> BTreeMap<PathBuf, String> {
     let mut found = BTreeMap::new();

@@ -454,12 +454,12 @@ impl Lanes {
                     state.jobs[job].wake = true;
                 }
             }
-            Action::Claim { job } => self.claim(state, job),
+            Action::Claim { job } => Self::claim(state, job),
             Action::Stray { job } => {
                 state.jobs[job].stray = false;
                 let of = state.jobs[job];
                 if of.at == At::Released || of.is_held() && self.has(Mutation::HeldJobIsClaimed) {
-                    self.claim(state, job);
+                    Self::claim(state, job);
                 }
             }
             Action::Settle { job, failed } => {
@@ -494,7 +494,7 @@ impl Lanes {
         }
     }
 
-    fn claim(&self, state: &mut State, job: usize) {
+    fn claim(state: &mut State, job: usize) {
         let of = &mut state.jobs[job];
         if of.is_held() {
             state.wrong = Some("a held job runs");
@@ -549,7 +549,7 @@ impl Lanes {
         for lane in (0..LANES).filter(|lane| has(of.names, *lane)) {
             self.free_slots(state, lane, of.ended, &mut look);
             if lane == 0 && self.rate {
-                self.refill(state);
+                Self::refill(state);
             }
             let Lane { turn, passed, .. } = state.lanes[lane];
             let joins = if self.has(Mutation::TurnsAreHeldAgainstALane) {
@@ -557,7 +557,7 @@ impl Lanes {
             } else {
                 passed.min(first + TURN / 2).max(first)
             };
-            self.put_in_line(state, lane, &look, turn.unwrap_or(joins));
+            self.put_in_line(state, lane, look, turn.unwrap_or(joins));
         }
         // 2. How many jobs may go?
         let taken = state.jobs.iter().filter(|job| job.slot.is_some()).count();
@@ -600,7 +600,7 @@ impl Lanes {
     }
 
     /// The bucket of lane A. Messages that no worker has taken keep their place in it.
-    fn refill(&self, state: &mut State) {
+    fn refill(state: &mut State) {
         let unclaimed = state.jobs[jobs_of(0)].iter().filter(|job| matches!(job.at, At::Released)).count();
         let room = BURST - i8::try_from(unclaimed).unwrap_or(BURST);
         let before = state.tokens;
@@ -615,7 +615,7 @@ impl Lanes {
     }
 
     /// Writes whether the lane may release a job, and at which turn.
-    fn put_in_line(&self, state: &mut State, lane: usize, look: &Look, turn: u8) {
+    fn put_in_line(&self, state: &mut State, lane: usize, look: Look, turn: u8) {
         let is_waiting = jobs_of(lane).any(|job| has(look.due, job) && state.jobs[job].is_placed());
         let is_free = jobs_of(lane).filter(|job| has(look.slots, *job)).count() < usize::from(self.limit);
         let is_paid = !self.rate || lane != 0 || state.tokens >= 1;
@@ -648,7 +648,7 @@ impl Lanes {
             }
         }
         state.lanes[lane].passed = moved;
-        self.put_in_line(state, lane, look, moved);
+        self.put_in_line(state, lane, *look, moved);
         if lane == 1 {
             state.passed_over = 0;
         }

@@ -8,6 +8,7 @@
 //! Not here: the rules that the jobs themselves must keep (`verify`).
 
 mod jobs;
+mod lanes;
 mod nats;
 mod postgres;
 
@@ -169,11 +170,18 @@ impl Tenure {
         let ((mut checks, is_fit), (connection, seen)) = tokio::join!(of_postgres, nats::reach(self));
         let named = (!options.queues.is_empty()).then_some(named.as_slice());
         // A queue may have nothing but messages.
-        let (of_queues, asked, unread) = match is_fit {
-            Ok(()) => jobs::queues(self.store(), seen.as_ref().map(|_| self.nats()), named).await,
-            Err(why) => (skip(&jobs::OF_QUEUES, &why), jobs::unknown(named), None),
+        let (of_queues, of_lanes, asked, unread) = match is_fit {
+            Ok(()) => {
+                let nats = seen.as_ref().map(|_| self.nats());
+                let (of_queues, asked, unread) = jobs::queues(self.store(), nats, named).await;
+                (of_queues, lanes::look(self.store(), named).await, asked, unread)
+            }
+            Err(why) => {
+                (skip(&jobs::OF_QUEUES, &why), skip(&[lanes::CHECK], &why), jobs::unknown(named), None)
+            }
         };
         checks.extend(of_queues);
+        checks.extend(of_lanes);
         checks.extend(bad);
         checks.push(timers(timing));
         checks.push(connection);

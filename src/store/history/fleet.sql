@@ -2,7 +2,7 @@
 --
 -- A count of the stream that is too old is NULL. `standing`: the submissions that count towards max_queued. A queue
 -- whose workers all fell silent within the last day has a row, too. A worker that drains counts in `draining`
--- alone.
+-- alone. `in_lanes`: the queue's held jobs; `in_lanes_due`: those whose time has come.
 WITH seen AS MATERIALIZED (
     SELECT queue, count(*) FILTER (WHERE is_alive AND draining_at IS NULL) AS workers,
            count(*) FILTER (WHERE is_alive AND draining_at IS NOT NULL) AS draining,
@@ -19,7 +19,7 @@ WITH seen AS MATERIALIZED (
     SELECT queue FROM seen WHERE workers = 0
 )
 SELECT NULL AS queue, NULL::bigint AS due, NULL::bigint AS scheduled, NULL::bigint AS processing,
-       NULL::bigint AS submitted,
+       NULL::bigint AS in_lanes, NULL::bigint AS in_lanes_due, NULL::bigint AS lanes_waiting, NULL::bigint AS submitted,
        coalesce(extract(epoch FROM statement_timestamp() - s.relay_due_at), 0)::float8 AS lag_s,
        coalesce(s.grace_until > statement_timestamp(), false) OR s.breaker_since IS NOT NULL AS held,
        extract(epoch FROM statement_timestamp() - s.measured_at)::float8 AS age_s, coalesce(s.dead, 0) AS dead,
@@ -45,6 +45,7 @@ SELECT NULL AS queue, NULL::bigint AS due, NULL::bigint AS scheduled, NULL::bigi
                  FROM tenure.workers) AS known) AS w
  UNION ALL
 SELECT queue, coalesce(t.due, 0), coalesce(t.scheduled, 0), coalesce(t.processing, 0),
+       coalesce(t.held, 0), coalesce(t.held_due, 0), coalesce(t.lanes_waiting, 0),
        CASE WHEN t.submitted_until > statement_timestamp() THEN t.submitted
             WHEN t.queue IS NULL AND s.stream_until > statement_timestamp()
              AND s.stream_measured_at = s.measured_at THEN 0 END,

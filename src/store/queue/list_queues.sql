@@ -5,14 +5,19 @@
 --
 -- Submissions are those of the last scan; NULL: they were not counted, or too long ago. Those in `standing` count
 -- towards max_queued. A worker that drains counts in `draining` alone. A queue whose workers all fell silent within the
--- last day has a row, too.
+-- last day has a row, too. `held`: jobs that their lanes hold; `held_due` of them are due.
 WITH jobs AS (
     SELECT queue,
            count(*) FILTER (WHERE status = 'queued' AND scheduled_at <= statement_timestamp()) AS due,
-           count(*) FILTER (WHERE status = 'queued' AND scheduled_at > statement_timestamp()) AS scheduled,
+           count(*) FILTER (WHERE status = 'queued' AND scheduled_at > statement_timestamp()
+                                                    AND scheduled_at < '9999-01-01 00:00:00+00') AS scheduled,
+           count(*) FILTER (WHERE status = 'queued' AND scheduled_at >= '9999-01-01 00:00:00+00') AS held,
+           count(*) FILTER (WHERE status = 'queued' AND lane_due_at <= statement_timestamp()) AS held_due,
            count(*) FILTER (WHERE status = 'processing') AS processing,
            min(scheduled_at) FILTER (WHERE status = 'queued' AND scheduled_at <= statement_timestamp()) AS oldest_due_at
-      FROM tenure.jobs
+      FROM (SELECT j.queue, j.status, j.scheduled_at, w.due_at AS lane_due_at
+              FROM tenure.jobs j
+              LEFT JOIN tenure.lane_jobs w ON w.job_id = j.id AND j.scheduled_at >= '9999-01-01 00:00:00+00') AS live
      WHERE $1::text IS NULL OR queue = $1
      GROUP BY queue
 ), workers AS (
@@ -35,9 +40,13 @@ WITH jobs AS (
     SELECT queue FROM workers
      UNION
     SELECT queue FROM dead
+     UNION
+    SELECT queue FROM tenure.lane_settings WHERE removed_at IS NULL
 )
 SELECT queue, q.paused_at, q.max_running, q.max_queued, q.moved_to, q.arrives_from, q.events,
        coalesce(j.due, 0) AS due, coalesce(j.scheduled, 0) AS scheduled, coalesce(j.processing, 0) AS processing,
+       coalesce(j.held, 0) AS held, coalesce(j.held_due, 0) AS held_due,
+       o.turns IS NOT NULL AND o.removed_at IS NULL AS has_lanes,
        CASE WHEN t.submitted_until > statement_timestamp() THEN t.submitted
             WHEN t.queue IS NULL AND s.stream_until > statement_timestamp()
              AND s.stream_measured_at = s.measured_at THEN 0 END AS submitted,
@@ -49,6 +58,7 @@ SELECT queue, q.paused_at, q.max_running, q.max_queued, q.moved_to, q.arrives_fr
   FROM names
  CROSS JOIN tenure.scanner_state s
   LEFT JOIN tenure.queues q USING (queue)
+  LEFT JOIN tenure.lane_settings o USING (queue)
   LEFT JOIN jobs j USING (queue)
   LEFT JOIN tenure.queue_stats t USING (queue)
   LEFT JOIN workers w USING (queue)

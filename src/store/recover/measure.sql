@@ -14,15 +14,22 @@
 -- include recover/parts/waiting.sql
 , counted AS MATERIALIZED (
     SELECT queue, sum(due)::bigint AS due, sum(scheduled)::bigint AS scheduled, sum(processing)::bigint AS processing,
+           sum(held)::bigint AS held,
            sum(submitted)::bigint AS submitted, min(oldest_due_at) AS oldest_due_at, min(relay_due_at) AS relay_due_at
       FROM of_kind
      GROUP BY queue
+), lanes AS MATERIALIZED (
+    SELECT queue, sum(due)::bigint AS due, count(*) FILTER (WHERE due > 0) AS waiting
+      FROM (SELECT queue, lane, count(*) FILTER (WHERE due_at <= statement_timestamp()) AS due
+              FROM tenure.lane_jobs GROUP BY queue, lane) AS of_lane
+     GROUP BY queue
 ), put AS (
-    INSERT INTO tenure.queue_stats (queue, due, scheduled, processing, oldest_due_at)
-    SELECT queue, due, scheduled, processing, oldest_due_at
-      FROM counted ORDER BY queue
+    INSERT INTO tenure.queue_stats (queue, due, scheduled, processing, held, held_due, lanes_waiting, oldest_due_at)
+    SELECT queue, c.due, scheduled, processing, held, coalesce(l.due, 0), coalesce(l.waiting, 0), oldest_due_at
+      FROM counted c LEFT JOIN lanes l USING (queue) ORDER BY queue
         ON CONFLICT (queue) DO UPDATE
        SET due = excluded.due, scheduled = excluded.scheduled, processing = excluded.processing,
+           held = excluded.held, held_due = excluded.held_due, lanes_waiting = excluded.lanes_waiting,
            oldest_due_at = excluded.oldest_due_at
 ), gone AS (
     DELETE FROM tenure.queue_stats WHERE queue NOT IN (SELECT queue FROM counted)
@@ -43,7 +50,7 @@
   ORDER BY is_served, put_off = 0, due + coalesce(submitted, 0) DESC, queue, kind
   LIMIT 200)
  UNION ALL
-SELECT c.queue, NULL, c.due + c.scheduled, c.submitted, NULL, NULL, NULL, NULL, NULL, NULL, q.max_queued
+SELECT c.queue, NULL, c.due + c.scheduled + c.held, c.submitted, NULL, NULL, NULL, NULL, NULL, NULL, q.max_queued
   FROM counted c
   LEFT JOIN tenure.queues q ON q.queue = c.queue
  WHERE c.submitted > 0

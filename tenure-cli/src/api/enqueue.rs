@@ -15,7 +15,7 @@ use serde_json::value::RawValue;
 
 use super::{Api, Failure, body, json, query::Query};
 use crate::access::Who;
-use tenure::{JobRequest, internals::MAX_ATTEMPTS_DEFAULT};
+use tenure::{JobRequest, OnExpiry, internals::MAX_ATTEMPTS_DEFAULT};
 
 /// What a body may hold besides its payload.
 const REST_MAX: usize = 64 * 1024;
@@ -37,11 +37,93 @@ struct NewJob {
     delay: Option<Duration>,
     #[serde(default)]
     max_attempts: Option<u32>,
+    #[serde(default)]
+    lane: Option<String>,
+    #[serde(default)]
+    priority: Option<i16>,
+    #[serde(default)]
+    not_after: Option<DateTime<Utc>>,
+    #[serde(default)]
+    on_expiry: Option<Expires>,
+    #[serde(default)]
+    replace: Option<String>,
+    #[serde(default, deserialize_with = "longest_wait")]
+    longest_wait: Option<Duration>,
+    #[serde(default)]
+    unique_while_queued: Option<String>,
+    #[serde(default)]
+    unique_while_live: Option<String>,
+}
+
+/// What becomes of a job that was not started by its time.
+#[derive(Deserialize, Clone, Copy)]
+#[serde(rename_all = "snake_case")]
+enum Expires {
+    DeadLetter,
+    Cancel,
+}
+
+impl NewJob {
+    /// Sets what the body says of the lane, the time and the lasting key. Returns whether it says such a key.
+    fn rare(&self, mut request: JobRequest) -> Result<(JobRequest, bool), Failure> {
+        if let Some(lane) = &self.lane {
+            request = request.lane(lane);
+        }
+        if let Some(priority) = self.priority {
+            request = request.priority(priority);
+        }
+        match (self.not_after, self.on_expiry) {
+            (None, Some(_)) => {
+                return Err(Failure::invalid("the job has `on_expiry` without `not_after`; add that time"));
+            }
+            (Some(at), becomes) => {
+                let becomes = match becomes {
+                    Some(Expires::Cancel) => OnExpiry::Cancel,
+                    _ => OnExpiry::DeadLetter,
+                };
+                request = request.not_after(at).on_expiry(becomes);
+            }
+            (None, None) => {}
+        }
+        let (replace, queued, live) = (&self.replace, &self.unique_while_queued, &self.unique_while_live);
+        let has_key = match (replace, queued, live) {
+            (None, None, None) => false,
+            (Some(key), None, None) => {
+                request = request.replace(key);
+                true
+            }
+            (None, Some(key), None) => {
+                request = request.unique_while_queued(key);
+                true
+            }
+            (None, None, Some(key)) => {
+                request = request.unique_while_live(key);
+                true
+            }
+            _ => {
+                return Err(Failure::invalid(
+                    "the job has two of `replace`, `unique_while_queued` and `unique_while_live`; leave all but one out",
+                ));
+            }
+        };
+        if let Some(wait) = self.longest_wait {
+            request = request.longest_wait(wait);
+        }
+        Ok((request, has_key))
+    }
+}
+
+fn longest_wait<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
+    duration(from, "longest_wait")
 }
 
 fn delay<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
+    duration(from, "delay")
+}
+
+fn duration<'de, D: Deserializer<'de>>(from: D, name: &str) -> Result<Option<Duration>, D::Error> {
     let Some(text) = Option::<String>::deserialize(from)? else { return Ok(None) };
-    let wrong = |_| D::Error::custom("`delay` must be a duration such as 500ms, 30s, 2h or 30d");
+    let wrong = |_| D::Error::custom(format!("`{name}` must be a duration such as 500ms, 30s, 2h or 30d"));
     humantime::parse_duration(&text).map(Some).map_err(wrong)
 }
 
@@ -58,11 +140,14 @@ pub(super) async fn enqueue(
     }
     let most = api.payload_bytes_max.saturating_add(REST_MAX);
     let what = format!("a payload has at most {} bytes (TENURE_PAYLOAD_BYTES_MAX)", api.payload_bytes_max);
-    let job: NewJob = body::parsed(&body::received(body, most, &what).await?)?;
-    let key = key(job.unique_key, &headers)?;
-    let (has_key, queue, kind) = (key.is_some(), job.queue.clone(), job.kind.clone());
-    let mut request = JobRequest::from_json(job.queue, job.kind, Box::<str>::from(job.payload))
+    let mut job: NewJob = body::parsed(&body::received(body, most, &what).await?)?;
+    let key = key(job.unique_key.take(), &headers)?;
+    let (queue, kind) = (job.queue.clone(), job.kind.clone());
+    let payload = std::mem::take(&mut job.payload);
+    let request = JobRequest::from_json(&job.queue, &job.kind, Box::<str>::from(payload))
         .max_attempts(job.max_attempts.unwrap_or(MAX_ATTEMPTS_DEFAULT));
+    let (mut request, has_lasting_key) = job.rare(request)?;
+    let has_key = key.is_some() || has_lasting_key;
     match (job.run_at, job.delay) {
         (Some(_), Some(_)) => {
             return Err(Failure::invalid("the job has both `run_at` and `delay`; leave one out"));

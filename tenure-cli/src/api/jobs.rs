@@ -11,7 +11,10 @@ use axum::{
 };
 
 use super::{Api, Failure, Id, body, json, query::Query};
-use crate::{access::Who, shapes::Answer};
+use chrono::Utc;
+use serde::Serialize;
+
+use crate::{access::Who, lanes::Held, shapes::Answer, timeline::seconds};
 use tenure::{
     JobId, Status,
     jobs::{CancelOutcome, RetryOutcome},
@@ -20,6 +23,15 @@ use tenure::{
 
 /// The words with which the library's error about a payload that does not fit begins. What follows quotes the payload.
 const MISFIT: &str = "the payload does not fit the type of its handler";
+
+/// A job, and for what its lane holds it.
+#[derive(Serialize)]
+struct Shown {
+    #[serde(flatten)]
+    job: JobRow,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    held: Option<Held>,
+}
 
 /// A job as JSON, without its payload and output where they are hidden.
 pub(super) fn shown(api: &Api, status: StatusCode, job: JobRow) -> Response {
@@ -48,8 +60,14 @@ pub(super) async fn show(
     RawQuery(query): RawQuery,
 ) -> Result<Response, Failure> {
     Query::read(query.as_deref(), &[])?;
-    let job = api.read(|api| async move { Ok(api.tenures.find(id).await?.1) }).await?;
-    Ok(shown(&api, StatusCode::OK, job))
+    let read = |api: Arc<Api>| async move {
+        let (tenure, job) = api.tenures.find(id).await?;
+        let held = Held::read(tenure, &job, Utc::now(), seconds).await?;
+        Ok((job, held))
+    };
+    let (job, held) = api.read(read).await?;
+    let job = if api.shows_payloads { job } else { hidden(job) };
+    Ok(json(StatusCode::OK, &Shown { job, held }))
 }
 
 pub(super) async fn cancel(

@@ -30,7 +30,7 @@ const PARAMETERS: [&str; 11] = [
     "cell",
 ];
 /// A status, or one of the two states of a queued job that waits for its time.
-const STATES: &str = "queued, scheduled, retrying, processing, completed, failed or cancelled";
+const STATES: &str = "queued, scheduled, retrying, held, processing, completed, failed or cancelled";
 const AGE: &str = "an age such as 500ms, 30s, 2h or 30d";
 /// How many jobs to list, if the client does not say.
 const LIMIT: u32 = 50;
@@ -87,6 +87,7 @@ fn filter(query: &Query) -> Result<JobFilter, Failure> {
     let state = query.parsed("status", STATES, |word| match word {
         "scheduled" => Some(JobFilter::new().scheduled()),
         "retrying" => Some(JobFilter::new().retrying()),
+        "held" => Some(JobFilter::new().held()),
         word => word.parse::<Status>().ok().map(|status| JobFilter::new().status(status)),
     })?;
     if let Some(state) = state {

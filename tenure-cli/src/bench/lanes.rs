@@ -75,17 +75,18 @@ async fn many(arena: &Arena, plan: &Plan, values: &mut Values) -> anyhow::Result
         count(plan.jobs) / began.elapsed().as_secs_f64(),
     );
     let before = arena.cpu(&[]);
-    let _workers = [
+    let workers = [
         arena.worker(&queue, plan.slots, WorkerMode::Decode)?,
         arena.worker(&queue, plan.slots, WorkerMode::Decode)?,
     ];
     let rate = drained(arena, &queue, plan.jobs).await?;
     let mut cpu = super::arena::cost(&before, &arena.cpu(&[]), plan.jobs);
-    let clients = arena.cpu(&_workers).get("client").copied().unwrap_or_default();
+    let clients = arena.cpu(&workers).get("client").copied().unwrap_or_default();
     cpu.insert("client", clients * 1e6 / count(plan.jobs));
     values.add(format!("drain, two workers, {lanes} lanes of two slots"), "jobs/s", rate).cpu_us = cpu;
     let most = arena.tenure.store().bench_most_at_once(&queue).await?;
     values.add("the most jobs of a lane that ran at once", "jobs", most);
+    drop(workers);
     Ok(())
 }
 
@@ -133,7 +134,7 @@ async fn rate(arena: &Arena, plan: &Plan, values: &mut Values) -> anyhow::Result
         (0..4).map(|_| arena.worker(&queue, 5, WorkerMode::Decode)).collect::<anyhow::Result<_>>()?;
     arena.workers_ready(&queue, 4).await?;
     sleep(Duration::from_secs(2)).await;
-    fill(arena, &queue, (seconds as usize + 10) * RATE as usize, 1).await?;
+    fill(arena, &queue, usize::try_from((seconds + 10) * u64::from(RATE))?, 1).await?;
     sleep(Duration::from_secs(seconds / 2)).await;
     workers[0].kill();
     sleep(Duration::from_secs(seconds - seconds / 2)).await;

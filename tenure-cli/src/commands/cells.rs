@@ -60,6 +60,10 @@ fn about(command: &Command) -> About<'_> {
         Command::Queues(QueuesCommand::Pause { queues, .. } | QueuesCommand::Resume { queues }) => {
             About::Queues(queues.iter().map(String::as_str).collect())
         }
+        Command::Queues(QueuesCommand::Lanes(args)) => match args.queue() {
+            Some(queue) => About::Queue(queue),
+            None => About::Every,
+        },
         Command::Queues(QueuesCommand::Events { queue, .. }) => About::Queues(vec![queue]),
         Command::Queues(QueuesCommand::Limit { queue, .. }) => About::Queue(queue),
         Command::Schedules(SchedulesCommand::Add(args)) => About::Queue(&args.queue),

@@ -1,11 +1,86 @@
 //! `tenure enqueue`.
 
-use std::{io::Read, process::ExitCode};
+use std::{io::Read, process::ExitCode, time::Duration};
 
 use anyhow::Context;
+use chrono::{DateTime, Utc};
+use clap::{Args, ValueEnum};
 
-use super::{Cli, EnqueueArgs, Output, Usage, print};
-use tenure::{JobRequest, Status, internals::Parts as _, jobs::WaitError};
+use super::{
+    Cli, EnqueueArgs, Output, Usage, print,
+    values::{duration, moment},
+};
+use tenure::{JobRequest, OnExpiry, Status, internals::Parts as _, jobs::WaitError};
+
+/// What becomes of a job that was not started by its time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Expires {
+    /// A dead letter of the category expired.
+    DeadLetter,
+    /// A cancelled job.
+    Cancel,
+}
+
+/// The options about the lane of a job, its time and its place.
+#[derive(Debug, Args)]
+pub(super) struct LaneArgs {
+    /// The lane of the queue, such as a customer or a document: 1 to 256 bytes. See `tenure queues lanes`.
+    #[arg(long, value_name = "KEY")]
+    lane: Option<String>,
+    /// The place within the lane: -100 to 100, the lower, the sooner. Only a queue with lanes heeds it.
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    priority: Option<i16>,
+    /// Start no attempt after this time, for example 2030-01-31T12:00:00Z.
+    #[arg(long, value_name = "TIME", value_parser = moment, allow_hyphen_values = true)]
+    not_after: Option<DateTime<Utc>>,
+    /// What becomes of the job then, if it has not started.
+    #[arg(long, value_enum, requires = "not_after")]
+    on_expiry: Option<Expires>,
+    /// Queue at most one job with this key: a second enqueue puts its payload and its time on the queued one.
+    #[arg(long, value_name = "KEY", conflicts_with = "unique_key")]
+    replace: Option<String>,
+    /// How long --replace may move a job on. Default: ten times its delay.
+    #[arg(
+        long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true, requires = "replace"
+    )]
+    longest_wait: Option<Duration>,
+    /// Queue at most one job with this key; once it runs, another may be queued.
+    #[arg(long, value_name = "KEY", conflicts_with_all = ["unique_key", "replace"])]
+    unique_while_queued: Option<String>,
+    /// Queue or run at most one job with this key.
+    #[arg(long, value_name = "KEY", conflicts_with_all = ["unique_key", "replace", "unique_while_queued"])]
+    unique_while_live: Option<String>,
+}
+
+impl LaneArgs {
+    fn of(&self, mut request: JobRequest) -> JobRequest {
+        if let Some(lane) = &self.lane {
+            request = request.lane(lane);
+        }
+        if let Some(priority) = self.priority {
+            request = request.priority(priority);
+        }
+        if let Some(at) = self.not_after {
+            request = request.not_after(at);
+        }
+        if self.on_expiry == Some(Expires::Cancel) {
+            request = request.on_expiry(OnExpiry::Cancel);
+        }
+        if let Some(key) = &self.replace {
+            request = request.replace(key);
+        }
+        if let Some(wait) = self.longest_wait {
+            request = request.longest_wait(wait);
+        }
+        if let Some(key) = &self.unique_while_queued {
+            request = request.unique_while_queued(key);
+        }
+        if let Some(key) = &self.unique_while_live {
+            request = request.unique_while_live(key);
+        }
+        request
+    }
+}
 
 pub(super) async fn run(cli: &Cli, args: &EnqueueArgs) -> anyhow::Result<ExitCode> {
     let json = payload(&args.json)?;
@@ -19,6 +94,7 @@ pub(super) async fn run(cli: &Cli, args: &EnqueueArgs) -> anyhow::Result<ExitCod
     if let Some(at) = args.run_at {
         request = request.run_at(at);
     }
+    request = args.lane.of(request);
     // `work --exec` sets the variable for its commands, as other launchers that trace do.
     if let Some(context) = args.traceparent.clone().or_else(|| std::env::var("TRACEPARENT").ok()) {
         request = request.trace_context(context);
@@ -29,7 +105,7 @@ pub(super) async fn run(cli: &Cli, args: &EnqueueArgs) -> anyhow::Result<ExitCod
         None => cli.connect().await?,
     };
     // The row is enough, but if NATS is up, the message should go out before this process ends.
-    drop(tokio::time::timeout(std::time::Duration::from_secs(1), tenure.nats().connected()).await);
+    drop(tokio::time::timeout(Duration::from_secs(1), tenure.nats().connected()).await);
     let (tenure, enqueued) = if let Some(cells) = &cells {
         let enqueued = cells.enqueue(request).await?;
         // The queue may have moved, and the job that holds the key may be where it was before.
@@ -44,12 +120,15 @@ pub(super) async fn run(cli: &Cli, args: &EnqueueArgs) -> anyhow::Result<ExitCod
         (tenure, enqueued)
     };
     if enqueued.duplicate {
-        eprintln!("job {} holds the unique key; nothing was enqueued", enqueued.id);
+        match &args.lane.replace {
+            Some(_) => eprintln!("job {} is queued under this key, and has the new payload", enqueued.id),
+            None => eprintln!("job {} holds the unique key; nothing was enqueued", enqueued.id),
+        }
     }
     let mut code = ExitCode::SUCCESS;
     if args.wait {
         eprintln!("waiting for {}", enqueued.id);
-        let job = match tenure.wait(enqueued.id, std::time::Duration::MAX).await {
+        let job = match tenure.wait(enqueued.id, Duration::MAX).await {
             // The job was there, and one that failed or was cancelled would have left a row.
             Ok(None) | Err(WaitError::NoHistory(_)) if !enqueued.duplicate => {
                 eprintln!("{}", WaitError::NoHistory(enqueued.id));

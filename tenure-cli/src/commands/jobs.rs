@@ -12,7 +12,10 @@ use super::{
     values::check_unless_lacking,
     watch,
 };
-use crate::timeline;
+use crate::{
+    lanes::{Held, key},
+    timeline,
+};
 use tenure::{
     JobId, Status, Tenure,
     internals::{Parts as _, duration::written},
@@ -192,7 +195,7 @@ async fn would_cancel(cli: &Cli, tenure: &Tenure, queue: &str, kind: Option<&str
     kind.map(check_kind).transpose()?;
     let mut kinds = tenure.store().live_kinds(i64::MAX).await?;
     kinds.retain(|of| of.queue == queue && kind.is_none_or(|kind| of.kind == kind));
-    let queued: i64 = kinds.iter().map(|of| of.due + of.scheduled).sum();
+    let queued: i64 = kinds.iter().map(|of| of.due + of.scheduled + of.held).sum();
     let running: i64 = kinds.iter().map(|of| of.processing).sum();
     match cli.output {
         Output::Json => print::line(json!({ "would_cancel": queued, "would_ask": running })),
@@ -203,9 +206,10 @@ async fn would_cancel(cli: &Cli, tenure: &Tenure, queue: &str, kind: Option<&str
     Ok(())
 }
 
-/// A job's status, or, while it is queued for a later time, its state: the words of `--status`.
+/// A job's status, or, while it is queued for a later time or by its lane, its state: the words of `--status`.
 fn state(job: &JobRow) -> &'static str {
     match job.status {
+        Status::Queued if job.is_held => "held",
         Status::Queued if job.scheduled_at <= Utc::now() => "queued",
         Status::Queued if job.attempt > 0 => "retrying",
         Status::Queued => "scheduled",
@@ -240,6 +244,7 @@ struct Shown {
     recoveries: Vec<RecoveryRow>,
     timeline: Vec<timeline::Entry>,
     checkpoint_bytes: Option<usize>,
+    held: Option<Held>,
 }
 
 async fn show(cli: &Cli, tenure: &Tenure, id: JobId) -> anyhow::Result<ExitCode> {
@@ -249,10 +254,11 @@ async fn show(cli: &Cli, tenure: &Tenure, id: JobId) -> anyhow::Result<ExitCode>
     let executions = tenure.executions(id).await?;
     let recoveries = tenure.recoveries(id).await?;
     let checkpoint_bytes = tenure.checkpoint_bytes(id).await?;
+    let held = Held::read(tenure, &job, Utc::now(), timeline::seconds).await?;
     let timeline = timeline::merged(&job, &executions, &recoveries, timeline::seconds);
     if cli.output == Output::Json {
         // Not through `serde_json::Value`, which would round the numbers of payload and output.
-        let all = Shown { job, executions, recoveries, timeline, checkpoint_bytes };
+        let all = Shown { job, executions, recoveries, timeline, checkpoint_bytes, held };
         print::line(serde_json::to_string_pretty(&all)?);
         return Ok(ExitCode::SUCCESS);
     }
@@ -271,7 +277,7 @@ async fn show(cli: &Cli, tenure: &Tenure, id: JobId) -> anyhow::Result<ExitCode>
     print::line(format!("{events}\n"));
     let json = |value: Option<&RawValue>| value.map(ToString::to_string).unwrap_or_default();
     let why = match job.status {
-        Status::Queued if job.scheduled_at <= Utc::now() => {
+        Status::Queued if job.scheduled_at <= Utc::now() && !job.is_held => {
             match tenure.store().who_runs(&job.queue, &job.kind, job.id).await {
                 Ok(who_runs) => timeline::waits_for(&job, &who_runs, timeline::seconds),
                 Err(error) if error.is_denied() => String::new(),
@@ -290,6 +296,10 @@ async fn show(cli: &Cli, tenure: &Tenure, id: JobId) -> anyhow::Result<ExitCode>
         ("created", time(Some(job.created_at))),
         ("scheduled", time(Some(job.scheduled_at))),
         ("why it waits", why),
+        ("held", held.map(|held| held.says).unwrap_or_default()),
+        ("lane", job.lane.as_deref().map(key).unwrap_or_default().to_owned()),
+        ("priority", job.priority.filter(|n| *n != 0).map(|n| n.to_string()).unwrap_or_default()),
+        ("not after", time(job.not_after)),
         ("started", time(job.started_at)),
         ("last activity", time(job.last_activity_at)),
         ("finished", time(job.finished_at)),

@@ -14,6 +14,7 @@ mod enqueue;
 mod follow;
 mod init;
 mod jobs;
+mod lanes;
 mod log;
 mod print;
 mod queues;
@@ -42,6 +43,7 @@ use tenure::{
     handlers::HandlerError,
     internals::{MAX_ATTEMPTS_DEFAULT, chained},
     jobs::ActionError,
+    lanes::LanesError,
     names::NameError,
     queues::QueueSettingsError,
     schedules::ScheduleError,
@@ -119,7 +121,7 @@ enum Command {
     /// List, show, redrive and purge dead letters: failed jobs, and messages that could not become jobs.
     #[command(subcommand)]
     Dead(DeadCommand),
-    /// List, pause, resume and limit queues, on all workers.
+    /// List, pause, resume and limit queues, on all workers, and give them lanes.
     #[command(subcommand)]
     Queues(queues::QueuesCommand),
     /// List, add, pause, resume and remove schedules: a job at each tick of a cron expression.
@@ -222,6 +224,8 @@ struct EnqueueArgs {
     /// The W3C trace context of the caller. Default: `TRACEPARENT`. An invalid one is ignored.
     #[arg(long, value_name = "CONTEXT")]
     traceparent: Option<String>,
+    #[command(flatten)]
+    lane: enqueue::LaneArgs,
     /// Wait until the job has ended, and print its output. Exit 1 if it failed or was cancelled.
     #[arg(long)]
     wait: bool,
@@ -591,6 +595,7 @@ fn failed(error: &anyhow::Error) -> ExitCode {
                 cause.downcast_ref(),
                 Some(QueueSettingsError::Name(_) | QueueSettingsError::Limit { .. })
             )
+            || matches!(cause.downcast_ref(), Some(LanesError::Name(_) | LanesError::Option { .. }))
             || matches!(
                 cause.downcast_ref(),
                 Some(

@@ -12,7 +12,7 @@ use serde_json::json;
 use super::{
     Cli, Output, Usage, cells,
     jobs::time,
-    print,
+    lanes, print,
     table::{Table, table},
     values::{LimitChange, limit_change},
 };
@@ -63,6 +63,9 @@ pub(super) enum QueuesCommand {
         )]
         max_queued: Option<LimitChange>,
     },
+    /// Show or set the lanes of a queue: limits, rates and turns by the key of --lane in `tenure enqueue`. Without a
+    /// queue, list the queues with lanes; without a setting, show those of the queue, and the lanes that wait longest.
+    Lanes(lanes::LanesArgs),
     /// Set what workers publish of a queue's jobs for any NATS subscriber: nothing, ends, or progress and ends. Exit 1
     /// if the queue is unknown.
     Events {
@@ -98,6 +101,7 @@ pub(super) async fn run(cli: &Cli, command: &QueuesCommand) -> anyhow::Result<Ex
         }
         // `cells` runs it.
         QueuesCommand::Move(_) => {}
+        QueuesCommand::Lanes(args) => lanes::run(cli, &tenure, args).await?,
         QueuesCommand::Pause { queues, create } => code = pause(cli, &tenure, queues, *create).await?,
         QueuesCommand::Resume { queues } => code = resume(cli, &tenure, queues).await?,
         QueuesCommand::Events { queue, events, create } => {
@@ -214,7 +218,7 @@ fn print_pause(cli: &Cli, queue: &str, PauseOutcome { paused_at, was_paused, .. 
 }
 
 /// Returns what to say if this queue is unknown, as a mistyped one is.
-async fn if_unknown(tenure: &Tenure, queue: &str) -> Result<Option<String>, QueueSettingsError> {
+pub(super) async fn if_unknown(tenure: &Tenure, queue: &str) -> Result<Option<String>, QueueSettingsError> {
     let unknown = tenure.known_queue(queue).await?.err();
     Ok(unknown.map(|unknown| format!("{unknown}; `tenure queues list` shows the known ones")))
 }
@@ -240,19 +244,30 @@ fn list(queues: &[QueueRow], fleet: &Fleet) -> Table {
         "SUBMITTED",
         "OLDEST DUE",
         "SCHEDULED",
+        "HELD",
         "RUNNING",
         "DEAD",
         "WORKERS",
         "LAST SEEN",
         "LIMITS",
     ];
-    let spare =
-        &["LIMITS", "LAST SEEN", "SCHEDULED", "OLDEST DUE", "DEAD", "SUBMITTED", "WORKERS", "RUNNING"];
+    let spare = &[
+        "LIMITS",
+        "LAST SEEN",
+        "HELD",
+        "SCHEDULED",
+        "OLDEST DUE",
+        "DEAD",
+        "SUBMITTED",
+        "WORKERS",
+        "RUNNING",
+    ];
     let mut table = table(&header).spare(spare).wrap(&["STATE"]);
     for queue in queues {
         let limits = [
             queue.max_running.map(|jobs| format!("{jobs} running")),
             queue.max_queued.map(|jobs| format!("{jobs} queued")),
+            queue.has_lanes.then(|| "lanes".into()),
             (queue.events != QueueEvents::Nothing).then(|| format!("publishes {}", said(queue.events))),
         ];
         table.add_row([
@@ -262,6 +277,7 @@ fn list(queues: &[QueueRow], fleet: &Fleet) -> Table {
             queue.submitted.map_or_else(|| "?".into(), |submitted| submitted.to_string()),
             queue.oldest_due_s.map(print::seconds).unwrap_or_default(),
             queue.scheduled.to_string(),
+            queue.held.to_string(),
             queue.processing.to_string(),
             queue.dead.to_string(),
             match queue.draining {

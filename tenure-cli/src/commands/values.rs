@@ -8,17 +8,20 @@ use clap::{
     builder::{PossibleValuesParser, TypedValueParser},
 };
 
+use crate::lanes::UNITS;
 use tenure::{Status, internals::Category, names::NameError, rows::JobFilter, schedules::MissedTicks};
 
-/// Which jobs to list: a status, or one of the two states of a queued job that waits for its time.
+/// Which jobs to list: a status, or one of the states of a queued job that waits for something else than a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum StatusWord {
-    /// Waiting for a worker or for its time: due, scheduled or retrying.
+    /// Waiting for a worker, for its time or for its lane: due, scheduled, retrying or held.
     Queued,
     /// Queued for a later time, before its first attempt.
     Scheduled,
     /// Queued for a later time, after an attempt that failed.
     Retrying,
+    /// Queued, and held by its lane: it waits for a slot, a token, its turn or its time there.
+    Held,
     /// Running on a worker.
     Processing,
     /// Done.
@@ -35,6 +38,7 @@ impl StatusWord {
             Self::Queued => filter.status(Status::Queued),
             Self::Scheduled => filter.scheduled(),
             Self::Retrying => filter.retrying(),
+            Self::Held => filter.held(),
             Self::Processing => filter.status(Status::Processing),
             Self::Completed => filter.status(Status::Completed),
             Self::Failed => filter.status(Status::Failed),
@@ -98,6 +102,33 @@ pub(super) fn limit_change<const MAX: u64>(text: &str) -> Result<LimitChange, St
     text.parse().map(|jobs| LimitChange(Some(jobs))).map_err(|_| wrong())
 }
 
+/// A rate: how many jobs, and in what time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Rate(pub(super) u32, pub(super) Duration);
+
+/// A rate such as `10/s`, which the library checks.
+pub(super) fn rate(text: &str) -> Result<Rate, String> {
+    let wrong = || "it must be a rate such as 10/s, 100/min, 1000/h or 5000/d".to_owned();
+    let (jobs, unit) = text.split_once('/').ok_or_else(wrong)?;
+    let (_, seconds) = UNITS.iter().find(|(word, _)| *word == unit).ok_or_else(wrong)?;
+    jobs.parse().map(|jobs| Rate(jobs, Duration::from_secs_f64(*seconds))).map_err(|_| wrong())
+}
+
+/// A weight to set; `None` removes it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct WeightChange(pub(super) Option<f64>);
+
+/// A weight, which the library checks.
+pub(super) fn weight(text: &str) -> Result<WeightChange, String> {
+    if text == "none" {
+        return Ok(WeightChange(None));
+    }
+    let number = text.parse().ok().filter(|weight: &f64| weight.is_finite());
+    number
+        .map(|weight| WeightChange(Some(weight)))
+        .ok_or_else(|| "it must be a number from 0.01 to 100, or none, which removes it".into())
+}
+
 /// Checks the name of a queue or a kind in a filter. `?` stands for a name that a refused message's subject lacked.
 pub(super) fn check_unless_lacking(
     name: &str,
@@ -148,6 +179,13 @@ mod tests {
         assert_eq!(group("0123456789ab").as_deref(), Ok("0123456789ab"));
         assert!(group("0123456789AB").unwrap_err().contains("tenure dead groups"));
         assert!(duration("soon").unwrap_err().contains("30s"));
+        assert_eq!(rate("10/s"), Ok(Rate(10, Duration::from_secs(1))));
+        assert_eq!(rate("0/h"), Ok(Rate(0, Duration::from_hours(1))), "the library refuses it");
+        for text in ["10", "10/", "/s", "ten/s", "10/week", "-1/s", "1.5/s"] {
+            assert!(rate(text).unwrap_err().contains("100/min"), "{text}");
+        }
+        assert_eq!((weight("2.5"), weight("none")), (Ok(WeightChange(Some(2.5))), Ok(WeightChange(None))));
+        assert!(weight("NaN").is_err() && weight("heavy").is_err());
         assert!(limit_change::<9>("-1").unwrap_err().contains("from 1 to 9, or none"));
     }
 }

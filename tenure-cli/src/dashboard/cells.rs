@@ -275,7 +275,7 @@ impl Queue<'_> {
     /// Whether it has no jobs and no workers.
     fn is_idle(&self) -> bool {
         let of = self.of;
-        of.waiting() == 0 && of.jobs == [0; 3] && of.workers == 0 && of.draining == 0
+        of.waiting() + of.held == 0 && of.jobs == [0; 3] && of.workers == 0 && of.draining == 0
     }
 }
 

@@ -12,7 +12,10 @@ use super::{
     page::{self, Page, Regions, date, dated, owner, seconds_between, telling, time},
     recovery,
 };
-use crate::timeline::{self, Entry};
+use crate::{
+    lanes::{self, Held},
+    timeline::{self, Entry},
+};
 use tenure::{
     JobId, Status,
     internals::{
@@ -60,14 +63,15 @@ pub(super) async fn page(view: &View, ask: &Ask, id: &str) -> Result<Page, Failu
         return Ok(refused(view, ask, letter));
     }
     let who_runs = match job.status {
-        Status::Queued => Some(store.who_runs(&job.queue, &job.kind, job.id).await?),
+        Status::Queued if !job.is_held => Some(store.who_runs(&job.queue, &job.kind, job.id).await?),
         _ => None,
     };
+    let held = Held::read(&view.tenure, &job, now(), whole).await?;
     let entries = timeline::merged(&job, &executions, &recoveries, rounded);
     let mut live = Regions::default();
     let body = html! {
         (live.put("job-head", head(view, ask, &job, &texts)))
-        (live.put("job-progress", progress(&job, &texts, letter.as_ref(), who_runs)))
+        (live.put("job-progress", progress(view, &job, &texts, letter.as_ref(), who_runs, held)))
         (live.put("job-attempts", attempts(view, &job, &executions)))
         div.columns {
             (live.put("job-timeline", history(view, &entries)))
@@ -138,10 +142,12 @@ fn head(view: &View, ask: &Ask, job: &JobRow, texts: &JobTexts) -> Markup {
 }
 
 fn progress(
+    view: &View,
     job: &JobRow,
     texts: &JobTexts,
     letter: Option<&DeadLetter>,
     who_runs: Option<WhoRuns>,
+    held: Option<Held>,
 ) -> Markup {
     let silence = texts.silence_s.map(|s| s.max(0.0));
     html! {
@@ -183,7 +189,20 @@ fn progress(
             _ => {
                 section.panel #job-progress hidden[job.status != Status::Queued] {
                     div.body {
-                        @if job.scheduled_at > now() && job.attempt > 0 {
+                        @if job.is_held {
+                            p {
+                                b { "held: " }
+                                @match &held {
+                                    // A lane's key must not change the direction of the words around it.
+                                    Some(held) => bdi { (held.says) },
+                                    None => "its lane is releasing it",
+                                }
+                                ". " a href={ (view.base) "/queues/" (job.queue) "/lanes" } { "Lanes of the queue" }
+                            }
+                            @if job.attempt > 0 && let Some(error) = &job.last_error {
+                                p.soft { "Last error: " bdi { (telling(error)) } }
+                            }
+                        } @else if job.scheduled_at > now() && job.attempt > 0 {
                             p {
                                 "Waits for attempt " (job.attempt + 1) " of " (job.max_attempts) ", due "
                                 (dated(job.scheduled_at)) "."
@@ -366,6 +385,13 @@ fn facts(view: &View, job: &JobRow, texts: &JobTexts) -> Markup {
                     dt { "Kind" } dd { a href={ (view.base) "/jobs?kind=" (job.kind) } { (job.kind) } }
                     dt { "Status" } dd { (word(job)) }
                     dt { "Attempt" } dd { (job.attempt) " of " (job.max_attempts) }
+                    @if let Some(lane) = &job.lane {
+                        dt { "Lane" } dd { bdi { (lanes::key(lane)) } }
+                    }
+                    @if let Some(priority) = job.priority.filter(|n| *n != 0) {
+                        dt { "Priority" } dd { (priority) }
+                    }
+                    @if let Some(at) = job.not_after { dt { "Not after" } dd { (dated(at)) } }
                     dt { "Fencing token" } dd { (job.fencing_token) }
                     @if let Some(worker) = &job.worker_id {
                         dt { @if job.status.is_finished() { "Last owner" } @else { "Owner" } }

@@ -13,6 +13,7 @@ use super::{
     params::Params,
     selections::JOBS_MAX,
 };
+use crate::lanes;
 use tenure::{
     JobId, Status,
     internals::{Fleet, JobAction, ListedJob, Parts as _, WaitingJobs},
@@ -22,9 +23,9 @@ use tenure::{
 const ON_A_PAGE: i64 = 50;
 /// The most waiting jobs to count.
 const COUNTED: i64 = 2_000;
-/// The words to filter by: the statuses, and two parts of `queued`.
-const STATUSES: [&str; 7] =
-    ["queued", "scheduled", "retrying", "processing", "completed", "failed", "cancelled"];
+/// The words to filter by: the statuses, and three parts of `queued`.
+const STATUSES: [&str; 8] =
+    ["queued", "scheduled", "retrying", "held", "processing", "completed", "failed", "cancelled"];
 /// What narrows the list, besides its status.
 const FILTERS: [&str; 5] = ["queue", "kind", "worker", "since", "q"];
 const AGES: [(&str, &str, Duration); 4] = [
@@ -45,7 +46,8 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
             None => store.listed_jobs(&filter, ON_A_PAGE + 1).await,
         }
     };
-    let counted = async { if is_whole(ask) { store.count_waiting(COUNTED).await } else { Ok(None) } };
+    let counted =
+        async { if is_whole(ask) { store.count_waiting(COUNTED).await } else { Ok(WaitingJobs::default()) } };
     let (jobs, fleet, waiting) = tokio::try_join!(listed, store.fleet(), counted)?;
     let has_more = jobs.len() > usize::try_from(ON_A_PAGE).unwrap_or(usize::MAX);
     let jobs = &jobs[..jobs.len().min(usize::try_from(ON_A_PAGE).unwrap_or(usize::MAX))];
@@ -153,17 +155,19 @@ fn tabs(
     ask: &Ask,
     status: Option<&str>,
     fleet: &Fleet,
-    waiting: Option<WaitingJobs>,
+    waiting: WaitingJobs,
 ) -> Vec<(String, String, Option<i64>, bool)> {
     let sum = |state: usize| fleet.queues.iter().map(|of| of.jobs[state]).sum::<i64>();
+    let held = fleet.queues.iter().map(|of| of.held).sum::<i64>();
     let is_whole = is_whole(ask);
     let mut tabs = vec![(address(view, ask, "status", None), "All".to_owned(), None, status.is_none())];
     for name in STATUSES {
         let count = match name {
             _ if !is_whole => None,
-            "queued" => Some(sum(0) + sum(1)),
-            "scheduled" => waiting.map(|of| of.scheduled),
-            "retrying" => waiting.map(|of| of.retrying),
+            "queued" => Some(sum(0) + sum(1) + held),
+            "scheduled" => waiting.scheduled,
+            "retrying" => waiting.retrying,
+            "held" => waiting.held,
             "processing" => Some(sum(2)),
             "failed" => Some(fleet.dead),
             _ => None,
@@ -279,6 +283,7 @@ fn filter(view: &View, query: &Params) -> Result<(JobFilter, Option<String>), Fa
         None => {}
         Some("scheduled") => filter = filter.scheduled(),
         Some("retrying") => filter = filter.retrying(),
+        Some("held") => filter = filter.held(),
         Some(word) => {
             let unknown = |_| {
                 let (last, others) = STATUSES.split_last().unwrap_or((&"", &[]));
@@ -342,9 +347,10 @@ fn filters(view: &View, ask: &Ask) -> Markup {
     }
 }
 
-/// The word for a job's state: a queued job that waits for its time has one of two.
+/// The word for a job's state: a queued job that waits for its time has one of two, one that its lane holds another.
 pub(super) fn word(job: &JobRow) -> &'static str {
     match job.status {
+        Status::Queued if job.is_held => "held",
         Status::Queued if job.scheduled_at <= now() => "queued",
         Status::Queued if job.attempt > 0 => "retrying",
         Status::Queued => "scheduled",
@@ -352,11 +358,12 @@ pub(super) fn word(job: &JobRow) -> &'static str {
     }
 }
 
-/// The actions that can touch a job. A refused message cannot become a job.
-fn acts(word: &str, is_refused: bool) -> &'static str {
+/// The actions that can touch a job. A refused message cannot become a job; a held job that is due waits for its lane.
+fn acts(job: &JobRow, word: &str, is_refused: bool) -> &'static str {
     match word {
         _ if is_refused => "",
-        "queued" | "processing" => "cancel",
+        "held" if job.scheduled_at > now() => "cancel retry",
+        "held" | "queued" | "processing" => "cancel",
         "scheduled" | "retrying" => "cancel retry",
         "failed" => "retry",
         _ => "",
@@ -365,7 +372,7 @@ fn acts(word: &str, is_refused: bool) -> &'static str {
 
 fn row(view: &View, ListedJob { job, is_refused }: &ListedJob) -> Markup {
     let word = word(job);
-    let acts = acts(word, *is_refused);
+    let acts = acts(job, word, *is_refused);
     let ran = match (job.started_at, job.finished_at) {
         (Some(from), Some(to)) => Some(seconds_between(from, to)),
         (Some(from), None) if job.status == Status::Processing => Some(seconds_between(from, now())),
@@ -401,6 +408,10 @@ fn progress_or_error(job: &JobRow, word: &str) -> Markup {
     let error = job.last_error.as_deref().map(page::error);
     let said = match word {
         "processing" => Some(progress(job)),
+        "held" => Some(html! {
+            span.soft { (in_lane(job)) }
+            @if job.attempt > 0 && let Some(error) = error { span.sub { (error) } }
+        }),
         "scheduled" => Some(html! { span.soft { "due " (stamped(job.scheduled_at)) } }),
         // Why it waits, and until when.
         "retrying" => Some(html! {
@@ -412,6 +423,15 @@ fn progress_or_error(job: &JobRow, word: &str) -> Markup {
     };
     html! {
         td.text.full.none[said.is_none()] { @if let Some(said) = said { (said) } }
+    }
+}
+
+/// Where a held job waits, and since when or until when.
+fn in_lane(job: &JobRow) -> Markup {
+    let lane = job.lane.as_deref().map(lanes::key).unwrap_or_default();
+    html! {
+        "lane " bdi.clip { (lane) } ", due "
+        @if job.scheduled_at > now() { (stamped(job.scheduled_at)) } @else { "for " (page::since(job.scheduled_at)) }
     }
 }
 

@@ -43,6 +43,7 @@ pub(super) struct Row {
     /// Submissions, as far as the last scan has counted them by kind: those that no live worker runs.
     submitted: i64,
     scheduled: i64,
+    held: i64,
     processing: i64,
     dead: i64,
     /// How many of its jobs ended in the range.
@@ -104,6 +105,7 @@ impl Figures {
         for of in self.live.iter().filter(|of| is_wanted(&of.queue)) {
             let row = rows.entry((&of.kind, &of.queue)).or_default();
             (row.due, row.scheduled, row.processing) = (of.due, of.scheduled, of.processing);
+            row.held = of.held;
         }
         let submitted =
             self.fleet.unserved.iter().filter(|of| is_wanted(&of.queue) && of.submitted > Some(0));
@@ -132,7 +134,7 @@ impl Figures {
         }
         for ((kind, queue), row) in &mut rows {
             (row.kind, row.queue) = ((*kind).to_owned(), (*queue).to_owned());
-            if row.due + row.submitted + row.scheduled > 0 && !self.is_served(queue, Some(kind)) {
+            if row.due + row.submitted + row.scheduled + row.held > 0 && !self.is_served(queue, Some(kind)) {
                 row.lacks = Some(if self.is_served(queue, None) { "unknown kind" } else { "no worker" });
             }
             row.is_unkept = self.workers.iter().any(|of| {
@@ -236,6 +238,7 @@ fn row(view: &View, of: &Row, range: &Range, has_queue: bool) -> Markup {
             td.num data-label="Due" {
                 (number(of.due))
                 @if of.submitted > 0 { br; span.soft { (number(of.submitted)) " submitted" } }
+                @if of.held > 0 { br; span.soft { (number(of.held)) " held" } }
             }
             td.num data-label="Scheduled" { (number(of.scheduled)) }
             td.num data-label="Running" { (number(of.processing)) }

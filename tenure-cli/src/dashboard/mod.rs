@@ -16,6 +16,7 @@ mod enqueue;
 mod job;
 mod jobs;
 mod kinds;
+mod lanes;
 mod live;
 mod notices;
 mod overview;
@@ -178,6 +179,7 @@ struct Figures {
     overview: Shared<&'static str, overview::Figures>,
     kinds: Shared<&'static str, kinds::Figures>,
     queue: Shared<(String, &'static str), queue::Figures>,
+    lanes: Shared<String, lanes::Figures>,
 }
 
 /// A request for a page or an action.
@@ -634,6 +636,7 @@ async fn page_of(view: &View, ask: &Ask) -> Result<Page, Failure> {
         ["jobs", id] => job::page(view, ask, id).await,
         ["queues"] => queues::page(view, ask).await,
         ["queues", name] => queue::page(view, ask, name).await,
+        ["queues", name, "lanes"] => lanes::page(view, ask, name).await,
         ["kinds"] => kinds::page(view, ask).await,
         ["enqueue"] => enqueue::page(view, ask).await,
         ["workers"] => workers::page(view, ask).await,

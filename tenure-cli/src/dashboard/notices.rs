@@ -165,7 +165,7 @@ fn unserved_queues(view: &View, active: &[&QueueStats]) -> Markup {
                 " Its last worker was seen " (whole(s)) " ago."
             }
             @if of.waiting() > 0 {
-                " " (waiting(of.jobs[0], of.submitted, Some(of.oldest_due_s))) "."
+                " " (waiting(of.jobs[0] + of.held_due, of.submitted, Some(of.oldest_due_s))) "."
                 @if of.is_full() { " It is full: enqueues are refused." }
                 " Start a worker: " code { "tenure work " (of.queue) " --exec COMMAND" }
             }
@@ -296,7 +296,7 @@ fn paused_queues(view: &View, fleet: &Fleet, paused: &[&QueueStats]) -> Markup {
     let one = |of: &&QueueStats| {
         html! {
             b { (page::queue_link(view, &of.queue)) " is paused" }
-            @if of.waiting() > 0 { "; " (waiting(of.jobs[0], of.submitted, Some(of.oldest_due_s))) }
+            @if of.waiting() > 0 { "; " (waiting(of.jobs[0] + of.held_due, of.submitted, Some(of.oldest_due_s))) }
             "."
             @if of.is_full() { " It is full: enqueues are refused." }
             @if fleet.workers > 0 && of.is_unserved() { " No worker serves it, either." }

@@ -91,14 +91,16 @@ fn tiles(fleet: &Fleet, activity: &Activity) -> Markup {
     let submitted: Vec<_> = fleet.queues.iter().filter_map(|of| of.submitted).collect();
     let is_counted = fleet.queues.is_empty() || !submitted.is_empty();
     let submitted = submitted.into_iter().sum::<i64>();
+    let held = fleet.queues.iter().map(|of| of.held_due).sum::<i64>();
     let waits_longest = fleet.queues.iter().max_by(|a, b| a.oldest_due_s.total_cmp(&b.oldest_due_s));
     html! {
         dl.tiles #tiles {
             div {
                 dt { "Waiting" }
-                dd.big { (number(sum(0) + submitted)) }
+                dd.big { (number(sum(0) + held + submitted)) }
                 dd {
                     (number(sum(0))) " due, "
+                    @if held > 0 { (number(held)) " held, " }
                     @if is_counted { (number(submitted)) " submitted" } @else { "submissions not counted" }
                     "; "
                     @match waits_longest.filter(|of| of.oldest_due_s >= 1.0) {
@@ -168,7 +170,12 @@ fn row(view: &View, fleet: &Fleet, of: &QueueStats, is_limited: bool) -> Markup 
                     is_limited: of.is_limited(),
                 }))
             }
-            td.num data-label="Due" { (number(of.jobs[0])) }
+            td.num data-label="Due" {
+                (number(of.jobs[0]))
+                @if of.held > 0 {
+                    br; a.soft.tight href={ (view.base) "/queues/" (of.queue) "/lanes" } { (number(of.held)) " held" }
+                }
+            }
             td.num data-label="Submitted" {
                 @if let Some(submitted) = of.submitted { (number(submitted)) } @else { "?" }
             }

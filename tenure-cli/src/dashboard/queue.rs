@@ -104,6 +104,9 @@ fn head(view: &View, ask: &Ask, name: &str, of: &Figures) -> Markup {
             }
             div.actions {
                 a.button href={ (view.base) "/jobs?" (filter) } { "Jobs" }
+                @if of.row.as_ref().is_some_and(|row| row.has_lanes || row.held > 0) {
+                    a.button href={ (view.base) "/queues/" (name) "/lanes" } { "Lanes" }
+                }
                 a.button href={ (view.base) "/dead?" (filter) } { "Dead letters" }
                 @if view.has_actions {
                     a.button href={ (view.base) "/enqueue?" (filter) } { "Enqueue a job" }
@@ -124,6 +127,12 @@ fn tiles(view: &View, name: &str, row: Option<&QueueRow>, activity: &Activity) -
                 dd.big { (number(of(QueueRow::waiting))) }
                 dd {
                     (number(of(|row| row.due))) " due, "
+                    @if row.is_some_and(|row| row.held_due > 0) {
+                        a href={ (view.base) "/queues/" (name) "/lanes" } {
+                            (number(of(|row| row.held_due))) " held"
+                        }
+                        ", "
+                    }
                     @match submitted {
                         Some(submitted) => { (number(submitted)) " submitted" }
                         None => "submissions not counted",

@@ -110,6 +110,9 @@ fn row(view: &View, ask: &Ask, fleet: &Fleet, of: &QueueRow) -> Markup {
             }
             td.num data-label="Due" {
                 (number(of.due))
+                @if of.held > 0 {
+                    br; a.soft.tight href={ (view.base) "/queues/" (of.queue) "/lanes" } { (number(of.held)) " held" }
+                }
             }
             td.num data-label="Submitted" {
                 @if let Some(submitted) = of.submitted { (number(submitted)) } @else { "?" }

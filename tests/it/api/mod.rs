@@ -293,6 +293,58 @@ async fn each_address_does_what_its_command_does() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_job_has_its_lane_and_a_held_one_says_for_what_it_waits() {
+    let bench = bench().await;
+    bench.tenure.put_lanes("q", tenure::lanes::Lanes::new().running(1)).await.unwrap();
+    let api = Api::start(&bench, &["--actions"], &[]).await;
+    let job = |rest: Value| {
+        let mut job = json!({ "queue": "q", "kind": "k", "payload": 1 });
+        job.as_object_mut().unwrap().append(&mut rest.as_object().unwrap().clone());
+        job
+    };
+    let first = job(
+        json!({ "lane": "org-7", "priority": -2, "not_after": "2036-01-01T00:00:00Z", "on_expiry": "cancel" }),
+    );
+    let first = api.post("/jobs", &first).await;
+    assert_eq!(first.status(), 201, "{}", first.answer.body);
+    bench.until_count("tenure.lane_slots", 1).await;
+    let held = api.post("/jobs", &job(json!({ "lane": "org-7" }))).await.id();
+    let shown = api.get(&format!("/jobs/{}", first.id())).await.json;
+    assert_eq!(
+        (&shown["lane"], &shown["priority"], &shown["is_held"]),
+        (&json!("org-7"), &json!(-2), &json!(false))
+    );
+    assert!(
+        shown.get("held").is_none() && shown["not_after"].as_str().unwrap().starts_with("2036-"),
+        "{shown}"
+    );
+    assert_eq!(bench.text("SELECT expires_as FROM tenure.jobs WHERE priority = -2").await, "(cancelled)");
+    let shown = api.get(&format!("/jobs/{held}")).await.json;
+    assert_eq!(shown["held"]["says"], "lane org-7 runs 1 of 1", "{shown}");
+    assert!(!shown.to_string().contains("9999-"), "{shown}");
+    let listed = api.get("/jobs?status=held").await.json;
+    assert_eq!((listed.as_array().unwrap().len(), &listed[0]["id"]), (1, &json!(held)));
+    let debounced = |payload: u32| json!({ "queue": "other", "kind": "k", "payload": payload, "delay": "1h", "replace": "doc", "longest_wait": "2h" });
+    let one = api.post("/jobs", &debounced(1)).await.id();
+    let two = api.post("/jobs", &debounced(2)).await;
+    assert_eq!((two.status(), two.id()), (200, one));
+    for (rest, words) in [
+        (json!({ "lane": "x".repeat(257) }), "257 bytes"),
+        (json!({ "priority": 101 }), "priority is 101"),
+        (json!({ "on_expiry": "cancel" }), "without `not_after`"),
+        (json!({ "replace": "a", "unique_while_live": "b" }), "leave all but one out"),
+        (json!({ "unique_key": "a", "unique_while_live": "b" }), "the job's only key"),
+        (json!({ "replace": "a", "longest_wait": "soon" }), "`longest_wait` must be a duration"),
+        (json!({ "longest_wait": "1m" }), "longest_wait"),
+    ] {
+        let refused = api.post("/jobs", &job(rest.clone())).await;
+        assert!([400, 422].contains(&refused.status()), "{rest}: {}", refused.answer.body);
+        assert!(refused.said().contains(words), "{rest}: {}", refused.said());
+    }
+    api.is_as_documented().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_list_has_the_filters_and_pages_of_the_command() {
     let bench = bench().await;
     let api = Api::start(&bench, &["--actions"], &[]).await;

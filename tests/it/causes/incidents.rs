@@ -258,6 +258,26 @@ const INCIDENTS: &[Incident] = &[
         cure: "wait, or raise `tenure queues limit q --max-running`",
     },
     Incident {
+        name: "a lane runs as many jobs as it may",
+        doctor: "lanes ok: workers look after the lanes of 1 queue",
+        overview: "1 held",
+        command: ("jobs show ID", "held lane org-7 runs 1 of 1", 0),
+        log: "",
+        metric: "tenure_lanes_waiting{queue=\"q\"} 1",
+        ready: "ok",
+        cure: "wait, or raise `tenure queues lanes q --lane org-7 --running`",
+    },
+    Incident {
+        name: "a job names a lane, and its queue has none",
+        doctor: "lanes warning: 1 job names a lane, as \"org-7\", but the queue has none: nothing limits them",
+        overview: "",
+        command: ("queues lanes q", "queue \"q\" has no lanes", 1),
+        log: "",
+        metric: "",
+        ready: "ok",
+        cure: "`tenure queues lanes q --running 2`, or let producers name no lane",
+    },
+    Incident {
         name: "a queue is full",
         doctor: "queue warning … full: 2 jobs queued, and enqueues are refused",
         overview: "q is full",
@@ -671,20 +691,29 @@ async fn a_killed_worker_and_a_frozen_one_are_named_at_each_place() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_paused_and_a_limited_queue_are_named_at_each_place() {
-    let [paused, limited] = [stage().await, stage().await];
+async fn a_paused_a_limited_and_a_laned_queue_are_named_at_each_place() {
+    let [paused, limited, laned, plain] = [stage().await, stage().await, stage().await, stage().await];
     paused.tenure.pause_queue("q").await.unwrap();
     limited.tenure.limit_queue("q", QueueLimits::new().max_running(1)).await.unwrap();
     for bench in [&paused, &limited] {
         job(bench).await;
     }
+    laned.tenure.put_lanes("q", tenure::lanes::Lanes::new().running(1)).await.unwrap();
+    let of_lane = || JobRequest::new("q", "k", json!(1)).lane("org-7");
+    for bench in [&laned, &plain] {
+        bench.tenure.enqueue(of_lane()).await.unwrap();
+    }
     let work = ["work", "q", "--exec", "sleep 100", "--keepalive"];
     let mut scenes = [
         ("a queue is paused", Scene::new(&paused, &work, &[])),
         ("a queue runs as many jobs as it may", Scene::new(&limited, &work, &[])),
+        ("a lane runs as many jobs as it may", Scene::new(&laned, &work, &[])),
+        ("a job names a lane, and its queue has none", Scene::new(&plain, &work, &[])),
     ];
     limited.until_count("tenure.jobs WHERE status = 'processing'", 1).await;
     scenes[1].1.job = Some(job(&limited).await);
+    laned.until_count("tenure.jobs WHERE status = 'processing'", 1).await;
+    scenes[2].1.job = Some(laned.tenure.enqueue(of_lane()).await.unwrap().id);
     join_all(scenes.iter().map(|(name, scene)| scene.shows(name))).await;
 }
 

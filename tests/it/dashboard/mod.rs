@@ -6,6 +6,7 @@ mod browser;
 mod cells;
 mod example;
 mod figures;
+mod lanes;
 mod pages;
 mod pictures;
 mod troubles;

@@ -61,7 +61,7 @@ impl Ledger {
 }
 
 /// A worker whose handler takes `ms` of the payload.
-fn worker<'t>(bench: &'t Bench, ledger: &Ledger, slots: u32) -> WorkerBuilder<()> {
+fn worker(bench: &Bench, ledger: &Ledger, slots: u32) -> WorkerBuilder<()> {
     let ledger = ledger.clone();
     let handler = move |of: Value, _: JobContext| {
         let ledger = ledger.clone();

@@ -3,7 +3,8 @@
 --   $1 status or NULL  $2 queue or NULL  $3 kind or NULL  $4 worker or NULL  $5 seconds of age at least, or NULL
 --   $6 seconds of age at most, or NULL  $7 text in the last error or NULL  $8 before this id or NULL
 --   $9 text in the kind, the last error, the message or the payload, or NULL
---   $10 of the jobs that wait for their time, those that have been tried (true) or the others (false), or NULL
+--   $10 of the jobs that wait for their time, 'retrying': those that have been tried, 'scheduled': the others; 'held':
+--       those that their lanes hold; or NULL
 --
 -- An id is time: a bound on the age bounds the id, too, so that a large history is read from there on, by its primary
 -- key, and only as far as needed. The bound on the id is a day wider: producers' clocks make the ids, and the ids of
@@ -21,7 +22,9 @@
    AND ($9::text IS NULL OR CASE WHEN octet_length($9) = length($9)
            THEN strpos(lower(concat_ws(' ', kind, last_error, message, payload) COLLATE "C"), lower($9 COLLATE "C")) > 0
            ELSE strpos(lower(concat_ws(' ', kind, last_error, message, payload)), lower($9)) > 0 END)
-   AND ($10::bool IS NULL OR (scheduled_at > statement_timestamp() AND (attempt > 0) = $10))
+   AND ($10::text IS NULL OR CASE WHEN $10 = 'held' THEN scheduled_at >= '9999-01-01 00:00:00+00'
+                                  ELSE scheduled_at > statement_timestamp() AND scheduled_at < '9999-01-01 00:00:00+00'
+                                       AND (attempt > 0) = ($10 = 'retrying') END)
    AND id <= CASE WHEN $5 IS NULL THEN 'ffffffff-ffff-ffff-ffff-ffffffffffff'
                   ELSE rpad(lpad(to_hex(greatest(0, (extract(epoch FROM statement_timestamp()
                             - $5 * interval '1 second' + interval '1 day') * 1000)::bigint)), 12, '0'), 32, 'f')::uuid

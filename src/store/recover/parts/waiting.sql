@@ -9,11 +9,14 @@
 -- these messages may be tickets that no row accounts for (of a job that was cancelled, or reset); reading some of them
 -- tells how many (nats/survey.rs).
 -- Put off: workers that got the job did not know its kind, and have not for more than a minute.
+-- Held: the time of such a job never comes; its lane releases it.
 -- Each join is one of equal columns: with 10,000 kinds beside 10,000 of workers, a loop over both would take minutes.
 WITH live AS MATERIALIZED (
     SELECT queue, kind,
            count(*) FILTER (WHERE status = 'queued' AND scheduled_at <= statement_timestamp()) AS due,
-           count(*) FILTER (WHERE status = 'queued' AND scheduled_at > statement_timestamp()) AS scheduled,
+           count(*) FILTER (WHERE status = 'queued' AND scheduled_at > statement_timestamp()
+                                                    AND scheduled_at < '9999-01-01 00:00:00+00') AS scheduled,
+           count(*) FILTER (WHERE status = 'queued' AND scheduled_at >= '9999-01-01 00:00:00+00') AS held,
            count(*) FILTER (WHERE status = 'processing') AS processing,
            count(*) FILTER (WHERE status = 'processing' OR published_at IS NOT NULL) AS messages,
            min(scheduled_at) FILTER (WHERE status = 'queued' AND scheduled_at <= statement_timestamp()) AS oldest_due_at,
@@ -34,7 +37,7 @@ WITH live AS MATERIALIZED (
      GROUP BY l.queue
 ), of_kind AS MATERIALIZED (
     SELECT queue, kind, coalesce(l.due, 0) AS due, coalesce(l.scheduled, 0) AS scheduled,
-           coalesce(l.processing, 0) AS processing, l.oldest_due_at, l.relay_due_at, coalesce(s.messages, 0) AS messages,
+           coalesce(l.held, 0) AS held, coalesce(l.processing, 0) AS processing, l.oldest_due_at, l.relay_due_at, coalesce(s.messages, 0) AS messages,
            coalesce(l.put_off, 0) AS put_off, l.put_off_since,
            CASE WHEN $1::text[] IS NOT NULL
                 THEN greatest(least(s.messages, s.messages + s.named - coalesce(l.messages, u.messages, 0)), 0)::bigint
