@@ -615,12 +615,13 @@ async fn claim_limited(
 ) -> Vec<Result<Option<Claim>, StoreError>> {
     match claimant.store.claim_limited(part, &claimant.worker_id, &claimant.host).await {
         Ok(limited) => {
+            let won = limited.claims.iter().flatten().count();
             match limited.room {
-                Some(room) => slots.has_room(room),
+                Some(free) => slots.started(won, free),
                 None => slots.settings(false, None),
             }
             metrics::batch("claim", part.len());
-            metrics::claims("won", limited.claims.iter().flatten().count());
+            metrics::claims("won", won);
             limited.claims.into_iter().map(Ok).collect()
         }
         // A migration has locked a table: this worker asks again in a moment, as for a full queue.
