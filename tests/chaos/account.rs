@@ -56,8 +56,25 @@ struct Never {
 const NEVER: &[Never] = &[
     Never {
         what: "accepted jobs that do not exist",
-        found: "SELECT n FROM chaos.journal WHERE accepted AND NOT EXISTS (SELECT FROM chaos.found f WHERE f.n = journal.n)",
-        breaks: "DELETE FROM chaos.found WHERE n = (SELECT n FROM chaos.journal WHERE accepted LIMIT 1)",
+        found: "SELECT n FROM chaos.journal WHERE accepted AND key IS NULL
+            AND NOT EXISTS (SELECT FROM chaos.found f WHERE f.n = journal.n)",
+        breaks: "DELETE FROM chaos.found WHERE n = (SELECT n FROM chaos.journal WHERE accepted AND key IS NULL LIMIT 1)",
+    },
+    Never {
+        what: "debounced keys whose last payload did not run",
+        found: "SELECT key, max(j.seq), max(f.seq) FROM chaos.journal j LEFT JOIN chaos.found f USING (key)
+          WHERE j.accepted AND key IS NOT NULL GROUP BY key HAVING max(j.seq) > coalesce(max(f.seq), 0)",
+        breaks: "UPDATE chaos.found SET seq = seq - 1",
+    },
+    Never {
+        what: "lanes that ran more jobs at once than their limit",
+        found: "SELECT lane, max(n) FROM chaos.at_once GROUP BY lane HAVING max(n) > (SELECT running FROM chaos.limits)",
+        breaks: "UPDATE chaos.attempts SET started_at = (SELECT min(started_at) FROM chaos.attempts)",
+    },
+    Never {
+        what: "lanes that started more jobs in a second than their rate allows",
+        found: "SELECT lane, max(n) FROM chaos.in_a_second GROUP BY lane HAVING max(n) > (SELECT starts FROM chaos.limits)",
+        breaks: "UPDATE chaos.attempts SET started_at = (SELECT min(started_at) FROM chaos.attempts)",
     },
     Never {
         what: "committed transactions whose job does not exist",
@@ -181,9 +198,14 @@ pub async fn account(
             "SELECT count(*) FROM chaos.journal WHERE accepted AND way = 'transaction'",
         ),
         ("  as a message", "SELECT count(*) FROM chaos.journal WHERE accepted AND way = 'submission'"),
+        ("  debounced", "SELECT count(*) FROM chaos.journal WHERE accepted AND key IS NOT NULL"),
+        ("jobs in lanes", "SELECT count(*) FROM chaos.found WHERE lane IS NOT NULL"),
+        ("  at most at once in one", "SELECT coalesce(max(n), 0)::bigint FROM chaos.at_once"),
+        ("  at most started in a second in one", "SELECT coalesce(max(n), 0) FROM chaos.in_a_second"),
+        ("jobs made of debounced ones", "SELECT count(*) FROM chaos.found WHERE key IS NOT NULL"),
         (
             "of unknown outcome, and done",
-            "SELECT count(*) FROM chaos.journal j JOIN chaos.found USING (n) WHERE NOT accepted",
+            "SELECT count(*) FROM chaos.journal j JOIN chaos.found USING (n) WHERE NOT accepted AND j.key IS NULL",
         ),
         ("completed", "SELECT count(*) FROM chaos.found WHERE status = 'completed'"),
         ("cancelled", "SELECT count(*) FROM chaos.found WHERE status = 'cancelled'"),
@@ -264,8 +286,8 @@ async fn load(pool: &PgPool, journal: &Arc<Mutex<Journal>>) {
     }
     // A temporary table belongs to its session.
     let mut session = pool.acquire().await.unwrap();
-    let insert =
-        "INSERT INTO chaos.journal SELECT * FROM unnest($1::uuid[], $2::text[], $3::bool[], $4::bool[])";
+    let insert = "INSERT INTO chaos.journal (n, way, accepted, cancelled)
+                  SELECT * FROM unnest($1::uuid[], $2::text[], $3::bool[], $4::bool[])";
     sqlx::query(insert)
         .bind(n)
         .bind(way)
@@ -275,14 +297,29 @@ async fn load(pool: &PgPool, journal: &Arc<Mutex<Journal>>) {
         .await
         .unwrap();
     for sql in [
+        // The way of a debounced job: debounce/key/seq.
+        "ALTER TABLE chaos.journal ADD COLUMN key text, ADD COLUMN seq int",
+        "UPDATE chaos.journal SET key = split_part(way, '/', 2), seq = split_part(way, '/', 3)::int, way = 'debounce'
+          WHERE starts_with(way, 'debounce/')",
         "CREATE TABLE chaos.found AS SELECT id, status, attempt, max_attempts, (payload->>'n')::uuid AS n,
-                payload->>'act' AS act,
+                payload->>'act' AS act, payload->>'lane' AS lane, payload->>'debounce' AS key, (payload->>'seq')::int AS seq,
                 (SELECT category FROM tenure.dead_letter_jobs d WHERE d.id = all_jobs.id) AS category FROM tenure.all_jobs",
         "CREATE TABLE chaos.attempts AS SELECT * FROM tenure.job_executions_all",
         // The fence is checked right before the commit, and so the time of the statement is not enough.
         "ALTER TABLE chaos.effects ADD COLUMN committed_at timestamptz",
         "CREATE TEMP TABLE commits AS SELECT ctid AS at, pg_xact_commit_timestamp(xmin) AS committed_at FROM chaos.effects",
         "UPDATE chaos.effects e SET committed_at = c.committed_at FROM commits c WHERE c.at = e.ctid",
+        // An end at the moment of a start comes before it.
+        "CREATE VIEW chaos.at_once AS
+         SELECT lane, at, sum(step) OVER (PARTITION BY lane ORDER BY at, step ROWS UNBOUNDED PRECEDING) AS n
+           FROM chaos.attempts a JOIN chaos.found f ON f.id = a.job_id,
+                LATERAL (VALUES (started_at, 1), (finished_at, -1)) e (at, step)
+          WHERE lane IS NOT NULL",
+        "CREATE VIEW chaos.in_a_second AS
+         SELECT lane, started_at AS since, count(*) OVER (PARTITION BY lane ORDER BY started_at
+                    RANGE BETWEEN CURRENT ROW AND interval '999.999 ms' FOLLOWING) AS n
+           FROM chaos.attempts a JOIN chaos.found f ON f.id = a.job_id
+          WHERE lane IS NOT NULL",
         "CREATE INDEX ON chaos.found (n)",
         "CREATE INDEX ON chaos.attempts (job_id, fencing_token)",
         "CREATE INDEX ON chaos.effects (n)",

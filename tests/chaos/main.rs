@@ -36,12 +36,13 @@ use std::{
 
 use clap::Parser;
 use sqlx::{PgPool, postgres::PgPoolOptions};
-use tenure::{Config, Tenure, dev::Servers};
+use tenure::{Config, Tenure, dev::Servers, lanes::Lanes};
 
 use crate::{
     nemesis::Nemesis,
     plan::{WORKERS, counts, plan},
     process::{Journal, Process},
+    roles::{LANES, RUNNING, lane_rate},
 };
 
 #[derive(Debug, Parser)]
@@ -146,7 +147,7 @@ async fn chaos(args: Args) -> bool {
     config.timing.keepalive_every = Duration::from_millis(500);
     let pool = PgPoolOptions::new().max_connections(4).connect(&config.database_url).await.unwrap();
     let tenure = Tenure::connect(&config).await.unwrap();
-    prepare(&tenure, &pool).await;
+    prepare(&tenure, &pool, lane_rate(args.rate)).await;
 
     let hold = folder.join("hold");
     let journal = Arc::new(Mutex::new(Journal::default()));
@@ -215,16 +216,22 @@ fn tempfile() -> PathBuf {
     std::env::temp_dir().join(format!("tenure-chaos-{}", std::process::id()))
 }
 
-async fn prepare(tenure: &Tenure, pool: &PgPool) {
-    tenure.setup(&["chaos".into()]).await.unwrap();
+async fn prepare(tenure: &Tenure, pool: &PgPool, rate: u32) {
+    tenure.setup(&["chaos".into(), LANES.into()]).await.unwrap();
+    let lanes = Lanes::new().running(RUNNING).rate(rate, Duration::from_secs(1)).burst(rate);
+    tenure.put_lanes(LANES, lanes).await.unwrap();
     for sql in [
         "CREATE SCHEMA chaos",
         "CREATE TABLE chaos.effects (way text, n uuid, token bigint, at timestamptz DEFAULT clock_timestamp())",
         "CREATE TABLE chaos.orders (n uuid)",
         "CREATE TABLE chaos.journal (n uuid PRIMARY KEY, way text, accepted bool, cancelled bool)",
+        "CREATE TABLE chaos.limits (running bigint, starts bigint)",
     ] {
         sqlx::query(sql).execute(pool).await.unwrap();
     }
+    // In any second: a full bucket, and what flows in.
+    let limits = sqlx::query("INSERT INTO chaos.limits VALUES ($1, $2)");
+    limits.bind(i64::from(RUNNING)).bind(i64::from(2 * rate)).execute(pool).await.unwrap();
 }
 
 /// Cancels a job now and then, and notes the jobs that were reported as cancelled.

@@ -17,6 +17,7 @@ use crate::{
     plan::{Event, Fault, Link, Trouble},
     process::{Death, Journal, Process},
     proxy::Proxy,
+    roles::LANES,
 };
 
 pub struct Nemesis {
@@ -198,7 +199,10 @@ impl Nemesis {
                 return Box::pin(self.without_submissions(delete)).await;
             }
             Fault::ConsumerDeleted => {
-                drop(self.js().await.delete_consumer_from_stream("chaos", &self.config.stream).await);
+                let js = self.js().await;
+                for queue in ["chaos", LANES] {
+                    drop(js.delete_consumer_from_stream(queue, &self.config.stream).await);
+                }
             }
             Fault::SessionsEnded => {
                 let sql = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
@@ -249,16 +253,16 @@ impl Nemesis {
 
     /// Publishes tickets of jobs that wait, run or have ended, with old dispatches too.
     async fn publish_again(&self) -> bool {
-        let sql = "SELECT id, kind FROM tenure.all_jobs ORDER BY random() LIMIT 40";
-        let jobs: Result<Vec<(Uuid, String)>, _> = sqlx::query_as(sql).fetch_all(&self.pool).await;
+        let sql = "SELECT id, queue, kind FROM tenure.all_jobs ORDER BY random() LIMIT 40";
+        let jobs: Result<Vec<(Uuid, String, String)>, _> = sqlx::query_as(sql).fetch_all(&self.pool).await;
         let Ok(jobs) = jobs else { return false };
         let js = self.js().await;
-        for (id, kind) in jobs {
+        for (id, queue, kind) in jobs {
             for dispatch in [0, 1, 1, 2] {
                 let mut headers = async_nats::HeaderMap::new();
                 headers.insert("Tenure-Job-Id", id.to_string());
                 let body = format!(r#"{{"job_id": "{id}", "dispatch": {dispatch}, "cleared": false}}"#);
-                drop(js.publish_with_headers(format!("jobs.chaos.{kind}"), headers, body.into()).await);
+                drop(js.publish_with_headers(format!("jobs.{queue}.{kind}"), headers, body.into()).await);
             }
         }
         true

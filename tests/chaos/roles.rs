@@ -23,6 +23,25 @@ pub struct Task {
     pub n: Uuid,
     pub act: String,
     pub lasts_ms: u64,
+    #[serde(default)]
+    pub lane: Option<String>,
+    /// The key of a debounced job, and the number of the payload among those of its key.
+    #[serde(default)]
+    pub debounce: Option<String>,
+    #[serde(default)]
+    pub seq: Option<u32>,
+}
+
+/// The queue with lanes.
+pub const LANES: &str = "chaos-lanes";
+/// How many jobs of a lane may run at once.
+pub const RUNNING: u32 = 3;
+
+/// How many jobs of a lane may start in a second on average, and at once, if the producer sends this many in total: the
+/// busiest lane gets a twelfth of them.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a few jobs")]
+pub fn lane_rate(of_producer: f64) -> u32 {
+    (of_producer / 6.0).ceil().max(1.0) as u32
 }
 
 impl Job for Task {
@@ -59,7 +78,20 @@ fn act() -> String {
 
 fn task() -> Task {
     let lasts_ms = if rand::random_range(0..10) == 0 { 2_000 } else { 300 };
-    Task { n: Uuid::new_v4(), act: act(), lasts_ms: rand::random_range(0..lasts_ms) }
+    // A quarter of the jobs have a lane, and a third of these the first one.
+    let lane = match rand::random_range(0..44) {
+        at @ 0..11 => Some(format!("l{}", if at < 8 { at } else { 0 })),
+        _ => None,
+    };
+    let lasts_ms = rand::random_range(0..lasts_ms);
+    Task { n: Uuid::new_v4(), act: act(), lasts_ms, lane, debounce: None, seq: None }
+}
+
+fn request(task: Task) -> JobRequest {
+    match task.lane.clone() {
+        Some(lane) => JobRequest::from(task).queue(LANES).lane(lane),
+        None => JobRequest::from(task),
+    }
 }
 
 async fn insert(tx: &mut PgConnection, table: &str, n: Uuid, token: FencingToken) -> Result<(), JobError> {
@@ -117,6 +149,7 @@ pub async fn worker() {
         .state(pool)
         .handle_with(KindOptions::new().backoff(backoff), run)
         .concurrency("chaos", 20)
+        .concurrency(LANES, 20)
         .run_until(tenure::shutdown_signal())
         .await;
     tenure.close().await;
@@ -159,7 +192,7 @@ pub async fn producer(hold: &Path) {
             let task = task();
             let n = task.n;
             note("tried", "enqueue", n, "");
-            let request = JobRequest::from(task).unique_key(n.to_string());
+            let request = request(task).unique_key(n.to_string());
             // A repeated enqueue under the same key returns the answer that was lost.
             for _ in 0..5 {
                 match tenure.enqueue(request.clone()).await {
@@ -181,7 +214,8 @@ pub async fn producer(hold: &Path) {
             let committed = async {
                 let mut tx = pool.begin().await?;
                 sqlx::query("INSERT INTO chaos.orders VALUES ($1)").bind(n).execute(&mut *tx).await?;
-                let enqueued = tenure.enqueue(task).tx(&mut tx).await.map_err(JobError::permanent)?;
+                let enqueued =
+                    tenure.enqueue(request(task)).tx(&mut tx).await.map_err(JobError::permanent)?;
                 // One transaction in ten is rolled back.
                 if n.as_u128().is_multiple_of(10) {
                     tx.rollback().await?;
@@ -205,10 +239,17 @@ pub async fn producer(hold: &Path) {
             note("tried", "submission", n, "");
             let body = serde_json::to_vec(&task).expect("JSON");
             for _ in 0..5 {
+                let mut headers = async_nats::HeaderMap::new();
+                let mut subject = "jobs.chaos.task".to_owned();
+                if let Some(lane) = &task.lane {
+                    headers.insert("Tenure-Lane", lane.as_str());
+                    subject = format!("jobs.{LANES}.task");
+                }
                 let message = jetstream::message::PublishMessage::build()
                     .payload(body.clone().into())
+                    .headers(headers)
                     .message_id(n.to_string());
-                let published = async { js.send_publish("jobs.chaos.task", message).await?.await };
+                let published = async { js.send_publish(subject, message).await?.await };
                 match tokio::time::timeout(Duration::from_secs(3), published).await {
                     Ok(Ok(_)) => {
                         note("accepted", "submission", n, "");
@@ -220,5 +261,30 @@ pub async fn producer(hold: &Path) {
             }
         }
     };
-    tokio::join!(alone, in_transactions, submissions);
+    tokio::join!(alone, in_transactions, submissions, debounced(&tenure));
+}
+
+/// Enqueues bursts of debounced jobs, of four keys: two in each queue.
+async fn debounced(tenure: &Tenure) {
+    // An enqueue without an answer may take effect later, after its successors: no payload follows one under its key.
+    let new_key = |of: u32| format!("d{of}-{:08x}", rand::random::<u32>());
+    let mut keys = [0, 1, 2, 3].map(|of| (new_key(of), 0));
+    loop {
+        tokio::time::sleep(Duration::from_millis(rand::random_range(0..1_000))).await;
+        let of = rand::random_range(0..4);
+        for _ in 0..rand::random_range(1..6) {
+            let (key, seq) = &mut keys[of as usize];
+            *seq += 1;
+            let lane = (of >= 2).then(|| format!("l{of}"));
+            let task = Task { debounce: Some(key.clone()), seq: Some(*seq), lane, ..task() };
+            let (n, way) = (task.n, format!("debounce/{key}/{seq}"));
+            note("tried", &way, n, "");
+            let request = request(task).replace(key.clone()).after(Duration::from_millis(300));
+            match tenure.enqueue(request).await {
+                Ok(enqueued) => note("accepted", &way, n, &enqueued.id.to_string()),
+                Err(_) => keys[of as usize] = (new_key(of), 0),
+            }
+            tokio::time::sleep(Duration::from_millis(rand::random_range(0..400))).await;
+        }
+    }
 }

@@ -14,7 +14,7 @@ use crate::harness::{Child, Running, bench, bench_with};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Two calls that both want the last slot: the second counts after the first has committed.
+/// Two calls that both want the last slot, each for another job: the second counts after the first has committed.
 #[tokio::test(flavor = "multi_thread")]
 async fn of_two_calls_at_once_one_gets_the_last_slot() {
     let bench = bench().await;
@@ -23,13 +23,18 @@ async fn of_two_calls_at_once_one_gets_the_last_slot() {
     let mut tx = user.begin().await.unwrap();
     bench.tenure.enqueue_many([job("a", 1, 0), job("a", 2, 0)]).tx(&mut tx).await.unwrap();
     tx.commit().await.unwrap();
+    // Calls wait for each other's new rows in any case.
+    bench.execute("INSERT INTO tenure.lanes (queue, lane) VALUES ('q', 'a')").await;
     let admit = "SELECT count(*) FROM tenure.admit('q', ARRAY['a'], NULL, 10)";
     let mut first = user.begin().await.unwrap();
     let released: i64 = sqlx::query_scalar(admit).fetch_one(&mut *first).await.unwrap();
     let mut other = PgConnection::connect(&bench.config.database_url).await.unwrap();
+    let mut tx = other.begin().await.unwrap();
+    bench.tenure.enqueue(job("a", 3, 0).priority(-1)).tx(&mut tx).await.unwrap();
+    tx.commit().await.unwrap();
     let second =
         tokio::spawn(async move { sqlx::query_scalar::<_, i64>(admit).fetch_one(&mut other).await.unwrap() });
-    // The second call has taken its snapshot of the lane, and waits for its row.
+    // The second call knows of no slot that is taken, and waits for the lane's row.
     bench.until("EXISTS (SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%tenure.admit%')").await;
     first.commit().await.unwrap();
     assert_eq!((released, second.await.unwrap()), (1, 0));
