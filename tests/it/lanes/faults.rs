@@ -25,7 +25,7 @@ async fn of_two_calls_at_once_one_gets_the_last_slot() {
     tx.commit().await.unwrap();
     // Calls wait for each other's new rows in any case.
     bench.execute("INSERT INTO tenure.lanes (queue, lane) VALUES ('q', 'a')").await;
-    let admit = "SELECT count(*) FROM tenure.admit('q', ARRAY['a'], NULL, 10)";
+    let admit = "SELECT count(*) FROM tenure.admit('q', ARRAY['a'], '{}', 10)";
     let mut first = user.begin().await.unwrap();
     let released: i64 = sqlx::query_scalar(admit).fetch_one(&mut *first).await.unwrap();
     let mut other = PgConnection::connect(&bench.config.database_url).await.unwrap();
