@@ -745,6 +745,7 @@ const FAULTS: &[(&str, &[Fault])] = &[
         ],
     ),
     ("Watchers", super::watchers::FAULTS),
+    ("Lanes", super::lanes::FAULTS),
 ];
 
 fn root() -> PathBuf {
