@@ -148,8 +148,8 @@ impl JobRequest {
         self.delay(delay)
     }
 
-    /// Bounds how long [`JobRequest::replace`] may move a job on, from the first enqueue of its key. Without it: ten times
-    /// the delay of the enqueue that moves it.
+    /// Bounds how long [`JobRequest::replace`] may move a job on, from the first enqueue of its key. Without it: ten
+    /// times the delay of the enqueue that moves it.
     #[must_use]
     pub fn longest_wait(mut self, wait: Duration) -> Self {
         self.rare.longest_s = Some(wait.as_secs_f64());

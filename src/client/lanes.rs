@@ -1,7 +1,8 @@
 //! Lanes: a queue's limits, rates and turns by a key that producers say.
 //!
 //! *Hold the ticket, not the job*: a job of a queue with lanes is a row without a message until its lane has a slot, a
-//! token and the turn. `tenure.admit` in `migrations/0015_lanes.sql` decides; no claim and no completion knows of lanes.
+//! token and the turn. `tenure.admit` in `migrations/0015_lanes.sql` decides; no claim and no completion knows of
+//! lanes.
 //!
 //! Invariants, each held by the test of that name:
 //!
@@ -65,8 +66,8 @@ impl Lanes {
         self
     }
 
-    /// Starts at most `jobs` of each lane in any `per` on average: a bucket of tokens, by the database's clock. A bucket
-    /// holds `jobs` tokens, or as [`Lanes::burst`] says, so that up to twice as many may start in one `per`. A retry is
+    /// Starts at most `jobs` of each lane in any `per` on average: a bucket of tokens, by the database's clock. A
+    /// bucket holds `jobs` tokens, or as [`Lanes::burst`] says, so that up to twice as many may start in one `per`. A retry is
     /// a start. A job that is cancelled before it started gives its token back.
     pub fn rate(mut self, jobs: u32, per: Duration) -> Self {
         self.rate = Some((jobs, per));
@@ -91,16 +92,16 @@ impl Lanes {
         self
     }
 
-    /// Lanes take turns, whatever their backlog, by [weight](LaneOptions::weight). At most twice as many jobs of the queue
-    /// have messages as its live workers have slots (and at least 16); the others wait as rows, so that a new lane's
+    /// Lanes take turns, whatever their backlog, by [weight](LaneOptions::weight). At most twice as many jobs of the
+    /// queue have messages as its live workers have slots (and at least 16); the others wait as rows, so that a new lane's
     /// job, or one of a [high priority](crate::JobRequest::priority), overtakes them.
     pub fn turns(mut self) -> Self {
         self.turns = true;
         self
     }
 
-    /// The jobs of a lane run strictly one after another, in the order in which they were inserted: a retry, a snooze and a
-    /// delay hold up those behind them, and priorities do not count. A dead letter does not hold up the lane.
+    /// The jobs of a lane run strictly one after another, in the order in which they were inserted: a retry, a snooze
+    /// and a delay hold up those behind them, and priorities do not count. A dead letter does not hold up the lane.
     pub fn ordered(mut self) -> Self {
         self.ordered = true;
         self

@@ -78,7 +78,8 @@ impl Real {
             .bind(vec![Some(1_i64)])
             .bind(vec![Some(chrono::Utc::now())])
             .bind(vec!["message"])
-            .bind(None::<&str>);
+            .bind(None::<&str>)
+            .bind(None::<Vec<String>>);
         !made.fetch_all(&self.pool).await.unwrap().is_empty()
     }
 

@@ -304,6 +304,7 @@ async fn a_submission_waits_from_its_publication_on() {
                 .bind(vec![at])
                 .bind(vec!["message".to_owned()])
                 .bind("100ms")
+                .bind(None::<Vec<String>>)
                 .fetch_one(&bench.pool)
                 .await
                 .unwrap();

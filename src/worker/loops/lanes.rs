@@ -76,8 +76,8 @@ impl Admit {
     }
 }
 
-/// Looks after lanes if the worker that has the relay's turn does not: a lane with a rate must not wait until the turn of
-/// a dead worker ends. The fleet as a whole asks as often as one relay looks.
+/// Looks after lanes if the worker that has the relay's turn does not: a lane with a rate must not wait until the turn
+/// of a dead worker ends. The fleet as a whole asks as often as one relay looks.
 #[derive(Clone)]
 pub(crate) struct StandIn {
     pub(crate) relay: Relay,
