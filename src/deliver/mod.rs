@@ -615,13 +615,12 @@ async fn claim_limited(
 ) -> Vec<Result<Option<Claim>, StoreError>> {
     match claimant.store.claim_limited(part, &claimant.worker_id, &claimant.host).await {
         Ok(limited) => {
-            let won = limited.claims.iter().flatten().count();
             match limited.room {
-                Some(free) => slots.started(won, free),
+                Some(room) => slots.has_room(room),
                 None => slots.settings(false, None),
             }
             metrics::batch("claim", part.len());
-            metrics::claims("won", won);
+            metrics::claims("won", limited.claims.iter().flatten().count());
             limited.claims.into_iter().map(Ok).collect()
         }
         // A migration has locked a table: this worker asks again in a moment, as for a full queue.

@@ -200,16 +200,7 @@ impl Slots {
         self.change(|queue| (queue.is_paused, queue.room) = (is_paused, room));
     }
 
-    /// Records from a claim that jobs started, and how many slots of the queue's limit it left free. Another worker whose
-    /// job has ended is about to fill such a slot: the queue gets no more room than it had, until its settings are read
-    /// again. If each worker requested a job for each slot that looks free, most of the jobs would be delivered in vain.
-    pub(crate) fn started(&self, jobs: usize, free: usize) {
-        self.change(|queue| {
-            queue.room = Some(queue.room.map_or(free, |room| room.saturating_sub(jobs).min(free)))
-        });
-    }
-
-    /// Records how many more jobs may start.
+    /// Records from a claim how many more jobs may start.
     pub(crate) fn has_room(&self, room: usize) {
         self.change(|queue| queue.room = Some(room));
     }
@@ -292,22 +283,6 @@ mod tests {
         assert_eq!(all[0].available(0), 0);
         all[0].ended();
         assert_eq!(all[0].available(0), 1);
-    }
-
-    #[test]
-    fn a_claim_leaves_a_limited_queue_the_room_that_its_jobs_do_not_take() {
-        let all = group(9, &[1]);
-        all[0].started(2, 5);
-        assert_eq!(all[0].available(0), 5, "of a limit that it had not heard of");
-        all[0].started(2, 9);
-        assert_eq!(all[0].available(0), 3, "the rest is for the others");
-        all[0].started(1, 1);
-        assert_eq!(all[0].available(0), 1, "the others have taken more");
-        all[0].started(3, 9);
-        assert_eq!(all[0].available(0), 0);
-        all[0].ended();
-        all[0].settings(false, Some(4));
-        assert_eq!(all[0].available(0), 4);
     }
 
     #[test]
