@@ -62,8 +62,7 @@ impl QueueLimits {
     /// Sets how many jobs of the queue may run at once, on all workers together: 1 to 10,000, or `None` for no limit.
     /// Running jobs count, and go on.
     ///
-    /// Claims of a queue with this limit do not wait for each other. Each looks at all slots of the limit, so a limit
-    /// of thousands costs milliseconds a claim.
+    /// Claims of a queue with this limit wait for each other: some hundreds of batches a second.
     pub fn max_running(mut self, jobs: impl Into<Option<u32>>) -> Self {
         self.max_running = jobs.into().into();
         self

@@ -381,7 +381,7 @@ impl Store {
         Ok(connection.close().await?)
     }
 
-    /// Removes a queue's jobs, schedules and limits.
+    /// Removes a queue's jobs and schedules.
     pub async fn bench_clear(&self, queue: &str, first: JobId) -> Result<(), StoreError> {
         for table in [
             "DELETE FROM tenure.job_executions WHERE job_id IN
@@ -391,14 +391,8 @@ impl Store {
         ] {
             self.rows(query(table).bind(queue).bind(first)).await?;
         }
-        for table in [
-            "DELETE FROM tenure.schedules WHERE queue = $1",
-            "DELETE FROM tenure.queue_slots WHERE queue = $1",
-            "DELETE FROM tenure.queues WHERE queue = $1",
-            "DELETE FROM tenure.jobs WHERE queue = $1",
-        ] {
-            self.rows(query(table).bind(queue)).await?;
-        }
+        self.rows(query("DELETE FROM tenure.schedules WHERE queue = $1").bind(queue)).await?;
+        self.rows(query("DELETE FROM tenure.jobs WHERE queue = $1").bind(queue)).await?;
         self.rows(
             query("DELETE FROM tenure.job_history WHERE id >= $2 AND queue = $1").bind(queue).bind(first),
         )

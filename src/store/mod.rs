@@ -188,14 +188,14 @@ statements! {
     CLAIM_ONE = "job/forms" "claim_one";
     CLAIM_SKIP = "job/forms" "claim_skip";
     CLAIM_LIMITED = "job/forms" "claim_limited";
-    LOCK_SLOTS = "queue" "lock_slots";
+    LOCK_QUEUE = "queue" "lock_queue";
+    QUEUE_ROOM = "queue" "queue_room";
+    TAKE_SLOTS = "queue" "take_slots";
     SET_EVENTS = "queue" "set_events";
     QUEUE_SETTINGS = "queue" "queue_settings";
     PAUSE_QUEUE = "queue" "pause_queue";
     RESUME_QUEUE = "queue" "resume_queue";
     LIMIT_QUEUE = "queue" "limit_queue";
-    HOLD_SLOTS = "queue" "hold_slots";
-    FILL_SLOTS = "queue" "fill_slots";
     QUEUE_LIMITS = "queue" "queue_limits";
     QUEUE_STANDING = "queue" "queue_standing";
     COUNT_QUEUED = "queue" "count_queued";

@@ -5,26 +5,17 @@ use std::time::Instant;
 use chrono::{DateTime, Utc};
 use futures::FutureExt;
 use serde::Serialize;
-use sqlx::{
-    Postgres, Row,
-    postgres::{PgArguments, PgRow},
-    query,
-    query::Query,
-};
+use sqlx::{Row, postgres::PgRow, query};
 
 use super::{
-    CLAIM_LIMITED, COUNT_QUEUED, FILL_SLOTS, HOLD_SLOTS, LIMIT_QUEUE, LIST_QUEUES, LOCK_SLOTS, PAUSE_QUEUE,
-    QUEUE_LIMITS, QUEUE_SETTINGS, QUEUE_STANDING, RESUME_QUEUE, SET_EVENTS,
+    CLAIM_LIMITED, COUNT_QUEUED, LIMIT_QUEUE, LIST_QUEUES, LOCK_QUEUE, PAUSE_QUEUE, QUEUE_LIMITS, QUEUE_ROOM,
+    QUEUE_SETTINGS, QUEUE_STANDING, RESUME_QUEUE, SET_EVENTS, TAKE_SLOTS,
     call::{Store, StoreError},
     jobs::claims_of,
     rows::{ClaimRequest, u64_of},
     waiting::Standing,
 };
-use crate::{
-    JobId,
-    job::{claim::Claim, events::QueueEvents},
-    proof::fault,
-};
+use crate::job::{claim::Claim, events::QueueEvents};
 
 /// A change of a limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -157,30 +148,11 @@ pub(crate) struct LimitedClaims {
     pub(crate) room: Option<usize>,
 }
 
-/// The statement that claims jobs of the first request's queue and kind into these locked slots.
-fn claim_in_slots<'q>(
-    ids: &'q [JobId],
-    first: &'q ClaimRequest,
-    worker_id: &'q str,
-    worker_host: &'q str,
-    slots: &'q [i32],
-) -> Query<'q, Postgres, PgArguments> {
-    query(CLAIM_LIMITED)
-        .bind(ids)
-        .bind(&first.queue)
-        .bind(&first.kind)
-        .bind(first.stale_after.as_secs_f64())
-        .bind(first.on_crash)
-        .bind(worker_id)
-        .bind(worker_host)
-        .bind(slots)
-}
-
 impl Store {
-    /// [`Store::claim`] for a queue with a limit: claims at most as many jobs as slots that it could lock are free.
+    /// [`Store::claim`] for a queue with a limit: claims at most as many jobs as the limit leaves.
     ///
-    /// Two statements, because the one that judges and takes the slots must see what was committed before the other
-    /// locked them.
+    /// Four statements, because each but the first must see everything that was committed before its transaction got
+    /// the lock: a single statement's snapshot is older than its wait for the lock.
     pub(crate) async fn claim_limited(
         &self,
         requests: &[ClaimRequest],
@@ -193,50 +165,43 @@ impl Store {
             async move {
                 let mut limited = LimitedClaims { claims: vec![None; requests.len()], room: None };
                 let Some(first) = requests.first() else { return Ok(limited) };
-                let ids: Vec<_> = requests.iter().map(|request| request.job).collect();
-                let jobs = i64::try_from(ids.len()).unwrap_or(i64::MAX);
-                let locked =
-                    query(LOCK_SLOTS).bind(&first.queue).bind(jobs).fetch_all(&mut *transaction).await?;
-                let limit = locked.first().map(|row| row.try_get::<Option<i32>, _>(0)).transpose()?.flatten();
-                let slots = locked.iter().filter_map(|row| row.try_get(1).transpose());
-                let slots = slots.collect::<Result<Vec<i32>, _>>()?;
-                // Full, or the limit is gone: the next claim is then an ordinary one.
-                if slots.is_empty() {
-                    limited.room = limit.map(|_| 0);
+                query(LOCK_QUEUE).bind(&first.queue).fetch_all(&mut *transaction).await?;
+                let room = query(QUEUE_ROOM).bind(&first.queue).fetch_all(&mut *transaction).await?;
+                // The limit is gone: the next claim is an ordinary one.
+                if room.first().map(|row| row.try_get::<Option<i32>, _>(0)).transpose()?.flatten().is_none() {
                     return Ok(limited);
                 }
-                fault::point("slots_locked");
-                let claim = claim_in_slots(&ids, first, &worker_id, &worker_host, &slots);
+                let free = room.iter().filter_map(|row| row.try_get(1).transpose());
+                let slots = free.collect::<Result<Vec<i32>, _>>()?;
+                let some = &requests[..requests.len().min(slots.len())];
+                if some.is_empty() {
+                    limited.room = Some(0);
+                    return Ok(limited);
+                }
+                let ids: Vec<_> = some.iter().map(|request| request.job).collect();
+                let claim = query(CLAIM_LIMITED)
+                    .bind(&ids)
+                    .bind(&first.queue)
+                    .bind(&first.kind)
+                    .bind(first.stale_after.as_secs_f64())
+                    .bind(first.on_crash)
+                    .bind(&worker_id)
+                    .bind(&worker_host);
                 let sent_at = Instant::now();
-                let mut rows = claim.fetch_all(&mut *transaction).await?;
-                let free = rows.first().map(|row| row.try_get::<i64, _>("room")).transpose()?;
-                // Other claims have locked the other free slots, and will probably take them.
-                let free = free.map(|free| if slots.len() < requests.len() { 0 } else { free });
-                rows.retain(|row| !matches!(row.try_get::<Option<JobId>, _>(0), Ok(None)));
-                limited.claims = claims_of(&rows, &requests, sent_at)?;
-                limited.room = free.map(|free| usize::try_from(free).unwrap_or(0).saturating_sub(rows.len()));
+                let claims = claims_of(&claim.fetch_all(&mut *transaction).await?, some, sent_at)?;
+                let won: Vec<_> = claims.iter().flatten().map(|claim| claim.key).collect();
+                if !won.is_empty() {
+                    query(TAKE_SLOTS)
+                        .bind(&first.queue)
+                        .bind(&slots[..won.len()])
+                        .bind(won.iter().map(|key| key.job).collect::<Vec<_>>())
+                        .bind(won.iter().map(|key| key.token).collect::<Vec<_>>())
+                        .execute(&mut *transaction)
+                        .await?;
+                }
+                limited.room = Some(slots.len() - won.len());
+                limited.claims[..claims.len()].clone_from_slice(&claims);
                 Ok(limited)
-            }
-            .boxed()
-        })
-        .await
-    }
-
-    /// Runs the statements of [`Store::claim_limited`] so that they lock no free slot and claim no job: Postgres
-    /// refuses them if this worker may not claim.
-    pub(crate) async fn try_claim_limited(
-        &self,
-        request: &ClaimRequest,
-        worker_id: &str,
-        worker_host: &str,
-    ) -> Result<(), StoreError> {
-        let (request, worker_id, worker_host) =
-            (request.clone(), worker_id.to_owned(), worker_host.to_owned());
-        self.own_transaction(move |transaction| {
-            async move {
-                query(LOCK_SLOTS).bind(&request.queue).bind(0_i64).execute(&mut *transaction).await?;
-                let claim = claim_in_slots(&[], &request, &worker_id, &worker_host, &[]);
-                claim.execute(&mut *transaction).await.map(drop)
             }
             .boxed()
         })
@@ -318,16 +283,14 @@ impl Store {
         let queue = queue.to_owned();
         self.own_transaction(move |transaction| {
             async move {
+                // With the lock, claims that were under way have recorded their slots.
+                query(LOCK_QUEUE).bind(&queue).execute(&mut *transaction).await?;
                 let limit = query(LIMIT_QUEUE).bind(&queue);
                 let limit = limit.bind(max_running.is_set()).bind(max_running.value().map(u32::cast_signed));
                 let limit = limit.bind(max_queued.is_set()).bind(max_queued.value().map(u64::cast_signed));
                 let row = limit.fetch_one(&mut *transaction).await?;
                 let running: Option<i32> = row.try_get("max_running")?;
                 let queued: Option<i64> = row.try_get("max_queued")?;
-                if max_running.is_set() {
-                    query(HOLD_SLOTS).bind(&queue).execute(&mut *transaction).await?;
-                    query(FILL_SLOTS).bind(&queue).bind(running).execute(&mut *transaction).await?;
-                }
                 Ok((running.map(i32::unsigned_abs), queued.map(i64::unsigned_abs)))
             }
             .boxed()

@@ -70,7 +70,6 @@ mod schedules;
 mod schema;
 mod security;
 mod shutdown;
-mod slots;
 mod sql;
 mod sql_attempts;
 mod sql_lanes;

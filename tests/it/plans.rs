@@ -47,9 +47,9 @@ fn hot(ids: &[String]) -> Vec<(&'static str, String)> {
         ("reset_stale", format!("{keys}, 'w'")),
         ("settled_as", format!("{mine}, {ords}")),
         ("missed", format!("{keys}, {ords}")),
-        ("lock_slots", "'limited', 500".into()),
+        ("queue_room", "'limited'".into()),
         ("queue_settings", "ARRAY['limited']".into()),
-        ("claim_limited", format!("{keys}, 'q', 'k', 300, 'retry', 'w', 'h', ARRAY[1, 2]")),
+        ("claim_limited", format!("{keys}, 'q', 'k', 300, 'retry', 'w', 'h'")),
     ];
     if n == 1 {
         all.extend([

@@ -9,6 +9,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
+use sqlx::Row;
 use tenure::{
     EnqueueError, JobContext, JobRequest, KindOptions, Worker, WorkerError, internals::Recovery,
     queues::QueueLimits,
@@ -185,10 +186,10 @@ async fn of_twenty_claims_of_one_free_slot_at_once_one_wins() {
     drop(workers);
 }
 
-/// A session holds all slots of a limited queue for three seconds. A claim that finds none keeps its connection and tries
-/// again.
+/// A session holds the lock of a limited queue for three seconds. A claim that waits for it in vain keeps its
+/// connection and tries again.
 #[tokio::test(flavor = "multi_thread")]
-async fn claims_that_find_every_slot_locked_open_no_new_connections() {
+async fn claims_that_wait_in_vain_for_a_limited_queue_open_no_new_connections() {
     let bench = bench().await;
     bench.tenure.limit_queue("q", QueueLimits::new().max_running(40)).await.unwrap();
     bench.tenure.setup(&["q".into()]).await.unwrap();
@@ -229,6 +230,51 @@ async fn claims_that_find_every_slot_locked_open_no_new_connections() {
     for (worker, _) in workers {
         worker.stop().await;
     }
+}
+
+/// The test forces the interleaving, statement by statement: two claims begin while one slot is free.
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_claims_of_one_free_slot_the_second_waits_and_finds_none() {
+    let bench = bench().await;
+    bench.tenure.limit_queue("q", QueueLimits::new().max_running(1)).await.unwrap();
+    enqueue(&bench, "q", 2).await;
+    let ids: Vec<uuid::Uuid> =
+        sqlx::query_scalar("SELECT id FROM tenure.jobs ORDER BY id").fetch_all(&bench.pool).await.unwrap();
+    let (lock, room, slots) = (statement("lock_queue"), statement("queue_room"), statement("take_slots"));
+    let claim = statement("claim_limited");
+    // An unlimited claim changes nothing in a limited queue.
+    let unlimited = statement("claim_one");
+    let query = sqlx::query(unlimited).bind(ids[0]).bind("q").bind("k").bind(300.0).bind("retry");
+    assert!(query.bind("w").bind("h").fetch_optional(&bench.pool).await.unwrap().is_none());
+    let mut first = bench.pool.begin().await.unwrap();
+    sqlx::query(lock).bind("q").fetch_all(&mut *first).await.unwrap();
+    let free = sqlx::query(room).bind("q").fetch_all(&mut *first).await.unwrap();
+    assert_eq!(free.iter().map(|row| row.get::<Option<i32>, _>(1)).collect::<Vec<_>>(), [Some(1)]);
+    let query = sqlx::query(claim).bind(vec![ids[0]]).bind("q").bind("k").bind(300.0).bind("retry");
+    let won = query.bind("w").bind("h").fetch_one(&mut *first).await.unwrap();
+    let token: i64 = won.get("fencing_token");
+    let query = sqlx::query(slots).bind("q").bind(vec![1]).bind(vec![ids[0]]).bind(vec![token]);
+    query.execute(&mut *first).await.unwrap();
+    // The second claim begins now, and has to wait for the first.
+    let second = tokio::spawn({
+        let pool = bench.pool.clone();
+        async move {
+            let mut second = pool.begin().await.unwrap();
+            sqlx::query("SET LOCAL lock_timeout = '20s'").execute(&mut *second).await.unwrap();
+            // The statement itself waits for at most 100 ms, within which the first claim commits.
+            let locked = sqlx::query(lock).bind("q").fetch_all(&mut *second).await;
+            let free = match locked {
+                Ok(_) => sqlx::query(room).bind("q").fetch_all(&mut *second).await.unwrap(),
+                // A lock that comes too late counts as no free slot.
+                Err(_) => return vec![None],
+            };
+            free.iter().map(|row| row.get::<Option<i32>, _>(1)).collect::<Vec<_>>()
+        }
+    });
+    let waits = "EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')";
+    while !second.is_finished() && !bench.value::<bool>(&format!("SELECT {waits}")).await {}
+    first.commit().await.unwrap();
+    assert_eq!(second.await.unwrap(), [None], "the second claim finds no free slot");
 }
 
 #[tokio::test(flavor = "multi_thread")]

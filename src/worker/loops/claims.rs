@@ -78,9 +78,9 @@ impl TryClaims {
                 Some(queue) => {
                     let no_such_job = ClaimRequest { queue, ..no_such_job };
                     let tried =
-                        self.store.try_claim_limited(&no_such_job, &self.worker_id, &self.hostname).await;
-                    // A migration has locked a table: that says nothing about this worker.
-                    tried.or_else(|error| if error.is_locked() { Ok(()) } else { Err(error) })
+                        self.store.claim_limited(&[no_such_job], &self.worker_id, &self.hostname).await;
+                    // Another claim holds the lock, so Postgres has permitted this one.
+                    tried.map(drop).or_else(|error| if error.is_locked() { Ok(()) } else { Err(error) })
                 }
                 None => Ok(()),
             },

@@ -6,11 +6,10 @@ use anyhow::bail;
 
 use super::{
     Plan, Ratio, Values,
-    arena::{Arena, cost, count, stop},
+    arena::{Arena, cost, count},
     produce::{TASKS, enqueue_from, fill},
     worker::WorkerMode,
 };
-use tenure::queues::QueueLimits;
 
 /// Measures from the first start to the last end in the rows.
 pub(super) async fn drain(
@@ -76,46 +75,6 @@ pub(super) async fn without_history(arena: &Arena, plan: &Plan, values: &mut Val
     let value = values.add("drain, one worker, no history", "jobs/s", rate);
     (value.ratio, value.cpu_us) = (Some(Ratio::of(kept, rate / with)), cpu);
     Ok(())
-}
-
-/// How many jobs of a limited queue may run at once.
-const MAX_RUNNING: u32 = 80;
-
-/// Measures how fast fleets drain a queue with a `max_running`, beside a queue without. Each worker has as many slots
-/// as jobs may run.
-pub(super) async fn limited(arena: &Arena, plan: &Plan, values: &mut Values) -> anyhow::Result<()> {
-    let fleets: &[usize] = if plan.quick { &[4] } else { &[4, 20] };
-    for &workers in fleets {
-        let free = format!("drain, {workers} workers, no limit");
-        let without = rate_of_fleet(arena, plan, workers, None).await?;
-        values.add(free.clone(), "jobs/s", without);
-        let with = rate_of_fleet(arena, plan, workers, Some(MAX_RUNNING)).await?;
-        let name = format!("drain, {workers} workers, {MAX_RUNNING} running at most");
-        values.add(name, "jobs/s", with).ratio = Some(Ratio::of(free, with / without));
-    }
-    Ok(())
-}
-
-async fn rate_of_fleet(
-    arena: &Arena,
-    plan: &Plan,
-    workers: usize,
-    max_running: Option<u32>,
-) -> anyhow::Result<f64> {
-    let (queue, jobs) = (arena.queue(), plan.jobs / 5);
-    if max_running.is_some() {
-        arena.tenure.limit_queue(&queue, QueueLimits::new().max_running(max_running)).await?;
-    }
-    fill(arena, &queue, jobs).await?;
-    let started: Vec<_> = (0..workers)
-        .map(|_| arena.worker(&queue, MAX_RUNNING, WorkerMode::Decode))
-        .collect::<anyhow::Result<_>>()?;
-    arena.workers_ready(&queue, workers).await?;
-    arena.drained(&queue).await?;
-    stop(started).await?;
-    let state = arena.state(&queue).await?;
-    all_completed(&state, jobs)?;
-    Ok(count(jobs) / (state.last_finished - state.first_started))
 }
 
 /// Measures from the first row to the last end.

@@ -43,8 +43,6 @@ pub(crate) enum Work {
     Drain,
     /// One worker drains a queue of a kind that keeps no history, beside one that keeps it.
     NoHistory,
-    /// Fleets drain a queue that runs at most 80 jobs, beside a queue without a limit. Not part of the default.
-    Limit,
     /// 32 tasks enqueue while one worker runs the jobs.
     Mixed,
     /// From a job's commit, or its due time, to its handler's start, for each way to enqueue.
@@ -221,7 +219,6 @@ async fn measure(plan: &Plan, arena: &Arena, tick: &mut impl FnMut(&str)) -> any
                     consume::drain(arena, plan, 2, &mut values).await?;
                 }
                 Work::NoHistory => consume::without_history(arena, plan, &mut values).await?,
-                Work::Limit => consume::limited(arena, plan, &mut values).await?,
                 Work::Mixed => consume::mixed(arena, plan, &mut values).await?,
                 Work::Pickup => pickup::pickup(arena, plan, &mut values).await?,
                 Work::Call => call::call(arena, plan, &mut values).await?,
