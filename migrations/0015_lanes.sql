@@ -165,27 +165,31 @@ DECLARE
     turn_1 CONSTANT float8 := 0.00001;                      -- one turn of a lane of weight 1
 BEGIN
     -- 1. The lanes that this call names. New ones first: a call that waits for another one's row must not hold any. A row
-    -- may also be swept while this call waits for it.
-    FOR try IN 1..3 LOOP
-        INSERT INTO tenure.lanes (queue, lane)
-        SELECT of, n FROM unnest(names) AS n
-         WHERE NOT EXISTS (SELECT FROM tenure.lanes l WHERE l.queue = of AND l.lane = n)
-         ORDER BY n
-            ON CONFLICT DO NOTHING;
-        IF EXISTS (SELECT FROM tenure.lane_settings l WHERE l.queue = of AND l.queue_rate IS NOT NULL) THEN
-            -- One call at a time: they share the queue's tokens.
+    -- that is swept meanwhile has no slot; its wakes stay.
+    INSERT INTO tenure.lanes (queue, lane)
+    SELECT of, n FROM unnest(names) AS n
+     WHERE NOT EXISTS (SELECT FROM tenure.lanes l WHERE l.queue = of AND l.lane = n)
+     ORDER BY n
+        ON CONFLICT DO NOTHING;
+    IF EXISTS (SELECT FROM tenure.lane_settings l WHERE l.queue = of AND l.queue_rate IS NOT NULL) THEN
+        -- One call at a time: they share the queue's tokens.
+        IF ended IS NULL THEN
+            PERFORM FROM tenure.lane_settings l WHERE l.queue = of FOR NO KEY UPDATE SKIP LOCKED;
+            IF NOT FOUND THEN
+                RETURN;
+            END IF;
+        ELSE
             PERFORM FROM tenure.lane_settings l WHERE l.queue = of FOR NO KEY UPDATE;
         END IF;
-        IF ended IS NULL THEN
-            SELECT array_agg(l.lane) INTO held
-              FROM (SELECT lane FROM tenure.lanes WHERE queue = of AND lane = ANY (names)
-                     ORDER BY lane FOR NO KEY UPDATE SKIP LOCKED) l;
-            EXIT;
-        END IF;
+    END IF;
+    IF ended IS NULL THEN
+        SELECT array_agg(l.lane) INTO held
+          FROM (SELECT lane FROM tenure.lanes WHERE queue = of AND lane = ANY (names)
+                 ORDER BY lane FOR NO KEY UPDATE SKIP LOCKED) l;
+    ELSE
         SELECT array_agg(l.lane) INTO held
           FROM (SELECT lane FROM tenure.lanes WHERE queue = of AND lane = ANY (names) ORDER BY lane FOR NO KEY UPDATE) l;
-        EXIT WHEN coalesce(cardinality(held), 0) >= coalesce(cardinality(names), 0);
-    END LOOP;
+    END IF;
     -- Not earlier: tenure.put_lanes changes settings while no call has touched the table of lanes.
     SELECT * INTO s FROM tenure.lane_settings l WHERE l.queue = of;
     held := coalesce(held, '{}');
@@ -225,14 +229,21 @@ BEGIN
         room := least(room, greatest(16, 2 * (SELECT coalesce(sum(w.slots), 0) FROM tenure.workers w
                                                WHERE of = ANY (w.queues)
                                                  AND w.last_seen_at > statement_timestamp() - 3 * w.renew_every))
-                            - (SELECT count(*) FROM tenure.lane_slots sl WHERE sl.queue = of));
+                            - CASE WHEN s.ordered THEN
+                                  -- A job that backs off keeps its lane's slot, and has no message.
+                                  (SELECT count(*) FROM tenure.lane_slots sl
+                                     JOIN tenure.jobs j ON j.id = sl.job_id
+                                                       AND (j.status = 'processing' OR j.published_at IS NOT NULL)
+                                    WHERE sl.queue = of)
+                              ELSE (SELECT count(*) FROM tenure.lane_slots sl WHERE sl.queue = of) END);
     END IF;
     IF s.queue_rate IS NOT NULL THEN
         -- Messages that no worker has taken keep their tokens: after a pause they start at once.
-        s.tokens := least(s.queue_burst - (SELECT count(*) FROM tenure.lane_slots sl
-                                             JOIN tenure.jobs j ON j.id = sl.job_id AND j.status = 'queued'
-                                                               AND j.publish_at IS DISTINCT FROM never
-                                            WHERE sl.queue = of),
+        s.tokens := least(greatest(0, s.queue_burst
+                                      - (SELECT count(*) FROM tenure.lane_slots sl
+                                           JOIN tenure.jobs j ON j.id = sl.job_id AND j.status = 'queued'
+                                                             AND j.published_at IS NOT NULL
+                                          WHERE sl.queue = of)),
                           coalesce(s.tokens + coalesce(unused, 0)
                                    + s.queue_rate * greatest(0, extract(epoch FROM moment - s.refilled_at)), s.queue_burst));
         UPDATE tenure.lane_settings l SET tokens = s.tokens, refilled_at = moment WHERE l.queue = of;
@@ -265,10 +276,10 @@ BEGIN
                coalesce(l.weight, 1) AS weight, CASE WHEN s.ordered THEN 1 ELSE coalesce(l.running, s.running) END
                  - (SELECT count(*) FROM tenure.lane_slots sl WHERE sl.queue = of AND sl.lane = l.lane) AS free,
                CASE WHEN s.rate IS NOT NULL THEN
-                   least(s.burst - (SELECT count(*) FROM tenure.lane_slots sl
-                                      JOIN tenure.jobs j ON j.id = sl.job_id AND j.status = 'queued'
-                                                        AND j.publish_at IS DISTINCT FROM never
-                                     WHERE sl.queue = of AND sl.lane = l.lane),
+                   least(greatest(0, s.burst - (SELECT count(*) FROM tenure.lane_slots sl
+                                                  JOIN tenure.jobs j ON j.id = sl.job_id AND j.status = 'queued'
+                                                                    AND j.published_at IS NOT NULL
+                                                 WHERE sl.queue = of AND sl.lane = l.lane)),
                          coalesce(l.tokens + s.rate * greatest(0, extract(epoch FROM moment - l.refilled_at)), s.burst))
                END AS tokens
           FROM tenure.lanes l
@@ -319,16 +330,20 @@ BEGIN
     ), served AS (
         SELECT o.lane, o.turn, o.weight, o.free, o.tokens, count(t.job_id) AS jobs,
                count(r.id) FILTER (WHERE NOT r.is_late) AS starts,
-               count(*) FILTER (WHERE o.due_at <= moment) AS offers,
+               count(*) FILTER (WHERE o.due_at <= moment AND (o.n = 1 OR NOT coalesce(s.ordered, false))) AS offers,
+               -- Its first jobs are locked: others are not to wait behind it.
+               count(c.job_id) > 0 AND count(t.job_id) = 0 AND (SELECT count(*) FROM got) < room AS is_stuck,
                min(o.due_at) FILTER (WHERE o.due_at > moment) AS next_due_at
           FROM offer o
+          LEFT JOIN chosen c ON c.job_id = o.job_id
           LEFT JOIN taken t ON t.job_id = o.job_id
           LEFT JOIN released r ON r.id = o.job_id
          GROUP BY o.lane, o.turn, o.weight, o.free, o.tokens
     ), after AS (
         SELECT v.lane, v.starts, v.turn + v.starts * turn_1 / v.weight AS passed, v.tokens - v.starts AS tokens,
-               v.offers > v.jobs AND coalesce(v.free > v.starts, true) AS waits,
-               CASE WHEN v.offers <= v.jobs THEN v.next_due_at
+               v.offers > v.jobs AND coalesce(v.free > v.starts, true) AND NOT v.is_stuck AS waits,
+               CASE WHEN v.is_stuck THEN moment + interval '100 milliseconds'
+                    WHEN v.offers <= v.jobs THEN v.next_due_at
                     WHEN v.tokens - v.starts < 1 AND coalesce(v.free > v.starts, true)
                     THEN moment + interval '1 second' * greatest(0.01, (1 - (v.tokens - v.starts)) / s.rate) END AS next_at
           FROM served v
@@ -392,13 +407,21 @@ BEGIN
            AND (due.job_id IN (SELECT job_id FROM job)
                 OR NOT EXISTS (SELECT FROM tenure.lane_jobs l WHERE l.job_id = due.job_id))
         RETURNING w.queue, w.lane
+    ), put_off AS (
+        -- Not before the others again.
+        UPDATE tenure.lane_wakes w
+           SET at = moment + interval '1 second'
+          FROM due
+         WHERE w.at = due.at AND w.id = due.id
+           AND NOT (due.job_id IN (SELECT job_id FROM job)
+                    OR NOT EXISTS (SELECT FROM tenure.lane_jobs l WHERE l.job_id = due.job_id))
     )
     INSERT INTO tenure.lane_wakes (at, queue, lane) SELECT DISTINCT moment, queue, lane FROM gone;
 
     SELECT jsonb_agg(jsonb_build_array(w.queue, w.lane)), count(*) = lanes_at_once INTO woken, has_more
       FROM (SELECT DISTINCT queue, lane
               FROM (SELECT w.queue, w.lane FROM tenure.lane_wakes w
-                     WHERE w.at <= moment ORDER BY w.at, w.id LIMIT 2000) w
+                     WHERE w.at <= moment AND w.job_id IS NULL ORDER BY w.at, w.id LIMIT 2000) w
              LIMIT lanes_at_once) w;
     FOR of IN
         WITH looks (queue, lane) AS (
@@ -429,6 +452,23 @@ BEGIN
 END $$;
 REVOKE ALL ON FUNCTION tenure.tend_lanes(int, boolean) FROM PUBLIC;
 
+-- Gives the held jobs of a queue the places that they have in ordered lanes, or in others.
+CREATE FUNCTION tenure.place_anew(of text, ordered boolean) RETURNS void
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+    WITH moved AS (
+        UPDATE tenure.lane_jobs l
+           SET place = CASE WHEN place_anew.ordered THEN 0
+                            WHEN l.due_at <= clock_timestamp() THEN (extract(epoch FROM l.due_at) * 1000000)::bigint END,
+               priority = CASE WHEN place_anew.ordered THEN 0
+                               ELSE coalesce((SELECT j.priority FROM tenure.jobs j WHERE j.id = l.job_id), 0) END
+         WHERE l.queue = place_anew.of
+        RETURNING l.job_id, l.queue, l.lane, l.place, l.due_at
+    )
+    INSERT INTO tenure.lane_wakes (at, queue, lane, job_id)
+    SELECT due_at, queue, lane, job_id FROM moved WHERE place IS NULL
+$$;
+REVOKE ALL ON FUNCTION tenure.place_anew(text, boolean) FROM PUBLIC;
+
 -- Gives a queue lanes, or changes their settings. From its commit on, every new job of the queue is held. CREATE TRIGGER
 -- waits for every transaction that has inserted a job; others wait behind it for `patience` at most.
 -- SECURITY DEFINER: the person on call does not own the table.
@@ -440,14 +480,14 @@ DECLARE
     had tenure.lane_settings;
 BEGIN
     PERFORM set_config('lock_timeout', patience, true);
+    -- No call of tenure.admit is under way that has read the old settings. First: admit takes these locks in this order.
+    LOCK TABLE tenure.lanes IN SHARE ROW EXCLUSIVE MODE;
     SELECT * INTO had FROM tenure.lane_settings s WHERE s.queue = put_lanes.of FOR NO KEY UPDATE;
     IF had.queue IS NULL OR had.removed_at IS NOT NULL OR had.ordered <> put_lanes.ordered THEN
         EXECUTE format('CREATE OR REPLACE TRIGGER %I BEFORE INSERT ON tenure.jobs FOR EACH ROW
                           WHEN (NEW.queue = %L) EXECUTE FUNCTION tenure.hold_in_lane(%L)',
                        replace(tenure.mark_of(of), 'mark_', 'lanes_'), of, CASE WHEN put_lanes.ordered THEN 'ordered' ELSE '' END);
     END IF;
-    -- No call of tenure.admit is under way that has read the old settings.
-    LOCK TABLE tenure.lanes IN SHARE ROW EXCLUSIVE MODE;
     INSERT INTO tenure.lane_settings AS s (queue, running, rate, burst, queue_rate, queue_burst, turns, ordered)
     VALUES (put_lanes.of, put_lanes.running, put_lanes.rate, put_lanes.burst, put_lanes.queue_rate, put_lanes.queue_burst,
             put_lanes.turns, put_lanes.ordered)
@@ -455,6 +495,9 @@ BEGIN
        SET running = excluded.running, rate = excluded.rate, burst = excluded.burst, queue_rate = excluded.queue_rate,
            queue_burst = excluded.queue_burst, turns = excluded.turns, ordered = excluded.ordered,
            changed_at = clock_timestamp(), removed_at = NULL;
+    IF had.ordered <> put_lanes.ordered THEN
+        PERFORM tenure.place_anew(of, put_lanes.ordered);
+    END IF;
     -- Each lane is looked at under the new settings.
     UPDATE tenure.lanes l SET next_at = clock_timestamp() WHERE l.queue = put_lanes.of;
 END $$;
@@ -463,7 +506,8 @@ REVOKE ALL ON FUNCTION tenure.put_lanes(text, int, float8, float8, float8, float
 -- Takes hold of jobs that stood in a queue before it had lanes: a published or running one gets a slot, one that waits
 -- for its time is held. Returns how many; repeat until that is 0.
 CREATE FUNCTION tenure.adopt_jobs(of text, most int) RETURNS int
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off
+    SET lock_timeout = '300ms' AS $$
 #variable_conflict use_column
 DECLARE
     found_jobs int;
@@ -487,7 +531,7 @@ BEGIN
            AND NOT EXISTS (SELECT FROM tenure.lane_slots sl
                             WHERE sl.queue = adopt_jobs.of AND sl.lane = coalesce(j.lane, '') AND sl.job_id = j.id)
          LIMIT most
-           FOR NO KEY UPDATE SKIP LOCKED
+           FOR NO KEY UPDATE
     ), lined AS (
         INSERT INTO tenure.lane_jobs (job_id, queue, lane, priority, place, due_at)
         SELECT w.id, adopt_jobs.of, coalesce(w.lane, ''), CASE WHEN o.ordered THEN 0 ELSE coalesce(w.priority, 0) END,
@@ -519,6 +563,9 @@ CREATE FUNCTION tenure.remove_lanes(of text) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '2s' AS $$
 BEGIN
     LOCK TABLE tenure.lanes IN SHARE ROW EXCLUSIVE MODE;
+    IF EXISTS (SELECT FROM tenure.lane_settings s WHERE s.queue = of AND s.ordered) THEN
+        PERFORM tenure.place_anew(of, false);
+    END IF;
     UPDATE tenure.lane_settings s
        SET running = NULL, rate = NULL, burst = NULL, queue_rate = NULL, queue_burst = NULL, turns = false,
            ordered = false, tokens = NULL, removed_at = clock_timestamp()
@@ -643,6 +690,9 @@ LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS 
         -- Of a queue whose lanes were removed, once nothing of it is left.
         DELETE FROM tenure.lane_settings s
          WHERE s.removed_at IS NOT NULL
+           -- While it is there, new jobs are held.
+           AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = 'tenure.jobs'::regclass
+                              AND t.tgname = replace(tenure.mark_of(s.queue), 'mark_', 'lanes_'))
            AND NOT EXISTS (SELECT FROM tenure.lanes l WHERE l.queue = s.queue)
            AND NOT EXISTS (SELECT FROM tenure.lane_jobs w WHERE w.queue = s.queue)
     )
@@ -1121,6 +1171,8 @@ BEGIN
             DELETE FROM tenure.jobs j WHERE j.id = cancel.job;
             IF live.lane IS NOT NULL THEN
                 DELETE FROM tenure.lane_jobs l WHERE l.job_id = cancel.job;
+                -- Its slot, or its place at the head of an ordered lane.
+                INSERT INTO tenure.lane_wakes (at, queue, lane) VALUES (clock_timestamp(), live.queue, live.lane);
             END IF;
             INSERT INTO tenure.job_history (id, queue, kind, payload, status, attempt, max_attempts, fencing_token,
                    claim_id, worker_id, created_at, scheduled_at, started_at, last_activity_at, finished_at,

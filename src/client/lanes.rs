@@ -261,7 +261,24 @@ impl Tenure {
                 put => break put?,
             }
         }
-        while self.store().adopt_jobs(queue).await? > 0 {}
+        loop {
+            match self.store().adopt_jobs(queue).await {
+                Ok(0) => break,
+                Ok(_) => {}
+                // A transaction has locked such a job.
+                Err(error) if error.is_locked() || error.is_deadlock() => {
+                    if began.elapsed() > PUT_WITHIN {
+                        tracing::warn!(
+                            queue,
+                            "a transaction holds jobs of a queue that has lanes now; they count in no lane"
+                        );
+                        break;
+                    }
+                    sleep(PUT_AGAIN_AFTER).await;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
         self.nats().announce_settings().await;
         Ok(())
     }

@@ -47,6 +47,8 @@ const BURST: i64 = 1_000;
 const BURST_OF_LOST: i64 = 5_000;
 /// The same of a queue with lanes: others wait for the lanes of one statement.
 const BURST_OF_HELD: i64 = 200;
+/// The most bursts without a job in a row: lanes were looked at, and released none.
+const EMPTY_BURSTS: u32 = 20;
 /// The wait before a failed publication is retried.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 
@@ -163,8 +165,10 @@ async fn publish_all(
     let mut total = 0;
     let mut confirmations = None;
     let (mut taken, mut has_more) = take.next(store, nats).await?;
+    let mut empty = 0;
     while !taken.is_empty() || has_more {
-        let goes_on = has_more && !stop.is_cancelled();
+        empty = if taken.is_empty() { empty + 1 } else { 0 };
+        let goes_on = has_more && empty < EMPTY_BURSTS && !stop.is_cancelled();
         let next = async { if goes_on { take.next(store, nats).await } else { Ok((Vec::new(), false)) } };
         let (published, next) = tokio::join!(publish(store, nats, &taken, &mut confirmations), next);
         let (next, more) = next?;
