@@ -627,6 +627,8 @@ BEGIN
             SELECT * INTO old FROM tenure.jobs j WHERE j.id = holder AND j.status = 'queued' FOR NO KEY UPDATE;
             IF FOUND THEN
                 IF key_while = 'replace' THEN
+                    -- What earlier attempts did, they did for the old payload.
+                    DELETE FROM tenure.effects e WHERE e.job_id = holder AND old.fencing_token > 0;
                     until := greatest(least(due, old.created_at + coalesce(longest, due - old.created_at)),
                                       -- A retry keeps its pause.
                                       CASE WHEN old.fencing_token > 0 AND old.scheduled_at < '9999-01-01 00:00:00+00'

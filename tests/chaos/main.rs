@@ -231,7 +231,7 @@ async fn prepare(tenure: &Tenure, pool: &PgPool, rate: u32) {
     }
     // In any second: a full bucket, and what flows in.
     let limits = sqlx::query("INSERT INTO chaos.limits VALUES ($1, $2)");
-    limits.bind(i64::from(RUNNING)).bind(i64::from(2 * rate)).execute(pool).await.unwrap();
+    limits.bind(i64::from(RUNNING)).bind(i64::from(3 * rate)).execute(pool).await.unwrap();
 }
 
 /// Cancels a job now and then, and notes the jobs that were reported as cancelled.
