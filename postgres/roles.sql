@@ -122,6 +122,7 @@ GRANT EXECUTE ON FUNCTION tenure.cancel(uuid) TO tenure_operator;
 GRANT EXECUTE ON FUNCTION tenure.put_lanes(text, int, float8, float8, float8, float8, boolean, boolean, text),
       tenure.adopt_jobs(text, int), tenure.remove_lanes(text), tenure.forget_lanes(text) TO tenure_operator;
 GRANT INSERT, UPDATE ON tenure.lanes TO tenure_operator;
+GRANT UPDATE (changed_at) ON tenure.lane_settings TO tenure_operator;
 GRANT DELETE ON tenure.dead_letter_jobs, tenure.job_keys, tenure.job_executions, tenure.effects TO tenure_operator;
 
 GRANT SELECT ON ALL TABLES IN SCHEMA tenure TO tenure_viewer;

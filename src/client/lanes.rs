@@ -67,8 +67,8 @@ impl Lanes {
     }
 
     /// Starts at most `jobs` of each lane in any `per` on average: a bucket of tokens, by the database's clock. A
-    /// bucket holds `jobs` tokens, or as [`Lanes::burst`] says, so that up to twice as many may start in one `per`. A retry is
-    /// a start. A job that is cancelled before it started gives its token back.
+    /// bucket holds `jobs` tokens, or as [`Lanes::burst`] says, so that up to twice as many may start in one `per`. A
+    /// retry is a start. A job that is cancelled before it started gives its token back.
     pub fn rate(mut self, jobs: u32, per: Duration) -> Self {
         self.rate = Some((jobs, per));
         self
@@ -93,8 +93,8 @@ impl Lanes {
     }
 
     /// Lanes take turns, whatever their backlog, by [weight](LaneOptions::weight). At most twice as many jobs of the
-    /// queue have messages as its live workers have slots (and at least 16); the others wait as rows, so that a new lane's
-    /// job, or one of a [high priority](crate::JobRequest::priority), overtakes them.
+    /// queue have messages as its live workers have slots (and at least 16); the others wait as rows, so that a new
+    /// lane's job, or one of a [high priority](crate::JobRequest::priority), overtakes them.
     pub fn turns(mut self) -> Self {
         self.turns = true;
         self

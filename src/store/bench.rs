@@ -102,7 +102,8 @@ WITH starts AS (
 )
 SELECT (SELECT count(*) FROM starts, first WHERE starts.at < first.at + $2 * interval '1 second')::float8 AS in_time,
        coalesce((SELECT max((SELECT count(*) FROM starts later
-                              WHERE later.at >= s.at AND later.at < s.at + interval '1 second')) FROM starts s), 0)::float8
+                              WHERE later.at >= s.at AND later.at < s.at + interval '1 second'))
+                   FROM starts s), 0)::float8
        AS most";
 
 /// Jobs held in a thousand lanes whose two slots are taken, as a fleet that has fallen behind leaves them.

@@ -147,7 +147,7 @@ async fn a_held_job_is_shown_with_what_it_waits_for_and_never_with_a_time_that_d
     assert_eq!((&shown["held"]["slots"], &shown["held"]["most"]), (&json!(2), &json!(2)));
     let later = read(&bench, &format!("jobs show {later}")).await;
     let says = later["held"]["says"].as_str().unwrap();
-    assert!(says.starts_with("due in ") && says.contains('m'), "{says}");
+    assert!(says.starts_with("due in "), "{says}");
 
     let queues = read(&bench, "queues list").await;
     let of = &queues[0];

@@ -54,6 +54,7 @@ WITH needs (role, relation, privileges, columns) AS (VALUES
     ('operator', 'queue_slots', '{INSERT,UPDATE,DELETE}', NULL),
     ('operator', 'schedules', '{INSERT,UPDATE,DELETE}', NULL),
     ('operator', 'lanes', '{INSERT,UPDATE}', NULL),
+    ('operator', 'lane_settings', '{UPDATE}', '{changed_at}'),
     ('operator', 'dead_letter_jobs', '{DELETE}', NULL),
     ('operator', 'job_keys', '{DELETE}', NULL),
     ('operator', 'job_executions', '{DELETE}', NULL),

@@ -101,7 +101,7 @@ fn settings(name: &str, of: Option<&LanesRow>) -> Markup {
                         }
                         dt { "Turns" } dd { @if of.turns { "lanes take turns" } @else { "first come, first served" } }
                         dt { "Order" }
-                        dd { @if of.ordered { "one job of a lane after another" } @else { "by priority, then by time" } }
+                        dd { @if of.ordered { "the jobs of a lane one by one" } @else { "by priority, then by time" } }
                         dt { "Lanes" } dd { (number(of.lanes)) }
                         dt { "Held" } dd { (number(of.held)) }
                         dt { "Released" } dd { (number(of.released)) " run, or have a message" }

@@ -756,6 +756,7 @@ fn root() -> PathBuf {
 fn ignored(test: &str) -> Option<String> {
     let (module, name) = test.rsplit_once("::").unwrap();
     let path = root().join("tests/it").join(module.replace("::", "/")).with_extension("rs");
+    let path = if path.exists() { path } else { path.with_extension("").join("mod.rs") };
     let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let (before, _) = text
         .split_once(&format!("fn {name}()"))

@@ -1,0 +1,34 @@
+//! Incidents of queues that are set to hold jobs back.
+
+use futures::future::join_all;
+use serde_json::json;
+use tenure::{JobRequest, queues::QueueLimits};
+
+use super::{Scene, job, stage};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_paused_a_limited_and_a_laned_queue_are_named_at_each_place() {
+    let [paused, limited, laned, plain] = [stage().await, stage().await, stage().await, stage().await];
+    paused.tenure.pause_queue("q").await.unwrap();
+    limited.tenure.limit_queue("q", QueueLimits::new().max_running(1)).await.unwrap();
+    for bench in [&paused, &limited] {
+        job(bench).await;
+    }
+    laned.tenure.put_lanes("q", tenure::lanes::Lanes::new().running(1)).await.unwrap();
+    let of_lane = || JobRequest::new("q", "k", json!(1)).lane("org-7");
+    for bench in [&laned, &plain] {
+        bench.tenure.enqueue(of_lane()).await.unwrap();
+    }
+    let work = ["work", "q", "--exec", "sleep 100", "--keepalive"];
+    let mut scenes = [
+        ("a queue is paused", Scene::new(&paused, &work, &[])),
+        ("a queue runs as many jobs as it may", Scene::new(&limited, &work, &[])),
+        ("a lane runs as many jobs as it may", Scene::new(&laned, &work, &[])),
+        ("a job names a lane, and its queue has none", Scene::new(&plain, &work, &[])),
+    ];
+    limited.until_count("tenure.jobs WHERE status = 'processing'", 1).await;
+    scenes[1].1.job = Some(job(&limited).await);
+    laned.until_count("tenure.jobs WHERE status = 'processing'", 1).await;
+    scenes[2].1.job = Some(laned.tenure.enqueue(of_lane()).await.unwrap().id);
+    join_all(scenes.iter().map(|(name, scene)| scene.shows(name))).await;
+}
