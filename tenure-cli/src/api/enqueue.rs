@@ -102,7 +102,8 @@ impl NewJob {
             }
             _ => {
                 return Err(Failure::invalid(
-                    "the job has two of `replace`, `unique_while_queued` and `unique_while_live`; leave one out",
+                    "the job has two of `replace`, `unique_while_queued` and `unique_while_live`; \
+                     leave all but one out",
                 ));
             }
         };
