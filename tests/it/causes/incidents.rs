@@ -2,7 +2,6 @@
 //!
 //! Each test makes its incidents on real servers, looks at every place, and waits for the words of [`INCIDENTS`].
 //! `docs/operations.md` shows them as a table, and a test compares it with this list: neither can drift from the other.
-//!
 //! `TENURE_WRITE_DOCS=1 cargo test --all-features --test it the_table_of_incidents` writes the table.
 
 mod queues;
