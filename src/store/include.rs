@@ -99,7 +99,7 @@ mod tests {
         let (start, end) = text(&WHOLE).split_once("-- lost_job: ").unwrap_or_default();
         assert_eq!(start, "SELECT\n");
         assert!(
-            end.contains("\n-- locked_job: ") && end.ends_with(" j.losses, j.on_crash\n  FROM j"),
+            end.contains("\n-- locked_job: ") && end.ends_with(" j.lane, j.priority\n  FROM j"),
             "{end}"
         );
         assert!(!end.contains("include"));
