@@ -98,10 +98,7 @@ mod tests {
         const WHOLE: [u8; length(TEXT)] = whole(TEXT);
         let (start, end) = text(&WHOLE).split_once("-- lost_job: ").unwrap_or_default();
         assert_eq!(start, "SELECT\n");
-        assert!(
-            end.contains("\n-- locked_job: ") && end.ends_with(" j.lane, j.priority\n  FROM j"),
-            "{end}"
-        );
+        assert!(end.contains("\n-- locked_job: ") && end.ends_with(" j.lane, j.priority\n  FROM j"), "{end}");
         assert!(!end.contains("include"));
     }
 
