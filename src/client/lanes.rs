@@ -92,7 +92,7 @@ impl Lanes {
         self
     }
 
-    /// Lanes take turns, whatever their backlog, by [weight](LaneOptions::weight). At most twice as many jobs of the
+    /// Lanes take turns by [weight](LaneOptions::weight), even if one has a long backlog. At most twice as many jobs of the
     /// queue have messages as its live workers have slots (and at least 16); the others wait as rows, so that a new
     /// lane's job, or one of a [high priority](crate::JobRequest::priority), overtakes them.
     pub fn turns(mut self) -> Self {

@@ -1,7 +1,7 @@
 //! Lanes: the backstop of held jobs, and the end of jobs that were not started by their time.
 //!
-//! A producer releases the jobs of its own lane, and a worker those of the lanes whose jobs have ended. Whatever they
-//! have not seen (a transaction that committed later, a token, a worker that died) the relay's turn sees: it asks
+//! A producer releases the jobs of its own lane, and a worker those of the lanes whose jobs have ended. The worker
+//! that has the relay's turn finds the rest: a transaction that committed later, a token, a worker that died. It asks
 //! Postgres ten times a second while any queue has lanes, and not at all while none has.
 //!
 //! Not here: who may run. `tenure.admit` in `migrations/0015_lanes.sql` decides it.

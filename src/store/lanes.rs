@@ -50,7 +50,8 @@ pub struct LanesRow {
     pub queue_burst: Option<f64>,
     /// The tokens of the queue now.
     pub tokens: Option<f64>,
-    /// Whether only a window of the queue's jobs has messages, so that lanes take turns whatever their backlog.
+    /// Whether only a window of the queue's jobs has messages, so that a lane with a long backlog
+    /// delays no other lane.
     pub turns: bool,
     /// Whether the jobs of a lane run one after another, in order of enqueue.
     pub ordered: bool,

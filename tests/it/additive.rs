@@ -43,8 +43,8 @@ pub fn objections(sql: &str) -> Vec<String> {
             statements.iter().any(|other| other.starts_with(&adds))
         })
     };
-    // A new name, and a function with more arguments under the old one: each call by text finds that one, and whatever
-    // depends on the function itself keeps it.
+    // A new name, and a function with more arguments under the old one: each call by text finds that one; views
+    // and functions that depend on the old one keep it.
     let makes_way = |statement: &String| {
         let parts =
             statement.strip_prefix("alter function ").and_then(|rest| rest.split_once(") rename to "));

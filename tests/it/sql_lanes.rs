@@ -204,7 +204,7 @@ async fn bad_options_are_refused_with_what_was_wrong_and_what_to_do() {
         assert_eq!((said.code.as_str(), said.message.as_str()), ("TN003", message));
         assert!(said.rest.len() > 35, "{said:?}");
     }
-    // The first fault of the array is named, whatever its kind.
+    // The error names the first fault in the array, of any kind.
     let jobs = r#"[{"queue": "q", "kind": "k", "lane": ""}, {"queue": "q!", "kind": "k"}]"#;
     let said = refused(&bench.pool, &format!("SELECT tenure.enqueue_many('{jobs}')")).await;
     assert!(said.message.starts_with("jobs[0]: lane is"), "{said:?}");

@@ -110,7 +110,7 @@ pub(crate) enum At {
 /// The row of `lane_jobs`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Line {
-    /// There is none, by mistake.
+    /// A mistake has left the job without a row.
     Missing,
     /// Not due when it was written; the wake places it.
     Later,

@@ -17,9 +17,9 @@ use crate::{
 
 /// How soon the relay publishes what this process cannot.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
-/// The relay has missed so many looks.
+/// How many looks the relay must have missed before another worker stands in.
 const OVERDUE_AFTER: u32 = 3;
-/// One look of so many also removes empty lanes.
+/// After how many looks a worker removes empty lanes again.
 const SWEPT_EVERY: u32 = 30;
 /// The most lanes of one statement.
 const SWEPT_AT_ONCE: i64 = 5_000;

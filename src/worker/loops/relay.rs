@@ -17,7 +17,7 @@ use crate::{
     },
 };
 
-/// One look of so many also looks for slots of jobs that ended unseen.
+/// After how many looks the relay searches again for slots of jobs that ended unseen.
 const JUDGED_EVERY: u32 = 10;
 
 /// The pause before a failed tick is tried again.

@@ -44,7 +44,7 @@ pub(super) struct LanesArgs {
     /// The most jobs of all lanes together that start at once, after a pause.
     #[arg(long, value_name = "N", value_parser = number::<0, ANY>, allow_negative_numbers = true, requires = "queue")]
     queue_burst: Option<u32>,
-    /// Lanes take turns, whatever their backlog.
+    /// Lanes take turns: one with a long backlog delays no other.
     #[arg(long, requires = "queue")]
     turns: bool,
     /// The jobs of a lane run strictly one after another, in order of enqueue, retries included.
