@@ -92,9 +92,9 @@ impl Lanes {
         self
     }
 
-    /// Lanes take turns by [weight](LaneOptions::weight), even if one has a long backlog. At most twice as many jobs of the
-    /// queue have messages as its live workers have slots (and at least 16); the others wait as rows, so that a new
-    /// lane's job, or one of a [high priority](crate::JobRequest::priority), overtakes them.
+    /// Lanes take turns by [weight](LaneOptions::weight), even if one has a long backlog. At most twice as many jobs
+    /// of the queue have messages as its live workers have slots (and at least 16); the others wait as rows, so that a
+    /// new lane's job, or one of a [high priority](crate::JobRequest::priority), overtakes them.
     pub fn turns(mut self) -> Self {
         self.turns = true;
         self

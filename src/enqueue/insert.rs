@@ -379,7 +379,10 @@ async fn released(store: &Store, jobs: &[NewJob], new: &HashMap<JobId, bool>) ->
     for (queue, (lanes, held)) in queues {
         let lanes: Vec<_> = lanes.into_iter().map(str::to_owned).collect();
         match store.admit(queue, &lanes, Some(&[]), held.min(RELEASED_AT_ONCE)).await {
-            Ok(released) => tickets.extend(released.iter().map(Ticket::from)),
+            Ok(released) => {
+                fault::point("released");
+                tickets.extend(released.iter().map(Ticket::from));
+            }
             Err(error) => tracing::debug!(queue, %error, "held jobs are left to the relay"),
         }
     }

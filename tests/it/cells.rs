@@ -507,10 +507,7 @@ async fn frozen_at(point: &str) {
     main.tenure.enqueue(JobRequest::new("q", "k", json!(1))).await.unwrap();
     // Several at once: one queue, one cell.
     let movers = join_all((0..4).map(|_| cells.move_queue("q", None, "eu"))).await;
-    // Each may have been overtaken by another one, in one of the two cells: the next one gets to the end.
-    if movers.iter().all(Result::is_err) {
-        cells.move_queue("q", None, "eu").await.unwrap();
-    }
+    assert!(movers.iter().any(Result::is_ok), "{movers:?}");
     assert!(main.tenure.enqueue(JobRequest::new("q", "k", json!(1))).await.is_err());
     eu.tenure.enqueue(JobRequest::new("q", "k", json!(1))).await.unwrap();
     assert_eq!(eu.tenure.schedules().await.unwrap().len(), 1);

@@ -9,6 +9,7 @@ use crate::{
     enqueue::publish::Publications,
     nats::Ticket,
     observe::{hooks::Hooks, repeats},
+    proof::fault,
     recover::lanes,
     run::lanes::{EndedLanes, EndedOfQueue},
     store::{DueJob, Store},
@@ -64,6 +65,7 @@ impl Admit {
         if released.is_empty() {
             return;
         }
+        fault::point("released");
         if let Some(room) = self.publications.room(released.len()).await {
             let tickets: Vec<_> = released.iter().map(Ticket::from).collect();
             self.publications.publish(self.publications.prepare(&tickets), room).await;

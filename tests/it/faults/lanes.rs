@@ -67,4 +67,14 @@ pub(super) const FAULTS: &[Fault] = &[
         "it never starts, and ends as expired",
         &["lanes::a_job_that_was_not_started_by_its_time_expires_and_says_so"],
     ),
+    fault(
+        "a producer dies before it releases its job, or before it publishes what it has released",
+        "the relay releases and publishes the job",
+        &["lanes::faults::a_producer_that_dies_before_or_after_it_released_its_job_loses_nothing"],
+    ),
+    fault(
+        "a worker dies, or freezes, between a release and its message",
+        "the relay publishes the job; the late message runs nothing",
+        &["lanes::faults::a_worker_that_dies_or_freezes_after_it_released_a_job_delays_it_and_runs_it_once"],
+    ),
 ];

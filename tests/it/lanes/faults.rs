@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use rustix::process::Signal;
 use serde_json::json;
 use sqlx::{Connection, PgConnection};
 use tenure::{
@@ -323,4 +324,55 @@ async fn a_lane_with_a_rate_goes_on_when_the_relay_dies() {
     bench.tenure.enqueue_many((0..20).map(|n| job("a", n, 0))).await.unwrap();
     drained(&bench, 20).await;
     worker.stop().await;
+}
+
+/// Before the release, and between the release and its message.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_producer_that_dies_before_or_after_it_released_its_job_loses_nothing() {
+    for point in ["enqueued", "released"] {
+        let bench = bench().await;
+        bench.tenure.setup(&["steps".to_owned()]).await.unwrap();
+        bench.tenure.put_lanes("steps", Lanes::new().running(1)).await.unwrap();
+        let killed = ("TENURE_FAULT", format!("{point}=kill"));
+        let mut producer = Child::start_with(&bench, "enqueue", &[killed]);
+        assert_eq!(producer.wait().await, None, "{point}: {}", producer.log());
+        let slots = i64::from(point == "released");
+        assert_eq!(bench.count("tenure.lane_slots").await, slots, "{point}");
+        let handler = |_: serde_json::Value, _: tenure::JobContext| async {};
+        let builder = tenure::Worker::builder(&bench.tenure);
+        let builder = builder.handle_any(tenure::KindOptions::new(), handler);
+        let worker = Running::start(builder.concurrency("steps", 2));
+        drained(&bench, 1).await;
+        worker.stop().await;
+        bench.every_job_is_as_it_must_be().await;
+    }
+}
+
+/// The worker that has released a job and has not published it is killed, or is frozen and publishes it when the job has
+/// long ended.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_dies_or_freezes_after_it_released_a_job_delays_it_and_runs_it_once() {
+    for act in ["kill", "stop"] {
+        let bench = bench().await;
+        bench.tenure.setup(&["noops".to_owned()]).await.unwrap();
+        bench.tenure.put_lanes("noops", Lanes::new().running(1)).await.unwrap();
+        let at_release = ("TENURE_FAULT", format!("released={act}"));
+        let mut first = Child::start_with(&bench, "noops", &[at_release]);
+        let noop = |n| JobRequest::new("noops", "noop", json!(n)).lane("a");
+        bench.tenure.enqueue_many((0..3).map(noop)).await.unwrap();
+        bench.until_count("tenure.job_history", 1).await;
+        let released = "EXISTS (SELECT FROM tenure.lane_slots s JOIN tenure.jobs j ON j.id = s.job_id \
+                                 WHERE j.status = 'queued' AND j.published_at IS NOT NULL)";
+        bench.until(released).await;
+        let second = Child::on(&bench, "two", "noops");
+        drained(&bench, 3).await;
+        if act == "stop" {
+            first.signal(Signal::CONT);
+            bench.until_stream_is_empty(Duration::from_secs(20)).await;
+        }
+        assert_eq!(bench.count("tenure.job_executions_all WHERE outcome = 'completed'").await, 3, "{act}");
+        first.kill().await;
+        drop(second);
+        bench.every_job_is_as_it_must_be().await;
+    }
 }
