@@ -50,6 +50,8 @@ const MARK_AGAIN_AFTER: Duration = Duration::from_millis(500);
 const PATIENCE: &str = "300ms";
 const MORE_PATIENCE: &str = "1300ms";
 const MORE_PATIENCE_EVERY: u32 = 5;
+/// How often a move begins in its second cell: as often as others overtake it there and give up.
+const BEGUN_AT_MOST: usize = 5;
 
 /// A queue that has moved.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
@@ -180,6 +182,13 @@ struct Move<'c> {
     at_to: BegunMove,
 }
 
+/// How a try to move a queue ended.
+enum Tried {
+    Moved(Moved),
+    /// Another move has begun later in the second cell alone.
+    Overtaken(MoveError),
+}
+
 impl Cells {
     /// Moves a queue to another cell while it is in use: new jobs are accepted there, old ones run where they are. Its
     /// unique keys, limits, pause and schedules go along; its dead letters and its history stay. `from` names the cell
@@ -200,6 +209,18 @@ impl Cells {
     ///
     /// [`MoveError`]. Repeat the call once the cause is gone: until then the queue may accept no jobs.
     pub async fn move_queue(&self, queue: &str, from: Option<&str>, to: &str) -> Result<Moved, MoveError> {
+        for _ in 1..BEGUN_AT_MOST {
+            if let Tried::Moved(moved) = self.try_to_move(queue, from, to).await? {
+                return Ok(moved);
+            }
+        }
+        match self.try_to_move(queue, from, to).await? {
+            Tried::Moved(moved) => Ok(moved),
+            Tried::Overtaken(error) => Err(error),
+        }
+    }
+
+    async fn try_to_move(&self, queue: &str, from: Option<&str>, to: &str) -> Result<Tried, MoveError> {
         let to = self.named(to)?;
         let marks = self.marks().await;
         let from = match from {
@@ -214,6 +235,18 @@ impl Cells {
         let it = Move::begin(queue, from, to).await?;
         let marks = self.marks().await;
         self.check(&it, &marks)?;
+        match self.go_on(&it).await {
+            // The other move has begun earlier in the first cell, and gives up: this one is to be repeated.
+            Err(error @ MoveError::Concurrent { .. }) if it.check_holds(it.first()).await.is_ok() => {
+                Ok(Tried::Overtaken(error))
+            }
+            moved => moved.map(Tried::Moved),
+        }
+    }
+
+    /// Takes the steps of a move that has begun.
+    async fn go_on(&self, it: &Move<'_>) -> Result<Moved, MoveError> {
+        let Move { queue, from, to, .. } = *it;
         let mut moved = Moved {
             from: from.name.clone(),
             to: to.name.clone(),
@@ -366,20 +399,35 @@ impl<'c> Move<'c> {
         Ok(Self { queue, from, to, at_from: look(from).await?, at_to: look(to).await? })
     }
 
-    /// Begins in both cells, always in the same order: of two movers, one then begins later in both.
+    /// Begins in both cells, always in the same order. Of several movers, the last to begin in the first cell goes on.
+    /// One that it has overtaken there may still begin later in the second cell, and then gives up: the last one begins
+    /// anew in the second cell, or all of them would give up.
     async fn begin(queue: &'c str, from: &'c Cell, to: &'c Cell) -> Result<Self, MoveError> {
         let begin = async |cell: &Cell| cell.tenure.store().begin_move(queue).await.map_err(of(cell));
-        let (first, at_from, at_to) = if from.name < to.name {
-            let at_from = begin(from).await?;
-            (from, at_from, begin(to).await?)
-        } else {
-            let at_to = begin(to).await?;
-            (to, begin(from).await?, at_to)
-        };
-        let it = Self { queue, from, to, at_from, at_to };
-        // Both marks are of one moment only if no other move has begun in between.
-        it.check_holds(first).await?;
-        Ok(it)
+        let is_from_first = from.name < to.name;
+        let (first, second) = if is_from_first { (from, to) } else { (to, from) };
+        let at_first = begin(first).await?;
+        let mut at_second = BegunMove { number: 0, mark: None, comes_from: None, since: None };
+        for _ in 0..BEGUN_AT_MOST {
+            let (at_from, at_to) = if is_from_first {
+                (at_first.clone(), at_second.clone())
+            } else {
+                (at_second.clone(), at_first.clone())
+            };
+            let it = Self { queue, from, to, at_from, at_to };
+            // Both marks are of one moment only if no other move has begun in between.
+            it.check_holds(first).await?;
+            if at_second.number > 0 && it.check_holds(second).await.is_ok() {
+                return Ok(it);
+            }
+            at_second = begin(second).await?;
+        }
+        Err(MoveError::Concurrent { queue: queue.to_owned(), cell: second.name.clone() })
+    }
+
+    /// The cell in which each move between these two begins first.
+    fn first(&self) -> &'c Cell {
+        if self.from.name < self.to.name { self.from } else { self.to }
     }
 
     /// Refuses to go on if a later move has begun in this cell.
