@@ -465,9 +465,14 @@ async fn one_refused_output_fails_alone_and_the_others_of_its_batch_complete() {
         bench.value::<Value>("SELECT payload -> 'number' FROM tenure.dead_letter_jobs").await,
         json!(13)
     );
-    // The worker retries the other one until the trigger is gone.
+    // The worker retries the other one until the trigger lets it pass. (To drop the trigger of a partitioned table,
+    // Postgres locks the partitions before the table: a deadlock with each insert between.)
     assert_eq!(bench.value::<Value>("SELECT payload -> 'number' FROM tenure.jobs").await, json!(14));
-    bench.execute("DROP TRIGGER refuse_14 ON tenure.job_history").await;
+    bench
+        .execute(
+            "CREATE OR REPLACE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'",
+        )
+        .await;
     bench.until_count("tenure.job_history WHERE status = 'completed' AND attempt = 1", 59).await;
     worker.stop().await;
 }
