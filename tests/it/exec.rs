@@ -30,7 +30,7 @@ fn alive(pid: i32) -> bool {
     stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))
 }
 
-async fn until_dead(pid: i32, within: Duration) {
+pub(crate) async fn until_dead(pid: i32, within: Duration) {
     let deadline = std::time::Instant::now() + within;
     while alive(pid) {
         assert!(std::time::Instant::now() < deadline, "process {pid} outlives its worker");

@@ -73,6 +73,7 @@ mod shutdown;
 mod sql;
 mod sql_attempts;
 mod sql_lanes;
+mod stay;
 mod submit;
 mod testing;
 mod tidy;

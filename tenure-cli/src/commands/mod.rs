@@ -241,6 +241,15 @@ struct WorkArgs {
     /// output as lines of JSON.
     #[arg(long, value_name = "COMMAND")]
     exec: String,
+    /// Keep the command's process for the next job. It reads a line of JSON for each job, and ends each by a line with
+    /// `settle` and the job's `claim_id`.
+    #[arg(long)]
+    stay: bool,
+    /// Replace a process that stays after this many jobs.
+    #[arg(
+        long, value_name = "N", value_parser = number::<1, ANY>, allow_negative_numbers = true, requires = "stay"
+    )]
+    restart_after: Option<u32>,
     /// Run only jobs of this kind; repeatable. Others wait for a worker that knows them. Default: all.
     #[arg(long = "kind", value_name = "KIND")]
     kinds: Vec<String>,

@@ -1,6 +1,6 @@
 //! `tenure work --exec`: a worker that needs no Rust.
 
-use std::{process::ExitCode, time::Duration};
+use std::{process::ExitCode, sync::Arc, time::Duration};
 
 use super::{Cli, CrashPolicy, Usage, WorkArgs};
 use crate::exec::{self, guard};
@@ -28,11 +28,18 @@ pub(super) async fn run(cli: &Cli, args: &WorkArgs) -> anyhow::Result<ExitCode> 
     if let Some(timeout) = args.timeout {
         options = options.timeout(timeout);
     }
+    let processes =
+        args.stay.then(|| Arc::new(exec::stay::Processes::new(args.exec.clone(), args.restart_after)));
     let handler = || {
-        let command = args.exec.clone();
+        let (command, processes) = (args.exec.clone(), processes.clone());
         move |_payload: serde_json::Value, ctx: JobContext| {
-            let command = command.clone();
-            async move { exec::run(&command, ctx).await }
+            let (command, processes) = (command.clone(), processes.clone());
+            async move {
+                match processes {
+                    Some(processes) => processes.run(ctx).await,
+                    None => exec::run(&command, ctx).await,
+                }
+            }
         }
     };
     let slots = args.concurrency;
@@ -55,14 +62,20 @@ pub(super) async fn run(cli: &Cli, args: &WorkArgs) -> anyhow::Result<ExitCode> 
         }
         worker
     };
-    if let Some(cells) = cli.cells().await? {
-        cells.work(describe).run_until(shutdown_signal()).await?;
+    let worked = if let Some(cells) = cli.cells().await? {
+        let worked = cells.work(describe).run_until(shutdown_signal()).await.map_err(anyhow::Error::from);
         cells.close().await;
+        worked
     } else {
         let tenure = cli.connect_to_any().await?;
-        describe(&tenure).run_until(shutdown_signal()).await?;
+        let worked = describe(&tenure).run_until(shutdown_signal()).await.map_err(anyhow::Error::from);
         tenure.close().await;
+        worked
+    };
+    if let Some(processes) = processes {
+        processes.close().await;
     }
+    worked?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -1,32 +1,41 @@
 //! Guard: stands between a worker and a command, so that the command never outlives the worker.
 //!
-//! The worker writes to the guard's standard input: the payload's length, then the payload. The input ends when the
-//! worker wants the command ended, or dies. The command leads its own process group; the guard ends when that group is
-//! empty.
+//! The worker writes frames to the guard's standard input: a length, then as many bytes for the command's own standard
+//! input, which an empty frame closes. The guard's input ends when the worker wants the command ended, or dies. The
+//! command leads its own process group; the guard ends when that group is empty.
 
 use std::{
     fs,
     io::{self, Read, Write},
     os::unix::process::{CommandExt, ExitStatusExt},
     path::Path,
-    process::{Command, ExitCode, ExitStatus, Stdio},
+    process::{Command, ExitCode, ExitStatus},
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
+        mpsc,
     },
     time::{Duration, Instant},
 };
 
-use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
+use rustix::{
+    io::ioctl_fionread,
+    process::{Pid, Signal, kill_process_group, test_kill_process_group},
+    stdio::dup2_stdout,
+};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// How long a command may take to end after SIGTERM.
 pub(crate) const TERM_GRACE: Duration = Duration::from_secs(10);
 
+/// Linux and macOS write at least 512 bytes to a pipe as a whole.
+const PIPE_BUF: usize = 512;
+
 /// The exit code of a command that a signal ended is this plus the number of the signal, as in shells.
 const SIGNAL_BASE: u8 = 128;
 
-/// Runs a command, and writes its process group to a file, so that the worker can end it if the guard is killed.
+/// Runs a command, and writes its process group to a file, so that the worker can end it if the guard is killed. Adds
+/// how many bytes the command has read when it has ended: a job of which it has read none can be given to another.
 pub(crate) fn run(command: &str, group_file: &Path) -> ExitCode {
     match guard(command, group_file) {
         Ok(code) => ExitCode::from(code),
@@ -47,36 +56,40 @@ fn guard(command: &str, group_file: &Path) -> io::Result<u8> {
         .into_iter()
         .collect::<io::Result<Vec<_>>>()?;
     let mut worker = io::stdin();
-    let mut length = [0; 8];
-    worker.read_exact(&mut length)?;
-    let mut payload = vec![0; usize::try_from(u64::from_be_bytes(length)).unwrap_or(usize::MAX)];
-    worker.read_exact(&mut payload)?;
+    // A worker that dies before it has sent a whole frame starts no command.
+    let first = read_frame(&mut worker)?;
 
     let mut group_file = fs::OpenOptions::new().write(true).open(group_file)?;
-    let mut child =
-        Command::new("sh").arg("-c").arg(command).stdin(Stdio::piped()).process_group(0).spawn()?;
+    let (stdin, writer) = io::pipe()?;
+    let input = Input::new(stdin.try_clone()?);
+    let mut child = Command::new("sh").arg("-c").arg(command).stdin(stdin).process_group(0).spawn()?;
     let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidData)?;
-    if let Err(error) = write!(group_file, "{}", group.as_raw_nonzero()) {
+    // The worker is to see when the command closes its standard output.
+    let closed = fs::File::options().write(true).open("/dev/null").and_then(|null| Ok(dup2_stdout(null)?));
+    if let Err(error) = closed.and_then(|()| write!(group_file, "{}", group.as_raw_nonzero())) {
         // Without the file the worker could not end the command if the guard died.
         kill_process_group(group, Signal::KILL).ok();
         child.wait()?;
         return Err(error);
     }
-    if let Some(mut stdin) = child.stdin.take() {
-        // A command need not read its payload, and must not block the guard if it does not.
-        std::thread::spawn(move || stdin.write_all(&payload).ok());
-    }
+    // A command need not read its input, and must not block the guard if it does not.
+    let frames = input.clone().write_to(writer);
+    frames.send(first).ok();
     let ending = Arc::new(AtomicBool::new(false));
     let end_requested = ending.clone();
     std::thread::spawn(move || {
         // The end of the pipe and an error both mean that the command must end.
-        io::copy(&mut worker, &mut io::sink()).ok();
+        while let Ok(frame) = read_frame(&mut worker) {
+            frames.send(frame).ok();
+        }
         end_requested.store(true, Ordering::SeqCst);
         kill_process_group(group, Signal::TERM).ok();
         std::thread::sleep(TERM_GRACE);
         kill_process_group(group, Signal::KILL).ok();
     });
     let status = child.wait()?;
+    // Without it, the job is charged.
+    input.read().and_then(|read| write!(group_file, " {read}")).ok();
     if ending.load(Ordering::SeqCst) {
         // The command's children get the same grace to clean up.
         let deadline = Instant::now() + TERM_GRACE;
@@ -87,6 +100,55 @@ fn guard(command: &str, group_file: &Path) -> io::Result<u8> {
     // A job that has ended leaves no process behind.
     kill_process_group(group, Signal::KILL).ok();
     Ok(code_of(status))
+}
+
+/// What the worker has sent for the command's standard input. Cheap to clone.
+#[derive(Clone)]
+struct Input {
+    /// The command's end of the pipe: it tells how much the command has not read.
+    end: Arc<io::PipeReader>,
+    written: Arc<AtomicU64>,
+}
+
+impl Input {
+    fn new(end: io::PipeReader) -> Self {
+        Self { end: Arc::new(end), written: Arc::default() }
+    }
+
+    /// Starts to write frames into the pipe, until an empty one closes it.
+    fn write_to(self, mut pipe: io::PipeWriter) -> mpsc::Sender<Vec<u8>> {
+        let (frames, to_write) = mpsc::channel::<Vec<u8>>();
+        std::thread::spawn(move || {
+            for frame in to_write {
+                if frame.is_empty() {
+                    break;
+                }
+                // A write of this size is in the pipe as a whole, or not at all.
+                for part in frame.chunks(PIPE_BUF) {
+                    if pipe.write_all(part).is_err() {
+                        return;
+                    }
+                    self.written.fetch_add(part.len() as u64, Ordering::SeqCst);
+                }
+            }
+        });
+        frames
+    }
+
+    /// How many bytes the command has read.
+    fn read(&self) -> io::Result<u64> {
+        // In this order: what is written in between has not been read.
+        let written = self.written.load(Ordering::SeqCst);
+        Ok(written.saturating_sub(ioctl_fionread(&*self.end)?))
+    }
+}
+
+fn read_frame(worker: &mut impl Read) -> io::Result<Vec<u8>> {
+    let mut length = [0; 8];
+    worker.read_exact(&mut length)?;
+    let mut frame = vec![0; usize::try_from(u64::from_be_bytes(length)).unwrap_or(usize::MAX)];
+    worker.read_exact(&mut frame)?;
+    Ok(frame)
 }
 
 /// The exit code that passes on how another process ended.

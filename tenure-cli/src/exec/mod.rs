@@ -1,7 +1,8 @@
-//! Exec: runs a command as the handler.
+//! Exec: runs a command as the handler, a process for each job, or (`stay`) one for many.
 
 pub(crate) mod guard;
 mod output;
+pub(crate) mod stay;
 
 use std::{
     collections::VecDeque,
@@ -17,7 +18,7 @@ use futures::StreamExt;
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::{
     io::{AsyncRead, AsyncWriteExt},
-    process::{Child, Command},
+    process::{Child, ChildStdin, Command},
 };
 use tracing::Instrument;
 
@@ -52,7 +53,7 @@ fn lock(captured: &SharedCapture) -> std::sync::MutexGuard<'_, Captured> {
 /// A running command and its guard.
 struct Started {
     guard: Child,
-    stdin: tokio::process::ChildStdin,
+    stdin: ChildStdin,
     checkpoint: tempfile::NamedTempFile,
     group: tempfile::NamedTempFile,
 }
@@ -63,34 +64,47 @@ pub(crate) fn this_program() -> std::io::Result<PathBuf> {
     if this.exists() { Ok(this.to_path_buf()) } else { std::env::current_exe() }
 }
 
-/// Starts a command under its guard. An error is the fault of the worker's machine, not of the job.
+/// Starts the guard of a command. The guard starts the command with its first frame, and writes its process group to
+/// the file. An error is the fault of the worker's machine, not of the job.
+fn spawn(command: &str, group: &Path, environment: impl FnOnce(&mut Command)) -> std::io::Result<Child> {
+    let mut guard = Command::new::<PathBuf>(this_program()?);
+    guard.args(["exec-guard", "--group-file"]).arg(group).args(["--", command]);
+    environment(&mut guard);
+    // Ctrl-C must reach only the worker, which then ends its commands in an orderly way.
+    guard.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0).spawn()
+}
+
+/// Starts the command of one job.
 fn start(command: &str, ctx: &JobContext) -> std::io::Result<Started> {
     let mut checkpoint = tempfile::NamedTempFile::with_prefix("tenure-checkpoint-")?;
     if let Some(json) = ctx.raw_checkpoint() {
         checkpoint.write_all(json.as_bytes())?;
     }
     let group = tempfile::NamedTempFile::with_prefix("tenure-group-")?;
-    let mut guard = Command::new::<PathBuf>(this_program()?)
-        .args(["exec-guard", "--group-file"])
-        .arg(group.path())
-        .args(["--", command])
-        .env("TENURE_JOB_ID", ctx.id().to_string())
-        .env("TENURE_QUEUE", ctx.queue())
-        .env("TENURE_KIND", ctx.kind())
-        .env("TENURE_ATTEMPT", ctx.attempt().to_string())
-        .env("TENURE_FENCING_TOKEN", ctx.token().to_string())
-        .env("TENURE_CLAIM_ID", ctx.claim_id().to_string())
-        .env("TENURE_CHECKPOINT_FILE", checkpoint.path())
-        // The attempt's own span if a subscriber records it, otherwise the job's context.
-        .env("TRACEPARENT", trace::here().as_deref().or(ctx.trace_context()).unwrap_or_default())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        // Ctrl-C must reach only the worker, which then ends its commands in an orderly way.
-        .process_group(0)
-        .spawn()?;
+    let mut guard = spawn(command, group.path(), |guard| {
+        guard
+            .env("TENURE_JOB_ID", ctx.id().to_string())
+            .env("TENURE_QUEUE", ctx.queue())
+            .env("TENURE_KIND", ctx.kind())
+            .env("TENURE_ATTEMPT", ctx.attempt().to_string())
+            .env("TENURE_FENCING_TOKEN", ctx.token().to_string())
+            .env("TENURE_CLAIM_ID", ctx.claim_id().to_string())
+            .env("TENURE_CHECKPOINT_FILE", checkpoint.path())
+            .env("TRACEPARENT", traceparent(ctx).unwrap_or_default());
+    })?;
     let stdin = guard.stdin.take().ok_or(std::io::ErrorKind::BrokenPipe)?;
     Ok(Started { guard, stdin, checkpoint, group })
+}
+
+/// The attempt's own span if a subscriber records it, otherwise the job's context.
+fn traceparent(ctx: &JobContext) -> Option<String> {
+    trace::here().or_else(|| ctx.trace_context().map(str::to_owned))
+}
+
+/// Sends bytes to the command's standard input. No bytes close it.
+async fn write_frame(guard: &mut ChildStdin, bytes: &[u8]) -> std::io::Result<()> {
+    guard.write_all(&(bytes.len() as u64).to_be_bytes()).await?;
+    guard.write_all(bytes).await
 }
 
 /// Runs one job by a command.
@@ -106,9 +120,10 @@ pub(crate) async fn run(command: &str, ctx: JobContext) -> Result<Outcome, JobEr
         return Err(JobError::msg("the command's pipes are missing"));
     };
     // The payload as it was enqueued: a parser would round large numbers.
-    let body = ctx.raw_payload().as_bytes();
-    stdin.write_all(&(body.len() as u64).to_be_bytes()).await?;
-    stdin.write_all(body).await?;
+    if !ctx.raw_payload().is_empty() {
+        write_frame(&mut stdin, ctx.raw_payload().as_bytes()).await?;
+    }
+    write_frame(&mut stdin, b"").await?;
     // From here on the open pipe tells the guard that the worker lives and wants the command to go on. Dropping this
     // future closes it, and the guard ends the command.
     let alive = stdin;
@@ -150,9 +165,7 @@ pub(crate) async fn run(command: &str, ctx: JobContext) -> Result<Outcome, JobEr
         tracing::warn!("a process still holds the command's output open; the worker stopped reading it");
     }
     let Captured { output, last_words } = std::mem::take(&mut *lock(&captured));
-    let last_words = Vec::from(last_words).join("\n");
-    // A command may end without a word.
-    let last_words = if last_words.trim().is_empty() { String::new() } else { format!(": {last_words}") };
+    let last_words = said(last_words);
     match (status.code(), status.signal()) {
         (Some(0), _) => Ok(output.map_or(Outcome::Done(None), Outcome::DoneJson)),
         (Some(EXIT_PERMANENT), _) => Err(JobError::permanent(format!("exit {EXIT_PERMANENT}{last_words}"))),
@@ -163,8 +176,23 @@ pub(crate) async fn run(command: &str, ctx: JobContext) -> Result<Outcome, JobEr
     }
 }
 
+/// Formats the last lines of standard error, for the end of an error's text. A command may end without a word.
+fn said(last_words: VecDeque<String>) -> String {
+    let said = Vec::from(last_words).join("\n");
+    if said.trim().is_empty() { String::new() } else { format!(": {said}") }
+}
+
+/// Keeps a line of standard error, and no more than the last ones.
+fn keep(last_words: &mut VecDeque<String>, line: String) {
+    if last_words.len() == STDERR_LINES_KEPT {
+        last_words.pop_front();
+    }
+    last_words.push_back(line);
+}
+
 fn end_group(file: &Path) {
-    let group = std::fs::read_to_string(file).ok().and_then(|text| text.trim().parse().ok());
+    let text = std::fs::read_to_string(file).unwrap_or_default();
+    let group = text.split_whitespace().next().and_then(|group| group.parse().ok());
     if let Some(group) = group.and_then(Pid::from_raw) {
         // The group may have ended by itself.
         kill_process_group(group, Signal::KILL).ok();
@@ -183,7 +211,8 @@ async fn read_stdout(stdout: impl AsyncRead + Unpin, ctx: JobContext, captured: 
                 continue;
             }
         };
-        let Line { stage, percent, message, checkpoint, output, is_report, is_output } = Line::read(&text);
+        let Line { stage, percent, message, checkpoint, output, is_report, is_output, .. } =
+            Line::read(&text);
         if is_report {
             if let Err(error) = ctx.report_now(stage, percent, message, checkpoint) {
                 tracing::warn!(error = ?error, "the worker rejected a report of the command");
@@ -203,10 +232,6 @@ async fn read_stderr(stderr: impl AsyncRead + Unpin, captured: SharedCapture) {
     while let Some(line) = lines.next().await {
         let Ok(text) = line else { continue };
         tracing::info!("{text}");
-        let last = &mut lock(&captured).last_words;
-        if last.len() == STDERR_LINES_KEPT {
-            last.pop_front();
-        }
-        last.push_back(text);
+        keep(&mut lock(&captured).last_words, text);
     }
 }

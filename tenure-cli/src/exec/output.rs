@@ -2,7 +2,7 @@
 //!
 //! Not here: the command's process (`exec`). The fuzzer builds this file alone.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, time::Duration};
 
 use futures::{Stream, StreamExt};
 use serde_json::{Value, value::RawValue};
@@ -41,6 +41,30 @@ pub(crate) struct Line {
     pub(crate) is_report: bool,
     /// Whether the line names an output, even `null`.
     pub(crate) is_output: bool,
+    /// The claim that the line is about, if it says so.
+    pub(crate) claim_id: Option<String>,
+    /// How the job of a staying process has ended. The error is the rule that the line breaks.
+    pub(crate) settle: Option<Result<Settlement, String>>,
+}
+
+/// How a job of a process that stays has ended.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Settlement {
+    pub(crate) verdict: Verdict,
+    /// The process takes no more jobs.
+    pub(crate) is_last: bool,
+}
+
+#[derive(Debug, PartialEq)]
+pub(crate) enum Verdict {
+    /// The job is completed, with the line's own output, or else the last one that the process has printed.
+    Complete,
+    /// Try again, after this time or by the kind's policy.
+    Retry(Option<Duration>, String),
+    /// Run again after this time, without a charge.
+    Snooze(Duration),
+    Fail(String),
+    Cancel(String),
 }
 
 impl Line {
@@ -59,7 +83,40 @@ impl Line {
         let json_of = |name: &str| field(name).filter(|json| *json != "null").map(str::to_owned);
         let (checkpoint, output) = (json_of("checkpoint"), json_of("output"));
         let is_report = stage.is_some() || percent.is_some() || message.is_some() || checkpoint.is_some();
-        Self { stage, percent, message, checkpoint, output, is_report, is_output }
+        let settle = field("settle").map(|verdict| Settlement::read(verdict, &field, &text_of));
+        let claim_id = text_of("claim_id");
+        Self { stage, percent, message, checkpoint, output, is_report, is_output, claim_id, settle }
+    }
+}
+
+impl Settlement {
+    fn read<'a>(
+        verdict: &str,
+        field: &impl Fn(&str) -> Option<&'a str>,
+        text_of: &impl Fn(&str) -> Option<String>,
+    ) -> Result<Self, String> {
+        let after = field("after_seconds").map(|json| {
+            let seconds = serde_json::from_str::<f64>(json).ok();
+            let after = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+            after.ok_or_else(|| format!("after_seconds is {json}; write a number of seconds, 0 or more"))
+        });
+        let after = after.transpose()?;
+        let error = || {
+            let text = text_of("error").filter(|text| !text.trim().is_empty());
+            text.ok_or_else(|| format!("settle {verdict} has no error; write why, as text"))
+        };
+        let verdict = match serde_json::from_str::<String>(verdict).unwrap_or_default().as_str() {
+            "complete" => Verdict::Complete,
+            "retry" => Verdict::Retry(after, error()?),
+            "snooze" => Verdict::Snooze(
+                after.ok_or("settle \"snooze\" has no after_seconds; write a number of seconds")?,
+            ),
+            "fail" => Verdict::Fail(error()?),
+            "cancel" => Verdict::Cancel(error()?),
+            _ => return Err(format!("settle is {verdict}; write complete, retry, snooze, fail or cancel")),
+        };
+        let is_last = field("last").is_some_and(|json| json == "true");
+        Ok(Self { verdict, is_last })
     }
 }
 
@@ -77,6 +134,12 @@ pub(crate) fn try_output(data: &[u8]) {
         assert!(line.percent.is_none_or(|percent| (0.0..=100.0).contains(&percent)), "{:?}", line.percent);
         assert!(line.checkpoint.is_none_or(|json| json != "null"));
         assert!(line.output.is_none_or(|json| json != "null"));
+        if let Some(Ok(Settlement { verdict, .. })) = line.settle {
+            let (Verdict::Retry(_, error) | Verdict::Fail(error) | Verdict::Cancel(error)) = verdict else {
+                continue;
+            };
+            assert!(!error.trim().is_empty());
+        }
     }
 }
 

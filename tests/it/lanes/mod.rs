@@ -138,6 +138,28 @@ async fn a_lane_of_a_greater_weight_gets_more_turns() {
     assert!((110..=130).contains(&heavy), "{heavy} of 160");
 }
 
+/// Each call releases one job, so that the turn must be kept from call to call.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lane_that_had_its_turn_goes_behind_the_others() {
+    let bench = bench().await;
+    bench.tenure.put_lanes("q", Lanes::new().turns()).await.unwrap();
+    bench.tenure.pause_queue("q").await.unwrap();
+    let jobs = (0..30).map(|n| job(["a", "b", "c"][n as usize / 10], n, 0));
+    bench.tenure.enqueue_many(jobs).await.unwrap();
+    bench.tenure.resume_queue("q").await.unwrap();
+    let mut turns = Vec::new();
+    for _ in 0..40 {
+        let release =
+            "SELECT j.lane FROM tenure.tend_lanes(1, false) t JOIN tenure.jobs j ON j.id = t.id ORDER BY 1";
+        turns.extend(bench.text(release).await.lines().map(str::to_owned));
+    }
+    assert!(turns.len() >= 9, "{turns:?}");
+    for of_three in turns[..9].chunks(3) {
+        let lanes: std::collections::HashSet<_> = of_three.iter().collect();
+        assert_eq!(lanes.len(), 3, "{turns:?}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rate_starts_no_more_jobs_than_it_has_tokens() {
     let bench = bench().await;

@@ -1,0 +1,482 @@
+//! Stay: a process runs many jobs, one at a time.
+//!
+//! A job is a line of JSON on its standard input. The process reports by lines of JSON, as the command of one job does,
+//! and its `settle` line ends the job. It waits for the next one in between, for as long as it likes to live.
+
+use std::{
+    collections::VecDeque,
+    process::ExitStatus,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use futures::{StreamExt, stream::BoxStream};
+use serde::Serialize;
+use serde_json::value::RawValue;
+use tempfile::NamedTempFile;
+use tokio::{
+    process::{Child, ChildStdin},
+    sync::oneshot,
+    task::{JoinHandle, JoinSet},
+    time::{Instant, sleep_until, timeout},
+};
+use tokio_util::codec::LinesCodecError;
+
+use super::{
+    EXIT_PERMANENT, LAST_WORDS, NOT_STARTED, end_group, guard, keep,
+    output::{Line, Settlement, Verdict, lines},
+    said, spawn, traceparent, write_frame,
+};
+use tenure::{JobContext, JobError, Outcome, internals::EndedInTheMiddle};
+
+/// How long a process may live after it has closed its standard output.
+const CLOSED: Duration = Duration::from_secs(1);
+
+const NO_CLAIM: &str = "the process did not settle the job: the line has no claim_id; copy that of the job";
+
+type Lines = futures::stream::Fuse<BoxStream<'static, Result<String, LinesCodecError>>>;
+
+/// The processes of a worker. At most one for each job that runs at the same time.
+pub(crate) struct Processes {
+    command: String,
+    /// After how many jobs a process is replaced.
+    restart_after: Option<u32>,
+    pool: Mutex<Pool>,
+}
+
+#[derive(Default)]
+struct Pool {
+    /// The last one to become idle is the first to be taken: the others may be swapped out.
+    idle: Vec<Idle>,
+    retiring: JoinSet<()>,
+}
+
+/// A process without a job, whose lines are read by a task.
+struct Idle {
+    take: oneshot::Sender<()>,
+    watch: JoinHandle<Option<Process>>,
+}
+
+/// A job as the process reads it.
+#[derive(Serialize)]
+struct Job<'a> {
+    id: String,
+    queue: &'a str,
+    kind: &'a str,
+    attempt: u32,
+    max_attempts: u32,
+    fencing_token: i64,
+    claim_id: &'a str,
+    payload: &'a RawValue,
+    checkpoint: Option<&'a RawValue>,
+    traceparent: Option<&'a str>,
+}
+
+impl Processes {
+    pub(crate) fn new(command: String, restart_after: Option<u32>) -> Self {
+        Self { command, restart_after, pool: Mutex::default() }
+    }
+
+    /// Runs one job.
+    pub(crate) async fn run(&self, ctx: JobContext) -> Result<Outcome, JobError> {
+        let claim_id = ctx.claim_id().to_string();
+        let job = line(&ctx, &claim_id)?;
+        let (process, ended) = loop {
+            let mut process = match self.hand_over(&job).await {
+                Ok(process) => process,
+                Err(error) => {
+                    tracing::error!(%error, "could not start the command; the worker snoozed the job");
+                    return Ok(Outcome::Snooze(NOT_STARTED));
+                }
+            };
+            match process.work(&ctx, &claim_id).await {
+                Ended::Exited(_) if process.jobs > 1 && process.is_unread() => {
+                    tracing::info!("a process ended between two jobs; another takes the job");
+                }
+                ended => break (process, ended),
+            }
+        };
+        self.judge(process, ended, &claim_id).await
+    }
+
+    /// Says how the job has ended, and keeps or ends its process.
+    async fn judge(&self, mut process: Process, ended: Ended, claim_id: &str) -> Result<Outcome, JobError> {
+        match ended {
+            Ended::Settled(Settlement { verdict, is_last }) => {
+                let outcome = process.outcome(verdict);
+                if is_last || self.restart_after.is_some_and(|most| process.jobs >= most) {
+                    self.pool().retiring.spawn(process.retire());
+                } else {
+                    self.put_back(process);
+                }
+                outcome
+            }
+            // The job may run elsewhere as soon as this returns: its process must have ended by then.
+            Ended::Wrong(error) => {
+                process.end().await;
+                Err(JobError::msg(format!("{error}{}", said(process.last_words))))
+            }
+            Ended::Asked(reason) => match process.end_job(claim_id).await {
+                Some(settlement) => process.outcome(settlement.verdict),
+                None => Err(JobError::from(EndedInTheMiddle::new(format!(
+                    "the worker ended the process: {reason}"
+                )))),
+            },
+            Ended::Exited(status) => {
+                let last_words = said(process.last_words);
+                match status.code() {
+                    Some(EXIT_PERMANENT) => {
+                        Err(JobError::permanent(format!("exit {EXIT_PERMANENT}{last_words}")))
+                    }
+                    Some(code) => Err(JobError::msg(format!(
+                        "the process ended (exit {code}) before it settled the job{last_words}"
+                    ))),
+                    None => Err(JobError::msg(format!("the guard was killed{last_words}"))),
+                }
+            }
+        }
+    }
+
+    /// Gives a job to an idle process, or to a new one.
+    async fn hand_over(&self, job: &[u8]) -> std::io::Result<Process> {
+        loop {
+            let idle = self.pool().idle.pop();
+            let mut process = match idle {
+                Some(idle) => {
+                    idle.take.send(()).ok();
+                    // A process that has ended meanwhile is replaced.
+                    let Ok(Some(process)) = idle.watch.await else { continue };
+                    process
+                }
+                None => Process::start(&self.command)?,
+            };
+            match process.take(job).await {
+                Ok(()) => return Ok(process),
+                Err(error) if process.jobs == 0 => return Err(error),
+                // It has ended between two jobs, and has not read this one.
+                Err(error) => {
+                    tracing::info!(%error, "a process ended between two jobs; another takes the job")
+                }
+            }
+        }
+    }
+
+    fn put_back(&self, process: Process) {
+        let (take, taken) = oneshot::channel();
+        let watch = tokio::spawn(process.rest(taken));
+        self.pool().idle.push(Idle { take, watch });
+    }
+
+    /// Closes the standard input of the idle processes, and waits until they and those before them have ended. Call it
+    /// when no job runs any more.
+    pub(crate) async fn close(&self) {
+        let Pool { idle, mut retiring } = std::mem::take(&mut *self.pool());
+        for Idle { take, watch } in idle {
+            take.send(()).ok();
+            retiring.spawn(async move {
+                if let Ok(Some(process)) = watch.await {
+                    process.retire().await;
+                }
+            });
+        }
+        retiring.join_all().await;
+    }
+
+    fn pool(&self) -> std::sync::MutexGuard<'_, Pool> {
+        let mut pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner);
+        while pool.retiring.try_join_next().is_some() {}
+        pool
+    }
+}
+
+fn line(ctx: &JobContext, claim_id: &str) -> Result<Vec<u8>, JobError> {
+    let traceparent = traceparent(ctx);
+    let job = Job {
+        id: ctx.id().to_string(),
+        queue: ctx.queue(),
+        kind: ctx.kind(),
+        attempt: ctx.attempt(),
+        max_attempts: ctx.max_attempts(),
+        fencing_token: ctx.token().0,
+        claim_id,
+        payload: serde_json::from_str(ctx.raw_payload())?,
+        checkpoint: ctx.raw_checkpoint().map(serde_json::from_str).transpose()?,
+        traceparent: traceparent.as_deref(),
+    };
+    let mut line = serde_json::to_vec(&job)?;
+    // In JSON a line's end stands between tokens only; in a string it is escaped.
+    for byte in &mut line {
+        if matches!(*byte, b'\n' | b'\r') {
+            *byte = b' ';
+        }
+    }
+    line.push(b'\n');
+    Ok(line)
+}
+
+/// How a process has come to the end of a job.
+enum Ended {
+    Settled(Settlement),
+    /// The worker wants the job stopped.
+    Asked(tenure::handlers::CancelReason),
+    Exited(ExitStatus),
+    /// What the process wrote cannot be understood, or it can write no more.
+    Wrong(String),
+}
+
+/// A process under its guard.
+struct Process {
+    guard: Child,
+    /// While this is open, the guard lets the process live.
+    stdin: Option<ChildStdin>,
+    stdout: Lines,
+    stderr: Lines,
+    group: NamedTempFile,
+    /// How many jobs it was given.
+    jobs: u32,
+    /// How many bytes it was given, with the job and before it.
+    bytes: u64,
+    earlier_bytes: u64,
+    /// The last output of the job.
+    output: Option<String>,
+    last_words: VecDeque<String>,
+}
+
+impl Process {
+    fn start(command: &str) -> std::io::Result<Self> {
+        let group = NamedTempFile::with_prefix("tenure-group-")?;
+        let mut guard = spawn(command, group.path(), |_| {})?;
+        let (Some(stdin), Some(stdout), Some(stderr)) =
+            (guard.stdin.take(), guard.stdout.take(), guard.stderr.take())
+        else {
+            return Err(std::io::ErrorKind::BrokenPipe.into());
+        };
+        Ok(Self {
+            guard,
+            stdin: Some(stdin),
+            stdout: lines(stdout).boxed().fuse(),
+            stderr: lines(stderr).boxed().fuse(),
+            group,
+            jobs: 0,
+            bytes: 0,
+            earlier_bytes: 0,
+            output: None,
+            last_words: VecDeque::new(),
+        })
+    }
+
+    async fn take(&mut self, job: &[u8]) -> std::io::Result<()> {
+        self.output = None;
+        self.last_words.clear();
+        let stdin = self.stdin.as_mut().ok_or(std::io::ErrorKind::BrokenPipe)?;
+        write_frame(stdin, job).await?;
+        self.jobs += 1;
+        self.earlier_bytes = self.bytes;
+        self.bytes += job.len() as u64;
+        Ok(())
+    }
+
+    /// Reads what the process writes until its job has ended.
+    async fn work(&mut self, ctx: &JobContext, claim_id: &str) -> Ended {
+        let mut cancelled = std::pin::pin!(ctx.cancelled());
+        // When it closed its standard output.
+        let mut closed_at = None;
+        loop {
+            tokio::select! {
+                line = self.stdout.next(), if closed_at.is_none() => match line {
+                    Some(Ok(text)) => match self.understand(&text, Some(ctx), claim_id) {
+                        Ok(None) => {}
+                        Ok(Some(settlement)) => return Ended::Settled(settlement),
+                        Err(error) => return Ended::Wrong(error),
+                    },
+                    Some(Err(error)) => {
+                        return Ended::Wrong(format!("a line of the process's output cannot be read: {error}"));
+                    }
+                    None => closed_at = Some(Instant::now()),
+                },
+                Some(line) = self.stderr.next() => self.hear(line),
+                status = self.guard.wait() => {
+                    // What it wrote before its end counts.
+                    return match (self.last_lines(Some(ctx), claim_id).await, self.ended(status)) {
+                        (Some(settlement), _) => Ended::Settled(Settlement { is_last: true, ..settlement }),
+                        (None, Ok(status)) => Ended::Exited(status),
+                        (None, Err(error)) => Ended::Wrong(format!("could not wait for the process: {error}")),
+                    };
+                }
+                () = sleep_until(closed_at.unwrap_or_else(Instant::now) + CLOSED), if closed_at.is_some() => {
+                    let error = "the process closed its standard output before it settled the job";
+                    return Ended::Wrong(error.into());
+                }
+                reason = &mut cancelled => return Ended::Asked(reason),
+            }
+        }
+    }
+
+    /// Whether the process has ended before it read anything of its job.
+    fn is_unread(&self) -> bool {
+        let text = std::fs::read_to_string(self.group.path()).unwrap_or_default();
+        let read = text.split_whitespace().nth(1).and_then(|read| read.parse::<u64>().ok());
+        // A guard that was killed has not said it.
+        read.is_some_and(|read| read <= self.earlier_bytes)
+    }
+
+    /// Looks after what is left of a process that has ended.
+    fn ended(&mut self, status: std::io::Result<ExitStatus>) -> std::io::Result<ExitStatus> {
+        self.stdin = None;
+        if !matches!(&status, Ok(status) if status.code().is_some()) {
+            // The guard was killed, but not its command.
+            end_group(self.group.path());
+        }
+        status
+    }
+
+    /// Reads the pipes of a process that has ended, to their end. Returns how it settled its job. `ctx` is `None` once
+    /// the job must not report any more.
+    async fn last_lines(&mut self, ctx: Option<&JobContext>, claim_id: &str) -> Option<Settlement> {
+        let mut settled = None;
+        let mut are_open = (true, true);
+        let read = async {
+            while are_open != (false, false) {
+                tokio::select! {
+                    line = self.stdout.next(), if are_open.0 => match line {
+                        Some(Ok(text)) => {
+                            let understood = self.understand(&text, ctx, claim_id);
+                            settled = settled.take().or(understood.ok().flatten());
+                        }
+                        Some(Err(_)) => {}
+                        None => are_open.0 = false,
+                    },
+                    line = self.stderr.next(), if are_open.1 => match line {
+                        Some(line) => self.hear(line),
+                        None => are_open.1 = false,
+                    },
+                }
+            }
+        };
+        // Only a process that left the group can still hold the pipes.
+        timeout(LAST_WORDS, read).await.ok();
+        settled
+    }
+
+    /// Reads a line of standard output. `ctx` is `None` once the job must not report any more.
+    fn understand(
+        &mut self,
+        text: &str,
+        ctx: Option<&JobContext>,
+        claim_id: &str,
+    ) -> Result<Option<Settlement>, String> {
+        let line = Line::read(text);
+        if line.claim_id.as_deref().is_some_and(|named| named != claim_id) {
+            tracing::warn!("a line of the process is about a job that has ended; the worker skipped it");
+            return Ok(None);
+        }
+        if line.is_report
+            && let Some(ctx) = ctx
+            && let Err(error) = ctx.report_now(line.stage, line.percent, line.message, line.checkpoint)
+        {
+            tracing::warn!(error = ?error, "the worker rejected a report of the process");
+        }
+        if line.is_output {
+            self.output = line.output;
+        }
+        match line.settle {
+            None => {
+                if !line.is_report && !line.is_output {
+                    tracing::info!("{text}");
+                }
+                Ok(None)
+            }
+            Some(Err(error)) => Err(format!("the process did not settle the job: {error}")),
+            Some(Ok(_)) if line.claim_id.is_none() => Err(NO_CLAIM.into()),
+            Some(Ok(settlement)) => Ok(Some(settlement)),
+        }
+    }
+
+    /// Logs a line of standard error.
+    fn hear(&mut self, line: Result<String, LinesCodecError>) {
+        if let Ok(text) = line {
+            tracing::info!("{text}");
+            keep(&mut self.last_words, text);
+        }
+    }
+
+    fn outcome(&mut self, verdict: Verdict) -> Result<Outcome, JobError> {
+        match verdict {
+            Verdict::Complete => Ok(self.output.take().map_or(Outcome::Done(None), Outcome::DoneJson)),
+            Verdict::Retry(None, error) => Err(JobError::msg(error)),
+            Verdict::Retry(Some(after), error) => Err(JobError::retry_after(after, error)),
+            Verdict::Snooze(after) => Ok(Outcome::Snooze(after)),
+            Verdict::Fail(error) => Err(JobError::permanent(error)),
+            Verdict::Cancel(why) => Ok(Outcome::Cancel(why)),
+        }
+    }
+
+    /// Logs what the process writes between two jobs. Returns it when a job needs it, or `None` once it has ended.
+    async fn rest(mut self, mut taken: oneshot::Receiver<()>) -> Option<Self> {
+        loop {
+            tokio::select! { biased;
+                status = self.guard.wait() => {
+                    self.last_lines(None, "").await;
+                    let status = self.ended(status).map_or_else(|error| error.to_string(), |status| status.to_string());
+                    tracing::info!(status, "a process ended between two jobs; the next job starts another");
+                    return None;
+                }
+                line = self.stdout.next() => match line {
+                    Some(Ok(text)) => tracing::info!("{text}"),
+                    Some(Err(_)) => {}
+                    None => {
+                        // It is ending, or can settle no job any more.
+                        self.end().await;
+                        tracing::info!("a process ended between two jobs; the next job starts another");
+                        return None;
+                    }
+                },
+                Some(line) = self.stderr.next() => self.hear(line),
+                _ = &mut taken => return Some(self),
+            }
+        }
+    }
+
+    /// Ends the process: SIGTERM, then SIGKILL for what is left. `claim_id` is that of its job, if it has one; the
+    /// process may still settle it.
+    async fn end_job(&mut self, claim_id: &str) -> Option<Settlement> {
+        self.stdin = None;
+        let mut settled = None;
+        loop {
+            tokio::select! {
+                status = self.guard.wait() => {
+                    self.ended(status).ok();
+                    break;
+                }
+                // A full pipe must not keep it from ending.
+                Some(line) = self.stdout.next() => if let Ok(text) = line {
+                    let understood = self.understand(&text, None, claim_id);
+                    settled = settled.or(understood.ok().flatten());
+                },
+                Some(line) = self.stderr.next() => self.hear(line),
+            }
+        }
+        let last = self.last_lines(None, claim_id).await;
+        settled.or(last)
+    }
+
+    async fn end(&mut self) {
+        self.end_job("").await;
+    }
+
+    /// Lets the process end by itself: its standard input has ended. After a while, ends it.
+    async fn retire(mut self) {
+        if let Some(stdin) = &mut self.stdin {
+            write_frame(stdin, b"").await.ok();
+        }
+        let by_itself = async {
+            while let Some(line) = self.stdout.next().await {
+                if let Ok(text) = line {
+                    tracing::info!("{text}");
+                }
+            }
+        };
+        timeout(guard::TERM_GRACE, by_itself).await.ok();
+        self.end().await;
+    }
+}
