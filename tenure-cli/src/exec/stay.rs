@@ -155,7 +155,7 @@ impl Processes {
                 Err(error) if process.jobs == 0 => return Err(error),
                 // It has ended between two jobs, and has not read this one.
                 Err(error) => {
-                    tracing::info!(%error, "a process ended between two jobs; another takes the job")
+                    tracing::info!(%error, "a process ended between two jobs; another takes the job");
                 }
             }
         }
