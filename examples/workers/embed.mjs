@@ -7,15 +7,16 @@ import { createInterface } from 'node:readline';
 const loadModel = async () => (text) =>
     [...createHash('sha256').update(text).digest().subarray(0, 4)].map((byte) => byte / 255);
 
-const tell = (line) => process.stdout.write(JSON.stringify(line) + '\n');
+const tell = ({ claim_id }, line) => process.stdout.write(JSON.stringify({ claim_id, ...line }) + '\n');
 
-async function embed(model, { checkpoint, payload: { texts } }) {
-    if (!Array.isArray(texts)) throw new TypeError('the payload needs texts');
-    const vectors = checkpoint ?? [];
+const areTexts = (texts) => Array.isArray(texts) && texts.every((text) => typeof text === 'string');
+
+async function embed(model, job, texts) {
+    const vectors = job.checkpoint ?? [];
     for (const text of texts.slice(vectors.length)) {
         vectors.push(await model(text));
         // The heartbeat, what people see, and where another attempt continues.
-        tell({ stage: 'embedding', progress: (100 * vectors.length) / texts.length, checkpoint: vectors });
+        tell(job, { stage: 'embedding', progress: (100 * vectors.length) / texts.length, checkpoint: vectors });
     }
     return { vectors };
 }
@@ -23,11 +24,15 @@ async function embed(model, { checkpoint, payload: { texts } }) {
 const model = await loadModel();
 for await (const line of createInterface({ input: process.stdin })) {
     const job = JSON.parse(line);
-    const { claim_id } = job;
+    const { texts } = job.payload;
+    if (!areTexts(texts)) {
+        // No other attempt can mend the payload.
+        tell(job, { settle: 'fail', error: 'the payload needs texts: a list of strings' });
+        continue;
+    }
     try {
-        tell({ settle: 'complete', claim_id, output: await embed(model, job) });
+        tell(job, { settle: 'complete', output: await embed(model, job, texts) });
     } catch (error) {
-        // An error of the payload: no other attempt can mend it.
-        tell({ settle: error instanceof TypeError ? 'fail' : 'retry', claim_id, error: String(error) });
+        tell(job, { settle: 'retry', error: String(error) });
     }
 }

@@ -10,17 +10,20 @@ def load_model():
     return lambda text: [byte / 255 for byte in hashlib.sha256(text.encode()).digest()[:4]]
 
 
-def tell(**line):
-    print(json.dumps(line), flush=True)
+def tell(job, **line):
+    print(json.dumps({"claim_id": job["claim_id"], **line}, allow_nan=False), flush=True)
 
 
-def embed(model, job):
+def are_texts(texts):
+    return isinstance(texts, list) and all(isinstance(text, str) for text in texts)
+
+
+def embed(model, job, texts):
     vectors = job["checkpoint"] or []
-    texts = job["payload"]["texts"]
     for text in texts[len(vectors):]:
         vectors.append(model(text))
         # The heartbeat, what people see, and where another attempt continues.
-        tell(stage="embedding", progress=100 * len(vectors) / len(texts), checkpoint=vectors)
+        tell(job, stage="embedding", progress=100 * len(vectors) / len(texts), checkpoint=vectors)
     return {"vectors": vectors}
 
 
@@ -28,13 +31,15 @@ def main():
     model = load_model()
     for line in sys.stdin:
         job = json.loads(line)
-        claim = job["claim_id"]
+        texts = job["payload"].get("texts")
+        if not are_texts(texts):
+            # No other attempt can mend the payload.
+            tell(job, settle="fail", error="the payload needs texts: a list of strings")
+            continue
         try:
-            tell(settle="complete", claim_id=claim, output=embed(model, job))
-        except (KeyError, TypeError) as error:  # Of the payload: no other attempt can mend it.
-            tell(settle="fail", claim_id=claim, error=f"the payload needs texts: {error!r}")
+            tell(job, settle="complete", output=embed(model, job, texts))
         except Exception as error:
-            tell(settle="retry", claim_id=claim, error=repr(error))
+            tell(job, settle="retry", error=repr(error))
 
 
 main()

@@ -11,6 +11,7 @@ mod call;
 mod consume;
 mod cpu;
 mod endure;
+mod exec;
 mod grow;
 mod idle;
 mod lanes;
@@ -53,6 +54,8 @@ pub(crate) enum Work {
     /// Lanes: draining many, the turn of another lane, a rate, a limit, many held jobs. Private servers only; not part
     /// of the default.
     Lanes,
+    /// Commands in Python as handlers: a process for each job, beside processes that stay. Not part of the default.
+    Exec,
     /// From the kill of a worker until its job runs elsewhere.
     Recovery,
     /// 1,000 jobs report ten times a second each.
@@ -223,6 +226,7 @@ async fn measure(plan: &Plan, arena: &Arena, tick: &mut impl FnMut(&str)) -> any
                 Work::Pickup => pickup::pickup(arena, plan, &mut values).await?,
                 Work::Call => call::call(arena, plan, &mut values).await?,
                 Work::Lanes => lanes::lanes(arena, plan, &mut values).await?,
+                Work::Exec => exec::exec(arena, plan, &mut values).await?,
                 Work::Recovery => endure::recovery(arena, &mut values).await?,
                 Work::Progress => endure::progress(arena, &mut values).await?,
                 Work::Memory => endure::memory(arena, &mut values).await?,

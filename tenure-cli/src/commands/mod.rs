@@ -281,7 +281,7 @@ struct WorkArgs {
 
 #[derive(Debug, Args)]
 struct BenchArgs {
-    /// What to measure. Default: all but `relay`, `idle`, `grow`, `age`, `retention` and `pages`.
+    /// What to measure. Default: each that does not say otherwise.
     #[arg(value_enum)]
     works: Vec<Work>,
     /// Runs of each measurement; the median is printed. Default: 3, or 1 with --quick.

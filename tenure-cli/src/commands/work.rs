@@ -62,13 +62,20 @@ pub(super) async fn run(cli: &Cli, args: &WorkArgs) -> anyhow::Result<ExitCode> 
         }
         worker
     };
+    let stopping = processes.clone();
+    let stopped = async move {
+        shutdown_signal().await;
+        if let Some(processes) = stopping {
+            processes.stop();
+        }
+    };
     let worked = if let Some(cells) = cli.cells().await? {
-        let worked = cells.work(describe).run_until(shutdown_signal()).await.map_err(anyhow::Error::from);
+        let worked = cells.work(describe).run_until(stopped).await.map_err(anyhow::Error::from);
         cells.close().await;
         worked
     } else {
         let tenure = cli.connect_to_any().await?;
-        let worked = describe(&tenure).run_until(shutdown_signal()).await.map_err(anyhow::Error::from);
+        let worked = describe(&tenure).run_until(stopped).await.map_err(anyhow::Error::from);
         tenure.close().await;
         worked
     };

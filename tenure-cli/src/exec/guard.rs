@@ -88,8 +88,6 @@ fn guard(command: &str, group_file: &Path) -> io::Result<u8> {
         kill_process_group(group, Signal::KILL).ok();
     });
     let status = child.wait()?;
-    // Without it, the job is charged.
-    input.read().and_then(|read| write!(group_file, " {read}")).ok();
     if ending.load(Ordering::SeqCst) {
         // The command's children get the same grace to clean up.
         let deadline = Instant::now() + TERM_GRACE;
@@ -99,6 +97,8 @@ fn guard(command: &str, group_file: &Path) -> io::Result<u8> {
     }
     // A job that has ended leaves no process behind.
     kill_process_group(group, Signal::KILL).ok();
+    // Not earlier: what is left of the group may read. Without it, the job is charged.
+    input.read().and_then(|read| write!(group_file, " {read}")).ok();
     Ok(code_of(status))
 }
 
@@ -107,12 +107,14 @@ fn guard(command: &str, group_file: &Path) -> io::Result<u8> {
 struct Input {
     /// The command's end of the pipe: it tells how much the command has not read.
     end: Arc<io::PipeReader>,
+    /// Bytes of the parts that the writer has begun, and of those that are in the pipe as a whole.
+    begun: Arc<AtomicU64>,
     written: Arc<AtomicU64>,
 }
 
 impl Input {
     fn new(end: io::PipeReader) -> Self {
-        Self { end: Arc::new(end), written: Arc::default() }
+        Self { end: Arc::new(end), begun: Arc::default(), written: Arc::default() }
     }
 
     /// Starts to write frames into the pipe, until an empty one closes it.
@@ -125,6 +127,7 @@ impl Input {
                 }
                 // A write of this size is in the pipe as a whole, or not at all.
                 for part in frame.chunks(PIPE_BUF) {
+                    self.begun.fetch_add(part.len() as u64, Ordering::SeqCst);
                     if pipe.write_all(part).is_err() {
                         return;
                     }
@@ -135,8 +138,15 @@ impl Input {
         frames
     }
 
-    /// How many bytes the command has read.
+    /// How many bytes the command has read. It must have ended.
     fn read(&self) -> io::Result<u64> {
+        // The writer may be between the pipe and its count, or it waits for room in a full pipe.
+        let deadline = Instant::now() + Duration::from_millis(100);
+        while self.begun.load(Ordering::SeqCst) != self.written.load(Ordering::SeqCst)
+            && Instant::now() < deadline
+        {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         // In this order: what is written in between has not been read.
         let written = self.written.load(Ordering::SeqCst);
         Ok(written.saturating_sub(ioctl_fionread(&*self.end)?))

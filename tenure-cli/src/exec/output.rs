@@ -7,7 +7,10 @@ use std::{collections::HashMap, time::Duration};
 use futures::{Stream, StreamExt};
 use serde_json::{Value, value::RawValue};
 use tokio::io::AsyncRead;
-use tokio_util::codec::{FramedRead, LinesCodec, LinesCodecError};
+use tokio_util::{
+    bytes::BytesMut,
+    codec::{Decoder, FramedRead, LinesCodec, LinesCodecError},
+};
 
 /// The longest line that the worker reads.
 const LINE_BYTES_MAX: usize = 4 * 1024 * 1024;
@@ -16,16 +19,25 @@ const LINE_BYTES_MAX: usize = 4 * 1024 * 1024;
 pub(crate) fn lines(
     pipe: impl AsyncRead + Unpin,
 ) -> impl Stream<Item = Result<String, LinesCodecError>> + Unpin {
-    let framed = FramedRead::new(pipe, LinesCodec::new_with_max_length(LINE_BYTES_MAX));
-    Box::pin(futures::stream::unfold((framed, false), |(mut framed, failed)| async move {
-        let line = match framed.next().await {
-            // After an error the codec returns `None` once, then continues.
-            None if failed => framed.next().await,
-            line => line,
-        }?;
-        let failed = line.is_err();
-        Some((line, (framed, failed)))
-    }))
+    let codec = EachLine(LinesCodec::new_with_max_length(LINE_BYTES_MAX));
+    FramedRead::new(pipe, codec).map(|line| line.and_then(|line| line))
+}
+
+/// Passes an unreadable line on as a line: after an error, `FramedRead` waits for more bytes before it looks at those
+/// that it has.
+struct EachLine(LinesCodec);
+
+impl Decoder for EachLine {
+    type Item = Result<String, LinesCodecError>;
+    type Error = LinesCodecError;
+
+    fn decode(&mut self, bytes: &mut BytesMut) -> Result<Option<Self::Item>, Self::Error> {
+        Ok(self.0.decode(bytes).transpose())
+    }
+
+    fn decode_eof(&mut self, bytes: &mut BytesMut) -> Result<Option<Self::Item>, Self::Error> {
+        Ok(self.0.decode_eof(bytes).transpose())
+    }
 }
 
 /// A line of standard output.
@@ -45,6 +57,8 @@ pub(crate) struct Line {
     pub(crate) claim_id: Option<String>,
     /// How the job of a staying process has ended. The error is the rule that the line breaks.
     pub(crate) settle: Option<Result<Settlement, String>>,
+    /// Why a line that is to settle a job is no JSON. It may be a part of a line.
+    pub(crate) unread: Option<String>,
 }
 
 /// How a job of a process that stays has ended.
@@ -72,7 +86,9 @@ impl Line {
         // Postgres cannot store JSON that does not parse as a `Value`.
         let is_storable = matches!(serde_json::from_str(text), Ok(Value::Object(_)));
         let fields = is_storable.then(|| serde_json::from_str::<HashMap<String, &RawValue>>(text).ok());
-        let Some(fields) = fields.flatten() else { return Self::default() };
+        let Some(fields) = fields.flatten() else {
+            return Self { unread: unreadable(text), ..Self::default() };
+        };
         let field = |name: &str| fields.get(name).map(|value| value.get());
         let text_of = |name: &str| field(name).and_then(|json| serde_json::from_str::<String>(json).ok());
         let percent = field("progress").and_then(|json| serde_json::from_str::<f64>(json).ok());
@@ -85,8 +101,28 @@ impl Line {
         let is_report = stage.is_some() || percent.is_some() || message.is_some() || checkpoint.is_some();
         let settle = field("settle").map(|verdict| Settlement::read(verdict, &field, &text_of));
         let claim_id = text_of("claim_id");
-        Self { stage, percent, message, checkpoint, output, is_report, is_output, claim_id, settle }
+        Self {
+            stage,
+            percent,
+            message,
+            checkpoint,
+            output,
+            is_report,
+            is_output,
+            claim_id,
+            settle,
+            unread: None,
+        }
     }
+}
+
+/// Says why a line that is to settle a job cannot be read: NaN is no JSON, and Postgres stores no lone surrogate.
+fn unreadable(text: &str) -> Option<String> {
+    if !(text.trim_start().starts_with('{') && text.contains("\"settle\"")) {
+        return None;
+    }
+    let why = serde_json::from_str::<Value>(text).err()?;
+    Some(format!("the settle line is no JSON: {why}"))
 }
 
 impl Settlement {
@@ -95,7 +131,7 @@ impl Settlement {
         field: &impl Fn(&str) -> Option<&'a str>,
         text_of: &impl Fn(&str) -> Option<String>,
     ) -> Result<Self, String> {
-        let after = field("after_seconds").map(|json| {
+        let after = field("after_seconds").filter(|json| *json != "null").map(|json| {
             let seconds = serde_json::from_str::<f64>(json).ok();
             let after = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
             after.ok_or_else(|| format!("after_seconds is {json}; write a number of seconds, 0 or more"))

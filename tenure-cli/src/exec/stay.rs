@@ -10,14 +10,14 @@ use std::{
     time::Duration,
 };
 
-use futures::{StreamExt, stream::BoxStream};
+use futures::{FutureExt, StreamExt, stream::BoxStream};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use tempfile::NamedTempFile;
 use tokio::{
     process::{Child, ChildStdin},
     sync::oneshot,
-    task::{JoinHandle, JoinSet},
+    task::JoinHandle,
     time::{Instant, sleep_until, timeout},
 };
 use tokio_util::codec::LinesCodecError;
@@ -29,14 +29,14 @@ use super::{
 };
 use tenure::{JobContext, JobError, Outcome, internals::EndedInTheMiddle};
 
-/// How long a process may live after it has closed its standard output.
-const CLOSED: Duration = Duration::from_secs(1);
+/// How long an idle process gets to go on with the next job, before another one does.
+const WAKES: Duration = Duration::from_secs(1);
 
 const NO_CLAIM: &str = "the process did not settle the job: the line has no claim_id; copy that of the job";
 
 type Lines = futures::stream::Fuse<BoxStream<'static, Result<String, LinesCodecError>>>;
 
-/// The processes of a worker. At most one for each job that runs at the same time.
+/// The processes of a worker: as many as jobs have run at the same time.
 pub(crate) struct Processes {
     command: String,
     /// After how many jobs a process is replaced.
@@ -48,7 +48,10 @@ pub(crate) struct Processes {
 struct Pool {
     /// The last one to become idle is the first to be taken: the others may be swapped out.
     idle: Vec<Idle>,
-    retiring: JoinSet<()>,
+    /// Processes that end. A job waits for the end of one before it starts another, so that there are never more.
+    ending: VecDeque<JoinHandle<()>>,
+    /// The worker stops: no process waits for a job any more.
+    stops: bool,
 }
 
 /// A process without a job, whose lines are read by a task.
@@ -82,8 +85,9 @@ impl Processes {
         let claim_id = ctx.claim_id().to_string();
         let job = line(&ctx, &claim_id)?;
         let (process, ended) = loop {
-            let mut process = match self.hand_over(&job).await {
-                Ok(process) => process,
+            let mut process = match self.hand_over(&job, &ctx).await {
+                Ok(Some(process)) => process,
+                Ok(None) => return Err(JobError::msg("the job was stopped before a process had it")),
                 Err(error) => {
                     tracing::error!(%error, "could not start the command; the worker snoozed the job");
                     return Ok(Outcome::Snooze(NOT_STARTED));
@@ -96,19 +100,21 @@ impl Processes {
                 ended => break (process, ended),
             }
         };
-        self.judge(process, ended, &claim_id).await
+        self.judge(process, ended, &ctx, &claim_id).await
     }
 
     /// Says how the job has ended, and keeps or ends its process.
-    async fn judge(&self, mut process: Process, ended: Ended, claim_id: &str) -> Result<Outcome, JobError> {
+    async fn judge(
+        &self,
+        mut process: Process,
+        ended: Ended,
+        ctx: &JobContext,
+        claim_id: &str,
+    ) -> Result<Outcome, JobError> {
         match ended {
             Ended::Settled(Settlement { verdict, is_last }) => {
                 let outcome = process.outcome(verdict);
-                if is_last || self.restart_after.is_some_and(|most| process.jobs >= most) {
-                    self.pool().retiring.spawn(process.retire());
-                } else {
-                    self.put_back(process);
-                }
+                self.put_back(process, is_last);
                 outcome
             }
             // The job may run elsewhere as soon as this returns: its process must have ended by then.
@@ -116,7 +122,7 @@ impl Processes {
                 process.end().await;
                 Err(JobError::msg(format!("{error}{}", said(process.last_words))))
             }
-            Ended::Asked(reason) => match process.end_job(claim_id).await {
+            Ended::Asked(reason) => match process.end_job(Some(ctx), claim_id).await {
                 Some(settlement) => process.outcome(settlement.verdict),
                 None => Err(JobError::from(EndedInTheMiddle::new(format!(
                     "the worker ended the process: {reason}"
@@ -137,55 +143,89 @@ impl Processes {
         }
     }
 
-    /// Gives a job to an idle process, or to a new one.
-    async fn hand_over(&self, job: &[u8]) -> std::io::Result<Process> {
+    /// Gives a job to an idle process, or to a new one. Returns `None` if the job is stopped before.
+    async fn hand_over(&self, job: &[u8], ctx: &JobContext) -> std::io::Result<Option<Process>> {
         loop {
-            let idle = self.pool().idle.pop();
-            let mut process = match idle {
-                Some(idle) => {
-                    idle.take.send(()).ok();
-                    // A process that has ended meanwhile is replaced.
-                    let Ok(Some(process)) = idle.watch.await else { continue };
-                    process
-                }
-                None => Process::start(&self.command)?,
+            let (idle, ending) = {
+                let mut pool = self.pool();
+                let idle = pool.idle.pop();
+                let ending = if idle.is_none() { pool.ending.pop_front() } else { None };
+                (idle, ending)
             };
+            let process = match (idle, ending) {
+                (Some(idle), _) => tokio::select! {
+                    process = self.wake(idle) => process,
+                    _ = ctx.cancelled() => return Ok(None),
+                },
+                (None, Some(ending)) => tokio::select! {
+                    _ = ending => None,
+                    _ = ctx.cancelled() => return Ok(None),
+                },
+                (None, None) => Some(Process::start(&self.command)?),
+            };
+            if ctx.cancelled().now_or_never().is_some() {
+                return Ok(None);
+            }
+            let Some(mut process) = process else { continue };
             match process.take(job).await {
-                Ok(()) => return Ok(process),
+                Ok(()) => return Ok(Some(process)),
                 Err(error) if process.jobs == 0 => return Err(error),
                 // It has ended between two jobs, and has not read this one.
                 Err(error) => {
                     tracing::info!(%error, "a process ended between two jobs; another takes the job");
+                    process.end().await;
                 }
             }
         }
     }
 
-    fn put_back(&self, process: Process) {
-        let (take, taken) = oneshot::channel();
-        let watch = tokio::spawn(process.rest(taken));
-        self.pool().idle.push(Idle { take, watch });
+    /// Returns an idle process, or `None` if it ends.
+    async fn wake(&self, Idle { take, mut watch }: Idle) -> Option<Process> {
+        take.send(()).ok();
+        if let Ok(process) = timeout(WAKES, &mut watch).await {
+            return process.ok().flatten();
+        }
+        self.pool().ending.push_back(tokio::spawn(end_watched(watch)));
+        None
     }
 
-    /// Closes the standard input of the idle processes, and waits until they and those before them have ended. Call it
-    /// when no job runs any more.
-    pub(crate) async fn close(&self) {
-        let Pool { idle, mut retiring } = std::mem::take(&mut *self.pool());
-        for Idle { take, watch } in idle {
-            take.send(()).ok();
-            retiring.spawn(async move {
-                if let Ok(Some(process)) = watch.await {
-                    process.retire().await;
-                }
-            });
+    fn put_back(&self, process: Process, is_last: bool) {
+        let mut pool = self.pool();
+        if is_last || pool.stops || self.restart_after.is_some_and(|most| process.jobs >= most) {
+            pool.ending.push_back(tokio::spawn(process.retire()));
+        } else {
+            let (take, taken) = oneshot::channel();
+            pool.idle.push(Idle { take, watch: tokio::spawn(process.rest(taken)) });
         }
-        retiring.join_all().await;
+    }
+
+    /// Lets the idle processes end: the worker takes no more jobs.
+    pub(crate) fn stop(&self) {
+        let mut pool = self.pool();
+        pool.stops = true;
+        for Idle { take, watch } in std::mem::take(&mut pool.idle) {
+            take.send(()).ok();
+            pool.ending.push_back(tokio::spawn(end_watched(watch)));
+        }
+    }
+
+    /// Waits for a moment until the last processes have ended. The guards of the others end them.
+    pub(crate) async fn close(&self) {
+        self.stop();
+        let ending = std::mem::take(&mut self.pool().ending);
+        timeout(LAST_WORDS, futures::future::join_all(ending)).await.ok();
     }
 
     fn pool(&self) -> std::sync::MutexGuard<'_, Pool> {
         let mut pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner);
-        while pool.retiring.try_join_next().is_some() {}
+        pool.ending.retain(|ending| !ending.is_finished());
         pool
+    }
+}
+
+async fn end_watched(watch: JoinHandle<Option<Process>>) {
+    if let Ok(Some(process)) = watch.await {
+        process.retire().await;
     }
 }
 
@@ -203,15 +243,11 @@ fn line(ctx: &JobContext, claim_id: &str) -> Result<Vec<u8>, JobError> {
         checkpoint: ctx.raw_checkpoint().map(serde_json::from_str).transpose()?,
         traceparent: traceparent.as_deref(),
     };
-    let mut line = serde_json::to_vec(&job)?;
-    // In JSON a line's end stands between tokens only; in a string it is escaped.
-    for byte in &mut line {
-        if matches!(*byte, b'\n' | b'\r') {
-            *byte = b' ';
-        }
-    }
-    line.push(b'\n');
-    Ok(line)
+    // In JSON a line's end stands between tokens only, where a space does as well. The two that only JavaScript takes
+    // for ends of lines may stand in a string.
+    let line = serde_json::to_string(&job)?.replace(['\n', '\r'], " ");
+    let line = line.replace('\u{2028}', "\\u2028").replace('\u{2029}', "\\u2029");
+    Ok((line + "\n").into_bytes())
 }
 
 /// How a process has come to the end of a job.
@@ -222,6 +258,19 @@ enum Ended {
     Exited(ExitStatus),
     /// What the process wrote cannot be understood, or it can write no more.
     Wrong(String),
+}
+
+/// A line that is to settle a job, and does not.
+struct Refused {
+    why: String,
+    /// Otherwise it may be half a line, of a process that has ended meanwhile.
+    is_whole: bool,
+}
+
+impl Refused {
+    fn whole(why: String) -> Self {
+        Self { why, is_whole: true }
+    }
 }
 
 /// A process under its guard.
@@ -279,33 +328,47 @@ impl Process {
     /// Reads what the process writes until its job has ended.
     async fn work(&mut self, ctx: &JobContext, claim_id: &str) -> Ended {
         let mut cancelled = std::pin::pin!(ctx.cancelled());
-        // When it closed its standard output.
-        let mut closed_at = None;
+        // Why it cannot settle the job any more, and when it must have ended by itself: a process that ends writes half
+        // a line, and closes its output, before that.
+        let mut wrong: Option<(Instant, String)> = None;
+        let mut is_open = true;
         loop {
+            let due = wrong.as_ref().map(|(at, _)| *at);
             tokio::select! {
-                line = self.stdout.next(), if closed_at.is_none() => match line {
-                    Some(Ok(text)) => match self.understand(&text, Some(ctx), claim_id) {
-                        Ok(None) => {}
-                        Ok(Some(settlement)) => return Ended::Settled(settlement),
-                        Err(error) => return Ended::Wrong(error),
-                    },
-                    Some(Err(error)) => {
-                        return Ended::Wrong(format!("a line of the process's output cannot be read: {error}"));
-                    }
-                    None => closed_at = Some(Instant::now()),
-                },
+                line = self.stdout.next(), if is_open => {
+                    let error = match line {
+                        Some(Ok(text)) => match self.understand(&text, Some(ctx), claim_id) {
+                            Ok(None) => continue,
+                            Ok(Some(settlement)) => return Ended::Settled(settlement),
+                            Err(Refused { why, is_whole: true }) => return Ended::Wrong(why),
+                            Err(Refused { why, .. }) => why,
+                        },
+                        Some(Err(LinesCodecError::MaxLineLengthExceeded)) => {
+                            return Ended::Wrong("a line of the process's output is above 4 MiB".into());
+                        }
+                        Some(Err(error)) => {
+                            tracing::warn!(%error, "the worker skipped a line of the process's output");
+                            continue;
+                        }
+                        None => {
+                            is_open = false;
+                            "the process closed its standard output before it settled the job".into()
+                        }
+                    };
+                    wrong.get_or_insert((Instant::now() + LAST_WORDS, error));
+                }
                 Some(line) = self.stderr.next() => self.hear(line),
                 status = self.guard.wait() => {
+                    let status = self.ended(status);
                     // What it wrote before its end counts.
-                    return match (self.last_lines(Some(ctx), claim_id).await, self.ended(status)) {
-                        (Some(settlement), _) => Ended::Settled(Settlement { is_last: true, ..settlement }),
-                        (None, Ok(status)) => Ended::Exited(status),
-                        (None, Err(error)) => Ended::Wrong(format!("could not wait for the process: {error}")),
+                    return match (self.last_lines(Some(ctx), claim_id).await, status, wrong) {
+                        (Some(settlement), ..) => Ended::Settled(Settlement { is_last: true, ..settlement }),
+                        (None, Ok(status), _) => Ended::Exited(status),
+                        (None, Err(error), _) => Ended::Wrong(format!("could not wait for the process: {error}")),
                     };
                 }
-                () = sleep_until(closed_at.unwrap_or_else(Instant::now) + CLOSED), if closed_at.is_some() => {
-                    let error = "the process closed its standard output before it settled the job";
-                    return Ended::Wrong(error.into());
+                () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
+                    return Ended::Wrong(wrong.map(|(_, error)| error).unwrap_or_default());
                 }
                 reason = &mut cancelled => return Ended::Asked(reason),
             }
@@ -330,8 +393,7 @@ impl Process {
         status
     }
 
-    /// Reads the pipes of a process that has ended, to their end. Returns how it settled its job. `ctx` is `None` once
-    /// the job must not report any more.
+    /// Reads the pipes of a process that has ended. Returns how it settled its job. `ctx` is `None` if it has none.
     async fn last_lines(&mut self, ctx: Option<&JobContext>, claim_id: &str) -> Option<Settlement> {
         let mut settled = None;
         let mut are_open = (true, true);
@@ -358,14 +420,20 @@ impl Process {
         settled
     }
 
-    /// Reads a line of standard output. `ctx` is `None` once the job must not report any more.
+    /// Reads a line of standard output. `ctx` is `None` if the process has no job.
     fn understand(
         &mut self,
         text: &str,
         ctx: Option<&JobContext>,
         claim_id: &str,
-    ) -> Result<Option<Settlement>, String> {
+    ) -> Result<Option<Settlement>, Refused> {
         let line = Line::read(text);
+        if let Some(why) = line.unread {
+            return Err(Refused {
+                why: format!("the process did not settle the job: {why}"),
+                is_whole: false,
+            });
+        }
         if line.claim_id.as_deref().is_some_and(|named| named != claim_id) {
             tracing::warn!("a line of the process is about a job that has ended; the worker skipped it");
             return Ok(None);
@@ -386,8 +454,8 @@ impl Process {
                 }
                 Ok(None)
             }
-            Some(Err(error)) => Err(format!("the process did not settle the job: {error}")),
-            Some(Ok(_)) if line.claim_id.is_none() => Err(NO_CLAIM.into()),
+            Some(Err(error)) => Err(Refused::whole(format!("the process did not settle the job: {error}"))),
+            Some(Ok(_)) if line.claim_id.is_none() => Err(Refused::whole(NO_CLAIM.into())),
             Some(Ok(settlement)) => Ok(Some(settlement)),
         }
     }
@@ -416,11 +484,13 @@ impl Process {
         loop {
             tokio::select! { biased;
                 status = self.guard.wait() => {
-                    self.last_lines(None, "").await;
                     let status = self.ended(status).map_or_else(|error| error.to_string(), |status| status.to_string());
+                    self.last_lines(None, "").await;
                     tracing::info!(status, "a process ended between two jobs; the next job starts another");
                     return None;
                 }
+                // Before what it writes: it may write without end.
+                _ = &mut taken => return Some(self),
                 line = self.stdout.next() => match line {
                     Some(Ok(text)) => tracing::info!("{text}"),
                     Some(Err(_)) => {}
@@ -432,14 +502,13 @@ impl Process {
                     }
                 },
                 Some(line) = self.stderr.next() => self.hear(line),
-                _ = &mut taken => return Some(self),
             }
         }
     }
 
     /// Ends the process: SIGTERM, then SIGKILL for what is left. `claim_id` is that of its job, if it has one; the
     /// process may still settle it.
-    async fn end_job(&mut self, claim_id: &str) -> Option<Settlement> {
+    async fn end_job(&mut self, ctx: Option<&JobContext>, claim_id: &str) -> Option<Settlement> {
         self.stdin = None;
         let mut settled = None;
         loop {
@@ -450,18 +519,18 @@ impl Process {
                 }
                 // A full pipe must not keep it from ending.
                 Some(line) = self.stdout.next() => if let Ok(text) = line {
-                    let understood = self.understand(&text, None, claim_id);
+                    let understood = self.understand(&text, ctx, claim_id);
                     settled = settled.or(understood.ok().flatten());
                 },
                 Some(line) = self.stderr.next() => self.hear(line),
             }
         }
-        let last = self.last_lines(None, claim_id).await;
+        let last = self.last_lines(ctx, claim_id).await;
         settled.or(last)
     }
 
     async fn end(&mut self) {
-        self.end_job("").await;
+        self.end_job(None, "").await;
     }
 
     /// Lets the process end by itself: its standard input has ended. After a while, ends it.
@@ -470,9 +539,13 @@ impl Process {
             write_frame(stdin, b"").await.ok();
         }
         let by_itself = async {
-            while let Some(line) = self.stdout.next().await {
-                if let Ok(text) = line {
-                    tracing::info!("{text}");
+            loop {
+                tokio::select! {
+                    _ = self.guard.wait() => break,
+                    Some(line) = self.stdout.next() => if let Ok(text) = line {
+                        tracing::info!("{text}");
+                    },
+                    Some(line) = self.stderr.next() => self.hear(line),
                 }
             }
         };

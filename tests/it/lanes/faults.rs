@@ -119,6 +119,21 @@ async fn a_redriven_job_waits_in_its_lane() {
     worker.stop().await;
 }
 
+/// A worker notes the end of an attempt; by the time of the call the job may run again.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_slot_of_a_live_job_is_not_given_away_though_a_worker_says_that_it_has_ended() {
+    let bench = bench().await;
+    bench.tenure.setup(&["q".to_owned()]).await.unwrap();
+    bench.tenure.put_lanes("q", Lanes::new().running(1)).await.unwrap();
+    let first = bench.tenure.enqueue(job("a", 1, 0)).await.unwrap().id;
+    bench.tenure.enqueue(job("a", 2, 0)).await.unwrap();
+    for ended in [format!("'{{{first}}}'"), "NULL".to_owned()] {
+        let admit = format!("SELECT count(*) FROM tenure.admit('q', '{{a}}', {ended}, 10)");
+        assert_eq!(bench.text(&admit).await, "(0)", "{ended}");
+        assert_eq!(bench.count(&format!("tenure.lane_slots WHERE job_id = '{first}'")).await, 1, "{ended}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_that_is_cancelled_before_it_ran_gives_its_token_back() {
     let bench = bench().await;

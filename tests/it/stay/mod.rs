@@ -6,7 +6,10 @@ use std::{
     time::Duration,
 };
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::{
+    io::ioctl_fionread,
+    process::{Pid, Signal, kill_process},
+};
 use serde_json::{Value, json};
 use tenure::{JobId, JobRequest, Status, rows::JobRow};
 
@@ -14,6 +17,16 @@ use crate::{
     exec::until_dead,
     harness::{Bench, Child, bench, bench_with, until_file},
 };
+
+/// Silent jobs are not reset.
+async fn patient() -> Bench {
+    bench_with(|config| {
+        config.timing.stale_after = Duration::from_secs(60);
+        config.timing.ack_wait = Duration::from_secs(90);
+        config.timing.shutdown_grace = Duration::from_millis(50);
+    })
+    .await
+}
 
 fn folder(bench: &Bench) -> PathBuf {
     let folder = bench.config.runtime_dir.join("stay");
@@ -61,7 +74,8 @@ async fn one_process_runs_job_after_job_and_reads_each_as_a_line() {
     let bench = bench().await;
     let worker = work(&bench, &[]);
     let pi = "3.141592653589793238462643383279";
-    let with_lines = format!("{{\n  \"pi\": {pi},\r\n  \"text\": \"two\\nlines\"\n}}");
+    // U+2028 ends a line for some readers.
+    let with_lines = format!("{{\n  \"pi\": {pi},\r\n  \"text\": \"two\\nlines\u{2028}\"\n}}");
     let id = bench.tenure.enqueue(JobRequest::from_json("q", "echo", &with_lines)).await.unwrap().id;
     let first = bench.until_finished(id).await;
     let output = first.output.unwrap();
@@ -72,7 +86,7 @@ async fn one_process_runs_job_after_job_and_reads_each_as_a_line() {
         (&job["attempt"], &job["max_attempts"], &job["fencing_token"]),
         (&json!(1), &json!(5), &json!(1))
     );
-    assert_eq!((&job["checkpoint"], &job["payload"]["text"]), (&Value::Null, &json!("two\nlines")));
+    assert_eq!((&job["checkpoint"], &job["payload"]["text"]), (&Value::Null, &json!("two\nlines\u{2028}")));
     let claim: uuid::Uuid =
         bench.value(&format!("SELECT claim_id FROM tenure.job_history WHERE id = '{id}'")).await;
     assert_eq!(job["claim_id"], json!(claim.to_string()));
@@ -132,7 +146,7 @@ async fn each_verdict_ends_its_attempt_and_the_process_goes_on() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_that_ends_its_process_is_charged_and_the_next_job_gets_another() {
-    let bench = bench().await;
+    let bench = patient().await;
     let worker = work(&bench, &[]);
     let mut pids = HashSet::from([pid(&bench).await]);
     let crashed = enqueue(&bench, "exit", json!(3)).await;
@@ -158,11 +172,7 @@ async fn a_job_that_ends_its_process_is_charged_and_the_next_job_gets_another() 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_line_that_cannot_settle_the_job_says_why_and_ends_the_process() {
-    let bench = bench_with(|config| {
-        config.timing.stale_after = Duration::from_secs(60);
-        config.timing.ack_wait = Duration::from_secs(90);
-    })
-    .await;
+    let bench = patient().await;
     let worker = work(&bench, &["--concurrency", "8"]);
     let settled = "the process did not settle the job: ";
     for (line, error) in [
@@ -191,9 +201,12 @@ async fn a_line_that_cannot_settle_the_job_says_why_and_ends_the_process() {
         let id = enqueue(&bench, "raw", json!(line)).await;
         assert_eq!(first_error(&bench, id).await, error, "{line}");
     }
+    let not_a_number = r#"{"settle": "complete", "claim_id": "CLAIM", "output": NaN}"#;
+    let not_a_number = enqueue(&bench, "raw", json!(not_a_number)).await;
+    let error = first_error(&bench, not_a_number).await;
+    assert!(error.starts_with(&format!("{settled}the settle line is no JSON: expected value")), "{error}");
     let long = enqueue(&bench, "long", json!(null)).await;
-    let error = first_error(&bench, long).await;
-    assert!(error.starts_with("a line of the process's output cannot be read: max line length"), "{error}");
+    assert_eq!(first_error(&bench, long).await, "a line of the process's output is above 4 MiB");
     let closed = enqueue(&bench, "closed", json!(null)).await;
     let error = first_error(&bench, closed).await;
     assert_eq!(error, "the process closed its standard output before it settled the job");
@@ -223,14 +236,16 @@ async fn a_second_settle_line_does_not_end_the_next_job() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_process_that_ends_between_two_jobs_charges_no_job() {
-    let bench = bench().await;
+    let bench = patient().await;
     let worker = work(&bench, &[]);
     for _ in 0..20 {
         let before = pid(&bench).await;
-        // The worker may give it the next job before it knows.
-        kill_process(Pid::from_raw(i32::try_from(before).unwrap()).unwrap(), Signal::KILL).unwrap();
+        let process = i32::try_from(before).unwrap();
+        kill_process(Pid::from_raw(process).unwrap(), Signal::KILL).unwrap();
+        // Until then it may read. The worker may still give it the next job before it knows.
+        until_dead(process, Duration::from_secs(5)).await;
         let next = run(&bench, "echo", json!(null)).await;
-        assert_eq!(next.attempt, 1);
+        assert_eq!(next.attempt, 1, "{}", worker.log());
         assert_ne!(next.output.unwrap()["pid"], json!(before));
     }
     // These end with their job, and the next one is there already.
@@ -248,15 +263,19 @@ async fn a_process_that_ends_between_two_jobs_charges_no_job() {
 /// A process that is stopped has not read the job that it got; one that has read it is charged.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_is_charged_only_if_its_process_has_read_of_it() {
-    let bench = bench().await;
+    let bench = patient().await;
     let mut worker = work(&bench, &[]);
     let before = i32::try_from(pid(&bench).await).unwrap();
     let process = Pid::from_raw(before).unwrap();
     kill_process(process, Signal::STOP).unwrap();
     let id = enqueue(&bench, "echo", json!("x".repeat(200_000))).await;
     bench.until_count(&format!("tenure.jobs WHERE id = '{id}' AND status = 'processing'"), 1).await;
-    // The guard writes it to the pipe meanwhile.
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    let input = std::fs::File::open(format!("/proc/{before}/fd/0")).unwrap();
+    let deadline = std::time::Instant::now() + Duration::from_secs(20);
+    while ioctl_fionread(&input).unwrap() == 0 {
+        assert!(std::time::Instant::now() < deadline, "the guard writes nothing");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
     kill_process(process, Signal::KILL).unwrap();
     let row = bench.until_finished(id).await;
     assert_eq!((row.status, row.attempt), (Status::Completed, 1));
@@ -273,7 +292,7 @@ async fn a_job_is_charged_only_if_its_process_has_read_of_it() {
 /// Neither its payload nor its silence stops the worker: the job's timeout ends it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_process_that_reads_nothing_is_ended_by_the_timeout_of_its_job() {
-    let bench = bench().await;
+    let bench = patient().await;
     let pids = folder(&bench).join("deaf");
     let command = format!("echo $$ > {0}.new; mv {0}.new {0}; sleep 600", pids.display());
     let arguments = ["work", "q", "--exec", &command, "--stay", "--timeout", "1s"];
@@ -292,10 +311,13 @@ async fn what_a_process_has_started_ends_with_it() {
     let bench = bench().await;
     let mut worker = work(&bench, &["--concurrency", "2"]);
     let output = run(&bench, "forks", json!(null)).await.output.unwrap();
+    // A line that is no text is skipped.
+    assert_eq!(run(&bench, "bytes", json!(null)).await.status, Status::Completed);
     let [child, process] =
         ["child", "pid"].map(|name| i32::try_from(output[name].as_i64().unwrap()).unwrap());
     // The child holds the standard output open.
-    kill_process(Pid::from_raw(process).unwrap(), Signal::KILL).unwrap();
+    let killed = kill_process(Pid::from_raw(process).unwrap(), Signal::KILL);
+    assert!(killed.is_ok(), "{}", worker.log());
     until_dead(child, Duration::from_secs(14)).await;
     let output = run(&bench, "forks", json!(null)).await.output.unwrap();
     let child = i32::try_from(output["child"].as_i64().unwrap()).unwrap();
@@ -305,7 +327,7 @@ async fn what_a_process_has_started_ends_with_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cancelled_job_ends_its_process_unless_it_settles_in_time() {
-    let bench = bench().await;
+    let bench = patient().await;
     let worker = work(&bench, &[]);
     let stopped = enqueue(&bench, "stopped", json!(null)).await;
     let file = folder(&bench).join("stopped-pid");
@@ -320,6 +342,43 @@ async fn a_cancelled_job_ends_its_process_unless_it_settles_in_time() {
     let row = bench.until_finished(in_time).await;
     assert_eq!((row.status, row.output), (Status::Completed, Some(json!("in time"))));
     assert_ne!(pid(&bench).await, i64::from(process));
+    // What it saves before its end is there for the next attempt.
+    let saves = enqueue(&bench, "saves", json!(null)).await;
+    until_file(&folder(&bench).join("saves-began")).await;
+    stop(worker).await;
+    let checkpoint = "tenure.jobs WHERE status = 'queued' AND checkpoint = '{\"page\": 9}'";
+    let rows = bench.text("SELECT status, attempt, checkpoint, last_error FROM tenure.jobs").await;
+    assert_eq!(bench.count(checkpoint).await, 1, "{rows}");
+    let worker = work(&bench, &[]);
+    assert_eq!(bench.until_finished(saves).await.output, Some(json!({"page": 9})));
+    stop(worker).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_stops_soon_beside_an_idle_process_that_does_not_end() {
+    let bench = bench().await;
+    let worker = work(&bench, &[]);
+    let output = run(&bench, "stubborn", json!(null)).await.output.unwrap();
+    let began = std::time::Instant::now();
+    stop(worker).await;
+    assert!(began.elapsed() < Duration::from_secs(9), "{:?}", began.elapsed());
+    until_dead(i32::try_from(output["pid"].as_i64().unwrap()).unwrap(), Duration::from_secs(14)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_does_not_outlive_a_guard_that_was_killed() {
+    let bench = patient().await;
+    let worker = work(&bench, &[]);
+    let id = enqueue(&bench, "guarded", json!(null)).await;
+    let mut pids = [0; 2];
+    for (pid, name) in pids.iter_mut().zip(["guard", "guarded"]) {
+        let file = folder(&bench).join(name);
+        until_file(&file).await;
+        *pid = std::fs::read_to_string(&file).unwrap().parse().unwrap();
+    }
+    kill_process(Pid::from_raw(pids[0]).unwrap(), Signal::KILL).unwrap();
+    assert_eq!(first_error(&bench, id).await, "the guard was killed");
+    until_dead(pids[1], Duration::from_secs(2)).await;
     stop(worker).await;
 }
 

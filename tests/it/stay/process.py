@@ -68,6 +68,31 @@ for text in sys.stdin:
     elif kind == "stopped":
         leave("stopped-pid", os.getpid())
         time.sleep(600)
+    elif kind == "saves":
+        def save(*_):
+            tell(checkpoint={"page": 9})
+            os._exit(1)
+
+        if job["checkpoint"] is not None:
+            settle("complete", output=job["checkpoint"])
+            continue
+        signal.signal(signal.SIGTERM, save)
+        leave("saves-began")
+        time.sleep(600)
+    elif kind == "stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        settle("complete", output={"pid": os.getpid()})
+        while True:
+            time.sleep(600)
+    elif kind == "bytes":
+        sys.stdout.buffer.write(b"caf\xe9\n")
+        settle("complete")
+    elif kind == "guarded":
+        leave("guard", os.getppid())
+        leave("guarded", os.getpid())
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        while True:
+            time.sleep(600)
     elif kind == "in.time":
         def at_the_end(*_):
             settle("complete", output="in time")
