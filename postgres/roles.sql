@@ -81,6 +81,7 @@ GRANT SELECT, INSERT ON tenure.effects TO tenure_worker;
 GRANT UPDATE (result, fencing_token) ON tenure.effects TO tenure_worker;
 GRANT SELECT, INSERT, UPDATE, DELETE ON tenure.workers TO tenure_worker;
 GRANT SELECT, UPDATE ON tenure.scanner_state, tenure.turns TO tenure_worker;
+GRANT SELECT ON tenure.gateway_keys TO tenure_worker;
 GRANT SELECT, INSERT, DELETE ON tenure.relay_marks TO tenure_worker;
 GRANT SELECT ON tenure.queues, tenure.queue_slots, tenure.schedules, tenure.all_jobs, tenure.job_executions_all
     TO tenure_worker;
@@ -126,4 +127,6 @@ GRANT UPDATE (changed_at) ON tenure.lane_settings TO tenure_operator;
 GRANT DELETE ON tenure.dead_letter_jobs, tenure.job_keys, tenure.job_executions, tenure.effects TO tenure_operator;
 
 GRANT SELECT ON ALL TABLES IN SCHEMA tenure TO tenure_viewer;
+-- With the key, a receipt could be made up.
+REVOKE ALL ON tenure.gateway_keys FROM tenure_viewer;
 ALTER DEFAULT PRIVILEGES IN SCHEMA tenure GRANT SELECT ON TABLES TO tenure_viewer;

@@ -62,6 +62,8 @@ mod deliver;
 mod run;
 #[cfg(feature = "worker")]
 mod recover;
+#[cfg(feature = "gateway")]
+mod gateway;
 #[cfg(feature = "worker")]
 mod worker;
 

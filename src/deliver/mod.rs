@@ -86,6 +86,8 @@ pub(crate) struct Deliver {
     hooks: Hooks,
     /// Jobs whose claim got no answer, with the time of the claim.
     unanswered: Arc<Mutex<HashMap<JobId, Instant>>>,
+    /// Whether the jobs run in another process, which alone knows its claims: see [`Deliver::claiming_for`].
+    runs_elsewhere: bool,
 }
 
 /// The settings of [`Deliver`].
@@ -107,20 +109,8 @@ impl Deliver {
         heartbeat: Heartbeat,
         settings: DeliverSettings,
     ) -> Self {
-        let claims = {
-            let (store, worker_id, host) =
-                (store.clone(), settings.worker_id.clone(), settings.worker_host.clone());
-            let fitting = Arc::new(AtomicUsize::new(ITEMS_MAX));
-            let slots = settings.slots.clone();
-            Batcher::spawn(
-                |_| 0,
-                move |batch: Vec<ClaimRequest>| {
-                    let (store, worker_id, host) = (store.clone(), worker_id.clone(), host.clone());
-                    let (fitting, slots) = (fitting.clone(), slots.clone());
-                    async move { claim_batch(Claimant { store, worker_id, host, slots }, batch, &fitting).await }
-                },
-            )
-        };
+        let (worker_id, host) = (settings.worker_id.clone(), settings.worker_host.clone());
+        let claims = claims(store.clone(), worker_id, host, settings.slots.clone());
         Self {
             // An enqueue's hooks hear of no submission.
             rows: insert::batcher(store.clone(), None, EnqueueHooks::default()),
@@ -137,7 +127,17 @@ impl Deliver {
             slots: settings.slots,
             hooks: settings.hooks,
             unanswered: Arc::default(),
+            runs_elsewhere: false,
         }
+    }
+
+    /// Returns one that claims for another process. That process finds the claims whose answers it did not get: a claim
+    /// that is unknown here may have reached it by way of another gateway.
+    #[cfg(feature = "gateway")]
+    pub(crate) fn claiming_for(&self, worker_id: &str, host: &str, slots: HashMap<String, Slots>) -> Self {
+        let (worker_id, slots): (Arc<str>, _) = (worker_id.into(), Arc::new(slots));
+        let claims = claims(self.store.clone(), worker_id.clone(), host.into(), slots.clone());
+        Self { claims, worker_id, slots, unanswered: Arc::default(), runs_elsewhere: true, ..self.clone() }
     }
 
     /// Reads a delivery and claims its job. `rules` returns the rules of a kind, or `None` for a kind that this
@@ -245,7 +245,9 @@ impl Deliver {
                 },
                 // This worker's own claim, whose answer was lost: no handler runs it. The reservation is ours, so
                 // no other delivery of this process is about to run it.
-                Missed::Owned { owner, claim, token, .. } if *owner == *self.worker_id => {
+                Missed::Owned { owner, claim, token, .. }
+                    if *owner == *self.worker_id && !self.runs_elsewhere =>
+                {
                     self.release_orphan(ClaimKey { job, token, claim }).await?;
                 }
                 // The job was lost before, so it waits. Its message stays the backstop: the relay may be gone, too.
@@ -325,7 +327,7 @@ impl Deliver {
         if let Ok(Some(claim)) = &mut answer {
             claim.after_reset = named.cleared;
         }
-        if answer.as_ref().map_or_else(StoreError::is_locked, |_| true) {
+        if self.runs_elsewhere || answer.as_ref().map_or_else(StoreError::is_locked, |_| true) {
             std::mem::forget(unanswered);
         }
         answer
@@ -524,6 +526,24 @@ impl Deliver {
         });
         Ok(None)
     }
+}
+
+/// Makes the batches of a worker's claims.
+fn claims(
+    store: Store,
+    worker_id: Arc<str>,
+    host: Arc<str>,
+    slots: Arc<HashMap<String, Slots>>,
+) -> Batcher<ClaimRequest, Result<Option<Claim>, StoreError>> {
+    let fitting = Arc::new(AtomicUsize::new(ITEMS_MAX));
+    Batcher::spawn(
+        |_| 0,
+        move |batch: Vec<ClaimRequest>| {
+            let (store, worker_id, host) = (store.clone(), worker_id.clone(), host.clone());
+            let (fitting, slots) = (fitting.clone(), slots.clone());
+            async move { claim_batch(Claimant { store, worker_id, host, slots }, batch, &fitting).await }
+        },
+    )
 }
 
 /// Dropped, it records a job whose claim got no answer, for [`Deliver::release_unanswered`].

@@ -111,7 +111,7 @@ impl Nats {
         format!("{OWN_SUBJECTS}.{}.worker.{}", self.prefix, uuid::Uuid::new_v4().simple())
     }
 
-    fn cancel_subject(&self) -> String {
+    pub(super) fn cancel_subject(&self) -> String {
         format!("{OWN_SUBJECTS}.{}.cancel", self.prefix)
     }
 
@@ -211,6 +211,12 @@ impl Nats {
             self.tell(self.cancel_subject(), body.into()).await;
         }
     }
+}
+
+/// Returns the jobs that an announcement says were cancelled.
+#[cfg(feature = "gateway")]
+pub(crate) fn announced_cancelled(body: &[u8]) -> Vec<JobId> {
+    serde_json::from_slice::<Announcement>(body).map(|announced| announced.cancelled).unwrap_or_default()
 }
 
 impl Control {

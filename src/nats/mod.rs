@@ -19,6 +19,8 @@ mod inspect;
 mod message;
 #[cfg_attr(not(feature = "worker"), allow(dead_code, reason = "parts of it are a worker's"))]
 mod publish;
+#[cfg(feature = "gateway")]
+mod gateway;
 #[cfg(feature = "worker")]
 mod pull;
 #[cfg(feature = "worker")]
@@ -34,8 +36,12 @@ pub(crate) use async_nats::Client;
 #[cfg(feature = "worker")]
 pub(crate) use async_nats::Subject;
 pub use connect::{Nats, NatsError};
+#[cfg(feature = "gateway")]
+pub(crate) use control::announced_cancelled;
 #[cfg(feature = "worker")]
 pub(crate) use control::{Announced, AskedToDrain, Control, Drains, Probed};
+#[cfg(feature = "gateway")]
+pub(crate) use gateway::{Asked, ToGateway};
 #[cfg(feature = "worker")]
 pub(crate) use hinter::Hinter;
 #[cfg(feature = "worker")]

@@ -448,6 +448,6 @@ fn unused(message: &async_nats::Message) -> Option<usize> {
     message.headers.as_ref()?.get("Nats-Pending-Messages")?.as_str().parse().ok()
 }
 
-fn is_job(message: &async_nats::Message) -> bool {
+pub(super) fn is_job(message: &async_nats::Message) -> bool {
     matches!(message.status, None | Some(StatusCode::OK))
 }

@@ -59,7 +59,7 @@ pub const BUCKETS: [(&str, &[f64]); 6] = [
 
 /// Every metric, and its help text. A test compares the list with the code, the docs, the dashboard and the alerts.
 #[cfg(any(feature = "prometheus", test))]
-pub(crate) const METRICS: [(&str, Type, &str); 51] = {
+pub(crate) const METRICS: [(&str, Type, &str); 52] = {
     use Type::{Counter, Gauge, Histogram};
     [
         ("tenure_jobs_enqueued_total", Counter, "Jobs created; duplicates by unique key do not count."),
@@ -82,6 +82,11 @@ pub(crate) const METRICS: [(&str, Type, &str); 51] = {
         ("tenure_hook_failures_total", Counter, "Events that a hook of the program did not handle."),
         ("tenure_panics_total", Counter, "Panics of tenure's internal tasks."),
         ("tenure_database_errors_total", Counter, "Database calls that failed."),
+        (
+            "tenure_gateway_requests_total",
+            Counter,
+            "Requests of workers and producers over the worker protocol.",
+        ),
         ("tenure_job_wait_seconds", Histogram, "Queue latency: from due until claimed."),
         ("tenure_job_run_seconds", Histogram, "How long attempts ran."),
         ("tenure_pickup_seconds", Histogram, "From delivery until the handler starts."),
@@ -288,6 +293,12 @@ pub(crate) fn recovered(path: RecoveryPath, reason: Reason, jobs: usize) {
 /// Counts a write of a worker that no longer owned the job.
 pub(crate) fn refused_write(write: &'static str) {
     counter!("tenure_refused_writes_total", "write" => write).increment(1);
+}
+
+/// Counts a request to the gateway. `result` is `ok`, or the code of its error.
+#[cfg(feature = "gateway")]
+pub(crate) fn gateway_request(request: &'static str, result: &'static str) {
+    counter!("tenure_gateway_requests_total", "request" => request, "result" => result).increment(1);
 }
 
 /// Counts messages published for jobs that exist.

@@ -14,6 +14,10 @@ pub(crate) fn point(name: &str) {
     };
     // If the signal fails, the test does, too.
     kill_process(getpid(), signal).ok();
+    if signal == Signal::STOP {
+        // Another thread may take the signal, and this one would go on for a moment.
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
 }
 
 /// Returns whether a test chose this point.

@@ -223,6 +223,7 @@ mod tests {
             unkept: None,
             slots: 1,
             renew_every: Duration::from_secs(5),
+            client: None,
         };
         let store = place.tenure.store();
         let us = worker("us", i32::try_from(std::process::id()).unwrap());

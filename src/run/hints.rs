@@ -6,8 +6,8 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU8, Ordering},
+        Arc, Mutex, MutexGuard, PoisonError, RwLock,
+        atomic::{AtomicBool, Ordering},
     },
     time::Instant,
 };
@@ -34,7 +34,7 @@ struct Shared {
     /// Whether anything may be asked for.
     is_asked: AtomicBool,
     /// What is published of each queue: a [`QueueEvents`].
-    events: HashMap<String, AtomicU8>,
+    events: RwLock<HashMap<String, QueueEvents>>,
     watched: Mutex<Watched>,
 }
 
@@ -56,7 +56,7 @@ impl Hints {
             nats: nats.clone(),
             hinter: Hinter::start(nats.clone()),
             is_asked: AtomicBool::new(false),
-            events: queues.map(|queue| (queue.clone(), AtomicU8::new(QueueEvents::Nothing as u8))).collect(),
+            events: RwLock::new(queues.map(|queue| (queue.clone(), QueueEvents::Nothing)).collect()),
             watched: Mutex::default(),
         }))
     }
@@ -67,11 +67,16 @@ impl Hints {
 
     /// Notes what an operator wants to be published of a queue.
     pub(crate) fn set_events(&self, queue: &str, events: QueueEvents) {
-        if let Some(of) = self.0.events.get(queue)
-            && of.swap(events as u8, Ordering::AcqRel) != events as u8
-        {
-            self.note_asked(&self.watched());
+        if self.events_of(queue) == events {
+            return;
         }
+        self.0.events.write().unwrap_or_else(PoisonError::into_inner).insert(queue.to_owned(), events);
+        self.note_asked(&self.watched());
+    }
+
+    fn events_of(&self, queue: &str) -> QueueEvents {
+        let events = self.0.events.read().unwrap_or_else(PoisonError::into_inner);
+        events.get(queue).copied().unwrap_or_default()
     }
 
     /// Notes that a process watches these jobs. They need not be this worker's: it may claim them later.
@@ -97,8 +102,9 @@ impl Hints {
 
     /// The caller holds `watched`, so that no later note is overtaken.
     fn note_asked(&self, watched: &Watched) {
-        let publishes = |of: &AtomicU8| of.load(Ordering::Acquire) != QueueEvents::Nothing as u8;
-        let is_asked = !watched.jobs.is_empty() || self.0.events.values().any(publishes);
+        let events = self.0.events.read().unwrap_or_else(PoisonError::into_inner);
+        let is_asked =
+            !watched.jobs.is_empty() || events.values().any(|events| *events != QueueEvents::Nothing);
         self.0.is_asked.store(is_asked, Ordering::Release);
     }
 
@@ -152,8 +158,7 @@ impl Hints {
             watchers.filter(|watcher| watcher.until > now).map(|watcher| watcher.subject.clone()).collect()
         };
         if let Some((least, event)) = event
-            && let Some(of) = self.0.events.get(&claim.queue)
-            && of.load(Ordering::Acquire) >= least as u8
+            && self.events_of(&claim.queue) >= least
         {
             subjects.push(self.0.nats.event_subject(event, &claim.queue, &claim.kind));
         }

@@ -47,6 +47,7 @@ const MIGRATIONS: &[Migration] = &[
     (13, "ends", include_str!("../../migrations/0013_ends.sql")),
     (14, "functions", include_str!("../../migrations/0014_functions.sql")),
     (15, "lanes", include_str!("../../migrations/0015_lanes.sql")),
+    (16, "gateway", include_str!("../../migrations/0016_gateway.sql")),
 ];
 
 /// Indexes over tables that may be large: the name, how to drop it, how to build it. CONCURRENTLY waits for other

@@ -14,6 +14,7 @@
 //! | `recover` | missing messages, workers that are gone, turns and scans |
 //! | `queue` | pauses, limits, schedules |
 //! | `lane` | lanes: their settings, and the release of held jobs |
+//! | `gateway` | workers behind a gateway: their rows, and their claims |
 //! | `history` | finished jobs, retention, counts |
 //! | `read`, `doctor` | views for people |
 //! | `session` | limits of transactions, the clock, the schema |
@@ -36,6 +37,8 @@ mod rows;
 mod jobs;
 #[cfg(feature = "worker")]
 mod recovery;
+#[cfg(feature = "gateway")]
+mod gateway;
 #[cfg(feature = "worker")]
 mod retention;
 #[cfg_attr(not(feature = "worker"), allow(dead_code, reason = "parts of it are a worker's"))]
@@ -309,6 +312,12 @@ statements! {
     HELD_FOR = "lane" "held_for";
     LANES_OVERDUE = "lane" "lanes_overdue";
     SWEEP_LANES = "lane" "sweep_lanes";
+    GATEWAY_KEY = "gateway" "gateway_key";
+    HOST_OF_WORKER = "gateway" "host_of_worker";
+    RENEW_FOREIGN = "gateway" "renew_foreign";
+    CLAIMED_JOB = "gateway" "claimed_job";
+    CLAIMS_OF = "gateway" "claims_of";
+    OWNERS = "gateway" "owners";
     DEAD_LETTERS = "read" "dead_letters";
     DEAD_LETTER = "read" "dead_letter";
     DEAD_COUNTS = "read" "dead_counts";

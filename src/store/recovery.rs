@@ -412,10 +412,11 @@ impl Store {
                 .bind(&worker.probe_subject)
                 .bind(&worker.queues)
                 .bind(worker.slots)
-                .bind(env!("CARGO_PKG_VERSION"))
+                .bind(worker.client.as_ref().map_or(env!("CARGO_PKG_VERSION"), |(_, version)| version))
                 .bind(&worker.kinds)
                 .bind(worker.renew_every.as_secs_f64())
-                .bind(&worker.unkept),
+                .bind(&worker.unkept)
+                .bind(worker.client.as_ref().map(|(language, _)| language)),
         )
         .await
         .map(drop)

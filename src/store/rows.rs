@@ -328,6 +328,8 @@ pub(crate) struct Registration {
     pub(crate) unkept: Option<Vec<String>>,
     pub(crate) slots: i32,
     pub(crate) renew_every: Duration,
+    /// The language and the version of a client behind a gateway. `None`: the process is tenure itself.
+    pub(crate) client: Option<(String, String)>,
 }
 
 /// Another process of the same host.

@@ -208,7 +208,9 @@ pub struct WorkerRow {
     pub hostname: String,
     /// Its process id on that host.
     pub pid: i32,
-    /// Its version of tenure.
+    /// The language of its client, if it runs behind a gateway. `None`: it is tenure itself.
+    pub language: Option<String>,
+    /// Its version of tenure, or that of its client.
     pub version: String,
     /// The queues it serves.
     pub queues: Vec<String>,
@@ -236,6 +238,19 @@ pub struct WorkerRow {
     #[serde(skip)]
     #[cfg_attr(not(feature = "worker"), allow(dead_code, reason = "a drain asks there"))]
     pub(crate) probe_subject: Option<String>,
+}
+
+impl WorkerRow {
+    /// The version of the worker, with its language if that is not tenure's own.
+    #[cfg(feature = "internals")]
+    #[doc(hidden)]
+    #[must_use]
+    pub fn program(&self) -> String {
+        match &self.language {
+            Some(language) => format!("{language} {}", self.version),
+            None => self.version.clone(),
+        }
+    }
 }
 
 /// The version of the schema.
@@ -293,6 +308,7 @@ impl Store {
                 worker_id: row.try_get("worker_id")?,
                 hostname: row.try_get("hostname")?,
                 pid: row.try_get("pid")?,
+                language: row.try_get("language")?,
                 version: row.try_get("version")?,
                 queues: row.try_get("queues")?,
                 kinds: row.try_get("kinds")?,

@@ -61,6 +61,8 @@ impl Worker {
             recovery: Recovery::ALL.to_vec(),
             handlers_on: None,
             makes_transactions: true,
+            #[cfg(feature = "gateway")]
+            is_gateway: false,
             #[cfg(feature = "testing")]
             loses_first: false,
         }
@@ -100,6 +102,9 @@ pub struct WorkerBuilder<S = ()> {
     pub(super) handlers_on: Option<Handle>,
     /// Whether handlers may open transactions, as `once` does: commands cannot.
     pub(super) makes_transactions: bool,
+    /// Whether the worker also speaks the worker protocol.
+    #[cfg(feature = "gateway")]
+    pub(super) is_gateway: bool,
     #[cfg(feature = "testing")]
     pub(super) loses_first: bool,
 }
@@ -143,6 +148,8 @@ impl WorkerBuilder {
             recovery: self.recovery,
             handlers_on: self.handlers_on,
             makes_transactions: self.makes_transactions,
+            #[cfg(feature = "gateway")]
+            is_gateway: self.is_gateway,
             #[cfg(feature = "testing")]
             loses_first: self.loses_first,
         }
@@ -338,6 +345,24 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
     pub fn handlers_on(mut self, runtime: Handle) -> Self {
         self.handlers_on = Some(runtime);
         self
+    }
+
+    /// Also serves workers in other languages, which speak the
+    /// [worker protocol](https://github.com/tenure-rs/tenure/blob/main/docs/worker-protocol.md) over NATS, of any
+    /// queue. Such a worker needs no handler and no queue of its own. Any number of workers may do so: each request
+    /// goes to one of them.
+    #[cfg(feature = "gateway")]
+    pub fn gateway(mut self) -> Self {
+        self.is_gateway = true;
+        self
+    }
+
+    /// Whether the worker has work without a handler and a queue.
+    pub(super) fn serves_others(&self) -> bool {
+        #[cfg(feature = "gateway")]
+        return self.is_gateway;
+        #[cfg(not(feature = "gateway"))]
+        return false;
     }
 
     /// Declares that the handlers are commands, which call neither `once` nor `fenced_tx`.

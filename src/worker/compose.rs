@@ -14,6 +14,11 @@ use super::{
 };
 #[cfg(feature = "http")]
 use crate::observe::{health::Health, http};
+#[cfg(feature = "gateway")]
+use crate::{
+    client::Tenure,
+    gateway::{Gateway, Parts},
+};
 use crate::{
     config::Config,
     deliver::{Deliver, DeliverSettings},
@@ -29,7 +34,8 @@ impl<S: Send + Sync + 'static> Life<S> {
         let config = builder.tenure.config().clone();
         builder.kinds.settle_timing(&config.timing)?;
         for (nothing, what) in [(builder.kinds.is_empty(), "handler"), (builder.queues.is_empty(), "queue")] {
-            if nothing {
+            // A gateway alone runs the jobs of others.
+            if nothing && !builder.serves_others() {
                 return Err(WorkerError::Nothing(what));
             }
         }
@@ -100,7 +106,11 @@ impl<S: Send + Sync + 'static> Life<S> {
             #[cfg(feature = "testing")]
             loses_first: builder.loses_first,
         });
+        #[cfg(feature = "gateway")]
+        let gateway = builder.is_gateway.then(|| gateway_of(&builder.tenure, &attempts));
         Ok(Self {
+            #[cfg(feature = "gateway")]
+            gateway,
             worker_id,
             hostname,
             config,
@@ -117,6 +127,18 @@ impl<S: Send + Sync + 'static> Life<S> {
             _server: server,
         })
     }
+}
+
+#[cfg(feature = "gateway")]
+fn gateway_of<S>(tenure: &Tenure, attempts: &Attempts<S>) -> Gateway {
+    Gateway::new(Parts {
+        tenure: tenure.clone(),
+        deliver: attempts.deliver.clone(),
+        settle: attempts.settle.clone(),
+        heartbeat: attempts.heartbeat.clone(),
+        hints: attempts.hints.clone(),
+        worker_id: attempts.worker_id.clone(),
+    })
 }
 
 /// Logs that handlers may have to wait for connections.

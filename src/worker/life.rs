@@ -10,6 +10,8 @@ use std::{
 use tokio::{sync::Notify, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 
+#[cfg(feature = "gateway")]
+use super::loops::gateway::{ReportOthers, ServeOthers};
 use super::{
     attempt::Attempts,
     builder::Recovery,
@@ -60,6 +62,8 @@ pub(super) struct Life<S> {
     pub(super) queues: Arc<Queues>,
     pub(super) running: Running,
     pub(super) attempts: Arc<Attempts<S>>,
+    #[cfg(feature = "gateway")]
+    pub(super) gateway: Option<crate::gateway::Gateway>,
     #[cfg(feature = "http")]
     pub(super) _server: Option<crate::observe::http::Server>,
 }
@@ -165,6 +169,7 @@ impl<S: Send + Sync + 'static> Life<S> {
             kinds: self.attempts.handlers.kinds.names(),
             unkept: self.attempts.handlers.kinds.unkept(),
             slots: i32::try_from(self.queues.total).unwrap_or(i32::MAX),
+            client: None,
         }
     }
 
@@ -227,6 +232,8 @@ impl<S: Send + Sync + 'static> Life<S> {
             hostname: self.hostname.clone(),
         });
         loops.spawn(common.report.clone());
+        #[cfg(feature = "gateway")]
+        self.spawn_gateway(loops);
         loops.spawn(Admit {
             store: store(),
             publications: self.publications.clone(),
@@ -288,6 +295,13 @@ impl<S: Send + Sync + 'static> Life<S> {
         }
     }
 
+    #[cfg(feature = "gateway")]
+    fn spawn_gateway(&self, loops: &mut Loops) {
+        let Some(gateway) = &self.gateway else { return };
+        loops.spawn(ServeOthers { gateway: gateway.clone() });
+        loops.spawn(ReportOthers { gateway: gateway.clone(), every: self.config.timing.renew_every });
+    }
+
     fn spawn_relay(&self, loops: &mut Loops, common: &Common) {
         let (relay, timing) = (|| common.relay.clone(), &self.config.timing);
         loops.spawn(PublishDue { relay: relay(), every: timing.relay_every });
@@ -341,6 +355,8 @@ impl<S: Send + Sync + 'static> Life<S> {
             store: self.store.clone(),
             nats: self.nats.clone(),
             running: self.running.clone(),
+            #[cfg(feature = "gateway")]
+            gateway: self.gateway.clone(),
             relay: common.relay,
             relays: self.takes_part(Recovery::Relay),
             report: common.report,

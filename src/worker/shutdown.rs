@@ -17,6 +17,8 @@ pub(super) struct Shutdown {
     pub(super) store: Store,
     pub(super) nats: Nats,
     pub(super) running: Running,
+    #[cfg(feature = "gateway")]
+    pub(super) gateway: Option<crate::gateway::Gateway>,
     pub(super) relay: Relay,
     /// Whether this worker takes part in relaying.
     pub(super) relays: bool,
@@ -47,6 +49,15 @@ impl Shutdown {
             // A pull that panicked has dropped its jobs, which other workers recover.
             jobs.extend(pulled.ok());
         }
+        #[cfg(feature = "gateway")]
+        if let Some(gateway) = &self.gateway {
+            // Workers behind it turn to another gateway, and settle their jobs there.
+            tokio::join!(self.end(&mut jobs), gateway.stop());
+            gateway.report_rates().await;
+        } else {
+            self.end(&mut jobs).await;
+        }
+        #[cfg(not(feature = "gateway"))]
         self.end(&mut jobs).await;
         let relayed_by = Instant::now() + self.timing.publish_within;
         if self.relays {

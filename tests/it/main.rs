@@ -47,6 +47,7 @@ mod fleet;
 mod given;
 mod guide;
 mod health;
+mod gateway;
 mod hooks;
 mod lanes;
 mod lanes_seen;

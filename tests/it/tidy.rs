@@ -15,6 +15,7 @@ const LIBRARY: &[&[&str]] = &[
     &["nats"],
     &["enqueue", "run", "recover"],
     &["client", "deliver"],
+    &["gateway"],
     &["worker"],
     &["cells"],
     &["testing", "internals"],

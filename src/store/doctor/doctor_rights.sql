@@ -32,6 +32,7 @@ WITH needs (role, relation, privileges, columns) AS (VALUES
     ('worker', 'workers', '{SELECT,INSERT,UPDATE,DELETE}', NULL),
     ('worker', 'scanner_state', '{SELECT,UPDATE}', NULL),
     ('worker', 'turns', '{SELECT,UPDATE}', NULL),
+    ('worker', 'gateway_keys', '{SELECT}', NULL),
     ('worker', 'relay_marks', '{SELECT,INSERT,DELETE}', NULL),
     ('worker', 'queues', '{SELECT}', NULL),
     ('worker', 'queue_slots', '{SELECT}', NULL),
@@ -71,7 +72,7 @@ WITH needs (role, relation, privileges, columns) AS (VALUES
     -- An operator is a worker, too.
     SELECT 'operator', relation, unnest(privileges), columns FROM needs WHERE role = 'worker'
      UNION ALL
-    SELECT 'viewer', name, 'SELECT', NULL FROM tables WHERE NOT relispartition
+    SELECT 'viewer', name, 'SELECT', NULL FROM tables WHERE NOT relispartition AND name <> 'gateway_keys'
 ), lacking (role, what) AS (
     SELECT w.role, w.privilege || ' on ' || w.relation
       FROM wanted w

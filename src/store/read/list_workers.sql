@@ -5,7 +5,7 @@
 WITH running AS (
     SELECT worker_id, count(*) AS jobs FROM tenure.jobs WHERE worker_id IS NOT NULL GROUP BY worker_id
 )
-SELECT w.worker_id, w.hostname, w.pid, w.version,
+SELECT w.worker_id, w.hostname, w.pid, w.language, w.version,
        ARRAY(SELECT queue FROM unnest(w.queues) AS queue ORDER BY queue) AS queues, w.kinds,
        w.unkept, w.slots, coalesce(r.jobs, 0) AS running,
        w.started_at, w.last_seen_at, w.probe_subject, w.not_ready, w.draining_at,

@@ -59,10 +59,11 @@ impl Work for TryClaims {
 impl TryClaims {
     /// Claims a job that does not exist: Postgres refuses the claim if this worker may not claim.
     async fn check(&self) {
-        let Some(queue) = self.queues.names().next() else { return };
+        // A gateway alone serves no queue of its own.
+        let queue = self.queues.names().next().cloned().unwrap_or_else(|| "default".into());
         let no_such_job = ClaimRequest {
             job: JobId(uuid::Uuid::nil()),
-            queue: queue.clone(),
+            queue,
             kind: "none".into(),
             stale_after: self.timing.stale_after,
             on_crash: OnCrash::Retry.as_str(),

@@ -7,6 +7,8 @@ pub(super) mod alive;
 pub(super) mod claims;
 pub(super) mod control;
 pub(super) mod figures;
+#[cfg(feature = "gateway")]
+pub(super) mod gateway;
 pub(super) mod lanes;
 pub(super) mod recovery;
 pub(super) mod relay;

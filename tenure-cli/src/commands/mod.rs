@@ -12,6 +12,7 @@ mod dev;
 mod doctor;
 mod enqueue;
 mod follow;
+mod gateway;
 mod init;
 mod jobs;
 mod lanes;
@@ -113,6 +114,8 @@ enum Command {
     Enqueue(EnqueueArgs),
     /// Run the jobs of queues with a command.
     Work(WorkArgs),
+    /// Serve workers in other languages: answer the worker protocol over NATS, and take part in recovery.
+    Gateway,
     /// Serve the dashboard, an HTTP API, the fleet's /metrics, and /livez, /readyz and /startupz.
     Serve(serve::ServeArgs),
     /// List, show, watch, cancel and retry jobs.
@@ -232,6 +235,7 @@ struct EnqueueArgs {
 }
 
 #[derive(Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
 struct WorkArgs {
     /// The queues to serve. With weights (`urgent=8 bulk=1`) they share the slots of --concurrency in this proportion
     /// while all have jobs waiting.
@@ -277,6 +281,9 @@ struct WorkArgs {
     /// Keep nothing of a job that completes, neither its row nor its output. Jobs that fail or are cancelled are kept.
     #[arg(long)]
     no_history: bool,
+    /// Also serve workers in other languages, as `tenure gateway` does.
+    #[arg(long)]
+    gateway: bool,
 }
 
 #[derive(Debug, Args)]
@@ -655,6 +662,7 @@ async fn run_in(cli: &Cli) -> anyhow::Result<ExitCode> {
         }
         Command::Enqueue(args) => enqueue::run(cli, args).await,
         Command::Work(args) => work::run(cli, args).await,
+        Command::Gateway => gateway::run(cli).await,
         Command::Serve(args) => serve::run(cli, args).await,
         Command::Jobs(command) => jobs::run(cli, command).await,
         Command::Dead(command) => dead::run(cli, command).await,

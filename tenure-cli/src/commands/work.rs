@@ -47,6 +47,9 @@ pub(super) async fn run(cli: &Cli, args: &WorkArgs) -> anyhow::Result<ExitCode> 
     let weighted = if is_weighted { weights(&args.queues)? } else { Vec::new() };
     let describe = |tenure: &Tenure| {
         let mut worker = Worker::builder(tenure).without_transactions();
+        if args.gateway {
+            worker = worker.gateway();
+        }
         if is_weighted {
             worker = worker.shared(slots, weighted.clone());
         } else {

@@ -82,7 +82,7 @@ fn table_of(workers: &[WorkerRow]) -> Table {
             format!("{} ago", print::seconds(worker.last_seen_s)),
             print::printable(&worker.hostname),
             worker.pid.to_string(),
-            print::printable(&worker.version),
+            print::printable(&worker.program()),
             print::printable(&worker.queues.join(", ")),
             worker.kinds.as_ref().map_or_else(|| "all".into(), |kinds| print::printable(&kinds.join(", "))),
             format!("{}/{}", worker.running, worker.slots),

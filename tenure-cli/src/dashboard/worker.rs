@@ -146,7 +146,7 @@ fn facts(view: &View, of: &WorkerRow) -> Markup {
                         dd { @if of.unkept == ["*"] { "every kind" } @else { (of.unkept.join(", ")) } }
                     }
                     dt { "Host" } dd { (of.hostname) ", process " (of.pid) }
-                    dt { "Version" } dd { (of.version) }
+                    dt { "Version" } dd { (of.program()) }
                     dt { "Started" } dd { (dated(of.started_at)) }
                 }
             }

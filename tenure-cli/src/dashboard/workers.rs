@@ -67,7 +67,7 @@ pub(super) async fn page(view: &View, _ask: &Ask) -> Result<Page, Failure> {
                                 }
                                 td.num.tight data-label="Last seen" { (whole(of.last_seen_s)) " ago" }
                                 td.num.tight data-label="Started" { (stamped(of.started_at)) }
-                                td.num data-label="Version" { (of.version) }
+                                td.num data-label="Version" { (of.program()) }
                             }
                         }
                     }

@@ -1,0 +1,319 @@
+//! Gateway: serves the worker protocol (`docs/worker-protocol.md`) to workers in other languages, which have no
+//! connection to Postgres.
+//!
+//! ```text
+//! a worker ── take ──► pull exactly its slots ──► claim for it ──► jobs, each with a receipt
+//!          ── report, settle ──► the receipt's claim ──► one statement ──► the message's ack
+//!          ── beat ──► its row; which of its jobs are lost or cancelled
+//! ```
+//!
+//! A gateway keeps nothing that another one could not do without: the receipt holds the claim and the message's ack,
+//! signed with a key of the database. It writes nothing by itself: a worker that hangs must look silent.
+//!
+//! Of a claim whose answer did not arrive, only its worker knows: it asks for what it holds, and the gateway gives back
+//! what it does not name.
+//!
+//! Invariants, each held by the test of that name:
+//!
+//! - `a_forged_receipt_settles_nothing`
+//! - `a_claim_whose_answer_was_lost_is_given_back_uncharged`
+//! - `a_settle_that_is_repeated_answers_as_the_first_did`
+
+mod one_at_a_time;
+mod presence;
+mod produce;
+mod protocol;
+mod receipt;
+mod settle;
+mod take;
+
+use std::{
+    collections::HashMap,
+    panic::AssertUnwindSafe,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use chrono::{DateTime, Utc};
+use futures::FutureExt;
+use tokio::{
+    sync::{Notify, Semaphore, watch},
+    task::JoinSet,
+    time::sleep,
+};
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use self::{
+    one_at_a_time::OneAtATime,
+    protocol::{Code, Fields, Refusal, answer},
+    receipt::Signer,
+    take::{HandedOut, Queue},
+};
+use crate::{
+    client::Tenure,
+    config::Timing,
+    deliver::Deliver,
+    job::{JobError, JobId, claim::ClaimKey},
+    nats::{Asked, Nats, ToGateway, announced_cancelled},
+    observe::{metrics, panics, repeats},
+    proof::fault,
+    run::{heartbeat::Heartbeat, hints::Hints, settle::Settle},
+    store::{ProgressWrite, Store, StoreError, batch::Batcher},
+};
+
+/// The most requests that are served at once. A `take` that waits is one of them.
+const REQUESTS_MAX: usize = 20_000;
+/// How long a worker, a queue or a key counts as known after its last use.
+const KNOWN_FOR: Duration = Duration::from_secs(60);
+/// The longest wait of a request.
+const WAIT_MAX: Duration = Duration::from_secs(30);
+/// The most jobs of one answer to `take`, and the most entries of one `report` or `settle`.
+const ENTRIES_MAX: usize = 1_000;
+
+/// The most claims whose last extension is remembered.
+const EXTENDED_MAX: usize = 50_000;
+
+/// The parts of a worker that its gateway uses.
+pub(crate) struct Parts {
+    pub(crate) tenure: Tenure,
+    pub(crate) deliver: Deliver,
+    pub(crate) settle: Settle,
+    pub(crate) heartbeat: Heartbeat,
+    pub(crate) hints: Hints,
+    pub(crate) worker_id: String,
+}
+
+/// Serves the worker protocol. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Gateway(Arc<Inner>);
+
+struct Inner {
+    tenure: Tenure,
+    store: Store,
+    nats: Nats,
+    deliver: Deliver,
+    settle: Settle,
+    heartbeat: Heartbeat,
+    hints: Hints,
+    worker_id: String,
+    timing: Timing,
+    signer: tokio::sync::Mutex<Option<Signer>>,
+    progress: Batcher<ProgressWrite, Result<Option<bool>, StoreError>>,
+    /// Writes about one job do not overtake each other.
+    jobs: OneAtATime<JobId>,
+    claims_of: Batcher<(String, DateTime<Utc>), Result<Vec<ClaimKey>, StoreError>>,
+    queues: Mutex<HashMap<String, Arc<Queue>>>,
+    /// The workers that have asked, each with what claims for it.
+    workers: Mutex<HashMap<String, KnownWorker>>,
+    /// When NATS last heard that a claim's job is alive.
+    extended: Mutex<HashMap<Uuid, Instant>>,
+    slots: Arc<Semaphore>,
+    stop: CancellationToken,
+    /// Notified when the settings of queues may have changed.
+    changed: Notify,
+    stopped: watch::Sender<bool>,
+}
+
+struct KnownWorker {
+    deliver: Deliver,
+    used_at: Instant,
+}
+
+impl Gateway {
+    pub(crate) fn new(parts: Parts) -> Self {
+        let (store, nats) = (parts.tenure.store().clone(), parts.tenure.nats().clone());
+        Self(Arc::new(Inner {
+            timing: parts.tenure.config().timing.clone(),
+            progress: settle::progress_batches(&store),
+            claims_of: presence::claims_batches(&store),
+            tenure: parts.tenure,
+            store,
+            nats,
+            deliver: parts.deliver,
+            settle: parts.settle,
+            heartbeat: parts.heartbeat,
+            hints: parts.hints,
+            worker_id: parts.worker_id,
+            signer: tokio::sync::Mutex::default(),
+            jobs: OneAtATime::default(),
+            queues: Mutex::default(),
+            workers: Mutex::default(),
+            extended: Mutex::default(),
+            slots: Arc::new(Semaphore::new(REQUESTS_MAX)),
+            stop: CancellationToken::new(),
+            changed: Notify::new(),
+            stopped: watch::Sender::new(false),
+        }))
+    }
+
+    /// Serves requests until [`Gateway::stop`].
+    pub(crate) async fn run(self) {
+        let mut tasks = JoinSet::new();
+        while !self.0.stop.is_cancelled() {
+            let mut asked = match self.0.nats.asked().await {
+                Ok(asked) => asked,
+                Err(error) => {
+                    if let Some(left_out) = repeats::tell("gateway", &error) {
+                        tracing::warn!(%error, left_out, "the gateway gets no requests yet; it will retry");
+                    }
+                    sleep(Duration::from_millis(500)).await;
+                    continue;
+                }
+            };
+            let mut stopping = false;
+            loop {
+                while tasks.try_join_next().is_some() {}
+                let next = tokio::select! {
+                    next = asked.next() => next,
+                    () = self.0.stop.cancelled(), if !stopping => {
+                        stopping = true;
+                        // The subscription ends once the server has sent what was on its way.
+                        asked.stop().await;
+                        continue;
+                    }
+                };
+                match next {
+                    Some(ToGateway::Asked(asked)) => {
+                        tasks.spawn(self.clone().serve(asked));
+                    }
+                    Some(ToGateway::Announced(body)) => {
+                        tasks.spawn(self.clone().announced(announced_cancelled(&body)));
+                    }
+                    None => break,
+                }
+                if stopping && tasks.is_empty() {
+                    break;
+                }
+            }
+            if !stopping {
+                sleep(Duration::from_millis(100)).await;
+            }
+        }
+        while tasks.join_next().await.is_some() {}
+        self.0.stopped.send_replace(true);
+        // The loops of a worker run for as long as the worker.
+        std::future::pending::<()>().await;
+    }
+
+    /// Takes no more requests, and waits until those that have arrived are answered, for as long as a request may wait.
+    pub(crate) async fn stop(&self) {
+        self.0.stop.cancel();
+        self.0.changed.notify_waiters();
+        let within = self.0.timing.pull_for + self.0.timing.database_within;
+        let mut stopped = self.0.stopped.subscribe();
+        if tokio::time::timeout(within, stopped.wait_for(|stopped| *stopped)).await.is_err() {
+            tracing::warn!("the gateway stops before all requests were answered; their senders repeat them");
+        }
+    }
+
+    /// Serves one request. A panic concerns this request alone; its sender repeats it.
+    async fn serve(self, asked: Asked) {
+        let Asked { by_worker, queue, request, body, reply } = asked;
+        let name = protocol::name(by_worker, &request);
+        let answered = match (self.0.slots.clone().try_acquire_owned(), name) {
+            (_, None) => Err(Refusal::new(Code::UnknownRequest, format!("there is no request {request:?}"))),
+            (Err(_), _) => Err(Refusal::new(Code::Unavailable, "the gateway serves too many requests")),
+            (Ok(_slot), Some(name)) => {
+                let served = AssertUnwindSafe(self.route(name, &queue, &body)).catch_unwind().await;
+                served.unwrap_or_else(|panic| {
+                    panics::tell("gateway", &*panic);
+                    Err(Refusal::new(Code::Unavailable, "the gateway failed; its log says why"))
+                })
+            }
+        };
+        let code = answered.as_ref().err().map_or("ok", |refusal| refusal.code.as_str());
+        metrics::gateway_request(name.unwrap_or("unknown"), code);
+        if let Err(refusal) = &answered
+            && let Some(left_out) = repeats::tell(&format!("gateway {queue} {request}"), refusal)
+        {
+            tracing::warn!(
+                queue,
+                request,
+                code,
+                error = refusal.message,
+                left_out,
+                "the gateway refused a request"
+            );
+        }
+        let (answered, handed_out) = match answered {
+            Ok((answered, handed_out)) => (Ok(answered), handed_out),
+            Err(refusal) => (Err(refusal), None),
+        };
+        self.0.nats.send_plain(reply, answer(answered)).await;
+        if let Some(handed_out) = handed_out {
+            fault::point("gateway_answered");
+            if handed_out.is_late() {
+                self.take_back(&handed_out).await;
+            }
+        }
+    }
+
+    /// Answers one request; a `take` also returns the claims that its answer hands out.
+    async fn route(
+        &self,
+        name: &str,
+        queue: &str,
+        body: &[u8],
+    ) -> Result<(String, Option<HandedOut>), Refusal> {
+        let request = Fields::request(body)?;
+        if let Err(error) = crate::job::check_queue(queue) {
+            return Err(Refusal::new(Code::BadRequest, error.to_string()));
+        }
+        let answered = match name {
+            "take" => return self.take(queue, &request).await,
+            "hello" => self.hello(queue, &request).await,
+            "payload" => self.payload(queue, &request).await,
+            "report" => self.report(queue, &request).await,
+            "settle" => self.settle(queue, &request).await,
+            "beat" => self.beat(queue, &request).await,
+            "goodbye" => self.goodbye(queue, &request).await,
+            "enqueue" => self.enqueue(queue, &request).await,
+            "job" => self.job(queue, &request).await,
+            "wait" => self.wait(queue, &request).await,
+            _ => self.cancel(queue, &request).await,
+        };
+        Ok((answered?, None))
+    }
+
+    /// Returns the signer of receipts, once Postgres has said the key.
+    async fn signer(&self) -> Result<Signer, Refusal> {
+        let mut signer = self.0.signer.lock().await;
+        if signer.is_none() {
+            *signer = Some(Signer::new(&self.0.store.gateway_key().await?));
+        }
+        signer.clone().ok_or_else(|| Refusal::new(Code::Unavailable, "the key of receipts is not known yet"))
+    }
+
+    /// Adds to the fleet's rates what workers behind this gateway have done. A report that fails is dropped, as that of
+    /// a worker's own jobs.
+    pub(crate) async fn report_rates(&self) {
+        let queues: Vec<_> = {
+            let queues = self.0.queues.lock().unwrap_or_else(PoisonError::into_inner);
+            queues.iter().map(|(name, queue)| (name.clone(), queue.clone())).collect()
+        };
+        let done: Vec<_> = (queues.iter())
+            .filter_map(|(name, queue)| queue.measures.rates.take().map(|done| (name.as_str(), done)))
+            .collect();
+        if !done.is_empty()
+            && let Err(error) = self.0.store.report(&done).await
+        {
+            tracing::debug!(%error, "could not report the rates of workers behind the gateway");
+        }
+    }
+
+    /// Forgets the workers and queues that were not used for long.
+    fn forget(&self) {
+        let now = Instant::now();
+        let is_known = |used_at: Instant| now.duration_since(used_at) < KNOWN_FOR;
+        let mut workers = self.0.workers.lock().unwrap_or_else(PoisonError::into_inner);
+        workers.retain(|_, worker| is_known(worker.used_at));
+    }
+}
+
+impl From<StoreError> for Refusal {
+    fn from(error: StoreError) -> Self {
+        let code = if error.is_the_datas_fault() { Code::Refused } else { Code::Unavailable };
+        Self::new(code, JobError::from(error).text())
+    }
+}

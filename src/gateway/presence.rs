@@ -1,0 +1,233 @@
+//! Presence: the rows of workers behind gateways, and what they learn of their jobs.
+
+use std::{collections::HashSet, time::Duration};
+
+use chrono::{DateTime, SecondsFormat, Utc};
+use serde::Serialize;
+use uuid::Uuid;
+
+use super::{
+    ENTRIES_MAX, Gateway, WAIT_MAX,
+    protocol::{Code, Fields, Refusal, json},
+    take::{Kinds, worker_of},
+};
+use crate::{
+    job::{
+        JobId,
+        claim::{ClaimKey, FencingToken},
+    },
+    nats::Probed,
+    observe::repeats,
+    store::{
+        Registration, Store, StoreError,
+        batch::{Batcher, ITEMS_MAX},
+    },
+};
+
+/// The most slots of one worker, and the most jobs that it names.
+const SLOTS_MAX: u64 = 10_000;
+/// The most characters of a name for people.
+const NAME_MAX: usize = 200;
+
+/// Makes the batches of questions after the claims of workers: one statement reads the table of live jobs for many of
+/// them.
+pub(super) fn claims_batches(
+    store: &Store,
+) -> Batcher<(String, DateTime<Utc>), Result<Vec<ClaimKey>, StoreError>> {
+    let store = store.clone();
+    Batcher::spawn(
+        |_| 0,
+        move |batch: Vec<(String, DateTime<Utc>)>| {
+            let store = store.clone();
+            async move {
+                match store.claims_of(&batch).await {
+                    Ok(claims) => {
+                        let of = |worker: &String| {
+                            let own = claims.iter().filter(|(owner, _)| owner == worker);
+                            own.map(|(_, key)| *key).collect()
+                        };
+                        batch.iter().map(|(worker, _)| Ok(of(worker))).collect()
+                    }
+                    Err(error) => batch.iter().map(|_| Err(error.clone())).collect(),
+                }
+            }
+        },
+    )
+}
+
+/// What a worker learns by its hello.
+#[derive(Serialize)]
+struct Timers {
+    beat_every_ms: u64,
+    report_every_ms: u64,
+    stale_after_ms: u64,
+    take_slots_max: usize,
+    wait_ms_max: u64,
+    payload_bytes_max: usize,
+    now: String,
+}
+
+fn millis(of: Duration) -> u64 {
+    u64::try_from(of.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn written(at: DateTime<Utc>) -> String {
+    at.to_rfc3339_opts(SecondsFormat::Micros, true)
+}
+
+impl Gateway {
+    pub(super) async fn hello(&self, queue: &str, request: &Fields<'_>) -> Result<String, Refusal> {
+        let (id, worker) = worker_of(queue, request)?;
+        let (hostname, language, version) = (
+            request.text("hostname", NAME_MAX)?,
+            request.text("language", NAME_MAX)?,
+            request.text("version", NAME_MAX)?,
+        );
+        let pid = request.number("pid", 0, i32::MAX.cast_unsigned().into())?;
+        let slots = request.number("slots", 1, SLOTS_MAX)?;
+        let timing = &self.0.timing;
+        let kinds = Kinds::read(request, timing)?;
+        // From its row on, the worker should be able to take jobs.
+        self.consumer(&self.queue(queue)).await?;
+        let registration = Registration {
+            probe_subject: self.probe(queue, &worker, &id).await,
+            worker_id: id.clone(),
+            hostname,
+            pid: i32::try_from(pid).unwrap_or_default(),
+            boot_id: None,
+            pid_namespace: None,
+            pid_started_at: None,
+            lock_file: None,
+            queues: vec![queue.to_owned()],
+            kinds: kinds.names(),
+            unkept: kinds.unkept(),
+            slots: i32::try_from(slots).unwrap_or(i32::MAX),
+            renew_every: timing.renew_every,
+            client: Some((language.clone(), version.clone())),
+        };
+        self.0.store.register_worker(&registration).await?;
+        let now = self.0.store.database_time().await?;
+        tracing::info!(worker = id, language, version, slots, "a worker behind the gateway said hello");
+        json(&Timers {
+            beat_every_ms: millis(timing.renew_every),
+            report_every_ms: millis(timing.flush_every),
+            stale_after_ms: millis(timing.stale_after),
+            take_slots_max: ENTRIES_MAX,
+            wait_ms_max: millis(WAIT_MAX),
+            payload_bytes_max: self.0.tenure.config().payload_bytes_max,
+            now: written(now),
+        })
+    }
+
+    /// Returns the subject under which others may judge this worker. `None`: it has no subscriber, so that its silence
+    /// would prove nothing.
+    async fn probe(&self, queue: &str, worker: &str, id: &str) -> Option<String> {
+        let subject = self.0.nats.subject_of_worker(queue, worker);
+        match self.0.nats.probe(&subject).await {
+            Probed::Answered | Probed::NoAnswer => Some(subject),
+            Probed::Gone => {
+                if let Some(left_out) = repeats::tell("foreign probe", &id) {
+                    tracing::warn!(
+                        worker = id,
+                        subject,
+                        left_out,
+                        "a worker behind the gateway is not subscribed to its subject, or may not be; if it dies, its \
+                         jobs are reset after stale_after, not within seconds"
+                    );
+                }
+                None
+            }
+        }
+    }
+
+    pub(super) async fn beat(&self, queue: &str, request: &Fields<'_>) -> Result<String, Refusal> {
+        let (id, worker) = worker_of(queue, request)?;
+        let draining = request.flag("draining", false)?;
+        let expected = "a list of [job, token, claim], of at most 10000 jobs";
+        let running: Vec<(JobId, i64, Uuid)> = request.optional("running", expected)?.unwrap_or_default();
+        if running.len() as u64 > SLOTS_MAX {
+            return Err(request.wrong("running", expected));
+        }
+        let as_of = request.optional::<DateTime<Utc>>("as_of", "the `now` of an earlier answer")?;
+        let keys: Vec<_> = running
+            .into_iter()
+            .map(|(job, token, claim)| ClaimKey { job, token: FencingToken(token), claim })
+            .collect();
+        let subject = self.probe(queue, &worker, &id).await;
+        let Some(now) = self.0.store.renew_foreign(&id, subject.as_deref(), draining).await? else {
+            self.forget_worker(&id);
+            return Err(Refusal::new(Code::HelloFirst, format!("the worker {id} has no row")));
+        };
+        let (lost, cancel) = self.judge(&keys).await?;
+        let returned = match as_of {
+            Some(before) => self.return_unknown(&id, before, &keys).await?,
+            None => 0,
+        };
+        Ok(format!(
+            r#"{{"now":"{}","lost":{},"cancel":{},"returned":{returned}}}"#,
+            written(now),
+            json(&lost)?,
+            json(&cancel)?,
+        ))
+    }
+
+    /// Returns those of these claims that are no longer current, and those whose jobs are to be cancelled.
+    async fn judge(&self, keys: &[ClaimKey]) -> Result<(Vec<JobId>, Vec<JobId>), Refusal> {
+        let (mut lost, mut cancel) = (Vec::new(), Vec::new());
+        for keys in keys.chunks(ITEMS_MAX) {
+            for (key, mine) in keys.iter().zip(self.0.store.still_mine(keys).await?) {
+                match mine {
+                    Some(true) => cancel.push(key.job),
+                    Some(false) => {}
+                    // Its handler may have completed the job by SQL, and goes on.
+                    None if self.0.store.was_completed(key, true).await? != Some(false) => {}
+                    None => lost.push(key.job),
+                }
+            }
+        }
+        Ok((lost, cancel))
+    }
+
+    /// Gives back the jobs that this worker has claimed before a moment and does not name.
+    async fn return_unknown(
+        &self,
+        id: &str,
+        before: DateTime<Utc>,
+        known: &[ClaimKey],
+    ) -> Result<usize, Refusal> {
+        let known: HashSet<_> = known.iter().collect();
+        let claims = self.0.claims_of.run((id.to_owned(), before)).await;
+        let claims = claims.ok_or_else(|| Refusal::new(Code::Unavailable, "Postgres did not answer"))??;
+        let unknown: Vec<_> = claims.into_iter().filter(|key| !known.contains(key)).collect();
+        Ok(self.give_back(&unknown).await)
+    }
+
+    pub(super) async fn goodbye(&self, queue: &str, request: &Fields<'_>) -> Result<String, Refusal> {
+        let (id, _) = worker_of(queue, request)?;
+        self.forget_worker(&id);
+        let us = std::slice::from_ref(&id);
+        let forgotten = self.0.store.forget_workers(Some(us), Duration::ZERO).await?;
+        let gone = !forgotten.is_empty() || self.0.store.host_of_worker(&id).await?.is_none();
+        Ok(format!(r#"{{"gone":{gone}}}"#))
+    }
+
+    /// Tells the workers behind gateways of cancellations of their jobs.
+    pub(super) async fn announced(self, jobs: Vec<JobId>) {
+        for some in jobs.chunks(ITEMS_MAX) {
+            let owners = match self.0.store.owners(some).await {
+                Ok(owners) => owners,
+                Err(error) => {
+                    tracing::debug!(%error, "could not tell workers of cancellations; their beats find them");
+                    return;
+                }
+            };
+            for (owner, job) in owners {
+                if let Some((queue, worker)) = owner.split_once('/') {
+                    let subject = self.0.nats.subject_of_worker(queue, worker);
+                    let event = format!(r#"{{"event":"look","jobs":["{job}"]}}"#);
+                    self.0.nats.send_plain(subject, event.into()).await;
+                }
+            }
+        }
+    }
+}

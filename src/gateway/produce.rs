@@ -1,0 +1,153 @@
+//! Produce: what producers ask by way of a gateway.
+
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use super::{
+    Gateway, WAIT_MAX,
+    protocol::{Code, Fields, Refusal, json},
+};
+use crate::{
+    EnqueueError,
+    client::{
+        enqueue::JobRequest,
+        jobs::{CancelOutcome, WaitError},
+    },
+    job::{JobId, Status},
+    store::JobRow,
+};
+
+/// The bytes of an answer that are not the output.
+const OVERHEAD: usize = 8_192;
+
+/// A job as producers see it.
+#[derive(Serialize)]
+struct Told<'j> {
+    job: JobId,
+    kind: &'j str,
+    status: &'static str,
+    attempt: u32,
+    max_attempts: u32,
+    stage: Option<&'j str>,
+    progress: Option<f32>,
+    message: Option<&'j str>,
+    output: Option<&'j RawValue>,
+    output_omitted: bool,
+    last_error: Option<&'j str>,
+    ended: bool,
+}
+
+impl From<EnqueueError> for Refusal {
+    fn from(error: EnqueueError) -> Self {
+        let code = match &error {
+            EnqueueError::QueueFull { .. } => Code::QueueFull,
+            EnqueueError::KeyBusy { .. } => Code::KeyHeld,
+            EnqueueError::Store(error) if !error.is_the_datas_fault() => Code::Unavailable,
+            EnqueueError::Arriving { .. } => Code::Unavailable,
+            EnqueueError::Moved { .. } | EnqueueError::Store(_) => Code::Refused,
+            _ => Code::BadRequest,
+        };
+        Self::new(code, error.to_string())
+    }
+}
+
+impl Gateway {
+    pub(super) async fn enqueue(&self, queue: &str, request: &Fields<'_>) -> Result<String, Refusal> {
+        let kind: String = request.value("kind", "the name of a kind")?;
+        let payload = request.raw("payload").unwrap_or_else(|| "null".to_owned());
+        let mut job = JobRequest::from_json(queue, kind, payload);
+        if let Some(key) = request.optional::<String>("key", "a text")? {
+            job = job.unique_key(key);
+        }
+        if let Some(attempts) = request.optional::<u32>("max_attempts", "an integer from 1 to 1000")? {
+            job = job.max_attempts(attempts);
+        }
+        if let Some(delay) = request.duration("delay_ms")? {
+            job = job.delay(delay);
+        }
+        if let Some(at) =
+            request.optional::<DateTime<Utc>>("run_at", "a time such as 2030-01-31T12:00:00Z")?
+        {
+            job = job.run_at(at);
+        }
+        if let Some(lane) = request.optional::<String>("lane", "a text")? {
+            job = job.lane(lane);
+        }
+        if let Some(priority) = request.optional::<i16>("priority", "an integer from -100 to 100")? {
+            job = job.priority(priority);
+        }
+        if let Some(trace) = request.optional::<String>("traceparent", "a text")? {
+            job = job.trace_context(trace);
+        }
+        let enqueued = self.0.tenure.enqueue(job).await?;
+        Ok(format!(r#"{{"job":"{}","created":{}}}"#, enqueued.id, !enqueued.duplicate))
+    }
+
+    /// Returns a job of this queue.
+    async fn job_of(&self, queue: &str, request: &Fields<'_>) -> Result<JobRow, Refusal> {
+        let id: JobId = request.value("job", "the id of a job, a UUID")?;
+        let job = self.0.tenure.job(id).await?.filter(|job| job.queue == queue);
+        job.ok_or_else(|| Refusal::new(Code::NoSuchJob, format!("the queue {queue} has no job {id}")))
+    }
+
+    pub(super) async fn job(&self, queue: &str, request: &Fields<'_>) -> Result<String, Refusal> {
+        let job = self.job_of(queue, request).await?;
+        self.told(&job)
+    }
+
+    pub(super) async fn wait(&self, queue: &str, request: &Fields<'_>) -> Result<String, Refusal> {
+        let wait = request.duration("wait_ms")?.unwrap_or_default();
+        if wait > WAIT_MAX {
+            return Err(request.wrong("wait_ms", "0 to 30000"));
+        }
+        let job = self.job_of(queue, request).await?;
+        if job.status.is_finished() || wait.is_zero() {
+            return self.told(&job);
+        }
+        let ended = tokio::select! {
+            ended = self.0.tenure.wait(job.id, wait) => ended,
+            () = self.0.stop.cancelled() => return self.told(&job),
+        };
+        match ended {
+            Ok(Some(job)) => self.told(&job),
+            Err(WaitError::TimedOut { .. }) => self.job(queue, request).await,
+            Ok(None) | Err(WaitError::NoHistory(_)) => {
+                Err(Refusal::new(Code::NoSuchJob, "the job has ended, and its kind keeps no history"))
+            }
+            Err(error) => Err(Refusal::new(Code::Unavailable, error.to_string())),
+        }
+    }
+
+    pub(super) async fn cancel(&self, queue: &str, request: &Fields<'_>) -> Result<String, Refusal> {
+        let job = self.job_of(queue, request).await?;
+        let (cancelled, asked) = match self.0.tenure.cancel(job.id).await? {
+            CancelOutcome::Cancelled => (true, false),
+            CancelOutcome::Asked { .. } => (false, true),
+            CancelOutcome::Finished { status } => (status == Status::Cancelled, false),
+            CancelOutcome::NotFound => {
+                return Err(Refusal::new(Code::NoSuchJob, format!("there is no job {} any more", job.id)));
+            }
+        };
+        Ok(format!(r#"{{"cancelled":{cancelled},"asked":{asked}}}"#))
+    }
+
+    fn told(&self, job: &JobRow) -> Result<String, Refusal> {
+        let room = self.0.nats.message_bytes_max().saturating_sub(OVERHEAD);
+        let is_too_long = job.output_json().is_some_and(|output| output.get().len() > room);
+        json(&Told {
+            job: job.id,
+            kind: &job.kind,
+            status: job.status.as_str(),
+            attempt: job.attempt,
+            max_attempts: job.max_attempts,
+            stage: job.stage.as_deref(),
+            progress: job.progress,
+            message: job.message.as_deref(),
+            output: job.output_json().filter(|_| !is_too_long),
+            output_omitted: is_too_long,
+            last_error: job.last_error.as_deref(),
+            ended: job.status.is_finished(),
+        })
+    }
+}

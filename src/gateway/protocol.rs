@@ -1,0 +1,277 @@
+//! Protocol: what requests and answers look like. Pure: all untrusted input passes here.
+
+use std::{borrow::Cow, collections::HashMap, time::Duration};
+
+use bytes::Bytes;
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::value::RawValue;
+
+/// The version of the protocol.
+const VERSION: u64 = 1;
+/// The longest duration of a request: more is a mistake in a unit.
+const LONGEST: Duration = Duration::from_hours(24 * 365 * 10);
+
+/// Returns the known name of a request.
+pub(super) fn name(by_worker: bool, request: &str) -> Option<&'static str> {
+    const OF_WORKERS: &[&str] = &["hello", "take", "payload", "report", "settle", "beat", "goodbye"];
+    const OF_PRODUCERS: &[&str] = &["enqueue", "job", "wait", "cancel"];
+    let known = if by_worker { OF_WORKERS } else { OF_PRODUCERS };
+    known.iter().find(|name| **name == request).copied()
+}
+
+/// Why a request was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Code {
+    NotJson,
+    UnsupportedVersion,
+    UnknownRequest,
+    BadRequest,
+    ForgedReceipt,
+    HelloFirst,
+    NoSuchJob,
+    QueueFull,
+    KeyHeld,
+    Refused,
+    Unavailable,
+}
+
+impl Code {
+    pub(super) const fn as_str(self) -> &'static str {
+        match self {
+            Self::NotJson => "not_json",
+            Self::UnsupportedVersion => "unsupported_version",
+            Self::UnknownRequest => "unknown_request",
+            Self::BadRequest => "bad_request",
+            Self::ForgedReceipt => "forged_receipt",
+            Self::HelloFirst => "hello_first",
+            Self::NoSuchJob => "no_such_job",
+            Self::QueueFull => "queue_full",
+            Self::KeyHeld => "key_held",
+            Self::Refused => "refused",
+            Self::Unavailable => "unavailable",
+        }
+    }
+
+    /// Whether the same request may succeed later.
+    const fn may_be_repeated(self) -> bool {
+        matches!(self, Self::HelloFirst | Self::QueueFull | Self::KeyHeld | Self::Unavailable)
+    }
+}
+
+/// An error of the protocol.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Refusal {
+    pub(super) code: Code,
+    pub(super) message: String,
+}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.code.as_str(), self.message)
+    }
+}
+
+impl Refusal {
+    pub(super) fn new(code: Code, message: impl Into<String>) -> Self {
+        Self { code, message: message.into() }
+    }
+
+    fn bad(message: impl Into<String>) -> Self {
+        Self::new(Code::BadRequest, message)
+    }
+
+    /// The error as JSON.
+    pub(super) fn json(&self) -> String {
+        let (code, message) = (self.code.as_str(), serde_json::Value::from(self.message.as_str()));
+        let versions = if self.code == Code::UnsupportedVersion {
+            format!(",\"versions\":[{VERSION}]")
+        } else {
+            String::new()
+        };
+        format!(
+            r#"{{"error":{{"code":"{code}","message":{message},"retry":{}{versions}}}}}"#,
+            self.code.may_be_repeated()
+        )
+    }
+}
+
+/// The body of an answer. `Ok` is a JSON text.
+pub(super) fn answer(answered: Result<String, Refusal>) -> Bytes {
+    match answered {
+        Ok(json) => format!(r#"{{"ok":{json}}}"#).into(),
+        Err(refusal) => refusal.json().into(),
+    }
+}
+
+/// Writes a value as JSON.
+pub(super) fn json(value: &impl Serialize) -> Result<String, Refusal> {
+    serde_json::to_string(value).map_err(|error| Refusal::new(Code::Refused, error.to_string()))
+}
+
+/// The fields of a JSON object. `null` counts as absent.
+#[derive(Debug)]
+pub(super) struct Fields<'b> {
+    /// Where the object stands, for errors: empty, or `settles[3].`.
+    at: String,
+    of: HashMap<Cow<'b, str>, &'b RawValue>,
+}
+
+impl<'b> Fields<'b> {
+    /// Reads the body of a request, and checks its version.
+    pub(super) fn request(body: &'b [u8]) -> Result<Self, Refusal> {
+        let of = serde_json::from_slice(body).map_err(|error| {
+            Refusal::new(Code::NotJson, format!("the body must be a JSON object: {error}"))
+        })?;
+        let fields = Self { at: String::new(), of };
+        match fields.get("v").map(RawValue::get) {
+            Some("1") => Ok(fields),
+            found => {
+                let found = found.map_or_else(|| "absent".to_owned(), shortened);
+                let message = format!("\"v\" is {found}, but this gateway speaks version {VERSION}");
+                Err(Refusal::new(Code::UnsupportedVersion, message))
+            }
+        }
+    }
+
+    fn get(&self, name: &str) -> Option<&'b RawValue> {
+        self.of.get(name).copied().filter(|value| value.get() != "null")
+    }
+
+    fn parsed<T: DeserializeOwned>(&self, name: &str, expected: &str) -> Result<Option<T>, Refusal> {
+        let Some(value) = self.get(name) else { return Ok(None) };
+        serde_json::from_str(value.get()).map(Some).map_err(|_| self.wrong(name, expected))
+    }
+
+    /// The error of a field that is absent or wrong.
+    pub(super) fn wrong(&self, name: &str, expected: &str) -> Refusal {
+        let found = self.get(name).map_or_else(|| "absent".to_owned(), |value| shortened(value.get()));
+        Refusal::bad(format!("\"{}{name}\" must be {expected}, but is {found}", self.at))
+    }
+
+    /// A JSON text as it is: numbers keep all their digits.
+    pub(super) fn raw(&self, name: &str) -> Option<String> {
+        self.get(name).map(|value| value.get().to_owned())
+    }
+
+    pub(super) fn value<T: DeserializeOwned>(&self, name: &str, expected: &str) -> Result<T, Refusal> {
+        self.parsed(name, expected)?.ok_or_else(|| self.wrong(name, expected))
+    }
+
+    pub(super) fn optional<T: DeserializeOwned>(
+        &self,
+        name: &str,
+        expected: &str,
+    ) -> Result<Option<T>, Refusal> {
+        self.parsed(name, expected)
+    }
+
+    /// A text of at most `most` characters.
+    pub(super) fn text(&self, name: &str, most: usize) -> Result<String, Refusal> {
+        let expected = format!("a text of 1 to {most} characters");
+        let text: String = self.value(name, &expected)?;
+        if text.is_empty() || text.chars().count() > most || text.contains('\0') {
+            return Err(self.wrong(name, &expected));
+        }
+        Ok(text)
+    }
+
+    pub(super) fn number(&self, name: &str, least: u64, most: u64) -> Result<u64, Refusal> {
+        let expected = format!("an integer from {least} to {most}");
+        let number: u64 = self.value(name, &expected)?;
+        if (least..=most).contains(&number) { Ok(number) } else { Err(self.wrong(name, &expected)) }
+    }
+
+    pub(super) fn duration(&self, name: &str) -> Result<Option<Duration>, Refusal> {
+        let expected = "a whole number of milliseconds, at most ten years";
+        let millis: Option<u64> = self.parsed(name, expected)?;
+        let duration = millis.map(Duration::from_millis);
+        if duration.is_some_and(|duration| duration > LONGEST) {
+            return Err(self.wrong(name, expected));
+        }
+        Ok(duration)
+    }
+
+    pub(super) fn flag(&self, name: &str, absent: bool) -> Result<bool, Refusal> {
+        Ok(self.parsed(name, "true or false")?.unwrap_or(absent))
+    }
+
+    /// An object in this one.
+    pub(super) fn object(&self, name: &str) -> Result<Option<Self>, Refusal> {
+        let Some(value) = self.get(name) else { return Ok(None) };
+        let of = serde_json::from_str(value.get()).map_err(|_| self.wrong(name, "an object"))?;
+        Ok(Some(Self { at: format!("{}{name}.", self.at), of }))
+    }
+
+    /// The names in this object.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.of.keys().map(AsRef::as_ref)
+    }
+
+    /// A list of 1 to `most` objects.
+    pub(super) fn objects(&self, name: &str, most: usize) -> Result<Vec<Self>, Refusal> {
+        let expected = format!("a list of 1 to {most} objects");
+        let Some(list) = self.get(name) else { return Err(self.wrong(name, &expected)) };
+        let list: Vec<HashMap<Cow<'b, str>, &'b RawValue>> =
+            serde_json::from_str(list.get()).map_err(|_| self.wrong(name, &expected))?;
+        if list.is_empty() || list.len() > most {
+            let found = list.len();
+            return Err(Refusal::bad(format!("\"{}{name}\" must be {expected}, but has {found}", self.at)));
+        }
+        let at = |place| format!("{}{name}[{place}].", self.at);
+        Ok(list.into_iter().enumerate().map(|(place, of)| Self { at: at(place), of }).collect())
+    }
+}
+
+/// The beginning of a value, for an error.
+fn shortened(text: &str) -> String {
+    let mut beginning: String = text.chars().take(60).collect();
+    if beginning.len() < text.len() {
+        beginning.push('…');
+    }
+    beginning
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test may panic")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_body_that_is_no_request_is_refused_with_its_code() {
+        for (body, code) in [
+            (&b""[..], Code::NotJson),
+            (b"[1]", Code::NotJson),
+            (b"{\"v\":1,", Code::NotJson),
+            (b"\xff\xfe", Code::NotJson),
+            (b"{}", Code::UnsupportedVersion),
+            (b"{\"v\":2}", Code::UnsupportedVersion),
+            (b"{\"v\":\"1\"}", Code::UnsupportedVersion),
+            (b"{\"v\":null}", Code::UnsupportedVersion),
+        ] {
+            assert_eq!(Fields::request(body).unwrap_err().code, code, "{:?}", String::from_utf8_lossy(body));
+        }
+    }
+
+    #[test]
+    fn an_error_names_the_field_what_was_expected_and_what_was_found() {
+        let fields = Fields::request(br#"{"v":1,"slots":0,"worker":7,"settles":[{"token":"x"}]}"#).unwrap();
+        let error = fields.number("slots", 1, 1_000).unwrap_err();
+        assert_eq!(error.message, r#""slots" must be an integer from 1 to 1000, but is 0"#);
+        let error = fields.text("worker", 100).unwrap_err();
+        assert_eq!(error.message, r#""worker" must be a text of 1 to 100 characters, but is 7"#);
+        let error = fields.text("language", 100).unwrap_err();
+        assert_eq!(error.message, r#""language" must be a text of 1 to 100 characters, but is absent"#);
+        let settles = fields.objects("settles", 10).unwrap();
+        let error = settles[0].value::<i64>("token", "an integer").unwrap_err();
+        assert_eq!(error.message, r#""settles[0].token" must be an integer, but is "x""#);
+        assert_eq!(error.json().matches("\"retry\":false").count(), 1);
+    }
+
+    #[test]
+    fn a_json_text_keeps_its_digits_and_null_is_absent() {
+        let fields =
+            Fields::request(br#"{"v":1,"output":{"a":1.000000000000000000001},"error":null}"#).unwrap();
+        assert_eq!(fields.raw("output").unwrap(), r#"{"a":1.000000000000000000001}"#);
+        assert_eq!(fields.raw("error"), None);
+    }
+}

@@ -1,0 +1,358 @@
+//! Report and settle: the writes of workers, under the claims of their receipts, many at a time.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::{Duration, Instant},
+};
+
+use futures::future::join_all;
+use tokio::time::{sleep, timeout};
+use tracing::Instrument;
+
+use super::{
+    ENTRIES_MAX, Gateway,
+    protocol::{Code, Fields, Refusal},
+    receipt::{Receipt, Signer},
+    take::worker_of,
+};
+use crate::{
+    job::{
+        JobError, JobId, Outcome,
+        claim::{Ack, Claim, FencingToken, Missed, ack_for},
+        unstorable_text,
+    },
+    observe::{metrics, trace},
+    proof::fault,
+    run::{
+        handlers::{Ended, RetryPolicy},
+        running::{CancelReason, Message, OnCrash, OnWriteLoss, Rules, RunningJob},
+        settle::{Settled, Verdict, verdict},
+    },
+    store::{
+        ProgressWrite, Store, StoreError,
+        batch::{Batcher, halve},
+    },
+};
+
+/// A sender waits 5 s for an answer: a write that takes longer goes on, and a repetition finds it done.
+const WRITTEN_WITHIN: Duration = Duration::from_secs(4);
+/// How often a report is tried whose row is locked, and the pause between.
+const LOCKED_MAX: usize = 8;
+const LOCKED_AGAIN: Duration = Duration::from_millis(150);
+/// The most characters of a stage and of a message.
+const TEXT_MAX: usize = 100_000;
+
+/// Makes the batches of progress writes.
+pub(super) fn progress_batches(store: &Store) -> Batcher<ProgressWrite, Result<Option<bool>, StoreError>> {
+    let store = store.clone();
+    let bytes = |write: &ProgressWrite| write.checkpoint.as_ref().map_or(0, String::len);
+    Batcher::spawn(bytes, move |batch: Vec<ProgressWrite>| {
+        let store = store.clone();
+        async move { write_all(&store, batch).await }
+    })
+}
+
+async fn write_all(store: &Store, batch: Vec<ProgressWrite>) -> Vec<Result<Option<bool>, StoreError>> {
+    let mut answers = Vec::with_capacity(batch.len());
+    let mut rest = vec![batch];
+    while let Some(part) = rest.pop() {
+        match store.progress(&part).await {
+            Ok(written) => {
+                metrics::batch("progress", part.len());
+                answers.extend(written.into_iter().map(Ok));
+            }
+            // Postgres refuses one report: the others must still be signs of life.
+            Err(error) if part.len() > 1 && error.is_the_datas_fault() => halve(part, &mut rest),
+            Err(error) => answers.extend(part.iter().map(|_| Err(error.clone()))),
+        }
+    }
+    answers
+}
+
+/// How a worker ends an attempt.
+struct Said {
+    ended: Ended,
+    /// Why its handler was asked to stop, if that decides the end.
+    asked: Option<CancelReason>,
+    report: Option<ProgressWrite>,
+    ran: Duration,
+}
+
+impl Signer {
+    /// Reads the receipt of a request, or of an entry of one, and checks that it is this worker's.
+    pub(super) fn of_worker(&self, id: &str, entry: &Fields<'_>) -> Result<Receipt, Refusal> {
+        let text: String = entry.value("receipt", "the receipt of the job")?;
+        let forged = |why: &str| Refusal::new(Code::ForgedReceipt, why);
+        let receipt =
+            self.read(&text).ok_or_else(|| forged("no gateway of this tenure has made this receipt"))?;
+        if receipt.worker != id {
+            return Err(forged(&format!("the receipt is of the worker {}, not of {id}", receipt.worker)));
+        }
+        Ok(receipt)
+    }
+
+    /// The same of an entry that also names its job and token.
+    fn of_entry(&self, id: &str, entry: &Fields<'_>) -> Result<Receipt, Refusal> {
+        let job: JobId = entry.value("job", "the id of a job, a UUID")?;
+        let token: FencingToken = entry.value("token", "the token of the attempt, an integer")?;
+        let receipt = self.of_worker(id, entry)?;
+        if receipt.job != job || receipt.token != token {
+            let (of, with) = (receipt.job, receipt.token);
+            let why =
+                format!("the receipt is of the job {of} with the token {with}, not of {job} with {token}");
+            return Err(Refusal::new(Code::ForgedReceipt, why));
+        }
+        Ok(receipt)
+    }
+}
+
+impl Gateway {
+    pub(super) async fn report(&self, queue: &str, request: &Fields<'_>) -> Result<String, Refusal> {
+        let (id, _) = worker_of(queue, request)?;
+        let entries = request.objects("reports", ENTRIES_MAX)?;
+        let signer = self.signer().await?;
+        let (signer, id) = (&signer, id.as_str());
+        let results = join_all(entries.iter().map(|entry| async move {
+            let receipt = signer.of_entry(id, entry)?;
+            let write = self.progress_of(&receipt, entry)?;
+            self.report_one(&receipt, write).await
+        }));
+        Ok(listed(results.await))
+    }
+
+    /// Reads the fields of a report.
+    fn progress_of(&self, receipt: &Receipt, entry: &Fields<'_>) -> Result<ProgressWrite, Refusal> {
+        let text = |name: &str| -> Result<Option<String>, Refusal> {
+            let text: Option<String> = entry.optional(name, "a text")?;
+            if text.as_ref().is_some_and(|text| text.chars().count() > TEXT_MAX) {
+                return Err(entry.wrong(name, "a text of at most 100000 characters"));
+            }
+            Ok(text)
+        };
+        let percent: Option<f32> = entry.optional("progress", "a number from 0 to 100")?;
+        let checkpoint = entry.raw("checkpoint");
+        if let Some(checkpoint) = &checkpoint {
+            let most = self.0.tenure.config().checkpoint_bytes_max;
+            if checkpoint.len() > most {
+                let expected = format!(
+                    "JSON of at most {most} bytes (TENURE_CHECKPOINT_BYTES_MAX), it has {}; store results elsewhere",
+                    checkpoint.len()
+                );
+                return Err(entry.wrong("checkpoint", &expected));
+            }
+            if let Some(why) = unstorable_text(checkpoint) {
+                return Err(entry.wrong("checkpoint", &format!("JSON that Postgres can hold ({why})")));
+            }
+        }
+        Ok(ProgressWrite {
+            key: receipt.key(),
+            stage: text("stage")?,
+            percent: percent.map(|percent| percent.clamp(0.0, 100.0)),
+            message: text("message")?,
+            checkpoint,
+        })
+    }
+
+    async fn report_one(&self, receipt: &Receipt, write: ProgressWrite) -> Result<&'static str, Refusal> {
+        let _turn = self.0.jobs.turn(receipt.job).await;
+        let Some(cancel_requested) = self.write(&write).await? else {
+            let job = self.running(receipt);
+            self.0.heartbeat.lost(&job, "progress").await;
+            return Ok("lost");
+        };
+        fault::point("gateway_reported");
+        self.0.hints.progressed(&claim_of(receipt), &write);
+        self.extend(receipt).await;
+        Ok(if cancel_requested { "cancel" } else { "ok" })
+    }
+
+    /// Writes one report. Returns whether a cancellation was asked for; `None`: the job is not this worker's.
+    async fn write(&self, write: &ProgressWrite) -> Result<Option<bool>, Refusal> {
+        let unavailable = || Refusal::new(Code::Unavailable, "Postgres did not confirm the report in time");
+        for _ in 0..LOCKED_MAX {
+            let written = timeout(WRITTEN_WITHIN, self.0.progress.run(write.clone())).await;
+            let written = written.ok().flatten().ok_or_else(unavailable)??;
+            if written.is_some() {
+                return Ok(written);
+            }
+            // No row was written: the claim is not current, or another transaction has locked the row.
+            let mine = self.0.store.still_mine(&[write.key]).await?;
+            if mine.first().copied().flatten().is_none() {
+                return Ok(None);
+            }
+            sleep(LOCKED_AGAIN).await;
+        }
+        Err(Refusal::new(Code::Unavailable, "a transaction has locked the row of the job"))
+    }
+
+    /// Keeps NATS from redelivering a job that shows a sign of life.
+    async fn extend(&self, receipt: &Receipt) {
+        let now = Instant::now();
+        let ack_wait = self.0.timing.ack_wait;
+        {
+            let mut extended = self.0.extended.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            if extended.len() > super::EXTENDED_MAX {
+                extended.retain(|_, at| now.duration_since(*at) < ack_wait / 6);
+            }
+            if extended.get(&receipt.claim).is_some_and(|at| now.duration_since(*at) < ack_wait / 6) {
+                return;
+            }
+            extended.insert(receipt.claim, now);
+        }
+        self.message_of(receipt).receipt.in_progress().await;
+    }
+
+    fn message_of(&self, receipt: &Receipt) -> Message {
+        let restored = self.0.nats.receipt_of(&receipt.reply, receipt.sequence, &receipt.stream);
+        Message { receipt: restored, dispatch: receipt.message_dispatch }
+    }
+
+    /// The attempt of a receipt, as the steps of a worker know it. Its handler runs elsewhere.
+    fn running(&self, receipt: &Receipt) -> RunningJob {
+        let rules = Rules {
+            stale_after: Duration::from_millis(receipt.stale_after),
+            keepalive: None,
+            on_crash: if receipt.dies_on_crash { OnCrash::DeadLetter } else { OnCrash::Retry },
+            on_write_loss: OnWriteLoss::Cancel,
+            no_history: receipt.no_history,
+        };
+        let job = RunningJob::new(claim_of(receipt), self.message_of(receipt), rules, None);
+        // Its worker has the claim's id, and may have used it in SQL.
+        job.has_effects.store(true, Ordering::Release);
+        job.knows_claim.store(true, Ordering::Release);
+        job
+    }
+
+    pub(super) async fn settle(&self, queue: &str, request: &Fields<'_>) -> Result<String, Refusal> {
+        let (id, _) = worker_of(queue, request)?;
+        let entries = request.objects("settles", ENTRIES_MAX)?;
+        let signer = self.signer().await?;
+        let (signer, id) = (&signer, id.as_str());
+        let results = join_all(entries.iter().map(|entry| async move {
+            let receipt = signer.of_entry(id, entry)?;
+            let said = self.said(&receipt, entry)?;
+            self.settle_one(&receipt, said).await
+        }));
+        Ok(listed(results.await))
+    }
+
+    /// Reads how a worker ends an attempt.
+    fn said(&self, receipt: &Receipt, entry: &Fields<'_>) -> Result<Said, Refusal> {
+        let expected = "complete, retry, fail, snooze, cancel or release";
+        let outcome: String = entry.value("outcome", expected)?;
+        let error = || -> Result<String, Refusal> {
+            Ok(entry.optional::<String>("error", "a text")?.unwrap_or_else(|| "it gave no reason".to_owned()))
+        };
+        let mut asked = None;
+        let ended = match outcome.as_str() {
+            "complete" => {
+                let output = entry.raw("output");
+                Ended::Returned(Ok(output.map_or(Outcome::Done(None), Outcome::DoneJson)))
+            }
+            "retry" => Ended::Returned(Err(match entry.duration("after_ms")? {
+                Some(after) => JobError::retry_after(after, error()?),
+                None => JobError::msg(error()?),
+            })),
+            "fail" => Ended::Returned(Err(JobError::permanent(error()?))),
+            "snooze" => {
+                let after = entry.duration("after_ms")?;
+                let after = after.ok_or_else(|| entry.wrong("after_ms", "a whole number of milliseconds"))?;
+                Ended::Returned(Ok(Outcome::Snooze(after)))
+            }
+            "cancel" => Ended::Returned(Ok(Outcome::Cancel(error()?))),
+            "release" if entry.flag("began", true)? => {
+                asked = Some(CancelReason::Shutdown);
+                Ended::Dropped
+            }
+            "release" => Ended::NeverBegan,
+            _ => return Err(entry.wrong("outcome", expected)),
+        };
+        let report = entry.object("report")?.map(|report| self.progress_of(receipt, &report)).transpose()?;
+        let ran = entry.duration("ran_ms")?.unwrap_or_default();
+        Ok(Said { ended, asked, report, ran })
+    }
+
+    async fn settle_one(&self, receipt: &Receipt, said: Said) -> Result<&'static str, Refusal> {
+        let _turn = self.0.jobs.turn(receipt.job).await;
+        let job = Arc::new(self.running(receipt));
+        let span = trace::process(&job.claim, &receipt.worker, self.0.tenure.config().trace_parent);
+        self.end(receipt, &job, said).instrument(span).await
+    }
+
+    async fn end(&self, receipt: &Receipt, job: &RunningJob, said: Said) -> Result<&'static str, Refusal> {
+        if let Some(asked) = said.asked {
+            job.cancel(asked);
+        }
+        let never_began = matches!(said.ended, Ended::NeverBegan);
+        let (mut verdict, error) = verdict(job, said.ended, &RetryPolicy::default(), None);
+        let word = match &mut verdict {
+            Verdict::Complete(completion) => {
+                completion.report = said.report;
+                "complete"
+            }
+            Verdict::End(end) => {
+                if never_began {
+                    end.reason = Some(crate::job::attempt::Reason::Shutdown);
+                }
+                // The next attempt reads the last checkpoint. A claim that is not current is found by the next write.
+                if let Some(report) = &said.report {
+                    self.write(report).await?;
+                }
+                end.verdict.as_str()
+            }
+            Verdict::Written | Verdict::Lost => "complete",
+        };
+        fault::point("gateway_settling");
+        let queue = self.queue(&receipt.queue);
+        let rates = Some(&queue.measures.rates);
+        let write = self.0.settle.write(job, verdict, error, said.ran, None, rates);
+        let Ok(settled) = timeout(WRITTEN_WITHIN, write).await else {
+            return Err(Refusal::new(
+                Code::Unavailable,
+                "Postgres did not confirm the end of the attempt in time",
+            ));
+        };
+        fault::point("gateway_settled");
+        let message = self.message_of(receipt);
+        let ack = match settled {
+            Settled::Written => Ack::Done,
+            Settled::Lost => {
+                self.0.heartbeat.lost(job, word).await;
+                let missed =
+                    self.0.store.missed(receipt.job, &receipt.queue, &receipt.kind, message.dispatch);
+                missed.await.map_or_else(|_| ack_for(&Missed::Unanswered, 1), |missed| ack_for(&missed, 1))
+            }
+        };
+        message.receipt.send(ack).await;
+        queue.slots.ended();
+        Ok(if settled == Settled::Written { "settled" } else { "lost" })
+    }
+}
+
+/// The claim of a receipt, without the job's payload.
+fn claim_of(receipt: &Receipt) -> Claim {
+    Claim {
+        key: receipt.key(),
+        queue: receipt.queue.clone(),
+        kind: receipt.kind.clone(),
+        payload: String::new(),
+        attempt: receipt.attempt,
+        max_attempts: receipt.max_attempts,
+        waited: Duration::ZERO,
+        after_reset: false,
+        checkpoint: None,
+        trace_context: None,
+        lane: receipt.lane.clone(),
+        dispatch: receipt.dispatch,
+        sent_at: Instant::now(),
+    }
+}
+
+/// The results of the entries of a request, in order.
+fn listed(results: Vec<Result<&'static str, Refusal>>) -> String {
+    let results = results.into_iter().map(|result| match result {
+        Ok(word) => format!("\"{word}\""),
+        Err(refusal) => refusal.json(),
+    });
+    format!(r#"{{"results":[{}]}}"#, results.collect::<Vec<_>>().join(","))
+}

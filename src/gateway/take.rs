@@ -1,0 +1,479 @@
+//! Take: pulls exactly as many messages as a worker has free slots, and claims their jobs for it.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, PoisonError},
+    time::{Duration, Instant},
+};
+
+use futures::future::join_all;
+use tokio::{
+    sync::Mutex,
+    time::{sleep, timeout},
+};
+
+use super::{
+    ENTRIES_MAX, Gateway, KnownWorker, WAIT_MAX,
+    protocol::{Code, Fields, Refusal},
+    receipt::{Receipt, Signer},
+};
+use crate::{
+    config::Timing,
+    deliver::{Deliver, Delivered},
+    job::{
+        attempt::{AttemptOutcome, Reason, RecoveryPath},
+        claim::{Claim, ClaimKey, Missed, ack_for},
+    },
+    nats::{Delivery, PullConsumer, slots::Slots},
+    observe::metrics::{self, QueueMeasures},
+    proof::fault,
+    run::running::{OnCrash, OnWriteLoss, Rules},
+    store::{AttemptEnd, StoreError},
+};
+
+/// How long the settings of a queue are believed.
+const SETTINGS_FOR: Duration = Duration::from_millis(600);
+/// The pause after which a queue that is paused or full is looked at again.
+const HELD_FOR: Duration = Duration::from_millis(200);
+/// The slots of a queue in one gateway: its workers limit themselves.
+const ANY_NUMBER: usize = 1_000_000;
+/// A worker waits for 5 s longer than it asked to. An answer that is ready later than this after the end of the wait is
+/// not sent.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(3);
+/// By this time after the end of the wait, the worker has given up: it does not know the jobs of an answer that was
+/// sent later.
+const GIVEN_UP_AFTER: Duration = Duration::from_secs(6);
+/// The bytes of an answer that are not payloads.
+const OVERHEAD: usize = 4_096;
+/// The most kinds that a worker names.
+const KINDS_MAX: usize = 1_000;
+
+/// A queue that workers of this gateway serve.
+pub(super) struct Queue {
+    name: String,
+    /// Its limit and its pause.
+    pub(super) slots: Slots,
+    pub(super) measures: QueueMeasures,
+    consumer: Mutex<Option<PullConsumer>>,
+    settings_read_at: Mutex<Option<Instant>>,
+}
+
+impl Queue {
+    fn new(name: &str) -> Self {
+        let slots = Slots::shared(ANY_NUMBER, &[(name.to_owned(), 1)]).remove(name);
+        Self {
+            name: name.to_owned(),
+            slots: slots.unwrap_or_else(|| unreachable!("the group has this queue")),
+            measures: QueueMeasures::new(name),
+            consumer: Mutex::default(),
+            settings_read_at: Mutex::default(),
+        }
+    }
+}
+
+/// The kinds that a worker has handlers for, each with its rules.
+#[derive(Debug)]
+pub(super) struct Kinds(HashMap<String, Rules>);
+
+impl Kinds {
+    pub(super) fn read(request: &Fields<'_>, timing: &Timing) -> Result<Self, Refusal> {
+        let expected = "an object of 1 to 1000 kinds";
+        let object = request.object("kinds")?.ok_or_else(|| request.wrong("kinds", expected))?;
+        let mut kinds = HashMap::new();
+        for name in object.names() {
+            if name != "*"
+                && let Err(error) = crate::job::check_kind(name)
+            {
+                return Err(Refusal::new(Code::BadRequest, error.to_string()));
+            }
+            let rules = object.object(name)?.ok_or_else(|| object.wrong(name, "an object"))?;
+            let stale_after = rules.duration("stale_after_ms")?.unwrap_or(timing.stale_after);
+            if let Err(error) = timing.validate_kind(stale_after, None) {
+                return Err(Refusal::new(
+                    Code::BadRequest,
+                    format!("\"kinds.{name}.stale_after_ms\": {error}"),
+                ));
+            }
+            let on_crash =
+                match rules.optional::<String>("on_crash", "\"retry\" or \"dead_letter\"")?.as_deref() {
+                    None | Some("retry") => OnCrash::Retry,
+                    Some("dead_letter") => OnCrash::DeadLetter,
+                    Some(_) => return Err(rules.wrong("on_crash", "\"retry\" or \"dead_letter\"")),
+                };
+            let no_history = !rules.flag("history", true)?;
+            let rules = Rules {
+                stale_after,
+                keepalive: None,
+                on_crash,
+                on_write_loss: OnWriteLoss::Cancel,
+                no_history,
+            };
+            kinds.insert(name.to_owned(), rules);
+        }
+        if kinds.is_empty() || kinds.len() > KINDS_MAX {
+            return Err(request.wrong("kinds", expected));
+        }
+        Ok(Self(kinds))
+    }
+
+    fn get(&self, kind: &str) -> Option<Rules> {
+        self.0.get(kind).or_else(|| self.0.get("*")).copied()
+    }
+
+    /// The names; `None`: every kind.
+    pub(super) fn names(&self) -> Option<Vec<String>> {
+        (!self.0.contains_key("*")).then(|| self.0.keys().cloned().collect())
+    }
+
+    /// The kinds that keep no history.
+    pub(super) fn unkept(&self) -> Option<Vec<String>> {
+        let unkept = self.0.iter().filter(|(_, rules)| rules.no_history).map(|(name, _)| name.clone());
+        Some(unkept.collect::<Vec<_>>()).filter(|unkept| !unkept.is_empty())
+    }
+}
+
+/// Jobs that are claimed for a worker.
+#[derive(Default)]
+pub(super) struct Taken {
+    jobs: Vec<(Claim, Receipt)>,
+    /// Whether a claim had no answer: the jobs may be this worker's.
+    uncertain: bool,
+}
+
+/// The claims that an answer hands out, and until when its worker waits for it.
+pub(super) struct HandedOut {
+    claims: Vec<ClaimKey>,
+    until: Instant,
+}
+
+impl HandedOut {
+    /// Whether the worker has given up by now, so that it does not know of these claims.
+    pub(super) fn is_late(&self) -> bool {
+        self.until.elapsed() > GIVEN_UP_AFTER
+    }
+}
+
+/// Reads the id of a worker, and returns the one under which the database knows it.
+pub(super) fn worker_of(queue: &str, request: &Fields<'_>) -> Result<(String, String), Refusal> {
+    let expected = "1 to 100 letters, digits, _ and -";
+    let worker: String = request.value("worker", expected)?;
+    let is_name = (1..=100).contains(&worker.len())
+        && worker.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
+    // A `/` occurs in no id of another process, so that a worker behind a gateway can take the place of none.
+    if is_name { Ok((format!("{queue}/{worker}"), worker)) } else { Err(request.wrong("worker", expected)) }
+}
+
+impl Gateway {
+    /// Returns this gateway's view of a queue.
+    pub(super) fn queue(&self, name: &str) -> Arc<Queue> {
+        let mut queues = self.0.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        queues.entry(name.to_owned()).or_insert_with(|| Arc::new(Queue::new(name))).clone()
+    }
+
+    /// Returns what claims for a worker. The worker must have its row: others find its jobs by it.
+    async fn deliver_for(&self, queue: &Queue, id: &str) -> Result<Deliver, Refusal> {
+        let known = || self.0.workers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(worker) = known().get_mut(id) {
+            worker.used_at = Instant::now();
+            return Ok(worker.deliver.clone());
+        }
+        let Some(host) = self.0.store.host_of_worker(id).await? else {
+            return Err(Refusal::new(Code::HelloFirst, format!("the worker {id} has no row")));
+        };
+        self.forget();
+        let slots = HashMap::from([(queue.name.clone(), queue.slots.clone())]);
+        let deliver = self.0.deliver.claiming_for(id, &host, slots);
+        let worker = KnownWorker { deliver: deliver.clone(), used_at: Instant::now() };
+        known().insert(id.to_owned(), worker);
+        Ok(deliver)
+    }
+
+    /// Forgets a worker whose row is gone.
+    pub(super) fn forget_worker(&self, id: &str) {
+        self.0.workers.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
+    }
+
+    pub(super) async fn take(
+        &self,
+        name: &str,
+        request: &Fields<'_>,
+    ) -> Result<(String, Option<HandedOut>), Refusal> {
+        let asked_at = Instant::now();
+        let (id, _) = worker_of(name, request)?;
+        let slots = request.number("slots", 1, ENTRIES_MAX as u64)?;
+        let wait = request.duration("wait_ms")?.unwrap_or_default();
+        if wait > WAIT_MAX {
+            return Err(request.wrong("wait_ms", "0 to 30000"));
+        }
+        let kinds = Kinds::read(request, &self.0.timing)?;
+        let signer = self.signer().await?;
+        let queue = self.queue(name);
+        let deliver = self.deliver_for(&queue, &id).await?;
+        let slots = usize::try_from(slots).unwrap_or(ENTRIES_MAX);
+        let until = asked_at + wait;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let is_over = left.is_zero() || self.0.stop.is_cancelled();
+            let room = self.room(&queue).await?;
+            if room == 0 {
+                if is_over {
+                    return Ok((self.answer(&signer, Taken::default())?, None));
+                }
+                // Ends early on a change of the settings, and when the gateway stops.
+                drop(timeout(left.min(HELD_FOR), self.0.changed.notified()).await);
+                continue;
+            }
+            let mut deliveries = self.pull(&queue, slots.min(room), None).await?;
+            if deliveries.is_empty() && !is_over {
+                // One message: the next request brings the others that have come by then.
+                deliveries = self.pull(&queue, 1, Some(left.min(self.0.timing.pull_for))).await?;
+            }
+            let came = !deliveries.is_empty();
+            fault::point("gateway_pulled");
+            let taken = self.claim(&queue, (&id, &deliver), deliveries, &kinds).await;
+            fault::point("gateway_claimed");
+            if taken.jobs.is_empty() && !taken.uncertain && !is_over {
+                if came {
+                    // Messages of jobs that may not start now: no need to hurry after the next.
+                    sleep(Duration::from_millis(20).min(left)).await;
+                }
+                continue;
+            }
+            let claims: Vec<_> = taken.jobs.iter().map(|(claim, _)| claim.key).collect();
+            // This process may have been frozen.
+            if until.elapsed() > ANSWERED_WITHIN {
+                self.give_back(&claims).await;
+                return Err(Refusal::new(
+                    Code::Unavailable,
+                    "the gateway was too slow; it gave the jobs back",
+                ));
+            }
+            let handed_out = (!claims.is_empty()).then_some(HandedOut { claims, until });
+            return Ok((self.answer(&signer, taken)?, handed_out));
+        }
+    }
+
+    /// Returns how many jobs of a queue may start, as far as its settings say.
+    async fn room(&self, queue: &Queue) -> Result<usize, Refusal> {
+        // One look at a time: many workers ask.
+        let mut read_at = queue.settings_read_at.lock().await;
+        if read_at.is_none_or(|at| at.elapsed() >= SETTINGS_FOR) {
+            let names = std::slice::from_ref(&queue.name);
+            let said = self.0.store.queue_settings(names).await?.pop();
+            let (paused, room, events) =
+                said.map_or_else(Default::default, |of| (of.paused, of.room, of.events));
+            queue.slots.settings(paused, room);
+            self.0.hints.set_events(&queue.name, events);
+            *read_at = Some(Instant::now());
+        }
+        Ok(queue.slots.available(0))
+    }
+
+    /// Returns the queue's consumer, which is created if it is missing.
+    pub(super) async fn consumer(&self, queue: &Queue) -> Result<PullConsumer, Refusal> {
+        let mut consumer = queue.consumer.lock().await;
+        if let Some(consumer) = &*consumer {
+            return Ok(consumer.clone());
+        }
+        let unavailable =
+            |error: crate::errors::NatsError| Refusal::new(Code::Unavailable, error.to_string());
+        self.0.nats.ensure_stream().await.map_err(unavailable)?;
+        let (found, _) = self.0.nats.ensure_consumer(&queue.name).await.map_err(unavailable)?;
+        *consumer = Some(found.clone());
+        Ok(found)
+    }
+
+    async fn pull(
+        &self,
+        queue: &Queue,
+        messages: usize,
+        expires: Option<Duration>,
+    ) -> Result<Vec<Delivery>, Refusal> {
+        let consumer = self.consumer(queue).await?;
+        let pulled = self.0.nats.pull_once(&consumer, messages, expires).await;
+        match pulled {
+            Ok(deliveries) => Ok(deliveries),
+            Err(error) => {
+                *queue.consumer.lock().await = None;
+                Err(Refusal::new(Code::Unavailable, error.to_string()))
+            }
+        }
+    }
+
+    /// Claims the jobs of these messages, and answers the messages of the others.
+    async fn claim(
+        &self,
+        queue: &Queue,
+        (id, deliver): (&str, &Deliver),
+        deliveries: Vec<Delivery>,
+        kinds: &Kinds,
+    ) -> Taken {
+        let (several, deliveries): (Vec<_>, Vec<_>) = deliveries.into_iter().partition(|of| of.jobs > 1);
+        for message in several {
+            // The answer to such a message waits for all of its jobs, in one process: the relay publishes each alone.
+            for left in deliver.hand_back(message.split().into()).await {
+                left.receipt.send(ack_for(&Missed::Unanswered, left.deliveries)).await;
+            }
+        }
+        let decided = join_all(deliveries.into_iter().map(|delivery| async move {
+            queue.measures.deliveries.increment(1);
+            if delivery.deliveries > 1 {
+                queue.measures.redeliveries.increment(1);
+            }
+            let delivered = deliver.decide(&delivery, |kind| kinds.get(kind)).await;
+            (delivery, delivered)
+        }));
+        let mut taken = Taken::default();
+        for (delivery, delivered) in decided.await {
+            match delivered {
+                Delivered::Ours(claim, _reservation, dispatch) => {
+                    queue.measures.wait.record(claim.waited);
+                    queue.measures.rates.claimed(claim.waited);
+                    if claim.after_reset {
+                        queue.measures.reset_to_running.record(claim.waited);
+                    }
+                    self.0.hints.began(&claim);
+                    let receipt = self.receipt(id, &claim, &delivery, dispatch, kinds);
+                    taken.jobs.push((*claim, receipt));
+                }
+                Delivered::Missed(missed) => {
+                    taken.uncertain |= missed == Missed::Unanswered;
+                    let ack = deliver.ack(&delivery, &missed).await;
+                    delivery.receipt.send(ack).await;
+                }
+                Delivered::Kept => {}
+            }
+        }
+        taken
+    }
+
+    fn receipt(
+        &self,
+        id: &str,
+        claim: &Claim,
+        delivery: &Delivery,
+        dispatch: Option<i32>,
+        kinds: &Kinds,
+    ) -> Receipt {
+        let rules = kinds.get(&claim.kind);
+        let stale_after = rules.map_or(self.0.timing.stale_after, |rules| rules.stale_after);
+        Receipt {
+            queue: claim.queue.clone(),
+            kind: claim.kind.clone(),
+            worker: id.to_owned(),
+            job: claim.key.job,
+            token: claim.key.token,
+            claim: claim.key.claim,
+            attempt: claim.attempt,
+            max_attempts: claim.max_attempts,
+            dispatch: claim.dispatch,
+            lane: claim.lane.clone(),
+            stale_after: u64::try_from(stale_after.as_millis()).unwrap_or(u64::MAX),
+            dies_on_crash: rules.is_some_and(|rules| rules.on_crash == OnCrash::DeadLetter),
+            no_history: rules.is_some_and(|rules| rules.no_history),
+            message_dispatch: dispatch,
+            reply: delivery.receipt.reply().unwrap_or_default().to_owned(),
+            sequence: delivery.receipt.sequence,
+            stream: self.0.nats.stream_identity(),
+        }
+    }
+
+    /// Writes the answer. A payload that does not fit is left for `payload`.
+    fn answer(&self, signer: &Signer, taken: Taken) -> Result<String, Refusal> {
+        let mut room = self.0.nats.message_bytes_max().saturating_sub(OVERHEAD);
+        let mut jobs = Vec::with_capacity(taken.jobs.len());
+        for (claim, receipt) in &taken.jobs {
+            let ClaimKey { job, token, claim: claim_id } = claim.key;
+            let head = format!(
+                r#"{{"job":"{job}","kind":"{}","attempt":{},"max_attempts":{},"token":{token},"claim":"{claim_id}""#,
+                claim.kind, claim.attempt, claim.max_attempts,
+            );
+            let trace = super::protocol::json(&claim.trace_context)?;
+            let rest = format!(
+                r#""receipt":"{}","stale_after_ms":{},"after_reset":{},"traceparent":{trace}"#,
+                signer.write(receipt),
+                receipt.stale_after,
+                claim.after_reset,
+            );
+            let checkpoint = claim.checkpoint.as_deref();
+            let whole = claim.payload.len() + checkpoint.map_or(4, str::len) + head.len() + rest.len() + 40;
+            let text = if whole <= room {
+                let (checkpoint, payload) = (checkpoint.unwrap_or("null"), &claim.payload);
+                format!(r#"{head},{rest},"checkpoint":{checkpoint},"payload":{payload}}}"#)
+            } else {
+                let parts = self.parts(&whole_text(&claim.payload, checkpoint)).len();
+                format!(r#"{head},{rest},"parts":{parts}}}"#)
+            };
+            room = room.saturating_sub(text.len() + 1);
+            jobs.push(text);
+        }
+        Ok(format!(r#"{{"jobs":[{}],"uncertain":{}}}"#, jobs.join(","), taken.uncertain))
+    }
+
+    /// Divides a text into parts that fit into a message each, with their escapes.
+    fn parts<'t>(&self, text: &'t str) -> Vec<&'t str> {
+        let most = (self.0.nats.message_bytes_max().saturating_sub(OVERHEAD) / 3).max(4);
+        let (mut parts, mut rest) = (Vec::new(), text);
+        while !rest.is_empty() {
+            let (part, after) = rest.split_at(rest.floor_char_boundary(most));
+            parts.push(part);
+            rest = after;
+        }
+        parts
+    }
+
+    /// Answers with a part of a large job.
+    pub(super) async fn payload(&self, queue: &str, request: &Fields<'_>) -> Result<String, Refusal> {
+        let (id, _) = worker_of(queue, request)?;
+        let receipt = self.signer().await?.of_worker(&id, request)?;
+        let part = request.number("part", 0, 100_000)?;
+        let Some((payload, checkpoint)) = self.0.store.claimed_job(&receipt.key()).await? else {
+            return Ok(r#"{"lost":true}"#.to_owned());
+        };
+        let whole = whole_text(&payload, checkpoint.as_deref());
+        let parts = self.parts(&whole);
+        let part = usize::try_from(part).ok().and_then(|part| parts.get(part));
+        let text = part.ok_or_else(|| request.wrong("part", "the number of a part, from 0 on"))?;
+        Ok(format!(r#"{{"text":{}}}"#, super::protocol::json(text)?))
+    }
+
+    /// Gives jobs back whose worker does not know of them: the attempts do not count.
+    pub(super) async fn give_back(&self, claims: &[ClaimKey]) -> usize {
+        match self.try_give_back(claims).await {
+            Ok(()) => claims.len(),
+            Err(error) => {
+                tracing::warn!(%error, jobs = claims.len(),
+                    "could not give jobs back whose worker does not know of them; their worker asks again, or a scan \
+                     resets them");
+                0
+            }
+        }
+    }
+
+    async fn try_give_back(&self, claims: &[ClaimKey]) -> Result<(), StoreError> {
+        let reason = Some(Reason::AnswerLost);
+        let mut claims = claims.to_vec();
+        claims.sort_unstable();
+        for some in claims.chunks(ENTRIES_MAX) {
+            let end =
+                |key: &ClaimKey| AttemptEnd { reason, ..AttemptEnd::new(*key, AttemptOutcome::Released) };
+            let ends: Vec<_> = some.iter().map(end).collect();
+            let ended = self.0.store.settle(&ends, &self.0.worker_id).await?;
+            metrics::recovered(RecoveryPath::Worker, Reason::AnswerLost, ended.len());
+            for end in ended {
+                tracing::warn!(job = %end.job, token = end.token.0, owner = end.owner,
+                    "the answer to a claim was lost; the gateway released the job, and the attempt does not count");
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives back what was handed out too late.
+    pub(super) async fn take_back(&self, handed_out: &HandedOut) {
+        self.give_back(&handed_out.claims).await;
+    }
+}
+
+fn whole_text(payload: &str, checkpoint: Option<&str>) -> String {
+    format!(r#"{{"payload":{payload},"checkpoint":{}}}"#, checkpoint.unwrap_or("null"))
+}

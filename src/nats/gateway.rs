@@ -1,0 +1,186 @@
+//! Gateway: the requests of workers and producers that speak the worker protocol, and messages pulled for one of them.
+//!
+//! ```text
+//! tenure.<prefix>.w.<queue>.<request>     workers ask; of all gateways, one answers
+//! tenure.<prefix>.w.<queue>.to.<worker>   probes and events to one worker
+//! tenure.<prefix>.p.<queue>.<request>     producers ask
+//! ```
+
+use std::{pin::pin, time::Duration};
+
+use async_nats::{
+    StatusCode, Subject, Subscriber,
+    jetstream::consumer::{PullConsumer, pull::BatchConfig},
+};
+use bytes::Bytes;
+use futures::{StreamExt, stream::SelectAll};
+use tokio::time::{Instant, timeout_at};
+
+use super::{
+    connect::{Nats, NatsError},
+    message::{Delivery, Receipt},
+    pull::is_job,
+};
+use crate::config::OWN_SUBJECTS;
+
+/// The subscribers of this name share the requests: each goes to one of them.
+const GROUP: &str = "tenure-gateway";
+/// The longest delay of a request's last message after the request's end.
+const LATE: Duration = Duration::from_millis(1_500);
+
+/// A request to the gateways.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    /// Whether a worker asks; otherwise a producer does.
+    pub(crate) by_worker: bool,
+    pub(crate) queue: String,
+    pub(crate) request: String,
+    pub(crate) body: Bytes,
+    pub(crate) reply: Subject,
+}
+
+/// The requests to this gateway, and the announcements of cancellations.
+pub(crate) struct AskedStream {
+    prefix: String,
+    requests: SelectAll<Subscriber>,
+    cancelled: Subscriber,
+}
+
+/// What comes next.
+#[derive(Debug)]
+pub(crate) enum ToGateway {
+    Asked(Asked),
+    /// The body of an announcement.
+    Announced(Bytes),
+}
+
+impl AskedStream {
+    /// Returns the next one. `None`: the client is closed.
+    ///
+    /// Cancel safe.
+    pub(crate) async fn next(&mut self) -> Option<ToGateway> {
+        loop {
+            let message = tokio::select! {
+                message = self.requests.next() => message?,
+                announced = self.cancelled.next() => return Some(ToGateway::Announced(announced?.payload)),
+            };
+            // Without a reply subject, it is no request: there is no one to answer.
+            let Some(reply) = message.reply else { continue };
+            let mut parts = message.subject.strip_prefix(self.prefix.as_str()).unwrap_or_default().split('.');
+            let (side, queue, request) = (parts.next(), parts.next(), parts.next());
+            let (Some(side), Some(queue), Some(request)) = (side, queue, request) else { continue };
+            return Some(ToGateway::Asked(Asked {
+                by_worker: side == "w",
+                queue: queue.into(),
+                request: request.into(),
+                body: message.payload,
+                reply,
+            }));
+        }
+    }
+
+    /// Takes no more requests: the other gateways get them. Those that have arrived stay.
+    pub(crate) async fn stop(&mut self) {
+        for requests in &mut self.requests {
+            drop(requests.drain().await);
+        }
+    }
+}
+
+impl Nats {
+    fn asked_prefix(&self) -> String {
+        format!("{OWN_SUBJECTS}.{}.", self.prefix)
+    }
+
+    /// Subscribes to the requests to gateways.
+    pub(crate) async fn asked(&self) -> Result<AskedStream, NatsError> {
+        let unavailable = |error: async_nats::SubscribeError| NatsError::Unavailable(error.to_string());
+        let prefix = self.asked_prefix();
+        let subscribe = |subject: String| self.client.queue_subscribe(subject, GROUP.into());
+        let mut requests = SelectAll::new();
+        for side in ["w", "p"] {
+            requests.push(subscribe(format!("{prefix}{side}.*.*")).await.map_err(unavailable)?);
+        }
+        let cancelled = subscribe(self.cancel_subject()).await.map_err(unavailable)?;
+        Ok(AskedStream { prefix, requests, cancelled })
+    }
+
+    /// The subject of one worker of a queue.
+    pub(crate) fn subject_of_worker(&self, queue: &str, worker: &str) -> String {
+        format!("{}w.{queue}.to.{worker}", self.asked_prefix())
+    }
+
+    /// Sends an answer, or an event.
+    pub(crate) async fn send_plain(&self, to: impl Into<Subject>, body: Bytes) {
+        self.tell(to.into(), body).await;
+    }
+
+    /// The most bytes of one message.
+    pub(crate) fn message_bytes_max(&self) -> usize {
+        self.client.server_info().max_payload
+    }
+
+    /// An identity of the stream. A receipt of another one is void.
+    pub(crate) fn stream_identity(&self) -> String {
+        let created = self.stream_created.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        created.clone().unwrap_or_default()
+    }
+
+    /// Restores the receipt of a message that this or another process has pulled. One of an older stream answers
+    /// nothing: the sequences of that stream may repeat.
+    pub(crate) fn receipt_of(&self, reply: &str, sequence: u64, stream: &str) -> Receipt {
+        let is_current = self.stream_identity() == stream;
+        Receipt::of(self, is_current.then(|| Subject::from(reply)), sequence)
+    }
+
+    /// Pulls at most `batch` messages: those that wait, or, with `expires`, the next ones within that time.
+    pub(crate) async fn pull_once(
+        &self,
+        consumer: &PullConsumer,
+        batch: usize,
+        expires: Option<Duration>,
+    ) -> Result<Vec<Delivery>, NatsError> {
+        let unavailable = |error: &dyn std::fmt::Display| NatsError::Unavailable(error.to_string());
+        let inbox = self.client.new_inbox();
+        let mut answers = self.client.subscribe(inbox.clone()).await.map_err(|error| unavailable(&error))?;
+        let request = BatchConfig { batch, expires, no_wait: expires.is_none(), ..Default::default() };
+        let requested = consumer.request_batch(request, inbox.into()).await;
+        requested.map_err(|error| unavailable(&error))?;
+        let over = Instant::now() + expires.unwrap_or_default() + LATE;
+        let (mut deliveries, mut context) = (Vec::new(), None);
+        let mut next = pin!(async {
+            while deliveries.len() < batch {
+                let Some(message) = answers.next().await else { break };
+                if is_job(&message) {
+                    deliveries.push(
+                        Delivery::new(self, &mut context, message).map_err(|error| unavailable(&error))?,
+                    );
+                    continue;
+                }
+                let why = message.description.unwrap_or_default();
+                match message.status {
+                    Some(StatusCode::IDLE_HEARTBEAT) => {}
+                    // The request has ended, with fewer messages than it asked for.
+                    Some(StatusCode::NOT_FOUND | StatusCode::TIMEOUT) => break,
+                    Some(StatusCode::NO_RESPONDERS) => {
+                        return Err(unavailable(&"the stream or the queue's consumer is gone"));
+                    }
+                    _ if why == "Consumer Deleted" || why.starts_with("Exceeded") => {
+                        return Err(unavailable(&why));
+                    }
+                    _ => break,
+                }
+            }
+            Ok(())
+        });
+        let ended = timeout_at(over, next.as_mut()).await;
+        match ended {
+            // What has arrived is worth more than the error: each message goes to its claim.
+            Ok(Err(error)) if deliveries.is_empty() => Err(error),
+            Err(_) if deliveries.is_empty() => {
+                Err(unavailable(&"NATS does not answer a request for messages"))
+            }
+            _ => Ok(deliveries),
+        }
+    }
+}

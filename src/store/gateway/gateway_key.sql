@@ -1,0 +1,2 @@
+-- gateway_key: the key with which gateways sign receipts.
+SELECT key FROM tenure.gateway_keys

@@ -1,0 +1,40 @@
+//! Gateway: serves workers in other languages, and reports what they have done.
+
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use super::{Work, jittered};
+use crate::gateway::Gateway;
+
+/// Serves the worker protocol.
+#[derive(Clone)]
+pub(crate) struct ServeOthers {
+    pub(crate) gateway: Gateway,
+}
+
+impl Work for ServeOthers {
+    const NAME: &'static str = "gateway";
+
+    async fn run(self) {
+        self.gateway.run().await;
+    }
+}
+
+/// Reports the rates of the workers behind this gateway at intervals.
+#[derive(Clone)]
+pub(crate) struct ReportOthers {
+    pub(crate) gateway: Gateway,
+    pub(crate) every: Duration,
+}
+
+impl Work for ReportOthers {
+    const NAME: &'static str = "report of the gateway";
+
+    async fn run(self) {
+        loop {
+            sleep(jittered(self.every)).await;
+            self.gateway.report_rates().await;
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! A gateway that dies, freezes or is cut off between any two of its steps: another one goes on, nothing is lost, nothing
+//! runs twice, and no attempt is charged.
+
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use tenure::{Config, JobId, Status};
+
+use super::{Foreign, about, all, enqueue, gateway, outcomes};
+use crate::harness::{Bench, Child, Running, bench_with};
+
+/// The steps of a gateway, in order.
+const STEPS: [&str; 6] = [
+    "gateway_pulled",
+    "gateway_claimed",
+    "gateway_answered",
+    "gateway_reported",
+    "gateway_settling",
+    "gateway_settled",
+];
+
+/// How long this client waits for an answer.
+const PATIENCE: Duration = Duration::from_millis(1_500);
+
+/// No job is stale while a gateway is replaced; others take a dead worker's turns soon.
+fn patient(config: &mut Config) {
+    config.timing.stale_after = Duration::from_secs(30);
+    config.timing.ack_wait = Duration::from_secs(60);
+    config.timing.renew_every = Duration::from_millis(500);
+}
+
+impl Foreign {
+    /// One try of a request. `None`: no answer came, or one that asks to repeat.
+    async fn try_once(&self, request: &str, mut body: Value, within: Duration) -> Option<Value> {
+        body["v"] = json!(1);
+        body["worker"] = json!(self.worker);
+        let subject = format!("{}.w.q.{request}", self.prefix);
+        let asked = self.nats.request(subject, body.to_string().into());
+        let Ok(Ok(answer)) = tokio::time::timeout(within, asked).await else {
+            tokio::time::sleep(Duration::from_millis(30)).await;
+            return None;
+        };
+        let answer: Value = serde_json::from_slice(&answer.payload).unwrap();
+        if answer["error"]["retry"] == json!(true) {
+            return None;
+        }
+        assert!(answer["ok"].is_object(), "{request}: {answer}");
+        Some(answer["ok"].clone())
+    }
+
+    async fn until_answered(&self, request: &str, body: Value) -> Value {
+        for _ in 0..200 {
+            if let Some(answer) = self.try_once(request, body.clone(), PATIENCE).await {
+                return answer;
+            }
+        }
+        panic!("{request} is never answered");
+    }
+
+    /// Takes one job, reports, and settles it, as the page says.
+    async fn run_one(&self) -> JobId {
+        let mut uncertain = false;
+        for _ in 0..200 {
+            if uncertain {
+                let first = self.until_answered("beat", json!({"running": []})).await;
+                self.until_answered("beat", json!({"running": [], "as_of": first["now"]})).await;
+            }
+            let take = json!({"slots": 1, "wait_ms": 500, "kinds": all()});
+            let taken = self.try_once("take", take, PATIENCE).await;
+            uncertain |= taken.as_ref().is_none_or(|taken| taken["uncertain"] == json!(true));
+            let Some(job) = taken.and_then(|taken| taken["jobs"].as_array()?.first().cloned()) else {
+                continue;
+            };
+            let report = json!({"reports": [about(&job, json!({"stage": "on"}))]});
+            assert_eq!(self.until_answered("report", report).await["results"], json!(["ok"]));
+            let settle = json!({"settles": [about(&job, json!({"outcome": "complete", "output": 1}))]});
+            assert_eq!(self.until_answered("settle", settle).await["results"], json!(["settled"]));
+            return super::id(&job);
+        }
+        panic!("no job comes");
+    }
+}
+
+fn doomed(bench: &Bench, fault: &str) -> Child {
+    let mut command = bench.program(&["gateway"]);
+    command.env("TENURE_FAULT", fault).env("TENURE_HOSTNAME", "doomed");
+    Child::spawn(command, "gateway")
+}
+
+async fn until_stopped(pid: i32) {
+    for _ in 0..3_000 {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        if stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('T')) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("{pid} does not stop");
+}
+
+async fn another_goes_on(fault: &str) {
+    for step in STEPS {
+        let bench = bench_with(patient).await;
+        let mut doomed = doomed(&bench, &format!("{step}={fault}"));
+        let worker = Foreign::start(&bench, "one").await;
+        let job = enqueue(&bench, "k", json!(null)).await;
+        let failed = async {
+            if fault == "kill" {
+                doomed.wait().await;
+            } else {
+                until_stopped(doomed.pid()).await;
+            }
+            gateway(&bench)
+        };
+        let (ran, second): (JobId, Running) = tokio::join!(worker.run_one(), failed);
+        assert_eq!(ran, job, "{step}");
+        if fault == "stop" {
+            // Its late acts are about claims of the past.
+            doomed.signal(Signal::CONT);
+        }
+        let row = bench.until_finished(job).await;
+        assert_eq!((row.status, row.attempt), (Status::Completed, 1), "{step}: {row:?}");
+        let ends = outcomes(&bench, job).await;
+        let is_clean = ["(completed)", "(released)\n(completed)"].contains(&ends.as_str());
+        assert!(is_clean, "{step}: {ends}\n{}", doomed.log());
+        bench.every_job_is_as_it_must_be().await;
+        drop(second);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_gateway_goes_on_after_one_that_dies_at_any_step() {
+    another_goes_on("kill").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_gateway_goes_on_beside_one_that_freezes_at_any_step() {
+    another_goes_on("stop").await;
+}
+
+/// A gateway that was frozen with its answer: the worker may have given up long ago, and knows nothing of the jobs.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_that_wakes_too_late_gives_back_what_it_has_claimed() {
+    let bench = bench_with(patient).await;
+    let mut doomed = doomed(&bench, "gateway_claimed=stop");
+    let worker = Foreign::start(&bench, "one").await;
+    let job = enqueue(&bench, "k", json!(null)).await;
+    let take = json!({"slots": 1, "wait_ms": 200, "kinds": all()});
+    assert_eq!(worker.try_once("take", take, PATIENCE).await, None);
+    until_stopped(doomed.pid()).await;
+    bench.until_count("tenure.jobs WHERE status = 'processing'", 1).await;
+    // The worker never asks again: it has no answer, and ends here.
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    doomed.signal(Signal::CONT);
+    bench
+        .until_count(&format!("tenure.job_executions_all WHERE job_id = '{job}' AND outcome = 'released'"), 1)
+        .await;
+    doomed.until_log("the answer to a claim was lost").await;
+    doomed.kill().await;
+    let _second = gateway(&bench);
+    let other = Foreign::start(&bench, "two").await;
+    assert_eq!(other.run_one().await, job);
+    assert_eq!(bench.until_finished(job).await.attempt, 1);
+}
+
+/// SIGTERM: what was asked is answered, and the worker turns to another gateway.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_that_stops_answers_what_it_was_asked() {
+    let bench = bench_with(patient).await;
+    let mut first = Child::spawn(bench.program(&["gateway"]), "gateway");
+    let worker = Foreign::start(&bench, "one").await;
+    let waits = worker.try_once(
+        "take",
+        json!({"slots": 1, "wait_ms": 20_000, "kinds": all()}),
+        Duration::from_secs(20),
+    );
+    let stops = async {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        first.signal(Signal::TERM);
+        first.wait().await
+    };
+    let (answer, code) = tokio::join!(waits, stops);
+    assert_eq!(code, Some(0), "{}", first.log());
+    assert_eq!(answer.unwrap()["jobs"], json!([]), "an empty answer, early: the worker asks again");
+    let _second = gateway(&bench);
+    let job = enqueue(&bench, "k", json!(null)).await;
+    assert_eq!(worker.run_one().await, job);
+}
+
+/// Its worker sends beats, but no reports: a gateway reports for none.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_jobs_of_a_worker_that_is_gone_run_elsewhere_soon() {
+    let bench = bench_with(patient).await;
+    let _gateways = (gateway(&bench), gateway(&bench));
+    let (gone, other) = (Foreign::start(&bench, "gone").await, Foreign::start(&bench, "other").await);
+    let job = enqueue(&bench, "k", json!(null)).await;
+    let taken = gone.one().await;
+    gone.beat(&[&taken], Value::Null).await;
+    assert_eq!(
+        bench.count("tenure.workers WHERE worker_id = 'q/gone' AND probe_subject IS NOT NULL").await,
+        1
+    );
+    // Its connection ends, as with SIGKILL: its subject has no subscriber any more.
+    drop(gone);
+    assert_eq!(other.run_one().await, job);
+    let row = bench.until_finished(job).await;
+    assert_eq!(row.attempt, 2, "a crash is charged");
+    let paths = bench
+        .text(&format!("SELECT path FROM tenure.recovery_events WHERE job_id = '{job}' AND event = 'reset'"))
+        .await;
+    assert_eq!(paths, "(vanished)");
+}
