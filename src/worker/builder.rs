@@ -61,7 +61,6 @@ impl Worker {
             recovery: Recovery::ALL.to_vec(),
             handlers_on: None,
             makes_transactions: true,
-            #[cfg(feature = "gateway")]
             is_gateway: false,
             #[cfg(feature = "testing")]
             loses_first: false,
@@ -103,7 +102,6 @@ pub struct WorkerBuilder<S = ()> {
     /// Whether handlers may open transactions, as `once` does: commands cannot.
     pub(super) makes_transactions: bool,
     /// Whether the worker also speaks the worker protocol.
-    #[cfg(feature = "gateway")]
     pub(super) is_gateway: bool,
     #[cfg(feature = "testing")]
     pub(super) loses_first: bool,
@@ -148,7 +146,6 @@ impl WorkerBuilder {
             recovery: self.recovery,
             handlers_on: self.handlers_on,
             makes_transactions: self.makes_transactions,
-            #[cfg(feature = "gateway")]
             is_gateway: self.is_gateway,
             #[cfg(feature = "testing")]
             loses_first: self.loses_first,
@@ -355,14 +352,6 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
     pub fn gateway(mut self) -> Self {
         self.is_gateway = true;
         self
-    }
-
-    /// Whether the worker has work without a handler and a queue.
-    pub(super) fn serves_others(&self) -> bool {
-        #[cfg(feature = "gateway")]
-        return self.is_gateway;
-        #[cfg(not(feature = "gateway"))]
-        return false;
     }
 
     /// Declares that the handlers are commands, which call neither `once` nor `fenced_tx`.

@@ -35,7 +35,7 @@ impl<S: Send + Sync + 'static> Life<S> {
         builder.kinds.settle_timing(&config.timing)?;
         for (nothing, what) in [(builder.kinds.is_empty(), "handler"), (builder.queues.is_empty(), "queue")] {
             // A gateway alone runs the jobs of others.
-            if nothing && !builder.serves_others() {
+            if nothing && !builder.is_gateway {
                 return Err(WorkerError::Nothing(what));
             }
         }
