@@ -78,6 +78,7 @@ check:
 	@python3 scripts/scale --check
 	@python3 scripts/check_dependencies.py
 	@LIST=1 python3 scripts/mutants
+	@scripts/check-clients
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --all-targets --all-features -- -D warnings
 	$(CARGO) clippy --locked --all-features --test chaos -- -D warnings

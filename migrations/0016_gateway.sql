@@ -9,11 +9,15 @@ CREATE TABLE tenure.gateway_keys (
 INSERT INTO tenure.gateway_keys (key) VALUES (uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()));
 REVOKE ALL ON tenure.gateway_keys FROM PUBLIC;
 -- postgres/roles.sql gives this role every new table to read. With the key, a receipt could be made up.
-DO $$ BEGIN
+CREATE FUNCTION tenure.hide_gateway_keys() RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
     IF EXISTS (SELECT FROM pg_roles WHERE rolname = 'tenure_viewer') THEN
         REVOKE ALL ON tenure.gateway_keys FROM tenure_viewer;
     END IF;
 END $$;
+SELECT tenure.hide_gateway_keys();
+DROP FUNCTION tenure.hide_gateway_keys();
 
 -- The language of a worker behind a gateway; `version` is that of its client. NULL: it is tenure itself.
 ALTER TABLE tenure.workers ADD COLUMN language text;

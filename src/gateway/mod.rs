@@ -10,8 +10,9 @@
 //! A gateway keeps nothing that another one could not do without: the receipt holds the claim and the message's ack,
 //! signed with a key of the database. It writes nothing by itself: a worker that hangs must look silent.
 //!
-//! Of a claim whose answer did not arrive, only its worker knows: it asks for what it holds, and the gateway gives back
-//! what it does not name.
+//! A worker confirms that it got its jobs; otherwise the gateway gives them back. If the gateway dies before that, only
+//! the worker knows that an answer is missing: it asks for what it holds, and another gateway gives back what it does
+//! not name.
 //!
 //! Invariants, each held by the test of that name:
 //!
@@ -48,7 +49,7 @@ use self::{
     one_at_a_time::OneAtATime,
     protocol::{Code, Fields, Refusal, answer},
     receipt::Signer,
-    take::{HandedOut, Queue},
+    take::Queue,
 };
 use crate::{
     client::Tenure,
@@ -240,13 +241,12 @@ impl Gateway {
             Ok((answered, handed_out)) => (Ok(answered), handed_out),
             Err(refusal) => (Err(refusal), None),
         };
-        self.0.nats.send_plain(reply, answer(answered)).await;
-        if let Some(handed_out) = handed_out {
-            fault::point("gateway_answered");
-            if handed_out.is_late() {
-                self.take_back(&handed_out).await;
-            }
+        let Some(claims) = handed_out else { return self.0.nats.send_plain(reply, answer(answered)).await };
+        // A worker that died or froze while it waited must not be charged for jobs of which it knows nothing.
+        if !self.0.nats.hand_over(reply, answer(answered)).await {
+            self.give_back(&claims).await;
         }
+        fault::point("gateway_answered");
     }
 
     /// Answers one request; a `take` also returns the claims that its answer hands out.
@@ -255,7 +255,7 @@ impl Gateway {
         name: &str,
         queue: &str,
         body: &[u8],
-    ) -> Result<(String, Option<HandedOut>), Refusal> {
+    ) -> Result<(String, Option<Vec<ClaimKey>>), Refusal> {
         let request = Fields::request(body)?;
         if let Err(error) = crate::job::check_queue(queue) {
             return Err(Refusal::new(Code::BadRequest, error.to_string()));

@@ -40,9 +40,6 @@ const ANY_NUMBER: usize = 1_000_000;
 /// A worker waits for 5 s longer than it asked to. An answer that is ready later than this after the end of the wait is
 /// not sent.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(3);
-/// By this time after the end of the wait, the worker has given up: it does not know the jobs of an answer that was
-/// sent later.
-const GIVEN_UP_AFTER: Duration = Duration::from_secs(6);
 /// The bytes of an answer that are not payloads.
 const OVERHEAD: usize = 4_096;
 /// The most kinds that a worker names.
@@ -140,19 +137,6 @@ pub(super) struct Taken {
     uncertain: bool,
 }
 
-/// The claims that an answer hands out, and until when its worker waits for it.
-pub(super) struct HandedOut {
-    claims: Vec<ClaimKey>,
-    until: Instant,
-}
-
-impl HandedOut {
-    /// Whether the worker has given up by now, so that it does not know of these claims.
-    pub(super) fn is_late(&self) -> bool {
-        self.until.elapsed() > GIVEN_UP_AFTER
-    }
-}
-
 /// Reads the id of a worker, and returns the one under which the database knows it.
 pub(super) fn worker_of(queue: &str, request: &Fields<'_>) -> Result<(String, String), Refusal> {
     let expected = "1 to 100 letters, digits, _ and -";
@@ -197,7 +181,7 @@ impl Gateway {
         &self,
         name: &str,
         request: &Fields<'_>,
-    ) -> Result<(String, Option<HandedOut>), Refusal> {
+    ) -> Result<(String, Option<Vec<ClaimKey>>), Refusal> {
         let asked_at = Instant::now();
         let (id, _) = worker_of(name, request)?;
         let slots = request.number("slots", 1, ENTRIES_MAX as u64)?;
@@ -248,7 +232,7 @@ impl Gateway {
                     "the gateway was too slow; it gave the jobs back",
                 ));
             }
-            let handed_out = (!claims.is_empty()).then_some(HandedOut { claims, until });
+            let handed_out = (!claims.is_empty()).then_some(claims);
             return Ok((self.answer(&signer, taken)?, handed_out));
         }
     }
@@ -466,11 +450,6 @@ impl Gateway {
             }
         }
         Ok(())
-    }
-
-    /// Gives back what was handed out too late.
-    pub(super) async fn take_back(&self, handed_out: &HandedOut) {
-        self.give_back(&handed_out.claims).await;
     }
 }
 

@@ -9,7 +9,7 @@
 use std::{pin::pin, time::Duration};
 
 use async_nats::{
-    StatusCode, Subject, Subscriber,
+    Request, StatusCode, Subject, Subscriber,
     jetstream::consumer::{PullConsumer, pull::BatchConfig},
 };
 use bytes::Bytes;
@@ -25,6 +25,8 @@ use crate::config::OWN_SUBJECTS;
 
 /// The subscribers of this name share the requests: each goes to one of them.
 const GROUP: &str = "tenure-gateway";
+/// How long a worker has to confirm that it got its jobs.
+const CONFIRMED_WITHIN: Duration = Duration::from_secs(3);
 /// The longest delay of a request's last message after the request's end.
 const LATE: Duration = Duration::from_millis(1_500);
 
@@ -113,6 +115,15 @@ impl Nats {
     /// Sends an answer, or an event.
     pub(crate) async fn send_plain(&self, to: impl Into<Subject>, body: Bytes) {
         self.tell(to.into(), body).await;
+    }
+
+    /// Sends an answer that hands something over, and waits until its receiver confirms it. `false`: it did not in time,
+    /// or has gone.
+    pub(crate) async fn hand_over(&self, to: Subject, body: Bytes) -> bool {
+        let request = Request::new().payload(body).timeout(Some(CONFIRMED_WITHIN));
+        // The request's own timeout begins once the client has accepted it.
+        let sent = self.client.send_request(to, request);
+        matches!(tokio::time::timeout(CONFIRMED_WITHIN * 2, sent).await, Ok(Ok(_)))
     }
 
     /// The most bytes of one message.

@@ -301,14 +301,18 @@ async fn a_worker_tells_no_subject_but_a_watchers() {
     let bench = bench().await;
     let client = bench.js.client();
     let worker = doubles(&bench.tenure);
-    let request = JobRequest::from(Double { n: 2 }).delay(Duration::from_secs(1));
+    let request = JobRequest::from(Double { n: 2 }).delay(Duration::from_secs(3_600));
     let id = bench.tenure.enqueue(request).await.unwrap().id;
     let mut all = client.subscribe(subject(&bench, "watcher.>")).await.unwrap();
+    // It listens before it registers.
+    bench.until_count("tenure.workers", 1).await;
     for to in ["jobs.q.double", "../jobs", "a.b", ">", "", "me"] {
         let request = json!({"jobs": [id], "to": to}).to_string();
         client.publish(subject(&bench, "watch"), request.into()).await.unwrap();
     }
     client.flush().await.unwrap();
+    // Its message comes after the requests: the worker has them by then.
+    bench.execute("UPDATE tenure.jobs SET scheduled_at = now(), publish_at = now()").await;
     bench.until_finished(id).await;
     // The hints of one job come in order: after this one, no other of the first job is on its way.
     assert_eq!(bench.tenure.call(Double { n: 3 }).within::<u64>(SOON).await.unwrap(), 6);

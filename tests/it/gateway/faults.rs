@@ -41,6 +41,9 @@ impl Foreign {
             tokio::time::sleep(Duration::from_millis(30)).await;
             return None;
         };
+        if let Some(reply) = answer.reply {
+            self.nats.publish(reply, "".into()).await.unwrap();
+        }
         let answer: Value = serde_json::from_slice(&answer.payload).unwrap();
         if answer["error"]["retry"] == json!(true) {
             return None;
@@ -210,4 +213,38 @@ async fn the_jobs_of_a_worker_that_is_gone_run_elsewhere_soon() {
         .text(&format!("SELECT path FROM tenure.recovery_events WHERE job_id = '{job}' AND event = 'reset'"))
         .await;
     assert_eq!(paths, "(vanished)");
+}
+
+/// Its request waits in the gateway when it freezes or dies: the gateway claims for it, and hears no confirmation.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_dies_or_freezes_while_it_waits_is_charged_for_no_job() {
+    let bench = bench_with(patient).await;
+    let _gateway = gateway(&bench);
+    for dies in [true, false] {
+        let worker = Foreign::start(&bench, if dies { "dead" } else { "frozen" }).await;
+        let subject = format!("{}.w.q.take", worker.prefix);
+        let body = json!({"v": 1, "worker": worker.worker, "slots": 1, "wait_ms": 20_000, "kinds": all()})
+            .to_string();
+        // A frozen one is subscribed, and does not answer.
+        let mut inbox = worker.nats.subscribe("answers").await.unwrap();
+        worker.nats.publish_with_reply(subject, "answers", body.into()).await.unwrap();
+        worker.nats.flush().await.unwrap();
+        while bench.consumer("q").await.num_waiting == 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        if dies {
+            inbox.unsubscribe().await.unwrap();
+            worker.nats.flush().await.unwrap();
+        }
+        let job = enqueue(&bench, "k", json!(null)).await;
+        bench
+            .until_count(
+                &format!("tenure.job_executions_all WHERE job_id = '{job}' AND outcome = 'released'"),
+                1,
+            )
+            .await;
+        let other = Foreign::start(&bench, "other").await;
+        assert_eq!(other.run_one().await, job);
+        assert_eq!(bench.until_finished(job).await.attempt, 1);
+    }
 }

@@ -61,7 +61,12 @@ impl Foreign {
         let subject = format!("{}.{subject}", self.prefix);
         for _ in 0..300 {
             match self.nats.request(subject.clone(), body.to_owned().into()).await {
-                Ok(answer) => return serde_json::from_slice(&answer.payload).unwrap(),
+                Ok(answer) => {
+                    if let Some(reply) = answer.reply {
+                        self.nats.publish(reply, "".into()).await.unwrap();
+                    }
+                    return serde_json::from_slice(&answer.payload).unwrap();
+                }
                 Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
             }
         }

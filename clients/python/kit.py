@@ -1,0 +1,124 @@
+"""The program under test: handlers whose every step a test can see, as JSON lines on standard output."""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+from tenure import Cancel, Context, Permanent, Retry, Snooze, SyncContext, Worker
+
+SHOWN = ("ready", "began", "stopped", "settled", "lost")
+
+
+class Shown(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        if (event := getattr(record, "event", None)) in SHOWN:
+            names = ("worker", "job", "kind", "attempt", "token", "why")
+            line = {name: getattr(record, name) for name in names if hasattr(record, name)}
+            print(json.dumps({"event": event, **line}), flush=True)
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def worker(queue: str, slots: int) -> Worker:
+    grace = int(os.environ.get("TENURE_SHUTDOWN_GRACE_MS", "10000")) / 1000
+    w = Worker(
+        os.environ.get("NATS_URL", "nats://127.0.0.1:4222"),
+        queue,
+        slots=slots,
+        grace=grace,
+        prefix=os.environ.get("TENURE_SUBJECT_PREFIX", "jobs"),
+        inbox_prefix=os.environ.get("TENURE_NATS_INBOX_PREFIX"),
+    )
+
+    @w.handle("echo")
+    async def echo(job: Any, ctx: Context) -> Any:
+        return job
+
+    @w.handle("report")
+    async def report(job: Any, ctx: Context) -> Any:
+        n = job["reports"]
+        for i in range(1, n + 1):
+            await ctx.progress("working", 100 * i / n, f"{i} of {n}", checkpoint={"i": i})
+            await asyncio.sleep(job["every_ms"] / 1000)
+        return {"from": ctx.checkpoint}
+
+    @w.handle("resume")
+    async def resume(job: Any, ctx: Context) -> Any:
+        if ctx.checkpoint is None:
+            await ctx.progress(checkpoint={"i": 3})
+            await ctx.flush()
+            die()
+        return {"from": ctx.checkpoint}
+
+    @w.handle("retry")
+    async def retry(job: Any, ctx: Context) -> Any:
+        if ctx.attempt == 1:
+            after = job.get("after_ms")
+            raise Retry("not yet", after=None if after is None else after / 1000)
+        return {"attempt": ctx.attempt}
+
+    @w.handle("error")
+    async def error(job: Any, ctx: Context) -> Any:
+        if ctx.attempt == 1:
+            raise ValueError("boom")
+        return {"attempt": ctx.attempt}
+
+    @w.handle("fail")
+    async def fail(job: Any, ctx: Context) -> Any:
+        raise Permanent("no attempt could mend it")
+
+    @w.handle("snooze")
+    async def snooze(job: Any, ctx: Context) -> Any:
+        if ctx.checkpoint is None:
+            await ctx.progress(checkpoint={"snoozed": True})
+            await ctx.flush()
+            raise Snooze(job["ms"] / 1000)
+        return {"attempt": ctx.attempt}
+
+    @w.handle("cancel")
+    async def cancel(job: Any, ctx: Context) -> Any:
+        raise Cancel("not needed")
+
+    @w.handle("sleep")
+    async def sleep(job: Any, ctx: Context) -> Any:
+        until = time.monotonic() + job["ms"] / 1000
+        while (left := until - time.monotonic()) > 0:
+            await asyncio.sleep(min(left, (job["every_ms"] or 1e9) / 1000))
+            if job["every_ms"]:
+                await ctx.progress("sleeping")
+        return "slept"
+
+    @w.handle("block")
+    def block(job: Any, ctx: SyncContext) -> Any:
+        until = time.monotonic() + job["ms"] / 1000
+        while (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, (job["every_ms"] or 1e9) / 1000))
+            if job["every_ms"]:
+                ctx.progress("blocking")
+        return "slept"
+
+    @w.handle("crash")
+    async def crash(job: Any, ctx: Context) -> Any:
+        if ctx.attempt == 1:
+            die()
+        return {"attempt": ctx.attempt}
+
+    @w.handle("once_key")
+    async def once_key(job: Any, ctx: Context) -> Any:
+        return {"key": ctx.key("x"), "again": ctx.key("x")}
+
+    return w
+
+
+if __name__ == "__main__":
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO)
+    logging.getLogger("tenure").setLevel(logging.DEBUG)
+    logging.getLogger("tenure").addHandler(Shown())
+    worker(sys.argv[1], int(sys.argv[2])).run()

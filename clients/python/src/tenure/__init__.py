@@ -1,0 +1,23 @@
+"""Workers and producers of tenure over NATS: see docs/worker-protocol.md of tenure for what they say to a gateway."""
+
+from ._client import Client, Enqueued, Job
+from ._errors import Cancel, Cancelled, Lost, Permanent, ProtocolError, Retry, Snooze, TenureError
+from ._run import Context, SyncContext
+from ._worker import Worker
+
+__all__ = [
+    "Cancel",
+    "Cancelled",
+    "Client",
+    "Context",
+    "Enqueued",
+    "Job",
+    "Lost",
+    "Permanent",
+    "ProtocolError",
+    "Retry",
+    "Snooze",
+    "SyncContext",
+    "TenureError",
+    "Worker",
+]

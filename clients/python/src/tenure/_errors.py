@@ -1,0 +1,47 @@
+"""What a handler raises to end its attempt, and what it may get from its context."""
+
+from __future__ import annotations
+
+
+class TenureError(Exception):
+    """The base of all errors of this package."""
+
+
+class ProtocolError(TenureError):
+    """A gateway refused a request. Repeating it would not help."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+
+
+class Lost(TenureError):
+    """The job is no longer this worker's. Nothing that its handler does counts."""
+
+
+class Cancelled(TenureError):
+    """The job is to be cancelled, its time is over, or the worker stops."""
+
+
+class Retry(TenureError):
+    """Raise it to have the job tried again, after `after` seconds, or after the usual backoff."""
+
+    def __init__(self, error: str = "the handler asked for another attempt", after: float | None = None) -> None:
+        super().__init__(error)
+        self.after = after
+
+
+class Permanent(TenureError):
+    """Raise it when no attempt could succeed: the job becomes a dead letter."""
+
+
+class Snooze(TenureError):
+    """Raise it to have the job run again after `seconds`. The attempt does not count."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"snoozed for {seconds} s")
+        self.seconds = seconds
+
+
+class Cancel(TenureError):
+    """Raise it to end the job as cancelled, for this reason."""
