@@ -117,8 +117,8 @@ impl Nats {
         self.tell(to.into(), body).await;
     }
 
-    /// Sends an answer that hands something over, and waits until its receiver confirms it. `false`: it did not in time,
-    /// or has gone.
+    /// Sends an answer that hands something over, and waits until its receiver confirms it. `false`: the receiver did
+    /// not in time, or has gone.
     pub(crate) async fn hand_over(&self, to: Subject, body: Bytes) -> bool {
         let request = Request::new().payload(body).timeout(Some(CONFIRMED_WITHIN));
         // The request's own timeout begins once the client has accepted it.
