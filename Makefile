@@ -6,7 +6,7 @@
 # make chaos     a minute of faults in random order, and an account of every job; MINUTES=60 SEED=7 make chaos
 # make fuzz      feeds untrusted input to the readers, ten minutes each; MINUTES=1
 # make mutants   plants mistakes in the statements, each of which a test must catch; OF=code make mutants: in the code
-# make bench     measures tenure and five other libraries; OF=tenure, OF=retention or OF=peers make bench: that part
+# make bench     measures tenure and five other libraries; OF=tenure, OF=retention, OF=gateway or OF=peers make bench: that part
 # make release   oldest Rust, licences and advisories, packages, public API, unused dependencies; ONLY=package make release
 # make pictures  takes the pictures of the dashboard in docs/images
 # make book      the guide as a book, in target/book
@@ -89,7 +89,7 @@ check:
 	$(CARGO) clippy --locked -p tenure --lib --no-default-features --features worker -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --all-features
 
-.PHONY: run-demo run-test run-test-postgres run-chaos run-script run-bench-all run-bench-tenure run-bench-retention run-bench-peers
+.PHONY: run-demo run-test run-test-postgres run-chaos run-script run-bench-all run-bench-tenure run-bench-retention run-bench-gateway run-bench-peers
 BUILT := $${CARGO_TARGET_DIR:-target}
 
 run-demo:
@@ -130,6 +130,12 @@ run-bench-tenure:
 # Sweeps ROWS finished jobs while one worker drains.
 run-bench-retention:
 	@$(MAKE) --no-print-directory run-bench-tenure BENCH="retention --runs 3 --jobs 50000 --finished $(or $(ROWS),300000)"
+
+# Workers in other languages behind a gateway.
+run-bench-gateway:
+	@scripts/setup test
+	@PYTHONPATH=$(CURDIR)/clients/python/src:$(CURDIR)/.tools/python $(MAKE) --no-print-directory run-bench-tenure \
+		BENCH="gateway $(BENCH) --client 'python=python3 $(CURDIR)/clients/python/kit.py'"
 
 # The peers are a separate crate: a build of tenure does not build them.
 run-bench-peers:

@@ -114,11 +114,21 @@ def worker(queue: str, slots: int) -> Worker:
     async def once_key(job: Any, ctx: Context) -> Any:
         return {"key": ctx.key("x"), "again": ctx.key("x")}
 
+    stamps = bool(os.environ.get("TENURE_KIT_STAMP"))
+
+    @w.handle("order")
+    async def order(job: Any, ctx: Context) -> Any:
+        began = time.time_ns() // 1000
+        sum(line["quantity"] * line["cents"] for line in job["lines"])
+        return began if stamps else None
+
     return w
 
 
 if __name__ == "__main__":
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO)
-    logging.getLogger("tenure").setLevel(logging.DEBUG)
-    logging.getLogger("tenure").addHandler(Shown())
+    is_quiet = bool(os.environ.get("TENURE_KIT_QUIET"))
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING if is_quiet else logging.INFO)
+    if not is_quiet:
+        logging.getLogger("tenure").setLevel(logging.DEBUG)
+        logging.getLogger("tenure").addHandler(Shown())
     worker(sys.argv[1], int(sys.argv[2])).run()

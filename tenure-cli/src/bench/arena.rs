@@ -225,6 +225,25 @@ impl Arena {
         Ok(WorkerProcess { child, stopped: false })
     }
 
+    /// Starts workers behind a gateway, all in one process.
+    pub(super) fn foreign_workers(
+        &self,
+        queue: &str,
+        slots: u32,
+        mode: WorkerMode,
+        workers: usize,
+    ) -> anyhow::Result<WorkerProcess> {
+        let child = self
+            .command()
+            .args(["bench-worker", queue, "--slots", &slots.to_string(), "--mode", mode.name()])
+            .args(["--foreign", &workers.to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("start {} as a worker", self.program.display()))?;
+        Ok(WorkerProcess { child, stopped: false })
+    }
+
     /// This program, on these servers.
     pub(super) fn command(&self) -> Command {
         let mut command = Command::new(&self.program);

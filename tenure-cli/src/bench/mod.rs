@@ -12,6 +12,8 @@ mod consume;
 mod cpu;
 mod endure;
 mod exec;
+mod foreign;
+mod gateway;
 mod grow;
 mod idle;
 mod lanes;
@@ -56,6 +58,9 @@ pub(crate) enum Work {
     Lanes,
     /// Commands in Python as handlers: a process for each job, beside processes that stay. Not part of the default.
     Exec,
+    /// Workers in other languages behind one gateway: draining, pick-up, a thousand workers, recovery. Private servers
+    /// only; not part of the default.
+    Gateway,
     /// From the kill of a worker until its job runs elsewhere.
     Recovery,
     /// 1,000 jobs report ten times a second each.
@@ -107,6 +112,8 @@ pub(crate) struct Plan {
     pub(crate) slots: u32,
     /// Finished jobs in an old database.
     pub(crate) finished: usize,
+    /// Workers in other languages, each a name and a command.
+    pub(crate) clients: Vec<(String, String)>,
     /// The user's own servers; `None`: a private pair.
     pub(crate) servers: Option<Config>,
     /// This program, which is started again as a worker.
@@ -227,6 +234,7 @@ async fn measure(plan: &Plan, arena: &Arena, tick: &mut impl FnMut(&str)) -> any
                 Work::Call => call::call(arena, plan, &mut values).await?,
                 Work::Lanes => lanes::lanes(arena, plan, &mut values).await?,
                 Work::Exec => exec::exec(arena, plan, &mut values).await?,
+                Work::Gateway => gateway::gateway(arena, plan, &mut values).await?,
                 Work::Recovery => endure::recovery(arena, &mut values).await?,
                 Work::Progress => endure::progress(arena, &mut values).await?,
                 Work::Memory => endure::memory(arena, &mut values).await?,

@@ -54,8 +54,12 @@ pub(crate) async fn work(
     queues: &[String],
     slots: u32,
     mode: WorkerMode,
+    foreign: Option<usize>,
 ) -> anyhow::Result<()> {
     let Some((first, others)) = queues.split_first() else { bail!("a worker needs a queue") };
+    if let Some(workers) = foreign {
+        return super::foreign::work(config, first, slots, mode, workers).await;
+    }
     let tenure = Tenure::connect(config).await?;
     let ended = async {
         let mut nothing = [0; 16];

@@ -15,20 +15,28 @@ pub(super) async fn run(cli: &Cli, args: &BenchArgs) -> anyhow::Result<ExitCode>
         return Err(Usage(format!("--jobs {jobs} is too few to measure anything; take 1000 or more")).into());
     }
     if args.on_servers
-        && args
-            .works
-            .iter()
-            .any(|work| matches!(work, Work::Age | Work::Retention | Work::Pages | Work::Grow))
+        && args.works.iter().any(|work| {
+            matches!(work, Work::Age | Work::Retention | Work::Pages | Work::Grow | Work::Gateway)
+        })
     {
-        let why = "age, retention and pages fill the database with jobs, and grow counts all that the servers do; \
-                   run them without --on-servers";
+        let why = "age, retention and pages fill the database with jobs, and grow and gateway count all that the \
+                   servers do; run them without --on-servers";
         return Err(Usage(why.into()).into());
     }
     // A worker would refuse it, too, but only after the servers have started.
     if args.slots > 100_000 {
         return Err(Usage(format!("--slots {} is too many; a queue takes 1 to 100000", args.slots)).into());
     }
+    let mut clients = Vec::new();
+    for client in &args.clients {
+        let Some((name, command)) = client.split_once('=').filter(|(name, _)| !name.is_empty()) else {
+            let why = format!("--client {client:?}: expected NAME=COMMAND, as in 'python=python3 worker.py'");
+            return Err(Usage(why).into());
+        };
+        clients.push((name.to_owned(), command.to_owned()));
+    }
     let plan = Plan {
+        clients,
         works: if args.works.is_empty() { Work::DEFAULT.to_vec() } else { args.works.clone() },
         runs: usize::try_from(args.runs.unwrap_or(if args.quick { 1 } else { 3 }))?,
         jobs: usize::try_from(jobs)?,

@@ -167,6 +167,9 @@ enum Command {
         slots: u32,
         #[arg(long, value_enum)]
         mode: WorkerMode,
+        /// Runs this many workers behind a gateway instead.
+        #[arg(long)]
+        foreign: Option<usize>,
     },
     /// Runs one command for `work`, and ends it when the worker dies.
     #[command(hide = true)]
@@ -310,6 +313,9 @@ struct BenchArgs {
         allow_negative_numbers = true
     )]
     finished: u32,
+    /// For `gateway`: a worker in another language, as NAME=COMMAND. The bench runs COMMAND QUEUE SLOTS; repeatable.
+    #[arg(long = "client", value_name = "NAME=COMMAND")]
+    clients: Vec<String>,
     /// Use fewer jobs, and run each measurement once: about a minute. `idle`, `grow` and `relay` get smaller fleets and
     /// shorter timers.
     #[arg(long)]
@@ -677,8 +683,8 @@ async fn run_in(cli: &Cli) -> anyhow::Result<ExitCode> {
         Command::Completions { shell } => Ok(shell::completions(*shell)),
         Command::Man { dir } => shell::man(dir.as_deref()),
         Command::Bench(args) => bench::run(cli, args).await,
-        Command::BenchWorker { queues, slots, mode } => {
-            crate::bench::work(&cli.config()?, queues, *slots, *mode).await?;
+        Command::BenchWorker { queues, slots, mode, foreign } => {
+            crate::bench::work(&cli.config()?, queues, *slots, *mode, *foreign).await?;
             Ok(ExitCode::SUCCESS)
         }
         // `main` runs it before it creates a runtime.
