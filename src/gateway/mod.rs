@@ -63,17 +63,16 @@ use crate::{
     store::{ProgressWrite, Store, StoreError, batch::Batcher},
 };
 
-/// The most requests that are served at once. A `take` that waits is one of them.
+/// The most requests that are served at once, and the most that wait for a job or an end: those keep no report or settle
+/// from being served.
 const REQUESTS_MAX: usize = 20_000;
+const WAITING_MAX: usize = 20_000;
 /// How long a worker, a queue or a key counts as known after its last use.
 const KNOWN_FOR: Duration = Duration::from_secs(60);
 /// The longest wait of a request.
 const WAIT_MAX: Duration = Duration::from_secs(30);
 /// The most jobs of one answer to `take`, and the most entries of one `report` or `settle`.
 const ENTRIES_MAX: usize = 1_000;
-
-/// The most claims whose last extension is remembered.
-const EXTENDED_MAX: usize = 50_000;
 
 /// The parts of a worker that its gateway uses.
 pub(crate) struct Parts {
@@ -108,12 +107,18 @@ struct Inner {
     /// The workers that have asked, each with what claims for it.
     workers: Mutex<HashMap<String, KnownWorker>>,
     /// When NATS last heard that a claim's job is alive.
-    extended: Mutex<HashMap<Uuid, Instant>>,
+    extended: Mutex<Extended>,
     slots: Arc<Semaphore>,
+    waiting: Arc<Semaphore>,
     stop: CancellationToken,
     /// Notified when the settings of queues may have changed.
     changed: Notify,
     stopped: watch::Sender<bool>,
+}
+
+struct Extended {
+    at: HashMap<Uuid, Instant>,
+    pruned_at: Instant,
 }
 
 struct KnownWorker {
@@ -140,8 +145,9 @@ impl Gateway {
             jobs: OneAtATime::default(),
             queues: Mutex::default(),
             workers: Mutex::default(),
-            extended: Mutex::default(),
+            extended: Mutex::new(Extended { at: HashMap::new(), pruned_at: Instant::now() }),
             slots: Arc::new(Semaphore::new(REQUESTS_MAX)),
+            waiting: Arc::new(Semaphore::new(WAITING_MAX)),
             stop: CancellationToken::new(),
             changed: Notify::new(),
             stopped: watch::Sender::new(false),
@@ -212,10 +218,13 @@ impl Gateway {
     async fn serve(self, asked: Asked) {
         let Asked { by_worker, queue, request, body, reply } = asked;
         let name = protocol::name(by_worker, &request);
-        let answered = match (self.0.slots.clone().try_acquire_owned(), name) {
+        let slots = if matches!(name, Some("take" | "wait")) { &self.0.waiting } else { &self.0.slots };
+        // Until the answer has arrived.
+        let slot = slots.clone().try_acquire_owned();
+        let answered = match (&slot, name) {
             (_, None) => Err(Refusal::new(Code::UnknownRequest, format!("there is no request {request:?}"))),
             (Err(_), _) => Err(Refusal::new(Code::Unavailable, "the gateway serves too many requests")),
-            (Ok(_slot), Some(name)) => {
+            (Ok(_), Some(name)) => {
                 let served = AssertUnwindSafe(self.route(name, &queue, &body)).catch_unwind().await;
                 served.unwrap_or_else(|panic| {
                     panics::tell("gateway", &*panic);
@@ -243,8 +252,9 @@ impl Gateway {
         };
         let Some(claims) = handed_out else { return self.0.nats.send_plain(reply, answer(answered)).await };
         // A worker that died or froze while it waited must not be charged for jobs of which it knows nothing.
-        if !self.0.nats.hand_over(reply, answer(answered)).await {
-            self.give_back(&claims).await;
+        if !self.0.nats.hand_over(reply, answer(answered)).await && self.give_back(&claims).await > 0 {
+            // Its confirmation may be what was lost.
+            self.tell_to_look(&queue, &body, &claims).await;
         }
         fault::point("gateway_answered");
     }

@@ -41,12 +41,13 @@ pub(super) fn claims_batches(
             let store = store.clone();
             async move {
                 match store.claims_of(&batch).await {
+                    // Not by the worker: another beat of it may be in the batch, of a moment before or after.
                     Ok(claims) => {
-                        let of = |worker: &String| {
-                            let own = claims.iter().filter(|(owner, _)| owner == worker);
-                            own.map(|(_, key)| *key).collect()
+                        let of = |asked: usize| {
+                            let own = claims.iter().filter(|(n, _)| *n == asked);
+                            Ok(own.map(|(_, key)| *key).collect())
                         };
-                        batch.iter().map(|(worker, _)| Ok(of(worker))).collect()
+                        (0..batch.len()).map(of).collect()
                     }
                     Err(error) => batch.iter().map(|_| Err(error.clone())).collect(),
                 }
@@ -64,6 +65,7 @@ struct Timers {
     take_slots_max: usize,
     wait_ms_max: u64,
     payload_bytes_max: usize,
+    checkpoint_bytes_max: usize,
     now: String,
 }
 
@@ -115,6 +117,7 @@ impl Gateway {
             take_slots_max: ENTRIES_MAX,
             wait_ms_max: millis(WAIT_MAX),
             payload_bytes_max: self.0.tenure.config().payload_bytes_max,
+            checkpoint_bytes_max: self.0.tenure.config().checkpoint_bytes_max,
             now: written(now),
         })
     }
@@ -209,6 +212,17 @@ impl Gateway {
         let forgotten = self.0.store.forget_workers(Some(us), Duration::ZERO).await?;
         let gone = !forgotten.is_empty() || self.0.store.host_of_worker(&id).await?.is_none();
         Ok(format!(r#"{{"gone":{gone}}}"#))
+    }
+
+    /// Tells the worker of a request to look at its jobs.
+    pub(super) async fn tell_to_look(&self, queue: &str, body: &[u8], claims: &[ClaimKey]) {
+        let Ok((_, worker)) = Fields::request(body).and_then(|request| worker_of(queue, &request)) else {
+            return;
+        };
+        let jobs: Vec<_> = claims.iter().take(ITEMS_MAX).map(|key| key.job).collect();
+        let Ok(jobs) = json(&jobs) else { return };
+        let event = format!(r#"{{"event":"look","jobs":{jobs}}}"#);
+        self.0.nats.send_plain(self.0.nats.subject_of_worker(queue, &worker), event.into()).await;
     }
 
     /// Tells the workers behind gateways of cancellations of their jobs.

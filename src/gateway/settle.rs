@@ -39,6 +39,8 @@ const WRITTEN_WITHIN: Duration = Duration::from_secs(4);
 /// How often a report is tried whose row is locked, and the pause between.
 const LOCKED_MAX: usize = 8;
 const LOCKED_AGAIN: Duration = Duration::from_millis(150);
+/// How often old extensions are forgotten.
+const EXTENDED_PRUNED_EVERY: Duration = Duration::from_secs(5);
 /// The most characters of a stage and of a message.
 const TEXT_MAX: usize = 100_000;
 
@@ -191,13 +193,14 @@ impl Gateway {
         let ack_wait = self.0.timing.ack_wait;
         {
             let mut extended = self.0.extended.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            if extended.len() > super::EXTENDED_MAX {
-                extended.retain(|_, at| now.duration_since(*at) < ack_wait / 6);
+            if now.duration_since(extended.pruned_at) > EXTENDED_PRUNED_EVERY {
+                extended.pruned_at = now;
+                extended.at.retain(|_, at| now.duration_since(*at) < ack_wait / 6);
             }
-            if extended.get(&receipt.claim).is_some_and(|at| now.duration_since(*at) < ack_wait / 6) {
+            if extended.at.get(&receipt.claim).is_some_and(|at| now.duration_since(*at) < ack_wait / 6) {
                 return;
             }
-            extended.insert(receipt.claim, now);
+            extended.at.insert(receipt.claim, now);
         }
         self.message_of(receipt).receipt.in_progress().await;
     }

@@ -40,8 +40,13 @@ const ANY_NUMBER: usize = 1_000_000;
 /// A worker waits for 5 s longer than it asked to. An answer that is ready later than this after the end of the wait is
 /// not sent.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(3);
+/// How often a give-back is tried that Postgres does not answer, and the pause between.
+const GIVEN_BACK_TRIES: usize = 4;
+const GIVEN_BACK_AGAIN: Duration = Duration::from_secs(1);
 /// The bytes of an answer that are not payloads.
 const OVERHEAD: usize = 4_096;
+/// The bytes of a job in an answer that are not its entry, payload or checkpoint.
+const ENDING: usize = 40;
 /// The most kinds that a worker names.
 const KINDS_MAX: usize = 1_000;
 
@@ -196,12 +201,16 @@ impl Gateway {
         let slots = usize::try_from(slots).unwrap_or(ENTRIES_MAX);
         let until = asked_at + wait;
         loop {
+            // Its worker waits no longer: an outage, or a freeze of this process.
+            if until.elapsed() > ANSWERED_WITHIN {
+                return Err(Refusal::new(Code::Unavailable, "the gateway was too slow"));
+            }
             let left = until.saturating_duration_since(Instant::now());
             let is_over = left.is_zero() || self.0.stop.is_cancelled();
             let room = self.room(&queue).await?;
             if room == 0 {
                 if is_over {
-                    return Ok((self.answer(&signer, Taken::default())?, None));
+                    return self.answer(&signer, Taken::default(), asked_at).await;
                 }
                 // Ends early on a change of the settings, and when the gateway stops.
                 drop(timeout(left.min(HELD_FOR), self.0.changed.notified()).await);
@@ -223,17 +232,16 @@ impl Gateway {
                 }
                 continue;
             }
-            let claims: Vec<_> = taken.jobs.iter().map(|(claim, _)| claim.key).collect();
             // This process may have been frozen.
             if until.elapsed() > ANSWERED_WITHIN {
+                let claims: Vec<_> = taken.jobs.iter().map(|(claim, _)| claim.key).collect();
                 self.give_back(&claims).await;
                 return Err(Refusal::new(
                     Code::Unavailable,
                     "the gateway was too slow; it gave the jobs back",
                 ));
             }
-            let handed_out = (!claims.is_empty()).then_some(claims);
-            return Ok((self.answer(&signer, taken)?, handed_out));
+            return self.answer(&signer, taken, asked_at).await;
         }
     }
 
@@ -362,36 +370,51 @@ impl Gateway {
         }
     }
 
-    /// Writes the answer. A payload that does not fit is left for `payload`.
-    fn answer(&self, signer: &Signer, taken: Taken) -> Result<String, Refusal> {
+    /// Writes the answer, and gives back the jobs that do not fit into it. A payload that does not fit is left for
+    /// `payload`.
+    async fn answer(
+        &self,
+        signer: &Signer,
+        mut taken: Taken,
+        asked_at: Instant,
+    ) -> Result<(String, Option<Vec<ClaimKey>>), Refusal> {
         let mut room = self.0.nats.message_bytes_max().saturating_sub(OVERHEAD);
-        let mut jobs = Vec::with_capacity(taken.jobs.len());
+        let mut entries = Vec::with_capacity(taken.jobs.len());
+        // The bytes of all jobs without their payloads: they must fit.
+        let mut least = 0;
         for (claim, receipt) in &taken.jobs {
-            let ClaimKey { job, token, claim: claim_id } = claim.key;
-            let head = format!(
-                r#"{{"job":"{job}","kind":"{}","attempt":{},"max_attempts":{},"token":{token},"claim":"{claim_id}""#,
-                claim.kind, claim.attempt, claim.max_attempts,
-            );
-            let trace = super::protocol::json(&claim.trace_context)?;
-            let rest = format!(
-                r#""receipt":"{}","stale_after_ms":{},"after_reset":{},"traceparent":{trace}"#,
-                signer.write(receipt),
-                receipt.stale_after,
-                claim.after_reset,
-            );
+            let entry = entry(claim, receipt, signer)?;
+            if least + entry.len() + ENDING > room {
+                break;
+            }
+            least += entry.len() + ENDING;
+            entries.push(entry);
+        }
+        let left: Vec<_> = taken.jobs.drain(entries.len()..).map(|(claim, _)| claim.key).collect();
+        if !left.is_empty() {
+            self.give_back(&left).await;
+        }
+        let mut jobs = Vec::with_capacity(entries.len());
+        for ((claim, _), entry) in taken.jobs.iter().zip(entries) {
+            least -= entry.len() + ENDING;
             let checkpoint = claim.checkpoint.as_deref();
-            let whole = claim.payload.len() + checkpoint.map_or(4, str::len) + head.len() + rest.len() + 40;
-            let text = if whole <= room {
+            let whole = entry.len() + claim.payload.len() + checkpoint.map_or(4, str::len) + ENDING;
+            let text = if whole + least <= room {
                 let (checkpoint, payload) = (checkpoint.unwrap_or("null"), &claim.payload);
-                format!(r#"{head},{rest},"checkpoint":{checkpoint},"payload":{payload}}}"#)
+                format!(r#"{entry},"checkpoint":{checkpoint},"payload":{payload}}}"#)
             } else {
                 let parts = self.parts(&whole_text(&claim.payload, checkpoint)).len();
-                format!(r#"{head},{rest},"parts":{parts}}}"#)
+                format!(r#"{entry},"parts":{parts}}}"#)
             };
             room = room.saturating_sub(text.len() + 1);
             jobs.push(text);
         }
-        Ok(format!(r#"{{"jobs":[{}],"uncertain":{}}}"#, jobs.join(","), taken.uncertain))
+        // What the worker measures beyond this, the answer was on its way, or lay unread.
+        let waited = asked_at.elapsed().as_millis();
+        let (jobs, uncertain) = (jobs.join(","), taken.uncertain);
+        let claims: Vec<_> = taken.jobs.iter().map(|(claim, _)| claim.key).collect();
+        let answer = format!(r#"{{"jobs":[{jobs}],"uncertain":{uncertain},"waited_ms":{waited}}}"#);
+        Ok((answer, (!claims.is_empty()).then_some(claims)))
     }
 
     /// Divides a text into parts that fit into a message each, with their escapes.
@@ -423,8 +446,16 @@ impl Gateway {
 
     /// Gives jobs back whose worker does not know of them: the attempts do not count.
     pub(super) async fn give_back(&self, claims: &[ClaimKey]) -> usize {
-        match self.try_give_back(claims).await {
-            Ok(()) => claims.len(),
+        let mut given_back = self.try_give_back(claims).await;
+        for _ in 1..GIVEN_BACK_TRIES {
+            if given_back.is_ok() {
+                break;
+            }
+            sleep(GIVEN_BACK_AGAIN).await;
+            given_back = self.try_give_back(claims).await;
+        }
+        match given_back {
+            Ok(jobs) => jobs,
             Err(error) => {
                 tracing::warn!(%error, jobs = claims.len(),
                     "could not give jobs back whose worker does not know of them; their worker asks again, or a scan \
@@ -434,7 +465,8 @@ impl Gateway {
         }
     }
 
-    async fn try_give_back(&self, claims: &[ClaimKey]) -> Result<(), StoreError> {
+    async fn try_give_back(&self, claims: &[ClaimKey]) -> Result<usize, StoreError> {
+        let mut given_back = 0;
         let reason = Some(Reason::AnswerLost);
         let mut claims = claims.to_vec();
         claims.sort_unstable();
@@ -443,14 +475,30 @@ impl Gateway {
                 |key: &ClaimKey| AttemptEnd { reason, ..AttemptEnd::new(*key, AttemptOutcome::Released) };
             let ends: Vec<_> = some.iter().map(end).collect();
             let ended = self.0.store.settle(&ends, &self.0.worker_id).await?;
+            given_back += ended.len();
             metrics::recovered(RecoveryPath::Worker, Reason::AnswerLost, ended.len());
             for end in ended {
                 tracing::warn!(job = %end.job, token = end.token.0, owner = end.owner,
                     "the answer to a claim was lost; the gateway released the job, and the attempt does not count");
             }
         }
-        Ok(())
+        Ok(given_back)
     }
+}
+
+/// A job in an answer, without its payload, checkpoint and end.
+fn entry(claim: &Claim, receipt: &Receipt, signer: &Signer) -> Result<String, Refusal> {
+    let ClaimKey { job, token, claim: claim_id } = claim.key;
+    Ok(format!(
+        r#"{{"job":"{job}","kind":"{}","attempt":{},"max_attempts":{},"token":{token},"claim":"{claim_id}","receipt":"{}","stale_after_ms":{},"after_reset":{},"traceparent":{}"#,
+        claim.kind,
+        claim.attempt,
+        claim.max_attempts,
+        signer.write(receipt),
+        receipt.stale_after,
+        claim.after_reset,
+        super::protocol::json(&claim.trace_context)?,
+    ))
 }
 
 fn whole_text(payload: &str, checkpoint: Option<&str>) -> String {

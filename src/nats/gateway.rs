@@ -21,12 +21,18 @@ use super::{
     message::{Delivery, Receipt},
     pull::is_job,
 };
-use crate::config::OWN_SUBJECTS;
+use crate::{config::OWN_SUBJECTS, observe::repeats};
 
 /// The subscribers of this name share the requests: each goes to one of them.
 const GROUP: &str = "tenure-gateway";
 /// How long a worker has to confirm that it got its jobs.
 const CONFIRMED_WITHIN: Duration = Duration::from_secs(3);
+/// A timer that fires later than this was kept from it: the process was frozen.
+const FROZEN_FOR: Duration = Duration::from_millis(500);
+/// How long it takes to read what has arrived meanwhile.
+const READ_WITHIN: Duration = Duration::from_secs(1);
+/// What the subjects for answers begin with, be it with a prefix of a user's own: `_INBOX_embed.`.
+const INBOX: &str = "_INBOX";
 /// The longest delay of a request's last message after the request's end.
 const LATE: Duration = Duration::from_millis(1_500);
 
@@ -68,6 +74,14 @@ impl AskedStream {
             };
             // Without a reply subject, it is no request: there is no one to answer.
             let Some(reply) = message.reply else { continue };
+            // The gateway has rights that the sender lacks: it must not publish to the stream, or ask its API, for it.
+            if !reply.starts_with(INBOX) {
+                if let Some(left_out) = repeats::tell("gateway reply", &message.subject) {
+                    tracing::warn!(subject = %message.subject, %reply, left_out,
+                        "the gateway ignored a request: its reply subject does not begin with {INBOX}");
+                }
+                continue;
+            }
             let mut parts = message.subject.strip_prefix(self.prefix.as_str()).unwrap_or_default().split('.');
             let (side, queue, request) = (parts.next(), parts.next(), parts.next());
             let (Some(side), Some(queue), Some(request)) = (side, queue, request) else { continue };
@@ -75,7 +89,8 @@ impl AskedStream {
                 by_worker: side == "w",
                 queue: queue.into(),
                 request: request.into(),
-                body: message.payload,
+                // The payload is a part of the connection's read buffer, all of which a `take` that waits would hold.
+                body: Bytes::copy_from_slice(&message.payload),
                 reply,
             }));
         }
@@ -120,10 +135,14 @@ impl Nats {
     /// Sends an answer that hands something over, and waits until its receiver confirms it. `false`: the receiver did
     /// not in time, or has gone.
     pub(crate) async fn hand_over(&self, to: Subject, body: Bytes) -> bool {
-        let request = Request::new().payload(body).timeout(Some(CONFIRMED_WITHIN));
-        // The request's own timeout begins once the client has accepted it.
-        let sent = self.client.send_request(to, request);
-        matches!(tokio::time::timeout(CONFIRMED_WITHIN * 2, sent).await, Ok(Ok(_)))
+        let began_at = Instant::now();
+        let mut sent = pin!(self.client.send_request(to, Request::new().payload(body).timeout(None)));
+        if let Ok(confirmed) = timeout_at(began_at + CONFIRMED_WITHIN, sent.as_mut()).await {
+            return confirmed.is_ok();
+        }
+        // This process was frozen: the confirmation may have arrived meanwhile, and is read now.
+        let was_frozen = began_at.elapsed() > CONFIRMED_WITHIN + FROZEN_FOR;
+        was_frozen && matches!(timeout_at(Instant::now() + READ_WITHIN, sent).await, Ok(Ok(_)))
     }
 
     /// The most bytes of one message.

@@ -49,11 +49,12 @@ impl Store {
         Ok(rows.first().map(texts).transpose().map_err(|error: sqlx::Error| error)?)
     }
 
-    /// Returns the claims that each of these workers holds and made before its moment.
+    /// Returns the claims that each of these workers holds and made before its moment, each with the index of the
+    /// question.
     pub(crate) async fn claims_of(
         &self,
         workers: &[(String, DateTime<Utc>)],
-    ) -> Result<Vec<(String, ClaimKey)>, StoreError> {
+    ) -> Result<Vec<(usize, ClaimKey)>, StoreError> {
         let (ids, moments): (Vec<String>, Vec<DateTime<Utc>>) = workers.iter().cloned().unzip();
         let rows = self.rows_aside(CLAIMS_WITHIN, query(CLAIMS_OF).bind(ids).bind(moments)).await?;
         let claim = |row: &PgRow| {
@@ -62,7 +63,8 @@ impl Store {
                 token: row.try_get("fencing_token")?,
                 claim: row.try_get("claim_id")?,
             };
-            Ok((row.try_get("worker_id")?, key))
+            let n: i64 = row.try_get("n")?;
+            Ok((usize::try_from(n - 1).unwrap_or_default(), key))
         };
         Ok(rows.iter().map(claim).collect::<Result<_, sqlx::Error>>()?)
     }

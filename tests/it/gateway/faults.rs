@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use futures::{FutureExt, StreamExt};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tenure::{Config, JobId, Status};
@@ -226,8 +227,8 @@ async fn a_worker_that_dies_or_freezes_while_it_waits_is_charged_for_no_job() {
         let body = json!({"v": 1, "worker": worker.worker, "slots": 1, "wait_ms": 20_000, "kinds": all()})
             .to_string();
         // A frozen one is subscribed, and does not answer.
-        let mut inbox = worker.nats.subscribe("answers").await.unwrap();
-        worker.nats.publish_with_reply(subject, "answers", body.into()).await.unwrap();
+        let mut inbox = worker.nats.subscribe("_INBOX.answers").await.unwrap();
+        worker.nats.publish_with_reply(subject, "_INBOX.answers", body.into()).await.unwrap();
         worker.nats.flush().await.unwrap();
         while bench.consumer("q").await.num_waiting == 0 {
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -247,4 +248,39 @@ async fn a_worker_that_dies_or_freezes_while_it_waits_is_charged_for_no_job() {
         assert_eq!(other.run_one().await, job);
         assert_eq!(bench.until_finished(job).await.attempt, 1);
     }
+}
+
+/// A gateway may publish to the stream and ask its API; those who ask it may not.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_wants_its_answer_elsewhere_is_ignored() {
+    let bench = bench_with(patient).await;
+    let _gateway = gateway(&bench);
+    let worker = Foreign::start(&bench, "one").await;
+    let subject = format!("{}.w.q.beat", worker.prefix);
+    let body = json!({"v": 1, "worker": worker.worker}).to_string();
+    let mut elsewhere = worker.nats.subscribe("elsewhere").await.unwrap();
+    let mut inbox = worker.nats.subscribe("_INBOX_mine.answers").await.unwrap();
+    worker.nats.publish_with_reply(subject.clone(), "elsewhere", body.clone().into()).await.unwrap();
+    worker.nats.publish_with_reply(subject, "_INBOX_mine.answers", body.into()).await.unwrap();
+    assert!(inbox.next().await.unwrap().payload.starts_with(b"{\"ok\""));
+    assert!(elsewhere.next().now_or_never().is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_of_many_jobs_fits_into_a_message() {
+    let bench = bench_with(patient).await;
+    let _gateway = gateway(&bench);
+    let worker = Foreign::start(&bench, "one").await;
+    let payload = json!("x".repeat(12_000));
+    for _ in 0..150 {
+        enqueue(&bench, "k", payload.clone()).await;
+    }
+    bench.tenure.flush().await;
+    let mut taken = Vec::new();
+    while taken.len() < 150 {
+        taken.extend(worker.take(1_000, 5_000).await);
+    }
+    let in_parts = taken.iter().filter(|job| !job["parts"].is_null()).count();
+    assert!(in_parts > 0 && in_parts < 100, "{in_parts}");
+    assert_eq!(bench.count("tenure.job_executions_all WHERE outcome = 'released'").await, 0);
 }

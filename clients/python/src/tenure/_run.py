@@ -32,6 +32,9 @@ class Run:
     job: dict[str, Any]
     kind: Kind
     stale_after: float
+    checkpoint_max: int
+    began: bool = False
+    was_refused: bool = False
     written_at: float = field(default_factory=monotonic)
     sent_at: float = 0.0
     pending: dict[str, Any] | None = None
@@ -96,7 +99,12 @@ class Attempt:
     def _note(self, stage: str | None, percent: float | None, message: str | None, checkpoint: Any) -> bool:
         self._run.check()
         said = {"stage": stage, "progress": percent, "message": message, "checkpoint": checkpoint}
-        self._run.report(json.loads(json.dumps({k: v for k, v in said.items() if v is not None}, allow_nan=False)))
+        text = json.dumps({k: v for k, v in said.items() if v is not None}, allow_nan=False)
+        if len(text) > self._run.checkpoint_max:
+            raise ValueError(
+                f"the report has {len(text)} bytes of at most {self._run.checkpoint_max}; store results elsewhere"
+            )
+        self._run.report(json.loads(text))
         return monotonic() - self._run.written_at > self._run.stale_after / 2
 
 

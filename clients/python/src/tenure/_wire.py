@@ -18,6 +18,9 @@ from ._errors import ProtocolError, TenureError
 ANSWERED_WITHIN = 5.0
 """How long to wait for an answer, in seconds, besides the time that the request itself asks to wait."""
 
+READ_WITHIN = 2.0
+"""How late an answer may be read, in seconds."""
+
 
 class Unanswered(TenureError):
     """No gateway answered in time, or one asked to repeat the request."""
@@ -55,8 +58,10 @@ class Wire:
             answer = json.loads(message.data)
         except (NatsError, asyncio.TimeoutError, ValueError) as error:
             raise Unanswered(f"{subject}: {error or type(error).__name__}") from error
-        if monotonic() - asked_at > within + 1:
-            raise Unanswered(f"{subject}: the answer was read too late; this process was frozen")
+        late = monotonic() - asked_at - answer.get("ok", {}).get("waited_ms", within * 1000 - 1000) / 1000
+        if late > READ_WITHIN:
+            # A gateway that got no confirmation gives its jobs back: they may run elsewhere by now.
+            raise Unanswered(f"{subject}: the answer was read too late; this process was frozen, or its loop blocked")
         if message.reply:
             # The gateway waits for this before it lets go of the jobs that it hands over.
             await message.respond(b"")

@@ -13,8 +13,9 @@ import secrets
 import signal
 import socket
 import ssl
+import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 from typing import Any, TypeVar
@@ -31,6 +32,7 @@ WAIT = 5.0
 UNCERTAIN_FOR = 30.0
 ENTRIES_MAX = 1000
 OVERHEAD = 4096
+ERROR_MAX = 20_000
 VERSION = "0.2.0"
 
 
@@ -55,7 +57,7 @@ class Worker:
         self.worker = f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
         self._kinds: dict[str, Kind] = {}
         self._runs: dict[str, Run] = {}
-        self._settles: deque[tuple[Run, str]] = deque()
+        self._settles: deque[tuple[Run, dict[str, Any]]] = deque()
         self._uncertain_until, self._ok_at = 0.0, monotonic()
         self._draining = False
 
@@ -92,12 +94,19 @@ class Worker:
             await self.serve()
 
         asyncio.run(until_signalled())
+        if self._runs:
+            # Others recover these jobs, because this worker is gone. A thread that goes on would run one beside them.
+            log.error("handlers did not stop: the process ends with them")
+            logging.shutdown()
+            sys.stdout.flush()
+            os._exit(1)
 
     def stop(self) -> None:
         """Takes no more jobs. `serve` returns when those that run have ended, or were given back after the grace."""
         self._draining = True
         if hasattr(self, "_freed"):
             self._freed.set()
+            self._stopping.set()
 
     async def serve(self) -> None:
         """Serves until `stop` is called, or an operator drains the worker."""
@@ -105,11 +114,14 @@ class Worker:
             raise TenureError("the worker has no handler: decorate one with @worker.handle(kind)")
         self._loop = asyncio.get_running_loop()
         self._freed, self._look, self._to_settle = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._stopping = asyncio.Event()
         self._pool = ThreadPoolExecutor(self.slots, thread_name_prefix="tenure-handler")
         self._wire = await Wire.connect(*self._connect)
         await self._wire.nc.subscribe(f"{self._wire.prefix}.w.{self.queue}.to.{self.worker}", cb=self._told)
         await self._wire.nc.flush()
-        await self._hello()
+        await self._unless_stopped(self._hello())
+        if self._draining:
+            return await self._wire.nc.close()
         loops = [asyncio.create_task(work()) for work in (self._reports, self._beats, self._settle_all)]
         try:
             await self._takes()
@@ -134,6 +146,9 @@ class Worker:
             answer["report_every_ms"] / 1000,
         )
         self._take_max = answer["take_slots_max"]
+        self._checkpoint_max = min(
+            answer.get("checkpoint_bytes_max", 1 << 20), self._wire.nc.max_payload - 2 * OVERHEAD
+        )
         log.info("the worker is ready", extra={"event": "ready", "worker": self.worker})
 
     def _rules(self) -> dict[str, Any]:
@@ -171,8 +186,9 @@ class Worker:
                 await self._freed.wait()
                 continue
             if monotonic() < self._uncertain_until:
-                before = await self._beat()
-                await self._beat(as_of=before["now"])
+                await self._unless_stopped(self._reconcile())
+                if self._draining:
+                    return
             wait = f'"slots":{free},"wait_ms":{millis(WAIT)},"kinds":{kinds}'
             try:
                 taken = await self._once("take", wait, WAIT + ANSWERED_WITHIN)
@@ -187,9 +203,25 @@ class Worker:
             for job in taken["jobs"]:
                 self._start(job)
 
+    async def _reconcile(self) -> None:
+        """Has jobs given back that are claimed for this worker, and of which it does not know."""
+        before = await self._beat()
+        await self._beat(as_of=before["now"])
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> None:
+        """Waits for requests that are repeated until a gateway answers, or until the worker is to stop."""
+        task, stopping = asyncio.ensure_future(work), asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait((task, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                task.result()
+        finally:
+            task.cancel()
+            stopping.cancel()
+
     def _start(self, job: dict[str, Any]) -> None:
         kind = self._kinds.get(job["kind"]) or self._kinds["*"]
-        run = Run(job, kind, job["stale_after_ms"] / 1000)
+        run = Run(job, kind, job["stale_after_ms"] / 1000, self._checkpoint_max)
         self._runs[job["claim"]] = run
         if self._draining:
             return self._settle(run, {"outcome": "release", "began": False})
@@ -202,6 +234,7 @@ class Worker:
         try:
             if "parts" in run.job and not await self._fetch(run):
                 return self._forget(run, "lost")
+            run.began = True
             run.log(logging.DEBUG, "the attempt begins", "began")
             if (limit := run.kind.timeout) is not None:
                 timer = self._loop.call_later(limit, self._stop, run, "timeout")
@@ -229,8 +262,9 @@ class Worker:
         if run.why == "cancelled":
             return {"outcome": "cancel", "error": "the job was cancelled"}
         if run.why in ("shutdown", "cut off") or (isinstance(error, asyncio.CancelledError) and not run.why):
-            return {"outcome": "release"}
+            return {"outcome": "release", "began": run.began}
         text = f"{type(error).__name__}: {error}" if not isinstance(error, TenureError) else str(error)
+        text = text[:ERROR_MAX]
         if run.why == "timeout":
             return {
                 "outcome": "retry",
@@ -275,39 +309,80 @@ class Worker:
         run.log(level, f"the attempt is {event}", event, **more)
 
     def _settle(self, run: Run, end: dict[str, Any]) -> None:
+        run.task = None
+        self._settles.append((run, end))
+        self._to_settle.set()
+
+    def _settle_text(self, run: Run, end: dict[str, Any]) -> str:
+        """The entry of a settle, with the last report."""
         if (report := run.take_report()) is not None:
             end["report"] = report
         text = json.dumps(run.about(end), separators=(",", ":"))
         most = self._wire.nc.max_payload - OVERHEAD
+        if len(text) > most and end.pop("report", None):
+            text = json.dumps(run.about(end), separators=(",", ":"))
         if len(text) > most:
-            error = f"the output or checkpoint has {len(text)} bytes, but a message holds at most {most}"
+            error = f"the output has {len(text)} bytes, but a message holds at most {most}"
             text = json.dumps(run.about({"outcome": "fail", "error": error}))
-        run.task = None
-        self._settles.append((run, text))
-        self._to_settle.set()
+        return text
 
     async def _settle_all(self) -> None:
         """Sends the settles that wait, together."""
         while True:
             await self._to_settle.wait()
-            batch: list[tuple[Run, str]] = []
-            room = self._wire.nc.max_payload - OVERHEAD
-            while self._settles and len(batch) < ENTRIES_MAX and (not batch or room > len(self._settles[0][1])):
-                batch.append(self._settles.popleft())
-                room -= len(batch[-1][1]) + 1
-            if not batch:
+            if not self._settles:
                 self._to_settle.clear()
                 continue
-            answer = await self._ask("settle", f'"settles":[{",".join(text for _, text in batch)}]')
-            for (run, text), result in zip(batch, answer["results"], strict=True):
+            batch: list[tuple[Run, dict[str, Any]]] = []
+            texts: list[str] = []
+            waiting: list[tuple[Run, dict[str, Any]]] = []
+            room = self._wire.nc.max_payload - OVERHEAD
+            while self._settles and len(batch) < ENTRIES_MAX and room > 0:
+                run, end = self._settles.popleft()
+                if run.is_sending:
+                    # Its report must not come after its end.
+                    waiting.append((run, end))
+                    continue
+                text = self._settle_text(run, end)
+                if texts and len(text) > room:
+                    self._settles.appendleft((run, end))
+                    break
+                batch.append((run, end))
+                texts.append(text)
+                room -= len(text) + 1
+            self._settles.extend(waiting)
+            if not batch:
+                await asyncio.sleep(0.01)
+                continue
+            try:
+                answer = await self._ask("settle", f'"settles":[{",".join(texts)}]')
+            except ProtocolError as error:
+                log.error("settles were refused; the worker tries again: %s", error)
+                self._settles.extend(batch)
+                await asyncio.sleep(1.0)
+                continue
+            again = False
+            for (run, end), result in zip(batch, answer["results"], strict=True):
                 if isinstance(result, str):
                     self._forget(run, result)
                 elif result["error"]["retry"]:
-                    self._settles.append((run, text))
+                    again = True
+                    self._settles.append((run, end))
                 else:
-                    self._forget(run, "refused", error=result["error"]["message"])
-            if self._settles and not isinstance(answer["results"][-1], str):
+                    self._refused(run, end, result["error"]["message"])
+            if again:
                 await asyncio.sleep(0.2)
+
+    def _refused(self, run: Run, end: dict[str, Any], message: str) -> None:
+        """A settle that a gateway refuses must not leave its job with this worker until it counts as lost."""
+        if end.pop("report", None) is None and run.was_refused:
+            return self._forget(run, "refused", error=message)
+        run.log(logging.ERROR, f"a settle was refused: {message}", "refused")
+        if end["outcome"] == "complete" and run.was_refused:
+            end = {"outcome": "fail", "error": f"its end was refused: {message}"[:ERROR_MAX]}
+        run.was_refused = True
+        self._settles.append((run, end))
+        return None
 
     async def _reports(self) -> None:
         """Sends the reports of all jobs together."""
@@ -328,18 +403,30 @@ class Worker:
                     run.report({})
                 if run.pending is not None and now - run.sent_at >= self._report_every:
                     due.append(run)
-            for some in (due[at : at + 100] for at in range(0, len(due), 100)):
-                await self._report(some)
+            while due:
+                await self._report(due)
 
-    async def _report(self, runs: list[Run]) -> None:
-        sent, sent_at = [], monotonic()
-        for run in runs:
+    async def _report(self, due: list[Run]) -> None:
+        """Sends as many of these reports as fit into a message, and takes them from the list."""
+        sent: list[tuple[Run, dict[str, Any]]] = []
+        entries: list[str] = []
+        sent_at, room = monotonic(), self._wire.nc.max_payload - OVERHEAD
+        while due and len(sent) < ENTRIES_MAX:
+            run = due[0]
             if (report := run.take_report()) is not None:
+                entry = json.dumps(run.about(report), separators=(",", ":"))
+                if sent and len(entry) > room:
+                    run.put_back(report)
+                    break
+                room -= len(entry) + 1
                 sent.append((run, report))
+                entries.append(entry)
                 run.sent_at, run.is_sending = sent_at, True
-        entries = ",".join(json.dumps(run.about(report)) for run, report in sent)
+            due.pop(0)
+        if not sent:
+            return
         try:
-            results = (await self._once("report", f'"reports":[{entries}]'))["results"]
+            results = (await self._once("report", f'"reports":[{",".join(entries)}]'))["results"]
         except (Unanswered, ProtocolError) as error:
             log.warning("reports were not written; the worker tries again: %s", error)
             results = [{"error": {"retry": True}}] * len(sent)
@@ -357,10 +444,12 @@ class Worker:
                 run.changed.set()
 
     async def _beat(self, as_of: str | None = None) -> dict[str, Any]:
-        names = [[run.job["job"], run.job["token"], run.job["claim"]] for run in self._runs.values()]
+        named = list(self._runs.values())
+        names = [[run.job["job"], run.job["token"], run.job["claim"]] for run in named]
         body = json.dumps({"draining": self._draining, "running": names, "as_of": as_of})
         answer = await self._ask("beat", body[1:-1])
-        by_job = {run.job["job"]: run for run in list(self._runs.values()) if run.task}
+        # Not a later attempt of the same job, which may have begun here meanwhile.
+        by_job = {run.job["job"]: run for run in named if run.task}
         for name, why in (("lost", "lost"), ("cancel", "cancelled")):
             for job in answer[name]:
                 if job in by_job:
