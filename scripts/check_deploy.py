@@ -4,8 +4,8 @@
 Needs no cluster, no Docker and no network. It compares them
 
 - with published schemas, strictly: an unknown field is an error;
-- with the code and the docs: paths of probes, names of settings, metrics, streams, roles, and the longest time of a
-  stop;
+- with the code and the docs: paths of probes, names of settings, metrics, streams, roles, rights of NATS users, and the
+  longest time of a stop;
 - with each other: selectors, names of Secrets, volumes, ports.
 
 `--self-test` breaks a copy of the files, one mistake at a time, and expects to find each.
@@ -29,7 +29,7 @@ import jsonschema
 import kubernetes_validate
 import yaml
 
-KUSTOMIZATIONS = ["base", "overlays/keda", "overlays/hpa", "overlays/statefulset"]
+KUSTOMIZATIONS = ["base", "overlays/keda", "overlays/hpa", "overlays/statefulset", "overlays/python"]
 # The oldest supported Kubernetes (ReadWriteOncePod, unhealthyPodEvictionPolicy), and the newest known schema.
 KUBERNETES = ["1.31", kubernetes_validate.latest_version()]
 # The keys that KEDA's scaler of this name reads; it silently ignores others.
@@ -38,6 +38,8 @@ JETSTREAM_KEYS = {
     "useHttps",
 }
 POD_OWNERS = {"Deployment", "StatefulSet", "Job"}
+# The ports of Postgres and NATS.
+POSTGRES, NATS = 5432, 4222
 PROBES = {"startupProbe": "/startupz", "livenessProbe": "/livez", "readinessProbe": "/readyz"}
 
 
@@ -90,22 +92,47 @@ class Facts:
             self.metrics[name] = (set(re.findall(r"`(\w+)`", labels)), set(re.findall(r"`(\w+)`", meaning)))
         self.stream = json.loads(read("nats/stream.json"))["name"]
         self.consumer = json.loads(read("nats/consumer.json"))["durable_name"]
-        server = re.sub(r"#.*", "", read("nats/server.conf"))
+        # With the users that are examples. Then without comments.
+        server = re.sub(r"(?ms)^      # \{\n.*?^      # \}\n", lambda user: re.sub(r"(?m)^      # ", "      ", user[0]),
+                        read("nats/server.conf"))
+        server = re.sub(r"#.*", "", server)
         self.accounts = set(re.findall(r"^  (\w+) \{", server.split("accounts {")[1], re.M))
         self.users = dict(re.findall(r"user: (\w+), password: \$(\w+)", server))
         self.inboxes = set(re.findall(r'"(_INBOX_\w+)\.>"', server))
+        users = re.findall(r"user: (\w+)(.*?)(?=user: |\Z)", server, re.S)
+        self.rights = {user: self._rights(block) for user, block in users}
         self.roles = set(re.findall(r"'(tenure_\w+)'", read("postgres/roles.sql")))
         dockerfile = read("Dockerfile")
         self.targets = re.findall(r"^FROM \S+ AS (\S+)", dockerfile, re.M)
         self.users_of_images = re.findall(r"^USER (\S+)", dockerfile, re.M)
         self.exposed = {int(port) for port in re.findall(r"^EXPOSE (\d+)", dockerfile, re.M)}
         self.timers = self._timers(read)
-        for name in ("routes", "settings", "metrics", "accounts", "users", "inboxes", "roles", "targets"):
+        # The client for Python. A readiness probe knows the event in its log.
+        self.client_version = re.search(r'^version = "(.*)"$', read("clients/python/pyproject.toml"), re.M)[1]
+        self.says_ready = '"event": "ready"' in read("clients/python/src/tenure/_worker.py")
+        for name in ("routes", "settings", "metrics", "accounts", "users", "inboxes", "rights", "roles", "targets"):
             if not getattr(self, name):
                 raise Broken(f"found no {name}; has a file moved or changed its form?")
 
     @staticmethod
+    def _rights(block):
+        """Returns what a NATS user may publish, what it may subscribe to, and for how long it may answer."""
+        found = {}
+        for of in ("publish", "subscribe"):
+            allowed = re.search(of + r": \{\s*allow: \[(.*?)\]", block, re.S)
+            found[of] = set(re.findall(r'"([^"]+)"', allowed[1])) if allowed else {">"}
+        answers = re.search(r'allow_responses: \{ max: \d+, expires: "(\w+)" \}', block)
+        found["answers"] = seconds(answers[1]) if answers else 0
+        return found
+
+    @staticmethod
     def _timers(read):
+        def of(path, form):
+            found = re.search(form, read(path), re.M)
+            if found is None:
+                raise Broken(f"{path}: nothing matches {form}, so the longest time of a stop is unknown")
+            return float(found[1])
+
         text = read("src/config/timing.rs").split("pub const DEFAULT: Self = Self {")[1].split("};")[0]
         units = {"secs": 1, "mins": 60, "hours": 3600, "millis": 0.001}
         timers = {
@@ -113,26 +140,30 @@ class Facts:
             for name, unit, number in re.findall(r"(\w+): Duration::from_(\w+)\(([\d_]+)\)", text)
         }
         # A command's time to end after it was asked to: tenure-cli/src/commands/work.rs adds these up.
-        def of(path, form):
-            found = re.search(form, read(path))
-            if found is None:
-                raise Broken(f"{path}: nothing matches {form}, so a command's time to end is unknown")
-            return int(found[1])
-
         timers["command_grace"] = (
             of("tenure-cli/src/exec/guard.rs", r"const TERM_GRACE: Duration = Duration::from_secs\((\d+)\)")
             + of("tenure-cli/src/exec/mod.rs", r"const LAST_WORDS: Duration = Duration::from_secs\((\d+)\)")
             + of("tenure-cli/src/commands/work.rs", r"guard::TERM_GRACE \+ exec::LAST_WORDS \+ Duration::from_secs\((\d+)\)")
         )
+        # The longest wait of a request to a gateway, and for how much longer its sender expects the answer.
+        timers["request_wait"] = of("src/gateway/mod.rs", r"const WAIT_MAX: Duration = Duration::from_secs\((\d+)\)")
+        answered = timers["answered"] = of("clients/python/src/tenure/_wire.py", r"^ANSWERED_WITHIN = ([\d.]+)$")
+        # The client for Python stops: the answer to its last `take`, the grace, the cancelled handlers, the goodbye.
+        client = "clients/python/src/tenure/_worker.py"
+        take, handlers = of(client, r"^WAIT = ([\d.]+)$"), of(client, r"self\._until_idle\(([\d.]+)\)")
+        timers["client_stop"] = take + answered + handlers + answered
         return timers
 
     def stopping(self, settings, arguments):
         """Returns the longest time that a worker takes to stop (src/worker/shutdown.rs): the last pull, the grace, the
-        cancelled handlers, the last publications, and the removal of its row."""
+        cancelled handlers, the last publications, and the removal of its row. A gateway has no jobs: the last requests,
+        the rates, the last publications, its turns, and the removal of its row."""
         def timer(name):
             given = settings.get(f"TENURE_{name.upper()}")
             return self.timers[name] if given is None else seconds(given)
 
+        if arguments[0] == "gateway":
+            return timer("pull_for") + 4 * timer("database_within") + timer("publish_within")
         cancel = max(timer("cancel_grace"), self.timers["command_grace"] if "--exec" in arguments else 0)
         return sum([
             timer("pull_for"), timer("shutdown_grace"), cancel, timer("database_within"), timer("publish_within"),
@@ -194,7 +225,10 @@ class Check:
             documents = render(folder / name, None if name == "base" else folder / "base")
             for document in documents:
                 self.schema(f"{name}: {called(document)}", document)
-            Manifests(self, name, documents, examples).check()
+            manifests = Manifests(self, name, documents, examples)
+            manifests.check()
+            if name == "overlays/python":
+                self.program(manifests)
         self.adapter(folder / "overlays/hpa/prometheus-adapter.yaml")
         self.documented(folder / "base", examples)
 
@@ -223,6 +257,38 @@ class Check:
         for name, secret in examples.items():
             self.need(created.get(name) == set(secret), where,
                       f"creates {name} with the keys {sorted(created.get(name, []))}, not {sorted(secret)}")
+
+    def program(self, manifests):
+        """Checks the program and the Dockerfile of a Python worker in docs/kubernetes.md against its Deployment."""
+        where = "docs/kubernetes.md"
+        text = (self.root / where).read_text(encoding="utf-8")
+        program = re.search(r"```python\n(# worker\.py\n.*?)```", text, re.S)
+        image = re.search(r"```dockerfile\n(.*?)```", text, re.S)
+        if not self.need(program and image, where, "its worker.py or its Dockerfile was not found"):
+            return
+        try:
+            compile(program[1], "worker.py", "exec")
+        except SyntaxError as error:
+            self.wrong(where, f"its worker.py is no Python: {error}")
+        name = "Deployment tenure-python"
+        if not self.need(name in manifests.templates, where, f"there is no {name} for its worker.py"):
+            return
+        container = manifests.templates[name]["spec"]["containers"][0]
+        read, given = set(re.findall(r'env\["(\w+)"\]', program[1])), set(manifests.settings[name])
+        self.need(read == given, where, f"its worker.py reads {sorted(read)}, and tenure-python sets {sorted(given)}")
+        file = container.get("readinessProbe", {}).get("exec", {}).get("command", [None])[-1]
+        self.need(f'"{file}"' in program[1], where, f"its worker.py does not write {file}, for which the probe waits")
+        for line in hadolint(image[1]) or []:
+            self.wrong(where, f"its Dockerfile: {line}")
+        users = set(re.findall(r"^USER (\S+)", image[1], re.M))
+        self.need(users == set(self.facts.users_of_images), where, f"its Dockerfile has the users {users}")
+        wheel = f"tenure-{self.facts.client_version}-py3-none-any.whl"
+        named = set(re.findall(r"tenure-[\d.]+-py3-none-any\.whl", text))
+        self.need(named == {wheel}, where, f"it names the wheels {sorted(named)}, but the client's is {wheel}")
+        started = re.search(r"^CMD (\[.*\])$", image[1], re.M)
+        command = container.get("command")
+        self.need(started and json.loads(started[1]) == command, where,
+                  f"its Dockerfile does not start {command}, as tenure-python does")
 
     def examples(self, path):
         secrets = {}
@@ -401,34 +467,57 @@ class Manifests:
         for owner in self.owners:
             self.owner(owner)
         for service in self.of("Service"):
-            targets = self.selected(service, service["spec"].get("selector"))
+            targets = self.selected(service, {"matchLabels": service["spec"].get("selector")})
             for port in service["spec"]["ports"]:
                 self.port(service, port.get("targetPort", port["port"]), targets)
         for budget in self.of("PodDisruptionBudget"):
-            self.selected(budget, budget["spec"]["selector"].get("matchLabels"))
+            self.selected(budget, budget["spec"]["selector"])
         for policy in self.of("NetworkPolicy"):
-            targets = self.selected(policy, policy["spec"]["podSelector"].get("matchLabels"))
+            targets = self.selected(policy, policy["spec"]["podSelector"])
             for rule in policy["spec"].get("ingress", []):
                 for port in rule.get("ports", []):
                     self.port(policy, port["port"], targets, any)
-        covered = [self.templates_of(policy["spec"]["podSelector"].get("matchLabels") or {})
-                   for policy in self.of("NetworkPolicy") if "Egress" in policy["spec"]["policyTypes"]]
+        images = {tuple(container["image"].rpartition(":")[::2]) for template in self.templates.values()
+                  for container in template["spec"]["containers"]}
+        versions = sorted({tag for image, tag in images if image in self.facts.targets})
+        self.check_.need(len(versions) == 1, self.name, f"tenure's images have the versions {versions}")
+        scraping = [policy["spec"]["podSelector"] for policy in self.of("NetworkPolicy")
+                    if "monitoring" in json.dumps(policy["spec"].get("ingress", []))]
         for owner in self.owners:
-            self.need(any(called(owner) in names for names in covered), owner, "no NetworkPolicy limits its egress")
+            scraped = owner["spec"]["template"]["metadata"].get("annotations", {}).get("prometheus.io/scrape") == "true"
+            admitted = any(called(owner) in self.templates_of(selector) for selector in scraping)
+            self.need(admitted or not scraped, owner, "is scraped, but no NetworkPolicy lets Prometheus in")
+            self.egress(owner)
+            for container in owner["spec"]["template"]["spec"]["containers"]:
+                if is_foreign(container):
+                    self.asks_gateways(owner, container)
         for autoscaler in self.of("HorizontalPodAutoscaler"):
             self.autoscaler(autoscaler)
         for scaled in self.of("ScaledObject"):
             self.scaled(scaled)
 
-    def templates_of(self, labels):
-        return [name for name, template in self.templates.items()
-                if labels.items() <= template["metadata"]["labels"].items()]
+    def templates_of(self, selector):
+        return [name for name, template in self.templates.items() if selects(selector, template["metadata"]["labels"])]
 
-    def selected(self, document, labels):
+    def selected(self, document, selector):
         """Returns the pods that a selector matches, which must be at least one kind."""
-        found = self.templates_of(labels) if labels else []
-        self.need(found, document, f"selects no pod: {labels}")
+        found = self.templates_of(selector) if selector.get("matchLabels") else []
+        self.need(found, document, f"selects no pod: {selector.get('matchLabels')}")
         return found
+
+    def egress(self, owner):
+        """Checks the ports that the policies open for these pods, which add up."""
+        policies = [policy["spec"] for policy in self.of("NetworkPolicy") if "Egress" in policy["spec"]["policyTypes"]]
+        rules = [rule for spec in policies if called(owner) in self.templates_of(spec["podSelector"])
+                 for rule in spec.get("egress", [])]
+        if not self.need(rules, owner, "no NetworkPolicy limits its egress"):
+            return
+        # A rule without ports opens all of them.
+        opened = {port["port"] for rule in rules for port in rule.get("ports", [{"port": POSTGRES}, {"port": NATS}])}
+        self.need(NATS in opened, owner, "no NetworkPolicy lets it reach NATS")
+        foreign = any(is_foreign(container) for container in owner["spec"]["template"]["spec"]["containers"])
+        self.need((POSTGRES in opened) != foreign, owner,
+                  "a NetworkPolicy lets it reach Postgres" if foreign else "no NetworkPolicy lets it reach Postgres")
 
     def port(self, document, port, targets, how=all):
         for name in targets:
@@ -502,11 +591,13 @@ class Manifests:
         need(resources.get("requests", {}).get("cpu"), what="requests no CPU")
         image, _, tag = container["image"].rpartition(":")
         need(image and tag != "latest" and "/" not in tag, what=f"its image {container['image']} has no version")
+        settings = self.settings[called(owner)] = self.settings_of(owner, container)
+        if is_foreign(container):
+            return self.foreign(owner, spec, container, volumes)
         need(image.split("/")[-1] in self.facts.targets, what=f"{image} is no target of the Dockerfile")
 
         arguments = container.get("args", [])
         command = arguments[0] if arguments else None
-        settings = self.settings[called(owner)] = self.settings_of(owner, container)
         self.check_.environment(f"{self.name}: {called(owner)}", settings, command)
         mounts = {mount["mountPath"]: mount for mount in container.get("volumeMounts", [])}
         for name, value in settings.items():
@@ -518,21 +609,92 @@ class Manifests:
                     user = urlsplit(self.examples[secret][key]).username
                     where = f"{self.name}: {called(owner)}"
                     self.check_.inbox(where, settings.get("TENURE_NATS_INBOX_PREFIX"), user)
+                    if serves_others(arguments):
+                        self.answers(owner, user)
         if "--exec" in arguments:
             need(image.split("/")[-1] == "tenure-exec", what="`work --exec` needs a shell: the image tenure-exec")
-        if command == "work":
+        if command in ("work", "gateway"):
             writable = {path for path, mount in mounts.items()
                         if "emptyDir" in volumes.get(mount["name"], {}) or mount["name"] in claims}
-            for folder in (settings.get("TENURE_RUNTIME_DIR"), "/tmp"):
+            for folder in (settings.get("TENURE_RUNTIME_DIR"), *(["/tmp"] if command == "work" else [])):
                 need(folder in writable, what=f"{folder} cannot be written to")
-            grace, needs = spec.get("terminationGracePeriodSeconds", 30), self.facts.stopping(settings, arguments)
-            need(grace >= needs, what=f"is killed after {grace} s, but stopping may take {needs:g} s")
-            served, created = queues_of(arguments), self.created()
+            self.stops(owner, spec, self.facts.stopping(settings, arguments))
+        if command == "work":
+            served = queues_of(arguments)
             need(served, what="names no queue after `work`")
             for queue in served:
-                need(queue in created, what=f"serves {queue}, which `tenure migrate` does not name")
-        if command in ("work", "serve"):
+                need(queue in self.created(), what=f"serves {queue}, which `tenure migrate` does not name")
+        if command == "gateway":
+            need(arguments == ["gateway"], what=f"`tenure gateway` has no arguments, but gets {arguments[1:]}")
+        if command in ("work", "serve", "gateway"):
             self.probes(owner, container, settings)
+        return None
+
+    def stops(self, owner, spec, needs):
+        grace = spec.get("terminationGracePeriodSeconds", 30)
+        self.need(grace >= needs, owner, f"is killed after {grace} s, but stopping may take {needs:g} s")
+
+    def answers(self, owner, user):
+        """Checks that the NATS user of a gateway may still answer a request that has waited."""
+        has = self.facts.rights.get(user, {"answers": 0})["answers"]
+        needs = self.facts.timers["request_wait"] + self.facts.timers["answered"]
+        self.need(has >= needs, owner,
+                  f"its NATS user {user} may answer a request for {has:g} s, but a request may wait for {needs:g} s")
+
+    def foreign(self, owner, spec, container, volumes):
+        """Checks a worker in another language: docs/kubernetes.md has its program, which reads these variables."""
+        need = functools.partial(self.need, document=owner)
+        settings = self.settings[called(owner)]
+        for name in settings:
+            need("DATABASE" not in name and not name.startswith("PG"), what=f"has {name}, but needs no Postgres")
+            need(not name.startswith("TENURE_"), what=f"{name} is a setting of tenure, which its client does not read")
+        secrets = {variable["valueFrom"]["secretKeyRef"]["name"] for variable in container.get("env", [])
+                   if "secretKeyRef" in variable.get("valueFrom", {})}
+        secrets |= {source["secretRef"]["name"] for source in container.get("envFrom", []) if "secretRef" in source}
+        secrets |= {volume["secret"]["secretName"] for volume in volumes.values() if "secret" in volume}
+        for secret in sorted(secrets):
+            keys = sorted(self.examples.get(secret, {}))
+            need(keys == ["nats_url"], what=f"its Secret {secret} holds {keys}, not only a URL of NATS")
+        names = ("NATS_URL", "NATS_INBOX_PREFIX", "QUEUE", "SLOTS", "GRACE")
+        missing = [name for name in names if name not in settings]
+        if not need(not missing, what=f"lacks {missing}"):
+            return
+        for name in ("SLOTS", "GRACE"):
+            is_number = re.fullmatch(r"[1-9]\d*", settings[name] or "")
+            if not need(is_number, what=f"{name} is {settings[name]}, not a number"):
+                return
+        self.stops(owner, spec, int(settings["GRACE"]) + self.facts.timers["client_stop"])
+        queue = settings["QUEUE"]
+        need(queue in self.created(), what=f"serves {queue}, which `tenure migrate` does not name")
+        command = container.get("readinessProbe", {}).get("exec", {}).get("command", [])
+        writable = {mount["mountPath"] for mount in container.get("volumeMounts", [])
+                    if "emptyDir" in volumes.get(mount["name"], {})}
+        need(command[:2] == ["test", "-e"] and len(command) == 3 and str(Path(command[-1]).parent) in writable,
+             what="has no readinessProbe by a file that its program can write")
+        need(self.facts.says_ready, what="its client's log no longer says when it is ready")
+
+    def asks_gateways(self, owner, container):
+        """Checks that gateways here answer this worker, and that its NATS user reaches their subjects and no others."""
+        need = functools.partial(self.need, document=owner)
+        gateways = [one for one in self.owners for container_ in one["spec"]["template"]["spec"]["containers"]
+                    if serves_others(container_.get("args", []))]
+        if not need(gateways, what="asks gateways, and there is none"):
+            return
+        settings, rights = self.settings[called(owner)], self.facts.rights
+        references = {variable["name"]: variable["valueFrom"]["secretKeyRef"] for variable in container.get("env", [])
+                      if "secretKeyRef" in variable.get("valueFrom", {})}
+        url = references.get("NATS_URL")
+        if not need(url, what="NATS_URL comes from no Secret"):
+            return
+        user = urlsplit(self.examples.get(url["name"], {}).get(url["key"], "")).username
+        self.check_.inbox(f"{self.name}: {called(owner)}", settings.get("NATS_INBOX_PREFIX"), user)
+        for gateway in gateways:
+            prefix = self.settings[called(gateway)].get("TENURE_SUBJECT_PREFIX", "jobs")
+            own = f"tenure.{prefix}.w.{settings.get('QUEUE')}."
+            for of, wanted in (("publish", {f"{own}*"}), ("subscribe", {f"{own}to.*", f"_INBOX_{user}.>"})):
+                has = rights.get(user, {}).get(of, set())
+                need(has == wanted, what=f"its NATS user {user} may {of} {sorted(has)}, not {sorted(wanted)}")
+        need(rights.get(user, {}).get("answers"), what=f"its NATS user {user} may not confirm that it has got its jobs")
 
     def created(self):
         """Returns the queues whose consumers `tenure migrate` creates here."""
@@ -553,55 +715,81 @@ class Manifests:
                 need(get["port"] in ports or get["port"] == listens, what=f"{probe} uses port {get['port']}")
 
     def target(self, document, reference):
-        """Returns the arguments of the container that is scaled."""
+        """Returns the queues of the worker that is scaled, how many jobs it runs at once, and whether it is tenure."""
         kind, name = reference.get("kind", "Deployment"), reference["name"]
         found = [one for one in self.of(kind) if one["metadata"]["name"] == name]
         if not self.need(found, document, f"there is no {kind} {name} to scale"):
-            return []
+            return [], "1", True
         self.need("replicas" not in found[0]["spec"], found[0], "sets replicas although an autoscaler scales it")
-        return found[0]["spec"]["template"]["spec"]["containers"][0]["args"]
+        container = found[0]["spec"]["template"]["spec"]["containers"][0]
+        if is_foreign(container):
+            settings = self.settings[called(found[0])]
+            return [settings.get("QUEUE")], settings.get("SLOTS"), False
+        arguments = container["args"]
+        slots = arguments[arguments.index("--concurrency") + 1] if "--concurrency" in arguments else "1"
+        return queues_of(arguments), slots, True
 
     def autoscaler(self, document):
         spec = document["spec"]
-        arguments = self.target(document, spec["scaleTargetRef"])
-        self.need(spec.get("minReplicas", 1) >= 1, document, "scales to none: no worker would publish jobs that fall due")
+        served, slots, is_tenure = self.target(document, spec["scaleTargetRef"])
+        none = "scales to none: no worker would publish jobs that fall due"
+        self.need(spec.get("minReplicas", 1) >= 1 or not is_tenure, document, none)
         for metric in spec["metrics"]:
             of = metric["external"]["metric"]
             if self.need(of["name"] in self.facts.metrics, document, f"{of['name']} is no metric of docs/metrics.md"):
                 labels = self.facts.metrics[of["name"]][0]
                 chosen = of["selector"]["matchLabels"]
                 self.need(set(chosen) <= labels, document, f"{of['name']} has only the labels {labels}")
-                self.need(chosen.get("queue") in queues_of(arguments), document, f"no worker here serves {chosen}")
-            self.slots(document, metric["external"]["target"].get("averageValue"), arguments)
+                self.need(chosen.get("queue") in served, document, f"no worker here serves {chosen}")
+            self.slots(document, metric["external"]["target"].get("averageValue"), slots)
 
     def scaled(self, document):
         spec = document["spec"]
-        arguments = self.target(document, spec["scaleTargetRef"])
+        served, slots, is_tenure = self.target(document, spec["scaleTargetRef"])
         none = "scales to none: no worker would publish jobs that fall due"
-        self.need(spec.get("minReplicaCount", 0) >= 1, document, none)
+        # Gateways publish for those behind them.
+        self.need(spec.get("minReplicaCount", 0) >= 1 or not is_tenure, document, none)
         for trigger in spec["triggers"]:
             self.need(trigger["type"] == "nats-jetstream", document, f"{trigger['type']} is not checked")
             given = trigger["metadata"]
             unknown = set(given) - JETSTREAM_KEYS
             self.need(not unknown, document, f"the scaler knows no {unknown}")
             # For a missing stream or consumer, KEDA computes a wrong lag instead of an error.
-            reference = spec["scaleTargetRef"]
-            of_worker = f"{reference.get('kind', 'Deployment')} {reference['name']}"
-            for one in [of_worker, *(called(job) for job in self.of("Job"))]:
+            for one in map(called, self.owners):
                 stream = self.settings.get(one, {}).get("TENURE_STREAM", self.facts.stream)
                 self.need(given.get("stream") == stream, document, f"the stream is {stream}, to {one}")
             accounts = self.facts.accounts
             self.need(given.get("account") in accounts, document, f"the account is one of {accounts}")
             self.need(self.facts.consumer == "QUEUE", document, "a consumer no longer has the name of its queue")
-            served = given.get("consumer") in queues_of(arguments)
-            self.need(served, document, "no worker here serves that consumer's queue")
+            self.need(given.get("consumer") in served, document, "no worker here serves that consumer's queue")
             created = given.get("consumer") in self.created()
             self.need(created, document, f"`tenure migrate` does not create the consumer {given.get('consumer')}")
-            self.slots(document, given.get("lagThreshold"), arguments)
+            self.slots(document, given.get("lagThreshold"), slots)
 
-    def slots(self, document, threshold, arguments):
-        slots = arguments[arguments.index("--concurrency") + 1] if "--concurrency" in arguments else "1"
+    def slots(self, document, threshold, slots):
         self.need(threshold == slots, document, f"counts {threshold} jobs per worker, but a worker runs {slots}")
+
+
+def is_foreign(container):
+    """Whether it runs a program of another language: tenure's images have an entrypoint, and need no command."""
+    return "command" in container
+
+
+def serves_others(arguments):
+    """Whether it is a gateway."""
+    return arguments[:1] == ["gateway"] or "--gateway" in arguments
+
+
+def selects(selector, labels):
+    """Whether a selector of labels matches."""
+    def holds(one):
+        value, values = labels.get(one["key"]), one.get("values", [])
+        of = {"In": value in values, "NotIn": value not in values,
+              "Exists": one["key"] in labels, "DoesNotExist": one["key"] not in labels}
+        return of[one["operator"]]
+
+    return (selector.get("matchLabels") or {}).items() <= labels.items() and all(
+        holds(one) for one in selector.get("matchExpressions", []))
 
 
 def called(document):
@@ -708,6 +896,13 @@ NO_REPLICAS = "      - {op: remove, path: /spec/replicas}\n"
 HPA = "deploy/kubernetes/overlays/hpa/hpa.yaml"
 ADAPTER = "deploy/kubernetes/overlays/hpa/prometheus-adapter.yaml"
 COMPOSE = "docker-compose.yml"
+PYTHON = "deploy/kubernetes/overlays/python/python.yaml"
+PYTHON_OVERLAY = "deploy/kubernetes/overlays/python/kustomization.yaml"
+PYTHON_NETWORK = "deploy/kubernetes/overlays/python/network.yaml"
+PYTHON_KEDA = "deploy/kubernetes/overlays/python/scaledobject.yaml"
+CLIENT = "clients/python/src/tenure/_worker.py"
+GATEWAY = "deploy/kubernetes/overlays/python/gateway.yaml"
+QUEUE = "            - {name: QUEUE, value: embed}\n"
 # File, text, its replacement, and the error that must follow.
 MISTAKES = [
     (WORKER, "minReadySeconds: 5", "minReadySecond: 5", "minReadySecond"),
@@ -767,14 +962,75 @@ MISTAKES = [
     ("docs/kubernetes.md", "value: [migrate, --queue, mail]", "value: [migrate]", "which its Job does not name"),
     ("docs/kubernetes.md", " --from-literal=password=…", "", "creates tenure-serve with the keys"),
     ("docs/kubernetes.md", "/spec/template/spec/containers/0/args\n", "/spec/args/0\n", "cannot be rendered"),
+    # A worker in another language reaches Postgres, or could.
+    (PYTHON, "{name: tenure-python, key: nats_url}", "{name: tenure-worker, key: nats_url}", "not only a URL of NATS"),
+    (PYTHON, QUEUE, QUEUE + "            - {name: DATABASE_URL, value: x}\n", "but needs no Postgres"),
+    ("deploy/kubernetes/secrets.example.yaml", "  nats_url: nats://embed:",
+     "  database_url: postgres://worker:CHANGE-ME@postgres.example/tenure\n  nats_url: nats://embed:",
+     "not only a URL of NATS"),
+    (PYTHON_OVERLAY, "operator: NotIn, values: [python]", "operator: NotIn, values: [pyton]",
+     "Deployment tenure-python: a NetworkPolicy lets it reach Postgres"),
+    (PYTHON_OVERLAY, "operator: NotIn, values: [python]", "operator: In, values: [python]",
+     "no NetworkPolicy limits its egress"),
+    (PYTHON_NETWORK, "port: 4222", "port: 4223", "no NetworkPolicy lets it reach NATS"),
+    ("deploy/kubernetes/base/network.yaml", "port: 5432", "port: 5433", "no NetworkPolicy lets it reach Postgres"),
+    # It is killed half way, or its probe proves nothing.
+    (PYTHON, "terminationGracePeriodSeconds: 60", "terminationGracePeriodSeconds: 40", "stopping may take 50 s"),
+    (PYTHON, 'GRACE, value: "20"', 'GRACE, value: "60"', "stopping may take 90 s"),
+    (PYTHON, "readinessProbe:", "startupProbe:", "has no readinessProbe by a file"),
+    (PYTHON, "command: [test, -e, /tmp/ready]", "command: [test, -e, /ready]", "by a file that its program can write"),
+    # Only one of the places that name its queue changes, or its slots.
+    (PYTHON, "QUEUE, value: embed", "QUEUE, value: mail", "serves mail, which `tenure migrate` does not name"),
+    (PYTHON, "QUEUE, value: embed", "QUEUE, value: texts", "may publish ['tenure.jobs.w.embed.*'], not"),
+    (PYTHON, "QUEUE, value: embed", "QUEUE, value: texts", "no worker here serves that consumer's queue"),
+    (PYTHON, QUEUE, "", "lacks ['QUEUE']"),
+    (PYTHON_OVERLAY, "value: embed", "value: mail", "`tenure migrate` does not create the consumer embed"),
+    (PYTHON_KEDA, "consumer: embed", "consumer: texts", "no worker here serves that consumer's queue"),
+    (PYTHON, 'SLOTS, value: "4"', 'SLOTS, value: "8"', "counts 4 jobs per worker, but a worker runs 8"),
+    (PYTHON, 'SLOTS, value: "4"', "SLOTS, value: many", "SLOTS is many, not a number"),
+    (PYTHON, "value: _INBOX_embed", "value: _INBOX_worker", "the inbox prefix of NATS's user embed"),
+    (PYTHON, "name: GRACE,", "name: TENURE_SHUTDOWN_GRACE,", "which its client does not read"),
+    (PYTHON_KEDA, "    name: tenure-python\n  polling", "    name: tenure-worker\n  polling", "scales to none"),
+    (PYTHON_OVERLAY, 'newTag: "1"', "newTag: latest", "has no version"),
+    # Its gateways.
+    (PYTHON_OVERLAY, "  - gateway.yaml\n", "", "asks gateways, and there is none"),
+    (PYTHON_OVERLAY, "newTag: 0.1.0", "newTag: 0.0.9", "tenure's images have the versions"),
+    (PYTHON_OVERLAY, "values/-, value: gateway", "values/-, value: gate", "no NetworkPolicy lets Prometheus in"),
+    (GATEWAY, "args: [gateway]", "args: [gateway, embed]", "`tenure gateway` has no arguments"),
+    (GATEWAY, "terminationGracePeriodSeconds: 75", "terminationGracePeriodSeconds: 45", "stopping may take 55 s"),
+    (GATEWAY, "mountPath: /run/tenure}", "mountPath: /run/tenur}", "/run/tenure cannot be written to"),
+    (GATEWAY, "path: /readyz", "path: /livez", "readinessProbe requests /livez, not /readyz"),
+    (GATEWAY, "          envFrom:", "            - {name: TENURE_SUBJECT_PREFIX, value: work}\n          envFrom:",
+     "not ['tenure.work.w.embed.*']"),
+    # The NATS users.
+    ("nats/server.conf", 'expires: "1m"', 'expires: "5s"', "may answer a request for 5 s, but a request may wait"),
+    ("nats/server.conf", '["tenure.jobs.w.embed.*"]', '["tenure.jobs.w.>"]', "may publish ['tenure.jobs.w.>'], not"),
+    ("nats/server.conf", '"tenure.jobs.w.embed.to.*", ', "", "may subscribe ['_INBOX_embed.>'], not"),
+    ("nats/server.conf", '      #     allow_responses: { max: 1, expires: "5s" }\n', "", "may not confirm that it has"),
+    # The program that the page shows.
+    ("docs/kubernetes.md", 'env["SLOTS"]', 'env["WORKER_SLOTS"]', "its worker.py reads ['GRACE'"),
+    ("docs/kubernetes.md", "slots=int(", "slots=int((", "its worker.py is no Python"),
+    ("docs/kubernetes.md", 'Path("/tmp/ready")', 'Path("/tmp/up")', "its worker.py does not write /tmp/ready"),
+    ("docs/kubernetes.md", "USER 65532:65532", "USER 1000:1000", "its Dockerfile has the users"),
+    ("docs/kubernetes.md", "FROM python:3.13-slim", "FROM python:latest", "its Dockerfile: -:1 DL3007"),
+    ("docs/kubernetes.md", 'CMD ["python", "worker.py"]', 'CMD ["python", "main.py"]', "its Dockerfile does not start"),
+    ("docs/kubernetes.md", "/wheels/tenure-0.2.0-py3", "/wheels/tenure-0.1.9-py3", "it names the wheels"),
+    ("docs/kubernetes.md", "tenure-python --from-literal=nats_url=", "tenure-python --from-literal=url=",
+     "creates tenure-python with the keys"),
     # The code changes, but the manifests do not.
+    (CLIENT, "self._until_idle(15.0)", "self._until_idle(45.0)", "stopping may take 80 s"),
+    (CLIENT, '"event": "ready"', '"event": "hello"', "no longer says when it is ready"),
+    ("clients/python/pyproject.toml", 'version = "0.2.0"', 'version = "0.3.0"', "but the client's is tenure-0.3.0"),
+    ("src/gateway/mod.rs", "const WAIT_MAX: Duration = Duration::from_secs(30)",
+     "const WAIT_MAX: Duration = Duration::from_secs(90)", "a request may wait for 95 s"),
     ("src/observe/http.rs", '"/startupz"', '"/started"', "/startupz, which tenure does not answer"),
     ("src/config/timing.rs", "shutdown_grace: Duration::from_secs(25)", "shutdown_grace: Duration::from_secs(60)",
      "stopping may take 112 s"),
     ("docs/metrics.md", "| `tenure_queue_jobs` |", "| `tenure_jobs_live` |", "tenure_queue_jobs is no metric"),
     ("nats/server.conf", "  TENURE {", "  JOBS {", "the account is one of"),
 ]
-NEEDED = ["deploy", "docker-compose.yml", "Dockerfile", "docs", "nats", "postgres", "src", "tenure-cli"]
+NEEDED = ["clients/python/pyproject.toml", "clients/python/src", "deploy", "docker-compose.yml", "Dockerfile", "docs",
+          "nats", "postgres", "src", "tenure-cli"]
 
 
 def self_test(root):
@@ -783,6 +1039,7 @@ def self_test(root):
         folder = Path(folder)
         for name in NEEDED:
             source = root / name
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (shutil.copytree if source.is_dir() else shutil.copy)(source, folder / name)
         errors = check(folder)
         if errors:
