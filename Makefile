@@ -107,7 +107,8 @@ run-test-postgres:
 	@copy=$$(mktemp -d) && chmod 755 $$copy && cp -r .tools/postgres-$(POSTGRES)/native $$copy/postgres && \
 		TENURE_PG_BIN=$$copy/postgres/bin $(MAKE) --no-print-directory run-test \
 			TESTS="--test it -- schema:: plans:: claim:: batches:: effects:: recover:: retention:: queues:: schedules:: dead:: \
-				enqueue:: submit:: cancel:: ends:: sql:: sql_attempts:: sql_lanes:: migrations:: verify:: faults::postgres faults::answers dashboard::with dashboard::every_page"; \
+				enqueue:: submit:: cancel:: ends:: sql:: sql_attempts:: sql_lanes:: migrations:: verify:: faults::postgres faults::answers \
+				gateway::a_job gateway::each_outcome gateway::a_claim dashboard::with dashboard::every_page"; \
 		code=$$?; rm -rf $$copy; exit $$code
 
 run-chaos:
@@ -135,7 +136,8 @@ run-bench-retention:
 run-bench-gateway:
 	@scripts/setup test
 	@PYTHONPATH=$(CURDIR)/clients/python/src:$(CURDIR)/.tools/python $(MAKE) --no-print-directory run-bench-tenure \
-		BENCH="gateway $(BENCH) --client 'python=python3 $(CURDIR)/clients/python/kit.py'"
+		BENCH="gateway $(BENCH) --client 'python=python3 $(CURDIR)/clients/python/kit.py' \
+			--client 'node=node $(CURDIR)/clients/node/dist/kit.js'"
 
 # The peers are a separate crate: a build of tenure does not build them.
 run-bench-peers:

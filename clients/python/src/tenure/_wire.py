@@ -11,6 +11,7 @@ from typing import Any
 
 import nats
 from nats.aio.client import Client as Nats
+from nats.errors import ConnectionClosedError, MaxPayloadError
 from nats.errors import Error as NatsError
 
 from ._errors import ProtocolError, TenureError
@@ -56,6 +57,9 @@ class Wire:
         try:
             message = await self.nc.request(f"{self.prefix}.{subject}", body.encode(), timeout=within)
             answer = json.loads(message.data)
+        except (MaxPayloadError, ConnectionClosedError) as error:
+            # No repetition would mend these.
+            raise TenureError(f"{subject}: {error}") from error
         except (NatsError, asyncio.TimeoutError, ValueError) as error:
             raise Unanswered(f"{subject}: {error or type(error).__name__}") from error
         late = monotonic() - asked_at - answer.get("ok", {}).get("waited_ms", within * 1000 - 1000) / 1000

@@ -264,7 +264,7 @@ class Worker:
         if run.why in ("shutdown", "cut off") or (isinstance(error, asyncio.CancelledError) and not run.why):
             return {"outcome": "release", "began": run.began}
         text = f"{type(error).__name__}: {error}" if not isinstance(error, TenureError) else str(error)
-        text = text[:ERROR_MAX]
+        text = text[:ERROR_MAX].encode(errors="replace").decode()
         if run.why == "timeout":
             return {
                 "outcome": "retry",
@@ -356,7 +356,7 @@ class Worker:
                 continue
             try:
                 answer = await self._ask("settle", f'"settles":[{",".join(texts)}]')
-            except ProtocolError as error:
+            except TenureError as error:
                 log.error("settles were refused; the worker tries again: %s", error)
                 self._settles.extend(batch)
                 await asyncio.sleep(1.0)
@@ -415,6 +415,10 @@ class Worker:
             run = due[0]
             if (report := run.take_report()) is not None:
                 entry = json.dumps(run.about(report), separators=(",", ":"))
+                if len(entry) > self._wire.nc.max_payload - OVERHEAD and "checkpoint" in report:
+                    # Earlier texts and a later checkpoint, each of which fits alone.
+                    report = {"checkpoint": report["checkpoint"]}
+                    entry = json.dumps(run.about(report), separators=(",", ":"))
                 if sent and len(entry) > room:
                     run.put_back(report)
                     break
@@ -427,7 +431,7 @@ class Worker:
             return
         try:
             results = (await self._once("report", f'"reports":[{",".join(entries)}]'))["results"]
-        except (Unanswered, ProtocolError) as error:
+        except TenureError as error:
             log.warning("reports were not written; the worker tries again: %s", error)
             results = [{"error": {"retry": True}}] * len(sent)
         for (run, report), result in zip(sent, results, strict=True):
@@ -463,7 +467,7 @@ class Worker:
             self._look.clear()
             try:
                 await self._beat()
-            except ProtocolError as error:
+            except TenureError as error:
                 log.error("a beat was refused: %s", error)
 
     async def _told(self, message: Msg) -> None:
@@ -487,7 +491,7 @@ class Worker:
         await self._until_idle(15.0)
         try:
             await self._once("goodbye", "")
-        except (Unanswered, ProtocolError):
+        except TenureError:
             log.warning("no gateway heard the goodbye; others find this worker gone")
 
     async def _until_idle(self, within: float) -> None:
