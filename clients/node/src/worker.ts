@@ -187,10 +187,8 @@ export class Worker {
     try {
       await Promise.race([this.#takes().then(() => this.#end()), closed]);
     } finally {
-      this.#ended.abort();
+      this.#endLoops();
       this.stop();
-      this.#look.ring();
-      this.#toSettle.ring();
       for (const run of this.#running()) this.#stop(run, 'cut off');
       await nc.close();
       await Promise.all(loops);
@@ -232,7 +230,8 @@ export class Worker {
     const body = textOf({ v: '1', worker: JSON.stringify(this.worker), ...fields });
     const send = (): Promise<unknown> => this.#wire.once(`w.${this.queue}.${request}`, body, withinMs);
     const answer = await send().catch(async (error: unknown) => {
-      if (!(error instanceof ProtocolError && error.code === 'hello_first')) throw error;
+      // Not after the goodbye: a new row would be of a worker that is gone.
+      if (!(error instanceof ProtocolError && error.code === 'hello_first') || this.#ended.signal.aborted) throw error;
       await this.#hello();
       return send();
     });
@@ -512,12 +511,20 @@ export class Worker {
     message.respond(text === 'drain' ? JSON.stringify(told) : 'here');
   }
 
+  /** The goodbye is the last request. */
+  #endLoops(): void {
+    this.#ended.abort();
+    this.#look.ring();
+    this.#toSettle.ring();
+  }
+
   /** Lets handlers run for the grace, gives the others back, and says goodbye. */
   async #end(): Promise<void> {
     this.#log('info', 'the worker stops', { event: 'stopping', running: this.#runs.size });
     await this.#untilIdle(this.#options.graceMs ?? 20_000);
     for (const run of this.#running()) this.#stop(run, 'shutdown');
     await this.#untilIdle(STOPPED_WITHIN_MS);
+    this.#endLoops();
     try {
       await this.#once('goodbye', {});
     } catch (error) {

@@ -122,13 +122,12 @@ class Worker:
         await self._unless_stopped(self._hello())
         if self._draining:
             return await self._wire.nc.close()
-        loops = [asyncio.create_task(work()) for work in (self._reports, self._beats, self._settle_all)]
+        self._loops = [asyncio.create_task(work()) for work in (self._reports, self._beats, self._settle_all)]
         try:
             await self._takes()
             await self._end()
         finally:
-            for task in loops:
-                task.cancel()
+            self._end_loops()
             self._pool.shutdown(wait=False)
             await self._wire.nc.close()
 
@@ -489,10 +488,16 @@ class Worker:
             if run.task:
                 self._stop(run, "shutdown")
         await self._until_idle(15.0)
+        self._end_loops()
         try:
             await self._once("goodbye", "")
         except TenureError:
             log.warning("no gateway heard the goodbye; others find this worker gone")
+
+    def _end_loops(self) -> None:
+        """The goodbye is the last request."""
+        for task in self._loops:
+            task.cancel()
 
     async def _until_idle(self, within: float) -> None:
         until = monotonic() + within
