@@ -63,8 +63,8 @@ use crate::{
     store::{ProgressWrite, Store, StoreError, batch::Batcher},
 };
 
-/// The most requests that are served at once, and the most that wait for a job or an end: those keep no report or settle
-/// from being served.
+/// The most requests that are served at once, and the most that wait for a job or an end: those keep no report or
+/// settle from being served.
 const REQUESTS_MAX: usize = 20_000;
 const WAITING_MAX: usize = 20_000;
 /// How long a worker, a queue or a key counts as known after its last use.

@@ -489,12 +489,14 @@ impl Gateway {
 /// A job in an answer, without its payload, checkpoint and end.
 fn entry(claim: &Claim, receipt: &Receipt, signer: &Signer) -> Result<String, Refusal> {
     let ClaimKey { job, token, claim: claim_id } = claim.key;
+    let (kind, receipt_text) = (&claim.kind, signer.write(receipt));
+    let head = format!(
+        r#"{{"job":"{job}","kind":"{kind}","token":{token},"claim":"{claim_id}","receipt":"{receipt_text}""#
+    );
     Ok(format!(
-        r#"{{"job":"{job}","kind":"{}","attempt":{},"max_attempts":{},"token":{token},"claim":"{claim_id}","receipt":"{}","stale_after_ms":{},"after_reset":{},"traceparent":{}"#,
-        claim.kind,
+        r#"{head},"attempt":{},"max_attempts":{},"stale_after_ms":{},"after_reset":{},"traceparent":{}"#,
         claim.attempt,
         claim.max_attempts,
-        signer.write(receipt),
         receipt.stale_after,
         claim.after_reset,
         super::protocol::json(&claim.trace_context)?,

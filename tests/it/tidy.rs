@@ -133,7 +133,8 @@ fn sql_and_nats_have_one_home_each() {
             continue;
         }
         let code = production(&text);
-        if !inside.starts_with("nats/") {
+        // The bench's worker behind a gateway plays a user's program, which has only a client of NATS.
+        if !inside.starts_with("nats/") && inside != "tenure-cli/src/bench/foreign.rs" {
             let names = code
                 .lines()
                 .filter(|line| !line.trim_start().starts_with("//"))
