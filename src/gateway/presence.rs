@@ -219,10 +219,15 @@ impl Gateway {
         let Ok((_, worker)) = Fields::request(body).and_then(|request| worker_of(queue, &request)) else {
             return;
         };
-        let jobs: Vec<_> = claims.iter().take(ITEMS_MAX).map(|key| key.job).collect();
+        let jobs: Vec<_> = claims.iter().map(|key| key.job).collect();
+        self.look(queue, &worker, &jobs).await;
+    }
+
+    /// Sends a worker the event that some of these jobs may have changed.
+    async fn look(&self, queue: &str, worker: &str, jobs: &[JobId]) {
         let Ok(jobs) = json(&jobs) else { return };
         let event = format!(r#"{{"event":"look","jobs":{jobs}}}"#);
-        self.0.nats.send_plain(self.0.nats.subject_of_worker(queue, &worker), event.into()).await;
+        self.0.nats.send_plain(self.0.nats.subject_of_worker(queue, worker), event.into()).await;
     }
 
     /// Tells the workers behind gateways of cancellations of their jobs.
@@ -237,9 +242,7 @@ impl Gateway {
             };
             for (owner, job) in owners {
                 if let Some((queue, worker)) = owner.split_once('/') {
-                    let subject = self.0.nats.subject_of_worker(queue, worker);
-                    let event = format!(r#"{{"event":"look","jobs":["{job}"]}}"#);
-                    self.0.nats.send_plain(subject, event.into()).await;
+                    self.look(queue, worker, &[job]).await;
                 }
             }
         }
