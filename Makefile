@@ -4,6 +4,7 @@
 # make trials    kills a hundred workers with default settings, and takes servers away for a minute; TRIALS=20
 # make faults    forces every fault of docs/reliability.md
 # make chaos     a minute of faults in random order, and an account of every job; MINUTES=60 SEED=7 make chaos
+# make conformance  the clients of other languages under each case of the worker protocol; CLIENT='mine=./worker' make conformance: yours
 # make fuzz      feeds untrusted input to the readers, ten minutes each; MINUTES=1
 # make mutants   plants mistakes in the statements, each of which a test must catch; OF=code make mutants: in the code
 # make bench     measures tenure and five other libraries; OF=tenure, OF=retention, OF=gateway or OF=peers make bench: that part
@@ -23,7 +24,7 @@ export TENURE_NATS_SERVER := $(CURDIR)/.tools/nats/bin/nats-server
 endif
 endif
 
-.PHONY: help demo test check trials faults chaos fuzz mutants bench release pictures book
+.PHONY: help demo test check trials faults chaos conformance fuzz mutants bench release pictures book
 # Prints the lines above; installs and builds nothing.
 help:
 	@sed -n '/^# make /,/^$$/{/^#/s/^# //p;/^$$/q}' Makefile
@@ -49,6 +50,10 @@ faults:
 chaos:
 	@scripts/setup test
 	@$(MAKE) --no-print-directory run-chaos
+
+conformance:
+	@scripts/setup test
+	@$(MAKE) --no-print-directory run-conformance
 
 mutants:
 	@scripts/setup test
@@ -89,7 +94,7 @@ check:
 	$(CARGO) clippy --locked -p tenure --lib --no-default-features --features worker -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --all-features
 
-.PHONY: run-demo run-test run-test-postgres run-chaos run-script run-bench-all run-bench-tenure run-bench-retention run-bench-gateway run-bench-peers
+.PHONY: run-demo run-test run-test-postgres run-chaos run-conformance run-script run-bench-all run-bench-tenure run-bench-retention run-bench-gateway run-bench-peers
 BUILT := $${CARGO_TARGET_DIR:-target}
 
 run-demo:
@@ -112,7 +117,12 @@ run-test-postgres:
 		code=$$?; rm -rf $$copy; exit $$code
 
 run-chaos:
-	$(CARGO) test --quiet --locked --all-features --test chaos -- --minutes $(or $(MINUTES),1) $(if $(SEED),--seed $(SEED)) $(CHAOS)
+	PYTHONPATH=$(CURDIR)/clients/python/src:$(CURDIR)/.tools/python $(CARGO) test --quiet --locked --all-features --test chaos -- --minutes $(or $(MINUTES),1) $(if $(SEED),--seed $(SEED)) $(CHAOS)
+
+# KIT: more arguments of tests/kit/main.rs, as --case crash, or --jobs 1000000.
+run-conformance:
+	PYTHONPATH=$(CURDIR)/.tools/python $(CARGO) test --quiet --locked --all-features --test conformance -- \
+		$(if $(CLIENT),--client '$(CLIENT)') $(KIT)
 
 run-script:
 	@scripts/$(SCRIPT)

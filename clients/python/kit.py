@@ -110,6 +110,12 @@ def worker(queue: str, slots: int) -> Worker:
             die()
         return {"attempt": ctx.attempt}
 
+    @w.handle("slow", timeout=1)
+    async def slow(job: Any, ctx: Context) -> Any:
+        if ctx.attempt == 1:
+            await asyncio.sleep(60)
+        return {"attempt": ctx.attempt}
+
     @w.handle("once_key")
     async def once_key(job: Any, ctx: Context) -> Any:
         return {"key": ctx.key("x"), "again": ctx.key("x")}

@@ -11,6 +11,8 @@
 )]
 
 mod harness;
+#[path = "../kit/mod.rs"]
+mod kit;
 mod scenarios;
 
 mod additive;

@@ -94,6 +94,15 @@ function worker(queue: string, slots: number): Worker {
     return { attempt: ctx.attempt };
   });
 
+  w.handle(
+    'slow',
+    async (_, ctx) => {
+      if (ctx.attempt === 1) await sleep(60_000, undefined, { signal: ctx.signal });
+      return { attempt: ctx.attempt };
+    },
+    { timeoutMs: 1_000 },
+  );
+
   w.handle('once_key', (_, ctx: Context) => ({ key: ctx.key('x'), again: ctx.key('x') }));
 
   w.handle<{ lines: { quantity: number; cents: number }[] }>('order', (job) => {

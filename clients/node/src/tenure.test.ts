@@ -1,5 +1,5 @@
 /**
- * What the cases of tests/it/gateway/clients.rs do not reach: a gateway that answers oddly, late or never. It is played
+ * What the cases of the conformance kit do not reach: a gateway that answers oddly, late or never. It is played
  * here, over a real NATS.
  */
 

@@ -288,6 +288,8 @@ export class Worker {
     const kind = this.#kinds.get(job.kind) ?? this.#kinds.get('*');
     if (!kind) throw new TenureError(`the worker has no handler of ${job.kind}`);
     const run = new Run(job, kind);
+    // An attempt of the same job that this worker lost, and of which it has not heard yet.
+    for (const older of this.#running()) if (older.job.job === job.job) this.#stop(older, 'lost');
     this.#runs.set(job.claim, run);
     if (this.#draining.signal.aborted) this.#settle(run, fieldsOf({ outcome: 'release', began: false }));
     else void this.#attempt(run);
@@ -491,7 +493,7 @@ export class Worker {
       if (run) this.#stop(run, 'lost');
     }
     for (const id of beat.cancel) {
-      const run = runs.findLast(({ job }) => job.job === id);
+      const run = runs.find(({ job }) => job.job === id);
       if (run) this.#stop(run, 'cancelled');
     }
     return beat;

@@ -1,6 +1,6 @@
 //! Gateway: what workers in other languages get through one gateway, beside a worker in Rust with its own connections.
 //!
-//! A client is a program that keeps to `docs/worker-protocol.md` and serves the kinds of `clients/KIT.md`.
+//! A client is a program that keeps to `docs/worker-protocol.md` and serves the kinds of `docs/conformance.md`.
 
 use std::{
     process::{Child, Command, Stdio},

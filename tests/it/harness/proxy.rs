@@ -30,11 +30,21 @@ struct State {
     broken: u32,
     /// The next connection that sends this is broken off once the server has answered, before the answer passes.
     fatal: Option<Arc<[u8]>>,
+    /// The next request with these bytes stops the link: before it has passed, or once it has.
+    stops_at: Option<(Arc<[u8]>, bool)>,
 }
 
 impl State {
     fn clear(to: u16, broken: u32) -> Self {
-        Self { to, requests_pass: true, answers_pass: true, delay: Duration::ZERO, broken, fatal: None }
+        Self {
+            to,
+            requests_pass: true,
+            answers_pass: true,
+            delay: Duration::ZERO,
+            broken,
+            fatal: None,
+            stops_at: None,
+        }
     }
 }
 
@@ -129,6 +139,18 @@ impl Proxy {
         self.state.send_modify(|state| state.fatal = Some(bytes.into()));
     }
 
+    /// Lets nothing pass from the next request with these bytes on, which does pass if `passes`.
+    #[allow(dead_code, reason = "the conformance kit does")]
+    pub fn stop_at(&self, bytes: &[u8], passes: bool) {
+        self.state.send_modify(|state| state.stops_at = Some((bytes.into(), passes)));
+    }
+
+    /// Waits until the link has stopped.
+    #[allow(dead_code, reason = "the conformance kit does")]
+    pub async fn stopped(&self) {
+        self.state.subscribe().wait_for(|state| !state.answers_pass).await.unwrap();
+    }
+
     /// The number of answers lost in this way.
     pub fn lost(&self) -> u32 {
         self.lost.load(Ordering::SeqCst)
@@ -156,10 +178,19 @@ async fn requests(
     let mut state = shared.subscribe();
     let mut buffer = vec![0; 64 * 1024];
     while let Ok(n) = from.read(&mut buffer).await {
+        let holds = |bytes: &[u8]| buffer[..n].windows(bytes.len()).any(|window| window == bytes);
+        shared.send_if_modified(|state| {
+            let stops = state.stops_at.take_if(|(bytes, _)| holds(bytes));
+            if let Some((_, passes)) = stops {
+                (state.requests_pass, state.answers_pass) = (passes, false);
+                return true;
+            }
+            false
+        });
         let passes = state.wait_for(|state| state.requests_pass).await;
         let Ok((delay, fatal)) = passes.map(|state| (state.delay, state.fatal.clone())) else { return };
         tokio::time::sleep(delay).await;
-        if fatal.is_some_and(|bytes| buffer[..n].windows(bytes.len()).any(|window| window == &*bytes)) {
+        if fatal.is_some_and(|bytes| holds(&bytes)) {
             // Only one connection: the first to take it.
             doomed.store(shared.send_if_modified(|state| state.fatal.take().is_some()), Ordering::SeqCst);
         }

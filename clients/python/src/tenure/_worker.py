@@ -221,6 +221,9 @@ class Worker:
     def _start(self, job: dict[str, Any]) -> None:
         kind = self._kinds.get(job["kind"]) or self._kinds["*"]
         run = Run(job, kind, job["stale_after_ms"] / 1000, self._checkpoint_max)
+        # An attempt of the same job that this worker lost, and of which it has not heard yet.
+        for older in [older for older in self._runs.values() if older.task and older.job["job"] == job["job"]]:
+            self._stop(older, "lost")
         self._runs[job["claim"]] = run
         if self._draining:
             return self._settle(run, {"outcome": "release", "began": False})
@@ -447,7 +450,8 @@ class Worker:
                 run.changed.set()
 
     async def _beat(self, as_of: str | None = None) -> dict[str, Any]:
-        named = list(self._runs.values())
+        # A job that is lost may be this worker's again, by another claim.
+        named = [run for run in self._runs.values() if run.why != "lost"]
         names = [[run.job["job"], run.job["token"], run.job["claim"]] for run in named]
         body = json.dumps({"draining": self._draining, "running": names, "as_of": as_of})
         answer = await self._ask("beat", body[1:-1])
