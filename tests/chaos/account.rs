@@ -132,9 +132,16 @@ const NEVER: &[Never] = &[
     },
     Never {
         what: "completed jobs without their effect",
-        found: "SELECT f.id FROM chaos.found f WHERE status = 'completed' AND NOT EXISTS (SELECT FROM chaos.effects e
+        found: "SELECT f.id FROM chaos.found f WHERE status = 'completed' AND NOT is_foreign AND NOT EXISTS (SELECT FROM chaos.effects e
             WHERE e.n = f.n AND e.way = CASE f.act WHEN 'together' THEN 'together' ELSE 'once' END)",
-        breaks: "DELETE FROM chaos.effects WHERE n = (SELECT n FROM chaos.found WHERE status = 'completed' LIMIT 1)",
+        breaks: "DELETE FROM chaos.effects WHERE n = (SELECT n FROM chaos.found WHERE status = 'completed' AND NOT is_foreign LIMIT 1)",
+    },
+    Never {
+        what: "jobs completed in another language whose row an earlier attempt wrote",
+        found: "SELECT f.id FROM chaos.found f JOIN chaos.attempts a ON a.job_id = f.id AND a.outcome = 'completed'
+          WHERE is_foreign AND (f.output->>'token' IS DISTINCT FROM a.fencing_token::text
+                                OR f.message <> 'token ' || a.fencing_token)",
+        breaks: "UPDATE chaos.found SET message = 'token 0' WHERE is_foreign AND message IS NOT NULL",
     },
     Never {
         what: "effects of `complete_in` whose job did not complete under that token",
@@ -207,7 +214,12 @@ pub async fn account(
             "of unknown outcome, and done",
             "SELECT count(*) FROM chaos.journal j JOIN chaos.found USING (n) WHERE NOT accepted AND j.key IS NULL",
         ),
+        ("jobs for workers in other languages", "SELECT count(*) FROM chaos.found WHERE is_foreign"),
         ("completed", "SELECT count(*) FROM chaos.found WHERE status = 'completed'"),
+        (
+            "  by workers in other languages",
+            "SELECT count(*) FROM chaos.found WHERE status = 'completed' AND is_foreign",
+        ),
         ("cancelled", "SELECT count(*) FROM chaos.found WHERE status = 'cancelled'"),
         ("dead letters", "SELECT count(*) FROM chaos.found WHERE status = 'failed'"),
         ("attempts", "SELECT count(*) FROM chaos.attempts"),
@@ -303,6 +315,7 @@ async fn load(pool: &PgPool, journal: &Arc<Mutex<Journal>>) {
           WHERE starts_with(way, 'debounce/')",
         "CREATE TABLE chaos.found AS SELECT id, status, attempt, max_attempts, (payload->>'n')::uuid AS n,
                 payload->>'act' AS act, payload->>'lane' AS lane, payload->>'debounce' AS key, (payload->>'seq')::int AS seq,
+                queue = 'chaos-foreign' AS is_foreign, output, message,
                 (SELECT category FROM tenure.dead_letter_jobs d WHERE d.id = all_jobs.id) AS category FROM tenure.all_jobs",
         "CREATE TABLE chaos.attempts AS SELECT * FROM tenure.job_executions_all",
         // The fence is checked right before the commit, and so the time of the statement is not enough.

@@ -25,7 +25,7 @@ mod proxy;
 mod roles;
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::ExitCode,
     sync::{
         Arc, Mutex,
@@ -40,9 +40,9 @@ use tenure::{Config, Tenure, dev::Servers, lanes::Lanes};
 
 use crate::{
     nemesis::Nemesis,
-    plan::{WORKERS, counts, plan},
-    process::{Journal, Process},
-    roles::{LANES, RUNNING, lane_rate},
+    plan::{FOREIGN, WORKERS, counts, plan},
+    process::{Journal, Process, Program},
+    roles::{FOREIGN_QUEUE, LANES, RUNNING, lane_rate},
 };
 
 #[derive(Debug, Parser)]
@@ -106,6 +106,57 @@ const TIMERS: &[(&str, &str)] = &[
     ("TENURE_DATABASE_WITHIN", "1500ms"),
 ];
 
+/// Starts the workers, those in other languages, and the producer.
+async fn start_all(
+    args: &Args,
+    config: &Config,
+    folder: &Path,
+    hold: &Path,
+    journal: &Arc<Mutex<Journal>>,
+) -> Vec<Process> {
+    let mut processes = Vec::new();
+    for host in HOSTS {
+        let mut variables: Vec<(String, String)> =
+            TIMERS.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        variables.push(("TENURE_CHAOS_ROLE".into(), "worker".into()));
+        variables.push(("TENURE_HOSTNAME".into(), host.into()));
+        variables.push(("TENURE_RUNTIME_DIR".into(), folder.join("run").to_string_lossy().into_owned()));
+        let log = folder.join(format!("{}.log", host.replace('%', "percent")));
+        let program = Program { name: host.into(), log, command: Vec::new(), variables };
+        processes.push(Process::start(program, config, None).await);
+    }
+    let host = std::process::Command::new("uname").arg("-n").output().unwrap().stdout;
+    let host = String::from_utf8(host).unwrap();
+    for (n, command) in foreign().into_iter().enumerate() {
+        let name = format!("{FOREIGN_QUEUE}/{}", host.trim());
+        let log = folder.join(format!("foreign-{n}.log"));
+        let program = Program { name, log, command, variables: Vec::new() };
+        processes.push(Process::start(program, config, None).await);
+    }
+    let producer = vec![
+        ("TENURE_CHAOS_ROLE".into(), "producer".into()),
+        ("TENURE_CHAOS_RATE".into(), args.rate.to_string()),
+        ("TENURE_CHAOS_HOLD".into(), hold.to_string_lossy().into_owned()),
+        ("TENURE_DATABASE_WITHIN".into(), "1500ms".into()),
+        ("TENURE_PUBLISH_WITHIN".into(), "1s".into()),
+    ];
+    let log = folder.join("producer.log");
+    let producer = Program { name: "producer".into(), log, command: Vec::new(), variables: producer };
+    processes.push(Process::start(producer, config, Some(journal.clone())).await);
+    processes
+}
+
+/// The commands of the workers behind the gateways. Without Node, all are in Python.
+fn foreign() -> [Vec<String>; FOREIGN] {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/chaos");
+    let of = |program: &str, file: &str| {
+        [program, &format!("{folder}/{file}"), FOREIGN_QUEUE, "10"].map(String::from).to_vec()
+    };
+    let has_node = std::process::Command::new("node").arg("--version").output().is_ok();
+    let last = if has_node { of("node", "worker.mjs") } else { of("python3", "worker.py") };
+    [of("python3", "worker.py"), of("python3", "worker.py"), last]
+}
+
 /// Names that begin alike, and names with wildcards of SQL.
 const HOSTS: [&str; WORKERS] = ["chaos-1", "chaos-1-2", "chaos_1", "chaos%"];
 
@@ -151,24 +202,7 @@ async fn chaos(args: Args) -> bool {
 
     let hold = folder.join("hold");
     let journal = Arc::new(Mutex::new(Journal::default()));
-    let mut processes = Vec::new();
-    for host in HOSTS {
-        let mut variables: Vec<(String, String)> =
-            TIMERS.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        variables.push(("TENURE_CHAOS_ROLE".into(), "worker".into()));
-        variables.push(("TENURE_HOSTNAME".into(), host.into()));
-        variables.push(("TENURE_RUNTIME_DIR".into(), folder.join("run").to_string_lossy().into_owned()));
-        processes.push(Process::start(host, variables, &config, &folder, None).await);
-    }
-    let producer = vec![
-        ("TENURE_CHAOS_ROLE".into(), "producer".into()),
-        ("TENURE_CHAOS_RATE".into(), args.rate.to_string()),
-        ("TENURE_CHAOS_HOLD".into(), hold.to_string_lossy().into_owned()),
-        ("TENURE_DATABASE_WITHIN".into(), "1500ms".into()),
-        ("TENURE_PUBLISH_WITHIN".into(), "1s".into()),
-    ];
-    processes.push(Process::start("producer", producer, &config, &folder, Some(journal.clone())).await);
-
+    let processes = start_all(&args, &config, &folder, &hold, &journal).await;
     let nemesis =
         Arc::new(Nemesis::new(servers, processes, config.clone(), pool.clone(), journal.clone(), hold));
     let over = Arc::new(AtomicBool::new(false));
@@ -217,7 +251,7 @@ fn tempfile() -> PathBuf {
 }
 
 async fn prepare(tenure: &Tenure, pool: &PgPool, rate: u32) {
-    tenure.setup(&["chaos".into(), LANES.into()]).await.unwrap();
+    tenure.setup(&["chaos".into(), LANES.into(), FOREIGN_QUEUE.into()]).await.unwrap();
     let lanes = Lanes::new().running(RUNNING).rate(rate, Duration::from_secs(1)).burst(rate);
     tenure.put_lanes(LANES, lanes).await.unwrap();
     for sql in [

@@ -17,7 +17,7 @@ use crate::{
     plan::{Event, Fault, Link, Trouble},
     process::{Death, Journal, Process},
     proxy::Proxy,
-    roles::LANES,
+    roles::{FOREIGN_QUEUE, LANES},
 };
 
 pub struct Nemesis {
@@ -200,7 +200,7 @@ impl Nemesis {
             }
             Fault::ConsumerDeleted => {
                 let js = self.js().await;
-                for queue in ["chaos", LANES] {
+                for queue in ["chaos", LANES, FOREIGN_QUEUE] {
                     drop(js.delete_consumer_from_stream(queue, &self.config.stream).await);
                 }
             }

@@ -4,8 +4,12 @@ use std::{collections::BTreeMap, fmt, time::Duration};
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
-/// How many workers run at a time.
+/// How many workers run at a time, each of which is a gateway, too.
 pub const WORKERS: usize = 4;
+/// How many workers run behind the gateways, in other languages.
+pub const FOREIGN: usize = 3;
+/// The number of the producer.
+pub const PRODUCER: usize = WORKERS + FOREIGN;
 
 /// The links of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -26,7 +30,7 @@ pub enum Trouble {
     CommitsUnanswered,
 }
 
-/// A fault. A process is a worker, by its number, or the producer: [`WORKERS`].
+/// A fault. A process is a worker, by its number, then one behind the gateways, or the producer: [`PRODUCER`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fault {
     Kill {
@@ -70,15 +74,19 @@ impl Fault {
     /// The label under which the report counts this fault.
     pub fn kind(&self) -> String {
         match self {
-            Self::Kill { process: WORKERS } => "producer killed".into(),
+            Self::Kill { process: PRODUCER } => "producer killed".into(),
+            Self::Kill { process: WORKERS.. } => "worker in another language killed".into(),
             Self::Kill { .. } => "worker killed".into(),
             Self::KillAt { point, .. } => format!("killed at the point `{point}`"),
-            Self::Pause { process: WORKERS } => "producer paused".into(),
+            Self::Pause { process: PRODUCER } => "producer paused".into(),
+            Self::Pause { process: WORKERS.. } => "worker in another language paused".into(),
             Self::Pause { .. } => "worker paused".into(),
+            Self::Stop { worker: WORKERS.. } => "worker in another language stopped".into(),
             Self::Stop { .. } => "worker stopped".into(),
             Self::StopThenKill { .. } => "worker killed in its shutdown".into(),
-            Self::Disturb { link, trouble, .. } => {
+            Self::Disturb { process, link, trouble } => {
                 let link = match link {
+                    _ if (WORKERS..PRODUCER).contains(process) => "link of a worker in another language",
                     Link::Postgres => "link to Postgres",
                     Link::Nats => "link to NATS",
                     Link::Both => "both links",
@@ -135,6 +143,9 @@ const POINTS: &[&str] = &[
     "reset",
     "reconciled",
     "relayed",
+    "gateway_pulled",
+    "gateway_claimed",
+    "gateway_answered",
 ];
 
 /// The plan of a seed for a run of this length.
@@ -153,12 +164,12 @@ pub fn plan(seed: u64, length: Duration) -> Vec<Event> {
 }
 
 fn fault(random: &mut StdRng) -> Fault {
-    let process = random.random_range(0..=WORKERS);
-    let worker = random.random_range(0..WORKERS);
+    let process = random.random_range(0..=PRODUCER);
+    let worker = random.random_range(0..PRODUCER);
     match random.random_range(0..100) {
         0..12 => Fault::Kill { process },
-        12..14 => Fault::KillAt { process: WORKERS, point: "enqueued" },
-        14..26 => Fault::KillAt { process: worker, point: pick(random, POINTS) },
+        12..14 => Fault::KillAt { process: PRODUCER, point: "enqueued" },
+        14..26 => Fault::KillAt { process: worker % WORKERS, point: pick(random, POINTS) },
         26..34 => Fault::Pause { process },
         34..39 => Fault::Stop { worker },
         39..42 => Fault::StopThenKill { worker },
@@ -172,8 +183,15 @@ fn fault(random: &mut StdRng) -> Fault {
                 5 => Trouble::BrokenOff,
                 _ => Trouble::CommitsUnanswered,
             };
-            let link = if trouble == Trouble::CommitsUnanswered { Link::Postgres } else { link };
-            Fault::Disturb { process, link, trouble }
+            match process {
+                // It has no link to Postgres.
+                WORKERS..PRODUCER if trouble == Trouble::CommitsUnanswered => Fault::Kill { process },
+                WORKERS..PRODUCER => Fault::Disturb { process, link: Link::Nats, trouble },
+                _ if trouble == Trouble::CommitsUnanswered => {
+                    Fault::Disturb { process, link: Link::Postgres, trouble }
+                }
+                _ => Fault::Disturb { process, link, trouble },
+            }
         }
         70..73 => Fault::PostgresRestarted,
         73..75 => Fault::PostgresKilled,

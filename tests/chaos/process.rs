@@ -4,7 +4,7 @@ use std::{
     collections::HashMap,
     io::Write,
     os::unix::process::ExitStatusExt,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::Stdio,
     sync::{
         Arc, Mutex,
@@ -86,8 +86,19 @@ pub struct Process {
     supervisor: JoinHandle<()>,
 }
 
+/// What is run.
+pub struct Program {
+    /// With its pid, the beginning of its worker's id.
+    pub name: String,
+    pub log: PathBuf,
+    /// Empty: this program, in a role.
+    pub command: Vec<String>,
+    pub variables: Vec<(String, String)>,
+}
+
 struct State {
     name: String,
+    command: Vec<String>,
     variables: Vec<(String, String)>,
     log: PathBuf,
     journal: Option<Arc<Mutex<Journal>>>,
@@ -104,21 +115,17 @@ struct State {
 }
 
 impl Process {
-    pub async fn start(
-        name: &str,
-        mut variables: Vec<(String, String)>,
-        config: &Config,
-        folder: &Path,
-        journal: Option<Arc<Mutex<Journal>>>,
-    ) -> Self {
+    pub async fn start(program: Program, config: &Config, journal: Option<Arc<Mutex<Journal>>>) -> Self {
+        let Program { name, log, command, mut variables } = program;
         let postgres = Proxy::to_url(&config.database_url).await;
         let nats = Proxy::to_url(&config.nats_url).await;
         variables.push(("DATABASE_URL".into(), postgres.of(&config.database_url)));
         variables.push(("NATS_URL".into(), nats.of(&config.nats_url)));
         let state = Arc::new(State {
-            name: name.to_owned(),
+            name,
+            command,
             variables,
-            log: folder.join(format!("{}.log", name.replace('%', "percent"))),
+            log,
             journal,
             pid: AtomicI32::new(0),
             point: Mutex::default(),
@@ -184,7 +191,14 @@ impl State {
             *self.armed.lock().unwrap() = point;
             let mut log = std::fs::OpenOptions::new().create(true).append(true).open(&self.log).unwrap();
             writeln!(log, "--- a new process, killed at {point:?}").unwrap();
-            let mut command = tokio::process::Command::new(std::env::current_exe().unwrap());
+            let mut command = match self.command.split_first() {
+                Some((program, arguments)) => {
+                    let mut command = tokio::process::Command::new(program);
+                    command.args(arguments);
+                    command
+                }
+                None => tokio::process::Command::new(std::env::current_exe().unwrap()),
+            };
             command.envs(self.variables.iter().map(|(name, value)| (name, value)));
             if let Some(point) = point {
                 command.env("TENURE_FAULT", format!("{point}=kill"));

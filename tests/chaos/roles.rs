@@ -25,6 +25,9 @@ pub struct Task {
     pub lasts_ms: u64,
     #[serde(default)]
     pub lane: Option<String>,
+    /// Whether a worker in another language runs it.
+    #[serde(default)]
+    pub foreign: bool,
     /// The key of a debounced job, and the number of the payload among those of its key.
     #[serde(default)]
     pub debounce: Option<String>,
@@ -34,6 +37,8 @@ pub struct Task {
 
 /// The queue with lanes.
 pub const LANES: &str = "chaos-lanes";
+/// The queue of the workers in other languages.
+pub const FOREIGN_QUEUE: &str = "chaos-foreign";
 /// How many jobs of a lane may run at once.
 pub const RUNNING: u32 = 3;
 
@@ -84,12 +89,14 @@ fn task() -> Task {
         _ => None,
     };
     let lasts_ms = rand::random_range(0..lasts_ms);
-    Task { n: Uuid::new_v4(), act: act(), lasts_ms, lane, debounce: None, seq: None }
+    let foreign = lane.is_none() && rand::random_range(0..3) == 0;
+    Task { n: Uuid::new_v4(), act: act(), lasts_ms, lane, foreign, debounce: None, seq: None }
 }
 
 fn request(task: Task) -> JobRequest {
     match task.lane.clone() {
         Some(lane) => JobRequest::from(task).queue(LANES).lane(lane),
+        None if task.foreign => JobRequest::from(task).queue(FOREIGN_QUEUE),
         None => JobRequest::from(task),
     }
 }
@@ -150,6 +157,7 @@ pub async fn worker() {
         .handle_with(KindOptions::new().backoff(backoff), run)
         .concurrency("chaos", 20)
         .concurrency(LANES, 20)
+        .gateway()
         .run_until(tenure::shutdown_signal())
         .await;
     tenure.close().await;
@@ -241,6 +249,9 @@ pub async fn producer(hold: &Path) {
             for _ in 0..5 {
                 let mut headers = async_nats::HeaderMap::new();
                 let mut subject = "jobs.chaos.task".to_owned();
+                if task.foreign {
+                    subject = format!("jobs.{FOREIGN_QUEUE}.task");
+                }
                 if let Some(lane) = &task.lane {
                     headers.insert("Tenure-Lane", lane.as_str());
                     subject = format!("jobs.{LANES}.task");
@@ -276,7 +287,7 @@ async fn debounced(tenure: &Tenure) {
             let (key, seq) = &mut keys[of as usize];
             *seq += 1;
             let lane = (of >= 2).then(|| format!("l{of}"));
-            let task = Task { debounce: Some(key.clone()), seq: Some(*seq), lane, ..task() };
+            let task = Task { debounce: Some(key.clone()), seq: Some(*seq), lane, foreign: false, ..task() };
             let (n, way) = (task.n, format!("debounce/{key}/{seq}"));
             note("tried", &way, n, "");
             let request = request(task).replace(key.clone()).after(Duration::from_millis(300));
