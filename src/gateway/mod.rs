@@ -56,7 +56,7 @@ use crate::{
     config::Timing,
     deliver::Deliver,
     job::{JobError, JobId, claim::ClaimKey},
-    nats::{Asked, Nats, ToGateway, announced_cancelled},
+    nats::{Asked, CONFIRMED_WITHIN, LATE, Nats, ToGateway, announced_cancelled},
     observe::{metrics, panics, repeats},
     proof::fault,
     run::{heartbeat::Heartbeat, hints::Hints, settle::Settle},
@@ -67,6 +67,9 @@ use crate::{
 /// settle from being served.
 const REQUESTS_MAX: usize = 20_000;
 const WAITING_MAX: usize = 20_000;
+/// The most takes that claim at once. More of them than there are connections to Postgres would only wait for one, each
+/// with the memory of a whole claim.
+const CLAIMING_MAX: usize = 24;
 /// How long a worker, a queue or a key counts as known after its last use.
 const KNOWN_FOR: Duration = Duration::from_secs(60);
 /// The longest wait of a request.
@@ -110,6 +113,7 @@ struct Inner {
     extended: Mutex<Extended>,
     slots: Arc<Semaphore>,
     waiting: Arc<Semaphore>,
+    claiming: Semaphore,
     stop: CancellationToken,
     /// Notified when the settings of queues may have changed.
     changed: Notify,
@@ -148,6 +152,7 @@ impl Gateway {
             extended: Mutex::new(Extended { at: HashMap::new(), pruned_at: Instant::now() }),
             slots: Arc::new(Semaphore::new(REQUESTS_MAX)),
             waiting: Arc::new(Semaphore::new(WAITING_MAX)),
+            claiming: Semaphore::new(CLAIMING_MAX),
             stop: CancellationToken::new(),
             changed: Notify::new(),
             stopped: watch::Sender::new(false),
@@ -207,7 +212,8 @@ impl Gateway {
     pub(crate) async fn stop(&self) {
         self.0.stop.cancel();
         self.0.changed.notify_waiters();
-        let within = self.0.timing.pull_for + self.0.timing.database_within;
+        // A pull that has begun, its claim, and the confirmation of its jobs.
+        let within = self.0.timing.pull_for + LATE + self.0.timing.database_within + CONFIRMED_WITHIN;
         let mut stopped = self.0.stopped.subscribe();
         if tokio::time::timeout(within, stopped.wait_for(|stopped| *stopped)).await.is_err() {
             tracing::warn!("the gateway stops before all requests were answered; their senders repeat them");

@@ -132,8 +132,15 @@ impl Gateway {
         Ok(format!(r#"{{"cancelled":{cancelled},"asked":{asked}}}"#))
     }
 
+    /// Describes a job. What does not fit into a message is left out: its output, and the ends of its long texts.
     fn told(&self, job: &JobRow) -> Result<String, Refusal> {
-        let room = self.0.nats.message_bytes_max().saturating_sub(OVERHEAD);
+        let mut room = self.0.nats.message_bytes_max().saturating_sub(OVERHEAD);
+        // As JSON, a text may have six times its bytes: together they take three quarters at most.
+        let most = room / 24;
+        let cut = |text: Option<&'_ str>| text.map(|text| text[..text.floor_char_boundary(most)].to_owned());
+        let texts = [&job.stage, &job.message, &job.last_error].map(|text| cut(text.as_deref()));
+        room -= texts.iter().flatten().map(|text| 6 * text.len()).sum::<usize>();
+        let [stage, message, last_error] = &texts;
         let is_too_long = job.output_json().is_some_and(|output| output.get().len() > room);
         json(&Told {
             job: job.id,
@@ -141,12 +148,12 @@ impl Gateway {
             status: job.status.as_str(),
             attempt: job.attempt,
             max_attempts: job.max_attempts,
-            stage: job.stage.as_deref(),
+            stage: stage.as_deref(),
             progress: job.progress,
-            message: job.message.as_deref(),
+            message: message.as_deref(),
             output: job.output_json().filter(|_| !is_too_long),
             output_omitted: is_too_long,
-            last_error: job.last_error.as_deref(),
+            last_error: last_error.as_deref(),
             ended: job.status.is_finished(),
         })
     }

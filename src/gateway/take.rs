@@ -9,7 +9,7 @@ use std::{
 use futures::future::join_all;
 use tokio::{
     sync::Mutex,
-    time::{sleep, timeout},
+    time::{sleep, timeout, timeout_at},
 };
 
 use super::{
@@ -57,7 +57,8 @@ pub(super) struct Queue {
     pub(super) slots: Slots,
     pub(super) measures: QueueMeasures,
     consumer: Mutex<Option<PullConsumer>>,
-    settings_read_at: Mutex<Option<Instant>>,
+    /// When they were read, and why they could not be.
+    settings_read: Mutex<Option<(Instant, Option<Refusal>)>>,
 }
 
 impl Queue {
@@ -68,7 +69,7 @@ impl Queue {
             slots: slots.unwrap_or_else(|| unreachable!("the group has this queue")),
             measures: QueueMeasures::new(name),
             consumer: Mutex::default(),
-            settings_read_at: Mutex::default(),
+            settings_read: Mutex::default(),
         }
     }
 }
@@ -223,7 +224,16 @@ impl Gateway {
             }
             let came = !deliveries.is_empty();
             fault::point("gateway_pulled");
+            let turn = timeout_at((until + ANSWERED_WITHIN).into(), self.0.claiming.acquire()).await;
+            let Ok(turn) = turn else {
+                // Nothing is claimed: other requests bring these messages.
+                for delivery in deliveries {
+                    delivery.receipt.send(ack_for(&Missed::Unanswered, delivery.deliveries)).await;
+                }
+                return Err(Refusal::new(Code::Unavailable, "the gateway claims too many jobs"));
+            };
             let taken = self.claim(&queue, (&id, &deliver), deliveries, &kinds).await;
+            drop(turn);
             fault::point("gateway_claimed");
             if taken.jobs.is_empty() && !taken.uncertain && !is_over {
                 if came {
@@ -247,16 +257,23 @@ impl Gateway {
 
     /// Returns how many jobs of a queue may start, as far as its settings say.
     async fn room(&self, queue: &Queue) -> Result<usize, Refusal> {
-        // One look at a time: many workers ask.
-        let mut read_at = queue.settings_read_at.lock().await;
-        if read_at.is_none_or(|at| at.elapsed() >= SETTINGS_FOR) {
-            let names = std::slice::from_ref(&queue.name);
-            let said = self.0.store.queue_settings(names).await?.pop();
-            let (paused, room, events) =
-                said.map_or_else(Default::default, |of| (of.paused, of.room, of.events));
-            queue.slots.settings(paused, room);
-            self.0.hints.set_events(&queue.name, events);
-            *read_at = Some(Instant::now());
+        // One look at a time: many workers ask, also while Postgres does not answer.
+        let mut read = queue.settings_read.lock().await;
+        match &*read {
+            Some((at, failed)) if at.elapsed() < SETTINGS_FOR => {
+                if let Some(refusal) = failed {
+                    return Err(refusal.clone());
+                }
+            }
+            _ => {
+                let said = self.0.store.queue_settings(std::slice::from_ref(&queue.name)).await;
+                let said = said.map_err(Refusal::from);
+                *read = Some((Instant::now(), said.as_ref().err().cloned()));
+                let (paused, room, events) =
+                    said?.pop().map_or_else(Default::default, |of| (of.paused, of.room, of.events));
+                queue.slots.settings(paused, room);
+                self.0.hints.set_events(&queue.name, events);
+            }
         }
         Ok(queue.slots.available(0))
     }

@@ -26,7 +26,7 @@ use crate::{config::OWN_SUBJECTS, observe::repeats};
 /// The subscribers of this name share the requests: each goes to one of them.
 const GROUP: &str = "tenure-gateway";
 /// How long a worker has to confirm that it got its jobs.
-const CONFIRMED_WITHIN: Duration = Duration::from_secs(3);
+pub(crate) const CONFIRMED_WITHIN: Duration = Duration::from_secs(3);
 /// A timer that fires later than this was kept from it: the process was frozen.
 const FROZEN_FOR: Duration = Duration::from_millis(500);
 /// How long it takes to read what has arrived meanwhile.
@@ -34,7 +34,7 @@ const READ_WITHIN: Duration = Duration::from_secs(1);
 /// What the subjects for answers begin with, be it with a prefix of a user's own: `_INBOX_embed.`.
 const INBOX: &str = "_INBOX";
 /// The longest delay of a request's last message after the request's end.
-const LATE: Duration = Duration::from_millis(1_500);
+pub(crate) const LATE: Duration = Duration::from_millis(1_500);
 
 /// A request to the gateways.
 #[derive(Debug)]

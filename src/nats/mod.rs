@@ -41,7 +41,7 @@ pub(crate) use control::announced_cancelled;
 #[cfg(feature = "worker")]
 pub(crate) use control::{Announced, AskedToDrain, Control, Drains, Probed};
 #[cfg(feature = "gateway")]
-pub(crate) use gateway::{Asked, ToGateway};
+pub(crate) use gateway::{Asked, CONFIRMED_WITHIN, LATE, ToGateway};
 #[cfg(feature = "worker")]
 pub(crate) use hinter::Hinter;
 #[cfg(feature = "worker")]

@@ -746,6 +746,7 @@ const FAULTS: &[(&str, &[Fault])] = &[
     ),
     ("Watchers", super::watchers::FAULTS),
     ("Lanes", super::lanes::FAULTS),
+    ("Workers in other languages", super::foreign::FAULTS),
 ];
 
 fn root() -> PathBuf {

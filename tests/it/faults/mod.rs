@@ -3,6 +3,7 @@
 mod answers;
 mod bodies;
 mod crashes;
+mod foreign;
 mod lanes;
 mod load;
 pub mod matrix;

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tenure::{Config, JobId, Status};
 
 use super::{Foreign, about, all, enqueue, gateway, outcomes};
-use crate::harness::{Bench, Child, Running, bench_with};
+use crate::harness::{Bench, Child, Running, bench, bench_with};
 
 /// The steps of a gateway, in order.
 const STEPS: [&str; 6] = [
@@ -304,4 +304,22 @@ async fn a_worker_that_died_right_after_a_beat_is_still_probed() {
             .value::<bool>("SELECT probe_subject IS NOT NULL FROM tenure.workers WHERE worker_id = 'q/one'")
             .await
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_about_a_job_with_long_texts_fits_into_a_message() {
+    let bench = bench().await;
+    let _gateway = gateway(&bench);
+    let worker = Foreign::connect(&bench, "one").await;
+    let job = enqueue(&bench, "k", json!({})).await;
+    // Each character is six in JSON.
+    bench
+        .execute(
+            "UPDATE tenure.jobs SET message = repeat(chr(1), 200000), last_error = repeat(chr(1), 200000)",
+        )
+        .await;
+    let answer = worker.raw("p.q.job", &json!({"v": 1, "job": job}).to_string()).await;
+    let message = answer["ok"]["message"].as_str().unwrap();
+    assert!((10_000..200_000).contains(&message.len()), "{}", message.len());
+    assert_eq!(answer["ok"]["status"], json!("queued"));
 }
