@@ -81,7 +81,8 @@ export class Bell {
 /** An attempt that runs here. */
 export class Run {
   readonly #names: Fields;
-  readonly #controller = new AbortController();
+  /** Made when it is asked for: most handlers of short jobs do not. */
+  #controller: AbortController | undefined;
   readonly changed = new Bell();
   /** Its handler may still do something. */
   isRunning = true;
@@ -101,6 +102,10 @@ export class Run {
   }
 
   get signal(): AbortSignal {
+    if (!this.#controller) {
+      this.#controller = new AbortController();
+      if (this.why) this.#controller.abort(this.reason());
+    }
     return this.#controller.signal;
   }
 
@@ -135,7 +140,7 @@ export class Run {
 
   stop(why: Why): void {
     this.why = why;
-    this.#controller.abort(this.reason());
+    this.#controller?.abort(this.reason());
     this.changed.ring();
   }
 
@@ -185,14 +190,15 @@ export class Context {
   readonly afterReset: boolean;
   readonly traceparent: string | undefined;
   /** Aborted when the handler should stop, with `Lost` or `Cancelled` as the reason. */
-  readonly signal: AbortSignal;
+  get signal(): AbortSignal {
+    return this.#run.signal;
+  }
 
   /** @internal */
   constructor(run: Run, queue: string, limits: () => Limits) {
     this.#run = run;
     this.#limits = limits;
     this.queue = queue;
-    this.signal = run.signal;
     const { job } = run;
     this.jobId = job.job;
     this.kind = job.kind;

@@ -100,6 +100,8 @@ export class Worker {
   readonly #log: Log;
   readonly #kinds = new Map<string, Kind>();
   readonly #runs = new Map<string, Run>();
+  /** The latest attempt of each job. */
+  readonly #latest = new Map<string, Run>();
   readonly #settles: Entry[] = [];
   readonly #draining = new AbortController();
   readonly #ended = new AbortController();
@@ -289,7 +291,9 @@ export class Worker {
     if (!kind) throw new TenureError(`the worker has no handler of ${job.kind}`);
     const run = new Run(job, kind);
     // An attempt of the same job that this worker lost, and of which it has not heard yet.
-    for (const older of this.#running()) if (older.job.job === job.job) this.#stop(older, 'lost');
+    const older = this.#latest.get(job.job);
+    if (older) this.#stop(older, 'lost');
+    this.#latest.set(job.job, run);
     this.#runs.set(job.claim, run);
     if (this.#draining.signal.aborted) this.#settle(run, fieldsOf({ outcome: 'release', began: false }));
     else void this.#attempt(run);
@@ -364,6 +368,7 @@ export class Worker {
   #forget(run: Run, event: string, more: Record<string, unknown> = {}): void {
     run.isRunning = false;
     this.#runs.delete(run.job.claim);
+    if (this.#latest.get(run.job.job) === run) this.#latest.delete(run.job.job);
     this.#freed.ring();
     this.#tell(event === 'settled' ? 'debug' : 'warn', run, `the attempt is ${event}`, event, more);
   }

@@ -45,7 +45,8 @@ class Run:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def about(self, entry: dict[str, Any]) -> dict[str, Any]:
-        return {**entry, **{name: self.job[name] for name in ("job", "token", "receipt")}}
+        job = self.job
+        return {**entry, "job": job["job"], "token": job["token"], "receipt": job["receipt"]}
 
     def report(self, later: dict[str, Any]) -> None:
         with self.lock:
@@ -67,6 +68,8 @@ class Run:
             raise Cancelled(self.why)
 
     def log(self, level: int, text: str, event: str, **more: Any) -> None:
+        if not log.isEnabledFor(level):
+            return
         names = {name: self.job[name] for name in ("job", "kind", "attempt", "token")}
         log.log(level, text, extra={"event": event, **names, **more})
 

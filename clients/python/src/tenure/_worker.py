@@ -27,6 +27,8 @@ from ._run import Context, Kind, Run, SyncContext
 from ._wire import ANSWERED_WITHIN, Pauses, Unanswered, Wire, millis
 
 log = logging.getLogger("tenure")
+# One for all: `json.dumps` with separators makes one each time.
+compact = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 WAIT = 5.0
 UNCERTAIN_FOR = 30.0
@@ -57,6 +59,7 @@ class Worker:
         self.worker = f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
         self._kinds: dict[str, Kind] = {}
         self._runs: dict[str, Run] = {}
+        self._latest: dict[str, Run] = {}
         self._settles: deque[tuple[Run, dict[str, Any]]] = deque()
         self._uncertain_until, self._ok_at = 0.0, monotonic()
         self._draining = False
@@ -222,8 +225,10 @@ class Worker:
         kind = self._kinds.get(job["kind"]) or self._kinds["*"]
         run = Run(job, kind, job["stale_after_ms"] / 1000, self._checkpoint_max)
         # An attempt of the same job that this worker lost, and of which it has not heard yet.
-        for older in [older for older in self._runs.values() if older.task and older.job["job"] == job["job"]]:
+        older = self._latest.get(job["job"])
+        if older and older.task:
             self._stop(older, "lost")
+        self._latest[job["job"]] = run
         self._runs[job["claim"]] = run
         if self._draining:
             return self._settle(run, {"outcome": "release", "began": False})
@@ -247,7 +252,8 @@ class Worker:
                 context = SyncContext(run, self.queue, self._loop)
                 output = await self._loop.run_in_executor(self._pool, run.kind.handler, payload, context)
             end = {"outcome": "complete", "output": output}
-            json.dumps(output, allow_nan=False)
+            if output is not None:
+                compact(output)
         except (Exception, asyncio.CancelledError) as error:
             end = self._end_of(run, error)
         finally:
@@ -306,6 +312,8 @@ class Worker:
 
     def _forget(self, run: Run, event: str, **more: Any) -> None:
         self._runs.pop(run.job["claim"], None)
+        if self._latest.get(run.job["job"]) is run:
+            del self._latest[run.job["job"]]
         self._freed.set()
         level = logging.INFO if event == "settled" else logging.WARNING
         run.log(level, f"the attempt is {event}", event, **more)
@@ -319,10 +327,10 @@ class Worker:
         """The entry of a settle, with the last report."""
         if (report := run.take_report()) is not None:
             end["report"] = report
-        text = json.dumps(run.about(end), separators=(",", ":"))
+        text = compact(run.about(end))
         most = self._wire.nc.max_payload - OVERHEAD
         if len(text) > most and end.pop("report", None):
-            text = json.dumps(run.about(end), separators=(",", ":"))
+            text = compact(run.about(end))
         if len(text) > most:
             error = f"the output has {len(text)} bytes, but a message holds at most {most}"
             text = json.dumps(run.about({"outcome": "fail", "error": error}))
