@@ -22,10 +22,25 @@ enum Of {
     Drain,
     /// Nothing: the aim is the figure itself.
     Itself,
+    /// The best library for Node, of tenure's client for Node.
+    Node,
+    /// The best library for Python, of tenure's client for Python.
+    Python,
+}
+
+impl Of {
+    /// Whose figure it is.
+    const fn tenure(self) -> Library {
+        match self {
+            Self::Node => Library::TenureNode,
+            Self::Python => Library::TenurePython,
+            _ => Library::Tenure,
+        }
+    }
 }
 
 /// The aims, in the order of the table. Rates have a lower bound, latencies and costs an upper one.
-const AIMS: [(Row, Of, f64); 13] = [
+const AIMS: [(Row, Of, f64); 15] = [
     (Row::Drain, Of::Peers, 1.0),
     (Row::DrainUnkept, Of::PeersDrain, 1.2),
     (Row::CommitP50, Of::Peers, 1.0),
@@ -39,10 +54,13 @@ const AIMS: [(Row, Of, f64); 13] = [
     (Row::DrainTwoQueues, Of::Drain, 0.7),
     (Row::DrainLarge, Of::Drain, 0.7),
     (Row::DrainProgress, Of::Drain, 0.7),
+    (Row::Drain, Of::Node, 1.5),
+    (Row::Drain, Of::Python, 1.5),
 ];
 
 /// An aim, and what came of it.
 #[derive(Serialize)]
+#[expect(clippy::struct_field_names, reason = "the names in a report")]
 pub(crate) struct Aim {
     pub(crate) work: &'static str,
     pub(crate) aim: String,
@@ -53,14 +71,20 @@ pub(crate) struct Aim {
 }
 
 pub(crate) fn aims(figures: &Figures) -> Vec<Aim> {
-    AIMS.into_iter().map(|(row, of, bound)| aim(figures, row, of, bound)).collect()
+    // Those of a client only where it was measured: most runs are not about it.
+    let is_asked = |(row, of, _): &(Row, Of, f64)| {
+        !of.tenure().is_extra() || figures.median(of.tenure(), *row).is_some()
+    };
+    AIMS.into_iter().filter(is_asked).map(|(row, of, bound)| aim(figures, row, of, bound)).collect()
 }
 
 fn aim(figures: &Figures, row: Row, of: Of, bound: f64) -> Aim {
-    let tenure = figures.median(Library::Tenure, row);
+    let tenure = figures.median(of.tenure(), row);
+    // BullMQ promises less than a committed row.
+    let best_peer = |row| best(figures, row, Library::is_on_postgres);
     let (what, other) = match of {
-        Of::Peers => ("× the best peer", best_peer(figures, row)),
-        Of::PeersDrain => ("× the best peer's drain", best_peer(figures, Row::Drain)),
+        Of::Peers => ("× the best peer", best_peer(row)),
+        Of::PeersDrain => ("× the best peer's drain", best_peer(Row::Drain)),
         Of::Raw => {
             ("× raw INSERTs", figures.median(Library::Raw, row).map(|value| (value, "raw".to_owned())))
         }
@@ -69,6 +93,10 @@ fn aim(figures: &Figures, row: Row, of: Of, bound: f64) -> Aim {
             ("× its plain drain", plain.map(|value| (value, "plain".to_owned())))
         }
         Of::Itself => ("µs", Some((1.0, String::new()))),
+        Of::Node => ("× BullMQ, by tenure_node", best(figures, row, |library| library == Library::Bullmq)),
+        Of::Python => {
+            ("× the best library for Python, by tenure_python", best(figures, row, Library::is_for_python))
+        }
     };
     let ratio = tenure.zip(other.as_ref()).map(|(tenure, (other, _))| tenure / other);
     let is_met = ratio.map(|ratio| if row.less_is_better() { ratio <= bound } else { ratio >= bound });
@@ -86,9 +114,9 @@ fn aim(figures: &Figures, row: Row, of: Of, bound: f64) -> Aim {
     }
 }
 
-/// The best of the peers on Postgres: BullMQ promises less than a committed row.
-fn best_peer(figures: &Figures, row: Row) -> Option<(f64, String)> {
-    let peers = Library::value_variants().iter().copied().filter(|library| library.is_on_postgres());
+/// The best of some libraries.
+fn best(figures: &Figures, row: Row, is_one: impl Fn(Library) -> bool) -> Option<(f64, String)> {
+    let peers = Library::value_variants().iter().copied().filter(|library| is_one(*library));
     let all = peers.filter_map(|library| Some((figures.median(library, row)?, library.to_string())));
     let better = |a: &(f64, String), b: &(f64, String)| a.0.total_cmp(&b.0);
     if row.less_is_better() { all.min_by(better) } else { all.max_by(better) }

@@ -58,13 +58,11 @@ impl Spoken {
     }
 
     async fn hear(&mut self) -> anyhow::Result<String> {
-        match self.lines.next_line().await? {
-            Some(line) => Ok(line),
-            None => {
-                let (status, errors) = (self.child.wait().await?, (&mut self.errors).await?);
-                bail!("{status}: {errors}");
-            }
+        if let Some(line) = self.lines.next_line().await? {
+            return Ok(line);
         }
+        let (status, errors) = (self.child.wait().await?, (&mut self.errors).await?);
+        bail!("{status}: {errors}")
     }
 }
 

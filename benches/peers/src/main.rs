@@ -13,12 +13,17 @@ mod servers;
 mod speak;
 mod works;
 
-use std::{collections::BTreeMap, pin::pin, process::ExitCode};
+use std::{
+    collections::BTreeMap,
+    path::{self, PathBuf},
+    pin::pin,
+    process::ExitCode,
+};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use tokio::signal::ctrl_c;
 
-use peers::{Library, Role, Servers, bullmq};
+use peers::{CLIENTS, Library, Role, Servers};
 use report::{Figures, Report};
 use servers::Arena;
 use works::Work;
@@ -38,12 +43,39 @@ struct Cli {
     /// Only these libraries.
     #[arg(long, num_args = 1.., value_name = "NAME")]
     only: Vec<Library>,
+    /// Instead: tenure's clients in other languages, and the libraries of these languages.
+    #[arg(long, conflicts_with = "only")]
+    clients: bool,
     /// Only these works.
     #[arg(long, num_args = 1.., value_name = "NAME")]
     works: Vec<Work>,
+    /// The program `tenure`, built for release, which is the gateway of the clients.
+    #[arg(long, value_name = "PATH", default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/release/tenure"))]
+    tenure_program: PathBuf,
     /// How to print.
     #[arg(long, value_enum, default_value_t = Output::Table)]
     output: Output,
+}
+
+impl Cli {
+    fn libraries(&self) -> Vec<Library> {
+        if self.clients {
+            return CLIENTS.to_vec();
+        }
+        if !self.only.is_empty() {
+            return self.only.clone();
+        }
+        Library::value_variants().iter().copied().filter(|library| !library.is_extra()).collect()
+    }
+
+    fn works(&self) -> Vec<Work> {
+        match (self.works.is_empty(), self.clients) {
+            (false, _) => self.works.clone(),
+            // Those that all of them do.
+            (true, true) => vec![Work::Drain, Work::Pickup],
+            (true, false) => Work::value_variants().to_vec(),
+        }
+    }
 }
 
 /// A part of a library in a process of its own: how `peers` measures.
@@ -100,25 +132,21 @@ async fn compare(cli: &Cli) -> anyhow::Result<ExitCode> {
 }
 
 async fn run(cli: &Cli) -> anyhow::Result<Report> {
-    let libraries = if cli.only.is_empty() { Library::value_variants() } else { &cli.only };
-    let works = if cli.works.is_empty() { Work::value_variants() } else { &cli.works };
-    let (mut libraries, jobs) = (libraries.to_vec(), usize::try_from(cli.jobs)?);
+    let (asked, works) = (cli.libraries(), cli.works());
     let (mut figures, mut versions) = (Figures::default(), BTreeMap::new());
-    if libraries.iter().any(|library| bullmq::is(*library)) {
-        match bullmq::prepare().await {
-            Ok(version) => drop(versions.insert(Library::Bullmq, version)),
-            Err(error) => {
-                libraries.retain(|library| !bullmq::is(*library));
-                figures.absent(Library::Bullmq, &error);
-            }
+    for library in asked {
+        match library.prepare(&cli.tenure_program).await {
+            Ok(version) => drop(versions.insert(library, version)),
+            Err(error) => figures.absent(library, &error),
         }
     }
-    let mut arena = Arena::open()?;
+    let (mut libraries, jobs): (Vec<_>, _) = (versions.keys().copied().collect(), usize::try_from(cli.jobs)?);
+    let mut arena = Arena::open(path::absolute(&cli.tenure_program)?)?;
     let postgres = arena.postgres_version().await?;
     // The report then has what was measured so far.
     let mut stop = pin!(ctrl_c());
     'rounds: for round in 0..cli.rounds {
-        for work in works {
+        for work in &works {
             for library in &libraries {
                 if library.does(*work) {
                     eprintln!("round {} of {}: {work}, {library}", round + 1, cli.rounds);
@@ -135,6 +163,5 @@ async fn run(cli: &Cli) -> anyhow::Result<Report> {
         }
     }
     arena.close();
-    libraries.sort_unstable();
-    Report::new(figures, &libraries, versions, postgres, cli.rounds, jobs)
+    Report::new(figures, versions, postgres, cli.rounds, jobs)
 }

@@ -2,19 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::Context;
 use comfy_table::{CellAlignment, Table, presets::UTF8_FULL_CONDENSED};
 use serde::Serialize;
 
 use crate::{
     aims::{Aim, aims},
     order::Order,
-    peers::{About, Library, bullmq},
+    peers::{About, Library},
     works::{Row, Values, Work},
 };
-
-/// The versions that this program was built with.
-const LOCK: &str = include_str!("../Cargo.lock");
 
 /// What the rounds have brought so far.
 #[derive(Default)]
@@ -55,8 +51,8 @@ impl Figures {
         let runs = self.values.get(&(library, row))?;
         let median = median(runs);
         let ratio = |tenure: f64| if row.less_is_better() { median / tenure } else { tenure / median };
-        let tenure_is = (library != Library::Tenure).then(|| self.median(Library::Tenure, row).map(ratio));
-        Some(Cell { median, runs: runs.clone(), tenure_is: tenure_is.flatten() })
+        let tenure = library.tenures().iter().find_map(|tenure| self.median(*tenure, row));
+        Some(Cell { median, runs: runs.clone(), tenure_is: tenure.map(ratio) })
     }
 }
 
@@ -93,7 +89,8 @@ struct Line {
 struct Cell {
     median: f64,
     runs: Vec<f64>,
-    /// How many times better tenure is: tenure's rate against this one, or this latency against tenure's.
+    /// How many times better the tenure of its language is: tenure's rate against this one, or this latency against
+    /// tenure's.
     #[serde(skip_serializing_if = "Option::is_none")]
     tenure_is: Option<f64>,
 }
@@ -107,26 +104,20 @@ pub(crate) struct Failure {
     pub(crate) is_absence: bool,
 }
 
+fn described((library, version): (Library, String)) -> Described {
+    Described { library, version, about: library.about() }
+}
+
 impl Report {
     pub(crate) fn new(
         figures: Figures,
-        libraries: &[Library],
         versions: BTreeMap<Library, String>,
         postgres: String,
         rounds: u32,
         jobs: usize,
     ) -> anyhow::Result<Self> {
-        let mut described = Vec::new();
-        for library in libraries {
-            let version = match library.package() {
-                Some(package) => locked(package)?,
-                None if bullmq::is(*library) => versions.get(&Library::Bullmq).cloned().unwrap_or_default(),
-                None => String::new(),
-            };
-            described.push(Described { library: *library, version, about: library.about() });
-        }
         let line = |row: Row| {
-            let cells = libraries.iter().filter_map(|library| Some((*library, figures.cell(*library, row)?)));
+            let cells = versions.keys().filter_map(|library| Some((*library, figures.cell(*library, row)?)));
             Line { work: row.name(), unit: row.unit(), libraries: cells.collect() }
         };
         Ok(Self {
@@ -135,8 +126,8 @@ impl Report {
             rounds,
             jobs,
             payload_bytes: serde_json::to_vec(&Order::example(1, 0))?.len(),
-            libraries: described,
             works: Row::ALL.into_iter().map(line).filter(|line| !line.libraries.is_empty()).collect(),
+            libraries: versions.into_iter().map(described).collect(),
             aims: aims(&figures),
             failures: figures.failures,
         })
@@ -233,14 +224,6 @@ impl Cell {
             self.runs.iter().fold((f64::MAX, f64::MIN), |(low, high), run| (low.min(*run), high.max(*run)));
         format!("{} … {}", number(low), number(high))
     }
-}
-
-/// The version of a package in this program's lock file.
-fn locked(package: &str) -> anyhow::Result<String> {
-    let name = format!("name = \"{package}\"\nversion = \"");
-    let (_, rest) = LOCK.split_once(&name).with_context(|| format!("find {package} in Cargo.lock"))?;
-    let (version, _) = rest.split_once('"').context("read Cargo.lock")?;
-    Ok(version.to_owned())
 }
 
 /// The middle one; of an even number, the mean of the middle two. Of none, 0.

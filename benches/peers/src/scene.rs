@@ -9,8 +9,8 @@ use crate::{
     child::{Producer, Worker},
     cpu::seconds_of,
     order::Order,
-    peers::{self, Library, Role, Servers, bullmq},
-    servers::{Arena, Broker, Database},
+    peers::{self, Library, Role, Servers},
+    servers::{Arena, Broker, Database, Gateway},
     speak::{Ask, Seen},
     works::{Row, SAMPLES, TASKS, Values, WARM, Work},
 };
@@ -24,7 +24,8 @@ const LOOKED_EVERY: Duration = Duration::from_millis(1);
 pub(crate) async fn play(arena: &Arena, library: Library, work: Work, jobs: usize) -> anyhow::Result<Values> {
     let database = arena.create_database().await?;
     let broker = arena.start_broker(library).await?;
-    let scene = Scene { arena, database: &database, broker: &broker, library, work, jobs: work.jobs(jobs) };
+    let jobs = library.jobs(work, jobs);
+    let scene = Scene { arena, database: &database, broker: &broker, library, work, jobs };
     let played = tokio::time::timeout(LONGEST, scene.play()).await;
     drop(broker);
     database.drop().await?;
@@ -46,6 +47,12 @@ struct Scene<'a> {
 impl Scene<'_> {
     async fn play(&self) -> anyhow::Result<Values> {
         let mut producer = Producer::start(self.command(Role::Produce)?).await?;
+        // The producer has created the schema.
+        let gateway = if self.library.has_gateway() {
+            Some(self.arena.start_gateway(self.database, self.broker)?)
+        } else {
+            None
+        };
         match self.work {
             Work::OneByOne => self.enqueue(&mut producer, 1).await,
             Work::Tasks => self.enqueue(&mut producer, TASKS).await,
@@ -56,7 +63,7 @@ impl Scene<'_> {
             }
             Work::Mixed => self.mixed(&mut producer).await,
             Work::Pickup => self.pickup(&mut producer).await,
-            _ => self.drain(&mut producer).await,
+            _ => self.drain(&mut producer, gateway.as_ref()).await,
         }
     }
 
@@ -71,26 +78,29 @@ impl Scene<'_> {
     ///
     /// What precedes the first start, the workers' own start and their first fetch, is not in the rate; it is in the
     /// CPU time.
-    async fn drain(&self, producer: &mut Producer) -> anyhow::Result<Values> {
+    async fn drain(&self, producer: &mut Producer, gateway: Option<&Gateway>) -> anyhow::Result<Values> {
         producer.span(Ask::Batches { jobs: self.jobs }).await?;
         let mut workers = Vec::new();
         for _ in 0..self.work.workers() {
             workers.push(Worker::start(self.command(Role::Work)?).await?);
         }
         let pids: Vec<_> = workers.iter().map(Worker::pid).collect();
-        let before = self.cpu(&pids);
+        let before = self.cpu(&pids, gateway);
         for worker in &mut workers {
             worker.go().await?;
         }
         let end = self.all_done(producer, &mut workers, self.jobs).await?;
-        let after = self.cpu(&pids);
+        let after = self.cpu(&pids, gateway);
         let seen = self.seen(workers, self.jobs).await?;
         let mut values = Values::from([(self.work.row(), rate(self.jobs, (seen.first_us, end)))]);
         if self.work == Work::Drain {
-            let parts = [Row::CpuClient, Row::CpuPostgres, Row::CpuBroker];
-            let us = |at: usize| (after[at] - before[at]) * 1e6 / count(self.jobs);
-            values.extend(parts.iter().enumerate().map(|(at, row)| (*row, us(at))));
-            values.insert(Row::Cpu, (0..parts.len()).map(us).sum());
+            let parts = before.into_iter().zip(after).map(|((row, before), (_, after))| {
+                let us = (after - before) * 1e6 / count(self.jobs);
+                (row, us)
+            });
+            let parts: Values = parts.collect();
+            values.insert(Row::Cpu, parts.values().sum());
+            values.extend(parts);
         }
         Ok(values)
     }
@@ -175,18 +185,25 @@ impl Scene<'_> {
         Ok(all)
     }
 
-    /// CPU seconds so far of the workers, of Postgres, and of NATS or Redis.
-    fn cpu(&self, workers: &[u32]) -> [f64; 3] {
+    /// CPU seconds so far of the workers, of Postgres, of NATS or Redis, and of the gateway.
+    fn cpu(&self, workers: &[u32], gateway: Option<&Gateway>) -> Vec<(Row, f64)> {
         let broker: Vec<_> = self.broker.pid().into_iter().collect();
-        // BullMQ's database is its Redis.
-        let postgres = if bullmq::is(self.library) { Vec::new() } else { self.arena.postgres_pid() };
-        [seconds_of(workers), seconds_of(&postgres), seconds_of(&broker)]
+        // The database of those on Redis is their Redis.
+        let is_on_redis = self.library.redis_sync().is_some();
+        let postgres = if is_on_redis { Vec::new() } else { self.arena.postgres_pid() };
+        let mut parts = vec![
+            (Row::CpuClient, seconds_of(workers)),
+            (Row::CpuPostgres, seconds_of(&postgres)),
+            (Row::CpuBroker, seconds_of(&broker)),
+        ];
+        parts.extend(gateway.map(|gateway| (Row::CpuGateway, seconds_of(&[gateway.pid()]))));
+        parts
     }
 
     fn command(&self, role: Role) -> anyhow::Result<Command> {
         let (library, work) = (self.library, self.work);
-        if bullmq::is(library) {
-            return Ok(bullmq::command(role, work, &self.broker.url()));
+        if let Some(script) = library.script(role, work, &self.broker.url()) {
+            return Ok(script);
         }
         let servers = Servers { database: self.database.url().to_owned(), broker: self.broker.url() };
         let mut command = Command::new(std::env::current_exe().context("find this program")?);

@@ -1,8 +1,9 @@
 //! Servers: one private Postgres for the whole run, and a new database for every work; a new NATS or Redis for
-//! every work whose library takes one.
+//! every work whose library takes one, and a gateway for tenure's clients in other languages.
 
 use std::{
     net::{Ipv4Addr, TcpListener, TcpStream},
+    path::PathBuf,
     process::{Child, Command, Stdio},
     sync::atomic::{AtomicU32, Ordering},
     time::Duration,
@@ -14,7 +15,7 @@ use tempfile::TempDir;
 use tenure::dev::{Nats, Postgres, postgres_user};
 use tokio::time::sleep;
 
-use crate::peers::{Library, bullmq};
+use crate::peers::Library;
 
 /// As `tenure bench` gives its own: a small server of its own, and a log that is recycled, not created
 /// for each need, or every new 16 MB of it would be zeroed under the commits. Postgres notes when each transaction
@@ -42,15 +43,16 @@ SELECT (extract(epoch FROM pg_xact_commit_timestamp(xmin)) * 1000000)::bigint FR
 pub(crate) struct Arena {
     postgres: Postgres,
     number: AtomicU32,
+    tenure_program: PathBuf,
     // Dropped last: it removes the folder.
     folder: TempDir,
 }
 
 impl Arena {
-    pub(crate) fn open() -> anyhow::Result<Self> {
+    pub(crate) fn open(tenure_program: PathBuf) -> anyhow::Result<Self> {
         let folder = private_folder()?;
         let postgres = Postgres::start_with(&folder.path().join("postgres"), true, &SETTINGS)?;
-        Ok(Self { postgres, number: AtomicU32::new(0), folder })
+        Ok(Self { postgres, number: AtomicU32::new(0), tenure_program, folder })
     }
 
     pub(crate) async fn create_database(&self) -> anyhow::Result<Database> {
@@ -65,13 +67,30 @@ impl Arena {
         let number = self.number.fetch_add(1, Ordering::Relaxed);
         let folder =
             tempfile::Builder::new().prefix(&format!("broker-{number}-")).tempdir_in(self.folder.path())?;
-        if library == Library::Tenure {
+        if library.is_tenure() {
             return Ok(Broker::Nats(Nats::start(folder.path())?, folder));
         }
-        match bullmq::sync_of(library) {
+        match library.redis_sync() {
             Some(sync) => Ok(Broker::Redis(Redis::start(&folder, sync).await?, folder)),
             None => Ok(Broker::None),
         }
+    }
+
+    /// Starts a gateway of this database.
+    pub(crate) fn start_gateway(&self, database: &Database, broker: &Broker) -> anyhow::Result<Gateway> {
+        let mut command = guarded();
+        // Its settings are those of this program, which takes none from its environment or a file.
+        for (name, _) in
+            std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"TENURE_"))
+        {
+            command.env_remove(name);
+        }
+        command.arg(&self.tenure_program).arg("gateway").current_dir(self.folder.path()).envs([
+            ("DATABASE_URL", database.url()),
+            ("NATS_URL", broker.url().as_str()),
+            ("RUST_LOG", "error"),
+        ]);
+        Ok(Gateway(Guarded(command.spawn().context("start a gateway")?)))
     }
 
     pub(crate) fn postgres_pid(&self) -> Vec<u32> {
@@ -97,12 +116,12 @@ pub(crate) enum Broker {
 }
 
 impl Broker {
-    /// NATS's URL or Redis's port.
+    /// NATS's or Redis's.
     pub(crate) fn url(&self) -> String {
         match self {
             Self::None => String::new(),
             Self::Nats(nats, _) => nats.url(),
-            Self::Redis(redis, _) => redis.port.to_string(),
+            Self::Redis(redis, _) => format!("redis://127.0.0.1:{}", redis.port),
         }
     }
 
@@ -110,34 +129,48 @@ impl Broker {
         match self {
             Self::None => None,
             Self::Nats(nats, _) => nats.pid().and_then(|pid| u32::try_from(pid).ok()),
-            Self::Redis(redis, _) => Some(redis.shell.id()),
+            Self::Redis(redis, _) => Some(redis.server.0.id()),
         }
     }
 }
 
-/// A server under its shell, which kills it when this pipe closes: when this is dropped, or this program dies.
-pub(crate) struct Redis {
-    shell: Child,
-    port: u16,
-}
+/// A server's shell, which kills it when this pipe closes: when this is dropped, or this program dies.
+struct Guarded(Child);
 
 /// Keeps the shell's standard input from the server.
 const GUARD: &str = r#"exec 3<&0; "$@" <&- 3<&- & server=$!; read -r _ <&3; kill -KILL $server; wait"#;
+
+/// The shell of a server, which is the command's next argument.
+fn guarded() -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-c", GUARD, "sh"]).stdin(Stdio::piped()).stdout(Stdio::null());
+    command
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        self.0.wait().ok();
+    }
+}
+
+pub(crate) struct Redis {
+    server: Guarded,
+    port: u16,
+}
 
 impl Redis {
     async fn start(folder: &TempDir, sync: &str) -> anyhow::Result<Self> {
         // Free now; Redis cannot choose one and say which.
         let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
-        let shell = Command::new("sh")
-            .args(["-c", GUARD, "sh", "redis-server"])
+        let shell = guarded()
+            .arg("redis-server")
             .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", ""])
             .args(["--appendonly", "yes", "--appendfsync", sync, "--maxmemory-policy", "noeviction"])
             .current_dir(folder.path())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
             .spawn()
             .context("start redis-server")?;
-        let redis = Self { shell, port };
+        let redis = Self { server: Guarded(shell), port };
         for _ in 0..500 {
             if TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok() {
                 return Ok(redis);
@@ -148,10 +181,12 @@ impl Redis {
     }
 }
 
-impl Drop for Redis {
-    fn drop(&mut self) {
-        drop(self.shell.stdin.take());
-        self.shell.wait().ok();
+/// A `tenure gateway`.
+pub(crate) struct Gateway(Guarded);
+
+impl Gateway {
+    pub(crate) fn pid(&self) -> u32 {
+        self.0.0.id()
     }
 }
 

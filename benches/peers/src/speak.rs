@@ -1,5 +1,5 @@
 //! Speak: what this program and its producers and workers say to each other, a line of JSON each, over the
-//! standard input and output of a child. The scripts of `bullmq/` speak it as well.
+//! standard input and output of a child. The scripts of `node/` and `python/` speak it as well.
 
 use serde::{Deserialize, Serialize};
 

@@ -119,11 +119,12 @@ pub(crate) enum Row {
     CpuClient,
     CpuPostgres,
     CpuBroker,
+    CpuGateway,
 }
 
 impl Row {
     /// All of them, in the order of the table.
-    pub(crate) const ALL: [Self; 18] = [
+    pub(crate) const ALL: [Self; 19] = [
         Self::OneByOne,
         Self::Tasks,
         Self::Batches,
@@ -142,6 +143,7 @@ impl Row {
         Self::CpuClient,
         Self::CpuPostgres,
         Self::CpuBroker,
+        Self::CpuGateway,
     ];
 
     pub(crate) const fn name(self) -> &'static str {
@@ -164,13 +166,14 @@ impl Row {
             Self::CpuClient => "CPU for a drained job, worker",
             Self::CpuPostgres => "CPU for a drained job, Postgres",
             Self::CpuBroker => "CPU for a drained job, NATS or Redis",
+            Self::CpuGateway => "CPU for a drained job, gateway",
         }
     }
 
     pub(crate) const fn unit(self) -> &'static str {
         match self {
             Self::CommitP50 | Self::CommitP99 | Self::CallP50 | Self::CallP99 => "ms",
-            Self::Cpu | Self::CpuClient | Self::CpuPostgres | Self::CpuBroker => "µs",
+            Self::Cpu | Self::CpuClient | Self::CpuPostgres | Self::CpuBroker | Self::CpuGateway => "µs",
             _ => "jobs/s",
         }
     }

@@ -86,7 +86,7 @@ impl Peer for GraphileWorker {
                 .complete_job_batch_delay(ms(2))
                 .local_queue(queue.with_size(2_000).with_queue_count(2)),
         };
-        options.init().await?.run().await?;
+        Box::pin(options.init()).await?.run().await?;
         Ok(())
     }
 }

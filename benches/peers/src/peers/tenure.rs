@@ -14,9 +14,10 @@ pub(super) const ABOUT: About = About {
                workers; and 16 jobs a message, where they are enqueued together; delivered by NATS (JetStream, file storage). Rows: history is a table with a partition a day",
 };
 
+/// With this many jobs a message, where they are enqueued together.
 #[derive(Clone)]
-pub(super) struct Tenure {
-    tenure: tenure::Tenure,
+pub(super) struct Tenure<const JOBS: usize> {
+    client: tenure::Tenure,
     /// For what the bench alone asks.
     counts: PgPool,
     queue: &'static str,
@@ -26,9 +27,9 @@ impl Job for Order {
     const KIND: &'static str = Order::KIND;
 }
 
-fn config(servers: &Servers) -> Config {
+fn config(servers: &Servers, jobs_per_message: usize) -> Config {
     let mut config = Config::new(&servers.database, &servers.broker);
-    config.jobs_per_message = 16;
+    config.jobs_per_message = jobs_per_message;
     config
 }
 
@@ -40,27 +41,27 @@ const fn slots(work: Work) -> u32 {
     }
 }
 
-impl Peer for Tenure {
+impl<const JOBS: usize> Peer for Tenure<JOBS> {
     async fn open(servers: &Servers, work: Work) -> anyhow::Result<Self> {
-        let tenure = tenure::Tenure::connect(&config(servers)).await?;
+        let client = tenure::Tenure::connect(&config(servers, JOBS)).await?;
         let queues: Vec<_> = work.queues().iter().map(ToString::to_string).collect();
-        tenure.setup(&queues).await?;
-        Ok(Self { tenure, counts: pool(&servers.database, 1).await?, queue: work.queues()[0] })
+        client.setup(&queues).await?;
+        Ok(Self { client, counts: pool(&servers.database, 1).await?, queue: work.queues()[0] })
     }
 
     async fn enqueue(&mut self, order: Order) -> anyhow::Result<()> {
-        self.tenure.enqueue(JobRequest::from(order).queue(self.queue)).await?;
+        self.client.enqueue(JobRequest::from(order).queue(self.queue)).await?;
         Ok(())
     }
 
     async fn enqueue_batch(&mut self, queue: &str, orders: Vec<Order>) -> anyhow::Result<()> {
         let requests = orders.into_iter().map(|order| JobRequest::from(order).queue(queue));
-        self.tenure.enqueue_many(requests).await?;
+        self.client.enqueue_many(requests).await?;
         Ok(())
     }
 
     async fn flush(&self) {
-        self.tenure.flush().await;
+        self.client.flush().await;
     }
 
     /// A finished job has left this table for the history, in the statement that completed it.
@@ -71,7 +72,7 @@ impl Peer for Tenure {
     }
 
     async fn work(servers: &Servers, work: Work) -> anyhow::Result<()> {
-        let tenure = tenure::Tenure::connect(&config(servers)).await?;
+        let tenure = tenure::Tenure::connect(&config(servers, JOBS)).await?;
         let options = match work {
             Work::DrainUnkept => KindOptions::new().no_history(),
             _ => KindOptions::new(),

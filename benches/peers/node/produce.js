@@ -1,4 +1,4 @@
-// The producer: does what it is asked until its standard input ends.
+// BullMQ's producer: does what it is asked until its standard input ends.
 'use strict';
 
 const { setTimeout: sleep } = require('node:timers/promises');
