@@ -1,11 +1,8 @@
 //! How a client stops.
 
-use std::time::Duration;
-
 use rustix::process::Signal;
 use serde_json::json;
 use tenure::Status;
-use tokio::time::sleep;
 
 use super::{
     Client,
@@ -96,6 +93,5 @@ pub async fn rolling(client: Client) {
         world.bench.count("tenure.job_executions_all WHERE outcome NOT IN ('completed', 'released')").await;
     assert_eq!(others, 0, "attempts that were lost");
     workers[0].signal(Signal::KILL);
-    sleep(Duration::from_millis(10)).await;
     world.bench.until_within(&format!("NOT EXISTS (SELECT FROM {ROWS})"), SOON).await;
 }

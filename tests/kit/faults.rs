@@ -11,7 +11,6 @@ use super::{
     Client,
     world::{SOON, World, events, until_event},
 };
-use crate::harness::Proxy;
 
 /// Dies with a request on its way: before it has reached the gateway, or with an answer that does not come back.
 pub async fn crash(client: Client) {
@@ -30,9 +29,7 @@ pub async fn crash(client: Client) {
         (".settle ", true, "sleep", briefly(), "status = 'completed'", "(completed)"),
     ];
     for (request, passes, kind, payload, acted, ends) in steps {
-        let proxy = Proxy::to_url(&world.bench.config.nats_url).await;
-        let mut first = world.start(&proxy.of(&world.bench.config.nats_url), 1, &[]);
-        first.until_log("\"ready\"").await;
+        let (proxy, mut first) = world.ready_behind(1).await;
         let stop = || proxy.stop_at(request.as_bytes(), passes);
         // A take that is on its way would bring the job.
         if request == ".take " {
@@ -116,9 +113,7 @@ pub async fn lost_take(client: Client) {
     let world = World::patient(client).await;
     world.watch().await;
     let _gateway = world.gateway();
-    let proxy = Proxy::to_url(&world.bench.config.nats_url).await;
-    let mut worker = world.start(&proxy.of(&world.bench.config.nats_url), 8, &[]);
-    worker.until_log("\"ready\"").await;
+    let (proxy, worker) = world.ready_behind(8).await;
     proxy.stop_at(b".take ", true);
     proxy.stopped().await;
     let job = world.enqueue("echo", json!(1)).await;
@@ -140,9 +135,7 @@ pub async fn lost_settle(client: Client) {
     let world = World::patient(client).await;
     world.watch().await;
     let _gateway = world.gateway();
-    let proxy = Proxy::to_url(&world.bench.config.nats_url).await;
-    let mut worker = world.start(&proxy.of(&world.bench.config.nats_url), 8, &[]);
-    worker.until_log("\"ready\"").await;
+    let (proxy, worker) = world.ready_behind(8).await;
     proxy.stop_at(b".settle ", true);
     let job = world.enqueue("echo", json!(1)).await;
     proxy.stopped().await;
@@ -161,9 +154,7 @@ pub async fn lost_settle(client: Client) {
 pub async fn cut_off(client: Client) {
     let world = World::patient(client).await;
     let _gateway = world.gateway();
-    let proxy = Proxy::to_url(&world.bench.config.nats_url).await;
-    let mut worker = world.start(&proxy.of(&world.bench.config.nats_url), 8, &[]);
-    worker.until_log("\"ready\"").await;
+    let (proxy, worker) = world.ready_behind(8).await;
     for breaks in [false, true] {
         let job = world.enqueue("sleep", json!({"ms": 2_000, "every_ms": 50})).await;
         until_event(&worker, "began", job).await;

@@ -87,10 +87,8 @@ impl Client {
 pub struct Case {
     pub name: &'static str,
     /// What a client does that passes.
-    #[allow(dead_code, reason = "the kit's own program shows it")]
     pub what: &'static str,
     /// The mistakes of `clients/wrong.py` that this case must find.
-    #[allow(dead_code, reason = "the kit's own program plants them")]
     pub finds: &'static [&'static str],
     run: fn(Client) -> BoxFuture<'static, ()>,
 }

@@ -12,7 +12,7 @@ use tenure::{Config, JobId, JobRequest, Worker, rows::JobRow};
 use tokio::time::sleep;
 
 use super::Client;
-use crate::harness::{Bench, Child, Running, bench_with};
+use crate::harness::{Bench, Child, Proxy, Running, bench_with};
 
 /// How long anything may take that takes a moment on an idle machine.
 pub const SOON: Duration = Duration::from_secs(20);
@@ -109,6 +109,15 @@ impl World {
         child
     }
 
+    /// [`World::ready`], by way of a link that can be disturbed.
+    pub async fn ready_behind(&self, slots: u32) -> (Proxy, Child) {
+        let nats = &self.bench.config.nats_url;
+        let proxy = Proxy::to_url(nats).await;
+        let mut child = self.start(&proxy.of(nats), slots, &[]);
+        child.until_log("\"ready\"").await;
+        (proxy, child)
+    }
+
     pub async fn enqueue(&self, kind: &str, payload: Value) -> JobId {
         self.bench.tenure.enqueue(JobRequest::new(QUEUE, kind, payload).max_attempts(2)).await.unwrap().id
     }
@@ -146,7 +155,7 @@ impl World {
         self.requests.lock().unwrap().clone()
     }
 
-    /// Waits until these many more requests of a name were sent.
+    /// Waits until there are these many requests of a name.
     pub async fn until_requests(&self, name: &str, count: usize) {
         let until = tokio::time::Instant::now() + SOON;
         while self.requests(name).len() < count {
@@ -162,9 +171,13 @@ impl World {
 
 /// The events that a program under test has shown.
 pub fn events(child: &Child, event: &str, job: JobId) -> Vec<Value> {
-    let log = child.log();
-    let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    lines.filter(|line| line["event"] == json!(event) && line["job"] == json!(job)).collect()
+    let of_job = |line: &Value| line["event"] == json!(event) && line["job"] == json!(job);
+    shown(child).into_iter().filter(of_job).collect()
+}
+
+/// All that a program under test has shown so far.
+pub fn shown(child: &Child) -> Vec<Value> {
+    child.log().lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }
 
 /// Waits until a program under test has shown an event of a job. Returns the first.
