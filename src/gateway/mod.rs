@@ -301,6 +301,23 @@ impl Gateway {
         signer.clone().ok_or_else(|| Refusal::new(Code::Unavailable, "the key of receipts is not known yet"))
     }
 
+    /// Checks that this gateway can hand out jobs: without the key it could claim none for a worker.
+    pub(crate) async fn check(&self) -> Result<(), String> {
+        match self.signer().await {
+            Ok(_) => Ok(()),
+            Err(refusal) => {
+                if let Some(left_out) = repeats::tell("gateway's key", &refusal) {
+                    tracing::error!(
+                        error = refusal.message,
+                        left_out,
+                        "this gateway cannot sign receipts; it is not ready, and will retry"
+                    );
+                }
+                Err(refusal.message)
+            }
+        }
+    }
+
     /// Adds to the fleet's rates what workers behind this gateway have done. A report that fails is dropped, as that of
     /// a worker's own jobs.
     pub(crate) async fn report_rates(&self) {

@@ -89,6 +89,8 @@ pub(crate) struct JobsSeen {
 pub(crate) struct WorkerSeen {
     pub(crate) worker_id: String,
     pub(crate) version: String,
+    /// The language of a worker behind a gateway; the version is that of its client.
+    pub(crate) language: Option<String>,
     /// Whether it has missed three renewals of its row.
     pub(crate) is_silent: bool,
     /// What kept it from taking jobs at its last renewal.
@@ -240,6 +242,7 @@ impl Store {
             Ok(WorkerSeen {
                 worker_id: row.try_get("worker_id")?,
                 version: row.try_get("version")?,
+                language: row.try_get("language")?,
                 is_silent: row.try_get("is_silent")?,
                 not_ready: row.try_get("not_ready")?,
                 is_draining: row.try_get("is_draining")?,

@@ -299,7 +299,9 @@ impl<S: Send + Sync + 'static> Life<S> {
     fn spawn_gateway(&self, loops: &mut Loops) {
         let Some(gateway) = &self.gateway else { return };
         loops.spawn(ServeOthers { gateway: gateway.clone() });
-        loops.spawn(ReportOthers { gateway: gateway.clone(), every: self.config.timing.renew_every });
+        self.health.lacks("gateway", "not tried yet");
+        let health = self.health.clone();
+        loops.spawn(ReportOthers { gateway: gateway.clone(), health, every: self.config.timing.renew_every });
     }
 
     fn spawn_relay(&self, loops: &mut Loops, common: &Common) {

@@ -364,11 +364,12 @@ fn workers(seen: &[WorkerSeen], can_write: bool) -> Check {
 fn versions(seen: &[WorkerSeen]) -> Check {
     let ours = env!("CARGO_PKG_VERSION");
     let mut versions: BTreeMap<&str, usize> = BTreeMap::new();
-    for worker in seen.iter().filter(|worker| !worker.is_silent) {
+    // Clients in other languages have versions of their own, and speak a protocol that has one, too.
+    for worker in seen.iter().filter(|worker| !worker.is_silent && worker.language.is_none()) {
         *versions.entry(&worker.version).or_default() += 1;
     }
     if versions.is_empty() {
-        return Check::skipped("versions", "no worker is alive");
+        return Check::skipped("versions", "no worker of tenure itself is alive");
     }
     let text = |(version, workers): (&&str, &usize)| match workers {
         1 => format!("1 runs {version}"),
@@ -588,6 +589,7 @@ mod tests {
         WorkerSeen {
             worker_id: "web-1-7-abc".into(),
             version: env!("CARGO_PKG_VERSION").into(),
+            language: None,
             is_silent: silence_s > 15,
             not_ready: None,
             is_draining: false,
@@ -632,6 +634,9 @@ mod tests {
         let mixed = versions(&[worker(1, 0), other(1), other(1)]);
         assert_eq!(mixed.state, CheckState::Warning);
         assert!(mixed.found.contains("2 run 0.0.1"), "{}", mixed.found);
+        let foreign = WorkerSeen { language: Some("python".into()), ..other(1) };
+        assert_eq!(versions(std::slice::from_ref(&foreign)).state, CheckState::Skipped);
+        assert_eq!(versions(&[worker(1, 0), foreign]).state, CheckState::Ok);
     }
 
     fn quiet() -> JobsSeen {

@@ -3,7 +3,7 @@
 --
 -- One row a process. Silent: it has missed three renewals of its row. Reads the jobs only if a process is silent.
 WITH known AS MATERIALIZED (
-    SELECT worker_id, version, last_seen_at, started_at, not_ready, draining_at IS NOT NULL AS is_draining,
+    SELECT worker_id, version, language, last_seen_at, started_at, not_ready, draining_at IS NOT NULL AS is_draining,
            last_seen_at < statement_timestamp() - 3 * renew_every AS is_silent
       FROM tenure.workers
 ), owned AS (
@@ -14,7 +14,7 @@ WITH known AS MATERIALIZED (
        AND j.worker_id IN (SELECT worker_id FROM known WHERE is_silent)
      GROUP BY j.worker_id
 )
-SELECT k.worker_id, k.version, k.is_silent, k.not_ready, k.is_draining,
+SELECT k.worker_id, k.version, k.language, k.is_silent, k.not_ready, k.is_draining,
        extract(epoch FROM statement_timestamp() - k.last_seen_at)::float8 AS silence_s,
        extract(epoch FROM statement_timestamp() - k.started_at)::float8 AS started_s,
        coalesce(o.jobs, 0) AS jobs

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use super::{Work, jittered};
-use crate::gateway::Gateway;
+use crate::{gateway::Gateway, observe::health::Health};
 
 /// Serves the worker protocol.
 #[derive(Clone)]
@@ -21,10 +21,11 @@ impl Work for ServeOthers {
     }
 }
 
-/// Reports the rates of the workers behind this gateway at intervals.
+/// Reports the rates of the workers behind this gateway at intervals, and whether it can sign receipts.
 #[derive(Clone)]
 pub(crate) struct ReportOthers {
     pub(crate) gateway: Gateway,
+    pub(crate) health: Health,
     pub(crate) every: Duration,
 }
 
@@ -33,6 +34,10 @@ impl Work for ReportOthers {
 
     async fn run(self) {
         loop {
+            match self.gateway.check().await {
+                Ok(()) => self.health.has("gateway"),
+                Err(why) => self.health.lacks("gateway", why),
+            }
             sleep(jittered(self.every)).await;
             self.gateway.report_rates().await;
         }

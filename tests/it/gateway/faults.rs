@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use futures::{FutureExt, StreamExt};
+use futures::{FutureExt, StreamExt, stream::FuturesUnordered};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tenure::{Config, JobId, Status};
@@ -322,4 +322,47 @@ async fn an_answer_about_a_job_with_long_texts_fits_into_a_message() {
     let message = answer["ok"]["message"].as_str().unwrap();
     assert!((10_000..200_000).contains(&message.len()), "{}", message.len());
     assert_eq!(answer["ok"]["status"], json!("queued"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn takes_that_cannot_claim_in_time_put_their_messages_back() {
+    let bench = bench_with(|config| {
+        patient(config);
+        // The first takes hold their turns for longer than the others wait.
+        config.timing.database_within = Duration::from_secs(6);
+    })
+    .await;
+    let _gateway = gateway(&bench);
+    let worker = Foreign::start(&bench, "one").await;
+    for n in 0..40 {
+        enqueue(&bench, "k", json!(n)).await;
+    }
+    bench.tenure.flush().await;
+    // No claim is answered while this lasts; what only reads goes on.
+    let mut lock = bench.pool.begin().await.unwrap();
+    sqlx::query("LOCK TABLE tenure.jobs IN SHARE MODE").execute(&mut *lock).await.unwrap();
+    let take = json!({"slots": 1, "wait_ms": 100, "kinds": all()});
+    let mut answers: FuturesUnordered<_> = (0..40).map(|_| worker.ask("take", take.clone())).collect();
+    for _ in 0..16 {
+        let answer = answers.next().await.unwrap();
+        assert_eq!(answer["error"]["message"], json!("the gateway claims too many jobs"));
+        assert_eq!(answer["error"]["retry"], json!(true));
+    }
+    lock.rollback().await.unwrap();
+    while let Some(answer) = answers.next().await {
+        assert_eq!(answer["error"]["message"], json!("the gateway was too slow; it gave the jobs back"));
+    }
+
+    let mut done = std::collections::BTreeSet::new();
+    while done.len() < 40 {
+        let jobs = worker.take(40, 500).await;
+        for job in &jobs {
+            assert_eq!(job["attempt"], json!(1), "{job}");
+            assert!(done.insert(job["payload"].as_u64().unwrap()));
+            assert_eq!(worker.settle(job, json!({"outcome": "complete"})).await, json!("settled"));
+        }
+        if jobs.is_empty() {
+            worker.reconcile(&[]).await;
+        }
+    }
 }

@@ -702,3 +702,27 @@ async fn a_worker_must_say_hello_and_is_listed_as_any_worker() {
     bench.execute("DELETE FROM tenure.workers WHERE worker_id = 'q/one'").await;
     assert_eq!(worker.ask("beat", json!({})).await["error"]["code"], json!("hello_first"));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_that_cannot_read_its_key_is_not_ready() {
+    let bench = bench_with(|config| config.timing.renew_every = Duration::from_millis(200)).await;
+    bench.execute("CREATE TABLE public.kept AS SELECT * FROM tenure.gateway_keys").await;
+    bench.execute("DELETE FROM tenure.gateway_keys").await;
+    let worker = Worker::builder(&bench.tenure).gateway();
+    let health = worker.health();
+    let gateway = Running::start(worker);
+    let until = async |what: fn(&str) -> bool, is_there: bool| {
+        for _ in 0..200 {
+            let lacks = health.ready().err().unwrap_or_default();
+            if health.has_started() && lacks.iter().any(|lack| what(lack)) == is_there {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        panic!("{:?}", health.ready());
+    };
+    until(|lack| lack.starts_with("gateway: ") && !lack.ends_with("not tried yet"), true).await;
+    bench.execute("INSERT INTO tenure.gateway_keys SELECT * FROM public.kept").await;
+    until(|_| true, false).await;
+    gateway.stop().await;
+}

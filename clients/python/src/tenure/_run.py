@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
-from ._errors import Cancelled, Lost
+from ._errors import Cancelled, Lost, TenureError
 
 log = logging.getLogger("tenure")
 
@@ -40,6 +40,7 @@ class Run:
     pending: dict[str, Any] | None = None
     is_sending: bool = False
     why: str | None = None
+    refused: str | None = None
     task: asyncio.Task[None] | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -66,6 +67,8 @@ class Run:
             raise Lost("the job is no longer this worker's")
         if self.why:
             raise Cancelled(self.why)
+        if self.refused is not None:
+            raise TenureError(f"a report was refused: {self.refused}")
 
     def log(self, level: int, text: str, event: str, **more: Any) -> None:
         if not log.isEnabledFor(level):
@@ -136,6 +139,8 @@ class Context(Attempt):
             await self._written()
 
     async def _written(self) -> None:
+        # Of an attempt that is to stop, no report is sent any more.
+        self._run.check()
         self._run.changed.clear()
         await self._run.changed.wait()
         self._run.check()

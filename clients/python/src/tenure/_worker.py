@@ -454,7 +454,8 @@ class Worker:
             elif isinstance(result, dict) and result["error"]["retry"]:
                 run.put_back(report)
             elif isinstance(result, dict):
-                run.log(logging.ERROR, f"a report was refused: {result['error']['message']}", "refused")
+                run.refused = result["error"]["message"]
+                run.log(logging.ERROR, f"a report was refused: {run.refused}", "refused")
                 run.changed.set()
 
     async def _beat(self, as_of: str | None = None) -> dict[str, Any]:
