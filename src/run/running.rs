@@ -1,7 +1,7 @@
 //! Running: the jobs that this process runs. It never runs a second delivery of one of them.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     fmt,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -11,7 +11,7 @@ use std::{
 };
 
 use serde::Serialize;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, OnceCell};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -22,7 +22,7 @@ use crate::{
     nats::Receipt,
     observe::metrics,
     run::threads::Thread,
-    store::{Keeps, ProgressWrite},
+    store::{Keeps, ProgressWrite, Recorded},
 };
 
 /// For this long after an outage, the worker blames the outage for an error of the handler.
@@ -120,6 +120,27 @@ pub(crate) struct Rules {
     pub(crate) no_history: bool,
 }
 
+/// The steps of a job that an attempt runs.
+#[derive(Debug, Default)]
+pub(crate) struct Steps {
+    /// What earlier attempts have recorded. Read at the first step.
+    pub(crate) recorded: OnceCell<HashMap<String, Recorded>>,
+    /// The names that the handler has called in this attempt.
+    pub(crate) called: Mutex<HashSet<String>>,
+}
+
+impl Steps {
+    /// The recorded steps that the handler has not called. In order.
+    pub(crate) fn uncalled(&self) -> Vec<String> {
+        let called = self.called.lock().unwrap_or_else(PoisonError::into_inner);
+        let recorded = self.recorded.get().into_iter().flatten();
+        let steps = recorded.filter(|(name, what)| **what != Recorded::Other && !called.contains(*name));
+        let mut names: Vec<_> = steps.map(|(name, _)| name.clone()).collect();
+        names.sort_unstable();
+        names
+    }
+}
+
 /// A job that runs here.
 #[derive(Debug)]
 pub(crate) struct RunningJob {
@@ -142,6 +163,8 @@ pub(crate) struct RunningJob {
     pub(crate) completing: AtomicBool,
     /// This attempt may have recorded effects.
     pub(crate) has_effects: AtomicBool,
+    /// The steps of the job, as far as this attempt knows them.
+    pub(crate) steps: Steps,
     /// The handler knows its claim: it, or a program that it runs, may complete the job by `tenure.complete`.
     pub(crate) knows_claim: AtomicBool,
     /// `flush` or the completion writes the last report: no batch includes the job.
@@ -183,6 +206,7 @@ impl RunningJob {
             settled: AtomicBool::new(false),
             completing: AtomicBool::new(false),
             has_effects: AtomicBool::new(false),
+            steps: Steps::default(),
             knows_claim: AtomicBool::new(false),
             last_words: AtomicBool::new(false),
             refusal_noted: AtomicBool::new(false),

@@ -22,7 +22,7 @@ use std::{
 
 use tokio::time::sleep;
 
-pub(crate) use self::verdict::{Verdict, verdict};
+pub(crate) use self::verdict::{DELAY_MAX, Verdict, verdict};
 use crate::{
     job::{
         JobError,

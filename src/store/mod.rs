@@ -52,6 +52,8 @@ mod watch;
 mod doctor;
 #[cfg(feature = "worker")]
 mod handlers;
+#[cfg(feature = "worker")]
+mod steps;
 mod cells;
 mod dead;
 #[cfg(feature = "internals")]
@@ -110,6 +112,8 @@ pub use show::{
     DeadGroup, DeadMatches, Event, EventCount, EventFilter, JobAction, JobTexts, ListedJob, WaitingJobs,
     WhoRuns,
 };
+#[cfg(feature = "worker")]
+pub(crate) use steps::{Recorded, Recording, Step, StepWrite};
 #[cfg(feature = "testing")]
 pub(crate) use testing::pool_of_test;
 pub use views::Schema;
@@ -223,6 +227,8 @@ statements! {
     ONCE = "attempt" "once";
     EFFECT = "attempt" "effect";
     EFFECT_RESULT = "attempt" "effect_result";
+    STEPS = "attempt" "steps";
+    RECORD_STEPS = "attempt" "record_steps";
     COMPLETE = "job" "complete";
     COMPLETE_ONE = "job/forms" "complete_one";
     COMPLETE_SKIP = "job/forms" "complete_skip";

@@ -20,7 +20,7 @@ use crate::{
     observe::{health::Health, trace},
     proof::fault,
     run::{
-        context::JobContext,
+        context::{JobContext, steps::Recorder},
         handlers::{self, Ended, Kind, Kinds},
         heartbeat::Heartbeat,
         hints::Hints,
@@ -45,6 +45,7 @@ pub(super) struct Handlers<S> {
     pub(super) checkpoint_bytes_max: usize,
     pub(super) store: Store,
     pub(super) heartbeat: Heartbeat,
+    pub(super) recorder: Recorder,
 }
 
 impl<S: Send + Sync + 'static> Handlers<S> {
@@ -54,6 +55,7 @@ impl<S: Send + Sync + 'static> Handlers<S> {
             state: self.state.clone(),
             store: self.store.clone(),
             heartbeat: self.heartbeat.clone(),
+            recorder: self.recorder.clone(),
             checkpoint_bytes_max: self.checkpoint_bytes_max,
         };
         handlers::run(kind, context, self.cancel_grace(kind), &self.threads).await
@@ -185,6 +187,9 @@ impl<S: Send + Sync + 'static> Attempts<S> {
         let ran = began_at.elapsed();
         let settled = self.settle.write(&job, verdict, error, ran, kind.measures.as_ref(), rates).await;
         fault::point("settled");
+        if says_done && settled == Settled::Written {
+            job.steps.warn_of_uncalled();
+        }
         if settled == Settled::Lost && (says_done || !told) {
             Box::pin(self.heartbeat.lost(&job, write)).await;
         }

@@ -22,7 +22,10 @@ use crate::{
 use crate::{
     config::Config,
     deliver::{Deliver, DeliverSettings},
-    run::{heartbeat::Heartbeat, hints::Hints, running::Running, settle::Settle, threads::Threads},
+    run::{
+        context::steps::Recorder, heartbeat::Heartbeat, hints::Hints, running::Running, settle::Settle,
+        threads::Threads,
+    },
     store::Store,
 };
 
@@ -90,6 +93,7 @@ impl<S: Send + Sync + 'static> Life<S> {
             checkpoint_bytes_max: config.checkpoint_bytes_max,
             store: store.clone(),
             heartbeat: heartbeat.clone(),
+            recorder: Recorder::new(&store),
         };
         let attempts = Arc::new(Attempts {
             handlers,

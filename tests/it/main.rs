@@ -77,6 +77,7 @@ mod sql;
 mod sql_attempts;
 mod sql_lanes;
 mod stay;
+mod steps;
 mod submit;
 mod testing;
 mod tidy;

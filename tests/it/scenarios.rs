@@ -312,6 +312,12 @@ async fn child() {
             .run_until(std::future::pending())
             .await
             .unwrap(),
+        "twenty" => Worker::builder(&tenure)
+            .handle_any(KindOptions::new(), crate::steps::twenty)
+            .concurrency("q", 1)
+            .run_until(tenure::shutdown_signal())
+            .await
+            .unwrap(),
         "noops" => Worker::builder(&tenure)
             .handle_any(KindOptions::new(), |_, _| async {})
             .concurrency("noops", 500)

@@ -9,7 +9,7 @@ use chrono::{DateTime, Utc};
 use serde::{Serialize, de::DeserializeOwned};
 use sqlx::{PgConnection, Postgres, Row, postgres::PgArguments, query::Query};
 
-use super::{ContextError, JobContext};
+use super::{ContextError, JobContext, steps::taken};
 use crate::{
     job::{JobError, Outcome, attempt::AttemptOutcome, check_key, unstorable},
     run::running::RunningJob,
@@ -320,6 +320,9 @@ impl<S> JobContext<S> {
             if mine.is_none() {
                 let effect = sqlx::query(EFFECT).bind(job).bind(key).fetch_one(tx);
                 let row = store.deadline(effect).await?;
+                if row.try_get("is_step")? {
+                    return Err(taken(key));
+                }
                 let result: String = row.try_get("result")?;
                 return serde_json::from_str(&result).map_err(|error| {
                     JobError::permanent(format!(
@@ -456,6 +459,7 @@ impl<S> JobContext<S> {
             state,
             store: self.store.clone(),
             heartbeat: self.heartbeat.clone(),
+            recorder: self.recorder.clone(),
             checkpoint_bytes_max: self.checkpoint_bytes_max,
         }
     }

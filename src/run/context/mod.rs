@@ -1,7 +1,8 @@
-//! Context: the calls of a running job. Progress, checkpoints, and (`effects`) writes that a stale worker cannot
-//! make.
+//! Context: the calls of a running job. Progress, checkpoints, (`effects`) writes that a stale worker cannot make, and
+//! (`steps`) work that is recorded.
 
 mod effects;
+pub(crate) mod steps;
 
 use std::{
     future::Future,
@@ -12,6 +13,7 @@ use std::{
 use serde::{Serialize, de::DeserializeOwned};
 use uuid::Uuid;
 
+use self::steps::Recorder;
 use crate::{
     job::{JobError, JobId, causes, claim::FencingToken, duration::written, unstorable},
     run::{
@@ -86,6 +88,13 @@ pub enum ContextError {
         /// The longest that it may take.
         limit: Duration,
     },
+    /// The job sleeps. Not a failure: return the error, and the attempt ends without a charge. The job runs again when
+    /// the sleep is over.
+    #[error("the job sleeps for {}; return the error from the handler", written(*.left))]
+    Suspended {
+        /// What is left of the sleep.
+        left: Duration,
+    },
     /// Postgres did not answer. This worker may still own the job: return the error, and the attempt is not
     /// charged unless the job was in fact lost.
     #[error(transparent)]
@@ -98,6 +107,7 @@ pub struct JobContext<S = ()> {
     pub(crate) state: Arc<S>,
     pub(crate) store: Store,
     pub(crate) heartbeat: Heartbeat,
+    pub(crate) recorder: Recorder,
     pub(crate) checkpoint_bytes_max: usize,
 }
 
@@ -108,6 +118,7 @@ impl<S> Clone for JobContext<S> {
             state: self.state.clone(),
             store: self.store.clone(),
             heartbeat: self.heartbeat.clone(),
+            recorder: self.recorder.clone(),
             checkpoint_bytes_max: self.checkpoint_bytes_max,
         }
     }

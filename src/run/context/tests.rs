@@ -17,10 +17,11 @@ use crate::{
     config::Timing,
     proof::{Place, RULES, ago, place, place_with, run_in, seconds},
     run::running::{Reservation, Rules, Running},
-    store::Isolation,
+    store::{Isolation, Recording, Step, StepWrite},
 };
 
 const WORKER: &str = "worker";
+const SECOND: Duration = Duration::from_secs(1);
 const BOTH: [Isolation; 2] = [Isolation::ReadCommitted, Isolation::RepeatableRead];
 
 /// A job that runs, as its handler sees it.
@@ -50,7 +51,9 @@ async fn one_in(place: Place, rules: Rules) -> One {
     let reservation = run_in(&running, &job);
     let store = place.tenure.store().clone();
     let heartbeat = Heartbeat::new(store.clone(), running.clone(), Timing::DEFAULT, WORKER.into(), None);
-    let context = JobContext { job, state: Arc::new(()), store, heartbeat, checkpoint_bytes_max: 10 };
+    let recorder = Recorder::new(&store);
+    let context =
+        JobContext { job, state: Arc::new(()), store, heartbeat, recorder, checkpoint_bytes_max: 10 };
     One { place, context, running, reservation }
 }
 
@@ -100,6 +103,7 @@ fn said(error: &JobError) -> &'static str {
         Some(ContextError::CutOff { .. }) => "cut off",
         Some(ContextError::Conflict { .. }) => "conflict",
         Some(ContextError::TooLong { .. }) => "too long",
+        Some(ContextError::Suspended { .. }) => "suspended",
         Some(ContextError::Store(_)) => "store",
         None => "other",
     }
@@ -599,4 +603,118 @@ async fn an_effect_that_another_transaction_has_begun_is_not_done_and_says_so() 
     let error = one.context.once("mail", async |_| Ok(1)).await.unwrap_err();
     assert!(!error.text().contains("another transaction"), "{}", error.text());
     assert!(one.running.all().len() == 1);
+}
+
+/// The same job in its next attempt.
+async fn again(one: &One) -> JobContext {
+    let token = one.context.token().0 + 1;
+    one.place
+        .execute(&format!(
+            "UPDATE tenure.jobs SET status = 'processing', fencing_token = {token}, claim_id = gen_random_uuid()"
+        ))
+        .await;
+    let claim = one.place.value("SELECT claim_id FROM tenure.jobs").await.parse().unwrap();
+    let mut next = one.context.job.claim.clone();
+    (next.key.token.0, next.key.claim) = (token, claim);
+    JobContext { job: one.place.run_claim(next, RULES), ..one.context.clone() }
+}
+
+#[tokio::test]
+async fn no_recorded_step_runs_again() {
+    let one = one().await;
+    assert_eq!(one.context.step("a", async || Ok(5)).await.unwrap(), 5);
+    let failed = one.context.step("b", async || Err::<(), _>("no".into())).await.unwrap_err();
+    assert_eq!(failed.text(), "no");
+    // As after an answer that was lost: the record is the same.
+    let write = StepWrite {
+        key: one.context.job.key,
+        name: "a".into(),
+        result: "6".into(),
+        step: Step::Step(Duration::ZERO),
+    };
+    let store = &one.context.store;
+    assert_eq!(store.record_steps(&[write]).await.unwrap(), [Recording::Recorded]);
+    let next = again(&one).await;
+    assert_eq!(next.step("a", async || Err::<i32, _>("it ran again".into())).await.unwrap(), 5);
+    assert_eq!(next.step("b", async || Ok("x".to_owned())).await.unwrap(), "x");
+    let last = again(&One { context: next, ..one }).await;
+    assert_eq!(last.step("b", async || Ok(String::new())).await.unwrap(), "x");
+    assert_eq!(last.job.steps.uncalled(), ["a"]);
+}
+
+#[tokio::test]
+async fn the_step_of_a_stale_attempt_is_refused() {
+    let one = one().await;
+    one.claimed_by_another().await;
+    let refused = one.context.step("a", async || Ok(5)).await.unwrap_err();
+    assert_eq!(said(&refused), "lost");
+    let refused = one.context.sleep("b", SECOND).await.unwrap_err();
+    assert_eq!(said(&refused), "lost");
+    assert_eq!(one.place.value("SELECT count(*) FROM tenure.effects").await, "0");
+}
+
+#[tokio::test]
+async fn many_steps_of_many_jobs_are_recorded_together_and_a_stale_one_alone_is_refused() {
+    let one = one().await;
+    let steps = (0..50).map(|n| {
+        let context = one.context.clone();
+        async move { context.step(&n.to_string(), async || Ok(n)).await }
+    });
+    let done: Result<Vec<_>, _> = futures::future::join_all(steps).await.into_iter().collect();
+    assert_eq!(done.unwrap(), (0..50).collect::<Vec<_>>());
+    let write = |key, name: &str, result: &str| StepWrite {
+        key,
+        name: name.into(),
+        result: result.into(),
+        step: Step::Step(SECOND),
+    };
+    let key = one.context.job.key;
+    let stale = crate::job::claim::ClaimKey { claim: uuid::Uuid::nil(), ..key };
+    let writes = [write(stale, "s", "1"), write(key, "t", "2")];
+    let recorded = one.context.store.record_steps(&writes).await.unwrap();
+    assert_eq!(recorded, [Recording::NotOurs, Recording::Recorded]);
+    let took =
+        "SELECT round(extract(epoch FROM created_at - began_at))::int FROM tenure.effects WHERE key = 't'";
+    assert_eq!(one.place.value(took).await, "1");
+}
+
+#[tokio::test]
+async fn a_step_with_a_wrong_name_or_result_says_so() {
+    let one = one().await;
+    let context = &one.context;
+    let why = |error: JobError| {
+        assert!(error.permanent, "{error:?}");
+        error.text()
+    };
+    assert!(why(context.step("", async || Ok(())).await.unwrap_err()).contains("1 to 512 bytes"));
+    context.step("a", async || Ok(1)).await.unwrap();
+    assert!(why(context.step("a", async || Ok(1)).await.unwrap_err()).contains("called twice"));
+    assert!(why(context.sleep("a", SECOND).await.unwrap_err()).contains("called twice"));
+    let large = context.step("large", async || Ok("x".repeat(9))).await.unwrap_err();
+    assert!(why(large).contains("11 bytes, but at most 10"));
+    let unstorable = context.step("nul", async || Ok("\0".to_owned())).await.unwrap_err();
+    assert!(why(unstorable).contains("u0000"));
+    context.once("effect", async |_| Ok(1)).await.unwrap();
+    assert!(why(context.step("effect", async || Ok(1)).await.unwrap_err()).contains("another effect"));
+    let refused: JobError = context.once("a", async |_| Ok(1)).await.unwrap_err();
+    assert!(why(refused).contains("another effect"));
+    let next = again(&one).await;
+    assert!(why(next.sleep("a", SECOND).await.unwrap_err()).contains("another effect"));
+    let next = again(&One { context: next, ..one }).await;
+    assert!(why(next.step("a", async || Ok(String::new())).await.unwrap_err()).contains("does not fit"));
+}
+
+#[tokio::test]
+async fn a_sleep_lasts_by_the_clock_of_postgres() {
+    let one = one().await;
+    let left = |error: JobError| error.suspended().unwrap();
+    assert_eq!(left(one.context.sleep("nap", SECOND * 60).await.unwrap_err()), SECOND * 60);
+    one.context.sleep("nothing", Duration::ZERO).await.unwrap();
+    one.place.execute("UPDATE tenure.effects SET wakes_at = wakes_at - interval '20 s'").await;
+    let next = again(&one).await;
+    let error = next.sleep("nap", SECOND).await.unwrap_err();
+    assert_eq!(said(&error), "suspended");
+    assert!(left(error) <= SECOND * 40);
+    one.place.execute("UPDATE tenure.effects SET wakes_at = wakes_at - interval '40 s'").await;
+    again(&One { context: next, ..one }).await.sleep("nap", SECOND).await.unwrap();
 }

@@ -7,7 +7,7 @@ use std::{sync::atomic::Ordering, time::Instant};
 use serde_json::json;
 use sqlx::{Postgres, Transaction};
 
-use super::{verdict::DELAY_MAX, *};
+use super::*;
 use crate::{
     job::{
         Outcome,

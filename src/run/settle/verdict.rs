@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// The longest delay: more is a mistake in a unit, and Postgres could not add it to a time.
-pub(super) const DELAY_MAX: Duration = Duration::from_hours(24 * 365 * 10);
+pub(crate) const DELAY_MAX: Duration = Duration::from_hours(24 * 365 * 10);
 
 /// The end of an attempt, as `Settle` shall write it.
 #[derive(Debug, Clone)]
@@ -48,7 +48,10 @@ pub(crate) fn verdict(
     }
     let verdict = match ended {
         Ended::Returned(Ok(outcome)) => attempt.returned(outcome),
-        Ended::Returned(Err(error)) => return (attempt.erred(&error), Some(error)),
+        Ended::Returned(Err(error)) => match attempt.suspended(&error) {
+            Some(suspended) => suspended,
+            None => return (attempt.erred(&error), Some(error)),
+        },
         Ended::Panicked(text) => {
             attempt.stopped(Some(&text)).unwrap_or_else(|| Verdict::End(attempt.retried(text)))
         }
@@ -116,6 +119,12 @@ impl Attempt<'_> {
                 self.failed(Some(Category::InvalidOutput), format!("the output cannot be stored: {why}"))
             }
         }
+    }
+
+    /// The handler sleeps. `None`: it has failed, or the job is to be cancelled.
+    fn suspended(&self, error: &JobError) -> Option<Verdict> {
+        let delay = error.suspended().filter(|_| self.asked != Some(CancelReason::User))?;
+        Some(Verdict::End(AttemptEnd { delay, ..self.end(AttemptOutcome::Snoozed) }))
     }
 
     /// The handler returned an error.

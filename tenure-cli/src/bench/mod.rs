@@ -23,6 +23,7 @@ mod pickup;
 mod produce;
 mod purge;
 mod relay;
+mod steps;
 mod worker;
 
 use std::{borrow::Cow, collections::BTreeMap, path::PathBuf};
@@ -56,6 +57,8 @@ pub(crate) enum Work {
     /// Lanes: draining many, the turn of another lane, a rate, a limit, many held jobs. Private servers only; not part
     /// of the default.
     Lanes,
+    /// The steps of jobs: of one alone, and of many at once. Not part of the default.
+    Steps,
     /// Commands in Python as handlers: a process for each job, beside processes that stay. Not part of the default.
     Exec,
     /// Workers in other languages behind one gateway: draining, pick-up, a thousand workers, recovery. Private servers
@@ -210,8 +213,8 @@ pub(crate) async fn run(
     })
 }
 
-/// The number of steps of a plan.
-pub(crate) fn steps(plan: &Plan) -> u64 {
+/// The number of measurements of a plan.
+pub(crate) fn measurements(plan: &Plan) -> u64 {
     (plan.works.len() * plan.runs) as u64
 }
 
@@ -233,6 +236,7 @@ async fn measure(plan: &Plan, arena: &Arena, tick: &mut impl FnMut(&str)) -> any
                 Work::Pickup => pickup::pickup(arena, plan, &mut values).await?,
                 Work::Call => call::call(arena, plan, &mut values).await?,
                 Work::Lanes => lanes::lanes(arena, plan, &mut values).await?,
+                Work::Steps => steps::steps(arena, plan, &mut values).await?,
                 Work::Exec => exec::exec(arena, plan, &mut values).await?,
                 Work::Gateway => gateway::gateway(arena, plan, &mut values).await?,
                 Work::Recovery => endure::recovery(arena, &mut values).await?,

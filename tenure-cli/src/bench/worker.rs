@@ -8,7 +8,7 @@ use tokio::{
     time::sleep,
 };
 
-use super::{Order, pickup::now_us};
+use super::{Order, pickup::now_us, steps::STEPS_OF_A_JOB};
 use tenure::{Config, JobContext, JobError, KindOptions, Outcome, Tenure, Worker};
 
 /// The handler's work on a job.
@@ -29,6 +29,8 @@ pub(crate) enum WorkerMode {
     Hold,
     /// Reports ten times a second, until it is stopped.
     Report,
+    /// Records steps without work, and returns how many microseconds one took.
+    Steps,
 }
 
 impl WorkerMode {
@@ -41,6 +43,7 @@ impl WorkerMode {
             Self::Fail => "fail",
             Self::Hold => "hold",
             Self::Report => "report",
+            Self::Steps => "steps",
         }
     }
 }
@@ -122,6 +125,13 @@ async fn handle(order: Order, ctx: JobContext, mode: WorkerMode) -> Result<Outco
                 sleep(Duration::from_millis(100)).await;
             }
             Outcome::done(())
+        }
+        WorkerMode::Steps => {
+            for n in 0..STEPS_OF_A_JOB {
+                ctx.step(&format!("step {n}"), async || Ok(n)).await?;
+            }
+            let took = usize::try_from(now_us() - began).unwrap_or_default();
+            Outcome::done(took / STEPS_OF_A_JOB)
         }
     }
 }

@@ -46,7 +46,7 @@ pub(super) async fn run(cli: &Cli, args: &BenchArgs) -> anyhow::Result<ExitCode>
         servers: if args.on_servers { Some(cli.config()?) } else { None },
         program: std::env::current_exe().context("find this program, to start it as a worker")?,
     };
-    let bar = ProgressBar::new(bench::steps(&plan));
+    let bar = ProgressBar::new(bench::measurements(&plan));
     bar.set_style(ProgressStyle::with_template("{bar:24} {pos}/{len}  {msg}  {elapsed}")?);
     bar.enable_steady_tick(Duration::from_millis(200));
     let mut begun = false;

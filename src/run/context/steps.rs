@@ -1,0 +1,275 @@
+//! Steps: work outside SQL that a handler does once it is recorded, and sleeps that hold no slot.
+//!
+//! ```text
+//! step("fetch") ── recorded by an earlier attempt? ── yes ──► its result
+//!                                  └── no ──► the work ──► its result, recorded under the fence
+//! sleep("cool") ── over? ── yes ──► go on
+//!                    └── no ──► recorded ──► Suspended, which ends the attempt uncharged; a later one goes on here
+//! ```
+//!
+//! No replay: a handler may do anything between its steps, and does it again in each attempt. The idea of a recorded
+//! step is that of DBOS and of Rails' job continuations; here its record is one more fenced write.
+//!
+//! Invariants, each held by the test of that name:
+//!
+//! - `no_recorded_step_runs_again`
+//! - `the_step_of_a_stale_attempt_is_refused`
+
+use std::{
+    collections::HashMap,
+    sync::{PoisonError, atomic::Ordering},
+    time::{Duration, Instant},
+};
+
+use serde::{Serialize, de::DeserializeOwned};
+use tokio::time::sleep;
+
+use super::{ContextError, JobContext};
+use crate::{
+    job::{JobError, causes, check_key, unstorable},
+    observe::metrics,
+    run::{running::Steps, settle::DELAY_MAX},
+    store::{
+        Recorded, Recording, Step, StepWrite, Store, StoreError,
+        batch::{Batcher, halve},
+    },
+};
+
+/// The pause before a record is tried again that Postgres did not take.
+const AGAIN: Duration = Duration::from_millis(200);
+
+/// Records the steps of all jobs of this process, many in one statement. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Recorder(Batcher<StepWrite, Result<Recording, StoreError>>);
+
+impl Recorder {
+    pub(crate) fn new(store: &Store) -> Self {
+        let store = store.clone();
+        let bytes = |write: &StepWrite| write.result.len();
+        Self(Batcher::spawn_for_callers_that_return(bytes, move |batch| {
+            let store = store.clone();
+            async move { record_all(&store, batch).await }
+        }))
+    }
+}
+
+async fn record_all(store: &Store, batch: Vec<StepWrite>) -> Vec<Result<Recording, StoreError>> {
+    let mut answers = Vec::with_capacity(batch.len());
+    let mut rest = vec![batch];
+    while let Some(part) = rest.pop() {
+        match store.record_steps(&part).await {
+            Ok(recorded) => {
+                metrics::batch("steps", part.len());
+                answers.extend(recorded.into_iter().map(Ok));
+            }
+            // Postgres refuses one result: the others are recorded all the same.
+            Err(error) if part.len() > 1 && error.is_the_datas_fault() => halve(part, &mut rest),
+            Err(error) => answers.extend(part.iter().map(|_| Err(error.clone()))),
+        }
+    }
+    answers
+}
+
+impl<S> JobContext<S> {
+    /// Does a step of the job, unless an earlier attempt has recorded it: then it returns the recorded result.
+    ///
+    /// The work may do anything: call a service, start a program, read a file. Its result is recorded when it has
+    /// ended, under the fence, and no later attempt of the job runs it again. **It runs at least once, and is recorded
+    /// once**: a worker that dies between the end of the work and its record leaves no trace, and the next attempt does
+    /// the work again. For SQL in tenure's database, where both are one commit, use [`JobContext::once`].
+    ///
+    /// `name` names the step within the job: 1 to 512 bytes without control characters. An attempt calls each name
+    /// once, and no effect of [`JobContext::once`] has it. Steps need no order, and may run at the same time. What is
+    /// recorded is kept for as long as the job, through retries and redrives. Of code that was changed: a step that it
+    /// no longer calls is named in the log when the job completes, and a new name is a new step.
+    ///
+    /// ```no_run
+    /// # use tenure::{JobContext, JobError};
+    /// # async fn download(url: &str) -> Result<String, JobError> { Ok(url.into()) }
+    /// # async fn train(data: &str) -> Result<f64, JobError> { Ok(0.0) }
+    /// # async fn f(ctx: JobContext, url: String) -> Result<f64, JobError> {
+    /// let data: String = ctx.step("fetch", async || download(&url).await).await?;
+    /// let score = ctx.step("train", async || train(&data).await).await?;
+    /// # Ok(score) }
+    /// ```
+    ///
+    /// Cancel safe: dropped before its record, the step is not recorded. A record is a sign of life, but a step that
+    /// lasts longer than `stale_after` must report progress as any other work.
+    ///
+    /// # Errors
+    ///
+    /// - The work's own error: nothing is recorded, and the next attempt does the step again.
+    /// - A permanent [`JobError`] if the name is not valid or was used before, or if the result cannot be stored, has
+    ///   more bytes than [`Config::checkpoint_bytes_max`](crate::Config::checkpoint_bytes_max), or, recorded earlier,
+    ///   does not fit the type.
+    /// - A [`JobError`] with [`ContextError::Lost`], [`ContextError::Ended`] or [`ContextError::CutOff`] inside: stop.
+    ///   While Postgres does not answer, the call waits until the worker is cut off.
+    pub async fn step<T: Serialize + DeserializeOwned>(
+        &self,
+        name: &str,
+        work: impl AsyncFnOnce() -> Result<T, JobError>,
+    ) -> Result<T, JobError> {
+        match self.recorded(name).await? {
+            Some(Recorded::Step(result)) => {
+                return serde_json::from_str(&result).map_err(|error| {
+                    JobError::permanent(format!(
+                        "the recorded result of step {name:?} does not fit its type: {error}"
+                    ))
+                });
+            }
+            Some(Recorded::Sleep(_) | Recorded::Other) => return Err(taken(name)),
+            None => {}
+        }
+        let began_at = Instant::now();
+        let result = work().await?;
+        let text = self.storable_result(name, &result)?;
+        self.record(name, text, Step::Step(began_at.elapsed())).await?;
+        Ok(result)
+    }
+
+    /// Lets the job sleep, without a slot, a message or an attempt: returns the error [`ContextError::Suspended`],
+    /// which the handler passes on. The job runs again after `lasts`, from its beginning, and this call then returns at
+    /// once: put what comes before it into steps.
+    ///
+    /// The end of the sleep is recorded when it begins, by the clock of Postgres: a crash or a deploy does not prolong
+    /// it. A sleep of zero suspends nothing. `name` follows the rules of [`JobContext::step`].
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use tenure::{JobContext, JobError};
+    /// # async fn remind(ctx: JobContext) -> Result<(), JobError> {
+    /// ctx.step("mail", async || Ok(())).await?;
+    /// ctx.sleep("a week", Duration::from_secs(7 * 24 * 3_600)).await?;
+    /// ctx.step("reminder", async || Ok(())).await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// Cancel safe: dropped, the sleep may have begun.
+    ///
+    /// # Errors
+    ///
+    /// [`ContextError::Suspended`] while the sleep lasts; otherwise those of [`JobContext::step`].
+    pub async fn sleep(&self, name: &str, lasts: Duration) -> Result<(), JobError> {
+        let left = match self.recorded(name).await? {
+            Some(Recorded::Sleep(left)) => left,
+            Some(Recorded::Step(_) | Recorded::Other) => return Err(taken(name)),
+            None => {
+                let lasts = lasts.min(DELAY_MAX);
+                self.record(name, "null".into(), Step::Sleep(lasts)).await?;
+                lasts
+            }
+        };
+        if left.is_zero() { Ok(()) } else { Err(ContextError::Suspended { left }.into()) }
+    }
+
+    /// Returns what an earlier attempt has recorded under this name. Marks the name as called.
+    async fn recorded(&self, name: &str) -> Result<Option<Recorded>, JobError> {
+        check_key(name)
+            .map_err(|rule| JobError::permanent(format!("the name of a step {rule}: {name:?}")))?;
+        self.check_owned("step").await?;
+        let Steps { recorded, called } = &self.job.steps;
+        let is_new = called.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned());
+        if !is_new {
+            return Err(JobError::permanent(format!(
+                "step {name:?} was called twice in one attempt: give each step of a job a name of its own"
+            )));
+        }
+        self.job.has_effects.store(true, Ordering::Release);
+        // Before the first attempt there was nothing to record.
+        if self.token().0 == 1 {
+            return Ok(None);
+        }
+        let read = || async {
+            loop {
+                match self.store.steps(self.id()).await {
+                    Ok(steps) => return Ok::<_, JobError>(steps.into_iter().collect::<HashMap<_, _>>()),
+                    Err(error) => self.wait_for(error).await?,
+                }
+            }
+        };
+        Ok(recorded.get_or_try_init(read).await?.get(name).cloned())
+    }
+
+    async fn record(&self, name: &str, result: String, step: Step) -> Result<(), JobError> {
+        let write = StepWrite { key: self.job.key, name: name.to_owned(), result, step };
+        loop {
+            self.check_owned("step").await?;
+            let sent_at = Instant::now();
+            // `None`: the worker's runtime ends.
+            let recorded = self.recorder.0.run(write.clone()).await;
+            match recorded.unwrap_or(Ok(Recording::NotOurs)) {
+                Ok(Recording::Recorded) => {
+                    self.job.written(sent_at);
+                    return Ok(());
+                }
+                Ok(Recording::NameTaken) => return Err(taken(name)),
+                Ok(Recording::NotOurs) => return Err(self.refused("step").await.into()),
+                Err(error) => self.wait_for(error).await?,
+            }
+        }
+    }
+
+    /// Waits before Postgres is asked again. The work of a step is worth more than the time, but no longer than the
+    /// job is this worker's.
+    async fn wait_for(&self, error: StoreError) -> Result<(), JobError> {
+        if !error.is_unavailable() || self.job.cancellation.is_cancelled() {
+            return self.note(Err(error.into()), "step").await;
+        }
+        tokio::select! {
+            () = sleep(AGAIN) => {}
+            () = self.job.cancellation.cancelled() => {}
+        }
+        Ok(())
+    }
+
+    /// Returns the result as text, not as a value, which would round its numbers.
+    fn storable_result<T: Serialize>(&self, name: &str, result: &T) -> Result<String, JobError> {
+        let refused =
+            |why: &str| JobError::permanent(format!("the result of step {name:?} cannot be stored: {why}"));
+        let text = serde_json::to_string(result).map_err(|error| refused(&error.to_string()))?;
+        let value = serde_json::from_str(&text).map_err(|error| refused(&error.to_string()))?;
+        if let Some(why) = unstorable(&value) {
+            return Err(refused(why));
+        }
+        let (bytes, bytes_max) = (text.len(), self.checkpoint_bytes_max);
+        if bytes > bytes_max {
+            return Err(refused(&format!(
+                "it has {bytes} bytes, but at most {bytes_max} are allowed; return the place of what is stored \
+                 elsewhere, or raise TENURE_CHECKPOINT_BYTES_MAX"
+            )));
+        }
+        Ok(text)
+    }
+}
+
+pub(super) fn taken(name: &str) -> JobError {
+    JobError::permanent(format!(
+        "the name {name:?} is that of another effect of this job: of `once`, or of another sort of step"
+    ))
+}
+
+impl Steps {
+    /// Names the recorded steps that the handler has not called: its code may have been changed.
+    pub(crate) fn warn_of_uncalled(&self) {
+        let uncalled = self.uncalled();
+        if !uncalled.is_empty() {
+            tracing::warn!(
+                steps = ?uncalled,
+                "the job has completed without steps that an earlier attempt has recorded: if they were renamed, they \
+                 ran again under their new names"
+            );
+        }
+    }
+}
+
+impl JobError {
+    /// How long the job sleeps by [`JobContext::sleep`], if that is what the error says. A layer that reports errors
+    /// leaves it out: the handler has not failed.
+    #[must_use]
+    pub fn suspended(&self) -> Option<Duration> {
+        causes(&*self.source).find_map(|cause| match cause.downcast_ref() {
+            Some(ContextError::Suspended { left }) => Some(*left),
+            _ => None,
+        })
+    }
+}

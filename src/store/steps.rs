@@ -1,0 +1,109 @@
+//! Steps: what handlers record of their work outside SQL.
+
+use std::time::Duration;
+
+use sqlx::{Row, postgres::PgRow, query};
+
+use super::{
+    RECORD_STEPS, STEPS,
+    call::{Store, StoreError},
+    rows::{Keys, ord},
+};
+use crate::job::{JobId, claim::ClaimKey};
+
+/// A step that a handler has done, or a sleep that begins.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct StepWrite {
+    pub(crate) key: ClaimKey,
+    pub(crate) name: String,
+    /// JSON text.
+    pub(crate) result: String,
+    pub(crate) step: Step,
+}
+
+/// What is recorded, with the time that the step has taken, or that the sleep lasts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Step {
+    Step(Duration),
+    Sleep(Duration),
+}
+
+impl Step {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Step(_) => "step",
+            Self::Sleep(_) => "sleep",
+        }
+    }
+
+    fn seconds(self) -> f64 {
+        let (Self::Step(lasts) | Self::Sleep(lasts)) = self;
+        lasts.as_secs_f64()
+    }
+}
+
+/// What became of a [`StepWrite`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Recording {
+    Recorded,
+    /// Another effect of the job has the name.
+    NameTaken,
+    /// The job is not this attempt's any more.
+    NotOurs,
+}
+
+/// What an attempt of the job has recorded under a name.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Recorded {
+    /// The result of a step, as JSON text.
+    Step(String),
+    /// A sleep, and what is left of it.
+    Sleep(Duration),
+    /// Something else: an effect of `once`, or a step that this release does not know.
+    Other,
+}
+
+impl Store {
+    /// Records steps under the fence. Returns what became of each.
+    pub(crate) async fn record_steps(&self, writes: &[StepWrite]) -> Result<Vec<Recording>, StoreError> {
+        let mut claims: Vec<_> = writes.iter().map(|write| write.key).collect();
+        claims.sort_unstable();
+        claims.dedup();
+        let keys: Keys = claims.iter().collect();
+        let of = |each: fn(&StepWrite) -> &str| writes.iter().map(each).collect::<Vec<_>>();
+        let query = query(RECORD_STEPS)
+            .bind(keys.jobs)
+            .bind(keys.tokens)
+            .bind(keys.claims)
+            .bind(writes.iter().map(|write| write.key.claim).collect::<Vec<_>>())
+            .bind(of(|write| &write.name))
+            .bind(of(|write| write.step.word()))
+            .bind(of(|write| &write.result))
+            .bind(writes.iter().map(|write| write.step.seconds()).collect::<Vec<_>>());
+        let mut answers = vec![Recording::NotOurs; writes.len()];
+        for row in self.rows(query).await? {
+            if let Some(answer) = answers.get_mut(ord(&row)?) {
+                let recorded = row.try_get("recorded")?;
+                *answer = if recorded { Recording::Recorded } else { Recording::NameTaken };
+            }
+        }
+        Ok(answers)
+    }
+
+    /// Returns what the attempts of a job have recorded, each with its name.
+    pub(crate) async fn steps(&self, job: JobId) -> Result<Vec<(String, Recorded)>, StoreError> {
+        let rows = self.rows(query(STEPS).bind(job)).await?;
+        let step = |row: &PgRow| {
+            let recorded = match row.try_get::<Option<&str>, _>("step")? {
+                Some("step") => Recorded::Step(row.try_get("result")?),
+                Some("sleep") => {
+                    let left: Option<f64> = row.try_get("left_s")?;
+                    Recorded::Sleep(Duration::try_from_secs_f64(left.unwrap_or_default()).unwrap_or_default())
+                }
+                _ => Recorded::Other,
+            };
+            Ok((row.try_get("key")?, recorded))
+        };
+        Ok(rows.iter().map(step).collect::<Result<_, sqlx::Error>>()?)
+    }
+}
