@@ -63,8 +63,8 @@ use crate::{
     store::{ProgressWrite, Store, StoreError, batch::Batcher},
 };
 
-/// The most requests that are served at once, and the most that wait for a job or an end: those keep no report or
-/// settle from being served.
+/// The most requests that are served at once, the most that wait for a job, and the most that wait for an end: none of
+/// them keeps one of the others from being served.
 const REQUESTS_MAX: usize = 20_000;
 const WAITING_MAX: usize = 20_000;
 /// The most takes that claim at once. More of them than there are connections to Postgres would only wait for one, each
@@ -112,6 +112,8 @@ struct Inner {
     /// When NATS last heard that a claim's job is alive.
     extended: Mutex<Extended>,
     slots: Arc<Semaphore>,
+    /// Of workers that wait for a job, and of producers that wait for an end.
+    taking: Arc<Semaphore>,
     waiting: Arc<Semaphore>,
     claiming: Semaphore,
     stop: CancellationToken,
@@ -151,6 +153,7 @@ impl Gateway {
             workers: Mutex::default(),
             extended: Mutex::new(Extended { at: HashMap::new(), pruned_at: Instant::now() }),
             slots: Arc::new(Semaphore::new(REQUESTS_MAX)),
+            taking: Arc::new(Semaphore::new(WAITING_MAX)),
             waiting: Arc::new(Semaphore::new(WAITING_MAX)),
             claiming: Semaphore::new(CLAIMING_MAX),
             stop: CancellationToken::new(),
@@ -224,7 +227,11 @@ impl Gateway {
     async fn serve(self, asked: Asked) {
         let Asked { by_worker, queue, request, body, reply } = asked;
         let name = protocol::name(by_worker, &request);
-        let slots = if matches!(name, Some("take" | "wait")) { &self.0.waiting } else { &self.0.slots };
+        let slots = match name {
+            Some("take") => &self.0.taking,
+            Some("wait") => &self.0.waiting,
+            _ => &self.0.slots,
+        };
         // Until the answer has arrived.
         let slot = slots.clone().try_acquire_owned();
         let answered = match (&slot, name) {
@@ -238,19 +245,9 @@ impl Gateway {
                 })
             }
         };
-        let code = answered.as_ref().err().map_or("ok", |refusal| refusal.code.as_str());
-        metrics::gateway_request(name.unwrap_or("unknown"), code);
-        if let Err(refusal) = &answered
-            && let Some(left_out) = repeats::tell(&format!("gateway {queue} {request}"), refusal)
-        {
-            tracing::warn!(
-                queue,
-                request,
-                code,
-                error = refusal.message,
-                left_out,
-                "the gateway refused a request"
-            );
+        match &answered {
+            Ok(_) => metrics::gateway_request(name.unwrap_or("unknown"), "ok"),
+            Err(refusal) => refusal.tell(&queue, name.unwrap_or("unknown")),
         }
         let (answered, handed_out) = match answered {
             Ok((answered, handed_out)) => (Ok(answered), handed_out),
@@ -341,6 +338,18 @@ impl Gateway {
         let is_known = |used_at: Instant| now.duration_since(used_at) < KNOWN_FOR;
         let mut workers = self.0.workers.lock().unwrap_or_else(PoisonError::into_inner);
         workers.retain(|_, worker| is_known(worker.used_at));
+    }
+}
+
+impl Refusal {
+    /// Counts it, and tells of it, unless the same was told a moment ago.
+    fn tell(&self, queue: &str, request: &'static str) {
+        let code = self.code.as_str();
+        metrics::gateway_request(request, code);
+        if let Some(left_out) = repeats::tell(&format!("gateway {queue} {request}"), self) {
+            let error = &self.message;
+            tracing::warn!(queue, request, code, error, left_out, "the gateway refused a request");
+        }
     }
 }
 

@@ -14,6 +14,7 @@ use super::{
 use crate::{
     job::{
         JobId,
+        attempt::AttemptOutcome,
         claim::{ClaimKey, FencingToken},
     },
     nats::Probed,
@@ -178,13 +179,21 @@ impl Gateway {
     async fn judge(&self, keys: &[ClaimKey]) -> Result<(Vec<JobId>, Vec<JobId>), Refusal> {
         let (mut lost, mut cancel) = (Vec::new(), Vec::new());
         for keys in keys.chunks(ITEMS_MAX) {
+            let mut others = Vec::new();
             for (key, mine) in keys.iter().zip(self.0.store.still_mine(keys).await?) {
                 match mine {
                     Some(true) => cancel.push(key.job),
                     Some(false) => {}
-                    // Its handler may have completed the job by SQL, and goes on.
-                    None if self.0.store.was_completed(key, true).await? != Some(false) => {}
-                    None => lost.push(key.job),
+                    None => others.push(*key),
+                }
+            }
+            if others.is_empty() {
+                continue;
+            }
+            for (key, outcome) in others.iter().zip(self.0.store.all_settled_as(&others).await?) {
+                // Its handler may have completed the job by SQL, and goes on. A standby does not know.
+                if !matches!(outcome, Some(None | Some(AttemptOutcome::Completed))) {
+                    lost.push(key.job);
                 }
             }
         }

@@ -231,6 +231,38 @@ fn shortened(text: &str) -> String {
     beginning
 }
 
+/// The deepest JSON, and the longest number, that is handed out at once. Postgres holds more; a parser that refuses it
+/// would refuse the whole answer.
+const DEPTH_MAX: usize = 100;
+const NUMBER_MAX: usize = 1_000;
+
+/// Whether every parser reads this JSON.
+pub(super) fn is_plain(json: &str) -> bool {
+    let (mut depth, mut digits, mut in_text, mut is_escaped) = (0_usize, 0, false, false);
+    for byte in json.bytes() {
+        if in_text {
+            match byte {
+                _ if is_escaped => is_escaped = false,
+                b'\\' => is_escaped = true,
+                b'"' => in_text = false,
+                _ => {}
+            }
+            continue;
+        }
+        digits = if byte.is_ascii_digit() { digits + 1 } else { 0 };
+        match byte {
+            b'"' => in_text = true,
+            b'[' | b'{' => depth += 1,
+            b']' | b'}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        if depth > DEPTH_MAX || digits > NUMBER_MAX {
+            return false;
+        }
+    }
+    true
+}
+
 #[cfg(test)]
 #[expect(clippy::unwrap_used, reason = "a test may panic")]
 mod tests {
@@ -249,6 +281,21 @@ mod tests {
             (b"{\"v\":null}", Code::UnsupportedVersion),
         ] {
             assert_eq!(Fields::request(body).unwrap_err().code, code, "{:?}", String::from_utf8_lossy(body));
+        }
+    }
+
+    #[test]
+    fn json_that_some_parser_refuses_is_not_plain() {
+        let nested = |levels| format!("{}{}", "[".repeat(levels), "]".repeat(levels));
+        for plain in
+            ["{}", r#"{"a":[1,2.5e3,"]]\"[["]}"#, &nested(100), &"7".repeat(1_000), &"[]".repeat(500)]
+        {
+            assert!(is_plain(plain), "{plain}");
+        }
+        let text = format!("\"{}\"", "7[".repeat(5_000));
+        assert!(is_plain(&text) && is_plain(&format!("[{text},{text}]")));
+        for odd in [nested(101), "7".repeat(1_001), format!("[\"\\\\\",{}]", "7".repeat(1_001))] {
+            assert!(!is_plain(&odd), "{odd}");
         }
     }
 

@@ -119,7 +119,7 @@ impl Gateway {
             let write = self.progress_of(&receipt, entry)?;
             self.report_one(&receipt, write).await
         }));
-        Ok(listed(results.await))
+        Ok(listed(queue, "report entry", results.await))
     }
 
     /// Reads the fields of a report.
@@ -236,7 +236,7 @@ impl Gateway {
             let said = self.said(&receipt, entry)?;
             self.settle_one(&receipt, said).await
         }));
-        Ok(listed(results.await))
+        Ok(listed(queue, "settle entry", results.await))
     }
 
     /// Reads how a worker ends an attempt.
@@ -351,11 +351,14 @@ fn claim_of(receipt: &Receipt) -> Claim {
     }
 }
 
-/// The results of the entries of a request, in order.
-fn listed(results: Vec<Result<&'static str, Refusal>>) -> String {
+/// The results of the entries of a request, in order. Tells of those that are refused.
+fn listed(queue: &str, what: &'static str, results: Vec<Result<&'static str, Refusal>>) -> String {
     let results = results.into_iter().map(|result| match result {
         Ok(word) => format!("\"{word}\""),
-        Err(refusal) => refusal.json(),
+        Err(refusal) => {
+            refusal.tell(queue, what);
+            refusal.json()
+        }
     });
     format!(r#"{{"results":[{}]}}"#, results.collect::<Vec<_>>().join(","))
 }

@@ -14,7 +14,7 @@ use tokio::{
 
 use super::{
     ENTRIES_MAX, Gateway, KnownWorker, WAIT_MAX,
-    protocol::{Code, Fields, Refusal},
+    protocol::{Code, Fields, Refusal, is_plain},
     receipt::{Receipt, Signer},
 };
 use crate::{
@@ -416,7 +416,8 @@ impl Gateway {
             least -= entry.len() + ENDING;
             let checkpoint = claim.checkpoint.as_deref();
             let whole = entry.len() + claim.payload.len() + checkpoint.map_or(4, str::len) + ENDING;
-            let text = if whole + least <= room {
+            let text = if whole + least <= room && is_plain(&claim.payload) && checkpoint.is_none_or(is_plain)
+            {
                 let (checkpoint, payload) = (checkpoint.unwrap_or("null"), &claim.payload);
                 format!(r#"{entry},"checkpoint":{checkpoint},"payload":{payload}}}"#)
             } else {

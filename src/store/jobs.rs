@@ -449,13 +449,25 @@ impl Store {
         &self,
         claim: &ClaimKey,
     ) -> Result<Option<Option<AttemptOutcome>>, StoreError> {
-        let keys: Keys = [claim].into_iter().collect();
-        let rows = self
-            .rows(query(SETTLED_AS).bind(keys.jobs).bind(keys.tokens).bind(keys.claims).bind(keys.ords))
-            .await?;
-        let Some(row) = rows.first() else { return Ok(None) };
-        let outcome: Option<&str> = row.try_get("outcome")?;
-        Ok(Some(outcome.map(|word| word.parse().unwrap_or(AttemptOutcome::Lost))))
+        let outcomes = self.all_settled_as(std::slice::from_ref(claim)).await?;
+        Ok(outcomes.first().copied().flatten())
+    }
+
+    /// [`Store::settled_as`] of each of these claims.
+    pub(crate) async fn all_settled_as(
+        &self,
+        claims: &[ClaimKey],
+    ) -> Result<Vec<Option<Option<AttemptOutcome>>>, StoreError> {
+        let keys: Keys = claims.iter().collect();
+        let query = query(SETTLED_AS).bind(keys.jobs).bind(keys.tokens).bind(keys.claims).bind(keys.ords);
+        let mut outcomes = vec![None; claims.len()];
+        for row in self.rows(query).await? {
+            let outcome: Option<&str> = row.try_get("outcome")?;
+            if let Some(place) = outcomes.get_mut(ord(&row)?) {
+                *place = Some(outcome.map(|word| word.parse().unwrap_or(AttemptOutcome::Lost)));
+            }
+        }
+        Ok(outcomes)
     }
 
     /// Whether the job of a claim that is no longer current was completed under it, by `tenure.complete` of the schema.

@@ -220,7 +220,11 @@ export class Context {
    * Reports, which is the sign of life. Returns at once, unless no write succeeded for half of `staleAfterMs`.
    * Throws `Lost` or `Cancelled` when the handler should stop.
    */
-  async progress({ stage, percent, message, checkpoint }: Progress = {}): Promise<void> {
+  progress(report: Progress = {}): Promise<void> {
+    return awaitedOrNot(this.#progress(report));
+  }
+
+  async #progress({ stage, percent, message, checkpoint }: Progress): Promise<void> {
     const run = this.#run;
     run.check();
     const texts = { stage: stage?.toWellFormed(), message: message?.toWellFormed() };
@@ -239,7 +243,11 @@ export class Context {
   }
 
   /** Waits until the last report is written. */
-  async flush(): Promise<void> {
+  flush(): Promise<void> {
+    return awaitedOrNot(this.#flush());
+  }
+
+  async #flush(): Promise<void> {
     const run = this.#run;
     while (run.pending || run.sending) {
       run.sentAt = -Infinity;
@@ -252,4 +260,10 @@ export class Context {
     await this.#run.changed.next();
     this.#run.check();
   }
+}
+
+/** A handler that forgets to await it must not end the process, and with it the jobs of others. */
+function awaitedOrNot(done: Promise<void>): Promise<void> {
+  done.catch(() => undefined);
+  return done;
 }

@@ -263,6 +263,27 @@ void suite('a worker', { concurrency: true }, () => {
     assert.deepEqual([outcome, error], ['retry', 'a report was refused: that is wrong']);
   });
 
+  void test('ends an attempt whose handler throws what has no text, or never awaits a report', async () => {
+    const gateway = new Gateway();
+    gateway.answers.report = () => ({ results: ['cancel'] });
+    gateway.jobs.push(job(1), job(2));
+    let runs = 0;
+    const worker = gateway.worker(async (_, ctx) => {
+      if (++runs === 1) throw Object.assign(new Error('odd'), { toString: null, name: Symbol('odd') });
+      while (!ctx.signal.aborted) {
+        void ctx.progress({ percent: 1 });
+        await sleep(5);
+      }
+      void ctx.progress();
+      void ctx.flush();
+      await sleep(20);
+    });
+    await gateway.until(worker, () => gateway.settles().length > 1);
+    const ends = gateway.settles().map(({ outcome, error }) => [outcome, error]);
+    assert.equal(gateway.settles()[0]?.outcome, 'retry');
+    assert.match(JSON.stringify(ends[0]), /no text|odd/);
+  });
+
   void test('ends an attempt otherwise whose end is refused', async () => {
     const gateway = new Gateway();
     const results: unknown[] = [refusal, { ...refusal, retry: true }, refusal, refusal];
@@ -279,7 +300,7 @@ void suite('a worker', { concurrency: true }, () => {
       ['fail', 'odd', { checkpoint: 1 }],
       ['fail', 'odd', undefined],
       ['fail', 'odd', undefined],
-      ['retry', text, undefined],
+      ['fail', text, undefined],
     ]);
   });
 

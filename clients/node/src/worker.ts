@@ -42,6 +42,7 @@ const ENTRIES_MAX = 1_000;
 const REPORTS_MAX = 100;
 const OVERHEAD = 4_096;
 const ERROR_MAX = 10_000;
+const REFUSED = 'a gateway refused the end of the attempt';
 /** The longest time of a timer of Node. */
 const TIMER_MAX = 2 ** 31 - 1;
 
@@ -296,7 +297,11 @@ export class Worker {
     this.#latest.set(job.job, run);
     this.#runs.set(job.claim, run);
     if (this.#draining.signal.aborted) this.#settle(run, fieldsOf({ outcome: 'release', began: false }));
-    else void this.#attempt(run);
+    else {
+      void this.#attempt(run).catch((error: unknown) => {
+        this.#settle(run, failed(error));
+      });
+    }
   }
 
   async #attempt(run: Run): Promise<void> {
@@ -314,7 +319,7 @@ export class Worker {
       const output = await handler(run.job.payload, new Context(run, this.queue, () => this.#limits));
       end = fieldsOf({ outcome: 'complete', output });
     } catch (error) {
-      end = fieldsOf(this.#endOf(run, error));
+      end = this.#endOf(run, error);
     }
     clearTimeout(timer);
     // Its report must not come after its end.
@@ -324,7 +329,15 @@ export class Worker {
   }
 
   /** How an attempt ends whose handler threw. */
-  #endOf(run: Run, error: unknown): Record<string, unknown> {
+  #endOf(run: Run, error: unknown): Fields {
+    try {
+      return fieldsOf(this.#said(run, error));
+    } catch {
+      return failed('the handler threw an error that has no text');
+    }
+  }
+
+  #said(run: Run, error: unknown): Record<string, unknown> {
     if (error instanceof Lost) run.why = 'lost';
     if (run.why === 'cancelled') return { outcome: 'cancel', error: 'the job was cancelled' };
     if (run.why === 'shutdown' || run.why === 'cut off') return { outcome: 'release', began: run.began };
@@ -413,12 +426,13 @@ export class Worker {
   /** `result`: absent, if the settle is to be repeated. */
   #settled({ run, fields }: Entry, result: Result | undefined): void {
     const { report, ...end } = fields;
-    const error = `a gateway refused the end of the attempt: ${typeof result === 'object' ? result.message : ''}`;
     if (typeof result === 'string') this.#forget(run, result);
     else if (!result) this.#settles.push(entryOf(run, fields));
     else if (report !== undefined) this.#settles.push(entryOf(run, end));
-    else if (fields.outcome !== '"retry"') this.#settles.push(entryOf(run, fieldsOf({ outcome: 'retry', error })));
-    else this.#forget(run, 'refused', { error: result.message });
+    else if (!fields.error?.startsWith(`"${REFUSED}`)) {
+      const error = `${REFUSED}: ${result.message}`;
+      this.#settles.push(entryOf(run, fieldsOf({ outcome: 'fail', error })));
+    } else this.#forget(run, 'refused', { error: result.message });
   }
 
   /** Those entries, from the first on, that fit into one request. */
@@ -550,7 +564,12 @@ function entryOf(run: Run, fields: Fields): Entry {
   return { run, fields, text, bytes: Buffer.byteLength(text) };
 }
 
-/** Whole milliseconds. */
+/** The end of an attempt that has no other. */
+function failed(error: unknown): Fields {
+  return fieldsOf({ outcome: 'retry', error: inspect(error).slice(0, ERROR_MAX).toWellFormed() });
+}
+
+/** Whole milliseconds. A time that has passed already is none. */
 function whole(ms: number | undefined): number | undefined {
-  return ms === undefined ? undefined : Math.round(ms);
+  return ms === undefined ? undefined : Math.round(Math.min(Math.max(ms, 0), 1e12));
 }

@@ -1,12 +1,13 @@
 //! The clients of `clients/`, under the conformance kit of `docs/conformance.md`.
 
 use serde_json::json;
+use tenure::{JobRequest, Status};
 
 use crate::{
     harness::docs_hold,
     kit::{
         CASES, Client, run,
-        world::{World, until_event},
+        world::{QUEUE, World, until_event},
     },
 };
 
@@ -46,7 +47,63 @@ async fn a_blocking_handler_in_python_reports_and_is_cancelled() {
     let job = world.enqueue("block", json!({"ms": 30_000, "every_ms": 50})).await;
     until_event(&worker, "began", job).await;
     world.bench.tenure.cancel(job).await.unwrap();
-    assert_eq!(world.ended(job).await.status, tenure::Status::Cancelled);
+    assert_eq!(world.ended(job).await.status, Status::Cancelled);
+}
+
+/// With one slot, a job that did not end would keep the next one from running.
+#[tokio::test(flavor = "multi_thread")]
+async fn however_a_handler_in_python_ends_its_job_ends_and_the_worker_goes_on() {
+    let world = World::patient(Client::python("odd", "../tests/it/clients/odd.py")).await;
+    let _gateway = world.gateway();
+    let _worker = world.ready(1).await;
+    for (kind, status, says) in [
+        ("odd", Status::Failed, "Odd: it is none"),
+        ("odd_thread", Status::Failed, "Odd: it is none"),
+        ("mute", Status::Failed, "Mute"),
+        ("exits", Status::Failed, "SystemExit: 3"),
+        ("own_cancel", Status::Failed, "CancelledError"),
+        ("no_time", Status::Failed, "ValueError: after must be a number of seconds or a timedelta, not nan"),
+        ("no_json", Status::Failed, "TypeError: Object of type set is not JSON serializable"),
+        ("refused", Status::Failed, "a report was refused"),
+        ("past", Status::Completed, "2"),
+        ("changes", Status::Completed, "{\"n\":1}"),
+        ("lambda", Status::Completed, "7"),
+        ("callable", Status::Completed, "7"),
+    ] {
+        let attempts = if kind == "past" { 2 } else { 1 };
+        let job = JobRequest::new(QUEUE, kind, json!(7)).max_attempts(attempts);
+        let job = world.bench.tenure.enqueue(job).await.unwrap().id;
+        let row = world.ended(job).await;
+        let said = row.output.map_or_else(|| row.last_error.unwrap_or_default(), |output| output.to_string());
+        assert_eq!(row.status, status, "{kind}: {said}");
+        assert!(said.starts_with(says), "{kind}: {said}");
+    }
+    let wide = world.run("wide", json!(null)).await;
+    assert_eq!(wide.output.unwrap().as_str().unwrap().chars().count(), 200_000);
+    assert_eq!(wide.message.as_deref(), Some("half a pair: ?"));
+}
+
+/// Postgres holds JSON that parsers of other languages refuse.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_payload_that_a_client_cannot_read_fails_its_own_job_alone() {
+    let world = World::patient(Client::python("odd", "../tests/it/clients/odd.py")).await;
+    let _gateway = world.gateway();
+    let _worker = world.ready(8).await;
+    let mut odd = Vec::new();
+    for payload in ["(repeat('[', 1200) || repeat(']', 1200))", "repeat('7', 5000)"] {
+        let sql =
+            format!("SELECT tenure.enqueue('{QUEUE}', 'echo', {payload}::jsonb, max_attempts => 1)::text");
+        odd.push(world.bench.value::<String>(&sql).await.parse().unwrap());
+    }
+    let plain = world.enqueue("echo", json!("plain")).await;
+    assert_eq!(world.ended(plain).await.status, Status::Completed);
+    for job in odd {
+        let row = world.ended(job).await;
+        let said = row.last_error.unwrap_or_default();
+        assert_eq!(row.status, Status::Failed, "{said}");
+        assert!(said.starts_with("RecursionError: ") || said.starts_with("ValueError: "), "{said}");
+    }
+    assert_eq!(world.bench.count("tenure.job_executions_all WHERE outcome = 'released'").await, 0);
 }
 
 #[test]

@@ -178,23 +178,31 @@ async fn requests(
     let mut state = shared.subscribe();
     let mut buffer = vec![0; 64 * 1024];
     while let Ok(n) = from.read(&mut buffer).await {
-        let holds = |bytes: &[u8]| buffer[..n].windows(bytes.len()).any(|window| window == bytes);
+        let place = |bytes: &[u8]| buffer[..n].windows(bytes.len()).position(|window| window == bytes);
+        let mut rest = 0;
         shared.send_if_modified(|state| {
-            let stops = state.stops_at.take_if(|(bytes, _)| holds(bytes));
-            if let Some((_, passes)) = stops {
-                (state.requests_pass, state.answers_pass) = (passes, false);
-                return true;
-            }
-            false
+            let Some((at, passes)) =
+                state.stops_at.as_ref().and_then(|(bytes, passes)| Some((place(bytes)?, *passes)))
+            else {
+                return false;
+            };
+            state.stops_at = None;
+            (state.requests_pass, state.answers_pass) = (passes, false);
+            // The line of the request. What the client has sent before it, arrives.
+            rest = buffer[..at].windows(2).rposition(|end| end == b"\r\n").map_or(0, |end| end + 2);
+            true
         });
+        if to.write_all(&buffer[..rest]).await.is_err() {
+            return;
+        }
         let passes = state.wait_for(|state| state.requests_pass).await;
         let Ok((delay, fatal)) = passes.map(|state| (state.delay, state.fatal.clone())) else { return };
         tokio::time::sleep(delay).await;
-        if fatal.is_some_and(|bytes| holds(&bytes)) {
+        if fatal.is_some_and(|bytes| place(&bytes).is_some()) {
             // Only one connection: the first to take it.
             doomed.store(shared.send_if_modified(|state| state.fatal.take().is_some()), Ordering::SeqCst);
         }
-        if n == 0 || to.write_all(&buffer[..n]).await.is_err() {
+        if n == 0 || to.write_all(&buffer[rest..n]).await.is_err() {
             return;
         }
     }

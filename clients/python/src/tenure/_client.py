@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import ssl
 import uuid
 from collections.abc import AsyncIterator
@@ -11,7 +10,7 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
-from ._wire import ANSWERED_WITHIN, Wire, millis
+from ._wire import ANSWERED_WITHIN, Wire, check_queue, millis, to_json
 
 
 @dataclass(frozen=True)
@@ -60,13 +59,13 @@ class Client:
 
     async def __aexit__(self, *_: object) -> None:
         if self._wire:
-            await self._wire.nc.close()
+            await self._wire.close()
 
     async def _ask(
         self, queue: str, request: str, body: dict[str, Any], within: float = ANSWERED_WITHIN
     ) -> dict[str, Any]:
         assert self._wire, "enter the client first: async with Client(url) as client"
-        return await self._wire.ask(f"p.{queue}.{request}", json.dumps({"v": 1, **body}, allow_nan=False), within)
+        return await self._wire.ask(f"p.{check_queue(queue)}.{request}", to_json({"v": 1, **body}), within)
 
     async def enqueue(
         self,

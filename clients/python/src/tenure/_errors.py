@@ -2,6 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from datetime import timedelta
+
+SECONDS_MAX = 1e9
+
+
+def seconds_of(value: float | timedelta, name: str) -> float:
+    """Checks a time to wait. One that has passed already is none."""
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if not isinstance(seconds, (int, float)) or math.isnan(seconds):
+        raise ValueError(f"{name} must be a number of seconds or a timedelta, not {value!r}")
+    return float(min(max(seconds, 0.0), SECONDS_MAX))
+
 
 class TenureError(Exception):
     """The base of all errors of this package."""
@@ -26,9 +39,11 @@ class Cancelled(TenureError):
 class Retry(TenureError):
     """Raise it to have the job tried again, after `after` seconds, or after the usual backoff."""
 
-    def __init__(self, error: str = "the handler asked for another attempt", after: float | None = None) -> None:
+    def __init__(
+        self, error: str = "the handler asked for another attempt", after: float | timedelta | None = None
+    ) -> None:
         super().__init__(error)
-        self.after = after
+        self.after = None if after is None else seconds_of(after, "after")
 
 
 class Permanent(TenureError):
@@ -38,9 +53,9 @@ class Permanent(TenureError):
 class Snooze(TenureError):
     """Raise it to have the job run again after `seconds`. The attempt does not count."""
 
-    def __init__(self, seconds: float) -> None:
-        super().__init__(f"snoozed for {seconds} s")
-        self.seconds = seconds
+    def __init__(self, seconds: float | timedelta) -> None:
+        self.seconds = seconds_of(seconds, "seconds")
+        super().__init__(f"snoozed for {self.seconds} s")
 
 
 class Cancel(TenureError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import threading
 from collections.abc import Callable
@@ -12,8 +11,20 @@ from time import monotonic
 from typing import Any
 
 from ._errors import Cancelled, Lost, TenureError
+from ._wire import size, to_json
 
 log = logging.getLogger("tenure")
+
+Fields = dict[str, str]
+"""The fields of a JSON object, each as JSON text: a value is written once, when it is said."""
+
+
+def fields_of(values: dict[str, Any]) -> Fields:
+    return {name: to_json(value) for name, value in values.items() if value is not None}
+
+
+def text_of(fields: Fields) -> str:
+    return "{" + ",".join(f'"{name}":{text}' for name, text in fields.items()) + "}"
 
 
 @dataclass
@@ -25,7 +36,7 @@ class Kind:
     keepalive: bool
 
 
-@dataclass
+@dataclass(eq=False)
 class Run:
     """An attempt that runs here."""
 
@@ -33,34 +44,52 @@ class Run:
     kind: Kind
     stale_after: float
     checkpoint_max: int
+    entry_max: int
     began: bool = False
-    was_refused: bool = False
+    # Its handler may still do something.
+    is_running: bool = True
+    # Its task waits for what a cancellation may end.
+    may_cancel: bool = False
     written_at: float = field(default_factory=monotonic)
     sent_at: float = 0.0
-    pending: dict[str, Any] | None = None
-    is_sending: bool = False
+    pending: Fields | None = None
+    sending: Fields | None = None
     why: str | None = None
     refused: str | None = None
     task: asyncio.Task[None] | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def about(self, entry: dict[str, Any]) -> dict[str, Any]:
-        job = self.job
-        return {**entry, "job": job["job"], "token": job["token"], "receipt": job["receipt"]}
+    def __post_init__(self) -> None:
+        self.names = {name: to_json(self.job[name]) for name in ("job", "token", "receipt")}
 
-    def report(self, later: dict[str, Any]) -> None:
+    def about(self, fields: Fields) -> str:
+        """An entry of a request about this attempt."""
+        return text_of({**fields, **self.names})
+
+    def report(self, later: Fields) -> None:
         with self.lock:
             self.pending = {**(self.pending or {}), **later}
 
-    def take_report(self) -> dict[str, Any] | None:
+    def send(self) -> Fields:
+        """Takes the report that waits, and marks it as on its way."""
         with self.lock:
-            report, self.pending = self.pending, None
-        return report
+            self.sending, self.pending = self.pending or {}, None
+        self.sent_at = monotonic()
+        return self.sending
 
-    def put_back(self, earlier: dict[str, Any]) -> None:
+    def sent(self, is_over: bool) -> None:
+        """Ends the sending of a report. One that was not written waits again, under what was said since."""
         with self.lock:
-            self.pending = {**earlier, **(self.pending or {})}
+            if not is_over:
+                self.pending = {**(self.sending or {}), **(self.pending or {})}
+            self.sending = None
+        self.changed.set()
+
+    async def change(self) -> None:
+        """Waits for the next change."""
+        self.changed.clear()
+        await self.changed.wait()
 
     def check(self) -> None:
         if self.why == "lost":
@@ -102,16 +131,26 @@ class Attempt:
         """An idempotency key for an effect of this job elsewhere: the same in every attempt."""
         return f"{self.job_id}/{name}"
 
-    def _note(self, stage: str | None, percent: float | None, message: str | None, checkpoint: Any) -> bool:
-        self._run.check()
-        said = {"stage": stage, "progress": percent, "message": message, "checkpoint": checkpoint}
-        text = json.dumps({k: v for k, v in said.items() if v is not None}, allow_nan=False)
-        if len(text) > self._run.checkpoint_max:
+    def _note(self, stage: str | None, percent: float | None, message: str | None, checkpoint: Any) -> None:
+        run = self._run
+        run.check()
+        texts = {"stage": _well_formed(stage), "message": _well_formed(message)}
+        report = fields_of({**texts, "progress": percent, "checkpoint": checkpoint})
+        if (bytes_ := size(report.get("checkpoint", ""))) > run.checkpoint_max:
             raise ValueError(
-                f"the report has {len(text)} bytes of at most {self._run.checkpoint_max}; store results elsewhere"
+                f"the checkpoint has {bytes_} bytes of at most {run.checkpoint_max}; store results elsewhere"
             )
-        self._run.report(json.loads(text))
+        whole = size(run.about({**(run.sending or {}), **(run.pending or {}), **report}))
+        if whole > run.entry_max:
+            raise ValueError(f"the report has {whole} bytes, but a message of NATS holds at most {run.entry_max}")
+        run.report(report)
+
+    def _is_overdue(self) -> bool:
         return monotonic() - self._run.written_at > self._run.stale_after / 2
+
+
+def _well_formed(text: str | None) -> str | None:
+    return None if text is None else text.encode(errors="replace").decode()
 
 
 class Context(Attempt):
@@ -128,21 +167,24 @@ class Context(Attempt):
         """Reports, which is the sign of life. Returns at once, unless no write succeeded for half of stale_after.
 
         Raises Lost or Cancelled when the handler should stop."""
-        if self._note(stage, percent, message, checkpoint):
-            await self._written()
+        self._note(stage, percent, message, checkpoint)
+        await self._while_overdue()
 
     async def flush(self) -> None:
         """Waits until the last report is written."""
         run = self._run
-        while run.pending is not None or run.is_sending:
+        while run.pending is not None or run.sending is not None:
             run.sent_at = 0.0
-            await self._written()
+            await self._change()
 
-    async def _written(self) -> None:
+    async def _while_overdue(self) -> None:
+        while self._is_overdue():
+            await self._change()
+
+    async def _change(self) -> None:
         # Of an attempt that is to stop, no report is sent any more.
         self._run.check()
-        self._run.changed.clear()
-        await self._run.changed.wait()
+        await self._run.change()
         self._run.check()
 
 
@@ -162,8 +204,9 @@ class SyncContext(Attempt):
         checkpoint: Any = None,
     ) -> None:
         """As `Context.progress`."""
-        if self._note(stage, percent, message, checkpoint):
-            asyncio.run_coroutine_threadsafe(self._of._written(), self._loop).result()
+        self._note(stage, percent, message, checkpoint)
+        if self._is_overdue():
+            asyncio.run_coroutine_threadsafe(self._of._while_overdue(), self._loop).result()
 
     def flush(self) -> None:
         """As `Context.flush`."""

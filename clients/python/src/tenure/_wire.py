@@ -4,23 +4,61 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import random
+import re
 import ssl
+from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import Any
 
 import nats
 from nats.aio.client import Client as Nats
+from nats.aio.msg import Msg
 from nats.errors import ConnectionClosedError, MaxPayloadError
 from nats.errors import Error as NatsError
 
 from ._errors import ProtocolError, TenureError
+
+log = logging.getLogger("tenure")
 
 ANSWERED_WITHIN = 5.0
 """How long to wait for an answer, in seconds, besides the time that the request itself asks to wait."""
 
 READ_WITHIN = 2.0
 """How late an answer may be read, in seconds."""
+
+TOLD_EVERY = 30.0
+"""How often the log says that a request is still repeated, in seconds."""
+
+# One for all: `json.dumps` with separators makes one each time.
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode
+_encode_ascii = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+
+def to_json(value: Any) -> str:
+    """JSON text that has an encoding: half a surrogate pair is escaped."""
+    text = _encode(value)
+    return text if text.isascii() or _has_encoding(text) else _encode_ascii(value)
+
+
+def _has_encoding(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def size(text: str) -> int:
+    """The bytes of a text in UTF-8."""
+    return len(text) if text.isascii() else len(text.encode())
+
+
+def check_queue(queue: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", queue):
+        raise ValueError(f"a queue has a name of 1 to 64 letters, digits, _ and -, not {queue!r}")
+    return queue
 
 
 class Unanswered(TenureError):
@@ -30,26 +68,62 @@ class Unanswered(TenureError):
 class Wire:
     """A connection to NATS, and the requests over it."""
 
-    def __init__(self, nc: Nats, prefix: str) -> None:
-        self.nc = nc
-        self.prefix = f"tenure.{prefix}"
+    nc: Nats
 
-    @classmethod
-    async def connect(
-        cls,
+    def __init__(
+        self,
         url: str,
         prefix: str,
         inbox_prefix: str | None,
         tls: ssl.SSLContext | None,
         options: dict[str, Any],
-    ) -> Wire:
-        """Connects, and reconnects for ever."""
+    ) -> None:
         own: dict[str, Any] = {"max_reconnect_attempts": -1, "reconnect_time_wait": 0.25, "name": "tenure"}
         if inbox_prefix:
             own["inbox_prefix"] = inbox_prefix.encode()
         if tls:
             own["tls"] = tls
-        return cls(await nats.connect(url, **{**own, **options}), prefix)
+        self.prefix = f"tenure.{prefix}"
+        self._url, self._options = url, {**own, **options}
+        self._subscriptions: list[tuple[str, Callable[[Msg], Awaitable[None]]]] = []
+        self._is_closed = False
+        self._opening: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def connect(cls, *about: Any) -> Wire:
+        """Connects, and reconnects for ever."""
+        wire = cls(*about)
+        await wire._open()
+        return wire
+
+    async def _open(self) -> None:
+        nc = await nats.connect(self._url, **self._options)
+        for subject, callback in self._subscriptions:
+            await nc.subscribe(subject, cb=callback)
+        self.nc = nc
+
+    async def subscribe(self, subject: str, callback: Callable[[Msg], Awaitable[None]]) -> None:
+        """Subscribes, in each later connection, too."""
+        self._subscriptions.append((subject, callback))
+        await self.nc.subscribe(subject, cb=callback)
+        await self.nc.flush()
+
+    async def close(self) -> None:
+        self._is_closed = True
+        if self._opening:
+            self._opening.cancel()
+        await self.nc.close()
+
+    def _reopen(self) -> None:
+        """Connects anew: nats-py gives a connection up for good when the server refuses it once."""
+        if self._opening is None or self._opening.done():
+            self._opening = asyncio.ensure_future(self._try_open())
+
+    async def _try_open(self) -> None:
+        try:
+            await self._open()
+        except Exception as error:
+            log.warning("could not connect to NATS again: %s", error)
 
     async def once(self, subject: str, body: str, within: float = ANSWERED_WITHIN) -> dict[str, Any]:
         """Sends a request once."""
@@ -57,10 +131,15 @@ class Wire:
         try:
             message = await self.nc.request(f"{self.prefix}.{subject}", body.encode(), timeout=within)
             answer = json.loads(message.data)
-        except (MaxPayloadError, ConnectionClosedError) as error:
-            # No repetition would mend these.
+        except MaxPayloadError as error:
+            # No repetition would mend this.
             raise TenureError(f"{subject}: {error}") from error
-        except (NatsError, asyncio.TimeoutError, ValueError) as error:
+        except ConnectionClosedError as error:
+            if self._is_closed:
+                raise TenureError(f"{subject}: {error}") from error
+            self._reopen()
+            raise Unanswered(f"{subject}: {error}") from error
+        except (NatsError, asyncio.TimeoutError, ValueError, RecursionError) as error:
             raise Unanswered(f"{subject}: {error or type(error).__name__}") from error
         late = monotonic() - asked_at - answer.get("ok", {}).get("waited_ms", within * 1000 - 1000) / 1000
         if late > READ_WITHIN:
@@ -77,12 +156,20 @@ class Wire:
 
     async def ask(self, subject: str, body: str, within: float = ANSWERED_WITHIN) -> dict[str, Any]:
         """Repeats a request until it is answered."""
-        pauses = Pauses()
-        while True:
-            try:
-                return await self.once(subject, body, within)
-            except Unanswered:
-                await pauses.next()
+        return await repeat(lambda: self.once(subject, body, within))
+
+
+async def repeat(once: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
+    """Repeats a request until it is answered, and says so in the log now and then."""
+    pauses, told_at = Pauses(), -TOLD_EVERY
+    while True:
+        try:
+            return await once()
+        except Unanswered as error:
+            if monotonic() - told_at > TOLD_EVERY:
+                log.warning("a request is repeated: %s", error)
+                told_at = monotonic()
+            await pauses.next()
 
 
 class Pauses:

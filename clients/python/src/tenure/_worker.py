@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import itertools
 import json
 import logging
 import os
@@ -14,28 +15,45 @@ import signal
 import socket
 import ssl
 import sys
-from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any, TypeVar
 
 from nats.aio.msg import Msg
 
 from ._errors import Cancel, Lost, Permanent, ProtocolError, Retry, Snooze, TenureError
-from ._run import Context, Kind, Run, SyncContext
-from ._wire import ANSWERED_WITHIN, Pauses, Unanswered, Wire, millis
+from ._run import Context, Fields, Kind, Run, SyncContext, fields_of, text_of
+from ._wire import ANSWERED_WITHIN, Pauses, Wire, check_queue, millis, repeat, size, to_json
 
 log = logging.getLogger("tenure")
-# One for all: `json.dumps` with separators makes one each time.
-compact = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 Handler = TypeVar("Handler", bound=Callable[..., Any])
+Answer = TypeVar("Answer")
 WAIT = 5.0
 UNCERTAIN_FOR = 30.0
 ENTRIES_MAX = 1000
+REPORTS_MAX = 100
+"""A request with few reports is answered soon, and others go to other gateways."""
 OVERHEAD = 4096
 ERROR_MAX = 20_000
+REFUSED = "a gateway refused the end of the attempt"
 VERSION = "0.2.0"
+
+
+@dataclass
+class Entry:
+    """An entry of a report or a settle."""
+
+    run: Run
+    fields: Fields
+    text: str
+    bytes: int
+
+
+def entry_of(run: Run, fields: Fields) -> Entry:
+    text = run.about(fields)
+    return Entry(run, fields, text, size(text))
 
 
 class Worker:
@@ -54,14 +72,15 @@ class Worker:
         nats_options: dict[str, Any] | None = None,
     ) -> None:
         self._connect = (url, prefix, inbox_prefix, tls, nats_options or {})
-        self.queue, self.slots, self.grace = queue, slots, grace
-        host = re.sub(r"[^A-Za-z0-9_-]", "_", socket.gethostname())[:60]
-        self.worker = f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
+        self.queue, self.slots, self.grace = check_queue(queue), slots, grace
+        self.worker = ""
+        """The id, new for each `serve`: a process that is forked must not share it."""
         self._kinds: dict[str, Kind] = {}
         self._runs: dict[str, Run] = {}
         self._latest: dict[str, Run] = {}
-        self._settles: deque[tuple[Run, dict[str, Any]]] = deque()
-        self._uncertain_until, self._ok_at = 0.0, monotonic()
+        self._settles: list[Entry] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._uncertain_until, self._ok_at, self._woke_at = 0.0, monotonic(), 0.0
         self._draining = False
 
     def handle(
@@ -81,28 +100,33 @@ class Worker:
         rules = {"stale_after_ms": millis(stale_after), "on_crash": on_crash, "history": history}
 
         def add(handler: Handler) -> Handler:
-            is_async = inspect.iscoroutinefunction(handler)
+            is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
+                getattr(handler, "__call__", None)  # noqa: B004
+            )
             self._kinds[kind] = Kind(handler, is_async, rules, timeout, keepalive)
             return handler
 
         return add
 
     def run(self) -> None:
-        """Serves until SIGTERM or SIGINT, then stops in order."""
+        """Serves until SIGTERM or SIGINT, then stops in order. Ends the process if a handler does not stop."""
 
         async def until_signalled() -> None:
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self.stop)
-            await self.serve()
+            try:
+                await self.serve()
+            except BaseException:
+                if not self._running():
+                    raise
+                # Others run these jobs as soon as this worker is gone. So its handlers must not go on.
+                log.exception("the process ends with its handlers")
+                logging.shutdown()
+                sys.stdout.flush()
+                os._exit(1)
 
         asyncio.run(until_signalled())
-        if self._runs:
-            # Others recover these jobs, because this worker is gone. A thread that goes on would run one beside them.
-            log.error("handlers did not stop: the process ends with them")
-            logging.shutdown()
-            sys.stdout.flush()
-            os._exit(1)
 
     def stop(self) -> None:
         """Takes no more jobs. `serve` returns when those that run have ended, or were given back after the grace."""
@@ -112,27 +136,59 @@ class Worker:
             self._stopping.set()
 
     async def serve(self) -> None:
-        """Serves until `stop` is called, or an operator drains the worker."""
+        """Serves until `stop` is called, or an operator drains the worker. Raises if a handler runs on though it was
+        asked to stop: end the process then, because others will run its job."""
         if not self._kinds:
             raise TenureError("the worker has no handler: decorate one with @worker.handle(kind)")
+        host = re.sub(r"[^A-Za-z0-9_-]", "_", socket.gethostname())[:60]
+        self.worker = f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
         self._loop = asyncio.get_running_loop()
         self._freed, self._look, self._to_settle = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._stopping = asyncio.Event()
-        self._pool = ThreadPoolExecutor(self.slots, thread_name_prefix="tenure-handler")
-        self._wire = await Wire.connect(*self._connect)
-        await self._wire.nc.subscribe(f"{self._wire.prefix}.w.{self.queue}.to.{self.worker}", cb=self._told)
-        await self._wire.nc.flush()
-        await self._unless_stopped(self._hello())
         if self._draining:
-            return await self._wire.nc.close()
-        self._loops = [asyncio.create_task(work()) for work in (self._reports, self._beats, self._settle_all)]
+            return
+        wire = await self._unless_stopped(Wire.connect(*self._connect))
+        if wire is None:
+            return
+        self._wire = wire
+        self._entry_max = wire.nc.max_payload - OVERHEAD
+        self._pool = ThreadPoolExecutor(self.slots, thread_name_prefix="tenure-handler")
         try:
-            await self._takes()
-            await self._end()
+            await wire.subscribe(f"{wire.prefix}.w.{self.queue}.to.{self.worker}", self._told)
+            await self._unless_stopped(self._hello())
+            if not self._draining:
+                for step in (self._report_some, self._beat_later, self._settle_some):
+                    self._spawn(self._for_ever(step))
+                await self._takes()
+                await self._end()
         finally:
             self._end_loops()
+            for run in self._running():
+                self._stop(run, "cut off")
             self._pool.shutdown(wait=False)
-            await self._wire.nc.close()
+            await wire.close()
+        if left := len(self._running()):
+            raise TenureError(f"{left} handlers run on though they were asked to stop")
+
+    def _running(self) -> list[Run]:
+        return [run for run in self._runs.values() if run.is_running]
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _for_ever(self, step: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Repeats a step. No answer, however odd, ends that."""
+        pauses = Pauses()
+        while True:
+            try:
+                await step()
+                pauses = Pauses()
+            except Exception as error:
+                odd = None if isinstance(error, TenureError) else error
+                log.warning("a request failed; the worker goes on: %s", error, exc_info=odd)
+                await pauses.next()
 
     async def _hello(self) -> None:
         about = {
@@ -148,9 +204,7 @@ class Worker:
             answer["report_every_ms"] / 1000,
         )
         self._take_max = answer["take_slots_max"]
-        self._checkpoint_max = min(
-            answer.get("checkpoint_bytes_max", 1 << 20), self._wire.nc.max_payload - 2 * OVERHEAD
-        )
+        self._checkpoint_max = min(answer.get("checkpoint_bytes_max", 1 << 20), self._entry_max - OVERHEAD)
         log.info("the worker is ready", extra={"event": "ready", "worker": self.worker})
 
     def _rules(self) -> dict[str, Any]:
@@ -170,13 +224,7 @@ class Worker:
                 await self._hello()
 
     async def _ask(self, request: str, entries: str) -> dict[str, Any]:
-        pauses = Pauses()
-        while True:
-            try:
-                return await self._once(request, entries)
-            except Unanswered as error:
-                log.debug("a request is repeated: %s", error)
-                await pauses.next()
+        return await repeat(lambda: self._once(request, entries))
 
     async def _takes(self) -> None:
         pauses = Pauses()
@@ -187,60 +235,61 @@ class Worker:
                 self._freed.clear()
                 await self._freed.wait()
                 continue
-            if monotonic() < self._uncertain_until:
-                await self._unless_stopped(self._reconcile())
-                if self._draining:
-                    return
-            wait = f'"slots":{free},"wait_ms":{millis(WAIT)},"kinds":{kinds}'
             try:
+                if monotonic() < self._uncertain_until:
+                    await self._unless_stopped(self._reconcile())
+                    if self._draining:
+                        return
+                wait = f'"slots":{free},"wait_ms":{millis(WAIT)},"kinds":{kinds}'
                 taken = await self._once("take", wait, WAIT + ANSWERED_WITHIN)
-            except Unanswered as error:
+                if taken["uncertain"]:
+                    self._uncertain_until = monotonic() + UNCERTAIN_FOR
+                for job in taken["jobs"]:
+                    self._start(job)
+                pauses = Pauses()
+            except Exception as error:
+                # What was handed out and does not run is given back by the next beats: the worker does not name it.
                 log.warning("no jobs were taken; the worker tries again: %s", error, extra={"event": "untaken"})
                 self._uncertain_until = monotonic() + UNCERTAIN_FOR
                 await pauses.next()
-                continue
-            pauses = Pauses()
-            if taken["uncertain"]:
-                self._uncertain_until = monotonic() + UNCERTAIN_FOR
-            for job in taken["jobs"]:
-                self._start(job)
 
     async def _reconcile(self) -> None:
         """Has jobs given back that are claimed for this worker, and of which it does not know."""
         before = await self._beat()
         await self._beat(as_of=before["now"])
 
-    async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _unless_stopped(self, work: Coroutine[Any, Any, Answer]) -> Answer | None:
         """Waits for requests that are repeated until a gateway answers, or until the worker is to stop."""
         task, stopping = asyncio.ensure_future(work), asyncio.ensure_future(self._stopping.wait())
         try:
             await asyncio.wait((task, stopping), return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                task.result()
+            return task.result() if task.done() else None
         finally:
             task.cancel()
             stopping.cancel()
 
     def _start(self, job: dict[str, Any]) -> None:
         kind = self._kinds.get(job["kind"]) or self._kinds["*"]
-        run = Run(job, kind, job["stale_after_ms"] / 1000, self._checkpoint_max)
+        run = Run(job, kind, job["stale_after_ms"] / 1000, self._checkpoint_max, self._entry_max)
         # An attempt of the same job that this worker lost, and of which it has not heard yet.
-        older = self._latest.get(job["job"])
-        if older and older.task:
+        if older := self._latest.get(job["job"]):
             self._stop(older, "lost")
         self._latest[job["job"]] = run
         self._runs[job["claim"]] = run
         if self._draining:
-            return self._settle(run, {"outcome": "release", "began": False})
+            return self._settle(run, fields_of({"outcome": "release", "began": False}))
         run.task = self._loop.create_task(self._attempt(run))
+        run.task.add_done_callback(lambda task: self._attempted(run, task))
         return None
 
     async def _attempt(self, run: Run) -> None:
         began_at = monotonic()
         timer = None
         try:
-            if "parts" in run.job and not await self._fetch(run):
-                return self._forget(run, "lost")
+            run.may_cancel = True
+            run.check()
+            if "parts" in run.job:
+                await self._fetch(run)
             run.began = True
             run.log(logging.DEBUG, "the attempt begins", "began")
             if (limit := run.kind.timeout) is not None:
@@ -249,35 +298,54 @@ class Worker:
             if run.kind.is_async:
                 output = await run.kind.handler(payload, Context(run, self.queue))
             else:
+                run.may_cancel = False
                 context = SyncContext(run, self.queue, self._loop)
                 output = await self._loop.run_in_executor(self._pool, run.kind.handler, payload, context)
-            end = {"outcome": "complete", "output": output}
-            if output is not None:
-                compact(output)
-        except (Exception, asyncio.CancelledError) as error:
+                if inspect.isawaitable(output):
+                    run.may_cancel = True
+                    output = await output
+            end = fields_of({"outcome": "complete", "output": output})
+        except GeneratorExit:
+            raise
+        except BaseException as error:
             end = self._end_of(run, error)
         finally:
+            run.may_cancel = False
             if timer:
                 timer.cancel()
+        # Its report must not come after its end.
+        while run.sending is not None:
+            await run.change()
         if run.why == "lost":
             return self._forget(run, "lost")
-        return self._settle(run, {**end, "ran_ms": millis(monotonic() - began_at)})
+        return self._settle(run, {**end, "ran_ms": str(millis(monotonic() - began_at))})
 
-    def _end_of(self, run: Run, error: BaseException) -> dict[str, Any]:
+    def _attempted(self, run: Run, task: asyncio.Task[None]) -> None:
+        """An attempt must not end without a word: its job would be this worker's for ever."""
+        if run.is_running:
+            error = asyncio.CancelledError() if task.cancelled() else task.exception()
+            self._settle(run, self._end_of(run, error or TenureError("the attempt ended without a result")))
+
+    def _end_of(self, run: Run, error: BaseException) -> Fields:
         """How an attempt ends whose handler raised."""
+        try:
+            return fields_of(self._said(run, error))
+        except Exception as odd:
+            log.warning("the handler raised an error that has no text: %r", odd)
+            return fields_of({"outcome": "retry", "error": type(error).__name__})
+
+    def _said(self, run: Run, error: BaseException) -> dict[str, Any]:
         if isinstance(error, Lost):
             run.why = "lost"
         if run.why == "cancelled":
             return {"outcome": "cancel", "error": "the job was cancelled"}
-        if run.why in ("shutdown", "cut off") or (isinstance(error, asyncio.CancelledError) and not run.why):
+        if run.why in ("shutdown", "cut off"):
             return {"outcome": "release", "began": run.began}
+        if run.why == "timeout":
+            limit = run.kind.timeout
+            return {"outcome": "retry", "error": f"it ran longer than the {limit} s that its kind allows"}
         text = f"{type(error).__name__}: {error}" if not isinstance(error, TenureError) else str(error)
         text = text[:ERROR_MAX].encode(errors="replace").decode()
-        if run.why == "timeout":
-            return {
-                "outcome": "retry",
-                "error": f"it ran longer than the {run.kind.timeout} s that its kind allows",
-            }
         if isinstance(error, Retry):
             return {"outcome": "retry", "error": text, "after_ms": millis(error.after)}
         if isinstance(error, Snooze):
@@ -289,28 +357,28 @@ class Worker:
         log.debug("the handler raised", exc_info=error)
         return {"outcome": "retry", "error": text}
 
-    async def _fetch(self, run: Run) -> bool:
-        """Gets the parts of a large job."""
+    async def _fetch(self, run: Run) -> None:
+        """Gets the parts of a large or unusual job. What cannot be read fails the attempt."""
         text = ""
         for part in range(run.job["parts"]):
-            answer = await self._ask("payload", f'"receipt":"{run.job["receipt"]}","part":{part}')
+            answer = await self._ask("payload", f'"receipt":{run.names["receipt"]},"part":{part}')
             if answer.get("lost"):
-                return False
+                raise Lost("the job is no longer this worker's")
             text += answer["text"]
         run.job.update(json.loads(text))
-        return True
 
     def _stop(self, run: Run, why: str) -> None:
         """Asks a handler to stop. The first reason stays, but for the loss of the job."""
-        if run.why == "lost" or (run.why and why != "lost"):
+        if not run.is_running or run.why == "lost" or (run.why and why != "lost"):
             return
         first, run.why = run.why is None, why
         run.changed.set()
         run.log(logging.WARNING, f"the handler is asked to stop: {why}", "stopped", why=why)
-        if first and run.task and run.kind.is_async:
+        if first and run.task and run.may_cancel:
             run.task.cancel()
 
     def _forget(self, run: Run, event: str, **more: Any) -> None:
+        run.is_running = False
         self._runs.pop(run.job["claim"], None)
         if self._latest.get(run.job["job"]) is run:
             del self._latest[run.job["job"]]
@@ -318,169 +386,132 @@ class Worker:
         level = logging.INFO if event == "settled" else logging.WARNING
         run.log(level, f"the attempt is {event}", event, **more)
 
-    def _settle(self, run: Run, end: dict[str, Any]) -> None:
-        run.task = None
-        self._settles.append((run, end))
+    def _settle(self, run: Run, end: Fields) -> None:
+        run.is_running = False
+        report = None if run.pending is None else text_of(run.pending)
+        entry = entry_of(run, end if report is None else {**end, "report": report})
+        # The work is worth more than its last report.
+        if report is not None and entry.bytes > self._entry_max:
+            entry = entry_of(run, end)
+        if entry.bytes > self._entry_max:
+            error = f"the output has {entry.bytes} bytes, but a message of NATS holds at most {self._entry_max}"
+            entry = entry_of(run, fields_of({"outcome": "fail", "error": error}))
+        self._settles.append(entry)
         self._to_settle.set()
 
-    def _settle_text(self, run: Run, end: dict[str, Any]) -> str:
-        """The entry of a settle, with the last report."""
-        if (report := run.take_report()) is not None:
-            end["report"] = report
-        text = compact(run.about(end))
-        most = self._wire.nc.max_payload - OVERHEAD
-        if len(text) > most and end.pop("report", None):
-            text = compact(run.about(end))
-        if len(text) > most:
-            error = f"the output has {len(text)} bytes, but a message holds at most {most}"
-            text = json.dumps(run.about({"outcome": "fail", "error": error}))
-        return text
-
-    async def _settle_all(self) -> None:
+    async def _settle_some(self) -> None:
         """Sends the settles that wait, together."""
-        while True:
+        if not self._settles:
+            self._to_settle.clear()
             await self._to_settle.wait()
-            if not self._settles:
-                self._to_settle.clear()
-                continue
-            batch: list[tuple[Run, dict[str, Any]]] = []
-            texts: list[str] = []
-            waiting: list[tuple[Run, dict[str, Any]]] = []
-            room = self._wire.nc.max_payload - OVERHEAD
-            while self._settles and len(batch) < ENTRIES_MAX and room > 0:
-                run, end = self._settles.popleft()
-                if run.is_sending:
-                    # Its report must not come after its end.
-                    waiting.append((run, end))
-                    continue
-                text = self._settle_text(run, end)
-                if texts and len(text) > room:
-                    self._settles.appendleft((run, end))
-                    break
-                batch.append((run, end))
-                texts.append(text)
-                room -= len(text) + 1
-            self._settles.extend(waiting)
-            if not batch:
-                await asyncio.sleep(0.01)
-                continue
-            try:
-                answer = await self._ask("settle", f'"settles":[{",".join(texts)}]')
-            except TenureError as error:
-                log.error("settles were refused; the worker tries again: %s", error)
-                self._settles.extend(batch)
-                await asyncio.sleep(1.0)
-                continue
-            again = False
-            for (run, end), result in zip(batch, answer["results"], strict=True):
-                if isinstance(result, str):
-                    self._forget(run, result)
-                elif result["error"]["retry"]:
-                    again = True
-                    self._settles.append((run, end))
-                else:
-                    self._refused(run, end, result["error"]["message"])
-            if again:
-                await asyncio.sleep(0.2)
+        sent = self._fitting(self._settles, ENTRIES_MAX)
+        results = await self._send("settle", sent)
+        del self._settles[: len(sent)]
+        for entry, result in zip(sent, results, strict=True):
+            self._settled(entry, result)
+        if None in results:
+            await asyncio.sleep(0.2)
 
-    def _refused(self, run: Run, end: dict[str, Any], message: str) -> None:
-        """A settle that a gateway refuses must not leave its job with this worker until it counts as lost."""
-        if end.pop("report", None) is None and run.was_refused:
-            return self._forget(run, "refused", error=message)
+    def _settled(self, entry: Entry, result: str | dict[str, Any] | None) -> None:
+        """`result`: None, if the settle is to be repeated. A settle that a gateway refuses must not leave its job with
+        this worker until it counts as lost."""
+        run, fields = entry.run, entry.fields
+        if isinstance(result, str):
+            return self._forget(run, result)
+        if result is None:
+            return self._settles.append(entry)
+        message = result["message"]
         run.log(logging.ERROR, f"a settle was refused: {message}", "refused")
-        if end["outcome"] == "complete" and run.was_refused:
-            end = {"outcome": "fail", "error": f"its end was refused: {message}"[:ERROR_MAX]}
-        run.was_refused = True
-        self._settles.append((run, end))
-        return None
+        if "report" in fields:
+            fields = {name: text for name, text in fields.items() if name != "report"}
+        elif not fields.get("error", "").startswith(f'"{REFUSED}'):
+            error = f"{REFUSED}: {message}"[:ERROR_MAX]
+            fields = fields_of({"outcome": "fail", "error": error})
+        else:
+            return self._forget(run, "refused", error=message)
+        return self._settles.append(entry_of(run, fields))
 
-    async def _reports(self) -> None:
-        """Sends the reports of all jobs together."""
-        woke_at = 0.0
-        while True:
-            slept_at, pause = monotonic(), min(max(self._report_every * 0.4, 0.01), 0.4)
-            await asyncio.sleep(pause)
-            now = monotonic()
-            if now - slept_at > pause + 1:
-                woke_at = now
-            due = []
-            for run in [run for run in self._runs.values() if run.task and not run.why]:
-                # A process that was frozen does not know yet how its last writes ended.
-                is_awake = now - woke_at > min(5.0, run.stale_after / 2)
-                if is_awake and now - max(run.written_at, self._ok_at) > 0.8 * run.stale_after:
-                    self._stop(run, "cut off")
-                elif run.kind.keepalive and now - run.sent_at > run.stale_after / 6:
-                    run.report({})
-                if run.pending is not None and now - run.sent_at >= self._report_every:
-                    due.append(run)
-            while due:
-                await self._report(due)
+    def _fitting(self, entries: list[Entry], most: int) -> list[Entry]:
+        """Those entries, from the first on, that fit into one request."""
+        room = self._entry_max
+        fitting: list[Entry] = []
+        for entry in itertools.islice(entries, most):
+            room -= entry.bytes + 1
+            if fitting and room < 0:
+                break
+            fitting.append(entry)
+        return fitting
 
-    async def _report(self, due: list[Run]) -> None:
-        """Sends as many of these reports as fit into a message, and takes them from the list."""
-        sent: list[tuple[Run, dict[str, Any]]] = []
-        entries: list[str] = []
-        sent_at, room = monotonic(), self._wire.nc.max_payload - OVERHEAD
-        while due and len(sent) < ENTRIES_MAX:
-            run = due[0]
-            if (report := run.take_report()) is not None:
-                entry = json.dumps(run.about(report), separators=(",", ":"))
-                if len(entry) > self._wire.nc.max_payload - OVERHEAD and "checkpoint" in report:
-                    # Earlier texts and a later checkpoint, each of which fits alone.
-                    report = {"checkpoint": report["checkpoint"]}
-                    entry = json.dumps(run.about(report), separators=(",", ":"))
-                if sent and len(entry) > room:
-                    run.put_back(report)
-                    break
-                room -= len(entry) + 1
-                sent.append((run, report))
-                entries.append(entry)
-                run.sent_at, run.is_sending = sent_at, True
-            due.pop(0)
-        if not sent:
-            return
+    async def _send(self, request: str, entries: list[Entry]) -> list[str | dict[str, Any] | None]:
+        """Sends entries in one request. The result of one that is to be repeated is None."""
+        texts = ",".join(entry.text for entry in entries)
+        results = (await self._once(request, f'"{request}s":[{texts}]'))["results"]
+        if len(results) != len(entries):
+            raise TenureError(f"a gateway answered {len(entries)} entries with {len(results)} results")
+        return [_result(result) for result in results]
+
+    async def _report_some(self) -> None:
+        """Looks after the attempts, and sends the reports that are due, those of all jobs together."""
+        slept_at, pause = monotonic(), min(max(self._report_every * 0.4, 0.01), 0.4)
+        await asyncio.sleep(pause)
+        now = monotonic()
+        if now - slept_at > pause + 1:
+            self._woke_at = now
+        due = []
+        for run in self._running():
+            # A process that was frozen does not know yet how its last writes ended.
+            is_awake = now - self._woke_at > min(5.0, run.stale_after / 2)
+            if is_awake and now - max(run.written_at, self._ok_at) > 0.8 * run.stale_after:
+                self._stop(run, "cut off")
+            if run.why:
+                continue
+            if run.kind.keepalive and now - run.sent_at > run.stale_after / 6:
+                run.report({})
+            is_due = now - run.sent_at >= self._report_every
+            if run.pending is not None and run.sending is None and is_due:
+                due.append(entry_of(run, run.send()))
+        while due:
+            sent = self._fitting(due, REPORTS_MAX)
+            due = due[len(sent) :]
+            self._spawn(self._report(sent))
+
+    async def _report(self, entries: list[Entry]) -> None:
+        sent_at = monotonic()
+        results: list[str | dict[str, Any] | None] = [None] * len(entries)
         try:
-            results = (await self._once("report", f'"reports":[{",".join(entries)}]'))["results"]
-        except TenureError as error:
+            results = await self._send("report", entries)
+        except Exception as error:
             log.warning("reports were not written; the worker tries again: %s", error)
-            results = [{"error": {"retry": True}}] * len(sent)
-        for (run, report), result in zip(sent, results, strict=True):
-            run.is_sending = False
+        for entry, result in zip(entries, results, strict=True):
+            run = entry.run
             if result in ("ok", "cancel"):
                 run.written_at = sent_at
-                run.changed.set()
             if result in ("cancel", "lost"):
                 self._stop(run, "cancelled" if result == "cancel" else "lost")
-            elif isinstance(result, dict) and result["error"]["retry"]:
-                run.put_back(report)
-            elif isinstance(result, dict):
-                run.refused = result["error"]["message"]
+            if isinstance(result, dict):
+                run.refused = result["message"]
                 run.log(logging.ERROR, f"a report was refused: {run.refused}", "refused")
-                run.changed.set()
+            run.sent(result is not None)
 
     async def _beat(self, as_of: str | None = None) -> dict[str, Any]:
         # A job that is lost may be this worker's again, by another claim.
         named = [run for run in self._runs.values() if run.why != "lost"]
         names = [[run.job["job"], run.job["token"], run.job["claim"]] for run in named]
-        body = json.dumps({"draining": self._draining, "running": names, "as_of": as_of})
+        body = to_json({"draining": self._draining, "running": names, "as_of": as_of})
         answer = await self._ask("beat", body[1:-1])
         # Not a later attempt of the same job, which may have begun here meanwhile.
-        by_job = {run.job["job"]: run for run in named if run.task}
+        by_job = {run.job["job"]: run for run in named if run.is_running}
         for name, why in (("lost", "lost"), ("cancel", "cancelled")):
             for job in answer[name]:
                 if job in by_job:
                     self._stop(by_job[job], why)
         return answer
 
-    async def _beats(self) -> None:
-        while True:
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._look.wait(), self._beat_every)
-            self._look.clear()
-            try:
-                await self._beat()
-            except TenureError as error:
-                log.error("a beat was refused: %s", error)
+    async def _beat_later(self) -> None:
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._look.wait(), self._beat_every)
+        self._look.clear()
+        await self._beat()
 
     async def _told(self, message: Msg) -> None:
         """A message to this worker alone."""
@@ -497,9 +528,8 @@ class Worker:
     async def _end(self) -> None:
         """Lets handlers run for the grace, gives the others back, and says goodbye."""
         await self._until_idle(self.grace)
-        for run in list(self._runs.values()):
-            if run.task:
-                self._stop(run, "shutdown")
+        for run in self._running():
+            self._stop(run, "shutdown")
         await self._until_idle(15.0)
         self._end_loops()
         try:
@@ -509,7 +539,7 @@ class Worker:
 
     def _end_loops(self) -> None:
         """The goodbye is the last request."""
-        for task in self._loops:
+        for task in self._tasks:
             task.cancel()
 
     async def _until_idle(self, within: float) -> None:
@@ -518,3 +548,11 @@ class Worker:
             self._freed.clear()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._freed.wait(), 0.1)
+
+
+def _result(result: Any) -> str | dict[str, Any] | None:
+    """A word; why the entry was refused; or None, if it is to be sent again."""
+    if isinstance(result, str):
+        return result
+    refusal: dict[str, Any] = result["error"]
+    return None if refusal["retry"] else refusal

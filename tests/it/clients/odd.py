@@ -1,0 +1,123 @@
+"""Handlers that end as none should: their jobs must end all the same, and the worker go on."""
+
+import asyncio
+import json
+import os
+import sys
+from datetime import timedelta
+from typing import Any
+
+from tenure import Context, Retry, Snooze, SyncContext, Worker
+
+
+class Odd(BaseException):
+    """No exception that `except Exception` catches."""
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("it has no text")
+
+
+w = Worker(os.environ["NATS_URL"], sys.argv[1], slots=int(sys.argv[2]), prefix=os.environ["TENURE_SUBJECT_PREFIX"])
+
+
+@w.handle("odd", keepalive=True)
+async def odd(job: Any, ctx: Context) -> Any:
+    raise Odd("it is none")
+
+
+@w.handle("odd_thread")
+def odd_thread(job: Any, ctx: SyncContext) -> Any:
+    raise Odd("it is none")
+
+
+@w.handle("mute")
+async def mute(job: Any, ctx: Context) -> Any:
+    raise Mute
+
+
+@w.handle("exits")
+async def exits(job: Any, ctx: Context) -> Any:
+    sys.exit(3)
+
+
+@w.handle("own_cancel")
+async def own_cancel(job: Any, ctx: Context) -> Any:
+    inner = asyncio.ensure_future(asyncio.sleep(60))
+    asyncio.get_running_loop().call_soon(inner.cancel)
+    await inner
+
+
+@w.handle("no_time")
+async def no_time(job: Any, ctx: Context) -> Any:
+    raise Retry("not yet", after=float("nan"))
+
+
+@w.handle("past")
+async def past(job: Any, ctx: Context) -> Any:
+    if ctx.attempt == 1:
+        raise Retry("not yet", after=timedelta(seconds=-3))
+    if ctx.checkpoint is None:
+        await ctx.progress(checkpoint=1)
+        await ctx.flush()
+        raise Snooze(timedelta(milliseconds=1))
+    return ctx.attempt
+
+
+@w.handle("changes")
+async def changes(job: Any, ctx: Context) -> Any:
+    output: dict[str, Any] = {"n": 1}
+    asyncio.get_running_loop().call_soon(output.update, {"n": {2}})
+    return output
+
+
+@w.handle("no_json")
+async def no_json(job: Any, ctx: Context) -> Any:
+    return {1, 2}
+
+
+async def later(job: Any) -> Any:
+    await asyncio.sleep(0)
+    return job
+
+
+w.handle("lambda")(lambda job, ctx: later(job))
+
+
+class Callable:
+    async def __call__(self, job: Any, ctx: Context) -> Any:
+        await ctx.progress("called")
+        return job
+
+
+w.handle("callable")(Callable())
+
+
+@w.handle("wide")
+async def wide(job: Any, ctx: Context) -> Any:
+    await ctx.progress(message="half a pair: \ud83d", checkpoint="漢" * 200_000)
+    await ctx.flush()
+    return "漢" * 200_000
+
+
+@w.handle("refused")
+def refused(job: Any, ctx: SyncContext) -> Any:
+    ctx.progress(checkpoint="\ud83d")
+    ctx.flush()
+
+
+@w.handle("echo")
+async def echo(job: Any, ctx: Context) -> Any:
+    return job
+
+
+async def main() -> None:
+    served = asyncio.ensure_future(w.serve())
+    while not hasattr(w, "_take_max"):
+        await asyncio.sleep(0.01)
+    print(json.dumps({"event": "ready", "worker": w.worker}), flush=True)
+    await served
+
+
+asyncio.run(main())
