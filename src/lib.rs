@@ -191,7 +191,7 @@ pub mod workers {
 pub mod rows {
     pub use crate::store::{
         DeadCount, DeadFilter, DeadLetter, ExecutionRow, HeldFor, JobEnd, JobFilter, JobRow, JobUpdate,
-        LaneRow, LanesRow, QueueRow, RecoveryRow, ScheduleRow, WorkerRow, WorkerState,
+        LaneRow, LanesRow, QueueRow, RecoveryRow, ScheduleRow, StepRow, WorkerRow, WorkerState,
     };
 }
 

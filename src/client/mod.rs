@@ -33,8 +33,8 @@ use crate::{
     nats::{Nats, NatsError},
     observe::hooks::EnqueueHooks,
     store::{
-        ExecutionRow, JobFilter, JobRow, MigrateError, NewJob, RecoveryRow, Store, StoreError, WorkerRow,
-        batch::Batcher,
+        ExecutionRow, JobFilter, JobRow, MigrateError, NewJob, RecoveryRow, StepRow, Store, StoreError,
+        WorkerRow, batch::Batcher,
     },
 };
 
@@ -187,6 +187,15 @@ impl Tenure {
     /// [`StoreError`]: Postgres did not answer in time, or refused the read.
     pub async fn executions(&self, id: JobId) -> Result<Vec<ExecutionRow>, StoreError> {
         self.inner.store.executions(id, i64::MAX).await
+    }
+
+    /// Returns what the attempts of one job have recorded, oldest first: steps, sleeps and effects.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`]: Postgres did not answer in time, or refused the read.
+    pub async fn steps(&self, id: JobId) -> Result<Vec<StepRow>, StoreError> {
+        self.inner.store.list_steps(id, i64::MAX).await
     }
 
     /// Returns the recoveries and refusals of one job, oldest first.

@@ -131,7 +131,7 @@ impl Gateway {
             }
             Ok(text)
         };
-        let percent: Option<f32> = entry.optional("progress", "a number from 0 to 100")?;
+        let percent: Option<f64> = entry.optional("progress", "a number from 0 to 100")?;
         let checkpoint = entry.raw("checkpoint");
         if let Some(checkpoint) = &checkpoint {
             let most = self.0.tenure.config().checkpoint_bytes_max;
@@ -149,7 +149,8 @@ impl Gateway {
         Ok(ProgressWrite {
             key: receipt.key(),
             stage: text("stage")?,
-            percent: percent.map(|percent| percent.clamp(0.0, 100.0)),
+            #[expect(clippy::cast_possible_truncation, reason = "it is at most 100")]
+            percent: percent.map(|percent| percent.clamp(0.0, 100.0) as f32),
             message: text("message")?,
             checkpoint,
         })

@@ -5,7 +5,7 @@ use chrono::{DateTime, Utc};
 use crate::{
     FencingToken, JobId, Status,
     doctor::{Check, CheckState},
-    rows::{ExecutionRow, HeldFor, JobRow, RecoveryRow},
+    rows::{ExecutionRow, HeldFor, JobRow, RecoveryRow, StepRow},
 };
 
 /// Returns a queued job, enqueued and due at `at`.
@@ -70,6 +70,18 @@ pub fn execution(fencing_token: i64, attempt: u32, at: DateTime<Utc>) -> Executi
         finished_at: None,
         outcome: None,
         error: None,
+    }
+}
+
+/// Returns what an attempt has recorded at `at`.
+pub fn step(name: &str, step: &str, began_at: Option<DateTime<Utc>>, at: DateTime<Utc>) -> StepRow {
+    StepRow {
+        name: name.into(),
+        step: step.into(),
+        fencing_token: FencingToken(1),
+        began_at,
+        recorded_at: at,
+        wakes_at: (step == "sleep").then(|| at + chrono::TimeDelta::hours(1)),
     }
 }
 

@@ -98,7 +98,7 @@ pub(crate) use queues::{Change, QueueLimit};
 pub(crate) use retention::Purged;
 #[cfg(feature = "worker")]
 pub(crate) use rows::{AttemptEnd, HostWorker, Refused, Registration, Suspect, Suspects, Turns};
-pub use rows::{CancelAnswer, DueJob, ExecutionRow, JobRow, RecoveryRow};
+pub use rows::{CancelAnswer, DueJob, ExecutionRow, JobRow, RecoveryRow, StepRow};
 #[cfg(feature = "worker")]
 pub use rows::{ClaimRequest, Completion, EndedAttempt, Keeps, LockPolicy, ProgressWrite};
 pub(crate) use rows::{NewJob, PublishedBy, RareOptions, RuleBroken};
@@ -341,6 +341,7 @@ statements! {
     CHECKPOINT_SIZE = "read" "checkpoint_size";
     LIST_WORKERS = "read" "list_workers";
     EXECUTIONS = "read" "executions";
+    LIST_STEPS = "read" "list_steps";
     RECOVERIES = "read" "recoveries";
     RECOVERY_EVENTS = "read" "recovery_events";
     RECOVERY_COUNTS = "read" "recovery_counts";

@@ -421,6 +421,24 @@ pub struct ExecutionRow {
     pub error: Option<String>,
 }
 
+/// What an attempt of a job has recorded: a row of `tenure.effects`.
+#[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
+pub struct StepRow {
+    /// The name of a step or a sleep, or the key of an effect.
+    pub name: String,
+    /// `step`, `sleep`, or `effect`: the work of [`JobContext::once`](crate::JobContext::once).
+    pub step: String,
+    /// The token of the attempt that recorded it.
+    pub fencing_token: FencingToken,
+    /// When a step or a sleep began.
+    pub began_at: Option<DateTime<Utc>>,
+    /// When it was recorded: at the end of a step or an effect, at the beginning of a sleep.
+    pub recorded_at: DateTime<Utc>,
+    /// The end of a sleep.
+    pub wakes_at: Option<DateTime<Utc>>,
+}
+
 /// A row of `tenure.recovery_events`.
 #[derive(Debug, Clone, Serialize)]
 #[expect(missing_docs, reason = "the fields are the table's columns")]

@@ -13,10 +13,13 @@ use sqlx::{
 use tokio::time::timeout;
 
 use super::{
-    CHECKPOINT_SIZE, DATABASE_TIME, EXECUTIONS, LIST_JOBS, LIST_WORKERS, RECOVERIES, SCHEMA_VERSION,
-    SHOW_JOB, VERIFY,
+    CHECKPOINT_SIZE, DATABASE_TIME, EXECUTIONS, LIST_JOBS, LIST_STEPS, LIST_WORKERS, RECOVERIES,
+    SCHEMA_VERSION, SHOW_JOB, VERIFY,
     call::{Store, StoreError},
-    rows::{AGE_MAX, ExecutionRow, JobRow, RecoveryRow, RuleBroken, both, bytes_of, status, u32_of, u64_of},
+    rows::{
+        AGE_MAX, ExecutionRow, JobRow, RecoveryRow, RuleBroken, StepRow, both, bytes_of, status, u32_of,
+        u64_of,
+    },
 };
 use crate::job::{JobId, Status};
 
@@ -353,6 +356,22 @@ impl Store {
             })
         };
         Ok(rows.iter().map(execution).collect::<Result<_, sqlx::Error>>()?)
+    }
+
+    /// Returns the latest `most` steps, sleeps and effects of one job, oldest first.
+    pub async fn list_steps(&self, job: JobId, most: i64) -> Result<Vec<StepRow>, StoreError> {
+        let rows = self.rows(query(LIST_STEPS).bind(job).bind(most)).await?;
+        let step = |row: &PgRow| {
+            Ok(StepRow {
+                name: row.try_get("key")?,
+                step: row.try_get("step")?,
+                fencing_token: row.try_get("fencing_token")?,
+                began_at: row.try_get("began_at")?,
+                recorded_at: row.try_get("created_at")?,
+                wakes_at: row.try_get("wakes_at")?,
+            })
+        };
+        Ok(rows.iter().map(step).collect::<Result<_, sqlx::Error>>()?)
     }
 
     /// Returns how many jobs break each rule. The call may take long, and has a connection of its own.

@@ -11,7 +11,7 @@ use serde::Serialize;
 use tenure::{
     FencingToken, Status,
     internals::{WhoRuns, duration::measured},
-    rows::{ExecutionRow, JobRow, RecoveryRow},
+    rows::{ExecutionRow, JobRow, RecoveryRow, StepRow},
 };
 
 /// A job that had to wait less than this for its due time was not scheduled: it was due when enqueued, or retried at
@@ -22,8 +22,8 @@ const SCHEDULED_MIN: TimeDelta = TimeDelta::seconds(1);
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Entry {
     pub(crate) at: DateTime<Utc>,
-    /// One of enqueued, scheduled, claimed, ended, reset, release, `refused_write`, republished, redriven, dead,
-    /// completed, cancelled.
+    /// One of enqueued, scheduled, claimed, step, sleep, effect, ended, reset, release, `refused_write`, republished,
+    /// redriven, dead, completed, cancelled.
     pub(crate) event: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) attempt: Option<u32>,
@@ -57,6 +57,7 @@ pub(crate) fn merged(
     job: &JobRow,
     executions: &[ExecutionRow],
     recoveries: &[RecoveryRow],
+    steps: &[StepRow],
     spans: Spans,
 ) -> Vec<Entry> {
     let about = format!("in queue {}, of kind {}", job.queue, job.kind);
@@ -86,6 +87,7 @@ pub(crate) fn merged(
         entries.insert(1, scheduled);
     }
     entries.extend(recoveries.iter().map(|event| recovered(event, spans)));
+    entries.extend(steps.iter().map(|step| recorded(step, spans)));
     entries.extend(finished(job, before, spans));
     entries.sort_by_key(|entry| entry.at);
     entries
@@ -149,6 +151,15 @@ fn recovered(event: &RecoveryRow, spans: Spans) -> Entry {
         worker: event.owner_before.clone(),
         ..Entry::new(event.at, &event.event, text)
     }
+}
+
+fn recorded(step: &StepRow, spans: Spans) -> Entry {
+    let text = match (step.began_at, step.wakes_at) {
+        (_, Some(wakes_at)) => format!("{}: {}", step.name, spans(passed(step.recorded_at, wakes_at))),
+        (Some(began_at), None) => format!("{}, in {}", step.name, spans(passed(began_at, step.recorded_at))),
+        (None, None) => step.name.clone(),
+    };
+    Entry { token: Some(step.fencing_token), ..Entry::new(step.recorded_at, &step.step, text) }
 }
 
 fn finished(job: &JobRow, last: Option<&ExecutionRow>, spans: Spans) -> Option<Entry> {
@@ -257,7 +268,7 @@ mod tests {
             execution(2, 2, 5_100, Some((9_000, "completed", None))),
         ];
         let recoveries = [examples::reset(at(3_001))];
-        let entries = merged(&job, &executions, &recoveries, seconds);
+        let entries = merged(&job, &executions, &recoveries, &[], seconds);
         assert_eq!(
             texts(&entries),
             [
@@ -284,7 +295,7 @@ mod tests {
         let failed = execution(1, 3, 10, Some((2_000, "failed", Some("no"))));
         let mut waiting = job(Status::Queued, 0);
         waiting.scheduled_at = at(60_000);
-        let entries = merged(&waiting, std::slice::from_ref(&failed), &[], seconds);
+        let entries = merged(&waiting, std::slice::from_ref(&failed), &[], &[], seconds);
         let events: Vec<_> = entries.iter().map(|entry| entry.event.as_str()).collect();
         assert_eq!(events[..4], ["enqueued", "claimed", "ended", "dead"]);
         assert!(events[4..].contains(&"redriven") && entries.last().unwrap().at == at(60_000));
@@ -292,7 +303,7 @@ mod tests {
         let mut done = job(Status::Completed, 1);
         done.finished_at = Some(at(70_000));
         let again = execution(2, 1, 65_000, Some((70_000, "completed", None)));
-        let entries = merged(&done, &[failed.clone(), again], &[], seconds);
+        let entries = merged(&done, &[failed.clone(), again], &[], &[], seconds);
         let events: Vec<_> = entries.iter().map(|entry| entry.event.as_str()).collect();
         assert_eq!(
             events,
@@ -301,14 +312,14 @@ mod tests {
         // A job that is dead now was not redriven.
         let mut dead = job(Status::Failed, 3);
         (dead.finished_at, dead.last_error) = (Some(at(2_000)), Some("no".into()));
-        let events = texts(&merged(&dead, &[failed], &[], seconds));
+        let events = texts(&merged(&dead, &[failed], &[], &[], seconds));
         assert_eq!(events.last().unwrap(), "dead: 2s after it was enqueued");
         assert!(!events.iter().any(|event| event.starts_with("redriven")), "{events:?}");
         // A lost attempt that was charged: the job waits for the next one.
         let lost = execution(1, 1, 10, Some((2_000, "lost", None)));
-        let events = texts(&merged(&job(Status::Queued, 1), std::slice::from_ref(&lost), &[], seconds));
+        let events = texts(&merged(&job(Status::Queued, 1), std::slice::from_ref(&lost), &[], &[], seconds));
         assert!(!events.iter().any(|event| event.starts_with("redriven")), "{events:?}");
-        let events = texts(&merged(&job(Status::Queued, 0), &[lost], &[], seconds));
+        let events = texts(&merged(&job(Status::Queued, 0), &[lost], &[], &[], seconds));
         assert!(events.iter().any(|event| event.starts_with("redriven")), "{events:?}");
     }
 
@@ -316,13 +327,13 @@ mod tests {
     fn a_job_that_never_ran_has_its_reason_and_no_span_is_negative() {
         let mut cancelled = job(Status::Cancelled, 0);
         (cancelled.finished_at, cancelled.last_error) = (Some(at(-500)), Some("never mind".into()));
-        let events = texts(&merged(&cancelled, &[], &[], seconds));
+        let events = texts(&merged(&cancelled, &[], &[], &[], seconds));
         assert_eq!(
             events,
             ["cancelled: 0s after it was enqueued: never mind", "enqueued: in queue q, of kind k"]
         );
         let backwards = execution(1, 1, 10, Some((5, "retried", None)));
-        let events = texts(&merged(&job(Status::Queued, 1), &[backwards], &[], seconds));
+        let events = texts(&merged(&job(Status::Queued, 1), &[backwards], &[], &[], seconds));
         assert!(events.contains(&"ended: retried after 0s".to_owned()), "{events:?}");
     }
 
@@ -330,12 +341,12 @@ mod tests {
     fn a_job_of_a_lane_was_released_by_it_unless_it_ended_there() {
         let mut job = job(Status::Queued, 0);
         (job.lane, job.scheduled_at) = (Some("org-7".into()), at(5_000));
-        let last = |job: &JobRow| texts(&merged(job, &[], &[], seconds)).pop().unwrap();
+        let last = |job: &JobRow| texts(&merged(job, &[], &[], &[], seconds)).pop().unwrap();
         assert_eq!(last(&job), "scheduled: released by its lane");
         job.is_held = true;
         assert_eq!(last(&job), "scheduled: not before this time");
         (job.is_held, job.status, job.finished_at) = (false, Status::Cancelled, Some(at(5_010)));
-        assert_eq!(texts(&merged(&job, &[], &[], seconds)).len(), 2, "enqueued and cancelled");
+        assert_eq!(texts(&merged(&job, &[], &[], &[], seconds)).len(), 2, "enqueued and cancelled");
     }
 
     #[test]
@@ -343,13 +354,35 @@ mod tests {
         let mut lost = job(Status::Queued, 1);
         lost.scheduled_at = at(60_000);
         let events =
-            texts(&merged(&lost, &[execution(1, 1, 10, Some((60_001, "lost", None)))], &[], seconds));
+            texts(&merged(&lost, &[execution(1, 1, 10, Some((60_001, "lost", None)))], &[], &[], seconds));
         assert!(!events.iter().any(|event| event.starts_with("scheduled")), "{events:?}");
     }
 
     #[test]
+    fn what_an_attempt_has_recorded_stands_between_its_claim_and_its_end() {
+        let executions = [execution(1, 1, 10, Some((3_000, "snoozed", None)))];
+        let steps = [
+            examples::step("fetch", "step", Some(at(500)), at(2_000)),
+            examples::step("charge", "effect", None, at(2_500)),
+            examples::step("cool down", "sleep", Some(at(2_900)), at(2_900)),
+        ];
+        let entries = merged(&job(Status::Queued, 0), &executions, &[], &steps, seconds);
+        assert_eq!(
+            texts(&entries)[2..],
+            [
+                "step: fetch, in 1s 500ms",
+                "effect: charge",
+                "sleep: cool down: 1h",
+                "ended: snoozed after 2s 990ms"
+            ]
+        );
+        assert_eq!(entries[2].token, Some(FencingToken(1)));
+    }
+
+    #[test]
     fn a_job_that_runs_has_no_end_yet() {
-        let events = texts(&merged(&job(Status::Processing, 1), &[execution(1, 1, 10, None)], &[], seconds));
+        let events =
+            texts(&merged(&job(Status::Processing, 1), &[execution(1, 1, 10, None)], &[], &[], seconds));
         assert_eq!(events, ["enqueued: in queue q, of kind k", "claimed: attempt 1 of 3"]);
     }
 }

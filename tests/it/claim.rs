@@ -231,6 +231,10 @@ async fn a_token_without_the_claim_id_writes_nothing() {
         let unkept = sqlx::query(statement("complete_unkept_one")).bind(job).bind(token).bind(claim);
         let unkept = unkept.bind(vec![job]).bind("100ms").fetch_all(&bench.pool).await.unwrap();
         assert_eq!(unkept.len(), 0, "complete_unkept_one {token} {claim}");
+        let step = sqlx::query(statement("record_steps")).bind(vec![job]).bind(vec![token]).bind(vec![claim]);
+        let step =
+            step.bind(vec![claim]).bind(vec!["a"]).bind(vec!["step"]).bind(vec!["1"]).bind(vec![0.0_f64]);
+        assert_eq!(step.fetch_all(&bench.pool).await.unwrap().len(), 0, "record_steps {token} {claim}");
         for name in ["fence", "lock_job", "complete_one"] {
             let mut query = sqlx::query(statement(name)).bind(job).bind(token).bind(claim);
             if name.starts_with("complete") {
@@ -240,6 +244,7 @@ async fn a_token_without_the_claim_id_writes_nothing() {
         }
     }
     assert_eq!(row().await, before, "nothing was written");
+    assert_eq!(bench.count("tenure.effects").await, 0);
     // Every way to settle the attempt, a retry included.
     for verdict in ["retried", "snoozed", "released", "failed", "cancelled"] {
         let settle = statement("settle");

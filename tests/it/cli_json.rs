@@ -105,6 +105,7 @@ async fn json_output_has_the_keys_that_the_docs_name() {
         if payload == json!("dies") {
             return Err(JobError::permanent("no such customer"));
         }
+        ctx.step("legs", async || Ok(2)).await?;
         ctx.progress("walking", 50.0, "a step").await?;
         if payload == json!("waits") {
             ctx.cancelled().await;
@@ -189,6 +190,7 @@ async fn json_output_has_the_keys_that_the_docs_name() {
     bench.execute(&insert).await;
     let recovered = run(&bench, &["jobs", "show", &done], 0).await;
     compared.many("recovery", &recovered["recoveries"]);
+    compared.many("step", &recovered["steps"]);
     compared.shown(&recovered);
 
     let all: BTreeSet<_> = compared.shapes.keys().copied().collect();

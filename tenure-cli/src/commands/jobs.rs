@@ -21,7 +21,7 @@ use tenure::{
     internals::{Parts as _, duration::written},
     jobs::{CancelOutcome, RetryOutcome},
     names::{check_kind, check_queue},
-    rows::{ExecutionRow, JobFilter, JobRow, RecoveryRow},
+    rows::{ExecutionRow, JobFilter, JobRow, RecoveryRow, StepRow},
 };
 
 /// The most characters of an error in a list.
@@ -242,6 +242,7 @@ struct Shown {
     job: JobRow,
     executions: Vec<ExecutionRow>,
     recoveries: Vec<RecoveryRow>,
+    steps: Vec<StepRow>,
     timeline: Vec<timeline::Entry>,
     checkpoint_bytes: Option<usize>,
     held: Option<Held>,
@@ -253,12 +254,16 @@ async fn show(cli: &Cli, tenure: &Tenure, id: JobId) -> anyhow::Result<ExitCode>
     };
     let executions = tenure.executions(id).await?;
     let recoveries = tenure.recoveries(id).await?;
+    let steps = match tenure.steps(id).await {
+        Err(error) if error.is_denied() => Vec::new(),
+        steps => steps?,
+    };
     let checkpoint_bytes = tenure.checkpoint_bytes(id).await?;
     let held = Held::read(tenure, &job, Utc::now(), timeline::seconds).await?;
-    let timeline = timeline::merged(&job, &executions, &recoveries, timeline::seconds);
+    let timeline = timeline::merged(&job, &executions, &recoveries, &steps, timeline::seconds);
     if cli.output == Output::Json {
         // Not through `serde_json::Value`, which would round the numbers of payload and output.
-        let all = Shown { job, executions, recoveries, timeline, checkpoint_bytes, held };
+        let all = Shown { job, executions, recoveries, steps, timeline, checkpoint_bytes, held };
         print::line(serde_json::to_string_pretty(&all)?);
         return Ok(ExitCode::SUCCESS);
     }

@@ -41,11 +41,12 @@ pub(super) async fn page(view: &View, ask: &Ask, id: &str) -> Result<Page, Failu
     let id: JobId = id.parse().map_err(|_| gone())?;
     let store = view.tenure.store();
     let filter = EventFilter { job: Some(id), ..EventFilter::default() };
-    let (job, texts, executions, recoveries, events) = tokio::try_join!(
+    let (job, texts, executions, recoveries, steps, events) = tokio::try_join!(
         store.show_job(id),
         store.job_texts(id, TEXT_MAX),
         store.executions(id, LATEST),
         store.recoveries(id, LATEST),
+        store.list_steps(id, LATEST),
         store.recovery_events(&filter, LATEST),
     )?;
     // The job may have moved between two statements.
@@ -67,7 +68,7 @@ pub(super) async fn page(view: &View, ask: &Ask, id: &str) -> Result<Page, Failu
         _ => None,
     };
     let held = Held::read(&view.tenure, &job, now(), whole).await?;
-    let entries = timeline::merged(&job, &executions, &recoveries, rounded);
+    let entries = timeline::merged(&job, &executions, &recoveries, &steps, rounded);
     let mut live = Regions::default();
     let body = html! {
         (live.put("job-head", head(view, ask, &job, &texts)))
@@ -340,11 +341,12 @@ fn history(view: &View, entries: &[Entry]) -> Markup {
             .unwrap_or("queued"),
         "scheduled" => "scheduled",
         "claimed" => "claimed",
+        "sleep" => "snoozed",
         "reset" => "reset",
         "release" => "release",
         "refused_write" => "refused_write",
         "republished" => "republished",
-        "completed" => "completed",
+        "completed" | "step" | "effect" => "completed",
         "cancelled" => "cancelled",
         _ => "queued",
     };

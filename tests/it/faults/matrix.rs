@@ -747,6 +747,7 @@ const FAULTS: &[(&str, &[Fault])] = &[
     ("Watchers", super::watchers::FAULTS),
     ("Lanes", super::lanes::FAULTS),
     ("Workers in other languages", super::foreign::FAULTS),
+    ("Steps", super::steps::FAULTS),
 ];
 
 fn root() -> PathBuf {

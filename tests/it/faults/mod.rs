@@ -13,6 +13,7 @@ mod network;
 mod postgres;
 mod recovery;
 mod replicas;
+mod steps;
 mod watchers;
 
 use std::time::Duration;
