@@ -168,6 +168,8 @@ async fn recovery(
     values: &mut Values,
 ) -> anyhow::Result<()> {
     let doomed = if plan.quick { 3 } else { 20 };
+    // The workers of an earlier measurement are gone, all at once: that would hold this one back, too.
+    arena.forget_workers().await?;
     let _gateway = Program::gateway(arena)?;
     // When more than half of all workers vanish at once, nothing is reset before stale_after: most stay.
     let mut others = arena.foreign_workers(&arena.queue(), 1, WorkerMode::Decode, 2 * doomed)?;
