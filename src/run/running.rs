@@ -123,9 +123,9 @@ pub(crate) struct Rules {
 /// The steps of a job that an attempt runs.
 #[derive(Debug, Default)]
 pub(crate) struct Steps {
-    /// What earlier attempts have recorded. Read at the first step.
-    pub(crate) recorded: OnceCell<HashMap<String, Recorded>>,
-    /// The names that the handler has called in this attempt.
+    /// What earlier attempts have recorded, and when it was read: at the first step.
+    pub(crate) recorded: OnceCell<(Instant, HashMap<String, Recorded>)>,
+    /// The names that are in use, or recorded, in this attempt.
     pub(crate) called: Mutex<HashSet<String>>,
 }
 
@@ -133,7 +133,7 @@ impl Steps {
     /// The recorded steps that the handler has not called. In order.
     pub(crate) fn uncalled(&self) -> Vec<String> {
         let called = self.called.lock().unwrap_or_else(PoisonError::into_inner);
-        let recorded = self.recorded.get().into_iter().flatten();
+        let recorded = self.recorded.get().into_iter().flat_map(|(_, recorded)| recorded);
         let steps = recorded.filter(|(name, what)| **what != Recorded::Other && !called.contains(*name));
         let mut names: Vec<_> = steps.map(|(name, _)| name.clone()).collect();
         names.sort_unstable();

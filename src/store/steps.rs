@@ -5,7 +5,7 @@ use std::time::Duration;
 use sqlx::{Row, postgres::PgRow, query};
 
 use super::{
-    RECORD_STEPS, STEPS,
+    EFFECT, RECORD_STEPS, STEPS,
     call::{Store, StoreError},
     rows::{Keys, ord},
 };
@@ -46,17 +46,17 @@ impl Step {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Recording {
     Recorded,
-    /// Another effect of the job has the name.
+    /// Another effect of the job has the name, or an earlier call has recorded the step meanwhile.
     NameTaken,
-    /// The job is not this attempt's any more.
-    NotOurs,
+    /// The job is not this attempt's any more, or its row is locked.
+    NotWritten,
 }
 
 /// What an attempt of the job has recorded under a name.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Recorded {
-    /// The result of a step, as JSON text.
-    Step(String),
+    /// The result of a step, as JSON text; `None`: it is large, and read when it is asked for.
+    Step(Option<String>),
     /// A sleep, and what is left of it.
     Sleep(Duration),
     /// Something else: an effect of `once`, or a step that this release does not know.
@@ -80,7 +80,7 @@ impl Store {
             .bind(of(|write| write.step.word()))
             .bind(of(|write| &write.result))
             .bind(writes.iter().map(|write| write.step.seconds()).collect::<Vec<_>>());
-        let mut answers = vec![Recording::NotOurs; writes.len()];
+        let mut answers = vec![Recording::NotWritten; writes.len()];
         for row in self.rows(query).await? {
             if let Some(answer) = answers.get_mut(ord(&row)?) {
                 let recorded = row.try_get("recorded")?;
@@ -88,6 +88,12 @@ impl Store {
             }
         }
         Ok(answers)
+    }
+
+    /// Returns the result of a recorded step, as JSON text.
+    pub(crate) async fn step_result(&self, job: JobId, name: &str) -> Result<String, StoreError> {
+        let rows = self.rows(query(EFFECT).bind(job).bind(name)).await?;
+        Ok(rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get("result")?)
     }
 
     /// Returns what the attempts of a job have recorded, each with its name.

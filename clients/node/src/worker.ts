@@ -42,6 +42,8 @@ const ENTRIES_MAX = 1_000;
 const REPORTS_MAX = 100;
 const OVERHEAD = 4_096;
 const ERROR_MAX = 10_000;
+/** Ten years: the longest time that a gateway takes. */
+const DELAY_MAX = 10 * 365 * 86_400_000;
 const REFUSED = 'a gateway refused the end of the attempt';
 /** The longest time of a timer of Node. */
 const TIMER_MAX = 2 ** 31 - 1;
@@ -293,7 +295,11 @@ export class Worker {
     const run = new Run(job, kind);
     // An attempt of the same job that this worker lost, and of which it has not heard yet.
     const older = this.#latest.get(job.job);
-    if (older) this.#stop(older, 'lost');
+    if (older) {
+      this.#stop(older, 'lost');
+      // Its settle may still be repeated: a beat must not name it beside this one.
+      older.why = 'lost';
+    }
     this.#latest.set(job.job, run);
     this.#runs.set(job.claim, run);
     if (this.#draining.signal.aborted) this.#settle(run, fieldsOf({ outcome: 'release', began: false }));
@@ -571,5 +577,5 @@ function failed(error: unknown): Fields {
 
 /** Whole milliseconds. A time that has passed already is none. */
 function whole(ms: number | undefined): number | undefined {
-  return ms === undefined ? undefined : Math.round(Math.min(Math.max(ms, 0), 1e12));
+  return ms === undefined ? undefined : Math.round(Math.min(Math.max(ms, 0), DELAY_MAX));
 }

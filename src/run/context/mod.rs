@@ -92,8 +92,10 @@ pub enum ContextError {
     /// the sleep is over.
     #[error("the job sleeps for {}; return the error from the handler", written(*.left))]
     Suspended {
-        /// What is left of the sleep.
+        /// What was left of the sleep when this was returned.
         left: Duration,
+        /// When it was returned. Another time of day does not move it.
+        since: Instant,
     },
     /// Postgres did not answer. This worker may still own the job: return the error, and the attempt is not
     /// charged unless the job was in fact lost.

@@ -16,7 +16,6 @@
 //! - `the_step_of_a_stale_attempt_is_refused`
 
 use std::{
-    collections::HashMap,
     sync::{PoisonError, atomic::Ordering},
     time::{Duration, Instant},
 };
@@ -78,9 +77,10 @@ impl<S> JobContext<S> {
     /// once**: a worker that dies between the end of the work and its record leaves no trace, and the next attempt does
     /// the work again. For SQL in tenure's database, where both are one commit, use [`JobContext::once`].
     ///
-    /// `name` names the step within the job: 1 to 512 bytes without control characters. An attempt calls each name
-    /// once, and no effect of [`JobContext::once`] has it. Steps need no order, and may run at the same time. What is
-    /// recorded is kept for as long as the job, through retries and redrives. Of code that was changed: a step that it
+    /// `name` names the step within the job: 1 to 512 bytes without control characters. An attempt records each name
+    /// once, and no effect of [`JobContext::once`] has it. Steps need no order, and may run at the same time, but not
+    /// between [`JobContext::lock_job`] and the commit. What is recorded is kept for as long as the job, through
+    /// retries and redrives. Of code that was changed: a step that it
     /// no longer calls is named in the log when the job completes, and a new name is a new step.
     ///
     /// ```no_run
@@ -93,15 +93,16 @@ impl<S> JobContext<S> {
     /// # Ok(score) }
     /// ```
     ///
-    /// Cancel safe: dropped before its record, the step is not recorded. A record is a sign of life, but a step that
-    /// lasts longer than `stale_after` must report progress as any other work.
+    /// Cancel safe: dropped during its work, the step is not recorded, and may be called again; dropped later, it is
+    /// recorded. A record is a sign of life, but a step that lasts longer than `stale_after` must report progress as
+    /// any other work.
     ///
     /// # Errors
     ///
-    /// - The work's own error: nothing is recorded, and the next attempt does the step again.
-    /// - A permanent [`JobError`] if the name is not valid or was used before, or if the result cannot be stored, has
-    ///   more bytes than [`Config::checkpoint_bytes_max`](crate::Config::checkpoint_bytes_max), or, recorded earlier,
-    ///   does not fit the type.
+    /// - The work's own error: nothing is recorded. Call the step again, or return the error for the next attempt to.
+    /// - A permanent [`JobError`] if the name is not valid or was used before, or if the result cannot be stored,
+    ///   cannot be read back, has more bytes than [`Config::checkpoint_bytes_max`](crate::Config::checkpoint_bytes_max), or,
+    ///   recorded earlier, does not fit the type.
     /// - A [`JobError`] with [`ContextError::Lost`], [`ContextError::Ended`] or [`ContextError::CutOff`] inside: stop.
     ///   While Postgres does not answer, the call waits until the worker is cut off.
     pub async fn step<T: Serialize + DeserializeOwned>(
@@ -109,20 +110,27 @@ impl<S> JobContext<S> {
         name: &str,
         work: impl AsyncFnOnce() -> Result<T, JobError>,
     ) -> Result<T, JobError> {
+        let mut call = self.call(name).await?;
         match self.recorded(name).await? {
-            Some(Recorded::Step(result)) => {
+            Some((_, Recorded::Step(result))) => {
+                call.is_recorded = true;
+                let result = match result {
+                    Some(result) => result,
+                    None => self.result_of(name).await?,
+                };
                 return serde_json::from_str(&result).map_err(|error| {
                     JobError::permanent(format!(
                         "the recorded result of step {name:?} does not fit its type: {error}"
                     ))
                 });
             }
-            Some(Recorded::Sleep(_) | Recorded::Other) => return Err(taken(name)),
+            Some((_, Recorded::Sleep(_) | Recorded::Other)) => return Err(taken(name)),
             None => {}
         }
         let began_at = Instant::now();
         let result = work().await?;
         let text = self.storable_result(name, &result)?;
+        call.is_recorded = true;
         self.record(name, text, Step::Step(began_at.elapsed())).await?;
         Ok(result)
     }
@@ -150,30 +158,40 @@ impl<S> JobContext<S> {
     ///
     /// [`ContextError::Suspended`] while the sleep lasts; otherwise those of [`JobContext::step`].
     pub async fn sleep(&self, name: &str, lasts: Duration) -> Result<(), JobError> {
-        let left = match self.recorded(name).await? {
-            Some(Recorded::Sleep(left)) => left,
-            Some(Recorded::Step(_) | Recorded::Other) => return Err(taken(name)),
+        let mut call = self.call(name).await?;
+        let recorded = self.recorded(name).await?;
+        call.is_recorded = true;
+        let left = match recorded {
+            Some((read_at, Recorded::Sleep(left))) => left.saturating_sub(read_at.elapsed()),
+            Some((_, Recorded::Step(_) | Recorded::Other)) => return Err(taken(name)),
             None => {
                 let lasts = lasts.min(DELAY_MAX);
                 self.record(name, "null".into(), Step::Sleep(lasts)).await?;
                 lasts
             }
         };
-        if left.is_zero() { Ok(()) } else { Err(ContextError::Suspended { left }.into()) }
+        if left.is_zero() {
+            return Ok(());
+        }
+        Err(ContextError::Suspended { left, since: Instant::now() }.into())
     }
 
-    /// Returns what an earlier attempt has recorded under this name. Marks the name as called.
-    async fn recorded(&self, name: &str) -> Result<Option<Recorded>, JobError> {
+    /// Marks the name as in use.
+    async fn call<'c>(&'c self, name: &'c str) -> Result<Call<'c>, JobError> {
         check_key(name)
             .map_err(|rule| JobError::permanent(format!("the name of a step {rule}: {name:?}")))?;
         self.check_owned("step").await?;
-        let Steps { recorded, called } = &self.job.steps;
-        let is_new = called.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned());
-        if !is_new {
+        let steps = &self.job.steps;
+        if !steps.called.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned()) {
             return Err(JobError::permanent(format!(
                 "step {name:?} was called twice in one attempt: give each step of a job a name of its own"
             )));
         }
+        Ok(Call { steps, name, is_recorded: false })
+    }
+
+    /// Returns what an earlier attempt has recorded under this name, and when that was read.
+    async fn recorded(&self, name: &str) -> Result<Option<(Instant, Recorded)>, JobError> {
         self.job.has_effects.store(true, Ordering::Release);
         // Before the first attempt there was nothing to record.
         if self.token().0 == 1 {
@@ -181,30 +199,57 @@ impl<S> JobContext<S> {
         }
         let read = || async {
             loop {
+                let read_at = Instant::now();
                 match self.store.steps(self.id()).await {
-                    Ok(steps) => return Ok::<_, JobError>(steps.into_iter().collect::<HashMap<_, _>>()),
+                    Ok(steps) => return Ok::<_, JobError>((read_at, steps.into_iter().collect())),
                     Err(error) => self.wait_for(error).await?,
                 }
             }
         };
-        Ok(recorded.get_or_try_init(read).await?.get(name).cloned())
+        let (read_at, recorded) = self.job.steps.recorded.get_or_try_init(read).await?;
+        Ok(recorded.get(name).map(|recorded| (*read_at, recorded.clone())))
+    }
+
+    async fn result_of(&self, name: &str) -> Result<String, JobError> {
+        loop {
+            match self.store.step_result(self.id(), name).await {
+                Ok(result) => return Ok(result),
+                Err(error) => self.wait_for(error).await?,
+            }
+        }
     }
 
     async fn record(&self, name: &str, result: String, step: Step) -> Result<(), JobError> {
         let write = StepWrite { key: self.job.key, name: name.to_owned(), result, step };
+        let mut was_taken = false;
         loop {
             self.check_owned("step").await?;
+            // The record would change the row after the snapshot of a transaction of the handler.
+            let held_until = self.job.pulse().held_until;
+            if let Some(held) = held_until.and_then(|until| until.checked_duration_since(Instant::now())) {
+                sleep(held.min(AGAIN)).await;
+                continue;
+            }
             let sent_at = Instant::now();
-            // `None`: the worker's runtime ends.
-            let recorded = self.recorder.0.run(write.clone()).await;
-            match recorded.unwrap_or(Ok(Recording::NotOurs)) {
-                Ok(Recording::Recorded) => {
+            match self.recorder.0.run(write.clone()).await {
+                Some(Ok(Recording::Recorded)) => {
                     self.job.written(sent_at);
                     return Ok(());
                 }
-                Ok(Recording::NameTaken) => return Err(taken(name)),
-                Ok(Recording::NotOurs) => return Err(self.refused("step").await.into()),
-                Err(error) => self.wait_for(error).await?,
+                // The first call may have waited for the commit of an earlier one, whose answer was lost.
+                Some(Ok(Recording::NameTaken)) if !was_taken => was_taken = true,
+                Some(Ok(Recording::NameTaken)) => return Err(taken(name)),
+                Some(Ok(Recording::NotWritten)) => match self.store.still_mine(&[self.job.key]).await {
+                    Ok(mine) if mine.first().copied().flatten().is_none() => {
+                        return Err(self.refused("step").await.into());
+                    }
+                    // Another transaction has locked the row.
+                    Ok(_) => sleep(AGAIN).await,
+                    Err(error) => self.wait_for(error).await?,
+                },
+                Some(Err(error)) => self.wait_for(error).await?,
+                // The statement was given up.
+                None => sleep(AGAIN).await,
             }
         }
     }
@@ -223,13 +268,21 @@ impl<S> JobContext<S> {
     }
 
     /// Returns the result as text, not as a value, which would round its numbers.
-    fn storable_result<T: Serialize>(&self, name: &str, result: &T) -> Result<String, JobError> {
+    fn storable_result<T: Serialize + DeserializeOwned>(
+        &self,
+        name: &str,
+        result: &T,
+    ) -> Result<String, JobError> {
         let refused =
             |why: &str| JobError::permanent(format!("the result of step {name:?} cannot be stored: {why}"));
         let text = serde_json::to_string(result).map_err(|error| refused(&error.to_string()))?;
         let value = serde_json::from_str(&text).map_err(|error| refused(&error.to_string()))?;
         if let Some(why) = unstorable(&value) {
             return Err(refused(why));
+        }
+        // The next attempt could not read it, and would not do the work again.
+        if let Err(error) = serde_json::from_str::<T>(&text) {
+            return Err(refused(&format!("it does not read back as its type: {error}")));
         }
         let (bytes, bytes_max) = (text.len(), self.checkpoint_bytes_max);
         if bytes > bytes_max {
@@ -239,6 +292,21 @@ impl<S> JobContext<S> {
             )));
         }
         Ok(text)
+    }
+}
+
+/// A name in use. Dropped before its record was sent, it may be called again.
+struct Call<'c> {
+    steps: &'c Steps,
+    name: &'c str,
+    is_recorded: bool,
+}
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        if !self.is_recorded {
+            self.steps.called.lock().unwrap_or_else(PoisonError::into_inner).remove(self.name);
+        }
     }
 }
 
@@ -268,7 +336,7 @@ impl JobError {
     #[must_use]
     pub fn suspended(&self) -> Option<Duration> {
         causes(&*self.source).find_map(|cause| match cause.downcast_ref() {
-            Some(ContextError::Suspended { left }) => Some(*left),
+            Some(ContextError::Suspended { left, since }) => Some(left.saturating_sub(since.elapsed())),
             _ => None,
         })
     }

@@ -17,7 +17,7 @@ use crate::{
     config::Timing,
     proof::{Place, RULES, ago, place, place_with, run_in, seconds},
     run::running::{Reservation, Rules, Running},
-    store::{Isolation, Recording, Step, StepWrite},
+    store::{Isolation, Recorded, Recording, Step, StepWrite},
 };
 
 const WORKER: &str = "worker";
@@ -672,7 +672,7 @@ async fn many_steps_of_many_jobs_are_recorded_together_and_a_stale_one_alone_is_
     let stale = crate::job::claim::ClaimKey { claim: uuid::Uuid::nil(), ..key };
     let writes = [write(stale, "s", "1"), write(key, "t", "2")];
     let recorded = one.context.store.record_steps(&writes).await.unwrap();
-    assert_eq!(recorded, [Recording::NotOurs, Recording::Recorded]);
+    assert_eq!(recorded, [Recording::NotWritten, Recording::Recorded]);
     let took =
         "SELECT round(extract(epoch FROM created_at - began_at))::int FROM tenure.effects WHERE key = 't'";
     assert_eq!(one.place.value(took).await, "1");
@@ -687,8 +687,13 @@ async fn a_step_with_a_wrong_name_or_result_says_so() {
         error.text()
     };
     assert!(why(context.step("", async || Ok(())).await.unwrap_err()).contains("1 to 512 bytes"));
+    // What left no record may be called again.
+    context.step("a", async || Err::<i32, _>("no".into())).await.unwrap_err();
+    drop(poll!(Box::pin(context.step("a", async || std::future::pending::<Result<i32, JobError>>().await))));
     context.step("a", async || Ok(1)).await.unwrap();
     assert!(why(context.step("a", async || Ok(1)).await.unwrap_err()).contains("called twice"));
+    let nan = context.step("nan", async || Ok(f64::NAN)).await.unwrap_err();
+    assert!(why(nan).contains("does not read back"));
     assert!(why(context.sleep("a", SECOND).await.unwrap_err()).contains("called twice"));
     let large = context.step("large", async || Ok("x".repeat(9))).await.unwrap_err();
     assert!(why(large).contains("11 bytes, but at most 10"));
@@ -705,10 +710,62 @@ async fn a_step_with_a_wrong_name_or_result_says_so() {
 }
 
 #[tokio::test]
+async fn a_step_waits_for_a_locked_row_and_for_its_own_earlier_call() {
+    let one = one().await;
+    let (job, token) = (one.context.id(), one.context.token());
+    let pool = PgPool::connect(&one.place.tenure.config().database_url).await.unwrap();
+    // As after `tenure.cancel` in a transaction of an application.
+    let mut holder = pool.begin().await.unwrap();
+    holder.execute("SELECT FROM tenure.jobs FOR NO KEY UPDATE").await.unwrap();
+    let step = one.context.clone();
+    let waits = tokio::spawn(async move { step.step("locked", async || Ok(1)).await });
+    let write = |name: &str| StepWrite {
+        key: one.context.job.key,
+        name: name.into(),
+        result: "1".into(),
+        step: Step::Step(SECOND),
+    };
+    let store = &one.context.store;
+    assert_eq!(store.record_steps(&[write("b")]).await.unwrap(), [Recording::NotWritten], "it does not wait");
+    assert!(!waits.is_finished());
+    holder.rollback().await.unwrap();
+    assert_eq!(waits.await.unwrap().unwrap(), 1);
+    // An earlier call whose answer was lost has not committed yet when this one takes its snapshot.
+    let mut earlier = pool.begin().await.unwrap();
+    let record = "INSERT INTO tenure.effects (job_id, key, fencing_token, result, step) \
+                  VALUES ($1, 'twice', $2, '7', 'step')";
+    sqlx::query(record).bind(job).bind(token).execute(&mut *earlier).await.unwrap();
+    let step = one.context.clone();
+    let again = tokio::spawn(async move { step.step("twice", async || Ok(7)).await });
+    let waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'transactionid'";
+    while one.place.value(waiting).await == "0" {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    earlier.commit().await.unwrap();
+    assert_eq!(again.await.unwrap().unwrap(), 7);
+}
+
+#[tokio::test]
+async fn a_large_result_is_read_when_it_is_asked_for() {
+    let mut one = one().await;
+    one.context.checkpoint_bytes_max = 100_000;
+    // Nothing that Postgres could compress.
+    let numbers = (0..3_000_u64).map(|n| n.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_string());
+    let large = numbers.collect::<String>();
+    let result = large.clone();
+    one.context.step("large", async || Ok(result)).await.unwrap();
+    let recorded = one.context.store.steps(one.context.id()).await.unwrap();
+    assert_eq!(recorded, [("large".to_owned(), Recorded::Step(None))]);
+    let next = again(&one).await;
+    assert_eq!(next.step("large", async || Ok(String::new())).await.unwrap(), large);
+}
+
+#[tokio::test]
 async fn a_sleep_lasts_by_the_clock_of_postgres() {
     let one = one().await;
     let left = |error: JobError| error.suspended().unwrap();
-    assert_eq!(left(one.context.sleep("nap", SECOND * 60).await.unwrap_err()), SECOND * 60);
+    let whole = left(one.context.sleep("nap", SECOND * 60).await.unwrap_err());
+    assert!(whole > SECOND * 59 && whole <= SECOND * 60, "{whole:?}");
     one.context.sleep("nothing", Duration::ZERO).await.unwrap();
     one.place.execute("UPDATE tenure.effects SET wakes_at = wakes_at - interval '20 s'").await;
     let next = again(&one).await;

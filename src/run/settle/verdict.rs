@@ -121,9 +121,12 @@ impl Attempt<'_> {
         }
     }
 
-    /// The handler sleeps. `None`: it has failed, or the job is to be cancelled.
+    /// The handler sleeps. `None`: it has failed.
     fn suspended(&self, error: &JobError) -> Option<Verdict> {
-        let delay = error.suspended().filter(|_| self.asked != Some(CancelReason::User))?;
+        let delay = error.suspended()?;
+        if self.asked == Some(CancelReason::User) {
+            return Some(self.cancelled(None));
+        }
         Some(Verdict::End(AttemptEnd { delay, ..self.end(AttemptOutcome::Snoozed) }))
     }
 

@@ -5,8 +5,9 @@
 --   $8 how long a step has run, or how long a sleep lasts, in seconds
 --
 -- One row a step of a job that is still ours. `recorded`: the record is this attempt's, also if an earlier call wrote
--- it and its answer was lost; otherwise another effect of the job has the name. Without a row the job is not ours.
--- A row that another transaction has locked is waited for: a reset must not come between the fence and the record.
+-- it and its answer was lost; otherwise another effect of the job has the name, or an earlier call committed while this
+-- one waited for its record, and a second call sees it. Without a row the job is not ours, or another transaction has
+-- locked its row: ask still_mine.sql. SKIP LOCKED: a transaction that holds one row must not hold up the others.
 -- A claim id belongs to one claim of one job: see complete.sql. The update is HOT, as in progress.sql.
 WITH mine AS MATERIALIZED (
     SELECT j.id, j.claim_id, j.fencing_token
@@ -16,7 +17,7 @@ WITH mine AS MATERIALIZED (
        AND j.claim_id = ANY ($3::uuid[])
        AND j.status = 'processing'
      ORDER BY j.id
-       FOR NO KEY UPDATE OF j
+       FOR NO KEY UPDATE OF j SKIP LOCKED
 ), alive AS (
     UPDATE tenure.jobs j
        SET last_activity_at = clock_timestamp()

@@ -32,6 +32,11 @@ def odd_thread(job: Any, ctx: SyncContext) -> Any:
     raise Odd("it is none")
 
 
+@w.handle("stops")
+def stops(job: Any, ctx: SyncContext) -> Any:
+    return next(iter([]))
+
+
 @w.handle("mute")
 async def mute(job: Any, ctx: Context) -> Any:
     raise Mute

@@ -59,6 +59,7 @@ async fn however_a_handler_in_python_ends_its_job_ends_and_the_worker_goes_on() 
     for (kind, status, says) in [
         ("odd", Status::Failed, "Odd: it is none"),
         ("odd_thread", Status::Failed, "Odd: it is none"),
+        ("stops", Status::Failed, "StopIteration: "),
         ("mute", Status::Failed, "Mute"),
         ("exits", Status::Failed, "SystemExit: 3"),
         ("own_cancel", Status::Failed, "CancelledError"),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from datetime import timedelta
 
-SECONDS_MAX = 1e9
+# Ten years: the longest time that a gateway takes.
+SECONDS_MAX = 10 * 365 * 86_400.0
 
 
 def seconds_of(value: float | timedelta, name: str) -> float:

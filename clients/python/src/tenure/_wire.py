@@ -10,7 +10,7 @@ import re
 import ssl
 from collections.abc import Awaitable, Callable
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 import nats
 from nats.aio.client import Client as Nats
@@ -21,6 +21,7 @@ from nats.errors import Error as NatsError
 from ._errors import ProtocolError, TenureError
 
 log = logging.getLogger("tenure")
+Answer = TypeVar("Answer")
 
 ANSWERED_WITHIN = 5.0
 """How long to wait for an answer, in seconds, besides the time that the request itself asks to wait."""
@@ -98,8 +99,12 @@ class Wire:
 
     async def _open(self) -> None:
         nc = await nats.connect(self._url, **self._options)
-        for subject, callback in self._subscriptions:
-            await nc.subscribe(subject, cb=callback)
+        try:
+            for subject, callback in self._subscriptions:
+                await nc.subscribe(subject, cb=callback)
+        except BaseException:
+            await nc.close()
+            raise
         self.nc = nc
 
     async def subscribe(self, subject: str, callback: Callable[[Msg], Awaitable[None]]) -> None:
@@ -159,7 +164,7 @@ class Wire:
         return await repeat(lambda: self.once(subject, body, within))
 
 
-async def repeat(once: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
+async def repeat(once: Callable[[], Awaitable[Answer]]) -> Answer:
     """Repeats a request until it is answered, and says so in the log now and then."""
     pauses, told_at = Pauses(), -TOLD_EVERY
     while True:

@@ -41,7 +41,7 @@ REFUSED = "a gateway refused the end of the attempt"
 VERSION = "0.2.0"
 
 
-@dataclass
+@dataclass(eq=False)
 class Entry:
     """An entry of a report or a settle."""
 
@@ -155,7 +155,7 @@ class Worker:
         self._pool = ThreadPoolExecutor(self.slots, thread_name_prefix="tenure-handler")
         try:
             await wire.subscribe(f"{wire.prefix}.w.{self.queue}.to.{self.worker}", self._told)
-            await self._unless_stopped(self._hello())
+            await self._unless_stopped(repeat(self._hello))
             if not self._draining:
                 for step in (self._report_some, self._beat_later, self._settle_some):
                     self._spawn(self._for_ever(step))
@@ -167,6 +167,8 @@ class Worker:
                 self._stop(run, "cut off")
             self._pool.shutdown(wait=False)
             await wire.close()
+        if self._settles:
+            log.error("%d ends of attempts were not written: these jobs will run elsewhere", len(self._settles))
         if left := len(self._running()):
             raise TenureError(f"{left} handlers run on though they were asked to stop")
 
@@ -198,7 +200,7 @@ class Worker:
             "version": VERSION,
         }
         body = {"v": 1, "worker": self.worker, "slots": self.slots, "kinds": self._rules(), **about}
-        answer = await self._wire.ask(f"w.{self.queue}.hello", json.dumps(body))
+        answer = await self._wire.once(f"w.{self.queue}.hello", json.dumps(body))
         self._beat_every, self._report_every = (
             answer["beat_every_ms"] / 1000,
             answer["report_every_ms"] / 1000,
@@ -274,6 +276,8 @@ class Worker:
         # An attempt of the same job that this worker lost, and of which it has not heard yet.
         if older := self._latest.get(job["job"]):
             self._stop(older, "lost")
+            # Its settle may still be repeated: a beat must not name it beside this one.
+            older.why = "lost"
         self._latest[job["job"]] = run
         self._runs[job["claim"]] = run
         if self._draining:
@@ -300,7 +304,10 @@ class Worker:
             else:
                 run.may_cancel = False
                 context = SyncContext(run, self.queue, self._loop)
-                output = await self._loop.run_in_executor(self._pool, run.kind.handler, payload, context)
+                call = self._loop.run_in_executor(self._pool, _called, run.kind.handler, payload, context)
+                output, raised = await call
+                if raised is not None:
+                    raise raised
                 if inspect.isawaitable(output):
                     run.may_cancel = True
                     output = await output
@@ -406,8 +413,8 @@ class Worker:
             await self._to_settle.wait()
         sent = self._fitting(self._settles, ENTRIES_MAX)
         results = await self._send("settle", sent)
-        del self._settles[: len(sent)]
         for entry, result in zip(sent, results, strict=True):
+            self._settles.remove(entry)
             self._settled(entry, result)
         if None in results:
             await asyncio.sleep(0.2)
@@ -548,6 +555,14 @@ class Worker:
             self._freed.clear()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._freed.wait(), 0.1)
+
+
+def _called(handler: Callable[..., Any], payload: Any, context: SyncContext) -> tuple[Any, BaseException | None]:
+    """Runs a blocking handler. A future takes no `StopIteration`, and would wait for ever."""
+    try:
+        return handler(payload, context), None
+    except BaseException as error:
+        return None, error
 
 
 def _result(result: Any) -> str | dict[str, Any] | None:
