@@ -100,7 +100,7 @@ impl Store {
     pub(crate) async fn steps(&self, job: JobId) -> Result<Vec<(String, Recorded)>, StoreError> {
         let rows = self.rows(query(STEPS).bind(job)).await?;
         let step = |row: &PgRow| {
-            let recorded = match row.try_get::<Option<&str>, _>("step")? {
+            let recorded = match row.try_get::<Option<&str>, _>("step_kind")? {
                 Some("step") => Recorded::Step(row.try_get("result")?),
                 Some("sleep") => {
                     let left: Option<f64> = row.try_get("left_s")?;

@@ -117,7 +117,7 @@ async fn a_deploy_and_a_crash_do_not_prolong_a_sleep() {
     let began_at = std::time::Instant::now();
     // A crash is charged.
     let job = bench.tenure.enqueue(JobRequest::new("q", "k", json!({})).max_attempts(3)).await.unwrap().id;
-    bench.until_count("tenure.effects WHERE step = 'sleep'", 1).await;
+    bench.until_count("tenure.effects WHERE step_kind = 'sleep'", 1).await;
     // Its record stands, and perhaps not the end of its attempt.
     running.abandon().await;
     bench

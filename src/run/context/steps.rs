@@ -101,8 +101,9 @@ impl<S> JobContext<S> {
     ///
     /// - The work's own error: nothing is recorded. Call the step again, or return the error for the next attempt to.
     /// - A permanent [`JobError`] if the name is not valid or was used before, or if the result cannot be stored,
-    ///   cannot be read back, has more bytes than [`Config::checkpoint_bytes_max`](crate::Config::checkpoint_bytes_max), or,
-    ///   recorded earlier, does not fit the type.
+    ///   cannot be read back, has more bytes than
+    ///   [`Config::checkpoint_bytes_max`](crate::Config::checkpoint_bytes_max), or, recorded earlier, does not fit the
+    ///   type.
     /// - A [`JobError`] with [`ContextError::Lost`], [`ContextError::Ended`] or [`ContextError::CutOff`] inside: stop.
     ///   While Postgres does not answer, the call waits until the worker is cut off.
     pub async fn step<T: Serialize + DeserializeOwned>(

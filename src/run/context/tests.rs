@@ -732,7 +732,7 @@ async fn a_step_waits_for_a_locked_row_and_for_its_own_earlier_call() {
     assert_eq!(waits.await.unwrap().unwrap(), 1);
     // An earlier call whose answer was lost has not committed yet when this one takes its snapshot.
     let mut earlier = pool.begin().await.unwrap();
-    let record = "INSERT INTO tenure.effects (job_id, key, fencing_token, result, step) \
+    let record = "INSERT INTO tenure.effects (job_id, key, fencing_token, result, step_kind) \
                   VALUES ($1, 'twice', $2, '7', 'step')";
     sqlx::query(record).bind(job).bind(token).execute(&mut *earlier).await.unwrap();
     let step = one.context.clone();

@@ -23,22 +23,22 @@ WITH mine AS MATERIALIZED (
        SET last_activity_at = clock_timestamp()
      WHERE j.id = ANY (ARRAY(SELECT id FROM mine))
 ), said AS MATERIALIZED (
-    SELECT s.ord, m.id AS job_id, m.fencing_token, s.key, s.step, s.result, s.seconds * interval '1 second' AS lasts
+    SELECT s.ord, m.id AS job_id, m.fencing_token, s.key, s.step_kind, s.result, s.seconds * interval '1 second' AS lasts
       FROM unnest($4::uuid[], $5::text[], $6::text[], $7::text[], $8::float8[])
-           WITH ORDINALITY AS s (claim_id, key, step, result, seconds, ord)
+           WITH ORDINALITY AS s (claim_id, key, step_kind, result, seconds, ord)
       JOIN mine m USING (claim_id)
 ), written AS (
-    INSERT INTO tenure.effects (job_id, key, fencing_token, result, step, began_at, wakes_at)
-    SELECT job_id, key, fencing_token, result::jsonb, step,
-           clock_timestamp() - CASE WHEN step = 'step' THEN lasts ELSE interval '0' END,
-           CASE WHEN step = 'sleep' THEN clock_timestamp() + lasts END
+    INSERT INTO tenure.effects (job_id, key, fencing_token, result, step_kind, began_at, wakes_at)
+    SELECT job_id, key, fencing_token, result::jsonb, step_kind,
+           clock_timestamp() - CASE WHEN step_kind = 'step' THEN lasts ELSE interval '0' END,
+           CASE WHEN step_kind = 'sleep' THEN clock_timestamp() + lasts END
       FROM said
      ORDER BY job_id, key
         ON CONFLICT (job_id, key) DO NOTHING
     RETURNING job_id, key
 )
 SELECT (said.ord - 1)::int AS ord,
-       w.key IS NOT NULL OR coalesce(e.fencing_token = said.fencing_token AND e.step = said.step, false) AS recorded
+       w.key IS NOT NULL OR coalesce(e.fencing_token = said.fencing_token AND e.step_kind = said.step_kind, false) AS recorded
   FROM said
   LEFT JOIN written w USING (job_id, key)
   LEFT JOIN tenure.effects e USING (job_id, key)

@@ -2,7 +2,7 @@
 --
 --   $1 id  $2 row limit
 SELECT * FROM (
-    SELECT key, coalesce(step, 'effect') AS step, fencing_token, began_at, created_at, wakes_at
+    SELECT key, coalesce(step_kind, 'effect') AS step, fencing_token, began_at, created_at, wakes_at
       FROM tenure.effects
      WHERE job_id = $1
      ORDER BY created_at DESC, key DESC
