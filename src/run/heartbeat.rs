@@ -205,7 +205,10 @@ impl Heartbeat {
     /// its way, or the completion might overtake it.
     pub(crate) async fn last_report(&self, job: &RunningJob) -> Option<ProgressWrite> {
         job.last_words.store(true, Ordering::Release);
-        let is_on_its_way = job.pulse().trying_since.is_some();
+        let is_on_its_way = {
+            let pulse = job.pulse();
+            pulse.is_sent || pulse.trying_since.is_some()
+        };
         if is_on_its_way {
             drop(self.shared.turn.lock().await);
         }
@@ -298,11 +301,15 @@ impl Heartbeat {
             let mut pulse = job.pulse();
             pulse.flushed_at = sent_at;
             pulse.trying_since.get_or_insert(sent_at);
+            pulse.is_sent = true;
             pulse.pending.take().unwrap_or_else(|| nothing(job))
         };
         let mut unsent = Unsent { jobs, batch: jobs.iter().map(take).collect() };
         crate::observe::metrics::batch("progress", unsent.batch.len());
         let answer = self.shared.store.progress(&unsent.batch).await;
+        for job in jobs {
+            job.pulse().is_sent = false;
+        }
         let batch = std::mem::take(&mut unsent.batch);
         match answer {
             Ok(answers) => {

@@ -68,6 +68,8 @@ pub(crate) struct Pulse {
     pub(crate) extended_at: Instant,
     /// When the worker next asks Postgres whether it still owns the job, if it writes nothing until then.
     pub(crate) check_at: Instant,
+    /// A batch has taken the report, and is on its way. Another write, such as that of a fence, may end before it.
+    pub(crate) is_sent: bool,
     /// The start of the current series of failed writes.
     pub(crate) trying_since: Option<Instant>,
     /// The end of the pause in writes while a transaction of the handler holds the row.
@@ -194,6 +196,7 @@ impl RunningJob {
             thread: Arc::default(),
             pulse: Mutex::new(Pulse {
                 pending: None,
+                is_sent: false,
                 written_at,
                 flushed_at: now,
                 extended_at: now,
