@@ -1,4 +1,4 @@
-//! Steps: work that is recorded once, whatever dies between its parts, and sleeps that hold nothing.
+//! Steps: a recorded step never runs again, whichever process dies; a sleeping job holds no slot and no message.
 
 use std::{path::PathBuf, time::Duration};
 

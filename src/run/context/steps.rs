@@ -1,4 +1,5 @@
-//! Steps: work outside SQL that a handler does once it is recorded, and sleeps that hold no slot.
+//! Steps: records a handler's work outside SQL, so that no later attempt repeats it, and lets a job sleep without a
+//! slot.
 //!
 //! ```text
 //! step("fetch") ── recorded by an earlier attempt? ── yes ──► its result
@@ -61,7 +62,7 @@ async fn record_all(store: &Store, batch: Vec<StepWrite>) -> Vec<Result<Recordin
                 metrics::batch("steps", part.len());
                 answers.extend(recorded.into_iter().map(Ok));
             }
-            // Postgres refuses one result: the others are recorded all the same.
+            // Postgres refuses one of the results: record the others without it.
             Err(error) if part.len() > 1 && error.is_the_datas_fault() => halve(part, &mut rest),
             Err(error) => answers.extend(part.iter().map(|_| Err(error.clone()))),
         }
@@ -79,9 +80,9 @@ impl<S> JobContext<S> {
     ///
     /// `name` names the step within the job: 1 to 512 bytes without control characters. An attempt records each name
     /// once, and no effect of [`JobContext::once`] has it. Steps need no order, and may run at the same time, but not
-    /// between [`JobContext::lock_job`] and the commit. What is recorded is kept for as long as the job, through
-    /// retries and redrives. Of code that was changed: a step that it
-    /// no longer calls is named in the log when the job completes, and a new name is a new step.
+    /// between [`JobContext::lock_job`] and the commit. tenure keeps a record for as long as the job, through retries
+    /// and redrives. When new code no longer calls a recorded step, the worker names that step in its log as the job
+    /// completes; a step with a new name is a new step.
     ///
     /// ```no_run
     /// # use tenure::{JobContext, JobError};

@@ -24,12 +24,12 @@ w = Worker(os.environ["NATS_URL"], sys.argv[1], slots=int(sys.argv[2]), prefix=o
 
 @w.handle("odd", keepalive=True)
 async def odd(job: Any, ctx: Context) -> Any:
-    raise Odd("it is none")
+    raise Odd("no ordinary exception")
 
 
 @w.handle("odd_thread")
 def odd_thread(job: Any, ctx: SyncContext) -> Any:
-    raise Odd("it is none")
+    raise Odd("no ordinary exception")
 
 
 @w.handle("stops")

@@ -57,8 +57,8 @@ async fn however_a_handler_in_python_ends_its_job_ends_and_the_worker_goes_on() 
     let _gateway = world.gateway();
     let _worker = world.ready(1).await;
     for (kind, status, says) in [
-        ("odd", Status::Failed, "Odd: it is none"),
-        ("odd_thread", Status::Failed, "Odd: it is none"),
+        ("odd", Status::Failed, "Odd: no ordinary exception"),
+        ("odd_thread", Status::Failed, "Odd: no ordinary exception"),
         ("stops", Status::Failed, "StopIteration: "),
         ("mute", Status::Failed, "Mute"),
         ("exits", Status::Failed, "SystemExit: 3"),
