@@ -101,8 +101,8 @@ struct Watched {
     pause: Duration,
     /// When the workers were asked to tell.
     asked_at: Option<Instant>,
-    /// Whether the job has existed: then a missing row is an end.
-    has_existed: bool,
+    /// Since when the job is known to exist: to a look that began later, a missing row is an end.
+    exists_since: Option<Instant>,
     /// Whether the job may be about to be created: then a missing row says nothing.
     is_expected: bool,
 }
@@ -161,7 +161,7 @@ impl Watches {
             look_at: if is_expected { now + PAUSE_HINTED.0 } else { now },
             pause: Duration::ZERO,
             asked_at: None,
-            has_existed: false,
+            exists_since: None,
             is_expected,
         });
         watched.watchers += 1;
@@ -214,7 +214,7 @@ impl Watching {
     /// Notes that the expected job exists now.
     pub(crate) fn exists(&self) {
         if let Some(watched) = self.shared.state().jobs.get_mut(&self.job) {
-            (watched.has_existed, watched.is_expected) = (true, false);
+            (watched.exists_since, watched.is_expected) = (Some(Instant::now()), false);
         }
     }
 
@@ -449,7 +449,7 @@ impl Watched {
         };
         let (seen, is_news) = match answer {
             Ok(Some(job)) => {
-                (self.has_existed, self.is_expected) = (true, false);
+                (self.exists_since, self.is_expected) = (Some(began_at), false);
                 match before {
                     Some(before) if before.is_like(&job) => (Seen::Job(before), false),
                     _ => (Seen::Job(Arc::new(job)), true),
@@ -458,8 +458,11 @@ impl Watched {
             // A job that has ended may be removed, by retention or a person.
             Ok(None) if before.as_ref().is_some_and(|job| job.status.is_finished()) => return,
             // Every other end leaves a row, for an hour at least.
-            Ok(None) if self.has_existed => (Seen::Gone(before), true),
-            Ok(None) if self.is_expected => return,
+            Ok(None) if self.exists_since.is_some_and(|since| began_at >= since) => {
+                (Seen::Gone(before), true)
+            }
+            // A look may have begun before the job was inserted, and be answered after its caller heard of it.
+            Ok(None) if self.is_expected || self.exists_since.is_some() => return,
             Ok(None) => (Seen::Missing, true),
             Err(error) if error.is_unavailable() => return,
             Err(error) => (Seen::Refused(error), true),
@@ -579,4 +582,30 @@ impl Tenure {
 /// The end of a job whose kind keeps no history.
 fn left_nothing(last: &JobUpdate) -> Arc<JobUpdate> {
     Arc::new(JobUpdate { status: Status::Completed, progress: None, ..last.clone() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_look_that_began_before_the_job_was_inserted_does_not_end_it() {
+        let began_at = Instant::now();
+        let later = began_at + Duration::from_millis(1);
+        let mut watched = Watched {
+            seen: watch::Sender::new((began_at, Seen::Nothing)),
+            fresh: Some((began_at, began_at)),
+            watchers: 1,
+            feeds: 0,
+            look_at: began_at,
+            pause: Duration::ZERO,
+            asked_at: None,
+            exists_since: Some(later),
+            is_expected: false,
+        };
+        watched.note(Ok(None), began_at);
+        assert!(matches!(*watched.seen.borrow(), (_, Seen::Nothing)));
+        watched.note(Ok(None), later);
+        assert!(matches!(*watched.seen.borrow(), (_, Seen::Gone(None))));
+    }
 }
