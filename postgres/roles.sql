@@ -37,10 +37,15 @@ REVOKE ALL ON FUNCTION tenure.create_history_partitions(int), tenure.purge_day(i
 -- Producers. A job that they insert is queued and has no owner. An INSERT reads the row that it made, and a duplicate
 -- reads the holder of its key.
 GRANT INSERT (id, queue, kind, payload, max_attempts, scheduled_at, trace_context, dispatch, publish_at, published_at,
-              lane, priority, not_after, expires_as),
+              lane, priority, not_after, expires_as, group_id),
       SELECT (id, queue, publish_at, published_at, dispatch, fencing_token, status)
     ON tenure.jobs TO tenure_producer;
 GRANT INSERT (at, job_id) ON tenure.job_expiries TO tenure_producer;
+-- Groups: which job waits for which. By these rights a producer can hold no job but its own, and release none.
+GRANT INSERT (before, after, group_id, step), SELECT (before, after) ON tenure.job_edges TO tenure_producer;
+GRANT INSERT (job_id, group_id, on_failure), SELECT (job_id) ON tenure.followers TO tenure_producer;
+-- Runs with the rights of the schema's owner: it writes an event of a live job, once for each name, and wakes that job.
+GRANT EXECUTE ON FUNCTION tenure.signal(uuid, text, jsonb) TO tenure_producer, tenure_worker;
 -- To hand a job to the relay when NATS did not take its message. By this right a producer can have any job published
 -- again, which is harmless, or hide a due job until the relay finds that it has no message.
 GRANT UPDATE (publish_at, published_at) ON tenure.jobs TO tenure_producer;
@@ -69,7 +74,7 @@ GRANT EXECUTE ON FUNCTION tenure.take_key(text, text, text, uuid, jsonb, timesta
 GRANT SELECT, INSERT, DELETE ON tenure.jobs TO tenure_worker;
 GRANT UPDATE (status, attempt, fencing_token, claim_id, worker_id, worker_host, stale_after, on_crash, losses,
               last_activity_at, started_at, scheduled_at, stage, progress, message, checkpoint, cancel_requested_at,
-              last_error, dispatch, publish_at, published_at, clear_reason, put_off_since)
+              last_error, dispatch, publish_at, published_at, clear_reason, put_off_since, group_id)
     ON tenure.jobs TO tenure_worker;
 GRANT SELECT, INSERT ON tenure.job_history, tenure.job_keys, tenure.job_executions, tenure.recovery_events
     TO tenure_worker;
@@ -78,7 +83,12 @@ GRANT UPDATE (ended_at) ON tenure.job_keys TO tenure_worker;
 -- UPDATE: a job that dies replaces the refusal of its own message by a worker with other limits.
 GRANT SELECT, INSERT, UPDATE ON tenure.dead_letter_jobs TO tenure_worker;
 GRANT SELECT, INSERT ON tenure.effects TO tenure_worker;
-GRANT UPDATE (result, fencing_token) ON tenure.effects TO tenure_worker;
+GRANT UPDATE (result, fencing_token, step_kind) ON tenure.effects TO tenure_worker;
+GRANT SELECT, INSERT ON tenure.followers, tenure.job_edges TO tenure_worker;
+-- `release_followers` releases, cancels and restores jobs that follow others, once these have ended; `mend_groups` notes
+-- ends, and `sweep_groups` deletes what is known of jobs that are gone.
+GRANT EXECUTE ON FUNCTION tenure.release_followers(int), tenure.mend_groups(uuid, int), tenure.sweep_groups(bigint),
+      tenure.await_event(uuid, bigint, uuid, text, interval), tenure.still_awaits(uuid, text) TO tenure_worker;
 GRANT SELECT, INSERT, UPDATE, DELETE ON tenure.workers TO tenure_worker;
 GRANT SELECT, UPDATE ON tenure.scanner_state, tenure.turns TO tenure_worker;
 GRANT SELECT ON tenure.gateway_keys TO tenure_worker;

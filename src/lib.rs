@@ -113,6 +113,15 @@ pub mod names {
     pub use crate::job::{JobIdError, NameError, check_kind, check_queue};
 }
 
+/// Jobs that wait for other jobs, and events that jobs wait for: see [`Tenure::group`], [`Tenure::graph`] and
+/// [`Tenure::signal`].
+pub mod groups {
+    pub use crate::client::groups::{
+        EnqueuedGroup, Graph, Group, GroupView, Node, OnFailure, SignalError, Then,
+    };
+    pub use crate::store::{GroupEdge, GroupJob, Signalled, WaitsFor};
+}
+
 /// Settings that few programs change, and what is wrong with one.
 pub mod settings {
     pub use crate::config::{ConfigError, Retention, TimingError, TraceParent};
@@ -135,7 +144,7 @@ pub mod layers {
 pub mod handlers {
     #[cfg(feature = "worker")]
     pub use crate::run::{
-        context::ContextError,
+        context::{ContextError, WITHOUT_END},
         handlers::{HandlerError, HandlerOutput, IntoOutcome},
         running::{CancelReason, OnCrash, OnWriteLoss},
     };

@@ -9,10 +9,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, NaiveDate, NaiveTime, Utc};
 use serde::Serialize;
 use serde_json::Value;
 use tracing::{Instrument, Span};
+use uuid::Uuid;
 
 use crate::{
     client::Tenure,
@@ -30,6 +31,12 @@ use crate::{
 
 /// The longest delay: a longer one is a mistake in its unit.
 const DELAY_MAX: Duration = Duration::from_hours(24 * 365 * 10);
+
+/// When a held job is due. Postgres's `infinity` is no time to chrono.
+const NEVER: DateTime<Utc> = match NaiveDate::from_ymd_opt(9999, 1, 1) {
+    Some(day) => day.and_time(NaiveTime::MIN).and_utc(),
+    None => DateTime::UNIX_EPOCH,
+};
 
 /// The result of an enqueue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -226,6 +233,35 @@ impl JobRequest {
     pub(crate) fn with_id(mut self, id: JobId) -> Self {
         self.id = Some(id);
         self
+    }
+
+    /// The key that may keep it from being enqueued.
+    pub(super) fn any_key(&self) -> Option<&str> {
+        self.unique_key.as_deref().or(self.rare.lasting_key.as_deref())
+    }
+
+    /// Whether it replaces a queued job.
+    pub(super) fn replaces(&self) -> bool {
+        self.rare.key_while == Some("replace")
+    }
+
+    /// Turns the request into a job of a group. `waits`: it follows others.
+    pub(crate) fn in_group(
+        mut self,
+        bytes_max: usize,
+        group: Option<Uuid>,
+        waits: bool,
+    ) -> Result<NewJob, EnqueueError> {
+        if let Some(value) =
+            self.delay.map(written).or(self.run_at.map(|at| at.to_rfc3339())).filter(|_| waits)
+        {
+            let expected = "left out: the job starts when those before it have ended";
+            return Err(EnqueueError::Option { what: "the time of a follower", value, expected });
+        }
+        self.rare.group_id = group;
+        let published_by = if waits { PublishedBy::Relay } else { PublishedBy::Caller };
+        let job = self.checked(bytes_max, published_by)?;
+        Ok(NewJob { run_at: if waits { Some(NEVER) } else { job.run_at }, ..job })
     }
 
     /// Its queue.

@@ -5,6 +5,7 @@ pub(crate) mod connect;
 pub(crate) mod doctor;
 pub(crate) mod ends;
 pub(crate) mod enqueue;
+pub(crate) mod groups;
 pub(crate) mod jobs;
 pub(crate) mod lanes;
 pub(crate) mod queues;

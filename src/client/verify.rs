@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// Each rule's name, and what holds of every job that keeps it.
-const RULES: [(&str, &str); 12] = [
+const RULES: [(&str, &str); 14] = [
     ("stands_in_one_place", "a job is live, finished or dead, and only one of these"),
     ("is_not_lost", "a job with an attempt, an effect or a unique key still exists"),
     (
@@ -26,7 +26,15 @@ const RULES: [(&str, &str); 12] = [
     ("ends_each_attempt_before_the_next", "no attempt began before the previous one had ended"),
     ("has_effects_of_its_own_attempts", "each effect of a job was written by one of its attempts"),
     ("runs_within_the_limit_of_its_lane", "no lane runs more jobs than its limit"),
-    ("has_a_place_while_held", "a held job stands in its lane, or is woken when it is due"),
+    (
+        "has_a_place_while_held",
+        "a held job stands in its lane, is woken when it is due, or waits for a job or an event",
+    ),
+    (
+        "follows_jobs_that_have_not_ended",
+        "a job that has not started is held only for jobs that have not completed",
+    ),
+    ("waits_only_for_jobs_that_are_live", "a job waits for no job whose end was noted by none"),
     (FREE_LANE, "no lane with a free slot and a token leaves a due job waiting for seconds"),
 ];
 

@@ -242,6 +242,7 @@ fn rare(sent: &impl RawMessage) -> Result<Option<Box<RareOptions>>, String> {
         key_while: replace.map(|_| "replace"),
         lasting_key: replace.map(str::to_owned),
         longest_s: None,
+        group_id: None,
     };
     Ok((rare != RareOptions::default()).then(|| Box::new(rare)))
 }

@@ -411,7 +411,8 @@ fn tell(hooks: &EnqueueHooks, jobs: &[NewJob], new: &HashMap<JobId, bool>, in_tr
             max_attempts: job.max_attempts,
             unique_key: job.key.as_ref().map(|(_, key)| key.clone()),
             delay: job.delay,
-            run_at: job.run_at,
+            // A job that follows others is due when they have ended.
+            run_at: job.run_at.filter(|_| !job.is_held()),
             in_transaction,
         });
     }

@@ -347,6 +347,8 @@ fn claim_of(receipt: &Receipt) -> Claim {
         checkpoint: None,
         trace_context: None,
         lane: receipt.lane.clone(),
+        // The relay finds what follows it.
+        group: None,
         dispatch: receipt.dispatch,
         sent_at: Instant::now(),
     }

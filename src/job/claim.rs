@@ -86,6 +86,8 @@ pub struct Claim {
     pub(crate) trace_context: Option<String>,
     /// Its lane; `None` in a queue without lanes, if its producer said none.
     pub(crate) lane: Option<Box<str>>,
+    /// The group of jobs that wait for each other of which it is one.
+    pub(crate) group: Option<Uuid>,
     /// How often the job had been published when it was claimed.
     pub(crate) dispatch: i32,
     /// When the claim was sent: its answer may take long to arrive, and staleness counts from before.

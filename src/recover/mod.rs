@@ -7,12 +7,14 @@
 //! | [`vanished`] | every fifth of `renew_every`, by the worker that has the turn | jobs of processes that are gone |
 //! | [`relay`] | every `relay_every`, by the worker that has the turn | queued jobs without a message |
 //! | [`lanes`] | as the relay, while a queue has lanes | held jobs that may go |
+//! | [`groups`] | as the relay, while there is a group | jobs whose predecessors have ended |
 //! | redelivery (`deliver`) | after `ack_wait` | a stale job whose message came again: the backstop |
 //!
 //! Every reset is one UPDATE that repeats its condition. The publication follows; if the process dies in between, the
 //! relay of another worker publishes.
 
 pub(crate) mod cron;
+pub(crate) mod groups;
 pub(crate) mod lanes;
 pub(crate) mod reconcile;
 pub(crate) mod relay;

@@ -120,6 +120,8 @@ pub(super) enum Take {
     Held {
         judge: AtomicBool,
     },
+    /// What may go because jobs before it have ended.
+    Followers,
     Lost {
         of: String,
         published_before: DateTime<Utc>,
@@ -131,7 +133,7 @@ pub(super) enum Take {
 impl Take {
     fn burst(&self) -> i64 {
         match self {
-            Self::Due => BURST,
+            Self::Due | Self::Followers => BURST,
             Self::Held { .. } => BURST_OF_HELD,
             Self::Lost { .. } => BURST_OF_LOST,
         }
@@ -140,11 +142,14 @@ impl Take {
     /// Takes the next burst. Also returns whether there may be another one.
     async fn next(&self, store: &Store, nats: &Nats) -> Result<(Vec<DueJob>, bool), StoreError> {
         let taken = match self {
-            Self::Due | Self::Held { .. } if !nats.is_connected() => Vec::new(),
+            Self::Due | Self::Held { .. } | Self::Followers if !nats.is_connected() => Vec::new(),
             Self::Due => store.take_due(self.burst()).await?,
             Self::Held { judge } => {
                 let most = i32::try_from(self.burst()).unwrap_or(i32::MAX);
                 return store.tend_lanes(most, judge.swap(false, Ordering::Relaxed)).await;
+            }
+            Self::Followers => {
+                return store.release_followers(i32::try_from(self.burst()).unwrap_or(i32::MAX)).await;
             }
             Self::Lost { of, published_before, visible_in, worker_id } => {
                 store.reclaim_lost(of, *published_before, visible_in, self.burst(), worker_id).await?

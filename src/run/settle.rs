@@ -20,7 +20,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::sleep;
+use tokio::{sync::Notify, time::sleep};
 
 pub(crate) use self::verdict::{DELAY_MAX, Verdict, verdict};
 use crate::{
@@ -61,6 +61,8 @@ pub(crate) struct Settle {
     /// `None`: those who watch are not told.
     hints: Option<Hints>,
     ended_lanes: EndedLanes,
+    /// Notified when a job has ended for which others may wait.
+    ended_members: Arc<Notify>,
     completions: Batcher<Completion, Result<bool, StoreError>>,
     ends: Batcher<AttemptEnd, Result<Option<Route>, StoreError>>,
     /// Retries completions whose rows were locked or refused, without holding up the others.
@@ -95,12 +97,18 @@ impl Settle {
             hooks,
             hints,
             ended_lanes: EndedLanes::default(),
+            ended_members: Arc::default(),
         }
     }
 
     /// The lanes whose jobs have ended.
     pub(crate) fn ended_lanes(&self) -> &EndedLanes {
         &self.ended_lanes
+    }
+
+    /// Is notified when jobs have ended for which others may wait.
+    pub(crate) fn ended_members(&self) -> &Arc<Notify> {
+        &self.ended_members
     }
 
     /// Writes a verdict, and retries for as long as Postgres is away. `error` is the handler's, for the hooks. `ran` is
@@ -166,6 +174,9 @@ impl Settle {
         if settled == Settled::Written {
             if let Some(lane) = &job.claim.lane {
                 self.ended_lanes.note(&job.claim.queue, lane, job.key.job);
+            }
+            if job.claim.group.is_some() {
+                self.ended_members.notify_one();
             }
             if let Some(hints) = &self.hints {
                 hints.ended(&job.claim, outcome);

@@ -12,9 +12,10 @@ use uuid::Uuid;
 
 use super::{
     BURY_UNKNOWN, CANCEL, CLAIM, CLAIM_ONE, CLAIM_SKIP, COMPLETE, COMPLETE_ONE, COMPLETE_SKIP, COMPLETE_TOLD,
-    COMPLETE_UNKEPT, COMPLETE_UNKEPT_ONE, COMPLETE_UNKEPT_SKIP, ENQUEUE, ENQUEUE_ONE, ENQUEUE_PLAIN,
-    ENQUEUE_SUBMITTED, EXPIRE, HELD_KEYS, LIVE_JOBS, MISSED, PROGRESS, PUT_OFF, REFUSE, RUN_NOW, SETTLE,
-    SETTLED_AS, STATUSES, STILL_MINE, UNANSWERED, UNPUBLISHED, VISIBLE, WAS_RESET,
+    COMPLETE_UNKEPT, COMPLETE_UNKEPT_ONE, COMPLETE_UNKEPT_SKIP, ENQUEUE, ENQUEUE_GROUPED, ENQUEUE_ONE,
+    ENQUEUE_PLAIN, ENQUEUE_SUBMITTED, EXPIRE, HELD_KEYS, LIVE_JOBS, MISSED, PROGRESS, PUT_OFF, REFUSE,
+    RUN_NOW, SETTLE, SETTLE_SUSPENDED, SETTLED_AS, STATUSES, STILL_MINE, UNANSWERED, UNPUBLISHED, VISIBLE,
+    WAS_RESET,
     call::{Line, Rows, Store, StoreError},
     rows::{
         AttemptEnd, CancelAnswer, ClaimRequest, Completion, EndedAttempt, Keeps, Keys, LockPolicy, NewJob,
@@ -180,7 +181,9 @@ impl Store {
         connection: &mut sqlx::PgConnection,
         jobs: &[NewJob],
     ) -> Result<HashMap<JobId, bool>, StoreError> {
-        Ok(created(&enqueue_query!(jobs, None::<&str>).fetch_all(connection).await?)?)
+        let is_grouped = jobs.iter().any(|job| job.rare.as_ref().is_some_and(|rare| rare.group_id.is_some()));
+        let statement = if is_grouped { ENQUEUE_GROUPED } else { ENQUEUE };
+        Ok(created(&enqueue_query!(statement, jobs, None::<&str>).fetch_all(connection).await?)?)
     }
 
     /// Returns the job that holds each key.
@@ -419,27 +422,24 @@ impl Store {
         worker_id: &str,
     ) -> Result<Vec<EndedAttempt>, StoreError> {
         let keys: Keys = ends.iter().map(|end| &end.key).collect();
-        let rows = self
-            .rows(
-                query(SETTLE)
-                    .bind(keys.jobs)
-                    .bind(keys.tokens)
-                    .bind(keys.claims)
-                    .bind(ends.iter().map(|e| e.verdict.as_str()).collect::<Vec<_>>())
-                    .bind(
-                        ends.iter()
-                            .map(|e| e.error.as_deref().map(|s| storable(s).into_owned()))
-                            .collect::<Vec<_>>(),
-                    )
-                    .bind(ends.iter().map(|e| e.category.map(Category::as_str)).collect::<Vec<_>>())
-                    .bind(ends.iter().map(|e| e.delay.as_secs_f64()).collect::<Vec<_>>())
-                    .bind(ends.iter().map(|e| e.reason.map(Reason::text)).collect::<Vec<_>>())
-                    .bind(keys.ords)
-                    .bind(worker_id)
-                    .bind(RELEASES_MAX)
-                    .bind(Reason::Outage.text()),
-            )
-            .await?;
+        let text = |error: &Option<String>| error.as_deref().map(|text| storable(text).into_owned());
+        let waits = ends.iter().any(|end| end.awaits.is_some());
+        let query = query(if waits { SETTLE_SUSPENDED } else { SETTLE })
+            .bind(keys.jobs)
+            .bind(keys.tokens)
+            .bind(keys.claims)
+            .bind(ends.iter().map(|end| end.verdict.as_str()).collect::<Vec<_>>())
+            .bind(ends.iter().map(|end| text(&end.error)).collect::<Vec<_>>())
+            .bind(ends.iter().map(|end| end.category.map(Category::as_str)).collect::<Vec<_>>())
+            .bind(ends.iter().map(|end| end.delay.as_secs_f64()).collect::<Vec<_>>())
+            .bind(ends.iter().map(|end| end.reason.map(Reason::text)).collect::<Vec<_>>())
+            .bind(keys.ords)
+            .bind(worker_id)
+            .bind(RELEASES_MAX)
+            .bind(Reason::Outage.text());
+        let awaits = || ends.iter().map(|end| end.awaits.as_deref()).collect::<Vec<_>>();
+        let query = if waits { query.bind(awaits()) } else { query };
+        let rows = self.rows(query).await?;
         Ok(ended(&rows)?)
     }
 
@@ -617,6 +617,7 @@ pub(super) fn claims_of(
             dispatch: row.try_get(8)?,
             waited: Duration::try_from_secs_f64(row.try_get(9)?).unwrap_or_default(),
             lane: row.try_get::<Option<Box<str>>, _>(10)?,
+            group: row.try_get(11)?,
             after_reset: false,
             sent_at,
         });

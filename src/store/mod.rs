@@ -64,6 +64,8 @@ mod bench_pages;
 mod testing;
 mod migrate;
 #[cfg_attr(not(feature = "worker"), allow(dead_code, reason = "parts of it are a worker's"))]
+pub(crate) mod groups;
+#[cfg_attr(not(feature = "worker"), allow(dead_code, reason = "parts of it are a worker's"))]
 mod lanes;
 #[cfg(feature = "worker")]
 mod activity;
@@ -85,6 +87,7 @@ pub use dead::{DeadCount, DeadFilter, DeadLetter};
 )]
 pub use doctor::UnservedSchedule;
 pub(crate) use doctor::{Holder, JobsSeen, PostgresSeen, QueueSeen, RightsSeen, WorkerSeen};
+pub use groups::{GroupEdge, GroupJob, Signalled, WaitsFor};
 #[cfg(feature = "worker")]
 pub(crate) use handlers::HandlerPool;
 #[cfg(feature = "internals")]
@@ -185,6 +188,7 @@ parts! {
 
 statements! {
     ENQUEUE = "job" "enqueue";
+    ENQUEUE_GROUPED = "job/forms" "enqueue_grouped";
     ENQUEUE_SUBMITTED = "job/forms" "enqueue_submitted";
     ENQUEUE_PLAIN = "job/forms" "enqueue_plain";
     ENQUEUE_ONE = "job/forms" "enqueue_one";
@@ -239,6 +243,7 @@ statements! {
     COMPLETE_UNKEPT_ONE = "job/forms" "complete_unkept_one";
     COMPLETE_UNKEPT_SKIP = "job/forms" "complete_unkept_skip";
     SETTLE = "job" "settle";
+    SETTLE_SUSPENDED = "job/forms" "settle_suspended";
     SETTLED_AS = "attempt" "settled_as";
     WAS_RESET = "attempt" "was_reset";
     RESET_STALE = "job" "reset_stale";
@@ -318,6 +323,19 @@ statements! {
     HELD_FOR = "lane" "held_for";
     LANES_OVERDUE = "lane" "lanes_overdue";
     SWEEP_LANES = "lane" "sweep_lanes";
+    ADD_EDGES = "group" "add_edges";
+    ADD_FOLLOWERS = "group" "add_followers";
+    JOIN_EDGES = "group" "join_edges";
+    RELEASE_FOLLOWERS = "group" "release_followers";
+    MEND_GROUPS = "group" "mend_groups";
+    SWEEP_GROUPS = "group" "sweep_groups";
+    OUTPUTS = "group" "outputs";
+    STEP_STATES = "group" "step_states";
+    AWAIT_EVENT = "group" "await_event";
+    SIGNAL = "group" "signal";
+    WAITS_FOR = "group" "waits_for";
+    GRAPH = "group" "graph";
+    NODES = "group" "nodes";
     GATEWAY_KEY = "gateway" "gateway_key";
     HOST_OF_WORKER = "gateway" "host_of_worker";
     RENEW_FOREIGN = "gateway" "renew_foreign";

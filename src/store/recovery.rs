@@ -166,6 +166,7 @@ impl Store {
             next_tick_s: row.try_get("next_tick_s")?,
             has_silent: row.try_get("has_silent")?,
             has_lanes: row.try_get("has_lanes")?,
+            has_groups: row.try_get("has_groups")?,
             has_expiries: row.try_get("has_expiries")?,
             settings: row.try_get("settings")?,
         })

@@ -69,9 +69,18 @@ pub(crate) struct RareOptions {
     /// The longest wait of a job whose time is moved on, in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) longest_s: Option<f64>,
+    /// The group whose jobs wait for it, or for which it waits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) group_id: Option<Uuid>,
 }
 
 impl NewJob {
+    /// Whether it waits for other jobs of its group.
+    pub(crate) fn is_held(&self) -> bool {
+        let in_group = self.rare.as_ref().is_some_and(|rare| rare.group_id.is_some());
+        in_group && self.published_by == PublishedBy::Relay
+    }
+
     /// The lane that its producer said.
     pub(crate) fn lane(&self) -> Option<&str> {
         self.rare.as_ref()?.lane.as_deref()
@@ -198,12 +207,14 @@ pub(crate) struct AttemptEnd {
     pub(crate) delay: Duration,
     /// Why the attempt is released; a recovery event says so.
     pub(crate) reason: Option<Reason>,
+    /// What the job waits for: an event or a step of this name. If that has come, the delay is none.
+    pub(crate) awaits: Option<String>,
 }
 
 impl AttemptEnd {
     /// An end without an error, after which the job is due at once.
     pub(crate) const fn new(key: ClaimKey, verdict: AttemptOutcome) -> Self {
-        Self { key, verdict, error: None, category: None, delay: Duration::ZERO, reason: None }
+        Self { key, verdict, error: None, category: None, delay: Duration::ZERO, reason: None, awaits: None }
     }
 }
 
@@ -260,8 +271,10 @@ pub(crate) struct Suspects {
     pub(crate) cut_at: Option<String>,
 }
 
-/// The turns that a worker has, and the work that waits. Without a turn, all is empty but `workers` and `has_lanes`.
+/// The turns that a worker has, and the work that waits. Without a turn, all is empty but `workers`, `has_lanes` and
+/// `has_groups`.
 #[derive(Debug, Clone, Default, PartialEq)]
+#[expect(clippy::struct_excessive_bools, reason = "each answers a question of its own")]
 pub(crate) struct Turns {
     pub(crate) taken: Vec<String>,
     /// How many workers are alive.
@@ -272,6 +285,8 @@ pub(crate) struct Turns {
     pub(crate) has_silent: bool,
     /// Whether a queue has lanes.
     pub(crate) has_lanes: bool,
+    /// Whether a job follows others.
+    pub(crate) has_groups: bool,
     /// Whether a job may expire.
     pub(crate) has_expiries: bool,
     /// A hash of the queues' settings.

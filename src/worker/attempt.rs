@@ -43,6 +43,7 @@ pub(super) struct Handlers<S> {
     /// The grace of kinds that set none.
     pub(super) cancel_grace: Duration,
     pub(super) checkpoint_bytes_max: usize,
+    pub(super) payload_bytes_max: usize,
     pub(super) store: Store,
     pub(super) heartbeat: Heartbeat,
     pub(super) recorder: Recorder,
@@ -57,6 +58,7 @@ impl<S: Send + Sync + 'static> Handlers<S> {
             heartbeat: self.heartbeat.clone(),
             recorder: self.recorder.clone(),
             checkpoint_bytes_max: self.checkpoint_bytes_max,
+            payload_bytes_max: self.payload_bytes_max,
         };
         handlers::run(kind, context, self.cancel_grace(kind), &self.threads).await
     }

@@ -91,6 +91,7 @@ impl<S: Send + Sync + 'static> Life<S> {
             threads,
             cancel_grace: config.timing.cancel_grace,
             checkpoint_bytes_max: config.checkpoint_bytes_max,
+            payload_bytes_max: config.payload_bytes_max,
             store: store.clone(),
             heartbeat: heartbeat.clone(),
             recorder: Recorder::new(&store),

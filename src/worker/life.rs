@@ -22,6 +22,7 @@ use super::{
         claims::{ReleaseUnanswered, TryClaims},
         control::{FollowSettings, Listen},
         figures::{MeasureMessages, Report, ShowFleet},
+        groups::{ReleaseFollowers, TendGroups},
         lanes::{Admit, StandIn, Tidy},
         recovery::{Look, Scan, Sweep},
         relay::{PublishDue, Reclaim, Relay, Tick},
@@ -239,6 +240,7 @@ impl<S: Send + Sync + 'static> Life<S> {
             publications: self.publications.clone(),
             ended: self.attempts.settle.ended_lanes().clone(),
         });
+        loops.spawn(ReleaseFollowers { relay: relay(), ended: self.attempts.settle.ended_members().clone() });
         loops.spawn(ReleaseUnanswered { deliver: self.attempts.deliver.clone() });
         loops.spawn(FollowSettings {
             store: store(),
@@ -308,6 +310,7 @@ impl<S: Send + Sync + 'static> Life<S> {
         let (relay, timing) = (|| common.relay.clone(), &self.config.timing);
         loops.spawn(PublishDue { relay: relay(), every: timing.relay_every });
         loops.spawn(StandIn { relay: relay(), every: timing.relay_every });
+        loops.spawn(TendGroups { relay: relay(), every: timing.relay_every });
         loops.spawn(Tick { relay: relay() });
         loops.spawn(Tidy {
             store: self.store.clone(),

@@ -100,12 +100,14 @@ pub(super) struct Turns {
 }
 
 #[derive(Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each answers a question of its own")]
 struct State {
     until: [Option<Instant>; Turn::ALL.len()],
     workers: u32,
     next_tick: Option<Instant>,
     has_silent: bool,
     has_lanes: bool,
+    has_groups: bool,
     has_expiries: bool,
     settings: Option<String>,
     /// Since when the work has failed without a success.
@@ -201,6 +203,11 @@ impl Turns {
         self.state().has_lanes
     }
 
+    /// Whether a job follows others, as far as the database has told.
+    pub(super) fn has_groups(&self) -> bool {
+        self.state().has_groups
+    }
+
     /// Whether a job may expire, as far as the database has told.
     pub(super) fn has_expiries(&self) -> bool {
         self.state().has_expiries
@@ -265,6 +272,7 @@ impl Turns {
         state.workers = u32::try_from(told.workers).unwrap_or(u32::MAX);
         state.has_silent = told.has_silent;
         (state.has_lanes, state.has_expiries) = (told.has_lanes, told.has_expiries);
+        state.has_groups = told.has_groups;
         state.next_tick = told.next_tick_s.and_then(|seconds| {
             // Look a little late rather than early: an early look finds nothing.
             let wait = Duration::try_from_secs_f64(seconds.max(0.0)).ok()? + Duration::from_millis(2);

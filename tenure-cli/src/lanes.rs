@@ -4,7 +4,8 @@ use chrono::{DateTime, Utc};
 use serde::Serialize;
 
 use tenure::{
-    StoreError, Tenure,
+    Status, StoreError, Tenure,
+    groups::WaitsFor,
     rows::{HeldFor, JobRow},
 };
 
@@ -18,23 +19,33 @@ pub(crate) const UNITS: [(&str, f64); 4] = [("s", 1.0), ("min", 60.0), ("h", 3_6
 #[derive(Debug, Serialize)]
 pub(crate) struct Held {
     #[serde(flatten)]
-    of: HeldFor,
+    of: Option<HeldFor>,
+    /// For what else it waits: then no lane releases it.
+    waits: Vec<WaitsFor>,
     pub(crate) says: String,
 }
 
 impl Held {
-    /// Reads for what a job waits; `None`: no lane holds it, or not any more.
+    /// Reads for what a job waits; `None`: it is not held, or not any more.
     pub(crate) async fn read(
         tenure: &Tenure,
         job: &JobRow,
         now: DateTime<Utc>,
         spans: Spans,
     ) -> Result<Option<Self>, StoreError> {
+        if job.status != Status::Queued || !job.is_held && job.scheduled_at <= now {
+            return Ok(None);
+        }
+        let waits: Vec<_> = tenure.waits_for(&[job.id]).await?.into_iter().map(|(_, waits)| waits).collect();
+        if !waits.is_empty() {
+            let says = waits.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+            return Ok(Some(Self { says, waits, of: None }));
+        }
         if !job.is_held {
             return Ok(None);
         }
         let held = tenure.held_for(&[job.id]).await?.into_iter().next();
-        Ok(held.map(|of| Self { says: says(&of, now, spans), of }))
+        Ok(held.map(|of| Self { says: says(&of, now, spans), of: Some(of), waits }))
     }
 }
 

@@ -76,6 +76,22 @@ impl Compared {
         self.one("removed lanes", &run(bench, &["queues", "lanes", "laned", "--none"], 0).await);
     }
 
+    /// The shapes of groups. The member is due later, and the queue has no worker.
+    async fn groups(&mut self, bench: &Bench) {
+        let job = || JobRequest::new("grouped", "k", json!(1));
+        let member = job().delay(std::time::Duration::from_secs(3_600));
+        let follower = bench.tenure.group([member]).then(job()).await.unwrap().id.to_string();
+        let shown = run(bench, &["jobs", "show", &follower], 0).await;
+        self.many("wait", &shown["held"]["waits"]);
+        let group = run(bench, &["jobs", "graph", &follower], 0).await;
+        self.one("group", &group);
+        self.many("job of a group", &group["jobs"]);
+        self.many("edge", &group["edges"]);
+        let signal = ["jobs", "signal", &follower, "approved", "true"];
+        self.one("answer to a signal", &run(bench, &signal, 0).await);
+        run(bench, &["jobs", "cancel", "--group", &follower], 0).await;
+    }
+
     fn shown(&mut self, value: &Value) {
         self.one("shown job", value);
         self.one("job", &value["job"]);
@@ -162,6 +178,7 @@ async fn json_output_has_the_keys_that_the_docs_name() {
     compared.one("paused queue", &run(&bench, &["queues", "pause", "p", "--create"], 0).await);
     compared.one("resumed queue", &run(&bench, &["queues", "resume", "p"], 0).await);
     compared.lanes(&bench).await;
+    compared.groups(&bench).await;
     compared.one("limited queue", &run(&bench, &["queues", "limit", "p", "--max-running", "3"], 0).await);
     let other = crate::harness::bench().await;
     let cells = crate::cells::write(&[("main", &bench, "*"), ("eu", &other, "*-eu")]);

@@ -77,6 +77,8 @@ mod sql;
 mod sql_attempts;
 mod sql_lanes;
 mod stay;
+mod events;
+mod groups;
 mod steps;
 mod submit;
 mod testing;

@@ -43,6 +43,13 @@ fn hot(ids: &[String]) -> Vec<(&'static str, String)> {
                 array("1", "float8")
             ),
         ),
+        (
+            "settle_suspended",
+            format!(
+                "{mine}, {texts}, {nulls}, {nulls}, {}, {nulls}, {ords}, 'w', 20, 'an outage', {texts}",
+                array("1", "float8")
+            ),
+        ),
         ("still_mine", mine.clone()),
         ("reset_stale", format!("{keys}, 'w'")),
         ("settled_as", format!("{mine}, {ords}")),

@@ -37,6 +37,8 @@ async fn lived_in(bench: &Bench) {
     bench.tenure.enqueue(JobRequest::new("q", "way", json!("waits"))).await.unwrap();
     let job = bench.tenure.enqueue(JobRequest::new("q", "way", json!("never"))).await.unwrap().id;
     bench.tenure.cancel(job).await.unwrap();
+    let member = JobRequest::new("q", "way", json!("member")).delay(Duration::from_secs(3_600));
+    bench.tenure.group([member]).then(JobRequest::new("q", "way", json!("follows"))).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -56,11 +58,11 @@ async fn verify_finds_nothing_in_a_database_that_was_used_and_each_rule_that_is_
                FROM tenure.job_history WHERE payload = '\"retry\"'",
         ),
         ("is_not_lost", "DELETE FROM tenure.job_history WHERE payload = '\"effect\"'"),
-        ("is_owned_while_processing", "UPDATE tenure.jobs SET status = 'processing'"),
-        ("is_owned_while_processing", "UPDATE tenure.jobs SET claim_id = gen_random_uuid()"),
-        ("waits_for_its_message_or_the_relay", "UPDATE tenure.jobs SET publish_at = NULL, published_at = NULL"),
-        ("keeps_its_bounds", "UPDATE tenure.jobs SET attempt = max_attempts + 1"),
-        ("keeps_its_bounds", "UPDATE tenure.jobs SET progress = 101"),
+        ("is_owned_while_processing", "UPDATE tenure.jobs SET status = 'processing' WHERE payload = '\"waits\"'"),
+        ("is_owned_while_processing", "UPDATE tenure.jobs SET claim_id = gen_random_uuid() WHERE payload = '\"waits\"'"),
+        ("waits_for_its_message_or_the_relay", "UPDATE tenure.jobs SET publish_at = NULL, published_at = NULL WHERE payload = '\"waits\"'"),
+        ("keeps_its_bounds", "UPDATE tenure.jobs SET attempt = max_attempts + 1 WHERE payload = '\"waits\"'"),
+        ("keeps_its_bounds", "UPDATE tenure.jobs SET progress = 101 WHERE payload = '\"waits\"'"),
         (
             "has_a_record_of_every_token",
             "UPDATE tenure.job_history SET fencing_token = 7 WHERE payload = '\"done\"'",
@@ -71,6 +73,9 @@ async fn verify_finds_nothing_in_a_database_that_was_used_and_each_rule_that_is_
             "UPDATE tenure.job_executions SET finished_at = now() + interval '1 min' WHERE outcome = 'snoozed'",
         ),
         ("has_effects_of_its_own_attempts", "UPDATE tenure.effects SET fencing_token = 2"),
+        ("has_a_place_while_held", "DELETE FROM tenure.job_edges"),
+        ("follows_jobs_that_have_not_ended", "UPDATE tenure.job_edges SET state = 'completed'"),
+        ("waits_only_for_jobs_that_are_live", "UPDATE tenure.job_edges SET before = gen_random_uuid()"),
     ];
     let verify = statement("verify");
     for (rule, wrong) in wrongs {
@@ -93,5 +98,5 @@ async fn verify_finds_nothing_in_a_database_that_was_used_and_each_rule_that_is_
     assert_eq!(broken, ["keeps_its_bounds"]);
     let output = bench.program(&["verify"]).output().await.unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
-    assert!(text.contains("1 of 12 rules is broken"), "{text}");
+    assert!(text.contains("1 of 14 rules is broken"), "{text}");
 }

@@ -223,6 +223,7 @@ mod tests {
     fn claim(job: JobId, token: i64, trace_context: Option<String>) -> Claim {
         Claim {
             lane: None,
+            group: None,
             key: ClaimKey { job, token: FencingToken(token), claim: uuid::Uuid::nil() },
             queue: "q".into(),
             kind: "k".into(),

@@ -461,6 +461,7 @@ impl<S> JobContext<S> {
             heartbeat: self.heartbeat.clone(),
             recorder: self.recorder.clone(),
             checkpoint_bytes_max: self.checkpoint_bytes_max,
+            payload_bytes_max: self.payload_bytes_max,
         }
     }
 

@@ -1,8 +1,9 @@
 //! Context: the calls of a running job. Progress, checkpoints, (`effects`) writes that a stale worker cannot make, and
-//! (`steps`) work that is recorded.
+//! (`steps`) work that is recorded, (`waits`) what a job waits for.
 
 mod effects;
 pub(crate) mod steps;
+pub(crate) mod waits;
 
 use std::{
     future::Future,
@@ -88,19 +89,32 @@ pub enum ContextError {
         /// The longest that it may take.
         limit: Duration,
     },
-    /// The job sleeps. Not a failure: return the error, and the attempt ends without a charge. The job runs again when
-    /// the sleep is over.
-    #[error("the job sleeps for {}; return the error from the handler", written(*.left))]
+    /// The job sleeps, or waits for an event or for jobs of its own. Not a failure: return the error, and the attempt
+    /// ends without a charge. The job runs again when that has come.
+    #[error("the job {}; return the error from the handler", suspended_for(awaits.as_deref(), *left))]
     Suspended {
-        /// What was left of the sleep when this was returned.
+        /// What was left of the sleep, or of the wait, when this was returned. [`WITHOUT_END`]: a wait without an end.
         left: Duration,
         /// When it was returned. Another time of day does not move it.
         since: Instant,
+        /// The name of the event or of the step that it waits for; `None`: it sleeps.
+        awaits: Option<String>,
     },
     /// Postgres did not answer. This worker may still own the job: return the error, and the attempt is not
     /// charged unless the job was in fact lost.
     #[error(transparent)]
     Store(#[from] StoreError),
+}
+
+/// How long a job waits that waits without an end: some 12,000 years. Postgres can add it to a time.
+pub const WITHOUT_END: Duration = Duration::from_secs(400_000_000_000);
+
+fn suspended_for(awaits: Option<&str>, left: Duration) -> String {
+    match awaits {
+        None => format!("sleeps for {}", written(left)),
+        Some(name) if left >= WITHOUT_END => format!("waits for {name:?}"),
+        Some(name) => format!("waits for {name:?}, at most for {}", written(left)),
+    }
 }
 
 /// A running job, as its handler sees it. Cheap to clone.
@@ -111,6 +125,7 @@ pub struct JobContext<S = ()> {
     pub(crate) heartbeat: Heartbeat,
     pub(crate) recorder: Recorder,
     pub(crate) checkpoint_bytes_max: usize,
+    pub(crate) payload_bytes_max: usize,
 }
 
 impl<S> Clone for JobContext<S> {
@@ -122,6 +137,7 @@ impl<S> Clone for JobContext<S> {
             heartbeat: self.heartbeat.clone(),
             recorder: self.recorder.clone(),
             checkpoint_bytes_max: self.checkpoint_bytes_max,
+            payload_bytes_max: self.payload_bytes_max,
         }
     }
 }

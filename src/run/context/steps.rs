@@ -24,7 +24,7 @@ use std::{
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::time::sleep;
 
-use super::{ContextError, JobContext};
+use super::{ContextError, JobContext, WITHOUT_END};
 use crate::{
     job::{JobError, causes, check_key, unstorable},
     observe::metrics,
@@ -36,7 +36,7 @@ use crate::{
 };
 
 /// The pause before a record is tried again that Postgres did not take.
-const AGAIN: Duration = Duration::from_millis(200);
+pub(super) const AGAIN: Duration = Duration::from_millis(200);
 
 /// Records the steps of all jobs of this process, many in one statement. Cheap to clone.
 #[derive(Clone)]
@@ -175,7 +175,7 @@ impl<S> JobContext<S> {
         if left.is_zero() {
             return Ok(());
         }
-        Err(ContextError::Suspended { left, since: Instant::now() }.into())
+        Err(ContextError::Suspended { left, since: Instant::now(), awaits: None }.into())
     }
 
     /// Marks the name as in use.
@@ -258,7 +258,7 @@ impl<S> JobContext<S> {
 
     /// Waits before Postgres is asked again. The work of a step is worth more than the time, but no longer than the
     /// job is this worker's.
-    async fn wait_for(&self, error: StoreError) -> Result<(), JobError> {
+    pub(super) async fn wait_for(&self, error: StoreError) -> Result<(), JobError> {
         if !error.is_unavailable() || self.job.cancellation.is_cancelled() {
             return self.note(Err(error.into()), "step").await;
         }
@@ -333,12 +333,21 @@ impl Steps {
 }
 
 impl JobError {
-    /// How long the job sleeps by [`JobContext::sleep`], if that is what the error says. A layer that reports errors
-    /// leaves it out: the handler has not failed.
+    /// How long the job sleeps by [`JobContext::sleep`], or waits for an event or for jobs of its own, if that is what
+    /// the error says; [`WITHOUT_END`](crate::handlers::WITHOUT_END) for a wait that has none. A layer that reports
+    /// errors leaves it out: the handler has not failed.
     #[must_use]
     pub fn suspended(&self) -> Option<Duration> {
+        self.suspension().map(|(left, _)| left)
+    }
+
+    /// [`JobError::suspended`], and the name of the event or the step for which the job waits.
+    pub(crate) fn suspension(&self) -> Option<(Duration, Option<&str>)> {
         causes(&*self.source).find_map(|cause| match cause.downcast_ref() {
-            Some(ContextError::Suspended { left, since }) => Some(left.saturating_sub(since.elapsed())),
+            Some(ContextError::Suspended { left, since, awaits }) => {
+                let left = if *left < WITHOUT_END { left.saturating_sub(since.elapsed()) } else { *left };
+                Some((left, awaits.as_deref()))
+            }
             _ => None,
         })
     }

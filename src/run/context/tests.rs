@@ -55,8 +55,15 @@ async fn one_in(place: Place, rules: Rules) -> One {
     let store = place.tenure.store().clone();
     let heartbeat = Heartbeat::new(store.clone(), running.clone(), Timing::DEFAULT, WORKER.into(), None);
     let recorder = Recorder::new(&store);
-    let context =
-        JobContext { job, state: Arc::new(()), store, heartbeat, recorder, checkpoint_bytes_max: 10 };
+    let context = JobContext {
+        job,
+        state: Arc::new(()),
+        store,
+        heartbeat,
+        recorder,
+        checkpoint_bytes_max: 10,
+        payload_bytes_max: 100,
+    };
     One { place, context, running, reservation }
 }
 

@@ -123,11 +123,12 @@ impl Attempt<'_> {
 
     /// The handler sleeps. `None`: it has failed.
     fn suspended(&self, error: &JobError) -> Option<Verdict> {
-        let delay = error.suspended()?;
+        let (delay, awaits) = error.suspension()?;
         if self.asked == Some(CancelReason::User) {
             return Some(self.cancelled(None));
         }
-        Some(Verdict::End(AttemptEnd { delay, ..self.end(AttemptOutcome::Snoozed) }))
+        let awaits = awaits.map(str::to_owned);
+        Some(Verdict::End(AttemptEnd { delay, awaits, ..self.end(AttemptOutcome::Snoozed) }))
     }
 
     /// The handler returned an error.

@@ -82,6 +82,31 @@ impl Store {
         }
     }
 
+    /// Runs tenure's statements in one transaction, which may take longer than a call: `work` bounds each of them.
+    pub(crate) async fn long_transaction<T, E, W>(&self, work: W) -> Result<T, E>
+    where
+        E: From<StoreError>,
+        W: for<'t> FnOnce(&'t mut PgConnection) -> BoxFuture<'t, Result<T, E>>,
+    {
+        let until = self.until();
+        let answer = self.acquire_own(until).await;
+        let mut held = self.observe_by(until, answer)?;
+        let answer = self.deadline(held.connection.begin()).await;
+        let mut transaction = self.observe_by(until, answer)?;
+        match work(&mut transaction).await {
+            Ok(value) => {
+                let answer = self.deadline(transaction.commit()).await;
+                held.finished = is_answer(&answer);
+                self.observe_by(self.until(), answer)?;
+                Ok(value)
+            }
+            Err(error) => {
+                held.finished = self.deadline(transaction.rollback()).await.is_ok();
+                Err(error)
+            }
+        }
+    }
+
     /// Runs one statement over a connection for handlers' transactions.
     pub(in crate::store) async fn rows_of_handlers(&self, query: Query<'_, Postgres, PgArguments>) -> Rows {
         let until = self.until();

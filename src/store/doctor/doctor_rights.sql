@@ -7,10 +7,14 @@ WITH needs (role, relation, privileges, columns) AS (VALUES
     ('producer', 'migrations', '{SELECT}'::text[], NULL::text[]),
     ('producer', 'jobs', '{INSERT}',
      '{id,queue,kind,payload,max_attempts,scheduled_at,trace_context,dispatch,publish_at,published_at,lane,priority,
-       not_after,expires_as}'),
+       not_after,expires_as,group_id}'),
     ('producer', 'jobs', '{SELECT}', '{id,queue,publish_at,published_at,dispatch,fencing_token,status}'),
     ('producer', 'jobs', '{UPDATE}', '{publish_at,published_at}'),
     ('producer', 'job_expiries', '{INSERT}', '{at,job_id}'),
+    ('producer', 'job_edges', '{INSERT}', '{before,after,group_id,step}'),
+    ('producer', 'job_edges', '{SELECT}', '{before,after}'),
+    ('producer', 'followers', '{INSERT}', '{job_id,group_id,on_failure}'),
+    ('producer', 'followers', '{SELECT}', '{job_id}'),
     ('producer', 'job_keys', '{INSERT}', '{scope,key,job_id,stream_seq,stream_published_at}'),
     ('producer', 'job_keys', '{SELECT}', '{scope,key,job_id}'),
     ('producer', 'queues', '{SELECT}', '{queue,max_queued}'),
@@ -20,7 +24,7 @@ WITH needs (role, relation, privileges, columns) AS (VALUES
     ('worker', 'jobs', '{UPDATE}',
      '{status,attempt,fencing_token,claim_id,worker_id,worker_host,stale_after,on_crash,losses,last_activity_at,
        started_at,scheduled_at,stage,progress,message,checkpoint,cancel_requested_at,last_error,dispatch,publish_at,
-       published_at,clear_reason,put_off_since}'),
+       published_at,clear_reason,put_off_since,group_id}'),
     ('worker', 'job_history', '{SELECT,INSERT}', NULL),
     ('worker', 'job_keys', '{SELECT,INSERT}', NULL),
     ('worker', 'job_keys', '{UPDATE}', '{ended_at}'),
@@ -28,7 +32,9 @@ WITH needs (role, relation, privileges, columns) AS (VALUES
     ('worker', 'recovery_events', '{SELECT,INSERT}', NULL),
     ('worker', 'dead_letter_jobs', '{SELECT,INSERT,UPDATE}', NULL),
     ('worker', 'effects', '{SELECT,INSERT}', NULL),
-    ('worker', 'effects', '{UPDATE}', '{result,fencing_token}'),
+    ('worker', 'effects', '{UPDATE}', '{result,fencing_token,step_kind}'),
+    ('worker', 'followers', '{SELECT,INSERT}', NULL),
+    ('worker', 'job_edges', '{SELECT,INSERT}', NULL),
     ('worker', 'workers', '{SELECT,INSERT,UPDATE,DELETE}', NULL),
     ('worker', 'scanner_state', '{SELECT,UPDATE}', NULL),
     ('worker', 'turns', '{SELECT,UPDATE}', NULL),
@@ -90,13 +96,14 @@ WITH needs (role, relation, privileges, columns) AS (VALUES
     SELECT role, 'EXECUTE on ' || function.name
       FROM (SELECT role, name
               FROM unnest('{producer,worker,operator}'::text[]) AS role,
-                   unnest('{enqueue,enqueue_many,create_jobs,insert_jobs,take_key,admit}'::text[]) AS name
+                   unnest('{enqueue,enqueue_many,create_jobs,insert_jobs,take_key,admit,signal}'::text[]) AS name
              UNION ALL
             SELECT role, name
               FROM unnest('{worker,operator}'::text[]) AS role,
                    unnest('{create_history_partitions,purge_day,purge_rows,purge_cancelled,purge_dead,purge_traces,
                            purge_keys,purge_events,keep_last_executions,forget_traces,fence,hold,once,once_store,
-                           once_result,complete,progress,raise_lost,tend_lanes,sweep_lanes}'::text[]) AS name
+                           once_result,complete,progress,raise_lost,tend_lanes,sweep_lanes,release_followers,mend_groups,
+                           sweep_groups,await_event,still_awaits}'::text[]) AS name
              UNION ALL
             SELECT 'operator',
                    unnest('{begin_move,mark_queue,open_queue,forget_mark,cancel,put_lanes,adopt_jobs,remove_lanes,

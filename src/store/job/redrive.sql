@@ -5,7 +5,7 @@
 -- One row a redriven job. A job without a row is not dead, or is a message that was refused before it was a job.
 -- Attempts and losses count from 0 again; the token and the dispatch go on, so that neither a write of an old
 -- attempt nor a message of an old publication can pass for a new one. The attempt that ended the job
--- joins the others in job_executions.
+-- joins the others in job_executions. A member of a group is one again: its followers hear of its next end.
 WITH picked AS MATERIALIZED (
     SELECT * FROM tenure.dead_letter_jobs
      WHERE id = ANY ($1::uuid[]) AND payload IS NOT NULL
@@ -21,8 +21,10 @@ WITH picked AS MATERIALIZED (
     DELETE FROM tenure.dead_letter_jobs d USING picked WHERE d.id = picked.id
 )
 INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, fencing_token, created_at, scheduled_at,
-       checkpoint, trace_context, last_error, dispatch, publish_at, clear_reason, lane, priority)
+       checkpoint, trace_context, last_error, dispatch, publish_at, clear_reason, lane, priority, group_id)
 SELECT id, queue, kind, payload, max_attempts, fencing_token, created_at, clock_timestamp(),
-       checkpoint, trace_context, last_error, dispatch, clock_timestamp(), 'redriven', lane, priority
+       checkpoint, trace_context, last_error, dispatch, clock_timestamp(), 'redriven', lane, priority,
+       coalesce((SELECT e.group_id FROM tenure.job_edges e WHERE e.before = picked.id LIMIT 1),
+                (SELECT f.group_id FROM tenure.followers f WHERE f.job_id = picked.id))
   FROM picked
 RETURNING id

@@ -56,7 +56,9 @@ WITH attempts AS MATERIALIZED (
      UNION ALL
     SELECT 'has_effects_of_its_own_attempts', e.job_id
       FROM tenure.effects e
-     WHERE NOT EXISTS (SELECT FROM attempts a WHERE a.job_id = e.job_id AND a.fencing_token = e.fencing_token)
+     -- An event may come before the first attempt.
+     WHERE e.step_kind IS DISTINCT FROM 'event'
+       AND NOT EXISTS (SELECT FROM attempts a WHERE a.job_id = e.job_id AND a.fencing_token = e.fencing_token)
        AND NOT EXISTS (SELECT FROM attempts a WHERE a.job_id = e.job_id
                        GROUP BY a.job_id HAVING min(a.fencing_token) > e.fencing_token AND count(*) >= 100)
      UNION ALL
@@ -70,13 +72,32 @@ WITH attempts AS MATERIALIZED (
              WHERE j.status = 'processing' AND j.lane IS NOT NULL) j
      WHERE j.running > j.most
      UNION ALL
-    -- Without a place in its lane, or a wake for its time, nothing would ever release it.
+    -- Without a place in its lane or a wake for its time, and without a job or an event to wait for, nothing would ever
+    -- release it.
     SELECT 'has_a_place_while_held', j.id
       FROM tenure.jobs j
       LEFT JOIN tenure.lane_jobs w ON w.job_id = j.id
      WHERE j.publish_at = '9999-01-01 00:00:00+00'
        AND (w.job_id IS NULL
             OR w.place IS NULL AND NOT EXISTS (SELECT FROM tenure.lane_wakes k WHERE k.job_id = j.id AND k.at <= w.due_at))
+       AND NOT EXISTS (SELECT FROM tenure.job_edges e WHERE e.after = j.id AND (e.state IS NULL OR e.state <> 'completed'))
+       AND NOT EXISTS (SELECT FROM tenure.effects e WHERE e.job_id = j.id AND e.step_kind = 'awaited')
+     UNION ALL
+    -- The transaction that settles its last edge releases it.
+    SELECT 'follows_jobs_that_have_not_ended', j.id
+      FROM tenure.jobs j
+      JOIN tenure.followers f ON f.job_id = j.id
+     WHERE j.publish_at = '9999-01-01 00:00:00+00' AND j.fencing_token = 0
+       AND NOT EXISTS (SELECT FROM tenure.job_edges e WHERE e.after = j.id AND e.state IS NULL)
+       AND (f.on_failure <> 'hold'
+            OR NOT EXISTS (SELECT FROM tenure.job_edges e WHERE e.after = j.id AND e.state = 'failed'))
+     UNION ALL
+    SELECT 'waits_only_for_jobs_that_are_live', e.after
+      FROM tenure.job_edges e
+      JOIN tenure.jobs j ON j.id = e.after
+     WHERE e.state IS NULL
+       AND NOT EXISTS (SELECT FROM tenure.jobs b WHERE b.id = e.before)
+       AND NOT EXISTS (SELECT FROM tenure.group_ends g WHERE g.job_id = e.before)
      UNION ALL
     -- The caller looks twice, some seconds apart: a slot that has just become free is no fault.
     SELECT 'leaves_no_lane_free', head.job_id
@@ -101,7 +122,8 @@ SELECT rule.name AS rule, count(DISTINCT broken.job_id) AS jobs,
                     'waits_for_its_message_or_the_relay', 'keeps_its_bounds', 'completes_once',
                     'has_a_record_of_every_token', 'ends_each_attempt_before_the_next',
                     'has_effects_of_its_own_attempts', 'runs_within_the_limit_of_its_lane',
-                    'has_a_place_while_held', 'leaves_no_lane_free']) WITH ORDINALITY AS rule (name, ord)
+                    'has_a_place_while_held', 'follows_jobs_that_have_not_ended',
+                    'waits_only_for_jobs_that_are_live', 'leaves_no_lane_free']) WITH ORDINALITY AS rule (name, ord)
   LEFT JOIN broken ON broken.rule = rule.name
  GROUP BY rule.ord, rule.name
  ORDER BY rule.ord

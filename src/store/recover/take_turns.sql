@@ -23,6 +23,7 @@ SELECT mine.turns AS taken,
                                 WHERE q.queue = s.queue AND (q.moved_to IS NOT NULL OR q.arrives_from IS NOT NULL)))
        END::float8 AS next_tick_s,
        EXISTS (SELECT FROM tenure.lane_settings) AS has_lanes,
+       EXISTS (SELECT FROM tenure.followers) AS has_groups,
        mine.some AND EXISTS (SELECT FROM tenure.job_expiries) AS has_expiries,
        mine.some AND EXISTS (
             SELECT FROM tenure.workers

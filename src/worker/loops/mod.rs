@@ -9,6 +9,7 @@ pub(super) mod control;
 pub(super) mod figures;
 #[cfg(feature = "gateway")]
 pub(super) mod gateway;
+pub(super) mod groups;
 pub(super) mod lanes;
 pub(super) mod recovery;
 pub(super) mod relay;

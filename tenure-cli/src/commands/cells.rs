@@ -70,9 +70,10 @@ fn about(command: &Command) -> About<'_> {
         Command::Jobs(JobsCommand::Cancel(CancelArgs { queue: Some(queue), .. })) => {
             About::Queues(vec![queue])
         }
-        Command::Jobs(JobsCommand::Show { id }) | Command::Dead(DeadCommand::Show { id, .. }) => {
-            About::Job(*id)
-        }
+        Command::Jobs(
+            JobsCommand::Show { id } | JobsCommand::Graph { id } | JobsCommand::Signal { id, .. },
+        )
+        | Command::Dead(DeadCommand::Show { id, .. }) => About::Job(*id),
         Command::Jobs(
             JobsCommand::Watch { ids }
             | JobsCommand::Cancel(CancelArgs { ids, .. })

@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::{json, value::RawValue};
 
 use super::{
-    CancelArgs, Cli, JobsCommand, ListArgs, NO_ROW, Output, Usage, dead, follow, print,
+    CancelArgs, Cli, JobsCommand, ListArgs, NO_ROW, Output, Usage, dead, follow, groups, print,
     table::{Table, pairs, table},
     values::check_unless_lacking,
     watch,
@@ -45,6 +45,10 @@ pub(super) async fn run(cli: &Cli, command: &JobsCommand) -> anyhow::Result<Exit
         JobsCommand::Watch { ids } => watch::run(cli, &tenure, ids).await?,
         JobsCommand::Follow(args) => follow::run(cli, &tenure, args).await?,
         JobsCommand::Cancel(args) => cancel(cli, &tenure, args).await?,
+        JobsCommand::Graph { id } => groups::graph(cli, &tenure, *id).await?,
+        JobsCommand::Signal { id, name, payload } => {
+            groups::signal(cli, &tenure, *id, name, payload.as_deref()).await?
+        }
         JobsCommand::Retry { ids } => {
             let mut answers = Vec::with_capacity(ids.len());
             for id in ids {
@@ -157,6 +161,13 @@ async fn cancel(cli: &Cli, tenure: &Tenure, args: &CancelArgs) -> anyhow::Result
                 "name what to cancel: IDs, or --queue, with or without --kind or --unique-key".into(),
             )
             .into());
+        }
+        (None, _) if args.group => {
+            let mut answers = Vec::new();
+            for id in &args.ids {
+                answers.extend(tenure.cancel_group(*id).await?);
+            }
+            answers
         }
         (None, _) => {
             let answers = tenure.cancel_many(&args.ids).await?;

@@ -12,6 +12,7 @@ mod dev;
 mod doctor;
 mod enqueue;
 mod follow;
+mod groups;
 mod gateway;
 mod init;
 mod jobs;
@@ -346,6 +347,20 @@ enum JobsCommand {
     /// Cancel jobs: queued ones at once, running ones within a second. A message that no worker has received is not a
     /// job yet, and is not cancelled. Exit 1 if one of these IDs does not exist, or has completed or failed.
     Cancel(CancelArgs),
+    /// Show the group of a job: its jobs, and which waits for which.
+    Graph {
+        /// The ID of any of its jobs.
+        id: JobId,
+    },
+    /// Tell a job of an event that it waits for, or will wait for. Exit 1 if it has ended, or waits no more.
+    Signal {
+        /// The job's ID.
+        id: JobId,
+        /// The event's name.
+        name: String,
+        /// What the job gets (JSON). Default: null.
+        payload: Option<String>,
+    },
     /// Retry jobs now: scheduled and retrying jobs become due, and dead letters are queued again. Exit 1 if one of
     /// these IDs does not exist, or has completed or was cancelled.
     Retry {
@@ -394,6 +409,9 @@ struct CancelArgs {
     /// The jobs' IDs.
     #[arg(conflicts_with = "queue", value_name = "ID")]
     ids: Vec<JobId>,
+    /// Also cancel all other jobs of their groups.
+    #[arg(long, conflicts_with = "queue")]
+    group: bool,
     /// Cancel all jobs of this queue.
     #[arg(long)]
     queue: Option<String>,

@@ -198,7 +198,10 @@ fn progress(
                                     Some(held) => bdi { (held.says) },
                                     None => "its lane is releasing it",
                                 }
-                                ". " a href={ (view.base) "/queues/" (job.queue) "/lanes" } { "Lanes of the queue" }
+                                ". "
+                                @if job.lane.is_some() {
+                                    a href={ (view.base) "/queues/" (job.queue) "/lanes" } { "Lanes of the queue" }
+                                }
                             }
                             @if job.attempt > 0 && let Some(error) = &job.last_error {
                                 p.soft { "Last error: " bdi { (telling(error)) } }

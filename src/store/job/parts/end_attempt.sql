@@ -5,7 +5,8 @@
 --   failed for good, out of attempts, or lost while its
 --   kind must not run twice                            → dead_letter_jobs, with the last hundred attempts
 --   else                                               → queued; the relay publishes when due. In a queue with lanes:
---                                                        held, and due in its lane then; an ordered lane waits for it
+--                                                        held, and due in its lane then; an ordered lane waits for it.
+--                                                        One that waits for an event or for jobs of its own is held, too
 --
 -- The rows are locked and were read after the wait for the lock, so the two branches below can neither
 -- miss a row nor share one. A snooze and a release do not charge the attempt; the token is never reset.
@@ -19,10 +20,10 @@
                 WHEN verdict = 'lost' AND on_crash = 'dead_letter' THEN 'failed'
                 ELSE 'queued'
            END AS route,
-           clock_timestamp() + interval '1 second' * coalesce(delay_s,
+           least('9999-01-01 00:00:00+00', clock_timestamp() + interval '1 second' * coalesce(delay_s,
                 CASE WHEN losses = 0 THEN 0
                      ELSE least(300, 5 * power(2, least(losses, 16) - 1)) * (0.75 + 0.5 * random())
-                END) AS due_at,
+                END)) AS due_at,
            CASE WHEN lane IS NULL THEN false
                 ELSE coalesce((SELECT NOT s.ordered AND s.removed_at IS NULL FROM tenure.lane_settings s
                                 WHERE s.queue = locked.queue), false) END AS to_lane
@@ -56,7 +57,7 @@
     INSERT INTO tenure.lane_wakes (at, queue, lane, job_id)
     SELECT due_at, queue, lane, id
       FROM routed
-     WHERE route = 'queued' AND to_lane
+     WHERE route = 'queued' AND to_lane AND due_at < '9999-01-01 00:00:00+00'
 ), audited AS (
     INSERT INTO tenure.job_executions (job_id, fencing_token, attempt, claim_id, worker_id, started_at,
            finished_at, outcome, error)

@@ -1,0 +1,152 @@
+//! What a running job does with groups: adds members to its own, and waits for jobs that it starts.
+
+use serde::de::DeserializeOwned;
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use super::JOBS_AT_ONCE;
+use crate::{
+    client::enqueue::JobRequest,
+    enqueue::insert::EnqueueError,
+    job::{JobError, JobId},
+    run::context::{JobContext, waits::suspended},
+    store::{
+        NewJob, PublishedBy, Store,
+        groups::{add_edges, add_followers, join_edges},
+    },
+};
+
+/// The most jobs that one call starts.
+const JOBS_MAX: usize = 100_000;
+
+impl<S> JobContext<S> {
+    /// Adds jobs to the [group](crate::Tenure::group) of this one: those that follow it wait for the new jobs, too.
+    /// Returns their ids.
+    ///
+    /// Written under the fence, once for each `key` in the job's life, as by [`JobContext::once`]: a later attempt adds
+    /// none again, and gets the same ids. `key` follows the rules of [`JobContext::step`].
+    ///
+    /// Cancel safe: dropped, the jobs were added, all of them, or none.
+    ///
+    /// # Errors
+    ///
+    /// A permanent [`JobError`] if the job is in no group, or a new job is not valid; those of [`JobContext::once`].
+    pub async fn add_to_group<R: Into<JobRequest>>(
+        &self,
+        key: &str,
+        jobs: impl IntoIterator<Item = R>,
+    ) -> Result<Vec<JobId>, JobError> {
+        let Some(group) = self.job.claim.group else {
+            return Err(JobError::permanent("this job is in no group: no job follows it"));
+        };
+        let (own, jobs) = (self.id(), self.children(group, jobs)?);
+        self.once(key, async move |tx| {
+            let ids: Vec<_> = jobs.iter().map(|job| job.id).collect();
+            for some in ids.chunks(JOBS_AT_ONCE) {
+                join_edges(tx, some, own).await?;
+            }
+            insert(tx, &jobs).await?;
+            Ok(ids)
+        })
+        .await
+    }
+
+    /// Starts jobs, and returns their outputs once all of them have completed, in this order. Until then this returns
+    /// the error [`ContextError::Suspended`](crate::handlers::ContextError::Suspended), which the handler passes on:
+    /// the job waits without a slot, a message or an attempt, and runs again, from its beginning, when the last of the
+    /// jobs has ended. Put what comes before into [steps](JobContext::step).
+    ///
+    /// The jobs are enqueued under the fence, once for each `name` in the job's life, as by [`JobContext::once`]: a
+    /// later attempt enqueues none again, whatever it passes. They run as any jobs do; cancelling this job does not
+    /// cancel them, [`Tenure::cancel_group`](crate::Tenure::cancel_group) does. `name` follows the rules of
+    /// [`JobContext::step`].
+    ///
+    /// ```no_run
+    /// # use serde_json::json;
+    /// # use tenure::{JobContext, JobError, JobRequest};
+    /// # async fn f(ctx: JobContext) -> Result<f64, JobError> {
+    /// let parts = (0..8).map(|part| JobRequest::new("score", "score", json!({ "part": part })));
+    /// let scores: Vec<f64> = ctx.all("scores", parts).await?;
+    /// # Ok(scores.iter().sum()) }
+    /// ```
+    ///
+    /// Cancel safe: dropped, the jobs were enqueued, all of them, or none.
+    ///
+    /// # Errors
+    ///
+    /// - [`ContextError::Suspended`](crate::handlers::ContextError::Suspended) until all of the jobs have ended.
+    /// - A permanent [`JobError`] if one of them has failed or was cancelled. When you have redriven it, redrive this
+    ///   job, too: it then goes on.
+    /// - A permanent [`JobError`] if a job is not valid or has a unique key, if there are more than 100,000, or if an
+    ///   output does not fit the type; those of [`JobContext::once`].
+    pub async fn all<T: DeserializeOwned, R: Into<JobRequest>>(
+        &self,
+        name: &str,
+        jobs: impl IntoIterator<Item = R>,
+    ) -> Result<Vec<T>, JobError> {
+        let own = self.id();
+        let group = self.job.claim.group.unwrap_or(own.0);
+        let (jobs, step) = (self.children(group, jobs)?, name.to_owned());
+        let count: u64 = self
+            .once(name, async move |tx| {
+                let ids: Vec<_> = jobs.iter().map(|job| job.id).collect();
+                if !ids.is_empty() {
+                    add_followers(tx, group, &[own], &["run"]).await?;
+                }
+                for some in ids.chunks(JOBS_AT_ONCE) {
+                    add_edges(tx, group, some, &vec![own; some.len()], Some(&step)).await?;
+                }
+                insert(tx, &jobs).await?;
+                Ok(ids.len() as u64)
+            })
+            .await?;
+        if count == 0 {
+            return Ok(vec![]);
+        }
+        let states = self.step_states(name).await?;
+        if states.open > 0 {
+            return Err(suspended(name, None));
+        }
+        if let Some(first) = states.first_lacking {
+            return Err(JobError::permanent(format!(
+                "{} of {} jobs of step {name:?} did not complete, the first of them job {first}: redrive them, and \
+                 then this job",
+                states.lacking, states.jobs
+            )));
+        }
+        self.outputs_of(Some(name)).await
+    }
+
+    fn children<R: Into<JobRequest>>(
+        &self,
+        group: Uuid,
+        jobs: impl IntoIterator<Item = R>,
+    ) -> Result<Vec<NewJob>, JobError> {
+        let child = |job: R| {
+            let job = job.into();
+            if let Some(key) = job.any_key() {
+                let expected = "left out: a job enqueues each of its own jobs once";
+                return Err(EnqueueError::Option { what: "unique_key", value: format!("{key:?}"), expected });
+            }
+            let job = job.in_group(self.payload_bytes_max, Some(group), false)?;
+            // This process does not hear of the commit.
+            Ok(NewJob { published_by: PublishedBy::Relay, ..job })
+        };
+        let jobs: Vec<_> =
+            jobs.into_iter().map(child).collect::<Result<_, _>>().map_err(JobError::permanent)?;
+        if jobs.len() > JOBS_MAX {
+            return Err(JobError::permanent(format!(
+                "{} jobs, but at most {JOBS_MAX} in one call",
+                jobs.len()
+            )));
+        }
+        Ok(jobs)
+    }
+}
+
+async fn insert(tx: &mut PgConnection, jobs: &[NewJob]) -> Result<(), JobError> {
+    for some in jobs.chunks(JOBS_AT_ONCE) {
+        Store::enqueue_in(tx, some).await?;
+    }
+    Ok(())
+}

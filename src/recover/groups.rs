@@ -1,0 +1,37 @@
+//! Groups: releases the jobs whose predecessors have ended.
+//!
+//! The transaction that ends a job of a group notes it. The worker that has ended the job works the notes off at once.
+//! The worker that has the relay's turn works off the rest ten times a second: what a worker that died has left, a
+//! command line, SQL, an older program. It asks nothing while there is no group.
+//!
+//! Not here: who may run. `tenure.release_followers` in `migrations/0018_groups.sql` decides it.
+
+use uuid::Uuid;
+
+use super::relay::{self, RelayError, Stop};
+use crate::{
+    nats::Nats,
+    store::{Store, StoreError},
+};
+
+/// How many followers one look for unnoted ends covers.
+const MENDED_AT_ONCE: i32 = 200;
+/// The most followers of one statement that forgets them.
+const SWEPT_AT_ONCE: i64 = 1_000;
+
+/// Works off the ends that are noted, and publishes the jobs that this releases. Returns how many.
+///
+/// Cancel safe, as [`relay::publish_due`] is.
+pub(crate) async fn release(store: &Store, nats: &Nats, stop: &Stop) -> Result<usize, RelayError> {
+    relay::publish_in_task(store, nats, relay::Take::Followers, stop).await
+}
+
+/// Looks for ends that were not noted, from this follower on. Returns where the next look goes on.
+pub(crate) async fn mend(store: &Store, after: Uuid) -> Result<Uuid, StoreError> {
+    Ok(store.mend_groups(after, MENDED_AT_ONCE).await?.unwrap_or_default())
+}
+
+/// Forgets the groups whose jobs retention has removed. Returns how many followers.
+pub(crate) async fn sweep(store: &Store) -> Result<u64, StoreError> {
+    store.sweep_groups(SWEPT_AT_ONCE).await
+}

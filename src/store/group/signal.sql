@@ -1,0 +1,6 @@
+-- signal: tell a job of an event.
+--
+--   $1 job id  $2 the event's name  $3 its payload (JSON text)
+--
+-- See tenure.signal in migrations/0018_groups.sql.
+SELECT tenure.signal($1, $2, $3::jsonb) AS answer

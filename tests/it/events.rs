@@ -1,0 +1,226 @@
+//! Events: a job that waits for one holds nothing, and no order of wait, signal, crash and settle loses it.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+use tenure::{
+    JobContext, JobError, JobId, JobRequest, KindOptions, Status, Worker,
+    groups::{Signalled, WaitsFor},
+    lanes::Lanes,
+};
+use tokio::sync::Notify;
+
+use crate::harness::{Bench, Running, bench};
+
+fn worker<F, Fut>(bench: &Bench, handler: F) -> Running
+where
+    F: Fn(Value, JobContext) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output = Result<Value, JobError>> + Send + 'static,
+{
+    Running::start(Worker::builder(&bench.tenure).handle_any(KindOptions::new(), handler).concurrency("q", 4))
+}
+
+async fn enqueue(bench: &Bench) -> JobId {
+    bench.tenure.enqueue(JobRequest::new("q", "k", json!({})).max_attempts(1)).await.unwrap().id
+}
+
+async fn until_held(bench: &Bench) {
+    bench.until_count("tenure.jobs WHERE status = 'queued' AND publish_at = '9999-01-01Z'", 1).await;
+}
+
+async fn approval(_: Value, ctx: JobContext) -> Result<Value, JobError> {
+    let approval: Value = ctx.event("approved").await?;
+    Ok(json!([approval, ctx.attempt()]))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_waits_holds_nothing_and_a_signal_runs_it_at_once() {
+    let bench = bench().await;
+    let running = worker(&bench, approval);
+    let job = enqueue(&bench).await;
+    until_held(&bench).await;
+    bench.until_stream_is_empty(Duration::from_secs(2)).await;
+    let waits = bench.tenure.waits_for(&[job]).await.unwrap();
+    assert_eq!(waits, [(job, WaitsFor::Event { name: "approved".into(), until: None })]);
+    bench.every_job_is_as_it_must_be().await;
+    // Another worker, as after a deploy.
+    running.stop().await;
+    let running = worker(&bench, approval);
+    let signalled_at = Instant::now();
+    let signal = async |by: &str| bench.tenure.signal(job, "approved", &json!({ "by": by })).await.unwrap();
+    assert_eq!(signal("ann").await, Signalled::Delivered);
+    // Of two signals, the first counts.
+    assert_eq!(signal("bob").await, Signalled::Known);
+    let row = bench.until_finished(job).await;
+    assert_eq!(row.output, Some(json!([{"by": "ann"}, 1])));
+    assert!(signalled_at.elapsed() < Duration::from_secs(5), "{:?}", signalled_at.elapsed());
+    assert_eq!(signal("eve").await, Signalled::Finished);
+    let nobody = bench.tenure.signal(JobId::generate(), "approved", &()).await.unwrap();
+    assert_eq!(nobody, Signalled::NotFound);
+    let outcomes = bench.text("SELECT outcome FROM tenure.job_executions_all ORDER BY fencing_token").await;
+    assert_eq!(outcomes, "(snoozed)\n(completed)");
+    bench.every_job_is_as_it_must_be().await;
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_that_comes_before_its_wait_is_there() {
+    let bench = bench().await;
+    let job = enqueue(&bench).await;
+    // Before the first attempt, and by SQL.
+    let said: String =
+        bench.value(&format!("SELECT tenure.signal('{job}', 'approved', '{{\"by\": \"sql\"}}')")).await;
+    assert_eq!(said, "signalled");
+    bench.every_job_is_as_it_must_be().await;
+    let running = worker(&bench, approval);
+    let row = bench.until_finished(job).await;
+    assert_eq!(row.output, Some(json!([{"by": "sql"}, 1])));
+    assert_eq!(bench.count("tenure.job_executions_all").await, 1, "it did not wait");
+    bench.every_job_is_as_it_must_be().await;
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signal_between_the_wait_and_its_settle_is_not_lost() {
+    let bench = bench().await;
+    let (waits, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let handler = {
+        let (waits, go) = (waits.clone(), go.clone());
+        move |_: Value, ctx: JobContext| {
+            let (waits, go) = (waits.clone(), go.clone());
+            async move {
+                let came = ctx.event::<Value>("approved").await;
+                if came.is_err() {
+                    waits.notify_one();
+                    go.notified().await;
+                }
+                came
+            }
+        }
+    };
+    let running = worker(&bench, handler);
+    let job = enqueue(&bench).await;
+    waits.notified().await;
+    // The attempt has not ended.
+    assert_eq!(bench.tenure.signal(job, "approved", &5).await.unwrap(), Signalled::Delivered);
+    go.notify_one();
+    assert_eq!(bench.until_finished(job).await.output, Some(json!(5)));
+    running.stop().await;
+}
+
+/// The settle has locked the row: a signal waits for it, and finds the job held.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signal_during_the_settle_finds_the_job_held() {
+    let bench = bench().await;
+    let running = worker(&bench, approval);
+    let job = enqueue(&bench).await;
+    until_held(&bench).await;
+    // A transaction has locked the row; two signals wait behind it, and one of them wakes the job.
+    let mut holds = bench.pool.begin().await.unwrap();
+    sqlx::query("SELECT FROM tenure.jobs FOR UPDATE").execute(&mut *holds).await.unwrap();
+    let signals = async {
+        let (one, other) =
+            tokio::join!(bench.tenure.signal(job, "approved", &1), bench.tenure.signal(job, "approved", &2));
+        let mut answers = [one.unwrap(), other.unwrap()];
+        answers.sort_by_key(|answer| *answer != Signalled::Delivered);
+        assert_eq!(answers, [Signalled::Delivered, Signalled::Known]);
+    };
+    let commit = async {
+        bench.until("(SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%tenure.signal%') = 2").await;
+        holds.commit().await.unwrap();
+    };
+    tokio::join!(signals, commit);
+    assert_eq!(bench.until_finished(job).await.status, Status::Completed);
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wait_with_an_end_ends_once_and_for_all() {
+    let bench = bench().await;
+    let handler = async |_: Value, ctx: JobContext| {
+        let came: Option<Value> = ctx.event_within("approved", Duration::from_millis(1_500)).await?;
+        Ok(json!([came, ctx.attempt()]))
+    };
+    let running = worker(&bench, handler);
+    let job = enqueue(&bench).await;
+    bench.until_count("tenure.effects WHERE step_kind = 'awaited'", 1).await;
+    let row = bench.until_finished(job).await;
+    assert_eq!(row.output, Some(json!([null, 1])));
+    assert_eq!(bench.count("tenure.effects WHERE step_kind = 'late'").await, 1);
+    // In time.
+    let job = enqueue(&bench).await;
+    bench.until_count(&format!("tenure.effects WHERE job_id = '{job}'"), 1).await;
+    assert_eq!(bench.tenure.signal(job, "approved", &true).await.unwrap(), Signalled::Delivered);
+    assert_eq!(bench.until_finished(job).await.output, Some(json!([true, 1])));
+    running.stop().await;
+    // Too late, before the job has run again.
+    let running = worker(&bench, async |_: Value, ctx: JobContext| {
+        ctx.event_within::<Value>("approved", Duration::from_millis(1)).await?;
+        Ok(json!(null))
+    });
+    bench.tenure.pause_queue("q").await.unwrap();
+    let job = enqueue(&bench).await;
+    bench
+        .execute(&format!(
+            "INSERT INTO tenure.effects (job_id, key, fencing_token, result, step_kind, wakes_at)
+         VALUES ('{job}', 'approved', 0, 'null', 'awaited', now())"
+        ))
+        .await;
+    assert_eq!(bench.tenure.signal(job, "approved", &true).await.unwrap(), Signalled::Late);
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn names_and_payloads_that_do_not_fit_are_told() {
+    let bench = bench().await;
+    let handler = async |_: Value, ctx: JobContext| {
+        ctx.step("done", async || Ok(1)).await?;
+        let taken = ctx.event::<Value>("done").await.unwrap_err();
+        assert!(taken.to_string().contains("another effect"), "{taken}");
+        let odd = ctx.event::<Value>("").await.unwrap_err();
+        assert!(odd.to_string().contains("the name of an event"), "{odd}");
+        ctx.event::<u8>("number").await?;
+        Ok(json!(null))
+    };
+    let job = enqueue(&bench).await;
+    assert_eq!(bench.tenure.signal(job, "number", &"text").await.unwrap(), Signalled::Delivered);
+    let refused = bench.tenure.signal(job, "a\nb", &()).await.unwrap_err();
+    assert!(refused.to_string().starts_with("the name of an event must"), "{refused}");
+    let refused = sqlx::query("SELECT tenure.signal($1, repeat('x', 513))")
+        .bind(job)
+        .execute(&bench.pool)
+        .await
+        .unwrap_err();
+    assert!(refused.to_string().contains("513 bytes"), "{refused}");
+    let large = "x".repeat(300_000);
+    let refused = bench.tenure.signal(job, "large", &large).await.unwrap_err();
+    assert!(refused.to_string().contains("300002 bytes"), "{refused}");
+    let running = worker(&bench, handler);
+    let row = bench.until_finished(job).await;
+    assert!(row.last_error.clone().unwrap().contains("does not fit its type"), "{row:?}");
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_waits_in_a_lane_frees_it_for_others() {
+    let bench = bench().await;
+    bench.tenure.put_lanes("q", Lanes::new().running(1)).await.unwrap();
+    let handler = async |payload: Value, ctx: JobContext| {
+        if payload["waits"] == json!(true) { ctx.event("go").await } else { Ok(json!("ran")) }
+    };
+    let running = worker(&bench, handler);
+    let job = |waits| JobRequest::new("q", "k", json!({ "waits": waits })).lane("a").max_attempts(1);
+    let waits = bench.tenure.enqueue(job(true)).await.unwrap().id;
+    until_held(&bench).await;
+    let other = bench.tenure.enqueue(job(false)).await.unwrap().id;
+    assert_eq!(bench.until_finished(other).await.status, Status::Completed);
+    bench.every_job_is_as_it_must_be().await;
+    assert_eq!(bench.tenure.signal(waits, "go", &7).await.unwrap(), Signalled::Delivered);
+    assert_eq!(bench.until_finished(waits).await.output, Some(json!(7)));
+    bench.until_count("tenure.lane_jobs", 0).await;
+    assert_eq!(bench.count("tenure.lane_wakes WHERE at > now() + interval '1 day'").await, 0);
+    running.stop().await;
+}

@@ -1,0 +1,480 @@
+//! Groups: a follower starts once, when all before it have completed, whichever process dies and whatever ends first.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+use sqlx::Row;
+use tenure::{
+    EnqueueError, JobContext, JobError, JobId, JobRequest, KindOptions, Status, Tenure, Worker,
+    groups::{OnFailure, WaitsFor},
+    jobs::CancelOutcome,
+    lanes::Lanes,
+};
+
+use crate::{
+    harness::{Bench, Child, Running, bench, bench_with, statement},
+    scenarios::Step,
+};
+
+const SOON: Duration = Duration::from_secs(20);
+
+fn job(kind: &str, payload: Value) -> JobRequest {
+    JobRequest::new("q", kind, payload).max_attempts(1)
+}
+
+/// Runs `part`, which returns its payload's `n` (or fails, if that is 13), and `merge`, which returns what came before.
+fn worker(tenure: &Tenure) -> Running {
+    let part = async |payload: Value, _: JobContext| match payload["n"].as_i64() {
+        Some(13) => Err(JobError::permanent("unlucky")),
+        n => Ok(json!(n)),
+    };
+    let merge = async |_: Value, ctx: JobContext| {
+        let outputs: Vec<Value> = ctx.outputs().await?;
+        Ok::<_, JobError>(json!({"outputs": outputs, "failed": ctx.failed_before().await?.len()}))
+    };
+    let options = KindOptions::new;
+    let worker =
+        Worker::builder(tenure).handle_kind("part", options(), part).handle_kind("merge", options(), merge);
+    Running::start(worker.concurrency("q", 16))
+}
+
+async fn status(bench: &Bench, id: JobId) -> String {
+    bench.value(&format!("SELECT status FROM tenure.all_jobs WHERE id = '{id}'")).await
+}
+
+async fn until_status(bench: &Bench, id: JobId, status: &str) {
+    bench
+        .until(&format!("EXISTS (SELECT FROM tenure.all_jobs WHERE id = '{id}' AND status = '{status}')"))
+        .await;
+}
+
+async fn is_held(bench: &Bench, id: JobId) -> bool {
+    bench.count(&format!("tenure.jobs WHERE id = '{id}' AND publish_at = '9999-01-01Z'")).await == 1
+}
+
+/// Works off the ends, as a worker does.
+async fn release(bench: &Bench) -> usize {
+    let rows = sqlx::query(statement("release_followers")).bind(1_000).fetch_all(&bench.pool).await.unwrap();
+    rows.iter().filter(|row| row.get::<Option<JobId>, _>("id").is_some()).count()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_follower_starts_once_when_the_last_job_before_it_has_completed() {
+    let bench = bench().await;
+    let parts = (0..300).map(|n| job("part", json!({ "n": n % 13 })));
+    let group = bench.tenure.group(parts).then(job("merge", json!({}))).await.unwrap();
+    assert_eq!((group.jobs.len(), group.jobs.last()), (301, Some(&group.id)));
+    assert!(is_held(&bench, group.id).await);
+    let waits = bench.tenure.waits_for(&[group.id]).await.unwrap();
+    assert_eq!(waits, [(group.id, WaitsFor::Jobs { step: None, ended: 0, of: 300, lacking: 0 })]);
+    let running = [worker(&bench.tenure), worker(&bench.tenure)];
+    let row = bench.until_finished(group.id).await;
+    assert_eq!((row.status, row.attempt), (Status::Completed, 1));
+    // In the order in which they were added, whichever ended first.
+    let outputs: Vec<_> = (0..300).map(|n| n % 13).collect();
+    assert_eq!(row.output, Some(json!({"outputs": outputs, "failed": 0})));
+    let began = format!("tenure.job_executions_all WHERE job_id = '{}'", group.id);
+    assert_eq!(bench.count(&began).await, 1);
+    bench.until_count("tenure.group_ends", 0).await;
+    assert_eq!(bench.count("tenure.job_edges WHERE state <> 'completed' OR state IS NULL").await, 0);
+    bench.every_job_is_as_it_must_be().await;
+    for worker in running {
+        worker.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_is_enqueued_whole_or_not_at_all() {
+    let bench = bench().await;
+    let (tenure, parts) = (&bench.tenure, || (0..3).map(|n| job("part", json!({ "n": n }))));
+    let nothing = async || {
+        for table in ["jobs", "followers", "job_edges", "job_keys"] {
+            assert_eq!(bench.count(&format!("tenure.{table}")).await, 0, "{table}");
+        }
+    };
+    let mut tx = bench.pool.begin().await.unwrap();
+    tenure.group(parts()).then(job("merge", json!({}))).tx(&mut tx).await.unwrap();
+    tx.rollback().await.unwrap();
+    nothing().await;
+    // One that cannot be stored.
+    let odd = parts().chain([JobRequest::from_json("q", "part", "{")]);
+    let refused = tenure.group(odd).then(job("merge", json!({}))).await.unwrap_err();
+    assert!(matches!(refused, EnqueueError::Payload(_)), "{refused}");
+    let keyed = parts().map(|part| part.unique_key("k"));
+    let refused = tenure.group(keyed).then(job("merge", json!({}))).await.unwrap_err();
+    assert!(refused.to_string().contains("a second unique key"), "{refused}");
+    let later = job("merge", json!({})).delay(SOON);
+    let refused = tenure.group(parts()).then(later).await.unwrap_err();
+    assert!(refused.to_string().starts_with("the time of a follower is 20s"), "{refused}");
+    let graph = tenure.graph();
+    let (first, last) = (graph.add(job("part", json!({}))), graph.add(job("part", json!({}))));
+    drop(first.after([last]));
+    let refused = graph.await.unwrap_err();
+    assert!(refused.to_string().contains("added to the same graph earlier"), "{refused}");
+    nothing().await;
+    // A key of the follower is the group's.
+    let keyed = || tenure.group(parts()).then(job("merge", json!({})).unique_key("k"));
+    let first = keyed().await.unwrap();
+    let again = keyed().await.unwrap();
+    assert_eq!((again.id, again.duplicate, again.jobs.len()), (first.id, true, 0));
+    assert_eq!(bench.count("tenure.jobs").await, 4);
+    assert!(is_held(&bench, first.id).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_empty_group_and_a_graph_of_one_job_start_at_once() {
+    let bench = bench().await;
+    let running = worker(&bench.tenure);
+    let none: [JobRequest; 0] = [];
+    let alone = bench.tenure.group(none).then(job("merge", json!({}))).await.unwrap();
+    assert_eq!(bench.until_finished(alone.id).await.status, Status::Completed);
+    let graph = bench.tenure.graph();
+    let one = graph.add(job("part", json!({"n": 1}))).id();
+    assert_eq!(graph.await.unwrap().id, one);
+    assert_eq!(bench.until_finished(one).await.status, Status::Completed);
+    assert!(bench.tenure.group_of(one).await.unwrap().is_none());
+    running.stop().await;
+}
+
+/// Two calls that settle the last two edges, each without the other's commit: the second waits, and then sees it.
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_last_jobs_that_end_at_once_one_releases_the_follower() {
+    let bench = bench().await;
+    let parts = (0..2).map(|n| job("part", json!({ "n": n })));
+    let group = bench.tenure.group(parts).then(job("merge", json!({}))).await.unwrap();
+    let end = async |id: JobId| bench.execute(&format!("DELETE FROM tenure.jobs WHERE id = '{id}'")).await;
+    end(group.jobs[0]).await;
+    let mut first = bench.pool.begin().await.unwrap();
+    let released =
+        sqlx::query(statement("release_followers")).bind(1_000).fetch_all(&mut *first).await.unwrap();
+    assert!(released.is_empty());
+    end(group.jobs[1]).await;
+    let second = async { assert_eq!(release(&bench).await, 1) };
+    let commit = async {
+        bench.until("EXISTS (SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%release_followers%')").await;
+        first.commit().await.unwrap();
+    };
+    tokio::join!(second, commit);
+    assert!(!is_held(&bench, group.id).await);
+    assert_eq!(release(&bench).await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failure_cancels_what_follows_and_a_redrive_resumes_the_graph() {
+    let bench = bench().await;
+    let graph = bench.tenure.graph();
+    let good = graph.add(job("part", json!({"n": 1})));
+    let bad = graph.add(job("part", json!({"n": 13})));
+    let merge = graph.add(job("merge", json!({}))).after([&good, &bad]);
+    let last = graph.add(job("merge", json!({}))).after([&merge]);
+    let nevertheless = graph.add(job("merge", json!({}))).after([&good, &bad]).on_failure(OnFailure::Run);
+    let held = graph.add(job("merge", json!({}))).after([&bad]).on_failure(OnFailure::Hold);
+    graph.await.unwrap();
+    let running = worker(&bench.tenure);
+    until_status(&bench, merge.id(), "cancelled").await;
+    until_status(&bench, last.id(), "cancelled").await;
+    let ran = bench.until_finished(nevertheless.id()).await;
+    assert_eq!(ran.output, Some(json!({"outputs": [1], "failed": 1})));
+    let why: String =
+        bench.value(&format!("SELECT last_error FROM tenure.all_jobs WHERE id = '{}'", merge.id())).await;
+    assert_eq!(why, format!("job {}, which it was to follow, has failed", bad.id()));
+    assert!(is_held(&bench, held.id()).await);
+    assert_eq!(bench.count("tenure.group_ends").await, 0);
+    bench.every_job_is_as_it_must_be().await;
+    // The cause is mended, and the dead letter redriven.
+    bench.execute("UPDATE tenure.dead_letter_jobs SET payload = '{\"n\": 2}'").await;
+    assert_eq!(bench.tenure.retry(bad.id()).await.unwrap(), tenure::jobs::RetryOutcome::Redriven);
+    for follower in [&merge, &last, &held] {
+        bench.until_finished(follower.id()).await;
+        until_status(&bench, follower.id(), "completed").await;
+    }
+    let merged = bench.until_finished(merge.id()).await;
+    assert_eq!(merged.output, Some(json!({"outputs": [1, 2], "failed": 0})));
+    // The one that had run did not run again.
+    let runs = format!("tenure.job_executions_all WHERE job_id = '{}'", nevertheless.id());
+    assert_eq!(bench.count(&runs).await, 1);
+    bench.every_job_is_as_it_must_be().await;
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_can_never_be_redriven_cancels_a_follower_that_holds() {
+    let bench = bench().await;
+    let group = async || {
+        let group = bench.tenure.group([job("part", json!({"n": 13}))]).then(job("merge", json!({})));
+        group.on_failure(OnFailure::Hold).await.unwrap()
+    };
+    // Cancelled.
+    let first = group().await;
+    assert_eq!(bench.tenure.cancel(first.jobs[0]).await.unwrap(), CancelOutcome::Cancelled);
+    release(&bench).await;
+    assert_eq!(status(&bench, first.id).await, "cancelled");
+    // Dead, and purged.
+    let second = group().await;
+    let running = worker(&bench.tenure);
+    until_status(&bench, second.jobs[0], "failed").await;
+    bench.until_count("tenure.job_edges WHERE state = 'failed'", 1).await;
+    running.stop().await;
+    bench.execute("DELETE FROM tenure.dead_letter_jobs").await;
+    assert!(is_held(&bench, second.id).await);
+    bench.execute("SELECT tenure.mend_groups('00000000-0000-0000-0000-000000000000', 10)").await;
+    release(&bench).await;
+    assert_eq!(status(&bench, second.id).await, "cancelled");
+    let why: String =
+        bench.value(&format!("SELECT last_error FROM tenure.all_jobs WHERE id = '{}'", second.id)).await;
+    assert!(why.ends_with("was purged"), "{why}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_end_that_no_trigger_noted_is_found() {
+    let bench = bench().await;
+    let group =
+        bench.tenure.group([job("part", json!({"n": 1}))]).then(job("merge", json!({}))).await.unwrap();
+    // As a program that knows no groups redrives it.
+    bench.execute("UPDATE tenure.jobs SET group_id = NULL").await;
+    let running = worker(&bench.tenure);
+    until_status(&bench, group.jobs[0], "completed").await;
+    assert!(is_held(&bench, group.id).await);
+    // The worker looks every ten seconds.
+    let row = bench.until_finished(group.id).await;
+    assert_eq!(row.output, Some(json!({"outputs": [1], "failed": 0})));
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_follower_that_is_cancelled_while_it_is_held_stays_cancelled() {
+    let bench = bench().await;
+    let parts = (0..3).map(|n| job("part", json!({ "n": n })));
+    let group = bench.tenure.group(parts).then(job("merge", json!({}))).await.unwrap();
+    assert_eq!(bench.tenure.cancel(group.id).await.unwrap(), CancelOutcome::Cancelled);
+    let running = worker(&bench.tenure);
+    for member in &group.jobs[..3] {
+        assert_eq!(bench.until_finished(*member).await.status, Status::Completed);
+    }
+    bench.until_count("tenure.group_ends", 0).await;
+    assert_eq!(status(&bench, group.id).await, "cancelled");
+    assert_eq!(bench.count("tenure.jobs").await, 0);
+    bench.every_job_is_as_it_must_be().await;
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cancelling_a_group_reaches_each_of_its_jobs() {
+    let bench = bench().await;
+    let parts = (0..20).map(|n| job("part", json!({ "n": n })));
+    let group = bench.tenure.group(parts).then(job("merge", json!({}))).await.unwrap();
+    let other = bench.tenure.enqueue(job("part", json!({}))).await.unwrap().id;
+    let cancelled = bench.tenure.cancel_group(group.jobs[7]).await.unwrap();
+    assert_eq!(cancelled.len(), 21);
+    // The follower first: it is not released meanwhile.
+    assert_eq!(cancelled[0].0, group.id);
+    assert!(cancelled.iter().all(|(_, outcome)| *outcome == CancelOutcome::Cancelled), "{cancelled:?}");
+    assert_eq!(status(&bench, other).await, "queued");
+    release(&bench).await;
+    assert_eq!((bench.count("tenure.jobs").await, bench.count("tenure.group_ends").await), (1, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_member_that_runs_adds_members_once_under_its_fence() {
+    let bench = bench().await;
+    let tries = Arc::new(AtomicUsize::new(0));
+    let split = {
+        let tries = tries.clone();
+        move |_: Value, ctx: JobContext| {
+            let tries = tries.clone();
+            async move {
+                let more = (10..12).map(|n| job("part", json!({ "n": n })));
+                let ids = ctx.add_to_group("parts", more).await?;
+                assert_eq!(ids.len(), 2);
+                if tries.fetch_add(1, Ordering::SeqCst) == 0 {
+                    return Err(JobError::msg("once more"));
+                }
+                Ok(json!(0))
+            }
+        }
+    };
+    let alone = async |_: Value, ctx: JobContext| {
+        ctx.add_to_group("parts", [job("part", json!({}))]).await?;
+        Ok::<_, JobError>(json!(null))
+    };
+    let merge = async |_: Value, ctx: JobContext| Ok::<_, JobError>(json!(ctx.outputs::<Value>().await?));
+    let part = async |payload: Value, _: JobContext| Ok::<_, JobError>(payload["n"].clone());
+    let worker = Worker::builder(&bench.tenure)
+        .handle_kind("split", KindOptions::new(), split)
+        .handle_kind("alone", KindOptions::new(), alone)
+        .handle_kind("part", KindOptions::new(), part)
+        .handle_kind("merge", KindOptions::new(), merge);
+    let running = Running::start(worker.concurrency("q", 4));
+    let split = JobRequest::new("q", "split", json!({})).max_attempts(3);
+    let group = bench.tenure.group([split]).then(job("merge", json!({}))).await.unwrap();
+    assert_eq!(bench.until_finished(group.id).await.output, Some(json!([0, 10, 11])));
+    let alone = bench.tenure.enqueue(job("alone", json!({}))).await.unwrap().id;
+    let row = bench.until_finished(alone).await;
+    assert!(row.last_error.unwrap().contains("in no group"));
+    bench.every_job_is_as_it_must_be().await;
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_of_a_step_end_before_it_returns_and_hold_no_slot_meanwhile() {
+    let bench = bench().await;
+    let parent = async |payload: Value, ctx: JobContext| {
+        let none: Vec<Value> = ctx.all("none", [] as [JobRequest; 0]).await?;
+        assert!(none.is_empty());
+        let parts = payload["parts"].as_array().unwrap().iter().map(|n| job("part", json!({ "n": n })));
+        let first: Vec<i64> = ctx.all("first", parts).await?;
+        let more = first.iter().map(|n| job("part", json!({ "n": n + 100 })));
+        let second: Vec<i64> = ctx.all("second", more).await?;
+        Ok::<_, JobError>(json!([first, second, ctx.attempt()]))
+    };
+    let part = async |payload: Value, _: JobContext| match payload["n"].as_i64() {
+        Some(13) => Err(JobError::permanent("unlucky")),
+        n => Ok(json!(n)),
+    };
+    let worker = Worker::builder(&bench.tenure)
+        .handle_kind("parent", KindOptions::new(), parent)
+        .handle_kind("part", KindOptions::new(), part);
+    // One slot: a parent that kept it would wait for ever.
+    let running = Running::start(worker.concurrency("q", 1));
+    let good = bench.tenure.enqueue(job("parent", json!({"parts": [3, 1, 2]}))).await.unwrap().id;
+    let row = bench.until_finished(good).await;
+    assert_eq!(row.output, Some(json!([[3, 1, 2], [103, 101, 102], 1])), "{:?}", row.last_error);
+    let bad = bench.tenure.enqueue(job("parent", json!({"parts": [1, 13]}))).await.unwrap().id;
+    let row = bench.until_finished(bad).await;
+    let dead: JobId = bench.value("SELECT id FROM tenure.dead_letter_jobs WHERE kind = 'part'").await;
+    let error = row.last_error.unwrap();
+    assert!(error.starts_with("1 of 2 jobs of step \"first\" did not complete"), "{error}");
+    assert!(error.contains(&dead.to_string()), "{error}");
+    // The part is mended and redriven, and then the job that waited for it.
+    bench.execute("UPDATE tenure.dead_letter_jobs SET payload = '{\"n\": 4}' WHERE kind = 'part'").await;
+    bench.tenure.retry(dead).await.unwrap();
+    until_status(&bench, dead, "completed").await;
+    bench.until_count("tenure.group_ends", 0).await;
+    bench.tenure.retry(bad).await.unwrap();
+    let row = bench.until_finished(bad).await;
+    assert_eq!(row.output, Some(json!([[1, 4], [101, 104], 1])), "{:?}", row.last_error);
+    bench.every_job_is_as_it_must_be().await;
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_dies_between_an_end_and_its_release_leaves_no_follower_behind() {
+    let bench = bench().await;
+    let fault = ("TENURE_FAULT", "settled=kill".to_owned());
+    let mut victim = Child::start_with(&bench, "worker", &[fault]);
+    let member = Step::new(&bench, "report");
+    std::fs::write(member.file("go"), "").unwrap();
+    let group = bench.tenure.group([member]).then(job("merge", json!({}))).await.unwrap();
+    assert_eq!(victim.wait().await, None, "killed by the signal:\n{}", victim.log());
+    assert!(is_held(&bench, group.id).await);
+    let running = worker(&bench.tenure);
+    assert_eq!(bench.until_finished(group.id).await.status, Status::Completed, "{}", victim.log());
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_follower_in_a_queue_with_lanes_waits_for_its_lane_too() {
+    for lanes in [Lanes::new().running(1), Lanes::new().ordered()] {
+        let bench = bench().await;
+        bench.tenure.put_lanes("q", lanes).await.unwrap();
+        let parts = (0..3).map(|n| job("part", json!({ "n": n })).lane("a"));
+        let group = bench.tenure.group(parts).then(job("merge", json!({})).lane("a")).await.unwrap();
+        // It does not keep back one that comes later.
+        let later = bench.tenure.enqueue(job("part", json!({"n": 7})).lane("a")).await.unwrap().id;
+        let running = worker(&bench.tenure);
+        assert_eq!(bench.until_finished(later).await.status, Status::Completed);
+        let row = bench.until_finished(group.id).await;
+        assert_eq!(row.output, Some(json!({"outputs": [0, 1, 2], "failed": 0})));
+        bench.until_count("tenure.lane_jobs", 0).await;
+        assert_eq!(bench.count("tenure.lane_wakes WHERE at > now() + interval '1 day'").await, 0);
+        bench.every_job_is_as_it_must_be().await;
+        running.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_graph_crosses_queues_and_shows_what_it_is() {
+    let bench = bench().await;
+    let graph = bench.tenure.graph();
+    let first = graph.add(JobRequest::new("q", "part", json!({"n": 5})));
+    let second = graph.add(JobRequest::new("other", "merge", json!({}))).after([&first]);
+    graph.await.unwrap();
+    let view = bench.tenure.group_of(second.id()).await.unwrap().unwrap();
+    let shown: Vec<_> = view.jobs.iter().map(|job| (job.id, job.queue.as_str(), job.is_held)).collect();
+    assert_eq!(shown, [(first.id(), "q", false), (second.id(), "other", true)]);
+    assert_eq!((view.edges[0].before, view.edges[0].after, view.is_cut), (first.id(), second.id(), false));
+    let merge = async |_: Value, ctx: JobContext| Ok::<_, JobError>(json!(ctx.outputs::<Value>().await?));
+    let other = Worker::builder(&bench.tenure).handle_kind("merge", KindOptions::new(), merge);
+    let running = [worker(&bench.tenure), Running::start(other.concurrency("other", 1))];
+    assert_eq!(bench.until_finished(second.id()).await.output, Some(json!([5])));
+    let view = bench.tenure.group_of(first.id()).await.unwrap().unwrap();
+    assert!(view.jobs.iter().all(|job| job.status == Some(Status::Completed)), "{view:?}");
+    assert_eq!(view.edges[0].state.as_deref(), Some("completed"));
+    for worker in running {
+        worker.stop().await;
+    }
+}
+
+/// What a follower may still read outlives the rows of those before it, and goes with the follower.
+#[tokio::test(flavor = "multi_thread")]
+async fn outputs_stay_until_the_follower_is_gone() {
+    let bench = bench_with(|config| config.timing.relay_every = Duration::from_millis(50)).await;
+    let parts = (0..2).map(|n| job("part", json!({ "n": n })));
+    let late = JobRequest::new("q", "part", json!({"n": 9})).delay(Duration::from_secs(3_600));
+    let group = bench.tenure.group(parts.chain([late])).then(job("merge", json!({}))).await.unwrap();
+    let running = worker(&bench.tenure);
+    bench.until_count("tenure.job_edges WHERE state = 'completed'", 2).await;
+    // Retention removes them.
+    bench.execute("DELETE FROM tenure.job_history").await;
+    bench.execute("DELETE FROM tenure.job_executions").await;
+    bench.execute("SELECT tenure.sweep_groups(10)").await;
+    bench.execute("SELECT tenure.mend_groups('00000000-0000-0000-0000-000000000000', 10)").await;
+    bench.tenure.retry(group.jobs[2]).await.unwrap();
+    let row = bench.until_finished(group.id).await;
+    assert_eq!(row.output, Some(json!({"outputs": [0, 1, 9], "failed": 0})));
+    running.stop().await;
+    bench.execute("DELETE FROM tenure.job_history").await;
+    bench.execute("SELECT tenure.sweep_groups(10)").await;
+    assert_eq!((bench.count("tenure.followers").await, bench.count("tenure.job_edges").await), (0, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_command_line_draws_a_group_signals_and_cancels_it() {
+    let bench = bench().await;
+    let parts = (0..3).map(|n| job("part", json!({ "n": n })).delay(Duration::from_secs(3_600)));
+    let group = bench.tenure.group(parts).then(job("merge", json!({}))).await.unwrap();
+    let id = group.id.to_string();
+    let run = async |arguments: &[&str]| {
+        let output = bench.program(arguments).output().await.unwrap();
+        let text = String::from_utf8(output.stdout).unwrap() + &String::from_utf8_lossy(&output.stderr);
+        (output.status.code(), text)
+    };
+    let (code, drawn) = run(&["jobs", "graph", &group.jobs[1].to_string()]).await;
+    let last = drawn.lines().find(|line| line.contains(&id)).unwrap();
+    assert_eq!(code, Some(0), "{drawn}");
+    assert!(
+        last.trim_start().starts_with('4') && last.contains("held") && last.trim_end().ends_with("1 to 3"),
+        "{drawn}"
+    );
+    assert!(drawn.ends_with("0 of 4 jobs have ended\n"), "{drawn}");
+    let (_, shown) = run(&["jobs", "show", &id]).await;
+    assert!(shown.contains("waits for the jobs before it: 0 of 3 have ended"), "{shown}");
+    let (code, said) = run(&["jobs", "signal", &id, "go", "{\"by\": 1}"]).await;
+    assert_eq!((code, said), (Some(0), format!("{id} has the event \"go\"\n")));
+    let (code, said) = run(&["jobs", "signal", &id, "go", "text"]).await;
+    assert!(code == Some(2) && said.contains("the payload is not JSON"), "{said}");
+    let (code, said) = run(&["jobs", "cancel", "--group", &id]).await;
+    assert!(code == Some(0) && said.lines().count() == 4, "{said}");
+    assert!(said.starts_with(&format!("{id} is cancelled")), "{said}");
+    let (code, said) = run(&["jobs", "signal", &id, "go"]).await;
+    assert_eq!((code, said), (Some(1), format!("{id} has ended\n")));
+    let alone = bench.tenure.enqueue(job("part", json!({}))).await.unwrap().id.to_string();
+    let (code, said) = run(&["jobs", "graph", &alone]).await;
+    assert!(code == Some(1) && said.contains("is in no group"), "{said}");
+}
