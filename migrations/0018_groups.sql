@@ -9,14 +9,16 @@
 ALTER TABLE tenure.jobs ADD COLUMN group_id uuid;
 
 -- A row for each job that waits for others, before it starts or between two attempts. on_failure: what it does when a job
--- before it has failed or was cancelled. cut_at: that has cancelled it; lane and priority are those that it had.
+-- before it has failed or was cancelled. cut_at: that has cancelled it; the columns after it are what the job had.
 CREATE TABLE tenure.followers (
     job_id       uuid        PRIMARY KEY,
     group_id     uuid        NOT NULL,
     on_failure   text        NOT NULL CHECK (on_failure IN ('cancel', 'run', 'hold')),
     cut_at       timestamptz,
     lane         text,
-    priority     smallint
+    priority     smallint,
+    not_after    timestamptz,
+    expires_as   text
 );
 
 -- `after` waits for `before`. n: the order in which a follower sees what came before it. step: NULL, or the call of a
@@ -44,6 +46,32 @@ CREATE TABLE tenure.group_ends (
     ended_as     text        NOT NULL
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000, autovacuum_vacuum_cost_delay = 0);
 
+-- Notes jobs that follow others, and for which they wait, inside the transaction that creates them.
+-- SECURITY DEFINER: a producer writes no edge of a job that is there already, unless it created that one as a part of this
+-- group: no other producer can know the group's id.
+CREATE FUNCTION tenure.link_jobs(befores uuid[], afters uuid[], of_group uuid) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    other uuid;
+BEGIN
+    SELECT j.id INTO other FROM tenure.jobs j
+     WHERE j.id = ANY (afters) AND j.group_id IS DISTINCT FROM of_group LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'job % is no new job of this group', other USING ERRCODE = 'TN003';
+    END IF;
+    INSERT INTO tenure.job_edges (before, after, group_id)
+    SELECT u.before, u.after, of_group FROM unnest(befores, afters) AS u(before, after)
+        ON CONFLICT (before, after) DO NOTHING;
+END $$;
+REVOKE ALL ON FUNCTION tenure.link_jobs(uuid[], uuid[], uuid) FROM PUBLIC;
+CREATE FUNCTION tenure.add_followers(ids uuid[], on_failure text[], of_group uuid) RETURNS void
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    INSERT INTO tenure.followers (job_id, group_id, on_failure)
+    SELECT u.job_id, of_group, u.does FROM unnest(ids, on_failure) AS u(job_id, does)
+        ON CONFLICT (job_id) DO NOTHING
+$$;
+REVOKE ALL ON FUNCTION tenure.add_followers(uuid[], text[], uuid) FROM PUBLIC;
+
 -- Notes how a job has ended, as its transaction commits: by then it is written what has become of it.
 -- SECURITY DEFINER: who may end a job need not know of groups.
 CREATE FUNCTION tenure.note_group_end() RETURNS trigger
@@ -61,13 +89,27 @@ REVOKE ALL ON FUNCTION tenure.note_group_end() FROM PUBLIC;
 CREATE CONSTRAINT TRIGGER ends_in_group AFTER DELETE ON tenure.jobs DEFERRABLE INITIALLY DEFERRED
     FOR EACH ROW WHEN (OLD.group_id IS NOT NULL) EXECUTE FUNCTION tenure.note_group_end();
 
--- Makes held jobs due that have waited between two attempts, or in a lane. The caller has locked their rows.
+-- Makes held jobs due, in their lanes if their queue has any. The caller has locked their rows.
 CREATE FUNCTION tenure.wake_jobs(ids uuid[]) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
+    never  CONSTANT timestamptz := '9999-01-01 00:00:00+00';
     moment CONSTANT timestamptz := clock_timestamp();
 BEGIN
+    -- They were held before their queue had lanes.
+    WITH late AS (
+        INSERT INTO tenure.lane_jobs (job_id, queue, lane, priority, due_at)
+        SELECT j.id, j.queue, coalesce(j.lane, ''), CASE WHEN s.ordered THEN 0 ELSE coalesce(j.priority, 0) END, never
+          FROM tenure.jobs j
+          JOIN tenure.lane_settings s ON s.queue = j.queue AND s.removed_at IS NULL
+         WHERE j.id = ANY (ids) AND j.status = 'queued' AND j.publish_at = never
+            ON CONFLICT (job_id) DO NOTHING
+        RETURNING job_id, lane
+    )
+    UPDATE tenure.jobs j
+       SET lane = late.lane, priority = coalesce(j.priority, 0)
+      FROM late WHERE j.id = late.job_id AND j.lane IS NULL;
     WITH lined AS (
         UPDATE tenure.lane_jobs l
            SET due_at = moment,
@@ -86,13 +128,14 @@ REVOKE ALL ON FUNCTION tenure.wake_jobs(uuid[]) FROM PUBLIC;
 
 -- Works off the ends of jobs of groups: settles their edges, and releases, cancels or restores the followers.
 --
---   most: how many ends, and how many followers, one call takes
+--   most: how many ends one call takes
 --
 -- Returns the released jobs, for the caller to publish: if it dies, the relay finds their messages missing. A last row
 -- without an id: there is more to do.
 -- Each statement of a plpgsql function sees what is committed when it begins. So of two calls that settle the last edges of
--- one follower, the second waits for the follower's row, and then sees that none is left. Locks are taken in this order:
--- ends, followers, edges, jobs, places in lanes; rows of one table in order of id.
+-- one follower, the second waits for the follower's row, and then sees that none is left. A job whose row another
+-- transaction has locked is left for later, with the ends that it waits for. Locks are taken in this order: ends,
+-- followers, jobs, edges, places in lanes; rows of one table in order of id.
 CREATE FUNCTION tenure.release_followers(most int)
 RETURNS TABLE (id uuid, queue text, kind text, dispatch int, clear_reason text, trace_context text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
@@ -100,11 +143,15 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 #variable_conflict use_column
 DECLARE
     never  CONSTANT timestamptz := '9999-01-01 00:00:00+00';
+    edges_at_once CONSTANT int := 5000;
     moment timestamptz;
     noted  bigint[];
     ended  uuid[];
     fates  text[];
+    befores uuid[];
+    afters uuid[];
     touched uuid[];
+    free   uuid[];
     settled jsonb;
     ready  uuid[];
     doomed uuid[];
@@ -122,26 +169,36 @@ BEGIN
               FROM tenure.group_ends g WHERE g.id = ANY (noted) ORDER BY g.job_id, g.id DESC) e
      WHERE e.ended_as = 'completed' OR NOT EXISTS (SELECT FROM tenure.jobs j WHERE j.id = e.job_id);
 
-    -- 2. Their followers. A fate replaces none that is better: calls may come in another order than the ends did.
+    -- 2. Some of their edges that are to be settled: a fate replaces none that is better, as calls may come in another
+    -- order than the ends did.
+    SELECT array_agg(d.before), array_agg(d.after) INTO befores, afters
+      FROM (SELECT d.before, d.after
+              FROM unnest(ended, fates) AS e(job, fate)
+             CROSS JOIN LATERAL (
+                   SELECT d.before, d.after FROM tenure.job_edges d
+                    WHERE d.before = e.job
+                      AND (d.state IS NULL OR e.fate = 'completed' AND d.state <> 'completed'
+                           OR e.fate IN ('cancelled', 'purged') AND d.state = 'failed')
+                    LIMIT edges_at_once) d
+             LIMIT edges_at_once) d;
     SELECT array_agg(f.job_id) INTO touched
       FROM (SELECT f.job_id FROM tenure.followers f
-             WHERE f.job_id = ANY (ARRAY(
-                   SELECT DISTINCT d.after
-                     FROM unnest(ended, fates) AS e(job, fate)
-                     JOIN tenure.job_edges d ON d.before = e.job
-                    WHERE d.state IS NULL OR e.fate = 'completed' AND d.state <> 'completed'
-                       OR e.fate = 'purged' AND d.state = 'failed'
-                    LIMIT most))
-             ORDER BY f.job_id FOR NO KEY UPDATE) f;
+             WHERE f.job_id = ANY (afters) ORDER BY f.job_id FOR NO KEY UPDATE) f;
+    SELECT array_agg(j.id) INTO free
+      FROM (SELECT j.id FROM tenure.jobs j WHERE j.id = ANY (touched) ORDER BY j.id FOR NO KEY UPDATE SKIP LOCKED) j;
+    -- A job that is about to be held either is held by now, or is passed over, or will see the edges.
+    free := free || ARRAY(SELECT t FROM unnest(touched) AS t
+                           WHERE NOT EXISTS (SELECT FROM tenure.jobs j WHERE j.id = t));
     WITH moved AS (
         UPDATE tenure.job_edges d
            SET state = e.fate, ended_at = clock_timestamp(),
                output = CASE WHEN e.fate = 'completed'
                              THEN (SELECT h.output FROM tenure.job_history h WHERE h.id = d.before) END
-          FROM unnest(ended, fates) AS e(job, fate)
-         WHERE d.before = e.job AND d.after = ANY (touched)
+          FROM unnest(befores, afters) AS p(before, after)
+          JOIN unnest(ended, fates) AS e(job, fate) ON e.job = p.before
+         WHERE d.before = p.before AND d.after = p.after AND p.after = ANY (free)
            AND (d.state IS NULL OR e.fate = 'completed' AND d.state <> 'completed'
-                OR e.fate = 'purged' AND d.state = 'failed')
+                OR e.fate IN ('cancelled', 'purged') AND d.state = 'failed')
         RETURNING d.after, d.step
     )
     SELECT jsonb_agg(DISTINCT jsonb_build_array(after, step)) INTO settled FROM moved;
@@ -162,7 +219,8 @@ BEGIN
                              WHERE d.after = f.job_id AND d.state IS NULL AND d.step IS NULL LIMIT 1)
                            UNION ALL
                            (SELECT d.state FROM tenure.job_edges d
-                             WHERE d.after = f.job_id AND d.state <> 'completed' AND d.step IS NULL
+                             WHERE d.after = f.job_id AND d.state <> 'completed' AND d.state IS NOT NULL
+                               AND d.step IS NULL
                              ORDER BY d.state LIMIT 1)
                            UNION ALL
                            (SELECT d.state FROM tenure.job_edges d
@@ -175,37 +233,46 @@ BEGIN
        AND NOT EXISTS (SELECT FROM tenure.job_edges d
                         WHERE d.after = w.job AND d.state IS NULL AND d.step = w.step);
 
-    -- 4. A follower that was cancelled by a job's failure comes back once that job has completed after all.
-    IF EXISTS (SELECT FROM tenure.followers f WHERE f.job_id = ANY (ready) AND f.cut_at IS NOT NULL) THEN
-        WITH back AS (
-            DELETE FROM tenure.job_history h
-             WHERE h.id = ANY (ARRAY(SELECT f.job_id FROM tenure.followers f
-                                      WHERE f.job_id = ANY (ready) AND f.cut_at IS NOT NULL))
-               AND h.status = 'cancelled'
-            RETURNING h.*
-        ), uncut AS (
-            UPDATE tenure.followers f SET cut_at = NULL WHERE f.job_id = ANY (ARRAY(SELECT b.id FROM back b))
-        )
-        INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, fencing_token, created_at, scheduled_at,
-               trace_context, dispatch, publish_at, lane, priority, group_id)
-        SELECT b.id, b.queue, b.kind, b.payload, b.max_attempts, b.fencing_token, b.created_at, clock_timestamp(),
-               b.trace_context, 0, clock_timestamp(), f.lane, f.priority, f.group_id
-          FROM back b JOIN tenure.followers f ON f.job_id = b.id;
-    END IF;
+    -- 4. A follower that was cancelled by a job's failure comes back once that job has completed after all. It has a
+    -- clear_reason, as a redriven job has: it stays in its cell. One that cannot come back keeps back no other.
+    FOR of IN
+        SELECT f.* FROM tenure.followers f WHERE f.job_id = ANY (ready) AND f.cut_at IS NOT NULL ORDER BY f.job_id
+    LOOP
+        BEGIN
+            WITH back AS (
+                DELETE FROM tenure.job_history h WHERE h.id = of.job_id AND h.status = 'cancelled' RETURNING h.*
+            ), expiring AS (
+                INSERT INTO tenure.job_expiries (at, job_id)
+                SELECT of.not_after, b.id FROM back b WHERE of.not_after IS NOT NULL
+                    ON CONFLICT DO NOTHING
+            )
+            INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, fencing_token, created_at, scheduled_at,
+                   trace_context, dispatch, publish_at, clear_reason, lane, priority, not_after, expires_as, group_id)
+            SELECT b.id, b.queue, b.kind, b.payload, b.max_attempts, b.fencing_token, b.created_at, clock_timestamp(),
+                   b.trace_context, 0, clock_timestamp(), 'redriven', of.lane, of.priority, of.not_after, of.expires_as,
+                   of.group_id
+              FROM back b;
+            UPDATE tenure.followers f SET cut_at = NULL WHERE f.job_id = of.job_id;
+        EXCEPTION WHEN OTHERS THEN
+            RAISE WARNING 'job % cannot come back: %', of.job_id, SQLERRM;
+        END;
+    END LOOP;
 
-    -- 5. The rest has a row among the live jobs, or has ended by itself. The locks come first: a job that is about to be
-    -- held either is held by now, or will see the edges.
-    PERFORM FROM tenure.jobs j WHERE j.id = ANY (ready || doomed || woken) ORDER BY j.id FOR NO KEY UPDATE;
+    -- 5. The others.
     moment := clock_timestamp();
     FOR of IN
-        SELECT j.id, j.lane, j.priority, d.before, d.state
+        SELECT j.id, j.lane, j.priority, j.not_after, j.expires_as, d.before, d.state
           FROM tenure.jobs j
          CROSS JOIN LATERAL (SELECT d.before, d.state FROM tenure.job_edges d
-                              WHERE d.after = j.id AND d.state <> 'completed' AND d.step IS NULL LIMIT 1) d
-         WHERE j.id = ANY (doomed) AND j.status = 'queued' AND j.publish_at = never
+                              WHERE d.after = j.id AND d.state <> 'completed' AND d.state IS NOT NULL
+                                AND d.step IS NULL LIMIT 1) d
+         WHERE j.id = ANY (doomed) AND j.status = 'queued' AND j.publish_at = never AND j.fencing_token = 0
          ORDER BY j.id
     LOOP
-        UPDATE tenure.followers f SET cut_at = moment, lane = of.lane, priority = of.priority WHERE f.job_id = of.id;
+        UPDATE tenure.followers f
+           SET cut_at = moment, lane = of.lane, priority = of.priority, not_after = of.not_after,
+               expires_as = of.expires_as
+         WHERE f.job_id = of.id;
         UPDATE tenure.jobs j
            SET last_error = format('job %s, which it was to follow, %s', of.before,
                                    CASE of.state WHEN 'cancelled' THEN 'was cancelled' WHEN 'purged' THEN 'was purged'
@@ -213,7 +280,11 @@ BEGIN
          WHERE j.id = of.id;
         PERFORM tenure.cancel(of.id);
     END LOOP;
-    PERFORM tenure.wake_jobs(woken || ARRAY(SELECT l.job_id FROM tenure.lane_jobs l WHERE l.job_id = ANY (ready)));
+    PERFORM tenure.wake_jobs(woken || ARRAY(
+        SELECT j.id FROM tenure.jobs j
+         WHERE j.id = ANY (ready) AND j.status = 'queued' AND j.publish_at = never
+           AND (EXISTS (SELECT FROM tenure.lane_jobs l WHERE l.job_id = j.id)
+                OR EXISTS (SELECT FROM tenure.lane_settings s WHERE s.queue = j.queue AND s.removed_at IS NULL))));
     RETURN QUERY
     UPDATE tenure.jobs j
        SET dispatch = j.dispatch + 1, scheduled_at = moment, publish_at = NULL, published_at = clock_timestamp()
@@ -221,16 +292,26 @@ BEGIN
        AND NOT EXISTS (SELECT FROM tenure.lane_jobs l WHERE l.job_id = j.id)
     RETURNING j.id, j.queue, j.kind, j.dispatch, j.clear_reason, j.trace_context;
 
-    -- 6. One call settles the edges to so many followers; the next one goes on.
-    DELETE FROM tenure.group_ends g
-     WHERE g.id = ANY (noted)
-       AND (coalesce(cardinality(touched), 0) < most
-            OR NOT EXISTS (SELECT FROM unnest(ended, fates) AS e(job, fate)
-                             JOIN tenure.job_edges d ON d.before = e.job
-                            WHERE e.job = g.job_id
-                              AND (d.state IS NULL OR e.fate = 'completed' AND d.state <> 'completed'
-                                   OR e.fate = 'purged' AND d.state = 'failed')));
-    IF cardinality(noted) = most OR cardinality(touched) = most THEN
+    -- 6. Ends that have edges left: the next call goes on. Those that wait for a lock make way for others.
+    WITH open AS MATERIALIZED (
+        SELECT g.id, g.job_id, g.ended_as,
+               EXISTS (SELECT FROM unnest(ended, fates) AS e(job, fate)
+                         JOIN tenure.job_edges d ON d.before = e.job
+                        WHERE e.job = g.job_id
+                          AND (d.state IS NULL OR e.fate = 'completed' AND d.state <> 'completed'
+                               OR e.fate IN ('cancelled', 'purged') AND d.state = 'failed')
+                          AND EXISTS (SELECT FROM tenure.followers f WHERE f.job_id = d.after)) AS is_open
+          FROM tenure.group_ends g
+         WHERE g.id = ANY (noted)
+    ), gone AS (
+        DELETE FROM tenure.group_ends g USING open o
+         WHERE g.id = o.id AND (NOT o.is_open OR cardinality(free) IS DISTINCT FROM cardinality(touched))
+    )
+    INSERT INTO tenure.group_ends (job_id, ended_as)
+    SELECT o.job_id, o.ended_as FROM open o
+     WHERE o.is_open AND cardinality(free) IS DISTINCT FROM cardinality(touched)
+     ORDER BY o.id;
+    IF (cardinality(noted) = most OR cardinality(befores) = edges_at_once) AND settled IS NOT NULL THEN
         RETURN QUERY SELECT NULL::uuid, NULL::text, NULL::text, NULL::int, NULL::text, NULL::text;
     END IF;
 END $$;
@@ -251,6 +332,9 @@ BEGIN
                AND EXISTS (SELECT FROM tenure.job_edges d
                             WHERE d.after = f.job_id AND (d.state IS NULL OR d.state <> 'completed'))
              ORDER BY f.job_id LIMIT most) f;
+    UPDATE tenure.job_edges d SET state = NULL, ended_at = NULL
+     WHERE d.after = ANY (followers) AND d.state = 'failed'
+       AND EXISTS (SELECT FROM tenure.jobs j WHERE j.id = d.before);
     INSERT INTO tenure.group_ends (job_id, ended_as)
     SELECT e.before, e.ended_as
       FROM (SELECT o.before, o.state,
@@ -268,26 +352,40 @@ BEGIN
 END $$;
 REVOKE ALL ON FUNCTION tenure.mend_groups(uuid, int) FROM PUBLIC;
 
--- Removes what is known of groups whose followers are gone from all tables; returns how many followers.
-CREATE FUNCTION tenure.sweep_groups(most bigint) RETURNS bigint
+-- The edges of jobs that are redriven are open again: what follows them waits for their next end.
+-- SECURITY DEFINER: who may redrive a job need not be able to write edges.
+CREATE FUNCTION tenure.reopen_edges(jobs uuid[]) RETURNS bigint
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-    WITH gone AS MATERIALIZED (
-        SELECT f.job_id
-          FROM tenure.followers f
-         WHERE NOT EXISTS (SELECT FROM tenure.jobs j WHERE j.id = f.job_id)
-           AND NOT EXISTS (SELECT FROM tenure.job_history h WHERE h.id = f.job_id)
-           AND NOT EXISTS (SELECT FROM tenure.dead_letter_jobs d WHERE d.id = f.job_id)
-         ORDER BY f.job_id
-         LIMIT most
-           FOR UPDATE SKIP LOCKED
-    ), edges AS (
-        DELETE FROM tenure.job_edges d USING gone WHERE d.after = gone.job_id
-    ), swept AS (
-        DELETE FROM tenure.followers f USING gone WHERE f.job_id = gone.job_id RETURNING 1
+    WITH opened AS (
+        UPDATE tenure.job_edges d SET state = NULL, ended_at = NULL
+         WHERE d.before = ANY (jobs) AND d.state = 'failed' RETURNING 1
     )
-    SELECT count(*) FROM swept
+    SELECT count(*) FROM opened
 $$;
-REVOKE ALL ON FUNCTION tenure.sweep_groups(bigint) FROM PUBLIC;
+REVOKE ALL ON FUNCTION tenure.reopen_edges(uuid[]) FROM PUBLIC;
+
+-- Removes what is known of groups whose followers are gone from all tables. Looks at `most` followers from one on; returns
+-- the last, or NULL after the end.
+CREATE FUNCTION tenure.sweep_groups(after_follower uuid, most int) RETURNS uuid
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+    SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+#variable_conflict use_column
+DECLARE
+    followers uuid[];
+    gone      uuid[];
+BEGIN
+    SELECT array_agg(f.job_id ORDER BY f.job_id) INTO followers
+      FROM (SELECT f.job_id FROM tenure.followers f WHERE f.job_id > after_follower ORDER BY f.job_id LIMIT most) f;
+    SELECT array_agg(f.job_id) INTO gone
+      FROM unnest(followers) AS f(job_id)
+     WHERE NOT EXISTS (SELECT FROM tenure.jobs j WHERE j.id = f.job_id)
+       AND NOT EXISTS (SELECT FROM tenure.job_history h WHERE h.id = f.job_id)
+       AND NOT EXISTS (SELECT FROM tenure.dead_letter_jobs d WHERE d.id = f.job_id);
+    DELETE FROM tenure.job_edges d WHERE d.after = ANY (gone);
+    DELETE FROM tenure.followers f WHERE f.job_id = ANY (gone);
+    RETURN followers[most];
+END $$;
+REVOKE ALL ON FUNCTION tenure.sweep_groups(uuid, int) FROM PUBLIC;
 
 -- Notes that an attempt waits for an event. Returns what is known of it: 'waits', 'came' with its payload, 'late' (its
 -- time is over, now or before), 'taken' (another effect of the job has the name), or 'lost' (the attempt has lost its job).
@@ -320,14 +418,23 @@ BEGIN
 END $$;
 REVOKE ALL ON FUNCTION tenure.await_event(uuid, bigint, uuid, text, interval) FROM PUBLIC;
 
--- Whether a job still waits for what it was suspended for: an event, or the jobs of a step. Its row is locked.
-CREATE FUNCTION tenure.still_awaits(job uuid, name text) RETURNS boolean
+-- For how many seconds a job is suspended that waits for an event or for the jobs of a step. Its row is locked. None if that
+-- has come, or another event since the attempt began: a handler may wait for several. No longer than until the end of a
+-- sleep or of a wait that is recorded.
+CREATE FUNCTION tenure.suspended_for(job uuid, name text, longest float8, since timestamptz) RETURNS float8
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    RETURN EXISTS (SELECT FROM tenure.effects e WHERE e.job_id = job AND e.key = name AND e.step_kind = 'awaited')
-        OR EXISTS (SELECT FROM tenure.job_edges d WHERE d.after = job AND d.state IS NULL AND d.step = name);
+    IF EXISTS (SELECT FROM tenure.effects e WHERE e.job_id = job AND e.step_kind = 'event' AND e.created_at >= since)
+       OR NOT EXISTS (SELECT FROM tenure.effects e WHERE e.job_id = job AND e.key = name AND e.step_kind = 'awaited')
+          AND NOT EXISTS (SELECT FROM tenure.job_edges d WHERE d.after = job AND d.state IS NULL AND d.step = name) THEN
+        RETURN 0;
+    END IF;
+    RETURN least(longest, (SELECT extract(epoch FROM min(e.wakes_at) - clock_timestamp())
+                             FROM tenure.effects e
+                            WHERE e.job_id = job AND e.step_kind IN ('sleep', 'awaited')
+                              AND e.wakes_at > clock_timestamp()));
 END $$;
-REVOKE ALL ON FUNCTION tenure.still_awaits(uuid, text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION tenure.suspended_for(uuid, text, float8, timestamptz) FROM PUBLIC;
 
 -- Tells a job of an event: `ctx.event` of that name returns the payload, whether it waits already or not.
 -- SECURITY DEFINER: who approves a job need not be able to change it.
@@ -345,18 +452,34 @@ BEGIN
     ELSIF fault IS NOT NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'TN003', MESSAGE = fault[1], DETAIL = 'Nothing was signalled.', HINT = fault[2];
     END IF;
-    SELECT * INTO live FROM tenure.jobs j WHERE j.id = job FOR NO KEY UPDATE;
-    IF NOT FOUND THEN
-        RETURN CASE WHEN EXISTS (SELECT FROM tenure.job_history h WHERE h.id = job)
-                      OR EXISTS (SELECT FROM tenure.dead_letter_jobs d WHERE d.id = job)
-                    THEN 'finished' ELSE 'not_found' END;
+    -- Again, if it is redriven in between.
+    FOR try IN 1..5 LOOP
+        SELECT * INTO live FROM tenure.jobs j WHERE j.id = job FOR NO KEY UPDATE;
+        EXIT WHEN FOUND;
+        IF EXISTS (SELECT FROM tenure.job_history h WHERE h.id = job)
+           OR EXISTS (SELECT FROM tenure.dead_letter_jobs d WHERE d.id = job) THEN
+            RETURN 'finished';
+        END IF;
+    END LOOP;
+    IF live.id IS NULL THEN
+        RETURN 'not_found';
+    ELSIF live.status = 'processing' THEN
+        -- The row stays locked until the commit, and its worker must write to it.
+        PERFORM tenure.limit_idle(greatest(interval '1 second', live.stale_after / 4));
     END IF;
     SELECT * INTO known FROM tenure.effects e WHERE e.job_id = job AND e.key = name;
     IF NOT FOUND THEN
         INSERT INTO tenure.effects (job_id, key, fencing_token, result, step_kind, began_at)
         VALUES (job, name, live.fencing_token, coalesce(payload, 'null'), 'event', clock_timestamp())
             ON CONFLICT (job_id, key) DO NOTHING;
-        RETURN CASE WHEN FOUND THEN 'signalled' ELSE 'taken' END;
+        IF NOT FOUND THEN
+            RETURN 'taken';
+        END IF;
+        -- Its attempt may have been about to wait for this one, too.
+        IF live.fencing_token > 0 AND live.publish_at = '9999-01-01 00:00:00+00' THEN
+            PERFORM tenure.wake_jobs(ARRAY[job]);
+        END IF;
+        RETURN 'signalled';
     ELSIF known.step_kind IS DISTINCT FROM 'awaited' THEN
         RETURN CASE known.step_kind WHEN 'event' THEN 'known' WHEN 'late' THEN 'late' ELSE 'taken' END;
     ELSIF known.wakes_at <= clock_timestamp() THEN
@@ -422,3 +545,125 @@ LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
     INSERT INTO tenure.lane_wakes (at, queue, lane, job_id)
     SELECT due_at, queue, lane, job_id FROM moved WHERE place IS NULL
 $$;
+
+-- As before, but what has become of the job is written before its row goes: the trigger may fire at once.
+CREATE OR REPLACE FUNCTION tenure.cancel(job uuid) RETURNS text
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+DECLARE
+    live tenure.jobs;
+BEGIN
+    -- Again, if it is redriven in between.
+    FOR try IN 1..5 LOOP
+        -- As cancel.sql: a handler's repeatable-read transaction protects its row from a reset, but not from this.
+        SELECT j.* INTO live FROM tenure.jobs j WHERE j.id = cancel.job FOR NO KEY UPDATE;
+        IF live.status = 'processing' THEN
+            UPDATE tenure.jobs j
+               SET cancel_requested_at = coalesce(j.cancel_requested_at, clock_timestamp())
+             WHERE j.id = cancel.job;
+            -- The row stays locked until the commit.
+            PERFORM tenure.limit_idle(greatest(interval '1 second', live.stale_after / 4));
+            RETURN 'asked';
+        ELSIF live.status = 'queued' THEN
+            IF live.lane IS NOT NULL THEN
+                DELETE FROM tenure.lane_jobs l WHERE l.job_id = cancel.job;
+                -- Its slot, or its place at the head of an ordered lane.
+                INSERT INTO tenure.lane_wakes (at, queue, lane) VALUES (clock_timestamp(), live.queue, live.lane);
+            END IF;
+            INSERT INTO tenure.job_history (id, queue, kind, payload, status, attempt, max_attempts, fencing_token,
+                   claim_id, worker_id, created_at, scheduled_at, started_at, last_activity_at, finished_at,
+                   stage, progress, message, trace_context, last_error)
+            VALUES (live.id, live.queue, live.kind, live.payload, 'cancelled', live.attempt, live.max_attempts,
+                    live.fencing_token, live.claim_id, live.worker_id, live.created_at,
+                    least(live.scheduled_at, clock_timestamp()), live.started_at, live.last_activity_at,
+                    clock_timestamp(), live.stage, live.progress, live.message, live.trace_context, live.last_error);
+            DELETE FROM tenure.jobs j WHERE j.id = cancel.job;
+            RETURN 'cancelled';
+        ELSIF EXISTS (SELECT FROM tenure.job_history h WHERE h.id = cancel.job)
+           OR EXISTS (SELECT FROM tenure.dead_letter_jobs d WHERE d.id = cancel.job) THEN
+            RETURN 'finished';
+        END IF;
+        EXIT WHEN NOT EXISTS (SELECT FROM tenure.jobs j WHERE j.id = cancel.job);
+    END LOOP;
+    RETURN 'not_found';
+END $$;
+
+-- As before, but for a job that is held by no lane.
+CREATE OR REPLACE FUNCTION tenure.take_key(key_while text, of_scope text, of_key text, new_id uuid, new_payload jsonb,
+                                due timestamptz, longest interval) RETURNS uuid
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+DECLARE
+    holder uuid;
+    old    tenure.jobs;
+    until  timestamptz;
+BEGIN
+    IF of_scope NOT LIKE '%/queued' AND of_scope NOT LIKE '%/live' THEN
+        RAISE EXCEPTION '% is no scope of keys that end with their jobs', to_json(of_scope) USING ERRCODE = 'TN003';
+    ELSIF EXISTS (SELECT FROM tenure.jobs j WHERE j.id = new_id) THEN
+        RAISE EXCEPTION 'job % exists already', new_id USING ERRCODE = 'unique_violation';
+    END IF;
+    FOR try IN 1..3 LOOP
+        INSERT INTO tenure.job_keys (scope, key, job_id, lasting) VALUES (of_scope, of_key, new_id, true)
+            ON CONFLICT (scope, key) DO NOTHING;
+        IF FOUND THEN
+            RETURN new_id;
+        END IF;
+        SELECT CASE WHEN k.lasting THEN k.job_id END INTO holder
+          FROM tenure.job_keys k WHERE k.scope = of_scope AND k.key = of_key FOR UPDATE;
+        -- Retention has removed it in between.
+        CONTINUE WHEN NOT FOUND;
+        IF key_while = 'live' THEN
+            IF EXISTS (SELECT FROM tenure.jobs j WHERE j.id = holder) THEN
+                RETURN holder;
+            END IF;
+        ELSE
+            SELECT * INTO old FROM tenure.jobs j WHERE j.id = holder AND j.status = 'queued' FOR NO KEY UPDATE;
+            IF FOUND THEN
+                IF key_while = 'replace' THEN
+                    -- What earlier attempts did, they did for the old payload.
+                    DELETE FROM tenure.effects e WHERE e.job_id = holder AND old.fencing_token > 0;
+                    DELETE FROM tenure.job_edges d
+                     WHERE d.after = holder AND d.step IS NOT NULL AND old.fencing_token > 0;
+                    IF old.publish_at = '9999-01-01 00:00:00+00'
+                       AND NOT EXISTS (SELECT FROM tenure.lane_jobs l
+                                        WHERE l.job_id = holder AND l.due_at < '9999-01-01 00:00:00+00') THEN
+                        -- No lane holds it: it follows other jobs, or its attempt waits, and begins anew.
+                        UPDATE tenure.jobs j SET payload = new_payload, checkpoint = NULL WHERE j.id = holder;
+                        IF old.fencing_token > 0 THEN
+                            PERFORM tenure.wake_jobs(ARRAY[holder]);
+                        END IF;
+                        RETURN holder;
+                    END IF;
+                    until := greatest(least(due, old.created_at + coalesce(longest, due - old.created_at)),
+                                      -- A retry keeps its pause.
+                                      CASE WHEN old.fencing_token > 0 AND old.scheduled_at < '9999-01-01 00:00:00+00'
+                                           THEN old.scheduled_at END);
+                    IF old.publish_at = '9999-01-01 00:00:00+00' THEN
+                        UPDATE tenure.lane_jobs l
+                           SET due_at = until,
+                               place = CASE WHEN l.place = 0 THEN 0
+                                            WHEN until <= clock_timestamp() THEN (extract(epoch FROM until) * 1000000)::bigint END
+                         WHERE l.job_id = holder;
+                        INSERT INTO tenure.lane_wakes (at, queue, lane, job_id) VALUES (until, old.queue, old.lane, holder);
+                        UPDATE tenure.jobs j SET payload = new_payload, checkpoint = NULL WHERE j.id = holder;
+                    ELSIF until <= clock_timestamp() AND old.published_at IS NOT NULL
+                       OR EXISTS (SELECT FROM tenure.lane_slots s
+                                   WHERE s.queue = old.queue AND s.lane = old.lane AND s.job_id = holder) THEN
+                        -- Its message is on its way, or it keeps its lane's slot.
+                        UPDATE tenure.jobs j SET payload = new_payload, checkpoint = NULL WHERE j.id = holder;
+                    ELSE
+                        UPDATE tenure.jobs j
+                           SET payload = new_payload, checkpoint = NULL, scheduled_at = until, publish_at = until,
+                               published_at = NULL
+                         WHERE j.id = holder;
+                    END IF;
+                END IF;
+                RETURN holder;
+            END IF;
+        END IF;
+        UPDATE tenure.job_keys k
+           SET job_id = new_id, created_at = clock_timestamp(), ended_at = NULL, lasting = true
+         WHERE k.scope = of_scope AND k.key = of_key;
+        RETURN new_id;
+    END LOOP;
+    RETURN NULL;
+END $$;

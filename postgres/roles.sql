@@ -41,11 +41,10 @@ GRANT INSERT (id, queue, kind, payload, max_attempts, scheduled_at, trace_contex
       SELECT (id, queue, publish_at, published_at, dispatch, fencing_token, status)
     ON tenure.jobs TO tenure_producer;
 GRANT INSERT (at, job_id) ON tenure.job_expiries TO tenure_producer;
--- Groups: which job waits for which. By these rights a producer can hold no job but its own, and release none.
-GRANT INSERT (before, after, group_id, step), SELECT (before, after) ON tenure.job_edges TO tenure_producer;
-GRANT INSERT (job_id, group_id, on_failure), SELECT (job_id) ON tenure.followers TO tenure_producer;
--- Runs with the rights of the schema's owner: it writes an event of a live job, once for each name, and wakes that job.
-GRANT EXECUTE ON FUNCTION tenure.signal(uuid, text, jsonb) TO tenure_producer, tenure_worker;
+-- These run with the rights of the schema's owner. Groups: which new job waits for which. A signal writes an event of a live
+-- job, once for each name, and wakes that job.
+GRANT EXECUTE ON FUNCTION tenure.link_jobs(uuid[], uuid[], uuid), tenure.add_followers(uuid[], text[], uuid),
+      tenure.signal(uuid, text, jsonb) TO tenure_producer, tenure_worker;
 -- To hand a job to the relay when NATS did not take its message. By this right a producer can have any job published
 -- again, which is harmless, or hide a due job until the relay finds that it has no message.
 GRANT UPDATE (publish_at, published_at) ON tenure.jobs TO tenure_producer;
@@ -87,8 +86,9 @@ GRANT UPDATE (result, fencing_token, step_kind) ON tenure.effects TO tenure_work
 GRANT SELECT, INSERT ON tenure.followers, tenure.job_edges TO tenure_worker;
 -- `release_followers` releases, cancels and restores jobs that follow others, once these have ended; `mend_groups` notes
 -- ends, and `sweep_groups` deletes what is known of jobs that are gone.
-GRANT EXECUTE ON FUNCTION tenure.release_followers(int), tenure.mend_groups(uuid, int), tenure.sweep_groups(bigint),
-      tenure.await_event(uuid, bigint, uuid, text, interval), tenure.still_awaits(uuid, text) TO tenure_worker;
+GRANT EXECUTE ON FUNCTION tenure.release_followers(int), tenure.mend_groups(uuid, int), tenure.sweep_groups(uuid, int),
+      tenure.reopen_edges(uuid[]), tenure.await_event(uuid, bigint, uuid, text, interval),
+      tenure.suspended_for(uuid, text, float8, timestamptz) TO tenure_worker;
 GRANT SELECT, INSERT, UPDATE, DELETE ON tenure.workers TO tenure_worker;
 GRANT SELECT, UPDATE ON tenure.scanner_state, tenure.turns TO tenure_worker;
 GRANT SELECT ON tenure.gateway_keys TO tenure_worker;

@@ -38,7 +38,7 @@ use crate::{
     nats::Ticket,
     store::{
         GroupEdge, GroupJob, NewJob, Signalled, Store, StoreError, WaitsFor,
-        groups::{add_edges, add_followers},
+        groups::{add_followers, link_jobs},
     },
 };
 
@@ -48,8 +48,12 @@ pub(crate) const JOBS_AT_ONCE: usize = 2_000;
 const EDGES_AT_ONCE: usize = 10_000;
 /// The most jobs that one call enqueues as a group.
 const JOBS_MAX: usize = 200_000;
-/// The most edges that one call reads of a group.
-const EDGES_MAX: u32 = 200_000;
+/// The most edges that one call enqueues or reads of a group.
+const EDGES_MAX: u32 = 500_000;
+/// The most edges of one look.
+const EDGES_LOOKED_AT: i64 = 20_000;
+/// How often a cancellation looks again for jobs that running members have added.
+const LOOKS_MAX: usize = 10;
 /// The most jobs of one look.
 const LOOKED_AT_MAX: usize = 10_000;
 
@@ -116,6 +120,13 @@ impl Plan {
         if self.jobs.len() > JOBS_MAX {
             let expected = "a group of at most 200,000 jobs: let the members add the others, or split it";
             return wrong("the number of jobs", self.jobs.len().to_string(), expected);
+        }
+        if self.jobs.is_empty() {
+            return wrong("the number of jobs", "0".into(), "at least 1");
+        }
+        if self.edges.len() > EDGES_MAX as usize {
+            let expected = "at most 500,000: let many jobs wait for one, and that one be waited for by many";
+            return wrong("the number of waits", self.edges.len().to_string(), expected);
         }
         if let Some((before, after)) = self.fault {
             let value = format!("{before} for job {after}");
@@ -202,8 +213,8 @@ impl Checked {
         for edges in self.edges.chunks(EDGES_AT_ONCE) {
             let (befores, afters): (Vec<_>, Vec<_>) =
                 edges.iter().map(|(before, after)| (self.ids[*before], self.ids[*after])).unzip();
-            let added = add_edges(tx, self.group, &befores, &afters, None);
-            within(tenure, async { Ok(added.await?) }).await?;
+            let linked = link_jobs(tx, self.group, &befores, &afters);
+            within(tenure, async { Ok(linked.await?) }).await?;
         }
         for jobs in self.jobs.chunks(JOBS_AT_ONCE) {
             let (_, more) = within(tenure, insert_in(tx, hooks, jobs)).await?;
@@ -536,7 +547,7 @@ impl Tenure {
         job: JobId,
         edges_max: u32,
     ) -> Result<Option<GroupView>, StoreError> {
-        let mut edges = self.store().graph(job, i64::from(edges_max) + 1).await?;
+        let mut edges = self.edges_of(job, edges_max.saturating_add(1)).await?;
         if edges.is_empty() {
             return Ok(None);
         }
@@ -559,8 +570,23 @@ impl Tenure {
         Ok(Some(GroupView { jobs, edges, is_cut }))
     }
 
-    /// Cancels every job of the group of this job, as [`Tenure::cancel`] does one: those first that wait for others.
-    /// Returns the result for each. A job without a group is cancelled alone.
+    /// Returns at most so many edges of the group of a job, the oldest first.
+    async fn edges_of(&self, job: JobId, most: u32) -> Result<Vec<GroupEdge>, StoreError> {
+        let (mut edges, mut after) = (Vec::new(), 0);
+        loop {
+            let left = i64::from(most).saturating_sub_unsigned(edges.len() as u64);
+            let (some, last) = self.store().graph(job, after, left.min(EDGES_LOOKED_AT)).await?;
+            if some.is_empty() {
+                return Ok(edges);
+            }
+            edges.extend(some);
+            after = last;
+        }
+    }
+
+    /// Cancels every job of the group of this job, as [`Tenure::cancel`] does one: those first that wait for others,
+    /// and also those that members add meanwhile. Returns the result for each. A job without a group is cancelled
+    /// alone.
     ///
     /// Cancel safe: jobs that it did not reach were not cancelled; call it again.
     ///
@@ -569,15 +595,23 @@ impl Tenure {
     /// [`StoreError`]: Postgres did not answer, or refused. Some of the jobs may be cancelled; the call is safe to
     /// repeat.
     pub async fn cancel_group(&self, job: JobId) -> Result<Vec<(JobId, CancelOutcome)>, StoreError> {
-        let edges = self.store().graph(job, i64::from(EDGES_MAX)).await?;
-        let mut jobs = in_order(&edges);
-        // From the last to the first: no follower is released meanwhile.
-        jobs.reverse();
-        if jobs.is_empty() {
-            jobs.push(job);
+        let mut known = HashSet::new();
+        let mut all = Vec::new();
+        for _ in 0..LOOKS_MAX {
+            let edges = self.edges_of(job, u32::MAX).await?;
+            let mut jobs = in_order(&edges);
+            if jobs.is_empty() {
+                jobs.push(job);
+            }
+            // From the last to the first: no follower is released meanwhile.
+            let new: Vec<_> = jobs.into_iter().rev().filter(|job| known.insert(*job)).collect();
+            if new.is_empty() {
+                break;
+            }
+            let outcomes = self.cancel_many(&new).await?;
+            all.extend(new.into_iter().zip(outcomes));
         }
-        let outcomes = self.cancel_many(&jobs).await?;
-        Ok(jobs.into_iter().zip(outcomes).collect())
+        Ok(all)
     }
 }
 

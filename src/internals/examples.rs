@@ -5,6 +5,7 @@ use chrono::{DateTime, Utc};
 use crate::{
     FencingToken, JobId, Status,
     doctor::{Check, CheckState},
+    groups::{GroupEdge, GroupJob, GroupView},
     rows::{ExecutionRow, HeldFor, JobRow, RecoveryRow, StepRow},
 };
 
@@ -102,4 +103,27 @@ pub fn reset(at: DateTime<Utc>) -> RecoveryRow {
 /// Returns a finding of `doctor` about queue `q`.
 pub fn check(check: &'static str, state: CheckState, found: &str) -> Check {
     Check { check, queue: Some("q".into()), state, found: found.into(), to_do: None }
+}
+
+/// Returns a group of jobs with these edges, by their places, in the order of their places.
+pub fn group(ids: &[JobId], edges: &[(usize, usize)], status: impl Fn(usize) -> Status) -> GroupView {
+    let job = |(place, id): (usize, &JobId)| GroupJob {
+        id: *id,
+        queue: "q".into(),
+        kind: "kind".into(),
+        status: Some(status(place)),
+        progress: None,
+        is_held: false,
+    };
+    let edge = |(before, after): &(usize, usize)| GroupEdge {
+        before: ids[*before],
+        after: ids[*after],
+        step: None,
+        state: None,
+    };
+    GroupView {
+        jobs: ids.iter().enumerate().map(job).collect(),
+        edges: edges.iter().map(edge).collect(),
+        is_cut: false,
+    }
 }

@@ -4,7 +4,7 @@
 
 pub mod examples;
 
-use crate::{Config, Tenure};
+use crate::{Config, JobId, StoreError, Tenure, groups::GroupView};
 
 pub use crate::{
     client::{doctor::SCANS_MISSED, queues::UnknownQueue},
@@ -57,4 +57,13 @@ impl Parts for Tenure {
     fn nats(&self) -> &Nats {
         self.nats()
     }
+}
+
+/// [`Tenure::group_of`] with at most so many edges.
+pub async fn group_view(
+    tenure: &Tenure,
+    job: JobId,
+    edges_max: u32,
+) -> Result<Option<GroupView>, StoreError> {
+    tenure.group_view(job, edges_max).await
 }

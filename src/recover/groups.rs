@@ -16,8 +16,8 @@ use crate::{
 
 /// How many followers one look for unnoted ends covers.
 const MENDED_AT_ONCE: i32 = 200;
-/// The most followers of one statement that forgets them.
-const SWEPT_AT_ONCE: i64 = 1_000;
+/// How many followers one statement looks at that forgets those which are gone.
+const SWEPT_AT_ONCE: i32 = 1_000;
 
 /// Works off the ends that are noted, and publishes the jobs that this releases. Returns how many.
 ///
@@ -26,12 +26,13 @@ pub(crate) async fn release(store: &Store, nats: &Nats, stop: &Stop) -> Result<u
     relay::publish_in_task(store, nats, relay::Take::Followers, stop).await
 }
 
-/// Looks for ends that were not noted, from this follower on. Returns where the next look goes on.
+/// Looks for ends that were not noted, from this follower on. Returns where the next look goes on; nil: at the start.
 pub(crate) async fn mend(store: &Store, after: Uuid) -> Result<Uuid, StoreError> {
     Ok(store.mend_groups(after, MENDED_AT_ONCE).await?.unwrap_or_default())
 }
 
-/// Forgets the groups whose jobs retention has removed. Returns how many followers.
-pub(crate) async fn sweep(store: &Store) -> Result<u64, StoreError> {
-    store.sweep_groups(SWEPT_AT_ONCE).await
+/// Forgets groups whose jobs retention has removed, from this follower on. Returns where the next look goes on; nil: at
+/// the start.
+pub(crate) async fn sweep(store: &Store, after: Uuid) -> Result<Uuid, StoreError> {
+    Ok(store.sweep_groups(after, SWEPT_AT_ONCE).await?.unwrap_or_default())
 }

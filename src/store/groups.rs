@@ -8,8 +8,8 @@ use sqlx::{PgConnection, Row, postgres::PgRow, query};
 use uuid::Uuid;
 
 use super::{
-    ADD_EDGES, ADD_FOLLOWERS, AWAIT_EVENT, GRAPH, JOIN_EDGES, MEND_GROUPS, NODES, OUTPUTS, RELEASE_FOLLOWERS,
-    SIGNAL, STEP_STATES, SWEEP_GROUPS, WAITS_FOR,
+    ADD_EDGES, ADD_FOLLOWERS, AWAIT_EVENT, GRAPH, JOIN_EDGES, LINK_JOBS, MEND_GROUPS, NODES, OUTPUTS,
+    RELEASE_FOLLOWERS, SIGNAL, STEP_STATES, SWEEP_GROUPS, WAITS_FOR,
     call::{Store, StoreError},
     rows::{DueJob, due_jobs, status},
 };
@@ -186,15 +186,26 @@ fn unsigned(row: &PgRow, name: &str) -> Result<u64, sqlx::Error> {
     Ok(row.try_get::<i64, _>(name)?.unsigned_abs())
 }
 
-/// Adds edges to a group: each job of `befores` comes before the job of `afters` at its place.
-pub(crate) async fn add_edges(
+/// Lets new jobs of a group wait: each job of `afters` for the job of `befores` at its place.
+pub(crate) async fn link_jobs(
     connection: &mut PgConnection,
     group: Uuid,
     befores: &[JobId],
     afters: &[JobId],
-    step: Option<&str>,
 ) -> Result<(), StoreError> {
-    query(ADD_EDGES).bind(befores).bind(afters).bind(group).bind(step).execute(connection).await?;
+    query(LINK_JOBS).bind(befores).bind(afters).bind(group).execute(connection).await?;
+    Ok(())
+}
+
+/// Lets a step of a running job wait for these jobs.
+pub(crate) async fn add_edges(
+    connection: &mut PgConnection,
+    group: Uuid,
+    befores: &[JobId],
+    after: JobId,
+    step: &str,
+) -> Result<(), StoreError> {
+    query(ADD_EDGES).bind(befores).bind(after).bind(group).bind(step).execute(connection).await?;
     Ok(())
 }
 
@@ -234,10 +245,11 @@ impl Store {
         Ok(rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get("last")?)
     }
 
-    /// Removes what is known of at most `most` followers that are gone. Returns how many.
-    pub(crate) async fn sweep_groups(&self, most: i64) -> Result<u64, StoreError> {
-        let rows = self.rows(query(SWEEP_GROUPS).bind(most)).await?;
-        Ok(unsigned(rows.first().ok_or(sqlx::Error::RowNotFound)?, "gone")?)
+    /// Removes what is known of followers that are gone, among `most` after this one. Returns the last, or `None` after
+    /// the end.
+    pub(crate) async fn sweep_groups(&self, after: Uuid, most: i32) -> Result<Option<Uuid>, StoreError> {
+        let rows = self.rows(query(SWEEP_GROUPS).bind(after).bind(most)).await?;
+        Ok(rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get("last")?)
     }
 
     /// Returns at most `limit` of the jobs before this one, or of its step, in order, after the place `n`.
@@ -332,9 +344,15 @@ impl Store {
         Ok(rows.iter().map(waits).collect::<Result<_, sqlx::Error>>()?)
     }
 
-    /// Returns at most `limit` edges of the group of this job, the oldest first. None: the job is in no group.
-    pub(crate) async fn graph(&self, job: JobId, limit: i64) -> Result<Vec<GroupEdge>, StoreError> {
-        let rows = self.rows(query(GRAPH).bind(job).bind(limit)).await?;
+    /// Returns at most `limit` edges of the group of this job after the place `after`, the oldest first, and the place
+    /// of the last. None: the job is in no group.
+    pub async fn graph(
+        &self,
+        job: JobId,
+        after: i64,
+        limit: i64,
+    ) -> Result<(Vec<GroupEdge>, i64), StoreError> {
+        let rows = self.rows(query(GRAPH).bind(job).bind(limit).bind(after)).await?;
         let edge = |row: &PgRow| {
             Ok(GroupEdge {
                 before: row.try_get("before")?,
@@ -343,7 +361,8 @@ impl Store {
                 state: row.try_get("state")?,
             })
         };
-        Ok(rows.iter().map(edge).collect::<Result<_, sqlx::Error>>()?)
+        let last = rows.last().map(|row| row.try_get("n")).transpose()?.unwrap_or(after);
+        Ok((rows.iter().map(edge).collect::<Result<_, sqlx::Error>>()?, last))
     }
 
     /// Returns what is shown of these jobs of a group. One that is gone is left out.

@@ -323,6 +323,7 @@ statements! {
     HELD_FOR = "lane" "held_for";
     LANES_OVERDUE = "lane" "lanes_overdue";
     SWEEP_LANES = "lane" "sweep_lanes";
+    LINK_JOBS = "group" "link_jobs";
     ADD_EDGES = "group" "add_edges";
     ADD_FOLLOWERS = "group" "add_followers";
     JOIN_EDGES = "group" "join_edges";

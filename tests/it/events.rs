@@ -224,3 +224,74 @@ async fn a_job_that_waits_in_a_lane_frees_it_for_others() {
     assert_eq!(bench.count("tenure.lane_wakes WHERE at > now() + interval '1 day'").await, 0);
     running.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_ordered_lane_waits_for_a_job_that_waits() {
+    let bench = bench().await;
+    bench.tenure.put_lanes("q", Lanes::new().ordered()).await.unwrap();
+    let handler = async |payload: Value, ctx: JobContext| {
+        if payload["waits"] == json!(true) { ctx.event("go").await } else { Ok(json!("ran")) }
+    };
+    let running = worker(&bench, handler);
+    let job = |waits| JobRequest::new("q", "k", json!({ "waits": waits })).lane("a").max_attempts(1);
+    let waits = bench.tenure.enqueue(job(true)).await.unwrap().id;
+    bench.until_count("tenure.jobs WHERE status = 'queued' AND fencing_token = 1", 1).await;
+    let other = bench.tenure.enqueue(job(false)).await.unwrap().id;
+    bench.execute("SELECT tenure.tend_lanes(10, true)").await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(bench.count(&format!("tenure.jobs WHERE id = '{other}' AND fencing_token = 0")).await, 1);
+    bench.every_job_is_as_it_must_be().await;
+    assert_eq!(bench.tenure.signal(waits, "go", &7).await.unwrap(), Signalled::Delivered);
+    assert_eq!(bench.until_finished(waits).await.output, Some(json!(7)));
+    assert_eq!(bench.until_finished(other).await.status, Status::Completed);
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_waits_for_one_of_several_is_woken_by_each() {
+    let bench = bench().await;
+    let handler = async |payload: Value, ctx: JobContext| {
+        let first = ctx.event::<Value>("first").await;
+        if first.is_ok() {
+            return first;
+        }
+        let second = ctx.event::<Value>("second").await;
+        if second.is_ok() {
+            return second;
+        }
+        if payload["naps"] == json!(true) && ctx.sleep("nap", Duration::from_millis(1_500)).await.is_ok() {
+            return Ok(json!("slept"));
+        }
+        // Of the three waits, the attempt ends with this one.
+        first
+    };
+    let running = worker(&bench, handler);
+    let job = bench.tenure.enqueue(JobRequest::new("q", "k", json!({}))).await.unwrap().id;
+    until_held(&bench).await;
+    assert_eq!(bench.tenure.signal(job, "second", &2).await.unwrap(), Signalled::Delivered);
+    assert_eq!(bench.until_finished(job).await.output, Some(json!(2)));
+    let naps = bench.tenure.enqueue(JobRequest::new("q", "k", json!({"naps": true}))).await.unwrap().id;
+    assert_eq!(bench.until_finished(naps).await.output, Some(json!("slept")));
+    running.stop().await;
+}
+
+/// A debounced job that waits begins anew with the new payload.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_waits_is_replaced() {
+    let bench = bench().await;
+    let handler = async |payload: Value, ctx: JobContext| {
+        let came: Value = ctx.event(payload["event"].as_str().unwrap()).await?;
+        Ok(json!([payload["event"], came]))
+    };
+    let running = worker(&bench, handler);
+    let job = |event| JobRequest::new("q", "k", json!({ "event": event })).replace("key");
+    let id = bench.tenure.enqueue(job("old")).await.unwrap().id;
+    until_held(&bench).await;
+    let again = bench.tenure.enqueue(job("new")).await.unwrap();
+    assert_eq!((again.id, again.duplicate), (id, true));
+    bench.until_count("tenure.effects WHERE key = 'new' AND step_kind = 'awaited'", 1).await;
+    assert_eq!(bench.count("tenure.effects").await, 1);
+    assert_eq!(bench.tenure.signal(id, "new", &1).await.unwrap(), Signalled::Delivered);
+    assert_eq!(bench.until_finished(id).await.output, Some(json!(["new", 1])));
+    running.stop().await;
+}

@@ -1,5 +1,7 @@
 //! Groups: a follower starts once, when all before it have completed, whichever process dies and whatever ends first.
 
+mod troubles;
+
 use std::{
     sync::{
         Arc,
@@ -26,6 +28,22 @@ const SOON: Duration = Duration::from_secs(20);
 
 fn job(kind: &str, payload: Value) -> JobRequest {
     JobRequest::new("q", kind, payload).max_attempts(1)
+}
+
+/// The worker of a process that is killed: its jobs take a few milliseconds.
+pub async fn fan(tenure: &Tenure) {
+    let part = async |payload: Value, _: JobContext| {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        Ok::<_, JobError>(payload["n"].clone())
+    };
+    let merge = async |_: Value, ctx: JobContext| {
+        let outputs: Vec<u64> = ctx.outputs().await?;
+        Ok::<_, JobError>(json!([outputs.len(), outputs.iter().sum::<u64>()]))
+    };
+    let options = KindOptions::new;
+    let worker =
+        Worker::builder(tenure).handle_kind("part", options(), part).handle_kind("merge", options(), merge);
+    worker.concurrency("q", 50).run_until(tenure::shutdown_signal()).await.unwrap();
 }
 
 /// Runs `part`, which returns its payload's `n` (or fails, if that is 13), and `merge`, which returns what came before.
@@ -185,7 +203,7 @@ async fn a_failure_cancels_what_follows_and_a_redrive_resumes_the_graph() {
         bench.value(&format!("SELECT last_error FROM tenure.all_jobs WHERE id = '{}'", merge.id())).await;
     assert_eq!(why, format!("job {}, which it was to follow, has failed", bad.id()));
     assert!(is_held(&bench, held.id()).await);
-    assert_eq!(bench.count("tenure.group_ends").await, 0);
+    bench.until_count("tenure.group_ends", 0).await;
     bench.every_job_is_as_it_must_be().await;
     // The cause is mended, and the dead letter redriven.
     bench.execute("UPDATE tenure.dead_letter_jobs SET payload = '{\"n\": 2}'").await;
@@ -433,14 +451,14 @@ async fn outputs_stay_until_the_follower_is_gone() {
     // Retention removes them.
     bench.execute("DELETE FROM tenure.job_history").await;
     bench.execute("DELETE FROM tenure.job_executions").await;
-    bench.execute("SELECT tenure.sweep_groups(10)").await;
+    bench.execute("SELECT tenure.sweep_groups('00000000-0000-0000-0000-000000000000', 10)").await;
     bench.execute("SELECT tenure.mend_groups('00000000-0000-0000-0000-000000000000', 10)").await;
     bench.tenure.retry(group.jobs[2]).await.unwrap();
     let row = bench.until_finished(group.id).await;
     assert_eq!(row.output, Some(json!({"outputs": [0, 1, 9], "failed": 0})));
     running.stop().await;
     bench.execute("DELETE FROM tenure.job_history").await;
-    bench.execute("SELECT tenure.sweep_groups(10)").await;
+    bench.execute("SELECT tenure.sweep_groups('00000000-0000-0000-0000-000000000000', 10)").await;
     assert_eq!((bench.count("tenure.followers").await, bench.count("tenure.job_edges").await), (0, 0));
 }
 
@@ -477,4 +495,41 @@ async fn the_command_line_draws_a_group_signals_and_cancels_it() {
     let alone = bench.tenure.enqueue(job("part", json!({}))).await.unwrap().id.to_string();
     let (code, said) = run(&["jobs", "graph", &alone]).await;
     assert!(code == Some(1) && said.contains("is in no group"), "{said}");
+}
+
+/// `KILLS=100 MEMBERS=10000` is the whole drill.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_follower_of_thousands_runs_once_though_workers_are_killed_again_and_again() {
+    let number = |name: &str, default: u64| std::env::var(name).map_or(default, |text| text.parse().unwrap());
+    let (kills, members) = (number("KILLS", 8), number("MEMBERS", 1_500));
+    let bench = bench().await;
+    let parts = (0..members).map(|n| job("part", json!({ "n": n })).max_attempts(100));
+    let group = bench.tenure.group(parts).then(job("merge", json!({})).max_attempts(100)).await.unwrap();
+    let ended = "tenure.job_edges WHERE state IS NOT NULL";
+    let mut log = String::new();
+    for n in 1..=kills {
+        let mut worker = Child::start(&bench, "fan");
+        // In the middle of the work, each time a little later; and some in the midst of the last members.
+        let due = i64::try_from(members * n / (kills + 1)).unwrap();
+        while bench.count(ended).await < due {
+            // Losses in a row back off: the drill is not about that.
+            bench.execute("UPDATE tenure.jobs SET scheduled_at = now(), publish_at = now() WHERE losses > 1 AND publish_at > now() AND publish_at < '9999-01-01Z'").await;
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        worker.kill().await;
+        log = worker.log();
+    }
+    let last = Child::start(&bench, "fan");
+    bench
+        .until_within(&format!("EXISTS (SELECT FROM tenure.job_history WHERE id = '{}')", group.id), SOON * 6)
+        .await;
+    let row = bench.until_finished(group.id).await;
+    assert_eq!(row.output, Some(json!([members, members * (members - 1) / 2])), "{log}\n{}", last.log());
+    let ran = format!("tenure.job_executions_all WHERE job_id = '{}' AND outcome = 'completed'", group.id);
+    assert_eq!(bench.count(&ran).await, 1);
+    bench.until_count("tenure.jobs", 0).await;
+    bench.until_count("tenure.group_ends", 0).await;
+    bench.every_job_is_as_it_must_be().await;
+    let lost = bench.count("tenure.job_executions WHERE outcome = 'lost'").await;
+    println!("{kills} kills, {lost} attempts lost, {members} members");
 }

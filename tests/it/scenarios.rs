@@ -312,6 +312,7 @@ async fn child() {
             .run_until(std::future::pending())
             .await
             .unwrap(),
+        "fan" => crate::groups::fan(&tenure).await,
         "twenty" => Worker::builder(&tenure)
             .handle_any(KindOptions::new(), crate::steps::twenty)
             .concurrency("q", 1)

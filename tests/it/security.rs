@@ -606,3 +606,69 @@ async fn a_role_that_may_only_use_the_schema_may_not_purge() {
             >= 7
     );
 }
+
+/// Groups and events, with the shipped roles.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fleet_of_the_shipped_roles_uses_groups_and_events() {
+    let bench = bench_with_servers(|_| {}).await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    let by = with_roles(&bench).await;
+    let (worker, _) = by("worker").await;
+    let handler = |of: Value, ctx: JobContext| async move {
+        match of["n"].as_str() {
+            Some("adds") => {
+                let more = [JobRequest::new("q", "k", json!({"n": "more"}))];
+                ctx.add_to_group("more", more).await?;
+                Outcome::done(1)
+            }
+            Some("dies") => Err(JobError::permanent("for good")),
+            Some("asks") => {
+                let parts = (0..2).map(|_| JobRequest::new("q", "k", json!({"n": "part"})));
+                let parts: Vec<u8> = ctx.all("parts", parts).await?;
+                let come: u8 = ctx.event("come").await?;
+                Outcome::done(parts.iter().sum::<u8>() + come)
+            }
+            Some("ends") => Outcome::done(ctx.outputs::<u8>().await?.len()),
+            _ => Outcome::done(1),
+        }
+    };
+    let working =
+        Running::start(Worker::builder(&worker).handle_any(KindOptions::new(), handler).concurrency("q", 8));
+    let (producer, of_producer) = by("producer").await;
+    let (operator, _) = by("operator").await;
+    let of = |n: &str| JobRequest::new("q", "k", json!({ "n": n })).max_attempts(1);
+    let group = producer.group([of("adds"), of("part")]).then(of("ends").unique_key("once")).await.unwrap();
+    assert_eq!(bench.until_finished(group.id).await.output, Some(json!(3)));
+    let asks = producer.enqueue(of("asks")).await.unwrap().id;
+    bench.until_count("tenure.effects WHERE step_kind = 'awaited'", 1).await;
+    producer.signal(asks, "come", &5).await.unwrap();
+    assert_eq!(bench.until_finished(asks).await.output, Some(json!(7)));
+    let dies = producer.group([of("dies")]).then(of("ends")).await.unwrap();
+    bench.until_count("tenure.followers WHERE cut_at IS NOT NULL", 1).await;
+    bench.execute("UPDATE tenure.dead_letter_jobs SET payload = '{}'").await;
+    assert_eq!(operator.redrive_all(&DeadFilter::new().kind("k")).await.unwrap(), 1);
+    bench
+        .until(&format!(
+            "EXISTS (SELECT FROM tenure.job_history WHERE id = '{}' AND status = 'completed')",
+            dies.id
+        ))
+        .await;
+    // A producer makes no job of others wait.
+    let other = bench.tenure.enqueue(of("part").delay(Duration::from_secs(3_600))).await.unwrap().id;
+    let own = producer.enqueue(of("part").delay(Duration::from_secs(3_600))).await.unwrap().id;
+    denied(
+        &of_producer,
+        &[
+            "INSERT INTO tenure.job_edges (before, after, group_id) SELECT gen_random_uuid(), gen_random_uuid(), gen_random_uuid()",
+            "INSERT INTO tenure.followers (job_id, group_id, on_failure) SELECT gen_random_uuid(), gen_random_uuid(), 'cancel'",
+            "SELECT tenure.wake_jobs('{}')",
+            "SELECT tenure.release_followers(1)",
+            "SELECT tenure.reopen_edges('{}')",
+        ],
+    )
+    .await;
+    let link = "SELECT tenure.link_jobs(ARRAY[$1], ARRAY[$2], gen_random_uuid())";
+    let refused = sqlx::query(link).bind(own).bind(other).execute(&of_producer).await.unwrap_err();
+    assert!(refused.to_string().contains("no new job of this group"), "{refused}");
+    working.stop().await;
+}

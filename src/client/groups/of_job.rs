@@ -42,8 +42,12 @@ impl<S> JobContext<S> {
         let (own, jobs) = (self.id(), self.children(group, jobs)?);
         self.once(key, async move |tx| {
             let ids: Vec<_> = jobs.iter().map(|job| job.id).collect();
+            let mut joined = 0;
             for some in ids.chunks(JOBS_AT_ONCE) {
-                join_edges(tx, some, own).await?;
+                joined += join_edges(tx, some, own).await?;
+            }
+            if joined == 0 && !ids.is_empty() {
+                return Err(JobError::permanent("no job of its group follows this job"));
             }
             insert(tx, &jobs).await?;
             Ok(ids)
@@ -94,7 +98,7 @@ impl<S> JobContext<S> {
                     add_followers(tx, group, &[own], &["run"]).await?;
                 }
                 for some in ids.chunks(JOBS_AT_ONCE) {
-                    add_edges(tx, group, some, &vec![own; some.len()], Some(&step)).await?;
+                    add_edges(tx, group, some, own, &step).await?;
                 }
                 insert(tx, &jobs).await?;
                 Ok(ids.len() as u64)

@@ -11,10 +11,6 @@ WITH needs (role, relation, privileges, columns) AS (VALUES
     ('producer', 'jobs', '{SELECT}', '{id,queue,publish_at,published_at,dispatch,fencing_token,status}'),
     ('producer', 'jobs', '{UPDATE}', '{publish_at,published_at}'),
     ('producer', 'job_expiries', '{INSERT}', '{at,job_id}'),
-    ('producer', 'job_edges', '{INSERT}', '{before,after,group_id,step}'),
-    ('producer', 'job_edges', '{SELECT}', '{before,after}'),
-    ('producer', 'followers', '{INSERT}', '{job_id,group_id,on_failure}'),
-    ('producer', 'followers', '{SELECT}', '{job_id}'),
     ('producer', 'job_keys', '{INSERT}', '{scope,key,job_id,stream_seq,stream_published_at}'),
     ('producer', 'job_keys', '{SELECT}', '{scope,key,job_id}'),
     ('producer', 'queues', '{SELECT}', '{queue,max_queued}'),
@@ -96,14 +92,15 @@ WITH needs (role, relation, privileges, columns) AS (VALUES
     SELECT role, 'EXECUTE on ' || function.name
       FROM (SELECT role, name
               FROM unnest('{producer,worker,operator}'::text[]) AS role,
-                   unnest('{enqueue,enqueue_many,create_jobs,insert_jobs,take_key,admit,signal}'::text[]) AS name
+                   unnest('{enqueue,enqueue_many,create_jobs,insert_jobs,take_key,admit,link_jobs,add_followers,
+                           signal}'::text[]) AS name
              UNION ALL
             SELECT role, name
               FROM unnest('{worker,operator}'::text[]) AS role,
                    unnest('{create_history_partitions,purge_day,purge_rows,purge_cancelled,purge_dead,purge_traces,
                            purge_keys,purge_events,keep_last_executions,forget_traces,fence,hold,once,once_store,
                            once_result,complete,progress,raise_lost,tend_lanes,sweep_lanes,release_followers,mend_groups,
-                           sweep_groups,await_event,still_awaits}'::text[]) AS name
+                           sweep_groups,reopen_edges,await_event,suspended_for}'::text[]) AS name
              UNION ALL
             SELECT 'operator',
                    unnest('{begin_move,mark_queue,open_queue,forget_mark,cancel,put_lanes,adopt_jobs,remove_lanes,

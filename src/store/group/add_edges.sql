@@ -1,9 +1,10 @@
--- add_edges: jobs wait for others, inside the transaction that creates these.
+-- add_edges: a step of a running job waits for jobs, inside the transaction that creates these.
 --
---   $1 the jobs to wait for  $2 those that wait  $3 the group  $4 the step of a running job that waits, or NULL
+--   $1 the jobs to wait for  $2 the running job  $3 the group  $4 the step
 --
--- In this order a follower sees the outputs. An edge that is there already stays.
+-- In this order the step returns the outputs. An edge that is there already stays. The fence follows in the same transaction.
 INSERT INTO tenure.job_edges (before, after, group_id, step)
-SELECT u.before, u.after, $3, $4
-  FROM unnest($1::uuid[], $2::uuid[]) AS u(before, after)
+SELECT u.before, $2, $3, $4
+  FROM unnest($1::uuid[]) WITH ORDINALITY AS u(before, n)
+ ORDER BY u.n
     ON CONFLICT (before, after) DO NOTHING

@@ -1,6 +1,6 @@
 -- graph: the jobs of a group, and which waits for which.
 --
---   $1 the id of any of its jobs  $2 the most edges
+--   $1 the id of any of its jobs  $2 the most edges  $3 after this place
 --
 -- One row an edge, the oldest first: its two jobs, the step that waits, and how the first one ended. No row: the job is in no
 -- group, or it was removed with its group.
@@ -12,8 +12,8 @@ WITH own AS MATERIALIZED (
     (SELECT group_id FROM tenure.job_edges WHERE before = $1 LIMIT 1)
      LIMIT 1
 )
-SELECT before, after, step, state
+SELECT before, after, step, state, n
   FROM tenure.job_edges
- WHERE group_id = (SELECT group_id FROM own)
+ WHERE group_id = (SELECT group_id FROM own) AND n > $3
  ORDER BY n
  LIMIT $2

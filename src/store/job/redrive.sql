@@ -5,7 +5,8 @@
 -- One row a redriven job. A job without a row is not dead, or is a message that was refused before it was a job.
 -- Attempts and losses count from 0 again; the token and the dispatch go on, so that neither a write of an old
 -- attempt nor a message of an old publication can pass for a new one. The attempt that ended the job
--- joins the others in job_executions. A member of a group is one again: its followers hear of its next end.
+-- joins the others in job_executions. A member of a group is one again: its followers hear of its next
+-- end. A follower that has died before it started is held again, while it has jobs to wait for.
 WITH picked AS MATERIALIZED (
     SELECT * FROM tenure.dead_letter_jobs
      WHERE id = ANY ($1::uuid[]) AND payload IS NOT NULL
@@ -22,9 +23,16 @@ WITH picked AS MATERIALIZED (
 )
 INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, fencing_token, created_at, scheduled_at,
        checkpoint, trace_context, last_error, dispatch, publish_at, clear_reason, lane, priority, group_id)
-SELECT id, queue, kind, payload, max_attempts, fencing_token, created_at, clock_timestamp(),
-       checkpoint, trace_context, last_error, dispatch, clock_timestamp(), 'redriven', lane, priority,
+SELECT id, queue, kind, payload, max_attempts, fencing_token, created_at, due_at,
+       checkpoint, trace_context, last_error, dispatch, due_at, 'redriven', lane, priority,
        coalesce((SELECT e.group_id FROM tenure.job_edges e WHERE e.before = picked.id LIMIT 1),
                 (SELECT f.group_id FROM tenure.followers f WHERE f.job_id = picked.id))
   FROM picked
+ CROSS JOIN LATERAL (SELECT CASE WHEN fencing_token = 0 AND EXISTS (
+                                      SELECT FROM tenure.job_edges e
+                                        JOIN tenure.followers f ON f.job_id = e.after
+                                       WHERE e.after = picked.id AND e.step IS NULL
+                                         AND (e.state IS NULL OR e.state <> 'completed' AND f.on_failure <> 'run'))
+                                 THEN '9999-01-01 00:00:00+00' ELSE clock_timestamp() END AS due_at) d
+ WHERE (SELECT tenure.reopen_edges(ARRAY(SELECT id FROM picked)) IS NOT NULL)
 RETURNING id

@@ -14,6 +14,8 @@ WITH waiting AS MATERIALIZED (
     UPDATE tenure.lane_jobs l
        SET due_at = clock_timestamp()
      WHERE l.job_id = ANY (ARRAY(SELECT id FROM waiting WHERE is_held)) AND l.due_at > statement_timestamp()
+       -- What waits for other jobs or for an event goes on waiting.
+       AND l.due_at < '9999-01-01 00:00:00+00'
     RETURNING l.job_id, l.queue, l.lane
 ), woken AS (
     INSERT INTO tenure.lane_wakes (at, queue, lane, job_id)

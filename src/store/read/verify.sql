@@ -18,7 +18,8 @@ WITH attempts AS MATERIALIZED (
     -- Only a job that existed can have attempts or effects, or hold a key.
     SELECT 'is_not_lost', job_id
       FROM (SELECT job_id FROM tenure.job_executions
-             UNION SELECT job_id FROM tenure.effects
+             -- An event that a job did not wait for may outlive it, until a sweep.
+             UNION SELECT job_id FROM tenure.effects WHERE step_kind IS DISTINCT FROM 'event'
              -- A key that knows when its job ended may outlive it: the job kept no history, or retention removed it.
              UNION SELECT job_id FROM tenure.job_keys WHERE stream_seq IS NULL AND ended_at IS NULL) known
      WHERE NOT EXISTS (SELECT FROM standing WHERE standing.id = known.job_id)
@@ -89,8 +90,11 @@ WITH attempts AS MATERIALIZED (
       JOIN tenure.followers f ON f.job_id = j.id
      WHERE j.publish_at = '9999-01-01 00:00:00+00' AND j.fencing_token = 0
        AND NOT EXISTS (SELECT FROM tenure.job_edges e WHERE e.after = j.id AND e.state IS NULL)
-       AND (f.on_failure <> 'hold'
-            OR NOT EXISTS (SELECT FROM tenure.job_edges e WHERE e.after = j.id AND e.state = 'failed'))
+       AND (f.on_failure = 'run'
+            OR NOT EXISTS (SELECT FROM tenure.job_edges e WHERE e.after = j.id AND e.state <> 'completed'))
+       -- It is released, and waits for its lane.
+       AND NOT EXISTS (SELECT FROM tenure.lane_jobs l
+                        WHERE l.job_id = j.id AND l.due_at < '9999-01-01 00:00:00+00')
      UNION ALL
     SELECT 'waits_only_for_jobs_that_are_live', e.after
       FROM tenure.job_edges e

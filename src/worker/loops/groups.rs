@@ -9,12 +9,17 @@ use tokio::{
 use uuid::Uuid;
 
 use super::{Work, jittered, relay::Relay};
-use crate::{observe::repeats, recover::groups, worker::turns::Turn};
+use crate::{
+    observe::repeats,
+    recover::groups,
+    store::{Store, StoreError},
+    worker::turns::Turn,
+};
 
-/// How often the worker with the turn looks for ends that were not noted.
-const MENDED_EVERY: Duration = Duration::from_secs(10);
-/// How often it forgets groups that are gone.
-const SWEPT_EVERY: Duration = Duration::from_mins(5);
+/// How often the worker with the turn begins to look for ends that were not noted, and for groups that are gone.
+const TENDED_EVERY: Duration = Duration::from_secs(10);
+/// The most statements of one such look; the next one goes on.
+const STATEMENTS_MAX: usize = 20;
 
 /// Releases the followers of jobs that this worker has ended.
 #[derive(Clone)]
@@ -52,33 +57,43 @@ impl Work for TendGroups {
 
     async fn run(self) {
         let Relay { store, nats, turns, stop } = &self.relay;
-        let (mut mended_at, mut swept_at) = (Instant::now(), Instant::now());
-        let mut after = Uuid::nil();
+        let mut tended_at = Instant::now();
+        let (mut mended, mut swept) = (Uuid::nil(), Uuid::nil());
         loop {
             sleep(jittered(self.every)).await;
             turns.wait_for(Turn::Relay).await;
             if !turns.has_groups() {
                 continue;
             }
-            if let Err(error) = groups::release(store, nats, stop).await {
-                tracing::debug!(%error, "could not release jobs that follow others; the worker will retry");
+            if let Err(error) = groups::release(store, nats, stop).await
+                && let Some(left_out) = repeats::tell("followers", &error)
+            {
+                tracing::warn!(%error, left_out, "could not release jobs that follow others; the worker will retry");
+            }
+            if tended_at.elapsed() < TENDED_EVERY {
                 continue;
             }
-            if mended_at.elapsed() >= MENDED_EVERY {
-                mended_at = Instant::now();
-                match groups::mend(store, after).await {
-                    Ok(next) => after = next,
-                    Err(error) => {
-                        tracing::debug!(%error, "could not look after groups; the worker will retry");
-                    }
-                }
-            }
-            if swept_at.elapsed() >= SWEPT_EVERY {
-                swept_at = Instant::now();
-                if let Err(error) = groups::sweep(store).await {
-                    tracing::debug!(%error, "could not forget old groups; the worker will retry");
-                }
+            tended_at = Instant::now();
+            if let Err(error) = look(store, &mut mended, &mut swept).await {
+                tracing::debug!(%error, "could not look after groups; the worker will retry");
             }
         }
     }
+}
+
+/// Looks at a part of all followers, from where the last look ended.
+async fn look(store: &Store, mended: &mut Uuid, swept: &mut Uuid) -> Result<(), StoreError> {
+    for _ in 0..STATEMENTS_MAX {
+        *mended = groups::mend(store, *mended).await?;
+        if mended.is_nil() {
+            break;
+        }
+    }
+    for _ in 0..STATEMENTS_MAX {
+        *swept = groups::sweep(store, *swept).await?;
+        if swept.is_nil() {
+            break;
+        }
+    }
+    Ok(())
 }

@@ -14,6 +14,7 @@ mod endure;
 mod exec;
 mod foreign;
 mod gateway;
+mod groups;
 mod grow;
 mod idle;
 mod lanes;
@@ -59,6 +60,8 @@ pub(crate) enum Work {
     Lanes,
     /// The steps of jobs: of one alone, and of many at once. Not part of the default.
     Steps,
+    /// Jobs that wait for each other beside plain ones, and many that are suspended. Not part of the default.
+    Groups,
     /// Commands in Python as handlers: a process for each job, beside processes that stay. Not part of the default.
     Exec,
     /// Workers in other languages behind one gateway: draining, pick-up, a thousand workers, recovery. Private servers
@@ -237,6 +240,7 @@ async fn measure(plan: &Plan, arena: &Arena, tick: &mut impl FnMut(&str)) -> any
                 Work::Call => call::call(arena, plan, &mut values).await?,
                 Work::Lanes => lanes::lanes(arena, plan, &mut values).await?,
                 Work::Steps => steps::steps(arena, plan, &mut values).await?,
+                Work::Groups => groups::groups(arena, plan, &mut values).await?,
                 Work::Exec => exec::exec(arena, plan, &mut values).await?,
                 Work::Gateway => gateway::gateway(arena, plan, &mut values).await?,
                 Work::Recovery => endure::recovery(arena, &mut values).await?,

@@ -8,7 +8,7 @@ use tokio::{
     time::sleep,
 };
 
-use super::{Order, pickup::now_us, steps::STEPS_OF_A_JOB};
+use super::{Order, groups::NAP, pickup::now_us, steps::STEPS_OF_A_JOB};
 use tenure::{Config, JobContext, JobError, KindOptions, Outcome, Tenure, Worker};
 
 /// The handler's work on a job.
@@ -31,6 +31,8 @@ pub(crate) enum WorkerMode {
     Report,
     /// Records steps without work, and returns how many microseconds one took.
     Steps,
+    /// Sleeps once, longer for each later job, and returns the time at which it began anew.
+    Nap,
 }
 
 impl WorkerMode {
@@ -44,6 +46,7 @@ impl WorkerMode {
             Self::Hold => "hold",
             Self::Report => "report",
             Self::Steps => "steps",
+            Self::Nap => "nap",
         }
     }
 }
@@ -125,6 +128,10 @@ async fn handle(order: Order, ctx: JobContext, mode: WorkerMode) -> Result<Outco
                 sleep(Duration::from_millis(100)).await;
             }
             Outcome::done(())
+        }
+        WorkerMode::Nap => {
+            ctx.sleep("nap", NAP + Duration::from_millis(order.number)).await?;
+            Outcome::done(began)
         }
         WorkerMode::Steps => {
             for n in 0..STEPS_OF_A_JOB {

@@ -41,13 +41,14 @@ pub(super) async fn page(view: &View, ask: &Ask, id: &str) -> Result<Page, Failu
     let id: JobId = id.parse().map_err(|_| gone())?;
     let store = view.tenure.store();
     let filter = EventFilter { job: Some(id), ..EventFilter::default() };
-    let (job, texts, executions, recoveries, steps, events) = tokio::try_join!(
+    let (job, texts, executions, recoveries, steps, events, edges) = tokio::try_join!(
         store.show_job(id),
         store.job_texts(id, TEXT_MAX),
         store.executions(id, LATEST),
         store.recoveries(id, LATEST),
         store.list_steps(id, LATEST),
         store.recovery_events(&filter, LATEST),
+        store.graph(id, 0, 1),
     )?;
     // The job may have moved between two statements.
     let (Some(job), Some(texts)) = (job, texts) else {
@@ -71,7 +72,7 @@ pub(super) async fn page(view: &View, ask: &Ask, id: &str) -> Result<Page, Failu
     let entries = timeline::merged(&job, &executions, &recoveries, &steps, rounded);
     let mut live = Regions::default();
     let body = html! {
-        (live.put("job-head", head(view, ask, &job, &texts)))
+        (live.put("job-head", head(view, ask, &job, &texts, !edges.0.is_empty())))
         (live.put("job-progress", progress(view, &job, &texts, letter.as_ref(), who_runs, held)))
         (live.put("job-attempts", attempts(view, &job, &executions)))
         div.columns {
@@ -95,7 +96,7 @@ pub(super) async fn page(view: &View, ask: &Ask, id: &str) -> Result<Page, Failu
     Ok(live.page(job.kind.clone(), of, body).finally(is_final))
 }
 
-fn head(view: &View, ask: &Ask, job: &JobRow, texts: &JobTexts) -> Markup {
+fn head(view: &View, ask: &Ask, job: &JobRow, texts: &JobTexts, in_group: bool) -> Markup {
     let (list, all) =
         if job.status == Status::Failed { ("/dead", "Dead letters") } else { ("/jobs", "Jobs") };
     let is_live = !job.status.is_finished();
@@ -123,6 +124,7 @@ fn head(view: &View, ask: &Ask, job: &JobRow, texts: &JobTexts) -> Markup {
                     }
                 }
                 p.id { (job.id) }
+                @if in_group { p.small { a href={ (view.base) "/jobs/" (job.id) "/graph" } { "Group of this job" } } }
             }
             @if view.has_actions {
                 div.actions {

@@ -13,6 +13,7 @@ mod charts;
 mod clock;
 mod dead;
 mod enqueue;
+mod graph;
 mod job;
 mod jobs;
 mod kinds;
@@ -634,6 +635,7 @@ async fn page_of(view: &View, ask: &Ask) -> Result<Page, Failure> {
         [] => overview::page(view, ask).await,
         ["jobs"] => jobs::page(view, ask).await,
         ["jobs", id] => job::page(view, ask, id).await,
+        ["jobs", id, "graph"] => graph::page(view, ask, id).await,
         ["queues"] => queues::page(view, ask).await,
         ["queues", name] => queue::page(view, ask, name).await,
         ["queues", name, "lanes"] => lanes::page(view, ask, name).await,

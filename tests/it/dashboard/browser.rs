@@ -186,7 +186,7 @@ impl Browser {
         self.until_text(".flash", said).await;
     }
 
-    async fn press(&self, keys: &str) {
+    pub(super) async fn press(&self, keys: &str) {
         let deadline = std::time::Instant::now() + Duration::from_secs(20);
         loop {
             let body = self.client.find(Locator::Css("body")).await.unwrap();

@@ -6,6 +6,7 @@ mod browser;
 mod cells;
 mod example;
 mod figures;
+mod graph;
 mod lanes;
 mod pages;
 mod pictures;

@@ -748,6 +748,7 @@ const FAULTS: &[(&str, &[Fault])] = &[
     ("Lanes", super::lanes::FAULTS),
     ("Workers in other languages", super::foreign::FAULTS),
     ("Steps", super::steps::FAULTS),
+    ("Groups and events", super::groups::FAULTS),
 ];
 
 fn root() -> PathBuf {

@@ -4,6 +4,7 @@ mod answers;
 mod bodies;
 mod crashes;
 mod foreign;
+mod groups;
 mod lanes;
 mod load;
 pub mod matrix;

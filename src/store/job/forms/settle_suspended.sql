@@ -27,7 +27,7 @@ WITH taken AS MATERIALIZED (
        FOR UPDATE OF j SKIP LOCKED
 ), locked AS MATERIALIZED (
     SELECT ord, verdict, error, category,
-           CASE WHEN awaits IS NULL OR tenure.still_awaits(id, awaits) THEN delay_s ELSE 0 END AS delay_s,
+           CASE WHEN awaits IS NULL THEN delay_s ELSE tenure.suspended_for(id, awaits, delay_s, started_at) END AS delay_s,
            path, reason, recovered_by, silence, id, queue, kind, attempt, max_attempts, fencing_token, claim_id, worker_id,
            started_at, cancel_requested_at, losses, on_crash, lane, priority
       FROM taken

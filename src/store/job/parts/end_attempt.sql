@@ -30,6 +30,7 @@
       FROM locked
 ), requeued AS (
     UPDATE tenure.jobs j
+       -- An ordered lane keeps the slot of a job that waits: to the lane, one that is held has none.
        SET status           = 'queued',
            attempt          = j.attempt - CASE WHEN r.verdict IN ('snoozed', 'released') THEN 1 ELSE 0 END,
            claim_id         = NULL,
@@ -38,8 +39,10 @@
            stale_after      = NULL,
            last_activity_at = NULL,
            started_at       = NULL,
-           scheduled_at     = CASE WHEN r.to_lane THEN '9999-01-01 00:00:00+00' ELSE r.due_at END,
-           publish_at       = CASE WHEN r.to_lane THEN '9999-01-01 00:00:00+00' ELSE r.due_at END,
+           scheduled_at     = CASE WHEN r.to_lane THEN '9999-01-01 00:00:00+00'
+                                   WHEN r.lane IS NULL THEN r.due_at ELSE least(r.due_at, '9998-01-01 00:00:00+00') END,
+           publish_at       = CASE WHEN r.to_lane THEN '9999-01-01 00:00:00+00'
+                                   WHEN r.lane IS NULL THEN r.due_at ELSE least(r.due_at, '9998-01-01 00:00:00+00') END,
            published_at     = NULL,
            clear_reason     = r.reason,
            losses           = j.losses + CASE WHEN r.verdict = 'lost' THEN 1 ELSE 0 END,

@@ -1,0 +1,96 @@
+//! Groups: draining jobs that wait for each other, beside plain ones; and many jobs that are suspended.
+
+use std::time::Duration;
+
+use super::{
+    Plan, Ratio, Values,
+    arena::{Arena, count},
+    consume::{all_completed, rate_of_one_worker},
+    percentile,
+    produce::{fill, request},
+    worker::WorkerMode,
+};
+use tenure::JobId;
+
+/// How many jobs are suspended, and fewer of them.
+const SUSPENDED: usize = 100_000;
+const SUSPENDED_QUICK: usize = 5_000;
+/// How long a job sleeps: so long, and longer by a millisecond for each job before it.
+pub(super) const NAP: Duration = Duration::from_secs(45);
+
+/// Measures jobs onto one follower, and from one job over many onto one, beside plain jobs.
+pub(super) async fn groups(arena: &Arena, plan: &Plan, values: &mut Values) -> anyhow::Result<()> {
+    let (beside, rate) = ("drain, one worker, plain jobs", rate_of_one_worker(arena, plan).await?);
+    values.add(beside, "jobs/s", rate);
+    let ratio = |one: f64| Some(Ratio::of(beside, one / rate));
+
+    let queue = arena.queue();
+    let members = (0..plan.jobs - 1).map(|order| request(&queue, order));
+    arena.tenure.group(members).then(request(&queue, plan.jobs)).await?;
+    arena.tenure.flush().await;
+    let fan_in = drained(arena, plan, &queue).await?;
+    values.add("drain, one worker, all jobs before one follower", "jobs/s", fan_in).ratio = ratio(fan_in);
+
+    let queue = arena.queue();
+    let graph = arena.tenure.graph();
+    let first = graph.add(request(&queue, 0));
+    let parts: Vec<_> =
+        (1..plan.jobs - 1).map(|order| graph.add(request(&queue, order)).after([&first])).collect();
+    drop(graph.add(request(&queue, plan.jobs)).after(&parts));
+    graph.await?;
+    let fan_out = drained(arena, plan, &queue).await?;
+    values.add("drain, one worker, one job before all, and one after", "jobs/s", fan_out).ratio =
+        ratio(fan_out);
+    suspended(arena, plan, values).await
+}
+
+async fn drained(arena: &Arena, plan: &Plan, queue: &str) -> anyhow::Result<f64> {
+    let worker = arena.worker(queue, plan.slots, WorkerMode::Decode)?;
+    arena.workers_ready(queue, 1).await?;
+    arena.drained(queue).await?;
+    // A queue is empty before a follower is released. To ask earlier would cost the database a part of its time.
+    let all = i64::try_from(plan.jobs)?;
+    let is_done = || async { Ok(arena.state(queue).await?.completed >= all) };
+    arena.wait("all jobs of the group to complete", is_done).await?;
+    drop(worker);
+    let state = arena.state(queue).await?;
+    all_completed(&state, plan.jobs)?;
+    Ok(count(plan.jobs) / (state.last_finished - state.first_started))
+}
+
+/// Measures plain jobs while many others are suspended, and how late these wake.
+async fn suspended(arena: &Arena, plan: &Plan, values: &mut Values) -> anyhow::Result<()> {
+    let (alone, before) = ("drain, one worker, nothing suspended", rate_of_one_worker(arena, plan).await?);
+    values.add(alone, "jobs/s", before);
+    let queue = arena.queue();
+    let jobs = if plan.quick { SUSPENDED_QUICK } else { SUSPENDED };
+    let since = JobId::generate();
+    fill(arena, &queue, jobs).await?;
+    let naps = arena.worker(&queue, plan.slots, WorkerMode::Nap)?;
+    arena.workers_ready(&queue, 1).await?;
+    let all = i64::try_from(jobs)?;
+    arena
+        .wait("all jobs to be suspended", || async {
+            Ok(arena.state(&queue).await?.unpublished + arena.state(&queue).await?.completed >= all)
+        })
+        .await?;
+    let while_suspended = rate_of_one_worker(arena, plan).await?;
+    let left = arena.state(&queue).await?.unpublished;
+    values.add("jobs suspended meanwhile", "jobs", count(usize::try_from(left)?));
+    values.add("drain, one worker, beside them", "jobs/s", while_suspended).ratio =
+        Some(Ratio::of(alone, while_suspended / before));
+    // To ask meanwhile would cost the database a part of its time.
+    tokio::time::sleep(NAP + Duration::from_millis(jobs as u64)).await;
+    let is_done = || async { Ok(arena.state(&queue).await?.completed >= all) };
+    arena.wait("all jobs to be woken", is_done).await?;
+    drop(naps);
+    all_completed(&arena.state(&queue).await?, jobs)?;
+    let started = arena.started(since).await?;
+    let late: Vec<_> = started
+        .values()
+        .map(|of| f64::from(i32::try_from(of.started_us - of.due_us).unwrap_or(i32::MAX)) / 1e3)
+        .collect();
+    values.add("woken after its time, p50", "ms", percentile(&late, 0.5));
+    values.add("woken after its time, p99", "ms", percentile(&late, 0.99));
+    Ok(())
+}

@@ -1,0 +1,67 @@
+//! The drawing of a group: live, at 375 pixels, and by keyboard.
+
+use fantoccini::key::Key;
+use serde_json::{Value, json};
+use tenure::{JobContext, JobError, JobRequest, KindOptions, Worker};
+
+use super::{
+    Dashboard,
+    browser::{Browser, Look},
+    calm,
+};
+use crate::harness::Running;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_drawing_of_a_group_moves_fits_a_phone_and_is_used_by_keyboard() {
+    let bench = calm().await;
+    let job = |kind: &str| JobRequest::new("q", kind, json!(1)).max_attempts(1);
+    let graph = bench.tenure.graph();
+    let fetch = graph.add(job("fetch"));
+    let parts: Vec<_> = (0..4).map(|_| graph.add(job("score")).after([&fetch])).collect();
+    let merge = graph.add(job("merge")).after(&parts);
+    let report = graph.add(job("report")).after([&merge]);
+    graph.await.unwrap();
+    let dashboard = Dashboard::start(&bench, &[], &[]).await;
+    let page = dashboard.get(&format!("/jobs/{}/graph", merge.id())).await;
+    assert!(page.status == 200 && page.body.contains("0 of 7 have ended"), "{}", page.body);
+    // Four jobs alike are one box.
+    assert_eq!(page.body.matches("<rect").count(), 8, "{}", page.body);
+    assert!(page.body.contains("score × 4"), "{}", page.body);
+    let alone = bench.tenure.enqueue(JobRequest::new("other", "k", json!(1))).await.unwrap().id;
+    assert_eq!(dashboard.get(&format!("/jobs/{alone}/graph")).await.status, 404);
+    assert!(!dashboard.get(&format!("/jobs/{alone}")).await.body.contains("/graph"));
+
+    let browser = Browser::sized(dashboard.address, Look::new(375, 812)).await;
+    browser.open(&format!("/jobs/{}", report.id())).await;
+    browser.click("a[href$='/graph']").await;
+    browser.until_text("#graph header p", "0 of 7 have ended").await;
+    browser.until_text("#live-state", "live").await;
+    browser.value("window.stayed = true").await;
+    let wide =
+        browser.value("document.documentElement.scrollWidth - document.documentElement.clientWidth").await;
+    assert_eq!(wide, json!(0), "the page is too wide");
+    let kinds = "[...document.querySelectorAll('.graph a')].map(a => a.querySelector('text').textContent)";
+    assert_eq!(browser.value(kinds).await, json!(["fetch", "score × 4", "merge", "report"]));
+    let inside = "[...document.querySelectorAll('.graph text')].every(text => {
+        const box = text.closest('a').querySelector('rect').getBoundingClientRect();
+        const at = text.getBoundingClientRect();
+        return at.left >= box.left && at.right <= box.right && at.top >= box.top && at.bottom <= box.bottom; })";
+    assert_eq!(browser.value(inside).await, json!(true), "a text leaves its box");
+    // The drawing moves while one looks.
+    let run = async |_: Value, _: JobContext| Ok::<_, JobError>(json!(1));
+    let worker = Worker::builder(&bench.tenure).handle_any(KindOptions::new(), run).concurrency("q", 4);
+    let running = Running::start(worker);
+    browser.until_text("#graph header p", "7 of 7 have ended").await;
+    assert_eq!(browser.value("window.stayed").await, json!(true));
+    running.stop().await;
+    // Each box is reached by the keyboard, and shows that it is.
+    browser.value("document.querySelector('.graph a').focus()").await;
+    let focused = "document.activeElement.querySelector('text').textContent";
+    assert_eq!(browser.value(focused).await, json!("fetch"));
+    browser.press(&String::from(char::from(Key::Tab))).await;
+    assert_eq!(browser.value(focused).await, json!("score × 4"));
+    let outline = "parseFloat(getComputedStyle(document.activeElement.querySelector('rect')).strokeWidth)";
+    assert_eq!(browser.value(outline).await, json!(3.0));
+    browser.press(&String::from(char::from(Key::Enter))).await;
+    browser.until_text("h1", "score").await;
+}

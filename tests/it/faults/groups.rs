@@ -1,0 +1,40 @@
+//! Faults around jobs that wait for others, or for events.
+
+use super::matrix::{Fault, fault};
+
+pub(super) const FAULTS: &[Fault] = &[
+    fault(
+        "killed between the end of a member and the release of its follower",
+        "another worker releases it",
+        &["groups::a_worker_that_dies_between_an_end_and_its_release_leaves_no_follower_behind"],
+    ),
+    fault(
+        "workers killed again and again while thousands of members run",
+        "the follower runs once, with each output",
+        &["groups::a_follower_of_thousands_runs_once_though_workers_are_killed_again_and_again"],
+    ),
+    fault(
+        "the last two members end at the same moment",
+        "one of the ends releases the follower",
+        &["groups::of_two_last_jobs_that_end_at_once_one_releases_the_follower"],
+    ),
+    fault(
+        "a member dies, and is redriven later",
+        "the graph goes on from there; nothing that has completed runs again",
+        &["groups::a_failure_cancels_what_follows_and_a_redrive_resumes_the_graph"],
+    ),
+    fault(
+        "a member ends without a note, as one that an older program has redriven",
+        "found within ten seconds",
+        &["groups::an_end_that_no_trigger_noted_is_found"],
+    ),
+    fault(
+        "an event comes before its wait, between the wait and its settle, or during the settle",
+        "the job gets it",
+        &[
+            "events::an_event_that_comes_before_its_wait_is_there",
+            "events::a_signal_between_the_wait_and_its_settle_is_not_lost",
+            "events::a_signal_during_the_settle_finds_the_job_held",
+        ],
+    ),
+];

@@ -1,0 +1,177 @@
+//! What stands between a follower and its start: redrives, cancellations, people, other keys, other locks.
+
+use tenure::{OnExpiry, jobs::RetryOutcome};
+
+use super::*;
+
+async fn mended(bench: &Bench) {
+    bench.execute("UPDATE tenure.dead_letter_jobs SET payload = '{\"n\": 2}'").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_follower_that_cannot_be_released_keeps_back_no_other() {
+    let bench = bench().await;
+    let group = async |n: i64| {
+        bench.tenure.group([job("part", json!({ "n": n }))]).then(job("merge", json!({}))).await.unwrap()
+    };
+    let cut = group(13).await;
+    let running = worker(&bench.tenure);
+    until_status(&bench, cut.id, "cancelled").await;
+    // It cannot come back, as one whose queue has moved could not without its mark.
+    let refuse = "CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS
+                      $$ BEGIN RAISE EXCEPTION 'not here'; END $$";
+    bench.execute(refuse).await;
+    bench
+        .execute(&format!(
+            "CREATE TRIGGER refuse BEFORE INSERT ON tenure.jobs FOR EACH ROW
+                 WHEN (NEW.id = '{}') EXECUTE FUNCTION public.refuse()",
+            cut.id
+        ))
+        .await;
+    mended(&bench).await;
+    bench.tenure.retry(cut.jobs[0]).await.unwrap();
+    until_status(&bench, cut.jobs[0], "completed").await;
+    assert_eq!(bench.until_finished(group(1).await.id).await.status, Status::Completed);
+    assert_eq!(status(&bench, cut.id).await, "cancelled");
+    // A transaction has locked the next one.
+    let locked = group(3).await;
+    let mut holds = bench.pool.begin().await.unwrap();
+    let lock = sqlx::query("SELECT FROM tenure.jobs WHERE id = $1 FOR UPDATE").bind(locked.id);
+    lock.execute(&mut *holds).await.unwrap();
+    until_status(&bench, locked.jobs[0], "completed").await;
+    for n in 0..3 {
+        assert_eq!(bench.until_finished(group(n).await.id).await.status, Status::Completed);
+    }
+    assert!(is_held(&bench, locked.id).await);
+    holds.rollback().await.unwrap();
+    assert_eq!(bench.until_finished(locked.id).await.status, Status::Completed);
+    bench.until_count("tenure.group_ends", 0).await;
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redriven_job_is_waited_for_again_whatever_then_becomes_of_it() {
+    let bench = bench().await;
+    let graph = bench.tenure.graph();
+    let bad = graph.add(job("part", json!({"n": 13})));
+    let slow = graph.add(job("part", json!({"n": 1})).delay(Duration::from_secs(3_600)));
+    let runs = graph.add(job("merge", json!({}))).after([&bad, &slow]).on_failure(OnFailure::Run);
+    let holds = graph.add(job("merge", json!({}))).after([&bad]).on_failure(OnFailure::Hold);
+    graph.await.unwrap();
+    let running = worker(&bench.tenure);
+    until_status(&bench, bad.id(), "failed").await;
+    bench.until_count("tenure.job_edges WHERE state = 'failed'", 2).await;
+    running.stop().await;
+    bench.tenure.retry(bad.id()).await.unwrap();
+    assert_eq!(bench.count("tenure.job_edges WHERE state IS NULL").await, 3);
+    // The other one ends: the one that runs in any case waits for the redriven one.
+    bench.execute(&format!("DELETE FROM tenure.jobs WHERE id = '{}'", slow.id())).await;
+    release(&bench).await;
+    assert!(is_held(&bench, runs.id()).await);
+    // The redriven one is cancelled, and will never come.
+    assert_eq!(bench.tenure.cancel(bad.id()).await.unwrap(), CancelOutcome::Cancelled);
+    assert_eq!(release(&bench).await, 1);
+    assert!(!is_held(&bench, runs.id()).await);
+    assert_eq!(status(&bench, holds.id()).await, "cancelled");
+    bench.every_job_is_as_it_must_be().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_person_starts_no_follower_before_its_time() {
+    let bench = bench().await;
+    let waits = || job("part", json!({"n": 1})).delay(Duration::from_secs(3_600));
+    for lanes in [None, Some(Lanes::new().running(1)), Some(Lanes::new().ordered())] {
+        if let Some(lanes) = lanes {
+            bench.tenure.put_lanes("q", lanes).await.unwrap();
+        }
+        let group = bench.tenure.group([waits()]).then(job("merge", json!({}))).await.unwrap();
+        bench.tenure.retry(group.id).await.unwrap();
+        bench.execute("SELECT tenure.tend_lanes(10, true)").await;
+        assert!(is_held(&bench, group.id).await);
+        assert_eq!(bench.count("tenure.lane_jobs WHERE due_at < now()").await, 0);
+        bench.tenure.cancel_group(group.id).await.unwrap();
+    }
+    bench.tenure.remove_lanes("q").await.unwrap();
+    // One that expired while it was held goes on waiting when it is redriven.
+    let late = job("merge", json!({})).not_after(chrono::Utc::now()).on_expiry(OnExpiry::DeadLetter);
+    let group = bench.tenure.group([waits()]).then(late).await.unwrap();
+    let running = worker(&bench.tenure);
+    until_status(&bench, group.id, "failed").await;
+    assert_eq!(bench.tenure.retry(group.id).await.unwrap(), RetryOutcome::Redriven);
+    assert!(is_held(&bench, group.id).await);
+    bench.every_job_is_as_it_must_be().await;
+    bench.tenure.retry(group.jobs[0]).await.unwrap();
+    assert_eq!(bench.until_finished(group.id).await.output, Some(json!({"outputs": [1], "failed": 0})));
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancellation_counts_as_one_also_where_constraints_are_immediate() {
+    let bench = bench().await;
+    let part = job("part", json!({"n": 1})).delay(Duration::from_secs(3_600));
+    let group = bench.tenure.group([part]).then(job("merge", json!({}))).await.unwrap();
+    let mut tx = bench.pool.begin().await.unwrap();
+    sqlx::query("SET CONSTRAINTS ALL IMMEDIATE").execute(&mut *tx).await.unwrap();
+    sqlx::query("SELECT tenure.cancel($1)").bind(group.jobs[0]).execute(&mut *tx).await.unwrap();
+    tx.commit().await.unwrap();
+    assert_eq!(release(&bench).await, 0);
+    assert_eq!(status(&bench, group.id).await, "cancelled");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stale_attempt_adds_nothing_to_its_group() {
+    let bench = bench().await;
+    let (began, go) = (Arc::new(tokio::sync::Notify::new()), Arc::new(tokio::sync::Notify::new()));
+    let split = {
+        let (began, go) = (began.clone(), go.clone());
+        move |_: Value, ctx: JobContext| {
+            let (began, go) = (began.clone(), go.clone());
+            async move {
+                began.notify_one();
+                go.notified().await;
+                let added = ctx.add_to_group("more", [job("part", json!({"n": 7}))]).await;
+                assert!(added.is_err());
+                let all = ctx.all::<Value, _>("all", [job("part", json!({"n": 8}))]).await;
+                assert!(all.is_err());
+                go.notify_one();
+                added.map(|_| json!(0))
+            }
+        }
+    };
+    let worker = Worker::builder(&bench.tenure).handle_kind("split", KindOptions::new(), split);
+    let running = Running::start(worker.concurrency("q", 1));
+    let group = bench.tenure.group([job("split", json!({}))]).then(job("merge", json!({}))).await.unwrap();
+    began.notified().await;
+    // Another attempt owns the job.
+    bench
+        .execute(
+            "UPDATE tenure.jobs SET fencing_token = 2, claim_id = gen_random_uuid() WHERE kind = 'split'",
+        )
+        .await;
+    go.notify_one();
+    tokio::time::timeout(SOON, go.notified()).await.unwrap();
+    assert_eq!(bench.count("tenure.jobs").await, 2);
+    assert_eq!(bench.count(&format!("tenure.job_edges WHERE after = '{}'", group.id)).await, 1);
+    running.abandon().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_edges_of_a_dense_graph_are_settled_part_by_part() {
+    let bench = bench().await;
+    let graph = bench.tenure.graph();
+    let firsts: Vec<_> = (0..120).map(|n| graph.add(job("part", json!({ "n": n })))).collect();
+    for _ in 0..120 {
+        drop(graph.add(job("merge", json!({}))).after(&firsts));
+    }
+    graph.await.unwrap();
+    bench.execute("DELETE FROM tenure.jobs WHERE kind = 'part'").await;
+    let mut calls = 0;
+    let mut released = 0;
+    while bench.count("tenure.group_ends").await > 0 {
+        released += release(&bench).await;
+        calls += 1;
+        let settled = bench.count("tenure.job_edges WHERE state = 'completed'").await;
+        assert!(settled <= calls * 5_000, "{settled} edges by {calls} calls");
+    }
+    assert_eq!((released, calls), (120, 3));
+}
