@@ -257,6 +257,7 @@ fn lanes(tenure: &Tenure) -> tenure::WorkerBuilder<()> {
 
 /// Not a test: the body of `harness::Child`. Without its variable it does nothing.
 #[tokio::test(flavor = "multi_thread")]
+#[expect(clippy::too_many_lines, reason = "one line for each scenario")]
 async fn child() {
     let Ok(scenario) = std::env::var("TENURE_SCENARIO") else { return };
     let filter = tracing_subscriber::EnvFilter::new("info,async_nats=error");
