@@ -2,10 +2,12 @@
 //! A list of deliberate mistakes shows that the check finds each of them.
 
 mod explore;
+mod groups;
 mod lanes;
 mod protocol;
 
 use explore::{check, find};
+use groups::{Groups, OnFailure};
 use lanes::Lanes;
 use protocol::Protocol;
 
@@ -144,5 +146,38 @@ fn every_mistake_in_the_lanes_is_found() {
     ];
     for (mutation, lanes, wrong) in mistakes {
         find(&Lanes { mutation: Some(mutation), ..lanes.clone() }, wrong);
+    }
+}
+
+/// A job may be redriven twice, and a call may die.
+const GROUPS: Groups = Groups { mutation: None, on_failure: OnFailure::Cancel, faults: 1, redrives: 2 };
+
+#[test]
+fn a_follower_starts_once_when_all_before_it_have_ended_as_it_wants() {
+    check(&GROUPS);
+    check(&Groups { on_failure: OnFailure::Run, ..GROUPS });
+    check(&Groups { on_failure: OnFailure::Hold, ..GROUPS });
+}
+
+/// Each mistake leads to a wrong state, or to states without a way to an end.
+#[test]
+fn every_mistake_in_the_groups_is_found() {
+    use groups::Mutation::*;
+    let runs = Groups { on_failure: OnFailure::Run, ..GROUPS };
+    let holds = Groups { on_failure: OnFailure::Hold, ..GROUPS };
+    let early = Some("a follower starts before its time");
+    let mistakes = [
+        (NoNote, &GROUPS, None),
+        (NotesBeforeTheCommit, &GROUPS, None),
+        (LooksWithoutTheLock, &GROUPS, None),
+        (LastNoteCounts, &GROUPS, None),
+        (RedriveKeepsTheFailure, &runs, early),
+        (FailureReleases, &GROUPS, early),
+        (CutForEver, &GROUPS, None),
+        (FailureStays, &holds, None),
+        (ReleasedByEach, &runs, Some("a follower ran twice")),
+    ];
+    for (mutation, groups, wrong) in mistakes {
+        find(&Groups { mutation: Some(mutation), ..groups.clone() }, wrong);
     }
 }
