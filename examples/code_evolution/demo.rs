@@ -14,10 +14,11 @@ use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use sqlx::{PgPool, Row};
-use tenure::{Config, JobId, Status, Tenure, dev::Servers, rows::JobFilter};
+use tenure::{Config, JobId, Status, Tenure, dev::Servers, groups::Signalled, rows::JobFilter};
 
 use crate::{
     analyze::{AnalyzeRepo, App},
+    report::{APPROVED, Approval, MergeResults, PublishReport},
     repositories,
 };
 
@@ -31,6 +32,9 @@ const TIMERS: [(&str, &str); 7] = [
     ("TENURE_RENEW_EVERY", "1s"),
     ("TENURE_SHUTDOWN_GRACE", "10s"),
 ];
+
+/// The name of the job that waits for an approval.
+const PUBLISH: &str = "publish";
 
 /// The demo gives up after this time.
 const LONGEST: Duration = Duration::from_mins(6);
@@ -170,7 +174,9 @@ pub(crate) async fn run() -> anyhow::Result<ExitCode> {
         workers.push(Worker::start(name, folder.path(), &urls)?);
     }
     let jobs = enqueue(&tenure, &pool, &urls[1].1, &names).await?;
-    let shown = show(&tenure, &pool, &mut workers, &jobs, names.len()).await;
+    // Besides the analyses, the two jobs that follow some of them.
+    let expected = names.len() + 2;
+    let shown = show(&tenure, &pool, &mut workers, &jobs, expected).await;
     if let Err(error) = &shown {
         println!("\nthe demo failed: {error:#}");
         for worker in &workers {
@@ -188,7 +194,7 @@ pub(crate) async fn run() -> anyhow::Result<ExitCode> {
         clean &= matches!(code, Some(0) | None);
         println!("{} ended: {}", worker.name, code.map_or("killed".into(), |code| format!("exit {code}")));
     }
-    let proven = report(&pool, names.len()).await?;
+    let proven = report(&pool, expected).await?;
     tenure.close().await;
     pool.close().await;
     servers.stop();
@@ -206,7 +212,7 @@ async fn enqueue(
 ) -> anyhow::Result<Vec<(JobId, String)>> {
     let mut jobs = Vec::new();
     let (first, rest) = names.split_at(names.len().div_ceil(3));
-    let (second, third) = rest.split_at(rest.len() / 2);
+    let (second, third) = rest.split_at(rest.len().div_ceil(2));
     let short = |name: &String| {
         Path::new(name).file_name().map_or(name.clone(), |n| n.to_string_lossy().into_owned())
     };
@@ -222,11 +228,17 @@ async fn enqueue(
     tx.commit().await?;
     println!("enqueued {} in a transaction, with a row of our own", first.len());
 
-    let requests = second.iter().map(|name| AnalyzeRepo { repo: name.clone() });
-    for (enqueued, name) in tenure.enqueue_many(requests).await?.into_iter().zip(second) {
-        jobs.push((enqueued.id, short(name)));
-    }
-    println!("enqueued {} by the library", second.len());
+    let graph = tenure.graph();
+    let analyses: Vec<_> = second.iter().map(|name| graph.add(AnalyzeRepo { repo: name.clone() })).collect();
+    let merge = graph.add(MergeResults {}).after(&analyses);
+    let publish = graph.add(PublishReport {}).after([&merge]);
+    graph.await?;
+    jobs.extend(analyses.iter().zip(second).map(|(node, name)| (node.id(), short(name))));
+    jobs.extend([(merge.id(), "merge".to_owned()), (publish.id(), PUBLISH.to_owned())]);
+    println!(
+        "enqueued {} by the library, with a job that merges them and one that publishes the result",
+        second.len()
+    );
 
     let nats = async_nats::connect(nats_url).await?;
     let jetstream = async_nats::jetstream::new(nats);
@@ -250,6 +262,8 @@ async fn show(
     let mut killed: Option<String> = None;
     let mut frozen: Option<(usize, String, JobId)> = None;
     let mut thawed = false;
+    let mut approved = false;
+    let publish = jobs.iter().find(|(_, name)| name == PUBLISH).map(|(id, _)| *id);
     loop {
         ensure!(screen.started.elapsed() < LONGEST, "not done after {LONGEST:?}");
         let rows = tenure.jobs(&JobFilter::new(), 100).await?;
@@ -295,6 +309,14 @@ async fn show(
                 thawed = true;
             }
         }
+        // Its first attempt has ended to wait for the approval.
+        let waits =
+            |row: &&tenure::rows::JobRow| Some(row.id) == publish && row.is_held && row.fencing_token > 0;
+        if let (Some(row), false) = (rows.iter().find(waits), approved) {
+            screen.say("the merged result waits for an approval, without a slot or a message; approved");
+            let approval = Approval { by: "the demo".into() };
+            approved = tenure.signal(row.id, APPROVED, &approval).await? == Signalled::Delivered;
+        }
         let done = rows.iter().filter(|row| row.status.is_finished()).count();
         if done == expected && rows.len() == expected {
             ensure!(
@@ -329,7 +351,8 @@ async fn report(pool: &PgPool, expected: usize) -> anyhow::Result<bool> {
         "by the last attempt",
     ]);
     let rows = sqlx::query(
-        "SELECT j.payload->>'repo' AS repo, j.output->>'commits' AS commits, j.status,
+        "SELECT coalesce(j.payload->>'repo', j.kind) AS repo,
+                CASE jsonb_typeof(j.output) WHEN 'object' THEN j.output->>'commits' END AS commits, j.status,
                 (SELECT string_agg(coalesce(outcome, 'running'), ', ' ORDER BY fencing_token)
                    FROM tenure.job_executions_all e WHERE e.job_id = j.id) AS attempts,
                 (SELECT string_agg(path, ', ' ORDER BY r.id)
@@ -376,9 +399,18 @@ async fn report(pool: &PgPool, expected: usize) -> anyhow::Result<bool> {
             "every result was written by the attempt that owned the job then",
             "SELECT count(*) FILTER (WHERE e.job_id IS NULL
                                         OR r.written_at < e.started_at OR r.written_at > e.finished_at) = 0
-                    AND count(DISTINCT r.job_id) = $1
+                    AND count(DISTINCT r.job_id) = $1 - 2
                FROM code_evolution.results r
                LEFT JOIN tenure.job_executions_all e USING (job_id, fencing_token)",
+        ),
+        (
+            "the merge has the sums of the analyses before it, and was published once it was approved",
+            "SELECT count(*) = 1 AND $1 > 0 AND bool_and((m.output->>'commits')::int = (
+                        SELECT sum((a.output->>'commits')::int)
+                          FROM tenure.job_edges e JOIN tenure.all_jobs a ON a.id = e.before WHERE e.after = m.id)
+                    AND (SELECT p.output #>> '{}' LIKE '%, approved by the demo' FROM tenure.all_jobs p
+                          WHERE p.kind = 'code_evolution.publish'))
+               FROM tenure.all_jobs m WHERE m.kind = 'code_evolution.merge'",
         ),
         (
             "recovery reset jobs of at least two silent workers",
