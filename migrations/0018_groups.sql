@@ -37,7 +37,7 @@ CREATE TABLE tenure.job_edges (
 ) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 20000, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX job_edges_in_order ON tenure.job_edges (after, n);
 CREATE INDEX job_edges_open ON tenure.job_edges (after, state) WHERE state IS NULL OR state <> 'completed';
-CREATE INDEX job_edges_of_group ON tenure.job_edges (group_id);
+CREATE INDEX job_edges_of_group ON tenure.job_edges (group_id, n);
 
 -- Jobs of groups that have ended, until their followers know.
 CREATE TABLE tenure.group_ends (
@@ -49,27 +49,43 @@ CREATE TABLE tenure.group_ends (
 -- Notes jobs that follow others, and for which they wait, inside the transaction that creates them.
 -- SECURITY DEFINER: a producer writes no edge of a job that is there already, unless it created that one as a part of this
 -- group: no other producer can know the group's id.
-CREATE FUNCTION tenure.link_jobs(befores uuid[], afters uuid[], of_group uuid) RETURNS void
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+CREATE FUNCTION tenure.check_new_jobs(jobs uuid[], of_group uuid) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 DECLARE
     other uuid;
 BEGIN
-    SELECT j.id INTO other FROM tenure.jobs j
-     WHERE j.id = ANY (afters) AND j.group_id IS DISTINCT FROM of_group LIMIT 1;
+    SELECT u.id INTO other
+      FROM unnest(jobs) AS u(id)
+     WHERE EXISTS (SELECT FROM tenure.jobs j WHERE j.id = u.id AND j.group_id IS DISTINCT FROM of_group)
+        OR EXISTS (SELECT FROM tenure.followers f WHERE f.job_id = u.id AND f.group_id <> of_group)
+        OR EXISTS (SELECT FROM tenure.job_history h WHERE h.id = u.id)
+        OR EXISTS (SELECT FROM tenure.dead_letter_jobs d WHERE d.id = u.id)
+     LIMIT 1;
     IF FOUND THEN
         RAISE EXCEPTION 'job % is no new job of this group', other USING ERRCODE = 'TN003';
     END IF;
+END $$;
+REVOKE ALL ON FUNCTION tenure.check_new_jobs(uuid[], uuid) FROM PUBLIC;
+CREATE FUNCTION tenure.link_jobs(befores uuid[], afters uuid[], of_group uuid) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM tenure.check_new_jobs(ARRAY(SELECT DISTINCT u.id FROM unnest(afters) AS u(id)), of_group);
     INSERT INTO tenure.job_edges (before, after, group_id)
-    SELECT u.before, u.after, of_group FROM unnest(befores, afters) AS u(before, after)
+    SELECT u.before, u.after, of_group
+      FROM unnest(befores, afters) WITH ORDINALITY AS u(before, after, n)
+     WHERE u.before <> u.after
+     ORDER BY u.n
         ON CONFLICT (before, after) DO NOTHING;
 END $$;
 REVOKE ALL ON FUNCTION tenure.link_jobs(uuid[], uuid[], uuid) FROM PUBLIC;
 CREATE FUNCTION tenure.add_followers(ids uuid[], on_failure text[], of_group uuid) RETURNS void
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM tenure.check_new_jobs(ids, of_group);
     INSERT INTO tenure.followers (job_id, group_id, on_failure)
     SELECT u.job_id, of_group, u.does FROM unnest(ids, on_failure) AS u(job_id, does)
-        ON CONFLICT (job_id) DO NOTHING
-$$;
+        ON CONFLICT (job_id) DO NOTHING;
+END $$;
 REVOKE ALL ON FUNCTION tenure.add_followers(uuid[], text[], uuid) FROM PUBLIC;
 
 -- Notes how a job has ended, as its transaction commits: by then it is written what has become of it.
@@ -158,15 +174,21 @@ DECLARE
     woken  uuid[];
     of     record;
 BEGIN
-    -- 1. The ends. Of two ends of one job, the later one counts; a job that is live again has not ended.
+    -- 1. The ends. Of two ends of one job a completion counts, or else the later one; a job that is live again has not ended.
     SELECT array_agg(e.id) INTO noted
       FROM (SELECT id FROM tenure.group_ends ORDER BY id LIMIT most FOR UPDATE SKIP LOCKED) e;
     IF noted IS NULL THEN
         RETURN;
     END IF;
+    -- A redrive holds its dead letter until it commits: the next statement sees the job live, or else the redrive will see
+    -- what this call writes.
+    PERFORM FROM tenure.dead_letter_jobs d
+      WHERE d.id = ANY (ARRAY(SELECT g.job_id FROM tenure.group_ends g WHERE g.id = ANY (noted) AND g.ended_as = 'failed'))
+      ORDER BY d.id FOR SHARE;
     SELECT array_agg(e.job_id), array_agg(e.ended_as) INTO ended, fates
       FROM (SELECT DISTINCT ON (g.job_id) g.job_id, g.ended_as
-              FROM tenure.group_ends g WHERE g.id = ANY (noted) ORDER BY g.job_id, g.id DESC) e
+              FROM tenure.group_ends g WHERE g.id = ANY (noted)
+             ORDER BY g.job_id, (g.ended_as = 'completed') DESC, g.id DESC) e
      WHERE e.ended_as = 'completed' OR NOT EXISTS (SELECT FROM tenure.jobs j WHERE j.id = e.job_id);
 
     -- 2. Some of their edges that are to be settled: a fate replaces none that is better, as calls may come in another
@@ -193,7 +215,7 @@ BEGIN
         UPDATE tenure.job_edges d
            SET state = e.fate, ended_at = clock_timestamp(),
                output = CASE WHEN e.fate = 'completed'
-                             THEN (SELECT h.output FROM tenure.job_history h WHERE h.id = d.before) END
+                             THEN coalesce((SELECT h.output FROM tenure.job_history h WHERE h.id = d.before), d.output) END
           FROM unnest(befores, afters) AS p(before, after)
           JOIN unnest(ended, fates) AS e(job, fate) ON e.job = p.before
          WHERE d.before = p.before AND d.after = p.after AND p.after = ANY (free)
@@ -253,7 +275,14 @@ BEGIN
                    of.group_id
               FROM back b;
             UPDATE tenure.followers f SET cut_at = NULL WHERE f.job_id = of.job_id;
-        EXCEPTION WHEN OTHERS THEN
+            -- What follows it waits for it again.
+            UPDATE tenure.job_edges d SET state = NULL, ended_at = NULL
+             WHERE d.before = of.job_id AND d.state = 'cancelled';
+        EXCEPTION
+        WHEN lock_not_available OR deadlock_detected OR query_canceled OR serialization_failure THEN
+            RAISE;
+        WHEN OTHERS THEN
+            -- `tenure.mend_groups` tries it again.
             RAISE WARNING 'job % cannot come back: %', of.job_id, SQLERRM;
         END;
     END LOOP;
@@ -311,7 +340,7 @@ BEGIN
     SELECT o.job_id, o.ended_as FROM open o
      WHERE o.is_open AND cardinality(free) IS DISTINCT FROM cardinality(touched)
      ORDER BY o.id;
-    IF (cardinality(noted) = most OR cardinality(befores) = edges_at_once) AND settled IS NOT NULL THEN
+    IF (cardinality(noted) = most OR cardinality(befores) = edges_at_once OR doomed IS NOT NULL) AND settled IS NOT NULL THEN
         RETURN QUERY SELECT NULL::uuid, NULL::text, NULL::text, NULL::int, NULL::text, NULL::text;
     END IF;
 END $$;
@@ -329,9 +358,24 @@ BEGIN
     SELECT array_agg(f.job_id ORDER BY f.job_id) INTO followers
       FROM (SELECT f.job_id FROM tenure.followers f
              WHERE f.job_id > after_follower
-               AND EXISTS (SELECT FROM tenure.job_edges d
-                            WHERE d.after = f.job_id AND (d.state IS NULL OR d.state <> 'completed'))
+               AND (f.cut_at IS NOT NULL
+                    OR EXISTS (SELECT FROM tenure.job_edges d
+                                WHERE d.after = f.job_id AND (d.state IS NULL OR d.state <> 'completed')))
              ORDER BY f.job_id LIMIT most) f;
+    -- One that could not come back when the last job before it had completed: that end is told once more.
+    WITH again AS (
+        UPDATE tenure.job_edges d SET state = NULL
+         WHERE (d.after, d.n) IN (
+               SELECT f.job_id, (SELECT max(e.n) FROM tenure.job_edges e WHERE e.after = f.job_id AND e.step IS NULL)
+                 FROM tenure.followers f
+                WHERE f.job_id = ANY (followers) AND f.cut_at IS NOT NULL
+                  AND EXISTS (SELECT FROM tenure.job_history h WHERE h.id = f.job_id AND h.status = 'cancelled')
+                  AND NOT EXISTS (SELECT FROM tenure.job_edges e
+                                   WHERE e.after = f.job_id AND e.step IS NULL
+                                     AND (e.state IS NULL OR e.state <> 'completed')))
+        RETURNING d.before
+    )
+    INSERT INTO tenure.group_ends (job_id, ended_as) SELECT before, 'completed' FROM again;
     UPDATE tenure.job_edges d SET state = NULL, ended_at = NULL
      WHERE d.after = ANY (followers) AND d.state = 'failed'
        AND EXISTS (SELECT FROM tenure.jobs j WHERE j.id = d.before);
@@ -352,17 +396,37 @@ BEGIN
 END $$;
 REVOKE ALL ON FUNCTION tenure.mend_groups(uuid, int) FROM PUBLIC;
 
--- The edges of jobs that are redriven are open again: what follows them waits for their next end.
+-- The edges of jobs that are redriven are open again: what follows them waits for their next end. No call of
+-- `release_followers` is under way then that has looked at any of them.
 -- SECURITY DEFINER: who may redrive a job need not be able to write edges.
 CREATE FUNCTION tenure.reopen_edges(jobs uuid[]) RETURNS bigint
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-    WITH opened AS (
-        UPDATE tenure.job_edges d SET state = NULL, ended_at = NULL
-         WHERE d.before = ANY (jobs) AND d.state = 'failed' RETURNING 1
-    )
-    SELECT count(*) FROM opened
-$$;
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+DECLARE
+    opened bigint;
+BEGIN
+    PERFORM FROM tenure.followers f
+      WHERE f.job_id = ANY (jobs || ARRAY(SELECT d.after FROM tenure.job_edges d WHERE d.before = ANY (jobs)))
+      ORDER BY f.job_id FOR NO KEY UPDATE;
+    UPDATE tenure.job_edges d SET state = NULL, ended_at = NULL WHERE d.before = ANY (jobs) AND d.state = 'failed';
+    GET DIAGNOSTICS opened = ROW_COUNT;
+    RETURN opened;
+END $$;
 REVOKE ALL ON FUNCTION tenure.reopen_edges(uuid[]) FROM PUBLIC;
+
+-- When a redriven job is due: never, if it had not started and waits for jobs that may still come. Called after
+-- `reopen_edges`, whose locks it relies on.
+CREATE FUNCTION tenure.redriven_at(job uuid, token bigint) RETURNS timestamptz
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF token = 0 AND EXISTS (
+           SELECT FROM tenure.job_edges d JOIN tenure.followers f ON f.job_id = d.after
+            WHERE d.after = job AND d.step IS NULL
+              AND (d.state IS NULL OR d.state = 'failed' AND f.on_failure <> 'run')) THEN
+        RETURN '9999-01-01 00:00:00+00';
+    END IF;
+    RETURN clock_timestamp();
+END $$;
+REVOKE ALL ON FUNCTION tenure.redriven_at(uuid, bigint) FROM PUBLIC;
 
 -- Removes what is known of groups whose followers are gone from all tables. Looks at `most` followers from one on; returns
 -- the last, or NULL after the end.
@@ -381,8 +445,8 @@ BEGIN
      WHERE NOT EXISTS (SELECT FROM tenure.jobs j WHERE j.id = f.job_id)
        AND NOT EXISTS (SELECT FROM tenure.job_history h WHERE h.id = f.job_id)
        AND NOT EXISTS (SELECT FROM tenure.dead_letter_jobs d WHERE d.id = f.job_id);
-    DELETE FROM tenure.job_edges d WHERE d.after = ANY (gone);
     DELETE FROM tenure.followers f WHERE f.job_id = ANY (gone);
+    DELETE FROM tenure.job_edges d WHERE d.after = ANY (gone);
     RETURN followers[most];
 END $$;
 REVOKE ALL ON FUNCTION tenure.sweep_groups(uuid, int) FROM PUBLIC;
@@ -419,20 +483,24 @@ END $$;
 REVOKE ALL ON FUNCTION tenure.await_event(uuid, bigint, uuid, text, interval) FROM PUBLIC;
 
 -- For how many seconds a job is suspended that waits for an event or for the jobs of a step. Its row is locked. None if that
--- has come, or another event since the attempt began: a handler may wait for several. No longer than until the end of a
--- sleep or of a wait that is recorded.
+-- has come, or anything else that it may wait for since the attempt began: a handler may wait for several. No longer than
+-- until the end of a sleep or of a wait that is recorded.
 CREATE FUNCTION tenure.suspended_for(job uuid, name text, longest float8, since timestamptz) RETURNS float8
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF EXISTS (SELECT FROM tenure.effects e WHERE e.job_id = job AND e.step_kind = 'event' AND e.created_at >= since)
+       OR EXISTS (SELECT FROM tenure.job_edges d
+                   WHERE d.after = job AND d.ended_at >= since AND d.step IS NOT NULL
+                     AND NOT EXISTS (SELECT FROM tenure.job_edges o
+                                      WHERE o.after = job AND o.state IS NULL AND o.step = d.step))
        OR NOT EXISTS (SELECT FROM tenure.effects e WHERE e.job_id = job AND e.key = name AND e.step_kind = 'awaited')
           AND NOT EXISTS (SELECT FROM tenure.job_edges d WHERE d.after = job AND d.state IS NULL AND d.step = name) THEN
         RETURN 0;
     END IF;
-    RETURN least(longest, (SELECT extract(epoch FROM min(e.wakes_at) - clock_timestamp())
-                             FROM tenure.effects e
-                            WHERE e.job_id = job AND e.step_kind IN ('sleep', 'awaited')
-                              AND e.wakes_at > clock_timestamp()));
+    RETURN greatest(0, least(longest, (SELECT extract(epoch FROM min(e.wakes_at) - clock_timestamp())
+                                         FROM tenure.effects e
+                                        WHERE e.job_id = job AND e.step_kind IN ('sleep', 'awaited')
+                                          AND e.wakes_at >= since)));
 END $$;
 REVOKE ALL ON FUNCTION tenure.suspended_for(uuid, text, float8, timestamptz) FROM PUBLIC;
 
@@ -476,7 +544,9 @@ BEGIN
             RETURN 'taken';
         END IF;
         -- Its attempt may have been about to wait for this one, too.
-        IF live.fencing_token > 0 AND live.publish_at = '9999-01-01 00:00:00+00' THEN
+        IF live.fencing_token > 0
+           AND (EXISTS (SELECT FROM tenure.effects e WHERE e.job_id = job AND e.step_kind = 'awaited')
+                OR EXISTS (SELECT FROM tenure.job_edges d WHERE d.after = job AND d.state IS NULL AND d.step IS NOT NULL)) THEN
             PERFORM tenure.wake_jobs(ARRAY[job]);
         END IF;
         RETURN 'signalled';
@@ -595,6 +665,7 @@ DECLARE
     holder uuid;
     old    tenure.jobs;
     until  timestamptz;
+    waited boolean;
 BEGIN
     IF of_scope NOT LIKE '%/queued' AND of_scope NOT LIKE '%/live' THEN
         RAISE EXCEPTION '% is no scope of keys that end with their jobs', to_json(of_scope) USING ERRCODE = 'TN003';
@@ -619,16 +690,20 @@ BEGIN
             SELECT * INTO old FROM tenure.jobs j WHERE j.id = holder AND j.status = 'queued' FOR NO KEY UPDATE;
             IF FOUND THEN
                 IF key_while = 'replace' THEN
+                    waited := old.fencing_token > 0
+                        AND (EXISTS (SELECT FROM tenure.effects e WHERE e.job_id = holder AND e.step_kind = 'awaited')
+                             OR EXISTS (SELECT FROM tenure.job_edges d
+                                         WHERE d.after = holder AND d.state IS NULL AND d.step IS NOT NULL));
                     -- What earlier attempts did, they did for the old payload.
                     DELETE FROM tenure.effects e WHERE e.job_id = holder AND old.fencing_token > 0;
                     DELETE FROM tenure.job_edges d
                      WHERE d.after = holder AND d.step IS NOT NULL AND old.fencing_token > 0;
-                    IF old.publish_at = '9999-01-01 00:00:00+00'
+                    IF waited OR old.publish_at = '9999-01-01 00:00:00+00'
                        AND NOT EXISTS (SELECT FROM tenure.lane_jobs l
                                         WHERE l.job_id = holder AND l.due_at < '9999-01-01 00:00:00+00') THEN
                         -- No lane holds it: it follows other jobs, or its attempt waits, and begins anew.
                         UPDATE tenure.jobs j SET payload = new_payload, checkpoint = NULL WHERE j.id = holder;
-                        IF old.fencing_token > 0 THEN
+                        IF waited THEN
                             PERFORM tenure.wake_jobs(ARRAY[holder]);
                         END IF;
                         RETURN holder;

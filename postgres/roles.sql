@@ -87,7 +87,8 @@ GRANT SELECT, INSERT ON tenure.followers, tenure.job_edges TO tenure_worker;
 -- `release_followers` releases, cancels and restores jobs that follow others, once these have ended; `mend_groups` notes
 -- ends, and `sweep_groups` deletes what is known of jobs that are gone.
 GRANT EXECUTE ON FUNCTION tenure.release_followers(int), tenure.mend_groups(uuid, int), tenure.sweep_groups(uuid, int),
-      tenure.reopen_edges(uuid[]), tenure.await_event(uuid, bigint, uuid, text, interval),
+      tenure.reopen_edges(uuid[]), tenure.redriven_at(uuid, bigint),
+      tenure.await_event(uuid, bigint, uuid, text, interval),
       tenure.suspended_for(uuid, text, float8, timestamptz) TO tenure_worker;
 GRANT SELECT, INSERT, UPDATE, DELETE ON tenure.workers TO tenure_worker;
 GRANT SELECT, UPDATE ON tenure.scanner_state, tenure.turns TO tenure_worker;

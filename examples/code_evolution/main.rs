@@ -1,8 +1,8 @@
 //! A code evolution analyzer, the use case that tenure was written for.
 //!
 //! It opens or clones a repository, walks its history from the first commit, and computes lines by language,
-//! hottest files and churn by author. Some of these analyses are merged by a job that follows them, and published by one
-//! that waits for a person's approval. `cargo run --all-features --example code_evolution -- demo` runs the
+//! hottest files and churn by author. Some of these analyses are merged by a job that follows them, and published by
+//! one that waits for a person's approval. `cargo run --all-features --example code_evolution -- demo` runs the
 //! demo: private servers, three workers, one killed and one frozen in the middle.
 //!
 //! ```text

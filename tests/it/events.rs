@@ -270,6 +270,7 @@ async fn a_job_that_waits_for_one_of_several_is_woken_by_each() {
     until_held(&bench).await;
     assert_eq!(bench.tenure.signal(job, "second", &2).await.unwrap(), Signalled::Delivered);
     assert_eq!(bench.until_finished(job).await.output, Some(json!(2)));
+    // The sleep ends before the attempt is settled, or after it.
     let naps = bench.tenure.enqueue(JobRequest::new("q", "k", json!({"naps": true}))).await.unwrap().id;
     assert_eq!(bench.until_finished(naps).await.output, Some(json!("slept")));
     running.stop().await;
@@ -278,7 +279,16 @@ async fn a_job_that_waits_for_one_of_several_is_woken_by_each() {
 /// A debounced job that waits begins anew with the new payload.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_that_waits_is_replaced() {
+    for lanes in [false, true] {
+        is_replaced(lanes).await;
+    }
+}
+
+async fn is_replaced(lanes: bool) {
     let bench = bench().await;
+    if lanes {
+        bench.tenure.put_lanes("q", Lanes::new().ordered()).await.unwrap();
+    }
     let handler = async |payload: Value, ctx: JobContext| {
         let came: Value = ctx.event(payload["event"].as_str().unwrap()).await?;
         Ok(json!([payload["event"], came]))
@@ -286,11 +296,12 @@ async fn a_job_that_waits_is_replaced() {
     let running = worker(&bench, handler);
     let job = |event| JobRequest::new("q", "k", json!({ "event": event })).replace("key");
     let id = bench.tenure.enqueue(job("old")).await.unwrap().id;
-    until_held(&bench).await;
+    bench.until_count("tenure.jobs WHERE status = 'queued' AND fencing_token = 1", 1).await;
     let again = bench.tenure.enqueue(job("new")).await.unwrap();
     assert_eq!((again.id, again.duplicate), (id, true));
     bench.until_count("tenure.effects WHERE key = 'new' AND step_kind = 'awaited'", 1).await;
     assert_eq!(bench.count("tenure.effects").await, 1);
+    bench.until_count("tenure.jobs WHERE status = 'queued' AND fencing_token = 2", 1).await;
     assert_eq!(bench.tenure.signal(id, "new", &1).await.unwrap(), Signalled::Delivered);
     assert_eq!(bench.until_finished(id).await.output, Some(json!(["new", 1])));
     running.stop().await;

@@ -12,7 +12,7 @@ use crate::{
     run::context::{JobContext, waits::suspended},
     store::{
         NewJob, PublishedBy, Store,
-        groups::{add_edges, add_followers, join_edges},
+        groups::{add_edges, join_edges},
     },
 };
 
@@ -94,9 +94,6 @@ impl<S> JobContext<S> {
         let count: u64 = self
             .once(name, async move |tx| {
                 let ids: Vec<_> = jobs.iter().map(|job| job.id).collect();
-                if !ids.is_empty() {
-                    add_followers(tx, group, &[own], &["run"]).await?;
-                }
                 for some in ids.chunks(JOBS_AT_ONCE) {
                     add_edges(tx, group, some, own, &step).await?;
                 }

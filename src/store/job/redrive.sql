@@ -28,11 +28,6 @@ SELECT id, queue, kind, payload, max_attempts, fencing_token, created_at, due_at
        coalesce((SELECT e.group_id FROM tenure.job_edges e WHERE e.before = picked.id LIMIT 1),
                 (SELECT f.group_id FROM tenure.followers f WHERE f.job_id = picked.id))
   FROM picked
- CROSS JOIN LATERAL (SELECT CASE WHEN fencing_token = 0 AND EXISTS (
-                                      SELECT FROM tenure.job_edges e
-                                        JOIN tenure.followers f ON f.job_id = e.after
-                                       WHERE e.after = picked.id AND e.step IS NULL
-                                         AND (e.state IS NULL OR e.state <> 'completed' AND f.on_failure <> 'run'))
-                                 THEN '9999-01-01 00:00:00+00' ELSE clock_timestamp() END AS due_at) d
+ CROSS JOIN LATERAL (SELECT tenure.redriven_at(picked.id, picked.fencing_token) AS due_at OFFSET 0) d
  WHERE (SELECT tenure.reopen_edges(ARRAY(SELECT id FROM picked)) IS NOT NULL)
 RETURNING id

@@ -5,7 +5,7 @@
 -- One row a job that waited for its time. The relay publishes it; a message that is already on its way does no harm.
 -- A held job becomes due in its lane, and waits there for a slot, a token and its turn as the others do.
 WITH waiting AS MATERIALIZED (
-    SELECT id, lane, publish_at IS NOT DISTINCT FROM '9999-01-01 00:00:00+00' AS is_held
+    SELECT id, lane, coalesce(publish_at >= '9998-01-01 00:00:00+00', false) AS is_held
       FROM tenure.jobs
      WHERE id = ANY ($1::uuid[]) AND status = 'queued' AND scheduled_at > statement_timestamp()
      ORDER BY id

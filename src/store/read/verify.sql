@@ -78,7 +78,7 @@ WITH attempts AS MATERIALIZED (
     SELECT 'has_a_place_while_held', j.id
       FROM tenure.jobs j
       LEFT JOIN tenure.lane_jobs w ON w.job_id = j.id
-     WHERE j.publish_at = '9999-01-01 00:00:00+00'
+     WHERE j.publish_at >= '9998-01-01 00:00:00+00'
        AND (w.job_id IS NULL
             OR w.place IS NULL AND NOT EXISTS (SELECT FROM tenure.lane_wakes k WHERE k.job_id = j.id AND k.at <= w.due_at))
        AND NOT EXISTS (SELECT FROM tenure.job_edges e WHERE e.after = j.id AND (e.state IS NULL OR e.state <> 'completed'))

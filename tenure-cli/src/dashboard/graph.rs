@@ -125,7 +125,8 @@ impl<'g> Drawing<'g> {
         let line =
             |edge: &tenure::groups::GroupEdge| Some((*places.get(&edge.before)?, *places.get(&edge.after)?));
         let lines = group.edges.iter().filter_map(line).collect();
-        let (wide, high) = (most * (WIDE + ASIDE) - ASIDE, of_level.len() * (HIGH + BELOW) - BELOW);
+        let (wide, high) =
+            (most * (WIDE + ASIDE) - ASIDE, (of_level.len() * (HIGH + BELOW)).saturating_sub(BELOW));
         Self { boxes, lines, wide, high }
     }
 

@@ -33,6 +33,11 @@ async fn one_follower_that_cannot_be_released_keeps_back_no_other() {
     until_status(&bench, cut.jobs[0], "completed").await;
     assert_eq!(bench.until_finished(group(1).await.id).await.status, Status::Completed);
     assert_eq!(status(&bench, cut.id).await, "cancelled");
+    // What stood in its way is gone: a look tries it again.
+    bench.execute("DROP TRIGGER refuse ON tenure.jobs").await;
+    bench.execute("SELECT tenure.mend_groups('00000000-0000-0000-0000-000000000000', 10)").await;
+    until_status(&bench, cut.id, "completed").await;
+    assert_eq!(bench.until_finished(cut.id).await.output, Some(json!({"outputs": [2], "failed": 0})));
     // A transaction has locked the next one.
     let locked = group(3).await;
     let mut holds = bench.pool.begin().await.unwrap();
@@ -174,4 +179,70 @@ async fn the_edges_of_a_dense_graph_are_settled_part_by_part() {
         assert!(settled <= calls * 5_000, "{settled} edges by {calls} calls");
     }
     assert_eq!((released, calls), (120, 3));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redrive_of_a_follower_and_of_what_it_follows_is_one_step() {
+    let bench = bench().await;
+    let late = job("merge", json!({})).not_after(chrono::Utc::now()).on_expiry(OnExpiry::DeadLetter);
+    let group = bench.tenure.group([job("part", json!({"n": 13}))]).then(late);
+    let group = group.on_failure(OnFailure::Run).await.unwrap();
+    let running = worker(&bench.tenure);
+    until_status(&bench, group.id, "failed").await;
+    until_status(&bench, group.jobs[0], "failed").await;
+    bench.until_count("tenure.group_ends", 0).await;
+    running.stop().await;
+    // Both at once: the follower waits for the other's next end.
+    mended(&bench).await;
+    bench.tenure.redrive(&[group.jobs[0], group.id]).await.unwrap();
+    assert!(is_held(&bench, group.id).await);
+    // A release that has seen the end of the member, and is not committed: the redrive of the follower waits for it.
+    bench.execute(&format!("UPDATE tenure.jobs SET not_after = now() WHERE id = '{}'", group.id)).await;
+    bench
+        .execute(&format!("INSERT INTO tenure.job_expiries (at, job_id) VALUES (now(), '{}')", group.id))
+        .await;
+    sqlx::query(statement("expire"))
+        .bind(None::<Vec<uuid::Uuid>>)
+        .bind(10_i64)
+        .execute(&bench.pool)
+        .await
+        .unwrap();
+    assert_eq!(status(&bench, group.id).await, "failed");
+    bench.execute(&format!("DELETE FROM tenure.jobs WHERE id = '{}'", group.jobs[0])).await;
+    let mut releases = bench.pool.begin().await.unwrap();
+    sqlx::query(statement("release_followers")).bind(10).execute(&mut *releases).await.unwrap();
+    let redrive = async { bench.tenure.redrive(&[group.id]).await.unwrap() };
+    let commit = async {
+        bench.until("EXISTS (SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '-- redrive%')").await;
+        releases.commit().await.unwrap();
+    };
+    tokio::join!(redrive, commit);
+    assert!(!is_held(&bench, group.id).await, "nothing would release it");
+}
+
+/// What a follower follows comes back with it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_follower_that_comes_back_is_waited_for_again() {
+    let bench = bench().await;
+    let graph = bench.tenure.graph();
+    let first = graph.add(job("part", json!({"n": 13})));
+    let slow = graph.add(job("part", json!({"n": 5})).delay(Duration::from_secs(3_600)));
+    let second = graph.add(job("merge", json!({}))).after([&first]);
+    let last = graph.add(job("merge", json!({}))).after([&second, &slow]).on_failure(OnFailure::Run);
+    graph.await.unwrap();
+    let running = worker(&bench.tenure);
+    until_status(&bench, second.id(), "cancelled").await;
+    bench.until_count("tenure.group_ends", 0).await;
+    running.stop().await;
+    mended(&bench).await;
+    bench.tenure.retry(first.id()).await.unwrap();
+    bench.execute(&format!("DELETE FROM tenure.jobs WHERE id = '{}'", first.id())).await;
+    release(&bench).await;
+    assert_eq!(status(&bench, second.id()).await, "queued");
+    bench.execute(&format!("DELETE FROM tenure.jobs WHERE id = '{}'", slow.id())).await;
+    release(&bench).await;
+    assert!(is_held(&bench, last.id()).await, "it would run before the one that came back");
+    let running = worker(&bench.tenure);
+    assert_eq!(bench.until_finished(last.id()).await.status, Status::Completed);
+    running.stop().await;
 }
