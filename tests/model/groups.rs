@@ -131,7 +131,7 @@ impl Groups {
     }
 
     /// What becomes of the follower, by these edges.
-    fn decide(&self, state: &State, edges: &[Option<Fate>; MEMBERS]) -> Option<Follower> {
+    fn decide(&self, state: &State, edges: [Option<Fate>; MEMBERS]) -> Option<Follower> {
         let waits = edges.contains(&None);
         let lacks = |fate| edges.contains(&Some(fate)) && !self.has(Mutation::FailureReleases);
         let any = lacks(Fate::Failed) || lacks(Fate::Cancelled);
@@ -165,7 +165,7 @@ impl Groups {
                 edges.push((*job, *fate));
             }
         }
-        let becomes = if edges.is_empty() { None } else { self.decide(state, &seen) };
+        let becomes = if edges.is_empty() { None } else { self.decide(state, seen) };
         if becomes == Some(Follower::Released) {
             let is_early = state.members.iter().any(|member| match member {
                 Some(Fate::Completed) => false,
