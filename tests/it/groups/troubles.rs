@@ -39,10 +39,12 @@ async fn one_follower_that_cannot_be_released_keeps_back_no_other() {
     until_status(&bench, cut.id, "completed").await;
     assert_eq!(bench.until_finished(cut.id).await.output, Some(json!({"outputs": [2], "failed": 0})));
     // A transaction has locked the next one.
-    let locked = group(3).await;
+    let later = job("part", json!({"n": 3})).delay(Duration::from_secs(3_600));
+    let locked = bench.tenure.group([later]).then(job("merge", json!({}))).await.unwrap();
     let mut holds = bench.pool.begin().await.unwrap();
     let lock = sqlx::query("SELECT FROM tenure.jobs WHERE id = $1 FOR UPDATE").bind(locked.id);
     lock.execute(&mut *holds).await.unwrap();
+    bench.tenure.retry(locked.jobs[0]).await.unwrap();
     until_status(&bench, locked.jobs[0], "completed").await;
     for n in 0..3 {
         assert_eq!(bench.until_finished(group(n).await.id).await.status, Status::Completed);
