@@ -1,7 +1,7 @@
 -- Groups: jobs that wait for other jobs. Events: what a running job waits for from outside.
 --
 -- A *follower* is held, as a job of a lane is: it is queued, its `publish_at` never comes, and so no claim takes it. An
--- edge says for which job it waits. The transaction that ends a job of a group, whichever that is, notes the end in
+-- edge says for which job it waits. The transaction that ends a job of a group notes the end in
 -- `group_ends` by a trigger; `tenure.release_followers` works the notes off, and its caller publishes what it releases.
 -- So neither an old program nor a killed worker can lose an end, and plain jobs pay for no part of this.
 

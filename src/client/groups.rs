@@ -65,7 +65,7 @@ pub enum OnFailure {
     /// completes, it comes back, and runs.
     #[default]
     Cancel,
-    /// It runs once all jobs before it have ended, in whatever way.
+    /// It runs once all jobs before it have ended: completed, failed or cancelled.
     Run,
     /// It waits until the failed job is redriven and completes. It is cancelled when that job was cancelled, or its
     /// dead letter is purged.
@@ -197,7 +197,7 @@ impl Checked {
             }
             tickets.extend(first);
         }
-        // The edges before the jobs that come first: whoever sees such a job sees who waits for it.
+        // The edges come before their jobs: a worker that sees a job then sees its edges, too.
         let followers: BTreeMap<JobId, &str> = self
             .edges
             .iter()
@@ -541,7 +541,7 @@ impl Tenure {
         self.group_view(job, EDGES_MAX).await
     }
 
-    /// [`Tenure::group_of`] with at most so many edges.
+    /// [`Tenure::group_of`] with at most `edges_max` edges.
     pub(crate) async fn group_view(
         &self,
         job: JobId,
@@ -570,7 +570,7 @@ impl Tenure {
         Ok(Some(GroupView { jobs, edges, is_cut }))
     }
 
-    /// Returns at most so many edges of the group of a job, the oldest first.
+    /// Returns at most `most` edges of the group of a job, the oldest first.
     async fn edges_of(&self, job: JobId, most: u32) -> Result<Vec<GroupEdge>, StoreError> {
         let (mut edges, mut after) = (Vec::new(), 0);
         loop {

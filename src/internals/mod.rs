@@ -59,7 +59,7 @@ impl Parts for Tenure {
     }
 }
 
-/// [`Tenure::group_of`] with at most so many edges.
+/// [`Tenure::group_of`] with at most `edges_max` edges.
 pub async fn group_view(
     tenure: &Tenure,
     job: JobId,

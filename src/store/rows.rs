@@ -207,7 +207,7 @@ pub(crate) struct AttemptEnd {
     pub(crate) delay: Duration,
     /// Why the attempt is released; a recovery event says so.
     pub(crate) reason: Option<Reason>,
-    /// What the job waits for: an event or a step of this name. If that has come, the delay is none.
+    /// The name of the event or of the step that the job waits for. If it has come, Postgres sets the delay to zero.
     pub(crate) awaits: Option<String>,
 }
 

@@ -58,8 +58,8 @@ async fn a_job_that_waits_holds_nothing_and_a_signal_runs_it_at_once() {
     assert_eq!(row.output, Some(json!([{"by": "ann"}, 1])));
     assert!(signalled_at.elapsed() < Duration::from_secs(5), "{:?}", signalled_at.elapsed());
     assert_eq!(signal("eve").await, Signalled::Finished);
-    let nobody = bench.tenure.signal(JobId::generate(), "approved", &()).await.unwrap();
-    assert_eq!(nobody, Signalled::NotFound);
+    let unknown = bench.tenure.signal(JobId::generate(), "approved", &()).await.unwrap();
+    assert_eq!(unknown, Signalled::NotFound);
     let outcomes = bench.text("SELECT outcome FROM tenure.job_executions_all ORDER BY fencing_token").await;
     assert_eq!(outcomes, "(snoozed)\n(completed)");
     bench.every_job_is_as_it_must_be().await;

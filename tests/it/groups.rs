@@ -1,4 +1,4 @@
-//! Groups: a follower starts once, when all before it have completed, whichever process dies and whatever ends first.
+//! Groups: a follower starts once, when all jobs before it have completed, in any order, though processes die.
 
 mod troubles;
 
@@ -94,7 +94,7 @@ async fn a_follower_starts_once_when_the_last_job_before_it_has_completed() {
     let running = [worker(&bench.tenure), worker(&bench.tenure)];
     let row = bench.until_finished(group.id).await;
     assert_eq!((row.status, row.attempt), (Status::Completed, 1));
-    // In the order in which they were added, whichever ended first.
+    // In the order in which they were added, not in that of their ends.
     let outputs: Vec<_> = (0..300).map(|n| n % 13).collect();
     assert_eq!(row.output, Some(json!({"outputs": outputs, "failed": 0})));
     let began = format!("tenure.job_executions_all WHERE job_id = '{}'", group.id);

@@ -57,7 +57,7 @@ async fn one_follower_that_cannot_be_released_keeps_back_no_other() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_redriven_job_is_waited_for_again_whatever_then_becomes_of_it() {
+async fn a_follower_waits_again_for_a_redriven_job_and_hears_if_it_is_cancelled() {
     let bench = bench().await;
     let graph = bench.tenure.graph();
     let bad = graph.add(job("part", json!({"n": 13})));
