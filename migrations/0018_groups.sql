@@ -3,7 +3,7 @@
 -- A *follower* is held, as a job of a lane is: it is queued, its `publish_at` never comes, and so no claim takes it. An
 -- edge says for which job it waits. The transaction that ends a job of a group notes the end in
 -- `group_ends` by a trigger; `tenure.release_followers` works the notes off, and its caller publishes what it releases.
--- So neither an old program nor a killed worker can lose an end, and plain jobs pay for no part of this.
+-- So neither an old program nor a killed worker can lose an end, and plain jobs pay for one condition.
 
 -- The group of a job: NULL for one that neither waits for a job nor is waited for.
 ALTER TABLE tenure.jobs ADD COLUMN group_id uuid;

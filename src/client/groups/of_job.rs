@@ -61,8 +61,8 @@ impl<S> JobContext<S> {
     /// jobs has ended. Put what comes before into [steps](JobContext::step).
     ///
     /// The jobs are enqueued under the fence, once for each `name` in the job's life, as by [`JobContext::once`]: a
-    /// later attempt enqueues none again, also if it passes other jobs. They run as any jobs do; cancelling this job does not
-    /// cancel them, [`Tenure::cancel_group`](crate::Tenure::cancel_group) does. `name` follows the rules of
+    /// later attempt enqueues none again, also if it passes other jobs. They run as any jobs do; cancelling this job
+    /// does not cancel them, [`Tenure::cancel_group`](crate::Tenure::cancel_group) does. `name` follows the rules of
     /// [`JobContext::step`].
     ///
     /// ```no_run
