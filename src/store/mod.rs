@@ -172,6 +172,7 @@ parts! {
     "job/parts" "complete_move_told";
     "job/parts" "complete_taken";
     "job/parts" "end_attempt";
+    "job/parts" "ended_attempts";
     "job/parts" "enqueue_fresh";
     "job/parts" "locked_job";
     "job/parts" "lost_job";
