@@ -615,7 +615,7 @@ impl<'t> IntoFuture for EnqueueMany<'t> {
 /// Sets one deadline for all that an enqueue waits for: its turn, a batch before its own, the statements.
 ///
 /// Cancel safe as `enqueue` is: a batch that has begun ends without the caller.
-async fn in_time<T>(
+pub(super) async fn in_time<T>(
     tenure: &Tenure,
     until: Instant,
     enqueue: impl Future<Output = Result<T, EnqueueError>>,
@@ -658,7 +658,11 @@ async fn traced<T>(
 
 /// Admits all jobs, or none. Asks for queue after queue in the order of their names: otherwise two calls could each
 /// wait for jobs that the other has admitted, for ever.
-async fn admit(tenure: &Tenure, jobs: &[NewJob], until: Instant) -> Result<Vec<Admitted>, EnqueueError> {
+pub(super) async fn admit(
+    tenure: &Tenure,
+    jobs: &[NewJob],
+    until: Instant,
+) -> Result<Vec<Admitted>, EnqueueError> {
     let mut queues: BTreeMap<&str, usize> = BTreeMap::new();
     for job in jobs {
         *queues.entry(&job.queue).or_default() += 1;

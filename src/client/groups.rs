@@ -29,7 +29,7 @@ use uuid::Uuid;
 
 use super::{
     Tenure,
-    enqueue::{Enqueued, JobRequest},
+    enqueue::{JobRequest, admit, in_time},
     jobs::CancelOutcome,
 };
 use crate::{
@@ -172,15 +172,7 @@ struct Checked {
 }
 
 impl Checked {
-    fn queues(&self) -> BTreeMap<&str, usize> {
-        let mut queues = BTreeMap::new();
-        for job in &self.jobs {
-            *queues.entry(job.queue.as_str()).or_default() += 1;
-        }
-        queues
-    }
-
-    /// Writes the rows. Returns the tickets to publish after the commit; `None`: another job holds the unique key.
+    /// Writes the rows, unless another job holds the unique key. Also returns the tickets to publish after the commit.
     async fn insert(
         mut self,
         tenure: &Tenure,
@@ -197,7 +189,7 @@ impl Checked {
             }
             tickets.extend(first);
         }
-        // The edges come before their jobs: a worker that sees a job then sees its edges, too.
+        // Before the jobs: Postgres takes these for new jobs alone.
         let followers: BTreeMap<JobId, &str> = self
             .edges
             .iter()
@@ -230,8 +222,7 @@ async fn within<T>(
     tenure: &Tenure,
     statement: impl Future<Output = Result<T, EnqueueError>>,
 ) -> Result<T, EnqueueError> {
-    let late = |_| Err(StoreError::from(tenure.store().no_answer()).into());
-    tokio::time::timeout_at(tenure.store().until().into(), statement).await.unwrap_or_else(late)
+    in_time(tenure, tenure.store().until(), statement).await
 }
 
 async fn enqueue_in(
@@ -240,10 +231,7 @@ async fn enqueue_in(
     tx: &mut sqlx::PgConnection,
 ) -> Result<EnqueuedGroup, EnqueueError> {
     let checked = plan.checked(tenure)?;
-    let mut admitted = Vec::new();
-    for (queue, jobs) in checked.queues() {
-        admitted.push(tenure.limits().admit(queue, jobs, tenure.store().until()).await?);
-    }
+    let _admitted = admit(tenure, &checked.jobs, tenure.store().until()).await?;
     let (enqueued, tickets) = checked.insert(tenure, tx).await?;
     tenure.uncommitted().watch(tickets);
     Ok(enqueued)
@@ -648,12 +636,6 @@ fn in_order(edges: &[GroupEdge]) -> Vec<JobId> {
         }
     }
     ordered
-}
-
-impl From<EnqueuedGroup> for Enqueued {
-    fn from(group: EnqueuedGroup) -> Self {
-        Self { id: group.id, duplicate: group.duplicate }
-    }
 }
 
 #[cfg(test)]

@@ -146,7 +146,7 @@ impl<'g> Drawing<'g> {
                 @for drawn in &self.boxes {
                     a href={ (view.base) "/jobs/" (drawn.first()) } data-is=(drawn.state()) {
                         rect x=(drawn.x) y=(drawn.y) width=(WIDE) height=(HIGH) rx="8" {}
-                        rect.mark x=(drawn.x) y=(drawn.y) width="5" height=(HIGH) rx="2" {}
+                        rect.mark x=(drawn.x + 5) y=(drawn.y + 10) width="4" height=(HIGH - 20) rx="2" {}
                         text x=(drawn.x + 16) y=(drawn.y + 25) { (drawn.name()) }
                         text.says x=(drawn.x + 16) y=(drawn.y + 46) { (drawn.says()) }
                     }

@@ -405,7 +405,8 @@ fn facts(view: &View, job: &JobRow, texts: &JobTexts) -> Markup {
                         dd { (owner(view, worker)) }
                     }
                     dt { "Created" } dd { (dated(job.created_at)) }
-                    dt { "Due" } dd { (dated(job.scheduled_at)) }
+                    // What waits for other jobs or for an event is due at no time.
+                    @if !job.is_held || job.lane.is_some() { dt { "Due" } dd { (dated(job.scheduled_at)) } }
                     @if let Some(at) = job.started_at { dt { "Started" } dd { (dated(at)) } }
                     @if let Some(at) = job.last_activity_at { dt { "Last heartbeat" } dd { (dated(at)) } }
                     @if let Some(at) = texts.cancel_requested_at { dt { "Asked to stop" } dd { (dated(at)) } }
