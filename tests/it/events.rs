@@ -306,3 +306,47 @@ async fn is_replaced(lanes: bool) {
     assert_eq!(bench.until_finished(id).await.output, Some(json!(["new", 1])));
     running.stop().await;
 }
+
+/// What ends while the attempt goes on is not waited for afterwards.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sleep_or_a_step_that_ends_during_an_attempt_of_several_waits_wakes_the_job() {
+    let bench = bench().await;
+    let go = Arc::new(Notify::new());
+    let handler = {
+        let go = go.clone();
+        move |payload: Value, ctx: JobContext| {
+            let go = go.clone();
+            async move {
+                if payload["how"] == json!("part") {
+                    return Ok(json!("part"));
+                }
+                let never = ctx.event::<Value>("never").await;
+                if payload["how"] == json!("sleeps") {
+                    if ctx.sleep("nap", Duration::from_millis(50)).await.is_ok() {
+                        return Ok(json!("slept"));
+                    }
+                    tokio::time::sleep(Duration::from_millis(200)).await;
+                } else {
+                    let parts = [JobRequest::new("q", "k", json!({"how": "part"}))];
+                    if let Ok(outputs) = ctx.all::<Value, _>("parts", parts).await {
+                        return Ok(json!(outputs));
+                    }
+                    go.notified().await;
+                }
+                never
+            }
+        }
+    };
+    let running = worker(&bench, handler);
+    let job = async |how: &str| {
+        bench.tenure.enqueue(JobRequest::new("q", "k", json!({ "how": how }))).await.unwrap().id
+    };
+    let sleeps = job("sleeps").await;
+    assert_eq!(bench.until_finished(sleeps).await.output, Some(json!("slept")));
+    let asks = job("asks").await;
+    bench.until_count("tenure.job_edges WHERE state = 'completed'", 1).await;
+    bench.until_count("tenure.group_ends", 0).await;
+    go.notify_one();
+    assert_eq!(bench.until_finished(asks).await.output, Some(json!(["part"])));
+    running.stop().await;
+}
