@@ -387,9 +387,18 @@ async fn a_worker_that_dies_between_an_end_and_its_release_leaves_no_follower_be
     let fault = ("TENURE_FAULT", "settled=kill".to_owned());
     let mut victim = Child::start_with(&bench, "worker", &[fault]);
     let member = Step::new(&bench, "report");
-    std::fs::write(member.file("go"), "").unwrap();
+    let go = member.file("go");
     let group = bench.tenure.group([member]).then(job("merge", json!({}))).await.unwrap();
+    // Its relay may look before it dies.
+    let mut holds = bench.pool.begin().await.unwrap();
+    sqlx::query("SELECT FROM tenure.jobs WHERE id = $1 FOR UPDATE")
+        .bind(group.id)
+        .execute(&mut *holds)
+        .await
+        .unwrap();
+    std::fs::write(go, "").unwrap();
     assert_eq!(victim.wait().await, None, "killed by the signal:\n{}", victim.log());
+    holds.rollback().await.unwrap();
     assert!(is_held(&bench, group.id).await);
     let running = worker(&bench.tenure);
     assert_eq!(bench.until_finished(group.id).await.status, Status::Completed, "{}", victim.log());

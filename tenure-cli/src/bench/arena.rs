@@ -41,7 +41,7 @@ const SETTINGS: [&str; 3] = ["shared_buffers=256MB", "min_wal_size=2GB", "max_wa
 const MANY_CONNECTIONS: &str = "max_connections=1500";
 
 /// The longest that any step may take.
-const LONGEST: Duration = Duration::from_mins(10);
+pub(super) const LONGEST: Duration = Duration::from_mins(10);
 
 /// The servers, and a handle to them.
 pub(super) struct Arena {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{
     Plan, Ratio, Values,
-    arena::{Arena, count},
+    arena::{Arena, LONGEST, count},
     consume::{all_completed, rate_of_one_worker},
     percentile,
     produce::{fill, request},
@@ -18,7 +18,10 @@ const SUSPENDED_QUICK: usize = 5_000;
 /// How long a job sleeps: so long, and longer by a millisecond for each job before it.
 pub(super) const NAP: Duration = Duration::from_secs(45);
 
-/// Measures jobs onto one follower, and from one job over many onto one, beside plain jobs.
+/// The jobs of one of many groups.
+const MEMBERS: usize = 100;
+
+/// Measures jobs onto one follower, from one job over many onto one, and many such groups, beside plain jobs.
 pub(super) async fn groups(arena: &Arena, plan: &Plan, values: &mut Values) -> anyhow::Result<()> {
     let (beside, rate) = ("drain, one worker, plain jobs", rate_of_one_worker(arena, plan).await?);
     values.add(beside, "jobs/s", rate);
@@ -26,40 +29,50 @@ pub(super) async fn groups(arena: &Arena, plan: &Plan, values: &mut Values) -> a
 
     let queue = arena.queue();
     let members = (0..plan.jobs - 1).map(|order| request(&queue, order));
-    arena.tenure.group(members).then(request(&queue, plan.jobs)).await?;
+    let last = arena.tenure.group(members).then(request(&queue, plan.jobs)).await?.id;
     arena.tenure.flush().await;
-    let fan_in = drained(arena, plan, &queue).await?;
+    let fan_in = drained(arena, plan, &queue, &[last]).await?;
     values.add("drain, one worker, all jobs before one follower", "jobs/s", fan_in).ratio = ratio(fan_in);
 
     let queue = arena.queue();
-    let graph = arena.tenure.graph();
-    let first = graph.add(request(&queue, 0));
-    let parts: Vec<_> =
-        (1..plan.jobs - 1).map(|order| graph.add(request(&queue, order)).after([&first])).collect();
-    drop(graph.add(request(&queue, plan.jobs)).after(&parts));
-    graph.await?;
-    let fan_out = drained(arena, plan, &queue).await?;
-    values.add("drain, one worker, one job before all, and one after", "jobs/s", fan_out).ratio =
-        ratio(fan_out);
-    suspended(arena, plan, values).await
+    let last = fan_out_and_in(arena, &queue, plan.jobs).await?;
+    let one = drained(arena, plan, &queue, &[last]).await?;
+    values.add("drain, one worker, one job before all, and one after", "jobs/s", one).ratio = ratio(one);
+
+    let queue = arena.queue();
+    let mut last = Vec::new();
+    for _ in 0..plan.jobs / MEMBERS {
+        last.push(fan_out_and_in(arena, &queue, MEMBERS).await?);
+    }
+    arena.tenure.flush().await;
+    let many = drained(arena, plan, &queue, &last).await?;
+    values.add("drain, one worker, the same in groups of a hundred", "jobs/s", many).ratio = ratio(many);
+    Ok(())
 }
 
-async fn drained(arena: &Arena, plan: &Plan, queue: &str) -> anyhow::Result<f64> {
+/// Enqueues a job, those that follow it, and one that follows these, which it returns: so many in all.
+async fn fan_out_and_in(arena: &Arena, queue: &str, jobs: usize) -> anyhow::Result<JobId> {
+    let graph = arena.tenure.graph();
+    let first = graph.add(request(queue, 0));
+    let parts: Vec<_> = (1..jobs - 1).map(|order| graph.add(request(queue, order)).after([&first])).collect();
+    drop(graph.add(request(queue, jobs)).after(&parts));
+    Ok(graph.await?.id)
+}
+
+async fn drained(arena: &Arena, plan: &Plan, queue: &str, last: &[JobId]) -> anyhow::Result<f64> {
     let worker = arena.worker(queue, plan.slots, WorkerMode::Decode)?;
     arena.workers_ready(queue, 1).await?;
-    arena.drained(queue).await?;
-    // A queue is empty before a follower is released. To ask earlier would cost the database a part of its time.
-    let all = i64::try_from(plan.jobs)?;
-    let is_done = || async { Ok(arena.state(queue).await?.completed >= all) };
-    arena.wait("all jobs of the group to complete", is_done).await?;
+    for last in last {
+        arena.tenure.wait(*last, LONGEST).await?;
+    }
     drop(worker);
     let state = arena.state(queue).await?;
-    all_completed(&state, plan.jobs)?;
+    all_completed(&state, plan.jobs / MEMBERS * MEMBERS)?;
     Ok(count(plan.jobs) / (state.last_finished - state.first_started))
 }
 
 /// Measures plain jobs while many others are suspended, and how late these wake.
-async fn suspended(arena: &Arena, plan: &Plan, values: &mut Values) -> anyhow::Result<()> {
+pub(super) async fn suspended(arena: &Arena, plan: &Plan, values: &mut Values) -> anyhow::Result<()> {
     let (alone, before) = ("drain, one worker, nothing suspended", rate_of_one_worker(arena, plan).await?);
     values.add(alone, "jobs/s", before);
     let queue = arena.queue();

@@ -60,8 +60,10 @@ pub(crate) enum Work {
     Lanes,
     /// The steps of jobs: of one alone, and of many at once. Not part of the default.
     Steps,
-    /// Jobs that wait for each other beside plain ones, and many that are suspended. Not part of the default.
+    /// Jobs that wait for each other, beside plain ones. Not part of the default.
     Groups,
+    /// Plain jobs while many are suspended, and how late these wake. Not part of the default.
+    Suspended,
     /// Commands in Python as handlers: a process for each job, beside processes that stay. Not part of the default.
     Exec,
     /// Workers in other languages behind one gateway: draining, pick-up, a thousand workers, recovery. Private servers
@@ -241,6 +243,7 @@ async fn measure(plan: &Plan, arena: &Arena, tick: &mut impl FnMut(&str)) -> any
                 Work::Lanes => lanes::lanes(arena, plan, &mut values).await?,
                 Work::Steps => steps::steps(arena, plan, &mut values).await?,
                 Work::Groups => groups::groups(arena, plan, &mut values).await?,
+                Work::Suspended => groups::suspended(arena, plan, &mut values).await?,
                 Work::Exec => exec::exec(arena, plan, &mut values).await?,
                 Work::Gateway => gateway::gateway(arena, plan, &mut values).await?,
                 Work::Recovery => endure::recovery(arena, &mut values).await?,

@@ -5,7 +5,7 @@
 -- Made of parts: `scripts/statement complete_one` prints it whole.
 WITH done AS (
     DELETE FROM tenure.jobs j
-     WHERE (SELECT set_config('lock_timeout', '100ms', true)) IS NOT NULL
+     WHERE (SELECT set_config('lock_timeout', '100ms', true) || set_config('tenure.completes', 'on', true)) IS NOT NULL
        AND j.id = $1
        AND j.fencing_token = $2
        AND j.claim_id = $3

@@ -7,7 +7,7 @@
 -- Made of parts: `scripts/statement complete_told` prints it whole.
 WITH done AS (
     DELETE FROM tenure.jobs j
-     WHERE (SELECT set_config('lock_timeout', '100ms', true)) IS NOT NULL
+     WHERE (SELECT set_config('lock_timeout', '100ms', true) || set_config('tenure.completes', 'on', true)) IS NOT NULL
        AND j.id = ANY ($1::uuid[])
        AND j.fencing_token = ANY ($2::bigint[])
        AND j.claim_id = ANY ($3::uuid[])
